@@ -1,0 +1,270 @@
+"""Make the project's Python environments from their locks, and keep the locks true.
+
+    python3 tools/environments.py setup        make or refresh what is missing or stale
+    python3 tools/environments.py lock         resolve every lock again (needs the package index)
+    python3 tools/environments.py lock-check   compare the locks with what they were resolved from (offline)
+
+Four environments, because two of the tools pin libraries that the project itself needs in other versions:
+
+    .venv           the project, editable, with everything that tests and the local data centre import
+    .tools/sam      aws-sam-cli, which builds and deploys template.yaml
+    .tools/engine   the AWS emulator that the local data centre runs
+    .tools/uv       the installer, fetched once with the interpreter's own pip
+
+Standard library alone: this file runs before anything is installed.
+"""
+
+from __future__ import annotations
+
+import sys
+
+OLDEST = (3, 11)
+
+if sys.version_info < (3, 7):
+    sys.exit("This project needs Python 3.11 or newer; %s is %d.%d." % ((sys.executable, *sys.version_info[:2])))  # noqa: UP031 - read by old interpreters
+
+import argparse
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+REQUIREMENTS = ROOT / "requirements"
+LAYER_COPY = ROOT / "shared" / "requirements.txt"  # sam copies shared/ alone before it builds the layer
+TOOLS = ROOT / ".tools"
+UV = TOOLS / "uv" / "bin" / "uv"
+DIGEST_LINE = "# resolved from: sha256:"
+
+VENV_IS_MISSING = """\
+{python} cannot make a virtual environment: its module `ensurepip` is not installed.
+  Debian, Ubuntu:  apt-get install python3-venv
+  elsewhere:       install the full Python, or name another one:  make setup PYTHON=/path/to/python3.13
+  or put uv on the PATH: it is then used instead"""
+
+
+class Lock:
+    """One lock file: what it is resolved from, and the arguments that resolve it."""
+
+    def __init__(self, name: str, *arguments: str) -> None:
+        self.name = name
+        self.path = REQUIREMENTS / f"{name}.txt"
+        self.arguments = arguments
+
+    def inputs_digest(self) -> str:
+        """Hash what decides this lock: the arguments and each input's requirement lines."""
+        digest = hashlib.sha256("\0".join(self.arguments).encode())
+        for argument in self.arguments:
+            path = ROOT / argument
+            if argument == "pyproject.toml":
+                digest.update(requirement_tables(path))
+            elif argument.endswith(".in"):
+                digest.update(path.read_bytes())
+        return digest.hexdigest()
+
+    def recorded_digest(self) -> str | None:
+        if not self.path.exists():
+            return None
+        first = self.path.read_text(encoding="utf-8").partition("\n")[0]
+        return first[len(DIGEST_LINE) :] if first.startswith(DIGEST_LINE) else None
+
+    def pins(self) -> dict[str, str]:
+        """Return name → version of every package in the lock."""
+        lines = (line.partition(" ")[0] for line in self.path.read_text(encoding="utf-8").splitlines())
+        return dict(line.split("==", 1) for line in lines if "==" in line and line[0].isalnum())
+
+
+LOCKS = (
+    Lock("uv", "requirements/uv.in"),
+    Lock("dev", "pyproject.toml", "--all-extras", "--group", "dev"),
+    # What the functions run on is what the tests ran on: the layer takes its versions from the developers' lock.
+    Lock("layer", "pyproject.toml", "--extra", "service", "--constraint", "requirements/dev.txt"),
+    Lock("sam", "requirements/sam.in"),
+    Lock("engine", "requirements/engine.in"),
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("command", choices=("setup", "lock", "lock-check"))
+    command = parser.parse_args().command
+    if command == "lock-check":
+        return lock_check()
+    TOOLS.mkdir(exist_ok=True)
+    with (TOOLS / "setup.lock").open("w") as lock_file:
+        fcntl.flock(lock_file, fcntl.LOCK_EX)  # `make demo` and `make test` may start side by side
+        return setup() if command == "setup" else lock()
+
+
+def setup() -> int:
+    """Bring the four environments in step with their locks."""
+    python = find_python()
+    started = time.monotonic()
+    ensure_uv(python)
+    fresh = [
+        ensure_environment(python, ROOT / ".venv", "dev", "the project and its development tools", project=True),
+        ensure_environment(python, TOOLS / "engine", "engine", "the local AWS engine"),
+        ensure_environment(python, TOOLS / "sam", "sam", "the AWS SAM command line"),
+    ]
+    if any(fresh):
+        say(f"ready in {time.monotonic() - started:.0f} s, with {version_of(python)}")
+    return 0
+
+
+def lock() -> int:
+    """Resolve every lock again, keeping pins that still satisfy their inputs."""
+    ensure_uv(find_python())
+    for each in LOCKS:
+        say(f"resolving requirements/{each.name}.txt")
+        options = ["--universal", "--generate-hashes", "--no-header", "--python-version", ".".join(map(str, OLDEST))]
+        run(UV, "pip", "compile", "--quiet", *options, *each.arguments, "--output-file", f"requirements/{each.name}.txt")
+        body = each.path.read_text(encoding="utf-8")
+        lines = [line for line in body.splitlines(keepends=True) if not line.startswith(DIGEST_LINE)]
+        each.path.write_text(f"{DIGEST_LINE}{each.inputs_digest()}\n{''.join(lines)}", encoding="utf-8")
+    LAYER_COPY.write_bytes((REQUIREMENTS / "layer.txt").read_bytes())
+    return lock_check()
+
+
+def lock_check() -> int:
+    """Compare the locks with their inputs and with each other. Reads files only."""
+    problems = [
+        f"requirements/{each.name}.txt is not what its inputs ask for"
+        for each in LOCKS
+        if each.recorded_digest() != each.inputs_digest()
+    ]
+    by_name = {each.name: each for each in LOCKS}
+    if not problems:
+        tested = by_name["dev"].pins()
+        problems += [
+            f"requirements/layer.txt has {name} {version}, the tests run on {tested.get(name, 'none')}"
+            for name, version in by_name["layer"].pins().items()
+            if tested.get(name) != version
+        ]
+        if LAYER_COPY.read_bytes() != by_name["layer"].path.read_bytes():
+            problems.append("shared/requirements.txt differs from requirements/layer.txt")
+    problems += [f"requirements/{each.name}.txt names an address" for each in LOCKS if "://" in each.path.read_text()]
+    for problem in problems:
+        say(f"{problem}: run `make lock`")
+    return 1 if problems else 0
+
+
+def requirement_tables(pyproject: Path) -> bytes:
+    """Return the parts of pyproject.toml that decide a resolution, in one spelling."""
+    import tomllib  # 3.11: the file itself must load on older interpreters, to say that they are too old
+
+    document = tomllib.loads(pyproject.read_text(encoding="utf-8"))
+    project = document["project"]
+    tables = [project["requires-python"], project.get("dependencies"), project.get("optional-dependencies")]
+    return json.dumps([*tables, document.get("dependency-groups")], sort_keys=True).encode()
+
+
+def find_python() -> str:
+    """Return the interpreter to build on: `PYTHON` if given, else this one, else a newer one on the PATH."""
+    wanted = os.environ.get("PYTHON")
+    if not wanted and sys.version_info >= OLDEST:
+        return interpreter_path(sys.executable)
+    names = [wanted] if wanted else ["python3.13", "python3.12", "python3.11", "python3.14"]
+    for name in names:
+        found = shutil.which(name)
+        if found and is_new_enough(found):
+            return interpreter_path(found)
+    least = ".".join(map(str, OLDEST))
+    sys.exit(f"setup: no Python {least} or newer ({wanted or 'python3, ' + ', '.join(names)}); name one with PYTHON=")
+
+
+def interpreter_path(python: str) -> str:
+    """Return the interpreter behind a virtual environment: an environment made from ours would die with it."""
+    code = "import os, sys; print(os.path.realpath(sys._base_executable or sys.executable))"
+    answer = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
+    return answer.stdout.strip()
+
+
+def is_new_enough(python: str) -> bool:
+    code = f"import sys; sys.exit(sys.version_info < {OLDEST!r})"
+    return subprocess.run([python, "-c", code], check=False, capture_output=True).returncode == 0
+
+
+def version_of(python: str) -> str:
+    return subprocess.run([python, "--version"], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def ensure_uv(python: str) -> None:
+    """Install uv as its lock says, with the interpreter's own pip or with a uv that is already there."""
+    folder, lock_path = TOOLS / "uv", REQUIREMENTS / "uv.txt"
+    digest = hashlib.sha256(lock_path.read_bytes()).hexdigest()
+    if UV.exists() and read_stamp(folder) == digest:
+        return
+    say("installing uv, which installs the rest")
+    shutil.rmtree(folder, ignore_errors=True)
+    has_ensurepip = subprocess.run([python, "-c", "import ensurepip"], check=False, capture_output=True).returncode == 0
+    if has_ensurepip:
+        run(python, "-m", "venv", folder)
+        run(folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--require-hashes", "--requirement", lock_path)
+    else:
+        present = shutil.which("uv") or sys.exit(VENV_IS_MISSING.format(python=python))
+        run(present, "venv", "--quiet", "--python", python, folder)
+        run(present, "pip", "sync", "--quiet", "--require-hashes", "--python", folder / "bin" / "python", lock_path)
+    write_stamp(folder, digest)
+
+
+def ensure_environment(python: str, folder: Path, name: str, what: str, *, project: bool = False) -> bool:
+    """Make `folder` hold exactly the lock `name`. Return whether there was anything to do."""
+    lock_path = REQUIREMENTS / f"{name}.txt"
+    inputs = [lock_path.read_bytes(), version_of(python).encode(), python.encode(), str(folder).encode()]
+    if project:
+        inputs.append((ROOT / "pyproject.toml").read_bytes())
+    digest = hashlib.sha256(b"\0".join(inputs)).hexdigest()
+    if read_stamp(folder) == digest:
+        return False
+    say(f"installing {what}")
+    stamp_path(folder).unlink(missing_ok=True)
+    interpreter = folder / "bin" / "python"
+    if not (interpreter.exists() and interpreter_path(str(interpreter)) == python):
+        run(UV, "venv", "--quiet", "--clear", "--python", python, folder)
+    run(UV, "pip", "sync", "--quiet", "--require-hashes", "--python", interpreter, lock_path)
+    if project:
+        # --no-deps and no build isolation: the lock has all of it, the build backend included.
+        editable = ("--no-deps", "--no-build-isolation", "--offline", "--editable", ROOT)
+        run(UV, "pip", "install", "--quiet", "--python", interpreter, *editable)
+    write_stamp(folder, digest)
+    return True
+
+
+def run(*command: str | Path) -> None:
+    """Run a tool from the project's folder, free of whatever environment the caller stands in."""
+    environment = {key: value for key, value in os.environ.items() if key not in AMBIENT}
+    environment["UV_PYTHON_DOWNLOADS"] = "never"
+    environment["UV_NO_CONFIG"] = "1"
+    if not environment.get("HOME"):
+        environment["UV_CACHE_DIR"] = environment.get("UV_CACHE_DIR", str(TOOLS / "cache"))
+    words = [str(word) for word in command]
+    if subprocess.run(words, cwd=ROOT, env=environment, check=False).returncode != 0:
+        sys.exit(f"setup: this failed: {' '.join(words)}")
+
+
+AMBIENT = ("VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "PYTHONHOME", "UV_PYTHON", "UV_SYSTEM_PYTHON", "PIP_TARGET")
+
+
+def stamp_path(folder: Path) -> Path:
+    return folder / ".made-from"
+
+
+def read_stamp(folder: Path) -> str | None:
+    path = stamp_path(folder)
+    return path.read_text(encoding="utf-8") if path.exists() else None
+
+
+def write_stamp(folder: Path, digest: str) -> None:
+    stamp_path(folder).write_text(digest, encoding="utf-8")
+
+
+def say(text: str) -> None:
+    print(f"setup: {text}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
