@@ -1,0 +1,68 @@
+"""Checkpoints: manifest, fence, proof, and the choice of what an attempt resumes from.
+
+A service asks in a loop that ends after at most one look at each checkpoint:
+
+    evidence = {}
+    while isinstance(answer := choose_resume_point(attempt, fence, found, evidence), EvidenceNeeded):
+        evidence[answer.ref] = store.examine(uri, answer.ref)
+    store.put_fence(uri, raised(fence, attempt, answer), ...)
+"""
+
+from evenkeel.domain.checkpoints.fence import (
+    Fence,
+    FenceUnreadableError,
+    Grade,
+    Pin,
+    Rejection,
+    RejectionCode,
+    ResumeChoice,
+    Standing,
+    parse_fence,
+    raised,
+    refusal,
+    standing,
+)
+from evenkeel.domain.checkpoints.layout import (
+    FENCE_KEY,
+    MANIFEST_NAME,
+    CheckpointRef,
+    ref_of_folder,
+    ref_of_key,
+)
+from evenkeel.domain.checkpoints.manifest import Manifest, ManifestUnreadableError, Shard, parse_manifest
+from evenkeel.domain.checkpoints.proof import Distrust, Evidence, Proof, StoredObject, prove, weigh
+from evenkeel.domain.checkpoints.resume import EvidenceNeeded, choose_resume_point
+from evenkeel.domain.scheduling.jobs import ResumePoint
+
+__all__ = [
+    "FENCE_KEY",
+    "MANIFEST_NAME",
+    "CheckpointRef",
+    "Distrust",
+    "Evidence",
+    "EvidenceNeeded",
+    "Fence",
+    "FenceUnreadableError",
+    "Grade",
+    "Manifest",
+    "ManifestUnreadableError",
+    "Pin",
+    "Proof",
+    "Rejection",
+    "RejectionCode",
+    "ResumeChoice",
+    "ResumePoint",
+    "Shard",
+    "Standing",
+    "StoredObject",
+    "choose_resume_point",
+    "parse_fence",
+    "parse_manifest",
+    "prove",
+    "raised",
+    "ref_of_folder",
+    "ref_of_key",
+    "refusal",
+    "standing",
+    "weigh",
+]

@@ -1,0 +1,142 @@
+"""Proof: whether the store holds exactly what a checkpoint's manifest says, without reading the data."""
+
+from collections.abc import Mapping
+from datetime import datetime
+
+from pydantic import Field
+
+from evenkeel.domain.checkpoints.fence import Grade, Rejection, RejectionCode, rejection
+from evenkeel.domain.checkpoints.layout import CONVENTION_NAME, CONVENTION_SUFFIX, CheckpointRef
+from evenkeel.domain.checkpoints.manifest import (
+    Manifest,
+    ManifestUnreadableError,
+    parse_manifest,
+    rank_without_shard,
+)
+from evenkeel.domain.values import Instant, Value
+
+
+class StoredObject(Value):
+    """What the store itself says about one object."""
+
+    size_bytes: int = Field(ge=0)
+    sha256: str | None = None
+    """Hex, of the whole object; None where the store keeps none (or only one composed of parts)."""
+    modified_at: Instant | None = None
+
+
+class Evidence(Value):
+    """All that is known about one checkpoint: its manifest as bytes, and one listing of its folder."""
+
+    manifest: bytes | None
+    """None = there is no manifest."""
+    objects: dict[str, StoredObject]
+    """By key relative to the checkpoint URI."""
+
+
+class Distrust(Value):
+    """Checkpoints of attempts up to one, whose write began after an instant, are not to be resumed from."""
+
+    after: Instant
+    through_attempt: int
+    """Later attempts ran elsewhere and are not touched by the suspicion."""
+
+    def covers(self, attempt: int, began_at: datetime | None) -> bool:
+        """Whether a write is under suspicion. One whose beginning is unknown is."""
+        return attempt <= self.through_attempt and (began_at is None or began_at > self.after)
+
+
+class Proof(Value):
+    """A checkpoint that holds."""
+
+    grade: Grade
+    key: str
+    """What a training script is given: the manifest, or DCP's `.metadata`."""
+    began_at: Instant | None
+    files: int
+    size_bytes: int
+
+
+def prove(manifest: Manifest, listing: Mapping[str, StoredObject]) -> Proof | Rejection:
+    """Compare a manifest with what the store says, shard by shard in the manifest's order.
+
+    Size and checksum must equal the store's own. Where the store keeps no checksum of a shard the grade is
+    `COMPLETE_BY_CONVENTION`: the bytes are all there, but nothing says that they are the right ones.
+    """
+    ref = CheckpointRef(attempt=manifest.attempt, step=manifest.step)
+    rank = rank_without_shard(manifest)
+    if rank is not None:
+        detail = f"The manifest names no shard of rank {rank} of {manifest.world_size}."
+        return rejection(ref, RejectionCode.SHARD_MISSING, detail)
+    for shard in manifest.shards:
+        stored = listing.get(shard.key)
+        name = shard.key.rpartition("/")[2]
+        if stored is None:
+            return rejection(ref, RejectionCode.SHARD_MISSING, f"{name} is not in the store.")
+        if stored.size_bytes != shard.size_bytes:
+            detail = f"{name} has {stored.size_bytes} bytes; the manifest says {shard.size_bytes}."
+            return rejection(ref, RejectionCode.SHARD_SIZE, detail)
+        if stored.sha256 is not None and stored.sha256 != shard.sha256:
+            detail = f"{name} has checksum {stored.sha256[:12]}…; the manifest says {shard.sha256[:12]}…."
+            return rejection(ref, RejectionCode.SHARD_CHECKSUM, detail)
+    metric = manifest.metric_not_finite()
+    if metric is not None:
+        detail = f"Its {metric} is {manifest.metrics[metric]}, which is no finite number."
+        return rejection(ref, RejectionCode.METRIC_NOT_FINITE, detail)
+    every_checksum = all(listing[shard.key].sha256 is not None for shard in manifest.shards)
+    return Proof(
+        grade=Grade.PROVED if every_checksum else Grade.COMPLETE_BY_CONVENTION,
+        key=ref.manifest_key,
+        began_at=manifest.started_at,
+        files=len(manifest.shards),
+        size_bytes=manifest.size_bytes,
+    )
+
+
+def weigh(ref: CheckpointRef, evidence: Evidence, distrust: tuple[Distrust, ...] = ()) -> Proof | Rejection:
+    """Judge one checkpoint on all that is known about it: by its manifest, or by DCP's convention where it has none."""
+    if evidence.manifest is None:
+        proof = _prove_by_convention(ref, evidence)
+    else:
+        try:
+            manifest = parse_manifest(ref, evidence.manifest)
+        except ManifestUnreadableError as error:
+            return rejection(ref, RejectionCode.MANIFEST_UNREADABLE, f"The manifest cannot be used: {error}.")
+        doubt = _doubt(ref, manifest.started_at, distrust)
+        if doubt is not None:
+            return doubt
+        return prove(manifest, evidence.objects)
+    if isinstance(proof, Rejection):
+        return proof
+    return _doubt(ref, proof.began_at, distrust) or proof
+
+
+def _prove_by_convention(ref: CheckpointRef, evidence: Evidence) -> Proof | Rejection:
+    files = {key: stored for key, stored in evidence.objects.items() if key.startswith(f"{ref.folder}/")}
+    shards = [key for key in files if key.endswith(CONVENTION_SUFFIX)]
+    if ref.convention_key not in files:
+        return rejection(ref, RejectionCode.MANIFEST_MISSING, "It was never finished: there is no manifest.")
+    if not shards:
+        return rejection(ref, RejectionCode.SHARD_MISSING, f"{CONVENTION_NAME} is there, but no *{CONVENTION_SUFFIX}.")
+    empty = sorted(key for key in (ref.convention_key, *shards) if files[key].size_bytes == 0)
+    if empty:
+        return rejection(ref, RejectionCode.SHARD_SIZE, f"{empty[0].rpartition('/')[2]} is empty.")
+    # The first file was in the store by then at the latest; the write began earlier, so doubt errs to the safe side.
+    times = [files[key].modified_at for key in shards]
+    known = [time for time in times if time is not None]
+    return Proof(
+        grade=Grade.COMPLETE_BY_CONVENTION,
+        key=ref.convention_key,
+        began_at=min(known) if len(known) == len(times) else None,
+        files=len(shards),
+        size_bytes=sum(files[key].size_bytes for key in shards),
+    )
+
+
+def _doubt(ref: CheckpointRef, began_at: datetime | None, distrust: tuple[Distrust, ...]) -> Rejection | None:
+    for doubt in distrust:
+        if doubt.covers(ref.attempt, began_at):
+            began = "at an unknown time" if began_at is None else f"at {began_at:%H:%M:%S}"
+            detail = f"Its write began {began}, after the first suspicious signal at {doubt.after:%H:%M:%S} UTC."
+            return rejection(ref, RejectionCode.DISTRUSTED, detail)
+    return None

@@ -1,0 +1,79 @@
+"""The choice of the resume point: the newest checkpoint that counts, is trusted and can be proved."""
+
+from collections.abc import Collection, Mapping
+
+from evenkeel.domain.checkpoints.fence import Fence, Grade, Rejection, RejectionCode, ResumeChoice, refusal, rejection
+from evenkeel.domain.checkpoints.layout import CheckpointRef
+from evenkeel.domain.checkpoints.proof import Distrust, Evidence, Proof, weigh
+from evenkeel.domain.values import Value
+
+
+class EvidenceNeeded(Value):
+    """The choice cannot be made yet: look at this checkpoint, then ask again."""
+
+    ref: CheckpointRef
+
+
+def choose_resume_point(
+    attempt: int,
+    fence: Fence | None,
+    found: Collection[CheckpointRef],
+    evidence: Mapping[CheckpointRef, Evidence],
+    distrust: tuple[Distrust, ...] = (),
+    *,
+    accepts_convention: bool = False,
+) -> ResumeChoice | EvidenceNeeded:
+    """Choose what `attempt` resumes from: walk back from the newest step until one checkpoint holds.
+
+    Ask with no evidence first; each `EvidenceNeeded` names the one checkpoint to look at next, so that a store is asked
+    about as few as possible, and the same arguments always give the same answer.
+
+    Args:
+        attempt: The attempt to be launched.
+        fence: The fence as it stands, with the pins of every attempt before.
+        found: Every checkpoint folder under the URI, finished or not.
+        evidence: What the store says about those looked at so far.
+        distrust: Suspicions; checkpoints that one covers are passed over.
+        accepts_convention: Whether `COMPLETE_BY_CONVENTION` is good enough.
+    """
+    rejected: list[Rejection] = []
+    for ref in sorted(found, key=lambda ref: (ref.step, ref.attempt), reverse=True):
+        out = refusal(fence, attempt, ref)
+        if out is not None:
+            rejected.append(out)
+            continue
+        if ref not in evidence:
+            return EvidenceNeeded(ref=ref)
+        verdict = weigh(ref, evidence[ref], distrust)
+        if isinstance(verdict, Rejection):
+            rejected.append(verdict)
+        elif verdict.grade is not Grade.PROVED and not accepts_convention:
+            detail = "Its files are complete, but no checksum vouches for them, and here proof is asked for."
+            rejected.append(rejection(ref, RejectionCode.BELOW_GRADE, detail))
+        else:
+            return ResumeChoice(
+                resume_from=ref.point(verdict.key),
+                grade=verdict.grade,
+                rejected=tuple(rejected),
+                reason=_reason(ref, verdict, rejected),
+            )
+    return ResumeChoice(resume_from=None, grade=Grade.NONE, rejected=tuple(rejected), reason=_no_reason(rejected))
+
+
+def _reason(ref: CheckpointRef, proof: Proof, rejected: list[Rejection]) -> str:
+    files = "1 file" if proof.files == 1 else f"{proof.files} files"
+    how = "every size and checksum agrees" if proof.grade is Grade.PROVED else "complete, without checksums"
+    text = f"Step {ref.step} of attempt {ref.attempt} holds: {files}, {proof.size_bytes} bytes, {how}."
+    return f"{text} Passed over: {_summary(rejected)}." if rejected else text
+
+
+def _no_reason(rejected: list[Rejection]) -> str:
+    if not rejected:
+        return "There is no checkpoint yet: training starts from the beginning."
+    return f"No checkpoint holds: training starts from the beginning. Passed over: {_summary(rejected)}."
+
+
+def _summary(rejected: list[Rejection]) -> str:
+    named = [f"step {out.step} of attempt {out.attempt} ({out.code.value})" for out in rejected[:3]]
+    more = len(rejected) - len(named)
+    return ", ".join(named) + (f" and {more} more" if more else "")
