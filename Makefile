@@ -23,7 +23,7 @@ dev: setup ## keep the local data centre up until Ctrl-C
 	@$(BIN)/evenkeel dev up --foreground
 
 lock: setup ## resolve requirements/*.txt again
-	@$(SYSTEM_PYTHON) tools/environments.py lock
+	@$(BIN)/python tools/environments.py lock
 
 lock-check: setup ## the locks match pyproject.toml and requirements/*.in (offline)
 	@$(BIN)/python tools/environments.py lock-check

@@ -16,13 +16,6 @@ Standard library alone: this file runs before anything is installed.
 
 from __future__ import annotations
 
-import sys
-
-OLDEST = (3, 11)
-
-if sys.version_info < (3, 7):
-    sys.exit("This project needs Python 3.11 or newer; %s is %d.%d." % ((sys.executable, *sys.version_info[:2])))  # noqa: UP031 - read by old interpreters
-
 import argparse
 import fcntl
 import hashlib
@@ -30,9 +23,11 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 
+OLDEST = (3, 11)
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements"
 LAYER_COPY = ROOT / "shared" / "requirements.txt"  # sam copies shared/ alone before it builds the layer
@@ -121,7 +116,9 @@ def lock() -> int:
     for each in LOCKS:
         say(f"resolving requirements/{each.name}.txt")
         options = ["--universal", "--generate-hashes", "--no-header", "--python-version", ".".join(map(str, OLDEST))]
-        run(UV, "pip", "compile", "--quiet", *options, *each.arguments, "--output-file", f"requirements/{each.name}.txt")
+        run(
+            UV, "pip", "compile", "--quiet", *options, *each.arguments, "--output-file", f"requirements/{each.name}.txt"
+        )
         body = each.path.read_text(encoding="utf-8")
         lines = [line for line in body.splitlines(keepends=True) if not line.startswith(DIGEST_LINE)]
         each.path.write_text(f"{DIGEST_LINE}{each.inputs_digest()}\n{''.join(lines)}", encoding="utf-8")
@@ -203,7 +200,7 @@ def ensure_uv(python: str) -> None:
     has_ensurepip = subprocess.run([python, "-c", "import ensurepip"], check=False, capture_output=True).returncode == 0
     if has_ensurepip:
         run(python, "-m", "venv", folder)
-        run(folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--require-hashes", "--requirement", lock_path)
+        run(folder / "bin" / "python", "-m", "pip", "install", "-qq", "--require-hashes", "--requirement", lock_path)
     else:
         present = shutil.which("uv") or sys.exit(VENV_IS_MISSING.format(python=python))
         run(present, "venv", "--quiet", "--python", python, folder)

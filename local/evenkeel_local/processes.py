@@ -1,0 +1,273 @@
+"""Children that never outlive their purpose.
+
+Every child leads a process group of its own, so that whatever it starts in turn (an engine's function workers, a
+trainer's ranks) is ended with it, and a Ctrl-C in the terminal reaches the parent alone, which then stops its children
+in an order of its choosing. Between the parent and the command stands a guard:
+
+    parent ── pipe ──▶ guard (leads the group) ──▶ command ──▶ whatever it starts
+                         └ the pipe closes when the parent is gone, however it went: the guard ends the group
+
+A child that is meant to outlive the command that started it (`evenkeel dev up`) is started with `detached=True` and is
+found again by its pid file. The file holds the process's start time as well, since a pid alone soon names someone else.
+
+Linux only: it reads /proc, as the local cluster needs the whole of 127.0.0.0/8.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Self
+
+GRACE_SECONDS = 5.0
+_POLL_SECONDS = 0.02
+_DEAD = ("Z", "X")  # process states that hold a pid and nothing else
+
+
+@dataclass(frozen=True)
+class ProcessMark:
+    """One process, told apart from any other that gets the same pid later."""
+
+    pid: int
+    started: str  # opaque: equal for one process, different for the next holder of its pid
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessMark | None:
+        """Return the mark of the process that holds `pid` now, or None if none does (a zombie counts as none)."""
+        started = _start_time(pid)
+        return None if started is None else cls(pid, started)
+
+    @classmethod
+    def read(cls, path: Path) -> ProcessMark | None:
+        """Read a pid file. None if it is absent or torn."""
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+            return cls(int(document["pid"]), str(document["started"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def write(self, path: Path) -> None:
+        """Write a pid file, whole or not at all."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        draft.write_text(json.dumps({"pid": self.pid, "started": self.started}), encoding="utf-8")
+        draft.replace(path)
+
+    def is_alive(self) -> bool:
+        return _start_time(self.pid) == self.started
+
+    def stop_group(self, grace_seconds: float = GRACE_SECONDS) -> bool:
+        """End the group that this process leads: SIGTERM, the grace, SIGKILL.
+
+        Idempotent: yes; a process that is gone, or whose pid is someone else's by now, is left alone.
+
+        Returns:
+            Whether there was anything to stop.
+        """
+        if not self.is_alive():
+            return False
+        _signal_group(self.pid, signal.SIGTERM)
+        deadline = time.monotonic() + grace_seconds
+        while group_members(self.pid) and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+        if group_members(self.pid):
+            _signal_group(self.pid, signal.SIGKILL)
+        return True
+
+
+class Child:
+    """A command running in a process group of its own."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], mark: ProcessMark, lifeline: int | None, pid_file: Path | None
+    ) -> None:
+        self._process = process
+        self._lifeline = lifeline
+        self._pid_file = pid_file
+        self.mark = mark
+
+    @classmethod
+    def start(
+        cls,
+        command: Sequence[str | Path],
+        *,
+        log: Path,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        pid_file: Path | None = None,
+        detached: bool = False,
+    ) -> Child:
+        """Start `command` with its output appended to `log`.
+
+        Args:
+            command: The program and its arguments; no shell is involved.
+            log: File that receives standard output and error.
+            env: The whole environment of the child; the caller's own if None.
+            cwd: Working folder of the child.
+            pid_file: Where to leave the group's pid and start time, removed by `stop`.
+            detached: The child outlives this process; otherwise it is ended when this process is gone, even by SIGKILL.
+        """
+        log.parent.mkdir(parents=True, exist_ok=True)
+        words = [str(word) for word in command]
+        read_end, write_end = (None, None) if detached else os.pipe()
+        if read_end is not None:
+            words = [sys.executable, "-I", "-S", "-c", _GUARD, str(read_end), str(GRACE_SECONDS), *words]
+        try:
+            with log.open("ab") as output:
+                process = subprocess.Popen(
+                    words,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env=None if env is None else dict(env),
+                    cwd=cwd,
+                    start_new_session=True,
+                    pass_fds=() if read_end is None else (read_end,),
+                )
+        except BaseException:
+            if write_end is not None:
+                os.close(write_end)
+            raise
+        finally:
+            if read_end is not None:
+                os.close(read_end)
+        mark = ProcessMark.of(process.pid) or ProcessMark(process.pid, "gone")
+        if pid_file is not None:
+            mark.write(pid_file)
+        return cls(process, mark, write_end, pid_file)
+
+    @property
+    def pid(self) -> int:
+        """The leader of the group; signals for the command go to the group."""
+        return self._process.pid
+
+    def returncode(self) -> int | None:
+        """Return the command's exit code, or None while it runs. What it started may outlive it until `stop`."""
+        if self._process.returncode is not None:
+            return self._process.returncode
+        # WNOWAIT leaves the dead leader in place: while it is there, its group's number cannot be given to others.
+        seen = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if seen is None:
+            return None
+        return seen.si_status if seen.si_code == os.CLD_EXITED else -seen.si_status
+
+    def is_running(self) -> bool:
+        return self.returncode() is None
+
+    def wait(self, timeout_seconds: float) -> int | None:
+        """Wait for the command to end by itself. None if it still runs after `timeout_seconds`."""
+        deadline = time.monotonic() + timeout_seconds
+        while (code := self.returncode()) is None and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+        return code
+
+    def stop(self, grace_seconds: float = GRACE_SECONDS) -> int:
+        """End the whole group, SIGTERM first, and return the command's exit code.
+
+        Idempotent: yes; a second call returns the same code.
+        """
+        if self._process.returncode is None:
+            if self.is_running():
+                _signal_group(self.pid, signal.SIGTERM)
+                self.wait(grace_seconds)
+            # The leader is ended or unwilling; either way it still holds the group's number, so this hits no stranger.
+            _signal_group(self.pid, signal.SIGKILL)
+            self._process.wait()
+        if self._lifeline is not None:
+            os.close(self._lifeline)
+            self._lifeline = None
+        if self._pid_file is not None:
+            self._pid_file.unlink(missing_ok=True)
+        return self._process.returncode
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def group_members(group: int) -> list[int]:
+    """Return the live processes of a process group (zombies are not counted)."""
+    members = []
+    for entry in Path("/proc").iterdir():
+        fields = _stat_fields(int(entry.name)) if entry.name.isdigit() else None
+        if fields is not None and int(fields[2]) == group and fields[0] not in _DEAD:
+            members.append(int(entry.name))
+    return members
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP unwind the stack as Ctrl-C does, so that every `with` closes what it opened."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+# Runs with the standard library alone, in a fresh interpreter: argv is the pipe, the grace, then the command.
+# The guard ignores the signals that its group receives, outlives the command, and passes its exit code on.
+_GUARD = """
+import os, select, signal, subprocess, sys, time
+pipe, grace, command = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, lambda *_: None)
+ended, ending = os.pipe()
+os.set_blocking(ending, False)
+signal.set_wakeup_fd(ending)
+signal.signal(signal.SIGCHLD, lambda *_: None)
+try:
+    child = subprocess.Popen(command)
+except OSError as error:
+    sys.exit(f"{command[0]}: {error}")
+while child.poll() is None:
+    ready, _, _ = select.select([pipe, ended], [], [])
+    if ended in ready:
+        os.read(ended, 64)
+    elif pipe in ready:
+        os.killpg(0, signal.SIGTERM)
+        deadline = time.monotonic() + grace
+        while child.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.killpg(0, signal.SIGKILL)
+sys.exit(child.returncode if child.returncode >= 0 else 128 - child.returncode)
+"""
+
+
+def _signal_group(group: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, number)
+
+
+def _stat_fields(pid: int) -> list[str] | None:
+    """Return /proc/<pid>/stat from the state on: state, ppid, pgrp, … (the name before it may hold anything)."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    return text.rpartition(") ")[2].split()
+
+
+def _start_time(pid: int) -> str | None:
+    fields = _stat_fields(pid)
+    if fields is None or fields[0] in _DEAD:
+        return None
+    # Ticks since boot (field 22 of stat): with the boot's id, unique to this holder of the pid.
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+    return f"{boot}/{fields[19]}"
