@@ -1,0 +1,3 @@
+"""Evenkeel keeps GPU training on an even keel."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,152 @@
+"""Incidents: one open per node life; every further signal joins it as evidence."""
+
+from enum import StrEnum
+
+from evenkeel.domain.health.faults import Severity
+from evenkeel.domain.nodes import NodeLife
+from evenkeel.domain.values import Instant, Value
+
+
+class FactKind(StrEnum):
+    """What a signal says about a node."""
+
+    SICKENED = "SICKENED"
+    RECOVERED = "RECOVERED"
+
+
+class NodeFact(Value):
+    """One signal about one node, as a parser understood it. The life is resolved later."""
+
+    kind: FactKind
+    source: str
+    """`hyperpod.node-health`, `kubernetes.node`, …"""
+    instance_id: str
+    cluster_arn: str = ""
+    fault_key: str = ""
+    """Key in the fault catalogue; empty for RECOVERED."""
+    code: str = ""
+    """The code as the source spelled it."""
+    observed_at: Instant
+    """When the source says it happened, not when it arrived."""
+    envelope_id: str
+    """Identity of the delivery, and the name of the raw copy."""
+    detail: str = ""
+    """The source's own words, at most 500 characters, printable."""
+    is_drill: bool = False
+
+    @property
+    def fact_key(self) -> str:
+        """Identity of the fact, however often and under however many envelopes it is sent.
+
+        Source: SageMaker may send several events for one state change, so the envelope id is not enough; the minute in
+        which it happened is part of the key, so that the same fault on another day is another fact.
+        """
+        minute = self.observed_at.strftime("%Y%m%dT%H%M")
+        return f"{self.source}/{self.instance_id}/{self.kind}/{self.fault_key}/{minute}"
+
+
+class IncidentState(StrEnum):
+    """Where an incident stands. OPEN and RECOVERING are open; the others are settled."""
+
+    OPEN = "OPEN"
+    """Recorded; its workflow has not begun."""
+    RECOVERING = "RECOVERING"
+    """`recover_node` works on it."""
+    RECOVERED = "RECOVERED"
+    """The node is back in service and every hurt job runs, has ended, or waits its turn in the queue."""
+    OBSERVED = "OBSERVED"
+    """Decided and recorded only: mode `observe`, a drill that may not act, or a fault that calls for nothing."""
+    STOOD_DOWN = "STOOD_DOWN"
+    """Another owner repairs this node (NodeRecovery=Automatic, a person)."""
+    WAITING_FOR_PERSON = "WAITING_FOR_PERSON"
+    """Every rung was used or refused. A page went out."""
+    FAILED = "FAILED"
+    """Evenkeel itself failed. A page went out."""
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing works on the incident any more."""
+        return self not in (IncidentState.OPEN, IncidentState.RECOVERING)
+
+
+class HurtJob(Value):
+    """A job with pods on the node when the incident was planned."""
+
+    job_id: str
+    attempt: int
+
+
+class StageTimes(Value):
+    """When each stage of a recovery was reached; None where it was not."""
+
+    detected_at: Instant | None = None
+    planned_at: Instant | None = None
+    cordoned_at: Instant | None = None
+    jobs_stopped_at: Instant | None = None
+    repair_asked_at: Instant | None = None
+    node_back_at: Instant | None = None
+    validated_at: Instant | None = None
+    returned_at: Instant | None = None
+    jobs_back_at: Instant | None = None
+    settled_at: Instant | None = None
+
+
+class Incident(Value):
+    """One sickness of one node life, from its first signal until it is settled."""
+
+    incident_id: str
+    life: NodeLife
+    slot: str
+    node_name: str
+    pool: str
+    instance_type: str
+    boot_id: str = ""
+    """The episode: boot id when the incident opened; empty where Kubernetes could not say."""
+    state: IncidentState
+    severity: Severity
+    fault_key: str
+    """The worst fault of the evidence so far."""
+    first_signal_at: Instant
+    """Earliest `observedAt` of the evidence: what checkpoint trust is measured from."""
+    opened_at: Instant
+    run: int = 1
+    """Number of the `recover_node` execution: `<incidentId>-r<run>`."""
+    is_drill: bool = False
+    mode: str = ""
+    evidence_count: int = 1
+    recovered_at: Instant | None = None
+    """Latest healthy-again signal for this life."""
+    hurt_jobs: tuple[HurtJob, ...] = ()
+    repairs: tuple[str, ...] = ()
+    """Rungs asked for so far, in order: `reboot`, `replace`."""
+    replacement_instance_id: str = ""
+    outcome: str = ""
+    """One sentence for the operator once settled, or why it waits."""
+    stages: StageTimes = StageTimes()
+
+    @property
+    def execution_name(self) -> str:
+        """Name of the workflow execution of this run."""
+        return f"{self.incident_id}-r{self.run}"
+
+
+class Evidence(Value):
+    """One signal that joined an incident."""
+
+    incident_id: str
+    fact: NodeFact
+    joined_at: Instant
+    opened: bool
+    """Whether this signal opened the incident."""
+
+
+class TimelineEntry(Value):
+    """One line of an incident's or a job's story."""
+
+    at: Instant
+    kind: str
+    """Past participle, lower case: `sickened`, `decided`, `cordoned`, `job`, `repair`, `returned`, …"""
+    text: str
+    decision_id: str = ""
+    writer: str = ""
+    """The service that wrote it."""

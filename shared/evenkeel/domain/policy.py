@@ -1,0 +1,106 @@
+"""Every number and switch that a decision may depend on. Defaults are the production values."""
+
+import hashlib
+import json
+from enum import StrEnum
+
+from evenkeel.domain.values import Value
+
+
+class Mode(StrEnum):
+    """How far automation may go."""
+
+    OBSERVE = "observe"
+    """Decide and record; touch nothing."""
+    RECOMMEND = "recommend"
+    """Decide, record and wait for approval. Treated as `observe` until approvals exist."""
+    ACT = "act"
+    """Decide, record and do."""
+
+
+class RepairPolicy(Value):
+    """Limits and deadlines of the node branch."""
+
+    reboot_deadline_seconds: int = 900
+    """A reboot is expected back well inside this; past it the next rung is due."""
+    replace_deadline_seconds: int = 1800
+    """Published p90 of a HyperPod replacement is about 16 minutes."""
+    owner_deadline_seconds: int = 5400
+    """With NodeRecovery=Automatic: 90 min without a new attempt before a person is asked."""
+    max_attempts: int = 3
+    """Repair calls per incident, all rungs together."""
+    reconcile_after_seconds: int = 600
+    """A call whose reply was lost is asked again, once, only after this long without evidence of it."""
+    retry_seconds: int = 30
+    """Pause before a refused or throttled call is decided anew."""
+    settle_scale: float = 1.0
+    """Factor on the catalogue's settle seconds."""
+    drain_scale: float = 1.0
+    """Factor on the catalogue's drain seconds."""
+    validation_deadline_seconds: int = 600
+    return_margin_seconds: int = 10
+    """A node must have been Ready this long before it is validated."""
+
+
+class JobPolicy(Value):
+    """Limits and deadlines of attempts."""
+
+    launch_deadline_seconds: int = 900
+    """How long the previous attempt's remains may delay a launch."""
+    running_deadline_seconds: int = 900
+    """From launch until every pod runs (image pulls included)."""
+    run_deadline_seconds: int = 30_000_000
+    """Longest a run may take, just under the year that a workflow execution may last."""
+    stop_deadline_seconds: int = 1200
+    """From a stop request until every pod is gone or fenced out."""
+    lost_node_seconds: int = 60
+    """A node NotReady this long is taken as lost: its pods are fenced out, not waited for."""
+    resume_deadline_seconds: int = 3600
+    """From the incident until the job runs again or is handed to the queue; past it a person is paged."""
+    application_restarts: int = 3
+    """Restarts after the application's own faults. Infrastructure faults do not count."""
+    restart_backoff_seconds: int = 30
+    """First pause after an application fault; doubles each time."""
+    distrust_guard_seconds: int = 300
+    """Checkpoints whose write began after the first signal minus this are distrusted where the fault can corrupt."""
+    expected_resume_seconds: int = 1400
+    """Restore and warm-up on free capacity; published p90 at 256 nodes is 1,398 s."""
+    expected_replace_seconds: int = 960
+
+
+class WatchPolicy(Value):
+    """How the world is heard."""
+
+    not_ready_seconds: int = 300
+    """A node NotReady this long sickens: `node:not_ready`."""
+    watch_seconds: int = 50
+    """How long one `watch_cluster` invocation holds its watch."""
+    sweep_page_budget: int = 50
+    """List pages one sweep may read."""
+    first_boot_grace_seconds: int = 1800
+    """A node younger than this that is not Ready yet is booting, not sick."""
+    execution_grace_seconds: int = 30
+    """An incident or attempt older than this without a running execution was left half done."""
+
+
+class SchedulingPolicy(Value):
+    """Admission. First come, first served on free nodes."""
+
+    spare_nodes: dict[str, int] = {}
+    """Free nodes per pool that only a recovery may take."""
+
+
+class Policy(Value):
+    """The whole policy, one version of it."""
+
+    name: str = "production"
+    repair: RepairPolicy = RepairPolicy()
+    jobs: JobPolicy = JobPolicy()
+    watch: WatchPolicy = WatchPolicy()
+    scheduling: SchedulingPolicy = SchedulingPolicy()
+
+    @property
+    def hash(self) -> str:
+        """The first 12 hex digits of the SHA-256 of the canonical JSON form: what a decision record names."""
+        text = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:12]

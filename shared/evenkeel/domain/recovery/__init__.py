@@ -1,0 +1,1 @@
+"""Guardrails, the repair ladder and the resume plan."""

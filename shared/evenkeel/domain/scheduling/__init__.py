@@ -1,0 +1,1 @@
+"""Jobs, attempts, and who runs where."""

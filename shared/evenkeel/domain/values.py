@@ -1,0 +1,43 @@
+"""The one base of every value: frozen, camelCase outside, snake_case inside."""
+
+from datetime import UTC, datetime
+from typing import Annotated, Any, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, PlainSerializer
+from pydantic.alias_generators import to_camel
+
+
+def _utc(instant: datetime) -> datetime:
+    if instant.tzinfo is None:
+        raise ValueError("an instant needs a time zone")
+    return instant.astimezone(UTC)
+
+
+def rfc3339(instant: datetime) -> str:
+    """Write an instant as RFC 3339 UTC with microseconds, so that text order is time order."""
+    return instant.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+Instant = Annotated[datetime, AfterValidator(_utc), PlainSerializer(rfc3339, return_type=str, when_used="json")]
+"""An aware instant in UTC. In JSON: `2026-11-03T10:15:02.000000Z`."""
+
+
+class Value(BaseModel):
+    """A frozen value. JSON that leaves the process is camelCase; unknown keys are ignored when read back."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        alias_generator=to_camel,
+        populate_by_name=True,
+        extra="ignore",
+        ser_json_inf_nan="null",
+    )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the camelCase JSON form of this value."""
+        return self.model_dump(mode="json", by_alias=True)
+
+    def but(self, **changes: Any) -> Self:
+        """Return a copy with some fields changed, validated again."""
+        fields = {name: getattr(self, name) for name in type(self).model_fields}
+        return type(self).model_validate({**fields, **changes})

@@ -1,0 +1,72 @@
+"""Waits: what a workflow pauses for, and how the pause ends.
+
+A wait is a row `{name, subject, generation, token, deadlineAt, condition}`. The state's function puts the row and then
+evaluates the condition once, since what is waited for may have come first. Whoever later sees the world change evaluates
+the open rows again. A row is answered once: OPEN -> ANSWERED is a conditional write.
+"""
+
+from enum import StrEnum
+from typing import Any
+
+from evenkeel.domain.values import Instant, Value
+
+
+class ConditionKind(StrEnum):
+    """What can be waited for."""
+
+    ATTEMPT_RUNNING = "ATTEMPT_RUNNING"
+    """Every pod of the attempt runs. Also answered when the attempt ends or is asked to stop first."""
+    ATTEMPT_ENDED = "ATTEMPT_ENDED"
+    """The attempt's pods have all ended. Also answered when the attempt is asked to stop."""
+    ATTEMPT_STOPPED = "ATTEMPT_STOPPED"
+    """After a stop request: every pod is gone or ended, or is behind a lost node and so fenced out."""
+    NODE_BACK = "NODE_BACK"
+    """The repaired seat holds a Ready machine: same id and a new boot after REBOOT, a new id after REPLACE."""
+    JOBS_BACK = "JOBS_BACK"
+    """Each hurt job runs on a later attempt, has ended, or was handed to the queue."""
+    NODE_VALID = "NODE_VALID"
+    """The returned machine passes validation."""
+    RELEASED = "RELEASED"
+    """The hold on automation is over."""
+
+
+class WaitState(StrEnum):
+    """OPEN until somebody answers, ANSWERED until Step Functions has taken the answer; then the row is deleted."""
+
+    OPEN = "OPEN"
+    ANSWERED = "ANSWERED"
+
+
+class Condition(Value):
+    """What is waited for, as data: `kind` and the facts its evaluation needs (ids, attempt numbers, boot id before)."""
+
+    kind: ConditionKind
+    facts: dict[str, Any] = {}
+
+
+class Answer(Value):
+    """How a wait ended: the output of the waiting state."""
+
+    outcome: str
+    reason: str
+    facts: dict[str, Any] = {}
+
+
+DEADLINE_PASSED = "DEADLINE_PASSED"
+
+
+class Wait(Value):
+    """One pause of one workflow."""
+
+    subject: str
+    """Id of the job or incident whose partition holds the row."""
+    name: str
+    """Unique within the subject, for example `attempt-3-running`."""
+    generation: int
+    token: str
+    """The task token. Never logged."""
+    opened_at: Instant
+    deadline_at: Instant
+    condition: Condition
+    state: WaitState = WaitState.OPEN
+    answer: Answer | None = None

@@ -1,0 +1,508 @@
+"""What services need from the world, as Protocols, and the errors the world may answer with.
+
+EvenkeelError
+├── TransientError            the same call may soon succeed
+│   ├── Throttled
+│   ├── Unreachable           no answer, or a 5xx: whether it took effect is unknown
+│   └── Conflict              a condition of a ledger write failed: reload and decide anew
+└── PermanentError            the same call will not succeed
+├── NotFound
+├── NotAllowed            401, 403, AccessDenied
+└── Refused               the request itself is wrong
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Protocol
+
+from evenkeel.domain.nodes import KubernetesNode, ProviderCluster, ProviderNode
+from evenkeel.domain.scheduling.jobs import Attempt, JobSpec, WorkloadSeen
+
+
+class EvenkeelError(Exception):
+    """Root of the errors a port may raise. The message says what was attempted, on which id, what was seen."""
+
+
+class TransientError(EvenkeelError):
+    """The same call may soon succeed."""
+
+
+class Throttled(TransientError):
+    """The other side asked for a slower pace."""
+
+
+class Unreachable(TransientError):
+    """No answer, or a 5xx: whether the call took effect is unknown."""
+
+
+class Conflict(TransientError):
+    """A condition of a ledger write did not hold: somebody else was first. Reload and decide anew."""
+
+    def __init__(self, message: str, failed: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.failed = failed
+        """Indexes of the writes whose condition failed."""
+
+
+class PermanentError(EvenkeelError):
+    """The same call will not succeed."""
+
+
+class NotFound(PermanentError):
+    """The thing named does not exist."""
+
+
+class NotAllowed(PermanentError):
+    """The caller may not do this."""
+
+
+class Refused(PermanentError):
+    """The request itself was refused as wrong."""
+
+
+# ---------------------------------------------------------------- ledger
+
+
+class Table(StrEnum):
+    """The four tables."""
+
+    JOBS = "JOBS"
+    INCIDENTS = "INCIDENTS"
+    FLEET = "FLEET"
+    QUOTAS = "QUOTAS"
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """Where a row lives."""
+
+    table: Table
+    pk: str
+    sk: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row: a document under a key, with a version that every write raises by one.
+
+    `state` puts the row into the sparse index `byState` as (partition, sort); None leaves it out.
+    """
+
+    key: Key
+    doc: dict[str, Any]
+    version: int = 0
+    """As read; 0 = never stored. A write stores the condition's version + 1."""
+    state: tuple[str, str] | None = None
+    expires_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Store a row if it is still at `row.version` (0: if there is none)."""
+
+    row: Row
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Remove a row if it is still at this version."""
+
+    key: Key
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Hold the commit to a row being at this version (0: absent) without writing it."""
+
+    key: Key
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """Add numbers to top-level fields of a row's document, creating both; commutes, so it has no condition.
+
+    The version is raised as well.
+    """
+
+    key: Key
+    amounts: Mapping[str, int]
+
+
+Write = Put | Delete | Check | Add
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One page of rows; `cursor` is opaque, None at the end."""
+
+    rows: tuple[Row, ...]
+    cursor: str | None = None
+
+
+class Ledger(Protocol):
+    """The durable memory: rows under conditional, all-or-nothing writes. Reads are strongly consistent but for `by_state`."""
+
+    def get(self, key: Key) -> Row | None:
+        """Return the row, or None."""
+        ...
+
+    def partition(self, table: Table, pk: str, prefix: str = "") -> tuple[Row, ...]:
+        """Return every row of a partition whose sort key starts with `prefix`, by sort key. Follows all pages."""
+        ...
+
+    def by_state(
+        self, table: Table, state: str, *, limit: int = 100, cursor: str | None = None, newest_first: bool = False
+    ) -> Page:
+        """Return rows of one `byState` partition in the order of their sort value. Eventually consistent on AWS."""
+        ...
+
+    def commit(self, *writes: Write, token: str = "") -> None:
+        """Do all writes or none (at most 100).
+
+        Idempotent: yes where `token` is given (the same token and writes within 10 minutes succeed without effect);
+        else guarded by the writes' own conditions.
+
+        Raises:
+            Conflict: a condition failed; `failed` names which.
+            Throttled, Unreachable: nothing is known about the effect.
+        """
+        ...
+
+
+# ---------------------------------------------------------------- cluster and provider
+
+
+class CordonResult(StrEnum):
+    """What a cordon found or did."""
+
+    CORDONED = "CORDONED"
+    ALREADY_OURS = "ALREADY_OURS"
+    BY_PERSON = "BY_PERSON"
+    """Cordoned without a mark of ours: left alone."""
+    BY_OTHER_INCIDENT = "BY_OTHER_INCIDENT"
+    GONE = "GONE"
+
+
+class ReleaseResult(StrEnum):
+    """What a release found or did."""
+
+    RELEASED = "RELEASED"
+    ALREADY_FREE = "ALREADY_FREE"
+    NOT_OURS = "NOT_OURS"
+    """Cordoned by a person or for another incident: left alone."""
+    GONE = "GONE"
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchSpec:
+    """What an attempt's Kubernetes Job is made from."""
+
+    job: JobSpec
+    attempt: Attempt
+    resume_from: str
+    """Manifest key relative to the checkpoint URI, or empty."""
+    service_account: str
+
+
+class LaunchResult(StrEnum):
+    """What a launch found or did."""
+
+    CREATED = "CREATED"
+    ALREADY_THERE = "ALREADY_THERE"
+
+
+class Cluster(Protocol):
+    """The Kubernetes clusters of the fleet, by name, reduced to what Evenkeel does with them."""
+
+    def nodes(self, cluster: str) -> tuple[KubernetesNode, ...]:
+        """List all nodes."""
+        ...
+
+    def node(self, cluster: str, name: str) -> KubernetesNode | None:
+        """Read one node; None where there is none."""
+        ...
+
+    def cordon(self, cluster: str, name: str, incident_id: str) -> CordonResult:
+        """Mark a node unschedulable with our mark. Idempotent: yes, reads first, patches on the resourceVersion read."""
+        ...
+
+    def release(self, cluster: str, name: str, incident_id: str | None) -> ReleaseResult:
+        """Un-cordon what `incident_id` cordoned and take the awaiting-validation taint off.
+
+        With None only the taint is taken off, and only from a node that is not cordoned. Idempotent: yes.
+        """
+        ...
+
+    def launch(self, spec: LaunchSpec) -> tuple[LaunchResult, str]:
+        """Create the headless Service and the Indexed Job of an attempt; return what happened and the Job's UID.
+
+        Idempotent: yes, by name; an existing Job with our labels is ALREADY_THERE.
+
+        Raises:
+            Refused: a Job of that name is not ours, or the API server rejects the manifest.
+        """
+        ...
+
+    def workload(self, cluster: str, namespace: str, job_id: str, attempt: int) -> WorkloadSeen:
+        """Read an attempt's Job and pods."""
+        ...
+
+    def workloads(self, cluster: str) -> tuple[WorkloadSeen, ...]:
+        """List every attempt's Job and pods that carry our labels, over all namespaces (two list calls)."""
+        ...
+
+    def accelerators_in_use(self, cluster: str) -> Mapping[str, int]:
+        """Return accelerators requested by live pods per node name, foreign pods included."""
+        ...
+
+    def stop(self, cluster: str, namespace: str, job_id: str, attempt: int, grace_seconds: int) -> None:
+        """Delete an attempt's Job and pods, with this grace. Idempotent: yes, gone is success."""
+        ...
+
+    def forget_pods(self, cluster: str, namespace: str, job_id: str, attempt: int, node_names: Iterable[str]) -> None:
+        """Force-delete the attempt's pod objects on nodes that are lost. Only after the fence is raised or the node is gone.
+
+        Idempotent: yes.
+        """
+        ...
+
+    def logs(self, cluster: str, namespace: str, job_id: str, attempt: int, rank: int, tail_lines: int) -> str:
+        """Return the last lines of one rank's log.
+
+        Raises:
+            NotFound: no such pod.
+        """
+        ...
+
+    def watch(self, cluster: str, on_change: Callable[[str], None], *, until: Callable[[], bool]) -> None:
+        """Call `on_change(kind)` (`node`, `pod`, `job`) at each change until `until()` is true. Relists after 410."""
+        ...
+
+
+class RepairAnswer(StrEnum):
+    """What the provider said to one reboot or replace call for one node."""
+
+    ACCEPTED = "ACCEPTED"
+    IN_USE = "IN_USE"
+    """InstanceIdInUse: an operation already runs on it. After a lost reply this is good news."""
+    NOT_NOW = "NOT_NOW"
+    """InvalidInstanceStatus: wait."""
+    NO_SUCH_NODE = "NO_SUCH_NODE"
+    """InstanceIdNotFound: another life. The action is stale."""
+    FAILED = "FAILED"
+    """InternalServerError for this node: may be retried once."""
+    UNKNOWN = "UNKNOWN"
+    """No reply, or the node is in neither list: look for evidence, do not resend."""
+
+
+class Provider(Protocol):
+    """The HyperPod control plane."""
+
+    def cluster(self) -> ProviderCluster:
+        """Describe the cluster."""
+        ...
+
+    def nodes(self) -> tuple[ProviderNode, ...]:
+        """List all nodes with their logical ids, all pages."""
+        ...
+
+    def node(self, instance_id: str) -> ProviderNode | None:
+        """Describe one node; None where there is none."""
+        ...
+
+    def reboot(self, instance_id: str) -> RepairAnswer:
+        """Ask for a reboot, one call, one attempt. Idempotent: no, there is no client token; guarded by the lease."""
+        ...
+
+    def replace(self, instance_id: str) -> RepairAnswer:
+        """Ask for a replacement, one call, one attempt. Idempotent: no; guarded by the lease."""
+        ...
+
+
+# ---------------------------------------------------------------- checkpoints
+
+
+@dataclass(frozen=True, slots=True)
+class StoredShard:
+    """One stored object as the store itself describes it."""
+
+    size_bytes: int
+    sha256: str | None = None
+    """Hex, where the store keeps one."""
+
+
+class CheckpointStore(Protocol):
+    """What a service needs of the place where checkpoints live. `uri` is the job's checkpoint URI."""
+
+    def manifests(self, uri: str) -> tuple[str, ...]:
+        """List manifest keys relative to the URI, all attempts."""
+        ...
+
+    def read(self, uri: str, key: str) -> bytes:
+        """Read a small object (a manifest, the fence).
+
+        Raises:
+            NotFound: no such object.
+        """
+        ...
+
+    def describe(self, uri: str, keys: Iterable[str]) -> Mapping[str, StoredShard]:
+        """Return size and stored checksum of each object that exists; never reads the data."""
+        ...
+
+    def fence(self, uri: str) -> tuple[dict[str, Any] | None, str]:
+        """Return the fence document and its tag; (None, "") where there is none."""
+        ...
+
+    def raise_fence(self, uri: str, document: dict[str, Any], tag: str) -> None:
+        """Replace the fence if it still carries `tag` ("" = none exists).
+
+        Raises:
+            Conflict: somebody else wrote it first.
+        """
+        ...
+
+
+# ---------------------------------------------------------------- workflows, messages, the rest
+
+
+class ExecutionState(StrEnum):
+    """What is known of a workflow execution."""
+
+    RUNNING = "RUNNING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    """Failed, timed out or aborted."""
+    NONE = "NONE"
+
+
+class Machine(StrEnum):
+    """The workflows that services start."""
+
+    RECOVER_NODE = "recover_node"
+    RUN_JOB = "run_job"
+
+
+class Workflows(Protocol):
+    """Step Functions."""
+
+    def start(self, machine: Machine, name: str, document: Mapping[str, Any]) -> bool:
+        """Start an execution; False where one of that name exists already. Idempotent: yes, by name."""
+        ...
+
+    def state(self, machine: Machine, name: str) -> ExecutionState:
+        """Look an execution up by name."""
+        ...
+
+
+class Tokens(Protocol):
+    """Task tokens. Only `resolve_wait` answers one."""
+
+    def succeed(self, token: str, output: Mapping[str, Any]) -> bool:
+        """Send success; False where the task is over already (timed out, answered, unknown)."""
+        ...
+
+
+class WaitAnswers(Protocol):
+    """How every other service asks for a wait to be answered."""
+
+    def request(self, subject: str, name: str, generation: int, answer: Mapping[str, Any]) -> None:
+        """Have `resolve_wait` answer. Idempotent: yes, the row's OPEN -> ANSWERED decides."""
+        ...
+
+
+class Passes(Protocol):
+    """Asks for a scheduling pass."""
+
+    def request(self, reason: str) -> None:
+        """Queue a pass. Idempotent: yes, a pass with nothing to do does nothing. Lost requests are caught by the net."""
+        ...
+
+
+class Pager(Protocol):
+    """Tells people."""
+
+    def page(self, subject: str, message: str, *, key: str) -> None:
+        """Send one page; `key` lets a repeat be recognised."""
+        ...
+
+
+class RawEvents(Protocol):
+    """The archive of inbound events, as they came."""
+
+    def keep(self, envelope_id: str, body: bytes) -> None:
+        """Store a raw event under its id. Idempotent: yes, same name."""
+        ...
+
+
+class DeadLetters(Protocol):
+    """Where malformed events of a known kind go."""
+
+    def put(self, body: str, code: str, reason: str) -> None:
+        """Keep the whole event with the code of its fault. Raises on failure, so that the event is retried."""
+        ...
+
+
+class Clock(Protocol):
+    """The time."""
+
+    def now(self) -> datetime:
+        """Return the aware present in UTC."""
+        ...
+
+
+class Ids(Protocol):
+    """New ids."""
+
+    def new(self, prefix: str) -> str:
+        """Return `<prefix>-` and ten unambiguous characters (`inc`, `job`, `dec`, `op`)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One data point. At most three low-cardinality dimensions; ids are never dimensions."""
+
+    name: str
+    value: float = 1.0
+    unit: str = "Count"
+    dimensions: Mapping[str, str] = field(default_factory=dict)
+
+
+class Telemetry(Protocol):
+    """Metrics and log lines with keys bound by the entry wrapper."""
+
+    def count(self, name: str, value: float = 1.0, **dimensions: str) -> None:
+        """Emit a count."""
+        ...
+
+    def seconds(self, name: str, value: float, **dimensions: str) -> None:
+        """Emit a duration in seconds."""
+        ...
+
+    def info(self, message: str, **keys: Any) -> None:
+        """Log a state change."""
+        ...
+
+    def warning(self, message: str, **keys: Any) -> None:
+        """Log something degraded but handled."""
+        ...
+
+    def error(self, message: str, **keys: Any) -> None:
+        """Log what a person must act on; names the runbook in `runbook`."""
+        ...
+
+
+def every(pages: Callable[[str | None], Page]) -> Iterator[Row]:
+    """Yield the rows of all pages of a `by_state` read."""
+    cursor: str | None = None
+    while True:
+        page = pages(cursor)
+        yield from page.rows
+        if page.cursor is None:
+            return
+        cursor = page.cursor

@@ -1,0 +1,1 @@
+"""Use cases: load, decide, act, record."""

@@ -1,0 +1,226 @@
+"""Where each thing is kept: the keys, index entries and lifetimes of every row. The only module that knows them."""
+
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+
+from evenkeel.domain.decisions import Decision
+from evenkeel.domain.health.incidents import Evidence, Incident, TimelineEntry
+from evenkeel.domain.nodes import NodeLife
+from evenkeel.domain.scheduling.jobs import Attempt, Job
+from evenkeel.domain.values import Value, rfc3339
+from evenkeel.domain.waiting import Wait
+from evenkeel.ports import Key, Row, Table
+
+T = TypeVar("T", bound=Value)
+
+KEPT = timedelta(days=400)
+"""How long jobs, incidents and decisions are kept."""
+FACT_KEPT = timedelta(days=30)
+"""How long a fact is remembered so that a late copy of it is known."""
+IDEMPOTENCY_KEPT = timedelta(hours=24)
+
+ROOT_TREE = "fleet"
+"""The one cohort tree, until quotas grow more."""
+
+
+def read(row: Row, kind: type[T]) -> T:
+    """Read a row's document as a domain value."""
+    return kind.model_validate(row.doc)
+
+
+# ---------------------------------------------------------------- Incidents
+
+
+def incident_key(incident_id: str) -> Key:
+    """`INC#id / META`."""
+    return Key(Table.INCIDENTS, f"INC#{incident_id}", "META")
+
+
+def incident_row(incident: Incident, version: int) -> Row:
+    """In `byState` under `INC#<state>` by opening time, so lists come in order."""
+    return Row(
+        incident_key(incident.incident_id),
+        incident.to_json(),
+        version,
+        (f"INC#{incident.state}", rfc3339(incident.opened_at)),
+        incident.opened_at + KEPT,
+    )
+
+
+def open_key(life: NodeLife) -> Key:
+    """`OPEN#life`: exists exactly while an incident of that life is open."""
+    return Key(Table.INCIDENTS, f"OPEN#{life.key}", "META")
+
+
+def open_row(life: NodeLife, incident_id: str, version: int = 0) -> Row:
+    """Points from the life to its open incident."""
+    return Row(open_key(life), {"incidentId": incident_id}, version)
+
+
+def fact_key(fact: str) -> Key:
+    """`FACT#…`: one row per fact ever heard, so that its copies are known even after the incident is settled."""
+    return Key(Table.INCIDENTS, f"FACT#{fact}", "META")
+
+
+def fact_row(fact: str, incident_id: str, now: datetime) -> Row:
+    """Remember the fact and the incident it joined."""
+    return Row(fact_key(fact), {"incidentId": incident_id}, 0, None, now + FACT_KEPT)
+
+
+def unresolved_row(fact_doc: dict[str, Any], fact: str, now: datetime, version: int = 0) -> Row:
+    """A fact whose node life could not be resolved yet: the sweeper tries again."""
+    key = Key(Table.INCIDENTS, f"UNRESOLVED#{fact}", "META")
+    return Row(key, fact_doc, version, ("UNRESOLVED", rfc3339(now)), now + FACT_KEPT)
+
+
+def evidence_row(evidence: Evidence) -> Row:
+    """`INC#id / EVIDENCE#time#envelope`."""
+    key = Key(
+        Table.INCIDENTS,
+        f"INC#{evidence.incident_id}",
+        f"EVIDENCE#{rfc3339(evidence.joined_at)}#{evidence.fact.envelope_id}",
+    )
+    return Row(key, evidence.to_json(), 0, None, evidence.joined_at + KEPT)
+
+
+# ---------------------------------------------------------------- Jobs
+
+
+def job_key(job_id: str) -> Key:
+    """`JOB#id / META`."""
+    return Key(Table.JOBS, f"JOB#{job_id}", "META")
+
+
+def job_row(job: Job, version: int) -> Row:
+    """In `byState` under `JOB#<state>` by submission, which is queue order."""
+    expires = (job.ended_at or job.submitted_at) + KEPT if job.state.has_ended else None
+    return Row(job_key(job.job_id), job.to_json(), version, (f"JOB#{job.state}", queue_order(job)), expires)
+
+
+def queue_order(job: Job) -> str:
+    """First come, first served; the id breaks ties so that the order is total."""
+    return f"{rfc3339(job.submitted_at)}#{job.job_id}"
+
+
+def attempt_key(job_id: str, attempt: int) -> Key:
+    """`JOB#id / ATTEMPT#0000n`."""
+    return Key(Table.JOBS, f"JOB#{job_id}", f"ATTEMPT#{attempt:05d}")
+
+
+def attempt_row(attempt: Attempt, version: int) -> Row:
+    """In `byState` under `ATTEMPT#LIVE` until it is settled."""
+    live = ("ATTEMPT#LIVE", f"{rfc3339(attempt.admitted_at)}#{attempt.workload_name}")
+    return Row(
+        attempt_key(attempt.job_id, attempt.attempt),
+        attempt.to_json(),
+        version,
+        None if attempt.state.has_ended else live,
+        attempt.admitted_at + KEPT if attempt.state.has_ended else None,
+    )
+
+
+def idempotency_key(principal: str, key: str) -> Key:
+    """`IDEM#principal#key`, put in the job's own transaction."""
+    return Key(Table.JOBS, f"IDEM#{principal}#{key}", "META")
+
+
+def idempotency_row(principal: str, key: str, answer: dict[str, Any], now: datetime) -> Row:
+    """The first answer, given again to every repeat for a day."""
+    return Row(idempotency_key(principal, key), answer, 0, None, now + IDEMPOTENCY_KEPT)
+
+
+# ---------------------------------------------------------------- both: timelines, waits, decisions
+
+
+def subject_partition(subject: str) -> tuple[Table, str]:
+    """Table and partition of a job or an incident, by the type its id carries."""
+    if subject.startswith("inc-"):
+        return Table.INCIDENTS, f"INC#{subject}"
+    return Table.JOBS, f"JOB#{subject}"
+
+
+def timeline_row(subject: str, entry: TimelineEntry, discriminator: str) -> Row:
+    """`… / EVENT#time#discriminator`. The discriminator makes a retried write the same row."""
+    table, pk = subject_partition(subject)
+    key = Key(table, pk, f"EVENT#{rfc3339(entry.at)}#{discriminator}")
+    return Row(key, entry.to_json(), 0, None, entry.at + KEPT)
+
+
+def wait_key(subject: str, name: str) -> Key:
+    """`… / WAIT#name`."""
+    table, pk = subject_partition(subject)
+    return Key(table, pk, f"WAIT#{name}")
+
+
+def wait_row(wait: Wait, version: int) -> Row:
+    """In `byState` under `WAIT#OPEN` or `WAIT#ANSWERED` by deadline."""
+    return Row(
+        wait_key(wait.subject, wait.name),
+        wait.to_json(),
+        version,
+        (f"WAIT#{wait.state}", f"{rfc3339(wait.deadline_at)}#{wait.subject}#{wait.name}"),
+        wait.deadline_at + FACT_KEPT,
+    )
+
+
+def decision_key(decision_id: str) -> Key:
+    """`DEC#id / META`."""
+    return Key(Table.INCIDENTS, f"DEC#{decision_id}", "META")
+
+
+def decision_row(decision: Decision) -> Row:
+    """In `byState` under `DEC#<subject>` by time: the decisions about one incident or job."""
+    return Row(
+        decision_key(decision.decision_id),
+        decision.to_json(),
+        0,
+        (f"DEC#{decision.subject}", rfc3339(decision.decided_at)),
+        decision.decided_at + KEPT,
+    )
+
+
+# ---------------------------------------------------------------- Fleet
+
+
+def node_key(cluster: str, instance_id: str) -> Key:
+    """`NODE#cluster/instance / META`. An instance id never comes back, so one row holds its one life."""
+    return Key(Table.FLEET, f"NODE#{cluster}/{instance_id}", "META")
+
+
+def node_row(cluster: str, instance_id: str, doc: dict[str, Any], version: int, expires_at: datetime | None) -> Row:
+    """In `byState` under `NODE` by pool and id: the fleet list."""
+    state = ("NODE", f"{doc.get('pool', '')}#{instance_id}")
+    return Row(node_key(cluster, instance_id), doc, version, state, expires_at)
+
+
+def lease_key(slot: str) -> Key:
+    """`LEASE#slot / META`: who repairs a seat, and what was asked of the provider."""
+    return Key(Table.FLEET, f"LEASE#{slot}", "META")
+
+
+def lock_key(name: str) -> Key:
+    """`LOCK#name / META`: one watcher, one sweeper at a time."""
+    return Key(Table.FLEET, f"LOCK#{name}", "META")
+
+
+def hold_key() -> Key:
+    """`HOLD#fleet / META`: harmful acts are held while it lasts."""
+    return Key(Table.FLEET, "HOLD#fleet", "META")
+
+
+def heartbeat_key(function: str) -> Key:
+    """`HEARTBEAT#function / META`: when a scheduled function last finished a round."""
+    return Key(Table.FLEET, f"HEARTBEAT#{function}", "META")
+
+
+# ---------------------------------------------------------------- Quotas
+
+
+def tree_key(root: str = ROOT_TREE) -> Key:
+    """`TREE#root / META`: its version orders all admissions of the tree."""
+    return Key(Table.QUOTAS, f"TREE#{root}", "META")
+
+
+def usage_key(team: str) -> Key:
+    """`TEAM#team / USAGE`: accelerators charged, changed by ADD only."""
+    return Key(Table.QUOTAS, f"TEAM#{team}", "USAGE")
