@@ -1,7 +1,7 @@
 """Waits: what a workflow pauses for, and how the pause ends.
 
-A wait is a row `{name, subject, generation, token, deadlineAt, condition}`. The state's function puts the row and then
-evaluates the condition once, since what is waited for may have come first. Whoever later sees the world change evaluates
+A wait is a row `{name, subject, generation, token, deadlineAt, condition}`. The state's function puts the row and
+then evaluates the condition once, since what is waited for may have come first. Whoever later sees the world change evaluates
 the open rows again. A row is answered once: OPEN -> ANSWERED is a conditional write.
 """
 

@@ -1,4 +1,4 @@
-"""The fault catalogue: one row per code, facts (`f_…`) beside our own defaults (`p_…`). Adding a fault is adding a row."""
+"""The fault catalogue, one row per code: facts (`f_…`) beside our own defaults (`p_…`). A new fault is a new row."""
 
 import csv
 import functools
