@@ -1,0 +1,261 @@
+"""The local AWS engine: one emulator process on loopback, with IAM enforced.
+
+The engine is ministack, pinned by requirements/engine.txt and installed in an environment of its own (.tools/engine).
+It is started with an environment that holds nothing of the caller's: its function workers inherit that environment, and
+must see no credential, endpoint or profile but the ones that their function's own configuration names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import socket
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Self
+
+from evenkeel_local import ACCOUNT_ID, PROJECT, REGION
+from evenkeel_local.processes import Child
+
+PROGRAM: Final = PROJECT / ".tools" / "engine" / "bin" / "ministack"
+READY_SECONDS: Final = 60.0
+_PORT_TRIES: Final = 5
+
+# What the template uses and what tests look at. SageMaker and EKS are absent on purpose: a call that should have gone
+# to the local GPU cluster fails here instead of being answered by a stand-in of a stand-in.
+SERVICES: Final = (
+    "account",
+    "apigateway",
+    "cloudformation",
+    "dynamodb",
+    "dynamodbstreams",
+    "events",
+    "iam",
+    "kms",
+    "lambda",
+    "logs",
+    "monitoring",
+    "resource-groups",
+    "s3",
+    "scheduler",
+    "sns",
+    "sqs",
+    "ssm",
+    "states",
+    "sts",
+    "tagging",
+)
+
+
+class EngineError(RuntimeError):
+    """The engine could not be started, or does not answer. The message names its log."""
+
+
+class Engine:
+    """A running engine. Stop it with `stop()`, or use it as a context manager."""
+
+    def __init__(self, child: Child, port: int, run_dir: Path) -> None:
+        self._child = child
+        self.port = port
+        self.run_dir = run_dir
+
+    @classmethod
+    def start(
+        cls,
+        run_dir: Path,
+        *,
+        port: int | None = None,
+        sfn_mock_config: Mapping[str, Any] | None = None,
+        wait_scale: float = 1.0,
+    ) -> Engine:
+        """Start an engine on loopback and wait until it answers.
+
+        Args:
+            run_dir: Folder for its log, its data and its workers' files. `stop()` removes all but the log.
+            port: The port to use; a free one if None.
+            sfn_mock_config: Task results by state machine and test case, in the format of Step Functions Local.
+            wait_scale: Factor on Wait states and retry delays; 0 skips them. Only for tests of workflows alone.
+
+        Raises:
+            EngineError: It cannot bind its port, ended while starting, or did not answer in time.
+        """
+        if not PROGRAM.exists():
+            raise EngineError(f"the engine is not installed at {PROGRAM.relative_to(PROJECT)}: run `make setup`")
+        candidates = [port] if port is not None else [_free_port() for _ in range(_PORT_TRIES)]
+        for candidate in candidates:
+            with contextlib.suppress(_PortTakenError):
+                return cls._start_on(candidate, run_dir.resolve(), sfn_mock_config, wait_scale)
+        raise EngineError(f"the engine cannot bind 127.0.0.1:{', '.join(map(str, candidates))}: in use by others")
+
+    @classmethod
+    def _start_on(
+        cls, port: int, run_dir: Path, sfn_mock_config: Mapping[str, Any] | None, wait_scale: float
+    ) -> Engine:
+        if not _can_bind(port):
+            raise _PortTakenError
+        for folder in ("tmp", "data", "home"):
+            shutil.rmtree(run_dir / folder, ignore_errors=True)
+            (run_dir / folder).mkdir(parents=True)
+        nonce = secrets.token_hex(8)
+        environment = _environment(run_dir, port, nonce, wait_scale)
+        if sfn_mock_config is not None:
+            mock_file = run_dir / "data" / "mock-config.json"
+            mock_file.write_text(json.dumps(sfn_mock_config), encoding="utf-8")
+            environment["SFN_MOCK_CONFIG"] = str(mock_file)
+        log = run_dir / "engine.log"
+        child = Child.start([PROGRAM], log=log, env=environment, cwd=run_dir, pid_file=run_dir / "engine.pid")
+        engine = cls(child, port, run_dir)
+        try:
+            engine._wait_ready(nonce)
+        except BaseException:
+            engine.stop()
+            raise
+        return engine
+
+    def _wait_ready(self, nonce: str) -> None:
+        deadline = time.monotonic() + READY_SECONDS
+        while time.monotonic() < deadline:
+            if not self._child.is_running():
+                raise (
+                    _PortTakenError
+                    if not _can_bind(self.port)
+                    else EngineError(
+                        f"the engine ended while starting (exit {self._child.returncode()}): see {self.log}"
+                    )
+                )
+            try:
+                health = self._admin("GET", "/_ministack/health")
+                self._admin("GET", "/_ministack/ready")
+            except OSError:
+                time.sleep(0.05)
+                continue
+            # Whoever took the port in the meantime may well be another emulator: the nonce tells ours.
+            if health.get("edition") != nonce:
+                raise _PortTakenError
+            if health.get("auth") != "enabled":
+                raise EngineError(f"the engine does not enforce IAM: see {self.log}")
+            return
+        raise EngineError(f"the engine did not answer within {READY_SECONDS:.0f} s: see {self.log}")
+
+    @property
+    def endpoint_url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def region(self) -> str:
+        return REGION
+
+    @property
+    def account_id(self) -> str:
+        return ACCOUNT_ID
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    @property
+    def log(self) -> Path:
+        return self.run_dir / "engine.log"
+
+    def is_running(self) -> bool:
+        return self._child.is_running()
+
+    def api_url(self, rest_api_id: str, stage: str) -> str:
+        """Return where a REST API of this engine is served (its own host names do not resolve everywhere)."""
+        return f"{self.endpoint_url}/restapis/{rest_api_id}/{stage}/_user_request_"
+
+    def reset(self) -> None:
+        """Empty every service, IAM included: identities made before are unknown afterwards."""
+        self._admin("POST", "/_ministack/reset")
+
+    def mock_workflows(self, sfn_mock_config: Mapping[str, Any]) -> None:
+        """Replace the mocked task results (Step Functions Local's format). An empty mapping removes them.
+
+        An execution uses them when it is started on `<state machine ARN>#<test case>`.
+        """
+        self._admin("POST", "/_ministack/config", {"stepfunctions._sfn_mock_config": dict(sfn_mock_config)})
+
+    def scale_waits(self, factor: float) -> None:
+        """Multiply Wait states and retry delays by `factor` from now on."""
+        self._admin("POST", "/_ministack/config", {"stepfunctions._SFN_WAIT_SCALE": factor})
+
+    def stop(self) -> None:
+        """End the engine and its function workers, and remove what they left on disk.
+
+        Idempotent: yes.
+        """
+        self._child.stop()
+        for folder in ("tmp", "data", "home"):
+            shutil.rmtree(self.run_dir / folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _admin(self, method: str, path: str, document: object = None) -> dict[str, Any]:
+        body = None if document is None else json.dumps(document).encode()
+        request = urllib.request.Request(f"{self.endpoint_url}{path}", data=body, method=method)
+        try:
+            with _DIRECT.open(request, timeout=30) as answer:
+                return dict(json.load(answer))
+        except urllib.error.HTTPError as error:
+            error.close()
+            raise
+
+
+class _PortTakenError(Exception):
+    """Someone else has the port."""
+
+
+# Loopback is never asked of a proxy, whatever the caller's environment says.
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def _environment(run_dir: Path, port: int, nonce: str, wait_scale: float) -> dict[str, str]:
+    inherited = {name: os.environ[name] for name in ("LANG", "LC_ALL", "TZ") if name in os.environ}
+    return inherited | {
+        "PATH": os.defpath,
+        "HOME": str(run_dir / "home"),  # empty: functions read no ~/.aws
+        "TMPDIR": str(run_dir / "tmp"),
+        "PYTHONUTF8": "1",
+        "AUTH": "true",
+        "BIND_HOST": "127.0.0.1",
+        "GATEWAY_PORT": str(port),
+        "MINISTACK_HOST": "127.0.0.1",  # in the URLs that it hands out
+        "MINISTACK_ACCOUNT_ID": ACCOUNT_ID,
+        "MINISTACK_REGION": REGION,
+        "MINISTACK_EDITION": nonce,  # comes back in its health report
+        "SERVICES": ",".join(SERVICES),
+        "IOT_MTLS_ENABLED": "0",
+        "SFTP_ENABLED": "0",
+        "LAMBDA_EXECUTOR": "local",
+        "DOCKER_HOST": f"unix://{run_dir}/home/no-docker",  # at start it removes containers that it takes for its own
+        "STATE_DIR": str(run_dir / "data" / "state"),
+        "S3_DATA_DIR": str(run_dir / "data" / "s3"),
+        "SFN_WAIT_SCALE": str(wait_scale),
+        "LOG_LEVEL": os.environ.get("EVENKEEL_ENGINE_LOG_LEVEL", "INFO"),
+    }
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _can_bind(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,188 @@
+"""Who is who on the local engine.
+
+The engine's root key is a word anyone can type, and it may do everything. So it is used once, to make the user
+`deployer`, who may do what `sam deploy` needs and may make further users. Everything after that, functions, commands,
+the local cluster, the ticker and tests, holds an identity whose policies decide.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import ClientError
+
+from evenkeel_local import REGION
+from evenkeel_local.engine import Engine
+
+if TYPE_CHECKING:
+    from mypy_boto3_iam import IAMClient
+
+Statement = Mapping[str, Any]
+
+ARTIFACTS_BUCKET: Final = "evenkeel-artifacts"
+_ROOT_KEY: Final = "test"
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """An access key on one engine. Its text form leaves the secrets out."""
+
+    access_key_id: str
+    secret_access_key: str
+    endpoint_url: str
+    session_token: str | None = None
+    principal_arn: str = ""
+    region: str = REGION
+
+    def __repr__(self) -> str:
+        return f"Credentials({self.access_key_id!r}, principal_arn={self.principal_arn!r})"
+
+    def session(self) -> boto3.Session:
+        return boto3.Session(self.access_key_id, self.secret_access_key, self.session_token, region_name=self.region)
+
+    def client(self, service: str, **options: Any) -> Any:
+        """Return a boto3 client of the engine; `options` go to boto3 (`config=`, `endpoint_url=`)."""
+        options.setdefault("endpoint_url", self.endpoint_url)
+        options.setdefault("config", Config(retries={"mode": "standard", "max_attempts": 2}, proxies={}))
+        # Typed stubs know each service by a literal name; here the name is the caller's.
+        return self.session().client(service, **options)  # type: ignore[call-overload]
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment variables by which AWS tools and SDKs act as this identity on the engine.
+
+        A caller's profile or configuration file must not win over them, so both are pointed at nothing.
+        """
+        variables = {
+            "AWS_ACCESS_KEY_ID": self.access_key_id,
+            "AWS_SECRET_ACCESS_KEY": self.secret_access_key,
+            "AWS_REGION": self.region,
+            "AWS_DEFAULT_REGION": self.region,
+            "AWS_ENDPOINT_URL": self.endpoint_url,
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "AWS_CONFIG_FILE": "/dev/null",
+            "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
+            "NO_PROXY": "127.0.0.1,localhost",
+        }
+        return variables | ({"AWS_SESSION_TOKEN": self.session_token} if self.session_token else {})
+
+
+def bootstrap(engine: Engine) -> Credentials:
+    """Make the user `deployer` and the artifacts bucket, with the root key, for the only time.
+
+    Idempotent: yes; on an engine that has the user, its access key is replaced.
+    """
+    root = Credentials(_ROOT_KEY, _ROOT_KEY, engine.endpoint_url)
+    credentials = make_user(root, "deployer", _deployer_statements(engine.account_id))
+    with _already_so("BucketAlreadyOwnedByYou"):
+        credentials.client("s3").create_bucket(
+            Bucket=ARTIFACTS_BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION}
+        )
+    return credentials
+
+
+def make_user(maker: Credentials, name: str, statements: Sequence[Statement]) -> Credentials:
+    """Make the IAM user `name` with exactly `statements` as its policy, and return a fresh access key for it.
+
+    Idempotent: yes; the policy and the access key of an existing user are replaced.
+
+    Args:
+        maker: Who makes it: `deployer`.
+        name: The user's name, unique on the engine.
+        statements: IAM policy statements, `Effect` included.
+    """
+    iam: IAMClient = maker.client("iam")
+    with _already_so("EntityAlreadyExists"):
+        iam.create_user(UserName=name)
+    for old in iam.list_access_keys(UserName=name)["AccessKeyMetadata"]:
+        iam.delete_access_key(UserName=name, AccessKeyId=old["AccessKeyId"])
+    set_policy(maker, name, statements)
+    arn = iam.get_user(UserName=name)["User"]["Arn"]
+    key = iam.create_access_key(UserName=name)["AccessKey"]
+    return Credentials(
+        key["AccessKeyId"], key["SecretAccessKey"], maker.endpoint_url, principal_arn=arn, region=maker.region
+    )
+
+
+def set_policy(maker: Credentials, name: str, statements: Sequence[Statement]) -> None:
+    """Replace the policy of the user `name`; its access key stays.
+
+    Idempotent: yes.
+    """
+    document = json.dumps({"Version": "2012-10-17", "Statement": list(statements)})
+    maker.client("iam").put_user_policy(UserName=name, PolicyName="evenkeel", PolicyDocument=document)
+
+
+@contextlib.contextmanager
+def _already_so(code: str) -> Iterator[None]:
+    try:
+        yield
+    except ClientError as error:
+        if error.response["Error"]["Code"] != code:
+            raise
+
+
+def _deployer_statements(account_id: str) -> list[Statement]:
+    """What deploying a stack and making the local users needs."""
+    return [
+        {
+            "Sid": "DeployTheStack",
+            "Effect": "Allow",
+            "Action": [
+                "apigateway:*",
+                "cloudformation:*",
+                "cloudwatch:*",
+                "dynamodb:*",
+                "events:*",
+                "kms:*",
+                "lambda:*",
+                "logs:*",
+                "s3:*",
+                "scheduler:*",
+                "sns:*",
+                "sqs:*",
+                "ssm:*",
+                "states:*",
+                "tag:*",
+            ],
+            "Resource": "*",
+        },
+        {
+            "Sid": "RolesOfTheStack",
+            "Effect": "Allow",
+            "Action": [
+                "iam:*RolePolicy",
+                "iam:CreateRole",
+                "iam:DeleteRole",
+                "iam:GetRole",
+                "iam:PassRole",
+                "iam:TagRole",
+                "iam:UntagRole",
+                "iam:UpdateAssumeRolePolicy",
+                "iam:UpdateRole",
+                "iam:ListRolePolicies",
+                "iam:ListAttachedRolePolicies",
+            ],
+            "Resource": f"arn:aws:iam::{account_id}:role/*",
+        },
+        {
+            "Sid": "UsersOfTheDataCentre",
+            "Effect": "Allow",
+            "Action": [
+                "iam:CreateUser",
+                "iam:GetUser",
+                "iam:DeleteUser",
+                "iam:PutUserPolicy",
+                "iam:DeleteUserPolicy",
+                "iam:ListAccessKeys",
+                "iam:CreateAccessKey",
+                "iam:DeleteAccessKey",
+            ],
+            "Resource": f"arn:aws:iam::{account_id}:user/*",
+        },
+    ]
