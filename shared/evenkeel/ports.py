@@ -144,7 +144,7 @@ class Page:
 
 
 class Ledger(Protocol):
-    """The durable memory: rows under conditional, all-or-nothing writes. Reads are strongly consistent but for `by_state`."""
+    """The durable memory: rows under conditional, all-or-nothing writes. Reads but `by_state` are strongly consistent."""
 
     def get(self, key: Key) -> Row | None:
         """Return the row, or None."""
@@ -227,7 +227,7 @@ class Cluster(Protocol):
         ...
 
     def cordon(self, cluster: str, name: str, incident_id: str) -> CordonResult:
-        """Mark a node unschedulable with our mark. Idempotent: yes, reads first, patches on the resourceVersion read."""
+        """Mark a node unschedulable, with our mark. Idempotent: yes, reads first, patches what it read."""
         ...
 
     def release(self, cluster: str, name: str, incident_id: str | None) -> ReleaseResult:
@@ -264,7 +264,7 @@ class Cluster(Protocol):
         ...
 
     def forget_pods(self, cluster: str, namespace: str, job_id: str, attempt: int, node_names: Iterable[str]) -> None:
-        """Force-delete the attempt's pod objects on nodes that are lost. Only after the fence is raised or the node is gone.
+        """Force-delete the attempt's pod objects on lost nodes. Only once the fence is raised or the node is gone.
 
         Idempotent: yes.
         """
@@ -419,7 +419,7 @@ class Passes(Protocol):
     """Asks for a scheduling pass."""
 
     def request(self, reason: str) -> None:
-        """Queue a pass. Idempotent: yes, a pass with nothing to do does nothing. Lost requests are caught by the net."""
+        """Queue a pass. Idempotent: yes, a pass with nothing to do does nothing. The net catches lost requests."""
         ...
 
 
