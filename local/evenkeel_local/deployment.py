@@ -155,6 +155,7 @@ def _run_sam(command: list[str | Path], log: Path, cwd: Path, variables: Mapping
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
         "SAM_CLI_TELEMETRY": "0",
         "SAM_CLI_CHECK_FOR_UPDATES": "0",
+        "SAM_CLI_POLL_DELAY": "0.5",  # 5 s between looks at the stack is polite to AWS and slow here
         "__SAM_CLI_APP_DIR": str(PROJECT / ".evenkeel" / "sam"),
         **variables,
     }
