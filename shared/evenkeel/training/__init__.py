@@ -1,0 +1,44 @@
+"""What a training script imports to be resumed from its last proven checkpoint. Standard library only.
+
+    from evenkeel import training
+
+    run = training.attach()
+    resume = run.resume()
+    if resume is not None:
+        model.load(resume.shard(run.rank))
+    for step in range(resume.step if resume else 0, steps):
+        loss = train(step)
+        if (step + 1) % 100 == 0 or run.should_stop():
+            run.save(step + 1, model.dump(), metrics={"loss": loss})
+        if run.should_stop():
+            sys.exit(training.EXIT_STOPPED)
+
+`python -m evenkeel.training prove <uri>` says from a shell what holds, and why the rest does not.
+"""
+
+from evenkeel.training.resume import Choice, Fenced
+from evenkeel.training.run import (
+    EXIT_FENCED,
+    EXIT_STOPPED,
+    DamagedError,
+    NotInAnAttemptError,
+    Resume,
+    Run,
+    Saved,
+    attach,
+)
+from evenkeel.training.storage import open_storage
+
+__all__ = [
+    "EXIT_FENCED",
+    "EXIT_STOPPED",
+    "Choice",
+    "DamagedError",
+    "Fenced",
+    "NotInAnAttemptError",
+    "Resume",
+    "Run",
+    "Saved",
+    "attach",
+    "open_storage",
+]

@@ -1,0 +1,102 @@
+"""Prove checkpoints from a shell: `python -m evenkeel.training prove <uri>`, `… resume-point <uri> --attempt <n>`.
+
+| exit code | |
+|---|---|
+| 0 | `prove`: a checkpoint holds. `resume-point`: pinned (perhaps to the beginning) |
+| 1 | `prove`: none holds |
+| 2 | the arguments or the store could not be used |
+| 75 | a later attempt has taken over |
+"""
+
+import argparse
+import hashlib
+import json
+import sys
+from datetime import datetime
+
+from evenkeel.training.layout import JsonObject, UnreadableError, read_instant
+from evenkeel.training.resume import Choice, Fenced, choose, pin
+from evenkeel.training.run import EXIT_FENCED
+from evenkeel.training.storage import Storage, open_storage
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; return its exit code."""
+    asked = _parser().parse_args(arguments)
+    try:
+        storage = open_storage(asked.uri)
+        return _prove(storage, asked) if asked.command == "prove" else _pin(storage, asked)
+    except Fenced as fenced:
+        sys.stderr.write(f"{fenced}\n")
+        return EXIT_FENCED
+    except UnreadableError as error:
+        sys.stderr.write(f"the fence under {asked.uri} cannot be read: {error}\n")
+        return 2
+    except (ValueError, OSError, ModuleNotFoundError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+
+
+def _prove(storage: Storage, asked: argparse.Namespace) -> int:
+    fence = storage.read_fence().fence
+    if asked.attempt is not None:
+        attempt = asked.attempt
+    else:
+        newest = max((checkpoint.attempt for checkpoint in storage.checkpoints()), default=0)
+        attempt = max(newest, fence.attempt if fence else 0) + 1
+    choice = choose(storage, attempt, fence, asked.distrust_after, accepts_convention=asked.accept_convention)
+    _report(storage, choice, asked)
+    return 0 if choice.resume_from else 1
+
+
+def _pin(storage: Storage, asked: argparse.Namespace) -> int:
+    choice = pin(storage, asked.attempt, asked.distrust_after, accepts_convention=asked.accept_convention)
+    if asked.json:
+        _report(storage, choice, asked)
+    else:
+        # Alone on standard output: a start script puts it into EVENKEEL_RESUME_FROM. The story goes beside it.
+        sys.stdout.write(f"{choice.resume_from.manifest if choice.resume_from else ''}\n")
+        sys.stderr.write(f"{choice.reason}\n")
+    return 0
+
+
+def _report(storage: Storage, choice: Choice, asked: argparse.Namespace) -> None:
+    if asked.json:
+        document: JsonObject = {**choice.to_json(), "digest": None}
+        if choice.resume_from:
+            content = storage.get(choice.resume_from.manifest) or b""
+            document["digest"] = hashlib.sha256(content).hexdigest()
+        sys.stdout.write(f"{json.dumps(document)}\n")
+        return
+    sys.stdout.write(f"{choice.reason}\n")
+    for out in choice.rejected:
+        sys.stdout.write(f"  step {out['step']} of attempt {out['attempt']}  {out['code']}: {out['detail']}\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    about = "Prove checkpoints, and pin where to resume."
+    parser = argparse.ArgumentParser(prog="python -m evenkeel.training", description=about)
+    commands = parser.add_subparsers(dest="command", required=True)
+    prove = commands.add_parser("prove", help="say which checkpoint holds, and why newer ones do not; change nothing")
+    resume_point = commands.add_parser("resume-point", help="raise the fence to an attempt and pin where it resumes")
+    for command in (prove, resume_point):
+        command.add_argument("uri", help="s3://bucket/prefix, file:///folder or a path")
+        command.add_argument("--json", action="store_true", help="one JSON object on standard output")
+        command.add_argument(
+            "--distrust-after", type=_instant, metavar="INSTANT", help="ignore writes begun after this"
+        )
+        command.add_argument("--accept-convention", action="store_true", help="DCP's own convention is enough")
+    prove.add_argument("--attempt", type=int, help="as seen by this attempt; the next one where absent")
+    resume_point.add_argument("--attempt", type=int, required=True)
+    return parser
+
+
+def _instant(text: str) -> datetime:
+    try:
+        return read_instant(text)
+    except UnreadableError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

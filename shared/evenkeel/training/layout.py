@@ -1,0 +1,336 @@
+"""Where the parts of a checkpoint lie, and how they are written down.
+
+    <checkpointUri>/
+      _fence                                   highest attempt that may write, and what it resumes from
+      attempt=2/step=000000120/
+        shard-0-of-2.bin  shard-1-of-2.bin     one a rank, or several parts a rank
+        manifest.json                          written last; without it there is no checkpoint
+      result/attempt=2.json
+
+Evenkeel's own functions read the same layout with their own reader; one table of cases holds both to the same answers.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, NoReturn
+
+SCHEMA_VERSION = 1
+FENCE_KEY = "_fence"
+MANIFEST_NAME = "manifest.json"
+CONVENTION_NAME = ".metadata"
+"""PyTorch Distributed Checkpoint writes this file last."""
+CONVENTION_SUFFIX = ".distcp"
+
+_FOLDER = re.compile(r"attempt=([1-9][0-9]*)/step=([0-9]{9,})")
+_FILE = re.compile(r"[A-Za-z0-9._-]+")
+_SHARD = re.compile(r"shard-([0-9]+)-of-([0-9]+)\.[A-Za-z0-9._-]+")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+JsonObject = dict[str, Any]
+
+
+class UnreadableError(ValueError):
+    """Bytes that are no manifest or no fence. The message says what is wrong with them."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Checkpoint:
+    """One checkpoint of a job, in the order in which they are tried: by step, then by attempt."""
+
+    step: int
+    attempt: int
+
+    @property
+    def folder(self) -> str:
+        return f"attempt={self.attempt}/step={self.step:09d}"
+
+    @property
+    def manifest_key(self) -> str:
+        return f"{self.folder}/{MANIFEST_NAME}"
+
+    @property
+    def convention_key(self) -> str:
+        return f"{self.folder}/{CONVENTION_NAME}"
+
+    def shard_key(self, rank: int, world_size: int, extension: str = "bin") -> str:
+        return f"{self.folder}/shard-{rank}-of-{world_size}.{extension}"
+
+    def receipt_key(self, rank: int, world_size: int) -> str:
+        return self.shard_key(rank, world_size, "receipt")
+
+
+def checkpoint_of_folder(folder: str) -> Checkpoint | None:
+    """Read `attempt=<n>/step=<9 digits>`, with or without a closing slash; None for anything else."""
+    folder = folder.removesuffix("/")
+    match = _FOLDER.fullmatch(folder)
+    if match is None:
+        return None
+    checkpoint = Checkpoint(step=int(match[2]), attempt=int(match[1]))
+    return checkpoint if checkpoint.folder == folder else None
+
+
+def checkpoint_of_key(key: str) -> Checkpoint | None:
+    """Return the checkpoint that a key lies in; None where it lies in none."""
+    return checkpoint_of_folder(key.rpartition("/")[0])
+
+
+def is_file_name(name: str) -> bool:
+    """Whether a name may stand in a checkpoint's folder: flat, plain, and not the manifest's own."""
+    return _FILE.fullmatch(name) is not None and name not in (".", "..", MANIFEST_NAME)
+
+
+def rank_and_world(name: str) -> tuple[int, int] | None:
+    """Read rank and world size from `shard-<i>-of-<w>.<ext>`; None for a file named otherwise."""
+    match = _SHARD.fullmatch(name)
+    return None if match is None else (int(match[1]), int(match[2]))
+
+
+def write_instant(instant: datetime) -> str:
+    return instant.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def read_instant(text: object) -> datetime:
+    """Read an RFC 3339 instant.
+
+    Raises:
+        UnreadableError: It is no instant, or has no time zone.
+    """
+    if not isinstance(text, str):
+        raise UnreadableError(f"{text!r} is no instant")
+    try:
+        instant = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise UnreadableError(f"{text!r} is no instant") from error
+    if instant.tzinfo is None:
+        raise UnreadableError(f"{text!r} has no time zone")
+    return instant.astimezone(UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One file of a checkpoint, as the rank that wrote it knows it."""
+
+    key: str
+    size_bytes: int
+    sha256: str
+
+    def to_json(self) -> JsonObject:
+        return {"key": self.key, "sizeBytes": self.size_bytes, "sha256": self.sha256}
+
+    @classmethod
+    def from_json(cls, document: object) -> "Shard":
+        entry = _object(document)
+        sha256 = _text(entry, "sha256")
+        if _SHA256.fullmatch(sha256) is None:
+            raise UnreadableError(f"{sha256!r} is no SHA-256")
+        return cls(key=_text(entry, "key"), size_bytes=_whole(entry, "sizeBytes", 0), sha256=sha256)
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a checkpoint consists of."""
+
+    job_id: str
+    checkpoint: Checkpoint
+    started_at: datetime
+    created_at: datetime
+    world_size: int
+    shards: tuple[Shard, ...]
+    metrics: Mapping[str, float | str] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_bytes(self) -> bytes:
+        document = {
+            "schemaVersion": SCHEMA_VERSION,
+            "jobId": self.job_id,
+            "attempt": self.checkpoint.attempt,
+            "step": self.checkpoint.step,
+            "startedAt": write_instant(self.started_at),
+            "createdAt": write_instant(self.created_at),
+            "worldSize": self.world_size,
+            "shards": [shard.to_json() for shard in self.shards],
+            "metrics": dict(self.metrics),
+            "extra": dict(self.extra),
+        }
+        return json.dumps(document, indent=1, allow_nan=False).encode()
+
+    def shards_of(self, rank: int) -> tuple[Shard, ...]:
+        """Return the parts that one rank wrote, in order."""
+        named = [(rank_and_world(shard.key.rpartition("/")[2]), shard) for shard in self.shards]
+        return tuple(sorted((shard for place, shard in named if place and place[0] == rank), key=lambda s: s.key))
+
+
+def parse_manifest(checkpoint: Checkpoint, content: bytes) -> Manifest:
+    """Read the manifest of one checkpoint.
+
+    Raises:
+        UnreadableError: Not JSON, not this schema, or not about this checkpoint.
+    """
+    document = _document(content)
+    found = Checkpoint(step=_whole(document, "step", 0), attempt=_whole(document, "attempt", 1))
+    if found != checkpoint:
+        raise UnreadableError(f"it speaks of attempt {found.attempt} step {found.step}")
+    shards = document.get("shards")
+    if not isinstance(shards, list) or not shards:
+        raise UnreadableError("it names no shards")
+    manifest = Manifest(
+        job_id=_text(document, "jobId"),
+        checkpoint=checkpoint,
+        started_at=read_instant(document.get("startedAt")),
+        created_at=read_instant(document.get("createdAt")),
+        world_size=_whole(document, "worldSize", 1),
+        shards=tuple(Shard.from_json(entry) for entry in shards),
+        metrics=_object(document.get("metrics", {})),
+        extra=_object(document.get("extra", {})),
+    )
+    for name, value in manifest.metrics.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+            raise UnreadableError(f"metric {name!r} is neither number nor text")
+    _require_consistent(manifest)
+    return manifest
+
+
+def _require_consistent(manifest: Manifest) -> None:
+    if len({shard.key for shard in manifest.shards}) != len(manifest.shards):
+        raise UnreadableError("it names a shard twice")
+    for shard in manifest.shards:
+        folder, _, name = shard.key.rpartition("/")
+        if folder != manifest.checkpoint.folder or not is_file_name(name):
+            raise UnreadableError(f"{shard.key!r} lies outside the checkpoint")
+        place = rank_and_world(name)
+        if place is not None and (place[1] != manifest.world_size or place[0] >= manifest.world_size):
+            raise UnreadableError(f"{name} does not fit a world of {manifest.world_size}")
+
+
+@dataclass(frozen=True, slots=True)
+class ResumePoint:
+    """A checkpoint to resume from."""
+
+    attempt: int
+    step: int
+    manifest: str
+    """Key relative to the checkpoint URI: the manifest, or DCP's `.metadata`."""
+
+    def to_json(self) -> JsonObject:
+        return {"attempt": self.attempt, "step": self.step, "manifest": self.manifest}
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """What one attempt resumes from; None = nothing, it begins at the beginning."""
+
+    attempt: int
+    resume_from: ResumePoint | None
+
+    def admits(self, checkpoint: Checkpoint) -> bool:
+        """Whether a checkpoint from before this pin stood when it was pinned."""
+        point = self.resume_from
+        return point is not None and point.attempt >= checkpoint.attempt and point.step >= checkpoint.step
+
+    def to_json(self) -> JsonObject:
+        return {"attempt": self.attempt, "resumeFrom": self.resume_from and self.resume_from.to_json()}
+
+    @classmethod
+    def from_json(cls, document: object) -> "Pin":
+        entry = _object(document)
+        attempt = _whole(entry, "attempt", 1)
+        if entry.get("resumeFrom") is None:
+            return cls(attempt, None)
+        named = _object(entry["resumeFrom"])
+        point = ResumePoint(_whole(named, "attempt", 1), _whole(named, "step", 0), _text(named, "manifest"))
+        if point.attempt >= attempt or checkpoint_of_key(point.manifest) != Checkpoint(point.step, point.attempt):
+            raise UnreadableError(f"attempt {attempt} cannot be pinned to {point.manifest!r}")
+        return cls(attempt, point)
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """The highest attempt that may write, its pin, how that was decided, and every pin before it."""
+
+    pin: Pin
+    history: tuple[Pin, ...] = ()
+    grade: str = "NONE"
+    reason: str = ""
+    rejected: tuple[JsonObject, ...] = ()
+
+    @property
+    def attempt(self) -> int:
+        return self.pin.attempt
+
+    @property
+    def pins(self) -> tuple[Pin, ...]:
+        return (*self.history, self.pin)
+
+    def to_bytes(self) -> bytes:
+        document = {
+            "schemaVersion": SCHEMA_VERSION,
+            **self.pin.to_json(),
+            "grade": self.grade,
+            "reason": self.reason,
+            "rejected": list(self.rejected),
+            "history": [pin.to_json() for pin in self.history],
+        }
+        return json.dumps(document, indent=1).encode()
+
+
+def parse_fence(content: bytes) -> Fence:
+    """Read a fence.
+
+    Raises:
+        UnreadableError: The bytes are no fence of a known schema. That must never be taken for no fence.
+    """
+    document = _document(content)
+    pin = Pin.from_json(document)
+    history = document.get("history", [])
+    rejected = document.get("rejected", [])
+    if not isinstance(history, list) or not isinstance(rejected, list):
+        raise UnreadableError("the fence's history and rejections must be lists")
+    pins = tuple(Pin.from_json(entry) for entry in history)
+    attempts = [pin.attempt for pin in pins]
+    if attempts != sorted(set(attempts)) or (attempts and attempts[-1] >= pin.attempt):
+        raise UnreadableError("the history must name earlier attempts, each once, in order")
+    return Fence(
+        pin=pin,
+        history=pins,
+        grade=str(document.get("grade", "NONE")),
+        reason=str(document.get("reason", "")),
+        rejected=tuple(_object(entry) for entry in rejected),
+    )
+
+
+def _document(content: bytes) -> JsonObject:
+    try:
+        document = json.loads(content.decode(), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise UnreadableError(f"it is not JSON: {error}") from error
+    entry = _object(document)
+    if type(entry.get("schemaVersion")) is not int or entry["schemaVersion"] != SCHEMA_VERSION:
+        raise UnreadableError(f"schemaVersion {entry.get('schemaVersion')!r} is not known")
+    return entry
+
+
+def _refuse_constant(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _object(document: object) -> JsonObject:
+    if not isinstance(document, dict):
+        raise UnreadableError("a JSON object is missing")
+    return document
+
+
+def _whole(document: Mapping[str, object], name: str, least: int) -> int:
+    value = document.get(name)
+    if type(value) is not int or value < least:
+        raise UnreadableError(f"{name} must be a whole number of at least {least}")
+    return value
+
+
+def _text(document: Mapping[str, object], name: str) -> str:
+    value = document.get(name)
+    if not isinstance(value, str):
+        raise UnreadableError(f"{name} must be text")
+    return value

@@ -1,0 +1,289 @@
+"""Where to resume: the newest checkpoint that counts and holds, pinned once for the attempt.
+
+The rule is the one by which Evenkeel itself chooses for checkpoints in S3. It runs here where Evenkeel cannot look: in
+the cluster, on a mounted folder, and there it reads every byte.
+
+    attempt 1 writes 10, 20, 30 ...          (its node is lost; it runs on)
+    attempt 2 proves step 20, then puts fence {attempt 2, resumeFrom (1, 20)}
+    attempt 1 writes 40                      late: above what attempt 2 pinned, so it is never a candidate again
+    attempt 1 saves once more                sees fence 2 > 1 and ends
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from evenkeel.training.layout import (
+    CONVENTION_NAME,
+    CONVENTION_SUFFIX,
+    Checkpoint,
+    Fence,
+    JsonObject,
+    Manifest,
+    Pin,
+    ResumePoint,
+    UnreadableError,
+    parse_manifest,
+    rank_and_world,
+)
+from evenkeel.training.storage import Storage, StoredObject
+
+PROVED = "PROVED"
+COMPLETE_BY_CONVENTION = "COMPLETE_BY_CONVENTION"
+NONE = "NONE"
+MAX_REJECTIONS_KEPT = 20
+
+
+class Fenced(Exception):
+    """A later attempt of this job has taken over. Nothing this one writes will be used: end the process."""
+
+    def __init__(self, attempt: int, standing: int) -> None:
+        super().__init__(f"attempt {attempt} is fenced: attempt {standing} of this job has taken over")
+        self.attempt = attempt
+        self.standing = standing
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """One checkpoint that was passed over, and why."""
+
+    checkpoint: Checkpoint
+    code: str
+    detail: str
+
+    def to_json(self) -> JsonObject:
+        return {
+            "attempt": self.checkpoint.attempt,
+            "step": self.checkpoint.step,
+            "manifest": self.checkpoint.manifest_key,
+            "code": self.code,
+            "detail": self.detail,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """A checkpoint that holds."""
+
+    checkpoint: Checkpoint
+    grade: str
+    key: str
+    files: int
+    size_bytes: int
+    began_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What an attempt resumes from, and what was passed over on the way there, newest first."""
+
+    resume_from: ResumePoint | None
+    grade: str
+    reason: str
+    rejected: tuple[JsonObject, ...] = field(default=())
+
+    def to_json(self) -> JsonObject:
+        return {
+            "resumeFrom": self.resume_from and self.resume_from.to_json(),
+            "grade": self.grade,
+            "reason": self.reason,
+            "rejected": list(self.rejected),
+        }
+
+
+def choose(
+    storage: Storage,
+    attempt: int,
+    fence: Fence | None,
+    distrust_after: datetime | None = None,
+    *,
+    accepts_convention: bool = False,
+) -> Choice:
+    """Walk back from the newest step until one checkpoint counts for `attempt`, is trusted and holds."""
+    rejected: list[Rejection] = []
+    for checkpoint in sorted(storage.checkpoints(), reverse=True):
+        verdict = refusal(fence, attempt, checkpoint)
+        if verdict is None:
+            content = storage.get(checkpoint.manifest_key)
+            outcome = weigh(checkpoint, content, storage.examine(checkpoint), distrust_after)
+            if isinstance(outcome, Proof):
+                if outcome.grade == PROVED or accepts_convention:
+                    return _chosen(outcome, rejected)
+                detail = "Its files are complete, but no checksum vouches for them, and here proof is asked for."
+                outcome = Rejection(checkpoint, "BELOW_GRADE", detail)
+            verdict = outcome
+        rejected.append(verdict)
+    return _nothing(rejected)
+
+
+def pin(
+    storage: Storage,
+    attempt: int,
+    distrust_after: datetime | None = None,
+    *,
+    accepts_convention: bool = False,
+) -> Choice:
+    """Raise the fence to `attempt` and pin what it resumes from, in one conditional write.
+
+    Idempotent: yes, by the fence: once it stands at `attempt`, its pin is the answer.
+
+    Raises:
+        Fenced: A later attempt stands.
+    """
+    while True:
+        standing = storage.read_fence()
+        fence = standing.fence
+        if fence is not None and fence.attempt > attempt:
+            raise Fenced(attempt, fence.attempt)
+        if fence is not None and fence.attempt == attempt:
+            return Choice(fence.pin.resume_from, fence.grade, fence.reason, fence.rejected)
+        choice = choose(storage, attempt, fence, distrust_after, accepts_convention=accepts_convention)
+        # Each turn that is lost to another writer finds the fence higher than before, so the loop ends.
+        storage.raise_fence(raised(fence, attempt, choice), standing)
+
+
+def raised(fence: Fence | None, attempt: int, choice: Choice) -> Fence:
+    """Return the fence of `attempt`, pinned to what it resumes from."""
+    return Fence(
+        pin=Pin(attempt, choice.resume_from),
+        history=() if fence is None else fence.pins,
+        grade=choice.grade,
+        reason=choice.reason,
+        rejected=choice.rejected[:MAX_REJECTIONS_KEPT],
+    )
+
+
+def refusal(fence: Fence | None, attempt: int, checkpoint: Checkpoint) -> Rejection | None:
+    """Say why a checkpoint cannot be in the past of `attempt`; None where it can."""
+    if checkpoint.attempt >= attempt:
+        detail = f"It belongs to attempt {checkpoint.attempt}, which is not before attempt {attempt}."
+        return Rejection(checkpoint, "LATER_ATTEMPT", detail)
+    for past in () if fence is None else fence.pins:
+        if checkpoint.attempt < past.attempt < attempt and not past.admits(checkpoint):
+            at = "the beginning" if past.resume_from is None else f"step {past.resume_from.step}"
+            detail = (
+                f"Attempt {past.attempt} was pinned to {at}; nothing after that counts from attempt "
+                f"{checkpoint.attempt}."
+            )
+            return Rejection(checkpoint, "FENCED", detail)
+    return None
+
+
+def weigh(
+    checkpoint: Checkpoint,
+    content: bytes | None,
+    listing: Mapping[str, StoredObject],
+    distrust_after: datetime | None = None,
+) -> Proof | Rejection:
+    """Judge one checkpoint by its manifest, or by DCP's convention where it has none."""
+    if content is None:
+        by_convention = _prove_by_convention(checkpoint, listing)
+        if isinstance(by_convention, Rejection):
+            return by_convention
+        return _doubt(checkpoint, by_convention.began_at, distrust_after) or by_convention
+    try:
+        manifest = parse_manifest(checkpoint, content)
+    except UnreadableError as error:
+        return Rejection(checkpoint, "MANIFEST_UNREADABLE", f"The manifest cannot be used: {error}.")
+    return _doubt(checkpoint, manifest.started_at, distrust_after) or prove(manifest, listing)
+
+
+def prove(manifest: Manifest, listing: Mapping[str, StoredObject]) -> Proof | Rejection:
+    """Compare a manifest with what the store says, shard by shard in the manifest's order."""
+    checkpoint = manifest.checkpoint
+    rank = _rank_without_shard(manifest)
+    if rank is not None:
+        detail = f"The manifest names no shard of rank {rank} of {manifest.world_size}."
+        return Rejection(checkpoint, "SHARD_MISSING", detail)
+    for shard in manifest.shards:
+        stored = listing.get(shard.key)
+        name = shard.key.rpartition("/")[2]
+        if stored is None:
+            return Rejection(checkpoint, "SHARD_MISSING", f"{name} is not in the store.")
+        if stored.size_bytes != shard.size_bytes:
+            detail = f"{name} has {stored.size_bytes} bytes; the manifest says {shard.size_bytes}."
+            return Rejection(checkpoint, "SHARD_SIZE", detail)
+        if stored.sha256 is not None and stored.sha256 != shard.sha256:
+            detail = f"{name} has checksum {stored.sha256[:12]}…; the manifest says {shard.sha256[:12]}…."
+            return Rejection(checkpoint, "SHARD_CHECKSUM", detail)
+    for metric, value in manifest.metrics.items():
+        if not _is_finite(value):
+            return Rejection(checkpoint, "METRIC_NOT_FINITE", f"Its {metric} is {value}, which is no finite number.")
+    every_checksum = all(listing[shard.key].sha256 is not None for shard in manifest.shards)
+    return Proof(
+        checkpoint=checkpoint,
+        grade=PROVED if every_checksum else COMPLETE_BY_CONVENTION,
+        key=checkpoint.manifest_key,
+        files=len(manifest.shards),
+        size_bytes=sum(shard.size_bytes for shard in manifest.shards),
+        began_at=manifest.started_at,
+    )
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+
+
+def _rank_without_shard(manifest: Manifest) -> int | None:
+    places = [rank_and_world(shard.key.rpartition("/")[2]) for shard in manifest.shards]
+    ranks = {place[0] for place in places if place is not None}
+    if not ranks:
+        return None  # files named by another convention claim no rank
+    return next((rank for rank in range(manifest.world_size) if rank not in ranks), None)
+
+
+def _prove_by_convention(checkpoint: Checkpoint, listing: Mapping[str, StoredObject]) -> Proof | Rejection:
+    shards = [key for key in listing if key.endswith(CONVENTION_SUFFIX)]
+    if checkpoint.convention_key not in listing:
+        return Rejection(checkpoint, "MANIFEST_MISSING", "It was never finished: there is no manifest.")
+    if not shards:
+        detail = f"{CONVENTION_NAME} is there, but no *{CONVENTION_SUFFIX}."
+        return Rejection(checkpoint, "SHARD_MISSING", detail)
+    empty = sorted(key for key in (checkpoint.convention_key, *shards) if listing[key].size_bytes == 0)
+    if empty:
+        return Rejection(checkpoint, "SHARD_SIZE", f"{empty[0].rpartition('/')[2]} is empty.")
+    times = [listing[key].modified_at for key in shards]
+    known = [time for time in times if time is not None]
+    return Proof(
+        checkpoint=checkpoint,
+        grade=COMPLETE_BY_CONVENTION,
+        key=checkpoint.convention_key,
+        files=len(shards),
+        size_bytes=sum(listing[key].size_bytes for key in shards),
+        began_at=min(known) if len(known) == len(times) else None,
+    )
+
+
+def _doubt(checkpoint: Checkpoint, began_at: datetime | None, distrust_after: datetime | None) -> Rejection | None:
+    if distrust_after is None or (began_at is not None and began_at <= distrust_after):
+        return None
+    began = "at an unknown time" if began_at is None else f"at {began_at:%H:%M:%S}"
+    detail = f"Its write began {began}, after the first suspicious signal at {distrust_after:%H:%M:%S} UTC."
+    return Rejection(checkpoint, "DISTRUSTED", detail)
+
+
+def _chosen(proof: Proof, rejected: list[Rejection]) -> Choice:
+    checkpoint = proof.checkpoint
+    files = "1 file" if proof.files == 1 else f"{proof.files} files"
+    how = "every size and checksum agrees" if proof.grade == PROVED else "complete, without checksums"
+    reason = f"Step {checkpoint.step} of attempt {checkpoint.attempt} holds: {files}, {proof.size_bytes} bytes, {how}."
+    return Choice(
+        resume_from=ResumePoint(checkpoint.attempt, checkpoint.step, proof.key),
+        grade=proof.grade,
+        reason=f"{reason} Passed over: {_summary(rejected)}." if rejected else reason,
+        rejected=tuple(out.to_json() for out in rejected),
+    )
+
+
+def _nothing(rejected: list[Rejection]) -> Choice:
+    if not rejected:
+        return Choice(None, NONE, "There is no checkpoint yet: training starts from the beginning.")
+    reason = f"No checkpoint holds: training starts from the beginning. Passed over: {_summary(rejected)}."
+    return Choice(None, NONE, reason, tuple(out.to_json() for out in rejected))
+
+
+def _summary(rejected: list[Rejection]) -> str:
+    named = [f"step {out.checkpoint.step} of attempt {out.checkpoint.attempt} ({out.code})" for out in rejected[:3]]
+    more = len(rejected) - len(named)
+    return ", ".join(named) + (f" and {more} more" if more else "")

@@ -1,0 +1,401 @@
+"""One rank of one attempt, as its training script sees it."""
+
+import hashlib
+import json
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from types import FrameType
+from typing import Any
+
+from evenkeel.training.layout import (
+    Checkpoint,
+    JsonObject,
+    Manifest,
+    ResumePoint,
+    Shard,
+    UnreadableError,
+    checkpoint_of_key,
+    parse_manifest,
+    read_instant,
+    write_instant,
+)
+from evenkeel.training.resume import COMPLETE_BY_CONVENTION, NONE, PROVED, Choice, Fenced, pin, raised
+from evenkeel.training.storage import Storage, open_storage
+
+EXIT_FENCED = 75
+"""Exit code of an attempt that found itself fenced (EX_TEMPFAIL: not the application's fault)."""
+EXIT_STOPPED = 143
+"""Exit code of a rank that was asked to stop, and did: 128 + SIGTERM, so that it never passes for success."""
+
+PART_BYTES = 256 * 1024 * 1024
+"""A shard above this is written in parts: S3 takes 5 GiB in one PUT, and keeps a comparable checksum only of those."""
+
+Gather = Callable[[JsonObject], Sequence[JsonObject] | None]
+"""The caller's own gather: takes this rank's record, returns every rank's, in rank order, at least on rank 0."""
+
+
+class NotInAnAttemptError(Exception):
+    """The environment does not say which attempt this is, or says it wrongly."""
+
+
+class DamagedError(Exception):
+    """A shard's bytes are not those that its manifest promises."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What one call of `save` did."""
+
+    step: int
+    manifest: str
+    """Key of the manifest, relative to the checkpoint URI."""
+    is_complete: bool
+    """Whether this rank knows the manifest to be written. Only rank 0 does, and any rank that saves a step again."""
+
+
+class Resume:
+    """A checkpoint to resume from. Its bytes are checked as they are read."""
+
+    def __init__(self, storage: Storage, point: ResumePoint, grade: str, manifest: Manifest | None) -> None:
+        self._storage = storage
+        self._manifest = manifest
+        self.attempt = point.attempt
+        self.step = point.step
+        self.key = point.manifest
+        self.grade = grade
+
+    @property
+    def uri(self) -> str:
+        """Address of the checkpoint's folder, for a reader that takes one (DCP's `checkpoint_id`)."""
+        return f"{self._storage.uri.rstrip('/')}/{self.key.rpartition('/')[0]}"
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks wrote it. It may differ from how many read it."""
+        return self._read().world_size
+
+    @property
+    def metrics(self) -> Mapping[str, float | str]:
+        return self._read().metrics
+
+    @property
+    def extra(self) -> Mapping[str, Any]:
+        return self._read().extra
+
+    def shard(self, rank: int) -> bytes:
+        """Read what one rank wrote.
+
+        Raises:
+            DamagedError: The bytes are not those that the manifest promises.
+        """
+        parts = self._read().shards_of(rank)
+        if not parts:
+            raise DamagedError(f"{self.key} names no shard of rank {rank}")
+        return b"".join(self._part(part) for part in parts)
+
+    def shards(self) -> Iterator[bytes]:
+        """Read what each rank wrote, in rank order."""
+        return (self.shard(rank) for rank in range(self.world_size))
+
+    def _part(self, part: Shard) -> bytes:
+        content = self._storage.get(part.key)
+        if content is None:
+            raise DamagedError(f"{part.key} is gone")
+        if hashlib.sha256(content).hexdigest() != part.sha256:
+            raise DamagedError(f"{part.key} has {len(content)} bytes that are not those its manifest promises")
+        return content
+
+    def _read(self) -> Manifest:
+        if self._manifest is None:
+            raise DamagedError(f"{self.key} has no manifest: read it from {self.uri} by its own convention")
+        return self._manifest
+
+
+class Run:
+    """One rank of one attempt. Made by `attach`."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        *,
+        job_id: str,
+        attempt: int,
+        rank: int = 0,
+        world_size: int = 1,
+        resume_from: str | None = None,
+        distrust_after: datetime | None = None,
+        accepts_convention: bool = False,
+        patience_seconds: float = 600,
+    ) -> None:
+        self.job_id = job_id
+        self.attempt = attempt
+        self.rank = rank
+        self.world_size = world_size
+        self._storage = storage
+        self._resume_from = resume_from
+        self._distrust_after = distrust_after
+        self._accepts_convention = accepts_convention
+        self._patience_seconds = patience_seconds
+        self._last_step = -1
+        self._has_been_asked_to_stop = False
+
+    @property
+    def checkpoint_uri(self) -> str:
+        return self._storage.uri
+
+    def resume(self) -> Resume | None:
+        """Find where to resume; None = start from the beginning.
+
+        Evenkeel says so in `EVENKEEL_RESUME_FROM` (empty = from the beginning). Where the variable is absent, rank 0
+        proves the checkpoints itself, raises the fence and pins the answer; the other ranks wait for it.
+
+        Raises:
+            Fenced: A later attempt has taken over.
+            DamagedError: The checkpoint to resume from is not there.
+            TimeoutError: Rank 0 pinned nothing in time.
+        """
+        choice = self._choice()
+        point = choice.resume_from
+        if point is None:
+            return None
+        self._last_step = point.step
+        checkpoint = Checkpoint(step=point.step, attempt=point.attempt)
+        content = self._storage.get(point.manifest)
+        if content is None:
+            raise DamagedError(f"{point.manifest} is not in the store")
+        is_ours = point.manifest == checkpoint.manifest_key
+        return Resume(self._storage, point, choice.grade, parse_manifest(checkpoint, content) if is_ours else None)
+
+    def save(
+        self,
+        step: int,
+        shard: bytes | bytearray | memoryview,
+        *,
+        metrics: Mapping[str, float] | None = None,
+        extra: Mapping[str, Any] | None = None,
+        gather: Gather | None = None,
+    ) -> Saved:
+        """Save this rank's part of the state after `step`; every rank calls it. Rank 0 writes the manifest last.
+
+        Without `gather`, each rank leaves a small receipt in the store, and rank 0 waits for all of them.
+        Idempotent: yes, by the manifest: a step that is complete is left as it is.
+
+        Args:
+            step: Steps done so far. Steps are saved in rising order.
+            shard: This rank's bytes.
+            metrics: Numbers to keep with it, the loss for one. Where one is not finite, it is never resumed from.
+            extra: Whatever else resuming needs and JSON can say.
+            gather: The caller's own all-gather of small JSON values, where it has one.
+
+        Raises:
+            Fenced: A later attempt has taken over. Nothing was made complete; end the process.
+            TimeoutError: Some rank's receipt did not come in time.
+        """
+        if step < self._last_step:
+            raise ValueError(f"step {step} cannot be saved after step {self._last_step}")
+        started_at = datetime.now(UTC)
+        self.check_fence()
+        checkpoint = Checkpoint(step=step, attempt=self.attempt)
+        if self._storage.get(checkpoint.manifest_key) is not None:
+            return self._saved(checkpoint, is_complete=True)
+        record: JsonObject = {"startedAt": write_instant(started_at), "shards": self._put_parts(checkpoint, shard)}
+        records = self._receipts(checkpoint, record) if gather is None else gather(record)
+        if self.rank != 0:
+            return self._saved(checkpoint, is_complete=False)
+        everyone = list(records or ())
+        if len(everyone) != self.world_size:
+            raise ValueError(f"{len(everyone)} of {self.world_size} ranks gave their records to rank 0")
+        manifest = Manifest(
+            job_id=self.job_id,
+            checkpoint=checkpoint,
+            started_at=min(read_instant(mine["startedAt"]) for mine in everyone),
+            created_at=datetime.now(UTC),
+            world_size=self.world_size,
+            shards=tuple(Shard.from_json(entry) for mine in everyone for entry in mine["shards"]),
+            metrics={name: value if math.isfinite(value) else str(value) for name, value in (metrics or {}).items()},
+            extra=extra or {},
+        )
+        # Last look, last write. A fence raised between the two makes the manifest late, and late ones never count.
+        self.check_fence()
+        self._storage.put_new(checkpoint.manifest_key, manifest.to_bytes())
+        return self._saved(checkpoint, is_complete=True)
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        """Publish what the attempt achieved, under `result/attempt=<n>.json`. Only rank 0 writes; the first one stands.
+
+        Idempotent: yes, by a conditional write.
+
+        Raises:
+            Fenced: A later attempt has taken over, so this result counts for nothing.
+        """
+        self.check_fence()
+        if self.rank == 0:
+            content = json.dumps(dict(result), indent=1).encode()
+            self._storage.put_new(f"result/attempt={self.attempt}.json", content)
+
+    def check_fence(self) -> None:
+        """Make sure that no later attempt has taken over.
+
+        Raises:
+            Fenced: One has.
+        """
+        fence = self._storage.read_fence().fence
+        if fence is not None and fence.attempt > self.attempt:
+            raise Fenced(self.attempt, fence.attempt)
+
+    def should_stop(self) -> bool:
+        """Whether SIGTERM has come: finish the step, save, and exit with `EXIT_STOPPED`."""
+        return self._has_been_asked_to_stop
+
+    def ask_to_stop(self) -> None:
+        """Make `should_stop` true, as SIGTERM does."""
+        self._has_been_asked_to_stop = True
+
+    def _choice(self) -> Choice:
+        if self._resume_from is None:
+            if self.rank == 0:
+                return pin(
+                    self._storage,
+                    self.attempt,
+                    self._distrust_after,
+                    accepts_convention=self._accepts_convention,
+                )
+            return self._await_pin()
+        told = self._told(self._resume_from)
+        standing = self._storage.read_fence()
+        if standing.fence is not None and standing.fence.attempt > self.attempt:
+            raise Fenced(self.attempt, standing.fence.attempt)
+        if self.rank == 0 and (standing.fence is None or standing.fence.attempt < self.attempt):
+            # Whoever told us did not raise the fence (a folder it cannot mount): rank 0 does, with the pin it was told.
+            self._storage.raise_fence(raised(standing.fence, self.attempt, told), standing)
+            self.check_fence()
+        return told
+
+    def _told(self, key: str) -> Choice:
+        if not key:
+            return Choice(None, NONE, "Told to start from the beginning.")
+        checkpoint = checkpoint_of_key(key)
+        if checkpoint is None:
+            raise NotInAnAttemptError(f"EVENKEEL_RESUME_FROM={key!r} names no checkpoint")
+        point = ResumePoint(checkpoint.attempt, checkpoint.step, key)
+        grade = PROVED if key == checkpoint.manifest_key else COMPLETE_BY_CONVENTION
+        return Choice(point, grade, f"Told to resume from step {point.step} of attempt {point.attempt}.")
+
+    def _await_pin(self) -> Choice:
+        for _ in self._polls(f"rank 0 to pin the resume point of attempt {self.attempt}"):
+            fence = self._storage.read_fence().fence
+            if fence is not None and fence.attempt > self.attempt:
+                raise Fenced(self.attempt, fence.attempt)
+            if fence is not None and fence.attempt == self.attempt:
+                return Choice(fence.pin.resume_from, fence.grade, fence.reason, fence.rejected)
+        raise AssertionError("unreachable: polling ends in TimeoutError")
+
+    def _put_parts(self, checkpoint: Checkpoint, shard: bytes | bytearray | memoryview) -> list[JsonObject]:
+        view = memoryview(shard).cast("B")
+        parts = [view[start : start + PART_BYTES] for start in range(0, len(view), PART_BYTES)] or [view]
+        written = []
+        for number, part in enumerate(parts):
+            extension = "bin" if len(parts) == 1 else f"p{number:05d}.bin"
+            key = checkpoint.shard_key(self.rank, self.world_size, extension)
+            sha256 = hashlib.sha256(part).hexdigest()
+            self._storage.put(key, part, sha256)
+            written.append(Shard(key, len(part), sha256).to_json())
+        return written
+
+    def _receipts(self, checkpoint: Checkpoint, record: JsonObject) -> Sequence[JsonObject] | None:
+        if self.rank != 0:
+            content = json.dumps(record).encode()
+            key = checkpoint.receipt_key(self.rank, self.world_size)
+            self._storage.put(key, content, hashlib.sha256(content).hexdigest())
+            return None
+        records = [record]
+        for rank in range(1, self.world_size):
+            key = checkpoint.receipt_key(rank, self.world_size)
+            for _ in self._polls(f"rank {rank} to save step {checkpoint.step}"):
+                found = self._storage.get(key)
+                if found is not None:
+                    records.append(json.loads(found))
+                    break
+        return records
+
+    def _polls(self, what: str) -> Iterator[None]:
+        deadline = time.monotonic() + self._patience_seconds
+        pause_seconds = 0.05
+        while True:
+            yield
+            if time.monotonic() >= deadline:
+                raise TimeoutError(f"waited {self._patience_seconds:.0f} s for {what}")
+            time.sleep(pause_seconds)
+            pause_seconds = min(pause_seconds * 2, 2.0)
+
+    def _saved(self, checkpoint: Checkpoint, *, is_complete: bool) -> Saved:
+        self._last_step = checkpoint.step
+        return Saved(checkpoint.step, checkpoint.manifest_key, is_complete)
+
+
+def attach(environ: Mapping[str, str] | None = None) -> Run:
+    """Join the attempt that the environment describes, and listen for SIGTERM (where this is the main thread).
+
+    | variable | |
+    |---|---|
+    | `EVENKEEL_CHECKPOINT_URI` | `s3://bucket/prefix`, `file:///folder` or a path |
+    | `EVENKEEL_ATTEMPT` | 1, 2, … |
+    | `EVENKEEL_JOB_ID` | optional |
+    | `EVENKEEL_RESUME_FROM` | key of the manifest to resume from; empty = begin; absent = rank 0 finds out |
+    | `EVENKEEL_DISTRUST_AFTER` | optional, RFC 3339: where rank 0 finds out, writes begun later do not count |
+    | `EVENKEEL_ACCEPT_CONVENTION` | `1`: where rank 0 finds out, DCP's convention is enough |
+    | `WORLD_SIZE`, `JOB_COMPLETION_INDEX` (or `RANK`) | 1 and 0 where absent |
+
+    Raises:
+        NotInAnAttemptError: A variable is missing or cannot be read.
+    """
+    given = os.environ if environ is None else environ
+    uri = given.get("EVENKEEL_CHECKPOINT_URI", "")
+    if not uri:
+        raise NotInAnAttemptError("EVENKEEL_CHECKPOINT_URI is not set: where should checkpoints go?")
+    world_size = _whole(given, "WORLD_SIZE", 1, default="1")
+    rank_name = "JOB_COMPLETION_INDEX" if "JOB_COMPLETION_INDEX" in given else "RANK"
+    rank = _whole(given, rank_name, 0, default="0")
+    if rank >= world_size:
+        raise NotInAnAttemptError(f"{rank_name}={rank} does not fit WORLD_SIZE={world_size}")
+    try:
+        storage = open_storage(uri)
+        doubted = given.get("EVENKEEL_DISTRUST_AFTER", "")
+        distrust_after = read_instant(doubted) if doubted else None
+    except (ValueError, UnreadableError) as error:
+        raise NotInAnAttemptError(str(error)) from error
+    run = Run(
+        storage,
+        job_id=given.get("EVENKEEL_JOB_ID", ""),
+        attempt=_whole(given, "EVENKEEL_ATTEMPT", 1),
+        rank=rank,
+        world_size=world_size,
+        resume_from=given.get("EVENKEEL_RESUME_FROM"),
+        distrust_after=distrust_after,
+        accepts_convention=given.get("EVENKEEL_ACCEPT_CONVENTION", "") == "1",
+    )
+    if threading.current_thread() is threading.main_thread():
+        _listen(run)
+    return run
+
+
+def _listen(run: Run) -> None:
+    def heard(_signal: int, _frame: FrameType | None) -> None:
+        run.ask_to_stop()
+
+    signal.signal(signal.SIGTERM, heard)
+
+
+def _whole(given: Mapping[str, str], name: str, least: int, default: str = "") -> int:
+    text = given.get(name) or default
+    if not text:
+        raise NotInAnAttemptError(f"{name} is not set")
+    if not (text.isascii() and text.isdigit()) or int(text) < least:
+        raise NotInAnAttemptError(f"{name}={text!r} is not a whole number of at least {least}")
+    return int(text)
