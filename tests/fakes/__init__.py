@@ -1,0 +1,41 @@
+"""In-memory twins of every port, good enough to run whole recoveries without a cloud."""
+
+from tests.fakes.checkpoints import InMemoryCheckpoints
+from tests.fakes.cluster import FakeCluster, a_node
+from tests.fakes.crashes import Crash, CrashingLedger, CrashPlan, crashing
+from tests.fakes.ledger import InMemoryLedger
+from tests.fakes.messages import (
+    InMemoryDeadLetters,
+    InMemoryRawEvents,
+    RecordingPager,
+    RecordingPasses,
+    RecordingWaitAnswers,
+)
+from tests.fakes.provider import FakeProvider, a_provider_node
+from tests.fakes.system import FixedClock, RecordingTelemetry, SequenceIds
+from tests.fakes.workflows import RecordingTokens, RecordingWorkflows
+from tests.fakes.world import FakeWorld
+
+__all__ = [
+    "Crash",
+    "CrashPlan",
+    "CrashingLedger",
+    "FakeCluster",
+    "FakeProvider",
+    "FakeWorld",
+    "FixedClock",
+    "InMemoryCheckpoints",
+    "InMemoryDeadLetters",
+    "InMemoryLedger",
+    "InMemoryRawEvents",
+    "RecordingPager",
+    "RecordingPasses",
+    "RecordingTelemetry",
+    "RecordingTokens",
+    "RecordingWaitAnswers",
+    "RecordingWorkflows",
+    "SequenceIds",
+    "a_node",
+    "a_provider_node",
+    "crashing",
+]

@@ -1,0 +1,77 @@
+"""A checkpoint store in a dictionary."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from evenkeel.ports import Conflict, NotFound, StoredShard
+
+FENCE = "_fence"
+
+
+class InMemoryCheckpoints:
+    """Objects by URI and key; the store knows the checksum of each."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, dict[str, bytes]] = {}
+
+    def manifests(self, uri: str) -> tuple[str, ...]:
+        return tuple(sorted(key for key in self.objects.get(_plain(uri), {}) if key.endswith("/manifest.json")))
+
+    def read(self, uri: str, key: str) -> bytes:
+        try:
+            return self.objects[_plain(uri)][key]
+        except KeyError:
+            raise NotFound(f"no object {key} under {uri}") from None
+
+    def describe(self, uri: str, keys: Iterable[str]) -> Mapping[str, StoredShard]:
+        there = self.objects.get(_plain(uri), {})
+        return {
+            key: StoredShard(len(there[key]), hashlib.sha256(there[key]).hexdigest()) for key in keys if key in there
+        }
+
+    def fence(self, uri: str) -> tuple[dict[str, Any] | None, str]:
+        body = self.objects.get(_plain(uri), {}).get(FENCE)
+        return (None, "") if body is None else (json.loads(body), _tag(body))
+
+    def raise_fence(self, uri: str, document: dict[str, Any], tag: str) -> None:
+        if self.fence(uri)[1] != tag:
+            raise Conflict(f"the fence of {uri} was written by somebody else")
+        self.put(uri, FENCE, json.dumps(document).encode())
+
+    # ------------------------------------------------------------ for tests
+
+    def put(self, uri: str, key: str, body: bytes) -> None:
+        self.objects.setdefault(_plain(uri), {})[key] = body
+
+    def save(self, uri: str, job_id: str, attempt: int, step: int, started_at: str, shards: int = 2) -> str:
+        """Store a whole checkpoint as training code does, and return its manifest's key."""
+        folder = f"attempt={attempt}/step={step:09d}"
+        records = []
+        for rank in range(shards):
+            key, body = f"{folder}/shard-{rank}-of-{shards}.bin", f"{job_id} {step} {rank}".encode()
+            self.put(uri, key, body)
+            records.append({"key": key, "sizeBytes": len(body), "sha256": hashlib.sha256(body).hexdigest()})
+        manifest = {
+            "schemaVersion": 1,
+            "jobId": job_id,
+            "attempt": attempt,
+            "step": step,
+            "startedAt": started_at,
+            "createdAt": started_at,
+            "worldSize": shards,
+            "shards": records,
+            "metrics": {},
+            "extra": {},
+        }
+        self.put(uri, f"{folder}/manifest.json", json.dumps(manifest).encode())
+        return f"{folder}/manifest.json"
+
+
+def _plain(uri: str) -> str:
+    return uri.rstrip("/")
+
+
+def _tag(body: bytes) -> str:
+    return hashlib.md5(body).hexdigest()

@@ -1,0 +1,282 @@
+"""Kubernetes in a dictionary: nodes whose health the test sets, pods that live and die with them."""
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT, KubernetesNode
+from evenkeel.domain.scheduling.jobs import PodPhase, PodSeen, WorkloadSeen
+from evenkeel.ports import CordonResult, LaunchResult, LaunchSpec, NotFound, ReleaseResult
+from tests.fakes.system import FixedClock
+
+CLUSTER = "research-eks"
+GPUS = 8
+TAINT_TEXT = f"{AWAITING_VALIDATION_TAINT}=true:NoSchedule"
+_ALIVE = (PodPhase.PENDING, PodPhase.RUNNING, PodPhase.UNKNOWN)
+
+
+def instance_id(number: int) -> str:
+    """`i-0000000000000000<n>`, valid for every parser."""
+    return f"i-{number:017x}"
+
+
+def a_node(number: int = 1, **changes: Any) -> KubernetesNode:
+    """A healthy HyperPod node with eight GPUs."""
+    machine = instance_id(number)
+    facts: dict[str, Any] = {
+        "cluster": CLUSTER,
+        "name": f"hyperpod-{machine}",
+        "instance_id": machine,
+        "hyperpod_cluster_id": "abcdefghijkl",
+        "pool": "p5-workers",
+        "instance_type": "ml.p5.48xlarge",
+        "zone": "us-west-2a",
+        "boot_id": f"boot-{machine}-1",
+        "resource_version": "1",
+        "is_ready": True,
+        "accelerators": GPUS,
+        "accelerator_resource": "nvidia.com/gpu",
+        "labels": {"kubernetes.io/hostname": f"hyperpod-{machine}"},
+    }
+    return KubernetesNode.model_validate({**facts, **changes})
+
+
+@dataclass
+class Workload:
+    """One attempt's Job and pods."""
+
+    spec: LaunchSpec
+    uid: str
+    pods: list[PodSeen] = field(default_factory=list)
+    is_there: bool = True
+    """Whether the Job object exists; pods may outlive it."""
+
+
+Name = tuple[str, str, int]
+"""Namespace, job id, attempt."""
+
+
+class FakeCluster:
+    """All Kubernetes clusters of a fleet. Pods start Pending; a test runs and ends them, or sets `runs_at_once`."""
+
+    def __init__(self, clock: FixedClock, *nodes: KubernetesNode, runs_at_once: bool = False) -> None:
+        self.clock = clock
+        self.runs_at_once = runs_at_once
+        self.by_name: dict[tuple[str, str], KubernetesNode] = {(node.cluster, node.name): node for node in nodes}
+        self.jobs: dict[str, dict[Name, Workload]] = {}
+        self.text: dict[str, str] = {}
+        """Log of each pod by name."""
+        self.foreign_accelerators: dict[str, int] = {}
+        """Accelerators in use by pods that are not ours, by node name."""
+        self.calls: list[tuple[Any, ...]] = []
+        """Effects that changed something: (method, name, …)."""
+        self.changes: deque[str] = deque()
+        """What the next watch will report."""
+        self.idle_seconds = 1.0
+        """How far a watch with nothing to report moves the clock."""
+        self._versions = itertools.count(2)
+        self._uids = itertools.count(1)
+
+    # ------------------------------------------------------------ the port
+
+    def nodes(self, cluster: str) -> tuple[KubernetesNode, ...]:
+        return tuple(node for (where, _), node in sorted(self.by_name.items()) if where == cluster)
+
+    def node(self, cluster: str, name: str) -> KubernetesNode | None:
+        return self.by_name.get((cluster, name))
+
+    def cordon(self, cluster: str, name: str, incident_id: str) -> CordonResult:
+        node = self.node(cluster, name)
+        if node is None:
+            return CordonResult.GONE
+        if node.is_cordoned:
+            if node.incident_id is None:
+                return CordonResult.BY_PERSON
+            return CordonResult.ALREADY_OURS if node.incident_id == incident_id else CordonResult.BY_OTHER_INCIDENT
+        self.set_node(name, cluster, is_cordoned=True, incident_id=incident_id)
+        self.calls.append(("cordon", name, incident_id))
+        return CordonResult.CORDONED
+
+    def release(self, cluster: str, name: str, incident_id: str | None) -> ReleaseResult:
+        node = self.node(cluster, name)
+        if node is None:
+            return ReleaseResult.GONE
+        if node.is_cordoned and (incident_id is None or node.incident_id != incident_id):
+            return ReleaseResult.NOT_OURS
+        if not node.is_cordoned and not node.is_awaiting_validation:
+            return ReleaseResult.ALREADY_FREE
+        taints = tuple(taint for taint in node.taints if not taint.startswith(f"{AWAITING_VALIDATION_TAINT}="))
+        self.set_node(name, cluster, is_cordoned=False, incident_id=None, is_awaiting_validation=False, taints=taints)
+        self.calls.append(("release", name, incident_id))
+        return ReleaseResult.RELEASED
+
+    def launch(self, spec: LaunchSpec) -> tuple[LaunchResult, str]:
+        attempt = spec.attempt
+        there = self.jobs.setdefault(attempt.cluster, {})
+        name = (attempt.namespace, attempt.job_id, attempt.attempt)
+        if name in there and there[name].is_there:
+            return LaunchResult.ALREADY_THERE, there[name].uid
+        workload = Workload(spec, f"uid-{next(self._uids)}")
+        for rank, node_name in enumerate(attempt.node_names):
+            node = self.node(attempt.cluster, node_name)
+            fits = node is not None and node.is_schedulable
+            runs = self.runs_at_once and fits
+            workload.pods.append(
+                PodSeen(
+                    name=f"{attempt.workload_name}-{rank}",
+                    node_name=node_name if fits else "",
+                    phase=PodPhase.RUNNING if runs else PodPhase.PENDING,
+                    reason="" if fits else "Unschedulable",
+                )
+            )
+        there[name] = workload
+        self.calls.append(("launch", attempt.workload_name))
+        self._changed("job", "pod")
+        return LaunchResult.CREATED, workload.uid
+
+    def workload(self, cluster: str, namespace: str, job_id: str, attempt: int) -> WorkloadSeen:
+        found = self.jobs.get(cluster, {}).get((namespace, job_id, attempt))
+        return WorkloadSeen(job_id=job_id, attempt=attempt) if found is None else _seen(found)
+
+    def workloads(self, cluster: str) -> tuple[WorkloadSeen, ...]:
+        return tuple(_seen(found) for _, found in sorted(self.jobs.get(cluster, {}).items()))
+
+    def accelerators_in_use(self, cluster: str) -> Mapping[str, int]:
+        used = dict(self.foreign_accelerators)
+        for workload in self.jobs.get(cluster, {}).values():
+            for pod in workload.pods:
+                if pod.node_name and pod.phase in _ALIVE:
+                    used[pod.node_name] = used.get(pod.node_name, 0) + workload.spec.job.accelerators_per_node
+        return used
+
+    def stop(self, cluster: str, namespace: str, job_id: str, attempt: int, grace_seconds: int) -> None:
+        found = self.jobs.get(cluster, {}).get((namespace, job_id, attempt))
+        if found is None:
+            return
+        self.calls.append(("stop", f"{job_id}-a{attempt}", grace_seconds))
+        found.is_there = False
+        found.pods = [pod.but(is_terminating=True) for pod in found.pods if self._is_unreachable(cluster, pod)]
+        self._forget_empty(cluster)
+        self._changed("job", "pod")
+
+    def forget_pods(self, cluster: str, namespace: str, job_id: str, attempt: int, node_names: Iterable[str]) -> None:
+        found = self.jobs.get(cluster, {}).get((namespace, job_id, attempt))
+        names = set(node_names)
+        if found is None or not any(pod.node_name in names for pod in found.pods):
+            return
+        found.pods = [pod for pod in found.pods if pod.node_name not in names]
+        self.calls.append(("forget_pods", f"{job_id}-a{attempt}", tuple(sorted(names))))
+        self._forget_empty(cluster)
+        self._changed("pod")
+
+    def logs(self, cluster: str, namespace: str, job_id: str, attempt: int, rank: int, tail_lines: int) -> str:
+        found = self.jobs.get(cluster, {}).get((namespace, job_id, attempt))
+        name = f"{job_id}-a{attempt}-{rank}"
+        if found is None or name not in {pod.name for pod in found.pods}:
+            raise NotFound(f"no pod {name} in {namespace}")
+        return "\n".join(self.text.get(name, "").splitlines()[-tail_lines:])
+
+    def watch(self, cluster: str, on_change: Callable[[str], None], *, until: Callable[[], bool]) -> None:
+        while not until():
+            if self.changes:
+                on_change(self.changes.popleft())
+            else:
+                self.clock.advance(self.idle_seconds)
+
+    # ------------------------------------------------------------ for tests
+
+    def add_node(self, node: KubernetesNode) -> None:
+        self.by_name[node.cluster, node.name] = node
+        self._changed("node")
+
+    def set_node(self, name: str, cluster: str = CLUSTER, **changes: Any) -> KubernetesNode:
+        """Change a node as its controllers or a person would."""
+        node = self.by_name[cluster, name].but(**changes, resource_version=str(next(self._versions)))
+        self.by_name[cluster, name] = node
+        self._changed("node")
+        return node
+
+    def lose_node(self, name: str, cluster: str = CLUSTER) -> None:
+        """Cut a node off: NotReady from now, its pods run on where nobody sees them."""
+        self.set_node(name, cluster, is_ready=False, not_ready_since=self.clock.now())
+
+    def kill_node(self, name: str, cluster: str = CLUSTER) -> None:
+        """Stop a machine: NotReady from now, its processes are dead; their pods show it as failed."""
+        self.lose_node(name, cluster)
+        self._end_pods_on(cluster, name)
+
+    def ready_node(self, name: str, cluster: str = CLUSTER, **changes: Any) -> None:
+        """Bring a node back to Ready."""
+        self.set_node(name, cluster, is_ready=True, not_ready_since=None, **changes)
+
+    def remove_node(self, name: str, cluster: str = CLUSTER) -> None:
+        """Take a machine out of the cluster; the pod collector forgets its pods."""
+        self.by_name.pop((cluster, name), None)
+        for workload in self.jobs.get(cluster, {}).values():
+            workload.pods = [pod for pod in workload.pods if pod.node_name != name]
+        self._forget_empty(cluster)
+        self._changed("node", "pod")
+
+    def set_pods(self, job_id: str, attempt: int, phase: PodPhase, *ranks: int, **changes: Any) -> None:
+        """Set phase (and exit code, reason, …) of some ranks, or of all."""
+        found = self.launched(job_id, attempt)
+        found.pods = [
+            pod.but(phase=phase, **changes) if not ranks or rank in ranks else pod
+            for rank, pod in enumerate(found.pods)
+        ]
+        self._changed("pod", "job")
+
+    def run_pods(self, job_id: str, attempt: int) -> None:
+        self.set_pods(job_id, attempt, PodPhase.RUNNING)
+
+    def finish_pods(self, job_id: str, attempt: int) -> None:
+        """End every pod with exit code 0."""
+        self.set_pods(job_id, attempt, PodPhase.SUCCEEDED, exit_code=0)
+
+    def fail_pods(self, job_id: str, attempt: int, *ranks: int, exit_code: int = 1, reason: str = "Error") -> None:
+        """End some pods, or all, with this exit code."""
+        self.set_pods(job_id, attempt, PodPhase.FAILED, *ranks, exit_code=exit_code, reason=reason)
+
+    def launched(self, job_id: str, attempt: int) -> Workload:
+        """Return the workload of an attempt, in whatever cluster and namespace."""
+        for there in self.jobs.values():
+            for (_, job, number), workload in there.items():
+                if (job, number) == (job_id, attempt):
+                    return workload
+        raise KeyError(f"{job_id}-a{attempt}")
+
+    def _is_unreachable(self, cluster: str, pod: PodSeen) -> bool:
+        node = self.node(cluster, pod.node_name)
+        return node is not None and not node.is_ready
+
+    def _end_pods_on(self, cluster: str, name: str) -> None:
+        for workload in self.jobs.get(cluster, {}).values():
+            workload.pods = [
+                pod.but(phase=PodPhase.FAILED, exit_code=137, reason="Error")
+                if pod.node_name == name and pod.phase in _ALIVE
+                else pod
+                for pod in workload.pods
+            ]
+
+    def _forget_empty(self, cluster: str) -> None:
+        there = self.jobs.get(cluster, {})
+        for name in [name for name, workload in there.items() if not workload.pods and not workload.is_there]:
+            del there[name]
+
+    def _changed(self, *kinds: str) -> None:
+        self.changes.extend(kinds)
+
+
+def _seen(workload: Workload) -> WorkloadSeen:
+    pods = workload.pods
+    has_pods = len(pods) == len(workload.spec.attempt.node_names)
+    return WorkloadSeen(
+        job_id=workload.spec.attempt.job_id,
+        attempt=workload.spec.attempt.attempt,
+        uid=workload.uid if workload.is_there else "",
+        has_completed=workload.is_there and has_pods and all(pod.phase is PodPhase.SUCCEEDED for pod in pods),
+        has_failed=workload.is_there and any(pod.phase is PodPhase.FAILED for pod in pods),
+        pods=tuple(pods),
+    )

@@ -1,0 +1,84 @@
+"""A process that dies between any two effects, wherever a test wants it to."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, TypeVar, cast
+
+from evenkeel.ports import Key, Ledger, Page, Row, Table, Write
+
+Port = TypeVar("Port")
+
+
+class Crash(BaseException):
+    """The process is gone. Not an Exception, so that no handler swallows it."""
+
+
+class When(StrEnum):
+    """On which side of the effect the process dies."""
+
+    BEFORE = "before"
+    AFTER = "after"
+
+
+@dataclass
+class CrashPlan:
+    """Counts effects over all ports that share it, and dies at the chosen one (1 = the first; 0 = never)."""
+
+    at: int = 0
+    when: When | str = When.BEFORE
+    effects: list[str] = field(default_factory=list)
+    """Name of every effect reached so far."""
+
+    def around(self, name: str, effect: Callable[[], Any]) -> Any:
+        self.effects.append(name)
+        dies = len(self.effects) == self.at
+        if dies and self.when == When.BEFORE:
+            raise Crash(f"before effect {self.at}, {name}")
+        result = effect()
+        if dies:
+            raise Crash(f"after effect {self.at}, {name}")
+        return result
+
+
+class CrashingLedger:
+    """A ledger whose n-th commit is the last thing the process does, or the first thing it does not."""
+
+    def __init__(
+        self, ledger: Ledger, at: int = 0, when: When | str = When.BEFORE, *, plan: CrashPlan | None = None
+    ) -> None:
+        self._ledger = ledger
+        self.plan = plan or CrashPlan(at, when)
+
+    def get(self, key: Key) -> Row | None:
+        return self._ledger.get(key)
+
+    def partition(self, table: Table, pk: str, prefix: str = "") -> tuple[Row, ...]:
+        return self._ledger.partition(table, pk, prefix)
+
+    def by_state(
+        self, table: Table, state: str, *, limit: int = 100, cursor: str | None = None, newest_first: bool = False
+    ) -> Page:
+        return self._ledger.by_state(table, state, limit=limit, cursor=cursor, newest_first=newest_first)
+
+    def commit(self, *writes: Write, token: str = "") -> None:
+        self.plan.around("commit", lambda: self._ledger.commit(*writes, token=token))
+
+
+def crashing(port: Port, plan: CrashPlan, *methods: str) -> Port:
+    """Return a port whose named methods count as effects of the plan; everything else passes through."""
+
+    class Crashing:
+        def __getattr__(self, name: str) -> Any:
+            member = getattr(port, name)
+            if name not in methods:
+                return member
+
+            @functools.wraps(member)
+            def call(*args: Any, **kwargs: Any) -> Any:
+                return plan.around(name, lambda: member(*args, **kwargs))
+
+            return call
+
+    return cast("Port", Crashing())

@@ -1,0 +1,159 @@
+"""The ledger in a dictionary, with the semantics of DynamoDB that the port promises."""
+
+import base64
+import binascii
+import json
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from evenkeel.ports import Add, Check, Conflict, Delete, Key, Page, Put, Refused, Row, Table, Write
+
+
+class InMemoryLedger:
+    """Rows by key under one lock. Documents go through JSON, so that nothing is shared and nothing richer is kept."""
+
+    def __init__(self) -> None:
+        self.rows: dict[Key, Row] = {}
+        self.commits: list[tuple[Write, ...]] = []
+        """Every commit that had an effect, in order."""
+        self._tokens: dict[str, tuple[Write, ...]] = {}
+        self._lock = threading.RLock()
+
+    def get(self, key: Key) -> Row | None:
+        with self._lock:
+            row = self.rows.get(key)
+            return None if row is None else _copy(row)
+
+    def partition(self, table: Table, pk: str, prefix: str = "") -> tuple[Row, ...]:
+        with self._lock:
+            found = [row for key, row in self.rows.items() if key.table == table and key.pk == pk]
+        ours = [row for row in found if row.key.sk.startswith(prefix)]
+        return tuple(_copy(row) for row in sorted(ours, key=lambda row: row.key.sk.encode()))
+
+    def by_state(
+        self, table: Table, state: str, *, limit: int = 100, cursor: str | None = None, newest_first: bool = False
+    ) -> Page:
+        with self._lock:
+            found = [row for row in self.rows.values() if row.key.table == table and row.state]
+        ours = sorted((row for row in found if row.state and row.state[0] == state), key=_place, reverse=newest_first)
+        if cursor is not None:
+            last = _read_cursor(cursor)
+            ours = [row for row in ours if (_place(row) < last if newest_first else _place(row) > last)]
+        page = tuple(_copy(row) for row in ours[:limit])
+        return Page(page, _cursor(page[-1]) if len(ours) > limit else None)
+
+    def commit(self, *writes: Write, token: str = "") -> None:
+        if not writes:
+            return
+        if len(writes) > 100:
+            raise Refused(f"a commit of {len(writes)} writes, at most 100 are possible")
+        keys = [_key(write) for write in writes]
+        if len(set(keys)) < len(keys):
+            raise Refused("two writes of one commit touch the same row")
+        with self._lock:
+            if token and token in self._tokens:
+                if self._tokens[token] != writes:
+                    raise Refused(f"token {token} was used for other writes")
+                return
+            failed = tuple(index for index, write in enumerate(writes) if not self._holds(write))
+            if failed:
+                raise Conflict(f"conditions failed: {[keys[index] for index in failed]}", failed)
+            changed = {key: self._after(write) for key, write in zip(keys, writes, strict=True)}
+            for key, row in changed.items():
+                if row is None:
+                    self.rows.pop(key, None)
+                else:
+                    self.rows[key] = row
+            self.commits.append(writes)
+            if token:
+                self._tokens[token] = writes
+
+    def _holds(self, write: Write) -> bool:
+        match write:
+            case Put(row):
+                return self._version(row.key) == row.version
+            case Delete(key, version) | Check(key, version):
+                return self._version(key) == version
+            case Add():
+                return True
+
+    def _version(self, key: Key) -> int:
+        row = self.rows.get(key)
+        return 0 if row is None else row.version
+
+    def _after(self, write: Write) -> Row | None:
+        match write:
+            case Put(row):
+                expires = row.expires_at and row.expires_at.replace(microsecond=0)
+                return replace(row, doc=_stored(row.doc), version=row.version + 1, expires_at=expires)
+            case Delete():
+                return None
+            case Check(key):
+                return self.rows.get(key)
+            case Add(key, amounts):
+                row = self.rows.get(key) or Row(key, {})
+                doc = {**row.doc, **{name: row.doc.get(name, 0) + amount for name, amount in amounts.items()}}
+                return replace(row, doc=doc, version=row.version + 1)
+
+    # ------------------------------------------------------------ for tests
+
+    def contents(self) -> dict[str, dict[str, Any]]:
+        """Return every document by `TABLE pk sk`: the whole state, to compare two ends."""
+        with self._lock:
+            return {
+                f"{key.table} {key.pk} {key.sk}": _stored(row.doc)
+                for key, row in sorted(self.rows.items(), key=lambda item: (item[0].table, item[0].pk, item[0].sk))
+            }
+
+
+def _key(write: Write) -> Key:
+    return write.row.key if isinstance(write, Put) else write.key
+
+
+def _place(row: Row) -> tuple[str, str, str]:
+    return (row.state[1] if row.state else "", row.key.pk, row.key.sk)
+
+
+def _cursor(row: Row) -> str:
+    return base64.urlsafe_b64encode(json.dumps(_place(row)).encode()).decode()
+
+
+def _read_cursor(cursor: str) -> tuple[str, str, str]:
+    try:
+        sort, pk, sk = json.loads(base64.urlsafe_b64decode(cursor.encode()))
+    except (ValueError, binascii.Error) as error:
+        raise Refused(f"no such page: {cursor!r}") from error
+    return (str(sort), str(pk), str(sk))
+
+
+def _copy(row: Row) -> Row:
+    return replace(row, doc=_stored(row.doc))
+
+
+def _stored(document: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        text = json.dumps(document, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise Refused(f"a document that is not JSON: {error}") from error
+    if len(text) > 400_000:
+        raise Refused(f"a document of {len(text)} bytes, at most 400 kB are possible")
+    stored = _plain(json.loads(text))
+    assert isinstance(stored, dict)
+    return stored
+
+
+def _plain(value: Any) -> Any:
+    """What comes back from the store: whole numbers as int, text that UTF-8 can carry."""
+    match value:
+        case float() if value.is_integer():
+            return int(value)
+        case str():
+            return value.encode("utf-8", "backslashreplace").decode()
+        case dict():
+            return {_plain(name): _plain(item) for name, item in value.items()}
+        case list():
+            return [_plain(item) for item in value]
+        case _:
+            return value

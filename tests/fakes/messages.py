@@ -1,0 +1,73 @@
+"""Queues, topics and archives that remember."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class WaitRequest:
+    """One request to answer a wait."""
+
+    subject: str
+    name: str
+    generation: int
+    answer: dict[str, Any]
+
+
+@dataclass
+class RecordingWaitAnswers:
+    requests: list[WaitRequest] = field(default_factory=list)
+
+    def request(self, subject: str, name: str, generation: int, answer: Mapping[str, Any]) -> None:
+        self.requests.append(WaitRequest(subject, name, generation, dict(answer)))
+
+
+@dataclass
+class RecordingPasses:
+    reasons: list[str] = field(default_factory=list)
+
+    def request(self, reason: str) -> None:
+        self.reasons.append(reason)
+
+
+@dataclass(frozen=True)
+class PageSent:
+    """One page to a person."""
+
+    subject: str
+    message: str
+    key: str
+
+
+@dataclass
+class RecordingPager:
+    pages: list[PageSent] = field(default_factory=list)
+
+    def page(self, subject: str, message: str, *, key: str) -> None:
+        self.pages.append(PageSent(subject, message, key))
+
+
+@dataclass
+class InMemoryRawEvents:
+    kept: dict[str, bytes] = field(default_factory=dict)
+
+    def keep(self, envelope_id: str, body: bytes) -> None:
+        self.kept[envelope_id] = body
+
+
+@dataclass(frozen=True)
+class DeadLetter:
+    """One event that could not be used."""
+
+    body: str
+    code: str
+    reason: str
+
+
+@dataclass
+class InMemoryDeadLetters:
+    letters: list[DeadLetter] = field(default_factory=list)
+
+    def put(self, body: str, code: str, reason: str) -> None:
+        self.letters.append(DeadLetter(body, code, reason))

@@ -1,0 +1,130 @@
+"""The HyperPod control plane: machines with lives and seats, and a count of every call it accepted."""
+
+import itertools
+from collections import Counter, deque
+from typing import Any
+
+from evenkeel.domain.nodes import ProviderCluster, ProviderNode
+from evenkeel.ports import RepairAnswer
+from tests.fakes.cluster import TAINT_TEXT, FakeCluster, a_node, instance_id
+from tests.fakes.system import A_MOMENT, FixedClock
+
+REBOOT, REPLACE = "reboot", "replace"
+
+
+def a_provider_node(number: int = 1, **changes: Any) -> ProviderNode:
+    """The provider's view of `a_node(number)`."""
+    facts: dict[str, Any] = {
+        "instance_id": instance_id(number),
+        "logical_id": f"seat-{number}",
+        "instance_group": "p5-workers",
+        "instance_type": "ml.p5.48xlarge",
+        "launched_at": A_MOMENT.replace(hour=8, minute=0, second=0),
+        "status": "Running",
+    }
+    return ProviderNode.model_validate({**facts, **changes})
+
+
+class FakeProvider:
+    """Accepts, refuses or loses repair calls; a repair ends when the test says so.
+
+    With a FakeCluster the machines behind both views are the same: an accepted call takes the Kubernetes node down, and
+    `finish` brings it back with a new boot id, or the new life with its taint.
+    """
+
+    def __init__(self, clock: FixedClock, *nodes: ProviderNode, kubernetes: FakeCluster | None = None) -> None:
+        self.clock = clock
+        self.kubernetes = kubernetes
+        self.by_id: dict[str, ProviderNode] = {node.instance_id: node for node in nodes}
+        self.settings = ProviderCluster(
+            name="research-train",
+            arn="arn:aws:sagemaker:us-west-2:000000000000:cluster/abcdefghijkl",
+            status="InService",
+            repairs_by_itself=False,
+            is_continuous=True,
+        )
+        self.accepted: list[tuple[str, str]] = []
+        """Every call that took effect: (`reboot` or `replace`, instance id)."""
+        self.asked: list[tuple[str, str]] = []
+        """Every call that was made."""
+        self.scripted: deque[RepairAnswer] = deque()
+        """Answers of the next calls; without effect, but for `lost_replies`."""
+        self.lost_replies = 0
+        """So many next calls take effect and answer UNKNOWN."""
+        self.running: dict[str, str] = {}
+        """Repairs under way: instance id to rung."""
+        self._numbers = itertools.count(101)
+
+    # ------------------------------------------------------------ the port
+
+    def cluster(self) -> ProviderCluster:
+        return self.settings
+
+    def nodes(self) -> tuple[ProviderNode, ...]:
+        return tuple(node for _, node in sorted(self.by_id.items()))
+
+    def node(self, instance_id: str) -> ProviderNode | None:
+        return self.by_id.get(instance_id)
+
+    def reboot(self, instance_id: str) -> RepairAnswer:
+        return self._ask(REBOOT, instance_id)
+
+    def replace(self, instance_id: str) -> RepairAnswer:
+        return self._ask(REPLACE, instance_id)
+
+    # ------------------------------------------------------------ for tests
+
+    def finish(self, instance_id: str) -> str:
+        """End the repair of a machine and return the id of the one that now holds its seat."""
+        rung = self.running.pop(instance_id)
+        node = self.by_id[instance_id]
+        if rung == REBOOT:
+            self.by_id[instance_id] = node.but(status="Running")
+            if self.kubernetes and (seen := self._seen(instance_id)):
+                self.kubernetes.ready_node(seen.name, seen.cluster, boot_id=f"{seen.boot_id}+", fault_details="")
+            return instance_id
+        number = next(self._numbers)
+        newcomer = a_node(number, is_awaiting_validation=True, taints=(TAINT_TEXT,))
+        assert newcomer.instance_id
+        del self.by_id[instance_id]
+        self.by_id[newcomer.instance_id] = node.but(
+            instance_id=newcomer.instance_id, launched_at=self.clock.now(), status="Running"
+        )
+        if self.kubernetes:
+            if seen := self._seen(instance_id):
+                self.kubernetes.remove_node(seen.name, seen.cluster)
+            self.kubernetes.add_node(newcomer.but(pool=node.instance_group, instance_type=node.instance_type))
+        return newcomer.instance_id
+
+    def finish_all(self) -> None:
+        for machine in list(self.running):
+            self.finish(machine)
+
+    def accepted_calls(self, rung: str) -> Counter[str]:
+        """How often each machine had this rung accepted."""
+        return Counter(machine for kind, machine in self.accepted if kind == rung)
+
+    def _ask(self, rung: str, machine: str) -> RepairAnswer:
+        self.asked.append((rung, machine))
+        if self.scripted:
+            return self.scripted.popleft()
+        if machine not in self.by_id:
+            return RepairAnswer.NO_SUCH_NODE
+        if machine in self.running:
+            return RepairAnswer.IN_USE
+        self.accepted.append((rung, machine))
+        self.running[machine] = rung
+        self.by_id[machine] = self.by_id[machine].but(status="Pending")
+        if self.kubernetes and (seen := self._seen(machine)):
+            if rung == REBOOT:
+                self.kubernetes.kill_node(seen.name, seen.cluster)
+            else:
+                self.kubernetes.remove_node(seen.name, seen.cluster)
+        if self.lost_replies:
+            self.lost_replies -= 1
+            return RepairAnswer.UNKNOWN
+        return RepairAnswer.ACCEPTED
+
+    def _seen(self, machine: str) -> Any:
+        assert self.kubernetes
+        return next((node for node in self.kubernetes.by_name.values() if node.instance_id == machine), None)

@@ -1,0 +1,77 @@
+"""The time, new ids and telemetry, as a test wants them."""
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from evenkeel.ports import Metric
+
+A_MOMENT = datetime(2026, 11, 3, 10, 15, 2, tzinfo=UTC)
+
+
+class FixedClock:
+    """Stands still until a test moves it."""
+
+    def __init__(self, now: datetime = A_MOMENT) -> None:
+        self._now = now
+
+    def now(self) -> datetime:
+        return self._now
+
+    def set(self, now: datetime) -> None:
+        self._now = now
+
+    def advance(self, seconds: float) -> datetime:
+        """Move on and return the new present."""
+        self._now += timedelta(seconds=seconds)
+        return self._now
+
+
+class SequenceIds:
+    """`inc-0000000001`, `job-0000000002`, …: one count over all prefixes."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+
+    def new(self, prefix: str) -> str:
+        return f"{prefix}-{next(self._numbers):010d}"
+
+
+@dataclass
+class LogLine:
+    level: str
+    message: str
+    keys: dict[str, Any]
+
+
+@dataclass
+class RecordingTelemetry:
+    """Keeps metrics and log lines."""
+
+    metrics: list[Metric] = field(default_factory=list)
+    lines: list[LogLine] = field(default_factory=list)
+
+    def count(self, name: str, value: float = 1.0, **dimensions: str) -> None:
+        self.metrics.append(Metric(name, value, "Count", dimensions))
+
+    def seconds(self, name: str, value: float, **dimensions: str) -> None:
+        self.metrics.append(Metric(name, value, "Seconds", dimensions))
+
+    def info(self, message: str, **keys: Any) -> None:
+        self.lines.append(LogLine("INFO", message, keys))
+
+    def warning(self, message: str, **keys: Any) -> None:
+        self.lines.append(LogLine("WARNING", message, keys))
+
+    def error(self, message: str, **keys: Any) -> None:
+        self.lines.append(LogLine("ERROR", message, keys))
+
+    @property
+    def totals(self) -> Counter[str]:
+        """Sum of each metric over all dimensions."""
+        totals: Counter[str] = Counter()
+        for metric in self.metrics:
+            totals[metric.name] += metric.value  # type: ignore[assignment]  # sums of floats, compared with ints
+        return totals

@@ -1,0 +1,50 @@
+"""Step Functions, as far as services see it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from evenkeel.ports import ExecutionState, Machine
+
+
+@dataclass
+class RecordingWorkflows:
+    """Executions by machine and name. A name is taken for ever, as on AWS for 90 days."""
+
+    executions: dict[tuple[Machine, str], dict[str, Any]] = field(default_factory=dict)
+    """The input of each."""
+    states: dict[tuple[Machine, str], ExecutionState] = field(default_factory=dict)
+
+    def start(self, machine: Machine, name: str, document: Mapping[str, Any]) -> bool:
+        if (machine, name) in self.executions:
+            return False
+        self.executions[machine, name] = dict(document)
+        self.states[machine, name] = ExecutionState.RUNNING
+        return True
+
+    def state(self, machine: Machine, name: str) -> ExecutionState:
+        return self.states.get((machine, name), ExecutionState.NONE)
+
+    # ------------------------------------------------------------ for tests
+
+    def finish(self, machine: Machine, name: str, state: ExecutionState = ExecutionState.SUCCEEDED) -> None:
+        """End an execution."""
+        self.states[machine, name] = state
+
+    def names(self, machine: Machine) -> list[str]:
+        """Names of one machine's executions, in the order of their start."""
+        return [name for kind, name in self.executions if kind is machine]
+
+
+@dataclass
+class RecordingTokens:
+    """Task tokens: each takes one answer; those in `over` take none (timed out, stopped)."""
+
+    answers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    over: set[str] = field(default_factory=set)
+
+    def succeed(self, token: str, output: Mapping[str, Any]) -> bool:
+        if token in self.over or token in self.answers:
+            return False
+        self.answers[token] = dict(output)
+        return True

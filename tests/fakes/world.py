@@ -1,0 +1,44 @@
+"""Every twin at once, under the names that the real world has."""
+
+from dataclasses import dataclass, field
+
+from evenkeel.domain.policy import Policy
+from tests.fakes.checkpoints import InMemoryCheckpoints
+from tests.fakes.cluster import FakeCluster, a_node
+from tests.fakes.ledger import InMemoryLedger
+from tests.fakes.messages import (
+    InMemoryDeadLetters,
+    InMemoryRawEvents,
+    RecordingPager,
+    RecordingPasses,
+    RecordingWaitAnswers,
+)
+from tests.fakes.provider import FakeProvider, a_provider_node
+from tests.fakes.system import FixedClock, RecordingTelemetry, SequenceIds
+from tests.fakes.workflows import RecordingTokens, RecordingWorkflows
+
+
+@dataclass
+class FakeWorld:
+    """A fleet of four healthy nodes, unless told otherwise, and nothing has happened yet."""
+
+    size: int = 4
+    runs_at_once: bool = False
+    policy: Policy = field(default_factory=Policy)
+
+    def __post_init__(self) -> None:
+        self.clock = FixedClock()
+        self.ids = SequenceIds()
+        self.ledger = InMemoryLedger()
+        numbers = range(1, self.size + 1)
+        self.cluster = FakeCluster(self.clock, *map(a_node, numbers), runs_at_once=self.runs_at_once)
+        self.provider = FakeProvider(self.clock, *map(a_provider_node, numbers), kubernetes=self.cluster)
+        self.checkpoints = InMemoryCheckpoints()
+        self.workflows = RecordingWorkflows()
+        self.tokens = RecordingTokens()
+        self.wait_answers = RecordingWaitAnswers()
+        self.passes = RecordingPasses()
+        self.pager = RecordingPager()
+        self.raw_events = InMemoryRawEvents()
+        self.dead_letters = InMemoryDeadLetters()
+        self.telemetry = RecordingTelemetry()
