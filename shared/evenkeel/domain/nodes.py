@@ -1,6 +1,7 @@
 """Machines: lives, seats, and what is seen of them."""
 
 import re
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import NamedTuple
@@ -98,6 +99,8 @@ class KubernetesNode(Value):
     name: str
     instance_id: str | None = None
     hyperpod_cluster_id: str | None = None
+    created_at: Instant | None = None
+    """metadata.creationTimestamp: the launch of a machine that has no record at the provider."""
     pool: str = ""
     instance_type: str = ""
     zone: str = ""
@@ -147,3 +150,87 @@ class Node(Value):
         if self.provider and self.provider.logical_id:
             return f"{self.life.cluster}/{self.provider.logical_id}"
         return self.life.key
+
+
+def join_nodes(
+    kubernetes: Iterable[KubernetesNode], provider: Iterable[ProviderNode], provider_cluster: str
+) -> tuple[Node, ...]:
+    """Join both control planes' views by instance id, ordered by life.
+
+    A HyperPod machine that its provider does not list has no known launch time, so it is left out rather than guessed;
+    a machine of the other half takes its node object's creation for its launch. Foreign nodes are left out.
+
+    Args:
+        kubernetes: Node objects of every cluster of the fleet.
+        provider: HyperPod's list.
+        provider_cluster: Name of the Kubernetes cluster that HyperPod's machines join.
+    """
+    records = {record.instance_id: record for record in provider}
+    joined: dict[str, Node] = {}
+    for seen in kubernetes:
+        record = records.get(seen.instance_id or "") if seen.cluster == provider_cluster else None
+        launched_at = record.launched_at if record else seen.created_at
+        if seen.instance_id is None or launched_at is None or (seen.hyperpod_cluster_id and record is None):
+            continue
+        life = NodeLife(cluster=seen.cluster, instance_id=seen.instance_id, launched_at=launched_at)
+        joined[life.key] = Node(life=life, kubernetes=seen, provider=record)
+    known = {node.life.instance_id for node in joined.values() if node.provider}
+    for record in records.values():
+        if record.instance_id not in known:
+            life = NodeLife(cluster=provider_cluster, instance_id=record.instance_id, launched_at=record.launched_at)
+            joined[life.key] = Node(life=life, provider=record)
+    return tuple(joined[key] for key in sorted(joined))
+
+
+class FleetNode(Value):
+    """One machine as the ledger remembers it: the document of a `NODE#` row. The sweeper alone writes it."""
+
+    life: NodeLife
+    slot: str
+    node_name: str = ""
+    """Name of the node object; empty until it joined its cluster."""
+    pool: str = ""
+    instance_type: str = ""
+    zone: str = ""
+    boot_id: str = ""
+    provider_status: str = ""
+    """HyperPod's InstanceStatus; empty for a machine of the other half."""
+    is_ready: bool = False
+    not_ready_since: Instant | None = None
+    is_cordoned: bool = False
+    incident_id: str | None = None
+    """The incident whose mark the cordon carries."""
+    is_awaiting_validation: bool = False
+    accelerators: int = 0
+    accelerators_in_use: int = 0
+    is_gone: bool = False
+    """No control plane shows it any more."""
+    changed_at: Instant
+    """When this row last changed. How fresh the whole list is, the sweeper's heartbeat tells."""
+
+    @classmethod
+    def seen(cls, node: Node, accelerators_in_use: int, now: datetime) -> "FleetNode":
+        """Reduce what both control planes show of a machine to what is remembered of it."""
+        there = node.kubernetes
+        return cls(
+            life=node.life,
+            slot=node.slot,
+            node_name=there.name if there else "",
+            pool=node.pool,
+            instance_type=node.provider.instance_type if node.provider else (there.instance_type if there else ""),
+            zone=there.zone if there else "",
+            boot_id=there.boot_id if there else "",
+            provider_status=node.provider.status if node.provider else "",
+            is_ready=there.is_ready if there else False,
+            not_ready_since=there.not_ready_since if there else None,
+            is_cordoned=there.is_cordoned if there else False,
+            incident_id=there.incident_id if there else None,
+            is_awaiting_validation=there.is_awaiting_validation if there else False,
+            accelerators=there.accelerators if there else 0,
+            accelerators_in_use=accelerators_in_use,
+            changed_at=now,
+        )
+
+    def is_same_as(self, other: "FleetNode") -> bool:
+        """Whether nothing but the time of writing differs."""
+        return self == other.but(changed_at=self.changed_at)

@@ -61,6 +61,11 @@ class JobPolicy(Value):
     """Restarts after the application's own faults. Infrastructure faults do not count."""
     restart_backoff_seconds: int = 30
     """First pause after an application fault; doubles each time."""
+    restart_backoff_max_seconds: int = 3600
+    launch_retry_seconds: int = 5
+    """Pause before a launch that waits for the previous attempt's remains looks again."""
+    keep_workload_seconds: int = 86_400
+    """Ended pods of settled attempts are kept this long, so that their logs can be read; they hold no accelerator."""
     distrust_guard_seconds: int = 300
     """Checkpoints whose write began after the first signal minus this are distrusted where the fault can corrupt."""
     expected_resume_seconds: int = 1400
@@ -75,6 +80,8 @@ class WatchPolicy(Value):
     """A node NotReady this long sickens: `node:not_ready`."""
     watch_seconds: int = 50
     """How long one `watch_cluster` invocation holds its watch."""
+    tick_seconds: int = 5
+    """Without any change, how often `watch_cluster` looks again: some conditions come true by time alone."""
     sweep_page_budget: int = 50
     """List pages one sweep may read."""
     first_boot_grace_seconds: int = 1800
@@ -88,6 +95,8 @@ class SchedulingPolicy(Value):
 
     spare_nodes: dict[str, int] = {}
     """Free nodes per pool that only a recovery may take."""
+    heads_per_pass: int = 50
+    """Pending jobs that one pass weighs, in queue order."""
 
 
 class Policy(Value):

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import Evidence, Incident, TimelineEntry
 from evenkeel.domain.nodes import NodeLife
-from evenkeel.domain.scheduling.jobs import Attempt, Job
+from evenkeel.domain.scheduling.jobs import Attempt, Charge, Job
 from evenkeel.domain.values import Value, rfc3339
 from evenkeel.domain.waiting import Wait
 from evenkeel.ports import Key, Row, Table
@@ -219,6 +219,16 @@ def heartbeat_key(function: str) -> Key:
 def tree_key(root: str = ROOT_TREE) -> Key:
     """`TREE#root / META`: its version orders all admissions of the tree."""
     return Key(Table.QUOTAS, f"TREE#{root}", "META")
+
+
+def charge_key(attempt: Attempt) -> Key:
+    """`TREE#root / CHARGE#workload`: in the tree's partition, so that all charges are read strongly consistent."""
+    return Key(Table.QUOTAS, f"TREE#{ROOT_TREE}", f"CHARGE#{attempt.workload_name}")
+
+
+def charge_row(attempt: Attempt) -> Row:
+    """What an admitted attempt takes, and where: put with the attempt, deleted when it is settled, never rewritten."""
+    return Row(charge_key(attempt), Charge.of(attempt).to_json())
 
 
 def usage_key(team: str) -> Key:

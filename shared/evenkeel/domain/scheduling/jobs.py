@@ -134,10 +134,34 @@ class Job(Value):
     resume_plan: ResumePlan | None = None
     stop_request: StopRequest | None = None
     distrust_after: Instant | None = None
-    """The strictest distrust any incident laid on this job's checkpoints written by attempts so far."""
+    """The strictest distrust any incident laid on this job's checkpoints; `distrust_through` says whose."""
+    distrust_through: int = 0
+    """The last attempt that `distrust_after` is about. Later attempts ran elsewhere and are not under suspicion."""
     started_at: Instant | None = None
     ended_at: Instant | None = None
     result: dict[str, Any] = {}
+
+    def stop_of(self, attempt: int) -> StopRequest | None:
+        """Return the request to stop this very attempt; None where there is none."""
+        request = self.stop_request
+        return request if request and request.attempt == attempt else None
+
+    def live_plan(self) -> ResumePlan | None:
+        """Return the resume plan while it is due: until an attempt later than the hurt one exists."""
+        plan = self.resume_plan
+        return plan if plan and plan.after_attempt >= self.current_attempt else None
+
+    def with_plan(self, plan: ResumePlan) -> "Job":
+        """Return this job with a plan and the distrust that it brings.
+
+        An earlier distrust still counts if no attempt was pinned since: the pin of a later attempt already honoured it,
+        and the fence keeps what that attempt passed over from coming back.
+        """
+        after = plan.distrust_after
+        if self.distrust_after and self.distrust_through >= plan.after_attempt:
+            after = min(self.distrust_after, after or self.distrust_after)
+        through = plan.after_attempt if after else 0
+        return self.but(resume_plan=plan, distrust_after=after, distrust_through=through)
 
 
 class ResumePoint(Value):
@@ -172,6 +196,8 @@ class Attempt(Value):
     """Whether `resume_from` was decided (None may be the decision)."""
     workload_uid: str = ""
     """UID of the Kubernetes Job."""
+    is_refused: bool = False
+    """The cluster would not take its Kubernetes Job as it stands: trying again cannot help."""
     launched_at: Instant | None = None
     running_at: Instant | None = None
     ended_at: Instant | None = None
@@ -183,6 +209,30 @@ class Attempt(Value):
     def workload_name(self) -> str:
         """Name of the Kubernetes Job and of the `run_job` execution: `<jobId>-a<n>`."""
         return f"{self.job_id}-a{self.attempt}"
+
+
+class Charge(Value):
+    """What one admitted attempt holds until it is settled."""
+
+    job_id: str
+    attempt: int
+    team: str
+    cluster: str
+    node_names: tuple[str, ...]
+    accelerators: int
+    """Over all nodes."""
+
+    @classmethod
+    def of(cls, attempt: Attempt) -> "Charge":
+        """Return the charge of an attempt."""
+        return cls(
+            job_id=attempt.job_id,
+            attempt=attempt.attempt,
+            team=attempt.team,
+            cluster=attempt.cluster,
+            node_names=attempt.node_names,
+            accelerators=attempt.accelerators,
+        )
 
 
 class PodPhase(StrEnum):
@@ -206,6 +256,11 @@ class PodSeen(Value):
     reason: str = ""
     """`Unschedulable`, `Error`, `Evicted`, …"""
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether its processes are over, as far as the API server knows."""
+        return self.phase in (PodPhase.SUCCEEDED, PodPhase.FAILED)
+
 
 class WorkloadSeen(Value):
     """An attempt's Kubernetes Job and pods. `uid` empty = no such Job."""
@@ -217,3 +272,7 @@ class WorkloadSeen(Value):
     has_completed: bool = False
     has_failed: bool = False
     pods: tuple[PodSeen, ...] = ()
+
+    def pods_alive(self, lost_nodes: frozenset[str] = frozenset()) -> tuple[PodSeen, ...]:
+        """Return the pods that run or may yet run, without those on `lost_nodes`."""
+        return tuple(pod for pod in self.pods if not pod.has_ended and pod.node_name not in lost_nodes)
