@@ -1,10 +1,21 @@
-# Needs python3 >= 3.11, make and git; everything else is installed into .venv and .tools.
+# Needs python3 >= 3.11, make and git; everything else is installed into .venv and .tools, from requirements/*.txt.
+#
+#   make setup PYTHON=/path/to/python3.13     build on another interpreter
+#   make test TESTS=tests/unit                one level of the tests
+#   make deploy ENV=dev                       an environment of samconfig.toml
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
 
 PYTHON ?=
+ENV ?= dev
+TESTS ?= tests/unit tests/contract tests/template tests/workflow tests/local
+
 SYSTEM_PYTHON := $(if $(PYTHON),$(PYTHON),python3)
 BIN := .venv/bin
+SAM := .tools/sam/bin/sam
+SOURCES := $(wildcard shared cli local examples functions bench tests tools)
+
 export PYTHON
 export SAM_CLI_TELEMETRY := 0
 
@@ -13,14 +24,47 @@ export SAM_CLI_TELEMETRY := 0
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: ## install everything into .venv and .tools (quick when nothing changed)
+setup: ## install everything into .venv and .tools (at once when nothing changed)
 	@$(SYSTEM_PYTHON) tools/environments.py setup
 
-demo: setup ## watch a job die with its node and come back (about two minutes)
+demo: setup ## watch a training job die with its node and come back
 	@$(BIN)/python -m evenkeel_local.demo
 
 dev: setup ## keep the local data centre up until Ctrl-C
 	@$(BIN)/evenkeel dev up --foreground
+
+test: lint ## everything that CI runs: lint, types, template, and every level of the tests
+	@echo "test: $(TESTS)"
+	@$(BIN)/python -m pytest $(TESTS)
+
+lint: lock-check ## ruff, mypy strict, the template
+	@echo "lint: ruff"
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check --quiet . || { echo "lint: not formatted, run \`make fmt\`:"; $(BIN)/ruff format --check .; exit 1; }
+	@echo "lint: mypy"
+	@$(BIN)/mypy $(SOURCES)
+	@echo "lint: sam validate"
+	@$(SAM) validate --lint --region us-west-2
+
+fmt: setup ## format, and mend what can be mended
+	@$(BIN)/ruff check --fix-only --quiet .
+	@$(BIN)/ruff format .
+
+build: setup ## build the functions and their layer for AWS (python3.13 on arm64)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(SAM) build
+
+deploy: build ## deploy to your AWS account (ENV=dev or prod): read docs/deploy.md first
+	@$(SAM) deploy --config-env $(ENV)
+
+bench: setup ## measure the decisions and the path from event to cordon
+	@$(BIN)/python -m bench
+
+soak: setup ## twenty drills in a row at random moments
+	@$(BIN)/python -m evenkeel_local.soak
+
+clean: ## remove environments, builds and caches
+	@rm -rf .venv .tools .evenkeel .aws-sam .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 lock: setup ## resolve requirements/*.txt again
 	@$(BIN)/python tools/environments.py lock

@@ -1,0 +1,123 @@
+"""A faster clock for scheduled functions.
+
+The engine's own schedules fire once a minute, as the template says, and nothing on AWS is quicker. Where a person waits
+for a demo or a test, the ticker invokes the same functions every second or two besides. Its identity may invoke those
+functions and nothing else. A function is never invoked by the ticker while its last invocation still runs.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Self
+
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+from evenkeel_local import ACCOUNT_ID, REGION
+from evenkeel_local.identities import Credentials, Statement
+
+_LONGEST_INVOCATION_SECONDS: Final = 120
+_LOG = logging.getLogger(__name__)
+
+
+def ticker_statements(function_names: Sequence[str]) -> list[Statement]:
+    """Return what the ticker's identity may do: invoke these functions."""
+    arns = [f"arn:aws:lambda:{REGION}:{ACCOUNT_ID}:function:{name}" for name in function_names]
+    return [{"Sid": "InvokeScheduledFunctions", "Effect": "Allow", "Action": "lambda:InvokeFunction", "Resource": arns}]
+
+
+@dataclass
+class Beat:
+    """What one function's clock has done so far."""
+
+    function_name: str
+    invoked: int = 0
+    failed: int = 0
+    last_error: str | None = None
+    succeeded: threading.Event = field(default_factory=threading.Event, repr=False)
+
+
+class Ticker:
+    """Invokes functions every so often, each on a thread of its own. `start()` it, or use it as a context manager."""
+
+    def __init__(
+        self,
+        credentials: Credentials,
+        function_names: Sequence[str],
+        every_seconds: float,
+        payloads: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Prepare a ticker.
+
+        Args:
+            credentials: Who invokes; `ticker_statements` is all that it needs.
+            function_names: The functions, by name.
+            every_seconds: From the start of one invocation to the start of the next, or at once if that is past.
+            payloads: What a function is invoked with, `{}` for those not named.
+        """
+        self._every_seconds = every_seconds
+        self._payloads = payloads or {}
+        self._stopping = threading.Event()
+        options = Config(
+            connect_timeout=2,
+            read_timeout=_LONGEST_INVOCATION_SECONDS,
+            retries={"total_max_attempts": 1},
+            max_pool_connections=max(10, len(function_names)),
+            proxies={},
+        )
+        self._lambda = credentials.client("lambda", config=options)
+        self.beats: Mapping[str, Beat] = {name: Beat(name) for name in function_names}
+        # Daemons: a watch that is held for a minute must not keep a stopping process waiting.
+        self._threads = [
+            threading.Thread(target=self._run, args=(beat,), name=f"tick-{beat.function_name}", daemon=True)
+            for beat in self.beats.values()
+        ]
+
+    def start(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def stop(self, wait_seconds: float = 2.0) -> None:
+        """Invoke nothing from now on. An invocation under way is given `wait_seconds`, then left to the engine."""
+        self._stopping.set()
+        deadline = time.monotonic() + wait_seconds
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(max(0.0, deadline - time.monotonic()))
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _run(self, beat: Beat) -> None:
+        payload = json.dumps(self._payloads.get(beat.function_name, {})).encode()
+        while not self._stopping.is_set():
+            started = time.monotonic()
+            self._invoke(beat, payload)
+            self._stopping.wait(max(0.0, self._every_seconds - (time.monotonic() - started)))
+
+    def _invoke(self, beat: Beat, payload: bytes) -> None:
+        try:
+            answer = self._lambda.invoke(FunctionName=beat.function_name, Payload=payload)
+            body = answer["Payload"].read()
+            error = body.decode(errors="replace") if answer.get("FunctionError") else None
+        except (BotoCoreError, ClientError) as failure:
+            error = str(failure)
+        if self._stopping.is_set():
+            return  # an engine that is being stopped cuts its callers off; that is no news
+        beat.invoked += 1
+        if error is None:
+            beat.succeeded.set()
+            return
+        beat.failed += 1
+        if error != beat.last_error:
+            _LOG.warning("A scheduled function failed", extra={"function": beat.function_name, "error": error})
+        beat.last_error = error

@@ -1,0 +1,46 @@
+"""What every level of the tests shares: one engine per session, and hypothesis without a race against the clock."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from evenkeel_local.engine import Engine
+from evenkeel_local.identities import Credentials, bootstrap
+
+# Two busy cores make any single example slow now and then: that is no finding. `ci` takes the same examples each time.
+settings.register_profile("developer", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", settings.get_profile("developer"), derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "developer")
+
+_AWS_VARIABLES = ("AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_SESSION_TOKEN", "AWS_ROLE_ARN", "AWS_WEB_IDENTITY_TOKEN_FILE")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_real_credentials() -> Iterator[None]:
+    """Keep every test away from the developer's own AWS account, whatever the shell that runs them holds."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name in _AWS_VARIABLES or name.startswith("AWS_ENDPOINT_URL_")]:
+            patch.delenv(name)
+        patch.setenv("AWS_ACCESS_KEY_ID", "testing")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+        patch.setenv("AWS_REGION", "us-west-2")
+        patch.setenv("AWS_DEFAULT_REGION", "us-west-2")
+        patch.setenv("AWS_CONFIG_FILE", os.devnull)
+        patch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
+        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        yield
+
+
+@pytest.fixture(scope="session")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """One AWS engine for the whole session, IAM enforced. Tests share it: name what you make after the test."""
+    with Engine.start(tmp_path_factory.mktemp("engine")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def deployer(engine: Engine) -> Credentials:
+    """Who may deploy stacks to `engine` and make its users."""
+    return bootstrap(engine)

@@ -1,0 +1,23 @@
+"""An engine for workflows alone: Wait states and retry delays are skipped, and tasks answer as each test says."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from evenkeel_local.engine import Engine
+from evenkeel_local.identities import Credentials, bootstrap
+
+SKIP_WAITS = 0.0
+
+
+@pytest.fixture(scope="session")
+def workflow_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """An engine whose Wait states take no time. `mock_workflows` sets what its tasks answer."""
+    with Engine.start(tmp_path_factory.mktemp("workflow-engine"), wait_scale=SKIP_WAITS) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def workflow_deployer(workflow_engine: Engine) -> Credentials:
+    """Who may make state machines on `workflow_engine`."""
+    return bootstrap(workflow_engine)
