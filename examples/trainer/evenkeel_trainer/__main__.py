@@ -1,0 +1,176 @@
+"""Train: `python -m evenkeel_trainer`, once a rank, in the environment that Evenkeel gives a job's pods.
+
+It prints JSON lines and ends with an exit code:
+
+| code | |
+|---|---|
+| 0 | done; rank 0 has written `result/attempt=<n>.json` |
+| 75 | fenced: a later attempt has taken over |
+| 76 | a peer is gone |
+| 143 | asked to stop; the step in hand was finished and saved |
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from evenkeel import training
+from evenkeel_trainer.group import Group, PeerLostError, StoppedError, join
+from evenkeel_trainer.model import MICRO_SHARDS, PIECE_BYTES, Piece, State, accuracy, piece_of
+
+EXIT_PEER_LOST = 76
+
+_GO_ON, _STOP = b"\x00", b"\x01"
+
+
+def main() -> int:
+    """Run one rank to its end; return its exit code."""
+    options = _options(os.environ)
+    run = training.attach()
+    say = _Speaker(run.rank)
+    say("started", jobId=run.job_id, attempt=run.attempt, worldSize=run.world_size, pid=os.getpid())
+    try:
+        return _train(run, options, say)
+    except training.Fenced as fenced:
+        say("fenced", attempt=fenced.attempt, standing=fenced.standing)
+        return training.EXIT_FENCED
+    except StoppedError:
+        say("stopped", saved=False)
+        return training.EXIT_STOPPED
+    except PeerLostError as lost:
+        return _after_peer_lost(run, lost, say)
+
+
+def _train(run: training.Run, options: argparse.Namespace, say: "_Speaker") -> int:
+    group = _join(run, options)
+    try:
+        state, step = _begin(run, options.seed, say)
+        saved_step = step
+        loss = 0.0
+        while step < options.steps:
+            began = time.monotonic()
+            loss, is_stop = _step(run, group, state, options.seed, step)
+            step += 1
+            say("step", step=step, loss=round(loss, 6))
+            if is_stop or step == options.steps or step % options.checkpoint_every == 0:
+                run.save(
+                    step,
+                    state.shard(run.rank, run.world_size),
+                    metrics={"loss": loss},
+                    extra={"seed": options.seed},
+                    gather=group.gather_json,
+                )
+                saved_step = step
+                say("saved", step=step)
+            if is_stop and step < options.steps:
+                say("stopped", step=step, saved=saved_step == step)
+                return training.EXIT_STOPPED
+            _pace(run, began + options.step_seconds)
+        digest = state.digest()
+        run.finish({"digest": digest, "steps": step, "loss": loss, "worldSize": run.world_size})
+        say("done", step=step, digest=digest, loss=round(loss, 6), accuracy=accuracy(state.weights, options.seed))
+        return 0
+    finally:
+        group.close()
+
+
+def _join(run: training.Run, options: argparse.Namespace) -> Group:
+    host = os.environ.get("MASTER_ADDR", "127.0.0.1")
+    return join(
+        f"{run.job_id}/{run.attempt}",
+        run.rank,
+        run.world_size,
+        bind_address=os.environ.get("POD_IP") or host,
+        master=(host, int(os.environ.get("MASTER_PORT") or "29500")),
+        rendezvous_seconds=options.rendezvous_seconds,
+        patience_seconds=options.peer_seconds + options.step_seconds,
+        should_stop=run.should_stop,
+    )
+
+
+def _begin(run: training.Run, seed: int, say: "_Speaker") -> tuple[State, int]:
+    resume = run.resume()
+    if resume is None:
+        return State.fresh(seed), 0
+    state = State.joined(list(resume.shards()))
+    say("resumed", step=resume.step, fromAttempt=resume.attempt, fromWorldSize=resume.world_size)
+    return state, resume.step
+
+
+def _step(run: training.Run, group: Group, state: State, seed: int, step: int) -> tuple[float, bool]:
+    """Take one step together. One rank's wish to stop stops all, at the same step."""
+    mine = range(run.rank, MICRO_SHARDS, run.world_size)
+    pieces = b"".join(piece_of(state.weights, seed, step, number).to_bytes() for number in mine)
+    told = group.gather((_STOP if run.should_stop() else _GO_ON) + pieces)
+    everything = group.spread(_in_order(told, run.world_size))
+    loss = state.learn([Piece.from_bytes(_cut(everything, number)) for number in range(MICRO_SHARDS)])
+    return loss, everything[:1] == _STOP
+
+
+def _in_order(told: Sequence[bytes], world_size: int) -> bytes:
+    """Lay every rank's pieces out by their number, whoever computed them; on a rank that was told nothing, nothing."""
+    pieces = [_cut(told[number % world_size], number // world_size) for number in range(MICRO_SHARDS if told else 0)]
+    return (_STOP if any(theirs[:1] == _STOP for theirs in told) else _GO_ON) + b"".join(pieces)
+
+
+def _cut(message: bytes, place: int) -> bytes:
+    return message[1 + place * PIECE_BYTES : 1 + (place + 1) * PIECE_BYTES]
+
+
+def _pace(run: training.Run, until: float) -> None:
+    while not run.should_stop() and (left := until - time.monotonic()) > 0:
+        time.sleep(min(left, 0.05))
+
+
+def _after_peer_lost(run: training.Run, lost: PeerLostError, say: "_Speaker") -> int:
+    """Say why the attempt ends: when it was fenced or asked to stop, the lost peer is only the consequence."""
+    try:
+        run.check_fence()
+    except training.Fenced as fenced:
+        say("fenced", attempt=fenced.attempt, standing=fenced.standing)
+        return training.EXIT_FENCED
+    if run.should_stop():
+        say("stopped", saved=False)
+        return training.EXIT_STOPPED
+    say("peerLost", reason=str(lost))
+    return EXIT_PEER_LOST
+
+
+class _Speaker:
+    """Prints JSON lines, each flushed: whoever follows the log sees them as they happen."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+
+    def __call__(self, event: str, **facts: Any) -> None:
+        sys.stdout.write(json.dumps({"event": event, "rank": self._rank, **facts}) + "\n")
+        sys.stdout.flush()
+
+
+def _options(environ: Mapping[str, str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m evenkeel_trainer", description="Learn to tell three rings apart.")
+
+    def option(name: str, kind: type[int] | type[float], default: str, about: str) -> None:
+        variable = f"TRAINER_{name.upper().replace('-', '_')}"
+        parser.add_argument(
+            f"--{name}", type=kind, default=environ.get(variable, default), help=f"{about} ({variable}, {default})"
+        )
+
+    option("steps", int, "200", "steps to take in all")
+    option("checkpoint-every", int, "10", "steps between checkpoints")
+    option("step-seconds", float, "0", "least time a step takes, so that a demonstration lasts")
+    option("seed", int, "7", "of weights and data")
+    option("peer-seconds", float, "30", "how long a peer may be silent")
+    option("rendezvous-seconds", float, "120", "how long to wait for all ranks")
+    options = parser.parse_args()
+    if options.steps < 1 or options.checkpoint_every < 1:
+        parser.error("--steps and --checkpoint-every must be at least 1")
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())
