@@ -1,7 +1,8 @@
 """The ranks of one attempt, joined by TCP: rank 0 listens, the others connect.
 
-A message is a length and that many bytes. A star is enough for an example. What matters is how it fails: a peer that is gone is noticed at once when its socket
-closes, and after `patience_seconds` when it merely falls silent, and either way the attempt ends instead of hanging.
+A message is a length and that many bytes. A star is enough for an example; what matters is how it fails: a peer that is
+gone is noticed at once when its socket closes, and after `patience_seconds` when it merely falls silent, and either way
+the attempt ends instead of hanging.
 """
 
 import contextlib
@@ -78,7 +79,7 @@ def join(
         name: Whoever connects with another name belongs to another attempt and is turned away.
         rank: This process.
         world_size: How many there are.
-        bind_address: Where rank 0 listens: its pod's own address, so that another attempt can use the same port on its own.
+        bind_address: Where rank 0 listens: its pod's own address, so that another attempt can use the same port.
         master: Host and port of rank 0, as the others reach it.
         rendezvous_seconds: How long to wait for everybody.
         patience_seconds: How long a peer may be silent afterwards.

@@ -157,6 +157,15 @@ def parse_fence(content: bytes) -> Fence:
         document = json.loads(content.decode())
     except (ValueError, RecursionError) as error:
         raise FenceUnreadableError(f"the fence is not JSON: {error}") from error
+    return fence_of(document)
+
+
+def fence_of(document: object) -> Fence:
+    """Read a fence from its JSON form.
+
+    Raises:
+        FenceUnreadableError: It is no fence of a known schema.
+    """
     if not isinstance(document, dict) or document.get("schemaVersion") != SCHEMA_VERSION:
         raise FenceUnreadableError("the fence has no known schemaVersion")
     try:
