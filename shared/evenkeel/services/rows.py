@@ -208,6 +208,22 @@ def hold_key() -> Key:
     return Key(Table.FLEET, "HOLD#fleet", "META")
 
 
+def automation_request_key(request_id: str) -> Key:
+    """`IDEM#request / META`: a hold or release that was answered already."""
+    return Key(Table.FLEET, f"IDEM#{request_id}", "META")
+
+
+def automation_request_row(request_id: str, answer: dict[str, Any], now: datetime) -> Row:
+    """The first answer, given again to every repeat for a day."""
+    return Row(automation_request_key(request_id), answer, 0, None, now + IDEMPOTENCY_KEPT)
+
+
+def automation_event_row(entry: TimelineEntry, request_id: str) -> Row:
+    """`HOLD#fleet / EVENT#time#request`: who held and released automation, and why."""
+    key = Key(Table.FLEET, hold_key().pk, f"EVENT#{rfc3339(entry.at)}#{request_id}")
+    return Row(key, entry.to_json(), 0, None, entry.at + KEPT)
+
+
 def heartbeat_key(function: str) -> Key:
     """`HEARTBEAT#function / META`: when a scheduled function last finished a round."""
     return Key(Table.FLEET, f"HEARTBEAT#{function}", "META")

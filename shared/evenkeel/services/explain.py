@@ -1,0 +1,183 @@
+"""Why: one sentence about a job or an incident, what was weighed, and the next step."""
+
+from datetime import datetime
+from typing import Any
+
+from evenkeel.domain.decisions import Decision
+from evenkeel.domain.health.faults import look_up
+from evenkeel.domain.health.incidents import Incident, IncidentState
+from evenkeel.domain.scheduling.jobs import Job, JobState
+from evenkeel.domain.values import rfc3339
+from evenkeel.ports import Ledger, Table
+from evenkeel.services import read_incidents, read_jobs, rows
+
+Json = dict[str, Any]
+
+
+def why_job(ledger: Ledger, job_id: str, *, now: datetime) -> Json:
+    """Explain a job: why it waits, why it runs where it runs, why it was moved or how it ended.
+
+    Raises:
+        NotFound: there is no such job.
+    """
+    job = read_jobs.load_job(ledger, job_id)
+    attempts = read_jobs.load_attempts(ledger, job_id)
+    latest = attempts[-1] if attempts else None
+    decided = _decisions(ledger, job_id)
+    for named in (
+        job.resume_plan.decision_id if job.resume_plan and job.resume_plan.after_attempt >= job.current_attempt else "",
+        latest.decision_id if latest and job.state is not JobState.PENDING else "",
+    ):
+        decided = _first(ledger, named, decided)
+    return {
+        "subject": job_id,
+        "kind": "job",
+        "state": job.state,
+        "sentence": _job_sentence(job, now),
+        "decision": _short(decided[0]) if decided else None,
+        "considered": _considered(decided[0]) if decided else [],
+        "next": _job_next(job),
+        "evidence": {
+            "execution": latest.workload_name if latest else None,
+            "resumedFrom": latest.resume_from.to_json() if latest and latest.resume_from else None,
+            "rejectedCheckpoints": list(latest.rejected_checkpoints) if latest else [],
+            "incident": job.resume_plan.incident_id if job.resume_plan else None,
+        },
+    }
+
+
+def why_incident(ledger: Ledger, incident_id: str, *, now: datetime) -> Json:
+    """Explain an incident: what was seen, what was decided on it, and what comes next.
+
+    Raises:
+        NotFound: there is no such incident.
+    """
+    incident = read_incidents.load_incident(ledger, incident_id)
+    decided = _decisions(ledger, incident_id)
+    jobs = read_incidents.load_hurt(ledger, incident)
+    return {
+        "subject": incident_id,
+        "kind": "incident",
+        "state": incident.state,
+        "sentence": _incident_sentence(incident, now),
+        "decision": _short(decided[0]) if decided else None,
+        "considered": _considered(decided[0]) if decided else [],
+        "earlier": [_short(decision) for decision in decided[1:]],
+        "next": _incident_next(incident, needs=read_incidents.needs_person(incident, jobs.values(), None, now)),
+        "evidence": {"execution": incident.execution_name, "signals": incident.evidence_count},
+    }
+
+
+def _job_sentence(job: Job, now: datetime) -> str:
+    reason = _sentence(job.reason)
+    where = f"attempt {job.current_attempt}"
+    match job.state:
+        case JobState.PENDING:
+            since = _ago(job.submitted_at, now)
+            begin = (
+                f"It waits for capacity to run again, after {where}."
+                if job.current_attempt
+                else f"It has waited {since}."
+            )
+            return f"{begin} {reason or 'No pass has looked at it yet.'}"
+        case JobState.STARTING:
+            return f"It is being started, {where}. {reason}".strip()
+        case JobState.RUNNING:
+            return f"It runs, {where}. {reason}".strip()
+        case JobState.STOPPING:
+            return f"It is being stopped. {reason}".strip()
+        case JobState.SUCCEEDED:
+            return f"It succeeded in {where}. {reason}".strip()
+        case JobState.FAILED:
+            return f"It failed in {where}. {reason}".strip()
+        case JobState.CANCELLED:
+            return f"It was cancelled. {reason}".strip()
+
+
+def _incident_sentence(incident: Incident, now: datetime) -> str:
+    fault = look_up(incident.fault_key)
+    begin = f"{incident.node_name or incident.life.instance_id} showed {fault.name} ({incident.fault_key})."
+    match incident.state:
+        case IncidentState.OPEN:
+            return f"{begin} Its recovery begins."
+        case IncidentState.RECOVERING:
+            lane = read_incidents.node_lane(incident)
+            return f"{begin} Recovery has run for {_ago(incident.opened_at, now)}; the node is {lane['phase']}."
+        case _:
+            return f"{begin} {_sentence(incident.outcome)}".strip()
+
+
+def _job_next(job: Job) -> str | None:
+    match job.state:
+        case JobState.PENDING | JobState.STARTING | JobState.STOPPING:
+            return f"evenkeel jobs wait {job.job_id}"
+        case JobState.RUNNING | JobState.FAILED:
+            return f"evenkeel jobs logs {job.job_id}"
+        case JobState.SUCCEEDED | JobState.CANCELLED:
+            return None
+
+
+def _incident_next(incident: Incident, *, needs: bool) -> str | None:
+    if not incident.state.is_settled or needs:
+        return f"evenkeel incidents timeline {incident.incident_id}"
+    return None
+
+
+def _decisions(ledger: Ledger, subject: str) -> list[Decision]:
+    page = ledger.by_state(Table.INCIDENTS, f"DEC#{subject}", limit=10, newest_first=True)
+    return [rows.read(row, Decision) for row in page.rows]
+
+
+def _first(ledger: Ledger, decision_id: str, others: list[Decision]) -> list[Decision]:
+    """Put the decision that the subject itself names before those that are merely about it."""
+    row = ledger.get(rows.decision_key(decision_id)) if decision_id else None
+    if row is None:
+        return others
+    named = rows.read(row, Decision)
+    return [named, *(decision for decision in others if decision.decision_id != decision_id)]
+
+
+def _short(decision: Decision) -> Json:
+    return {
+        "decisionId": decision.decision_id,
+        "kind": decision.kind,
+        "action": decision.action,
+        "reason": decision.reason,
+        "decidedAt": rfc3339(decision.decided_at),
+        "policyHash": decision.policy_hash,
+        "mode": decision.mode,
+        "simulated": decision.simulated,
+    }
+
+
+def _considered(decision: Decision) -> list[Json]:
+    chosen = {"option": decision.action, "chosen": True, "whyNot": None}
+    return [chosen] + [
+        {
+            "option": other.option,
+            "chosen": False,
+            "whyNot": other.why_not,
+            "expectedSeconds": other.expected_seconds,
+            "gpuHoursLost": other.gpu_hours_lost,
+            "usd": other.usd,
+        }
+        for other in decision.alternatives
+    ]
+
+
+def _sentence(text: str) -> str:
+    text = text.strip()
+    return text if not text or text.endswith((".", "!", "?")) else f"{text}."
+
+
+def _ago(since: datetime, now: datetime) -> str:
+    """Write a duration in its two largest units: `18m 20s`, `3h 5m`, `2d`."""
+    left = max(0, int((now - since).total_seconds()))
+    parts: list[str] = []
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s")):
+        count, left = divmod(left, size)
+        if count:
+            parts.append(f"{count}{unit}")
+        elif parts:
+            break
+    return " ".join(parts[:2]) or "0s"

@@ -1,0 +1,114 @@
+"""A person holds harmful acts for a while, or releases them. Un-cordon and recording are never held."""
+
+from datetime import datetime
+from typing import Any
+
+from evenkeel.domain.health.incidents import TimelineEntry
+from evenkeel.domain.recovery.leases import Hold
+from evenkeel.domain.values import Value, rfc3339
+from evenkeel.ports import Conflict, Delete, Ledger, Passes, Put, Refused, Row, Write
+from evenkeel.services import rows
+
+Json = dict[str, Any]
+
+
+class HoldRequest(Value):
+    """Who holds, why, and until when."""
+
+    by: str
+    reason: str
+    until: datetime
+    request_id: str
+    """Identity of the request: a repeat of it changes nothing."""
+    fingerprint: str
+    """Of all that was asked: the same id with another one is refused."""
+
+
+class ReleaseRequest(Value):
+    """Who releases, and why."""
+
+    by: str
+    reason: str
+    request_id: str
+    fingerprint: str
+
+
+class AlreadyAnswered(Refused):
+    """The same request id came before with another content."""
+
+
+def show(ledger: Ledger, *, mode: str, drills_may_act: bool, now: datetime) -> Json:
+    """Return how far automation may go now, and who holds it."""
+    hold = current_hold(ledger, now)
+    return {
+        "mode": mode,
+        "drillsMayAct": drills_may_act,
+        "isHeld": hold is not None,
+        "hold": hold.to_json() if hold else None,
+    }
+
+
+def current_hold(ledger: Ledger, now: datetime) -> Hold | None:
+    """Return the hold that is in force at `now`."""
+    row = ledger.get(rows.hold_key())
+    hold = rows.read(row, Hold) if row else None
+    return hold if hold and hold.until > now else None
+
+
+def hold(ledger: Ledger, request: HoldRequest, *, now: datetime) -> Hold:
+    """Hold harmful acts until `request.until`; a hold in force is replaced.
+
+    Idempotent: yes, by the request id, which is recorded in the same commit.
+
+    Raises:
+        AlreadyAnswered: the request id was used for something else.
+    """
+    wanted = Hold(by=request.by, reason=request.reason, since=now, until=request.until)
+    text = f"Held by {request.by} until {rfc3339(request.until)}: {request.reason}"
+    return Hold.model_validate(
+        _once(ledger, request, TimelineEntry(at=now, kind="held", text=text, writer=request.by), wanted)
+    )
+
+
+def release(ledger: Ledger, passes: Passes, request: ReleaseRequest, *, now: datetime) -> Json:
+    """End the hold, if there is one, and let what waited go on.
+
+    Idempotent: yes, by the request id, and no hold is success.
+
+    Raises:
+        AlreadyAnswered: the request id was used for something else.
+    """
+    text = f"Released by {request.by}: {request.reason}"
+    answer = _once(ledger, request, TimelineEntry(at=now, kind="released", text=text, writer=request.by), None)
+    passes.request("automation released")
+    return answer
+
+
+def _once(ledger: Ledger, request: HoldRequest | ReleaseRequest, entry: TimelineEntry, wanted: Hold | None) -> Json:
+    """Write the hold (or its end) and its record in one commit; a repeat gives the first answer again."""
+    now = entry.at
+    for _ in range(5):
+        earlier = ledger.get(rows.automation_request_key(request.request_id))
+        if earlier is not None:
+            if earlier.doc["fingerprint"] != request.fingerprint:
+                raise AlreadyAnswered("This idempotency key was used before, for something else.")
+            given: Json = earlier.doc["answer"]
+            return given
+        row = ledger.get(rows.hold_key())
+        was_held = row is not None and rows.read(row, Hold).until > now
+        answer = wanted.to_json() if wanted else {"wasHeld": was_held, "releasedAt": rfc3339(now)}
+        record = {"fingerprint": request.fingerprint, "answer": answer}
+        writes: list[Write] = [
+            Put(rows.automation_request_row(request.request_id, record, now)),
+            Put(rows.automation_event_row(entry, request.request_id)),
+        ]
+        if wanted is not None:
+            writes.append(Put(Row(rows.hold_key(), wanted.to_json(), row.version if row else 0)))
+        elif row is not None:
+            writes.append(Delete(rows.hold_key(), row.version))
+        try:
+            ledger.commit(*writes)
+        except Conflict:
+            continue
+        return answer
+    raise Conflict("The hold kept changing under this request.")

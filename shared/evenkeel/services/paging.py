@@ -1,0 +1,115 @@
+"""Lists in pages: newest first over one or more index partitions, continued by an opaque token."""
+
+import base64
+import binascii
+import heapq
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from evenkeel.ports import Ledger, Refused, Row, Table
+
+LARGEST_PAGE = 200
+
+
+class BadPageToken(Refused):
+    """A page token that this list did not hand out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Which page is wanted."""
+
+    size: int = 50
+    token: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One page, and the token of the next one; empty at the end."""
+
+    rows: tuple[Row, ...]
+    next_token: str = ""
+
+
+@dataclass(slots=True)
+class _Stream:
+    """One partition, walked page by page; knows where the page it stands in began."""
+
+    ledger: Ledger
+    table: Table
+    partition: str
+    size: int
+    page_start: str | None
+
+    def walk(self) -> Iterator[tuple[tuple[str, str], Row]]:
+        while True:
+            page = self.ledger.by_state(
+                self.table, self.partition, limit=self.size, cursor=self.page_start, newest_first=True
+            )
+            for row in page.rows:
+                yield _place(row), row
+            if page.cursor is None:
+                return
+            self.page_start = page.cursor
+
+
+def newest_first(ledger: Ledger, table: Table, partitions: Sequence[str], request: Request) -> Answer:
+    """Merge the partitions by their sort value, newest first.
+
+    The token holds the place after which to go on, so a row that was added or that changed its partition between two
+    pages is neither given twice nor pushes another one out.
+
+    Raises:
+        BadPageToken: the token is not one of this list's.
+    """
+    list_name = f"{table}:{','.join(sorted(partitions))}"
+    after, starts = _read_token(request.token, list_name)
+    streams = [_Stream(ledger, table, name, request.size + 1, starts.get(name)) for name in partitions]
+    merged = heapq.merge(*(stream.walk() for stream in streams), key=lambda pair: pair[0], reverse=True)
+    rows: list[Row] = []
+    for place, row in merged:
+        if after is not None and place >= after:
+            continue
+        if len(rows) == request.size:
+            token = _write_token(list_name, _place(rows[-1]), {s.partition: s.page_start for s in streams})
+            return Answer(tuple(rows), token)
+        rows.append(row)
+    return Answer(tuple(rows))
+
+
+def everything(ledger: Ledger, table: Table, partition: str, *, at_most: int) -> tuple[tuple[Row, ...], bool]:
+    """Return up to `at_most` rows of one partition, oldest first, and whether there are more."""
+    rows: list[Row] = []
+    cursor: str | None = None
+    while True:
+        page = ledger.by_state(table, partition, limit=min(1000, at_most - len(rows)), cursor=cursor)
+        rows.extend(page.rows)
+        cursor = page.cursor
+        if cursor is None:
+            return tuple(rows), False
+        if len(rows) >= at_most:
+            return tuple(rows), True
+
+
+def _place(row: Row) -> tuple[str, str]:
+    return (row.state[1] if row.state else "", row.key.pk)
+
+
+def _write_token(list_name: str, after: tuple[str, str], starts: dict[str, str | None]) -> str:
+    document = {"v": 1, "list": list_name, "after": after, "starts": {k: v for k, v in starts.items() if v}}
+    return base64.urlsafe_b64encode(json.dumps(document, separators=(",", ":")).encode()).decode().rstrip("=")
+
+
+def _read_token(token: str, list_name: str) -> tuple[tuple[str, str] | None, dict[str, str]]:
+    if not token:
+        return None, {}
+    try:
+        document: Any = json.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
+    except (binascii.Error, UnicodeDecodeError, ValueError) as error:
+        raise BadPageToken("The page token cannot be read.") from error
+    match document:
+        case {"v": 1, "list": str(name), "after": [str(sort), str(pk)], "starts": dict(starts)} if name == list_name:
+            return (sort, pk), {str(k): str(v) for k, v in starts.items()}
+    raise BadPageToken("The page token belongs to another list, or to a filter that has changed since.")

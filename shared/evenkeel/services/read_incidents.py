@@ -1,0 +1,235 @@
+"""Incidents as people and programs see them: list, one incident with its two lanes, its timeline, decisions."""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from itertools import pairwise
+from typing import Any
+
+from evenkeel.domain.decisions import Decision
+from evenkeel.domain.health.faults import look_up
+from evenkeel.domain.health.incidents import Evidence, Incident, IncidentState, StageTimes
+from evenkeel.domain.nodes import FleetNode
+from evenkeel.domain.scheduling.jobs import Job, JobState
+from evenkeel.domain.values import rfc3339
+from evenkeel.ports import Ledger, NotFound, Table
+from evenkeel.services import paging, rows
+from evenkeel.services.read_jobs import timeline
+
+Json = dict[str, Any]
+
+ASKS_FOR_PERSON = (IncidentState.WAITING_FOR_PERSON, IncidentState.FAILED)
+_NEWS_FOR = timedelta(days=1)
+"""How long an unhappy end asks for a person where nothing tells whether somebody has dealt with it."""
+
+
+def list_incidents(ledger: Ledger, states: Sequence[IncidentState], page: paging.Request) -> Json:
+    """Return one page of incidents, newest first; no states = all."""
+    partitions = [f"INC#{state}" for state in states or IncidentState]
+    answer = paging.newest_first(ledger, Table.INCIDENTS, partitions, page)
+    items = [summary(rows.read(row, Incident)) for row in answer.rows]
+    return {"items": items, "nextPageToken": answer.next_token or None}
+
+
+def show_incident(ledger: Ledger, incident_id: str) -> Json:
+    """Return an incident with its evidence, the two lanes of its recovery, and the decisions about it.
+
+    Raises:
+        NotFound: there is no such incident.
+    """
+    incident = load_incident(ledger, incident_id)
+    evidence = ledger.partition(Table.INCIDENTS, rows.incident_key(incident_id).pk, "EVIDENCE#")
+    return summary(incident) | {
+        "nodeLane": node_lane(incident),
+        "jobLanes": job_lanes(incident, load_hurt(ledger, incident)),
+        "stages": incident.stages.to_json(),
+        "took": stage_seconds(incident.stages),
+        "evidence": [_evidence(rows.read(row, Evidence)) for row in evidence],
+        "decisions": decisions_about(ledger, incident_id),
+        "execution": incident.execution_name,
+    }
+
+
+def incident_timeline(ledger: Ledger, incident_id: str) -> Json:
+    """Return an incident's story, oldest first.
+
+    Raises:
+        NotFound: there is no such incident.
+    """
+    load_incident(ledger, incident_id)
+    return {"subject": incident_id, "entries": timeline(ledger, incident_id)}
+
+
+def show_decision(ledger: Ledger, decision_id: str) -> Json:
+    """Return the whole record of one decision: it replays from this.
+
+    Raises:
+        NotFound: there is no such decision.
+    """
+    row = ledger.get(rows.decision_key(decision_id))
+    if row is None:
+        raise NotFound(f"There is no decision {decision_id}.")
+    return rows.read(row, Decision).to_json()
+
+
+def load_incident(ledger: Ledger, incident_id: str) -> Incident:
+    """Read one incident.
+
+    Raises:
+        NotFound: there is no such incident.
+    """
+    row = ledger.get(rows.incident_key(incident_id))
+    if row is None:
+        raise NotFound(f"There is no incident {incident_id}.")
+    return rows.read(row, Incident)
+
+
+def load_hurt(ledger: Ledger, incident: Incident) -> dict[str, Job]:
+    """Read the jobs that an incident hurt, those that still exist."""
+    found = {hurt.job_id: ledger.get(rows.job_key(hurt.job_id)) for hurt in incident.hurt_jobs}
+    return {job_id: rows.read(row, Job) for job_id, row in found.items() if row is not None}
+
+
+def decisions_about(ledger: Ledger, subject: str, *, at_most: int = 20) -> list[Json]:
+    """Return the decisions about a job or an incident in short, newest first."""
+    page = ledger.by_state(Table.INCIDENTS, f"DEC#{subject}", limit=at_most, newest_first=True)
+    return [
+        {
+            "decisionId": decision.decision_id,
+            "kind": decision.kind,
+            "action": decision.action,
+            "reason": decision.reason,
+            "decidedAt": rfc3339(decision.decided_at),
+        }
+        for decision in (rows.read(row, Decision) for row in page.rows)
+    ]
+
+
+def summary(incident: Incident) -> Json:
+    """Return the fields that a list shows."""
+    fault = look_up(incident.fault_key)
+    return {
+        "incidentId": incident.incident_id,
+        "state": incident.state,
+        "outcome": incident.outcome,
+        "severity": incident.severity,
+        "fault": {"key": incident.fault_key, "name": fault.name},
+        "node": {
+            "name": incident.node_name,
+            "instanceId": incident.life.instance_id,
+            "cluster": incident.life.cluster,
+            "launchedAt": rfc3339(incident.life.launched_at),
+            "pool": incident.pool,
+            "instanceType": incident.instance_type,
+        },
+        "replacementInstanceId": incident.replacement_instance_id or None,
+        "repairs": list(incident.repairs),
+        "hurtJobs": [hurt.to_json() for hurt in incident.hurt_jobs],
+        "evidenceCount": incident.evidence_count,
+        "firstSignalAt": rfc3339(incident.first_signal_at),
+        "openedAt": rfc3339(incident.opened_at),
+        "settledAt": _instant(incident.stages.settled_at),
+        "isDrill": incident.is_drill,
+        "mode": incident.mode,
+        "run": incident.run,
+    }
+
+
+def node_lane(incident: Incident) -> Json:
+    """Say where the node branch stands: a phase, a glyph's word, and since when."""
+    stages = incident.stages
+    rung = incident.repairs[-1] if incident.repairs else ""
+    ways = {"reboot": "rebooting", "replace": "replacing"}
+    ladder: tuple[tuple[datetime | None, str], ...] = (
+        (stages.returned_at, "returned to service"),
+        (stages.validated_at, "returning to service"),
+        (stages.node_back_at, "validating"),
+        (stages.repair_asked_at, ways.get(rung, "repairing")),
+        (stages.cordoned_at, "cordoned"),
+        (stages.planned_at, "planned"),
+        (incident.opened_at, "detected"),
+    )
+    reached = max((step for step in ladder if step[0] is not None), key=lambda step: (step[0], -ladder.index(step)))
+    status = "ok" if stages.returned_at else "working"
+    if incident.state.is_settled and not stages.returned_at:
+        status = "failed" if incident.state in ASKS_FOR_PERSON else "idle"
+    return {"phase": reached[1], "status": status, "since": _instant(reached[0]), "rung": rung or None}
+
+
+def job_lanes(incident: Incident, jobs: dict[str, Job]) -> list[Json]:
+    """Say where each hurt job stands."""
+    return [_job_lane(hurt.job_id, hurt.attempt, jobs.get(hurt.job_id)) for hurt in incident.hurt_jobs]
+
+
+def is_job_back(job: Job, hurt_attempt: int) -> bool:
+    """Whether a hurt job needs nothing more: it runs on a later attempt, or has ended."""
+    return job.state.has_ended or (job.current_attempt > hurt_attempt and job.state is JobState.RUNNING)
+
+
+def needs_person(incident: Incident, jobs: Iterable[Job], node: FleetNode | None, now: datetime) -> bool:
+    """Whether an incident's unhappy end still waits for somebody.
+
+    It does while its node is there and still cordoned by it or not Ready, or a job that it hurt is not back. Where the
+    fleet knows nothing of the node, the news is fresh for a day.
+    """
+    if incident.state not in ASKS_FOR_PERSON:
+        return False
+    hurt = {item.job_id: item.attempt for item in incident.hurt_jobs}
+    if any(not is_job_back(job, hurt[job.job_id]) for job in jobs if job.job_id in hurt):
+        return True
+    if node is None:
+        return now - (incident.stages.settled_at or incident.opened_at) < _NEWS_FOR
+    return not node.is_gone and (node.incident_id == incident.incident_id or not node.is_ready)
+
+
+def stage_seconds(stages: StageTimes) -> list[Json]:
+    """Return the stages reached, in the order of time, each with the seconds since the one before."""
+    reached = sorted((at, name) for name, at in stages if isinstance(at, datetime))
+    first = [{"stage": _stage(name), "at": rfc3339(at), "seconds": 0.0} for at, name in reached[:1]]
+    return first + [
+        {"stage": _stage(name), "at": rfc3339(at), "seconds": round((at - before).total_seconds(), 3)}
+        for (before, _), (at, name) in pairwise(reached)
+    ]
+
+
+def _stage(field: str) -> str:
+    return field.removesuffix("_at").replace("_", " ")
+
+
+def _job_lane(job_id: str, attempt: int, job: Job | None) -> Json:
+    lane: Json = {"jobId": job_id, "name": job.spec.name if job else None, "hurtAttempt": attempt}
+    if job is None:
+        return lane | {"phase": "no longer known", "status": "idle", "since": None}
+    later = job.current_attempt > attempt
+    match job.state:
+        case JobState.RUNNING if later:
+            phase, status = "running again", "ok"
+        case JobState.STARTING if later:
+            phase, status = "starting again", "working"
+        case JobState.PENDING:
+            phase, status = "waits for capacity", "working"
+        case JobState.SUCCEEDED | JobState.CANCELLED:
+            phase, status = job.state.lower(), "ok"
+        case JobState.FAILED:
+            phase, status = "failed", "failed"
+        case _:
+            phase, status = "stopping", "working"
+    return lane | {"phase": phase, "status": status, "attempt": job.current_attempt}
+
+
+def _evidence(evidence: Evidence) -> Json:
+    fact = evidence.fact
+    return {
+        "kind": fact.kind,
+        "source": fact.source,
+        "faultKey": fact.fault_key,
+        "code": fact.code,
+        "detail": fact.detail,
+        "observedAt": rfc3339(fact.observed_at),
+        "joinedAt": rfc3339(evidence.joined_at),
+        "opened": evidence.opened,
+        "rawEvent": fact.envelope_id,
+    }
+
+
+def _instant(value: datetime | None) -> str | None:
+    return rfc3339(value) if value else None

@@ -1,0 +1,161 @@
+"""Jobs as people and programs see them: list, one job with its attempts, its timeline, its logs."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from evenkeel.domain.scheduling.jobs import Attempt, Job, JobState
+from evenkeel.domain.values import rfc3339
+from evenkeel.ports import Cluster, Ledger, NotFound, Refused, Table
+from evenkeel.services import paging, rows
+
+Json = dict[str, Any]
+
+LONGEST_LOG_TAIL = 5000
+LARGEST_LOG = 1_000_000
+"""Characters of a log that one answer carries: the newest ones. A function's answer ends at 6 MB."""
+
+
+def list_jobs(ledger: Ledger, states: Sequence[JobState], page: paging.Request) -> Json:
+    """Return one page of jobs, newest first; no states = all."""
+    answer = paging.newest_first(ledger, Table.JOBS, [f"JOB#{state}" for state in states or JobState], page)
+    items = [summary(rows.read(row, Job)) for row in answer.rows]
+    return {"items": items, "nextPageToken": answer.next_token or None}
+
+
+def show_job(ledger: Ledger, job_id: str) -> Json:
+    """Return a job and all its attempts, newest first.
+
+    Raises:
+        NotFound: there is no such job.
+    """
+    job = load_job(ledger, job_id)
+    spec = job.spec
+    return summary(job) | {
+        "image": spec.image,
+        "command": list(spec.command),
+        "args": list(spec.args),
+        # Values may hold what is nobody else's business; the names are enough to see what was set.
+        "envNames": sorted(spec.env),
+        "instanceTypes": list(spec.instance_types),
+        "checkpoint": {"uri": spec.checkpoint_uri},
+        "recovery": {"maxRestarts": spec.max_restarts},
+        "graceSeconds": spec.grace_seconds,
+        "labels": spec.labels,
+        "cluster": job.cluster,
+        "namespace": job.namespace,
+        "notBefore": _instant(job.not_before),
+        "distrustAfter": _instant(job.distrust_after),
+        "resumePlan": job.resume_plan.to_json() if job.resume_plan else None,
+        "stopRequest": job.stop_request.to_json() if job.stop_request else None,
+        "attempts": [_attempt(attempt) for attempt in reversed(load_attempts(ledger, job_id))],
+        "result": job.result,
+    }
+
+
+def job_timeline(ledger: Ledger, job_id: str) -> Json:
+    """Return a job's story, oldest first.
+
+    Raises:
+        NotFound: there is no such job.
+    """
+    load_job(ledger, job_id)
+    return {"subject": job_id, "entries": timeline(ledger, job_id)}
+
+
+def job_logs(ledger: Ledger, cluster: Cluster, job_id: str, *, attempt: int | None, rank: int, tail: int) -> Json:
+    """Return the last lines of one rank's log, of the latest attempt unless another is named.
+
+    Raises:
+        NotFound: no such job, attempt or pod; a pod's log goes with the pod.
+    """
+    job = load_job(ledger, job_id)
+    number = job.current_attempt if attempt is None else attempt
+    if number == 0:
+        raise NotFound(f"{job_id} has not started yet, so it has no log.")
+    row = ledger.get(rows.attempt_key(job_id, number))
+    if row is None:
+        raise NotFound(f"{job_id} has no attempt {number}; its latest is {job.current_attempt}.")
+    found = rows.read(row, Attempt)
+    if rank >= job.spec.nodes:
+        raise Refused(f"{job_id} runs on {job.spec.nodes} nodes: its ranks are 0 to {job.spec.nodes - 1}.")
+    text = cluster.logs(found.cluster, found.namespace, job_id, number, rank, tail)
+    return {
+        "jobId": job_id,
+        "attempt": number,
+        "rank": rank,
+        "text": text[-LARGEST_LOG:],
+        "isCut": len(text) > LARGEST_LOG,
+    }
+
+
+def load_job(ledger: Ledger, job_id: str) -> Job:
+    """Read one job.
+
+    Raises:
+        NotFound: there is no such job.
+    """
+    row = ledger.get(rows.job_key(job_id))
+    if row is None:
+        raise NotFound(f"There is no job {job_id}.")
+    return rows.read(row, Job)
+
+
+def load_attempts(ledger: Ledger, job_id: str) -> tuple[Attempt, ...]:
+    """Read all attempts of a job, oldest first."""
+    found = ledger.partition(Table.JOBS, rows.job_key(job_id).pk, "ATTEMPT#")
+    return tuple(rows.read(row, Attempt) for row in found)
+
+
+def timeline(ledger: Ledger, subject: str) -> list[Json]:
+    """Return the story of a job or an incident, oldest first."""
+    table, pk = rows.subject_partition(subject)
+    return [row.doc for row in ledger.partition(table, pk, "EVENT#")]
+
+
+def summary(job: Job) -> Json:
+    """Return the fields that a list shows."""
+    spec = job.spec
+    return {
+        "jobId": job.job_id,
+        "name": spec.name,
+        "team": spec.team,
+        "priorityClass": spec.priority_class or None,
+        "state": job.state,
+        "reason": job.reason,
+        "nodes": spec.nodes,
+        "gpusPerNode": spec.accelerators_per_node,
+        "currentAttempt": job.current_attempt,
+        "applicationFailures": job.application_failures,
+        "submittedAt": rfc3339(job.submitted_at),
+        "submittedBy": job.submitted_by,
+        "startedAt": _instant(job.started_at),
+        "endedAt": _instant(job.ended_at),
+    }
+
+
+def _attempt(attempt: Attempt) -> Json:
+    return {
+        "attempt": attempt.attempt,
+        "state": attempt.state,
+        "reason": attempt.reason,
+        "execution": attempt.workload_name,
+        "pool": attempt.pool,
+        "nodes": [
+            {"name": name, "instanceId": life.instance_id}
+            for name, life in zip(attempt.node_names, attempt.nodes, strict=False)
+        ],
+        "gpus": attempt.accelerators,
+        "admittedAt": rfc3339(attempt.admitted_at),
+        "launchedAt": _instant(attempt.launched_at),
+        "runningAt": _instant(attempt.running_at),
+        "endedAt": _instant(attempt.ended_at),
+        "resumeFrom": attempt.resume_from.to_json() if attempt.resume_from else None,
+        "isPinned": attempt.is_pinned,
+        "rejectedCheckpoints": list(attempt.rejected_checkpoints),
+        "exitCodes": attempt.exit_codes,
+        "decisionId": attempt.decision_id or None,
+    }
+
+
+def _instant(value: Any) -> str | None:
+    return rfc3339(value) if value else None
