@@ -1,0 +1,244 @@
+"""Who may reach whom: the rooms of the house, held by reading the imports of every file."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[2]
+OURS = ("evenkeel", "evenkeel_cli", "evenkeel_local", "evenkeel_trainer", "bench", "tests")
+AWS = frozenset({"boto3", "botocore", "mypy_boto3"})
+
+# Modules that bring in the clock, chance or the machine. A decision gets what it needs of them as arguments.
+IMPURE_MODULES = frozenset(
+    {
+        *("asyncio", "getpass", "http.client", "io", "logging", "multiprocessing", "os", "pathlib", "platform"),
+        *("random", "secrets", "select", "shutil", "signal", "socket", "ssl", "subprocess", "sys", "tempfile"),
+        *("threading", "time", "urllib.request", "uuid"),
+    }
+)
+IMPURE_CALLS = frozenset({"datetime.now", "datetime.utcnow", "datetime.today", "date.today", "open", "print", "input"})
+
+
+@dataclass(frozen=True)
+class Room:
+    """Where some files are, and what they may import besides the standard library."""
+
+    name: str
+    places: tuple[str, ...]
+    ours: tuple[str, ...] = ()
+    third_party: frozenset[str] = frozenset()
+    only_late: frozenset[str] = frozenset()  # allowed inside a function, so that the file loads without them
+    is_pure: bool = False
+
+
+ROOMS = (
+    Room(
+        "domain",
+        ("shared/evenkeel/domain",),
+        ("evenkeel.domain",),
+        frozenset({"pydantic"}),
+        is_pure=True,
+    ),
+    Room(
+        "events",
+        ("shared/evenkeel/events",),
+        ("evenkeel.events", "evenkeel.domain"),
+        frozenset({"pydantic"}),
+        is_pure=True,
+    ),
+    Room("ports", ("shared/evenkeel/ports.py",), ("evenkeel.domain",), frozenset({"pydantic"}), is_pure=True),
+    Room(
+        "services",
+        ("shared/evenkeel/services",),
+        ("evenkeel.services", "evenkeel.domain", "evenkeel.events", "evenkeel.ports"),
+        frozenset({"pydantic"}),
+        is_pure=True,
+    ),
+    Room(
+        "adapters",
+        ("shared/evenkeel/adapters",),
+        ("evenkeel.adapters", "evenkeel.domain", "evenkeel.ports"),
+        AWS | {"pydantic", "urllib3"},
+    ),
+    Room(
+        "runtime",
+        ("shared/evenkeel/runtime",),
+        ("evenkeel.runtime", "evenkeel.adapters", "evenkeel.ports", "evenkeel.domain"),
+        frozenset({"aws_lambda_powertools", "pydantic"}),
+    ),
+    Room("training", ("shared/evenkeel/training",), ("evenkeel.training",), only_late=AWS),
+    Room("functions", ("functions",), ("evenkeel.services", "evenkeel.events", "evenkeel.runtime")),
+    Room(
+        "cli",
+        ("cli/evenkeel_cli",),
+        ("evenkeel_cli",),
+        frozenset({"click", "rich", "typer"}),
+        only_late=frozenset({"botocore", "evenkeel_local"}),
+    ),
+    Room(
+        "cli offline",
+        ("cli/evenkeel_cli/offline", "cli/evenkeel_cli/offline.py"),
+        ("evenkeel_cli", "evenkeel.domain"),
+        frozenset({"rich", "typer"}),
+    ),
+    Room("trainer", ("examples/trainer/evenkeel_trainer",), ("evenkeel_trainer", "evenkeel.training")),
+)
+
+
+@dataclass(frozen=True)
+class Import:
+    module: str
+    line: int
+    is_late: bool
+
+
+def imports_of(tree: ast.Module) -> Iterator[Import]:
+    """Yield every import. One inside a function, or for the type checker alone, is late: the file loads without it."""
+    late = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        or (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        is_late = id(node) in late
+        if isinstance(node, ast.Import):
+            yield from (Import(alias.name, node.lineno, is_late) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            if node.level:
+                yield Import("." * node.level + (node.module or ""), node.lineno, is_late)
+            elif node.module == "evenkeel" or (node.module or "") in sys.stdlib_module_names:
+                # `from evenkeel import domain` and `from urllib import request` name a module after the word import.
+                yield from (Import(f"{node.module}.{alias.name}", node.lineno, is_late) for alias in node.names)
+            else:
+                yield Import(node.module or "", node.lineno, is_late)
+
+
+def is_within(module: str, allowed: tuple[str, ...] | frozenset[str]) -> bool:
+    return any(module == name or module.startswith(f"{name}.") for name in allowed)
+
+
+def offence(room: Room, found: Import) -> str | None:
+    """Say why a room may not have this import, or None if it may."""
+    top = found.module.partition(".")[0]
+    top = "mypy_boto3" if top.startswith("mypy_boto3_") else top
+    if found.module.startswith("."):
+        return "is relative: say the whole path"
+    if is_within(found.module, room.ours):
+        return None
+    if top in room.third_party or (found.is_late and top in room.only_late):
+        return None
+    if top in room.only_late:
+        return f"may import {top} only inside a function"
+    if top in OURS:
+        return f"may not reach {found.module}"
+    if top in sys.stdlib_module_names:
+        return "is impure here" if room.is_pure and is_within(found.module, IMPURE_MODULES) else None
+    return f"may not use {top}"
+
+
+def offences(room: Room, source: str) -> list[str]:
+    """List what a file of this room may not do."""
+    tree = ast.parse(source)
+    found = [
+        f"line {each.line}: {room.name}: `{each.module}` {why}"
+        for each in imports_of(tree)
+        if (why := offence(room, each)) is not None
+    ]
+    if room.is_pure:
+        calls = ((node, ast.unparse(node.func)) for node in ast.walk(tree) if isinstance(node, ast.Call))
+        found += [
+            f"line {node.lineno}: {room.name}: calls {name}()"
+            for node, name in calls
+            if name in IMPURE_CALLS or any(name.endswith(f".{call}") for call in IMPURE_CALLS if "." in call)
+        ]
+    return found
+
+
+def room_of(path: str) -> Room | None:
+    """Return the room whose place names the path most closely."""
+    inside = [
+        (len(place), room) for room in ROOMS for place in room.places if path == place or path.startswith(f"{place}/")
+    ]
+    return max(inside, key=lambda pair: pair[0])[1] if inside else None
+
+
+FILES = sorted(
+    path.relative_to(PROJECT).as_posix()
+    for room in ("shared/evenkeel", "functions", "cli", "examples")
+    for path in (PROJECT / room).rglob("*.py")
+    if path.name != "__init__.py" or path.stat().st_size > 0
+)
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_file_reaches_only_the_rooms_it_may(path: str) -> None:
+    room = room_of(path)
+    assert room is not None or path == "shared/evenkeel/__init__.py", f"{path} stands in no room"
+
+    found = [] if room is None else offences(room, (PROJECT / path).read_text(encoding="utf-8"))
+
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("place", "source", "why"),
+    [
+        ("shared/evenkeel/domain/x.py", "import boto3", "may not use boto3"),
+        ("shared/evenkeel/domain/x.py", "from evenkeel.services import plan", "may not reach evenkeel.services"),
+        ("shared/evenkeel/domain/x.py", "from evenkeel import ports", "may not reach evenkeel.ports"),
+        ("shared/evenkeel/domain/x.py", "import time", "is impure here"),
+        ("shared/evenkeel/domain/x.py", "from os import environ", "is impure here"),
+        ("shared/evenkeel/domain/x.py", "from urllib import request", "is impure here"),
+        ("shared/evenkeel/domain/x.py", "def f():\n    import random", "is impure here"),
+        ("shared/evenkeel/domain/x.py", "from datetime import datetime\nnow = datetime.now()", "calls datetime.now()"),
+        (
+            "shared/evenkeel/domain/x.py",
+            "import datetime\nt = datetime.datetime.now()",
+            "calls datetime.datetime.now()",
+        ),
+        ("shared/evenkeel/domain/x.py", "from .values import Value", "is relative"),
+        ("shared/evenkeel/events/x.py", "from evenkeel.ports import Clock", "may not reach evenkeel.ports"),
+        ("shared/evenkeel/services/x.py", "from evenkeel.adapters import s3", "may not reach evenkeel.adapters"),
+        ("shared/evenkeel/services/x.py", "import uuid", "is impure here"),
+        ("shared/evenkeel/adapters/x.py", "from evenkeel.services import plan", "may not reach evenkeel.services"),
+        ("shared/evenkeel/runtime/x.py", "import boto3", "may not use boto3"),
+        ("shared/evenkeel/training/x.py", "import boto3", "may import boto3 only inside a function"),
+        ("shared/evenkeel/training/x.py", "from evenkeel.domain import values", "may not reach evenkeel.domain"),
+        ("functions/cordon_node/handler.py", "import boto3", "may not use boto3"),
+        ("functions/cordon_node/handler.py", "from evenkeel.domain import nodes", "may not reach evenkeel.domain"),
+        ("cli/evenkeel_cli/x.py", "import botocore.auth", "may import botocore only inside a function"),
+        ("cli/evenkeel_cli/x.py", "from evenkeel.domain import nodes", "may not reach evenkeel.domain"),
+        ("examples/trainer/evenkeel_trainer/x.py", "import numpy", "may not use numpy"),
+    ],
+)
+def test_a_reach_across_the_house_is_found(place: str, source: str, why: str) -> None:
+    room = room_of(place)
+
+    assert room is not None
+    assert len(offences(room, source)) == 1
+    assert why in offences(room, source)[0]
+
+
+@pytest.mark.parametrize(
+    ("place", "source"),
+    [
+        ("shared/evenkeel/domain/x.py", "import json\nfrom pydantic import Field\nfrom evenkeel.domain import values"),
+        ("shared/evenkeel/services/x.py", "from evenkeel import ports\nfrom evenkeel.domain.health import faults"),
+        ("shared/evenkeel/adapters/x.py", "import boto3\nimport urllib3\nfrom mypy_boto3_s3 import S3Client"),
+        ("shared/evenkeel/training/x.py", "import os\ndef f():\n    import boto3"),
+        ("shared/evenkeel/training/x.py", "if TYPE_CHECKING:\n    from mypy_boto3_s3 import S3Client"),
+        ("functions/cordon_node/handler.py", "from evenkeel.runtime import entry, wiring"),
+        ("cli/evenkeel_cli/offline/plan.py", "from evenkeel.domain.recovery import resume"),
+    ],
+)
+def test_what_a_room_may_reach_is_let_through(place: str, source: str) -> None:
+    room = room_of(place)
+
+    assert room is not None
+    assert offences(room, source) == []
