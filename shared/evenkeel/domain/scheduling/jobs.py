@@ -131,6 +131,8 @@ class Job(Value):
     not_before: Instant | None = None
     """Earliest next admission (back-off)."""
     application_failures: int = 0
+    launch_failures: int = 0
+    """Attempts in a row that never ran."""
     resume_plan: ResumePlan | None = None
     stop_request: StopRequest | None = None
     distrust_after: Instant | None = None

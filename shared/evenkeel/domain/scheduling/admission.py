@@ -1,0 +1,355 @@
+"""Admission: which pending jobs start now, and where.
+
+First come, first served on free nodes: the queue is walked in order, each job whose gang fits on one kind of node of
+one pool is admitted, and the first that does not fit holds up everybody behind it, so that a large job is never starved
+by small ones. A job that a recovery is bringing back goes before all others: its capacity was granted once already.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from enum import StrEnum
+
+from evenkeel.domain.decisions import Alternative
+from evenkeel.domain.nodes import Node, NodeLife
+from evenkeel.domain.policy import SchedulingPolicy
+from evenkeel.domain.scheduling.jobs import Charge, Job, WorkloadSeen
+from evenkeel.domain.values import Instant, Value
+
+
+class Room(Value):
+    """One machine as admission sees it."""
+
+    life: NodeLife
+    node_name: str
+    cluster: str
+    pool: str
+    instance_type: str
+    accelerators: int
+    """Allocatable when it is in service; 0 where no node object says so yet."""
+    free: int
+    """Neither used by a pod nor charged to an attempt."""
+    closed_because: str = ""
+    """Why no pod may start on it now; empty where one may."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a pod may start on it now."""
+        return not self.closed_because
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing at all uses it."""
+        return self.is_open and self.free == self.accelerators
+
+
+class Request(Value):
+    """What one pending job asks for, reduced to what admission needs."""
+
+    job_id: str
+    submitted_at: Instant
+    cluster: str
+    nodes: int
+    accelerators_per_node: int
+    instance_types: tuple[str, ...] = ()
+    not_before: Instant | None = None
+    attempts: int = 0
+    """Attempts so far."""
+    is_recovery: bool = False
+    """Whether a resume plan is due: it may take spares, and goes first."""
+    avoid: tuple[str, ...] = ()
+    """Life keys not to be used."""
+
+    @classmethod
+    def of(cls, job: Job) -> "Request":
+        """Return what a job asks for."""
+        plan = job.live_plan()
+        return cls(
+            job_id=job.job_id,
+            submitted_at=job.submitted_at,
+            cluster=job.cluster,
+            nodes=job.spec.nodes,
+            accelerators_per_node=job.spec.accelerators_per_node,
+            instance_types=job.spec.instance_types,
+            not_before=job.not_before,
+            attempts=job.current_attempt,
+            is_recovery=plan is not None,
+            avoid=plan.avoid if plan else (),
+        )
+
+    @property
+    def place_in_queue(self) -> tuple[bool, datetime, str]:
+        """Recoveries first, then by submission; the id makes the order total."""
+        return (not self.is_recovery, self.submitted_at, self.job_id)
+
+
+class Snapshot(Value):
+    """All that one pass rests on."""
+
+    rooms: tuple[Room, ...]
+    pending: tuple[Request, ...]
+
+
+class Action(StrEnum):
+    """What a pass decides about one pending job."""
+
+    ADMIT = "ADMIT"
+    WAIT = "WAIT"
+    """It is the first that does not fit now."""
+    BEHIND = "BEHIND"
+    """Somebody before it waits."""
+    BACK_OFF = "BACK_OFF"
+    """Its pause after a failure is not over; it holds up nobody."""
+    NEVER_FITS = "NEVER_FITS"
+    """No pool is large enough even when all of it is free; it holds up nobody."""
+
+
+class Offer(Value):
+    """What one kind of node in one pool could give to a gang."""
+
+    pool: str
+    instance_type: str
+    in_fleet: int
+    """Machines of this kind, in whatever state."""
+    fitting: int
+    """Machines with room for one pod now."""
+    best: tuple[NodeLife, ...] = ()
+    """Those that the gang would take; none where too few fit."""
+    names: tuple[str, ...] = ()
+    """Their node names, in the same order."""
+    empty: int = 0
+    """Machines that are wholly free."""
+    empty_taken: int = 0
+    """How many of those the gang would take."""
+    kept_back: int = 0
+    """Wholly free machines that must be left over: spares, unless this is a recovery."""
+    closed: dict[str, int] = {}
+    """How many are out, by reason."""
+
+    @property
+    def can_take(self) -> bool:
+        """Whether the gang fits now."""
+        return bool(self.best) and not self.breaks_spares
+
+    @property
+    def breaks_spares(self) -> bool:
+        """Whether taking it would leave fewer wholly free machines than are kept back."""
+        return self.empty_taken > 0 and self.empty - self.empty_taken < self.kept_back
+
+    def why_not(self, request: Request) -> str:
+        """Say why the gang does not fit now, in a few words."""
+        if self.in_fleet < request.nodes:
+            return f"{self.pool} has {_count(self.in_fleet, 'node')} of {self.instance_type} in all"
+        if self.best:
+            return f"{self.pool} keeps {_count(self.kept_back, 'free node')} for recoveries"
+        out = ", ".join(f"{count} {reason}" for reason, count in sorted(self.closed.items()))
+        text = f"{self.pool} has {self.fitting} of them"
+        return f"{text} ({out})" if out else text
+
+
+class AdmissionFacts(Value):
+    """All that the answer for one job rests on. The decision replays from it."""
+
+    request: Request
+    offers: tuple[Offer, ...]
+    behind: str = ""
+    """The job before it that waits."""
+    now: Instant
+
+
+class AdmissionDecision(Value):
+    """What to do with one pending job, and why."""
+
+    job_id: str
+    action: Action
+    reason: str
+    """One sentence an operator could read aloud."""
+    alternatives: tuple[Alternative, ...] = ()
+    facts: AdmissionFacts
+    pool: str = ""
+    nodes: tuple[NodeLife, ...] = ()
+    node_names: tuple[str, ...] = ()
+
+
+def rooms_of(
+    nodes: Iterable[Node],
+    in_use: Mapping[tuple[str, str], int],
+    charges: Iterable[Charge],
+    workloads: Iterable[tuple[str, WorkloadSeen]],
+) -> tuple[Room, ...]:
+    """Reduce the fleet to rooms, by life.
+
+    free = allocatable - used by live pods - charged to attempts whose pod is not there yet.
+
+    Args:
+        nodes: The joined fleet.
+        in_use: Accelerators that live pods request, by (cluster, node name), foreign pods included.
+        charges: What unsettled attempts hold.
+        workloads: Attempts' pods, with the name of their cluster.
+    """
+    seated = {
+        (cluster, pod.node_name, seen.job_id, seen.attempt)
+        for cluster, seen in workloads
+        for pod in seen.pods
+        if pod.node_name and not pod.has_ended
+    }
+    reserved: dict[tuple[str, str], int] = defaultdict(int)
+    for charge in charges:
+        for name in charge.node_names:
+            if (charge.cluster, name, charge.job_id, charge.attempt) not in seated:
+                reserved[charge.cluster, name] += charge.accelerators // max(len(charge.node_names), 1)
+    return tuple(_room(node, in_use, reserved) for node in sorted(nodes, key=lambda node: node.life.key))
+
+
+def _room(node: Node, in_use: Mapping[tuple[str, str], int], reserved: Mapping[tuple[str, str], int]) -> Room:
+    seen = node.kubernetes
+    name = seen.name if seen else ""
+    place = (node.life.cluster, name)
+    accelerators = seen.accelerators if seen else 0
+    return Room(
+        life=node.life,
+        node_name=name,
+        cluster=node.life.cluster,
+        pool=node.pool,
+        instance_type=node.provider.instance_type if node.provider else (seen.instance_type if seen else ""),
+        accelerators=accelerators,
+        free=max(0, accelerators - in_use.get(place, 0) - reserved.get(place, 0)),
+        closed_because=_closed_because(node),
+    )
+
+
+def _closed_because(node: Node) -> str:
+    seen = node.kubernetes
+    if seen is None:
+        return "not joined yet"
+    if not seen.is_ready:
+        return "not ready"
+    if seen.is_cordoned:
+        return "cordoned"
+    if seen.is_awaiting_validation:
+        return "awaiting validation"
+    return "" if seen.is_schedulable else "tainted"
+
+
+def admit(snapshot: Snapshot, policy: SchedulingPolicy, now: datetime) -> tuple[AdmissionDecision, ...]:
+    """Decide about every pending job, in queue order. Never puts more on a node than is free there."""
+    rooms = snapshot.rooms
+    decisions: list[AdmissionDecision] = []
+    blocker = ""
+    for request in sorted(snapshot.pending, key=lambda request: request.place_in_queue):
+        facts = AdmissionFacts(request=request, offers=_offers(request, rooms, policy), behind=blocker, now=now)
+        decision = decide(facts)
+        if decision.action is Action.WAIT:
+            blocker = request.job_id
+        if decision.action is Action.ADMIT:
+            taken = {life.key for life in decision.nodes}
+            rooms = tuple(
+                room.but(free=room.free - request.accelerators_per_node) if room.life.key in taken else room
+                for room in rooms
+            )
+        decisions.append(decision)
+    return tuple(decisions)
+
+
+def decide(facts: AdmissionFacts) -> AdmissionDecision:
+    """Decide about one pending job. A record replays through this function alone."""
+    request, offers = facts.request, facts.offers
+    if request.not_before and facts.now < request.not_before:
+        reason = f"Pauses until {request.not_before:%H:%M:%S} UTC after a failure."
+        return _decided(facts, Action.BACK_OFF, reason)
+    if all(offer.in_fleet < request.nodes for offer in offers) and request.attempts == 0:
+        largest = max((offer.in_fleet for offer in offers), default=0)
+        reason = f"Can never start here: it asks for {_asked(request)}, and the largest fitting pool has {largest}."
+        return _decided(facts, Action.NEVER_FITS, reason)
+    if facts.behind:
+        return _decided(facts, Action.BEHIND, f"Behind {facts.behind}, which waits for free nodes.")
+    fitting = [offer for offer in offers if offer.can_take]
+    if not fitting:
+        seen = "; ".join(offer.why_not(request) for offer in offers)
+        return _decided(facts, Action.WAIT, f"Waits for {_asked(request)}: {seen or 'no node of the fleet fits'}.")
+    # The tightest pool first, so that large free pools stay large.
+    chosen = min(fitting, key=lambda offer: (offer.fitting, offer.pool, offer.instance_type))
+    return AdmissionDecision(
+        job_id=request.job_id,
+        action=Action.ADMIT,
+        reason=f"{chosen.pool} has {_asked(request)}.",
+        alternatives=_passed_over(facts, chosen),
+        facts=facts,
+        pool=chosen.pool,
+        nodes=chosen.best,
+        node_names=chosen.names,
+    )
+
+
+def _decided(facts: AdmissionFacts, action: Action, reason: str) -> AdmissionDecision:
+    weighed = _passed_over(facts, None) if action in (Action.WAIT, Action.NEVER_FITS) else ()
+    return AdmissionDecision(
+        job_id=facts.request.job_id, action=action, reason=reason, alternatives=weighed, facts=facts
+    )
+
+
+def _passed_over(facts: AdmissionFacts, chosen: Offer | None) -> tuple[Alternative, ...]:
+    return tuple(
+        Alternative(
+            option=f"{offer.pool} ({offer.instance_type})",
+            why_not="It has more free nodes, which a larger job may need."
+            if offer.can_take
+            else f"{offer.why_not(facts.request)}.",
+        )
+        for offer in facts.offers
+        if offer is not chosen
+    )
+
+
+def _offers(request: Request, rooms: Iterable[Room], policy: SchedulingPolicy) -> tuple[Offer, ...]:
+    kinds: dict[tuple[str, str], list[Room]] = defaultdict(list)
+    for room in rooms:
+        fits_kind = not request.instance_types or room.instance_type in request.instance_types
+        is_unknown = not room.accelerators and not room.is_open
+        large_enough = is_unknown or room.accelerators >= request.accelerators_per_node
+        if room.cluster == request.cluster and fits_kind and large_enough:
+            kinds[room.pool, room.instance_type].append(room)
+    return tuple(
+        _offer(request, pool, instance_type, kinds[pool, instance_type], policy)
+        for pool, instance_type in sorted(kinds)
+    )
+
+
+def _offer(request: Request, pool: str, instance_type: str, rooms: list[Room], policy: SchedulingPolicy) -> Offer:
+    closed: Counter[str] = Counter()
+    fits: list[Room] = []
+    for room in rooms:
+        if room.closed_because:
+            closed[room.closed_because] += 1
+        elif room.life.key in request.avoid:
+            closed["to be avoided"] += 1
+        elif room.free < request.accelerators_per_node:
+            closed["in use"] += 1
+        else:
+            fits.append(room)
+    # The fullest node that still has room first, so that wholly free nodes stay free for gangs that need them.
+    fits.sort(key=lambda room: (room.free, room.node_name))
+    best = fits[: request.nodes] if len(fits) >= request.nodes else []
+    return Offer(
+        pool=pool,
+        instance_type=instance_type,
+        in_fleet=len(rooms),
+        fitting=len(fits),
+        best=tuple(room.life for room in best),
+        names=tuple(room.node_name for room in best),
+        empty=sum(room.is_empty for room in rooms),
+        empty_taken=sum(room.is_empty for room in best),
+        kept_back=0 if request.is_recovery else policy.spare_nodes.get(pool, 0),
+        closed=dict(closed),
+    )
+
+
+def _asked(request: Request) -> str:
+    nodes = _count(request.nodes, "node")
+    if not request.accelerators_per_node:
+        return nodes
+    return f"{nodes} with {_count(request.accelerators_per_node, 'free accelerator')} each"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

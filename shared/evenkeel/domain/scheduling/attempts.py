@@ -1,0 +1,306 @@
+"""Attempts: who may write which state, how an end is judged, and what it means for the job."""
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import assert_never
+
+from evenkeel.domain.nodes import KubernetesNode
+from evenkeel.domain.policy import JobPolicy
+from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Job, JobState, PodPhase, PodSeen, WorkloadSeen
+from evenkeel.domain.values import Value
+
+FENCED_EXIT = 75
+"""EX_TEMPFAIL: the training contract's code for "a later attempt has been fenced in"."""
+PEER_LOST_EXIT = 76
+"""The training contract's code for "another rank went away": a consequence, never the cause."""
+_KILLED = (137, 143)
+"""SIGKILL and SIGTERM: how pods end when somebody ends them."""
+_LOST_REASONS = frozenset(
+    {"NodeLost", "NodeShutdown", "Evicted", "DeletionByTaintManager", "DeletionByPodGC", "Terminated", "Shutdown"}
+)
+"""Pod reasons of an end that the node, not the application, brought about."""
+
+# ---------------------------------------------------------------- states and their writers
+
+A, J = AttemptState, JobState
+_ENDS = tuple(state for state in A if state.has_ended)
+_LIVE = (A.STARTING, A.LAUNCHED, A.RUNNING)
+
+ATTEMPT_WRITERS: Mapping[str, frozenset[tuple[AttemptState | None, AttemptState]]] = {
+    "schedule_jobs": frozenset({(None, A.STARTING)}),
+    "launch_job": frozenset({(A.STARTING, A.STARTING), (A.STARTING, A.LAUNCHED)}),
+    "mark_running": frozenset({(A.LAUNCHED, A.RUNNING)}),
+    "settle_attempt": frozenset((before, after) for before in _LIVE for after in _ENDS),
+}
+"""Every change of an attempt's state, by the service that may make it. None = there was no attempt."""
+
+JOB_WRITERS: Mapping[str, frozenset[tuple[JobState | None, JobState]]] = {
+    "submit_job": frozenset({(None, J.PENDING)}),
+    "cancel_job": frozenset({(J.PENDING, J.CANCELLED), (J.STARTING, J.STOPPING), (J.RUNNING, J.STOPPING)}),
+    "schedule_jobs": frozenset({(J.PENDING, J.PENDING), (J.PENDING, J.STARTING)}),
+    "mark_running": frozenset({(J.STARTING, J.RUNNING)}),
+    "settle_attempt": frozenset(
+        (before, after)
+        for before in (J.STARTING, J.RUNNING, J.STOPPING)
+        for after in (J.PENDING, J.SUCCEEDED, J.FAILED, J.CANCELLED)
+    ),
+    # Recoveries write their requests and plans on a job, and never its state.
+    "protect_jobs": frozenset((state, state) for state in J),
+    "plan_resume": frozenset((state, state) for state in J),
+}
+"""Every change of a job's state, by the service that may make it. None = there was no job."""
+
+
+def attempt_writers(before: AttemptState | None, after: AttemptState) -> tuple[str, ...]:
+    """Return the services that may take an attempt from one state to another."""
+    return tuple(writer for writer, changes in ATTEMPT_WRITERS.items() if (before, after) in changes)
+
+
+def job_writers(before: JobState | None, after: JobState) -> tuple[str, ...]:
+    """Return the services that may take a job from one state to another."""
+    return tuple(writer for writer, changes in JOB_WRITERS.items() if (before, after) in changes)
+
+
+# ---------------------------------------------------------------- what is lost
+
+
+def lost_nodes(
+    nodes: Mapping[str, KubernetesNode], names: tuple[str, ...], now: datetime, seconds: int
+) -> frozenset[str]:
+    """Return those of `names` that no longer exist, or are NotReady for `seconds`: what runs there is out of reach.
+
+    Args:
+        nodes: Every node of the cluster, by name.
+        names: The nodes to judge.
+        now: The time.
+        seconds: `JobPolicy.lost_node_seconds`.
+    """
+    return frozenset(name for name in names if is_lost(nodes.get(name), now, seconds))
+
+
+def is_lost(node: KubernetesNode | None, now: datetime, seconds: int) -> bool:
+    """Whether a node is gone, or NotReady for so long that its pods are fenced out rather than waited for."""
+    if node is None:
+        return True
+    return (
+        not node.is_ready
+        and node.not_ready_since is not None
+        and (now - node.not_ready_since).total_seconds() >= seconds
+    )
+
+
+# ---------------------------------------------------------------- how an attempt ended
+
+
+class Ending(Value):
+    """How an attempt ended."""
+
+    state: AttemptState
+    reason: str
+    """One sentence."""
+    exit_codes: dict[str, int] = {}
+    """By pod name."""
+    counts_as_failure: bool = False
+    """Whether it uses up one of the application's restarts."""
+    is_final: bool = False
+    """Whether another attempt could not end otherwise."""
+
+
+def judge_end(
+    seen: WorkloadSeen,
+    job: Job,
+    attempt: Attempt,
+    lost_nodes: frozenset[str],
+    sick_nodes: frozenset[str] = frozenset(),
+) -> Ending | None:
+    """Judge whether and how a launched attempt ended; None while any pod may still run.
+
+    The gang ends together, so blame waits for the last pod: a rank that lost its peer fails at once, long before the
+    peer's node is known to be lost.
+
+    Args:
+        seen: The attempt's Job and pods.
+        job: Its job.
+        attempt: The attempt.
+        lost_nodes: Nodes that are gone or NotReady past the limit: their pods are fenced out, not waited for.
+        sick_nodes: Nodes with an open incident or NotReady: they take the blame for what failed on them.
+    """
+    codes = {pod.name: pod.exit_code for pod in seen.pods if pod.exit_code is not None}
+    succeeded = [pod for pod in seen.pods if pod.phase is PodPhase.SUCCEEDED]
+    if seen.has_completed or len(succeeded) == job.spec.nodes:
+        return Ending(state=A.SUCCEEDED, reason="Every rank ended with success.", exit_codes=codes)
+    if seen.pods_alive(lost_nodes):
+        return None
+    fenced_out = [pod for pod in seen.pods if not pod.has_ended]
+    failed = [pod for pod in seen.pods if pod.phase is PodPhase.FAILED]
+    is_gone = not seen.uid or seen.is_deleting
+    if not (fenced_out or failed or seen.has_failed or is_gone):
+        return None  # the Job exists and has not made its pods yet
+    request = job.stop_of(attempt.attempt)
+    if request:
+        return Ending(state=request.outcome, reason=request.reason, exit_codes=codes)
+    if attempt.state is A.STARTING and is_gone:
+        return None  # not launched yet
+    return _blame(failed, fenced_out, attempt, lost_nodes, sick_nodes, codes)
+
+
+def _blame(
+    failed: list[PodSeen],
+    fenced_out: list[PodSeen],
+    attempt: Attempt,
+    lost: frozenset[str],
+    sick: frozenset[str],
+    codes: dict[str, int],
+) -> Ending:
+    out = sorted({pod.node_name for pod in fenced_out} | (lost & set(attempt.node_names)))
+    if out:
+        return Ending(state=A.LOST, reason=f"{_named(out)} went out of reach.", exit_codes=codes)
+    taken = next((pod for pod in failed if pod.reason in _LOST_REASONS), None)
+    if taken:
+        return Ending(state=A.LOST, reason=f"{taken.name} was taken by its node ({taken.reason}).", exit_codes=codes)
+    ill = sorted(sick & set(attempt.node_names))
+    if ill:
+        return Ending(state=A.LOST, reason=f"It failed on {_named(ill)}, which is sick.", exit_codes=codes)
+    if any(pod.exit_code == FENCED_EXIT for pod in failed):
+        return Ending(state=A.LOST, reason="A later attempt has been fenced in.", exit_codes=codes)
+    if not failed:
+        return Ending(state=A.LOST, reason="Its Kubernetes Job was deleted by somebody else.", exit_codes=codes)
+    cause = min(failed, key=_by_guilt)
+    how = f"exit code {cause.exit_code}" if cause.exit_code is not None else "no exit code"
+    why = f", {cause.reason}" if cause.reason not in ("", "Error") else ""
+    return Ending(state=A.FAILED, reason=f"{cause.name} failed ({how}{why}).", exit_codes=codes, counts_as_failure=True)
+
+
+def _by_guilt(pod: PodSeen) -> tuple[int, str]:
+    """The likely cause first: a pod that failed by itself, then one that was killed, then one that lost its peer."""
+    if pod.exit_code == PEER_LOST_EXIT:
+        return (2, pod.name)
+    return (1 if pod.exit_code in _KILLED and pod.reason != "OOMKilled" else 0, pod.name)
+
+
+def _named(nodes: list[str]) -> str:
+    return nodes[0] if len(nodes) == 1 else f"{nodes[0]} and {len(nodes) - 1} more"
+
+
+def judge_abandoned(seen: WorkloadSeen, job: Job, attempt: Attempt, failure: str) -> Ending:
+    """Judge an attempt that is given up although its pods have not all ended, or were never made.
+
+    Whatever is left of it is deleted, and the next launch waits for it or fences it out, so settling it is safe.
+
+    Args:
+        seen: What is left of it.
+        job: Its job.
+        attempt: The attempt.
+        failure: Why the workflow itself failed; empty where a deadline passed or the launch was given up.
+    """
+    codes = {pod.name: pod.exit_code for pod in seen.pods if pod.exit_code is not None}
+    request = job.stop_of(attempt.attempt)
+    if request:
+        return Ending(state=request.outcome, reason=request.reason, exit_codes=codes)
+    if attempt.is_refused:
+        return Ending(state=A.NEVER_RAN, reason=attempt.reason, is_final=True)
+    if failure:
+        state = A.LOST if attempt.state is A.RUNNING else A.NEVER_RAN
+        return Ending(state=state, reason=f"Its workflow failed: {failure}", exit_codes=codes)
+    if attempt.state is A.RUNNING:
+        return Ending(state=A.LOST, reason="It ran past its deadline.", exit_codes=codes, is_final=True)
+    if attempt.state is A.STARTING:
+        return Ending(state=A.NEVER_RAN, reason=attempt.reason or "It could not be launched in time.")
+    waiting = [pod for pod in seen.pods if not pod.node_name]
+    if waiting or not seen.pods:
+        return Ending(state=A.NEVER_RAN, reason="Its pods found no place in time.", exit_codes=codes)
+    stuck = next((pod for pod in seen.pods if pod.phase is PodPhase.PENDING), seen.pods[0])
+    why = f" ({stuck.reason})" if stuck.reason else ""
+    reason = f"{stuck.name} did not start in time{why}."
+    return Ending(state=A.NEVER_RAN, reason=reason, exit_codes=codes, counts_as_failure=True)
+
+
+# ---------------------------------------------------------------- what it means for the job
+
+
+class SettleOutcome(StrEnum):
+    """What became of the job when an attempt was settled."""
+
+    JOB_SUCCEEDED = "JOB_SUCCEEDED"
+    JOB_REQUEUED = "JOB_REQUEUED"
+    JOB_CANCELLED = "JOB_CANCELLED"
+    JOB_FAILED = "JOB_FAILED"
+    ALREADY_SETTLED = "ALREADY_SETTLED"
+
+
+class Settlement(Value):
+    """An attempt's end and the job's next state: committed together."""
+
+    outcome: SettleOutcome
+    attempt: Attempt
+    job: Job
+
+
+def settle(job: Job, attempt: Attempt, ending: Ending, policy: JobPolicy, now: datetime) -> Settlement:
+    """Decide what an attempt's end means for its job.
+
+    Only the application's own failures use up restarts; what infrastructure took is given back without limit.
+    """
+    ended = attempt.but(
+        state=ending.state, reason=ending.reason, exit_codes=ending.exit_codes, ended_at=now, charge_held=False
+    )
+    job = job.but(stop_request=None if job.stop_of(attempt.attempt) else job.stop_request)
+    if ending.state is A.SUCCEEDED:
+        return _final(SettleOutcome.JOB_SUCCEEDED, job, ended, ending.reason, now)
+    if job.state is J.STOPPING:
+        return _final(SettleOutcome.JOB_CANCELLED, job, ended, ending.reason, now)
+    if ending.is_final:
+        return _final(SettleOutcome.JOB_FAILED, job, ended, ending.reason, now)
+    if not ending.counts_as_failure:
+        never_ran = job.launch_failures + 1 if ending.state is A.NEVER_RAN else 0
+        not_before = now + _pause(never_ran, policy) if never_ran else None
+        again = job.but(
+            state=J.PENDING,
+            reason=f"{ending.reason} Waits to run again.",
+            not_before=not_before,
+            launch_failures=never_ran,
+        )
+        return Settlement(outcome=SettleOutcome.JOB_REQUEUED, attempt=ended, job=again)
+    failures = job.application_failures + 1
+    allowed = policy.application_restarts if job.spec.max_restarts is None else job.spec.max_restarts
+    job = job.but(application_failures=failures)
+    if failures > allowed:
+        used = f" Its {allowed} restarts are used up." if allowed else " It allows no restart."
+        return _final(SettleOutcome.JOB_FAILED, job, ended, ending.reason + used, now)
+    reason = f"{ending.reason} Restart {failures} of {allowed} follows."
+    again = job.but(state=J.PENDING, reason=reason, not_before=now + _pause(failures, policy))
+    return Settlement(outcome=SettleOutcome.JOB_REQUEUED, attempt=ended, job=again)
+
+
+def _pause(failures: int, policy: JobPolicy) -> timedelta:
+    """Doubles with each failure, up to a limit."""
+    doubled = policy.restart_backoff_seconds * (1 << min(failures - 1, 30))
+    return timedelta(seconds=min(doubled, policy.restart_backoff_max_seconds))
+
+
+def outcome_of(job: Job) -> SettleOutcome:
+    """Return the outcome that a job's state tells of its settled last attempt."""
+    match job.state:
+        case J.SUCCEEDED:
+            return SettleOutcome.JOB_SUCCEEDED
+        case J.FAILED:
+            return SettleOutcome.JOB_FAILED
+        case J.CANCELLED:
+            return SettleOutcome.JOB_CANCELLED
+        case J.PENDING | J.STARTING | J.RUNNING | J.STOPPING:
+            return SettleOutcome.JOB_REQUEUED
+        case _:
+            assert_never(job.state)
+
+
+def _final(outcome: SettleOutcome, job: Job, ended: Attempt, reason: str, now: datetime) -> Settlement:
+    states = {
+        SettleOutcome.JOB_SUCCEEDED: J.SUCCEEDED,
+        SettleOutcome.JOB_CANCELLED: J.CANCELLED,
+        SettleOutcome.JOB_FAILED: J.FAILED,
+    }
+    text = "Cancelled." if outcome is SettleOutcome.JOB_CANCELLED else reason
+    return Settlement(
+        outcome=outcome, attempt=ended, job=job.but(state=states[outcome], reason=text, ended_at=now, not_before=None)
+    )
