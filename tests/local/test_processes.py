@@ -1,0 +1,164 @@
+"""Children end with their purpose, and nobody else is ever hit."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from evenkeel_local.processes import Child, ProcessMark, group_members, interruptible
+
+PATIENCE_SECONDS = 15.0
+
+# Starts a grandchild in its own group, says its pid, and sleeps.
+FAMILY = """
+import subprocess, sys, time
+grandchild = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print(grandchild.pid, flush=True)
+time.sleep(600)
+"""
+
+# A process that starts a child of ours and is then killed without a chance to clean up.
+CARELESS_PARENT = """
+import sys, time
+from pathlib import Path
+from evenkeel_local.processes import Child
+child = Child.start([sys.executable, "-c", {family!r}], log=Path(sys.argv[1]))
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def await_true(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {PATIENCE_SECONDS:.0f} s in vain: {what}"
+        time.sleep(0.02)
+
+
+def is_alive(pid: int) -> bool:
+    return ProcessMark.of(pid) is not None
+
+
+@pytest.fixture
+def stranger() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that is none of our business."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_stopping_a_child_ends_what_it_started(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with Child.start([sys.executable, "-c", FAMILY], log=log, pid_file=tmp_path / "pid") as child:
+        await_true(lambda: log.read_text().strip() != "", "the grandchild's pid")
+        grandchild = int(log.read_text())
+        assert is_alive(grandchild)
+
+        child.stop()
+
+    assert not is_alive(grandchild)
+    assert group_members(child.pid) == []
+    assert not (tmp_path / "pid").exists()
+
+
+def test_a_child_that_ignores_the_request_is_killed_after_the_grace(tmp_path: Path) -> None:
+    deaf = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+    )
+    with Child.start([sys.executable, "-c", deaf], log=tmp_path / "log") as child:
+        await_true(lambda: "up" in (tmp_path / "log").read_text(), "the child is up")
+
+        code = child.stop(grace_seconds=0.2)
+
+    assert code == -signal.SIGKILL
+    assert group_members(child.pid) == []
+
+
+def test_stopping_twice_answers_the_same(tmp_path: Path) -> None:
+    child = Child.start([sys.executable, "-c", "import time; time.sleep(600)"], log=tmp_path / "log")
+
+    assert child.stop() == child.stop()
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_the_exit_code_of_the_command_is_passed_on(tmp_path: Path, detached: bool) -> None:
+    command = [sys.executable, "-c", "print('said', flush=True); raise SystemExit(7)"]
+    with Child.start(command, log=tmp_path / "log", detached=detached) as child:
+        code = child.wait(PATIENCE_SECONDS)
+
+    assert code == 7
+    assert child.returncode() == 7
+    assert (tmp_path / "log").read_text() == "said\n"
+
+
+def test_a_command_that_does_not_exist_is_an_exit_code_and_a_line_in_the_log(tmp_path: Path) -> None:
+    with Child.start([tmp_path / "absent"], log=tmp_path / "log") as child:
+        code = child.wait(PATIENCE_SECONDS)
+
+    assert code == 1
+    assert "absent" in (tmp_path / "log").read_text()
+
+
+def test_children_die_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    script = CARELESS_PARENT.format(family=FAMILY)
+    with subprocess.Popen([sys.executable, "-c", script, str(log)], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        group = int(parent.stdout.readline())
+        await_true(lambda: log.exists() and log.read_text().strip() != "", "the grandchild's pid")
+        grandchild = int(log.read_text())
+
+        parent.send_signal(signal.SIGKILL)
+
+        await_true(lambda: group_members(group) == [], "the group to end")
+    assert not is_alive(grandchild)
+
+
+def test_a_detached_child_is_found_again_by_its_pid_file(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    child = Child.start(
+        [sys.executable, "-c", "import time; time.sleep(600)"], log=tmp_path / "log", pid_file=pid_file, detached=True
+    )
+
+    mark = ProcessMark.read(pid_file)
+    assert mark == child.mark
+    assert mark is not None
+    was_stopped = mark.stop_group()
+
+    assert was_stopped
+    child.stop()
+    assert not mark.stop_group()
+
+
+def test_a_pid_that_is_someone_elses_by_now_is_left_alone(stranger: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    ProcessMark(stranger.pid, "the start time of a process that is gone").write(tmp_path / "pid")
+
+    mark = ProcessMark.read(tmp_path / "pid")
+    assert mark is not None
+    was_stopped = mark.stop_group(grace_seconds=0)
+
+    assert not was_stopped
+    assert stranger.poll() is None
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": "x"}', "4711"])
+def test_a_torn_pid_file_names_nobody(tmp_path: Path, text: str) -> None:
+    (tmp_path / "pid").write_text(text)
+
+    assert ProcessMark.read(tmp_path / "pid") is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_request_to_end_unwinds_like_ctrl_c(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        os.kill(os.getpid(), number)
+
+    assert signal.getsignal(number) is before
