@@ -2,6 +2,7 @@
 
 import itertools
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -52,6 +53,10 @@ class RecordingTelemetry:
 
     metrics: list[Metric] = field(default_factory=list)
     lines: list[LogLine] = field(default_factory=list)
+    bound: dict[str, Any] = field(default_factory=dict)
+
+    def bind(self, keys: Mapping[str, Any]) -> None:
+        self.bound = dict(keys)
 
     def count(self, name: str, value: float = 1.0, **dimensions: str) -> None:
         self.metrics.append(Metric(name, value, "Count", dimensions))
@@ -67,6 +72,9 @@ class RecordingTelemetry:
 
     def error(self, message: str, **keys: Any) -> None:
         self.lines.append(LogLine("ERROR", message, keys))
+
+    def exception(self, message: str, error: BaseException, **keys: Any) -> None:
+        self.lines.append(LogLine("ERROR", message, {**keys, "error": type(error).__name__, "detail": str(error)}))
 
     @property
     def totals(self) -> Counter[str]:

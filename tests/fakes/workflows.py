@@ -42,9 +42,17 @@ class RecordingTokens:
 
     answers: dict[str, dict[str, Any]] = field(default_factory=dict)
     over: set[str] = field(default_factory=set)
+    failures: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Error name and cause of each token that was failed."""
 
     def succeed(self, token: str, output: Mapping[str, Any]) -> bool:
-        if token in self.over or token in self.answers:
+        if token in self.over or token in self.answers or token in self.failures:
             return False
         self.answers[token] = dict(output)
+        return True
+
+    def fail(self, token: str, error: str, cause: str) -> bool:
+        if token in self.over or token in self.answers or token in self.failures:
+            return False
+        self.failures[token] = (error, cause)
         return True

@@ -1,10 +1,13 @@
 """Every twin at once, under the names that the real world has."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from evenkeel.domain.policy import Policy
+from evenkeel.runtime.settings import Settings
+from evenkeel.runtime.wiring import World
 from tests.fakes.checkpoints import InMemoryCheckpoints
-from tests.fakes.cluster import FakeCluster, a_node
+from tests.fakes.cluster import CLUSTER, FakeCluster, a_node
 from tests.fakes.ledger import InMemoryLedger
 from tests.fakes.messages import (
     InMemoryDeadLetters,
@@ -42,3 +45,9 @@ class FakeWorld:
         self.raw_events = InMemoryRawEvents()
         self.dead_letters = InMemoryDeadLetters()
         self.telemetry = RecordingTelemetry()
+
+    def as_world(self, environment: Mapping[str, str] | None = None) -> World:
+        """Return the world that handlers use, made of these twins: `with wiring.using(fake.as_world()): handler(…)`."""
+        said = {"EVENKEEL_FLEET": "research", "KUBERNETES_CLUSTERS": CLUSTER, "EVENKEEL_MODE": "act"}
+        ports = {name: port for name, port in vars(self).items() if name not in ("size", "runs_at_once")}
+        return World(Settings.from_environment({**said, **(environment or {})}), **ports)

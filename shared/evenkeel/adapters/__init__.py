@@ -1,0 +1,1 @@
+"""The ports on real technology. The only place where boto3 and HTTP appear."""

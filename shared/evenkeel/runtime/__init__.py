@@ -1,0 +1,1 @@
+"""What stands between AWS Lambda and the services: settings, wiring, entry points, telemetry."""

@@ -1,0 +1,315 @@
+"""What the four API functions share: the resolver, who calls, problems as RFC 9457 says, ETags, idempotency keys."""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, NamedTuple, TypeVar
+
+from aws_lambda_powertools.event_handler import APIGatewayRestResolver, Response
+from aws_lambda_powertools.event_handler.exceptions import NotFoundError
+from aws_lambda_powertools.utilities.data_classes import APIGatewayProxyEvent
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.alias_generators import to_camel
+
+from evenkeel.ports import Conflict, EvenkeelError, NotAllowed, NotFound, Refused, Telemetry, Throttled, TransientError
+
+Json = dict[str, Any]
+Reply = Response[Any]
+
+LARGEST_BODY = 64_000
+"""Characters of a request body."""
+_KEY = re.compile(r"[\x21-\x7e]{1,128}", re.ASCII)
+PROBLEM_TYPE = "application/problem+json"
+
+
+class Kind(NamedTuple):
+    """What one problem code means."""
+
+    status: int
+    title: str
+    hint: str
+
+
+PROBLEMS: Mapping[str, Kind] = {
+    "VALIDATION_FAILED": Kind(400, "The request is not valid", "Correct the fields that `errors` names."),
+    "NOT_JSON": Kind(400, "The body is not a JSON object", "Send one JSON object, UTF-8, at most 64 kB."),
+    "BAD_PAGE_TOKEN": Kind(400, "Unknown page token", "Start the list again without nextPageToken."),
+    "IDEMPOTENCY_KEY_MISSING": Kind(
+        400, "Idempotency-Key is missing", "Send a header Idempotency-Key of 1 to 128 visible ASCII characters."
+    ),
+    "REFUSED": Kind(400, "The request was refused", "Read the detail; the same request will not succeed."),
+    "NOT_ALLOWED": Kind(403, "Not allowed", "Ask for the IAM policy that this path needs (docs/api.md lists them)."),
+    "NOT_FOUND": Kind(404, "Not found", "Check the id; finished things are kept for 400 days."),
+    "NO_SUCH_ROUTE": Kind(404, "No such route", "docs/api.md lists every route."),
+    "CONFLICT": Kind(409, "Something else came first", "Read it again, then decide whether to repeat."),
+    "JOB_ENDED": Kind(409, "The job has ended", "Nothing is left to change; submit it again if it should run."),
+    "IDEMPOTENCY_KEY_REUSED": Kind(
+        422, "Idempotency-Key was used for another request", "Use a fresh key for a different request."
+    ),
+    "THROTTLED": Kind(429, "Too many requests", "Wait a moment, then send the same request again."),
+    "INTERNAL": Kind(500, "Evenkeel failed", "Report the requestId; changing requests are safe to repeat."),
+    "UNAVAILABLE": Kind(503, "Something that is needed does not answer", "Send the same request again in a moment."),
+}
+"""Every code that the API may answer with. docs/api.md lists them; a test compares."""
+
+
+class FieldError(NamedTuple):
+    """One field that is wrong."""
+
+    field: str
+    message: str
+
+
+class Problem(Exception):
+    """Ends a request with a problem document."""
+
+    def __init__(self, code: str, detail: str, errors: tuple[FieldError, ...] = ()) -> None:
+        super().__init__(detail)
+        self.code = code
+        self.detail = detail
+        self.errors = errors
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who signed the request."""
+
+    principal: str
+    """`role/Name` or `user/name`, the account before it where it is not the API's own: stable over sessions."""
+    session: str
+    arn: str
+
+    @property
+    def actor(self) -> str:
+        """What records name: the principal and, of an assumed role, its session."""
+        return f"{self.principal} ({self.session})" if self.session else self.principal
+
+
+class Body(BaseModel):
+    """A request's body or query: camelCase, nothing unknown, frozen."""
+
+    model_config = ConfigDict(
+        frozen=True, alias_generator=to_camel, populate_by_name=False, extra="forbid", str_strip_whitespace=False
+    )
+
+
+B = TypeVar("B", bound=Body)
+
+
+class Resolver(APIGatewayRestResolver):
+    """Routes of one API function, with every failure turned into a problem document."""
+
+    def __init__(self, telemetry: Callable[[], Telemetry]) -> None:
+        super().__init__(debug=False)
+        self._telemetry = telemetry
+        self.not_found(self._no_such_route)
+        # A bug is not handled here: it passes to the entry wrapper, which logs it with its trace.
+        self.exception_handler([Problem, EvenkeelError])(self._fail)
+
+    @property
+    def incoming(self) -> APIGatewayProxyEvent:
+        """The event being answered."""
+        event: APIGatewayProxyEvent = self.current_event
+        return event
+
+    def body(self, model: type[B]) -> B:
+        """Read the body.
+
+        Raises:
+            Problem: it is no JSON object, or fields are wrong, which are named.
+        """
+        return _validated(model, self._json_body())
+
+    def query(self, model: type[B]) -> B:
+        """Read the query string.
+
+        Raises:
+            Problem: a parameter is wrong or unknown.
+        """
+        return _validated(model, dict(self.incoming.query_string_parameters or {}))
+
+    def idempotency_key(self) -> str:
+        """Return the key of this request.
+
+        Raises:
+            Problem: there is none, or it cannot be one.
+        """
+        key = self.incoming.headers.get("Idempotency-Key") or ""
+        if not _KEY.fullmatch(key):
+            raise Problem(
+                "IDEMPOTENCY_KEY_MISSING",
+                "This request changes something, so it needs an Idempotency-Key."
+                if not key
+                else "The Idempotency-Key must be 1 to 128 visible ASCII characters.",
+            )
+        return key
+
+    def fingerprint(self) -> str:
+        """Return what tells this request from another one under the same key: a digest of method, path and content."""
+        text = json.dumps([self.incoming.http_method, self.incoming.path, self._json_body()], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def caller(self) -> Caller:
+        """Return who signed the request.
+
+        Raises:
+            Problem: nobody did. The gateway lets no unsigned request through, so this is a second net.
+        """
+        context = self.incoming.request_context
+        arn = context.identity.user_arn or ""
+        if not arn:
+            raise Problem("NOT_ALLOWED", "The request carries no AWS identity.")
+        return read_caller(arn, own_account=context.account_id or "")
+
+    def answer(self, document: Json, *, undated: tuple[str, ...] = ("asOf",)) -> Reply:
+        """Answer a read, with an ETag over all but the fields that change with time alone; 304 where it is known."""
+        dated = {name: value for name, value in document.items() if name not in undated}
+        digest = hashlib.sha256(json.dumps(dated, sort_keys=True, default=str).encode()).hexdigest()
+        tag = f'"{digest[:16]}"'
+        headers: Mapping[str, str | list[str]] = {"ETag": tag, "Cache-Control": "no-cache"}
+        known = self.incoming.headers.get("If-None-Match") or ""
+        if tag in (part.strip().removeprefix("W/") for part in known.split(",")):
+            return Response(status_code=304, headers=dict(headers))
+        return _json(200, document, headers)
+
+    def accepted(self, document: Json, location: str) -> Reply:
+        """Answer a change that goes on after this answer."""
+        return _json(202, document, {"Location": location, "Retry-After": "1"})
+
+    def done(self, document: Json) -> Reply:
+        """Answer a change that is complete."""
+        return _json(200, document, {})
+
+    def _json_body(self) -> Json:
+        text = self.incoming.decoded_body or ""
+        if len(text) > LARGEST_BODY:
+            raise Problem("NOT_JSON", f"The body has {len(text)} characters; at most {LARGEST_BODY} are read.")
+        try:
+            document = json.loads(text) if text.strip() else {}
+        except ValueError as error:
+            raise Problem("NOT_JSON", f"The body cannot be read as JSON: {error}.") from error
+        if not isinstance(document, dict):
+            raise Problem("NOT_JSON", "The body must be a JSON object.")
+        return document
+
+    def _no_such_route(self, _error: NotFoundError) -> Reply:
+        return self._problem(
+            Problem("NO_SUCH_ROUTE", f"{self.incoming.http_method} {self.incoming.path} does not exist.")
+        )
+
+    def _fail(self, error: Exception) -> Reply:
+        problem = as_problem(error)
+        if PROBLEMS[problem.code].status >= 500:
+            self._telemetry().warning("RequestFailed", error=type(error).__name__, detail=str(error))
+        return self._problem(problem)
+
+    def _problem(self, problem: Problem) -> Reply:
+        document = problem_document(problem, self.incoming.request_context.request_id or "")
+        return _json(document["status"], document, retry_headers(document["status"]), content_type=PROBLEM_TYPE)
+
+
+def failure(error: Exception, request_id: str) -> Json:
+    """Return the proxy answer for an error that no route handled."""
+    document = problem_document(as_problem(error), request_id)
+    headers = {"Content-Type": PROBLEM_TYPE, **retry_headers(document["status"])}
+    return {"statusCode": document["status"], "headers": headers, "body": json.dumps(document)}
+
+
+def problem_document(problem: Problem, request_id: str) -> Json:
+    """Return the body of a problem answer."""
+    kind = PROBLEMS[problem.code]
+    document: Json = {
+        "type": f"urn:evenkeel:problem:{problem.code.lower().replace('_', '-')}",
+        "title": kind.title,
+        "status": kind.status,
+        "code": problem.code,
+        "detail": problem.detail,
+        "hint": kind.hint,
+        "requestId": request_id,
+    }
+    if problem.errors:
+        document["errors"] = [error._asdict() for error in problem.errors]
+    return document
+
+
+def retry_headers(status: int) -> dict[str, str]:
+    """Return when to try again, for the answers that invite it."""
+    return {"Retry-After": "2"} if status in (429, 503) else {}
+
+
+def as_problem(error: Exception) -> Problem:
+    """Say an error in the API's words. What is not known by class is INTERNAL, and its text stays inside."""
+    match error:
+        case Problem():
+            return error
+        case NotFound():
+            return Problem("NOT_FOUND", str(error))
+        case NotAllowed():
+            return Problem("UNAVAILABLE", "Evenkeel itself was refused by something that it needs.")
+        case Refused():
+            return Problem(_refusal_code(error), str(error))
+        case Conflict():
+            return Problem("CONFLICT", "It changed while this request was being answered.")
+        case Throttled():
+            return Problem("THROTTLED", "Something that is needed asked for a slower pace.")
+        case TransientError():
+            return Problem("UNAVAILABLE", "Something that is needed gave no answer.")
+        case _:
+            return Problem("INTERNAL", "The request could not be answered.")
+
+
+def _refusal_code(error: Refused) -> str:
+    """A refusal may name its own problem code in the class attribute `code`."""
+    code = getattr(error, "code", "REFUSED")
+    return code if code in PROBLEMS else "REFUSED"
+
+
+def read_caller(arn: str, *, own_account: str) -> Caller:
+    """Read a caller's ARN. A role is itself whatever session it is assumed in."""
+    parts = arn.split(":", 5)
+    account, resource = (parts[4], parts[5]) if len(parts) == 6 else ("", arn)
+    kind, _, rest = resource.partition("/")
+    session = ""
+    if kind == "assumed-role":
+        kind, (rest, _, session) = "role", rest.partition("/")
+    else:
+        # The path of a user is part of its ARN and not of its name.
+        rest = rest.rpartition("/")[2]
+    principal = f"{kind}/{rest}" if rest else kind
+    return Caller(principal if account == own_account else f"{account}:{principal}", session, arn)
+
+
+def _validated(model: type[B], document: Json) -> B:
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        errors = tuple(
+            FieldError(_field(fault["loc"]), _message(fault["msg"]))
+            for fault in error.errors(include_input=False, include_url=False)[:20]
+        )
+        first = errors[0]
+        more = f" ({len(errors) - 1} more)" if len(errors) > 1 else ""
+        raise Problem("VALIDATION_FAILED", f"{first.field}: {first.message}{more}", errors) from error
+
+
+def _field(location: tuple[int | str, ...]) -> str:
+    text = ""
+    for part in location:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text or "body"
+
+
+def _message(text: str) -> str:
+    text = text.removeprefix("Value error, ").replace("Extra inputs are not permitted", "is not a known field")
+    text = text.replace("Field required", "is required")
+    return text[:1].lower() + text[1:]
+
+
+def _json(
+    status: int, document: Json, headers: Mapping[str, str | list[str]], *, content_type: str = "application/json"
+) -> Reply:
+    text = json.dumps(document, separators=(",", ":"), ensure_ascii=False)
+    return Response(status_code=HTTPStatus(status).value, content_type=content_type, body=text, headers=dict(headers))

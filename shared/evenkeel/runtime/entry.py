@@ -1,0 +1,243 @@
+"""The outermost wrappers of every function: what comes in, what a failure is called, and one log line each.
+
+`task`       a state of a workflow: JSON in, JSON out
+`event`      an SQS batch of EventBridge envelopes
+`scheduled`  a clock, or the queue that asks for scheduling passes
+`api`        a request through API Gateway
+
+The only place that catches `Exception`.
+"""
+
+import functools
+import hashlib
+import json
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeAlias
+
+from evenkeel.ports import PermanentError, TransientError
+from evenkeel.runtime import wiring
+
+Json: TypeAlias = dict[str, Any]
+
+ARCHIVE_NAME = re.compile(r"[A-Za-z0-9-]{1,64}", re.ASCII)
+_BOUND = ("incidentId", "jobId", "attempt", "run", "nodeLife", "cluster", "executionArn", "decisionId", "kind")
+_MARKED = ("outcome", "reason", "decisionId", "rung", "waitSeconds")
+
+
+class Context(Protocol):
+    """What is used of the Lambda context."""
+
+    @property
+    def function_name(self) -> str: ...
+
+    @property
+    def aws_request_id(self) -> str: ...
+
+
+Handler: TypeAlias = Callable[[Json, Any], Json]
+
+
+def task(handler: Handler) -> Handler:
+    """Wrap the function behind one state of a workflow.
+
+    Step Functions compares error names exactly and knows no inheritance, so an error leaves as `TransientError` or
+    `PermanentError`, the leaf's name first in the message. A bug leaves under its own name.
+
+    With a task token in the event the failure is also sent to Step Functions: an error raised under
+    `.waitForTaskToken` does not end the task on every engine, and a wait that nobody will answer must not stay.
+    """
+
+    @functools.wraps(handler)
+    def wrapped(event: Json, context: Any) -> Json:
+        with _named_failures(event.get("token")), _one_line("TaskDone", context, _picked(event, _BOUND)) as line:
+            answer = handler(event, context)
+            line.update(_picked(answer, _MARKED))
+            return answer
+
+    return wrapped
+
+
+class Malformed(Protocol):
+    """What a parser returns for an event of a known kind that it cannot read."""
+
+    @property
+    def code(self) -> str: ...
+
+    @property
+    def reason(self) -> str: ...
+
+
+def event(
+    *, parse: Callable[[bytes], Any], malformed: type[Malformed], passed_over: tuple[type[Any], ...]
+) -> Callable[[Callable[[Any, Any], Json]], Handler]:
+    """Wrap the function behind a queue of events. The handler gets one parsed fact at a time.
+
+    Each record is archived as it came before anybody reads it. A malformed one goes to the dead-letter queue with its
+    code, and counts as done: a poison event costs one invocation. Only what may succeed later, or failed for a fault
+    of ours, is given back to the queue, item by item.
+
+    Args:
+        parse: Reads the envelope; pure.
+        malformed: The type it returns for an unusable event of a known kind.
+        passed_over: The types it returns for events that call for nothing; counted as `Events<type>`.
+    """
+
+    def decorate(handler: Callable[[Any, Any], Json]) -> Handler:
+        def one(body: bytes, envelope_id: str, context: Any) -> Json:
+            world = wiring.world()
+            world.raw_events.keep(envelope_id, body)
+            parsed = parse(body)
+            if isinstance(parsed, malformed):
+                world.dead_letters.put(body.decode(), parsed.code, parsed.reason)
+                world.telemetry.count("EventsFailed", code=parsed.code)
+                return {"outcome": "DEAD_LETTERED", "code": parsed.code, "reason": parsed.reason}
+            if isinstance(parsed, passed_over):
+                kind = type(parsed).__name__
+                world.telemetry.count(f"Events{kind}")
+                return {"outcome": kind.upper(), "reason": getattr(parsed, "reason", "")}
+            world.telemetry.count("EventsReceived")
+            return handler(parsed, context)
+
+        @functools.wraps(handler)
+        def wrapped(batch: Json, context: Any) -> Json:
+            failures = []
+            for record in batch.get("Records", ()):
+                # Bytes that UTF-8 cannot carry stay readable as their escapes.
+                body = str(record["body"]).encode("utf-8", "backslashreplace")
+                envelope_id = _archive_name(body)
+                keys = {"envelopeId": envelope_id, "messageId": record["messageId"], "sizeBytes": len(body)}
+                try:
+                    with _one_line("EventDone", context, keys) as line:
+                        answer = one(body, envelope_id, context)
+                        line.update({**_picked(answer, (*_BOUND, *_MARKED, "code"))})
+                except Exception:  # noqa: BLE001 - logged by _one_line; the others of the batch go on
+                    failures.append({"itemIdentifier": record["messageId"]})
+            return {"batchItemFailures": failures}
+
+        return wrapped
+
+    return decorate
+
+
+def scheduled(handler: Handler) -> Handler:
+    """Wrap a function that a clock runs, or the queue of pass requests.
+
+    A pass request carries nothing that the next pass does not find by itself. So of a batch only a transient failure
+    is given back: a pass that fails for good must not block the queue's one group, and the clock's own run of the
+    same function, whose failure is raised, tells people of it.
+    """
+
+    @functools.wraps(handler)
+    def wrapped(event: Json, context: Any) -> Json:
+        records = event.get("Records", ()) if isinstance(event, Mapping) else ()
+        try:
+            with _one_line("RoundDone", context, {"requests": len(records)}) as line:
+                answer = handler(event, context)
+                line.update({name: value for name, value in answer.items() if isinstance(value, str | int | float)})
+                return answer
+        except TransientError:
+            if not records:
+                raise
+            return {"batchItemFailures": [{"itemIdentifier": record["messageId"]} for record in records]}
+        except Exception:
+            if not records:
+                raise
+            return {"batchItemFailures": []}
+
+    return wrapped
+
+
+def api(handler: Handler) -> Handler:
+    """Wrap a function behind API Gateway: whatever it lets through becomes problem+json without a stack trace."""
+
+    @functools.wraps(handler)
+    def wrapped(event: Json, context: Any) -> Json:
+        request = event.get("requestContext") or {}
+        keys = {
+            "method": event.get("httpMethod"),
+            "route": event.get("resource"),
+            "requestId": request.get("requestId"),
+            "principal": (request.get("identity") or {}).get("userArn"),
+        }
+        try:
+            with _one_line("RequestDone", context, keys) as line:
+                answer = handler(event, context)
+                line["status"] = answer.get("statusCode")
+                return answer
+        except Exception as error:  # noqa: BLE001 - logged by _one_line; the caller gets a problem
+            from evenkeel.runtime.api import failure
+
+            return failure(error, str(request.get("requestId") or ""))
+
+    return wrapped
+
+
+@contextmanager
+def _named_failures(token: str | None) -> Iterator[None]:
+    """Give errors the two names that workflows know, and answer the task token, if there is one, with the failure."""
+    try:
+        yield
+    except Exception as error:
+        named = _named(error)
+        if token:
+            wiring.world().tokens.fail(token, type(named).__name__, str(named))
+        if named is error:
+            raise
+        raise named from error
+
+
+def _named(error: Exception) -> Exception:
+    for kind in (TransientError, PermanentError):
+        if isinstance(error, kind) and type(error) is not kind:
+            return kind(f"{type(error).__name__}: {error}")
+    return error
+
+
+@contextmanager
+def _one_line(message: str, context: Any, keys: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Bind the keys to every log line, and write one line when the work is over, whatever its end."""
+    began = time.perf_counter()
+    telemetry = wiring.world().telemetry
+    bound = {name: value for name, value in keys.items() if value not in (None, "")}
+    if context is not None:
+        bound |= {"function": context.function_name, "functionRequestId": context.aws_request_id}
+    telemetry.bind(bound)
+    line: dict[str, Any] = {}
+
+    def spent() -> int:
+        return round((time.perf_counter() - began) * 1000)
+
+    try:
+        yield line
+    except TransientError as error:
+        telemetry.warning("WillBeRetried", error=type(error).__name__, detail=str(error), milliseconds=spent())
+        raise
+    except PermanentError as error:
+        telemetry.error(
+            "Refused", error=type(error).__name__, detail=str(error), milliseconds=spent(), runbook="function-errors"
+        )
+        raise
+    except Exception as error:
+        telemetry.exception("Failed", error, milliseconds=spent(), runbook="function-errors")
+        raise
+    else:
+        telemetry.info(message, **line, milliseconds=spent())
+
+
+def _picked(document: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: document[name] for name in names if name in document} if isinstance(document, Mapping) else {}
+
+
+def _archive_name(body: bytes) -> str:
+    """Return the envelope's own id, or the digest of a body that has none fit for a name."""
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError):
+        document = None
+    named = document.get("id") if isinstance(document, dict) else None
+    if isinstance(named, str) and ARCHIVE_NAME.fullmatch(named):
+        return named
+    return f"sha256-{hashlib.sha256(body).hexdigest()}"

@@ -1,0 +1,74 @@
+"""What the deployment says: environment variables as one frozen value."""
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from evenkeel.domain.policy import Mode
+from evenkeel.ports import PermanentError
+
+
+class BadSetting(PermanentError):
+    """A variable that is needed here is missing or cannot be read. The template gives each function what it needs."""
+
+
+class Settings(BaseModel):
+    """One field per variable. All are optional, since each function gets only its own; `need` says what is missing."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    fleet: str = Field("", alias="EVENKEEL_FLEET")
+    mode: Mode = Field(Mode.OBSERVE, alias="EVENKEEL_MODE")
+    drills_may_act: bool = Field(default=False, alias="EVENKEEL_DRILLS_MAY_ACT")
+    policy_name: str = Field("production", alias="EVENKEEL_POLICY", pattern=r"^[a-z][a-z0-9-]*$")
+    hyperpod_cluster_arn: str = Field("", alias="HYPERPOD_CLUSTER_ARN")
+    """Empty where the fleet has no HyperPod half."""
+    kubernetes_clusters: tuple[str, ...] = Field((), alias="KUBERNETES_CLUSTERS")
+    """The first is HyperPod's own EKS."""
+    jobs_table: str = Field("", alias="JOBS_TABLE")
+    incidents_table: str = Field("", alias="INCIDENTS_TABLE")
+    fleet_table: str = Field("", alias="FLEET_TABLE")
+    quotas_table: str = Field("", alias="QUOTAS_TABLE")
+    raw_events_bucket: str = Field("", alias="RAW_EVENTS_BUCKET")
+    dead_letter_queue_url: str = Field("", alias="DEAD_LETTER_QUEUE_URL")
+    passes_queue_url: str = Field("", alias="PASSES_QUEUE_URL")
+    recover_node_arn: str = Field("", alias="RECOVER_NODE_ARN")
+    run_job_arn: str = Field("", alias="RUN_JOB_ARN")
+    resolve_wait_function: str = Field("", alias="RESOLVE_WAIT_FUNCTION")
+    page_topic_arn: str = Field("", alias="PAGE_TOPIC_ARN")
+    job_namespace: str = Field("evenkeel-jobs", alias="JOB_NAMESPACE")
+    job_service_account: str = Field("trainer", alias="JOB_SERVICE_ACCOUNT")
+    service_name: str = Field("evenkeel", alias="POWERTOOLS_SERVICE_NAME")
+    metrics_namespace: str = Field("Evenkeel", alias="POWERTOOLS_METRICS_NAMESPACE")
+    region: str = Field("us-west-2", alias="AWS_REGION")
+
+    @field_validator("kubernetes_clusters", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        return tuple(name.strip() for name in value.split(",") if name.strip()) if isinstance(value, str) else value
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> Self:
+        """Read the settings. A variable that is set to nothing counts as absent.
+
+        Raises:
+            BadSetting: a value cannot be read; names each such variable.
+        """
+        try:
+            return cls.model_validate({name: value for name, value in environment.items() if value.strip()})
+        except ValidationError as error:
+            faults = "; ".join(f"{fault['loc'][0]}: {fault['msg']}" for fault in error.errors(include_input=False))
+            raise BadSetting(f"the environment cannot be read: {faults}") from error
+
+    def need(self, name: str) -> str:
+        """Return a text setting by field name.
+
+        Raises:
+            BadSetting: it is empty; the message names the environment variable.
+        """
+        value = getattr(self, name)
+        if not value:
+            variable = type(self).model_fields[name].alias
+            raise BadSetting(f"the environment variable {variable} is needed here and is not set")
+        return str(value)

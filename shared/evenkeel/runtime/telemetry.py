@@ -1,0 +1,80 @@
+"""Log lines as JSON and metrics as EMF, both through stdout: no call leaves the function for either."""
+
+import functools
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from aws_lambda_powertools import Logger
+from aws_lambda_powertools.metrics import MetricUnit, single_metric
+from pydantic.alias_generators import to_camel, to_pascal
+
+from evenkeel.runtime.settings import Settings
+
+SECRET_KEYS = frozenset({"token", "taskToken", "env", "credentials", "authorization"})
+"""Never logged, whoever passes them."""
+
+_RESERVED = frozenset(vars(logging.makeLogRecord({}))) | {
+    "message",
+    "asctime",
+    "level",
+    "location",
+    "timestamp",
+    "service",
+    "exception",
+    "exception_name",
+    "stack_trace",
+}
+"""What a log record and its formatter call their own: the standard library refuses some, the others would be lost."""
+
+
+class LambdaTelemetry:
+    """Powertools' logger and EMF. Keys bound with `bind` are on every line until the next `bind`.
+
+    Each data point carries the dimension `Cluster` (the fleet's name) and at most two more, given by keyword:
+    `count("Heartbeat", function="sweep_fleet")` has `Cluster` and `Function`.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        # ASCII only: a lone surrogate, a bidi mark or a terminal code in an event is written as its escape.
+        serializer = functools.partial(json.dumps, default=str, separators=(",", ":"), ensure_ascii=True)
+        self._logger = Logger(service=settings.service_name, utc=True, json_serializer=serializer)
+        self._namespace = settings.metrics_namespace
+        self._fleet = settings.fleet or "none"
+
+    def bind(self, keys: Mapping[str, Any]) -> None:
+        """Replace the keys that every line carries."""
+        self._logger.structure_logs(append=False, **_loggable(keys))
+
+    def count(self, name: str, value: float = 1.0, **dimensions: str) -> None:
+        self._emit(name, MetricUnit.Count, value, dimensions)
+
+    def seconds(self, name: str, value: float, **dimensions: str) -> None:
+        self._emit(name, MetricUnit.Seconds, value, dimensions)
+
+    def info(self, message: str, **keys: Any) -> None:
+        self._logger.info(message, extra=_loggable(keys), stacklevel=2)
+
+    def warning(self, message: str, **keys: Any) -> None:
+        self._logger.warning(message, extra=_loggable(keys), stacklevel=2)
+
+    def error(self, message: str, **keys: Any) -> None:
+        self._logger.error(message, extra=_loggable(keys), stacklevel=2)
+
+    def exception(self, message: str, error: BaseException, **keys: Any) -> None:
+        """Log a bug with its stack."""
+        self._logger.error(message, exc_info=error, extra=_loggable(keys))
+
+    def _emit(self, name: str, unit: MetricUnit, value: float, dimensions: Mapping[str, str]) -> None:
+        if len(dimensions) > 2:
+            raise ValueError(f"metric {name} has {len(dimensions) + 1} dimensions, at most three are possible")
+        with single_metric(name=name, unit=unit, value=value, namespace=self._namespace) as metric:
+            metric.add_dimension(name="Cluster", value=self._fleet)
+            for dimension, text in dimensions.items():
+                metric.add_dimension(name=to_pascal(dimension), value=text or "none")
+
+
+def _loggable(keys: Mapping[str, Any]) -> dict[str, Any]:
+    named = ((to_camel(name), value) for name, value in keys.items() if value is not None)
+    return {f"{name}_" if name in _RESERVED else name: value for name, value in named if name not in SECRET_KEYS}

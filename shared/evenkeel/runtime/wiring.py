@@ -1,0 +1,175 @@
+"""The one composition root: which adapter stands behind which port. Nothing is built before it is used."""
+
+import contextlib
+import importlib.resources
+import os
+from collections.abc import Iterator
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from evenkeel.domain.policy import Policy
+from evenkeel.ports import (
+    CheckpointStore,
+    Clock,
+    Cluster,
+    DeadLetters,
+    Ids,
+    Ledger,
+    Machine,
+    Pager,
+    Passes,
+    Provider,
+    RawEvents,
+    Table,
+    WaitAnswers,
+    Workflows,
+)
+from evenkeel.runtime.settings import BadSetting, Settings
+from evenkeel.runtime.telemetry import LambdaTelemetry
+
+if TYPE_CHECKING:
+    from evenkeel.adapters.stepfunctions import StepFunctionsTokens
+
+
+class World:
+    """Every port, built on first use and kept for the life of the container.
+
+    A port given by keyword is used instead of the adapter: how tests and offline tools compose their own world.
+    """
+
+    def __init__(self, settings: Settings, **ports: Any) -> None:
+        self.settings = settings
+        unknown = [name for name in ports if not isinstance(getattr(type(self), name, None), cached_property)]
+        if unknown:
+            raise TypeError(f"the world has no {', '.join(unknown)}")
+        self.__dict__.update(ports)
+
+    @cached_property
+    def policy(self) -> Policy:
+        return load_policy(self.settings.policy_name)
+
+    @cached_property
+    def clock(self) -> Clock:
+        from evenkeel.adapters.system import SystemClock
+
+        return SystemClock()
+
+    @cached_property
+    def ids(self) -> Ids:
+        from evenkeel.adapters.system import RandomIds
+
+        return RandomIds()
+
+    @cached_property
+    def telemetry(self) -> LambdaTelemetry:
+        return LambdaTelemetry(self.settings)
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        from evenkeel.adapters.dynamo_ledger import DynamoLedger
+
+        names = {
+            Table.JOBS: self.settings.jobs_table,
+            Table.INCIDENTS: self.settings.incidents_table,
+            Table.FLEET: self.settings.fleet_table,
+            Table.QUOTAS: self.settings.quotas_table,
+        }
+        return DynamoLedger({table: name for table, name in names.items() if name})
+
+    @cached_property
+    def cluster(self) -> Cluster:
+        from evenkeel.adapters.cluster import KubernetesCluster
+        from evenkeel.adapters.kubernetes import EksConnections
+
+        return KubernetesCluster(EksConnections(self.settings.region), fleet=self.settings.fleet)
+
+    @cached_property
+    def provider(self) -> Provider:
+        if not self.settings.hyperpod_cluster_arn:
+            from evenkeel.adapters.no_provider import NoProvider
+
+            return NoProvider()
+        from evenkeel.adapters.hyperpod import HyperPodProvider
+
+        return HyperPodProvider(self.settings.hyperpod_cluster_arn)
+
+    @cached_property
+    def checkpoints(self) -> CheckpointStore:
+        from evenkeel.adapters.s3_checkpoints import S3Checkpoints
+
+        return S3Checkpoints()
+
+    @cached_property
+    def workflows(self) -> Workflows:
+        from evenkeel.adapters.stepfunctions import StepFunctionsWorkflows
+
+        arns = {Machine.RECOVER_NODE: self.settings.recover_node_arn, Machine.RUN_JOB: self.settings.run_job_arn}
+        return StepFunctionsWorkflows({machine: arn for machine, arn in arns.items() if arn})
+
+    @cached_property
+    def tokens(self) -> "StepFunctionsTokens":
+        from evenkeel.adapters.stepfunctions import StepFunctionsTokens
+
+        return StepFunctionsTokens()
+
+    @cached_property
+    def wait_answers(self) -> WaitAnswers:
+        from evenkeel.adapters.messages import LambdaWaitAnswers
+
+        return LambdaWaitAnswers(self.settings.need("resolve_wait_function"))
+
+    @cached_property
+    def passes(self) -> Passes:
+        from evenkeel.adapters.messages import SqsPasses
+
+        return SqsPasses(self.settings.need("passes_queue_url"))
+
+    @cached_property
+    def pager(self) -> Pager:
+        from evenkeel.adapters.messages import SnsPager
+
+        return SnsPager(self.settings.need("page_topic_arn"))
+
+    @cached_property
+    def raw_events(self) -> RawEvents:
+        from evenkeel.adapters.messages import S3RawEvents
+
+        return S3RawEvents(self.settings.need("raw_events_bucket"))
+
+    @cached_property
+    def dead_letters(self) -> DeadLetters:
+        from evenkeel.adapters.messages import SqsDeadLetters
+
+        return SqsDeadLetters(self.settings.need("dead_letter_queue_url"))
+
+
+def load_policy(name: str) -> Policy:
+    """Read a policy that the layer carries.
+
+    Raises:
+        BadSetting: there is no policy of this name.
+    """
+    file = importlib.resources.files("evenkeel").joinpath("policy", f"{name}.json")
+    if not file.is_file():
+        raise BadSetting(f"EVENKEEL_POLICY names {name!r}, and there is no such policy")
+    return Policy.model_validate_json(file.read_bytes())
+
+
+_worlds: list[World] = []
+
+
+def world() -> World:
+    """Return the world of this container."""
+    if not _worlds:
+        _worlds.append(World(Settings.from_environment(os.environ)))
+    return _worlds[-1]
+
+
+@contextlib.contextmanager
+def using(another: World) -> Iterator[World]:
+    """Let `world()` return another world for a while."""
+    _worlds.append(another)
+    try:
+        yield another
+    finally:
+        _worlds.remove(another)
