@@ -27,6 +27,7 @@ Statement = Mapping[str, Any]
 
 ARTIFACTS_BUCKET: Final = "evenkeel-artifacts"
 _ROOT_KEY: Final = "test"
+_POLICY_NAME: Final = "evenkeel"
 
 
 @dataclass(frozen=True)
@@ -114,8 +115,13 @@ def set_policy(maker: Credentials, name: str, statements: Sequence[Statement]) -
 
     Idempotent: yes.
     """
+    iam: IAMClient = maker.client("iam")
+    if not statements:
+        with _already_so("NoSuchEntity"):
+            iam.delete_user_policy(UserName=name, PolicyName=_POLICY_NAME)
+        return
     document = json.dumps({"Version": "2012-10-17", "Statement": list(statements)})
-    maker.client("iam").put_user_policy(UserName=name, PolicyName="evenkeel", PolicyDocument=document)
+    iam.put_user_policy(UserName=name, PolicyName=_POLICY_NAME, PolicyDocument=document)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from botocore.config import Config
@@ -39,7 +39,6 @@ class Beat:
     invoked: int = 0
     failed: int = 0
     last_error: str | None = None
-    succeeded: threading.Event = field(default_factory=threading.Event, repr=False)
 
 
 class Ticker:
@@ -115,7 +114,6 @@ class Ticker:
             return  # an engine that is being stopped cuts its callers off; that is no news
         beat.invoked += 1
         if error is None:
-            beat.succeeded.set()
             return
         beat.failed += 1
         if error != beat.last_error:

@@ -4,15 +4,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from evenkeel_local.processes import Child, ProcessMark, group_members, interruptible
-
-PATIENCE_SECONDS = 15.0
+from tests.waiting import PATIENCE_SECONDS, until
 
 # Starts a grandchild in its own group, says its pid, and sleeps.
 FAMILY = """
@@ -33,13 +31,6 @@ time.sleep(600)
 """
 
 
-def await_true(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {PATIENCE_SECONDS:.0f} s in vain: {what}"
-        time.sleep(0.02)
-
-
 def is_alive(pid: int) -> bool:
     return ProcessMark.of(pid) is not None
 
@@ -56,7 +47,7 @@ def stranger() -> Iterator[subprocess.Popen[bytes]]:
 def test_stopping_a_child_ends_what_it_started(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with Child.start([sys.executable, "-c", FAMILY], log=log, pid_file=tmp_path / "pid") as child:
-        await_true(lambda: log.read_text().strip() != "", "the grandchild's pid")
+        until(lambda: log.read_text().strip() != "", "the grandchild's pid")
         grandchild = int(log.read_text())
         assert is_alive(grandchild)
 
@@ -72,7 +63,7 @@ def test_a_child_that_ignores_the_request_is_killed_after_the_grace(tmp_path: Pa
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
     )
     with Child.start([sys.executable, "-c", deaf], log=tmp_path / "log") as child:
-        await_true(lambda: "up" in (tmp_path / "log").read_text(), "the child is up")
+        until(lambda: "up" in (tmp_path / "log").read_text(), "the child is up")
 
         code = child.stop(grace_seconds=0.2)
 
@@ -111,12 +102,12 @@ def test_children_die_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", script, str(log)], stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         group = int(parent.stdout.readline())
-        await_true(lambda: log.exists() and log.read_text().strip() != "", "the grandchild's pid")
+        until(lambda: log.exists() and log.read_text().strip() != "", "the grandchild's pid")
         grandchild = int(log.read_text())
 
         parent.send_signal(signal.SIGKILL)
 
-        await_true(lambda: group_members(group) == [], "the group to end")
+        until(lambda: group_members(group) == [], "the group to end")
     assert not is_alive(grandchild)
 
 

@@ -1,0 +1,126 @@
+"""`sam build` and `sam deploy` against the engine, with a small template beside a copy of the real layer."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from evenkeel_local import PROJECT, deployment
+from evenkeel_local.deployment import DeploymentError
+from evenkeel_local.engine import Engine
+from evenkeel_local.identities import Credentials
+
+TEMPLATE = """
+AWSTemplateFormatVersion: "2010-09-09"
+Transform: AWS::Serverless-2016-10-31
+Parameters:
+  PythonRuntime: {Type: String, Default: python3.13}
+  Architecture: {Type: String, Default: arm64}
+  Greeting: {Type: String, Default: nobody}
+Resources:
+  EvenkeelLayer:
+    Type: AWS::Serverless::LayerVersion
+    Metadata: {BuildMethod: makefile}
+    Properties:
+      ContentUri: shared/
+      CompatibleRuntimes: [!Ref PythonRuntime]
+  Greet:
+    Type: AWS::Serverless::Function
+    Properties:
+      CodeUri: functions/greet/
+      Runtime: !Ref PythonRuntime
+      Architectures: [!Ref Architecture]
+      Handler: handler.handler
+      Timeout: 30
+      Layers: [!Ref EvenkeelLayer]
+      Environment: {Variables: {GREETING: !Ref Greeting}}
+Outputs:
+  FunctionName: {Value: !Ref Greet}
+"""
+
+HANDLER = """
+import os
+import boto3, pydantic, aws_lambda_powertools
+import evenkeel
+
+def handler(event, context):
+    print("called")
+    modules = (boto3, pydantic, aws_lambda_powertools, evenkeel)
+    return {
+        "greeting": os.environ["GREETING"],
+        "fromLayer": all("/layer_0/" in module.__file__ for module in modules),
+        "compiled": all("__pycache__" in (module.__cached__ or "") for module in modules),
+    }
+"""
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project with one function, and the real layer's recipe around an empty package."""
+    project = tmp_path_factory.mktemp("project")
+    (project / "functions" / "greet").mkdir(parents=True)
+    (project / "functions" / "greet" / "handler.py").write_text(HANDLER)
+    (project / "shared" / "evenkeel").mkdir(parents=True)
+    (project / "shared" / "evenkeel" / "__init__.py").write_text('"""The layer."""\n')
+    for name in ("Makefile", "requirements.txt"):
+        shutil.copy(PROJECT / "shared" / name, project / "shared" / name)
+    (project / "template.yaml").write_text(TEMPLATE)
+    return project / "template.yaml"
+
+
+def test_stack_is_deployed_updated_and_built_once(
+    engine: Engine, deployer: Credentials, template: Path, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    awkward = 'a "b", c=d [{"e":1}]'
+
+    def deploy(greeting: str) -> dict[str, object]:
+        outputs = deployment.deploy(
+            engine, deployer, {"Greeting": greeting}, template, tmp_path, stack_name="greet", progress=said.append
+        )
+        answer = deployer.client("lambda").invoke(FunctionName=outputs["FunctionName"])
+        return dict(json.loads(answer["Payload"].read()))
+
+    first = deploy("hello")
+    second = deploy(awkward)
+
+    assert first == {"greeting": "hello", "fromLayer": True, "compiled": True}
+    assert second["greeting"] == awkward
+    assert said.count("building the functions and their layer") <= 1
+    assert deployment.stack_resources(deployer, "greet")["Greet"].startswith("greet-Greet-")
+
+
+def test_template_that_does_not_parse_is_refused_with_what_sam_said(
+    engine: Engine, deployer: Credentials, tmp_path: Path
+) -> None:
+    broken = tmp_path / "template.yaml"
+    broken.write_text(TEMPLATE.replace("CodeUri: functions/greet/", "CodeUri: functions/absent/"))
+
+    with pytest.raises(DeploymentError, match="sam build failed"):
+        deployment.deploy(engine, deployer, {}, broken, tmp_path, stack_name="broken")
+
+
+def test_identity_that_may_not_deploy_is_refused(engine: Engine, template: Path, tmp_path: Path) -> None:
+    nobody = Credentials("AKIA0000000000000000", "secret", engine.endpoint_url)
+
+    with pytest.raises(DeploymentError, match="sam deploy failed"):
+        deployment.deploy(engine, nobody, {"Greeting": "x"}, template, tmp_path, stack_name="refused")
+
+
+def test_local_parameters_follow_samconfig_and_this_interpreter(tmp_path: Path) -> None:
+    (tmp_path / "samconfig.toml").write_text(
+        '[local.deploy.parameters]\nparameter_overrides = ["Mode=act", "Expression=a=b"]\n'
+    )
+
+    parameters = deployment.local_parameters(tmp_path / "template.yaml")
+
+    assert parameters["Mode"] == "act"
+    assert parameters["Expression"] == "a=b"
+    assert parameters["PythonRuntime"].startswith("python3.")
+    assert parameters["Architecture"] in {"arm64", "x86_64"}
+
+
+def test_layer_for_the_cloud_is_built_for_its_platform() -> None:
+    assert deployment.layer_environment("python3.13", "arm64")["EVENKEEL_LAYER_PLATFORM"] == "aarch64-manylinux_2_28"
+    assert deployment.layer_environment("python3.13", "arm64")["EVENKEEL_LAYER_PYTHON"] == "3.13"

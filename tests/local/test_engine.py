@@ -1,0 +1,284 @@
+"""The engine listens on loopback alone, enforces IAM, keeps the caller's environment out, and leaves nothing behind."""
+
+import io
+import json
+import socket
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from botocore.exceptions import ClientError
+
+from evenkeel_local.engine import Engine, EngineError
+from evenkeel_local.identities import Credentials, bootstrap, make_user, set_policy
+from evenkeel_local.processes import group_members
+from evenkeel_local.ticker import Ticker, ticker_statements
+from tests.waiting import until
+
+TRUST_LAMBDA = {
+    "Version": "2012-10-17",
+    "Statement": [{"Effect": "Allow", "Principal": {"Service": "lambda.amazonaws.com"}, "Action": "sts:AssumeRole"}],
+}
+MakeFunction = Callable[[str, str], str]
+
+
+@pytest.fixture(scope="module")
+def make_function(deployer: Credentials) -> MakeFunction:
+    """Make a function from source text, with a role that may do nothing. Returns its name."""
+
+    def make(name: str, source: str) -> str:
+        archive = io.BytesIO()
+        with zipfile.ZipFile(archive, "w") as bundle:
+            bundle.writestr("handler.py", source)
+        role = deployer.client("iam").create_role(RoleName=name, AssumeRolePolicyDocument=json.dumps(TRUST_LAMBDA))
+        deployer.client("lambda").create_function(
+            FunctionName=name,
+            Runtime="python3.11",
+            Handler="handler.handler",
+            Role=role["Role"]["Arn"],
+            Code={"ZipFile": archive.getvalue()},
+            Environment={"Variables": {"OWN": "yes"}},
+        )
+        return name
+
+    return make
+
+
+def invoke(credentials: Credentials, name: str) -> Any:
+    answer = credentials.client("lambda").invoke(FunctionName=name)
+    document = json.loads(answer["Payload"].read())
+    assert "FunctionError" not in answer, document
+    return document
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    """A port that something else, which answers nothing, listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield int(listener.getsockname()[1])
+
+
+def listening_addresses(pids: list[int]) -> set[str]:
+    """Return the IPv4 addresses (as /proc has them, bytes reversed in hex) that these processes listen on."""
+    inodes = set()
+    for pid in pids:
+        for handle in Path(f"/proc/{pid}/fd").iterdir():
+            target = str(handle.readlink())
+            if target.startswith("socket:["):
+                inodes.add(target[len("socket:[") : -1])
+    addresses = set()
+    for table in ("tcp", "tcp6", "udp", "udp6"):
+        rows = Path(f"/proc/net/{table}").read_text().splitlines()[1:]
+        for fields in (row.split() for row in rows):
+            is_listening = fields[3] == "0A" or table.startswith("udp")
+            if is_listening and fields[9] in inodes:
+                addresses.add(fields[1].partition(":")[0])
+    return addresses
+
+
+def test_engine_listens_on_loopback_alone(engine: Engine) -> None:
+    assert listening_addresses(group_members(engine.pid)) == {"0100007F"}
+
+
+def test_a_taken_port_is_refused_by_name(tmp_path: Path, taken_port: int) -> None:
+    with pytest.raises(EngineError, match=f"cannot bind 127.0.0.1:{taken_port}"):
+        Engine.start(tmp_path, port=taken_port)
+
+
+def test_a_free_port_is_found_while_another_engine_runs(engine: Engine, tmp_path: Path) -> None:
+    with Engine.start(tmp_path) as second:
+        assert second.port != engine.port
+        assert second.is_running()
+
+
+def test_a_stopped_engine_leaves_its_log_and_nothing_else(tmp_path: Path) -> None:
+    running = Engine.start(tmp_path)
+    group = running.pid
+    running.stop()
+    running.stop()
+
+    assert group_members(group) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["engine.log"]
+
+
+def test_an_unsigned_request_is_refused(engine: Engine) -> None:
+    body = b"Action=ListUsers&Version=2010-05-08"
+
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(engine.endpoint_url, data=body, timeout=10)
+
+    with refused.value as answer:
+        assert answer.code == 403
+
+
+def test_a_wrong_secret_is_refused(engine: Engine, deployer: Credentials) -> None:
+    forged = Credentials(deployer.access_key_id, "guessed", engine.endpoint_url)
+
+    with pytest.raises(ClientError, match="SignatureDoesNotMatch"):
+        forged.client("sts").get_caller_identity()
+
+
+@pytest.mark.parametrize("service", ["sagemaker", "eks"])
+def test_calls_meant_for_the_gpu_cluster_are_not_answered(deployer: Credentials, service: str) -> None:
+    with pytest.raises(ClientError):
+        deployer.client(service).list_clusters()
+
+
+def test_a_user_may_do_what_its_policy_says_and_no_more(deployer: Credentials) -> None:
+    allowed = {"Effect": "Allow", "Action": "sqs:CreateQueue", "Resource": "*"}
+    user = make_user(deployer, "policy-test", [allowed])
+
+    user.client("sqs").create_queue(QueueName="policy-test")
+    with pytest.raises(ClientError, match="is not authorized to perform"):
+        user.client("sns").create_topic(Name="policy-test")
+
+    assert user.principal_arn == user.client("sts").get_caller_identity()["Arn"]
+
+
+def test_a_policy_that_is_replaced_counts_at_once(deployer: Credentials) -> None:
+    user = make_user(deployer, "replaced-policy", [{"Effect": "Allow", "Action": "sns:*", "Resource": "*"}])
+    user.client("sns").create_topic(Name="replaced-policy")
+
+    set_policy(deployer, "replaced-policy", [{"Effect": "Allow", "Action": "sqs:*", "Resource": "*"}])
+
+    with pytest.raises(ClientError, match="is not authorized to perform"):
+        user.client("sns").create_topic(Name="replaced-policy")
+
+
+def test_making_a_user_again_ends_its_old_key(deployer: Credentials) -> None:
+    first = make_user(deployer, "made-twice", [])
+    second = make_user(deployer, "made-twice", [])
+
+    assert second.client("sts").get_caller_identity()["Arn"] == second.principal_arn
+    with pytest.raises(ClientError):
+        first.client("sts").get_caller_identity()
+
+
+def test_bootstrap_can_be_repeated(tmp_path: Path) -> None:
+    with Engine.start(tmp_path) as fresh:
+        bootstrap(fresh)
+        again = bootstrap(fresh)
+
+        assert again.client("s3").list_buckets()["Buckets"][0]["Name"] == "evenkeel-artifacts"
+
+
+def test_credentials_do_not_show_their_secret(deployer: Credentials) -> None:
+    assert deployer.secret_access_key not in repr(deployer)
+
+
+def test_tools_act_as_the_identity_that_the_environment_names(deployer: Credentials) -> None:
+    variables = deployer.environment()
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        identity = boto3.Session().client("sts").get_caller_identity()
+
+    assert identity["Arn"] == deployer.principal_arn
+
+
+def test_functions_see_nothing_of_the_callers_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_SAGEMAKER", "http://127.0.0.1:9")
+    monkeypatch.setenv("SOMETHING_PRIVATE", "yes")
+    with Engine.start(tmp_path) as fresh:
+        environ = Path(f"/proc/{group_members(fresh.pid)[-1]}/environ").read_bytes().decode().split("\0")
+
+    names = {entry.partition("=")[0] for entry in environ}
+    assert not {"AWS_ENDPOINT_URL_SAGEMAKER", "SOMETHING_PRIVATE", "AWS_ACCESS_KEY_ID"} & names
+    assert f"HOME={tmp_path}/home" in environ
+
+
+def test_a_function_acts_as_its_role(deployer: Credentials, make_function: MakeFunction) -> None:
+    name = make_function(
+        "acts-as-role",
+        "import boto3, os\n"
+        "def handler(event, context):\n"
+        "    print('called')\n"
+        "    return [boto3.client('sts').get_caller_identity()['Arn'], os.environ['OWN'], os.environ['AWS_REGION']]\n",
+    )
+
+    assert invoke(deployer, name) == [
+        "arn:aws:sts::000000000000:assumed-role/acts-as-role/acts-as-role",
+        "yes",
+        "us-west-2",
+    ]
+
+
+def test_workflow_tasks_answer_as_mocked(engine: Engine, deployer: Credentials) -> None:
+    trust = {"Statement": [{"Effect": "Allow", "Principal": {"Service": "states.amazonaws.com"}, "Action": "sts:*"}]}
+    role = deployer.client("iam").create_role(RoleName="mocked", AssumeRolePolicyDocument=json.dumps(trust))
+    states = deployer.client("stepfunctions")
+    task = {"Type": "Task", "Resource": "arn:aws:lambda:us-west-2:000000000000:function:absent", "End": True}
+    definition = {"QueryLanguage": "JSONata", "StartAt": "Ask", "States": {"Ask": task}}
+    machine = states.create_state_machine(
+        name="mocked", definition=json.dumps(definition), roleArn=role["Role"]["Arn"]
+    )["stateMachineArn"]
+    engine.mock_workflows(
+        {
+            "StateMachines": {"mocked": {"TestCases": {"Answered": {"Ask": "Forty"}}}},
+            "MockedResponses": {"Forty": {"0": {"Return": {"answer": 42}}}},
+        }
+    )
+
+    started = states.start_execution(stateMachineArn=f"{machine}#Answered", input="{}")["executionArn"]
+
+    until(lambda: states.describe_execution(executionArn=started)["status"] != "RUNNING", "the execution to end")
+    engine.mock_workflows({})
+    assert json.loads(states.describe_execution(executionArn=started)["output"]) == {"answer": 42}
+
+
+COUNTING = """
+import os, time
+from pathlib import Path
+folder = Path(os.environ["TMPDIR"])
+
+def handler(event, context):
+    print("called")
+    mark = folder / f"running-{os.getpid()}-{time.monotonic_ns()}"
+    mark.touch()
+    side_by_side = len(list(folder.glob("running-*")))
+    with (folder / "seen").open("a") as seen:
+        seen.write(f"{side_by_side} {event.get('name')}\\n")
+    time.sleep(0.1)
+    mark.unlink()
+"""
+
+
+def test_ticker_invokes_again_and_again_but_never_twice_at_once(
+    engine: Engine, deployer: Credentials, make_function: MakeFunction
+) -> None:
+    name = make_function("ticked", COUNTING)
+    ticking = make_user(deployer, "ticker", ticker_statements([name]))
+    with Ticker(ticking, [name], every_seconds=0.01, payloads={name: {"name": "sweep"}}) as ticker:
+        beat = ticker.beats[name]
+        until(lambda: beat.invoked >= 4, "four invocations")
+
+    assert beat.failed == 0, beat.last_error
+    seen = (engine.run_dir / "tmp" / "seen").read_text().splitlines()
+    assert set(seen) == {"1 sweep"}
+    assert len(seen) >= 4
+
+
+def test_ticker_may_invoke_nothing_but_its_functions(deployer: Credentials, make_function: MakeFunction) -> None:
+    other = make_function("not-ticked", COUNTING)
+    ticking = make_user(deployer, "narrow-ticker", ticker_statements(["ticked"]))
+
+    with pytest.raises(ClientError, match="is not authorized to perform"):
+        ticking.client("lambda").invoke(FunctionName=other)
+
+
+def test_ticker_counts_a_function_that_fails_and_goes_on(deployer: Credentials, make_function: MakeFunction) -> None:
+    name = make_function("always-fails", "def handler(event, context):\n    raise ValueError('as ever')\n")
+    ticking = make_user(deployer, "failing-ticker", ticker_statements([name]))
+    with Ticker(ticking, [name], every_seconds=0.01) as ticker:
+        beat = ticker.beats[name]
+        until(lambda: beat.failed >= 2, "two failures")
+
+    assert "as ever" in str(beat.last_error)
