@@ -109,6 +109,10 @@ class Resolver(APIGatewayRestResolver):
         # A bug is not handled here: it passes to the entry wrapper, which logs it with its trace.
         self.exception_handler([Problem, EvenkeelError])(self._fail)
 
+    def reply(self, event: Json, context: Any) -> Json:
+        """Answer one request."""
+        return self.resolve(event, context)
+
     @property
     def incoming(self) -> APIGatewayProxyEvent:
         """The event being answered."""
@@ -163,6 +167,19 @@ class Resolver(APIGatewayRestResolver):
         if not arn:
             raise Problem("NOT_ALLOWED", "The request carries no AWS identity.")
         return read_caller(arn, own_account=context.account_id or "")
+
+    def request_id(self) -> str:
+        """Return what names this request durably: whose it is, and its idempotency key."""
+        return f"{self.caller().principal}#{self.idempotency_key()}"
+
+    def expect_fleet(self, named: str, own: str) -> None:
+        """Hold the path to this stack's fleet.
+
+        Raises:
+            Problem: the path names another one.
+        """
+        if named != own:
+            raise Problem("NOT_FOUND", f"This stack serves the fleet {own}, not {named}.")
 
     def answer(self, document: Json, *, undated: tuple[str, ...] = ("asOf",)) -> Reply:
         """Answer a read, with an ETag over all but the fields that change with time alone; 304 where it is known."""

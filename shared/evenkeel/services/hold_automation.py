@@ -6,7 +6,7 @@ from typing import Any
 from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.recovery.leases import Hold
 from evenkeel.domain.values import Value, rfc3339
-from evenkeel.ports import Conflict, Delete, Ledger, Passes, Put, Refused, Row, Write
+from evenkeel.ports import Conflict, Delete, Ledger, Put, Refused, Row, Write
 from evenkeel.services import rows
 
 Json = dict[str, Any]
@@ -35,6 +35,8 @@ class ReleaseRequest(Value):
 
 class AlreadyAnswered(Refused):
     """The same request id came before with another content."""
+
+    code = "IDEMPOTENCY_KEY_REUSED"
 
 
 def show(ledger: Ledger, *, mode: str, drills_may_act: bool, now: datetime) -> Json:
@@ -70,18 +72,16 @@ def hold(ledger: Ledger, request: HoldRequest, *, now: datetime) -> Hold:
     )
 
 
-def release(ledger: Ledger, passes: Passes, request: ReleaseRequest, *, now: datetime) -> Json:
-    """End the hold, if there is one, and let what waited go on.
+def release(ledger: Ledger, request: ReleaseRequest, *, now: datetime) -> Json:
+    """End the hold, if there is one. What waited for it is let go by the next evaluation of waits.
 
     Idempotent: yes, by the request id, and no hold is success.
 
     Raises:
         AlreadyAnswered: the request id was used for something else.
     """
-    text = f"Released by {request.by}: {request.reason}"
-    answer = _once(ledger, request, TimelineEntry(at=now, kind="released", text=text, writer=request.by), None)
-    passes.request("automation released")
-    return answer
+    text = f"Released by {request.by}" + (f": {request.reason}" if request.reason else "")
+    return _once(ledger, request, TimelineEntry(at=now, kind="released", text=text, writer=request.by), None)
 
 
 def _once(ledger: Ledger, request: HoldRequest | ReleaseRequest, entry: TimelineEntry, wanted: Hold | None) -> Json:

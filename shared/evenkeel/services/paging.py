@@ -10,11 +10,11 @@ from typing import Any
 
 from evenkeel.ports import Ledger, Refused, Row, Table
 
-LARGEST_PAGE = 200
-
 
 class BadPageToken(Refused):
     """A page token that this list did not hand out."""
+
+    code = "BAD_PAGE_TOKEN"
 
 
 @dataclass(frozen=True, slots=True)

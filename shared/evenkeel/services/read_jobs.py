@@ -10,7 +10,6 @@ from evenkeel.services import paging, rows
 
 Json = dict[str, Any]
 
-LONGEST_LOG_TAIL = 5000
 LARGEST_LOG = 1_000_000
 """Characters of a log that one answer carries: the newest ones. A function's answer ends at 6 MB."""
 

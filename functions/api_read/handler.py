@@ -1,0 +1,122 @@
+"""GET routes: what is so, and why. Changes nothing."""
+
+from evenkeel.runtime import api, api_types, entry, wiring
+from evenkeel.services import explain, hold_automation, paging, read_fleet, read_incidents, read_jobs
+
+app = api.Resolver(lambda: wiring.world().telemetry)
+
+
+@app.get("/v1/status")
+def status() -> api.Reply:
+    app.query(api_types.NoQuery)
+    world = wiring.world()
+    settings = world.settings
+    now = world.clock.now()
+    return app.answer(
+        read_fleet.status(
+            world.ledger,
+            fleet=settings.fleet,
+            mode=settings.mode,
+            drills_may_act=settings.drills_may_act,
+            now=now,
+        )
+    )
+
+
+@app.get("/v1/clusters/<cluster>/automation")
+def show_automation(cluster: str) -> api.Reply:
+    app.query(api_types.NoQuery)
+    world = wiring.world()
+    settings = world.settings
+    app.expect_fleet(cluster, settings.fleet)
+    return app.answer(
+        hold_automation.show(
+            world.ledger, mode=settings.mode, drills_may_act=settings.drills_may_act, now=world.clock.now()
+        )
+    )
+
+
+@app.get("/v1/jobs")
+def list_jobs() -> api.Reply:
+    query = app.query(api_types.JobsQuery)
+    page = paging.Request(query.page_size, query.next_page_token)
+    return app.answer(read_jobs.list_jobs(wiring.world().ledger, query.state, page))
+
+
+@app.get("/v1/jobs/<job_id>")
+def show_job(job_id: str) -> api.Reply:
+    app.query(api_types.NoQuery)
+    return app.answer(read_jobs.show_job(wiring.world().ledger, job_id))
+
+
+@app.get("/v1/jobs/<job_id>/timeline")
+def job_timeline(job_id: str) -> api.Reply:
+    app.query(api_types.NoQuery)
+    return app.answer(read_jobs.job_timeline(wiring.world().ledger, job_id))
+
+
+@app.get("/v1/jobs/<job_id>/why")
+def why_job(job_id: str) -> api.Reply:
+    app.query(api_types.NoQuery)
+    world = wiring.world()
+    return app.answer(explain.why_job(world.ledger, job_id, now=world.clock.now()))
+
+
+@app.get("/v1/jobs/<job_id>/logs")
+def job_logs(job_id: str) -> api.Reply:
+    query = app.query(api_types.LogsQuery)
+    world = wiring.world()
+    return app.answer(
+        read_jobs.job_logs(world.ledger, world.cluster, job_id, attempt=query.attempt, rank=query.rank, tail=query.tail)
+    )
+
+
+@app.get("/v1/incidents")
+def list_incidents() -> api.Reply:
+    query = app.query(api_types.IncidentsQuery)
+    page = paging.Request(query.page_size, query.next_page_token)
+    return app.answer(read_incidents.list_incidents(wiring.world().ledger, query.state, page))
+
+
+@app.get("/v1/incidents/<incident_id>")
+def show_incident(incident_id: str) -> api.Reply:
+    app.query(api_types.NoQuery)
+    return app.answer(read_incidents.show_incident(wiring.world().ledger, incident_id))
+
+
+@app.get("/v1/incidents/<incident_id>/timeline")
+def incident_timeline(incident_id: str) -> api.Reply:
+    app.query(api_types.NoQuery)
+    return app.answer(read_incidents.incident_timeline(wiring.world().ledger, incident_id))
+
+
+@app.get("/v1/incidents/<incident_id>/why")
+def why_incident(incident_id: str) -> api.Reply:
+    app.query(api_types.NoQuery)
+    world = wiring.world()
+    return app.answer(explain.why_incident(world.ledger, incident_id, now=world.clock.now()))
+
+
+@app.get("/v1/decisions/<decision_id>")
+def show_decision(decision_id: str) -> api.Reply:
+    app.query(api_types.NoQuery)
+    return app.answer(read_incidents.show_decision(wiring.world().ledger, decision_id))
+
+
+@app.get("/v1/nodes")
+def list_nodes() -> api.Reply:
+    query = app.query(api_types.PageQuery)
+    page = paging.Request(query.page_size, query.next_page_token)
+    return app.answer(read_fleet.list_nodes(wiring.world().ledger, page))
+
+
+@app.get("/v1/nodes/<instance_id>")
+def show_node(instance_id: str) -> api.Reply:
+    app.query(api_types.NoQuery)
+    world = wiring.world()
+    return app.answer(read_fleet.show_node(world.ledger, world.settings.kubernetes_clusters, instance_id))
+
+
+@entry.api
+def handler(event: entry.Json, context: entry.Context) -> entry.Json:
+    return app.reply(event, context)
