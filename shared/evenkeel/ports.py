@@ -6,9 +6,11 @@ EvenkeelError
 │   ├── Unreachable           no answer, or a 5xx: whether it took effect is unknown
 │   └── Conflict              a condition of a ledger write failed: reload and decide anew
 └── PermanentError            the same call will not succeed
-├── NotFound
-├── NotAllowed            401, 403, AccessDenied
-└── Refused               the request itself is wrong
+    ├── NotFound
+    ├── NotAllowed            401, 403, AccessDenied
+    └── Refused               the request itself is wrong
+        ├── Invalid           names each field that is wrong
+        └── KeyReused         an idempotency key came again with another content
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -60,6 +62,19 @@ class NotAllowed(PermanentError):
 
 class Refused(PermanentError):
     """The request itself was refused as wrong."""
+
+
+class Invalid(Refused):
+    """What was asked for cannot be: names each field and its fault."""
+
+    def __init__(self, message: str, faults: tuple[tuple[str, str], ...] = ()) -> None:
+        super().__init__(message)
+        self.faults = faults
+        """(field in camelCase, what is wrong with it)."""
+
+
+class KeyReused(Refused):
+    """An idempotency key came again with another content."""
 
 
 # ---------------------------------------------------------------- ledger
@@ -279,7 +294,11 @@ class Cluster(Protocol):
         ...
 
     def watch(self, cluster: str, on_change: Callable[[str], None], *, until: Callable[[], bool]) -> None:
-        """Call `on_change(kind)` (`node`, `pod`, `job`) at each change until `until()` is true. Relists after 410."""
+        """Call `on_change(kind)` (`node`, `pod`, `job`) at each change until `until()` is true. Relists after 410.
+
+        Both are called in the caller's own thread, `until` several times a second even when nothing changes: the caller
+        does its work in it.
+        """
         ...
 
 

@@ -1,0 +1,114 @@
+"""Submission: what a job may ask for, as far as that can be said without looking at the world."""
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from evenkeel.domain.scheduling.jobs import JobSpec
+
+MAX_NODES = 1024
+MAX_ACCELERATORS_PER_NODE = 128
+MAX_GRACE_SECONDS = 3600
+MAX_RESTARTS = 100
+MAX_ENV = 200
+MAX_TEXT = 32_768
+"""Characters of command, arguments and environment together: a job's row stays far below what the ledger holds."""
+MAX_LABELS = 32
+
+_DNS_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}", re.ASCII)
+_INSTANCE_TYPE = re.compile(r"(ml\.)?[a-z0-9-]{2,20}\.[a-z0-9-]{2,20}", re.ASCII)
+_IMAGE = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._:/@-]{0,511}", re.ASCII)
+_S3_URI = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9!_.*'()=-]{1,256}){1,32}/?", re.ASCII)
+_LABEL_KEY = re.compile(r"([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", re.ASCII)
+_LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?", re.ASCII)
+
+RESERVED_ENV = frozenset(
+    {
+        *("EVENKEEL_JOB_ID", "EVENKEEL_ATTEMPT", "EVENKEEL_CHECKPOINT_URI", "EVENKEEL_RESUME_FROM"),
+        *("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "JOB_COMPLETION_INDEX", "POD_IP"),
+    }
+)
+"""The training contract's own: each attempt sets them."""
+RESERVED_LABEL_DOMAINS = ("evenkeel.io", "kubernetes.io", "k8s.io")
+
+
+class SpecFault(NamedTuple):
+    """One thing that a job cannot ask for."""
+
+    field: str
+    """In camelCase, as the caller wrote it: `nodes`, `env.PATH`."""
+    message: str
+
+
+def check_spec(spec: JobSpec) -> tuple[SpecFault, ...]:
+    """Return everything that is wrong with a job; nothing where it may be queued."""
+    return tuple(_faults(spec))
+
+
+def _faults(spec: JobSpec) -> Iterator[SpecFault]:
+    if not _DNS_LABEL.fullmatch(spec.name):
+        yield SpecFault("name", "Use 1 to 63 lower-case letters, digits and dashes; a dash neither first nor last.")
+    if not _DNS_LABEL.fullmatch(spec.team):
+        yield SpecFault("team", "Use 1 to 63 lower-case letters, digits and dashes; a dash neither first nor last.")
+    if spec.priority_class and not _DNS_LABEL.fullmatch(spec.priority_class):
+        yield SpecFault("priorityClass", "Use 1 to 63 lower-case letters, digits and dashes.")
+    if not _IMAGE.fullmatch(spec.image):
+        yield SpecFault("image", "Name a container image, for example registry/name:tag.")
+    if not 1 <= spec.nodes <= MAX_NODES:
+        yield SpecFault("nodes", f"Ask for 1 to {MAX_NODES} nodes.")
+    if not 0 <= spec.accelerators_per_node <= MAX_ACCELERATORS_PER_NODE:
+        yield SpecFault("acceleratorsPerNode", f"Ask for 0 to {MAX_ACCELERATORS_PER_NODE} accelerators a node.")
+    if not 0 <= spec.grace_seconds <= MAX_GRACE_SECONDS:
+        yield SpecFault("graceSeconds", f"Choose 0 to {MAX_GRACE_SECONDS} seconds.")
+    if spec.max_restarts is not None and not 0 <= spec.max_restarts <= MAX_RESTARTS:
+        yield SpecFault("maxRestarts", f"Choose 0 to {MAX_RESTARTS} restarts.")
+    for index, name in enumerate(spec.instance_types):
+        if not _INSTANCE_TYPE.fullmatch(name):
+            yield SpecFault(f"instanceTypes.{index}", "Name an instance type, for example ml.p5.48xlarge.")
+    yield from _program_faults(spec)
+    yield from _label_faults(spec)
+    if spec.checkpoint_uri and not _is_checkpoint_uri(spec.checkpoint_uri):
+        yield SpecFault("checkpointUri", "Give s3://bucket/prefix, with a prefix that is this job's alone, or nothing.")
+
+
+def _program_faults(spec: JobSpec) -> Iterator[SpecFault]:
+    if not spec.command or not spec.command[0]:
+        yield SpecFault("command", "Say what to run.")
+    if len(spec.env) > MAX_ENV:
+        yield SpecFault("env", f"Set at most {MAX_ENV} variables.")
+    for name in spec.env:
+        if name in RESERVED_ENV:
+            yield SpecFault(f"env.{name}", "Every attempt sets this one by itself.")
+        elif not _ENV_NAME.fullmatch(name):
+            shown = name[:40].encode("unicode_escape").decode()
+            yield SpecFault(f"env.{shown}", "Use letters, digits and underscores; no digit first.")
+    texts = (*spec.command, *spec.args, *spec.env, *spec.env.values())
+    if sum(map(len, texts)) > MAX_TEXT:
+        yield SpecFault("command", f"Command, arguments and environment take at most {MAX_TEXT} characters together.")
+    if any("\0" in text or not text.isascii() and not _is_text(text) for text in texts):
+        yield SpecFault("command", "Command, arguments and environment are text without null characters.")
+
+
+def _label_faults(spec: JobSpec) -> Iterator[SpecFault]:
+    if len(spec.labels) > MAX_LABELS:
+        yield SpecFault("labels", f"Set at most {MAX_LABELS} labels.")
+    for key, value in spec.labels.items():
+        domain = key.rpartition("/")[0]
+        if any(domain == own or domain.endswith(f".{own}") for own in RESERVED_LABEL_DOMAINS):
+            yield SpecFault(f"labels.{key[:80]}", "This prefix is not for jobs to set.")
+        elif not _LABEL_KEY.fullmatch(key) or not _LABEL_VALUE.fullmatch(value):
+            shown = key[:80].encode("unicode_escape").decode()
+            yield SpecFault(f"labels.{shown}", "Use the form of Kubernetes labels, 63 characters at most.")
+
+
+def _is_checkpoint_uri(uri: str) -> bool:
+    return len(uri) <= 1024 and _S3_URI.fullmatch(uri) is not None and not {".", ".."} & set(uri[5:].split("/"))
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

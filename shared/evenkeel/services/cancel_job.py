@@ -1,0 +1,90 @@
+"""End a job because somebody says so."""
+
+from datetime import datetime
+from enum import StrEnum
+
+from evenkeel.domain.health.incidents import TimelineEntry
+from evenkeel.domain.scheduling.jobs import AttemptState, Job, JobState, StopRequest
+from evenkeel.domain.values import Value
+from evenkeel.ports import Conflict, Ledger, NotFound, Passes, Put
+from evenkeel.services import rows
+
+WRITER = "cancel_job"
+_ROUNDS = 5
+
+
+class Request(Value):
+    """Which job, and by whom."""
+
+    job_id: str
+    actor: str
+    reason: str = ""
+
+
+class CancelOutcome(StrEnum):
+    """What a cancel found or did."""
+
+    CANCELLED = "CANCELLED"
+    """It had not started, or was cancelled before."""
+    STOPPING = "STOPPING"
+    """Its attempt has been asked to stop."""
+    ALREADY_ENDED = "ALREADY_ENDED"
+    """It succeeded or failed before."""
+
+
+class Outcome(Value):
+    """The job after the cancel."""
+
+    outcome: CancelOutcome
+    job: Job
+
+
+def run(request: Request, ledger: Ledger, passes: Passes, *, now: datetime) -> Outcome:
+    """Cancel a job: at once while it is pending, else by a request that its attempt's workflow carries out.
+
+    Idempotent: yes, by the job's state. Works in every mode: it is a person's wish, not automation's.
+
+    Raises:
+        NotFound: there is no such job.
+        Conflict: the job kept changing under the request.
+    """
+    for _ in range(_ROUNDS):
+        row = ledger.get(rows.job_key(request.job_id))
+        if row is None:
+            raise NotFound(f"There is no job {request.job_id}.")
+        job = rows.read(row, Job)
+        if job.state.has_ended:
+            was_cancelled = job.state is JobState.CANCELLED
+            outcome = CancelOutcome.CANCELLED if was_cancelled else CancelOutcome.ALREADY_ENDED
+            return Outcome(outcome=outcome, job=job)
+        if job.state is JobState.STOPPING:
+            return Outcome(outcome=CancelOutcome.STOPPING, job=job)
+        why = f"Cancelled by {request.actor}{f': {request.reason}' if request.reason else ''}."
+        changed = _cancelled(job, request.actor, why, now)
+        entry = TimelineEntry(at=now, kind="cancelled", text=why, writer=WRITER)
+        try:
+            ledger.commit(
+                Put(rows.job_row(changed, row.version)),
+                Put(rows.timeline_row(job.job_id, entry, f"cancelled-{row.version}")),
+            )
+        except Conflict:
+            continue
+        passes.request(f"{job.job_id} cancelled")
+        is_over = changed.state is JobState.CANCELLED
+        return Outcome(outcome=CancelOutcome.CANCELLED if is_over else CancelOutcome.STOPPING, job=changed)
+    raise Conflict(f"{request.job_id} kept changing while it was to be cancelled.")
+
+
+def _cancelled(job: Job, actor: str, why: str, now: datetime) -> Job:
+    if job.state is JobState.PENDING:
+        return job.but(state=JobState.CANCELLED, reason=why, ended_at=now, not_before=None)
+    request = StopRequest(
+        attempt=job.current_attempt,
+        reason=why,
+        by=f"cancel/{actor}",
+        outcome=AttemptState.STOPPED,
+        grace_seconds=job.spec.grace_seconds,
+        requested_at=now,
+    )
+    # A recovery may have asked before: its grace and its outcome stay, only the job's end is another.
+    return job.but(state=JobState.STOPPING, reason=why, stop_request=job.stop_of(job.current_attempt) or request)

@@ -1,0 +1,105 @@
+"""Take a job into the queue, once for each idempotency key."""
+
+import hashlib
+import json
+from datetime import datetime
+
+from evenkeel.domain.health.incidents import TimelineEntry
+from evenkeel.domain.scheduling.jobs import Job, JobSpec, JobState
+from evenkeel.domain.scheduling.submission import check_spec
+from evenkeel.domain.values import Value
+from evenkeel.ports import Conflict, Ids, Invalid, KeyReused, Ledger, Passes, Put, Row
+from evenkeel.services import rows
+
+WRITER = "submit_job"
+
+
+class Request(Value):
+    """A job, and who sends it under which key."""
+
+    spec: JobSpec
+    principal: str
+    """Whose keys these are: the role or user that signed, not its session."""
+    actor: str = ""
+    """Role and session, for the record."""
+    idempotency_key: str
+
+
+class Outcome(Value):
+    """The job as it was accepted, or as it stands by now where the request is a repeat."""
+
+    job: Job
+    is_repeat: bool
+
+
+def run(
+    request: Request, ledger: Ledger, passes: Passes, ids: Ids, *, cluster: str, namespace: str, now: datetime
+) -> Outcome:
+    """Queue a job and ask for a pass.
+
+    Idempotent: yes, by the key's row, which is put in the job's own transaction.
+
+    Raises:
+        Invalid: the job asks for what cannot be; names each field.
+        KeyReused: the key came before with another job.
+    """
+    faults = check_spec(request.spec)
+    if faults:
+        said = "; ".join(f"{fault.field}: {fault.message}" for fault in faults)
+        raise Invalid(f"The job cannot be queued. {said}", tuple(faults))
+    fingerprint = _fingerprint(request.spec)
+    earlier = ledger.get(rows.idempotency_key(request.principal, request.idempotency_key))
+    if earlier and not _is_over(earlier, now):
+        return _again(earlier, fingerprint, ledger, passes)
+
+    job = Job(
+        job_id=ids.new("job"),
+        spec=request.spec,
+        state=JobState.PENDING,
+        reason="Waits for the next scheduling pass.",
+        submitted_at=now,
+        submitted_by=request.actor or request.principal,
+        cluster=cluster,
+        namespace=namespace,
+    )
+    text = f"Submitted by {job.submitted_by}."
+    answer = {"jobId": job.job_id, "fingerprint": fingerprint}
+    guard = rows.idempotency_row(request.principal, request.idempotency_key, answer, now)
+    try:
+        ledger.commit(
+            Put(rows.job_row(job, 0)),
+            Put(Row(guard.key, guard.doc, earlier.version if earlier else 0, None, guard.expires_at)),
+            Put(
+                rows.timeline_row(
+                    job.job_id, TimelineEntry(at=now, kind="submitted", text=text, writer=WRITER), "submitted"
+                )
+            ),
+        )
+    except Conflict:
+        first = ledger.get(guard.key)
+        if first is None or _is_over(first, now):
+            raise
+        return _again(first, fingerprint, ledger, passes)
+    passes.request(f"{job.job_id} submitted")
+    return Outcome(job=job, is_repeat=False)
+
+
+def _again(earlier: Row, fingerprint: str, ledger: Ledger, passes: Passes) -> Outcome:
+    job_id = str(earlier.doc["jobId"])
+    if earlier.doc.get("fingerprint") != fingerprint:
+        raise KeyReused(f"This idempotency key was used for another job, {job_id}.")
+    row = ledger.get(rows.job_key(job_id))
+    if row is None:
+        raise Conflict(f"{job_id} was accepted under this idempotency key, but its row is gone.")
+    passes.request(f"{job_id} submitted")
+    return Outcome(job=rows.read(row, Job), is_repeat=True)
+
+
+def _is_over(row: Row, now: datetime) -> bool:
+    # The store deletes expired rows within days, not at once.
+    return row.expires_at is not None and row.expires_at <= now
+
+
+def _fingerprint(spec: JobSpec) -> str:
+    text = json.dumps(spec.to_json(), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
