@@ -22,7 +22,8 @@ export SAM_CLI_TELEMETRY := 0
 .PHONY: help setup demo dev test lint fmt build deploy bench soak clean lock lock-check
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@$(SYSTEM_PYTHON) -c 'import re; [print(f"  make {name:11} {what}") for name, what in \
+		re.findall(r"^([a-z-]+):.*?## (.*)", open("Makefile").read(), re.M)]'
 
 setup: ## install everything into .venv and .tools (at once when nothing changed)
 	@$(SYSTEM_PYTHON) tools/environments.py setup
@@ -64,7 +65,7 @@ soak: setup ## twenty drills in a row at random moments
 
 clean: ## remove environments, builds and caches
 	@rm -rf .venv .tools .evenkeel .aws-sam .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	@$(SYSTEM_PYTHON) -c 'import pathlib, shutil; [shutil.rmtree(p) for p in list(pathlib.Path().rglob("__pycache__"))]'
 
 lock: setup ## resolve requirements/*.txt again
 	@$(BIN)/python tools/environments.py lock

@@ -1,0 +1,163 @@
+"""The toolchain: locks that are true and name no address, and a setup that says what is missing."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[2]
+LOCKS = ("dev", "engine", "layer", "sam", "uv")
+
+# An interpreter that is too old: it fails the question that setup asks of every candidate.
+OLD_PYTHON = "#!/bin/sh\nexit 1\n"
+# An interpreter whose distribution left ensurepip out, as Debian's does without python3-venv.
+WITHOUT_ENSUREPIP = '#!/bin/sh\ncase "$*" in *ensurepip*) exit 1 ;; esac\nexec {python} "$@"\n'
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A copy of what setup reads, for a test to spoil."""
+    for name in ("pyproject.toml", "requirements", "tools", "shared/requirements.txt"):
+        source, target = PROJECT / name, tmp_path / "project" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, target)
+    return tmp_path / "project"
+
+
+def environments(project: Path, command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, project / "tools" / "environments.py", command],
+        env={"PATH": os.environ["PATH"], "HOME": str(project)} | variables,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def an_interpreter(folder: Path, name: str, script: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    path = folder / name
+    path.write_text(script)
+    path.chmod(0o755)
+    return path
+
+
+def pins(lock: Path) -> dict[str, str]:
+    return dict(re.findall(r"^([a-z0-9-]+)==(\S+)", lock.read_text(), flags=re.MULTILINE))
+
+
+def test_locks_are_what_their_inputs_ask_for(project: Path) -> None:
+    done = environments(project, "lock-check")
+
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_a_new_dependency_without_a_new_lock_is_found(project: Path) -> None:
+    pyproject = project / "pyproject.toml"
+    pyproject.write_text(pyproject.read_text().replace('"aiohttp>=3.12",', '"aiohttp>=3.12",\n  "attrs",'))
+
+    done = environments(project, "lock-check")
+
+    assert done.returncode == 1
+    assert "requirements/dev.txt is not what its inputs ask for: run `make lock`" in done.stdout
+
+
+def test_a_setting_of_a_tool_leaves_the_locks_alone(project: Path) -> None:
+    pyproject = project / "pyproject.toml"
+    pyproject.write_text(pyproject.read_text().replace("line-length = 120", "line-length = 100"))
+
+    assert environments(project, "lock-check").returncode == 0
+
+
+def test_a_layer_that_differs_from_what_the_tests_run_on_is_found(project: Path) -> None:
+    layer = project / "requirements" / "layer.txt"
+    layer.write_text(layer.read_text().replace(f"boto3=={pins(layer)['boto3']}", "boto3==1.0.0"))
+
+    done = environments(project, "lock-check")
+
+    assert done.returncode == 1
+    assert "requirements/layer.txt has boto3 1.0.0" in done.stdout
+    assert "shared/requirements.txt differs from requirements/layer.txt" in done.stdout
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_every_package_is_pinned_with_hashes_and_without_an_address(name: str) -> None:
+    text = (PROJECT / "requirements" / f"{name}.txt").read_text()
+    entries = re.split(r"^(?=[a-z0-9])", text, flags=re.MULTILINE)[1:]
+
+    assert entries
+    assert [entry.splitlines()[0] for entry in entries if "==" not in entry or "--hash=sha256:" not in entry] == []
+    assert "://" not in text
+    assert "index-url" not in text
+
+
+def test_tools_that_pin_our_libraries_are_pinned_exactly_and_kept_apart() -> None:
+    assert pins(PROJECT / "requirements" / "sam.txt")["aws-sam-cli"] == "1.170.0"
+    assert pins(PROJECT / "requirements" / "engine.txt")["ministack"] == "1.5.33"
+    assert not {"aws-sam-cli", "ministack"} & set(pins(PROJECT / "requirements" / "dev.txt"))
+
+
+def test_the_bare_distribution_depends_on_nothing() -> None:
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+
+    assert project["dependencies"] == []
+
+
+def test_an_interpreter_that_is_too_old_is_refused_by_name(project: Path) -> None:
+    old = an_interpreter(project / "bin", "python2.7", OLD_PYTHON)
+
+    done = environments(project, "setup", PYTHON=str(old))
+
+    assert done.returncode == 1
+    assert f"no Python 3.11 or newer ({old}); name one with PYTHON=" in done.stderr
+
+
+def test_a_python_without_ensurepip_is_told_what_to_install(project: Path) -> None:
+    # setup looks behind virtual environments: the wrapper must be asked, so it answers for its own place as well.
+    wrapper = an_interpreter(project / "bin", "python3", "")
+    real = WITHOUT_ENSUREPIP.replace("{python}", sys.executable)
+    wrapper.write_text(real.replace("exec", f'case "$*" in *_base_executable*) echo {wrapper}; exit ;; esac\nexec', 1))
+
+    done = environments(project, "setup", PYTHON=str(wrapper), PATH="/usr/bin:/bin")
+
+    assert done.returncode == 1
+    assert "apt-get install python3-venv" in done.stderr
+    assert "make setup PYTHON=" in done.stderr
+
+
+def test_every_client_that_the_adapters_make_has_its_model_in_the_layer() -> None:
+    makefile = (PROJECT / "shared" / "Makefile").read_text()
+    models = re.search(r"^MODELS := (.*)$", makefile, flags=re.MULTILINE)
+    sources = [path.read_text() for path in (PROJECT / "shared" / "evenkeel").rglob("*.py")]
+    clients = {name for text in sources for name in re.findall(r"""\.(?:client|resource)\(\s*["']([\w-]+)["']""", text)}
+
+    assert models is not None
+    assert clients - set(models[1].split()) == set()
+
+
+@pytest.mark.parametrize(
+    ("environment", "mode", "drills_may_act"),
+    [("local", "act", True), ("dev", "observe", True), ("prod", "observe", False)],
+)
+def test_environments_start_as_careful_as_they_should(environment: str, mode: str, drills_may_act: bool) -> None:
+    config = tomllib.loads((PROJECT / "samconfig.toml").read_text())
+    overrides = dict(each.split("=", 1) for each in config[environment]["deploy"]["parameters"]["parameter_overrides"])
+
+    assert overrides["Mode"] == mode
+    assert overrides["DrillsMayAct"] == str(drills_may_act).lower()
+
+
+def test_ci_runs_what_a_developer_runs() -> None:
+    lines = (PROJECT / ".ci" / "run").read_text().splitlines()
+
+    assert os.access(PROJECT / ".ci" / "run", os.X_OK)
+    assert lines[-1] == "exec make test"
