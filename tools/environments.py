@@ -236,6 +236,9 @@ def run(*command: str | Path) -> None:
     environment = {key: value for key, value in os.environ.items() if key not in AMBIENT}
     environment["UV_PYTHON_DOWNLOADS"] = "never"
     environment["UV_NO_CONFIG"] = "1"
+    if any(Path(bundle).exists() for bundle in SYSTEM_CERTIFICATES):
+        # As pip does: trust what the machine trusts, a company's own proxy included.
+        environment.setdefault("UV_SYSTEM_CERTS", "true")
     if not environment.get("HOME"):
         environment["UV_CACHE_DIR"] = environment.get("UV_CACHE_DIR", str(TOOLS / "cache"))
     words = [str(word) for word in command]
@@ -243,6 +246,7 @@ def run(*command: str | Path) -> None:
         sys.exit(f"setup: this failed: {' '.join(words)}")
 
 
+SYSTEM_CERTIFICATES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem")
 AMBIENT = ("VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "PYTHONHOME", "UV_PYTHON", "UV_SYSTEM_PYTHON", "PIP_TARGET")
 
 
