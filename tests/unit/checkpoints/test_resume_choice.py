@@ -1,0 +1,293 @@
+"""What an attempt resumes from. Each case is asked of both readers: the functions' and the training script's."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.unit.checkpoints.worlds import READERS, Answer, ServiceSide, Stale, TrainingSide, World, at
+
+Reader = ServiceSide | TrainingSide
+reader_of_both = pytest.mark.parametrize("reader", READERS, ids=repr)
+
+
+@reader_of_both
+def test_without_checkpoints_training_starts_from_the_beginning(reader: Reader) -> None:
+    assert reader.choose(World(), 1) == Answer(None, "NONE")
+
+
+@reader_of_both
+def test_the_newest_step_that_holds_is_chosen(reader: Reader) -> None:
+    world = World()
+    world.save(1, 10)
+    world.save(1, 30)
+    world.save(1, 20)
+
+    assert reader.choose(world, 2) == Answer((1, 30), "PROVED")
+
+
+@reader_of_both
+def test_of_two_attempts_at_one_step_the_later_is_tried_first(reader: Reader) -> None:
+    world = World()
+    world.save(1, 20)
+    world.save(2, 20)
+    world.put_fence((1, None), (2, (1, 20)))
+
+    assert reader.choose(world, 3) == Answer((2, 20), "PROVED")
+
+
+def _drop(world: World, folder: str) -> None:
+    del world.objects[f"{folder}/shard-1-of-2.bin"]
+
+
+def _truncate(world: World, folder: str) -> None:
+    world.objects[f"{folder}/shard-1-of-2.bin"] = b""
+
+
+def _flip_one_bit(world: World, folder: str) -> None:
+    content = bytearray(world.objects[f"{folder}/shard-1-of-2.bin"])
+    content[0] ^= 1
+    world.objects[f"{folder}/shard-1-of-2.bin"] = bytes(content)
+
+
+def _never_finish(world: World, folder: str) -> None:
+    del world.objects[f"{folder}/manifest.json"]
+
+
+def _cut_the_manifest(world: World, folder: str) -> None:
+    world.objects[f"{folder}/manifest.json"] = world.objects[f"{folder}/manifest.json"][:-20]
+
+
+def _rewrite(**changes: Any) -> Any:
+    def change(world: World, folder: str) -> None:
+        manifest = json.loads(world.objects[f"{folder}/manifest.json"])
+        manifest.update(changes)
+        world.objects[f"{folder}/manifest.json"] = json.dumps(manifest).encode()
+
+    return change
+
+
+def _change_shard(**changes: Any) -> Any:
+    def change(world: World, folder: str) -> None:
+        manifest = json.loads(world.objects[f"{folder}/manifest.json"])
+        manifest["shards"][1].update(changes)
+        world.objects[f"{folder}/manifest.json"] = json.dumps(manifest).encode()
+
+    return change
+
+
+def _forget_a_rank(world: World, folder: str) -> None:
+    manifest = json.loads(world.objects[f"{folder}/manifest.json"])
+    manifest["shards"].pop()
+    world.objects[f"{folder}/manifest.json"] = json.dumps(manifest).encode()
+
+
+def _write(content: bytes) -> Any:
+    def change(world: World, folder: str) -> None:
+        world.objects[f"{folder}/manifest.json"] = content
+
+    return change
+
+
+DAMAGE = {
+    "a shard is missing": (_drop, "SHARD_MISSING"),
+    "a shard is cut short": (_truncate, "SHARD_SIZE"),
+    "one bit of a shard is wrong": (_flip_one_bit, "SHARD_CHECKSUM"),
+    "the manifest was never written": (_never_finish, "MANIFEST_MISSING"),
+    "the manifest is cut short": (_cut_the_manifest, "MANIFEST_UNREADABLE"),
+    "the manifest is no text": (_write(b"\xff\xfe"), "MANIFEST_UNREADABLE"),
+    "the manifest is a list": (_write(b"[]"), "MANIFEST_UNREADABLE"),
+    "the manifest nests without end": (_write(b"[" * 100_000), "MANIFEST_UNREADABLE"),
+    "the manifest holds a number that JSON does not have": (_rewrite(extra=float("nan")), "MANIFEST_UNREADABLE"),
+    "the manifest is of a later schema": (_rewrite(schemaVersion=2), "MANIFEST_UNREADABLE"),
+    "the schema is true": (_rewrite(schemaVersion=True), "MANIFEST_UNREADABLE"),
+    "it speaks of another step": (_rewrite(step=31), "MANIFEST_UNREADABLE"),
+    "it speaks of another attempt": (_rewrite(attempt=2), "MANIFEST_UNREADABLE"),
+    "it names no shards": (_rewrite(shards=[]), "MANIFEST_UNREADABLE"),
+    "its world size is text": (_rewrite(worldSize="2"), "MANIFEST_UNREADABLE"),
+    "its world is larger than its shards say": (_rewrite(worldSize=3), "MANIFEST_UNREADABLE"),
+    "its time has no zone": (_rewrite(startedAt="2026-11-03T10:00:00"), "MANIFEST_UNREADABLE"),
+    "its time is a number": (_rewrite(startedAt=1), "MANIFEST_UNREADABLE"),
+    "a rank is not in the manifest": (_forget_a_rank, "SHARD_MISSING"),
+    "a shard lies in another checkpoint": (
+        _change_shard(key="attempt=1/step=000000020/shard-1-of-2.bin"),
+        "MANIFEST_UNREADABLE",
+    ),
+    "a shard lies outside": (_change_shard(key="../shard-1-of-2.bin"), "MANIFEST_UNREADABLE"),
+    "a shard is the folder above": (_change_shard(key="attempt=1/step=000000030/.."), "MANIFEST_UNREADABLE"),
+    "a shard is named twice": (_change_shard(key="attempt=1/step=000000030/shard-0-of-2.bin"), "MANIFEST_UNREADABLE"),
+    "a size is negative": (_change_shard(sizeBytes=-1), "MANIFEST_UNREADABLE"),
+    "a size is true": (_change_shard(sizeBytes=True), "MANIFEST_UNREADABLE"),
+    "a checksum is in capitals": (_change_shard(sha256="A" * 64), "MANIFEST_UNREADABLE"),
+    "the loss is no number": (_rewrite(metrics={"loss": "nan"}), "METRIC_NOT_FINITE"),
+    "the manifest is empty": (_write(b""), "MANIFEST_UNREADABLE"),
+    "a metric is true": (_rewrite(metrics={"loss": True}), "MANIFEST_UNREADABLE"),
+    "the metrics are a list": (_rewrite(metrics=[]), "MANIFEST_UNREADABLE"),
+}
+
+
+@reader_of_both
+@pytest.mark.parametrize(("damage", "code"), DAMAGE.values(), ids=DAMAGE.keys())
+def test_damaged_checkpoint_is_passed_over_by_name_and_the_one_before_is_chosen(
+    reader: Reader, damage: Any, code: str
+) -> None:
+    world = World()
+    world.save(1, 20)
+    damage(world, world.save(1, 30))
+
+    assert reader.choose(world, 2) == Answer((1, 20), "PROVED", ((1, 30, code),))
+
+
+@reader_of_both
+def test_infinite_loss_is_passed_over(reader: Reader) -> None:
+    world = World()
+    folder = world.save(1, 30)
+    manifest = world.objects[f"{folder}/manifest.json"].replace(b'"loss": 0.5', b'"loss": 1e999')
+    world.objects[f"{folder}/manifest.json"] = manifest
+
+    assert reader.choose(world, 2) == Answer(None, "NONE", ((1, 30, "METRIC_NOT_FINITE"),))
+
+
+@reader_of_both
+def test_unknown_keys_of_a_manifest_are_ignored(reader: Reader) -> None:
+    world = World()
+    world.save(1, 30, futureKey={"any": 1})
+
+    assert reader.choose(world, 2) == Answer((1, 30), "PROVED")
+
+
+@reader_of_both
+def test_when_nothing_holds_every_checkpoint_is_named(reader: Reader) -> None:
+    world = World()
+    _drop(world, world.save(1, 10))
+    _truncate(world, world.save(1, 20))
+
+    expected = Answer(None, "NONE", ((1, 20, "SHARD_SIZE"), (1, 10, "SHARD_MISSING")))
+    assert reader.choose(world, 2) == expected
+
+
+@reader_of_both
+def test_write_that_began_after_the_first_signal_is_distrusted(reader: Reader) -> None:
+    world = World()
+    world.save(1, 10, began=0)
+    world.save(1, 20, began=5)
+    world.save(1, 30, began=5.01)
+
+    assert reader.choose(world, 2, at(5)) == Answer((1, 20), "PROVED", ((1, 30, "DISTRUSTED"),))
+
+
+@reader_of_both
+def test_checkpoints_of_this_attempt_and_later_ones_are_not_its_past(reader: Reader) -> None:
+    world = World()
+    world.save(1, 10)
+    world.save(2, 20)
+    world.save(3, 30)
+
+    expected = Answer((1, 10), "PROVED", ((3, 30, "LATER_ATTEMPT"), (2, 20, "LATER_ATTEMPT")))
+    assert reader.choose(world, 2) == expected
+
+
+@reader_of_both
+def test_late_manifest_of_a_fenced_attempt_is_never_chosen(reader: Reader) -> None:
+    world = World()
+    world.save(1, 10)
+    assert reader.pin(world, 2) == Answer((1, 10), "PROVED")
+
+    world.save(1, 20)
+    world.save(2, 15)
+
+    assert reader.choose(world, 3) == Answer((2, 15), "PROVED", ((1, 20, "FENCED"),))
+
+
+@reader_of_both
+def test_attempt_pinned_to_the_beginning_fences_all_before_it(reader: Reader) -> None:
+    world = World()
+    world.put_fence((1, None), (2, None))
+    world.save(1, 10)
+
+    assert reader.choose(world, 3) == Answer(None, "NONE", ((1, 10, "FENCED"),))
+
+
+@reader_of_both
+def test_late_manifest_at_the_very_step_of_the_pin_is_fenced(reader: Reader) -> None:
+    """Attempt 2 resumed from (1, 10) and saves step 10 again only after attempt 3 was pinned to (1, 10) as well."""
+    world = World()
+    world.save(1, 10)
+    world.put_fence((1, None), (2, (1, 10)), (3, (1, 10)))
+    world.save(2, 10)
+
+    assert reader.choose(world, 4) == Answer((1, 10), "PROVED", ((2, 10, "FENCED"),))
+
+
+@reader_of_both
+def test_retried_launch_gets_the_pin_though_a_newer_checkpoint_has_come(reader: Reader) -> None:
+    world = World()
+    world.save(1, 10)
+    _drop(world, world.save(1, 20))
+    first = reader.pin(world, 2)
+    fence = world.fence
+
+    world.save(1, 30)
+    again = reader.pin(world, 2)
+
+    assert again == first == Answer((1, 10), "PROVED", ((1, 20, "SHARD_MISSING"),))
+    assert world.fence == fence
+
+
+@reader_of_both
+def test_attempt_behind_the_fence_is_stale(reader: Reader) -> None:
+    world = World()
+    world.put_fence((1, None), (3, None))
+
+    assert reader.pin(world, 2) == Stale()
+
+
+@reader_of_both
+def test_checkpoint_by_convention_counts_only_where_it_is_accepted(reader: Reader) -> None:
+    world = World()
+    world.save(1, 10)
+    world.save_by_convention(1, 20)
+
+    assert reader.choose(world, 2) == Answer((1, 10), "PROVED", ((1, 20, "BELOW_GRADE"),))
+    assert reader.choose(world, 2, convention=True) == Answer((1, 20), "COMPLETE_BY_CONVENTION")
+
+
+@reader_of_both
+@pytest.mark.parametrize(
+    ("name", "content", "code"),
+    [
+        (".metadata", b"", "SHARD_SIZE"),
+        ("__1_0.distcp", b"", "SHARD_SIZE"),
+        (".metadata", None, "MANIFEST_MISSING"),
+    ],
+)
+def test_unfinished_checkpoint_by_convention_is_passed_over(
+    reader: Reader, name: str, content: bytes | None, code: str
+) -> None:
+    world = World()
+    folder = world.save_by_convention(1, 20)
+    if content is None:
+        del world.objects[f"{folder}/{name}"]
+    else:
+        world.objects[f"{folder}/{name}"] = content
+
+    assert reader.choose(world, 2, convention=True) == Answer(None, "NONE", ((1, 20, code),))
+
+
+@reader_of_both
+def test_sizes_without_checksums_are_no_proof(reader: Reader) -> None:
+    world = World()
+    folder = world.save(1, 10)
+    world.without_checksum.add(f"{folder}/shard-0-of-2.bin")
+
+    assert reader.choose(world, 2) == Answer(None, "NONE", ((1, 10, "BELOW_GRADE"),))
+    assert reader.choose(world, 2, convention=True) == Answer((1, 10), "COMPLETE_BY_CONVENTION")
+
+
+@reader_of_both
+def test_folders_of_another_shape_are_no_checkpoints(reader: Reader) -> None:
+    world = World()
+    for folder in ("attempt=0/step=000000010", "attempt=1/step=10", "attempt=01/step=000000010", "result"):
+        world.objects[f"{folder}/manifest.json"] = b"{}"
+
+    assert reader.choose(world, 2) == Answer(None, "NONE")
