@@ -1,0 +1,120 @@
+"""What all AWS adapters share: clients with written-out patience, and one translation of failures by error code."""
+
+import functools
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import (
+    ClientError,
+    ConnectionClosedError,
+    ConnectTimeoutError,
+    EndpointConnectionError,
+    HTTPClientError,
+    ParamValidationError,
+    ReadTimeoutError,
+)
+
+from evenkeel.ports import EvenkeelError, NotAllowed, NotFound, Refused, Throttled, Unreachable
+
+READS_AND_IDEMPOTENT_WRITES = Config(
+    connect_timeout=2, read_timeout=10, retries={"mode": "standard", "total_max_attempts": 3}
+)
+"""The SDK may send these again: a repeat changes nothing, or carries the same client token."""
+
+ONE_ATTEMPT = Config(connect_timeout=5, read_timeout=60, retries={"total_max_attempts": 1})
+"""For calls that have no client token: the SDK itself resends after a read timeout or a 5xx, and here it must not."""
+
+_MEANINGS: Mapping[str, type[EvenkeelError]] = {
+    "Throttling": Throttled,
+    "ThrottlingException": Throttled,
+    "ThrottledException": Throttled,
+    "RequestThrottled": Throttled,
+    "RequestThrottledException": Throttled,
+    "RequestLimitExceeded": Throttled,
+    "TooManyRequestsException": Throttled,
+    "ProvisionedThroughputExceededException": Throttled,
+    "LimitExceededException": Throttled,
+    "SlowDown": Throttled,
+    "AccessDenied": NotAllowed,
+    "AccessDeniedException": NotAllowed,
+    "AuthorizationError": NotAllowed,
+    "AuthorizationErrorException": NotAllowed,
+    "UnrecognizedClientException": NotAllowed,
+    "InvalidClientTokenId": NotAllowed,
+    "SignatureDoesNotMatch": NotAllowed,
+    "ExpiredToken": NotAllowed,
+    "ExpiredTokenException": NotAllowed,
+    "403": NotAllowed,
+    "ResourceNotFound": NotFound,
+    "ResourceNotFoundException": NotFound,
+    "NotFoundException": NotFound,
+    "NoSuchBucket": NotFound,
+    "NoSuchKey": NotFound,
+    "404": NotFound,
+    "ValidationError": Refused,
+    "ValidationException": Refused,
+    "InvalidParameterException": Refused,
+    "InvalidParameterValueException": Refused,
+    "InternalError": Unreachable,
+    "InternalFailure": Unreachable,
+    "InternalServerError": Unreachable,
+    "ServiceUnavailable": Unreachable,
+    "ServiceUnavailableException": Unreachable,
+    "ServiceException": Unreachable,
+}
+_NO_ANSWER = (ConnectTimeoutError, ReadTimeoutError, EndpointConnectionError, ConnectionClosedError, HTTPClientError)
+
+
+@functools.cache
+def _session() -> Any:
+    return boto3.session.Session()
+
+
+def client(service: str, config: Config = READS_AND_IDEMPOTENT_WRITES) -> Any:
+    """Make a client. Region, credentials and endpoints come from the environment, as the SDK reads it."""
+    return _session().client(service, config=config)
+
+
+def code_of(error: ClientError) -> str:
+    """Return the error code that the service gave."""
+    return str(error.response.get("Error", {}).get("Code", ""))
+
+
+def status_of(error: ClientError) -> int:
+    """Return the HTTP status of the answer."""
+    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
+
+@contextmanager
+def translated(attempt: str, also: Mapping[str, type[EvenkeelError]] | None = None) -> Iterator[None]:
+    """Translate what a call raises into the errors of the ports, by error code alone.
+
+    Args:
+        attempt: What is attempted, on which id; begins the message.
+        also: Meanings of codes that this call gives a meaning of its own.
+
+    Raises:
+        EvenkeelError: As the code says. A code that nobody knows is raised as it came, unless the status is a 5xx.
+    """
+    try:
+        yield
+    except ClientError as error:
+        code = code_of(error)
+        meaning = (also or {}).get(code) or _MEANINGS.get(code)
+        if meaning is None and status_of(error) >= 500:
+            meaning = Unreachable
+        if meaning is None:
+            raise
+        raise meaning(f"{attempt}: {code}: {error.response['Error'].get('Message', '')}") from error
+    except _NO_ANSWER as error:
+        raise Unreachable(f"{attempt}: no answer: {error}") from error
+    except ParamValidationError as error:
+        raise Refused(f"{attempt}: {error}") from error
+
+
+def encodable(text: str) -> str:
+    """Return text that UTF-8 can carry: a lone surrogate, which JSON can smuggle in, becomes its escape."""
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,301 @@
+"""The ledger on DynamoDB.
+
+An item is `pk, sk, version, doc` and, where the row has them, `stateKey, stateSort` (the index `byState`) and `ttl`.
+Every commit is one TransactWriteItems, single writes too: its client token makes the SDK's own resends safe, so a
+reply that is lost does not come back as a failed condition of our own write.
+
+What `Add` adds is kept beside the document, in attributes `sum:<field>`, because DynamoDB adds atomically at the top
+level only; a read joins the two, and the next `Put` folds them in:
+
+    Put  {doc: {used: 8}}   ->   doc.used 8
+    Add  used +4            ->   doc.used 8, sum:used 4     reads as {used: 12}
+    Put  {doc: {used: 12}}  ->   doc.used 12
+"""
+
+import base64
+import binascii
+import hashlib
+import json
+import math
+import random
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+from evenkeel.adapters import aws
+from evenkeel.ports import (
+    Add,
+    Check,
+    Conflict,
+    Delete,
+    EvenkeelError,
+    Key,
+    Page,
+    Put,
+    Refused,
+    Row,
+    Table,
+    Throttled,
+    Unreachable,
+    Write,
+)
+
+INDEX = "byState"
+_SUM = "sum:"
+_MOST_WRITES = 100
+_CONFLICT_TRIES = 4
+_LONGEST_TOKEN = 36
+
+_MEANINGS: Mapping[str, type[EvenkeelError]] = {
+    "TransactionInProgressException": Throttled,
+    "IdempotentParameterMismatchException": Refused,
+    "ItemCollectionSizeLimitExceededException": Refused,
+}
+_REASONS: Mapping[str, type[EvenkeelError]] = {
+    "TransactionConflict": Throttled,
+    "ThrottlingError": Throttled,
+    "ProvisionedThroughputExceeded": Throttled,
+    "ValidationError": Refused,
+    "ItemCollectionSizeLimitExceeded": Refused,
+}
+
+
+class DynamoLedger:
+    """Rows of the four tables."""
+
+    def __init__(
+        self,
+        tables: Mapping[Table, str],
+        client: Any = None,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._tables = tables
+        self._client = client or aws.client("dynamodb")
+        self._pause = pause
+
+    def get(self, key: Key) -> Row | None:
+        with aws.translated(f"read {key.table} {key.pk} {key.sk}", _MEANINGS):
+            answer = self._client.get_item(TableName=self._name(key.table), Key=_key(key), ConsistentRead=True)
+        return _row(key.table, answer["Item"]) if "Item" in answer else None
+
+    def partition(self, table: Table, pk: str, prefix: str = "") -> tuple[Row, ...]:
+        values = {":pk": _text(pk), **({":prefix": _text(prefix)} if prefix else {})}
+        query = {
+            "TableName": self._name(table),
+            "KeyConditionExpression": "pk = :pk AND begins_with(sk, :prefix)" if prefix else "pk = :pk",
+            "ExpressionAttributeValues": values,
+            "ConsistentRead": True,
+        }
+        with aws.translated(f"list {table} {pk} {prefix}", _MEANINGS):
+            return tuple(_row(table, item) for item in self._items(query))
+
+    def by_state(
+        self, table: Table, state: str, *, limit: int = 100, cursor: str | None = None, newest_first: bool = False
+    ) -> Page:
+        query: dict[str, Any] = {
+            "TableName": self._name(table),
+            "IndexName": INDEX,
+            "KeyConditionExpression": "stateKey = :state",
+            "ExpressionAttributeValues": {":state": _text(state)},
+            "ScanIndexForward": not newest_first,
+        }
+        start = None if cursor is None else _read_cursor(cursor)
+        rows: list[Row] = []
+        with aws.translated(f"list {table} in state {state}", _MEANINGS):
+            while True:
+                page = {"Limit": limit - len(rows), **({"ExclusiveStartKey": start} if start else {})}
+                answer = self._client.query(**query, **page)
+                rows.extend(_row(table, item) for item in answer["Items"])
+                start = answer.get("LastEvaluatedKey")
+                if start is None or len(rows) >= limit:
+                    return Page(tuple(rows), _cursor(start) if start else None)
+
+    def commit(self, *writes: Write, token: str = "") -> None:
+        if not writes:
+            return
+        if len(writes) > _MOST_WRITES:
+            raise Refused(f"a commit of {len(writes)} writes, at most {_MOST_WRITES} are possible")
+        keys = [write.row.key if isinstance(write, Put) else write.key for write in writes]
+        if len(set(keys)) < len(keys):
+            raise Refused("two writes of one commit touch the same row")
+        items = [self._item(write) for write in writes]
+        request = {"TransactItems": items, "ClientRequestToken": _request_token(token)}
+        for tries_left in reversed(range(_CONFLICT_TRIES)):
+            try:
+                self._send(request, keys)
+                return
+            except _InConflict as conflict:
+                # Another transaction holds one of the items this instant: AWS asks for the same request again.
+                if not tries_left:
+                    raise Throttled(str(conflict)) from conflict
+                self._pause(random.uniform(0.02, 0.1) * (_CONFLICT_TRIES - tries_left))  # noqa: S311 - jitter
+
+    def _send(self, request: Mapping[str, Any], keys: list[Key]) -> None:
+        named = ", ".join(f"{key.table} {key.pk} {key.sk}" for key in keys)
+        with aws.translated(f"write {named}", _MEANINGS):
+            try:
+                self._client.transact_write_items(**request)
+            except ClientError as error:
+                if aws.code_of(error) == "TransactionCanceledException":
+                    raise _cancelled(error, named) from error
+                raise
+
+    def _items(self, query: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+        start: Mapping[str, Any] | None = None
+        while True:
+            answer = self._client.query(**query, **({"ExclusiveStartKey": start} if start else {}))
+            yield from answer["Items"]
+            start = answer.get("LastEvaluatedKey")
+            if not start:
+                return
+
+    def _item(self, write: Write) -> dict[str, Any]:
+        """Convert one write into a member of TransactItems."""
+        match write:
+            case Put(row):
+                return {"Put": {"TableName": self._name(row.key.table), "Item": _stored(row), **_if_at(row.version)}}
+            case Delete(key, version):
+                return {"Delete": {"TableName": self._name(key.table), "Key": _key(key), **_if_at(version)}}
+            case Check(key, version):
+                return {"ConditionCheck": {"TableName": self._name(key.table), "Key": _key(key), **_if_at(version)}}
+            case Add(key, amounts):
+                names = {f"#n{index}": f"{_SUM}{name}" for index, name in enumerate(amounts)}
+                values = {f":n{index}": {"N": str(amount)} for index, amount in enumerate(amounts.values())}
+                sums = "".join(f", #n{index} :n{index}" for index in range(len(amounts)))
+                return {
+                    "Update": {
+                        "TableName": self._name(key.table),
+                        "Key": _key(key),
+                        "UpdateExpression": f"ADD #version :one{sums}",
+                        "ExpressionAttributeNames": {"#version": "version", **names},
+                        "ExpressionAttributeValues": {":one": {"N": "1"}, **values},
+                    }
+                }
+
+    def _name(self, table: Table) -> str:
+        try:
+            return self._tables[table]
+        except KeyError:
+            raise Refused(f"the table {table} is not given to this function") from None
+
+
+class _InConflict(Throttled):
+    """Cancelled only because other transactions touch the same items right now."""
+
+
+def _cancelled(error: ClientError, named: str) -> EvenkeelError:
+    codes = [str(reason.get("Code", "None")) for reason in error.response.get("CancellationReasons", ())]
+    failed = tuple(index for index, code in enumerate(codes) if code == "ConditionalCheckFailed")
+    if failed:
+        return Conflict(f"write {named}: the conditions of {list(failed)} do not hold", failed)
+    others = {code for code in codes if code != "None"}
+    message = f"write {named}: cancelled: {', '.join(sorted(others)) or 'no reason given'}"
+    if others == {"TransactionConflict"}:
+        return _InConflict(message)
+    kinds = {_REASONS.get(code, Unreachable) for code in others} or {Unreachable}
+    return next(kind for kind in (Refused, Throttled, Unreachable) if kind in kinds)(message)
+
+
+def _request_token(token: str) -> str:
+    """DynamoDB takes 36 characters; what is longer is named by its digest."""
+    if len(token) > _LONGEST_TOKEN:
+        return hashlib.sha256(token.encode()).hexdigest()[:_LONGEST_TOKEN]
+    return token or uuid.uuid4().hex
+
+
+def _if_at(version: int) -> dict[str, Any]:
+    if version == 0:
+        return {"ConditionExpression": "attribute_not_exists(pk)"}
+    return {
+        "ConditionExpression": "#version = :version",
+        "ExpressionAttributeNames": {"#version": "version"},
+        "ExpressionAttributeValues": {":version": {"N": str(version)}},
+    }
+
+
+def _key(key: Key) -> dict[str, Any]:
+    return {"pk": _text(key.pk), "sk": _text(key.sk)}
+
+
+def _text(text: str) -> dict[str, str]:
+    return {"S": aws.encodable(text)}
+
+
+def _stored(row: Row) -> dict[str, Any]:
+    item = {**_key(row.key), "version": {"N": str(row.version + 1)}, "doc": _attribute(row.doc)}
+    if row.state:
+        item |= {"stateKey": _text(row.state[0]), "stateSort": _text(row.state[1])}
+    if row.expires_at:
+        item["ttl"] = {"N": str(int(row.expires_at.timestamp()))}
+    return item
+
+
+def _row(table: Table, item: Mapping[str, Any]) -> Row:
+    doc = _value(item["doc"]) if "doc" in item else {}
+    for name, attribute in item.items():
+        if name.startswith(_SUM):
+            field = name.removeprefix(_SUM)
+            doc[field] = doc.get(field, 0) + _value(attribute)
+    return Row(
+        key=Key(table, item["pk"]["S"], item["sk"]["S"]),
+        doc=doc,
+        version=int(item["version"]["N"]),
+        state=(item["stateKey"]["S"], item["stateSort"]["S"]) if "stateKey" in item else None,
+        expires_at=datetime.fromtimestamp(int(item["ttl"]["N"]), UTC) if "ttl" in item else None,
+    )
+
+
+def _attribute(value: Any) -> dict[str, Any]:
+    """Convert JSON to DynamoDB's typed form. Numbers go as text, so nothing passes through Decimal."""
+    match value:
+        case None:
+            return {"NULL": True}
+        case bool():
+            return {"BOOL": value}
+        case str():
+            return _text(value)
+        case int():
+            return {"N": str(value)}
+        case float() if math.isfinite(value):
+            return {"N": repr(value)}
+        case Mapping():
+            return {"M": {aws.encodable(str(name)): _attribute(item) for name, item in value.items()}}
+        case list() | tuple():
+            return {"L": [_attribute(item) for item in value]}
+        case _:
+            raise Refused(f"a document that is not JSON: {value!r}")
+
+
+def _value(attribute: Mapping[str, Any]) -> Any:
+    """Convert back. DynamoDB keeps no difference between 1 and 1.0: whole numbers come back as int."""
+    ((kind, value),) = attribute.items()
+    match kind:
+        case "NULL":
+            return None
+        case "N":
+            number = float(value)
+            return int(value) if value.lstrip("-").isdigit() else int(number) if number.is_integer() else number
+        case "M":
+            return {name: _value(item) for name, item in value.items()}
+        case "L":
+            return [_value(item) for item in value]
+        case _:
+            return value
+
+
+def _cursor(start: Mapping[str, Any]) -> str:
+    return base64.urlsafe_b64encode(json.dumps(start, sort_keys=True).encode()).decode()
+
+
+def _read_cursor(cursor: str) -> Any:
+    try:
+        start = json.loads(base64.urlsafe_b64decode(cursor.encode()))
+    except (ValueError, binascii.Error) as error:
+        raise Refused(f"no such page: {cursor!r}") from error
+    if not isinstance(start, dict) or set(start) != {"pk", "sk", "stateKey", "stateSort"}:
+        raise Refused(f"no such page: {cursor!r}")
+    return start

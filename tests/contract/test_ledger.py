@@ -1,0 +1,447 @@
+"""The port Ledger: one body for the twin in memory, DynamoDB in moto, and DynamoDB on the engine."""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError, ReadTimeoutError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenkeel.adapters.dynamo_ledger import DynamoLedger, _attribute, _value
+from evenkeel.ports import (
+    Add,
+    Check,
+    Conflict,
+    Delete,
+    Key,
+    Ledger,
+    NotFound,
+    Put,
+    Refused,
+    Row,
+    Table,
+    Throttled,
+    Unreachable,
+    every,
+)
+from tests.fakes import InMemoryLedger
+
+JOB = Key(Table.JOBS, "JOB#job-1", "META")
+OTHER = Key(Table.INCIDENTS, "INC#inc-1", "META")
+USAGE = Key(Table.QUOTAS, "TEAM#default", "USAGE")
+
+
+def make_tables(client: Any, prefix: str) -> DynamoLedger:
+    names = {table: f"{prefix}-{table.lower()}" for table in Table}
+    for name in names.values():
+        client.create_table(
+            TableName=name,
+            BillingMode="PAY_PER_REQUEST",
+            KeySchema=[{"AttributeName": "pk", "KeyType": "HASH"}, {"AttributeName": "sk", "KeyType": "RANGE"}],
+            AttributeDefinitions=[
+                {"AttributeName": name, "AttributeType": "S"} for name in ("pk", "sk", "stateKey", "stateSort")
+            ],
+            GlobalSecondaryIndexes=[
+                {
+                    "IndexName": "byState",
+                    "KeySchema": [
+                        {"AttributeName": "stateKey", "KeyType": "HASH"},
+                        {"AttributeName": "stateSort", "KeyType": "RANGE"},
+                    ],
+                    "Projection": {"ProjectionType": "ALL"},
+                }
+            ],
+        )
+    return DynamoLedger(names, client)
+
+
+@pytest.fixture(params=["memory", "moto", "engine"])
+def ledger(request: pytest.FixtureRequest, unique: str) -> Iterator[Ledger]:
+    if request.param == "memory":
+        yield InMemoryLedger()
+    elif request.param == "moto":
+        yield make_tables(request.getfixturevalue("moto_client")("dynamodb"), unique)
+    else:
+        yield make_tables(request.getfixturevalue("engine_user").client("dynamodb"), unique)
+
+
+def stored(ledger: Ledger, key: Key) -> Row:
+    row = ledger.get(key)
+    assert row is not None
+    return row
+
+
+def test_what_is_put_is_read_back_one_version_up(ledger: Ledger) -> None:
+    expires = datetime(2027, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
+    doc: dict[str, Any] = {
+        "text": "",
+        "none": None,
+        "yes": True,
+        "n": 3,
+        "f": 0.25,
+        "list": [1, "a", {}],
+        "map": {"a": {"b": []}},
+    }
+
+    ledger.commit(Put(Row(JOB, doc, 0, ("JOB#PENDING", "2026#job-1"), expires)))
+
+    assert stored(ledger, JOB) == Row(JOB, doc, 1, ("JOB#PENDING", "2026#job-1"), expires.replace(microsecond=0))
+
+
+def test_numbers_come_back_as_they_are_and_whole_ones_as_int(ledger: Ledger) -> None:
+    doc = {"whole": 2.0, "big": 10**15, "tiny": 1e-07, "negative": -1.5, "zero": 0.0}
+
+    ledger.commit(Put(Row(JOB, doc)))
+
+    read = stored(ledger, JOB).doc
+    assert read == {"whole": 2, "big": 10**15, "tiny": 1e-07, "negative": -1.5, "zero": 0}
+    assert isinstance(read["whole"], int)
+
+
+def test_text_that_utf8_cannot_carry_is_kept_as_its_escape(ledger: Ledger) -> None:
+    ledger.commit(Put(Row(JOB, {"detail": "a\ud800b \u202e \x00 ok", "\udfff": 1})))
+
+    assert stored(ledger, JOB).doc == {"detail": "a\\ud800b \u202e \x00 ok", "\\udfff": 1}
+
+
+def test_a_missing_row_is_none(ledger: Ledger) -> None:
+    assert ledger.get(JOB) is None
+
+
+def test_a_first_put_conflicts_where_a_row_exists(ledger: Ledger) -> None:
+    ledger.commit(Put(Row(JOB, {"by": "first"})))
+
+    with pytest.raises(Conflict) as caught:
+        ledger.commit(Put(Row(JOB, {"by": "second"})))
+
+    assert caught.value.failed == (0,)
+    assert stored(ledger, JOB).doc == {"by": "first"}
+
+
+def test_a_put_needs_the_version_that_it_read(ledger: Ledger) -> None:
+    ledger.commit(Put(Row(JOB, {"n": 1})))
+    read = stored(ledger, JOB)
+    ledger.commit(Put(replace(read, doc={"n": 2})))
+
+    with pytest.raises(Conflict):
+        ledger.commit(Put(replace(read, doc={"n": 3})))
+
+    assert stored(ledger, JOB).doc == {"n": 2}
+    assert stored(ledger, JOB).version == 2
+
+
+def test_a_put_at_a_version_conflicts_where_the_row_is_gone(ledger: Ledger) -> None:
+    with pytest.raises(Conflict):
+        ledger.commit(Put(Row(JOB, {}, 3)))
+
+
+def test_a_delete_needs_the_version_that_it_read(ledger: Ledger) -> None:
+    ledger.commit(Put(Row(JOB, {})))
+
+    with pytest.raises(Conflict):
+        ledger.commit(Delete(JOB, 7))
+    ledger.commit(Delete(JOB, 1))
+
+    assert ledger.get(JOB) is None
+
+
+def test_one_failed_condition_undoes_all_and_is_named(ledger: Ledger) -> None:
+    ledger.commit(Put(Row(OTHER, {"n": 1})))
+
+    with pytest.raises(Conflict) as caught:
+        ledger.commit(Put(Row(JOB, {})), Check(OTHER, 9), Add(USAGE, {"gpus": 8}))
+
+    assert caught.value.failed == (1,)
+    assert ledger.get(JOB) is None
+    assert ledger.get(USAGE) is None
+
+
+def test_a_check_holds_the_commit_without_writing(ledger: Ledger) -> None:
+    ledger.commit(Put(Row(OTHER, {"n": 1})))
+
+    ledger.commit(Put(Row(JOB, {})), Check(OTHER, 1), Check(USAGE, 0))
+
+    assert stored(ledger, OTHER).version == 1
+    assert ledger.get(USAGE) is None
+
+
+def test_add_creates_the_row_then_adds(ledger: Ledger) -> None:
+    ledger.commit(Add(USAGE, {"gpus": 8, "jobs": 1}))
+    ledger.commit(Add(USAGE, {"gpus": -3}))
+
+    row = stored(ledger, USAGE)
+    assert (row.doc, row.version) == ({"gpus": 5, "jobs": 1}, 2)
+
+
+def test_add_joins_what_was_put_and_a_later_put_replaces_both(ledger: Ledger) -> None:
+    ledger.commit(Put(Row(USAGE, {"gpus": 10, "name": "default"})))
+    ledger.commit(Add(USAGE, {"gpus": 6}))
+    read = stored(ledger, USAGE)
+    assert read.doc == {"gpus": 16, "name": "default"}
+
+    ledger.commit(Put(replace(read, doc={**read.doc, "gpus": read.doc["gpus"] + 1})))
+
+    row = stored(ledger, USAGE)
+    assert (row.doc, row.version) == ({"gpus": 17, "name": "default"}, 3)
+
+
+def test_concurrent_adds_all_count(ledger: Ledger) -> None:
+    def add() -> None:
+        for _ in range(5):
+            ledger.commit(Add(USAGE, {"gpus": 1}))
+
+    run_together(*[add] * 4)
+
+    assert stored(ledger, USAGE).doc == {"gpus": 20}
+
+
+def test_of_many_first_comers_one_wins(ledger: Ledger) -> None:
+    won: list[int] = []
+
+    def come(number: int) -> None:
+        try:
+            ledger.commit(Put(Row(OTHER, {"by": number})), Put(Row(Key(Table.INCIDENTS, "OPEN#life", "META"), {})))
+        except Conflict:
+            return
+        won.append(number)
+
+    run_together(*[lambda number=number: come(number) for number in range(8)])
+
+    assert [stored(ledger, OTHER).doc["by"]] == won
+
+
+def test_two_writes_to_one_row_are_refused(ledger: Ledger) -> None:
+    with pytest.raises(Refused):
+        ledger.commit(Check(JOB, 0), Put(Row(JOB, {})))
+
+
+def test_more_than_a_hundred_writes_are_refused(ledger: Ledger) -> None:
+    with pytest.raises(Refused):
+        ledger.commit(*(Put(Row(Key(Table.JOBS, "JOB#job-1", f"EVENT#{n}"), {})) for n in range(101)))
+
+
+def test_a_hundred_writes_over_all_tables_are_one_commit(ledger: Ledger) -> None:
+    tables = list(Table)
+
+    ledger.commit(*(Put(Row(Key(tables[n % 4], f"P#{n % 4}", f"EVENT#{n:03d}"), {"n": n})) for n in range(100)))
+
+    assert [len(ledger.partition(table, f"P#{n}")) for n, table in enumerate(tables)] == [25] * 4
+
+
+def test_an_empty_commit_is_nothing(ledger: Ledger) -> None:
+    ledger.commit()
+
+
+def test_a_document_that_is_not_json_is_refused(ledger: Ledger) -> None:
+    for doc in ({"at": datetime.now(UTC)}, {"n": float("nan")}, {"n": float("inf")}):
+        with pytest.raises(Refused):
+            ledger.commit(Put(Row(JOB, doc)))
+
+
+def test_a_partition_comes_whole_in_order_and_by_prefix(ledger: Ledger) -> None:
+    for sk in ("META", "EVENT#2", "EVENT#10", "WAIT#node-back"):
+        ledger.commit(Put(Row(Key(Table.JOBS, "JOB#job-1", sk), {"sk": sk})))
+    ledger.commit(Put(Row(Key(Table.JOBS, "JOB#job-10", "META"), {})))
+
+    whole = ledger.partition(Table.JOBS, "JOB#job-1")
+    events = ledger.partition(Table.JOBS, "JOB#job-1", "EVENT#")
+
+    assert [row.key.sk for row in whole] == ["EVENT#10", "EVENT#2", "META", "WAIT#node-back"]
+    assert [row.doc["sk"] for row in events] == ["EVENT#10", "EVENT#2"]
+
+
+def test_a_partition_of_more_than_a_megabyte_comes_whole(ledger: Ledger) -> None:
+    for n in range(12):
+        ledger.commit(Put(Row(Key(Table.JOBS, "JOB#job-1", f"EVENT#{n:02d}"), {"text": "x" * 100_000})))
+
+    rows = ledger.partition(Table.JOBS, "JOB#job-1")
+
+    assert [row.key.sk for row in rows] == [f"EVENT#{n:02d}" for n in range(12)]
+
+
+def test_rows_move_between_states_and_leave_the_index(ledger: Ledger) -> None:
+    ledger.commit(Put(Row(JOB, {}, 0, ("JOB#PENDING", "1"))))
+    ledger.commit(Put(Row(JOB, {}, 1, ("JOB#RUNNING", "1"))))
+    assert ledger.by_state(Table.JOBS, "JOB#PENDING").rows == ()
+    assert [row.key for row in ledger.by_state(Table.JOBS, "JOB#RUNNING").rows] == [JOB]
+
+    ledger.commit(Put(Row(JOB, {}, 2)))
+
+    assert ledger.by_state(Table.JOBS, "JOB#RUNNING").rows == ()
+
+
+def test_add_leaves_a_row_in_its_state(ledger: Ledger) -> None:
+    ledger.commit(Put(Row(USAGE, {"gpus": 1}, 0, ("TEAM", "default"))))
+
+    ledger.commit(Add(USAGE, {"gpus": 1}))
+
+    assert [row.doc for row in ledger.by_state(Table.QUOTAS, "TEAM").rows] == [{"gpus": 2}]
+
+
+@pytest.mark.parametrize("newest_first", [False, True])
+def test_pages_of_a_state_give_each_row_once_in_order(ledger: Ledger, newest_first: bool) -> None:
+    keys = [Key(Table.JOBS, f"JOB#job-{n}", "META") for n in range(7)]
+    for n, key in enumerate(keys):
+        ledger.commit(Put(Row(key, {}, 0, ("JOB#PENDING", f"{n % 6}"))))
+
+    def page(cursor: str | None) -> Any:
+        return ledger.by_state(Table.JOBS, "JOB#PENDING", limit=3, cursor=cursor, newest_first=newest_first)
+
+    rows = list(every(page))
+    sorts = [row.state[1] for row in rows if row.state]
+    assert sorts == sorted(sorts, reverse=newest_first)
+    assert {row.key for row in rows} == set(keys)
+    assert len(rows) == 7
+
+
+def test_the_last_full_page_may_be_followed_only_by_an_empty_one(ledger: Ledger) -> None:
+    for n in range(4):
+        ledger.commit(Put(Row(Key(Table.JOBS, f"JOB#{n}", "META"), {}, 0, ("S", f"{n}"))))
+
+    first = ledger.by_state(Table.JOBS, "S", limit=4)
+
+    assert len(first.rows) == 4
+    assert first.cursor is None or ledger.by_state(Table.JOBS, "S", limit=4, cursor=first.cursor).rows == ()
+
+
+def test_a_cursor_that_is_none_is_refused(ledger: Ledger) -> None:
+    for cursor in ("nonsense", "e30=", "###", "é"):
+        with pytest.raises(Refused):
+            ledger.by_state(Table.JOBS, "S", cursor=cursor)
+
+
+# moto keeps no client tokens.
+@pytest.mark.parametrize("ledger", ["memory", "engine"], indirect=True)
+@pytest.mark.parametrize("length", [20, 60])
+def test_a_commit_repeated_under_its_token_has_no_second_effect(ledger: Ledger, unique: str, length: int) -> None:
+    token = unique.ljust(length, "/")
+    writes = (Put(Row(JOB, {"n": 1})), Add(USAGE, {"gpus": 8}))
+    ledger.commit(*writes, token=token)
+
+    ledger.commit(*writes, token=token)
+
+    assert stored(ledger, USAGE).doc == {"gpus": 8}
+    assert stored(ledger, JOB).version == 1
+
+
+@pytest.mark.parametrize("ledger", ["memory", "engine"], indirect=True)
+def test_a_token_used_for_other_writes_is_refused(ledger: Ledger, unique: str) -> None:
+    ledger.commit(Put(Row(JOB, {"n": 1})), token=unique)
+
+    with pytest.raises(Refused):
+        ledger.commit(Put(Row(OTHER, {"n": 1})), token=unique)
+
+
+# ---------------------------------------------------------------- what only AWS answers
+
+
+class StubClient:
+    """Answers TransactWriteItems with what a test wants, one after the other."""
+
+    def __init__(self, *answers: Exception | None) -> None:
+        self.answers = list(answers)
+        self.requests: list[dict[str, Any]] = []
+
+    def transact_write_items(self, **request: Any) -> None:
+        self.requests.append(request)
+        answer = self.answers.pop(0)
+        if answer is not None:
+            raise answer
+
+
+def refusal(code: str, *reasons: str, status: int = 400) -> ClientError:
+    answer: Any = {"Error": {"Code": code, "Message": "m"}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    if reasons:
+        answer["CancellationReasons"] = [{"Code": reason} for reason in reasons]
+    return ClientError(answer, "TransactWriteItems")
+
+
+def stubbed(client: StubClient, pauses: list[float]) -> DynamoLedger:
+    return DynamoLedger({table: table.lower() for table in Table}, client, pauses.append)
+
+
+def test_a_transaction_in_conflict_with_another_is_sent_again_under_the_same_token() -> None:
+    conflict = refusal("TransactionCanceledException", "None", "TransactionConflict")
+    client, pauses = StubClient(conflict, conflict, None), list[float]()
+
+    stubbed(client, pauses).commit(Put(Row(JOB, {})), Put(Row(OTHER, {})))
+
+    assert [request["ClientRequestToken"] for request in client.requests] == [
+        client.requests[0]["ClientRequestToken"]
+    ] * 3
+    assert len(pauses) == 2
+
+
+def test_a_transaction_that_stays_in_conflict_is_throttled() -> None:
+    client = StubClient(*[refusal("TransactionCanceledException", "TransactionConflict")] * 4)
+
+    with pytest.raises(Throttled):
+        stubbed(client, []).commit(Put(Row(JOB, {})))
+
+
+@pytest.mark.parametrize(
+    ("error", "meaning"),
+    [
+        (refusal("TransactionCanceledException", "None", "ConditionalCheckFailed"), Conflict),
+        (refusal("TransactionCanceledException", "TransactionConflict", "ConditionalCheckFailed"), Conflict),
+        (refusal("TransactionCanceledException", "ThrottlingError", "TransactionConflict"), Throttled),
+        (refusal("TransactionCanceledException", "ProvisionedThroughputExceeded"), Throttled),
+        (refusal("TransactionCanceledException", "ValidationError"), Refused),
+        (refusal("TransactionCanceledException", "SomethingNew"), Unreachable),
+        (refusal("TransactionInProgressException"), Throttled),
+        (refusal("IdempotentParameterMismatchException"), Refused),
+        (refusal("ProvisionedThroughputExceededException"), Throttled),
+        (refusal("ResourceNotFoundException"), NotFound),
+        (refusal("InternalServerError", status=500), Unreachable),
+        (refusal("SomethingNew", status=503), Unreachable),
+        (ReadTimeoutError(endpoint_url="x"), Unreachable),
+        (refusal("SomethingNew"), ClientError),
+    ],
+)
+def test_each_answer_of_the_service_has_its_meaning(error: Exception, meaning: type[Exception]) -> None:
+    with pytest.raises(meaning) as caught:
+        stubbed(StubClient(error), []).commit(Put(Row(JOB, {})), Put(Row(OTHER, {})))
+
+    assert type(caught.value) is meaning
+
+
+def test_a_table_that_was_not_given_is_refused_by_name() -> None:
+    with pytest.raises(Refused, match="QUOTAS"):
+        DynamoLedger({}, StubClient()).commit(Add(USAGE, {"gpus": 1}))
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**30), 10**30)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(JSON)
+def test_every_json_value_survives_the_typed_form(value: Any) -> None:
+    assert _value(_attribute(value)) == value
+
+
+def run_together(*bodies: Any) -> None:
+    faults: list[BaseException] = []
+
+    def guarded(body: Any) -> None:
+        try:
+            body()
+        except BaseException as fault:  # noqa: BLE001 - told by the test's own thread
+            faults.append(fault)
+
+    threads = [threading.Thread(target=guarded, args=(body,)) for body in bodies]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert not faults
