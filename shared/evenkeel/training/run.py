@@ -132,6 +132,7 @@ class Run:
         distrust_after: datetime | None = None,
         accepts_convention: bool = False,
         patience_seconds: float = 600,
+        part_bytes: int = PART_BYTES,
     ) -> None:
         self.job_id = job_id
         self.attempt = attempt
@@ -142,6 +143,7 @@ class Run:
         self._distrust_after = distrust_after
         self._accepts_convention = accepts_convention
         self._patience_seconds = patience_seconds
+        self._part_bytes = part_bytes
         self._last_step = -1
         self._has_been_asked_to_stop = False
 
@@ -298,7 +300,8 @@ class Run:
 
     def _put_parts(self, checkpoint: Checkpoint, shard: bytes | bytearray | memoryview) -> list[JsonObject]:
         view = memoryview(shard).cast("B")
-        parts = [view[start : start + PART_BYTES] for start in range(0, len(view), PART_BYTES)] or [view]
+        size = self._part_bytes
+        parts = [view[start : start + size] for start in range(0, len(view), size)] or [view]
         written = []
         for number, part in enumerate(parts):
             extension = "bin" if len(parts) == 1 else f"p{number:05d}.bin"

@@ -4,7 +4,7 @@ Both give the same few promises, on which the contract rests:
 
     put        all of the bytes or none of them, on the disk or in the bucket when it returns
     put_new    the same, and only if nothing was there
-    raise_fence  the fence moves up from exactly what was read, or not at all
+    raise_fence  of several writers of one attempt's fence one wins, and a fence never goes down
 """
 
 import base64
@@ -78,7 +78,7 @@ class Storage(Protocol):
         """Read the fence."""
 
     def raise_fence(self, fence: Fence, over: StandingFence) -> bool:
-        """Put the fence if it is still what was read; say whether it was put."""
+        """Put the fence over what was read; say whether it was put and stands."""
 
 
 def open_storage(uri: str) -> Storage:
@@ -152,28 +152,23 @@ class FolderStorage:
 
     def read_fence(self) -> StandingFence:
         names = [path.stem for path in (self._root / f"{FENCE_KEY}.d").glob("*.json")]
-        fences = [self._epoch(attempt) for attempt in sorted(int(name) for name in names if name.isdecimal())]
-        if not fences:
+        highest = max((int(name) for name in names if name.isdecimal()), default=0)
+        if not highest:
             return StandingFence(None)
-        highest = fences[-1]
-        # The files below are the history: complete even where two attempts were fenced at the same moment.
-        history = tuple(fence.pin for fence in fences[:-1])
-        fence = Fence(highest.pin, history, highest.grade, highest.reason, highest.rejected)
-        return StandingFence(fence, str(highest.attempt))
+        fence = parse_fence((self._root / f"{FENCE_KEY}.d" / f"{highest}.json").read_bytes())
+        if fence.attempt != highest:
+            raise UnreadableError(f"{FENCE_KEY}.d/{highest}.json speaks of attempt {fence.attempt}")
+        return StandingFence(fence, str(highest))
 
     def raise_fence(self, fence: Fence, over: StandingFence) -> bool:
         if over.fence is not None and over.fence.attempt >= fence.attempt:
             return False
         if not self.put_new(f"{FENCE_KEY}.d/{fence.attempt}.json", fence.to_bytes()):
             return False
+        # A later attempt may have been fenced meanwhile. Then this file says nothing, since only the highest is read, with
+        # the history that it carries, and this attempt never runs.
         standing = self.read_fence().fence
         return standing is not None and standing.attempt == fence.attempt
-
-    def _epoch(self, attempt: int) -> Fence:
-        fence = parse_fence((self._root / f"{FENCE_KEY}.d" / f"{attempt}.json").read_bytes())
-        if fence.attempt != attempt:
-            raise UnreadableError(f"{FENCE_KEY}.d/{attempt}.json speaks of attempt {fence.attempt}")
-        return fence
 
     @contextlib.contextmanager
     def _written(self, key: str, content: bytes | memoryview) -> Iterator[Path]:
@@ -224,6 +219,7 @@ class BucketStorage:
             Bucket=self._bucket,
             Key=self._prefix + key,
             Body=bytes(content),
+            ChecksumAlgorithm="SHA256",
             ChecksumSHA256=_base64_of_hex(sha256),
         )
 
@@ -283,6 +279,7 @@ class BucketStorage:
                     Bucket=self._bucket,
                     Key=self._prefix + key,
                     Body=content,
+                    ChecksumAlgorithm="SHA256",
                     ChecksumSHA256=base64.b64encode(hashlib.sha256(content).digest()).decode(),
                     **condition,  # type: ignore[arg-type]  # one of IfMatch, IfNoneMatch
                 )

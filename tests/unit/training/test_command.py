@@ -1,0 +1,117 @@
+"""`python -m evenkeel.training`, as a start script or a person calls it."""
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from evenkeel.training.__main__ import main
+from evenkeel.training.run import Run
+from evenkeel.training.storage import open_storage
+
+
+@pytest.fixture
+def saved(uri: str) -> str:
+    """A URI under which step 10 is whole and step 20 has lost a shard's bytes."""
+    storage = open_storage(uri)
+    run = Run(storage, job_id="job-rings", attempt=1)
+    run.save(10, b"whole")
+    run.save(20, b"damaged")
+    storage.put("attempt=1/step=000000020/shard-0-of-1.bin", b"dam", hashlib.sha256(b"dam").hexdigest())
+    return uri
+
+
+def test_prove_says_what_holds_and_why_newer_ones_do_not(saved: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prove", saved]) == 0
+
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].startswith("Step 10 of attempt 1 holds: 1 file, 5 bytes, every size and checksum agrees.")
+    assert told[1:] == ["  step 20 of attempt 1  SHARD_SIZE: shard-0-of-1.bin has 3 bytes; the manifest says 7."]
+
+
+def test_prove_reports_step_digest_and_rejections_as_json(saved: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prove", saved, "--json"]) == 0
+
+    told = json.loads(capsys.readouterr().out)
+    assert told["resumeFrom"] == {
+        "attempt": 1,
+        "step": 10,
+        "manifest": "attempt=1/step=000000010/manifest.json",
+    }
+    assert told["grade"] == "PROVED"
+    assert len(told["digest"]) == 64
+    assert [(out["step"], out["code"]) for out in told["rejected"]] == [(20, "SHARD_SIZE")]
+
+
+def test_prove_changes_nothing(saved: str) -> None:
+    main(["prove", saved, "--attempt", "5"])
+
+    assert open_storage(saved).read_fence().fence is None
+
+
+def test_prove_of_nothing_fails(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prove", uri]) == 1
+
+    assert capsys.readouterr().out == "There is no checkpoint yet: training starts from the beginning.\n"
+
+
+def test_prove_heeds_distrust(saved: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prove", saved, "--distrust-after", "2020-01-01T00:00:00Z"]) == 1
+
+    assert "step 10 of attempt 1  DISTRUSTED" in capsys.readouterr().out
+
+
+def test_resume_point_prints_the_key_alone_and_the_same_one_twice(
+    saved: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["resume-point", saved, "--attempt", "2"]) == 0
+    first = capsys.readouterr()
+    assert main(["resume-point", saved, "--attempt", "2"]) == 0
+
+    assert first.out == "attempt=1/step=000000010/manifest.json\n"
+    assert capsys.readouterr() == first
+    assert "SHARD_SIZE" in first.err
+
+
+def test_resume_point_of_nothing_is_an_empty_line(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["resume-point", uri, "--attempt", "1"]) == 0
+
+    assert capsys.readouterr().out == "\n"
+
+
+def test_resume_point_behind_the_fence_is_refused(saved: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["resume-point", saved, "--attempt", "3"])
+
+    assert main(["resume-point", saved, "--attempt", "2", "--json"]) == 75
+    assert "attempt 2 is fenced" in capsys.readouterr().err
+
+
+def test_fence_that_cannot_be_read_is_an_error_and_not_a_clean_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    open_storage(str(tmp_path)).put_new("_fence.d/1.json", b"not JSON")
+
+    assert main(["resume-point", str(tmp_path), "--attempt", "2"]) == 2
+    assert "cannot be read" in capsys.readouterr().err
+
+
+def test_address_that_names_no_store_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prove", "gs://bucket/prefix"]) == 2
+    assert "no checkpoint URI" in capsys.readouterr().err
+
+
+def test_instant_without_zone_is_an_error(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["prove", uri, "--distrust-after", "2026-11-03T10:00:00"])
+    assert "no time zone" in capsys.readouterr().err
+
+
+def test_bucket_without_boto3_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "boto3", None)
+
+    assert main(["prove", "s3://bucket/prefix"]) == 2
+    assert "pip install boto3" in capsys.readouterr().err

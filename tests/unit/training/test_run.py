@@ -1,0 +1,393 @@
+"""Saving and resuming, as a training script does it."""
+
+import hashlib
+import json
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evenkeel import training
+from evenkeel.training.resume import choose, pin
+from evenkeel.training.run import Run
+from evenkeel.training.storage import Storage, open_storage
+
+
+def a_run(uri: str, attempt: int = 1, **changes: Any) -> Run:
+    given: dict[str, Any] = {"job_id": "job-rings", "attempt": attempt, "patience_seconds": 20, **changes}
+    return Run(open_storage(uri), **given)
+
+
+def chosen_step(uri: str, attempt: int) -> int | None:
+    storage = open_storage(uri)
+    point = choose(storage, attempt, storage.read_fence().fence).resume_from
+    return None if point is None else point.step
+
+
+def together(runs: Sequence[Run], what: Callable[[Run], Any]) -> list[Any]:
+    """Run every rank in a thread of its own."""
+    with ThreadPoolExecutor(len(runs)) as pool:
+        return [done.result(timeout=30) for done in [pool.submit(what, run) for run in runs]]
+
+
+def test_first_attempt_starts_from_the_beginning(uri: str) -> None:
+    assert a_run(uri).resume() is None
+
+
+def test_next_attempt_resumes_from_what_was_saved(uri: str) -> None:
+    first = a_run(uri)
+    first.resume()
+    first.save(10, b"older")
+    saved = first.save(20, b"newer", metrics={"loss": 0.25}, extra={"seed": 7})
+
+    resume = a_run(uri, 2).resume()
+
+    assert saved == training.Saved(20, "attempt=1/step=000000020/manifest.json", is_complete=True)
+    assert resume is not None
+    assert (resume.step, resume.attempt, resume.world_size, resume.grade) == (20, 1, 1, "PROVED")
+    assert (resume.shard(0), resume.metrics, resume.extra) == (b"newer", {"loss": 0.25}, {"seed": 7})
+    assert resume.uri == f"{uri}/attempt=1/step=000000020"
+
+
+def test_attempt_that_asks_twice_resumes_from_the_same_point(uri: str) -> None:
+    a_run(uri).save(10, b"state")
+    first = a_run(uri, 2).resume()
+    a_run(uri, 2).save(20, b"further")
+
+    again = a_run(uri, 2).resume()
+
+    assert first is not None
+    assert again is not None
+    assert (first.step, again.step) == (10, 10)
+
+
+def test_step_saved_twice_is_left_as_it_was(uri: str) -> None:
+    run = a_run(uri)
+    first = run.save(10, b"state")
+    manifest = open_storage(uri).get(first.manifest)
+
+    second = run.save(10, b"not the same bytes")
+
+    assert second == first
+    assert open_storage(uri).get(first.manifest) == manifest
+    resume = a_run(uri, 2).resume()
+    assert resume is not None
+    assert resume.shard(0) == b"state"
+
+
+def test_steps_are_saved_in_rising_order(uri: str) -> None:
+    run = a_run(uri)
+    run.save(20, b"state")
+
+    with pytest.raises(ValueError, match="step 10 cannot be saved after step 20"):
+        run.save(10, b"state")
+
+
+def test_rank_0_waits_for_every_ranks_receipt(uri: str) -> None:
+    ranks = [a_run(uri, rank=rank, world_size=3) for rank in range(3)]
+
+    outcomes = together(ranks, lambda run: run.save(10, f"rank {run.rank}".encode()))
+
+    assert [saved.is_complete for saved in outcomes] == [True, False, False]
+    resume = a_run(uri, 2).resume()
+    assert resume is not None
+    assert list(resume.shards()) == [b"rank 0", b"rank 1", b"rank 2"]
+
+
+def test_ranks_may_gather_their_records_themselves(uri: str) -> None:
+    barrier = threading.Barrier(2)
+    heard: dict[int, Any] = {}
+
+    def gather_for(rank: int) -> Callable[[dict[str, Any]], list[dict[str, Any]]]:
+        def gather(mine: dict[str, Any]) -> list[dict[str, Any]]:
+            heard[rank] = json.loads(json.dumps(mine))
+            barrier.wait(timeout=20)
+            return [heard[0], heard[1]]
+
+        return gather
+
+    ranks = [a_run(uri, rank=rank, world_size=2) for rank in range(2)]
+    together(ranks, lambda run: run.save(10, f"rank {run.rank}".encode(), gather=gather_for(run.rank)))
+
+    resume = a_run(uri, 2).resume()
+    assert resume is not None
+    assert list(resume.shards()) == [b"rank 0", b"rank 1"]
+    assert not any("receipt" in key for key in open_storage(uri).examine(open_storage(uri).checkpoints()[0]))
+
+
+def test_checkpoint_that_one_rank_never_saved_is_not_complete(uri: str) -> None:
+    a_run(uri).save(10, b"whole")
+    lonely = a_run(uri, rank=0, world_size=2, patience_seconds=0)
+
+    with pytest.raises(TimeoutError, match="rank 1 to save step 20"):
+        lonely.save(20, b"half")
+
+    assert chosen_step(uri, 2) == 10
+
+
+def test_gather_that_loses_a_rank_makes_nothing_complete(uri: str) -> None:
+    with pytest.raises(ValueError, match="1 of 2 ranks"):
+        a_run(uri, rank=0, world_size=2).save(10, b"half", gather=lambda mine: [mine])
+
+    assert chosen_step(uri, 2) is None
+
+
+def test_older_attempt_ends_at_its_next_save(uri: str) -> None:
+    old = a_run(uri)
+    old.resume()
+    old.save(10, b"old")
+    new = a_run(uri, 2)
+    new.resume()
+
+    with pytest.raises(training.Fenced, match="attempt 1 is fenced: attempt 2"):
+        old.save(20, b"late")
+
+    new.save(15, b"new")
+    assert chosen_step(uri, 3) == 15
+
+
+def test_fence_raised_while_shards_were_written_stops_the_manifest(uri: str) -> None:
+    old = a_run(uri)
+
+    def overtaken(mine: dict[str, Any]) -> list[dict[str, Any]]:
+        pin(open_storage(uri), 2)
+        return [mine]
+
+    with pytest.raises(training.Fenced):
+        old.save(10, b"late", gather=overtaken)
+
+    assert open_storage(uri).get("attempt=1/step=000000010/manifest.json") is None
+
+
+class _OvertakenAtTheLastMoment:
+    """A store in which a later attempt is fenced between the last look at the fence and the manifest's write."""
+
+    def __init__(self, uri: str) -> None:
+        self._real = open_storage(uri)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def put_new(self, key: str, content: bytes) -> bool:
+        pin(self._real, 2)
+        return self._real.put_new(key, content)
+
+
+def test_manifest_that_slips_in_behind_a_raised_fence_never_counts(uri: str) -> None:
+    late: Storage = _OvertakenAtTheLastMoment(uri)
+    Run(late, job_id="job-rings", attempt=1).save(10, b"late")
+
+    assert open_storage(uri).get("attempt=1/step=000000010/manifest.json") is not None
+    assert chosen_step(uri, 3) is None
+
+
+def test_attempt_behind_the_fence_does_not_even_start(uri: str) -> None:
+    pin(open_storage(uri), 2)
+
+    with pytest.raises(training.Fenced):
+        a_run(uri, 1).resume()
+    with pytest.raises(training.Fenced):
+        a_run(uri, 1, resume_from="").resume()
+    with pytest.raises(training.Fenced):
+        a_run(uri, 1, rank=1, world_size=2).resume()
+
+
+def test_attempt_that_is_told_where_to_resume_does_not_choose(uri: str) -> None:
+    first = a_run(uri)
+    first.save(10, b"older")
+    first.save(20, b"newer")
+
+    resume = a_run(uri, 2, resume_from="attempt=1/step=000000010/manifest.json").resume()
+
+    assert resume is not None
+    assert (resume.step, resume.shard(0)) == (10, b"older")
+
+
+def test_attempt_that_is_told_to_begin_begins(uri: str) -> None:
+    a_run(uri).save(10, b"state")
+
+    assert a_run(uri, 2, resume_from="").resume() is None
+
+
+def test_attempt_that_was_told_still_fences_those_before_it(uri: str) -> None:
+    old = a_run(uri)
+    old.save(10, b"state")
+
+    a_run(uri, 2, resume_from="attempt=1/step=000000010/manifest.json").resume()
+
+    with pytest.raises(training.Fenced):
+        old.save(20, b"late")
+
+
+@pytest.mark.parametrize("key", ["somewhere", "../attempt=1/step=000000010/manifest.json", "attempt=1/step=10/x"])
+def test_key_that_names_no_checkpoint_is_refused(uri: str, key: str) -> None:
+    with pytest.raises(training.NotInAnAttemptError, match="names no checkpoint"):
+        a_run(uri, 2, resume_from=key).resume()
+
+
+def test_checkpoint_that_is_gone_is_said_so(uri: str) -> None:
+    with pytest.raises(training.DamagedError, match="not in the store"):
+        a_run(uri, 2, resume_from="attempt=1/step=000000010/manifest.json").resume()
+
+
+def test_every_rank_hears_what_rank_0_pinned(uri: str) -> None:
+    a_run(uri).save(10, b"state")
+    ranks = [a_run(uri, 2, rank=rank, world_size=3) for rank in range(3)]
+
+    resumes = together(ranks, lambda run: run.resume())
+
+    assert [resume.step for resume in resumes] == [10, 10, 10]
+
+
+def test_rank_gives_up_when_rank_0_pins_nothing(uri: str) -> None:
+    with pytest.raises(TimeoutError, match="rank 0 to pin"):
+        a_run(uri, rank=1, world_size=2, patience_seconds=0).resume()
+
+
+def test_large_shard_is_written_in_parts_and_read_as_one(uri: str) -> None:
+    content = bytes(range(256)) * 4
+    a_run(uri, part_bytes=100).save(10, content)
+
+    resume = a_run(uri, 2).resume()
+
+    assert resume is not None
+    assert resume.shard(0) == content
+    names = [key.rpartition("/")[2] for key in open_storage(uri).examine(open_storage(uri).checkpoints()[0])]
+    assert sorted(names)[1:3] == ["shard-0-of-1.p00000.bin", "shard-0-of-1.p00001.bin"]
+    assert len(names) == 12
+
+
+@pytest.mark.parametrize("content", [b"", bytearray(b"state"), memoryview(b"state")])
+def test_any_bytes_will_do(uri: str, content: bytes) -> None:
+    a_run(uri).save(10, content)
+
+    resume = a_run(uri, 2).resume()
+
+    assert resume is not None
+    assert resume.shard(0) == bytes(content)
+
+
+def test_shard_damaged_after_the_proof_is_noticed_when_read(uri: str) -> None:
+    a_run(uri).save(10, b"state")
+    resume = a_run(uri, 2).resume()
+    assert resume is not None
+    storage = open_storage(uri)
+    storage.put("attempt=1/step=000000010/shard-0-of-1.bin", b"rotte", _sha256(b"rotte"))
+
+    with pytest.raises(training.DamagedError, match="5 bytes that are not those"):
+        resume.shard(0)
+    with pytest.raises(training.DamagedError, match="no shard of rank 1"):
+        resume.shard(1)
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf"), -float("inf")])
+def test_diverged_checkpoint_is_saved_and_never_resumed_from(uri: str, loss: float) -> None:
+    run = a_run(uri)
+    run.save(10, b"good", metrics={"loss": 1.0})
+    run.save(20, b"diverged", metrics={"loss": loss})
+
+    assert chosen_step(uri, 2) == 10
+
+
+def test_result_is_written_once_by_rank_0(uri: str) -> None:
+    a_run(uri, rank=1, world_size=2).finish({"digest": "of rank 1"})
+    a_run(uri, rank=0, world_size=2).finish({"digest": "first"})
+    a_run(uri, rank=0, world_size=2).finish({"digest": "second"})
+
+    assert json.loads(open_storage(uri).get("result/attempt=1.json") or b"") == {"digest": "first"}
+
+
+def test_fenced_attempt_publishes_no_result(uri: str) -> None:
+    pin(open_storage(uri), 2)
+
+    with pytest.raises(training.Fenced):
+        a_run(uri).finish({"digest": "late"})
+
+    assert open_storage(uri).get("result/attempt=1.json") is None
+
+
+def test_checkpoint_by_convention_is_handed_over_as_a_folder(uri: str) -> None:
+    storage = open_storage(uri)
+    for name in (".metadata", "__0_0.distcp"):
+        storage.put(f"attempt=1/step=000000010/{name}", b"dcp", _sha256(b"dcp"))
+
+    resume = a_run(uri, 2, accepts_convention=True).resume()
+
+    assert resume is not None
+    assert (resume.step, resume.grade) == (10, "COMPLETE_BY_CONVENTION")
+    assert resume.uri == f"{uri}/attempt=1/step=000000010"
+    with pytest.raises(training.DamagedError, match="own convention"):
+        resume.shard(0)
+
+
+@pytest.fixture
+def sigterm() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.usefixtures("sigterm")
+def test_sigterm_asks_to_stop(tmp_path: Path) -> None:
+    run = training.attach({"EVENKEEL_CHECKPOINT_URI": str(tmp_path), "EVENKEEL_ATTEMPT": "1"})
+    assert not run.should_stop()
+
+    signal.raise_signal(signal.SIGTERM)
+
+    assert run.should_stop()
+
+
+@pytest.mark.usefixtures("sigterm")
+def test_environment_says_everything(tmp_path: Path) -> None:
+    run = training.attach(
+        {
+            "EVENKEEL_JOB_ID": "job-rings",
+            "EVENKEEL_ATTEMPT": "3",
+            "EVENKEEL_CHECKPOINT_URI": f"file://{tmp_path}",
+            "EVENKEEL_RESUME_FROM": "",
+            "WORLD_SIZE": "4",
+            "JOB_COMPLETION_INDEX": "2",
+            "RANK": "1",
+        }
+    )
+
+    assert (run.job_id, run.attempt, run.world_size, run.rank) == ("job-rings", 3, 4, 2)
+    assert run.checkpoint_uri == f"file://{tmp_path}"
+    assert run.resume() is None
+
+
+@pytest.mark.usefixtures("sigterm")
+def test_attach_works_outside_the_main_thread(tmp_path: Path) -> None:
+    given = {"EVENKEEL_CHECKPOINT_URI": str(tmp_path), "EVENKEEL_ATTEMPT": "1"}
+    with ThreadPoolExecutor(1) as pool:
+        run = pool.submit(training.attach, given).result(timeout=10)
+
+    assert not run.should_stop()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"EVENKEEL_CHECKPOINT_URI": ""}, "EVENKEEL_CHECKPOINT_URI is not set"),
+        ({"EVENKEEL_CHECKPOINT_URI": "gs://x/y"}, "no checkpoint URI"),
+        ({"EVENKEEL_ATTEMPT": ""}, "EVENKEEL_ATTEMPT is not set"),
+        ({"EVENKEEL_ATTEMPT": "0"}, "at least 1"),
+        ({"EVENKEEL_ATTEMPT": "two"}, "EVENKEEL_ATTEMPT='two'"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE"),
+        ({"RANK": "4", "WORLD_SIZE": "4"}, "RANK=4 does not fit WORLD_SIZE=4"),
+        ({"EVENKEEL_DISTRUST_AFTER": "yesterday"}, "'yesterday' is no instant"),
+    ],
+)
+def test_environment_that_makes_no_sense_is_refused(changes: dict[str, str], message: str, tmp_path: Path) -> None:
+    given = {"EVENKEEL_CHECKPOINT_URI": str(tmp_path), "EVENKEEL_ATTEMPT": "1"}
+
+    with pytest.raises(training.NotInAnAttemptError, match=message):
+        training.attach(given | changes)

@@ -1,0 +1,180 @@
+"""The promises that the training contract rests on, held by folder and bucket alike."""
+
+import hashlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import boto3
+import pytest
+from moto import mock_aws
+
+from evenkeel.training.layout import Checkpoint, Fence, Pin, ResumePoint, UnreadableError
+from evenkeel.training.storage import StandingFence, Storage, StoredObject, open_storage
+
+SAVED = Checkpoint(step=10, attempt=1)
+
+
+def _put(storage: Storage, key: str, content: bytes) -> None:
+    storage.put(key, content, hashlib.sha256(content).hexdigest())
+
+
+def test_what_was_put_is_got(uri: str) -> None:
+    storage = open_storage(uri)
+
+    _put(storage, "attempt=1/step=000000010/shard-0-of-1.bin", b"first")
+    _put(storage, "attempt=1/step=000000010/shard-0-of-1.bin", b"second")
+
+    assert storage.get("attempt=1/step=000000010/shard-0-of-1.bin") == b"second"
+    assert storage.get("attempt=1/step=000000010/manifest.json") is None
+    assert storage.get("attempt=1/step=000000010/shard-0-of-1.bin/under-a-file") is None
+
+
+def test_what_must_be_new_is_written_once(uri: str) -> None:
+    storage = open_storage(uri)
+
+    first, second = storage.put_new("manifest.json", b"first"), storage.put_new("manifest.json", b"second")
+
+    assert (first, second) == (True, False)
+    assert storage.get("manifest.json") == b"first"
+
+
+def test_of_many_first_comers_one_wins(uri: str) -> None:
+    storage = open_storage(uri)
+    storage.get("warm")  # one client for all threads
+    contents = [f"writer {number}".encode() for number in range(8)]
+
+    with ThreadPoolExecutor(8) as pool:
+        outcomes = list(pool.map(lambda content: storage.put_new("manifest.json", content), contents))
+
+    assert outcomes.count(True) == 1
+    assert storage.get("manifest.json") == contents[outcomes.index(True)]
+
+
+def test_only_folders_of_checkpoints_are_listed(uri: str) -> None:
+    storage = open_storage(uri)
+    for key in (
+        "attempt=1/step=000000010/shard-0-of-1.bin",
+        "attempt=1/step=000000020/manifest.json",
+        "attempt=12/step=000000030/manifest.json",
+        "attempt=1/step=7/manifest.json",
+        "attempt=x/step=000000010/manifest.json",
+        "result/attempt=1.json",
+        "_fence",
+    ):
+        _put(storage, key, b"{}")
+
+    found = sorted(storage.checkpoints())
+
+    assert found == [SAVED, Checkpoint(step=20, attempt=1), Checkpoint(step=30, attempt=12)]
+
+
+def test_empty_store_has_no_checkpoints_and_no_fence(uri: str) -> None:
+    storage = open_storage(uri)
+
+    assert storage.checkpoints() == []
+    assert dict(storage.examine(SAVED)) == {}
+    assert storage.read_fence() == StandingFence(None)
+
+
+def test_store_tells_size_and_checksum(uri: str) -> None:
+    storage = open_storage(uri)
+    _put(storage, f"{SAVED.folder}/shard-0-of-1.bin", b"weights")
+    _put(storage, "attempt=1/step=000000100/shard-0-of-1.bin", b"another checkpoint")
+
+    seen = storage.examine(SAVED)
+
+    told = {key: (stored.size_bytes, stored.sha256) for key, stored in seen.items()}
+    assert told == {f"{SAVED.folder}/shard-0-of-1.bin": (7, hashlib.sha256(b"weights").hexdigest())}
+    assert all(stored.modified_at is not None and stored.modified_at.tzinfo is not None for stored in seen.values())
+
+
+def test_fence_rises_from_what_was_read_and_carries_its_history(uri: str) -> None:
+    storage = open_storage(uri)
+    first = Fence(Pin(1, None))
+    pinned = Fence(Pin(2, ResumePoint(1, 10, SAVED.manifest_key)), history=(first.pin,), reason="It holds.")
+
+    assert storage.raise_fence(first, storage.read_fence())
+    assert storage.raise_fence(pinned, storage.read_fence())
+
+    assert storage.read_fence().fence == pinned
+
+
+def test_fence_that_moved_since_it_was_read_is_not_raised(uri: str) -> None:
+    storage = open_storage(uri)
+    as_read = storage.read_fence()
+    assert storage.raise_fence(Fence(Pin(2, None)), as_read)
+
+    assert not storage.raise_fence(Fence(Pin(2, None), reason="again"), as_read)
+    assert not storage.raise_fence(Fence(Pin(1, None)), as_read)
+
+    assert storage.read_fence().fence == Fence(Pin(2, None))
+
+
+def test_of_many_launches_of_one_attempt_one_raises_the_fence(uri: str) -> None:
+    storage = open_storage(uri)
+    as_read = storage.read_fence()
+    fences = [Fence(Pin(1, None), reason=f"launch {number}") for number in range(8)]
+
+    with ThreadPoolExecutor(8) as pool:
+        outcomes = list(pool.map(lambda fence: storage.raise_fence(fence, as_read), fences))
+
+    assert outcomes.count(True) == 1
+    assert storage.read_fence().fence == fences[outcomes.index(True)]
+
+
+def test_folder_keeps_no_temporary_files_and_lists_none(tmp_path: Path) -> None:
+    storage = open_storage(str(tmp_path))
+    _put(storage, f"{SAVED.folder}/shard-0-of-1.bin", b"weights")
+    storage.put_new(SAVED.manifest_key, b"{}")
+    storage.put_new(SAVED.manifest_key, b"{}")
+    (tmp_path / SAVED.folder / ".writing-0123").write_bytes(b"cut off by a power failure")
+
+    seen = sorted(storage.examine(SAVED))
+
+    assert seen == [f"{SAVED.folder}/manifest.json", f"{SAVED.folder}/shard-0-of-1.bin"]
+    assert len(list((tmp_path / SAVED.folder).iterdir())) == 3
+
+
+def test_folder_fences_of_two_attempts_raised_at_once_leave_the_higher_one(tmp_path: Path) -> None:
+    storage = open_storage(str(tmp_path))
+    as_read = storage.read_fence()
+
+    outcomes = [storage.raise_fence(Fence(Pin(attempt, None)), as_read) for attempt in (3, 2)]
+
+    assert outcomes == [True, False]
+    assert storage.read_fence().fence == Fence(Pin(3, None))
+
+
+def test_folder_fence_under_a_wrong_name_is_refused(tmp_path: Path) -> None:
+    storage = open_storage(str(tmp_path))
+    storage.put_new("_fence.d/3.json", Fence(Pin(2, None)).to_bytes())
+
+    with pytest.raises(UnreadableError, match="speaks of attempt 2"):
+        storage.read_fence()
+
+
+@mock_aws
+def test_object_whose_checksum_the_bucket_does_not_keep_is_seen_without() -> None:
+    client = boto3.client("s3", region_name="us-east-1")
+    client.create_bucket(Bucket="checkpoints")
+    client.put_object(Bucket="checkpoints", Key=f"{SAVED.folder}/shard-0-of-1.bin", Body=b"by another tool")
+
+    (seen,) = open_storage("s3://checkpoints").examine(SAVED).values()
+
+    assert seen == StoredObject(15, None, seen.modified_at)
+
+
+@mock_aws
+def test_listing_of_many_checkpoints_is_read_to_its_end() -> None:
+    boto3.client("s3", region_name="us-east-1").create_bucket(Bucket="checkpoints")
+    storage = open_storage("s3://checkpoints/many")
+    for step in range(1005):
+        _put(storage, f"attempt=1/step={step:09d}/manifest.json", b"{}")
+
+    assert len(storage.checkpoints()) == 1005
+
+
+@pytest.mark.parametrize("uri", ["", "s3://", "gs://bucket/prefix", "file://elsewhere/folder"])
+def test_address_that_names_no_store_is_refused(uri: str) -> None:
+    with pytest.raises(ValueError, match=r"no checkpoint URI|no bucket|another machine"):
+        open_storage(uri)
