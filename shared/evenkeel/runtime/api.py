@@ -14,7 +14,18 @@ from aws_lambda_powertools.utilities.data_classes import APIGatewayProxyEvent
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.alias_generators import to_camel
 
-from evenkeel.ports import Conflict, EvenkeelError, NotAllowed, NotFound, Refused, Telemetry, Throttled, TransientError
+from evenkeel.ports import (
+    Conflict,
+    EvenkeelError,
+    Invalid,
+    KeyReused,
+    NotAllowed,
+    NotFound,
+    Refused,
+    Telemetry,
+    Throttled,
+    TransientError,
+)
 
 Json = dict[str, Any]
 Reply = Response[Any]
@@ -172,14 +183,22 @@ class Resolver(APIGatewayRestResolver):
         """Return what names this request durably: whose it is, and its idempotency key."""
         return f"{self.caller().principal}#{self.idempotency_key()}"
 
+    def expect(self, holds: bool, code: str, detail: str) -> None:
+        """Answer with a problem unless something holds.
+
+        Raises:
+            Problem: it does not.
+        """
+        if not holds:
+            raise Problem(code, detail)
+
     def expect_fleet(self, named: str, own: str) -> None:
         """Hold the path to this stack's fleet.
 
         Raises:
             Problem: the path names another one.
         """
-        if named != own:
-            raise Problem("NOT_FOUND", f"This stack serves the fleet {own}, not {named}.")
+        self.expect(named == own, "NOT_FOUND", f"This stack serves the fleet {own}, not {named}.")
 
     def answer(self, document: Json, *, undated: tuple[str, ...] = ("asOf",)) -> Reply:
         """Answer a read, with an ETag over all but the fields that change with time alone; 304 where it is known."""
@@ -266,6 +285,11 @@ def as_problem(error: Exception) -> Problem:
             return Problem("NOT_FOUND", str(error))
         case NotAllowed():
             return Problem("UNAVAILABLE", "Evenkeel itself was refused by something that it needs.")
+        case Invalid():
+            faults = tuple(FieldError(_as_sent(field), message) for field, message in error.faults)
+            return Problem("VALIDATION_FAILED", "; ".join(": ".join(fault) for fault in faults) or str(error), faults)
+        case KeyReused():
+            return Problem("IDEMPOTENCY_KEY_REUSED", str(error))
         case Refused():
             return Problem(_refusal_code(error), str(error))
         case Conflict():
@@ -276,6 +300,18 @@ def as_problem(error: Exception) -> Problem:
             return Problem("UNAVAILABLE", "Something that is needed gave no answer.")
         case _:
             return Problem("INTERNAL", "The request could not be answered.")
+
+
+_SENT_AS = {
+    "acceleratorsPerNode": "gpusPerNode",
+    "checkpointUri": "checkpoint.uri",
+    "maxRestarts": "recovery.maxRestarts",
+}
+
+
+def _as_sent(field: str) -> str:
+    """Return a job's field under the name that requests have for it."""
+    return _SENT_AS.get(field, field)
 
 
 def _refusal_code(error: Refused) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.recovery.leases import Hold
 from evenkeel.domain.values import Value, rfc3339
-from evenkeel.ports import Conflict, Delete, Ledger, Put, Refused, Row, Write
+from evenkeel.ports import Conflict, Delete, KeyReused, Ledger, Put, Row, Write
 from evenkeel.services import rows
 
 Json = dict[str, Any]
@@ -33,12 +33,6 @@ class ReleaseRequest(Value):
     fingerprint: str
 
 
-class AlreadyAnswered(Refused):
-    """The same request id came before with another content."""
-
-    code = "IDEMPOTENCY_KEY_REUSED"
-
-
 def show(ledger: Ledger, *, mode: str, drills_may_act: bool, now: datetime) -> Json:
     """Return how far automation may go now, and who holds it."""
     hold = current_hold(ledger, now)
@@ -63,7 +57,7 @@ def hold(ledger: Ledger, request: HoldRequest, *, now: datetime) -> Hold:
     Idempotent: yes, by the request id, which is recorded in the same commit.
 
     Raises:
-        AlreadyAnswered: the request id was used for something else.
+        KeyReused: the request id was used for something else.
     """
     wanted = Hold(by=request.by, reason=request.reason, since=now, until=request.until)
     text = f"Held by {request.by} until {rfc3339(request.until)}: {request.reason}"
@@ -78,7 +72,7 @@ def release(ledger: Ledger, request: ReleaseRequest, *, now: datetime) -> Json:
     Idempotent: yes, by the request id, and no hold is success.
 
     Raises:
-        AlreadyAnswered: the request id was used for something else.
+        KeyReused: the request id was used for something else.
     """
     text = f"Released by {request.by}" + (f": {request.reason}" if request.reason else "")
     return _once(ledger, request, TimelineEntry(at=now, kind="released", text=text, writer=request.by), None)
@@ -89,17 +83,19 @@ def _once(ledger: Ledger, request: HoldRequest | ReleaseRequest, entry: Timeline
     now = entry.at
     for _ in range(5):
         earlier = ledger.get(rows.automation_request_key(request.request_id))
-        if earlier is not None:
+        if earlier is not None and (earlier.expires_at is None or now < earlier.expires_at):
             if earlier.doc["fingerprint"] != request.fingerprint:
-                raise AlreadyAnswered("This idempotency key was used before, for something else.")
+                raise KeyReused("This idempotency key was used before, for something else.")
             given: Json = earlier.doc["answer"]
             return given
         row = ledger.get(rows.hold_key())
         was_held = row is not None and rows.read(row, Hold).until > now
         answer = wanted.to_json() if wanted else {"wasHeld": was_held, "releasedAt": rfc3339(now)}
         record = {"fingerprint": request.fingerprint, "answer": answer}
+        # The store deletes expired rows within days, not at once: one of those is written over.
+        fresh = rows.automation_request_row(request.request_id, record, now)
         writes: list[Write] = [
-            Put(rows.automation_request_row(request.request_id, record, now)),
+            Put(Row(fresh.key, fresh.doc, earlier.version if earlier else 0, None, fresh.expires_at)),
             Put(rows.automation_event_row(entry, request.request_id)),
         ]
         if wanted is not None:

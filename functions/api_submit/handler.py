@@ -1,0 +1,43 @@
+"""What researchers change: submitting and cancelling jobs."""
+
+from evenkeel.runtime import api, api_types, entry, wiring
+from evenkeel.services import cancel_job, read_jobs, submit_job
+
+app = api.Resolver(lambda: wiring.world().telemetry)
+
+
+@app.post("/v1/jobs")
+def submit() -> api.Reply:
+    world = wiring.world()
+    caller = app.caller()
+    request = submit_job.Request(
+        spec=app.body(api_types.JobBody).spec(),
+        principal=caller.principal,
+        actor=caller.actor,
+        idempotency_key=app.idempotency_key(),
+    )
+    outcome = submit_job.run(
+        request,
+        world.ledger,
+        world.passes,
+        world.ids,
+        cluster=world.settings.home_cluster,
+        namespace=world.settings.job_namespace,
+        now=world.clock.now(),
+    )
+    return app.accepted(read_jobs.summary(outcome.job), f"/v1/jobs/{outcome.job.job_id}")
+
+
+@app.post("/v1/jobs/<job_id>/cancel")
+def cancel(job_id: str) -> api.Reply:
+    world = wiring.world()
+    app.idempotency_key()  # the job's own state makes a repeat harmless; a key is asked of every change
+    request = cancel_job.Request(job_id=job_id, actor=app.caller().actor, reason=app.body(api_types.CancelBody).reason)
+    outcome = cancel_job.run(request, world.ledger, world.passes, now=world.clock.now())
+    app.expect(outcome.outcome != cancel_job.CancelOutcome.ALREADY_ENDED, "JOB_ENDED", outcome.job.reason)
+    return app.accepted(read_jobs.summary(outcome.job), f"/v1/jobs/{job_id}")
+
+
+@entry.api
+def handler(event: entry.Json, context: entry.Context) -> entry.Json:
+    return app.reply(event, context)
