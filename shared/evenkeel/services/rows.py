@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import Evidence, Incident, TimelineEntry
+from evenkeel.domain.health.intake import LastIncident
 from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.scheduling.jobs import Attempt, Charge, Job
 from evenkeel.domain.values import Value, rfc3339
@@ -62,9 +63,19 @@ def fact_key(fact: str) -> Key:
     return Key(Table.INCIDENTS, f"FACT#{fact}", "META")
 
 
-def fact_row(fact: str, incident_id: str, now: datetime) -> Row:
+def fact_row(fact: str, incident_id: str, now: datetime, version: int = 0) -> Row:
     """Remember the fact and the incident it joined."""
-    return Row(fact_key(fact), {"incidentId": incident_id}, 0, None, now + FACT_KEPT)
+    return Row(fact_key(fact), {"incidentId": incident_id}, version, None, now + FACT_KEPT)
+
+
+def last_key(life: NodeLife) -> Key:
+    """`LAST#life / META`: how the last settled incident of a life left it."""
+    return Key(Table.INCIDENTS, f"LAST#{life.key}", "META")
+
+
+def last_row(life: NodeLife, last: LastIncident, version: int, now: datetime) -> Row:
+    """Kept as long as facts are: it is what tells old news from new."""
+    return Row(last_key(life), last.to_json(), version, None, now + FACT_KEPT)
 
 
 def unresolved_row(fact_doc: dict[str, Any], fact: str, now: datetime, version: int = 0) -> Row:

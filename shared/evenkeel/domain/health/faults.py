@@ -49,12 +49,22 @@ class Fault(Value):
     """Wait for more evidence before the first rung."""
     validate_with: str
     """none, basic or deep."""
+    recur_count: int = 0
+    """The N-th occurrence inside the window starts on the next rung; 0 = not counted."""
+    recur_window_hours: int = 0
 
     @property
     def repairs_node(self) -> bool:
         """Whether any rung touches the machine."""
-        return any(rung in ("reboot", "replace") for rung in self.ladder)
+        return any(rung in NODE_RUNGS for rung in self.ladder)
 
+    @property
+    def node_rungs(self) -> tuple[str, ...]:
+        """The rungs that touch the machine, in order."""
+        return tuple(rung for rung in self.ladder if rung in NODE_RUNGS)
+
+
+NODE_RUNGS = ("reboot", "replace")
 
 UNKNOWN_FAULT = "hp:unknown_fault_type"
 
@@ -71,6 +81,8 @@ def _read(row: dict[str, str]) -> Fault:
         acts_alone=row["p_acts_alone"] == "yes",
         settle_seconds=int(row["p_settle_s"]),
         validate_with=row["p_validate"],
+        recur_count=int(row["p_recur_count"]),
+        recur_window_hours=int(row["p_recur_window_h"]),
     )
 
 

@@ -1,5 +1,6 @@
 """Incidents: one open per node life; every further signal joins it as evidence."""
 
+from datetime import datetime
 from enum import StrEnum
 
 from evenkeel.domain.health.faults import Severity
@@ -33,6 +34,8 @@ class NodeFact(Value):
     detail: str = ""
     """The source's own words, at most 500 characters, printable."""
     is_drill: bool = False
+    occurrence: str = ""
+    """Tells one occurrence from the next where the source knows better than the minute: an exact time, a boot id."""
 
     @property
     def fact_key(self) -> str:
@@ -41,8 +44,8 @@ class NodeFact(Value):
         Source: SageMaker may send several events for one state change, so the envelope id is not enough; the minute in
         which it happened is part of the key, so that the same fault on another day is another fact.
         """
-        minute = self.observed_at.strftime("%Y%m%dT%H%M")
-        return f"{self.source}/{self.instance_id}/{self.kind}/{self.fault_key}/{minute}"
+        when = self.occurrence or self.observed_at.strftime("%Y%m%dT%H%M")
+        return f"{self.source}/{self.instance_id}/{self.kind}/{self.fault_key}/{when}"
 
 
 class IncidentState(StrEnum):
@@ -60,6 +63,8 @@ class IncidentState(StrEnum):
     """Another owner repairs this node (NodeRecovery=Automatic, a person)."""
     WAITING_FOR_PERSON = "WAITING_FOR_PERSON"
     """Every rung was used or refused. A page went out."""
+    JOB_NOT_BACK = "JOB_NOT_BACK"
+    """The node branch ended well, but a hurt job does not run again in time. A page went out."""
     FAILED = "FAILED"
     """Evenkeel itself failed. A page went out."""
 
@@ -114,12 +119,21 @@ class Incident(Value):
     is_drill: bool = False
     mode: str = ""
     evidence_count: int = 1
+    sources: tuple[str, ...] = ()
+    """Who saw it sick, each once. Some faults need two independent witnesses."""
+    last_signal_at: Instant | None = None
+    """Latest `observedAt` of a sick signal: what a validation must not be older than."""
+    asked_rung: str = ""
+    """`replace` where HyperPod itself asks for no less, however mild the Xid behind it; else empty."""
     recovered_at: Instant | None = None
     """Latest healthy-again signal for this life."""
     hurt_jobs: tuple[HurtJob, ...] = ()
     repairs: tuple[str, ...] = ()
     """Rungs asked for so far, in order: `reboot`, `replace`."""
     replacement_instance_id: str = ""
+    node_branch: str = ""
+    """How the node branch ended, once it has: `RETURNED`, `WAITING_FOR_PERSON`, `STOOD_DOWN`, …"""
+    paged_at: Instant | None = None
     outcome: str = ""
     """One sentence for the operator once settled, or why it waits."""
     stages: StageTimes = StageTimes()
@@ -128,6 +142,12 @@ class Incident(Value):
     def execution_name(self) -> str:
         """Name of the workflow execution of this run."""
         return f"{self.incident_id}-r{self.run}"
+
+    def at_stage(self, name: str, at: datetime) -> "Incident":
+        """Return this incident with a stage reached; the first time counts."""
+        if getattr(self.stages, name) is not None:
+            return self
+        return self.but(stages=self.stages.but(**{name: at}))
 
 
 class Evidence(Value):
@@ -150,3 +170,14 @@ class TimelineEntry(Value):
     decision_id: str = ""
     writer: str = ""
     """The service that wrote it."""
+
+
+class SickSeat(Value):
+    """The machine that a fact is about, and the seat it holds."""
+
+    life: NodeLife
+    slot: str
+    node_name: str = ""
+    pool: str = ""
+    instance_type: str = ""
+    boot_id: str = ""

@@ -1,0 +1,34 @@
+"""What a parser may answer besides a fact."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """A known event that calls for nothing."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """An event of a kind that no parser knows. Archived and counted, never guessed from its fields."""
+
+    reason: str
+    code: str = "EVENT_UNKNOWN_TYPE"
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """An event of a known kind that cannot be read. Kept whole for a person."""
+
+    code: str
+    reason: str
+
+
+class BadEvent(Exception):
+    """Raised inside a parser at the first fault; never leaves `events`."""
+
+    def __init__(self, code: str, reason: str) -> None:
+        super().__init__(f"{code}: {reason}")
+        self.malformed = Malformed(code, reason)

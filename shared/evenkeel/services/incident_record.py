@@ -1,0 +1,59 @@
+"""One incident in the ledger: read, and changed under its version."""
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+
+from evenkeel.domain.health.incidents import Incident, TimelineEntry
+from evenkeel.ports import Conflict, Ledger, NotFound, Put, Row, Write
+from evenkeel.services import rows
+
+TRIES = 6
+"""How often a commit is decided anew before the conflict is left to the workflow's own retry."""
+
+Change = Callable[[Incident], tuple[Incident, Sequence[Write]] | None]
+"""From an incident as it stands to what it shall be and what else is written with it; None = nothing to do."""
+
+
+def load(ledger: Ledger, incident_id: str) -> tuple[Incident, int]:
+    """Return an incident and its version.
+
+    Raises:
+        NotFound: there is no such incident.
+    """
+    row = ledger.get(rows.incident_key(incident_id))
+    if row is None:
+        raise NotFound(f"there is no incident {incident_id}")
+    return rows.read(row, Incident), row.version
+
+
+def amend(ledger: Ledger, incident_id: str, change: Change) -> Incident:
+    """Change an incident and what belongs with it in one commit; decide anew where somebody else was first.
+
+    Idempotent: as far as `change` is, which sees the incident as it stands each time.
+
+    Raises:
+        Conflict: somebody else was first too often.
+    """
+    for _ in range(TRIES):
+        incident, version = load(ledger, incident_id)
+        changed = change(incident)
+        if changed is None:
+            return incident
+        after, writes = changed
+        try:
+            ledger.commit(Put(rows.incident_row(after, version)), *writes)
+        except Conflict:
+            continue
+        return after
+    raise Conflict(f"incident {incident_id} kept changing")
+
+
+def told(subject: str, kind: str, text: str, *, at: datetime, writer: str, decision_id: str = "") -> Put:
+    """Return the write of one line of a story."""
+    return Put(told_row(subject, kind, text, at=at, writer=writer, decision_id=decision_id))
+
+
+def told_row(subject: str, kind: str, text: str, *, at: datetime, writer: str, decision_id: str = "") -> Row:
+    """Return the row of one line of a story."""
+    entry = TimelineEntry(at=at, kind=kind, text=text, decision_id=decision_id, writer=writer)
+    return rows.timeline_row(subject, entry, f"{writer}-{kind}")
