@@ -61,6 +61,17 @@ class Settings(BaseModel):
             faults = "; ".join(f"{fault['loc'][0]}: {fault['msg']}" for fault in error.errors(include_input=False))
             raise BadSetting(f"the environment cannot be read: {faults}") from error
 
+    @property
+    def home_cluster(self) -> str:
+        """HyperPod's own EKS cluster: where jobs run.
+
+        Raises:
+            BadSetting: no cluster is named.
+        """
+        if not self.kubernetes_clusters:
+            raise BadSetting("the environment variable KUBERNETES_CLUSTERS is needed here and is not set")
+        return self.kubernetes_clusters[0]
+
     def need(self, name: str) -> str:
         """Return a text setting by field name.
 
