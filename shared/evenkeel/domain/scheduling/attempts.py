@@ -7,7 +7,16 @@ from typing import assert_never
 
 from evenkeel.domain.nodes import KubernetesNode
 from evenkeel.domain.policy import JobPolicy
-from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Job, JobState, PodPhase, PodSeen, WorkloadSeen
+from evenkeel.domain.scheduling.jobs import (
+    Attempt,
+    AttemptState,
+    Job,
+    JobState,
+    PodPhase,
+    PodSeen,
+    StopRequest,
+    WorkloadSeen,
+)
 from evenkeel.domain.values import Value
 
 FENCED_EXIT = 75
@@ -40,6 +49,7 @@ JOB_WRITERS: Mapping[str, frozenset[tuple[JobState | None, JobState]]] = {
     "cancel_job": frozenset({(J.PENDING, J.CANCELLED), (J.STARTING, J.STOPPING), (J.RUNNING, J.STOPPING)}),
     "schedule_jobs": frozenset({(J.PENDING, J.PENDING), (J.PENDING, J.STARTING)}),
     "mark_running": frozenset({(J.STARTING, J.RUNNING)}),
+    "stop_attempt": frozenset((state, state) for state in (J.STARTING, J.RUNNING, J.STOPPING)),
     "settle_attempt": frozenset(
         (before, after)
         for before in (J.STARTING, J.RUNNING, J.STOPPING)
@@ -139,10 +149,20 @@ def judge_end(
         return None  # the Job exists and has not made its pods yet
     request = job.stop_of(attempt.attempt)
     if request:
-        return Ending(state=request.outcome, reason=request.reason, exit_codes=codes)
+        return _as_requested(request, codes)
     if attempt.state is A.STARTING and is_gone:
         return None  # not launched yet
     return _blame(failed, fenced_out, attempt, lost_nodes, sick_nodes, codes)
+
+
+def _as_requested(request: StopRequest, codes: dict[str, int]) -> Ending:
+    return Ending(
+        state=request.outcome,
+        reason=request.reason,
+        exit_codes=codes,
+        counts_as_failure=request.counts_as_failure,
+        is_final=request.is_final,
+    )
 
 
 def _blame(
@@ -197,7 +217,7 @@ def judge_abandoned(seen: WorkloadSeen, job: Job, attempt: Attempt, failure: str
     codes = {pod.name: pod.exit_code for pod in seen.pods if pod.exit_code is not None}
     request = job.stop_of(attempt.attempt)
     if request:
-        return Ending(state=request.outcome, reason=request.reason, exit_codes=codes)
+        return _as_requested(request, codes)
     if attempt.is_refused:
         return Ending(state=A.NEVER_RAN, reason=attempt.reason, is_final=True)
     if failure:

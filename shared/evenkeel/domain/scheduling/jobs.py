@@ -113,6 +113,10 @@ class StopRequest(Value):
     """How the attempt is to be settled: STOPPED, or LOST for an infrastructure fault."""
     grace_seconds: int
     requested_at: Instant
+    counts_as_failure: bool = False
+    """Whether the end uses up one of the application's restarts."""
+    is_final: bool = False
+    """Whether another attempt could not end otherwise."""
 
 
 class Job(Value):
@@ -274,6 +278,12 @@ class WorkloadSeen(Value):
     has_completed: bool = False
     has_failed: bool = False
     pods: tuple[PodSeen, ...] = ()
+
+    @property
+    def is_let_run(self) -> bool:
+        """Whether something of it runs, or may yet be started, that nobody has asked to end."""
+        is_at_work = bool(self.uid) and not (self.is_deleting or self.has_completed or self.has_failed)
+        return is_at_work or any(not pod.is_terminating for pod in self.pods_alive())
 
     def pods_alive(self, lost_nodes: frozenset[str] = frozenset()) -> tuple[PodSeen, ...]:
         """Return the pods that run or may yet run, without those on `lost_nodes`."""

@@ -86,7 +86,7 @@ def _program_faults(spec: JobSpec) -> Iterator[SpecFault]:
     texts = (*spec.command, *spec.args, *spec.env, *spec.env.values())
     if sum(map(len, texts)) > MAX_TEXT:
         yield SpecFault("command", f"Command, arguments and environment take at most {MAX_TEXT} characters together.")
-    if any("\0" in text or not text.isascii() and not _is_text(text) for text in texts):
+    if any("\0" in text or (not text.isascii() and not _is_text(text)) for text in texts):
         yield SpecFault("command", "Command, arguments and environment are text without null characters.")
 
 

@@ -1,0 +1,283 @@
+"""State LaunchJob of run_job: fence the past out, pin the resume point, create the Kubernetes Job.
+
+    pods of n-1 gone, or on lost nodes ── raise fence to n, with its pin ── forget lost pods ── create Job ── record
+
+The fence is the one write that decides. A retry finds it at n and takes its pin for the answer; at more than n this
+attempt is stale. Whatever still runs behind a lost node ends at its next save, and what it saved late never counts.
+"""
+
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import NamedTuple
+
+from evenkeel.domain.checkpoints import (
+    CheckpointRef,
+    Distrust,
+    Evidence,
+    EvidenceNeeded,
+    FenceUnreadableError,
+    Grade,
+    ManifestUnreadableError,
+    ResumeChoice,
+    Standing,
+    StoredObject,
+    choose_resume_point,
+    fence_of,
+    parse_manifest,
+    raised,
+    ref_of_key,
+    standing,
+)
+from evenkeel.domain.health.incidents import TimelineEntry
+from evenkeel.domain.policy import Mode, Policy
+from evenkeel.domain.scheduling.attempts import lost_nodes
+from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Job, WorkloadSeen
+from evenkeel.domain.values import Value
+from evenkeel.ports import (
+    CheckpointStore,
+    Cluster,
+    Conflict,
+    LaunchSpec,
+    Ledger,
+    NotFound,
+    PermanentError,
+    Put,
+    Refused,
+    Telemetry,
+)
+from evenkeel.services import attempt_rows, rows
+
+WRITER = "launch_job"
+_ROUNDS = 5
+
+
+class Request(Value):
+    """One attempt."""
+
+    schema_version: int = 1
+    job_id: str
+    attempt: int
+
+
+class LaunchOutcome(StrEnum):
+    """What LaunchJob answers."""
+
+    LAUNCHED = "LAUNCHED"
+    NOT_YET = "NOT_YET"
+    """The attempt before has not ended: ask again after `waitSeconds`."""
+    STALE = "STALE"
+    """A later attempt exists, or this one is settled: nothing is to be done."""
+    GIVE_UP = "GIVE_UP"
+    """It cannot be launched: settle it."""
+
+
+class Outcome(Value):
+    """The answer, in words as well."""
+
+    outcome: LaunchOutcome
+    wait_seconds: int = 0
+    reason: str
+
+
+class _Past(NamedTuple):
+    """What is left of the attempt before."""
+
+    holds_back: tuple[str, ...] = ()
+    """Its pods that may still run where they can be reached."""
+    out_of_reach: tuple[str, ...] = ()
+    """Lost nodes with pods of it."""
+    seen: WorkloadSeen | None = None
+
+
+def run(
+    request: Request,
+    ledger: Ledger,
+    cluster: Cluster,
+    checkpoints: CheckpointStore,
+    telemetry: Telemetry,
+    *,
+    service_account: str,
+    policy: Policy,
+    mode: Mode,
+    now: datetime,
+) -> Outcome:
+    """Launch an attempt, if it is its turn.
+
+    Idempotent: yes, by the fence and by the Kubernetes Job's name; a repeat finds the pin and the Job and records them.
+    """
+    found = attempt_rows.load(ledger, request.job_id, request.attempt)
+    job, attempt = found.job, found.attempt
+    if attempt.state.has_ended or job.current_attempt != attempt.attempt:
+        return Outcome(outcome=LaunchOutcome.STALE, reason=f"{attempt.workload_name} is over already.")
+    if attempt.state is not AttemptState.STARTING:
+        return Outcome(outcome=LaunchOutcome.LAUNCHED, reason=f"{attempt.workload_name} was launched already.")
+    given_up = _why_give_up(job, attempt, policy, mode, now)
+    if given_up:
+        return _give_up(ledger, found, attempt, given_up, now, is_refused=attempt.is_refused)
+
+    past = _look_back(job, attempt, cluster, policy, now)
+    if past.seen and past.seen.is_let_run:
+        # Settled, and yet not asked to end: a crash came between the two.
+        cluster.stop(attempt.cluster, attempt.namespace, job.job_id, attempt.attempt - 1, job.spec.grace_seconds)
+    if past.holds_back:
+        pods = ", ".join(past.holds_back[:3])
+        reason = f"Waits for {pods} of attempt {attempt.attempt - 1} to end."
+        return Outcome(outcome=LaunchOutcome.NOT_YET, wait_seconds=policy.jobs.launch_retry_seconds, reason=reason)
+
+    try:
+        choice = _pin(job, attempt, checkpoints)
+    except (FenceUnreadableError, PermanentError) as error:
+        if attempt.attempt > 1 and isinstance(error, PermanentError):
+            raise  # it could be reached before: not the job's fault
+        reason = f"Its checkpoints cannot be used: {error}"
+        return _give_up(ledger, found, attempt, reason, now, is_refused=True)
+    if choice is None:
+        return Outcome(outcome=LaunchOutcome.STALE, reason="A later attempt has raised the fence.")
+    if past.out_of_reach:
+        cluster.forget_pods(attempt.cluster, attempt.namespace, job.job_id, attempt.attempt - 1, past.out_of_reach)
+    pinned = attempt.but(
+        is_pinned=True,
+        resume_from=choice.resume_from,
+        rejected_checkpoints=tuple(out.to_json() for out in choice.rejected),
+    )
+    resume_from = choice.resume_from.manifest if choice.resume_from else ""
+    try:
+        _, uid = cluster.launch(
+            LaunchSpec(job=job.spec, attempt=pinned, resume_from=resume_from, service_account=service_account)
+        )
+    except Refused as error:
+        reason = f"The cluster refused its Kubernetes Job: {error}"
+        return _give_up(ledger, found, pinned, reason, now, is_refused=True)
+    _record_launch(
+        ledger, found, pinned.but(state=AttemptState.LAUNCHED, workload_uid=uid, launched_at=now), choice, now
+    )
+    telemetry.count("AttemptsLaunched")
+    telemetry.info("Attempt launched", job_id=job.job_id, attempt=attempt.attempt, resume_from=resume_from)
+    return Outcome(outcome=LaunchOutcome.LAUNCHED, reason=choice.reason)
+
+
+def _why_give_up(job: Job, attempt: Attempt, policy: Policy, mode: Mode, now: datetime) -> str:
+    request = job.stop_of(attempt.attempt)
+    if request:
+        return request.reason
+    if attempt.is_refused:
+        return attempt.reason
+    if mode is not Mode.ACT:
+        return f"Mode is {mode}: nothing is launched."
+    if now - attempt.admitted_at > timedelta(seconds=policy.jobs.launch_deadline_seconds):
+        return f"It could not be launched within {policy.jobs.launch_deadline_seconds} seconds."
+    return ""
+
+
+def _look_back(job: Job, attempt: Attempt, cluster: Cluster, policy: Policy, now: datetime) -> _Past:
+    """See what is left of the attempt before. Two attempts never run side by side where both can be reached."""
+    if attempt.attempt == 1:
+        return _Past()
+    seen = cluster.workload(attempt.cluster, attempt.namespace, job.job_id, attempt.attempt - 1)
+    alive = seen.pods_alive()
+    if not alive:
+        return _Past(seen=seen)
+    nodes = {node.name: node for node in cluster.nodes(attempt.cluster)}
+    names = tuple(sorted({pod.node_name for pod in alive if pod.node_name}))
+    lost = lost_nodes(nodes, names, now, policy.jobs.lost_node_seconds)
+    return _Past(
+        holds_back=tuple(pod.name for pod in seen.pods_alive(lost)),
+        out_of_reach=tuple(sorted(lost)),
+        seen=seen,
+    )
+
+
+# ---------------------------------------------------------------- fence and pin
+
+
+def _pin(job: Job, attempt: Attempt, checkpoints: CheckpointStore) -> ResumeChoice | None:
+    """Raise the fence with the resume point in it; None where a later attempt has done so before.
+
+    Idempotent: yes, the first write for this attempt decides; every later call returns what it decided.
+    """
+    uri = job.spec.checkpoint_uri
+    if not uri:
+        return ResumeChoice(resume_from=None, grade=Grade.NONE, reason="It keeps no checkpoints.")
+    for _ in range(_ROUNDS):
+        document, tag = checkpoints.fence(uri)
+        fence = None if document is None else fence_of(document)
+        match standing(fence, attempt.attempt):
+            case Standing.STALE:
+                return None
+            case Standing.PINNED:
+                assert fence is not None
+                return fence.choice()
+            case Standing.MAY_RAISE:
+                pass
+        refs = {ref: key for key in checkpoints.manifests(uri) if (ref := ref_of_key(key))}
+        evidence: dict[CheckpointRef, Evidence] = {}
+        distrust = distrusts(job)
+        answer = choose_resume_point(attempt.attempt, fence, refs, evidence, distrust)
+        while isinstance(answer, EvidenceNeeded):
+            evidence[answer.ref] = _examine(uri, answer.ref, checkpoints)
+            answer = choose_resume_point(attempt.attempt, fence, refs, evidence, distrust)
+        try:
+            checkpoints.raise_fence(uri, raised(fence, attempt.attempt, answer).to_json(), tag)
+        except Conflict:
+            continue  # somebody wrote the fence between: look at it again
+        return answer
+    raise Conflict(f"the fence of {attempt.workload_name} kept changing while it was to be raised")
+
+
+def distrusts(job: Job) -> tuple[Distrust, ...]:
+    """Return the suspicions that recoveries laid on a job's checkpoints."""
+    found = set[tuple[datetime, int]]()
+    if job.distrust_after and job.distrust_through:
+        found.add((job.distrust_after, job.distrust_through))
+    if job.resume_plan and job.resume_plan.distrust_after:
+        found.add((job.resume_plan.distrust_after, job.resume_plan.after_attempt))
+    return tuple(Distrust(after=after, through_attempt=through) for after, through in sorted(found))
+
+
+def _examine(uri: str, ref: CheckpointRef, checkpoints: CheckpointStore) -> Evidence:
+    """Collect what the store says about one checkpoint: its manifest, and size and checksum of what it names."""
+    try:
+        content = checkpoints.read(uri, ref.manifest_key)
+        manifest = parse_manifest(ref, content)
+    except NotFound:
+        return Evidence(manifest=None, objects={})
+    except ManifestUnreadableError:
+        return Evidence(manifest=content, objects={})
+    stored = checkpoints.describe(uri, [shard.key for shard in manifest.shards])
+    objects = {key: StoredObject(size_bytes=one.size_bytes, sha256=one.sha256) for key, one in stored.items()}
+    return Evidence(manifest=content, objects=objects)
+
+
+# ---------------------------------------------------------------- record
+
+
+def _record_launch(
+    ledger: Ledger, found: attempt_rows.Found, launched: Attempt, choice: ResumeChoice, now: datetime
+) -> None:
+    point = launched.resume_from
+    begin = f"from step {point.step} of attempt {point.attempt}" if point else "from the beginning"
+    passed_over = f" {choice.reason}" if choice.rejected else ""
+    entry = TimelineEntry(
+        at=now,
+        kind="launched",
+        text=f"Attempt {launched.attempt} launched, {begin}.{passed_over}",
+        writer=WRITER,
+    )
+    ledger.commit(
+        Put(rows.attempt_row(launched, found.attempt_version)),
+        Put(rows.timeline_row(launched.job_id, entry, f"launched-{launched.attempt}")),
+    )
+
+
+def _give_up(
+    ledger: Ledger, found: attempt_rows.Found, attempt: Attempt, why: str, now: datetime, *, is_refused: bool
+) -> Outcome:
+    """Say on the attempt why it is not launched: SettleAttempt reads it there."""
+    reason = why[:1000]
+    if (attempt.reason, attempt.is_refused) != (reason, is_refused):
+        entry = TimelineEntry(at=now, kind="refused" if is_refused else "given up", text=reason, writer=WRITER)
+        ledger.commit(
+            Put(rows.attempt_row(attempt.but(reason=reason, is_refused=is_refused), found.attempt_version)),
+            Put(rows.timeline_row(attempt.job_id, entry, f"given-up-{attempt.attempt}")),
+        )
+    return Outcome(outcome=LaunchOutcome.GIVE_UP, reason=reason)

@@ -1,0 +1,159 @@
+"""State SettleAttempt of run_job: write an attempt's end, give its charge back, and decide what becomes of the job.
+
+The sweeper calls the same service under the same conditions, so that whatever a crash left half done ends the same way.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from evenkeel.domain.health.incidents import TimelineEntry
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.scheduling.attempts import (
+    Ending,
+    Settlement,
+    SettleOutcome,
+    judge_abandoned,
+    judge_end,
+    lost_nodes,
+    outcome_of,
+    settle,
+)
+from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Job, WorkloadSeen
+from evenkeel.domain.values import Value
+from evenkeel.ports import Add, Cluster, Conflict, Delete, Ledger, Passes, Put, Telemetry
+from evenkeel.services import attempt_rows, rows
+
+WRITER = "settle_attempt"
+_ROUNDS = 5
+
+
+class Request(Value):
+    """One attempt, and what its workflow knows of its end."""
+
+    schema_version: int = 1
+    job_id: str
+    attempt: int
+    ended: dict[str, Any] | None = None
+    """`{state, reason, exitCodes}` as the wait saw it. What is still there is judged again: more may be known now."""
+    failure: dict[str, Any] | None = None
+    """`{Error, Cause}` where the workflow itself failed."""
+
+
+class Outcome(Value):
+    """What became of the job."""
+
+    outcome: SettleOutcome
+    reason: str
+
+
+def run(
+    request: Request,
+    ledger: Ledger,
+    cluster: Cluster,
+    passes: Passes,
+    telemetry: Telemetry,
+    *,
+    policy: Policy,
+    now: datetime,
+) -> Outcome:
+    """Settle an attempt: its state, its charge and the job's next state in one commit.
+
+    Safe even while pods of it are left: the next launch waits for them or fences them out.
+
+    Idempotent: yes, by the attempt's state; a repeat answers ALREADY_SETTLED and repeats the harmless effects.
+    """
+    for _ in range(_ROUNDS):
+        found = attempt_rows.load(ledger, request.job_id, request.attempt)
+        job, attempt = found.job, found.attempt
+        seen = cluster.workload(attempt.cluster, attempt.namespace, job.job_id, attempt.attempt)
+        if attempt.state.has_ended:
+            _clear(job, attempt, seen, cluster)
+            passes.request(f"{attempt.workload_name} settled")
+            reason = f"{attempt.workload_name} was settled before: {outcome_of(job)}."
+            return Outcome(outcome=SettleOutcome.ALREADY_SETTLED, reason=reason)
+        ending = _judge(request, job, attempt, seen, ledger, cluster, policy, now)
+        decided = settle(job, attempt, ending, policy.jobs, now)
+        try:
+            _commit(ledger, found, decided, now)
+        except Conflict:
+            continue
+        _clear(job, decided.attempt, seen, cluster)
+        passes.request(f"{attempt.workload_name} settled")
+        telemetry.count("AttemptsSettled", state=decided.attempt.state)
+        telemetry.info("Attempt settled", job_id=job.job_id, attempt=attempt.attempt, outcome=decided.outcome)
+        return Outcome(outcome=decided.outcome, reason=decided.job.reason)
+    raise Conflict(f"{request.job_id} kept changing while attempt {request.attempt} was to be settled")
+
+
+def _judge(
+    request: Request,
+    job: Job,
+    attempt: Attempt,
+    seen: WorkloadSeen,
+    ledger: Ledger,
+    cluster: Cluster,
+    policy: Policy,
+    now: datetime,
+) -> Ending:
+    """Judge by what is there now; by what the wait saw where that is gone; else the attempt is given up."""
+    nodes = {node.name: node for node in cluster.nodes(attempt.cluster)}
+    lost = lost_nodes(nodes, attempt.node_names, now, policy.jobs.lost_node_seconds)
+    ending = judge_end(seen, job, attempt, lost)
+    told = _told(request.ended)
+    if told and (ending is None or not seen.pods):
+        ending = told
+    if ending is None:
+        return judge_abandoned(seen, job, attempt, _failure(request.failure))
+    if ending.state is AttemptState.FAILED:
+        sick = _sick(attempt, ledger) | {name for name, node in nodes.items() if not node.is_ready}
+        return judge_end(seen, job, attempt, lost, frozenset(sick)) or ending
+    return ending
+
+
+def _told(ended: Mapping[str, Any] | None) -> Ending | None:
+    if not ended or "state" not in ended:
+        return None
+    ending = Ending.model_validate(ended)
+    return ending.but(counts_as_failure=ending.counts_as_failure or ending.state is AttemptState.FAILED)
+
+
+def _failure(failure: Mapping[str, Any] | None) -> str:
+    if not failure:
+        return ""
+    return f"{failure.get('Error', 'unknown')}: {failure.get('Cause', '')}"[:500]
+
+
+def _sick(attempt: Attempt, ledger: Ledger) -> set[str]:
+    """Return the attempt's nodes with an open incident."""
+    seats = zip(attempt.nodes, attempt.node_names, strict=True)
+    return {name for life, name in seats if ledger.get(rows.open_key(life))}
+
+
+def _commit(ledger: Ledger, found: attempt_rows.Found, decided: Settlement, now: datetime) -> None:
+    attempt = decided.attempt
+    text = f"Attempt {attempt.attempt} {_SAID[attempt.state]}: {attempt.reason}"
+    entry = TimelineEntry(at=now, kind="settled", text=text, writer=WRITER)
+    ledger.commit(
+        Put(rows.attempt_row(attempt, found.attempt_version)),
+        Put(rows.job_row(decided.job, found.job_version)),
+        # The charge is rewritten by nobody, so its first version is its only one: this is "still held".
+        Delete(rows.charge_key(attempt), 1),
+        Add(rows.usage_key(attempt.team), {"accelerators": -attempt.accelerators}),
+        Put(rows.timeline_row(attempt.job_id, entry, f"settled-{attempt.attempt}")),
+    )
+
+
+_SAID = {
+    AttemptState.SUCCEEDED: "succeeded",
+    AttemptState.FAILED: "failed",
+    AttemptState.STOPPED: "stopped",
+    AttemptState.LOST: "was lost",
+    AttemptState.NEVER_RAN: "never ran",
+}
+
+
+def _clear(job: Job, attempt: Attempt, seen: WorkloadSeen, cluster: Cluster) -> None:
+    """Delete what could still run. A Job that has ended by itself stays a while, so that its logs can be read."""
+    if seen.is_let_run:
+        cluster.stop(attempt.cluster, attempt.namespace, job.job_id, attempt.attempt, job.spec.grace_seconds)
