@@ -352,6 +352,7 @@ class StoredShard:
     size_bytes: int
     sha256: str | None = None
     """Hex, where the store keeps one."""
+    modified_at: datetime | None = None
 
 
 class CheckpointStore(Protocol):
@@ -359,6 +360,14 @@ class CheckpointStore(Protocol):
 
     def manifests(self, uri: str) -> tuple[str, ...]:
         """List manifest keys relative to the URI, all attempts."""
+        ...
+
+    def folders(self, uri: str) -> tuple[str, ...]:
+        """List checkpoint folders (`attempt=<n>/step=<9 digits>`) relative to the URI, finished or not."""
+        ...
+
+    def contents(self, uri: str, folder: str) -> Mapping[str, StoredShard]:
+        """Describe everything in one folder, by key relative to the URI; never reads the data."""
         ...
 
     def read(self, uri: str, key: str) -> bytes:

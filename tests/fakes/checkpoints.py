@@ -2,12 +2,15 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from evenkeel.ports import Conflict, NotFound, StoredShard
+from evenkeel.ports import Conflict, NotFound, Refused, StoredShard
+from tests.fakes.system import A_MOMENT
 
 FENCE = "_fence"
+_FOLDER = re.compile(r"attempt=\d+/step=\d{9,}")
 
 
 class InMemoryCheckpoints:
@@ -19,6 +22,13 @@ class InMemoryCheckpoints:
     def manifests(self, uri: str) -> tuple[str, ...]:
         return tuple(sorted(key for key in self.objects.get(_plain(uri), {}) if key.endswith("/manifest.json")))
 
+    def folders(self, uri: str) -> tuple[str, ...]:
+        keys = self.objects.get(_plain(uri), {})
+        return tuple(sorted({key.rpartition("/")[0] for key in keys if _FOLDER.fullmatch(key.rpartition("/")[0])}))
+
+    def contents(self, uri: str, folder: str) -> Mapping[str, StoredShard]:
+        return self.describe(uri, [key for key in self.objects.get(_plain(uri), {}) if key.startswith(f"{folder}/")])
+
     def read(self, uri: str, key: str) -> bytes:
         try:
             return self.objects[_plain(uri)][key]
@@ -28,15 +38,26 @@ class InMemoryCheckpoints:
     def describe(self, uri: str, keys: Iterable[str]) -> Mapping[str, StoredShard]:
         there = self.objects.get(_plain(uri), {})
         return {
-            key: StoredShard(len(there[key]), hashlib.sha256(there[key]).hexdigest()) for key in keys if key in there
+            key: StoredShard(len(there[key]), hashlib.sha256(there[key]).hexdigest(), A_MOMENT)
+            for key in keys
+            if key in there
         }
 
     def fence(self, uri: str) -> tuple[dict[str, Any] | None, str]:
         body = self.objects.get(_plain(uri), {}).get(FENCE)
-        return (None, "") if body is None else (json.loads(body), _tag(body))
+        if body is None:
+            return None, ""
+        try:
+            document = json.loads(body)
+        except ValueError as error:
+            raise Refused(f"the fence of {uri} is not JSON") from error
+        if not isinstance(document, dict):
+            raise Refused(f"the fence of {uri} is not a JSON object")
+        return document, _tag(body)
 
     def raise_fence(self, uri: str, document: dict[str, Any], tag: str) -> None:
-        if self.fence(uri)[1] != tag:
+        body = self.objects.get(_plain(uri), {}).get(FENCE)
+        if ("" if body is None else _tag(body)) != tag:
             raise Conflict(f"the fence of {uri} was written by somebody else")
         self.put(uri, FENCE, json.dumps(document).encode())
 

@@ -1,0 +1,126 @@
+"""The provider on SageMaker HyperPod."""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+from evenkeel.adapters import aws
+from evenkeel.domain.nodes import INSTANCE_ID, ProviderCluster, ProviderNode
+from evenkeel.ports import EvenkeelError, Refused, RepairAnswer, Unreachable
+
+_ARN = re.compile(r"arn:aws[a-z-]*:sagemaker:[a-z0-9-]+:[0-9]{12}:cluster/[a-z0-9]{12}", re.ASCII)
+_GONE = ("ResourceNotFound", "ResourceNotFoundException", "ValidationException")
+"""HyperPod answers both for a node it does not have; ids are checked here first, so the second means the same."""
+_ANSWERS: Mapping[str, RepairAnswer] = {
+    "InstanceIdInUse": RepairAnswer.IN_USE,
+    "InvalidInstanceStatus": RepairAnswer.NOT_NOW,
+    "InstanceIdNotFound": RepairAnswer.NO_SUCH_NODE,
+    "InternalServerError": RepairAnswer.FAILED,
+}
+_PAGE = 100
+
+
+class HyperPodProvider:
+    """One HyperPod cluster, by ARN."""
+
+    def __init__(self, cluster_arn: str, reader: Any = None, repairer: Any = None) -> None:
+        if _ARN.fullmatch(cluster_arn) is None:
+            raise Refused(f"{cluster_arn!r} is not the ARN of a HyperPod cluster")
+        self._arn = cluster_arn
+        self._reader = reader or aws.client("sagemaker")
+        self._repairer = repairer or aws.client("sagemaker", aws.ONE_ATTEMPT)
+        self._has_logical_ids = True
+
+    def cluster(self) -> ProviderCluster:
+        with aws.translated(f"describe cluster {self._arn}"):
+            answer = self._reader.describe_cluster(ClusterName=self._arn)
+        return ProviderCluster(
+            name=answer.get("ClusterName", ""),
+            arn=answer["ClusterArn"],
+            status=answer["ClusterStatus"],
+            repairs_by_itself=answer.get("NodeRecovery") == "Automatic",
+            is_continuous=answer.get("NodeProvisioningMode") == "Continuous",
+        )
+
+    def nodes(self) -> tuple[ProviderNode, ...]:
+        with aws.translated(f"list nodes of {self._arn}"):
+            if self._has_logical_ids:
+                try:
+                    return self._list(IncludeNodeLogicalIds=True)
+                except ClientError as error:
+                    # Only clusters with continuous provisioning have logical ids; the others refuse the question.
+                    if aws.code_of(error) != "ValidationException":
+                        raise
+                    nodes = self._list()
+                    self._has_logical_ids = False
+                    return nodes
+            return self._list()
+
+    def node(self, instance_id: str) -> ProviderNode | None:
+        _check(instance_id)
+        with aws.translated(f"describe node {instance_id} of {self._arn}"):
+            try:
+                answer = self._reader.describe_cluster_node(ClusterName=self._arn, NodeId=instance_id)
+            except ClientError as error:
+                if aws.code_of(error) in _GONE:
+                    return None
+                raise
+        return _node(answer["NodeDetails"])
+
+    def reboot(self, instance_id: str) -> RepairAnswer:
+        return self._ask("reboot", instance_id, self._repairer.batch_reboot_cluster_nodes)
+
+    def replace(self, instance_id: str) -> RepairAnswer:
+        return self._ask("replace", instance_id, self._repairer.batch_replace_cluster_nodes)
+
+    def _list(self, **options: Any) -> tuple[ProviderNode, ...]:
+        found: list[ProviderNode | None] = []
+        token: dict[str, str] = {}
+        while True:
+            answer = self._reader.list_cluster_nodes(ClusterName=self._arn, MaxResults=_PAGE, **options, **token)
+            found.extend(_node(summary) for summary in answer.get("ClusterNodeSummaries", ()))
+            if not answer.get("NextToken"):
+                return tuple(node for node in found if node is not None)
+            token = {"NextToken": answer["NextToken"]}
+
+    def _ask(self, rung: str, instance_id: str, call: Callable[..., Mapping[str, Any]]) -> RepairAnswer:
+        """Make one call for one node: the outcome is then unambiguous, or honestly unknown."""
+        _check(instance_id)
+        try:
+            with aws.translated(f"{rung} {instance_id} of {self._arn}", _REFUSALS):
+                answer = call(ClusterName=self._arn, NodeIds=[instance_id])
+        except Unreachable:
+            return RepairAnswer.UNKNOWN
+        # Either list may be absent; a node in neither has an unknown outcome.
+        for failure in answer.get("Failed") or ():
+            if failure.get("NodeId") == instance_id:
+                return _ANSWERS.get(failure.get("ErrorCode", ""), RepairAnswer.FAILED)
+        return RepairAnswer.ACCEPTED if instance_id in (answer.get("Successful") or ()) else RepairAnswer.UNKNOWN
+
+
+_REFUSALS: Mapping[str, type[EvenkeelError]] = {"ResourceLimitExceeded": Refused, "ConflictException": Refused}
+
+
+def _check(instance_id: str) -> None:
+    # botocore checks neither patterns nor lengths: a malformed id would reach the service.
+    if INSTANCE_ID.fullmatch(instance_id) is None:
+        raise Refused(f"{instance_id!r} is not an instance id")
+
+
+def _node(summary: Mapping[str, Any]) -> ProviderNode | None:
+    """Read a summary or NodeDetails; None for a seat without a machine yet, and for one that is gone."""
+    status = summary.get("InstanceStatus", {})
+    instance_id = summary.get("InstanceId", "")
+    if INSTANCE_ID.fullmatch(instance_id) is None or status.get("Status") == "NotFound":
+        return None
+    return ProviderNode(
+        instance_id=instance_id,
+        logical_id=summary.get("NodeLogicalId") or None,
+        instance_group=summary["InstanceGroupName"],
+        instance_type=summary.get("InstanceType", ""),
+        launched_at=summary["LaunchTime"],
+        status=status.get("Status", ""),
+        message=status.get("Message", ""),
+    )

@@ -1,0 +1,121 @@
+"""Queues, the topic that pages, the archive of raw events, and the call that has a wait answered."""
+
+import json
+import re
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from evenkeel.adapters import aws
+from evenkeel.ports import EvenkeelError, NotFound, Refused
+
+_MEANINGS: Mapping[str, type[EvenkeelError]] = {
+    "AWS.SimpleQueueService.NonExistentQueue": NotFound,
+    "QueueDoesNotExist": NotFound,
+    "InvalidMessageContents": Refused,
+    "InvalidParameter": Refused,
+    "InvalidParameterException": Refused,
+    "RequestTooLargeException": Refused,
+}
+_PASS_GROUP = "passes"
+_LONGEST_REASON = 200
+_LONGEST_SUBJECT = 100
+_LONGEST_PAGE = 200_000
+
+_NOT_IN_SQS = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""SQS takes the characters of XML 1.0 and refuses the message for any other."""
+
+
+def sendable(text: str) -> str:
+    r"""Return text that SQS and SNS take; another character becomes its escape, which in JSON means the same."""
+    return _NOT_IN_SQS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+class SqsPasses:
+    """Asks for scheduling passes through a FIFO queue of one group: passes run one after the other."""
+
+    def __init__(self, queue_url: str, client: Any = None) -> None:
+        self._queue_url = queue_url
+        self._client = client or aws.client("sqs")
+
+    def request(self, reason: str) -> None:
+        # An own id each time: SQS would drop a request like one of the last five minutes, though the world has changed.
+        with aws.translated("ask for a pass", _MEANINGS):
+            self._client.send_message(
+                QueueUrl=self._queue_url,
+                MessageBody=json.dumps({"reason": reason}),
+                MessageGroupId=_PASS_GROUP,
+                MessageDeduplicationId=uuid.uuid4().hex,
+            )
+
+
+class SqsDeadLetters:
+    """Keeps malformed events whole, so that they can be replayed after a fix."""
+
+    def __init__(self, queue_url: str, client: Any = None) -> None:
+        self._queue_url = queue_url
+        self._client = client or aws.client("sqs")
+
+    def put(self, body: str, code: str, reason: str) -> None:
+        attributes = {"code": code, "reason": sendable(reason)[:_LONGEST_REASON] or code}
+        with aws.translated(f"dead-letter an event ({code})", _MEANINGS):
+            self._client.send_message(
+                QueueUrl=self._queue_url,
+                MessageBody=sendable(body) or "{}",
+                MessageAttributes={
+                    name: {"DataType": "String", "StringValue": value} for name, value in attributes.items()
+                },
+            )
+
+
+class SnsPager:
+    """Tells people through the topic that pages."""
+
+    def __init__(self, topic_arn: str, client: Any = None) -> None:
+        self._topic_arn = topic_arn
+        self._client = client or aws.client("sns")
+
+    def page(self, subject: str, message: str, *, key: str) -> None:
+        """Idempotent: no, a repeat is a second message; both carry `key`, by which receivers fold them."""
+        with aws.translated(f"page about {key}", _MEANINGS):
+            self._client.publish(
+                TopicArn=self._topic_arn,
+                Subject=_headline(subject),
+                Message=sendable(message)[:_LONGEST_PAGE],
+                MessageAttributes={"key": {"DataType": "String", "StringValue": sendable(key) or "none"}},
+            )
+
+
+class S3RawEvents:
+    """The archive: one object an envelope, `events/<envelope id>.json`."""
+
+    def __init__(self, bucket: str, client: Any = None) -> None:
+        self._bucket = bucket
+        self._client = client or aws.client("s3")
+
+    def keep(self, envelope_id: str, body: bytes) -> None:
+        with aws.translated(f"archive event {envelope_id}"):
+            self._client.put_object(
+                Bucket=self._bucket, Key=f"events/{envelope_id}.json", Body=body, ContentType="application/json"
+            )
+
+
+class LambdaWaitAnswers:
+    """Has `resolve_wait` run, without waiting for it."""
+
+    def __init__(self, function: str, client: Any = None) -> None:
+        self._function = function
+        self._client = client or aws.client("lambda")
+
+    def request(self, subject: str, name: str, generation: int, answer: Mapping[str, Any]) -> None:
+        payload = {"subject": subject, "name": name, "generation": generation, "answer": dict(answer)}
+        with aws.translated(f"have the wait {name} of {subject} answered", _MEANINGS):
+            self._client.invoke(
+                FunctionName=self._function, InvocationType="Event", Payload=json.dumps(payload).encode()
+            )
+
+
+def _headline(text: str) -> str:
+    """SNS takes up to 100 printable ASCII characters that begin with a letter, digit or punctuation mark."""
+    plain = "".join(char if 32 <= ord(char) < 127 else "?" for char in " ".join(text.split())).strip()
+    return plain[:_LONGEST_SUBJECT] or "Evenkeel"

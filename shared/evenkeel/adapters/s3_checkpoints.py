@@ -1,0 +1,141 @@
+"""Checkpoints on S3: sizes and the checksums that S3 itself keeps; the data is never read."""
+
+import base64
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+from evenkeel.adapters import aws
+from evenkeel.ports import Conflict, EvenkeelError, NotFound, Refused, StoredShard, Unreachable
+
+_URI = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(.*))?", re.ASCII | re.DOTALL)
+_MANIFEST = "/manifest.json"
+_FENCE = "_fence"
+_AT_ONCE = 16
+_LARGEST_READ = 16 * 1024 * 1024
+
+# 412: the tag is another; 409: two conditional writes met, AWS asks to look again; 404 on a write: the object is gone.
+_LOST_THE_RACE: Mapping[str, type[EvenkeelError]] = {
+    "PreconditionFailed": Conflict,
+    "ConditionalRequestConflict": Conflict,
+    "NoSuchKey": Conflict,
+    "412": Conflict,
+    "409": Conflict,
+}
+_GONE = ("NoSuchKey", "404", "NotFound")
+
+
+class S3Checkpoints:
+    """Objects under `s3://bucket/prefix`."""
+
+    def __init__(self, client: Any = None) -> None:
+        self._client = client or aws.client("s3")
+
+    def manifests(self, uri: str) -> tuple[str, ...]:
+        bucket, prefix = _place(uri)
+        with aws.translated(f"list manifests under {uri}"):
+            keys = [entry["Key"].removeprefix(prefix) for entry in self._list(bucket, f"{prefix}attempt=")]
+        return tuple(sorted(key for key in keys if key.endswith(_MANIFEST)))
+
+    def folders(self, uri: str) -> tuple[str, ...]:
+        bucket, prefix = _place(uri)
+        with aws.translated(f"list checkpoints under {uri}"):
+            attempts = list(self._list_folders(bucket, f"{prefix}attempt="))
+            found = [folder for attempt in attempts for folder in self._list_folders(bucket, f"{attempt}step=")]
+        return tuple(sorted(folder.removeprefix(prefix).rstrip("/") for folder in found))
+
+    def contents(self, uri: str, folder: str) -> Mapping[str, StoredShard]:
+        bucket, prefix = _place(uri)
+        with aws.translated(f"list {folder} under {uri}"):
+            keys = [entry["Key"].removeprefix(prefix) for entry in self._list(bucket, f"{prefix}{folder}/")]
+        return self.describe(uri, keys)
+
+    def read(self, uri: str, key: str) -> bytes:
+        bucket, prefix = _place(uri)
+        with aws.translated(f"read {key} under {uri}", {code: NotFound for code in _GONE}):
+            answer = self._client.get_object(Bucket=bucket, Key=prefix + key)
+            return _body(answer, f"{key} under {uri}")
+
+    def describe(self, uri: str, keys: Iterable[str]) -> Mapping[str, StoredShard]:
+        bucket, prefix = _place(uri)
+
+        def look(key: str) -> tuple[str, StoredShard | None]:
+            with aws.translated(f"describe {key} under {uri}"):
+                try:
+                    head = self._client.head_object(Bucket=bucket, Key=prefix + key, ChecksumMode="ENABLED")
+                except ClientError as error:
+                    if aws.code_of(error) in _GONE:
+                        return key, None
+                    raise
+            return key, StoredShard(head["ContentLength"], _sha256(head), head.get("LastModified"))
+
+        # S3 has no call that gives the checksums of a listing, so this is one HEAD a shard, many at a time.
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            return {key: shard for key, shard in pool.map(look, dict.fromkeys(keys)) if shard is not None}
+
+    def fence(self, uri: str) -> tuple[dict[str, Any] | None, str]:
+        bucket, prefix = _place(uri)
+        with aws.translated(f"read the fence of {uri}"):
+            try:
+                answer = self._client.get_object(Bucket=bucket, Key=prefix + _FENCE)
+            except ClientError as error:
+                if aws.code_of(error) in _GONE:
+                    return None, ""
+                raise
+            content = _body(answer, f"the fence of {uri}")
+        try:
+            document = json.loads(content)
+        except ValueError as error:
+            raise Refused(f"the fence of {uri} is not JSON") from error
+        if not isinstance(document, dict):
+            raise Refused(f"the fence of {uri} is not a JSON object")
+        return document, answer["ETag"]
+
+    def raise_fence(self, uri: str, document: dict[str, Any], tag: str) -> None:
+        """Idempotent: no; a resend after a lost reply meets its own write as a Conflict, and the reload shows it."""
+        bucket, prefix = _place(uri)
+        condition = {"IfMatch": tag} if tag else {"IfNoneMatch": "*"}
+        body = json.dumps(document).encode()
+        with aws.translated(f"raise the fence of {uri}", _LOST_THE_RACE):
+            self._client.put_object(
+                Bucket=bucket, Key=prefix + _FENCE, Body=body, ContentType="application/json", **condition
+            )
+
+    def _list(self, bucket: str, prefix: str) -> Iterator[Mapping[str, Any]]:
+        for page in self._client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
+            yield from page.get("Contents", ())
+
+    def _list_folders(self, bucket: str, prefix: str) -> Iterator[str]:
+        pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix, Delimiter="/")
+        for page in pages:
+            yield from (entry["Prefix"] for entry in page.get("CommonPrefixes", ()))
+
+
+def _place(uri: str) -> tuple[str, str]:
+    match = _URI.fullmatch(uri)
+    if match is None:
+        raise Refused(f"{uri!r} is no place on S3: s3://bucket/prefix is needed")
+    prefix = (match[2] or "").strip("/")
+    return match[1], f"{prefix}/" if prefix else ""
+
+
+def _body(answer: Mapping[str, Any], what: str) -> bytes:
+    if answer["ContentLength"] > _LARGEST_READ:
+        raise Refused(f"{what} has {answer['ContentLength']} bytes: too large for what it should be")
+    try:
+        content: bytes = answer["Body"].read()
+    except OSError as error:
+        raise Unreachable(f"read {what}: the answer broke off") from error
+    return content
+
+
+def _sha256(head: Mapping[str, Any]) -> str | None:
+    """Return the checksum of the whole object in hex; one composed of parts' checksums says nothing about it."""
+    checksum = head.get("ChecksumSHA256")
+    if not checksum or "-" in checksum or head.get("ChecksumType", "FULL_OBJECT") != "FULL_OBJECT":
+        return None
+    return base64.b64decode(checksum).hex()

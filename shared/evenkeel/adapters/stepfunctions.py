@@ -1,0 +1,95 @@
+"""Workflows and task tokens on Step Functions."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+from evenkeel.adapters import aws
+from evenkeel.ports import EvenkeelError, ExecutionState, Machine, NotFound, Refused
+
+_MEANINGS: Mapping[str, type[EvenkeelError]] = {
+    "StateMachineDoesNotExist": NotFound,
+    "InvalidName": Refused,
+    "InvalidArn": Refused,
+    "InvalidExecutionInput": Refused,
+    "InvalidOutput": Refused,
+}
+_OVER = ("TaskTimedOut", "TaskDoesNotExist", "InvalidToken")
+"""The task was answered, timed out, or was stopped: whoever asks, there is nothing left to answer."""
+_LONGEST_ERROR = 256
+_LONGEST_CAUSE = 32_000
+
+
+class StepFunctionsWorkflows:
+    """Executions of the two machines, by name."""
+
+    def __init__(self, arns: Mapping[Machine, str], client: Any = None) -> None:
+        self._arns = arns
+        self._client = client or aws.client("stepfunctions")
+
+    def start(self, machine: Machine, name: str, document: Mapping[str, Any]) -> bool:
+        with aws.translated(f"start {machine} {name}", _MEANINGS):
+            try:
+                self._client.start_execution(
+                    stateMachineArn=self._arn(machine), name=name, input=json.dumps(dict(document))
+                )
+            except ClientError as error:
+                if aws.code_of(error) == "ExecutionAlreadyExists":
+                    return False
+                raise
+        return True
+
+    def state(self, machine: Machine, name: str) -> ExecutionState:
+        arn = f"{self._arn(machine).replace(':stateMachine:', ':execution:')}:{name}"
+        with aws.translated(f"look up {machine} {name}", _MEANINGS):
+            try:
+                status = self._client.describe_execution(executionArn=arn)["status"]
+            except ClientError as error:
+                if aws.code_of(error) == "ExecutionDoesNotExist":
+                    return ExecutionState.NONE
+                raise
+        match status:
+            case "RUNNING" | "PENDING_REDRIVE":
+                return ExecutionState.RUNNING
+            case "SUCCEEDED":
+                return ExecutionState.SUCCEEDED
+            case _:
+                return ExecutionState.FAILED
+
+    def _arn(self, machine: Machine) -> str:
+        try:
+            return self._arns[machine]
+        except KeyError:
+            raise Refused(f"the workflow {machine} is not given to this function") from None
+
+
+class StepFunctionsTokens:
+    """Answers task tokens. A token is a secret: it stands in no message and no log line."""
+
+    def __init__(self, client: Any = None) -> None:
+        self._client = client or aws.client("stepfunctions")
+
+    def succeed(self, token: str, output: Mapping[str, Any]) -> bool:
+        return self._answer(
+            "answer a task", lambda: self._client.send_task_success(taskToken=token, output=json.dumps(dict(output)))
+        )
+
+    def fail(self, token: str, error: str, cause: str) -> bool:
+        """End a task with an error; False where it is over already. Only for the wrapper of a function that failed."""
+        told = aws.encodable(cause)[:_LONGEST_CAUSE]
+        return self._answer(
+            "fail a task",
+            lambda: self._client.send_task_failure(taskToken=token, error=error[:_LONGEST_ERROR], cause=told),
+        )
+
+    def _answer(self, attempt: str, call: Callable[[], Any]) -> bool:
+        with aws.translated(attempt, _MEANINGS):
+            try:
+                call()
+            except ClientError as error:
+                if aws.code_of(error) in _OVER:
+                    return False
+                raise
+        return True
