@@ -1,0 +1,1 @@
+"""The command `evenkeel`. It knows HTTP, and the local data centre's control address; nothing else of the project."""

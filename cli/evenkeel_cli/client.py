@@ -1,0 +1,194 @@
+"""HTTP to the API, each request signed by the caller's own AWS credentials; and to the local control address."""
+
+import json
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlencode
+
+from evenkeel_cli.context import Context
+from evenkeel_cli.errors import CommandFailed, Exit, Problem, exit_for
+
+if TYPE_CHECKING:
+    from botocore.credentials import Credentials
+    from botocore.httpsession import URLLib3Session
+
+Json = dict[str, Any]
+_TRIES = 3
+_PAUSE_SECONDS = 0.4
+
+
+class Client:
+    """One API. Reads are tried again where the answer invites it; changes carry an idempotency key, so they are too."""
+
+    def __init__(self, context: Context, *, pause: Callable[[float], None] = time.sleep) -> None:
+        self.context = context
+        self._pause = pause
+
+    @cached_property
+    def fleet(self) -> str:
+        """The fleet's name, as paths spell it."""
+        return self.context.name or str(self.get("/status")["fleet"])
+
+    def get(self, path: str, **query: str | int | None) -> Any:
+        """Read; `path` is relative to the base.
+
+        Raises:
+            CommandFailed: with the exit code that the answer means.
+        """
+        given = {name: value for name, value in query.items() if value not in (None, "")}
+        return self._send("GET", path + (f"?{urlencode(given, quote_via=quote)}" if given else ""), None, {})
+
+    def post(self, path: str, body: Json, *, key: str | None = None) -> Any:
+        """Change something.
+
+        Idempotent: yes, by the idempotency key, which is a fresh one unless given.
+
+        Raises:
+            CommandFailed: with the exit code that the answer means.
+        """
+        headers = {"Content-Type": "application/json", "Idempotency-Key": key or f"cli-{secrets.token_hex(12)}"}
+        return self._send("POST", path, json.dumps(body).encode(), headers)
+
+    def _send(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Any:
+        for remaining in reversed(range(_TRIES)):
+            try:
+                return self._once(method, path, body, headers)
+            except CommandFailed as failed:
+                if failed.exit_code is not Exit.TRY_AGAIN or not remaining:
+                    raise
+                self._pause(_PAUSE_SECONDS * (_TRIES - remaining))
+        raise AssertionError("the last try returns or raises")
+
+    def _once(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Any:
+        from botocore.auth import SigV4Auth
+        from botocore.awsrequest import AWSRequest
+        from botocore.exceptions import HTTPClientError
+
+        request = AWSRequest(method, self.context.url + path, data=body, headers=dict(headers))
+        SigV4Auth(self._credentials, "execute-api", self.context.region).add_auth(request)
+        try:
+            answer = self._session.send(request.prepare())
+        except HTTPClientError as error:
+            raise CommandFailed(
+                Exit.TRY_AGAIN,
+                f"{self.context.url} does not answer.",
+                code="UNREACHABLE",
+                hint="Is it up, and is the URL right? "
+                + ("evenkeel dev status" if self.context.control_url else f"It comes from {self.context.source}."),
+            ) from error
+        return read_answer(answer.status_code, answer.content)
+
+    @cached_property
+    def _session(self) -> "URLLib3Session":
+        from botocore.httpsession import URLLib3Session
+        from botocore.utils import get_environ_proxies
+
+        return URLLib3Session(proxies=get_environ_proxies(self.context.url), timeout=(5, 35))
+
+    @cached_property
+    def _credentials(self) -> "Credentials":
+        from botocore.credentials import Credentials
+
+        key = self.context.key
+        if key is not None:
+            return Credentials(key.access_key_id, key.secret_access_key)
+        return _found_credentials(self.context.profile)
+
+
+def _found_credentials(profile: str | None) -> "Credentials":
+    from botocore.exceptions import BotoCoreError
+    from botocore.session import Session
+
+    try:
+        found = Session(profile=profile).get_credentials()
+        if found is not None:
+            frozen = found.get_frozen_credentials()
+    except BotoCoreError as error:
+        raise CommandFailed(
+            Exit.NOT_ALLOWED,
+            f"AWS credentials cannot be used: {error}",
+            code="BAD_CREDENTIALS",
+            hint="Where you use IAM Identity Center: aws sso login",
+        ) from error
+    if found is None:
+        raise CommandFailed(
+            Exit.NOT_ALLOWED,
+            "There are no AWS credentials here.",
+            code="NO_CREDENTIALS",
+            hint="Sign in as for the AWS CLI (aws sso login), or set EVENKEEL_PROFILE.",
+        )
+    from botocore.credentials import Credentials
+
+    return Credentials(frozen.access_key, frozen.secret_key, frozen.token)
+
+
+def read_answer(status: int, content: bytes) -> Any:
+    """Return an answer's document.
+
+    Raises:
+        Problem: the API says so.
+        CommandFailed: the answer is no JSON.
+    """
+    try:
+        document = json.loads(content) if content else {}
+    except ValueError as error:
+        if status < 400:
+            raise CommandFailed(
+                Exit.FAILED, "The answer is not JSON: is this an Evenkeel API?", code="NOT_EVENKEEL"
+            ) from error
+        document = {}
+    if status < 400:
+        return document
+    problem = document if isinstance(document, dict) else {}
+    code = str(problem.get("code") or f"HTTP_{status}")
+    # The gateway itself, before it knows the API's shape, says only `message`.
+    text = str(problem.get("detail") or problem.get("message") or problem.get("Message") or f"HTTP {status}")
+    errors = problem.get("errors") or []
+    if len(errors) > 1:
+        text += "".join(f"\n  {error['field']}: {error['message']}" for error in errors)
+    raise Problem(
+        exit_for(status, code),
+        text,
+        code=code,
+        hint=str(problem.get("hint") or _HINTS.get(status, "")),
+        request_id=str(problem.get("requestId") or ""),
+    )
+
+
+_HINTS = {
+    401: "The API takes AWS signatures only: check your credentials.",
+    403: "Your AWS identity may not do this: see docs/api.md for the policy that each path needs.",
+}
+
+
+class ControlClient:
+    """The local GPU cluster's control address: plain HTTP on loopback."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def call(self, method: str, path: str, body: Json | None = None) -> Any:
+        """Call it.
+
+        Raises:
+            CommandFailed: it does not answer, or refuses.
+        """
+        from botocore.awsrequest import AWSRequest
+        from botocore.exceptions import HTTPClientError
+        from botocore.httpsession import URLLib3Session
+
+        data = None if body is None else json.dumps(body).encode()
+        request = AWSRequest(method, self._url + path, data=data, headers={"Content-Type": "application/json"})
+        try:
+            answer = URLLib3Session(timeout=(5, 35)).send(request.prepare())
+        except HTTPClientError as error:
+            raise CommandFailed(
+                Exit.TRY_AGAIN,
+                "The local GPU cluster does not answer.",
+                code="UNREACHABLE",
+                hint="Is the data centre up? evenkeel dev status",
+            ) from error
+        return read_answer(answer.status_code, answer.content)

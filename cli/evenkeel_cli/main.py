@@ -1,0 +1,93 @@
+"""The command's entry: one root, nouns loaded when they are typed, failures said in two lines."""
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import typer
+
+from evenkeel_cli.errors import CommandFailed, Exit
+
+
+class Noun(NamedTuple):
+    """One word after `evenkeel`."""
+
+    module: str
+    help: str
+
+
+NOUNS = {
+    "status": Noun("status", "One screen: what burns, whether it is handled, what the fleet and the jobs do."),
+    "why": Noun("why", "Why a job waits, moved or ended; why an incident went as it did."),
+    "jobs": Noun("jobs", "Submit, list, show, follow and cancel training jobs."),
+    "incidents": Noun("incidents", "What happened to nodes, and what was done about it."),
+    "nodes": Noun("nodes", "The machines of the fleet."),
+    "automation": Noun("automation", "Hold harmful acts, or let them go on."),
+    "drill": Noun("drill", "Break something in the local data centre."),
+    "dev": Noun("dev", "The local data centre: up, down, status."),
+    "version": Noun("version", "Print the version."),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        answer = _root(words)(args=words, prog_name="evenkeel", standalone_mode=False)
+    except CommandFailed as failed:
+        _say(failed)
+        return failed.exit_code
+    except typer.Abort:
+        return Exit.INTERRUPTED
+    except typer.TyperException as wrong:
+        wrong.show()
+        return Exit.USAGE
+    except BrokenPipeError:
+        # The reader of a pipe had enough (`evenkeel jobs ls | head`): not worth a word.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Exit.DONE
+    return answer if isinstance(answer, int) else Exit.DONE
+
+
+def _root(words: Sequence[str]) -> typer.Typer:
+    root = typer.Typer(
+        help="Keeps GPU training on an even keel.",
+        rich_markup_mode=None,
+        add_completion=False,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    root.callback()(_nothing)
+    typed = next((word for word in words if not word.startswith("-")), "")
+    for name, noun in NOUNS.items():
+        if name != typed:
+            root.command(name, help=noun.help)(_nothing)
+            continue
+        app: typer.Typer = importlib.import_module(f"evenkeel_cli.commands.{noun.module}").app
+        # A noun with one nameless command is that command; the others are groups.
+        root.add_typer(app, name=None if app.registered_commands[0].name == name else name, help=noun.help)
+    return root
+
+
+def _nothing() -> None:
+    """Stand in for a noun that was not typed."""
+
+
+def _say(failed: CommandFailed) -> None:
+    code = f" [{failed.code}]" if failed.code else ""
+    print(f"✖ {failed.text}{code}" if _has_unicode() else f"x {failed.text}{code}", file=sys.stderr)
+    if failed.hint:
+        print(f"  {failed.hint}", file=sys.stderr)
+    if failed.request_id and failed.exit_code is Exit.FAILED:
+        print(f"  request {failed.request_id}", file=sys.stderr)
+
+
+def _has_unicode() -> bool:
+    return "utf" in (sys.stderr.encoding or "").lower()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,263 @@
+"""What people see: aligned columns, a glyph and a word, relative times on a terminal and RFC 3339 in a pipe."""
+
+import json
+import os
+import re
+import shutil
+import sys
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from functools import cached_property
+from typing import Any, TextIO
+
+from evenkeel_cli.errors import CommandFailed, Exit
+
+Json = dict[str, Any]
+
+_GLYPHS = {"ok": "●", "working": "◐", "warn": "▲", "failed": "✖", "next": "○", "idle": "·"}
+_ASCII = {"ok": "*", "working": "~", "warn": "!", "failed": "x", "next": "o", "idle": "."}
+_COLOURS = {"ok": "32", "working": "36", "warn": "33", "failed": "31", "next": "2", "idle": "2"}
+_PLAIN = str.maketrans({"…": "~", "–": "-", "→": ">", "✔": "y", "✖": "x", "·": ".", "●": "*", "◐": "~", "▲": "!"})
+# What a terminal would act on (other escapes, movements of the cursor) has no place in text that came from elsewhere.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_STYLED = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class Output(StrEnum):
+    """Forms of output."""
+
+    TABLE = "table"
+    WIDE = "wide"
+    JSON = "json"
+    NAME = "name"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table."""
+
+    title: str
+    is_right: bool = False
+    gives_way: bool = False
+    """Whether this column is cut where the line is too long."""
+
+
+@dataclass
+class Page:
+    """Where a command writes, and what that place can show."""
+
+    stream: TextIO
+    environment: Mapping[str, str]
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    columns: int | None = None
+
+    @cached_property
+    def is_terminal(self) -> bool:
+        return self.stream.isatty()
+
+    @cached_property
+    def has_colour(self) -> bool:
+        plain = "NO_COLOR" in self.environment or self.environment.get("TERM") == "dumb"
+        return self.is_terminal and not plain
+
+    @cached_property
+    def has_unicode(self) -> bool:
+        return "utf" in (getattr(self.stream, "encoding", "") or "").lower()
+
+    @property
+    def width(self) -> int | None:
+        """Columns of the terminal; None in a pipe, where nothing is cut."""
+        if self.columns is not None:
+            return self.columns
+        return shutil.get_terminal_size((80, 24)).columns if self.is_terminal else None
+
+    # ------------------------------------------------------------ words
+
+    def style(self, text: str, codes: str) -> str:
+        return f"\x1b[{codes}m{text}\x1b[0m" if self.has_colour and text else text
+
+    def bold(self, text: str) -> str:
+        return self.style(text, "1")
+
+    def dim(self, text: str) -> str:
+        return self.style(text, "2")
+
+    def glyph(self, status: str) -> str:
+        """Return the sign of a status; never alone, a word stands beside it."""
+        return self.style((_GLYPHS if self.has_unicode else _ASCII)[status], _COLOURS[status])
+
+    def marked(self, status: str, text: str) -> str:
+        """Return a text with its sign before it."""
+        return f"{self.glyph(status)} {text}"
+
+    def when(self, instant: str | None, *, ago: bool = True) -> str:
+        """Say an instant: `3m ago` on a terminal, RFC 3339 in a pipe."""
+        if not instant:
+            return "–"
+        if not self.is_terminal:
+            return instant
+        seconds = self.seconds_since(instant)
+        text = duration(abs(seconds))
+        return f"in {text}" if seconds < -1 else f"{text} ago" if ago else text
+
+    def clock(self, instant: str) -> str:
+        """Say the time of day on a terminal, RFC 3339 in a pipe."""
+        return f"{instant[11:19]}" if self.is_terminal else instant
+
+    def seconds_since(self, instant: str) -> float:
+        return (self.now() - datetime.fromisoformat(instant)).total_seconds()
+
+    # ------------------------------------------------------------ lines
+
+    def line(self, text: str = "") -> None:
+        """Write one line."""
+        clean = "".join(part if _STYLED.fullmatch(part) else _CONTROL.sub("?", part) for part in _split(text))
+        clean = clean if self.has_unicode else clean.translate(_PLAIN)
+        encoding = getattr(self.stream, "encoding", None) or "utf-8"
+        print(clean.encode(encoding, "replace").decode(encoding), file=self.stream)
+
+    def table(self, columns: Sequence[Column], rows: Iterable[Sequence[str]], *, indent: str = "") -> None:
+        """Write aligned columns under their titles."""
+        body = [[cell.replace("\n", " ") for cell in row] for row in rows]
+        widths = [
+            max([visible(column.title), *(visible(row[index]) for row in body)]) for index, column in enumerate(columns)
+        ]
+        self._fit(columns, widths, len(indent))
+        self.line(indent + self.bold(_row([column.title for column in columns], columns, widths)))
+        for row in body:
+            self.line(indent + _row(row, columns, widths))
+
+    def pairs(self, items: Iterable[tuple[str, str]], *, indent: str = "") -> None:
+        """Write names and what they stand for, aligned, long texts wrapped."""
+        shown = [(name, text) for name, text in items if text]
+        widest = max((len(name) for name, _ in shown), default=0)
+        for name, text in shown:
+            lines = self.wrapped(text, len(indent) + widest + 2)
+            for index, part in enumerate(lines):
+                head = self.dim(f"{name:<{widest}}") if index == 0 else " " * widest
+                self.line(f"{indent}{head}  {part}")
+
+    def wrapped(self, text: str, indent: int) -> list[str]:
+        """Break a text at spaces so that it fits beside an indent; a pipe gets it whole."""
+        width = self.width
+        if width is None:
+            return [text]
+        room, lines, line = max(20, width - indent), [], ""
+        for word in text.split(" "):
+            if line and visible(line) + 1 + visible(word) > room:
+                lines.append(line)
+                line = word
+            else:
+                line = f"{line} {word}" if line else word
+        return [*lines, line]
+
+    def paragraph(self, text: str, *, indent: str = "") -> None:
+        for line in self.wrapped(text, len(indent)):
+            self.line(indent + line)
+
+    def json(self, document: Any, *, one_line: bool = False) -> None:
+        """Write the API's own object, unchanged."""
+        ensure_ascii = not self.has_unicode
+        print(
+            json.dumps(document, ensure_ascii=ensure_ascii, indent=None if one_line else 2),
+            file=self.stream,
+            flush=one_line,
+        )
+
+    def cut(self, text: str, room: int) -> str:
+        return text if visible(text) <= room else text[: max(1, room - 1)] + "…"
+
+    def _fit(self, columns: Sequence[Column], widths: list[int], indent: int) -> None:
+        if self.width is None:
+            return
+        for index in [index for index, column in enumerate(columns) if column.gives_way]:
+            over = indent + sum(widths) + 2 * (len(widths) - 1) - self.width
+            if over > 0:
+                widths[index] = max(len(columns[index].title), 8, widths[index] - over)
+
+
+def page() -> Page:
+    """Return standard output as a page."""
+    return Page(sys.stdout, os.environ)
+
+
+def note(text: str) -> None:
+    """Say something that is not the answer: on standard error."""
+    page = Page(sys.stderr, os.environ)
+    page.line(page.dim(text))
+
+
+def warn(text: str) -> None:
+    """Say something degraded on standard error."""
+    page = Page(sys.stderr, os.environ)
+    page.line(page.marked("warn", text))
+
+
+def duration(seconds: float) -> str:
+    """Write a duration in its two largest units: `2m51s`, `3h04m`, `9d02h`; short ones with a tenth."""
+    if seconds < 10:
+        return f"{seconds:.1f}s" if seconds >= 0.05 else "0s"
+    left = round(seconds)
+    if left < 60:
+        return f"{left}s"
+    if left < 3600:
+        return f"{left // 60}m{left % 60:02d}s"
+    if left < 86_400:
+        return f"{left // 3600}h{left % 3600 // 60:02d}m"
+    return f"{left // 86_400}d{left % 86_400 // 3600:02d}h"
+
+
+def visible(text: str) -> int:
+    """Return how many columns a text takes on a terminal."""
+    plain = _STYLED.sub("", text)
+    if plain.isascii():
+        return len(plain)
+    return sum(_columns(character) for character in plain)
+
+
+def _columns(character: str) -> int:
+    if unicodedata.combining(character):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in ("W", "F") else 1
+
+
+def _split(text: str) -> list[str]:
+    return [part for part in re.split(r"(\x1b\[[0-9;]*m)", text) if part]
+
+
+def _row(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> str:
+    parts = []
+    for cell, column, width in zip(cells, columns, widths, strict=True):
+        text = _clipped(cell, width)
+        space = " " * (width - visible(text))
+        parts.append(space + text if column.is_right else text + space)
+    return "  ".join(parts).rstrip()
+
+
+def _clipped(text: str, room: int) -> str:
+    if visible(text) <= room:
+        return text
+    kept, used, styled = "", 0, False
+    for part in _split(text):
+        if _STYLED.fullmatch(part):
+            kept, styled = kept + part, True
+            continue
+        for character in part:
+            if used + _columns(character) > room - 1:
+                return kept + "…" + ("\x1b[0m" if styled else "")
+            kept, used = kept + character, used + _columns(character)
+    return kept
+
+
+def only(output: Output, allowed: Iterable[Output]) -> Output:
+    """Return the form asked for.
+
+    Raises:
+        CommandFailed: this command does not have it.
+    """
+    if output not in allowed:
+        raise CommandFailed(Exit.USAGE, f"-o {output} is for lists; this shows one thing.", code="BAD_OUTPUT")
+    return output
