@@ -13,6 +13,7 @@ from botocore.exceptions import (
     ConnectTimeoutError,
     EndpointConnectionError,
     HTTPClientError,
+    IncompleteReadError,
     ParamValidationError,
     ReadTimeoutError,
 )
@@ -65,7 +66,14 @@ _MEANINGS: Mapping[str, type[EvenkeelError]] = {
     "ServiceUnavailableException": Unreachable,
     "ServiceException": Unreachable,
 }
-_NO_ANSWER = (ConnectTimeoutError, ReadTimeoutError, EndpointConnectionError, ConnectionClosedError, HTTPClientError)
+_NO_ANSWER = (
+    ConnectTimeoutError,
+    ReadTimeoutError,
+    EndpointConnectionError,
+    ConnectionClosedError,
+    HTTPClientError,
+    IncompleteReadError,
+)
 
 
 @functools.cache

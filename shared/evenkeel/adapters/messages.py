@@ -17,7 +17,7 @@ _MEANINGS: Mapping[str, type[EvenkeelError]] = {
     "InvalidParameterException": Refused,
     "RequestTooLargeException": Refused,
 }
-_PASS_GROUP = "passes"
+_GROUP_OF_PASSES = "passes"
 _LONGEST_REASON = 200
 _LONGEST_SUBJECT = 100
 _LONGEST_PAGE = 200_000
@@ -44,7 +44,7 @@ class SqsPasses:
             self._client.send_message(
                 QueueUrl=self._queue_url,
                 MessageBody=json.dumps({"reason": reason}),
-                MessageGroupId=_PASS_GROUP,
+                MessageGroupId=_GROUP_OF_PASSES,
                 MessageDeduplicationId=uuid.uuid4().hex,
             )
 

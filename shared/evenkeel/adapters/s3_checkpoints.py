@@ -10,7 +10,7 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from evenkeel.adapters import aws
-from evenkeel.ports import Conflict, EvenkeelError, NotFound, Refused, StoredShard, Unreachable
+from evenkeel.ports import Conflict, EvenkeelError, NotFound, Refused, StoredShard
 
 _URI = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(.*))?", re.ASCII | re.DOTALL)
 _MANIFEST = "/manifest.json"
@@ -56,7 +56,7 @@ class S3Checkpoints:
 
     def read(self, uri: str, key: str) -> bytes:
         bucket, prefix = _place(uri)
-        with aws.translated(f"read {key} under {uri}", {code: NotFound for code in _GONE}):
+        with aws.translated(f"read {key} under {uri}", dict.fromkeys(_GONE, NotFound)):
             answer = self._client.get_object(Bucket=bucket, Key=prefix + key)
             return _body(answer, f"{key} under {uri}")
 
@@ -126,10 +126,7 @@ def _place(uri: str) -> tuple[str, str]:
 def _body(answer: Mapping[str, Any], what: str) -> bytes:
     if answer["ContentLength"] > _LARGEST_READ:
         raise Refused(f"{what} has {answer['ContentLength']} bytes: too large for what it should be")
-    try:
-        content: bytes = answer["Body"].read()
-    except OSError as error:
-        raise Unreachable(f"read {what}: the answer broke off") from error
+    content: bytes = answer["Body"].read()
     return content
 
 
