@@ -1,0 +1,263 @@
+"""`make demo`: a training job loses a node in mid-step and comes back, told as it happens.
+
+Everything shown was read from the running parts: the API's timelines, the job's own log, the stages that the incident
+recorded. It exits non-zero if the job did not come back, the node was not returned, or the weights differ.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+import random
+import shutil
+import sys
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from evenkeel_cli.client import Client
+from evenkeel_local import PROJECT
+from evenkeel_local.data_centre import CHECKPOINTS_BUCKET, DataCentre, FleetShape
+from evenkeel_local.drills import (
+    ENDED,
+    SETTLED,
+    Work,
+    await_whole_fleet,
+    dead_letters,
+    last_step,
+    node_of_rank,
+    read_object,
+    wait_for,
+)
+from evenkeel_local.processes import interruptible
+from evenkeel_local.twin import undisturbed_digest
+
+WORK: Final = Work(nodes=3, steps=60, checkpoint_every=5, step_seconds=0.25, seed=2026)
+STRIKE_BETWEEN: Final = (17, 28)
+STRIKE_SECONDS: Final = 120.0
+RECOVERY_SECONDS: Final = 150.0
+
+GLYPHS: Final = {"sickened": "✖", "failed": "✖", "settled": "●", "decided": "●", "job": "▶", "node": "◆"}
+
+
+class Story:
+    """Prints the demo: plain lines in a pipe, one living progress line on a terminal."""
+
+    def __init__(self) -> None:
+        self._is_tty = sys.stdout.isatty()
+        self._width = shutil.get_terminal_size((96, 24)).columns
+        self._has_live = False
+        self._began = time.monotonic()
+
+    def chapter(self, title: str) -> None:
+        self.line("")
+        self.line(self._bold(f"── {title}"))
+
+    def line(self, text: str) -> None:
+        if self._has_live:
+            print("\r\x1b[K", end="")
+            self._has_live = False
+        print(text, flush=True)
+
+    def step(self, text: str) -> None:
+        self.line(f"  {time.monotonic() - self._began:6.1f}s  {text}")
+
+    def live(self, text: str) -> None:
+        """Replace the living line; in a pipe it is left out, the lines around it tell the story."""
+        if self._is_tty:
+            print(f"\r\x1b[K  {text}"[: self._width + 4], end="", flush=True)
+            self._has_live = True
+
+    def _bold(self, text: str) -> str:
+        return f"\x1b[1m{text}\x1b[0m" if self._is_tty else text
+
+
+class Told:
+    """Which timeline entries were printed already, and when the plug was pulled."""
+
+    def __init__(self, story: Story, client: Client) -> None:
+        self._story, self._client = story, client
+        self._seen: set[str] = set()
+        self.struck_at: datetime | None = None
+
+    def skip(self, path: str) -> None:
+        """Take what stands in a timeline as told."""
+        self._seen.update(_name(path, entry) for entry in self._client.get(path)["entries"])
+
+    def tell(self, *paths: str) -> None:
+        """Print what is new in these timelines, in order of time."""
+        fresh = []
+        for path in paths:
+            for entry in self._client.get(path)["entries"]:
+                if _name(path, entry) not in self._seen:
+                    self._seen.add(_name(path, entry))
+                    fresh.append(entry)
+        for entry in sorted(fresh, key=lambda entry: str(entry["at"])):
+            since = (_time(entry["at"]) - (self.struck_at or _time(entry["at"]))).total_seconds()
+            glyph = GLYPHS.get(entry["kind"], "●")
+            self._story.line(f"  {since:+7.2f}s  {glyph} {entry['kind']:<11} {entry['text']}")
+
+
+def main() -> int:
+    """Run the demo; return its exit code."""
+    story = Story()
+    story.line("Evenkeel: a node fails, the job comes back. Nothing leaves this machine.")
+    try:
+        with interruptible():
+            return _play(story)
+    except KeyboardInterrupt:
+        story.line("\ninterrupted: everything that was started has been ended")
+        return 130
+
+
+def _play(story: Story) -> int:
+    story.chapter("a data centre on this machine")
+    with ThreadPoolExecutor(1) as background:
+        twin: Future[str] = background.submit(undisturbed_digest, WORK.nodes, WORK.steps, WORK.seed)
+        run_dir = PROJECT / ".evenkeel" / "demo"
+        with DataCentre.start(run_dir, fleet=FleetShape(nodes=5), say=story.step) as centre:
+            client = Client(**centre.client_arguments())
+            await_whole_fleet(client, centre)
+            story.step(f"{centre.node_count} nodes validated and in service")
+            return _strike_and_recover(story, centre, client, twin)
+
+
+def _strike_and_recover(story: Story, centre: DataCentre, client: Client, twin: Future[str]) -> int:
+    story.chapter(f"a training job on {WORK.nodes} nodes, {WORK.steps} steps, a checkpoint every {WORK.checkpoint_every}")
+    uri = f"s3://{CHECKPOINTS_BUCKET}/demo"
+    job_id = client.post("/jobs", WORK.submission("demo", uri))["jobId"]
+    path = f"/jobs/{job_id}"
+    story.step(f"submitted {job_id}; its checkpoints go to {uri}")
+    wait_for("the job to run", STRIKE_SECONDS, lambda: client.get(path)["state"] == "RUNNING")
+    strike_at = random.SystemRandom().randint(*STRIKE_BETWEEN)
+
+    def reached() -> bool:
+        step = last_step(client, job_id)
+        story.live(_progress(step))
+        return step >= strike_at
+
+    wait_for(f"step {strike_at}", STRIKE_SECONDS, reached)
+    job = client.get(path)
+    for attempt in job["attempts"][:1]:
+        story.step(f"attempt {attempt['attempt']} runs on {', '.join(node['name'] for node in attempt['nodes'])}")
+    return _recover(story, centre, client, job, strike_at, twin)
+
+
+def _recover(
+    story: Story, centre: DataCentre, client: Client, job: dict[str, Any], strike_at: int, twin: Future[str]
+) -> int:
+    job_id, path = job["jobId"], f"/jobs/{job['jobId']}"
+    told = Told(story, client)
+    told.skip(f"{path}/timeline")
+    node = node_of_rank(centre, job, random.SystemRandom().randrange(WORK.nodes))
+    story.chapter(f"step {strike_at}: pulling the plug on {node}")
+    told.struck_at = datetime.now(UTC)
+    centre.control("POST", "/control/faults", {"fault": "gpu-xid79", "node": node})
+    story.line(f"  {0:+7.2f}s  ✖ fault       Xid 79: a GPU fell off the bus, and the rank on it died")
+    incident: dict[str, Any] = {}
+
+    def over() -> bool:
+        nonlocal incident, job
+        found = [item for item in client.get("/incidents")["items"] if item["node"]["name"] == node]
+        incident = found[0] if found else {}
+        job = client.get(path)
+        told.tell(f"{path}/timeline", *([f"/incidents/{incident['incidentId']}/timeline"] if incident else []))
+        story.live(f"{job['state'].lower()}, attempt {job['currentAttempt']}  {_progress(last_step(client, job_id))}")
+        return job["state"] in ENDED and incident.get("state") in SETTLED
+
+    wait_for("the job to end and the incident to settle", RECOVERY_SECONDS, over)
+    incident = client.get(f"/incidents/{incident['incidentId']}")
+    checks = _prove(story, centre, job, incident, twin)
+    _where_the_time_went(story, told.struck_at, job, incident)
+    _what_was_shortened(story)
+    _look_closer(story)
+    return 0 if all(checks) else 1
+
+
+def _prove(
+    story: Story, centre: DataCentre, job: dict[str, Any], incident: dict[str, Any], twin: Future[str]
+) -> list[bool]:
+    story.chapter("the proof")
+    document = read_object(centre, f"s3://{CHECKPOINTS_BUCKET}/demo", f"result/attempt={job['currentAttempt']}.json")
+    disturbed = str(json.loads(document)["digest"]) if document else "no result"
+    undisturbed = twin.result(timeout=60)
+    story.line(f"  disturbed run      {disturbed}")
+    story.line(f"  undisturbed twin   {undisturbed}")
+    waiting = dead_letters(centre)
+    checks = [
+        (job["state"] == "SUCCEEDED", f"the job ended {job['state']}"),
+        (job["currentAttempt"] >= 2, f"it took {job['currentAttempt']} attempts"),
+        (disturbed == undisturbed, "the final weights are identical"),
+        (incident["state"] == "RECOVERED", f"the incident ended {incident['state']}: {incident['outcome']}"),
+        (not waiting, f"dead-letter queues: {waiting or 'empty'}"),
+    ]
+    for ok, text in checks:
+        story.line(f"  {'●' if ok else '✖'} {text}")
+    return [ok for ok, _ in checks]
+
+
+def _where_the_time_went(story: Story, struck_at: datetime, job: dict[str, Any], incident: dict[str, Any]) -> None:
+    story.chapter("where the time went (seconds after the fault, on this machine)")
+    stages = incident["stages"]
+    attempt = job["attempts"][0]
+    rows = [
+        ("detected", stages.get("detectedAt"), "first signal from the health agent"),
+        ("planned", stages.get("plannedAt"), ""),
+        ("cordoned", stages.get("cordonedAt"), "no new pods land on the node"),
+        ("job stopped", stages.get("jobsStoppedAt"), "the gang moves as one"),
+        ("job admitted", attempt.get("admittedAt"), "on " + ", ".join(node["name"][-6:] for node in attempt["nodes"])),
+        ("job running", attempt.get("runningAt"), _resumed_from(attempt)),
+        ("repair asked", stages.get("repairAskedAt"), " then ".join(incident["repairs"])),
+        ("node back", stages.get("nodeBackAt"), str(incident.get("replacementInstanceId") or "")),
+        ("node returned", stages.get("returnedAt"), "validated, takes work again"),
+    ]
+    for name, at, note in rows:
+        when = f"{(_time(at) - struck_at).total_seconds():7.2f}" if at else "      –"
+        story.line(f"  {name:<14} {when}   {note}".rstrip())
+
+
+def _resumed_from(attempt: dict[str, Any]) -> str:
+    point = attempt.get("resumeFrom")
+    return f"from step {point['step']} of attempt {point['attempt']}, proved" if point else "from the beginning"
+
+
+def _what_was_shortened(story: Story) -> None:
+    story.chapter("what is shortened here against production (seconds)")
+    folder = importlib.resources.files("evenkeel").joinpath("policy")
+    production, local = (json.loads(folder.joinpath(f"{name}.json").read_text("utf-8")) for name in ("production", "local"))
+    for section, values in production.items():
+        for name, value in values.items() if isinstance(values, dict) else ():
+            here = local.get(section, {}).get(name, value)
+            if here != value and isinstance(value, int | float):
+                story.line(f"  {section + '.' + name:<36} {here:>8g}  instead of {value:>8g}")
+    delays = FleetShape().delays
+    story.line(f"  a replacement takes {delays['replace']:g} s here; AWS publishes about 940 s on p5.48xlarge")
+
+
+def _look_closer(story: Story) -> None:
+    story.chapter("look closer")
+    for command in (
+        "make dev                                   keep this data centre up",
+        ".venv/bin/evenkeel drill run node-lost     break something else in it",
+        ".venv/bin/evenkeel incidents timeline @latest",
+        ".venv/bin/evenkeel why @latest",
+    ):
+        story.line(f"  {command}")
+
+
+def _progress(step: int) -> str:
+    done = round(step / WORK.steps * 30)
+    return f"step {step:>3}/{WORK.steps} {'█' * done}{'░' * (30 - done)}"
+
+
+def _name(path: str, entry: dict[str, Any]) -> str:
+    return f"{path} {entry['at']} {entry['kind']} {entry['text']}"
+
+
+def _time(text: str) -> datetime:
+    return datetime.fromisoformat(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
