@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -22,6 +24,7 @@ UV: Final = PROJECT / ".tools" / "uv" / "bin" / "uv"
 STACK_NAME: Final = "evenkeel"
 BUILDS: Final = PROJECT / ".evenkeel" / "build"
 _BUILDS_KEPT: Final = 3
+_DRAFT: Final = "draft-"
 _BUILT_FROM: Final = ("functions", "shared", "statemachines", "policy", "openapi.json", "requirements/sam.txt")
 _NEVER_BUILT_FROM: Final = ("__pycache__", ".mypy_cache", ".ruff_cache")
 
@@ -90,9 +93,8 @@ def build(template: Path, runtime: str, architecture: str, log_dir: Path, *, pro
         os.utime(place)
         return built
     (progress or _silent)("building the functions and their layer")
-    draft = BUILDS / f"draft-{os.getpid()}"
-    shutil.rmtree(draft, ignore_errors=True)
     BUILDS.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=_DRAFT, dir=BUILDS))
     # The other parameters change nothing that is built; the endpoints among them are new on each run.
     overrides = _overrides({"PythonRuntime": runtime, "Architecture": architecture})
     command: list[str | Path] = [
@@ -100,12 +102,15 @@ def build(template: Path, runtime: str, architecture: str, log_dir: Path, *, pro
         "--parameter-overrides",
         *overrides,
     ]
-    _run_sam(command, log_dir / "sam-build.log", template.parent, layer_environment(runtime, architecture))
     try:
-        draft.rename(place)
-    except OSError:  # another process made the same build meanwhile
+        _run_sam(command, log_dir / "sam-build.log", template.parent, layer_environment(runtime, architecture))
+        draft.chmod(0o755)
+        with contextlib.suppress(OSError):  # another process made the same build meanwhile
+            draft.rename(place)
+    finally:
         shutil.rmtree(draft, ignore_errors=True)
-    for old in sorted(BUILDS.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)[_BUILDS_KEPT:]:
+    finished = [path for path in BUILDS.iterdir() if not path.name.startswith(_DRAFT)]
+    for old in sorted(finished, key=lambda path: path.stat().st_mtime, reverse=True)[_BUILDS_KEPT:]:
         shutil.rmtree(old, ignore_errors=True)
     return built
 

@@ -1,0 +1,18 @@
+"""One data centre for the tests that need the whole of it: engine, GPU cluster and the real template, deployed."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from evenkeel_local.data_centre import DataCentre
+
+
+@pytest.fixture(scope="session")
+def data_centre(tmp_path_factory: pytest.TempPathFactory) -> Iterator["DataCentre"]:
+    """The data centre that the demo runs on, for the session. A test leaves its nodes healthy and its jobs ended."""
+    from evenkeel_local.data_centre import DataCentre  # the tests of its parts run without it
+
+    with DataCentre.start(tmp_path_factory.mktemp("data-centre")) as running:
+        yield running
