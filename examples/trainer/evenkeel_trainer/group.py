@@ -119,25 +119,33 @@ def _accept_all(
 ) -> list[socket.socket]:
     peers: dict[int, socket.socket] = {}
     expected = set(range(1, hello["worldSize"]))
-    while expected - peers.keys():
-        readable, _, _ = select.select([listener], [], [], _TICK_SECONDS)
-        if not readable:
-            missing = sorted(expected - peers.keys())
-            _pause_or_give_up(deadline, should_stop, f"ranks {missing} did not come", pause_seconds=0)
-            continue
-        caller, _ = listener.accept()
-        try:
-            theirs = json.loads(_receive(caller, 5.0))
-        except (PeerLostError, ValueError):
-            caller.close()
-            continue
-        if {**theirs, "rank": 0} != hello or theirs["rank"] not in expected:
-            caller.close()
-            continue
-        if theirs["rank"] in peers:
-            peers[theirs["rank"]].close()  # it connected again: the first connection is dead
-        peers[theirs["rank"]] = caller
+    with contextlib.ExitStack() as unless_complete:
+        while missing := expected - peers.keys():
+            readable, _, _ = select.select([listener], [], [], _TICK_SECONDS)
+            if not readable:
+                what = f"ranks {sorted(missing)} did not come"
+                _pause_or_give_up(deadline, should_stop, what, pause_seconds=0)
+                continue
+            caller = unless_complete.enter_context(listener.accept()[0])
+            rank = _rank_of(caller, hello)
+            if rank not in expected:
+                caller.close()
+                continue
+            if rank in peers:
+                peers[rank].close()  # it connected again: the first connection is dead
+            peers[rank] = caller
+        unless_complete.pop_all()
     return [peers[rank] for rank in sorted(peers)]
+
+
+def _rank_of(caller: socket.socket, hello: dict[str, Any]) -> int:
+    """Read which rank calls; -1 for one of another attempt, or none at all."""
+    try:
+        theirs = json.loads(_receive(caller, 5.0))
+    except (PeerLostError, ValueError):
+        return -1
+    rank = theirs.get("rank") if isinstance(theirs, dict) else None
+    return rank if isinstance(rank, int) and {**theirs, "rank": 0} == hello else -1
 
 
 def _connect(
@@ -148,14 +156,25 @@ def _connect(
 ) -> socket.socket:
     while True:
         try:
-            joined = socket.create_connection(master, timeout=2.0)
-            joined.setblocking(True)
-            _send(joined, json.dumps(hello).encode())
-            if _receive(joined, max(0.0, deadline - time.monotonic()), should_stop) == b"welcome":
-                return joined
-            joined.close()
+            return _knock(master, hello, deadline, should_stop)
         except (OSError, PeerLostError) as error:
             _pause_or_give_up(deadline, should_stop, f"rank 0 at {master[0]}:{master[1]} does not answer: {error}")
+
+
+def _knock(
+    master: tuple[str, int],
+    hello: dict[str, Any],
+    deadline: float,
+    should_stop: Callable[[], bool],
+) -> socket.socket:
+    with contextlib.ExitStack() as unless_welcome:
+        knocking = unless_welcome.enter_context(socket.create_connection(master, timeout=2.0))
+        knocking.setblocking(True)
+        _send(knocking, json.dumps(hello).encode())
+        if _receive(knocking, max(0.0, deadline - time.monotonic()), should_stop) != b"welcome":
+            raise PeerLostError("what answers there is no rank 0")
+        unless_welcome.pop_all()
+        return knocking
 
 
 def _pause_or_give_up(

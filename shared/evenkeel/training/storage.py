@@ -165,7 +165,7 @@ class FolderStorage:
             return False
         if not self.put_new(f"{FENCE_KEY}.d/{fence.attempt}.json", fence.to_bytes()):
             return False
-        # A later attempt may have been fenced meanwhile. Then this file says nothing, since only the highest is read, with
+        # A later attempt may have been fenced meanwhile. Then this file says nothing, as only the highest is read, with
         # the history that it carries, and this attempt never runs.
         standing = self.read_fence().fence
         return standing is not None and standing.attempt == fence.attempt
