@@ -26,6 +26,8 @@ from typing import Any, Final, Self
 
 import yaml
 
+from evenkeel_cli.client import Client
+from evenkeel_cli.context import Context, StaticKey
 from evenkeel_local import ACCOUNT_ID, PROJECT, REGION, gpu_cluster
 from evenkeel_local.deployment import STACK_NAME, Outputs, deploy
 from evenkeel_local.engine import Engine
@@ -199,14 +201,14 @@ class DataCentre:
             "outputs": self.outputs,
         }
 
-    def client_arguments(self) -> dict[str, Any]:
-        """Return the arguments of the command line's `Client` for the operator."""
-        return {
-            "url": self.api_url,
-            "region": REGION,
-            "access_key_id": self.operator.access_key_id,
-            "secret_access_key": self.operator.secret_access_key,
-        }
+    def client(self) -> Client:
+        """Return the command line's client, as the operator."""
+        key = StaticKey(self.operator.access_key_id, self.operator.secret_access_key)
+        return Client(
+            Context(
+                FLEET, self.api_url, REGION, key=key, control_url=self.cluster.control_url, source="the data centre"
+            )
+        )
 
     def context(self) -> dict[str, Any]:
         """Return the command line's context: where the API is, and the operator's own key."""

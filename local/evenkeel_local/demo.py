@@ -117,14 +117,16 @@ def _play(story: Story) -> int:
         twin: Future[str] = background.submit(undisturbed_digest, WORK.nodes, WORK.steps, WORK.seed)
         run_dir = PROJECT / ".evenkeel" / "demo"
         with DataCentre.start(run_dir, fleet=FleetShape(nodes=5), say=story.step) as centre:
-            client = Client(**centre.client_arguments())
+            client = centre.client()
             await_whole_fleet(client, centre)
             story.step(f"{centre.node_count} nodes validated and in service")
             return _strike_and_recover(story, centre, client, twin)
 
 
 def _strike_and_recover(story: Story, centre: DataCentre, client: Client, twin: Future[str]) -> int:
-    story.chapter(f"a training job on {WORK.nodes} nodes, {WORK.steps} steps, a checkpoint every {WORK.checkpoint_every}")
+    story.chapter(
+        f"a training job on {WORK.nodes} nodes, {WORK.steps} steps, a checkpoint every {WORK.checkpoint_every}"
+    )
     uri = f"s3://{CHECKPOINTS_BUCKET}/demo"
     job_id = client.post("/jobs", WORK.submission("demo", uri))["jobId"]
     path = f"/jobs/{job_id}"
@@ -225,7 +227,9 @@ def _resumed_from(attempt: dict[str, Any]) -> str:
 def _what_was_shortened(story: Story) -> None:
     story.chapter("what is shortened here against production (seconds)")
     folder = importlib.resources.files("evenkeel").joinpath("policy")
-    production, local = (json.loads(folder.joinpath(f"{name}.json").read_text("utf-8")) for name in ("production", "local"))
+    production, local = (
+        json.loads(folder.joinpath(f"{name}.json").read_text("utf-8")) for name in ("production", "local")
+    )
     for section, values in production.items():
         for name, value in values.items() if isinstance(values, dict) else ():
             here = local.get(section, {}).get(name, value)

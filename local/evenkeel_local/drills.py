@@ -15,7 +15,8 @@ from typing import Any, Final
 
 from botocore.exceptions import ClientError
 
-from evenkeel_cli.client import Client, Problem
+from evenkeel_cli.client import Client
+from evenkeel_cli.errors import CommandFailed
 from evenkeel_local.data_centre import CHECKPOINTS_BUCKET, DataCentre, Say
 from evenkeel_local.twin import undisturbed_digest
 
@@ -131,7 +132,9 @@ def wait_for(what: str, seconds: float, look: Callable[[], Any]) -> Any:
         time.sleep(POLL_SECONDS)
 
 
-def run(drill: Drill, centre: DataCentre, *, seed: int, work: Work | None = None, say: Say = lambda _text: None) -> Result:
+def run(
+    drill: Drill, centre: DataCentre, *, seed: int, work: Work | None = None, say: Say = lambda _text: None
+) -> Result:
     """Run one drill on a running data centre and check everything that must hold.
 
     The moment (a step, and a fraction of it) and the victim (a rank) come from `seed`.
@@ -145,7 +148,7 @@ def run(drill: Drill, centre: DataCentre, *, seed: int, work: Work | None = None
     """
     dice = random.Random(seed)
     work = work or Work(nodes=drill.nodes)
-    client = Client(**centre.client_arguments())
+    client = centre.client()
     result = Result(drill.name, seed)
     await_whole_fleet(client, centre)
     before = Counters.read(centre)
@@ -165,9 +168,7 @@ def run(drill: Drill, centre: DataCentre, *, seed: int, work: Work | None = None
     ended = wait_for("the job to end", JOB_SECONDS, lambda: _in_state(client, job["jobId"], *ENDED))
     result.seconds["jobEnded"] = time.monotonic() - struck_at
     if drill.incident_ends:
-        incident = wait_for(
-            "the incident to settle", JOB_SECONDS, lambda: _settled_incident(client, node)
-        )
+        incident = wait_for("the incident to settle", JOB_SECONDS, lambda: _settled_incident(client, node))
         result.incident_id = incident["incidentId"]
         result.seconds["incidentSettled"] = time.monotonic() - struck_at
         result.check("incident ends as it should", incident["state"] == drill.incident_ends, incident["state"])
@@ -187,8 +188,8 @@ def run(drill: Drill, centre: DataCentre, *, seed: int, work: Work | None = None
 def last_step(client: Client, job_id: str) -> int:
     """Return the newest step in rank 0's log; 0 where there is none yet."""
     try:
-        log = client.get(f"/jobs/{job_id}/logs?rank=0&tail=5")["text"]
-    except Problem:
+        log = client.get(f"/jobs/{job_id}/logs", rank=0, tail=5)["text"]
+    except CommandFailed:
         return 0
     steps = [int(line["step"]) for line in _json_lines(log) if line.get("event") == "step"]
     return max(steps, default=0)
@@ -206,7 +207,7 @@ def await_whole_fleet(client: Client, centre: DataCentre) -> None:
     wanted = centre.node_count
 
     def whole() -> bool:
-        nodes = client.get("/nodes?pageSize=200")["items"]
+        nodes = client.get("/nodes", pageSize=200)["items"]
         return sum(1 for node in nodes if _takes_work(node)) >= wanted
 
     wait_for(f"{wanted} schedulable nodes", FLEET_SECONDS, whole)
@@ -222,7 +223,7 @@ def _in_state(client: Client, job_id: str, *states: str) -> dict[str, Any] | Non
 
 
 def _settled_incident(client: Client, node: str) -> dict[str, Any] | None:
-    for incident in client.get("/incidents?pageSize=20")["items"]:
+    for incident in client.get("/incidents", pageSize=20)["items"]:
         if incident["node"]["name"] == node and incident["state"] in SETTLED:
             return dict(incident)
     return None
@@ -261,7 +262,7 @@ def _check_job(result: Result, centre: DataCentre, job: dict[str, Any], uri: str
 
 
 def _check_fence(result: Result, centre: DataCentre, uri: str) -> None:
-    """No manifest of a fenced attempt was resumed from: recomputed from the fence's history and the store's own times."""
+    """No manifest of a fenced attempt was resumed from: recomputed from the fence's own history."""
     document = read_object(centre, uri, "_fence")
     fence = json.loads(document) if document else {"attempt": 0, "history": []}
     history = {int(entry["attempt"]): entry.get("resumeFrom") for entry in fence["history"]}
@@ -272,8 +273,12 @@ def _check_fence(result: Result, centre: DataCentre, uri: str) -> None:
         for between in range(int(pin["attempt"]) + 1, attempt):
             limit = history.get(between)
             if limit is None or int(pin["step"]) > int(limit["step"]):
-                wrong.append(f"attempt {attempt} resumed from a{pin['attempt']} step {pin['step']} past a{between}'s pin")
-    result.check("no manifest of a fenced attempt is resumed from", not wrong, "; ".join(wrong) or f"{len(history)} fences")
+                wrong.append(
+                    f"attempt {attempt} resumed from a{pin['attempt']} step {pin['step']} past a{between}'s pin"
+                )
+    result.check(
+        "no manifest of a fenced attempt is resumed from", not wrong, "; ".join(wrong) or f"{len(history)} fences"
+    )
 
 
 def _check_overlap(result: Result, centre: DataCentre, drill: Drill, job_id: str) -> None:
@@ -290,13 +295,17 @@ def _check_overlap(result: Result, centre: DataCentre, drill: Drill, job_id: str
         for attempt in sorted(runs)
         if attempt + 1 in runs and max(e for _, e in runs[attempt]) > min(s for s, _ in runs[attempt + 1])
     ]
-    result.check("attempts overlap only behind a partition", drill.may_overlap or not overlaps, "; ".join(overlaps) or "none")
+    result.check(
+        "attempts overlap only behind a partition", drill.may_overlap or not overlaps, "; ".join(overlaps) or "none"
+    )
 
 
 def _check_provider(result: Result, centre: DataCentre, before: Counters) -> None:
     after = Counters.read(centre).replaces
     many = {life: count for life, count in after.items() if count > 1}
-    result.check("at most one accepted Replace a node life", not many, str(many or f"{len(after) - len(before.replaces)} new"))
+    result.check(
+        "at most one accepted Replace a node life", not many, str(many or f"{len(after) - len(before.replaces)} new")
+    )
 
 
 def _check_dead_letters(result: Result, centre: DataCentre) -> None:
