@@ -242,12 +242,10 @@ class DataCentre:
         manifest = (PROJECT / "charts" / "kubernetes-access.yaml").read_text(encoding="utf-8")
         self.cluster.apply([document for document in yaml.safe_load_all(manifest) if document])
         groups: dict[str, list[str]] = json.loads((PROJECT / "charts" / "access-entries.json").read_text("utf-8"))
-        functions = self.deployer.client("lambda").get_paginator("list_functions").paginate()
-        for function in (function for page in functions for function in page["Functions"]):
-            name = next((verb for verb in groups if function["FunctionName"].endswith(verb.replace("_", "-"))), None)
-            if name is not None:
-                self.roles[name] = function["Role"]
-                self.cluster.put_access_entry(function["Role"], groups[name])
+        for pair in self.outputs["KubernetesRoleArns"].split(","):
+            function, _, role = pair.partition("=")
+            self.roles[function] = role
+            self.cluster.put_access_entry(role, groups[function])
 
     def _give_pods_their_identity(self) -> None:
         trainer = make_user(self.deployer, "trainer", _TRAINER_STATEMENTS)

@@ -25,6 +25,14 @@ SETTLED: Final = ("RECOVERED", "OBSERVED", "STOOD_DOWN", "WAITING_FOR_PERSON", "
 JOB_SECONDS: Final = 150.0
 FLEET_SECONDS: Final = 90.0
 POLL_SECONDS: Final = 0.2
+DEAD_LETTER_QUEUES: Final = (
+    "DeadLetterQueueUrl",
+    "UnhandledEventsQueueUrl",
+    "UndeliveredEventsQueueUrl",
+    "FailedPassesQueueUrl",
+    "FailedInvocationsQueueUrl",
+)
+"""Outputs of the stack that name the queues which must stay empty."""
 
 
 @dataclass(frozen=True)
@@ -289,12 +297,11 @@ def _check_overlap(result: Result, centre: DataCentre, drill: Drill, job_id: str
         ended = _time(process["endedAt"]) if process["endedAt"] else datetime.now(UTC)
         runs.setdefault(attempt, []).append((_time(process["startedAt"]), ended))
         result.check(f"process of attempt {attempt} ended", bool(process["endedAt"]), str(process))
-    overlaps = [
-        f"a{attempt} ended {(max(e for _, e in runs[attempt]) - min(s for s, _ in runs[attempt + 1])).total_seconds():.2f} s"
-        f" after a{attempt + 1} began"
-        for attempt in sorted(runs)
-        if attempt + 1 in runs and max(e for _, e in runs[attempt]) > min(s for s, _ in runs[attempt + 1])
-    ]
+    overlaps = []
+    for attempt in sorted(number for number in runs if number + 1 in runs):
+        over = max(end for _, end in runs[attempt]) - min(start for start, _ in runs[attempt + 1])
+        if over.total_seconds() > 0:
+            overlaps.append(f"a{attempt} ended {over.total_seconds():.2f} s after a{attempt + 1} began")
     result.check(
         "attempts overlap only behind a partition", drill.may_overlap or not overlaps, "; ".join(overlaps) or "none"
     )
@@ -317,13 +324,13 @@ def dead_letters(centre: DataCentre) -> dict[str, int]:
     """Return how many messages wait in each dead-letter queue that has any."""
     sqs = centre.deployer.client("sqs")
     counts = {}
-    for url in sqs.list_queues().get("QueueUrls", []):
-        name = url.rsplit("/", 1)[1]
-        if "dead" in name.lower() or "dlq" in name.lower():
-            attributes = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["ApproximateNumberOfMessages"])
-            count = int(attributes["Attributes"]["ApproximateNumberOfMessages"])
-            if count:
-                counts[name] = count
+    for queue in DEAD_LETTER_QUEUES:
+        attributes = sqs.get_queue_attributes(
+            QueueUrl=centre.outputs[queue], AttributeNames=["ApproximateNumberOfMessages"]
+        )
+        count = int(attributes["Attributes"]["ApproximateNumberOfMessages"])
+        if count:
+            counts[queue.removesuffix("Url")] = count
     return counts
 
 
