@@ -1,0 +1,11 @@
+"""State MarkRunning of run_job: every pod of the attempt runs."""
+
+from evenkeel.runtime import entry, wiring
+from evenkeel.services import mark_running
+
+
+@entry.task
+def handler(event: entry.Json, _context: entry.Context) -> entry.Json:
+    request = mark_running.Request.model_validate(event)
+    world = wiring.world()
+    return mark_running.run(request, world.ledger, world.telemetry, now=world.clock.now()).to_json()

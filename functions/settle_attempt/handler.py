@@ -1,0 +1,20 @@
+"""State SettleAttempt of run_job: the attempt's end, its charge, and what becomes of the job."""
+
+from evenkeel.runtime import entry, wiring
+from evenkeel.services import settle_attempt
+
+
+@entry.task
+def handler(event: entry.Json, _context: entry.Context) -> entry.Json:
+    request = settle_attempt.Request.model_validate(event)
+    world = wiring.world()
+    outcome = settle_attempt.run(
+        request,
+        world.ledger,
+        world.cluster,
+        world.passes,
+        world.telemetry,
+        policy=world.policy,
+        now=world.clock.now(),
+    )
+    return outcome.to_json()

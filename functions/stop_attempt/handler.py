@@ -1,0 +1,11 @@
+"""State StopAttempt of run_job: end the attempt's pods, with time for a last checkpoint."""
+
+from evenkeel.runtime import entry, wiring
+from evenkeel.services import stop_attempt
+
+
+@entry.task
+def handler(event: entry.Json, _context: entry.Context) -> entry.Json:
+    request = stop_attempt.Request.model_validate(event)
+    world = wiring.world()
+    return stop_attempt.run(request, world.ledger, world.cluster, now=world.clock.now()).to_json()

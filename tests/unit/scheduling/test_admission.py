@@ -1,0 +1,347 @@
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenkeel.domain.nodes import KubernetesNode, Node, ProviderNode, join_nodes
+from evenkeel.domain.policy import SchedulingPolicy
+from evenkeel.domain.scheduling.admission import (
+    Action,
+    AdmissionDecision,
+    AdmissionFacts,
+    Request,
+    Room,
+    Snapshot,
+    admit,
+    decide,
+    rooms_of,
+)
+from evenkeel.domain.scheduling.jobs import Charge, PodPhase, ResumeOption, ResumePlan
+from tests.unit.scheduling.builders import (
+    CLUSTER,
+    NOW,
+    a_job,
+    a_life,
+    a_pod,
+    a_request,
+    a_room,
+    a_workload,
+    an_attempt,
+    at,
+)
+
+POLICY = SchedulingPolicy()
+
+
+def decided(rooms: list[Room], *pending: Request, policy: SchedulingPolicy = POLICY) -> dict[str, AdmissionDecision]:
+    answers = admit(Snapshot(rooms=tuple(rooms), pending=pending), policy, at(1000))
+    return {answer.job_id: answer for answer in answers}
+
+
+def actions(rooms: list[Room], *pending: Request, policy: SchedulingPolicy = POLICY) -> list[tuple[str, Action]]:
+    return [(job, answer.action) for job, answer in decided(rooms, *pending, policy=policy).items()]
+
+
+def test_a_gang_that_fits_is_admitted_to_one_node_a_pod() -> None:
+    answer = decided([a_room(1), a_room(2), a_room(3)], a_request(nodes=2))["job-1"]
+
+    assert (answer.action, answer.pool, answer.node_names) == (Action.ADMIT, "workers", ("node-1", "node-2"))
+    assert (a_life(1), a_life(2)) == answer.nodes
+    assert answer.reason == "workers has 2 nodes with 8 free accelerators each."
+
+
+def test_the_first_that_does_not_fit_holds_up_those_behind_it() -> None:
+    rooms = [a_room(1), a_room(2), a_room(3, closed_because="cordoned")]
+
+    answers = decided(rooms, a_request(1, nodes=1), a_request(2, nodes=3), a_request(3, nodes=1))
+
+    assert [answer.action for answer in answers.values()] == [Action.ADMIT, Action.WAIT, Action.BEHIND]
+    waits = answers["job-2"].reason
+    assert waits == "Waits for 3 nodes with 8 free accelerators each: workers has 1 of them (1 cordoned, 1 in use)."
+    assert answers["job-3"].reason == "Behind job-2, which waits for free nodes."
+
+
+def test_a_job_larger_than_every_pool_says_so_and_holds_up_nobody() -> None:
+    answers = decided([a_room(1), a_room(2)], a_request(1, nodes=3), a_request(2))
+
+    assert [answer.action for answer in answers.values()] == [Action.NEVER_FITS, Action.ADMIT]
+    assert "Can never start here" in answers["job-1"].reason
+    assert "the largest fitting pool has 2" in answers["job-1"].reason
+
+
+def test_a_job_that_ran_before_waits_for_the_fleet_to_grow_back() -> None:
+    assert actions([a_room(1)], a_request(nodes=2, attempts=1)) == [("job-1", Action.WAIT)]
+
+
+def test_a_job_in_its_pause_holds_up_nobody() -> None:
+    paused = a_request(1, not_before=at(2000))
+
+    assert actions([a_room(1)], paused, a_request(2)) == [("job-1", Action.BACK_OFF), ("job-2", Action.ADMIT)]
+
+
+def test_a_pause_that_is_over_counts_no_more() -> None:
+    assert actions([a_room(1)], a_request(not_before=at(1000))) == [("job-1", Action.ADMIT)]
+
+
+def test_a_recovery_goes_first() -> None:
+    late = a_request(9, is_recovery=True, attempts=1)
+
+    assert actions([a_room(1)], a_request(1), late) == [("job-9", Action.ADMIT), ("job-1", Action.WAIT)]
+
+
+def test_nodes_to_be_avoided_are_avoided() -> None:
+    answer = decided([a_room(1), a_room(2)], a_request(avoid=(a_life(1).key,)))["job-1"]
+
+    assert answer.node_names == ("node-2",)
+
+
+def test_a_gang_never_spans_two_pools() -> None:
+    rooms = [a_room(1, pool="east"), a_room(2, pool="west")]
+
+    assert actions(rooms, a_request(nodes=2)) == [("job-1", Action.NEVER_FITS)]
+
+
+def test_the_instance_type_asked_for_is_the_only_one_taken() -> None:
+    rooms = [a_room(1), a_room(2, instance_type="ml.g5.12xlarge", pool="small")]
+
+    answer = decided(rooms, a_request(instance_types=("ml.g5.12xlarge",)))["job-1"]
+
+    assert answer.node_names == ("node-2",)
+
+
+def test_the_fullest_node_that_has_room_is_taken_first() -> None:
+    answer = decided([a_room(1), a_room(2, free=4)], a_request(accelerators_per_node=2))["job-1"]
+
+    assert answer.node_names == ("node-2",)
+
+
+def test_the_tightest_pool_is_taken_and_the_other_is_named() -> None:
+    rooms = [a_room(1, pool="large"), a_room(2, pool="large"), a_room(3, pool="tight")]
+
+    answer = decided(rooms, a_request())["job-1"]
+
+    assert answer.pool == "tight"
+    assert [other.option for other in answer.alternatives] == ["large (ml.p5.48xlarge)"]
+
+
+SPARES = SchedulingPolicy(spare_nodes={"workers": 1})
+
+
+def test_a_spare_is_kept_from_an_ordinary_job() -> None:
+    answer = decided([a_room(1), a_room(2)], a_request(nodes=2), policy=SPARES)["job-1"]
+
+    assert answer.action is Action.WAIT
+    assert "keeps 1 free node for recoveries" in answer.reason
+
+
+def test_a_recovery_takes_the_spare() -> None:
+    back = a_request(nodes=2, is_recovery=True, attempts=1)
+
+    assert actions([a_room(1), a_room(2)], back, policy=SPARES) == [("job-1", Action.ADMIT)]
+
+
+def test_a_partly_used_node_is_no_spare() -> None:
+    rooms = [a_room(1, free=4), a_room(2)]
+
+    assert actions(rooms, a_request(accelerators_per_node=4), policy=SPARES) == [("job-1", Action.ADMIT)]
+
+
+def test_a_job_without_accelerators_needs_only_open_nodes() -> None:
+    answer = decided([a_room(1, free=0), a_room(2, closed_because="not ready")], a_request(accelerators_per_node=0))
+
+    assert answer["job-1"].node_names == ("node-1",)
+
+
+# ---------------------------------------------------------------- rooms
+
+
+def a_node(number: int = 1, **changes: Any) -> Node:
+    seen = {
+        "cluster": CLUSTER,
+        "name": f"node-{number}",
+        "instance_id": f"i-{number:017x}",
+        "pool": "workers",
+        "is_ready": True,
+        "accelerators": 8,
+    }
+    return Node(life=a_life(number), kubernetes=KubernetesNode.model_validate({**seen, **changes}))
+
+
+def free(*, in_use: dict[tuple[str, str], int], charges: list[Charge], pods: bool) -> list[int]:
+    workload = a_workload(a_pod(0), a_pod(1))
+    seen = [(CLUSTER, workload)] if pods else []
+    return [room.free for room in rooms_of([a_node(1), a_node(2)], in_use, charges, seen)]
+
+
+def test_an_attempt_whose_pods_are_not_there_yet_is_charged() -> None:
+    assert free(in_use={}, charges=[Charge.of(an_attempt())], pods=False) == [0, 0]
+
+
+def test_an_attempt_whose_pods_are_there_is_not_counted_twice() -> None:
+    in_use = {(CLUSTER, "node-1"): 4, (CLUSTER, "node-2"): 4}
+
+    assert free(in_use=in_use, charges=[Charge.of(an_attempt(accelerators=8))], pods=True) == [4, 4]
+
+
+def test_an_ended_attempt_holds_its_nodes_until_it_is_settled() -> None:
+    ended = a_workload(a_pod(0, PodPhase.FAILED, 1), a_pod(1, PodPhase.FAILED, 1))
+
+    rooms = rooms_of([a_node(1), a_node(2)], {}, [Charge.of(an_attempt())], [(CLUSTER, ended)])
+
+    assert [room.free for room in rooms] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"is_ready": False}, "not ready"),
+        ({"is_cordoned": True}, "cordoned"),
+        (
+            {"is_awaiting_validation": True, "taints": ("evenkeel.io/awaiting-validation=true:NoSchedule",)},
+            "awaiting validation",
+        ),
+        ({"taints": ("team=infra:NoSchedule",)}, "tainted"),
+        ({}, ""),
+    ],
+)
+def test_a_closed_node_says_why(changes: dict[str, object], why: str) -> None:
+    assert [why] == [room.closed_because for room in rooms_of([a_node(**changes)], {}, [], [])]
+
+
+def test_a_machine_that_has_not_joined_is_part_of_the_fleet_and_closed() -> None:
+    record = ProviderNode(
+        instance_id="i-00000000000000001",
+        instance_group="workers",
+        instance_type="ml.p5.48xlarge",
+        launched_at=NOW,
+        status="Pending",
+    )
+
+    rooms = list(rooms_of(join_nodes([], [record], CLUSTER), {}, [], []))
+
+    assert [room.closed_because for room in rooms] == ["not joined yet"]
+    assert actions(rooms, a_request()) == [("job-1", Action.WAIT)]
+
+
+def test_a_hyperpod_machine_without_its_provider_record_is_left_out() -> None:
+    seen = a_node().kubernetes
+    assert seen
+
+    assert join_nodes([seen.but(hyperpod_cluster_id="abcdefghijkl", created_at=NOW)], [], CLUSTER) == ()
+
+
+def test_a_burst_machine_lives_since_its_node_object() -> None:
+    seen = a_node().kubernetes
+    assert seen
+
+    (node,) = join_nodes([seen.but(created_at=NOW)], [], "another")
+
+    assert (node.life.launched_at, node.pool) == (NOW, "workers")
+
+
+def test_a_plan_makes_a_request_a_recovery_until_a_later_attempt_exists() -> None:
+    plan = ResumePlan(
+        incident_id="inc-1", after_attempt=1, option=ResumeOption.SPARE, avoid=("somewhere",), planned_at=NOW
+    )
+
+    due = Request.of(a_job(resume_plan=plan))
+    dead = Request.of(a_job(resume_plan=plan, current_attempt=2))
+
+    assert (due.is_recovery, due.avoid) == (True, ("somewhere",))
+    assert (dead.is_recovery, dead.avoid) == (False, ())
+
+
+# ---------------------------------------------------------------- properties
+
+rooms_strategy = st.lists(
+    st.builds(
+        lambda pool, accelerators, free, closed: (pool, accelerators, min(free, accelerators), closed),
+        st.sampled_from(["a", "b"]),
+        st.sampled_from([4, 8]),
+        st.integers(0, 8),
+        st.sampled_from(["", "", "", "cordoned"]),
+    ),
+    max_size=8,
+).map(
+    lambda drawn: tuple(
+        a_room(number, pool=pool, accelerators=accelerators, free=free, closed_because=closed)
+        for number, (pool, accelerators, free, closed) in enumerate(drawn, 1)
+    )
+)
+requests_strategy = st.lists(
+    st.tuples(st.integers(1, 4), st.sampled_from([0, 1, 4, 8]), st.booleans(), st.booleans()), max_size=8
+).map(
+    lambda drawn: tuple(
+        a_request(
+            number,
+            nodes=nodes,
+            accelerators_per_node=each,
+            is_recovery=recovers,
+            attempts=int(recovers),
+            not_before=at(5000) if paused else None,
+        )
+        for number, (nodes, each, recovers, paused) in enumerate(drawn, 1)
+    )
+)
+snapshots = st.builds(lambda rooms, pending: Snapshot(rooms=rooms, pending=pending), rooms_strategy, requests_strategy)
+policies = st.builds(lambda count: SchedulingPolicy(spare_nodes={"a": count}), st.integers(0, 2))
+
+
+@given(snapshots, policies)
+def test_no_node_is_ever_overcommitted(snapshot: Snapshot, policy: SchedulingPolicy) -> None:
+    asked = {request.job_id: request for request in snapshot.pending}
+    taken: Counter[str] = Counter()
+    for answer in admit(snapshot, policy, at(1000)):
+        if answer.action is Action.ADMIT:
+            assert len(set(answer.nodes)) == asked[answer.job_id].nodes
+            taken.update({life.key: asked[answer.job_id].accelerators_per_node for life in answer.nodes})
+
+    assert all(taken[room.life.key] <= room.free for room in snapshot.rooms)
+    closed = {room.life.key for room in snapshot.rooms if room.closed_because}
+    assert not closed & set(taken)
+
+
+@given(snapshots, policies)
+def test_nobody_overtakes_one_that_waits(snapshot: Snapshot, policy: SchedulingPolicy) -> None:
+    answers = admit(snapshot, policy, at(1000))
+    asked = {request.job_id: request for request in snapshot.pending}
+
+    places = [asked[answer.job_id].place_in_queue for answer in answers]
+    assert sorted(places) == places
+    assert len(answers) == len(snapshot.pending)
+    kinds = [answer.action for answer in answers]
+    if Action.WAIT in kinds:
+        assert Action.ADMIT not in kinds[kinds.index(Action.WAIT) :]
+        assert kinds.count(Action.WAIT) == 1
+
+
+@given(snapshots, policies)
+def test_an_ordinary_job_never_eats_into_the_spares(snapshot: Snapshot, policy: SchedulingPolicy) -> None:
+    empty = {room.node_name for room in snapshot.rooms if room.pool == "a" and room.is_empty}
+    for answer in admit(snapshot, policy, at(1000)):
+        if answer.action is Action.ADMIT and answer.facts.request.accelerators_per_node:
+            used = empty & set(answer.node_names)
+            empty -= used
+            if used and not answer.facts.request.is_recovery:
+                assert len(empty) >= policy.spare_nodes["a"]
+
+
+@given(snapshots, policies, st.randoms(use_true_random=False))
+def test_the_order_in_which_things_are_listed_changes_nothing(
+    snapshot: Snapshot, policy: SchedulingPolicy, random: object
+) -> None:
+    rooms, pending = list(snapshot.rooms), list(snapshot.pending)
+    random.shuffle(rooms)  # type: ignore[attr-defined]  # a random.Random, by hypothesis
+    random.shuffle(pending)  # type: ignore[attr-defined]
+
+    assert admit(snapshot, policy, at(1000)) == admit(
+        Snapshot(rooms=tuple(rooms), pending=tuple(pending)), policy, at(1000)
+    )
+
+
+@given(snapshots, policies)
+def test_every_decision_replays_from_its_record(snapshot: Snapshot, policy: SchedulingPolicy) -> None:
+    for answer in admit(snapshot, policy, at(1000)):
+        assert answer == decide(AdmissionFacts.model_validate(answer.facts.to_json()))

@@ -1,0 +1,364 @@
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenkeel.domain.nodes import KubernetesNode
+from evenkeel.domain.policy import JobPolicy
+from evenkeel.domain.scheduling.attempts import (
+    ATTEMPT_WRITERS,
+    JOB_WRITERS,
+    Ending,
+    SettleOutcome,
+    attempt_writers,
+    job_writers,
+    judge_abandoned,
+    judge_end,
+    lost_nodes,
+    outcome_of,
+    settle,
+)
+from evenkeel.domain.scheduling.jobs import (
+    AttemptState,
+    Job,
+    JobState,
+    PodPhase,
+    ResumeOption,
+    ResumePlan,
+    StopRequest,
+    WorkloadSeen,
+)
+from tests.unit.scheduling.builders import CLUSTER, NOW, a_job, a_pod, a_spec, a_workload, an_attempt, at
+
+FAILED, SUCCEEDED, PENDING, RUNNING = PodPhase.FAILED, PodPhase.SUCCEEDED, PodPhase.PENDING, PodPhase.RUNNING
+NOTHING: frozenset[str] = frozenset()
+
+
+def a_stop(outcome: AttemptState = AttemptState.STOPPED, **changes: Any) -> StopRequest:
+    facts: dict[str, Any] = {
+        "attempt": 1,
+        "reason": "Somebody asked.",
+        "by": "cancel/ana",
+        "outcome": outcome,
+        "grace_seconds": 30,
+        "requested_at": NOW,
+    }
+    return StopRequest.model_validate({**facts, **changes})
+
+
+def judged(
+    *pods: Any, job: Job | None = None, lost: set[str] | None = None, sick: set[str] | None = None, **workload: Any
+) -> Ending | None:
+    seen = a_workload(*pods, **workload)
+    return judge_end(seen, job or a_job(), an_attempt(), frozenset(lost or ()), frozenset(sick or ()))
+
+
+def state(ending: Ending | None) -> AttemptState | None:
+    return ending.state if ending else None
+
+
+def test_running_pods_are_no_end() -> None:
+    assert judged(a_pod(0), a_pod(1)) is None
+
+
+def test_a_job_without_pods_yet_is_no_end() -> None:
+    assert judged() is None
+
+
+def test_one_rank_that_succeeded_is_no_end() -> None:
+    assert judged(a_pod(0, SUCCEEDED, 0), a_pod(1)) is None
+
+
+def test_blame_waits_for_the_last_pod() -> None:
+    assert judged(a_pod(0, FAILED, 76), a_pod(1)) is None
+
+
+def test_every_rank_with_success_is_success() -> None:
+    assert state(judged(a_pod(0, SUCCEEDED, 0), a_pod(1, SUCCEEDED, 0))) is AttemptState.SUCCEEDED
+
+
+def test_success_beats_a_stop_that_came_too_late() -> None:
+    job = a_job(stop_request=a_stop())
+
+    assert state(judged(a_pod(0, SUCCEEDED, 0), a_pod(1, SUCCEEDED, 0), job=job)) is AttemptState.SUCCEEDED
+
+
+@pytest.mark.parametrize("outcome", [AttemptState.STOPPED, AttemptState.LOST])
+def test_killed_after_a_request_is_what_was_requested(outcome: AttemptState) -> None:
+    ending = judged(a_pod(0, FAILED, 143), a_pod(1, FAILED, 137), job=a_job(stop_request=a_stop(outcome)))
+
+    assert ending
+    assert (ending.state, ending.reason) == (outcome, "Somebody asked.")
+    assert not ending.counts_as_failure
+
+
+def test_a_request_for_another_attempt_says_nothing_about_this_one() -> None:
+    job = a_job(stop_request=a_stop(attempt=7))
+
+    assert state(judged(a_pod(0, FAILED, 1), a_pod(1, FAILED, 143), job=job)) is AttemptState.FAILED
+
+
+def test_an_exit_code_is_the_applications_failure() -> None:
+    ending = judged(a_pod(0, FAILED, 143), a_pod(1, FAILED, 3))
+
+    assert ending
+    assert (ending.state, ending.counts_as_failure) == (AttemptState.FAILED, True)
+    assert ending.reason == "job-1-a1-1 failed (exit code 3)."
+    assert ending.exit_codes == {"job-1-a1-0": 143, "job-1-a1-1": 3}
+
+
+def test_a_lost_peer_is_never_named_as_the_cause() -> None:
+    ending = judged(a_pod(0, FAILED, 76), a_pod(1, FAILED, 137, reason="OOMKilled"))
+
+    assert ending
+    assert ending.reason == "job-1-a1-1 failed (exit code 137, OOMKilled)."
+
+
+def test_a_pod_on_a_lost_node_is_fenced_out_and_loses_the_attempt() -> None:
+    ending = judged(a_pod(0, FAILED, 76), a_pod(1), lost={"node-2"})
+
+    assert ending
+    assert (ending.state, ending.reason) == (AttemptState.LOST, "node-2 went out of reach.")
+
+
+def test_a_lost_node_of_the_gang_takes_the_blame_for_failed_pods() -> None:
+    assert state(judged(a_pod(0, FAILED, 1), a_pod(1, FAILED, 137), lost={"node-1"})) is AttemptState.LOST
+
+
+def test_a_sick_node_takes_the_blame_but_its_pods_are_waited_for() -> None:
+    assert state(judged(a_pod(0, FAILED, 1), a_pod(1, FAILED, 143), sick={"node-2"})) is AttemptState.LOST
+    assert judged(a_pod(0, FAILED, 1), a_pod(1), sick={"node-2"}) is None
+
+
+@pytest.mark.parametrize("reason", ["NodeLost", "Evicted", "DeletionByTaintManager"])
+def test_a_pod_that_its_node_took_is_lost(reason: str) -> None:
+    assert state(judged(a_pod(0, FAILED, 137, reason=reason), a_pod(1, FAILED, 143))) is AttemptState.LOST
+
+
+def test_the_fence_ends_an_attempt_without_blame() -> None:
+    ending = judged(a_pod(0, FAILED, 75), a_pod(1, FAILED, 76))
+
+    assert ending
+    assert (ending.state, ending.counts_as_failure) == (AttemptState.LOST, False)
+
+
+def test_a_deleted_job_is_lost() -> None:
+    assert state(judged(uid="")) is AttemptState.LOST
+
+
+def test_an_attempt_that_was_not_launched_yet_has_not_ended() -> None:
+    seen = WorkloadSeen(job_id="job-1", attempt=1)
+
+    assert judge_end(seen, a_job(), an_attempt(state=AttemptState.STARTING), NOTHING) is None
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(list(PodPhase)), st.sampled_from([None, 0, 1, 75, 76, 137, 143])),
+        min_size=2,
+        max_size=2,
+    ),
+    st.booleans(),
+)
+def test_no_attempt_ends_while_a_pod_can_be_reached(pods: list[tuple[PodPhase, int | None]], requested: bool) -> None:
+    seen = [a_pod(rank, phase, code) for rank, (phase, code) in enumerate(pods)]
+    ending = judged(*seen, job=a_job(stop_request=a_stop() if requested else None))
+
+    if any(not pod.has_ended for pod in seen):
+        assert ending is None
+    elif all(pod.phase is SUCCEEDED for pod in seen):
+        assert state(ending) is AttemptState.SUCCEEDED
+    else:
+        assert ending
+        assert ending.state.has_ended
+        assert not (requested and ending.counts_as_failure)
+
+
+# ---------------------------------------------------------------- given up
+
+
+def abandoned(*pods: Any, job: Job | None = None, failure: str = "", **changes: Any) -> Ending:
+    return judge_abandoned(a_workload(*pods), job or a_job(), an_attempt(**changes), failure)
+
+
+def test_an_attempt_that_could_not_be_launched_never_ran() -> None:
+    ending = abandoned(state=AttemptState.STARTING, reason="The one before would not end.")
+
+    assert (ending.state, ending.reason) == (AttemptState.NEVER_RAN, "The one before would not end.")
+    assert not ending.counts_as_failure
+
+
+def test_a_refused_job_is_not_tried_again() -> None:
+    ending = abandoned(state=AttemptState.STARTING, is_refused=True, reason="No such image name.")
+
+    assert (ending.state, ending.is_final) == (AttemptState.NEVER_RAN, True)
+
+
+def test_pods_without_a_place_are_not_the_applications_fault() -> None:
+    ending = abandoned(a_pod(0), a_pod(1, PENDING, node_name=""), state=AttemptState.LAUNCHED)
+
+    assert (ending.state, ending.counts_as_failure) == (AttemptState.NEVER_RAN, False)
+
+
+def test_a_pod_that_does_not_start_on_its_node_is() -> None:
+    ending = abandoned(a_pod(0), a_pod(1, PENDING, reason="ImagePullBackOff"), state=AttemptState.LAUNCHED)
+
+    assert (ending.state, ending.counts_as_failure) == (AttemptState.NEVER_RAN, True)
+    assert ending.reason == "job-1-a1-1 did not start in time (ImagePullBackOff)."
+
+
+def test_a_failed_workflow_is_not_the_applications_fault() -> None:
+    ending = abandoned(a_pod(0), failure="States.Timeout: too slow")
+
+    assert (ending.state, ending.counts_as_failure) == (AttemptState.LOST, False)
+    assert ending.reason == "Its workflow failed: States.Timeout: too slow"
+
+
+def test_pods_that_will_not_go_are_settled_as_requested() -> None:
+    ending = abandoned(a_pod(0), job=a_job(stop_request=a_stop(AttemptState.LOST)))
+
+    assert ending.state is AttemptState.LOST
+
+
+def test_a_run_past_its_deadline_is_not_repeated() -> None:
+    assert abandoned(a_pod(0), a_pod(1)).is_final
+
+
+# ---------------------------------------------------------------- what it means for the job
+
+POLICY = JobPolicy(application_restarts=2, restart_backoff_seconds=30, restart_backoff_max_seconds=100)
+CRASH = Ending(state=AttemptState.FAILED, reason="It failed.", counts_as_failure=True)
+
+
+def settled(ending: Ending, **job: Any) -> tuple[SettleOutcome, Job]:
+    decided = settle(a_job(**job), an_attempt(), ending, POLICY, NOW)
+    assert decided.attempt.state is ending.state
+    assert not decided.attempt.charge_held
+    assert decided.attempt.ended_at == NOW
+    assert decided.outcome is outcome_of(decided.job)
+    return decided.outcome, decided.job
+
+
+def test_success_ends_the_job() -> None:
+    outcome, job = settled(Ending(state=AttemptState.SUCCEEDED, reason="Done."))
+
+    assert (outcome, job.state, job.ended_at) == (SettleOutcome.JOB_SUCCEEDED, JobState.SUCCEEDED, NOW)
+
+
+def test_a_cancelled_job_ends_cancelled_whatever_the_attempt_did() -> None:
+    outcome, job = settled(CRASH, state=JobState.STOPPING, stop_request=a_stop())
+
+    assert (outcome, job.state, job.stop_request) == (SettleOutcome.JOB_CANCELLED, JobState.CANCELLED, None)
+
+
+def test_what_infrastructure_took_is_given_back_at_once_and_free() -> None:
+    lost = Ending(state=AttemptState.LOST, reason="Its node died.")
+
+    outcome, job = settled(lost, application_failures=2, stop_request=a_stop())
+
+    assert (outcome, job.state) == (SettleOutcome.JOB_REQUEUED, JobState.PENDING)
+    assert (job.application_failures, job.not_before, job.stop_request) == (2, None, None)
+
+
+def test_the_resume_plan_survives() -> None:
+    plan = ResumePlan(incident_id="inc-1", after_attempt=1, option=ResumeOption.SPARE, planned_at=NOW)
+
+    _, job = settled(Ending(state=AttemptState.LOST, reason="Lost."), resume_plan=plan, distrust_after=NOW)
+
+    assert (job.resume_plan, job.distrust_after) == (plan, NOW)
+
+
+@pytest.mark.parametrize(("before", "pause"), [(0, 30), (1, 60)])
+def test_each_application_failure_doubles_the_pause(before: int, pause: int) -> None:
+    outcome, job = settled(CRASH, application_failures=before)
+
+    assert (outcome, job.application_failures, job.not_before) == (SettleOutcome.JOB_REQUEUED, before + 1, at(pause))
+
+
+def test_the_budget_of_restarts_ends() -> None:
+    outcome, job = settled(CRASH, application_failures=2)
+
+    assert (outcome, job.state) == (SettleOutcome.JOB_FAILED, JobState.FAILED)
+    assert job.reason == "It failed. Its 2 restarts are used up."
+
+
+def test_a_job_may_allow_no_restart() -> None:
+    outcome, job = settled(CRASH, spec=a_spec(max_restarts=0))
+
+    assert (outcome, job.reason) == (SettleOutcome.JOB_FAILED, "It failed. It allows no restart.")
+
+
+def test_an_attempt_that_never_ran_pauses_longer_each_time() -> None:
+    never = Ending(state=AttemptState.NEVER_RAN, reason="No place.")
+
+    pauses = [settled(never, launch_failures=count)[1].not_before for count in range(4)]
+
+    assert pauses == [at(30), at(60), at(100), at(100)]
+
+
+def test_a_stop_for_another_attempt_stays() -> None:
+    _, job = settled(CRASH, stop_request=a_stop(attempt=9))
+
+    assert job.stop_request
+
+
+# ---------------------------------------------------------------- distrust
+
+
+def a_plan(after_attempt: int, distrust_seconds: int | None) -> ResumePlan:
+    distrust = None if distrust_seconds is None else at(distrust_seconds)
+    return ResumePlan(
+        incident_id="inc-1",
+        after_attempt=after_attempt,
+        option=ResumeOption.SPARE,
+        distrust_after=distrust,
+        planned_at=NOW,
+    )
+
+
+def test_the_strictest_of_two_suspicions_of_one_attempt_counts() -> None:
+    job = a_job().with_plan(a_plan(1, 50)).with_plan(a_plan(1, 90))
+
+    assert (job.distrust_after, job.distrust_through) == (at(50), 1)
+
+
+def test_a_later_plan_without_suspicion_keeps_that_of_the_same_attempt() -> None:
+    job = a_job().with_plan(a_plan(1, 50)).with_plan(a_plan(1, None))
+
+    assert (job.distrust_after, job.distrust_through) == (at(50), 1)
+
+
+def test_a_suspicion_that_a_pin_honoured_does_not_reach_later_attempts() -> None:
+    job = a_job().with_plan(a_plan(1, 50)).with_plan(a_plan(2, None))
+
+    assert (job.distrust_after, job.distrust_through) == (None, 0)
+
+
+# ---------------------------------------------------------------- lost nodes, writers
+
+
+def test_a_node_is_lost_when_gone_or_not_ready_for_long() -> None:
+    def node(name: str, **changes: Any) -> KubernetesNode:
+        return KubernetesNode.model_validate({"cluster": CLUSTER, "name": name, **changes})
+
+    nodes = {
+        "well": node("well", is_ready=True),
+        "brief": node("brief", not_ready_since=at(-5)),
+        "long": node("long", not_ready_since=at(-60)),
+    }
+
+    assert lost_nodes(nodes, ("well", "brief", "long", "gone"), NOW, 60) == {"long", "gone"}
+
+
+def test_nobody_but_a_pass_creates_an_attempt() -> None:
+    assert attempt_writers(None, AttemptState.STARTING) == ("schedule_jobs",)
+    assert job_writers(JobState.PENDING, JobState.STARTING) == ("schedule_jobs",)
+
+
+def test_nothing_leaves_an_end() -> None:
+    for changes in ATTEMPT_WRITERS.values():
+        assert not [before for before, _ in changes if before and before.has_ended]
+    for writer, job_changes in JOB_WRITERS.items():
+        left = [before for before, after in job_changes if before and before.has_ended and before is not after]
+        assert not left, writer

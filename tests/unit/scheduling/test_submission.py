@@ -1,0 +1,82 @@
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenkeel.domain.scheduling.submission import check_spec
+from tests.unit.scheduling.builders import a_spec
+
+
+def fields(**changes: Any) -> list[str]:
+    return [fault.field for fault in check_spec(a_spec(**changes))]
+
+
+def test_an_ordinary_job_has_no_fault() -> None:
+    assert fields(env={"LR": "3e-4"}, labels={"team.example/owner": "ana"}, instance_types=("ml.p5.48xlarge",)) == []
+
+
+@pytest.mark.parametrize("uri", ["", "s3://bucket/prefix", "s3://bucket/a/b.c/", "s3://my.bucket-1/run=3"])
+def test_checkpoint_uris_that_are_taken(uri: str) -> None:
+    assert fields(checkpoint_uri=uri) == []
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "s3://bucket",
+        "s3://bucket/",
+        "s3://Bucket/x",
+        "http://bucket/x",
+        "s3://bucket/../x",
+        "s3://bucket//x",
+        "s3://bucket/x y",
+        "s3://bucket/x\n",
+        "/data/x",
+    ],
+)
+def test_checkpoint_uris_that_are_refused(uri: str) -> None:
+    assert fields(checkpoint_uri=uri) == ["checkpointUri"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"name": "Llama"}, "name"),
+        ({"name": "a" * 64}, "name"),
+        ({"name": "llama\n"}, "name"),
+        ({"team": "-nlp"}, "team"),
+        ({"priority_class": "High!"}, "priorityClass"),
+        ({"image": ""}, "image"),
+        ({"image": "has space"}, "image"),
+        ({"nodes": 0}, "nodes"),
+        ({"nodes": 100_000}, "nodes"),
+        ({"accelerators_per_node": -1}, "acceleratorsPerNode"),
+        ({"grace_seconds": 100_000}, "graceSeconds"),
+        ({"max_restarts": -1}, "maxRestarts"),
+        ({"instance_types": ("p5",)}, "instanceTypes.0"),
+        ({"command": ()}, "command"),
+        ({"command": ("",)}, "command"),
+        ({"command": ("echo", "\0")}, "command"),
+        ({"command": ("echo", "\ud800")}, "command"),
+        ({"args": ("x" * 40_000,)}, "command"),
+        ({"env": {"1X": "y"}}, "env.1X"),
+        ({"env": {"WORLD_SIZE": "9"}}, "env.WORLD_SIZE"),
+        ({"env": {f"X{number}": "" for number in range(201)}}, "env"),
+        ({"labels": {"evenkeel.io/job": "x"}}, "labels.evenkeel.io/job"),
+        ({"labels": {"app.kubernetes.io/name": "x"}}, "labels.app.kubernetes.io/name"),
+        ({"labels": {"owner": "no spaces"}}, "labels.owner"),
+        ({"labels": {f"x{number}": "" for number in range(33)}}, "labels"),
+    ],
+)
+def test_what_cannot_be_asked_for_names_its_field(changes: dict[str, Any], field: str) -> None:
+    assert fields(**changes) == [field]
+
+
+@given(st.text(max_size=40), st.dictionaries(st.text(max_size=10), st.text(max_size=10), max_size=3))
+def test_no_text_breaks_the_check(text: str, pairs: dict[str, str]) -> None:
+    for fault in check_spec(
+        a_spec(name=text, image=text, command=(text,), env=pairs, labels=pairs, checkpoint_uri=text)
+    ):
+        assert fault.message
+        assert fault.field.isprintable() or fault.field.isascii()
