@@ -1,0 +1,77 @@
+"""`python -m evenkeel_local.gpu_cluster`: run a local GPU cluster in the foreground."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from evenkeel_local.gpu_cluster import config
+from evenkeel_local.gpu_cluster.cluster import Host, Options, Ports
+
+CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Read the arguments and run the cluster until it is told to end."""
+    parser = argparse.ArgumentParser(prog="python -m evenkeel_local.gpu_cluster", description=__doc__)
+    parser.add_argument("--config", type=Path, help="the cluster's configuration, as JSON; the default is four nodes")
+    parser.add_argument("--run-dir", type=Path, help="where pods keep their files (default: a temporary folder)")
+    parser.add_argument("--state-file", type=Path, help="written when ready: addresses, CA, admin token")
+    parser.add_argument("--aws-port", type=int, default=0, help="port of the SageMaker and EKS endpoint")
+    parser.add_argument("--kubernetes-port", type=int, default=0, help="port of the Kubernetes API")
+    parser.add_argument("--control-port", type=int, default=0, help="port of the control address")
+    who = parser.add_mutually_exclusive_group()
+    who.add_argument("--engine-endpoint", help="the AWS emulator that knows the callers and takes the events")
+    who.add_argument("--no-auth", action="store_true", help="let everybody do everything (also without an engine)")
+    arguments = parser.parse_args(argv)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        document = json.loads(arguments.config.read_text()) if arguments.config else {}
+        settings = config.read(document)
+    except (OSError, ValueError, ValidationError) as wrong:
+        print(f"the configuration cannot be used: {wrong}", file=sys.stderr)
+        return 2
+    credentials = {name: os.environ[name] for name in CREDENTIALS if os.environ.get(name)}
+    if arguments.engine_endpoint and "AWS_ACCESS_KEY_ID" not in credentials:
+        print("with --engine-endpoint the cluster needs AWS credentials of its own in the environment", file=sys.stderr)
+        return 2
+    with contextlib.ExitStack() as stack:
+        run_dir = arguments.run_dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpu-cluster-")))
+        ports = Ports(arguments.aws_port, arguments.kubernetes_port, arguments.control_port)
+        options = Options(
+            settings, run_dir.resolve(), ports, arguments.engine_endpoint, credentials, arguments.state_file
+        )
+        try:
+            asyncio.run(_run(options, quiet=arguments.state_file is not None))
+        except OSError as failed:
+            print(f"the cluster cannot start: {failed}", file=sys.stderr)
+            return 1
+    return 0
+
+
+async def _run(options: Options, quiet: bool) -> None:
+    host = Host(options)
+    if not quiet:
+        asyncio.get_running_loop().call_later(1.0, _announce, host)
+    await host.run()
+
+
+def _announce(host: Host) -> None:
+    state = host.state()
+    print(f"SageMaker and EKS  {state['sagemakerUrl']}")
+    print(f"Kubernetes         {state['kubernetesUrl']}  (CA {state['runDir']}/ca.pem)")
+    print(f"admin token        {state['adminToken']}")
+    print(f"control            {state['controlUrl']}/control/state", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

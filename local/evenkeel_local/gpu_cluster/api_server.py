@@ -1,0 +1,689 @@
+"""The Kubernetes API over HTTP: paths, verbs, bodies, lists and watches."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import yaml
+from aiohttp import web
+
+from evenkeel_local.gpu_cluster import catalogue, discovery, errors, patches, selectors, server_side_apply, tables
+from evenkeel_local.gpu_cluster.calls import Call, CallFailed, CallFaults, ReplyLost
+from evenkeel_local.gpu_cluster.catalogue import Catalogue
+from evenkeel_local.gpu_cluster.errors import ApiError, Obj
+from evenkeel_local.gpu_cluster.identity import User
+from evenkeel_local.gpu_cluster.registry import Registry
+from evenkeel_local.gpu_cluster.selectors import Predicate
+from evenkeel_local.gpu_cluster.store import Change, ResourceType, Store, clone, name_of
+
+BEAT_SECONDS = 5.0
+BOOKMARK_EVERY_BEATS = 6
+DEFAULT_WATCH_SECONDS = 1800.0
+PATCH_TYPES = {
+    "application/json-patch+json": "json",
+    "application/merge-patch+json": "merge",
+    "application/strategic-merge-patch+json": "strategic",
+    "application/apply-patch+yaml": "apply",
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request as authorization sees it."""
+
+    verb: str
+    group: str
+    version: str
+    plural: str
+    namespace: str
+    name: str
+    subresource: str
+    path: str
+
+    @property
+    def resource(self) -> str:
+        """The resource with its subresource, as rules name it."""
+        return f"{self.plural}/{self.subresource}" if self.subresource else self.plural
+
+
+class Authenticator(Protocol):
+    """Finds out who is calling."""
+
+    async def authenticate(self, authorization: str) -> User | None:
+        """Return the user of an Authorization header, nothing when it is not valid."""
+
+
+class Authorizer(Protocol):
+    """Decides whether the caller may."""
+
+    def refusal(self, user: User, request: Request) -> str | None:
+        """Return why a user may not do something, nothing when they may."""
+
+
+class Logs(Protocol):
+    """Gives the output of containers."""
+
+    def stream(self, pod: Obj, container: str, follow: bool, previous: bool) -> AsyncIterator[bytes]:
+        """Yield a container's output."""
+
+
+class ApiServer:
+    """Answers as kube-apiserver does, for the paths this cluster has."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        authenticator: Authenticator,
+        authorizer: Authorizer,
+        logs: Logs,
+        faults: CallFaults,
+    ) -> None:
+        self._registry = registry
+        self._store: Store = registry.store
+        self._types: Catalogue = registry.types
+        self._authenticator = authenticator
+        self._authorizer = authorizer
+        self._logs = logs
+        self._faults = faults
+        self._watches: set[asyncio.Task[Any]] = set()
+
+    def drop_watches(self) -> int:
+        """Break every open watch, as a restart of an API server does; return how many."""
+        open_now = list(self._watches)
+        for task in open_now:
+            task.cancel()
+        return len(open_now)
+
+    async def handle(self, http: web.Request) -> web.StreamResponse:
+        """Answer one request."""
+        try:
+            return await self._answer(http)
+        except ApiError as refused:
+            return web.json_response(refused.status(), status=refused.code, headers=refused.headers)
+        except ReplyLost:
+            if http.transport is not None:
+                http.transport.abort()
+            return web.Response(status=500)
+
+    async def _answer(self, http: web.Request) -> web.StreamResponse:
+        user = await self._authenticator.authenticate(http.headers.get("Authorization", ""))
+        if user is None:
+            raise errors.unauthorized()
+        document = discovery.document(http.path, http.headers.get("Accept", ""), self._types)
+        if document is not None:
+            body, content_type = document
+            return web.Response(body=body, content_type=content_type)
+        request = self._parse(http)
+        refusal = self._authorizer.refusal(user, request)
+        if refusal is not None:
+            raise errors.forbidden(request.group, request.plural, request.name, refusal)
+        review = await self._review(http, user, request)
+        if review is not None:
+            return review
+        rt = self._types.find(request.group, request.version, request.plural)
+        if rt is None:
+            raise errors.no_such_path()
+        call = Call("kubernetes", f"{request.verb} {request.resource}", request.name, user.name)
+        try:
+            await self._faults.before(call)
+        except CallFailed as failed:
+            fault = failed.fault
+            if fault.effect == "throttle":
+                raise errors.too_many_requests(
+                    "The server has received too many requests and has asked us to try again later", None, 1
+                ) from None
+            raise ApiError(fault.status, fault.code, fault.message) from None
+        answer = await self._dispatch(http, rt, request, user, call)
+        self._faults.after(call)
+        return answer
+
+    # Reading the request
+
+    def _parse(self, http: web.Request) -> Request:
+        parts = [part for part in http.path.split("/") if part]
+        if parts[:2] == ["api", "v1"]:
+            group, version, rest = "", "v1", parts[2:]
+        elif len(parts) >= 3 and parts[0] == "apis":
+            group, version, rest = parts[1], parts[2], parts[3:]
+        else:
+            raise errors.no_such_path()
+        namespace = ""
+        if len(rest) >= 3 and rest[0] == "namespaces" and rest[2] not in ("status", "finalize"):
+            namespace, rest = rest[1], rest[2:]
+        if not rest:
+            raise errors.no_such_path()
+        plural, name = rest[0], rest[1] if len(rest) > 1 else ""
+        subresource = "/".join(rest[2:])
+        verb = self._verb(http, name)
+        return Request(verb, group, version, plural, namespace, name, subresource, http.path)
+
+    def _verb(self, http: web.Request, name: str) -> str:
+        if http.method in ("GET", "HEAD"):
+            if http.query.get("watch") in ("true", "1"):
+                return "watch"
+            return "get" if name else "list"
+        if http.method == "DELETE":
+            return "delete" if name else "deletecollection"
+        return {"POST": "create", "PUT": "update", "PATCH": "patch"}.get(http.method, http.method.lower())
+
+    async def _body(self, http: web.Request) -> Obj:
+        raw = await http.read()
+        if not raw:
+            return {}
+        try:
+            body = yaml.safe_load(raw) if "yaml" in http.content_type else json.loads(raw)
+        except (ValueError, yaml.YAMLError) as broken:
+            raise errors.bad_request(f"the object provided is unrecognized: {broken}") from broken
+        if not isinstance(body, dict):
+            raise errors.bad_request("the object provided is unrecognized (must be of type object)")
+        return body
+
+    def _dry_run(self, http: web.Request, body: Obj | None = None) -> bool:
+        stated = http.query.getall("dryRun", []) or (body or {}).get("dryRun") or []
+        if any(value != "All" for value in stated):
+            raise errors.invalid(
+                "meta.k8s.io",
+                "CreateOptions",
+                "",
+                [("FieldValueNotSupported", "dryRun", f"Unsupported value: {stated}")],
+            )
+        return bool(stated)
+
+    # Verbs
+
+    async def _dispatch(
+        self, http: web.Request, rt: ResourceType, request: Request, user: User, call: Call
+    ) -> web.StreamResponse:
+        if not rt.namespaced and request.namespace and rt.key != catalogue.NAMESPACES.key:
+            raise errors.no_such_path()
+        if request.subresource:
+            return await self._subresource(http, rt, request, user)
+        if request.verb == "list":
+            return self._list(http, rt, request)
+        if request.verb == "watch":
+            return await self._watch(http, rt, request, call)
+        if request.verb == "get":
+            return self._one(http, rt, self._store.get(rt, request.namespace, request.name))
+        if request.verb == "create" and not request.name:
+            return await self._create(http, rt, request)
+        if request.verb == "update":
+            return await self._update(http, rt, request, "")
+        if request.verb == "patch":
+            return await self._patch(http, rt, request, "")
+        if request.verb == "delete":
+            return await self._delete(http, rt, request)
+        if request.verb == "deletecollection":
+            return await self._delete_all(http, rt, request)
+        raise ApiError(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
+
+    async def _create(self, http: web.Request, rt: ResourceType, request: Request) -> web.Response:
+        body = await self._body(http)
+        namespace = self._namespace(rt, request)
+        manager = self._manager(http)
+        server_side_apply.track_write(rt, body, None, manager, "")
+        created = self._registry.create(rt, namespace, body, dry_run=self._dry_run(http))
+        return self._one(http, rt, created, 201)
+
+    async def _update(self, http: web.Request, rt: ResourceType, request: Request, subresource: str) -> web.Response:
+        body = await self._body(http)
+        metadata = body.setdefault("metadata", {})
+        if metadata.get("name", request.name) != request.name:
+            raise errors.bad_request("the name of the object does not match the name on the URL")
+        metadata["name"] = request.name
+        if rt.namespaced:
+            metadata["namespace"] = self._namespace(rt, request)
+        old = self._store.get(rt, request.namespace, request.name)
+        server_side_apply.track_write(rt, body, old, self._manager(http), subresource)
+        stored = self._registry.update(rt, body, subresource=subresource, dry_run=self._dry_run(http))
+        return self._one(http, rt, stored)
+
+    async def _patch(self, http: web.Request, rt: ResourceType, request: Request, subresource: str) -> web.Response:
+        kind = PATCH_TYPES.get(http.content_type)
+        if kind is None or (kind == "strategic" and rt.custom):
+            supported = [name for name, known in PATCH_TYPES.items() if not (known == "strategic" and rt.custom)]
+            raise errors.unsupported_media_type(
+                f"the body of the request was in an unknown format - accepted media types include: {', '.join(supported)}"
+            )
+        raw = await http.read()
+        dry_run = self._dry_run(http)
+        if kind == "apply":
+            return self._apply(http, rt, request, subresource, raw, dry_run)
+        try:
+            patch = json.loads(raw)
+        except ValueError as broken:
+            raise errors.bad_request(f"error decoding patch: {broken}") from broken
+        old = self._store.get(rt, request.namespace, request.name)
+        new = self._patched(rt, old, patch, kind, request)
+        if rt.namespaced:
+            new.setdefault("metadata", {})["namespace"] = request.namespace
+        if new["metadata"].get("name") != request.name:
+            raise errors.bad_request("the name of the object does not match the name on the URL")
+        server_side_apply.track_write(rt, new, old, self._manager(http), subresource)
+        stored = self._registry.update(rt, new, subresource=subresource, dry_run=dry_run)
+        return self._one(http, rt, stored)
+
+    def _patched(self, rt: ResourceType, old: Obj, patch: Any, kind: str, request: Request) -> Obj:
+        try:
+            if kind == "json":
+                new = patches.json_patch(old, patch)
+            elif kind == "merge":
+                if not isinstance(patch, dict):
+                    raise errors.bad_request("a merge patch must be an object")
+                new = patches.merge_patch(old, patch)
+            else:
+                new = patches.strategic_patch(old, patch, rt.kind)
+        except patches.PatchFailed as failed:
+            failure = errors.invalid(rt.group, rt.kind, request.name, [("FieldValueInvalid", "patch", str(failed))])
+            failure.message = "the server rejected our request due to an error in our request"
+            raise failure from failed
+        if not isinstance(new, dict) or not isinstance(new.get("metadata"), dict):
+            raise errors.bad_request("the patch leaves no object")
+        return new
+
+    def _apply(
+        self, http: web.Request, rt: ResourceType, request: Request, subresource: str, raw: bytes, dry_run: bool
+    ) -> web.Response:
+        manager = http.query.get("fieldManager", "")
+        if not manager:
+            raise errors.invalid(
+                "meta.k8s.io",
+                "PatchOptions",
+                "",
+                [("FieldValueRequired", "fieldManager", "Required value: is required for apply patch")],
+            )
+        try:
+            config = yaml.safe_load(raw)
+        except yaml.YAMLError as broken:
+            raise errors.bad_request(f"error decoding YAML: {broken}") from broken
+        if not isinstance(config, dict):
+            raise errors.bad_request("the applied configuration must be an object")
+        if config.get("apiVersion") != rt.api_version or config.get("kind") != rt.kind:
+            raise errors.bad_request(
+                f"the applied configuration must be of apiVersion {rt.api_version} and kind {rt.kind}"
+            )
+        if (config.get("metadata") or {}).get("managedFields"):
+            raise errors.bad_request("metadata.managedFields must be nil")
+        force = http.query.get("force") in ("true", "1")
+        namespace = self._namespace(rt, request)
+        config.setdefault("metadata", {}).setdefault("name", request.name)
+        old = self._store.find(rt.key, namespace if rt.namespaced else "", request.name)
+        if old is None:
+            if (config["metadata"]).get("uid") or config["metadata"].get("resourceVersion"):
+                raise errors.conflict(rt.group, rt.plural, request.name, "the object does not exist")
+            new = clone(config)
+            server_side_apply.own(new, config, manager, subresource)
+            return self._one(http, rt, self._registry.create(rt, namespace, new, dry_run=dry_run), 201)
+        if rt.namespaced:
+            config["metadata"]["namespace"] = namespace
+        new = server_side_apply.applied(rt, old, config, manager, force, subresource)
+        return self._one(http, rt, self._registry.update(rt, new, subresource=subresource, dry_run=dry_run))
+
+    def _manager(self, http: web.Request) -> str:
+        stated = http.query.get("fieldManager")
+        return stated or http.headers.get("User-Agent", "unknown").split("/", 1)[0][:128]
+
+    async def _delete(self, http: web.Request, rt: ResourceType, request: Request) -> web.Response:
+        options = self._delete_options(http, await self._body(http))
+        last, done = self._registry.delete(
+            rt, request.namespace, request.name, options, dry_run=self._dry_run(http, options)
+        )
+        if done and (rt.custom or rt.key not in (catalogue.PODS.key, catalogue.NAMESPACES.key, catalogue.SERVICES.key)):
+            details = {"name": name_of(last), "kind": rt.plural, "uid": last["metadata"]["uid"]}
+            if rt.group:
+                details["group"] = rt.group
+            body = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
+            return web.json_response(body)
+        return self._one(http, rt, last)
+
+    def _delete_options(self, http: web.Request, body: Obj) -> Obj:
+        options = dict(body)
+        if "gracePeriodSeconds" in http.query:
+            options["gracePeriodSeconds"] = int(http.query["gracePeriodSeconds"])
+        if "propagationPolicy" in http.query:
+            options["propagationPolicy"] = http.query["propagationPolicy"]
+        if options.get("propagationPolicy") not in (None, "", "Foreground", "Background", "Orphan"):
+            raise errors.invalid(
+                "meta.k8s.io",
+                "DeleteOptions",
+                "",
+                [
+                    (
+                        "FieldValueNotSupported",
+                        "propagationPolicy",
+                        f'Unsupported value: "{options["propagationPolicy"]}": supported values: "Foreground", '
+                        '"Background", "Orphan"',
+                    )
+                ],
+            )
+        return options
+
+    async def _delete_all(self, http: web.Request, rt: ResourceType, request: Request) -> web.Response:
+        options = self._delete_options(http, await self._body(http))
+        chosen = self._select(http, rt, request)
+        for obj in chosen:
+            self._registry.delete(
+                rt, obj["metadata"].get("namespace") or "", name_of(obj), options, dry_run=self._dry_run(http, options)
+            )
+        return self._items(http, rt, chosen, self._store.revision, None, 0)
+
+    # Subresources
+
+    async def _subresource(
+        self, http: web.Request, rt: ResourceType, request: Request, user: User
+    ) -> web.StreamResponse:
+        sub = request.subresource
+        if sub == "status" and rt.has_status:
+            if request.verb == "get":
+                return self._one(http, rt, self._store.get(rt, request.namespace, request.name))
+            if request.verb == "update":
+                return await self._update(http, rt, request, "status")
+            if request.verb == "patch":
+                return await self._patch(http, rt, request, "status")
+        if rt.key == catalogue.PODS.key and sub == "eviction" and request.verb == "create":
+            body = await self._body(http)
+            self._registry.evict(request.namespace, request.name, body, dry_run=self._dry_run(http))
+            done = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}
+            return web.json_response(done, status=201)
+        if rt.key == catalogue.PODS.key and sub == "log" and request.verb == "get":
+            return await self._log(http, request)
+        if rt.key == catalogue.PODS.key and sub == "binding" and request.verb == "create":
+            return await self._bind(http, request)
+        if rt.key == catalogue.NAMESPACES.key and sub == "finalize" and request.verb == "update":
+            return await self._finalize(http, request)
+        if rt.key == catalogue.SERVICE_ACCOUNTS.key and sub == "token":
+            raise errors.forbidden("", "serviceaccounts/token", request.name, "this cluster issues no tokens")
+        raise errors.no_such_path()
+
+    async def _bind(self, http: web.Request, request: Request) -> web.Response:
+        body = await self._body(http)
+        node = str((body.get("target") or {}).get("name") or "")
+        pod = self._store.get(catalogue.PODS, request.namespace, request.name)
+        if pod["spec"].get("nodeName"):
+            raise errors.conflict("", "pods/binding", request.name, "pod is already assigned to a node")
+        self._registry.mutate(
+            catalogue.PODS, request.namespace, request.name, lambda obj: obj["spec"].update(nodeName=node)
+        )
+        return web.json_response(
+            {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}, status=201
+        )
+
+    async def _finalize(self, http: web.Request, request: Request) -> web.Response:
+        body = await self._body(http)
+        finalizers = (body.get("spec") or {}).get("finalizers") or []
+        stored = self._registry.mutate(
+            catalogue.NAMESPACES, "", request.name, lambda obj: obj["spec"].update(finalizers=finalizers)
+        )
+        if stored is None:
+            raise errors.not_found("", "namespaces", request.name)
+        return web.json_response(stored)
+
+    async def _log(self, http: web.Request, request: Request) -> web.StreamResponse:
+        pod = self._store.get(catalogue.PODS, request.namespace, request.name)
+        containers = [container["name"] for container in pod["spec"]["containers"]]
+        container = http.query.get("container") or ""
+        if not container:
+            if len(containers) > 1:
+                raise errors.bad_request(
+                    f"a container name must be specified for pod {request.name}, choose one of: {containers}"
+                )
+            container = containers[0]
+        elif container not in [*containers, *(c["name"] for c in pod["spec"].get("initContainers") or ())]:
+            raise errors.bad_request(f"container {container} is not valid for pod {request.name}")
+        follow = http.query.get("follow") in ("true", "1")
+        tail = int(http.query["tailLines"]) if "tailLines" in http.query else None
+        limit = int(http.query["limitBytes"]) if "limitBytes" in http.query else None
+        source = self._logs.stream(pod, container, follow, http.query.get("previous") in ("true", "1"))
+        response = web.StreamResponse(headers={"Content-Type": "text/plain"})
+        first = await anext(source, b"")
+        if tail is not None:
+            lines = first.splitlines(keepends=True)
+            first = b"".join(lines[len(lines) - tail :] if tail else [])
+        await response.prepare(http)
+        sent = 0
+        try:
+            while True:
+                if limit is not None:
+                    first = first[: limit - sent]
+                if first:
+                    await response.write(first)
+                    sent += len(first)
+                if limit is not None and sent >= limit:
+                    break
+                first = await anext(source)
+        except (StopAsyncIteration, ConnectionError):
+            pass
+        return response
+
+    # Lists and watches
+
+    def _namespace(self, rt: ResourceType, request: Request) -> str:
+        if not rt.namespaced:
+            return ""
+        if not request.namespace:
+            raise errors.bad_request("an empty namespace may not be set during creation")
+        return request.namespace
+
+    def _predicate(self, http: web.Request, rt: ResourceType) -> Predicate | None:
+        tests: list[Predicate] = []
+        if text := http.query.get("labelSelector"):
+            tests.append(selectors.label_selector(text))
+        if text := http.query.get("fieldSelector"):
+            tests.append(selectors.field_selector(text, rt.key))
+        return (lambda obj: all(test(obj) for test in tests)) if tests else None
+
+    def _select(self, http: web.Request, rt: ResourceType, request: Request) -> list[Obj]:
+        namespace = request.namespace if rt.namespaced and request.namespace else None
+        objects = self._store.all(rt.key, namespace)
+        predicate = self._predicate(http, rt)
+        return objects if predicate is None else [obj for obj in objects if predicate(obj)]
+
+    def _list(self, http: web.Request, rt: ResourceType, request: Request) -> web.Response:
+        try:
+            limit = int(http.query.get("limit") or 0)
+        except ValueError as broken:
+            raise errors.bad_request(f"invalid limit: {broken}") from broken
+        token = http.query.get("continue")
+        if token:
+            objects, revision, following, remaining = self._store.take_page(token, limit or 1 << 30)
+            return self._items(http, rt, objects, revision, following, remaining)
+        objects, revision = self._select(http, rt, request), self._store.revision
+        following, remaining = None, 0
+        if limit and len(objects) > limit:
+            rest = objects[limit:]
+            following, remaining = self._store.open_page(rest, revision), len(rest)
+            objects = objects[:limit]
+        counted = 0 if http.query.get("labelSelector") or http.query.get("fieldSelector") else remaining
+        return self._items(http, rt, objects, revision, following, counted)
+
+    def _items(
+        self,
+        http: web.Request,
+        rt: ResourceType,
+        objects: list[Obj],
+        revision: int,
+        following: str | None,
+        remaining: int,
+    ) -> web.Response:
+        metadata: Obj = {"resourceVersion": str(revision)}
+        if following:
+            metadata["continue"] = following
+            if remaining:
+                metadata["remainingItemCount"] = remaining
+        if tables.wanted(http.headers.get("Accept", "")):
+            include = http.query.get("includeObject", "Metadata")
+            table = tables.table(rt, objects, metadata, include)
+            return web.json_response(table)
+        head = json.dumps({"kind": f"{rt.kind}List", "apiVersion": rt.api_version, "metadata": metadata})
+        items = b",".join(self._encoded(rt, obj) for obj in objects)
+        body = head[:-1].encode() + b',"items":[' + items + b"]}\n"
+        return web.Response(body=body, content_type="application/json")
+
+    def _encoded(self, rt: ResourceType, obj: Obj) -> bytes:
+        if rt.custom and obj.get("apiVersion") != rt.api_version:
+            return json.dumps({**obj, "apiVersion": rt.api_version}, separators=(",", ":")).encode()
+        return self._store.encoded(obj)
+
+    def _one(self, http: web.Request, rt: ResourceType, obj: Obj, status: int = 200) -> web.Response:
+        if tables.wanted(http.headers.get("Accept", "")):
+            include = http.query.get("includeObject", "Metadata")
+            metadata = {"resourceVersion": obj["metadata"].get("resourceVersion", "")}
+            return web.json_response(tables.table(rt, [obj], metadata, include), status=status)
+        body = self._encoded(rt, obj) if obj["metadata"].get("resourceVersion") else json.dumps(obj).encode()
+        return web.Response(body=body + b"\n", status=status, content_type="application/json")
+
+    async def _watch(self, http: web.Request, rt: ResourceType, request: Request, call: Call) -> web.StreamResponse:
+        namespace = request.namespace if rt.namespaced and request.namespace else None
+        predicate = self._predicate(http, rt)
+        if request.name:
+            name, inner = request.name, predicate
+            predicate = lambda obj: name_of(obj) == name and (inner is None or inner(obj))  # noqa: E731 (a closure)
+        try:
+            seconds = float(http.query.get("timeoutSeconds") or DEFAULT_WATCH_SECONDS)
+            stated = http.query.get("resourceVersion") or ""
+            since = int(stated or 0)
+        except ValueError as broken:
+            raise errors.bad_request(f"invalid watch parameter: {broken}") from broken
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await response.prepare(http)
+        task = asyncio.current_task()
+        if task is not None:
+            self._watches.add(task)
+        encode = _Encoder(self, http, rt)
+        try:
+            async with asyncio.timeout(seconds):
+                await self._send_changes(http, response, encode, rt, namespace, predicate, since, call)
+        except (TimeoutError, ConnectionError):
+            pass
+        except asyncio.CancelledError:
+            if http.transport is not None:
+                http.transport.abort()
+            if task is None or not task.uncancel():
+                return response
+            raise
+        finally:
+            if task is not None:
+                self._watches.discard(task)
+        return response
+
+    async def _send_changes(
+        self,
+        http: web.Request,
+        response: web.StreamResponse,
+        encode: _Encoder,
+        rt: ResourceType,
+        namespace: str | None,
+        predicate: Predicate | None,
+        since: int,
+        call: Call,
+    ) -> None:
+        initial = http.query.get("sendInitialEvents") in ("true", "1")
+        if initial or since == 0:
+            since = self._store.revision
+            chosen = [obj for obj in self._store.all(rt.key, namespace) if predicate is None or predicate(obj)]
+            lines = [encode.event("ADDED", obj) for obj in chosen]
+            if initial:
+                lines.append(encode.bookmark(since, initial_end=True))
+            if lines:
+                await response.write(b"".join(lines))
+        beats = 0
+        try:
+            async for batch in self._store.watch(rt.key, since, BEAT_SECONDS):
+                if self._faults.drops_watch(call):
+                    if http.transport is not None:
+                        http.transport.abort()
+                    return
+                lines = []
+                for change in batch:
+                    seen = _as_seen(change, namespace, predicate)
+                    if seen is not None:
+                        lines.append(encode.event(*seen))
+                    since = change.revision
+                beats = beats + 1 if not batch else beats
+                if beats >= BOOKMARK_EVERY_BEATS and http.query.get("allowWatchBookmarks") in ("true", "1"):
+                    lines.append(encode.bookmark(max(since, self._store.revision) if not batch else since))
+                    beats = 0
+                if lines:
+                    await response.write(b"".join(lines))
+                elif http.transport is None or http.transport.is_closing():
+                    return
+        except ApiError as expired:
+            await response.write(json.dumps({"type": "ERROR", "object": expired.status()}).encode() + b"\n")
+
+    # Questions about permissions
+
+    async def _review(self, http: web.Request, user: User, request: Request) -> web.Response | None:
+        if request.verb != "create" or request.group not in ("authorization.k8s.io", "authentication.k8s.io"):
+            return None
+        body = await self._body(http)
+        if request.plural == "selfsubjectreviews":
+            body["status"] = {"userInfo": {"username": user.name, "groups": list(user.groups)}}
+        elif request.plural == "selfsubjectaccessreviews":
+            asked = (body.get("spec") or {}).get("resourceAttributes") or {}
+            wanted = Request(
+                asked.get("verb", ""),
+                asked.get("group", ""),
+                asked.get("version", ""),
+                asked.get("resource", ""),
+                asked.get("namespace", ""),
+                asked.get("name", ""),
+                asked.get("subresource", ""),
+                ((body.get("spec") or {}).get("nonResourceAttributes") or {}).get("path", ""),
+            )
+            refusal = self._authorizer.refusal(user, wanted)
+            body["status"] = {"allowed": refusal is None, **({"reason": refusal} if refusal else {})}
+        else:
+            return None
+        body.setdefault("metadata", {})
+        return web.json_response(body, status=201)
+
+
+class _Encoder:
+    """Writes watch events, as objects or as table rows, whichever the client asked for."""
+
+    def __init__(self, server: ApiServer, http: web.Request, rt: ResourceType) -> None:
+        self._server = server
+        self._rt = rt
+        self._as_table = tables.wanted(http.headers.get("Accept", ""))
+        self._include = http.query.get("includeObject", "Metadata")
+
+    def event(self, kind: str, obj: Obj) -> bytes:
+        if self._as_table:
+            metadata = {"resourceVersion": obj["metadata"]["resourceVersion"]}
+            body = json.dumps(tables.table(self._rt, [obj], metadata, self._include)).encode()
+        else:
+            body = self._server._encoded(self._rt, obj)
+        return b'{"type":"' + kind.encode() + b'","object":' + body + b"}\n"
+
+    def bookmark(self, revision: int, *, initial_end: bool = False) -> bytes:
+        metadata: Obj = {"resourceVersion": str(revision), "creationTimestamp": None}
+        if initial_end:
+            metadata["annotations"] = {"k8s.io/initial-events-end": "true"}
+        obj: Obj = {"kind": self._rt.kind, "apiVersion": self._rt.api_version, "metadata": metadata}
+        if self._as_table:
+            obj = tables.table(self._rt, [], {"resourceVersion": str(revision)}, self._include)
+        return json.dumps({"type": "BOOKMARK", "object": obj}).encode() + b"\n"
+
+
+def _as_seen(change: Change, namespace: str | None, predicate: Predicate | None) -> tuple[str, Obj] | None:
+    """Return a change as a watch with a selector sees it: an object may enter or leave the selection."""
+    if namespace is not None and change.new["metadata"].get("namespace") != namespace:
+        return None
+    if predicate is None:
+        return change.kind, change.new
+    now = change.kind != "DELETED" and predicate(change.new)
+    before = change.old is not None and predicate(change.old)
+    if now:
+        return ("MODIFIED" if before else "ADDED"), change.new
+    return ("DELETED", change.new) if before else None
+
+
+def tls_context(certificate: str, key: str) -> ssl.SSLContext:
+    """Return the server's TLS settings for a certificate chain and key, both as files."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, key)
+    return context

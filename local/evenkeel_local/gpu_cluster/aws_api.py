@@ -1,0 +1,182 @@
+"""The AWS endpoints over HTTP: SageMaker's JSON protocol and EKS's REST paths on one port."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+import uuid
+
+from aiohttp import web
+
+from evenkeel_local.gpu_cluster import aws_model
+from evenkeel_local.gpu_cluster.aws_auth import AwsAuth, Incoming
+from evenkeel_local.gpu_cluster.aws_model import AwsError, Json
+from evenkeel_local.gpu_cluster.calls import Call, CallFailed, CallFaults, ReplyLost
+from evenkeel_local.gpu_cluster.config import ClusterConfig
+from evenkeel_local.gpu_cluster.hyperpod import HyperPod
+
+TARGET = "SageMaker."
+READS = ("Describe", "List", "Search")
+
+
+class TokenBucket:
+    """A rate limit that holds a second's worth of calls."""
+
+    def __init__(self, per_second: float) -> None:
+        self._rate = per_second
+        self._level = max(per_second, 1.0)
+        self._at = time.monotonic()
+
+    def take(self) -> bool:
+        """Take one token; return whether there was one. A rate of 0 never runs out."""
+        if self._rate <= 0:
+            return True
+        now = time.monotonic()
+        self._level = min(max(self._rate, 1.0), self._level + (now - self._at) * self._rate)
+        self._at = now
+        if self._level < 1:
+            return False
+        self._level -= 1
+        return True
+
+
+class AwsApi:
+    """Answers SageMaker and EKS calls."""
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        hyperpod: HyperPod,
+        auth: AwsAuth,
+        faults: CallFaults,
+        kubernetes_url: str,
+        ca_pem: str,
+    ) -> None:
+        self._config = config
+        self._hyperpod = hyperpod
+        self._auth = auth
+        self._faults = faults
+        self._kubernetes_url = kubernetes_url
+        self._ca_pem = ca_pem
+        self._created_at = time.time()
+        self._reads = TokenBucket(config.reads_per_second)
+        self._writes = TokenBucket(config.writes_per_second)
+
+    async def handle(self, http: web.Request) -> web.StreamResponse:
+        """Answer one request of either service."""
+        request_id = str(uuid.uuid4())
+        raw = await http.read()
+        incoming = Incoming(http.method, http.raw_path, dict(http.headers), raw)
+        rest = http.path.startswith("/clusters")
+        try:
+            body = await (self._eks(http, incoming) if rest else self._sagemaker(http, incoming))
+        except AwsError as refused:
+            return _error(refused, request_id, rest)
+        except CallFailed as failed:
+            fault = failed.fault
+            if fault.effect == "throttle":
+                return _error(AwsError("ThrottlingException", "Rate exceeded", 400), request_id, rest)
+            return _error(AwsError(fault.code, fault.message, fault.status), request_id, rest)
+        except ReplyLost:
+            if http.transport is not None:
+                http.transport.abort()
+            return web.Response(status=500)
+        return _answer(body, 200, request_id, rest)
+
+    async def _sagemaker(self, http: web.Request, incoming: Incoming) -> Json:
+        target = http.headers.get("X-Amz-Target", "")
+        if http.method != "POST" or not target.startswith(TARGET):
+            raise AwsError("UnknownOperationException", "", 404)
+        name = target[len(TARGET) :]
+        op = aws_model.operation(aws_model.service_model("sagemaker"), name)
+        if name not in self._hyperpod.operations:
+            raise AwsError("UnknownOperationException", f"The local cluster does not have {name}.", 501)
+        try:
+            body = json.loads(incoming.body or b"{}")
+        except ValueError as broken:
+            raise AwsError("SerializationException", f"the body is not JSON: {broken}") from broken
+        if not isinstance(body, dict):
+            raise AwsError("SerializationException", "the body is not an object")
+        caller = await self._auth.check(incoming, f"sagemaker:{name}", self._resource(name))
+        call = Call("hyperpod", name, _subject(body), caller)
+        await self._faults.before(call)
+        bucket = self._reads if name.startswith(READS) else self._writes
+        if not bucket.take():
+            raise AwsError("ThrottlingException", "Rate exceeded")
+        aws_model.check_input(op, body)
+        answer = self._hyperpod.operations[name](body, caller)
+        problems = aws_model.output_problems(op, answer)
+        if problems:
+            raise AwsError("InternalFailure", f"the answer breaks the service model: {problems}", 500)
+        self._faults.after(call)
+        return answer
+
+    def _resource(self, operation: str) -> str:
+        return "*" if operation == "ListClusters" else self._config.cluster_arn
+
+    async def _eks(self, http: web.Request, incoming: Incoming) -> Json:
+        parts = [part for part in http.path.split("/") if part]
+        if http.method != "GET" or len(parts) > 2:
+            raise AwsError(
+                "InvalidRequestException", "The local cluster has ListClusters and DescribeCluster only.", 501
+            )
+        action = "ListClusters" if len(parts) == 1 else "DescribeCluster"
+        caller = await self._auth.check(incoming, f"eks:{action}", self._config.eks_arn)
+        call = Call("eks", action, parts[-1], caller)
+        await self._faults.before(call)
+        if action == "ListClusters":
+            answer: Json = {"clusters": [self._config.eks_cluster_name]}
+        elif parts[1] != self._config.eks_cluster_name:
+            raise AwsError("ResourceNotFoundException", f"No cluster found for name: {parts[1]}.", 404)
+        else:
+            answer = {"cluster": self._describe_eks()}
+        self._faults.after(call)
+        return answer
+
+    def _describe_eks(self) -> Json:
+        config = self._config
+        return {
+            "name": config.eks_cluster_name,
+            "arn": config.eks_arn,
+            "createdAt": self._created_at,
+            "version": "1.33",
+            "endpoint": self._kubernetes_url,
+            "roleArn": f"arn:aws:iam::{config.account}:role/{config.eks_cluster_name}",
+            "resourcesVpcConfig": {
+                "subnetIds": ["subnet-0c7f1e93b6d8a2540"],
+                "securityGroupIds": ["sg-0b4e7c19d5a2f8036"],
+                "vpcId": "vpc-0a1b2c3d4e5f60718",
+                "endpointPublicAccess": True,
+                "endpointPrivateAccess": False,
+                "publicAccessCidrs": ["127.0.0.0/8"],
+            },
+            "kubernetesNetworkConfig": {"serviceIpv4Cidr": "10.100.0.0/16", "ipFamily": "ipv4"},
+            "status": "ACTIVE",
+            "certificateAuthority": {"data": base64.b64encode(self._ca_pem.encode()).decode()},
+            "platformVersion": "eks.1",
+            "tags": {},
+            "accessConfig": {"authenticationMode": "API"},
+        }
+
+
+def _subject(body: Json) -> str:
+    for name in ("NodeId", "NodeLogicalId"):
+        if isinstance(body.get(name), str):
+            return str(body[name])
+    for name in ("NodeIds", "NodeLogicalIds"):
+        if isinstance(body.get(name), list):
+            return ",".join(str(item) for item in body[name])
+    return str(body.get("ClusterName") or "")
+
+
+def _answer(body: Json, status: int, request_id: str, rest: bool) -> web.Response:
+    content_type = "application/json" if rest else "application/x-amz-json-1.1"
+    headers = {"x-amzn-RequestId": request_id}
+    return web.Response(body=json.dumps(body).encode(), status=status, content_type=content_type, headers=headers)
+
+
+def _error(error: AwsError, request_id: str, rest: bool) -> web.Response:
+    response = _answer({"__type": error.code, "message": error.message}, error.status, request_id, rest)
+    response.headers["x-amzn-ErrorType"] = error.code
+    return response

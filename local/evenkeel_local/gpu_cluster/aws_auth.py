@@ -1,0 +1,195 @@
+"""Who calls the AWS endpoints, and whether their policies allow it. The engine answers both questions.
+
+The request is forwarded to the engine as it came, so that the engine checks its signature with the caller's own secret:
+
+* EKS `DescribeCluster` is an operation the engine has; it verifies the signature and evaluates the caller's policies for the
+  real action and ARN, and a `ResourceNotFound` from it means "allowed".
+* SageMaker is a service it does not have; it verifies the signature and says that the service is unsupported. Which
+  principal signed is then found from the access key, and `SimulatePrincipalPolicy` is asked about the real action and ARN.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+from evenkeel_local.gpu_cluster.aws_model import AwsError
+from evenkeel_local.gpu_cluster.engine import Answer, Engine, EngineError
+
+_CREDENTIAL = re.compile(r"Credential=([^/,\s]+)/")
+IAM_VERSION, STS_VERSION = "2010-05-08", "2011-06-15"
+FUNCTIONS_PATH = "/2015-03-31/functions/"
+HOP_HEADERS = frozenset({"connection", "transfer-encoding", "content-length", "expect", "keep-alive"})
+
+
+@dataclass(frozen=True)
+class Incoming:
+    """A request as it came over the wire."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def access_key(self) -> str:
+        """The access key id that the request names, empty when it is not signed."""
+        for name, value in self.headers.items():
+            if name.lower() == "authorization":
+                match = _CREDENTIAL.search(value)
+                return match.group(1) if match else ""
+        return ""
+
+
+class AwsAuth(Protocol):
+    """Decides about calls to the AWS endpoints."""
+
+    async def check(self, request: Incoming, action: str, resource: str) -> str:
+        """Return the caller's ARN, or raise the refusal."""
+
+
+class NoAuth:
+    """Lets everybody do everything; for use without an engine."""
+
+    async def check(self, request: Incoming, action: str, resource: str) -> str:
+        """Return the access key in place of an ARN."""
+        return request.access_key or "anonymous"
+
+
+class EngineAuth:
+    """Asks the engine."""
+
+    def __init__(self, engine: Engine, account: str, region: str, cache_seconds: float) -> None:
+        self._engine = engine
+        self._account = account
+        self._region = region
+        self._cache_seconds = cache_seconds
+        self._principals: dict[str, str] = {}
+        self._decisions: dict[tuple[str, str, str], tuple[float, str]] = {}
+
+    def learn(self, access_key: str, arn: str) -> None:
+        """Remember whose an access key is, as STS said when it signed a Kubernetes token."""
+        self._principals[access_key] = arn
+
+    async def check(self, request: Incoming, action: str, resource: str) -> str:
+        """Verify the signature and ask for the decision.
+
+        Raises:
+            AwsError: the signature is missing or wrong, or no policy allows the action.
+        """
+        if not request.access_key:
+            raise AwsError("MissingAuthenticationTokenException", "Missing Authentication Token", 403)
+        headers = {name: value for name, value in request.headers.items() if name.lower() not in HOP_HEADERS}
+        try:
+            answer = await self._engine.forward(request.method, request.path, headers, request.body)
+            if action.startswith("eks:"):
+                return self._read_eks(answer, request)
+            self._read_signature(answer)
+            principal = await self._principal(request.access_key)
+            await self._decide(request.access_key, principal, action, resource)
+        except EngineError as failed:
+            raise AwsError("ServiceUnavailable", str(failed), 503) from failed
+        return principal
+
+    def _read_eks(self, answer: Answer, request: Incoming) -> str:
+        if answer.status in (200, 404):
+            return self._principals.get(request.access_key, request.access_key)
+        raise _relayed(answer)
+
+    def _read_signature(self, answer: Answer) -> None:
+        """Take "unsupported service" for what it says: everything before that, the signature, was right."""
+        if b"Unsupported service" not in answer.body:
+            raise _relayed(answer)
+
+    async def _principal(self, access_key: str) -> str:
+        if access_key in ("test", self._account):
+            return f"arn:aws:iam::{self._account}:root"
+        if access_key not in self._principals:
+            if access_key.startswith("AKIA"):
+                answer = await self._engine.query(
+                    "iam", {"Action": "GetAccessKeyLastUsed", "AccessKeyId": access_key}, IAM_VERSION
+                )
+                name = answer.text("UserName")
+                if answer.status == 200 and name:
+                    self._principals[access_key] = f"arn:aws:iam::{self._account}:user/{name}"
+            else:
+                await self._learn_functions()
+        if access_key not in self._principals:
+            raise AwsError(
+                "UnrecognizedClientException",
+                f"The principal of access key {access_key} is not known to the local cluster: it is neither a user's key nor "
+                "a function's, and has not signed a Kubernetes token yet.",
+                403,
+            )
+        return self._principals[access_key]
+
+    async def _learn_functions(self) -> None:
+        """Learn the session keys of the engine's functions, which it derives from the function's and role's ARNs.
+
+        Source: `execution_credentials` in the engine's `core/lambda_runtime.py`, the same in the pinned version.
+        """
+        marker = ""
+        while True:
+            answer = await self._engine.get("lambda", FUNCTIONS_PATH + (f"?Marker={marker}" if marker else ""))
+            if answer.status != 200:
+                raise EngineError(f"the cluster may not list functions: {answer.body[:300]!r}")
+            page = answer.json()
+            for function in page.get("Functions") or ():
+                arn, role = function["FunctionArn"], function["Role"]
+                digest = hashlib.sha256(f"{arn}:{role}".encode()).hexdigest()
+                name = role.rsplit("/", 1)[-1]
+                self._principals[f"ASIA{digest[:16].upper()}"] = (
+                    f"arn:aws:sts::{self._account}:assumed-role/{name}/{function['FunctionName'][:64]}"
+                )
+            marker = page.get("NextMarker") or ""
+            if not marker:
+                return
+
+    async def _decide(self, access_key: str, principal: str, action: str, resource: str) -> None:
+        if principal.endswith(":root"):
+            return
+        key = (principal, action, resource)
+        known = self._decisions.get(key)
+        now = time.monotonic()
+        if known is None or known[0] < now:
+            answer = await self._engine.query(
+                "iam",
+                {
+                    "Action": "SimulatePrincipalPolicy",
+                    "PolicySourceArn": policy_source(principal),
+                    "ActionNames.member.1": action,
+                    "ResourceArns.member.1": resource,
+                },
+                IAM_VERSION,
+            )
+            decision = answer.text("EvalDecision")
+            if answer.status != 200 or decision is None:
+                raise EngineError(f"the cluster may not ask about policies: {answer.body[:300]!r}")
+            known = (now + self._cache_seconds, decision)
+            self._decisions[key] = known
+        if known[1] == "allowed":
+            return
+        why = "with an explicit deny in an identity-based policy"
+        if known[1] != "explicitDeny":
+            why = f"because no identity-based policy allows the {action} action"
+        raise AwsError(
+            "AccessDeniedException",
+            f"User: {principal} is not authorized to perform: {action} on resource: {resource} {why}",
+        )
+
+
+def policy_source(arn: str) -> str:
+    """Return the role or user whose policies bind a principal: for a session, its role."""
+    match = re.match(r"^arn:aws:sts::(\d+):assumed-role/([^/]+)/.+$", arn)
+    return f"arn:aws:iam::{match.group(1)}:role/{match.group(2)}" if match else arn
+
+
+def _relayed(answer: Answer) -> AwsError:
+    """Return the engine's refusal as one of ours."""
+    body = answer.json()
+    code = str(body.get("__type") or body.get("code") or answer.text("Code") or "AccessDeniedException")
+    message = str(body.get("message") or body.get("Message") or answer.text("Message") or "")
+    return AwsError(code.rsplit("#", 1)[-1], message, answer.status if answer.status >= 400 else 403)

@@ -1,0 +1,361 @@
+"""The whole cluster: what it is made of, its three listeners, and its life as a process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import trustme
+from aiohttp import web
+
+from evenkeel_local.gpu_cluster import catalogue, rbac
+from evenkeel_local.gpu_cluster.api_server import ApiServer, Authenticator, Authorizer, Request, tls_context
+from evenkeel_local.gpu_cluster.aws_api import AwsApi
+from evenkeel_local.gpu_cluster.aws_auth import AwsAuth, EngineAuth, NoAuth
+from evenkeel_local.gpu_cluster.calls import CallFaults
+from evenkeel_local.gpu_cluster.catalogue import Catalogue
+from evenkeel_local.gpu_cluster.cluster_events import ClusterEvents
+from evenkeel_local.gpu_cluster.config import AccessEntry, ClusterConfig, PodIdentity
+from evenkeel_local.gpu_cluster.control import Control
+from evenkeel_local.gpu_cluster.engine import Engine
+from evenkeel_local.gpu_cluster.errors import ApiError, Obj
+from evenkeel_local.gpu_cluster.event_bus import EventBus
+from evenkeel_local.gpu_cluster.faults import FaultTable
+from evenkeel_local.gpu_cluster.garbage_collector import GarbageCollector
+from evenkeel_local.gpu_cluster.health_agent import HealthAgent
+from evenkeel_local.gpu_cluster.hyperpod import HyperPod
+from evenkeel_local.gpu_cluster.identity import User
+from evenkeel_local.gpu_cluster.job_controller import JobController
+from evenkeel_local.gpu_cluster.kube_auth import EksAuthenticator, StaticAuthenticator
+from evenkeel_local.gpu_cluster.kubelet import LogReader, remove_folder
+from evenkeel_local.gpu_cluster.machines import Fleet
+from evenkeel_local.gpu_cluster.node_controller import NodeController
+from evenkeel_local.gpu_cluster.processes import CLUSTER_MARK, Guard
+from evenkeel_local.gpu_cluster.registry import Registry
+from evenkeel_local.gpu_cluster.scheduler import Scheduler
+from evenkeel_local.gpu_cluster.store import Change, Store, name_of, namespace_of
+
+NAMESPACES = ("default", "kube-system", "kube-node-lease", "kube-public")
+LOOPBACK = "127.0.0.1"
+
+
+class AllowAll:
+    """Lets every authenticated user do everything."""
+
+    def refusal(self, user: User, request: Request) -> str | None:
+        """Return nothing."""
+        return None
+
+
+@dataclass
+class Ports:
+    """The three listeners' ports; 0 means any free one."""
+
+    aws: int = 0
+    kubernetes: int = 0
+    control: int = 0
+
+
+@dataclass
+class Options:
+    """How the process was asked to run."""
+
+    config: ClusterConfig
+    run_dir: Path
+    ports: Ports = field(default_factory=Ports)
+    engine_endpoint: str | None = None
+    credentials: Mapping[str, str] = field(default_factory=dict)
+    state_file: Path | None = None
+
+
+class Cluster:
+    """One set of objects, controllers and machines; a reset makes another."""
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        run_dir: Path,
+        guard: Guard,
+        mark: str,
+        engine: Engine | None,
+        admin_token: str,
+        kubernetes_url: str,
+        ca_pem: str,
+    ) -> None:
+        self.config = config
+        self.store = Store(config.watch_history)
+        self.types = Catalogue()
+        self.registry = Registry(self.store, self.types)
+        self.call_faults = CallFaults()
+        self.access_entries: list[AccessEntry] = list(config.access_entries)
+        self.pod_identities: list[PodIdentity] = list(config.pod_identities)
+        self.bus = EventBus(config, engine)
+        self._mark = mark
+        self._kubernetes_url = kubernetes_url
+        self._next_address = 0
+        self._tasks: list[asyncio.Task[Any]] = []
+        self.registry.new_address = self._new_address
+        self.events = ClusterEvents(config, self.bus)
+        self.fleet = Fleet(config, self.registry, guard, run_dir, self._variables)
+        self.fleet.events = self.events
+        self.agent = HealthAgent(self.fleet, self.registry, self.bus)
+        self.events.on_healthy.append(self.agent.healthy)
+        self.faults = FaultTable(self.fleet, self.store, self.agent)
+        self.hyperpod = HyperPod(self.fleet, self.events)
+        delays = config.delays
+        self.scheduler = Scheduler(self.registry)
+        self.jobs = JobController(self.registry, delays.restart_backoff)
+        self.nodes = NodeController(self.registry, delays.node_monitor_grace, delays.eviction_toleration)
+        self.garbage = GarbageCollector(self.registry, delays.pod_gc)
+        aws_auth: AwsAuth = NoAuth()
+        authenticator: Authenticator = StaticAuthenticator(admin_token, open_to_all=engine is None)
+        authorizer: Authorizer = AllowAll()
+        if engine is not None:
+            callers = EngineAuth(engine, config.account, config.region, config.auth_cache_seconds)
+            aws_auth = callers
+            authenticator = EksAuthenticator(admin_token, engine, callers, config.eks_cluster_name, self.access_entries)
+            authorizer = rbac.RbacAuthorizer(self.store)
+        logs = LogReader(self.fleet.kubelet_of, self.store, run_dir)
+        self.api_server = ApiServer(self.registry, authenticator, authorizer, logs, self.call_faults)
+        self.aws_api = AwsApi(config, self.hyperpod, aws_auth, self.call_faults, kubernetes_url, ca_pem)
+        self.store.listen(self._tell_kubelet)
+        self.store.listen(self._give_account)
+
+    def start(self) -> None:
+        """Create what every cluster begins with, start the controllers and launch the machines."""
+        for name in NAMESPACES:
+            self.registry.create(catalogue.NAMESPACES, "", {"metadata": {"name": name}})
+        for obj in rbac.bootstrap_roles():
+            rt = self.types.by_kind(obj["apiVersion"], obj["kind"])
+            if rt is not None:
+                self.registry.create(rt, "", obj)
+        for name, value in (("system-cluster-critical", 2_000_000_000), ("system-node-critical", 2_000_001_000)):
+            pc: Obj = {
+                "apiVersion": "scheduling.k8s.io/v1",
+                "kind": "PriorityClass",
+                "metadata": {"name": name},
+                "value": value,
+            }
+            pc["metadata"].update(uid=secrets.token_hex(16), creationTimestamp="2025-01-01T00:00:00Z")
+            self.store.create(catalogue.PRIORITY_CLASSES, pc)
+        for work in (
+            self.scheduler.run(),
+            self.jobs.run(),
+            self.nodes.run(),
+            self.garbage.run(),
+            self.garbage.collect_pods(),
+        ):
+            self._tasks.append(asyncio.create_task(work))
+        self.fleet.start()
+
+    async def stop(self) -> None:
+        """Stop the controllers, switch off the machines, break the watches."""
+        self.api_server.drop_watches()
+        self.bus.stop()
+        self.fleet.stop()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _tell_kubelet(self, change: Change) -> None:
+        if change.key != catalogue.PODS.key:
+            return
+        machine = self.fleet.by_node(change.new["spec"].get("nodeName") or "")
+        if machine is None or machine.kubelet is None:
+            return
+        if change.kind == "DELETED":
+            machine.kubelet.removed(change.new)
+        else:
+            machine.kubelet.sync(change.new)
+
+    def _give_account(self, change: Change) -> None:
+        """Give every namespace the service account that its pods run as."""
+        if change.key == catalogue.NAMESPACES.key and change.kind == "ADDED":
+            try:
+                self.registry.create(catalogue.SERVICE_ACCOUNTS, name_of(change.new), {"metadata": {"name": "default"}})
+            except ApiError as refused:
+                if refused.code not in (403, 404, 409):
+                    raise
+
+    def _new_address(self) -> str:
+        """Return a loopback address of its own for a pod; the second part differs between clusters of one machine."""
+        second = 64 + os.getpid() % 128
+        while True:
+            self._next_address = self._next_address % 64_000 + 1
+            address = f"127.{second}.{self._next_address // 250}.{self._next_address % 250 + 1}"
+            if self.store.count(catalogue.PODS.key) < 32_000 or not self._is_taken(address):
+                return address
+
+    def _is_taken(self, address: str) -> bool:
+        return any(pod["status"].get("podIP") == address for pod in self.store.each(catalogue.PODS.key))
+
+    def _variables(self, pod: Obj) -> dict[str, str]:
+        host, _, port = self._kubernetes_url.removeprefix("https://").partition(":")
+        env = {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port, CLUSTER_MARK: self._mark}
+        for identity in self.pod_identities:
+            account = pod["spec"].get("serviceAccountName") or "default"
+            if identity.namespace == namespace_of(pod) and identity.service_account == account:
+                env.update(identity.env)
+        return env
+
+
+class Host:
+    """The process: certificates, listeners, signals, and the cluster that they serve now."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._config = options.config
+        self._mark = secrets.token_hex(8)
+        self._guard = Guard(self._mark)
+        self._admin_token = secrets.token_urlsafe(32)
+        self._engine: Engine | None = None
+        self._runners: list[web.AppRunner] = []
+        self._stop = asyncio.Event()
+        self._urls: dict[str, str] = {}
+        self._ca_pem = ""
+        self.cluster: Cluster
+
+    async def run(self) -> None:
+        """Run until a signal or a call to the control address ends it."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.request_stop)
+        await self.start()
+        try:
+            await self._stop.wait()
+        finally:
+            await self.stop()
+
+    def request_stop(self) -> None:
+        """End the process soon."""
+        self._stop.set()
+
+    async def start(self) -> None:
+        """Open the listeners, start the cluster and write the state file."""
+        run_dir = self._options.run_dir
+        run_dir.mkdir(parents=True, exist_ok=True)
+        self._guard.start()
+        sockets = [
+            _listen(port)
+            for port in (self._options.ports.aws, self._options.ports.kubernetes, self._options.ports.control)
+        ]
+        aws, kubernetes, control = (f"{LOOPBACK}:{sock.getsockname()[1]}" for sock in sockets)
+        self._urls = {
+            "sagemakerUrl": f"http://{aws}",
+            "eksUrl": f"http://{aws}",
+            "kubernetesUrl": f"https://{kubernetes}",
+            "controlUrl": f"http://{control}",
+        }
+        certificate, key = self._certificates(run_dir)
+        if self._options.engine_endpoint:
+            self._engine = Engine(self._options.engine_endpoint, self._options.credentials, self._config.region)
+            await self._engine.open()
+        self.cluster = self._new_cluster()
+        self.cluster.start()
+        await self._serve(self._delegate(lambda http: self.cluster.aws_api.handle(http)), sockets[0])
+        await self._serve(
+            self._delegate(lambda http: self.cluster.api_server.handle(http)), sockets[1], tls_context(certificate, key)
+        )
+        await self._serve(Control(self).application(), sockets[2])
+        if self._options.state_file is not None:
+            written = self._options.state_file.with_suffix(".tmp")
+            written.touch(mode=0o600)
+            written.write_text(json.dumps(self.state(), indent=2))
+            written.replace(self._options.state_file)
+
+    def _delegate(self, handle: Any) -> web.Application:
+        """Return an application that hands each request to the cluster of the moment; a reset changes which that is."""
+        app = web.Application(client_max_size=4 * 1024 * 1024)
+        app.router.add_route("*", "/{path:.*}", handle)
+        return app
+
+    async def _serve(self, app: web.Application, sock: socket.socket, tls: Any = None) -> None:
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
+        await runner.setup()
+        await web.SockSite(runner, sock, ssl_context=tls).start()
+        self._runners.append(runner)
+
+    def _certificates(self, run_dir: Path) -> tuple[str, str]:
+        authority = trustme.CA()
+        leaf = authority.issue_cert(LOOPBACK, "localhost", "kubernetes", "kubernetes.default")
+        certificate, key = run_dir / "apiserver.pem", run_dir / "apiserver.key"
+        key.touch(mode=0o600)
+        leaf.private_key_pem.write_to_path(str(key))
+        for number, blob in enumerate(leaf.cert_chain_pems):
+            blob.write_to_path(str(certificate), append=number > 0)
+        self._ca_pem = authority.cert_pem.bytes().decode()
+        (run_dir / "ca.pem").write_text(self._ca_pem)
+        return str(certificate), str(key)
+
+    def _new_cluster(self) -> Cluster:
+        return Cluster(
+            self._config,
+            self._options.run_dir,
+            self._guard,
+            self._mark,
+            self._engine,
+            self._admin_token,
+            self._urls["kubernetesUrl"],
+            self._ca_pem,
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Return what a client needs to know; it is what the state file holds."""
+        return {
+            "pid": os.getpid(),
+            **self._urls,
+            "caPem": self._ca_pem,
+            "adminToken": self._admin_token,
+            "clusterName": self._config.cluster_name,
+            "clusterArn": self._config.cluster_arn,
+            "eksClusterName": self._config.eks_cluster_name,
+            "eksClusterArn": self._config.eks_arn,
+            "region": self._config.region,
+            "runDir": str(self._options.run_dir),
+            "authenticated": self._engine is not None,
+            "startedAt": time.time(),
+        }
+
+    async def reset(self) -> None:
+        """End everything that runs and begin anew, at the same addresses."""
+        entries, identities = self.cluster.access_entries, self.cluster.pod_identities
+        await self.cluster.stop()
+        remove_folder(self._options.run_dir / "pods")
+        self.cluster = self._new_cluster()
+        self.cluster.access_entries[:] = entries
+        self.cluster.pod_identities[:] = identities
+        self.cluster.start()
+
+    async def stop(self) -> None:
+        """Stop the cluster and its listeners; nothing that it started is left."""
+        await self.cluster.stop()
+        for runner in self._runners:
+            await runner.cleanup()
+        if self._engine is not None:
+            await self._engine.close()
+        self._guard.stop()
+        remove_folder(self._options.run_dir / "pods")
+        if self._options.state_file is not None:
+            self._options.state_file.unlink(missing_ok=True)
+
+
+def _listen(port: int) -> socket.socket:
+    """Return a listening socket on the loopback address.
+
+    Raises:
+        OSError: the port is taken.
+    """
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind((LOOPBACK, port))
+    sock.listen(256)
+    return sock

@@ -1,0 +1,123 @@
+"""The cluster's configuration: one JSON document, checked when the process starts."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+
+class Settings(BaseModel):
+    """Frozen, camelCase in JSON, unknown keys refused: a misspelt delay must not pass silently."""
+
+    model_config = ConfigDict(frozen=True, alias_generator=to_camel, populate_by_name=True, extra="forbid")
+
+
+class Taint(Settings):
+    """A taint that new nodes of a group carry."""
+
+    key: str
+    value: str = ""
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] = "NoSchedule"
+
+
+class InstanceGroup(Settings):
+    """One HyperPod instance group."""
+
+    name: str
+    instance_type: str = "ml.p5.48xlarge"
+    count: int = Field(default=1, ge=0, le=6758)
+    labels: dict[str, str] = {}
+    taints: tuple[Taint, ...] = ()
+    availability_zone: str = "us-west-2a"
+    availability_zone_id: str = "usw2-az1"
+    capacity_type: Literal["OnDemand", "Spot"] = "OnDemand"
+    capacity: int | None = None
+    """How many machines of this group the provider has in all; nothing means no limit."""
+
+
+class Delays(Settings):
+    """How long things take, in seconds. The defaults suit a laptop; in life they are minutes."""
+
+    boot: float = 0.0
+    """From an instance's launch to its node being Ready, at the cluster's start and after BatchAddClusterNodes."""
+    reboot: float = 2.0
+    replace: float = 4.0
+    """From the new instance's launch to its node being Ready, in a replacement."""
+    terminate: float = 0.3
+    heartbeat: float = 1.0
+    node_monitor_grace: float = 5.0
+    """How old a heartbeat may be before the node is NotReady (40 to 50 s in production)."""
+    eviction_toleration: float | None = None
+    """Overrides the 300 s that pods tolerate not-ready and unreachable by default; nothing leaves them as they are."""
+    pod_gc: float = 1.0
+    agent_detect: float = 0.5
+    event_delay: float = 0.1
+    auto_recovery: float = 2.0
+    deep_health_check: float = 3.0
+    restart_backoff: float = 1.0
+    """First delay before a container is started again; it doubles to 30 times this (10 s and 300 s in production)."""
+
+
+class AccessEntry(Settings):
+    """An EKS access entry: which Kubernetes user and groups an IAM principal is."""
+
+    principal_arn: str
+    username: str | None = None
+    kubernetes_groups: tuple[str, ...] = ()
+    access_policies: tuple[str, ...] = ()
+    """Names of EKS access policies, for instance AmazonEKSClusterAdminPolicy or AmazonEKSViewPolicy."""
+
+
+class PodIdentity(Settings):
+    """Environment given to the pods of one service account, as EKS Pod Identity gives credentials."""
+
+    namespace: str
+    service_account: str
+    env: dict[str, str]
+
+
+class ClusterConfig(Settings):
+    """Everything that the cluster is started with."""
+
+    cluster_name: str = Field(default="research-train", pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}$")
+    cluster_id: str = Field(default="k3v9x2m7q1ab", pattern=r"^[a-z0-9]{12}$")
+    eks_cluster_name: str = "research-eks"
+    account: str = Field(default="000000000000", pattern=r"^\d{12}$")
+    region: str = "us-west-2"
+    node_recovery: Literal["Automatic", "None"] = "None"
+    node_provisioning_mode: Literal["Continuous"] | None = "Continuous"
+    instance_groups: tuple[InstanceGroup, ...] = (InstanceGroup(name="p5-workers", count=4),)
+    delays: Delays = Delays()
+    duplicate_events: bool = False
+    reorder_events: bool = False
+    cluster_events: bool = False
+    """Send the HyperPod cluster and state-change events too; they are always in ListClusterEvents."""
+    drill_source: str = "evenkeel.drill"
+    access_entries: tuple[AccessEntry, ...] = ()
+    pod_identities: tuple[PodIdentity, ...] = ()
+    auth_cache_seconds: float = Field(default=2.0, ge=0)
+    reads_per_second: float = Field(default=0.0, ge=0)
+    """Throttling of HyperPod reads and writes by a token bucket; 0 means none."""
+    writes_per_second: float = Field(default=0.0, ge=0)
+    watch_history: int = Field(default=8192, ge=1)
+
+    @property
+    def cluster_arn(self) -> str:
+        """The HyperPod cluster's ARN."""
+        return f"arn:aws:sagemaker:{self.region}:{self.account}:cluster/{self.cluster_id}"
+
+    @property
+    def eks_arn(self) -> str:
+        """The EKS cluster's ARN."""
+        return f"arn:aws:eks:{self.region}:{self.account}:cluster/{self.eks_cluster_name}"
+
+
+def read(document: Any) -> ClusterConfig:
+    """Read a configuration from decoded JSON.
+
+    Raises:
+        pydantic.ValidationError: a key is unknown or a value does not fit.
+    """
+    return ClusterConfig.model_validate(document)

@@ -1,0 +1,278 @@
+"""The control address: what is going on, faults in and out, settings; for drills and tests, never for the product."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from evenkeel_local.gpu_cluster import catalogue
+from evenkeel_local.gpu_cluster.calls import CallFault
+from evenkeel_local.gpu_cluster.config import AccessEntry, PodIdentity
+from evenkeel_local.gpu_cluster.faults import ROWS, FaultRefused
+from evenkeel_local.gpu_cluster.machines import Machine
+from evenkeel_local.gpu_cluster.node_controller import ready_value
+from evenkeel_local.gpu_cluster.store import name_of, namespace_of
+
+if TYPE_CHECKING:
+    from evenkeel_local.gpu_cluster.cluster import Cluster, Host
+
+Json = dict[str, Any]
+CALL_EFFECTS = ("latency", "error", "throttle", "lost-reply", "drop-watch")
+
+
+class Control:
+    """The control address's paths."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    @property
+    def _cluster(self) -> Cluster:
+        return self._host.cluster
+
+    def application(self) -> web.Application:
+        """Return the aiohttp application."""
+        app = web.Application(middlewares=[_plain_errors])
+        app.add_routes(
+            [
+                web.get("/control/health", self._health),
+                web.get("/control/state", self._state),
+                web.get("/control/nodes", self._nodes),
+                web.get("/control/pods", self._pods),
+                web.get("/control/processes", self._processes),
+                web.get("/control/provider-calls", self._provider_calls),
+                web.get("/control/events", self._events),
+                web.post("/control/events", self._send_event),
+                web.get("/control/faults", self._faults),
+                web.post("/control/faults", self._inject),
+                web.delete("/control/faults/{id}", self._clear),
+                web.get("/control/call-faults", self._call_faults),
+                web.post("/control/call-faults", self._add_call_fault),
+                web.delete("/control/call-faults/{id}", self._remove_call_fault),
+                web.post("/control/failing-nodes", self._failing_nodes),
+                web.post("/control/capacity", self._capacity),
+                web.post("/control/hidden-nodes", self._hidden_nodes),
+                web.get("/control/access-entries", self._access_entries),
+                web.put("/control/access-entries", self._put_access_entries),
+                web.put("/control/pod-identities", self._put_pod_identities),
+                web.post("/control/watches/drop", self._drop_watches),
+                web.post("/control/compact", self._compact),
+                web.post("/control/reset", self._reset),
+                web.post("/control/shutdown", self._shutdown),
+            ]
+        )
+        return app
+
+    # Looking
+
+    async def _health(self, http: web.Request) -> web.Response:
+        return web.json_response({"status": "ok"})
+
+    async def _state(self, http: web.Request) -> web.Response:
+        return web.json_response(self._host.state())
+
+    async def _nodes(self, http: web.Request) -> web.Response:
+        fleet = self._cluster.fleet
+        listed = [self._node(machine) for machine in fleet.machines]
+        if http.query.get("retired") == "true":
+            listed += [{**self._node(machine), "retired": True} for machine in fleet.retired]
+        return web.json_response({"nodes": listed})
+
+    def _node(self, machine: Machine) -> Json:
+        node = self._cluster.store.find(catalogue.NODES.key, "", machine.node_name)
+        kubelet = machine.kubelet
+        return {
+            "name": machine.node_name,
+            "instanceId": machine.instance_id,
+            "nodeLogicalId": machine.logical_id,
+            "instanceGroup": machine.group,
+            "launchTime": machine.launch_time,
+            "bootId": machine.boot_id,
+            "status": machine.status,
+            "message": machine.message,
+            "operation": machine.operation,
+            "unhealthy": list(machine.unhealthy) if machine.unhealthy else None,
+            "connected": kubelet is not None and kubelet.is_connected,
+            "ready": ready_value(node) if node is not None else None,
+            "unschedulable": bool(node is not None and node["spec"].get("unschedulable")),
+            "taints": [taint["key"] for taint in (node or {"spec": {}})["spec"].get("taints") or ()],
+            "pods": [f"{namespace_of(pod)}/{name_of(pod)}" for pod in self._cluster.store.pods_on(machine.node_name)],
+            "processes": sum(len(worker.processes) for worker in kubelet.workers.values()) if kubelet else 0,
+        }
+
+    async def _pods(self, http: web.Request) -> web.Response:
+        listed = [
+            {
+                "namespace": namespace_of(pod),
+                "name": name_of(pod),
+                "uid": pod["metadata"]["uid"],
+                "node": pod["spec"].get("nodeName"),
+                "phase": pod["status"].get("phase"),
+                "podIp": pod["status"].get("podIP"),
+                "terminating": bool(pod["metadata"].get("deletionTimestamp")),
+                "labels": pod["metadata"].get("labels") or {},
+            }
+            for pod in self._cluster.store.all(catalogue.PODS.key)
+        ]
+        return web.json_response({"pods": listed})
+
+    async def _processes(self, http: web.Request) -> web.Response:
+        listed = [
+            {
+                "pid": running.group,
+                "namespace": namespace_of(worker.pod),
+                "pod": name_of(worker.pod),
+                "podUid": worker.uid,
+                "container": container.name,
+                "node": machine.node_name,
+                "instanceId": machine.instance_id,
+                "behindPartition": not (machine.kubelet and machine.kubelet.is_connected),
+                "usesGpu": container.uses_gpu,
+            }
+            for machine in self._cluster.fleet.machines
+            if machine.kubelet is not None
+            for worker in machine.kubelet.workers.values()
+            for container, running in worker.processes
+        ]
+        return web.json_response({"processes": listed})
+
+    async def _provider_calls(self, http: web.Request) -> web.Response:
+        calls = [asdict(call) for call in self._cluster.fleet.calls]
+        accepted: dict[str, dict[str, int]] = {}
+        for call in self._cluster.fleet.calls:
+            if call.accepted:
+                counts = accepted.setdefault(call.instance_id, {})
+                counts[call.action] = counts.get(call.action, 0) + 1
+        listed = [{_camel(key): value for key, value in call.items()} for call in calls]
+        return web.json_response({"calls": listed, "accepted": accepted, "counts": self._cluster.call_faults.counts})
+
+    async def _events(self, http: web.Request) -> web.Response:
+        return web.json_response({"events": list(self._cluster.bus.sent)})
+
+    # Breaking
+
+    async def _send_event(self, http: web.Request) -> web.Response:
+        body = await _body(http)
+        resources = body.get("resources") or [self._cluster.config.cluster_arn]
+        self._cluster.bus.send(str(body["detailType"]), body["detail"], resources, int(body.get("copies", 1)))
+        return web.json_response({}, status=202)
+
+    async def _faults(self, http: web.Request) -> web.Response:
+        rows = [{"fault": row.name, "does": row.does, "repairedBy": row.repaired_by} for row in ROWS.values()]
+        injected = [item.to_json() for item in self._cluster.faults.injected.values()]
+        return web.json_response({"rows": rows, "injected": injected})
+
+    async def _inject(self, http: web.Request) -> web.Response:
+        body = await _body(http)
+        injected = self._cluster.faults.inject(str(body.get("fault") or ""), body)
+        return web.json_response(injected.to_json(), status=201)
+
+    async def _clear(self, http: web.Request) -> web.Response:
+        return web.json_response(self._cluster.faults.clear(http.match_info["id"]).to_json())
+
+    async def _call_faults(self, http: web.Request) -> web.Response:
+        rules = [
+            {_camel(key): value for key, value in asdict(rule).items()} for rule in self._cluster.call_faults.rules
+        ]
+        return web.json_response({"callFaults": rules, "counts": self._cluster.call_faults.counts})
+
+    async def _add_call_fault(self, http: web.Request) -> web.Response:
+        body = await _body(http)
+        if body.get("effect") not in CALL_EFFECTS:
+            raise FaultRefused(f"effect must be one of {', '.join(CALL_EFFECTS)}")
+        known = {"effect", "api", "operation", "subject", "caller", "times", "seconds", "status", "code", "message"}
+        if unknown := set(body) - known:
+            raise FaultRefused(f"a call fault has no {', '.join(sorted(unknown))}")
+        return web.json_response({"callFaultId": self._cluster.call_faults.add(CallFault(**body))}, status=201)
+
+    async def _remove_call_fault(self, http: web.Request) -> web.Response:
+        removed = self._cluster.call_faults.remove(http.match_info["id"])
+        return web.json_response({"removed": removed}, status=200 if removed else 404)
+
+    async def _failing_nodes(self, http: web.Request) -> web.Response:
+        body = await _body(http)
+        self._cluster.hyperpod.failing_nodes[str(body["instanceId"])] = str(body.get("message") or "")
+        return web.json_response({}, status=201)
+
+    async def _capacity(self, http: web.Request) -> web.Response:
+        body = await _body(http)
+        group = str(body["instanceGroup"])
+        if group not in self._cluster.fleet.groups:
+            raise FaultRefused(f"there is no instance group {group!r}")
+        self._cluster.fleet.capacity[group] = body.get("machines")
+        self._cluster.fleet.let_go()
+        return web.json_response({"instanceGroup": group, "machines": body.get("machines")})
+
+    async def _hidden_nodes(self, http: web.Request) -> web.Response:
+        """Leave a node out of the lists for a while, as happens between the attempts of a replacement."""
+        body = await _body(http)
+        machine = self._cluster.fleet.by_instance(str(body["instanceId"]))
+        if machine is None:
+            raise FaultRefused(f"there is no instance {body['instanceId']!r}")
+        machine.is_visible = not bool(body.get("hidden", True))
+        return web.json_response({"instanceId": machine.instance_id, "hidden": not machine.is_visible})
+
+    # Settings
+
+    async def _access_entries(self, http: web.Request) -> web.Response:
+        listed = [entry.model_dump(mode="json", by_alias=True) for entry in self._cluster.access_entries]
+        return web.json_response({"accessEntries": listed})
+
+    async def _put_access_entries(self, http: web.Request) -> web.Response:
+        body = await _body(http)
+        self._cluster.access_entries[:] = [AccessEntry.model_validate(item) for item in body["accessEntries"]]
+        return web.json_response({"accessEntries": len(self._cluster.access_entries)})
+
+    async def _put_pod_identities(self, http: web.Request) -> web.Response:
+        body = await _body(http)
+        self._cluster.pod_identities[:] = [PodIdentity.model_validate(item) for item in body["podIdentities"]]
+        return web.json_response({"podIdentities": len(self._cluster.pod_identities)})
+
+    # The whole
+
+    async def _drop_watches(self, http: web.Request) -> web.Response:
+        return web.json_response({"dropped": self._cluster.api_server.drop_watches()})
+
+    async def _compact(self, http: web.Request) -> web.Response:
+        self._cluster.store.forget_history()
+        return web.json_response({"resourceVersion": str(self._cluster.store.revision)})
+
+    async def _reset(self, http: web.Request) -> web.Response:
+        await self._host.reset()
+        return web.json_response({"status": "ok"})
+
+    async def _shutdown(self, http: web.Request) -> web.Response:
+        self._host.request_stop()
+        return web.json_response({"status": "stopping"}, status=202)
+
+
+async def _body(http: web.Request) -> Json:
+    try:
+        body = await http.json()
+    except json.JSONDecodeError as broken:
+        raise FaultRefused(f"the body is not JSON: {broken}") from broken
+    if not isinstance(body, dict):
+        raise FaultRefused("the body must be an object")
+    return body
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(part.title() for part in rest)
+
+
+@web.middleware
+async def _plain_errors(request: web.Request, handler: Any) -> web.StreamResponse:
+    """Answer a refused request with a sentence, not a stack trace."""
+    try:
+        response: web.StreamResponse = await handler(request)
+    except FaultRefused as refused:
+        return web.json_response({"error": str(refused)}, status=400)
+    except KeyError as missing:
+        return web.json_response({"error": f"the body needs {missing}"}, status=400)
+    except (ValueError, TypeError) as wrong:
+        return web.json_response({"error": str(wrong)}, status=400)
+    return response

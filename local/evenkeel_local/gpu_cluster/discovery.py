@@ -1,0 +1,117 @@
+"""What the API says about itself: health, version, groups, resources."""
+
+from __future__ import annotations
+
+import json
+
+from evenkeel_local.gpu_cluster.catalogue import Catalogue
+from evenkeel_local.gpu_cluster.errors import Obj
+from evenkeel_local.gpu_cluster.store import ResourceType
+
+SERVED_VERSION = "v1.33.0"
+VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
+
+
+def document(path: str, accept: str, types: Catalogue) -> tuple[bytes, str] | None:
+    """Return the body and content type of a path that describes the API, nothing for any other path."""
+    parts = [part for part in path.split("/") if part]
+    if path in ("/healthz", "/livez", "/readyz") or path.startswith(("/livez/", "/readyz/", "/healthz/")):
+        return b"ok", "text/plain"
+    body = _describe(parts, types)
+    if body is None:
+        return None
+    return json.dumps(body).encode(), "application/json"
+
+
+def _describe(parts: list[str], types: Catalogue) -> Obj | None:
+    if parts == ["version"]:
+        return {
+            "major": "1",
+            "minor": "33",
+            "gitVersion": SERVED_VERSION,
+            "gitCommit": "",
+            "gitTreeState": "clean",
+            "buildDate": "2025-04-23T13:37:10Z",
+            "goVersion": "",
+            "compiler": "",
+            "platform": "linux/amd64",
+        }
+    if parts == ["api"]:
+        return {
+            "kind": "APIVersions",
+            "versions": ["v1"],
+            "serverAddressByClientCIDRs": [{"clientCIDR": "0.0.0.0/0", "serverAddress": ""}],
+        }
+    if parts == ["apis"]:
+        return {"kind": "APIGroupList", "apiVersion": "v1", "groups": _groups(types)}
+    if parts == ["api", "v1"]:
+        return _resources("v1", types.of_group("", "v1"))
+    if len(parts) == 2 and parts[0] == "apis":
+        return next((group for group in _groups(types) if group["name"] == parts[1]), None)
+    if len(parts) == 3 and parts[0] == "apis":
+        found = types.of_group(parts[1], parts[2])
+        return _resources(f"{parts[1]}/{parts[2]}", found) if found else None
+    return None
+
+
+def _groups(types: Catalogue) -> list[Obj]:
+    groups: list[Obj] = []
+    for group, versions in types.group_versions().items():
+        if not group:
+            continue
+        listed = [{"groupVersion": f"{group}/{version}", "version": version} for version in versions]
+        groups.append(
+            {
+                "kind": "APIGroup",
+                "apiVersion": "v1",
+                "name": group,
+                "versions": listed,
+                "preferredVersion": listed[0],
+            }
+        )
+    return groups
+
+
+def _resources(group_version: str, types: list[ResourceType]) -> Obj:
+    resources: list[Obj] = []
+    for rt in types:
+        entry: Obj = {
+            "name": rt.plural,
+            "singularName": rt.singular,
+            "namespaced": rt.namespaced,
+            "kind": rt.kind,
+            "verbs": VERBS,
+        }
+        if rt.short_names:
+            entry["shortNames"] = list(rt.short_names)
+        if rt.categories:
+            entry["categories"] = list(rt.categories)
+        resources.append(entry)
+        resources.extend(_subresources(rt))
+    return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version, "resources": resources}
+
+
+def _subresources(rt: ResourceType) -> list[Obj]:
+    found: list[Obj] = []
+
+    def add(name: str, kind: str, verbs: list[str], group: str = "", version: str = "") -> None:
+        entry: Obj = {
+            "name": f"{rt.plural}/{name}",
+            "singularName": "",
+            "namespaced": rt.namespaced,
+            "kind": kind,
+            "verbs": verbs,
+        }
+        if group:
+            entry.update(group=group, version=version)
+        found.append(entry)
+
+    if rt.has_status:
+        add("status", rt.kind, ["get", "patch", "update"])
+    if rt.key == ("", "pods"):
+        add("eviction", "Eviction", ["create"], "policy", "v1")
+        add("log", "Pod", ["get"])
+        add("binding", "Binding", ["create"])
+    if rt.key == ("", "namespaces"):
+        add("finalize", "Namespace", ["update"])
+    return found

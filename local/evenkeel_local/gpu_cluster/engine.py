@@ -1,0 +1,113 @@
+"""Calls to the AWS emulator that the cluster makes under credentials of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import urlencode
+from xml.etree import ElementTree
+
+import aiohttp
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
+from yarl import URL
+
+from evenkeel_local.gpu_cluster.aws_model import Json
+
+TIMEOUT_SECONDS = 10.0
+
+
+class EngineError(Exception):
+    """The engine refused a call of the cluster's own, or did not answer."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the engine answered."""
+
+    status: int
+    body: bytes
+
+    def text(self, tag: str) -> str | None:
+        """Return the text of the first XML element of that name."""
+        try:
+            root = ElementTree.fromstring(self.body)
+        except ElementTree.ParseError:
+            return None
+        for element in root.iter():
+            if element.tag.rsplit("}", 1)[-1] == tag:
+                return element.text
+        return None
+
+    def json(self) -> Json:
+        """Return the body as JSON, empty where it is none."""
+        try:
+            body = json.loads(self.body)
+        except ValueError:
+            return {}
+        return body if isinstance(body, dict) else {}
+
+
+class Engine:
+    """A client of the emulator; every call is signed, none is retried here."""
+
+    def __init__(self, endpoint: str, credentials: Mapping[str, str], region: str) -> None:
+        self.endpoint = endpoint.rstrip("/")
+        self._region = region
+        self._credentials = Credentials(
+            credentials["AWS_ACCESS_KEY_ID"],
+            credentials["AWS_SECRET_ACCESS_KEY"],
+            credentials.get("AWS_SESSION_TOKEN") or None,
+        )
+        self._session: aiohttp.ClientSession | None = None
+
+    async def open(self) -> None:
+        """Open the connection pool."""
+        self._session = aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS), auto_decompress=False
+        )
+
+    async def close(self) -> None:
+        """Close the connection pool."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def query(self, service: str, parameters: Mapping[str, str], version: str) -> Answer:
+        """Call an action of a query-protocol service (IAM, STS)."""
+        body = urlencode({**parameters, "Version": version}).encode()
+        headers = {"Content-Type": "application/x-www-form-urlencoded; charset=utf-8"}
+        return await self._signed(service, body, headers)
+
+    async def json(self, service: str, target: str, body: Json) -> Answer:
+        """Call an operation of a JSON-protocol service (EventBridge)."""
+        headers = {"Content-Type": "application/x-amz-json-1.1", "X-Amz-Target": target}
+        return await self._signed(service, json.dumps(body).encode(), headers)
+
+    async def get(self, service: str, path: str) -> Answer:
+        """Read a path of a REST service (Lambda)."""
+        return await self._signed(service, b"", {}, "GET", path)
+
+    async def _signed(
+        self, service: str, body: bytes, headers: dict[str, str], method: str = "POST", path: str = "/"
+    ) -> Answer:
+        request = AWSRequest(method=method, url=f"{self.endpoint}{path}", data=body, headers=headers)
+        SigV4Auth(self._credentials, service, self._region).add_auth(request)
+        return await self.forward(method, path, dict(request.headers.items()), body)
+
+    async def forward(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
+        """Send a request exactly as given; its signature, if any, stays valid.
+
+        Raises:
+            EngineError: the engine did not answer.
+        """
+        if self._session is None:
+            raise EngineError("the connection to the engine is not open")
+        try:
+            async with self._session.request(
+                method, URL(f"{self.endpoint}{path}", encoded=True), headers=headers, data=body or None
+            ) as response:
+                return Answer(response.status, await response.read())
+        except (aiohttp.ClientError, TimeoutError) as failed:
+            raise EngineError(f"no answer from the engine for {method} {path}: {failed!r}") from failed

@@ -1,0 +1,127 @@
+"""Failures as a Kubernetes API server words them: one class, one `Status` body."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+Obj = dict[str, Any]
+
+
+class ApiError(Exception):
+    """A request the API server refuses; `status()` is the body it answers with.
+
+    Source: the reasons and codes of `k8s.io/apimachinery/pkg/api/errors`.
+    """
+
+    def __init__(
+        self,
+        code: int,
+        reason: str,
+        message: str,
+        details: Obj | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.reason = reason
+        self.message = message
+        self.details = details
+        self.headers = headers or {}
+
+    def status(self) -> Obj:
+        """Return the `Status` object of this failure."""
+        body: Obj = {
+            "kind": "Status",
+            "apiVersion": "v1",
+            "metadata": {},
+            "status": "Failure",
+            "message": self.message,
+            "reason": self.reason,
+        }
+        if self.details:
+            body["details"] = self.details
+        body["code"] = self.code
+        return body
+
+
+def qualified(group: str, plural: str) -> str:
+    """Return `plural.group`, or the plural alone for the core group."""
+    return f"{plural}.{group}" if group else plural
+
+
+def _details(group: str, kind: str, name: str) -> Obj:
+    details: Obj = {"name": name, "kind": kind}
+    if group:
+        details["group"] = group
+    return details
+
+
+def not_found(group: str, plural: str, name: str) -> ApiError:
+    """404 for an object that is not there."""
+    return ApiError(404, "NotFound", f'{qualified(group, plural)} "{name}" not found', _details(group, plural, name))
+
+
+def no_such_path() -> ApiError:
+    """404 for a path that names no resource."""
+    return ApiError(404, "NotFound", "the server could not find the requested resource", {})
+
+
+def already_exists(group: str, plural: str, name: str) -> ApiError:
+    """409 for a create of a name that is taken."""
+    return ApiError(
+        409, "AlreadyExists", f'{qualified(group, plural)} "{name}" already exists', _details(group, plural, name)
+    )
+
+
+def conflict(group: str, plural: str, name: str, why: str | None = None) -> ApiError:
+    """409 for a write that rests on an older version of the object."""
+    told = why or "the object has been modified; please apply your changes to the latest version and try again"
+    return ApiError(
+        409,
+        "Conflict",
+        f'Operation cannot be fulfilled on {qualified(group, plural)} "{name}": {told}',
+        _details(group, plural, name),
+    )
+
+
+def invalid(group: str, kind: str, name: str, causes: Iterable[tuple[str, str, str]]) -> ApiError:
+    """422 with one cause per (reason, field, message)."""
+    listed = [{"reason": reason, "message": message, "field": field} for reason, field, message in causes]
+    told = [f"{cause['field']}: {cause['message']}" for cause in listed]
+    text = told[0] if len(told) == 1 else f"[{', '.join(told)}]"
+    details = _details(group, kind, name)
+    details["causes"] = listed
+    return ApiError(422, "Invalid", f'{qualified(group, kind)} "{name}" is invalid: {text}', details)
+
+
+def bad_request(message: str) -> ApiError:
+    """400 for a request that cannot be read."""
+    return ApiError(400, "BadRequest", message)
+
+
+def forbidden(group: str, plural: str, name: str, why: str) -> ApiError:
+    """403 for a caller without the permission."""
+    subject = f'{qualified(group, plural)} "{name}"' if name else qualified(group, plural)
+    return ApiError(403, "Forbidden", f"{subject} is forbidden: {why}", _details(group, plural, name))
+
+
+def unauthorized() -> ApiError:
+    """401 for a request without a valid identity."""
+    return ApiError(401, "Unauthorized", "Unauthorized")
+
+
+def gone(message: str = "The resourceVersion for the provided watch is too old.") -> ApiError:
+    """410 for a resourceVersion or continue token that history no longer reaches."""
+    return ApiError(410, "Expired", message)
+
+
+def unsupported_media_type(message: str) -> ApiError:
+    """415 for a patch type that the resource does not take."""
+    return ApiError(415, "UnsupportedMediaType", message)
+
+
+def too_many_requests(message: str, details: Obj | None = None, retry_after: int | None = None) -> ApiError:
+    """429; an eviction that a disruption budget blocks carries no Retry-After."""
+    headers = {"Retry-After": str(retry_after)} if retry_after is not None else {}
+    return ApiError(429, "TooManyRequests", message, details, headers)

@@ -1,0 +1,72 @@
+"""Sends events to EventBridge as AWS does: late, more than once, and out of order when asked to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections import deque
+
+from evenkeel_local.gpu_cluster.aws_model import Json
+from evenkeel_local.gpu_cluster.config import ClusterConfig
+from evenkeel_local.gpu_cluster.engine import Engine, EngineError
+
+KEPT = 2000
+TRIES = 5
+RETRY_SECONDS = 0.3
+SPREAD_SECONDS = 0.3
+
+
+class EventBus:
+    """Puts events on the engine's default bus; without an engine it only remembers them."""
+
+    def __init__(self, config: ClusterConfig, engine: Engine | None) -> None:
+        self._config = config
+        self._engine = engine
+        self._random = random.Random()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.sent: deque[Json] = deque(maxlen=KEPT)
+
+    def send(self, detail_type: str, detail: Json, resources: list[str], copies: int | None = None) -> None:
+        """Send an event soon; two or three copies of it when the configuration asks for duplicates."""
+        if copies is None:
+            copies = self._random.choice((2, 3)) if self._config.duplicate_events else 1
+        entry = {
+            "Source": self._config.drill_source,
+            "DetailType": detail_type,
+            "Detail": json.dumps(detail),
+            "Resources": resources,
+        }
+        for copy in range(copies):
+            delay = self._config.delays.event_delay
+            if copy or self._config.reorder_events:
+                delay += self._random.uniform(0, SPREAD_SECONDS)
+            record: Json = {"detailType": detail_type, "detail": detail, "copy": copy, "at": None, "delivered": False}
+            self.sent.append(record)
+            task = asyncio.create_task(self._deliver(entry, record, delay))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _deliver(self, entry: Json, record: Json, delay: float) -> None:
+        await asyncio.sleep(delay)
+        record["at"] = time.time()
+        if self._engine is None:
+            return
+        for attempt in range(TRIES):
+            try:
+                answer = await self._engine.json("events", "AWSEvents.PutEvents", {"Entries": [entry]})
+            except EngineError as failed:
+                record["error"] = str(failed)
+            else:
+                if answer.status == 200 and not answer.json().get("FailedEntryCount"):
+                    record["delivered"] = True
+                    record.pop("error", None)
+                    return
+                record["error"] = answer.body[:500].decode("utf-8", "replace")
+            await asyncio.sleep(RETRY_SECONDS * 2**attempt)
+
+    def stop(self) -> None:
+        """Drop what has not been sent."""
+        for task in list(self._tasks):
+            task.cancel()

@@ -1,0 +1,55 @@
+"""Kills what a local GPU cluster left running when the cluster itself was killed.
+
+Run as a script with the name and value of the cluster's mark. Reads `+<group>` and `-<group>` lines; when the pipe
+closes, for whatever reason, kills the groups that are left and every process that carries the mark.
+"""
+
+import os
+import signal
+import sys
+
+
+def _marked(wanted: bytes) -> list[int]:
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        try:
+            with open(f"/proc/{name}/environ", "rb") as environment:
+                if wanted in environment.read().split(b"\0"):
+                    found.append(int(name))
+        except OSError:
+            continue
+    return found
+
+
+def main() -> None:
+    """Watch the pipe until it closes, then clean up."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    groups: set[int] = set()
+    for line in sys.stdin.buffer:
+        sign, group = line[:1], int(line[1:])
+        if sign == b"+":
+            groups.add(group)
+        else:
+            groups.discard(group)
+    for group in groups:
+        try:
+            os.killpg(group, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            continue
+    wanted = f"{sys.argv[1]}={sys.argv[2]}".encode()
+    for _ in range(5):
+        left = _marked(wanted)
+        if not left:
+            return
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                continue
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""Starts a cluster as a process of its own and talks to its control address."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+READY_SECONDS = 30.0
+STOP_SECONDS = 10.0
+POLL_SECONDS = 0.02
+
+Json = dict[str, Any]
+
+
+class ClusterFailed(Exception):
+    """The cluster did not start, or its control address refused a call."""
+
+
+class ClusterHandle:
+    """A running cluster."""
+
+    def __init__(self, process: subprocess.Popen[bytes], state: Json) -> None:
+        self._process = process
+        self.state = state
+        self.sagemaker_url: str = state["sagemakerUrl"]
+        self.eks_url: str = state["eksUrl"]
+        self.kubernetes_url: str = state["kubernetesUrl"]
+        self.control_url: str = state["controlUrl"]
+        self.ca_pem: str = state["caPem"]
+        self.admin_token: str = state["adminToken"]
+        self.cluster_name: str = state["clusterName"]
+        self.cluster_arn: str = state["clusterArn"]
+        self.eks_cluster_name: str = state["eksClusterName"]
+
+    @property
+    def pid(self) -> int:
+        """The cluster's process id, which is its process group too."""
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process runs."""
+        return self._process.poll() is None
+
+    def control(self, method: str, path: str, body: Json | None = None, timeout: float = 10.0) -> Json:
+        """Call the control address: `control("POST", "faults", {...})`.
+
+        Raises:
+            ClusterFailed: it refused; the message is its own.
+        """
+        data = json.dumps(body).encode() if body is not None else None
+        url = f"{self.control_url}/control/{path.lstrip('/')}"
+        request = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method=method)
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(request, timeout=timeout) as response:
+                answer = json.loads(response.read() or b"{}")
+        except urllib.error.HTTPError as refused:
+            with refused:
+                raise ClusterFailed(f"{method} {path}: {refused.code} {refused.read().decode()}") from refused
+        except OSError as failed:
+            raise ClusterFailed(f"{method} {path}: {failed}") from failed
+        return answer if isinstance(answer, dict) else {}
+
+    def nodes(self) -> list[Json]:
+        """Return what the control address tells of every node."""
+        return list(self.control("GET", "nodes")["nodes"])
+
+    def processes(self) -> list[Json]:
+        """Return every container process that runs."""
+        return list(self.control("GET", "processes")["processes"])
+
+    def inject(self, fault: str, **options: Any) -> Json:
+        """Inject a fault of the table; return what was hit."""
+        return self.control("POST", "faults", {"fault": fault, **options})
+
+    def clear(self, fault_id: str) -> Json:
+        """Take a fault back."""
+        return self.control("DELETE", f"faults/{fault_id}")
+
+    def set_pod_identity(self, namespace: str, service_account: str, env: Mapping[str, str]) -> None:
+        """Give the pods of one service account these variables, in place of all former identities."""
+        entry = {"namespace": namespace, "serviceAccount": service_account, "env": dict(env)}
+        self.control("PUT", "pod-identities", {"podIdentities": [entry]})
+
+    def set_access_entries(self, entries: list[Json]) -> None:
+        """Replace the EKS access entries."""
+        self.control("PUT", "access-entries", {"accessEntries": entries})
+
+    def stop(self) -> None:
+        """Stop the cluster and wait until it, and all it started, is gone. Idempotent: yes."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+
+    def __enter__(self) -> ClusterHandle:
+        """Use the cluster for a block."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop it at the block's end."""
+        self.stop()
+
+
+def start(
+    config: Mapping[str, Any],
+    run_dir: Path | str,
+    engine_endpoint: str | None = None,
+    credentials: Mapping[str, str] | None = None,
+) -> ClusterHandle:
+    """Start a cluster in a process group of its own and wait until it is ready.
+
+    Args:
+        config: the configuration document (`config.ClusterConfig`), camelCase.
+        run_dir: a folder for the cluster's files; made when it is not there.
+        engine_endpoint: the AWS emulator; without it nobody is asked who they are, and events are only remembered.
+        credentials: `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` and perhaps `AWS_SESSION_TOKEN` of the cluster itself.
+
+    Raises:
+        ClusterFailed: it did not get ready; the message holds what it printed.
+    """
+    folder = Path(run_dir).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    config_file, state_file, log_file = folder / "config.json", folder / "state.json", folder / "cluster.log"
+    config_file.write_text(json.dumps(config))
+    state_file.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "evenkeel_local.gpu_cluster", "--config", str(config_file)]
+    command += ["--run-dir", str(folder), "--state-file", str(state_file)]
+    command += ["--engine-endpoint", engine_endpoint] if engine_endpoint else ["--no-auth"]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    env.update(credentials or {})
+    with log_file.open("wb") as log:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, start_new_session=True
+        )
+    deadline = time.monotonic() + READY_SECONDS
+    while not state_file.exists():
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
+            process.wait()
+            raise ClusterFailed(f"the cluster did not start:\n{log_file.read_text()[-4000:]}")
+        time.sleep(POLL_SECONDS)
+    return ClusterHandle(process, json.loads(state_file.read_text()))

@@ -1,0 +1,387 @@
+"""The HyperPod operations of SageMaker, as far as this cluster has them."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+
+from evenkeel_local.gpu_cluster.aws_model import AwsError, Json, paged
+from evenkeel_local.gpu_cluster.cluster_events import ClusterEvents
+from evenkeel_local.gpu_cluster.config import InstanceGroup
+from evenkeel_local.gpu_cluster.machines import Fleet, Machine, ProviderCall
+
+CLIENT_TOKEN_LIFE_SECONDS = 8 * 3600
+REPAIR_TEXTS = {
+    "InstanceIdNotFound": "The instance was not found in the cluster.",
+    "InvalidInstanceStatus": "The instance is in status {status}; the operation needs it to be Running.",
+    "InstanceIdInUse": "Another operation is already in progress for this instance.",
+    "InternalServerError": "An internal error occurred. Try again later.",
+}
+
+
+class HyperPod:
+    """One HyperPod cluster's operations; each takes a checked request and returns an answer of the model's shape."""
+
+    def __init__(self, fleet: Fleet, events: ClusterEvents) -> None:
+        self._fleet = fleet
+        self._events = events
+        self._config = fleet.config
+        self._added: dict[str, tuple[float, Json, list[str]]] = {}
+        self.failing_nodes: dict[str, str] = {}
+        """Instance ids for which the next repair call answers InternalServerError, with its message."""
+        self.operations: dict[str, Callable[[Json, str], Json]] = {
+            "DescribeCluster": self._describe_cluster,
+            "ListClusters": self._list_clusters,
+            "ListClusterNodes": self._list_nodes,
+            "DescribeClusterNode": self._describe_node,
+            "BatchRebootClusterNodes": lambda body, caller: self._repair("Reboot", body, caller),
+            "BatchReplaceClusterNodes": lambda body, caller: self._repair("Replace", body, caller),
+            "BatchAddClusterNodes": self._add_nodes,
+            "BatchDeleteClusterNodes": self._delete_nodes,
+            "UpdateCluster": self._update_cluster,
+            "ListClusterEvents": self._list_events,
+            "DescribeClusterEvent": self._describe_event,
+        }
+
+    # Clusters
+
+    def _check_name(self, name: str) -> None:
+        if name not in (self._config.cluster_name, self._config.cluster_arn):
+            raise AwsError("ResourceNotFound", f"Could not find cluster with name or ARN {name}.")
+
+    def _need_continuous(self, what: str) -> None:
+        if self._config.node_provisioning_mode != "Continuous":
+            raise AwsError(
+                "ValidationException",
+                f"{what} is supported only for clusters with NodeProvisioningMode set to Continuous.",
+            )
+
+    def _describe_cluster(self, body: Json, caller: str) -> Json:
+        self._check_name(body["ClusterName"])
+        answer: Json = {
+            "ClusterArn": self._config.cluster_arn,
+            "ClusterName": self._config.cluster_name,
+            "ClusterStatus": self._cluster_status(),
+            "CreationTime": self._fleet.created_at,
+            "FailureMessage": "",
+            "InstanceGroups": [self._describe_group(group) for group in self._fleet.groups.values()],
+            "NodeRecovery": self._fleet.node_recovery,
+            "Orchestrator": {"Eks": {"ClusterArn": self._config.eks_arn}},
+            "VpcConfig": {"SecurityGroupIds": ["sg-0b4e7c19d5a2f8036"], "Subnets": ["subnet-0c7f1e93b6d8a2540"]},
+        }
+        if self._config.node_provisioning_mode:
+            answer["NodeProvisioningMode"] = self._config.node_provisioning_mode
+        return answer
+
+    def _cluster_status(self) -> str:
+        changing = any(machine.operation in ("Delete",) for machine in self._fleet.machines)
+        return "Updating" if changing and self._config.node_provisioning_mode is None else "InService"
+
+    def _describe_group(self, group: InstanceGroup) -> Json:
+        machines = self._fleet.of_group(group.name)
+        running = [machine for machine in machines if machine.status in ("Running", "DeepHealthCheckInProgress")]
+        target = self._fleet.targets[group.name]
+        status = "InService" if len(running) == target else "Updating" if len(machines) != target else "Degraded"
+        answer: Json = {
+            "InstanceGroupName": group.name,
+            "InstanceType": group.instance_type,
+            "CurrentCount": len(running),
+            "TargetCount": target,
+            "Status": status,
+            "ExecutionRole": f"arn:aws:iam::{self._config.account}:role/{self._config.cluster_name}-exec",
+            "LifeCycleConfig": {
+                "SourceS3Uri": f"s3://sagemaker-{self._config.cluster_name}/",
+                "OnCreate": "on_create.sh",
+            },
+            "ThreadsPerCore": 1,
+        }
+        if group.labels or group.taints:
+            answer["KubernetesConfig"] = {
+                "CurrentLabels": dict(group.labels),
+                "DesiredLabels": dict(group.labels),
+                "CurrentTaints": self._taints(group),
+                "DesiredTaints": self._taints(group),
+            }
+        return answer
+
+    def _taints(self, group: InstanceGroup) -> list[Json]:
+        return [{"key": taint.key, "value": taint.value, "effect": taint.effect} for taint in group.taints]
+
+    def _list_clusters(self, body: Json, caller: str) -> Json:
+        wanted = body.get("NameContains") or ""
+        summary = {
+            "ClusterArn": self._config.cluster_arn,
+            "ClusterName": self._config.cluster_name,
+            "CreationTime": self._fleet.created_at,
+            "ClusterStatus": self._cluster_status(),
+        }
+        return {"ClusterSummaries": [summary] if wanted in self._config.cluster_name else []}
+
+    # Nodes
+
+    def _list_nodes(self, body: Json, caller: str) -> Json:
+        self._check_name(body["ClusterName"])
+        with_slots = bool(body.get("IncludeNodeLogicalIds"))
+        if with_slots:
+            self._need_continuous("IncludeNodeLogicalIds")
+        machines = [machine for machine in self._fleet.machines if machine.is_visible]
+        if not with_slots:
+            machines = [machine for machine in machines if machine.status != "Pending" or machine.operation == "Reboot"]
+        if part := body.get("InstanceGroupNameContains"):
+            machines = [machine for machine in machines if part in machine.group]
+        if (after := body.get("CreationTimeAfter")) is not None:
+            machines = [machine for machine in machines if machine.launch_time > after]
+        if (before := body.get("CreationTimeBefore")) is not None:
+            machines = [machine for machine in machines if machine.launch_time < before]
+        by_name = body.get("SortBy") == "NAME"
+        machines.sort(
+            key=lambda machine: (machine.instance_id if by_name else machine.launch_time, machine.instance_id),
+            reverse=body.get("SortOrder") == "Descending",
+        )
+        page, token = paged(machines, body)
+        answer: Json = {"ClusterNodeSummaries": [self._summary(machine, with_slots) for machine in page]}
+        return {**answer, "NextToken": token} if token else answer
+
+    def _summary(self, machine: Machine, with_slot: bool) -> Json:
+        group = self._fleet.groups[machine.group]
+        answer: Json = {
+            "InstanceGroupName": machine.group,
+            "InstanceId": machine.instance_id,
+            "InstanceType": group.instance_type,
+            "LaunchTime": machine.launch_time,
+            "InstanceStatus": self._status(machine),
+            "PrivateDnsHostname": f"ip-{machine.ip.replace('.', '-')}.{self._config.region}.compute.internal",
+        }
+        if with_slot:
+            answer["NodeLogicalId"] = machine.logical_id
+        return answer
+
+    def _status(self, machine: Machine) -> Json:
+        status: Json = {"Status": machine.status}
+        if machine.message:
+            status["Message"] = machine.message
+        return status
+
+    def _describe_node(self, body: Json, caller: str) -> Json:
+        self._check_name(body["ClusterName"])
+        instance_id, slot = body.get("NodeId"), body.get("NodeLogicalId")
+        if not instance_id and not slot:
+            raise AwsError("ValidationException", "Either NodeId or NodeLogicalId must be provided.")
+        if instance_id and slot:
+            raise AwsError("ValidationException", "Only one of NodeId and NodeLogicalId can be provided.")
+        if slot:
+            self._need_continuous("NodeLogicalId")
+        machine = self._fleet.by_instance(instance_id) if instance_id else self._fleet.by_slot(str(slot))
+        if machine is None or not machine.is_visible:
+            raise AwsError(
+                "ResourceNotFound", f"Could not find node {instance_id or slot} in cluster {body['ClusterName']}."
+            )
+        group = self._fleet.groups[machine.group]
+        details: Json = {
+            **self._summary(machine, self._config.node_provisioning_mode == "Continuous"),
+            "PrivatePrimaryIp": machine.ip,
+            "ThreadsPerCore": 1,
+            "Placement": {
+                "AvailabilityZone": group.availability_zone,
+                "AvailabilityZoneId": group.availability_zone_id,
+            },
+            "CapacityType": group.capacity_type,
+            "LifeCycleConfig": {
+                "SourceS3Uri": f"s3://sagemaker-{self._config.cluster_name}/",
+                "OnCreate": "on_create.sh",
+            },
+        }
+        return {"NodeDetails": details}
+
+    # Repairs
+
+    def _repair(self, action: str, body: Json, caller: str) -> Json:
+        self._check_name(body["ClusterName"])
+        ids, slots = body.get("NodeIds") or [], body.get("NodeLogicalIds") or []
+        if not ids and not slots:
+            raise AwsError("ValidationException", "At least one of NodeIds and NodeLogicalIds must be provided.")
+        if slots:
+            self._need_continuous("NodeLogicalIds")
+        answer: Json = {"Successful": [], "Failed": [], "FailedNodeLogicalIds": [], "SuccessfulNodeLogicalIds": []}
+        for instance_id in dict.fromkeys(ids):
+            code = self._repair_one(action, self._fleet.by_instance(instance_id), instance_id, "", caller)
+            if code is None:
+                answer["Successful"].append(instance_id)
+            else:
+                answer["Failed"].append({"NodeId": instance_id, "ErrorCode": code[0], "Message": code[1]})
+        for slot in dict.fromkeys(slots):
+            code = self._repair_one(action, self._fleet.by_slot(slot), "", slot, caller)
+            if code is None:
+                answer["SuccessfulNodeLogicalIds"].append(slot)
+            else:
+                answer["FailedNodeLogicalIds"].append({"NodeLogicalId": slot, "ErrorCode": code[0], "Message": code[1]})
+        # AWS leaves lists out instead of sending them empty.
+        return {name: value for name, value in answer.items() if value}
+
+    def _repair_one(
+        self, action: str, machine: Machine | None, instance_id: str, slot: str, caller: str
+    ) -> tuple[str, str] | None:
+        code = self._repair_refusal(machine)
+        self._fleet.calls.append(
+            ProviderCall(
+                action=action,
+                instance_id=machine.instance_id if machine is not None else instance_id,
+                logical_id=machine.logical_id if machine is not None else slot,
+                accepted=code is None,
+                code=code or "",
+                at=time.time(),
+                caller=caller,
+            )
+        )
+        if code is not None or machine is None:
+            told = REPAIR_TEXTS[code or "InstanceIdNotFound"]
+            return code or "InstanceIdNotFound", told.format(status=machine.status if machine is not None else "")
+        if action == "Reboot":
+            self._fleet.reboot(machine)
+        else:
+            self._fleet.replace(machine)
+        return None
+
+    def _repair_refusal(self, machine: Machine | None) -> str | None:
+        if machine is None:
+            return "InstanceIdNotFound"
+        if self.failing_nodes.pop(machine.instance_id, None) is not None:
+            return "InternalServerError"
+        if machine.operation is not None:
+            return "InstanceIdInUse"
+        if machine.status not in ("Running", "Failure"):
+            return "InvalidInstanceStatus"
+        return None
+
+    # Capacity
+
+    def _add_nodes(self, body: Json, caller: str) -> Json:
+        self._check_name(body["ClusterName"])
+        self._need_continuous("BatchAddClusterNodes")
+        token, now = str(body.get("ClientToken") or uuid.uuid4()), time.time()
+        self._added = {key: kept for key, kept in self._added.items() if now - kept[0] < CLIENT_TOKEN_LIFE_SECONDS}
+        parameters = {key: value for key, value in body.items() if key != "ClientToken"}
+        if token in self._added:
+            _, known, slots = self._added[token]
+            if known != parameters:
+                raise AwsError("ValidationException", "The client token was used before with other parameters.")
+            return {"Successful": [self._added_status(slot) for slot in slots], "Failed": []}
+        total = sum(int(wish["IncrementTargetCountBy"]) for wish in body["NodesToAdd"])
+        if total > 50:
+            raise AwsError("ValidationException", "At most 50 nodes can be added in one call.")
+        answer: Json = {"Successful": [], "Failed": []}
+        slots = []
+        for wish in body["NodesToAdd"]:
+            refused = self._add_refusal(wish)
+            if refused is not None:
+                answer["Failed"].append(refused)
+                continue
+            for machine in self._fleet.add(wish["InstanceGroupName"], int(wish["IncrementTargetCountBy"])):
+                slots.append(machine.logical_id)
+                answer["Successful"].append(self._added_status(machine.logical_id))
+        self._added[token] = (now, parameters, slots)
+        return answer
+
+    def _add_refusal(self, wish: Json) -> Json | None:
+        name = wish["InstanceGroupName"]
+        group = self._fleet.groups.get(name)
+        code, told = "", ""
+        if group is None:
+            code, told = "InstanceGroupNotFound", f"Instance group {name} was not found."
+        elif (zones := wish.get("AvailabilityZones")) and group.availability_zone not in zones:
+            code, told = "IncompatibleAvailabilityZones", f"Instance group {name} has no subnet in {', '.join(zones)}."
+        elif (types := wish.get("InstanceTypes")) and group.instance_type not in types:
+            code, told = "IncompatibleInstanceTypes", f"Instance group {name} does not use {', '.join(types)}."
+        if not code:
+            return None
+        return {
+            "InstanceGroupName": name,
+            "ErrorCode": code,
+            "FailedCount": int(wish["IncrementTargetCountBy"]),
+            "Message": told,
+        }
+
+    def _added_status(self, slot: str) -> Json:
+        machine = self._fleet.by_slot(slot)
+        if machine is None:
+            retired = next((m for m in reversed(self._fleet.retired) if m.logical_id == slot), None)
+            group = retired.group if retired is not None else next(iter(self._fleet.groups))
+            return {"NodeLogicalId": slot, "InstanceGroupName": group, "Status": "NotFound"}
+        return {"NodeLogicalId": slot, "InstanceGroupName": machine.group, "Status": machine.status}
+
+    def _delete_nodes(self, body: Json, caller: str) -> Json:
+        self._check_name(body["ClusterName"])
+        ids, slots = body.get("NodeIds") or [], body.get("NodeLogicalIds") or []
+        if not ids and not slots:
+            raise AwsError("ValidationException", "At least one of NodeIds and NodeLogicalIds must be provided.")
+        if slots:
+            self._need_continuous("NodeLogicalIds")
+        answer: Json = {"Successful": [], "Failed": [], "FailedNodeLogicalIds": [], "SuccessfulNodeLogicalIds": []}
+        for instance_id in dict.fromkeys(ids):
+            code = self._delete_one(self._fleet.by_instance(instance_id), instance_id, "", caller)
+            if code is None:
+                answer["Successful"].append(instance_id)
+            else:
+                answer["Failed"].append({"NodeId": instance_id, "Code": code[0], "Message": code[1]})
+        for slot in dict.fromkeys(slots):
+            code = self._delete_one(self._fleet.by_slot(slot), "", slot, caller)
+            if code is None:
+                answer["SuccessfulNodeLogicalIds"].append(slot)
+            else:
+                answer["FailedNodeLogicalIds"].append({"NodeLogicalId": slot, "Code": code[0], "Message": code[1]})
+        return {name: value for name, value in answer.items() if value}
+
+    def _delete_one(self, machine: Machine | None, instance_id: str, slot: str, caller: str) -> tuple[str, str] | None:
+        code: tuple[str, str] | None = None
+        if machine is None:
+            code = ("NodeIdNotFound", "The node was not found in the cluster.")
+        elif machine.operation is not None:
+            code = ("NodeIdInUse", "Another operation is already in progress for this node.")
+        elif machine.status not in ("Running", "Failure", "Pending"):
+            code = ("InvalidNodeStatus", f"The node is in status {machine.status}.")
+        self._fleet.calls.append(
+            ProviderCall(
+                action="Delete",
+                instance_id=machine.instance_id if machine is not None else instance_id,
+                logical_id=machine.logical_id if machine is not None else slot,
+                accepted=code is None,
+                code=code[0] if code is not None else "",
+                at=time.time(),
+                caller=caller,
+            )
+        )
+        if code is None and machine is not None:
+            self._fleet.remove(machine)
+        return code
+
+    # Settings
+
+    def _update_cluster(self, body: Json, caller: str) -> Json:
+        self._check_name(body["ClusterName"])
+        for wish in body.get("InstanceGroups") or ():
+            name = wish["InstanceGroupName"]
+            if name not in self._fleet.groups:
+                raise AwsError("ValidationException", f"Instance group {name} was not found in the cluster.")
+            difference = int(wish["InstanceCount"]) - self._fleet.targets[name]
+            if difference > 0:
+                self._fleet.add(name, difference)
+            elif difference < 0:
+                idle = [machine for machine in self._fleet.of_group(name) if machine.operation is None]
+                for machine in idle[difference:]:
+                    self._fleet.remove(machine)
+        if recovery := body.get("NodeRecovery"):
+            self._fleet.node_recovery = recovery
+        return {"ClusterArn": self._config.cluster_arn}
+
+    # Events
+
+    def _list_events(self, body: Json, caller: str) -> Json:
+        self._check_name(body["ClusterName"])
+        self._need_continuous("ListClusterEvents")
+        return self._events.list(body)
+
+    def _describe_event(self, body: Json, caller: str) -> Json:
+        self._check_name(body["ClusterName"])
+        self._need_continuous("DescribeClusterEvent")
+        return self._events.describe(body)

@@ -1,0 +1,23 @@
+"""Who is calling, for both API servers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class User:
+    """A Kubernetes user as the authenticator names it."""
+
+    name: str
+    groups: tuple[str, ...] = ()
+    arn: str | None = None
+
+    @property
+    def is_master(self) -> bool:
+        """Whether the user is a member of `system:masters`, whom no rule binds."""
+        return "system:masters" in self.groups
+
+
+ADMIN = User("kubernetes-admin", ("system:masters", "system:authenticated"))
+ANONYMOUS = User("system:anonymous", ("system:unauthenticated",))

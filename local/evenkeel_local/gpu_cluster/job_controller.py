@@ -1,0 +1,414 @@
+"""The Job controller: runs a Job's pods, counts how they end, and says when the Job is over.
+
+Source: `pkg/controller/job` of Kubernetes 1.33, for Indexed and NonIndexed Jobs, suspension, backoff, deadlines, pod failure
+policies with `FailJob`, `Ignore` and `Count`, and `podReplacementPolicy`. Per-index backoff and success policies are not here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from typing import Any
+
+from evenkeel_local.gpu_cluster import catalogue
+from evenkeel_local.gpu_cluster.errors import ApiError, Obj
+from evenkeel_local.gpu_cluster.kinds import TRACKING, random_suffix
+from evenkeel_local.gpu_cluster.registry import (
+    Registry,
+    condition_of,
+    controller_of,
+    owner_reference,
+    set_condition,
+    timestamp,
+)
+from evenkeel_local.gpu_cluster.store import Change, Store, clone, name_of, namespace_of
+
+INDEX = "batch.kubernetes.io/job-completion-index"
+SOURCE = "job-controller"
+
+
+def read_indexes(text: str) -> set[int]:
+    """Read a list such as `0-2,5`."""
+    found: set[int] = set()
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return found
+
+
+def write_indexes(indexes: set[int]) -> str:
+    """Write indexes as `0-2,5`; a run of two is a range too, as the real controller writes it."""
+    parts: list[str] = []
+    ordered = sorted(indexes)
+    start = 0
+    for at in range(len(ordered)):
+        if at + 1 == len(ordered) or ordered[at + 1] != ordered[at] + 1:
+            first, last = ordered[start], ordered[at]
+            parts.append(str(first) if first == last else f"{first}-{last}")
+            start = at + 1
+    return ",".join(parts)
+
+
+def is_finished(job: Obj) -> bool:
+    """Whether a Job is over, well or not."""
+    return any(
+        condition["type"] in ("Complete", "Failed") and condition["status"] == "True"
+        for condition in (job.get("status") or {}).get("conditions") or ()
+    )
+
+
+class JobController:
+    """Brings every Job that something happened to one step nearer to its spec."""
+
+    def __init__(self, registry: Registry, backoff_seconds: float) -> None:
+        self._registry = registry
+        self._store: Store = registry.store
+        self._backoff_seconds = backoff_seconds
+        self._queue: dict[tuple[str, str], None] = {}
+        self._wake = asyncio.Event()
+        self._not_before: dict[str, float] = {}
+        self._store.listen(self._hear)
+
+    def _hear(self, change: Change) -> None:
+        if change.key == catalogue.JOBS.key:
+            self._enqueue(namespace_of(change.new), name_of(change.new))
+        elif change.key == catalogue.PODS.key:
+            owner = controller_of(change.new)
+            if owner is not None and owner["kind"] == "Job":
+                self._enqueue(namespace_of(change.new), owner["name"])
+                if TRACKING in (change.new["metadata"].get("finalizers") or ()):
+                    self._release_orphan(change.new, owner)
+
+    def _enqueue(self, namespace: str, name: str) -> None:
+        self._queue[(namespace, name)] = None
+        self._wake.set()
+
+    def _release_orphan(self, pod: Obj, owner: Obj) -> None:
+        job = self._store.find(catalogue.JOBS.key, namespace_of(pod), owner["name"])
+        if job is None or job["metadata"]["uid"] != owner["uid"]:
+            self._untrack(pod)
+
+    async def run(self) -> None:
+        """Work through the queue until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._queue:
+                at = next(iter(self._queue))
+                del self._queue[at]
+                self.sync(*at)
+            await asyncio.sleep(0)
+
+    def _later(self, job: Obj, seconds: float) -> None:
+        asyncio.get_running_loop().call_later(seconds, self._enqueue, namespace_of(job), name_of(job))
+
+    # One step
+
+    def sync(self, namespace: str, name: str) -> None:
+        """Compare one Job with its pods and act on the difference."""
+        job = self._store.find(catalogue.JOBS.key, namespace, name)
+        if job is None:
+            for pod in self._store.all(catalogue.PODS.key, namespace):
+                owner = controller_of(pod)
+                if owner is not None and owner["kind"] == "Job" and owner["name"] == name:
+                    self._release_orphan(pod, owner)
+            return
+        pods = [obj for key, obj in self._store.owned_by(job["metadata"]["uid"]) if key == catalogue.PODS.key]
+        if job["metadata"].get("deletionTimestamp") or is_finished(job):
+            for pod in pods:
+                self._untrack(pod)
+            self._expire(job)
+            return
+        status = clone(job.get("status") or {})
+        self._start(job, status)
+        failure = self._account(job, status, pods)
+        pods = [obj for key, obj in self._store.owned_by(job["metadata"]["uid"]) if key == catalogue.PODS.key]
+        self._conclude(job, status, pods, failure)
+        self._save(job, status)
+
+    def _save(self, job: Obj, status: Obj) -> None:
+        if status != job.get("status"):
+            self._registry.mutate(
+                catalogue.JOBS, namespace_of(job), name_of(job), lambda obj: obj.__setitem__("status", status)
+            )
+
+    def _expire(self, job: Obj) -> None:
+        ttl = job["spec"].get("ttlSecondsAfterFinished")
+        if ttl is None or job["metadata"].get("deletionTimestamp"):
+            return
+        ended = condition_of(job, "Complete") or condition_of(job, "Failed") or {}
+        at = datetime.fromisoformat(ended["lastTransitionTime"])
+        left = ttl - (datetime.now(UTC) - at).total_seconds()
+        if left > 0:
+            self._later(job, left + 0.05)
+        else:
+            options = {"propagationPolicy": "Foreground", "preconditions": {"uid": job["metadata"]["uid"]}}
+            self._registry.delete(catalogue.JOBS, namespace_of(job), name_of(job), options)
+
+    def _start(self, job: Obj, status: Obj) -> None:
+        if not job["spec"].get("suspend") and "startTime" not in status:
+            status["startTime"] = timestamp()
+
+    def _untrack(self, pod: Obj) -> None:
+        if TRACKING not in (pod["metadata"].get("finalizers") or ()):
+            return
+
+        def drop(obj: Obj) -> None:
+            rest = [finalizer for finalizer in obj["metadata"].get("finalizers") or () if finalizer != TRACKING]
+            if rest:
+                obj["metadata"]["finalizers"] = rest
+            else:
+                obj["metadata"].pop("finalizers", None)
+
+        self._registry.mutate(catalogue.PODS, namespace_of(pod), name_of(pod), drop)
+
+    # Counting
+
+    def _counts_as_failed(self, job: Obj, pod: Obj) -> bool:
+        if pod["status"].get("phase") == "Failed":
+            return True
+        if job["spec"]["podReplacementPolicy"] == "Failed":
+            return False
+        return bool(pod["metadata"].get("deletionTimestamp")) and pod["status"].get("phase") != "Succeeded"
+
+    def _account(self, job: Obj, status: Obj, pods: list[Obj]) -> tuple[str, str] | None:
+        """Count the pods that ended and let go of them; return the failure that a pod failure policy decides."""
+        indexed = job["spec"]["completionMode"] == "Indexed"
+        done = read_indexes(status.get("completedIndexes") or "")
+        decided: tuple[str, str] | None = None
+        for pod in pods:
+            if TRACKING not in (pod["metadata"].get("finalizers") or ()):
+                continue
+            if pod["status"].get("phase") == "Succeeded":
+                if indexed:
+                    done.add(_index(pod))
+                else:
+                    status["succeeded"] = int(status.get("succeeded") or 0) + 1
+            elif self._counts_as_failed(job, pod):
+                action, why = self._policy(job, pod)
+                if action == "FailJob":
+                    decided = decided or ("PodFailurePolicy", why)
+                if action != "Ignore":
+                    status["failed"] = int(status.get("failed") or 0) + 1
+                    self._hold_back(job, int(status["failed"]))
+            else:
+                continue
+            self._untrack(pod)
+        if indexed:
+            limit = job["spec"]["completions"]
+            done = {index for index in done if index < limit}
+            if done or "completedIndexes" in status:
+                status["completedIndexes"] = write_indexes(done)
+            if done:
+                status["succeeded"] = len(done)
+        return decided
+
+    def _hold_back(self, job: Obj, failures: int) -> None:
+        seconds = min(self._backoff_seconds * 2 ** min(failures - 1, 10), self._backoff_seconds * 60)
+        self._not_before[job["metadata"]["uid"]] = asyncio.get_running_loop().time() + seconds
+
+    def _policy(self, job: Obj, pod: Obj) -> tuple[str, str]:
+        for number, rule in enumerate((job["spec"].get("podFailurePolicy") or {}).get("rules") or ()):
+            if _rule_meets(rule, pod):
+                told = (
+                    f"Container {_failed_container(pod)} for pod {namespace_of(pod)}/{name_of(pod)} failed "
+                    f"matching {rule['action']} rule at index {number}"
+                )
+                return str(rule["action"]), told
+        return "Count", ""
+
+    # Deciding
+
+    def _conclude(self, job: Obj, status: Obj, pods: list[Obj], decided: tuple[str, str] | None) -> None:
+        spec = job["spec"]
+        live = [pod for pod in pods if pod["status"].get("phase") not in ("Succeeded", "Failed")]
+        active = [pod for pod in live if not pod["metadata"].get("deletionTimestamp")]
+        terminating = [pod for pod in live if pod["metadata"].get("deletionTimestamp")]
+        failure = self._failure(job, status, decided)
+        if failure is not None:
+            set_condition(status, "FailureTarget", "True", *failure)
+            active, terminating = self._stop(job, active, terminating)
+            if not active and not terminating:
+                set_condition(status, "Failed", "True", *failure)
+                self._registry.record(job, failure[0], failure[1], "Warning", SOURCE)
+        elif self._is_complete(job, status, active):
+            reached = ("CompletionsReached", "Reached expected number of succeeded pods")
+            set_condition(status, "SuccessCriteriaMet", "True", *reached)
+            active, terminating = self._stop(job, active, terminating)
+            if not active and not terminating:
+                set_condition(status, "Complete", "True", *reached)
+                status["completionTime"] = timestamp()
+                self._registry.record(job, "Completed", "Job completed", source=SOURCE)
+        elif spec.get("suspend"):
+            active, terminating = self._suspend(job, status, active, terminating)
+        else:
+            if condition_of({"status": status}, "Suspended") is not None:
+                if set_condition(status, "Suspended", "False", "JobResumed", "Job resumed"):
+                    status["startTime"] = timestamp()
+            active = self._fill(job, status, active, terminating)
+        self._tally(status, active, terminating)
+
+    def _tally(self, status: Obj, active: list[Obj], terminating: list[Obj]) -> None:
+        ready = [
+            pod
+            for pod in active
+            if any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions") or ())
+        ]
+        if active or "active" in status:
+            status["active"] = len(active)
+        if status.get("active") == 0:
+            del status["active"]
+        status["ready"], status["terminating"] = len(ready), len(terminating)
+        status["uncountedTerminatedPods"] = {}
+
+    def _failure(self, job: Obj, status: Obj, decided: tuple[str, str] | None) -> tuple[str, str] | None:
+        standing = condition_of({"status": status}, "FailureTarget")
+        if standing is not None:
+            return str(standing["reason"]), str(standing["message"])
+        if decided is not None:
+            return decided
+        if int(status.get("failed") or 0) > int(job["spec"]["backoffLimit"]):
+            return "BackoffLimitExceeded", "Job has reached the specified backoff limit"
+        deadline = job["spec"].get("activeDeadlineSeconds")
+        if deadline is not None and "startTime" in status and not job["spec"].get("suspend"):
+            left = deadline - (datetime.now(UTC) - datetime.fromisoformat(status["startTime"])).total_seconds()
+            if left <= 0:
+                return "DeadlineExceeded", "Job was active longer than specified deadline"
+            self._later(job, left + 0.05)
+        return None
+
+    def _is_complete(self, job: Obj, status: Obj, active: list[Obj]) -> bool:
+        succeeded = int(status.get("succeeded") or 0)
+        completions = job["spec"].get("completions")
+        if completions is None:
+            return succeeded > 0 and not active
+        return succeeded >= int(completions)
+
+    def _stop(self, job: Obj, active: list[Obj], terminating: list[Obj]) -> tuple[list[Obj], list[Obj]]:
+        """Delete the pods that still run; return those that are active and terminating after it."""
+        remaining = list(terminating)
+        for pod in active:
+            last, done = self._registry.delete(catalogue.PODS, namespace_of(pod), name_of(pod))
+            self._registry.record(job, "SuccessfulDelete", f"Deleted pod: {name_of(pod)}", source=SOURCE)
+            if not done and last["metadata"].get("deletionGracePeriodSeconds"):
+                remaining.append(last)
+            elif not done:
+                self._untrack(last)
+        return [], remaining
+
+    def _suspend(self, job: Obj, status: Obj, active: list[Obj], terminating: list[Obj]) -> tuple[list[Obj], list[Obj]]:
+        if set_condition(status, "Suspended", "True", "JobSuspended", "Job suspended"):
+            self._registry.record(job, "Suspended", "Job suspended", source=SOURCE)
+        return self._stop(job, active, terminating)
+
+    # Creating pods
+
+    def _fill(self, job: Obj, status: Obj, active: list[Obj], terminating: list[Obj]) -> list[Obj]:
+        spec = job["spec"]
+        holding = active + (terminating if spec["podReplacementPolicy"] == "Failed" else [])
+        completions = spec.get("completions")
+        wanted = int(spec["parallelism"])
+        if completions is not None:
+            wanted = min(wanted, int(completions) - int(status.get("succeeded") or 0))
+        elif int(status.get("succeeded") or 0) > 0:
+            wanted = len(active)
+        excess = len(active) - wanted
+        if excess > 0:
+            by_index = sorted(active, key=_index, reverse=True)
+            self._stop(job, by_index[:excess], [])
+            return by_index[excess:]
+        missing = wanted - len(holding)
+        if missing <= 0 or not self._may_create(job):
+            return active
+        if spec["completionMode"] == "Indexed":
+            taken = {_index(pod) for pod in holding} | read_indexes(status.get("completedIndexes") or "")
+            free = (index for index in range(int(completions or 0)) if index not in taken)
+            indexes: list[int | None] = [index for index, _ in zip(free, range(missing), strict=False)]
+        else:
+            indexes = [None] * missing
+        return active + [pod for index in indexes if (pod := self._create(job, index)) is not None]
+
+    def _may_create(self, job: Obj) -> bool:
+        at = self._not_before.get(job["metadata"]["uid"])
+        if at is None:
+            return True
+        left = at - asyncio.get_running_loop().time()
+        if left <= 0:
+            del self._not_before[job["metadata"]["uid"]]
+            return True
+        self._later(job, left + 0.01)
+        return False
+
+    def _create(self, job: Obj, index: int | None) -> Obj | None:
+        pod = pod_of(job, index)
+        try:
+            created = self._registry.create(catalogue.PODS, namespace_of(job), pod)
+        except ApiError as refused:
+            self._registry.record(job, "FailedCreate", f"Error creating: {refused.message}", "Warning", SOURCE)
+            self._later(job, 1.0)
+            return None
+        self._registry.record(job, "SuccessfulCreate", f"Created pod: {name_of(created)}", source=SOURCE)
+        return created
+
+
+def pod_of(job: Obj, index: int | None) -> Obj:
+    """Return the pod that a Job's template makes, for one completion index or none."""
+    template: dict[str, Any] = clone(job["spec"]["template"])
+    metadata = template.setdefault("metadata", {})
+    name = name_of(job)
+    stem = name if index is None else f"{name}-{index}"
+    pod: Obj = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": f"{stem[:57]}-{random_suffix()}",
+            "generateName": f"{stem}-",
+            "namespace": namespace_of(job),
+            "labels": metadata.get("labels") or {},
+            "annotations": metadata.get("annotations") or {},
+            "finalizers": [TRACKING],
+            "ownerReferences": [owner_reference(job)],
+        },
+        "spec": template["spec"],
+    }
+    if index is not None:
+        pod["metadata"]["labels"][INDEX] = str(index)
+        pod["metadata"]["annotations"][INDEX] = str(index)
+        pod["spec"].setdefault("hostname", f"{name}-{index}")
+        source = {"fieldRef": {"apiVersion": "v1", "fieldPath": f"metadata.labels['{INDEX}']"}}
+        for container in [*pod["spec"]["containers"], *(pod["spec"].get("initContainers") or ())]:
+            env = container.setdefault("env", [])
+            if not any(entry.get("name") == "JOB_COMPLETION_INDEX" for entry in env):
+                env.append({"name": "JOB_COMPLETION_INDEX", "valueFrom": source})
+    if not pod["metadata"]["annotations"]:
+        del pod["metadata"]["annotations"]
+    return pod
+
+
+def _index(pod: Obj) -> int:
+    return int((pod["metadata"].get("annotations") or {}).get(INDEX) or -1)
+
+
+def _failed_container(pod: Obj) -> str:
+    for status in pod["status"].get("containerStatuses") or ():
+        terminated = (status.get("state") or {}).get("terminated")
+        if terminated and terminated.get("exitCode"):
+            return str(status["name"])
+    return str(pod["spec"]["containers"][0]["name"])
+
+
+def _rule_meets(rule: Obj, pod: Obj) -> bool:
+    codes = rule.get("onExitCodes")
+    if codes:
+        for status in pod["status"].get("containerStatuses") or ():
+            terminated = (status.get("state") or {}).get("terminated") or {}
+            if codes.get("containerName") not in (None, status["name"]) or not terminated.get("exitCode"):
+                continue
+            if (terminated["exitCode"] in codes["values"]) == (codes["operator"] == "In"):
+                return True
+        return False
+    for wanted in rule.get("onPodConditions") or ():
+        for condition in pod["status"].get("conditions") or ():
+            if condition["type"] == wanted["type"] and condition["status"] == wanted.get("status", "True"):
+                return True
+    return False

@@ -1,0 +1,152 @@
+"""Who calls the Kubernetes API: EKS tokens, access entries and the admin's static token.
+
+An EKS token is a presigned STS request. As aws-iam-authenticator does, the server checks its shape, sends it, and takes the
+identity that STS answers; it is sent to the engine and nowhere else, whatever host it names.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import re
+import time
+from urllib.parse import parse_qs, urlsplit
+
+from evenkeel_local.gpu_cluster.aws_auth import EngineAuth, policy_source
+from evenkeel_local.gpu_cluster.config import AccessEntry
+from evenkeel_local.gpu_cluster.engine import Engine, EngineError
+from evenkeel_local.gpu_cluster.identity import ADMIN, User
+
+PREFIX = "k8s-aws-v1."
+CLUSTER_HEADER = "x-k8s-aws-id"
+CACHE_SECONDS = 30.0
+LONGEST_SECONDS = 900
+ALLOWED_PARAMETERS = frozenset(
+    {
+        "action",
+        "version",
+        "x-amz-algorithm",
+        "x-amz-credential",
+        "x-amz-date",
+        "x-amz-expires",
+        "x-amz-security-token",
+        "x-amz-signature",
+        "x-amz-signedheaders",
+        "x-amz-user-agent",
+    }
+)
+CLUSTER_ADMIN = "AmazonEKSClusterAdminPolicy"
+
+
+class StaticAuthenticator:
+    """Knows the admin's token alone; with `open_to_all`, anybody is the admin."""
+
+    def __init__(self, admin_token: str, open_to_all: bool = False) -> None:
+        self._admin_token = admin_token
+        self._open = open_to_all
+
+    async def authenticate(self, authorization: str) -> User | None:
+        """Return the admin for the right token, or for all."""
+        token = bearer(authorization)
+        if self._open or (token and hmac.compare_digest(token, self._admin_token)):
+            return ADMIN
+        return None
+
+
+class EksAuthenticator:
+    """Knows the admin's token, and everybody whom STS and an access entry vouch for."""
+
+    def __init__(
+        self, admin_token: str, engine: Engine, callers: EngineAuth, cluster_name: str, entries: list[AccessEntry]
+    ) -> None:
+        self._static = StaticAuthenticator(admin_token)
+        self._engine = engine
+        self._callers = callers
+        self._cluster_name = cluster_name
+        self._entries = entries
+        self._known: dict[str, tuple[float, str]] = {}
+
+    async def authenticate(self, authorization: str) -> User | None:
+        """Return the user of an Authorization header, nothing when no one vouches for it."""
+        user = await self._static.authenticate(authorization)
+        if user is not None:
+            return user
+        token = bearer(authorization)
+        if not token.startswith(PREFIX):
+            return None
+        arn = await self._identity(token)
+        return None if arn is None else user_of(arn, self._entries)
+
+    async def _identity(self, token: str) -> str | None:
+        now = time.monotonic()
+        known = self._known.get(token)
+        if known is not None and known[0] > now:
+            return known[1]
+        self._known = {key: kept for key, kept in self._known.items() if kept[0] > now}
+        url = readable_url(token, self._engine.endpoint)
+        if url is None:
+            return None
+        parts = urlsplit(url)
+        headers = {"Host": parts.netloc, CLUSTER_HEADER: self._cluster_name}
+        try:
+            answer = await self._engine.forward("GET", f"{parts.path or '/'}?{parts.query}", headers, b"")
+        except EngineError:
+            return None
+        arn = answer.text("Arn") if answer.status == 200 else None
+        if arn is not None:
+            self._known[token] = (now + CACHE_SECONDS, arn)
+            credential = parse_qs(parts.query).get("X-Amz-Credential", [""])[0]
+            self._callers.learn(credential.split("/", 1)[0], arn)
+        return arn
+
+
+def bearer(authorization: str) -> str:
+    """Return the token of a Bearer header, empty for any other."""
+    scheme, _, token = authorization.partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
+
+
+def readable_url(token: str, endpoint: str) -> str | None:
+    """Return the presigned request inside a token if it is one that may be sent, else nothing.
+
+    Source: the checks of `pkg/token/token.go` in kubernetes-sigs/aws-iam-authenticator. The host must be the engine's own.
+    """
+    encoded = token[len(PREFIX) :]
+    try:
+        url = base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)).decode("ascii")
+        parts = urlsplit(url)
+        port, own = parts.port, urlsplit(endpoint)
+    except (binascii.Error, ValueError):
+        return None
+    local = ("127.0.0.1", "localhost")
+    same_host = parts.hostname == own.hostname or (parts.hostname in local and own.hostname in local)
+    if parts.scheme != own.scheme or not same_host or port != own.port or parts.path not in ("", "/"):
+        return None
+    query = parse_qs(parts.query, keep_blank_values=True)
+    lowered = {name.lower(): values for name, values in query.items()}
+    if set(lowered) - ALLOWED_PARAMETERS or any(len(values) != 1 for values in lowered.values()):
+        return None
+    if lowered.get("action") != ["GetCallerIdentity"]:
+        return None
+    signed = lowered.get("x-amz-signedheaders", [""])[0].lower().split(";")
+    expires = lowered.get("x-amz-expires", ["0"])[0]
+    if CLUSTER_HEADER not in signed or not expires.isdigit() or int(expires) > LONGEST_SECONDS:
+        return None
+    return url
+
+
+def user_of(arn: str, entries: list[AccessEntry]) -> User | None:
+    """Return the Kubernetes user that an access entry makes of an IAM principal, nothing without an entry."""
+    principal = policy_source(arn)
+    for entry in entries:
+        if entry.principal_arn not in (principal, arn):
+            continue
+        session = arn.rsplit("/", 1)[-1] if ":assumed-role/" in arn else ""
+        name = entry.username or (re.sub(r"/[^/]*$", "/{{SessionName}}", arn) if session else arn)
+        name = name.replace("{{SessionNameRaw}}", session).replace("{{SessionName}}", session.replace("@", "-"))
+        groups = [*entry.kubernetes_groups, "system:authenticated"]
+        if any(policy.rsplit("/", 1)[-1] == CLUSTER_ADMIN for policy in entry.access_policies):
+            groups.append("system:masters")
+        return User(name, tuple(groups), arn)
+    return None

@@ -1,0 +1,361 @@
+"""The kubelet of one machine: node registration, heartbeats, pods, logs; and what a partition does to all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+from evenkeel_local.gpu_cluster import catalogue
+from evenkeel_local.gpu_cluster.errors import ApiError, Obj
+from evenkeel_local.gpu_cluster.pod_worker import Container, PodWorker
+from evenkeel_local.gpu_cluster.processes import Guard
+from evenkeel_local.gpu_cluster.registry import Registry, micro_timestamp, set_condition, timestamp
+from evenkeel_local.gpu_cluster.store import Store, clone, name_of, namespace_of
+
+LEASE_NAMESPACE = "kube-node-lease"
+LOG_POLL_SECONDS = 0.1
+NODE_CONDITIONS = (
+    ("MemoryPressure", "False", "KubeletHasSufficientMemory", "kubelet has sufficient memory available"),
+    ("DiskPressure", "False", "KubeletHasNoDiskPressure", "kubelet has no disk pressure"),
+    ("PIDPressure", "False", "KubeletHasSufficientPID", "kubelet has sufficient PID available"),
+    ("Ready", "True", "KubeletReady", "kubelet is posting ready status"),
+)
+
+Variables = Callable[[Obj], dict[str, str]]
+
+
+class Kubelet:
+    """Runs the pods that are bound to its node, for as long as it can see the API."""
+
+    def __init__(
+        self,
+        name: str,
+        registry: Registry,
+        guard: Guard,
+        run_dir: Path,
+        heartbeat_seconds: float,
+        restart_backoff: float,
+        variables: Variables,
+    ) -> None:
+        self.name = name
+        self.guard = guard
+        self.is_connected = False
+        self.is_on = False
+        self.host_ip = ""
+        self.workers: dict[str, PodWorker] = {}
+        self._registry = registry
+        self._store: Store = registry.store
+        self._pods_dir = run_dir / "pods"
+        self._heartbeat_seconds = heartbeat_seconds
+        self._restart_backoff = restart_backoff
+        self._variables = variables
+        self._beating: asyncio.Task[None] | None = None
+        self._finished: set[str] = set()
+
+    # Power and network
+
+    def boot(self, node: Obj) -> None:
+        """Start on a fresh machine or after a reboot: register the node, report what was lost, run what is bound."""
+        self.is_on = self.is_connected = True
+        self._register(node)
+        self._report_lost()
+        self._beat()
+        self._beating = asyncio.create_task(self._heartbeats(), name=f"heartbeats of {self.name}")
+        self.sync_all()
+
+    def shut_down(self) -> None:
+        """Say that the node is going down, as a reboot that systemd carries out does; kill every process."""
+        if self.is_connected:
+            self._registry.mutate(
+                catalogue.NODES,
+                "",
+                self.name,
+                lambda node: _ready(node, "False", "KubeletNotReady", "node is shutting down"),
+            )
+        self.power_off()
+
+    def power_off(self) -> None:
+        """Stop at once: the machine is gone, its processes with it; nothing is reported."""
+        self.is_on = self.is_connected = False
+        if self._beating is not None:
+            self._beating.cancel()
+            self._beating = None
+        for worker in self.workers.values():
+            worker.power_off()
+        self.workers.clear()
+
+    def partition(self) -> None:
+        """Lose the network: no heartbeat, no news from the API, no reports. The processes go on."""
+        self.is_connected = False
+
+    def rejoin(self) -> None:
+        """See the API again: report what happened meanwhile, and end what was deleted meanwhile."""
+        if not self.is_on or self.is_connected:
+            return
+        self.is_connected = True
+        self._beat()
+        for worker in list(self.workers.values()):
+            found = self._store.find(catalogue.PODS.key, namespace_of(worker.pod), name_of(worker.pod))
+            if found is None or found["metadata"]["uid"] != worker.uid:
+                worker.stop(0)
+            else:
+                self.report(worker)
+        self.sync_all()
+
+    # The node object
+
+    def _register(self, node: Obj) -> None:
+        self.host_ip = next(a["address"] for a in node["status"]["addresses"] if a["type"] == "InternalIP")
+        known = self._store.find(catalogue.NODES.key, "", self.name)
+        if known is None:
+            self._registry.create(catalogue.NODES, "", node, trusted=True)
+        boot_id = node["status"]["nodeInfo"]["bootID"]
+
+        def update(obj: Obj) -> None:
+            status = obj["status"]
+            status["nodeInfo"] = {**status["nodeInfo"], "bootID": boot_id}
+            for kind, value, reason, message in NODE_CONDITIONS:
+                set_condition(status, kind, value, reason, message, {"lastHeartbeatTime": timestamp()})
+
+        self._registry.mutate(catalogue.NODES, "", self.name, update)
+
+    def _beat(self) -> None:
+        now = micro_timestamp()
+        spec = {
+            "holderIdentity": self.name,
+            "leaseDurationSeconds": max(int(self._heartbeat_seconds * 4), 1),
+            "renewTime": now,
+        }
+        if self._store.find(catalogue.LEASES.key, LEASE_NAMESPACE, self.name) is None:
+            node = self._store.find(catalogue.NODES.key, "", self.name)
+            lease: Obj = {"metadata": {"name": self.name}, "spec": spec}
+            if node is not None:
+                lease["metadata"]["ownerReferences"] = [
+                    {"apiVersion": "v1", "kind": "Node", "name": self.name, "uid": node["metadata"]["uid"]}
+                ]
+            with contextlib.suppress(ApiError):
+                self._registry.create(catalogue.LEASES, LEASE_NAMESPACE, lease)
+        else:
+            self._registry.mutate(catalogue.LEASES, LEASE_NAMESPACE, self.name, lambda obj: obj.update(spec=spec))
+        node = self._store.find(catalogue.NODES.key, "", self.name)
+        if node is not None and not _is_ready(node):
+            self._registry.mutate(
+                catalogue.NODES, "", self.name, lambda obj: _ready(obj, "True", "KubeletReady", NODE_CONDITIONS[3][3])
+            )
+
+    async def _heartbeats(self) -> None:
+        while True:
+            await asyncio.sleep(self._heartbeat_seconds)
+            if self.is_connected:
+                self._beat()
+
+    # Pods
+
+    def sync_all(self) -> None:
+        """Look at every pod bound to this node."""
+        if self.is_connected:
+            for pod in self._store.pods_on(self.name):
+                self.sync(pod)
+
+    def sync(self, pod: Obj) -> None:
+        """Start a pod that was bound here, end one that is being deleted."""
+        if not self.is_connected:
+            return
+        uid = pod["metadata"]["uid"]
+        worker = self.workers.get(uid)
+        deleting = pod["metadata"].get("deletionTimestamp")
+        if worker is None:
+            if deleting:
+                self._confirm_deletion(pod)
+            elif pod["status"].get("phase") not in ("Succeeded", "Failed"):
+                self._run(pod)
+            return
+        if deleting:
+            grace = pod["metadata"].get("deletionGracePeriodSeconds") or 0
+            worker.stop(float(grace))
+            if worker.is_over:
+                self._confirm_deletion(pod)
+
+    def removed(self, pod: Obj) -> None:
+        """End a pod whose object was removed without this kubelet (a forced deletion)."""
+        worker = self.workers.get(pod["metadata"]["uid"])
+        if worker is None or not self.is_connected:
+            return
+        if worker.is_over:
+            self.workers.pop(worker.uid, None)
+        else:
+            worker.stop(0)
+
+    def _run(self, pod: Obj) -> None:
+        folder = self.folder(pod)
+        (folder / "root").mkdir(parents=True, exist_ok=True)
+        (folder / "logs").mkdir(exist_ok=True)
+        (folder / "tmp").mkdir(exist_ok=True)
+        worker = PodWorker(pod, self, self._store, self._restart_backoff)
+        self.workers[worker.uid] = worker
+        self.report(worker)
+        worker.start()
+
+    def _confirm_deletion(self, pod: Obj) -> None:
+        self.workers.pop(pod["metadata"]["uid"], None)
+        try:
+            self._registry.delete(
+                catalogue.PODS,
+                namespace_of(pod),
+                name_of(pod),
+                {"gracePeriodSeconds": 0, "preconditions": {"uid": pod["metadata"]["uid"]}},
+            )
+        except ApiError as refused:
+            if refused.code not in (404, 409):
+                raise
+
+    def _report_lost(self) -> None:
+        """Report pods that ran here before a reboot as ended: their processes are gone."""
+        for pod in self._store.pods_on(self.name):
+            if pod["status"].get("phase") in ("Succeeded", "Failed"):
+                continue
+            began = pod["status"].get("startTime") or timestamp()
+            if pod["spec"]["restartPolicy"] != "Never" and not pod["metadata"].get("deletionTimestamp"):
+                continue
+
+            def fail(obj: Obj, began: str = began) -> None:
+                status = obj["status"]
+                status["phase"] = "Failed"
+                ended = {
+                    "terminated": {
+                        "exitCode": 255,
+                        "reason": "Unknown",
+                        "startedAt": began,
+                        "finishedAt": timestamp(),
+                    }
+                }
+                for container in status.get("containerStatuses") or ():
+                    if "terminated" not in container["state"]:
+                        container["state"], container["ready"], container["started"] = clone(ended), False, False
+                for kind in ("Ready", "ContainersReady"):
+                    set_condition(status, kind, "False", "PodFailed", "", {"lastProbeTime": None})
+
+            self._registry.mutate(catalogue.PODS, namespace_of(pod), name_of(pod), fail)
+
+    # What a pod worker needs
+
+    def folder(self, pod: Obj) -> Path:
+        """Return the pod's folder: its working directory, logs and temporary files."""
+        return self._pods_dir / str(pod["metadata"]["uid"])
+
+    def environment(self, pod: Obj) -> dict[str, str]:
+        """Return the variables that every container starts with: a clean set, never the cluster's own."""
+        root = self.folder(pod)
+        path = os.pathsep.join([str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin"])
+        return {
+            "PATH": path,
+            "HOME": str(root / "root"),
+            "TMPDIR": str(root / "tmp"),
+            "LANG": "C.UTF-8",
+            "HOSTNAME": pod["spec"].get("hostname") or name_of(pod),
+            "PYTHONUNBUFFERED": "1",
+            **self._variables(pod),
+        }
+
+    def report(self, worker: PodWorker) -> None:
+        """Write a pod's state to the API; a partition keeps it here until the kubelet sees the API again."""
+        if not self.is_connected or self.workers.get(worker.uid) is not worker:
+            return
+        pod = self._store.find(catalogue.PODS.key, namespace_of(worker.pod), name_of(worker.pod))
+        if pod is None or pod["metadata"]["uid"] != worker.uid:
+            if worker.is_over:
+                self.workers.pop(worker.uid, None)
+            return
+        ip = str(pod["status"].get("podIP") or "")
+        stored = self._registry.mutate(
+            catalogue.PODS,
+            namespace_of(pod),
+            name_of(pod),
+            lambda obj: worker.write_status(obj["status"], ip, self.host_ip),
+        )
+        if stored is not None and worker.is_over and stored["metadata"].get("deletionTimestamp"):
+            self._confirm_deletion(stored)
+
+    # Faults
+
+    def gpu_error(self) -> int:
+        """End the processes that use GPUs, as a GPU that fell off the bus does: they abort, or are killed soon after."""
+        hit = sum(worker.signal_gpu_processes(signal.SIGABRT) for worker in self.workers.values())
+        asyncio.get_running_loop().call_later(0.5, self._kill_gpu_processes)
+        return hit
+
+    def _kill_gpu_processes(self) -> None:
+        for worker in self.workers.values():
+            worker.signal_gpu_processes(signal.SIGKILL)
+
+
+class LogReader:
+    """Reads containers' output from the files that the pods write."""
+
+    def __init__(self, kubelet_of: Callable[[Obj], Kubelet | None], store: Store, run_dir: Path) -> None:
+        self._kubelet_of = kubelet_of
+        self._store = store
+        self._pods_dir = run_dir / "pods"
+
+    async def stream(self, pod: Obj, container: str, follow: bool, previous: bool) -> AsyncIterator[bytes]:
+        """Yield a container's output; with `follow`, until the container ended.
+
+        Raises:
+            ApiError: 400 while the container has not started.
+        """
+        kubelet = self._kubelet_of(pod)
+        if kubelet is not None and not kubelet.is_connected:
+            raise ApiError(
+                500,
+                "InternalError",
+                f'Get "https://{kubelet.host_ip}:10250/containerLogs/": dial tcp {kubelet.host_ip}:10250: i/o timeout',
+            )
+        worker = kubelet.workers.get(pod["metadata"]["uid"]) if kubelet is not None else None
+        folder = self._pods_dir / str(pod["metadata"]["uid"]) / "logs"
+        files = sorted(folder.glob(f"{container}.*.log"), key=lambda path: int(path.suffixes[-2][1:]))
+        if not files and (worker is None or not pod["status"].get("containerStatuses")):
+            raise ApiError(
+                400,
+                "BadRequest",
+                f'container "{container}" in pod "{name_of(pod)}" is waiting to start: ContainerCreating',
+            )
+        if previous and len(files) < 2:
+            raise ApiError(
+                400, "BadRequest", f'previous terminated container "{container}" in pod "{name_of(pod)}" not found'
+            )
+        if not files:
+            yield b""
+            return
+        with files[-2 if previous else -1].open("rb") as output:
+            yield output.read()
+            while follow and not previous and self._runs(worker, container):
+                await asyncio.sleep(LOG_POLL_SECONDS)
+                if data := output.read():
+                    yield data
+            if data := output.read():
+                yield data
+
+    def _runs(self, worker: PodWorker | None, name: str) -> bool:
+        if worker is None or worker.is_over:
+            return False
+        found: list[Container] = [item for item in worker.containers + worker.init_containers if item.name == name]
+        return bool(found) and "terminated" not in found[0].state
+
+
+def _is_ready(node: Obj) -> bool:
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in node["status"].get("conditions") or ())
+
+
+def _ready(node: Obj, value: str, reason: str, message: str) -> None:
+    set_condition(node["status"], "Ready", value, reason, message, {"lastHeartbeatTime": timestamp()})
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder with all that is in it; what is gone already is fine."""
+    shutil.rmtree(folder, ignore_errors=True)

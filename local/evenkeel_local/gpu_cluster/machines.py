@@ -1,0 +1,402 @@
+"""The provider's side: instance groups, slots and the lives of the machines in them.
+
+A slot (`NodeLogicalId`) is a seat in a group and survives a replacement. A machine is one life in it: an instance id and a
+launch time. A reboot gives the same life a new boot id; a replacement ends the life, with its disks and processes, and starts
+another in the same slot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+import uuid
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from evenkeel_local.gpu_cluster import catalogue
+from evenkeel_local.gpu_cluster.config import ClusterConfig, InstanceGroup
+from evenkeel_local.gpu_cluster.errors import ApiError, Obj
+from evenkeel_local.gpu_cluster.kubelet import Kubelet, Variables
+from evenkeel_local.gpu_cluster.processes import Guard
+from evenkeel_local.gpu_cluster.registry import Registry
+
+PREFIX = "sagemaker.amazonaws.com/"
+Status = Literal[
+    "Running", "Failure", "Pending", "ShuttingDown", "SystemUpdating", "DeepHealthCheckInProgress", "NotFound"
+]
+
+SHAPES: dict[str, dict[str, str]] = {
+    "ml.p5.48xlarge": {"nvidia.com/gpu": "8", "cpu": "192", "memory": "2048Gi", "vpc.amazonaws.com/efa": "32"},
+    "ml.p5e.48xlarge": {"nvidia.com/gpu": "8", "cpu": "192", "memory": "2048Gi", "vpc.amazonaws.com/efa": "32"},
+    "ml.p5en.48xlarge": {"nvidia.com/gpu": "8", "cpu": "192", "memory": "2048Gi", "vpc.amazonaws.com/efa": "16"},
+    "ml.p4d.24xlarge": {"nvidia.com/gpu": "8", "cpu": "96", "memory": "1152Gi", "vpc.amazonaws.com/efa": "4"},
+    "ml.g5.8xlarge": {"nvidia.com/gpu": "1", "cpu": "32", "memory": "128Gi"},
+    "ml.g6.12xlarge": {"nvidia.com/gpu": "4", "cpu": "48", "memory": "192Gi"},
+    "ml.m5.2xlarge": {"cpu": "8", "memory": "32Gi"},
+    "ml.c5.4xlarge": {"cpu": "16", "memory": "32Gi"},
+}
+"""What nodes of an instance type offer. Source: the AWS pages of each EC2 type."""
+DEFAULT_SHAPE = {"cpu": "16", "memory": "64Gi"}
+PODS_PER_NODE = "110"
+
+
+class EventSink(Protocol):
+    """Hears what happens to instances."""
+
+    def instance_event(
+        self, machine: Machine, description: str, level: str = "Info", metadata: Obj | None = None
+    ) -> None:
+        """Record one HyperPod cluster event about an instance."""
+
+    def healthy_again(self, machine: Machine) -> None:
+        """Hear that a life that was unhealthy is well again."""
+
+
+@dataclass
+class Machine:
+    """One life in one slot."""
+
+    instance_id: str
+    logical_id: str
+    group: str
+    launch_time: float
+    boot_id: str = field(default_factory=lambda: str(uuid.uuid4()))
+    status: Status = "Pending"
+    message: str = ""
+    operation: str | None = None
+    is_visible: bool = True
+    ip: str = ""
+    kubelet: Kubelet | None = None
+    unhealthy: tuple[str, str] | None = None
+    """(fault type, fault reason) that the health agent reported for this life."""
+    kubernetes_labels: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def node_name(self) -> str:
+        """The Kubernetes node's name."""
+        return f"hyperpod-{self.instance_id}"
+
+
+@dataclass
+class ProviderCall:
+    """One accepted (or refused) request for one node: what the drills count."""
+
+    action: str
+    instance_id: str
+    logical_id: str
+    accepted: bool
+    code: str
+    at: float
+    caller: str
+
+
+class Fleet:
+    """All machines of the HyperPod cluster."""
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        registry: Registry,
+        guard: Guard,
+        run_dir: Path,
+        variables: Variables,
+    ) -> None:
+        self.config = config
+        self.created_at = time.time()
+        self.node_recovery: str = config.node_recovery
+        self.groups: dict[str, InstanceGroup] = {group.name: group for group in config.instance_groups}
+        self.targets: dict[str, int] = {group.name: group.count for group in config.instance_groups}
+        self.capacity: dict[str, int | None] = {group.name: group.capacity for group in config.instance_groups}
+        self.machines: list[Machine] = []
+        self.retired: list[Machine] = []
+        self.stuck_slots: dict[str, str] = {}
+        """Slots whose replacement stays Pending, with the reason."""
+        self.calls: list[ProviderCall] = []
+        self.events: EventSink | None = None
+        self._registry = registry
+        self._guard = guard
+        self._run_dir = run_dir
+        self._variables = variables
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._unstuck = asyncio.Event()
+        self._next_ip = 10
+
+    # Finding
+
+    def by_instance(self, instance_id: str) -> Machine | None:
+        """Return the living machine with an instance id."""
+        return next((m for m in self.machines if m.instance_id == instance_id), None)
+
+    def by_slot(self, logical_id: str) -> Machine | None:
+        """Return the machine that now sits in a slot."""
+        return next((m for m in self.machines if m.logical_id == logical_id), None)
+
+    def by_node(self, node_name: str) -> Machine | None:
+        """Return the living machine behind a node name."""
+        return next((m for m in self.machines if m.node_name == node_name), None)
+
+    def of_group(self, group: str) -> list[Machine]:
+        """Return a group's machines."""
+        return [m for m in self.machines if m.group == group]
+
+    def kubelet_of(self, pod: Obj) -> Kubelet | None:
+        """Return the kubelet that a pod is bound to."""
+        machine = self.by_node(pod["spec"].get("nodeName") or "")
+        return machine.kubelet if machine is not None else None
+
+    # Starting
+
+    def start(self) -> None:
+        """Launch every group's machines."""
+        for group in self.groups.values():
+            for _ in range(group.count):
+                self._begin(self._boot_new(self._new_machine(group.name, str(uuid.uuid4())), self.config.delays.boot))
+
+    def stop(self) -> None:
+        """Switch everything off."""
+        for task in list(self._tasks):
+            task.cancel()
+        for machine in self.machines:
+            if machine.kubelet is not None:
+                machine.kubelet.power_off()
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": "a machine's operation failed", "exception": failure, "task": task}
+            )
+
+    def later(self, seconds: float, work: Callable[[], None]) -> None:
+        """Do something after a while, unless the cluster stops first."""
+
+        async def wait() -> None:
+            await asyncio.sleep(seconds)
+            work()
+
+        self._begin(wait())
+
+    def _new_machine(self, group: str, logical_id: str) -> Machine:
+        self._next_ip += 1
+        machine = Machine(
+            instance_id=f"i-{secrets.token_hex(9)[:17]}",
+            logical_id=logical_id,
+            group=group,
+            launch_time=time.time(),
+            ip=f"10.1.{self._next_ip // 250}.{self._next_ip % 250 + 1}",
+        )
+        self.machines.append(machine)
+        return machine
+
+    async def _boot_new(self, machine: Machine, seconds: float) -> None:
+        if seconds:
+            await asyncio.sleep(seconds)
+        self._switch_on(machine)
+
+    def _switch_on(self, machine: Machine) -> None:
+        if machine.kubelet is None:
+            machine.kubelet = Kubelet(
+                machine.node_name,
+                self._registry,
+                self._guard,
+                self._run_dir,
+                self.config.delays.heartbeat,
+                self.config.delays.restart_backoff,
+                self._variables,
+            )
+        machine.kubelet.boot(self.node_object(machine))
+        machine.status, machine.operation = "Running", None
+
+    def node_object(self, machine: Machine) -> Obj:
+        """Return the Node that a machine registers itself as, with its group's taints."""
+        group, config = self.groups[machine.group], self.config
+        offers = {"pods": PODS_PER_NODE, "ephemeral-storage": "1Ti", **SHAPES.get(group.instance_type, DEFAULT_SHAPE)}
+        labels = {
+            f"{PREFIX}compute-type": "hyperpod",
+            f"{PREFIX}cluster-name": config.cluster_name,
+            f"{PREFIX}instance-group-name": group.name,
+            f"{PREFIX}node-health-status": "Schedulable",
+            "node.kubernetes.io/instance-type": group.instance_type,
+            "beta.kubernetes.io/instance-type": group.instance_type,
+            "topology.kubernetes.io/region": config.region,
+            "topology.kubernetes.io/zone": group.availability_zone,
+            "topology.k8s.aws/zone-id": group.availability_zone_id,
+            "topology.k8s.aws/network-node-layer-1": "nn-1",
+            "topology.k8s.aws/network-node-layer-2": f"nn-2-{group.name}",
+            "topology.k8s.aws/network-node-layer-3": f"nn-3-{group.name}",
+            "kubernetes.io/hostname": machine.node_name,
+            "kubernetes.io/os": "linux",
+            "kubernetes.io/arch": "amd64",
+            **group.labels,
+            **machine.kubernetes_labels,
+        }
+        spec: Obj = {
+            "providerID": f"aws:///{group.availability_zone_id}/sagemaker/cluster/"
+            f"hyperpod-{config.cluster_id}-{machine.instance_id}"
+        }
+        if group.taints:
+            spec["taints"] = [
+                {"key": taint.key, **({"value": taint.value} if taint.value else {}), "effect": taint.effect}
+                for taint in group.taints
+            ]
+        return {
+            "metadata": {"name": machine.node_name, "labels": labels},
+            "spec": spec,
+            "status": {
+                "capacity": dict(offers),
+                "allocatable": dict(offers),
+                "addresses": [
+                    {"type": "InternalIP", "address": machine.ip},
+                    {"type": "Hostname", "address": machine.node_name},
+                ],
+                "nodeInfo": {
+                    "bootID": machine.boot_id,
+                    "machineID": machine.instance_id.removeprefix("i-"),
+                    "systemUUID": machine.logical_id,
+                    "architecture": "amd64",
+                    "operatingSystem": "linux",
+                    "osImage": "Amazon Linux 2",
+                    "kernelVersion": "5.10.0",
+                    "containerRuntimeVersion": "process://1",
+                    "kubeletVersion": "v1.33.0-local",
+                    "kubeProxyVersion": "",
+                },
+                "daemonEndpoints": {"kubeletEndpoint": {"Port": 10250}},
+            },
+        }
+
+    # Repairs
+
+    def reboot(self, machine: Machine) -> None:
+        """Begin a reboot: the life goes on, its episode ends."""
+        machine.operation, machine.status = "Reboot", "Pending"
+        self._event(machine, "Reboot of EC2 Instance {id} is currently in progress on Cluster {cluster} and IG {group}")
+        self._begin(self._reboot(machine))
+
+    async def _reboot(self, machine: Machine) -> None:
+        if machine.kubelet is not None:
+            machine.kubelet.shut_down()
+        await asyncio.sleep(self.config.delays.reboot)
+        machine.boot_id = str(uuid.uuid4())
+        was_unhealthy = machine.unhealthy is not None
+        machine.unhealthy = None
+        self._switch_on(machine)
+        if was_unhealthy and self.events is not None:
+            self.events.healthy_again(machine)
+
+    def replace(self, machine: Machine) -> None:
+        """Begin a replacement: this life ends now, another begins in the same slot."""
+        machine.operation, machine.status = "Replace", "ShuttingDown"
+        self._begin(self._replace(machine))
+
+    async def _replace(self, machine: Machine) -> None:
+        self._event(
+            machine, "Termination of EC2 Instance {id} is currently in progress on Cluster {cluster} and IG {group}"
+        )
+        await asyncio.sleep(self.config.delays.terminate)
+        self._end_life(machine)
+        await self._fill_slot(machine.group, machine.logical_id)
+
+    async def _fill_slot(self, group: str, logical_id: str) -> None:
+        machine = self._new_machine(group, logical_id)
+        machine.operation = "Replace"
+        self._event(
+            machine,
+            "Instance {id} is starting as part of instance replacement in Cluster {cluster} and IG {group}",
+        )
+        await self._await_capacity(machine)
+        await asyncio.sleep(self.config.delays.replace)
+        await self._await_capacity(machine)
+        self._switch_on(machine)
+        self._event(machine, "EC2 Instance {id} successfully provisioned in Cluster {cluster} and IG {group}")
+        self._event(
+            machine,
+            "Instance {id} creation completed successfully as part of instance replacement in Cluster {cluster} and "
+            "IG {group}",
+        )
+
+    async def _await_capacity(self, machine: Machine) -> None:
+        told = False
+        while machine.logical_id in self.stuck_slots or self._is_full(machine):
+            if not told:
+                told = True
+                instance_type = self.groups[machine.group].instance_type
+                machine.message = (
+                    f"We currently do not have sufficient capacity to launch new {instance_type} instances. "
+                    "Please try again."
+                )
+                if self.events is not None:
+                    self.events.instance_event(
+                        machine,
+                        f"Instance creation in Cluster {self.config.cluster_name} and InstanceGroup {machine.group} failed",
+                        "Error",
+                        {"FailureMessage": machine.message},
+                    )
+            self._unstuck.clear()
+            await self._unstuck.wait()
+        machine.message = ""
+
+    def _is_full(self, machine: Machine) -> bool:
+        limit = self.capacity.get(machine.group)
+        if limit is None:
+            return False
+        running = [m for m in self.of_group(machine.group) if m is not machine and m.status != "Pending"]
+        return len(running) >= limit
+
+    def let_go(self) -> None:
+        """Look again at replacements that wait for capacity."""
+        self._unstuck.set()
+
+    def _end_life(self, machine: Machine) -> None:
+        """Take a machine away for good: its processes die, its node object goes, whatever a partition hid."""
+        if machine.kubelet is not None:
+            machine.kubelet.power_off()
+        try:
+            self._registry.delete(catalogue.NODES, "", machine.node_name, {"propagationPolicy": "Background"})
+        except ApiError as refused:
+            if refused.code != 404:
+                raise
+        machine.status = "NotFound"
+        if machine in self.machines:
+            self.machines.remove(machine)
+        self.retired.append(machine)
+        self.let_go()
+
+    # Growing and shrinking
+
+    def add(self, group: str, count: int) -> list[Machine]:
+        """Launch more machines in a group."""
+        self.targets[group] = self.targets.get(group, 0) + count
+        added = [self._new_machine(group, str(uuid.uuid4())) for _ in range(count)]
+        for machine in added:
+            self._begin(self._provision(machine))
+        return added
+
+    async def _provision(self, machine: Machine) -> None:
+        await self._await_capacity(machine)
+        await asyncio.sleep(self.config.delays.boot)
+        self._switch_on(machine)
+        self._event(machine, "EC2 Instance {id} successfully provisioned in Cluster {cluster} and IG {group}")
+
+    def remove(self, machine: Machine) -> None:
+        """Terminate a machine and give up its slot."""
+        machine.operation, machine.status = "Delete", "ShuttingDown"
+        self.targets[machine.group] = max(self.targets.get(machine.group, 1) - 1, 0)
+        self._begin(self._remove(machine))
+
+    async def _remove(self, machine: Machine) -> None:
+        await asyncio.sleep(self.config.delays.terminate)
+        self._end_life(machine)
+
+    def _event(self, machine: Machine, template: str) -> None:
+        if self.events is not None:
+            told = template.format(id=machine.instance_id, cluster=self.config.cluster_name, group=machine.group)
+            self.events.instance_event(machine, told)

@@ -1,0 +1,171 @@
+"""The node life cycle controller: missed heartbeats, condition taints, eviction after the tolerated time.
+
+Source: `pkg/controller/nodelifecycle` and `tainteviction` of Kubernetes 1.33.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+from evenkeel_local.gpu_cluster import catalogue
+from evenkeel_local.gpu_cluster.errors import ApiError, Obj
+from evenkeel_local.gpu_cluster.kubelet import LEASE_NAMESPACE
+from evenkeel_local.gpu_cluster.registry import Registry, mark_disrupted, set_condition, timestamp
+from evenkeel_local.gpu_cluster.scheduler import tolerates
+from evenkeel_local.gpu_cluster.store import Store, name_of, namespace_of
+
+NOT_READY = "node.kubernetes.io/not-ready"
+UNREACHABLE = "node.kubernetes.io/unreachable"
+UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
+SOURCE = "node-controller"
+LOST_CONDITIONS = ("MemoryPressure", "DiskPressure", "PIDPressure", "Ready")
+
+
+def ready_value(node: Obj) -> str:
+    """Return the node's Ready condition: True, False or Unknown."""
+    for condition in (node.get("status") or {}).get("conditions") or ():
+        if condition["type"] == "Ready":
+            return str(condition["status"])
+    return "Unknown"
+
+
+class NodeController:
+    """Watches the heartbeats of every node and acts on those that stopped."""
+
+    def __init__(self, registry: Registry, grace_seconds: float, toleration_override: float | None) -> None:
+        self._registry = registry
+        self._store: Store = registry.store
+        self._grace = timedelta(seconds=grace_seconds)
+        self._period = min(max(grace_seconds / 10, 0.05), 5.0)
+        self._override = toleration_override
+
+    async def run(self) -> None:
+        """Check until cancelled."""
+        while True:
+            await asyncio.sleep(self._period)
+            self.check_all()
+
+    def check_all(self) -> None:
+        """Do one round: conditions, taints, evictions."""
+        now = datetime.now(UTC)
+        for node in self._store.all(catalogue.NODES.key):
+            self._check_heartbeat(node, now)
+            current = self._store.find(catalogue.NODES.key, "", name_of(node))
+            if current is not None:
+                self._taint(current)
+        for node in self._store.all(catalogue.NODES.key):
+            self._evict(node, now)
+
+    def _check_heartbeat(self, node: Obj, now: datetime) -> None:
+        lease = self._store.find(catalogue.LEASES.key, LEASE_NAMESPACE, name_of(node))
+        renewed = (lease or {}).get("spec", {}).get("renewTime") or node["metadata"]["creationTimestamp"]
+        if now - datetime.fromisoformat(renewed) <= self._grace or ready_value(node) == "Unknown":
+            return
+
+        def lose(obj: Obj) -> None:
+            for kind in LOST_CONDITIONS:
+                set_condition(
+                    obj.setdefault("status", {}),
+                    kind,
+                    "Unknown",
+                    "NodeStatusUnknown",
+                    "Kubelet stopped posting node status.",
+                )
+
+        lost = self._registry.mutate(catalogue.NODES, "", name_of(node), lose)
+        if lost is not None:
+            self._registry.record(
+                lost, "NodeNotReady", f"Node {name_of(node)} status is now: NodeNotReady", source=SOURCE
+            )
+            for pod in self._store.pods_on(name_of(node)):
+                self._mark_unready(pod)
+
+    def _mark_unready(self, pod: Obj) -> None:
+        if pod["status"].get("phase") == "Running":
+            self._registry.mutate(
+                catalogue.PODS,
+                namespace_of(pod),
+                name_of(pod),
+                lambda obj: set_condition(obj["status"], "Ready", "False", "NodeNotReady", "") and None,
+            )
+
+    def _taint(self, node: Obj) -> None:
+        """Keep the taints that conditions and cordoning call for."""
+        ready = ready_value(node)
+        wanted: set[tuple[str, str]] = set()
+        if ready == "False":
+            wanted = {(NOT_READY, "NoSchedule"), (NOT_READY, "NoExecute")}
+        elif ready == "Unknown":
+            wanted = {(UNREACHABLE, "NoSchedule"), (UNREACHABLE, "NoExecute")}
+        if node["spec"].get("unschedulable"):
+            wanted.add((UNSCHEDULABLE, "NoSchedule"))
+        ours = (NOT_READY, UNREACHABLE, UNSCHEDULABLE)
+        present = {
+            (taint["key"], taint["effect"]) for taint in node["spec"].get("taints") or () if taint["key"] in ours
+        }
+        if present == wanted:
+            return
+
+        def write(obj: Obj) -> None:
+            kept = [
+                taint
+                for taint in obj["spec"].get("taints") or ()
+                if taint["key"] not in ours or (taint["key"], taint["effect"]) in wanted
+            ]
+            have = {(taint["key"], taint["effect"]) for taint in kept}
+            for key, effect in sorted(wanted - have):
+                kept.append({"key": key, "effect": effect, "timeAdded": timestamp()})
+            obj["spec"]["taints"] = kept
+            if not kept:
+                del obj["spec"]["taints"]
+
+        self._registry.mutate(catalogue.NODES, "", name_of(node), write)
+
+    # Eviction
+
+    def _evict(self, node: Obj, now: datetime) -> None:
+        taints = [taint for taint in node["spec"].get("taints") or () if taint["effect"] == "NoExecute"]
+        if not taints:
+            return
+        for pod in self._store.pods_on(name_of(node)):
+            if pod["metadata"].get("deletionTimestamp") or pod["status"].get("phase") in ("Succeeded", "Failed"):
+                continue
+            if self._is_due(pod, taints, now):
+                self._evict_one(pod, taints)
+
+    def _is_due(self, pod: Obj, taints: list[Obj], now: datetime) -> bool:
+        tolerations = pod["spec"].get("tolerations") or []
+        for taint in taints:
+            covering = [toleration for toleration in tolerations if tolerates([toleration], taint)]
+            if not covering:
+                return True
+            limits = [t["tolerationSeconds"] for t in covering if t.get("tolerationSeconds") is not None]
+            if not limits:
+                continue
+            seconds = float(min(limits))
+            if self._override is not None and taint["key"] in (NOT_READY, UNREACHABLE) and seconds == 300:
+                seconds = self._override
+            since = datetime.fromisoformat(taint.get("timeAdded") or timestamp(now))
+            if now - since >= timedelta(seconds=max(seconds, 0)):
+                return True
+        return False
+
+    def _evict_one(self, pod: Obj, taints: list[Obj]) -> None:
+        told = ", ".join(f"{taint['key']}:{taint['effect']}" for taint in taints)
+        self._registry.mutate(
+            catalogue.PODS,
+            namespace_of(pod),
+            name_of(pod),
+            lambda obj: mark_disrupted(
+                obj, "DeletionByTaintManager", f"Taint manager: deleting due to NoExecute taint {told}"
+            ),
+        )
+        self._registry.record(
+            pod, "TaintManagerEviction", f"Marking for deletion Pod {namespace_of(pod)}/{name_of(pod)}", source=SOURCE
+        )
+        try:
+            self._registry.delete(catalogue.PODS, namespace_of(pod), name_of(pod))
+        except ApiError as refused:
+            if refused.code != 404:
+                raise

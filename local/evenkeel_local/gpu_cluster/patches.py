@@ -1,0 +1,213 @@
+"""The three patches a client may send: JSON (RFC 6902), merge (RFC 7386) and Kubernetes' strategic merge."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from evenkeel_local.gpu_cluster import errors
+from evenkeel_local.gpu_cluster.errors import Obj
+from evenkeel_local.gpu_cluster.store import clone
+
+MERGE_KEYS: dict[str, str] = {
+    "containers": "name",
+    "initContainers": "name",
+    "ephemeralContainers": "name",
+    "env": "name",
+    "volumes": "name",
+    "volumeMounts": "mountPath",
+    "volumeDevices": "devicePath",
+    "imagePullSecrets": "name",
+    "hostAliases": "ip",
+    "conditions": "type",
+    "addresses": "type",
+    "ownerReferences": "uid",
+    "secrets": "name",
+    "topologySpreadConstraints": "topologyKey",
+    "resourceClaims": "name",
+}
+"""List fields that a strategic merge merges item by item, with the key that tells items apart.
+
+Source: the `patchMergeKey` tags of `k8s.io/api/core/v1/types.go`. `taints` and `tolerations` have none: they are replaced.
+"""
+SET_LISTS = frozenset({"finalizers"})
+"""Lists of plain values that a strategic merge joins as sets (`patchStrategy: merge` without a key)."""
+
+
+class PatchFailed(Exception):
+    """A JSON patch that does not apply to the object; the API server answers 422."""
+
+
+def merge_patch(target: Any, patch: Any) -> Any:
+    """Apply an RFC 7386 merge patch."""
+    if not isinstance(patch, dict):
+        return clone(patch)
+    result = dict(target) if isinstance(target, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = merge_patch(result.get(key), value)
+    return result
+
+
+def json_patch(target: Any, operations: Any) -> Any:
+    """Apply an RFC 6902 patch.
+
+    Raises:
+        ApiError: 400 when the patch itself cannot be read.
+        PatchFailed: a test failed or a path is missing.
+    """
+    if not isinstance(operations, list):
+        raise errors.bad_request("json: cannot unmarshal object into Go value of type jsonpatch.Patch")
+    document = clone(target)
+    for operation in operations:
+        if not isinstance(operation, dict) or not isinstance(operation.get("path"), str):
+            raise errors.bad_request("a JSON patch operation needs 'op' and 'path'")
+        document = _apply_one(document, operation)
+    return document
+
+
+def _apply_one(document: Any, operation: Obj) -> Any:
+    kind, path = operation.get("op"), _pointer(operation["path"])
+    if kind == "test":
+        if _read(document, path) != operation.get("value"):
+            raise PatchFailed(f"testing value {operation['path']} failed")
+        return document
+    if kind == "add":
+        return _add(document, path, clone(operation.get("value")))
+    if kind == "remove":
+        return _remove(document, path)
+    if kind == "replace":
+        _read(document, path)
+        return _replace(document, path, clone(operation.get("value")))
+    if kind in ("move", "copy"):
+        source = _pointer(str(operation.get("from") or ""))
+        value = clone(_read(document, source))
+        return _add(_remove(document, source) if kind == "move" else document, path, value)
+    raise errors.bad_request(f"Unexpected kind: {kind}")
+
+
+def _pointer(text: str) -> list[str]:
+    if text == "":
+        return []
+    if not text.startswith("/"):
+        raise PatchFailed(f"invalid path {text}")
+    return [part.replace("~1", "/").replace("~0", "~") for part in text[1:].split("/")]
+
+
+def _step(container: Any, part: str) -> Any:
+    if isinstance(container, dict):
+        if part not in container:
+            raise PatchFailed(f"the path does not exist: {part}")
+        return container[part]
+    if isinstance(container, list):
+        return container[_index(container, part, len(container) - 1)]
+    raise PatchFailed(f"the path does not exist: {part}")
+
+
+def _index(container: list[Any], part: str, highest: int) -> int:
+    if not part.isdigit() or int(part) > highest:
+        raise PatchFailed(f"index out of range: {part}")
+    return int(part)
+
+
+def _read(document: Any, path: list[str]) -> Any:
+    for part in path:
+        document = _step(document, part)
+    return document
+
+
+def _add(document: Any, path: list[str], value: Any) -> Any:
+    if not path:
+        return value
+    parent, last = _read(document, path[:-1]), path[-1]
+    if isinstance(parent, dict):
+        parent[last] = value
+    elif isinstance(parent, list):
+        parent.insert(len(parent) if last == "-" else _index(parent, last, len(parent)), value)
+    else:
+        raise PatchFailed(f"the path does not exist: {last}")
+    return document
+
+
+def _replace(document: Any, path: list[str], value: Any) -> Any:
+    if not path:
+        return value
+    parent, last = _read(document, path[:-1]), path[-1]
+    if isinstance(parent, list):
+        parent[_index(parent, last, len(parent) - 1)] = value
+    else:
+        parent[last] = value
+    return document
+
+
+def _remove(document: Any, path: list[str]) -> Any:
+    if not path:
+        raise PatchFailed("cannot remove the whole document")
+    parent, last = _read(document, path[:-1]), path[-1]
+    _step(parent, last)
+    if isinstance(parent, list):
+        del parent[_index(parent, last, len(parent) - 1)]
+    else:
+        del parent[last]
+    return document
+
+
+def strategic_patch(target: Any, patch: Any, kind: str = "") -> Any:
+    """Apply a strategic merge patch to a built-in object.
+
+    `kind` decides the two fields whose merge key depends on the type: `ports` of a Service and of a container.
+    """
+    if not isinstance(patch, dict):
+        return clone(patch)
+    directive = patch.get("$patch")
+    if directive == "delete":
+        return {}
+    result = {} if directive == "replace" or not isinstance(target, dict) else dict(target)
+    orders = {key[len("$setElementOrder/") :]: value for key, value in patch.items() if key.startswith("$setElement")}
+    for key, value in patch.items():
+        if key.startswith("$deleteFromPrimitiveList/"):
+            field = key.split("/", 1)[1]
+            result[field] = [item for item in result.get(field) or () if item not in value]
+        elif key == "$retainKeys":
+            result = {name: item for name, item in result.items() if name in value}
+        elif key.startswith("$"):
+            continue
+        elif value is None:
+            result.pop(key, None)
+        elif isinstance(value, list):
+            result[key] = _strategic_list(key, result.get(key), value, kind, orders.get(key))
+        else:
+            result[key] = strategic_patch(result.get(key), value, kind)
+    return result
+
+
+def _merge_key(field: str, kind: str) -> str | None:
+    if field == "ports":
+        return "port" if kind == "Service" else "containerPort"
+    return MERGE_KEYS.get(field)
+
+
+def _strategic_list(field: str, current: Any, patch: list[Any], kind: str, order: list[Any] | None) -> list[Any]:
+    present: list[Any] = list(current) if isinstance(current, list) else []
+    if field in SET_LISTS:
+        return present + [item for item in patch if item not in present]
+    key = _merge_key(field, kind)
+    if key is None or any(not isinstance(item, dict) for item in patch):
+        return [item for item in clone(patch) if not (isinstance(item, dict) and item == {"$patch": "replace"})]
+    if {"$patch": "replace"} in patch:
+        return [item for item in clone(patch) if item != {"$patch": "replace"}]
+    for item in patch:
+        if key not in item:
+            raise errors.bad_request(f"map: map[] does not contain declared merge key: {key}")
+        at = next((n for n, old in enumerate(present) if old.get(key) == item[key]), None)
+        if item.get("$patch") == "delete":
+            present = [old for old in present if old.get(key) != item[key]]
+        elif at is None:
+            present.append(strategic_patch({}, item, kind))
+        else:
+            present[at] = strategic_patch(present[at], item, kind)
+    if order:
+        ranks = {entry[key]: rank for rank, entry in enumerate(order) if key in entry}
+        present.sort(key=lambda item: ranks.get(item.get(key), len(ranks)))
+    return present

@@ -1,0 +1,437 @@
+"""One pod on one node: its containers from start to end, and the status the kubelet reports."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import re
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from evenkeel_local.gpu_cluster import catalogue, processes
+from evenkeel_local.gpu_cluster.errors import Obj
+from evenkeel_local.gpu_cluster.kinds import GPU
+from evenkeel_local.gpu_cluster.processes import Guard, Running
+from evenkeel_local.gpu_cluster.registry import set_condition, timestamp
+from evenkeel_local.gpu_cluster.store import Store, clone, name_of, namespace_of
+
+NAME_WAIT_SECONDS = 30.0
+NAME_POLL_SECONDS = 0.05
+_REFERENCE = re.compile(r"\$(\$|\(([A-Za-z_][A-Za-z0-9_.-]*)\))")
+_POD_NAME = re.compile(
+    r"^(?P<host>[a-z0-9]([-a-z0-9]*[a-z0-9])?)\.(?P<service>[a-z0-9]([-a-z0-9]*[a-z0-9])?)"
+    r"(\.(?P<namespace>[a-z0-9]([-a-z0-9]*[a-z0-9])?)(\.svc(\.cluster\.local)?)?)?\.?$"
+)
+
+
+class NodeEnvironment(Protocol):
+    """What a pod gets from the machine it runs on."""
+
+    guard: Guard
+
+    def environment(self, pod: Obj) -> dict[str, str]:
+        """Return the variables that every container of a pod starts with."""
+
+    def folder(self, pod: Obj) -> Path:
+        """Return the pod's folder."""
+
+    def report(self, worker: PodWorker) -> None:
+        """Hear that the pod's status changed."""
+
+
+@dataclass
+class Container:
+    """A container's progress, in the words of `containerStatuses`."""
+
+    spec: Obj
+    is_init: bool
+    container_id: str = ""
+    state: Obj = field(default_factory=lambda: {"waiting": {"reason": "ContainerCreating"}})
+    last_state: Obj = field(default_factory=dict)
+    restarts: int = 0
+    started: bool = False
+    running: Running | None = None
+    pause_ended: asyncio.Event | None = None
+    runs: int = 0
+
+    @property
+    def name(self) -> str:
+        """The container's name in its pod."""
+        return str(self.spec["name"])
+
+    @property
+    def uses_gpu(self) -> bool:
+        """Whether it asked for GPUs."""
+        return GPU in ((self.spec.get("resources") or {}).get("limits") or {})
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code of its last end, nothing while it has not ended."""
+        terminated = self.state.get("terminated")
+        return int(terminated["exitCode"]) if terminated else None
+
+    def status(self) -> Obj:
+        """Return its entry in the pod's status."""
+        return {
+            "name": self.name,
+            "image": self.spec.get("image", ""),
+            "imageID": "",
+            "containerID": f"process://{self.container_id}" if self.container_id else "",
+            "state": clone(self.state),
+            "lastState": clone(self.last_state),
+            "ready": "running" in self.state or (self.is_init and self.exit_code == 0),
+            "started": "running" in self.state,
+            "restartCount": self.restarts,
+        }
+
+
+class PodWorker:
+    """Runs one pod on one node until it ends or is ended."""
+
+    def __init__(self, pod: Obj, node: NodeEnvironment, store: Store, restart_backoff: float) -> None:
+        self.pod = pod
+        self.uid = str(pod["metadata"]["uid"])
+        self.phase = "Pending"
+        self.started_at = timestamp()
+        self.is_stopping = False
+        self.is_over = False
+        self._node = node
+        self._store = store
+        self._restart_backoff = restart_backoff
+        spec = pod["spec"]
+        self.init_containers = [Container(item, True) for item in spec.get("initContainers") or ()]
+        self.containers = [Container(item, False) for item in spec["containers"]]
+        self._task: asyncio.Task[None] | None = None
+        self._stop_task: asyncio.Task[None] | None = None
+        self._deadline: float | None = None
+
+    @property
+    def processes(self) -> list[tuple[Container, Running]]:
+        """The containers that run now, with their processes."""
+        both = [*self.init_containers, *self.containers]
+        return [(item, item.running) for item in both if item.running is not None]
+
+    def start(self) -> None:
+        """Begin to run the containers."""
+        self._task = asyncio.create_task(self._run(), name=f"pod {name_of(self.pod)}")
+
+    async def _run(self) -> None:
+        try:
+            for container in self.init_containers:
+                if not await self._run_init(container):
+                    return
+            if not self.is_stopping:
+                self.phase = "Running"
+                await asyncio.gather(*(self._run_container(container) for container in self.containers))
+        finally:
+            if not self.is_over:
+                self._finish()
+
+    def _finish(self) -> None:
+        self.is_over = True
+        for container in [*self.init_containers, *self.containers]:
+            if "waiting" in container.state or "running" in container.state:
+                container.state = _terminated(
+                    137, "ContainerStatusUnknown", timestamp(), "the container was never started"
+                )
+        ended_well = all(container.exit_code == 0 for container in [*self.init_containers, *self.containers])
+        self.phase = "Succeeded" if ended_well else "Failed"
+        self._node.report(self)
+
+    async def _run_init(self, container: Container) -> bool:
+        while not self.is_stopping:
+            await self._once(container)
+            if container.exit_code == 0:
+                return True
+            if self.pod["spec"]["restartPolicy"] == "Never" or self.is_stopping:
+                return False
+            await self._back_off(container)
+        return False
+
+    async def _run_container(self, container: Container) -> None:
+        policy = self.pod["spec"]["restartPolicy"]
+        while not self.is_stopping:
+            await self._once(container)
+            again = policy == "Always" or (policy == "OnFailure" and container.exit_code != 0)
+            if self.is_stopping or not again:
+                return
+            await self._back_off(container)
+
+    async def _back_off(self, container: Container) -> None:
+        """Wait before a container is started again: at once, then after a delay that doubles to 30 times the first."""
+        container.last_state = container.state
+        delay = 0.0 if container.restarts == 0 else self._restart_backoff * min(2 ** (container.restarts - 1), 30)
+        if delay:
+            told = f"back-off {delay:g}s restarting failed container={container.name} pod={name_of(self.pod)}"
+            container.state = {"waiting": {"reason": "CrashLoopBackOff", "message": told}}
+            self._node.report(self)
+            await asyncio.sleep(delay)
+        container.restarts += 1
+
+    async def _once(self, container: Container) -> None:
+        """Run a container's command once, from start to end."""
+        container.container_id = f"{self.uid}-{container.name}-{container.runs}"
+        container.runs += 1
+        command = [*(container.spec.get("command") or ()), *(container.spec.get("args") or ())]
+        if not command:
+            await self._pause(container)
+            return
+        began = timestamp()
+        try:
+            env = await self._environment(container)
+            argv = [expand(part, env) for part in command]
+            if self.is_stopping:
+                container.state = _terminated(137, "Error", began)
+                return
+            folder = self._node.folder(self.pod)
+            running = await processes.start(
+                argv, env, folder / "root", self.log_file(container), container.container_id, self._node.guard
+            )
+        except OSError as failed:
+            told = f"failed to start container: {failed.strerror}: {failed.filename}"
+            container.state = _terminated(128, "StartError", began, told)
+            self._node.report(self)
+            return
+        except MissingReference as missing:
+            container.state = {"waiting": {"reason": "CreateContainerConfigError", "message": str(missing)}}
+            self._node.report(self)
+            await asyncio.sleep(max(self._restart_backoff, 0.2))
+            if not self.is_stopping:
+                await self._once(container)
+            return
+        container.running = running
+        container.state = {"running": {"startedAt": timestamp()}}
+        self._node.report(self)
+        if self.is_stopping:
+            running.terminate()
+        code = await running.wait()
+        container.running = None
+        container.state = _terminated(code, "Completed" if code == 0 else "Error", began)
+        self._node.report(self)
+
+    async def _pause(self, container: Container) -> None:
+        """Run a container that has no command: it has no process, and runs until it is stopped."""
+        container.pause_ended = asyncio.Event()
+        container.state = {"running": {"startedAt": timestamp()}}
+        began = timestamp()
+        self._node.report(self)
+        if not self.is_stopping:
+            await container.pause_ended.wait()
+        container.state = _terminated(0, "Completed", began)
+        container.pause_ended = None
+
+    def log_file(self, container: Container, *, previous: bool = False) -> Path:
+        """Return the file that a container's current (or previous) run writes its output to."""
+        run = container.runs - 1 - int(previous)
+        return self._node.folder(self.pod) / "logs" / f"{container.name}.{max(run, 0)}.log"
+
+    # Ending
+
+    def stop(self, grace_seconds: float) -> None:
+        """End the pod: SIGTERM now, SIGKILL after the grace. A second call may only shorten the grace."""
+        self.is_stopping = True
+        now = asyncio.get_running_loop().time()
+        deadline = now + grace_seconds
+        if self._deadline is not None and deadline >= self._deadline:
+            return
+        first = self._deadline is None
+        self._deadline = deadline
+        if first:
+            self._stop_task = asyncio.create_task(self._stop())
+
+    async def _stop(self) -> None:
+        for container in self.containers:
+            if container.pause_ended is not None:
+                container.pause_ended.set()
+        for _, running in self.processes:
+            running.terminate()
+        loop = asyncio.get_running_loop()
+        while not self.is_over and self._deadline is not None and loop.time() < self._deadline:
+            await asyncio.sleep(min(0.05, max(self._deadline - loop.time(), 0.001)))
+        for _, running in self.processes:
+            running.kill()
+        if self._task is not None and not self.is_over:
+            _, pending = await asyncio.wait([self._task], timeout=1.0)
+            if pending:
+                self._task.cancel()
+
+    def power_off(self) -> None:
+        """Kill everything at once and report nothing: the machine is gone."""
+        self.is_stopping = True
+        self.is_over = True
+        for _, running in self.processes:
+            running.kill()
+        for container in self.containers:
+            if container.pause_ended is not None:
+                container.pause_ended.set()
+
+    def signal_gpu_processes(self, how: int) -> int:
+        """Send a signal to the containers that use GPUs; return how many there were."""
+        hit = [running for container, running in self.processes if container.uses_gpu]
+        for running in hit:
+            running.send(how)
+        return len(hit)
+
+    def crash(self, exit_code: int) -> bool:
+        """End one container's process as if it had exited by itself with a code; return whether one ran."""
+        for container, running in self.processes:
+            if not container.is_init:
+                running.forced_exit_code = exit_code
+                running.send(signal.SIGKILL)
+                return True
+        return False
+
+    # Reporting
+
+    def write_status(self, status: Obj, ip: str, host_ip: str) -> None:
+        """Put the pod's state into a `status` object."""
+        status["phase"] = self.phase
+        status["hostIP"], status["hostIPs"] = host_ip, [{"ip": host_ip}]
+        status["podIP"], status["podIPs"] = ip, [{"ip": ip}]
+        status["startTime"] = self.started_at
+        status["containerStatuses"] = [container.status() for container in self.containers]
+        if self.init_containers:
+            status["initContainerStatuses"] = [container.status() for container in self.init_containers]
+        over = self.phase in ("Succeeded", "Failed")
+        ready = self.phase == "Running" and all("running" in container.state for container in self.containers)
+        initialized = all(container.exit_code == 0 for container in self.init_containers)
+        names = [container.name for container in self.containers if "running" not in container.state]
+        unready = "PodCompleted" if self.phase == "Succeeded" else "PodFailed" if over else "ContainersNotReady"
+        told = "" if over else f"containers with unready status: [{' '.join(names)}]"
+        _plain(status, "PodReadyToStartContainers", not over, "", "")
+        _plain(status, "Initialized", initialized, "" if initialized else "ContainersNotInitialized", "")
+        _plain(status, "Ready", ready, "" if ready else unready, "" if ready else told)
+        _plain(status, "ContainersReady", ready, "" if ready else unready, "" if ready else told)
+
+    # Environment
+
+    async def _environment(self, container: Container) -> dict[str, str]:
+        env = dict(self._node.environment(self.pod))
+        for source in container.spec.get("envFrom") or ():
+            env.update(self._all_of(source))
+        for entry in container.spec.get("env") or ():
+            value = entry.get("value")
+            if value is None and entry.get("valueFrom"):
+                found = self._value_from(entry["valueFrom"], container)
+                if found is None:
+                    continue
+                env[entry["name"]] = found
+            else:
+                env[entry["name"]] = expand(str(value or ""), env)
+        for name, text in env.items():
+            env[name] = await self._resolve(text)
+        return env
+
+    def _current(self) -> Obj:
+        return self._store.find(catalogue.PODS.key, namespace_of(self.pod), name_of(self.pod)) or self.pod
+
+    def _all_of(self, source: Obj) -> Mapping[str, str]:
+        prefix = source.get("prefix") or ""
+        for field_name, key in (("configMapRef", catalogue.CONFIG_MAPS.key), ("secretRef", catalogue.SECRETS.key)):
+            ref = source.get(field_name)
+            if ref:
+                data = self._data(key, ref)
+                return {prefix + name: value for name, value in (data or {}).items()}
+        return {}
+
+    def _data(self, key: tuple[str, str], ref: Obj) -> dict[str, str] | None:
+        found = self._store.find(key, namespace_of(self.pod), ref["name"])
+        if found is None:
+            if ref.get("optional"):
+                return None
+            raise MissingReference(f'{key[1][:-1]} "{ref["name"]}" not found')
+        data = {name: str(value) for name, value in (found.get("data") or {}).items()}
+        if key == catalogue.SECRETS.key:
+            data = {name: base64.b64decode(value).decode("utf-8", "replace") for name, value in data.items()}
+            data.update(found.get("stringData") or {})
+        return data
+
+    def _value_from(self, source: Obj, container: Container) -> str | None:
+        if ref := source.get("fieldRef"):
+            return field_value(self._current(), ref["fieldPath"])
+        if ref := source.get("resourceFieldRef"):
+            part, _, name = ref["resource"].partition(".")
+            return str(((container.spec.get("resources") or {}).get(part) or {}).get(name, "0"))
+        for kind, key in (("configMapKeyRef", catalogue.CONFIG_MAPS.key), ("secretKeyRef", catalogue.SECRETS.key)):
+            if ref := source.get(kind):
+                data = self._data(key, ref)
+                if data is None or ref["key"] not in data:
+                    if ref.get("optional"):
+                        return None
+                    raise MissingReference(f"couldn't find key {ref['key']} in {ref['name']}")
+                return data[ref["key"]]
+        return ""
+
+    async def _resolve(self, text: str) -> str:
+        """Replace a value that is a pod's DNS name by that pod's address; wait for the pod where the service exists."""
+        match = _POD_NAME.match(text)
+        if match is None:
+            return text
+        namespace = match.group("namespace") or namespace_of(self.pod)
+        host, service = match.group("host"), match.group("service")
+        if self._store.find(catalogue.SERVICES.key, namespace, service) is None:
+            return text
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + NAME_WAIT_SECONDS
+        while loop.time() < deadline and not self.is_stopping:
+            for pod in self._store.each(catalogue.PODS.key):
+                spec = pod["spec"]
+                if (
+                    namespace_of(pod) == namespace
+                    and spec.get("hostname") == host
+                    and spec.get("subdomain") == service
+                    and pod["status"].get("podIP")
+                    and pod["status"].get("phase") not in ("Succeeded", "Failed")
+                ):
+                    return str(pod["status"]["podIP"])
+            await asyncio.sleep(NAME_POLL_SECONDS)
+        return text
+
+
+class MissingReference(Exception):
+    """A config map, secret or key that a container needs is not there."""
+
+
+def _plain(status: Obj, kind: str, value: bool, reason: str, message: str) -> None:
+    """Set a pod condition; a true one carries no reason."""
+    set_condition(status, kind, "True" if value else "False", reason, message, {"lastProbeTime": None})
+    for condition in status["conditions"]:
+        if condition["type"] == kind:
+            for empty in [name for name in ("reason", "message") if not condition.get(name)]:
+                condition.pop(empty, None)
+
+
+def _terminated(code: int, reason: str, began: str, message: str = "") -> Obj:
+    ended: Obj = {"exitCode": code, "reason": reason, "startedAt": began, "finishedAt": timestamp()}
+    if message:
+        ended["message"] = message
+    return {"terminated": ended}
+
+
+def expand(text: str, env: Mapping[str, str]) -> str:
+    """Replace `$(NAME)` by a variable; an unknown one stays as written and `$$` is a dollar sign."""
+
+    def one(match: re.Match[str]) -> str:
+        if match.group(1) == "$":
+            return "$"
+        return env.get(match.group(2), match.group(0))
+
+    return _REFERENCE.sub(one, text)
+
+
+def field_value(pod: Obj, path: str) -> str:
+    """Read a field of the downward API, such as `metadata.labels['x']` or `status.podIP`."""
+    match = re.match(r"^metadata\.(labels|annotations)\['(.+)'\]$", path)
+    if match:
+        return str((pod["metadata"].get(match.group(1)) or {}).get(match.group(2), ""))
+    if path in ("metadata.labels", "metadata.annotations"):
+        entries = pod["metadata"].get(path.split(".")[1]) or {}
+        return "\n".join(f"{key}={json.dumps(value)}" for key, value in sorted(entries.items()))
+    value: Any = pod
+    for part in path.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return "" if value is None else str(value)

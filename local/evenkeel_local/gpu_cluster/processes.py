@@ -1,0 +1,164 @@
+"""Operating system processes as containers, and the guard that leaves none behind.
+
+Each container's command runs in a session and process group of its own. Two nets make sure that nothing outlives the
+cluster: the kernel kills a direct child when its parent dies, and a guard process, which holds a pipe from the cluster,
+kills every group it was told of (and whatever left its group but carries a container's mark) when the pipe closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+MARK = "EVENKEEL_CONTAINER_ID"
+CLUSTER_MARK = "EVENKEEL_GPU_CLUSTER"
+PR_SET_PDEATHSIG = 1
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when its parent ends; runs in the child, between fork and exec."""
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def marked_processes(mark: str, value: str | None = None) -> list[int]:
+    """Return the ids of processes whose environment carries a mark, whatever group they moved to."""
+    wanted = f"{mark}={value}".encode() if value is not None else f"{mark}=".encode()
+    found: list[int] = []
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            environment = Path(entry.path, "environ").read_bytes()
+        except OSError:
+            continue
+        for variable in environment.split(b"\0"):
+            if variable == wanted or (value is None and variable.startswith(wanted)):
+                found.append(int(entry.name))
+                break
+    return found
+
+
+def kill_group(group: int, how: int) -> None:
+    """Send a signal to a process group; nothing happens when it is empty."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, how)
+
+
+class Guard:
+    """The process that cleans up after a cluster that was killed."""
+
+    def __init__(self, cluster_mark: str) -> None:
+        self._mark = cluster_mark
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the guard; it is idle until told of a group."""
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(Path(__file__).with_name("guard.py")), CLUSTER_MARK, self._mark],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            close_fds=True,
+        )
+
+    def tell(self, sign: str, group: int) -> None:
+        """Tell the guard that a group begins (`+`) or ended (`-`)."""
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.write(f"{sign}{group}\n".encode())
+                self._process.stdin.flush()
+
+    def stop(self) -> None:
+        """Close the pipe: the guard kills what is left and ends."""
+        if self._process is None:
+            return
+        if self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+
+@dataclass
+class Running:
+    """One container's process."""
+
+    process: asyncio.subprocess.Process
+    container_id: str
+    guard: Guard
+    forced_exit_code: int | None = None
+
+    @property
+    def group(self) -> int:
+        """The process group, which is the leader's id."""
+        return self.process.pid
+
+    def terminate(self) -> None:
+        """Ask the container's first process to end, as a runtime does: only that one gets SIGTERM."""
+        if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.send_signal(signal.SIGTERM)
+
+    def send(self, how: int) -> None:
+        """Send a signal to the whole group."""
+        kill_group(self.group, how)
+
+    def kill(self) -> None:
+        """Kill everything the container started."""
+        kill_group(self.group, signal.SIGKILL)
+
+    async def wait(self) -> int:
+        """Wait for the first process; end the rest with it, as the end of a container does. Return the exit code."""
+        code = await self.process.wait()
+        kill_group(self.group, signal.SIGKILL)
+        for pid in marked_processes(MARK, self.container_id):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        self.guard.tell("-", self.group)
+        if self.forced_exit_code is not None:
+            return self.forced_exit_code
+        return code if code >= 0 else 128 - code
+
+
+async def start(
+    argv: list[str],
+    env: Mapping[str, str],
+    folder: Path,
+    log: Path,
+    container_id: str,
+    guard: Guard,
+    before_exec: Callable[[], None] = die_with_parent,
+) -> Running:
+    """Start a container's command.
+
+    Raises:
+        OSError: the command cannot be started (not found, not executable).
+    """
+    with log.open("ab") as output:
+        process = await asyncio.create_subprocess_exec(
+            *argv,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            cwd=folder,
+            env={**env, MARK: container_id},
+            start_new_session=True,
+            preexec_fn=before_exec,
+        )
+    guard.tell("+", process.pid)
+    return Running(process, container_id, guard)

@@ -1,0 +1,141 @@
+"""Authorization: the cluster's own Roles, ClusterRoles and bindings, evaluated at each request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from evenkeel_local.gpu_cluster import catalogue
+from evenkeel_local.gpu_cluster.api_server import Request
+from evenkeel_local.gpu_cluster.errors import Obj
+from evenkeel_local.gpu_cluster.identity import User
+from evenkeel_local.gpu_cluster.selectors import matches_selector
+from evenkeel_local.gpu_cluster.store import Store
+
+READ = ["get", "list", "watch"]
+
+
+class RbacAuthorizer:
+    """Says no with the words of the real authorizer."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def refusal(self, user: User, request: Request) -> str | None:
+        """Return why a user may not do something, nothing when a rule allows it."""
+        if user.is_master or request.group in ("authorization.k8s.io", "authentication.k8s.io"):
+            return None
+        if any(allows(rule, request) for rule in self._rules(user, request.namespace)):
+            return None
+        told = f'User "{user.name}" cannot {request.verb} resource "{request.resource}" in API group "{request.group}" '
+        return told + (f'in the namespace "{request.namespace}"' if request.namespace else "at the cluster scope")
+
+    def _rules(self, user: User, namespace: str) -> Iterator[Obj]:
+        for binding in self._store.each(catalogue.CLUSTER_ROLE_BINDINGS.key):
+            if _binds(binding, user, ""):
+                yield from self._cluster_role(binding["roleRef"]["name"])
+        if not namespace:
+            return
+        for binding in self._store.all(catalogue.ROLE_BINDINGS.key, namespace):
+            if not _binds(binding, user, namespace):
+                continue
+            ref = binding["roleRef"]
+            if ref["kind"] == "ClusterRole":
+                yield from self._cluster_role(ref["name"])
+            else:
+                role = self._store.find(catalogue.ROLES.key, namespace, ref["name"])
+                yield from (role or {}).get("rules") or ()
+
+    def _cluster_role(self, name: str) -> Iterator[Obj]:
+        role = self._store.find(catalogue.CLUSTER_ROLES.key, "", name)
+        if role is None:
+            return
+        yield from role.get("rules") or ()
+        for selector in (role.get("aggregationRule") or {}).get("clusterRoleSelectors") or ():
+            for other in self._store.each(catalogue.CLUSTER_ROLES.key):
+                if other is not role and matches_selector(selector, other["metadata"].get("labels") or {}):
+                    yield from other.get("rules") or ()
+
+
+def _binds(binding: Obj, user: User, namespace: str) -> bool:
+    for subject in binding.get("subjects") or ():
+        kind, name = subject.get("kind"), subject.get("name")
+        if kind == "User" and name == user.name:
+            return True
+        if kind == "Group" and name in user.groups:
+            return True
+        if kind == "ServiceAccount":
+            account = f"system:serviceaccount:{subject.get('namespace') or namespace}:{name}"
+            if account == user.name:
+                return True
+    return False
+
+
+def allows(rule: Obj, request: Request) -> bool:
+    """Whether one rule allows a request."""
+    if not _has(rule.get("verbs"), request.verb):
+        return False
+    if not request.plural:
+        return any(
+            path in ("*", request.path) or (path.endswith("*") and request.path.startswith(path[:-1]))
+            for path in rule.get("nonResourceURLs") or ()
+        )
+    if not _has(rule.get("apiGroups"), request.group):
+        return False
+    resources = rule.get("resources") or []
+    named = request.resource in resources or "*" in resources
+    if not named and not (request.subresource and f"*/{request.subresource}" in resources):
+        return False
+    names = rule.get("resourceNames") or []
+    return not names or request.name in names
+
+
+def _has(values: list[str] | None, wanted: str) -> bool:
+    return bool(values) and (wanted in values or "*" in values)
+
+
+def bootstrap_roles() -> list[Obj]:
+    """Return the cluster roles and bindings that every cluster begins with."""
+
+    def role(name: str, rules: list[Obj]) -> Obj:
+        return {
+            "apiVersion": f"{catalogue.RBAC}/v1",
+            "kind": "ClusterRole",
+            "metadata": {"name": name, "labels": {"kubernetes.io/bootstrapping": "rbac-defaults"}},
+            "rules": rules,
+        }
+
+    everything = {"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}
+    workloads = [
+        {
+            "apiGroups": [""],
+            "resources": ["pods", "services", "configmaps", "persistentvolumeclaims", "endpoints", "serviceaccounts"],
+        },
+        {"apiGroups": ["batch"], "resources": ["jobs"]},
+        {"apiGroups": ["policy"], "resources": ["poddisruptionbudgets"]},
+    ]
+    readable = [{**rule, "verbs": READ} for rule in workloads]
+    seen: list[Obj] = [
+        *readable,
+        {"apiGroups": [""], "resources": ["pods/log", "pods/status", "events", "namespaces"], "verbs": READ},
+    ]
+    edited: list[Obj] = [
+        *seen,
+        *({**rule, "verbs": ["create", "delete", "deletecollection", "patch", "update"]} for rule in workloads),
+        {"apiGroups": [""], "resources": ["pods/eviction"], "verbs": ["create"]},
+        {"apiGroups": [""], "resources": ["secrets"], "verbs": ["*"]},
+    ]
+    return [
+        role("cluster-admin", [everything, {"nonResourceURLs": ["*"], "verbs": ["*"]}]),
+        role("view", seen),
+        role("edit", edited),
+        role(
+            "admin", [*edited, {"apiGroups": [catalogue.RBAC], "resources": ["roles", "rolebindings"], "verbs": ["*"]}]
+        ),
+        {
+            "apiVersion": f"{catalogue.RBAC}/v1",
+            "kind": "ClusterRoleBinding",
+            "metadata": {"name": "cluster-admin", "labels": {"kubernetes.io/bootstrapping": "rbac-defaults"}},
+            "roleRef": {"apiGroup": catalogue.RBAC, "kind": "ClusterRole", "name": "cluster-admin"},
+            "subjects": [{"apiGroup": catalogue.RBAC, "kind": "Group", "name": "system:masters"}],
+        },
+    ]

@@ -1,0 +1,549 @@
+"""What create, update, delete and evict mean: defaults, preconditions, finalizers, grace.
+
+The store below keeps bytes and versions; the HTTP server above reads requests. The controllers use this module directly,
+so the rules of deletion hold for them too.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from evenkeel_local.gpu_cluster import catalogue, errors, kinds
+from evenkeel_local.gpu_cluster.catalogue import Catalogue
+from evenkeel_local.gpu_cluster.errors import ApiError, Obj
+from evenkeel_local.gpu_cluster.selectors import matches_selector
+from evenkeel_local.gpu_cluster.store import Change, ResourceType, Store, clone, name_of, namespace_of
+
+FOREGROUND = "foregroundDeletion"
+ORPHAN = "orphan"
+SERVER_FIELDS = ("uid", "creationTimestamp", "resourceVersion", "generation", "deletionTimestamp", "selfLink")
+
+
+def timestamp(at: datetime | None = None) -> str:
+    """Return a moment as Kubernetes' `Time` (whole seconds, UTC)."""
+    return (at or datetime.now(UTC)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def micro_timestamp(at: datetime | None = None) -> str:
+    """Return a moment as Kubernetes' `MicroTime`."""
+    return (at or datetime.now(UTC)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def set_condition(status: Obj, kind: str, value: str, reason: str, message: str = "", extra: Obj | None = None) -> bool:
+    """Put a condition in a status; its transition time moves only when its value does. Return whether anything changed."""
+    conditions: list[Obj] = status.setdefault("conditions", [])
+    now = timestamp()
+    for condition in conditions:
+        if condition["type"] == kind:
+            same = condition.get("status") == value
+            if same and condition.get("reason", "") == reason and condition.get("message", "") == message:
+                return False
+            condition.update(status=value, reason=reason, message=message, **(extra or {}))
+            if not same:
+                condition["lastTransitionTime"] = now
+            return True
+    conditions.append(
+        {
+            "type": kind,
+            "status": value,
+            "reason": reason,
+            "message": message,
+            "lastTransitionTime": now,
+            **(extra or {}),
+        }
+    )
+    return True
+
+
+def condition_of(obj: Obj, kind: str) -> Obj | None:
+    """Return an object's condition of one type, or nothing."""
+    for condition in (obj.get("status") or {}).get("conditions") or ():
+        if condition["type"] == kind:
+            return dict(condition)
+    return None
+
+
+class Registry:
+    """The rules of the API over the store."""
+
+    def __init__(self, store: Store, types: Catalogue) -> None:
+        self.store = store
+        self.types = types
+        self.new_address: Callable[[], str] | None = None
+        store.listen(self._follow_definitions)
+
+    # Create
+
+    def create(
+        self, rt: ResourceType, namespace: str, obj: Obj, *, dry_run: bool = False, trusted: bool = False
+    ) -> Obj:
+        """Admit, default, validate and store a new object.
+
+        Args:
+            trusted: the caller is a controller of this cluster and the object keeps the status it brings.
+
+        Raises:
+            ApiError: 404 without the namespace, 409 when the name is taken, 422 when the object is invalid.
+        """
+        obj = clone(obj)
+        metadata = obj.setdefault("metadata", {})
+        self._check_identity(rt, namespace, obj)
+        if rt.namespaced:
+            metadata["namespace"] = namespace
+            self._check_namespace(rt, namespace, obj)
+        else:
+            metadata.pop("namespace", None)
+        for field in SERVER_FIELDS:
+            metadata.pop(field, None)
+        if not metadata.get("name"):
+            if not metadata.get("generateName"):
+                raise errors.invalid(
+                    rt.group,
+                    rt.kind,
+                    "",
+                    [("FieldValueRequired", "metadata.name", "Required value: name or generateName is required")],
+                )
+            metadata["name"] = metadata["generateName"] + kinds.random_suffix()
+        metadata["uid"] = str(uuid.uuid4())
+        metadata["creationTimestamp"] = timestamp()
+        status = obj.pop("status", None) if (rt.has_status and not trusted) else None
+        if rt.key in kinds.NEEDS_SPEC and not isinstance(obj.get("spec"), dict):
+            raise errors.invalid(
+                rt.group, rt.kind, metadata["name"], [("FieldValueRequired", "spec", "Required value")]
+            )
+        if rt.key in kinds.WITH_GENERATION or rt.custom:
+            metadata["generation"] = 1
+        admit = kinds.ADMISSION.get(rt.key)
+        kept = obj.get("status")
+        if admit is not None:
+            admit(obj, self.store)
+        if trusted and kept is not None:
+            obj["status"] = kept
+        if rt.key == catalogue.PODS.key and self.new_address is not None and not dry_run:
+            # A pod has its address from creation on, so that the others of its job can be told where it will be.
+            address = self.new_address()
+            obj["status"].update(podIP=address, podIPs=[{"ip": address}])
+        elif status is not None and not rt.has_status:
+            obj["status"] = status
+        self._validate(rt, obj)
+        if dry_run:
+            if self.store.find(rt.key, namespace_of(obj), name_of(obj)) is not None:
+                raise errors.already_exists(rt.group, rt.plural, name_of(obj))
+            return obj
+        return self.store.create(rt, obj)
+
+    def _check_identity(self, rt: ResourceType, namespace: str, obj: Obj) -> None:
+        if obj.get("kind") not in (None, "", rt.kind) or obj.get("apiVersion") not in (None, "", rt.api_version):
+            raise errors.bad_request(
+                f"{obj.get('kind')} in version {str(obj.get('apiVersion'))!r} cannot be handled as a {rt.kind}: "
+                f"the API version in the data ({obj.get('apiVersion')}) does not match the expected API version "
+                f"({rt.api_version})"
+            )
+        obj["apiVersion"], obj["kind"] = rt.api_version, rt.kind
+        stated = obj["metadata"].get("namespace")
+        if rt.namespaced and stated and stated != namespace:
+            raise errors.bad_request(
+                "the namespace of the provided object does not match the namespace sent on the request"
+            )
+
+    def _check_namespace(self, rt: ResourceType, namespace: str, obj: Obj) -> None:
+        found = self.store.find(catalogue.NAMESPACES.key, "", namespace)
+        if found is None:
+            raise errors.not_found("", "namespaces", namespace)
+        if found["metadata"].get("deletionTimestamp"):
+            denied = errors.forbidden(
+                rt.group,
+                rt.plural,
+                str(obj["metadata"].get("name") or ""),
+                f"unable to create new content in namespace {namespace} because it is being terminated",
+            )
+            details = denied.details or {}
+            details["causes"] = [
+                {
+                    "reason": "NamespaceTerminating",
+                    "message": f"namespace {namespace} is being terminated",
+                    "field": "metadata.namespace",
+                }
+            ]
+            raise denied
+
+    def _validate(self, rt: ResourceType, obj: Obj) -> None:
+        causes = list(kinds.check_metadata(rt, obj))
+        check = kinds.CHECKS.get(rt.key)
+        if check is not None:
+            causes.extend(check(obj))
+        if causes:
+            raise errors.invalid(rt.group, rt.kind, name_of(obj), causes)
+
+    # Update
+
+    def update(
+        self,
+        rt: ResourceType,
+        obj: Obj,
+        *,
+        subresource: str = "",
+        dry_run: bool = False,
+    ) -> Obj:
+        """Store a new version of an object; a stale `metadata.resourceVersion` is a conflict.
+
+        A write to the object leaves its status alone, a write to `status` changes nothing else.
+
+        Raises:
+            ApiError: 404, 409 on a stale version or another UID, 422 when the new object is invalid.
+        """
+        old = self.store.get(rt, namespace_of(obj), name_of(obj))
+        new = clone(obj)
+        new["apiVersion"], new["kind"] = old["apiVersion"], old["kind"]
+        metadata, before = new["metadata"], old["metadata"]
+        expected = metadata.get("resourceVersion")
+        if metadata.get("uid") and metadata["uid"] != before["uid"]:
+            raise errors.conflict(
+                rt.group,
+                rt.plural,
+                name_of(obj),
+                f"Precondition failed: UID in precondition: {metadata['uid']}, UID in object meta: {before['uid']}",
+            )
+        if expected and expected != before["resourceVersion"]:
+            raise errors.conflict(rt.group, rt.plural, name_of(obj))
+        for field in (*SERVER_FIELDS, "deletionGracePeriodSeconds"):
+            if field in before:
+                metadata[field] = before[field]
+            else:
+                metadata.pop(field, None)
+        if subresource == "status":
+            kept = clone(old)
+            kept["status"] = new.get("status") or {}
+            kept["metadata"]["managedFields"] = metadata.get("managedFields") or before.get("managedFields") or []
+            if not kept["metadata"]["managedFields"]:
+                kept["metadata"].pop("managedFields")
+            if rt.key == catalogue.NODES.key or rt.key == catalogue.PODS.key:
+                # The server lets a status write of these two change labels and annotations, which kubelets rely on.
+                for field in ("labels", "annotations"):
+                    if field in metadata:
+                        kept["metadata"][field] = metadata[field]
+            new = kept
+        elif rt.has_status:
+            if "status" in old:
+                new["status"] = old["status"]
+            else:
+                new.pop("status", None)
+        self._check_finalizers(rt, new, old)
+        if subresource == "":
+            self._validate(rt, new)
+            check = kinds.UPDATE_CHECKS.get(rt.key)
+            causes = list(check(new, old)) if check is not None else []
+            if causes:
+                raise errors.invalid(rt.group, rt.kind, name_of(new), causes)
+            self._raise_generation(rt, new, old)
+        if dry_run:
+            return new
+        return self._write(rt, new, old)
+
+    def _raise_generation(self, rt: ResourceType, new: Obj, old: Obj) -> None:
+        if rt.key in kinds.WITH_GENERATION or rt.custom:
+            outside = ("metadata", "status", "apiVersion", "kind")
+            body = {key: value for key, value in new.items() if key not in outside}
+            if body != {key: value for key, value in old.items() if key not in outside}:
+                new["metadata"]["generation"] = int(old["metadata"].get("generation") or 1) + 1
+
+    def _check_finalizers(self, rt: ResourceType, new: Obj, old: Obj) -> None:
+        if not old["metadata"].get("deletionTimestamp"):
+            return
+        added = set(new["metadata"].get("finalizers") or ()) - set(old["metadata"].get("finalizers") or ())
+        if added:
+            raise errors.invalid(
+                rt.group,
+                rt.kind,
+                name_of(new),
+                [
+                    (
+                        "FieldValueForbidden",
+                        "metadata.finalizers",
+                        "Forbidden: no new finalizers can be added if the object is being deleted, "
+                        f"found new finalizers {sorted(added)}",
+                    )
+                ],
+            )
+
+    def _write(self, rt: ResourceType, new: Obj, old: Obj) -> Obj:
+        """Store an update, or remove the object when its deletion waited for just this."""
+        metadata = new["metadata"]
+        if metadata.get("deletionTimestamp") and not metadata.get("finalizers") and self._may_go(rt, new):
+            if old["metadata"].get("finalizers"):
+                return self.store.delete(rt, namespace_of(new), name_of(new), new)
+        return self.store.update(rt, new)
+
+    def _may_go(self, rt: ResourceType, obj: Obj) -> bool:
+        if rt.key == catalogue.NAMESPACES.key:
+            return not obj["spec"].get("finalizers")
+        return not obj["metadata"].get("deletionGracePeriodSeconds")
+
+    def mutate(self, rt: ResourceType, namespace: str, name: str, change: Callable[[Obj], None]) -> Obj | None:
+        """Change an object in place as a controller of this cluster; nothing happens when it is gone.
+
+        Nothing else can write in between (the event loop is not given up), so this cannot conflict.
+        """
+        old = self.store.find(rt.key, namespace if rt.namespaced else "", name)
+        if old is None:
+            return None
+        new = clone(old)
+        change(new)
+        self._raise_generation(rt, new, old)
+        return self._write(rt, new, old)
+
+    # Delete
+
+    def delete(
+        self,
+        rt: ResourceType,
+        namespace: str,
+        name: str,
+        options: Obj | None = None,
+        *,
+        dry_run: bool = False,
+    ) -> tuple[Obj, bool]:
+        """Begin or finish the deletion of an object; return its last state and whether it is gone.
+
+        Raises:
+            ApiError: 404, or 409 when a precondition of the options does not hold.
+        """
+        options = options or {}
+        old = self.store.get(rt, namespace, name)
+        self._check_preconditions(rt, old, options.get("preconditions") or {})
+        new = clone(old)
+        metadata = new["metadata"]
+        finalizers: list[str] = metadata.get("finalizers") or []
+        policy = options.get("propagationPolicy") or self._default_policy(options)
+        if policy == "Foreground" and FOREGROUND not in finalizers and not metadata.get("deletionTimestamp"):
+            finalizers = [*finalizers, FOREGROUND]
+        if policy == "Orphan" and ORPHAN not in finalizers and not metadata.get("deletionTimestamp"):
+            finalizers = [*finalizers, ORPHAN]
+        if policy == "Background":
+            finalizers = [finalizer for finalizer in finalizers if finalizer not in (FOREGROUND, ORPHAN)]
+        if finalizers:
+            metadata["finalizers"] = finalizers
+        else:
+            metadata.pop("finalizers", None)
+        grace = self._grace(rt, old, options)
+        waits = bool(finalizers) or grace > 0 or (rt.key == catalogue.NAMESPACES.key and new["spec"].get("finalizers"))
+        if not waits:
+            return (old, True) if dry_run else (self.store.delete(rt, namespace_of(old), name), True)
+        self._mark(new, grace, rt)
+        if rt.key == catalogue.NAMESPACES.key:
+            new["status"] = {**(new.get("status") or {}), "phase": "Terminating"}
+        if dry_run:
+            return new, False
+        return self.store.update(rt, new), False
+
+    def _default_policy(self, options: Obj) -> str:
+        orphans = options.get("orphanDependents")
+        return "" if orphans is None else ("Orphan" if orphans else "Background")
+
+    def _mark(self, new: Obj, grace: int, rt: ResourceType) -> None:
+        metadata = new["metadata"]
+        if not metadata.get("deletionTimestamp"):
+            metadata["deletionTimestamp"] = timestamp(datetime.now(UTC) + timedelta(seconds=grace))
+            metadata["deletionGracePeriodSeconds"] = grace
+            if "generation" in metadata:
+                metadata["generation"] += 1
+        elif grace < int(metadata.get("deletionGracePeriodSeconds") or 0):
+            metadata["deletionTimestamp"] = timestamp(datetime.now(UTC) + timedelta(seconds=grace))
+            metadata["deletionGracePeriodSeconds"] = grace
+
+    def _grace(self, rt: ResourceType, obj: Obj, options: Obj) -> int:
+        """Return how long a pod may take to end; everything else, and a pod that nothing runs, goes at once."""
+        if rt.key != catalogue.PODS.key:
+            return 0
+        asked = options.get("gracePeriodSeconds")
+        if asked is None:
+            asked = obj["spec"].get("terminationGracePeriodSeconds", 30)
+        if not obj["spec"].get("nodeName") or obj["status"].get("phase") in ("Succeeded", "Failed"):
+            return 0
+        return max(int(asked), 0)
+
+    def _check_preconditions(self, rt: ResourceType, obj: Obj, preconditions: Obj) -> None:
+        metadata = obj["metadata"]
+        wanted = preconditions.get("uid")
+        if wanted and wanted != metadata["uid"]:
+            raise errors.conflict(
+                rt.group,
+                rt.plural,
+                name_of(obj),
+                f"Precondition failed: UID in precondition: {wanted}, UID in object meta: {metadata['uid']}",
+            )
+        version = preconditions.get("resourceVersion")
+        if version and version != metadata["resourceVersion"]:
+            raise errors.conflict(
+                rt.group,
+                rt.plural,
+                name_of(obj),
+                f"Precondition failed: ResourceVersion in precondition: {version}, "
+                f"ResourceVersion in object meta: {metadata['resourceVersion']}",
+            )
+
+    # Evict
+
+    def evict(self, namespace: str, name: str, eviction: Obj, *, dry_run: bool = False) -> None:
+        """Delete a pod if the disruption budgets that cover it allow that.
+
+        Raises:
+            ApiError: 404 without the pod, 429 when a budget blocks it, 500 when two budgets cover it.
+        """
+        pod = self.store.get(catalogue.PODS, namespace, name)
+        options = clone(eviction.get("deleteOptions") or {})
+        dry_run = dry_run or bool(options.get("dryRun"))
+        exempt = pod["status"].get("phase") in ("Pending", "Succeeded", "Failed") or pod["metadata"].get(
+            "deletionTimestamp"
+        )
+        if not exempt:
+            self._spend_budget(pod, dry_run)
+        if not dry_run:
+            set_disrupted = "EvictionByEvictionAPI"
+            self.mutate(
+                catalogue.PODS,
+                namespace,
+                name,
+                lambda obj: mark_disrupted(obj, set_disrupted, "Eviction API: evicting"),
+            )
+            self.delete(catalogue.PODS, namespace, name, options)
+
+    def _spend_budget(self, pod: Obj, dry_run: bool) -> None:
+        labels = pod["metadata"].get("labels") or {}
+        covering = [
+            budget
+            for budget in self.store.all(catalogue.BUDGETS.key, namespace_of(pod))
+            if matches_selector((budget.get("spec") or {}).get("selector"), labels)
+        ]
+        if not covering:
+            return
+        if len(covering) > 1:
+            raise ApiError(
+                500,
+                "InternalError",
+                "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.",
+            )
+        budget = covering[0]
+        status = budget.get("status") or {}
+        if int(status.get("disruptionsAllowed") or 0) <= 0:
+            healthy, desired = status.get("currentHealthy", 0), status.get("desiredHealthy", 0)
+            raise errors.too_many_requests(
+                "Cannot evict pod as it would violate the pod's disruption budget.",
+                {
+                    "causes": [
+                        {
+                            "reason": "DisruptionBudget",
+                            "message": f"The disruption budget {name_of(budget)} needs {desired} healthy pods and has "
+                            f"{healthy} currently",
+                        }
+                    ]
+                },
+            )
+        if not dry_run:
+            self.mutate(
+                catalogue.BUDGETS,
+                namespace_of(budget),
+                name_of(budget),
+                lambda obj: obj["status"].update(disruptionsAllowed=obj["status"]["disruptionsAllowed"] - 1),
+            )
+
+    # Events
+
+    def record(
+        self, about: Obj, reason: str, message: str, kind: str = "Normal", source: str = "evenkeel-local"
+    ) -> None:
+        """Write an Event about an object, or count up the one that says the same."""
+        namespace = namespace_of(about) or "default"
+        involved = {
+            "kind": about["kind"],
+            "apiVersion": about["apiVersion"],
+            "name": name_of(about),
+            "uid": about["metadata"]["uid"],
+        }
+        if namespace_of(about):
+            involved["namespace"] = namespace
+        now = timestamp()
+        name = f"{name_of(about)}.{abs(hash((involved['uid'], reason, message))):016x}"
+        known = self.store.find(catalogue.EVENTS.key, namespace, name)
+        if known is not None:
+            self.mutate(
+                catalogue.EVENTS,
+                namespace,
+                name,
+                lambda event: event.update(count=int(event.get("count") or 1) + 1, lastTimestamp=now),
+            )
+            return
+        if self.store.find(catalogue.NAMESPACES.key, "", namespace) is None:
+            return
+        self.store.create(
+            catalogue.EVENTS,
+            {
+                "apiVersion": "v1",
+                "kind": "Event",
+                "metadata": {
+                    "name": name,
+                    "namespace": namespace,
+                    "uid": str(uuid.uuid4()),
+                    "creationTimestamp": now,
+                },
+                "involvedObject": involved,
+                "reason": reason,
+                "message": message,
+                "type": kind,
+                "source": {"component": source},
+                "reportingComponent": source,
+                "reportingInstance": "",
+                "firstTimestamp": now,
+                "lastTimestamp": now,
+                "count": 1,
+                "eventTime": None,
+            },
+        )
+
+    # Custom resource definitions
+
+    def _follow_definitions(self, change: Change) -> None:
+        if change.key != catalogue.DEFINITIONS.key:
+            return
+        if change.kind == "DELETED":
+            self.types.withdraw(change.new)
+            return
+        self.types.define(change.new)
+        if condition_of(change.new, "Established") is None:
+            self.mutate(catalogue.DEFINITIONS, "", name_of(change.new), _establish)
+
+
+def _establish(definition: Obj) -> None:
+    status: Obj = definition.setdefault("status", {})
+    set_condition(status, "NamesAccepted", "True", "NoConflicts", "no conflicts found")
+    set_condition(status, "Established", "True", "InitialNamesAccepted", "the initial names have been accepted")
+    status["acceptedNames"] = clone(definition["spec"]["names"])
+    status["storedVersions"] = [v["name"] for v in definition["spec"]["versions"] if v.get("storage")]
+
+
+def mark_disrupted(pod: Obj, reason: str, message: str) -> None:
+    """Put the condition DisruptionTarget on a pod, as every component that removes a running pod does."""
+    set_condition(pod.setdefault("status", {}), "DisruptionTarget", "True", reason, message)
+
+
+def owner_reference(obj: Obj, *, controller: bool = True) -> dict[str, Any]:
+    """Return the reference that makes `obj` the owner of another object."""
+    return {
+        "apiVersion": obj["apiVersion"],
+        "kind": obj["kind"],
+        "name": name_of(obj),
+        "uid": obj["metadata"]["uid"],
+        "controller": controller,
+        "blockOwnerDeletion": True,
+    }
+
+
+def controller_of(obj: Obj) -> Obj | None:
+    """Return the reference of the object's controller, or nothing."""
+    for reference in obj["metadata"].get("ownerReferences") or ():
+        if reference.get("controller"):
+            return dict(reference)
+    return None

@@ -1,0 +1,338 @@
+"""The scheduler: binds each pod to a node that has room and will take it, or says why none does."""
+
+from __future__ import annotations
+
+import asyncio
+
+from collections import Counter
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any
+
+from evenkeel_local.gpu_cluster import catalogue
+from evenkeel_local.gpu_cluster.errors import Obj
+from evenkeel_local.gpu_cluster.registry import Registry, mark_disrupted, set_condition
+from evenkeel_local.gpu_cluster.selectors import matches_expression, quantity
+from evenkeel_local.gpu_cluster.store import Change, Store, name_of, namespace_of
+
+NAME = "default-scheduler"
+DEBOUNCE_SECONDS = 0.01
+
+Amounts = dict[str, Decimal]
+
+
+@dataclass
+class NodeRoom:
+    """A node with what its pods leave free."""
+
+    node: Obj
+    free: Amounts
+    pods: list[Obj] = field(default_factory=list)
+
+
+def requests_of(spec: Obj) -> Amounts:
+    """Return what a pod asks for: the sum of its containers, at least the largest init container, and one pod."""
+    total: Amounts = {"pods": Decimal(1)}
+    for container in spec.get("containers") or ():
+        for name, amount in ((container.get("resources") or {}).get("requests") or {}).items():
+            total[name] = total.get(name, Decimal(0)) + quantity(amount)
+    for container in spec.get("initContainers") or ():
+        for name, amount in ((container.get("resources") or {}).get("requests") or {}).items():
+            total[name] = max(total.get(name, Decimal(0)), quantity(amount))
+    return total
+
+
+def tolerates(tolerations: list[Obj], taint: Obj) -> bool:
+    """Whether any toleration covers a taint."""
+    return any(_covers(toleration, taint) for toleration in tolerations)
+
+
+def _covers(toleration: Obj, taint: Obj) -> bool:
+    if toleration.get("effect") and toleration["effect"] != taint["effect"]:
+        return False
+    if not toleration.get("key"):
+        return toleration.get("operator") == "Exists"
+    if toleration["key"] != taint["key"]:
+        return False
+    return toleration.get("operator") == "Exists" or (toleration.get("value") or "") == (taint.get("value") or "")
+
+
+def matches_node(spec: Obj, node: Obj) -> bool:
+    """Whether a node meets a pod's node selector and required node affinity."""
+    labels = node["metadata"].get("labels") or {}
+    if any(labels.get(key) != value for key, value in (spec.get("nodeSelector") or {}).items()):
+        return False
+    required = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    )
+    if not required:
+        return True
+    return any(_meets_term(term, node) for term in required.get("nodeSelectorTerms") or ())
+
+
+def _meets_term(term: Obj, node: Obj) -> bool:
+    expressions, fields = term.get("matchExpressions") or (), term.get("matchFields") or ()
+    if not expressions and not fields:
+        return False
+    labels = node["metadata"].get("labels") or {}
+    named = {"metadata.name": name_of(node)}
+    return all(matches_expression(expression, labels) for expression in expressions) and all(
+        matches_expression(expression, named) for expression in fields
+    )
+
+
+def refusal(pod: Obj, wanted: Amounts, room: NodeRoom) -> str | None:
+    """Return why a node does not take a pod, in the scheduler's words; nothing when it does."""
+    spec, node = pod["spec"], room.node
+    tolerations = spec.get("tolerations") or []
+    if (node.get("spec") or {}).get("unschedulable") and not tolerates(
+        tolerations, {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
+    ):
+        return "node(s) were unschedulable"
+    if not matches_node(spec, node):
+        return "node(s) didn't match Pod's node affinity/selector"
+    for taint in (node.get("spec") or {}).get("taints") or ():
+        if taint["effect"] in ("NoSchedule", "NoExecute") and not tolerates(tolerations, taint):
+            shown = f"{taint['key']}: {taint.get('value') or ''}"
+            return f"node(s) had untolerated taint {{{shown}}}"
+    for name, amount in wanted.items():
+        if amount > room.free.get(name, Decimal(0)):
+            return "Too many pods" if name == "pods" else f"Insufficient {name}"
+    return None
+
+
+class Scheduler:
+    """Looks at every waiting pod again whenever something changed that could let one in."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._store: Store = registry.store
+        self._waiting: dict[tuple[str, str], None] = {}
+        self._dirty = asyncio.Event()
+        self._store.listen(self._hear)
+
+    def _hear(self, change: Change) -> None:
+        if change.key == catalogue.PODS.key:
+            at = (namespace_of(change.new), name_of(change.new))
+            if change.kind == "DELETED" or not self._needs_node(change.new):
+                self._waiting.pop(at, None)
+                if change.kind == "DELETED" or change.new["status"].get("phase") in ("Succeeded", "Failed"):
+                    self._dirty.set()
+            elif at not in self._waiting:
+                self._waiting[at] = None
+                self._dirty.set()
+        elif change.key == catalogue.NODES.key and self._matters(change):
+            self._dirty.set()
+
+    def _needs_node(self, pod: Obj) -> bool:
+        spec = pod["spec"]
+        return (
+            not spec.get("nodeName")
+            and not pod["metadata"].get("deletionTimestamp")
+            and spec.get("schedulerName") == NAME
+            and not spec.get("schedulingGates")
+            and pod["status"].get("phase") == "Pending"
+        )
+
+    def _matters(self, change: Change) -> bool:
+        if change.old is None or change.kind == "DELETED":
+            return True
+        old, new = change.old, change.new
+        return bool(
+            old.get("spec") != new.get("spec")
+            or old["metadata"].get("labels") != new["metadata"].get("labels")
+            or (old.get("status") or {}).get("allocatable") != (new.get("status") or {}).get("allocatable")
+        )
+
+    async def run(self) -> None:
+        """Schedule until cancelled."""
+        while True:
+            await self._dirty.wait()
+            await asyncio.sleep(DEBOUNCE_SECONDS)
+            self._dirty.clear()
+            self.schedule_all()
+
+    def schedule_all(self) -> None:
+        """Try to place every waiting pod once, by priority and then by age."""
+        if not self._waiting:
+            return
+        pods = [pod for at in self._waiting if (pod := self._store.find(catalogue.PODS.key, *at)) is not None]
+        pods.sort(
+            key=lambda pod: (
+                -int(pod["spec"].get("priority") or 0),
+                pod["metadata"]["creationTimestamp"],
+                int(pod["metadata"]["resourceVersion"]),
+            )
+        )
+        rooms = {name_of(node): self._room(node) for node in self._store.each(catalogue.NODES.key)}
+        hopeless: set[str] = set()
+        for pod in pods:
+            shape = _shape(pod)
+            if shape in hopeless and self._is_told(pod):
+                continue
+            if not self._place(pod, rooms):
+                hopeless.add(shape)
+
+    def _is_told(self, pod: Obj) -> bool:
+        return any(c["type"] == "PodScheduled" for c in pod["status"].get("conditions") or ())
+
+    def _room(self, node: Obj) -> NodeRoom:
+        allocatable = (node.get("status") or {}).get("allocatable") or {}
+        room = NodeRoom(node, {name: quantity(amount) for name, amount in allocatable.items()})
+        for pod in self._store.pods_on(name_of(node)):
+            if pod["status"].get("phase") in ("Succeeded", "Failed"):
+                continue
+            room.pods.append(pod)
+            for name, amount in requests_of(pod["spec"]).items():
+                room.free[name] = room.free.get(name, Decimal(0)) - amount
+        return room
+
+    def _place(self, pod: Obj, rooms: dict[str, NodeRoom]) -> bool:
+        wanted = requests_of(pod["spec"])
+        reasons: Counter[str] = Counter()
+        fitting: list[NodeRoom] = []
+        for room in rooms.values():
+            why = refusal(pod, wanted, room)
+            if why is None:
+                fitting.append(room)
+            else:
+                reasons[why] += 1
+        if fitting:
+            best = max(fitting, key=lambda room: self._score(pod, room))
+            self._bind(pod, best, wanted)
+            return True
+        told = ", ".join(f"{count} {why}" for why, count in sorted(reasons.items()))
+        message = f"0/{len(rooms)} nodes are available: {told}." if rooms else "no nodes available to schedule pods"
+        nominated = self._preempt(pod, wanted, rooms)
+        suffix = "" if nominated else " preemption: 0/%d nodes are available: no victims found." % len(rooms)
+        self._tell(pod, message + suffix, nominated)
+        return False
+
+    def _score(self, pod: Obj, room: NodeRoom) -> tuple[Any, ...]:
+        """Prefer the nominated node, then preferred affinity, then few soft taints, then the emptiest node, then name."""
+        spec = pod["spec"]
+        preferred = 0
+        affinity = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(
+            "preferredDuringSchedulingIgnoredDuringExecution"
+        )
+        for term in affinity or ():
+            if _meets_term(term["preference"], room.node):
+                preferred += int(term.get("weight") or 0)
+        soft = sum(
+            1
+            for taint in (room.node.get("spec") or {}).get("taints") or ()
+            if taint["effect"] == "PreferNoSchedule" and not tolerates(spec.get("tolerations") or [], taint)
+        )
+        nominated = pod["status"].get("nominatedNodeName") == name_of(room.node)
+        return (
+            nominated,
+            preferred,
+            -soft,
+            room.free.get("nvidia.com/gpu", Decimal(0)),
+            room.free.get("pods", Decimal(0)),
+        )
+
+    def _bind(self, pod: Obj, room: NodeRoom, wanted: Amounts) -> None:
+        node = name_of(room.node)
+
+        def bind(obj: Obj) -> None:
+            obj["spec"]["nodeName"] = node
+            obj["status"].pop("nominatedNodeName", None)
+            set_condition(obj["status"], "PodScheduled", "True", "", extra={"lastProbeTime": None})
+            for condition in obj["status"]["conditions"]:
+                if condition["type"] == "PodScheduled":
+                    condition.pop("reason", None)
+                    condition.pop("message", None)
+
+        bound = self._registry.mutate(catalogue.PODS, namespace_of(pod), name_of(pod), bind)
+        for name, amount in wanted.items():
+            room.free[name] = room.free.get(name, Decimal(0)) - amount
+        if bound is not None:
+            room.pods.append(bound)
+            told = f"Successfully assigned {namespace_of(pod)}/{name_of(pod)} to {node}"
+            self._registry.record(bound, "Scheduled", told, source=NAME)
+
+    def _tell(self, pod: Obj, message: str, nominated: str | None) -> None:
+        changed: list[bool] = []
+
+        def mark(obj: Obj) -> None:
+            changed.append(
+                set_condition(obj["status"], "PodScheduled", "False", "Unschedulable", message, {"lastProbeTime": None})
+            )
+            if nominated:
+                obj["status"]["nominatedNodeName"] = nominated
+
+        stored = self._registry.mutate(catalogue.PODS, namespace_of(pod), name_of(pod), mark)
+        if stored is not None and any(changed):
+            self._registry.record(stored, "FailedScheduling", message, "Warning", NAME)
+
+    # Preemption
+
+    def _preempt(self, pod: Obj, wanted: Amounts, rooms: dict[str, NodeRoom]) -> str | None:
+        """Delete the fewest, lowest pods whose going lets this one in; return the node nominated for it."""
+        priority = int(pod["spec"].get("priority") or 0)
+        if priority <= 0 or pod["spec"].get("preemptionPolicy") == "Never":
+            return None
+        standing = pod["status"].get("nominatedNodeName")
+        if standing in rooms and any(victim["metadata"].get("deletionTimestamp") for victim in rooms[standing].pods):
+            return str(standing)
+        best: tuple[tuple[int, int, str], NodeRoom, list[Obj]] | None = None
+        for room in rooms.values():
+            victims = self._victims(pod, wanted, room, priority)
+            if victims is None:
+                continue
+            highest = max(int(victim["spec"].get("priority") or 0) for victim in victims)
+            rank = (highest, len(victims), name_of(room.node))
+            if best is None or rank < best[0]:
+                best = (rank, room, victims)
+        if best is None:
+            return None
+        _, room, victims = best
+        for victim in victims:
+            told = f"Preempted by pod {pod['metadata']['uid']} on node {name_of(room.node)}"
+            self._registry.mutate(
+                catalogue.PODS,
+                namespace_of(victim),
+                name_of(victim),
+                lambda obj: mark_disrupted(
+                    obj, "PreemptionByScheduler", f"{NAME}: preempting to accommodate a higher priority pod"
+                ),
+            )
+            self._registry.record(victim, "Preempted", told, source=NAME)
+            self._registry.delete(catalogue.PODS, namespace_of(victim), name_of(victim))
+            room.pods.remove(victim)
+        return name_of(room.node)
+
+    def _victims(self, pod: Obj, wanted: Amounts, room: NodeRoom, priority: int) -> list[Obj] | None:
+        lower = [
+            other
+            for other in room.pods
+            if int(other["spec"].get("priority") or 0) < priority and not other["metadata"].get("deletionTimestamp")
+        ]
+        lower.sort(key=lambda other: int(other["spec"].get("priority") or 0))
+        free = dict(room.free)
+        chosen: list[Obj] = []
+        for victim in lower:
+            if refusal(pod, wanted, NodeRoom(room.node, free)) is None:
+                break
+            for name, amount in requests_of(victim["spec"]).items():
+                free[name] = free.get(name, Decimal(0)) + amount
+            chosen.append(victim)
+        if not chosen or refusal(pod, wanted, NodeRoom(room.node, free)) is not None:
+            return None
+        return chosen
+
+
+def _shape(pod: Obj) -> str:
+    """Return what decides a pod's fate, so that one answer serves all pods alike in one pass."""
+    spec = pod["spec"]
+    resources = [container.get("resources") for container in spec["containers"]]
+    parts = (
+        resources,
+        spec.get("nodeSelector"),
+        spec.get("affinity"),
+        spec.get("tolerations"),
+        spec.get("priority"),
+        pod["status"].get("nominatedNodeName"),
+    )
+    return repr(parts)

@@ -1,0 +1,201 @@
+"""Label selectors, field selectors and quantities, read as the API server reads them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from evenkeel_local.gpu_cluster import errors
+from evenkeel_local.gpu_cluster.errors import Obj
+
+Predicate = Callable[[Obj], bool]
+
+_REQUIREMENT = re.compile(
+    r"""\s*(?:
+        (?P<absent>!)\s*(?P<absent_key>[\w./-]+)
+      | (?P<key>[\w./-]+)\s*(?:
+            (?P<op>==|=|!=|>|<)\s*(?P<value>[\w.-]*)
+          | \s(?P<setop>in|notin)\s*\((?P<values>[^)]*)\)
+        )?
+    )\s*(?:,|$)""",
+    re.VERBOSE,
+)
+_SUFFIXES = {
+    "n": Decimal("1e-9"),
+    "u": Decimal("1e-6"),
+    "m": Decimal("1e-3"),
+    "": Decimal(1),
+    "k": Decimal(10) ** 3,
+    "M": Decimal(10) ** 6,
+    "G": Decimal(10) ** 9,
+    "T": Decimal(10) ** 12,
+    "P": Decimal(10) ** 15,
+    "E": Decimal(10) ** 18,
+    "Ki": Decimal(2) ** 10,
+    "Mi": Decimal(2) ** 20,
+    "Gi": Decimal(2) ** 30,
+    "Ti": Decimal(2) ** 40,
+    "Pi": Decimal(2) ** 50,
+    "Ei": Decimal(2) ** 60,
+}
+_QUANTITY = re.compile(r"^([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)([a-zA-Z]{0,2})$")
+
+FIELDS: Mapping[tuple[str, str], tuple[str, ...]] = {
+    ("", "pods"): (
+        "spec.nodeName",
+        "spec.restartPolicy",
+        "spec.schedulerName",
+        "spec.serviceAccountName",
+        "spec.hostNetwork",
+        "status.phase",
+        "status.podIP",
+        "status.nominatedNodeName",
+    ),
+    ("", "nodes"): ("spec.unschedulable",),
+    ("", "namespaces"): ("status.phase",),
+    ("", "secrets"): ("type",),
+    ("", "events"): (
+        "involvedObject.kind",
+        "involvedObject.namespace",
+        "involvedObject.name",
+        "involvedObject.uid",
+        "involvedObject.apiVersion",
+        "involvedObject.resourceVersion",
+        "involvedObject.fieldPath",
+        "reason",
+        "reportingComponent",
+        "source",
+        "type",
+    ),
+    ("", "services"): ("spec.clusterIP", "spec.type"),
+    ("batch", "jobs"): ("status.successful",),
+}
+"""Which fields a selector may name besides `metadata.name` and `metadata.namespace`.
+
+Source: the `AddFieldLabelConversionFunc` calls of each API group of kube-apiserver.
+"""
+
+
+def quantity(value: Any) -> Decimal:
+    """Read a resource quantity such as `8`, `500m` or `2Ti`.
+
+    Raises:
+        ValueError: the text is no quantity.
+    """
+    match = _QUANTITY.match(str(value).strip())
+    if match is None or match.group(2) not in _SUFFIXES:
+        raise ValueError(f"quantities must match the regular expression; got {value!r}")
+    try:
+        return Decimal(match.group(1)) * _SUFFIXES[match.group(2)]
+    except InvalidOperation as broken:
+        raise ValueError(f"not a quantity: {value!r}") from broken
+
+
+def label_selector(text: str) -> Predicate:
+    """Compile a `labelSelector` parameter.
+
+    Raises:
+        ApiError: 400 for a text that cannot be read.
+    """
+    tests: list[Callable[[Mapping[str, str]], bool]] = []
+    at = 0
+    while at < len(text):
+        match = _REQUIREMENT.match(text, at)
+        if match is None or match.end() == at:
+            raise errors.bad_request(f"unable to parse requirement: found '{text[at:]}', expected: identifier")
+        tests.append(_requirement(match))
+        at = match.end()
+
+    def matches(obj: Obj) -> bool:
+        labels = obj["metadata"].get("labels") or {}
+        return all(test(labels) for test in tests)
+
+    return matches
+
+
+def _requirement(match: re.Match[str]) -> Callable[[Mapping[str, str]], bool]:
+    if match.group("absent"):
+        absent = match.group("absent_key")
+        return lambda labels: absent not in labels
+    key = match.group("key")
+    if operator := match.group("setop"):
+        values = {value.strip() for value in match.group("values").split(",")}
+        if operator == "in":
+            return lambda labels: key in labels and labels[key] in values
+        return lambda labels: key not in labels or labels[key] not in values
+    operator, value = match.group("op"), match.group("value")
+    if operator is None:
+        return lambda labels: key in labels
+    if operator == "!=":
+        return lambda labels: labels.get(key) != value
+    if operator in (">", "<"):
+        return lambda labels: _compares(labels.get(key), operator, value)
+    return lambda labels: labels.get(key) == value
+
+
+def _compares(actual: str | None, operator: str, wanted: str) -> bool:
+    try:
+        left, right = int(actual or ""), int(wanted)
+    except ValueError:
+        return False
+    return left > right if operator == ">" else left < right
+
+
+def matches_selector(selector: Obj | None, labels: Mapping[str, str]) -> bool:
+    """Whether labels meet a `LabelSelector` object; nothing matches an absent one."""
+    if selector is None:
+        return False
+    if any(labels.get(key) != value for key, value in (selector.get("matchLabels") or {}).items()):
+        return False
+    return all(matches_expression(term, labels) for term in selector.get("matchExpressions") or ())
+
+
+def matches_expression(term: Obj, labels: Mapping[str, str]) -> bool:
+    """Whether labels meet one expression of a selector or a node affinity term."""
+    key, operator = term["key"], term["operator"]
+    values: list[str] = term.get("values") or []
+    if operator == "In":
+        return key in labels and labels[key] in values
+    if operator == "NotIn":
+        return key not in labels or labels[key] not in values
+    if operator == "Exists":
+        return key in labels
+    if operator == "DoesNotExist":
+        return key not in labels
+    if operator == "Gt":
+        return _compares(labels.get(key), ">", values[0])
+    return operator == "Lt" and _compares(labels.get(key), "<", values[0])
+
+
+def field_selector(text: str, key: tuple[str, str]) -> Predicate:
+    """Compile a `fieldSelector` parameter.
+
+    Raises:
+        ApiError: 400 for a field that this type does not index.
+    """
+    known = ("metadata.name", "metadata.namespace", *FIELDS.get(key, ()))
+    tests: list[tuple[str, bool, str]] = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        match = re.match(r"^([\w.]+)\s*(!=|==|=)\s*(.*)$", part)
+        if match is None:
+            raise errors.bad_request(f"invalid selector: '{part}'; can't understand '{part}'")
+        field, operator, value = match.groups()
+        if field not in known:
+            raise errors.bad_request(f"field label not supported: {field}")
+        tests.append((field, operator == "!=", value))
+    return lambda obj: all((_field(obj, field) == value) != negated for field, negated, value in tests)
+
+
+def _field(obj: Obj, path: str) -> str:
+    value: Any = obj
+    if path == "source":
+        return str((obj.get("source") or {}).get("component") or obj.get("reportingComponent") or "")
+    if path == "status.successful":
+        return str((obj.get("status") or {}).get("succeeded") or 0)
+    for part in path.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    if value is None:
+        return "false" if path in ("spec.unschedulable", "spec.hostNetwork") else ""
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,354 @@
+"""The object store: versions, conflicts, watch history and consistent pages.
+
+Everything runs in one event loop and no method awaits, so every write is atomic. A stored object is never changed in
+place: a write stores a new one, and lists, watches and pages share references.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from evenkeel_local.gpu_cluster import errors
+from evenkeel_local.gpu_cluster.errors import ApiError, Obj
+
+TypeKey = tuple[str, str]
+"""(group, plural): the identity of a resource type in storage; its versions share it."""
+
+PAGE_LIFE_SECONDS = 300.0
+
+
+@dataclass(frozen=True)
+class ResourceType:
+    """What the server knows of one kind of object."""
+
+    group: str
+    version: str
+    plural: str
+    kind: str
+    namespaced: bool = True
+    singular: str = ""
+    short_names: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
+    has_status: bool = False
+    has_scale: bool = False
+    custom: bool = False
+    schema: Obj | None = None
+    columns: tuple[Obj, ...] = ()
+
+    @property
+    def key(self) -> TypeKey:
+        """The identity in storage."""
+        return (self.group, self.plural)
+
+    @property
+    def api_version(self) -> str:
+        """`group/version`, or the version alone for the core group."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+
+@dataclass(frozen=True)
+class Change:
+    """One committed write, as watchers and controllers hear of it."""
+
+    revision: int
+    kind: str  # ADDED, MODIFIED or DELETED
+    key: TypeKey
+    new: Obj
+    old: Obj | None
+
+
+@dataclass
+class _Page:
+    """A list frozen at its first page, so that later pages are of the same moment."""
+
+    revision: int
+    objects: list[Obj]
+    expires_at: float
+
+
+@dataclass
+class _Log:
+    changes: deque[Change]
+    dropped_up_to: int = 0
+    waiters: set[asyncio.Future[None]] = field(default_factory=set)
+
+
+def clone(value: Any) -> Any:
+    """Return a deep copy of JSON data (several times quicker than `copy.deepcopy`)."""
+    if isinstance(value, dict):
+        return {key: clone(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [clone(item) for item in value]
+    return value
+
+
+def namespace_of(obj: Obj) -> str:
+    """Return the object's namespace, empty for a cluster-scoped one."""
+    return str(obj["metadata"].get("namespace") or "")
+
+
+def name_of(obj: Obj) -> str:
+    """Return the object's name."""
+    return str(obj["metadata"]["name"])
+
+
+def _without_version(obj: Obj) -> Obj:
+    copy = dict(obj)
+    metadata = dict(copy.get("metadata") or {})
+    metadata.pop("resourceVersion", None)
+    metadata.pop("managedFields", None)
+    copy["metadata"] = metadata
+    return copy
+
+
+class Store:
+    """All objects of the cluster, in memory."""
+
+    def __init__(self, history: int = 8192) -> None:
+        self._history = history
+        self._objects: dict[TypeKey, dict[tuple[str, str], Obj]] = defaultdict(dict)
+        self._logs: dict[TypeKey, _Log] = {}
+        self._listeners: list[Callable[[Change], None]] = []
+        self._told: deque[Change] = deque()
+        self._telling = False
+        self._pages: dict[str, _Page] = {}
+        self._encoded: dict[str, tuple[str, bytes]] = {}
+        self._by_node: dict[str, dict[tuple[str, str], None]] = defaultdict(dict)
+        self._by_owner: dict[str, dict[tuple[TypeKey, str, str], None]] = defaultdict(dict)
+        self.revision = 1
+
+    # Reading
+
+    def get(self, rt: ResourceType, namespace: str, name: str) -> Obj:
+        """Return an object; raise 404 when it is not there."""
+        found = self._objects[rt.key].get((namespace if rt.namespaced else "", name))
+        if found is None:
+            raise errors.not_found(rt.group, rt.plural, name)
+        return found
+
+    def find(self, key: TypeKey, namespace: str, name: str) -> Obj | None:
+        """Return an object, or nothing."""
+        return self._objects[key].get((namespace, name))
+
+    def all(self, key: TypeKey, namespace: str | None = None) -> list[Obj]:
+        """Return the objects of one type in name order, of one namespace where one is given."""
+        objects = self._objects[key]
+        chosen = [item for item in objects.items() if namespace is None or item[0][0] == namespace]
+        chosen.sort(key=lambda item: item[0])
+        return [obj for _, obj in chosen]
+
+    def each(self, key: TypeKey) -> Iterator[Obj]:
+        """Iterate over the objects of one type in no particular order; do not write meanwhile."""
+        return iter(self._objects[key].values())
+
+    def count(self, key: TypeKey) -> int:
+        """Return how many objects of one type there are."""
+        return len(self._objects[key])
+
+    def types_in_use(self) -> list[TypeKey]:
+        """Return the types that have at least one object."""
+        return [key for key, objects in self._objects.items() if objects]
+
+    def pods_on(self, node: str) -> list[Obj]:
+        """Return the pods bound to a node."""
+        pods = self._objects[("", "pods")]
+        return [pods[key] for key in list(self._by_node.get(node, ()))]
+
+    def owned_by(self, uid: str) -> list[tuple[TypeKey, Obj]]:
+        """Return the objects that name `uid` as an owner."""
+        return [(key, self._objects[key][(ns, name)]) for key, ns, name in list(self._by_owner.get(uid, ()))]
+
+    def encoded(self, obj: Obj) -> bytes:
+        """Return the object as JSON; encoded once per version."""
+        uid, version = obj["metadata"].get("uid"), obj["metadata"].get("resourceVersion")
+        if not uid or not version:
+            return json.dumps(obj, separators=(",", ":")).encode()
+        known = self._encoded.get(uid)
+        if known is not None and known[0] == version:
+            return known[1]
+        data = json.dumps(obj, separators=(",", ":")).encode()
+        self._encoded[uid] = (version, data)
+        return data
+
+    # Writing
+
+    def create(self, rt: ResourceType, obj: Obj) -> Obj:
+        """Store a new object; raise 409 when the name is taken."""
+        key = (namespace_of(obj), name_of(obj))
+        if key in self._objects[rt.key]:
+            raise errors.already_exists(rt.group, rt.plural, name_of(obj))
+        return self._commit(rt.key, "ADDED", obj, None)
+
+    def update(self, rt: ResourceType, obj: Obj, expected_version: str | None = None) -> Obj:
+        """Store a new version; raise 409 when `expected_version` is not the stored one.
+
+        A write that changes nothing keeps the version, as the real server's does.
+        """
+        old = self.get(rt, namespace_of(obj), name_of(obj))
+        if expected_version and expected_version != old["metadata"]["resourceVersion"]:
+            raise errors.conflict(rt.group, rt.plural, name_of(obj))
+        if _without_version(obj) == _without_version(old):
+            return old
+        return self._commit(rt.key, "MODIFIED", obj, old)
+
+    def delete(self, rt: ResourceType, namespace: str, name: str, last: Obj | None = None) -> Obj:
+        """Remove an object for good; `last` is its final state where that differs from the stored one."""
+        old = self.get(rt, namespace, name)
+        return self._commit(rt.key, "DELETED", last or old, old)
+
+    def _commit(self, key: TypeKey, kind: str, obj: Obj, old: Obj | None) -> Obj:
+        self.revision += 1
+        stored = dict(obj)
+        stored["metadata"] = {**obj["metadata"], "resourceVersion": str(self.revision)}
+        where = (namespace_of(stored), name_of(stored))
+        if old is not None:
+            self._unindex(key, where, old)
+        if kind == "DELETED":
+            del self._objects[key][where]
+            self._encoded.pop(stored["metadata"].get("uid", ""), None)
+        else:
+            self._objects[key][where] = stored
+            self._index(key, where, stored)
+        change = Change(self.revision, kind, key, stored, old)
+        self._log(key).changes.append(change)
+        self._trim(key)
+        self._wake(key)
+        self._told.append(change)
+        self._tell()
+        return stored
+
+    def _tell(self) -> None:
+        """Call the listeners; a listener that writes is heard after the write it reacted to, never before."""
+        if self._telling:
+            return
+        self._telling = True
+        try:
+            while self._told:
+                change = self._told.popleft()
+                for listener in list(self._listeners):
+                    listener(change)
+        finally:
+            self._telling = False
+
+    def _index(self, key: TypeKey, where: tuple[str, str], obj: Obj) -> None:
+        if key == ("", "pods") and (node := obj["spec"].get("nodeName")):
+            self._by_node[node][where] = None
+        for owner in obj["metadata"].get("ownerReferences") or ():
+            self._by_owner[owner["uid"]][(key, *where)] = None
+
+    def _unindex(self, key: TypeKey, where: tuple[str, str], obj: Obj) -> None:
+        if key == ("", "pods") and (node := obj["spec"].get("nodeName")):
+            self._by_node[node].pop(where, None)
+        for owner in obj["metadata"].get("ownerReferences") or ():
+            owned = self._by_owner.get(owner["uid"])
+            if owned is not None:
+                owned.pop((key, *where), None)
+                if not owned:
+                    del self._by_owner[owner["uid"]]
+
+    # Hearing
+
+    def listen(self, listener: Callable[[Change], None]) -> None:
+        """Call `listener` after every write, in the order of the writes. It must not block."""
+        self._listeners.append(listener)
+
+    def changes_since(self, key: TypeKey, revision: int) -> list[Change]:
+        """Return the changes after a revision; raise 410 when history no longer reaches it."""
+        log = self._log(key)
+        if revision < log.dropped_up_to:
+            raise errors.gone(f"too old resource version: {revision} ({log.dropped_up_to})")
+        newer: list[Change] = []
+        for change in reversed(log.changes):
+            if change.revision <= revision:
+                break
+            newer.append(change)
+        newer.reverse()
+        return newer
+
+    async def watch(self, key: TypeKey, revision: int, beat_seconds: float) -> AsyncIterator[list[Change]]:
+        """Yield batches of changes after `revision`; an empty batch every `beat_seconds` without one.
+
+        Raises:
+            ApiError: 410 when history no longer reaches the position.
+        """
+        log = self._log(key)
+        while True:
+            batch = self.changes_since(key, revision)
+            if batch:
+                revision = batch[-1].revision
+                yield batch
+                continue
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            log.waiters.add(waiter)
+            try:
+                await asyncio.wait_for(waiter, beat_seconds)
+            except TimeoutError:
+                if self.changes_since(key, revision):
+                    continue
+                # Nothing happened to this type up to now: the position moves on, so a quiet watch never ages out.
+                revision = max(revision, self.revision)
+                yield []
+            finally:
+                log.waiters.discard(waiter)
+
+    def forget_history(self) -> None:
+        """Drop all watch history and open pages, as a compaction does: older positions answer 410 from now on."""
+        for log in self._logs.values():
+            log.changes.clear()
+            log.dropped_up_to = self.revision
+        self.revision += 1
+        self._pages.clear()
+
+    def _log(self, key: TypeKey) -> _Log:
+        log = self._logs.get(key)
+        if log is None:
+            log = self._logs[key] = _Log(deque())
+        return log
+
+    def _trim(self, key: TypeKey) -> None:
+        log = self._log(key)
+        while len(log.changes) > self._history:
+            log.dropped_up_to = log.changes.popleft().revision
+
+    def _wake(self, key: TypeKey) -> None:
+        for waiter in self._log(key).waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    # Pages
+
+    def open_page(self, objects: list[Obj], revision: int) -> str:
+        """Freeze the rest of a list; return the token that continues it."""
+        now = time.monotonic()
+        for token in [token for token, page in self._pages.items() if page.expires_at < now]:
+            del self._pages[token]
+        token = secrets.token_urlsafe(18)
+        self._pages[token] = _Page(revision, objects, now + PAGE_LIFE_SECONDS)
+        return token
+
+    def take_page(self, token: str, limit: int) -> tuple[list[Obj], int, str | None, int]:
+        """Return (objects, revision, next token, how many remain) of a frozen list; raise 410 when it expired.
+
+        A token may be used again: a client whose answer was lost asks for the same page.
+        """
+        page = self._pages.get(token)
+        if page is None or page.expires_at < time.monotonic():
+            raise expired_continue()
+        taken, rest = page.objects[:limit], page.objects[limit:]
+        following = self.open_page(rest, page.revision) if rest else None
+        return taken, page.revision, following, len(rest)
+
+
+def expired_continue() -> ApiError:
+    """410 for a continue token of a list that is no longer kept."""
+    return errors.gone(
+        "The provided continue parameter is too old to display a consistent list result. You can start a new list "
+        "without the continue parameter."
+    )
