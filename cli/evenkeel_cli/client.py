@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 _TRIES = 3
 _PAUSE_SECONDS = 0.4
+_TIMEOUT_SECONDS = 35
+"""The gateway ends a request after 29."""
 
 
 class Client:
@@ -32,7 +34,7 @@ class Client:
         """The fleet's name, as paths spell it."""
         return self.context.name or str(self.get("/status")["fleet"])
 
-    def get(self, path: str, **query: str | int | None) -> Any:
+    def get(self, path: str, **query: str | int | None) -> Json:
         """Read; `path` is relative to the base.
 
         Raises:
@@ -41,7 +43,7 @@ class Client:
         given = {name: value for name, value in query.items() if value not in (None, "")}
         return self._send("GET", path + (f"?{urlencode(given, quote_via=quote)}" if given else ""), None, {})
 
-    def post(self, path: str, body: Json, *, key: str | None = None) -> Any:
+    def post(self, path: str, body: Json, *, key: str | None = None) -> Json:
         """Change something.
 
         Idempotent: yes, by the idempotency key, which is a fresh one unless given.
@@ -52,7 +54,7 @@ class Client:
         headers = {"Content-Type": "application/json", "Idempotency-Key": key or f"cli-{secrets.token_hex(12)}"}
         return self._send("POST", path, json.dumps(body).encode(), headers)
 
-    def _send(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Any:
+    def _send(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Json:
         for remaining in reversed(range(_TRIES)):
             try:
                 return self._once(method, path, body, headers)
@@ -62,7 +64,7 @@ class Client:
                 self._pause(_PAUSE_SECONDS * (_TRIES - remaining))
         raise AssertionError("the last try returns or raises")
 
-    def _once(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Any:
+    def _once(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Json:
         from botocore.auth import SigV4Auth
         from botocore.awsrequest import AWSRequest
         from botocore.exceptions import HTTPClientError
@@ -86,7 +88,7 @@ class Client:
         from botocore.httpsession import URLLib3Session
         from botocore.utils import get_environ_proxies
 
-        return URLLib3Session(proxies=get_environ_proxies(self.context.url), timeout=(5, 35))
+        return URLLib3Session(proxies=get_environ_proxies(self.context.url), timeout=_TIMEOUT_SECONDS)
 
     @cached_property
     def _credentials(self) -> "Credentials":
@@ -122,10 +124,10 @@ def _found_credentials(profile: str | None) -> "Credentials":
         )
     from botocore.credentials import Credentials
 
-    return Credentials(frozen.access_key, frozen.secret_key, frozen.token)
+    return Credentials(frozen.access_key or "", frozen.secret_key or "", frozen.token)
 
 
-def read_answer(status: int, content: bytes) -> Any:
+def read_answer(status: int, content: bytes) -> Json:
     """Return an answer's document.
 
     Raises:
@@ -140,9 +142,11 @@ def read_answer(status: int, content: bytes) -> Any:
                 Exit.FAILED, "The answer is not JSON: is this an Evenkeel API?", code="NOT_EVENKEEL"
             ) from error
         document = {}
+    if not isinstance(document, dict):
+        document = {"answer": document}
     if status < 400:
         return document
-    problem = document if isinstance(document, dict) else {}
+    problem = document
     code = str(problem.get("code") or f"HTTP_{status}")
     # The gateway itself, before it knows the API's shape, says only `message`.
     text = str(problem.get("detail") or problem.get("message") or problem.get("Message") or f"HTTP {status}")
@@ -170,7 +174,7 @@ class ControlClient:
     def __init__(self, url: str) -> None:
         self._url = url
 
-    def call(self, method: str, path: str, body: Json | None = None) -> Any:
+    def call(self, method: str, path: str, body: Json | None = None) -> Json:
         """Call it.
 
         Raises:
@@ -183,7 +187,7 @@ class ControlClient:
         data = None if body is None else json.dumps(body).encode()
         request = AWSRequest(method, self._url + path, data=data, headers={"Content-Type": "application/json"})
         try:
-            answer = URLLib3Session(timeout=(5, 35)).send(request.prepare())
+            answer = URLLib3Session(timeout=_TIMEOUT_SECONDS).send(request.prepare())
         except HTTPClientError as error:
             raise CommandFailed(
                 Exit.TRY_AGAIN,

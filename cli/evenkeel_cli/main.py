@@ -33,7 +33,7 @@ NOUNS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
         answer = _root(words)(args=words, prog_name="evenkeel", standalone_mode=False)
     except CommandFailed as failed:
@@ -42,7 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except typer.Abort:
         return Exit.INTERRUPTED
     except typer.TyperException as wrong:
-        wrong.show()
+        noun = next((word for word in words if word in NOUNS), "")
+        hint = f"evenkeel {noun} --help" if noun else "evenkeel --help"
+        _say(CommandFailed(Exit.USAGE, wrong.format_message(), code="USAGE", hint=hint))
         return Exit.USAGE
     except BrokenPipeError:
         # The reader of a pipe had enough (`evenkeel jobs ls | head`): not worth a word.
@@ -56,7 +58,6 @@ def _root(words: Sequence[str]) -> typer.Typer:
         help="Keeps GPU training on an even keel.",
         rich_markup_mode=None,
         add_completion=False,
-        no_args_is_help=True,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )

@@ -1,0 +1,114 @@
+"""What the commands have alike: options, the client of the context in force, and ids found from what was typed."""
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from evenkeel_cli import context
+from evenkeel_cli.client import Client
+from evenkeel_cli.errors import CommandFailed, Exit
+from evenkeel_cli.render import Output
+
+Json = dict[str, Any]
+
+OutputOption = Annotated[Output, typer.Option("-o", "--output", help="Form of the answer.")]
+KeyOption = Annotated[
+    str | None,
+    typer.Option("--idempotency-key", help="Repeat a change under its first key.", metavar="KEY"),
+]
+StateOption = Annotated[
+    str | None, typer.Option("--state", help="Only these states, comma between.", metavar="STATE,…")
+]
+LimitOption = Annotated[int, typer.Option("--limit", min=1, max=1000, help="At most so many, newest first.")]
+
+_FULL_ID = re.compile(r"(job|inc|dec|op)-[0-9a-z]{10}", re.ASCII)
+_LOOKED_THROUGH = 600
+"""Newest items among which a prefix or a name is looked for."""
+
+
+def group(help_text: str) -> typer.Typer:
+    """Make the app of a noun with verbs; alone, it prints its help."""
+    app = typer.Typer(help=help_text, rich_markup_mode=None, add_completion=False)
+
+    @app.callback(invoke_without_command=True)
+    def _alone(ctx: typer.Context) -> None:
+        if ctx.invoked_subcommand is None:
+            typer.echo(ctx.get_help())
+
+    return app
+
+
+def single(name: str) -> typer.Typer:
+    """Make the app of a noun that is a command itself; `main` finds it by its one command's name."""
+    return typer.Typer(name=name, rich_markup_mode=None, add_completion=False)
+
+
+def current_context() -> context.Context:
+    """Return the context in force."""
+    return context.find(os.environ, Path.cwd())
+
+
+def current_client() -> Client:
+    """Return a client of the context in force."""
+    return Client(current_context())
+
+
+def items(client: Client, path: str, limit: int, **query: Any) -> list[Json]:
+    """Read a list to its end or to `limit`, page by page."""
+    found: list[Json] = []
+    token: str | None = None
+    while len(found) < limit:
+        page = client.get(path, pageSize=min(200, limit - len(found)), nextPageToken=token, **query)
+        found.extend(page["items"])
+        token = page.get("nextPageToken")
+        if not token:
+            break
+    return found[:limit]
+
+
+def find_job(client: Client, typed: str) -> str:
+    """Return the id of the job that was typed: an id, a unique beginning of one, a name, or `@latest`."""
+    return _find(client, "/jobs", "jobId", typed, names=("name",))
+
+
+def find_incident(client: Client, typed: str) -> str:
+    """Return the id of the incident that was typed: an id, a unique beginning of one, or `@latest`."""
+    return _find(client, "/incidents", "incidentId", typed)
+
+
+def find_node(client: Client, typed: str) -> str:
+    """Return the instance id of the node that was typed: an id or name, or a unique beginning of one."""
+    if re.fullmatch(r"i-[0-9a-f]{17}", typed, re.ASCII):
+        return typed
+    return _find(client, "/nodes", "instanceId", typed, names=("name", "slot"))
+
+
+def _find(client: Client, path: str, key: str, typed: str, names: tuple[str, ...] = ()) -> str:
+    what = path[1:-1]
+    if _FULL_ID.fullmatch(typed):
+        return typed
+    if typed == "@latest":
+        latest = items(client, path, 1)
+        if not latest:
+            raise CommandFailed(Exit.NOT_FOUND, f"There is no {what} yet.", code="NOT_FOUND")
+        return str(latest[0][key])
+    known = items(client, path, _LOOKED_THROUGH)
+    exact = [item for item in known if typed in (item[key], *(item.get(name) for name in names))]
+    if exact:
+        # Of several with one name the newest is meant.
+        return str(exact[0][key])
+    close = [
+        item
+        for item in known
+        if str(item[key]).startswith(typed) or any(str(item.get(name) or "").startswith(typed) for name in names)
+    ]
+    if len(close) == 1:
+        return str(close[0][key])
+    if close:
+        some = ", ".join(str(item[key]) for item in close[:5])
+        raise CommandFailed(Exit.USAGE, f"{typed!r} begins {len(close)} {what}s: {some}.", code="AMBIGUOUS")
+    hint = f"evenkeel {what}s ls"
+    raise CommandFailed(Exit.NOT_FOUND, f"There is no {what} {typed!r}.", code="NOT_FOUND", hint=hint)

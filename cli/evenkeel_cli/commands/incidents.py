@@ -1,0 +1,165 @@
+"""`evenkeel incidents`."""
+
+from typing import Annotated, Any
+
+import typer
+
+from evenkeel_cli.commands import asking
+from evenkeel_cli.commands.jobs import tell
+from evenkeel_cli.render import Column, Output, Page, duration, note, only, page
+from evenkeel_cli.words import INCIDENT, plain
+
+Json = dict[str, Any]
+
+app = asking.group("What happened to nodes, and what was done about it.")
+
+IncidentArgument = Annotated[str, typer.Argument(metavar="INCIDENT", help="Id, unique beginning of one, or @latest.")]
+
+
+@app.command("ls")
+def list_incidents(
+    state: asking.StateOption = None,
+    limit: asking.LimitOption = 50,
+    output: asking.OutputOption = Output.TABLE,
+) -> None:
+    """List incidents, newest first."""
+    found = asking.items(asking.current_client(), "/incidents", limit, state=state and state.upper())
+    out = page()
+    match output:
+        case Output.JSON:
+            out.json({"items": found})
+        case Output.NAME:
+            for incident in found:
+                out.line(incident["incidentId"])
+        case _ if not found:
+            note("No incidents." if not state else f"No incidents are {plain(state)}.")
+        case _:
+            _table(out, found, is_wide=output is Output.WIDE)
+
+
+@app.command("show")
+def show_incident(incident: IncidentArgument, output: asking.OutputOption = Output.TABLE) -> None:
+    """Show an incident: evidence, both lanes of its recovery, where the time went."""
+    client = asking.current_client()
+    found = client.get(f"/incidents/{asking.find_incident(client, incident)}")
+    out = page()
+    if only(output, (Output.TABLE, Output.WIDE, Output.JSON)) is Output.JSON:
+        out.json(found)
+        return
+    _show(out, found)
+
+
+@app.command("timeline")
+def timeline(incident: IncidentArgument, output: asking.OutputOption = Output.TABLE) -> None:
+    """Tell an incident's story."""
+    client = asking.current_client()
+    incident_id = asking.find_incident(client, incident)
+    found = client.get(f"/incidents/{incident_id}/timeline")
+    out = page()
+    if only(output, (Output.TABLE, Output.WIDE, Output.JSON)) is Output.JSON:
+        out.json(found)
+        return
+    tell(out, found["entries"])
+
+
+def lanes(out: Page, incident: Json, *, indent: str = "") -> None:
+    """Print the node's and the jobs' lane of a recovery, one line each."""
+    node = incident["nodeLane"]
+    since = f" for {out.when(node['since'], ago=False)}" if node["status"] == "working" and out.is_terminal else ""
+    out.line(f"{indent}node  {out.marked(node['status'], node['phase'])}{since}")
+    for job in incident["jobLanes"]:
+        name = f" ({job['name']})" if job["name"] else ""
+        attempt = f", attempt {job['attempt']}" if job.get("attempt") else ""
+        out.line(f"{indent}job   {out.marked(job['status'], job['jobId'])}{name} {job['phase']}{attempt}")
+    if not incident["jobLanes"]:
+        out.line(f"{indent}job   {out.marked('idle', 'no job ran there')}")
+
+
+def _table(out: Page, incidents: list[Json], *, is_wide: bool) -> None:
+    columns = [
+        Column("INCIDENT"),
+        Column("NODE"),
+        Column("FAULT"),
+        Column("STATE"),
+        Column("AGE", is_right=True),
+    ]
+    if is_wide:
+        columns += [Column("FAULT NAME"), Column("SEVERITY"), Column("POOL"), Column("REPAIRS"), Column("JOBS")]
+    columns.append(Column("OUTCOME", gives_way=True))
+    rows = []
+    for incident in incidents:
+        row = [
+            incident["incidentId"],
+            incident["node"]["instanceId"] if is_wide else short_node(incident["node"]["instanceId"]),
+            incident["fault"]["key"],
+            out.marked(INCIDENT[incident["state"]], plain(incident["state"])),
+            out.when(incident["openedAt"], ago=False),
+        ]
+        if is_wide:
+            jobs = ",".join(hurt["jobId"] for hurt in incident["hurtJobs"]) or "–"
+            row += [
+                incident["fault"]["name"],
+                incident["severity"],
+                incident["node"]["pool"],
+                ",".join(incident["repairs"]) or "–",
+                jobs,
+            ]
+        rows.append([*row, incident["outcome"]])
+    out.table(columns, rows)
+
+
+def short_node(instance_id: str) -> str:
+    """Return `i-0ab…c41`: enough to tell machines of one fleet apart, and to find one by."""
+    return instance_id if len(instance_id) <= 12 else f"{instance_id[:5]}…{instance_id[-4:]}"
+
+
+def _show(out: Page, incident: Json) -> None:
+    state = incident["state"]
+    drill = "  drill" if incident["isDrill"] else ""
+    out.line(f"{out.marked(INCIDENT[state], out.bold(incident['incidentId']))}  {plain(state)}{out.dim(drill)}")
+    if incident["outcome"]:
+        out.paragraph(incident["outcome"], indent="  ")
+    out.line()
+    node = incident["node"]
+    replaced = incident["replacementInstanceId"]
+    out.pairs(
+        [
+            ("fault", f"{incident['fault']['name']} ({incident['fault']['key']}), {incident['severity']}"),
+            ("node", f"{node['instanceId']}, {node['instanceType']}, pool {node['pool']}"),
+            ("replaced by", replaced or ""),
+            ("opened", out.when(incident["openedAt"])),
+            ("mode", incident["mode"]),
+            ("execution", incident["execution"]),
+        ],
+        indent="  ",
+    )
+    out.line()
+    lanes(out, incident, indent="  ")
+    if incident["took"]:
+        out.line()
+        out.table(
+            [Column("REACHED"), Column("AT"), Column("AFTER", is_right=True)],
+            [
+                [step["stage"], out.clock(step["at"]), "" if index == 0 else f"+{duration(step['seconds'])}"]
+                for index, step in enumerate(incident["took"])
+            ],
+            indent="  ",
+        )
+    out.line()
+    _evidence(out, incident["evidence"])
+    out.line()
+    out.line(f"{out.dim('next')}  evenkeel incidents timeline {incident['incidentId']}")
+
+
+def _evidence(out: Page, evidence: list[Json]) -> None:
+    columns = [Column("EVIDENCE"), Column("SEEN"), Column("SOURCE"), Column("DETAIL", gives_way=True)]
+    rows = [
+        [
+            fact["faultKey"] or plain(fact["kind"]),
+            out.clock(fact["observedAt"]),
+            fact["source"],
+            fact["detail"],
+        ]
+        for fact in evidence
+    ]
+    out.table(columns, rows, indent="  ")

@@ -1,0 +1,375 @@
+"""`evenkeel jobs`."""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from evenkeel_cli.client import Client
+from evenkeel_cli.commands import asking
+from evenkeel_cli.errors import CommandFailed, Exit
+from evenkeel_cli.render import Column, Output, Page, duration, note, only, page
+from evenkeel_cli.words import ATTEMPT, JOB, counted, plain
+
+Json = dict[str, Any]
+
+app = asking.group("Submit, list, show, follow and cancel training jobs.")
+
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Id, unique beginning of one, name, or @latest.")]
+_ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
+_POLL_SECONDS = 1.0
+
+
+@app.command("submit")
+def submit(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[FILE.json | -] [COMMAND…]",
+            help="A job in JSON (- reads it from standard input), or the command to run after --.",
+        ),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the job.")] = None,
+    team: Annotated[str | None, typer.Option(help="Team that it counts for.")] = None,
+    priority_class: Annotated[str | None, typer.Option("--class", help="Priority class.")] = None,
+    image: Annotated[str | None, typer.Option(help="Container image.")] = None,
+    nodes: Annotated[int | None, typer.Option(help="Nodes of the gang, one pod each.")] = None,
+    gpus_per_node: Annotated[int | None, typer.Option("--gpus-per-node", help="Accelerators on each node.")] = None,
+    checkpoint_uri: Annotated[
+        str | None, typer.Option("--checkpoint-uri", help="s3://bucket/prefix of this job alone.")
+    ] = None,
+    env: Annotated[
+        list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="Environment; may be repeated.")
+    ] = None,
+    key: asking.KeyOption = None,
+    output: asking.OutputOption = Output.TABLE,
+) -> None:
+    """Submit a job: from a JSON file, from options, or both (options win)."""
+    body = _submission(words or [])
+    given = {
+        "name": name,
+        "team": team,
+        "priorityClass": priority_class,
+        "image": image,
+        "nodes": nodes,
+        "gpusPerNode": gpus_per_node,
+        "checkpoint": {"uri": checkpoint_uri} if checkpoint_uri else None,
+    }
+    body |= {field: value for field, value in given.items() if value is not None}
+    if env:
+        body["env"] = {**body.get("env", {}), **dict(_assignment(text) for text in env)}
+    job = asking.current_client().post("/jobs", body, key=key)
+    out = page()
+    match only(output, (Output.TABLE, Output.JSON, Output.NAME)):
+        case Output.JSON:
+            out.json(job)
+        case Output.NAME:
+            out.line(job["jobId"])
+        case _:
+            out.line(f"{out.marked(JOB[job['state']], job['jobId'])}  {plain(job['state'])}, {_size(job)}")
+            out.line(f"{out.dim('next')}  evenkeel jobs wait {job['jobId']}")
+
+
+@app.command("ls")
+def list_jobs(
+    state: asking.StateOption = None,
+    limit: asking.LimitOption = 50,
+    output: asking.OutputOption = Output.TABLE,
+) -> None:
+    """List jobs, newest first."""
+    jobs = asking.items(asking.current_client(), "/jobs", limit, state=state and state.upper())
+    out = page()
+    match output:
+        case Output.JSON:
+            out.json({"items": jobs})
+        case Output.NAME:
+            for job in jobs:
+                out.line(job["jobId"])
+        case _ if not jobs:
+            note("No jobs." if not state else f"No jobs are {state.lower()}.")
+        case _:
+            _table(out, jobs, is_wide=output is Output.WIDE)
+
+
+@app.command("show")
+def show_job(job: JobArgument, output: asking.OutputOption = Output.TABLE) -> None:
+    """Show a job and its attempts."""
+    client = asking.current_client()
+    found = client.get(f"/jobs/{asking.find_job(client, job)}")
+    out = page()
+    if only(output, (Output.TABLE, Output.WIDE, Output.JSON)) is Output.JSON:
+        out.json(found)
+        return
+    _show(out, found)
+
+
+@app.command("timeline")
+def timeline(job: JobArgument, output: asking.OutputOption = Output.TABLE) -> None:
+    """Tell a job's story."""
+    client = asking.current_client()
+    found = client.get(f"/jobs/{asking.find_job(client, job)}/timeline")
+    out = page()
+    if only(output, (Output.TABLE, Output.WIDE, Output.JSON)) is Output.JSON:
+        out.json(found)
+        return
+    tell(out, found["entries"])
+
+
+@app.command("logs")
+def logs(
+    job: JobArgument,
+    rank: Annotated[int, typer.Option(min=0, help="Which pod of the gang.")] = 0,
+    attempt: Annotated[int | None, typer.Option(min=1, help="Which attempt; the latest unless given.")] = None,
+    tail: Annotated[int, typer.Option(min=1, max=5000, help="How many lines from the end.")] = 200,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job ends.")] = False,
+) -> None:
+    """Print one rank's log."""
+    client = asking.current_client()
+    job_id = asking.find_job(client, job)
+
+    def read() -> Json:
+        return client.get(f"/jobs/{job_id}/logs", rank=rank, attempt=attempt, tail=tail)
+
+    said = read()
+    sys.stdout.write(_ending_in_newline(said["text"]))
+    if follow:
+        _follow(client, job_id, said["text"], read)
+
+
+@app.command("wait")
+def wait(
+    job: JobArgument,
+    timeout: Annotated[float | None, typer.Option(min=0, help="Seconds; then exit 124.", metavar="SECONDS")] = None,
+    until: Annotated[str, typer.Option("--for", help="`ended`, or `running`.", metavar="WHAT")] = "ended",
+    output: asking.OutputOption = Output.TABLE,
+) -> None:
+    """Wait until a job ends: exit 0 if it succeeded, 3 if not, 124 when the time is up."""
+    if until not in ("ended", "running"):
+        raise CommandFailed(Exit.USAGE, "--for takes `ended` or `running`.", code="USAGE")
+    client = asking.current_client()
+    job_id = asking.find_job(client, job)
+    try:
+        found = _await(client, job_id, until, timeout)
+    except KeyboardInterrupt:
+        raise CommandFailed(
+            Exit.INTERRUPTED, "No longer watching; the job goes on.", hint=f"evenkeel jobs wait {job_id}"
+        ) from None
+    out = page()
+    if output is Output.JSON:
+        out.json(found)
+    else:
+        out.line(f"{out.marked(JOB[found['state']], job_id)}  {plain(found['state'])}  {out.dim(found['reason'])}")
+    if found["state"] in ("FAILED", "CANCELLED"):
+        raise typer.Exit(Exit.UNHAPPY_END)
+
+
+@app.command("cancel")
+def cancel(
+    job: JobArgument,
+    reason: Annotated[str, typer.Option(help="Why; recorded.")] = "",
+    key: asking.KeyOption = None,
+    output: asking.OutputOption = Output.TABLE,
+) -> None:
+    """Cancel a job; it gets its grace for a last checkpoint."""
+    client = asking.current_client()
+    job_id = asking.find_job(client, job)
+    found = client.post(f"/jobs/{job_id}/cancel", {"reason": reason} if reason else {}, key=key)
+    out = page()
+    if only(output, (Output.TABLE, Output.JSON)) is Output.JSON:
+        out.json(found)
+        return
+    out.line(f"{out.marked(JOB[found['state']], job_id)}  {plain(found['state'])}")
+    if found["state"] not in _ENDED:
+        out.line(f"{out.dim('next')}  evenkeel jobs wait {job_id}")
+
+
+def _submission(words: list[str]) -> Json:
+    """Read what stands without an option: a file, the command, or both."""
+    body: Json = {}
+    if words and (words[0] == "-" or words[0].endswith(".json")):
+        source, words = words[0], words[1:]
+        try:
+            text = sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8")
+            body = json.loads(text)
+        except OSError as error:
+            raise CommandFailed(Exit.USAGE, f"{source}: {error.strerror}.", code="NO_FILE") from error
+        except ValueError as error:
+            raise CommandFailed(Exit.USAGE, f"{source} is not JSON: {error}.", code="NOT_JSON") from error
+        if not isinstance(body, dict):
+            raise CommandFailed(Exit.USAGE, f"{source} must hold one JSON object.", code="NOT_JSON")
+    if words:
+        body["command"], body["args"] = words, []
+    return body
+
+
+def _assignment(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise CommandFailed(Exit.USAGE, f"--env {text}: write NAME=VALUE.", code="USAGE")
+    return name, value
+
+
+def _size(job: Json) -> str:
+    return f"{counted(job['nodes'], 'node')} × {counted(job['gpusPerNode'], 'GPU')}"
+
+
+def _table(out: Page, jobs: list[Json], *, is_wide: bool) -> None:
+    columns = [
+        Column("JOB"),
+        Column("NAME", gives_way=True),
+        Column("STATE"),
+        Column("NODES", is_right=True),
+        Column("TRY", is_right=True),
+        Column("AGE", is_right=True),
+    ]
+    if is_wide:
+        columns += [Column("TEAM"), Column("CLASS"), Column("GPUS", is_right=True), Column("BY")]
+    columns.append(Column("REASON", gives_way=True))
+    rows = []
+    for job in jobs:
+        row = [
+            job["jobId"],
+            job["name"],
+            out.marked(JOB[job["state"]], plain(job["state"])),
+            str(job["nodes"]),
+            str(job["currentAttempt"]),
+            out.when(job["submittedAt"], ago=False),
+        ]
+        if is_wide:
+            gpus = job["nodes"] * job["gpusPerNode"]
+            row += [job["team"], job["priorityClass"] or "(unset)", str(gpus), job["submittedBy"]]
+        rows.append([*row, job["reason"]])
+    out.table(columns, rows)
+
+
+def _show(out: Page, job: Json) -> None:
+    out.line(f"{out.marked(JOB[job['state']], out.bold(job['jobId']))}  {job['name']}  {plain(job['state'])}")
+    if job["reason"]:
+        out.paragraph(job["reason"], indent="  ")
+    out.line()
+    out.pairs(
+        [
+            ("size", f"{_size(job)}{' on ' + ', '.join(job['instanceTypes']) if job['instanceTypes'] else ''}"),
+            ("team", f"{job['team']}, class {job['priorityClass'] or '(unset)'}"),
+            ("runs", " ".join([*job["command"], *job["args"]])),
+            ("image", job["image"]),
+            ("checkpoints", job["checkpoint"]["uri"] or "none: it would start again from nothing"),
+            ("submitted", f"{out.when(job['submittedAt'])} by {job['submittedBy']}"),
+            ("ended", out.when(job["endedAt"]) if job["endedAt"] else ""),
+            ("stop asked", job["stopRequest"]["reason"] if job["stopRequest"] else ""),
+        ],
+        indent="  ",
+    )
+    if job["attempts"]:
+        out.line()
+        _attempts(out, job["attempts"])
+    result = json.dumps(job["result"]) if job["result"] else ""
+    out.pairs([("result", result)], indent="  ")
+    out.line()
+    out.line(f"{out.dim('next')}  evenkeel why {job['jobId']}")
+
+
+def _attempts(out: Page, attempts: list[Json]) -> None:
+    columns = [
+        Column("TRY", is_right=True),
+        Column("STATE"),
+        Column("FROM"),
+        Column("RAN", is_right=True),
+        Column("NODES", gives_way=True),
+        Column("REASON", gives_way=True),
+    ]
+    rows = []
+    for attempt in attempts:
+        point = attempt["resumeFrom"]
+        rows.append(
+            [
+                str(attempt["attempt"]),
+                out.marked(ATTEMPT[attempt["state"]], plain(attempt["state"])),
+                f"step {point['step']}" if point else "start" if attempt["isPinned"] else "–",
+                _ran(out, attempt),
+                ",".join(node["instanceId"][-5:] for node in attempt["nodes"]),
+                attempt["reason"],
+            ]
+        )
+    out.table(columns, rows, indent="  ")
+
+
+def _ran(out: Page, attempt: Json) -> str:
+    if not attempt["runningAt"]:
+        return "–"
+    end = out.seconds_since(attempt["endedAt"]) if attempt["endedAt"] else 0.0
+    return duration(max(0.0, out.seconds_since(attempt["runningAt"]) - end))
+
+
+def tell(out: Page, entries: list[Json]) -> None:
+    """Print a story, one line a step, aligned; long texts wrap under themselves."""
+    widest = max((len(entry["kind"]) for entry in entries), default=0)
+    for entry in entries:
+        status = _KINDS.get(entry["kind"], "ok")
+        head = f"{out.dim(out.clock(entry['at']))} {out.glyph(status)} {entry['kind']:<{widest}}  "
+        room = len(out.clock(entry["at"])) + widest + 5
+        first, *others = out.wrapped(entry["text"] + (f" [{entry['decisionId']}]" if entry["decisionId"] else ""), room)
+        out.line(head + first)
+        for text in others:
+            out.line(" " * room + text)
+    if not entries:
+        note("Nothing has happened yet.")
+
+
+_KINDS = {"sickened": "warn", "failed": "failed", "paged": "failed", "held": "warn", "lost": "warn", "planned": "next"}
+
+
+def _await(client: Client, job_id: str, until: str, timeout: float | None) -> Json:
+    deadline = None if timeout is None else time.monotonic() + timeout
+    said = ""
+    while True:
+        job = client.get(f"/jobs/{job_id}")
+        line = f"{plain(job['state'])}{', attempt ' + str(job['currentAttempt']) if job['currentAttempt'] else ''}"
+        if line != said:
+            note(f"{job_id}  {line}  {job['reason']}".rstrip())
+            said = line
+        if job["state"] in _ENDED or (until == "running" and job["state"] == "RUNNING"):
+            return job
+        left = None if deadline is None else deadline - time.monotonic()
+        if left is not None and left <= 0:
+            raise CommandFailed(
+                Exit.TIMED_OUT,
+                f"{job_id} is still {line} after {duration(timeout or 0)}.",
+                code="TIMEOUT",
+                hint=f"evenkeel why {job_id}",
+            )
+        time.sleep(_POLL_SECONDS if left is None else min(_POLL_SECONDS, max(0.0, left)))
+
+
+def _follow(client: Client, job_id: str, seen: str, read: Any) -> None:
+    try:
+        while True:
+            over = client.get(f"/jobs/{job_id}")["state"] in _ENDED
+            text = read()["text"]
+            sys.stdout.write(added(seen, text))
+            sys.stdout.flush()
+            seen = text
+            if over:
+                return
+            time.sleep(_POLL_SECONDS)
+    except KeyboardInterrupt:
+        raise CommandFailed(Exit.INTERRUPTED, "No longer following; the job goes on.") from None
+
+
+def added(seen: str, now: str) -> str:
+    """Return what a log's newer tail holds beyond an older one: all of it where they do not meet."""
+    if now.startswith(seen):
+        return now[len(seen) :]
+    lines = seen.splitlines(keepends=True)
+    for start in range(1, len(lines)):
+        rest = "".join(lines[start:])
+        if now.startswith(rest):
+            return now[len(rest) :]
+    return now
+
+
+def _ending_in_newline(text: str) -> str:
+    return text if not text or text.endswith("\n") else text + "\n"

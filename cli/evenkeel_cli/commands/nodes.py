@@ -1,0 +1,96 @@
+"""`evenkeel nodes`."""
+
+from typing import Annotated, Any
+
+import typer
+
+from evenkeel_cli.commands import asking
+from evenkeel_cli.render import Column, Output, Page, note, only, page
+from evenkeel_cli.words import NODE, plain
+
+Json = dict[str, Any]
+
+app = asking.group("The machines of the fleet.")
+
+NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="Instance id, node name, or a unique beginning.")]
+
+
+@app.command("ls")
+def list_nodes(
+    limit: asking.LimitOption = 1000,
+    output: asking.OutputOption = Output.TABLE,
+) -> None:
+    """List nodes by pool."""
+    nodes = [node for node in asking.items(asking.current_client(), "/nodes", limit) if node["state"] != "GONE"]
+    nodes.sort(key=lambda node: (node["pool"], node["slot"]))
+    out = page()
+    match output:
+        case Output.JSON:
+            out.json({"items": nodes})
+        case Output.NAME:
+            for node in nodes:
+                out.line(node["instanceId"])
+        case _ if not nodes:
+            note("No nodes are known yet: the first sweep brings them.")
+        case _:
+            _table(out, nodes, is_wide=output is Output.WIDE)
+
+
+@app.command("show")
+def show_node(node: NodeArgument, output: asking.OutputOption = Output.TABLE) -> None:
+    """Show one node."""
+    client = asking.current_client()
+    found = client.get(f"/nodes/{asking.find_node(client, node)}")
+    out = page()
+    if only(output, (Output.TABLE, Output.WIDE, Output.JSON)) is Output.JSON:
+        out.json(found)
+        return
+    state = found["state"]
+    out.line(f"{out.marked(NODE[state], out.bold(found['instanceId']))}  {plain(state)}")
+    out.line()
+    out.pairs(
+        [
+            ("incident", found["incidentId"] or ""),
+            ("name", found["name"] or "has not joined its cluster"),
+            ("cluster", found["cluster"]),
+            ("pool", f"{found['pool']}, {found['instanceType']}, {found['zone'] or 'zone unknown'}"),
+            ("seat", found["slot"]),
+            ("GPUs", f"{found['gpusInUse']} of {found['gpus']} in use"),
+            ("HyperPod says", found["providerStatus"] or ""),
+            ("launched", out.when(found["launchedAt"])),
+            ("not ready", f"since {out.when(found['notReadySince'])}" if found["notReadySince"] else ""),
+            ("changed", out.when(found["changedAt"])),
+        ],
+        indent="  ",
+    )
+    if found["incidentId"]:
+        out.line()
+        out.line(f"{out.dim('next')}  evenkeel why {found['incidentId']}")
+
+
+def _table(out: Page, nodes: list[Json], *, is_wide: bool) -> None:
+    columns = [
+        Column("NODE"),
+        Column("POOL", gives_way=True),
+        Column("TYPE"),
+        Column("STATE"),
+        Column("GPUS", is_right=True),
+        Column("UP", is_right=True),
+    ]
+    if is_wide:
+        columns += [Column("ZONE"), Column("NAME"), Column("SEAT"), Column("HYPERPOD")]
+    columns.append(Column("INCIDENT"))
+    rows = []
+    for node in nodes:
+        row = [
+            node["instanceId"],
+            node["pool"],
+            node["instanceType"],
+            out.marked(NODE[node["state"]], plain(node["state"])),
+            f"{node['gpusInUse']}/{node['gpus']}",
+            out.when(node["launchedAt"], ago=False),
+        ]
+        if is_wide:
+            row += [node["zone"] or "–", node["name"] or "–", node["slot"], node["providerStatus"] or "–"]
+        rows.append([*row, node["incidentId"] or "–"])
+    out.table(columns, rows)

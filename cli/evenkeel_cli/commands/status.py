@@ -1,0 +1,177 @@
+"""`evenkeel status`."""
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from evenkeel_cli.client import Client
+from evenkeel_cli.commands import asking
+from evenkeel_cli.commands.incidents import lanes
+from evenkeel_cli.errors import CommandFailed, Exit
+from evenkeel_cli.render import Output, Page, duration, only, page, visible
+from evenkeel_cli.words import HEALTH, NODE, counted, plain
+
+Json = dict[str, Any]
+
+app = asking.single("status")
+
+_EVERY_SECONDS = 2.0
+_HOME_AND_CLEAR = "\x1b[H\x1b[J"
+
+
+@app.command("status")
+def status(
+    watch: Annotated[bool, typer.Option("-w", "--watch", help="Look again every two seconds, until Ctrl-C.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="For cron: exit 0 if all is well, 20 degraded, 21 critical.")
+    ] = False,
+    output: asking.OutputOption = Output.TABLE,
+) -> None:
+    """One screen: what burns, whether it is handled, what the fleet and the jobs do."""
+    client = asking.current_client()
+    form = only(output, (Output.TABLE, Output.WIDE, Output.JSON))
+    out = page()
+    if watch:
+        _watch(client, out, form)
+    found = client.get("/status")
+    if check:
+        _line(out, found, form)
+        raise typer.Exit({"OK": Exit.DONE, "DEGRADED": Exit.DEGRADED}.get(found["health"], Exit.CRITICAL))
+    if form is Output.JSON:
+        out.json(found)
+    else:
+        show(out, found)
+
+
+def _watch(client: Client, out: Page, form: Output) -> None:
+    try:
+        while True:
+            try:
+                found = client.get("/status")
+            except CommandFailed as failed:
+                if failed.exit_code is not Exit.TRY_AGAIN:
+                    raise
+                out.line(out.marked("warn", failed.text))
+            else:
+                if form is Output.JSON:
+                    out.json(found, one_line=True)
+                else:
+                    if out.is_terminal:
+                        out.stream.write(_HOME_AND_CLEAR)
+                    show(out, found)
+                out.stream.flush()
+            time.sleep(_EVERY_SECONDS)
+    except KeyboardInterrupt:
+        raise CommandFailed(Exit.INTERRUPTED, "No longer watching; nothing else has changed.") from None
+
+
+def _line(out: Page, found: Json, form: Output) -> None:
+    if form is Output.JSON:
+        out.json(found)
+    else:
+        out.line(f"{out.marked(HEALTH[found['health']], found['health'])}  {'; '.join(found['reasons'])}".rstrip())
+
+
+def show(out: Page, found: Json) -> None:
+    """Print the overview."""
+    automation, incidents = found["automation"], found["incidents"]
+    age = out.seconds_since(found["asOf"])
+    seen = f"{found['asOf'][11:19]}Z" + (f" ({duration(age)} old)" if out.is_terminal and age >= 2 else "")
+    held = "  HELD" if automation["isHeld"] else ""
+    _spread(out, out.bold(f"fleet {found['fleet']}"), f"mode: {automation['mode']}{held}  {seen}")
+    head = out.marked(HEALTH[found["health"]], out.bold(found["health"]))
+    counts = f"{counted(incidents['working'], 'incident')} working, {_need(incidents['needYou'])}"
+    out.line(f"{head}  {counts}")
+    for reason in _others(found["reasons"]):
+        out.line(f"  {reason}")
+    _nodes(out, found["nodes"])
+    _gpus(out, found["gpus"])
+    _jobs(out, found["jobs"])
+    for incident in incidents["items"]:
+        word = "NEEDS YOU" if incident["needsYou"] else "WORKING"
+        name = f"{incident['incidentId']}  {incident['node']['instanceId']}  {incident['fault']['name']}"
+        out.line(out.cut(f"{out.bold(word)}  {name}", (out.width or 10_000) + 8))
+        lanes(out, incident, indent="        ")
+        if incident["needsYou"] and incident["outcome"]:
+            out.paragraph(incident["outcome"], indent="        ")
+    if automation["hold"]:
+        hold = automation["hold"]
+        out.line(f"{out.bold('HELD')}    by {hold['by']}, until {hold['until'][:19]}Z: {hold['reason']}")
+    _next(out, found)
+
+
+def _need(number: int) -> str:
+    return f"{number} {'needs' if number == 1 else 'need'} you"
+
+
+def _others(reasons: list[str]) -> list[str]:
+    """Return the reasons that the counts of incidents do not say already."""
+    return [reason for reason in reasons if "incident" not in reason.split(" without ")[0]]
+
+
+def _nodes(out: Page, nodes: Json) -> None:
+    if not nodes["pools"]:
+        out.line("NODES   none known yet: the first sweep brings them")
+        return
+    widest = max(len(pool["pool"]) for pool in nodes["pools"])
+    for index, pool in enumerate(nodes["pools"]):
+        states = "  ".join(
+            f"{number} {plain(state)} {out.glyph(NODE[state])}" for state, number in pool["states"].items()
+        )
+        title = out.bold("NODES") + "   " if index == 0 else "        "
+        out.line(f"{title}{pool['pool']:<{widest}}  {counted(pool['total'], 'node')}: {states}")
+
+
+def _gpus(out: Page, gpus: Json) -> None:
+    in_use = f" {100 * gpus['inUse'] / gpus['total']:.0f}%" if gpus["total"] else ""
+    out.line(
+        f"{out.bold('GPUs')}    {gpus['total']} in the fleet  {gpus['inUse']} in use{in_use}  "
+        f"{gpus['free']} free in service"
+    )
+
+
+def _jobs(out: Page, jobs: Json) -> None:
+    if not jobs["classes"]:
+        out.line(f"{out.bold('JOBS')}    none running, none pending")
+        return
+    titles = ("class", "run", "pend", "avg run", "max run", "avg wait", "max wait")
+    rows = [
+        (
+            entry["priorityClass"] or "(unset)",
+            str(entry["running"]),
+            str(entry["pending"]),
+            _span(entry["averageRunSeconds"]),
+            _span(entry["longestRunSeconds"]),
+            _span(entry["averageWaitSeconds"]),
+            _span(entry["longestWaitSeconds"]),
+        )
+        for entry in jobs["classes"]
+    ]
+    widths = [max(len(row[index]) for row in (titles, *rows)) for index in range(len(titles))]
+    for index, row in enumerate((titles, *rows)):
+        cells = [
+            f"{row[0]:<{widths[0]}}",
+            *(f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True)),
+        ]
+        title = out.bold("JOBS") + "    " if index == 0 else "        "
+        out.line(title + "  ".join(cells))
+    if jobs["isLowerBound"]:
+        out.line("        more than 2000 in one state: the counts are lower bounds")
+
+
+def _span(seconds: float | None) -> str:
+    return "–" if seconds is None else duration(seconds)
+
+
+def _next(out: Page, found: Json) -> None:
+    items = found["incidents"]["items"]
+    if items:
+        out.line(f"{out.bold('NEXT')}    evenkeel incidents show {items[0]['incidentId']}")
+    elif found["automation"]["isHeld"]:
+        out.line(f"{out.bold('NEXT')}    evenkeel automation release")
+
+
+def _spread(out: Page, left: str, right: str) -> None:
+    room = (out.width or 80) - visible(left) - visible(right)
+    out.line(left + " " * max(2, room) + right)

@@ -1,0 +1,14 @@
+"""`evenkeel version`."""
+
+from evenkeel_cli.commands.asking import single
+from evenkeel_cli.render import page
+
+app = single("version")
+
+
+@app.command("version")
+def version() -> None:
+    """Print the version."""
+    from importlib.metadata import version as installed
+
+    page().line(f"evenkeel {installed('evenkeel')}")

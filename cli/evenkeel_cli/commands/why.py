@@ -1,0 +1,153 @@
+"""`evenkeel why`."""
+
+from typing import Annotated, Any
+
+import typer
+
+from evenkeel_cli.client import Client
+from evenkeel_cli.commands import asking
+from evenkeel_cli.errors import CommandFailed, Exit
+from evenkeel_cli.render import Column, Output, Page, duration, only, page
+from evenkeel_cli.words import INCIDENT, JOB, plain
+
+Json = dict[str, Any]
+
+app = asking.single("why")
+
+
+@app.command("why")
+def why(
+    subject: Annotated[
+        str,
+        typer.Argument(metavar="JOB|INCIDENT|DECISION", help="Id, unique beginning, job's name; @latest = incident."),
+    ],
+    output: asking.OutputOption = Output.TABLE,
+) -> None:
+    """Say why: one sentence, what was weighed, what to do next."""
+    client = asking.current_client()
+    out = page()
+    form = only(output, (Output.TABLE, Output.WIDE, Output.JSON))
+    if subject.startswith("dec-"):
+        decision = client.get(f"/decisions/{subject}")
+        if form is Output.JSON:
+            out.json(decision)
+        else:
+            _decision(out, decision)
+        return
+    found = _ask(client, subject)
+    if form is Output.JSON:
+        out.json(found)
+    else:
+        _answer(out, found)
+
+
+def _ask(client: Client, subject: str) -> Json:
+    """Ask about an incident, or else about a job: the id says which, a name is a job's."""
+    if subject.startswith("inc-") or subject == "@latest":
+        try:
+            return client.get(f"/incidents/{asking.find_incident(client, subject)}/why")
+        except CommandFailed as failed:
+            # @latest means the newest incident, and the newest job where nothing has gone wrong yet.
+            if subject != "@latest" or failed.exit_code is not Exit.NOT_FOUND:
+                raise
+    return client.get(f"/jobs/{asking.find_job(client, subject)}/why")
+
+
+def _answer(out: Page, found: Json) -> None:
+    states = JOB if found["kind"] == "job" else INCIDENT
+    out.line(f"{out.marked(states[found['state']], out.bold(found['subject']))}  {plain(found['state'])}")
+    out.paragraph(found["sentence"], indent="  ")
+    decision = found["decision"]
+    if decision:
+        out.line()
+        out.pairs(
+            [
+                ("decided", f"{out.when(decision['decidedAt'])}: {decision['action']}, {decision['decisionId']}"),
+                ("because", decision["reason"]),
+            ],
+            indent="  ",
+        )
+        _considered(out, found["considered"])
+    earlier = found.get("earlier") or []
+    if earlier:
+        out.line()
+        columns = [Column("BEFORE"), Column("DECIDED"), Column("DECISION"), Column("BECAUSE", gives_way=True)]
+        rows = [[out.clock(d["decidedAt"]), d["action"], d["decisionId"], d["reason"]] for d in earlier]
+        out.table(columns, rows, indent="  ")
+    evidence = found["evidence"]
+    resumed, rejected = evidence.get("resumedFrom"), evidence.get("rejectedCheckpoints") or []
+    out.line()
+    out.pairs(
+        [
+            ("resumed from", f"step {resumed['step']} of attempt {resumed['attempt']}" if resumed else ""),
+            ("passed over", "; ".join(_rejection(item) for item in rejected)),
+            ("incident", evidence.get("incident") or ""),
+            ("execution", evidence.get("execution") or ""),
+            ("next", found["next"] or ""),
+        ],
+        indent="  ",
+    )
+
+
+def _considered(out: Page, options: list[Json]) -> None:
+    if len(options) < 2:
+        return
+    columns = [
+        Column("CONSIDERED"),
+        Column("START", is_right=True),
+        Column("GPU-H LOST", is_right=True),
+        Column("CHOSEN", gives_way=True),
+    ]
+    rows = [
+        [
+            plain(option["option"]),
+            _about(option.get("expectedSeconds")),
+            _hours(option.get("gpuHoursLost")),
+            out.marked("ok", "yes") if option["chosen"] else f"no: {option['whyNot']}",
+        ]
+        for option in options
+    ]
+    out.line()
+    if out.width is None:
+        out.table(columns, rows, indent="  ")
+        return
+    # Reasons are sentences: they wrap in their own column rather than being cut.
+    head = [max(len(columns[i].title), *(len(row[i]) for row in rows)) for i in range(3)]
+    room = 2 + sum(head) + 6
+    out.line(f"  {columns[0].title:<{head[0]}}  {columns[1].title:>{head[1]}}  {columns[2].title:>{head[2]}}  CHOSEN")
+    for row in rows:
+        first, *others = out.wrapped(row[3], room)
+        out.line(f"  {row[0]:<{head[0]}}  {row[1]:>{head[1]}}  {row[2]:>{head[2]}}  {first}")
+        for text in others:
+            out.line(" " * room + text)
+
+
+def _decision(out: Page, decision: Json) -> None:
+    out.line(f"{out.bold(decision['decisionId'])}  {plain(decision['kind'])}: {decision['action']}")
+    out.paragraph(decision["reason"], indent="  ")
+    chosen: Json = {"option": decision["action"], "chosen": True}
+    _considered(out, [chosen, *({**other, "chosen": False} for other in decision["alternatives"])])
+    out.line()
+    out.pairs(
+        [
+            ("about", decision["subject"]),
+            ("decided", out.when(decision["decidedAt"])),
+            ("mode", decision["mode"]),
+            ("policy", f"{decision['policyHash']}, engine {decision['engineVersion']}"),
+            ("facts", f"evenkeel why {decision['decisionId']} -o json"),
+        ],
+        indent="  ",
+    )
+
+
+def _rejection(item: Json) -> str:
+    where = f"step {item['step']} of attempt {item['attempt']}" if "step" in item else str(item.get("manifest", ""))
+    return f"{where}, {plain(str(item.get('code', '')))}"
+
+
+def _about(seconds: float | None) -> str:
+    return "–" if seconds is None else f"~{duration(seconds)}"
+
+
+def _hours(hours: float | None) -> str:
+    return "–" if hours is None else f"{hours:.2f}"

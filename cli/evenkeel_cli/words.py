@@ -1,0 +1,50 @@
+"""How states are shown: which sign stands for which word."""
+
+JOB = {
+    "PENDING": "next",
+    "STARTING": "working",
+    "RUNNING": "ok",
+    "STOPPING": "working",
+    "SUCCEEDED": "ok",
+    "FAILED": "failed",
+    "CANCELLED": "idle",
+}
+ATTEMPT = {
+    "STARTING": "working",
+    "LAUNCHED": "working",
+    "RUNNING": "ok",
+    "SUCCEEDED": "ok",
+    "FAILED": "failed",
+    "STOPPED": "idle",
+    "LOST": "warn",
+    "NEVER_RAN": "warn",
+}
+INCIDENT = {
+    "OPEN": "working",
+    "RECOVERING": "working",
+    "RECOVERED": "ok",
+    "OBSERVED": "idle",
+    "STOOD_DOWN": "idle",
+    "WAITING_FOR_PERSON": "failed",
+    "FAILED": "failed",
+}
+NODE = {
+    "IN_SERVICE": "ok",
+    "STARTING": "working",
+    "REPAIRING": "working",
+    "QUARANTINED": "failed",
+    "CORDONED": "warn",
+    "NOT_READY": "warn",
+    "GONE": "idle",
+}
+HEALTH = {"OK": "ok", "DEGRADED": "warn", "CRITICAL": "failed"}
+
+
+def plain(state: str) -> str:
+    """Return a state as a person would say it."""
+    return state.lower().replace("_", " ")
+
+
+def counted(number: int, noun: str) -> str:
+    """Return `1 node`, `2 nodes`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
