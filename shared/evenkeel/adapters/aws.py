@@ -77,13 +77,14 @@ _NO_ANSWER = (
 
 
 @functools.cache
-def _session() -> Any:
+def session() -> Any:
+    """Return the one session of this container."""
     return boto3.session.Session()
 
 
 def client(service: str, config: Config = READS_AND_IDEMPOTENT_WRITES) -> Any:
     """Make a client. Region, credentials and endpoints come from the environment, as the SDK reads it."""
-    return _session().client(service, config=config)
+    return session().client(service, config=config)
 
 
 def code_of(error: ClientError) -> str:

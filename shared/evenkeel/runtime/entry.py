@@ -132,7 +132,7 @@ def scheduled(handler: Handler) -> Handler:
 
     @functools.wraps(handler)
     def wrapped(event: Json, context: Any) -> Json:
-        records = event.get("Records", ()) if isinstance(event, Mapping) else ()
+        records = event.get("Records", ())
         try:
             with _one_line("RoundDone", context, {"requests": len(records)}) as line:
                 answer = handler(event, context)

@@ -79,7 +79,7 @@ class World:
     @cached_property
     def cluster(self) -> Cluster:
         from evenkeel.adapters.cluster import KubernetesCluster
-        from evenkeel.adapters.kubernetes import EksConnections
+        from evenkeel.adapters.eks import EksConnections
 
         return KubernetesCluster(EksConnections(self.settings.region), fleet=self.settings.fleet)
 

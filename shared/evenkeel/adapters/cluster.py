@@ -1,0 +1,354 @@
+"""The port Cluster on Kubernetes API servers."""
+
+import queue
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Protocol, TypeVar
+
+from evenkeel.adapters import workloads
+from evenkeel.adapters.kubernetes import JSON_PATCH, AlreadyExists, Expired, Invalid, KubernetesApi, Watch
+from evenkeel.adapters.workloads import ATTEMPT_LABEL, FLEET_LABEL, INDEX_LABEL, JOB_LABEL, Json
+from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT, INCIDENT_ANNOTATION, KubernetesNode
+from evenkeel.domain.scheduling.jobs import WorkloadSeen
+from evenkeel.ports import (
+    Conflict,
+    CordonResult,
+    LaunchResult,
+    LaunchSpec,
+    NotFound,
+    PermanentError,
+    Refused,
+    ReleaseResult,
+    TransientError,
+)
+
+_TRIES = 5
+_WATCH_SECONDS = 240
+_LOOK_SECONDS = 0.1
+"""How often a watch asks whether it should end."""
+_PAUSE_SECONDS = 0.5
+_NODES = "/api/v1/nodes"
+_PODS = "/api/v1/pods"
+_JOBS = "/apis/batch/v1/jobs"
+
+
+Result = TypeVar("Result", CordonResult, ReleaseResult)
+
+
+class Connections(Protocol):
+    """Where the API servers are."""
+
+    def api(self, cluster: str) -> KubernetesApi:
+        """Return the API server of a cluster, by the cluster's name."""
+        ...
+
+
+class KubernetesCluster:
+    """The Kubernetes clusters of a fleet."""
+
+    def __init__(self, connections: Connections, *, fleet: str) -> None:
+        self._connections = connections
+        self._fleet = fleet
+
+    # ------------------------------------------------------------ nodes
+
+    def nodes(self, cluster: str) -> tuple[KubernetesNode, ...]:
+        found = self._all(cluster, _NODES)
+        return tuple(sorted((workloads.read_node(cluster, node) for node in found), key=lambda node: node.name))
+
+    def node(self, cluster: str, name: str) -> KubernetesNode | None:
+        found = self._api(cluster).get(f"{_NODES}/{name}")
+        return None if found is None else workloads.read_node(cluster, found)
+
+    def cordon(self, cluster: str, name: str, incident_id: str) -> CordonResult:
+        def once() -> CordonResult:
+            node = self.node(cluster, name)
+            if node is None:
+                return CordonResult.GONE
+            if node.is_cordoned:
+                if node.incident_id is None:
+                    return CordonResult.BY_PERSON
+                ours = node.incident_id == incident_id
+                return CordonResult.ALREADY_OURS if ours else CordonResult.BY_OTHER_INCIDENT
+            # With the version that was read: a person's cordon in between makes this a 409, not a second owner.
+            mark = {"resourceVersion": node.resource_version, "annotations": {INCIDENT_ANNOTATION: incident_id}}
+            try:
+                self._api(cluster).patch(f"{_NODES}/{name}", {"metadata": mark, "spec": {"unschedulable": True}})
+            except NotFound:
+                return CordonResult.GONE
+            return CordonResult.CORDONED
+
+        return _again_on_conflict(once)
+
+    def release(self, cluster: str, name: str, incident_id: str | None) -> ReleaseResult:
+        def once() -> ReleaseResult:
+            item = self._api(cluster).get(f"{_NODES}/{name}")
+            if item is None:
+                return ReleaseResult.GONE
+            node = workloads.read_node(cluster, item)
+            if node.is_cordoned and (incident_id is None or node.incident_id != incident_id):
+                return ReleaseResult.NOT_OURS
+            changes = list(_releasing(item, is_cordoned=node.is_cordoned))
+            if not changes:
+                return ReleaseResult.ALREADY_FREE
+            # The indexes below count only as long as the node is the one that was read.
+            test = {"op": "test", "path": "/metadata/resourceVersion", "value": node.resource_version}
+            try:
+                self._api(cluster).patch(f"{_NODES}/{name}", [test, *changes], JSON_PATCH)
+            except NotFound:
+                return ReleaseResult.GONE
+            return ReleaseResult.RELEASED
+
+        return _again_on_conflict(once)
+
+    def accelerators_in_use(self, cluster: str) -> Mapping[str, int]:
+        used: defaultdict[str, int] = defaultdict(int)
+        for pod in self._all(cluster, _PODS, fieldSelector="status.phase!=Succeeded,status.phase!=Failed"):
+            node_name = (pod.get("spec") or {}).get("nodeName")
+            count = workloads.accelerators_requested(pod)
+            if node_name and count:
+                used[node_name] += count
+        return dict(used)
+
+    # ------------------------------------------------------------ workloads
+
+    def launch(self, spec: LaunchSpec) -> tuple[LaunchResult, str]:
+        attempt = spec.attempt
+        api = self._api(attempt.cluster)
+        first = self.node(attempt.cluster, attempt.node_names[0]) if attempt.node_names else None
+        resource = (first.accelerator_resource if first else "") or workloads.NVIDIA
+        try:
+            api.create(f"/api/v1/namespaces/{attempt.namespace}/services", workloads.service(spec, self._fleet))
+        except AlreadyExists:
+            self._check_ours(spec, f"/api/v1/namespaces/{attempt.namespace}/services/{attempt.workload_name}")
+        path = f"/apis/batch/v1/namespaces/{attempt.namespace}/jobs"
+        try:
+            made = api.create(path, workloads.job(spec, self._fleet, resource))
+        except AlreadyExists:
+            there = self._check_ours(spec, f"{path}/{attempt.workload_name}")
+            return LaunchResult.ALREADY_THERE, there["metadata"]["uid"]
+        return LaunchResult.CREATED, made["metadata"]["uid"]
+
+    def workload(self, cluster: str, namespace: str, job_id: str, attempt: int) -> WorkloadSeen:
+        job = self._api(cluster).get(f"/apis/batch/v1/namespaces/{namespace}/jobs/{job_id}-a{attempt}")
+        if job is not None and not workloads.is_ours(job, job_id, attempt, self._fleet):
+            job = None
+        return _seen(job_id, attempt, job, self._pods(cluster, namespace, job_id, attempt))
+
+    def workloads(self, cluster: str) -> tuple[WorkloadSeen, ...]:
+        ours = f"{JOB_LABEL},{FLEET_LABEL}={self._fleet}"
+        jobs: dict[tuple[str, int], Json] = {}
+        pods: defaultdict[tuple[str, int], list[Json]] = defaultdict(list)
+        for job in self._all(cluster, _JOBS, labelSelector=ours):
+            if name := workloads.attempt_of(job):
+                jobs[name] = job
+        for pod in self._all(cluster, _PODS, labelSelector=ours):
+            if name := workloads.attempt_of(pod):
+                pods[name].append(pod)
+        return tuple(_seen(*name, jobs.get(name), pods.get(name, [])) for name in sorted({*jobs, *pods}))
+
+    def stop(self, cluster: str, namespace: str, job_id: str, attempt: int, grace_seconds: int) -> None:
+        """Pods go first, with the grace asked for; deleting the Job would give them their own.
+
+        A grace of 0 means "forget the pod at once, whatever its process does" to Kubernetes: one second is the least.
+        """
+        api = self._api(cluster)
+        for pod in self._pods(cluster, namespace, job_id, attempt):
+            path = f"/api/v1/namespaces/{namespace}/pods/{pod['metadata']['name']}"
+            api.delete(path, gracePeriodSeconds=max(1, grace_seconds))
+        self._delete_objects(api, namespace, job_id, attempt)
+
+    def forget_pods(self, cluster: str, namespace: str, job_id: str, attempt: int, node_names: Iterable[str]) -> None:
+        names = set(node_names)
+        api = self._api(cluster)
+        lost = [
+            pod
+            for pod in self._pods(cluster, namespace, job_id, attempt)
+            if (pod.get("spec") or {}).get("nodeName") in names
+        ]
+        if not lost:
+            return
+        # While its Job exists, a pod keeps the Job controller's finalizer and would stay.
+        self._delete_objects(api, namespace, job_id, attempt)
+        for pod in lost:
+            metadata = pod["metadata"]
+            path = f"/api/v1/namespaces/{namespace}/pods/{metadata['name']}"
+            api.delete(path, gracePeriodSeconds=0, preconditions={"uid": metadata["uid"]})
+
+    def logs(self, cluster: str, namespace: str, job_id: str, attempt: int, rank: int, tail_lines: int) -> str:
+        pods = self._pods(cluster, namespace, job_id, attempt, f",{INDEX_LABEL}={rank}")
+        if not pods:
+            raise NotFound(f"no pod of rank {rank} of {job_id}-a{attempt} in {namespace}")
+        path = f"/api/v1/namespaces/{namespace}/pods/{pods[-1]['metadata']['name']}/log"
+        return self._api(cluster).text(path, container="trainer", tailLines=str(tail_lines))
+
+    def _pods(self, cluster: str, namespace: str, job_id: str, attempt: int, more: str = "") -> list[Json]:
+        selector = f"{JOB_LABEL}={job_id},{ATTEMPT_LABEL}={attempt},{FLEET_LABEL}={self._fleet}{more}"
+        return self._all(cluster, f"/api/v1/namespaces/{namespace}/pods", labelSelector=selector)
+
+    def _delete_objects(self, api: KubernetesApi, namespace: str, job_id: str, attempt: int) -> None:
+        name = f"{job_id}-a{attempt}"
+        jobs = f"/apis/batch/v1/namespaces/{namespace}/jobs"
+        job = api.get(f"{jobs}/{name}")
+        if job is not None and workloads.is_ours(job, job_id, attempt, self._fleet):
+            uid = job["metadata"]["uid"]
+            api.delete(f"{jobs}/{name}", propagationPolicy="Background", preconditions={"uid": uid})
+        services = f"/api/v1/namespaces/{namespace}/services"
+        found = api.get(f"{services}/{name}")
+        if found is not None and workloads.is_ours(found, job_id, attempt, self._fleet):
+            api.delete(f"{services}/{name}")
+
+    def _check_ours(self, spec: LaunchSpec, path: str) -> Json:
+        attempt = spec.attempt
+        found = self._api(attempt.cluster).get(path)
+        if found is None:
+            raise Conflict(f"{path} of {attempt.cluster} was there, and is gone")
+        if not workloads.is_ours(found, attempt.job_id, attempt.attempt, self._fleet):
+            raise Refused(f"{path} of {attempt.cluster} is not ours: its labels are not {attempt.workload_name}'s")
+        return found
+
+    # ------------------------------------------------------------ changes
+
+    def watch(self, cluster: str, on_change: Callable[[str], None], *, until: Callable[[], bool]) -> None:
+        """Every kind is reported once at the start and after each relist: what came before is not known otherwise.
+
+        `on_change` is called in the caller's own thread.
+        """
+        ours = f"{JOB_LABEL},{FLEET_LABEL}={self._fleet}"
+        heard: queue.SimpleQueue[str | PermanentError] = queue.SimpleQueue()
+        watchers = [
+            _Watcher(self._api(cluster), "node", _NODES, {}, heard),
+            _Watcher(self._api(cluster), "pod", _PODS, {"labelSelector": ours}, heard),
+            _Watcher(self._api(cluster), "job", _JOBS, {"labelSelector": ours}, heard),
+        ]
+        for watcher in watchers:
+            watcher.start()
+        try:
+            while not until():
+                try:
+                    change = heard.get(timeout=_LOOK_SECONDS)
+                except queue.Empty:
+                    continue
+                if isinstance(change, PermanentError):
+                    raise change
+                on_change(change)
+        finally:
+            for watcher in watchers:
+                watcher.end()
+            for watcher in watchers:
+                watcher.join(timeout=5)
+
+    def _api(self, cluster: str) -> KubernetesApi:
+        return self._connections.api(cluster)
+
+    def _all(self, cluster: str, path: str, **query: str) -> list[Json]:
+        """List everything; from the start again, once, where the continuation ran out under a slow reader."""
+        try:
+            return sorted(self._api(cluster).items(path, **query), key=_place)
+        except Expired:
+            return sorted(self._api(cluster).items(path, **query), key=_place)
+
+
+class _Watcher(threading.Thread):
+    """Watches one kind of object until told to end; puts the kind's name into the queue at each change."""
+
+    def __init__(
+        self,
+        api: KubernetesApi,
+        kind: str,
+        path: str,
+        query: Mapping[str, str],
+        heard: "queue.SimpleQueue[str | PermanentError]",
+    ) -> None:
+        super().__init__(name=f"watch-{api.name}-{kind}", daemon=True)
+        self._server = api
+        self._kind = kind
+        self._path = path
+        self._query = query
+        self._heard = heard
+        self._ended = threading.Event()
+        self._open: Watch | None = None
+        self._lock = threading.Lock()
+
+    def run(self) -> None:
+        version = ""
+        while not self._ended.is_set():
+            try:
+                if not version:
+                    version = self._server.version(self._path, **self._query)
+                    self._heard.put(self._kind)
+                version = self._follow(version)
+            except Expired:
+                version = ""
+            except TransientError:
+                # A lost connection goes on from the last version seen; the server says so if that is too old.
+                self._ended.wait(_PAUSE_SECONDS)
+            except PermanentError as error:
+                self._heard.put(error)
+                return
+
+    def end(self) -> None:
+        self._ended.set()
+        with self._lock:
+            if self._open is not None:
+                self._open.shut()
+
+    def _follow(self, version: str) -> str:
+        with self._server.watch(self._path, version, _WATCH_SECONDS, **self._query) as watch:
+            with self._lock:
+                if self._ended.is_set():
+                    return version
+                self._open = watch
+            try:
+                for event in watch.events():
+                    version = str(event.item["metadata"]["resourceVersion"])
+                    if event.kind != "BOOKMARK":
+                        self._heard.put(self._kind)
+                    if self._ended.is_set():
+                        break
+            finally:
+                with self._lock:
+                    self._open = None
+        return version
+
+
+def _again_on_conflict(once: Callable[[], Result]) -> Result:
+    """Read and write anew while somebody else is quicker: nodes are patched by many."""
+    for _ in range(_TRIES - 1):
+        try:
+            return once()
+        except (Conflict, Invalid):
+            continue
+    return once()
+
+
+def _releasing(item: Mapping[str, Any], *, is_cordoned: bool) -> Iterator[Json]:
+    """Yield the JSON patch that frees a node: our cordon, its mark, and the taint; highest index first."""
+    if is_cordoned:
+        yield {"op": "remove", "path": "/spec/unschedulable"}
+    if INCIDENT_ANNOTATION in (item["metadata"].get("annotations") or {}):
+        yield {"op": "remove", "path": f"/metadata/annotations/{INCIDENT_ANNOTATION.replace('/', '~1')}"}
+    taints = (item.get("spec") or {}).get("taints") or ()
+    for index in reversed(range(len(taints))):
+        if taints[index]["key"] == AWAITING_VALIDATION_TAINT:
+            yield {"op": "test", "path": f"/spec/taints/{index}/key", "value": AWAITING_VALIDATION_TAINT}
+            yield {"op": "remove", "path": f"/spec/taints/{index}"}
+
+
+def _seen(job_id: str, attempt: int, job: Json | None, pods: list[Json]) -> WorkloadSeen:
+    return WorkloadSeen(
+        job_id=job_id,
+        attempt=attempt,
+        uid=job["metadata"]["uid"] if job else "",
+        is_deleting=job is not None and "deletionTimestamp" in job["metadata"],
+        has_completed=job is not None and workloads.has_condition(job, "Complete"),
+        has_failed=job is not None and workloads.has_condition(job, "Failed", "FailureTarget"),
+        pods=tuple(
+            workloads.read_pod(pod) for pod in sorted(pods, key=lambda pod: (workloads.rank_of(pod), _place(pod)))
+        ),
+    )
+
+
+def _place(item: Mapping[str, Any]) -> tuple[str, str]:
+    return (item["metadata"].get("namespace", ""), item["metadata"]["name"])

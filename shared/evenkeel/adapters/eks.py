@@ -1,0 +1,69 @@
+"""The way into EKS clusters: where an API server is, and the token that it takes."""
+
+import base64
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from botocore.auth import SigV4QueryAuth
+from botocore.awsrequest import AWSRequest
+
+from evenkeel.adapters import aws
+from evenkeel.adapters.kubernetes import KubernetesApi
+from evenkeel.ports import NotAllowed, PermanentError
+
+_TOKEN_SECONDS = 600
+"""A token is good for about fourteen minutes; it is renewed after ten."""
+
+
+class EksConnections:
+    """API servers of EKS clusters, by name; endpoint and authority are asked for once in the life of a container."""
+
+    def __init__(self, region: str, client: Any = None) -> None:
+        self._region = region
+        self._client = client
+        self._known: dict[str, KubernetesApi] = {}
+        self._lock = threading.Lock()
+
+    def api(self, cluster: str) -> KubernetesApi:
+        with self._lock:
+            if cluster not in self._known:
+                self._known[cluster] = self._connect(cluster)
+            return self._known[cluster]
+
+    def _connect(self, cluster: str) -> KubernetesApi:
+        client = self._client or aws.client("eks")
+        with aws.translated(f"describe EKS cluster {cluster}"):
+            answer = client.describe_cluster(name=cluster)["cluster"]
+        if not answer.get("endpoint"):
+            raise PermanentError(f"EKS cluster {cluster} has no endpoint: it is {answer.get('status')}")
+        authority = base64.b64decode(answer["certificateAuthority"]["data"]).decode()
+        return KubernetesApi(cluster, answer["endpoint"], authority, EksToken(cluster, self._region))
+
+
+class EksToken:
+    """Bearer tokens of EKS: a presigned STS call that the API server makes to learn who we are. Made offline."""
+
+    def __init__(self, cluster: str, region: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._cluster = cluster
+        self._region = region
+        self._clock = clock
+        self._made: tuple[float, str] | None = None
+
+    def __call__(self, is_fresh_needed: bool) -> str:
+        now = self._clock()
+        if is_fresh_needed or self._made is None or now - self._made[0] > _TOKEN_SECONDS:
+            self._made = (now, self._presigned())
+        return self._made[1]
+
+    def _presigned(self) -> str:
+        session = aws.session()
+        endpoint = session.client("sts", region_name=self._region).meta.endpoint_url.rstrip("/")
+        url = f"{endpoint}/?Action=GetCallerIdentity&Version=2011-06-15"
+        request = AWSRequest("GET", url, headers={"x-k8s-aws-id": self._cluster})
+        credentials = session.get_credentials()
+        if credentials is None:
+            raise NotAllowed(f"no credentials to sign in to {self._cluster} with")
+        SigV4QueryAuth(credentials.get_frozen_credentials(), "sts", self._region, expires=60).add_auth(request)
+        return "k8s-aws-v1." + base64.urlsafe_b64encode(str(request.url).encode()).decode().rstrip("=")
