@@ -1,0 +1,76 @@
+"""What the documentation promises to whoever adopts the contract."""
+
+import re
+import runpy
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from evenkeel.domain.checkpoints import Grade, RejectionCode
+from evenkeel.training.layout import Checkpoint
+from evenkeel.training.run import Run
+from evenkeel.training.storage import open_storage
+
+PROJECT = Path(__file__).resolve().parents[3]
+PAGE = PROJECT / "docs" / "training-contract.md"
+
+
+@pytest.fixture
+def attempt_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setenv("EVENKEEL_CHECKPOINT_URI", str(tmp_path / "checkpoints"))
+    monkeypatch.setenv("EVENKEEL_ATTEMPT", "1")
+    for name in ("EVENKEEL_RESUME_FROM", "WORLD_SIZE", "RANK", "JOB_COMPLETION_INDEX"):
+        monkeypatch.delenv(name, raising=False)
+    yield tmp_path
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_script_on_the_page_saves_and_comes_back(attempt_1: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = attempt_1 / "train.py"
+    script.write_text(PAGE.read_text().split("```python\n")[1].split("```")[0])
+    loaded: list[bytes] = []
+    trained: list[int] = []
+
+    def train_one(step: int) -> float:
+        trained.append(step)
+        return 1.0 / (step + 1)
+
+    given = {"load": loaded.append, "train_one": train_one, "dump": lambda: b"weights", "total_steps": 1200}
+    runpy.run_path(str(script), given)
+    monkeypatch.setenv("EVENKEEL_ATTEMPT", "2")
+    trained.clear()
+    runpy.run_path(str(script), given)
+
+    assert loaded == [b"weights"]
+    assert trained == list(range(1000, 1200))
+    assert Checkpoint(step=1000, attempt=1) in open_storage(str(attempt_1 / "checkpoints")).checkpoints()
+
+
+def test_bare_interpreter_can_prove_a_folder(tmp_path: Path) -> None:
+    Run(open_storage(str(tmp_path)), job_id="job-rings", attempt=1).save(10, b"weights")
+
+    # -I -S: no site-packages, no environment, so nothing but the standard library can be found.
+    script = (
+        f"import sys, runpy; sys.path.insert(0, {str(PROJECT / 'shared')!r}); "
+        f"sys.argv = ['training', 'prove', {str(tmp_path)!r}]; "
+        "runpy.run_module('evenkeel.training', run_name='__main__')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Step 10 of attempt 1 holds")
+
+
+def test_page_names_every_variable_reason_and_grade() -> None:
+    page = PAGE.read_text()
+    source = "".join(path.read_text() for path in (PROJECT / "shared" / "evenkeel" / "training").glob("*.py"))
+    names = {*re.findall(r"EVENKEEL_[A-Z_]+", source), *RejectionCode, Grade.PROVED, Grade.COMPLETE_BY_CONVENTION}
+
+    assert {name for name in names if f"`{name}`" not in page} == set()
