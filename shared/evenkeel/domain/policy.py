@@ -64,6 +64,8 @@ class JobPolicy(Value):
     restart_backoff_max_seconds: int = 3600
     launch_retry_seconds: int = 5
     """Pause before a launch that waits for the previous attempt's remains looks again."""
+    blame_seconds: int = 20
+    """A failed attempt waits this long before the application is blamed, so that a sick node can show itself."""
     keep_workload_seconds: int = 86_400
     """Ended pods of settled attempts are kept this long, so that their logs can be read; they hold no accelerator."""
     distrust_guard_seconds: int = 300

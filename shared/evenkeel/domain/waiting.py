@@ -1,8 +1,8 @@
 """Waits: what a workflow pauses for, and how the pause ends.
 
 A wait is a row `{name, subject, generation, token, deadlineAt, condition}`. The state's function puts the row and
-then evaluates the condition once, since what is waited for may have come first. Whoever later sees the world change evaluates
-the open rows again. A row is answered once: OPEN -> ANSWERED is a conditional write.
+then evaluates the condition once, since what is waited for may have come first. Whoever later sees the world change
+evaluates the open rows again. A row is answered once: OPEN -> ANSWERED is a conditional write.
 """
 
 from enum import StrEnum
@@ -70,3 +70,26 @@ class Wait(Value):
     condition: Condition
     state: WaitState = WaitState.OPEN
     answer: Answer | None = None
+    doubted_since: Instant | None = None
+    """When a first, doubtful answer was seen: given only if it still stands after a while."""
+
+
+WAIT_NAMES = {
+    ConditionKind.NODE_BACK: "node-back",
+    ConditionKind.NODE_VALID: "node-valid",
+    ConditionKind.JOBS_BACK: "jobs-back",
+    ConditionKind.RELEASED: "released",
+}
+
+
+def wait_name(kind: ConditionKind, attempt: int = 0) -> str:
+    """Return the name of a wait within its subject."""
+    match kind:
+        case ConditionKind.ATTEMPT_RUNNING:
+            return f"attempt-{attempt}-running"
+        case ConditionKind.ATTEMPT_ENDED:
+            return f"attempt-{attempt}-ended"
+        case ConditionKind.ATTEMPT_STOPPED:
+            return f"attempt-{attempt}-stopped"
+        case _:
+            return WAIT_NAMES[kind]

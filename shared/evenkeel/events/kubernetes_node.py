@@ -13,6 +13,7 @@ from evenkeel.domain.health.faults import catalogue
 from evenkeel.domain.health.incidents import FactKind, NodeFact
 from evenkeel.domain.nodes import KubernetesNode
 from evenkeel.domain.policy import WatchPolicy
+from evenkeel.domain.recovery.validation import DEEP_CHECK_STATUS, FAULT_TYPES, HEALTH_STATUS
 from evenkeel.domain.values import rfc3339
 from evenkeel.events import fields
 from evenkeel.events.hyperpod_node_health import fault_key
@@ -21,12 +22,6 @@ from evenkeel.events.outcomes import BadEvent
 SOURCE_KUBELET = "kubernetes.node"
 SOURCE_AGENT = "hyperpod.node-labels"
 NOT_READY = "node:not_ready"
-
-_PREFIX = "sagemaker.amazonaws.com/"
-HEALTH_STATUS = f"{_PREFIX}node-health-status"
-DEEP_CHECK_STATUS = f"{_PREFIX}deep-health-check-status"
-FAULT_TYPES = (f"{_PREFIX}fault-types", f"{_PREFIX}fault-type")
-FAULT_REASONS = (f"{_PREFIX}fault-reasons", f"{_PREFIX}fault-reason")
 
 _XID = re.compile(r"Xid \(PCI:[0-9A-Fa-f:.]{1,20}\): ([0-9]{1,4})(?![0-9])")
 _NAMES = re.compile(r"[A-Za-z0-9]{1,64}", re.ASCII)
@@ -76,17 +71,6 @@ def _is_booting(node: KubernetesNode, policy: WatchPolicy, now: datetime) -> boo
         return False
     never_was_ready = node.not_ready_since is not None and node.not_ready_since - node.created_at <= _JUST_BORN
     return node.is_awaiting_validation or never_was_ready
-
-
-def fault_marks(node: KubernetesNode) -> tuple[str, ...]:
-    """Return the fault marks that HyperPod's agent has on a node now, as a person would read them."""
-    marks = [node.labels[key] for key in FAULT_TYPES if node.labels.get(key)]
-    status = node.labels.get(HEALTH_STATUS, "")
-    if status.startswith("Unschedulable"):
-        marks.append(status)
-    if node.labels.get(DEEP_CHECK_STATUS) in ("InProgress", "Failed"):
-        marks.append(f"deep health check {node.labels[DEEP_CHECK_STATUS]}")
-    return tuple(marks)
 
 
 def _from_agent(node: KubernetesNode, now: datetime) -> tuple[NodeFact, ...]:

@@ -96,6 +96,19 @@ class StageTimes(Value):
     settled_at: Instant | None = None
 
 
+class RecoveryBrief(Value):
+    """The plan of one run, as its workflow was told it."""
+
+    run: int
+    outcome: str
+    repairs_node: bool
+    owner: str = ""
+    settle_seconds: int
+    max_repairs: int
+    decision_id: str
+    reason: str
+
+
 class Incident(Value):
     """One sickness of one node life, from its first signal until it is settled."""
 
@@ -131,6 +144,9 @@ class Incident(Value):
     repairs: tuple[str, ...] = ()
     """Rungs asked for so far, in order: `reboot`, `replace`."""
     replacement_instance_id: str = ""
+    invalid_at: Instant | None = None
+    """When a machine in this seat last failed its validation."""
+    plan: RecoveryBrief | None = None
     node_branch: str = ""
     """How the node branch ended, once it has: `RETURNED`, `WAITING_FOR_PERSON`, `STOOD_DOWN`, …"""
     paged_at: Instant | None = None

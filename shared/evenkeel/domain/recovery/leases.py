@@ -11,7 +11,11 @@ class RepairAsk(Value):
     """`reboot` or `replace`."""
     life: NodeLife
     boot_id: str
+    """The episode in which it was asked: another boot id later shows that it took effect."""
+    status_before: str = ""
+    """What the provider called the machine just before the call: another status later shows the same."""
     asked_at: Instant
+    incident_id: str = ""
     answer: str = ""
     """RepairAnswer; empty while the reply is out (a crash leaves it so: reconcile before repeating)."""
 
@@ -21,8 +25,10 @@ class Lease(Value):
 
     slot: str
     incident_id: str
+    """Empty once it is released. The calls stay: what was done to a life outlasts the incident."""
     taken_at: Instant
     asks: tuple[RepairAsk, ...] = ()
+    """Newest last; those of the last few lives of the seat."""
 
 
 class Hold(Value):

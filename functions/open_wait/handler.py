@@ -1,0 +1,20 @@
+"""States Await… of both workflows: put the wait, look once. The answer comes through `resolve_wait`."""
+
+from evenkeel.runtime import entry, wiring
+from evenkeel.services import open_wait
+
+
+@entry.task
+def handler(event: entry.Json, _context: entry.Context) -> entry.Json:
+    request = open_wait.Request.model_validate(event)
+    world = wiring.world()
+    outcome = open_wait.run(
+        request,
+        ledger=world.ledger,
+        cluster=world.cluster,
+        provider=world.provider,
+        wait_answers=world.wait_answers,
+        policy=world.policy,
+        now=world.clock.now(),
+    )
+    return outcome.to_json()

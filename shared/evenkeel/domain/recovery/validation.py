@@ -1,0 +1,84 @@
+"""Whether a machine may take work: after a repair, and on its first boot. One rule for both."""
+
+from collections.abc import Iterable
+
+from evenkeel.domain.nodes import KubernetesNode
+from evenkeel.domain.recovery.seats import Holder
+from evenkeel.domain.values import Value
+
+_PREFIX = "sagemaker.amazonaws.com/"
+HEALTH_STATUS = f"{_PREFIX}node-health-status"
+DEEP_CHECK_STATUS = f"{_PREFIX}deep-health-check-status"
+FAULT_TYPES = (f"{_PREFIX}fault-types", f"{_PREFIX}fault-type")
+
+ACCELERATORS = {
+    "g5.xlarge": 1,
+    "g5.12xlarge": 4,
+    "g5.48xlarge": 8,
+    "g6.12xlarge": 4,
+    "g6.48xlarge": 8,
+    "g6e.12xlarge": 4,
+    "g6e.48xlarge": 8,
+    "p4d.24xlarge": 8,
+    "p4de.24xlarge": 8,
+    "p5.4xlarge": 1,
+    "p5.48xlarge": 8,
+    "p5e.48xlarge": 8,
+    "p5en.48xlarge": 8,
+    "p6-b200.48xlarge": 8,
+    "p6e-gb200.36xlarge": 4,
+    "trn1.32xlarge": 16,
+    "trn1n.32xlarge": 16,
+    "trn2.48xlarge": 16,
+}
+"""Devices by instance type. Source: the EC2 instance type pages. Used where no peer shows how many there should be."""
+
+
+class Validity(Value):
+    """Whether a machine may take work, and why or why not."""
+
+    is_valid: bool
+    reason: str
+
+
+def expected_accelerators(instance_type: str, peers: Iterable[KubernetesNode]) -> int:
+    """Return how many devices a machine of this type should offer: as many as the best of its peers, else by the table.
+
+    The machine itself is no witness: leave it out of `peers`.
+    """
+    seen = [peer.accelerators for peer in peers if peer.instance_type == instance_type and peer.is_ready]
+    return max(seen, default=0) or ACCELERATORS.get(instance_type.removeprefix("ml."), 0)
+
+
+def fault_marks(node: KubernetesNode) -> tuple[str, ...]:
+    """Return the marks that HyperPod's agent has on a node now, as a person would read them."""
+    marks = [node.labels[key] for key in FAULT_TYPES if node.labels.get(key)]
+    status = node.labels.get(HEALTH_STATUS, "")
+    if status.startswith("Unschedulable"):
+        marks.append(status)
+    if node.labels.get(DEEP_CHECK_STATUS) in ("InProgress", "Failed"):
+        marks.append(f"deep health check {node.labels[DEEP_CHECK_STATUS]}")
+    return tuple(marks)
+
+
+def judge_node(machine: Holder, *, expected: int) -> Validity:
+    """Judge whether a machine may take work: Running, Ready, all its accelerators, no fault mark.
+
+    Args:
+        machine: Both control planes' views of it.
+        expected: `expected_accelerators` of its type.
+    """
+    node = machine.node
+    if node is None:
+        return Validity(is_valid=False, reason="It has not joined its cluster.")
+    if machine.record and not machine.is_running:
+        return Validity(is_valid=False, reason=f"HyperPod calls it {machine.record.status}.")
+    if not node.is_ready:
+        return Validity(is_valid=False, reason="Its node is not Ready.")
+    marks = fault_marks(node)
+    if marks:
+        return Validity(is_valid=False, reason=f"It still carries fault marks: {', '.join(marks)}.")
+    if node.accelerators < expected:
+        return Validity(is_valid=False, reason=f"It offers {node.accelerators} of {expected} accelerators.")
+    offers = f" and offers all {expected} accelerators" if expected else ""
+    return Validity(is_valid=True, reason=f"It is Running and Ready, carries no fault mark{offers}.")

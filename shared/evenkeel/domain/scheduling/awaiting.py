@@ -1,0 +1,57 @@
+"""What the run of a job waits for: its pods running, ended, or stopped."""
+
+from evenkeel.domain.scheduling.attempts import Ending, judge_end
+from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Job, PodPhase, WorkloadSeen
+from evenkeel.domain.waiting import Answer, ConditionKind
+
+RUNNING, ENDED, STOP_REQUESTED, STOPPED = "RUNNING", "ENDED", "STOP_REQUESTED", "STOPPED"
+
+
+def attempt_answer(
+    kind: ConditionKind, seen: WorkloadSeen, job: Job, attempt: Attempt, lost: frozenset[str]
+) -> Answer | None:
+    """Answer a wait of `run_job`; None while what it waits for has not come.
+
+    An end counts before a stop request: what has succeeded needs no stopping, and stopping would delete the proof.
+
+    Args:
+        kind: One of the three `ATTEMPT_…` kinds.
+        seen: The attempt's Job and pods.
+        job: Its job.
+        attempt: The attempt.
+        lost: Nodes that are gone or NotReady past the limit.
+    """
+    if attempt.state.has_ended:
+        return Answer(outcome=ENDED, reason=attempt.reason, facts=_facts(_settled(attempt)))
+    ending = judge_end(seen, job, attempt, lost)
+    if kind is ConditionKind.ATTEMPT_STOPPED:
+        if seen.pods_alive(lost):
+            return None
+        reason = "Every pod is gone, has ended, or is behind a lost node."
+        return Answer(outcome=STOPPED, reason=reason, facts=_facts(ending) if ending else {})
+    if ending is not None:
+        return Answer(outcome=ENDED, reason=ending.reason, facts=_facts(ending))
+    request = job.stop_of(attempt.attempt)
+    if request is not None:
+        return Answer(outcome=STOP_REQUESTED, reason=request.reason)
+    if kind is ConditionKind.ATTEMPT_RUNNING and _all_run(seen, job):
+        return Answer(outcome=RUNNING, reason=f"All {job.spec.nodes} pods run.")
+    return None
+
+
+def is_doubtful(answer: Answer) -> bool:
+    """Whether an answer blames the application: a sick node may yet show itself and take the blame."""
+    return answer.outcome == ENDED and answer.facts.get("state") == AttemptState.FAILED
+
+
+def _all_run(seen: WorkloadSeen, job: Job) -> bool:
+    running = [pod for pod in seen.pods if pod.phase is PodPhase.RUNNING and not pod.is_terminating]
+    return len(running) >= job.spec.nodes
+
+
+def _settled(attempt: Attempt) -> Ending:
+    return Ending(state=attempt.state, reason=attempt.reason, exit_codes=attempt.exit_codes)
+
+
+def _facts(ending: Ending) -> dict[str, object]:
+    return ending.to_json()

@@ -1,0 +1,275 @@
+"""Look at the world once, and have every wait answered whose condition holds or whose deadline has passed.
+
+`watch_cluster` calls it at each change and `sweep_fleet` each round; `open_wait` for the one row it has just put, since
+what is waited for may have come first. Asking twice is harmless: `resolve_wait` answers a row once.
+"""
+
+import contextlib
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from functools import cached_property
+from typing import Any
+
+from evenkeel.domain.health.incidents import Incident
+from evenkeel.domain.nodes import KubernetesNode, NodeLife, ProviderNode
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.recovery import awaiting as recovery
+from evenkeel.domain.recovery.leases import Hold
+from evenkeel.domain.recovery.seats import Holder, SeatNow, look
+from evenkeel.domain.recovery.validation import expected_accelerators, judge_node
+from evenkeel.domain.scheduling.attempts import lost_nodes
+from evenkeel.domain.scheduling.awaiting import attempt_answer, is_doubtful
+from evenkeel.domain.scheduling.jobs import Attempt, Job, WorkloadSeen
+from evenkeel.domain.values import Value
+from evenkeel.domain.waiting import DEADLINE_PASSED, Answer, ConditionKind, Wait, WaitState
+from evenkeel.ports import (
+    Cluster,
+    Conflict,
+    EvenkeelError,
+    Ledger,
+    Provider,
+    Put,
+    Row,
+    Table,
+    Telemetry,
+    WaitAnswers,
+    every,
+)
+from evenkeel.services import incident_record, rows
+
+_ATTEMPT_KINDS = (ConditionKind.ATTEMPT_RUNNING, ConditionKind.ATTEMPT_ENDED, ConditionKind.ATTEMPT_STOPPED)
+
+
+class Evaluated(Value):
+    """What one look at the waits found."""
+
+    open: int = 0
+    answered: tuple[str, ...] = ()
+    """`<subject>/<name>: <outcome>` of each answer that was asked for."""
+    failed: tuple[str, ...] = ()
+    """Waits that could not be judged this time, and why."""
+
+
+class Observation:
+    """The world as it is needed, each part read once and only if some wait asks for it."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        cluster: Cluster,
+        provider: Provider,
+        *,
+        now: datetime,
+        policy: Policy,
+        reads_all: bool,
+    ) -> None:
+        self.ledger = ledger
+        self.now = now
+        self.policy = policy
+        self._cluster = cluster
+        self._provider = provider
+        self._reads_all = reads_all
+        """Whether workloads are listed all at once, or read one by one."""
+        self._nodes: dict[str, tuple[KubernetesNode, ...]] = {}
+        self._workloads: dict[str, dict[tuple[str, int], WorkloadSeen]] = {}
+
+    def nodes(self, cluster: str) -> tuple[KubernetesNode, ...]:
+        """Return the node objects of a cluster."""
+        if cluster not in self._nodes:
+            self._nodes[cluster] = self._cluster.nodes(cluster)
+        return self._nodes[cluster]
+
+    @cached_property
+    def records(self) -> tuple[ProviderNode, ...]:
+        """HyperPod's list of its machines."""
+        return self._provider.nodes()
+
+    @cached_property
+    def hold(self) -> Hold | None:
+        """The hold in force."""
+        row = self.ledger.get(rows.hold_key())
+        hold = rows.read(row, Hold) if row else None
+        return hold if hold and hold.until > self.now else None
+
+    def workload(self, attempt: Attempt) -> WorkloadSeen:
+        """Return an attempt's Job and pods."""
+        if not self._reads_all:
+            return self._cluster.workload(attempt.cluster, attempt.namespace, attempt.job_id, attempt.attempt)
+        if attempt.cluster not in self._workloads:
+            listed = self._cluster.workloads(attempt.cluster)
+            self._workloads[attempt.cluster] = {(seen.job_id, seen.attempt): seen for seen in listed}
+        nothing = WorkloadSeen(job_id=attempt.job_id, attempt=attempt.attempt)
+        return self._workloads[attempt.cluster].get((attempt.job_id, attempt.attempt), nothing)
+
+    def seat(self, facts: Mapping[str, Any]) -> SeatNow:
+        """Return who holds the seat that a wait is about."""
+        life = NodeLife.from_key(facts["life"])
+        return look(
+            life,
+            facts["slot"],
+            facts["pool"],
+            records=self.records,
+            nodes=self.nodes(life.cluster),
+            since=datetime.fromisoformat(facts["since"]),
+        )
+
+    def expected(self, machine: Holder) -> int:
+        """Return how many accelerators a machine should offer."""
+        node = machine.node
+        if node is None:
+            return 0
+        kind = node.instance_type or (machine.record.instance_type if machine.record else "")
+        return expected_accelerators(kind, (peer for peer in self.nodes(node.cluster) if peer.name != node.name))
+
+
+def run(
+    *,
+    ledger: Ledger,
+    cluster: Cluster,
+    provider: Provider,
+    wait_answers: WaitAnswers,
+    telemetry: Telemetry,
+    policy: Policy,
+    now: datetime,
+    subject: str = "",
+    repeat_answered: bool = False,
+) -> Evaluated:
+    """Evaluate the open waits, of one subject or of all, against one look at the world.
+
+    One wait that cannot be judged does not hold the others up. With `repeat_answered` (the sweeper) an answer that was
+    recorded and never delivered is asked for again.
+
+    Idempotent: yes, an answer is only ever asked for.
+    """
+    found = _rows(ledger, subject, repeat_answered=repeat_answered)
+    world = Observation(ledger, cluster, provider, now=now, policy=policy, reads_all=len(found) > 1)
+    answered, failed = [], []
+    for row in found:
+        wait = rows.read(row, Wait)
+        try:
+            outcome = _ask(wait, row, world, wait_answers)
+        except EvenkeelError as error:
+            failed.append(f"{wait.subject}/{wait.name}: {type(error).__name__}")
+            telemetry.warning("WaitNotJudged", subject=wait.subject, wait=wait.name, detail=str(error))
+            continue
+        if outcome:
+            answered.append(f"{wait.subject}/{wait.name}: {outcome}")
+    return Evaluated(open=len(found), answered=tuple(answered), failed=tuple(failed))
+
+
+def evaluate_one(
+    wait: Wait,
+    row: Row,
+    *,
+    ledger: Ledger,
+    cluster: Cluster,
+    provider: Provider,
+    wait_answers: WaitAnswers,
+    policy: Policy,
+    now: datetime,
+) -> str:
+    """Evaluate one wait that was just opened; return the outcome that was asked for, or nothing."""
+    world = Observation(ledger, cluster, provider, now=now, policy=policy, reads_all=False)
+    return _ask(wait, row, world, wait_answers)
+
+
+def _rows(ledger: Ledger, subject: str, *, repeat_answered: bool) -> list[Row]:
+    states = [WaitState.OPEN, *([WaitState.ANSWERED] if repeat_answered else [])]
+    if subject:
+        table, pk = rows.subject_partition(subject)
+        there = ledger.partition(table, pk, "WAIT#")
+        return [row for row in there if row.doc.get("state") in states]
+    return [
+        row
+        for table in (Table.JOBS, Table.INCIDENTS)
+        for state in states
+        for row in every(lambda cursor, t=table, s=state: ledger.by_state(t, f"WAIT#{s}", cursor=cursor))  # type: ignore[misc]
+    ]
+
+
+def _ask(wait: Wait, row: Row, world: Observation, wait_answers: WaitAnswers) -> str:
+    if wait.state is WaitState.ANSWERED and wait.answer:
+        wait_answers.request(wait.subject, wait.name, wait.generation, wait.answer.to_json())
+        return wait.answer.outcome
+    answer = judge(wait, world)
+    if answer is not None and is_doubtful(answer) and not _has_stood(wait, row, world):
+        answer = None
+    if answer is None and world.now >= wait.deadline_at:
+        answer = Answer(outcome=DEADLINE_PASSED, reason=f"{_SAID[wait.condition.kind]} The deadline passed.")
+    if answer is None:
+        return ""
+    wait_answers.request(wait.subject, wait.name, wait.generation, answer.to_json())
+    return answer.outcome
+
+
+_SAID = {
+    ConditionKind.ATTEMPT_RUNNING: "Not every pod runs.",
+    ConditionKind.ATTEMPT_ENDED: "The run has not ended.",
+    ConditionKind.ATTEMPT_STOPPED: "Not every pod has ended.",
+    ConditionKind.NODE_BACK: "The seat holds no Ready machine.",
+    ConditionKind.NODE_VALID: "The machine does not pass its validation.",
+    ConditionKind.JOBS_BACK: "Not every hurt job runs again.",
+    ConditionKind.RELEASED: "Automation is still held.",
+}
+
+
+def _has_stood(wait: Wait, row: Row, world: Observation) -> bool:
+    """Whether a doubtful answer was first seen long enough ago; remembers when it is seen first."""
+    if wait.doubted_since is not None:
+        return world.now - wait.doubted_since >= timedelta(seconds=world.policy.jobs.blame_seconds)
+    if world.policy.jobs.blame_seconds <= 0:
+        return True
+    with contextlib.suppress(Conflict):  # answered, opened anew or doubted by somebody else: the next look sees it
+        world.ledger.commit(Put(rows.wait_row(wait.but(doubted_since=world.now), row.version)))
+    return False
+
+
+def judge(wait: Wait, world: Observation) -> Answer | None:
+    """Return the answer of a wait whose condition holds; None while it does not."""
+    kind, facts = wait.condition.kind, wait.condition.facts
+    if kind in _ATTEMPT_KINDS:
+        return _attempt(wait, world)
+    if kind is ConditionKind.RELEASED:
+        return recovery.released(world.hold)
+    if kind is ConditionKind.NODE_BACK:
+        return recovery.node_back(world.seat(facts), rung=facts["rung"], boot_id_before=facts["bootId"])
+    incident, _ = incident_record.load(world.ledger, wait.subject)
+    if kind is ConditionKind.NODE_VALID:
+        seat = world.seat(facts)
+        machine = seat.successor or seat.patient
+        return recovery.node_valid(
+            machine,
+            judge_node(machine, expected=world.expected(machine)),
+            opened_at=wait.opened_at,
+            last_signal_at=incident.last_signal_at,
+            margin=world.policy.repair.return_margin_seconds,
+            now=world.now,
+        )
+    return recovery.jobs_back(_hurt(incident, world.ledger), incident, world.policy, now=world.now)
+
+
+def _attempt(wait: Wait, world: Observation) -> Answer | None:
+    number = int(wait.condition.facts["attempt"])
+    job_row = world.ledger.get(rows.job_key(wait.subject))
+    attempt_row = world.ledger.get(rows.attempt_key(wait.subject, number))
+    if job_row is None or attempt_row is None:
+        return None
+    job, attempt = rows.read(job_row, Job), rows.read(attempt_row, Attempt)
+    nodes = {node.name: node for node in world.nodes(attempt.cluster)}
+    lost = lost_nodes(nodes, attempt.node_names, world.now, world.policy.jobs.lost_node_seconds)
+    return attempt_answer(wait.condition.kind, world.workload(attempt), job, attempt, lost)
+
+
+def _hurt(incident: Incident, ledger: Ledger) -> list[recovery.HurtNow]:
+    found = []
+    for hurt in incident.hurt_jobs:
+        job = ledger.get(rows.job_key(hurt.job_id))
+        attempt = ledger.get(rows.attempt_key(hurt.job_id, hurt.attempt))
+        found.append(
+            recovery.HurtNow(
+                hurt=hurt,
+                job=rows.read(job, Job) if job else None,
+                hurt_attempt=rows.read(attempt, Attempt) if attempt else None,
+            )
+        )
+    return found

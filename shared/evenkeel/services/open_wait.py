@@ -1,0 +1,141 @@
+"""States Await… of both workflows: note what is waited for, then look once, since it may have come first."""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from evenkeel.domain.health.incidents import Incident
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.recovery.leases import Hold, Lease, RepairAsk
+from evenkeel.domain.recovery.repair import deadline_of
+from evenkeel.domain.values import Value, rfc3339
+from evenkeel.domain.waiting import Condition, ConditionKind, Wait, wait_name
+from evenkeel.ports import Cluster, Conflict, Ledger, Provider, Put, Refused, WaitAnswers
+from evenkeel.services import evaluate_waits, incident_record, rows
+
+_HELD_AGAIN_AFTER = timedelta(hours=24)
+_LEAST = timedelta(seconds=1)
+
+
+class Request(Value):
+    """What a state waits for, and the token that ends it."""
+
+    schema_version: int = 1
+    kind: ConditionKind
+    token: str
+    incident_id: str = ""
+    run: int = 0
+    job_id: str = ""
+    attempt: int = 0
+
+    @property
+    def subject(self) -> str:
+        """The incident or job that waits."""
+        return self.incident_id or self.job_id
+
+
+class Outcome(Value):
+    """What was opened. The state's own output is the answer, not this."""
+
+    outcome: str = "OPENED"
+    reason: str
+    generation: int
+
+
+def run(
+    request: Request,
+    *,
+    ledger: Ledger,
+    cluster: Cluster,
+    provider: Provider,
+    wait_answers: WaitAnswers,
+    policy: Policy,
+    now: datetime,
+) -> Outcome:
+    """Put the wait's row, then evaluate it once.
+
+    A retried state overwrites the row with its new token and a higher generation; what was asked for the older one no
+    longer fits. Generations rise with time, so they rise across rows too.
+
+    Idempotent: yes, a repeat opens the next generation of the same wait.
+
+    Raises:
+        Refused: neither an incident nor a job is named.
+    """
+    if not request.subject:
+        raise Refused("a wait needs an incidentId or a jobId")
+    facts, deadline = _condition(request, ledger, policy, now)
+    name = wait_name(request.kind, request.attempt)
+    for _ in range(incident_record.TRIES):
+        row = ledger.get(rows.wait_key(request.subject, name))
+        last = rows.read(row, Wait).generation if row else 0
+        wait = Wait(
+            subject=request.subject,
+            name=name,
+            generation=max(last + 1, int(now.timestamp() * 1000)),
+            token=request.token,
+            opened_at=now,
+            deadline_at=max(deadline, now + _LEAST),
+            condition=Condition(kind=request.kind, facts=facts),
+        )
+        fresh = rows.wait_row(wait, row.version if row else 0)
+        try:
+            ledger.commit(Put(fresh))
+        except Conflict:
+            continue
+        break
+    else:
+        raise Conflict(f"wait {name} of {request.subject} kept changing")
+    stored = rows.wait_row(wait, fresh.version + 1)
+    asked = evaluate_waits.evaluate_one(
+        wait,
+        stored,
+        ledger=ledger,
+        cluster=cluster,
+        provider=provider,
+        wait_answers=wait_answers,
+        policy=policy,
+        now=now,
+    )
+    reason = f"Holds already: {asked}." if asked else f"Waits until {rfc3339(wait.deadline_at)} at most."
+    return Outcome(reason=reason, generation=wait.generation)
+
+
+def _condition(request: Request, ledger: Ledger, policy: Policy, now: datetime) -> tuple[dict[str, Any], datetime]:
+    """Return the facts that the evaluation needs, and the deadline that policy sets."""
+    jobs = policy.jobs
+    seconds = {
+        ConditionKind.ATTEMPT_RUNNING: jobs.running_deadline_seconds,
+        ConditionKind.ATTEMPT_ENDED: jobs.run_deadline_seconds,
+        ConditionKind.ATTEMPT_STOPPED: jobs.stop_deadline_seconds,
+        ConditionKind.NODE_VALID: policy.repair.validation_deadline_seconds,
+    }
+    if request.job_id:
+        return {"attempt": request.attempt}, now + timedelta(seconds=seconds[request.kind])
+    if request.kind is ConditionKind.RELEASED:
+        row = ledger.get(rows.hold_key())
+        return {}, rows.read(row, Hold).until if row else now + _HELD_AGAIN_AFTER
+    incident, _ = incident_record.load(ledger, request.incident_id)
+    if request.kind is ConditionKind.JOBS_BACK:
+        return {}, incident.opened_at + timedelta(seconds=jobs.resume_deadline_seconds)
+    ask = last_ask(ledger, incident)
+    facts = {
+        "life": incident.life.key,
+        "slot": incident.slot,
+        "pool": incident.pool,
+        "since": rfc3339(ask.asked_at if ask else incident.opened_at),
+        "rung": ask.rung if ask else "",
+        "bootId": ask.boot_id if ask else "",
+    }
+    if request.kind is ConditionKind.NODE_VALID:
+        return facts, now + timedelta(seconds=seconds[request.kind])
+    until = now + timedelta(seconds=policy.repair.replace_deadline_seconds)
+    return facts, deadline_of(ask, policy.repair) if ask else until
+
+
+def last_ask(ledger: Ledger, incident: Incident) -> RepairAsk | None:
+    """Return the last call that an incident made for its machine."""
+    row = ledger.get(rows.lease_key(incident.slot))
+    if row is None:
+        return None
+    asks = [ask for ask in rows.read(row, Lease).asks if ask.incident_id == incident.incident_id]
+    return asks[-1] if asks else None
