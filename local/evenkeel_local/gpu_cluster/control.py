@@ -11,9 +11,12 @@ from aiohttp import web
 from evenkeel_local.gpu_cluster import catalogue
 from evenkeel_local.gpu_cluster.calls import CallFault
 from evenkeel_local.gpu_cluster.config import AccessEntry, PodIdentity
+from evenkeel_local.gpu_cluster.errors import ApiError
 from evenkeel_local.gpu_cluster.faults import ROWS, FaultRefused
+from evenkeel_local.gpu_cluster.kubelet import Started
 from evenkeel_local.gpu_cluster.machines import Machine
 from evenkeel_local.gpu_cluster.node_controller import ready_value
+from evenkeel_local.gpu_cluster.registry import controller_of
 from evenkeel_local.gpu_cluster.store import name_of, namespace_of
 
 if TYPE_CHECKING:
@@ -43,6 +46,7 @@ class Control:
                 web.get("/control/nodes", self._nodes),
                 web.get("/control/pods", self._pods),
                 web.get("/control/processes", self._processes),
+                web.get("/control/counters", self._counters),
                 web.get("/control/provider-calls", self._provider_calls),
                 web.get("/control/events", self._events),
                 web.post("/control/events", self._send_event),
@@ -57,9 +61,12 @@ class Control:
                 web.post("/control/hidden-nodes", self._hidden_nodes),
                 web.get("/control/access-entries", self._access_entries),
                 web.put("/control/access-entries", self._put_access_entries),
+                web.put("/control/access-entries/{arn:.+}", self._put_access_entry),
                 web.put("/control/pod-identities", self._put_pod_identities),
+                web.put("/control/pod-identities/{namespace}/{account}", self._put_pod_identity),
                 web.post("/control/watches/drop", self._drop_watches),
                 web.post("/control/compact", self._compact),
+                web.post("/control/apply", self._apply),
                 web.post("/control/reset", self._reset),
                 web.post("/control/shutdown", self._shutdown),
             ]
@@ -120,34 +127,51 @@ class Control:
         return web.json_response({"pods": listed})
 
     async def _processes(self, http: web.Request) -> web.Response:
-        listed = [
-            {
-                "pid": running.group,
-                "namespace": namespace_of(worker.pod),
-                "pod": name_of(worker.pod),
-                "podUid": worker.uid,
-                "container": container.name,
-                "node": machine.node_name,
-                "instanceId": machine.instance_id,
-                "behindPartition": not (machine.kubelet and machine.kubelet.is_connected),
-                "usesGpu": container.uses_gpu,
-            }
-            for machine in self._cluster.fleet.machines
-            if machine.kubelet is not None
-            for worker in machine.kubelet.workers.values()
-            for container, running in worker.processes
-        ]
+        """List container processes, ended ones too; `job` and `running=true` narrow the list."""
+        job, running_only = http.query.get("job"), http.query.get("running") == "true"
+        fleet, listed = self._cluster.fleet, []
+        for machine in [*fleet.retired, *fleet.machines]:
+            for started in machine.kubelet.started if machine.kubelet is not None else ():
+                entry = self._process(machine, started)
+                if job and entry["job"] != job and not entry["job"].startswith(f"{job}-"):
+                    continue
+                if not running_only or entry["endedAt"] is None:
+                    listed.append(entry)
         return web.json_response({"processes": listed})
+
+    def _process(self, machine: Machine, started: Started) -> Json:
+        owner, running = controller_of(started.pod), started.running
+        connected = machine.kubelet is not None and machine.kubelet.is_connected
+        return {
+            "pid": running.group,
+            "namespace": namespace_of(started.pod),
+            "job": owner["name"] if owner is not None else "",
+            "pod": name_of(started.pod),
+            "podUid": started.pod["metadata"]["uid"],
+            "container": started.container,
+            "node": machine.node_name,
+            "instanceId": machine.instance_id,
+            "usesGpu": started.uses_gpu,
+            "startedAt": running.started_at.isoformat(),
+            "endedAt": running.ended_at.isoformat() if running.ended_at is not None else None,
+            "behindPartition": running.ended_at is None and not connected,
+        }
+
+    async def _counters(self, http: web.Request) -> web.Response:
+        """Count the calls: accepted repairs per instance, refused ones by code, every operation by name."""
+        accepted: dict[str, dict[str, int]] = {"reboot": {}, "replace": {}, "delete": {}}
+        refused: dict[str, int] = {}
+        for call in self._cluster.fleet.calls:
+            if call.accepted:
+                counts = accepted[call.action.lower()]
+                counts[call.instance_id] = counts.get(call.instance_id, 0) + 1
+            else:
+                refused[call.code] = refused.get(call.code, 0) + 1
+        return web.json_response({"accepted": accepted, "refused": refused, "calls": self._cluster.call_faults.counts})
 
     async def _provider_calls(self, http: web.Request) -> web.Response:
         calls = [asdict(call) for call in self._cluster.fleet.calls]
-        accepted: dict[str, dict[str, int]] = {}
-        for call in self._cluster.fleet.calls:
-            if call.accepted:
-                counts = accepted.setdefault(call.instance_id, {})
-                counts[call.action] = counts.get(call.action, 0) + 1
-        listed = [{_camel(key): value for key, value in call.items()} for call in calls]
-        return web.json_response({"calls": listed, "accepted": accepted, "counts": self._cluster.call_faults.counts})
+        return web.json_response({"calls": [{_camel(key): value for key, value in call.items()} for call in calls]})
 
     async def _events(self, http: web.Request) -> web.Response:
         return web.json_response({"events": list(self._cluster.bus.sent)})
@@ -231,7 +255,27 @@ class Control:
         self._cluster.pod_identities[:] = [PodIdentity.model_validate(item) for item in body["podIdentities"]]
         return web.json_response({"podIdentities": len(self._cluster.pod_identities)})
 
+    async def _put_access_entry(self, http: web.Request) -> web.Response:
+        entry = AccessEntry.model_validate({**await _body(http), "principalArn": http.match_info["arn"]})
+        entries = self._cluster.access_entries
+        entries[:] = [kept for kept in entries if kept.principal_arn != entry.principal_arn] + [entry]
+        return web.json_response(entry.model_dump(mode="json", by_alias=True))
+
+    async def _put_pod_identity(self, http: web.Request) -> web.Response:
+        namespace, account = http.match_info["namespace"], http.match_info["account"]
+        body = await _body(http)
+        identity = PodIdentity(namespace=namespace, service_account=account, env=body["env"])
+        identities = self._cluster.pod_identities
+        kept = [item for item in identities if (item.namespace, item.service_account) != (namespace, account)]
+        identities[:] = [*kept, identity]
+        return web.json_response({"namespace": namespace, "serviceAccount": account, "variables": sorted(identity.env)})
+
     # The whole
+
+    async def _apply(self, http: web.Request) -> web.Response:
+        """Apply one Kubernetes object as the admin: for what has to be there before anybody may do anything."""
+        stored = self._cluster.registry.apply(await _body(http), manager="control")
+        return web.json_response(stored, status=200)
 
     async def _drop_watches(self, http: web.Request) -> web.Response:
         return web.json_response({"dropped": self._cluster.api_server.drop_watches()})
@@ -269,6 +313,8 @@ async def _plain_errors(request: web.Request, handler: Any) -> web.StreamRespons
     """Answer a refused request with a sentence, not a stack trace."""
     try:
         response: web.StreamResponse = await handler(request)
+    except ApiError as refused:
+        return web.json_response({"error": refused.message}, status=refused.code)
     except FaultRefused as refused:
         return web.json_response({"error": str(refused)}, status=400)
     except KeyError as missing:

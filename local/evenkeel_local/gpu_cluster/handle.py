@@ -10,15 +10,22 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 READY_SECONDS = 30.0
 STOP_SECONDS = 10.0
 POLL_SECONDS = 0.02
 
 Json = dict[str, Any]
+
+
+class HasEnvironment(Protocol):
+    """Credentials that know which variables carry them."""
+
+    def environment(self) -> Mapping[str, str]:
+        """Return `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` and perhaps `AWS_SESSION_TOKEN`."""
 
 
 class ClusterFailed(Exception):
@@ -77,7 +84,7 @@ class ClusterHandle:
 
     def processes(self) -> list[Json]:
         """Return every container process that runs."""
-        return list(self.control("GET", "processes")["processes"])
+        return list(self.control("GET", "processes?running=true")["processes"])
 
     def inject(self, fault: str, **options: Any) -> Json:
         """Inject a fault of the table; return what was hit."""
@@ -87,14 +94,29 @@ class ClusterHandle:
         """Take a fault back."""
         return self.control("DELETE", f"faults/{fault_id}")
 
-    def set_pod_identity(self, namespace: str, service_account: str, env: Mapping[str, str]) -> None:
-        """Give the pods of one service account these variables, in place of all former identities."""
-        entry = {"namespace": namespace, "serviceAccount": service_account, "env": dict(env)}
-        self.control("PUT", "pod-identities", {"podIdentities": [entry]})
+    def put_pod_identity(self, namespace: str, service_account: str, env: Mapping[str, str]) -> None:
+        """Give the pods of a service account these variables from now on."""
+        self.control("PUT", f"pod-identities/{namespace}/{service_account}", {"env": dict(env)})
 
-    def set_access_entries(self, entries: list[Json]) -> None:
-        """Replace the EKS access entries."""
-        self.control("PUT", "access-entries", {"accessEntries": entries})
+    def put_access_entry(
+        self, principal_arn: str, groups: Iterable[str] = (), username: str | None = None, policies: Iterable[str] = ()
+    ) -> None:
+        """Give an IAM principal its EKS access entry."""
+        body: Json = {"kubernetesGroups": list(groups), "accessPolicies": list(policies)}
+        if username is not None:
+            body["username"] = username
+        self.control("PUT", f"access-entries/{principal_arn}", body)
+
+    def apply(self, documents: Iterable[Json]) -> None:
+        """Create or update Kubernetes objects as the admin.
+
+        Idempotent: yes, by server-side apply.
+
+        Raises:
+            ClusterFailed: the API refused one; the message is its own.
+        """
+        for document in documents:
+            self.control("POST", "apply", dict(document))
 
     def stop(self) -> None:
         """Stop the cluster and wait until it, and all it started, is gone. Idempotent: yes."""
@@ -119,7 +141,7 @@ def start(
     config: Mapping[str, Any],
     run_dir: Path | str,
     engine_endpoint: str | None = None,
-    credentials: Mapping[str, str] | None = None,
+    credentials: Mapping[str, str] | HasEnvironment | None = None,
 ) -> ClusterHandle:
     """Start a cluster in a process group of its own and wait until it is ready.
 
@@ -141,7 +163,8 @@ def start(
     command += ["--run-dir", str(folder), "--state-file", str(state_file)]
     command += ["--engine-endpoint", engine_endpoint] if engine_endpoint else ["--no-auth"]
     env = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
-    env.update(credentials or {})
+    if credentials is not None:
+        env.update(credentials if isinstance(credentials, Mapping) else credentials.environment())
     with log_file.open("wb") as log:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, start_new_session=True

@@ -8,18 +8,21 @@ import os
 import shutil
 import signal
 import sys
+from collections import deque
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from evenkeel_local.gpu_cluster import catalogue
 from evenkeel_local.gpu_cluster.errors import ApiError, Obj
 from evenkeel_local.gpu_cluster.pod_worker import Container, PodWorker
-from evenkeel_local.gpu_cluster.processes import Guard
+from evenkeel_local.gpu_cluster.processes import Guard, Running
 from evenkeel_local.gpu_cluster.registry import Registry, micro_timestamp, set_condition, timestamp
 from evenkeel_local.gpu_cluster.store import Store, clone, name_of, namespace_of
 
 LEASE_NAMESPACE = "kube-node-lease"
 LOG_POLL_SECONDS = 0.1
+KEPT_PROCESSES = 500
 NODE_CONDITIONS = (
     ("MemoryPressure", "False", "KubeletHasSufficientMemory", "kubelet has sufficient memory available"),
     ("DiskPressure", "False", "KubeletHasNoDiskPressure", "kubelet has no disk pressure"),
@@ -28,6 +31,16 @@ NODE_CONDITIONS = (
 )
 
 Variables = Callable[[Obj], dict[str, str]]
+
+
+@dataclass(frozen=True)
+class Started:
+    """A process that this node started, kept after its end."""
+
+    pod: Obj
+    container: str
+    uses_gpu: bool
+    running: Running
 
 
 class Kubelet:
@@ -49,6 +62,7 @@ class Kubelet:
         self.is_on = False
         self.host_ip = ""
         self.workers: dict[str, PodWorker] = {}
+        self.started: deque[Started] = deque(maxlen=KEPT_PROCESSES)
         self._registry = registry
         self._store: Store = registry.store
         self._pods_dir = run_dir / "pods"
@@ -281,6 +295,10 @@ class Kubelet:
         )
         if stored is not None and worker.is_over and stored["metadata"].get("deletionTimestamp"):
             self._confirm_deletion(stored)
+
+    def note(self, worker: PodWorker, container: Container, running: Running) -> None:
+        """Remember a process that was started."""
+        self.started.append(Started(worker.pod, container.name, container.uses_gpu, running))
 
     # Faults
 

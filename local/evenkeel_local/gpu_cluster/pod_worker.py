@@ -42,6 +42,9 @@ class NodeEnvironment(Protocol):
     def report(self, worker: PodWorker) -> None:
         """Hear that the pod's status changed."""
 
+    def note(self, worker: PodWorker, container: Container, running: Running) -> None:
+        """Hear that a process was started."""
+
 
 @dataclass
 class Container:
@@ -204,6 +207,7 @@ class PodWorker:
                 await self._once(container)
             return
         container.running = running
+        self._node.note(self, container, running)
         container.state = {"running": {"startedAt": timestamp()}}
         self._node.report(self)
         if self.is_stopping:

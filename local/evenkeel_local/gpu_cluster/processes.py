@@ -15,7 +15,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 MARK = "EVENKEEL_CONTAINER_ID"
@@ -101,6 +102,8 @@ class Running:
     process: asyncio.subprocess.Process
     container_id: str
     guard: Guard
+    started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    ended_at: datetime | None = None
     forced_exit_code: int | None = None
 
     @property
@@ -130,6 +133,7 @@ class Running:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         self.guard.tell("-", self.group)
+        self.ended_at = datetime.now(UTC)
         if self.forced_exit_code is not None:
             return self.forced_exit_code
         return code if code >= 0 else 128 - code

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from evenkeel_local.gpu_cluster import catalogue, errors, kinds
+from evenkeel_local.gpu_cluster import catalogue, errors, kinds, server_side_apply
 from evenkeel_local.gpu_cluster.catalogue import Catalogue
 from evenkeel_local.gpu_cluster.errors import ApiError, Obj
 from evenkeel_local.gpu_cluster.selectors import matches_selector
@@ -242,6 +242,27 @@ class Registry:
         if dry_run:
             return new
         return self._write(rt, new, old)
+
+    def apply(self, config: Obj, manager: str, *, force: bool = True) -> Obj:
+        """Create or update an object by server-side apply.
+
+        Raises:
+            ApiError: 404 for a kind that is not served, 409 for a field that another manager owns, 422.
+        """
+        rt = self.types.by_kind(str(config.get("apiVersion")), str(config.get("kind")))
+        if rt is None:
+            raise errors.bad_request(
+                f"no matches for kind {config.get('kind')!r} in version {config.get('apiVersion')!r}"
+            )
+        metadata = config.get("metadata") or {}
+        namespace = str(metadata.get("namespace") or "default") if rt.namespaced else ""
+        config = {**config, "metadata": {**metadata, **({"namespace": namespace} if namespace else {})}}
+        old = self.store.find(rt.key, namespace, str(metadata.get("name")))
+        if old is None:
+            new = clone(config)
+            server_side_apply.own(new, config, manager, "")
+            return self.create(rt, namespace, new)
+        return self.update(rt, server_side_apply.applied(rt, old, config, manager, force, ""))
 
     def _raise_generation(self, rt: ResourceType, new: Obj, old: Obj) -> None:
         if rt.key in kinds.WITH_GENERATION or rt.custom:
