@@ -13,6 +13,7 @@ from evenkeel.domain.scheduling.attempts import (
     Ending,
     Settlement,
     SettleOutcome,
+    excused,
     judge_abandoned,
     judge_end,
     lost_nodes,
@@ -35,7 +36,8 @@ class Request(Value):
     job_id: str
     attempt: int
     ended: dict[str, Any] | None = None
-    """`{state, reason, exitCodes}` as the wait saw it. What is still there is judged again: more may be known now."""
+    """The last wait's answer: its facts are `{state, reason, exitCodes}` where it saw the end. What is still there is
+    judged again: more may be known now."""
     failure: dict[str, Any] | None = None
     """`{Error, Cause}` where the workflow itself failed."""
 
@@ -107,14 +109,18 @@ def _judge(
         return judge_abandoned(seen, job, attempt, _failure(request.failure))
     if ending.state is AttemptState.FAILED:
         sick = _sick(attempt, ledger) | {name for name, node in nodes.items() if not node.is_ready}
-        return judge_end(seen, job, attempt, lost, frozenset(sick)) or ending
+        return excused(ending, attempt, frozenset(sick))
     return ending
 
 
 def _told(ended: Mapping[str, Any] | None) -> Ending | None:
-    if not ended or "state" not in ended:
+    """Return the end that the last wait saw; None where it ended for another reason."""
+    facts = (ended or {}).get("facts")
+    if not isinstance(facts, Mapping) or "state" not in facts:
         return None
-    ending = Ending.model_validate(ended)
+    ending = Ending.model_validate(facts)
+    if not ending.state.has_ended:
+        return None
     return ending.but(counts_as_failure=ending.counts_as_failure or ending.state is AttemptState.FAILED)
 
 

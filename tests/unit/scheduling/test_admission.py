@@ -206,7 +206,7 @@ def test_an_ended_attempt_holds_its_nodes_until_it_is_settled() -> None:
         ({}, ""),
     ],
 )
-def test_a_closed_node_says_why(changes: dict[str, object], why: str) -> None:
+def test_a_closed_node_says_why(changes: dict[str, Any], why: str) -> None:
     assert [why] == [room.closed_because for room in rooms_of([a_node(**changes)], {}, [], [])]
 
 

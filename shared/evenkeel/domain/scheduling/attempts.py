@@ -179,9 +179,6 @@ def _blame(
     taken = next((pod for pod in failed if pod.reason in _LOST_REASONS), None)
     if taken:
         return Ending(state=A.LOST, reason=f"{taken.name} was taken by its node ({taken.reason}).", exit_codes=codes)
-    ill = sorted(sick & set(attempt.node_names))
-    if ill:
-        return Ending(state=A.LOST, reason=f"It failed on {_named(ill)}, which is sick.", exit_codes=codes)
     if any(pod.exit_code == FENCED_EXIT for pod in failed):
         return Ending(state=A.LOST, reason="A later attempt has been fenced in.", exit_codes=codes)
     if not failed:
@@ -189,7 +186,17 @@ def _blame(
     cause = min(failed, key=_by_guilt)
     how = f"exit code {cause.exit_code}" if cause.exit_code is not None else "no exit code"
     why = f", {cause.reason}" if cause.reason not in ("", "Error") else ""
-    return Ending(state=A.FAILED, reason=f"{cause.name} failed ({how}{why}).", exit_codes=codes, counts_as_failure=True)
+    reason = f"{cause.name} failed ({how}{why})."
+    return excused(Ending(state=A.FAILED, reason=reason, exit_codes=codes, counts_as_failure=True), attempt, sick)
+
+
+def excused(ending: Ending, attempt: Attempt, sick_nodes: frozenset[str]) -> Ending:
+    """Return the end without the application's blame where one of its nodes is sick: the whole gang fails with it."""
+    ill = sorted(sick_nodes & set(attempt.node_names))
+    if ending.state is not A.FAILED or not ill:
+        return ending
+    reason = f"It failed on {_named(ill)}, which is sick: {ending.reason}"
+    return ending.but(state=A.LOST, reason=reason, counts_as_failure=False)
 
 
 def _by_guilt(pod: PodSeen) -> tuple[int, str]:

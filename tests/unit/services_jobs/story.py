@@ -1,0 +1,180 @@
+"""A job's life in memory: the services in the order in which the workflow calls them, on the twins of every port."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from evenkeel.domain.policy import Mode, Policy
+from evenkeel.domain.scheduling.jobs import Attempt, Job, JobSpec
+from evenkeel.services import (
+    cancel_job,
+    launch_job,
+    mark_running,
+    rows,
+    schedule_jobs,
+    settle_attempt,
+    stop_attempt,
+    submit_job,
+)
+from tests.fakes import CrashPlan, FakeWorld, crashing
+from tests.fakes.cluster import CLUSTER
+
+NAMESPACE = "evenkeel-jobs"
+
+
+def a_spec(**changes: Any) -> JobSpec:
+    facts: dict[str, Any] = {
+        "name": "llama",
+        "image": "registry/llama:1",
+        "command": ("python", "train.py"),
+        "nodes": 2,
+        "checkpoint_uri": "s3://checkpoints/llama",
+    }
+    return JobSpec.model_validate({**facts, **changes})
+
+
+@dataclass
+class Story:
+    """A fleet, and the services on it. `plan` crashes one effect; see `tests.fakes.crashes`."""
+
+    size: int = 4
+    runs_at_once: bool = False
+    policy: Policy = field(default_factory=Policy)
+    mode: Mode = Mode.ACT
+    plan: CrashPlan = field(default_factory=CrashPlan)
+
+    def __post_init__(self) -> None:
+        self.world = FakeWorld(size=self.size, runs_at_once=self.runs_at_once, policy=self.policy)
+        world = self.world
+        self.ledger = crashing(world.ledger, self.plan, "commit")
+        self.cluster = crashing(world.cluster, self.plan, "launch", "stop", "forget_pods", "release")
+        self.checkpoints = crashing(world.checkpoints, self.plan, "raise_fence")
+        self.workflows = crashing(world.workflows, self.plan, "start")
+        self.passes = crashing(world.passes, self.plan, "request")
+
+    # ------------------------------------------------------------ services
+
+    def submit(self, key: str = "key-1", **changes: Any) -> Job:
+        return self.submission(key, **changes).job
+
+    def submission(self, key: str = "key-1", principal: str = "role/ana", **changes: Any) -> submit_job.Outcome:
+        request = submit_job.Request(spec=a_spec(**changes), principal=principal, idempotency_key=key)
+        return submit_job.run(
+            request,
+            self.ledger,
+            self.passes,
+            self.world.ids,
+            cluster=CLUSTER,
+            namespace=NAMESPACE,
+            now=self.world.clock.now(),
+        )
+
+    def cancel(self, job_id: str) -> cancel_job.Outcome:
+        request = cancel_job.Request(job_id=job_id, actor="ana")
+        return cancel_job.run(request, self.ledger, self.passes, now=self.world.clock.now())
+
+    def run_pass(self) -> schedule_jobs.Outcome:
+        return schedule_jobs.run(
+            self.ledger,
+            self.cluster,
+            self.world.provider,
+            self.workflows,
+            self.world.ids,
+            self.world.telemetry,
+            clusters=(CLUSTER,),
+            policy=self.policy,
+            mode=self.mode,
+            now=self.world.clock.now(),
+        )
+
+    def launch(self, job_id: str, attempt: int = 1) -> launch_job.Outcome:
+        return launch_job.run(
+            launch_job.Request(job_id=job_id, attempt=attempt),
+            self.ledger,
+            self.cluster,
+            self.checkpoints,
+            self.world.telemetry,
+            service_account="trainer",
+            policy=self.policy,
+            mode=self.mode,
+            now=self.world.clock.now(),
+        )
+
+    def mark_running(self, job_id: str, attempt: int = 1) -> mark_running.Outcome:
+        request = mark_running.Request(job_id=job_id, attempt=attempt)
+        return mark_running.run(request, self.ledger, self.world.telemetry, now=self.world.clock.now())
+
+    def stop(self, job_id: str, attempt: int = 1) -> stop_attempt.Outcome:
+        request = stop_attempt.Request(job_id=job_id, attempt=attempt)
+        return stop_attempt.run(request, self.ledger, self.cluster, now=self.world.clock.now())
+
+    def settle(self, job_id: str, attempt: int = 1, **more: Any) -> settle_attempt.Outcome:
+        return settle_attempt.run(
+            settle_attempt.Request(job_id=job_id, attempt=attempt, **more),
+            self.ledger,
+            self.cluster,
+            self.passes,
+            self.world.telemetry,
+            policy=self.policy,
+            now=self.world.clock.now(),
+        )
+
+    # ------------------------------------------------------------ several beats at once
+
+    def started(self, **changes: Any) -> Job:
+        """Submit a job and admit it."""
+        job = self.submit(f"key-{len(self.world.ledger.commits)}", **changes)
+        self.run_pass()
+        return self.job(job.job_id)
+
+    def running(self, **changes: Any) -> Job:
+        """Submit a job and bring its first attempt to RUNNING."""
+        job = self.started(**changes)
+        self.run_attempt(job.job_id, 1)
+        return self.job(job.job_id)
+
+    def run_attempt(self, job_id: str, attempt: int) -> None:
+        """Launch an admitted attempt and let its pods run."""
+        self.launch(job_id, attempt)
+        self.world.cluster.run_pods(job_id, attempt)
+        self.mark_running(job_id, attempt)
+
+    # ------------------------------------------------------------ what is there now
+
+    def job(self, job_id: str) -> Job:
+        row = self.world.ledger.get(rows.job_key(job_id))
+        assert row
+        return rows.read(row, Job)
+
+    def attempt(self, job_id: str, number: int = 1) -> Attempt:
+        row = self.world.ledger.get(rows.attempt_key(job_id, number))
+        assert row
+        return rows.read(row, Attempt)
+
+    def usage(self, team: str = "default") -> int:
+        row = self.world.ledger.get(rows.usage_key(team))
+        return int(row.doc["accelerators"]) if row else 0
+
+    def charges(self) -> list[str]:
+        return sorted(key.sk for key in self.world.ledger.rows if key.sk.startswith("CHARGE#"))
+
+    def set_job(self, job: Job) -> None:
+        """Write a job as another service would."""
+        from evenkeel.ports import Put
+
+        row = self.world.ledger.get(rows.job_key(job.job_id))
+        assert row
+        self.world.ledger.commit(Put(rows.job_row(job, row.version)))
+
+    def save(self, job_id: str, attempt: int, step: int, seconds: float = 0) -> str:
+        """Store a checkpoint whose write began some seconds from now."""
+        from datetime import timedelta
+
+        began = self.world.clock.now() + timedelta(seconds=seconds)
+        return self.world.checkpoints.save(
+            self.job(job_id).spec.checkpoint_uri, job_id, attempt, step, began.isoformat()
+        )
+
+    def timeline(self, job_id: str) -> list[str]:
+        from evenkeel.ports import Table
+
+        return [row.doc["kind"] for row in self.world.ledger.partition(Table.JOBS, f"JOB#{job_id}", "EVENT#")]

@@ -1,0 +1,419 @@
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.policy import Mode
+from evenkeel.domain.scheduling.attempts import SettleOutcome
+from evenkeel.domain.scheduling.jobs import AttemptState, Job, JobState, PodPhase, ResumeOption, ResumePlan
+from evenkeel.ports import NotAllowed, Refused
+from evenkeel.services.launch_job import LaunchOutcome
+from evenkeel.services.mark_running import RunningOutcome
+from tests.unit.services_jobs.story import Story
+
+
+def fence(story: Story, job: Job) -> dict[str, Any] | None:
+    return story.world.checkpoints.fence(job.spec.checkpoint_uri)[0]
+
+
+def lost(story: Story, job: Job) -> str:
+    """Cut off the first node of attempt 1, settle the attempt, and admit the next."""
+    name = story.attempt(job.job_id).node_names[0]
+    story.world.cluster.lose_node(name)
+    story.world.clock.advance(61)
+    story.world.cluster.fail_pods(job.job_id, 1, 1, exit_code=76)
+    assert story.settle(job.job_id).outcome is SettleOutcome.JOB_REQUEUED
+    assert story.run_pass().admitted == (f"{job.job_id}-a2",)
+    return name
+
+
+# ---------------------------------------------------------------- launch
+
+
+def test_the_first_launch_raises_the_fence_and_creates_the_job() -> None:
+    story = Story()
+    job = story.started()
+
+    outcome = story.launch(job.job_id)
+
+    document = fence(story, job)
+    assert document
+    assert (outcome.outcome, document["attempt"], document["resumeFrom"]) == (LaunchOutcome.LAUNCHED, 1, None)
+    attempt = story.attempt(job.job_id)
+    assert (attempt.state, attempt.workload_uid, attempt.is_pinned) == (AttemptState.LAUNCHED, "uid-1", True)
+
+
+def test_launching_twice_is_launching_once() -> None:
+    story = Story()
+    job = story.started()
+    story.launch(job.job_id)
+    before = story.world.ledger.contents()
+
+    assert story.launch(job.job_id).outcome is LaunchOutcome.LAUNCHED
+    assert story.world.ledger.contents() == before
+    assert [call[0] for call in story.world.cluster.calls] == ["launch"]
+
+
+def test_an_attempt_resumes_from_the_newest_checkpoint_that_holds() -> None:
+    story = Story()
+    job = story.running()
+    story.save(job.job_id, 1, 10)
+    good = story.save(job.job_id, 1, 20)
+    bad = story.save(job.job_id, 1, 30)
+    story.world.checkpoints.put(job.spec.checkpoint_uri, bad.replace("manifest.json", "shard-0-of-2.bin"), b"torn")
+    lost(story, job)
+
+    outcome = story.launch(job.job_id, 2)
+
+    attempt = story.attempt(job.job_id, 2)
+    assert attempt.resume_from
+    assert (attempt.resume_from.manifest, outcome.outcome) == (good, LaunchOutcome.LAUNCHED)
+    assert [(out["step"], out["code"]) for out in attempt.rejected_checkpoints] == [(30, "SHARD_SIZE")]
+    assert story.world.cluster.launched(job.job_id, 2).spec.resume_from == good
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "code"),
+    [("shard-1-of-2.bin", None, "SHARD_MISSING"), ("manifest.json", b"{", "MANIFEST_UNREADABLE")],
+)
+def test_a_broken_checkpoint_is_passed_over_and_named(name: str, body: bytes | None, code: str) -> None:
+    story = Story()
+    job = story.running()
+    key = story.save(job.job_id, 1, 10).replace("manifest.json", name)
+    if body is None:
+        del story.world.checkpoints.objects[job.spec.checkpoint_uri][key]
+    else:
+        story.world.checkpoints.put(job.spec.checkpoint_uri, key, body)
+    lost(story, job)
+
+    outcome = story.launch(job.job_id, 2)
+
+    attempt = story.attempt(job.job_id, 2)
+    assert (attempt.resume_from, [out["code"] for out in attempt.rejected_checkpoints]) == (None, [code])
+    assert code in outcome.reason
+
+
+def test_a_checkpoint_saved_late_by_a_fenced_attempt_is_never_resumed_from() -> None:
+    story = Story()
+    job = story.running()
+    pinned = story.save(job.job_id, 1, 20)
+    lost(story, job)
+    story.launch(job.job_id, 2)
+    story.save(job.job_id, 1, 40)
+    story.world.cluster.run_pods(job.job_id, 2)
+    story.mark_running(job.job_id, 2)
+    story.world.cluster.fail_pods(job.job_id, 2, exit_code=1)
+    story.settle(job.job_id, 2)
+    story.world.clock.advance(60)
+    story.run_pass()
+
+    story.launch(job.job_id, 3)
+
+    attempt = story.attempt(job.job_id, 3)
+    assert attempt.resume_from
+    assert (attempt.resume_from.manifest, attempt.rejected_checkpoints[0]["code"]) == (pinned, "FENCED")
+
+
+def test_a_distrusted_checkpoint_is_passed_over() -> None:
+    story = Story()
+    job = story.running()
+    trusted = story.save(job.job_id, 1, 10, seconds=-100)
+    story.save(job.job_id, 1, 20, seconds=0)
+    plan = ResumePlan(
+        incident_id="inc-1",
+        after_attempt=1,
+        option=ResumeOption.FREE_NODE,
+        distrust_after=story.world.clock.now().replace(second=0),
+        planned_at=story.world.clock.now(),
+    )
+    story.set_job(story.job(job.job_id).with_plan(plan))
+    lost(story, job)
+
+    story.launch(job.job_id, 2)
+
+    attempt = story.attempt(job.job_id, 2)
+    assert attempt.resume_from
+    assert (attempt.resume_from.manifest, attempt.rejected_checkpoints[0]["code"]) == (trusted, "DISTRUSTED")
+
+
+def test_a_launch_waits_while_a_pod_of_the_last_attempt_can_be_reached() -> None:
+    story = Story()
+    job = story.running()
+    story.world.cluster.lose_node(story.attempt(job.job_id).node_names[0])
+    story.settle(job.job_id, failure={"Error": "States.Timeout", "Cause": ""})
+    story.run_pass()
+
+    early = story.launch(job.job_id, 2)
+    document = fence(story, job)
+    story.world.clock.advance(60)
+    late = story.launch(job.job_id, 2)
+
+    assert document
+    assert (early.outcome, early.wait_seconds, document["attempt"]) == (LaunchOutcome.NOT_YET, 5, 1)
+    assert late.outcome is LaunchOutcome.LAUNCHED
+
+
+def test_a_launch_ends_what_a_crash_let_run() -> None:
+    story = Story()
+    job = story.running()
+    stop = story.world.cluster.stop
+    story.world.cluster.stop = lambda *_: None  # type: ignore[method-assign]  # the settlement's last effect is lost
+    story.settle(job.job_id, failure={"Error": "States.Timeout", "Cause": ""})
+    story.world.cluster.stop = stop  # type: ignore[method-assign]
+    story.set_job(story.job(job.job_id).but(spec=job.spec.but(nodes=1)))
+    story.run_pass()
+
+    first = story.launch(job.job_id, 2)
+    second = story.launch(job.job_id, 2)
+
+    assert (first.outcome, second.outcome) == (LaunchOutcome.NOT_YET, LaunchOutcome.LAUNCHED)
+    assert ("stop", f"{job.job_id}-a1", 30) in story.world.cluster.calls
+
+
+def test_pods_behind_a_lost_node_are_fenced_out_and_forgotten() -> None:
+    story = Story()
+    job = story.running()
+    name = lost(story, job)
+
+    assert story.launch(job.job_id, 2).outcome is LaunchOutcome.LAUNCHED
+
+    calls = [call[0] for call in story.world.cluster.calls]
+    assert calls[-2:] == ["forget_pods", "launch"]
+    assert ("forget_pods", f"{job.job_id}-a1", (name,)) in story.world.cluster.calls
+    assert fence(story, job)["attempt"] == 2  # type: ignore[index]  # just raised
+
+
+def test_an_attempt_below_the_fence_is_stale() -> None:
+    story = Story()
+    job = story.started()
+    story.world.checkpoints.raise_fence(
+        job.spec.checkpoint_uri, {"schemaVersion": 1, "attempt": 5, "resumeFrom": None, "history": []}, ""
+    )
+
+    assert story.launch(job.job_id).outcome is LaunchOutcome.STALE
+    assert not story.world.cluster.calls
+
+
+def test_a_settled_attempt_is_stale() -> None:
+    story = Story()
+    job = story.running()
+    story.world.cluster.finish_pods(job.job_id, 1)
+    story.settle(job.job_id)
+
+    assert story.launch(job.job_id).outcome is LaunchOutcome.STALE
+    assert story.mark_running(job.job_id).outcome is RunningOutcome.STALE
+
+
+def test_in_observe_mode_nothing_is_launched_and_the_job_goes_back() -> None:
+    story = Story()
+    job = story.started()
+    story.mode = Mode.OBSERVE
+
+    outcome = story.launch(job.job_id)
+    settled = story.settle(job.job_id)
+
+    assert (outcome.outcome, outcome.reason) == (LaunchOutcome.GIVE_UP, "Mode is observe: nothing is launched.")
+    assert (settled.outcome, story.attempt(job.job_id).state) == (SettleOutcome.JOB_REQUEUED, AttemptState.NEVER_RAN)
+    assert (story.attempt(job.job_id).reason, story.usage()) == ("Mode is observe: nothing is launched.", 0)
+    assert (fence(story, job), story.world.cluster.calls) == (None, [])
+
+
+def test_a_launch_that_takes_too_long_is_given_up() -> None:
+    story = Story()
+    job = story.started()
+    story.world.clock.advance(901)
+
+    assert story.launch(job.job_id).outcome is LaunchOutcome.GIVE_UP
+
+
+def test_a_cancelled_job_is_not_launched() -> None:
+    story = Story()
+    job = story.started()
+    story.cancel(job.job_id)
+
+    assert story.launch(job.job_id).outcome is LaunchOutcome.GIVE_UP
+    assert story.settle(job.job_id).outcome is SettleOutcome.JOB_CANCELLED
+    assert not story.world.cluster.calls
+
+
+def test_a_manifest_that_the_cluster_refuses_fails_the_job_with_its_words() -> None:
+    story = Story()
+    job = story.started()
+
+    def refuse(spec: Any) -> Any:
+        raise Refused("Job is invalid: spec.template.spec.containers[0].image")
+
+    story.world.cluster.launch = refuse  # type: ignore[method-assign]
+
+    assert story.launch(job.job_id).outcome is LaunchOutcome.GIVE_UP
+    assert story.settle(job.job_id).outcome is SettleOutcome.JOB_FAILED
+    assert "spec.containers[0].image" in story.job(job.job_id).reason
+
+
+def test_a_bucket_that_was_never_reachable_fails_the_job() -> None:
+    story = Story()
+    job = story.started()
+
+    def deny(uri: str) -> Any:
+        raise NotAllowed("s3:GetObject on checkpoints/llama/_fence")
+
+    story.world.checkpoints.fence = deny  # type: ignore[method-assign]
+
+    assert story.launch(job.job_id).outcome is LaunchOutcome.GIVE_UP
+    assert story.settle(job.job_id).outcome is SettleOutcome.JOB_FAILED
+
+
+def test_a_fence_that_cannot_be_read_is_never_taken_for_none() -> None:
+    story = Story()
+    job = story.started()
+    story.world.checkpoints.put(job.spec.checkpoint_uri, "_fence", b'{"schemaVersion": 9}')
+
+    assert story.launch(job.job_id).outcome is LaunchOutcome.GIVE_UP
+    assert not story.world.cluster.calls
+
+
+def test_a_job_without_checkpoints_starts_again_from_nothing() -> None:
+    story = Story()
+    job = story.running(checkpoint_uri="")
+    lost(story, job)
+
+    assert story.launch(job.job_id, 2).outcome is LaunchOutcome.LAUNCHED
+    assert story.attempt(job.job_id, 2).resume_from is None
+    assert story.world.checkpoints.objects == {}
+
+
+# ---------------------------------------------------------------- running, stopping
+
+
+def test_a_running_attempt_is_marked_once() -> None:
+    story = Story()
+    job = story.running()
+    before = story.world.ledger.contents()
+
+    assert story.mark_running(job.job_id).outcome is RunningOutcome.RUNNING
+    assert story.world.ledger.contents() == before
+    assert (job.state, story.attempt(job.job_id).state) == (JobState.RUNNING, AttemptState.RUNNING)
+
+
+def test_a_job_cancelled_while_it_started_stays_stopping() -> None:
+    story = Story()
+    job = story.started()
+    story.launch(job.job_id)
+    story.cancel(job.job_id)
+    story.mark_running(job.job_id)
+
+    assert story.job(job.job_id).state is JobState.STOPPING
+
+
+def test_a_stop_uses_the_grace_of_the_request() -> None:
+    story = Story()
+    job = story.running(grace_seconds=90)
+    story.cancel(job.job_id)
+
+    story.stop(job.job_id)
+    story.stop(job.job_id)
+
+    assert story.world.cluster.calls[-1] == ("stop", f"{job.job_id}-a1", 90)
+    assert [call[0] for call in story.world.cluster.calls].count("stop") == 1
+    assert story.settle(job.job_id).outcome is SettleOutcome.JOB_CANCELLED
+
+
+def test_a_start_deadline_says_why_before_the_pods_are_gone() -> None:
+    story = Story()
+    job = story.started()
+    story.launch(job.job_id)
+    story.world.cluster.set_pods(job.job_id, 1, PodPhase.PENDING, reason="ImagePullBackOff")
+
+    story.stop(job.job_id)
+    outcome = story.settle(job.job_id)
+
+    assert (outcome.outcome, story.attempt(job.job_id).state) == (SettleOutcome.JOB_REQUEUED, AttemptState.NEVER_RAN)
+    assert "did not start in time (ImagePullBackOff)" in story.attempt(job.job_id).reason
+    assert story.job(job.job_id).application_failures == 1
+
+
+# ---------------------------------------------------------------- settle
+
+
+def test_success_gives_the_charge_back_and_keeps_the_logs() -> None:
+    story = Story()
+    job = story.running()
+    story.world.cluster.finish_pods(job.job_id, 1)
+
+    outcome = story.settle(job.job_id)
+
+    assert (outcome.outcome, story.job(job.job_id).state) == (SettleOutcome.JOB_SUCCEEDED, JobState.SUCCEEDED)
+    assert (story.usage(), story.charges()) == (0, [])
+    assert "stop" not in [call[0] for call in story.world.cluster.calls]
+
+
+def test_settling_twice_gives_the_charge_back_once() -> None:
+    story = Story()
+    job = story.running()
+    story.world.cluster.fail_pods(job.job_id, 1)
+    story.settle(job.job_id)
+    before = story.world.ledger.contents()
+
+    outcome = story.settle(job.job_id)
+
+    assert outcome.outcome is SettleOutcome.ALREADY_SETTLED
+    assert story.world.ledger.contents() == before
+    assert story.usage() == 0
+
+
+def test_an_open_incident_takes_the_blame() -> None:
+    from evenkeel.ports import Put
+    from evenkeel.services import rows
+
+    story = Story()
+    job = story.running()
+    story.world.cluster.fail_pods(job.job_id, 1, exit_code=1)
+    story.world.ledger.commit(Put(rows.open_row(story.attempt(job.job_id).nodes[1], "inc-1")))
+
+    story.settle(job.job_id)
+
+    assert story.attempt(job.job_id).state is AttemptState.LOST
+    assert story.job(job.job_id).application_failures == 0
+
+
+def test_what_the_wait_saw_counts_where_nothing_is_left_to_see() -> None:
+    story = Story()
+    job = story.running()
+    story.world.cluster.jobs.clear()
+    ended = {
+        "outcome": "ENDED",
+        "reason": "It failed.",
+        "facts": {"state": "FAILED", "reason": "pod 1 failed (exit code 3).", "exitCodes": {"pod": 3}},
+    }
+
+    story.settle(job.job_id, ended=ended)
+
+    assert (story.attempt(job.job_id).exit_codes, story.job(job.job_id).application_failures) == ({"pod": 3}, 1)
+
+
+def test_an_answer_that_saw_no_end_is_passed_over() -> None:
+    story = Story()
+    job = story.running()
+    story.world.cluster.finish_pods(job.job_id, 1)
+
+    outcome = story.settle(job.job_id, ended={"outcome": "RUNNING", "reason": "All pods run.", "facts": {}})
+
+    assert outcome.outcome is SettleOutcome.JOB_SUCCEEDED
+
+
+def test_a_failed_workflow_stops_what_still_runs_and_gives_the_job_back() -> None:
+    story = Story()
+    job = story.running()
+
+    outcome = story.settle(job.job_id, failure={"Error": "States.Timeout", "Cause": "too slow"})
+
+    assert (outcome.outcome, story.attempt(job.job_id).state) == (SettleOutcome.JOB_REQUEUED, AttemptState.LOST)
+    assert story.world.cluster.calls[-1][0] == "stop"
+
+
+def test_a_job_has_a_story() -> None:
+    story = Story()
+    job = story.running()
+    story.world.cluster.finish_pods(job.job_id, 1)
+    story.settle(job.job_id)
+
+    assert set(story.timeline(job.job_id)) == {"submitted", "admitted", "launched", "running", "settled"}

@@ -1,0 +1,120 @@
+from datetime import timedelta
+
+import pytest
+
+from evenkeel.domain.scheduling.jobs import AttemptState, JobState
+from evenkeel.ports import Invalid, KeyReused, NotFound
+from evenkeel.services import rows
+from evenkeel.services.cancel_job import CancelOutcome
+from tests.unit.services_jobs.story import Story
+
+
+def test_a_submitted_job_waits_in_the_queue_and_asks_for_a_pass() -> None:
+    story = Story()
+
+    job = story.submit()
+
+    assert (story.job(job.job_id).state, story.world.passes.reasons) == (
+        JobState.PENDING,
+        [f"{job.job_id} submitted"],
+    )
+    assert story.timeline(job.job_id) == ["submitted"]
+
+
+def test_the_same_key_gives_the_same_job() -> None:
+    story = Story()
+    first = story.submission()
+
+    again = story.submission()
+
+    assert (again.job.job_id, again.is_repeat, first.is_repeat) == (first.job.job_id, True, False)
+
+
+def test_the_same_key_with_another_job_is_refused() -> None:
+    story = Story()
+    story.submit()
+
+    with pytest.raises(KeyReused):
+        story.submit(nodes=4)
+
+
+def test_two_principals_may_use_the_same_key() -> None:
+    story = Story()
+
+    assert story.submission().job.job_id != story.submission(principal="role/bob").job.job_id
+
+
+def test_a_key_is_free_again_after_a_day() -> None:
+    story = Story()
+    first = story.submit()
+    story.world.clock.advance(timedelta(hours=25).total_seconds())
+
+    assert story.submit(nodes=4).job_id != first.job_id
+
+
+def test_a_job_that_cannot_be_leaves_no_trace() -> None:
+    story = Story()
+
+    with pytest.raises(Invalid) as refused:
+        story.submit(nodes=0, image="")
+
+    assert [field for field, _ in refused.value.faults] == ["image", "nodes"]
+    assert not story.world.ledger.rows
+
+
+def test_a_pending_job_is_cancelled_at_once() -> None:
+    story = Story()
+    job = story.submit()
+
+    outcome = story.cancel(job.job_id)
+
+    assert outcome.outcome is CancelOutcome.CANCELLED
+    assert story.job(job.job_id).state is JobState.CANCELLED
+    assert story.job(job.job_id).ended_at
+
+
+def test_a_live_job_is_asked_to_stop() -> None:
+    story = Story()
+    job = story.running(grace_seconds=77)
+
+    outcome = story.cancel(job.job_id)
+
+    request = story.job(job.job_id).stop_of(1)
+    assert request
+    assert (outcome.outcome, story.job(job.job_id).state) == (CancelOutcome.STOPPING, JobState.STOPPING)
+    assert (request.outcome, request.grace_seconds, request.by) == (AttemptState.STOPPED, 77, "cancel/ana")
+
+
+def test_cancelling_twice_is_cancelling_once() -> None:
+    story = Story()
+    job = story.running()
+    story.cancel(job.job_id)
+    before = story.world.ledger.contents()
+
+    assert story.cancel(job.job_id).outcome is CancelOutcome.STOPPING
+    assert story.world.ledger.contents() == before
+
+
+def test_a_job_that_ended_cannot_be_cancelled() -> None:
+    story = Story()
+    job = story.running()
+    story.world.cluster.finish_pods(job.job_id, 1)
+    story.settle(job.job_id)
+
+    assert story.cancel(job.job_id).outcome is CancelOutcome.ALREADY_ENDED
+
+
+def test_nothing_is_cancelled_that_is_not_there() -> None:
+    with pytest.raises(NotFound):
+        Story().cancel("job-0")
+
+
+def test_the_key_is_put_with_the_job() -> None:
+    story = Story()
+    job = story.submit()
+
+    (commit,) = story.world.ledger.commits
+    assert len(commit) == 3
+    row = story.world.ledger.get(rows.idempotency_key("role/ana", "key-1"))
+    assert row
+    assert row.doc["jobId"] == job.job_id
