@@ -24,6 +24,7 @@ from evenkeel_local import ACCOUNT_ID, PROJECT, REGION
 from evenkeel_local.processes import Child
 
 PROGRAM: Final = PROJECT / ".tools" / "engine" / "bin" / "ministack"
+_COMMAND: Final = (PROGRAM.with_name("python"), "-P", Path(__file__).with_name("engine_program.py"))
 READY_SECONDS: Final = 60.0
 _PORT_TRIES: Final = 5
 
@@ -109,7 +110,7 @@ class Engine:
             mock_file.write_text(json.dumps(sfn_mock_config), encoding="utf-8")
             environment["SFN_MOCK_CONFIG"] = str(mock_file)
         log = run_dir / "engine.log"
-        child = Child.start([PROGRAM], log=log, env=environment, cwd=run_dir, pid_file=run_dir / "engine.pid")
+        child = Child.start(_COMMAND, log=log, env=environment, cwd=run_dir, pid_file=run_dir / "engine.pid")
         engine = cls(child, port, run_dir)
         try:
             engine._wait_ready(nonce)
