@@ -1,11 +1,9 @@
 """Who calls the AWS endpoints, and whether their policies allow it. The engine answers both questions.
 
-The request is forwarded to the engine as it came, so that the engine checks its signature with the caller's own secret:
-
-* EKS `DescribeCluster` is an operation the engine has; it verifies the signature and evaluates the caller's policies for the
-  real action and ARN, and a `ResourceNotFound` from it means "allowed".
-* SageMaker is a service it does not have; it verifies the signature and says that the service is unsupported. Which
-  principal signed is then found from the access key, and `SimulatePrincipalPolicy` is asked about the real action and ARN.
+The request is forwarded to the engine as it came, so that the engine checks its signature, time and session token with the
+caller's own secret. SageMaker is a service that it does not have: a right signature is answered with "unsupported service", a
+wrong one with the refusal that AWS words. (EKS it may have; there a missing cluster means the same.) Which principal signed
+is then found from the access key, and `SimulatePrincipalPolicy` is asked about the real action on the real ARN.
 """
 
 from __future__ import annotations
@@ -21,6 +19,7 @@ from evenkeel_local.gpu_cluster.engine import Answer, Engine, EngineError
 
 _CREDENTIAL = re.compile(r"Credential=([^/,\s]+)/")
 IAM_VERSION, STS_VERSION = "2010-05-08", "2011-06-15"
+UNSUPPORTED = b"Unsupported service"
 FUNCTIONS_PATH = "/2015-03-31/functions/"
 HOP_HEADERS = frozenset({"connection", "transfer-encoding", "content-length", "expect", "keep-alive"})
 
@@ -85,24 +84,20 @@ class EngineAuth:
         headers = {name: value for name, value in request.headers.items() if name.lower() not in HOP_HEADERS}
         try:
             answer = await self._engine.forward(request.method, request.path, headers, request.body)
-            if action.startswith("eks:"):
-                return self._read_eks(answer, request)
-            self._read_signature(answer)
+            self._read_signature(answer, action)
             principal = await self._principal(request.access_key)
             await self._decide(request.access_key, principal, action, resource)
         except EngineError as failed:
             raise AwsError("ServiceUnavailable", str(failed), 503) from failed
         return principal
 
-    def _read_eks(self, answer: Answer, request: Incoming) -> str:
-        if answer.status in (200, 404):
-            return self._principals.get(request.access_key, request.access_key)
-        raise _relayed(answer)
-
-    def _read_signature(self, answer: Answer) -> None:
+    def _read_signature(self, answer: Answer, action: str) -> None:
         """Take "unsupported service" for what it says: everything before that, the signature, was right."""
-        if b"Unsupported service" not in answer.body:
-            raise _relayed(answer)
+        if UNSUPPORTED in answer.body:
+            return
+        if action.startswith("eks:") and answer.status in (200, 404):
+            return
+        raise _relayed(answer)
 
     async def _principal(self, access_key: str) -> str:
         if access_key in ("test", self._account):

@@ -21,6 +21,7 @@ from evenkeel_local.gpu_cluster import catalogue, rbac
 from evenkeel_local.gpu_cluster.api_server import ApiServer, Authenticator, Authorizer, Request, tls_context
 from evenkeel_local.gpu_cluster.aws_api import AwsApi
 from evenkeel_local.gpu_cluster.aws_auth import AwsAuth, EngineAuth, NoAuth
+from evenkeel_local.gpu_cluster.aws_model import service_model
 from evenkeel_local.gpu_cluster.calls import CallFaults
 from evenkeel_local.gpu_cluster.catalogue import Catalogue
 from evenkeel_local.gpu_cluster.cluster_events import ClusterEvents
@@ -218,6 +219,7 @@ class Host:
         self._guard = Guard(self._mark)
         self._admin_token = secrets.token_urlsafe(32)
         self._engine: Engine | None = None
+        self._warming: asyncio.Task[None] | None = None
         self._runners: list[web.AppRunner] = []
         self._stop = asyncio.Event()
         self._urls: dict[str, str] = {}
@@ -259,6 +261,7 @@ class Host:
         if self._options.engine_endpoint:
             self._engine = Engine(self._options.engine_endpoint, self._options.credentials, self._config.region)
             await self._engine.open()
+            self._warming = asyncio.create_task(self._engine.warm_up())
         self.cluster = self._new_cluster()
         self.cluster.start()
         await self._serve(self._delegate(lambda http: self.cluster.aws_api.handle(http)), sockets[0])
@@ -266,6 +269,7 @@ class Host:
             self._delegate(lambda http: self.cluster.api_server.handle(http)), sockets[1], tls_context(certificate, key)
         )
         await self._serve(Control(self).application(), sockets[2])
+        asyncio.get_running_loop().call_later(0.05, service_model, "sagemaker")
         if self._options.state_file is not None:
             written = self._options.state_file.with_suffix(".tmp")
             written.touch(mode=0o600)
@@ -340,6 +344,8 @@ class Host:
         await self.cluster.stop()
         for runner in self._runners:
             await runner.cleanup()
+        if self._warming is not None:
+            self._warming.cancel()
         if self._engine is not None:
             await self._engine.close()
         self._guard.stop()

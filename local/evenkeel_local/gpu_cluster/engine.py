@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -68,6 +69,11 @@ class Engine:
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS), auto_decompress=False
         )
+
+    async def warm_up(self) -> None:
+        """Have the engine load its list of services, which its first call to one that it does not have waits for."""
+        with contextlib.suppress(EngineError):
+            await self.json("sagemaker", "SageMaker.ListClusters", {})
 
     async def close(self) -> None:
         """Close the connection pool."""

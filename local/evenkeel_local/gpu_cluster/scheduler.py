@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-
 from collections import Counter
 from dataclasses import dataclass, field
 from decimal import Decimal
