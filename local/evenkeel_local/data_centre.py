@@ -255,7 +255,7 @@ class DataCentre:
 _CLUSTER_STATEMENTS: Final[list[dict[str, Any]]] = [
     {
         "Effect": "Allow",
-        "Action": ["iam:SimulatePrincipalPolicy", "iam:ListUsers", "iam:ListAccessKeys", "iam:GetAccessKeyLastUsed"],
+        "Action": ["iam:SimulatePrincipalPolicy", "iam:GetAccessKeyLastUsed", "lambda:ListFunctions"],
         "Resource": "*",
     },
     {"Effect": "Allow", "Action": "events:PutEvents", "Resource": "*"},
