@@ -3,8 +3,8 @@
 Run by the engine's own interpreter, so nothing of this project can be imported here.
 
 * Branches shared one context object. Two that opened a task token in the same few milliseconds got one token for both,
-  and one of them then waited for ever (measured: 5 of 300 executions under load). On AWS each branch has a context of its
-  own, and sees the variables of the state around it without changing them.
+  and one of them then waited for ever (measured: 5 of 300 executions under load). On AWS each branch has a context of
+  its own, and sees the variables of the state around it without changing them.
 * What happens inside a branch left no trace in the execution's history. On AWS it does, and people read it.
 """
 
