@@ -8,7 +8,10 @@ import boto3
 import pytest
 from moto import mock_aws
 
+from evenkeel.adapters.kubernetes import KubernetesApi
+from evenkeel_local.gpu_cluster import ClusterHandle, start
 from evenkeel_local.identities import Credentials, make_user
+from tests.contract.beds import CLUSTER, CONFIG, NAMESPACE
 
 ClientOf = Callable[[str], Any]
 
@@ -34,3 +37,14 @@ def engine_user(deployer: Credentials) -> Credentials:
 def unique() -> str:
     """A name that no other test uses, since all share one engine."""
     return f"contract-{uuid.uuid4().hex[:10]}"
+
+
+@pytest.fixture(scope="session")
+def gpu_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterHandle]:
+    """One local GPU cluster for the session. Each test leaves it as it found it."""
+    with start(CONFIG, tmp_path_factory.mktemp("gpu-cluster")) as handle:
+        admin = KubernetesApi(CLUSTER, handle.kubernetes_url, handle.ca_pem, lambda _: handle.admin_token)
+        restricted = {"pod-security.kubernetes.io/enforce": "restricted"}
+        admin.create("/api/v1/namespaces", {"metadata": {"name": NAMESPACE, "labels": restricted}})
+        admin.create(f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts", {"metadata": {"name": "trainer"}})
+        yield handle

@@ -1,0 +1,235 @@
+"""Where the contract bodies of Cluster and Provider run: the twins, and the adapters on the local GPU cluster."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import boto3
+
+from evenkeel.adapters.cluster import KubernetesCluster
+from evenkeel.adapters.eks import EksConnections
+from evenkeel.adapters.hyperpod import HyperPodProvider
+from evenkeel.adapters.kubernetes import KubernetesApi
+from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT, KubernetesNode, ProviderNode
+from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, JobSpec, WorkloadSeen
+from evenkeel.ports import Cluster, LaunchSpec, Provider
+from evenkeel_local.gpu_cluster import ClusterHandle
+from tests.fakes import FakeCluster, FakeProvider, FixedClock, a_node, a_provider_node
+from tests.fakes.cluster import TAINT_TEXT
+from tests.fakes.system import A_MOMENT
+from tests.waiting import until
+
+CLUSTER = "research-eks"
+NAMESPACE = "evenkeel-jobs"
+FLEET = "research"
+TAINT = {"key": AWAITING_VALIDATION_TAINT, "value": "true", "effect": "NoSchedule"}
+
+CONFIG: dict[str, Any] = {
+    "eksClusterName": CLUSTER,
+    "instanceGroups": [
+        {"name": "p5-workers", "instanceType": "ml.p5.48xlarge", "count": 4, "taints": []},
+        {"name": "p5-tainted", "instanceType": "ml.p5.48xlarge", "count": 2, "taints": [TAINT]},
+    ],
+    "delays": {"boot": 0.0, "reboot": 0.3, "replace": 0.5, "terminate": 0.1, "heartbeat": 0.3, "nodeMonitorGrace": 1.0},
+}
+
+
+class Bed(Protocol):
+    """A fleet to try the ports on, and what a test may do to it behind their back."""
+
+    @property
+    def cluster(self) -> Cluster: ...
+
+    @property
+    def provider(self) -> Provider: ...
+
+    def new_job(self) -> str:
+        """Return a job id that nothing has used."""
+        ...
+
+    def cordon_as_a_person(self, name: str) -> None: ...
+
+    def taint(self, name: str) -> None:
+        """Give a node the awaiting-validation taint beside one of somebody else's."""
+        ...
+
+    def ends(self, spec: LaunchSpec, exit_code: int) -> None:
+        """Have the processes of an attempt end; where they are real, they do so by themselves."""
+        ...
+
+    def loses(self, name: str) -> None:
+        """Cut a node off the network."""
+        ...
+
+    def repaired(self, instance_id: str) -> None:
+        """Have the repair under way come to its end, where that takes no time of its own."""
+        ...
+
+    def eventually(self, condition: Callable[[], Any], what: str) -> Any:
+        """Wait for a condition."""
+        ...
+
+
+class FakeBed:
+    """The twins."""
+
+    def __init__(self) -> None:
+        clock = FixedClock()
+        tainted = {"pool": "p5-tainted", "taints": (TAINT_TEXT,), "is_awaiting_validation": True}
+        nodes = [*map(a_node, range(1, 5)), a_node(5, **tainted), a_node(6, **tainted)]
+        machines = [*map(a_provider_node, range(1, 5))]
+        machines += [a_provider_node(number, instance_group="p5-tainted") for number in (5, 6)]
+        self.cluster = FakeCluster(clock, *nodes, runs_at_once=True)
+        self.provider = FakeProvider(clock, *machines, kubernetes=self.cluster)
+        self._numbers = itertools.count(1)
+
+    def new_job(self) -> str:
+        return f"job-{next(self._numbers):010d}"
+
+    def cordon_as_a_person(self, name: str) -> None:
+        self.cluster.set_node(name, is_cordoned=True)
+
+    def taint(self, name: str) -> None:
+        self.cluster.set_node(name, is_awaiting_validation=True, taints=("own=x:NoSchedule", TAINT_TEXT))
+
+    def ends(self, spec: LaunchSpec, exit_code: int) -> None:
+        if exit_code:
+            self.cluster.fail_pods(spec.attempt.job_id, spec.attempt.attempt, exit_code=exit_code)
+        else:
+            self.cluster.finish_pods(spec.attempt.job_id, spec.attempt.attempt)
+        for rank in range(spec.job.nodes):
+            self.cluster.text[f"{spec.attempt.workload_name}-{rank}"] = f"one\ntwo\nrank {rank}\n"
+
+    def loses(self, name: str) -> None:
+        self.cluster.lose_node(name)
+
+    def repaired(self, instance_id: str) -> None:
+        self.provider.finish(instance_id)
+
+    def eventually(self, condition: Callable[[], Any], what: str) -> Any:
+        answer = condition()
+        assert answer, what
+        return answer
+
+
+class LocalBed:
+    """The adapters, on a local GPU cluster that asks nobody who they are."""
+
+    _numbers = itertools.count(1)
+
+    def __init__(self, handle: ClusterHandle) -> None:
+        self.handle = handle
+        self._faults: list[str] = []
+        session = boto3.session.Session(region_name="us-west-2")
+        eks = session.client("eks", endpoint_url=handle.eks_url)
+        sagemaker = session.client("sagemaker", endpoint_url=handle.sagemaker_url)
+        self.connections = EksConnections("us-west-2", eks)
+        self.cluster = KubernetesCluster(self.connections, fleet=FLEET)
+        self.provider = HyperPodProvider(handle.cluster_arn, sagemaker, sagemaker)
+        self.admin = KubernetesApi(CLUSTER, handle.kubernetes_url, handle.ca_pem, lambda _: handle.admin_token)
+
+    def new_job(self) -> str:
+        return f"job-{next(self._numbers):010d}"
+
+    def cordon_as_a_person(self, name: str) -> None:
+        self.admin.patch(f"/api/v1/nodes/{name}", {"spec": {"unschedulable": True}})
+
+    def taint(self, name: str) -> None:
+        own = {"key": "own", "value": "x", "effect": "NoSchedule"}
+        self.admin.patch(f"/api/v1/nodes/{name}", {"spec": {"taints": [own, TAINT]}})
+
+    def ends(self, spec: LaunchSpec, exit_code: int) -> None:
+        pass
+
+    def loses(self, name: str) -> None:
+        self._faults.append(self.handle.inject("node-lost", node=name)["faultId"])
+
+    def repaired(self, instance_id: str) -> None:
+        pass
+
+    def eventually(self, condition: Callable[[], Any], what: str) -> Any:
+        return until(condition, what)
+
+    def restore(self) -> None:
+        """Free every node and end every job, so that the next test finds the fleet as it was."""
+        for fault in self._faults:
+            self.handle.clear(fault)
+        for job in self.admin.items("/apis/batch/v1/jobs"):
+            metadata = job["metadata"]
+            path = f"/apis/batch/v1/namespaces/{metadata['namespace']}/jobs/{metadata['name']}"
+            self.admin.delete(path, propagationPolicy="Background")
+        for pod in self.admin.items("/api/v1/pods"):
+            metadata = pod["metadata"]
+            path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
+            self.admin.delete(path, gracePeriodSeconds=0)
+        for node in self.admin.items("/api/v1/nodes"):
+            name = node["metadata"]["name"]
+            is_tainted = node["metadata"]["labels"]["sagemaker.amazonaws.com/instance-group-name"] == "p5-tainted"
+            spec = {"unschedulable": None, "taints": [TAINT] if is_tainted else None}
+            mark = {"annotations": {"evenkeel.io/incident": None}}
+            self.admin.patch(f"/api/v1/nodes/{name}", {"metadata": mark, "spec": spec})
+
+
+def free_nodes(bed: Bed, count: int = 1) -> list[KubernetesNode]:
+    """Wait for schedulable nodes of the plain group and return some."""
+
+    def enough() -> list[KubernetesNode]:
+        found = [node for node in bed.cluster.nodes(CLUSTER) if node.pool == "p5-workers" and node.is_schedulable]
+        return found[:count] if len(found) >= count else []
+
+    nodes: list[KubernetesNode] = bed.eventually(enough, f"{count} free nodes")
+    return nodes
+
+
+def tainted_machine(bed: Bed) -> ProviderNode:
+    """Return a running machine of the group whose nodes come up tainted."""
+
+    def running() -> ProviderNode | None:
+        ours = [node for node in bed.provider.nodes() if node.instance_group == "p5-tainted"]
+        return next((node for node in ours if node.status == "Running"), None)
+
+    machine: ProviderNode = bed.eventually(running, "a running machine")
+    return machine
+
+
+def a_launch(bed: Bed, nodes: list[KubernetesNode], script: str = "exec sleep 60", **spec: Any) -> LaunchSpec:
+    """Return what attempt 1 of a new job is launched from, on these nodes."""
+    job = JobSpec.model_validate(
+        {
+            "name": "contract",
+            "image": "any",
+            "command": ("sh", "-c", script),
+            "nodes": len(nodes),
+            "accelerators_per_node": 8,
+            "grace_seconds": 1,
+            **spec,
+        }
+    )
+    attempt = Attempt(
+        job_id=bed.new_job(),
+        attempt=1,
+        state=AttemptState.STARTING,
+        cluster=CLUSTER,
+        namespace=NAMESPACE,
+        pool="p5-workers",
+        nodes=(),
+        node_names=tuple(node.name for node in nodes),
+        accelerators=job.nodes * job.accelerators_per_node,
+        admitted_at=A_MOMENT,
+    )
+    return LaunchSpec(job, attempt, "", "trainer")
+
+
+def seen(bed: Bed, spec: LaunchSpec) -> WorkloadSeen:
+    """Read the workload of a launch."""
+    return bed.cluster.workload(CLUSTER, NAMESPACE, spec.attempt.job_id, spec.attempt.attempt)
+
+
+def on_both(local: ClusterHandle, kind: str) -> Iterator[Bed]:
+    """Yield the bed of this kind and tidy it up."""
+    if kind == "twin":
+        yield FakeBed()
+        return
+    bed = LocalBed(local)
+    yield bed
+    bed.restore()

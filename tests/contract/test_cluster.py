@@ -1,0 +1,309 @@
+"""The port Cluster: one body for the twin and for the adapter on the local GPU cluster."""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT
+from evenkeel.domain.scheduling.jobs import PodPhase
+from evenkeel.ports import CordonResult, LaunchResult, NotFound, ReleaseResult
+from tests.contract.beds import CLUSTER, NAMESPACE, Bed, FakeBed, a_launch, free_nodes, on_both, seen
+
+
+@pytest.fixture(params=["twin", "local"])
+def bed(request: pytest.FixtureRequest) -> Iterator[Bed]:
+    if request.param == "twin":
+        yield FakeBed()
+    else:
+        yield from on_both(request.getfixturevalue("gpu_cluster"), request.param)
+
+
+def test_a_healthy_node_reads_as_one(bed: Bed) -> None:
+    node = free_nodes(bed)[0]
+
+    assert bed.cluster.node(CLUSTER, node.name) == node
+    assert node.name == f"hyperpod-{node.instance_id}"
+    assert (node.is_ready, node.not_ready_since, node.is_cordoned, node.incident_id) == (True, None, False, None)
+    assert (node.accelerators, node.accelerator_resource) == (8, "nvidia.com/gpu")
+    assert (node.pool, node.instance_type) == ("p5-workers", "ml.p5.48xlarge")
+    assert node.boot_id
+    assert node.labels["kubernetes.io/hostname"]
+
+
+def test_nodes_come_by_name_and_tainted_ones_await_validation(bed: Bed) -> None:
+    nodes = bed.eventually(lambda: bed.cluster.nodes(CLUSTER), "nodes")
+
+    assert [node.name for node in nodes] == sorted(node.name for node in nodes)
+    tainted = [node for node in nodes if node.pool == "p5-tainted"]
+    assert tainted
+    assert all(node.is_awaiting_validation and not node.is_schedulable for node in tainted)
+
+
+def test_a_node_that_is_not_there_is_none(bed: Bed) -> None:
+    assert bed.cluster.node(CLUSTER, "hyperpod-i-0aaaaaaaaaaaaaaaa") is None
+    assert bed.cluster.cordon(CLUSTER, "hyperpod-i-0aaaaaaaaaaaaaaaa", "inc-1") is CordonResult.GONE
+    assert bed.cluster.release(CLUSTER, "hyperpod-i-0aaaaaaaaaaaaaaaa", "inc-1") is ReleaseResult.GONE
+
+
+def test_a_cordon_carries_our_mark_and_is_ours_the_second_time(bed: Bed) -> None:
+    name = free_nodes(bed)[0].name
+
+    first = bed.cluster.cordon(CLUSTER, name, "inc-1")
+    second = bed.cluster.cordon(CLUSTER, name, "inc-1")
+    other = bed.cluster.cordon(CLUSTER, name, "inc-2")
+
+    assert (first, second, other) == (
+        CordonResult.CORDONED,
+        CordonResult.ALREADY_OURS,
+        CordonResult.BY_OTHER_INCIDENT,
+    )
+    node = bed.cluster.node(CLUSTER, name)
+    assert node is not None
+    assert (node.is_cordoned, node.incident_id, node.is_schedulable) == (True, "inc-1", False)
+
+
+def test_a_persons_cordon_is_left_alone(bed: Bed) -> None:
+    name = free_nodes(bed)[0].name
+    bed.cordon_as_a_person(name)
+
+    assert bed.cluster.cordon(CLUSTER, name, "inc-1") is CordonResult.BY_PERSON
+    assert bed.cluster.release(CLUSTER, name, "inc-1") is ReleaseResult.NOT_OURS
+    assert bed.cluster.release(CLUSTER, name, None) is ReleaseResult.NOT_OURS
+    node = bed.cluster.node(CLUSTER, name)
+    assert node is not None
+    assert node.is_cordoned
+
+
+def test_a_release_undoes_our_cordon_and_takes_only_our_taint_off(bed: Bed) -> None:
+    name = free_nodes(bed)[0].name
+    bed.taint(name)
+    bed.cluster.cordon(CLUSTER, name, "inc-1")
+
+    other = bed.cluster.release(CLUSTER, name, "inc-2")
+    first = bed.cluster.release(CLUSTER, name, "inc-1")
+    second = bed.cluster.release(CLUSTER, name, "inc-1")
+
+    assert (other, first, second) == (ReleaseResult.NOT_OURS, ReleaseResult.RELEASED, ReleaseResult.ALREADY_FREE)
+    node = bed.cluster.node(CLUSTER, name)
+    assert node is not None
+    assert (node.is_cordoned, node.incident_id, node.is_awaiting_validation) == (False, None, False)
+    own = [taint for taint in node.taints if not taint.startswith("node.kubernetes.io/unschedulable")]
+    assert own == ["own=x:NoSchedule"]
+
+
+def test_a_release_for_no_incident_takes_the_taint_off_an_uncordoned_node(bed: Bed) -> None:
+    name = free_nodes(bed)[0].name
+    bed.taint(name)
+
+    assert bed.cluster.release(CLUSTER, name, None) is ReleaseResult.RELEASED
+    assert bed.cluster.release(CLUSTER, name, None) is ReleaseResult.ALREADY_FREE
+    node = bed.cluster.node(CLUSTER, name)
+    assert node is not None
+    assert not any(AWAITING_VALIDATION_TAINT in taint for taint in node.taints)
+
+
+def test_of_two_incidents_that_cordon_at_once_one_owns_the_cordon(bed: Bed) -> None:
+    name = free_nodes(bed)[0].name
+    answers: dict[str, CordonResult] = {}
+
+    def cordon(incident_id: str) -> None:
+        answers[incident_id] = bed.cluster.cordon(CLUSTER, name, incident_id)
+
+    threads = [threading.Thread(target=cordon, args=(f"inc-{number}",)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+
+    owners = [incident for incident, answer in answers.items() if answer is CordonResult.CORDONED]
+    node = bed.cluster.node(CLUSTER, name)
+    assert node is not None
+    assert owners == [node.incident_id]
+    assert len(answers) == 4
+
+
+def test_a_lost_node_is_not_ready_since_a_time(bed: Bed) -> None:
+    name = free_nodes(bed)[0].name
+
+    bed.loses(name)
+
+    node = bed.eventually(
+        lambda: (found := bed.cluster.node(CLUSTER, name)) and not found.is_ready and found, "the node to be NotReady"
+    )
+    assert node.not_ready_since is not None
+    assert not node.is_schedulable
+
+
+def test_an_attempt_runs_a_pod_on_each_of_its_nodes(bed: Bed) -> None:
+    nodes = free_nodes(bed, 2)
+    spec = a_launch(bed, nodes)
+
+    result, uid = bed.cluster.launch(spec)
+
+    def running() -> bool:
+        pods = seen(bed, spec).pods
+        return len(pods) == 2 and all(pod.phase is PodPhase.RUNNING for pod in pods)
+
+    bed.eventually(running, "two running pods")
+    found = seen(bed, spec)
+    assert result is LaunchResult.CREATED
+    assert (found.uid, found.has_completed, found.has_failed, found.is_deleting) == (uid, False, False, False)
+    assert {pod.node_name for pod in found.pods} == {node.name for node in nodes}
+    assert found in bed.cluster.workloads(CLUSTER)
+    assert {name: count for name, count in bed.cluster.accelerators_in_use(CLUSTER).items() if count} == {
+        node.name: 8 for node in nodes
+    }
+
+
+def test_an_attempt_launched_twice_is_one_workload(bed: Bed) -> None:
+    spec = a_launch(bed, free_nodes(bed))
+    first = bed.cluster.launch(spec)
+
+    second = bed.cluster.launch(spec)
+
+    assert second == (LaunchResult.ALREADY_THERE, first[1])
+    assert len(bed.cluster.workloads(CLUSTER)) == 1
+
+
+def test_an_attempt_that_was_never_launched_is_seen_empty(bed: Bed) -> None:
+    spec = a_launch(bed, free_nodes(bed))
+
+    found = seen(bed, spec)
+
+    assert (found.uid, found.pods) == ("", ())
+    bed.cluster.stop(CLUSTER, NAMESPACE, spec.attempt.job_id, 1, 1)
+    bed.cluster.forget_pods(CLUSTER, NAMESPACE, spec.attempt.job_id, 1, spec.attempt.node_names)
+    with pytest.raises(NotFound):
+        bed.cluster.logs(CLUSTER, NAMESPACE, spec.attempt.job_id, 1, 0, 10)
+
+
+def test_an_attempt_that_succeeds_is_seen_completed(bed: Bed) -> None:
+    spec = a_launch(bed, free_nodes(bed), "exit 0")
+    bed.cluster.launch(spec)
+    bed.ends(spec, 0)
+
+    bed.eventually(lambda: seen(bed, spec).has_completed, "the job to be complete")
+
+    (pod,) = seen(bed, spec).pods
+    assert (pod.phase, pod.exit_code) == (PodPhase.SUCCEEDED, 0)
+    assert seen(bed, spec).has_failed is False
+    assert bed.cluster.accelerators_in_use(CLUSTER).get(pod.node_name, 0) == 0
+
+
+def test_an_attempt_that_fails_is_seen_with_its_exit_code(bed: Bed) -> None:
+    spec = a_launch(bed, free_nodes(bed), "exit 75")
+    bed.cluster.launch(spec)
+    bed.ends(spec, 75)
+
+    bed.eventually(lambda: seen(bed, spec).has_failed, "the job to have failed")
+
+    (pod,) = seen(bed, spec).pods
+    assert (pod.phase, pod.exit_code, pod.reason) == (PodPhase.FAILED, 75, "Error")
+    assert seen(bed, spec).has_completed is False
+
+
+def test_the_last_lines_of_a_ranks_log_are_read(bed: Bed) -> None:
+    nodes = free_nodes(bed, 2)
+    spec = a_launch(bed, nodes, 'echo one; echo two; echo "rank $JOB_COMPLETION_INDEX"')
+    bed.cluster.launch(spec)
+    bed.ends(spec, 0)
+    bed.eventually(lambda: seen(bed, spec).has_completed, "the job to be complete")
+
+    def tail(rank: int) -> str:
+        return bed.cluster.logs(CLUSTER, NAMESPACE, spec.attempt.job_id, 1, rank, 2)
+
+    assert [tail(rank).splitlines() for rank in (0, 1)] == [["two", "rank 0"], ["two", "rank 1"]]
+    with pytest.raises(NotFound):
+        tail(2)
+
+
+def test_a_stopped_attempt_is_gone_and_frees_its_accelerators(bed: Bed) -> None:
+    spec = a_launch(bed, free_nodes(bed, 2))
+    bed.cluster.launch(spec)
+    attempt = spec.attempt
+
+    for _ in range(2):
+        bed.cluster.stop(CLUSTER, NAMESPACE, attempt.job_id, 1, 1)
+
+    bed.eventually(lambda: seen(bed, spec).pods == () and seen(bed, spec).uid == "", "the pods to be gone")
+    assert bed.cluster.accelerators_in_use(CLUSTER) == {}
+    assert bed.cluster.workloads(CLUSTER) == ()
+
+
+def test_a_stopped_attempts_pod_on_a_lost_node_stays_until_it_is_forgotten(bed: Bed) -> None:
+    nodes = free_nodes(bed, 2)
+    spec = a_launch(bed, nodes)
+    bed.cluster.launch(spec)
+    bed.eventually(lambda: all(pod.phase is PodPhase.RUNNING for pod in seen(bed, spec).pods), "running pods")
+    lost = nodes[0].name
+    bed.loses(lost)
+    bed.eventually(lambda: (node := bed.cluster.node(CLUSTER, lost)) and not node.is_ready, "the node to be NotReady")
+
+    bed.cluster.stop(CLUSTER, NAMESPACE, spec.attempt.job_id, 1, 1)
+    bed.eventually(lambda: len(seen(bed, spec).pods) == 1, "the other pod to be gone")
+
+    (pod,) = seen(bed, spec).pods
+    assert (pod.node_name, pod.is_terminating) == (lost, True)
+    for _ in range(2):
+        bed.cluster.forget_pods(CLUSTER, NAMESPACE, spec.attempt.job_id, 1, [lost])
+    bed.eventually(lambda: seen(bed, spec).pods == (), "the pod to be forgotten")
+
+
+def test_only_pods_on_the_named_nodes_are_forgotten(bed: Bed) -> None:
+    spec = a_launch(bed, free_nodes(bed, 1))
+    bed.cluster.launch(spec)
+    bed.eventually(lambda: seen(bed, spec).pods, "a pod")
+
+    bed.cluster.forget_pods(CLUSTER, NAMESPACE, spec.attempt.job_id, 1, ["hyperpod-i-0aaaaaaaaaaaaaaaa"])
+
+    assert len(seen(bed, spec).pods) == 1
+    assert seen(bed, spec).uid
+
+
+def test_a_pod_whose_node_is_cordoned_waits_unschedulable(bed: Bed) -> None:
+    node = free_nodes(bed)[0]
+    bed.cluster.cordon(CLUSTER, node.name, "inc-1")
+    spec = a_launch(bed, [node])
+
+    bed.cluster.launch(spec)
+
+    bed.eventually(lambda: [pod.reason for pod in seen(bed, spec).pods] == ["Unschedulable"], "an unschedulable pod")
+    (pod,) = seen(bed, spec).pods
+    assert (pod.phase, pod.node_name) == (PodPhase.PENDING, "")
+
+
+def test_another_attempt_of_the_job_is_another_workload(bed: Bed) -> None:
+    nodes = free_nodes(bed, 2)
+    spec = a_launch(bed, nodes[:1])
+    later = replace(spec, attempt=spec.attempt.but(attempt=2, node_names=(nodes[1].name,)))
+    bed.cluster.launch(spec)
+    bed.cluster.launch(later)
+
+    bed.cluster.stop(CLUSTER, NAMESPACE, spec.attempt.job_id, 1, 1)
+
+    bed.eventually(lambda: seen(bed, spec).pods == (), "attempt 1 to be gone")
+    assert seen(bed, later).uid
+    assert [workload.attempt for workload in bed.cluster.workloads(CLUSTER)] == [2]
+
+
+def test_a_watch_reports_changes_of_nodes_pods_and_jobs(bed: Bed) -> None:
+    node = free_nodes(bed)[0]
+    spec = a_launch(bed, [node])
+    kinds: set[str] = set()
+    steps = iter([lambda: bed.cluster.launch(spec), lambda: bed.cluster.cordon(CLUSTER, node.name, "inc-1")])
+    is_heard = threading.Event()
+
+    def on_change(kind: str) -> None:
+        kinds.add(kind)
+        if kinds == {"node", "pod", "job"}:
+            is_heard.set()
+
+    def over() -> bool:
+        next(steps, lambda: None)()
+        return is_heard.is_set()
+
+    bed.cluster.watch(CLUSTER, on_change, until=over)
+
+    assert kinds == {"node", "pod", "job"}

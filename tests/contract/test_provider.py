@@ -1,0 +1,229 @@
+"""The port Provider: the twin and the adapter on the local GPU cluster, and stubs for what only AWS answers."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError, ConnectTimeoutError, ReadTimeoutError
+
+from evenkeel.adapters.hyperpod import HyperPodProvider
+from evenkeel.domain.nodes import ProviderNode
+from evenkeel.ports import NotAllowed, NotFound, Refused, RepairAnswer, Throttled, Unreachable
+from tests.contract.beds import CLUSTER, Bed, FakeBed, on_both, tainted_machine
+
+ARN = "arn:aws:sagemaker:us-west-2:000000000000:cluster/abcdefghijkl"
+MACHINE = "i-0123456789abcdef0"
+
+
+@pytest.fixture(params=["twin", "local"])
+def bed(request: pytest.FixtureRequest) -> Iterator[Bed]:
+    if request.param == "twin":
+        yield FakeBed()
+    else:
+        yield from on_both(request.getfixturevalue("gpu_cluster"), request.param)
+
+
+def test_the_cluster_says_who_repairs(bed: Bed) -> None:
+    cluster = bed.provider.cluster()
+
+    assert (cluster.name, cluster.status) == ("research-train", "InService")
+    assert (cluster.repairs_by_itself, cluster.is_continuous) == (False, True)
+
+
+def test_every_machine_is_listed_with_its_seat_and_told_alike_alone(bed: Bed) -> None:
+    nodes = bed.provider.nodes()
+
+    assert len(nodes) == 6
+    assert len({node.logical_id for node in nodes if node.logical_id}) == 6
+    assert bed.provider.node(nodes[0].instance_id) == nodes[0]
+
+
+def test_a_machine_that_is_not_there_is_none(bed: Bed) -> None:
+    assert bed.provider.node("i-0aaaaaaaaaaaaaaaa") is None
+
+
+def test_repairs_of_a_machine_that_is_not_there_are_stale(bed: Bed) -> None:
+    assert bed.provider.reboot("i-0aaaaaaaaaaaaaaaa") is RepairAnswer.NO_SUCH_NODE
+    assert bed.provider.replace("i-0aaaaaaaaaaaaaaaa") is RepairAnswer.NO_SUCH_NODE
+
+
+def test_a_reboot_keeps_the_machine_and_changes_the_boot(bed: Bed) -> None:
+    machine = tainted_machine(bed)
+    name = f"hyperpod-{machine.instance_id}"
+    node = bed.eventually(lambda: bed.cluster.node(CLUSTER, name), "its node")
+
+    first = bed.provider.reboot(machine.instance_id)
+    second = bed.provider.reboot(machine.instance_id)
+
+    assert (first, second) == (RepairAnswer.ACCEPTED, RepairAnswer.IN_USE)
+    bed.repaired(machine.instance_id)
+
+    def back() -> bool:
+        now = bed.cluster.node(CLUSTER, name)
+        return now is not None and now.is_ready and now.boot_id != node.boot_id
+
+    bed.eventually(back, "the machine to be back from its reboot")
+    after = bed.eventually(lambda: running(bed, machine.instance_id), "a running machine")
+    assert (after.instance_id, after.logical_id) == (machine.instance_id, machine.logical_id)
+
+
+def test_a_replacement_is_a_new_life_in_the_old_seat_and_comes_up_tainted(bed: Bed) -> None:
+    machine = tainted_machine(bed)
+
+    first = bed.provider.replace(machine.instance_id)
+    second = bed.provider.replace(machine.instance_id)
+
+    assert (first, second) == (RepairAnswer.ACCEPTED, RepairAnswer.IN_USE)
+    bed.repaired(machine.instance_id)
+
+    def newcomer() -> ProviderNode | None:
+        in_seat = [node for node in bed.provider.nodes() if node.logical_id == machine.logical_id]
+        return next((n for n in in_seat if n.instance_id != machine.instance_id and n.status == "Running"), None)
+
+    after: ProviderNode = bed.eventually(newcomer, "the new machine")
+    assert after.launched_at > machine.launched_at
+    assert bed.provider.node(machine.instance_id) is None
+    assert bed.provider.replace(machine.instance_id) is RepairAnswer.NO_SUCH_NODE
+
+    node = bed.eventually(
+        lambda: (found := bed.cluster.node(CLUSTER, f"hyperpod-{after.instance_id}")) and found.is_ready and found,
+        "its node",
+    )
+    assert (node.is_awaiting_validation, node.is_schedulable) == (True, False)
+    assert bed.cluster.node(CLUSTER, f"hyperpod-{machine.instance_id}") is None
+
+
+def running(bed: Bed, instance_id: str) -> ProviderNode | None:
+    node = bed.provider.node(instance_id)
+    return node if node and node.status == "Running" else None
+
+
+# ---------------------------------------------------------------- what only AWS answers
+
+
+class StubClient:
+    """Answers every call with what a test wants."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+        self.requests: list[dict[str, Any]] = []
+
+    def _answer(self, **request: Any) -> Any:
+        self.requests.append(request)
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    batch_reboot_cluster_nodes = batch_replace_cluster_nodes = _answer
+    list_cluster_nodes = describe_cluster_node = describe_cluster = _answer
+
+
+def refusal(code: str, status: int = 400) -> ClientError:
+    return ClientError(
+        {"Error": {"Code": code, "Message": "m"}, "ResponseMetadata": {"HTTPStatusCode": status}},  # type: ignore[typeddict-item]  # only what is read
+        "BatchReplaceClusterNodes",
+    )
+
+
+def provider(*answers: Any) -> tuple[HyperPodProvider, StubClient]:
+    client = StubClient(*answers)
+    return HyperPodProvider(ARN, client, client), client
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ({"Successful": [MACHINE], "Failed": []}, RepairAnswer.ACCEPTED),
+        ({"Successful": [MACHINE]}, RepairAnswer.ACCEPTED),
+        ({"Failed": [{"NodeId": MACHINE, "ErrorCode": "InstanceIdInUse"}]}, RepairAnswer.IN_USE),
+        ({"Failed": [{"NodeId": MACHINE, "ErrorCode": "InvalidInstanceStatus"}]}, RepairAnswer.NOT_NOW),
+        ({"Failed": [{"NodeId": MACHINE, "ErrorCode": "InstanceIdNotFound"}]}, RepairAnswer.NO_SUCH_NODE),
+        ({"Failed": [{"NodeId": MACHINE, "ErrorCode": "InternalServerError"}]}, RepairAnswer.FAILED),
+        ({"Failed": [{"NodeId": MACHINE, "ErrorCode": "SomethingNew"}]}, RepairAnswer.FAILED),
+        ({"Successful": ["i-0aaaaaaaaaaaaaaaa"], "Failed": []}, RepairAnswer.UNKNOWN),
+        ({}, RepairAnswer.UNKNOWN),
+        (ReadTimeoutError(endpoint_url="x"), RepairAnswer.UNKNOWN),
+        (ConnectTimeoutError(endpoint_url="x"), RepairAnswer.UNKNOWN),
+        (refusal("InternalFailure", 500), RepairAnswer.UNKNOWN),
+        (refusal("ServiceUnavailable", 503), RepairAnswer.UNKNOWN),
+    ],
+)
+@pytest.mark.parametrize("rung", ["reboot", "replace"])
+def test_each_reply_to_a_repair_has_its_meaning(answer: Any, expected: RepairAnswer, rung: str) -> None:
+    asked, client = provider(answer)
+
+    assert getattr(asked, rung)(MACHINE) is expected
+
+    assert client.requests == [{"ClusterName": ARN, "NodeIds": [MACHINE]}]
+
+
+@pytest.mark.parametrize(
+    ("error", "meaning"),
+    [
+        (refusal("ThrottlingException"), Throttled),
+        (refusal("AccessDeniedException"), NotAllowed),
+        (refusal("ResourceNotFound"), NotFound),
+        (refusal("ValidationException"), Refused),
+        (refusal("SomethingNew"), ClientError),
+    ],
+)
+def test_a_refused_repair_had_no_effect_and_says_why(error: Exception, meaning: type[Exception]) -> None:
+    asked, _ = provider(error)
+
+    with pytest.raises(meaning):
+        asked.replace(MACHINE)
+
+
+def test_an_id_that_is_none_never_reaches_the_service() -> None:
+    asked, client = provider()
+
+    for bad in ("", "i-12345678abcdefghi", "i-0123456789ABCDEF0", "i-0123456789abcdef0 ", "*"):
+        for call in (asked.node, asked.reboot, asked.replace):
+            with pytest.raises(Refused):
+                call(bad)
+
+    assert client.requests == []
+    with pytest.raises(Refused):
+        HyperPodProvider("arn:aws:sagemaker:us-west-2:000000000000:cluster/name")
+
+
+def a_summary(number: int, **changes: Any) -> dict[str, Any]:
+    return {
+        "InstanceGroupName": "g",
+        "InstanceId": f"i-{number:017x}",
+        "InstanceType": "ml.p5.48xlarge",
+        "LaunchTime": datetime(2026, 1, 1, tzinfo=UTC),
+        "InstanceStatus": {"Status": "Running"},
+        **changes,
+    }
+
+
+def test_all_pages_are_read_and_seats_without_a_machine_are_skipped() -> None:
+    asked, client = provider(
+        {"ClusterNodeSummaries": [a_summary(1, NodeLogicalId="seat-1"), a_summary(2, InstanceId="")], "NextToken": "t"},
+        {"ClusterNodeSummaries": [a_summary(3), a_summary(4, InstanceStatus={"Status": "NotFound"})]},
+    )
+
+    nodes = asked.nodes()
+
+    assert [(node.instance_id[-1], node.logical_id) for node in nodes] == [("1", "seat-1"), ("3", None)]
+    assert [request.get("NextToken") for request in client.requests] == [None, "t"]
+    assert all(request["IncludeNodeLogicalIds"] for request in client.requests)
+
+
+def test_a_cluster_without_logical_ids_is_listed_without_and_not_asked_again() -> None:
+    asked, client = provider(refusal("ValidationException"), *[{"ClusterNodeSummaries": [a_summary(1)]}] * 2)
+
+    asked.nodes()
+    asked.nodes()
+
+    assert ["IncludeNodeLogicalIds" in request for request in client.requests] == [True, False, False]
+
+
+def test_a_node_that_cannot_be_read_is_not_taken_for_gone() -> None:
+    for error, meaning in ((refusal("ThrottlingException"), Throttled), (refusal("InternalFailure", 500), Unreachable)):
+        asked, _ = provider(error)
+        with pytest.raises(meaning):
+            asked.node(MACHINE)
