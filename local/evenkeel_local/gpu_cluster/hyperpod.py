@@ -106,7 +106,7 @@ class HyperPod:
         return answer
 
     def _taints(self, group: InstanceGroup) -> list[Json]:
-        return [{"key": taint.key, "value": taint.value, "effect": taint.effect} for taint in group.taints]
+        return [{"Key": taint.key, "Value": taint.value, "Effect": taint.effect} for taint in group.taints]
 
     def _list_clusters(self, body: Json, caller: str) -> Json:
         wanted = body.get("NameContains") or ""
