@@ -16,7 +16,6 @@ import shutil
 import signal
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -222,15 +221,6 @@ class DataCentre:
                 "secretAccessKey": self.operator.secret_access_key,
             },
         }
-
-    def control(self, method: str, path: str, document: object = None, timeout_seconds: float = 30) -> Any:
-        """Call the local cluster's control address and return its JSON answer."""
-        body = None if document is None else json.dumps(document).encode()
-        request = urllib.request.Request(
-            f"{self.cluster.control_url}{path}", data=body, method=method, headers={"Content-Type": "application/json"}
-        )
-        with urllib.request.urlopen(request, timeout=timeout_seconds) as answer:
-            return json.loads(answer.read() or b"null")
 
     def _make_checkpoints_bucket(self) -> None:
         self.deployer.client("s3").create_bucket(

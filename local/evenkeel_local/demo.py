@@ -155,7 +155,7 @@ def _recover(
     node = node_of_rank(centre, job, random.SystemRandom().randrange(WORK.nodes))
     story.chapter(f"step {strike_at}: pulling the plug on {node}")
     told.struck_at = datetime.now(UTC)
-    centre.control("POST", "/control/faults", {"fault": "gpu-xid79", "node": node})
+    centre.cluster.control("POST", "faults", {"fault": "gpu-xid79", "node": node})
     story.line(f"  {0:+7.2f}s  ✖ fault       Xid 79: a GPU fell off the bus, and the rank on it died")
     incident: dict[str, Any] = {}
 

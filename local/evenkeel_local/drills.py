@@ -171,7 +171,7 @@ def run(
     victim = dice.randrange(work.nodes)
     node = node_of_rank(centre, running, victim)
     struck_at = time.monotonic()
-    fault = centre.control("POST", "/control/faults", {"fault": drill.fault, "node": node})
+    fault = centre.cluster.control("POST", "faults", {"fault": drill.fault, "node": node})
     say(f"{drill.fault} on {node} at step {int(moment)}")
     ended = wait_for("the job to end", JOB_SECONDS, lambda: _in_state(client, job["jobId"], *ENDED))
     result.seconds["jobEnded"] = time.monotonic() - struck_at
@@ -182,7 +182,7 @@ def run(
         result.check("incident ends as it should", incident["state"] == drill.incident_ends, incident["state"])
     _check_job(result, centre, ended, uri, work)
     _check_fence(result, centre, uri)
-    centre.control("DELETE", f"/control/faults/{fault['faultId']}")
+    centre.cluster.control("DELETE", f"faults/{fault['faultId']}")
     await_whole_fleet(client, centre)
     _check_overlap(result, centre, drill, job["jobId"])
     _check_provider(result, centre, before)
@@ -206,7 +206,7 @@ def last_step(client: Client, job_id: str) -> int:
 def node_of_rank(centre: DataCentre, job: dict[str, Any], rank: int) -> str:
     """Return the name of the node that a rank of the job's current attempt runs on."""
     name = f"{job['jobId']}-a{job['currentAttempt']}"
-    pods = centre.control("GET", "/control/pods")["pods"]
+    pods = centre.cluster.control("GET", "pods")["pods"]
     return next(str(pod["node"]) for pod in pods if pod["name"].startswith(f"{name}-{rank}"))
 
 
@@ -255,7 +255,7 @@ class Counters:
 
     @classmethod
     def read(cls, centre: DataCentre) -> Counters:
-        return cls(dict(centre.control("GET", "/control/counters")["accepted"].get("replace", {})))
+        return cls(dict(centre.cluster.control("GET", "counters")["accepted"].get("replace", {})))
 
 
 # ---------------------------------------------------------------- what must hold
@@ -292,7 +292,7 @@ def _check_fence(result: Result, centre: DataCentre, uri: str) -> None:
 def _check_overlap(result: Result, centre: DataCentre, drill: Drill, job_id: str) -> None:
     """Processes of two attempts ran together only where that is allowed, and then the old one ended."""
     runs: dict[int, list[tuple[datetime, datetime]]] = {}
-    for process in centre.control("GET", f"/control/processes?job={job_id}")["processes"]:
+    for process in centre.cluster.control("GET", f"processes?job={job_id}")["processes"]:
         attempt = int(process["job"].rpartition("-a")[2])
         ended = _time(process["endedAt"]) if process["endedAt"] else datetime.now(UTC)
         runs.setdefault(attempt, []).append((_time(process["startedAt"]), ended))
