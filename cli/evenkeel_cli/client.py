@@ -148,8 +148,8 @@ def read_answer(status: int, content: bytes) -> Json:
         return document
     problem = document
     code = str(problem.get("code") or f"HTTP_{status}")
-    # The gateway itself, before it knows the API's shape, says only `message`.
-    text = str(problem.get("detail") or problem.get("message") or problem.get("Message") or f"HTTP {status}")
+    # The gateway itself, before it knows the API's shape, says only `message`; the local cluster says `error`.
+    text = str(problem.get("detail") or problem.get("message") or problem.get("error") or f"HTTP {status}")
     errors = problem.get("errors") or []
     if len(errors) > 1:
         text += "".join(f"\n  {error['field']}: {error['message']}" for error in errors)

@@ -19,8 +19,8 @@ class Noun(NamedTuple):
 
 
 NOUNS = {
-    "status": Noun("status", "One screen: what burns, whether it is handled, what the fleet and the jobs do."),
-    "why": Noun("why", "Why a job waits, moved or ended; why an incident went as it did."),
+    "status": Noun("status", "One screen: what burns, what is done, the fleet, the jobs."),
+    "why": Noun("why", "Why a job waits, moved or ended; why an incident went so."),
     "jobs": Noun("jobs", "Submit, list, show, follow and cancel training jobs."),
     "incidents": Noun("incidents", "What happened to nodes, and what was done about it."),
     "nodes": Noun("nodes", "The machines of the fleet."),

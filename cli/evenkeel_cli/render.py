@@ -6,7 +6,7 @@ import re
 import shutil
 import sys
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -51,7 +51,6 @@ class Page:
 
     stream: TextIO
     environment: Mapping[str, str]
-    now: Callable[[], datetime] = lambda: datetime.now(UTC)
     columns: int | None = None
 
     @cached_property
@@ -106,6 +105,11 @@ class Page:
     def clock(self, instant: str) -> str:
         """Say the time of day on a terminal, RFC 3339 in a pipe."""
         return f"{instant[11:19]}" if self.is_terminal else instant
+
+    def now(self) -> datetime:
+        """Return the present; `EVENKEEL_NOW` sets it, so that a picture in a document can be made again."""
+        fixed = self.environment.get("EVENKEEL_NOW")
+        return datetime.fromisoformat(fixed) if fixed else datetime.now(UTC)
 
     def seconds_since(self, instant: str) -> float:
         return (self.now() - datetime.fromisoformat(instant)).total_seconds()

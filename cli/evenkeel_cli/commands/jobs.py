@@ -28,8 +28,8 @@ def submit(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[FILE.json | -] [COMMAND…]",
-            help="A job in JSON (- reads it from standard input), or the command to run after --.",
+            metavar="JOB.json|COMMAND",
+            help="A file with a job (- reads standard input), or after -- the command that it runs.",
         ),
     ] = None,
     name: Annotated[str | None, typer.Option(help="Name of the job.")] = None,
@@ -47,7 +47,7 @@ def submit(
     key: asking.KeyOption = None,
     output: asking.OutputOption = Output.TABLE,
 ) -> None:
-    """Submit a job: from a JSON file, from options, or both (options win)."""
+    """Submit a job, from a file or from options (which win)."""
     body = _submission(words or [])
     given = {
         "name": name,
@@ -142,11 +142,13 @@ def logs(
 @app.command("wait")
 def wait(
     job: JobArgument,
-    timeout: Annotated[float | None, typer.Option(min=0, help="Seconds; then exit 124.", metavar="SECONDS")] = None,
+    timeout: Annotated[
+        float | None, typer.Option(min=0, help="How long at most; then exit 124.", metavar="SECONDS")
+    ] = None,
     until: Annotated[str, typer.Option("--for", help="`ended`, or `running`.", metavar="WHAT")] = "ended",
     output: asking.OutputOption = Output.TABLE,
 ) -> None:
-    """Wait until a job ends: exit 0 if it succeeded, 3 if not, 124 when the time is up."""
+    """Wait until a job ends, well (exit 0) or not (exit 3)."""
     if until not in ("ended", "running"):
         raise CommandFailed(Exit.USAGE, "--for takes `ended` or `running`.", code="USAGE")
     client = asking.current_client()

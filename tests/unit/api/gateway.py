@@ -1,0 +1,174 @@
+"""API Gateway in miniature: routes of the template, signed callers, the real API functions on an in-memory world."""
+
+import functools
+import importlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import yaml
+
+from evenkeel.runtime import wiring
+from evenkeel.runtime.settings import Settings
+from tests.fakes import FakeWorld
+from tests.fakes.cluster import CLUSTER
+
+ROOT = Path(__file__).resolve().parents[3]
+ACCOUNT = "000000000000"
+ANA = f"arn:aws:sts::{ACCOUNT}:assumed-role/Researcher/ana"
+FLEET = "laptop"
+
+Json = dict[str, Any]
+
+
+class _Template(yaml.SafeLoader):
+    """Reads CloudFormation's short forms as plain values."""
+
+
+def _plain(loader: yaml.SafeLoader, _tag: str, node: yaml.Node) -> Any:
+    match node:
+        case yaml.ScalarNode():
+            return loader.construct_scalar(node)
+        case yaml.SequenceNode():
+            return loader.construct_sequence(node, deep=True)
+        case yaml.MappingNode():
+            return loader.construct_mapping(node, deep=True)
+    raise AssertionError(node)
+
+
+_Template.add_multi_constructor("!", _plain)
+
+
+@dataclass(frozen=True)
+class Route:
+    method: str
+    path: str
+    function: str
+
+
+@functools.cache
+def template_routes() -> tuple[Route, ...]:
+    """Return every route of the template with the folder of the function behind it."""
+    text = (ROOT / "template.yaml").read_text(encoding="utf-8")
+    resources = yaml.load(text, _Template)["Resources"]
+    found = []
+    for resource in resources.values():
+        properties = resource.get("Properties") or {}
+        events = properties.get("Events") or {}
+        if resource["Type"] != "AWS::Serverless::Function" or not isinstance(events, dict):
+            continue
+        for event in events.values():
+            if event.get("Type") == "Api":
+                folder = str(properties["CodeUri"]).strip("/").rsplit("/", 1)[-1]
+                found.append(Route(event["Properties"]["Method"].upper(), event["Properties"]["Path"], folder))
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    headers: Mapping[str, str]
+    text: str
+
+    @property
+    def document(self) -> Json:
+        document: Json = json.loads(self.text)
+        return document
+
+
+@dataclass
+class Gateway:
+    """One stack's API."""
+
+    fakes: FakeWorld = field(default_factory=FakeWorld)
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.settings = Settings.from_environment(
+            {
+                "EVENKEEL_FLEET": FLEET,
+                "EVENKEEL_MODE": "act",
+                "EVENKEEL_DRILLS_MAY_ACT": "true",
+                "KUBERNETES_CLUSTERS": CLUSTER,
+                **self.environment,
+            }
+        )
+        fakes = self.fakes
+        self.world = wiring.World(
+            self.settings,
+            ledger=fakes.ledger,
+            cluster=fakes.cluster,
+            passes=fakes.passes,
+            clock=fakes.clock,
+            ids=fakes.ids,
+            telemetry=fakes.telemetry,
+            policy=fakes.policy,
+        )
+        self.routes = template_routes()
+
+    def call(
+        self,
+        method: str,
+        target: str,
+        body: Json | str | None = None,
+        *,
+        key: str | None = "key-1",
+        caller: str = ANA,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
+        """Answer one request as the deployed API would."""
+        url = urlsplit(target)
+        sent = {"Content-Type": "application/json", **(headers or {})}
+        if method == "POST" and key is not None:
+            sent["Idempotency-Key"] = key
+        route, parameters = self._match(method, unquote(url.path))
+        query = parse_qsl(url.query, keep_blank_values=True)
+        event = {
+            "resource": route.path,
+            "path": url.path,
+            "httpMethod": method,
+            "headers": sent,
+            "multiValueHeaders": {name: [value] for name, value in sent.items()},
+            "queryStringParameters": dict(query) or None,
+            "multiValueQueryStringParameters": {name: [value] for name, value in query} or None,
+            "pathParameters": parameters or None,
+            "stageVariables": None,
+            "requestContext": {
+                "accountId": ACCOUNT,
+                "requestId": "request-1",
+                "resourcePath": route.path,
+                "httpMethod": method,
+                "stage": "api",
+                "path": f"/api{url.path}",
+                "identity": {"userArn": caller, "sourceIp": "127.0.0.1"},
+            },
+            "body": body if isinstance(body, str) or body is None else json.dumps(body),
+            "isBase64Encoded": False,
+        }
+        handler = importlib.import_module(f"functions.{route.function}.handler").handler
+        context = SimpleNamespace(function_name=route.function, aws_request_id="invocation-1")
+        with wiring.using(self.world):
+            answer = handler(event, context)
+        given = {name: ",".join(values) for name, values in (answer.get("multiValueHeaders") or {}).items()}
+        given |= answer.get("headers") or {}
+        return Answer(int(answer["statusCode"]), given, answer.get("body") or "")
+
+    def get(self, target: str, **options: Any) -> Answer:
+        return self.call("GET", target, **options)
+
+    def post(self, target: str, body: Json | str | None = None, **options: Any) -> Answer:
+        return self.call("POST", target, {} if body is None else body, **options)
+
+    def _match(self, method: str, path: str) -> tuple[Route, dict[str, str]]:
+        for route in self.routes:
+            pattern = re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", route.path)
+            match = re.fullmatch(pattern, path)
+            if match and route.method == method:
+                return route, match.groupdict()
+        # The gateway answers this itself; a function that is asked all the same must say 404.
+        return Route(method, path, "api_read"), {}

@@ -1,0 +1,165 @@
+"""Rows as the other services write them: each builder states only what matters."""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from evenkeel.domain.decisions import Decision
+from evenkeel.domain.health.incidents import Evidence, FactKind, HurtJob, Incident, NodeFact, TimelineEntry
+from evenkeel.domain.nodes import FleetNode, NodeLife
+from evenkeel.domain.scheduling.jobs import Attempt, Job, JobSpec
+from evenkeel.domain.values import rfc3339
+from evenkeel.ports import Put, Row
+from evenkeel.services import rows
+from tests.fakes import InMemoryLedger
+from tests.fakes.cluster import CLUSTER, instance_id
+from tests.fakes.system import A_MOMENT
+
+POOL = "p5-workers"
+
+
+def ago(**parts: float) -> datetime:
+    """An instant before the moment at which tests stand."""
+    return A_MOMENT - timedelta(**parts)
+
+
+def a_life(number: int = 1) -> NodeLife:
+    return NodeLife(cluster=CLUSTER, instance_id=instance_id(number), launched_at=ago(days=3))
+
+
+def a_fleet_node(number: int = 1, **changes: Any) -> FleetNode:
+    facts: dict[str, Any] = {
+        "life": a_life(number),
+        "slot": f"{CLUSTER}/{POOL}-{number}",
+        "node_name": f"hyperpod-{instance_id(number)}",
+        "pool": POOL,
+        "instance_type": "ml.p5.48xlarge",
+        "zone": "us-west-2a",
+        "provider_status": "Running",
+        "is_ready": True,
+        "accelerators": 8,
+        "changed_at": ago(hours=1),
+    }
+    return FleetNode.model_validate({**facts, **changes})
+
+
+def a_job(number: int = 1, **changes: Any) -> Job:
+    spec = JobSpec(
+        name=f"llama-{number}",
+        image="registry/trainer:1",
+        command=("python", "-m", "train"),
+        nodes=2,
+        checkpoint_uri="s3://checkpoints/llama",
+    )
+    facts: dict[str, Any] = {
+        "job_id": f"job-{number:010d}",
+        "spec": spec,
+        "state": "PENDING",
+        "reason": "",
+        "submitted_at": ago(minutes=30 - number),
+        "submitted_by": "role/Researcher (ana)",
+        "cluster": CLUSTER,
+        "namespace": "evenkeel-jobs",
+    }
+    return Job.model_validate({**facts, **changes})
+
+
+def an_attempt(job: Job, number: int = 1, nodes: tuple[int, ...] = (1, 2), **changes: Any) -> Attempt:
+    facts: dict[str, Any] = {
+        "job_id": job.job_id,
+        "attempt": number,
+        "state": "RUNNING",
+        "cluster": CLUSTER,
+        "namespace": job.namespace,
+        "pool": POOL,
+        "nodes": tuple(a_life(n) for n in nodes),
+        "node_names": tuple(f"hyperpod-{instance_id(n)}" for n in nodes),
+        "accelerators": 8 * len(nodes),
+        "admitted_at": ago(minutes=20),
+    }
+    return Attempt.model_validate({**facts, **changes})
+
+
+def an_incident(number: int = 1, **changes: Any) -> Incident:
+    facts: dict[str, Any] = {
+        "incident_id": f"inc-{number:010d}",
+        "life": a_life(number),
+        "slot": f"{CLUSTER}/{POOL}-{number}",
+        "node_name": f"hyperpod-{instance_id(number)}",
+        "pool": POOL,
+        "instance_type": "ml.p5.48xlarge",
+        "state": "RECOVERING",
+        "severity": "critical",
+        "fault_key": "xid:79",
+        "first_signal_at": ago(minutes=12),
+        "opened_at": ago(minutes=12),
+        "mode": "act",
+    }
+    return Incident.model_validate({**facts, **changes})
+
+
+def a_decision(number: int, subject: str, **changes: Any) -> Decision:
+    facts: dict[str, Any] = {
+        "decision_id": f"dec-{number:010d}",
+        "kind": "RECOVERY",
+        "subject": subject,
+        "action": "ACT",
+        "reason": "Xid 79 calls for a replacement.",
+        "policy_hash": "0123456789ab",
+        "mode": "act",
+        "decided_at": ago(minutes=12 - number / 60),
+    }
+    return Decision.model_validate({**facts, **changes})
+
+
+def some_evidence(incident: Incident, **changes: Any) -> Evidence:
+    fact = NodeFact(
+        kind=FactKind.SICKENED,
+        source="hyperpod.node-health",
+        instance_id=incident.life.instance_id,
+        fault_key=incident.fault_key,
+        code="NvidiaErrorTerminate",
+        observed_at=incident.first_signal_at,
+        envelope_id="83eaffff-1111-2222-3333-444455556666",
+        detail="NVRM: Xid (PCI:0000:b3:00): 79, GPU has fallen off the bus.",
+    )
+    return Evidence(incident_id=incident.incident_id, fact=fact.but(**changes), joined_at=ago(minutes=12), opened=True)
+
+
+def hurt(job: Job, attempt: int = 1) -> tuple[HurtJob, ...]:
+    return (HurtJob(job_id=job.job_id, attempt=attempt),)
+
+
+def told(ledger: InMemoryLedger, subject: str, *entries: tuple[datetime, str, str]) -> None:
+    """Store a story."""
+    for number, (at, kind, text) in enumerate(entries):
+        entry = TimelineEntry(at=at, kind=kind, text=text, writer="test")
+        ledger.commit(Put(rows.timeline_row(subject, entry, str(number))))
+
+
+def stored(ledger: InMemoryLedger, *things: object) -> None:
+    """Store things under the keys that they have in the ledger."""
+    for thing in things:
+        ledger.commit(Put(_row(thing)))
+
+
+def heartbeats(ledger: InMemoryLedger, at: datetime = A_MOMENT) -> None:
+    for function in ("schedule_jobs", "sweep_fleet", "watch_cluster"):
+        ledger.commit(Put(Row(rows.heartbeat_key(function), {"at": rfc3339(at)})))
+
+
+def _row(thing: object) -> Row:
+    match thing:
+        case Job():
+            return rows.job_row(thing, 0)
+        case Attempt():
+            return rows.attempt_row(thing, 0)
+        case Incident():
+            return rows.incident_row(thing, 0)
+        case Evidence():
+            return rows.evidence_row(thing)
+        case Decision():
+            return rows.decision_row(thing)
+        case FleetNode():
+            life = thing.life
+            return rows.node_row(life.cluster, life.instance_id, thing.to_json(), 0, None)
+    raise AssertionError(f"no row for {thing!r}")

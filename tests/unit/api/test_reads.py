@@ -1,0 +1,356 @@
+"""What the read models say, from the rows that the other services write."""
+
+from datetime import timedelta
+
+import pytest
+
+from evenkeel.domain.decisions import Alternative
+from evenkeel.domain.health.incidents import IncidentState, StageTimes
+from evenkeel.domain.scheduling.jobs import ResumeOption, ResumePlan, ResumePoint
+from tests.fakes.system import A_MOMENT
+from tests.unit.api.gateway import Gateway
+from tests.unit.api.seeds import (
+    a_decision,
+    a_fleet_node,
+    a_job,
+    a_life,
+    ago,
+    an_attempt,
+    an_incident,
+    heartbeats,
+    hurt,
+    some_evidence,
+    stored,
+    told,
+)
+
+
+def job_ids(answer: dict[str, object]) -> list[str]:
+    items = answer["items"]
+    assert isinstance(items, list)
+    return [item["jobId"] for item in items]
+
+
+def test_jobs_are_listed_newest_first_over_all_states(gateway: Gateway) -> None:
+    states = ["PENDING", "RUNNING", "SUCCEEDED", "FAILED", "RUNNING"]
+    stored(gateway.fakes.ledger, *(a_job(n, state=state) for n, state in enumerate(states, 1)))
+
+    answer = gateway.get("/v1/jobs").document
+
+    assert job_ids(answer) == [f"job-{n:010d}" for n in (5, 4, 3, 2, 1)]
+    assert answer["nextPageToken"] is None
+
+
+def test_a_filter_by_states_keeps_only_those(gateway: Gateway) -> None:
+    states = ["PENDING", "RUNNING", "SUCCEEDED"]
+    stored(gateway.fakes.ledger, *(a_job(n, state=state) for n, state in enumerate(states, 1)))
+
+    assert job_ids(gateway.get("/v1/jobs?state=RUNNING,PENDING").document) == ["job-0000000002", "job-0000000001"]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 200])
+def test_pages_put_together_are_the_whole_list_once(gateway: Gateway, size: int) -> None:
+    states = ["PENDING", "RUNNING", "SUCCEEDED", "FAILED"]
+    stored(gateway.fakes.ledger, *(a_job(n, state=states[n % 4]) for n in range(1, 21)))
+
+    seen: list[str] = []
+    token = ""
+    while True:
+        page = gateway.get(f"/v1/jobs?pageSize={size}" + (f"&nextPageToken={token}" if token else "")).document
+        seen += job_ids(page)
+        token = page["nextPageToken"]
+        if not token:
+            break
+
+    assert seen == [f"job-{n:010d}" for n in range(20, 0, -1)]
+
+
+def test_a_job_that_changes_its_state_between_two_pages_is_neither_lost_nor_doubled(gateway: Gateway) -> None:
+    ledger = gateway.fakes.ledger
+    stored(ledger, *(a_job(n, state="PENDING") for n in range(1, 7)))
+    first = gateway.get("/v1/jobs?pageSize=3").document
+    for number in (2, 5):
+        row = ledger.rows.pop(next(key for key in ledger.rows if key.pk == f"JOB#job-{number:010d}"))
+        stored(ledger, a_job(number, state="RUNNING").but(submitted_at=row.doc["submittedAt"]))
+    stored(ledger, a_job(9))
+
+    second = gateway.get(f"/v1/jobs?pageSize=3&nextPageToken={first['nextPageToken']}").document
+
+    assert job_ids(second) == ["job-0000000003", "job-0000000002", "job-0000000001"]
+
+
+def test_the_token_of_one_list_does_not_open_another(gateway: Gateway) -> None:
+    stored(gateway.fakes.ledger, *(a_job(n) for n in range(1, 4)))
+    token = gateway.get("/v1/jobs?pageSize=1").document["nextPageToken"]
+
+    assert gateway.get(f"/v1/jobs?state=PENDING&nextPageToken={token}").document["code"] == "BAD_PAGE_TOKEN"
+
+
+def test_a_job_is_shown_with_its_attempts_newest_first(gateway: Gateway) -> None:
+    job = a_job(1, state="RUNNING", current_attempt=2)
+    point = ResumePoint(attempt=1, step=12, manifest="attempt=1/step=000000012/manifest.json")
+    lost = an_attempt(job, 1, state="LOST", reason="Its node failed.")
+    again = an_attempt(job, 2, nodes=(3, 2), is_pinned=True, resume_from=point)
+    stored(gateway.fakes.ledger, job, lost, again)
+
+    attempts = gateway.get(f"/v1/jobs/{job.job_id}").document["attempts"]
+
+    assert [(a["attempt"], a["state"]) for a in attempts] == [(2, "RUNNING"), (1, "LOST")]
+    assert attempts[0]["resumeFrom"]["step"] == 12
+    assert [node["instanceId"] for node in attempts[0]["nodes"]] == [a_life(3).instance_id, a_life(2).instance_id]
+
+
+def test_a_read_is_answered_304_while_nothing_changed(gateway: Gateway) -> None:
+    stored(gateway.fakes.ledger, a_job(1))
+    first = gateway.get("/v1/jobs/job-0000000001")
+    same = gateway.get("/v1/jobs/job-0000000001", headers={"If-None-Match": first.headers["ETag"]})
+    status = gateway.get("/v1/status")
+    gateway.fakes.clock.advance(0.5)
+    status_again = gateway.get("/v1/status", headers={"If-None-Match": status.headers["ETag"]})
+
+    assert (same.status, same.text) == (304, "")
+    assert status_again.status == 304
+
+
+def test_logs_of_the_latest_attempt_come_from_the_cluster(gateway: Gateway) -> None:
+    job = a_job(1)
+    stored(gateway.fakes.ledger, job)
+    early = gateway.get(f"/v1/jobs/{job.job_id}/logs")
+
+    assert (early.status, early.document["detail"]) == (404, f"{job.job_id} has not started yet, so it has no log.")
+
+
+def test_a_rank_that_the_job_does_not_have_is_refused(gateway: Gateway) -> None:
+    job = a_job(1, state="RUNNING", current_attempt=1)
+    stored(gateway.fakes.ledger, job, an_attempt(job))
+
+    answer = gateway.get(f"/v1/jobs/{job.job_id}/logs?rank=2")
+
+    assert (answer.status, answer.document["code"]) == (400, "REFUSED")
+    assert "ranks are 0 to 1" in answer.document["detail"]
+
+
+def test_an_incident_is_shown_with_both_lanes_evidence_and_stage_times(gateway: Gateway) -> None:
+    job = a_job(1, state="RUNNING", current_attempt=2)
+    stages = StageTimes(
+        detected_at=ago(minutes=12),
+        planned_at=ago(minutes=11, seconds=58),
+        cordoned_at=ago(minutes=11, seconds=57),
+        repair_asked_at=ago(minutes=11, seconds=50),
+    )
+    incident = an_incident(1, hurt_jobs=hurt(job), repairs=("replace",), stages=stages)
+    stored(gateway.fakes.ledger, job, incident, some_evidence(incident), a_decision(1, incident.incident_id))
+
+    shown = gateway.get(f"/v1/incidents/{incident.incident_id}").document
+
+    assert (shown["nodeLane"]["phase"], shown["nodeLane"]["status"]) == ("replacing", "working")
+    assert [(lane["phase"], lane["status"]) for lane in shown["jobLanes"]] == [("running again", "ok")]
+    assert [(step["stage"], step["seconds"]) for step in shown["took"]] == [
+        ("detected", 0.0),
+        ("planned", 2.0),
+        ("cordoned", 1.0),
+        ("repair asked", 7.0),
+    ]
+    assert shown["evidence"][0]["faultKey"] == "xid:79"
+    assert [decision["decisionId"] for decision in shown["decisions"]] == ["dec-0000000001"]
+
+
+def test_a_timeline_is_told_in_the_order_of_time(gateway: Gateway) -> None:
+    incident = an_incident(1)
+    stored(gateway.fakes.ledger, incident)
+    told(
+        gateway.fakes.ledger,
+        incident.incident_id,
+        (ago(minutes=11), "decided", "Replace it."),
+        (ago(minutes=12), "sickened", "Xid 79."),
+    )
+
+    entries = gateway.get(f"/v1/incidents/{incident.incident_id}/timeline").document["entries"]
+
+    assert [entry["kind"] for entry in entries] == ["sickened", "decided"]
+
+
+def test_why_of_a_recovering_job_names_the_resume_decision_and_what_was_weighed(gateway: Gateway) -> None:
+    plan = ResumePlan(
+        incident_id="inc-0000000001",
+        after_attempt=1,
+        option=ResumeOption.FREE_NODE,
+        decision_id="dec-0000000007",
+        planned_at=ago(minutes=2),
+    )
+    job = a_job(1, state="PENDING", current_attempt=1, resume_plan=plan, reason="Waits for a free node")
+    weighed = a_decision(
+        7,
+        "inc-0000000001",
+        kind="RESUME",
+        action="FREE_NODE",
+        reason="A free node is ready now.",
+        alternatives=(Alternative(option="WAIT_FOR_REPAIR", why_not="The repair takes longer.", expected_seconds=960),),
+    )
+    stored(gateway.fakes.ledger, job, weighed, a_decision(1, job.job_id, kind="ADMISSION"))
+
+    why = gateway.get(f"/v1/jobs/{job.job_id}/why").document
+
+    assert why["sentence"] == "It waits for capacity to run again, after attempt 1. Waits for a free node."
+    assert why["decision"]["decisionId"] == "dec-0000000007"
+    assert [(item["option"], item["chosen"]) for item in why["considered"]] == [
+        ("FREE_NODE", True),
+        ("WAIT_FOR_REPAIR", False),
+    ]
+    assert why["evidence"]["incident"] == "inc-0000000001"
+
+
+@pytest.mark.parametrize("state", ["PENDING", "STARTING", "RUNNING", "STOPPING", "SUCCEEDED", "FAILED", "CANCELLED"])
+def test_every_state_of_a_job_has_a_sentence(gateway: Gateway, state: str) -> None:
+    stored(gateway.fakes.ledger, a_job(1, state=state, reason="Because."))
+
+    why = gateway.get("/v1/jobs/job-0000000001/why").document
+
+    assert why["sentence"].endswith("Because.")
+
+
+@pytest.mark.parametrize("state", list(IncidentState))
+def test_every_state_of_an_incident_has_a_sentence(gateway: Gateway, state: IncidentState) -> None:
+    incident = an_incident(1, state=state, outcome="That was it")
+    stored(gateway.fakes.ledger, incident, a_decision(1, incident.incident_id))
+
+    why = gateway.get(f"/v1/incidents/{incident.incident_id}/why").document
+
+    assert why["sentence"].startswith(f"{incident.node_name} showed ")
+    assert why["decision"]["reason"] == "Xid 79 calls for a replacement."
+
+
+def test_a_decision_is_given_whole(gateway: Gateway) -> None:
+    decision = a_decision(1, "inc-0000000001", facts={"rungs": ["replace"]})
+    stored(gateway.fakes.ledger, decision)
+
+    assert gateway.get("/v1/decisions/dec-0000000001").document == decision.to_json()
+
+
+# ---------------------------------------------------------------- nodes and status
+
+
+@pytest.mark.parametrize(
+    ("changes", "state"),
+    [
+        ({}, "IN_SERVICE"),
+        ({"is_ready": False, "not_ready_since": ago(minutes=1)}, "NOT_READY"),
+        ({"is_ready": False, "node_name": ""}, "STARTING"),
+        ({"is_awaiting_validation": True}, "STARTING"),
+        ({"is_cordoned": True}, "CORDONED"),
+        ({"is_cordoned": True, "incident_id": "inc-0000000009"}, "QUARANTINED"),
+        ({"is_gone": True}, "GONE"),
+    ],
+)
+def test_a_node_is_judged_by_what_was_seen_of_it(gateway: Gateway, changes: dict[str, object], state: str) -> None:
+    stored(gateway.fakes.ledger, a_fleet_node(1, **changes))
+
+    shown = gateway.get(f"/v1/nodes/{a_life(1).instance_id}").document
+    listed = gateway.get("/v1/nodes").document["items"]
+
+    assert shown["state"] == state
+    assert [node["state"] for node in listed] == [state]
+
+
+def test_a_node_with_an_open_incident_is_in_repair(gateway: Gateway) -> None:
+    stored(gateway.fakes.ledger, a_fleet_node(1, is_cordoned=True), an_incident(1))
+
+    items = gateway.get("/v1/nodes").document["items"]
+
+    assert [(node["state"], node["incidentId"]) for node in items] == [("REPAIRING", "inc-0000000001")]
+
+
+def test_a_quiet_fleet_is_ok(gateway: Gateway) -> None:
+    ledger = gateway.fakes.ledger
+    heartbeats(ledger)
+    stored(
+        ledger,
+        a_fleet_node(1, accelerators_in_use=8),
+        a_fleet_node(2),
+        a_job(1, state="RUNNING", started_at=ago(hours=2)),
+    )
+
+    status = gateway.get("/v1/status").document
+
+    assert (status["health"], status["reasons"]) == ("OK", [])
+    assert status["nodes"] == {
+        "total": 2,
+        "pools": [
+            {
+                "cluster": "research-eks",
+                "pool": "p5-workers",
+                "kind": "committed",
+                "total": 2,
+                "states": {"IN_SERVICE": 2},
+            }
+        ],
+    }
+    assert status["gpus"] == {"total": 16, "inService": 16, "inUse": 8, "free": 8}
+    assert status["jobs"]["classes"] == [
+        {
+            "priorityClass": None,
+            "running": 1,
+            "pending": 0,
+            "averageRunSeconds": 7200,
+            "longestRunSeconds": 7200,
+            "averageWaitSeconds": None,
+            "longestWaitSeconds": None,
+        }
+    ]
+
+
+def test_a_recovery_at_work_degrades_the_fleet(gateway: Gateway) -> None:
+    heartbeats(gateway.fakes.ledger)
+    stored(gateway.fakes.ledger, a_fleet_node(1, is_cordoned=True), an_incident(1))
+
+    status = gateway.get("/v1/status").document
+
+    assert (status["health"], status["reasons"]) == ("DEGRADED", ["1 incident working"])
+    assert (status["incidents"]["working"], status["incidents"]["needYou"]) == (1, 0)
+
+
+def test_silence_of_a_scheduled_function_is_critical(gateway: Gateway) -> None:
+    heartbeats(gateway.fakes.ledger, A_MOMENT - timedelta(minutes=11))
+
+    status = gateway.get("/v1/status").document
+
+    assert status["health"] == "CRITICAL"
+    assert "no heartbeat from schedule_jobs, sweep_fleet, watch_cluster" in status["reasons"][0]
+
+
+def test_an_incident_that_waits_for_a_person_needs_one_until_its_node_is_back(gateway: Gateway) -> None:
+    ledger = gateway.fakes.ledger
+    heartbeats(ledger)
+    incident = an_incident(1, state="WAITING_FOR_PERSON", outcome="Every rung was used.")
+    stored(ledger, incident, a_fleet_node(1, is_cordoned=True, incident_id=incident.incident_id))
+    before = gateway.get("/v1/status").document
+    ledger.rows.pop(next(key for key in ledger.rows if key.pk.startswith("NODE#")))
+    stored(ledger, a_fleet_node(1))
+    after = gateway.get("/v1/status").document
+
+    assert (before["health"], before["incidents"]["needYou"]) == ("CRITICAL", 1)
+    assert (after["health"], after["incidents"]["needYou"]) == ("OK", 0)
+
+
+def test_an_incident_whose_job_is_not_back_needs_a_person(gateway: Gateway) -> None:
+    ledger = gateway.fakes.ledger
+    heartbeats(ledger)
+    job = a_job(1, state="PENDING", current_attempt=1)
+    stored(ledger, job, a_fleet_node(1), an_incident(1, state="WAITING_FOR_PERSON", hurt_jobs=hurt(job)))
+
+    assert gateway.get("/v1/status").document["incidents"]["needYou"] == 1
+
+
+def test_a_held_fleet_says_so(gateway: Gateway) -> None:
+    heartbeats(gateway.fakes.ledger)
+    gateway.post("/v1/clusters/laptop/automation/hold", {"reason": "network work", "forSeconds": 60})
+
+    status = gateway.get("/v1/status").document
+
+    assert (status["health"], status["reasons"]) == ("DEGRADED", ["automation is held"])
+
+
+def test_the_policy_in_force_is_shown_with_its_hash(gateway: Gateway) -> None:
+    shown = gateway.get("/v1/clusters/laptop/policy").document
+
+    assert (shown["hash"], shown["policy"]["name"]) == (gateway.fakes.policy.hash, "production")

@@ -1,0 +1,52 @@
+"""The template's routes, the functions' routes and docs/api.md say the same."""
+
+import importlib
+import re
+
+import pytest
+
+from evenkeel.runtime.api import PROBLEMS
+from tests.unit.api.gateway import ROOT, template_routes
+
+FUNCTIONS = ("api_read", "api_submit", "api_operate", "api_admin")
+
+
+def routes_of(function: str) -> set[tuple[str, str]]:
+    app = importlib.import_module(f"functions.{function}.handler").app
+    routes = [*app._static_routes, *app._dynamic_routes]
+    return {(route.method, re.sub(r"<\w+>", "{}", route.path)) for route in routes}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_the_template_sends_a_function_exactly_the_routes_that_it_has(function: str) -> None:
+    sent = {
+        (route.method, re.sub(r"\{\w+\}", "{}", route.path))
+        for route in template_routes()
+        if route.function == function
+    }
+
+    assert routes_of(function) == sent
+
+
+def test_the_document_lists_every_route() -> None:
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    listed = {
+        (method, re.sub(r"\{\w+\}", "{}", path)) for method, path in re.findall(r"`(GET|POST) (/v1/[^`?]*)[^`]*`", text)
+    }
+
+    assert listed == set().union(*(routes_of(function) for function in FUNCTIONS))
+
+
+def test_the_document_lists_every_problem_code() -> None:
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    listed = {(code, int(status)) for status, code in re.findall(r"^\| (\d{3}) \| `([A-Z_]+)`", text, re.MULTILINE)}
+
+    assert listed == {(code, kind.status) for code, kind in PROBLEMS.items()}
+
+
+@pytest.mark.parametrize("code", PROBLEMS)
+def test_every_problem_has_a_title_and_a_hint(code: str) -> None:
+    kind = PROBLEMS[code]
+
+    assert kind.title
+    assert kind.hint.endswith((".", ")"))
