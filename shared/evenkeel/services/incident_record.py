@@ -48,6 +48,21 @@ def amend(ledger: Ledger, incident_id: str, change: Change) -> Incident:
     raise Conflict(f"incident {incident_id} kept changing")
 
 
+def amend_once(ledger: Ledger, incident_id: str, change: Change) -> Incident:
+    """Change an incident in one commit, without deciding anew: a conflict is the caller's news.
+
+    Raises:
+        Conflict: somebody else was first.
+    """
+    incident, version = load(ledger, incident_id)
+    changed = change(incident)
+    if changed is None:
+        return incident
+    after, writes = changed
+    ledger.commit(Put(rows.incident_row(after, version)), *writes)
+    return after
+
+
 def told(subject: str, kind: str, text: str, *, at: datetime, writer: str, decision_id: str = "") -> Put:
     """Return the write of one line of a story."""
     return Put(told_row(subject, kind, text, at=at, writer=writer, decision_id=decision_id))

@@ -1,0 +1,20 @@
+"""State CordonNode of recover_node: keep new pods off a suspect node."""
+
+from evenkeel.runtime import entry, wiring
+from evenkeel.services import cordon_node
+
+
+@entry.task
+def handler(event: entry.Json, _context: entry.Context) -> entry.Json:
+    request = cordon_node.Request.model_validate(event)
+    world = wiring.world()
+    outcome = cordon_node.run(
+        request,
+        ledger=world.ledger,
+        cluster=world.cluster,
+        telemetry=world.telemetry,
+        mode=world.settings.mode,
+        drills_may_act=world.settings.drills_may_act,
+        now=world.clock.now(),
+    )
+    return outcome.to_json()

@@ -1,0 +1,18 @@
+"""State SettleIncident of recover_node: close the incident and, if need be, call a person."""
+
+from evenkeel.runtime import entry, wiring
+from evenkeel.services import settle_incident
+
+
+@entry.task
+def handler(event: entry.Json, _context: entry.Context) -> entry.Json:
+    request = settle_incident.Request.model_validate(event)
+    world = wiring.world()
+    outcome = settle_incident.run(
+        request,
+        ledger=world.ledger,
+        pager=world.pager,
+        telemetry=world.telemetry,
+        now=world.clock.now(),
+    )
+    return outcome.to_json()

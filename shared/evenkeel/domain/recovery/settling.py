@@ -1,0 +1,69 @@
+"""How an incident ends."""
+
+from evenkeel.domain.health.incidents import IncidentState
+from evenkeel.domain.recovery.plan import calls_for_person
+from evenkeel.domain.values import Value
+
+
+class Ended(Value):
+    """How one part of a recovery ended."""
+
+    outcome: str
+    reason: str = ""
+
+
+class Settling(Value):
+    """The end of an incident, and whether a person is called."""
+
+    state: IncidentState
+    reason: str
+
+    @property
+    def pages(self) -> bool:
+        """Whether somebody has to look."""
+        return self.state in PAGED
+
+
+PAGED = (IncidentState.WAITING_FOR_PERSON, IncidentState.JOB_NOT_BACK, IncidentState.FAILED)
+
+_PLANNED = {
+    "OBSERVE": IncidentState.OBSERVED,
+    "NOTHING": IncidentState.OBSERVED,
+    "STAND_DOWN": IncidentState.STOOD_DOWN,
+}
+_GOOD_NODE = ("RETURNED", "NOT_OURS", "GONE", "NOT_NEEDED")
+_GOOD_JOBS = ("JOBS_BACK", "QUEUED", "NO_JOBS")
+
+
+def settle(fault_key: str, plan: Ended | None, node: Ended | None, jobs: Ended | None, failure: str) -> Settling:
+    """Decide how an incident ends. The worst part decides, and no failure ends well.
+
+    Args:
+        fault_key: Its fault.
+        plan: The plan's outcome; None where there was no plan.
+        node: How the node branch ended; None where it did not run.
+        jobs: How the job branch ended; None where it did not run.
+        failure: Why the workflow itself failed; empty where it did not.
+    """
+    if failure:
+        return Settling(state=IncidentState.FAILED, reason=f"Evenkeel failed: {failure}")
+    if plan is not None and plan.outcome in _PLANNED:
+        if plan.outcome == "NOTHING" and calls_for_person(fault_key):
+            return Settling(state=IncidentState.WAITING_FOR_PERSON, reason=plan.reason)
+        return Settling(state=_PLANNED[plan.outcome], reason=plan.reason)
+    if plan is None or node is None or jobs is None:
+        return Settling(state=IncidentState.FAILED, reason="Evenkeel failed: its workflow ended without an outcome.")
+    both = f"{node.reason} {jobs.reason}".strip()
+    if node.outcome not in (*_GOOD_NODE, "WAITING_FOR_PERSON", "STOOD_DOWN"):
+        return Settling(state=IncidentState.FAILED, reason=f"The node branch failed: {both}")
+    if jobs.outcome not in (*_GOOD_JOBS, "DEADLINE_PASSED"):
+        return Settling(
+            state=IncidentState.FAILED, reason=f"The job branch failed: {jobs.reason} {node.reason}".strip()
+        )
+    if node.outcome == "WAITING_FOR_PERSON":
+        return Settling(state=IncidentState.WAITING_FOR_PERSON, reason=both)
+    if jobs.outcome == "DEADLINE_PASSED":
+        return Settling(state=IncidentState.JOB_NOT_BACK, reason=f"{jobs.reason} {node.reason}".strip())
+    if node.outcome == "STOOD_DOWN":
+        return Settling(state=IncidentState.STOOD_DOWN, reason=both)
+    return Settling(state=IncidentState.RECOVERED, reason=both)

@@ -1,0 +1,192 @@
+"""State PlanRecovery of recover_node: what is to be done about this node, and may we?"""
+
+from datetime import datetime
+
+from evenkeel.domain.decisions import Decision
+from evenkeel.domain.health.faults import look_up
+from evenkeel.domain.health.incidents import Incident, IncidentState, RecoveryBrief
+from evenkeel.domain.health.intake import ladder_of
+from evenkeel.domain.nodes import KubernetesNode, ProviderCluster
+from evenkeel.domain.policy import Mode, Policy
+from evenkeel.domain.recovery.plan import PlanFacts, PlanOutcome, RecoveryPlan, plan_recovery
+from evenkeel.domain.recovery.seats import SeatNow, look
+from evenkeel.domain.values import Value
+from evenkeel.ports import Cluster, Ids, Ledger, NotFound, Provider, Put, Telemetry, Write
+from evenkeel.services import incident_record, rows
+
+WRITER = "plan_recovery"
+
+
+class Request(Value):
+    """One run of the recovery of one incident."""
+
+    schema_version: int = 1
+    incident_id: str
+    run: int
+
+
+class Outcome(Value):
+    """The plan, as the workflow needs it."""
+
+    outcome: PlanOutcome
+    repairs_node: bool
+    settle_seconds: int
+    max_repairs: int
+    decision_id: str
+    reason: str
+
+
+def run(
+    request: Request,
+    *,
+    ledger: Ledger,
+    cluster: Cluster,
+    provider: Provider,
+    ids: Ids,
+    telemetry: Telemetry,
+    policy: Policy,
+    mode: Mode,
+    drills_may_act: bool,
+    now: datetime,
+) -> Outcome:
+    """Decide what to do about an incident, and record the decision with the incident's move to RECOVERING.
+
+    Idempotent: yes, a run's plan is stored with its incident and given again.
+    """
+    incident, _ = incident_record.load(ledger, request.incident_id)
+    told = _already(incident, request)
+    if told:
+        return told
+    nodes = cluster.nodes(incident.life.cluster)
+    seat = look(
+        incident.life, incident.slot, incident.pool, records=provider.nodes(), nodes=nodes, since=incident.opened_at
+    )
+    decision_id = ids.new("dec")
+    settings = _settings(provider)
+
+    def change(current: Incident) -> tuple[Incident, list[Write]] | None:
+        if _already(current, request):
+            return None
+        facts = _facts(current, seat, settings, cluster, mode=mode, drills_may_act=drills_may_act)
+        plan = plan_recovery(facts, policy.repair)
+        planned = _planned(current, plan, seat.patient.node, request.run, decision_id, mode, now)
+        decision = Decision(
+            decision_id=decision_id,
+            kind="RECOVERY",
+            subject=current.incident_id,
+            action=plan.intent,
+            reason=plan.reason,
+            alternatives=plan.alternatives,
+            facts=facts.to_json(),
+            policy_hash=policy.hash,
+            mode=mode,
+            simulated=plan.outcome is PlanOutcome.OBSERVE,
+            decided_at=now,
+        )
+        line = incident_record.told(
+            current.incident_id, "decided", plan.reason, at=now, writer=WRITER, decision_id=decision_id
+        )
+        return planned, [Put(rows.decision_row(decision)), line]
+
+    after = incident_record.amend(ledger, request.incident_id, change)
+    outcome = _already(after, request)
+    assert outcome
+    telemetry.count("RecoveriesPlanned", outcome=outcome.outcome)
+    telemetry.info("RecoveryPlanned", decisionId=outcome.decision_id, outcome=outcome.outcome, reason=outcome.reason)
+    return outcome
+
+
+def _already(incident: Incident, request: Request) -> Outcome | None:
+    """Return the plan that this run was given before; "nothing" where the incident is over or another run's."""
+    brief = incident.plan
+    if brief is not None and brief.run == request.run:
+        return Outcome.model_validate(brief.model_dump(exclude={"run", "owner"}))
+    if not incident.state.is_settled and request.run >= incident.run:
+        return None
+    over = "it is settled" if incident.state.is_settled else f"run {incident.run} took over"
+    return Outcome(
+        outcome=PlanOutcome.NOTHING,
+        repairs_node=False,
+        settle_seconds=0,
+        max_repairs=0,
+        decision_id="",
+        reason=f"Nothing is left to do: {over}.",
+    )
+
+
+def _settings(provider: Provider) -> ProviderCluster | None:
+    try:
+        return provider.cluster()
+    except NotFound:
+        return None  # a fleet without a HyperPod half
+
+
+def _facts(
+    incident: Incident,
+    seat: SeatNow,
+    settings: ProviderCluster | None,
+    cluster: Cluster,
+    *,
+    mode: Mode,
+    drills_may_act: bool,
+) -> PlanFacts:
+    node = seat.patient.node
+    fault = look_up(incident.fault_key)
+    recovered = incident.recovered_at
+    # Only a fault that can wait for its node's work asks whether there is any: it costs a list of all pods.
+    can_wait = fault.drain_seconds >= _CAN_WAIT_SECONDS and node is not None
+    in_use = cluster.accelerators_in_use(incident.life.cluster) if can_wait else {}
+    return PlanFacts(
+        fault_key=incident.fault_key,
+        ladder=ladder_of(incident),
+        sources=incident.sources,
+        has_recovered=recovered is not None and recovered > (incident.last_signal_at or incident.first_signal_at),
+        mode=mode,
+        is_drill=incident.is_drill,
+        drills_may_act=drills_may_act,
+        life_is_over=not seat.patient.is_there or (seat.successor is not None and seat.patient.record is None),
+        is_hyperpod=seat.patient.record is not None or incident.slot != incident.life.key,
+        hyperpod_repairs=settings.repairs_by_itself if settings else False,
+        cluster_status=settings.status if settings else "",
+        node_status=seat.patient.record.status if seat.patient.record else "",
+        is_persons_cordon=node is not None and node.is_cordoned and node.incident_id is None,
+        is_busy=bool(node and in_use.get(node.name, 0)),
+    )
+
+
+_CAN_WAIT_SECONDS = 86_400
+"""The drain class `job_end`."""
+
+
+def _planned(
+    incident: Incident,
+    plan: RecoveryPlan,
+    node: KubernetesNode | None,
+    run_number: int,
+    decision_id: str,
+    mode: Mode,
+    now: datetime,
+) -> Incident:
+    brief = RecoveryBrief(
+        run=run_number,
+        outcome=plan.outcome,
+        repairs_node=plan.repairs_node,
+        owner=plan.owner,
+        settle_seconds=plan.settle_seconds,
+        max_repairs=plan.max_repairs,
+        decision_id=decision_id,
+        reason=plan.reason,
+    )
+    acts = plan.outcome is PlanOutcome.ACT
+    return incident.but(
+        state=IncidentState.RECOVERING,
+        run=run_number,
+        mode=mode,
+        plan=brief,
+        node_branch="STOOD_DOWN" if acts and not plan.repairs_node else "",
+        # What the event could not say is filled in from the node itself.
+        node_name=incident.node_name or (node.name if node else ""),
+        boot_id=incident.boot_id or (node.boot_id if node else ""),
+        pool=incident.pool or (node.pool if node else ""),
+        instance_type=incident.instance_type or (node.instance_type if node else ""),
+    ).at_stage("planned_at", now)

@@ -1,0 +1,223 @@
+"""State PlanResume of recover_node: choose for each hurt job the way back with the least loss, and ask for a pass.
+
+The plan is recorded on the job; only `schedule_jobs` acts on it.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime
+
+from evenkeel.domain.decisions import Decision
+from evenkeel.domain.health.faults import look_up
+from evenkeel.domain.health.incidents import HurtJob, Incident
+from evenkeel.domain.health.intake import ladder_of
+from evenkeel.domain.nodes import KubernetesNode
+from evenkeel.domain.policy import Mode, Policy
+from evenkeel.domain.recovery.plan import not_allowed
+from evenkeel.domain.recovery.repair import REPLACE
+from evenkeel.domain.recovery.resume import PoolRoom, ResumeDecision, ResumeFacts, plan_resume
+from evenkeel.domain.scheduling.jobs import Attempt, Job, ResumeOption, ResumePlan
+from evenkeel.domain.values import Value
+from evenkeel.ports import Cluster, Conflict, Ids, Ledger, Passes, Put, Telemetry, Write
+from evenkeel.services import incident_record, rows
+
+WRITER = "plan_resume"
+
+
+class Request(Value):
+    """One run of the recovery of one incident."""
+
+    schema_version: int = 1
+    incident_id: str
+    run: int
+
+
+class PlannedJob(Value):
+    """One job and its way back."""
+
+    job_id: str
+    attempt: int
+    option: ResumeOption
+
+
+class Outcome(Value):
+    """Which jobs come back, and how."""
+
+    outcome: str
+    """PLANNED or NO_JOBS."""
+    reason: str
+    jobs: tuple[PlannedJob, ...] = ()
+
+
+def run(
+    request: Request,
+    *,
+    ledger: Ledger,
+    cluster: Cluster,
+    passes: Passes,
+    ids: Ids,
+    telemetry: Telemetry,
+    policy: Policy,
+    mode: Mode,
+    drills_may_act: bool,
+    now: datetime,
+) -> Outcome:
+    """Record a resume plan on each hurt job.
+
+    Idempotent: yes, by the incident and attempt that a plan names; the pass is asked for each time.
+    """
+    incident, _ = incident_record.load(ledger, request.incident_id)
+    barred = not_allowed(mode, is_drill=incident.is_drill, drills_may_act=drills_may_act)
+    if barred or incident.state.is_settled:
+        return Outcome(outcome="NO_JOBS", reason=barred or "The incident is settled.")
+    if not incident.hurt_jobs:
+        return Outcome(outcome="NO_JOBS", reason="No job ran on it.")
+    nodes = cluster.nodes(incident.life.cluster)
+    in_use = cluster.accelerators_in_use(incident.life.cluster)
+    planned = []
+    for hurt in incident.hurt_jobs:
+        done = _plan(incident, hurt, nodes, in_use, ledger, ids, policy, mode, now)
+        if done is not None:
+            planned.append(done)
+    if not planned:
+        return Outcome(outcome="NO_JOBS", reason="Every hurt job has ended or runs again already.")
+    passes.request(f"{incident.incident_id} planned the way back")
+    for job in planned:
+        telemetry.count("ResumesPlanned", option=job.option)
+    said = ", ".join(f"{job.job_id} ({job.option})" for job in planned)
+    return Outcome(outcome="PLANNED", reason=f"Planned to come back: {said}.", jobs=tuple(planned))
+
+
+def _plan(
+    incident: Incident,
+    hurt: HurtJob,
+    nodes: tuple[KubernetesNode, ...],
+    in_use: Mapping[str, int],
+    ledger: Ledger,
+    ids: Ids,
+    policy: Policy,
+    mode: Mode,
+    now: datetime,
+) -> PlannedJob | None:
+    """Plan one job; None where it needs nothing any more."""
+    for _ in range(incident_record.TRIES):
+        row = ledger.get(rows.job_key(hurt.job_id))
+        attempt_row = ledger.get(rows.attempt_key(hurt.job_id, hurt.attempt))
+        if row is None or attempt_row is None:
+            return None
+        job = rows.read(row, Job)
+        if job.state.has_ended:
+            return None
+        plan = job.resume_plan
+        if plan and (plan.incident_id, plan.after_attempt) == (incident.incident_id, hurt.attempt):
+            return PlannedJob(job_id=job.job_id, attempt=hurt.attempt, option=plan.option)
+        if job.current_attempt != hurt.attempt:
+            return None
+        facts = _facts(incident, job, rows.read(attempt_row, Attempt), nodes, in_use, policy)
+        decided = plan_resume(facts, policy.jobs)
+        try:
+            ledger.commit(*_writes(incident, job, row.version, facts, decided, ids, policy, mode, now))
+        except Conflict:
+            continue
+        return PlannedJob(job_id=job.job_id, attempt=hurt.attempt, option=decided.option)
+    raise Conflict(f"{hurt.job_id} kept changing while its way back was to be planned")
+
+
+def _facts(
+    incident: Incident,
+    job: Job,
+    attempt: Attempt,
+    nodes: tuple[KubernetesNode, ...],
+    in_use: Mapping[str, int],
+    policy: Policy,
+) -> ResumeFacts:
+    rungs = ladder_of(incident)
+    return ResumeFacts(
+        job_id=job.job_id,
+        attempt=attempt.attempt,
+        nodes=job.spec.nodes,
+        accelerators_per_node=job.spec.accelerators_per_node,
+        rooms=_rooms(incident, job, attempt, nodes, in_use, policy),
+        fault_key=incident.fault_key,
+        trust=look_up(incident.fault_key).checkpoint_trust,
+        first_signal_at=incident.first_signal_at,
+        sick_life=incident.life.key,
+        will_be_replaced=rungs[:1] == (REPLACE,),
+        is_repaired=bool(incident.plan and incident.plan.repairs_node),
+    )
+
+
+def _rooms(
+    incident: Incident,
+    job: Job,
+    attempt: Attempt,
+    nodes: tuple[KubernetesNode, ...],
+    in_use: Mapping[str, int],
+    policy: Policy,
+) -> tuple[PoolRoom, ...]:
+    """Count by pool the nodes that are free now, or will be when the hurt attempt has let go of them."""
+    wanted = job.spec.instance_types
+    usable: dict[str, int] = {}
+    for node in nodes:
+        if node.name == incident.node_name or not node.is_schedulable:
+            continue
+        if wanted and node.instance_type not in wanted:
+            continue
+        is_own = node.name in attempt.node_names
+        free = node.accelerators - (0 if is_own else in_use.get(node.name, 0))
+        if free >= job.spec.accelerators_per_node:
+            usable[node.pool] = usable.get(node.pool, 0) + 1
+    spares = policy.scheduling.spare_nodes
+    # The pool it ran in first: its data and its peers are near.
+    order = sorted(usable, key=lambda pool: (pool != attempt.pool, pool))
+    return tuple(PoolRoom(pool=pool, usable=usable[pool], spares=spares.get(pool, 0)) for pool in order)
+
+
+def _writes(
+    incident: Incident,
+    job: Job,
+    version: int,
+    facts: ResumeFacts,
+    decided: ResumeDecision,
+    ids: Ids,
+    policy: Policy,
+    mode: Mode,
+    now: datetime,
+) -> list[Write]:
+    decision = Decision(
+        decision_id=ids.new("dec"),
+        kind="RESUME",
+        subject=incident.incident_id,
+        action=decided.option,
+        reason=decided.reason,
+        alternatives=decided.alternatives,
+        facts=facts.to_json(),
+        policy_hash=policy.hash,
+        mode=mode,
+        decided_at=now,
+    )
+    plan = ResumePlan(
+        incident_id=incident.incident_id,
+        after_attempt=facts.attempt,
+        option=decided.option,
+        avoid=decided.avoid,
+        distrust_after=decided.distrust_after,
+        decision_id=decision.decision_id,
+        planned_at=now,
+    )
+    text = f"{job.job_id} comes back by {decided.option}. {decided.reason}"
+    line = incident_record.told_row(
+        incident.incident_id, "job", text, at=now, writer=f"{WRITER}-{job.job_id}", decision_id=decision.decision_id
+    )
+    return [
+        Put(rows.job_row(job.with_plan(plan), version)),
+        Put(rows.decision_row(decision)),
+        Put(line),
+        incident_record.told(
+            job.job_id,
+            "planned",
+            f"Comes back by {decided.option} after {incident.incident_id}. {decided.reason}",
+            at=now,
+            writer=WRITER,
+            decision_id=decision.decision_id,
+        ),
+    ]

@@ -1,0 +1,344 @@
+"""State RepairNode of recover_node: choose the next rung, record the intent, ask the provider once.
+
+decide ─▶ lease: ask without answer ─▶ provider call ─▶ lease: the answer
+                 │ crash here: no call        │ crash here: it may have taken effect
+                 └──────────── the next visit waits for evidence before it asks again ┘
+"""
+
+from datetime import datetime, timedelta
+
+from evenkeel.domain.decisions import Decision
+from evenkeel.domain.health.incidents import Incident
+from evenkeel.domain.health.intake import ladder_of
+from evenkeel.domain.policy import Mode, Policy
+from evenkeel.domain.recovery.leases import Lease, RepairAsk
+from evenkeel.domain.recovery.plan import Owner, not_allowed
+from evenkeel.domain.recovery.repair import (
+    ACCEPTED,
+    FAILED,
+    NOT_NOW,
+    OWNER,
+    REPLACE,
+    UNKNOWN,
+    Repair,
+    RepairDecision,
+    RepairFacts,
+    choose_repair,
+)
+from evenkeel.domain.recovery.seats import look
+from evenkeel.domain.recovery.validation import expected_accelerators, judge_node
+from evenkeel.domain.scheduling.jobs import Job
+from evenkeel.domain.values import Value
+from evenkeel.ports import (
+    Cluster,
+    Conflict,
+    Ids,
+    Ledger,
+    PermanentError,
+    Provider,
+    Put,
+    Row,
+    Telemetry,
+    Throttled,
+    Unreachable,
+    Write,
+)
+from evenkeel.services import incident_record, protect_jobs, rows
+
+WRITER = "repair_node"
+_ASKS_KEPT = 20
+
+
+class Request(Value):
+    """One run of the recovery of one incident."""
+
+    schema_version: int = 1
+    incident_id: str
+    run: int
+
+
+class Outcome(Value):
+    """Where the node branch turns."""
+
+    outcome: str
+    """ASKED, HEALTHY, RETRY, HELD, ASK_PERSON or STAND_DOWN."""
+    rung: str = ""
+    wait_seconds: int = 0
+    reason: str
+
+
+_OUTCOMES = {
+    Repair.AWAIT: "ASKED",
+    Repair.PAUSE: "RETRY",
+    Repair.HOLD: "HELD",
+    Repair.HEALTHY: "HEALTHY",
+    Repair.ASK_PERSON: "ASK_PERSON",
+    Repair.STAND_DOWN: "STAND_DOWN",
+}
+_ENDS = {Repair.ASK_PERSON: "WAITING_FOR_PERSON", Repair.STAND_DOWN: "STOOD_DOWN"}
+
+
+def run(
+    request: Request,
+    *,
+    ledger: Ledger,
+    cluster: Cluster,
+    provider: Provider,
+    ids: Ids,
+    telemetry: Telemetry,
+    policy: Policy,
+    mode: Mode,
+    drills_may_act: bool,
+    now: datetime,
+) -> Outcome:
+    """Do the next thing about the machine: at most one provider call.
+
+    Idempotent: yes, guarded by the lease, since reboot and replace have no client token: the intent is recorded first,
+    and a call without a known answer is awaited, never simply repeated.
+    """
+    incident, _ = incident_record.load(ledger, request.incident_id)
+    if incident.state.is_settled or request.run < incident.run:
+        return Outcome(outcome="STAND_DOWN", reason="The incident is settled, or another run took over.")
+    lease_row = ledger.get(rows.lease_key(incident.slot))
+    lease = rows.read(lease_row, Lease) if lease_row else None
+    facts = _facts(incident, lease, ledger, cluster, provider, mode, drills_may_act, now)
+    decision = choose_repair(facts, policy.repair)
+    if decision.rung:
+        wait = _drain(incident, ledger, cluster, telemetry, policy, facts, now)
+        if wait:
+            reason = f"{decision.reason} First its pods get {wait} s to save."
+            return Outcome(outcome="RETRY", wait_seconds=wait, reason=reason)
+    record = _decision(facts, decision, ids, policy, mode, now)
+    if decision.rung:
+        return _call(incident, lease, lease_row, facts, decision, record, ledger, provider, telemetry, policy)
+    if decision.action is Repair.AWAIT and facts.owner is Owner.HYPERPOD and not _mine(lease, incident):
+        _record_ask(incident, lease, lease_row, _ask(facts, OWNER, ACCEPTED), decision, record, ledger)
+    if decision.action in _ENDS:
+        _end(incident, decision, record, ledger, now)
+    return Outcome(
+        outcome=_OUTCOMES[decision.action],
+        rung=_last_rung(lease, incident),
+        wait_seconds=decision.wait_seconds,
+        reason=decision.reason,
+    )
+
+
+# ---------------------------------------------------------------- load
+
+
+def _facts(
+    incident: Incident,
+    lease: Lease | None,
+    ledger: Ledger,
+    cluster: Cluster,
+    provider: Provider,
+    mode: Mode,
+    drills_may_act: bool,
+    now: datetime,
+) -> RepairFacts:
+    nodes = cluster.nodes(incident.life.cluster)
+    asks = tuple(ask for ask in (lease.asks if lease else ()) if ask.life.key == incident.life.key)
+    mine = [ask for ask in asks if ask.incident_id == incident.incident_id]
+    since = mine[0].asked_at if mine else incident.opened_at
+    seat = look(incident.life, incident.slot, incident.pool, records=provider.nodes(), nodes=nodes, since=since)
+    machine = seat.successor or seat.patient
+    kind = machine.node.instance_type if machine.node else incident.instance_type
+    peers = [node for node in nodes if machine.node is None or node.name != machine.node.name]
+    patient = seat.patient.node
+    recovered = incident.recovered_at
+    return RepairFacts(
+        incident_id=incident.incident_id,
+        life=incident.life,
+        fault_key=incident.fault_key,
+        ladder=ladder_of(incident),
+        owner=Owner(incident.plan.owner) if incident.plan and incident.plan.owner else Owner.EVENKEEL,
+        opened_at=incident.opened_at,
+        boot_id_at_opening=incident.boot_id,
+        has_recovered=recovered is not None and recovered > (incident.last_signal_at or incident.first_signal_at),
+        not_allowed=not_allowed(mode, is_drill=incident.is_drill, drills_may_act=drills_may_act),
+        is_persons_cordon=patient is not None and patient.is_cordoned and patient.incident_id is None,
+        lease_holder=_other_holder(lease, incident, ledger),
+        asks=asks,
+        seat=seat,
+        validity=judge_node(machine, expected=expected_accelerators(kind, peers)),
+        invalid_at=incident.invalid_at,
+        hold=protect_jobs.current_hold(ledger, now),
+        now=now,
+    )
+
+
+def _other_holder(lease: Lease | None, incident: Incident, ledger: Ledger) -> str:
+    """Return the other incident that repairs this seat; a lease that a settled one left behind holds nobody."""
+    if lease is None or lease.incident_id in ("", incident.incident_id):
+        return ""
+    row = ledger.get(rows.incident_key(lease.incident_id))
+    return "" if row is None or rows.read(row, Incident).state.is_settled else lease.incident_id
+
+
+def _mine(lease: Lease | None, incident: Incident) -> tuple[RepairAsk, ...]:
+    return tuple(ask for ask in (lease.asks if lease else ()) if ask.incident_id == incident.incident_id)
+
+
+def _last_rung(lease: Lease | None, incident: Incident) -> str:
+    mine = _mine(lease, incident)
+    return mine[-1].rung if mine else ""
+
+
+# ---------------------------------------------------------------- act
+
+
+def _drain(
+    incident: Incident,
+    ledger: Ledger,
+    cluster: Cluster,
+    telemetry: Telemetry,
+    policy: Policy,
+    facts: RepairFacts,
+    now: datetime,
+) -> int:
+    """Stop what is still on the node; return the seconds that its pods may yet take, where anybody can reach them."""
+    protect_jobs.protect(incident, ledger=ledger, cluster=cluster, telemetry=telemetry, policy=policy, now=now)
+    node = facts.seat.patient.node
+    if node is None or not node.is_ready:
+        return 0
+    until = now
+    for seen in cluster.workloads(incident.life.cluster):
+        if not any(pod.node_name == node.name for pod in seen.pods_alive()):
+            continue
+        row = ledger.get(rows.job_key(seen.job_id))
+        asked = rows.read(row, Job).stop_of(seen.attempt) if row else None
+        if asked is not None:
+            until = max(until, asked.requested_at + timedelta(seconds=asked.grace_seconds))
+    return max(0, round((until - now).total_seconds()))
+
+
+def _call(
+    incident: Incident,
+    lease: Lease | None,
+    lease_row: Row | None,
+    facts: RepairFacts,
+    decision: RepairDecision,
+    record: Decision,
+    ledger: Ledger,
+    provider: Provider,
+    telemetry: Telemetry,
+    policy: Policy,
+) -> Outcome:
+    ask = _ask(facts, decision.rung, "")
+    _record_ask(incident, lease, lease_row, ask, decision, record, ledger)
+    machine = incident.life.instance_id
+    try:
+        answer = str(provider.replace(machine) if ask.rung == REPLACE else provider.reboot(machine))
+    except Throttled:
+        answer = NOT_NOW
+    except Unreachable:
+        answer = UNKNOWN
+    except PermanentError:
+        _record_answer(incident, ask, FAILED, ledger)
+        raise
+    _record_answer(incident, ask, answer, ledger)
+    telemetry.count("RepairsAsked", rung=ask.rung, answer=answer)
+    telemetry.info("RepairAsked", rung=ask.rung, answer=answer, decisionId=record.decision_id)
+    if answer in (NOT_NOW, FAILED):
+        reason = f"{decision.reason} The provider answered {answer}."
+        return Outcome(outcome="RETRY", rung=ask.rung, wait_seconds=policy.repair.retry_seconds, reason=reason)
+    return Outcome(outcome="ASKED", rung=ask.rung, reason=decision.reason)
+
+
+def _ask(facts: RepairFacts, rung: str, answer: str) -> RepairAsk:
+    patient = facts.seat.patient
+    return RepairAsk(
+        rung=rung,
+        life=facts.life,
+        boot_id=patient.node.boot_id if patient.node else facts.boot_id_at_opening,
+        status_before=patient.record.status if patient.record else "",
+        asked_at=facts.now,
+        incident_id=facts.incident_id,
+        answer=answer,
+    )
+
+
+# ---------------------------------------------------------------- record
+
+
+def _decision(
+    facts: RepairFacts, decision: RepairDecision, ids: Ids, policy: Policy, mode: Mode, now: datetime
+) -> Decision:
+    return Decision(
+        decision_id=ids.new("dec"),
+        kind="REPAIR",
+        subject=facts.incident_id,
+        action=decision.action,
+        reason=decision.reason,
+        alternatives=decision.alternatives,
+        facts=facts.to_json(),
+        policy_hash=policy.hash,
+        mode=mode,
+        decided_at=now,
+    )
+
+
+def _record_ask(
+    incident: Incident,
+    lease: Lease | None,
+    lease_row: Row | None,
+    ask: RepairAsk,
+    decision: RepairDecision,
+    record: Decision,
+    ledger: Ledger,
+) -> None:
+    """Record the intent on the lease, before the call, together with the decision and the incident's story.
+
+    Raises:
+        Conflict: somebody else repairs this seat at this very moment; decided anew by the next visit.
+    """
+    asks = (*(lease.asks if lease else ()), ask)[-_ASKS_KEPT:]
+    taken_at = lease.taken_at if lease and lease.incident_id == incident.incident_id else ask.asked_at
+    ours = Lease(slot=incident.slot, incident_id=incident.incident_id, taken_at=taken_at, asks=asks)
+    version = lease_row.version if lease_row else 0
+
+    def change(current: Incident) -> tuple[Incident, list[Write]] | None:
+        repairs = current.repairs if ask.rung == OWNER else (*current.repairs, ask.rung)
+        after = current.but(repairs=repairs).at_stage("repair_asked_at", ask.asked_at)
+        said = {OWNER: "watched", REPLACE: "replace"}.get(ask.rung, ask.rung)
+        line = incident_record.told(
+            current.incident_id, said, decision.reason, at=ask.asked_at, writer=WRITER, decision_id=record.decision_id
+        )
+        lease_write = Put(Row(rows.lease_key(incident.slot), ours.to_json(), version))
+        return after, [lease_write, Put(rows.decision_row(record)), line]
+
+    incident_record.amend_once(ledger, incident.incident_id, change)
+
+
+def _record_answer(incident: Incident, ask: RepairAsk, answer: str, ledger: Ledger) -> None:
+    """Complete the ask. Lost to a crash it stays open, which the next visit takes for a call without a reply."""
+    for _ in range(incident_record.TRIES):
+        row = ledger.get(rows.lease_key(incident.slot))
+        if row is None:
+            return
+        lease = rows.read(row, Lease)
+        asks = tuple(
+            each.but(answer=answer) if (each.asked_at, each.rung) == (ask.asked_at, ask.rung) else each
+            for each in lease.asks
+        )
+        try:
+            ledger.commit(Put(Row(row.key, lease.but(asks=asks).to_json(), row.version)))
+        except Conflict:
+            continue
+        return
+    raise Conflict(f"the lease of {incident.slot} kept changing")
+
+
+def _end(incident: Incident, decision: RepairDecision, record: Decision, ledger: Ledger, now: datetime) -> None:
+    branch = _ENDS[decision.action]
+    kind = "asked" if branch == "WAITING_FOR_PERSON" else "stood-down"
+
+    def change(current: Incident) -> tuple[Incident, list[Write]] | None:
+        if current.node_branch == branch or current.state.is_settled:
+            return None
+        line = incident_record.told(
+            current.incident_id, kind, decision.reason, at=now, writer=WRITER, decision_id=record.decision_id
+        )
+        return current.but(node_branch=branch), [Put(rows.decision_row(record)), line]
+
+    incident_record.amend(ledger, incident.incident_id, change)

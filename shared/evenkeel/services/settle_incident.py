@@ -1,0 +1,146 @@
+"""State SettleIncident of recover_node: the one place where an incident is closed and, if need be, a person called.
+
+one commit: incident settled, OPEN#life gone, lease released, what is old news from now on ─▶ page ─▶ "paged"
+"""
+
+from datetime import datetime
+from typing import Any
+
+from evenkeel.domain.health.faults import look_up
+from evenkeel.domain.health.incidents import Incident, IncidentState
+from evenkeel.domain.health.intake import LastIncident
+from evenkeel.domain.recovery.leases import Lease
+from evenkeel.domain.recovery.settling import PAGED, Ended, Settling, settle
+from evenkeel.domain.values import Value
+from evenkeel.ports import Conflict, Delete, Ledger, Pager, Put, Row, Telemetry, Write
+from evenkeel.services import incident_record, rows
+
+WRITER = "settle_incident"
+_CAUSE_LIMIT = 300
+
+
+class Request(Value):
+    """How the parts of one run of a recovery ended."""
+
+    schema_version: int = 1
+    incident_id: str
+    run: int
+    plan: Ended | None = None
+    node: Ended | None = None
+    jobs: Ended | None = None
+    failure: dict[str, Any] | None = None
+    """`{Error, Cause}` where the workflow itself failed."""
+
+
+class Outcome(Value):
+    """How the incident ended."""
+
+    outcome: str
+    reason: str
+
+
+def run(request: Request, *, ledger: Ledger, pager: Pager, telemetry: Telemetry, now: datetime) -> Outcome:
+    """Close an incident and page where somebody has to look.
+
+    Idempotent: yes, the first end stands; the page carries the incident and its end as key, and is remembered.
+    """
+    for _ in range(incident_record.TRIES):
+        incident, version = incident_record.load(ledger, request.incident_id)
+        if request.run < incident.run:
+            return Outcome(outcome=IncidentState.STOOD_DOWN, reason=f"Run {incident.run} took over.")
+        if incident.state.is_settled:
+            break
+        decided = settle(incident.fault_key, request.plan, request.node, request.jobs, _failure(request.failure))
+        settled = incident.but(state=decided.state, outcome=decided.reason).at_stage("settled_at", now)
+        try:
+            ledger.commit(Put(rows.incident_row(settled, version)), *_with_it(settled, request, decided, ledger, now))
+        except Conflict:
+            continue
+        incident = settled
+        _count(settled, telemetry, now)
+        break
+    else:
+        raise Conflict(f"incident {request.incident_id} kept changing while it was to be settled")
+    _page(incident, ledger, pager, telemetry, now)
+    return Outcome(outcome=incident.state, reason=incident.outcome)
+
+
+def _failure(failure: dict[str, Any] | None) -> str:
+    if not failure:
+        return ""
+    cause = str(failure.get("Cause", ""))[:_CAUSE_LIMIT]
+    return f"{failure.get('Error', 'unknown')}: {cause}"
+
+
+def _with_it(incident: Incident, request: Request, decided: Settling, ledger: Ledger, now: datetime) -> list[Write]:
+    subject = incident.incident_id
+    writes: list[Write] = [
+        incident_record.told(subject, "settled", f"{_SAID[decided.state]} {decided.reason}", at=now, writer=WRITER)
+    ]
+    pointer = ledger.get(rows.open_key(incident.life))
+    if pointer is not None and pointer.doc["incidentId"] == subject:
+        writes.append(Delete(pointer.key, pointer.version))
+    lease_row = ledger.get(rows.lease_key(incident.slot))
+    if lease_row is not None:
+        lease = rows.read(lease_row, Lease)
+        if lease.incident_id == subject:
+            # The calls stay on it: what was done to a life outlasts the incident.
+            writes.append(Put(Row(lease_row.key, lease.but(incident_id="").to_json(), lease_row.version)))
+    last_row = ledger.get(rows.last_key(incident.life))
+    before = rows.read(last_row, LastIncident) if last_row else None
+    was_returned = request.node is not None and request.node.outcome == "RETURNED"
+    replaced = bool(incident.replacement_instance_id)
+    last = LastIncident(
+        incident_id=subject,
+        returned_at=(incident.stages.validated_at or incident.stages.returned_at) if was_returned else None,
+        is_over=replaced,
+    )
+    if last.returned_at is None and before is not None:
+        last = last.but(returned_at=before.returned_at)
+    writes.append(Put(rows.last_row(incident.life, last, last_row.version if last_row else 0, now)))
+    return writes
+
+
+_SAID = {
+    IncidentState.RECOVERED: "Recovered.",
+    IncidentState.OBSERVED: "Observed.",
+    IncidentState.STOOD_DOWN: "Stood down.",
+    IncidentState.WAITING_FOR_PERSON: "Needs a person.",
+    IncidentState.JOB_NOT_BACK: "A job is not back.",
+    IncidentState.FAILED: "Failed.",
+}
+
+
+def _page(incident: Incident, ledger: Ledger, pager: Pager, telemetry: Telemetry, now: datetime) -> None:
+    """Call a person. A crash between the page and its record pages again, with the same key."""
+    if incident.state not in PAGED or incident.paged_at is not None:
+        return
+    fault = look_up(incident.fault_key)
+    where = incident.node_name or incident.life.instance_id
+    drill = "[drill] " if incident.is_drill else ""
+    subject = f"{drill}{incident.incident_id}: {_SAID[incident.state].rstrip('.').lower()}, {where}"
+    jobs = ", ".join(hurt.job_id for hurt in incident.hurt_jobs) or "none"
+    message = "\n".join(
+        [
+            f"{_SAID[incident.state]} {incident.outcome}",
+            f"Node: {where} ({incident.pool}, {incident.instance_type}). Fault: {fault.name} ({incident.fault_key}).",
+            f"Repairs tried: {', '.join(incident.repairs) or 'none'}. Jobs hurt: {jobs}.",
+            f"Look: evenkeel incidents show {incident.incident_id}",
+        ]
+    )
+    pager.page(subject, message, key=f"{incident.incident_id}-{incident.state}")
+    telemetry.error("IncidentNeedsPerson", outcome=incident.state, reason=incident.outcome, runbook=_RUNBOOK)
+
+    def change(current: Incident) -> tuple[Incident, list[Write]] | None:
+        return None if current.paged_at else (current.but(paged_at=now), [])
+
+    incident_record.amend(ledger, incident.incident_id, change)
+
+
+_RUNBOOK = "incident-needs-person"
+
+
+def _count(incident: Incident, telemetry: Telemetry, now: datetime) -> None:
+    telemetry.count("IncidentsSettled", outcome=incident.state)
+    telemetry.seconds("DetectedToSettled", (now - incident.opened_at).total_seconds(), outcome=incident.state)
+    telemetry.info("IncidentSettled", outcome=incident.state, reason=incident.outcome)
