@@ -90,6 +90,8 @@ class WatchPolicy(Value):
     """A node younger than this that is not Ready yet is booting, not sick."""
     execution_grace_seconds: int = 30
     """An incident or attempt older than this without a running execution was left half done."""
+    max_runs: int = 5
+    """Workflow runs of one incident; past it something is wrong with Evenkeel itself, and a person must look."""
 
 
 class SchedulingPolicy(Value):

@@ -54,8 +54,8 @@ def open_key(life: NodeLife) -> Key:
 
 
 def open_row(life: NodeLife, incident_id: str, version: int = 0) -> Row:
-    """Points from the life to its open incident."""
-    return Row(open_key(life), {"incidentId": incident_id}, version)
+    """Points from the life to its open incident. In `byState` under `OPEN`, so that a ghost can be found."""
+    return Row(open_key(life), {"incidentId": incident_id}, version, ("OPEN", life.key))
 
 
 def fact_key(fact: str) -> Key:

@@ -1,0 +1,28 @@
+"""Each minute: compare ledger and world, and repeat what a crash left half done."""
+
+from evenkeel.runtime import entry, wiring
+from evenkeel.services import sweep_fleet
+
+
+@entry.scheduled
+def handler(_event: entry.Json, _context: entry.Context) -> entry.Json:
+    world = wiring.world()
+    ports = sweep_fleet.World(
+        ledger=world.ledger,
+        cluster=world.cluster,
+        provider=world.provider,
+        workflows=world.workflows,
+        wait_answers=world.wait_answers,
+        passes=world.passes,
+        clock=world.clock,
+        ids=world.ids,
+        telemetry=world.telemetry,
+    )
+    outcome = sweep_fleet.run(
+        ports,
+        clusters=world.settings.kubernetes_clusters,
+        policy=world.policy,
+        mode=world.settings.mode,
+        drills_may_act=world.settings.drills_may_act,
+    )
+    return outcome.to_json()

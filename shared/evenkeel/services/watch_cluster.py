@@ -1,0 +1,186 @@
+"""Hear the cluster: hold a watch, answer the waits that a change makes true, and report sick nodes.
+
+Invoked each minute; one at a time by a lock. Each round looks at the world afresh, so that what a broken watch missed
+is seen by the next round. Some conditions come true by time alone, so there is a round every few seconds even without a
+change. The fleet's first cluster is watched; others are looked at in every round.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.values import Value
+from evenkeel.events import kubernetes_node
+from evenkeel.ports import (
+    Clock,
+    Cluster,
+    EvenkeelError,
+    Ids,
+    Ledger,
+    Provider,
+    Telemetry,
+    TransientError,
+    WaitAnswers,
+    Workflows,
+)
+from evenkeel.services import evaluate_waits, heartbeats, locks, receive_event
+
+WRITER = "watch_cluster"
+LOCK = "watch"
+SETTLES = timedelta(milliseconds=200)
+"""Changes come in bunches: a round waits this long after the first of one."""
+_LOST_WATCHES = 3
+"""How often one invocation takes up a watch that failed; then it leaves that to the next."""
+
+
+class Outcome(Value):
+    """What one invocation did."""
+
+    outcome: str
+    """`WATCHED`, or `HELD_BY_ANOTHER`."""
+    rounds: int = 0
+    answered: int = 0
+    """Answers asked for."""
+    facts: int = 0
+    """Facts about nodes that were told."""
+    failed_rounds: int = 0
+
+
+class World(NamedTuple):
+    """The ports that a round needs."""
+
+    ledger: Ledger
+    cluster: Cluster
+    provider: Provider
+    workflows: Workflows
+    wait_answers: WaitAnswers
+    clock: Clock
+    ids: Ids
+    telemetry: Telemetry
+
+
+def run(world: World, *, clusters: Sequence[str], policy: Policy, drills_may_act: bool) -> Outcome:
+    """Watch until the time is up.
+
+    Idempotent: yes, every round only asks for answers and tells facts, both of which are known when they come again.
+    """
+    now = world.clock.now()
+    lock = locks.take(world.ledger, LOCK, world.ids.new("op"), seconds=_lock_seconds(policy), now=now)
+    if lock is None:
+        return Outcome(outcome="HELD_BY_ANOTHER")
+    watch = _Watch(world, lock, clusters, policy, drills_may_act=drills_may_act)
+    try:
+        watch.until_time_is_up()
+    finally:
+        if watch.lock is not None:
+            locks.release(world.ledger, watch.lock, now=world.clock.now())
+    heartbeats.beat(world.ledger, world.telemetry, WRITER, world.clock.now())
+    return Outcome(
+        outcome="WATCHED",
+        rounds=watch.rounds,
+        answered=watch.answered,
+        facts=len(watch.told),
+        failed_rounds=watch.failed_rounds,
+    )
+
+
+def _lock_seconds(policy: Policy) -> float:
+    return max(15, 3 * policy.watch.tick_seconds)
+
+
+class _Watch:
+    """One invocation: what it has heard, and when it looks again."""
+
+    def __init__(
+        self, world: World, lock: locks.Lock, clusters: Sequence[str], policy: Policy, *, drills_may_act: bool
+    ) -> None:
+        self.world = world
+        self.lock: locks.Lock | None = lock
+        self.clusters = tuple(clusters)
+        self.policy = policy
+        self.drills_may_act = drills_may_act
+        self.ends_at = world.clock.now() + timedelta(seconds=policy.watch.watch_seconds)
+        self.heard_at: datetime | None = None
+        self.looked_at: datetime | None = None
+        self.nodes_changed = True
+        self.told: set[str] = set()
+        self.rounds = self.answered = self.failed_rounds = 0
+
+    def until_time_is_up(self) -> None:
+        for _ in range(_LOST_WATCHES):
+            try:
+                self.world.cluster.watch(self.clusters[0], self.hear, until=self.is_over)
+            except TransientError as error:
+                self.world.telemetry.count("WatchesLost")
+                self.world.telemetry.warning("The watch was lost and is taken up again", error=str(error))
+            if self.is_over():
+                return
+
+    def hear(self, kind: str) -> None:
+        """Remember that something changed."""
+        self.heard_at = self.heard_at or self.world.clock.now()
+        self.nodes_changed = self.nodes_changed or kind == "node"
+
+    def is_over(self) -> bool:
+        """Do what is due, and say whether the time is up. Asked several times a second."""
+        now = self.world.clock.now()
+        if self.lock is not None:
+            self.lock = locks.renew(self.world.ledger, self.lock, now=now)
+        if self.lock is None or now >= self.ends_at:
+            return True
+        has_settled = self.heard_at is not None and now - self.heard_at >= SETTLES
+        tick = timedelta(seconds=self.policy.watch.tick_seconds)
+        if has_settled or self.looked_at is None or now - self.looked_at >= tick:
+            self.look(now)
+        return False
+
+    def look(self, now: datetime) -> None:
+        """Take one look at the world. A part that fails leaves the others alone and comes again in the next round."""
+        self.heard_at, self.looked_at = None, now
+        self.rounds += 1
+        try:
+            self.answer_waits(now)
+            self.tell_facts(now)
+        except EvenkeelError as error:
+            self.failed_rounds += 1
+            self.world.telemetry.count("WatchRoundsFailed")
+            self.world.telemetry.warning("A round of the watch failed", error=type(error).__name__, detail=str(error))
+
+    def answer_waits(self, now: datetime) -> None:
+        world = self.world
+        evaluated = evaluate_waits.run(
+            ledger=world.ledger,
+            cluster=world.cluster,
+            provider=world.provider,
+            wait_answers=world.wait_answers,
+            telemetry=world.telemetry,
+            policy=self.policy,
+            now=now,
+        )
+        self.answered += len(evaluated.answered)
+
+    def tell_facts(self, now: datetime) -> None:
+        """Tell what node objects say, once an invocation each. Nodes are read only when that may say something new."""
+        if not self.nodes_changed:
+            return
+        world = self.world
+        nodes = [node for cluster in self.clusters for node in world.cluster.nodes(cluster)]
+        for node in nodes:
+            for fact in kubernetes_node.facts_of(node, self.policy.watch, now):
+                if fact.fact_key in self.told:
+                    continue
+                receive_event.run(
+                    fact,
+                    ledger=world.ledger,
+                    provider=world.provider,
+                    workflows=world.workflows,
+                    clock=world.clock,
+                    ids=world.ids,
+                    telemetry=world.telemetry,
+                    clusters=self.clusters,
+                    drills_may_act=self.drills_may_act,
+                )
+                self.told.add(fact.fact_key)
+        # A node that is not Ready sickens by time alone, so it is looked at again without a change.
+        self.nodes_changed = any(not node.is_ready for node in nodes)
