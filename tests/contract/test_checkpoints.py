@@ -1,0 +1,228 @@
+"""The port CheckpointStore: one body for the twin, S3 in moto, and S3 on the engine; and what training code writes."""
+
+import base64
+import hashlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from evenkeel.adapters.s3_checkpoints import S3Checkpoints
+from evenkeel.ports import CheckpointStore, Conflict, NotAllowed, NotFound, Refused, Throttled, Unreachable
+from tests.fakes import InMemoryCheckpoints
+
+Put = Callable[[str, bytes], None]
+URI = "s3://research-checkpoints/teams/vision/job-1"
+
+
+class Place:
+    """A store, and how training code puts an object there."""
+
+    def __init__(self, store: CheckpointStore, uri: str, put: Put) -> None:
+        self.store = store
+        self.uri = uri
+        self.put = put
+
+
+def on_s3(client: Any, bucket: str) -> Place:
+    client.create_bucket(Bucket=bucket, CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
+
+    def put(key: str, body: bytes) -> None:
+        checksum = base64.b64encode(hashlib.sha256(body).digest()).decode()
+        told = {"ChecksumAlgorithm": "SHA256", "ChecksumSHA256": checksum}
+        client.put_object(Bucket=bucket, Key=f"teams/job-1/{key}", Body=body, **told)
+
+    return Place(S3Checkpoints(client), f"s3://{bucket}/teams/job-1", put)
+
+
+@pytest.fixture(params=["memory", "moto", "engine"])
+def place(request: pytest.FixtureRequest, unique: str) -> Iterator[Place]:
+    if request.param == "memory":
+        twin = InMemoryCheckpoints()
+        yield Place(twin, URI, lambda key, body: twin.put(URI, key, body))
+    elif request.param == "moto":
+        yield on_s3(request.getfixturevalue("moto_client")("s3"), unique)
+    else:
+        yield on_s3(request.getfixturevalue("engine_user").client("s3"), unique)
+
+
+def test_folders_and_manifests_are_listed_whether_finished_or_not(place: Place) -> None:
+    place.put("attempt=1/step=000000010/shard-0-of-1.bin", b"a")
+    place.put("attempt=1/step=000000010/manifest.json", b"{}")
+    place.put("attempt=2/step=000000020/shard-0-of-1.bin", b"b")
+    place.put("result/attempt=1.json", b"{}")
+    place.put("_fence", b"{}")
+
+    assert place.store.folders(place.uri) == ("attempt=1/step=000000010", "attempt=2/step=000000020")
+    assert place.store.manifests(place.uri) == ("attempt=1/step=000000010/manifest.json",)
+    assert place.store.folders(f"{place.uri}/") == place.store.folders(place.uri)
+
+
+def test_another_jobs_checkpoints_are_not_listed(place: Place) -> None:
+    place.put("attempt=1/step=000000010/manifest.json", b"{}")
+    assert place.store.folders(place.uri.replace("job-1", "job-10")) == ()
+    assert place.store.manifests(place.uri.rpartition("-")[0]) == ()
+
+
+def test_many_folders_come_over_all_pages(place: Place) -> None:
+    for step in range(25):
+        place.put(f"attempt=1/step={step:09d}/manifest.json", b"{}")
+
+    assert len(place.store.folders(place.uri)) == 25
+
+
+def test_an_object_is_read_whole_and_a_missing_one_is_not_found(place: Place) -> None:
+    place.put("attempt=1/step=000000010/manifest.json", b'{"a": 1}')
+
+    assert place.store.read(place.uri, "attempt=1/step=000000010/manifest.json") == b'{"a": 1}'
+    with pytest.raises(NotFound):
+        place.store.read(place.uri, "attempt=1/step=000000020/manifest.json")
+
+
+def test_sizes_and_checksums_are_what_the_store_itself_says(place: Place) -> None:
+    there, missing = "attempt=1/step=000000010/shard-0-of-2.bin", "attempt=1/step=000000010/shard-1-of-2.bin"
+    place.put(there, b"weights")
+
+    described = place.store.describe(place.uri, [there, missing, there])
+
+    assert list(described) == [there]
+    assert described[there].size_bytes == 7
+    assert described[there].sha256 == hashlib.sha256(b"weights").hexdigest()
+    assert described[there].modified_at is not None
+
+
+def test_the_contents_of_a_folder_are_described_and_no_others(place: Place) -> None:
+    place.put("attempt=1/step=000000010/shard-0-of-1.bin", b"weights")
+    place.put("attempt=1/step=000000010/manifest.json", b"{}")
+    place.put("attempt=1/step=0000000100/manifest.json", b"{}")
+
+    found = place.store.contents(place.uri, "attempt=1/step=000000010")
+
+    assert {key: shard.size_bytes for key, shard in found.items()} == {
+        "attempt=1/step=000000010/shard-0-of-1.bin": 7,
+        "attempt=1/step=000000010/manifest.json": 2,
+    }
+
+
+def test_the_fence_is_raised_from_nothing_and_then_from_what_was_read(place: Place) -> None:
+    assert place.store.fence(place.uri) == (None, "")
+
+    place.store.raise_fence(place.uri, {"attempt": 1}, "")
+    first, tag = place.store.fence(place.uri)
+    place.store.raise_fence(place.uri, {"attempt": 2}, tag)
+
+    assert first == {"attempt": 1}
+    assert place.store.fence(place.uri)[0] == {"attempt": 2}
+
+
+def test_a_fence_that_moved_is_not_overwritten(place: Place) -> None:
+    place.store.raise_fence(place.uri, {"attempt": 1}, "")
+    _, tag = place.store.fence(place.uri)
+    place.store.raise_fence(place.uri, {"attempt": 2}, tag)
+
+    for stale in ("", tag):
+        with pytest.raises(Conflict):
+            place.store.raise_fence(place.uri, {"attempt": 3}, stale)
+
+    assert place.store.fence(place.uri)[0] == {"attempt": 2}
+
+
+def test_of_many_who_raise_the_first_fence_one_does(place: Place) -> None:
+    won: list[int] = []
+
+    def raise_it(number: int) -> None:
+        try:
+            place.store.raise_fence(place.uri, {"attempt": number}, "")
+        except Conflict:
+            return
+        won.append(number)
+
+    threads = [threading.Thread(target=raise_it, args=(number,)) for number in range(1, 7)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+
+    assert [{"attempt": number} for number in won] == [place.store.fence(place.uri)[0]]
+
+
+def test_a_fence_that_cannot_be_read_is_not_taken_for_none(place: Place) -> None:
+    for content in (b"\x00not json", b"[1]", b""):
+        place.put("_fence", content)
+        with pytest.raises(Refused):
+            place.store.fence(place.uri)
+
+
+# ---------------------------------------------------------------- what only S3 answers
+
+
+class StubClient:
+    """Answers every call with one thing."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+    def _answer(self, **_: Any) -> Any:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    get_object = put_object = head_object = _answer
+
+
+def refusal(code: str, status: int) -> ClientError:
+    return ClientError(
+        {"Error": {"Code": code, "Message": ""}, "ResponseMetadata": {"HTTPStatusCode": status}},  # type: ignore[typeddict-item]  # only what is read
+        "Put",
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "meaning"),
+    [
+        (refusal("PreconditionFailed", 412), Conflict),
+        (refusal("ConditionalRequestConflict", 409), Conflict),
+        (refusal("NoSuchKey", 404), Conflict),
+        (refusal("SlowDown", 503), Throttled),
+        (refusal("InternalError", 500), Unreachable),
+        (refusal("AccessDenied", 403), NotAllowed),
+        (refusal("NoSuchBucket", 404), NotFound),
+        (refusal("SomethingNew", 400), ClientError),
+    ],
+)
+def test_each_refusal_of_a_fence_has_its_meaning(error: Exception, meaning: type[Exception]) -> None:
+    with pytest.raises(meaning):
+        S3Checkpoints(StubClient(error)).raise_fence(URI, {"attempt": 1}, "tag")
+
+
+def test_a_fence_behind_a_refusal_is_not_taken_for_none() -> None:
+    for error, meaning in ((refusal("AccessDenied", 403), NotAllowed), (refusal("InternalError", 500), Unreachable)):
+        with pytest.raises(meaning):
+            S3Checkpoints(StubClient(error)).fence(URI)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        {"ContentLength": 7},
+        {"ContentLength": 7, "ChecksumSHA256": "l7Ha+kXq4wMlSVbzhQp8Jg==-3"},
+        {"ContentLength": 7, "ChecksumSHA256": "l7Ha+kXq4wMlSVbzhQp8Jg==", "ChecksumType": "COMPOSITE"},
+    ],
+)
+def test_a_checksum_that_is_not_of_the_whole_object_is_none(head: dict[str, Any]) -> None:
+    (shard,) = S3Checkpoints(StubClient(head)).describe(URI, ["k"]).values()
+
+    assert (shard.size_bytes, shard.sha256) == (7, None)
+
+
+def test_a_manifest_too_large_to_be_one_is_refused() -> None:
+    with pytest.raises(Refused):
+        S3Checkpoints(StubClient({"ContentLength": 10**9})).read(URI, "k")
+
+
+@pytest.mark.parametrize("uri", ["", "/tmp/x", "file:///x", "s3://", "s3:///x", "s3://Bad_Bucket/x", "https://b/x"])
+def test_only_places_on_s3_are_taken(uri: str) -> None:
+    with pytest.raises(Refused):
+        S3Checkpoints(StubClient({})).fence(uri)

@@ -1,0 +1,177 @@
+"""Queues, pages, the archive and the call to resolve_wait, against the engine, with text at its worst."""
+
+import json
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError, EndpointConnectionError
+
+from evenkeel.adapters.messages import (
+    LambdaWaitAnswers,
+    S3RawEvents,
+    SnsPager,
+    SqsDeadLetters,
+    SqsPasses,
+    sendable,
+)
+from evenkeel.ports import NotAllowed, NotFound, Refused, Throttled, Unreachable
+from evenkeel_local.identities import Credentials
+from tests.waiting import until
+
+HOSTILE = (
+    'lone \ud800 surrogate, nul \x00, bidi \u202e, zero\u200bwidth, esc \x1b[31m, \ufffe, emoji \U0001f600, "quote"'
+)
+
+
+def all_messages(sqs: Any, queue_url: str, count: int) -> list[Any]:
+    found: list[Any] = []
+
+    def enough() -> bool:
+        answer = sqs.receive_message(QueueUrl=queue_url, MaxNumberOfMessages=10, MessageAttributeNames=["All"])
+        found.extend(answer.get("Messages", []))
+        for message in answer.get("Messages", []):
+            sqs.delete_message(QueueUrl=queue_url, ReceiptHandle=message["ReceiptHandle"])
+        return len(found) >= count
+
+    until(enough, f"{count} messages")
+    return found
+
+
+def test_pass_requests_with_one_reason_are_all_delivered_in_one_group(engine_user: Credentials, unique: str) -> None:
+    sqs = engine_user.client("sqs")
+    url = sqs.create_queue(QueueName=f"{unique}.fifo", Attributes={"FifoQueue": "true"})["QueueUrl"]
+    passes = SqsPasses(url, sqs)
+
+    for _ in range(3):
+        passes.request("job-1 ended")
+
+    bodies = [json.loads(message["Body"]) for message in all_messages(sqs, url, 3)]
+    assert bodies == [{"reason": "job-1 ended"}] * 3
+
+
+def test_a_dead_letter_is_whole_and_carries_its_code(engine_user: Credentials, unique: str) -> None:
+    sqs = engine_user.client("sqs")
+    url = sqs.create_queue(QueueName=unique)["QueueUrl"]
+    event = json.dumps({"id": "e-1", "detail": {"text": HOSTILE}}, ensure_ascii=False)
+
+    SqsDeadLetters(url, sqs).put(event, "EVENT_BAD_TEXT", HOSTILE)
+
+    (message,) = all_messages(sqs, url, 1)
+    assert message["MessageAttributes"]["code"]["StringValue"] == "EVENT_BAD_TEXT"
+    assert message["MessageAttributes"]["reason"]["StringValue"].startswith("lone \\ud800 surrogate, nul \\u0000")
+    assert json.loads(message["Body"])["detail"]["text"] == HOSTILE
+
+
+def test_a_dead_letter_of_200_kb_fits(engine_user: Credentials, unique: str) -> None:
+    sqs = engine_user.client("sqs")
+    url = sqs.create_queue(QueueName=unique)["QueueUrl"]
+
+    SqsDeadLetters(url, sqs).put("x" * 200_000, "EVENT_TOO_LARGE", "")
+
+    (message,) = all_messages(sqs, url, 1)
+    assert len(message["Body"]) == 200_000
+
+
+def test_what_is_sendable_means_the_same_as_json() -> None:
+    text = json.dumps(HOSTILE, ensure_ascii=False)
+
+    assert json.loads(sendable(text)) == HOSTILE
+    assert sendable("plain \t\r\n text") == "plain \t\r\n text"
+
+
+def test_a_page_reaches_the_topic_with_its_key(engine_user: Credentials, unique: str) -> None:
+    sqs, sns = engine_user.client("sqs"), engine_user.client("sns")
+    url = sqs.create_queue(QueueName=unique)["QueueUrl"]
+    queue_arn = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+    topic = sns.create_topic(Name=unique)["TopicArn"]
+    statement = {
+        "Effect": "Allow",
+        "Principal": {"Service": "sns.amazonaws.com"},
+        "Action": "sqs:SendMessage",
+        "Resource": queue_arn,
+        "Condition": {"ArnEquals": {"aws:SourceArn": topic}},
+    }
+    policy = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
+    sqs.set_queue_attributes(QueueUrl=url, Attributes={"Policy": policy})
+    sns.subscribe(TopicArn=topic, Protocol="sqs", Endpoint=queue_arn)
+
+    SnsPager(topic, sns).page("A recovery\nneeds — you " + "x" * 200, HOSTILE, key="inc-1")
+
+    (message,) = all_messages(sqs, url, 1)
+    told = json.loads(message["Body"])
+    assert told["Subject"].startswith("A recovery needs ? you xxx")
+    assert len(told["Subject"]) == 100
+    assert told["Message"] == sendable(HOSTILE)
+    assert told["MessageAttributes"]["key"]["Value"] == "inc-1"
+
+
+def test_a_raw_event_is_kept_byte_for_byte_under_its_id(engine_user: Credentials, unique: str) -> None:
+    s3 = engine_user.client("s3")
+    s3.create_bucket(Bucket=unique, CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
+    events = S3RawEvents(unique, s3)
+
+    for _ in range(2):
+        events.keep("e-1", b'{"id": "e-1", "x": "\xff"}')
+
+    (entry,) = s3.list_objects_v2(Bucket=unique)["Contents"]
+    assert entry["Key"] == "events/e-1.json"
+    assert s3.get_object(Bucket=unique, Key=entry["Key"])["Body"].read() == b'{"id": "e-1", "x": "\xff"}'
+
+
+class StubClient:
+    """Records calls, or fails them."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.requests: list[dict[str, Any]] = []
+
+    def _answer(self, **request: Any) -> dict[str, Any]:
+        self.requests.append(request)
+        if self.error:
+            raise self.error
+        return {}
+
+    invoke = send_message = publish = _answer
+
+
+def test_a_wait_is_answered_by_an_invocation_that_nobody_waits_for() -> None:
+    client = StubClient()
+
+    LambdaWaitAnswers("resolve-wait", client).request("inc-1", "node-back", 2, {"outcome": "NODE_BACK"})
+
+    (request,) = client.requests
+    assert (request["FunctionName"], request["InvocationType"]) == ("resolve-wait", "Event")
+    assert json.loads(request["Payload"]) == {
+        "subject": "inc-1",
+        "name": "node-back",
+        "generation": 2,
+        "answer": {"outcome": "NODE_BACK"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("error", "meaning"),
+    [
+        ("AWS.SimpleQueueService.NonExistentQueue", NotFound),
+        ("InvalidMessageContents", Refused),
+        ("TooManyRequestsException", Throttled),
+        ("AccessDenied", NotAllowed),
+        ("ServiceException", Unreachable),
+    ],
+)
+def test_each_refusal_has_its_meaning(error: str, meaning: type[Exception]) -> None:
+    client = StubClient(ClientError({"Error": {"Code": error, "Message": ""}}, "Send"))
+
+    with pytest.raises(meaning):
+        SqsPasses("u", client).request("r")
+    with pytest.raises(meaning):
+        SqsDeadLetters("u", client).put("b", "c", "r")
+    with pytest.raises(meaning):
+        SnsPager("t", client).page("s", "m", key="k")
+    with pytest.raises(meaning):
+        LambdaWaitAnswers("f", client).request("s", "n", 1, {})
+
+
+def test_no_answer_is_unreachable() -> None:
+    with pytest.raises(Unreachable):
+        SqsPasses("u", StubClient(EndpointConnectionError(endpoint_url="x"))).request("r")

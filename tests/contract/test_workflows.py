@@ -1,0 +1,158 @@
+"""The ports Workflows and Tokens: the twins, and Step Functions on the engine."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from evenkeel.adapters.stepfunctions import StepFunctionsTokens, StepFunctionsWorkflows
+from evenkeel.ports import ExecutionState, Machine, NotFound, Refused, Throttled, Workflows
+from evenkeel_local.identities import Credentials
+from tests.fakes import RecordingTokens, RecordingWorkflows
+from tests.waiting import until
+
+DEFINITION = {
+    "QueryLanguage": "JSONata",
+    "StartAt": "Which",
+    "States": {
+        "Which": {
+            "Type": "Choice",
+            "Choices": [{"Condition": "{% $states.input.ends = 'well' %}", "Next": "Well"}],
+            "Default": "HowElse",
+        },
+        "HowElse": {
+            "Type": "Choice",
+            "Choices": [{"Condition": "{% $states.input.ends = 'badly' %}", "Next": "Badly"}],
+            "Default": "NotYet",
+        },
+        "NotYet": {"Type": "Wait", "Seconds": 60, "Next": "Well"},
+        "Well": {"Type": "Succeed"},
+        "Badly": {"Type": "Fail", "Error": "BADLY"},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def machine_arn(engine_user: Credentials) -> str:
+    trust = {
+        "Version": "2012-10-17",
+        "Statement": [
+            {"Effect": "Allow", "Principal": {"Service": "states.amazonaws.com"}, "Action": "sts:AssumeRole"}
+        ],
+    }
+    iam, states = engine_user.client("iam"), engine_user.client("stepfunctions")
+    role = iam.create_role(RoleName="contract-machine", AssumeRolePolicyDocument=json.dumps(trust))["Role"]["Arn"]
+    made = states.create_state_machine(name="contract", definition=json.dumps(DEFINITION), roleArn=role)
+    return str(made["stateMachineArn"])
+
+
+@pytest.fixture(params=["twin", "engine"])
+def workflows(request: pytest.FixtureRequest) -> Iterator[Workflows]:
+    if request.param == "twin":
+        yield RecordingWorkflows()
+        return
+    client = request.getfixturevalue("engine_user").client("stepfunctions")
+    arn = request.getfixturevalue("machine_arn")
+    yield StepFunctionsWorkflows({Machine.RUN_JOB: arn}, client)
+    for execution in client.list_executions(stateMachineArn=arn, statusFilter="RUNNING")["executions"]:
+        client.stop_execution(executionArn=execution["executionArn"])
+
+
+def test_an_execution_is_started_once_under_its_name(workflows: Workflows, unique: str) -> None:
+    assert workflows.state(Machine.RUN_JOB, unique) is ExecutionState.NONE
+
+    first = workflows.start(Machine.RUN_JOB, unique, {"ends": "not yet"})
+    second = workflows.start(Machine.RUN_JOB, unique, {"ends": "not yet"})
+    other = workflows.start(Machine.RUN_JOB, unique, {"ends": "well"})
+
+    assert (first, second, other) == (True, False, False)
+    assert workflows.state(Machine.RUN_JOB, unique) is ExecutionState.RUNNING
+
+
+@pytest.mark.parametrize(("ends", "state"), [("well", ExecutionState.SUCCEEDED), ("badly", ExecutionState.FAILED)])
+def test_an_execution_that_ended_says_how_and_keeps_its_name(
+    workflows: Workflows, unique: str, ends: str, state: ExecutionState
+) -> None:
+    workflows.start(Machine.RUN_JOB, unique, {"ends": ends})
+    if isinstance(workflows, RecordingWorkflows):
+        workflows.finish(Machine.RUN_JOB, unique, state)
+
+    until(lambda: workflows.state(Machine.RUN_JOB, unique) is state, f"the execution to end {ends}")
+
+    assert workflows.start(Machine.RUN_JOB, unique, {"ends": ends}) is False
+
+
+def test_a_machine_that_was_not_given_is_refused_by_name() -> None:
+    with pytest.raises(Refused, match="recover_node"):
+        StepFunctionsWorkflows({}, StubStarter()).start(Machine.RECOVER_NODE, "n", {})
+
+
+class StubStarter:
+    """Starts nothing."""
+
+    def start_execution(self, **_: Any) -> None:
+        raise AssertionError
+
+
+class StubClient:
+    """Takes every answer, or refuses it."""
+
+    def __init__(self, code: str = "") -> None:
+        self.code = code
+        self.requests: list[dict[str, Any]] = []
+
+    def _answer(self, **request: Any) -> None:
+        self.requests.append(request)
+        if self.code:
+            raise ClientError({"Error": {"Code": self.code, "Message": "token abc"}}, "Send")
+
+    send_task_success = send_task_failure = _answer
+
+
+def test_a_token_takes_one_answer() -> None:
+    for tokens in (RecordingTokens(), StepFunctionsTokens(StubClient())):
+        assert tokens.succeed("t1", {"outcome": "ENDED"}) is True
+        assert tokens.fail("t2", "TransientError", "Throttled: …") is True
+    twin = RecordingTokens(over={"t3"})
+    assert (twin.succeed("t1", {}), twin.succeed("t1", {}), twin.succeed("t3", {})) == (True, False, False)
+
+
+@pytest.mark.parametrize("code", ["TaskTimedOut", "TaskDoesNotExist", "InvalidToken"])
+def test_a_task_that_is_over_takes_no_answer_and_that_is_no_error(code: str) -> None:
+    tokens = StepFunctionsTokens(StubClient(code))
+
+    assert tokens.succeed("t", {}) is False
+    assert tokens.fail("t", "E", "c") is False
+
+
+def test_an_unknown_token_is_over_on_the_engine(engine_user: Credentials) -> None:
+    assert StepFunctionsTokens(engine_user.client("stepfunctions")).succeed("AAAA", {"a": 1}) is False
+
+
+@pytest.mark.parametrize(("code", "meaning"), [("ThrottlingException", Throttled), ("InvalidOutput", Refused)])
+def test_other_refusals_have_their_meaning_and_never_tell_the_token(code: str, meaning: type[Exception]) -> None:
+    with pytest.raises(meaning) as caught:
+        StepFunctionsTokens(StubClient(code)).succeed("secret-token", {})
+
+    assert "secret-token" not in str(caught.value)
+
+
+def test_a_failure_fits_what_step_functions_takes() -> None:
+    client = StubClient()
+
+    StepFunctionsTokens(client).fail("t", "E" * 1000, "c\ud800" * 50_000)
+
+    (request,) = client.requests
+    assert len(request["error"]) == 256
+    assert len(request["cause"].encode()) <= 32_768
+
+
+def test_a_machine_that_does_not_exist_is_not_found(engine_user: Credentials) -> None:
+    gone = "arn:aws:states:us-west-2:000000000000:stateMachine:gone"
+
+    with pytest.raises(NotFound):
+        StepFunctionsWorkflows({Machine.RUN_JOB: gone}, engine_user.client("stepfunctions")).start(
+            Machine.RUN_JOB, "n", {}
+        )
