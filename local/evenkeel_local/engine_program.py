@@ -1,4 +1,4 @@
-"""The engine's program: ministack as it is pinned, with two corrections in the branches of a Parallel state.
+"""The engine's program: ministack as it is pinned, with corrections in the branches of a Parallel state and in Lambda.
 
 Run by the engine's own interpreter, so nothing of this project can be imported here.
 
@@ -6,6 +6,8 @@ Run by the engine's own interpreter, so nothing of this project can be imported 
   and one of them then waited for ever (measured: 5 of 300 executions under load). On AWS each branch has a context of
   its own, and sees the variables of the state around it without changing them.
 * What happens inside a branch left no trace in the execution's history. On AWS it does, and people read it.
+* An error that left a handler lost its name, so no Retry of a workflow ever matched one; and it ended the function's
+  process, so the next call began cold (measured: 1.7 s instead of 15 ms). On AWS the name stays, and the process too.
 """
 
 # ruff: noqa: SLF001 - a correction reaches into what it corrects
@@ -15,9 +17,18 @@ import json
 from typing import Any
 
 from ministack import app
-from ministack.services import stepfunctions
+from ministack.core import lambda_runtime
+from ministack.services import lambda_svc, stepfunctions
 
 Document = dict[str, Any]
+
+FAILURE = "__evenkeel_handler_failure__"
+_TOLD_AS_BROKEN = '{"status": "error", "error": str(e), "trace": traceback.format_exc()}'
+_TOLD_BY_NAME = (
+    '{"status": "ok", "result": {"'
+    + FAILURE
+    + '": {"errorType": type(e).__name__, "errorMessage": str(e), "stackTrace": traceback.format_exc().splitlines()}}}'
+)
 
 
 def run_branch(states: Document, start_at: str, branch_input: Any, execution: Document, outer: Document) -> Any:
@@ -50,6 +61,28 @@ def _note(execution: Document, kind: str, details: str, name: str, **document: A
     stepfunctions._add_event(execution, kind, {details: {"name": name, **spelled}})
 
 
+def named_failures() -> None:
+    """Let an error that leaves a handler keep its name, and the process that it left."""
+    script = lambda_runtime._PYTHON_WORKER_SCRIPT
+    if script.count(_TOLD_AS_BROKEN) != 1:
+        message = "the engine's worker is not the one that this correction was written for"
+        raise RuntimeError(message)
+    lambda_runtime._PYTHON_WORKER_SCRIPT = script.replace(_TOLD_AS_BROKEN, _TOLD_BY_NAME)
+    execute = lambda_svc._execute_function_warm
+
+    def execute_and_name(func: Document, event: Any, request_id: str) -> Document:
+        result: Document = execute(func, event, request_id)
+        body = result.get("body")
+        failure = body.get(FAILURE) if isinstance(body, dict) else None
+        if failure is None:
+            return result
+        log = "\n".join(filter(None, [result.get("log", ""), *failure["stackTrace"]]))
+        return {"body": failure, "error": True, "log": log}
+
+    lambda_svc._execute_function_warm = execute_and_name
+
+
 if __name__ == "__main__":
     stepfunctions._run_sub_machine = run_branch
+    named_failures()
     app.main()
