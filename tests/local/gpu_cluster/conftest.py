@@ -1,0 +1,75 @@
+"""A local GPU cluster for the tests of its own, with everything that takes time made short."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import boto3
+import pytest
+from botocore.config import Config
+
+from evenkeel_local import gpu_cluster
+from evenkeel_local.gpu_cluster import ClusterHandle
+from tests.local.gpu_cluster.kube_client import KubeClient
+from tests.waiting import until as eventually
+
+QUICK: dict[str, Any] = {
+    "instanceGroups": [{"name": "p5-workers", "instanceType": "ml.p5.48xlarge", "count": 3}],
+    "delays": {
+        "reboot": 0.4,
+        "replace": 0.4,
+        "terminate": 0.1,
+        "heartbeat": 0.2,
+        "nodeMonitorGrace": 1.0,
+        "podGc": 0.2,
+        "agentDetect": 0.1,
+        "eventDelay": 0.0,
+        "autoRecovery": 0.2,
+        "deepHealthCheck": 0.4,
+        "restartBackoff": 0.2,
+    },
+}
+
+
+def aws_client(service: str, url: str) -> Any:
+    """Return a boto3 client of the cluster's AWS endpoint that never retries."""
+    return boto3.client(
+        service,
+        endpoint_url=url,
+        region_name="us-west-2",
+        aws_access_key_id="testing",
+        aws_secret_access_key="testing",  # noqa: S106 (no secret: nobody is asked who they are)
+        config=Config(retries={"total_max_attempts": 1}, proxies={}),
+    )
+
+
+@pytest.fixture(scope="module")
+def running_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterHandle]:
+    """One cluster for the tests of a module."""
+    with gpu_cluster.start(QUICK, tmp_path_factory.mktemp("gpu-cluster")) as handle:
+        yield handle
+
+
+@pytest.fixture
+def cluster(running_cluster: ClusterHandle) -> ClusterHandle:
+    """The module's cluster, as new."""
+    running_cluster.control("POST", "reset")
+    eventually(lambda: all(node["ready"] == "True" for node in running_cluster.nodes()), "the nodes to be ready")
+    return running_cluster
+
+
+@pytest.fixture
+def kube(cluster: ClusterHandle) -> Iterator[KubeClient]:
+    """A client of the cluster's Kubernetes API, as the admin."""
+    client = KubeClient(cluster.kubernetes_url, cluster.ca_pem, cluster.admin_token)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def sagemaker(cluster: ClusterHandle) -> Any:
+    """A boto3 client of the HyperPod operations."""
+    return aws_client("sagemaker", cluster.sagemaker_url)
+
+

@@ -1,0 +1,717 @@
+"""What a Kubernetes API server answers: one suite, for the local cluster always and for a real server when one is named.
+
+Set EVENKEEL_KUBE_APISERVER (URL), EVENKEEL_KUBE_TOKEN and EVENKEEL_KUBE_CA (a file) to run it against a real kube-apiserver. What
+such a server cannot do alone (there is no controller, scheduler or kubelet beside it) is marked `needs_controllers`.
+"""
+
+import os
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.local.gpu_cluster.kube_client import (
+    APPLY,
+    JSON_PATCH,
+    MERGE,
+    STRATEGIC,
+    Json,
+    KubeClient,
+    Refused,
+    a_job,
+    a_pod,
+)
+
+REAL = os.environ.get("EVENKEEL_KUBE_APISERVER")
+WIDGETS: Json = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {"name": "widgets.example.evenkeel.io"},
+    "spec": {
+        "group": "example.evenkeel.io",
+        "scope": "Namespaced",
+        "names": {"plural": "widgets", "singular": "widget", "kind": "Widget", "shortNames": ["wg"]},
+        "versions": [
+            {
+                "name": "v1",
+                "served": True,
+                "storage": True,
+                "subresources": {"status": {}},
+                "schema": {
+                    "openAPIV3Schema": {
+                        "type": "object",
+                        "properties": {
+                            "spec": {
+                                "type": "object",
+                                "required": ["size"],
+                                "properties": {
+                                    "size": {"type": "integer", "minimum": 1},
+                                    "colour": {"type": "string", "enum": ["red", "blue"], "default": "red"},
+                                    "parts": {"type": "array", "items": {"type": "string"}},
+                                },
+                            },
+                            "status": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
+                        },
+                    }
+                },
+            }
+        ],
+    },
+}
+needs_controllers = pytest.mark.skipif(bool(REAL), reason="a bare API server runs no controllers")
+
+
+@pytest.fixture(scope="module")
+def api(request: pytest.FixtureRequest) -> Iterator[KubeClient]:
+    if REAL:
+        ca = Path(os.environ["EVENKEEL_KUBE_CA"]).read_text()
+        client = KubeClient(REAL, ca, os.environ["EVENKEEL_KUBE_TOKEN"])
+    else:
+        handle = request.getfixturevalue("running_cluster")
+        client = KubeClient(handle.kubernetes_url, handle.ca_pem, handle.admin_token)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def space(api: KubeClient) -> Iterator[str]:
+    """A namespace of the test's own; the path to it."""
+    name = f"contract-{uuid.uuid4().hex[:8]}"
+    api.create("/api/v1/namespaces", {"metadata": {"name": name}})
+    yield f"/api/v1/namespaces/{name}"
+    api.delete(f"/api/v1/namespaces/{name}")
+
+
+@pytest.fixture
+def maps(space: str) -> str:
+    return f"{space}/configmaps"
+
+
+@pytest.fixture
+def node(api: KubeClient) -> Iterator[str]:
+    """A node object that no kubelet stands behind; the path to it."""
+    name = f"contract-{uuid.uuid4().hex[:8]}"
+    api.create("/api/v1/nodes", {"metadata": {"name": name, "labels": {"a": "1"}}})
+    yield f"/api/v1/nodes/{name}"
+    api.delete(f"/api/v1/nodes/{name}")
+
+
+@pytest.fixture(scope="module")
+def widgets(api: KubeClient) -> Iterator[str]:
+    """The definition of a custom resource; the last part of the path to its objects."""
+    path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    api.create(path, WIDGETS)
+    api.until(
+        f"{path}/widgets.example.evenkeel.io",
+        lambda crd: any(c["type"] == "Established" and c["status"] == "True" for c in crd["status"].get("conditions", [])),
+        "the definition to be established",
+    )
+    yield "widgets"
+    api.delete(f"{path}/widgets.example.evenkeel.io")
+
+
+def of_widgets(space: str) -> str:
+    return space.replace("/api/v1", "/apis/example.evenkeel.io/v1") + "/widgets"
+
+
+def a_map(name: str, **data: str) -> Json:
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
+
+
+# Reading and writing
+
+
+def test_a_created_object_has_what_the_server_gives_it(api: KubeClient, maps: str) -> None:
+    created = api.create(maps, a_map("one", a="1"))
+
+    metadata = created["metadata"]
+    assert {"uid", "resourceVersion", "creationTimestamp", "namespace", "name"} <= set(metadata)
+    assert (created["kind"], created["apiVersion"]) == ("ConfigMap", "v1")
+    assert api.get(f"{maps}/one") == created
+
+
+def test_a_name_is_taken_once(api: KubeClient, maps: str) -> None:
+    api.create(maps, a_map("one"))
+
+    refused = api.status_of("POST", maps, a_map("one"))
+
+    assert (refused.code, refused.reason) == (409, "AlreadyExists")
+    assert refused.status["details"] == {"name": "one", "kind": "configmaps"}
+
+
+def test_generate_name_makes_a_new_one(api: KubeClient, maps: str) -> None:
+    body = {"metadata": {"generateName": "made-"}}
+
+    names = {api.create(maps, body)["metadata"]["name"] for _ in range(2)}
+
+    assert len(names) == 2
+    assert all(name.startswith("made-") and len(name) == len("made-") + 5 for name in names)
+
+
+def test_what_is_not_there_is_a_status_404(api: KubeClient, maps: str) -> None:
+    refused = api.status_of("GET", f"{maps}/none")
+
+    assert (refused.code, refused.reason) == (404, "NotFound")
+    assert refused.status["kind"] == "Status"
+    assert refused.status["message"] == 'configmaps "none" not found'
+
+
+def test_a_namespace_that_is_not_there_takes_nothing(api: KubeClient) -> None:
+    refused = api.status_of("POST", "/api/v1/namespaces/nowhere-at-all/configmaps", a_map("one"))
+
+    assert (refused.code, refused.reason) == (404, "NotFound")
+
+
+def test_a_body_of_another_kind_is_refused(api: KubeClient, maps: str) -> None:
+    assert api.status_of("POST", maps, {"kind": "Secret", "apiVersion": "v1", "metadata": {"name": "x"}}).code == 400
+    assert api.status_of("POST", maps, "{not json").code == 400
+
+
+@pytest.mark.parametrize("name", ["Upper", "under_score", "-first", "a" * 254])
+def test_a_name_that_is_none_is_invalid(api: KubeClient, maps: str, name: str) -> None:
+    refused = api.status_of("POST", maps, a_map(name))
+
+    assert (refused.code, refused.reason) == (422, "Invalid")
+    assert refused.status["details"]["causes"][0]["field"] == "metadata.name"
+
+
+def test_an_update_of_an_old_version_is_a_conflict(api: KubeClient, maps: str) -> None:
+    first = api.create(maps, a_map("one", a="1"))
+    api.call("PUT", f"{maps}/one", {**first, "data": {"a": "2"}})
+
+    refused = api.status_of("PUT", f"{maps}/one", {**first, "data": {"a": "3"}})
+
+    assert (refused.code, refused.reason) == (409, "Conflict")
+    assert api.get(f"{maps}/one")["data"] == {"a": "2"}
+
+
+def test_a_write_that_changes_nothing_keeps_the_version(api: KubeClient, maps: str) -> None:
+    first = api.create(maps, a_map("one", a="1"))
+
+    again = api.patch(f"{maps}/one", {"data": {"a": "1"}})
+
+    assert again["metadata"]["resourceVersion"] == first["metadata"]["resourceVersion"]
+
+
+def test_a_dry_run_leaves_nothing(api: KubeClient, maps: str) -> None:
+    created = api.create(f"{maps}?dryRun=All", a_map("one", a="1"))
+
+    assert created["data"] == {"a": "1"}
+    assert api.status_of("GET", f"{maps}/one").code == 404
+
+
+def test_parallel_writers_lose_no_update(api: KubeClient, maps: str) -> None:
+    api.create(maps, a_map("counter", n="0"))
+
+    def add() -> None:
+        for _ in range(10):
+            while True:
+                current = api.get(f"{maps}/counter")
+                current["data"]["n"] = str(int(current["data"]["n"]) + 1)
+                try:
+                    api.call("PUT", f"{maps}/counter", current)
+                except Refused as refused:
+                    assert refused.code == 409
+                    continue
+                break
+
+    threads = [threading.Thread(target=add) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+
+    assert api.get(f"{maps}/counter")["data"] == {"n": "30"}
+
+
+# Patches
+
+
+def test_a_merge_patch_removes_with_null(api: KubeClient, maps: str) -> None:
+    api.create(maps, a_map("one", a="1", b="2"))
+
+    assert api.patch(f"{maps}/one", {"data": {"a": None, "c": "3"}})["data"] == {"b": "2", "c": "3"}
+
+
+def test_a_patch_with_a_stale_version_is_a_conflict(api: KubeClient, maps: str) -> None:
+    first = api.create(maps, a_map("one", a="1"))
+    api.patch(f"{maps}/one", {"data": {"a": "2"}})
+
+    body = {"metadata": {"resourceVersion": first["metadata"]["resourceVersion"]}, "data": {"a": "3"}}
+    for kind in (MERGE, STRATEGIC):
+        refused = api.status_of("PATCH", f"{maps}/one", body, kind)
+        assert (refused.code, refused.reason) == (409, "Conflict")
+
+
+def test_a_patch_with_another_uid_is_a_conflict(api: KubeClient, maps: str) -> None:
+    api.create(maps, a_map("one", a="1"))
+
+    refused = api.status_of("PATCH", f"{maps}/one", {"metadata": {"uid": str(uuid.uuid4())}}, MERGE)
+
+    assert (refused.code, refused.reason) == (409, "Conflict")
+
+
+@pytest.mark.parametrize("kind", [MERGE, STRATEGIC])
+def test_a_node_is_cordoned_and_tainted_by_patch(api: KubeClient, node: str, kind: str) -> None:
+    taint = {"key": "evenkeel.io/suspect", "value": "inc-1", "effect": "NoSchedule"}
+
+    patched = api.patch(node, {"spec": {"unschedulable": True, "taints": [taint]}}, kind)
+
+    assert patched["spec"]["unschedulable"] is True
+    assert taint in patched["spec"]["taints"]
+
+
+def test_a_strategic_patch_replaces_taints_and_merges_conditions(api: KubeClient, node: str) -> None:
+    two = [{"key": "a", "effect": "NoSchedule"}, {"key": "b", "effect": "NoSchedule"}]
+    api.patch(node, {"spec": {"taints": two}}, STRATEGIC)
+    conditions = [{"type": "A", "status": "True"}, {"type": "B", "status": "True"}]
+    api.patch(f"{node}/status", {"status": {"conditions": conditions}}, STRATEGIC)
+
+    patched = api.patch(node, {"spec": {"taints": two[:1]}}, STRATEGIC)
+    merged = api.patch(f"{node}/status", {"status": {"conditions": [{"type": "B", "status": "False"}]}}, STRATEGIC)
+
+    assert "b" not in {taint["key"] for taint in patched["spec"]["taints"]}
+    values = {entry["type"]: entry["status"] for entry in merged["status"]["conditions"]}
+    assert (values["A"], values["B"]) == ("True", "False")
+
+
+def test_a_json_patch_guards_with_test(api: KubeClient, node: str) -> None:
+    failing = [{"op": "test", "path": "/metadata/labels/a", "value": "2"}, {"op": "add", "path": "/spec/unschedulable", "value": True}]
+    passing = [{"op": "test", "path": "/metadata/labels/a", "value": "1"}, {"op": "add", "path": "/spec/unschedulable", "value": True}]
+
+    refused = api.status_of("PATCH", node, failing, JSON_PATCH)
+    patched = api.patch(node, passing, JSON_PATCH)
+
+    assert (refused.code, refused.reason) == (422, "Invalid")
+    assert patched["spec"]["unschedulable"] is True
+
+
+def test_a_json_patch_of_a_missing_path_is_invalid(api: KubeClient, maps: str) -> None:
+    api.create(maps, a_map("one", a="1"))
+
+    refused = api.status_of("PATCH", f"{maps}/one", [{"op": "remove", "path": "/data/none"}], JSON_PATCH)
+
+    assert (refused.code, refused.reason) == (422, "Invalid")
+
+
+def test_a_patch_of_an_unknown_type_is_415(api: KubeClient, maps: str) -> None:
+    api.create(maps, a_map("one", a="1"))
+
+    assert api.status_of("PATCH", f"{maps}/one", {"data": {}}, "application/json").code == 415
+
+
+def test_an_invalid_taint_is_refused(api: KubeClient, node: str) -> None:
+    refused = api.status_of("PATCH", node, {"spec": {"taints": [{"key": "a", "effect": "Never"}]}}, MERGE)
+
+    assert (refused.code, refused.reason) == (422, "Invalid")
+
+
+def test_a_node_is_not_renamed_or_given_another_provider(api: KubeClient, node: str) -> None:
+    api.patch(node, {"spec": {"providerID": "aws:///usw2-az1/i-0123456789abcdef0"}})
+
+    refused = api.status_of("PATCH", node, {"spec": {"providerID": "aws:///usw2-az1/i-0aaaaaaaaaaaaaaaa"}}, MERGE)
+
+    assert (refused.code, refused.reason) == (422, "Invalid")
+
+
+# Status
+
+
+def test_the_status_is_written_by_its_own_path_alone(api: KubeClient, node: str) -> None:
+    condition = {"type": "Odd", "status": "True"}
+
+    whole = api.patch(node, {"status": {"conditions": [condition]}})
+    status = api.patch(f"{node}/status", {"status": {"conditions": [condition]}, "spec": {"unschedulable": True}})
+
+    assert not any(entry["type"] == "Odd" for entry in whole["status"].get("conditions", []))
+    assert any(entry["type"] == "Odd" for entry in status["status"]["conditions"])
+    assert "unschedulable" not in status["spec"]
+
+
+# Lists
+
+
+def test_label_and_field_selectors_choose(api: KubeClient, maps: str) -> None:
+    for name, tier in (("one", "gold"), ("two", "gold"), ("three", "lead")):
+        api.create(maps, {"metadata": {"name": name, "labels": {"tier": tier, name: "yes"}}})
+
+    def names(query: str) -> set[str]:
+        return {item["metadata"]["name"] for item in api.items(f"{maps}?{query}")} - {"kube-root-ca.crt"}
+
+    assert names("labelSelector=tier=gold") == {"one", "two"}
+    assert names("labelSelector=tier!%3Dgold") == {"three"}
+    assert names("labelSelector=tier%20in%20(lead,iron)") == {"three"}
+    assert names("labelSelector=tier%20notin%20(lead),one") == {"one"}
+    assert names("labelSelector=!one,tier") == {"two", "three"}
+    assert names("fieldSelector=metadata.name=two") == {"two"}
+    assert api.status_of("GET", f"{maps}?fieldSelector=data.a=1").code == 400
+    assert api.status_of("GET", f"{maps}?labelSelector=a%20in").code == 400
+
+
+def test_pages_are_of_one_moment(api: KubeClient, maps: str) -> None:
+    for number in range(5):
+        api.create(maps, {"metadata": {"name": f"m{number}", "labels": {"page": "1"}}})
+
+    first = api.get(f"{maps}?labelSelector=page&limit=2")
+    api.delete(f"{maps}/m3")
+    second = api.get(f"{maps}?labelSelector=page&limit=2&continue={first['metadata']['continue']}")
+    third = api.get(f"{maps}?labelSelector=page&limit=2&continue={second['metadata']['continue']}")
+
+    names = [item["metadata"]["name"] for page in (first, second, third) for item in page["items"]]
+    assert names == ["m0", "m1", "m2", "m3", "m4"]
+    assert "continue" not in third["metadata"]
+    assert len({page["metadata"]["resourceVersion"] for page in (first, second, third)}) == 1
+
+
+# Watches
+
+
+def test_a_watch_tells_what_happens_after_a_version(api: KubeClient, maps: str) -> None:
+    start = api.get(maps)["metadata"]["resourceVersion"]
+    api.create(maps, a_map("one", a="1"))
+    api.patch(f"{maps}/one", {"data": {"a": "2"}})
+    api.delete(f"{maps}/one")
+
+    events: list[Json] = []
+    for event in api.watch(f"{maps}?resourceVersion={start}&fieldSelector=metadata.name=one", seconds=5):
+        events.append(event)
+        if len(events) == 3:
+            break
+
+    assert [event["type"] for event in events] == ["ADDED", "MODIFIED", "DELETED"]
+    versions = [int(event["object"]["metadata"]["resourceVersion"]) for event in events]
+    assert versions == sorted(set(versions))
+
+
+def test_an_object_that_leaves_the_selection_is_deleted_for_the_watch(api: KubeClient, maps: str) -> None:
+    start = api.get(maps)["metadata"]["resourceVersion"]
+    api.create(maps, {"metadata": {"name": "one", "labels": {"in": "yes"}}})
+    api.patch(f"{maps}/one", {"metadata": {"labels": {"in": None}}})
+    api.patch(f"{maps}/one", {"metadata": {"labels": {"in": "again"}}})
+
+    kinds: list[str] = []
+    for event in api.watch(f"{maps}?resourceVersion={start}&labelSelector=in", seconds=5):
+        kinds.append(event["type"])
+        if len(kinds) == 3:
+            break
+
+    assert kinds == ["ADDED", "DELETED", "ADDED"]
+
+
+def test_a_watch_without_a_version_begins_with_what_is_there(api: KubeClient, maps: str) -> None:
+    api.create(maps, {"metadata": {"name": "one", "labels": {"seen": "yes"}}})
+
+    first = next(api.watch(f"{maps}?labelSelector=seen"))
+
+    assert (first["type"], first["object"]["metadata"]["name"]) == ("ADDED", "one")
+
+
+def test_a_watch_ends_in_time(api: KubeClient, maps: str) -> None:
+    start = api.get(maps)["metadata"]["resourceVersion"]
+
+    assert list(api.watch(f"{maps}?resourceVersion={start}&labelSelector=none", seconds=1)) == []
+
+
+def test_initial_events_end_with_a_bookmark(api: KubeClient, maps: str) -> None:
+    api.create(maps, {"metadata": {"name": "one", "labels": {"seen": "yes"}}})
+    query = "labelSelector=seen&sendInitialEvents=true&allowWatchBookmarks=true&resourceVersionMatch=NotOlderThan"
+
+    events: list[Json] = []
+    for event in api.watch(f"{maps}?{query}"):
+        events.append(event)
+        if event["type"] == "BOOKMARK":
+            break
+
+    assert [event["type"] for event in events] == ["ADDED", "BOOKMARK"]
+    assert events[-1]["object"]["metadata"]["annotations"] == {"k8s.io/initial-events-end": "true"}
+
+
+# Deletion
+
+
+def test_a_deleted_config_map_is_told_as_a_status(api: KubeClient, maps: str) -> None:
+    created = api.create(maps, a_map("one"))
+
+    answer = api.delete(f"{maps}/one")
+
+    assert (answer["kind"], answer["status"]) == ("Status", "Success")
+    assert answer["details"] == {"name": "one", "kind": "configmaps", "uid": created["metadata"]["uid"]}
+
+
+def test_a_precondition_guards_a_deletion(api: KubeClient, maps: str) -> None:
+    api.create(maps, a_map("one"))
+
+    refused = api.status_of("DELETE", f"{maps}/one", {"preconditions": {"uid": str(uuid.uuid4())}})
+
+    assert (refused.code, refused.reason) == (409, "Conflict")
+    assert api.get(f"{maps}/one")
+
+
+def test_a_finalizer_holds_an_object_until_it_is_taken_off(api: KubeClient, maps: str) -> None:
+    body = a_map("held")
+    body["metadata"]["finalizers"] = ["evenkeel.io/held"]
+    api.create(maps, body)
+
+    deleted = api.delete(f"{maps}/held")
+    added = api.status_of("PATCH", f"{maps}/held", {"metadata": {"finalizers": ["evenkeel.io/held", "a.io/b"]}}, MERGE)
+    held = api.get(f"{maps}/held")
+    api.patch(f"{maps}/held", {"metadata": {"finalizers": None}})
+
+    assert deleted["metadata"]["deletionTimestamp"] == held["metadata"]["deletionTimestamp"]
+    assert added.code == 422
+    assert api.status_of("GET", f"{maps}/held").code == 404
+
+
+def test_a_collection_is_deleted_by_selector(api: KubeClient, maps: str) -> None:
+    for name in ("one", "two"):
+        api.create(maps, {"metadata": {"name": name, "labels": {"go": name}}})
+
+    api.call("DELETE", f"{maps}?labelSelector=go=one")
+
+    assert api.status_of("GET", f"{maps}/one").code == 404
+    assert api.get(f"{maps}/two")
+
+
+# Jobs and pods
+
+
+def jobs_of(space: str) -> str:
+    return space.replace("/api/v1", "/apis/batch/v1") + "/jobs"
+
+
+def test_a_job_gets_its_selector_and_defaults(api: KubeClient, space: str) -> None:
+    job = api.create(jobs_of(space), a_job("one", "true", spec={"suspend": True}))
+
+    uid = job["metadata"]["uid"]
+    assert job["spec"]["selector"] == {"matchLabels": {"batch.kubernetes.io/controller-uid": uid}}
+    labels = job["spec"]["template"]["metadata"]["labels"]
+    assert labels["batch.kubernetes.io/job-name"] == labels["job-name"] == "one"
+    assert job["metadata"]["generation"] == 1
+    assert api.status_of("POST", jobs_of(space), a_job("one", "true")).reason == "AlreadyExists"
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"template": {"spec": {"containers": [{"name": "a", "image": "b"}]}}}, "spec.template.spec.restartPolicy"),
+        ({"completions": None}, "spec.completions"),
+        ({"parallelism": -1}, "spec.parallelism"),
+        ({"podReplacementPolicy": "Sometimes"}, "spec.podReplacementPolicy"),
+    ],
+)
+def test_a_job_that_cannot_be_is_invalid(api: KubeClient, space: str, change: Json, field: str) -> None:
+    body = a_job("one", "true")
+    body["spec"].update(change)
+    body["spec"] = {key: value for key, value in body["spec"].items() if value is not None}
+
+    refused = api.status_of("POST", jobs_of(space), body)
+
+    assert (refused.code, refused.reason) == (422, "Invalid")
+    assert field in {cause["field"] for cause in refused.status["details"]["causes"]}
+
+
+def test_a_jobs_template_and_completions_do_not_change(api: KubeClient, space: str) -> None:
+    api.create(jobs_of(space), a_job("one", "true", spec={"suspend": True}))
+
+    refused = api.status_of("PATCH", f"{jobs_of(space)}/one", {"spec": {"completions": 7}}, MERGE)
+
+    assert (refused.code, refused.reason) == (422, "Invalid")
+
+
+def test_a_job_deleted_in_the_foreground_waits_for_its_finalizer(api: KubeClient, space: str) -> None:
+    api.create(jobs_of(space), a_job("one", "true", spec={"suspend": True}))
+
+    deleted = api.delete(f"{jobs_of(space)}/one", {"propagationPolicy": "Foreground"})
+
+    assert deleted["kind"] == "Job"
+    assert deleted["metadata"]["finalizers"] == ["foregroundDeletion"]
+    if not REAL:
+        api.until_gone(f"{jobs_of(space)}/one")
+
+
+def test_gpus_are_limited_not_only_requested(api: KubeClient, space: str) -> None:
+    body = a_pod("greedy")
+    body["spec"]["containers"][0]["resources"] = {"requests": {"nvidia.com/gpu": "1"}}
+
+    refused = api.status_of("POST", f"{space}/pods", body)
+
+    assert (refused.code, refused.reason) == (422, "Invalid")
+
+
+def test_a_pods_containers_do_not_change(api: KubeClient, space: str) -> None:
+    api.create(f"{space}/pods", a_pod("one", schedulerName="nobody"))
+
+    change = {"spec": {"containers": [{"name": "main", "command": ["other"]}]}}
+    refused = api.status_of("PATCH", f"{space}/pods/one", change, STRATEGIC)
+    image = api.patch(f"{space}/pods/one", {"spec": {"containers": [{"name": "main", "image": "new:2"}]}}, STRATEGIC)
+
+    assert (refused.code, refused.reason) == (422, "Invalid")
+    assert image["spec"]["containers"][0]["image"] == "new:2"
+
+
+def test_a_waiting_pod_is_deleted_at_once(api: KubeClient, space: str) -> None:
+    api.create(f"{space}/pods", a_pod("one", schedulerName="nobody"))
+
+    api.delete(f"{space}/pods/one")
+
+    assert api.status_of("GET", f"{space}/pods/one").code == 404
+
+
+def test_every_pod_tolerates_a_lost_node_for_five_minutes(api: KubeClient, space: str) -> None:
+    pod = api.create(f"{space}/pods", a_pod("one", schedulerName="nobody"))
+
+    tolerated = {item["key"]: item["tolerationSeconds"] for item in pod["spec"]["tolerations"]}
+    assert tolerated == {"node.kubernetes.io/not-ready": 300, "node.kubernetes.io/unreachable": 300}
+    assert pod["status"]["phase"] == "Pending"
+
+
+def test_priority_comes_from_the_class(api: KubeClient, space: str) -> None:
+    name = f"contract-{uuid.uuid4().hex[:8]}"
+    api.create("/apis/scheduling.k8s.io/v1/priorityclasses", {"metadata": {"name": name}, "value": 700})
+
+    pod = api.create(f"{space}/pods", a_pod("one", schedulerName="nobody", priorityClassName=name))
+    refused = api.status_of("POST", f"{space}/pods", a_pod("two", priorityClassName="unheard-of"))
+    frozen = api.status_of("PATCH", f"/apis/scheduling.k8s.io/v1/priorityclasses/{name}", {"value": 1}, MERGE)
+    api.delete(f"/apis/scheduling.k8s.io/v1/priorityclasses/{name}")
+
+    assert pod["spec"]["priority"] == 700
+    assert refused.code == 403
+    assert frozen.code == 422
+
+
+# Eviction
+
+
+def test_a_pod_is_evicted_and_a_missing_one_is_404(api: KubeClient, space: str) -> None:
+    api.create(f"{space}/pods", a_pod("one", schedulerName="nobody"))
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "one"}}
+
+    answer = api.create(f"{space}/pods/one/eviction", eviction)
+    refused = api.status_of("POST", f"{space}/pods/none/eviction", {**eviction, "metadata": {"name": "none"}})
+
+    assert (answer["kind"], answer["status"], answer["code"]) == ("Status", "Success", 201)
+    assert refused.code == 404
+
+
+def test_a_blocked_eviction_is_429_without_retry_after(api: KubeClient, space: str) -> None:
+    api.create(f"{space}/pods", a_pod("one", schedulerName="nobody"))
+    budget = {"metadata": {"name": "all"}, "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "one"}}}}
+    path = space.replace("/api/v1", "/apis/policy/v1") + "/poddisruptionbudgets"
+    api.create(path, budget)
+    api.patch(f"{space}/pods/one/status", {"status": {"phase": "Running"}})
+    status = {"disruptionsAllowed": 0, "currentHealthy": 1, "desiredHealthy": 1, "expectedPods": 1, "observedGeneration": 1}
+    api.patch(f"{path}/all/status", {"status": status})
+    eviction: Json = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "one"}}
+
+    refused = api.status_of("POST", f"{space}/pods/one/eviction", eviction)
+    dry = api.status_of("POST", f"{space}/pods/one/eviction", {**eviction, "deleteOptions": {"dryRun": ["All"]}})
+
+    for answer in (refused, dry):
+        assert (answer.code, answer.reason) == (429, "TooManyRequests")
+        assert answer.status["details"]["causes"][0]["reason"] == "DisruptionBudget"
+        assert "Retry-After" not in answer.headers
+
+
+# Custom resources
+
+
+def test_a_custom_object_is_held_to_its_schema(api: KubeClient, space: str, widgets: str) -> None:
+    path = of_widgets(space)
+
+    created = api.create(path, {"apiVersion": "example.evenkeel.io/v1", "kind": "Widget", "metadata": {"name": "one"}, "spec": {"size": 2, "unknown": 1}})
+    for spec in ({"size": 0}, {"size": "2"}, {"size": 1, "colour": "green"}, {}):
+        refused = api.status_of("POST", path, {"apiVersion": "example.evenkeel.io/v1", "kind": "Widget", "metadata": {"name": "two"}, "spec": spec})
+        assert (refused.code, refused.reason) == (422, "Invalid"), spec
+
+    assert created["spec"] == {"size": 2, "colour": "red"}
+    assert created["metadata"]["generation"] == 1
+
+
+def test_a_custom_object_takes_no_strategic_patch(api: KubeClient, space: str, widgets: str) -> None:
+    path = of_widgets(space)
+    api.create(path, {"apiVersion": "example.evenkeel.io/v1", "kind": "Widget", "metadata": {"name": "one"}, "spec": {"size": 2}})
+
+    refused = api.status_of("PATCH", f"{path}/one", {"spec": {"size": 3}}, STRATEGIC)
+    merged = api.patch(f"{path}/one", {"spec": {"size": 3}})
+    status = api.patch(f"{path}/one/status", {"status": {"done": True}, "spec": {"size": 9}})
+    deleted = api.delete(f"{path}/one")
+
+    assert (refused.code, refused.reason) == (415, "UnsupportedMediaType")
+    assert (merged["spec"]["size"], merged["metadata"]["generation"]) == (3, 2)
+    assert (status["status"], status["spec"]["size"], status["metadata"]["generation"]) == ({"done": True}, 3, 2)
+    assert (deleted["kind"], deleted["status"]) == ("Status", "Success")
+
+
+# Server-side apply
+
+
+def test_apply_owns_what_it_applied(api: KubeClient, maps: str) -> None:
+    def apply(manager: str, data: dict[str, str], force: bool = False) -> Any:
+        query = f"fieldManager={manager}{'&force=true' if force else ''}"
+        return api.patch(f"{maps}/one?{query}", a_map("one", **data), APPLY)
+
+    apply("first", {"a": "1", "b": "1"})
+    apply("second", {"c": "1"})
+    shared = apply("second", {"c": "1", "a": "1"})
+    refused = api.status_of("PATCH", f"{maps}/one?fieldManager=second", a_map("one", c="1", a="2"), APPLY)
+    forced = apply("second", {"c": "1", "a": "2"}, force=True)
+    removed = apply("first", {"a": "2"}, force=True)
+
+    assert shared["data"] == {"a": "1", "b": "1", "c": "1"}
+    assert (refused.code, refused.reason) == (409, "Conflict")
+    assert "first" in str(refused.status["message"])
+    assert refused.status["details"]["causes"][0]["reason"] == "FieldManagerConflict"
+    assert refused.status["details"]["causes"][0]["field"] == ".data.a"
+    assert forced["data"] == {"a": "2", "b": "1", "c": "1"}
+    assert removed["data"] == {"a": "2", "c": "1"}
+
+
+def test_apply_conflicts_with_an_update(api: KubeClient, maps: str) -> None:
+    api.patch(f"{maps}/one?fieldManager=first", a_map("one", a="1"), APPLY)
+    api.patch(f"{maps}/one?fieldManager=hand", {"data": {"a": "2"}})
+
+    refused = api.status_of("PATCH", f"{maps}/one?fieldManager=first", a_map("one", a="1"), APPLY)
+
+    assert (refused.code, refused.reason) == (409, "Conflict")
+    assert "hand" in str(refused.status["message"])
+
+
+def test_apply_needs_a_manager(api: KubeClient, maps: str) -> None:
+    assert api.status_of("PATCH", f"{maps}/one", a_map("one"), APPLY).code in (400, 422)
+
+
+def test_apply_merges_containers_by_name(api: KubeClient, space: str) -> None:
+    path = f"{jobs_of(space)}/one?fieldManager=first"
+    body = a_job("one", "true", spec={"suspend": True})
+
+    created = api.patch(path, body, APPLY)
+    again = api.patch(path, body, APPLY)
+
+    assert again["metadata"]["resourceVersion"] == created["metadata"]["resourceVersion"]
+    managers = {(entry["manager"], entry["operation"]) for entry in again["metadata"]["managedFields"]}
+    assert managers == {("first", "Apply")}
+
+
+# Who may
+
+
+def test_a_bad_token_is_401(api: KubeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "token", "nonsense")
+
+    refused = api.status_of("GET", "/api/v1/nodes")
+
+    assert (refused.code, refused.reason) == (401, "Unauthorized")
+
+
+def test_discovery_names_the_kinds(api: KubeClient, widgets: str) -> None:
+    core = api.get("/api/v1")
+    groups = {group["name"] for group in api.get("/apis")["groups"]}
+    custom = api.get("/apis/example.evenkeel.io/v1")
+
+    assert {"pods", "pods/eviction", "pods/log", "nodes", "nodes/status"} <= {item["name"] for item in core["resources"]}
+    assert {"batch", "policy", "rbac.authorization.k8s.io", "example.evenkeel.io"} <= groups
+    assert {"widgets", "widgets/status"} == {item["name"] for item in custom["resources"]}
+    assert api.get("/version")["major"] == "1"
