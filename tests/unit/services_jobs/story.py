@@ -1,10 +1,12 @@
 """A job's life in memory: the services in the order in which the workflow calls them, on the twins of every port."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import Any
 
 from evenkeel.domain.policy import Mode, Policy
 from evenkeel.domain.scheduling.jobs import Attempt, Job, JobSpec
+from evenkeel.ports import Put, Row, Table
 from evenkeel.services import (
     cancel_job,
     launch_job,
@@ -14,6 +16,8 @@ from evenkeel.services import (
     settle_attempt,
     stop_attempt,
     submit_job,
+    sweep_fleet,
+    watch_cluster,
 )
 from tests.fakes import CrashPlan, FakeWorld, crashing
 from tests.fakes.cluster import CLUSTER
@@ -118,6 +122,33 @@ class Story:
             now=self.world.clock.now(),
         )
 
+    def sweep(self) -> sweep_fleet.Outcome:
+        ports = sweep_fleet.World(
+            ledger=self.ledger,
+            cluster=self.cluster,
+            provider=self.world.provider,
+            workflows=self.workflows,
+            wait_answers=self.world.wait_answers,
+            passes=self.passes,
+            clock=self.world.clock,
+            ids=self.world.ids,
+            telemetry=self.world.telemetry,
+        )
+        return sweep_fleet.run(ports, clusters=(CLUSTER,), policy=self.policy, mode=self.mode, drills_may_act=True)
+
+    def watch(self) -> watch_cluster.Outcome:
+        ports = watch_cluster.World(
+            ledger=self.ledger,
+            cluster=self.cluster,
+            provider=self.world.provider,
+            workflows=self.workflows,
+            wait_answers=self.world.wait_answers,
+            clock=self.world.clock,
+            ids=self.world.ids,
+            telemetry=self.world.telemetry,
+        )
+        return watch_cluster.run(ports, clusters=(CLUSTER,), policy=self.policy, drills_may_act=True)
+
     # ------------------------------------------------------------ several beats at once
 
     def started(self, **changes: Any) -> Job:
@@ -159,22 +190,20 @@ class Story:
 
     def set_job(self, job: Job) -> None:
         """Write a job as another service would."""
-        from evenkeel.ports import Put
+        self.put(rows.job_row(job, 0))
 
-        row = self.world.ledger.get(rows.job_key(job.job_id))
-        assert row
-        self.world.ledger.commit(Put(rows.job_row(job, row.version)))
+    def put(self, *written: Row) -> None:
+        """Write rows as other services would, whatever version they are at."""
+        for row in written:
+            there = self.world.ledger.get(row.key)
+            self.world.ledger.commit(Put(replace(row, version=there.version if there else 0)))
 
     def save(self, job_id: str, attempt: int, step: int, seconds: float = 0) -> str:
         """Store a checkpoint whose write began some seconds from now."""
-        from datetime import timedelta
-
         began = self.world.clock.now() + timedelta(seconds=seconds)
         return self.world.checkpoints.save(
             self.job(job_id).spec.checkpoint_uri, job_id, attempt, step, began.isoformat()
         )
 
     def timeline(self, job_id: str) -> list[str]:
-        from evenkeel.ports import Table
-
         return [row.doc["kind"] for row in self.world.ledger.partition(Table.JOBS, f"JOB#{job_id}", "EVENT#")]

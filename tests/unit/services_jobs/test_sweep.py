@@ -1,0 +1,449 @@
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.health.faults import Severity
+from evenkeel.domain.health.incidents import Incident, IncidentState
+from evenkeel.domain.nodes import FleetNode, NodeLife
+from evenkeel.domain.policy import Mode, Policy, WatchPolicy
+from evenkeel.domain.scheduling.jobs import AttemptState, JobState
+from evenkeel.ports import ExecutionState, Machine, Table, Unreachable
+from evenkeel.services import locks, rows
+from tests.fakes import a_provider_node
+from tests.fakes.cluster import CLUSTER, TAINT_TEXT, a_node, instance_id
+from tests.unit.services_jobs.story import Story
+
+
+def an_incident(story: Story, number: int = 1, **changes: Any) -> Incident:
+    now = story.world.clock.now()
+    record = a_provider_node(number)
+    life = NodeLife(cluster=CLUSTER, instance_id=record.instance_id, launched_at=record.launched_at)
+    facts: dict[str, Any] = {
+        "incident_id": "inc-1",
+        "life": life,
+        "slot": f"{CLUSTER}/{record.logical_id}",
+        "node_name": a_node(number).name,
+        "pool": "p5-workers",
+        "instance_type": "ml.p5.48xlarge",
+        "state": IncidentState.OPEN,
+        "severity": Severity.CRITICAL,
+        "fault_key": "xid:79",
+        "first_signal_at": now,
+        "opened_at": now,
+    }
+    incident = Incident.model_validate({**facts, **changes})
+    story.put(rows.incident_row(incident, 0))
+    if not incident.state.is_settled:
+        story.put(rows.open_row(life, incident.incident_id))
+    return incident
+
+
+def fleet(story: Story) -> dict[str, FleetNode]:
+    listed = story.world.ledger.by_state(Table.FLEET, "NODE").rows
+    return {row.doc["life"]["instanceId"]: rows.read(row, FleetNode) for row in listed}
+
+
+def later(story: Story, seconds: float = 60) -> None:
+    story.world.clock.advance(seconds)
+
+
+# ---------------------------------------------------------------- nothing amiss
+
+
+def test_a_sweep_over_a_sound_fleet_mends_nothing() -> None:
+    story = Story()
+    story.running()
+    later(story)
+
+    outcome = story.sweep()
+
+    assert (outcome.outcome, outcome.mended, outcome.failed) == ("SWEPT", {}, ())
+    assert story.world.ledger.get(rows.heartbeat_key("sweep_fleet"))
+
+
+def test_a_second_sweep_writes_only_its_lock_and_heartbeat() -> None:
+    story = Story()
+    story.running()
+    later(story)
+    story.sweep()
+    before = story.world.ledger.contents()
+    later(story)
+
+    story.sweep()
+
+    after = story.world.ledger.contents()
+    assert {key for key in after if after[key] != before.get(key)} == {
+        "FLEET HEARTBEAT#sweep_fleet META",
+        "FLEET LOCK#sweep META",
+    }
+
+
+def test_only_one_sweeps() -> None:
+    story = Story()
+    assert locks.take(story.world.ledger, "sweep", "op-other", seconds=60, now=story.world.clock.now())
+
+    assert story.sweep().outcome == "HELD_BY_ANOTHER"
+
+
+def test_a_step_that_fails_leaves_the_others_alone() -> None:
+    story = Story()
+    job = story.submit()
+    story.world.workflows.start = _refuse  # type: ignore[method-assign]
+    story.run_pass()
+    del story.world.workflows.start
+    later(story)
+    story.world.provider.nodes = _refuse  # type: ignore[method-assign]
+
+    outcome = story.sweep()
+
+    assert {failure.partition(":")[0] for failure in outcome.failed} == {"fleet", "arrivals", "gauges"}
+    assert outcome.mended == {"attempts": 1}
+    assert story.world.workflows.names(Machine.RUN_JOB) == [f"{job.job_id}-a1"]
+
+
+def _refuse(*_: Any, **__: Any) -> Any:
+    raise Unreachable("no answer")
+
+
+# ---------------------------------------------------------------- the fleet's memory
+
+
+def test_every_machine_is_remembered() -> None:
+    story = Story(size=2)
+    story.running(nodes=1)
+
+    story.sweep()
+
+    nodes = fleet(story)
+    assert set(nodes) == {instance_id(1), instance_id(2)}
+    first = nodes[instance_id(1)]
+    assert (first.pool, first.slot, first.is_ready) == ("p5-workers", f"{CLUSTER}/seat-1", True)
+    assert (first.accelerators, first.accelerators_in_use) == (8, 8)
+
+
+def test_a_machine_that_left_is_marked_gone_and_expires() -> None:
+    story = Story(size=2)
+    story.sweep()
+    story.world.cluster.remove_node(a_node(2).name)
+    del story.world.provider.by_id[instance_id(2)]
+
+    story.sweep()
+
+    assert [fleet(story)[instance_id(number)].is_gone for number in (1, 2)] == [False, True]
+    row = story.world.ledger.get(rows.node_key(CLUSTER, instance_id(2)))
+    assert row
+    assert row.expires_at
+
+
+def test_a_provider_that_does_not_answer_makes_no_machine_gone() -> None:
+    story = Story(size=2)
+    story.sweep()
+    story.world.provider.nodes = _refuse  # type: ignore[method-assign]
+
+    story.sweep()
+
+    assert not any(node.is_gone for node in fleet(story).values())
+
+
+def test_a_long_list_is_taken_up_where_it_was_left() -> None:
+    story = Story(size=250, policy=Policy(watch=WatchPolicy(sweep_page_budget=1)))
+    story.sweep()
+    for number in range(1, 251):
+        story.world.cluster.set_node(a_node(number).name, zone="us-west-2b")
+
+    for _ in range(4):
+        story.sweep()
+
+    assert {node.zone for node in fleet(story).values()} == {"us-west-2b"}
+
+
+# ---------------------------------------------------------------- incidents
+
+
+def test_an_incident_whose_workflow_never_began_is_started() -> None:
+    story = Story()
+    an_incident(story)
+    later(story)
+
+    assert story.sweep().mended == {"incidents": 1}
+    assert story.sweep().mended == {}
+    assert story.world.workflows.names(Machine.RECOVER_NODE) == ["inc-1-r1"]
+
+
+def test_a_fresh_incident_is_left_to_whoever_opened_it() -> None:
+    story = Story()
+    an_incident(story)
+
+    story.sweep()
+
+    assert story.world.workflows.executions == {}
+
+
+@pytest.mark.parametrize("ended", [ExecutionState.FAILED, ExecutionState.SUCCEEDED])
+def test_an_incident_that_its_workflow_left_open_goes_on_in_the_next_run(ended: ExecutionState) -> None:
+    story = Story()
+    incident = an_incident(story, state=IncidentState.RECOVERING)
+    story.world.workflows.start(Machine.RECOVER_NODE, incident.execution_name, {})
+    story.world.workflows.finish(Machine.RECOVER_NODE, incident.execution_name, ended)
+    later(story)
+
+    story.sweep()
+    story.sweep()
+
+    assert story.world.workflows.names(Machine.RECOVER_NODE) == ["inc-1-r1", "inc-1-r2"]
+    assert story.world.workflows.executions[Machine.RECOVER_NODE, "inc-1-r2"] == {
+        "schemaVersion": 1,
+        "incidentId": "inc-1",
+        "run": 2,
+    }
+
+
+def test_a_crash_between_the_next_runs_number_and_its_start_is_mended() -> None:
+    story = Story()
+    an_incident(story, state=IncidentState.RECOVERING, run=2)
+    story.world.workflows.start(Machine.RECOVER_NODE, "inc-1-r1", {})
+    story.world.workflows.finish(Machine.RECOVER_NODE, "inc-1-r1", ExecutionState.FAILED)
+    later(story)
+
+    story.sweep()
+
+    assert story.world.workflows.names(Machine.RECOVER_NODE) == ["inc-1-r1", "inc-1-r2"]
+
+
+def test_a_recovery_that_ends_again_and_again_calls_a_person() -> None:
+    story = Story()
+    incident = an_incident(story, run=5)
+    story.world.workflows.start(Machine.RECOVER_NODE, incident.execution_name, {})
+    story.world.workflows.finish(Machine.RECOVER_NODE, incident.execution_name, ExecutionState.FAILED)
+    later(story)
+
+    story.sweep()
+
+    assert story.world.workflows.names(Machine.RECOVER_NODE) == ["inc-1-r5"]
+    assert [line.level for line in story.world.telemetry.lines] == ["ERROR"]
+
+
+def test_a_settled_incident_is_left_alone() -> None:
+    story = Story()
+    an_incident(story, state=IncidentState.RECOVERED)
+    later(story)
+
+    assert story.sweep().mended == {}
+
+
+def test_a_ghost_is_closed_and_an_open_incident_is_not() -> None:
+    story = Story()
+    ghost = an_incident(story, 1, incident_id="inc-1", state=IncidentState.RECOVERED)
+    story.put(rows.open_row(ghost.life, "inc-1"))
+    alive = an_incident(story, 2, incident_id="inc-2")
+
+    outcome = story.sweep()
+
+    assert outcome.mended["ghosts"] == 1
+    assert story.world.ledger.get(rows.open_key(ghost.life)) is None
+    assert story.world.ledger.get(rows.open_key(alive.life))
+
+
+# ---------------------------------------------------------------- attempts
+
+
+def test_an_attempt_that_was_asked_to_stop_and_let_run_is_stopped() -> None:
+    story = Story()
+    job = story.running(grace_seconds=44)
+    story.cancel(job.job_id)
+    later(story)
+
+    story.sweep()
+
+    assert ("stop", f"{job.job_id}-a1", 44) in story.world.cluster.calls
+    assert story.job(job.job_id).state is JobState.STOPPING  # its workflow settles it
+
+
+def test_an_attempt_without_its_workflow_is_settled_once_it_ended() -> None:
+    story = Story()
+    job = story.running()
+    story.world.workflows.finish(Machine.RUN_JOB, f"{job.job_id}-a1", ExecutionState.FAILED)
+    later(story)
+    running = story.sweep()
+    story.world.cluster.finish_pods(job.job_id, 1)
+
+    ended = story.sweep()
+
+    assert (running.mended, ended.mended) == ({}, {"attempts": 1})
+    assert (story.job(job.job_id).state, story.usage()) == (JobState.SUCCEEDED, 0)
+
+
+def test_an_attempt_without_its_workflow_is_marked_running() -> None:
+    story = Story()
+    job = story.started()
+    story.launch(job.job_id)
+    story.world.cluster.run_pods(job.job_id, 1)
+    story.world.workflows.finish(Machine.RUN_JOB, f"{job.job_id}-a1", ExecutionState.FAILED)
+    later(story)
+
+    story.sweep()
+
+    assert story.job(job.job_id).state is JobState.RUNNING
+
+
+def test_an_attempt_that_its_workflow_never_launched_goes_back_to_the_queue() -> None:
+    story = Story()
+    job = story.started()
+    story.world.workflows.finish(Machine.RUN_JOB, f"{job.job_id}-a1", ExecutionState.FAILED)
+    later(story)
+
+    story.sweep()
+
+    assert (story.job(job.job_id).state, story.attempt(job.job_id).state) == (
+        JobState.PENDING,
+        AttemptState.NEVER_RAN,
+    )
+    assert (story.usage(), story.charges()) == (0, [])
+
+
+def test_what_a_settled_attempt_left_running_is_ended() -> None:
+    story = Story()
+    job = story.running()
+    stop = story.world.cluster.stop
+    story.world.cluster.stop = lambda *_: None  # type: ignore[method-assign]  # the settlement's last effect is lost
+    story.settle(job.job_id, failure={"Error": "States.Timeout"})
+    story.world.cluster.stop = stop  # type: ignore[method-assign]
+    later(story)
+
+    assert story.sweep().mended == {"workloads": 1}
+    assert story.world.cluster.jobs == {CLUSTER: {}}
+
+
+def test_ended_pods_are_kept_for_their_logs_and_then_deleted() -> None:
+    story = Story()
+    job = story.running()
+    story.world.cluster.finish_pods(job.job_id, 1)
+    story.settle(job.job_id)
+    later(story, 3600)
+    story.sweep()
+    kept = dict(story.world.cluster.jobs[CLUSTER])
+    later(story, 86_400)
+
+    story.sweep()
+
+    assert (len(kept), story.world.cluster.jobs[CLUSTER]) == (1, {})
+
+
+# ---------------------------------------------------------------- arrivals
+
+
+def arrive(story: Story, number: int = 9, **changes: Any) -> str:
+    """Let a machine boot for the first time, behind its taint."""
+    node = a_node(number, is_awaiting_validation=True, taints=(TAINT_TEXT,), **changes)
+    story.world.cluster.add_node(node)
+    record = a_provider_node(number)
+    story.world.provider.by_id[record.instance_id] = record
+    return node.name
+
+
+def is_tainted(story: Story, name: str) -> bool:
+    node = story.world.cluster.node(CLUSTER, name)
+    assert node
+    return node.is_awaiting_validation
+
+
+def test_a_sound_arrival_is_released_and_the_queue_is_asked() -> None:
+    story = Story()
+    name = arrive(story)
+
+    story.sweep()
+
+    assert not is_tainted(story, name)
+    assert "machines arrived" in story.world.passes.reasons
+    life = fleet(story)[instance_id(9)].life
+    (row,) = story.world.ledger.by_state(Table.INCIDENTS, f"DEC#{life.key}").rows
+    assert (row.doc["kind"], row.doc["action"]) == ("VALIDATION", "RELEASE")
+
+
+def test_in_observe_mode_an_arrival_is_decided_once_and_stays() -> None:
+    story = Story(mode=Mode.OBSERVE)
+    name = arrive(story)
+
+    story.sweep()
+    story.sweep()
+
+    assert is_tainted(story, name)
+    assert story.world.cluster.calls == []
+    life = fleet(story)[instance_id(9)].life
+    assert len(story.world.ledger.by_state(Table.INCIDENTS, f"DEC#{life.key}").rows) == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"is_ready": False},
+        {"accelerators": 7},
+        {"labels": {"sagemaker.amazonaws.com/node-health-status": "UnschedulablePendingReplacement"}},
+        {"is_cordoned": True},
+    ],
+)
+def test_an_unsound_arrival_stays_out(changes: dict[str, Any]) -> None:
+    story = Story()
+    name = arrive(story, **changes)
+
+    story.sweep()
+
+    assert is_tainted(story, name)
+
+
+def test_a_replacement_is_validated_by_its_incident_and_not_by_the_sweeper() -> None:
+    story = Story()
+    an_incident(story, 1, slot=f"{CLUSTER}/seat-9")
+    name = arrive(story)
+
+    story.sweep()
+
+    assert is_tainted(story, name)
+
+
+def test_without_seats_any_open_incident_of_the_pool_keeps_arrivals() -> None:
+    story = Story()
+    incident = an_incident(story, 1)
+    story.put(rows.incident_row(incident.but(slot=incident.life.key), 0))
+    name = arrive(story)
+
+    story.sweep()
+
+    assert is_tainted(story, name)
+
+
+# ---------------------------------------------------------------- signals, figures
+
+
+def test_a_sick_node_that_the_watch_missed_opens_its_incident() -> None:
+    story = Story()
+    story.sweep()
+    story.world.cluster.lose_node(a_node(1).name)
+    later(story, 301)
+
+    story.sweep()
+
+    assert len(story.world.workflows.names(Machine.RECOVER_NODE)) == 1
+
+
+def test_gauges_count_what_there_is() -> None:
+    story = Story(size=2)
+    story.running(nodes=1)
+    story.submit("later", nodes=2)
+    story.world.cluster.lose_node(a_node(2).name)
+
+    story.sweep()
+
+    totals = story.world.telemetry.totals
+    assert (totals["JobsPending"], totals["JobsRunning"]) == (1, 1)
+    assert (totals["NodesReady"], totals["NodesNotReady"]) == (1, 1)
+
+
+def test_a_queue_is_looked_at_even_if_every_request_was_lost() -> None:
+    story = Story()
+    story.submit()
+    story.world.passes.reasons.clear()
+
+    story.sweep()
+
+    assert story.world.passes.reasons == ["sweep"]
