@@ -20,9 +20,10 @@ _TOKEN_SECONDS = 600
 class EksConnections:
     """API servers of EKS clusters, by name; endpoint and authority are asked for once in the life of a container."""
 
-    def __init__(self, region: str, client: Any = None) -> None:
+    def __init__(self, region: str, client: Any = None, session: Any = None) -> None:
         self._region = region
         self._client = client
+        self._session = session
         self._known: dict[str, KubernetesApi] = {}
         self._lock = threading.Lock()
 
@@ -39,15 +40,18 @@ class EksConnections:
         if not answer.get("endpoint"):
             raise PermanentError(f"EKS cluster {cluster} has no endpoint: it is {answer.get('status')}")
         authority = base64.b64decode(answer["certificateAuthority"]["data"]).decode()
-        return KubernetesApi(cluster, answer["endpoint"], authority, EksToken(cluster, self._region))
+        return KubernetesApi(cluster, answer["endpoint"], authority, EksToken(cluster, self._region, self._session))
 
 
 class EksToken:
     """Bearer tokens of EKS: a presigned STS call that the API server makes to learn who we are. Made offline."""
 
-    def __init__(self, cluster: str, region: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, cluster: str, region: str, session: Any = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._cluster = cluster
         self._region = region
+        self._session = session
         self._clock = clock
         self._made: tuple[float, str] | None = None
 
@@ -58,7 +62,7 @@ class EksToken:
         return self._made[1]
 
     def _presigned(self) -> str:
-        session = aws.session()
+        session = self._session or aws.session()
         endpoint = session.client("sts", region_name=self._region).meta.endpoint_url.rstrip("/")
         url = f"{endpoint}/?Action=GetCallerIdentity&Version=2011-06-15"
         request = AWSRequest("GET", url, headers={"x-k8s-aws-id": self._cluster})

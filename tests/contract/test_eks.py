@@ -1,0 +1,205 @@
+"""The way into EKS: tokens that STS on the engine vouches for, and the access that the published manifest grants."""
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import boto3
+import pytest
+import yaml
+
+from evenkeel.adapters.cluster import KubernetesCluster
+from evenkeel.adapters.eks import EksConnections, EksToken
+from evenkeel.adapters.kubernetes import KubernetesApi
+from evenkeel.ports import CordonResult, LaunchResult, NotAllowed, NotFound, PermanentError, ReleaseResult
+from evenkeel_local.engine import Engine
+from evenkeel_local.gpu_cluster import ClusterHandle, start
+from evenkeel_local.identities import Credentials, make_user
+from tests.contract.beds import CLUSTER, CONFIG, FLEET, NAMESPACE, a_launch
+from tests.waiting import until
+
+ACCESS = Path(__file__).parents[2] / "charts" / "kubernetes-access.yaml"
+
+
+@pytest.fixture(scope="module")
+def guarded(engine: Engine, deployer: Credentials, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterHandle]:
+    """A local GPU cluster that asks the engine who calls, with Evenkeel's manifest applied."""
+    actions = ["iam:SimulatePrincipalPolicy", "iam:GetAccessKeyLastUsed", "lambda:ListFunctions"]
+    own = make_user(deployer, "contract-gpu-cluster", [{"Effect": "Allow", "Action": actions, "Resource": "*"}])
+    folder = tmp_path_factory.mktemp("guarded-cluster")
+    keys = {"AWS_ACCESS_KEY_ID": own.access_key_id, "AWS_SECRET_ACCESS_KEY": own.secret_access_key}
+    with start({**CONFIG, "authCacheSeconds": 0}, folder, engine.endpoint_url, keys) as handle:
+        handle.apply(yaml.safe_load_all(ACCESS.read_text(encoding="utf-8")))
+        yield handle
+
+
+@pytest.fixture(scope="module")
+def caller(deployer: Credentials) -> Credentials:
+    """Somebody who may find the cluster; what they may do in it, access entries say."""
+    return make_user(
+        deployer, "contract-caller", [{"Effect": "Allow", "Action": "eks:DescribeCluster", "Resource": "*"}]
+    )
+
+
+@pytest.fixture
+def connections(guarded: ClusterHandle, caller: Credentials, monkeypatch: pytest.MonkeyPatch) -> EksConnections:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", caller.endpoint_url)
+    session = caller.session()
+    return EksConnections("us-west-2", session.client("eks", endpoint_url=guarded.eks_url), session)
+
+
+def let_in(guarded: ClusterHandle, caller: Credentials, *groups: str) -> None:
+    guarded.put_access_entry(caller.principal_arn, groups)
+
+
+def test_nobody_without_an_access_entry_gets_in(
+    guarded: ClusterHandle, caller: Credentials, connections: EksConnections
+) -> None:
+    let_in(guarded, caller)
+
+    with pytest.raises(NotAllowed):
+        KubernetesCluster(connections, fleet=FLEET).nodes(CLUSTER)
+
+
+def test_a_wrong_secret_gets_nobody_in(
+    guarded: ClusterHandle, caller: Credentials, connections: EksConnections
+) -> None:
+    let_in(guarded, caller, "evenkeel:readers")
+    forger = boto3.session.Session(caller.access_key_id, "wrong", region_name="us-west-2")
+    api = KubernetesApi(CLUSTER, guarded.kubernetes_url, guarded.ca_pem, EksToken(CLUSTER, "us-west-2", forger))
+
+    with pytest.raises(NotAllowed):
+        api.get("/api/v1/nodes/any")
+
+
+def test_a_token_for_another_cluster_gets_nobody_in(
+    guarded: ClusterHandle, caller: Credentials, connections: EksConnections
+) -> None:
+    let_in(guarded, caller, "evenkeel:readers")
+    token = EksToken("another-eks", "us-west-2", caller.session())
+
+    with pytest.raises(NotAllowed):
+        KubernetesApi(CLUSTER, guarded.kubernetes_url, guarded.ca_pem, token).get("/api/v1/nodes/any")
+
+
+def test_readers_read_and_change_nothing(
+    guarded: ClusterHandle, caller: Credentials, connections: EksConnections
+) -> None:
+    let_in(guarded, caller, "evenkeel:readers")
+    cluster = KubernetesCluster(connections, fleet=FLEET)
+
+    name = cluster.nodes(CLUSTER)[0].name
+
+    assert cluster.workloads(CLUSTER) == ()
+    assert cluster.accelerators_in_use(CLUSTER) == {}
+    cluster.watch(CLUSTER, lambda _: None, until=iter([False, True]).__next__)
+    with pytest.raises(NotAllowed):
+        cluster.cordon(CLUSTER, name, "inc-1")
+
+
+def test_cordoners_cordon_and_release(guarded: ClusterHandle, caller: Credentials, connections: EksConnections) -> None:
+    let_in(guarded, caller, "evenkeel:cordoners")
+    cluster = KubernetesCluster(connections, fleet=FLEET)
+    name = guarded.nodes()[0]["name"]
+
+    assert cluster.cordon(CLUSTER, name, "inc-1") is CordonResult.CORDONED
+    assert cluster.release(CLUSTER, name, "inc-1") is ReleaseResult.RELEASED
+    with pytest.raises(NotAllowed):
+        cluster.nodes(CLUSTER)
+
+
+def test_launchers_launch_stop_and_forget_and_log_readers_read_logs(
+    guarded: ClusterHandle, caller: Credentials, connections: EksConnections
+) -> None:
+    let_in(guarded, caller, "evenkeel:readers", "evenkeel:launchers", "evenkeel:log-readers")
+    cluster = KubernetesCluster(connections, fleet=FLEET)
+
+    class Numbers:
+        def new_job(self) -> str:
+            return "job-0000000001"
+
+    node = until(
+        lambda: next((n for n in cluster.nodes(CLUSTER) if n.is_schedulable and n.pool == "p5-workers"), None),
+        "a free node",
+    )
+    assert node is not None
+    spec = a_launch(Numbers(), [node], "echo hello; exec sleep 60")  # type: ignore[arg-type]  # only its numbers
+    job_id = spec.attempt.job_id
+
+    assert cluster.launch(spec)[0] is LaunchResult.CREATED
+    until(lambda: "hello" in log_of(cluster, job_id), "the first line of the log")
+    cluster.stop(CLUSTER, NAMESPACE, job_id, 1, 1)
+    cluster.forget_pods(CLUSTER, NAMESPACE, job_id, 1, spec.attempt.node_names)
+
+    until(lambda: cluster.workloads(CLUSTER) == (), "the workload to be gone")
+
+
+def log_of(cluster: KubernetesCluster, job_id: str) -> str:
+    try:
+        return cluster.logs(CLUSTER, NAMESPACE, job_id, 1, 0, 5)
+    except (NotFound, PermanentError):
+        return ""
+
+
+def test_a_cluster_that_does_not_exist_is_not_found(connections: EksConnections) -> None:
+    with pytest.raises(NotFound):
+        connections.api("no-such-eks")
+
+
+# ---------------------------------------------------------------- the token itself
+
+
+def decoded(token: str) -> Any:
+    payload = token.removeprefix("k8s-aws-v1.")
+    return urlsplit(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)).decode())
+
+
+def test_a_token_is_a_presigned_call_of_the_regions_sts_bound_to_the_cluster() -> None:
+    token = EksToken("research-eks", "us-west-2", boto3.session.Session("AKIA", "secret"))(False)
+
+    url = decoded(token)
+    query = parse_qs(url.query)
+    assert token.startswith("k8s-aws-v1.")
+    assert not token.endswith("=")
+    assert (url.scheme, url.netloc) == ("https", "sts.us-west-2.amazonaws.com")
+    assert (query["Action"], query["X-Amz-Expires"]) == (["GetCallerIdentity"], ["60"])
+    assert query["X-Amz-SignedHeaders"] == ["host;x-k8s-aws-id"]
+
+
+def test_a_token_is_kept_for_ten_minutes_and_made_anew_on_demand() -> None:
+    now = [0.0]
+    made = EksToken("research-eks", "us-west-2", boto3.session.Session("AKIA", "secret"), lambda: now[0])
+    first = made(False)
+
+    now[0] = 599.0
+    kept = made(False)
+    again = made(True)
+    now[0] = 599.0 + 601.0
+    later = made(False)
+
+    assert kept is first
+    assert again is not first
+    assert later is not again
+
+
+def test_a_cluster_without_an_endpoint_is_told_with_its_status() -> None:
+    class Creating:
+        def describe_cluster(self, **_: Any) -> Any:
+            return {"cluster": {"status": "CREATING"}}
+
+    with pytest.raises(PermanentError, match="CREATING"):
+        EksConnections("us-west-2", Creating()).api("research-eks")
+
+
+def test_every_group_of_the_access_entries_is_one_the_manifest_binds() -> None:
+    entries = json.loads((ACCESS.parent / "access-entries.json").read_text(encoding="utf-8"))
+    bound = {
+        subject["name"]
+        for item in yaml.safe_load_all(ACCESS.read_text(encoding="utf-8"))
+        for subject in item.get("subjects", ())
+    }
+
+    assert {group for groups in entries.values() for group in groups} == bound
