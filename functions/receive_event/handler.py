@@ -1,6 +1,5 @@
 """Queue `events`: one signal about a node, from EventBridge."""
 
-from evenkeel.domain.health.incidents import NodeFact
 from evenkeel.events import envelope
 from evenkeel.events.outcomes import Ignored, Malformed, Unknown
 from evenkeel.runtime import entry, wiring
@@ -8,7 +7,7 @@ from evenkeel.services import receive_event
 
 
 @entry.event(parse=envelope.parse, malformed=Malformed, passed_over=(Ignored, Unknown))
-def handler(fact: NodeFact, _context: entry.Context) -> entry.Json:
+def handler(fact: envelope.Fact, _context: entry.Context) -> entry.Json:
     world = wiring.world()
     outcome = receive_event.run(
         fact,

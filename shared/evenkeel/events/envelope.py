@@ -5,11 +5,14 @@ in several ways, or not at all.
 """
 
 import json
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from evenkeel.domain.health.incidents import NodeFact
 from evenkeel.events import hyperpod_cluster_event, hyperpod_node_health
 from evenkeel.events.outcomes import BadEvent, Ignored, Malformed, Unknown
+
+Fact: TypeAlias = NodeFact
+"""What an event that matters comes out as."""
 
 DRILL_SOURCE = "evenkeel.drill"
 SOURCES = frozenset({"aws.sagemaker", DRILL_SOURCE})

@@ -1,0 +1,63 @@
+"""A crash before or after any effect of any service of a recovery, then a retry: the same end. One test per effect."""
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.policy import Mode
+from tests.fakes import CrashPlan
+from tests.unit.services_recovery.recovery import Recovery
+
+SCENARIOS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "reboot": ({}, {}),
+    "replace": ({}, {"fault_key": "hp:NvidiaErrorTerminate"}),
+    "reboot-then-replace": ({"comes_back_sick": True}, {}),
+    "stuck-replace": ({"is_stuck": True, "size": 2}, {"fault_key": "hp:NvidiaErrorTerminate"}),
+    "observe": ({"mode": Mode.OBSERVE}, {}),
+}
+
+
+def play(scenario: str, plan: CrashPlan) -> Recovery:
+    settings, fact = SCENARIOS[scenario]
+    recovery = Recovery(**settings, plan=plan)
+    recovery.sicken(**fact)
+    recovery.recover()
+    return recovery
+
+
+@functools.cache
+def undisturbed(scenario: str) -> Recovery:
+    return play(scenario, CrashPlan())
+
+
+def effects() -> Iterator[Any]:
+    for scenario in SCENARIOS:
+        reached = undisturbed(scenario).plan.effects
+        for number, name in enumerate(reached, start=1):
+            for when in ("before", "after"):
+                yield pytest.param(scenario, number, when, id=f"{scenario}-{when}-{number}-{name}")
+
+
+@pytest.mark.parametrize(("scenario", "number", "when"), list(effects()))
+def test_a_crash_at_any_effect_and_a_retry_end_the_same(scenario: str, number: int, when: str) -> None:
+    plan = CrashPlan(at=number, when=when)
+
+    recovery = play(scenario, plan)
+
+    assert recovery.crashes == 1
+    assert undisturbed(scenario).end() == recovery.end()
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_no_line_of_a_story_is_told_twice_because_of_a_crash(scenario: str) -> None:
+    expected = lines(undisturbed(scenario))
+
+    for number in range(1, len(undisturbed(scenario).plan.effects) + 1):
+        assert expected == lines(play(scenario, CrashPlan(at=number, when="after"))), f"effect {number}"
+
+
+def lines(recovery: Recovery) -> list[str]:
+    """All lines but those of provider calls: a call whose intent was recorded and never made is told again, rightly."""
+    return sorted(kind for kind in recovery.kinds() if kind not in ("reboot", "replace"))
