@@ -1,0 +1,107 @@
+"""The deployment as data: the SAM template as written and as CloudFormation sees it, and the two workflows."""
+
+import copy
+import functools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from samtranslator.parser.parser import Parser
+from samtranslator.translator.translator import Translator
+from samtranslator.yaml_helper import yaml_parse
+
+Json = dict[str, Any]
+
+ROOT = Path(__file__).resolve().parents[2]
+TEMPLATE = ROOT / "template.yaml"
+WORKFLOWS = ("recover_node", "run_job")
+_ELSEWHERE = "s3://bucket/key"
+
+
+@functools.cache
+def _template() -> Json:
+    parsed: Json = yaml_parse(TEMPLATE.read_text(encoding="utf-8"))
+    return parsed
+
+
+def template() -> Json:
+    """Return template.yaml with its intrinsic functions in their long form."""
+    return copy.deepcopy(_template())
+
+
+@functools.cache
+def translated() -> Json:
+    """Return what SAM makes of the template. Local folders become objects in S3, as `sam package` would have it."""
+    document = template()
+    for resource in document["Resources"].values():
+        properties = resource.get("Properties", {})
+        for field in ("CodeUri", "ContentUri", "DefinitionUri"):
+            if field in properties:
+                properties[field] = _ELSEWHERE
+    defaults = {name: spec["Default"] for name, spec in document["Parameters"].items()}
+    defaults |= {"AWS::Region": "us-west-2"}
+    result: Json = Translator({}, Parser()).translate(document, defaults)
+    return result
+
+
+def resources(kind: str, document: Json | None = None) -> dict[str, Json]:
+    """Return logical id → properties of every resource of a type."""
+    source = document or _template()
+    return {
+        name: resource.get("Properties", {})
+        for name, resource in source["Resources"].items()
+        if resource["Type"] == kind
+    }
+
+
+@functools.cache
+def _workflow(name: str) -> Json:
+    parsed: Json = json.loads((ROOT / "statemachines" / f"{name}.asl.json").read_text(encoding="utf-8"))
+    return parsed
+
+
+def workflow(name: str) -> Json:
+    """Return a state machine's definition as it is written, substitutions open."""
+    return copy.deepcopy(_workflow(name))
+
+
+def machines(definition: Json, where: str = "") -> Iterator[tuple[str, Json]]:
+    """Yield the machine and each branch of its Parallel states, as (path, {StartAt, States})."""
+    yield where, definition
+    for name, state in definition["States"].items():
+        for index, branch in enumerate(state.get("Branches", ())):
+            yield from machines(branch, f"{where}/{name}[{index}]")
+
+
+def states(definition: Json) -> Iterator[tuple[str, Json]]:
+    """Yield every state of a machine and of its branches, by name (names are unique in a whole definition)."""
+    for _, machine in machines(definition):
+        yield from machine["States"].items()
+
+
+def transitions(machine: Json) -> set[tuple[str, str]]:
+    """Return the arrows of one machine or branch as (from, to), without those inside its Parallel states."""
+    arrows: set[tuple[str, str]] = set()
+    for name, state in machine["States"].items():
+        arrows |= {(name, rule["Next"]) for rule in state.get("Choices", ())}
+        arrows |= {(name, catcher["Next"]) for catcher in state.get("Catch", ())}
+        arrows |= {(name, state[field]) for field in ("Next", "Default") if field in state}
+    return arrows
+
+
+def strings(node: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield every string of a document with its path."""
+    if isinstance(node, dict):
+        for key, value in node.items():
+            yield from strings(value, f"{path}/{key}")
+    elif isinstance(node, list):
+        for index, value in enumerate(node):
+            yield from strings(value, f"{path}/{index}")
+    elif isinstance(node, str):
+        yield path, node
+
+
+def listed(value: Any) -> list[Any]:
+    """Return a list, or the one thing that stands for a list of one."""
+    return value if isinstance(value, list) else [value]

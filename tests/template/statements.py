@@ -1,0 +1,92 @@
+"""Every permission that the template grants, one by one: what the removal tests are generated from."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tests.template.documents import Json, listed, resources
+
+_NOTHING = {"Ref": "AWS::NoValue"}
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One statement of one role or managed policy."""
+
+    owner: str
+    """Logical id of the role or the managed policy."""
+    sid: str
+    actions: tuple[str, ...]
+    resources: tuple[Any, ...]
+    """As written, intrinsic functions included."""
+    condition: str = ""
+    """The template condition under which the statement exists; empty where it always does."""
+
+    def __str__(self) -> str:
+        return f"{self.owner}.{self.sid}"
+
+
+@dataclass(frozen=True, order=True)
+class Permission:
+    """One action of one statement: the least that can be taken away."""
+
+    owner: str
+    sid: str
+    action: str
+
+    def __str__(self) -> str:
+        return f"{self.owner}.{self.sid}:{self.action}"
+
+
+def of_document(owner: str, document: Json) -> Iterator[Statement]:
+    """Yield the statements of one policy document, those under a condition included."""
+    for written in document["Statement"]:
+        condition, statement = "", written
+        if "Fn::If" in written:
+            condition, statement, otherwise = written["Fn::If"]
+            assert otherwise == _NOTHING, f"{owner}: a conditional statement is there or is not, {otherwise} is neither"
+        yield Statement(
+            owner,
+            statement["Sid"],
+            tuple(listed(statement["Action"])),
+            tuple(listed(statement["Resource"])),
+            condition,
+        )
+
+
+def of_roles() -> tuple[Statement, ...]:
+    """Return the statements of every role of the template."""
+    return tuple(
+        statement
+        for role, properties in resources("AWS::IAM::Role").items()
+        for policy in properties["Policies"]
+        for statement in of_document(role, policy["PolicyDocument"])
+    )
+
+
+def of_callers() -> tuple[Statement, ...]:
+    """Return the statements of the managed policies that people's identities are given."""
+    return tuple(
+        statement
+        for policy, properties in resources("AWS::IAM::ManagedPolicy").items()
+        for statement in of_document(policy, properties["PolicyDocument"])
+    )
+
+
+def permissions(statements: tuple[Statement, ...]) -> tuple[Permission, ...]:
+    """Return each action of each statement, in the template's order."""
+    return tuple(
+        Permission(statement.owner, statement.sid, action) for statement in statements for action in statement.actions
+    )
+
+
+def without(document: Json, permission: Permission) -> Json:
+    """Return a deployed policy document without one action, and without the statement if that was its last."""
+    kept = []
+    for statement in document["Statement"]:
+        actions = listed(statement["Action"])
+        if statement.get("Sid") == permission.sid:
+            actions = [action for action in actions if action != permission.action]
+        if actions:
+            kept.append({**statement, "Action": actions})
+    return {**document, "Statement": kept}

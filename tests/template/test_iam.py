@@ -1,0 +1,168 @@
+"""Least privilege, as far as it can be read off the template."""
+
+import json
+import re
+from collections import Counter
+
+import pytest
+
+from tests.template import statements
+from tests.template.documents import resources, template
+from tests.template.statements import Permission, Statement
+from tests.template.waivers import WAIVERS
+
+ROLES = statements.of_roles()
+CALLERS = statements.of_callers()
+FUNCTIONS = resources("AWS::Serverless::Function")
+MACHINES = resources("AWS::Serverless::StateMachine")
+ENVIRONMENT_OF_TABLE = {f"{table}Table": f"{table.upper()}_TABLE" for table in ("Jobs", "Incidents", "Fleet", "Quotas")}
+
+
+def has_wildcard(statement: Statement) -> bool:
+    # A log group's own ARN ends in `:*` by itself; written out here it never does.
+    return any("*" in json.dumps(resource) for resource in statement.resources)
+
+
+@pytest.mark.parametrize("statement", ROLES + CALLERS, ids=str)
+def test_statement_names_its_actions_and_its_resource(statement: Statement) -> None:
+    assert re.fullmatch(r"[A-Z][A-Za-z]+", statement.sid)
+    assert all(re.fullmatch(r"[a-z0-9-]+:[A-Z][A-Za-z]+", action) for action in statement.actions)
+    assert has_wildcard(statement) == (statement.sid in WAIVERS)
+
+
+def test_every_waiver_is_used() -> None:
+    assert set(WAIVERS) == {statement.sid for statement in ROLES + CALLERS if has_wildcard(statement)}
+
+
+def test_sids_are_unique_within_a_policy() -> None:
+    counts = Counter((statement.owner, statement.sid) for statement in ROLES + CALLERS)
+    assert [key for key, count in counts.items() if count > 1] == []
+
+
+def test_no_action_is_granted_twice_on_one_resource() -> None:
+    counts = Counter(
+        (statement.owner, action, json.dumps(resource, sort_keys=True))
+        for statement in ROLES
+        for action in statement.actions
+        for resource in statement.resources
+    )
+    assert [key for key, count in counts.items() if count > 1] == []
+
+
+def test_roles_carry_inline_statements_only() -> None:
+    for name, role in resources("AWS::IAM::Role").items():
+        assert "ManagedPolicyArns" not in role, name
+        assert "RoleName" not in role, f"{name}: a named role needs CAPABILITY_NAMED_IAM"
+
+
+def test_each_function_and_machine_has_a_role_of_its_own() -> None:
+    users = [
+        (name, spec["Role"]["Fn::GetAtt"][0] if isinstance(spec["Role"]["Fn::GetAtt"], list) else spec["Role"])
+        for name, spec in (FUNCTIONS | MACHINES).items()
+    ]
+    assert [(name, f"{name}Role") for name, _ in users] == users
+
+
+@pytest.mark.parametrize("name", sorted(resources("AWS::IAM::Role")))
+def test_role_is_assumed_by_its_service_alone(name: str) -> None:
+    (trust,) = resources("AWS::IAM::Role")[name]["AssumeRolePolicyDocument"]["Statement"]
+    expected = "lambda"
+    if name.endswith("MachineRole"):
+        expected = "states"
+    elif name == "SchedulerRole":
+        expected = "scheduler"
+    elif name == "ApiLogAccountRole":
+        expected = "apigateway"
+    assert trust["Principal"] == {"Service": f"{expected}.amazonaws.com"}
+    assert trust["Action"] == "sts:AssumeRole"
+    if expected in ("states", "scheduler"):
+        assert trust["Condition"] == {"StringEquals": {"aws:SourceAccount": {"Ref": "AWS::AccountId"}}}
+
+
+def test_tables_in_a_role_are_those_in_the_function_environment() -> None:
+    for name, function in FUNCTIONS.items():
+        granted = {
+            table
+            for statement in ROLES
+            if statement.owner == f"{name}Role"
+            for table in ENVIRONMENT_OF_TABLE
+            if table in json.dumps(statement.resources)
+        }
+        variables = function.get("Environment", {}).get("Variables", {})
+        told = {table for table, variable in ENVIRONMENT_OF_TABLE.items() if variable in variables}
+        assert told == granted, name
+
+
+def owners(action: str) -> set[str]:
+    return {statement.owner for statement in ROLES if action in statement.actions}
+
+
+def test_only_repair_node_may_reboot_or_replace_and_only_on_the_cluster() -> None:
+    destructive = [
+        statement for statement in ROLES if any(action.startswith("sagemaker:Batch") for action in statement.actions)
+    ]
+    (statement,) = destructive
+    assert statement.owner == "RepairNodeRole"
+    assert set(statement.actions) == {"sagemaker:BatchRebootClusterNodes", "sagemaker:BatchReplaceClusterNodes"}
+    assert statement.resources == ({"Ref": "HyperPodClusterArn"},)
+    assert statement.condition == "HasHyperPod"
+
+
+def test_nothing_of_sagemaker_is_granted_without_a_cluster() -> None:
+    of_sagemaker = [s for s in ROLES if any(action.startswith("sagemaker:") for action in s.actions)]
+    assert {statement.condition for statement in of_sagemaker} == {"HasHyperPod"}
+    assert {json.dumps(statement.resources) for statement in of_sagemaker} == {'[{"Ref": "HyperPodClusterArn"}]'}
+
+
+def test_only_resolve_wait_answers_tokens_and_only_of_our_machines() -> None:
+    assert owners("states:SendTaskSuccess") == {"ResolveWaitRole"}
+    assert owners("states:SendTaskFailure") == {"OpenWaitRole"}
+    names = {spec["Name"]["Fn::Sub"].replace("${AWS::StackName}", "") for spec in MACHINES.values()}
+    for statement in ROLES:
+        if not {"states:SendTaskSuccess", "states:SendTaskFailure"} & set(statement.actions):
+            continue
+        if statement.condition == "IsLocalEngine":
+            assert statement.resources == ("*",)
+            continue
+        assert statement.condition == ""
+        arns = {resource["Fn::Sub"].split(":stateMachine:${AWS::StackName}")[1] for resource in statement.resources}
+        assert arns == names
+
+
+def test_only_schedule_jobs_and_the_sweeper_start_attempts() -> None:
+    starters = {
+        statement.owner
+        for statement in ROLES
+        if "states:StartExecution" in statement.actions and {"Ref": "RunJobMachine"} in statement.resources
+    }
+    assert starters == {"ScheduleJobsRole", "SweepFleetRole"}
+
+
+def test_machines_call_exactly_their_own_functions() -> None:
+    for name, machine in MACHINES.items():
+        called = {json.dumps(value) for value in machine["DefinitionSubstitutions"].values()}
+        (statement,) = [s for s in ROLES if s.owner == f"{name}Role" and s.sid == "CallItsFunctions"]
+        assert {json.dumps(resource) for resource in statement.resources} == called
+
+
+def test_a_permission_can_be_taken_away_alone() -> None:
+    document = {
+        "Version": "2012-10-17",
+        "Statement": [
+            {"Sid": "A", "Effect": "Allow", "Action": ["s3:GetObject", "s3:PutObject"], "Resource": "x"},
+            {"Sid": "B", "Effect": "Allow", "Action": "s3:GetObject", "Resource": "y"},
+        ],
+    }
+    assert statements.without(document, Permission("R", "B", "s3:GetObject"))["Statement"] == document["Statement"][:1]
+    less = statements.without(document, Permission("R", "A", "s3:GetObject"))["Statement"]
+    assert [statement["Action"] for statement in less] == [["s3:PutObject"], ["s3:GetObject"]]
+    assert len(statements.permissions(ROLES)) == len(set(statements.permissions(ROLES)))
+
+
+def test_the_archive_and_the_queues_take_no_stranger() -> None:
+    queue_policy = resources("AWS::SQS::QueuePolicy")["EventsQueuesPolicy"]
+    (statement,) = queue_policy["PolicyDocument"]["Statement"]
+    rules = {json.dumps({"Fn::GetAtt": [rule, "Arn"]}) for rule in resources("AWS::Events::Rule")}
+    sources = {json.dumps(source) for source in statement["Condition"]["ArnEquals"]["aws:SourceArn"]}
+    assert sources == rules
+    assert template()["Resources"]["RawEventsBucketPolicy"]["Condition"] == "SpeaksTls"

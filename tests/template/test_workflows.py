@@ -1,0 +1,262 @@
+"""The two state machines as data: what no linter sees."""
+
+import builtins
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from jsonata import Jsonata
+
+from evenkeel import ports
+from tests.template.documents import (
+    WORKFLOWS,
+    Json,
+    machines,
+    resources,
+    states,
+    strings,
+    template,
+    transitions,
+    workflow,
+)
+
+DEFINITIONS = {name: workflow(name) for name in WORKFLOWS}
+
+
+def params(kind: str = "") -> list[Any]:
+    return [
+        pytest.param(name, state_name, state, id=f"{name}.{state_name}")
+        for name, definition in DEFINITIONS.items()
+        for state_name, state in states(definition)
+        if not kind or state["Type"] == kind
+    ]
+
+
+EVERY_STATE = params()
+EVERY_TASK = params("Task")
+EVERY_MACHINE = [
+    pytest.param(machine, id=f"{name}{where}")
+    for name, definition in DEFINITIONS.items()
+    for where, machine in machines(definition)
+]
+
+OF_LAMBDA = {
+    "Lambda.ClientExecutionTimeoutException",
+    "Lambda.ServiceException",
+    "Lambda.AWSLambdaException",
+    "Lambda.SdkClientException",
+    "Lambda.TooManyRequestsException",
+}
+OF_STEP_FUNCTIONS = {"States.ALL", "States.Timeout"}
+A_FUNCTION = "arn:aws:states:::lambda:invoke"
+A_WAIT = "arn:aws:states:::lambda:invoke.waitForTaskToken"
+EXPRESSION = re.compile(r"\{%(.*)%\}", re.DOTALL)
+VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)\b(?!\s*\()")
+
+
+def expressions(node: Any) -> Iterator[str]:
+    for _, text in strings(node):
+        if found := EXPRESSION.fullmatch(text):
+            yield found[1].strip()
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_machine_says_what_it_is_and_ends_some_day(name: str) -> None:
+    definition = DEFINITIONS[name]
+    assert definition["QueryLanguage"] == "JSONata"
+    assert definition["Comment"]
+    assert 0 < definition["TimeoutSeconds"] <= 31_536_000, "an execution may last a year"
+    longest = max(state.get("TimeoutSeconds", 0) for _, state in states(definition))
+    assert longest < definition["TimeoutSeconds"]
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_state_names_are_unique_in_the_whole_definition(name: str) -> None:
+    names = [state_name for state_name, _ in states(DEFINITIONS[name])]
+    assert sorted(set(names)) == sorted(names)
+
+
+@pytest.mark.parametrize("machine", EVERY_MACHINE)
+def test_every_arrow_leads_to_a_state_and_every_state_is_reached(machine: Json) -> None:
+    arrows = transitions(machine)
+    assert {target for _, target in arrows} <= set(machine["States"])
+    reached, front = set(), {machine["StartAt"]}
+    while front:
+        reached |= front
+        front = {target for source, target in arrows if source in reached} - reached
+    assert reached == set(machine["States"])
+
+
+@pytest.mark.parametrize("machine", EVERY_MACHINE)
+def test_every_state_can_come_to_an_end(machine: Json) -> None:
+    ends = {n for n, s in machine["States"].items() if s.get("End") or s["Type"] in ("Succeed", "Fail")}
+    arrows = transitions(machine)
+    while more := {source for source, target in arrows if target in ends} - ends:
+        ends |= more
+    assert ends == set(machine["States"])
+
+
+@pytest.mark.parametrize(("name", "state_name", "state"), EVERY_STATE)
+def test_state_reads_like_a_story(name: str, state_name: str, state: Json) -> None:
+    assert re.fullmatch(r"[A-Z][a-z]+([A-Z][a-z]+)*", state_name)
+    assert state.get("Comment"), "a comment says why"
+    if state["Type"] == "Choice":
+        assert "Default" in state
+
+
+@pytest.mark.parametrize(("name", "state_name", "state"), EVERY_STATE)
+def test_every_expression_parses_and_nothing_else_looks_like_one(name: str, state_name: str, state: Json) -> None:
+    for path, text in strings(state):
+        if "{%" in text or "%}" in text:
+            found = EXPRESSION.fullmatch(text)
+            assert found, f"{path}: an expression takes the whole string"
+            Jsonata.jsonata(found[1].strip())
+    assert not any(key.endswith((".$", "Path")) for key in keys(state)), "JSONPath"
+
+
+def keys(node: Any) -> Iterator[str]:
+    if isinstance(node, dict):
+        for key, value in node.items():
+            yield key
+            yield from keys(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from keys(value)
+
+
+def assigned(machine: Json) -> set[str]:
+    """Return the variables that the states of one machine assign, without those of its branches."""
+    names: set[str] = set()
+    for state in machine["States"].values():
+        for holder in (state, *state.get("Choices", ()), *state.get("Catch", ())):
+            names |= set(holder.get("Assign", {}))
+    return names
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_every_variable_is_assigned_and_no_branch_assigns_an_outer_one(name: str) -> None:
+    definition = DEFINITIONS[name]
+    outer = assigned(definition)
+    for where, machine in machines(definition):
+        own = assigned(machine)
+        assert where == "" or not own & outer, "AWS refuses a branch that assigns a variable of the state around it"
+        own_states = {n: {k: v for k, v in s.items() if k != "Branches"} for n, s in machine["States"].items()}
+        used = {variable for expression in expressions(own_states) for variable in VARIABLE.findall(expression)}
+        assert used - {"states"} <= own | outer
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_first_state_refuses_an_unknown_input(name: str) -> None:
+    definition = DEFINITIONS[name]
+    first = definition["States"][definition["StartAt"]]
+    assert first["Type"] == "Choice"
+    assert "schemaVersion" in first["Choices"][0]["Condition"]
+    assert definition["States"][first["Default"]]["Error"] == "UNSUPPORTED_INPUT"
+
+
+@pytest.mark.parametrize(("name", "state_name", "state"), EVERY_TASK)
+def test_task_calls_a_function_by_substitution_with_literal_nets(name: str, state_name: str, state: Json) -> None:
+    assert state["Resource"] in (A_FUNCTION, A_WAIT)
+    assert re.fullmatch(r"\$\{[A-Z][A-Za-z]+Arn\}", state["Arguments"]["FunctionName"])
+    payload = state["Arguments"]["Payload"]
+    assert payload["schemaVersion"] == 1
+    assert payload["executionArn"] == "{% $states.context.Execution.Id %}"
+    assert ("token" in payload) == (state["Resource"] == A_WAIT)
+    assert isinstance(state["TimeoutSeconds"], int)
+    assert state["TimeoutSeconds"] > timeout_of(state["Arguments"]["FunctionName"]), "the function ends first"
+
+
+def timeout_of(placeholder: str) -> int:
+    logical = placeholder.removeprefix("${").removesuffix("Arn}")
+    function = resources("AWS::Serverless::Function")[logical]
+    default: int = template()["Globals"]["Function"]["Timeout"]
+    own: int = function.get("Timeout", default)
+    return own
+
+
+@pytest.mark.parametrize(("name", "state_name", "state"), EVERY_TASK)
+def test_task_is_retried_for_what_may_soon_succeed(name: str, state_name: str, state: Json) -> None:
+    (retrier,) = state["Retry"]
+    expected = {"TransientError", *OF_LAMBDA} | (set() if state["Resource"] == A_WAIT else {"States.Timeout"})
+    assert set(retrier["ErrorEquals"]) == expected
+    assert retrier["MaxAttempts"] > 1
+    assert retrier["MaxDelaySeconds"] <= 60
+    assert retrier["JitterStrategy"] == "FULL"
+
+
+@pytest.mark.parametrize(("name", "state_name", "state"), EVERY_TASK)
+def test_task_catches_everything_else_and_says_so(name: str, state_name: str, state: Json) -> None:
+    (catcher,) = state["Catch"]
+    assert catcher["ErrorEquals"] == ["States.ALL"]
+    told = catcher.get("Assign", {}).get("failure") or catcher.get("Output", {}).get("outcome") == "FAILED"
+    assert told, "a caught error is carried on as `failure`, or as the outcome FAILED"
+
+
+def test_every_parallel_catches_what_its_branches_let_through() -> None:
+    for definition in DEFINITIONS.values():
+        for state_name, state in states(definition):
+            if state["Type"] in ("Parallel", "Map"):
+                assert state["Catch"][-1]["ErrorEquals"] == ["States.ALL"], state_name
+                assert state["Catch"][-1]["Assign"]["failure"]
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_after_a_failure_no_green_end_is_open(name: str) -> None:
+    definition = DEFINITIONS[name]
+    verdict = definition["States"]["HowDidItEnd"]
+    first = verdict["Choices"][0]
+    assert "$failure != null" in first["Condition"]
+    assert definition["States"][first["Next"]]["Type"] == "Fail"
+    assert definition["States"][verdict["Default"]]["Type"] == "Fail"
+    before = {source for source, target in transitions(definition) if target == "HowDidItEnd"}
+    (settling,) = before
+    caught = definition["States"][settling]["Catch"][0]["Next"]
+    assert definition["States"][caught]["Type"] == "Fail"
+
+
+def test_error_names_exist() -> None:
+    classes = {name for name in dir(ports) if isinstance(getattr(ports, name), type)} | set(dir(builtins))
+    for definition in DEFINITIONS.values():
+        for _, state in states(definition):
+            for rule in (*state.get("Retry", ()), *state.get("Catch", ())):
+                known = OF_LAMBDA | OF_STEP_FUNCTIONS
+                assert all(error in known or error in classes for error in rule["ErrorEquals"])
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_failures_end_under_names_of_their_own(name: str) -> None:
+    errors = [state["Error"] for _, state in states(DEFINITIONS[name]) if state["Type"] == "Fail"]
+    assert len(set(errors)) == len(errors)
+    assert all(re.fullmatch(r"[A-Z]+(_[A-Z]+)*", error) for error in errors)
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_no_arn_id_clock_or_random_number_is_in_the_definition(name: str) -> None:
+    text = json.dumps(DEFINITIONS[name])
+    assert set(re.findall(r"arn:[^\"]*", text)) <= {A_FUNCTION, A_WAIT}
+    assert not re.search(r"\$(now|millis|uuid|random|hash)\(", text)
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_substitutions_are_exactly_the_placeholders(name: str) -> None:
+    logical = "".join(word.capitalize() for word in name.split("_")) + "Machine"
+    machine = resources("AWS::Serverless::StateMachine")[logical]
+    placeholders = set(re.findall(r"\$\{(\w+)\}", json.dumps(DEFINITIONS[name])))
+    assert set(machine["DefinitionSubstitutions"]) == placeholders
+    for placeholder, value in machine["DefinitionSubstitutions"].items():
+        function, _, attribute = ".".join(value["Fn::GetAtt"]).partition(".")
+        assert (f"{function}Arn", attribute) == (placeholder, "Arn")
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_loops_have_a_cap(name: str) -> None:
+    """Every cycle passes a Choice that counts: without those Choices the graph has none."""
+    for _, machine in machines(DEFINITIONS[name]):
+        counted = {n for n, s in machine["States"].items() if any("$rounds <" in e for e in expressions(s))}
+        arrows = {(a, b) for a, b in transitions(machine) if a not in counted}
+        left = set(machine["States"])
+        while free := {n for n in left if not any(a in left for a, b in arrows if b == n)}:
+            left -= free
+        assert left == set()

@@ -1,0 +1,36 @@
+"""What the checks let pass, and why. A waiver that nothing needs any more fails a test."""
+
+from typing import Final
+
+from tests.template.documents import resources
+
+# Statements whose resource must hold a wildcard, by Sid.
+WAIVERS: Final = {
+    "SendTraces": "X-Ray has no resource level.",
+    "DeliverExecutionLogs": "The delivery of execution logs has no resource level.",
+    "WriteApiLogs": "API Gateway tries the role against log groups of its own choice. Only with ApiLogRole=set-up.",
+    "JoinTheVpc": "Lambda asks for these on every resource; its network interfaces do not exist before. Only in a VPC.",
+    "FindKubernetes": "A list of cluster names becomes a list of ARNs only with a literal separator, so account and "
+    "region are wildcards; the names are exact, and the call reaches this account and region alone.",
+    "LookUpRecoveries": "Executions are named after incidents; the machine is exact.",
+    "LookUpAttempts": "Executions are named after attempts; the machine is exact.",
+    "KeepRawEvents": "Objects of the one bucket.",
+    "ReadCheckpoints": "Objects of the buckets that the parameter names.",
+    "RaiseFences": "The fences, and nothing else, of the buckets that the parameter names.",
+    "FailOwnTaskOnLocalEngine": "The local engine knows a token by no other ARN. Only there, by condition.",
+    "AnswerWaitsOnLocalEngine": "The local engine knows a token by no other ARN. Only there, by condition.",
+    "Read": "In the place of one id within a route that is written out.",
+    "Submit": "In the place of one id within a route that is written out.",
+}
+
+_DEAD_LETTERS = [name for name, queue in resources("AWS::SQS::Queue").items() if "RedrivePolicy" not in queue]
+_BY_ITS_OWN_NAME = "It takes only Lambda's default name for a function's log group. Ours are set by LoggingConfig."
+_NOT_FOR_QUEUES = "AWS takes an on-failure destination for streams only; the queue has its redrive policy."
+_IS_THE_LAST_STOP = "It is a dead-letter queue itself; an alarm watches it."
+
+# Findings of cfn-lint and its serverless rules, by rule and logical id.
+LINT_WAIVERS: Final = (
+    {("WS1004", function): _BY_ITS_OWN_NAME for function in resources("AWS::Serverless::Function")}
+    | {("ES1001", mapping): _NOT_FOR_QUEUES for mapping in ("ReceiveEventEvents", "ScheduleJobsPasses")}
+    | {("ES6000", queue): _IS_THE_LAST_STOP for queue in _DEAD_LETTERS}
+)
