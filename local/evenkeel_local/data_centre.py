@@ -107,6 +107,7 @@ class DataCentre:
         mode: str = "act",
         policy: str = "local",
         drills_may_act: bool = True,
+        ticks: bool = True,
         say: Say = lambda _text: None,
     ) -> Self:
         """Bring everything up; on any failure, Ctrl-C included, bring down what was up.
@@ -117,6 +118,7 @@ class DataCentre:
             mode: `observe` or `act`.
             policy: `local` (seconds) or `production`.
             drills_may_act: Whether the health agent's events, which are drills by their source, may lead to acts.
+            ticks: Whether the scheduled functions run each second; without, only when somebody invokes them.
             say: Is told in a few words what happens next.
         """
         shutil.rmtree(run_dir, ignore_errors=True)
@@ -124,6 +126,8 @@ class DataCentre:
         centre = cls(run_dir)
         try:
             centre._bring_up(fleet or FleetShape(), mode, policy, drills_may_act=drills_may_act, say=say)
+            if ticks:
+                centre._start_ticking()
         except BaseException:
             centre.stop()
             raise
@@ -165,10 +169,12 @@ class DataCentre:
         self._grant_kubernetes_access()
         self._give_pods_their_identity()
         self.operator = make_user(self.deployer, "operator", [_may_call_the_api(self.outputs["ApiId"])])
+        (self.run_dir / "state.json").write_text(json.dumps(self.state(), indent=2), encoding="utf-8")
+
+    def _start_ticking(self) -> None:
         functions = [self.outputs[name] for name in SCHEDULED]
         invoker = make_user(self.deployer, "ticker", ticker_statements(functions))
         self._open.enter_context(Ticker(invoker, functions, every_seconds=TICK_SECONDS))
-        (self.run_dir / "state.json").write_text(json.dumps(self.state(), indent=2), encoding="utf-8")
 
     def stop(self) -> None:
         """End everything that `start` began. Idempotent: yes."""
