@@ -67,13 +67,13 @@ class Client:
     def _once(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Json:
         from botocore.auth import SigV4Auth
         from botocore.awsrequest import AWSRequest
-        from botocore.exceptions import HTTPClientError
+        from botocore.exceptions import BotoCoreError
 
         request = AWSRequest(method, self.context.url + path, data=body, headers=dict(headers))
         SigV4Auth(self._credentials, "execute-api", self.context.region).add_auth(request)
         try:
             answer = self._session.send(request.prepare())
-        except HTTPClientError as error:
+        except BotoCoreError as error:
             raise CommandFailed(
                 Exit.TRY_AGAIN,
                 f"{self.context.url} does not answer.",
@@ -181,14 +181,14 @@ class ControlClient:
             CommandFailed: it does not answer, or refuses.
         """
         from botocore.awsrequest import AWSRequest
-        from botocore.exceptions import HTTPClientError
+        from botocore.exceptions import BotoCoreError
         from botocore.httpsession import URLLib3Session
 
         data = None if body is None else json.dumps(body).encode()
         request = AWSRequest(method, self._url + path, data=data, headers={"Content-Type": "application/json"})
         try:
             answer = URLLib3Session(timeout=_TIMEOUT_SECONDS).send(request.prepare())
-        except HTTPClientError as error:
+        except BotoCoreError as error:
             raise CommandFailed(
                 Exit.TRY_AGAIN,
                 "The local GPU cluster does not answer.",

@@ -99,8 +99,12 @@ class Page:
         if not self.is_terminal:
             return instant
         seconds = self.seconds_since(instant)
-        text = duration(abs(seconds))
+        text = age(abs(seconds))
         return f"in {text}" if seconds < -1 else f"{text} ago" if ago else text
+
+    def age_title(self, instant: str) -> str:
+        """Return the title of a column of `when`: in a pipe it holds instants, not ages."""
+        return "AGE" if self.is_terminal else instant
 
     def clock(self, instant: str) -> str:
         """Say the time of day on a terminal, RFC 3339 in a pipe."""
@@ -123,13 +127,16 @@ class Page:
         encoding = getattr(self.stream, "encoding", None) or "utf-8"
         print(clean.encode(encoding, "replace").decode(encoding), file=self.stream)
 
-    def table(self, columns: Sequence[Column], rows: Iterable[Sequence[str]], *, indent: str = "") -> None:
-        """Write aligned columns under their titles."""
+    def table(
+        self, columns: Sequence[Column], rows: Iterable[Sequence[str]], *, indent: str = "", is_whole: bool = False
+    ) -> None:
+        """Write aligned columns under their titles; whole, or cut to the terminal's width where columns give way."""
         body = [[cell.replace("\n", " ") for cell in row] for row in rows]
         widths = [
             max([visible(column.title), *(visible(row[index]) for row in body)]) for index, column in enumerate(columns)
         ]
-        self._fit(columns, widths, len(indent))
+        if not is_whole:
+            self._fit(columns, widths, len(indent))
         self.line(indent + self.bold(_row([column.title for column in columns], columns, widths)))
         for row in body:
             self.line(indent + _row(row, columns, widths))
@@ -212,6 +219,16 @@ def duration(seconds: float) -> str:
     if left < 86_400:
         return f"{left // 3600}h{left % 3600 // 60:02d}m"
     return f"{left // 86_400}d{left % 86_400 // 3600:02d}h"
+
+
+def age(seconds: float) -> str:
+    """Write how long ago something was, as coarse as people say it: `40s`, `3m20s`, `29m`, `3h04m`, `12h`, `3d`."""
+    left = round(seconds)
+    for size, below, unit, lower in ((86_400, 3_600, "d", "h"), (3_600, 60, "h", "m"), (60, 1, "m", "s")):
+        count, rest = divmod(left, size)
+        if count:
+            return f"{count}{unit}" + (f"{rest // below:02d}{lower}" if count < 10 and rest // below else "")
+    return f"{left}s"
 
 
 def visible(text: str) -> int:

@@ -65,7 +65,8 @@ def timeline(incident: IncidentArgument, output: asking.OutputOption = Output.TA
 def lanes(out: Page, incident: Json, *, indent: str = "") -> None:
     """Print the node's and the jobs' lane of a recovery, one line each."""
     node = incident["nodeLane"]
-    since = f" for {out.when(node['since'], ago=False)}" if node["status"] == "working" and out.is_terminal else ""
+    is_working = node["status"] == "working" and out.is_terminal
+    since = f" for {duration(out.seconds_since(node['since']))}" if is_working else ""
     out.line(f"{indent}node  {out.marked(node['status'], node['phase'])}{since}")
     for job in incident["jobLanes"]:
         name = f" ({job['name']})" if job["name"] else ""
@@ -81,7 +82,7 @@ def _table(out: Page, incidents: list[Json], *, is_wide: bool) -> None:
         Column("NODE"),
         Column("FAULT"),
         Column("STATE"),
-        Column("AGE", is_right=True),
+        Column(out.age_title("OPENED"), is_right=True),
     ]
     if is_wide:
         columns += [Column("FAULT NAME"), Column("SEVERITY"), Column("POOL"), Column("REPAIRS"), Column("JOBS")]
@@ -105,7 +106,7 @@ def _table(out: Page, incidents: list[Json], *, is_wide: bool) -> None:
                 jobs,
             ]
         rows.append([*row, incident["outcome"]])
-    out.table(columns, rows)
+    out.table(columns, rows, is_whole=is_wide)
 
 
 def short_node(instance_id: str) -> str:

@@ -225,7 +225,7 @@ def _table(out: Page, jobs: list[Json], *, is_wide: bool) -> None:
         Column("STATE"),
         Column("NODES", is_right=True),
         Column("TRY", is_right=True),
-        Column("AGE", is_right=True),
+        Column(out.age_title("SUBMITTED"), is_right=True),
     ]
     if is_wide:
         columns += [Column("TEAM"), Column("CLASS"), Column("GPUS", is_right=True), Column("BY")]
@@ -244,7 +244,7 @@ def _table(out: Page, jobs: list[Json], *, is_wide: bool) -> None:
             gpus = job["nodes"] * job["gpusPerNode"]
             row += [job["team"], job["priorityClass"] or "(unset)", str(gpus), job["submittedBy"]]
         rows.append([*row, job["reason"]])
-    out.table(columns, rows)
+    out.table(columns, rows, is_whole=is_wide)
 
 
 def _show(out: Page, job: Json) -> None:
@@ -330,10 +330,11 @@ def _await(client: Client, job_id: str, until: str, timeout: float | None) -> Js
     while True:
         job = client.get(f"/jobs/{job_id}")
         line = f"{plain(job['state'])}{', attempt ' + str(job['currentAttempt']) if job['currentAttempt'] else ''}"
-        if line != said:
+        is_over = job["state"] in _ENDED or (until == "running" and job["state"] == "RUNNING")
+        if line != said and not is_over:
             note(f"{job_id}  {line}  {job['reason']}".rstrip())
             said = line
-        if job["state"] in _ENDED or (until == "running" and job["state"] == "RUNNING"):
+        if is_over:
             return job
         left = None if deadline is None else deadline - time.monotonic()
         if left is not None and left <= 0:

@@ -72,25 +72,24 @@ def _table(out: Page, nodes: list[Json], *, is_wide: bool) -> None:
     columns = [
         Column("NODE"),
         Column("POOL", gives_way=True),
-        Column("TYPE"),
         Column("STATE"),
         Column("GPUS", is_right=True),
-        Column("UP", is_right=True),
+        Column(out.age_title("LAUNCHED"), is_right=True),
     ]
     if is_wide:
-        columns += [Column("ZONE"), Column("NAME"), Column("SEAT"), Column("HYPERPOD")]
+        columns += [Column("TYPE"), Column("ZONE"), Column("NAME"), Column("SEAT"), Column("HYPERPOD")]
     columns.append(Column("INCIDENT"))
     rows = []
     for node in nodes:
         row = [
             node["instanceId"],
             node["pool"],
-            node["instanceType"],
             out.marked(NODE[node["state"]], plain(node["state"])),
             f"{node['gpusInUse']}/{node['gpus']}",
             out.when(node["launchedAt"], ago=False),
         ]
         if is_wide:
-            row += [node["zone"] or "–", node["name"] or "–", node["slot"], node["providerStatus"] or "–"]
+            seat = [node["zone"] or "–", node["name"] or "–", node["slot"], node["providerStatus"] or "–"]
+            row += [node["instanceType"], *seat]
         rows.append([*row, node["incidentId"] or "–"])
-    out.table(columns, rows)
+    out.table(columns, rows, is_whole=is_wide)

@@ -9,7 +9,7 @@ from evenkeel_cli.client import Client
 from evenkeel_cli.commands import asking
 from evenkeel_cli.commands.incidents import lanes
 from evenkeel_cli.errors import CommandFailed, Exit
-from evenkeel_cli.render import Output, Page, duration, only, page, visible
+from evenkeel_cli.render import Output, Page, age, duration, only, page, visible
 from evenkeel_cli.words import HEALTH, NODE, counted, plain
 
 Json = dict[str, Any]
@@ -76,8 +76,8 @@ def _line(out: Page, found: Json, form: Output) -> None:
 def show(out: Page, found: Json) -> None:
     """Print the overview."""
     automation, incidents = found["automation"], found["incidents"]
-    age = out.seconds_since(found["asOf"])
-    seen = f"{found['asOf'][11:19]}Z" + (f" ({duration(age)} old)" if out.is_terminal and age >= 2 else "")
+    old = out.seconds_since(found["asOf"])
+    seen = f"{found['asOf'][11:19]}Z" + (f" ({duration(old)} old)" if out.is_terminal and old >= 2 else "")
     held = "  HELD" if automation["isHeld"] else ""
     _spread(out, out.bold(f"fleet {found['fleet']}"), f"mode: {automation['mode']}{held}  {seen}")
     head = out.marked(HEALTH[found["health"]], out.bold(found["health"]))
@@ -91,7 +91,7 @@ def show(out: Page, found: Json) -> None:
     for incident in incidents["items"]:
         word = "NEEDS YOU" if incident["needsYou"] else "WORKING"
         name = f"{incident['incidentId']}  {incident['node']['instanceId']}  {incident['fault']['name']}"
-        out.line(out.cut(f"{out.bold(word)}  {name}", (out.width or 10_000) + 8))
+        out.line(out.cut(f"{out.bold(word)} {name}", (out.width or 10_000) + 8))
         lanes(out, incident, indent="        ")
         if incident["needsYou"] and incident["outcome"]:
             out.paragraph(incident["outcome"], indent="        ")
@@ -161,7 +161,7 @@ def _jobs(out: Page, jobs: Json) -> None:
 
 
 def _span(seconds: float | None) -> str:
-    return "–" if seconds is None else duration(seconds)
+    return "–" if seconds is None else age(seconds)
 
 
 def _next(out: Page, found: Json) -> None:

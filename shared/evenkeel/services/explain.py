@@ -6,7 +6,7 @@ from typing import Any
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.faults import look_up
 from evenkeel.domain.health.incidents import Incident, IncidentState
-from evenkeel.domain.scheduling.jobs import Job, JobState
+from evenkeel.domain.scheduling.jobs import Attempt, Job, JobState
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Ledger, Table
 from evenkeel.services import read_incidents, read_jobs, rows
@@ -24,18 +24,19 @@ def why_job(ledger: Ledger, job_id: str, *, now: datetime) -> Json:
     attempts = read_jobs.load_attempts(ledger, job_id)
     latest = attempts[-1] if attempts else None
     decided = _decisions(ledger, job_id)
-    for named in (
-        job.resume_plan.decision_id if job.resume_plan and job.resume_plan.after_attempt >= job.current_attempt else "",
-        latest.decision_id if latest and job.state is not JobState.PENDING else "",
-    ):
+    # What the job itself points at comes first: how it was to resume, then how its attempt was admitted.
+    planned = job.resume_plan.decision_id if job.resume_plan else ""
+    admitted = latest.decision_id if latest else ""
+    for named in (admitted, planned) if job.live_plan() else (planned, admitted):
         decided = _first(ledger, named, decided)
     return {
         "subject": job_id,
         "kind": "job",
         "state": job.state,
-        "sentence": _job_sentence(job, now),
+        "sentence": _job_sentence(job, latest, now),
         "decision": _short(decided[0]) if decided else None,
         "considered": _considered(decided[0]) if decided else [],
+        "earlier": [_short(decision) for decision in decided[1:]],
         "next": _job_next(job),
         "evidence": {
             "execution": latest.workload_name if latest else None,
@@ -68,7 +69,7 @@ def why_incident(ledger: Ledger, incident_id: str, *, now: datetime) -> Json:
     }
 
 
-def _job_sentence(job: Job, now: datetime) -> str:
+def _job_sentence(job: Job, latest: Attempt | None, now: datetime) -> str:
     reason = _sentence(job.reason)
     where = f"attempt {job.current_attempt}"
     match job.state:
@@ -83,7 +84,9 @@ def _job_sentence(job: Job, now: datetime) -> str:
         case JobState.STARTING:
             return f"It is being started, {where}. {reason}".strip()
         case JobState.RUNNING:
-            return f"It runs, {where}. {reason}".strip()
+            point = latest.resume_from if latest else None
+            resumed = f", resumed from step {point.step} of attempt {point.attempt}" if point else ""
+            return f"It runs, {where}{resumed}. {reason}".strip()
         case JobState.STOPPING:
             return f"It is being stopped. {reason}".strip()
         case JobState.SUCCEEDED:
@@ -102,9 +105,24 @@ def _incident_sentence(incident: Incident, now: datetime) -> str:
             return f"{begin} Its recovery begins."
         case IncidentState.RECOVERING:
             lane = read_incidents.node_lane(incident)
-            return f"{begin} Recovery has run for {_ago(incident.opened_at, now)}; the node is {lane['phase']}."
+            doing = _DOING.get(lane["phase"], lane["phase"])
+            return f"{begin} Recovery has run for {_ago(incident.opened_at, now)}; the node {doing}."
         case _:
             return f"{begin} {_sentence(incident.outcome)}".strip()
+
+
+_DOING = {
+    "detected": "is next to be judged",
+    "planned": "is next to be cordoned",
+    "cordoned": "is cordoned",
+    "rebooting": "is being rebooted",
+    "replacing": "is being replaced",
+    "repairing": "is being repaired",
+    "validating": "is being validated",
+    "returning to service": "returns to service",
+    "returned to service": "is back in service",
+}
+"""The phases of the node's lane as a sentence goes on."""
 
 
 def _job_next(job: Job) -> str | None:

@@ -140,6 +140,8 @@ def stored(ledger: InMemoryLedger, *things: object) -> None:
     """Store things under the keys that they have in the ledger."""
     for thing in things:
         ledger.commit(Put(_row(thing)))
+        if isinstance(thing, Incident) and not thing.state.is_settled:
+            ledger.commit(Put(rows.open_row(thing.life, thing.incident_id)))
 
 
 def heartbeats(ledger: InMemoryLedger, at: datetime = A_MOMENT) -> None:

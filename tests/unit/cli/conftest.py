@@ -1,0 +1,132 @@
+"""The command against the real API functions, over HTTP on loopback."""
+
+import contextlib
+import io
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from evenkeel_cli.main import main
+from tests.fakes.system import A_MOMENT
+from tests.unit.api.gateway import FLEET, Answer, Gateway
+
+
+@dataclass
+class Said:
+    """What a command printed, and how it ended."""
+
+    exit_code: int
+    out: str
+    err: str
+
+
+class _Terminal(io.StringIO):
+    """A terminal of 80 columns that can show Unicode."""
+
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+class _Pipe(io.StringIO):
+    encoding = "utf-8"
+
+
+class Served:
+    """The API on a port, and the command in a folder whose context names it."""
+
+    def __init__(self, gateway: Gateway, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.gateway = gateway
+        self.folder = folder
+        self.requests: list[tuple[str, str, dict[str, str]]] = []
+        self.next_answers: list[Answer] = []
+        """Given instead of the API's own, in order."""
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
+        self._thread.start()
+        self.context = {
+            "name": FLEET,
+            "url": self.url,
+            "region": "us-west-2",
+            "credentials": {"accessKeyId": "AKIAOPERATOR", "secretAccessKey": "not-a-secret"},
+        }
+        (folder / ".evenkeel").mkdir()
+        self.write_context(self.context)
+        for name in ("EVENKEEL_URL", "EVENKEEL_CONTEXT", "EVENKEEL_PROFILE", "NO_COLOR"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("HOME", str(folder))
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        monkeypatch.setenv("COLUMNS", "80")
+        monkeypatch.setenv("EVENKEEL_NOW", A_MOMENT.isoformat())
+        monkeypatch.chdir(folder)
+
+    def write_context(self, document: object) -> None:
+        (self.folder / ".evenkeel" / "context.json").write_text(json.dumps(document), encoding="utf-8")
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(5)
+
+    def run(self, *words: str, terminal: bool = False, stdin: str = "") -> Said:
+        """Run the command as a person (on a terminal, without colour) or as a program (in a pipe)."""
+        out, err = (_Terminal(), _Terminal()) if terminal else (_Pipe(), _Pipe())
+        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            if terminal:
+                patch.setenv("NO_COLOR", "1")
+            patch.setattr("sys.stdin", io.StringIO(stdin))
+            code = main(words)
+        return Said(code, out.getvalue(), err.getvalue())
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        served = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                self._answer("GET")
+
+            def do_POST(self) -> None:
+                self._answer("POST")
+
+            def _answer(self, method: str) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
+                headers = dict(self.headers.items())
+                served.requests.append((method, self.path, headers))
+                answer = served.answer(method, self.path, body, headers)
+                content = answer.text.encode()
+                self.send_response(answer.status)
+                for name, value in answer.headers.items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            def log_message(self, *_arguments: object) -> None:
+                pass
+
+        return Handler
+
+    def answer(self, method: str, target: str, body: str, headers: dict[str, str]) -> Answer:
+        if self.next_answers:
+            return self.next_answers.pop(0)
+        if "AWS4-HMAC-SHA256" not in headers.get("Authorization", ""):
+            return Answer(403, {}, '{"message": "Missing Authentication Token"}')
+        kept = {name: value for name, value in headers.items() if name in ("Idempotency-Key", "If-None-Match")}
+        key = kept.pop("Idempotency-Key", None)
+        return self.gateway.call(method, target, body or None, key=key, headers=kept)
+
+
+@pytest.fixture
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    api = Served(Gateway(), tmp_path, monkeypatch)
+    yield api
+    api.stop()

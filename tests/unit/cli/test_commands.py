@@ -1,0 +1,455 @@
+"""What commands send, how they end, and what programs get from them."""
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evenkeel_cli.commands.automation import seconds_of
+from evenkeel_cli.commands.jobs import added
+from evenkeel_cli.errors import CommandFailed
+from evenkeel_cli.main import NOUNS
+from evenkeel_cli.render import age, duration
+from tests.unit.api.gateway import ROOT, Answer
+from tests.unit.api.seeds import a_job, an_incident, stored
+from tests.unit.cli.conftest import Served
+from tests.unit.cli.story import recovery_at_work
+
+A_JOB: dict[str, Any] = {"name": "llama", "image": "registry/trainer:1", "command": ["python", "train.py"], "nodes": 2}
+
+
+def the_job(served: Served) -> dict[str, Any]:
+    document: dict[str, Any] = served.gateway.get("/v1/jobs/job-0000000001").document
+    return document
+
+
+# ---------------------------------------------------------------- submit
+
+
+def test_a_job_is_submitted_from_a_file(served: Served) -> None:
+    (served.folder / "job.json").write_text(json.dumps(A_JOB), encoding="utf-8")
+
+    said = served.run("jobs", "submit", "job.json", terminal=True)
+
+    assert said.out == "○ job-0000000001  pending, 2 nodes × 8 GPUs\nnext  evenkeel jobs wait job-0000000001\n"
+    assert the_job(served)["command"] == ["python", "train.py"]
+
+
+def test_options_win_over_the_file_and_a_command_over_both(served: Served) -> None:
+    body = json.dumps({**A_JOB, "args": ["--x"], "env": {"A": "1"}})
+    words = ["--nodes", "3", "--checkpoint-uri", "s3://bucket/p", "--env", "B=2=3", "-", "--", "python", "-m", "other"]
+
+    said = served.run("jobs", "submit", "-o", "name", *words, stdin=body)
+    assert said.err == ""
+
+    job = the_job(served)
+    assert said.out == "job-0000000001\n"
+    assert (job["nodes"], job["command"], job["args"]) == (3, ["python", "-m", "other"], [])
+    assert (job["envNames"], job["checkpoint"]["uri"]) == (["A", "B"], "s3://bucket/p")
+
+
+def test_every_submission_has_a_fresh_key_unless_one_is_given(served: Served) -> None:
+    flags = ["--name", "x", "--image", "i:1", "--", "train"]
+    served.run("jobs", "submit", *flags)
+    served.run("jobs", "submit", *flags)
+    given = [served.run("jobs", "submit", "--idempotency-key", "k1", "-o", "name", *flags).out for _ in range(2)]
+
+    keys = [headers["Idempotency-Key"] for method, _, headers in served.requests if method == "POST"]
+    assert len(set(keys[:2])) == 2
+    assert given[0] == given[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["missing.json"], "NO_FILE"),
+        (["broken.json"], "NOT_JSON"),
+        (["list.json"], "NOT_JSON"),
+        (["--env", "X", "--name", "x", "--", "train"], "USAGE"),
+        (["--nodes", "0", "--name", "x", "--image", "i", "--", "train"], "VALIDATION_FAILED"),
+        (["--name", "x", "--", "train"], "VALIDATION_FAILED"),
+    ],
+)
+def test_a_job_that_cannot_be_submitted_exits_2(served: Served, words: list[str], code: str) -> None:
+    (served.folder / "broken.json").write_text("{", encoding="utf-8")
+    (served.folder / "list.json").write_text("[]", encoding="utf-8")
+
+    said = served.run("jobs", "submit", *words)
+
+    assert (said.exit_code, said.out) == (2, "")
+    assert f"[{code}]" in said.err
+    assert "Traceback" not in said.err
+
+
+# ---------------------------------------------------------------- wait, cancel, logs
+
+
+@pytest.mark.parametrize(("state", "code"), [("SUCCEEDED", 0), ("FAILED", 3), ("CANCELLED", 3)])
+def test_waiting_ends_as_the_job_does(served: Served, state: str, code: int) -> None:
+    stored(served.gateway.fakes.ledger, a_job(1, state=state, reason="So it went."))
+
+    said = served.run("jobs", "wait", "llama-1")
+
+    assert said.exit_code == code
+    assert said.out.endswith(f"{state.lower()}  So it went.\n")
+
+
+def test_waiting_past_the_timeout_exits_124(served: Served) -> None:
+    stored(served.gateway.fakes.ledger, a_job(1))
+
+    said = served.run("jobs", "wait", "llama-1", "--timeout", "0")
+
+    assert said.exit_code == 124
+    assert "still pending" in said.err
+
+
+def test_a_job_is_cancelled_with_a_reason(served: Served) -> None:
+    stored(served.gateway.fakes.ledger, a_job(1))
+
+    said = served.run("jobs", "cancel", "llama-1", "--reason", "not needed")
+
+    assert (said.exit_code, the_job(served)["state"]) == (0, "CANCELLED")
+    assert "not needed" in the_job(served)["reason"]
+
+
+def test_cancelling_what_has_ended_exits_5(served: Served) -> None:
+    stored(served.gateway.fakes.ledger, a_job(1, state="FAILED"))
+
+    said = served.run("jobs", "cancel", "llama-1")
+
+    assert (said.exit_code, "[JOB_ENDED]" in said.err) == (5, True)
+
+
+@pytest.mark.parametrize(
+    ("seen", "now", "new"),
+    [
+        ("", "a\n", "a\n"),
+        ("a\n", "a\nb\n", "b\n"),
+        ("a\nb\n", "b\nc\n", "c\n"),
+        ("a\nb\n", "x\ny\n", "x\ny\n"),
+        ("a\n", "a\n", ""),
+        ("a\nb", "a\nbc\n", "c\n"),
+    ],
+)
+def test_following_prints_what_was_added(seen: str, now: str, new: str) -> None:
+    assert added(seen, now) == new
+
+
+# ---------------------------------------------------------------- reads for programs
+
+
+@pytest.mark.parametrize(
+    ("words", "path"),
+    [
+        ("status", "/v1/status"),
+        ("jobs show llama-1", "/v1/jobs/job-0000000001"),
+        ("jobs timeline llama-1", "/v1/jobs/job-0000000001/timeline"),
+        ("incidents show @latest", "/v1/incidents/inc-0000000001"),
+        ("incidents timeline @latest", "/v1/incidents/inc-0000000001/timeline"),
+        ("nodes show i-00000000000000002", "/v1/nodes/i-00000000000000002"),
+        ("why llama-1", "/v1/jobs/job-0000000001/why"),
+        ("why @latest", "/v1/incidents/inc-0000000001/why"),
+        ("why dec-0000000003", "/v1/decisions/dec-0000000003"),
+        ("automation show", "/v1/clusters/laptop/automation"),
+    ],
+)
+def test_json_is_the_apis_object_unchanged(served: Served, words: str, path: str) -> None:
+    recovery_at_work(served.gateway)
+
+    said = served.run(*words.split(), "-o", "json")
+
+    assert json.loads(said.out) == served.gateway.get(path).document
+
+
+@pytest.mark.parametrize("noun", ["jobs", "incidents", "nodes"])
+def test_lists_have_all_their_forms(served: Served, noun: str) -> None:
+    recovery_at_work(served.gateway)
+    document = json.loads(served.run(noun, "ls", "-o", "json").out)
+    names = served.run(noun, "ls", "-o", "name").out.split()
+    wide = served.run(noun, "ls", "-o", "wide").out.splitlines()
+    key = {"jobs": "jobId", "incidents": "incidentId", "nodes": "instanceId"}[noun]
+
+    assert [item[key] for item in document["items"]] == names
+    assert len(wide) == len(names) + 1
+
+
+def test_a_list_longer_than_a_page_is_read_to_its_end(served: Served) -> None:
+    stored(served.gateway.fakes.ledger, *(a_job(n) for n in range(1, 251)))
+
+    said = served.run("jobs", "ls", "--limit", "240", "-o", "name")
+
+    assert said.out.split() == [f"job-{n:010d}" for n in range(250, 10, -1)]
+
+
+@pytest.mark.parametrize(("state", "code"), [("RECOVERING", 20), ("RECOVERED", 0), ("WAITING_FOR_PERSON", 21)])
+def test_status_check_tells_cron(served: Served, state: str, code: int) -> None:
+    from tests.unit.api.seeds import heartbeats
+
+    heartbeats(served.gateway.fakes.ledger)
+    stored(served.gateway.fakes.ledger, an_incident(1, state=state))
+
+    assert served.run("status", "--check").exit_code == code
+
+
+# ---------------------------------------------------------------- finding things
+
+
+def test_ids_names_and_unique_beginnings_find_a_job(served: Served) -> None:
+    stored(served.gateway.fakes.ledger, a_job(1), a_job(12))
+
+    found = {
+        typed: served.run("jobs", "show", typed, "-o", "json")
+        for typed in ("job-0000000001", "llama-12", "job-00000000011", "job-000000001", "@latest")
+    }
+
+    assert json.loads(found["job-0000000001"].out)["name"] == "llama-1"
+    assert json.loads(found["llama-12"].out)["jobId"] == "job-0000000012"
+    assert json.loads(found["job-000000001"].out)["jobId"] == "job-0000000012"
+    assert json.loads(found["@latest"].out)["jobId"] == "job-0000000012"
+    assert found["job-00000000011"].exit_code == 4
+
+
+def test_an_ambiguous_beginning_exits_2_and_names_the_candidates(served: Served) -> None:
+    stored(served.gateway.fakes.ledger, a_job(1), a_job(2))
+
+    said = served.run("jobs", "show", "llama-")
+
+    assert said.exit_code == 2
+    assert "job-0000000001" in said.err
+    assert "[AMBIGUOUS]" in said.err
+
+
+@pytest.mark.parametrize(
+    "words", ["jobs show nope", "incidents show @latest", "nodes show i-1", "why inc-0000000404", "why dec-0000000404"]
+)
+def test_what_does_not_exist_exits_4(served: Served, words: str) -> None:
+    said = served.run(*words.split())
+
+    assert (said.exit_code, said.out) == (4, "")
+    assert "[NOT_FOUND]" in said.err
+
+
+# ---------------------------------------------------------------- hold and release
+
+
+def test_automation_is_held_and_released(served: Served) -> None:
+    held = served.run("automation", "hold", "--reason", "network work", "--for", "30m")
+    shown = served.run("automation", "show")
+    released = served.run("automation", "release")
+
+    assert held.out.startswith("▲ held, until 2026-11-03T10:45:02Z: network work\n")
+    assert "held by user/" in shown.out or "held by role/" in shown.out
+    assert released.out.startswith("● released\n")
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("30m", 1800), ("2h", 7200), ("1d", 86_400)])
+def test_a_length_of_time_is_read(text: str, seconds: int) -> None:
+    assert seconds_of(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "5", "m", "-1h", "1h30m", "1y"])
+def test_another_length_of_time_is_refused(text: str) -> None:
+    with pytest.raises(CommandFailed) as caught:
+        seconds_of(text)
+
+    assert caught.value.exit_code == 2
+
+
+# ---------------------------------------------------------------- failures and where things are
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "exit_code"),
+    [
+        (400, "REFUSED", 2),
+        (401, "X", 6),
+        (403, "NOT_ALLOWED", 6),
+        (404, "NOT_FOUND", 4),
+        (409, "CONFLICT", 5),
+        (409, "GUARDRAIL_REFUSED", 7),
+        (422, "IDEMPOTENCY_KEY_REUSED", 2),
+        (500, "INTERNAL", 1),
+    ],
+)
+def test_each_problem_has_its_exit_code(served: Served, status: int, code: str, exit_code: int) -> None:
+    problem = {"status": status, "code": code, "detail": "What happened.", "hint": "Do that.", "requestId": "r-1"}
+    served.next_answers = [Answer(status, {}, json.dumps(problem))]
+
+    said = served.run("status")
+
+    assert (said.exit_code, said.out) == (exit_code, "")
+    assert said.err.splitlines()[:2] == [f"✖ What happened. [{code}]", "  Do that."]
+
+
+def test_a_gateways_own_refusal_is_said_plainly(served: Served) -> None:
+    served.next_answers = [Answer(403, {}, '{"message": "Forbidden"}')]
+
+    said = served.run("status")
+
+    assert said.exit_code == 6
+    assert said.err.startswith("✖ Forbidden [HTTP_403]\n  Your AWS identity may not do this")
+
+
+def test_a_short_throttle_is_not_noticed(served: Served) -> None:
+    served.next_answers = [Answer(429, {}, '{"code": "THROTTLED"}')]
+
+    assert served.run("jobs", "ls", "-o", "json").exit_code == 0
+
+
+def test_a_long_throttle_exits_8(served: Served) -> None:
+    served.next_answers = [Answer(503, {}, '{"code": "UNAVAILABLE", "detail": "Not now."}')] * 3
+
+    assert served.run("status").exit_code == 8
+
+
+def test_something_else_on_that_address_is_told_apart(served: Served) -> None:
+    served.next_answers = [Answer(200, {}, "<html>")]
+
+    said = served.run("status")
+
+    assert (said.exit_code, "[NOT_EVENKEEL]" in said.err) == (1, True)
+
+
+def test_an_api_that_is_not_there_exits_8(served: Served) -> None:
+    served.write_context({**served.context, "url": "http://127.0.0.1:9/v1"})
+
+    said = served.run("status")
+
+    assert (said.exit_code, "[UNREACHABLE]" in said.err) == (8, True)
+
+
+@pytest.mark.parametrize(
+    ("document", "code"),
+    [
+        ({"name": "x", "url": "http://example.com/v1", "region": "us-west-2"}, "BAD_CONTEXT"),
+        ({"name": "x", "url": "https://example.com/", "region": "us-west-2"}, "BAD_CONTEXT"),
+        ([], "BAD_CONTEXT"),
+    ],
+)
+def test_a_context_that_cannot_be_used_exits_2(served: Served, document: object, code: str) -> None:
+    served.write_context(document)
+
+    said = served.run("status")
+
+    assert (said.exit_code, f"[{code}]" in said.err) == (2, True)
+
+
+def test_without_a_context_the_way_to_one_is_named(served: Served) -> None:
+    (served.folder / ".evenkeel" / "context.json").unlink()
+
+    said = served.run("status")
+
+    assert (said.exit_code, "EVENKEEL_URL" in said.err) == (2, True)
+
+
+def test_the_environment_names_an_api_and_the_callers_own_credentials_sign(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (served.folder / ".evenkeel" / "context.json").unlink()
+    monkeypatch.setenv("EVENKEEL_URL", served.url)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAANA")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "token-of-ana")
+
+    said = served.run("automation", "show")
+
+    headers = served.requests[-1][2]
+    assert said.exit_code == 0
+    assert "Credential=AKIAANA/" in headers["Authorization"]
+    assert "/us-west-2/execute-api/aws4_request" in headers["Authorization"]
+    assert headers["X-Amz-Security-Token"] == "token-of-ana"
+
+
+def test_without_credentials_the_way_to_them_is_named(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    served.write_context({key: value for key, value in served.context.items() if key != "credentials"})
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+
+    said = served.run("status")
+
+    assert (said.exit_code, "aws sso login" in said.err) == (6, True)
+
+
+def test_drills_exist_on_the_local_data_centre_only(served: Served) -> None:
+    said = served.run("drill", "run", "gpu-xid79")
+
+    assert (said.exit_code, "[NOT_LOCAL]" in said.err) == (6, True)
+
+
+def test_a_drill_strikes_the_current_attempt_of_a_job(served: Served) -> None:
+    recovery_at_work(served.gateway)
+    served.write_context({**served.context, "controlUrl": served.url.removesuffix("/v1")})
+    injected = {"faultId": "fault-1", "fault": "gpu-xid79", "node": "hyperpod-i-1", "cleared": False}
+    shown = served.gateway.get("/v1/jobs/job-0000000001")
+    listed = served.gateway.get("/v1/jobs")
+    served.next_answers = [listed, shown, Answer(201, {}, json.dumps(injected))]
+
+    said = served.run("drill", "run", "gpu-xid79", "--job", "llama-1")
+
+    assert said.out.splitlines()[0] == "▲ gpu-xid79 on hyperpod-i-1 (fault-1)"
+    assert served.requests[-1][1] == "/control/faults"
+
+
+@pytest.mark.parametrize("words", ["", "--help", "jobs", *(f"{noun} --help" for noun in NOUNS)])
+def test_help_is_an_answer(served: Served, words: str) -> None:
+    said = served.run(*words.split())
+
+    assert (said.exit_code, said.err) == (0, "")
+    assert said.out.startswith("Usage: evenkeel ")
+    assert max(len(line) for line in said.out.splitlines()) <= 80
+
+
+@pytest.mark.parametrize("words", ["nonsense", "jobs nonsense", "jobs show", "jobs ls --limit many", "status -o yaml"])
+def test_misuse_exits_2_with_a_way_on(served: Served, words: str) -> None:
+    said = served.run(*words.split())
+
+    assert (said.exit_code, said.out) == (2, "")
+    assert "[USAGE]" in said.err
+    assert "--help" in said.err
+
+
+@pytest.mark.parametrize(
+    ("seconds", "exact", "coarse"),
+    [
+        (0, "0s", "0s"),
+        (0.31, "0.3s", "0s"),
+        (59.6, "1m00s", "1m"),
+        (61, "1m01s", "1m01s"),
+        (708, "11m48s", "11m"),
+        (3599.9, "1h00m", "1h"),
+        (11_070, "3h04m", "3h04m"),
+        (90_000, "1d01h", "1d01h"),
+        (3_000_000, "34d17h", "34d"),
+    ],
+)
+def test_durations_are_written_in_two_units(seconds: float, exact: str, coarse: str) -> None:
+    assert (duration(seconds), age(seconds)) == (exact, coarse)
+
+
+def test_help_comes_within_150_milliseconds() -> None:
+    command = [sys.executable, "-m", "evenkeel_cli.main", "--help"]
+    taken = []
+    for _ in range(9):
+        began = time.perf_counter()
+        subprocess.run(command, check=True, capture_output=True, cwd=ROOT, timeout=30)
+        taken.append(time.perf_counter() - began)
+
+    # The fastest of several: a busy machine says nothing about the command.
+    assert min(taken) < 0.150, statistics.median(taken)
+
+
+def test_help_loads_neither_botocore_nor_rich(tmp_path: Path) -> None:
+    code = (
+        "import sys; from evenkeel_cli.main import main; main(['--help']);"
+        "print([name for name in ('botocore', 'rich', 'boto3', 'pydantic') if name in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=tmp_path, timeout=30
+    )
+
+    assert done.stderr.strip() == "[]"

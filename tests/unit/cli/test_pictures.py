@@ -1,0 +1,201 @@
+"""What people see at 80 columns, to the letter."""
+
+from textwrap import dedent
+
+import pytest
+
+from tests.unit.cli.conftest import Served
+from tests.unit.cli.story import recovery_at_work
+
+STATUS = """\
+fleet laptop                                                mode: act  10:15:02Z
+▲ DEGRADED  1 incident working, 0 need you
+NODES   p5-workers  4 nodes: 3 in service ●  1 repairing ◐
+GPUs    32 in the fleet  16 in use 50%  8 free in service
+JOBS    class    run  pend  avg run  max run  avg wait  max wait
+        (unset)    1     1      25m      25m       28m       28m
+WORKING inc-0000000001  i-00000000000000001  GPU has fallen off the bus
+        node  ◐ replacing for 11m48s
+        job   ● job-0000000001 (llama-1) running again, attempt 2
+NEXT    evenkeel incidents show inc-0000000001
+"""
+
+JOBS = """\
+JOB             NAME      STATE        NODES  TRY  AGE  REASON
+job-0000000003  llama-3   ● succeeded      2    1  27m  Every pod ended with 0.
+job-0000000002  llama-2   ○ pending        2    0  28m  Needs 2 free nodes of o…
+job-0000000001  llama-1   ● running        2    2  29m  All 2 pods run.
+"""
+
+JOB = """\
+● job-0000000001  llama-1  running
+  All 2 pods run.
+
+  size         2 nodes × 8 GPUs
+  team         default, class (unset)
+  runs         python -m train
+  image        registry/trainer:1
+  checkpoints  s3://checkpoints/llama
+  submitted    29m ago by role/Researcher (ana)
+
+  TRY  STATE      FROM         RAN  NODES        REASON
+    2  ● running  step 412   9m00s  00003,00002
+    1  ▲ lost     –         13m00s  00001,00002  Its node failed.
+
+next  evenkeel why job-0000000001
+"""
+
+INCIDENT = """\
+◐ inc-0000000001  recovering  drill
+
+  fault      GPU has fallen off the bus (xid:79), critical
+  node       i-00000000000000001, ml.p5.48xlarge, pool p5-workers
+  opened     12m ago
+  mode       act
+  execution  inc-0000000001-r1
+
+  node  ◐ replacing for 11m48s
+  job   ● job-0000000001 (llama-1) running again, attempt 2
+
+  REACHED       AT        AFTER
+  detected      10:03:02
+  planned       10:03:03  +1.8s
+  cordoned      10:03:04  +0.3s
+  jobs stopped  10:03:12  +7.9s
+  repair asked  10:03:14  +2.0s
+
+  EVIDENCE  SEEN      SOURCE                DETAIL
+  xid:79    10:03:02  hyperpod.node-health  NVRM: Xid (PCI:0000:b3:00): 79, GPU…
+
+next  evenkeel incidents timeline inc-0000000001
+"""
+
+TIMELINE = """\
+10:03:02 ▲ sickened  hyperpod-i-00000000000000001: Xid 79, GPU has fallen off
+                     the bus.
+10:03:04 ● decided   ACT: Xid 79 calls for a replacement.
+10:03:05 ● cordoned  New pods stay off the node.
+10:03:12 ● job       job-0000000001: attempt 1 is stopped; it resumes on a free
+                     node.
+10:03:14 ● repair    Replace was asked of HyperPod and accepted; published p90
+                     of a replacement is about 16 minutes.
+"""
+
+NODES = """\
+NODE                 POOL        STATE         GPUS  AGE  INCIDENT
+i-00000000000000001  p5-workers  ◐ repairing    0/8   3d  inc-0000000001
+i-00000000000000002  p5-workers  ● in service   8/8   3d  –
+i-00000000000000003  p5-workers  ● in service   8/8   3d  –
+i-00000000000000004  p5-workers  ● in service   0/8   3d  –
+"""
+
+WHY = """\
+◐ inc-0000000001  recovering
+  hyperpod-i-00000000000000001 showed GPU has fallen off the bus (xid:79).
+  Recovery has run for 12m; the node is being replaced.
+
+  decided  11m ago: FREE_NODE, dec-0000000003
+  because  A free node is ready now; nothing is quicker.
+
+  CONSIDERED         START  GPU-H LOST  CHOSEN
+  free node              –           –  ● yes
+  spare                  –           –  no: No spare is configured for this
+                                        pool.
+  wait for repair  ~16m00s        4.27  no: The replacement takes about 16
+                                        minutes, and the job would stand still.
+
+  BEFORE    DECIDED  DECISION        BECAUSE
+  10:03:03  ACT      dec-0000000001  Xid 79 calls for a replacement.
+
+  execution  inc-0000000001-r1
+  next       evenkeel incidents timeline inc-0000000001
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "picture"),
+    [
+        ("status", STATUS),
+        ("jobs ls", JOBS),
+        ("jobs show llama-1", JOB),
+        ("incidents show @latest", INCIDENT),
+        ("incidents timeline @latest", TIMELINE),
+        ("nodes ls", NODES),
+        ("why @latest", WHY),
+    ],
+    ids=lambda value: value.partition("\n")[0] if "\n" not in value else "",
+)
+def test_a_person_sees(served: Served, words: str, picture: str) -> None:
+    recovery_at_work(served.gateway)
+
+    said = served.run(*words.split(), terminal=True)
+
+    assert said.out == picture
+    assert (said.exit_code, said.err) == (0, "")
+    assert max(len(line) for line in said.out.splitlines()) <= 80
+
+
+def test_a_pipe_gets_instants_and_whole_texts(served: Served) -> None:
+    recovery_at_work(served.gateway)
+
+    said = served.run("incidents", "timeline", "@latest")
+
+    assert said.out.splitlines()[-1] == (
+        "2026-11-03T10:03:14.000000Z ● repair    Replace was asked of HyperPod and accepted; "
+        "published p90 of a replacement is about 16 minutes."
+    )
+
+
+def test_colour_is_added_to_words_and_never_alone(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    recovery_at_work(served.gateway)
+    plain = served.run("jobs", "ls", terminal=True).out
+    monkeypatch.setenv("TERM", "xterm")
+    from evenkeel_cli.render import Page
+    from tests.unit.cli.conftest import _Terminal
+
+    coloured = Page(_Terminal(), {"TERM": "xterm"})
+
+    assert "\x1b" not in plain
+    assert coloured.marked("failed", "quarantined") == "\x1b[31m✖\x1b[0m quarantined"
+
+
+def test_a_terminal_without_unicode_gets_ascii(served: Served) -> None:
+    import io
+
+    from evenkeel_cli.render import Page
+
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii")
+    page = Page(stream, {})
+    page.line(page.marked("working", "replacing… 2 × 8 – so"))
+    stream.flush()
+
+    assert raw.getvalue() == b"~ replacing~ 2 ? 8 - so\n"
+
+
+def test_text_from_elsewhere_cannot_drive_the_terminal(served: Served) -> None:
+    from tests.unit.api.seeds import a_job, stored
+
+    stored(served.gateway.fakes.ledger, a_job(1, reason="a\x1b[2Jb\x07c\rd\x9b31m"))
+
+    said = served.run("jobs", "show", "llama-1", terminal=True)
+
+    assert not any(character in said.out for character in "\x1b\x07\r\x9b")
+
+
+def test_an_empty_fleet_says_so_plainly(served: Served) -> None:
+    said = served.run("status", terminal=True)
+
+    assert said.out == dedent("""\
+        fleet laptop                                                mode: act  10:15:02Z
+        ✖ CRITICAL  0 incidents working, 0 need you
+          no heartbeat from schedule_jobs, sweep_fleet, watch_cluster for 10 minutes
+        NODES   none known yet: the first sweep brings them
+        GPUs    0 in the fleet  0 in use  0 free in service
+        JOBS    none running, none pending
+        """)
+    assert [served.run(*words.split(), terminal=True).err for words in ("jobs ls", "incidents ls", "nodes ls")] == [
+        "No jobs.\n",
+        "No incidents.\n",
+        "No nodes are known yet: the first sweep brings them.\n",
+    ]
