@@ -23,6 +23,8 @@ from evenkeel.runtime import wiring
 Json: TypeAlias = dict[str, Any]
 
 ARCHIVE_NAME = re.compile(r"[A-Za-z0-9-]{1,64}", re.ASCII)
+_SHOWN_BYTES = 200
+"""How much of an unusable event a log line shows. The whole of it is in the archive and in the dead-letter queue."""
 _BOUND = ("incidentId", "jobId", "attempt", "run", "nodeLife", "cluster", "executionArn", "decisionId", "kind")
 _MARKED = ("outcome", "reason", "decisionId", "rung", "waitSeconds")
 
@@ -93,11 +95,21 @@ def event(
             if isinstance(parsed, malformed):
                 world.dead_letters.put(body.decode(), parsed.code, parsed.reason)
                 world.telemetry.count("EventsFailed", code=parsed.code)
-                return {"outcome": "DEAD_LETTERED", "code": parsed.code, "reason": parsed.reason}
+                beginning = body[:_SHOWN_BYTES].decode("utf-8", "replace")
+                return {
+                    "outcome": "DEAD_LETTERED",
+                    "code": parsed.code,
+                    "reason": parsed.reason,
+                    "beginning": beginning,
+                }
             if isinstance(parsed, passed_over):
                 kind = type(parsed).__name__
                 world.telemetry.count(f"Events{kind}")
-                return {"outcome": kind.upper(), "reason": getattr(parsed, "reason", "")}
+                return {
+                    "outcome": kind.upper(),
+                    "code": getattr(parsed, "code", ""),
+                    "reason": getattr(parsed, "reason", ""),
+                }
             world.telemetry.count("EventsReceived")
             return handler(parsed, context)
 
@@ -112,7 +124,7 @@ def event(
                 try:
                     with _one_line("EventDone", context, keys) as line:
                         answer = one(body, envelope_id, context)
-                        line.update({**_picked(answer, (*_BOUND, *_MARKED, "code"))})
+                        line.update(_picked(answer, (*_BOUND, *_MARKED, "code", "beginning")))
                 except Exception:  # noqa: BLE001 - logged by _one_line; the others of the batch go on
                     failures.append({"itemIdentifier": record["messageId"]})
             return {"batchItemFailures": failures}
@@ -183,10 +195,17 @@ def _named_failures(token: str | None) -> Iterator[None]:
     except Exception as error:
         named = _named(error)
         if token:
-            wiring.world().tokens.fail(token, type(named).__name__, str(named))
+            _tell(token, named)
         if named is error:
             raise
         raise named from error
+
+
+def _tell(token: str, failure: Exception) -> None:
+    try:
+        wiring.world().tokens.fail(token, type(failure).__name__, str(failure))
+    except Exception as error:  # noqa: BLE001 - the failure itself is raised next, and must not be hidden by this one
+        wiring.world().telemetry.warning("WorkflowNotTold", error=type(error).__name__, detail=str(error))
 
 
 def _named(error: Exception) -> Exception:

@@ -1,0 +1,325 @@
+"""The outermost wrappers: names of failures, tokens, dead letters, batches, one log line each."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from evenkeel.ports import Conflict, NotAllowed, NotFound, PermanentError, Refused, Throttled, TransientError
+from evenkeel.runtime import entry, wiring
+from tests.fakes import FakeWorld
+from tests.fakes.messages import DeadLetter
+
+
+@dataclass(frozen=True)
+class LambdaContext:
+    function_name: str = "a-function"
+    aws_request_id: str = "req-1"
+
+
+CONTEXT = LambdaContext()
+
+
+@pytest.fixture
+def world() -> Iterator[FakeWorld]:
+    fake = FakeWorld()
+    with wiring.using(fake.as_world()):
+        yield fake
+
+
+def raising(error: Exception) -> entry.Handler:
+    def handler(_event: entry.Json, _context: Any) -> entry.Json:
+        raise error
+
+    return handler
+
+
+# ---------------------------------------------------------------- task
+
+
+def test_a_task_answers_and_logs_one_line_with_its_ids(world: FakeWorld) -> None:
+    @entry.task
+    def handler(_event: entry.Json, _context: Any) -> entry.Json:
+        return {"outcome": "CORDONED", "reason": "It was free."}
+
+    answer = handler({"incidentId": "inc-1", "executionArn": "arn:x", "schemaVersion": 1}, CONTEXT)
+
+    assert answer == {"outcome": "CORDONED", "reason": "It was free."}
+    (line,) = world.telemetry.lines
+    assert (line.level, line.message, line.keys["outcome"]) == ("INFO", "TaskDone", "CORDONED")
+    assert line.keys["milliseconds"] >= 0
+    assert world.telemetry.bound == {
+        "incidentId": "inc-1",
+        "executionArn": "arn:x",
+        "function": "a-function",
+        "functionRequestId": "req-1",
+    }
+
+
+@pytest.mark.parametrize(
+    ("error", "name", "message", "level"),
+    [
+        (Throttled("slow down"), "TransientError", "Throttled: slow down", "WARNING"),
+        (Conflict("lost", (1,)), "TransientError", "Conflict: lost", "WARNING"),
+        (TransientError("plain"), "TransientError", "plain", "WARNING"),
+        (NotFound("inc-1"), "PermanentError", "NotFound: inc-1", "ERROR"),
+        (PermanentError("plain"), "PermanentError", "plain", "ERROR"),
+        (ZeroDivisionError("a bug"), "ZeroDivisionError", "a bug", "ERROR"),
+    ],
+)
+def test_an_error_leaves_under_a_name_that_workflows_know(
+    world: FakeWorld, error: Exception, name: str, message: str, level: str
+) -> None:
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - the exact type is what is tested
+        entry.task(raising(error))({"jobId": "job-1"}, CONTEXT)
+
+    assert (type(caught.value).__name__, str(caught.value)) == (name, message)
+    (line,) = world.telemetry.lines
+    assert line.level == level
+    assert world.tokens.failures == {}
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (Throttled("slow down"), ("TransientError", "Throttled: slow down")),
+        (Refused("wrong"), ("PermanentError", "Refused: wrong")),
+        (KeyError("bug"), ("KeyError", "'bug'")),
+    ],
+)
+def test_a_failure_under_a_token_is_told_to_the_workflow_too(
+    world: FakeWorld, error: Exception, told: tuple[str, str]
+) -> None:
+    with pytest.raises(Exception):  # noqa: B017, PT011 - only the token is looked at
+        entry.task(raising(error))({"token": "t-1", "incidentId": "inc-1"}, CONTEXT)
+
+    assert world.tokens.failures == {"t-1": told}
+    assert "t-1" not in str(world.telemetry.lines)
+    assert "token" not in world.telemetry.bound
+
+
+def test_a_workflow_that_cannot_be_told_does_not_hide_the_failure(world: FakeWorld) -> None:
+    class DeafTokens:
+        def fail(self, token: str, error: str, cause: str) -> bool:
+            raise Throttled("states")
+
+    world.tokens = DeafTokens()  # type: ignore[assignment]  # the port is all that matters
+    with wiring.using(world.as_world()), pytest.raises(ZeroDivisionError, match="the bug"):
+        entry.task(raising(ZeroDivisionError("the bug")))({"token": "t-1"}, CONTEXT)
+
+    assert world.telemetry.lines[-1].message == "WorkflowNotTold"
+
+
+def test_a_success_under_a_token_answers_nothing(world: FakeWorld) -> None:
+    entry.task(lambda _event, _context: {"outcome": "OPEN"})({"token": "t-1"}, CONTEXT)
+
+    assert (world.tokens.answers, world.tokens.failures) == ({}, {})
+
+
+# ---------------------------------------------------------------- event
+
+
+@dataclass(frozen=True)
+class Fact:
+    code: str
+    reason: str = "a fact may have these too"
+
+
+@dataclass(frozen=True)
+class Bad:
+    code: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Ignored:
+    reason: str
+
+
+def parse(body: bytes) -> Any:
+    kind = json.loads(body).get("kind")
+    match kind:
+        case "bad":
+            return Bad("EVENT_BAD_ID", "detail.InstanceId")
+        case "other":
+            return Ignored("nothing to do")
+        case _:
+            return Fact(kind)
+
+
+def on_events(*outcomes: Any) -> tuple[entry.Handler, list[Fact]]:
+    """Return a handler of events that answers or raises these in turn, and the facts it has seen."""
+    facts: list[Fact] = []
+    left = list(outcomes)
+
+    @entry.event(parse=parse, malformed=Bad, passed_over=(Ignored,))
+    def handler(fact: Fact, _context: Any) -> entry.Json:
+        facts.append(fact)
+        outcome = left.pop(0) if left else {"outcome": "OPENED", "incidentId": "inc-1"}
+        if isinstance(outcome, Exception):
+            raise outcome
+        assert isinstance(outcome, dict)
+        return outcome
+
+    return handler, facts
+
+
+def a_batch(*documents: Any) -> entry.Json:
+    bodies = [one if isinstance(one, str) else json.dumps(one) for one in documents]
+    return {"Records": [{"messageId": f"m-{index}", "body": body} for index, body in enumerate(bodies)]}
+
+
+def test_each_event_is_archived_then_handled_and_logged_once(world: FakeWorld) -> None:
+    handler, facts = on_events()
+
+    answer = handler(a_batch({"id": "e-1", "kind": "xid"}, {"id": "e-2", "kind": "ecc"}), CONTEXT)
+
+    assert answer == {"batchItemFailures": []}
+    assert facts == [Fact("xid"), Fact("ecc")]
+    assert set(world.raw_events.kept) == {"e-1", "e-2"}
+    assert [(line.message, line.keys["incidentId"]) for line in world.telemetry.lines] == [("EventDone", "inc-1")] * 2
+
+
+def test_a_malformed_event_is_dead_lettered_whole_and_counts_as_done(world: FakeWorld) -> None:
+    handler, facts = on_events()
+    body = json.dumps({"id": "e-1", "kind": "bad", "detail": "x" * 500})
+
+    answer = handler(a_batch(body, {"id": "e-2", "kind": "xid"}), CONTEXT)
+
+    assert answer == {"batchItemFailures": []}
+    assert world.dead_letters.letters == [DeadLetter(body, "EVENT_BAD_ID", "detail.InstanceId")]
+    assert facts == [Fact("xid")]
+    assert world.telemetry.totals["EventsFailed"] == 1
+    assert world.raw_events.kept["e-1"] == body.encode()
+    line = world.telemetry.lines[0]
+    assert (line.keys["code"], len(line.keys["beginning"])) == ("EVENT_BAD_ID", 200)
+
+
+def test_an_event_that_calls_for_nothing_is_archived_and_counted(world: FakeWorld) -> None:
+    handler, facts = on_events()
+
+    answer = handler(a_batch({"id": "e-1", "kind": "other"}), CONTEXT)
+
+    assert (answer, facts, world.dead_letters.letters) == ({"batchItemFailures": []}, [], [])
+    assert set(world.raw_events.kept) == {"e-1"}
+    assert world.telemetry.totals["EventsIgnored"] == 1
+
+
+@pytest.mark.parametrize("error", [Throttled("slow"), NotAllowed("no"), ZeroDivisionError("bug")])
+def test_a_good_event_that_cannot_be_handled_now_goes_back_alone(world: FakeWorld, error: Exception) -> None:
+    handler, facts = on_events(error, {"outcome": "JOINED"})
+
+    answer = handler(a_batch({"id": "e-1", "kind": "xid"}, {"id": "e-2", "kind": "ecc"}), CONTEXT)
+
+    assert answer == {"batchItemFailures": [{"itemIdentifier": "m-0"}]}
+    assert len(facts) == 2
+    assert world.dead_letters.letters == []
+
+
+def test_an_event_that_cannot_be_archived_goes_back_unread(world: FakeWorld) -> None:
+    class FullArchive:
+        def keep(self, envelope_id: str, body: bytes) -> None:
+            raise Throttled("archive")
+
+    world.raw_events = FullArchive()  # type: ignore[assignment]  # the port is all that matters
+    handler, facts = on_events()
+    with wiring.using(world.as_world()):
+        answer = handler(a_batch({"id": "e-1", "kind": "bad"}), CONTEXT)
+
+    assert answer == {"batchItemFailures": [{"itemIdentifier": "m-0"}]}
+    assert (facts, world.dead_letters.letters) == ([], [])
+
+
+@pytest.mark.parametrize(
+    "body",
+    ['{"kind": "xid"}', '{"id": "../../etc", "kind": "xid"}', '{"id": 7, "kind": "xid"}', '{"id": "\\ud800", "a": 1}'],
+)
+def test_an_event_without_a_usable_id_is_archived_under_its_digest(world: FakeWorld, body: str) -> None:
+    handler, _ = on_events()
+
+    handler(a_batch(body), CONTEXT)
+
+    (name,) = world.raw_events.kept
+    assert name.startswith("sha256-")
+
+
+def test_text_that_utf8_cannot_carry_reaches_the_archive_and_the_dead_letters(world: FakeWorld) -> None:
+    handler, _ = on_events()
+
+    answer = handler(a_batch('{"id": "e-1", "kind": "bad", "text": "\ud800"}'), CONTEXT)
+
+    assert answer == {"batchItemFailures": []}
+    assert json.loads(world.dead_letters.letters[0].body)["text"] == "\ud800"
+    assert b"\\ud800" in world.raw_events.kept["e-1"]
+
+
+def test_a_batch_of_none_is_nothing(world: FakeWorld) -> None:
+    handler, _ = on_events()
+
+    assert handler({}, CONTEXT) == {"batchItemFailures": []}
+
+
+# ---------------------------------------------------------------- scheduled
+
+PASS_REQUEST = {"Records": [{"messageId": "m-0", "body": "{}"}, {"messageId": "m-1", "body": "{}"}]}
+
+
+def test_a_round_logs_what_it_did(world: FakeWorld) -> None:
+    answer = entry.scheduled(lambda _event, _context: {"admitted": 2, "names": ["a"]})({}, CONTEXT)
+
+    assert answer == {"admitted": 2, "names": ["a"]}
+    (line,) = world.telemetry.lines
+    assert (line.message, line.keys["admitted"], "names" in line.keys) == ("RoundDone", 2, False)
+
+
+@pytest.mark.parametrize("error", [Throttled("slow"), NotFound("gone"), ZeroDivisionError("bug")])
+def test_a_failure_of_the_clocks_own_round_is_raised(world: FakeWorld, error: Exception) -> None:
+    with pytest.raises(type(error)):
+        entry.scheduled(raising(error))({}, CONTEXT)
+
+
+def test_pass_requests_go_back_to_the_queue_while_a_retry_may_help(world: FakeWorld) -> None:
+    answer = entry.scheduled(raising(Throttled("slow")))(PASS_REQUEST, CONTEXT)
+
+    assert answer == {"batchItemFailures": [{"itemIdentifier": "m-0"}, {"itemIdentifier": "m-1"}]}
+
+
+@pytest.mark.parametrize("error", [NotFound("gone"), ZeroDivisionError("bug")])
+def test_a_poison_pass_does_not_block_its_queue(world: FakeWorld, error: Exception) -> None:
+    answer = entry.scheduled(raising(error))(PASS_REQUEST, CONTEXT)
+
+    assert answer == {"batchItemFailures": []}
+    assert [line.level for line in world.telemetry.lines] == ["ERROR"]
+
+
+# ---------------------------------------------------------------- api
+
+REQUEST = {
+    "httpMethod": "GET",
+    "resource": "/v1/jobs/{id}",
+    "requestContext": {"requestId": "r-1", "identity": {"userArn": "arn:aws:iam::000000000000:user/ada"}},
+}
+
+
+def test_a_request_logs_who_asked_what_and_the_status(world: FakeWorld) -> None:
+    answer = entry.api(lambda _event, _context: {"statusCode": 200, "body": "{}"})(REQUEST, CONTEXT)
+
+    assert answer["statusCode"] == 200
+    (line,) = world.telemetry.lines
+    assert (line.message, line.keys["status"]) == ("RequestDone", 200)
+    assert world.telemetry.bound["principal"].endswith("user/ada")
+    assert world.telemetry.bound["requestId"] == "r-1"
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(NotFound("job-1 does not exist"), 404), (ZeroDivisionError("secret detail"), 500)]
+)
+def test_what_a_request_lets_through_becomes_a_problem(world: FakeWorld, error: Exception, status: int) -> None:
+    answer = entry.api(raising(error))(REQUEST, CONTEXT)
+
+    problem = json.loads(answer["body"])
+    assert (answer["statusCode"], problem["status"], problem["requestId"]) == (status, status, "r-1")
+    assert answer["headers"]["Content-Type"] == "application/problem+json"
+    assert (str(error) in answer["body"]) is (status != 500)

@@ -1,0 +1,49 @@
+"""The environment, read and misread."""
+
+import pytest
+
+from evenkeel.domain.policy import Mode
+from evenkeel.runtime.settings import BadSetting, Settings
+
+
+def test_nothing_said_means_observe_and_nothing_else() -> None:
+    settings = Settings.from_environment({"PATH": "/bin", "AWS_REGION": "eu-west-1"})
+
+    assert (settings.mode, settings.drills_may_act, settings.policy_name) == (Mode.OBSERVE, False, "production")
+    assert (settings.kubernetes_clusters, settings.hyperpod_cluster_arn) == ((), "")
+    assert (settings.job_namespace, settings.job_service_account) == ("evenkeel-jobs", "trainer")
+    assert settings.region == "eu-west-1"
+
+
+def test_everything_said_is_read() -> None:
+    said = {
+        "EVENKEEL_FLEET": "research",
+        "EVENKEEL_MODE": "act",
+        "EVENKEEL_DRILLS_MAY_ACT": "true",
+        "KUBERNETES_CLUSTERS": "research-eks, burst-eks,",
+    }
+
+    settings = Settings.from_environment(said)
+
+    assert (settings.fleet, settings.mode, settings.drills_may_act) == ("research", Mode.ACT, True)
+    assert settings.kubernetes_clusters == ("research-eks", "burst-eks")
+
+
+def test_a_variable_set_to_nothing_counts_as_absent() -> None:
+    settings = Settings.from_environment({"EVENKEEL_MODE": "", "HYPERPOD_CLUSTER_ARN": " "})
+
+    assert (settings.mode, settings.hyperpod_cluster_arn) == (Mode.OBSERVE, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("EVENKEEL_MODE", "on"), ("EVENKEEL_DRILLS_MAY_ACT", "maybe"), ("EVENKEEL_POLICY", "../secrets")],
+)
+def test_a_value_that_cannot_be_read_names_its_variable(name: str, value: str) -> None:
+    with pytest.raises(BadSetting, match=name):
+        Settings.from_environment({name: value})
+
+
+def test_a_missing_setting_names_its_variable() -> None:
+    with pytest.raises(BadSetting, match="PASSES_QUEUE_URL"):
+        Settings.from_environment({}).need("passes_queue_url")

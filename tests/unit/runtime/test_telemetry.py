@@ -1,0 +1,95 @@
+"""What stands in the log: one JSON object a line, ASCII, without secrets; and metrics beside it."""
+
+import json
+import uuid
+from typing import Any
+
+import pytest
+
+from evenkeel.runtime.settings import Settings
+from evenkeel.runtime.telemetry import LambdaTelemetry
+
+
+@pytest.fixture
+def telemetry(capsys: pytest.CaptureFixture[str]) -> LambdaTelemetry:
+    # Made after capsys, since the logger keeps the stream that it finds.
+    said = {"EVENKEEL_FLEET": "research", "POWERTOOLS_SERVICE_NAME": uuid.uuid4().hex}
+    return LambdaTelemetry(Settings.from_environment(said))
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[Any]:
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_bound_keys_are_on_every_line_until_they_are_replaced(
+    telemetry: LambdaTelemetry, capsys: pytest.CaptureFixture[str]
+) -> None:
+    telemetry.bind({"incidentId": "inc-1"})
+    telemetry.info("NodeCordoned", decision_id="dec-1")
+    telemetry.bind({"jobId": "job-1"})
+    telemetry.warning("PassLost")
+
+    first, second = lines(capsys)
+    assert (first["message"], first["level"], first["incidentId"], first["decisionId"]) == (
+        "NodeCordoned",
+        "INFO",
+        "inc-1",
+        "dec-1",
+    )
+    assert (second["level"], second["jobId"], "incidentId" in second) == ("WARNING", "job-1", False)
+
+
+def test_tokens_credentials_and_a_jobs_environment_are_never_logged(
+    telemetry: LambdaTelemetry, capsys: pytest.CaptureFixture[str]
+) -> None:
+    telemetry.bind({"token": "secret-1", "jobId": "job-1"})
+    telemetry.error("X", token="secret-2", task_token="secret-3", env={"A": "secret-4"}, credentials="secret-5")
+
+    assert "secret" not in capsys.readouterr().out
+
+
+def test_keys_that_a_log_record_calls_its_own_are_kept_under_another_name(
+    telemetry: LambdaTelemetry, capsys: pytest.CaptureFixture[str]
+) -> None:
+    telemetry.info("X", name="n", level="l", module="m", service="s")
+
+    (line,) = lines(capsys)
+    assert (line["name_"], line["level_"], line["module_"], line["service_"]) == ("n", "l", "m", "s")
+    assert line["level"] == "INFO"
+
+
+def test_hostile_text_stays_on_its_line_and_harmless(
+    telemetry: LambdaTelemetry, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hostile = '\ud800 \x00 \u202e \x1b[31m\n{"level":"ERROR","message":"forged"}'
+
+    telemetry.info("X", detail=hostile)
+
+    out = capsys.readouterr().out
+    assert out.isascii()
+    assert len(out.splitlines()) == 1
+    assert json.loads(out)["detail"] == hostile
+
+
+def test_a_bug_is_logged_with_its_stack(telemetry: LambdaTelemetry, capsys: pytest.CaptureFixture[str]) -> None:
+    telemetry.exception("Failed", ZeroDivisionError("a bug"), milliseconds=3)
+
+    (line,) = lines(capsys)
+    assert (line["level"], line["exception_name"], line["milliseconds"]) == ("ERROR", "ZeroDivisionError", 3)
+
+
+def test_a_metric_is_an_emf_line_with_the_fleet_and_at_most_two_more_dimensions(
+    telemetry: LambdaTelemetry, capsys: pytest.CaptureFixture[str]
+) -> None:
+    telemetry.count("Heartbeat", function="sweep_fleet")
+    telemetry.seconds("TimeToResume", 3.5)
+
+    beat, resume = lines(capsys)
+    (directive,) = beat["_aws"]["CloudWatchMetrics"]
+    assert directive["Namespace"] == "Evenkeel"
+    assert directive["Dimensions"] == [["Cluster", "Function"]]
+    assert directive["Metrics"] == [{"Name": "Heartbeat", "Unit": "Count"}]
+    assert (beat["Cluster"], beat["Function"], beat["Heartbeat"]) == ("research", "sweep_fleet", [1.0])
+    assert resume["_aws"]["CloudWatchMetrics"][0]["Metrics"] == [{"Name": "TimeToResume", "Unit": "Seconds"}]
+    with pytest.raises(ValueError, match="dimensions"):
+        telemetry.count("X", a="1", b="2", c="3")

@@ -1,0 +1,129 @@
+"""The composition root and the policies that the layer carries."""
+
+import importlib.resources
+import json
+from functools import cached_property
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from evenkeel.adapters.cluster import KubernetesCluster
+from evenkeel.adapters.dynamo_ledger import DynamoLedger
+from evenkeel.adapters.hyperpod import HyperPodProvider
+from evenkeel.adapters.no_provider import NoProvider
+from evenkeel.adapters.system import ALPHABET, RandomIds
+from evenkeel.domain.policy import Policy
+from evenkeel.ports import NotFound, RepairAnswer
+from evenkeel.runtime import wiring
+from evenkeel.runtime.settings import BadSetting, Settings
+from evenkeel.runtime.wiring import World, load_policy
+from tests.fakes import FakeWorld
+
+ALL = {
+    "EVENKEEL_FLEET": "research",
+    "HYPERPOD_CLUSTER_ARN": "arn:aws:sagemaker:us-west-2:000000000000:cluster/abcdefghijkl",
+    "KUBERNETES_CLUSTERS": "research-eks",
+    "JOBS_TABLE": "jobs",
+    "RAW_EVENTS_BUCKET": "raw",
+    "DEAD_LETTER_QUEUE_URL": "https://q/dead",
+    "PASSES_QUEUE_URL": "https://q/passes.fifo",
+    "RECOVER_NODE_ARN": "arn:recover",
+    "RUN_JOB_ARN": "arn:run",
+    "RESOLVE_WAIT_FUNCTION": "resolve-wait",
+    "PAGE_TOPIC_ARN": "arn:topic",
+}
+PORTS = [name for name, member in vars(World).items() if isinstance(member, cached_property)]
+
+
+def test_a_world_builds_every_port_once() -> None:
+    world = World(Settings.from_environment(ALL))
+
+    first = [getattr(world, name) for name in PORTS]
+
+    assert len(first) == 15
+    assert [getattr(world, name) for name in PORTS] == first
+    assert isinstance(world.ledger, DynamoLedger)
+    assert isinstance(world.cluster, KubernetesCluster)
+    assert isinstance(world.provider, HyperPodProvider)
+
+
+def test_a_world_builds_nothing_before_it_is_used() -> None:
+    world = World(Settings.from_environment({}))
+
+    assert set(vars(world)) == {"settings"}
+    for name in ("wait_answers", "passes", "pager", "raw_events", "dead_letters"):
+        with pytest.raises(BadSetting):
+            getattr(world, name)
+
+
+def test_a_fleet_without_hyperpod_has_no_machines_to_repair() -> None:
+    provider = World(Settings.from_environment({})).provider
+
+    assert isinstance(provider, NoProvider)
+    assert (provider.nodes(), provider.node("i-0123456789abcdef0")) == ((), None)
+    assert provider.reboot("i-1") is provider.replace("i-1") is RepairAnswer.NO_SUCH_NODE
+    with pytest.raises(NotFound):
+        provider.cluster()
+
+
+def test_a_port_that_is_given_wins_and_one_that_is_none_is_refused() -> None:
+    fake = FakeWorld()
+
+    assert World(Settings.from_environment({}), ledger=fake.ledger).ledger is fake.ledger
+    with pytest.raises(TypeError, match="ledgre"):
+        World(Settings.from_environment({}), ledgre=fake.ledger)
+
+
+def test_a_world_in_use_is_what_handlers_get() -> None:
+    world = FakeWorld().as_world()
+
+    with wiring.using(world):
+        assert wiring.world() is world
+
+
+def test_ids_carry_their_kind_and_ten_unambiguous_characters() -> None:
+    made = {RandomIds().new("job") for _ in range(200)}
+
+    assert len(made) == 200
+    for one in made:
+        prefix, _, rest = one.partition("-")
+        assert (prefix, len(rest), set(rest) <= set(ALPHABET)) == ("job", 10, True)
+
+
+# ---------------------------------------------------------------- policies
+
+
+def policy_file(name: str) -> Any:
+    return json.loads(importlib.resources.files("evenkeel").joinpath("policy", f"{name}.json").read_text("utf-8"))
+
+
+def test_the_production_policy_is_the_defaults() -> None:
+    assert load_policy("production") == Policy()
+    assert policy_file("production") == Policy().to_json()
+
+
+@pytest.mark.parametrize("name", ["production", "local"])
+def test_a_policy_file_names_every_field_and_no_other(name: str) -> None:
+    def keys(document: Any, model: BaseModel) -> None:
+        assert set(document) == set(model.model_dump(by_alias=True))
+        for field in type(model).model_fields:
+            inner = getattr(model, field)
+            if isinstance(inner, BaseModel):
+                keys(document[type(model).model_fields[field].alias or field], inner)
+
+    keys(policy_file(name), load_policy(name))
+    assert load_policy(name).name == name
+
+
+def test_the_local_policy_only_shortens() -> None:
+    local, production = policy_file("local"), policy_file("production")
+
+    for part in ("repair", "jobs", "watch"):
+        for field, value in local[part].items():
+            assert value <= production[part][field], f"{part}.{field}"
+
+
+def test_a_policy_that_is_not_there_is_told_by_name() -> None:
+    with pytest.raises(BadSetting, match="holiday"):
+        load_policy("holiday")
