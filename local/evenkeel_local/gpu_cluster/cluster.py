@@ -27,6 +27,7 @@ from evenkeel_local.gpu_cluster.catalogue import Catalogue
 from evenkeel_local.gpu_cluster.cluster_events import ClusterEvents
 from evenkeel_local.gpu_cluster.config import AccessEntry, ClusterConfig, PodIdentity
 from evenkeel_local.gpu_cluster.control import Control
+from evenkeel_local.gpu_cluster.disruption_controller import DisruptionController
 from evenkeel_local.gpu_cluster.engine import Engine
 from evenkeel_local.gpu_cluster.errors import ApiError, Obj
 from evenkeel_local.gpu_cluster.event_bus import EventBus
@@ -116,6 +117,7 @@ class Cluster:
         self.scheduler = Scheduler(self.registry)
         self.jobs = JobController(self.registry, delays.restart_backoff)
         self.nodes = NodeController(self.registry, delays.node_monitor_grace, delays.eviction_toleration)
+        self.disruption = DisruptionController(self.registry)
         self.garbage = GarbageCollector(self.registry, delays.pod_gc)
         aws_auth: AwsAuth = NoAuth()
         authenticator: Authenticator = StaticAuthenticator(admin_token, open_to_all=engine is None)
@@ -153,6 +155,7 @@ class Cluster:
             self.jobs.run(),
             self.nodes.run(),
             self.garbage.run(),
+            self.disruption.run(),
             self.garbage.collect_pods(),
         ):
             self._tasks.append(asyncio.create_task(work))

@@ -353,6 +353,11 @@ def _check_job_update(obj: Obj, old: Obj) -> Iterator[Cause]:
 # Nodes, services and the rest
 
 
+def _admit_node(obj: Obj, store: Store) -> None:
+    obj.setdefault("spec", {})
+    obj.setdefault("status", {})
+
+
 def _check_node(obj: Obj) -> Iterator[Cause]:
     seen: set[tuple[str, str]] = set()
     for number, taint in enumerate((obj.get("spec") or {}).get("taints") or ()):
@@ -503,6 +508,7 @@ UpdateCheck = Callable[[Obj, Obj], Iterator[Cause]]
 ADMISSION: dict[TypeKey, Admission] = {
     catalogue.PODS.key: _admit_pod,
     catalogue.JOBS.key: _admit_job,
+    catalogue.NODES.key: _admit_node,
     catalogue.SERVICES.key: _admit_service,
     catalogue.NAMESPACES.key: _admit_namespace,
     catalogue.PRIORITY_CLASSES.key: _admit_priority,

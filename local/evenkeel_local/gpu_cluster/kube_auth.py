@@ -40,18 +40,18 @@ CLUSTER_ADMIN = "AmazonEKSClusterAdminPolicy"
 
 
 class StaticAuthenticator:
-    """Knows the admin's token alone; with `open_to_all`, anybody is the admin."""
+    """Knows the admin's token alone; with `open_to_all`, whoever brings no token is the admin too."""
 
     def __init__(self, admin_token: str, open_to_all: bool = False) -> None:
         self._admin_token = admin_token
         self._open = open_to_all
 
     async def authenticate(self, authorization: str) -> User | None:
-        """Return the admin for the right token, or for all."""
-        token = bearer(authorization)
-        if self._open or (token and hmac.compare_digest(token, self._admin_token)):
+        """Return the admin for the right token, or for none where that is enough."""
+        if self._open and not authorization:
             return ADMIN
-        return None
+        token = bearer(authorization)
+        return ADMIN if token and hmac.compare_digest(token, self._admin_token) else None
 
 
 class EksAuthenticator:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from evenkeel_local.gpu_cluster import catalogue, errors, kinds, server_side_apply
+from evenkeel_local.gpu_cluster import catalogue, errors, kinds, schemas, server_side_apply
 from evenkeel_local.gpu_cluster.catalogue import Catalogue
 from evenkeel_local.gpu_cluster.errors import ApiError, Obj
 from evenkeel_local.gpu_cluster.selectors import matches_selector
@@ -116,6 +116,9 @@ class Registry:
             )
         if rt.key in kinds.WITH_GENERATION or rt.custom:
             metadata["generation"] = 1
+        if rt.custom:
+            obj = self._shaped(rt, obj)
+            metadata = obj["metadata"]
         admit = kinds.ADMISSION.get(rt.key)
         kept = obj.get("status")
         if admit is not None:
@@ -170,8 +173,16 @@ class Registry:
             ]
             raise denied
 
+    def _shaped(self, rt: ResourceType, obj: Obj) -> Obj:
+        """Return a custom object with its schema's defaults and without what its schema does not know."""
+        if rt.schema is None:
+            return obj
+        return dict(schemas.fill_defaults(rt.schema, schemas.prune(rt.schema, obj)))
+
     def _validate(self, rt: ResourceType, obj: Obj) -> None:
         causes = list(kinds.check_metadata(rt, obj))
+        if rt.schema is not None:
+            causes.extend(schemas.check(rt.schema, obj))
         check = kinds.CHECKS.get(rt.key)
         if check is not None:
             causes.extend(check(obj))
@@ -198,6 +209,8 @@ class Registry:
         old = self.store.get(rt, namespace_of(obj), name_of(obj))
         new = clone(obj)
         new["apiVersion"], new["kind"] = old["apiVersion"], old["kind"]
+        if rt.custom:
+            new = self._shaped(rt, new)
         metadata, before = new["metadata"], old["metadata"]
         expected = metadata.get("resourceVersion")
         if metadata.get("uid") and metadata["uid"] != before["uid"]:
@@ -260,7 +273,7 @@ class Registry:
         old = self.store.find(rt.key, namespace, str(metadata.get("name")))
         if old is None:
             new = clone(config)
-            server_side_apply.own(new, config, manager, "")
+            server_side_apply.own(rt, new, config, manager, "")
             return self.create(rt, namespace, new)
         return self.update(rt, server_side_apply.applied(rt, old, config, manager, force, ""))
 

@@ -1,22 +1,389 @@
-"""Server-side apply: who owns which field, and when two owners disagree."""
+"""Server-side apply: who owns which field, and when two owners disagree.
+
+A field is a path of `FieldsV1` elements: `f:name` for a member, `k:{"name":"x"}` for an item of a list that is told apart by
+keys, `v:"x"` for an item of a set. Lists of other kinds are one field. Sources: KEP-555 and the `listType` marks of `k8s.io/api`.
+"""
 
 from __future__ import annotations
 
-from evenkeel_local.gpu_cluster import patches
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from evenkeel_local.gpu_cluster import errors
 from evenkeel_local.gpu_cluster.errors import Obj
-from evenkeel_local.gpu_cluster.store import ResourceType
+from evenkeel_local.gpu_cluster.store import ResourceType, clone
+
+Path = tuple[str, ...]
+
+LIST_KEYS: dict[str, tuple[str, ...]] = {
+    "containers": ("name",),
+    "initContainers": ("name",),
+    "ephemeralContainers": ("name",),
+    "env": ("name",),
+    "volumes": ("name",),
+    "volumeMounts": ("mountPath",),
+    "volumeDevices": ("devicePath",),
+    "imagePullSecrets": ("name",),
+    "hostAliases": ("ip",),
+    "conditions": ("type",),
+    "addresses": ("type",),
+    "ownerReferences": ("uid",),
+    "secrets": ("name",),
+    "topologySpreadConstraints": ("topologyKey", "whenUnsatisfiable"),
+    "schedulingGates": ("name",),
+}
+SETS = frozenset({"finalizers"})
+ATOMIC = frozenset({"nodeSelector", "selector", "roleRef", "securityContext", "valueFrom", "affinity", "secretRef"})
+NEVER_OWNED = frozenset(
+    {
+        "name",
+        "namespace",
+        "uid",
+        "resourceVersion",
+        "creationTimestamp",
+        "generation",
+        "managedFields",
+        "deletionTimestamp",
+        "deletionGracePeriodSeconds",
+        "selfLink",
+        "generateName",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Who wrote, and how."""
+
+    manager: str
+    operation: str
+    subresource: str
+    api_version: str
+
+
+class _Shape:
+    """What kind of list or map stands at a field: by name for built-in kinds, by schema for custom ones."""
+
+    def __init__(self, rt: ResourceType, schema: Obj | None) -> None:
+        self._rt = rt
+        self._schema = schema
+
+    def member(self, name: str) -> _Shape:
+        """Return the shape of a member of a map."""
+        properties = (self._schema or {}).get("properties") or {}
+        inner = properties.get(name) or (self._schema or {}).get("additionalProperties")
+        return _Shape(self._rt, inner if isinstance(inner, dict) else None)
+
+    @property
+    def item(self) -> _Shape:
+        """The shape of a list's items."""
+        return _Shape(self._rt, (self._schema or {}).get("items"))
+
+    def is_atomic(self, name: str) -> bool:
+        """Whether a map is one field."""
+        if self._rt.custom:
+            return (self._schema or {}).get("x-kubernetes-map-type") == "atomic"
+        return name in ATOMIC and not (name == "selector" and self._rt.kind == "Service")
+
+    def keys(self, name: str) -> tuple[str, ...]:
+        """Return the keys that tell a list's items apart, none for a list that is one field."""
+        if self._rt.custom:
+            return tuple((self._schema or {}).get("x-kubernetes-list-map-keys") or ())
+        if name == "ports":
+            return ("port", "protocol") if self._rt.kind == "Service" else ("containerPort", "protocol")
+        return LIST_KEYS.get(name, ())
+
+    def is_set(self, name: str) -> bool:
+        """Whether a list is a set of plain values."""
+        if self._rt.custom and name != "finalizers":
+            return (self._schema or {}).get("x-kubernetes-list-type") == "set"
+        return name in SETS
+
+
+def _root(rt: ResourceType) -> _Shape:
+    return _Shape(rt, rt.schema)
+
+
+def _item_element(item: Any, keys: tuple[str, ...]) -> str | None:
+    if not isinstance(item, dict):
+        return None
+    found = {key: item.get(key, "TCP" if key == "protocol" else None) for key in keys}
+    if any(value is None for value in found.values()):
+        return None
+    return "k:" + json.dumps(found, separators=(",", ":"), sort_keys=True)
+
+
+def fields_of(rt: ResourceType, obj: Obj) -> set[Path]:
+    """Return every field that an object states, as its writer would own it."""
+    found: set[Path] = set()
+    shape = _root(rt)
+    for name, value in obj.items():
+        if name in ("apiVersion", "kind"):
+            continue
+        if name == "metadata":
+            for inner, item in value.items():
+                if inner not in NEVER_OWNED:
+                    found.update(_walk(("f:metadata", f"f:{inner}"), inner, item, _Shape(rt, None)))
+        else:
+            found.update(_walk((f"f:{name}",), name, value, shape.member(name)))
+    return found
+
+
+def _walk(path: Path, name: str, value: Any, shape: _Shape) -> Iterator[Path]:
+    if isinstance(value, dict) and value and not shape.is_atomic(name):
+        for key, item in value.items():
+            yield from _walk((*path, f"f:{key}"), key, item, shape.member(key))
+        return
+    if isinstance(value, list) and value:
+        if shape.is_set(name):
+            for item in value:
+                yield (*path, "v:" + json.dumps(item))
+            return
+        keys = shape.keys(name)
+        elements = [_item_element(item, keys) for item in value] if keys else []
+        if elements and all(elements):
+            for element, item in zip(elements, value, strict=True):
+                at = (*path, str(element))
+                yield at
+                for key, inner in item.items():
+                    yield from _walk((*at, f"f:{key}"), key, inner, shape.item.member(key))
+            return
+    yield path
+
+
+# Reading and removing by path
+
+
+def _find(obj: Any, path: Path) -> tuple[bool, Any]:
+    for element in path:
+        kind, _, text = element.partition(":")
+        if kind == "f":
+            if not isinstance(obj, dict) or text not in obj:
+                return False, None
+            obj = obj[text]
+            continue
+        if not isinstance(obj, list):
+            return False, None
+        index = _position(obj, kind, text)
+        if index is None:
+            return False, None
+        obj = obj[index]
+    return True, obj
+
+
+def _position(items: list[Any], kind: str, text: str) -> int | None:
+    wanted = json.loads(text)
+    for index, item in enumerate(items):
+        if kind == "v" and item == wanted:
+            return index
+        if kind == "k" and _item_element(item, tuple(wanted)) == f"k:{text}":
+            return index
+    return None
+
+
+def _remove(obj: Any, path: Path) -> None:
+    exists, parent = _find(obj, path[:-1])
+    if not exists:
+        return
+    kind, _, text = path[-1].partition(":")
+    if kind == "f" and isinstance(parent, dict):
+        parent.pop(text, None)
+    elif isinstance(parent, list) and (index := _position(parent, kind, text)) is not None:
+        del parent[index]
+
+
+# managedFields
+
+
+def _read_managers(obj: Obj) -> dict[Writer, tuple[set[Path], str]]:
+    found: dict[Writer, tuple[set[Path], str]] = {}
+    for entry in obj.get("metadata", {}).get("managedFields") or ():
+        writer = Writer(
+            entry.get("manager", ""),
+            entry.get("operation", "Update"),
+            entry.get("subresource", ""),
+            entry.get("apiVersion", ""),
+        )
+        found[writer] = (set(_decode(entry.get("fieldsV1") or {}, ())), entry.get("time", ""))
+    return found
+
+
+def _decode(tree: Obj, path: Path) -> Iterator[Path]:
+    for element, inner in tree.items():
+        if element == ".":
+            yield path
+        elif inner:
+            yield from _decode(inner, (*path, element))
+        else:
+            yield (*path, element)
+
+
+def _encode(paths: set[Path]) -> Obj:
+    tree: Obj = {}
+    for path in sorted(paths):
+        at = tree
+        for element in path:
+            at = at.setdefault(element, {})
+    for path in sorted(paths):
+        at = tree
+        for element in path:
+            at = at[element]
+        if at and "." not in at:
+            at["."] = {}
+    return tree
+
+
+def _write_managers(obj: Obj, managers: dict[Writer, tuple[set[Path], str]]) -> None:
+    entries = []
+    for writer, (paths, time) in managers.items():
+        if not paths:
+            continue
+        entry: Obj = {
+            "manager": writer.manager,
+            "operation": writer.operation,
+            "apiVersion": writer.api_version,
+            "time": time,
+            "fieldsType": "FieldsV1",
+            "fieldsV1": _encode(paths),
+        }
+        if writer.subresource:
+            entry["subresource"] = writer.subresource
+        entries.append(entry)
+    if entries:
+        obj["metadata"]["managedFields"] = entries
+    else:
+        obj["metadata"].pop("managedFields", None)
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+# Writes
 
 
 def track_write(rt: ResourceType, new: Obj, old: Obj | None, manager: str, subresource: str) -> None:
-    """Note in `new` that a manager wrote the fields in which it differs from `old`."""
+    """Note in `new` that a manager wrote the fields in which it differs from `old`.
+
+    A write by create, update or patch takes a field away from whoever owned it.
+    """
+    after = fields_of(rt, new)
+    before = fields_of(rt, old) if old is not None else set()
+    changed = {path for path in after if path not in before or _find(new, path)[1] != _find(old, path)[1]}
+    if subresource == "status":
+        changed = {path for path in changed if path[0] == "f:status"}
+    elif rt.has_status:
+        changed = {path for path in changed if path[0] != "f:status"}
+    gone = before - after
+    if "managedFields" not in new["metadata"] and old is not None and "managedFields" in old["metadata"]:
+        new["metadata"]["managedFields"] = clone(old["metadata"]["managedFields"])
+    managers = _read_managers(new)
+    if not changed and not gone and managers:
+        return
+    writer = Writer(manager, "Update", subresource, rt.api_version)
+    for other, (paths, time) in list(managers.items()):
+        managers[other] = (paths - gone - (changed if other != writer else set()), time)
+    if changed:
+        managers[writer] = (managers.get(writer, (set(), ""))[0] | changed, _now())
+    _write_managers(new, managers)
 
 
-def own(obj: Obj, config: Obj, manager: str, subresource: str) -> None:
+def own(rt: ResourceType, obj: Obj, config: Obj, manager: str, subresource: str) -> None:
     """Note in a new object that a manager applied all of it."""
+    obj.setdefault("metadata", {}).pop("managedFields", None)
+    _write_managers(obj, {Writer(manager, "Apply", subresource, rt.api_version): (fields_of(rt, config), _now())})
 
 
 def applied(rt: ResourceType, old: Obj, config: Obj, manager: str, force: bool, subresource: str) -> Obj:
-    """Return `old` with a configuration applied."""
-    merged = patches.strategic_patch(old, config, rt.kind)
-    assert isinstance(merged, dict)
-    return merged
+    """Return `old` with a configuration applied.
+
+    Raises:
+        ApiError: 409 when another manager owns a field that would change, and `force` is not set.
+    """
+    writer = Writer(manager, "Apply", subresource, rt.api_version)
+    managers = _read_managers(old)
+    wanted = fields_of(rt, config)
+    conflicts = {
+        other: clashing
+        for other, (paths, _) in managers.items()
+        if other != writer and (clashing := _clashes(paths & wanted, old, config))
+    }
+    if conflicts and not force:
+        raise _conflict(rt, conflicts)
+    for other, clashing in conflicts.items():
+        managers[other] = (managers[other][0] - clashing, managers[other][1])
+    former, time = managers.get(writer, (set(), ""))
+    new: Obj = _merged(old, config, "", _root(rt))
+    others = {path for other, (paths, _) in managers.items() if other != writer for path in paths}
+    for path in sorted(former - wanted, key=len, reverse=True):
+        if not any(kept[: len(path)] == path for kept in others | wanted):
+            _remove(new, path)
+    managers[writer] = (wanted, time if former == wanted else _now())
+    _write_managers(new, managers)
+    return new
+
+
+def _clashes(paths: set[Path], old: Obj, config: Obj) -> set[Path]:
+    clashing: set[Path] = set()
+    for path in paths:
+        if path[-1].startswith(("k:", "v:")):
+            continue
+        exists, value = _find(old, path)
+        if exists and value != _find(config, path)[1]:
+            clashing.add(path)
+    return clashing
+
+
+def _shown(path: Path) -> str:
+    text = ""
+    for element in path:
+        kind, _, rest = element.partition(":")
+        if kind == "f":
+            text += f".{rest}"
+        elif kind == "k":
+            text += "[" + ",".join(f"{key}={json.dumps(value)}" for key, value in json.loads(rest).items()) + "]"
+        else:
+            text += f"[={rest}]"
+    return text
+
+
+def _conflict(rt: ResourceType, conflicts: dict[Writer, set[Path]]) -> errors.ApiError:
+    causes = [
+        {
+            "reason": "FieldManagerConflict",
+            "message": f'conflict with "{writer.manager}"'
+            + (f" using {writer.api_version}" if writer.operation != "Apply" else ""),
+            "field": _shown(path),
+        }
+        for writer, paths in conflicts.items()
+        for path in sorted(paths)
+    ]
+    many = f"Apply failed with {len(causes)} conflict{'s' if len(causes) > 1 else ''}: "
+    told = many + ", ".join(f"{cause['message']}: {cause['field']}" for cause in causes)
+    return errors.ApiError(409, "Conflict", told, {"causes": causes})
+
+
+def _merged(old: Any, config: Any, name: str, shape: _Shape) -> Any:
+    if isinstance(config, dict) and isinstance(old, dict) and not (name and shape.is_atomic(name)):
+        result = dict(old)
+        for key, value in config.items():
+            result[key] = _merged(old.get(key), value, key, shape.member(key))
+        return result
+    if isinstance(config, list) and isinstance(old, list):
+        if shape.is_set(name):
+            return old + [item for item in config if item not in old]
+        keys = shape.keys(name)
+        if keys and all(_item_element(item, keys) for item in [*old, *config]):
+            result_list = list(old)
+            for item in config:
+                element = str(_item_element(item, keys))
+                index = _position(result_list, "k", element[2:])
+                if index is None:
+                    result_list.append(clone(item))
+                else:
+                    result_list[index] = _merged(result_list[index], item, "", shape.item)
+            return result_list
+    return clone(config)

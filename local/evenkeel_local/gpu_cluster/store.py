@@ -103,7 +103,6 @@ def _without_version(obj: Obj) -> Obj:
     copy = dict(obj)
     metadata = dict(copy.get("metadata") or {})
     metadata.pop("resourceVersion", None)
-    metadata.pop("managedFields", None)
     copy["metadata"] = metadata
     return copy
 

@@ -71,5 +71,3 @@ def kube(cluster: ClusterHandle) -> Iterator[KubeClient]:
 def sagemaker(cluster: ClusterHandle) -> Any:
     """A boto3 client of the HyperPod operations."""
     return aws_client("sagemaker", cluster.sagemaker_url)
-
-

@@ -55,7 +55,9 @@ def test_xid_79_ends_the_gpu_processes_and_marks_the_node(cluster: ClusterHandle
     assert labels[f"{PREFIX}node-health-status"] == "UnschedulablePendingReplacement"
     assert "): 79," in node["metadata"]["annotations"][f"{PREFIX}fault-details"]
     assert condition(node, "NvidiaErrorTerminate") == "True"
-    assert {"key": f"{PREFIX}node-health-status", "value": "Unschedulable", "effect": "NoSchedule"} in node["spec"]["taints"]
+    assert {"key": f"{PREFIX}node-health-status", "value": "Unschedulable", "effect": "NoSchedule"} in node["spec"][
+        "taints"
+    ]
     sent = cluster.control("GET", "events")["events"]
     assert [event["detail"]["InstanceId"] for event in sent] == [injected["instanceId"]]
     assert sent[0]["detail"]["HealthSummary"]["HealthStatus"] == "Unhealthy"
@@ -72,7 +74,9 @@ def test_a_reboot_cures_a_fault_that_asks_for_one(cluster: ClusterHandle, kube: 
     assert after["status"]["nodeInfo"]["bootID"] != before["status"]["nodeInfo"]["bootID"]
     assert f"{PREFIX}fault-types" not in after["metadata"]["labels"]
     assert after["metadata"]["labels"][f"{PREFIX}node-health-status"] == "Schedulable"
-    assert [event["detail"]["HealthSummary"]["HealthStatus"] for event in cluster.control("GET", "events")["events"]] == [
+    assert [
+        event["detail"]["HealthSummary"]["HealthStatus"] for event in cluster.control("GET", "events")["events"]
+    ] == [
         "Unhealthy",
         "Healthy",
     ]
@@ -112,12 +116,8 @@ def test_a_terminating_pod_of_a_lost_node_goes_with_the_node(
     cluster.inject("node-lost", node=name)
 
     kube.delete(f"{JOBS}/train", {"propagationPolicy": "Foreground"})
-    kube.until(
-        f"{PODS}?labelSelector=app=train", lambda pods: len(pods["items"]) == 1, "the other pod to be gone"
-    )
-    sagemaker.batch_replace_cluster_nodes(
-        ClusterName=cluster.cluster_name, NodeIds=[name.removeprefix("hyperpod-")]
-    )
+    kube.until(f"{PODS}?labelSelector=app=train", lambda pods: len(pods["items"]) == 1, "the other pod to be gone")
+    sagemaker.batch_replace_cluster_nodes(ClusterName=cluster.cluster_name, NodeIds=[name.removeprefix("hyperpod-")])
 
     kube.until_gone(f"{JOBS}/train")
 

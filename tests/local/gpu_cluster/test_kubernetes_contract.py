@@ -106,7 +106,9 @@ def widgets(api: KubeClient) -> Iterator[str]:
     api.create(path, WIDGETS)
     api.until(
         f"{path}/widgets.example.evenkeel.io",
-        lambda crd: any(c["type"] == "Established" and c["status"] == "True" for c in crd["status"].get("conditions", [])),
+        lambda crd: any(
+            c["type"] == "Established" and c["status"] == "True" for c in crd["status"].get("conditions", [])
+        ),
         "the definition to be established",
     )
     yield "widgets"
@@ -279,8 +281,14 @@ def test_a_strategic_patch_replaces_taints_and_merges_conditions(api: KubeClient
 
 
 def test_a_json_patch_guards_with_test(api: KubeClient, node: str) -> None:
-    failing = [{"op": "test", "path": "/metadata/labels/a", "value": "2"}, {"op": "add", "path": "/spec/unschedulable", "value": True}]
-    passing = [{"op": "test", "path": "/metadata/labels/a", "value": "1"}, {"op": "add", "path": "/spec/unschedulable", "value": True}]
+    failing = [
+        {"op": "test", "path": "/metadata/labels/a", "value": "2"},
+        {"op": "add", "path": "/spec/unschedulable", "value": True},
+    ]
+    passing = [
+        {"op": "test", "path": "/metadata/labels/a", "value": "1"},
+        {"op": "add", "path": "/spec/unschedulable", "value": True},
+    ]
 
     refused = api.status_of("PATCH", node, failing, JSON_PATCH)
     patched = api.patch(node, passing, JSON_PATCH)
@@ -602,7 +610,13 @@ def test_a_blocked_eviction_is_429_without_retry_after(api: KubeClient, space: s
     path = space.replace("/api/v1", "/apis/policy/v1") + "/poddisruptionbudgets"
     api.create(path, budget)
     api.patch(f"{space}/pods/one/status", {"status": {"phase": "Running"}})
-    status = {"disruptionsAllowed": 0, "currentHealthy": 1, "desiredHealthy": 1, "expectedPods": 1, "observedGeneration": 1}
+    status = {
+        "disruptionsAllowed": 0,
+        "currentHealthy": 1,
+        "desiredHealthy": 1,
+        "expectedPods": 1,
+        "observedGeneration": 1,
+    }
     api.patch(f"{path}/all/status", {"status": status})
     eviction: Json = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "one"}}
 
@@ -621,9 +635,21 @@ def test_a_blocked_eviction_is_429_without_retry_after(api: KubeClient, space: s
 def test_a_custom_object_is_held_to_its_schema(api: KubeClient, space: str, widgets: str) -> None:
     path = of_widgets(space)
 
-    created = api.create(path, {"apiVersion": "example.evenkeel.io/v1", "kind": "Widget", "metadata": {"name": "one"}, "spec": {"size": 2, "unknown": 1}})
+    created = api.create(
+        path,
+        {
+            "apiVersion": "example.evenkeel.io/v1",
+            "kind": "Widget",
+            "metadata": {"name": "one"},
+            "spec": {"size": 2, "unknown": 1},
+        },
+    )
     for spec in ({"size": 0}, {"size": "2"}, {"size": 1, "colour": "green"}, {}):
-        refused = api.status_of("POST", path, {"apiVersion": "example.evenkeel.io/v1", "kind": "Widget", "metadata": {"name": "two"}, "spec": spec})
+        refused = api.status_of(
+            "POST",
+            path,
+            {"apiVersion": "example.evenkeel.io/v1", "kind": "Widget", "metadata": {"name": "two"}, "spec": spec},
+        )
         assert (refused.code, refused.reason) == (422, "Invalid"), spec
 
     assert created["spec"] == {"size": 2, "colour": "red"}
@@ -632,7 +658,10 @@ def test_a_custom_object_is_held_to_its_schema(api: KubeClient, space: str, widg
 
 def test_a_custom_object_takes_no_strategic_patch(api: KubeClient, space: str, widgets: str) -> None:
     path = of_widgets(space)
-    api.create(path, {"apiVersion": "example.evenkeel.io/v1", "kind": "Widget", "metadata": {"name": "one"}, "spec": {"size": 2}})
+    api.create(
+        path,
+        {"apiVersion": "example.evenkeel.io/v1", "kind": "Widget", "metadata": {"name": "one"}, "spec": {"size": 2}},
+    )
 
     refused = api.status_of("PATCH", f"{path}/one", {"spec": {"size": 3}}, STRATEGIC)
     merged = api.patch(f"{path}/one", {"spec": {"size": 3}})
@@ -690,7 +719,7 @@ def test_apply_merges_containers_by_name(api: KubeClient, space: str) -> None:
     created = api.patch(path, body, APPLY)
     again = api.patch(path, body, APPLY)
 
-    assert again["metadata"]["resourceVersion"] == created["metadata"]["resourceVersion"]
+    assert (again["spec"], again["metadata"]["generation"]) == (created["spec"], created["metadata"]["generation"])
     managers = {(entry["manager"], entry["operation"]) for entry in again["metadata"]["managedFields"]}
     assert managers == {("first", "Apply")}
 
@@ -711,7 +740,9 @@ def test_discovery_names_the_kinds(api: KubeClient, widgets: str) -> None:
     groups = {group["name"] for group in api.get("/apis")["groups"]}
     custom = api.get("/apis/example.evenkeel.io/v1")
 
-    assert {"pods", "pods/eviction", "pods/log", "nodes", "nodes/status"} <= {item["name"] for item in core["resources"]}
+    assert {"pods", "pods/eviction", "pods/log", "nodes", "nodes/status"} <= {
+        item["name"] for item in core["resources"]
+    }
     assert {"batch", "policy", "rbac.authorization.k8s.io", "example.evenkeel.io"} <= groups
     assert {"widgets", "widgets/status"} == {item["name"] for item in custom["resources"]}
     assert api.get("/version")["major"] == "1"

@@ -1,0 +1,81 @@
+"""The disruption controller: keeps each PodDisruptionBudget's status, which evictions are held to."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+from evenkeel_local.gpu_cluster import catalogue
+from evenkeel_local.gpu_cluster.errors import Obj
+from evenkeel_local.gpu_cluster.registry import Registry, condition_of, set_condition
+from evenkeel_local.gpu_cluster.selectors import matches_selector
+from evenkeel_local.gpu_cluster.store import Change, Store, name_of, namespace_of
+
+DEBOUNCE_SECONDS = 0.01
+
+
+class DisruptionController:
+    """Counts healthy pods against what each budget asks for."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._store: Store = registry.store
+        self._dirty = asyncio.Event()
+        self._store.listen(self._hear)
+
+    def _hear(self, change: Change) -> None:
+        if change.key == catalogue.BUDGETS.key or (
+            change.key == catalogue.PODS.key and self._store.count(catalogue.BUDGETS.key)
+        ):
+            self._dirty.set()
+
+    async def run(self) -> None:
+        """Count until cancelled."""
+        while True:
+            await self._dirty.wait()
+            await asyncio.sleep(DEBOUNCE_SECONDS)
+            self._dirty.clear()
+            for budget in self._store.all(catalogue.BUDGETS.key):
+                self._count(budget)
+
+    def _count(self, budget: Obj) -> None:
+        spec = budget.get("spec") or {}
+        pods = [
+            pod
+            for pod in self._store.all(catalogue.PODS.key, namespace_of(budget))
+            if matches_selector(spec.get("selector"), pod["metadata"].get("labels") or {})
+            and pod["status"].get("phase") not in ("Succeeded", "Failed")
+        ]
+        healthy = sum(1 for pod in pods if is_ready(pod) and not pod["metadata"].get("deletionTimestamp"))
+        expected = len(pods)
+        if (most := spec.get("maxUnavailable")) is not None:
+            desired = max(expected - scaled(most, expected), 0)
+        else:
+            desired = scaled(spec.get("minAvailable", 1), expected)
+        allowed = max(healthy - desired, 0)
+
+        def write(obj: Obj) -> None:
+            status = obj.setdefault("status", {})
+            status.update(
+                currentHealthy=healthy,
+                desiredHealthy=desired,
+                disruptionsAllowed=allowed,
+                expectedPods=expected,
+                observedGeneration=obj["metadata"].get("generation", 1),
+            )
+            enough = ("True", "SufficientPods") if allowed > 0 else ("False", "InsufficientPods")
+            set_condition(status, "DisruptionAllowed", *enough)
+
+        self._registry.mutate(catalogue.BUDGETS, namespace_of(budget), name_of(budget), write)
+
+
+def is_ready(pod: Obj) -> bool:
+    """Whether a pod's Ready condition is true."""
+    return (condition_of(pod, "Ready") or {}).get("status") == "True"
+
+
+def scaled(value: int | str, total: int) -> int:
+    """Return a number or a percentage of a total, rounded up."""
+    if isinstance(value, str) and value.endswith("%"):
+        return math.ceil(int(value[:-1]) * total / 100)
+    return int(value)

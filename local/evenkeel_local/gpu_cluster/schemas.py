@@ -1,0 +1,163 @@
+"""Structural schemas of custom resources: defaults, pruning and validation.
+
+What is read: type, properties, required, items, additionalProperties, enum, minimum and maximum, lengths, pattern, nullable, default,
+`x-kubernetes-preserve-unknown-fields` and `x-kubernetes-int-or-string`. Not read: CEL rules, `oneOf` and its kin, formats.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from evenkeel_local.gpu_cluster.errors import Obj
+from evenkeel_local.gpu_cluster.store import clone
+
+Cause = tuple[str, str, str]
+PRESERVE = "x-kubernetes-preserve-unknown-fields"
+INT_OR_STRING = "x-kubernetes-int-or-string"
+ALWAYS_KEPT = ("apiVersion", "kind", "metadata")
+
+
+def fill_defaults(schema: Obj, value: Any) -> Any:
+    """Return a value with the schema's defaults where it says nothing."""
+    if isinstance(value, dict):
+        result = dict(value)
+        for name, inner in (schema.get("properties") or {}).items():
+            if name not in result and "default" in inner:
+                result[name] = clone(inner["default"])
+            if name in result:
+                result[name] = fill_defaults(inner, result[name])
+        extra = schema.get("additionalProperties")
+        if isinstance(extra, dict):
+            known = schema.get("properties") or {}
+            result = {name: item if name in known else fill_defaults(extra, item) for name, item in result.items()}
+        return result
+    if isinstance(value, list) and schema.get("items"):
+        return [fill_defaults(schema["items"], item) for item in value]
+    return value
+
+
+def prune(schema: Obj, value: Any, path: str = "", dropped: list[str] | None = None) -> Any:
+    """Return a value without the fields that the schema does not know; their paths go to `dropped`."""
+    if isinstance(value, dict):
+        properties = schema.get("properties") or {}
+        extra = schema.get("additionalProperties")
+        keep_all = bool(schema.get(PRESERVE)) or extra is True
+        result: Obj = {}
+        for name, item in value.items():
+            at = f"{path}.{name}" if path else name
+            if not path and name in ALWAYS_KEPT:
+                result[name] = item
+            elif name in properties:
+                result[name] = prune(properties[name], item, at, dropped)
+            elif isinstance(extra, dict):
+                result[name] = prune(extra, item, at, dropped)
+            elif keep_all or schema.get(INT_OR_STRING):
+                result[name] = item
+            elif dropped is not None:
+                dropped.append(at)
+        return result
+    if isinstance(value, list) and schema.get("items"):
+        return [prune(schema["items"], item, f"{path}[{index}]", dropped) for index, item in enumerate(value)]
+    return value
+
+
+def check(schema: Obj, value: Any, path: str = "") -> Iterator[Cause]:
+    """Yield what is wrong with a value."""
+    at = path or "<nil>"
+    if value is None:
+        if not schema.get("nullable") and schema.get("type"):
+            yield (
+                "FieldValueTypeInvalid",
+                at,
+                f'Invalid value: "null": {at} in body must be of type {schema["type"]}: "null"',
+            )
+        return
+    kind = schema.get("type")
+    if schema.get(INT_OR_STRING):
+        if isinstance(value, bool) or not isinstance(value, int | str):
+            yield ("FieldValueTypeInvalid", at, f"Invalid value: {json.dumps(value)}: must be an integer or a string")
+        return
+    if kind and not _is(kind, value):
+        shown = json.dumps(value)
+        yield (
+            "FieldValueTypeInvalid",
+            at,
+            f'Invalid value: {shown}: {at} in body must be of type {kind}: "{_name_of(value)}"',
+        )
+        return
+    choices = schema.get("enum")
+    if choices and value not in choices:
+        listed = ", ".join(json.dumps(choice) for choice in choices)
+        yield ("FieldValueNotSupported", at, f"Unsupported value: {json.dumps(value)}: supported values: {listed}")
+    if isinstance(value, dict):
+        yield from _check_map(schema, value, path)
+    elif isinstance(value, list):
+        yield from _check_size(schema, "Items", len(value), at)
+        for index, item in enumerate(value):
+            yield from check(schema.get("items") or {}, item, f"{path}[{index}]")
+    elif isinstance(value, str):
+        yield from _check_size(schema, "Length", len(value), at)
+        if (pattern := schema.get("pattern")) and not re.search(pattern, value):
+            yield (
+                "FieldValueInvalid",
+                at,
+                f"Invalid value: {json.dumps(value)}: {at} in body should match '{pattern}'",
+            )
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield from _check_number(schema, value, at)
+
+
+def _check_map(schema: Obj, value: Obj, path: str) -> Iterator[Cause]:
+    for name in schema.get("required") or ():
+        if name not in value:
+            yield ("FieldValueRequired", f"{path}.{name}" if path else name, "Required value")
+    properties, extra = schema.get("properties") or {}, schema.get("additionalProperties")
+    for name, item in value.items():
+        at = f"{path}.{name}" if path else name
+        if not path and name in ALWAYS_KEPT:
+            continue
+        if name in properties:
+            yield from check(properties[name], item, at)
+        elif isinstance(extra, dict):
+            yield from check(extra, item, at)
+
+
+def _check_size(schema: Obj, noun: str, size: int, at: str) -> Iterator[Cause]:
+    least, most = schema.get(f"min{noun}"), schema.get(f"max{noun}")
+    if least is not None and size < least:
+        yield ("FieldValueInvalid", at, f"Invalid value: {at} in body should have at least {least}")
+    if most is not None and size > most:
+        yield ("FieldValueTooLong", at, f"Too long: may not be more than {most}")
+
+
+def _check_number(schema: Obj, value: float, at: str) -> Iterator[Cause]:
+    least, most = schema.get("minimum"), schema.get("maximum")
+    if least is not None and (value < least or (schema.get("exclusiveMinimum") and value == least)):
+        yield (
+            "FieldValueInvalid",
+            at,
+            f"Invalid value: {value}: {at} in body should be greater than or equal to {least}",
+        )
+    if most is not None and (value > most or (schema.get("exclusiveMaximum") and value == most)):
+        yield ("FieldValueInvalid", at, f"Invalid value: {value}: {at} in body should be less than or equal to {most}")
+
+
+def _is(kind: str, value: Any) -> bool:
+    if kind == "integer":
+        return isinstance(value, int) and not isinstance(value, bool)
+    if kind == "number":
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    wanted = {"string": str, "boolean": bool, "object": dict, "array": list}.get(kind, object)
+    return isinstance(value, wanted)
+
+
+def _name_of(value: Any) -> str:
+    if isinstance(value, bool):
+        return "boolean"
+    for kind, name in ((str, "string"), (int, "integer"), (float, "number"), (dict, "object"), (list, "array")):
+        if isinstance(value, kind):
+            return name
+    return "null"
