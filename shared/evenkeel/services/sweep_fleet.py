@@ -379,8 +379,8 @@ class _Sweep:
         nodes = {node.name: node for node in self.kubernetes if node.cluster == attempt.cluster}
         lost = lost_nodes(nodes, attempt.node_names, self.now, self.policy.jobs.lost_node_seconds)
         has_ended = judge_end(seen, job, attempt, lost) is not None
-        was_never_launched = attempt.state is AttemptState.STARTING and not seen.pods_alive(lost)
-        if has_ended or was_never_launched:
+        # Nothing else takes an attempt beyond STARTING: what its launch left half done is ended, and the job queued.
+        if has_ended or attempt.state is AttemptState.STARTING:
             self._settle(attempt)
             return True
         running = [pod for pod in seen.pods if pod.phase is PodPhase.RUNNING]

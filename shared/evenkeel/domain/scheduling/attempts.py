@@ -48,7 +48,8 @@ JOB_WRITERS: Mapping[str, frozenset[tuple[JobState | None, JobState]]] = {
     "submit_job": frozenset({(None, J.PENDING)}),
     "cancel_job": frozenset({(J.PENDING, J.CANCELLED), (J.STARTING, J.STOPPING), (J.RUNNING, J.STOPPING)}),
     "schedule_jobs": frozenset({(J.PENDING, J.PENDING), (J.PENDING, J.STARTING)}),
-    "mark_running": frozenset({(J.STARTING, J.RUNNING)}),
+    # A job cancelled while it started stays STOPPING when its pods run.
+    "mark_running": frozenset({(J.STARTING, J.RUNNING), (J.STOPPING, J.STOPPING)}),
     "stop_attempt": frozenset((state, state) for state in (J.STARTING, J.RUNNING, J.STOPPING)),
     "settle_attempt": frozenset(
         (before, after)

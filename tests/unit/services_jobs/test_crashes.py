@@ -1,0 +1,294 @@
+"""A crash between any two writes of a job's life: whoever comes next brings it to the same end.
+
+Each tale is played once undisturbed, which counts its effects (commits, fences, calls to the cluster, starts and
+requests). Then it is played again for every effect, with the process dying right before it, and right after it.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.policy import JobPolicy, Policy
+from evenkeel.domain.scheduling.attempts import lost_nodes
+from evenkeel.domain.scheduling.awaiting import attempt_answer
+from evenkeel.domain.scheduling.jobs import AttemptState, JobState, ResumeOption, ResumePlan, StopRequest
+from evenkeel.domain.waiting import Answer, ConditionKind
+from evenkeel.ports import ExecutionState, Machine
+from evenkeel.services import sweep_fleet
+from evenkeel.services.launch_job import LaunchOutcome
+from evenkeel.services.mark_running import RunningOutcome
+from tests.fakes import Crash, CrashPlan
+from tests.unit.services_jobs.story import Story
+
+POLICY = Policy(jobs=JobPolicy(restart_backoff_seconds=1))
+ROUNDS = 60
+
+
+@dataclass
+class Execution:
+    """One run of run_job: the state it is in, and the last wait's answer."""
+
+    job_id: str
+    attempt: int
+    state: str = "LaunchJob"
+    ended: dict[str, Any] | None = None
+
+
+@dataclass
+class Play:
+    """Plays a job's life: passes, workflows and sweeps in turn, until the job has ended.
+
+    A task that crashes is retried by its workflow; with `aborts` the whole execution is gone instead, and only the
+    sweeper is left. A pass or a sweep that crashes is not repeated: the next one comes by itself.
+    """
+
+    plan: CrashPlan
+    tale: Callable[[Story, str, int], None]
+    aborts: bool = False
+    story: Story = field(init=False)
+    executions: dict[str, Execution] = field(default_factory=dict)
+    told_of: int = 0
+    """The attempt that the tale happened to; those after it simply succeed."""
+    crashes: int = 0
+
+    def __post_init__(self) -> None:
+        self.story = Story(runs_at_once=True, policy=POLICY, plan=self.plan)
+
+    def run(self) -> str:
+        job_id = self._submit()
+        for _ in range(ROUNDS):
+            self._try(self.story.run_pass)
+            self._take_up_executions()
+            for name, execution in self.executions.items():
+                self._advance(name, execution)
+            self._try(lambda: self._tell(job_id))
+            self.story.world.clock.advance(20)
+            self._try(self.story.sweep)
+            if self.story.job(job_id).state.has_ended and self._is_quiet():
+                return job_id
+        pytest.fail(f"{job_id} is {self.story.job(job_id).state} after {ROUNDS} rounds: {self.plan.effects[-5:]}")
+
+    def _submit(self) -> str:
+        while True:
+            try:
+                return self.story.submit().job_id
+            except Crash:
+                self.crashes += 1
+
+    def _try(self, step: Callable[[], Any]) -> None:
+        try:
+            step()
+        except Crash:
+            self.crashes += 1
+            # A dead sweeper's lock runs out; here that is not waited for.
+            self.story.world.clock.advance(61)
+
+    def _tell(self, job_id: str) -> None:
+        job = self.story.job(job_id)
+        if job.state is not JobState.RUNNING:
+            return
+        if not self.told_of:
+            self.tale(self.story, job_id, job.current_attempt)
+            self.told_of = job.current_attempt
+        elif job.current_attempt > self.told_of:
+            self.story.world.cluster.finish_pods(job_id, job.current_attempt)
+
+    def _is_quiet(self) -> bool:
+        workflows = self.story.world.workflows
+        return ExecutionState.RUNNING not in [
+            workflows.state(Machine.RUN_JOB, name) for name in workflows.names(Machine.RUN_JOB)
+        ]
+
+    def _take_up_executions(self) -> None:
+        for (machine, name), document in self.story.world.workflows.executions.items():
+            if machine is Machine.RUN_JOB and name not in self.executions:
+                self.executions[name] = Execution(document["jobId"], document["attempt"])
+
+    def _advance(self, name: str, execution: Execution) -> None:
+        """Go through states until a wait holds, or the execution is over."""
+        workflows = self.story.world.workflows
+        while workflows.state(Machine.RUN_JOB, name) is ExecutionState.RUNNING:
+            before = execution.state
+            try:
+                execution.state = self._next(execution)
+            except Crash:
+                self.crashes += 1
+                if self.aborts:
+                    workflows.finish(Machine.RUN_JOB, name, ExecutionState.FAILED)
+                continue  # the task is retried
+            if execution.state == "Done":
+                workflows.finish(Machine.RUN_JOB, name)
+            elif execution.state == before:
+                return
+
+    def _next(self, execution: Execution) -> str:
+        story, job_id, number = self.story, execution.job_id, execution.attempt
+        match execution.state:
+            case "LaunchJob":
+                outcome = story.launch(job_id, number).outcome
+                return {
+                    LaunchOutcome.LAUNCHED: "AwaitRunning",
+                    LaunchOutcome.NOT_YET: "LaunchJob",
+                    LaunchOutcome.STALE: "Done",
+                    LaunchOutcome.GIVE_UP: "SettleAttempt",
+                }[outcome]
+            case "MarkRunning":
+                return "Done" if story.mark_running(job_id, number).outcome is RunningOutcome.STALE else "AwaitEnd"
+            case "StopAttempt":
+                story.stop(job_id, number)
+                return "AwaitStopped"
+            case "SettleAttempt":
+                story.settle(job_id, number, ended=execution.ended)
+                return "Done"
+        answer = self._answer(execution)
+        if answer is None:
+            return execution.state
+        execution.ended = answer.to_json()
+        if execution.state == "AwaitStopped":
+            return "SettleAttempt"
+        return {"RUNNING": "MarkRunning", "ENDED": "SettleAttempt", "STOP_REQUESTED": "StopAttempt"}[answer.outcome]
+
+    def _answer(self, execution: Execution) -> Answer | None:
+        kinds = {
+            "AwaitRunning": ConditionKind.ATTEMPT_RUNNING,
+            "AwaitEnd": ConditionKind.ATTEMPT_ENDED,
+            "AwaitStopped": ConditionKind.ATTEMPT_STOPPED,
+        }
+        world = self.story.world
+        job, attempt = self.story.job(execution.job_id), self.story.attempt(execution.job_id, execution.attempt)
+        nodes = {node.name: node for node in world.cluster.nodes(attempt.cluster)}
+        lost = lost_nodes(nodes, attempt.node_names, world.clock.now(), POLICY.jobs.lost_node_seconds)
+        seen = world.cluster.workload(attempt.cluster, attempt.namespace, job.job_id, attempt.attempt)
+        return attempt_answer(kinds[execution.state], seen, job, attempt, lost)
+
+
+# ---------------------------------------------------------------- tales: what happens once the job runs
+
+
+def succeeds(story: Story, job_id: str, attempt: int) -> None:
+    story.save(job_id, attempt, 10)
+    story.world.cluster.finish_pods(job_id, attempt)
+
+
+def fails_once(story: Story, job_id: str, attempt: int) -> None:
+    story.save(job_id, attempt, 10)
+    story.world.cluster.fail_pods(job_id, attempt, exit_code=3)
+
+
+def is_cancelled(story: Story, job_id: str, _attempt: int) -> None:
+    story.cancel(job_id)
+
+
+def loses_its_node(story: Story, job_id: str, attempt: int) -> None:
+    """A node is cut off, and its recovery asks the attempt to stop and plans where the job resumes."""
+    story.save(job_id, attempt, 10)
+    hurt = story.attempt(job_id, attempt)
+    story.world.cluster.lose_node(hurt.node_names[0])
+    now = story.world.clock.now()
+    request = StopRequest(
+        attempt=attempt,
+        reason="Its node is sick.",
+        by="recover_node/inc-1",
+        outcome=AttemptState.LOST,
+        grace_seconds=5,
+        requested_at=now,
+    )
+    plan = ResumePlan(
+        incident_id="inc-1",
+        after_attempt=attempt,
+        option=ResumeOption.FREE_NODE,
+        avoid=(hurt.nodes[0].key,),
+        planned_at=now,
+    )
+    story.set_job(story.job(job_id).but(stop_request=request).with_plan(plan))
+
+
+TALES = {"succeeds": succeeds, "fails_once": fails_once, "is_cancelled": is_cancelled, "loses_its_node": loses_its_node}
+
+
+def end_of(play: Play, job_id: str) -> dict[str, Any]:
+    """Return what must come out the same: not when, and not how often it was asked for."""
+    story = play.story
+    job = story.job(job_id)
+    attempts = [story.attempt(job_id, number) for number in range(1, job.current_attempt + 1)]
+    fence, _ = story.world.checkpoints.fence(job.spec.checkpoint_uri)
+    return {
+        "job": (job.state, job.reason.replace(job_id, "job"), job.application_failures, job.stop_request),
+        "attempts": [
+            (
+                each.attempt,
+                each.state,
+                each.reason.replace(job_id, "job"),
+                each.charge_held,
+                each.resume_from,
+                each.node_names,
+            )
+            for each in attempts
+        ],
+        "fence": (fence or {}).get("attempt"),
+        "usage": story.usage(),
+        "charges": story.charges(),
+        # A request that crashed before its commit took a number with it.
+        "launches": [call[1].removeprefix(job_id) for call in story.world.cluster.calls if call[0] == "launch"],
+        "executions": [name.removeprefix(job_id) for name in story.world.workflows.names(Machine.RUN_JOB)],
+        "at work": [seen for seen in story.world.cluster.workloads(job.cluster) if seen.is_let_run],
+    }
+
+
+@functools.cache
+def undisturbed(tale: str) -> tuple[dict[str, Any], list[str]]:
+    play = Play(CrashPlan(), TALES[tale])
+    job_id = play.run()
+    return end_of(play, job_id), play.plan.effects
+
+
+def crash_points() -> list[Any]:
+    return [
+        pytest.param(tale, at, when, id=f"{tale}-{when}-{at}-{effect}")
+        for tale in TALES
+        for at, effect in enumerate(undisturbed(tale)[1], 1)
+        for when in ("before", "after")
+    ]
+
+
+def test_the_tales_end_as_they_should() -> None:
+    ends = {tale: undisturbed(tale)[0] for tale in TALES}
+
+    assert {tale: (end["job"][0], [each[1] for each in end["attempts"]]) for tale, end in ends.items()} == {
+        "succeeds": (JobState.SUCCEEDED, [AttemptState.SUCCEEDED]),
+        "fails_once": (JobState.SUCCEEDED, [AttemptState.FAILED, AttemptState.SUCCEEDED]),
+        "is_cancelled": (JobState.CANCELLED, [AttemptState.STOPPED]),
+        "loses_its_node": (JobState.SUCCEEDED, [AttemptState.LOST, AttemptState.SUCCEEDED]),
+    }
+    assert all((end["usage"], end["charges"], end["at work"]) == (0, [], []) for end in ends.values())
+
+
+@pytest.mark.parametrize(("tale", "at", "when"), crash_points())
+def test_a_crash_and_a_retry_come_to_the_same_end(tale: str, at: int, when: str) -> None:
+    expected, _ = undisturbed(tale)
+    play = Play(CrashPlan(at, when), TALES[tale])
+
+    job_id = play.run()
+
+    assert play.crashes == 1
+    assert end_of(play, job_id) == expected
+
+
+@pytest.mark.parametrize(("tale", "at", "when"), crash_points())
+def test_a_crash_that_takes_the_workflow_with_it_is_made_good_by_the_sweeper(tale: str, at: int, when: str) -> None:
+    expected, _ = undisturbed(tale)
+    play = Play(CrashPlan(at, when), TALES[tale], aborts=True)
+
+    end = end_of(play, play.run())
+
+    assert play.crashes == 1
+    assert end["job"][0] == expected["job"][0]
+    assert (end["usage"], end["charges"], end["at work"]) == (0, [], [])
+    assert len(end["launches"]) == len(set(end["launches"]))
+
+
+def test_the_sweepers_lock_is_shorter_than_a_crash_is_waited_for_here() -> None:
+    assert sweep_fleet._LOCK_SECONDS < 61

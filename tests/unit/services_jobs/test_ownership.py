@@ -1,0 +1,151 @@
+"""Who may change what: the table in the docs, the table in the code, and what the code does are one."""
+
+import ast
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.scheduling.attempts import ATTEMPT_WRITERS, JOB_WRITERS, attempt_writers, job_writers
+from evenkeel.domain.scheduling.jobs import AttemptState, JobState
+from evenkeel.ports import Ledger, Put, Table, Write
+from tests.fakes import CrashPlan
+from tests.unit.services_jobs.test_crashes import TALES, Play
+
+PROJECT = Path(__file__).resolve().parents[3]
+SERVICES = PROJECT / "shared" / "evenkeel" / "services"
+DOCUMENT = PROJECT / "docs" / "ownership.md"
+
+
+# ---------------------------------------------------------------- what the code says
+
+
+def writers_of(row: str) -> set[str]:
+    """Return the services that build this kind of row, in order to write it."""
+    found = set()
+    for file in SERVICES.glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+            if is_call and node.func.attr == row and ast.unparse(node.func.value) == "rows":  # type: ignore[attr-defined]
+                found.add(file.stem)
+    return found
+
+
+@pytest.mark.parametrize(("row", "table"), [("job_row", JOB_WRITERS), ("attempt_row", ATTEMPT_WRITERS)])
+def test_only_the_writers_of_the_table_write(row: str, table: Mapping[str, Any]) -> None:
+    assert writers_of(row) == set(table)
+
+
+def test_only_a_pass_creates_charges() -> None:
+    assert writers_of("charge_row") == {"schedule_jobs"}
+
+
+def test_only_resolve_wait_answers_a_token() -> None:
+    found = {
+        file.stem
+        for file in SERVICES.glob("*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in ("tokens.succeed", "world.tokens.succeed")
+    }
+
+    assert found == {"resolve_wait"}
+
+
+# ---------------------------------------------------------------- what the code does
+
+
+class AuditedLedger:
+    """Refuses a change of a job's or an attempt's state that is not the calling service's to make."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self.seen: set[tuple[str, str, str]] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ledger, name)
+
+    def commit(self, *writes: Write, token: str = "") -> None:
+        for write in writes:
+            if isinstance(write, Put) and write.row.key.table is Table.JOBS:
+                self._audit(write)
+        self._ledger.commit(*writes, token=token)
+
+    def _audit(self, write: Put) -> None:
+        key, after = write.row.key, write.row.doc.get("state")
+        there = self._ledger.get(key)
+        before = there.doc["state"] if there else None
+        writer = calling_service()
+        if key.sk == "META" and key.pk.startswith("JOB#"):
+            allowed = job_writers(JobState(before) if before else None, JobState(str(after)))
+        elif key.sk.startswith("ATTEMPT#"):
+            allowed = attempt_writers(AttemptState(before) if before else None, AttemptState(str(after)))
+        else:
+            return
+        assert writer in allowed, f"{writer} may not take {key.pk} {key.sk} from {before} to {after}: {allowed}"
+        self.seen.add((key.sk[:4], str(before), str(after)))
+
+
+def calling_service() -> str:
+    """Return the service nearest to the write that is a writer at all."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", ""))
+        name = module.rpartition(".")[2]
+        if module.startswith("evenkeel.services.") and name in {*JOB_WRITERS, *ATTEMPT_WRITERS}:
+            return name
+        frame = frame.f_back
+    return "nobody"
+
+
+@pytest.mark.parametrize("tale", TALES)
+@pytest.mark.parametrize("aborts", [False, True])
+def test_every_write_of_a_jobs_life_is_its_writers_own(tale: str, aborts: bool) -> None:
+    for at in (0, 5, 9):
+        play = Play(CrashPlan(at), TALES[tale], aborts=aborts)
+        audited = AuditedLedger(play.story.ledger)
+        play.story.ledger = audited  # type: ignore[assignment]
+
+        play.run()
+
+        assert ("META", "PENDING", "STARTING") in audited.seen
+
+
+def test_a_writer_out_of_turn_is_refused() -> None:
+    play = Play(CrashPlan(), TALES["succeeds"])
+    job = play.story.submit()
+    audited = AuditedLedger(play.story.ledger)
+
+    from evenkeel.services import rows
+
+    row = play.story.world.ledger.get(rows.job_key(job.job_id))
+    assert row
+    with pytest.raises(AssertionError, match="nobody may not take"):
+        audited.commit(Put(rows.job_row(job.but(state=JobState.RUNNING), row.version)))
+
+
+# ---------------------------------------------------------------- what the docs say
+
+
+def drawn(table: Mapping[str, Any]) -> Iterator[str]:
+    """Draw the table as the docs have it: a line for each change, its writers behind it."""
+    states = [None, *(AttemptState if table is ATTEMPT_WRITERS else JobState)]
+    writers = attempt_writers if table is ATTEMPT_WRITERS else job_writers
+    for before in states:
+        for after in states[1:]:
+            names = [name for name in writers(before, after) if before is not after or name not in _ANY_STATE]
+            if names:
+                yield f"| {before or '(none)'} | {after} | {', '.join(f'`{name}`' for name in names)} |"
+
+
+_ANY_STATE = ("protect_jobs", "plan_resume")
+"""They write their requests on a job in whatever state, and never change it: one sentence instead of eight lines."""
+
+
+@pytest.mark.parametrize("table", [ATTEMPT_WRITERS, JOB_WRITERS], ids=["attempts", "jobs"])
+def test_the_docs_draw_the_same_table(table: Mapping[str, Any]) -> None:
+    text = DOCUMENT.read_text(encoding="utf-8")
+
+    assert "\n".join(drawn(table)) in text
