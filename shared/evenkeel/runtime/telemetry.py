@@ -54,13 +54,13 @@ class LambdaTelemetry:
         self._emit(name, MetricUnit.Seconds, value, dimensions)
 
     def info(self, message: str, **keys: Any) -> None:
-        self._logger.info(message, extra=_loggable(keys), stacklevel=2)
+        self._logger.info(message, extra=_loggable(keys), stacklevel=3)
 
     def warning(self, message: str, **keys: Any) -> None:
-        self._logger.warning(message, extra=_loggable(keys), stacklevel=2)
+        self._logger.warning(message, extra=_loggable(keys), stacklevel=3)
 
     def error(self, message: str, **keys: Any) -> None:
-        self._logger.error(message, extra=_loggable(keys), stacklevel=2)
+        self._logger.error(message, extra=_loggable(keys), stacklevel=3)
 
     def exception(self, message: str, error: BaseException, **keys: Any) -> None:
         """Log a bug with its stack."""

@@ -10,9 +10,8 @@ from evenkeel.runtime.settings import Settings
 from evenkeel.runtime.telemetry import LambdaTelemetry
 
 
-@pytest.fixture
-def telemetry(capsys: pytest.CaptureFixture[str]) -> LambdaTelemetry:
-    # Made after capsys, since the logger keeps the stream that it finds.
+def made() -> LambdaTelemetry:
+    """Made inside a test: the logger keeps the stream that it finds, and pytest changes it between set-up and call."""
     said = {"EVENKEEL_FLEET": "research", "POWERTOOLS_SERVICE_NAME": uuid.uuid4().hex}
     return LambdaTelemetry(Settings.from_environment(said))
 
@@ -22,8 +21,9 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[Any]:
 
 
 def test_bound_keys_are_on_every_line_until_they_are_replaced(
-    telemetry: LambdaTelemetry, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    telemetry = made()
     telemetry.bind({"incidentId": "inc-1"})
     telemetry.info("NodeCordoned", decision_id="dec-1")
     telemetry.bind({"jobId": "job-1"})
@@ -40,8 +40,9 @@ def test_bound_keys_are_on_every_line_until_they_are_replaced(
 
 
 def test_tokens_credentials_and_a_jobs_environment_are_never_logged(
-    telemetry: LambdaTelemetry, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    telemetry = made()
     telemetry.bind({"token": "secret-1", "jobId": "job-1"})
     telemetry.error("X", token="secret-2", task_token="secret-3", env={"A": "secret-4"}, credentials="secret-5")
 
@@ -49,18 +50,21 @@ def test_tokens_credentials_and_a_jobs_environment_are_never_logged(
 
 
 def test_keys_that_a_log_record_calls_its_own_are_kept_under_another_name(
-    telemetry: LambdaTelemetry, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    telemetry = made()
     telemetry.info("X", name="n", level="l", module="m", service="s")
 
     (line,) = lines(capsys)
+    assert line["location"].startswith("test_keys_that")
     assert (line["name_"], line["level_"], line["module_"], line["service_"]) == ("n", "l", "m", "s")
     assert line["level"] == "INFO"
 
 
 def test_hostile_text_stays_on_its_line_and_harmless(
-    telemetry: LambdaTelemetry, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    telemetry = made()
     hostile = '\ud800 \x00 \u202e \x1b[31m\n{"level":"ERROR","message":"forged"}'
 
     telemetry.info("X", detail=hostile)
@@ -71,7 +75,8 @@ def test_hostile_text_stays_on_its_line_and_harmless(
     assert json.loads(out)["detail"] == hostile
 
 
-def test_a_bug_is_logged_with_its_stack(telemetry: LambdaTelemetry, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bug_is_logged_with_its_stack(capsys: pytest.CaptureFixture[str]) -> None:
+    telemetry = made()
     telemetry.exception("Failed", ZeroDivisionError("a bug"), milliseconds=3)
 
     (line,) = lines(capsys)
@@ -79,8 +84,9 @@ def test_a_bug_is_logged_with_its_stack(telemetry: LambdaTelemetry, capsys: pyte
 
 
 def test_a_metric_is_an_emf_line_with_the_fleet_and_at_most_two_more_dimensions(
-    telemetry: LambdaTelemetry, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    telemetry = made()
     telemetry.count("Heartbeat", function="sweep_fleet")
     telemetry.seconds("TimeToResume", 3.5)
 
