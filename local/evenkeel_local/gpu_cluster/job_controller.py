@@ -284,10 +284,17 @@ class JobController:
             return succeeded > 0 and not active
         return succeeded >= int(completions)
 
-    def _stop(self, job: Obj, active: list[Obj], terminating: list[Obj]) -> tuple[list[Obj], list[Obj]]:
-        """Delete the pods that still run; return those that are active and terminating after it."""
+    def _stop(
+        self, job: Obj, active: list[Obj], terminating: list[Obj], *, counted: bool = True
+    ) -> tuple[list[Obj], list[Obj]]:
+        """Delete the pods that still run; return those that are active and terminating after it.
+
+        Pods of a Job that is over count as failed; pods that go because fewer are wanted are let go first and do not.
+        """
         remaining = list(terminating)
         for pod in active:
+            if not counted:
+                self._untrack(pod)
             last, done = self._registry.delete(catalogue.PODS, namespace_of(pod), name_of(pod))
             self._registry.record(job, "SuccessfulDelete", f"Deleted pod: {name_of(pod)}", source=SOURCE)
             if not done and last["metadata"].get("deletionGracePeriodSeconds"):
@@ -299,7 +306,7 @@ class JobController:
     def _suspend(self, job: Obj, status: Obj, active: list[Obj], terminating: list[Obj]) -> tuple[list[Obj], list[Obj]]:
         if set_condition(status, "Suspended", "True", "JobSuspended", "Job suspended"):
             self._registry.record(job, "Suspended", "Job suspended", source=SOURCE)
-        return self._stop(job, active, terminating)
+        return self._stop(job, active, terminating, counted=False)
 
     # Creating pods
 
@@ -315,7 +322,7 @@ class JobController:
         excess = len(active) - wanted
         if excess > 0:
             by_index = sorted(active, key=_index, reverse=True)
-            self._stop(job, by_index[:excess], [])
+            self._stop(job, by_index[:excess], [], counted=False)
             return by_index[excess:]
         missing = wanted - len(holding)
         if missing <= 0 or not self._may_create(job):

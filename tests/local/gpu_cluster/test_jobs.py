@@ -1,0 +1,449 @@
+"""Jobs and pods on the local cluster: real processes, their ends, and what the controllers make of them."""
+
+import json
+import os
+import time
+from typing import Any
+
+import pytest
+
+from evenkeel_local.gpu_cluster import ClusterHandle
+from tests.local.gpu_cluster.kube_client import (
+    JOBS,
+    NODES,
+    PODS,
+    SERVICES,
+    STRATEGIC,
+    Json,
+    KubeClient,
+    a_job,
+    a_pod,
+    condition,
+)
+from tests.waiting import until as eventually
+
+SLEEPS = ("python", "-c", "import time; print('up', flush=True); time.sleep(600)")
+FOREGROUND = {"propagationPolicy": "Foreground"}
+
+
+def phase(pod: Json) -> str:
+    return str(pod["status"]["phase"])
+
+
+def ended(pod: Json) -> tuple[int, str]:
+    state = pod["status"]["containerStatuses"][0]["state"]["terminated"]
+    return state["exitCode"], state["reason"]
+
+
+def until_running(kube: KubeClient, name: str) -> Json:
+    return kube.until(f"{PODS}/{name}", lambda pod: phase(pod) == "Running", f"{name} to run")
+
+
+def until_over(kube: KubeClient, name: str) -> Json:
+    return kube.until(f"{PODS}/{name}", lambda pod: phase(pod) in ("Succeeded", "Failed"), f"{name} to end")
+
+
+def job_pods(kube: KubeClient, name: str) -> list[Json]:
+    return kube.items(f"{PODS}?labelSelector=batch.kubernetes.io/job-name={name}")
+
+
+# Processes
+
+
+def test_a_pod_runs_its_command_and_ends_well(kube: KubeClient) -> None:
+    kube.create(PODS, a_pod("one", "python", "-c", "print('hello')"))
+
+    pod = until_over(kube, "one")
+
+    assert (phase(pod), ended(pod)) == ("Succeeded", (0, "Completed"))
+    assert kube.get(f"{PODS}/one/log") == "hello\n"
+    assert condition(pod, "Ready") == "False"
+    assert condition(pod, "PodScheduled") == "True"
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("raise SystemExit(3)", (3, "Error")),
+        ("import os; os.kill(os.getpid(), 9)", (137, "Error")),
+        ("import os; os.abort()", (134, "Error")),
+    ],
+)
+def test_an_exit_code_is_reported(kube: KubeClient, code: str, expected: tuple[int, str]) -> None:
+    kube.create(PODS, a_pod("one", "python", "-c", code))
+
+    pod = until_over(kube, "one")
+
+    assert (phase(pod), ended(pod)) == ("Failed", expected)
+
+
+def test_a_command_that_is_not_there_is_a_start_error(kube: KubeClient) -> None:
+    kube.create(PODS, a_pod("one", "no-such-command"))
+
+    assert ended(until_over(kube, "one")) == (128, "StartError")
+
+
+def test_deleting_a_pod_asks_then_kills(kube: KubeClient, cluster: ClusterHandle) -> None:
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, lambda *a: print('asked', flush=True)); print('up', flush=True)\n"
+    kube.create(
+        PODS, a_pod("deaf", "python", "-c", deaf + "while True: time.sleep(0.05)", terminationGracePeriodSeconds=1)
+    )
+    until_running(kube, "deaf")
+    eventually(lambda: "up" in kube.get(f"{PODS}/deaf/log"), "the process to be up")
+    pid = cluster.processes()[0]["pid"]
+
+    began = time.monotonic()
+    deleted = kube.delete(f"{PODS}/deaf")
+    eventually(lambda: "asked" in kube.get(f"{PODS}/deaf/log"), "SIGTERM to arrive")
+    kube.until_gone(f"{PODS}/deaf")
+
+    assert deleted["metadata"]["deletionGracePeriodSeconds"] == 1
+    assert time.monotonic() - began >= 0.9
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_a_pods_children_end_with_it(kube: KubeClient, cluster: ClusterHandle) -> None:
+    spawn = (
+        "import subprocess, time\n"
+        "inner = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+        "print(inner.pid, flush=True)\n"
+        "time.sleep(0.3)\n"
+    )
+    kube.create(PODS, a_pod("parent", "python", "-c", spawn))
+
+    until_over(kube, "parent")
+    escaped = int(kube.get(f"{PODS}/parent/log"))
+
+    def gone() -> bool:
+        try:
+            os.kill(escaped, 0)
+        except ProcessLookupError:
+            return True
+        return False
+
+    eventually(gone, "the process that left its group to be killed")
+
+
+def test_a_pod_without_a_command_runs_until_deleted(kube: KubeClient, cluster: ClusterHandle) -> None:
+    kube.create(PODS, a_pod("pause"))
+
+    until_running(kube, "pause")
+    assert cluster.processes() == []
+    kube.delete(f"{PODS}/pause")
+
+    kube.until_gone(f"{PODS}/pause")
+
+
+def test_a_failing_container_is_started_again_where_the_policy_says_so(kube: KubeClient) -> None:
+    kube.create(PODS, a_pod("loop", "python", "-c", "raise SystemExit(1)", restartPolicy="Always"))
+
+    pod = kube.until(
+        f"{PODS}/loop",
+        lambda pod: (
+            (statuses := pod["status"].get("containerStatuses"))
+            and statuses[0]["restartCount"] >= 1
+            and "waiting" in statuses[0]["state"]
+        ),
+        "CrashLoopBackOff",
+    )
+
+    status = pod["status"]["containerStatuses"][0]
+    assert status["state"]["waiting"]["reason"] == "CrashLoopBackOff"
+    assert status["lastState"]["terminated"]["exitCode"] == 1
+    kube.delete(f"{PODS}/loop", {"gracePeriodSeconds": 0})
+
+
+def test_init_containers_come_first(kube: KubeClient) -> None:
+    init = {"name": "first", "image": "a:1", "command": ["python", "-c", "open('made', 'w').write('x')"]}
+    kube.create(PODS, a_pod("two", "python", "-c", "print(open('made').read())", initContainers=[init]))
+
+    pod = until_over(kube, "two")
+
+    assert (phase(pod), kube.get(f"{PODS}/two/log")) == ("Succeeded", "x\n")
+
+
+def test_the_environment_is_what_the_spec_says(kube: KubeClient) -> None:
+    kube.create("/api/v1/namespaces/default/configmaps", {"metadata": {"name": "settings"}, "data": {"LEVEL": "7"}})
+    kube.create(
+        "/api/v1/namespaces/default/secrets",
+        {"metadata": {"name": "key"}, "data": {"token": "czNjcmV0"}, "type": "Opaque"},
+    )
+    pod = a_pod("env", "python", "-c", "import os, json; print(json.dumps(dict(os.environ)))", "$(GREETING)", gpus=1)
+    pod["spec"]["containers"][0].update(
+        env=[
+            {"name": "NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+            {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+            {"name": "APP", "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['app']"}}},
+            {"name": "GPUS", "valueFrom": {"resourceFieldRef": {"resource": "limits.nvidia.com/gpu"}}},
+            {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "key", "key": "token"}}},
+            {"name": "GREETING", "value": "hello $(NAME) $$(NAME) $(UNKNOWN)"},
+        ],
+        envFrom=[{"configMapRef": {"name": "settings"}, "prefix": "MY_"}],
+    )
+    kube.create(PODS, pod)
+
+    stored = until_over(kube, "env")
+    env = json.loads(kube.get(f"{PODS}/env/log"))
+
+    assert env["NAME"] == "env"
+    assert env["APP"] == "env"
+    assert env["IP"] == stored["status"]["podIP"]
+    assert (env["GPUS"], env["TOKEN"], env["MY_LEVEL"]) == ("1", "s3cret", "7")
+    assert env["GREETING"] == "hello env $(NAME) $(UNKNOWN)"
+    assert "AWS_ACCESS_KEY_ID" not in env
+
+
+def test_a_pod_waits_for_a_config_map_it_needs(kube: KubeClient) -> None:
+    pod = a_pod("needy", "python", "-c", "import os; print(os.environ['A'])")
+    pod["spec"]["containers"][0]["envFrom"] = [{"configMapRef": {"name": "late"}}]
+    kube.create(PODS, pod)
+
+    kube.until(
+        f"{PODS}/needy",
+        lambda pod: (
+            (pod["status"].get("containerStatuses") or [{"state": {}}])[0]["state"].get("waiting", {}).get("reason")
+            == "CreateContainerConfigError"
+        ),
+        "the error",
+    )
+    kube.create("/api/v1/namespaces/default/configmaps", {"metadata": {"name": "late"}, "data": {"A": "here"}})
+
+    assert phase(until_over(kube, "needy")) == "Succeeded"
+
+
+def test_pod_identity_is_in_the_environment(cluster: ClusterHandle, kube: KubeClient) -> None:
+    cluster.put_pod_identity("default", "trainer", {"AWS_ACCESS_KEY_ID": "AKIAEXAMPLE"})
+    command = ("python", "-c", "import os; print(os.environ.get('AWS_ACCESS_KEY_ID'))")
+    kube.create(PODS, a_pod("with", *command, serviceAccountName="trainer"))
+    kube.create(PODS, a_pod("without", *command))
+
+    until_over(kube, "with")
+    until_over(kube, "without")
+
+    assert kube.get(f"{PODS}/with/log") == "AKIAEXAMPLE\n"
+    assert kube.get(f"{PODS}/without/log") == "None\n"
+
+
+def test_logs_follow_until_the_end(kube: KubeClient) -> None:
+    talk = "import time\nfor n in range(4):\n  print(n, flush=True)\n  time.sleep(0.2)"
+    kube.create(PODS, a_pod("talker", "python", "-c", talk))
+    until_running(kube, "talker")
+
+    followed = kube.get(f"{PODS}/talker/log?follow=true")
+
+    assert followed == "0\n1\n2\n3\n"
+    assert kube.get(f"{PODS}/talker/log?tailLines=2") == "2\n3\n"
+    assert kube.status_of("GET", f"{PODS}/talker/log?container=other").code == 400
+
+
+# Scheduling
+
+
+def test_a_pod_that_fits_nowhere_says_why(kube: KubeClient) -> None:
+    kube.create(PODS, a_pod("big", *SLEEPS, gpus=9))
+
+    pod = kube.until(f"{PODS}/big", lambda pod: condition(pod, "PodScheduled") == "False", "the reason")
+
+    told = next(entry for entry in pod["status"]["conditions"] if entry["type"] == "PodScheduled")
+    assert told["reason"] == "Unschedulable"
+    assert told["message"].startswith("0/3 nodes are available: 3 Insufficient nvidia.com/gpu.")
+    kube.delete(f"{PODS}/big")
+
+
+def test_gpus_are_given_once(kube: KubeClient) -> None:
+    for number in range(4):
+        kube.create(PODS, a_pod(f"p{number}", *SLEEPS, gpus=8))
+
+    def placed() -> list[str] | None:
+        nodes = [pod["spec"].get("nodeName", "") for pod in kube.items(PODS)]
+        return nodes if sum(1 for node in nodes if node) == 3 else None
+
+    nodes = eventually(placed, "three of four pods to be placed")
+    assert len({node for node in nodes if node}) == 3
+    waiting = next(pod for pod in kube.items(PODS) if not pod["spec"].get("nodeName"))
+    gone = next(pod for pod in kube.items(PODS) if pod["spec"].get("nodeName"))
+    kube.delete(f"{PODS}/{gone['metadata']['name']}")
+
+    until_running(kube, waiting["metadata"]["name"])
+
+
+def test_taints_cordons_selectors_and_affinity_are_obeyed(kube: KubeClient) -> None:
+    first, second, third = (node["metadata"]["name"] for node in kube.items(NODES))
+    taint = {"key": "team", "value": "a", "effect": "NoSchedule"}
+    kube.patch(f"{NODES}/{first}", {"spec": {"taints": [taint]}}, STRATEGIC)
+    kube.patch(f"{NODES}/{second}", {"spec": {"unschedulable": True}}, STRATEGIC)
+    term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [first, second]}]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}}
+    tolerated = [{"key": "team", "operator": "Equal", "value": "a", "effect": "NoSchedule"}]
+
+    kube.create(PODS, a_pod("plain"))
+    kube.create(PODS, a_pod("kept-out", affinity=affinity))
+    kube.create(PODS, a_pod("let-in", affinity=affinity, tolerations=tolerated))
+    kube.create(PODS, a_pod("by-label", nodeSelector={"kubernetes.io/hostname": second}))
+
+    assert until_running(kube, "plain")["spec"]["nodeName"] == third
+    assert until_running(kube, "let-in")["spec"]["nodeName"] == first
+    for name in ("kept-out", "by-label"):
+        kube.until(f"{PODS}/{name}", lambda pod: condition(pod, "PodScheduled") == "False", f"{name} to wait")
+    kube.patch(f"{NODES}/{second}", {"spec": {"unschedulable": None}})
+    assert until_running(kube, "by-label")["spec"]["nodeName"] == second
+
+
+def test_a_higher_priority_takes_the_place_of_a_lower(kube: KubeClient) -> None:
+    kube.create("/apis/scheduling.k8s.io/v1/priorityclasses", {"metadata": {"name": "high"}, "value": 1000})
+    for number in range(3):
+        kube.create(PODS, a_pod(f"low{number}", *SLEEPS, gpus=8))
+        until_running(kube, f"low{number}")
+
+    kube.create(PODS, a_pod("high", *SLEEPS, gpus=8, priorityClassName="high"))
+
+    until_running(kube, "high")
+    assert len([pod for pod in kube.items(PODS) if phase(pod) == "Running"]) == 3
+
+
+# Jobs
+
+
+def test_an_indexed_job_gives_each_rank_its_number_name_and_peers(kube: KubeClient) -> None:
+    kube.create(SERVICES, {"metadata": {"name": "train"}, "spec": {"clusterIP": "None", "selector": {"app": "train"}}})
+    code = "import os; print(os.environ['JOB_COMPLETION_INDEX'], os.environ['MASTER_ADDR'], os.environ['HOSTNAME'])"
+    body = a_job("train", "python", "-c", code, completions=3, gpus=8, subdomain="train")
+    body["spec"]["template"]["spec"]["containers"][0]["env"] = [
+        {"name": "MASTER_ADDR", "value": "train-0.train.default.svc"}
+    ]
+    kube.create(JOBS, body)
+
+    job = kube.until(f"{JOBS}/train", lambda job: condition(job, "Complete"), "the job to complete")
+
+    pods = {
+        pod["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"]: pod for pod in job_pods(kube, "train")
+    }
+    master = pods["0"]["status"]["podIP"]
+    for index, pod in pods.items():
+        assert pod["spec"]["hostname"] == f"train-{index}"
+        assert kube.get(f"{PODS}/{pod['metadata']['name']}/log") == f"{index} {master} train-{index}\n"
+    assert master.startswith("127.")
+    assert len({pod["status"]["podIP"] for pod in pods.values()}) == 3
+    assert (job["status"]["completedIndexes"], job["status"]["succeeded"]) == ("0-2", 3)
+    assert [c["type"] for c in job["status"]["conditions"]] == ["SuccessCriteriaMet", "Complete"]
+    assert "finalizers" not in pods["0"]["metadata"]
+
+
+def test_one_failure_fails_a_job_without_retries_and_stops_the_others(kube: KubeClient) -> None:
+    code = "import os, time\nif os.environ['JOB_COMPLETION_INDEX'] == '1': raise SystemExit(9)\ntime.sleep(600)"
+    kube.create(JOBS, a_job("train", "python", "-c", code, completions=2))
+
+    job = kube.until(f"{JOBS}/train", lambda job: condition(job, "Failed"), "the job to fail")
+
+    kinds = [(c["type"], c["reason"]) for c in job["status"]["conditions"]]
+    assert kinds == [("FailureTarget", "BackoffLimitExceeded"), ("Failed", "BackoffLimitExceeded")]
+    assert "active" not in job["status"]
+    assert all(phase(pod) == "Failed" for pod in job_pods(kube, "train"))
+
+
+def test_a_retried_job_makes_new_pods_until_its_limit(kube: KubeClient) -> None:
+    kube.create(JOBS, a_job("train", "python", "-c", "raise SystemExit(1)", spec={"backoffLimit": 2}))
+
+    job = kube.until(f"{JOBS}/train", lambda job: condition(job, "Failed"), "the job to fail")
+
+    assert job["status"]["failed"] == 3
+
+
+def test_a_policy_can_fail_a_job_at_once(kube: KubeClient) -> None:
+    rules = [{"action": "FailJob", "onExitCodes": {"operator": "In", "values": [42]}}]
+    spec = {"backoffLimit": 5, "podFailurePolicy": {"rules": rules}}
+    kube.create(JOBS, a_job("train", "python", "-c", "raise SystemExit(42)", spec=spec))
+
+    job = kube.until(f"{JOBS}/train", lambda job: condition(job, "Failed"), "the job to fail")
+
+    assert job["status"]["conditions"][-1]["reason"] == "PodFailurePolicy"
+    assert job["status"]["failed"] == 1
+
+
+def test_a_suspended_job_stops_its_pods_and_resumes(kube: KubeClient) -> None:
+    kube.create(JOBS, a_job("train", *SLEEPS))
+    kube.until(f"{JOBS}/train", lambda job: job["status"].get("ready") == 1, "the pod to be ready")
+
+    kube.patch(f"{JOBS}/train", {"spec": {"suspend": True}})
+    eventually(lambda: not job_pods(kube, "train"), "the pods to go")
+    suspended = kube.until(f"{JOBS}/train", lambda job: condition(job, "Suspended") == "True", "the condition")
+    kube.patch(f"{JOBS}/train", {"spec": {"suspend": False}})
+    resumed = kube.until(f"{JOBS}/train", lambda job: job["status"].get("ready") == 1, "the pod to be back")
+
+    assert "active" not in suspended["status"]
+    assert condition(resumed, "Suspended") == "False"
+
+
+def test_a_deadline_ends_a_job(kube: KubeClient) -> None:
+    kube.create(JOBS, a_job("train", *SLEEPS, spec={"activeDeadlineSeconds": 1}))
+
+    job = kube.until(f"{JOBS}/train", lambda job: condition(job, "Failed"), "the deadline")
+
+    assert job["status"]["conditions"][-1]["reason"] == "DeadlineExceeded"
+
+
+def test_a_job_deleted_in_the_foreground_outlives_its_pods(kube: KubeClient) -> None:
+    kube.create(JOBS, a_job("train", *SLEEPS, completions=2))
+    kube.until(f"{JOBS}/train", lambda job: job["status"].get("ready") == 2, "the pods to be ready")
+
+    deleted = kube.delete(f"{JOBS}/train", FOREGROUND)
+    kube.until_gone(f"{JOBS}/train")
+
+    assert deleted["metadata"]["finalizers"] == ["foregroundDeletion"]
+    assert job_pods(kube, "train") == []
+
+
+@pytest.mark.parametrize(("policy", "left"), [("Background", 0), ("Orphan", 1)])
+def test_what_becomes_of_the_pods_is_the_policys_choice(kube: KubeClient, policy: str, left: int) -> None:
+    kube.create(JOBS, a_job("train", *SLEEPS))
+    kube.until(f"{JOBS}/train", lambda job: job["status"].get("ready") == 1, "the pod to be ready")
+
+    kube.delete(f"{JOBS}/train", {"propagationPolicy": policy})
+    kube.until_gone(f"{JOBS}/train")
+
+    if left:
+        pods = job_pods(kube, "train")
+        assert [phase(pod) for pod in pods] == ["Running"]
+        assert "ownerReferences" not in pods[0]["metadata"]
+        kube.delete(f"{PODS}/{pods[0]['metadata']['name']}")
+    eventually(lambda: not job_pods(kube, "train"), "the pods to go")
+
+
+def test_a_terminating_rank_is_replaced_only_when_it_has_ended(kube: KubeClient) -> None:
+    deaf = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True)\ntime.sleep(600)"
+    )
+    body = a_job("train", "python", "-c", deaf, spec={"backoffLimit": 3}, terminationGracePeriodSeconds=1)
+    kube.create(JOBS, body)
+    pod = eventually(lambda: next((p for p in job_pods(kube, "train") if phase(p) == "Running"), None), "the pod")
+    eventually(lambda: "up" in kube.get(f"{PODS}/{pod['metadata']['name']}/log"), "the process to be up")
+
+    kube.delete(f"{PODS}/{pod['metadata']['name']}")
+    during = kube.until(f"{JOBS}/train", lambda job: job["status"].get("terminating") == 1, "the count")
+    names_during = [item["metadata"]["name"] for item in job_pods(kube, "train")]
+
+    def replaced() -> Any:
+        return next((p for p in job_pods(kube, "train") if p["metadata"]["name"] != pod["metadata"]["name"]), None)
+
+    eventually(replaced, "the replacement")
+
+    assert "active" not in during["status"]
+    assert names_during == [pod["metadata"]["name"]]
+
+
+def test_a_deleted_namespace_takes_all_with_it(kube: KubeClient) -> None:
+    kube.create("/api/v1/namespaces", {"metadata": {"name": "team"}})
+    kube.create("/apis/batch/v1/namespaces/team/jobs", a_job("train", *SLEEPS))
+    eventually(lambda: kube.items("/api/v1/namespaces/team/pods"), "the pod")
+    maps = "/api/v1/namespaces/team/configmaps"
+    kube.create(maps, {"metadata": {"name": "held", "finalizers": ["evenkeel.io/held"]}})
+
+    kube.delete("/api/v1/namespaces/team")
+    refused = kube.status_of("POST", maps, {"metadata": {"name": "late"}})
+    kube.until(f"{maps}/held", lambda obj: obj["metadata"].get("deletionTimestamp"), "the deletion")
+    kube.patch(f"{maps}/held", {"metadata": {"finalizers": None}})
+    kube.until_gone("/api/v1/namespaces/team")
+
+    assert refused.code == 403
+    assert refused.status["details"]["causes"][0]["reason"] == "NamespaceTerminating"
