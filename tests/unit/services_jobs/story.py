@@ -186,7 +186,8 @@ class Story:
         return int(row.doc["accelerators"]) if row else 0
 
     def charges(self) -> list[str]:
-        return sorted(key.sk for key in self.world.ledger.rows if key.sk.startswith("CHARGE#"))
+        tree = rows.tree_key()
+        return [row.key.sk for row in self.world.ledger.partition(tree.table, tree.pk, "CHARGE#")]
 
     def set_job(self, job: Job) -> None:
         """Write a job as another service would."""
