@@ -36,7 +36,8 @@ class PlannedJob(Value):
 
     job_id: str
     attempt: int
-    option: ResumeOption
+    option: ResumeOption | None = None
+    """None where it is on its way back already: a later attempt was there before the plan."""
 
 
 class Outcome(Value):
@@ -79,11 +80,11 @@ def run(
         if done is not None:
             planned.append(done)
     if not planned:
-        return Outcome(outcome="NO_JOBS", reason="Every hurt job has ended or runs again already.")
+        return Outcome(outcome="NO_JOBS", reason="Every hurt job has ended.")
     passes.request(f"{incident.incident_id} planned the way back")
     for job in planned:
-        telemetry.count("ResumesPlanned", option=job.option)
-    said = ", ".join(f"{job.job_id} ({job.option})" for job in planned)
+        telemetry.count("ResumesPlanned", option=job.option or "ON_ITS_WAY")
+    said = ", ".join(f"{job.job_id} ({job.option or 'on its way already'})" for job in planned)
     return Outcome(outcome="PLANNED", reason=f"Planned to come back: {said}.", jobs=tuple(planned))
 
 
@@ -110,8 +111,8 @@ def _plan(
         plan = job.resume_plan
         if plan and (plan.incident_id, plan.after_attempt) == (incident.incident_id, hurt.attempt):
             return PlannedJob(job_id=job.job_id, attempt=hurt.attempt, option=plan.option)
-        if job.current_attempt != hurt.attempt:
-            return None
+        if job.current_attempt > hurt.attempt and not _can_still_doubt(job, hurt, ledger):
+            return PlannedJob(job_id=job.job_id, attempt=hurt.attempt)
         facts = _facts(incident, job, rows.read(attempt_row, Attempt), nodes, in_use, policy)
         decided = plan_resume(facts, policy.jobs)
         try:
@@ -120,6 +121,12 @@ def _plan(
             continue
         return PlannedJob(job_id=job.job_id, attempt=hurt.attempt, option=decided.option)
     raise Conflict(f"{hurt.job_id} kept changing while its way back was to be planned")
+
+
+def _can_still_doubt(job: Job, hurt: HurtJob, ledger: Ledger) -> bool:
+    """Whether the next attempt exists, and has not yet decided what it resumes from: distrust still reaches it."""
+    row = ledger.get(rows.attempt_key(job.job_id, job.current_attempt))
+    return job.current_attempt == hurt.attempt + 1 and row is not None and not rows.read(row, Attempt).is_pinned
 
 
 def _facts(
@@ -195,11 +202,13 @@ def _writes(
         mode=mode,
         decided_at=now,
     )
+    # Another node of the same job may have sickened too: its life stays avoided.
+    other = job.live_plan()
     plan = ResumePlan(
         incident_id=incident.incident_id,
         after_attempt=facts.attempt,
         option=decided.option,
-        avoid=decided.avoid,
+        avoid=tuple(dict.fromkeys((*(other.avoid if other else ()), *decided.avoid))),
         distrust_after=decided.distrust_after,
         decision_id=decision.decision_id,
         planned_at=now,

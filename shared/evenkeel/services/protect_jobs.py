@@ -4,14 +4,14 @@ For each hurt job: a StopRequest on the job, then its workload is deleted. Its o
 """
 
 import math
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from evenkeel.domain.health.faults import look_up
 from evenkeel.domain.health.incidents import HurtJob, Incident
 from evenkeel.domain.policy import Mode, Policy
 from evenkeel.domain.recovery.leases import Hold
 from evenkeel.domain.recovery.plan import not_allowed
-from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Job, JobState, StopRequest
+from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Job, StopRequest
 from evenkeel.domain.values import Value
 from evenkeel.ports import Cluster, Conflict, Ledger, Put, Table, Telemetry, Write, every
 from evenkeel.services import incident_record, rows
@@ -90,8 +90,8 @@ def current_hold(ledger: Ledger, now: datetime) -> Hold | None:
 def find_hurt(incident: Incident, *, ledger: Ledger, cluster: Cluster, policy: Policy) -> tuple[HurtJob, ...]:
     """Find the jobs whose current attempt has its place on the node: by its pods there, and by the ledger.
 
-    An attempt that ended there already, because of the fault, counts while its job has no later one: what it saved
-    last may be as sick as the node.
+    An attempt that ended there already, since about the first signal, counts too: it was hurt all the same, its job
+    may still be on its way back, and what it saved last may be as sick as the node.
     """
     candidates = {
         (seen.job_id, seen.attempt)
@@ -111,12 +111,12 @@ def _is_hurt(hurt: HurtJob, incident: Incident, ledger: Ledger, policy: Policy) 
     if loaded is None:
         return False
     job, _, attempt = loaded
-    if job.state.has_ended or job.current_attempt != hurt.attempt:
+    if job.state.has_ended:
         return False
-    if not attempt.state.has_ended:
-        return True
-    since = incident.first_signal_at.timestamp() - policy.jobs.distrust_guard_seconds
-    return job.state is JobState.PENDING and attempt.ended_at is not None and attempt.ended_at.timestamp() >= since
+    if attempt.ended_at is None:
+        return job.current_attempt == hurt.attempt
+    since = incident.first_signal_at - timedelta(seconds=policy.jobs.blame_seconds)
+    return attempt.state in (AttemptState.LOST, AttemptState.FAILED) and attempt.ended_at >= since
 
 
 def _load(hurt: HurtJob, ledger: Ledger) -> tuple[Job, int, Attempt] | None:

@@ -5,13 +5,14 @@ decide ─▶ lease: ask without answer ─▶ provider call ─▶ lease: the a
                  └──────────── the next visit waits for evidence before it asks again ┘
 """
 
+import contextlib
 from datetime import datetime, timedelta
 
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.health.intake import ladder_of
 from evenkeel.domain.policy import Mode, Policy
-from evenkeel.domain.recovery.leases import Lease, RepairAsk
+from evenkeel.domain.recovery.leases import Hold, Lease, RepairAsk
 from evenkeel.domain.recovery.plan import Owner, not_allowed
 from evenkeel.domain.recovery.repair import (
     ACCEPTED,
@@ -113,6 +114,8 @@ def run(
         return _call(incident, lease, lease_row, facts, decision, record, ledger, provider, telemetry, policy)
     if decision.action is Repair.AWAIT and facts.owner is Owner.HYPERPOD and not _mine(lease, incident):
         _record_ask(incident, lease, lease_row, _ask(facts, OWNER, ACCEPTED), decision, record, ledger)
+    if decision.action is Repair.HOLD and facts.hold:
+        _tell_held(incident, facts.hold, decision, ledger)
     if decision.action in _ENDS:
         _end(incident, decision, record, ledger, now)
     return Outcome(
@@ -327,6 +330,13 @@ def _record_answer(incident: Incident, ask: RepairAsk, answer: str, ledger: Ledg
             continue
         return
     raise Conflict(f"the lease of {incident.slot} kept changing")
+
+
+def _tell_held(incident: Incident, hold: Hold, decision: RepairDecision, ledger: Ledger) -> None:
+    """Tell once for each hold that the repair waits for it."""
+    line = incident_record.told(incident.incident_id, "held", decision.reason, at=hold.since, writer=WRITER)
+    with contextlib.suppress(Conflict):  # told before
+        ledger.commit(line)
 
 
 def _end(incident: Incident, decision: RepairDecision, record: Decision, ledger: Ledger, now: datetime) -> None:

@@ -4,6 +4,7 @@ Every call that writes or acts goes through one crash plan. What a crash interru
 Functions, the queue or the sweeper would do it.
 """
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -144,10 +145,8 @@ class Recovery:
             "mode": self.mode,
             "drills_may_act": self.drills_may_act,
         }
-        wanted = service.run.__code__.co_varnames[
-            : service.run.__code__.co_argcount + service.run.__code__.co_kwonlyargcount
-        ]
-        arguments = {name: port for name, port in known.items() if name in wanted}
+        wanted = inspect.signature(service.run).parameters
+        arguments = {port: known[port] for port in wanted if port in known}
         request = service.Request(incident_id=self.incident_id, run=self.run, **ports)
         outcome = self.until_done(lambda: service.run(request, **arguments, now=self.now))
         self.visited.append(f"{name}: {outcome.outcome}")
@@ -266,9 +265,9 @@ class Recovery:
             repair = self.state("RepairNode", repair_node)
             match repair.outcome:
                 case "ASKED" | "HEALTHY":
-                    if repair.outcome == "ASKED":
-                        if self.wait("AwaitNode", ConditionKind.NODE_BACK)["outcome"] != "NODE_BACK":
-                            continue
+                    is_asked = repair.outcome == "ASKED"
+                    if is_asked and self.wait("AwaitNode", ConditionKind.NODE_BACK)["outcome"] != "NODE_BACK":
+                        continue
                     if self.wait("ValidateNode", ConditionKind.NODE_VALID)["outcome"] != "VALID":
                         continue
                     returned = self.state("ReturnNode", return_node)
@@ -309,9 +308,8 @@ class Recovery:
 
     def kinds(self) -> list[str]:
         """The incident's story in one word a line."""
-        return [
-            row.doc["kind"] for row in self.world.ledger.partition(Table.INCIDENTS, f"INC#{self.incident_id}", "EVENT#")
-        ]
+        partition = rows.incident_key(self.incident_id).pk
+        return [row.doc["kind"] for row in self.world.ledger.partition(Table.INCIDENTS, partition, "EVENT#")]
 
     def hold(self, seconds: float = 3600) -> None:
         hold = Hold(by="ana", reason="looking at it", since=self.now, until=self.now + timedelta(seconds=seconds))

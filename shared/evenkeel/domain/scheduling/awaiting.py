@@ -8,7 +8,12 @@ RUNNING, ENDED, STOP_REQUESTED, STOPPED = "RUNNING", "ENDED", "STOP_REQUESTED", 
 
 
 def attempt_answer(
-    kind: ConditionKind, seen: WorkloadSeen, job: Job, attempt: Attempt, lost: frozenset[str]
+    kind: ConditionKind,
+    seen: WorkloadSeen,
+    job: Job,
+    attempt: Attempt,
+    lost: frozenset[str],
+    sick: frozenset[str] = frozenset(),
 ) -> Answer | None:
     """Answer a wait of `run_job`; None while what it waits for has not come.
 
@@ -20,10 +25,11 @@ def attempt_answer(
         job: Its job.
         attempt: The attempt.
         lost: Nodes that are gone or NotReady past the limit.
+        sick: Nodes that show a fault: they take the blame for what failed on them.
     """
     if attempt.state.has_ended:
         return Answer(outcome=ENDED, reason=attempt.reason, facts=_facts(_settled(attempt)))
-    ending = judge_end(seen, job, attempt, lost)
+    ending = judge_end(seen, job, attempt, lost, sick)
     if kind is ConditionKind.ATTEMPT_STOPPED:
         if seen.pods_alive(lost):
             return None
