@@ -4,7 +4,7 @@ import math
 from enum import StrEnum
 
 from evenkeel.domain.decisions import Alternative
-from evenkeel.domain.health.faults import look_up
+from evenkeel.domain.health.faults import NODE_RUNGS, look_up
 from evenkeel.domain.policy import Mode, RepairPolicy
 from evenkeel.domain.values import Value
 
@@ -119,7 +119,7 @@ def _wanted(facts: PlanFacts, policy: RepairPolicy) -> RecoveryPlan:
     if first == "stand_down" and not facts.hyperpod_repairs:
         why_not = "nobody but HyperPod acts on it"
         return plan(nothing, Owner.NOBODY, f"{fault.name}: a mark that does nothing here.", (repair, why_not))
-    if first not in (*facts.ladder, "stand_down"):
+    if first not in (*NODE_RUNGS, "stand_down"):
         why_not = f"the first rung is {first}"
         return plan(nothing, Owner.NOBODY, f"{fault.name}: {_GENTLE.get(first, first)}.", (repair, why_not))
     if not fault.acts_alone and len(facts.sources) < 2:

@@ -1,0 +1,25 @@
+"""Two signals of one fault: HyperPod asks for a replacement, the Xid behind it would begin with a reboot."""
+
+from evenkeel.domain.policy import Mode, RepairPolicy
+from evenkeel.domain.recovery.plan import PlanFacts, PlanOutcome, plan_recovery
+
+
+def test_a_ladder_without_its_first_rung_is_climbed_from_the_next() -> None:
+    facts = PlanFacts(
+        fault_key="xid:79",
+        ladder=("replace",),
+        sources=("hyperpod.node-health", "hyperpod.node-labels"),
+        has_recovered=False,
+        mode=Mode.ACT,
+        is_drill=False,
+        drills_may_act=False,
+        life_is_over=False,
+        is_hyperpod=True,
+        hyperpod_repairs=False,
+        is_persons_cordon=False,
+    )
+
+    plan = plan_recovery(facts, RepairPolicy())
+
+    assert plan.outcome is PlanOutcome.ACT
+    assert plan.repairs_node
