@@ -149,6 +149,31 @@ def test_a_wait_is_answered_by_an_invocation_that_nobody_waits_for() -> None:
     }
 
 
+def test_a_wait_that_is_asked_for_at_every_look_costs_an_invocation_every_few_seconds() -> None:
+    client = StubClient()
+    moments = iter(range(100))
+    answers = LambdaWaitAnswers("resolve-wait", client, seconds=lambda: float(next(moments)))
+
+    for _ in range(10):
+        answers.request("inc-1", "node-back", 2, {"outcome": "NODE_BACK"})
+    answers.request("inc-1", "node-back", 3, {"outcome": "NODE_BACK"})
+
+    generations = [json.loads(request["Payload"])["generation"] for request in client.requests]
+    assert generations == [2, 2, 2, 3]
+
+
+def test_a_request_that_failed_is_sent_again_at_once() -> None:
+    client = StubClient(ClientError({"Error": {"Code": "TooManyRequestsException", "Message": ""}}, "Invoke"))
+    answers = LambdaWaitAnswers("resolve-wait", client)
+    with pytest.raises(Throttled):
+        answers.request("inc-1", "node-back", 2, {})
+    client.error = None
+
+    answers.request("inc-1", "node-back", 2, {})
+
+    assert len(client.requests) == 2
+
+
 @pytest.mark.parametrize(
     ("error", "meaning"),
     [

@@ -2,8 +2,9 @@
 
 import json
 import re
+import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from evenkeel.adapters import aws
@@ -18,6 +19,8 @@ _MEANINGS: Mapping[str, type[EvenkeelError]] = {
     "RequestTooLargeException": Refused,
 }
 _GROUP_OF_PASSES = "passes"
+_ASK_AGAIN_SECONDS = 4.0
+"""How long after a request for the same wait another one is worth sending."""
 _LONGEST_REASON = 200
 _LONGEST_SUBJECT = 100
 _LONGEST_PAGE = 200_000
@@ -101,18 +104,29 @@ class S3RawEvents:
 
 
 class LambdaWaitAnswers:
-    """Has `resolve_wait` run, without waiting for it."""
+    """Has `resolve_wait` run, without waiting for it.
 
-    def __init__(self, function: str, client: Any = None) -> None:
+    Whoever evaluates waits asks again at every look until the answer is in. One request every few seconds is enough
+    for that; without a pace, a slow start of `resolve_wait` is answered with ever more starts of it.
+    """
+
+    def __init__(self, function: str, client: Any = None, *, seconds: Callable[[], float] = time.monotonic) -> None:
         self._function = function
         self._client = client or aws.client("lambda")
+        self._seconds = seconds
+        self._asked: dict[tuple[str, str, int], float] = {}
 
     def request(self, subject: str, name: str, generation: int, answer: Mapping[str, Any]) -> None:
+        now = self._seconds()
+        self._asked = {wait: at for wait, at in self._asked.items() if now - at < _ASK_AGAIN_SECONDS}
+        if (subject, name, generation) in self._asked:
+            return
         payload = {"subject": subject, "name": name, "generation": generation, "answer": dict(answer)}
         with aws.translated(f"have the wait {name} of {subject} answered", _MEANINGS):
             self._client.invoke(
                 FunctionName=self._function, InvocationType="Event", Payload=json.dumps(payload).encode()
             )
+        self._asked[subject, name, generation] = now
 
 
 def _headline(text: str) -> str:
