@@ -6,6 +6,7 @@ import pytest
 
 from evenkeel_local.engine import Engine
 from evenkeel_local.identities import Credentials, bootstrap
+from tests.workflow.machines import Bench
 
 SKIP_WAITS = 0.0
 
@@ -21,3 +22,9 @@ def workflow_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine
 def workflow_deployer(workflow_engine: Engine) -> Credentials:
     """Who may make state machines on `workflow_engine`."""
     return bootstrap(workflow_engine)
+
+
+@pytest.fixture(scope="session")
+def bench(workflow_engine: Engine, workflow_deployer: Credentials) -> Bench:
+    """Both state machines on `workflow_engine`."""
+    return Bench(workflow_engine, workflow_deployer)

@@ -1,0 +1,168 @@
+"""Every execution that the workflow tests run, as rows. An arrow that no row takes fails a test."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tests.template.documents import states, workflow
+from tests.workflow.machines import Answer, Case, Thrown
+
+Answers = Mapping[str, Answer | Sequence[Answer]]
+
+BROKEN = Thrown("KeyError", "a bug")
+LOST = Thrown("PermanentError", "NotAllowed: patch node hyperpod-i-0ab: 403")
+LATE = Thrown("States.Timeout")
+FLAPPING = Thrown("TransientError", "Throttled: describe cluster")
+
+
+def says(outcome: str, **more: Any) -> dict[str, Any]:
+    return {"outcome": outcome, "reason": f"It is {outcome.lower()}.", **more}
+
+
+# ---------------------------------------------------------------- recover_node
+
+PLAN = says("ACT", repairsNode=True, settleSeconds=5, maxRepairs=3, decisionId="dec-4m")
+RETRY = says("RETRY", rung="", waitSeconds=30)
+ASKED = says("ASKED", rung="replace", waitSeconds=0)
+
+WELL = {
+    "PlanRecovery": PLAN,
+    "CordonNode": says("CORDONED"),
+    "ProtectJobs": says("PROTECTED", jobs=[{"jobId": "job-llm", "attempt": 1}]),
+    "RepairNode": ASKED,
+    "AwaitNode": says("NODE_BACK", facts={"instanceId": "i-0ce"}),
+    "ValidateNode": says("VALID", facts={}),
+    "AwaitRelease": says("RELEASED", facts={}),
+    "ReturnNode": says("RETURNED"),
+    "PlanResume": says("PLANNED", jobs=[{"jobId": "job-llm", "attempt": 1, "option": "SPARE"}]),
+    "AwaitResume": says("JOBS_BACK", facts={}),
+    "SettleIncident": says("RECOVERED"),
+}
+IN_BRANCHES = ("RepairNode", "AwaitNode", "ValidateNode", "AwaitRelease", "ReturnNode", "PlanResume", "AwaitResume")
+NODE_TASKS = IN_BRANCHES[:5]
+HOLD_FIRST = {"RepairNode": [says("HELD", rung="", waitSeconds=0), ASKED]}
+
+
+def recovery(name: str, ends: str, answers: Answers | None = None, **more: Any) -> Case:
+    return Case(f"recover-{name}", "recover_node", {**WELL, **(answers or {})}, ends, **more)
+
+
+def settled(outcome: str, **answers: Any) -> Answers:
+    return {**answers, "SettleIncident": says(outcome)}
+
+
+RECOVER_NODE = [
+    recovery("well", "Recovered", visits=("ReturnNode", "AwaitResume", "JoinBranches")),
+    recovery("observe-only", "Observed", settled("OBSERVED", PlanRecovery=says("OBSERVE")), never=("CordonNode",)),
+    recovery("nothing-to-do", "Observed", settled("OBSERVED", PlanRecovery=says("NOTHING")), never=("CordonNode",)),
+    recovery("other-owner", "StoodDown", settled("STOOD_DOWN", PlanRecovery=says("STAND_DOWN")), never=("CordonNode",)),
+    recovery(
+        "jobs-only",
+        "StoodDown",
+        settled("STOOD_DOWN", PlanRecovery={**PLAN, "repairsNode": False}),
+        visits=("LeaveNode", "AwaitResume"),
+        never=("RepairNode",),
+    ),
+    recovery("healthy-by-itself", "Recovered", {"RepairNode": says("HEALTHY")}, never=("AwaitNode",)),
+    recovery("repair-not-needed", "Recovered", {"RepairNode": says("NOT_NEEDED")}, never=("ValidateNode",)),
+    recovery("provider-busy", "Recovered", {"RepairNode": [RETRY, RETRY, ASKED]}, visits=("PauseRepair",)),
+    recovery("held", "Recovered", HOLD_FIRST, visits=("AwaitRelease", "AwaitNode")),
+    recovery(
+        "reboot-then-replace",
+        "Recovered",
+        {"AwaitNode": [says("DEADLINE_PASSED"), says("NODE_BACK")]},
+        visits=("MayRepairAgain",),
+    ),
+    recovery("invalid-then-valid", "Recovered", {"ValidateNode": [says("INVALID"), says("VALID")]}),
+    recovery(
+        "ladder-used-up",
+        "NeedsPerson",
+        settled("WAITING_FOR_PERSON", RepairNode=says("ASK_PERSON")),
+        visits=("NeedPerson", "AwaitResume"),
+    ),
+    recovery("taken-over", "StoodDown", settled("STOOD_DOWN", RepairNode=says("STAND_DOWN")), visits=("StandDown",)),
+    recovery("provider-busy-for-ever", "NeedsPerson", settled("WAITING_FOR_PERSON", RepairNode=RETRY)),
+    recovery("never-back", "NeedsPerson", settled("WAITING_FOR_PERSON", AwaitNode=says("DEADLINE_PASSED"))),
+    recovery("unknown-repair-outcome", "RecoveryFailed", {"RepairNode": says("PONDER")}),
+    recovery("no-jobs", "Recovered", {"PlanResume": says("NO_JOBS", jobs=[])}, never=("AwaitResume",)),
+    recovery("jobs-queued", "Recovered", {"AwaitResume": says("QUEUED", facts={})}),
+    recovery("job-not-back", "JobNotBack", settled("JOB_NOT_BACK", AwaitResume=says("DEADLINE_PASSED"))),
+    recovery("settled-as-failed", "RecoveryFailed", settled("FAILED")),
+    recovery("settled-as-something-new", "RecoveryFailed", settled("SHELVED")),
+    recovery("cannot-settle", "RecoveryFailed", {"SettleIncident": BROKEN}),
+    recovery("branch-breaks-uncaught", "RecoveryFailed", {"PlanRecovery": {**PLAN, "settleSeconds": "soon"}}),
+    recovery("transient-to-the-end", "RecoveryFailed", {"CordonNode": FLAPPING}, never=("ProtectJobs",)),
+    *(recovery(f"breaks-in-{s}", "RecoveryFailed", {s: LOST}) for s in ("PlanRecovery", "CordonNode", "ProtectJobs")),
+    *(recovery(f"breaks-in-{s}", "RecoveryFailed", {**HOLD_FIRST, s: BROKEN}) for s in IN_BRANCHES),
+    *(
+        recovery(f"late-in-{s}", "RecoveryFailed", {**HOLD_FIRST, s: LATE})
+        for s in ("AwaitNode", "ValidateNode", "AwaitRelease", "AwaitResume")
+    ),
+    recovery("unknown-version", "UnsupportedInput", document={"schemaVersion": 2, "incidentId": "inc-1", "run": 1}),
+    recovery("no-incident", "UnsupportedInput", document={"schemaVersion": 1, "run": 1}),
+    recovery("no-input", "UnsupportedInput", document={}),
+]
+
+# ---------------------------------------------------------------- run_job
+
+RUNS = {
+    "LaunchJob": says("LAUNCHED", waitSeconds=0),
+    "AwaitRunning": says("RUNNING", facts={}),
+    "MarkRunning": says("RUNNING"),
+    "AwaitEnd": says("ENDED", facts={"state": "SUCCEEDED"}),
+    "StopAttempt": says("STOPPING"),
+    "AwaitStopped": says("STOPPED", facts={"state": "LOST"}),
+    "SettleAttempt": says("JOB_SUCCEEDED"),
+}
+NOT_YET = says("NOT_YET", waitSeconds=5)
+STOP = says("STOP_REQUESTED", facts={})
+
+
+def attempt(name: str, ends: str, answers: Answers | None = None, **more: Any) -> Case:
+    return Case(f"run-{name}", "run_job", {**RUNS, **(answers or {})}, ends, **more)
+
+
+def ends_as(outcome: str, **answers: Any) -> Answers:
+    return {**answers, "SettleAttempt": says(outcome)}
+
+
+RUN_JOB = [
+    attempt("well", "JobSucceeded", visits=("AwaitRunning", "MarkRunning", "AwaitEnd"), never=("StopAttempt",)),
+    attempt("waits-for-remains", "JobSucceeded", {"LaunchJob": [NOT_YET, NOT_YET, RUNS["LaunchJob"]]}),
+    attempt("remains-for-ever", "JobRequeued", ends_as("JOB_REQUEUED", LaunchJob=NOT_YET), never=("AwaitRunning",)),
+    attempt("gives-up", "JobRequeued", ends_as("JOB_REQUEUED", LaunchJob=says("GIVE_UP")), never=("AwaitRunning",)),
+    attempt("stale-at-launch", "AttemptStale", {"LaunchJob": says("STALE")}, never=("SettleAttempt",)),
+    attempt("unknown-launch", "RunJobFailed", {"LaunchJob": says("PONDER")}, visits=("SettleAttempt",)),
+    attempt("ends-before-seen", "JobSucceeded", {"AwaitRunning": RUNS["AwaitEnd"]}, never=("MarkRunning",)),
+    attempt("stopped-early", "JobCancelled", ends_as("JOB_CANCELLED", AwaitRunning=STOP), visits=("AwaitStopped",)),
+    attempt("never-runs", "JobRequeued", ends_as("JOB_REQUEUED", AwaitRunning=says("DEADLINE_PASSED"))),
+    attempt("unknown-running", "RunJobFailed", {"AwaitRunning": says("PONDER")}, visits=("SettleAttempt",)),
+    attempt("stale-while-marking", "AttemptStale", {"MarkRunning": says("STALE")}, never=("SettleAttempt",)),
+    attempt("stopped", "JobRequeued", ends_as("JOB_REQUEUED", AwaitEnd=STOP), visits=("AwaitStopped",)),
+    attempt("runs-too-long", "JobFailed", ends_as("JOB_FAILED", AwaitEnd=says("DEADLINE_PASSED"))),
+    attempt("never-stops", "JobRequeued", ends_as("JOB_REQUEUED", AwaitEnd=STOP, AwaitStopped=says("DEADLINE_PASSED"))),
+    attempt("unknown-end", "RunJobFailed", {"AwaitEnd": says("PONDER")}, visits=("SettleAttempt",)),
+    attempt("application-fails", "JobFailed", ends_as("JOB_FAILED")),
+    attempt("settled-before", "AttemptStale", ends_as("ALREADY_SETTLED")),
+    attempt("settled-as-something-new", "RunJobFailed", ends_as("JOB_SHELVED")),
+    attempt("cannot-settle", "RunJobFailed", {"SettleAttempt": BROKEN}),
+    attempt("transient-to-the-end", "RunJobFailed", {"LaunchJob": FLAPPING}, visits=("SettleAttempt",)),
+    *(
+        attempt(f"breaks-in-{s}", "RunJobFailed", {"AwaitEnd": STOP, s: BROKEN}, visits=("SettleAttempt",))
+        for s in RUNS
+        if s != "SettleAttempt"
+    ),
+    *(
+        attempt(f"late-in-{s}", "RunJobFailed", {"AwaitEnd": STOP, s: LATE}, visits=("SettleAttempt",))
+        for s in ("AwaitRunning", "AwaitEnd", "AwaitStopped")
+    ),
+    attempt("unknown-version", "UnsupportedInput", document={"schemaVersion": 2, "jobId": "job-1", "attempt": 1}),
+    attempt("no-attempt", "UnsupportedInput", document={"schemaVersion": 1, "jobId": "job-1"}),
+]
+
+CASES = [*RECOVER_NODE, *RUN_JOB]
+
+
+def ending_states(machine: str) -> dict[str, tuple[str, str]]:
+    """Return status and error by the name of each state that ends the machine."""
+    kinds = {"Succeed": "SUCCEEDED", "Fail": "FAILED"}
+    return {n: (kinds[s["Type"]], s.get("Error", "")) for n, s in states(workflow(machine)) if s["Type"] in kinds}

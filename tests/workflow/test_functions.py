@@ -1,0 +1,174 @@
+"""Both workflows with functions behind every task: what mocks skip, namely arguments, tokens and retries.
+
+The functions are stand-ins that note what they are given. One of them fails twice before it works.
+"""
+
+import io
+import json
+import time
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evenkeel_local.engine import Engine
+from evenkeel_local.identities import Credentials
+from tests.template.documents import Json, states, workflow
+from tests.workflow.cases import RUNS, WELL, says
+from tests.workflow.machines import Bench, Ending, function_name, make_role, usual_input
+
+STAND_IN = """
+import json, os, pathlib
+
+class TransientError(Exception):
+    pass
+
+def handler(event, context):
+    notes = pathlib.Path(os.environ["NOTES"]) / f"{os.environ['NAME']}.jsonl"
+    tries = len(notes.read_text().splitlines()) if notes.exists() else 0
+    with notes.open("a") as file:
+        file.write(json.dumps(event) + "\\n")
+    print(os.environ["NAME"], tries)
+    if tries < int(os.environ["FAILS"]):
+        raise TransientError("Throttled: told by the test")
+    return json.loads(os.environ["ANSWER"])
+"""
+WAITS = {
+    "NODE_BACK": WELL["AwaitNode"],
+    "NODE_VALID": WELL["ValidateNode"],
+    "JOBS_BACK": WELL["AwaitResume"],
+    "ATTEMPT_RUNNING": RUNS["AwaitRunning"],
+    "ATTEMPT_ENDED": says("STOP_REQUESTED", facts={}),
+    "ATTEMPT_STOPPED": RUNS["AwaitStopped"],
+}
+
+
+@dataclass(frozen=True)
+class Walk:
+    """One execution with real functions, and what each function was given."""
+
+    ending: Ending
+    given: dict[str, list[Json]]
+    execution: str
+
+
+class StandIns:
+    """A function behind every task, and the test as the one who answers tokens."""
+
+    def __init__(self, bench: Bench, notes: Path) -> None:
+        self._bench = bench
+        self._notes = notes
+        self._lambda = bench.deployer.client("lambda")
+        self._role = make_role(bench.deployer, "stand-ins", "lambda.amazonaws.com")
+        packed = io.BytesIO()
+        with zipfile.ZipFile(packed, "w") as archive:
+            archive.writestr("handler.py", STAND_IN)
+        self._code = packed.getvalue()
+
+    def make(self, name: str, answer: Any, *, fails: int = 0) -> None:
+        variables = {"NAME": name, "NOTES": str(self._notes), "ANSWER": json.dumps(answer), "FAILS": str(fails)}
+        self._lambda.create_function(
+            FunctionName=name,
+            Runtime="python3.11",
+            Role=self._role,
+            Handler="handler.handler",
+            Code={"ZipFile": self._code},
+            Environment={"Variables": variables},
+            Timeout=30,
+        )
+
+    def given(self, name: str) -> list[Json]:
+        file = self._notes / f"{name}.jsonl"
+        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+        return [json.loads(line) for line in lines]
+
+    def walk(self, machine: str) -> Walk:
+        """Run a machine to its end, answering each token as soon as it is known."""
+        steps = self._bench.steps
+        started = steps.start_execution(
+            stateMachineArn=self._bench.arns[machine], name=f"walk-{machine}", input=json.dumps(usual_input(machine))
+        )
+        arn = str(started["executionArn"])
+        answered: set[str] = set()
+        deadline = time.monotonic() + 60
+        while steps.describe_execution(executionArn=arn)["status"] == "RUNNING":
+            assert time.monotonic() < deadline, self._bench.history(arn)[-1]
+            for wait in self.given("OpenWait"):
+                if wait["executionArn"] == arn and wait["token"] not in answered:
+                    answered.add(wait["token"])
+                    steps.send_task_success(taskToken=wait["token"], output=json.dumps(WAITS[wait["kind"]]))
+            time.sleep(0.05)
+        names = {
+            function_name(state["Arguments"]["FunctionName"])
+            for _, state in states(workflow(machine))
+            if state["Type"] == "Task"
+        }
+        given = {name: [event for event in self.given(name) if event["executionArn"] == arn] for name in names}
+        return Walk(self._bench.ending(arn), given, arn)
+
+
+@pytest.fixture(scope="module")
+def stand_ins(
+    workflow_engine: Engine, workflow_deployer: Credentials, bench: Bench, tmp_path_factory: pytest.TempPathFactory
+) -> StandIns:
+    made = StandIns(bench, tmp_path_factory.mktemp("notes"))
+    tasks = {**WELL, **RUNS, "SettleAttempt": says("JOB_REQUEUED")}
+    for name, answer in tasks.items():
+        if not name.startswith("Await") and name != "ValidateNode":
+            made.make(name, answer, fails=2 if name == "CordonNode" else 0)
+    made.make("OpenWait", {"outcome": "OPENED"})
+    return made
+
+
+@pytest.fixture(scope="module")
+def recovery(stand_ins: StandIns) -> Iterator[Walk]:
+    return stand_ins.walk("recover_node")
+
+
+@pytest.fixture(scope="module")
+def attempt(stand_ins: StandIns) -> Iterator[Walk]:
+    return stand_ins.walk("run_job")
+
+
+def test_a_recovery_ends_well_though_a_function_fails_twice(recovery: Walk) -> None:
+    assert recovery.ending.entered[-1] == "Recovered"
+    assert len(recovery.given["CordonNode"]) == 3
+
+
+def test_functions_are_given_ids_and_no_documents(recovery: Walk) -> None:
+    expected = {"schemaVersion": 1, "incidentId": "inc-7qk2", "run": 1, "executionArn": recovery.execution}
+    for name in ("PlanRecovery", "CordonNode", "ProtectJobs", "RepairNode", "ReturnNode", "PlanResume"):
+        assert recovery.given[name][0] == expected
+
+
+def test_each_wait_of_a_recovery_gets_a_token_of_its_own(recovery: Walk) -> None:
+    waits = recovery.given["OpenWait"]
+
+    assert {wait["kind"] for wait in waits} == {"NODE_BACK", "NODE_VALID", "JOBS_BACK"}
+    assert len({wait["token"] for wait in waits}) == 3
+    assert all(wait["incidentId"] == "inc-7qk2" for wait in waits)
+
+
+def test_the_incident_is_settled_with_how_each_branch_ended(recovery: Walk) -> None:
+    (settled,) = recovery.given["SettleIncident"]
+
+    assert settled["plan"] == {"outcome": "ACT", "reason": "It is act."}
+    assert settled["node"] == {"outcome": "RETURNED", "reason": "It is returned."}
+    assert settled["jobs"] == {"outcome": "JOBS_BACK", "reason": "It is jobs_back."}
+    assert settled["failure"] is None
+
+
+def test_an_attempt_is_settled_with_the_last_answer(attempt: Walk) -> None:
+    (settled,) = attempt.given["SettleAttempt"]
+
+    assert attempt.ending.entered[-1] == "JobRequeued"
+    assert settled["ended"] == WAITS["ATTEMPT_STOPPED"]
+    assert settled["failure"] is None
+    assert [wait["kind"] for wait in attempt.given["OpenWait"]] == [
+        "ATTEMPT_RUNNING",
+        "ATTEMPT_ENDED",
+        "ATTEMPT_STOPPED",
+    ]

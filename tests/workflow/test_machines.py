@@ -1,0 +1,130 @@
+"""Both workflows on the engine: every branch, every Catch, every end."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from tests.template.documents import WORKFLOWS, Json, machines, states, transitions, workflow
+from tests.workflow.cases import CASES, IN_BRANCHES, NODE_TASKS, ending_states, recovery
+from tests.workflow.machines import Bench, Case, Ending, Thrown
+
+DATA_LIMIT = 64 * 1024
+EVENTS_AT_THE_CAPS = 5_000
+EVENTS_THAT_AWS_TAKES = 25_000
+
+
+@pytest.fixture(scope="module")
+def endings(bench: Bench) -> Iterator[dict[str, Ending]]:
+    """Every case, run once, side by side."""
+    yield bench.run_all(CASES)
+    bench.engine.mock_workflows({})
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_execution_ends_as_its_row_says(case: Case, endings: dict[str, Ending]) -> None:
+    ending = endings[case.name]
+    status, error = ending_states(case.machine)[case.ends]
+
+    assert (ending.entered[-1], ending.status, ending.error) == (case.ends, status, error)
+    assert set(case.visits) <= set(ending.entered)
+    assert not set(case.never) & set(ending.entered)
+
+
+@pytest.mark.parametrize("machine", WORKFLOWS)
+def test_every_arrow_is_taken(machine: str, endings: dict[str, Ending]) -> None:
+    drawn = {arrow for _, part in machines(workflow(machine)) for arrow in transitions(part)}
+    taken = {arrow for case in CASES if case.machine == machine for arrow in endings[case.name].arrows(machine)}
+
+    assert sorted(drawn - taken) == []
+    assert sorted(taken - drawn) == []
+
+
+def test_case_names_are_unique() -> None:
+    assert [name for name, count in Counter(case.name for case in CASES).items() if count > 1] == []
+
+
+@pytest.mark.parametrize("state", IN_BRANCHES)
+def test_a_branch_that_breaks_cancels_not_the_other(state: str, endings: dict[str, Ending]) -> None:
+    ending = endings[f"recover-breaks-in-{state}"]
+    node, jobs = ending.inputs_of("JoinBranches")[0]
+    broken, whole = (node, jobs) if state in NODE_TASKS else (jobs, node)
+
+    assert broken == {"outcome": "FAILED", "reason": "KeyError: a bug"}
+    assert whole["outcome"] in ("RETURNED", "JOBS_BACK")
+
+
+def test_the_cap_counts_rounds_and_says_what_came_last(endings: dict[str, Ending]) -> None:
+    ending = endings["recover-provider-busy-for-ever"]
+    node, _ = ending.inputs_of("JoinBranches")[0]
+
+    assert ending.entered.count("RepairNode") == 160
+    assert node["outcome"] == "WAITING_FOR_PERSON"
+    assert node["reason"] == "After 160 rounds the node is still not back. Last: It is retry."
+
+
+def test_a_hold_is_awaited_before_the_repair(endings: dict[str, Ending]) -> None:
+    ending = endings["recover-held"]
+    node_branch = [name for name in ending.entered if name in NODE_TASKS]
+
+    assert node_branch == ["RepairNode", "AwaitRelease", "RepairNode", "AwaitNode", "ValidateNode", "ReturnNode"]
+
+
+def test_a_second_start_under_the_same_name_starts_nothing(bench: Bench, endings: dict[str, Ending]) -> None:
+    case = CASES[0]
+    already = bench.steps.exceptions.ExecutionAlreadyExists
+
+    with pytest.raises(already):
+        bench.start(case)
+
+    executions = bench.steps.list_executions(stateMachineArn=bench.arns[case.machine], maxResults=1000)["executions"]
+    assert [execution["name"] for execution in executions].count(case.name) == 1
+
+
+def history_size(machine: str, entered: tuple[str, ...], *, tries: int) -> int:
+    """Return how many events AWS would write for a path.
+
+    A state is entered and left. A task is scheduled, started and answered at each try; one that waits is submitted, too.
+    Source: the event types of GetExecutionHistory.
+    """
+    kinds = dict(states(workflow(machine)))
+    size = 2  # ExecutionStarted, and the last event
+    for name in entered:
+        state = kinds[name]
+        size += 2
+        if state["Type"] == "Task":
+            size += tries * (4 if state["Resource"].endswith(".waitForTaskToken") else 3)
+        elif state["Type"] == "Parallel":
+            size += 2
+    return size
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_history_stays_within_limits_even_at_the_caps(case: Case, endings: dict[str, Ending]) -> None:
+    entered = endings[case.name].entered
+    tries = 1 + max(state["Retry"][0]["MaxAttempts"] for _, state in states(workflow(case.machine)) if "Retry" in state)
+
+    assert history_size(case.machine, entered, tries=1) < EVENTS_AT_THE_CAPS
+    assert history_size(case.machine, entered, tries=tries) < EVENTS_THAT_AWS_TAKES
+
+
+def documents_of(event: Json) -> Iterator[str]:
+    for details in event.values():
+        if isinstance(details, dict):
+            yield from (value for key, value in details.items() if key in ("input", "output"))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_data_stays_legible(case: Case, endings: dict[str, Ending]) -> None:
+    largest = max(len(text.encode()) for event in endings[case.name].events for text in documents_of(event))
+    assert largest < DATA_LIMIT
+
+
+def test_a_long_cause_is_cut_before_it_is_carried_on(bench: Bench, endings: dict[str, Ending]) -> None:
+    long = recovery("long-cause", "RecoveryFailed", {"ReturnNode": Thrown("Broken", "x" * 200_000)})
+
+    ending = bench.run_all([long])[long.name]
+
+    (branches,) = ending.inputs_of("JoinBranches")
+    assert len(json.dumps(branches)) < 2_000
