@@ -7,7 +7,6 @@ import io
 import json
 import time
 import zipfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -124,12 +123,12 @@ def stand_ins(
 
 
 @pytest.fixture(scope="module")
-def recovery(stand_ins: StandIns) -> Iterator[Walk]:
+def recovery(stand_ins: StandIns) -> Walk:
     return stand_ins.walk("recover_node")
 
 
 @pytest.fixture(scope="module")
-def attempt(stand_ins: StandIns) -> Iterator[Walk]:
+def attempt(stand_ins: StandIns) -> Walk:
     return stand_ins.walk("run_job")
 
 

@@ -85,7 +85,7 @@ def test_a_second_start_under_the_same_name_starts_nothing(bench: Bench, endings
 def history_size(machine: str, entered: tuple[str, ...], *, tries: int) -> int:
     """Return how many events AWS would write for a path.
 
-    A state is entered and left. A task is scheduled, started and answered at each try; one that waits is submitted, too.
+    A state is entered and left. A task is scheduled, started and answered at each try, and submitted if it waits.
     Source: the event types of GetExecutionHistory.
     """
     kinds = dict(states(workflow(machine)))
