@@ -1,0 +1,228 @@
+"""The life of nodes, of the process itself, and of what it leaves behind: nothing."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evenkeel_local import gpu_cluster
+from evenkeel_local.gpu_cluster import ClusterFailed, ClusterHandle
+from tests.local.gpu_cluster.conftest import QUICK, aws_client
+from tests.local.gpu_cluster.kube_client import JOBS, NODES, PODS, Json, KubeClient, a_job, a_pod, condition
+from tests.waiting import until as eventually
+
+SLEEPS = ("python", "-c", "import time; print('up', flush=True); time.sleep(600)")
+TAINT = {"key": "evenkeel.io/awaiting-validation", "value": "true", "effect": "NoSchedule"}
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+def start_pods(handle: ClusterHandle, kube: KubeClient, count: int) -> list[int]:
+    for number in range(count):
+        kube.create(PODS, a_pod(f"p{number}", *SLEEPS, gpus=8))
+    running = eventually(lambda: found if len(found := handle.processes()) == count else None, "the processes")
+    return [int(process["pid"]) for process in running]
+
+
+def test_a_cluster_starts_in_a_second_and_stops_clean(tmp_path: Path) -> None:
+    began = time.monotonic()
+    handle = gpu_cluster.start(QUICK, tmp_path / "run")
+    took = time.monotonic() - began
+    kube = KubeClient(handle.kubernetes_url, handle.ca_pem, handle.admin_token)
+    pids = start_pods(handle, kube, 2)
+
+    handle.stop()
+    handle.stop()
+
+    kube.close()
+    assert took < 5, "under a second on an idle machine; this bound only catches a hang"
+    assert not handle.is_running
+    assert not any(is_alive(pid) for pid in pids)
+    assert not (tmp_path / "run" / "state.json").exists()
+    assert (tmp_path / "run" / "cluster.log").read_text() == ""
+
+
+def test_killing_the_cluster_leaves_no_process(tmp_path: Path) -> None:
+    handle = gpu_cluster.start(QUICK, tmp_path / "run")
+    kube = KubeClient(handle.kubernetes_url, handle.ca_pem, handle.admin_token)
+    spawn = "import subprocess, time; subprocess.Popen(['sleep', '601'], start_new_session=True); time.sleep(600)"
+    kube.create(PODS, a_pod("spawner", "python", "-c", spawn))
+    leader = eventually(lambda: next(iter(handle.processes()), None), "the process")["pid"]
+    escaped = eventually(lambda: _children(leader), "the process that leaves its group")
+
+    os.kill(handle.pid, signal.SIGKILL)
+
+    for pid in (leader, *escaped):
+        eventually(lambda pid=pid: not is_alive(pid), f"process {pid} to be gone")
+    kube.close()
+    handle.stop()
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except FileNotFoundError:
+        return []
+
+
+def test_a_configuration_that_is_wrong_is_refused_with_its_reason(tmp_path: Path) -> None:
+    with pytest.raises(ClusterFailed, match="delays.bot"):
+        gpu_cluster.start({"delays": {"bot": 1}}, tmp_path / "run")
+
+
+def test_a_taken_port_is_an_error_not_a_hang(tmp_path: Path, running_cluster: ClusterHandle) -> None:
+    port = running_cluster.control_url.rsplit(":", 1)[1]
+
+    done = subprocess.run(
+        [sys.executable, "-m", "evenkeel_local.gpu_cluster", "--no-auth", "--control-port", port],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+
+    assert done.returncode == 1
+    assert "the cluster cannot start" in done.stderr
+
+
+# Nodes
+
+
+def test_a_node_is_what_hyperpod_makes_of_it(cluster: ClusterHandle, kube: KubeClient, sagemaker: Any) -> None:
+    node = kube.items(NODES)[0]
+    summary = next(
+        item
+        for item in sagemaker.list_cluster_nodes(ClusterName=cluster.cluster_name, IncludeNodeLogicalIds=True)[
+            "ClusterNodeSummaries"
+        ]
+        if node["metadata"]["name"] == f"hyperpod-{item['InstanceId']}"
+    )
+
+    cluster_id = cluster.cluster_arn.rsplit("/", 1)[1]
+    assert node["spec"]["providerID"] == (
+        f"aws:///usw2-az1/sagemaker/cluster/hyperpod-{cluster_id}-{summary['InstanceId']}"
+    )
+    labels = node["metadata"]["labels"]
+    assert labels["sagemaker.amazonaws.com/compute-type"] == "hyperpod"
+    assert labels["sagemaker.amazonaws.com/instance-group-name"] == "p5-workers"
+    assert labels["node.kubernetes.io/instance-type"] == "ml.p5.48xlarge"
+    assert node["status"]["allocatable"]["nvidia.com/gpu"] == "8"
+    lease = kube.get(f"/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{node['metadata']['name']}")
+    later = kube.until(
+        f"/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{node['metadata']['name']}",
+        lambda now: now["spec"]["renewTime"] > lease["spec"]["renewTime"],
+        "the next heartbeat",
+    )
+    assert later["spec"]["holderIdentity"] == node["metadata"]["name"]
+
+
+def test_a_lost_nodes_pods_are_evicted_after_the_tolerated_time(cluster: ClusterHandle, kube: KubeClient) -> None:
+    tolerations = [
+        {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 0},
+        {"key": "node.kubernetes.io/not-ready", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 0},
+    ]
+    kube.create(PODS, a_pod("impatient", *SLEEPS, tolerations=tolerations))
+    node = kube.until(f"{PODS}/impatient", lambda pod: pod["status"]["phase"] == "Running", "it to run")["spec"][
+        "nodeName"
+    ]
+    kube.create(PODS, a_pod("patient", *SLEEPS, nodeName=node))
+    kube.until(f"{PODS}/patient", lambda pod: pod["status"]["phase"] == "Running", "it to run")
+
+    cluster.inject("node-lost", node=node)
+    evicted = kube.until(f"{PODS}/impatient", lambda pod: pod["metadata"].get("deletionTimestamp"), "the eviction")
+
+    assert condition(evicted, "DisruptionTarget") == "True"
+    assert evicted["status"]["phase"] == "Running"
+    assert "deletionTimestamp" not in kube.get(f"{PODS}/patient")["metadata"]
+    assert condition(kube.get(f"{PODS}/patient"), "Ready") == "False"
+
+
+def test_the_out_of_service_taint_lets_terminating_pods_go(cluster: ClusterHandle, kube: KubeClient) -> None:
+    kube.create(PODS, a_pod("stuck", *SLEEPS))
+    node = kube.until(f"{PODS}/stuck", lambda pod: pod["status"]["phase"] == "Running", "it to run")["spec"]["nodeName"]
+    cluster.inject("node-lost", node=node)
+    kube.until(f"{NODES}/{node}", lambda obj: condition(obj, "Ready") == "Unknown", "the node to be lost")
+    kube.delete(f"{PODS}/stuck")
+    assert kube.get(f"{PODS}/stuck")["metadata"]["deletionTimestamp"]
+
+    taint = {
+        "op": "add",
+        "path": "/spec/taints/-",
+        "value": {"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"},
+    }
+    kube.patch(f"{NODES}/{node}", [taint], "application/json-patch+json")
+
+    kube.until_gone(f"{PODS}/stuck")
+
+
+def test_a_reboot_keeps_the_life_and_ends_the_episode(cluster: ClusterHandle, kube: KubeClient, sagemaker: Any) -> None:
+    kube.create(JOBS, a_job("train", *SLEEPS, completions=1, gpus=8))
+    pod = eventually(lambda: next((p for p in kube.items(PODS) if p["status"]["phase"] == "Running"), None), "the pod")
+    name = pod["spec"]["nodeName"]
+    instance, boot = name.removeprefix("hyperpod-"), kube.get(f"{NODES}/{name}")["status"]["nodeInfo"]["bootID"]
+    pid = cluster.processes()[0]["pid"]
+
+    answer = sagemaker.batch_reboot_cluster_nodes(ClusterName=cluster.cluster_name, NodeIds=[instance])
+    during = kube.until(f"{NODES}/{name}", lambda node: condition(node, "Ready") == "False", "the node to go down")
+    again = sagemaker.batch_reboot_cluster_nodes(ClusterName=cluster.cluster_name, NodeIds=[instance])
+    after = kube.until(f"{NODES}/{name}", lambda node: condition(node, "Ready") == "True", "the node to be back")
+    job = kube.until(f"{JOBS}/train", lambda job: condition(job, "Failed") == "True", "the job to fail")
+
+    assert answer["Successful"] == [instance]
+    assert again["Failed"][0]["ErrorCode"] == "InstanceIdInUse"
+    assert during["metadata"]["uid"] == after["metadata"]["uid"]
+    assert after["status"]["nodeInfo"]["bootID"] != boot
+    assert not is_alive(pid)
+    assert job["status"]["failed"] == 1
+    assert cluster.control("GET", "counters")["accepted"]["reboot"] == {instance: 1}
+
+
+def test_a_replacement_ends_the_life_and_keeps_the_slot(tmp_path: Path) -> None:
+    config: Json = {**QUICK, "instanceGroups": [{"name": "p5-workers", "count": 1, "taints": [TAINT]}]}
+    with gpu_cluster.start(config, tmp_path / "run") as handle:
+        kube = KubeClient(handle.kubernetes_url, handle.ca_pem, handle.admin_token)
+        sagemaker = aws_client("sagemaker", handle.sagemaker_url)
+        eventually(lambda: handle.nodes()[0]["ready"] == "True", "the node")
+        before = handle.nodes()[0]
+        kube.create(PODS, a_pod("one", *SLEEPS, tolerations=[{"operator": "Exists"}]))
+        pid = eventually(lambda: next(iter(handle.processes()), None), "the process")["pid"]
+        kube.patch(f"{NODES}/{before['name']}", {"spec": {"taints": None}})
+
+        sagemaker.batch_replace_cluster_nodes(ClusterName=handle.cluster_name, NodeLogicalIds=[before["nodeLogicalId"]])
+        after = eventually(
+            lambda: next((n for n in handle.nodes() if n["name"] != before["name"] and n["ready"] == "True"), None),
+            "the new node",
+        )
+        new = kube.get(f"{NODES}/{after['name']}")
+        gone = sagemaker.list_cluster_nodes(ClusterName=handle.cluster_name)["ClusterNodeSummaries"]
+        kube.until_gone(f"{PODS}/one")
+        kube.close()
+
+    assert not is_alive(pid)
+    assert after["nodeLogicalId"] == before["nodeLogicalId"]
+    assert after["instanceId"] != before["instanceId"]
+    assert after["launchTime"] > before["launchTime"]
+    assert TAINT in new["spec"]["taints"]
+    assert [item["InstanceId"] for item in gone] == [after["instanceId"]]
+
+
+def test_a_cordoned_node_carries_the_taint_of_it(cluster: ClusterHandle, kube: KubeClient) -> None:
+    name = kube.items(NODES)[0]["metadata"]["name"]
+
+    kube.patch(f"{NODES}/{name}", {"spec": {"unschedulable": True}})
+    tainted = kube.until(f"{NODES}/{name}", lambda node: node["spec"].get("taints"), "the taint")
+    kube.patch(f"{NODES}/{name}", {"spec": {"unschedulable": None}})
+    kube.until(f"{NODES}/{name}", lambda node: not node["spec"].get("taints"), "the taint to go")
+
+    assert [taint["key"] for taint in tainted["spec"]["taints"]] == ["node.kubernetes.io/unschedulable"]
