@@ -258,7 +258,7 @@ def _heartbeats(ledger: Ledger, now: datetime) -> list[Json]:
     for function in HEARTBEATS:
         row = ledger.get(rows.heartbeat_key(function))
         at = row.doc.get("at") if row else None
-        silent = at is None or now - datetime.fromisoformat(at) > DEAF_AFTER
+        silent = at is not None and now - datetime.fromisoformat(at) > DEAF_AFTER
         beats.append({"function": function, "at": at, "isSilent": silent})
     return beats
 
@@ -279,7 +279,10 @@ def _judge(
         critical.append(f"{needing} {'incident needs' if needing == 1 else 'incidents need'} a person")
     if silent:
         critical.append(f"no heartbeat from {', '.join(silent)} for 10 minutes")
+    unheard = [beat["function"] for beat in beats if beat["at"] is None]
     degraded = []
+    if unheard:
+        degraded.append(f"no heartbeat yet from {', '.join(unheard)}")
     if working:
         degraded.append(f"{working} {'incident' if working == 1 else 'incidents'} working")
     if states[NodeState.NOT_READY]:

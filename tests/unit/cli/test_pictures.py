@@ -188,8 +188,8 @@ def test_an_empty_fleet_says_so_plainly(served: Served) -> None:
 
     assert said.out == dedent("""\
         fleet laptop                                                mode: act  10:15:02Z
-        ✖ CRITICAL  0 incidents working, 0 need you
-          no heartbeat from schedule_jobs, sweep_fleet, watch_cluster for 10 minutes
+        ▲ DEGRADED  0 incidents working, 0 need you
+          no heartbeat yet from schedule_jobs, sweep_fleet, watch_cluster
         NODES   none known yet: the first sweep brings them
         GPUs    0 in the fleet  0 in use  0 free in service
         JOBS    none running, none pending
