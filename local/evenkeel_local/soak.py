@@ -1,0 +1,66 @@
+"""`make soak`: drills in a row, at random moments, over all the faults; every check of every one is reported."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+
+from evenkeel_local import PROJECT
+from evenkeel_local.data_centre import DataCentre, FleetShape
+from evenkeel_local.drills import DRILLS, DrillTimeoutError, Result, run
+from evenkeel_local.processes import interruptible
+
+
+def main() -> int:
+    """Run the drills; return 0 if every check held."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--drills", type=int, default=20, help="how many (20)")
+    options.add_argument("--seed", type=int, default=None, help="of faults, moments and victims (random)")
+    options.add_argument("--only", choices=sorted(DRILLS), help="one fault instead of all")
+    options.add_argument("--nodes", type=int, default=5, help="machines of the data centre (5)")
+    given = options.parse_args()
+    seed = random.SystemRandom().randrange(10**6) if given.seed is None else given.seed
+    print(f"soak: {given.drills} drills, seed {seed}", flush=True)
+    try:
+        with interruptible():
+            return _soak(given.drills, seed, given.only, given.nodes)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _soak(count: int, seed: int, only: str | None, nodes: int) -> int:
+    dice = random.Random(seed)
+    names = [only] if only else sorted(DRILLS)
+    began, failed = time.monotonic(), 0
+    with DataCentre.start(PROJECT / ".evenkeel" / "soak", fleet=FleetShape(nodes=nodes), say=_say) as centre:
+        for number in range(1, count + 1):
+            # Every fault in turn, so that a short soak meets all; the order within a round is thrown.
+            if (number - 1) % len(names) == 0:
+                dice.shuffle(names)
+            drill = DRILLS[names[(number - 1) % len(names)]]
+            drill_seed = dice.randrange(10**6)
+            try:
+                result = run(drill, centre, seed=drill_seed)
+            except DrillTimeoutError as late:
+                result = Result(drill.name, drill_seed)
+                result.check("everything awaited came", False, str(late))
+            failed += not result.is_ok
+            took = "  ".join(f"{name} {seconds:.1f}s" for name, seconds in result.seconds.items())
+            glyph = "●" if result.is_ok else "✖"
+            print(
+                f"{glyph} {number:>3}/{count} {drill.name:<14} seed {drill_seed:<7} {result.job_id}  {took}", flush=True
+            )
+            for failure in result.failures():
+                print(f"      ✖ {failure}", flush=True)
+    print(f"{count - failed} passed, {failed} failed, in {time.monotonic() - began:.0f} s", flush=True)
+    return 1 if failed else 0
+
+
+def _say(text: str) -> None:
+    print(f"  {text}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

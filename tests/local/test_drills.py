@@ -1,0 +1,14 @@
+"""Something real is broken in a running data centre, and the job ends with the weights of an undisturbed run."""
+
+import pytest
+
+from evenkeel_local.data_centre import DataCentre
+from evenkeel_local.drills import DRILLS, run
+
+
+@pytest.mark.parametrize("name", sorted(DRILLS))
+def test_a_job_comes_back_from(name: str, data_centre: DataCentre) -> None:
+    result = run(DRILLS[name], data_centre, seed=2026)
+
+    assert result.failures() == []
+    assert result.checks
