@@ -49,7 +49,8 @@ def _refuse_constant(name: str) -> NoReturn:
 
 def _routed(envelope: dict[str, Any]) -> NodeFact | Ignored | Unknown:
     source, detail_type = envelope.get("source"), envelope.get("detail-type")
-    if source not in SOURCES or detail_type not in _PARSERS:
+    is_named = type(source) is str and type(detail_type) is str
+    if not is_named or source not in SOURCES or detail_type not in _PARSERS:
         return Unknown(f"no parser for {_shown(source)} / {_shown(detail_type)}")
     if "detail" not in envelope:
         raise BadEvent("EVENT_NO_DETAIL", "detail: missing")

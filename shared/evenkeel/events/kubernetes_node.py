@@ -97,7 +97,7 @@ def _from_agent(node: KubernetesNode, now: datetime) -> tuple[NodeFact, ...]:
     # A label without a dated line counts once a boot: nothing else tells one occurrence from the next.
     boot = f"boot-{node.boot_id}"
     untimed = [(fault_key(name), name) for name in types if name not in told]
-    if not facts:
+    if not facts and not types:
         untimed += [(pending, pending.partition(":")[2])] if pending else []
         untimed += [("hp:deep_health_check_failed", "deep_health_check_failed")] if failed_check else []
     for key, code in untimed:

@@ -1,0 +1,226 @@
+"""Every event as AWS sends it, every hostile one, and what each comes out as."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenkeel.domain.health.incidents import FactKind, NodeFact
+from evenkeel.events import envelope
+from evenkeel.events.outcomes import Ignored, Malformed, Unknown
+
+EVENTS = Path(__file__).resolve().parents[2] / "fixtures" / "events"
+UNHEALTHY = "hyperpod-node-unhealthy.json"
+
+
+def body(name: str) -> bytes:
+    return (EVENTS / name).read_bytes()
+
+
+def an_event(**changes: Any) -> dict[str, Any]:
+    """The unhealthy event with some of `detail` (a dotted path, `__` between names) or of the envelope changed."""
+    event: dict[str, Any] = json.loads(body(UNHEALTHY))
+    for path, value in changes.items():
+        *parents, last = path.split("__")
+        place = event
+        for name in parents:
+            place = place[name]
+        place[last] = value
+    return event
+
+
+def parsed(event: dict[str, Any]) -> Any:
+    return envelope.parse(json.dumps(event).encode())
+
+
+# ---------------------------------------------------------------- golden
+
+
+def test_unhealthy_event_becomes_a_sick_fact() -> None:
+    fact = envelope.parse(body(UNHEALTHY))
+
+    assert isinstance(fact, NodeFact)
+    assert (fact.kind, fact.instance_id) == (FactKind.SICKENED, "i-0a1c4f7b92d36e581")
+    assert (fact.fault_key, fact.code) == ("hp:NvidiaErrorTerminate", "NvidiaErrorTerminate")
+    assert fact.observed_at.isoformat() == "2026-11-03T10:15:02+00:00"
+    assert fact.envelope_id == "3f0c5e0e-8a51-4c0b-9d3c-0f5d8e7a2b61"
+    assert "Please Replace the Faulty Node." in fact.detail
+    assert not fact.is_drill
+
+
+def test_healthy_event_becomes_a_recovered_fact_without_a_fault() -> None:
+    fact = envelope.parse(body("hyperpod-node-healthy.json"))
+
+    assert isinstance(fact, NodeFact)
+    assert (fact.kind, fact.fault_key) == (FactKind.RECOVERED, "")
+
+
+def test_drill_differs_from_the_real_event_only_in_its_flag() -> None:
+    drill, real = envelope.parse(body("drill-hyperpod-node-unhealthy.json")), envelope.parse(body(UNHEALTHY))
+
+    assert isinstance(drill, NodeFact)
+    assert isinstance(real, NodeFact)
+    assert drill.is_drill
+    assert real == drill.but(is_drill=False, envelope_id=real.envelope_id, observed_at=real.observed_at)
+
+
+def test_copies_under_other_envelopes_are_one_fact_and_another_day_is_another() -> None:
+    first, copy = parsed(an_event()), parsed(an_event(id="other", time="2026-11-03T10:15:41Z"))
+    later = parsed(an_event(time="2026-11-04T10:15:02Z"))
+
+    assert first.fact_key == copy.fact_key
+    assert first.fact_key != later.fact_key
+
+
+@pytest.mark.parametrize(
+    "name",
+    [path.name for path in sorted(EVENTS.glob("hyperpod-event-*.json"))] + ["hyperpod-cluster-state-change.json"],
+)
+def test_cluster_events_are_checked_and_archived(name: str) -> None:
+    assert isinstance(envelope.parse(body(name)), Ignored)
+
+
+@pytest.mark.parametrize("name", [path.name for path in sorted([*EVENTS.glob("ec2-*"), *EVENTS.glob("aws-health-*")])])
+def test_kinds_without_a_parser_are_unknown_and_not_malformed(name: str) -> None:
+    assert isinstance(envelope.parse(body(name)), Unknown)
+
+
+# ---------------------------------------------------------------- malformed
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "reason"),
+    [
+        ("missing-detail.json", "EVENT_NO_DETAIL", "detail"),
+        ("wrong-types.json", "EVENT_BAD_TYPE", "detail.InstanceId: expected string, got number"),
+        ("unknown-status.json", "EVENT_UNKNOWN_STATUS", "detail.HealthSummary.HealthStatus"),
+        ("oversize-detail.json", "EVENT_TOO_LARGE", "bytes"),
+        ("hostile-strings.json", "EVENT_BAD_TEXT", "detail.ClusterName"),
+        ("epoch-seconds.json", "EVENT_BAD_TIME", "detail.EventDetails.EventTime"),
+        ("bad-instance-id.json", "EVENT_BAD_ID", "detail.InstanceId"),
+    ],
+)
+def test_hostile_event_is_refused_with_its_code_and_first_bad_path(name: str, code: str, reason: str) -> None:
+    answer = envelope.parse(body(f"bad/{name}"))
+
+    assert isinstance(answer, Malformed)
+    assert code == answer.code
+    assert reason in answer.reason
+
+
+def test_unknown_detail_type_is_not_guessed_from_its_fields() -> None:
+    answer = envelope.parse(body("bad/unknown-detail-type.json"))
+
+    assert isinstance(answer, Unknown)
+    assert answer.code == "EVENT_UNKNOWN_TYPE"
+
+
+@pytest.mark.parametrize("raw", [b"", b"not json", b"[]", b'"text"', b"null", b"{", b"[" * 100_000, b'{"a": NaN}'])
+def test_what_is_no_json_object_is_malformed(raw: bytes) -> None:
+    assert getattr(envelope.parse(raw), "code", None) == "EVENT_BAD_JSON"
+
+
+def test_bytes_that_are_not_utf8_are_malformed() -> None:
+    assert getattr(envelope.parse(b'{"source": "\xff\xfe"}'), "code", None) == "EVENT_BAD_TEXT"
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"detail": None}, "EVENT_NO_DETAIL"),
+        ({"detail": "text"}, "EVENT_NO_DETAIL"),
+        ({"detail__InstanceId": None}, "EVENT_BAD_TYPE"),
+        ({"detail__HealthSummary": []}, "EVENT_BAD_TYPE"),
+        ({"detail__HealthSummary__HealthStatus": True}, "EVENT_BAD_TYPE"),
+        ({"time": 1793700902}, "EVENT_BAD_TYPE"),
+        ({"time": "yesterday"}, "EVENT_BAD_TIME"),
+        ({"time": "2026-13-40T10:15:02Z"}, "EVENT_BAD_TIME"),
+        ({"time": "1970-01-21T10:15:02Z"}, "EVENT_BAD_TIME"),
+        ({"id": 7}, "EVENT_BAD_TYPE"),
+        ({"id": "../../etc/passwd"}, "EVENT_BAD_ID"),
+        ({"detail__InstanceId": "i-0a1c4f7b92d36e58"}, "EVENT_BAD_ID"),
+        ({"detail__InstanceId": "i-0a1c4f7b92d36e581\n"}, "EVENT_BAD_ID"),
+        ({"detail__HealthSummary__HealthStatus": "healthy"}, "EVENT_UNKNOWN_STATUS"),
+        ({"detail__HealthSummary__HealthStatus": ""}, "EVENT_UNKNOWN_STATUS"),
+        ({"detail__HealthSummary__HealthStatusReason": "a\u202eb"}, "EVENT_BAD_TEXT"),
+        ({"detail__HealthSummary__HealthStatusReason": "a\u200bb"}, "EVENT_BAD_TEXT"),
+        ({"detail__HealthSummary__Recommendation": "\x1b[31m"}, "EVENT_BAD_TEXT"),
+        ({"detail__HealthSummary__HealthStatusReason": "fault type " * 1000}, "EVENT_TOO_LARGE"),
+    ],
+)
+def test_each_fault_has_its_code(changes: dict[str, Any], code: str) -> None:
+    assert code == getattr(parsed(an_event(**changes)), "code", None)
+
+
+@pytest.mark.parametrize("kind", ["SageMaker HyperPod Cluster Event", "SageMaker HyperPod Cluster State Change"])
+def test_a_cluster_event_without_its_fields_is_malformed(kind: str) -> None:
+    assert getattr(parsed(an_event(**{"detail-type": kind, "detail": {}})), "code", None) == "EVENT_BAD_TYPE"
+
+
+# ---------------------------------------------------------------- the fault's name
+
+
+@pytest.mark.parametrize(
+    ("reason", "key", "code"),
+    [
+        ("… has detected fault type NvidiaErrorReboot on this node", "hp:NvidiaErrorReboot", "NvidiaErrorReboot"),
+        ("fault type SomethingNew here", "hp:unknown_fault_type", "SomethingNew"),
+        ("GPU_DCGM_HEALTH_CHECK_FAILED", "hp:unknown_fault_type", "GPU_DCGM_HEALTH_CHECK_FAILED"),
+        ("", "hp:unknown_fault_type", ""),
+        ("prose without a name", "hp:unknown_fault_type", ""),
+        ("fault type \u041dvidiaErrorTerminate", "hp:unknown_fault_type", ""),
+        ("fault type NvidiaError\u0422erminate", "hp:unknown_fault_type", ""),
+        ("fault type " + "A" * 65, "hp:unknown_fault_type", ""),
+    ],
+)
+def test_fault_type_is_read_from_prose_and_look_alikes_match_none(reason: str, key: str, code: str) -> None:
+    fact = parsed(an_event(detail__HealthSummary__HealthStatusReason=reason))
+
+    assert (key, code) == (fact.fault_key, fact.code)
+
+
+def test_unread_keys_never_matter() -> None:
+    changes = {"version": 9, "resources": "arn:one", "detail__Tags": "none", "detail__New": {"deep": [1]}}
+
+    assert parsed(an_event()) == parsed(an_event(**changes))
+
+
+# ---------------------------------------------------------------- whatever comes
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=12), inner, max_size=4),
+    max_leaves=12,
+)
+PATHS = st.sampled_from(
+    [
+        "id",
+        "time",
+        "source",
+        "detail-type",
+        "detail",
+        "detail__InstanceId",
+        "detail__ClusterArn",
+        "detail__HealthSummary",
+        "detail__HealthSummary__HealthStatus",
+        "detail__HealthSummary__HealthStatusReason",
+    ]
+)
+
+
+@given(PATHS, JSON)
+def test_any_value_anywhere_has_an_answer(path: str, value: Any) -> None:
+    answer = parsed(an_event(**{path: value}))
+
+    assert isinstance(answer, NodeFact | Ignored | Unknown | Malformed)
+    if isinstance(answer, NodeFact):
+        answer.model_dump_json().encode("utf-8")
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_have_an_answer(raw: bytes) -> None:
+    assert isinstance(envelope.parse(raw), NodeFact | Ignored | Unknown | Malformed)

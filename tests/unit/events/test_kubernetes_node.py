@@ -1,0 +1,154 @@
+"""What node objects say about their machines."""
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.health.incidents import NodeFact
+from evenkeel.domain.nodes import KubernetesNode
+from evenkeel.domain.policy import WatchPolicy
+from evenkeel.events.kubernetes_node import facts_of
+from tests.fakes import a_node
+from tests.fakes.system import A_MOMENT
+
+POLICY = WatchPolicy(not_ready_seconds=300, first_boot_grace_seconds=1800)
+PREFIX = "sagemaker.amazonaws.com/"
+
+
+def facts(node: KubernetesNode, seconds: float = 0) -> tuple[NodeFact, ...]:
+    return facts_of(node, POLICY, A_MOMENT + timedelta(seconds=seconds))
+
+
+def keys(node: KubernetesNode, seconds: float = 0) -> list[str]:
+    return [fact.fault_key for fact in facts(node, seconds)]
+
+
+def a_lost_node(**changes: Any) -> KubernetesNode:
+    return a_node(is_ready=False, not_ready_since=A_MOMENT, **changes)
+
+
+def a_marked_node(*details: dict[str, Any], types: str = "NvidiaErrorReboot", **changes: Any) -> KubernetesNode:
+    labels = {f"{PREFIX}fault-types": types, f"{PREFIX}node-health-status": "UnschedulablePendingReboot"}
+    return a_node(labels=labels, fault_details=json.dumps(details) if details else "", **changes)
+
+
+def a_detail(message: str = "", **changes: Any) -> dict[str, Any]:
+    facts = {"timestamp": "2026-11-03T10:14:00Z", "type": "NvidiaErrorReboot", "reason": "XidHardwareFailure"}
+    return {**facts, "message": message, **changes}
+
+
+def test_a_healthy_node_says_nothing() -> None:
+    assert facts(a_node()) == ()
+
+
+def test_not_ready_is_told_only_past_the_limit() -> None:
+    assert keys(a_lost_node(), 299) == []
+    assert keys(a_lost_node(), 300) == ["node:not_ready"]
+
+
+def test_the_same_not_ready_is_the_same_fact_however_late_it_is_told() -> None:
+    [early], [late] = facts(a_lost_node(), 300), facts(a_lost_node(), 900)
+
+    assert early.fact_key == late.fact_key
+    assert early.observed_at == A_MOMENT
+
+
+def test_going_not_ready_twice_within_a_minute_is_two_facts() -> None:
+    again = a_lost_node().but(not_ready_since=A_MOMENT + timedelta(seconds=20))
+
+    [first], [second] = facts(a_lost_node(), 600), facts(again, 600)
+    assert first.fact_key != second.fact_key
+
+
+@pytest.mark.parametrize(
+    ("node", "told"),
+    [
+        (a_lost_node(created_at=A_MOMENT - timedelta(seconds=2)), []),
+        (a_lost_node(created_at=A_MOMENT - timedelta(seconds=60), is_awaiting_validation=True), []),
+        (a_lost_node(created_at=A_MOMENT - timedelta(seconds=60)), ["node:not_ready"]),
+        (a_lost_node(created_at=A_MOMENT - timedelta(hours=2), is_awaiting_validation=True), ["node:not_ready"]),
+    ],
+    ids=["never Ready yet", "not in service yet", "was Ready before", "boots for too long"],
+)
+def test_a_first_boot_is_not_a_sickness(node: KubernetesNode, told: list[str]) -> None:
+    assert told == keys(node, 600)
+
+
+def test_a_node_of_nobody_we_know_is_passed_over() -> None:
+    assert facts(a_lost_node(instance_id=None), 900) == ()
+
+
+def test_xid_in_the_annotation_refines_the_fault_type() -> None:
+    node = a_marked_node(a_detail("NVRM: Xid (PCI:0000:b9:00): 79, pid=1234, GPU has fallen off the bus."))
+
+    assert keys(node) == ["hp:NvidiaErrorReboot", "xid:79"]
+    assert facts(node)[1].observed_at.isoformat() == "2026-11-03T10:14:00+00:00"
+
+
+@pytest.mark.parametrize(
+    ("message", "key"),
+    [
+        ("NVRM: Xid (PCI:0000:b9:00): 48, DBE", "xid:48"),
+        ("NVRM: Xid (PCI:0000:b9:00): 9999, new", "xid:*"),
+        ("Xid (PCI:0000:b9:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 04", "xid:149/fatal"),
+        ("Xid (PCI:0000:b9:00): 149, NETIR_LINK_EVT Non-fatal XC0 i0 Link 04", "xid:149/nonfatal"),
+        (
+            "Xid (PCI:0000:b9:00): 154, GPU recovery action changed: Node Reboot Required",
+            "xid:154/node_reboot_required",
+        ),
+        ("Xid (PCI:0000:b9:00): 154, GPU recovery action changed: None", "xid:154/none"),
+    ],
+)
+def test_the_driver_line_names_the_fault(message: str, key: str) -> None:
+    assert key in keys(a_marked_node(a_detail(message)))
+
+
+@pytest.mark.parametrize("message", ["Xid (PCI:0000:b9:00): 45, cleanup", "no code", "Xid (PCI:xyz): 79", "Xid: 79"])
+def test_cleanup_and_unreadable_lines_are_no_evidence(message: str) -> None:
+    assert keys(a_marked_node(a_detail(message))) == ["hp:NvidiaErrorReboot"]
+
+
+def test_a_mark_without_a_dated_line_counts_once_a_boot() -> None:
+    [first], [again] = facts(a_marked_node(), 0), facts(a_marked_node(), 4000)
+    [other] = facts(a_marked_node(boot_id="another-boot"), 0)
+
+    assert first.fact_key == again.fact_key
+    assert first.fact_key != other.fact_key
+
+
+def test_an_annotation_without_marks_is_old_news() -> None:
+    details = json.dumps([a_detail("NVRM: Xid (PCI:0000:b9:00): 79, gone")])
+
+    assert facts(a_node(fault_details=details, labels={f"{PREFIX}node-health-status": "Schedulable"})) == ()
+
+
+def test_pending_label_alone_and_a_failed_deep_check_are_told() -> None:
+    pending = a_node(labels={f"{PREFIX}node-health-status": "UnschedulablePendingReplacement"})
+    checked = a_node(labels={f"{PREFIX}deep-health-check-status": "Failed"})
+
+    assert keys(pending) == ["hp:pending_replacement_label"]
+    assert keys(checked) == ["hp:deep_health_check_failed"]
+
+
+@pytest.mark.parametrize(
+    "details",
+    [
+        "not json",
+        "{}",
+        "[" * 5000,
+        json.dumps([1, None, "x", {"timestamp": 5}, {"timestamp": "soon", "type": "T"}, {"timestamp": True}]),
+        json.dumps([{"timestamp": "2026-11-03T10:14:00", "type": "NaiveTime"}]),
+        json.dumps([a_detail("x" * 70_000)]),
+    ],
+)
+def test_an_unreadable_annotation_leaves_the_marks_to_speak(details: str) -> None:
+    assert keys(a_marked_node().but(fault_details=details)) == ["hp:NvidiaErrorReboot"]
+
+
+def test_epoch_milliseconds_and_names_that_are_no_names() -> None:
+    stamped = a_marked_node(a_detail(timestamp=1793700840000, type="bad name!", reason="XidUserAppError"), types="")
+    stamped = stamped.but(labels={**stamped.labels, f"{PREFIX}fault-types": "NvidiaErrorReboot"})
+
+    assert keys(stamped) == ["hp:NvidiaErrorReboot"]
