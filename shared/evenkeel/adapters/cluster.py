@@ -24,7 +24,8 @@ from evenkeel.ports import (
 )
 
 _TRIES = 5
-_WATCH_SECONDS = 240
+_WATCH_SECONDS = 25
+"""Short, so that a server that accepts the call and then says nothing is noticed; the next one goes on from there."""
 _LOOK_SECONDS = 0.1
 """How often a watch asks whether it should end."""
 _PAUSE_SECONDS = 0.5

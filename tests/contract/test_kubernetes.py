@@ -1,0 +1,376 @@
+"""The Kubernetes client against a server that answers what a test wants, over real TLS."""
+
+import contextlib
+import json
+import queue
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+import trustme
+
+from evenkeel.adapters.cluster import KubernetesCluster
+from evenkeel.adapters.kubernetes import AlreadyExists, Expired, Invalid, KubernetesApi
+from evenkeel.ports import (
+    Conflict,
+    CordonResult,
+    EvenkeelError,
+    NotAllowed,
+    NotFound,
+    Refused,
+    ReleaseResult,
+    Throttled,
+    Unreachable,
+)
+from tests.waiting import until
+
+Answer = tuple[int, Any]
+NODES = "/api/v1/nodes"
+
+
+class Script:
+    """Answers in the order given, per method and path; the last one for ever. Remembers what was asked."""
+
+    def __init__(self) -> None:
+        self.answers: dict[tuple[str, str], list[Answer]] = {}
+        self.asked: list[tuple[str, str, Any, str]] = []
+        """Method, path with query, body, authorization."""
+        self.lock = threading.Lock()
+
+    def on(self, method: str, path: str, *answers: Answer) -> None:
+        self.answers[method, path] = list(answers)
+
+    def next(self, method: str, path: str) -> Answer:
+        with self.lock:
+            left = self.answers.get((method, path.partition("?")[0])) or [(404, status(404, "NotFound"))]
+            return left.pop(0) if len(left) > 1 else left[0]
+
+
+class QuietServer(ThreadingHTTPServer):
+    """Connections are broken on purpose here: no word about it."""
+
+    def handle_error(self, *_: Any) -> None:
+        pass
+
+
+def status(code: int, reason: str, **more: Any) -> dict[str, Any]:
+    return {"kind": "Status", "status": "Failure", "code": code, "reason": reason, "message": "m", **more}
+
+
+def lines(*events: Any) -> bytes:
+    return b"".join(json.dumps(event).encode() + b"\n" for event in events)
+
+
+@pytest.fixture
+def script() -> Script:
+    return Script()
+
+
+@pytest.fixture
+def api(script: Script) -> Iterator[KubernetesApi]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def answer(self) -> None:
+            length = int(self.headers.get("Content-Length") or 0)
+            body = json.loads(self.rfile.read(length)) if length else None
+            script.asked.append((self.command, self.path, body, self.headers["Authorization"]))
+            code, content = script.next(self.command, self.path)
+            if code == 0:
+                self.close_connection = True
+                self.connection.shutdown(socket.SHUT_RDWR)
+                return
+            if isinstance(content, queue.Queue):
+                self.stream(content)
+                return
+            payload = content if isinstance(content, bytes) else json.dumps(content).encode()
+            self.send_response(code)
+            self.send_header("Content-Length", str(len(payload)))
+            self.end_headers()
+            self.wfile.write(payload)
+
+        def stream(self, chunks: "queue.Queue[bytes]") -> None:
+            """Send a chunk at a time; an empty one ends the stream, as an API server does after its timeout."""
+            self.send_response(200)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            while True:
+                chunk = chunks.get(timeout=20)
+                with contextlib.suppress(OSError):
+                    self.wfile.write(b"%x\r\n%s\r\n" % (len(chunk), chunk))
+                    self.wfile.flush()
+                if not chunk:
+                    return
+
+        do_GET = do_POST = do_PATCH = do_DELETE = answer  # noqa: N815 - the standard library's names
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    authority = trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    server = QuietServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    tokens = iter(f"token-{number}" for number in range(1, 100))
+    current = [next(tokens)]
+
+    def token(is_fresh_needed: bool) -> str:
+        if is_fresh_needed:
+            current[0] = next(tokens)
+        return current[0]
+
+    yield KubernetesApi(
+        "research-eks", f"https://127.0.0.1:{server.server_port}", authority.cert_pem.bytes().decode(), token
+    )
+    server.shutdown()
+    server.server_close()
+    thread.join(5)
+
+
+class OneApi:
+    def __init__(self, api: KubernetesApi) -> None:
+        self._api = api
+
+    def api(self, cluster: str) -> KubernetesApi:
+        return self._api
+
+
+@pytest.mark.parametrize(
+    ("answer", "meaning"),
+    [
+        ((401, status(401, "Unauthorized")), NotAllowed),
+        ((403, status(403, "Forbidden")), NotAllowed),
+        ((409, status(409, "AlreadyExists")), AlreadyExists),
+        ((409, status(409, "Conflict")), Conflict),
+        ((410, status(410, "Expired")), Expired),
+        ((410, status(410, "Gone")), Expired),
+        ((415, status(415, "UnsupportedMediaType")), Refused),
+        ((422, status(422, "Invalid")), Invalid),
+        ((429, status(429, "TooManyRequests")), Throttled),
+        ((500, status(500, "InternalError")), Unreachable),
+        ((504, status(504, "Timeout")), Unreachable),
+        ((502, b"<html>a proxy</html>"), Unreachable),
+        ((400, b"[]"), Refused),
+        ((301, b""), Refused),
+        ((0, b""), Unreachable),
+    ],
+)
+def test_each_status_has_its_meaning(
+    script: Script, api: KubernetesApi, answer: Answer, meaning: type[EvenkeelError]
+) -> None:
+    script.on("POST", NODES, answer)
+
+    with pytest.raises(meaning) as caught:
+        api.create(NODES, {"kind": "Node"})
+
+    assert type(caught.value) is meaning
+
+
+def test_what_is_missing_is_none_to_read_and_false_to_delete(script: Script, api: KubernetesApi) -> None:
+    assert api.get(f"{NODES}/gone") is None
+    assert api.delete(f"{NODES}/gone") is False
+    with pytest.raises(NotFound):
+        api.patch(f"{NODES}/gone", {})
+
+
+def test_a_call_is_sent_once_whatever_happens(script: Script, api: KubernetesApi) -> None:
+    script.on("POST", NODES, (503, status(503, "ServiceUnavailable")))
+
+    with pytest.raises(Unreachable):
+        api.create(NODES, {})
+
+    assert len(script.asked) == 1
+
+
+def test_a_token_that_ran_out_is_renewed_once(script: Script, api: KubernetesApi) -> None:
+    script.on("GET", f"{NODES}/a", (401, status(401, "Unauthorized")), (200, {"kind": "Node"}))
+
+    assert api.get(f"{NODES}/a") == {"kind": "Node"}
+
+    assert [authorization for *_, authorization in script.asked] == ["Bearer token-1", "Bearer token-2"]
+
+
+def test_lists_are_read_page_by_page(script: Script, api: KubernetesApi) -> None:
+    first = {"metadata": {"continue": "next"}, "items": [{"n": 1}, {"n": 2}]}
+    script.on("GET", NODES, (200, first), (200, {"metadata": {}, "items": [{"n": 3}]}))
+
+    assert [item["n"] for item in api.items(NODES, labelSelector="a=b")] == [1, 2, 3]
+
+    assert [path for _, path, *_ in script.asked] == [
+        f"{NODES}?labelSelector=a%3Db&limit=500",
+        f"{NODES}?labelSelector=a%3Db&limit=500&continue=next",
+    ]
+
+
+def test_a_list_whose_continuation_ran_out_begins_again(script: Script, api: KubernetesApi) -> None:
+    page = {"metadata": {"continue": "next"}, "items": [a_node_object("1")]}
+    script.on("GET", NODES, (200, page), (410, status(410, "Expired")), (200, {"items": [a_node_object("2")]}))
+
+    assert [node.resource_version for node in KubernetesCluster(OneApi(api), fleet="f").nodes("research-eks")] == ["2"]
+
+
+def test_a_watch_hands_over_each_event_as_it_comes(script: Script, api: KubernetesApi) -> None:
+    chunks: queue.Queue[bytes] = queue.Queue()
+    script.on("GET", NODES, (200, chunks))
+    text = lines({"type": "ADDED", "object": {"n": 1}}, {"type": "MODIFIED", "object": {"n": 2}})
+    chunks.put(text[:10])
+
+    with api.watch(NODES, "5", 30) as watch:
+        events = watch.events()
+        chunks.put(text[10:])
+        assert [next(events).kind for _ in range(2)] == ["ADDED", "MODIFIED"]
+        chunks.put(b"")
+        assert list(events) == []
+
+    assert "resourceVersion=5" in script.asked[0][1]
+
+
+def test_a_watch_from_too_old_a_version_is_expired_in_either_form(script: Script, api: KubernetesApi) -> None:
+    error = lines({"type": "ERROR", "object": status(410, "Expired")})
+    script.on("GET", NODES, (410, status(410, "Gone")), (200, error))
+
+    for _ in range(2):
+        with pytest.raises(Expired), api.watch(NODES, "5", 30) as watch:
+            list(watch.events())
+
+
+def test_a_watch_can_be_ended_from_another_thread(script: Script, api: KubernetesApi) -> None:
+    chunks: queue.Queue[bytes] = queue.Queue()
+    script.on("GET", NODES, (200, chunks))
+    began = time.monotonic()
+
+    with api.watch(NODES, "5", 60) as watch:
+        timer = threading.Timer(0.1, watch.shut)
+        timer.start()
+        with contextlib.suppress(Unreachable):
+            list(watch.events())
+
+    timer.join()
+    chunks.put(b"")
+    assert time.monotonic() - began < 10
+
+
+# ---------------------------------------------------------------- the port's loops
+
+
+def a_node_object(version: str, **spec: Any) -> dict[str, Any]:
+    return {
+        "metadata": {"name": "n1", "resourceVersion": version, "creationTimestamp": "2026-01-01T00:00:00Z"},
+        "spec": spec,
+        "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+    }
+
+
+def test_a_cordon_reads_anew_when_somebody_was_quicker(script: Script, api: KubernetesApi) -> None:
+    script.on("GET", f"{NODES}/n1", (200, a_node_object("1")), (200, a_node_object("2")))
+    script.on("PATCH", f"{NODES}/n1", (409, status(409, "Conflict")), (200, {}))
+
+    assert KubernetesCluster(OneApi(api), fleet="f").cordon("c", "n1", "inc-1") is CordonResult.CORDONED
+
+    patches = [body["metadata"]["resourceVersion"] for method, _, body, _ in script.asked if method == "PATCH"]
+    assert patches == ["1", "2"]
+
+
+def test_a_cordon_yields_to_the_person_who_was_quicker(script: Script, api: KubernetesApi) -> None:
+    script.on("GET", f"{NODES}/n1", (200, a_node_object("1")), (200, a_node_object("2", unschedulable=True)))
+    script.on("PATCH", f"{NODES}/n1", (409, status(409, "Conflict")))
+
+    assert KubernetesCluster(OneApi(api), fleet="f").cordon("c", "n1", "inc-1") is CordonResult.BY_PERSON
+
+
+def test_a_cordon_that_is_never_quick_enough_is_a_conflict(script: Script, api: KubernetesApi) -> None:
+    script.on("GET", f"{NODES}/n1", (200, a_node_object("1")))
+    script.on("PATCH", f"{NODES}/n1", (409, status(409, "Conflict")))
+
+    with pytest.raises(Conflict):
+        KubernetesCluster(OneApi(api), fleet="f").cordon("c", "n1", "inc-1")
+
+    assert len([method for method, *_ in script.asked if method == "PATCH"]) == 5
+
+
+def test_a_release_reads_anew_when_its_tests_do_not_hold(script: Script, api: KubernetesApi) -> None:
+    ours = {"key": "evenkeel.io/awaiting-validation", "effect": "NoSchedule"}
+    other = {"key": "own", "effect": "NoExecute"}
+    script.on(
+        "GET",
+        f"{NODES}/n1",
+        (200, a_node_object("1", taints=[ours, other])),
+        (200, a_node_object("2", taints=[other, ours])),
+    )
+    script.on("PATCH", f"{NODES}/n1", (422, status(422, "Invalid")), (200, {}))
+
+    assert KubernetesCluster(OneApi(api), fleet="f").release("c", "n1", None) is ReleaseResult.RELEASED
+
+    _, second = [body for method, _, body, _ in script.asked if method == "PATCH"]
+    assert second == [
+        {"op": "test", "path": "/metadata/resourceVersion", "value": "2"},
+        {"op": "test", "path": "/spec/taints/1/key", "value": "evenkeel.io/awaiting-validation"},
+        {"op": "remove", "path": "/spec/taints/1"},
+    ]
+
+
+def test_a_node_that_goes_between_the_read_and_the_write_is_gone(script: Script, api: KubernetesApi) -> None:
+    script.on("GET", f"{NODES}/n1", (200, a_node_object("1", taints=[{"key": "x", "effect": "NoSchedule"}])))
+    cluster = KubernetesCluster(OneApi(api), fleet="f")
+
+    assert cluster.cordon("c", "n1", "inc-1") is CordonResult.GONE
+
+
+def test_a_broken_watch_goes_on_and_an_expired_one_lists_again(script: Script, api: KubernetesApi) -> None:
+    change = {"type": "MODIFIED", "object": {"metadata": {"resourceVersion": "7"}}}
+    listed = (200, {"metadata": {"resourceVersion": "6"}, "items": []})
+    quiet: queue.Queue[bytes] = queue.Queue()
+    script.on(
+        "GET",
+        NODES,
+        listed,
+        (200, lines(change)),
+        (0, b""),
+        (410, status(410, "Gone")),
+        listed,
+        (200, quiet),
+    )
+    for path in ("/api/v1/pods", "/apis/batch/v1/jobs"):
+        script.on("GET", path, (503, status(503, "ServiceUnavailable")))
+    heard: list[str] = []
+
+    KubernetesCluster(OneApi(api), fleet="f").watch("c", heard.append, until=lambda: len(heard) >= 3)
+
+    quiet.put(b"")
+    assert heard == ["node"] * 3
+    asked = [path for _, path, *_ in script.asked if path.startswith(NODES)]
+    versions = ["limit" if "limit=1" in path else path.partition("resourceVersion=")[2][:1] for path in asked]
+    assert versions[:5] == ["limit", "6", "7", "7", "limit"]
+
+
+def test_a_watch_that_is_not_allowed_says_so_instead_of_staying_silent(script: Script, api: KubernetesApi) -> None:
+    for path in (NODES, "/api/v1/pods", "/apis/batch/v1/jobs"):
+        script.on("GET", path, (403, status(403, "Forbidden")))
+    deadline = time.monotonic() + 20
+
+    with pytest.raises(NotAllowed):
+        KubernetesCluster(OneApi(api), fleet="f").watch("c", lambda _: None, until=lambda: time.monotonic() > deadline)
+
+
+def test_a_watch_ends_soon_after_it_should_and_leaves_no_thread(script: Script, api: KubernetesApi) -> None:
+    quiet: queue.Queue[bytes] = queue.Queue()
+    for path in (NODES, "/api/v1/pods", "/apis/batch/v1/jobs"):
+        script.on("GET", path, (200, {"metadata": {"resourceVersion": "6"}, "items": []}), (200, quiet))
+    heard: list[str] = []
+    began = time.monotonic()
+
+    KubernetesCluster(OneApi(api), fleet="f").watch("c", heard.append, until=lambda: len(heard) == 3)
+
+    for _ in range(3):
+        quiet.put(b"")
+    assert time.monotonic() - began < 5
+    until(lambda: not [t for t in threading.enumerate() if t.name.startswith("watch-")], "the watchers to end")

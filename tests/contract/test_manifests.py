@@ -1,0 +1,210 @@
+"""What is sent to Kubernetes: valid for the real API, restricted, bound to its nodes, and telling the contract."""
+
+from typing import Any
+
+import kubernetes_validate
+import pytest
+
+from evenkeel.adapters import workloads
+from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, JobSpec
+from evenkeel.ports import LaunchSpec
+from tests.fakes.system import A_MOMENT
+
+
+def a_spec(**changes: Any) -> LaunchSpec:
+    facts = {
+        "name": "llm",
+        "image": "registry/trainer:1",
+        "command": ("python", "train.py"),
+        "args": ("--lr", "3e-4"),
+        "env": {"SEED": "7", "WORLD_SIZE": "99", "EVENKEEL_ATTEMPT": "99", "POD_IP": "forged"},
+        "nodes": 2,
+        "checkpoint_uri": "s3://b/p",
+        "labels": {"project": "x", "evenkeel.io/job": "forged"},
+        "priority_class": "high",
+    }
+    attempt = Attempt(
+        job_id="job-1",
+        attempt=3,
+        state=AttemptState.STARTING,
+        cluster="research-eks",
+        namespace="evenkeel-jobs",
+        pool="p5-workers",
+        nodes=(),
+        node_names=("hyperpod-i-1", "hyperpod-i-2"),
+        accelerators=16,
+        admitted_at=A_MOMENT,
+    )
+    resume = "attempt=2/step=000000020/manifest.json"
+    return LaunchSpec(JobSpec.model_validate({**facts, **changes}), attempt, resume, "trainer")
+
+
+def pod_of(job: Any) -> Any:
+    return job["spec"]["template"]["spec"]
+
+
+@pytest.mark.parametrize("changes", [{}, {"accelerators_per_node": 0, "args": (), "priority_class": "", "labels": {}}])
+def test_the_manifests_are_valid_for_the_real_api(changes: dict[str, Any]) -> None:
+    for manifest in (
+        workloads.job(a_spec(**changes), "research", "nvidia.com/gpu"),
+        workloads.service(a_spec(**changes), "research"),
+    ):
+        kubernetes_validate.validate(manifest, "1.33", strict=True)
+
+
+def test_kubernetes_runs_no_restart_loop_of_its_own() -> None:
+    job = workloads.job(a_spec(), "research", "nvidia.com/gpu")
+
+    spec = job["spec"]
+    assert (spec["backoffLimit"], spec["podReplacementPolicy"], spec["completionMode"]) == (0, "Failed", "Indexed")
+    assert (spec["completions"], spec["parallelism"]) == (2, 2)
+    assert "ttlSecondsAfterFinished" not in spec
+    assert pod_of(job)["restartPolicy"] == "Never"
+    assert job["metadata"]["name"] == "job-1-a3"
+
+
+def test_pods_are_bound_to_the_attempts_nodes_one_each() -> None:
+    affinity = pod_of(workloads.job(a_spec(), "research", "nvidia.com/gpu"))["affinity"]
+
+    terms = affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert terms == [
+        {
+            "matchExpressions": [
+                {"key": "kubernetes.io/hostname", "operator": "In", "values": ["hyperpod-i-1", "hyperpod-i-2"]}
+            ]
+        }
+    ]
+    (apart,) = affinity["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert apart["labelSelector"]["matchLabels"] == {"evenkeel.io/job": "job-1", "evenkeel.io/attempt": "3"}
+
+
+def test_pods_meet_the_restricted_security_standard() -> None:
+    pod = pod_of(workloads.job(a_spec(), "research", "nvidia.com/gpu"))
+
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["runAsUser"] > 0
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    (container,) = pod["containers"]
+    assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
+    assert [set(volume) for volume in pod["volumes"]] == [{"name", "emptyDir"}]
+    assert pod["automountServiceAccountToken"] is False
+
+
+def test_a_job_is_told_the_training_contract_and_cannot_change_it() -> None:
+    (container,) = pod_of(workloads.job(a_spec(), "research", "nvidia.com/gpu"))["containers"]
+
+    told = {entry["name"]: entry.get("value") or entry["valueFrom"] for entry in container["env"]}
+    assert told == {
+        "SEED": "7",
+        "EVENKEEL_JOB_ID": "job-1",
+        "EVENKEEL_ATTEMPT": "3",
+        "EVENKEEL_CHECKPOINT_URI": "s3://b/p",
+        "EVENKEEL_RESUME_FROM": "attempt=2/step=000000020/manifest.json",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "job-1-a3-0.job-1-a3",
+        "MASTER_PORT": "29500",
+        "POD_IP": {"fieldRef": {"fieldPath": "status.podIP"}},
+    }
+    assert len(container["env"]) == len(told)
+    assert container["resources"] == {"limits": {"nvidia.com/gpu": "8"}}
+
+
+def test_our_labels_win_over_a_researchers() -> None:
+    labels = workloads.job(a_spec(), "research", "nvidia.com/gpu")["spec"]["template"]["metadata"]["labels"]
+
+    assert labels == {
+        "project": "x",
+        "app.kubernetes.io/managed-by": "evenkeel",
+        "evenkeel.io/job": "job-1",
+        "evenkeel.io/attempt": "3",
+        "evenkeel.io/fleet": "research",
+    }
+
+
+def test_each_rank_has_a_name_before_it_is_ready() -> None:
+    service = workloads.service(a_spec(), "research")
+
+    assert (service["spec"]["clusterIP"], service["spec"]["publishNotReadyAddresses"]) == ("None", True)
+    assert service["metadata"]["name"] == pod_of(workloads.job(a_spec(), "r", "nvidia.com/gpu"))["subdomain"]
+
+
+# ---------------------------------------------------------------- reading
+
+
+def a_pod(**status: Any) -> dict[str, Any]:
+    return {"metadata": {"name": "p"}, "spec": {"nodeName": "n"}, "status": {"phase": "Failed", **status}}
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "exit_code"),
+    [
+        (
+            {"containerStatuses": [{"state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}]},
+            "OOMKilled",
+            137,
+        ),
+        ({"reason": "NodeLost"}, "NodeLost", None),
+        (
+            {
+                "conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}],
+                "containerStatuses": [{"state": {"terminated": {"exitCode": 143, "reason": "Error"}}}],
+            },
+            "DeletionByTaintManager",
+            143,
+        ),
+        (
+            {"phase": "Pending", "containerStatuses": [{"state": {"waiting": {"reason": "ImagePullBackOff"}}}]},
+            "ImagePullBackOff",
+            None,
+        ),
+        (
+            {
+                "phase": "Pending",
+                "conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}],
+            },
+            "Unschedulable",
+            None,
+        ),
+        ({"phase": "Running", "containerStatuses": [{"state": {"running": {}}}]}, "", None),
+        ({"containerStatuses": None, "conditions": None}, "", None),
+    ],
+)
+def test_a_pods_most_telling_reason_is_kept(status: dict[str, Any], reason: str, exit_code: int | None) -> None:
+    pod = workloads.read_pod(a_pod(**status))
+
+    assert (pod.reason, pod.exit_code) == (reason, exit_code)
+
+
+def test_a_bare_node_object_can_be_read() -> None:
+    node = workloads.read_node(
+        "research-eks", {"metadata": {"name": "n", "creationTimestamp": "2026-11-03T10:15:02Z"}, "spec": None}
+    )
+
+    assert (node.instance_id, node.is_ready, node.accelerators, node.taints) == (None, False, 0, ())
+    assert node.not_ready_since == A_MOMENT
+
+
+def test_a_cordons_mark_counts_only_while_the_node_is_cordoned() -> None:
+    item = {"metadata": {"name": "n", "annotations": {"evenkeel.io/incident": "inc-1"}}, "spec": {}, "status": {}}
+
+    assert workloads.read_node("c", item).incident_id is None
+    assert workloads.read_node("c", {**item, "spec": {"unschedulable": True}}).incident_id == "inc-1"
+
+
+def test_a_burst_node_is_read_with_its_pool_and_neuron_devices() -> None:
+    item = {
+        "metadata": {"name": "ip-10-0-0-1", "labels": {"karpenter.sh/nodepool": "burst"}},
+        "spec": {"providerID": "aws:///us-west-2a/i-0123456789abcdef0"},
+        "status": {"allocatable": {"aws.amazon.com/neuron": "16", "cpu": "190"}},
+    }
+
+    node = workloads.read_node("burst-eks", item)
+
+    assert (node.pool, node.instance_id, node.hyperpod_cluster_id) == ("burst", "i-0123456789abcdef0", None)
+    assert (node.accelerators, node.accelerator_resource) == (16, "aws.amazon.com/neuron")
+
+
+@pytest.mark.parametrize("labels", [{}, {"evenkeel.io/job": "j"}, {"evenkeel.io/job": "j", "evenkeel.io/attempt": "x"}])
+def test_labels_that_we_did_not_write_name_no_attempt(labels: dict[str, str]) -> None:
+    assert workloads.attempt_of({"metadata": {"name": "n", "labels": labels}}) is None
