@@ -1,0 +1,88 @@
+"""Facts for decisions that state only what matters."""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from evenkeel.domain.nodes import NodeLife
+from evenkeel.domain.policy import Mode
+from evenkeel.domain.recovery.leases import RepairAsk
+from evenkeel.domain.recovery.plan import Owner, PlanFacts
+from evenkeel.domain.recovery.repair import RepairFacts
+from evenkeel.domain.recovery.seats import Holder, SeatNow
+from evenkeel.domain.recovery.validation import Validity
+from tests.fakes import a_node, a_provider_node
+from tests.fakes.cluster import CLUSTER, instance_id
+from tests.fakes.system import A_MOMENT
+
+LIFE = NodeLife(cluster=CLUSTER, instance_id=instance_id(1), launched_at=A_MOMENT.replace(hour=8, minute=0, second=0))
+SLOT = f"{CLUSTER}/seat-1"
+WELL = Validity(is_valid=True, reason="It is well.")
+ILL = Validity(is_valid=False, reason="It is ill.")
+
+
+def at(seconds: float) -> datetime:
+    return A_MOMENT + timedelta(seconds=seconds)
+
+
+def plan_facts(**changes: Any) -> PlanFacts:
+    facts: dict[str, Any] = {
+        "fault_key": "hp:NvidiaErrorReboot",
+        "ladder": ("reboot", "replace"),
+        "sources": ("hyperpod.node-health",),
+        "has_recovered": False,
+        "mode": Mode.ACT,
+        "is_drill": False,
+        "drills_may_act": False,
+        "life_is_over": False,
+        "is_hyperpod": True,
+        "hyperpod_repairs": False,
+        "cluster_status": "InService",
+        "node_status": "Running",
+        "is_persons_cordon": False,
+    }
+    return PlanFacts.model_validate({**facts, **changes})
+
+
+def an_ask(rung: str = "reboot", seconds: float = 10, answer: str = "ACCEPTED", **changes: Any) -> RepairAsk:
+    facts: dict[str, Any] = {
+        "rung": rung,
+        "life": LIFE,
+        "boot_id": "boot-1",
+        "status_before": "Running",
+        "asked_at": at(seconds),
+        "incident_id": "inc-1",
+        "answer": answer,
+    }
+    return RepairAsk.model_validate({**facts, **changes})
+
+
+def a_seat(*, successor: Holder | None = None, **node: Any) -> SeatNow:
+    patient = Holder(record=a_provider_node(1), node=a_node(1, **{"boot_id": "boot-1", **node}))
+    return SeatNow(patient=patient, successor=successor)
+
+
+def a_successor(seconds: float = 60, status: str = "Running", **node: Any) -> Holder:
+    record = a_provider_node(9, logical_id="seat-1", launched_at=at(seconds), status=status)
+    return Holder(record=record, node=a_node(9, **node))
+
+
+def repair_facts(**changes: Any) -> RepairFacts:
+    facts: dict[str, Any] = {
+        "incident_id": "inc-1",
+        "life": LIFE,
+        "fault_key": "hp:NvidiaErrorReboot",
+        "ladder": ("reboot", "replace"),
+        "owner": Owner.EVENKEEL,
+        "opened_at": at(0),
+        "boot_id_at_opening": "boot-1",
+        "has_recovered": False,
+        "not_allowed": "",
+        "is_persons_cordon": False,
+        "lease_holder": "",
+        "asks": (),
+        "seat": a_seat(),
+        "validity": ILL,
+        "hold": None,
+        "now": at(20),
+    }
+    return RepairFacts.model_validate({**facts, **changes})

@@ -1,0 +1,192 @@
+"""Who holds a seat, whether the machine there may take work, and what the waits answer."""
+
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.health.faults import Severity
+from evenkeel.domain.health.incidents import HurtJob, Incident, IncidentState
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.recovery.awaiting import HurtNow, jobs_back, node_back, node_valid, released
+from evenkeel.domain.recovery.leases import Hold
+from evenkeel.domain.recovery.seats import Holder, SeatNow, look
+from evenkeel.domain.recovery.validation import expected_accelerators, judge_node
+from evenkeel.domain.scheduling.jobs import JobState
+from tests.fakes import a_node, a_provider_node
+from tests.unit.recovery.facts import ILL, LIFE, SLOT, WELL, a_seat, a_successor, at
+from tests.unit.scheduling.builders import a_job, an_attempt
+
+PREFIX = "sagemaker.amazonaws.com/"
+
+
+def seat(*records: Any, slot: str = SLOT, nodes: Any = ()) -> SeatNow:
+    return look(LIFE, slot, "p5-workers", records=records, nodes=nodes, since=at(0))
+
+
+# ---------------------------------------------------------------- seats
+
+
+def test_the_patient_holds_its_seat_until_another_machine_does() -> None:
+    newcomer = a_provider_node(9, logical_id="seat-1", launched_at=at(60))
+
+    before, during = seat(a_provider_node(1), a_provider_node(2)), seat(a_provider_node(2), newcomer)
+
+    assert (before.patient.instance_id, before.successor) == (LIFE.instance_id, None)
+    assert not during.patient.is_there
+    assert during.successor
+    assert during.successor.instance_id == newcomer.instance_id
+
+
+def test_without_logical_ids_a_younger_machine_of_the_group_takes_the_seat() -> None:
+    young = a_provider_node(9, logical_id=None, launched_at=at(60))
+    old = a_provider_node(8, logical_id=None)
+    other_group = a_provider_node(7, logical_id=None, launched_at=at(60), instance_group="others")
+
+    found = seat(old, young, other_group, slot=LIFE.key)
+
+    assert found.successor
+    assert found.successor.instance_id == young.instance_id
+
+
+def test_without_logical_ids_nobody_takes_the_seat_while_the_patient_is_listed() -> None:
+    listed = a_provider_node(1, logical_id=None)
+
+    assert seat(listed, a_provider_node(9, logical_id=None, launched_at=at(60)), slot=LIFE.key).successor is None
+
+
+# ---------------------------------------------------------------- validation
+
+
+@pytest.mark.parametrize(
+    ("machine", "is_valid", "word"),
+    [
+        (Holder(record=a_provider_node(1), node=a_node(1)), True, "Ready"),
+        (Holder(node=a_node(1)), True, "Ready"),
+        (Holder(record=a_provider_node(1)), False, "not joined"),
+        (Holder(record=a_provider_node(1, status="Pending"), node=a_node(1)), False, "Pending"),
+        (Holder(record=a_provider_node(1), node=a_node(1, is_ready=False)), False, "not Ready"),
+        (Holder(record=a_provider_node(1), node=a_node(1, accelerators=7)), False, "7 of 8"),
+        (Holder(node=a_node(1, labels={f"{PREFIX}fault-types": "EfaError"})), False, "EfaError"),
+        (
+            Holder(node=a_node(1, labels={f"{PREFIX}node-health-status": "UnschedulablePendingReboot"})),
+            False,
+            "Pending",
+        ),
+        (Holder(node=a_node(1, labels={f"{PREFIX}node-health-status": "Schedulable"})), True, "Ready"),
+        (Holder(node=a_node(1, labels={f"{PREFIX}deep-health-check-status": "InProgress"})), False, "InProgress"),
+    ],
+)
+def test_validation(machine: Holder, is_valid: bool, word: str) -> None:
+    verdict = judge_node(machine, expected=8)
+
+    assert verdict.is_valid is is_valid
+    assert word in verdict.reason
+
+
+def test_peers_say_how_many_devices_there_should_be_and_the_table_where_there_are_none() -> None:
+    peers = [a_node(2, accelerators=4), a_node(3, accelerators=8, is_ready=False), a_node(4, instance_type="other")]
+
+    assert expected_accelerators("ml.p5.48xlarge", peers) == 4
+    assert expected_accelerators("ml.p5.48xlarge", []) == 8
+    assert expected_accelerators("ml.c5.xlarge", []) == 0
+
+
+@pytest.mark.parametrize(
+    ("validity", "signal", "now", "outcome"),
+    [
+        (WELL, 0, 60, "VALID"),
+        (WELL, 0, 55, None),
+        (ILL, 0, 60, None),
+        (WELL, 52, 60, "INVALID"),
+    ],
+    ids=["well for long enough", "not long enough", "not well", "faulted again"],
+)
+def test_wait_for_validation(validity: Any, signal: float, now: float, outcome: str | None) -> None:
+    answer = node_valid(a_seat().patient, validity, opened_at=at(50), last_signal_at=at(signal), margin=10, now=at(now))
+
+    assert (answer.outcome if answer else None) == outcome
+
+
+# ---------------------------------------------------------------- is it back?
+
+
+@pytest.mark.parametrize(
+    ("why", "there", "rung", "is_back"),
+    [
+        ("it has not booted again", a_seat(), "reboot", False),
+        ("it has booted again", a_seat(boot_id="boot-2"), "reboot", True),
+        ("it has booted again, by its owner", a_seat(boot_id="boot-2"), "owner", True),
+        ("it boots", a_seat(boot_id="boot-2", is_ready=False), "reboot", False),
+        ("it is to go, and has only booted again", a_seat(boot_id="boot-2"), "replace", False),
+        ("another is there", a_seat(successor=a_successor()), "replace", True),
+        ("another is there instead of a reboot", a_seat(successor=a_successor()), "reboot", True),
+        ("another comes up", a_seat(successor=a_successor(status="Pending")), "replace", False),
+        ("another has not joined", a_seat(successor=a_successor(is_ready=False)), "replace", False),
+    ],
+)
+def test_wait_for_the_node(why: str, there: SeatNow, rung: str, is_back: bool) -> None:
+    answer = node_back(there, rung=rung, boot_id_before="boot-1")
+
+    assert (answer is not None) is is_back, why
+
+
+# ---------------------------------------------------------------- are the jobs back?
+
+
+def an_incident(**changes: Any) -> Incident:
+    facts: dict[str, Any] = {
+        "incident_id": "inc-1",
+        "life": LIFE,
+        "slot": SLOT,
+        "node_name": "node-1",
+        "pool": "p5-workers",
+        "instance_type": "ml.p5.48xlarge",
+        "state": IncidentState.RECOVERING,
+        "severity": Severity.MAJOR,
+        "fault_key": "hp:NvidiaErrorReboot",
+        "first_signal_at": at(0),
+        "opened_at": at(0),
+    }
+    return Incident.model_validate({**facts, **changes})
+
+
+@pytest.mark.parametrize(
+    ("state", "attempt", "branch", "now", "outcome"),
+    [
+        (JobState.RUNNING, 1, "", 60, None),
+        (JobState.PENDING, 1, "", 60, None),
+        (JobState.STARTING, 2, "", 60, None),
+        (JobState.RUNNING, 2, "", 60, "JOBS_BACK"),
+        (JobState.SUCCEEDED, 1, "", 60, "JOBS_BACK"),
+        (JobState.CANCELLED, 1, "", 60, "JOBS_BACK"),
+        (JobState.PENDING, 1, "RETURNED", 60, None),
+        (JobState.PENDING, 1, "WAITING_FOR_PERSON", 60, "QUEUED"),
+        (JobState.PENDING, 1, "WAITING_FOR_PERSON", 20, None),
+        (JobState.PENDING, 1, "STOOD_DOWN", 60, "QUEUED"),
+    ],
+)
+def test_wait_for_the_jobs(state: JobState, attempt: int, branch: str, now: float, outcome: str | None) -> None:
+    hurt = HurtNow(
+        hurt=HurtJob(job_id="job-1", attempt=1),
+        job=a_job(state=state, current_attempt=attempt),
+        hurt_attempt=an_attempt(ended_at=at(10)),
+    )
+
+    answer = jobs_back([hurt], an_incident(node_branch=branch), Policy(), now=at(now))
+
+    assert (answer.outcome if answer else None) == outcome
+
+
+def test_one_job_on_its_way_holds_the_answer_back() -> None:
+    stuck = HurtNow(hurt=HurtJob(job_id="a", attempt=1), job=a_job(state=JobState.PENDING), hurt_attempt=None)
+    coming = HurtNow(
+        hurt=HurtJob(job_id="b", attempt=1), job=a_job(state=JobState.STARTING, current_attempt=2), hurt_attempt=None
+    )
+    incident = an_incident(node_branch="WAITING_FOR_PERSON")
+
+    assert jobs_back([stuck, coming], incident, Policy(), now=at(900)) is None
+
+
+def test_released_when_nobody_holds() -> None:
+    assert released(Hold(by="ana", reason="", since=at(0), until=at(9))) is None
+    assert released(None)
