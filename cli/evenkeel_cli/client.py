@@ -147,7 +147,7 @@ def read_answer(status: int, content: bytes) -> Json:
     if status < 400:
         return document
     problem = document
-    code = str(problem.get("code") or f"HTTP_{status}")
+    code = str(problem.get("code") or ("REFUSED" if "error" in problem else f"HTTP_{status}"))
     # The gateway itself, before it knows the API's shape, says only `message`; the local cluster says `error`.
     text = str(problem.get("detail") or problem.get("message") or problem.get("error") or f"HTTP {status}")
     errors = problem.get("errors") or []

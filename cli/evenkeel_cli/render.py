@@ -184,10 +184,11 @@ class Page:
     def _fit(self, columns: Sequence[Column], widths: list[int], indent: int) -> None:
         if self.width is None:
             return
-        for index in [index for index, column in enumerate(columns) if column.gives_way]:
+        # The last column gives way first: it is the one that only explains.
+        for index in reversed([index for index, column in enumerate(columns) if column.gives_way]):
             over = indent + sum(widths) + 2 * (len(widths) - 1) - self.width
             if over > 0:
-                widths[index] = max(len(columns[index].title), 8, widths[index] - over)
+                widths[index] = max(len(columns[index].title), 12, widths[index] - over)
 
 
 def page() -> Page:

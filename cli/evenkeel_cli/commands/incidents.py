@@ -73,7 +73,9 @@ def lanes(out: Page, incident: Json, *, indent: str = "") -> None:
         attempt = f", attempt {job['attempt']}" if job.get("attempt") else ""
         out.line(f"{indent}job   {out.marked(job['status'], job['jobId'])}{name} {job['phase']}{attempt}")
     if not incident["jobLanes"]:
-        out.line(f"{indent}job   {out.marked('idle', 'no job ran there')}")
+        is_early = node["status"] == "working" and node["phase"] in ("detected", "planned", "cordoned")
+        text = out.marked("next", "not looked at yet") if is_early else out.marked("idle", "no job ran there")
+        out.line(f"{indent}job   {text}")
 
 
 def _table(out: Page, incidents: list[Json], *, is_wide: bool) -> None:

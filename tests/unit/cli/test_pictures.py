@@ -21,10 +21,10 @@ NEXT    evenkeel incidents show inc-0000000001
 """
 
 JOBS = """\
-JOB             NAME      STATE        NODES  TRY  AGE  REASON
-job-0000000003  llama-3   ● succeeded      2    1  27m  Every pod ended with 0.
-job-0000000002  llama-2   ○ pending        2    0  28m  Needs 2 free nodes of o…
-job-0000000001  llama-1   ● running        2    2  29m  All 2 pods run.
+JOB             NAME     STATE        NODES  TRY  AGE  REASON
+job-0000000003  llama-3  ● succeeded      2    1  27m  Every pod ended with 0.
+job-0000000002  llama-2  ○ pending        2    0  28m  Needs 2 free nodes of on…
+job-0000000001  llama-1  ● running        2    2  29m  All 2 pods run.
 """
 
 JOB = """\
