@@ -24,6 +24,7 @@ from evenkeel_local.gpu_cluster.store import Change, ResourceType, Store, clone,
 BEAT_SECONDS = 5.0
 BOOKMARK_EVERY_BEATS = 6
 DEFAULT_WATCH_SECONDS = 1800.0
+POLICIES = '"Foreground", "Background", "Orphan"'
 PATCH_TYPES = {
     "application/json-patch+json": "json",
     "application/merge-patch+json": "merge",
@@ -247,7 +248,8 @@ class ApiServer:
         if kind is None or (kind == "strategic" and rt.custom):
             supported = [name for name, known in PATCH_TYPES.items() if not (known == "strategic" and rt.custom)]
             raise errors.unsupported_media_type(
-                f"the body of the request was in an unknown format - accepted media types include: {', '.join(supported)}"
+                "the body of the request was in an unknown format - accepted media types include: "
+                + ", ".join(supported)
             )
         raw = await http.read()
         dry_run = self._dry_run(http)
@@ -355,8 +357,7 @@ class ApiServer:
                     (
                         "FieldValueNotSupported",
                         "propagationPolicy",
-                        f'Unsupported value: "{options["propagationPolicy"]}": supported values: "Foreground", '
-                        '"Background", "Orphan"',
+                        f'Unsupported value: "{options["propagationPolicy"]}": supported values: {POLICIES}',
                     )
                 ],
             )
@@ -519,11 +520,12 @@ class ApiServer:
             table = tables.table(rt, objects, metadata, include)
             return web.json_response(table)
         head = json.dumps({"kind": f"{rt.kind}List", "apiVersion": rt.api_version, "metadata": metadata})
-        items = b",".join(self._encoded(rt, obj) for obj in objects)
+        items = b",".join(self.encoded(rt, obj) for obj in objects)
         body = head[:-1].encode() + b',"items":[' + items + b"]}\n"
         return web.Response(body=body, content_type="application/json")
 
-    def _encoded(self, rt: ResourceType, obj: Obj) -> bytes:
+    def encoded(self, rt: ResourceType, obj: Obj) -> bytes:
+        """Return an object as JSON, in the version that was asked for."""
         if rt.custom and obj.get("apiVersion") != rt.api_version:
             return json.dumps({**obj, "apiVersion": rt.api_version}, separators=(",", ":")).encode()
         return self._store.encoded(obj)
@@ -533,7 +535,7 @@ class ApiServer:
             include = http.query.get("includeObject", "Metadata")
             metadata = {"resourceVersion": obj["metadata"].get("resourceVersion", "")}
             return web.json_response(tables.table(rt, [obj], metadata, include), status=status)
-        body = self._encoded(rt, obj) if obj["metadata"].get("resourceVersion") else json.dumps(obj).encode()
+        body = self.encoded(rt, obj) if obj["metadata"].get("resourceVersion") else json.dumps(obj).encode()
         return web.Response(body=body + b"\n", status=status, content_type="application/json")
 
     async def _watch(self, http: web.Request, rt: ResourceType, request: Request, call: Call) -> web.StreamResponse:
@@ -656,7 +658,7 @@ class _Encoder:
             metadata = {"resourceVersion": obj["metadata"]["resourceVersion"]}
             body = json.dumps(tables.table(self._rt, [obj], metadata, self._include)).encode()
         else:
-            body = self._server._encoded(self._rt, obj)
+            body = self._server.encoded(self._rt, obj)
         return b'{"type":"' + kind.encode() + b'","object":' + body + b"}\n"
 
     def bookmark(self, revision: int, *, initial_end: bool = False) -> bytes:

@@ -1,9 +1,10 @@
 """Who calls the AWS endpoints, and whether their policies allow it. The engine answers both questions.
 
-The request is forwarded to the engine as it came, so that the engine checks its signature, time and session token with the
-caller's own secret. SageMaker is a service that it does not have: a right signature is answered with "unsupported service", a
-wrong one with the refusal that AWS words. (EKS it may have; there a missing cluster means the same.) Which principal signed
-is then found from the access key, and `SimulatePrincipalPolicy` is asked about the real action on the real ARN.
+The request is forwarded to the engine as it came, so that the engine checks its signature, time and session token
+with the caller's own secret. SageMaker is a service that it does not have: a right signature is answered with
+"unsupported service", a wrong one with the refusal that AWS words. (EKS it may have; there a missing cluster means
+the same.) Which principal signed is then found from the access key, and `SimulatePrincipalPolicy` is asked about the
+real action on the real ARN.
 """
 
 from __future__ import annotations
@@ -115,8 +116,8 @@ class EngineAuth:
         if access_key not in self._principals:
             raise AwsError(
                 "UnrecognizedClientException",
-                f"The principal of access key {access_key} is not known to the local cluster: it is neither a user's key nor "
-                "a function's, and has not signed a Kubernetes token yet.",
+                f"The principal of access key {access_key} is not known to the local cluster: it is neither a user's "
+                "key nor a function's, and has not signed a Kubernetes token yet.",
                 403,
             )
         return self._principals[access_key]

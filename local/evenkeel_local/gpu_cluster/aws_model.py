@@ -61,55 +61,67 @@ def output_problems(op: OperationModel, body: Json) -> list[str]:
     return list(_problems(op.output_shape, body, "", answer=True))
 
 
-def _lower(name: str) -> str:
-    return name[:1].lower() + name[1:]
+def _failed(value: Any, path: str, rule: str) -> str:
+    shown = "" if isinstance(value, dict | list) and len(str(value)) > 200 else f" '{value}'"
+    return f"Value{shown} at '{path}' failed to satisfy constraint: Member must {rule}"
+
+
+def _at(path: str, name: str) -> str:
+    member = name[:1].lower() + name[1:]
+    return f"{path}.{member}" if path else member
 
 
 def _problems(shape: Shape | None, value: Any, path: str, answer: bool = False) -> Iterator[str]:
     if shape is None:
         return
-    if isinstance(shape, StructureShape):
-        if not isinstance(value, dict):
-            yield f"Value at '{path}' failed to satisfy constraint: Member must be a structure"
-            return
-        for name in shape.required_members:
-            if value.get(name) is None:
-                at = f"{path}.{_lower(name)}" if path else _lower(name)
-                yield f"Value null at '{at}' failed to satisfy constraint: Member must not be null"
-        for name, item in value.items():
-            at = f"{path}.{_lower(name)}" if path else _lower(name)
-            if name not in shape.members:
-                if answer:
-                    yield f"'{at}' is not in the model"
-            elif item is not None:
-                yield from _problems(shape.members[name], item, at, answer)
-        return
     kind = shape.type_name
-    if kind == "list":
+    if isinstance(shape, StructureShape):
+        yield from _structure_problems(shape, value, path, answer)
+    elif kind == "list":
         yield from _list_problems(shape, value, path, answer)
     elif kind == "map":
-        if not isinstance(value, dict):
-            yield f"Value at '{path}' failed to satisfy constraint: Member must be a map"
-            return
-        for key, item in value.items():
-            yield from _problems(getattr(shape, "key"), key, f"{path}.key", answer)  # noqa: B009 (a dynamic attribute)
-            yield from _problems(getattr(shape, "value"), item, f"{path}.{key}.member", answer)  # noqa: B009
+        yield from _map_problems(shape, value, path, answer)
     elif kind == "string":
         yield from _string_problems(shape, value, path)
     elif kind in ("integer", "long", "float", "double"):
         yield from _number_problems(shape, value, path)
     elif kind == "boolean" and not isinstance(value, bool):
-        yield f"Value '{value}' at '{path}' failed to satisfy constraint: Member must be a boolean"
+        yield _failed(value, path, "be a boolean")
     elif kind == "timestamp" and (isinstance(value, bool) or not isinstance(value, int | float)):
-        yield f"Value '{value}' at '{path}' failed to satisfy constraint: Member must be a timestamp"
+        yield _failed(value, path, "be a timestamp")
+
+
+def _structure_problems(shape: StructureShape, value: Any, path: str, answer: bool) -> Iterator[str]:
+    if not isinstance(value, dict):
+        yield _failed(value, path, "be a structure")
+        return
+    for name in shape.required_members:
+        if value.get(name) is None:
+            yield f"Value null at '{_at(path, name)}' failed to satisfy constraint: Member must not be null"
+    for name, item in value.items():
+        if name not in shape.members:
+            if answer:
+                yield f"'{_at(path, name)}' is not in the model"
+        elif item is not None:
+            yield from _problems(shape.members[name], item, _at(path, name), answer)
+
+
+def _map_problems(shape: Shape, value: Any, path: str, answer: bool) -> Iterator[str]:
+    if not isinstance(value, dict):
+        yield _failed(value, path, "be a map")
+        return
+    keys, values = getattr(shape, "key"), getattr(shape, "value")  # noqa: B009 (a shape's parts are dynamic)
+    for key, item in value.items():
+        yield from _problems(keys, key, f"{path}.key", answer)
+        yield from _problems(values, item, f"{path}.{key}.member", answer)
 
 
 def _list_problems(shape: Shape, value: Any, path: str, answer: bool) -> Iterator[str]:
     if not isinstance(value, list):
-        yield f"Value at '{path}' failed to satisfy constraint: Member must be a list"
+        yield _failed(value, path, "be a list")
         return
     yield from _length_problems(shape, len(value), value, path)
-    member: Shape = getattr(shape, "member")  # noqa: B009 (a dynamic attribute)
+    member: Shape = getattr(shape, "member")  # noqa: B009 (a shape's parts are dynamic)
     for number, item in enumerate(value, start=1):
         yield from _problems(member, item, f"{path}.{number}.member", answer)
 
@@ -117,44 +129,34 @@ def _list_problems(shape: Shape, value: Any, path: str, answer: bool) -> Iterato
 def _length_problems(shape: Shape, length: int, value: Any, path: str) -> Iterator[str]:
     least, most = shape.metadata.get("min"), shape.metadata.get("max")
     if least is not None and length < least:
-        yield (
-            f"Value '{value}' at '{path}' failed to satisfy constraint: Member must have length greater than or equal "
-            f"to {least}"
-        )
+        yield _failed(value, path, f"have length greater than or equal to {least}")
     if most is not None and length > most:
-        yield (
-            f"Value '{value}' at '{path}' failed to satisfy constraint: Member must have length less than or equal to "
-            f"{most}"
-        )
+        yield _failed(value, path, f"have length less than or equal to {most}")
 
 
 def _string_problems(shape: Shape, value: Any, path: str) -> Iterator[str]:
     if not isinstance(value, str):
-        yield f"Value '{value}' at '{path}' failed to satisfy constraint: Member must be a string"
+        yield _failed(value, path, "be a string")
         return
     yield from _length_problems(shape, len(value), value, path)
     choices: list[str] = list(getattr(shape, "enum", None) or ())
     if choices and value not in choices:
-        listed = ", ".join(choices)
-        yield f"Value '{value}' at '{path}' failed to satisfy constraint: Member must satisfy enum value set: [{listed}]"
+        yield _failed(value, path, f"satisfy enum value set: [{', '.join(choices)}]")
     pattern = shape.metadata.get("pattern")
     if pattern and not _compiled(pattern).fullmatch(value):
-        yield (
-            f"Value '{value}' at '{path}' failed to satisfy constraint: Member must satisfy regular expression pattern: "
-            f"{pattern}"
-        )
+        yield _failed(value, path, f"satisfy regular expression pattern: {pattern}")
 
 
 def _number_problems(shape: Shape, value: Any, path: str) -> Iterator[str]:
     wanted: tuple[type, ...] = (int,) if shape.type_name in ("integer", "long") else (int, float)
     if isinstance(value, bool) or not isinstance(value, wanted):
-        yield f"Value '{value}' at '{path}' failed to satisfy constraint: Member must be a number"
+        yield _failed(value, path, "be a number")
         return
     least, most = shape.metadata.get("min"), shape.metadata.get("max")
     if least is not None and value < least:
-        yield f"Value '{value}' at '{path}' failed to satisfy constraint: Member must have value greater than or equal to {least}"
+        yield _failed(value, path, f"have value greater than or equal to {least}")
     if most is not None and value > most:
-        yield f"Value '{value}' at '{path}' failed to satisfy constraint: Member must have value less than or equal to {most}"
+        yield _failed(value, path, f"have value less than or equal to {most}")
 
 
 @lru_cache(maxsize=512)

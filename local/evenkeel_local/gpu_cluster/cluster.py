@@ -267,10 +267,8 @@ class Host:
             self._warming = asyncio.create_task(self._engine.warm_up())
         self.cluster = self._new_cluster()
         self.cluster.start()
-        await self._serve(self._delegate(lambda http: self.cluster.aws_api.handle(http)), sockets[0])
-        await self._serve(
-            self._delegate(lambda http: self.cluster.api_server.handle(http)), sockets[1], tls_context(certificate, key)
-        )
+        await self._serve(self._delegate("aws_api"), sockets[0])
+        await self._serve(self._delegate("api_server"), sockets[1], tls_context(certificate, key))
         await self._serve(Control(self).application(), sockets[2])
         asyncio.get_running_loop().call_later(0.05, service_model, "sagemaker")
         if self._options.state_file is not None:
@@ -279,8 +277,13 @@ class Host:
             written.write_text(json.dumps(self.state(), indent=2))
             written.replace(self._options.state_file)
 
-    def _delegate(self, handle: Any) -> web.Application:
+    def _delegate(self, part: str) -> web.Application:
         """Return an application that hands each request to the cluster of the moment; a reset changes which that is."""
+
+        async def handle(http: web.Request) -> web.StreamResponse:
+            answer: web.StreamResponse = await getattr(self.cluster, part).handle(http)
+            return answer
+
         app = web.Application(client_max_size=4 * 1024 * 1024)
         app.router.add_route("*", "/{path:.*}", handle)
         return app

@@ -107,7 +107,9 @@ class Control:
             "unschedulable": bool(node is not None and node["spec"].get("unschedulable")),
             "taints": [taint["key"] for taint in (node or {"spec": {}})["spec"].get("taints") or ()],
             "pods": [f"{namespace_of(pod)}/{name_of(pod)}" for pod in self._cluster.store.pods_on(machine.node_name)],
-            "processes": sum(len(worker.processes) for worker in kubelet.workers.values()) if kubelet else 0,
+            "processes": sum(len(worker.processes) for worker in kubelet.workers.values())
+            if kubelet is not None
+            else 0,
         }
 
     async def _pods(self, http: web.Request) -> web.Response:

@@ -81,8 +81,8 @@ class FaultTable:
 
         Args:
             name: a row's name.
-            options: `node` (an instance id, node name or slot) or `job` (`name` or `namespace/name`) chooses the node; without
-                either, a node that runs pods is chosen at random. What else a row reads is in its text.
+            options: `node` (an instance id, node name or slot) or `job` (`name` or `namespace/name`) chooses the node;
+                without either, one that runs pods is chosen by chance. What else a row reads is in its text.
 
         Raises:
             FaultRefused: there is no such fault, node or job.
@@ -203,21 +203,22 @@ ROWS: dict[str, FaultRow] = {
     for row in (
         FaultRow(
             "gpu-xid79",
-            "A GPU falls off the bus: the processes that use GPUs on the node abort, the health agent marks the node and "
-            "sends its event. Option `faultType`: NvidiaErrorTerminate (default, a replacement is due) or NvidiaErrorReboot.",
+            "A GPU falls off the bus: the processes that use GPUs on the node abort, the health agent marks the node "
+            "and sends its event. Option `faultType`: NvidiaErrorTerminate (default, a replacement is due) or "
+            "NvidiaErrorReboot.",
             "reboot or replace, as the fault type says",
             _gpu_xid79,
         ),
         FaultRow(
             "node-lost",
-            "The node is cut off: no heartbeats, no reports, no news from the API, and no health event. Its processes go on "
-            "running, whatever is deleted, until the machine is rebooted, replaced or deleted. Clearing heals the partition.",
+            "The node is cut off: no heartbeats, no reports, no news from the API, and no health event. Its processes "
+            "go on running, whatever is deleted, until the machine is rebooted, replaced or deleted. Clearing heals it.",
             "reboot or replace",
             _node_lost,
         ),
         FaultRow(
             "app-crash",
-            "One training process ends with an exit code (option `exitCode`, default 1); nothing is wrong with the node.",
+            "One training process ends with an exit code (option `exitCode`, default 1); the node is fine.",
             "nothing to repair",
             _app_crash,
         ),

@@ -7,17 +7,17 @@ closes, for whatever reason, kills the groups that are left and every process th
 import os
 import signal
 import sys
+from pathlib import Path
 
 
 def _marked(wanted: bytes) -> list[int]:
     found = []
-    for name in os.listdir("/proc"):
-        if not name.isdigit() or int(name) == os.getpid():
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         try:
-            with open(f"/proc/{name}/environ", "rb") as environment:
-                if wanted in environment.read().split(b"\0"):
-                    found.append(int(name))
+            if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
         except OSError:
             continue
     return found

@@ -12,7 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 READY_SECONDS = 30.0
 STOP_SECONDS = 10.0
@@ -128,7 +128,7 @@ class ClusterHandle:
                 self._process.kill()
                 self._process.wait()
 
-    def __enter__(self) -> ClusterHandle:
+    def __enter__(self) -> Self:
         """Use the cluster for a block."""
         return self
 

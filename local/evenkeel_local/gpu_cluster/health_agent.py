@@ -55,7 +55,8 @@ class HealthAgent:
             self._send(
                 machine,
                 "Unhealthy",
-                f"HyperPod Health Monitoring Agent (HMA) has detected fault type {fault_type} on this node and is unhealthy.",
+                f"HyperPod Health Monitoring Agent (HMA) has detected fault type {fault_type} on this node "
+                "and is unhealthy.",
                 recommendation,
             )
             if self._fleet.node_recovery == "Automatic":

@@ -75,7 +75,7 @@ class HyperPod:
         return answer
 
     def _cluster_status(self) -> str:
-        changing = any(machine.operation in ("Delete",) for machine in self._fleet.machines)
+        changing = any(machine.operation == "Delete" for machine in self._fleet.machines)
         return "Updating" if changing and self._config.node_provisioning_mode is None else "InService"
 
     def _describe_group(self, group: InstanceGroup) -> Json:

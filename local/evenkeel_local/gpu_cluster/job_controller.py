@@ -1,7 +1,8 @@
 """The Job controller: runs a Job's pods, counts how they end, and says when the Job is over.
 
-Source: `pkg/controller/job` of Kubernetes 1.33, for Indexed and NonIndexed Jobs, suspension, backoff, deadlines, pod failure
-policies with `FailJob`, `Ignore` and `Count`, and `podReplacementPolicy`. Per-index backoff and success policies are not here.
+Source: `pkg/controller/job` of Kubernetes 1.33, for Indexed and NonIndexed Jobs, suspension, backoff, deadlines, pod
+failure policies with `FailJob`, `Ignore` and `Count`, and `podReplacementPolicy`. Per-index backoff and success
+policies are not here.
 """
 
 from __future__ import annotations
@@ -242,9 +243,9 @@ class JobController:
         elif spec.get("suspend"):
             active, terminating = self._suspend(job, status, active, terminating)
         else:
-            if condition_of({"status": status}, "Suspended") is not None:
-                if set_condition(status, "Suspended", "False", "JobResumed", "Job resumed"):
-                    status["startTime"] = timestamp()
+            was_suspended = condition_of({"status": status}, "Suspended") is not None
+            if was_suspended and set_condition(status, "Suspended", "False", "JobResumed", "Job resumed"):
+                status["startTime"] = timestamp()
             active = self._fill(job, status, active, terminating)
         self._tally(status, active, terminating)
 

@@ -23,6 +23,12 @@ SYSTEM_PRIORITIES = {"system-cluster-critical": 2_000_000_000, "system-node-crit
 DEFAULT_TOLERATION_SECONDS = 300
 TRACKING = "batch.kubernetes.io/job-tracking"
 
+POD_UPDATE_RULE = (
+    "Forbidden: pod updates may not change fields other than `spec.containers[*].image`,"
+    "`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing "
+    "tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)"
+)
+
 _SUBDOMAIN = re.compile(r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$")
 _DNS_LABEL = re.compile(r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
 _SERVICE_NAME = re.compile(r"^[a-z]([-a-z0-9]*[a-z0-9])?$")
@@ -258,9 +264,7 @@ def _check_pod_update(obj: Obj, old: Obj) -> Iterator[Cause]:
         yield (
             "FieldValueForbidden",
             "spec",
-            "Forbidden: pod updates may not change fields other than `spec.containers[*].image`,"
-            "`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing "
-            "tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)",
+            POD_UPDATE_RULE,
         )
 
 
@@ -440,7 +444,7 @@ def _check_priority(obj: Obj) -> Iterator[Cause]:
 def _check_priority_update(obj: Obj, old: Obj) -> Iterator[Cause]:
     for field in ("value", "preemptionPolicy"):
         if obj.get(field) != old.get(field):
-            yield ("FieldValueForbidden", field, f"Forbidden: may not be changed in an update.")
+            yield ("FieldValueForbidden", field, "Forbidden: may not be changed in an update.")
 
 
 def _admit_budget(obj: Obj, store: Store) -> None:

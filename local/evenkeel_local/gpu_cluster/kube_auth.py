@@ -1,7 +1,7 @@
 """Who calls the Kubernetes API: EKS tokens, access entries and the admin's static token.
 
-An EKS token is a presigned STS request. As aws-iam-authenticator does, the server checks its shape, sends it, and takes the
-identity that STS answers; it is sent to the engine and nowhere else, whatever host it names.
+An EKS token is a presigned STS request. As aws-iam-authenticator does, the server checks its shape, sends it, and
+takes the identity that STS answers; it is sent to the engine and nowhere else, whatever host it names.
 """
 
 from __future__ import annotations
@@ -110,7 +110,8 @@ def bearer(authorization: str) -> str:
 def readable_url(token: str, endpoint: str) -> str | None:
     """Return the presigned request inside a token if it is one that may be sent, else nothing.
 
-    Source: the checks of `pkg/token/token.go` in kubernetes-sigs/aws-iam-authenticator. The host must be the engine's own.
+    Source: the checks of `pkg/token/token.go` in kubernetes-sigs/aws-iam-authenticator. The host must be the engine's
+    own.
     """
     encoded = token[len(PREFIX) :]
     try:

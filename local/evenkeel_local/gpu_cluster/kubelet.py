@@ -303,7 +303,7 @@ class Kubelet:
     # Faults
 
     def gpu_error(self) -> int:
-        """End the processes that use GPUs, as a GPU that fell off the bus does: they abort, or are killed soon after."""
+        """End the processes that use GPUs: they abort, as on a CUDA error, or are killed soon after."""
         hit = sum(worker.signal_gpu_processes(signal.SIGABRT) for worker in self.workers.values())
         asyncio.get_running_loop().call_later(0.5, self._kill_gpu_processes)
         return hit

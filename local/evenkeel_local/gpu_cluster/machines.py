@@ -1,8 +1,8 @@
 """The provider's side: instance groups, slots and the lives of the machines in them.
 
-A slot (`NodeLogicalId`) is a seat in a group and survives a replacement. A machine is one life in it: an instance id and a
-launch time. A reboot gives the same life a new boot id; a replacement ends the life, with its disks and processes, and starts
-another in the same slot.
+A slot (`NodeLogicalId`) is a seat in a group and survives a replacement. A machine is one life in it: an instance id
+and a launch time. A reboot gives the same life a new boot id; a replacement ends the life, with its disks and
+processes, and starts another in the same slot.
 """
 
 from __future__ import annotations
@@ -336,7 +336,8 @@ class Fleet:
                 if self.events is not None:
                     self.events.instance_event(
                         machine,
-                        f"Instance creation in Cluster {self.config.cluster_name} and InstanceGroup {machine.group} failed",
+                        f"Instance creation in Cluster {self.config.cluster_name} and InstanceGroup {machine.group} "
+                        "failed",
                         "Error",
                         {"FailureMessage": machine.message},
                     )

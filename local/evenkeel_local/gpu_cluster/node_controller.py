@@ -87,7 +87,7 @@ class NodeController:
                 catalogue.PODS,
                 namespace_of(pod),
                 name_of(pod),
-                lambda obj: set_condition(obj["status"], "Ready", "False", "NodeNotReady", "") and None,
+                _lose_readiness,
             )
 
     def _taint(self, node: Obj) -> None:
@@ -169,3 +169,7 @@ class NodeController:
         except ApiError as refused:
             if refused.code != 404:
                 raise
+
+
+def _lose_readiness(pod: Obj) -> None:
+    set_condition(pod["status"], "Ready", "False", "NodeNotReady", "")

@@ -27,7 +27,8 @@ MERGE_KEYS: dict[str, str] = {
 }
 """List fields that a strategic merge merges item by item, with the key that tells items apart.
 
-Source: the `patchMergeKey` tags of `k8s.io/api/core/v1/types.go`. `taints` and `tolerations` have none: they are replaced.
+Source: the `patchMergeKey` tags of `k8s.io/api/core/v1/types.go`. `taints` and `tolerations` have none: they are
+replaced.
 """
 SET_LISTS = frozenset({"finalizers"})
 """Lists of plain values that a strategic merge joins as sets (`patchStrategy: merge` without a key)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import re
 import signal
@@ -111,6 +112,7 @@ class PodWorker:
         self._task: asyncio.Task[None] | None = None
         self._stop_task: asyncio.Task[None] | None = None
         self._deadline: float | None = None
+        self._ended = asyncio.Event()
 
     @property
     def processes(self) -> list[tuple[Container, Running]]:
@@ -134,8 +136,13 @@ class PodWorker:
             if not self.is_over:
                 self._finish()
 
+    def _must_stop(self) -> bool:
+        """Say whether to stop; asked anew after every wait."""
+        return self.is_stopping
+
     def _finish(self) -> None:
         self.is_over = True
+        self._ended.set()
         for container in [*self.init_containers, *self.containers]:
             if "waiting" in container.state or "running" in container.state:
                 container.state = _terminated(
@@ -146,21 +153,21 @@ class PodWorker:
         self._node.report(self)
 
     async def _run_init(self, container: Container) -> bool:
-        while not self.is_stopping:
+        while not self._must_stop():
             await self._once(container)
             if container.exit_code == 0:
                 return True
-            if self.pod["spec"]["restartPolicy"] == "Never" or self.is_stopping:
+            if self.pod["spec"]["restartPolicy"] == "Never" or self._must_stop():
                 return False
             await self._back_off(container)
         return False
 
     async def _run_container(self, container: Container) -> None:
         policy = self.pod["spec"]["restartPolicy"]
-        while not self.is_stopping:
+        while not self._must_stop():
             await self._once(container)
             again = policy == "Always" or (policy == "OnFailure" and container.exit_code != 0)
-            if self.is_stopping or not again:
+            if self._must_stop() or not again:
                 return
             await self._back_off(container)
 
@@ -187,7 +194,7 @@ class PodWorker:
         try:
             env = await self._environment(container)
             argv = [expand(part, env) for part in command]
-            if self.is_stopping:
+            if self._must_stop():
                 container.state = _terminated(137, "Error", began)
                 return
             folder = self._node.folder(self.pod)
@@ -203,14 +210,14 @@ class PodWorker:
             container.state = {"waiting": {"reason": "CreateContainerConfigError", "message": str(missing)}}
             self._node.report(self)
             await asyncio.sleep(max(self._restart_backoff, 0.2))
-            if not self.is_stopping:
+            if not self._must_stop():
                 await self._once(container)
             return
         container.running = running
         self._node.note(self, container, running)
         container.state = {"running": {"startedAt": timestamp()}}
         self._node.report(self)
-        if self.is_stopping:
+        if self._must_stop():
             running.terminate()
         code = await running.wait()
         container.running = None
@@ -223,7 +230,7 @@ class PodWorker:
         container.state = {"running": {"startedAt": timestamp()}}
         began = timestamp()
         self._node.report(self)
-        if not self.is_stopping:
+        if not self._must_stop():
             await container.pause_ended.wait()
         container.state = _terminated(0, "Completed", began)
         container.pause_ended = None
@@ -254,8 +261,10 @@ class PodWorker:
         for _, running in self.processes:
             running.terminate()
         loop = asyncio.get_running_loop()
-        while not self.is_over and self._deadline is not None and loop.time() < self._deadline:
-            await asyncio.sleep(min(0.05, max(self._deadline - loop.time(), 0.001)))
+        while not self._ended.is_set() and self._deadline is not None and (left := self._deadline - loop.time()) > 0:
+            # In short waits, because a second deletion may shorten the grace.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), min(0.05, left))
         for _, running in self.processes:
             running.kill()
         if self._task is not None and not self.is_over:
@@ -267,6 +276,7 @@ class PodWorker:
         """Kill everything at once and report nothing: the machine is gone."""
         self.is_stopping = True
         self.is_over = True
+        self._ended.set()
         for _, running in self.processes:
             running.kill()
         for container in self.containers:

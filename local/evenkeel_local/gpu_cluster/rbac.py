@@ -90,7 +90,7 @@ def allows(rule: Obj, request: Request) -> bool:
 
 
 def _has(values: list[str] | None, wanted: str) -> bool:
-    return bool(values) and (wanted in values or "*" in values)
+    return values is not None and (wanted in values or "*" in values)
 
 
 def bootstrap_roles() -> list[Obj]:

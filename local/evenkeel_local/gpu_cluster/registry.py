@@ -1,7 +1,7 @@
 """What create, update, delete and evict mean: defaults, preconditions, finalizers, grace.
 
-The store below keeps bytes and versions; the HTTP server above reads requests. The controllers use this module directly,
-so the rules of deletion hold for them too.
+The store below keeps bytes and versions; the HTTP server above reads requests. The controllers use this module
+directly, so the rules of deletion hold for them too.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def micro_timestamp(at: datetime | None = None) -> str:
 
 
 def set_condition(status: Obj, kind: str, value: str, reason: str, message: str = "", extra: Obj | None = None) -> bool:
-    """Put a condition in a status; its transition time moves only when its value does. Return whether anything changed."""
+    """Put a condition in a status and return whether that changed it; its time moves only when its value does."""
     conditions: list[Obj] = status.setdefault("conditions", [])
     now = timestamp()
     for condition in conditions:
@@ -82,8 +82,7 @@ class Registry:
     ) -> Obj:
         """Admit, default, validate and store a new object.
 
-        Args:
-            trusted: the caller is a controller of this cluster and the object keeps the status it brings.
+        With `trusted` the caller is a part of this cluster, and the object keeps the status it brings.
 
         Raises:
             ApiError: 404 without the namespace, 409 when the name is taken, 422 when the object is invalid.
@@ -207,21 +206,12 @@ class Registry:
             ApiError: 404, 409 on a stale version or another UID, 422 when the new object is invalid.
         """
         old = self.store.get(rt, namespace_of(obj), name_of(obj))
-        new = clone(obj)
+        self._check_version(rt, obj, old)
+        new: Obj = clone(obj)
         new["apiVersion"], new["kind"] = old["apiVersion"], old["kind"]
         if rt.custom:
             new = self._shaped(rt, new)
         metadata, before = new["metadata"], old["metadata"]
-        expected = metadata.get("resourceVersion")
-        if metadata.get("uid") and metadata["uid"] != before["uid"]:
-            raise errors.conflict(
-                rt.group,
-                rt.plural,
-                name_of(obj),
-                f"Precondition failed: UID in precondition: {metadata['uid']}, UID in object meta: {before['uid']}",
-            )
-        if expected and expected != before["resourceVersion"]:
-            raise errors.conflict(rt.group, rt.plural, name_of(obj))
         for field in (*SERVER_FIELDS, "deletionGracePeriodSeconds"):
             if field in before:
                 metadata[field] = before[field]
@@ -233,7 +223,7 @@ class Registry:
             kept["metadata"]["managedFields"] = metadata.get("managedFields") or before.get("managedFields") or []
             if not kept["metadata"]["managedFields"]:
                 kept["metadata"].pop("managedFields")
-            if rt.key == catalogue.NODES.key or rt.key == catalogue.PODS.key:
+            if rt.key in (catalogue.NODES.key, catalogue.PODS.key):
                 # The server lets a status write of these two change labels and annotations, which kubelets rely on.
                 for field in ("labels", "annotations"):
                     if field in metadata:
@@ -255,6 +245,14 @@ class Registry:
         if dry_run:
             return new
         return self._write(rt, new, old)
+
+    def _check_version(self, rt: ResourceType, obj: Obj, old: Obj) -> None:
+        stated, stored = obj["metadata"], old["metadata"]
+        if stated.get("uid") and stated["uid"] != stored["uid"]:
+            told = f"Precondition failed: UID in precondition: {stated['uid']}, UID in object meta: {stored['uid']}"
+            raise errors.conflict(rt.group, rt.plural, name_of(obj), told)
+        if stated.get("resourceVersion") and stated["resourceVersion"] != stored["resourceVersion"]:
+            raise errors.conflict(rt.group, rt.plural, name_of(obj))
 
     def apply(self, config: Obj, manager: str, *, force: bool = True) -> Obj:
         """Create or update an object by server-side apply.
@@ -297,8 +295,7 @@ class Registry:
                     (
                         "FieldValueForbidden",
                         "metadata.finalizers",
-                        "Forbidden: no new finalizers can be added if the object is being deleted, "
-                        f"found new finalizers {sorted(added)}",
+                        f"Forbidden: no new finalizers can be added to an object that is being deleted: {sorted(added)}",
                     )
                 ],
             )
@@ -306,9 +303,9 @@ class Registry:
     def _write(self, rt: ResourceType, new: Obj, old: Obj) -> Obj:
         """Store an update, or remove the object when its deletion waited for just this."""
         metadata = new["metadata"]
-        if metadata.get("deletionTimestamp") and not metadata.get("finalizers") and self._may_go(rt, new):
-            if old["metadata"].get("finalizers"):
-                return self.store.delete(rt, namespace_of(new), name_of(new), new)
+        waited = metadata.get("deletionTimestamp") and old["metadata"].get("finalizers")
+        if waited and not metadata.get("finalizers") and self._may_go(rt, new):
+            return self.store.delete(rt, namespace_of(new), name_of(new), new)
         return self.store.update(rt, new)
 
     def _may_go(self, rt: ResourceType, obj: Obj) -> bool:

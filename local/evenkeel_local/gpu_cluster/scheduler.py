@@ -203,12 +203,12 @@ class Scheduler:
         told = ", ".join(f"{count} {why}" for why, count in sorted(reasons.items()))
         message = f"0/{len(rooms)} nodes are available: {told}." if rooms else "no nodes available to schedule pods"
         nominated = self._preempt(pod, wanted, rooms)
-        suffix = "" if nominated else " preemption: 0/%d nodes are available: no victims found." % len(rooms)
+        suffix = "" if nominated else f" preemption: 0/{len(rooms)} nodes are available: no victims found."
         self._tell(pod, message + suffix, nominated)
         return False
 
     def _score(self, pod: Obj, room: NodeRoom) -> tuple[Any, ...]:
-        """Prefer the nominated node, then preferred affinity, then few soft taints, then the emptiest node, then name."""
+        """Prefer the nominated node, then preferred affinity, then few soft taints, then the emptiest node."""
         spec = pod["spec"]
         preferred = 0
         affinity = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(

@@ -1,7 +1,8 @@
 """Structural schemas of custom resources: defaults, pruning and validation.
 
-What is read: type, properties, required, items, additionalProperties, enum, minimum and maximum, lengths, pattern, nullable, default,
-`x-kubernetes-preserve-unknown-fields` and `x-kubernetes-int-or-string`. Not read: CEL rules, `oneOf` and its kin, formats.
+What is read: type, properties, required, items, additionalProperties, enum, minimum and maximum, lengths, pattern,
+nullable, default, `x-kubernetes-preserve-unknown-fields` and `x-kubernetes-int-or-string`. Not read: CEL rules,
+`oneOf` and its kin, formats.
 """
 
 from __future__ import annotations

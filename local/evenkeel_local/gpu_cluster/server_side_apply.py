@@ -1,7 +1,8 @@
 """Server-side apply: who owns which field, and when two owners disagree.
 
-A field is a path of `FieldsV1` elements: `f:name` for a member, `k:{"name":"x"}` for an item of a list that is told apart by
-keys, `v:"x"` for an item of a set. Lists of other kinds are one field. Sources: KEP-555 and the `listType` marks of `k8s.io/api`.
+A field is a path of `FieldsV1` elements: `f:name` for a member, `k:{"name":"x"}` for an item of a list that is told
+apart by keys, `v:"x"` for an item of a set. Lists of other kinds are one field. Sources: KEP-555 and the `listType`
+marks of `k8s.io/api`.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import urllib3
 
-from tests.waiting import until as eventually
+from tests.waiting import until
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -18,6 +18,13 @@ MERGE, STRATEGIC = "application/merge-patch+json", "application/strategic-merge-
 JSON_PATCH, APPLY = "application/json-patch+json", "application/apply-patch+yaml"
 PODS, NODES, JOBS = "/api/v1/namespaces/default/pods", "/api/v1/nodes", "/apis/batch/v1/namespaces/default/jobs"
 SERVICES, CONFIG_MAPS = "/api/v1/namespaces/default/services", "/api/v1/namespaces/default/configmaps"
+
+
+def eventually(look: Callable[[], T | None], what: str, seconds: float = 15.0) -> T:
+    """Wait until `look` finds something true, and return it."""
+    found = until(look, what, seconds)
+    assert found is not None
+    return found
 
 
 class Refused(Exception):
@@ -49,7 +56,7 @@ class KubeClient:
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": content_type}
         answer = self._pool.request(method, self.url + path, body=data, headers=headers, timeout=30)
         is_json = answer.headers.get("Content-Type", "").startswith("application/json")
-        decoded = json.loads(answer.data) if is_json else answer.data.decode()
+        decoded: Any = json.loads(answer.data) if is_json else answer.data.decode()
         if answer.status >= 400:
             raise Refused(answer.status, decoded if is_json else {}, dict(answer.headers))
         return decoded

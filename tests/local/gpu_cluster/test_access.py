@@ -22,8 +22,7 @@ from evenkeel_local.gpu_cluster import ClusterHandle
 from evenkeel_local.gpu_cluster.kube_auth import readable_url
 from evenkeel_local.identities import Credentials, make_user
 from tests.local.gpu_cluster.conftest import QUICK
-from tests.local.gpu_cluster.kube_client import NODES, PODS, KubeClient
-from tests.waiting import until as eventually
+from tests.local.gpu_cluster.kube_client import NODES, PODS, KubeClient, eventually
 
 OWN_STATEMENTS = [
     {
@@ -218,12 +217,12 @@ def test_a_token_that_is_not_right_is_401(
 ) -> None:
     guarded.put_access_entry(reader.principal_arn, ["readers"])
     text = {
-        "secret": lambda: token(engine, reader, guarded.eks_cluster_name, secret="guessed"),  # noqa: S106 (a wrong one)
-        "cluster": lambda: token(engine, reader, "another"),
-        "header": lambda: token(engine, reader, guarded.eks_cluster_name, header=False),
-        "garbage": lambda: "k8s-aws-v1.%%%",
-        "none": lambda: "",
-    }[wrong]()
+        "secret": token(engine, reader, guarded.eks_cluster_name, secret="guessed"),
+        "cluster": token(engine, reader, "another"),
+        "header": token(engine, reader, guarded.eks_cluster_name, header=False),
+        "garbage": "k8s-aws-v1.%%%",
+        "none": "",
+    }[wrong]
 
     kube = KubeClient(guarded.kubernetes_url, guarded.ca_pem, text)
 

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from evenkeel_local.gpu_cluster import ClusterFailed, ClusterHandle
-from tests.local.gpu_cluster.kube_client import JOBS, NODES, PODS, Json, KubeClient, a_job, condition
-from tests.waiting import until as eventually
+from tests.local.gpu_cluster.kube_client import JOBS, NODES, PODS, Json, KubeClient, a_job, condition, eventually
 
 PREFIX = "sagemaker.amazonaws.com/"
 SLEEPS = ("python", "-c", "import time; print('up', flush=True); time.sleep(600)")

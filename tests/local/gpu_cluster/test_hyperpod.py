@@ -10,8 +10,7 @@ from botocore.exceptions import ClientError
 from evenkeel_local import gpu_cluster
 from evenkeel_local.gpu_cluster import ClusterHandle
 from tests.local.gpu_cluster.conftest import QUICK, aws_client
-from tests.local.gpu_cluster.kube_client import Json
-from tests.waiting import until as eventually
+from tests.local.gpu_cluster.kube_client import Json, eventually
 
 GHOST = "i-0aaaaaaaaaaaaaaaa"
 
@@ -279,13 +278,13 @@ def test_a_full_provider_leaves_a_node_pending_and_says_so(cluster: ClusterHandl
 def test_without_continuous_mode_there_are_no_slots_and_no_events(classic: Any) -> None:
     assert "NodeProvisioningMode" not in classic.describe_cluster(ClusterName="research-train")
     assert len(classic.list_cluster_nodes(ClusterName="research-train")["ClusterNodeSummaries"]) == 3
-    for call in (
-        lambda: classic.list_cluster_nodes(ClusterName="research-train", IncludeNodeLogicalIds=True),
-        lambda: classic.list_cluster_events(ClusterName="research-train"),
-        lambda: classic.batch_replace_cluster_nodes(ClusterName="research-train", NodeLogicalIds=["a-slot"]),
+    for operation, arguments in (
+        ("list_cluster_nodes", {"IncludeNodeLogicalIds": True}),
+        ("list_cluster_events", {}),
+        ("batch_replace_cluster_nodes", {"NodeLogicalIds": ["a-slot"]}),
     ):
         with pytest.raises(ClientError) as refused:
-            call()
+            getattr(classic, operation)(ClusterName="research-train", **arguments)
         assert code_of(refused) == "ValidationException"
 
 
@@ -319,8 +318,12 @@ def test_a_call_can_be_made_to_fail_to_throttle_and_to_lose_its_answer(cluster: 
 def test_a_budget_of_calls_throttles(tmp_path: Path) -> None:
     with gpu_cluster.start({**QUICK, "readsPerSecond": 2}, tmp_path / "run") as handle:
         sagemaker = aws_client("sagemaker", handle.sagemaker_url)
-        with pytest.raises(ClientError) as refused:
+
+        def ask_often() -> None:
             for _ in range(20):
                 sagemaker.describe_cluster(ClusterName=handle.cluster_name)
+
+        with pytest.raises(ClientError) as refused:
+            ask_often()
 
     assert code_of(refused) == "ThrottlingException"

@@ -19,8 +19,8 @@ from tests.local.gpu_cluster.kube_client import (
     a_job,
     a_pod,
     condition,
+    eventually,
 )
-from tests.waiting import until as eventually
 
 SLEEPS = ("python", "-c", "import time; print('up', flush=True); time.sleep(600)")
 FOREGROUND = {"propagationPolicy": "Foreground"}
@@ -84,7 +84,11 @@ def test_a_command_that_is_not_there_is_a_start_error(kube: KubeClient) -> None:
 
 
 def test_deleting_a_pod_asks_then_kills(kube: KubeClient, cluster: ClusterHandle) -> None:
-    deaf = "import signal, time; signal.signal(signal.SIGTERM, lambda *a: print('asked', flush=True)); print('up', flush=True)\n"
+    deaf = (
+        "import signal, time\n"
+        "signal.signal(signal.SIGTERM, lambda *a: print('asked', flush=True))\n"
+        "print('up', flush=True)\n"
+    )
     kube.create(
         PODS, a_pod("deaf", "python", "-c", deaf + "while True: time.sleep(0.05)", terminationGracePeriodSeconds=1)
     )

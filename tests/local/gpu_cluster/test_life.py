@@ -13,8 +13,7 @@ import pytest
 from evenkeel_local import gpu_cluster
 from evenkeel_local.gpu_cluster import ClusterFailed, ClusterHandle
 from tests.local.gpu_cluster.conftest import QUICK, aws_client
-from tests.local.gpu_cluster.kube_client import JOBS, NODES, PODS, Json, KubeClient, a_job, a_pod, condition
-from tests.waiting import until as eventually
+from tests.local.gpu_cluster.kube_client import JOBS, NODES, PODS, Json, KubeClient, a_job, a_pod, condition, eventually
 
 SLEEPS = ("python", "-c", "import time; print('up', flush=True); time.sleep(600)")
 TAINT = {"key": "evenkeel.io/awaiting-validation", "value": "true", "effect": "NoSchedule"}
@@ -63,8 +62,7 @@ def test_killing_the_cluster_leaves_no_process(tmp_path: Path) -> None:
 
     os.kill(handle.pid, signal.SIGKILL)
 
-    for pid in (leader, *escaped):
-        eventually(lambda pid=pid: not is_alive(pid), f"process {pid} to be gone")
+    eventually(lambda: not any(is_alive(pid) for pid in (leader, *escaped)), "the processes to be gone")
     kube.close()
     handle.stop()
 
@@ -77,7 +75,7 @@ def _children(pid: int) -> list[int]:
 
 
 def test_a_configuration_that_is_wrong_is_refused_with_its_reason(tmp_path: Path) -> None:
-    with pytest.raises(ClusterFailed, match="delays.bot"):
+    with pytest.raises(ClusterFailed, match=r"delays\.bot"):
         gpu_cluster.start({"delays": {"bot": 1}}, tmp_path / "run")
 
 
