@@ -29,6 +29,7 @@ from evenkeel.domain.checkpoints import (
     standing,
 )
 from evenkeel.domain.health.incidents import TimelineEntry
+from evenkeel.domain.nodes import KubernetesNode
 from evenkeel.domain.policy import Mode, Policy
 from evenkeel.domain.scheduling.attempts import lost_nodes
 from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Job, WorkloadSeen
@@ -80,13 +81,13 @@ class Outcome(Value):
 
 
 class _Past(NamedTuple):
-    """What is left of the attempt before."""
+    """What is left of one earlier attempt."""
 
-    holds_back: tuple[str, ...] = ()
+    seen: WorkloadSeen
+    holds_back: tuple[str, ...]
     """Its pods that may still run where they can be reached."""
-    out_of_reach: tuple[str, ...] = ()
+    out_of_reach: tuple[str, ...]
     """Lost nodes with pods of it."""
-    seen: WorkloadSeen | None = None
 
 
 def run(
@@ -115,13 +116,15 @@ def run(
     if given_up:
         return _give_up(ledger, found, attempt, given_up, now, is_refused=attempt.is_refused)
 
-    past = _look_back(job, attempt, cluster, policy, now)
-    if past.seen and past.seen.is_let_run:
-        # Settled, and yet not asked to end: a crash came between the two.
-        cluster.stop(attempt.cluster, attempt.namespace, job.job_id, attempt.attempt - 1, job.spec.grace_seconds)
-    if past.holds_back:
-        pods = ", ".join(past.holds_back[:3])
-        reason = f"Waits for {pods} of attempt {attempt.attempt - 1} to end."
+    past = _look_back(attempt, ledger, cluster, policy, now)
+    for left in past:
+        if left.seen.is_let_run:
+            # Settled, and yet not asked to end: a crash came between the two.
+            grace_seconds = job.spec.grace_seconds
+            cluster.stop(attempt.cluster, attempt.namespace, job.job_id, left.seen.attempt, grace_seconds)
+    holds_back = [pod for left in past for pod in left.holds_back]
+    if holds_back:
+        reason = f"Waits for {', '.join(holds_back[:3])} of an earlier attempt to end."
         return Outcome(outcome=LaunchOutcome.NOT_YET, wait_seconds=policy.jobs.launch_retry_seconds, reason=reason)
 
     try:
@@ -133,8 +136,9 @@ def run(
         return _give_up(ledger, found, attempt, reason, now, is_refused=True)
     if choice is None:
         return Outcome(outcome=LaunchOutcome.STALE, reason="A later attempt has raised the fence.")
-    if past.out_of_reach:
-        cluster.forget_pods(attempt.cluster, attempt.namespace, job.job_id, attempt.attempt - 1, past.out_of_reach)
+    for left in past:
+        if left.out_of_reach:
+            cluster.forget_pods(attempt.cluster, attempt.namespace, job.job_id, left.seen.attempt, left.out_of_reach)
     pinned = attempt.but(
         is_pinned=True,
         resume_from=choice.resume_from,
@@ -169,22 +173,26 @@ def _why_give_up(job: Job, attempt: Attempt, policy: Policy, mode: Mode, now: da
     return ""
 
 
-def _look_back(job: Job, attempt: Attempt, cluster: Cluster, policy: Policy, now: datetime) -> _Past:
-    """See what is left of the attempt before. Two attempts never run side by side where both can be reached."""
-    if attempt.attempt == 1:
-        return _Past()
-    seen = cluster.workload(attempt.cluster, attempt.namespace, job.job_id, attempt.attempt - 1)
-    alive = seen.pods_alive()
-    if not alive:
-        return _Past(seen=seen)
-    nodes = {node.name: node for node in cluster.nodes(attempt.cluster)}
-    names = tuple(sorted({pod.node_name for pod in alive if pod.node_name}))
-    lost = lost_nodes(nodes, names, now, policy.jobs.lost_node_seconds)
-    return _Past(
-        holds_back=tuple(pod.name for pod in seen.pods_alive(lost)),
-        out_of_reach=tuple(sorted(lost)),
-        seen=seen,
-    )
+def _look_back(attempt: Attempt, ledger: Ledger, cluster: Cluster, policy: Policy, now: datetime) -> tuple[_Past, ...]:
+    """See what is left of the attempts before, back to the last that was launched: that one saw to those before it.
+
+    Two attempts never run side by side where both can be reached.
+    """
+    found: list[_Past] = []
+    nodes: dict[str, KubernetesNode] | None = None
+    for number in range(attempt.attempt - 1, 0, -1):
+        seen = cluster.workload(attempt.cluster, attempt.namespace, attempt.job_id, number)
+        alive = seen.pods_alive()
+        if alive and nodes is None:
+            nodes = {node.name: node for node in cluster.nodes(attempt.cluster)}
+        names = tuple(sorted({pod.node_name for pod in alive if pod.node_name}))
+        lost = lost_nodes(nodes or {}, names, now, policy.jobs.lost_node_seconds)
+        holds_back = tuple(pod.name for pod in seen.pods_alive(lost))
+        found.append(_Past(seen=seen, holds_back=holds_back, out_of_reach=tuple(sorted(lost))))
+        row = ledger.get(rows.attempt_key(attempt.job_id, number))
+        if row and rows.read(row, Attempt).launched_at is not None:
+            break
+    return tuple(found)
 
 
 # ---------------------------------------------------------------- fence and pin

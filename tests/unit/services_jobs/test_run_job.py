@@ -169,6 +169,41 @@ def test_a_launch_ends_what_a_crash_let_run() -> None:
     assert ("stop", f"{job.job_id}-a1", 30) in story.world.cluster.calls
 
 
+def test_an_attempt_that_never_ran_does_not_hide_the_pods_of_the_one_before() -> None:
+    story = Story()
+    job = story.running(nodes=1)
+    story.world.cluster.lose_node(story.attempt(job.job_id).node_names[0])
+    story.settle(job.job_id, failure={"Error": "States.Timeout"})
+    story.run_pass()
+    story.settle(job.job_id, 2)  # given up before it was launched
+    story.world.clock.advance(30)
+    story.run_pass()
+
+    early = story.launch(job.job_id, 3)
+    story.world.clock.advance(60)
+    late = story.launch(job.job_id, 3)
+
+    assert (early.outcome, late.outcome) == (LaunchOutcome.NOT_YET, LaunchOutcome.LAUNCHED)
+    assert ("forget_pods", f"{job.job_id}-a1") in [call[:2] for call in story.world.cluster.calls]
+
+
+def test_a_fence_that_is_raised_by_another_meanwhile_is_looked_at_again() -> None:
+    story = Story()
+    job = story.started()
+    raise_fence = story.world.checkpoints.raise_fence
+    rivals = iter([3])
+
+    def overtaken(uri: str, document: dict[str, Any], tag: str) -> None:
+        for attempt in rivals:
+            raise_fence(uri, {"schemaVersion": 1, "attempt": attempt, "resumeFrom": None, "history": []}, tag)
+        raise_fence(uri, document, tag)
+
+    story.world.checkpoints.raise_fence = overtaken  # type: ignore[method-assign]
+
+    assert story.launch(job.job_id).outcome is LaunchOutcome.STALE
+    assert not story.world.cluster.calls
+
+
 def test_pods_behind_a_lost_node_are_fenced_out_and_forgotten() -> None:
     story = Story()
     job = story.running()
