@@ -71,4 +71,4 @@ def told(subject: str, kind: str, text: str, *, at: datetime, writer: str, decis
 def told_row(subject: str, kind: str, text: str, *, at: datetime, writer: str, decision_id: str = "") -> Row:
     """Return the row of one line of a story."""
     entry = TimelineEntry(at=at, kind=kind, text=text, decision_id=decision_id, writer=writer)
-    return rows.timeline_row(subject, entry, f"{writer}-{kind}")
+    return rows.timeline_row(subject, entry, "-".join(part for part in (writer, kind, decision_id) if part))

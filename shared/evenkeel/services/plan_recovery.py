@@ -144,7 +144,8 @@ def _facts(
         mode=mode,
         is_drill=incident.is_drill,
         drills_may_act=drills_may_act,
-        life_is_over=not seat.patient.is_there or (seat.successor is not None and seat.patient.record is None),
+        # Where an earlier run had it replaced, that is its own work: the successor is still to be returned.
+        life_is_over=not incident.repairs and _is_over(seat),
         is_hyperpod=seat.patient.record is not None or incident.slot != incident.life.key,
         hyperpod_repairs=settings.repairs_by_itself if settings else False,
         cluster_status=settings.status if settings else "",
@@ -152,6 +153,10 @@ def _facts(
         is_persons_cordon=node is not None and node.is_cordoned and node.incident_id is None,
         is_busy=bool(node and in_use.get(node.name, 0)),
     )
+
+
+def _is_over(seat: SeatNow) -> bool:
+    return not seat.patient.is_there or (seat.successor is not None and seat.patient.record is None)
 
 
 _CAN_WAIT_SECONDS = 86_400

@@ -25,6 +25,7 @@ from evenkeel.domain.recovery.repair import (
     RepairDecision,
     RepairFacts,
     choose_repair,
+    took_effect,
 )
 from evenkeel.domain.recovery.seats import look
 from evenkeel.domain.recovery.validation import expected_accelerators, judge_node
@@ -114,6 +115,8 @@ def run(
         return _call(incident, lease, lease_row, facts, decision, record, ledger, provider, telemetry, policy)
     if decision.action is Repair.AWAIT and facts.owner is Owner.HYPERPOD and not _mine(lease, incident):
         _record_ask(incident, lease, lease_row, _ask(facts, OWNER, ACCEPTED), decision, record, ledger)
+    if decision.action is Repair.AWAIT:
+        _reconcile(incident, facts, ledger)
     if decision.action is Repair.HOLD and facts.hold:
         _tell_held(incident, facts.hold, decision, ledger)
     if decision.action in _ENDS:
@@ -330,6 +333,14 @@ def _record_answer(incident: Incident, ask: RepairAsk, answer: str, ledger: Ledg
             continue
         return
     raise Conflict(f"the lease of {incident.slot} kept changing")
+
+
+def _reconcile(incident: Incident, facts: RepairFacts, ledger: Ledger) -> None:
+    """Take a call without a reply for accepted, once something shows that it took effect."""
+    last = facts.asks[-1] if facts.asks else None
+    is_unanswered = last and last.incident_id == incident.incident_id and last.answer in ("", UNKNOWN)
+    if last and is_unanswered and took_effect(last, facts.seat):
+        _record_answer(incident, last, ACCEPTED, ledger)
 
 
 def _tell_held(incident: Incident, hold: Hold, decision: RepairDecision, ledger: Ledger) -> None:

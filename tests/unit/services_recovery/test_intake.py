@@ -1,0 +1,213 @@
+"""Signals as they come: copied, late, at once, about machines that nobody knows yet."""
+
+import itertools
+import threading
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.health.incidents import Evidence, FactKind, IncidentState, NodeFact
+from evenkeel.ports import Table
+from evenkeel.services import receive_event, rows
+from tests.fakes import FakeWorld, a_provider_node
+from tests.fakes.cluster import CLUSTER, instance_id
+from tests.unit.services_recovery.recovery import Recovery, a_fact
+
+
+def hear(world: FakeWorld, fact: NodeFact) -> receive_event.Outcome:
+    return receive_event.run(fact, **ports(world))
+
+
+def ports(world: FakeWorld) -> dict[str, Any]:
+    return {
+        "ledger": world.ledger,
+        "provider": world.provider,
+        "workflows": world.workflows,
+        "clock": world.clock,
+        "ids": world.ids,
+        "telemetry": world.telemetry,
+        "clusters": (CLUSTER,),
+        "drills_may_act": False,
+    }
+
+
+def incidents(world: FakeWorld) -> list[str]:
+    return [key.pk for key in world.ledger.rows if key.pk.startswith("INC#") and key.sk == "META"]
+
+
+COPIES = [
+    a_fact(envelope_id="first"),
+    a_fact(envelope_id="first"),
+    a_fact(envelope_id="another", observed_at="2026-11-03T10:15:02Z"),
+]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_three_copies_in_any_order_make_one_incident_and_one_execution(order: tuple[int, ...]) -> None:
+    world = FakeWorld()
+
+    outcomes = [hear(world, COPIES[place]).outcome for place in order]
+
+    assert outcomes == ["OPEN", "KNOWN", "KNOWN"]
+    assert len(incidents(world)) == len(world.workflows.executions) == 1
+
+
+@pytest.mark.parametrize("round_", range(5))
+def test_copies_and_other_signals_at_once_make_one_incident_and_one_execution(round_: int) -> None:
+    world = FakeWorld()
+    others = [
+        a_fact(source="kubernetes.node", fault_key="node:not_ready", envelope_id="k8s"),
+        a_fact(source="hyperpod.node-labels", fault_key="xid:79", envelope_id="labels"),
+    ]
+    together = threading.Barrier(len(COPIES) + len(others))
+    outcomes: list[str] = []
+
+    def deliver(fact: NodeFact) -> None:
+        together.wait(timeout=5)
+        outcomes.append(hear(world, fact).outcome)
+
+    threads = [threading.Thread(target=deliver, args=(fact,)) for fact in [*COPIES, *others]]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=10)
+
+    assert sorted(outcomes) == ["JOIN", "JOIN", "KNOWN", "KNOWN", "OPEN"]
+    assert len(incidents(world)) == len(world.workflows.executions) == 1
+    assert len(world.ledger.partition(Table.INCIDENTS, incidents(world)[0], "EVIDENCE#")) == 3
+
+
+def test_a_copy_starts_the_execution_that_a_crash_left_unstarted() -> None:
+    world = FakeWorld()
+    hear(world, COPIES[0])
+    world.workflows.executions.clear()
+
+    assert hear(world, COPIES[1]).started
+    assert len(world.workflows.executions) == 1
+
+
+def test_evidence_says_what_opened_and_what_joined() -> None:
+    world = FakeWorld()
+    hear(world, a_fact())
+    hear(world, a_fact(source="kubernetes.node", fault_key="node:not_ready", envelope_id="k8s"))
+
+    [partition] = incidents(world)
+    stored = [rows.read(row, Evidence) for row in world.ledger.partition(Table.INCIDENTS, partition, "EVIDENCE#")]
+
+    assert sorted((each.fact.source, each.opened) for each in stored) == [
+        ("hyperpod.node-health", True),
+        ("kubernetes.node", False),
+    ]
+
+
+# ---------------------------------------------------------------- which machine
+
+
+def test_the_life_comes_from_the_provider_and_is_never_guessed() -> None:
+    world = FakeWorld()
+
+    outcome = hear(world, a_fact(number=77))
+
+    assert outcome.outcome == "UNRESOLVED"
+    assert incidents(world) == []
+    assert world.workflows.executions == {}
+
+
+def test_a_machine_that_shows_up_later_gets_its_incident_by_the_sweep() -> None:
+    world = FakeWorld()
+    hear(world, a_fact(number=77))
+    hear(world, a_fact(number=77, envelope_id="copy"))
+    assert receive_event.retry_unresolved(**ports(world)) == ()
+
+    world.provider.by_id[instance_id(77)] = a_provider_node(77)
+    outcomes = receive_event.retry_unresolved(**ports(world))
+
+    assert [each.outcome for each in outcomes] == ["OPEN"]
+    assert receive_event.retry_unresolved(**ports(world)) == ()
+    assert len(incidents(world)) == 1
+
+
+def test_a_machine_that_nobody_ever_knew_is_given_up() -> None:
+    world = FakeWorld()
+    hear(world, a_fact(number=77))
+
+    world.clock.advance(timedelta(hours=7).total_seconds())
+    receive_event.retry_unresolved(**ports(world))
+
+    assert world.ledger.by_state(Table.INCIDENTS, receive_event.UNRESOLVED).rows == ()
+    assert world.telemetry.totals["FactsGivenUp"] == 1
+
+
+def test_the_fleets_memory_is_asked_before_the_provider() -> None:
+    world = FakeWorld()
+    remembered = {
+        "life": {"cluster": CLUSTER, "instanceId": instance_id(50), "launchedAt": "2026-11-01T00:00:00Z"},
+        "slot": f"{CLUSTER}/seat-50",
+        "nodeName": "node-50",
+        "pool": "burst",
+        "changedAt": "2026-11-03T00:00:00Z",
+    }
+    from evenkeel.ports import Put
+
+    world.ledger.commit(Put(rows.node_row(CLUSTER, instance_id(50), remembered, 0, None)))
+
+    assert hear(world, a_fact(number=50)).outcome == "OPEN"
+
+
+# ---------------------------------------------------------------- after the end
+
+
+def test_a_late_copy_does_not_reopen_a_settled_incident() -> None:
+    recovery = Recovery()
+    recovery.sicken()
+    recovery.recover()
+
+    outcomes = [
+        recovery.hear(a_fact(envelope_id="late")).outcome,
+        recovery.hear(a_fact(observed_at="2026-11-03T10:14:00Z", envelope_id="later")).outcome,
+    ]
+
+    assert outcomes == ["KNOWN", "LATE"]
+    assert len(recovery.incidents()) == 1
+
+
+def test_the_same_fault_after_the_return_opens_a_second_incident() -> None:
+    recovery = Recovery()
+    recovery.sicken()
+    recovery.recover()
+    first = recovery.incident_id
+
+    recovery.sicken(observed_at=recovery.now + timedelta(seconds=1), envelope_id="again")
+
+    assert recovery.incident_id not in ("", first)
+    assert recovery.recover() == IncidentState.RECOVERED
+    assert recovery.incident.repairs == ("replace",)
+
+
+def test_late_news_of_a_replaced_machine_opens_nothing() -> None:
+    recovery = Recovery()
+    recovery.sicken(fault_key="hp:NvidiaErrorTerminate")
+    recovery.recover()
+    row = {
+        "life": recovery.incident.life.to_json(),
+        "slot": recovery.incident.slot,
+        "changedAt": "2026-11-03T00:00:00Z",
+        "isGone": True,
+    }
+    from evenkeel.ports import Put
+
+    recovery.world.ledger.commit(Put(rows.node_row(CLUSTER, instance_id(1), row, 0, None)))
+
+    outcome = recovery.hear(a_fact(observed_at=recovery.now + timedelta(minutes=5), envelope_id="ghost"))
+
+    assert outcome.outcome == "LATE"
+
+
+def test_healthy_again_before_anything_was_done_ends_the_incident_quietly() -> None:
+    recovery = Recovery()
+    recovery.sicken()
+    recovery.hear(a_fact(kind=FactKind.RECOVERED, fault_key="", observed_at="2026-11-03T10:15:30Z", envelope_id="well"))
+
+    assert recovery.recover() == IncidentState.OBSERVED
+    assert recovery.world.cluster.calls.count(("cordon", "hyperpod-" + instance_id(1), recovery.incident_id)) == 0

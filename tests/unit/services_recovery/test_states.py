@@ -1,0 +1,373 @@
+"""Each state of a recovery: twice, in every mode, under a hold, and against people and other owners."""
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from evenkeel.domain.decisions import Decision
+from evenkeel.domain.health.incidents import IncidentState
+from evenkeel.domain.policy import Mode
+from evenkeel.domain.recovery.repair import RepairFacts, choose_repair
+from evenkeel.domain.scheduling.jobs import AttemptState, JobState
+from evenkeel.ports import RepairAnswer, Table
+from evenkeel.services import (
+    cordon_node,
+    plan_recovery,
+    plan_resume,
+    protect_jobs,
+    repair_node,
+    return_node,
+    rows,
+    settle_incident,
+)
+from tests.fakes import CrashPlan
+from tests.fakes.cluster import CLUSTER, instance_id
+from tests.unit.services_recovery.recovery import QUICK, Recovery, a_fact
+
+NODE = f"hyperpod-{instance_id(1)}"
+
+
+def sick(**settings_: Any) -> Recovery:
+    fact = settings_.pop("fact", {})
+    recovery = Recovery(**settings_)
+    recovery.sicken(**fact)
+    return recovery
+
+
+def effects(recovery: Recovery) -> list[str]:
+    """What was done to the cluster and the provider since the incident, by name."""
+    touched = [call[0] for call in recovery.world.cluster.calls if call[0] in ("cordon", "release", "stop")]
+    return touched + [rung for rung, _ in recovery.world.provider.asked]
+
+
+# ---------------------------------------------------------------- twice
+
+
+def test_every_task_twice_gives_the_same_answer_and_one_effect() -> None:
+    recovery = sick()
+    states: list[tuple[str, Any]] = [
+        ("PlanRecovery", plan_recovery),
+        ("CordonNode", cordon_node),
+        ("ProtectJobs", protect_jobs),
+        ("PlanResume", plan_resume),
+        ("RepairNode", repair_node),
+    ]
+    for name, service in states:
+        first = recovery.state(name, service)
+        before = (effects(recovery), len(recovery.kinds()))
+        again = recovery.state(name, service)
+
+        assert again.outcome == first.outcome, name
+        assert (effects(recovery), len(recovery.kinds())) == before, name
+    assert recovery.world.provider.accepted == [("reboot", instance_id(1))]
+
+
+def test_a_return_and_a_settlement_twice_are_one_each() -> None:
+    recovery = sick()
+    recovery.recover()
+    before = (effects(recovery), recovery.kinds(), recovery.incident)
+
+    returned = recovery.state("ReturnNode", return_node)
+    settled = recovery.state("SettleIncident", settle_incident, failure={"Error": "States.Timeout", "Cause": "late"})
+
+    assert (returned.outcome, settled.outcome) == ("RETURNED", "RECOVERED")
+    assert (effects(recovery), recovery.kinds(), recovery.incident) == before
+
+
+def test_a_person_is_paged_once() -> None:
+    recovery = sick(is_stuck=True, size=2, fact={"fault_key": "hp:NvidiaErrorTerminate"})
+    recovery.recover()
+
+    recovery.state("SettleIncident", settle_incident)
+
+    [page] = recovery.world.pager.pages
+    assert page.key == f"{recovery.incident_id}-WAITING_FOR_PERSON"
+    assert recovery.job_id in page.message
+
+
+# ---------------------------------------------------------------- modes
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"mode": Mode.OBSERVE}, {"mode": Mode.RECOMMEND}, {"fact": {"is_drill": True}}],
+    ids=["observe", "recommend", "a drill that may not act"],
+)
+def test_decided_and_recorded_and_nothing_touched(changes: dict[str, Any]) -> None:
+    recovery = sick(**changes)
+    outcome = recovery.recover()
+
+    assert outcome == IncidentState.OBSERVED
+    assert effects(recovery) == []
+    assert recovery.job.current_attempt == 1
+    [decision] = decisions(recovery, "RECOVERY")
+    assert (decision.action, decision.simulated) == ("ACT", True)
+
+
+def test_a_drill_acts_where_drills_may() -> None:
+    recovery = sick(drills_may_act=True, fact={"is_drill": True})
+
+    assert recovery.recover() == IncidentState.RECOVERED
+
+
+@pytest.mark.parametrize("service", [cordon_node, protect_jobs, plan_resume, repair_node])
+def test_a_mode_switched_back_in_mid_recovery_stops_every_state(service: Any) -> None:
+    recovery = sick()
+    recovery.state("PlanRecovery", plan_recovery)
+    recovery.mode = Mode.OBSERVE
+
+    outcome = recovery.state("Any", service)
+
+    assert effects(recovery) == []
+    assert "observe" in outcome.reason
+
+
+def test_the_observe_decision_is_the_one_that_act_would_take() -> None:
+    acted, observed = sick(), sick(mode=Mode.OBSERVE)
+    acted.recover()
+    observed.recover()
+
+    [would], [did] = decisions(observed, "RECOVERY"), decisions(acted, "RECOVERY")
+    assert (would.action, would.facts | {"mode": "act"}) == (did.action, did.facts)
+
+
+# ---------------------------------------------------------------- hold
+
+
+def test_a_hold_lets_cordon_through_and_holds_stops_and_repairs() -> None:
+    recovery = sick()
+    recovery.hold(seconds=60)
+    for name, service in (("PlanRecovery", plan_recovery), ("CordonNode", cordon_node), ("ProtectJobs", protect_jobs)):
+        recovery.state(name, service)
+
+    assert recovery.state("RepairNode", repair_node).outcome == "HELD"
+    assert recovery.state("RepairNode", repair_node).outcome == "HELD"
+    assert effects(recovery) == ["cordon"]
+    assert recovery.job.stop_request is None
+    assert recovery.kinds().count("held") == 1
+
+
+def test_a_recovery_under_a_hold_goes_on_when_it_is_over() -> None:
+    recovery = sick()
+    recovery.hold(seconds=60)
+
+    assert recovery.recover() == IncidentState.RECOVERED
+    assert "AwaitRelease: RELEASED" in recovery.visited
+    assert recovery.job.current_attempt == 2
+
+
+# ---------------------------------------------------------------- people and other owners
+
+
+def test_a_persons_cordon_is_left_and_the_jobs_are_moved() -> None:
+    recovery = Recovery()
+    recovery.world.cluster.set_node(NODE, is_cordoned=True)
+    recovery.sicken()
+
+    assert recovery.recover() == IncidentState.STOOD_DOWN
+    assert recovery.world.provider.asked == []
+    node = recovery.world.cluster.node(CLUSTER, NODE)
+    assert node
+    assert (node.is_cordoned, node.incident_id) == (True, None)
+    assert (recovery.job.state, recovery.job.current_attempt) == (JobState.RUNNING, 2)
+
+
+def test_with_automatic_recovery_hyperpod_repairs_and_evenkeel_watches() -> None:
+    recovery = Recovery()
+    recovery.world.provider.settings = recovery.world.provider.settings.but(repairs_by_itself=True)
+    recovery.sicken()
+    recovery.state("PlanRecovery", plan_recovery)
+    # HyperPod's own repair, not ours:
+    recovery.world.provider.reboot(instance_id(1))
+    recovery.world.provider.asked.clear()
+
+    assert recovery.recover() == IncidentState.RECOVERED
+    assert recovery.world.provider.asked == []
+    assert recovery.incident.repairs == ()
+
+
+def test_an_owner_that_does_nothing_is_reported_at_its_deadline() -> None:
+    recovery = Recovery()
+    recovery.world.provider.settings = recovery.world.provider.settings.but(repairs_by_itself=True)
+    recovery.sicken()
+
+    assert recovery.recover() == IncidentState.WAITING_FOR_PERSON
+    assert recovery.world.provider.asked == []
+
+
+def test_another_open_incident_on_the_seat_keeps_its_lease() -> None:
+    recovery = sick()
+    for name, service in (("PlanRecovery", plan_recovery), ("RepairNode", repair_node)):
+        recovery.state(name, service)
+    recovery.world.provider.finish_all()
+    first = recovery.incident_id
+    other = recovery.incident.but(incident_id="inc-other", repairs=())
+    from evenkeel.ports import Put
+
+    recovery.world.ledger.commit(Put(rows.incident_row(other, 0)))
+    recovery.incident_id = "inc-other"
+
+    outcome = recovery.state("RepairNode", repair_node)
+
+    assert (outcome.outcome, first in outcome.reason) == ("STAND_DOWN", True)
+
+
+def test_a_run_that_was_taken_over_does_nothing_more() -> None:
+    recovery = sick()
+    recovery.run = 2
+    recovery.state("PlanRecovery", plan_recovery)
+    recovery.run = 1
+
+    assert recovery.state("PlanRecovery", plan_recovery).outcome == "NOTHING"
+    assert recovery.state("RepairNode", repair_node).outcome == "STAND_DOWN"
+    assert recovery.state("SettleIncident", settle_incident).outcome == "STOOD_DOWN"
+    assert recovery.incident.state is IncidentState.RECOVERING
+    assert effects(recovery) == []
+
+
+@pytest.mark.parametrize("rung", ["reboot", "replace"])
+def test_a_second_run_goes_on_where_the_first_broke_off(rung: str) -> None:
+    recovery = sick(fact={"fault_key": "hp:NvidiaErrorReboot" if rung == "reboot" else "hp:NvidiaErrorTerminate"})
+    recovery.state("PlanRecovery", plan_recovery)
+    recovery.state("CordonNode", cordon_node)
+    recovery.state("RepairNode", repair_node)
+    recovery.turn()
+    recovery.run = 2
+
+    assert recovery.recover() == IncidentState.RECOVERED
+    assert recovery.world.provider.accepted == [(rung, instance_id(1))]
+
+
+# ---------------------------------------------------------------- jobs
+
+
+def test_a_hurt_job_is_stopped_with_the_grace_that_its_fault_allows() -> None:
+    policy = QUICK.but(repair=QUICK.repair.but(drain_scale=0.05))
+    recovery = sick(policy=policy)
+    recovery.state("PlanRecovery", plan_recovery)
+    recovery.state("ProtectJobs", protect_jobs)
+
+    request = recovery.job.stop_request
+    assert request
+    assert (request.attempt, request.outcome, request.grace_seconds) == (1, AttemptState.LOST, 15)
+
+
+def test_a_repair_waits_until_the_pods_have_had_their_grace() -> None:
+    policy = QUICK.but(repair=QUICK.repair.but(drain_scale=0.05))
+    recovery = sick(policy=policy)
+    recovery.world.cluster.stop = lambda *_: None  # type: ignore[method-assign]  # its pods take their time to save
+    recovery.state("PlanRecovery", plan_recovery)
+    recovery.state("ProtectJobs", protect_jobs)
+    recovery.world.clock.advance(5)
+
+    early = recovery.state("RepairNode", repair_node)
+    recovery.world.clock.advance(early.wait_seconds)
+    late = recovery.state("RepairNode", repair_node)
+
+    assert (early.outcome, early.wait_seconds) == ("RETRY", 10)
+    assert late.outcome == "ASKED"
+
+
+def test_a_job_that_ended_with_its_node_is_followed_until_it_runs() -> None:
+    recovery = Recovery()
+    recovery.story.world.cluster.fail_pods(recovery.job_id, 1, exit_code=1)
+    recovery.mark(instance_id(1), "NvidiaErrorReboot")
+    recovery.story.world.cluster.set_node(NODE, is_ready=False, not_ready_since=recovery.now)
+    recovery.story.settle(recovery.job_id, 1)
+    recovery.sicken()
+
+    recovery.recover()
+
+    assert [hurt.job_id for hurt in recovery.incident.hurt_jobs] == [recovery.job_id]
+    assert recovery.incident.stages.jobs_back_at
+
+
+def test_checkpoints_near_a_corrupting_fault_are_distrusted() -> None:
+    recovery = sick(fact={"fault_key": "hp:NvidiaErrorTerminate"})
+    for name, service in (("PlanRecovery", plan_recovery), ("ProtectJobs", protect_jobs), ("PlanResume", plan_resume)):
+        recovery.state(name, service)
+
+    assert recovery.job.distrust_after
+    assert recovery.job.distrust_after < recovery.incident.first_signal_at
+    assert recovery.job.resume_plan
+    assert recovery.job.resume_plan.avoid == (recovery.incident.life.key,)
+
+
+def test_a_node_without_a_job_is_repaired_all_the_same() -> None:
+    recovery = sick(with_job=False)
+
+    assert recovery.recover() == IncidentState.RECOVERED
+    assert "PlanResume: NO_JOBS" in recovery.visited
+
+
+def test_a_job_that_never_comes_back_pages_somebody() -> None:
+    recovery = sick(size=2)
+    recovery.run_jobs = lambda: None  # type: ignore[method-assign]  # nobody schedules
+
+    assert recovery.recover() == IncidentState.JOB_NOT_BACK
+    assert len(recovery.world.pager.pages) == 1
+
+
+# ---------------------------------------------------------------- decisions
+
+
+def decisions(recovery: Recovery, kind: str) -> list[Decision]:
+    page = recovery.world.ledger.by_state(Table.INCIDENTS, f"DEC#{recovery.incident_id}")
+    found = [rows.read(row, Decision) for row in page.rows]
+    return [decision for decision in found if decision.kind == kind]
+
+
+def test_every_decision_of_the_ladder_replays_from_its_record() -> None:
+    recovery = sick(comes_back_sick=True)
+    recovery.recover()
+
+    made = decisions(recovery, "REPAIR")
+
+    assert [decision.action for decision in made] == ["REBOOT", "REPLACE"]
+    for decision in made:
+        facts = RepairFacts.model_validate(decision.facts)
+        assert choose_repair(facts, recovery.policy.repair).action == decision.action
+        assert decision.policy_hash == recovery.policy.hash
+
+
+# ---------------------------------------------------------------- whatever the provider does
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    answers=st.lists(st.sampled_from([*RepairAnswer]), max_size=4),
+    lost=st.integers(0, 2),
+    is_stuck=st.booleans(),
+    comes_back_sick=st.booleans(),
+    fault=st.sampled_from(["hp:NvidiaErrorReboot", "hp:NvidiaErrorTerminate", "xid:79"]),
+    crash=st.integers(0, 60),
+    when=st.sampled_from(["before", "after"]),
+)
+def test_whatever_happens_a_life_is_replaced_once_at_most_and_the_recovery_ends(
+    answers: list[RepairAnswer], lost: int, is_stuck: bool, comes_back_sick: bool, fault: str, crash: int, when: str
+) -> None:
+    recovery = Recovery(is_stuck=is_stuck, comes_back_sick=comes_back_sick, plan=CrashPlan(at=crash, when=when))
+    recovery.world.provider.scripted.extend(answer for answer in answers if answer is not RepairAnswer.ACCEPTED)
+    recovery.world.provider.lost_replies = lost
+    recovery.sicken(fault_key=fault)
+
+    outcome = recovery.recover()
+
+    assert outcome in (IncidentState.RECOVERED, IncidentState.WAITING_FOR_PERSON)
+    assert max(recovery.world.provider.accepted_calls("replace").values(), default=0) <= 1
+    assert max(recovery.world.provider.accepted_calls("reboot").values(), default=0) <= 2
+    assert recovery.end()["open"] == []
+    assert recovery.end()["waits"] == []
+    assert recovery.end()["holder"] == ""
+
+
+def test_a_fact_that_joins_late_raises_the_rung_before_it_is_taken() -> None:
+    recovery = sick()
+    recovery.state("PlanRecovery", plan_recovery)
+    recovery.hear(a_fact(fault_key="hp:NvidiaErrorTerminate", envelope_id="worse"))
+
+    recovery.state("RepairNode", repair_node)
+
+    assert recovery.world.provider.accepted == [("replace", instance_id(1))]
