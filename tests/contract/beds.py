@@ -7,7 +7,6 @@ from typing import Any, Protocol
 import boto3
 
 from evenkeel.adapters.cluster import KubernetesCluster
-from evenkeel.adapters.eks import EksConnections
 from evenkeel.adapters.hyperpod import HyperPodProvider
 from evenkeel.adapters.kubernetes import KubernetesApi
 from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT, KubernetesNode, ProviderNode
@@ -121,12 +120,15 @@ class LocalBed:
         self.handle = handle
         self._faults: list[str] = []
         session = boto3.session.Session(region_name="us-west-2")
-        eks = session.client("eks", endpoint_url=handle.eks_url)
         sagemaker = session.client("sagemaker", endpoint_url=handle.sagemaker_url)
-        self.connections = EksConnections("us-west-2", eks)
-        self.cluster = KubernetesCluster(self.connections, fleet=FLEET)
-        self.provider = HyperPodProvider(handle.cluster_arn, sagemaker, sagemaker)
         self.admin = KubernetesApi(CLUSTER, handle.kubernetes_url, handle.ca_pem, lambda _: handle.admin_token)
+        self.cluster = KubernetesCluster(self, fleet=FLEET)
+        self.provider = HyperPodProvider(handle.cluster_arn, sagemaker, sagemaker)
+
+    def api(self, cluster: str) -> KubernetesApi:
+        """Every connection is the admin's here; how Evenkeel really gets in is `test_eks`."""
+        assert cluster == CLUSTER
+        return self.admin
 
     def new_job(self) -> str:
         return f"job-{next(self._numbers):010d}"
