@@ -1,0 +1,368 @@
+"""What the stack is made of: nothing is lost silently, nothing is open, everything that may fail has an alarm."""
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.policy import Policy
+from evenkeel.runtime.settings import Settings
+from tests.template import statements
+from tests.template.documents import ROOT, Json, resources, strings, template, translated
+
+FUNCTIONS = resources("AWS::Serverless::Function")
+MACHINES = resources("AWS::Serverless::StateMachine")
+QUEUES = resources("AWS::SQS::Queue")
+RULES = resources("AWS::Events::Rule")
+ALARMS = resources("AWS::CloudWatch::Alarm")
+SCHEDULES = resources("AWS::Scheduler::Schedule", translated())
+DEAD_LETTERS = {name for name, queue in QUEUES.items() if "RedrivePolicy" not in queue}
+RUNBOOKS = ROOT / "docs" / "runbooks"
+A_DAY = 86_400
+
+
+def arn_of(value: Any) -> str:
+    """Return the logical id behind a GetAtt of an ARN, or a Ref."""
+    if "Ref" in value:
+        return str(value["Ref"])
+    target = value["Fn::GetAtt"]
+    return str(target[0] if isinstance(target, list) else target.split(".")[0])
+
+
+def watched(namespace: str, metric: str, dimension: str) -> dict[str, Json]:
+    """Return logical id of what is watched → its alarm, for one metric."""
+    found = {}
+    for alarm in ALARMS.values():
+        if (alarm["Namespace"], alarm["MetricName"]) == (namespace, metric):
+            for given in alarm["Dimensions"]:
+                if given["Name"] == dimension:
+                    value = given["Value"]
+                    found[arn_of(value) if isinstance(value, dict) else str(value)] = alarm
+    return found
+
+
+# ---------------------------------------------------------------- code and settings
+
+
+@pytest.mark.parametrize("name", sorted(FUNCTIONS))
+def test_function_has_its_handler(name: str) -> None:
+    source = (ROOT / FUNCTIONS[name]["CodeUri"] / "handler.py").read_text(encoding="utf-8")
+    assert "handler" in {node.name for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
+
+
+def test_every_folder_of_functions_is_deployed() -> None:
+    folders = {f"functions/{path.parent.name}/" for path in (ROOT / "functions").glob("*/handler.py")}
+    assert {function["CodeUri"] for function in FUNCTIONS.values()} == folders
+
+
+@pytest.mark.parametrize("name", sorted(FUNCTIONS))
+def test_function_is_told_only_settings_that_exist(name: str) -> None:
+    common = template()["Globals"]["Function"]["Environment"]["Variables"]
+    own = FUNCTIONS[name].get("Environment", {}).get("Variables", {})
+    known = {field.alias for field in Settings.model_fields.values()}
+    endpoints = {"AWS_ENDPOINT_URL_SAGEMAKER", "AWS_ENDPOINT_URL_EKS"}
+    assert set(common) <= known
+    assert set(own) <= known | endpoints
+    assert not set(own) & set(common)
+
+
+def test_endpoints_of_stand_ins_are_absent_unless_given() -> None:
+    for name, function in FUNCTIONS.items():
+        for variable, value in function.get("Environment", {}).get("Variables", {}).items():
+            if variable.startswith("AWS_ENDPOINT_URL"):
+                condition, given, otherwise = value["Fn::If"]
+                assert condition == f"Has{given['Ref']}", name
+                assert otherwise == {"Ref": "AWS::NoValue"}, name
+    assert template()["Parameters"]["SageMakerEndpoint"]["Default"] == ""
+    assert template()["Parameters"]["EksEndpoint"]["Default"] == ""
+
+
+def test_first_deployment_touches_nothing() -> None:
+    parameters = template()["Parameters"]
+    assert parameters["Mode"]["Default"] == "observe"
+    assert parameters["DrillsMayAct"]["Default"] == "false"
+    assert parameters["Policy"]["Default"] == "production"
+    assert parameters["LocalEngine"]["Default"] == "false"
+
+
+def test_layer_installs_what_is_locked() -> None:
+    def pins(path: Path) -> list[str]:
+        return [line for line in path.read_text(encoding="utf-8").splitlines() if not line.lstrip().startswith("#")]
+
+    assert pins(ROOT / "shared" / "requirements.txt") == pins(ROOT / "requirements" / "layer.txt")
+
+
+def test_the_watch_ends_before_its_function_does() -> None:
+    watch = Policy().watch
+    assert FUNCTIONS["WatchCluster"]["Timeout"] > watch.watch_seconds + watch.tick_seconds
+
+
+# ---------------------------------------------------------------- nothing is lost
+
+
+@pytest.mark.parametrize("name", sorted(RULES))
+def test_rule_keeps_what_it_cannot_deliver(name: str) -> None:
+    (target,) = RULES[name]["Targets"]
+    assert arn_of(target["Arn"]) == "EventsQueue"
+    assert target["RetryPolicy"] == {"MaximumEventAgeInSeconds": A_DAY, "MaximumRetryAttempts": 185}
+    assert arn_of(target["DeadLetterConfig"]["Arn"]) in DEAD_LETTERS
+    assert name in watched("AWS/Events", "InvocationsFailedToBeSentToDlq", "RuleName")
+
+
+def matches(pattern: Json, event: Json) -> bool:
+    """Match an event as EventBridge does, for the operators that the rules use."""
+    for field, wanted in pattern.items():
+        value = event.get(field)
+        exact = value in [one for one in wanted if isinstance(one, str)]
+        prefixed = any(str(value).startswith(one["prefix"]) for one in wanted if isinstance(one, dict))
+        if not exact and not prefixed:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("source", ["aws.sagemaker", "evenkeel.drill"])
+@pytest.mark.parametrize("path", sorted((ROOT / "tests" / "fixtures" / "events").rglob("*.json")), ids=lambda p: p.stem)
+def test_one_event_matches_one_rule(path: Path, source: str) -> None:
+    event = {**json.loads(path.read_text(encoding="utf-8", errors="replace")), "source": source}
+    is_ours = source == "evenkeel.drill" or event["detail-type"].startswith("SageMaker HyperPod ")
+
+    assert sum(matches(rule["EventPattern"], event) for rule in RULES.values()) == int(is_ours)
+
+
+@pytest.mark.parametrize("name", sorted(set(QUEUES) - DEAD_LETTERS))
+def test_queue_gives_up_to_a_dead_letter_queue_of_its_kind(name: str) -> None:
+    queue = QUEUES[name]
+    keeper = arn_of(queue["RedrivePolicy"]["deadLetterTargetArn"])
+    assert keeper in DEAD_LETTERS
+    assert QUEUES[keeper].get("FifoQueue") == queue.get("FifoQueue")
+    assert 3 <= queue["RedrivePolicy"]["maxReceiveCount"] <= 10
+    assert name in watched("AWS/SQS", "ApproximateAgeOfOldestMessage", "QueueName")
+
+
+@pytest.mark.parametrize("name", sorted(DEAD_LETTERS))
+def test_dead_letter_queue_keeps_long_and_is_watched(name: str) -> None:
+    assert QUEUES[name]["MessageRetentionPeriod"] == 14 * A_DAY
+    assert watched("AWS/SQS", "ApproximateNumberOfMessagesVisible", "QueueName")[name]["Threshold"] == 0
+
+
+def sources_of_functions() -> Iterator[tuple[str, Json]]:
+    for name, function in FUNCTIONS.items():
+        for event in function.get("Events", {}).values():
+            if event["Type"] == "SQS":
+                yield name, event["Properties"]
+
+
+def test_functions_behind_queues_report_item_by_item_and_end_before_the_message_comes_back() -> None:
+    for name, source in sources_of_functions():
+        queue = QUEUES[arn_of(source["Queue"])]
+        timeout = FUNCTIONS[name].get("Timeout", template()["Globals"]["Function"]["Timeout"])
+        assert source["FunctionResponseTypes"] == ["ReportBatchItemFailures"], name
+        assert queue["VisibilityTimeout"] >= timeout, name
+        assert "ReservedConcurrentExecutions" not in FUNCTIONS[name], "events beyond it would be lost"
+    assert {name for name, _ in sources_of_functions()} == {"ReceiveEvent", "ScheduleJobs"}
+
+
+@pytest.mark.parametrize("name", sorted(SCHEDULES))
+def test_schedule_keeps_what_it_cannot_start(name: str) -> None:
+    target = SCHEDULES[name]["Target"]
+    assert arn_of(target["DeadLetterConfig"]["Arn"]) in DEAD_LETTERS
+    assert target["RetryPolicy"]["MaximumEventAgeInSeconds"] <= 60, "the next minute does the same work"
+    assert arn_of(target["RoleArn"]) == "SchedulerRole"
+
+
+def asynchronous() -> set[str]:
+    """Return the functions that somebody invokes without waiting for them."""
+    scheduled = {arn_of(schedule["Target"]["Arn"]) for schedule in SCHEDULES.values()}
+    invoked = {
+        arn_of(resource)
+        for statement in statements.of_roles()
+        if statement.sid == "AskForAnswers"
+        for resource in statement.resources
+    }
+    return scheduled | invoked
+
+
+def test_asynchronous_functions_are_these() -> None:
+    assert asynchronous() == {"ScheduleJobs", "WatchCluster", "SweepFleet", "ResolveWait"}
+
+
+@pytest.mark.parametrize("name", sorted(asynchronous()))
+def test_asynchronous_function_keeps_what_it_gives_up(name: str) -> None:
+    config = FUNCTIONS[name]["EventInvokeConfig"]
+    assert config["MaximumEventAgeInSeconds"] <= 3600
+    assert config["MaximumRetryAttempts"] <= 2
+    failure = config["DestinationConfig"]["OnFailure"]
+    assert failure["Type"] == "SQS"
+    assert arn_of(failure["Destination"]) in DEAD_LETTERS
+    allowed = [s for s in statements.of_roles() if s.owner == f"{name}Role" and "sqs:SendMessage" in s.actions]
+    assert failure["Destination"] in [resource for statement in allowed for resource in statement.resources]
+
+
+# ---------------------------------------------------------------- everything that may fail has an alarm, and a page
+
+
+@pytest.mark.parametrize("name", sorted(MACHINES))
+@pytest.mark.parametrize("metric", ["ExecutionsFailed", "ExecutionsTimedOut", "ExecutionsAborted"])
+def test_machine_pages_when_an_execution_ends_badly(name: str, metric: str) -> None:
+    assert watched("AWS/States", metric, "StateMachineArn")[name]["Threshold"] == 0
+
+
+def test_every_function_has_an_alarm_on_its_errors() -> None:
+    behind_the_api = {name for name in FUNCTIONS if name.startswith("Api")}
+    assert set(watched("AWS/Lambda", "Errors", "FunctionName")) == set(FUNCTIONS) - behind_the_api
+    assert watched("AWS/ApiGateway", "5XXError", "ApiName")
+
+
+def test_silence_of_a_scheduled_function_is_an_alarm() -> None:
+    beats = watched("Evenkeel", "Heartbeat", "Function")
+    scheduled = {arn_of(schedule["Target"]["Arn"]) for schedule in SCHEDULES.values()}
+    assert {"".join(word.capitalize() for word in name.split("_")) for name in beats} == scheduled
+    for alarm in beats.values():
+        assert alarm["TreatMissingData"] == "breaching"
+        assert {"Name": "Cluster", "Value": {"Ref": "FleetName"}} in alarm["Dimensions"]
+        assert alarm["Period"] * alarm["EvaluationPeriods"] == 600
+
+
+def runbook_of(alarm: Json) -> str:
+    found = re.search(r"Runbook: docs/runbooks/([a-z-]+)\.md$", alarm["AlarmDescription"])
+    assert found, alarm["AlarmDescription"]
+    return found[1]
+
+
+@pytest.mark.parametrize("name", sorted(ALARMS))
+def test_alarm_pages_and_names_its_runbook(name: str) -> None:
+    assert ALARMS[name]["AlarmActions"] == [{"Ref": "PageTopic"}]
+    assert name.endswith("Alarm")
+    assert (RUNBOOKS / f"{runbook_of(ALARMS[name])}.md").exists()
+
+
+def named_in_code() -> set[str]:
+    """Return the runbooks that log lines name: a literal, or a constant of the module."""
+    names: set[str] = set()
+    for path in (ROOT / "shared" / "evenkeel").rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        names |= set(re.findall(r"(?:runbook=|RUNBOOK = )\"([a-z-]+)\"", text))
+    return names
+
+
+def test_every_runbook_is_named_by_an_alarm_or_a_log_line_and_the_other_way_round() -> None:
+    written = {path.stem for path in RUNBOOKS.glob("*.md")} - {"README"}
+    assert written == {runbook_of(alarm) for alarm in ALARMS.values()} | named_in_code()
+
+
+@pytest.mark.parametrize("path", sorted(RUNBOOKS.glob("[a-z]*.md")), ids=lambda path: path.stem)
+def test_runbook_says_what_a_person_on_call_needs(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    assert headings == ["Run this first", "What Evenkeel has done already", "How to tell it went well", "Stop or undo"]
+    assert "```" in text.split("## What")[0], "a command to run"
+
+
+# ---------------------------------------------------------------- nothing is open, nothing is kept for ever
+
+
+@pytest.mark.parametrize("name", ["JobsTable", "IncidentsTable", "FleetTable", "QuotasTable"])
+def test_table_is_safe_and_shaped_like_the_others(name: str) -> None:
+    whole = template()["Resources"][name]
+    table = whole["Properties"]
+    assert table == resources("AWS::DynamoDB::Table")["JobsTable"]
+    assert table["BillingMode"] == "PAY_PER_REQUEST"
+    assert table["PointInTimeRecoverySpecification"] == {"PointInTimeRecoveryEnabled": True}
+    assert table["SSESpecification"] == {"SSEEnabled": True}
+    assert table["TimeToLiveSpecification"] == {"AttributeName": "ttl", "Enabled": True}
+    (index,) = table["GlobalSecondaryIndexes"]
+    assert index["IndexName"] == "byState"
+    assert [key["AttributeName"] for key in index["KeySchema"]] == ["stateKey", "stateSort"]
+    assert whole["DeletionPolicy"] == "RetainExceptOnCreate"
+    assert whole["UpdateReplacePolicy"] == "Retain"
+
+
+def test_tables_are_these_four() -> None:
+    assert set(resources("AWS::DynamoDB::Table")) == {"JobsTable", "IncidentsTable", "FleetTable", "QuotasTable"}
+
+
+def test_archive_is_private_encrypted_and_forgets() -> None:
+    bucket = resources("AWS::S3::Bucket")["RawEventsBucket"]
+    assert set(bucket["PublicAccessBlockConfiguration"].values()) == {True}
+    (rule,) = bucket["BucketEncryption"]["ServerSideEncryptionConfiguration"]
+    assert rule["ServerSideEncryptionByDefault"]["SSEAlgorithm"] == "AES256"
+    (life,) = bucket["LifecycleConfiguration"]["Rules"]
+    assert life["ExpirationInDays"] == 30
+    (statement,) = resources("AWS::S3::BucketPolicy")["RawEventsBucketPolicy"]["PolicyDocument"]["Statement"]
+    assert statement["Effect"] == "Deny"
+    assert statement["Condition"] == {"Bool": {"aws:SecureTransport": "false"}}
+
+
+def test_queues_and_topic_are_encrypted() -> None:
+    assert all(queue["SqsManagedSseEnabled"] is True for queue in QUEUES.values())
+    (topic,) = resources("AWS::SNS::Topic").values()
+    # Under AWS's own key for SNS, CloudWatch may not publish.
+    assert topic["KmsMasterKeyId"] == {"Ref": "PageKey"}
+    key = resources("AWS::KMS::Key")["PageKey"]
+    assert key["EnableKeyRotation"] is True
+    principals = [statement["Principal"] for statement in key["KeyPolicy"]["Statement"]]
+    assert {"Service": "cloudwatch.amazonaws.com"} in principals
+
+
+def test_every_log_group_forgets_and_everything_that_logs_has_one() -> None:
+    groups = resources("AWS::Logs::LogGroup")
+    assert all(group["RetentionInDays"] == {"Ref": "LogRetentionDays"} for group in groups.values())
+    for name, function in FUNCTIONS.items():
+        assert function["LoggingConfig"]["LogGroup"] == {"Ref": f"{name}Logs"}
+    for name, machine in MACHINES.items():
+        (destination,) = machine["Logging"]["Destinations"]
+        assert arn_of(destination["CloudWatchLogsLogGroup"]["LogGroupArn"]) == f"{name}Logs"
+    api = resources("AWS::Serverless::Api")["Api"]
+    assert arn_of(api["AccessLogSetting"]["DestinationArn"]) == "ApiLogs"
+    owners = {f"{name}Logs" for name in (*FUNCTIONS, *MACHINES, "Api")}
+    assert set(groups) == owners
+
+
+def test_task_tokens_stay_out_of_the_logs() -> None:
+    for machine in MACHINES.values():
+        assert machine["Logging"]["IncludeExecutionData"] is False
+
+
+def test_everything_is_traced() -> None:
+    assert template()["Globals"]["Function"]["Tracing"] == "Active"
+    assert all(machine["Tracing"] == {"Enabled": True} for machine in MACHINES.values())
+    assert resources("AWS::Serverless::Api")["Api"]["TracingEnabled"] is True
+
+
+def test_api_is_throttled() -> None:
+    (settings,) = resources("AWS::Serverless::Api")["Api"]["MethodSettings"]
+    assert (settings["ResourcePath"], settings["HttpMethod"]) == ("/*", "*")
+    assert 0 < settings["ThrottlingRateLimit"] <= settings["ThrottlingBurstLimit"]
+    assert settings["DataTraceEnabled"] is False
+
+
+def test_nothing_names_an_account_a_region_or_this_machine() -> None:
+    for path, text in strings(template()["Resources"]):
+        assert not re.search(r"\b\d{12}\b|us-(east|west)-\d|localhost|127\.0\.0\.1", text), path
+
+
+def test_no_parameter_holds_a_secret() -> None:
+    assert not [
+        name for name in template()["Parameters"] if re.search("secret|password|key|token", name, re.IGNORECASE)
+    ]
+
+
+def test_outputs_tell_what_others_need() -> None:
+    outputs = set(template()["Outputs"])
+    assert {"ApiId", "ApiStage", "ApiUrl", "PageTopicArn", "KubernetesRoleArns", "RawEventsBucketName"} <= outputs
+    assert {f"{name}Url" for name in QUEUES} <= outputs
+    assert {f"{policy}Policy" for policy in resources("AWS::IAM::ManagedPolicy")} <= outputs
+    written = template()["Outputs"]["KubernetesRoleArns"]["Value"]["Fn::Join"][1]
+    named = {re.sub(r"=.*", "", row["Fn::Sub"]) for row in written}
+    calls_kubernetes = {
+        function["CodeUri"].split("/")[1]
+        for name, function in FUNCTIONS.items()
+        if any(s.sid == "FindKubernetes" and s.owner == f"{name}Role" for s in statements.of_roles())
+    }
+    assert named == calls_kubernetes
+    entries = json.loads((ROOT / "charts" / "access-entries.json").read_text(encoding="utf-8"))
+    assert set(entries) == calls_kubernetes

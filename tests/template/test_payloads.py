@@ -1,0 +1,103 @@
+"""What the workflows hand to the services, evaluated as Step Functions would, and read as the services read it."""
+
+import importlib
+import re
+from typing import Any
+
+import pytest
+from jsonata import Jsonata
+from jsonata.utils import Utils
+
+from evenkeel.domain.health.incidents import IncidentState
+from evenkeel.domain.recovery.plan import PlanOutcome
+from evenkeel.domain.scheduling.attempts import SettleOutcome
+from evenkeel.services.launch_job import LaunchOutcome
+from evenkeel.services.mark_running import RunningOutcome
+from tests.template.documents import WORKFLOWS, Json, states, workflow
+
+ENDED = {"outcome": "ENDED", "reason": "Every pod has ended.", "facts": {"state": "SUCCEEDED"}}
+BRANCH = {"outcome": "RETURNED", "reason": "It is back."}
+VARIABLES: dict[str, Json] = {
+    "recover_node": {
+        "incidentId": "inc-7qk2",
+        "run": 1,
+        "plan": {"outcome": "ACT", "reason": "Xid 79", "repairsNode": True, "settleSeconds": 5, "maxRepairs": 3},
+        "node": BRANCH,
+        "jobs": {"outcome": "JOBS_BACK", "reason": "It runs again."},
+        "failure": None,
+    },
+    "run_job": {"jobId": "job-llm", "attempt": 2, "ended": ENDED, "failure": None},
+}
+BROKEN: dict[str, Json] = {
+    "recover_node": {"plan": None, "node": None, "jobs": None, "failure": {"Error": "KeyError", "Cause": "a bug"}},
+    "run_job": {"ended": None, "failure": {"Error": "KeyError", "Cause": "a bug"}},
+}
+CONTEXT = {"Execution": {"Id": "arn:aws:states:us-west-2:000000000000:execution:m:e"}, "Task": {"Token": "t" * 600}}
+TASKS = [
+    pytest.param(machine, name, state, id=f"{machine}.{name}")
+    for machine in WORKFLOWS
+    for name, state in states(workflow(machine))
+    if state["Type"] == "Task"
+]
+
+
+def evaluated(template: Any, variables: Json) -> Any:
+    """Evaluate the expressions of a JSONata template, as Step Functions does."""
+    if isinstance(template, dict):
+        return {key: evaluated(value, variables) for key, value in template.items()}
+    if not isinstance(template, str) or not template.startswith("{%"):
+        return template
+    bindings = {name: Utils.NULL_VALUE if value is None else value for name, value in variables.items()}
+    value = Jsonata.jsonata(template[2:-2].strip()).evaluate(None, bindings | {"states": {"context": CONTEXT}})
+    return None if value is Utils.NULL_VALUE else value
+
+
+def request_of(state: Json) -> Any:
+    """Return the class that the called service reads its request with."""
+    words = re.findall(r"[A-Z][a-z]+", state["Arguments"]["FunctionName"].removesuffix("Arn}"))
+    return importlib.import_module(f"evenkeel.services.{'_'.join(words).lower()}").Request
+
+
+@pytest.mark.parametrize("is_broken", [False, True], ids=["well", "broken"])
+@pytest.mark.parametrize(("machine", "name", "state"), TASKS)
+def test_service_reads_what_the_state_sends(machine: str, name: str, state: Json, is_broken: bool) -> None:
+    variables = VARIABLES[machine] | (BROKEN[machine] if is_broken else {})
+    payload = evaluated(state["Arguments"]["Payload"], variables)
+    request = request_of(state)
+
+    read = request.model_validate(payload).to_json()
+
+    # The wrapper takes the ARN for its log lines; everything else must have a field.
+    sent = {key: value for key, value in payload.items() if key != "executionArn"}
+    assert set(sent) <= set(read)
+    assert {key: read[key] for key in sent} == sent
+
+
+@pytest.mark.parametrize("machine", WORKFLOWS)
+def test_settling_is_told_of_a_failure(machine: str) -> None:
+    settling = {"recover_node": "SettleIncident", "run_job": "SettleAttempt"}[machine]
+    state = dict(states(workflow(machine)))[settling]
+
+    payload = evaluated(state["Arguments"]["Payload"], VARIABLES[machine] | BROKEN[machine])
+
+    assert payload["failure"] == {"Error": "KeyError", "Cause": "a bug"}
+
+
+def outcomes_in(machine: str, choice: str) -> set[str]:
+    """Return the outcomes that a Choice names."""
+    state = dict(states(workflow(machine)))[choice]
+    conditions = " ".join(rule["Condition"] for rule in state["Choices"])
+    return set(re.findall(r"'([A-Z][A-Z_]+)'", conditions))
+
+
+def test_every_settled_incident_has_an_end_of_its_own() -> None:
+    settled = {state.value for state in IncidentState if state.is_settled}
+    # FAILED is also what a branch that broke answers; it ends where everything unknown ends.
+    assert outcomes_in("recover_node", "HowDidItEnd") == settled
+
+
+def test_workflows_turn_on_exactly_what_the_services_answer() -> None:
+    assert outcomes_in("run_job", "HowDidItEnd") == set(SettleOutcome)
+    assert outcomes_in("run_job", "HowDidLaunchGo") == set(LaunchOutcome)
+    assert outcomes_in("run_job", "IsStillOurs") <= set(RunningOutcome)
+    assert outcomes_in("recover_node", "ShouldAct") <= set(PlanOutcome)

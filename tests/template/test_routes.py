@@ -1,0 +1,106 @@
+"""The API: routes, the functions behind them and the policies that open them keep step."""
+
+import json
+import re
+from collections import Counter
+
+import pytest
+
+from tests.template import statements
+from tests.template.documents import ROOT, Json, resources, translated
+
+LEVELS = ("EvenkeelViewer", "EvenkeelSubmitter", "EvenkeelOperator", "EvenkeelAdmin")
+FUNCTION_OF_LEVEL = dict(zip(LEVELS, ("ApiRead", "ApiSubmit", "ApiOperate", "ApiAdmin"), strict=True))
+Route = tuple[str, str]
+
+
+def shape(path: str) -> str:
+    """Return a path with every parameter written alike, however its place spells it."""
+    return re.sub(r"\{[^}]*\}|<[^>]*>|\*", "{}", path.replace("${FleetName}", "{}"))
+
+
+def routes_of(function: str) -> set[Route]:
+    events = resources("AWS::Serverless::Function")[function].get("Events", {}).values()
+    found = [event["Properties"] for event in events if event["Type"] == "Api"]
+    assert all(properties["RestApiId"] == {"Ref": "Api"} for properties in found)
+    return {(properties["Method"].upper(), shape(properties["Path"])) for properties in found}
+
+
+def granted_to(policy: str) -> set[Route]:
+    granted = set()
+    for statement in statements.of_callers():
+        if statement.owner == policy:
+            assert statement.actions == ("execute-api:Invoke",)
+            for resource in statement.resources:
+                arn = resource["Fn::Sub"]
+                prefix = "arn:${AWS::Partition}:execute-api:${AWS::Region}:${AWS::AccountId}:${Api}/api/"
+                assert arn.startswith(prefix)
+                method, path = arn.removeprefix(prefix).split("/", 1)
+                granted.add((method, shape(f"/{path}")))
+    return granted
+
+
+def test_each_policy_opens_its_own_function_and_all_before_it() -> None:
+    open_so_far: set[Route] = set()
+    for level in LEVELS:
+        open_so_far |= routes_of(FUNCTION_OF_LEVEL[level])
+        assert granted_to(level) == open_so_far
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_handler_serves_exactly_its_routes(level: str) -> None:
+    function = FUNCTION_OF_LEVEL[level]
+    folder = resources("AWS::Serverless::Function")[function]["CodeUri"]
+    source = (ROOT / folder / "handler.py").read_text(encoding="utf-8")
+    served = re.findall(r"^@app\.(get|post|put|patch|delete)\(\s*\"([^\"]+)\"", source, re.MULTILINE)
+
+    assert {(method.upper(), shape(path)) for method, path in served} == routes_of(function)
+
+
+def test_no_route_has_two_functions() -> None:
+    counts = Counter(route for function in FUNCTION_OF_LEVEL.values() for route in routes_of(function))
+    assert [route for route, count in counts.items() if count > 1] == []
+
+
+def test_reading_changes_nothing_and_changing_is_never_a_get() -> None:
+    assert {method for method, _ in routes_of("ApiRead")} == {"GET"}
+    for function in ("ApiSubmit", "ApiOperate"):
+        assert "GET" not in {method for method, _ in routes_of(function)}
+
+
+def methods_of_the_gateway() -> list[tuple[str, str, Json]]:
+    body = resources("AWS::ApiGateway::RestApi", translated())["Api"]["Body"]
+    return [(path, method, spec) for path, methods in body["paths"].items() for method, spec in methods.items()]
+
+
+def test_gateway_asks_for_a_signature_on_every_route() -> None:
+    found = methods_of_the_gateway()
+    written = {route for function in FUNCTION_OF_LEVEL.values() for route in routes_of(function)}
+    assert {(method.upper(), shape(path)) for path, method, _ in found} == written
+    for path, method, spec in found:
+        assert spec["security"] == [{"AWS_IAM": []}], f"{method} {path}"
+        # The function is called by the gateway's permission, not with the caller's own credentials.
+        assert "credentials" not in spec["x-amazon-apigateway-integration"], f"{method} {path}"
+
+
+def test_gateway_refusals_have_the_shape_of_every_other_error() -> None:
+    answers = resources("AWS::Serverless::Api")["Api"]["GatewayResponses"]
+    assert {"DEFAULT_4XX", "DEFAULT_5XX", "ACCESS_DENIED", "THROTTLED"} <= set(answers)
+    for name, answer in answers.items():
+        assert answer["ResponseParameters"]["Headers"]["Content-Type"] == "'application/problem+json'", name
+        text = answer["ResponseTemplates"]["application/json"]
+        problem = json.loads(text.replace("$context.error.messageString", '"…"').replace("$context.requestId", "r-1"))
+        assert set(problem) == {"type", "title", "status", "code", "detail", "hint", "requestId"}, name
+        assert problem["status"] == answer.get("StatusCode", problem["status"])
+
+
+def test_documented_api_has_the_same_routes() -> None:
+    file = ROOT / "openapi.json"
+    if not file.exists():
+        pytest.skip("openapi.json is not generated yet")
+    documented = json.loads(file.read_text(encoding="utf-8"))
+    base = next((server["url"] for server in documented.get("servers", ()) if server["url"].startswith("/")), "")
+    verbs = ("get", "post", "put", "patch", "delete")
+    found = {(m.upper(), shape(base + p)) for p, ms in documented["paths"].items() for m in ms if m in verbs}
+    written = {route for function in FUNCTION_OF_LEVEL.values() for route in routes_of(function)}
+    assert found == written
