@@ -33,7 +33,7 @@ from evenkeel_local.drills import (
 from evenkeel_local.processes import interruptible
 from evenkeel_local.twin import undisturbed_digest
 
-WORK: Final = Work(nodes=3, steps=60, checkpoint_every=5, step_seconds=0.25, seed=2026)
+WORK: Final = Work(nodes=3, steps=80, checkpoint_every=5, step_seconds=0.25, seed=2026)
 STRIKE_BETWEEN: Final = (17, 28)
 STRIKE_SECONDS: Final = 120.0
 RECOVERY_SECONDS: Final = 150.0

@@ -77,8 +77,8 @@ class Work:
     """The job a drill disturbs."""
 
     nodes: int = 2
-    steps: int = 30
-    checkpoint_every: int = 3
+    steps: int = 60
+    checkpoint_every: int = 4
     step_seconds: float = 0.2
     seed: int = 7
 
@@ -164,8 +164,9 @@ def run(
     job = client.post("/jobs", work.submission(f"{drill.name}-{seed}", uri))
     result.job_id = job["jobId"]
     say(f"submitted {job['jobId']}")
-    moment = dice.randint(1, work.steps - 4) + dice.random()
-    running = wait_for("the job to run", JOB_SECONDS, lambda: _in_state(client, job["jobId"], "RUNNING"))
+    moment = dice.randint(1, work.steps // 2) + dice.random()
+    running = wait_for("the job to run", JOB_SECONDS, lambda: _in_state(client, job["jobId"], "RUNNING", *ENDED))
+    result.check("the job still ran when it was disturbed", running["state"] == "RUNNING", running["state"])
     wait_for(f"step {int(moment)}", JOB_SECONDS, lambda: last_step(client, job["jobId"]) >= int(moment))
     time.sleep((moment % 1) * work.step_seconds)
     victim = dice.randrange(work.nodes)
