@@ -17,17 +17,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from bench.figures import Ratio, quantile, ratio
+from bench.figures import Ratio, ratio
+from bench.lanes import STACK as YARDSTICKS
 from bench.lanes import BenchFailed, Sample, Track
 from bench.node_watch import NodeWatch, admin_api
 from evenkeel_local.data_centre import DataCentre, FleetShape, Say
+from evenkeel_local.deployment import STACK_NAME
 
 EVENKEEL: Final = "evenkeel"
 EMPTY: Final = "empty"
 BARE: Final = "bare"
 LANES: Final = (EVENKEEL, EMPTY, BARE)
+AIMED: Final = f"{EVENKEEL}/{EMPTY}"
+"""The comparison that has an aim."""
+AIM: Final = 1.5
+"""At the median."""
 SOURCES: Final = {EVENKEEL: "evenkeel.drill", EMPTY: "evenkeel.bench.empty", BARE: "evenkeel.bench.bare"}
 FUNCTIONS: Final = ("receive_event", "plan_recovery", "cordon_node")
+ON_THE_WAY: Final = {
+    EVENKEEL: tuple(f"{STACK_NAME}-{function}" for function in FUNCTIONS),
+    EMPTY: tuple(f"{YARDSTICKS}-{function}" for function in FUNCTIONS),
+    BARE: (f"{YARDSTICKS}-cordon_at_once",),
+}
+"""The functions that each lane passes, by name."""
 NODES: Final = 4
 
 # A replacement takes minutes in life and is not what is measured here: it only makes the node whole for the next event.
@@ -48,72 +60,74 @@ _FLEET: Final = FleetShape(
 
 @dataclass(frozen=True)
 class Stage:
-    """One stretch of the way, at the median, in the two lanes that have it."""
+    """One stretch of the way: seconds at the median, in the two lanes that have it."""
 
     name: str
     evenkeel: float
-    empty: float | None
+    empty: float
+
+
+Samples = Mapping[str, Sequence[Sample]]
 
 
 @dataclass(frozen=True)
 class Report:
     """What a run saw."""
 
-    samples: Mapping[str, tuple[Sample, ...]]
+    warm: Samples
+    """By lane: every function on the way was up."""
+    cold: Samples
+    """By lane: none was."""
     stages: tuple[Stage, ...]
     own: Mapping[str, tuple[float, ...]]
-    """Seconds that each function of the product spent on an event, as it logged them itself."""
+    """Seconds that each function of the product spent on an event, as it logged them itself; warm."""
 
-    def seconds(self, lane: str) -> list[float]:
-        return [sample.seconds for sample in self.samples[lane]]
-
-    def against(self, yardstick: str) -> Ratio:
-        """Return the product's lane divided by a yardstick's."""
-        return ratio(self.seconds(EVENKEEL), self.seconds(yardstick))
+    def comparisons(self) -> dict[str, Ratio]:
+        """Return every comparison of the product with a yardstick, by name."""
+        warm = {lane: [sample.seconds for sample in samples] for lane, samples in self.warm.items()}
+        moving = {lane: [sample.moving_seconds for sample in samples] for lane, samples in self.warm.items()}
+        cold = {lane: [sample.seconds for sample in samples] for lane, samples in self.cold.items()}
+        named = {
+            AIMED: ratio(warm[EVENKEEL], warm[EMPTY]),
+            f"{AIMED}, without the pause": ratio(moving[EVENKEEL], moving[EMPTY]),
+            f"{EVENKEEL}/{BARE}": ratio(warm[EVENKEEL], warm[BARE]),
+        }
+        if cold[EVENKEEL]:
+            named[f"{AIMED}, cold"] = ratio(cold[EVENKEEL], cold[EMPTY])
+        return named
 
     def ratios(self) -> dict[str, float]:
         """Return the figures that a baseline keeps: ratios alone."""
-        named = {}
-        for yardstick in (EMPTY, BARE):
-            against = self.against(yardstick)
-            named |= {f"{EVENKEEL}/{yardstick} p50": against.p50, f"{EVENKEEL}/{yardstick} p99": against.p99}
-        return named
+        return {
+            f"{name}, {share}": round(getattr(seen, share), 3)
+            for name, seen in self.comparisons().items()
+            for share in ("p50", "p99")
+            # The worst of a handful says nothing.
+            if share == "p50" or not name.endswith("cold")
+        }
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it, samples included, as a file holds it."""
         return {
             "ratios": self.ratios(),
-            "intervals": {
-                f"{EVENKEEL}/{yardstick} p50": [against.p50_low, against.p50_high]
-                for yardstick in (EMPTY, BARE)
-                for against in (self.against(yardstick),)
-            },
-            "seconds": {
-                lane: {"p50": quantile(seconds, 0.5), "p99": quantile(seconds, 0.99)}
-                for lane in LANES
-                for seconds in (self.seconds(lane),)
-            },
+            "p50Intervals": {name: [seen.p50_low, seen.p50_high] for name, seen in self.comparisons().items()},
             "stages": [{"name": each.name, EVENKEEL: each.evenkeel, EMPTY: each.empty} for each in self.stages],
-            "ownSeconds": {
-                name: {"p50": quantile(spent, 0.5), "p99": quantile(spent, 0.99)} for name, spent in self.own.items()
-            },
+            "ownSeconds": {name: list(spent) for name, spent in self.own.items()},
             "samples": {
-                lane: [
-                    {"seconds": each.seconds, "acceptSeconds": each.accept_seconds, "marks": dict(each.marks)}
-                    for each in self.samples[lane]
-                ]
-                for lane in LANES
+                kind: {lane: [_as_json(sample) for sample in each] for lane, each in samples.items()}
+                for kind, samples in (("warm", self.warm), ("cold", self.cold))
             },
         }
 
 
-def run(run_dir: Path, *, rounds: int, warm_up: int, say: Say) -> Report:
+def run(run_dir: Path, *, rounds: int, warm_up: int, cold_rounds: int, say: Say) -> Report:
     """Bring up a data centre with the real stack, deploy the yardsticks beside it, and measure.
 
     Args:
         run_dir: Folder for logs and state; emptied first.
-        rounds: Events a lane that count.
-        warm_up: Rounds before them, which do not: functions start, clients connect.
+        rounds: Events a lane that count, with every function up.
+        warm_up: Rounds before them, which do not count: functions start, clients connect.
+        cold_rounds: Events a lane after them, each with no function up.
         say: Is told in a few words what happens next.
 
     Raises:
@@ -123,20 +137,27 @@ def run(run_dir: Path, *, rounds: int, warm_up: int, say: Say) -> Report:
         track = Track(centre, watch)
         yardsticks = track.deploy_yardsticks(say)
         machines = {EVENKEEL: centre.outputs["RecoverNodeArn"], EMPTY: yardsticks["RecoverNodeArn"]}
-        taken: dict[str, list[Sample]] = {lane: [] for lane in LANES}
-        for number in range(-warm_up, rounds):
-            if number % 10 == 0 or number == -warm_up:
-                say(f"round {number} of {rounds}" if number >= 0 else f"warming up, {warm_up} rounds")
-            for lane in LANES[number % 3 :] + LANES[: number % 3]:
-                sample = _one(track, lane, machines.get(lane))
-                if number >= 0:
-                    taken[lane].append(sample)
-        own = _own_seconds(centre, {sample.execution.rpartition("-r")[0] for sample in taken[EVENKEEL]})
-    return Report({lane: tuple(samples) for lane, samples in taken.items()}, tuple(_stages(taken)), own)
+
+        def measure(what: str, count: int, *, is_cold: bool = False) -> dict[str, list[Sample]]:
+            taken: dict[str, list[Sample]] = {lane: [] for lane in LANES}
+            for number in range(count):
+                if number % 10 == 0:
+                    say(f"{what}: round {number + 1} of {count}")
+                for lane in LANES[number % 3 :] + LANES[: number % 3]:
+                    taken[lane].append(_one(track, lane, machines.get(lane), is_cold=is_cold))
+            return taken
+
+        measure("warming up", warm_up)
+        warm = measure("measuring", rounds)
+        cold = measure("measuring cold starts", cold_rounds, is_cold=True)
+        own = _own_seconds(centre, {sample.execution.rpartition("-r")[0] for sample in warm[EVENKEEL]})
+    return Report(warm, cold, tuple(_stages(warm)), own)
 
 
-def _one(track: Track, lane: str, machine: str | None) -> Sample:
+def _one(track: Track, lane: str, machine: str | None, *, is_cold: bool) -> Sample:
     node = track.next_node()
+    if is_cold:
+        track.chill(ON_THE_WAY[lane])
     sample = track.time_cordon(lane, SOURCES[lane], node)
     if machine is not None:
         sample = track.with_execution(sample, machine)
@@ -145,14 +166,17 @@ def _one(track: Track, lane: str, machine: str | None) -> Sample:
     return sample
 
 
-def _stages(taken: Mapping[str, Sequence[Sample]]) -> Iterable[Stage]:
+def _as_json(sample: Sample) -> dict[str, Any]:
+    return {"seconds": sample.seconds, "acceptSeconds": sample.accept_seconds, "marks": dict(sample.marks)}
+
+
+def _stages(taken: Samples) -> Iterable[Stage]:
     """Cut the way at the marks that both workflows leave in their histories."""
     cuts = (
-        ("event → workflow starts", None, "started"),
-        ("→ PlanRecovery is called", "started", "entered PlanRecovery"),
-        ("→ PlanRecovery has answered", "entered PlanRecovery", "left PlanRecovery"),
-        ("→ CordonNode is called", "left PlanRecovery", "entered CordonNode"),
-        ("→ node unschedulable", "entered CordonNode", None),
+        ("received: the event has started a workflow", None, "started"),
+        ("the engine's pause before the first state", "started", "entered PlanRecovery"),
+        ("planned: PlanRecovery has answered", "entered PlanRecovery", "entered CordonNode"),
+        ("cordoned: the node is unschedulable", "entered CordonNode", None),
     )
     for name, since, until in cuts:
         medians = [
@@ -171,7 +195,7 @@ def _own_seconds(centre: DataCentre, incidents: set[str]) -> dict[str, tuple[flo
     logs = centre.deployer.client("logs")
     spent: dict[str, tuple[float, ...]] = {}
     for function in FUNCTIONS:
-        pages = logs.get_paginator("filter_log_events").paginate(logGroupName=f"/aws/lambda/evenkeel-{function}")
+        pages = logs.get_paginator("filter_log_events").paginate(logGroupName=f"/aws/lambda/{STACK_NAME}-{function}")
         lines = [_parsed(event["message"]) for page in pages for event in page["events"]]
         found = [line for line in lines if line.get("incidentId") in incidents and "milliseconds" in line]
         if len(found) < len(incidents):

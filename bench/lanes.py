@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -47,6 +47,16 @@ class Sample:
     marks: Mapping[str, float] = field(default_factory=dict)
     """Seconds after `sent_at` at which the workflow began, and entered and left each state that cordons."""
 
+    @property
+    def pause_seconds(self) -> float:
+        """How long the engine let the workflow stand before its first state: a fixed pause, no work of anybody's."""
+        return self.marks["entered PlanRecovery"] - self.marks["started"] if self.marks else 0.0
+
+    @property
+    def moving_seconds(self) -> float:
+        """The way without that pause."""
+        return self.seconds - self.pause_seconds
+
 
 @dataclass(frozen=True)
 class Node:
@@ -65,7 +75,8 @@ class Track:
         self._admin = admin_api(centre.cluster)
         sender = [{"Effect": "Allow", "Action": "events:PutEvents", "Resource": "*"}]
         self._bus = make_user(centre.deployer, "bench-sender", sender).client("events")
-        self.states = centre.deployer.client("stepfunctions")
+        self._states = centre.deployer.client("stepfunctions")
+        self._functions = centre.deployer.client("lambda")
         self._turn = 0
 
     def deploy_yardsticks(self, say: Say) -> Outputs:
@@ -134,16 +145,22 @@ class Track:
         """
 
         def ended() -> dict[str, Any] | None:
-            newest = self.states.list_executions(stateMachineArn=machine_arn, maxResults=5)["executions"]
+            newest = self._states.list_executions(stateMachineArn=machine_arn, maxResults=5)["executions"]
             ours = [each for each in newest if each["startDate"].timestamp() >= sample.sent_at - _CLOCK_GRAIN_SECONDS]
             return ours[0] if ours and ours[0]["status"] != "RUNNING" else None
 
         execution = await_true(f"the execution after lane {sample.lane}", EXECUTION_SECONDS, ended)
         if execution["status"] != "SUCCEEDED":
             raise BenchFailed(f"lane {sample.lane}: execution {execution['name']} ended {execution['status']}")
-        history = self.states.get_execution_history(executionArn=execution["executionArn"], maxResults=40)["events"]
+        history = self._states.get_execution_history(executionArn=execution["executionArn"], maxResults=40)["events"]
         marks = {mark: at - sample.sent_at for mark, at in _marks(history)}
         return replace(sample, execution=execution["name"], marks=marks)
+
+    def chill(self, functions: Iterable[str]) -> None:
+        """Make the next call of each function a cold start: the engine ends its workers when a setting is set anew."""
+        for name in functions:
+            timeout = self._functions.get_function_configuration(FunctionName=name)["Timeout"]
+            self._functions.update_function_configuration(FunctionName=name, Timeout=timeout)
 
     def uncordon(self, node: Node) -> None:
         self._admin.patch(f"/api/v1/nodes/{node.name}", {"spec": {"unschedulable": None}})

@@ -32,7 +32,7 @@ class NodeWatch:
         self._thread = threading.Thread(target=self._follow, name="node-watch", daemon=True)
 
     def cordoned_at(self, node: str, seconds: float) -> float | None:
-        """Wait until a node is unschedulable; return since when, on the clock of `time.perf_counter`, or None if never."""
+        """Wait until a node is unschedulable; return since when (`time.perf_counter`), None if never."""
         with self._changed:
             self._changed.wait_for(lambda: node in self._cordoned_at, seconds)
             return self._cordoned_at.get(node)
