@@ -177,6 +177,20 @@ def _deployer_statements(account_id: str) -> list[Statement]:
             "Resource": f"arn:aws:iam::{account_id}:role/*",
         },
         {
+            "Sid": "PoliciesOfTheStack",
+            "Effect": "Allow",
+            "Action": [
+                "iam:CreatePolicy",
+                "iam:CreatePolicyVersion",
+                "iam:DeletePolicy",
+                "iam:DeletePolicyVersion",
+                "iam:GetPolicy",
+                "iam:GetPolicyVersion",
+                "iam:ListPolicyVersions",
+            ],
+            "Resource": f"arn:aws:iam::{account_id}:policy/*",
+        },
+        {
             "Sid": "UsersOfTheDataCentre",
             "Effect": "Allow",
             "Action": [

@@ -1,0 +1,199 @@
+"""The deployed API with IAM on: who signs decides what is answered, and everything else is a problem document."""
+
+import json
+import secrets
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evenkeel_cli import context
+from evenkeel_cli.client import Client
+from evenkeel_cli.errors import Problem
+from evenkeel_local.data_centre import DataCentre
+from evenkeel_local.identities import Credentials, make_user
+from tests.unit.api.gateway import template_routes
+from tests.waiting import until
+
+POLICIES = ("Viewer", "Submitter", "Operator", "Admin")
+NOT_PLACEABLE: dict[str, Any] = {
+    "name": "too-big",
+    "image": "registry/trainer:1",
+    "command": ["true"],
+    "nodes": 900,
+}
+
+# The least policy that each changing route needs; every read but the policy's is a viewer's.
+NEEDS = {
+    ("POST", "/v1/jobs"): "Submitter",
+    ("POST", "/v1/jobs/{jobId}/cancel"): "Submitter",
+    ("POST", "/v1/clusters/{cluster}/automation/hold"): "Operator",
+    ("POST", "/v1/clusters/{cluster}/automation/release"): "Operator",
+    ("GET", "/v1/clusters/{cluster}/policy"): "Admin",
+}
+
+
+@dataclass(frozen=True)
+class People:
+    """One client for each of the stack's policies."""
+
+    clients: dict[str, Client]
+
+    def __getitem__(self, name: str) -> Client:
+        return self.clients[name]
+
+
+@pytest.fixture(scope="module")
+def people(data_centre: DataCentre) -> People:
+    """Users who hold exactly one of the stack's managed policies each."""
+    iam = data_centre.deployer.client("iam")
+    clients = {}
+    for name in POLICIES:
+        arn = data_centre.outputs[f"Evenkeel{name}Policy"]
+        version = iam.get_policy(PolicyArn=arn)["Policy"]["DefaultVersionId"]
+        document = iam.get_policy_version(PolicyArn=arn, VersionId=version)["PolicyVersion"]["Document"]
+        user = make_user(data_centre.deployer, f"person-{name.lower()}", document["Statement"])
+        clients[name] = Client(_context(data_centre, user))
+    return People(clients)
+
+
+def _context(centre: DataCentre, user: Credentials) -> context.Context:
+    document = centre.context() | {
+        "credentials": {"accessKeyId": user.access_key_id, "secretAccessKey": user.secret_access_key}
+    }
+    return context.read(document, "test", {})
+
+
+def asked(call: Callable[[], Any]) -> str:
+    """Return the code of the problem that a call ends with; `OK` where it is answered."""
+    try:
+        call()
+    except Problem as problem:
+        return problem.code
+    return "OK"
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("route", template_routes(), ids=lambda route: f"{route.method} {route.path}")
+def test_a_policy_opens_its_routes_and_no_other(route: Any, name: str, people: People, data_centre: DataCentre) -> None:
+    path = route.path.removeprefix("/v1").replace("{cluster}", str(data_centre.context()["name"]))
+    path = path.replace("{jobId}", "job-0000000404").replace("{incidentId}", "inc-0000000404")
+    path = path.replace("{decisionId}", "dec-0000000404").replace("{nodeId}", "i-00000000000000404")
+    client = people[name]
+
+    # Nothing that is sent here changes anything: ids that do not exist, and bodies that lack what is required.
+    body = {"reason": 7}
+    code = asked(lambda: client.get(path) if route.method == "GET" else client.post(path, body))
+
+    may = POLICIES.index(name) >= POLICIES.index(NEEDS.get((route.method, route.path), "Viewer"))
+    if may:
+        assert code in {"OK", "NOT_FOUND", "VALIDATION_FAILED"}
+    else:
+        assert code in {"NOT_ALLOWED", "HTTP_403"}
+
+
+def test_an_unsigned_request_is_refused(data_centre: DataCentre) -> None:
+    import urllib3
+
+    answer = urllib3.PoolManager().request("GET", f"{data_centre.api_url}/status", retries=False)
+
+    assert answer.status == 403
+
+
+def test_a_wrong_signature_is_refused(data_centre: DataCentre) -> None:
+    forged = replace(data_centre.operator, secret_access_key="another-secret")
+
+    assert asked(lambda: Client(_context(data_centre, forged)).get("/status")) != "OK"
+
+
+def test_a_key_that_nobody_holds_is_refused(data_centre: DataCentre) -> None:
+    forged = replace(data_centre.operator, access_key_id="AKIANOBODY0000000000")
+
+    assert asked(lambda: Client(_context(data_centre, forged)).get("/status")) != "OK"
+
+
+def test_a_job_is_submitted_once_shown_and_cancelled(people: People) -> None:
+    submitter = people["Submitter"]
+    key = f"key-{secrets.token_hex(4)}"
+
+    jobs = [submitter.post("/jobs", NOT_PLACEABLE, key=key) for _ in range(2)]
+    reused = asked(lambda: submitter.post("/jobs", {**NOT_PLACEABLE, "nodes": 901}, key=key))
+    job_id = jobs[0]["jobId"]
+    shown = people["Viewer"].get(f"/jobs/{job_id}")
+    cancelled = submitter.post(f"/jobs/{job_id}/cancel", {"reason": "seen enough"})
+    listed = until(
+        lambda: [job for job in submitter.get("/jobs", state="CANCELLED")["items"] if job["jobId"] == job_id],
+        "the cancelled job in its list",
+    )
+
+    assert jobs[1]["jobId"] == job_id
+    assert reused == "IDEMPOTENCY_KEY_REUSED"
+    assert shown["submittedBy"] == "user/person-submitter"
+    assert cancelled["state"] == "CANCELLED"
+    assert "seen enough" in listed[0]["reason"]
+
+
+def test_a_malformed_job_names_its_field(people: People) -> None:
+    with pytest.raises(Problem) as caught:
+        people["Submitter"].post("/jobs", {**NOT_PLACEABLE, "nodes": 0})
+
+    assert (caught.value.code, caught.value.text.partition(":")[0]) == ("VALIDATION_FAILED", "nodes")
+
+
+def test_a_hold_is_seen_by_everybody_and_released(people: People, data_centre: DataCentre) -> None:
+    path = f"/clusters/{data_centre.context()['name']}/automation"
+
+    people["Operator"].post(f"{path}/hold", {"reason": "a test", "forSeconds": 60})
+    held = people["Viewer"].get(path)
+    people["Operator"].post(f"{path}/release", {})
+    after = people["Viewer"].get("/status")
+
+    assert (held["isHeld"], held["hold"]["by"]) == (True, "user/person-operator")
+    assert after["automation"]["isHeld"] is False
+
+
+def test_the_overview_knows_the_whole_fleet(people: People) -> None:
+    status = until(
+        lambda: (found := people["Viewer"].get("/status"))["nodes"]["total"] and found, "nodes in the overview"
+    )
+
+    assert status["nodes"]["pools"][0]["kind"] == "committed"
+    assert status["gpus"]["total"] == 8 * status["nodes"]["total"]
+
+
+@pytest.mark.parametrize(
+    ("words", "exit_code"),
+    [
+        (["status", "-o", "json"], 0),
+        (["jobs", "show", "job-0000000404"], 4),
+        (["jobs", "submit", "--name", "x", "--image", "i:1", "--", "true"], 6),
+        (["automation", "hold", "--reason", "x"], 6),
+    ],
+)
+def test_the_command_of_a_viewer(
+    words: list[str], exit_code: int, people: People, data_centre: DataCentre, tmp_path: Path
+) -> None:
+    key = people["Viewer"].context.key
+    assert key is not None
+    document = data_centre.context() | {
+        "credentials": {"accessKeyId": key.access_key_id, "secretAccessKey": key.secret_access_key}
+    }
+    (tmp_path / "context.json").write_text(json.dumps(document), encoding="utf-8")
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "EVENKEEL_CONTEXT": str(tmp_path / "context.json")}
+
+    done = subprocess.run(
+        [sys.executable, "-m", "evenkeel_cli.main", *words],
+        env=environment,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=60,
+        check=False,
+    )
+
+    assert done.returncode == exit_code, done.stderr
+    assert "Traceback" not in done.stderr
