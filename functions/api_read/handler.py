@@ -110,11 +110,11 @@ def list_nodes() -> api.Reply:
     return app.answer(read_fleet.list_nodes(wiring.world().ledger, page))
 
 
-@app.get("/v1/nodes/<instance_id>")
-def show_node(instance_id: str) -> api.Reply:
+@app.get("/v1/nodes/<node_id>")
+def show_node(node_id: str) -> api.Reply:
     app.query(api_types.NoQuery)
     world = wiring.world()
-    return app.answer(read_fleet.show_node(world.ledger, world.settings.kubernetes_clusters, instance_id))
+    return app.answer(read_fleet.show_node(world.ledger, world.settings.kubernetes_clusters, node_id))
 
 
 @entry.api

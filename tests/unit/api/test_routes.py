@@ -7,6 +7,7 @@ import pytest
 
 from evenkeel.runtime.api import PROBLEMS
 from tests.unit.api.gateway import ROOT, template_routes
+from tools import openapi
 
 FUNCTIONS = ("api_read", "api_submit", "api_operate", "api_admin")
 
@@ -35,6 +36,18 @@ def test_the_document_lists_every_route() -> None:
     }
 
     assert listed == set().union(*(routes_of(function) for function in FUNCTIONS))
+
+
+def test_the_openapi_description_is_what_the_functions_say() -> None:
+    assert openapi.TARGET.read_text(encoding="utf-8") == openapi.text(), "python tools/openapi.py writes it anew"
+
+
+def test_the_openapi_description_has_the_routes_of_the_template() -> None:
+    described = {
+        (method.upper(), path) for path, operations in openapi.document()["paths"].items() for method in operations
+    }
+
+    assert described == {(route.method, route.path) for route in template_routes()}
 
 
 def test_the_document_lists_every_problem_code() -> None:

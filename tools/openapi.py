@@ -1,0 +1,237 @@
+"""Write openapi.json from the routes of the API functions and the types that they read.
+
+`python tools/openapi.py` writes it; with `--check` it only says whether the file is what it should be.
+
+The routes, parameters and bodies are taken from the handlers' own source, so there is no second list to keep in step.
+"""
+
+import ast
+import json
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from evenkeel.runtime import api_types
+from evenkeel.runtime.api import PROBLEMS, Body
+
+ROOT = Path(__file__).resolve().parents[1]
+TARGET = ROOT / "openapi.json"
+FUNCTIONS = {"api_read": "Viewer", "api_submit": "Submitter", "api_operate": "Operator", "api_admin": "Admin"}
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One route as its handler has it."""
+
+    function: str
+    name: str
+    method: str
+    path: str
+    query: type[Body] | None
+    body: type[Body] | None
+    is_accepted: bool
+    needs_key: bool
+
+
+def operations() -> Iterator[Operation]:
+    """Read every route of every API function."""
+    for function in FUNCTIONS:
+        source = (ROOT / "functions" / function / "handler.py").read_text(encoding="utf-8")
+        for node in ast.parse(source).body:
+            if isinstance(node, ast.FunctionDef):
+                route = next((found for found in map(_route, node.decorator_list) if found), None)
+                if route:
+                    yield _operation(function, node, *route)
+
+
+def _route(decorator: ast.expr) -> tuple[str, str] | None:
+    match decorator:
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="app"), attr=method), args=[ast.Constant(value=str(path))]):
+            return method, re.sub(r"<(\w+)>", lambda found: "{" + _camel(found[1]) + "}", path)
+    return None
+
+
+def _operation(function: str, node: ast.FunctionDef, method: str, path: str) -> Operation:
+    calls: dict[str, list[ast.expr]] = {}
+    for call in ast.walk(node):
+        match call:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="app"), attr=name), args=arguments):
+                calls[name] = arguments
+    return Operation(
+        function=function,
+        name=node.name,
+        method=method,
+        path=path,
+        query=_model(calls.get("query")),
+        body=_model(calls.get("body")),
+        is_accepted="accepted" in calls,
+        needs_key=bool(calls.keys() & {"idempotency_key", "request_id"}),
+    )
+
+
+def _model(arguments: list[ast.expr] | None) -> type[Body] | None:
+    match arguments:
+        case [ast.Attribute(value=ast.Name(id="api_types"), attr=name)]:
+            model: type[Body] = getattr(api_types, name)
+            return model
+    return None
+
+
+def document() -> Json:
+    """Return the whole description."""
+    found = list(operations())
+    models: list[type[BaseModel]] = [operation.body for operation in found if operation.body]
+    names, definitions = models_json_schema(
+        [(model, "validation") for model in models], ref_template="#/components/schemas/{model}"
+    )
+    paths: dict[str, Json] = {}
+    bodies = {str(model.__name__): schema for (model, _), schema in names.items()}
+    for operation in found:
+        paths.setdefault(operation.path, {})[operation.method] = _described(operation, bodies)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Evenkeel",
+            "version": version("evenkeel"),
+            "description": "Requests are signed with AWS credentials (SigV4, service execute-api). See docs/api.md.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "servers": [{"url": "https://{api}.execute-api.{region}.amazonaws.com/api", "variables": _SERVER}],
+        "security": [{"sigv4": []}],
+        "paths": dict(sorted(paths.items())),
+        "components": {
+            "securitySchemes": {
+                "sigv4": {
+                    "type": "apiKey",
+                    "name": "Authorization",
+                    "in": "header",
+                    "description": "AWS Signature Version 4",
+                    "x-amazon-apigateway-authtype": "awsSigv4",
+                }
+            },
+            "schemas": _untitled({**definitions.get("$defs", {}), "Problem": _PROBLEM}),
+        },
+    }
+
+
+def _described(operation: Operation, bodies: dict[str, Json]) -> Json:
+    parameters: list[Json] = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in re.findall(r"\{(\w+)\}", operation.path)
+    ]
+    if operation.query:
+        schema = operation.query.model_json_schema()
+        parameters += [
+            # Several values stand in one parameter with commas between.
+            {"name": name, "in": "query", "style": "form", "explode": False, "schema": part}
+            for name, part in _untitled(_inlined(schema.get("properties", {}), schema.get("$defs", {}))).items()
+        ]
+    if operation.needs_key:
+        key = {"type": "string", "pattern": r"^[\x21-\x7e]{1,128}$"}
+        parameters.append({"name": "Idempotency-Key", "in": "header", "required": True, "schema": key})
+    described: Json = {
+        "operationId": _camel(operation.name),
+        "tags": [FUNCTIONS[operation.function]],
+        "parameters": parameters,
+        "responses": {
+            "202" if operation.is_accepted else "200": {
+                "description": "Accepted; Location names it." if operation.is_accepted else "Done.",
+                "content": {"application/json": {"schema": {"type": "object"}}},
+            },
+            "default": {
+                "description": "A problem.",
+                "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}},
+            },
+        },
+    }
+    if operation.method == "get":
+        described["responses"]["304"] = {"description": "Nothing but the time has changed since If-None-Match."}
+    if operation.body:
+        content = {"application/json": {"schema": bodies[operation.body.__name__]}}
+        described["requestBody"] = {"required": True, "content": content}
+    return described
+
+
+def _inlined(schema: Any, definitions: Json) -> Any:
+    """Put definitions where they are referred to: a parameter's schema stands alone."""
+    match schema:
+        case {"$ref": str(name)}:
+            return _inlined(definitions[name.rpartition("/")[2]], definitions)
+        case dict():
+            return {key: _inlined(value, definitions) for key, value in schema.items()}
+        case list():
+            return [_inlined(value, definitions) for value in schema]
+    return schema
+
+
+def _untitled(schema: Any) -> Any:
+    """Leave the titles out that only repeat a field's name."""
+    match schema:
+        case dict():
+            return {key: _untitled(value) for key, value in schema.items() if key != "title" or isinstance(value, dict)}
+        case list():
+            return [_untitled(value) for value in schema]
+    return schema
+
+
+def _camel(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(part.capitalize() for part in others)
+
+
+_SERVER = {
+    "api": {"default": "api-id", "description": "Stack output ApiId"},
+    "region": {"default": "us-west-2"},
+}
+
+_PROBLEM: Json = {
+    "type": "object",
+    "description": "RFC 9457.",
+    "required": ["type", "title", "status", "code", "detail", "hint", "requestId"],
+    "properties": {
+        "type": {"type": "string"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "code": {"type": "string", "examples": sorted(PROBLEMS)},
+        "detail": {"type": "string"},
+        "hint": {"type": "string"},
+        "requestId": {"type": "string"},
+        "errors": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["field", "message"],
+                "properties": {"field": {"type": "string"}, "message": {"type": "string"}},
+            },
+        },
+    },
+}
+
+
+def text() -> str:
+    """Return the file's content."""
+    return json.dumps(document(), indent=2) + "\n"
+
+
+def main(arguments: list[str]) -> int:
+    """Write the file, or compare it."""
+    if arguments == ["--check"]:
+        if TARGET.is_file() and TARGET.read_text(encoding="utf-8") == text():
+            return 0
+        print("openapi.json is not what the functions say: python tools/openapi.py writes it anew", file=sys.stderr)
+        return 1
+    TARGET.write_text(text(), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
