@@ -1,0 +1,167 @@
+"""The handlers as Lambda calls them: camelCase in, camelCase out, and the names that the workflow branches on."""
+
+import importlib.util
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from evenkeel.ports import Machine, PermanentError, TransientError, Unreachable
+from evenkeel.runtime import wiring
+from tests.fakes import FakeWorld
+from tests.fakes.cluster import instance_id
+from tests.unit.services_jobs.story import Story
+from tests.unit.services_recovery.recovery import QUICK
+
+PROJECT = Path(__file__).resolve().parents[3]
+EVENTS = PROJECT / "tests" / "fixtures" / "events"
+CONTEXT = SimpleNamespace(function_name="test", aws_request_id="request-1")
+
+
+def handler(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(f"functions.{name}", PROJECT / "functions" / name / "handler.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.handler
+
+
+def call(name: str, **document: Any) -> dict[str, Any]:
+    answer: dict[str, Any] = handler(name)({"schemaVersion": 1, "executionArn": "arn:x", **document}, CONTEXT)
+    json.dumps(answer)
+    return answer
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeWorld]:
+    story = Story(size=3, policy=QUICK)
+    story.running(nodes=2, checkpoint_uri="")
+    story.world.workflows.executions.clear()
+    with wiring.using(story.world.as_world({"EVENKEEL_DRILLS_MAY_ACT": "true"})):
+        yield story.world
+
+
+def an_event(name: str, number: int = 1) -> str:
+    event = json.loads((EVENTS / name).read_text())
+    if "InstanceId" in event.get("detail", {}) and event["detail"]["InstanceId"] == "i-0a1c4f7b92d36e581":
+        event["detail"]["InstanceId"] = instance_id(number)
+    return json.dumps(event)
+
+
+def deliver(*bodies: str) -> dict[str, Any]:
+    records = [{"messageId": f"m-{number}", "body": body} for number, body in enumerate(bodies)]
+    answer: dict[str, Any] = handler("receive_event")({"Records": records}, CONTEXT)
+    return answer
+
+
+def test_a_recovery_through_the_handlers(fake: FakeWorld) -> None:
+    assert deliver(an_event("hyperpod-node-unhealthy.json")) == {"batchItemFailures": []}
+    [execution] = fake.workflows.names(Machine.RECOVER_NODE)
+    subject = {"incidentId": execution.removesuffix("-r1"), "run": 1}
+
+    plan = call("plan_recovery", **subject)
+    assert (plan["outcome"], plan["repairsNode"], plan["maxRepairs"]) == ("ACT", True, 3)
+    assert plan["settleSeconds"] == 0
+    assert call("cordon_node", **subject)["outcome"] == "CORDONED"
+    assert call("protect_jobs", **subject)["outcome"] == "PROTECTED"
+    assert [job["option"] for job in call("plan_resume", **subject)["jobs"]] == ["FREE_NODE"]
+    assert call("repair_node", **subject) | {"reason": ""} == {
+        "outcome": "ASKED",
+        "rung": "replace",
+        "waitSeconds": 0,
+        "reason": "",
+    }
+    call("open_wait", kind="NODE_BACK", token="token-1", **subject)
+    assert fake.wait_answers.requests == []
+    fake.provider.finish_all()
+    call("open_wait", kind="NODE_BACK", token="token-2", **subject)
+    [asked] = fake.wait_answers.requests
+    request = {"subject": asked.subject, "name": asked.name, "generation": asked.generation, "answer": asked.answer}
+    assert handler("resolve_wait")(request, CONTEXT)["outcome"] == "ANSWERED"
+    assert fake.tokens.answers["token-2"]["outcome"] == "NODE_BACK"
+    assert call("return_node", **subject)["outcome"] == "RETURNED"
+    settled = call(
+        "settle_incident",
+        **subject,
+        plan={"outcome": "ACT", "reason": ""},
+        node={"outcome": "RETURNED", "reason": "Back."},
+        jobs={"outcome": "JOBS_BACK", "reason": "Runs."},
+        failure=None,
+    )
+    assert settled == {"outcome": "RECOVERED", "reason": "Back. Runs."}
+
+
+def test_hostile_events_are_kept_and_dead_lettered_and_the_next_good_one_is_unaffected(fake: FakeWorld) -> None:
+    hostile = [path.read_text() for path in sorted((EVENTS / "bad").glob("*.json"))]
+
+    assert deliver(*hostile, an_event("hyperpod-node-unhealthy.json")) == {"batchItemFailures": []}
+
+    assert len(fake.raw_events.kept) == len(hostile) + 1
+    assert sorted(letter.code for letter in fake.dead_letters.letters) == [
+        "EVENT_BAD_ID",
+        "EVENT_BAD_TEXT",
+        "EVENT_BAD_TIME",
+        "EVENT_BAD_TYPE",
+        "EVENT_NO_DETAIL",
+        "EVENT_TOO_LARGE",
+        "EVENT_UNKNOWN_STATUS",
+    ]
+    assert fake.telemetry.totals["EventsUnknown"] == 1
+    assert len(fake.workflows.names(Machine.RECOVER_NODE)) == 1
+
+
+def test_only_what_may_succeed_later_goes_back_to_the_queue(fake: FakeWorld) -> None:
+    def broken(instance_id: str) -> Any:
+        raise Unreachable("no provider")
+
+    fake.provider.node = broken  # type: ignore[method-assign]  # the provider does not answer
+
+    answer = deliver((EVENTS / "bad" / "wrong-types.json").read_text(), an_event("hyperpod-node-unhealthy.json"))
+
+    assert answer == {"batchItemFailures": [{"itemIdentifier": "m-1"}]}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "plan_recovery",
+        "cordon_node",
+        "protect_jobs",
+        "repair_node",
+        "return_node",
+        "plan_resume",
+        "settle_incident",
+    ],
+)
+def test_an_unknown_incident_is_a_permanent_error_under_its_two_names(fake: FakeWorld, name: str) -> None:
+    with pytest.raises(PermanentError, match="NotFound") as raised:
+        call(name, incidentId="inc-nobody", run=1)
+
+    assert type(raised.value) is PermanentError
+
+
+def test_a_wait_that_cannot_be_opened_fails_its_task(fake: FakeWorld) -> None:
+    with pytest.raises(PermanentError):
+        call("open_wait", kind="NODE_BACK", token="token-1", incidentId="inc-nobody", run=1)
+
+    assert "token-1" in fake.tokens.failures
+
+
+def test_a_conflict_leaves_under_the_name_that_the_workflow_retries(fake: FakeWorld) -> None:
+    from evenkeel.ports import Conflict
+
+    deliver(an_event("hyperpod-node-unhealthy.json"))
+    [execution] = fake.workflows.names(Machine.RECOVER_NODE)
+
+    def conflict(*_: Any, **__: Any) -> None:
+        raise Conflict("somebody else was first")
+
+    fake.ledger.commit = conflict  # type: ignore[method-assign]  # always somebody else
+
+    with pytest.raises(TransientError, match="Conflict") as raised:
+        call("plan_recovery", incidentId=execution.removesuffix("-r1"), run=1)
+    assert type(raised.value) is TransientError

@@ -1,0 +1,335 @@
+"""Waits: opened, answered once, ended by their deadline, and never by an answer that was meant for another."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.policy import JobPolicy
+from evenkeel.domain.scheduling.jobs import AttemptState, PodPhase, StopRequest
+from evenkeel.domain.waiting import Answer, ConditionKind, Wait
+from evenkeel.ports import Put, Refused, Unreachable
+from evenkeel.services import evaluate_waits, open_wait, resolve_wait, rows
+from tests.fakes.cluster import CLUSTER, instance_id
+from tests.unit.services_jobs.story import Story
+from tests.unit.services_recovery.recovery import QUICK, Recovery
+
+K = ConditionKind
+
+
+class Waits:
+    """A running job on two of three nodes, and its waits."""
+
+    def __init__(self, **jobs: Any) -> None:
+        self.policy = QUICK.but(jobs=JobPolicy.model_validate({**QUICK.jobs.model_dump(), **jobs}))
+        self.story = Story(size=3, policy=self.policy)
+        self.world = self.story.world
+        self.job_id = self.story.running(nodes=2, checkpoint_uri="").job_id
+
+    @property
+    def ports(self) -> dict[str, Any]:
+        return {
+            "ledger": self.world.ledger,
+            "cluster": self.world.cluster,
+            "provider": self.world.provider,
+            "wait_answers": self.world.wait_answers,
+            "policy": self.policy,
+            "now": self.world.clock.now(),
+        }
+
+    def open(self, kind: ConditionKind = K.ATTEMPT_ENDED, token: str = "token-1") -> open_wait.Outcome:
+        request = open_wait.Request(kind=kind, token=token, job_id=self.job_id, attempt=1)
+        return open_wait.run(request, **self.ports)
+
+    def look(self, **more: Any) -> list[str]:
+        found = evaluate_waits.run(**self.ports, telemetry=self.world.telemetry, **more)
+        return [each.rpartition(": ")[2] for each in found.answered]
+
+    def resolve(self, place: int = -1, **changes: Any) -> str:
+        asked = self.world.wait_answers.requests[place]
+        document = {
+            "subject": asked.subject,
+            "name": asked.name,
+            "generation": asked.generation,
+            "answer": asked.answer,
+            **changes,
+        }
+        return resolve_wait.run(
+            resolve_wait.Request.model_validate(document),
+            ledger=self.world.ledger,
+            tokens=self.world.tokens,
+            telemetry=self.world.telemetry,
+            now=self.world.clock.now(),
+        ).outcome
+
+    def rows(self) -> list[Wait]:
+        return [rows.read(row, Wait) for key, row in self.world.ledger.rows.items() if key.sk.startswith("WAIT#")]
+
+    def stop(self) -> None:
+        job = self.story.job(self.job_id)
+        request = StopRequest(
+            attempt=1, reason="Cancelled.", by="ana", grace_seconds=5, requested_at=self.world.clock.now()
+        )
+        self.story.set_job(job.but(stop_request=request))
+
+    @property
+    def answers(self) -> dict[str, str]:
+        return {token: answer["outcome"] for token, answer in self.world.tokens.answers.items()}
+
+
+@pytest.fixture
+def waits() -> Waits:
+    return Waits()
+
+
+# ---------------------------------------------------------------- open
+
+
+def test_what_came_first_is_answered_at_once(waits: Waits) -> None:
+    outcome = waits.open(K.ATTEMPT_RUNNING)
+
+    assert "RUNNING" in outcome.reason
+    assert waits.resolve() == "ANSWERED"
+    assert waits.answers == {"token-1": "RUNNING"}
+    assert waits.rows() == []
+
+
+def test_what_has_not_come_stays_open_until_it_does(waits: Waits) -> None:
+    waits.open()
+
+    assert waits.look() == []
+    waits.world.cluster.finish_pods(waits.job_id, 1)
+    assert waits.look() == ["ENDED"]
+    assert waits.resolve() == "ANSWERED"
+    assert waits.world.tokens.answers["token-1"]["facts"]["state"] == "SUCCEEDED"
+
+
+def test_a_retried_state_takes_the_wait_over_and_the_older_answer_is_stale(waits: Waits) -> None:
+    waits.open(token="token-1")
+    waits.world.cluster.finish_pods(waits.job_id, 1)
+    waits.look()
+    waits.open(token="token-2")
+
+    assert waits.resolve(place=0) == "STALE"
+    assert waits.resolve(place=1) == "ANSWERED"
+    assert waits.answers == {"token-2": "ENDED"}
+
+
+def test_an_answer_to_a_wait_that_is_gone_never_fits_the_next_of_its_name(waits: Waits) -> None:
+    waits.open(K.ATTEMPT_RUNNING, token="token-1")
+    waits.resolve()
+    waits.world.clock.advance(1)
+    waits.open(K.ATTEMPT_RUNNING, token="token-2")
+
+    assert waits.resolve(place=0) == "STALE"
+    assert waits.resolve(place=1) == "ANSWERED"
+
+
+def test_a_wait_of_nobody_is_refused(waits: Waits) -> None:
+    with pytest.raises(Refused):
+        open_wait.run(open_wait.Request(kind=K.RELEASED, token="t"), **waits.ports)
+
+
+# ---------------------------------------------------------------- resolve
+
+
+def test_twice_answered_is_sent_once(waits: Waits) -> None:
+    waits.open(K.ATTEMPT_RUNNING)
+
+    assert [waits.resolve(), waits.resolve()] == ["ANSWERED", "STALE"]
+
+
+def test_the_first_recorded_answer_is_the_one_that_is_sent(waits: Waits) -> None:
+    waits.open(K.ATTEMPT_RUNNING)
+    [wait] = waits.rows()
+    recorded = wait.but(state="ANSWERED", answer=Answer(outcome="DEADLINE_PASSED", reason="Late."))
+    row = waits.world.ledger.get(rows.wait_key(wait.subject, wait.name))
+    assert row
+    waits.world.ledger.commit(Put(rows.wait_row(recorded, row.version)))
+
+    assert waits.resolve() == "ANSWERED"
+    assert waits.answers == {"token-1": "DEADLINE_PASSED"}
+
+
+def test_a_task_that_is_over_counts_as_answered(waits: Waits) -> None:
+    waits.open(K.ATTEMPT_RUNNING)
+    waits.world.tokens.over.add("token-1")
+
+    assert waits.resolve() == "OVER"
+    assert waits.rows() == []
+
+
+def test_an_answer_that_was_recorded_and_never_sent_is_asked_for_again_by_the_sweep(waits: Waits) -> None:
+    waits.open(K.ATTEMPT_RUNNING)
+    [wait] = waits.rows()
+    row = waits.world.ledger.get(rows.wait_key(wait.subject, wait.name))
+    assert row
+    recorded = wait.but(state="ANSWERED", answer=Answer(outcome="RUNNING", reason="All run."))
+    waits.world.ledger.commit(Put(rows.wait_row(recorded, row.version)))
+
+    assert waits.look() == []
+    assert waits.look(repeat_answered=True) == ["RUNNING"]
+    assert waits.resolve() == "ANSWERED"
+
+
+# ---------------------------------------------------------------- attempts
+
+
+def test_the_deadline_ends_a_wait(waits: Waits) -> None:
+    waits.world.cluster.set_pods(waits.job_id, 1, PodPhase.PENDING)
+    waits.open(K.ATTEMPT_RUNNING)
+
+    waits.world.clock.advance(waits.policy.jobs.running_deadline_seconds - 1)
+    assert waits.look() == []
+    waits.world.clock.advance(1)
+    assert waits.look() == ["DEADLINE_PASSED"]
+
+
+@pytest.mark.parametrize("kind", [K.ATTEMPT_RUNNING, K.ATTEMPT_ENDED])
+def test_a_stop_request_is_heard(waits: Waits, kind: ConditionKind) -> None:
+    waits.stop()
+    waits.open(kind)
+
+    waits.resolve()
+
+    assert waits.answers == {"token-1": "STOP_REQUESTED"}
+
+
+def test_success_counts_before_a_stop_request(waits: Waits) -> None:
+    waits.world.cluster.finish_pods(waits.job_id, 1)
+    waits.stop()
+    waits.open()
+
+    waits.resolve()
+
+    assert waits.answers == {"token-1": "ENDED"}
+
+
+def test_stopped_when_no_pod_is_left(waits: Waits) -> None:
+    waits.stop()
+    waits.open(K.ATTEMPT_STOPPED)
+    assert waits.look() == []
+
+    waits.story.stop(waits.job_id)
+
+    assert waits.look() == ["STOPPED"]
+
+
+def test_pods_behind_a_lost_node_are_not_waited_for(waits: Waits) -> None:
+    node = f"hyperpod-{instance_id(1)}"
+    waits.stop()
+    waits.open(K.ATTEMPT_STOPPED)
+    waits.world.cluster.lose_node(node)
+    waits.story.stop(waits.job_id)
+
+    assert waits.look() == []
+    waits.world.clock.advance(waits.policy.jobs.lost_node_seconds)
+    assert waits.look() == ["STOPPED"]
+
+
+def test_a_settled_attempt_ends_its_waits(waits: Waits) -> None:
+    waits.open()
+    waits.world.cluster.finish_pods(waits.job_id, 1)
+    waits.story.settle(waits.job_id)
+
+    assert waits.look() == ["ENDED"]
+
+
+# ---------------------------------------------------------------- who is to blame
+
+
+def test_the_application_is_blamed_only_after_a_while(waits: Waits) -> None:
+    waits.world.cluster.fail_pods(waits.job_id, 1)
+    waits.open()
+
+    assert waits.world.wait_answers.requests == []
+    waits.world.clock.advance(waits.policy.jobs.blame_seconds - 1)
+    assert waits.look() == []
+    waits.world.clock.advance(1)
+    assert waits.look() == ["ENDED"]
+    assert waits.world.wait_answers.requests[-1].answer["facts"]["state"] == "FAILED"
+
+
+def test_a_node_that_shows_its_fault_meanwhile_takes_the_blame(waits: Waits) -> None:
+    waits.world.cluster.fail_pods(waits.job_id, 1)
+    waits.open()
+    waits.world.clock.advance(1)
+    labels = {"sagemaker.amazonaws.com/fault-types": "NvidiaErrorTerminate"}
+    waits.world.cluster.set_node(f"hyperpod-{instance_id(2)}", labels=labels)
+
+    assert waits.look() == ["ENDED"]
+    assert waits.world.wait_answers.requests[-1].answer["facts"]["state"] == AttemptState.LOST
+
+
+def test_where_policy_gives_no_time_for_doubt_the_answer_comes_at_once() -> None:
+    waits = Waits(blame_seconds=0)
+    waits.world.cluster.fail_pods(waits.job_id, 1)
+
+    assert "ENDED" in waits.open().reason
+
+
+# ---------------------------------------------------------------- many at once
+
+
+def test_one_wait_that_cannot_be_judged_does_not_hold_up_the_others() -> None:
+    recovery = Recovery()
+    recovery.sicken()
+    for kind in (K.NODE_BACK, K.RELEASED):
+        request = open_wait.Request(kind=kind, token=kind, incident_id=recovery.incident_id, run=1)
+        recovery.world.clock.advance(1)
+        open_wait.run(
+            request,
+            ledger=recovery.ledger,
+            cluster=recovery.cluster,
+            provider=recovery.world.provider,
+            wait_answers=recovery.wait_answers,
+            policy=recovery.policy,
+            now=recovery.now,
+        )
+
+    def broken() -> Any:
+        raise Unreachable("no provider")
+
+    recovery.world.provider.nodes = broken  # type: ignore[method-assign]  # the provider does not answer
+    recovery.world.wait_answers.requests.clear()
+    found = evaluate_waits.run(
+        ledger=recovery.ledger,
+        cluster=recovery.cluster,
+        provider=recovery.world.provider,
+        wait_answers=recovery.wait_answers,
+        telemetry=recovery.world.telemetry,
+        policy=recovery.policy,
+        now=recovery.now,
+    )
+
+    assert [each.rpartition("/")[2] for each in found.answered] == ["released: RELEASED"]
+    assert [each.rpartition("/")[2] for each in found.failed] == ["node-back: Unreachable"]
+
+
+def test_one_subject_can_be_looked_at_alone(waits: Waits) -> None:
+    waits.open()
+    waits.world.cluster.finish_pods(waits.job_id, 1)
+
+    assert waits.look(subject="job-other") == []
+    assert waits.look(subject=waits.job_id) == ["ENDED"]
+
+
+def test_a_held_recovery_waits_as_long_as_the_hold_was_meant() -> None:
+    recovery = Recovery()
+    recovery.sicken()
+    recovery.hold(seconds=120)
+    request = open_wait.Request(kind=K.RELEASED, token="t", incident_id=recovery.incident_id, run=1)
+    ports: dict[str, Any] = {
+        "ledger": recovery.ledger,
+        "cluster": recovery.cluster,
+        "provider": recovery.world.provider,
+        "wait_answers": recovery.wait_answers,
+        "policy": recovery.policy,
+    }
+    open_wait.run(request, **ports, now=recovery.now)
+
+    row = recovery.world.ledger.get(rows.wait_key(recovery.incident_id, "released"))
+    assert row
+    assert rows.read(row, Wait).deadline_at == recovery.now + timedelta(seconds=120)
+    assert recovery.world.wait_answers.requests == []
+    assert recovery.world.cluster.nodes(CLUSTER)
