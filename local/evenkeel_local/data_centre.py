@@ -309,7 +309,7 @@ def up(root: Path, foreground: bool = False) -> int:
 
 
 def _keep_up(root: Path, run_dir: Path) -> int:
-    pid_file, context = root / ".evenkeel" / "dev.pid", root / ".evenkeel" / "context.json"
+    pid_file, context, kubectl = (root / ".evenkeel" / name for name in ("dev.pid", "context.json", "kubeconfig"))
     began = time.monotonic()
 
     def say(text: str) -> None:
@@ -317,8 +317,8 @@ def _keep_up(root: Path, run_dir: Path) -> int:
 
     try:
         with interruptible(), DataCentre.start(run_dir, say=say) as centre:
-            context.write_text(json.dumps(centre.context()), encoding="utf-8")
-            context.chmod(0o600)
+            _write_private(context, centre.context())
+            _write_private(kubectl, centre.cluster.kubeconfig())
             mark = ProcessMark.of(os.getpid())
             if mark is not None:
                 mark.write(pid_file)
@@ -330,7 +330,15 @@ def _keep_up(root: Path, run_dir: Path) -> int:
     finally:
         pid_file.unlink(missing_ok=True)
         context.unlink(missing_ok=True)
+        kubectl.unlink(missing_ok=True)
     return 0
+
+
+def _write_private(file: Path, document: dict[str, Any]) -> None:
+    """Write a file that only its owner may read, from its first moment on."""
+    file.unlink(missing_ok=True)
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as out:
+        json.dump(document, out)
 
 
 def down(root: Path) -> int:
@@ -345,6 +353,12 @@ def down(root: Path) -> int:
     if mark.is_alive():
         mark.stop_group()
     return 0
+
+
+def kubeconfig(root: Path) -> dict[str, Any]:
+    """Return a kubeconfig of the GPU cluster that is up, as its administrator."""
+    document: dict[str, Any] = json.loads((root / ".evenkeel" / "kubeconfig").read_text(encoding="utf-8"))
+    return document
 
 
 def status(root: Path) -> dict[str, Any]:

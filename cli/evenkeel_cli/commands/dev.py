@@ -50,8 +50,6 @@ def kubeconfig() -> None:
     data_centre, root = _data_centre(), _root()
     if not data_centre.status(root).get("isUp"):
         raise CommandFailed(Exit.NOT_FOUND, "No data centre is up here.", code="NOT_UP", hint="evenkeel dev up")
-    if not hasattr(data_centre, "kubeconfig"):
-        raise CommandFailed(Exit.FAILED, "This data centre gives no kubeconfig.", code="NOT_AVAILABLE")
     page().line(json.dumps(data_centre.kubeconfig(root), indent=2))
 
 
