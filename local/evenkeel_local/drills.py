@@ -49,6 +49,8 @@ class Drill:
     may_overlap: bool = False
     """Whether two attempts may run at once (the old one behind a partition)."""
     nodes: int = 2
+    has_spare: bool = True
+    """Whether the job can go on without the broken node. If not, it waits until the fault is cleared."""
 
 
 DRILLS: Final = {
@@ -67,6 +69,14 @@ DRILLS: Final = {
             "stuck-replace",
             "A GPU falls off the bus and the replacement never arrives.",
             incident_ends="WAITING_FOR_PERSON",
+        ),
+        Drill(
+            "stuck-replace-no-spare",
+            "stuck-replace",
+            "A GPU falls off the bus, the replacement never arrives, and no other node is free.",
+            incident_ends="WAITING_FOR_PERSON",
+            nodes=5,
+            has_spare=False,
         ),
     )
 }
@@ -174,13 +184,18 @@ def run(
     struck_at = time.monotonic()
     fault = centre.cluster.control("POST", "faults", {"fault": drill.fault, "node": node})
     say(f"{drill.fault} on {node} at step {int(moment)}")
+    if not drill.has_spare:
+        _await_incident(result, client, drill, node, struck_at)
+        waiting = client.get(f"/jobs/{job['jobId']}")
+        result.check(
+            "the job waits and says why", waiting["state"] == "PENDING" and bool(waiting["reason"]), waiting["reason"]
+        )
+        centre.cluster.control("DELETE", f"faults/{fault['faultId']}")
+        say("the fault is cleared: the replacement arrives")
     ended = wait_for("the job to end", JOB_SECONDS, lambda: _in_state(client, job["jobId"], *ENDED))
     result.seconds["jobEnded"] = time.monotonic() - struck_at
-    if drill.incident_ends:
-        incident = wait_for("the incident to settle", JOB_SECONDS, lambda: _settled_incident(client, node))
-        result.incident_id = incident["incidentId"]
-        result.seconds["incidentSettled"] = time.monotonic() - struck_at
-        result.check("incident ends as it should", incident["state"] == drill.incident_ends, incident["state"])
+    if drill.has_spare and drill.incident_ends:
+        _await_incident(result, client, drill, node, struck_at)
     _check_job(result, centre, ended, uri, work)
     _check_fence(result, centre, uri)
     centre.cluster.control("DELETE", f"faults/{fault['faultId']}")
@@ -189,6 +204,13 @@ def run(
     _check_provider(result, centre, before)
     _check_dead_letters(result, centre)
     return result
+
+
+def _await_incident(result: Result, client: Client, drill: Drill, node: str, struck_at: float) -> None:
+    incident = wait_for("the incident to settle", JOB_SECONDS, lambda: _settled_incident(client, node))
+    result.incident_id = incident["incidentId"]
+    result.seconds["incidentSettled"] = time.monotonic() - struck_at
+    result.check("incident ends as it should", incident["state"] == drill.incident_ends, str(incident))
 
 
 # ---------------------------------------------------------------- what is looked at
