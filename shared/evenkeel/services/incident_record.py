@@ -26,8 +26,11 @@ def load(ledger: Ledger, incident_id: str) -> tuple[Incident, int]:
     return rows.read(row, Incident), row.version
 
 
-def amend(ledger: Ledger, incident_id: str, change: Change) -> Incident:
+def amend(ledger: Ledger, incident_id: str, change: Change, *, known: tuple[Incident, int] | None = None) -> Incident:
     """Change an incident and what belongs with it in one commit; decide anew where somebody else was first.
+
+    `known` is what `load` returned before: the first try goes from there and saves a read. If it is stale, its version
+    is too, and the commit says so.
 
     Idempotent: as far as `change` is, which sees the incident as it stands each time.
 
@@ -35,7 +38,8 @@ def amend(ledger: Ledger, incident_id: str, change: Change) -> Incident:
         Conflict: somebody else was first too often.
     """
     for _ in range(TRIES):
-        incident, version = load(ledger, incident_id)
+        incident, version = known or load(ledger, incident_id)
+        known = None
         changed = change(incident)
         if changed is None:
             return incident

@@ -1,5 +1,6 @@
 """State PlanRecovery of recover_node: what is to be done about this node, and may we?"""
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 
 from evenkeel.domain.decisions import Decision
@@ -53,16 +54,25 @@ def run(
 
     Idempotent: yes, a run's plan is stored with its incident and given again.
     """
-    incident, _ = incident_record.load(ledger, request.incident_id)
+    incident, version = incident_record.load(ledger, request.incident_id)
     told = _already(incident, request)
     if told:
         return told
-    nodes = cluster.nodes(incident.life.cluster)
+    # Side by side: until the cordon, each of these round trips is time in which new pods land on a sick node.
+    with ThreadPoolExecutor(max_workers=3) as readers:
+        nodes = readers.submit(cluster.nodes, incident.life.cluster)
+        records = readers.submit(provider.nodes)
+        described = readers.submit(_settings, provider)
     seat = look(
-        incident.life, incident.slot, incident.pool, records=provider.nodes(), nodes=nodes, since=incident.opened_at
+        incident.life,
+        incident.slot,
+        incident.pool,
+        records=records.result(),
+        nodes=nodes.result(),
+        since=incident.opened_at,
     )
+    settings = described.result()
     decision_id = ids.new("dec")
-    settings = _settings(provider)
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         if _already(current, request):
@@ -88,7 +98,7 @@ def run(
         )
         return planned, [Put(rows.decision_row(decision)), line]
 
-    after = incident_record.amend(ledger, request.incident_id, change)
+    after = incident_record.amend(ledger, request.incident_id, change, known=(incident, version))
     outcome = _already(after, request)
     assert outcome
     telemetry.count("RecoveriesPlanned", outcome=outcome.outcome)
