@@ -295,7 +295,7 @@ def _check_job(result: Result, centre: DataCentre, job: dict[str, Any], uri: str
 def _check_fence(result: Result, centre: DataCentre, uri: str) -> None:
     """No manifest of a fenced attempt was resumed from: recomputed from the fence's own history."""
     document = read_object(centre, uri, "_fence")
-    fence = json.loads(document) if document else {"attempt": 0, "history": []}
+    fence: dict[str, Any] = json.loads(document) if document else {"attempt": 0, "history": []}
     history = {int(entry["attempt"]): entry.get("resumeFrom") for entry in fence["history"]}
     wrong = []
     for attempt, pin in history.items():
