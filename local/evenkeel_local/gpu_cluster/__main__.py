@@ -29,6 +29,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--aws-port", type=int, default=0, help="port of the SageMaker and EKS endpoint")
     parser.add_argument("--kubernetes-port", type=int, default=0, help="port of the Kubernetes API")
     parser.add_argument("--control-port", type=int, default=0, help="port of the control address")
+    parser.add_argument("--stop-with-stdin", action="store_true", help="end when standard input closes")
     who = parser.add_mutually_exclusive_group()
     who.add_argument("--engine-endpoint", help="the AWS emulator that knows the callers and takes the events")
     who.add_argument("--no-auth", action="store_true", help="let everybody do everything (also without an engine)")
@@ -51,18 +52,31 @@ def main(argv: list[str] | None = None) -> int:
             settings, run_dir.resolve(), ports, arguments.engine_endpoint, credentials, arguments.state_file
         )
         try:
-            asyncio.run(_run(options, quiet=arguments.state_file is not None))
+            asyncio.run(_run(options, arguments.state_file is not None, arguments.stop_with_stdin))
         except OSError as failed:
             print(f"the cluster cannot start: {failed}", file=sys.stderr)
             return 1
     return 0
 
 
-async def _run(options: Options, quiet: bool) -> None:
+async def _run(options: Options, quiet: bool, stop_with_stdin: bool) -> None:
     host = Host(options)
+    if stop_with_stdin:
+        await asyncio.get_running_loop().connect_read_pipe(lambda: _UntilClosed(host), sys.stdin)
     if not quiet:
         asyncio.get_running_loop().call_later(1.0, _announce, host)
     await host.run()
+
+
+class _UntilClosed(asyncio.Protocol):
+    """Ends the cluster when whoever started it is gone, however that happened."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop: the other end of standard input was closed."""
+        self._host.request_stop()
 
 
 def _announce(host: Host) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -12,7 +13,17 @@ from typing import Any, Protocol
 import yaml
 from aiohttp import web
 
-from evenkeel_local.gpu_cluster import catalogue, discovery, errors, patches, selectors, server_side_apply, tables
+from evenkeel_local.gpu_cluster import (
+    catalogue,
+    discovery,
+    errors,
+    metrics,
+    patches,
+    protobuf,
+    selectors,
+    server_side_apply,
+    tables,
+)
 from evenkeel_local.gpu_cluster.calls import Call, CallFailed, CallFaults, ReplyLost
 from evenkeel_local.gpu_cluster.catalogue import Catalogue
 from evenkeel_local.gpu_cluster.errors import ApiError, Obj
@@ -21,9 +32,12 @@ from evenkeel_local.gpu_cluster.registry import Registry
 from evenkeel_local.gpu_cluster.selectors import Predicate
 from evenkeel_local.gpu_cluster.store import Change, ResourceType, Store, clone, name_of
 
+_log = logging.getLogger(__name__)
+
 BEAT_SECONDS = 5.0
 BOOKMARK_EVERY_BEATS = 6
 DEFAULT_WATCH_SECONDS = 1800.0
+READABLE_TYPES = frozenset({"application/json", "application/yaml", "application/octet-stream", "text/plain", "*/*"})
 POLICIES = '"Foreground", "Background", "Orphan"'
 PATCH_TYPES = {
     "application/json-patch+json": "json",
@@ -82,6 +96,7 @@ class ApiServer:
         authenticator: Authenticator,
         authorizer: Authorizer,
         logs: Logs,
+        measured: metrics.Metrics,
         faults: CallFaults,
     ) -> None:
         self._registry = registry
@@ -90,6 +105,7 @@ class ApiServer:
         self._authenticator = authenticator
         self._authorizer = authorizer
         self._logs = logs
+        self._metrics = measured
         self._faults = faults
         self._watches: set[asyncio.Task[Any]] = set()
 
@@ -110,6 +126,10 @@ class ApiServer:
             if http.transport is not None:
                 http.transport.abort()
             return web.Response(status=500)
+        except Exception as bug:  # noqa: BLE001 (the outermost frame: a bug here must still answer as an API server does)
+            _log.exception("a request could not be answered")
+            broken = ApiError(500, "InternalError", f"Internal error occurred: {bug!r}")
+            return web.json_response(broken.status(), status=500)
 
     async def _answer(self, http: web.Request) -> web.StreamResponse:
         user = await self._authenticator.authenticate(http.headers.get("Authorization", ""))
@@ -126,6 +146,8 @@ class ApiServer:
         review = await self._review(http, user, request)
         if review is not None:
             return review
+        if request.group == metrics.GROUP:
+            return self._measure(request)
         rt = self._types.find(request.group, request.version, request.plural)
         if rt is None:
             raise errors.no_such_path()
@@ -142,6 +164,22 @@ class ApiServer:
         answer = await self._dispatch(http, rt, request, user, call)
         self._faults.after(call)
         return answer
+
+    def _measure(self, request: Request) -> web.Response:
+        """Answer for the metrics API, whose objects are measured and not stored."""
+        if request.verb not in ("get", "list") or request.plural not in ("pods", "nodes"):
+            raise errors.no_such_path()
+        is_pods = request.plural == "pods"
+        items = self._metrics.pods(request.namespace or None) if is_pods else self._metrics.nodes()
+        if not request.name:
+            kind = "PodMetricsList" if is_pods else "NodeMetricsList"
+            return web.json_response(
+                {"kind": kind, "apiVersion": f"{metrics.GROUP}/{metrics.VERSION}", "metadata": {}, "items": items}
+            )
+        for item in items:
+            if name_of(item) == request.name:
+                return web.json_response(item)
+        raise errors.not_found(metrics.GROUP, request.plural, request.name)
 
     # Reading the request
 
@@ -176,6 +214,13 @@ class ApiServer:
         raw = await http.read()
         if not raw:
             return {}
+        if http.content_type == protobuf.CONTENT_TYPE:
+            return protobuf.decode(raw)
+        if http.content_type not in READABLE_TYPES:
+            raise errors.unsupported_media_type(
+                "the body of the request was in an unknown format - accepted media types include: application/json, "
+                f"application/yaml, {protobuf.CONTENT_TYPE}"
+            )
         try:
             body = yaml.safe_load(raw) if "yaml" in http.content_type else json.loads(raw)
         except (ValueError, yaml.YAMLError) as broken:

@@ -40,6 +40,7 @@ from evenkeel_local.gpu_cluster.job_controller import JobController
 from evenkeel_local.gpu_cluster.kube_auth import EksAuthenticator, StaticAuthenticator
 from evenkeel_local.gpu_cluster.kubelet import LogReader, remove_folder
 from evenkeel_local.gpu_cluster.machines import Fleet
+from evenkeel_local.gpu_cluster.metrics import Metrics
 from evenkeel_local.gpu_cluster.node_controller import NodeController
 from evenkeel_local.gpu_cluster.processes import CLUSTER_MARK, Guard
 from evenkeel_local.gpu_cluster.registry import Registry
@@ -128,7 +129,8 @@ class Cluster:
             authenticator = EksAuthenticator(admin_token, engine, callers, config.eks_cluster_name, self.access_entries)
             authorizer = rbac.RbacAuthorizer(self.store)
         logs = LogReader(self.fleet.kubelet_of, self.store, run_dir)
-        self.api_server = ApiServer(self.registry, authenticator, authorizer, logs, self.call_faults)
+        measured = Metrics(self.fleet, self.store)
+        self.api_server = ApiServer(self.registry, authenticator, authorizer, logs, measured, self.call_faults)
         self.aws_api = AwsApi(config, self.hyperpod, aws_auth, self.call_faults, kubernetes_url, ca_pem)
         self.store.listen(self._tell_kubelet)
         self.store.listen(self._give_account)

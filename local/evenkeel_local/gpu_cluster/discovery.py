@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from evenkeel_local.gpu_cluster import metrics, openapi
 from evenkeel_local.gpu_cluster.catalogue import Catalogue
 from evenkeel_local.gpu_cluster.errors import Obj
 from evenkeel_local.gpu_cluster.store import ResourceType
@@ -24,6 +25,8 @@ def document(path: str, accept: str, types: Catalogue) -> tuple[bytes, str] | No
 
 
 def _describe(parts: list[str], types: Catalogue) -> Obj | None:
+    if parts[:2] == ["openapi", "v3"]:
+        return _openapi(parts[2:], types)
     if parts == ["version"]:
         return {
             "major": "1",
@@ -48,15 +51,27 @@ def _describe(parts: list[str], types: Catalogue) -> Obj | None:
         return _resources("v1", types.of_group("", "v1"))
     if len(parts) == 2 and parts[0] == "apis":
         return next((group for group in _groups(types) if group["name"] == parts[1]), None)
+    if parts == ["apis", metrics.GROUP, metrics.VERSION]:
+        return _resources(f"{metrics.GROUP}/{metrics.VERSION}", [metrics.PODS, metrics.NODES], ["get", "list"])
     if len(parts) == 3 and parts[0] == "apis":
         found = types.of_group(parts[1], parts[2])
         return _resources(f"{parts[1]}/{parts[2]}", found) if found else None
     return None
 
 
+def _openapi(parts: list[str], types: Catalogue) -> Obj | None:
+    if not parts:
+        return openapi.index(types)
+    if parts == ["api", "v1"]:
+        return openapi.document("", "v1", types.of_group("", "v1"))
+    if len(parts) == 3 and parts[0] == "apis" and (found := types.of_group(parts[1], parts[2])):
+        return openapi.document(parts[1], parts[2], found)
+    return None
+
+
 def _groups(types: Catalogue) -> list[Obj]:
     groups: list[Obj] = []
-    for group, versions in types.group_versions().items():
+    for group, versions in {**types.group_versions(), metrics.GROUP: [metrics.VERSION]}.items():
         if not group:
             continue
         listed = [{"groupVersion": f"{group}/{version}", "version": version} for version in versions]
@@ -72,7 +87,7 @@ def _groups(types: Catalogue) -> list[Obj]:
     return groups
 
 
-def _resources(group_version: str, types: list[ResourceType]) -> Obj:
+def _resources(group_version: str, types: list[ResourceType], verbs: list[str] = VERBS) -> Obj:
     resources: list[Obj] = []
     for rt in types:
         entry: Obj = {
@@ -80,7 +95,7 @@ def _resources(group_version: str, types: list[ResourceType]) -> Obj:
             "singularName": rt.singular,
             "namespaced": rt.namespaced,
             "kind": rt.kind,
-            "verbs": VERBS,
+            "verbs": verbs,
         }
         if rt.short_names:
             entry["shortNames"] = list(rt.short_names)

@@ -212,7 +212,7 @@ ROWS: dict[str, FaultRow] = {
         FaultRow(
             "node-lost",
             "The node is cut off: no heartbeats, no reports, no news from the API, and no health event. Its processes "
-            "go on running, whatever is deleted, until the machine is rebooted, replaced or deleted. Clearing heals it.",
+            "go on running, whatever is deleted, until the machine is rebooted, replaced or gone. Clearing heals it.",
             "reboot or replace",
             _node_lost,
         ),

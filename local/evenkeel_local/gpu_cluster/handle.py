@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
@@ -118,6 +119,29 @@ class ClusterHandle:
         for document in documents:
             self.control("POST", "apply", dict(document))
 
+    def kubeconfig(self, token: str | None = None) -> Json:
+        """Return a kubeconfig for kubectl and helm; kubectl reads JSON where it reads YAML.
+
+        Args:
+            token: the bearer token to use; the admin's by default.
+        """
+        ca = base64.b64encode(self.ca_pem.encode()).decode()
+        return {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [
+                {
+                    "name": self.eks_cluster_name,
+                    "cluster": {"server": self.kubernetes_url, "certificate-authority-data": ca},
+                }
+            ],
+            "users": [{"name": "admin", "user": {"token": token or self.admin_token}}],
+            "contexts": [
+                {"name": self.eks_cluster_name, "context": {"cluster": self.eks_cluster_name, "user": "admin"}}
+            ],
+            "current-context": self.eks_cluster_name,
+        }
+
     def stop(self) -> None:
         """Stop the cluster and wait until it, and all it started, is gone. Idempotent: yes."""
         if self._process.poll() is None:
@@ -127,6 +151,8 @@ class ClusterHandle:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
 
     def __enter__(self) -> Self:
         """Use the cluster for a block."""
@@ -143,7 +169,7 @@ def start(
     engine_endpoint: str | None = None,
     credentials: Mapping[str, str] | HasEnvironment | None = None,
 ) -> ClusterHandle:
-    """Start a cluster in a process group of its own and wait until it is ready.
+    """Start a cluster in a process group of its own and wait until it is ready. It ends when this process does.
 
     Args:
         config: the configuration document (`config.ClusterConfig`), camelCase.
@@ -162,12 +188,13 @@ def start(
     command = [sys.executable, "-m", "evenkeel_local.gpu_cluster", "--config", str(config_file)]
     command += ["--run-dir", str(folder), "--state-file", str(state_file)]
     command += ["--engine-endpoint", engine_endpoint] if engine_endpoint else ["--no-auth"]
+    command.append("--stop-with-stdin")
     env = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     if credentials is not None:
         env.update(credentials if isinstance(credentials, Mapping) else credentials.environment())
     with log_file.open("wb") as log:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, start_new_session=True
+            command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=env, start_new_session=True
         )
     deadline = time.monotonic() + READY_SECONDS
     while not state_file.exists():

@@ -300,6 +300,11 @@ class Kubelet:
         """Remember a process that was started."""
         self.started.append(Started(worker.pod, container.name, container.uses_gpu, running))
 
+    def tell(self, worker: PodWorker, reason: str, message: str, kind: str = "Normal") -> None:
+        """Record an event about a pod, if the API can be seen."""
+        if self.is_connected:
+            self._registry.record(worker.pod, reason, message, kind, "kubelet")
+
     # Faults
 
     def gpu_error(self) -> int:

@@ -46,6 +46,9 @@ class NodeEnvironment(Protocol):
     def note(self, worker: PodWorker, container: Container, running: Running) -> None:
         """Hear that a process was started."""
 
+    def tell(self, worker: PodWorker, reason: str, message: str, kind: str = "Normal") -> None:
+        """Record an event about the pod."""
+
 
 @dataclass
 class Container:
@@ -176,6 +179,7 @@ class PodWorker:
         container.last_state = container.state
         delay = 0.0 if container.restarts == 0 else self._restart_backoff * min(2 ** (container.restarts - 1), 30)
         if delay:
+            self._node.tell(self, "BackOff", f"Back-off restarting failed container {container.name}", "Warning")
             told = f"back-off {delay:g}s restarting failed container={container.name} pod={name_of(self.pod)}"
             container.state = {"waiting": {"reason": "CrashLoopBackOff", "message": told}}
             self._node.report(self)
@@ -203,6 +207,7 @@ class PodWorker:
             )
         except OSError as failed:
             told = f"failed to start container: {failed.strerror}: {failed.filename}"
+            self._node.tell(self, "Failed", told, "Warning")
             container.state = _terminated(128, "StartError", began, told)
             self._node.report(self)
             return
@@ -215,6 +220,7 @@ class PodWorker:
             return
         container.running = running
         self._node.note(self, container, running)
+        self._node.tell(self, "Started", f"Started container {container.name}")
         container.state = {"running": {"startedAt": timestamp()}}
         self._node.report(self)
         if self._must_stop():
@@ -258,7 +264,8 @@ class PodWorker:
         for container in self.containers:
             if container.pause_ended is not None:
                 container.pause_ended.set()
-        for _, running in self.processes:
+        for container, running in self.processes:
+            self._node.tell(self, "Killing", f"Stopping container {container.name}")
             running.terminate()
         loop = asyncio.get_running_loop()
         while not self._ended.is_set() and self._deadline is not None and (left := self._deadline - loop.time()) > 0:

@@ -295,7 +295,7 @@ class Registry:
                     (
                         "FieldValueForbidden",
                         "metadata.finalizers",
-                        f"Forbidden: no new finalizers can be added to an object that is being deleted: {sorted(added)}",
+                        f"Forbidden: no new finalizers can be added to an object being deleted: {sorted(added)}",
                     )
                 ],
             )

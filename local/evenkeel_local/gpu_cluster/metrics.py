@@ -1,0 +1,100 @@
+"""The resource metrics API (`metrics.k8s.io`), which `kubectl top` reads: what the pods' processes use."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+from evenkeel_local.gpu_cluster import catalogue
+from evenkeel_local.gpu_cluster.errors import Obj
+from evenkeel_local.gpu_cluster.machines import Fleet
+from evenkeel_local.gpu_cluster.registry import timestamp
+from evenkeel_local.gpu_cluster.store import ResourceType, Store, name_of, namespace_of
+
+GROUP, VERSION = "metrics.k8s.io", "v1beta1"
+PODS = ResourceType(GROUP, VERSION, "pods", "PodMetrics", singular="")
+NODES = ResourceType(GROUP, VERSION, "nodes", "NodeMetrics", namespaced=False, singular="")
+WINDOW = "15s"
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def _by_session() -> dict[int, tuple[float, int]]:
+    """Return (cpu seconds, resident bytes) of every session on this machine."""
+    found: dict[int, tuple[float, int]] = defaultdict(lambda: (0.0, 0))
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit():
+            continue
+        try:
+            fields = Path(entry.path, "stat").read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        session, seconds = int(fields[3]), (int(fields[11]) + int(fields[12])) / _TICKS
+        before = found[session]
+        found[session] = (before[0] + seconds, before[1] + int(fields[21]) * _PAGE_BYTES)
+    return found
+
+
+class Metrics:
+    """Measures pods by their processes, and nodes by their pods."""
+
+    def __init__(self, fleet: Fleet, store: Store) -> None:
+        self._fleet = fleet
+        self._store = store
+
+    def pods(self, namespace: str | None) -> list[Obj]:
+        """Return the metrics of running pods; usage is the mean since the container started."""
+        sessions, now = _by_session(), datetime.now(UTC)
+        listed: list[Obj] = []
+        for machine in self._fleet.machines:
+            for worker in machine.kubelet.workers.values() if machine.kubelet is not None else ():
+                if namespace is not None and namespace_of(worker.pod) != namespace:
+                    continue
+                containers = []
+                for container, running in worker.processes:
+                    seconds, resident = sessions.get(running.group, (0.0, 0))
+                    age = max((now - running.started_at).total_seconds(), 0.1)
+                    containers.append({"name": container.name, "usage": _usage(seconds / age, resident)})
+                if containers:
+                    listed.append(self._item(PODS, worker.pod, {"containers": containers}))
+        return listed
+
+    def nodes(self) -> list[Obj]:
+        """Return the metrics of nodes: the sum of their pods."""
+        used: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
+        for pod in self.pods(None):
+            node = self._store.find(catalogue.PODS.key, pod["metadata"]["namespace"], pod["metadata"]["name"])
+            name = node["spec"].get("nodeName", "") if node is not None else ""
+            for container in pod["containers"]:
+                cpu, memory = container["usage"]["cpu"], container["usage"]["memory"]
+                before = used[name]
+                used[name] = (before[0] + int(cpu.removesuffix("n")), before[1] + int(memory.removesuffix("Ki")))
+        return [
+            self._item(
+                NODES, node, {"usage": {"cpu": f"{used[name_of(node)][0]}n", "memory": f"{used[name_of(node)][1]}Ki"}}
+            )
+            for node in self._store.all(catalogue.NODES.key)
+        ]
+
+    def _item(self, rt: ResourceType, about: Obj, more: Obj) -> Obj:
+        metadata = {
+            "name": name_of(about),
+            "creationTimestamp": timestamp(),
+            "labels": about["metadata"].get("labels") or {},
+        }
+        if rt.namespaced:
+            metadata["namespace"] = namespace_of(about)
+        return {
+            "kind": rt.kind,
+            "apiVersion": rt.api_version,
+            "metadata": metadata,
+            "timestamp": timestamp(),
+            "window": WINDOW,
+            **more,
+        }
+
+
+def _usage(cores: float, resident: int) -> Obj:
+    return {"cpu": f"{int(cores * 1e9)}n", "memory": f"{resident // 1024}Ki"}

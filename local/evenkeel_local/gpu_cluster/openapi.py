@@ -1,0 +1,78 @@
+"""OpenAPI v3, as much as kubectl needs: which operations there are, that they check fields, and the custom schemas.
+
+Built-in kinds are described as open objects: this server holds them to its own rules, not to a published schema.
+"""
+
+from __future__ import annotations
+
+from evenkeel_local.gpu_cluster.catalogue import Catalogue
+from evenkeel_local.gpu_cluster.errors import Obj
+from evenkeel_local.gpu_cluster.store import ResourceType
+
+META = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"
+
+
+def index(types: Catalogue) -> Obj:
+    """Return the list of documents, one a group version."""
+    paths: Obj = {}
+    for group, versions in types.group_versions().items():
+        for version in versions:
+            path = f"apis/{group}/{version}" if group else "api/v1"
+            paths[path] = {"serverRelativeURL": f"/openapi/v3/{path}"}
+    return {"paths": paths}
+
+
+def document(group: str, version: str, types: list[ResourceType]) -> Obj:
+    """Return the document of one group version."""
+    prefix = f"/apis/{group}/{version}" if group else "/api/v1"
+    paths: Obj = {}
+    schemas: Obj = {META: {"type": "object", "description": "ObjectMeta is metadata that all objects have."}}
+    for rt in types:
+        where = "namespaces/{namespace}/" if rt.namespaced else ""
+        kind = {"group": rt.group, "version": rt.version, "kind": rt.kind}
+        name = schema_name(rt)
+        paths[f"{prefix}/{where}{rt.plural}/{{name}}"] = {
+            verb: _operation(verb, kind, name, rt) for verb in ("get", "put", "patch", "delete")
+        }
+        paths[f"{prefix}/{where}{rt.plural}"] = {"post": _operation("post", kind, name, rt)}
+        schemas[name] = _schema(rt, kind)
+    return {
+        "openapi": "3.0.0",
+        "info": {"title": "Kubernetes", "version": "v1.33.0"},
+        "paths": paths,
+        "components": {"schemas": schemas},
+    }
+
+
+def schema_name(rt: ResourceType) -> str:
+    """Return the name of a kind's schema."""
+    group = ".".join(reversed((rt.group or "core.api.k8s.io").split(".")))
+    return f"{group}.{rt.version}.{rt.kind}"
+
+
+def _operation(verb: str, kind: Obj, schema: str, rt: ResourceType) -> Obj:
+    operation: Obj = {
+        "x-kubernetes-action": verb,
+        "x-kubernetes-group-version-kind": kind,
+        "responses": {"200": {"description": "OK"}},
+    }
+    if verb in ("post", "put", "patch"):
+        operation["parameters"] = [
+            {"name": name, "in": "query", "schema": {"type": "string", "uniqueItems": True}}
+            for name in ("dryRun", "fieldManager", "fieldValidation")
+        ]
+    if verb == "patch":
+        accepted = ["application/apply-patch+yaml", "application/json-patch+json", "application/merge-patch+json"]
+        operation["requestBody"] = {"content": {name: {"schema": {"type": "object"}} for name in accepted}}
+    return operation
+
+
+def _schema(rt: ResourceType, kind: Obj) -> Obj:
+    own = rt.schema or {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    properties = {
+        **(own.get("properties") or {}),
+        "apiVersion": {"type": "string"},
+        "kind": {"type": "string"},
+        "metadata": {"allOf": [{"$ref": f"#/components/schemas/{META}"}]},
+    }
+    return {**own, "properties": properties, "x-kubernetes-group-version-kind": [kind]}
