@@ -161,13 +161,13 @@ def _open_lives(ledger: Ledger) -> dict[str, str]:
 
 
 def _incidents(ledger: Ledger, nodes: Iterable[FleetNode], now: datetime) -> tuple[list[Incident], list[Incident]]:
-    by_life = {node.life.key: node for node in nodes}
+    holders = {node.slot: node for node in nodes}
     needing: list[Incident] = []
     for state in read_incidents.ASKS_FOR_PERSON:
         page = ledger.by_state(Table.INCIDENTS, f"INC#{state}", limit=_MOST_INCIDENTS, newest_first=True)
         for incident in (rows.read(row, Incident) for row in page.rows):
             jobs = read_incidents.load_hurt(ledger, incident).values()
-            if read_incidents.needs_person(incident, jobs, by_life.get(incident.life.key), now):
+            if read_incidents.needs_person(incident, jobs, holders.get(incident.slot), now):
                 needing.append(incident)
     return _open_incidents(ledger), needing
 

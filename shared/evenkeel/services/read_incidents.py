@@ -165,20 +165,20 @@ def is_job_back(job: Job, hurt_attempt: int) -> bool:
     return job.state.has_ended or (job.current_attempt > hurt_attempt and job.state is JobState.RUNNING)
 
 
-def needs_person(incident: Incident, jobs: Iterable[Job], node: FleetNode | None, now: datetime) -> bool:
+def needs_person(incident: Incident, jobs: Iterable[Job], holder: FleetNode | None, now: datetime) -> bool:
     """Whether an incident's unhappy end still waits for somebody.
 
-    It does while its node is there and still cordoned by it or not Ready, or a job that it hurt is not back. Where the
-    fleet knows nothing of the node, the news is fresh for a day.
+    It does while a job that it hurt is not back, or the machine that holds the node's seat now, the same one or its
+    replacement, takes no work. Where the seat is empty or unknown, the news is fresh for a day.
     """
     if incident.state not in ASKS_FOR_PERSON:
         return False
     hurt = {item.job_id: item.attempt for item in incident.hurt_jobs}
     if any(not is_job_back(job, hurt[job.job_id]) for job in jobs if job.job_id in hurt):
         return True
-    if node is None:
+    if holder is None:
         return now - (incident.stages.settled_at or incident.opened_at) < _NEWS_FOR
-    return not node.is_gone and (node.incident_id == incident.incident_id or not node.is_ready)
+    return not holder.is_ready or holder.is_awaiting_validation or holder.incident_id == incident.incident_id
 
 
 def stage_seconds(stages: StageTimes) -> list[Json]:

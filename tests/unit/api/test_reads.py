@@ -333,6 +333,21 @@ def test_an_incident_that_waits_for_a_person_needs_one_until_its_node_is_back(ga
     assert (after["health"], after["incidents"]["needYou"]) == ("OK", 0)
 
 
+def test_a_replacement_that_takes_work_ends_the_wait_for_a_person(gateway: Gateway) -> None:
+    ledger = gateway.fakes.ledger
+    heartbeats(ledger)
+    incident = an_incident(1, state="WAITING_FOR_PERSON")
+    stored(ledger, incident, a_fleet_node(1, is_gone=True))
+    empty = gateway.get("/v1/status").document
+    stored(ledger, a_fleet_node(9, slot=incident.slot, is_awaiting_validation=True))
+    coming = gateway.get("/v1/status").document
+    ledger.rows.pop(next(key for key in ledger.rows if key.pk.endswith(a_life(9).instance_id)))
+    stored(ledger, a_fleet_node(9, slot=incident.slot))
+    back = gateway.get("/v1/status").document
+
+    assert [seen["incidents"]["needYou"] for seen in (empty, coming, back)] == [1, 1, 0]
+
+
 def test_an_incident_whose_job_is_not_back_needs_a_person(gateway: Gateway) -> None:
     ledger = gateway.fakes.ledger
     heartbeats(ledger)
