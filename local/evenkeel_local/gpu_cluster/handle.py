@@ -201,6 +201,8 @@ def start(
         if process.poll() is not None or time.monotonic() > deadline:
             process.kill()
             process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
             raise ClusterFailed(f"the cluster did not start:\n{log_file.read_text()[-4000:]}")
         time.sleep(POLL_SECONDS)
     return ClusterHandle(process, json.loads(state_file.read_text()))
