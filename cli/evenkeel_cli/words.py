@@ -26,6 +26,7 @@ INCIDENT = {
     "OBSERVED": "idle",
     "STOOD_DOWN": "idle",
     "WAITING_FOR_PERSON": "failed",
+    "JOB_NOT_BACK": "failed",
     "FAILED": "failed",
 }
 NODE = {

@@ -21,7 +21,7 @@ from evenkeel_local.data_centre import CHECKPOINTS_BUCKET, DataCentre, Say
 from evenkeel_local.twin import undisturbed_digest
 
 ENDED: Final = ("SUCCEEDED", "FAILED", "CANCELLED")
-SETTLED: Final = ("RECOVERED", "OBSERVED", "STOOD_DOWN", "WAITING_FOR_PERSON", "FAILED")
+SETTLED: Final = ("RECOVERED", "OBSERVED", "STOOD_DOWN", "WAITING_FOR_PERSON", "JOB_NOT_BACK", "FAILED")
 JOB_SECONDS: Final = 150.0
 FLEET_SECONDS: Final = 90.0
 POLL_SECONDS: Final = 0.2

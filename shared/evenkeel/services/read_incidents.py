@@ -17,7 +17,7 @@ from evenkeel.services.read_jobs import timeline
 
 Json = dict[str, Any]
 
-ASKS_FOR_PERSON = (IncidentState.WAITING_FOR_PERSON, IncidentState.FAILED)
+ASKS_FOR_PERSON = (IncidentState.WAITING_FOR_PERSON, IncidentState.JOB_NOT_BACK, IncidentState.FAILED)
 _NEWS_FOR = timedelta(days=1)
 """How long an unhappy end asks for a person where nothing tells whether somebody has dealt with it."""
 
