@@ -37,6 +37,12 @@ def take(ledger: Ledger, name: str, owner: str, *, seconds: float, now: datetime
     return _write(ledger, row, owner, seconds, now, row.doc.get("notes", {}))
 
 
+def is_held(ledger: Ledger, name: str, *, now: datetime) -> bool:
+    """Whether somebody holds a lock now."""
+    row = ledger.get(rows.lock_key(name))
+    return row is not None and datetime.fromisoformat(row.doc["expiresAt"]) > now
+
+
 def renew(ledger: Ledger, lock: Lock, *, now: datetime) -> Lock | None:
     """Hold a lock longer, once half its time is over; None where it ran out and somebody else took it."""
     if (lock.expires_at - now).total_seconds() > lock.seconds / 2:

@@ -17,7 +17,7 @@ from evenkeel.domain.recovery.seats import Holder
 from evenkeel.domain.recovery.validation import Validity, expected_accelerators, judge_node
 from evenkeel.domain.scheduling.attempts import judge_end, lost_nodes
 from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Job, JobState, PodPhase, WorkloadSeen
-from evenkeel.domain.values import Value
+from evenkeel.domain.values import Value, rfc3339
 from evenkeel.events import kubernetes_node
 from evenkeel.ports import (
     Clock,
@@ -50,12 +50,16 @@ from evenkeel.services import (
     rows,
     schedule_jobs,
     settle_attempt,
+    watch_cluster,
 )
+from evenkeel.services.patient_answers import PatientWaitAnswers
 
 WRITER = "sweep_fleet"
 LOCK = "sweep"
 _LOCK_SECONDS = 60
 _GONE_KEPT = timedelta(days=30)
+_PACES = {"ghosts": 50, "gauges": 50, "kept": 600}
+"""Seconds between two runs of what need not be done in every round, where rounds come quicker than each minute."""
 _COUNTED = 1000
 """Rows that a gauge counts; past it the figure is a lower bound."""
 
@@ -103,6 +107,8 @@ def run(world: World, *, clusters: Sequence[str], policy: Policy, mode: Mode, dr
         if held is None:
             failed.append(f"{name}: the lock was lost")
             break
+        if not sweep.is_due(name):
+            continue
         try:
             count = step()
         except EvenkeelError as error:
@@ -144,6 +150,8 @@ class _Sweep:
         self.notes = dict(notes)
         """Where long lists were left off, for the next round."""
         self.pages_left = policy.watch.sweep_page_budget
+        self.live: set[tuple[str, int]] = set()
+        """Attempts that were seen not to be settled."""
 
     def steps(self) -> tuple[tuple[str, Callable[[], int]], ...]:
         """Return the steps in order; each returns how much it mended."""
@@ -160,6 +168,18 @@ class _Sweep:
             ("gauges", self.measure),
             ("pass", self.ask_for_pass),
         )
+
+    def is_due(self, name: str) -> bool:
+        """Whether this is to be done in this round; remembers when it was."""
+        pace = _PACES.get(name)
+        if pace is None:
+            return True
+        done: dict[str, str] = self.notes.setdefault("doneAt", {})
+        last = done.get(name)
+        if last is not None and self.now - datetime.fromisoformat(last) < timedelta(seconds=pace):
+            return False
+        done[name] = rfc3339(self.now)
+        return True
 
     # ------------------------------------------------------------ the world
 
@@ -351,6 +371,8 @@ class _Sweep:
         for listed in self.listed(Table.JOBS, "ATTEMPT#LIVE"):
             row = self.world.ledger.get(listed.key)
             attempt = rows.read(row, Attempt) if row else None
+            if attempt and not attempt.state.has_ended:
+                self.live.add((attempt.job_id, attempt.attempt))
             if attempt and not attempt.state.has_ended and not self._is_fresh(attempt.admitted_at):
                 mended += self._resume_attempt(attempt)
         return mended
@@ -406,7 +428,10 @@ class _Sweep:
         """End what settled attempts left running, and delete what was kept long enough for its logs."""
         world = self.world
         cleared = 0
+        looks_at_kept = self.is_due("kept")
         for (job_id, number), (cluster, seen) in self.workloads.items():
+            if not (seen.is_let_run or looks_at_kept) or (job_id, number) in self.live:
+                continue
             row = world.ledger.get(rows.attempt_key(job_id, number))
             attempt = rows.read(row, Attempt) if row else None
             if attempt is None or attempt.ended_at is None or self._is_fresh(attempt.ended_at):
@@ -426,19 +451,29 @@ class _Sweep:
     # ------------------------------------------------------------ waits, arrivals
 
     def answer_waits(self) -> int:
-        """Judge every open wait, and repeat the answers that were recorded and never delivered."""
+        """Judge every open wait, and repeat the answers that were recorded and never delivered.
+
+        While somebody watches, an answer that has just fallen due is the watch's to ask for.
+        """
         world = self.world
-        evaluated = evaluate_waits.run(
+        answers = PatientWaitAnswers(
+            world.wait_answers,
+            world.clock,
+            self.notes.pop("asked", {}),
+            leaves_first_to_watch=locks.is_held(world.ledger, watch_cluster.LOCK, now=self.now),
+        )
+        evaluate_waits.run(
             ledger=world.ledger,
             cluster=world.cluster,
             provider=world.provider,
-            wait_answers=world.wait_answers,
+            wait_answers=answers,
             telemetry=world.telemetry,
             policy=self.policy,
             now=self.now,
             repeat_answered=True,
         )
-        return len(evaluated.answered)
+        self.notes["asked"] = answers.asked
+        return answers.requests
 
     def release_arrivals(self) -> int:
         """Let machines into service that wait for their validation and that no incident works on.

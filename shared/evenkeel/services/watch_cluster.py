@@ -25,6 +25,7 @@ from evenkeel.ports import (
     Workflows,
 )
 from evenkeel.services import evaluate_waits, heartbeats, locks, receive_event
+from evenkeel.services.patient_answers import PatientWaitAnswers
 
 WRITER = "watch_cluster"
 LOCK = "watch"
@@ -79,7 +80,7 @@ def run(world: World, *, clusters: Sequence[str], policy: Policy, drills_may_act
     return Outcome(
         outcome="WATCHED",
         rounds=watch.rounds,
-        answered=watch.answered,
+        answered=watch.answers.requests,
         facts=len(watch.told),
         failed_rounds=watch.failed_rounds,
     )
@@ -105,7 +106,8 @@ class _Watch:
         self.looked_at: datetime | None = None
         self.nodes_changed = True
         self.told: set[str] = set()
-        self.rounds = self.answered = self.failed_rounds = 0
+        self.answers = PatientWaitAnswers(world.wait_answers, world.clock)
+        self.rounds = self.failed_rounds = 0
 
     def until_time_is_up(self) -> None:
         for _ in range(_LOST_WATCHES):
@@ -149,16 +151,15 @@ class _Watch:
 
     def answer_waits(self, now: datetime) -> None:
         world = self.world
-        evaluated = evaluate_waits.run(
+        evaluate_waits.run(
             ledger=world.ledger,
             cluster=world.cluster,
             provider=world.provider,
-            wait_answers=world.wait_answers,
+            wait_answers=self.answers,
             telemetry=world.telemetry,
             policy=self.policy,
             now=now,
         )
-        self.answered += len(evaluated.answered)
 
     def tell_facts(self, now: datetime) -> None:
         """Tell what node objects say, once an invocation each. Nodes are read only when that may say something new."""

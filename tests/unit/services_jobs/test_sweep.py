@@ -7,6 +7,7 @@ from evenkeel.domain.health.incidents import Incident, IncidentState
 from evenkeel.domain.nodes import FleetNode, NodeLife
 from evenkeel.domain.policy import Mode, Policy, WatchPolicy
 from evenkeel.domain.scheduling.jobs import AttemptState, JobState
+from evenkeel.domain.waiting import Answer, Condition, ConditionKind, Wait, WaitState
 from evenkeel.ports import ExecutionState, Machine, Table, Unreachable
 from evenkeel.services import locks, rows
 from tests.fakes import a_provider_node
@@ -329,6 +330,64 @@ def test_ended_pods_are_kept_for_their_logs_and_then_deleted() -> None:
     assert (len(kept), story.world.cluster.jobs[CLUSTER]) == (1, {})
 
 
+# ---------------------------------------------------------------- waits
+
+
+def a_due_wait(story: Story) -> str:
+    job = story.running()
+    now = story.world.clock.now()
+    condition = Condition(kind=ConditionKind.ATTEMPT_RUNNING, facts={"attempt": 1})
+    wait = Wait(
+        subject=job.job_id,
+        name="attempt-1-running",
+        generation=1,
+        token="token",
+        opened_at=now,
+        deadline_at=now.replace(hour=23),
+        condition=condition,
+    )
+    story.put(rows.wait_row(wait, 0))
+    return job.job_id
+
+
+def asked(story: Story) -> int:
+    return len(story.world.wait_answers.requests)
+
+
+def test_a_wait_that_nobody_watches_is_answered_at_once() -> None:
+    story = Story()
+    a_due_wait(story)
+
+    assert (story.sweep().mended, asked(story)) == ({"waits": 1}, 1)
+
+
+def test_a_wait_that_has_just_fallen_due_is_the_watchs() -> None:
+    story = Story()
+    a_due_wait(story)
+    assert locks.take(story.world.ledger, "watch", "op-watch", seconds=600, now=story.world.clock.now())
+
+    first = (story.sweep().mended, asked(story))
+    later(story, 5)
+    second = (story.sweep().mended, asked(story))
+    later(story, 5)
+    third = (story.sweep().mended, asked(story))
+
+    assert [first, second, third] == [({}, 0), ({}, 0), ({"waits": 1}, 1)]
+
+
+def test_an_answer_that_was_recorded_and_not_delivered_is_delivered() -> None:
+    story = Story()
+    job_id = a_due_wait(story)
+    row = story.world.ledger.get(rows.wait_key(job_id, "attempt-1-running"))
+    assert row
+    answer = Answer(outcome="RUNNING", reason="All pods run.")
+    story.put(rows.wait_row(rows.read(row, Wait).but(state=WaitState.ANSWERED, answer=answer), 0))
+
+    story.sweep()
+
+    assert [request.answer["outcome"] for request in story.world.wait_answers.requests] == ["RUNNING"]
+
+
 # ---------------------------------------------------------------- arrivals
 
 
@@ -437,6 +496,20 @@ def test_gauges_count_what_there_is() -> None:
     totals = story.world.telemetry.totals
     assert (totals["JobsPending"], totals["JobsRunning"]) == (1, 1)
     assert (totals["NodesReady"], totals["NodesNotReady"]) == (1, 1)
+
+
+def test_rounds_that_come_quickly_count_once_a_minute() -> None:
+    story = Story()
+    for _ in range(3):
+        story.sweep()
+        later(story, 1)
+    quickly = [metric.name for metric in story.world.telemetry.metrics].count("NodesReady")
+    later(story, 60)
+
+    story.sweep()
+
+    assert quickly == 1
+    assert [metric.name for metric in story.world.telemetry.metrics].count("NodesReady") == 2
 
 
 def test_a_queue_is_looked_at_even_if_every_request_was_lost() -> None:

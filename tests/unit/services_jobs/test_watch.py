@@ -41,6 +41,19 @@ def test_a_change_has_the_wait_answered() -> None:
     assert outcomes(story.world.wait_answers.requests) == {(job.job_id, "attempt-1-running", "RUNNING")}
 
 
+def test_an_answer_is_asked_for_once_and_again_only_when_it_stays_out() -> None:
+    story = Story(policy=LOCAL)
+    job = story.started()
+    story.launch(job.job_id)
+    a_wait(story, job.job_id)
+    story.world.cluster.run_pods(job.job_id, 1)
+
+    outcome = story.watch()
+
+    assert outcome.rounds > 8
+    assert outcome.answered == len(story.world.wait_answers.requests) == 2  # 20 s, and one ask lasts 10 s
+
+
 def test_a_cancel_is_seen_by_time_alone() -> None:
     story = Story(policy=LOCAL)
     job = story.running()
