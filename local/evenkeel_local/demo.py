@@ -131,7 +131,6 @@ def _strike_and_recover(story: Story, centre: DataCentre, client: Client, twin: 
     job_id = client.post("/jobs", WORK.submission("demo", uri))["jobId"]
     path = f"/jobs/{job_id}"
     story.step(f"submitted {job_id}; its checkpoints go to {uri}")
-    wait_for("the job to run", STRIKE_SECONDS, lambda: client.get(path)["state"] == "RUNNING")
     strike_at = random.SystemRandom().randint(*STRIKE_BETWEEN)
 
     def reached() -> bool:
