@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import boto3
 from samtranslator.parser.parser import Parser
 from samtranslator.translator.translator import Translator
 from samtranslator.yaml_helper import yaml_parse
@@ -41,7 +42,8 @@ def translated() -> Json:
                 properties[field] = _ELSEWHERE
     defaults = {name: spec["Default"] for name, spec in document["Parameters"].items()}
     defaults |= {"AWS::Region": "us-west-2"}
-    result: Json = Translator({}, Parser()).translate(document, defaults)
+    session = boto3.Session(region_name="us-west-2")  # tests are collected before any region is set
+    result: Json = Translator({}, Parser(), boto_session=session).translate(document, defaults)
     return result
 
 

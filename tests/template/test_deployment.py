@@ -308,6 +308,17 @@ def test_queues_and_topic_are_encrypted() -> None:
     assert {"Service": "cloudwatch.amazonaws.com"} in principals
 
 
+def test_only_alarms_and_roles_that_say_so_publish_pages() -> None:
+    (policy,) = resources("AWS::SNS::TopicPolicy").values()
+    assert policy["Topics"] == [{"Ref": "PageTopic"}]
+    (statement,) = policy["PolicyDocument"]["Statement"]
+    assert statement["Principal"] == {"Service": "cloudwatch.amazonaws.com"}
+    assert statement["Condition"] == {"StringEquals": {"aws:SourceAccount": {"Ref": "AWS::AccountId"}}}
+    publishers = {s.owner for s in statements.of_roles() if "sns:Publish" in s.actions}
+    assert publishers == {"SettleIncidentRole"}
+    assert publishers == {s.owner for s in statements.of_roles() if "kms:GenerateDataKey" in s.actions}
+
+
 def test_every_log_group_forgets_and_everything_that_logs_has_one() -> None:
     groups = resources("AWS::Logs::LogGroup")
     assert all(group["RetentionInDays"] == {"Ref": "LogRetentionDays"} for group in groups.values())
