@@ -20,6 +20,7 @@ from typing import Any, Final
 from bench.figures import Ratio, ratio
 from bench.lanes import STACK as YARDSTICKS
 from bench.lanes import BenchFailed, Sample, Track
+from bench.machine import Usage
 from bench.node_watch import NodeWatch, admin_api
 from evenkeel_local.data_centre import DataCentre, FleetShape, Say
 from evenkeel_local.deployment import STACK_NAME
@@ -81,6 +82,8 @@ class Report:
     stages: tuple[Stage, ...]
     own: Mapping[str, tuple[float, ...]]
     """Seconds that each function of the product spent on an event, as it logged them itself; warm."""
+    others: float
+    """Share of the machine's processors that other programs used meanwhile."""
 
     def comparisons(self) -> dict[str, Ratio]:
         """Return every comparison of the product with a yardstick, by name."""
@@ -110,6 +113,7 @@ class Report:
         """Return all of it, samples included, as a file holds it."""
         return {
             "ratios": self.ratios(),
+            "othersShare": round(self.others, 3),
             "p50Intervals": {name: [seen.p50_low, seen.p50_high] for name, seen in self.comparisons().items()},
             "stages": [{"name": each.name, EVENKEEL: each.evenkeel, EMPTY: each.empty} for each in self.stages],
             "ownSeconds": {name: list(spent) for name, spent in self.own.items()},
@@ -148,10 +152,12 @@ def run(run_dir: Path, *, rounds: int, warm_up: int, cold_rounds: int, say: Say)
             return taken
 
         measure("warming up", warm_up)
+        before = Usage.now()
         warm = measure("measuring", rounds)
         cold = measure("measuring cold starts", cold_rounds, is_cold=True)
+        others = Usage.now().others_since(before)
         own = _own_seconds(centre, {sample.execution.rpartition("-r")[0] for sample in warm[EVENKEEL]})
-    return Report(warm, cold, tuple(_stages(warm)), own)
+    return Report(warm, cold, tuple(_stages(warm)), own, others)
 
 
 def _one(track: Track, lane: str, machine: str | None, *, is_cold: bool) -> Sample:

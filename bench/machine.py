@@ -1,0 +1,60 @@
+"""How much of the machine others used while we measured. Linux only, as the local data centre is."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+_PROC: Final = Path("/proc")
+_IDLE_FIELDS: Final = (3, 4)  # of the line `cpu` in /proc/stat: idle, iowait
+_COUNTED_FIELDS: Final = 8  # the rest, guests, is counted in the first already
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Processor ticks since the machine was started."""
+
+    all_ticks: int
+    busy_ticks: int
+    own_ticks: int
+    """Of this process and all that descend from it."""
+
+    @classmethod
+    def now(cls) -> Usage:
+        words = (_PROC / "stat").read_text(encoding="utf-8").split("\n", 1)[0].split()[1 : 1 + _COUNTED_FIELDS]
+        ticks = [int(word) for word in words]
+        idle = sum(ticks[index] for index in _IDLE_FIELDS)
+        return cls(sum(ticks), sum(ticks) - idle, _ticks_of_tree(os.getpid()))
+
+    def others_since(self, before: Usage) -> float:
+        """Return the share of all processors that processes of others used since then, 0 to 1."""
+        busy, own = self.busy_ticks - before.busy_ticks, self.own_ticks - before.own_ticks
+        # A process that died unreaped takes its ticks along: never less than nothing.
+        return max(0.0, (busy - own) / max(1, self.all_ticks - before.all_ticks))
+
+
+def _ticks_of_tree(root: int) -> int:
+    children: dict[int, list[int]] = {}
+    ticks: dict[int, int] = {}
+    for entry in _PROC.iterdir():
+        fields = _stat_fields(entry) if entry.name.isdigit() else None
+        if fields is not None:
+            pid = int(entry.name)
+            children.setdefault(int(fields[1]), []).append(pid)
+            ticks[pid] = sum(int(field) for field in fields[11:15])  # own and reaped children's, user and system
+    total, waiting = 0, [root]
+    while waiting:
+        pid = waiting.pop()
+        total += ticks.get(pid, 0)
+        waiting += children.get(pid, [])
+    return total
+
+
+def _stat_fields(process: Path) -> list[str] | None:
+    """Return /proc/<pid>/stat from the state on; the name before it may hold anything."""
+    try:
+        return (process / "stat").read_text(encoding="utf-8", errors="replace").rpartition(") ")[2].split()
+    except OSError:
+        return None
