@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.resources
 import json
 import random
+import re
 import shutil
 import sys
 import time
@@ -19,9 +20,11 @@ from typing import Any, Final
 from evenkeel_cli.client import Client
 from evenkeel_local import PROJECT
 from evenkeel_local.data_centre import CHECKPOINTS_BUCKET, DataCentre, FleetShape
+from evenkeel_local.deployment import DeploymentError
 from evenkeel_local.drills import (
     ENDED,
     SETTLED,
+    DrillTimeoutError,
     Work,
     await_whole_fleet,
     dead_letters,
@@ -30,6 +33,8 @@ from evenkeel_local.drills import (
     read_object,
     wait_for,
 )
+from evenkeel_local.engine import EngineError
+from evenkeel_local.gpu_cluster import ClusterFailed
 from evenkeel_local.processes import interruptible
 from evenkeel_local.twin import undisturbed_digest
 
@@ -89,14 +94,15 @@ class Told:
         """Print what is new in these timelines, in order of time."""
         fresh = []
         for path in paths:
+            lane = "job" if path.startswith("/jobs") else "node"
             for entry in self._client.get(path)["entries"]:
                 if _name(path, entry) not in self._seen:
                     self._seen.add(_name(path, entry))
-                    fresh.append(entry)
-        for entry in sorted(fresh, key=lambda entry: str(entry["at"])):
-            since = (_time(entry["at"]) - (self.struck_at or _time(entry["at"]))).total_seconds()
+                    fresh.append((str(entry["at"]), lane, entry))
+        for at, lane, entry in sorted(fresh, key=lambda item: item[:2]):
+            since = (_time(at) - (self.struck_at or _time(at))).total_seconds()
             glyph = GLYPHS.get(entry["kind"], "●")
-            self._story.line(f"  {since:+7.2f}s  {glyph} {entry['kind']:<11} {entry['text']}")
+            self._story.line(f"  {since:+7.2f}s  {lane:<4} {glyph} {entry['kind']:<9} {_short(entry['text'])}")
 
 
 def main() -> int:
@@ -106,6 +112,9 @@ def main() -> int:
     try:
         with interruptible():
             return _play(story)
+    except (DrillTimeoutError, EngineError, DeploymentError, ClusterFailed) as failed:
+        story.line(f"✖ {failed}")
+        return 1
     except KeyboardInterrupt:
         story.line("\ninterrupted: everything that was started has been ended")
         return 130
@@ -141,7 +150,8 @@ def _strike_and_recover(story: Story, centre: DataCentre, client: Client, twin: 
     wait_for(f"step {strike_at}", STRIKE_SECONDS, reached)
     job = client.get(path)
     for attempt in job["attempts"][:1]:
-        story.step(f"attempt {attempt['attempt']} runs on {', '.join(node['name'] for node in attempt['nodes'])}")
+        names = ", ".join("…" + node["name"][-6:] for node in attempt["nodes"])
+        story.step(f"attempt {attempt['attempt']} runs on {names}")
     return _recover(story, centre, client, job, strike_at, twin)
 
 
@@ -155,7 +165,7 @@ def _recover(
     story.chapter(f"step {strike_at}: pulling the plug on {node}")
     told.struck_at = datetime.now(UTC)
     centre.cluster.control("POST", "faults", {"fault": "gpu-xid79", "node": node})
-    story.line(f"  {0:+7.2f}s  ✖ fault       Xid 79: a GPU fell off the bus, and the rank on it died")
+    story.line(f"  {0:+7.2f}s  node ✖ fault     Xid 79: a GPU fell off the bus, and the rank on it died")
     incident: dict[str, Any] = {}
 
     def over() -> bool:
@@ -190,7 +200,7 @@ def _prove(
         (job["state"] == "SUCCEEDED", f"the job ended {job['state']}"),
         (job["currentAttempt"] >= 2, f"it took {job['currentAttempt']} attempts"),
         (disturbed == undisturbed, "the final weights are identical"),
-        (incident["state"] == "RECOVERED", f"the incident ended {incident['state']}: {incident['outcome']}"),
+        (incident["state"] == "RECOVERED", f"the incident ended {incident['state']}: {_short(incident['outcome'])}"),
         (not waiting, f"dead-letter queues: {waiting or 'empty'}"),
     ]
     for ok, text in checks:
@@ -201,21 +211,26 @@ def _prove(
 def _where_the_time_went(story: Story, struck_at: datetime, job: dict[str, Any], incident: dict[str, Any]) -> None:
     story.chapter("where the time went (seconds after the fault, on this machine)")
     stages = incident["stages"]
-    attempt = job["attempts"][0]
+    attempt, lost = job["attempts"][0], job["attempts"][-1]
     rows = [
         ("detected", stages.get("detectedAt"), "first signal from the health agent"),
         ("planned", stages.get("plannedAt"), ""),
         ("cordoned", stages.get("cordonedAt"), "no new pods land on the node"),
         ("job stopped", stages.get("jobsStoppedAt"), "the gang moves as one"),
-        ("job admitted", attempt.get("admittedAt"), "on " + ", ".join(node["name"][-6:] for node in attempt["nodes"])),
+        ("job given up", lost.get("endedAt"), "it died with its node"),
+        (
+            "job admitted",
+            attempt.get("admittedAt"),
+            "on " + ", ".join("…" + node["name"][-6:] for node in attempt["nodes"]),
+        ),
         ("job running", attempt.get("runningAt"), _resumed_from(attempt)),
         ("repair asked", stages.get("repairAskedAt"), " then ".join(incident["repairs"])),
-        ("node back", stages.get("nodeBackAt"), str(incident.get("replacementInstanceId") or "")),
+        ("node back", stages.get("nodeBackAt"), _short(str(incident.get("replacementInstanceId") or ""))),
         ("node returned", stages.get("returnedAt"), "validated, takes work again"),
     ]
     for name, at, note in rows:
-        when = f"{(_time(at) - struck_at).total_seconds():7.2f}" if at else "      –"
-        story.line(f"  {name:<14} {when}   {note}".rstrip())
+        if at:
+            story.line(f"  {name:<14} {(_time(at) - struck_at).total_seconds():7.2f}   {note}".rstrip())
 
 
 def _resumed_from(attempt: dict[str, Any]) -> str:
@@ -233,7 +248,7 @@ def _what_was_shortened(story: Story) -> None:
         for name, value in values.items() if isinstance(values, dict) else ():
             here = local.get(section, {}).get(name, value)
             if here != value and isinstance(value, int | float):
-                story.line(f"  {section + '.' + name:<36} {here:>8g}  instead of {value:>8g}")
+                story.line(f"  {section + '.' + name:<36} {here:>6g}  instead of {value:>12,}")
     delays = FleetShape().delays
     story.line(f"  a replacement takes {delays['replace']:g} s here; AWS publishes about 940 s on p5.48xlarge")
 
@@ -252,6 +267,11 @@ def _look_closer(story: Story) -> None:
 def _progress(step: int) -> str:
     done = round(step / WORK.steps * 30)
     return f"step {step:>3}/{WORK.steps} {'█' * done}{'░' * (30 - done)}"
+
+
+def _short(text: str) -> str:
+    """Name nodes by the end of their instance id: the line fits, and the table below names them the same way."""
+    return re.sub(r"(?:hyperpod-)?i-[0-9a-f]{11}([0-9a-f]{6})", r"…\1", text)
 
 
 def _name(path: str, entry: dict[str, Any]) -> str:
