@@ -159,7 +159,10 @@ class Page:
 
 
 class Ledger(Protocol):
-    """The durable memory: rows under conditional, all-or-nothing writes. Reads but `by_state` are strongly consistent."""
+    """The durable memory: rows under conditional, all-or-nothing writes.
+
+    Reads are strongly consistent, but for `by_state`.
+    """
 
     def get(self, key: Key) -> Row | None:
         """Return the row, or None."""
