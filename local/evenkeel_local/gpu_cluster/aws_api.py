@@ -98,7 +98,7 @@ class AwsApi:
             raise AwsError("SerializationException", f"the body is not JSON: {broken}") from broken
         if not isinstance(body, dict):
             raise AwsError("SerializationException", "the body is not an object")
-        caller = await self._auth.check(incoming, f"sagemaker:{name}", self._resource(name))
+        caller = await self._auth.check(incoming, f"sagemaker:{name}", self._resource(name, body))
         call = Call("hyperpod", name, _subject(body), caller)
         await self._faults.before(call)
         bucket = self._reads if name.startswith(READS) else self._writes
@@ -112,8 +112,19 @@ class AwsApi:
         self._faults.after(call)
         return answer
 
-    def _resource(self, operation: str) -> str:
-        return "*" if operation == "ListClusters" else self._config.cluster_arn
+    def _resource(self, operation: str, body: Json) -> str:
+        """Return the ARN that a policy must cover. Source: the service authorization reference of SageMaker."""
+        prefix = f"arn:aws:sagemaker:{self._config.region}:{self._config.account}"
+        if "ComputeQuota" in operation:
+            return "*" if operation.startswith("List") else f"{prefix}:compute-quota/{body.get('ComputeQuotaId', '*')}"
+        if "SchedulerConfig" in operation:
+            wanted = body.get("ClusterSchedulerConfigId", "*")
+            return "*" if operation.startswith("List") else f"{prefix}:cluster-scheduler-config/{wanted}"
+        if operation == "DescribeTrainingPlan":
+            return f"{prefix}:training-plan/{str(body.get('TrainingPlanName')).rsplit('/', 1)[-1]}"
+        if operation == "ListUltraServersByReservedCapacity":
+            return str(body.get("ReservedCapacityArn"))
+        return "*" if operation in ("ListClusters", "SearchTrainingPlanOfferings") else self._config.cluster_arn
 
     async def _eks(self, http: web.Request, incoming: Incoming) -> Json:
         parts = [part for part in http.path.split("/") if part]

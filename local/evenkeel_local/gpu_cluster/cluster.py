@@ -113,7 +113,7 @@ class Cluster:
         self.agent = HealthAgent(self.fleet, self.registry, self.bus)
         self.events.on_healthy.append(self.agent.healthy)
         self.faults = FaultTable(self.fleet, self.store, self.agent)
-        self.hyperpod = HyperPod(self.fleet, self.events)
+        self.hyperpod = HyperPod(self.fleet, self.registry, self.events)
         delays = config.delays
         self.scheduler = Scheduler(self.registry)
         self.jobs = JobController(self.registry, delays.restart_backoff)

@@ -83,6 +83,10 @@ class ClusterEvents:
             self._bus.send(EVENT_TYPE, detail, [self._config.cluster_arn])
         return event
 
+    def announce(self, detail_type: str, detail: Json) -> None:
+        """Send an event of another type about the cluster."""
+        self._bus.send(detail_type, detail, [self._config.cluster_arn])
+
     def list(self, body: Json) -> Json:
         """Answer ListClusterEvents."""
         events = list(self._events)

@@ -33,8 +33,23 @@ class InstanceGroup(Settings):
     availability_zone: str = "us-west-2a"
     availability_zone_id: str = "usw2-az1"
     capacity_type: Literal["OnDemand", "Spot"] = "OnDemand"
+    training_plan: str | None = None
     capacity: int | None = None
     """How many machines of this group the provider has in all; nothing means no limit."""
+
+
+class TrainingPlan(Settings):
+    """A training plan that instance groups may run on."""
+
+    name: str
+    instance_type: str = "ml.p5.48xlarge"
+    total_instance_count: int = Field(default=0, ge=0)
+    spare_instance_count: int = Field(default=0, ge=0)
+    status: Literal["Pending", "Active", "Scheduled", "Expired", "Failed"] = "Active"
+    duration_hours: int = Field(default=720, ge=1)
+    ultra_server_type: str | None = None
+    ultra_server_count: int = Field(default=0, ge=0)
+    ultra_server_health: Literal["OK", "Impaired", "Insufficient-Data"] = "OK"
 
 
 class Delays(Settings):
@@ -90,6 +105,7 @@ class ClusterConfig(Settings):
     node_provisioning_mode: Literal["Continuous"] | None = "Continuous"
     instance_groups: tuple[InstanceGroup, ...] = (InstanceGroup(name="p5-workers", count=4),)
     delays: Delays = Delays()
+    training_plans: tuple[TrainingPlan, ...] = ()
     duplicate_events: bool = False
     reorder_events: bool = False
     cluster_events: bool = False

@@ -59,6 +59,9 @@ class Control:
                 web.post("/control/failing-nodes", self._failing_nodes),
                 web.post("/control/capacity", self._capacity),
                 web.post("/control/hidden-nodes", self._hidden_nodes),
+                web.post("/control/failing-checks", self._failing_checks),
+                web.post("/control/failing-boots", self._failing_boots),
+                web.post("/control/status", self._status),
                 web.get("/control/access-entries", self._access_entries),
                 web.put("/control/access-entries", self._put_access_entries),
                 web.put("/control/access-entries/{arn:.+}", self._put_access_entry),
@@ -240,6 +243,32 @@ class Control:
             raise FaultRefused(f"there is no instance {body['instanceId']!r}")
         machine.is_visible = not bool(body.get("hidden", True))
         return web.json_response({"instanceId": machine.instance_id, "hidden": not machine.is_visible})
+
+    async def _failing_checks(self, http: web.Request) -> web.Response:
+        """Let the next deep health check of an instance find it faulty."""
+        self._cluster.hyperpod.running.failing_checks.add(str((await _body(http))["instanceId"]))
+        return web.json_response({}, status=201)
+
+    async def _failing_boots(self, http: web.Request) -> web.Response:
+        """Let the next replacements of a group fail their EFA check at boot, this many times."""
+        body = await _body(http)
+        self._cluster.fleet.failing_boots[str(body["instanceGroup"])] = int(body.get("times", 1))
+        return web.json_response({}, status=201)
+
+    async def _status(self, http: web.Request) -> web.Response:
+        """Pretend a status: of the cluster, of an instance group, of a quota or scheduler configuration."""
+        body, hyperpod = await _body(http), self._cluster.hyperpod
+        if "instanceGroup" in body:
+            hyperpod.group_status_override[str(body["instanceGroup"])] = str(body["status"])
+        elif "id" in body:
+            thing = hyperpod.quotas.things.get(body["id"]) or hyperpod.schedulers.things.get(body["id"])
+            if thing is None:
+                raise FaultRefused(f"there is nothing with id {body['id']!r}")
+            thing.status, thing.failure = str(body["status"]), str(body.get("failure") or "")
+        else:
+            hyperpod.status_override = body["status"]
+            hyperpod.announce_status()
+        return web.json_response({})
 
     # Settings
 

@@ -9,7 +9,11 @@ from collections.abc import Callable
 from evenkeel_local.gpu_cluster.aws_model import AwsError, Json, paged
 from evenkeel_local.gpu_cluster.cluster_events import ClusterEvents
 from evenkeel_local.gpu_cluster.config import InstanceGroup
+from evenkeel_local.gpu_cluster.hyperpod_capacity import Capacity
+from evenkeel_local.gpu_cluster.hyperpod_governance import Governance
+from evenkeel_local.gpu_cluster.hyperpod_operations import Operations
 from evenkeel_local.gpu_cluster.machines import Fleet, Machine, ProviderCall
+from evenkeel_local.gpu_cluster.registry import Registry
 
 CLIENT_TOKEN_LIFE_SECONDS = 8 * 3600
 REPAIR_TEXTS = {
@@ -23,10 +27,21 @@ REPAIR_TEXTS = {
 class HyperPod:
     """One HyperPod cluster's operations; each takes a checked request and returns an answer of the model's shape."""
 
-    def __init__(self, fleet: Fleet, events: ClusterEvents) -> None:
+    def __init__(self, fleet: Fleet, registry: Registry, events: ClusterEvents) -> None:
         self._fleet = fleet
         self._events = events
         self._config = fleet.config
+        self.running = Operations(fleet, registry, events)
+        fleet.on_scaling = self.running.scaling
+        self.status_override: str | None = None
+        """A cluster status that the control address set."""
+        self.group_status_override: dict[str, str] = {}
+        quota = ("ComputeQuotaConfig", "ComputeQuotaTarget", "ActivationState")
+        self.quotas = Governance(self._config, "ComputeQuota", "compute-quota", quota, fleet.later)
+        self.schedulers = Governance(
+            self._config, "ClusterSchedulerConfig", "cluster-scheduler-config", ("SchedulerConfig",), fleet.later
+        )
+        self.capacity = Capacity(fleet)
         self._added: dict[str, tuple[float, Json, list[str]]] = {}
         self.failing_nodes: dict[str, str] = {}
         """Instance ids for which the next repair call answers InternalServerError, with its message."""
@@ -42,7 +57,32 @@ class HyperPod:
             "UpdateCluster": self._update_cluster,
             "ListClusterEvents": self._list_events,
             "DescribeClusterEvent": self._describe_event,
+            "ListClusterOperations": self._of_cluster(self.running.list_operations),
+            "DescribeClusterOperation": self._of_cluster(self.running.describe_operation),
+            "StartClusterHealthCheck": self._of_cluster(self.running.start_health_check),
+            "UpdateClusterSoftware": self._of_cluster(self.running.update_software),
+            "SearchTrainingPlanOfferings": lambda body, caller: self.capacity.search_offerings(body),
+            "DescribeTrainingPlan": lambda body, caller: self.capacity.describe_plan(body),
+            "ListUltraServersByReservedCapacity": lambda body, caller: self.capacity.list_ultra_servers(body),
         }
+        for name, plural, kind in (
+            ("ComputeQuota", "ComputeQuotas", self.quotas),
+            ("ClusterSchedulerConfig", "ClusterSchedulerConfigs", self.schedulers),
+        ):
+            self.operations |= {
+                f"Create{name}": _without_caller(kind.create),
+                f"Describe{name}": _without_caller(kind.describe),
+                f"List{plural}": _without_caller(kind.list),
+                f"Update{name}": _without_caller(kind.update),
+                f"Delete{name}": _without_caller(kind.delete),
+            }
+
+    def _of_cluster(self, operation: Callable[[Json], Json]) -> Callable[[Json, str], Json]:
+        def call(body: Json, caller: str) -> Json:
+            self._check_name(body["ClusterName"])
+            return operation(body)
+
+        return call
 
     # Clusters
 
@@ -75,14 +115,29 @@ class HyperPod:
         return answer
 
     def _cluster_status(self) -> str:
+        if self.status_override is not None:
+            return self.status_override
+        if self.running.software_updating:
+            return "SystemUpdating"
         changing = any(machine.operation == "Delete" for machine in self._fleet.machines)
         return "Updating" if changing and self._config.node_provisioning_mode is None else "InService"
+
+    def announce_status(self) -> None:
+        """Send the cluster state change event for the status of the moment."""
+        described = self._describe_cluster({"ClusterName": self._config.cluster_name}, "")
+        detail = {key: value for key, value in described.items() if key != "NodeProvisioningMode"}
+        # The bus carries milliseconds where the API gives seconds.
+        detail["CreationTime"] = int(self._fleet.created_at * 1000)
+        self._events.announce("SageMaker HyperPod Cluster State Change", detail)
 
     def _describe_group(self, group: InstanceGroup) -> Json:
         machines = self._fleet.of_group(group.name)
         running = [machine for machine in machines if machine.status in ("Running", "DeepHealthCheckInProgress")]
         target = self._fleet.targets[group.name]
         status = "InService" if len(running) == target else "Updating" if len(machines) != target else "Degraded"
+        if group.name in self.running.software_updating:
+            status = "SystemUpdating"
+        status = self.group_status_override.get(group.name, status)
         answer: Json = {
             "InstanceGroupName": group.name,
             "InstanceType": group.instance_type,
@@ -96,6 +151,11 @@ class HyperPod:
             },
             "ThreadsPerCore": 1,
         }
+        if group.name in self.running.software_updating:
+            answer["SoftwareUpdateStatus"] = "InProgress"
+        if group.training_plan:
+            prefix = f"arn:aws:sagemaker:{self._config.region}:{self._config.account}:training-plan"
+            answer |= {"TrainingPlanArn": f"{prefix}/{group.training_plan}", "TrainingPlanStatus": "Active"}
         if group.labels or group.taints:
             answer["KubernetesConfig"] = {
                 "CurrentLabels": dict(group.labels),
@@ -385,3 +445,7 @@ class HyperPod:
         self._check_name(body["ClusterName"])
         self._need_continuous("DescribeClusterEvent")
         return self._events.describe(body)
+
+
+def _without_caller(operation: Callable[[Json], Json]) -> Callable[[Json, str], Json]:
+    return lambda body, caller: operation(body)

@@ -41,6 +41,10 @@ SHAPES: dict[str, dict[str, str]] = {
 """What nodes of an instance type offer. Source: the AWS pages of each EC2 type."""
 DEFAULT_SHAPE = {"cpu": "16", "memory": "64Gi"}
 PODS_PER_NODE = "110"
+EFA_FAILURE = (
+    "EFA health checks did not run successfully. Ensure that your VPC and security groups are properly configured "
+    "before attempting to create a new cluster."
+)
 
 
 class EventSink(Protocol):
@@ -116,6 +120,9 @@ class Fleet:
         """Slots whose replacement stays Pending, with the reason."""
         self.calls: list[ProviderCall] = []
         self.events: EventSink | None = None
+        self.on_scaling: Callable[[str, int, int], None] | None = None
+        self.failing_boots: dict[str, int] = {}
+        """How many of the next boots of a group fail their EFA check."""
         self._registry = registry
         self._guard = guard
         self._run_dir = run_dir
@@ -153,7 +160,7 @@ class Fleet:
         """Launch every group's machines."""
         for group in self.groups.values():
             for _ in range(group.count):
-                self._begin(self._boot_new(self._new_machine(group.name, str(uuid.uuid4())), self.config.delays.boot))
+                self.begin(self._boot_new(self._new_machine(group.name, str(uuid.uuid4())), self.config.delays.boot))
 
     def stop(self) -> None:
         """Switch everything off."""
@@ -163,7 +170,8 @@ class Fleet:
             if machine.kubelet is not None:
                 machine.kubelet.power_off()
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something beside everything else until it ends or the cluster stops."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -182,7 +190,7 @@ class Fleet:
             await asyncio.sleep(seconds)
             work()
 
-        self._begin(wait())
+        self.begin(wait())
 
     def _new_machine(self, group: str, logical_id: str) -> Machine:
         self._next_ip += 1
@@ -279,23 +287,27 @@ class Fleet:
         """Begin a reboot: the life goes on, its episode ends."""
         machine.operation, machine.status = "Reboot", "Pending"
         self._event(machine, "Reboot of EC2 Instance {id} is currently in progress on Cluster {cluster} and IG {group}")
-        self._begin(self._reboot(machine))
+        self.begin(self._reboot(machine))
 
-    async def _reboot(self, machine: Machine) -> None:
+    async def restart(self, machine: Machine) -> None:
+        """Shut a machine down and start it again: the same life, another boot id."""
         if machine.kubelet is not None:
             machine.kubelet.shut_down()
         await asyncio.sleep(self.config.delays.reboot)
         machine.boot_id = str(uuid.uuid4())
-        was_unhealthy = machine.unhealthy is not None
-        machine.unhealthy = None
         self._switch_on(machine)
+
+    async def _reboot(self, machine: Machine) -> None:
+        was_unhealthy = machine.unhealthy is not None
+        await self.restart(machine)
+        machine.unhealthy = None
         if was_unhealthy and self.events is not None:
             self.events.healthy_again(machine)
 
     def replace(self, machine: Machine) -> None:
         """Begin a replacement: this life ends now, another begins in the same slot."""
         machine.operation, machine.status = "Replace", "ShuttingDown"
-        self._begin(self._replace(machine))
+        self.begin(self._replace(machine))
 
     async def _replace(self, machine: Machine) -> None:
         self._event(
@@ -315,6 +327,8 @@ class Fleet:
         await self._await_capacity(machine)
         await asyncio.sleep(self.config.delays.replace)
         await self._await_capacity(machine)
+        if self.failing_boots.get(group, 0) > 0:
+            await self._fail_boot(machine)
         self._switch_on(machine)
         self._event(machine, "EC2 Instance {id} successfully provisioned in Cluster {cluster} and IG {group}")
         self._event(
@@ -322,6 +336,20 @@ class Fleet:
             "Instance {id} creation completed successfully as part of instance replacement in Cluster {cluster} and "
             "IG {group}",
         )
+
+    async def _fail_boot(self, machine: Machine) -> None:
+        """Fail the EFA check at boot, as many times as asked; HyperPod tries again and it passes."""
+        while self.failing_boots.get(machine.group, 0) > 0:
+            self.failing_boots[machine.group] -= 1
+            machine.status = "Failure"
+            machine.message = EFA_FAILURE
+            if self.events is not None:
+                told = f"Instance {machine.instance_id} creation failed as part of instance replacement in Cluster "
+                told += f"{self.config.cluster_name} and IG {machine.group}"
+                self.events.instance_event(machine, told, "Error", {"FailureMessage": EFA_FAILURE})
+            await asyncio.sleep(self.config.delays.replace)
+            machine.status = "Pending"
+        # The message stays: it describes an earlier attempt, as in life.
 
     async def _await_capacity(self, machine: Machine) -> None:
         told = False
@@ -343,7 +371,8 @@ class Fleet:
                     )
             self._unstuck.clear()
             await self._unstuck.wait()
-        machine.message = ""
+        if told:
+            machine.message = ""
 
     def _is_full(self, machine: Machine) -> bool:
         limit = self.capacity.get(machine.group)
@@ -375,11 +404,17 @@ class Fleet:
 
     def add(self, group: str, count: int) -> list[Machine]:
         """Launch more machines in a group."""
-        self.targets[group] = self.targets.get(group, 0) + count
+        self._scale(group, count)
         added = [self._new_machine(group, str(uuid.uuid4())) for _ in range(count)]
         for machine in added:
-            self._begin(self._provision(machine))
+            self.begin(self._provision(machine))
         return added
+
+    def _scale(self, group: str, by: int) -> None:
+        original = self.targets.get(group, 0)
+        self.targets[group] = max(original + by, 0)
+        if self.on_scaling is not None:
+            self.on_scaling(group, original, self.targets[group])
 
     async def _provision(self, machine: Machine) -> None:
         await self._await_capacity(machine)
@@ -390,8 +425,8 @@ class Fleet:
     def remove(self, machine: Machine) -> None:
         """Terminate a machine and give up its slot."""
         machine.operation, machine.status = "Delete", "ShuttingDown"
-        self.targets[machine.group] = max(self.targets.get(machine.group, 1) - 1, 0)
-        self._begin(self._remove(machine))
+        self._scale(machine.group, -1)
+        self.begin(self._remove(machine))
 
     async def _remove(self, machine: Machine) -> None:
         await asyncio.sleep(self.config.delays.terminate)

@@ -1,0 +1,148 @@
+"""Capacity facts: training plans and UltraServers, read only."""
+
+from __future__ import annotations
+
+import time
+
+from evenkeel_local.gpu_cluster.aws_model import AwsError, Json, paged
+from evenkeel_local.gpu_cluster.config import ClusterConfig, TrainingPlan
+from evenkeel_local.gpu_cluster.machines import Fleet
+
+HOUR = 3600.0
+USD_PER_INSTANCE_HOUR = 39.33
+"""A made-up round figure for offerings; prices are no concern of this cluster."""
+
+
+class Capacity:
+    """Answers from the plans in the configuration and the machines that run."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._config: ClusterConfig = fleet.config
+        self._started_at = time.time()
+
+    def _plan_arn(self, plan: TrainingPlan) -> str:
+        return f"arn:aws:sagemaker:{self._config.region}:{self._config.account}:training-plan/{plan.name}"
+
+    def reserved_capacity_arn(self, plan: TrainingPlan) -> str:
+        """Return the ARN of a plan's reserved capacity."""
+        return f"arn:aws:sagemaker:{self._config.region}:{self._config.account}:reserved-capacity/{plan.name}"
+
+    def describe_plan(self, body: Json) -> Json:
+        """Answer DescribeTrainingPlan."""
+        wanted = body["TrainingPlanName"]
+        for plan in self._config.training_plans:
+            if wanted in (plan.name, self._plan_arn(plan)):
+                return self._describe(plan)
+        raise AwsError("ResourceNotFound", f"Training plan {wanted} does not exist.")
+
+    def _counts(self, plan: TrainingPlan) -> tuple[int, int]:
+        machines = [
+            machine
+            for group in self._fleet.groups.values()
+            if group.training_plan == plan.name
+            for machine in self._fleet.of_group(group.name)
+        ]
+        unhealthy = sum(1 for machine in machines if machine.unhealthy is not None or machine.status == "Failure")
+        return len(machines) - unhealthy, unhealthy
+
+    def _describe(self, plan: TrainingPlan) -> Json:
+        in_use, unhealthy = self._counts(plan)
+        start = self._started_at - HOUR
+        end = start + plan.duration_hours * HOUR
+        available = max(plan.total_instance_count - plan.spare_instance_count - in_use - unhealthy, 0)
+        reserved: Json = {
+            "ReservedCapacityArn": self.reserved_capacity_arn(plan),
+            "ReservedCapacityType": "UltraServer" if plan.ultra_server_type else "Instance",
+            "InstanceType": plan.instance_type,
+            "TotalInstanceCount": plan.total_instance_count,
+            "Status": plan.status,
+            "AvailabilityZone": "us-west-2a",
+            "AvailabilityZoneId": "usw2-az1",
+            "DurationHours": plan.duration_hours,
+            "StartTime": start,
+            "EndTime": end,
+        }
+        if plan.ultra_server_type:
+            reserved |= {"UltraServerType": plan.ultra_server_type, "UltraServerCount": plan.ultra_server_count}
+        return {
+            "TrainingPlanArn": self._plan_arn(plan),
+            "TrainingPlanName": plan.name,
+            "Status": plan.status,
+            "DurationHours": plan.duration_hours,
+            "StartTime": start,
+            "EndTime": end,
+            "UpfrontFee": self._fee(plan.total_instance_count, plan.duration_hours),
+            "CurrencyCode": "USD",
+            "TotalInstanceCount": plan.total_instance_count,
+            "AvailableInstanceCount": available,
+            "InUseInstanceCount": in_use,
+            "UnhealthyInstanceCount": unhealthy,
+            "AvailableSpareInstanceCount": plan.spare_instance_count,
+            "TotalUltraServerCount": plan.ultra_server_count,
+            "TargetResources": ["hyperpod-cluster"],
+            "ReservedCapacitySummaries": [reserved],
+        }
+
+    def _fee(self, instances: int, hours: int) -> str:
+        return f"{instances * hours * USD_PER_INSTANCE_HOUR:.2f}"
+
+    def search_offerings(self, body: Json) -> Json:
+        """Answer SearchTrainingPlanOfferings: one offering for what was asked, if it is at most a week."""
+        instance_type = body.get("InstanceType") or "ml.p5.48xlarge"
+        count, hours = int(body.get("InstanceCount") or 1), int(body.get("DurationHours") or 24)
+        if hours > 7 * 24:
+            return {"TrainingPlanOfferings": []}
+        start = max(float(body.get("StartTimeAfter") or 0), time.time() + HOUR)
+        if (limit := body.get("EndTimeBefore")) is not None and start + hours * HOUR > limit:
+            return {"TrainingPlanOfferings": []}
+        offering: Json = {
+            "TrainingPlanOfferingId": f"tpo-{instance_type.replace('.', '-')}-{count}-{hours}",
+            "TargetResources": body.get("TargetResources") or ["hyperpod-cluster"],
+            "DurationHours": hours,
+            "UpfrontFee": self._fee(count, hours),
+            "CurrencyCode": "USD",
+            "ReservedCapacityOfferings": [
+                {
+                    "InstanceType": instance_type,
+                    "InstanceCount": count,
+                    "AvailabilityZone": "us-west-2a",
+                    "DurationHours": hours,
+                    "StartTime": start,
+                    "EndTime": start + hours * HOUR,
+                }
+            ],
+        }
+        return {"TrainingPlanOfferings": [offering]}
+
+    def list_ultra_servers(self, body: Json) -> Json:
+        """Answer ListUltraServersByReservedCapacity."""
+        for plan in self._config.training_plans:
+            if self.reserved_capacity_arn(plan) == body["ReservedCapacityArn"]:
+                break
+        else:
+            raise AwsError("ResourceNotFound", f"Reserved capacity {body['ReservedCapacityArn']} does not exist.")
+        in_use, unhealthy = self._counts(plan)
+        servers: list[Json] = []
+        for number in range(plan.ultra_server_count):
+            total = plan.total_instance_count // plan.ultra_server_count
+            spare = plan.spare_instance_count // plan.ultra_server_count
+            sick = unhealthy if number == 0 else 0
+            servers.append(
+                {
+                    "UltraServerId": f"us-{number:017x}",
+                    "UltraServerType": plan.ultra_server_type or "ml.u-p6e-gb200x36",
+                    "AvailabilityZone": "us-west-2a",
+                    "InstanceType": plan.instance_type,
+                    "TotalInstanceCount": total,
+                    "ConfiguredSpareInstanceCount": spare,
+                    "AvailableSpareInstanceCount": spare,
+                    "InUseInstanceCount": min(in_use, total),
+                    "AvailableInstanceCount": max(total - spare - in_use - sick, 0),
+                    "UnhealthyInstanceCount": sick,
+                    "HealthStatus": plan.ultra_server_health if not sick else "Impaired",
+                }
+            )
+        page, token = paged(servers, body)
+        answer: Json = {"UltraServers": page}
+        return {**answer, "NextToken": token} if token else answer

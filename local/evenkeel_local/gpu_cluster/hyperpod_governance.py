@@ -1,0 +1,158 @@
+"""Task governance: compute quotas and scheduler configurations, with versions as optimistic locks."""
+
+from __future__ import annotations
+
+import secrets
+import string
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from evenkeel_local.gpu_cluster.aws_model import AwsError, Json, paged
+from evenkeel_local.gpu_cluster.config import ClusterConfig
+
+SETTLE_SECONDS = 0.2
+"""How long Creating, Updating and Deleting last."""
+_ALPHABET = string.ascii_lowercase + string.digits
+
+
+@dataclass
+class Governed:
+    """One quota or configuration."""
+
+    name: str
+    parts: Json
+    id: str = field(default_factory=lambda: "".join(secrets.choice(_ALPHABET) for _ in range(12)))
+    version: int = 1
+    status: str = "Creating"
+    created_at: float = field(default_factory=time.time)
+    modified_at: float = field(default_factory=time.time)
+    failure: str = ""
+
+
+class Governance:
+    """One kind of governed thing; the two differ in names alone."""
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        stem: str,
+        arn_part: str,
+        parts: tuple[str, ...],
+        later: Callable[[float, Callable[[], None]], None],
+    ) -> None:
+        self._config = config
+        self._stem = stem
+        self._arn_part = arn_part
+        self._parts = parts
+        self._later = later
+        self.things: dict[str, Governed] = {}
+
+    def _arn(self, thing: Governed) -> str:
+        return f"arn:aws:sagemaker:{self._config.region}:{self._config.account}:{self._arn_part}/{thing.id}"
+
+    def _find(self, body: Json) -> Governed:
+        wanted = body[f"{self._stem}Id"]
+        thing = self.things.get(wanted)
+        if thing is None:
+            raise AwsError("ResourceNotFound", f"{self._stem} with ID {wanted} does not exist.")
+        return thing
+
+    def _settle(self, thing: Governed, status: str) -> None:
+        def end() -> None:
+            if thing.status in ("Creating", "Updating", "Deleting"):
+                thing.status = status
+            if thing.status == "Deleted":
+                self.things.pop(thing.id, None)
+
+        self._later(SETTLE_SECONDS, end)
+
+    def create(self, body: Json) -> Json:
+        """Create one."""
+        if body["ClusterArn"] != self._config.cluster_arn:
+            raise AwsError("ValidationException", f"Cluster {body['ClusterArn']} does not exist.")
+        if any(thing.name == body["Name"] for thing in self.things.values()):
+            raise AwsError("ConflictException", f"{self._stem} with name {body['Name']} already exists.")
+        if self._stem == "ClusterSchedulerConfig" and self.things:
+            raise AwsError("ConflictException", "The cluster already has a scheduler configuration.")
+        if self._stem == "ComputeQuota":
+            team = body["ComputeQuotaTarget"]["TeamName"]
+            if any(thing.parts["ComputeQuotaTarget"]["TeamName"] == team for thing in self.things.values()):
+                raise AwsError("ConflictException", f"Team {team} already has a compute quota on this cluster.")
+        thing = Governed(body["Name"], {key: body[key] for key in (*self._parts, "Description") if key in body})
+        self.things[thing.id] = thing
+        self._settle(thing, "Created")
+        return {f"{self._stem}Arn": self._arn(thing), f"{self._stem}Id": thing.id}
+
+    def describe(self, body: Json) -> Json:
+        """Describe the current version; an older one is not kept."""
+        thing = self._find(body)
+        asked = body.get(f"{self._stem}Version")
+        if asked is not None and asked != thing.version:
+            raise AwsError("ResourceNotFound", f"Version {asked} of {self._stem} {thing.id} does not exist.")
+        answer = {**self._summary(thing), **thing.parts}
+        if thing.failure:
+            answer["FailureReason"] = thing.failure
+        return answer
+
+    def _summary(self, thing: Governed) -> Json:
+        return {
+            f"{self._stem}Arn": self._arn(thing),
+            f"{self._stem}Id": thing.id,
+            "Name": thing.name,
+            f"{self._stem}Version": thing.version,
+            "Status": thing.status,
+            "ClusterArn": self._config.cluster_arn,
+            "CreationTime": thing.created_at,
+            "LastModifiedTime": thing.modified_at,
+        }
+
+    def list(self, body: Json) -> Json:
+        """List them."""
+        found = list(self.things.values())
+        if part := body.get("NameContains"):
+            found = [thing for thing in found if part in thing.name]
+        if status := body.get("Status"):
+            found = [thing for thing in found if thing.status == status]
+        if (arn := body.get("ClusterArn")) and arn != self._config.cluster_arn:
+            found = []
+        keys: dict[str, Callable[[Governed], Any]] = {"Name": lambda t: t.name, "Status": lambda t: t.status}
+        found.sort(
+            key=keys.get(body.get("SortBy", ""), lambda t: t.created_at),
+            reverse=body.get("SortOrder") == "Descending",
+        )
+        page, token = paged(found, body)
+        shown = [
+            {**self._summary(thing), **({} if self._stem == "ClusterSchedulerConfig" else _listed(thing.parts))}
+            for thing in page
+        ]
+        answer: Json = {f"{self._stem}Summaries": shown}
+        return {**answer, "NextToken": token} if token else answer
+
+    def update(self, body: Json) -> Json:
+        """Change one; `TargetVersion` must be the version that was read."""
+        thing = self._find(body)
+        if body["TargetVersion"] != thing.version:
+            raise AwsError(
+                "ConflictException",
+                f"TargetVersion {body['TargetVersion']} is not the latest version {thing.version} of {thing.id}.",
+            )
+        if thing.status in ("Creating", "Updating", "Deleting"):
+            raise AwsError("ConflictException", f"{self._stem} {thing.id} is in status {thing.status}.")
+        thing.parts.update({key: body[key] for key in (*self._parts, "Description") if key in body})
+        thing.version += 1
+        thing.status, thing.modified_at = "Updating", time.time()
+        self._settle(thing, "Updated")
+        return {f"{self._stem}Arn": self._arn(thing), f"{self._stem}Version": thing.version}
+
+    def delete(self, body: Json) -> Json:
+        """Delete one."""
+        thing = self._find(body)
+        thing.status = "Deleting"
+        self._settle(thing, "Deleted")
+        return {}
+
+
+def _listed(parts: Json) -> Json:
+    return {key: value for key, value in parts.items() if key != "Description"}

@@ -1,0 +1,188 @@
+"""HyperPod operations that run on: scaling as it is recorded, deep health checks, software updates."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from dataclasses import dataclass, field
+
+from evenkeel_local.gpu_cluster import catalogue
+from evenkeel_local.gpu_cluster.aws_model import AwsError, Json, paged
+from evenkeel_local.gpu_cluster.cluster_events import ClusterEvents
+from evenkeel_local.gpu_cluster.errors import Obj
+from evenkeel_local.gpu_cluster.machines import PREFIX, Fleet, Machine
+from evenkeel_local.gpu_cluster.registry import Registry
+
+POLL_SECONDS = 0.1
+DONE, IN_PROGRESS, SUPERSEDED = "Done", "InProgress", "Superseded"
+
+
+@dataclass
+class Operation:
+    """One entry of ListClusterOperations."""
+
+    kind: str
+    details: list[Json]
+    id: str = field(default_factory=lambda: str(uuid.uuid4()))
+    created_at: float = field(default_factory=time.time)
+    status: str = IN_PROGRESS
+
+
+class Operations:
+    """Records what runs on the cluster, and runs the checks and updates themselves."""
+
+    def __init__(self, fleet: Fleet, registry: Registry, events: ClusterEvents) -> None:
+        self._fleet = fleet
+        self._registry = registry
+        self._events = events
+        self.recorded: list[Operation] = []
+        self.failing_checks: set[str] = set()
+        """Instances that the next deep health check finds faulty."""
+        self.software_updating: set[str] = set()
+
+    # What is recorded
+
+    def scaling(self, group: str, original: int, desired: int) -> None:
+        """Record that a group is to grow or shrink; an earlier one of the same group that still runs is superseded."""
+        for operation in self.recorded:
+            names = {detail["InstanceGroupName"] for detail in operation.details}
+            if operation.kind == "Scaling" and operation.status == IN_PROGRESS and group in names:
+                operation.status = SUPERSEDED
+        current = len(self._fleet.of_group(group))
+        detail: Json = {
+            "InstanceGroupName": group,
+            "Original": {"CurrentCount": current, "TargetCount": original, "MinCount": 0},
+            "Desired": {"CurrentCount": desired, "TargetCount": desired, "MinCount": 0},
+        }
+        operation = Operation("Scaling", [detail])
+        self.recorded.append(operation)
+        self._fleet.begin(self._await_scaling(operation, group, desired))
+
+    async def _await_scaling(self, operation: Operation, group: str, desired: int) -> None:
+        while operation.status == IN_PROGRESS:
+            running = [m for m in self._fleet.of_group(group) if m.status == "Running" and m.operation is None]
+            if len(running) == desired == len(self._fleet.of_group(group)):
+                operation.status = DONE
+            await asyncio.sleep(POLL_SECONDS)
+
+    def list_operations(self, body: Json) -> Json:
+        """Answer ListClusterOperations."""
+        found = list(self.recorded)
+        if kind := body.get("Type"):
+            found = [operation for operation in found if operation.kind == kind]
+        if status := body.get("Status"):
+            found = [operation for operation in found if operation.status == status]
+        if (after := body.get("CreationTimeAfter")) is not None:
+            found = [operation for operation in found if operation.created_at > after]
+        if (before := body.get("CreationTimeBefore")) is not None:
+            found = [operation for operation in found if operation.created_at < before]
+        found.sort(key=lambda operation: operation.created_at, reverse=body.get("SortOrder") != "Ascending")
+        page, token = paged(found, body)
+        answer: Json = {"ClusterOperationSummaries": [self._summary(operation) for operation in page]}
+        return {**answer, "NextToken": token} if token else answer
+
+    def describe_operation(self, body: Json) -> Json:
+        """Answer DescribeClusterOperation."""
+        for operation in self.recorded:
+            if operation.id == body["OperationId"]:
+                key = "ScalingDetails" if operation.kind == "Scaling" else "DeepHealthCheckDetails"
+                details = operation.details
+                if operation.kind == "Scaling":
+                    details = [{**detail, "Status": operation.status} for detail in details]
+                return {**self._summary(operation), key: details}
+        raise AwsError("ResourceNotFound", f"Could not find operation {body['OperationId']}.")
+
+    def _summary(self, operation: Operation) -> Json:
+        return {
+            "OperationId": operation.id,
+            "ClusterArn": self._fleet.config.cluster_arn,
+            "Type": operation.kind,
+            "Status": operation.status,
+            "CreationTime": operation.created_at,
+        }
+
+    # Deep health checks
+
+    def start_health_check(self, body: Json) -> Json:
+        """Answer StartClusterHealthCheck: no id is given back, as in life."""
+        chosen: list[Machine] = []
+        details: list[Json] = []
+        for wish in body["DeepHealthCheckConfigurations"]:
+            group = wish["InstanceGroupName"]
+            if group not in self._fleet.groups:
+                raise AwsError("ValidationException", f"Instance group {group} was not found in the cluster.")
+            asked = wish.get("InstanceIds") or [machine.instance_id for machine in self._fleet.of_group(group)]
+            for instance_id in asked:
+                machine = self._fleet.by_instance(instance_id)
+                if machine is None or machine.group != group:
+                    raise AwsError("ValidationException", f"Instance {instance_id} is not in instance group {group}.")
+                if machine.operation is not None or machine.status != "Running":
+                    raise AwsError("ValidationException", f"Instance {instance_id} is not in status Running.")
+                chosen.append(machine)
+            details.append({**wish, "InstanceIds": list(asked)})
+        operation = Operation("DeepHealthCheck", details)
+        self.recorded.append(operation)
+        for machine in chosen:
+            machine.operation, machine.status = "DeepHealthCheck", "DeepHealthCheckInProgress"
+            self._label(machine, "InProgress", "Unschedulable")
+        self._fleet.begin(self._check(operation, chosen))
+        return {"ClusterArn": self._fleet.config.cluster_arn}
+
+    async def _check(self, operation: Operation, machines: list[Machine]) -> None:
+        await asyncio.sleep(self._fleet.config.delays.deep_health_check)
+        for machine in machines:
+            if machine not in self._fleet.machines:
+                continue
+            machine.operation = None
+            failed = machine.instance_id in self.failing_checks
+            self.failing_checks.discard(machine.instance_id)
+            machine.status = "Running"
+            if failed:
+                self._label(machine, "Failed", "UnschedulablePendingReplacement")
+                self._fleet.replace(machine)
+            else:
+                self._label(machine, "Passed", "Schedulable")
+        operation.status = DONE
+
+    def _label(self, machine: Machine, check: str, health: str) -> None:
+        key = f"{PREFIX}node-health-status"
+
+        def write(node: Obj) -> None:
+            node["metadata"].setdefault("labels", {}).update({f"{PREFIX}deep-health-check-status": check, key: health})
+            taints = [taint for taint in node["spec"].get("taints") or () if taint["key"] != key]
+            if health != "Schedulable":
+                taints.append({"key": key, "value": "Unschedulable", "effect": "NoSchedule"})
+            node["spec"]["taints"] = taints
+            if not taints:
+                del node["spec"]["taints"]
+
+        self._registry.mutate(catalogue.NODES, "", machine.node_name, write)
+
+    # Software updates
+
+    def update_software(self, body: Json) -> Json:
+        """Answer UpdateClusterSoftware: nodes are patched one after another."""
+        if self.software_updating:
+            raise AwsError("ConflictException", "A software update is already in progress.")
+        groups = [wish["InstanceGroupName"] for wish in body.get("InstanceGroups") or ()] or list(self._fleet.groups)
+        for group in groups:
+            if group not in self._fleet.groups:
+                raise AwsError("ValidationException", f"Instance group {group} was not found in the cluster.")
+        self.software_updating = set(groups)
+        self._fleet.begin(self._patch(groups))
+        return {"ClusterArn": self._fleet.config.cluster_arn}
+
+    async def _patch(self, groups: list[str]) -> None:
+        for group in groups:
+            for machine in self._fleet.of_group(group):
+                if machine.operation is not None or machine.status != "Running":
+                    continue
+                machine.operation, machine.status = "SoftwareUpdate", "SystemUpdating"
+                self._told(machine, "cordoned and pods evicted.")
+                await self._fleet.restart(machine)
+                self._told(machine, "restored to schedulable state.")
+            self.software_updating.discard(group)
+
+    def _told(self, machine: Machine, what: str) -> None:
+        self._events.instance_event(machine, f"Instance {machine.instance_id} in IG {machine.group} {what}")

@@ -1,0 +1,382 @@
+"""HyperPod beyond repairs: operations, deep health checks, software updates, governance, capacity, every status."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from botocore.exceptions import ClientError
+
+from evenkeel_local import gpu_cluster
+from evenkeel_local.gpu_cluster import ClusterHandle
+from evenkeel_local.gpu_cluster.machines import Status
+from tests.local.gpu_cluster.conftest import QUICK, aws_client
+from tests.local.gpu_cluster.kube_client import NODES, Json, KubeClient, eventually
+
+PREFIX = "sagemaker.amazonaws.com/"
+CHECK = f"{PREFIX}deep-health-check-status"
+GROUP = "p5-workers"
+
+
+def code_of(refused: pytest.ExceptionInfo[ClientError]) -> str:
+    return str(refused.value.response["Error"]["Code"])
+
+
+def first_node(cluster: ClusterHandle) -> Json:
+    return cluster.nodes()[0]
+
+
+def check(cluster: ClusterHandle, sagemaker: Any, instance: str) -> Json:
+    wish = {"InstanceGroupName": GROUP, "InstanceIds": [instance], "DeepHealthChecks": ["InstanceStress"]}
+    answer = sagemaker.start_cluster_health_check(
+        ClusterName=cluster.cluster_name, DeepHealthCheckConfigurations=[wish]
+    )
+    return dict(answer)
+
+
+def operations(cluster: ClusterHandle, sagemaker: Any, **wanted: str) -> list[Json]:
+    answer = sagemaker.list_cluster_operations(ClusterName=cluster.cluster_name, **wanted)
+    return list(answer["ClusterOperationSummaries"])
+
+
+# Deep health checks
+
+
+def test_a_deep_health_check_marks_its_node_and_gives_it_back(
+    cluster: ClusterHandle, kube: KubeClient, sagemaker: Any
+) -> None:
+    node = first_node(cluster)
+    path = f"{NODES}/{node['name']}"
+
+    answer = check(cluster, sagemaker, node["instanceId"])
+    during = kube.get(path)
+    described = sagemaker.describe_cluster_node(ClusterName=cluster.cluster_name, NodeId=node["instanceId"])
+    running = operations(cluster, sagemaker, Type="DeepHealthCheck", Status="InProgress")
+    after = kube.until(path, lambda obj: obj["metadata"]["labels"].get(CHECK) == "Passed", "the check to pass")
+    done = eventually(lambda: operations(cluster, sagemaker, Status="Done"), "the operation to be done")
+    detail = sagemaker.describe_cluster_operation(
+        ClusterName=cluster.cluster_name, OperationId=running[0]["OperationId"]
+    )
+
+    assert set(answer) - {"ResponseMetadata"} == {"ClusterArn"}
+    assert during["metadata"]["labels"][CHECK] == "InProgress"
+    assert during["metadata"]["labels"][f"{PREFIX}node-health-status"] == "Unschedulable"
+    assert described["NodeDetails"]["InstanceStatus"]["Status"] == "DeepHealthCheckInProgress"
+    assert not after["spec"].get("taints")
+    assert [item["OperationId"] for item in done] == [running[0]["OperationId"]]
+    assert detail["DeepHealthCheckDetails"][0]["InstanceIds"] == [node["instanceId"]]
+
+
+def test_a_node_that_fails_its_check_is_replaced_by_hyperpod(cluster: ClusterHandle, sagemaker: Any) -> None:
+    node = first_node(cluster)
+    cluster.control("POST", "failing-checks", {"instanceId": node["instanceId"]})
+
+    check(cluster, sagemaker, node["instanceId"])
+
+    eventually(
+        lambda: any(
+            other["nodeLogicalId"] == node["nodeLogicalId"]
+            and other["instanceId"] != node["instanceId"]
+            and other["ready"] == "True"
+            for other in cluster.nodes()
+        ),
+        "the replacement",
+    )
+    assert cluster.control("GET", "counters")["accepted"]["replace"] == {}
+
+
+def test_a_check_of_what_is_not_there_is_refused(cluster: ClusterHandle, sagemaker: Any) -> None:
+    for group, instance in ((GROUP, "i-0aaaaaaaaaaaaaaaa"), ("none", first_node(cluster)["instanceId"])):
+        wish = {"InstanceGroupName": group, "InstanceIds": [instance], "DeepHealthChecks": ["InstanceStress"]}
+        with pytest.raises(ClientError) as refused:
+            sagemaker.start_cluster_health_check(ClusterName=cluster.cluster_name, DeepHealthCheckConfigurations=[wish])
+        assert code_of(refused) == "ValidationException"
+
+
+# Scaling and updates
+
+
+def test_scaling_is_recorded_and_superseded_by_the_next(cluster: ClusterHandle, sagemaker: Any) -> None:
+    cluster.control("POST", "capacity", {"instanceGroup": GROUP, "machines": 3})
+    wish = {"InstanceGroupName": GROUP, "IncrementTargetCountBy": 1}
+    for token in ("one", "two"):
+        sagemaker.batch_add_cluster_nodes(ClusterName=cluster.cluster_name, ClientToken=token, NodesToAdd=[wish])
+
+    newest, oldest = operations(cluster, sagemaker, Type="Scaling")
+    cluster.control("POST", "capacity", {"instanceGroup": GROUP, "machines": None})
+    eventually(lambda: operations(cluster, sagemaker, Type="Scaling", Status="Done"), "the scaling to be done")
+    detail = sagemaker.describe_cluster_operation(ClusterName=cluster.cluster_name, OperationId=newest["OperationId"])
+
+    assert (oldest["Status"], newest["Status"]) == ("Superseded", "InProgress")
+    assert detail["ScalingDetails"][0]["Original"]["TargetCount"] == 4
+    assert detail["ScalingDetails"][0]["Desired"]["TargetCount"] == 5
+    with pytest.raises(ClientError) as refused:
+        sagemaker.describe_cluster_operation(
+            ClusterName=cluster.cluster_name, OperationId="0" * 8 + "-0000" * 3 + "-" + "0" * 12
+        )
+    assert code_of(refused) == "ResourceNotFound"
+
+
+def test_a_count_in_an_update_grows_and_shrinks_the_group(cluster: ClusterHandle, sagemaker: Any) -> None:
+    group = {
+        "InstanceGroupName": GROUP,
+        "InstanceType": "ml.p5.48xlarge",
+        "LifeCycleConfig": {"SourceS3Uri": "s3://sagemaker-x/", "OnCreate": "on_create.sh"},
+        "ExecutionRole": "arn:aws:iam::000000000000:role/research-train-exec",
+    }
+
+    for count in (4, 2):
+        sagemaker.update_cluster(ClusterName=cluster.cluster_name, InstanceGroups=[{**group, "InstanceCount": count}])
+        eventually(
+            lambda count=count: (  # type: ignore[misc]
+                sum(1 for node in cluster.nodes() if node["ready"] == "True") == count == len(cluster.nodes())
+            ),
+            f"{count} nodes",
+        )
+
+
+def test_a_software_update_goes_from_node_to_node(cluster: ClusterHandle, kube: KubeClient, sagemaker: Any) -> None:
+    boots = {node["name"]: node["bootId"] for node in cluster.nodes()}
+
+    sagemaker.update_cluster_software(ClusterName=cluster.cluster_name)
+    during = sagemaker.describe_cluster(ClusterName=cluster.cluster_name)
+    with pytest.raises(ClientError) as refused:
+        sagemaker.update_cluster_software(ClusterName=cluster.cluster_name)
+    eventually(
+        lambda: sagemaker.describe_cluster(ClusterName=cluster.cluster_name)["ClusterStatus"] == "InService",
+        "the update to end",
+    )
+    told = [event["Description"] for event in sagemaker.list_cluster_events(ClusterName=cluster.cluster_name)["Events"]]
+
+    assert (during["ClusterStatus"], during["InstanceGroups"][0]["Status"]) == ("SystemUpdating", "SystemUpdating")
+    assert during["InstanceGroups"][0]["SoftwareUpdateStatus"] == "InProgress"
+    assert code_of(refused) == "ConflictException"
+    assert all(node["bootId"] != boots[node["name"]] for node in cluster.nodes())
+    assert sum(1 for text in told if text.endswith("cordoned and pods evicted.")) == 3
+    assert sum(1 for text in told if text.endswith("restored to schedulable state.")) == 3
+
+
+# Statuses
+
+
+def test_every_instance_status_can_be_seen(cluster: ClusterHandle, sagemaker: Any) -> None:
+    seen: set[str] = set()
+    first, second, third = (node["instanceId"] for node in cluster.nodes())
+    cluster.control("POST", "failing-boots", {"instanceGroup": GROUP, "times": 1})
+
+    def look() -> None:
+        answer = sagemaker.list_cluster_nodes(ClusterName=cluster.cluster_name, IncludeNodeLogicalIds=True)
+        seen.update(node["InstanceStatus"]["Status"] for node in answer["ClusterNodeSummaries"])
+
+    def has(status: str) -> bool:
+        look()
+        return status in seen
+
+    sagemaker.batch_replace_cluster_nodes(ClusterName=cluster.cluster_name, NodeIds=[first])
+    for status in ("ShuttingDown", "Pending", "Failure"):
+        eventually(lambda status=status: has(status), status)  # type: ignore[misc]
+    check(cluster, sagemaker, second)
+    eventually(lambda: has("DeepHealthCheckInProgress"), "the check")
+    eventually(lambda: all(node["operation"] is None for node in cluster.nodes()), "the operations to end")
+    added = sagemaker.batch_add_cluster_nodes(
+        ClusterName=cluster.cluster_name,
+        ClientToken="gone",
+        NodesToAdd=[{"InstanceGroupName": GROUP, "IncrementTargetCountBy": 1}],
+    )
+    slot = added["Successful"][0]["NodeLogicalId"]
+    eventually(lambda: any(n["nodeLogicalId"] == slot and n["ready"] == "True" for n in cluster.nodes()), "the node")
+    sagemaker.batch_delete_cluster_nodes(ClusterName=cluster.cluster_name, NodeLogicalIds=[slot])
+    eventually(lambda: not any(node["nodeLogicalId"] == slot for node in cluster.nodes()), "it to be gone")
+    again = sagemaker.batch_add_cluster_nodes(
+        ClusterName=cluster.cluster_name,
+        ClientToken="gone",
+        NodesToAdd=[{"InstanceGroupName": GROUP, "IncrementTargetCountBy": 1}],
+    )
+    seen.add(again["Successful"][0]["Status"])
+    sagemaker.update_cluster_software(ClusterName=cluster.cluster_name)
+    eventually(lambda: has("SystemUpdating"), "the update")
+
+    assert seen == set(get_args(Status))
+    assert third
+
+
+@pytest.mark.parametrize(
+    "status", ["Creating", "Deleting", "Failed", "InService", "RollingBack", "SystemUpdating", "Updating"]
+)
+def test_every_cluster_status_can_be_told(cluster: ClusterHandle, sagemaker: Any, status: str) -> None:
+    cluster.control("POST", "status", {"status": status})
+
+    described = sagemaker.describe_cluster(ClusterName=cluster.cluster_name)
+    event = cluster.control("GET", "events")["events"][0]
+
+    assert described["ClusterStatus"] == status
+    assert event["detailType"] == "SageMaker HyperPod Cluster State Change"
+    assert event["detail"]["ClusterStatus"] == status
+    assert event["detail"]["CreationTime"] == pytest.approx(described["CreationTime"].timestamp() * 1000, abs=1000)
+
+
+@pytest.mark.parametrize(
+    "status", ["InService", "Creating", "Updating", "Failed", "Degraded", "SystemUpdating", "Deleting"]
+)
+def test_every_group_status_can_be_told(cluster: ClusterHandle, sagemaker: Any, status: str) -> None:
+    cluster.control("POST", "status", {"instanceGroup": GROUP, "status": status})
+
+    assert sagemaker.describe_cluster(ClusterName=cluster.cluster_name)["InstanceGroups"][0]["Status"] == status
+
+
+# Governance
+
+
+QUOTA: Json = {
+    "Name": "team-a",
+    "ComputeQuotaConfig": {
+        "ComputeQuotaResources": [{"InstanceType": "ml.p5.48xlarge", "Count": 2}],
+        "ResourceSharingConfig": {"Strategy": "LendAndBorrow", "BorrowLimit": 50},
+        "PreemptTeamTasks": "LowerPriority",
+    },
+    "ComputeQuotaTarget": {"TeamName": "team-a", "FairShareWeight": 10},
+}
+
+
+def until_quota(sagemaker: Any, quota_id: str, status: str) -> Json:
+    def settled() -> Json | None:
+        described: Json = sagemaker.describe_compute_quota(ComputeQuotaId=quota_id)
+        return described if described["Status"] == status else None
+
+    return eventually(settled, f"the quota to be {status}")
+
+
+def test_a_quotas_version_is_a_lock(cluster: ClusterHandle, sagemaker: Any) -> None:
+    created = sagemaker.create_compute_quota(ClusterArn=cluster.cluster_arn, **QUOTA)
+    quota_id = created["ComputeQuotaId"]
+    with pytest.raises(ClientError) as taken:
+        sagemaker.create_compute_quota(ClusterArn=cluster.cluster_arn, **QUOTA)
+    first = until_quota(sagemaker, quota_id, "Created")
+    target = {"TeamName": "team-a", "FairShareWeight": 20}
+
+    updated = sagemaker.update_compute_quota(
+        ComputeQuotaId=quota_id, TargetVersion=first["ComputeQuotaVersion"], ComputeQuotaTarget=target
+    )
+    with pytest.raises(ClientError) as stale:
+        sagemaker.update_compute_quota(ComputeQuotaId=quota_id, TargetVersion=1, ComputeQuotaTarget=target)
+    second = until_quota(sagemaker, quota_id, "Updated")
+    listed = sagemaker.list_compute_quotas(ClusterArn=cluster.cluster_arn)["ComputeQuotaSummaries"]
+    sagemaker.delete_compute_quota(ComputeQuotaId=quota_id)
+    deleting = sagemaker.describe_compute_quota(ComputeQuotaId=quota_id)["Status"]
+
+    def gone() -> bool:
+        return not sagemaker.list_compute_quotas()["ComputeQuotaSummaries"]
+
+    eventually(gone, "the quota to be gone")
+    with pytest.raises(ClientError) as missing:
+        sagemaker.describe_compute_quota(ComputeQuotaId=quota_id)
+
+    assert created["ComputeQuotaArn"].endswith(f":compute-quota/{quota_id}")
+    assert (updated["ComputeQuotaVersion"], second["ComputeQuotaVersion"]) == (2, 2)
+    assert second["ComputeQuotaTarget"]["FairShareWeight"] == 20
+    assert [item["ComputeQuotaId"] for item in listed] == [quota_id]
+    assert [code_of(refused) for refused in (taken, stale, missing)] == [
+        "ConflictException",
+        "ConflictException",
+        "ResourceNotFound",
+    ]
+    assert deleting == "Deleting"
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        "CreateFailed",
+        "CreateRollbackFailed",
+        "UpdateFailed",
+        "UpdateRollbackFailed",
+        "DeleteFailed",
+        "DeleteRollbackFailed",
+    ],
+)
+def test_a_quota_can_fail_in_every_way(cluster: ClusterHandle, sagemaker: Any, status: str) -> None:
+    quota_id = sagemaker.create_compute_quota(ClusterArn=cluster.cluster_arn, **QUOTA)["ComputeQuotaId"]
+
+    cluster.control("POST", "status", {"id": quota_id, "status": status, "failure": "It was told to."})
+
+    described = sagemaker.describe_compute_quota(ComputeQuotaId=quota_id)
+    assert (described["Status"], described["FailureReason"]) == (status, "It was told to.")
+
+
+def test_a_cluster_has_one_scheduler_configuration(cluster: ClusterHandle, sagemaker: Any) -> None:
+    config: Json = {"PriorityClasses": [{"Name": "high", "Weight": 90}], "FairShare": "Enabled"}
+    created = sagemaker.create_cluster_scheduler_config(
+        Name="policy", ClusterArn=cluster.cluster_arn, SchedulerConfig=config
+    )
+    key = created["ClusterSchedulerConfigId"]
+    with pytest.raises(ClientError) as second:
+        sagemaker.create_cluster_scheduler_config(Name="other", ClusterArn=cluster.cluster_arn, SchedulerConfig=config)
+
+    def created_at() -> Json | None:
+        described: Json = sagemaker.describe_cluster_scheduler_config(ClusterSchedulerConfigId=key)
+        return described if described["Status"] == "Created" else None
+
+    described = eventually(created_at, "the configuration")
+    updated = sagemaker.update_cluster_scheduler_config(
+        ClusterSchedulerConfigId=key, TargetVersion=1, SchedulerConfig={**config, "FairShare": "Disabled"}
+    )
+
+    assert code_of(second) == "ConflictException"
+    assert described["SchedulerConfig"] == config
+    assert updated["ClusterSchedulerConfigVersion"] == 2
+    assert len(sagemaker.list_cluster_scheduler_configs()["ClusterSchedulerConfigSummaries"]) == 1
+
+
+# Capacity
+
+
+@pytest.fixture
+def planned(tmp_path: Path) -> Iterator[ClusterHandle]:
+    """A cluster on a training plan of two racks with one spare each."""
+    plan = {
+        "name": "research-q4",
+        "totalInstanceCount": 6,
+        "spareInstanceCount": 2,
+        "ultraServerType": "ml.u-p6e-gb200x36",
+        "ultraServerCount": 2,
+    }
+    groups = [{"name": GROUP, "count": 2, "trainingPlan": "research-q4"}]
+    with gpu_cluster.start({**QUICK, "trainingPlans": [plan], "instanceGroups": groups}, tmp_path / "run") as handle:
+        eventually(lambda: all(node["ready"] == "True" for node in handle.nodes()), "the nodes")
+        yield handle
+
+
+def test_a_training_plan_counts_what_is_free_spare_and_sick(planned: ClusterHandle) -> None:
+    sagemaker = aws_client("sagemaker", planned.sagemaker_url)
+    before = sagemaker.describe_training_plan(TrainingPlanName="research-q4")
+    planned.inject("gpu-xid79", node=planned.nodes()[0]["instanceId"])
+    eventually(lambda: any(node["unhealthy"] for node in planned.nodes()), "the mark")
+
+    after = sagemaker.describe_training_plan(TrainingPlanName=before["TrainingPlanArn"])
+    racks = sagemaker.list_ultra_servers_by_reserved_capacity(
+        ReservedCapacityArn=before["ReservedCapacitySummaries"][0]["ReservedCapacityArn"]
+    )["UltraServers"]
+    with pytest.raises(ClientError) as missing:
+        sagemaker.describe_training_plan(TrainingPlanName="other")
+
+    counts = ("InUseInstanceCount", "AvailableInstanceCount", "AvailableSpareInstanceCount", "UnhealthyInstanceCount")
+    assert [before[name] for name in counts] == [2, 2, 2, 0]
+    assert [after[name] for name in counts] == [1, 2, 2, 1]
+    assert (before["Status"], len(racks), racks[0]["HealthStatus"], racks[1]["HealthStatus"]) == (
+        "Active",
+        2,
+        "Impaired",
+        "OK",
+    )
+    assert code_of(missing) == "ResourceNotFound"
+
+
+def test_offerings_are_for_what_was_asked(cluster: ClusterHandle, sagemaker: Any) -> None:
+    asked = {"InstanceType": "ml.p5.48xlarge", "InstanceCount": 4, "TargetResources": ["hyperpod-cluster"]}
+
+    day = sagemaker.search_training_plan_offerings(DurationHours=24, **asked)["TrainingPlanOfferings"]
+    month = sagemaker.search_training_plan_offerings(DurationHours=720, **asked)["TrainingPlanOfferings"]
+
+    assert day[0]["ReservedCapacityOfferings"][0]["InstanceCount"] == 4
+    assert isinstance(day[0]["UpfrontFee"], str)
+    assert month == []
