@@ -3,6 +3,7 @@
 The plan is recorded on the job; only `schedule_jobs` acts on it.
 """
 
+import contextlib
 from collections.abc import Mapping
 from datetime import datetime
 
@@ -112,6 +113,7 @@ def _plan(
         if plan and (plan.incident_id, plan.after_attempt) == (incident.incident_id, hurt.attempt):
             return PlannedJob(job_id=job.job_id, attempt=hurt.attempt, option=plan.option)
         if job.current_attempt > hurt.attempt and not _can_still_doubt(job, hurt, ledger):
+            _tell_on_its_way(incident, job, rows.read(attempt_row, Attempt), ledger)
             return PlannedJob(job_id=job.job_id, attempt=hurt.attempt)
         facts = _facts(incident, job, rows.read(attempt_row, Attempt), nodes, in_use, policy)
         decided = plan_resume(facts, policy.jobs)
@@ -121,6 +123,15 @@ def _plan(
             continue
         return PlannedJob(job_id=job.job_id, attempt=hurt.attempt, option=decided.option)
     raise Conflict(f"{hurt.job_id} kept changing while its way back was to be planned")
+
+
+def _tell_on_its_way(incident: Incident, job: Job, attempt: Attempt, ledger: Ledger) -> None:
+    """Tell once that a job was quicker than the plan: its attempt ended with the node and a later one exists."""
+    at = attempt.ended_at or incident.opened_at
+    text = f"{job.job_id} lost attempt {attempt.attempt} with the node and is on its way back already."
+    writer = f"{WRITER}-{job.job_id}"
+    with contextlib.suppress(Conflict):  # told before
+        ledger.commit(incident_record.told(incident.incident_id, "job", text, at=at, writer=writer))
 
 
 def _can_still_doubt(job: Job, hurt: HurtJob, ledger: Ledger) -> bool:

@@ -67,6 +67,8 @@ def protect(
     """
     found = find_hurt(incident, ledger=ledger, cluster=cluster, policy=policy)
     incident = _remember(incident, found, ledger)
+    for hurt in incident.hurt_jobs:
+        _forgive(incident, hurt, ledger, now)
     if not incident.hurt_jobs:
         return Outcome(outcome="NO_JOBS", reason="No job ran on it.")
     hold = current_hold(ledger, now)
@@ -130,11 +132,43 @@ def _load(hurt: HurtJob, ledger: Ledger) -> tuple[Job, int, Attempt] | None:
 def _remember(incident: Incident, found: tuple[HurtJob, ...], ledger: Ledger) -> Incident:
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         # A job is listed once, with the latest attempt that was hurt here.
-        merged = {hurt.job_id: hurt for hurt in (*current.hurt_jobs, *found)}
+        before = {hurt.job_id: hurt for hurt in current.hurt_jobs}
+        later = [hurt for hurt in found if hurt.job_id not in before or before[hurt.job_id].attempt < hurt.attempt]
+        merged = before | {hurt.job_id: hurt for hurt in later}
         hurt_jobs = tuple(merged.values())
         return None if hurt_jobs == current.hurt_jobs else (current.but(hurt_jobs=hurt_jobs), [])
 
     return incident_record.amend(ledger, incident.incident_id, change)
+
+
+def _forgive(incident: Incident, hurt: HurtJob, ledger: Ledger, now: datetime) -> None:
+    """Take back a failure that was laid on the application before its node was known to be sick.
+
+    In one commit with the incident's note of it, so that it is taken back once.
+    """
+    for _ in range(incident_record.TRIES):
+        loaded = None if hurt.is_forgiven else _load(hurt, ledger)
+        if loaded is None:
+            return
+        job, job_version, attempt = loaded
+        if attempt.state is not AttemptState.FAILED or job.state.has_ended or job.application_failures == 0:
+            return
+        current, version = incident_record.load(ledger, incident.incident_id)
+        if hurt not in current.hurt_jobs:
+            return
+        noted = tuple(each.but(is_forgiven=True) if each == hurt else each for each in current.hurt_jobs)
+        subject = incident.incident_id
+        text = f"The failure of attempt {hurt.attempt} is not the application's: its node was sick ({subject})."
+        try:
+            ledger.commit(
+                Put(rows.incident_row(current.but(hurt_jobs=noted), version)),
+                Put(rows.job_row(job.but(application_failures=job.application_failures - 1), job_version)),
+                incident_record.told(job.job_id, "forgiven", text, at=now, writer=WRITER),
+            )
+        except Conflict:
+            continue
+        return
+    raise Conflict(f"{hurt.job_id} kept changing while its failure was to be taken back")
 
 
 def grace_seconds(incident: Incident, job: Job, policy: Policy) -> int:

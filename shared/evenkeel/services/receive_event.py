@@ -221,14 +221,22 @@ def _recorded(
     ]
 
 
+_SOURCES = {
+    "hyperpod.node-health": "HyperPod's health event",
+    "hyperpod.node-labels": "HyperPod's marks on the node",
+    "kubernetes.node": "its node object",
+}
+
+
 def _told(fact: NodeFact, *, opens: bool) -> str:
+    source = _SOURCES.get(fact.source, fact.source)
     if fact.kind is FactKind.RECOVERED:
-        return f"Healthy again, says {fact.source}."
+        return f"Healthy again, by {source}."
     fault = look_up(fact.fault_key)
     code = f", {fact.code}" if fact.code and fact.code not in fault.key else ""
     first = "" if opens else "Also: "
     drill = " This is a drill." if fact.is_drill and opens else ""
-    return f"{first}{fault.name} ({fault.key}{code}), says {fact.source}.{drill}"
+    return f"{first}{fault.name} ({fault.key}{code}), by {source}.{drill}"
 
 
 def _count(decision: IntakeDecision, fact: NodeFact, telemetry: Telemetry) -> None:

@@ -120,7 +120,7 @@ def run(
     if decision.action is Repair.HOLD and facts.hold:
         _tell_held(incident, facts.hold, decision, ledger)
     if decision.action in _ENDS:
-        _end(incident, decision, record, ledger, now)
+        _end(incident, facts, decision, record, ledger, now)
     return Outcome(
         outcome=_OUTCOMES[decision.action],
         rung=_last_rung(lease, incident),
@@ -350,7 +350,14 @@ def _tell_held(incident: Incident, hold: Hold, decision: RepairDecision, ledger:
         ledger.commit(line)
 
 
-def _end(incident: Incident, decision: RepairDecision, record: Decision, ledger: Ledger, now: datetime) -> None:
+def _end(
+    incident: Incident,
+    facts: RepairFacts,
+    decision: RepairDecision,
+    record: Decision,
+    ledger: Ledger,
+    now: datetime,
+) -> None:
     branch = _ENDS[decision.action]
     kind = "asked" if branch == "WAITING_FOR_PERSON" else "stood-down"
 
@@ -360,6 +367,8 @@ def _end(incident: Incident, decision: RepairDecision, record: Decision, ledger:
         line = incident_record.told(
             current.incident_id, kind, decision.reason, at=now, writer=WRITER, decision_id=record.decision_id
         )
-        return current.but(node_branch=branch), [Put(rows.decision_row(record)), line]
+        successor = facts.seat.successor.instance_id if facts.seat.successor else current.replacement_instance_id
+        after = current.but(node_branch=branch, replacement_instance_id=successor)
+        return after, [Put(rows.decision_row(record)), line]
 
     incident_record.amend(ledger, incident.incident_id, change)

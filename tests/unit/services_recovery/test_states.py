@@ -284,6 +284,40 @@ def test_a_job_that_ended_with_its_node_is_followed_until_it_runs() -> None:
     assert recovery.incident.stages.jobs_back_at
 
 
+def test_a_failure_laid_on_the_application_is_taken_back_once_its_node_is_known_to_be_sick() -> None:
+    recovery = Recovery()
+    recovery.story.world.cluster.fail_pods(recovery.job_id, 1, exit_code=134)
+    recovery.story.settle(recovery.job_id, 1)
+    assert (recovery.story.attempt(recovery.job_id, 1).state, recovery.job.application_failures) == ("FAILED", 1)
+
+    recovery.sicken()
+    for name, service in (
+        ("PlanRecovery", plan_recovery),
+        ("ProtectJobs", protect_jobs),
+        ("ProtectJobs", protect_jobs),
+    ):
+        recovery.state(name, service)
+
+    assert recovery.job.application_failures == 0
+    assert recovery.story.timeline(recovery.job_id).count("forgiven") == 1
+
+
+def test_a_machine_that_never_came_up_is_named_to_the_person() -> None:
+    recovery = sick(is_stuck=True, size=2, fact={"fault_key": "hp:NvidiaErrorTerminate"})
+    recovery.state("PlanRecovery", plan_recovery)
+    recovery.state("RepairNode", repair_node)
+    patient = recovery.world.provider.by_id.pop(instance_id(1))
+    newcomer = patient.but(instance_id=instance_id(99), launched_at=recovery.now, status="Pending")
+    recovery.world.provider.by_id[newcomer.instance_id] = newcomer
+    recovery.world.clock.advance(QUICK.repair.replace_deadline_seconds)
+
+    outcome = recovery.state("RepairNode", repair_node)
+
+    assert outcome.outcome == "ASK_PERSON"
+    assert newcomer.instance_id in outcome.reason
+    assert recovery.incident.replacement_instance_id == newcomer.instance_id
+
+
 def test_checkpoints_near_a_corrupting_fault_are_distrusted() -> None:
     recovery = sick(fact={"fault_key": "hp:NvidiaErrorTerminate"})
     for name, service in (("PlanRecovery", plan_recovery), ("ProtectJobs", protect_jobs), ("PlanResume", plan_resume)):

@@ -79,6 +79,8 @@ class HurtJob(Value):
 
     job_id: str
     attempt: int
+    is_forgiven: bool = False
+    """Whether a failure of that attempt that was laid on the application has been taken back."""
 
 
 class StageTimes(Value):

@@ -147,7 +147,7 @@ def _with_successor(facts: RepairFacts, last: RepairAsk | None, policy: RepairPo
     asked_at = last.asked_at if last else facts.opened_at
     born_at = facts.seat.successor.record.launched_at if facts.seat.successor.record else asked_at
     if facts.invalid_at and facts.invalid_at >= born_at:
-        reason = f"{name} took the seat and failed its validation: {facts.validity.reason}"
+        reason = f"The machine that took its seat, {name}, failed its validation: {facts.validity.reason}"
         return _decided(Repair.ASK_PERSON, reason, ("replace", "a seat whose new machine fails has another cause"))
     if facts.validity.is_valid:
         return _decided(Repair.HEALTHY, f"{name} took the seat and is Ready.")
@@ -156,7 +156,7 @@ def _with_successor(facts: RepairFacts, last: RepairAsk | None, policy: RepairPo
         deadline = max(deadline, deadline_of(last, policy))
     if facts.now < deadline:
         return _decided(Repair.AWAIT, f"{name} took the seat and is coming up.")
-    reason = f"{name} took the seat and does not come up well: {facts.validity.reason}"
+    reason = f"The machine that took its seat, {name}, does not come up: {facts.validity.reason}"
     return _decided(Repair.ASK_PERSON, reason, ("replace", "a seat whose new machine fails has another cause"))
 
 
@@ -283,6 +283,8 @@ def _why(facts: RepairFacts, rung: str) -> str:
         return f"{name}: a reboot may clear it, is quickest and keeps the machine."
     if REBOOT in facts.ladder:
         return f"{name}: a reboot did not help, so the machine is replaced."
+    if REBOOT in look_up(facts.fault_key).ladder:
+        return f"{name}: HyperPod asks for no less than a replacement."
     return f"{name}: no reboot clears this, so the machine is replaced."
 
 
