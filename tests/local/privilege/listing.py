@@ -1,0 +1,49 @@
+"""What docs/iam.md says that neither the engine nor the local GPU cluster can decide by."""
+
+import re
+from collections.abc import Iterator
+
+from tests.template.documents import ROOT, resources
+from tests.template.statements import Permission, Statement, of_callers, of_document, of_roles, permissions
+
+_ROW = re.compile(r"^\| `(?P<sid>[A-Z]\w+)` \| (?P<why>.+\.) \|$", re.MULTILINE)
+
+
+def unproved() -> dict[str, str]:
+    """Return Sid → why it cannot be proved here, as documented."""
+    text = (ROOT / "docs" / "iam.md").read_text(encoding="utf-8")
+    return {row["sid"]: row["why"] for row in _ROW.finditer(text)}
+
+
+def of_resources() -> Iterator[Statement]:
+    """Yield the statements of the policies that resources carry: queues, the topic, its key, the bucket."""
+    for kind, field in (
+        ("AWS::SQS::QueuePolicy", "PolicyDocument"),
+        ("AWS::SNS::TopicPolicy", "PolicyDocument"),
+        ("AWS::S3::BucketPolicy", "PolicyDocument"),
+        ("AWS::KMS::Key", "KeyPolicy"),
+    ):
+        for name, properties in resources(kind).items():
+            yield from of_document(name, properties[field])
+
+
+def proved_of_roles() -> list[Permission]:
+    """Return the permissions of roles that a test takes away."""
+    return [one for one in permissions(of_roles()) if one.sid not in unproved()]
+
+
+def unproved_of_roles(owner: str) -> list[Permission]:
+    """Return the permissions of a role that no test can miss, as far as they are deployed."""
+    undeployed = {statement.sid for statement in of_roles() if statement.condition == "HasVpc"}
+    listed = (one for one in permissions(of_roles()) if one.owner == owner and one.sid in unproved())
+    return [one for one in listed if one.sid not in undeployed]
+
+
+def every_sid() -> set[str]:
+    """Return every Sid of the template."""
+    return {statement.sid for statement in (*of_roles(), *of_callers(), *of_resources())}
+
+
+def sids_with_a_test() -> set[str]:
+    """Return the Sids that the removal tests are generated for."""
+    return {one.sid for one in proved_of_roles()} | {statement.sid for statement in of_callers()}

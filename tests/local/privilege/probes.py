@@ -1,0 +1,734 @@
+"""Probes: for each function, situations in which it needs what its role grants.
+
+A probe prepares a situation of its own (fresh ids, rows as the other services write them) and returns what the function
+is invoked with. It can be repeated at once, whether the invocation before it came through or was refused half way.
+"""
+
+import base64
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from evenkeel.domain.decisions import Decision
+from evenkeel.domain.health.incidents import (
+    FactKind,
+    HurtJob,
+    Incident,
+    IncidentState,
+    NodeFact,
+    RecoveryBrief,
+    TimelineEntry,
+)
+from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT, FleetNode
+from evenkeel.domain.recovery.leases import Hold, Lease
+from evenkeel.domain.scheduling.jobs import (
+    Attempt,
+    AttemptState,
+    Job,
+    JobSpec,
+    JobState,
+    PodSeen,
+    StopRequest,
+)
+from evenkeel.domain.values import rfc3339
+from evenkeel.domain.waiting import Condition, ConditionKind, Wait
+from evenkeel.ports import LaunchSpec, Row
+from evenkeel.services import rows
+from evenkeel_local import ACCOUNT_ID
+from evenkeel_local.data_centre import CHECKPOINTS_BUCKET, FLEET, NAMESPACE, SERVICE_ACCOUNT
+from tests.local.privilege.stage import Seen, Stage
+from tests.template.documents import Json
+from tests.waiting import until
+
+Prepare = Callable[[Stage], Json]
+
+MARKED, REBOOTED, REPLACED = 2, 3, 4
+"""Places in the list of machines of those that a probe marks, has rebooted, and has replaced (always the last)."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One situation of one function."""
+
+    function: str
+    name: str
+    prepare: Prepare
+    during: Callable[[Stage], AbstractContextManager[None]] = lambda _stage: nullcontext()
+    """What else holds while the function runs."""
+    comes_through: Callable[[Seen], bool] = lambda seen: not seen.error and not seen.is_refused
+    """Whether the invocation did what it should, every permission granted."""
+
+    def __str__(self) -> str:
+        return f"{self.function}-{self.name}"
+
+    def run(self, stage: Stage, *, alone: bool = False) -> Seen:
+        """Prepare the situation and invoke the function once; `alone` leaves out what else should hold meanwhile."""
+        payload = self.prepare(stage)
+        with nullcontext() if alone else self.during(stage):
+            return stage.invoke(self.function, payload)
+
+
+PROBES: Final[list[Probe]] = []
+
+
+def probe(function: str, **more: Any) -> Callable[[Prepare], Prepare]:
+    """Register a situation of a function; its name is the name of what prepares it."""
+
+    def register(prepare: Prepare) -> Prepare:
+        PROBES.append(Probe(function, prepare.__name__, prepare, **more))
+        return prepare
+
+    return register
+
+
+def probes_of(function: str) -> list[Probe]:
+    """Return the situations of a function."""
+    return [one for one in PROBES if one.function == function]
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+# ---------------------------------------------------------------- rows, as the other services write them
+
+
+def a_job(stage: Stage, state: JobState, *, nodes: int = 1, **changes: Any) -> Job:
+    job_id = stage.ids.new("job")
+    spec = JobSpec(
+        name="probe",
+        image="registry/trainer:1",
+        command=("python", "-c", "import time; time.sleep(600)"),
+        nodes=nodes,
+        checkpoint_uri=stage.checkpoint_uri(job_id),
+        grace_seconds=1,
+    )
+    facts: dict[str, Any] = {
+        "job_id": job_id,
+        "spec": spec,
+        "state": state,
+        "submitted_at": now() - timedelta(minutes=1),
+        "submitted_by": "user/probe",
+        "cluster": stage.cluster_name,
+        "namespace": NAMESPACE,
+    }
+    return Job.model_validate({**facts, **changes})
+
+
+def an_attempt(stage: Stage, job: Job, state: AttemptState, number: int = 1, node: int = 0, **changes: Any) -> Attempt:
+    machine = stage.nodes[node]
+    facts: dict[str, Any] = {
+        "job_id": job.job_id,
+        "attempt": number,
+        "state": state,
+        "cluster": job.cluster,
+        "namespace": job.namespace,
+        "pool": machine.pool,
+        "nodes": (machine.life,),
+        "node_names": (stage.name_of(machine),),
+        "accelerators": 8,
+        "admitted_at": now() - timedelta(seconds=20),
+    }
+    return Attempt.model_validate({**facts, **changes})
+
+
+def stored(stage: Stage, job: Job, *attempts: Attempt) -> tuple[Job, Attempt]:
+    """Store a job with its attempts; the last is the current one."""
+    job = job.but(current_attempt=len(attempts))
+    live = [attempt for attempt in attempts if not attempt.state.has_ended]
+    stage.put(rows.job_row(job, 0), *(rows.attempt_row(attempt, 0) for attempt in attempts))
+    stage.forget(*(rows.charge_key(attempt) for attempt in attempts))
+    stage.put(*(rows.charge_row(attempt) for attempt in live))
+    return job, attempts[-1]
+
+
+def a_run(stage: Stage, state: AttemptState, *, launched: bool = False, node: int = 0) -> tuple[Job, Attempt]:
+    """Store a job with its first attempt, with pods in the cluster if it was launched."""
+    job = a_job(stage, JobState.STARTING if state is AttemptState.STARTING else JobState.RUNNING)
+    job, attempt = stored(stage, job, an_attempt(stage, job, state, node=node))
+    if launched:
+        launch(stage, job, attempt)
+    return job, attempt
+
+
+def launch(stage: Stage, job: Job, attempt: Attempt) -> None:
+    """Create an attempt's Kubernetes Job and wait for its pods, as the admin."""
+    stage.clear_workloads()
+    for place, machine in enumerate(stage.nodes):
+        if stage.name_of(machine) in attempt.node_names:
+            stage.free(place)
+    spec = LaunchSpec(job=job.spec, attempt=attempt, resume_from="", service_account=SERVICE_ACCOUNT)
+    stage.cluster.launch(spec)
+    until(lambda: any(pod.node_name for pod in pods_of(stage, attempt)), "the probe's pod has a node")
+
+
+def pods_of(stage: Stage, attempt: Attempt) -> tuple[PodSeen, ...]:
+    """Return an attempt's pods, as the admin sees them."""
+    return stage.cluster.workload(attempt.cluster, attempt.namespace, attempt.job_id, attempt.attempt).pods
+
+
+def an_incident(stage: Stage, state: IncidentState, node: int = 1, **changes: Any) -> Incident:
+    """Store an incident of a machine, with the pointer to it while it is open."""
+    machine = stage.nodes[node]
+    facts: dict[str, Any] = {
+        "incident_id": stage.ids.new("inc"),
+        "life": machine.life,
+        "slot": machine.slot,
+        "node_name": stage.name_of(machine),
+        "pool": machine.pool,
+        "instance_type": "ml.p5.48xlarge",
+        "boot_id": machine.kubernetes.boot_id if machine.kubernetes else "",
+        "state": state,
+        "severity": "critical",
+        "fault_key": "hp:NvidiaErrorReboot",
+        "first_signal_at": now() - timedelta(seconds=10),
+        "opened_at": now() - timedelta(seconds=10),
+    }
+    incident = Incident.model_validate({**facts, **changes})
+    stage.put(rows.incident_row(incident, 0))
+    stage.forget(rows.open_key(incident.life), rows.last_key(incident.life), rows.lease_key(incident.slot))
+    if not state.is_settled:
+        stage.put(rows.open_row(incident.life, incident.incident_id))
+    return incident
+
+
+def planned(stage: Stage, node: int = 1, **changes: Any) -> Incident:
+    """Store an incident whose recovery may act."""
+    brief = RecoveryBrief(
+        run=1,
+        outcome="ACT",
+        repairs_node=True,
+        owner="EVENKEEL",
+        settle_seconds=0,
+        max_repairs=3,
+        decision_id="dec-probe",
+        reason="A probe.",
+    )
+    return an_incident(stage, IncidentState.RECOVERING, node, plan=brief, **changes)
+
+
+def a_wait(subject: str, kind: ConditionKind, name: str, facts: Json, **changes: Any) -> Wait:
+    """Return an open wait of a task that nobody waits in: its token is known to no one."""
+    fields: dict[str, Any] = {
+        "subject": subject,
+        "name": name,
+        "generation": 1,
+        "token": "a-token-of-no-task",
+        "opened_at": now(),
+        "deadline_at": now() + timedelta(minutes=5),
+        "condition": Condition(kind=kind, facts=facts),
+    }
+    return Wait.model_validate({**fields, **changes})
+
+
+def of_incident(incident: Incident, **more: Any) -> Json:
+    return {"schemaVersion": 1, "incidentId": incident.incident_id, "run": 1, **more}
+
+
+def of_attempt(attempt: Attempt, **more: Any) -> Json:
+    return {"schemaVersion": 1, "jobId": attempt.job_id, "attempt": attempt.attempt, **more}
+
+
+# ---------------------------------------------------------------- receive_event
+
+
+def an_envelope(stage: Stage, node: int = 0, instance_id: str = "", **detail: Any) -> Json:
+    """Return an SQS record with a drill's event in it."""
+    arn = stage.centre.cluster.cluster_arn
+    body = {
+        "version": "0",
+        "id": stage.ids.new("evt"),
+        "detail-type": "SageMaker HyperPod Cluster Node Health Event",
+        "source": "evenkeel.drill",
+        "account": ACCOUNT_ID,
+        "time": rfc3339(now()),
+        "region": "us-west-2",
+        "resources": [arn],
+        "detail": {
+            "ClusterName": "research-train",
+            "ClusterArn": arn,
+            "InstanceId": instance_id or stage.nodes[node].life.instance_id,
+            "HealthSummary": {
+                "HealthStatus": "Unhealthy",
+                "HealthStatusReason": "HyperPod Health Monitoring Agent (HMA) has detected fault type "
+                "NvidiaErrorReboot on this node and is unhealthy.",
+                "RepairAction": "None",
+                "Recommendation": "Please Reboot the Faulty Node.",
+            },
+            **detail,
+        },
+    }
+    return {"Records": [{"messageId": "probe", "body": json.dumps(body)}]}
+
+
+def taken_in(seen: Seen) -> bool:
+    """Whether no record of the batch is given back."""
+    return seen.answer == {"batchItemFailures": []} and not seen.is_refused
+
+
+def forget_facts(stage: Stage, node: int = 0) -> None:
+    """Let a machine be one of which nothing was ever heard."""
+    life = stage.nodes[node].life
+    stage.forget(rows.open_key(life), rows.last_key(life), rows.node_key(life.cluster, life.instance_id))
+    for kind in FactKind:
+        prefix = f"hyperpod.node-health/{life.instance_id}/{kind}/hp:NvidiaErrorReboot"
+        for minutes in (0, 1):
+            key = f"{prefix}/{(now() - timedelta(minutes=minutes)).strftime('%Y%m%dT%H%M')}"
+            stage.forget(rows.fact_key(key))
+
+
+@probe("receive_event", comes_through=taken_in)
+def opens_an_incident(stage: Stage) -> Json:
+    forget_facts(stage)
+    return an_envelope(stage)
+
+
+@probe("receive_event", comes_through=taken_in)
+def joins_an_incident_and_forgets_what_was_unresolved(stage: Stage) -> Json:
+    forget_facts(stage)
+    incident = an_incident(stage, IncidentState.OPEN, 0)
+    envelope = an_envelope(stage)
+    observed_at = datetime.fromisoformat(json.loads(envelope["Records"][0]["body"])["time"])
+    fact = NodeFact(
+        kind=FactKind.SICKENED,
+        source="hyperpod.node-health",
+        instance_id=incident.life.instance_id,
+        fault_key="hp:NvidiaErrorReboot",
+        observed_at=observed_at,
+        envelope_id="probe",
+        is_drill=True,
+    )
+    stage.put(rows.unresolved_row(fact.to_json(), fact.fact_key, now()))
+    return envelope
+
+
+@probe("receive_event", comes_through=taken_in)
+def keeps_a_malformed_event(stage: Stage) -> Json:
+    return an_envelope(stage, HealthSummary="none")
+
+
+# ---------------------------------------------------------------- the states of recover_node
+
+
+@probe("plan_recovery")
+def plans(stage: Stage) -> Json:
+    return of_incident(an_incident(stage, IncidentState.OPEN))
+
+
+@probe("plan_recovery")
+def plans_for_a_node_that_can_wait(stage: Stage) -> Json:
+    return of_incident(an_incident(stage, IncidentState.OPEN, fault_key="xid:63"))
+
+
+@probe("cordon_node")
+def cordons(stage: Stage) -> Json:
+    stage.free(1)
+    return of_incident(planned(stage))
+
+
+@probe("protect_jobs")
+def stops_what_runs_there(stage: Stage) -> Json:
+    a_run(stage, AttemptState.RUNNING, launched=True, node=1)
+    return of_incident(planned(stage))
+
+
+@probe("repair_node", comes_through=lambda seen: bool(seen.answer) and seen.answer["outcome"] in ("ASKED", "RETRY"))
+def reboots(stage: Stage) -> Json:
+    a_run(stage, AttemptState.RUNNING, launched=True, node=REBOOTED)
+    return of_incident(planned(stage, REBOOTED))
+
+
+@probe("repair_node", comes_through=lambda seen: bool(seen.answer) and seen.answer["outcome"] in ("ASKED", "RETRY"))
+def replaces(stage: Stage) -> Json:
+    stage.await_machine(REPLACED)
+    return of_incident(planned(stage, REPLACED, fault_key="hp:NvidiaErrorTerminate", asked_rung="replace"))
+
+
+@probe("return_node")
+def returns(stage: Stage) -> Json:
+    incident = planned(stage)
+    stage.cordon(1, incident.incident_id)
+    return of_incident(incident)
+
+
+@probe("plan_resume")
+def plans_the_way_back(stage: Stage) -> Json:
+    job, attempt = a_run(stage, AttemptState.RUNNING, node=1)
+    hurt = HurtJob(job_id=job.job_id, attempt=attempt.attempt)
+    return of_incident(planned(stage, hurt_jobs=(hurt,)))
+
+
+@probe("settle_incident")
+def settles_and_pages(stage: Stage) -> Json:
+    incident = planned(stage)
+    lease = Lease(slot=incident.slot, incident_id=incident.incident_id, taken_at=now())
+    stage.put(Row(rows.lease_key(incident.slot), lease.to_json()))
+    node = {"outcome": "WAITING_FOR_PERSON", "reason": "A probe."}
+    plan = {"outcome": "ACT", "reason": "A probe."}
+    return of_incident(incident, plan=plan, node=node, jobs={"outcome": "NO_JOBS", "reason": "None."})
+
+
+# ---------------------------------------------------------------- waits
+
+
+@probe("open_wait")
+def waits_for_a_run_that_was_asked_to_stop(stage: Stage) -> Json:
+    attempt = asked_to_stop(stage, AttemptState.RUNNING)
+    return of_attempt(attempt, kind="ATTEMPT_RUNNING", token="a-token-of-no-task")
+
+
+@probe("open_wait")
+def waits_for_a_node(stage: Stage) -> Json:
+    return of_incident(planned(stage), kind="NODE_BACK", token="a-token-of-no-task")
+
+
+@probe(
+    "open_wait", comes_through=lambda seen: "There is no incident" in seen.told or "there is no incident" in seen.told
+)
+def fails_its_task(stage: Stage) -> Json:
+    nobody = stage.ids.new("inc")
+    return {"schemaVersion": 1, "incidentId": nobody, "run": 1, "kind": "JOBS_BACK", "token": "a-token-of-no-task"}
+
+
+@probe("resolve_wait")
+def answers_a_job(stage: Stage) -> Json:
+    job, _ = a_run(stage, AttemptState.RUNNING)
+    wait = a_wait(job.job_id, ConditionKind.ATTEMPT_RUNNING, "attempt-1-running", {"attempt": 1})
+    stage.put(rows.wait_row(wait, 0))
+    answer = {"outcome": "RUNNING", "reason": "A probe.", "facts": {}}
+    return {"subject": job.job_id, "name": wait.name, "generation": 1, "answer": answer}
+
+
+@probe("resolve_wait")
+def answers_an_incident(stage: Stage) -> Json:
+    incident = planned(stage)
+    wait = a_wait(incident.incident_id, ConditionKind.JOBS_BACK, "jobs-back", {})
+    stage.put(rows.wait_row(wait, 0))
+    answer = {"outcome": "JOBS_BACK", "reason": "A probe.", "facts": {}}
+    return {"subject": incident.incident_id, "name": wait.name, "generation": 1, "answer": answer}
+
+
+# ---------------------------------------------------------------- the states of run_job
+
+
+def a_checkpoint(stage: Stage, job: Job) -> None:
+    """Store a checkpoint of attempt 1, as a training script saves it."""
+    data = b"weights"
+    digest = hashlib.sha256(data)
+    folder = "attempt=1/step=000000010"
+    shard = f"{folder}/rank=00000-of-00001.bin"
+    prefix = f"{job.job_id}/"
+    stage.s3.put_object(
+        Bucket=CHECKPOINTS_BUCKET,
+        Key=prefix + shard,
+        Body=data,
+        ChecksumSHA256=base64.b64encode(digest.digest()).decode(),
+    )
+    manifest = {
+        "schemaVersion": 1,
+        "jobId": job.job_id,
+        "attempt": 1,
+        "step": 10,
+        "startedAt": rfc3339(now() - timedelta(seconds=5)),
+        "createdAt": rfc3339(now()),
+        "worldSize": 1,
+        "shards": [{"key": shard, "sizeBytes": len(data), "sha256": digest.hexdigest()}],
+    }
+    stage.s3.put_object(
+        Bucket=CHECKPOINTS_BUCKET, Key=f"{prefix}{folder}/manifest.json", Body=json.dumps(manifest).encode()
+    )
+
+
+@probe("launch_job", comes_through=lambda seen: bool(seen.answer) and seen.answer["outcome"] == "LAUNCHED")
+def launches_from_a_checkpoint(stage: Stage) -> Json:
+    stage.clear_workloads()
+    job = a_job(stage, JobState.STARTING)
+    ended = an_attempt(stage, job, AttemptState.LOST, ended_at=now())
+    job, attempt = stored(stage, job, ended, an_attempt(stage, job, AttemptState.STARTING, 2))
+    a_checkpoint(stage, job)
+    return of_attempt(attempt)
+
+
+@probe("launch_job", comes_through=lambda seen: bool(seen.answer) and seen.answer["outcome"] == "NOT_YET")
+def ends_what_is_left_of_the_attempt_before(stage: Stage) -> Json:
+    job, first = a_run(stage, AttemptState.RUNNING, launched=True)
+    ended = first.but(state=AttemptState.LOST, ended_at=now())
+    _, attempt = stored(stage, job, ended, an_attempt(stage, job, AttemptState.STARTING, 2))
+    return of_attempt(attempt)
+
+
+@probe("mark_running", comes_through=lambda seen: seen.answer == {"outcome": "RUNNING"})
+def marks(stage: Stage) -> Json:
+    _, attempt = a_run(stage, AttemptState.LAUNCHED)
+    return of_attempt(attempt)
+
+
+@probe("stop_attempt")
+def stops(stage: Stage) -> Json:
+    _, attempt = a_run(stage, AttemptState.RUNNING, launched=True)
+    return of_attempt(attempt)
+
+
+@probe("settle_attempt")
+def settles_a_failure_of_the_application(stage: Stage) -> Json:
+    stage.clear_workloads()
+    _, attempt = a_run(stage, AttemptState.RUNNING)
+    facts = {"state": "FAILED", "reason": "Rank 0 ended with exit code 1.", "exitCodes": {"0": 1}}
+    return of_attempt(attempt, ended={"outcome": "ENDED", "reason": "A probe.", "facts": facts})
+
+
+@probe("settle_attempt")
+def settles_what_still_runs(stage: Stage) -> Json:
+    _, attempt = a_run(stage, AttemptState.RUNNING, launched=True)
+    return of_attempt(attempt, failure={"Error": "States.Timeout", "Cause": "A probe."})
+
+
+# ---------------------------------------------------------------- what the clock starts
+
+
+@probe("schedule_jobs", comes_through=lambda seen: bool(seen.answer) and bool(seen.answer.get("admitted")))
+def admits(stage: Stage) -> Json:
+    stage.settle_everything()
+    stage.clear_workloads()
+    stage.free(0)
+    stage.put(rows.job_row(a_job(stage, JobState.PENDING), 0))
+    return {}
+
+
+def looked(seen: Seen) -> bool:
+    """Whether a whole round came through, and then the watch itself was refused."""
+    failed = ("A round of the watch failed", "WaitNotJudged")
+    return seen.refuses_verb("watch", "jobs") and not any(word in seen.told for word in failed)
+
+
+@contextmanager
+def _without_watch(stage: Stage) -> Iterator[None]:
+    # The watch is held for as long as the policy says. Refusing it ends an invocation right after its first round.
+    with stage.without_verb("evenkeel-reader", "jobs", "watch"):
+        yield
+
+
+@contextmanager
+def _marked_and_without_watch(stage: Stage) -> Iterator[None]:
+    with stage.marked(MARKED), _without_watch(stage):
+        yield
+
+
+def asked_to_stop(stage: Stage, state: AttemptState) -> Attempt:
+    """Store a run that was asked to stop: what waits for it is answered at once."""
+    job, attempt = a_run(stage, state)
+    stop = StopRequest(attempt=1, reason="A probe.", by="probe", grace_seconds=1, requested_at=now())
+    stage.put(rows.job_row(job.but(stop_request=stop), 0))
+    return attempt
+
+
+def open_waits(stage: Stage) -> None:
+    """Store a wait of a job, which is to be answered, and one of an incident."""
+    attempt = asked_to_stop(stage, AttemptState.RUNNING)
+    stage.put(rows.wait_row(a_wait(attempt.job_id, ConditionKind.ATTEMPT_ENDED, "attempt-1-ended", {"attempt": 1}), 0))
+    incident = planned(stage, hurt_jobs=(HurtJob(job_id=attempt.job_id, attempt=1),))
+    facts = {"life": incident.life.key, "slot": incident.slot, "pool": incident.pool, "since": rfc3339(now())}
+    back = a_wait(incident.incident_id, ConditionKind.NODE_BACK, "node-back", {**facts, "rung": "", "bootId": ""})
+    jobs = a_wait(incident.incident_id, ConditionKind.JOBS_BACK, "jobs-back", {})
+    stage.put(rows.wait_row(back, 0), rows.wait_row(jobs, 0))
+
+
+def of_a_failed_run(stage: Stage) -> None:
+    """Store a wait for the end of a run whose application has failed just now."""
+    command = ("python", "-c", "raise SystemExit(1)")
+    job = a_job(stage, JobState.RUNNING)
+    job = job.but(spec=job.spec.but(command=command))
+    job, attempt = stored(stage, job, an_attempt(stage, job, AttemptState.RUNNING))
+    launch(stage, job, attempt)
+    until(lambda: any(pod.has_ended for pod in pods_of(stage, attempt)), "the probe's pod has failed")
+    stage.put(rows.wait_row(a_wait(job.job_id, ConditionKind.ATTEMPT_ENDED, "attempt-1-ended", {"attempt": 1}), 0))
+
+
+@probe("watch_cluster", during=_without_watch, comes_through=looked)
+def answers_what_is_waited_for(stage: Stage) -> Json:
+    stage.settle_everything()
+    open_waits(stage)
+    return {}
+
+
+@probe("watch_cluster", during=_marked_and_without_watch, comes_through=looked)
+def hears_a_sick_node(stage: Stage) -> Json:
+    stage.settle_everything()
+    forget_facts(stage, MARKED)
+    return {}
+
+
+@probe("watch_cluster", during=_marked_and_without_watch, comes_through=looked)
+def hears_more_of_a_sick_node(stage: Stage) -> Json:
+    stage.settle_everything()
+    an_incident(stage, IncidentState.OPEN, MARKED)
+    leave_unresolved(stage, MARKED)
+    return {}
+
+
+@probe("watch_cluster", during=_without_watch, comes_through=looked)
+def doubts_a_failure(stage: Stage) -> Json:
+    stage.settle_everything()
+    of_a_failed_run(stage)
+    return {}
+
+
+def leave_unresolved(stage: Stage, place: int) -> None:
+    """Let what a node's marks say be kept as a fact whose machine nobody knew."""
+    with stage.marked(place):
+        facts = stage.facts_of(place)
+    stage.put(*(rows.unresolved_row(fact.to_json(), fact.fact_key, now()) for fact in facts))
+
+
+def swept(seen: Seen) -> bool:
+    return bool(seen.answer) and seen.answer["outcome"] == "SWEPT" and not seen.answer["failed"]
+
+
+@probe("sweep_fleet", comes_through=swept)
+def finds_much_left_half_done(stage: Stage) -> Json:
+    stage.settle_everything()
+    stage.put(rows.job_row(a_job(stage, JobState.PENDING), 0))
+    open_waits(stage)
+    a_run(stage, AttemptState.STARTING)
+    left_behind = an_incident(stage, IncidentState.OPEN, 0)
+    ghost = an_incident(stage, IncidentState.RECOVERED, 2)
+    stage.put(rows.open_row(ghost.life, ghost.incident_id))
+    job, attempt = a_run(stage, AttemptState.STARTING)
+    stage.end_run(attempt.workload_name)
+    fact = NodeFact(
+        kind=FactKind.SICKENED,
+        source="hyperpod.node-health",
+        instance_id="i-00000000000000000",
+        fault_key="hp:NvidiaErrorReboot",
+        observed_at=now(),
+        envelope_id="probe",
+    )
+    known = fact.but(instance_id=left_behind.life.instance_id, occurrence=job.job_id)
+    stage.put(*(rows.unresolved_row(one.to_json(), one.fact_key, now()) for one in (fact, known)))
+    stage.patch_node(
+        2, {"spec": {"taints": [{"key": AWAITING_VALIDATION_TAINT, "value": "true", "effect": "NoSchedule"}]}}
+    )
+    return {}
+
+
+@probe("sweep_fleet", comes_through=swept)
+def ends_what_settled_attempts_left(stage: Stage) -> Json:
+    stage.settle_everything()
+    job, attempt = a_run(stage, AttemptState.RUNNING, launched=True)
+    stored(stage, job, attempt.but(state=AttemptState.LOST, ended_at=now() - timedelta(minutes=1)))
+    return {}
+
+
+# ---------------------------------------------------------------- the API's functions
+
+
+def a_request(method: str, path: str, body: Json | None = None, **query: str) -> Json:
+    """Return what API Gateway hands to a function."""
+    return {
+        "resource": path,
+        "path": path,
+        "httpMethod": method,
+        "headers": {"Idempotency-Key": f"probe-{now().timestamp()}", "Content-Type": "application/json"},
+        "multiValueHeaders": {},
+        "queryStringParameters": query or None,
+        "multiValueQueryStringParameters": {name: [value] for name, value in query.items()} or None,
+        "pathParameters": None,
+        "body": None if body is None else json.dumps(body),
+        "isBase64Encoded": False,
+        "requestContext": {
+            "accountId": ACCOUNT_ID,
+            "requestId": "probe",
+            "httpMethod": method,
+            "resourcePath": path,
+            "stage": "api",
+            "identity": {"userArn": f"arn:aws:iam::{ACCOUNT_ID}:user/probe"},
+        },
+    }
+
+
+def answered(seen: Seen) -> bool:
+    return bool(seen.answer) and seen.answer["statusCode"] < 300
+
+
+def things_to_read(stage: Stage) -> dict[str, str]:
+    """Store one of each kind of thing that can be read, once; return their ids."""
+    if stage.readable and stage.ledger.get(rows.incident_key(stage.readable["incident"])):
+        return stage.readable
+    job, attempt = a_run(stage, AttemptState.RUNNING, launched=True)
+    incident = planned(stage, hurt_jobs=(HurtJob(job_id=job.job_id, attempt=attempt.attempt),))
+    machine = stage.nodes[1]
+    node = FleetNode.seen(machine, 8, now())
+    decision = Decision(
+        decision_id=stage.ids.new("dec"),
+        kind="RECOVERY",
+        subject=incident.incident_id,
+        action="reboot",
+        reason="A probe.",
+        facts={},
+        policy_hash="probe",
+        mode="act",
+        decided_at=now(),
+    )
+    entry = TimelineEntry(at=now(), kind="decided", text="A probe.", writer="probe")
+    stage.put(
+        rows.node_row(machine.life.cluster, machine.life.instance_id, node.to_json(), 0, None),
+        rows.decision_row(decision),
+        rows.timeline_row(incident.incident_id, entry, "probe"),
+        rows.timeline_row(job.job_id, entry, "probe"),
+    )
+    stage.readable.update(
+        job=job.job_id,
+        incident=incident.incident_id,
+        decision=decision.decision_id,
+        node=machine.life.instance_id,
+    )
+    return stage.readable
+
+
+def _reading(path: str) -> Prepare:
+    def prepare(stage: Stage) -> Json:
+        return a_request("GET", path.format(**things_to_read(stage)))
+
+    prepare.__name__ = path.removeprefix("/v1/").replace("{", "").replace("}", "").replace("/", "_")
+    return prepare
+
+
+for _path in (
+    "/v1/status",
+    "/v1/jobs",
+    "/v1/jobs/{job}",
+    "/v1/jobs/{job}/timeline",
+    "/v1/jobs/{job}/why",
+    "/v1/jobs/{job}/logs",
+    "/v1/incidents",
+    "/v1/incidents/{incident}",
+    "/v1/incidents/{incident}/timeline",
+    "/v1/incidents/{incident}/why",
+    "/v1/decisions/{decision}",
+    "/v1/nodes",
+    "/v1/nodes/{node}",
+    f"/v1/clusters/{FLEET}/automation",
+):
+    probe("api_read", comes_through=answered)(_reading(_path))
+
+
+@probe("api_submit", comes_through=answered)
+def submits(_stage: Stage) -> Json:
+    body = {"name": "probe", "image": "registry/trainer:1", "command": ["python", "train.py"]}
+    return a_request("POST", "/v1/jobs", body)
+
+
+@probe("api_operate", comes_through=answered)
+def releases_a_hold(stage: Stage) -> Json:
+    hold = Hold(by="probe", reason="A probe.", since=now(), until=now() + timedelta(minutes=1))
+    stage.put(Row(rows.hold_key(), hold.to_json()))
+    return a_request("POST", f"/v1/clusters/{FLEET}/automation/release", {"reason": "A probe."})
+
+
+@probe("api_admin", comes_through=answered)
+def shows_the_policy(_stage: Stage) -> Json:
+    return a_request("GET", f"/v1/clusters/{FLEET}/policy")
