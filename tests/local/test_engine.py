@@ -1,5 +1,6 @@
 """The engine listens on loopback alone, enforces IAM, keeps the caller's environment out, and leaves nothing behind."""
 
+import base64
 import io
 import json
 import socket
@@ -282,3 +283,27 @@ def test_ticker_counts_a_function_that_fails_and_goes_on(deployer: Credentials, 
         until(lambda: beat.failed >= 2, "two failures")
 
     assert "as ever" in str(beat.last_error)
+
+
+def test_an_error_that_leaves_a_handler_keeps_its_name_and_its_process(
+    deployer: Credentials, make_function: MakeFunction
+) -> None:
+    source = "\n".join(
+        [
+            "import os",
+            "class Odd(Exception): pass",
+            "def handler(event, context):",
+            "    if event.get('fail'): raise Odd('as it was said')",
+            "    return os.getpid()",
+        ]
+    )
+    client, name = deployer.client("lambda"), make_function("fails-by-name", source)
+
+    before = json.load(client.invoke(FunctionName=name, Payload=b"{}")["Payload"])
+    failed = client.invoke(FunctionName=name, Payload=b'{"fail": true}', LogType="Tail")
+    after = json.load(client.invoke(FunctionName=name, Payload=b"{}")["Payload"])
+
+    told = json.load(failed["Payload"])
+    assert (failed["FunctionError"], told["errorType"], told["errorMessage"]) == ("Unhandled", "Odd", "as it was said")
+    assert "Odd: as it was said" in base64.b64decode(failed["LogResult"]).decode()
+    assert after == before
