@@ -26,6 +26,10 @@ from evenkeel_local.gpu_cluster.store import Change, Store, clone, name_of, name
 
 INDEX = "batch.kubernetes.io/job-completion-index"
 SOURCE = "job-controller"
+DEBOUNCE_SECONDS = 0.02
+"""How long changes of a Job's pods are gathered before they are looked at (a second in the real controller)."""
+BATCH = 100
+"""How many pods one step creates; their own creation brings on the next step."""
 
 
 def read_indexes(text: str) -> set[int]:
@@ -75,7 +79,9 @@ class JobController:
             self._enqueue(namespace_of(change.new), name_of(change.new))
         elif change.key == catalogue.PODS.key:
             owner = controller_of(change.new)
-            if owner is not None and owner["kind"] == "Job":
+            if owner is None and change.kind != "DELETED":
+                self._untrack(change.new)
+            elif owner is not None and owner["kind"] == "Job":
                 self._enqueue(namespace_of(change.new), owner["name"])
                 if TRACKING in (change.new["metadata"].get("finalizers") or ()):
                     self._release_orphan(change.new, owner)
@@ -93,12 +99,12 @@ class JobController:
         """Work through the queue until cancelled."""
         while True:
             await self._wake.wait()
+            await asyncio.sleep(DEBOUNCE_SECONDS)
             self._wake.clear()
-            while self._queue:
-                at = next(iter(self._queue))
-                del self._queue[at]
+            due, self._queue = self._queue, {}
+            for at in due:
                 self.sync(*at)
-            await asyncio.sleep(0)
+                await asyncio.sleep(0)
 
     def _later(self, job: Obj, seconds: float) -> None:
         asyncio.get_running_loop().call_later(seconds, self._enqueue, namespace_of(job), name_of(job))
@@ -325,7 +331,7 @@ class JobController:
             by_index = sorted(active, key=_index, reverse=True)
             self._stop(job, by_index[:excess], [], counted=False)
             return by_index[excess:]
-        missing = wanted - len(holding)
+        missing = min(wanted - len(holding), BATCH)
         if missing <= 0 or not self._may_create(job):
             return active
         if spec["completionMode"] == "Indexed":

@@ -115,6 +115,7 @@ class Fleet:
         self.targets: dict[str, int] = {group.name: group.count for group in config.instance_groups}
         self.capacity: dict[str, int | None] = {group.name: group.capacity for group in config.instance_groups}
         self.machines: list[Machine] = []
+        self._by_node: dict[str, Machine] = {}
         self.retired: list[Machine] = []
         self.stuck_slots: dict[str, str] = {}
         """Slots whose replacement stays Pending, with the reason."""
@@ -143,7 +144,7 @@ class Fleet:
 
     def by_node(self, node_name: str) -> Machine | None:
         """Return the living machine behind a node name."""
-        return next((m for m in self.machines if m.node_name == node_name), None)
+        return self._by_node.get(node_name)
 
     def of_group(self, group: str) -> list[Machine]:
         """Return a group's machines."""
@@ -202,6 +203,7 @@ class Fleet:
             ip=f"10.1.{self._next_ip // 250}.{self._next_ip % 250 + 1}",
         )
         self.machines.append(machine)
+        self._by_node[machine.node_name] = machine
         return machine
 
     async def _boot_new(self, machine: Machine, seconds: float) -> None:
@@ -397,6 +399,7 @@ class Fleet:
         machine.status = "NotFound"
         if machine in self.machines:
             self.machines.remove(machine)
+            self._by_node.pop(machine.node_name, None)
         self.retired.append(machine)
         self.let_go()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -16,6 +17,8 @@ from evenkeel_local.gpu_cluster.store import Change, Store, name_of, namespace_o
 
 NAME = "default-scheduler"
 DEBOUNCE_SECONDS = 0.01
+PASS_SECONDS = 0.1
+"""How long one pass may hold up everything else."""
 
 Amounts = dict[str, Decimal]
 
@@ -107,11 +110,17 @@ class Scheduler:
         self._registry = registry
         self._store: Store = registry.store
         self._waiting: dict[tuple[str, str], None] = {}
+        self._rooms: dict[str, NodeRoom] = {}
+        """What is free on each node; an entry is dropped when the node or a pod on it changes."""
+        self._next_node = 0
         self._dirty = asyncio.Event()
         self._store.listen(self._hear)
 
     def _hear(self, change: Change) -> None:
         if change.key == catalogue.PODS.key:
+            for pod in (change.new, change.old):
+                if pod is not None and (node := pod["spec"].get("nodeName")):
+                    self._rooms.pop(node, None)
             at = (namespace_of(change.new), name_of(change.new))
             if change.kind == "DELETED" or not self._needs_node(change.new):
                 self._waiting.pop(at, None)
@@ -120,8 +129,10 @@ class Scheduler:
             elif at not in self._waiting:
                 self._waiting[at] = None
                 self._dirty.set()
-        elif change.key == catalogue.NODES.key and self._matters(change):
-            self._dirty.set()
+        elif change.key == catalogue.NODES.key:
+            self._rooms.pop(name_of(change.new), None)
+            if self._matters(change):
+                self._dirty.set()
 
     def _needs_node(self, pod: Obj) -> bool:
         spec = pod["spec"]
@@ -163,9 +174,14 @@ class Scheduler:
                 int(pod["metadata"]["resourceVersion"]),
             )
         )
-        rooms = {name_of(node): self._room(node) for node in self._store.each(catalogue.NODES.key)}
+        rooms = self._current_rooms()
         hopeless: set[str] = set()
+        until = time.monotonic() + PASS_SECONDS
         for pod in pods:
+            if time.monotonic() > until:
+                # Others want the event loop too: go on with the rest in another pass.
+                self._dirty.set()
+                return
             shape = _shape(pod)
             if shape in hopeless and self._is_told(pod):
                 continue
@@ -174,6 +190,19 @@ class Scheduler:
 
     def _is_told(self, pod: Obj) -> bool:
         return any(c["type"] == "PodScheduled" for c in pod["status"].get("conditions") or ())
+
+    def _current_rooms(self) -> dict[str, NodeRoom]:
+        nodes = {name_of(node): node for node in self._store.each(catalogue.NODES.key)}
+        for name in [name for name in self._rooms if name not in nodes]:
+            del self._rooms[name]
+        for name, node in nodes.items():
+            if name not in self._rooms:
+                self._rooms[name] = self._room(node)
+        return {name: self._rooms[name] for name in nodes}
+
+    def _enough(self, nodes: int) -> int:
+        """Return how many fitting nodes are looked for. Source: `numFeasibleNodesToFind` of kube-scheduler."""
+        return nodes if nodes <= 100 else max(100, nodes * max(50 - nodes // 125, 5) // 100)
 
     def _room(self, node: Obj) -> NodeRoom:
         allocatable = (node.get("status") or {}).get("allocatable") or {}
@@ -190,10 +219,16 @@ class Scheduler:
         wanted = requests_of(pod["spec"])
         reasons: Counter[str] = Counter()
         fitting: list[NodeRoom] = []
-        for room in rooms.values():
+        names = list(rooms)
+        enough, first = self._enough(len(names)), self._next_node % len(names) if names else 0
+        for number in range(len(names)):
+            room = rooms[names[(first + number) % len(names)]]
             why = refusal(pod, wanted, room)
             if why is None:
                 fitting.append(room)
+                if len(fitting) >= enough:
+                    self._next_node = first + number + 1
+                    break
             else:
                 reasons[why] += 1
         if fitting:
@@ -246,6 +281,7 @@ class Scheduler:
         bound = self._registry.mutate(catalogue.PODS, namespace_of(pod), name_of(pod), bind)
         for name, amount in wanted.items():
             room.free[name] = room.free.get(name, Decimal(0)) - amount
+        # The write above dropped the node's room; this one, which counts the pod, serves the rest of the pass.
         if bound is not None:
             room.pods.append(bound)
             told = f"Successfully assigned {namespace_of(pod)}/{name_of(pod)} to {node}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from decimal import Decimal, InvalidOperation
+from functools import lru_cache
 from typing import Any
 
 from evenkeel_local.gpu_cluster import errors
@@ -84,7 +85,12 @@ def quantity(value: Any) -> Decimal:
     Raises:
         ValueError: the text is no quantity.
     """
-    match = _QUANTITY.match(str(value).strip())
+    return _quantity(str(value))
+
+
+@lru_cache(maxsize=4096)
+def _quantity(value: str) -> Decimal:
+    match = _QUANTITY.match(value.strip())
     if match is None or match.group(2) not in _SUFFIXES:
         raise ValueError(f"quantities must match the regular expression; got {value!r}")
     try:
