@@ -1,0 +1,329 @@
+"""The pieces that read and merge: patches, selectors, quantities, field ownership, schemas, protobuf, ages."""
+
+import contextlib
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenkeel_local.gpu_cluster import catalogue, patches, protobuf, schemas, selectors, server_side_apply, tables
+from evenkeel_local.gpu_cluster.errors import ApiError
+from evenkeel_local.gpu_cluster.job_controller import read_indexes, write_indexes
+from evenkeel_local.gpu_cluster.pod_worker import expand
+from evenkeel_local.gpu_cluster.scheduler import tolerates
+
+Json = dict[str, Any]
+SCALARS = st.one_of(st.none(), st.booleans(), st.integers(-9, 9), st.text("ab", max_size=2))
+DOCUMENTS = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.sampled_from("abc"), inner, max_size=3)),
+    max_leaves=8,
+)
+OBJECTS = st.dictionaries(st.sampled_from("abc"), DOCUMENTS, max_size=3)
+
+
+def without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    return value
+
+
+@given(OBJECTS, OBJECTS)
+def test_a_merge_patch_applied_twice_is_applied_once(target: Json, patch: Json) -> None:
+    once = patches.merge_patch(target, patch)
+
+    assert patches.merge_patch(once, patch) == once
+
+
+@given(OBJECTS, OBJECTS)
+def test_a_merge_patch_can_make_anything_of_anything(target: Json, wanted: Json) -> None:
+    wanted = without_nulls(wanted)
+    removals = dict.fromkeys(target)
+
+    assert patches.merge_patch(patches.merge_patch(target, removals), wanted) == wanted
+
+
+@pytest.mark.parametrize(
+    ("operations", "expected"),
+    [
+        ([{"op": "add", "path": "/a/-", "value": 3}], {"a": [1, 2, 3]}),
+        ([{"op": "add", "path": "/a/0", "value": 0}], {"a": [0, 1, 2]}),
+        ([{"op": "remove", "path": "/a/0"}], {"a": [2]}),
+        ([{"op": "replace", "path": "/a", "value": {"b~1": 1}}], {"a": {"b~1": 1}}),
+        ([{"op": "copy", "from": "/a", "path": "/c"}], {"a": [1, 2], "c": [1, 2]}),
+        ([{"op": "move", "from": "/a/1", "path": "/x~1y"}], {"a": [1], "x/y": 2}),
+        ([{"op": "test", "path": "/a/1", "value": 2}], {"a": [1, 2]}),
+    ],
+)
+def test_json_patches(operations: list[Json], expected: Json) -> None:
+    assert patches.json_patch({"a": [1, 2]}, operations) == expected
+
+
+@pytest.mark.parametrize("path", ["/b", "/a/2", "/a/x", "/a/0/c"])
+def test_a_json_patch_of_what_is_not_there_fails(path: str) -> None:
+    with pytest.raises(patches.PatchFailed):
+        patches.json_patch({"a": [1, 2]}, [{"op": "replace", "path": path, "value": 0}])
+
+
+def test_a_strategic_patch_merges_by_key_and_deletes_by_directive() -> None:
+    pod = {"spec": {"containers": [{"name": "a", "image": "1", "env": [{"name": "X", "value": "1"}]}, {"name": "b"}]}}
+    patch = {
+        "spec": {
+            "$setElementOrder/containers": [{"name": "c"}, {"name": "a"}],
+            "containers": [
+                {"name": "a", "env": [{"name": "X", "value": "2"}, {"name": "Y", "value": "3"}]},
+                {"name": "b", "$patch": "delete"},
+                {"name": "c", "image": "3"},
+            ],
+        }
+    }
+
+    merged = patches.strategic_patch(pod, patch)
+
+    assert merged["spec"]["containers"] == [
+        {"name": "c", "image": "3"},
+        {"name": "a", "image": "1", "env": [{"name": "X", "value": "2"}, {"name": "Y", "value": "3"}]},
+    ]
+
+
+def test_a_strategic_patch_joins_finalizers_and_removes_from_them() -> None:
+    obj = {"metadata": {"finalizers": ["a", "b"]}}
+
+    joined = patches.strategic_patch(obj, {"metadata": {"finalizers": ["b", "c"]}})
+    removed = patches.strategic_patch(joined, {"metadata": {"$deleteFromPrimitiveList/finalizers": ["a"]}})
+
+    assert removed["metadata"]["finalizers"] == ["b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("8", 8), ("500m", 0.5), ("2Ki", 2048), ("1.5Gi", 1.5 * 2**30), ("1e3", 1000), ("3k", 3000), ("1E", 10**18)],
+)
+def test_quantities(text: str, expected: float) -> None:
+    assert float(selectors.quantity(text)) == expected
+
+
+@pytest.mark.parametrize("text", ["", "8 Gi", "x", "1KiB", "--1"])
+def test_what_is_no_quantity(text: str) -> None:
+    with pytest.raises(ValueError, match="quantit"):
+        selectors.quantity(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a=1", True),
+        ("a==2", False),
+        ("a!=2,b", True),
+        ("!c", True),
+        ("a in (1,2),b notin (x)", True),
+        ("b in ()", False),
+        ("n>4", True),
+        ("n<4", False),
+        ("", True),
+    ],
+)
+def test_label_selectors(text: str, expected: bool) -> None:
+    obj = {"metadata": {"labels": {"a": "1", "b": "y", "n": "5"}}}
+
+    assert selectors.label_selector(text)(obj) is expected
+
+
+@given(st.sets(st.integers(0, 40)))
+def test_indexes_are_read_as_they_were_written(indexes: set[int]) -> None:
+    assert read_indexes(write_indexes(indexes)) == indexes
+
+
+def test_indexes_are_written_as_kubernetes_does() -> None:
+    assert write_indexes({0, 1, 2, 5, 7, 8}) == "0-2,5,7-8"
+
+
+@pytest.mark.parametrize(
+    ("toleration", "expected"),
+    [
+        ({"operator": "Exists"}, True),
+        ({"key": "k", "operator": "Exists"}, True),
+        ({"key": "k", "value": "v"}, True),
+        ({"key": "k", "value": "w"}, False),
+        ({"key": "k", "value": "v", "effect": "NoExecute"}, False),
+        ({"key": "other", "operator": "Exists"}, False),
+    ],
+)
+def test_tolerations(toleration: Json, expected: bool) -> None:
+    assert tolerates([toleration], {"key": "k", "value": "v", "effect": "NoSchedule"}) is expected
+
+
+def test_variables_expand_as_kubernetes_does() -> None:
+    assert expand("$(A)-$(B)-$$(A)-$A", {"A": "1"}) == "1-$(B)-$(A)-$A"
+
+
+# Field ownership
+
+
+def a_map(**data: str) -> Json:
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "m"}, "data": data}
+
+
+def owned(obj: Json) -> dict[str, Json]:
+    return {entry["manager"]: entry["fieldsV1"] for entry in obj["metadata"].get("managedFields", [])}
+
+
+def test_fields_are_noted_in_the_form_that_clients_read() -> None:
+    pod: Json = {
+        "metadata": {"name": "p", "labels": {"a": "1"}, "finalizers": ["x/y"]},
+        "spec": {
+            "containers": [{"name": "m", "ports": [{"containerPort": 80, "protocol": "TCP"}]}],
+            "tolerations": [{}],
+        },
+    }
+
+    server_side_apply.own(catalogue.PODS, pod, pod, "me", "")
+
+    assert owned(pod)["me"] == {
+        "f:metadata": {"f:labels": {"f:a": {}}, "f:finalizers": {'v:"x/y"': {}}},
+        "f:spec": {
+            "f:containers": {
+                'k:{"name":"m"}': {
+                    ".": {},
+                    "f:name": {},
+                    "f:ports": {
+                        'k:{"containerPort":80,"protocol":"TCP"}': {".": {}, "f:containerPort": {}, "f:protocol": {}}
+                    },
+                }
+            },
+            "f:tolerations": {},
+        },
+    }
+
+
+@given(
+    st.dictionaries(st.sampled_from("abcd"), st.sampled_from("12")),
+    st.dictionaries(st.sampled_from("abcd"), st.sampled_from("12")),
+)
+def test_applying_twice_changes_nothing_and_takes_away_what_is_no_longer_said(first: Any, second: Any) -> None:
+    live: Json = {**a_map(), "metadata": {"name": "m"}}
+    live = server_side_apply.applied(catalogue.CONFIG_MAPS, live, a_map(**first), "me", False, "")
+    live = server_side_apply.applied(catalogue.CONFIG_MAPS, live, a_map(**second), "me", False, "")
+
+    again = server_side_apply.applied(catalogue.CONFIG_MAPS, live, a_map(**second), "me", False, "")
+
+    assert live["data"] == second
+    assert again == live
+
+
+def test_an_update_takes_a_field_and_a_deletion_frees_it() -> None:
+    live: Json = a_map(a="1", b="1")
+    server_side_apply.own(catalogue.CONFIG_MAPS, live, live, "applier", "")
+    written = {**a_map(a="2"), "metadata": dict(live["metadata"])}
+
+    server_side_apply.track_write(catalogue.CONFIG_MAPS, written, live, "hand", "")
+
+    assert owned(written) == {"hand": {"f:data": {"f:a": {}}}}
+
+
+# Schemas
+
+
+SCHEMA: Json = {
+    "type": "object",
+    "properties": {
+        "spec": {
+            "type": "object",
+            "required": ["size"],
+            "properties": {
+                "size": {"type": "integer", "minimum": 1, "maximum": 9},
+                "names": {"type": "array", "maxItems": 2, "items": {"type": "string", "pattern": "^[a-z]+$"}},
+                "limits": {"type": "object", "additionalProperties": {"x-kubernetes-int-or-string": True}},
+                "mode": {"type": "string", "default": "auto", "enum": ["auto", "off"]},
+                "free": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
+            },
+        }
+    },
+}
+
+
+def test_unknown_fields_are_pruned_unless_kept() -> None:
+    dropped: list[str] = []
+
+    pruned = schemas.prune(SCHEMA, {"kind": "X", "spec": {"size": 1, "odd": 2, "free": {"any": 1}}}, "", dropped)
+
+    assert pruned == {"kind": "X", "spec": {"size": 1, "free": {"any": 1}}}
+    assert dropped == ["spec.odd"]
+    assert schemas.fill_defaults(SCHEMA, pruned)["spec"]["mode"] == "auto"
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        ({}, "spec.size"),
+        ({"size": 0}, "spec.size"),
+        ({"size": 10}, "spec.size"),
+        ({"size": True}, "spec.size"),
+        ({"size": 1, "names": ["a", "b", "c"]}, "spec.names"),
+        ({"size": 1, "names": ["A"]}, "spec.names[0]"),
+        ({"size": 1, "mode": "on"}, "spec.mode"),
+        ({"size": 1, "limits": {"cpu": []}}, "spec.limits.cpu"),
+    ],
+)
+def test_what_breaks_a_schema_is_named(spec: Json, field: str) -> None:
+    assert [cause[1] for cause in schemas.check(SCHEMA, {"spec": spec})] == [field]
+
+
+def test_what_fits_a_schema_is_left_alone() -> None:
+    spec = {"size": 9, "names": ["a"], "limits": {"cpu": 1, "memory": "2Gi"}, "mode": "off"}
+
+    assert list(schemas.check(SCHEMA, {"spec": spec})) == []
+
+
+# Protobuf and tables
+
+
+def field(number: int, value: bytes) -> bytes:
+    return bytes([number << 3 | 2, len(value)]) + value
+
+
+def test_a_secret_is_read_from_protobuf() -> None:
+    meta = field(1, b"v1") + field(2, b"Secret")
+    entry = field(1, b"key") + field(2, b"\x00\xff")
+    secret = field(1, field(1, b"name") + field(11, field(1, b"a") + field(2, b"b"))) + field(2, entry) + field(3, b"t")
+    body = protobuf.MAGIC + field(1, meta) + field(2, secret)
+
+    assert protobuf.decode(body) == {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "name", "labels": {"a": "b"}},
+        "data": {"key": "AP8="},
+        "type": "t",
+    }
+
+
+@given(st.binary(max_size=60))
+def test_bytes_that_are_no_protobuf_are_refused_and_never_a_bug(data: bytes) -> None:
+    with contextlib.suppress(ApiError):
+        protobuf.decode(protobuf.MAGIC + data)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (0, "0s"),
+        (119, "119s"),
+        (125, "2m5s"),
+        (600, "10m"),
+        (3 * 3600, "3h"),
+        (3 * 3600 + 300, "3h5m"),
+        (50 * 3600, "2d2h"),
+        (800 * 86400, "2y70d"),
+    ],
+)
+def test_ages_read_as_kubectl_writes_them(seconds: float, shown: str) -> None:
+    assert tables.duration(seconds) == shown
+
+
+def test_printer_columns_follow_paths_and_filters() -> None:
+    obj = {"status": {"conditions": [{"type": "A", "status": "x"}, {"type": "B", "status": "y"}], "n": [{"v": 3}]}}
+
+    assert tables.at_path(obj, '.status.conditions[?(@.type=="B")].status') == "y"
+    assert tables.at_path(obj, ".status.n[0].v") == 3
+    assert tables.at_path(obj, ".status.none[0].v") is None
