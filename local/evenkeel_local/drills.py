@@ -87,7 +87,7 @@ class Work:
     """The job a drill disturbs."""
 
     nodes: int = 2
-    steps: int = 60
+    steps: int = 80
     checkpoint_every: int = 4
     step_seconds: float = 0.2
     seed: int = 7
@@ -174,7 +174,7 @@ def run(
     job = client.post("/jobs", work.submission(f"{drill.name}-{seed}", uri))
     result.job_id = job["jobId"]
     say(f"submitted {job['jobId']}")
-    moment = dice.randint(1, work.steps // 2) + dice.random()
+    moment = dice.randint(1, work.steps // 2) + dice.random()  # later, a slow machine might find the job ended
     # By the log, not by the job's state: the moment may well come before Evenkeel has heard that the job runs.
     wait_for(f"step {int(moment)}", JOB_SECONDS, lambda: last_step(client, job["jobId"]) >= int(moment))
     time.sleep((moment % 1) * work.step_seconds)
@@ -182,11 +182,12 @@ def run(
     running = client.get(f"/jobs/{job['jobId']}")
     result.check("the job still ran when it was disturbed", running["state"] not in ENDED, running["state"])
     node = node_of_rank(centre, running, victim)
+    earlier = {incident["incidentId"] for incident in client.get("/incidents", pageSize=100)["items"]}
     struck_at = time.monotonic()
     fault = centre.cluster.control("POST", "faults", {"fault": drill.fault, "node": node})
     say(f"{drill.fault} on {node} at step {int(moment)}")
     if not drill.has_spare:
-        _await_incident(result, client, drill, node, struck_at)
+        _await_incident(result, client, drill, node, earlier, struck_at)
         waiting = client.get(f"/jobs/{job['jobId']}")
         result.check(
             "the job waits and says why", waiting["state"] == "PENDING" and bool(waiting["reason"]), waiting["reason"]
@@ -196,7 +197,7 @@ def run(
     ended = wait_for("the job to end", JOB_SECONDS, lambda: _in_state(client, job["jobId"], *ENDED))
     result.seconds["jobEnded"] = time.monotonic() - struck_at
     if drill.has_spare and drill.incident_ends:
-        _await_incident(result, client, drill, node, struck_at)
+        _await_incident(result, client, drill, node, earlier, struck_at)
     _check_job(result, centre, ended, uri, work)
     _check_fence(result, centre, uri)
     centre.cluster.control("DELETE", f"faults/{fault['faultId']}")
@@ -207,8 +208,10 @@ def run(
     return result
 
 
-def _await_incident(result: Result, client: Client, drill: Drill, node: str, struck_at: float) -> None:
-    incident = wait_for("the incident to settle", JOB_SECONDS, lambda: _settled_incident(client, node))
+def _await_incident(
+    result: Result, client: Client, drill: Drill, node: str, earlier: set[str], struck_at: float
+) -> None:
+    incident = wait_for("the incident to settle", JOB_SECONDS, lambda: _settled_incident(client, node, earlier))
     result.incident_id = incident["incidentId"]
     result.seconds["incidentSettled"] = time.monotonic() - struck_at
     result.check("incident ends as it should", incident["state"] == drill.incident_ends, str(incident))
@@ -254,9 +257,11 @@ def _in_state(client: Client, job_id: str, *states: str) -> dict[str, Any] | Non
     return job if job["state"] in states else None
 
 
-def _settled_incident(client: Client, node: str) -> dict[str, Any] | None:
+def _settled_incident(client: Client, node: str, earlier: set[str]) -> dict[str, Any] | None:
+    """Return the settled incident of this node that was not there before: a rebooted node keeps its name."""
     for incident in client.get("/incidents", pageSize=20)["items"]:
-        if incident["node"]["name"] == node and incident["state"] in SETTLED:
+        is_new = incident["incidentId"] not in earlier
+        if is_new and incident["node"]["name"] == node and incident["state"] in SETTLED:
             return dict(incident)
     return None
 
