@@ -115,6 +115,7 @@ class Store:
         self._objects: dict[TypeKey, dict[tuple[str, str], Obj]] = defaultdict(dict)
         self._logs: dict[TypeKey, _Log] = {}
         self._listeners: list[Callable[[Change], None]] = []
+        self._compacted_at = 0
         self._told: deque[Change] = deque()
         self._telling = False
         self._pages: dict[str, _Page] = {}
@@ -299,16 +300,17 @@ class Store:
 
     def forget_history(self) -> None:
         """Drop all watch history and open pages, as a compaction does: older positions answer 410 from now on."""
+        self.revision += 1
+        self._compacted_at = self.revision
         for log in self._logs.values():
             log.changes.clear()
             log.dropped_up_to = self.revision
-        self.revision += 1
         self._pages.clear()
 
     def _log(self, key: TypeKey) -> _Log:
         log = self._logs.get(key)
         if log is None:
-            log = self._logs[key] = _Log(deque())
+            log = self._logs[key] = _Log(deque(), self._compacted_at)
         return log
 
     def _trim(self, key: TypeKey) -> None:

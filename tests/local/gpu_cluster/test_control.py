@@ -1,0 +1,131 @@
+"""The control address: faults of calls, events as AWS sends them, history, reset."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import urllib3
+
+from evenkeel_local import gpu_cluster
+from evenkeel_local.gpu_cluster import ClusterFailed, ClusterHandle
+from tests.local.gpu_cluster.conftest import QUICK
+from tests.local.gpu_cluster.kube_client import JOBS, NODES, PODS, Json, KubeClient, a_job, a_pod, eventually
+
+SLEEPS = ("python", "-c", "import time; time.sleep(600)")
+
+
+def add(cluster: ClusterHandle, **rule: Any) -> str:
+    return str(cluster.control("POST", "call-faults", {"api": "kubernetes", **rule})["callFaultId"])
+
+
+def test_a_kubernetes_call_fails_as_often_as_asked(cluster: ClusterHandle, kube: KubeClient) -> None:
+    add(cluster, operation="patch nodes", effect="error", status=500, code="InternalError", times=1)
+    add(cluster, operation="create pods*", effect="throttle", times=2)
+    name = kube.items(NODES)[0]["metadata"]["name"]
+    patch: Json = {"spec": {"unschedulable": True}}
+
+    failed = kube.status_of("PATCH", f"{NODES}/{name}", patch, "application/merge-patch+json")
+    passed = kube.patch(f"{NODES}/{name}", patch)
+    throttled = [kube.status_of("POST", PODS, a_pod("one")) for _ in range(2)]
+    created = kube.create(PODS, a_pod("one"))
+
+    assert (failed.code, failed.reason) == (500, "InternalError")
+    assert passed["spec"]["unschedulable"]
+    assert [(answer.code, answer.headers["Retry-After"]) for answer in throttled] == [(429, "1")] * 2
+    assert created["metadata"]["uid"]
+
+
+def test_an_answer_can_be_lost_after_the_effect(cluster: ClusterHandle, kube: KubeClient) -> None:
+    add(cluster, operation="create jobs", effect="lost-reply")
+
+    with pytest.raises(urllib3.exceptions.HTTPError):
+        kube.create(JOBS, a_job("train", *SLEEPS))
+
+    assert kube.get(f"{JOBS}/train")["metadata"]["name"] == "train"
+
+
+def test_a_call_can_be_slow_and_a_rule_taken_back(cluster: ClusterHandle, kube: KubeClient) -> None:
+    rule = add(cluster, operation="list nodes", effect="latency", seconds=5, times=None)
+
+    removed = cluster.control("DELETE", f"call-faults/{rule}")
+    listed = kube.items(NODES)
+
+    assert removed == {"removed": True}
+    assert len(listed) == 3
+    assert cluster.control("GET", "counters")["calls"]["kubernetes list nodes"] >= 1
+
+
+def test_a_dropped_watch_ends_without_a_word(cluster: ClusterHandle, kube: KubeClient) -> None:
+    version = kube.get(NODES)["metadata"]["resourceVersion"]
+    add(cluster, operation="watch nodes", effect="drop-watch")
+
+    with pytest.raises(urllib3.exceptions.HTTPError):
+        list(kube.watch(f"{NODES}?resourceVersion={version}", seconds=20))
+
+
+def test_a_position_before_the_compaction_is_gone(cluster: ClusterHandle, kube: KubeClient) -> None:
+    first = kube.get(f"{NODES}?limit=1")
+    cluster.control("POST", "compact")
+
+    event = next(kube.watch(f"{NODES}?resourceVersion={first['metadata']['resourceVersion']}"))
+    refused = kube.status_of("GET", f"{NODES}?limit=1&continue={first['metadata']['continue']}")
+
+    assert (event["type"], event["object"]["code"], event["object"]["reason"]) == ("ERROR", 410, "Expired")
+    assert (refused.code, refused.reason) == (410, "Expired")
+
+
+def test_events_come_two_or_three_times(tmp_path: Path) -> None:
+    with gpu_cluster.start({**QUICK, "duplicateEvents": True, "clusterEvents": True}, tmp_path / "run") as handle:
+        eventually(lambda: all(node["ready"] == "True" for node in handle.nodes()), "the nodes")
+        handle.inject("gpu-xid79", node=handle.nodes()[0]["instanceId"])
+
+        def sent() -> list[Json]:
+            return [e for e in handle.control("GET", "events")["events"] if "Health" in e["detailType"]]
+
+        events = eventually(sent, "the event")
+
+    assert len(events) in (2, 3)
+    assert len({str(event["detail"]) for event in events}) == 1
+
+
+def test_a_reset_begins_anew_at_the_same_addresses(cluster: ClusterHandle, kube: KubeClient) -> None:
+    kube.create(PODS, a_pod("one", *SLEEPS))
+    pid = eventually(lambda: next(iter(cluster.processes()), None), "the process")["pid"]
+    before = {node["instanceId"] for node in cluster.nodes()}
+
+    cluster.control("POST", "reset")
+
+    assert kube.items(PODS) == []
+    eventually(lambda: not Path(f"/proc/{pid}").exists(), "the process to be gone")
+    assert before.isdisjoint({node["instanceId"] for node in cluster.nodes()})
+    assert cluster.control("GET", "counters")["accepted"] == {"reboot": {}, "replace": {}, "delete": {}}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "told"),
+    [
+        ("POST", "call-faults", {"effect": "explode"}, "effect must be one of"),
+        ("POST", "call-faults", {"effect": "error", "colour": "red"}, "has no colour"),
+        ("DELETE", "faults/none", None, "no injected fault"),
+        ("POST", "capacity", {"instanceGroup": "none"}, "no instance group"),
+        ("POST", "hidden-nodes", {}, "the body needs 'instanceId'"),
+        ("POST", "faults", {"fault": "node-lost", "node": "i-none"}, "there is no node 'i-none'"),
+        ("POST", "apply", {"kind": "Nothing", "apiVersion": "v9"}, "no matches for kind"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_with_a_sentence(
+    cluster: ClusterHandle, method: str, path: str, body: Json | None, told: str
+) -> None:
+    with pytest.raises(ClusterFailed, match=told):
+        cluster.control(method, path, body)
+
+
+def test_a_hidden_node_is_missing_from_the_list_only(cluster: ClusterHandle, sagemaker: Any) -> None:
+    instance = cluster.nodes()[0]["instanceId"]
+
+    cluster.control("POST", "hidden-nodes", {"instanceId": instance})
+    hidden = sagemaker.list_cluster_nodes(ClusterName=cluster.cluster_name)["ClusterNodeSummaries"]
+    cluster.control("POST", "hidden-nodes", {"instanceId": instance, "hidden": False})
+    shown = sagemaker.list_cluster_nodes(ClusterName=cluster.cluster_name)["ClusterNodeSummaries"]
+
+    assert (len(hidden), len(shown)) == (2, 3)
