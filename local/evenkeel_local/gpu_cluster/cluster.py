@@ -37,8 +37,9 @@ from evenkeel_local.gpu_cluster.health_agent import HealthAgent
 from evenkeel_local.gpu_cluster.hyperpod import HyperPod
 from evenkeel_local.gpu_cluster.identity import User
 from evenkeel_local.gpu_cluster.job_controller import JobController
+from evenkeel_local.gpu_cluster.karpenter import Karpenter
 from evenkeel_local.gpu_cluster.kube_auth import EksAuthenticator, StaticAuthenticator
-from evenkeel_local.gpu_cluster.kubelet import LogReader, remove_folder
+from evenkeel_local.gpu_cluster.kubelet import Directory, LogReader, remove_folder
 from evenkeel_local.gpu_cluster.machines import Fleet
 from evenkeel_local.gpu_cluster.metrics import Metrics
 from evenkeel_local.gpu_cluster.node_controller import NodeController
@@ -108,7 +109,8 @@ class Cluster:
         self._tasks: list[asyncio.Task[Any]] = []
         self.registry.new_address = self._new_address
         self.events = ClusterEvents(config, self.bus)
-        self.fleet = Fleet(config, self.registry, guard, run_dir, self._variables)
+        self.directory = Directory()
+        self.fleet = Fleet(config, self.registry, guard, run_dir, self._variables, self.directory)
         self.fleet.events = self.events
         self.agent = HealthAgent(self.fleet, self.registry, self.bus)
         self.events.on_healthy.append(self.agent.healthy)
@@ -128,8 +130,20 @@ class Cluster:
             aws_auth = callers
             authenticator = EksAuthenticator(admin_token, engine, callers, config.eks_cluster_name, self.access_entries)
             authorizer = rbac.RbacAuthorizer(self.store)
-        logs = LogReader(self.fleet.kubelet_of, self.store, run_dir)
-        measured = Metrics(self.fleet, self.store)
+        self.karpenter: Karpenter | None = None
+        if config.karpenter is not None:
+            self.karpenter = Karpenter(
+                config,
+                config.karpenter,
+                self.registry,
+                self.directory,
+                guard,
+                run_dir,
+                self._variables,
+                self.bus,
+            )
+        logs = LogReader(self.directory.of_pod, self.store, run_dir)
+        measured = Metrics(self.directory, self.store)
         self.api_server = ApiServer(self.registry, authenticator, authorizer, logs, measured, self.call_faults)
         self.aws_api = AwsApi(config, self.hyperpod, aws_auth, self.call_faults, kubernetes_url, ca_pem)
         self.store.listen(self._tell_kubelet)
@@ -161,6 +175,9 @@ class Cluster:
             self.garbage.collect_pods(),
         ):
             self._tasks.append(asyncio.create_task(work))
+        if self.karpenter is not None:
+            self.karpenter.install()
+            self._tasks.append(asyncio.create_task(self.karpenter.run()))
         self.fleet.start()
 
     async def stop(self) -> None:
@@ -168,6 +185,8 @@ class Cluster:
         self.api_server.drop_watches()
         self.bus.stop()
         self.fleet.stop()
+        if self.karpenter is not None:
+            self.karpenter.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -175,13 +194,13 @@ class Cluster:
     def _tell_kubelet(self, change: Change) -> None:
         if change.key != catalogue.PODS.key:
             return
-        machine = self.fleet.by_node(change.new["spec"].get("nodeName") or "")
-        if machine is None or machine.kubelet is None:
+        kubelet = self.directory.of_pod(change.new)
+        if kubelet is None:
             return
         if change.kind == "DELETED":
-            machine.kubelet.removed(change.new)
+            kubelet.removed(change.new)
         else:
-            machine.kubelet.sync(change.new)
+            kubelet.sync(change.new)
 
     def _give_account(self, change: Change) -> None:
         """Give every namespace the service account that its pods run as."""

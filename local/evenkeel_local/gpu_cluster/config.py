@@ -75,6 +75,31 @@ class Delays(Settings):
     """First delay before a container is started again; it doubles to 30 times this (10 s and 300 s in production)."""
 
 
+class KarpenterOffering(Settings):
+    """An EC2 instance type that Karpenter can launch; capacity holds for each zone and capacity type."""
+
+    instance_type: str
+    zones: tuple[str, ...] = ("us-west-2a",)
+    usd_per_hour: float | None = None
+    spot_usd_per_hour: float | None = None
+    machines: int | None = None
+
+
+class KarpenterSettings(Settings):
+    """Karpenter's world; times in seconds, minutes in production."""
+
+    offerings: tuple[KarpenterOffering, ...] = (
+        KarpenterOffering(instance_type="p5.48xlarge", usd_per_hour=55.04, spot_usd_per_hour=22.0),
+        KarpenterOffering(instance_type="g5.8xlarge", usd_per_hour=2.45, spot_usd_per_hour=0.98),
+    )
+    launch: float = 1.0
+    register_: float = Field(default=0.5, alias="register")
+    capacity_memory: float = 5.0
+    """How long an offering without capacity is not tried again (three minutes in Karpenter)."""
+    spot_notice: float = 5.0
+    """From the interruption warning to the machine's end (two minutes in life)."""
+
+
 class AccessEntry(Settings):
     """An EKS access entry: which Kubernetes user and groups an IAM principal is."""
 
@@ -111,6 +136,7 @@ class ClusterConfig(Settings):
     cluster_events: bool = False
     """Send the HyperPod cluster and state-change events too; they are always in ListClusterEvents."""
     drill_source: str = "evenkeel.drill"
+    karpenter: KarpenterSettings | None = None
     access_entries: tuple[AccessEntry, ...] = ()
     pod_identities: tuple[PodIdentity, ...] = ()
     auth_cache_seconds: float = Field(default=2.0, ge=0)

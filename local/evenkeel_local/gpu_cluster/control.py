@@ -13,7 +13,7 @@ from evenkeel_local.gpu_cluster.calls import CallFault
 from evenkeel_local.gpu_cluster.config import AccessEntry, PodIdentity
 from evenkeel_local.gpu_cluster.errors import ApiError
 from evenkeel_local.gpu_cluster.faults import ROWS, FaultRefused
-from evenkeel_local.gpu_cluster.kubelet import Started
+from evenkeel_local.gpu_cluster.kubelet import Kubelet, Started
 from evenkeel_local.gpu_cluster.machines import Machine
 from evenkeel_local.gpu_cluster.node_controller import ready_value
 from evenkeel_local.gpu_cluster.registry import controller_of
@@ -62,6 +62,8 @@ class Control:
                 web.post("/control/failing-checks", self._failing_checks),
                 web.post("/control/failing-boots", self._failing_boots),
                 web.post("/control/status", self._status),
+                web.post("/control/spot-interruptions", self._interrupt),
+                web.post("/control/offerings", self._offering),
                 web.get("/control/access-entries", self._access_entries),
                 web.put("/control/access-entries", self._put_access_entries),
                 web.put("/control/access-entries/{arn:.+}", self._put_access_entry),
@@ -135,18 +137,18 @@ class Control:
         """List container processes, ended ones too; `job` and `running=true` narrow the list."""
         job, running_only = http.query.get("job"), http.query.get("running") == "true"
         fleet, listed = self._cluster.fleet, []
-        for machine in [*fleet.retired, *fleet.machines]:
-            for started in machine.kubelet.started if machine.kubelet is not None else ():
-                entry = self._process(machine, started)
+        gone = [machine.kubelet for machine in fleet.retired if machine.kubelet is not None]
+        for kubelet in [*gone, *self._cluster.directory.all()]:
+            for started in kubelet.started:
+                entry = self._process(kubelet, started)
                 if job and entry["job"] != job and not entry["job"].startswith(f"{job}-"):
                     continue
                 if not running_only or entry["endedAt"] is None:
                     listed.append(entry)
         return web.json_response({"processes": listed})
 
-    def _process(self, machine: Machine, started: Started) -> Json:
+    def _process(self, kubelet: Kubelet, started: Started) -> Json:
         owner, running = controller_of(started.pod), started.running
-        connected = machine.kubelet is not None and machine.kubelet.is_connected
         return {
             "pid": running.group,
             "namespace": namespace_of(started.pod),
@@ -154,12 +156,12 @@ class Control:
             "pod": name_of(started.pod),
             "podUid": started.pod["metadata"]["uid"],
             "container": started.container,
-            "node": machine.node_name,
-            "instanceId": machine.instance_id,
+            "node": kubelet.name,
+            "instanceId": kubelet.name.removeprefix("hyperpod-"),
             "usesGpu": started.uses_gpu,
             "startedAt": running.started_at.isoformat(),
             "endedAt": running.ended_at.isoformat() if running.ended_at is not None else None,
-            "behindPartition": running.ended_at is None and not connected,
+            "behindPartition": running.ended_at is None and not kubelet.is_connected,
         }
 
     async def _counters(self, http: web.Request) -> web.Response:
@@ -268,6 +270,24 @@ class Control:
         else:
             hyperpod.status_override = body["status"]
             hyperpod.announce_status()
+        return web.json_response({})
+
+    async def _interrupt(self, http: web.Request) -> web.Response:
+        """Send a spot node of Karpenter's its interruption notice."""
+        body, karpenter = await _body(http), self._cluster.karpenter
+        instance = karpenter.interrupt(body.get("node")) if karpenter is not None else None
+        if instance is None:
+            raise FaultRefused("there is no such spot node")
+        told = {"node": instance.node_name, "instanceId": instance.instance_id, "nodeClaim": instance.claim}
+        return web.json_response(told, status=201)
+
+    async def _offering(self, http: web.Request) -> web.Response:
+        """Say how many machines of an offering EC2 has."""
+        body, karpenter = await _body(http), self._cluster.karpenter
+        if karpenter is None:
+            raise FaultRefused("this cluster runs no Karpenter")
+        key = (str(body["instanceType"]), str(body["zone"]), str(body["capacityType"]))
+        karpenter.machines_left[key] = int(body["machines"])
         return web.json_response({})
 
     # Settings

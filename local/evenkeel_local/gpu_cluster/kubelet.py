@@ -318,6 +318,33 @@ class Kubelet:
             worker.signal_gpu_processes(signal.SIGKILL)
 
 
+class Directory:
+    """The kubelets of all nodes, whoever launched their machines."""
+
+    def __init__(self) -> None:
+        self._kubelets: dict[str, Kubelet] = {}
+
+    def add(self, kubelet: Kubelet) -> None:
+        """Enter a node's kubelet."""
+        self._kubelets[kubelet.name] = kubelet
+
+    def remove(self, node: str) -> None:
+        """Strike a node's kubelet out."""
+        self._kubelets.pop(node, None)
+
+    def find(self, node: str) -> Kubelet | None:
+        """Return a node's kubelet, or nothing."""
+        return self._kubelets.get(node)
+
+    def of_pod(self, pod: Obj) -> Kubelet | None:
+        """Return the kubelet that a pod is bound to, or nothing."""
+        return self._kubelets.get(pod["spec"].get("nodeName") or "")
+
+    def all(self) -> list[Kubelet]:
+        """Return every kubelet."""
+        return list(self._kubelets.values())
+
+
 class LogReader:
     """Reads containers' output from the files that the pods write."""
 

@@ -19,7 +19,7 @@ from typing import Any, Literal, Protocol
 from evenkeel_local.gpu_cluster import catalogue
 from evenkeel_local.gpu_cluster.config import ClusterConfig, InstanceGroup
 from evenkeel_local.gpu_cluster.errors import ApiError, Obj
-from evenkeel_local.gpu_cluster.kubelet import Kubelet, Variables
+from evenkeel_local.gpu_cluster.kubelet import Directory, Kubelet, Variables
 from evenkeel_local.gpu_cluster.processes import Guard
 from evenkeel_local.gpu_cluster.registry import Registry
 
@@ -45,6 +45,11 @@ EFA_FAILURE = (
     "EFA health checks did not run successfully. Ensure that your VPC and security groups are properly configured "
     "before attempting to create a new cluster."
 )
+
+
+def shape_of(instance_type: str) -> dict[str, str]:
+    """Return what a node of an instance type offers; EC2's names lack the `ml.` of SageMaker's."""
+    return SHAPES.get(f"ml.{instance_type.removeprefix('ml.')}", DEFAULT_SHAPE)
 
 
 class EventSink(Protocol):
@@ -107,8 +112,10 @@ class Fleet:
         guard: Guard,
         run_dir: Path,
         variables: Variables,
+        directory: Directory,
     ) -> None:
         self.config = config
+        self._directory = directory
         self.created_at = time.time()
         self.node_recovery: str = config.node_recovery
         self.groups: dict[str, InstanceGroup] = {group.name: group for group in config.instance_groups}
@@ -149,11 +156,6 @@ class Fleet:
     def of_group(self, group: str) -> list[Machine]:
         """Return a group's machines."""
         return [m for m in self.machines if m.group == group]
-
-    def kubelet_of(self, pod: Obj) -> Kubelet | None:
-        """Return the kubelet that a pod is bound to."""
-        machine = self.by_node(pod["spec"].get("nodeName") or "")
-        return machine.kubelet if machine is not None else None
 
     # Starting
 
@@ -222,13 +224,14 @@ class Fleet:
                 self.config.delays.restart_backoff,
                 self._variables,
             )
+            self._directory.add(machine.kubelet)
         machine.kubelet.boot(self.node_object(machine))
         machine.status, machine.operation = "Running", None
 
     def node_object(self, machine: Machine) -> Obj:
         """Return the Node that a machine registers itself as, with its group's taints."""
         group, config = self.groups[machine.group], self.config
-        offers = {"pods": PODS_PER_NODE, "ephemeral-storage": "1Ti", **SHAPES.get(group.instance_type, DEFAULT_SHAPE)}
+        offers = {"pods": PODS_PER_NODE, "ephemeral-storage": "1Ti", **shape_of(group.instance_type)}
         labels = {
             f"{PREFIX}compute-type": "hyperpod",
             f"{PREFIX}cluster-name": config.cluster_name,
@@ -391,6 +394,7 @@ class Fleet:
         """Take a machine away for good: its processes die, its node object goes, whatever a partition hid."""
         if machine.kubelet is not None:
             machine.kubelet.power_off()
+            self._directory.remove(machine.node_name)
         try:
             self._registry.delete(catalogue.NODES, "", machine.node_name, {"propagationPolicy": "Background"})
         except ApiError as refused:

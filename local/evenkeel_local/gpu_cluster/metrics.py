@@ -9,7 +9,7 @@ from pathlib import Path
 
 from evenkeel_local.gpu_cluster import catalogue
 from evenkeel_local.gpu_cluster.errors import Obj
-from evenkeel_local.gpu_cluster.machines import Fleet
+from evenkeel_local.gpu_cluster.kubelet import Directory
 from evenkeel_local.gpu_cluster.registry import timestamp
 from evenkeel_local.gpu_cluster.store import ResourceType, Store, name_of, namespace_of
 
@@ -40,16 +40,16 @@ def _by_session() -> dict[int, tuple[float, int]]:
 class Metrics:
     """Measures pods by their processes, and nodes by their pods."""
 
-    def __init__(self, fleet: Fleet, store: Store) -> None:
-        self._fleet = fleet
+    def __init__(self, directory: Directory, store: Store) -> None:
+        self._directory = directory
         self._store = store
 
     def pods(self, namespace: str | None) -> list[Obj]:
         """Return the metrics of running pods; usage is the mean since the container started."""
         sessions, now = _by_session(), datetime.now(UTC)
         listed: list[Obj] = []
-        for machine in self._fleet.machines:
-            for worker in machine.kubelet.workers.values() if machine.kubelet is not None else ():
+        for kubelet in self._directory.all():
+            for worker in kubelet.workers.values():
                 if namespace is not None and namespace_of(worker.pod) != namespace:
                     continue
                 containers = []

@@ -1,0 +1,635 @@
+"""Karpenter as it is seen from outside: NodePools become NodeClaims, claims become nodes, and nodes go again.
+
+Modelled: requirements, weights and limits of pools; the cheapest offering that fits; launch and registration delays;
+offerings that are out of capacity and remembered as such; start-up taints and initialization; termination by
+draining; consolidation of empty and superfluous nodes within disruption budgets; spot interruptions with their
+notice. Not modelled: drift, expiry, replacing a node by a cheaper one. Source: the concepts pages of karpenter.sh,
+version 1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+import secrets
+import time
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+
+from evenkeel_local.gpu_cluster import catalogue
+from evenkeel_local.gpu_cluster.cluster_events import Bus
+from evenkeel_local.gpu_cluster.config import ClusterConfig, KarpenterSettings
+from evenkeel_local.gpu_cluster.errors import ApiError, Obj
+from evenkeel_local.gpu_cluster.kinds import random_suffix
+from evenkeel_local.gpu_cluster.kubelet import Directory, Kubelet, Variables
+from evenkeel_local.gpu_cluster.machines import PODS_PER_NODE, shape_of
+from evenkeel_local.gpu_cluster.processes import Guard
+from evenkeel_local.gpu_cluster.registry import Registry, condition_of, owner_reference, set_condition
+from evenkeel_local.gpu_cluster.scheduler import Amounts, NodeRoom, refusal, requests_of
+from evenkeel_local.gpu_cluster.selectors import matches_expression, quantity
+from evenkeel_local.gpu_cluster.store import ResourceType, Store, name_of, namespace_of
+
+GROUP = "karpenter.sh"
+TERMINATION = f"{GROUP}/termination"
+POOL_LABEL, CAPACITY_LABEL = f"{GROUP}/nodepool", f"{GROUP}/capacity-type"
+DO_NOT_DISRUPT = f"{GROUP}/do-not-disrupt"
+DISRUPTED = {"key": f"{GROUP}/disrupted", "effect": "NoSchedule"}
+PERIOD_SECONDS = 0.1
+SPOT_WARNING = "EC2 Spot Instance Interruption Warning"
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
+
+
+@dataclass(frozen=True)
+class Offering:
+    """A machine that can be had: type, zone, capacity type, price."""
+
+    instance_type: str
+    zone: str
+    capacity_type: str
+    usd_per_hour: float
+    machines: int | None
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The well-known labels that a node of this offering has."""
+        gpus = shape_of(self.instance_type).get("nvidia.com/gpu", "0")
+        return {
+            "node.kubernetes.io/instance-type": self.instance_type,
+            "topology.kubernetes.io/zone": self.zone,
+            "kubernetes.io/arch": "amd64",
+            "kubernetes.io/os": "linux",
+            CAPACITY_LABEL: self.capacity_type,
+            "karpenter.k8s.aws/instance-family": self.instance_type.split(".")[0],
+            "karpenter.k8s.aws/instance-gpu-count": gpus,
+        }
+
+    @property
+    def resources(self) -> dict[str, str]:
+        """What such a node offers."""
+        return {"pods": PODS_PER_NODE, **shape_of(self.instance_type)}
+
+
+@dataclass
+class Instance:
+    """The machine behind one NodeClaim."""
+
+    claim: str
+    offering: Offering
+    instance_id: str = field(default_factory=lambda: f"i-{secrets.token_hex(9)[:17]}")
+    node_name: str = ""
+    kubelet: Kubelet | None = None
+    empty_since: float | None = None
+    ended: bool = False
+
+
+def seconds_of(text: str | None) -> float | None:
+    """Read a duration such as `1m30s`; nothing for `Never`."""
+    if not text or text == "Never":
+        return None
+    scale = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+    return sum(float(number) * scale[unit] for number, unit in _DURATION.findall(text))
+
+
+def definitions() -> list[Obj]:
+    """Return the custom resource definitions of Karpenter, with open schemas."""
+
+    def definition(group: str, plural: str, kind: str, short: list[str], columns: list[tuple[str, str]]) -> Obj:
+        kept = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+        version = {
+            "name": "v1",
+            "served": True,
+            "storage": True,
+            "schema": {"openAPIV3Schema": {"type": "object", "properties": {"spec": kept, "status": kept}}},
+            "subresources": {"status": {}},
+            "additionalPrinterColumns": [
+                {"name": title, "type": "string", "jsonPath": path} for title, path in columns
+            ],
+        }
+        return {
+            "metadata": {"name": f"{plural}.{group}"},
+            "spec": {
+                "group": group,
+                "scope": "Cluster",
+                "names": {"plural": plural, "singular": kind.lower(), "kind": kind, "shortNames": short},
+                "versions": [version],
+            },
+        }
+
+    ready = ("Ready", '.status.conditions[?(@.type=="Ready")].status')
+    return [
+        definition(GROUP, "nodepools", "NodePool", [], [("NodeClass", ".spec.template.spec.nodeClassRef.name"), ready]),
+        definition(
+            GROUP,
+            "nodeclaims",
+            "NodeClaim",
+            [],
+            [
+                ("Type", ".metadata.labels.node\\.kubernetes\\.io/instance-type"),
+                ("Capacity", ".metadata.labels.karpenter\\.sh/capacity-type"),
+                ("Zone", ".metadata.labels.topology\\.kubernetes\\.io/zone"),
+                ("Node", ".status.nodeName"),
+                ready,
+            ],
+        ),
+        definition("karpenter.k8s.aws", "ec2nodeclasses", "EC2NodeClass", ["ec2nc", "ec2ncs"], [ready]),
+    ]
+
+
+class Karpenter:
+    """The controllers, in one loop."""
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        settings: KarpenterSettings,
+        registry: Registry,
+        directory: Directory,
+        guard: Guard,
+        run_dir: Path,
+        variables: Variables,
+        bus: Bus,
+    ) -> None:
+        self._config = config
+        self._settings = settings
+        self._registry = registry
+        self._store: Store = registry.store
+        self._directory = directory
+        self._guard = guard
+        self._run_dir = run_dir
+        self._variables = variables
+        self._bus = bus
+        self._instances: dict[str, Instance] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._out_of_capacity: dict[tuple[str, str, str], float] = {}
+        self._count = 0
+        self._offerings = [
+            Offering(item.instance_type, zone, kind, price, item.machines)
+            for item in settings.offerings
+            for zone in item.zones
+            for kind, price in (("on-demand", item.usd_per_hour), ("spot", item.spot_usd_per_hour))
+            if price is not None
+        ]
+        self.machines_left: dict[tuple[str, str, str], int] = {}
+        """Capacity of an offering where the control address changed it."""
+
+    def install(self) -> None:
+        """Create the custom resource definitions."""
+        for definition in definitions():
+            self._registry.create(catalogue.DEFINITIONS, "", definition)
+
+    def _type(self, kind: str) -> ResourceType:
+        found = self._registry.types.by_kind(f"{GROUP}/v1", kind)
+        assert found is not None, "the definitions are installed"
+        return found
+
+    @property
+    def _pools(self) -> list[Obj]:
+        pools = [
+            pool for pool in self._store.all((GROUP, "nodepools")) if not pool["metadata"].get("deletionTimestamp")
+        ]
+        return sorted(pools, key=lambda pool: (-int(pool["spec"].get("weight") or 0), name_of(pool)))
+
+    @property
+    def _claims(self) -> list[Obj]:
+        return self._store.all((GROUP, "nodeclaims"))
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        while True:
+            await asyncio.sleep(PERIOD_SECONDS)
+            self._check_pools()
+            self._provision()
+            for claim in self._claims:
+                self._advance(claim)
+            self._consolidate()
+
+    def stop(self) -> None:
+        """Stop what is under way and switch every machine off."""
+        for task in list(self._tasks):
+            task.cancel()
+        for instance in self._instances.values():
+            if instance.kubelet is not None:
+                instance.kubelet.power_off()
+
+    # Pools
+
+    def _check_pools(self) -> None:
+        rt = self._type("NodePool")
+        for pool in self._pools:
+            used = self._used(name_of(pool))
+            shown = {name: _plain(amount) for name, amount in used.items()}
+
+            def write(obj: Obj, shown: dict[str, str] = shown) -> None:
+                status = obj.setdefault("status", {})
+                status["resources"] = shown
+                for kind in ("ValidationSucceeded", "NodeClassReady", "Ready"):
+                    set_condition(status, kind, "True", kind)
+
+            self._registry.mutate(rt, "", name_of(pool), write)
+
+    def _used(self, pool: str) -> Amounts:
+        used: Amounts = {"nodes": Decimal(0)}
+        for claim in self._claims:
+            if (claim["metadata"].get("labels") or {}).get(POOL_LABEL) == pool:
+                used["nodes"] += 1
+                for name, amount in ((claim.get("status") or {}).get("capacity") or {}).items():
+                    used[name] = used.get(name, Decimal(0)) + quantity(amount)
+        return used
+
+    # Provisioning
+
+    def _waiting(self) -> list[Obj]:
+        found = []
+        for pod in self._store.each(catalogue.PODS.key):
+            if pod["spec"].get("nodeName") or pod["metadata"].get("deletionTimestamp"):
+                continue
+            told = condition_of(pod, "PodScheduled")
+            if (
+                told is not None
+                and told.get("reason") == "Unschedulable"
+                and not pod["status"].get("nominatedNodeName")
+            ):
+                found.append(pod)
+        return sorted(
+            found, key=lambda pod: (-int(pod["spec"].get("priority") or 0), pod["metadata"]["creationTimestamp"])
+        )
+
+    def _provision(self) -> None:
+        waiting = self._waiting()
+        if not waiting or not self._pools:
+            return
+        rooms = [self._room_of(claim) for claim in self._claims if self._is_coming(claim)]
+        for pod in waiting:
+            wanted = requests_of(pod["spec"])
+            room = next((room for room in rooms if refusal(pod, wanted, room) is None), None)
+            if room is None:
+                claim = self._new_claim(pod, wanted)
+                if claim is None:
+                    continue
+                room = self._room_of(claim)
+                rooms.append(room)
+            for name, amount in wanted.items():
+                room.free[name] = room.free.get(name, Decimal(0)) - amount
+
+    def _is_coming(self, claim: Obj) -> bool:
+        return (
+            not claim["metadata"].get("deletionTimestamp")
+            and (condition_of(claim, "Initialized") or {}).get("status") != "True"
+        )
+
+    def _room_of(self, claim: Obj) -> NodeRoom:
+        spec = {"taints": claim["spec"].get("taints") or []}
+        node = {"metadata": {"name": name_of(claim), "labels": claim["metadata"].get("labels") or {}}, "spec": spec}
+        capacity = (claim.get("status") or {}).get("capacity") or {}
+        free = {name: quantity(amount) for name, amount in capacity.items()}
+        bound = (claim.get("status") or {}).get("nodeName")
+        for pod in self._store.pods_on(bound) if bound else ():
+            for name, amount in requests_of(pod["spec"]).items():
+                free[name] = free.get(name, Decimal(0)) - amount
+        return NodeRoom(node, free)
+
+    def _new_claim(self, pod: Obj, wanted: Amounts) -> Obj | None:
+        now = time.monotonic()
+        for pool in self._pools:
+            template = (pool["spec"].get("template") or {}).get("spec") or {}
+            labels = ((pool["spec"].get("template") or {}).get("metadata") or {}).get("labels") or {}
+            labels = {**labels, POOL_LABEL: name_of(pool)}
+            for offering in sorted(self._offerings, key=lambda item: item.usd_per_hour):
+                all_labels = {**labels, **offering.labels}
+                if self._out_of_capacity.get(_key(offering), 0) > now:
+                    continue
+                if not all(matches_expression(term, all_labels) for term in template.get("requirements") or ()):
+                    continue
+                node = {
+                    "metadata": {"name": "", "labels": all_labels},
+                    "spec": {"taints": template.get("taints") or []},
+                }
+                free = {name: quantity(amount) for name, amount in offering.resources.items()}
+                if refusal(pod, wanted, NodeRoom(node, free)) is None and self._within_limits(pool, offering):
+                    return self._create_claim(pool, template, all_labels, offering, wanted)
+        return None
+
+    def _within_limits(self, pool: Obj, offering: Offering) -> bool:
+        used = self._used(name_of(pool))
+        more = {**offering.resources, "nodes": "1"}
+        for name, limit in (pool["spec"].get("limits") or {}).items():
+            if used.get(name, Decimal(0)) + quantity(more.get(name, "0")) > quantity(limit):
+                self._registry.record(
+                    pool, "LimitExceeded", f"{name} limit of {limit} would be exceeded", "Warning", "karpenter"
+                )
+                return False
+        return True
+
+    def _create_claim(
+        self, pool: Obj, template: Obj, labels: dict[str, str], offering: Offering, wanted: Amounts
+    ) -> Obj:
+        claim: Obj = {
+            "metadata": {
+                "name": f"{name_of(pool)}-{random_suffix()}",
+                "labels": labels,
+                "finalizers": [TERMINATION],
+                "ownerReferences": [owner_reference(pool, controller=False)],
+            },
+            "spec": {
+                "requirements": template.get("requirements") or [],
+                "taints": template.get("taints") or [],
+                "startupTaints": template.get("startupTaints") or [],
+                "nodeClassRef": template.get("nodeClassRef") or {},
+                "resources": {"requests": {name: _plain(amount) for name, amount in wanted.items()}},
+            },
+            "status": {"capacity": offering.resources, "allocatable": offering.resources},
+        }
+        created = self._registry.create(self._type("NodeClaim"), "", claim, trusted=True)
+        instance = Instance(name_of(created), offering)
+        self._instances[instance.claim] = instance
+        task = asyncio.create_task(self._launch(instance))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return created
+
+    # A claim's life
+
+    def _condition(self, claim: str, kind: str, value: str, reason: str = "", message: str = "") -> Obj | None:
+        return self._registry.mutate(
+            self._type("NodeClaim"),
+            "",
+            claim,
+            lambda obj: _set(obj, kind, value, reason or kind, message),
+        )
+
+    async def _launch(self, instance: Instance) -> None:
+        await asyncio.sleep(self._settings.launch)
+        claim = self._store.find((GROUP, "nodeclaims"), "", instance.claim)
+        if claim is None or claim["metadata"].get("deletionTimestamp"):
+            return
+        offering, key = instance.offering, _key(instance.offering)
+        running = sum(1 for other in self._instances.values() if _key(other.offering) == key and other.node_name)
+        limit = self.machines_left.get(key, offering.machines)
+        if limit is not None and running >= limit:
+            self._out_of_capacity[key] = time.monotonic() + self._settings.capacity_memory
+            told = f"creating instance, insufficient capacity, with fleet error(s), InsufficientInstanceCapacity: {key}"
+            self._registry.record(claim, "InsufficientCapacityError", told, "Warning", "karpenter")
+            self._drop(instance)
+            return
+        self._count += 1
+        address = f"10.2.{self._count // 250}.{self._count % 250 + 1}"
+        instance.node_name = f"ip-{address.replace('.', '-')}.{self._config.region}.compute.internal"
+        provider = f"aws:///{offering.zone}/{instance.instance_id}"
+        self._registry.mutate(
+            self._type("NodeClaim"), "", instance.claim, lambda obj: obj["status"].update(providerID=provider)
+        )
+        self._condition(instance.claim, "Launched", "True")
+        await asyncio.sleep(self._settings.register_)
+        claim = self._store.find((GROUP, "nodeclaims"), "", instance.claim)
+        if claim is not None and not instance.ended:
+            self._join(instance, claim, provider, address)
+
+    def _join(self, instance: Instance, claim: Obj, provider: str, address: str) -> None:
+        delays = self._config.delays
+        instance.kubelet = Kubelet(
+            instance.node_name,
+            self._registry,
+            self._guard,
+            self._run_dir,
+            delays.heartbeat,
+            delays.restart_backoff,
+            self._variables,
+        )
+        self._directory.add(instance.kubelet)
+        taints = [*(claim["spec"].get("taints") or ()), *(claim["spec"].get("startupTaints") or ())]
+        instance.kubelet.boot(
+            {
+                "metadata": {
+                    "name": instance.node_name,
+                    "labels": {
+                        **claim["metadata"]["labels"],
+                        "kubernetes.io/hostname": instance.node_name,
+                        f"{GROUP}/registered": "true",
+                    },
+                    "finalizers": [TERMINATION],
+                    "ownerReferences": [owner_reference(claim, controller=False)],
+                },
+                "spec": {"providerID": provider, **({"taints": taints} if taints else {})},
+                "status": {
+                    "capacity": instance.offering.resources,
+                    "allocatable": instance.offering.resources,
+                    "addresses": [
+                        {"type": "InternalIP", "address": address},
+                        {"type": "Hostname", "address": instance.node_name},
+                    ],
+                    "nodeInfo": {
+                        "bootID": str(uuid.uuid4()),
+                        "machineID": instance.instance_id.removeprefix("i-"),
+                        "systemUUID": instance.instance_id,
+                        "architecture": "amd64",
+                        "operatingSystem": "linux",
+                        "osImage": "Amazon Linux 2023",
+                        "kernelVersion": "6.1.0",
+                        "containerRuntimeVersion": "process://1",
+                        "kubeletVersion": "v1.33.0-local",
+                        "kubeProxyVersion": "",
+                    },
+                },
+            }
+        )
+        self._registry.mutate(
+            self._type("NodeClaim"), "", instance.claim, lambda obj: obj["status"].update(nodeName=instance.node_name)
+        )
+        self._condition(instance.claim, "Registered", "True")
+
+    def _advance(self, claim: Obj) -> None:
+        instance = self._instances.get(name_of(claim))
+        node_name = (claim.get("status") or {}).get("nodeName")
+        node = self._store.find(catalogue.NODES.key, "", node_name) if node_name else None
+        if (
+            node is not None
+            and node["metadata"].get("deletionTimestamp")
+            and not claim["metadata"].get("deletionTimestamp")
+        ):
+            self._registry.delete(self._type("NodeClaim"), "", name_of(claim))
+            return
+        if claim["metadata"].get("deletionTimestamp"):
+            self._terminate(claim, instance, node)
+        elif node is not None and (condition_of(claim, "Initialized") or {}).get("status") != "True":
+            self._initialize(claim, node)
+
+    def _initialize(self, claim: Obj, node: Obj) -> None:
+        keys = {taint["key"] for taint in node["spec"].get("taints") or ()}
+        starting = {taint["key"] for taint in claim["spec"].get("startupTaints") or ()}
+        if (condition_of(node, "Ready") or {}).get("status") != "True" or keys & starting:
+            return
+        self._registry.mutate(
+            catalogue.NODES,
+            "",
+            name_of(node),
+            lambda obj: obj["metadata"]["labels"].update({f"{GROUP}/initialized": "true"}),
+        )
+        self._condition(name_of(claim), "Initialized", "True")
+        self._condition(name_of(claim), "Ready", "True")
+
+    # Ending
+
+    def _terminate(self, claim: Obj, instance: Instance | None, node: Obj | None) -> None:
+        """Drain, then end: taint the node, evict what runs there within its budgets, and take the machine away."""
+        if node is not None and instance is not None and not instance.ended:
+            self._mark_disrupted(node)
+            left = [
+                pod
+                for pod in self._store.pods_on(name_of(node))
+                if pod["status"].get("phase") not in ("Succeeded", "Failed")
+            ]
+            for pod in left:
+                if not pod["metadata"].get("deletionTimestamp"):
+                    self._evict(pod)
+            if left:
+                return
+        if instance is not None:
+            self._end_machine(instance)
+        self._drop_claim(name_of(claim))
+
+    def _mark_disrupted(self, node: Obj) -> None:
+        if any(taint["key"] == DISRUPTED["key"] for taint in node["spec"].get("taints") or ()):
+            return
+        self._registry.mutate(
+            catalogue.NODES, "", name_of(node), lambda obj: obj["spec"].setdefault("taints", []).append(dict(DISRUPTED))
+        )
+
+    def _evict(self, pod: Obj) -> None:
+        try:
+            self._registry.evict(namespace_of(pod), name_of(pod), {})
+        except ApiError as refused:
+            if refused.code not in (404, 429, 500):
+                raise
+
+    def _end_machine(self, instance: Instance) -> None:
+        instance.ended = True
+        if instance.kubelet is not None:
+            instance.kubelet.power_off()
+            self._directory.remove(instance.node_name)
+        node = self._store.find(catalogue.NODES.key, "", instance.node_name)
+        if node is not None:
+            self._registry.mutate(
+                catalogue.NODES, "", instance.node_name, lambda obj: obj["metadata"].pop("finalizers", None)
+            )
+            if self._store.find(catalogue.NODES.key, "", instance.node_name) is not None:
+                self._registry.delete(catalogue.NODES, "", instance.node_name, {"propagationPolicy": "Background"})
+
+    def _drop(self, instance: Instance) -> None:
+        """Give up a claim that never became a machine."""
+        self._registry.delete(self._type("NodeClaim"), "", instance.claim)
+        self._drop_claim(instance.claim)
+
+    def _drop_claim(self, name: str) -> None:
+        self._instances.pop(name, None)
+        self._registry.mutate(self._type("NodeClaim"), "", name, lambda obj: obj["metadata"].pop("finalizers", None))
+
+    # Consolidation
+
+    def _consolidate(self) -> None:
+        for pool in self._pools:
+            disruption = pool["spec"].get("disruption") or {}
+            after = seconds_of(str(disruption.get("consolidateAfter", "0s")))
+            if after is None:
+                continue
+            underused = disruption.get("consolidationPolicy", "WhenEmptyOrUnderutilized") == "WhenEmptyOrUnderutilized"
+            claims = [c for c in self._claims if (c["metadata"].get("labels") or {}).get(POOL_LABEL) == name_of(pool)]
+            allowed = self._budget(disruption, len(claims))
+            allowed -= sum(1 for claim in claims if claim["metadata"].get("deletionTimestamp"))
+            for claim in claims:
+                if allowed > 0 and self._is_superfluous(claim, after, underused):
+                    allowed -= 1
+                    self._condition(
+                        name_of(claim), "DisruptionReason", "True", "Empty" if not underused else "Underutilized"
+                    )
+                    self._registry.record(
+                        claim, "DisruptionTerminating", "Disrupting Node: consolidation", source="karpenter"
+                    )
+                    self._registry.delete(self._type("NodeClaim"), "", name_of(claim))
+
+    def _budget(self, disruption: Obj, total: int) -> int:
+        """Return how many nodes may be disrupted at once: the smallest of the budgets, 10 % without any."""
+        budgets = disruption.get("budgets") or [{"nodes": "10%"}]
+        limits = []
+        for budget in budgets:
+            text = str(budget.get("nodes", "10%"))
+            limits.append(math.ceil(int(text[:-1]) * total / 100) if text.endswith("%") else int(text))
+        return min(limits)
+
+    def _is_superfluous(self, claim: Obj, after: float, underused: bool) -> bool:
+        instance = self._instances.get(name_of(claim))
+        initialized = (condition_of(claim, "Initialized") or {}).get("status") == "True"
+        if instance is None or claim["metadata"].get("deletionTimestamp") or not initialized:
+            return False
+        pods = [
+            pod
+            for pod in self._store.pods_on(instance.node_name)
+            if pod["status"].get("phase") not in ("Succeeded", "Failed")
+        ]
+        kept = any((pod["metadata"].get("annotations") or {}).get(DO_NOT_DISRUPT) == "true" for pod in pods)
+        movable = not pods or (underused and not kept and self._fit_elsewhere(pods, instance.node_name))
+        if not movable or self._waiting():
+            instance.empty_since = None
+            return False
+        now = time.monotonic()
+        instance.empty_since = instance.empty_since or now
+        return now - instance.empty_since >= after
+
+    def _fit_elsewhere(self, pods: Iterable[Obj], without: str) -> bool:
+        rooms = []
+        for node in self._store.each(catalogue.NODES.key):
+            if name_of(node) == without or (condition_of(node, "Ready") or {}).get("status") != "True":
+                continue
+            free = {name: quantity(amount) for name, amount in node["status"]["allocatable"].items()}
+            for pod in self._store.pods_on(name_of(node)):
+                if pod["status"].get("phase") not in ("Succeeded", "Failed"):
+                    for name, amount in requests_of(pod["spec"]).items():
+                        free[name] = free.get(name, Decimal(0)) - amount
+            rooms.append(NodeRoom(node, free))
+        for pod in pods:
+            wanted = requests_of(pod["spec"])
+            room = next((room for room in rooms if refusal(pod, wanted, room) is None), None)
+            if room is None:
+                return False
+            for name, amount in wanted.items():
+                room.free[name] = room.free.get(name, Decimal(0)) - amount
+        return True
+
+    # Spot
+
+    def interrupt(self, wanted: str | None) -> Instance | None:
+        """Give a spot node its notice: the event goes out, Karpenter drains, the machine goes when the notice ends."""
+        for instance in self._instances.values():
+            names = (instance.node_name, instance.instance_id, instance.claim)
+            if instance.offering.capacity_type != "spot" or not instance.node_name or (wanted and wanted not in names):
+                continue
+            detail = {"instance-id": instance.instance_id, "instance-action": "terminate"}
+            arn = f"arn:aws:ec2:{instance.offering.zone}:instance/{instance.instance_id}"
+            self._bus.send(SPOT_WARNING, detail, [arn])
+            self._out_of_capacity[_key(instance.offering)] = time.monotonic() + self._settings.capacity_memory
+            self._registry.delete(self._type("NodeClaim"), "", instance.claim)
+            task = asyncio.create_task(self._reclaim(instance))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            return instance
+        return None
+
+    async def _reclaim(self, instance: Instance) -> None:
+        await asyncio.sleep(self._settings.spot_notice)
+        if not instance.ended:
+            self._end_machine(instance)
+
+
+def _key(offering: Offering) -> tuple[str, str, str]:
+    return offering.instance_type, offering.zone, offering.capacity_type
+
+
+def _plain(amount: Decimal) -> str:
+    return str(int(amount)) if amount == int(amount) else str(amount)
+
+
+def _set(obj: Obj, kind: str, value: str, reason: str, message: str) -> None:
+    set_condition(obj.setdefault("status", {}), kind, value, reason, message)
