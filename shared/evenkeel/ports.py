@@ -168,6 +168,10 @@ class Ledger(Protocol):
         """Return the row, or None."""
         ...
 
+    def get_each(self, *keys: Key) -> tuple[Row | None, ...]:
+        """Return the rows of these keys (at most 100), None where there is none: one round trip, not one instant."""
+        ...
+
     def partition(self, table: Table, pk: str, prefix: str = "") -> tuple[Row, ...]:
         """Return every row of a partition whose sort key starts with `prefix`, by sort key. Follows all pages."""
         ...

@@ -112,6 +112,34 @@ def test_a_missing_row_is_none(ledger: Ledger) -> None:
     assert ledger.get(JOB) is None
 
 
+def test_rows_are_read_together_in_the_order_of_their_keys(ledger: Ledger) -> None:
+    ledger.commit(Put(Row(OTHER, {"n": 2})), Put(Row(JOB, {"n": 1})))
+    missing = Key(Table.JOBS, "JOB#job-2", "META")
+
+    read = ledger.get_each(JOB, missing, OTHER, JOB)
+
+    assert read == (Row(JOB, {"n": 1}, 1), None, Row(OTHER, {"n": 2}, 1), Row(JOB, {"n": 1}, 1))
+
+
+def test_no_rows_are_read_for_no_keys(ledger: Ledger) -> None:
+    assert ledger.get_each() == ()
+
+
+def test_rows_are_read_together_under_keys_that_utf8_cannot_carry(ledger: Ledger) -> None:
+    key = Key(Table.JOBS, "JOB#a\ud800b", "META")
+    ledger.commit(Put(Row(key, {"n": 1})))
+
+    (read,) = ledger.get_each(key)
+
+    assert read is not None
+    assert read.doc == {"n": 1}
+
+
+def test_more_rows_than_one_read_takes_are_refused(ledger: Ledger) -> None:
+    with pytest.raises(Refused, match="at most 100"):
+        ledger.get_each(*(Key(Table.JOBS, f"JOB#job-{number}", "META") for number in range(101)))
+
+
 def test_a_first_put_conflicts_where_a_row_exists(ledger: Ledger) -> None:
     ledger.commit(Put(Row(JOB, {"by": "first"})))
 
@@ -374,6 +402,39 @@ def test_a_transaction_in_conflict_with_another_is_sent_again_under_the_same_tok
         client.requests[0]["ClientRequestToken"]
     ] * 3
     assert len(pauses) == 2
+
+
+class SlowTables:
+    """Serves one key a request, and gives the others back unread, as a busy table may."""
+
+    def __init__(self) -> None:
+        self.requests: list[Any] = []
+
+    def batch_get_item(self, RequestItems: Any) -> Any:  # noqa: N803 - boto3's own spelling
+        self.requests.append(RequestItems)
+        ((name, asked),) = RequestItems.items()
+        first, *rest = asked["Keys"]
+        item = {**first, "version": {"N": "1"}, "doc": {"M": {}}}
+        left = {name: {**asked, "Keys": rest}} if rest else {}
+        return {"Responses": {name: [item]}, "UnprocessedKeys": left}
+
+
+def test_rows_that_a_busy_table_left_unread_are_asked_for_again() -> None:
+    keys = [Key(Table.JOBS, f"JOB#job-{number}", "META") for number in range(3)]
+    client, pauses = SlowTables(), list[float]()
+
+    read = DynamoLedger({Table.JOBS: "jobs"}, client, pauses.append).get_each(*keys)
+
+    assert [row.key for row in read if row] == keys
+    assert [request["jobs"]["ConsistentRead"] for request in client.requests] == [True] * 3
+    assert len(pauses) == 2
+
+
+def test_a_table_that_stays_busy_throttles_a_read() -> None:
+    keys = [Key(Table.JOBS, f"JOB#job-{number}", "META") for number in range(5)]
+
+    with pytest.raises(Throttled, match="unread"):
+        DynamoLedger({Table.JOBS: "jobs"}, SlowTables(), lambda _seconds: None).get_each(*keys)
 
 
 def test_a_transaction_that_stays_in_conflict_is_throttled() -> None:

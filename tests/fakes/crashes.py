@@ -54,6 +54,9 @@ class CrashingLedger:
     def get(self, key: Key) -> Row | None:
         return self._ledger.get(key)
 
+    def get_each(self, *keys: Key) -> tuple[Row | None, ...]:
+        return self._ledger.get_each(*keys)
+
     def partition(self, table: Table, pk: str, prefix: str = "") -> tuple[Row, ...]:
         return self._ledger.partition(table, pk, prefix)
 

@@ -26,6 +26,11 @@ class InMemoryLedger:
             row = self.rows.get(key)
             return None if row is None else _copy(row)
 
+    def get_each(self, *keys: Key) -> tuple[Row | None, ...]:
+        if len(keys) > 100:
+            raise Refused(f"a read of {len(keys)} rows, at most 100 are possible")
+        return tuple(self.get(key) for key in keys)
+
     def partition(self, table: Table, pk: str, prefix: str = "") -> tuple[Row, ...]:
         with self._lock:
             found = [row for key, row in self.rows.items() if key.table == table and key.pk == pk]

@@ -47,6 +47,7 @@ from evenkeel.ports import (
 INDEX = "byState"
 _SUM = "sum:"
 _MOST_WRITES = 100
+_MOST_READS = 100
 _CONFLICT_TRIES = 4
 _LONGEST_TOKEN = 36
 
@@ -81,6 +82,31 @@ class DynamoLedger:
         with aws.translated(f"read {key.table} {key.pk} {key.sk}", _MEANINGS):
             answer = self._client.get_item(TableName=self._name(key.table), Key=_key(key), ConsistentRead=True)
         return _row(key.table, answer["Item"]) if "Item" in answer else None
+
+    def get_each(self, *keys: Key) -> tuple[Row | None, ...]:
+        if len(keys) > _MOST_READS:
+            raise Refused(f"a read of {len(keys)} rows, at most {_MOST_READS} are possible")
+        wanted: dict[str, Any] = {}
+        for key in dict.fromkeys(keys):
+            table = wanted.setdefault(self._name(key.table), {"Keys": [], "ConsistentRead": True})
+            table["Keys"].append(_key(key))
+        tables = {self._name(key.table): key.table for key in keys}
+        found: dict[tuple[Table, str, str], Row] = {}
+        with aws.translated(f"read {', '.join(f'{key.table} {key.pk} {key.sk}' for key in keys)}", _MEANINGS):
+            for tries_left in reversed(range(_CONFLICT_TRIES)):
+                if not wanted:
+                    break
+                answer = self._client.batch_get_item(RequestItems=wanted)
+                for name, items in answer["Responses"].items():
+                    for item in items:
+                        found[tables[name], item["pk"]["S"], item["sk"]["S"]] = _row(tables[name], item)
+                # What a busy table did not serve comes back as the request to repeat.
+                wanted = answer.get("UnprocessedKeys") or {}
+                if wanted and not tries_left:
+                    raise Throttled(f"read {len(keys)} rows: {', '.join(wanted)} left some unread")
+                if wanted:
+                    self._pause(random.uniform(0.02, 0.1) * (_CONFLICT_TRIES - tries_left))  # noqa: S311 - jitter
+        return tuple(found.get((key.table, aws.encodable(key.pk), aws.encodable(key.sk))) for key in keys)
 
     def partition(self, table: Table, pk: str, prefix: str = "") -> tuple[Row, ...]:
         values = {":pk": _text(pk), **({":prefix": _text(prefix)} if prefix else {})}

@@ -169,9 +169,12 @@ def _note_once(
     fact: NodeFact, seat: SickSeat, *, ledger: Ledger, clock: Clock, ids: Ids, drills_may_act: bool
 ) -> IntakeDecision:
     now = clock.now()
-    known = ledger.get(rows.fact_key(fact.fact_key))
-    last_row = ledger.get(rows.last_key(seat.life))
-    pointer = ledger.get(rows.open_key(seat.life))
+    known, last_row, pointer, forgotten = ledger.get_each(
+        rows.fact_key(fact.fact_key),
+        rows.last_key(seat.life),
+        rows.open_key(seat.life),
+        rows.unresolved_row({}, fact.fact_key, now).key,
+    )
     current_row = ledger.get(rows.incident_key(pointer.doc["incidentId"])) if pointer else None
     decision = join_or_open(
         fact,
@@ -187,7 +190,6 @@ def _note_once(
     if decision.action in (Intake.OPEN, Intake.JOIN):
         assert decision.incident
         writes = _recorded(decision.incident, fact, known, pointer, current_row, decision.action, now)
-    forgotten = ledger.get(rows.unresolved_row({}, fact.fact_key, now).key)
     if forgotten is not None:
         writes.append(Delete(forgotten.key, forgotten.version))
     if writes:
