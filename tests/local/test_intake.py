@@ -1,0 +1,355 @@
+"""Events on the running data centre: hostile ones, copies at once, late ones, and some in the wrong order."""
+
+import json
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evenkeel_local.data_centre import DataCentre
+from evenkeel_local.drills import SETTLED, await_whole_fleet, dead_letters
+from tests.local import signals
+from tests.waiting import until
+
+Json = dict[str, Any]
+
+BAD_EVENTS = Path(__file__).parent.parent / "fixtures" / "events" / "bad"
+CODES = {
+    "bad-instance-id": "EVENT_BAD_ID",
+    "epoch-seconds": "EVENT_BAD_TIME",
+    "hostile-strings": "EVENT_BAD_TEXT",
+    "missing-detail": "EVENT_NO_DETAIL",
+    "oversize-detail": "EVENT_TOO_LARGE",
+    "unknown-status": "EVENT_UNKNOWN_STATUS",
+    "wrong-types": "EVENT_BAD_TYPE",
+}
+"""The malformed samples, and the one code that each ends with."""
+UNKNOWN = "unknown-detail-type"
+RECOVERY_SECONDS = 90.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _fleet_stays_whole(data_centre: DataCentre) -> Iterator[None]:
+    await_whole_fleet(data_centre.client(), data_centre)
+    yield
+    await_whole_fleet(data_centre.client(), data_centre)
+
+
+# ---------------------------------------------------------------- hostile events
+
+
+@dataclass
+class Aftermath:
+    """What hostile events left behind."""
+
+    began_at: datetime
+    good_instance: str
+    sent: dict[str, str] = field(default_factory=dict)
+    """Body by envelope id; what the bus makes of it is in the archive."""
+    ids: dict[tuple[str, str], str] = field(default_factory=dict)
+    """Envelope id by sample and way."""
+    lines: dict[str, Json] = field(default_factory=dict)
+    raw: dict[str, bytes | None] = field(default_factory=dict)
+    letters: dict[str, Json] = field(default_factory=dict)
+    changed: dict[tuple[str, str], Json] = field(default_factory=dict)
+    """Rows of incidents that are new or not as before."""
+    good_id: str = ""
+
+
+WAYS = [
+    (sample, way)
+    for sample in (*CODES, UNKNOWN)
+    for way in ("bus", "queue")
+    if (sample, way) != ("missing-detail", "bus")
+]
+"""EventBridge takes every sample but the one without a detail, if it comes from the source of drills."""
+
+
+@pytest.fixture(scope="module")
+def aftermath(data_centre: DataCentre) -> Aftermath:
+    """Send every hostile sample by every way it can take, and a good event amid them."""
+    found = Aftermath(good_instance=signals.untouched_machine(data_centre), began_at=datetime.now(UTC))
+    signals.take_dead_letters(data_centre)
+    before = signals.incident_rows(data_centre)
+    good = signals.health_event(found.good_instance, fault="NobodyKnowsThisFault")
+    found.good_id = good["id"]
+
+    def send(sample: str, way: str) -> None:
+        text = (BAD_EVENTS / f"{sample}.json").read_text(encoding="utf-8")
+        event = json.loads(text)
+        if way == "bus":
+            envelope_id = signals.put_on_bus(data_centre, event["detail-type"], event["detail"])
+        else:
+            envelope_id = event["id"]
+            found.sent[envelope_id] = text
+            signals.queue(data_centre, text)
+        found.ids[sample, way] = envelope_id
+
+    for sample, way in WAYS[:8]:
+        send(sample, way)
+    signals.queue(data_centre, good)
+    for sample, way in WAYS[8:]:
+        send(sample, way)
+    for envelope_id in (*found.ids.values(), found.good_id):
+        found.lines[envelope_id] = signals.handled(data_centre, envelope_id)[-1]
+        found.raw[envelope_id] = signals.raw_copy(data_centre, envelope_id)
+    signals.settled_incident(data_centre, found.good_instance)
+    after = signals.incident_rows(data_centre)
+    found.changed = {key: row for key, row in after.items() if before.get(key) != row}
+    found.letters = {json.loads(letter["body"])["id"]: letter for letter in signals.take_dead_letters(data_centre)}
+    return found
+
+
+@pytest.mark.parametrize(("sample", "way"), WAYS)
+def test_a_hostile_event_is_archived_as_it_came(sample: str, way: str, aftermath: Aftermath) -> None:
+    envelope_id = aftermath.ids[sample, way]
+
+    raw = aftermath.raw[envelope_id]
+
+    assert raw is not None
+    assert json.loads(raw)["id"] == envelope_id
+    if way == "queue":
+        assert raw.decode() == aftermath.sent[envelope_id]
+
+
+@pytest.mark.parametrize(("sample", "way"), [(sample, way) for sample, way in WAYS if sample != UNKNOWN])
+def test_a_malformed_event_is_dead_lettered_whole_with_its_code(sample: str, way: str, aftermath: Aftermath) -> None:
+    envelope_id = aftermath.ids[sample, way]
+
+    letter, line = aftermath.letters[envelope_id], aftermath.lines[envelope_id]
+
+    assert (letter["code"], line["code"], line["outcome"]) == (CODES[sample], CODES[sample], "DEAD_LETTERED")
+    assert letter["reason"] == line["reason"][:200]
+    assert letter["body"].encode() == aftermath.raw[envelope_id]
+    assert line["sizeBytes"] == len(letter["body"])
+    assert len(line["beginning"]) <= 200
+
+
+def test_a_wrong_type_is_named_by_its_path(aftermath: Aftermath) -> None:
+    line = aftermath.lines[aftermath.ids["wrong-types", "queue"]]
+
+    assert line["reason"] == "detail.InstanceId: expected string, got number"
+
+
+@pytest.mark.parametrize("way", ["bus", "queue"])
+def test_an_event_of_an_unknown_kind_is_counted_and_no_dead_letter(way: str, aftermath: Aftermath) -> None:
+    envelope_id = aftermath.ids[UNKNOWN, way]
+
+    line = aftermath.lines[envelope_id]
+
+    assert (line["outcome"], line["code"]) == ("UNKNOWN", "EVENT_UNKNOWN_TYPE")
+    assert envelope_id not in aftermath.letters
+
+
+def test_every_hostile_event_is_counted_by_its_code(data_centre: DataCentre, aftermath: Aftermath) -> None:
+    failed = signals.log_lines(data_centre, "EventsFailed", since=aftermath.began_at)
+    unknown = signals.log_lines(data_centre, "EventsUnknown", since=aftermath.began_at)
+
+    expected = sorted(CODES[sample] for sample, _ in aftermath.ids if sample in CODES)
+    assert sorted(line["Code"] for line in failed) == expected
+    assert len(unknown) == 2
+
+
+def test_hostile_events_change_no_incident(data_centre: DataCentre, aftermath: Aftermath) -> None:
+    good = signals.incidents_about(data_centre, aftermath.good_instance)[0]["incidentId"]
+
+    others = [key for key, row in aftermath.changed.items() if good not in json.dumps(row)]
+
+    assert others == []
+
+
+def test_the_good_event_amid_hostile_ones_is_handled(data_centre: DataCentre, aftermath: Aftermath) -> None:
+    [incident] = signals.incidents_about(data_centre, aftermath.good_instance)
+
+    assert aftermath.lines[aftermath.good_id]["outcome"] == "OPEN"
+    assert (incident["fault"]["key"], incident["state"]) == ("hp:unknown_fault_type", "OBSERVED")
+    assert incident["repairs"] == []
+
+
+def test_a_fault_that_nobody_knows_is_never_answered_by_a_guess(data_centre: DataCentre, aftermath: Aftermath) -> None:
+    node = next(node for node in data_centre.cluster.nodes() if node["instanceId"] == aftermath.good_instance)
+
+    assert (node["unschedulable"], node["taints"]) == (False, [])
+    assert signals.accepted_calls(data_centre, aftermath.good_instance) == {}
+
+
+def test_the_dead_letter_queue_is_empty_again(data_centre: DataCentre, aftermath: Aftermath) -> None:
+    assert aftermath.letters
+    assert dead_letters(data_centre) == {}
+
+
+# ---------------------------------------------------------------- copies, at once and late
+
+
+@dataclass
+class Storm:
+    """One fault that was told by several events at once, and its incident once it is settled."""
+
+    event: Json
+    ids: tuple[str, ...]
+    outcomes: list[str]
+    incident: Json
+
+    @property
+    def instance_id(self) -> str:
+        return str(self.event["detail"]["InstanceId"])
+
+
+@pytest.fixture(scope="module")
+def storm(data_centre: DataCentre) -> Storm:
+    """Three copies of one event and three events of other ids for the same state change, all at once."""
+    machine = signals.untouched_machine(data_centre)
+    event = signals.health_event(machine)
+    others = [signals.health_event(machine) | {"time": event["time"]} for _ in range(3)]
+    sent = [event, event, event, *others]
+    random.Random(7).shuffle(sent)
+    with ThreadPoolExecutor(len(sent)) as senders:
+        list(senders.map(lambda each: signals.queue(data_centre, each), sent))
+    lines = signals.handled(data_centre, event["id"], copies=3)
+    for other in others:
+        lines += signals.handled(data_centre, other["id"])
+    incident = signals.settled_incident(data_centre, machine)
+    return Storm(
+        event, (event["id"], *(other["id"] for other in others)), [line["outcome"] for line in lines], incident
+    )
+
+
+def test_copies_of_one_event_at_once_open_one_incident(data_centre: DataCentre, storm: Storm) -> None:
+    incidents = signals.incidents_about(data_centre, storm.instance_id)
+
+    assert [incident["incidentId"] for incident in incidents] == [storm.incident["incidentId"]]
+    assert sorted(storm.outcomes) == ["KNOWN"] * 5 + ["OPEN"]
+
+
+def test_copies_of_one_event_are_one_piece_of_evidence(data_centre: DataCentre, storm: Storm) -> None:
+    shown = data_centre.client().get(f"/incidents/{storm.incident['incidentId']}")
+
+    # The reboot takes the node away for a while, which its node object tells as well.
+    [told] = [one for one in shown["evidence"] if one["source"] == "hyperpod.node-health"]
+    others = {one["faultKey"] for one in shown["evidence"] if one != told}
+    assert (told["opened"], told["rawEvent"] in storm.ids) == (True, True)
+    assert others <= {"node:not_ready"}
+
+
+def test_copies_of_one_event_start_one_execution_and_one_repair(data_centre: DataCentre, storm: Storm) -> None:
+    incident_id = storm.incident["incidentId"]
+
+    assert signals.executions_of(data_centre, incident_id) == [f"{incident_id}-r1"]
+    assert signals.accepted_calls(data_centre, storm.instance_id) == {"reboot": 1}
+    assert (storm.incident["state"], storm.incident["repairs"]) == ("RECOVERED", ["reboot"])
+
+
+def test_a_late_copy_opens_nothing(data_centre: DataCentre, storm: Storm) -> None:
+    before = signals.incident_rows(data_centre)
+    same = storm.event
+    resent = signals.health_event(storm.instance_id) | {"time": same["time"]}
+    older_at = datetime.fromisoformat(same["time"]) - timedelta(minutes=3)
+    older = signals.health_event(storm.instance_id, at=older_at)
+
+    for event in (same, resent, older):
+        signals.queue(data_centre, event)
+    outcomes = [signals.handled(data_centre, same["id"], copies=4)[-1]["outcome"]]
+    outcomes += [signals.handled(data_centre, event["id"])[-1]["outcome"] for event in (resent, older)]
+
+    assert outcomes == ["KNOWN", "KNOWN", "LATE"]
+    assert signals.incident_rows(data_centre) == before
+    assert len(signals.executions_of(data_centre, storm.incident["incidentId"])) == 1
+
+
+def test_healthy_again_without_an_incident_opens_nothing(data_centre: DataCentre, storm: Storm) -> None:
+    before = signals.incident_rows(data_centre)
+    healthy = signals.health_event(storm.instance_id, status="Healthy", at=datetime.now(UTC) + timedelta(seconds=1))
+
+    signals.queue(data_centre, healthy)
+    line = signals.handled(data_centre, healthy["id"])[-1]
+
+    assert line["outcome"] == "IDLE"
+    assert signals.incident_rows(data_centre) == before
+
+
+def test_a_storm_of_different_faults_is_one_incident_of_the_worst(data_centre: DataCentre) -> None:
+    machine = signals.untouched_machine(data_centre)
+    now = datetime.now(UTC)
+    faults = ("EfaError", "NvidiaErrorReboot", "NvidiaErrorTerminate")
+    events = [signals.health_event(machine, fault=fault, at=now) for fault in faults]
+
+    with ThreadPoolExecutor(len(events)) as senders:
+        list(senders.map(lambda each: signals.queue(data_centre, each), events))
+    outcomes = sorted(signals.handled(data_centre, event["id"])[-1]["outcome"] for event in events)
+    settled = signals.settled_incident(data_centre, machine)
+
+    [incident] = signals.incidents_about(data_centre, machine)
+    assert outcomes == ["JOIN", "JOIN", "OPEN"]
+    assert (incident["fault"]["key"], incident["evidenceCount"]) == ("hp:NvidiaErrorTerminate", 3)
+    assert signals.executions_of(data_centre, incident["incidentId"]) == [f"{incident['incidentId']}-r1"]
+    assert settled["state"] == "RECOVERED"
+    assert signals.accepted_calls(data_centre, machine).get("replace", 0) == 1
+
+
+# ---------------------------------------------------------------- healthy again
+
+
+@pytest.fixture
+def held(data_centre: DataCentre) -> Iterator[None]:
+    """Hold automation for the test, so that a repair waits until it is released."""
+    client = data_centre.client()
+    path = f"/clusters/{client.fleet}/automation"
+    client.post(f"{path}/hold", {"reason": "a test looks closely", "forSeconds": 300})
+    yield
+    client.post(f"{path}/release", {})
+
+
+def _release(centre: DataCentre) -> None:
+    client = centre.client()
+    client.post(f"/clusters/{client.fleet}/automation/release", {})
+
+
+def _told(centre: DataCentre, instance_id: str, kind: str) -> Json | None:
+    """Return the open incident of a machine once its story has a line of that kind."""
+    for incident in signals.incidents_about(centre, instance_id)[:1]:
+        story = centre.client().get(f"/incidents/{incident['incidentId']}/timeline")["entries"]
+        if incident["state"] not in SETTLED and any(line["kind"] == kind for line in story):
+            return incident
+    return None
+
+
+@pytest.mark.usefixtures("held")
+def test_healthy_from_before_the_fault_does_not_stop_its_repair(data_centre: DataCentre) -> None:
+    machine = signals.untouched_machine(data_centre)
+    fault_at = datetime.now(UTC) - timedelta(seconds=2)
+    sick = signals.health_event(machine, at=fault_at)
+    healthy = signals.health_event(machine, status="Healthy", at=fault_at - timedelta(minutes=1))
+
+    signals.queue(data_centre, sick)
+    until(lambda: _told(data_centre, machine, "held"), "the repair to be held", RECOVERY_SECONDS)
+    signals.queue(data_centre, healthy)
+    outcome = signals.handled(data_centre, healthy["id"])[-1]["outcome"]
+    _release(data_centre)
+    settled = signals.settled_incident(data_centre, machine)
+
+    assert outcome == "JOIN"
+    assert (settled["state"], settled["repairs"]) == ("RECOVERED", ["reboot"])
+
+
+@pytest.mark.usefixtures("held")
+def test_healthy_again_after_the_fault_gives_the_node_back_without_a_repair(data_centre: DataCentre) -> None:
+    machine = signals.untouched_machine(data_centre)
+    fault_at = datetime.now(UTC) - timedelta(seconds=5)
+    sick = signals.health_event(machine, at=fault_at)
+    healthy = signals.health_event(machine, status="Healthy", at=fault_at + timedelta(seconds=3))
+
+    signals.queue(data_centre, sick)
+    until(lambda: _told(data_centre, machine, "held"), "the repair to be held", RECOVERY_SECONDS)
+    signals.queue(data_centre, healthy)
+    signals.handled(data_centre, healthy["id"])
+    _release(data_centre)
+    settled = signals.settled_incident(data_centre, machine)
+
+    node = next(node for node in data_centre.cluster.nodes() if node["instanceId"] == machine)
+    assert (settled["state"], settled["repairs"], node["unschedulable"]) == ("RECOVERED", [], False)
+    assert signals.accepted_calls(data_centre, machine) == {}
