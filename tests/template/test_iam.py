@@ -8,7 +8,6 @@ import pytest
 
 from tests.template import statements
 from tests.template.documents import ROOT, resources, template
-from tests.template.enforcement import NOT_ENFORCED, is_enforced
 from tests.template.statements import Permission, Statement
 from tests.template.waivers import WAIVERS
 
@@ -167,19 +166,6 @@ def test_the_archive_and_the_queues_take_no_stranger() -> None:
     sources = {json.dumps(source) for source in statement["Condition"]["ArnEquals"]["aws:SourceArn"]}
     assert sources == rules
     assert template()["Resources"]["RawEventsBucketPolicy"]["Condition"] == "SpeaksTls"
-
-
-def test_what_no_test_on_the_engine_can_prove_is_documented() -> None:
-    text = (ROOT / "docs" / "iam.md").read_text(encoding="utf-8")
-    documented = dict(re.findall(r"^\| `([A-Z][A-Za-z]+)` \| (.+) \|$", text, re.MULTILINE))
-    policies = {f"{name}Policy" for name in resources("AWS::IAM::ManagedPolicy")}
-    assert {sid: why for sid, why in documented.items() if sid not in policies} == NOT_ENFORCED
-
-
-def test_what_is_not_enforced_exists() -> None:
-    assert set(NOT_ENFORCED) <= {statement.sid for statement in ROLES}
-    unproved = {statement.sid for statement in ROLES if not is_enforced(statement)}
-    assert unproved == set(NOT_ENFORCED)
 
 
 def test_every_function_is_in_the_document() -> None:
