@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from evenkeel_local.gpu_cluster import config
 from evenkeel_local.gpu_cluster.cluster import Host, Options, Ports
+from evenkeel_local.gpu_cluster.snapshots import SnapshotRefused
 
 CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 
@@ -26,6 +27,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--config", type=Path, help="the cluster's configuration, as JSON; the default is four nodes")
     parser.add_argument("--run-dir", type=Path, help="where pods keep their files (default: a temporary folder)")
     parser.add_argument("--state-file", type=Path, help="written when ready: addresses, CA, admin token")
+    parser.add_argument(
+        "--data", type=Path, help="keep the state in this folder, and go on from it (default: in memory)"
+    )
     parser.add_argument("--aws-port", type=int, default=0, help="port of the SageMaker and EKS endpoint")
     parser.add_argument("--kubernetes-port", type=int, default=0, help="port of the Kubernetes API")
     parser.add_argument("--control-port", type=int, default=0, help="port of the control address")
@@ -49,11 +53,17 @@ def main(argv: list[str] | None = None) -> int:
         run_dir = arguments.run_dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpu-cluster-")))
         ports = Ports(arguments.aws_port, arguments.kubernetes_port, arguments.control_port)
         options = Options(
-            settings, run_dir.resolve(), ports, arguments.engine_endpoint, credentials, arguments.state_file
+            settings,
+            run_dir.resolve(),
+            ports,
+            arguments.engine_endpoint,
+            credentials,
+            arguments.state_file,
+            arguments.data.resolve() if arguments.data else None,
         )
         try:
             asyncio.run(_run(options, arguments.state_file is not None, arguments.stop_with_stdin))
-        except OSError as failed:
+        except (OSError, SnapshotRefused) as failed:
             print(f"the cluster cannot start: {failed}", file=sys.stderr)
             return 1
     return 0

@@ -17,7 +17,7 @@ from typing import Any
 import trustme
 from aiohttp import web
 
-from evenkeel_local.gpu_cluster import catalogue, rbac
+from evenkeel_local.gpu_cluster import catalogue, rbac, snapshots
 from evenkeel_local.gpu_cluster.api_server import ApiServer, Authenticator, Authorizer, Request, tls_context
 from evenkeel_local.gpu_cluster.aws_api import AwsApi
 from evenkeel_local.gpu_cluster.aws_auth import AwsAuth, EngineAuth, NoAuth
@@ -50,6 +50,7 @@ from evenkeel_local.gpu_cluster.store import Change, Store, name_of, namespace_o
 
 NAMESPACES = ("default", "kube-system", "kube-node-lease", "kube-public")
 LOOPBACK = "127.0.0.1"
+SAVE_SECONDS = 1.0
 
 
 class AllowAll:
@@ -79,6 +80,7 @@ class Options:
     engine_endpoint: str | None = None
     credentials: Mapping[str, str] = field(default_factory=dict)
     state_file: Path | None = None
+    data_dir: Path | None = None
 
 
 class Cluster:
@@ -149,8 +151,31 @@ class Cluster:
         self.store.listen(self._tell_kubelet)
         self.store.listen(self._give_account)
 
-    def start(self) -> None:
-        """Create what every cluster begins with, start the controllers and launch the machines."""
+    def start(self, snapshot: dict[str, Any] | None = None) -> None:
+        """Create what every cluster begins with, or take up a snapshot; start the controllers and the machines."""
+        if snapshot is None:
+            self._create_first_objects()
+        else:
+            snapshots.restore(self, snapshot)
+        for work in (
+            self.scheduler.run(),
+            self.jobs.run(),
+            self.nodes.run(),
+            self.garbage.run(),
+            self.disruption.run(),
+            self.garbage.collect_pods(),
+        ):
+            self._tasks.append(asyncio.create_task(work))
+        if self.karpenter is not None:
+            self._tasks.append(asyncio.create_task(self.karpenter.run()))
+        if snapshot is None:
+            self.fleet.start()
+        else:
+            self.scheduler.notice_all()
+            self.jobs.notice_all()
+            self.fleet.resume()
+
+    def _create_first_objects(self) -> None:
         for name in NAMESPACES:
             self.registry.create(catalogue.NAMESPACES, "", {"metadata": {"name": name}})
         for obj in rbac.bootstrap_roles():
@@ -166,19 +191,8 @@ class Cluster:
             }
             pc["metadata"].update(uid=secrets.token_hex(16), creationTimestamp="2025-01-01T00:00:00Z")
             self.store.create(catalogue.PRIORITY_CLASSES, pc)
-        for work in (
-            self.scheduler.run(),
-            self.jobs.run(),
-            self.nodes.run(),
-            self.garbage.run(),
-            self.disruption.run(),
-            self.garbage.collect_pods(),
-        ):
-            self._tasks.append(asyncio.create_task(work))
         if self.karpenter is not None:
             self.karpenter.install()
-            self._tasks.append(asyncio.create_task(self.karpenter.run()))
-        self.fleet.start()
 
     async def stop(self) -> None:
         """Stop the controllers, switch off the machines, break the watches."""
@@ -244,6 +258,7 @@ class Host:
         self._admin_token = secrets.token_urlsafe(32)
         self._engine: Engine | None = None
         self._warming: asyncio.Task[None] | None = None
+        self._saving: asyncio.Task[None] | None = None
         self._runners: list[web.AppRunner] = []
         self._stop = asyncio.Event()
         self._urls: dict[str, str] = {}
@@ -287,7 +302,10 @@ class Host:
             await self._engine.open()
             self._warming = asyncio.create_task(self._engine.warm_up())
         self.cluster = self._new_cluster()
-        self.cluster.start()
+        data_dir = self._options.data_dir
+        self.cluster.start(snapshots.read(data_dir) if data_dir is not None else None)
+        if data_dir is not None:
+            self._saving = asyncio.create_task(self._save_now_and_then(data_dir))
         await self._serve(self._delegate("aws_api"), sockets[0])
         await self._serve(self._delegate("api_server"), sockets[1], tls_context(certificate, key))
         await self._serve(Control(self).application(), sockets[2])
@@ -356,18 +374,35 @@ class Host:
             "startedAt": time.time(),
         }
 
-    async def reset(self) -> None:
-        """End everything that runs and begin anew, at the same addresses."""
+    async def _save_now_and_then(self, folder: Path) -> None:
+        saved = 0
+        while True:
+            await asyncio.sleep(SAVE_SECONDS)
+            if self.cluster.store.revision != saved:
+                saved = self.cluster.store.revision
+                snapshots.write(folder, snapshots.take(self.cluster))
+
+    async def reset(self, snapshot: dict[str, Any] | None = None) -> None:
+        """End everything that runs and begin anew, or from a snapshot, at the same addresses.
+
+        Raises:
+            SnapshotRefused: the snapshot cannot be taken up; the cluster goes on as it was.
+        """
+        if snapshot is not None:
+            snapshots.restore(self._new_cluster(), snapshot)
         entries, identities = self.cluster.access_entries, self.cluster.pod_identities
         await self.cluster.stop()
         remove_folder(self._options.run_dir / "pods")
         self.cluster = self._new_cluster()
         self.cluster.access_entries[:] = entries
         self.cluster.pod_identities[:] = identities
-        self.cluster.start()
+        self.cluster.start(snapshot)
 
     async def stop(self) -> None:
         """Stop the cluster and its listeners; nothing that it started is left."""
+        if self._saving is not None and self._options.data_dir is not None:
+            self._saving.cancel()
+            snapshots.write(self._options.data_dir, snapshots.take(self.cluster))
         await self.cluster.stop()
         for runner in self._runners:
             await runner.cleanup()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from evenkeel_local.gpu_cluster import catalogue
+from evenkeel_local.gpu_cluster import catalogue, snapshots
 from evenkeel_local.gpu_cluster.calls import CallFault
 from evenkeel_local.gpu_cluster.config import AccessEntry, PodIdentity
 from evenkeel_local.gpu_cluster.errors import ApiError
@@ -38,7 +38,7 @@ class Control:
 
     def application(self) -> web.Application:
         """Return the aiohttp application."""
-        app = web.Application(middlewares=[_plain_errors])
+        app = web.Application(middlewares=[_plain_errors], client_max_size=512 * 1024 * 1024)
         app.add_routes(
             [
                 web.get("/control/health", self._health),
@@ -72,6 +72,8 @@ class Control:
                 web.post("/control/watches/drop", self._drop_watches),
                 web.post("/control/compact", self._compact),
                 web.post("/control/apply", self._apply),
+                web.get("/control/snapshot", self._snapshot),
+                web.put("/control/snapshot", self._restore),
                 web.post("/control/reset", self._reset),
                 web.post("/control/shutdown", self._shutdown),
             ]
@@ -335,6 +337,13 @@ class Control:
         self._cluster.store.forget_history()
         return web.json_response({"resourceVersion": str(self._cluster.store.revision)})
 
+    async def _snapshot(self, http: web.Request) -> web.Response:
+        return web.json_response(snapshots.take(self._cluster))
+
+    async def _restore(self, http: web.Request) -> web.Response:
+        await self._host.reset(await _body(http))
+        return web.json_response({"status": "ok"})
+
     async def _reset(self, http: web.Request) -> web.Response:
         await self._host.reset()
         return web.json_response({"status": "ok"})
@@ -366,7 +375,7 @@ async def _plain_errors(request: web.Request, handler: Any) -> web.StreamRespons
         response: web.StreamResponse = await handler(request)
     except ApiError as refused:
         return web.json_response({"error": refused.message}, status=refused.code)
-    except FaultRefused as refused:
+    except (FaultRefused, snapshots.SnapshotRefused) as refused:
         return web.json_response({"error": str(refused)}, status=400)
     except KeyError as missing:
         return web.json_response({"error": f"the body needs {missing}"}, status=400)

@@ -168,6 +168,7 @@ def start(
     run_dir: Path | str,
     engine_endpoint: str | None = None,
     credentials: Mapping[str, str] | HasEnvironment | None = None,
+    data_dir: Path | str | None = None,
 ) -> ClusterHandle:
     """Start a cluster in a process group of its own and wait until it is ready. It ends when this process does.
 
@@ -176,6 +177,7 @@ def start(
         run_dir: a folder for the cluster's files; made when it is not there.
         engine_endpoint: the AWS emulator; without it nobody is asked who they are, and events are only remembered.
         credentials: `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` and perhaps `AWS_SESSION_TOKEN` of the cluster itself.
+        data_dir: where to keep the state across restarts; without it the state is in memory alone.
 
     Raises:
         ClusterFailed: it did not get ready; the message holds what it printed.
@@ -189,6 +191,7 @@ def start(
     command += ["--run-dir", str(folder), "--state-file", str(state_file)]
     command += ["--engine-endpoint", engine_endpoint] if engine_endpoint else ["--no-auth"]
     command.append("--stop-with-stdin")
+    command += ["--data", str(data_dir)] if data_dir is not None else []
     env = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     if credentials is not None:
         env.update(credentials if isinstance(credentials, Mapping) else credentials.environment())

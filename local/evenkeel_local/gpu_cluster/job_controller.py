@@ -95,6 +95,11 @@ class JobController:
         if job is None or job["metadata"]["uid"] != owner["uid"]:
             self._untrack(pod)
 
+    def notice_all(self) -> None:
+        """Look at every Job that is there already."""
+        for job in self._store.each(catalogue.JOBS.key):
+            self._enqueue(namespace_of(job), name_of(job))
+
     async def run(self) -> None:
         """Work through the queue until cancelled."""
         while True:

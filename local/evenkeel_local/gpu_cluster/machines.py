@@ -137,6 +137,7 @@ class Fleet:
         self._variables = variables
         self._tasks: set[asyncio.Task[None]] = set()
         self._unstuck = asyncio.Event()
+        self._taken_up: list[Machine] = []
         self._next_ip = 10
 
     # Finding
@@ -164,6 +165,29 @@ class Fleet:
         for group in self.groups.values():
             for _ in range(group.count):
                 self.begin(self._boot_new(self._new_machine(group.name, str(uuid.uuid4())), self.config.delays.boot))
+
+    def take_up(self, machine: Machine) -> None:
+        """Go on with a machine of a former process; its power was cut meanwhile."""
+        self._next_ip += 1
+        self.machines.append(machine)
+        self._by_node[machine.node_name] = machine
+        self._taken_up.append(machine)
+
+    def resume(self) -> None:
+        """Start the machines that were taken up, each where it was."""
+        for machine in self._taken_up:
+            if machine.status == "ShuttingDown" and machine.operation == "Delete":
+                self.begin(self._remove(machine))
+            elif machine.status == "ShuttingDown":
+                self.begin(self._replace(machine))
+            elif machine.operation == "Replace":
+                self.begin(self._bring_up(machine))
+            elif machine.operation is None and machine.status == "Pending":
+                self.begin(self._provision(machine))
+            else:
+                machine.operation = "Reboot"
+                self.begin(self._boot_new(machine, self.config.delays.boot))
+        self._taken_up.clear()
 
     def stop(self) -> None:
         """Switch everything off."""
@@ -329,10 +353,13 @@ class Fleet:
             machine,
             "Instance {id} is starting as part of instance replacement in Cluster {cluster} and IG {group}",
         )
+        await self._bring_up(machine)
+
+    async def _bring_up(self, machine: Machine) -> None:
         await self._await_capacity(machine)
         await asyncio.sleep(self.config.delays.replace)
         await self._await_capacity(machine)
-        if self.failing_boots.get(group, 0) > 0:
+        if self.failing_boots.get(machine.group, 0) > 0:
             await self._fail_boot(machine)
         self._switch_on(machine)
         self._event(machine, "EC2 Instance {id} successfully provisioned in Cluster {cluster} and IG {group}")

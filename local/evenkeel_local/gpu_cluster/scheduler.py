@@ -154,6 +154,13 @@ class Scheduler:
             or (old.get("status") or {}).get("allocatable") != (new.get("status") or {}).get("allocatable")
         )
 
+    def notice_all(self) -> None:
+        """Look at every pod that is there already."""
+        for pod in self._store.each(catalogue.PODS.key):
+            if self._needs_node(pod):
+                self._waiting[(namespace_of(pod), name_of(pod))] = None
+        self._dirty.set()
+
     async def run(self) -> None:
         """Schedule until cancelled."""
         while True:

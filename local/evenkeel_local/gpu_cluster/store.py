@@ -11,7 +11,7 @@ import json
 import secrets
 import time
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -252,6 +252,15 @@ class Store:
                 owned.pop((key, *where), None)
                 if not owned:
                     del self._by_owner[owner["uid"]]
+
+    def load(self, objects: Iterable[tuple[TypeKey, Obj]], revision: int) -> None:
+        """Take up objects with their versions into an empty store; nobody is told, and older positions are gone."""
+        for key, obj in objects:
+            where = (namespace_of(obj), name_of(obj))
+            self._objects[key][where] = obj
+            self._index(key, where, obj)
+        self.revision = revision
+        self.forget_history()
 
     # Hearing
 

@@ -1,0 +1,127 @@
+"""The cluster's state as one document: kept across restarts with `--data`, read and put through the control address.
+
+What cannot be kept is ended honestly: processes are gone after a restart, so every machine comes back as after a
+power cut, with another boot id, and its pods are reported as lost. Operations that were under way go on.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evenkeel_local.gpu_cluster import catalogue
+from evenkeel_local.gpu_cluster.config import AccessEntry, PodIdentity
+from evenkeel_local.gpu_cluster.machines import Machine, ProviderCall
+
+if TYPE_CHECKING:
+    from evenkeel_local.gpu_cluster.cluster import Cluster
+
+Json = dict[str, Any]
+SCHEMA_VERSION = 1
+
+
+class SnapshotRefused(Exception):
+    """The document is not a snapshot that this cluster can take up; the message says why."""
+
+
+def take(cluster: Cluster) -> Json:
+    """Return the state of the moment."""
+    store, fleet = cluster.store, cluster.fleet
+    return {
+        "schemaVersion": SCHEMA_VERSION,
+        "takenAt": time.time(),
+        "clusterArn": cluster.config.cluster_arn,
+        "createdAt": fleet.created_at,
+        "revision": store.revision,
+        "objects": [{"type": list(key), "object": obj} for key in store.types_in_use() for obj in store.all(key)],
+        "machines": [_machine(machine) for machine in fleet.machines],
+        "targets": dict(fleet.targets),
+        "nodeRecovery": fleet.node_recovery,
+        "calls": [asdict(call) for call in fleet.calls],
+        "accessEntries": [entry.model_dump(mode="json", by_alias=True) for entry in cluster.access_entries],
+        "podIdentities": [identity.model_dump(mode="json", by_alias=True) for identity in cluster.pod_identities],
+    }
+
+
+def _machine(machine: Machine) -> Json:
+    return {
+        "instanceId": machine.instance_id,
+        "logicalId": machine.logical_id,
+        "group": machine.group,
+        "launchTime": machine.launch_time,
+        "status": machine.status,
+        "operation": machine.operation,
+        "ip": machine.ip,
+        "unhealthy": list(machine.unhealthy) if machine.unhealthy is not None else None,
+    }
+
+
+def restore(cluster: Cluster, document: Json) -> None:
+    """Take up a snapshot in a cluster that has not started yet.
+
+    Raises:
+        SnapshotRefused: the document is of another version or another cluster.
+    """
+    if document.get("schemaVersion") != SCHEMA_VERSION:
+        raise SnapshotRefused(f"the snapshot has schema version {document.get('schemaVersion')}, not {SCHEMA_VERSION}")
+    if document.get("clusterArn") != cluster.config.cluster_arn:
+        raise SnapshotRefused(f"the snapshot is of {document.get('clusterArn')}, not of {cluster.config.cluster_arn}")
+    missing = {item["group"] for item in document["machines"]} - set(cluster.fleet.groups)
+    if missing:
+        raise SnapshotRefused(f"the configuration lacks the instance groups {sorted(missing)}")
+    kept = [
+        (tuple(item["type"]), item["object"])
+        for item in document["objects"]
+        if item["type"] != ["karpenter.sh", "nodeclaims"] and not _is_of_karpenter(item)
+    ]
+    for key, obj in kept:
+        if key == catalogue.DEFINITIONS.key:
+            cluster.types.define(obj)
+    cluster.store.load(kept, int(document["revision"]))
+    fleet = cluster.fleet
+    fleet.created_at = document["createdAt"]
+    fleet.node_recovery = document["nodeRecovery"]
+    fleet.targets.update(document["targets"])
+    fleet.calls.extend(ProviderCall(**call) for call in document["calls"])
+    cluster.access_entries[:] = [AccessEntry.model_validate(entry) for entry in document["accessEntries"]]
+    cluster.pod_identities[:] = [PodIdentity.model_validate(entry) for entry in document["podIdentities"]]
+    for item in document["machines"]:
+        fleet.take_up(
+            Machine(
+                instance_id=item["instanceId"],
+                logical_id=item["logicalId"],
+                group=item["group"],
+                launch_time=item["launchTime"],
+                boot_id=str(uuid.uuid4()),
+                status=item["status"],
+                operation=item["operation"],
+                ip=item["ip"],
+                unhealthy=tuple(item["unhealthy"]) if item["unhealthy"] else None,
+            )
+        )
+
+
+def _is_of_karpenter(item: Json) -> bool:
+    labels = item["object"]["metadata"].get("labels") or {}
+    return item["type"] == ["", "nodes"] and "karpenter.sh/nodepool" in labels
+
+
+def read(folder: Path) -> Json | None:
+    """Return the snapshot in a data folder, nothing when there is none."""
+    path = folder / "snapshot.json"
+    if not path.exists():
+        return None
+    document = json.loads(path.read_text())
+    return document if isinstance(document, dict) else None
+
+
+def write(folder: Path, document: Json) -> None:
+    """Write a snapshot in one step, so that a crash leaves the former one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    draft = folder / "snapshot.tmp"
+    draft.write_text(json.dumps(document))
+    draft.replace(folder / "snapshot.json")

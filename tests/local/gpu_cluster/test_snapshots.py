@@ -1,0 +1,116 @@
+"""State across restarts, and snapshots through the control address."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evenkeel_local import gpu_cluster
+from evenkeel_local.gpu_cluster import ClusterFailed, ClusterHandle
+from tests.local.gpu_cluster.conftest import QUICK, aws_client
+from tests.local.gpu_cluster.kube_client import (
+    JOBS,
+    NODES,
+    PODS,
+    Json,
+    KubeClient,
+    a_job,
+    a_pod,
+    condition,
+    eventually,
+)
+
+SLEEPS = ("python", "-c", "import time; time.sleep(600)")
+MAPS = "/api/v1/namespaces/default/configmaps"
+
+
+def client(handle: ClusterHandle) -> KubeClient:
+    return KubeClient(handle.kubernetes_url, handle.ca_pem, handle.admin_token)
+
+
+def identity(nodes: list[Json]) -> set[tuple[Any, ...]]:
+    return {(node["instanceId"], node["nodeLogicalId"], node["launchTime"]) for node in nodes}
+
+
+def test_a_restart_keeps_objects_and_lives_and_says_what_was_lost(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with gpu_cluster.start(QUICK, tmp_path / "one", data_dir=data) as first:
+        kube = client(first)
+        eventually(lambda: all(node["ready"] == "True" for node in first.nodes()), "the nodes")
+        kube.create(MAPS, {"metadata": {"name": "kept"}, "data": {"a": "1"}})
+        kube.create(JOBS, a_job("train", *SLEEPS, gpus=8))
+        kube.create(PODS, a_pod("again", "python", "-c", "print('ran')", restartPolicy="OnFailure", gpus=9))
+        kube.until(f"{JOBS}/train", lambda job: job["status"].get("ready") == 1, "the job to run")
+        before, version = first.nodes(), kube.get(MAPS)["metadata"]["resourceVersion"]
+        boots = {node["instanceId"]: node["bootId"] for node in before}
+        kept = kube.get(f"{MAPS}/kept")
+        kube.close()
+
+    with gpu_cluster.start(QUICK, tmp_path / "two", data_dir=data) as second:
+        kube = client(second)
+        job = kube.until(f"{JOBS}/train", lambda job: condition(job, "Failed") == "True", "the loss to be told")
+        eventually(lambda: all(node["ready"] == "True" for node in second.nodes()), "the nodes to be back")
+        after = second.nodes()
+        restored = kube.get(f"{MAPS}/kept")
+        stale = next(kube.watch(f"{MAPS}?resourceVersion={version}"))
+        waiting = kube.get(f"{PODS}/again")
+        kube.close()
+
+    assert restored == kept
+    assert identity(after) == identity(before)
+    assert all(node["bootId"] != boots[node["instanceId"]] for node in after)
+    assert job["status"]["failed"] == 1
+    assert (stale["type"], stale["object"]["code"]) == ("ERROR", 410)
+    assert condition(waiting, "PodScheduled") == "False"
+
+
+def test_a_replacement_under_way_goes_on_after_a_restart(tmp_path: Path) -> None:
+    slow = {**QUICK, "delays": {**QUICK["delays"], "replace": 30.0}}
+    data = tmp_path / "data"
+    with gpu_cluster.start(slow, tmp_path / "one", data_dir=data) as first:
+        eventually(lambda: all(node["ready"] == "True" for node in first.nodes()), "the nodes")
+        slot = first.nodes()[0]["nodeLogicalId"]
+        sagemaker = aws_client("sagemaker", first.sagemaker_url)
+        sagemaker.batch_replace_cluster_nodes(ClusterName=first.cluster_name, NodeLogicalIds=[slot])
+        pending = eventually(
+            lambda: next((n for n in first.nodes() if n["nodeLogicalId"] == slot and n["status"] == "Pending"), None),
+            "the new life",
+        )
+
+    with gpu_cluster.start(QUICK, tmp_path / "two", data_dir=data) as second:
+        back = eventually(
+            lambda: next((n for n in second.nodes() if n["nodeLogicalId"] == slot and n["ready"] == "True"), None),
+            "the replacement to end",
+        )
+        counted = second.control("GET", "counters")["accepted"]["replace"]
+
+    assert back["instanceId"] == pending["instanceId"]
+    assert sum(counted.values()) == 1
+
+
+def test_a_snapshot_is_put_back(cluster: ClusterHandle, kube: KubeClient) -> None:
+    kube.create(MAPS, {"metadata": {"name": "kept"}, "data": {"a": "1"}})
+    names = {node["metadata"]["name"] for node in kube.items(NODES)}
+    snapshot = cluster.control("GET", "snapshot")
+    kube.delete(f"{MAPS}/kept")
+
+    cluster.control("PUT", "snapshot", snapshot)
+
+    assert kube.get(f"{MAPS}/kept")["data"] == {"a": "1"}
+    assert {node["metadata"]["name"] for node in kube.items(NODES)} == names
+    eventually(lambda: all(node["ready"] == "True" for node in cluster.nodes()), "the nodes")
+    kube.create(PODS, a_pod("one", "python", "-c", "pass"))
+    kube.until(f"{PODS}/one", lambda pod: pod["status"]["phase"] == "Succeeded", "a pod to run")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [({"schemaVersion": 9}, "schema version 9"), ({"clusterArn": "arn:other"}, "is of arn:other")],
+)
+def test_a_snapshot_of_something_else_is_refused(cluster: ClusterHandle, change: Json, told: str) -> None:
+    snapshot = cluster.control("GET", "snapshot")
+
+    with pytest.raises(ClusterFailed, match=told):
+        cluster.control("PUT", "snapshot", {**snapshot, **change})
+
+    assert cluster.nodes()
