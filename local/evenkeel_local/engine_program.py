@@ -10,6 +10,8 @@ Run by the engine's own interpreter, so nothing of this project can be imported 
   process, so the next call began cold (measured: 1.7 s instead of 15 ms). On AWS the name stays, and the process too.
 * Every worker unpacked every layer for itself, and compiled what it imports for itself. Here a layer is unpacked once,
   and its compiled modules are kept beside it.
+* A process that dies in mid-call was told under a name that AWS does not have. On AWS it is Runtime.ExitError, which
+  workflows retry.
 """
 
 # ruff: noqa: SLF001 - a correction reaches into what it corrects
@@ -82,7 +84,11 @@ def named_failures() -> None:
     def execute_and_name(func: Document, event: Any, request_id: str) -> Document:
         result: Document = execute(func, event, request_id)
         body = result.get("body")
-        failure = body.get(FAILURE) if isinstance(body, dict) else None
+        if not isinstance(body, dict):
+            return result
+        if result.get("error") and body.get("errorType") == "Runtime.HandlerError":
+            return {**result, "body": {**body, "errorType": "Runtime.ExitError"}}
+        failure = body.get(FAILURE)
         if failure is None:
             return result
         log = "\n".join(filter(None, [result.get("log", ""), *failure["stackTrace"]]))

@@ -48,6 +48,10 @@ OF_LAMBDA = {
     "Lambda.AWSLambdaException",
     "Lambda.SdkClientException",
     "Lambda.TooManyRequestsException",
+    # A sandbox that died, ran out of memory or out of time in mid-call: every task is idempotent, so it is asked again.
+    "Lambda.Unknown",
+    "Runtime.ExitError",
+    "Sandbox.Timedout",
 }
 OF_STEP_FUNCTIONS = {"States.ALL", "States.Timeout"}
 A_FUNCTION = "arn:aws:states:::lambda:invoke"

@@ -31,6 +31,8 @@ def handler(event, context):
     with notes.open("a") as file:
         file.write(json.dumps(event) + "\\n")
     print(os.environ["NAME"], tries)
+    if tries < int(os.environ["DIES"]):
+        os.kill(os.getpid(), 9)
     if tries < int(os.environ["FAILS"]):
         raise TransientError("Throttled: told by the test")
     return json.loads(os.environ["ANSWER"])
@@ -67,8 +69,9 @@ class StandIns:
             archive.writestr("handler.py", STAND_IN)
         self._code = packed.getvalue()
 
-    def make(self, name: str, answer: Any, *, fails: int = 0) -> None:
-        variables = {"NAME": name, "NOTES": str(self._notes), "ANSWER": json.dumps(answer), "FAILS": str(fails)}
+    def make(self, name: str, answer: Any, *, fails: int = 0, dies: int = 0) -> None:
+        variables = {"NAME": name, "NOTES": str(self._notes), "ANSWER": json.dumps(answer)}
+        variables |= {"FAILS": str(fails), "DIES": str(dies)}
         self._lambda.create_function(
             FunctionName=name,
             Runtime="python3.11",
@@ -117,8 +120,8 @@ def stand_ins(
     tasks = {**WELL, **RUNS, "SettleAttempt": says("JOB_REQUEUED")}
     for name, answer in tasks.items():
         if not name.startswith("Await") and name != "ValidateNode":
-            made.make(name, answer, fails=2 if name == "CordonNode" else 0)
-    made.make("OpenWait", {"outcome": "OPENED"})
+            made.make(name, answer, fails=2 if name == "CordonNode" else 0, dies=1 if name == "RepairNode" else 0)
+    made.make("OpenWait", {"outcome": "OPENED"}, dies=1)
     return made
 
 
@@ -135,6 +138,11 @@ def attempt(stand_ins: StandIns) -> Walk:
 def test_a_recovery_ends_well_though_a_function_fails_twice(recovery: Walk) -> None:
     assert recovery.ending.entered[-1] == "Recovered"
     assert len(recovery.given["CordonNode"]) == 3
+
+
+def test_a_recovery_ends_well_though_the_process_of_a_function_dies(recovery: Walk) -> None:
+    assert recovery.ending.entered[-1] == "Recovered"
+    assert recovery.given["RepairNode"][0] == recovery.given["RepairNode"][1]
 
 
 def test_functions_are_given_ids_and_no_documents(recovery: Walk) -> None:

@@ -16,7 +16,7 @@ from evenkeel.domain.policy import Policy
 from evenkeel.domain.recovery import awaiting as recovery
 from evenkeel.domain.recovery.leases import Hold
 from evenkeel.domain.recovery.seats import Holder, SeatNow, look
-from evenkeel.domain.recovery.validation import expected_accelerators, fault_marks, judge_node
+from evenkeel.domain.recovery.validation import expected_accelerators, judge_node, looks_sick
 from evenkeel.domain.scheduling.attempts import lost_nodes
 from evenkeel.domain.scheduling.awaiting import attempt_answer, is_doubtful
 from evenkeel.domain.scheduling.jobs import Attempt, Job, WorkloadSeen
@@ -257,12 +257,8 @@ def _attempt(wait: Wait, world: Observation) -> Answer | None:
     job, attempt = rows.read(job_row, Job), rows.read(attempt_row, Attempt)
     nodes = {node.name: node for node in world.nodes(attempt.cluster)}
     lost = lost_nodes(nodes, attempt.node_names, world.now, world.policy.jobs.lost_node_seconds)
-    sick = frozenset(name for name in attempt.node_names if name in nodes and _is_sick(nodes[name]))
+    sick = frozenset(name for name in attempt.node_names if name in nodes and looks_sick(nodes[name]))
     return attempt_answer(wait.condition.kind, world.workload(attempt), job, attempt, lost, sick)
-
-
-def _is_sick(node: KubernetesNode) -> bool:
-    return not node.is_ready or node.incident_id is not None or bool(fault_marks(node))
 
 
 def _hurt(incident: Incident, ledger: Ledger) -> list[recovery.HurtNow]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.policy import Policy
+from evenkeel.domain.recovery.validation import looks_sick
 from evenkeel.domain.scheduling.attempts import (
     Ending,
     Settlement,
@@ -108,7 +109,7 @@ def _judge(
     if ending is None:
         return judge_abandoned(seen, job, attempt, _failure(request.failure))
     if ending.state is AttemptState.FAILED:
-        sick = _sick(attempt, ledger) | {name for name, node in nodes.items() if not node.is_ready}
+        sick = _sick(attempt, ledger) | {name for name, node in nodes.items() if looks_sick(node)}
         return excused(ending, attempt, frozenset(sick))
     return ending
 

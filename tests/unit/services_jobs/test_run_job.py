@@ -3,6 +3,7 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.policy import Mode
+from evenkeel.domain.recovery.validation import HEALTH_STATUS
 from evenkeel.domain.scheduling.attempts import SettleOutcome
 from evenkeel.domain.scheduling.jobs import AttemptState, Job, JobState, PodPhase, ResumeOption, ResumePlan
 from evenkeel.ports import NotAllowed, Refused
@@ -408,6 +409,23 @@ def test_an_open_incident_takes_the_blame() -> None:
 
     assert story.attempt(job.job_id).state is AttemptState.LOST
     assert story.job(job.job_id).application_failures == 0
+
+
+@pytest.mark.parametrize(
+    "marks",
+    [{"labels": {HEALTH_STATUS: "UnschedulablePendingReplacement"}}, {"is_cordoned": True, "incident_id": "inc-1"}],
+    ids=["by HyperPod's agent", "by a recovery"],
+)
+def test_a_marked_node_takes_the_blame_before_its_incident_is_known(marks: dict[str, Any]) -> None:
+    story = Story()
+    job = story.running(max_restarts=0)
+    story.world.cluster.set_node(story.attempt(job.job_id).node_names[1], **marks)
+    story.world.cluster.fail_pods(job.job_id, 1, exit_code=134)
+
+    outcome = story.settle(job.job_id)
+
+    assert outcome.outcome is SettleOutcome.JOB_REQUEUED
+    assert story.attempt(job.job_id).state is AttemptState.LOST
 
 
 def test_what_the_wait_saw_counts_where_nothing_is_left_to_see() -> None:

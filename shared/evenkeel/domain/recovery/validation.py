@@ -61,6 +61,11 @@ def fault_marks(node: KubernetesNode) -> tuple[str, ...]:
     return tuple(marks)
 
 
+def looks_sick(node: KubernetesNode) -> bool:
+    """Whether a node shows that it is sick: not Ready, cordoned for an incident, or marked by HyperPod's agent."""
+    return not node.is_ready or node.incident_id is not None or bool(fault_marks(node))
+
+
 def judge_node(machine: Holder, *, expected: int) -> Validity:
     """Judge whether a machine may take work: Running, Ready, all its accelerators, no fault mark.
 
