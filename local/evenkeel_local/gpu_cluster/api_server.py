@@ -639,10 +639,10 @@ class ApiServer:
                 await response.write(b"".join(lines))
         beats = 0
         try:
+            if self._drops(http, call):
+                return
             async for batch in self._store.watch(rt.key, since, BEAT_SECONDS):
-                if self._faults.drops_watch(call):
-                    if http.transport is not None:
-                        http.transport.abort()
+                if self._drops(http, call):
                     return
                 lines = []
                 for change in batch:
@@ -660,6 +660,14 @@ class ApiServer:
                     return
         except ApiError as expired:
             await response.write(json.dumps({"type": "ERROR", "object": expired.status()}).encode() + b"\n")
+
+    def _drops(self, http: web.Request, call: Call) -> bool:
+        """Break the connection if a rule says that this watch is to be dropped."""
+        if not self._faults.drops_watch(call):
+            return False
+        if http.transport is not None:
+            http.transport.abort()
+        return True
 
     # Questions about permissions
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import secrets
 import signal
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,10 @@ from evenkeel_local.gpu_cluster.scheduler import Scheduler
 from evenkeel_local.gpu_cluster.store import Change, Store, name_of, namespace_of
 
 NAMESPACES = ("default", "kube-system", "kube-node-lease", "kube-public")
+_log = logging.getLogger(__name__)
+
 LOOPBACK = "127.0.0.1"
+RESTART_SECONDS = 0.2
 SAVE_SECONDS = 1.0
 
 
@@ -157,17 +161,18 @@ class Cluster:
             self._create_first_objects()
         else:
             snapshots.restore(self, snapshot)
-        for work in (
-            self.scheduler.run(),
-            self.jobs.run(),
-            self.nodes.run(),
-            self.garbage.run(),
-            self.disruption.run(),
-            self.garbage.collect_pods(),
-        ):
-            self._tasks.append(asyncio.create_task(work))
+        controllers = [
+            self.scheduler.run,
+            self.jobs.run,
+            self.nodes.run,
+            self.garbage.run,
+            self.disruption.run,
+            self.garbage.collect_pods,
+        ]
         if self.karpenter is not None:
-            self._tasks.append(asyncio.create_task(self.karpenter.run()))
+            controllers.append(self.karpenter.run)
+        for controller in controllers:
+            self._tasks.append(asyncio.create_task(_kept_up(controller)))
         if snapshot is None:
             self.fleet.start()
         else:
@@ -245,6 +250,16 @@ class Cluster:
             if identity.namespace == namespace_of(pod) and identity.service_account == account:
                 env.update(identity.env)
         return env
+
+
+async def _kept_up(controller: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run a controller; one that breaks says so in the log and begins again, as a controller's pod would."""
+    while True:
+        try:
+            await controller()
+        except Exception:  # noqa: BLE001 (the outermost frame of a controller)
+            _log.exception("a controller broke and begins again: %s", controller)
+        await asyncio.sleep(RESTART_SECONDS)
 
 
 class Host:

@@ -370,7 +370,9 @@ def _camel(name: str) -> str:
 
 @web.middleware
 async def _plain_errors(request: web.Request, handler: Any) -> web.StreamResponse:
-    """Answer a refused request with a sentence, not a stack trace."""
+    """Answer a refused request with a sentence, not a stack trace; let no web page in."""
+    if "Origin" in request.headers:
+        return web.json_response({"error": "the control address is not for browsers"}, status=403)
     try:
         response: web.StreamResponse = await handler(request)
     except ApiError as refused:

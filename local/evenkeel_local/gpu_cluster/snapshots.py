@@ -123,5 +123,8 @@ def write(folder: Path, document: Json) -> None:
     """Write a snapshot in one step, so that a crash leaves the former one."""
     folder.mkdir(parents=True, exist_ok=True)
     draft = folder / "snapshot.tmp"
+    # Pod identities are in it: nobody else may read it.
+    draft.unlink(missing_ok=True)
+    draft.touch(mode=0o600)
     draft.write_text(json.dumps(document))
     draft.replace(folder / "snapshot.json")

@@ -1,0 +1,57 @@
+"""A thousand nodes and ten thousand pods: listed in time, and in bounded memory."""
+
+import time
+import uuid
+from pathlib import Path
+
+from evenkeel_local import gpu_cluster
+from tests.local.gpu_cluster.conftest import QUICK
+from tests.local.gpu_cluster.kube_client import NODES, PODS, Json, KubeClient, a_pod, eventually
+
+NODE_COUNT, POD_COUNT, PAGE = 1000, 10_000, 500
+# Two seconds on an idle machine; here the suite's other processes run beside it.
+PAGE_LOOP_SECONDS = 8.0
+
+
+def resident_bytes(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/statm").read_text().split()
+    return int(fields[1]) * 4096
+
+
+def pages(kube: KubeClient, path: str) -> list[Json]:
+    items: list[Json] = []
+    token = ""
+    while True:
+        page = kube.get(f"{path}?limit={PAGE}" + (f"&continue={token}" if token else ""))
+        items += page["items"]
+        token = page["metadata"].get("continue", "")
+        if not token:
+            return items
+
+
+def a_pod_like(like: Json, number: int) -> Json:
+    return {**like, "metadata": {**like["metadata"], "name": f"p{number}", "uid": str(uuid.uuid4())}}
+
+
+def test_a_large_cluster_is_listed_in_one_page_loop(tmp_path: Path) -> None:
+    delays = {**QUICK["delays"], "heartbeat": 20.0, "nodeMonitorGrace": 120.0}
+    config = {"instanceGroups": [{"name": "p5-workers", "count": NODE_COUNT}], "delays": delays}
+    with gpu_cluster.start(config, tmp_path / "run") as handle:
+        kube = KubeClient(handle.kubernetes_url, handle.ca_pem, handle.admin_token)
+        eventually(lambda: len(kube.items(NODES)) == NODE_COUNT, "the nodes", 30)
+        like = kube.create(PODS, a_pod("like", schedulerName="nobody"))
+        snapshot = handle.control("GET", "snapshot")
+        snapshot["objects"] += [
+            {"type": ["", "pods"], "object": a_pod_like(like, number)} for number in range(POD_COUNT)
+        ]
+        handle.control("PUT", "snapshot", snapshot, timeout=60)
+
+        began = time.monotonic()
+        listed = pages(kube, PODS)
+        took = time.monotonic() - began
+        memory = resident_bytes(handle.pid)
+        kube.close()
+
+    assert len(listed) == POD_COUNT + 1
+    assert took < PAGE_LOOP_SECONDS
+    assert memory < 2**30
