@@ -45,6 +45,12 @@ class ClusterEvents:
             instance_id=machine.instance_id,
         )
 
+    def lost_readiness(self, nodes: int) -> None:
+        """Record the warning that comes with each change of the node count; its message misleads, as in life."""
+        told = f"{nodes} node(s) lost orchestration-ready status"
+        misleading = "Request to service failed. If failure persists after retry, contact customer support."
+        self.record("Cluster", told, "Warn", {"Cluster": {"FailureMessage": misleading}})
+
     def healthy_again(self, machine: Machine) -> None:
         """Tell those who wait that a life is well again."""
         for callback in self.on_healthy:

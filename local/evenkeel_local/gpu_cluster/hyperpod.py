@@ -294,6 +294,9 @@ class HyperPod:
                 caller=caller,
             )
         )
+        if action == "Reboot" and code == "InternalServerError" and machine is not None:
+            refused = f"Failed to submit reboot request for EC2 Instance {machine.instance_id}"
+            self._events.instance_event(machine, refused, "Error")
         if code is not None or machine is None:
             told = REPAIR_TEXTS[code or "InstanceIdNotFound"]
             return code or "InstanceIdNotFound", told.format(status=machine.status if machine is not None else "")

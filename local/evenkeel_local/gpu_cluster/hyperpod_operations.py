@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from evenkeel_local.gpu_cluster import catalogue
 from evenkeel_local.gpu_cluster.aws_model import AwsError, Json, paged
 from evenkeel_local.gpu_cluster.cluster_events import ClusterEvents
-from evenkeel_local.gpu_cluster.errors import Obj
+from evenkeel_local.gpu_cluster.errors import ApiError, Obj
 from evenkeel_local.gpu_cluster.machines import PREFIX, Fleet, Machine
 from evenkeel_local.gpu_cluster.registry import Registry
+from evenkeel_local.gpu_cluster.store import name_of, namespace_of
 
 POLL_SECONDS = 0.1
 DONE, IN_PROGRESS, SUPERSEDED = "Done", "InProgress", "Superseded"
@@ -178,11 +179,23 @@ class Operations:
             for machine in self._fleet.of_group(group):
                 if machine.operation is not None or machine.status != "Running":
                     continue
+                if self._is_guarded(machine):
+                    self._told(machine, "skipped due to PodDisruptionBudget constraint.")
+                    continue
                 machine.operation, machine.status = "SoftwareUpdate", "SystemUpdating"
                 self._told(machine, "cordoned and pods evicted.")
                 await self._fleet.restart(machine)
                 self._told(machine, "restored to schedulable state.")
             self.software_updating.discard(group)
+
+    def _is_guarded(self, machine: Machine) -> bool:
+        """Whether a disruption budget forbids to evict a pod that runs there."""
+        for pod in self._registry.store.pods_on(machine.node_name):
+            try:
+                self._registry.evict(namespace_of(pod), name_of(pod), {}, dry_run=True)
+            except ApiError:
+                return True
+        return False
 
     def _told(self, machine: Machine, what: str) -> None:
         self._events.instance_event(machine, f"Instance {machine.instance_id} in IG {machine.group} {what}")

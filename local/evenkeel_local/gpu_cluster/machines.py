@@ -60,6 +60,9 @@ class EventSink(Protocol):
     ) -> None:
         """Record one HyperPod cluster event about an instance."""
 
+    def lost_readiness(self, nodes: int) -> None:
+        """Record that nodes are no longer ready for work."""
+
     def healthy_again(self, machine: Machine) -> None:
         """Hear that a life that was unhealthy is well again."""
 
@@ -336,6 +339,8 @@ class Fleet:
     def replace(self, machine: Machine) -> None:
         """Begin a replacement: this life ends now, another begins in the same slot."""
         machine.operation, machine.status = "Replace", "ShuttingDown"
+        if self.events is not None:
+            self.events.lost_readiness(1)
         self.begin(self._replace(machine))
 
     async def _replace(self, machine: Machine) -> None:
@@ -356,13 +361,15 @@ class Fleet:
         await self._bring_up(machine)
 
     async def _bring_up(self, machine: Machine) -> None:
+        self._tell_reservation(machine)
         await self._await_capacity(machine)
         await asyncio.sleep(self.config.delays.replace)
         await self._await_capacity(machine)
         if self.failing_boots.get(machine.group, 0) > 0:
             await self._fail_boot(machine)
+        self._run_lifecycle_script(machine)
         self._switch_on(machine)
-        self._event(machine, "EC2 Instance {id} successfully provisioned in Cluster {cluster} and IG {group}")
+        self._tell_provisioned(machine)
         self._event(
             machine,
             "Instance {id} creation completed successfully as part of instance replacement in Cluster {cluster} and "
@@ -451,10 +458,31 @@ class Fleet:
             self.on_scaling(group, original, self.targets[group])
 
     async def _provision(self, machine: Machine) -> None:
+        self._tell_reservation(machine)
         await self._await_capacity(machine)
         await asyncio.sleep(self.config.delays.boot)
+        self._run_lifecycle_script(machine)
         self._switch_on(machine)
-        self._event(machine, "EC2 Instance {id} successfully provisioned in Cluster {cluster} and IG {group}")
+        self._tell_provisioned(machine)
+
+    def _tell_reservation(self, machine: Machine) -> None:
+        if self.groups[machine.group].training_plan is not None:
+            found = f"cr-{machine.logical_id.replace('-', '')[:17]}"
+            self._event(machine, f"Found CapacityReservation ID {found} for IG {{group}} in Cluster {{cluster}}")
+        else:
+            told = "No CapacityReservation found for IG {group} in Cluster {cluster}, using on-demand pool"
+            self._event(machine, told)
+
+    def _run_lifecycle_script(self, machine: Machine) -> None:
+        """Tell of the script that runs on every new machine, and not after a reboot."""
+        for state in ("Started", "Succeeded"):
+            told = "Instance lifecycle script execution for EC2 Instance {id} has " + state.lower()
+            self._event(machine, told + " in Cluster {cluster} and IG {group}", {"LcsExecutionState": state})
+
+    def _tell_provisioned(self, machine: Machine) -> None:
+        number = machine.instance_id.removeprefix("i-")
+        told = "EC2 Instance {id} successfully provisioned in Cluster {cluster} and IG {group}"
+        self._event(machine, told, {"CustomerEni": f"eni-{number}"})
 
     def remove(self, machine: Machine) -> None:
         """Terminate a machine and give up its slot."""
@@ -466,7 +494,7 @@ class Fleet:
         await asyncio.sleep(self.config.delays.terminate)
         self._end_life(machine)
 
-    def _event(self, machine: Machine, template: str) -> None:
+    def _event(self, machine: Machine, template: str, metadata: Obj | None = None) -> None:
         if self.events is not None:
             told = template.format(id=machine.instance_id, cluster=self.config.cluster_name, group=machine.group)
-            self.events.instance_event(machine, told)
+            self.events.instance_event(machine, told, metadata=metadata)

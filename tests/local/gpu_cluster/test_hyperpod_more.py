@@ -11,7 +11,7 @@ from evenkeel_local import gpu_cluster
 from evenkeel_local.gpu_cluster import ClusterHandle
 from evenkeel_local.gpu_cluster.machines import Status
 from tests.local.gpu_cluster.conftest import QUICK, aws_client
-from tests.local.gpu_cluster.kube_client import NODES, Json, KubeClient, eventually
+from tests.local.gpu_cluster.kube_client import NODES, PODS, Json, KubeClient, a_pod, eventually
 
 PREFIX = "sagemaker.amazonaws.com/"
 CHECK = f"{PREFIX}deep-health-check-status"
@@ -222,6 +222,63 @@ def test_every_group_status_can_be_told(cluster: ClusterHandle, sagemaker: Any, 
     cluster.control("POST", "status", {"instanceGroup": GROUP, "status": status})
 
     assert sagemaker.describe_cluster(ClusterName=cluster.cluster_name)["InstanceGroups"][0]["Status"] == status
+
+
+# Events
+
+
+def descriptions(cluster: ClusterHandle, sagemaker: Any) -> list[str]:
+    events = sagemaker.list_cluster_events(ClusterName=cluster.cluster_name, MaxResults=100)["Events"]
+    return [event["Description"] for event in events]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "successfully provisioned in Cluster",
+        "is starting as part of instance replacement",
+        "creation failed as part of instance replacement",
+        "completed successfully as part of instance replacement",
+        "Termination of EC2 Instance",
+        "Instance lifecycle script execution for EC2 Instance",
+        "No CapacityReservation found",
+        "node(s) lost orchestration-ready status",
+    ],
+)
+def test_a_bumpy_replacement_is_told_in_every_step(cluster: ClusterHandle, sagemaker: Any, part: str) -> None:
+    cluster.control("POST", "failing-boots", {"instanceGroup": GROUP})
+
+    sagemaker.batch_replace_cluster_nodes(ClusterName=cluster.cluster_name, NodeIds=[first_node(cluster)["instanceId"]])
+
+    eventually(lambda: any(part in text for text in descriptions(cluster, sagemaker)), part)
+
+
+def test_a_reboot_and_its_refusal_are_told(cluster: ClusterHandle, sagemaker: Any) -> None:
+    first, second, _ = (node["instanceId"] for node in cluster.nodes())
+    cluster.control("POST", "failing-nodes", {"instanceId": second})
+
+    sagemaker.batch_reboot_cluster_nodes(ClusterName=cluster.cluster_name, NodeIds=[first, second])
+
+    told = descriptions(cluster, sagemaker)
+    assert any(text.startswith(f"Reboot of EC2 Instance {first} is currently in progress") for text in told)
+    assert f"Failed to submit reboot request for EC2 Instance {second}" in told
+
+
+def test_an_update_passes_by_a_node_that_a_budget_guards(
+    cluster: ClusterHandle, kube: KubeClient, sagemaker: Any
+) -> None:
+    node = first_node(cluster)
+    kube.create(PODS, a_pod("guarded", nodeSelector={"kubernetes.io/hostname": node["name"]}))
+    budget = {"metadata": {"name": "all"}, "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "guarded"}}}}
+    path = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
+    kube.create(path, budget)
+    kube.until(f"{path}/all", lambda obj: obj["status"]["currentHealthy"] == 1, "the budget to count its pod")
+
+    sagemaker.update_cluster_software(ClusterName=cluster.cluster_name)
+
+    skipped = f"Instance {node['instanceId']} in IG {GROUP} skipped due to PodDisruptionBudget constraint."
+    eventually(lambda: skipped in descriptions(cluster, sagemaker), "the node to be passed by")
+    assert next(n for n in cluster.nodes() if n["name"] == node["name"])["bootId"] == node["bootId"]
 
 
 # Governance
