@@ -5,6 +5,7 @@ It prints JSON lines and ends with an exit code:
 | code | |
 |---|---|
 | 0 | done; rank 0 has written `result/attempt=<n>.json` |
+| 65 | checkpoints are there and none holds; nothing was begun |
 | 75 | fenced: a later attempt has taken over |
 | 76 | a peer is gone |
 | 143 | asked to stop; the step in hand was finished and saved |
@@ -38,6 +39,9 @@ def main() -> int:
     except training.Fenced as fenced:
         say("fenced", attempt=fenced.attempt, standing=fenced.standing)
         return training.EXIT_FENCED
+    except training.Unproved as unproved:
+        say("unproved", reason=str(unproved))
+        return training.EXIT_UNPROVED
     except StoppedError:
         say("stopped", saved=False)
         return training.EXIT_STOPPED

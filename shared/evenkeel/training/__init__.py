@@ -16,10 +16,11 @@
 `python -m evenkeel.training prove <uri>` says from a shell what holds, and why the rest does not.
 """
 
-from evenkeel.training.resume import Choice, Fenced
+from evenkeel.training.resume import Choice, Distrust, Fenced, Unproved
 from evenkeel.training.run import (
     EXIT_FENCED,
     EXIT_STOPPED,
+    EXIT_UNPROVED,
     DamagedError,
     NotInAnAttemptError,
     Resume,
@@ -32,13 +33,16 @@ from evenkeel.training.storage import open_storage
 __all__ = [
     "EXIT_FENCED",
     "EXIT_STOPPED",
+    "EXIT_UNPROVED",
     "Choice",
     "DamagedError",
+    "Distrust",
     "Fenced",
     "NotInAnAttemptError",
     "Resume",
     "Run",
     "Saved",
+    "Unproved",
     "attach",
     "open_storage",
 ]

@@ -5,6 +5,7 @@
 | 0 | `prove`: a checkpoint holds. `resume-point`: pinned (perhaps to the beginning) |
 | 1 | `prove`: none holds |
 | 2 | the arguments or the store could not be used |
+| 65 | `resume-point`: finished checkpoints are there and none holds; nothing was pinned |
 | 75 | a later attempt has taken over |
 """
 
@@ -15,8 +16,8 @@ import sys
 from datetime import datetime
 
 from evenkeel.training.layout import JsonObject, UnreadableError, read_instant
-from evenkeel.training.resume import Choice, Fenced, choose, pin
-from evenkeel.training.run import EXIT_FENCED
+from evenkeel.training.resume import Choice, Distrust, Fenced, Unproved, choose, pin
+from evenkeel.training.run import EXIT_FENCED, EXIT_UNPROVED
 from evenkeel.training.storage import Storage, open_storage
 
 
@@ -29,6 +30,9 @@ def main(arguments: list[str] | None = None) -> int:
     except Fenced as fenced:
         sys.stderr.write(f"{fenced}\n")
         return EXIT_FENCED
+    except Unproved as unproved:
+        sys.stderr.write(f"{unproved}\n")
+        return EXIT_UNPROVED
     except UnreadableError as error:
         sys.stderr.write(f"the fence under {asked.uri} cannot be read: {error}\n")
         return 2
@@ -44,13 +48,19 @@ def _prove(storage: Storage, asked: argparse.Namespace) -> int:
     else:
         newest = max((checkpoint.attempt for checkpoint in storage.checkpoints()), default=0)
         attempt = max(newest, fence.attempt if fence else 0) + 1
-    choice = choose(storage, attempt, fence, asked.distrust_after, accepts_convention=asked.accept_convention)
+    choice = choose(storage, attempt, fence, _distrust(asked), accepts_convention=asked.accept_convention)
     _report(storage, choice, asked)
     return 0 if choice.resume_from else 1
 
 
 def _pin(storage: Storage, asked: argparse.Namespace) -> int:
-    choice = pin(storage, asked.attempt, asked.distrust_after, accepts_convention=asked.accept_convention)
+    choice = pin(
+        storage,
+        asked.attempt,
+        _distrust(asked),
+        accepts_convention=asked.accept_convention,
+        may_start_over=asked.start_over,
+    )
     if asked.json:
         _report(storage, choice, asked)
     else:
@@ -88,7 +98,14 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--accept-convention", action="store_true", help="DCP's own convention is enough")
     prove.add_argument("--attempt", type=int, help="as seen by this attempt; the next one where absent")
     resume_point.add_argument("--attempt", type=int, required=True)
+    resume_point.add_argument(
+        "--start-over", action="store_true", help="begin at the beginning where no checkpoint holds"
+    )
     return parser
+
+
+def _distrust(asked: argparse.Namespace) -> Distrust | None:
+    return Distrust(asked.distrust_after) if asked.distrust_after else None
 
 
 def _instant(text: str) -> datetime:

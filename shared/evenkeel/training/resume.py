@@ -33,6 +33,10 @@ PROVED = "PROVED"
 COMPLETE_BY_CONVENTION = "COMPLETE_BY_CONVENTION"
 NONE = "NONE"
 MAX_REJECTIONS_KEPT = 20
+UNPROVED = frozenset(
+    {"MANIFEST_UNREADABLE", "SHARD_MISSING", "SHARD_SIZE", "SHARD_CHECKSUM", "METRIC_NOT_FINITE", "BELOW_GRADE"}
+)
+"""Rejections of work that was finished once and may be worth saving."""
 
 
 class Fenced(Exception):
@@ -42,6 +46,28 @@ class Fenced(Exception):
         super().__init__(f"attempt {attempt} is fenced: attempt {standing} of this job has taken over")
         self.attempt = attempt
         self.standing = standing
+
+
+class Unproved(Exception):
+    """Finished checkpoints are there and none of them holds. Starting over would disown them: a person must look."""
+
+    def __init__(self, attempt: int, reason: str) -> None:
+        super().__init__(f"attempt {attempt} has nothing to resume from that holds. {reason}")
+        self.attempt = attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Distrust:
+    """Checkpoints whose write began after an instant are not to be resumed from."""
+
+    after: datetime
+    through_attempt: int | None = None
+    """Later attempts ran elsewhere and are not touched by the suspicion; None = all attempts are."""
+
+    def covers(self, attempt: int, began_at: datetime | None) -> bool:
+        """Whether a write is under suspicion. One whose beginning is unknown is."""
+        is_meant = self.through_attempt is None or attempt <= self.through_attempt
+        return is_meant and (began_at is None or began_at > self.after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +117,17 @@ class Choice:
             "rejected": list(self.rejected),
         }
 
+    @property
+    def would_disown_work(self) -> bool:
+        """Whether it begins at the beginning although finished checkpoints are there: none of them could be proved."""
+        return self.resume_from is None and any(out["code"] in UNPROVED for out in self.rejected)
+
 
 def choose(
     storage: Storage,
     attempt: int,
     fence: Fence | None,
-    distrust_after: datetime | None = None,
+    distrust: Distrust | None = None,
     *,
     accepts_convention: bool = False,
 ) -> Choice:
@@ -106,7 +137,7 @@ def choose(
         verdict = refusal(fence, attempt, checkpoint)
         if verdict is None:
             content = storage.get(checkpoint.manifest_key)
-            outcome = weigh(checkpoint, content, storage.examine(checkpoint), distrust_after)
+            outcome = weigh(checkpoint, content, storage.examine(checkpoint), distrust)
             if isinstance(outcome, Proof):
                 if outcome.grade == PROVED or accepts_convention:
                     return _chosen(outcome, rejected)
@@ -120,9 +151,10 @@ def choose(
 def pin(
     storage: Storage,
     attempt: int,
-    distrust_after: datetime | None = None,
+    distrust: Distrust | None = None,
     *,
     accepts_convention: bool = False,
+    may_start_over: bool = False,
 ) -> Choice:
     """Raise the fence to `attempt` and pin what it resumes from, in one conditional write.
 
@@ -130,6 +162,7 @@ def pin(
 
     Raises:
         Fenced: A later attempt stands.
+        Unproved: Finished checkpoints are there, none of them holds, and `may_start_over` is not given.
     """
     while True:
         standing = storage.read_fence()
@@ -138,7 +171,9 @@ def pin(
             raise Fenced(attempt, fence.attempt)
         if fence is not None and fence.attempt == attempt:
             return Choice(fence.pin.resume_from, fence.grade, fence.reason, fence.rejected)
-        choice = choose(storage, attempt, fence, distrust_after, accepts_convention=accepts_convention)
+        choice = choose(storage, attempt, fence, distrust, accepts_convention=accepts_convention)
+        if choice.would_disown_work and not may_start_over:
+            raise Unproved(attempt, choice.reason)
         # Each turn that is lost to another writer finds the fence higher than before, so the loop ends.
         storage.raise_fence(raised(fence, attempt, choice), standing)
 
@@ -174,19 +209,19 @@ def weigh(
     checkpoint: Checkpoint,
     content: bytes | None,
     listing: Mapping[str, StoredObject],
-    distrust_after: datetime | None = None,
+    distrust: Distrust | None = None,
 ) -> Proof | Rejection:
     """Judge one checkpoint by its manifest, or by DCP's convention where it has none."""
     if content is None:
         by_convention = _prove_by_convention(checkpoint, listing)
         if isinstance(by_convention, Rejection):
             return by_convention
-        return _doubt(checkpoint, by_convention.began_at, distrust_after) or by_convention
+        return _doubt(checkpoint, by_convention.began_at, distrust) or by_convention
     try:
         manifest = parse_manifest(checkpoint, content)
     except UnreadableError as error:
         return Rejection(checkpoint, "MANIFEST_UNREADABLE", f"The manifest cannot be used: {error}.")
-    return _doubt(checkpoint, manifest.started_at, distrust_after) or prove(manifest, listing)
+    return _doubt(checkpoint, manifest.started_at, distrust) or prove(manifest, listing)
 
 
 def prove(manifest: Manifest, listing: Mapping[str, StoredObject]) -> Proof | Rejection:
@@ -255,11 +290,11 @@ def _prove_by_convention(checkpoint: Checkpoint, listing: Mapping[str, StoredObj
     )
 
 
-def _doubt(checkpoint: Checkpoint, began_at: datetime | None, distrust_after: datetime | None) -> Rejection | None:
-    if distrust_after is None or (began_at is not None and began_at <= distrust_after):
+def _doubt(checkpoint: Checkpoint, began_at: datetime | None, distrust: Distrust | None) -> Rejection | None:
+    if distrust is None or not distrust.covers(checkpoint.attempt, began_at):
         return None
     began = "at an unknown time" if began_at is None else f"at {began_at:%H:%M:%S}"
-    detail = f"Its write began {began}, after the first suspicious signal at {distrust_after:%H:%M:%S} UTC."
+    detail = f"Its write began {began}, after the first suspicious signal at {distrust.after:%H:%M:%S} UTC."
     return Rejection(checkpoint, "DISTRUSTED", detail)
 
 
@@ -279,7 +314,7 @@ def _chosen(proof: Proof, rejected: list[Rejection]) -> Choice:
 def _nothing(rejected: list[Rejection]) -> Choice:
     if not rejected:
         return Choice(None, NONE, "There is no checkpoint yet: training starts from the beginning.")
-    reason = f"No checkpoint holds: training starts from the beginning. Passed over: {_summary(rejected)}."
+    reason = f"No checkpoint holds. Passed over: {_summary(rejected)}."
     return Choice(None, NONE, reason, tuple(out.to_json() for out in rejected))
 
 

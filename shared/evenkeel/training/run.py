@@ -25,9 +25,11 @@ from evenkeel.training.layout import (
     read_instant,
     write_instant,
 )
-from evenkeel.training.resume import COMPLETE_BY_CONVENTION, NONE, PROVED, Choice, Fenced, pin, raised
+from evenkeel.training.resume import COMPLETE_BY_CONVENTION, NONE, PROVED, Choice, Distrust, Fenced, pin, raised
 from evenkeel.training.storage import Storage, open_storage
 
+EXIT_UNPROVED = 65
+"""Exit code of an attempt that found checkpoints and could prove none (EX_DATAERR): nothing was begun or disowned."""
 EXIT_FENCED = 75
 """Exit code of an attempt that found itself fenced (EX_TEMPFAIL: not the application's fault)."""
 EXIT_STOPPED = 143
@@ -129,8 +131,9 @@ class Run:
         rank: int = 0,
         world_size: int = 1,
         resume_from: str | None = None,
-        distrust_after: datetime | None = None,
+        distrust: Distrust | None = None,
         accepts_convention: bool = False,
+        may_start_over: bool = False,
         patience_seconds: float = 600,
         part_bytes: int = PART_BYTES,
     ) -> None:
@@ -140,8 +143,9 @@ class Run:
         self.world_size = world_size
         self._storage = storage
         self._resume_from = resume_from
-        self._distrust_after = distrust_after
+        self._distrust = distrust
         self._accepts_convention = accepts_convention
+        self._may_start_over = may_start_over
         self._patience_seconds = patience_seconds
         self._part_bytes = part_bytes
         self._last_step = -1
@@ -159,6 +163,7 @@ class Run:
 
         Raises:
             Fenced: A later attempt has taken over.
+            Unproved: Rank 0 found finished checkpoints and could prove none of them. Nothing was pinned.
             DamagedError: The checkpoint to resume from is not there.
             TimeoutError: Rank 0 pinned nothing in time.
         """
@@ -265,8 +270,9 @@ class Run:
                 return pin(
                     self._storage,
                     self.attempt,
-                    self._distrust_after,
+                    self._distrust,
                     accepts_convention=self._accepts_convention,
+                    may_start_over=self._may_start_over,
                 )
             return self._await_pin()
         told = self._told(self._resume_from)
@@ -352,7 +358,9 @@ def attach(environ: Mapping[str, str] | None = None) -> Run:
     | `EVENKEEL_JOB_ID` | optional |
     | `EVENKEEL_RESUME_FROM` | key of the manifest to resume from; empty = begin; absent = rank 0 finds out |
     | `EVENKEEL_DISTRUST_AFTER` | optional, RFC 3339: where rank 0 finds out, writes begun later do not count |
+    | `EVENKEEL_DISTRUST_THROUGH` | optional: the last attempt that this is about; absent = all |
     | `EVENKEEL_ACCEPT_CONVENTION` | `1`: where rank 0 finds out, DCP's convention is enough |
+    | `EVENKEEL_START_OVER` | `1`: where rank 0 finds out that no checkpoint holds, it begins at the beginning |
     | `WORLD_SIZE`, `JOB_COMPLETION_INDEX` (or `RANK`) | 1 and 0 where absent |
 
     Raises:
@@ -369,8 +377,7 @@ def attach(environ: Mapping[str, str] | None = None) -> Run:
         raise NotInAnAttemptError(f"{rank_name}={rank} does not fit WORLD_SIZE={world_size}")
     try:
         storage = open_storage(uri)
-        doubted = given.get("EVENKEEL_DISTRUST_AFTER", "")
-        distrust_after = read_instant(doubted) if doubted else None
+        distrust = _distrust(given)
     except (ValueError, UnreadableError) as error:
         raise NotInAnAttemptError(str(error)) from error
     run = Run(
@@ -380,12 +387,21 @@ def attach(environ: Mapping[str, str] | None = None) -> Run:
         rank=rank,
         world_size=world_size,
         resume_from=given.get("EVENKEEL_RESUME_FROM"),
-        distrust_after=distrust_after,
+        distrust=distrust,
         accepts_convention=given.get("EVENKEEL_ACCEPT_CONVENTION", "") == "1",
+        may_start_over=given.get("EVENKEEL_START_OVER", "") == "1",
     )
     if threading.current_thread() is threading.main_thread():
         _listen(run)
     return run
+
+
+def _distrust(given: Mapping[str, str]) -> Distrust | None:
+    after = given.get("EVENKEEL_DISTRUST_AFTER", "")
+    if not after:
+        return None
+    through = _whole(given, "EVENKEEL_DISTRUST_THROUGH", 1) if given.get("EVENKEEL_DISTRUST_THROUGH") else None
+    return Distrust(read_instant(after), through)
 
 
 def _listen(run: Run) -> None:

@@ -5,7 +5,18 @@ from typing import Any
 
 import pytest
 
-from tests.unit.checkpoints.worlds import READERS, Answer, ServiceSide, Stale, TrainingSide, World, at
+from evenkeel.domain import checkpoints as service_side
+from evenkeel.training import resume as training_side
+from tests.unit.checkpoints.worlds import (
+    READERS,
+    Answer,
+    ServiceSide,
+    Stale,
+    TrainingSide,
+    World,
+    WorldStorage,
+    at,
+)
 
 Reader = ServiceSide | TrainingSide
 reader_of_both = pytest.mark.parametrize("reader", READERS, ids=repr)
@@ -291,3 +302,72 @@ def test_folders_of_another_shape_are_no_checkpoints(reader: Reader) -> None:
         world.objects[f"{folder}/manifest.json"] = b"{}"
 
     assert reader.choose(world, 2) == Answer(None, "NONE")
+
+
+@reader_of_both
+@pytest.mark.parametrize(
+    ("spoil", "is_disowned"),
+    [(_drop, True), (_truncate, True), (_flip_one_bit, True), (_cut_the_manifest, True), (_never_finish, False)],
+)
+def test_only_what_was_finished_once_can_be_disowned(reader: Reader, spoil: Any, is_disowned: bool) -> None:
+    world = World()
+    spoil(world, world.save(1, 10))
+
+    assert reader.would_disown_work(world, 2) is is_disowned
+
+
+@reader_of_both
+def test_what_is_fenced_or_distrusted_is_not_disowned_by_beginning_again(reader: Reader) -> None:
+    world = World()
+    world.put_fence((1, None), (2, None))
+    world.save(1, 10)
+    world.save(2, 20, began=9)
+
+    assert not reader.would_disown_work(world, 3, at(5))
+
+
+@reader_of_both
+def test_a_checkpoint_that_holds_keeps_a_broken_one_from_mattering(reader: Reader) -> None:
+    world = World()
+    world.save(1, 10)
+    _drop(world, world.save(1, 20))
+
+    assert not reader.would_disown_work(world, 2)
+
+
+def test_distrust_reaches_no_later_attempt_in_a_script_either() -> None:
+    world = World()
+    world.save(1, 10, began=9)
+    world.save(2, 20, began=9)
+    world.put_fence((1, None), (2, (1, 10)))
+    storage = WorldStorage(world)
+    fence = storage.read_fence().fence
+
+    through_1 = training_side.choose(storage, 3, fence, training_side.Distrust(at(5), 1))
+    of_all = training_side.choose(storage, 3, fence, training_side.Distrust(at(5)))
+
+    assert through_1.resume_from
+    assert (through_1.resume_from.step, of_all.resume_from) == (20, None)
+
+
+def test_a_script_pins_nothing_where_nothing_holds() -> None:
+    world = World()
+    _drop(world, world.save(1, 10))
+
+    with pytest.raises(training_side.Unproved, match="SHARD_MISSING"):
+        training_side.pin(WorldStorage(world), 2)
+    assert world.fence is None
+
+    assert training_side.pin(WorldStorage(world), 2, may_start_over=True).resume_from is None
+    assert world.fence is not None
+
+
+def test_only_so_many_checkpoints_are_looked_at() -> None:
+    refs = [service_side.CheckpointRef(attempt=1, step=step) for step in (10, 20, 30)]
+    nothing = service_side.Evidence(manifest=b"{", objects={})
+
+    choice = service_side.choose_resume_point(2, None, refs, {refs[2]: nothing}, most_looks=1)
+
+    assert isinstance(choice, service_side.ResumeChoice)
+    assert [(out.step, out.code) for out in choice.rejected] == [(30, "MANIFEST_UNREADABLE"), (20, "NOT_EXAMINED")]
+    assert choice.would_disown_work

@@ -107,6 +107,9 @@ class ServiceSide:
         world.fence = service_side.raised(fence, attempt, choice).to_bytes()
         return _told(choice)
 
+    def would_disown_work(self, world: World, attempt: int, doubt: datetime | None = None) -> bool:
+        return self._choose(world, attempt, doubt).would_disown_work
+
     def _fence(self, world: World) -> service_side.Fence | None:
         return None if world.fence is None else service_side.parse_fence(world.fence)
 
@@ -146,13 +149,23 @@ class TrainingSide:
         return "training"
 
     def choose(self, world: World, attempt: int, doubt: datetime | None = None, *, convention: bool = False) -> Answer:
+        return _said(self._choose(world, attempt, doubt, convention=convention))
+
+    def would_disown_work(self, world: World, attempt: int, doubt: datetime | None = None) -> bool:
+        return self._choose(world, attempt, doubt).would_disown_work
+
+    def _choose(
+        self, world: World, attempt: int, doubt: datetime | None = None, *, convention: bool = False
+    ) -> training_side.Choice:
         storage = WorldStorage(world)
+        distrust = None if doubt is None else training_side.Distrust(doubt)
         fence = storage.read_fence().fence
-        return _said(training_side.choose(storage, attempt, fence, doubt, accepts_convention=convention))
+        return training_side.choose(storage, attempt, fence, distrust, accepts_convention=convention)
 
     def pin(self, world: World, attempt: int, doubt: datetime | None = None) -> Answer | Stale:
         try:
-            return _said(training_side.pin(WorldStorage(world), attempt, doubt))
+            distrust = None if doubt is None else training_side.Distrust(doubt)
+            return _said(training_side.pin(WorldStorage(world), attempt, distrust, may_start_over=True))
         except training_side.Fenced:
             return Stale()
 

@@ -81,6 +81,19 @@ def test_resume_point_of_nothing_is_an_empty_line(uri: str, capsys: pytest.Captu
     assert capsys.readouterr().out == "\n"
 
 
+def test_resume_point_where_nothing_holds_pins_nothing_unless_told_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    open_storage(str(tmp_path)).put_new("attempt=1/step=000000010/manifest.json", b"{")
+
+    assert main(["resume-point", str(tmp_path), "--attempt", "2"]) == 65
+    assert "MANIFEST_UNREADABLE" in capsys.readouterr().err
+    assert open_storage(str(tmp_path)).read_fence().fence is None
+
+    assert main(["resume-point", str(tmp_path), "--attempt", "2", "--start-over"]) == 0
+    assert capsys.readouterr().out == "\n"
+
+
 def test_resume_point_behind_the_fence_is_refused(saved: str, capsys: pytest.CaptureFixture[str]) -> None:
     main(["resume-point", saved, "--attempt", "3"])
 

@@ -4,8 +4,8 @@ A service asks in a loop that ends after at most one look at each checkpoint:
 
     evidence = {}
     while isinstance(answer := choose_resume_point(attempt, fence, found, evidence), EvidenceNeeded):
-        evidence[answer.ref] = store.examine(uri, answer.ref)
-    store.put_fence(uri, raised(fence, attempt, answer), ...)
+        evidence[answer.ref] = ...  # its manifest, and what the store says of each file
+    store.raise_fence(uri, raised(fence, attempt, answer).to_json(), tag)
 """
 
 from evenkeel.domain.checkpoints.fence import (

@@ -62,6 +62,23 @@ class RejectionCode(StrEnum):
     """Its loss is no number: the training had already diverged."""
     BELOW_GRADE = "BELOW_GRADE"
     """Complete by convention only, where this fault asks for proof."""
+    NOT_EXAMINED = "NOT_EXAMINED"
+    """So many newer ones did not hold that no more were looked at."""
+
+
+UNPROVED = frozenset(
+    {
+        RejectionCode.MANIFEST_UNREADABLE,
+        RejectionCode.SHARD_MISSING,
+        RejectionCode.SHARD_SIZE,
+        RejectionCode.SHARD_CHECKSUM,
+        RejectionCode.METRIC_NOT_FINITE,
+        RejectionCode.BELOW_GRADE,
+        RejectionCode.NOT_EXAMINED,
+    }
+)
+"""Rejections of work that was finished once and may be worth saving. What was never finished, what a later attempt left
+behind and what a fault casts doubt on is not among them: nothing that a person does makes it count."""
 
 
 class Rejection(Value):
@@ -83,6 +100,11 @@ class ResumeChoice(Value):
     rejected: tuple[Rejection, ...] = ()
     reason: str
     """One sentence an operator could read aloud."""
+
+    @property
+    def would_disown_work(self) -> bool:
+        """Whether it begins at the beginning although finished checkpoints are there: none of them could be proved."""
+        return self.resume_from is None and any(out.code in UNPROVED for out in self.rejected)
 
 
 class Pin(Value):

@@ -22,6 +22,7 @@ def choose_resume_point(
     distrust: tuple[Distrust, ...] = (),
     *,
     accepts_convention: bool = False,
+    most_looks: int | None = None,
 ) -> ResumeChoice | EvidenceNeeded:
     """Choose what `attempt` resumes from: walk back from the newest step until one checkpoint holds.
 
@@ -35,6 +36,7 @@ def choose_resume_point(
         evidence: What the store says about those looked at so far.
         distrust: Suspicions; checkpoints that one covers are passed over.
         accepts_convention: Whether `COMPLETE_BY_CONVENTION` is good enough.
+        most_looks: How many checkpoints may be looked at; past it the next is `NOT_EXAMINED`, and nothing is chosen.
     """
     rejected: list[Rejection] = []
     for ref in sorted(found, key=lambda ref: (ref.step, ref.attempt), reverse=True):
@@ -43,6 +45,10 @@ def choose_resume_point(
             rejected.append(out)
             continue
         if ref not in evidence:
+            if len(evidence) == most_looks:
+                detail = f"{most_looks} newer ones did not hold, so no more were looked at."
+                rejected.append(rejection(ref, RejectionCode.NOT_EXAMINED, detail))
+                break
             return EvidenceNeeded(ref=ref)
         verdict = weigh(ref, evidence[ref], distrust)
         if isinstance(verdict, Rejection):
@@ -70,7 +76,7 @@ def _reason(ref: CheckpointRef, proof: Proof, rejected: list[Rejection]) -> str:
 def _no_reason(rejected: list[Rejection]) -> str:
     if not rejected:
         return "There is no checkpoint yet: training starts from the beginning."
-    return f"No checkpoint holds: training starts from the beginning. Passed over: {_summary(rejected)}."
+    return f"No checkpoint holds. Passed over: {_summary(rejected)}."
 
 
 def _summary(rejected: list[Rejection]) -> str:
