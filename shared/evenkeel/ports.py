@@ -14,11 +14,12 @@ EvenkeelError
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Protocol
 
+from evenkeel.domain.checkpoints import Distrust
 from evenkeel.domain.nodes import KubernetesNode, ProviderCluster, ProviderNode
 from evenkeel.domain.scheduling.jobs import Attempt, JobSpec, WorkloadSeen
 
@@ -220,6 +221,15 @@ class ReleaseResult(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class ProofTerms:
+    """On which terms rank 0 proves checkpoints that lie where no function can look."""
+
+    distrust: Distrust | None
+    accepts_convention: bool
+    may_start_over: bool
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchSpec:
     """What an attempt's Kubernetes Job is made from."""
 
@@ -228,6 +238,8 @@ class LaunchSpec:
     resume_from: str
     """Manifest key relative to the checkpoint URI, or empty."""
     service_account: str
+    terms: ProofTerms | None = None
+    """Where given, nothing is said about `resume_from`: rank 0 finds out."""
 
 
 class LaunchResult(StrEnum):
@@ -365,16 +377,15 @@ class StoredShard:
 class CheckpointStore(Protocol):
     """What a service needs of the place where checkpoints live. `uri` is the job's checkpoint URI."""
 
-    def manifests(self, uri: str) -> tuple[str, ...]:
-        """List manifest keys relative to the URI, all attempts."""
-        ...
-
     def folders(self, uri: str) -> tuple[str, ...]:
         """List checkpoint folders (`attempt=<n>/step=<9 digits>`) relative to the URI, finished or not."""
         ...
 
     def contents(self, uri: str, folder: str) -> Mapping[str, StoredShard]:
-        """Describe everything in one folder, by key relative to the URI; never reads the data."""
+        """Return size, time and stored checksum of everything in one folder, by key relative to the URI.
+
+        Never reads the data. What goes while it is looked at is left out.
+        """
         ...
 
     def read(self, uri: str, key: str) -> bytes:
@@ -383,10 +394,6 @@ class CheckpointStore(Protocol):
         Raises:
             NotFound: no such object.
         """
-        ...
-
-    def describe(self, uri: str, keys: Iterable[str]) -> Mapping[str, StoredShard]:
-        """Return size and stored checksum of each object that exists; never reads the data."""
         ...
 
     def fence(self, uri: str) -> tuple[dict[str, Any] | None, str]:
@@ -498,18 +505,11 @@ class Ids(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One data point. At most three low-cardinality dimensions; ids are never dimensions."""
-
-    name: str
-    value: float = 1.0
-    unit: str = "Count"
-    dimensions: Mapping[str, str] = field(default_factory=dict)
-
-
 class Telemetry(Protocol):
-    """Metrics and log lines with keys bound by the entry wrapper."""
+    """Metrics and log lines with keys bound by the entry wrapper.
+
+    A metric has at most three dimensions of few values each; ids are never dimensions.
+    """
 
     def count(self, name: str, value: float = 1.0, **dimensions: str) -> None:
         """Emit a count."""

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import threading
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -48,7 +49,7 @@ def place(request: pytest.FixtureRequest, unique: str) -> Iterator[Place]:
         yield on_s3(request.getfixturevalue("engine_user").client("s3"), unique)
 
 
-def test_folders_and_manifests_are_listed_whether_finished_or_not(place: Place) -> None:
+def test_folders_are_listed_whether_finished_or_not(place: Place) -> None:
     place.put("attempt=1/step=000000010/shard-0-of-1.bin", b"a")
     place.put("attempt=1/step=000000010/manifest.json", b"{}")
     place.put("attempt=2/step=000000020/shard-0-of-1.bin", b"b")
@@ -56,14 +57,13 @@ def test_folders_and_manifests_are_listed_whether_finished_or_not(place: Place) 
     place.put("_fence", b"{}")
 
     assert place.store.folders(place.uri) == ("attempt=1/step=000000010", "attempt=2/step=000000020")
-    assert place.store.manifests(place.uri) == ("attempt=1/step=000000010/manifest.json",)
     assert place.store.folders(f"{place.uri}/") == place.store.folders(place.uri)
 
 
 def test_another_jobs_checkpoints_are_not_listed(place: Place) -> None:
     place.put("attempt=1/step=000000010/manifest.json", b"{}")
     assert place.store.folders(place.uri.replace("job-1", "job-10")) == ()
-    assert place.store.manifests(place.uri.rpartition("-")[0]) == ()
+    assert place.store.folders(place.uri.rpartition("-")[0]) == ()
 
 
 def test_many_folders_come_over_all_pages(place: Place) -> None:
@@ -82,15 +82,14 @@ def test_an_object_is_read_whole_and_a_missing_one_is_not_found(place: Place) ->
 
 
 def test_sizes_and_checksums_are_what_the_store_itself_says(place: Place) -> None:
-    there, missing = "attempt=1/step=000000010/shard-0-of-2.bin", "attempt=1/step=000000010/shard-1-of-2.bin"
-    place.put(there, b"weights")
+    key = "attempt=1/step=000000010/shard-0-of-2.bin"
+    place.put(key, b"weights")
 
-    described = place.store.describe(place.uri, [there, missing, there])
+    (found,) = place.store.contents(place.uri, "attempt=1/step=000000010").values()
 
-    assert list(described) == [there]
-    assert described[there].size_bytes == 7
-    assert described[there].sha256 == hashlib.sha256(b"weights").hexdigest()
-    assert described[there].modified_at is not None
+    assert (found.size_bytes, found.sha256) == (7, hashlib.sha256(b"weights").hexdigest())
+    assert found.modified_at is not None
+    assert place.store.contents(place.uri, "attempt=1/step=000000020") == {}
 
 
 def test_the_contents_of_a_folder_are_described_and_no_others(place: Place) -> None:
@@ -171,6 +170,12 @@ class StubClient:
 
     get_object = put_object = head_object = _answer
 
+    def get_paginator(self, _name: str) -> "StubClient":
+        return self
+
+    def paginate(self, Prefix: str, **_: Any) -> list[Any]:  # noqa: N803 - S3's own name
+        return [{"Contents": [{"Key": f"{Prefix}shard-0-of-1.bin"}]}]
+
 
 def refusal(code: str, status: int) -> ClientError:
     return ClientError(
@@ -206,15 +211,25 @@ def test_a_fence_behind_a_refusal_is_not_taken_for_none() -> None:
 @pytest.mark.parametrize(
     "head",
     [
-        {"ContentLength": 7},
-        {"ContentLength": 7, "ChecksumSHA256": "l7Ha+kXq4wMlSVbzhQp8Jg==-3"},
-        {"ContentLength": 7, "ChecksumSHA256": "l7Ha+kXq4wMlSVbzhQp8Jg==", "ChecksumType": "COMPOSITE"},
+        {},
+        {"ChecksumSHA256": "l7Ha+kXq4wMlSVbzhQp8Jg==-3"},
+        {"ChecksumSHA256": "l7Ha+kXq4wMlSVbzhQp8Jg==", "ChecksumType": "COMPOSITE"},
     ],
 )
 def test_a_checksum_that_is_not_of_the_whole_object_is_none(head: dict[str, Any]) -> None:
-    (shard,) = S3Checkpoints(StubClient(head)).describe(URI, ["k"]).values()
+    head = {"ContentLength": 7, "LastModified": datetime.now(UTC), **head}
+
+    (shard,) = S3Checkpoints(StubClient(head)).contents(URI, "attempt=1/step=000000010").values()
 
     assert (shard.size_bytes, shard.sha256) == (7, None)
+
+
+def test_a_file_that_goes_while_it_is_looked_at_is_left_out_and_a_refusal_is_not() -> None:
+    folder = "attempt=1/step=000000010"
+
+    assert S3Checkpoints(StubClient(refusal("404", 404))).contents(URI, folder) == {}
+    with pytest.raises(NotAllowed):
+        S3Checkpoints(StubClient(refusal("403", 403))).contents(URI, folder)
 
 
 def test_a_manifest_too_large_to_be_one_is_refused() -> None:

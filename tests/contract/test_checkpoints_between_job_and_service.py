@@ -1,6 +1,9 @@
 """Checkpoints and fences cross from the training script to the functions and back: each reads what the other wrote."""
 
+import hashlib
+from collections import Counter
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 import boto3
 import pytest
@@ -8,47 +11,61 @@ from moto import mock_aws
 
 from evenkeel.adapters.s3_checkpoints import S3Checkpoints
 from evenkeel.domain import checkpoints as service_side
-from evenkeel.ports import NotFound
+from evenkeel.domain.policy import JobPolicy
+from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Job, JobSpec, JobState
+from evenkeel.services import pin_resume_point
 from evenkeel.training import Fenced
 from evenkeel.training.layout import ResumePoint
 from evenkeel.training.resume import pin
 from evenkeel.training.run import Run
 from evenkeel.training.storage import open_storage
+from tests.fakes.system import A_MOMENT
 
 URI = "s3://checkpoints/research/job-rings"
 
 
 @pytest.fixture
-def store() -> Iterator[S3Checkpoints]:
+def calls() -> list[str]:
+    """Every call that the service makes on the store, by name."""
+    return []
+
+
+@pytest.fixture
+def store(calls: list[str]) -> Iterator[S3Checkpoints]:
     with mock_aws():
         client = boto3.client("s3", region_name="us-east-1")
         client.create_bucket(Bucket="checkpoints")
+        client.meta.events.register("before-call.s3.*", lambda model, **_: calls.append(model.name))
         yield S3Checkpoints(client)
 
 
-def chosen_by_service(store: S3Checkpoints, attempt: int) -> service_side.ResumeChoice:
-    """Choose as a launch does: from the folders, looking into one at a time."""
-    document, _ = store.fence(URI)
-    fence = None if document is None else service_side.fence_of(document)
-    found = [ref for folder in store.folders(URI) if (ref := service_side.ref_of_folder(folder))]
-    evidence: dict[service_side.CheckpointRef, service_side.Evidence] = {}
-    while True:
-        answer = service_side.choose_resume_point(attempt, fence, found, evidence)
-        if isinstance(answer, service_side.ResumeChoice):
-            return answer
-        try:
-            manifest = store.read(URI, answer.ref.manifest_key)
-        except NotFound:
-            manifest = None
-        evidence[answer.ref] = service_side.Evidence(
-            manifest=manifest,
-            objects={
-                key: service_side.StoredObject(
-                    size_bytes=one.size_bytes, sha256=one.sha256, modified_at=one.modified_at
-                )
-                for key, one in store.contents(URI, answer.ref.folder).items()
-            },
-        )
+def a_job() -> Job:
+    spec = JobSpec(name="rings", image="trainer:1", command=("train",), checkpoint_uri=URI)
+    return Job(
+        job_id="job-rings", spec=spec, state=JobState.STARTING, submitted_at=A_MOMENT, cluster="eks", namespace="jobs"
+    )
+
+
+def an_attempt(number: int) -> Attempt:
+    return Attempt(
+        job_id="job-rings",
+        attempt=number,
+        state=AttemptState.STARTING,
+        cluster="eks",
+        namespace="jobs",
+        pool="p5",
+        nodes=(),
+        node_names=(),
+        accelerators=8,
+        admitted_at=A_MOMENT,
+    )
+
+
+def pinned_by_service(store: S3Checkpoints, attempt: int) -> service_side.ResumeChoice:
+    """Pin as a launch does."""
+    answer = pin_resume_point.run(a_job(), an_attempt(attempt), store, policy=JobPolicy())
+    assert answer.kind is pin_resume_point.Kind.PINNED
+    return answer.choice
 
 
 def test_checkpoint_that_a_script_saved_is_proved_by_the_service(store: S3Checkpoints) -> None:
@@ -56,11 +73,44 @@ def test_checkpoint_that_a_script_saved_is_proved_by_the_service(store: S3Checkp
     run.save(10, b"older", metrics={"loss": 0.5})
     run.save(20, b"newer", metrics={"loss": float("inf")})
 
-    choice = chosen_by_service(store, 2)
+    choice = pinned_by_service(store, 2)
 
     assert choice.grade == service_side.Grade.PROVED
     assert choice.resume_from == service_side.CheckpointRef(attempt=1, step=10).point()
     assert [(out.step, out.code) for out in choice.rejected] == [(20, "METRIC_NOT_FINITE")]
+
+
+def test_a_launch_asks_the_store_a_bounded_number_of_times(store: S3Checkpoints, calls: list[str]) -> None:
+    run = Run(open_storage(URI), job_id="job-rings", attempt=1)
+    for step in range(10, 110, 10):
+        run.save(step, b"state")
+    open_storage(URI).put("attempt=1/step=000000100/shard-0-of-1.bin", b"torn", hashlib.sha256(b"torn").hexdigest())
+    calls.clear()
+
+    answer = pin_resume_point.run(a_job(), an_attempt(2), store, policy=JobPolicy())
+
+    point = answer.choice.resume_from
+    assert point
+    assert point.step == 90
+    assert Counter(calls) == {
+        "GetObject": 1 + 2,  # the fence; a manifest for each of the two that were looked at
+        "ListObjectsV2": 2 + 2,  # the attempts, the steps of one; the files of each of the two
+        "HeadObject": 2 * 2,  # manifest and shard of each of the two
+        "PutObject": 1,  # the fence
+    }
+
+
+def test_what_the_manifest_alone_settles_costs_one_call(store: S3Checkpoints, calls: list[str]) -> None:
+    run = Run(open_storage(URI), job_id="job-rings", attempt=1)
+    for step in range(10, 60, 10):
+        run.save(step, b"state")
+    calls.clear()
+    doubted = a_job().but(distrust_after=datetime(2020, 1, 1, tzinfo=UTC), distrust_through=1)
+
+    answer = pin_resume_point.run(doubted, an_attempt(2), store, policy=JobPolicy())
+
+    assert {out.code for out in answer.choice.rejected} == {"DISTRUSTED"}
+    assert Counter(calls) == {"GetObject": 1 + 5, "ListObjectsV2": 2, "PutObject": 1}
 
 
 def test_half_written_checkpoint_is_named_by_the_service(store: S3Checkpoints) -> None:
@@ -68,7 +118,7 @@ def test_half_written_checkpoint_is_named_by_the_service(store: S3Checkpoints) -
     with pytest.raises(TimeoutError):
         half.save(10, b"half")
 
-    choice = chosen_by_service(store, 2)
+    choice = pinned_by_service(store, 2)
 
     assert [(out.step, out.code) for out in choice.rejected] == [(10, "MANIFEST_MISSING")]
 
@@ -77,11 +127,8 @@ def test_fence_that_the_service_raised_ends_the_older_attempt_and_tells_the_newe
     older = Run(open_storage(URI), job_id="job-rings", attempt=1)
     older.resume()
     older.save(10, b"state")
-    document, tag = store.fence(URI)
-    fence = service_side.fence_of(document)
 
-    choice = chosen_by_service(store, 2)
-    store.raise_fence(URI, service_side.raised(fence, 2, choice).to_json(), tag)
+    pinned_by_service(store, 2)
 
     with pytest.raises(Fenced):
         older.save(20, b"late")

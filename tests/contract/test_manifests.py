@@ -1,13 +1,15 @@
 """What is sent to Kubernetes: valid for the real API, restricted, bound to its nodes, and telling the contract."""
 
+from dataclasses import replace
 from typing import Any
 
 import kubernetes_validate
 import pytest
 
 from evenkeel.adapters import workloads
+from evenkeel.domain.checkpoints import Distrust
 from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, JobSpec
-from evenkeel.ports import LaunchSpec
+from evenkeel.ports import LaunchSpec, ProofTerms
 from tests.fakes.system import A_MOMENT
 
 
@@ -50,6 +52,43 @@ def test_the_manifests_are_valid_for_the_real_api(changes: dict[str, Any]) -> No
         workloads.service(a_spec(**changes), "research"),
     ):
         kubernetes_validate.validate(manifest, "1.33", strict=True)
+
+
+def on_a_claim(terms: ProofTerms) -> LaunchSpec:
+    spec = a_spec(checkpoint_uri="file:///fsx/llama/7b", checkpoint_claim="fsx", env={"EVENKEEL_RESUME_FROM": "forged"})
+    return replace(spec, resume_from="", terms=terms)
+
+
+def test_the_claim_that_holds_the_checkpoints_is_mounted_where_their_address_says() -> None:
+    manifest = workloads.job(on_a_claim(ProofTerms(None, False, False)), "research", "nvidia.com/gpu")
+
+    kubernetes_validate.validate(manifest, "1.33", strict=True)
+    pod = pod_of(manifest)
+    assert pod["volumes"][1] == {"name": "checkpoints", "persistentVolumeClaim": {"claimName": "fsx"}}
+    assert pod["containers"][0]["volumeMounts"][1] == {"name": "checkpoints", "mountPath": "/fsx"}
+
+
+@pytest.mark.parametrize(
+    ("terms", "told"),
+    [
+        (ProofTerms(None, accepts_convention=False, may_start_over=False), {}),
+        (
+            ProofTerms(Distrust(after=A_MOMENT, through_attempt=2), accepts_convention=True, may_start_over=True),
+            {
+                "EVENKEEL_DISTRUST_AFTER": "2026-11-03T10:15:02.000000Z",
+                "EVENKEEL_DISTRUST_THROUGH": "2",
+                "EVENKEEL_ACCEPT_CONVENTION": "1",
+                "EVENKEEL_START_OVER": "1",
+            },
+        ),
+    ],
+)
+def test_where_rank_0_finds_out_it_is_told_on_which_terms(terms: ProofTerms, told: dict[str, str]) -> None:
+    (container,) = pod_of(workloads.job(on_a_claim(terms), "research", "nvidia.com/gpu"))["containers"]
+
+    known = ("EVENKEEL_JOB_ID", "EVENKEEL_ATTEMPT", "EVENKEEL_CHECKPOINT_URI")
+    seen = {entry["name"]: entry["value"] for entry in container["env"] if entry["name"].startswith("EVENKEEL_")}
+    assert {name: value for name, value in seen.items() if name not in known} == told
 
 
 def test_kubernetes_runs_no_restart_loop_of_its_own() -> None:

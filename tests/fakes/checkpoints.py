@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from evenkeel.ports import Conflict, NotFound, Refused, StoredShard
@@ -19,29 +19,22 @@ class InMemoryCheckpoints:
     def __init__(self) -> None:
         self.objects: dict[str, dict[str, bytes]] = {}
 
-    def manifests(self, uri: str) -> tuple[str, ...]:
-        return tuple(sorted(key for key in self.objects.get(_plain(uri), {}) if key.endswith("/manifest.json")))
-
     def folders(self, uri: str) -> tuple[str, ...]:
         keys = self.objects.get(_plain(uri), {})
         return tuple(sorted({key.rpartition("/")[0] for key in keys if _FOLDER.fullmatch(key.rpartition("/")[0])}))
 
     def contents(self, uri: str, folder: str) -> Mapping[str, StoredShard]:
-        return self.describe(uri, [key for key in self.objects.get(_plain(uri), {}) if key.startswith(f"{folder}/")])
+        return {
+            key: StoredShard(len(body), hashlib.sha256(body).hexdigest(), A_MOMENT)
+            for key, body in self.objects.get(_plain(uri), {}).items()
+            if key.startswith(f"{folder}/")
+        }
 
     def read(self, uri: str, key: str) -> bytes:
         try:
             return self.objects[_plain(uri)][key]
         except KeyError:
             raise NotFound(f"no object {key} under {uri}") from None
-
-    def describe(self, uri: str, keys: Iterable[str]) -> Mapping[str, StoredShard]:
-        there = self.objects.get(_plain(uri), {})
-        return {
-            key: StoredShard(len(there[key]), hashlib.sha256(there[key]).hexdigest(), A_MOMENT)
-            for key in keys
-            if key in there
-        }
 
     def fence(self, uri: str) -> tuple[dict[str, Any] | None, str]:
         body = self.objects.get(_plain(uri), {}).get(FENCE)

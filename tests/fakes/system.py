@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from evenkeel.ports import Metric
-
 A_MOMENT = datetime(2026, 11, 3, 10, 15, 2, tzinfo=UTC)
 
 
@@ -38,6 +36,14 @@ class SequenceIds:
 
     def new(self, prefix: str) -> str:
         return f"{prefix}-{next(self._numbers):010d}"
+
+
+@dataclass(frozen=True)
+class Metric:
+    name: str
+    value: float
+    unit: str
+    dimensions: Mapping[str, str]
 
 
 @dataclass

@@ -39,7 +39,11 @@ def submit(
     nodes: Annotated[int | None, typer.Option(help="Nodes of the gang, one pod each.")] = None,
     gpus_per_node: Annotated[int | None, typer.Option("--gpus-per-node", help="Accelerators on each node.")] = None,
     checkpoint_uri: Annotated[
-        str | None, typer.Option("--checkpoint-uri", help="s3://bucket/prefix of this job alone.")
+        str | None,
+        typer.Option("--checkpoint-uri", help="s3://bucket/prefix or file:///folder/path of this job alone."),
+    ] = None,
+    checkpoint_claim: Annotated[
+        str | None, typer.Option("--checkpoint-claim", help="PersistentVolumeClaim that holds a file:///folder.")
     ] = None,
     env: Annotated[
         list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="Environment; may be repeated.")
@@ -56,7 +60,7 @@ def submit(
         "image": image,
         "nodes": nodes,
         "gpusPerNode": gpus_per_node,
-        "checkpoint": {"uri": checkpoint_uri} if checkpoint_uri else None,
+        "checkpoint": {"uri": checkpoint_uri, "claim": checkpoint_claim or ""} if checkpoint_uri else None,
     }
     body |= {field: value for field, value in given.items() if value is not None}
     if env:
@@ -207,6 +211,13 @@ def _submission(words: list[str]) -> Json:
     return body
 
 
+def _checkpoints(checkpoint: Json) -> str:
+    if not checkpoint["uri"]:
+        return "none: it would start again from nothing"
+    claim = checkpoint.get("claim")
+    return f"{checkpoint['uri']} on {claim}" if claim else str(checkpoint["uri"])
+
+
 def _assignment(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals:
@@ -258,7 +269,7 @@ def _show(out: Page, job: Json) -> None:
             ("team", f"{job['team']}, class {job['priorityClass'] or '(unset)'}"),
             ("runs", " ".join([*job["command"], *job["args"]])),
             ("image", job["image"]),
-            ("checkpoints", job["checkpoint"]["uri"] or "none: it would start again from nothing"),
+            ("checkpoints", _checkpoints(job["checkpoint"])),
             ("submitted", f"{out.when(job['submittedAt'])} by {job['submittedBy']}"),
             ("ended", out.when(job["endedAt"]) if job["endedAt"] else ""),
             ("stop asked", job["stopRequest"]["reason"] if job["stopRequest"] else ""),

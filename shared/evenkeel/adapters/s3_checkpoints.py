@@ -3,7 +3,7 @@
 import base64
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,7 +13,6 @@ from evenkeel.adapters import aws
 from evenkeel.ports import Conflict, EvenkeelError, NotFound, Refused, StoredShard
 
 _URI = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(.*))?", re.ASCII | re.DOTALL)
-_MANIFEST = "/manifest.json"
 _FENCE = "_fence"
 _AT_ONCE = 16
 _LARGEST_READ = 16 * 1024 * 1024
@@ -35,12 +34,6 @@ class S3Checkpoints:
     def __init__(self, client: Any = None) -> None:
         self._client = client or aws.client("s3")
 
-    def manifests(self, uri: str) -> tuple[str, ...]:
-        bucket, prefix = _place(uri)
-        with aws.translated(f"list manifests under {uri}"):
-            keys = [entry["Key"].removeprefix(prefix) for entry in self._list(bucket, f"{prefix}attempt=")]
-        return tuple(sorted(key for key in keys if key.endswith(_MANIFEST)))
-
     def folders(self, uri: str) -> tuple[str, ...]:
         bucket, prefix = _place(uri)
         with aws.translated(f"list checkpoints under {uri}"):
@@ -51,31 +44,28 @@ class S3Checkpoints:
     def contents(self, uri: str, folder: str) -> Mapping[str, StoredShard]:
         bucket, prefix = _place(uri)
         with aws.translated(f"list {folder} under {uri}"):
-            keys = [entry["Key"].removeprefix(prefix) for entry in self._list(bucket, f"{prefix}{folder}/")]
-        return self.describe(uri, keys)
+            keys = [entry["Key"] for entry in self._list(bucket, f"{prefix}{folder}/")]
+
+        def look(key: str) -> StoredShard | None:
+            with aws.translated(f"describe {key} in {bucket}"):
+                try:
+                    head = self._client.head_object(Bucket=bucket, Key=key, ChecksumMode="ENABLED")
+                except ClientError as error:
+                    if aws.code_of(error) in _GONE:
+                        return None
+                    raise
+            return StoredShard(head["ContentLength"], _sha256(head), head["LastModified"])
+
+        # S3 has no call that gives the checksums of a listing, so this is one HEAD a file, many at a time.
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            found = zip(keys, pool.map(look, keys), strict=True)
+            return {key.removeprefix(prefix): stored for key, stored in found if stored is not None}
 
     def read(self, uri: str, key: str) -> bytes:
         bucket, prefix = _place(uri)
         with aws.translated(f"read {key} under {uri}", dict.fromkeys(_GONE, NotFound)):
             answer = self._client.get_object(Bucket=bucket, Key=prefix + key)
             return _body(answer, f"{key} under {uri}")
-
-    def describe(self, uri: str, keys: Iterable[str]) -> Mapping[str, StoredShard]:
-        bucket, prefix = _place(uri)
-
-        def look(key: str) -> tuple[str, StoredShard | None]:
-            with aws.translated(f"describe {key} under {uri}"):
-                try:
-                    head = self._client.head_object(Bucket=bucket, Key=prefix + key, ChecksumMode="ENABLED")
-                except ClientError as error:
-                    if aws.code_of(error) in _GONE:
-                        return key, None
-                    raise
-            return key, StoredShard(head["ContentLength"], _sha256(head), head.get("LastModified"))
-
-        # S3 has no call that gives the checksums of a listing, so this is one HEAD a shard, many at a time.
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            return {key: shard for key, shard in pool.map(look, dict.fromkeys(keys)) if shard is not None}
 
     def fence(self, uri: str) -> tuple[dict[str, Any] | None, str]:
         bucket, prefix = _place(uri)

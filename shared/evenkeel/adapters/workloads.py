@@ -11,6 +11,8 @@ from evenkeel.domain.nodes import (
     parse_provider_id,
 )
 from evenkeel.domain.scheduling.jobs import PodPhase, PodSeen
+from evenkeel.domain.scheduling.submission import RESERVED_ENV
+from evenkeel.domain.values import rfc3339
 from evenkeel.ports import LaunchSpec
 
 Json: TypeAlias = dict[str, Any]
@@ -112,8 +114,11 @@ def _pod(spec: LaunchSpec, accelerator_resource: str) -> Json:
             "fsGroup": _USER,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        # Collectives and data loaders share memory between processes; the default of 64 MiB is too small for both.
-        "volumes": [{"name": "shared-memory", "emptyDir": {"medium": "Memory"}}],
+        "volumes": [
+            # Collectives and data loaders share memory between processes; the default of 64 MiB is too small for both.
+            {"name": "shared-memory", "emptyDir": {"medium": "Memory"}},
+            *({"name": name, "persistentVolumeClaim": {"claimName": claim}} for name, claim, _ in _claims(spec)),
+        ],
         "containers": [
             {
                 "name": "trainer",
@@ -124,12 +129,22 @@ def _pod(spec: LaunchSpec, accelerator_resource: str) -> Json:
                 "ports": [{"name": "rendezvous", "containerPort": RENDEZVOUS_PORT}],
                 "resources": {"limits": {accelerator_resource: str(count)}} if count else {},
                 "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
-                "volumeMounts": [{"name": "shared-memory", "mountPath": "/dev/shm"}],  # noqa: S108 - inside the pod
+                "volumeMounts": [
+                    {"name": "shared-memory", "mountPath": "/dev/shm"},  # noqa: S108 - inside the pod
+                    *({"name": name, "mountPath": path} for name, _, path in _claims(spec)),
+                ],
                 # The last lines of a log that ends in an error say why; Kubernetes then keeps them with the pod.
                 "terminationMessagePolicy": "FallbackToLogsOnError",
             }
         ],
     }
+
+
+def _claims(spec: LaunchSpec) -> list[tuple[str, str, str]]:
+    """Volume, claim and mount path of the storage that holds the checkpoints: `file:///fsx/llama/7b` is on `/fsx`."""
+    claim = spec.job.checkpoint_claim
+    first = spec.job.checkpoint_uri.removeprefix("file:///").partition("/")[0]
+    return [("checkpoints", claim, f"/{first}")] if claim else []
 
 
 def _environment(spec: LaunchSpec) -> list[Json]:
@@ -139,16 +154,30 @@ def _environment(spec: LaunchSpec) -> list[Json]:
         "EVENKEEL_JOB_ID": attempt.job_id,
         "EVENKEEL_ATTEMPT": str(attempt.attempt),
         "EVENKEEL_CHECKPOINT_URI": spec.job.checkpoint_uri,
-        "EVENKEEL_RESUME_FROM": spec.resume_from,
+        **_resume(spec),
         "WORLD_SIZE": str(spec.job.nodes),
         "MASTER_ADDR": f"{name}-0.{name}",
         "MASTER_PORT": str(RENDEZVOUS_PORT),
     }
-    told = {key: value for key, value in spec.job.env.items() if key not in (*ours, "POD_IP", "JOB_COMPLETION_INDEX")}
+    told = {key: value for key, value in spec.job.env.items() if key not in RESERVED_ENV}
     return [
         *({"name": key, "value": value} for key, value in {**told, **ours}.items()),
         {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
     ]
+
+
+def _resume(spec: LaunchSpec) -> dict[str, str]:
+    """Where to resume, or, without a word about that, the terms on which rank 0 finds out."""
+    terms = spec.terms
+    if terms is None:
+        return {"EVENKEEL_RESUME_FROM": spec.resume_from}
+    doubt = terms.distrust
+    return {
+        **({"EVENKEEL_DISTRUST_AFTER": rfc3339(doubt.after)} if doubt else {}),
+        **({"EVENKEEL_DISTRUST_THROUGH": str(doubt.through_attempt)} if doubt else {}),
+        **({"EVENKEEL_ACCEPT_CONVENTION": "1"} if terms.accepts_convention else {}),
+        **({"EVENKEEL_START_OVER": "1"} if terms.may_start_over else {}),
+    }
 
 
 # ---------------------------------------------------------------- reading

@@ -70,6 +70,11 @@ class JobPolicy(Value):
     """Ended pods of settled attempts are kept this long, so that their logs can be read; they hold no accelerator."""
     distrust_guard_seconds: int = 300
     """Checkpoints whose write began after the first signal minus this are distrusted where the fault can corrupt."""
+    accept_convention: bool = True
+    """Whether a checkpoint that is complete by its writer's convention will do, though no checksum vouches for it."""
+    start_over_when_unproved: bool = False
+    """Whether a job whose finished checkpoints all fail the proof begins again from nothing. If not, its launch is put
+    off, with growing pauses, until one holds."""
     expected_resume_seconds: int = 1400
     """Restore and warm-up on free capacity; published p90 at 256 nodes is 1,398 s."""
     expected_replace_seconds: int = 960

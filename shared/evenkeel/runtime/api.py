@@ -305,6 +305,7 @@ def as_problem(error: Exception) -> Problem:
 _SENT_AS = {
     "acceleratorsPerNode": "gpusPerNode",
     "checkpointUri": "checkpoint.uri",
+    "checkpointClaim": "checkpoint.claim",
     "maxRestarts": "recovery.maxRestarts",
 }
 

@@ -29,6 +29,7 @@ class CheckpointBody(Body):
     """Where a job keeps its checkpoints."""
 
     uri: Text
+    claim: Text = ""
 
 
 class RecoveryBody(Body):
@@ -69,6 +70,7 @@ class JobBody(Body):
             accelerators_per_node=self.gpus_per_node,
             instance_types=self.instance_types,
             checkpoint_uri=self.checkpoint.uri if self.checkpoint else "",
+            checkpoint_claim=self.checkpoint.claim if self.checkpoint else "",
             grace_seconds=self.grace_seconds,
             max_restarts=self.recovery.max_restarts,
             labels=self.labels,

@@ -2,32 +2,15 @@
 
     pods of n-1 gone, or on lost nodes ── raise fence to n, with its pin ── forget lost pods ── create Job ── record
 
-The fence is the one write that decides. A retry finds it at n and takes its pin for the answer; at more than n this
-attempt is stale. Whatever still runs behind a lost node ends at its next save, and what it saved late never counts.
+What it resumes from, `pin_resume_point` answers. Where finished checkpoints are there and none can be proved, nothing
+is launched and nothing is pinned: the attempt is given up, and the next one looks again after a pause.
 """
 
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import NamedTuple
 
-from evenkeel.domain.checkpoints import (
-    CheckpointRef,
-    Distrust,
-    Evidence,
-    EvidenceNeeded,
-    FenceUnreadableError,
-    Grade,
-    ManifestUnreadableError,
-    ResumeChoice,
-    Standing,
-    StoredObject,
-    choose_resume_point,
-    fence_of,
-    parse_manifest,
-    raised,
-    ref_of_key,
-    standing,
-)
+from evenkeel.domain.checkpoints import FenceUnreadableError
 from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.nodes import KubernetesNode
 from evenkeel.domain.policy import Mode, Policy
@@ -37,19 +20,17 @@ from evenkeel.domain.values import Value
 from evenkeel.ports import (
     CheckpointStore,
     Cluster,
-    Conflict,
     LaunchSpec,
     Ledger,
-    NotFound,
     PermanentError,
     Put,
     Refused,
     Telemetry,
 )
-from evenkeel.services import attempt_rows, rows
+from evenkeel.services import attempt_rows, pin_resume_point, rows
+from evenkeel.services.pin_resume_point import Kind
 
 WRITER = "launch_job"
-_ROUNDS = 5
 
 
 class Request(Value):
@@ -128,32 +109,47 @@ def run(
         return Outcome(outcome=LaunchOutcome.NOT_YET, wait_seconds=policy.jobs.launch_retry_seconds, reason=reason)
 
     try:
-        choice = _pin(job, attempt, checkpoints)
+        answer = pin_resume_point.run(job, attempt, checkpoints, policy=policy.jobs)
     except (FenceUnreadableError, PermanentError) as error:
         if attempt.attempt > 1 and isinstance(error, PermanentError):
             raise  # it could be reached before: not the job's fault
         reason = f"Its checkpoints cannot be used: {error}"
         return _give_up(ledger, found, attempt, reason, now, is_refused=True)
-    if choice is None:
-        return Outcome(outcome=LaunchOutcome.STALE, reason="A later attempt has raised the fence.")
+    choice = answer.choice
+    if answer.kind is Kind.STALE:
+        return Outcome(outcome=LaunchOutcome.STALE, reason=choice.reason)
+    decided = attempt.but(
+        is_pinned=answer.kind is Kind.PINNED,
+        resume_from=choice.resume_from,
+        rejected_checkpoints=tuple(out.to_json() for out in choice.rejected),
+        reason=choice.reason if answer.kind is Kind.IN_CLUSTER else "",
+    )
+    if answer.kind is Kind.UNPROVED:
+        telemetry.count("LaunchesUnproved")
+        telemetry.error(
+            "No checkpoint of a job can be proved", job_id=job.job_id, reason=choice.reason, runbook="job-unproved"
+        )
+        reason = f"{choice.reason} To start over would disown finished work, so it is not launched before one holds."
+        return _give_up(ledger, found, decided, reason, now, is_refused=False)
     for left in past:
         if left.out_of_reach:
             cluster.forget_pods(attempt.cluster, attempt.namespace, job.job_id, left.seen.attempt, left.out_of_reach)
-    pinned = attempt.but(
-        is_pinned=True,
-        resume_from=choice.resume_from,
-        rejected_checkpoints=tuple(out.to_json() for out in choice.rejected),
-    )
     resume_from = choice.resume_from.manifest if choice.resume_from else ""
     try:
         _, uid = cluster.launch(
-            LaunchSpec(job=job.spec, attempt=pinned, resume_from=resume_from, service_account=service_account)
+            LaunchSpec(
+                job=job.spec,
+                attempt=decided,
+                resume_from=resume_from,
+                service_account=service_account,
+                terms=answer.terms,
+            )
         )
     except Refused as error:
         reason = f"The cluster refused its Kubernetes Job: {error}"
-        return _give_up(ledger, found, pinned, reason, now, is_refused=True)
+        return _give_up(ledger, found, decided, reason, now, is_refused=True)
     _record_launch(
-        ledger, found, pinned.but(state=AttemptState.LAUNCHED, workload_uid=uid, launched_at=now), choice, now
+        ledger, found, decided.but(state=AttemptState.LAUNCHED, workload_uid=uid, launched_at=now), answer, now
     )
     telemetry.count("AttemptsLaunched")
     telemetry.info("Attempt launched", job_id=job.job_id, attempt=attempt.attempt, resume_from=resume_from)
@@ -195,81 +191,14 @@ def _look_back(attempt: Attempt, ledger: Ledger, cluster: Cluster, policy: Polic
     return tuple(found)
 
 
-# ---------------------------------------------------------------- fence and pin
-
-
-def _pin(job: Job, attempt: Attempt, checkpoints: CheckpointStore) -> ResumeChoice | None:
-    """Raise the fence with the resume point in it; None where a later attempt has done so before.
-
-    Idempotent: yes, the first write for this attempt decides; every later call returns what it decided.
-    """
-    uri = job.spec.checkpoint_uri
-    if not uri:
-        return ResumeChoice(resume_from=None, grade=Grade.NONE, reason="It keeps no checkpoints.")
-    for _ in range(_ROUNDS):
-        document, tag = checkpoints.fence(uri)
-        fence = None if document is None else fence_of(document)
-        match standing(fence, attempt.attempt):
-            case Standing.STALE:
-                return None
-            case Standing.PINNED:
-                assert fence is not None
-                return fence.choice()
-            case Standing.MAY_RAISE:
-                pass
-        refs = {ref: key for key in checkpoints.manifests(uri) if (ref := ref_of_key(key))}
-        evidence: dict[CheckpointRef, Evidence] = {}
-        distrust = distrusts(job)
-        answer = choose_resume_point(attempt.attempt, fence, refs, evidence, distrust)
-        while isinstance(answer, EvidenceNeeded):
-            evidence[answer.ref] = _examine(uri, answer.ref, checkpoints)
-            answer = choose_resume_point(attempt.attempt, fence, refs, evidence, distrust)
-        try:
-            checkpoints.raise_fence(uri, raised(fence, attempt.attempt, answer).to_json(), tag)
-        except Conflict:
-            continue  # somebody wrote the fence between: look at it again
-        return answer
-    raise Conflict(f"the fence of {attempt.workload_name} kept changing while it was to be raised")
-
-
-def distrusts(job: Job) -> tuple[Distrust, ...]:
-    """Return the suspicions that recoveries laid on a job's checkpoints."""
-    found = set[tuple[datetime, int]]()
-    if job.distrust_after and job.distrust_through:
-        found.add((job.distrust_after, job.distrust_through))
-    if job.resume_plan and job.resume_plan.distrust_after:
-        found.add((job.resume_plan.distrust_after, job.resume_plan.after_attempt))
-    return tuple(Distrust(after=after, through_attempt=through) for after, through in sorted(found))
-
-
-def _examine(uri: str, ref: CheckpointRef, checkpoints: CheckpointStore) -> Evidence:
-    """Collect what the store says about one checkpoint: its manifest, and size and checksum of what it names."""
-    try:
-        content = checkpoints.read(uri, ref.manifest_key)
-        manifest = parse_manifest(ref, content)
-    except NotFound:
-        return Evidence(manifest=None, objects={})
-    except ManifestUnreadableError:
-        return Evidence(manifest=content, objects={})
-    stored = checkpoints.describe(uri, [shard.key for shard in manifest.shards])
-    objects = {key: StoredObject(size_bytes=one.size_bytes, sha256=one.sha256) for key, one in stored.items()}
-    return Evidence(manifest=content, objects=objects)
-
-
 # ---------------------------------------------------------------- record
 
 
 def _record_launch(
-    ledger: Ledger, found: attempt_rows.Found, launched: Attempt, choice: ResumeChoice, now: datetime
+    ledger: Ledger, found: attempt_rows.Found, launched: Attempt, answer: pin_resume_point.Answer, now: datetime
 ) -> None:
-    point = launched.resume_from
-    begin = f"from step {point.step} of attempt {point.attempt}" if point else "from the beginning"
-    passed_over = f" {choice.reason}" if choice.rejected else ""
     entry = TimelineEntry(
-        at=now,
-        kind="launched",
-        text=f"Attempt {launched.attempt} launched, {begin}.{passed_over}",
-        writer=WRITER,
+        at=now, kind="launched", text=f"Attempt {launched.attempt} launched{_said(answer)}", writer=WRITER
     )
     ledger.commit(
         Put(rows.attempt_row(launched, found.attempt_version)),
@@ -277,12 +206,21 @@ def _record_launch(
     )
 
 
+def _said(answer: pin_resume_point.Answer) -> str:
+    choice = answer.choice
+    if answer.kind is Kind.IN_CLUSTER:
+        return f". {choice.reason}"
+    point = choice.resume_from
+    begin = f"from step {point.step} of attempt {point.attempt}" if point else "from the beginning"
+    return f", {begin}. {choice.reason}" if choice.rejected else f", {begin}."
+
+
 def _give_up(
     ledger: Ledger, found: attempt_rows.Found, attempt: Attempt, why: str, now: datetime, *, is_refused: bool
 ) -> Outcome:
     """Say on the attempt why it is not launched: SettleAttempt reads it there."""
     reason = why[:1000]
-    if (attempt.reason, attempt.is_refused) != (reason, is_refused):
+    if (found.attempt.reason, found.attempt.is_refused) != (reason, is_refused):
         entry = TimelineEntry(at=now, kind="refused" if is_refused else "given up", text=reason, writer=WRITER)
         ledger.commit(
             Put(rows.attempt_row(attempt.but(reason=reason, is_refused=is_refused), found.attempt_version)),

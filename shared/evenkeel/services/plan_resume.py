@@ -135,9 +135,9 @@ def _tell_on_its_way(incident: Incident, job: Job, attempt: Attempt, ledger: Led
 
 
 def _can_still_doubt(job: Job, hurt: HurtJob, ledger: Ledger) -> bool:
-    """Whether the next attempt exists, and has not yet decided what it resumes from: distrust still reaches it."""
+    """Whether the next attempt exists, and it is not yet decided what it resumes from: distrust still reaches it."""
     row = ledger.get(rows.attempt_key(job.job_id, job.current_attempt))
-    return job.current_attempt == hurt.attempt + 1 and row is not None and not rows.read(row, Attempt).is_pinned
+    return job.current_attempt == hurt.attempt + 1 and row is not None and rows.read(row, Attempt).launched_at is None
 
 
 def _facts(

@@ -36,7 +36,7 @@ def show_job(ledger: Ledger, job_id: str) -> Json:
         # Values may hold what is nobody else's business; the names are enough to see what was set.
         "envNames": sorted(spec.env),
         "instanceTypes": list(spec.instance_types),
-        "checkpoint": {"uri": spec.checkpoint_uri},
+        "checkpoint": {"uri": spec.checkpoint_uri, "claim": spec.checkpoint_claim or None},
         "recovery": {"maxRestarts": spec.max_restarts},
         "graceSeconds": spec.grace_seconds,
         "labels": spec.labels,

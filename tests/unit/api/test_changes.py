@@ -30,7 +30,10 @@ def test_a_submitted_job_is_accepted_with_its_location(gateway: Gateway) -> None
     job = answer.document
     assert (answer.status, answer.headers["Location"]) == (202, f"/v1/jobs/{job['jobId']}")
     assert (job["state"], job["submittedBy"]) == ("PENDING", "role/Researcher (ana)")
-    assert gateway.get(answer.headers["Location"]).document["checkpoint"] == {"uri": "s3://checkpoints/llama"}
+    assert gateway.get(answer.headers["Location"]).document["checkpoint"] == {
+        "uri": "s3://checkpoints/llama",
+        "claim": None,
+    }
 
 
 def test_the_same_submission_twice_is_one_job(gateway: Gateway) -> None:

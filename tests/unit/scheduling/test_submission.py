@@ -21,6 +21,23 @@ def test_checkpoint_uris_that_are_taken(uri: str) -> None:
     assert fields(checkpoint_uri=uri) == []
 
 
+def test_a_folder_is_taken_with_the_claim_that_holds_it() -> None:
+    assert fields(checkpoint_uri="file:///fsx/llama/7b", checkpoint_claim="fsx.research-1") == []
+
+
+@pytest.mark.parametrize(
+    ("uri", "claim"),
+    [
+        ("file:///fsx/llama", ""),
+        ("file:///fsx/llama", "Not A Name"),
+        ("s3://bucket/prefix", "fsx"),
+        ("", "fsx"),
+    ],
+)
+def test_claims_that_are_refused(uri: str, claim: str) -> None:
+    assert fields(checkpoint_uri=uri, checkpoint_claim=claim) == ["checkpointClaim"]
+
+
 @pytest.mark.parametrize(
     "uri",
     [
@@ -33,6 +50,10 @@ def test_checkpoint_uris_that_are_taken(uri: str) -> None:
         "s3://bucket/x y",
         "s3://bucket/x\n",
         "/data/x",
+        "file:///fsx",
+        "file:///fsx/../etc",
+        "file://host/fsx/x",
+        "file:///fsx//x",
     ],
 )
 def test_checkpoint_uris_that_are_refused(uri: str) -> None:

@@ -2,13 +2,16 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.policy import Mode
+from evenkeel.domain.checkpoints import Distrust
+from evenkeel.domain.policy import JobPolicy, Mode, Policy
 from evenkeel.domain.recovery.validation import HEALTH_STATUS
 from evenkeel.domain.scheduling.attempts import SettleOutcome
 from evenkeel.domain.scheduling.jobs import AttemptState, Job, JobState, PodPhase, ResumeOption, ResumePlan
 from evenkeel.ports import NotAllowed, Refused
+from evenkeel.services import explain
 from evenkeel.services.launch_job import LaunchOutcome
 from evenkeel.services.mark_running import RunningOutcome
+from evenkeel.services.pin_resume_point import MOST_LOOKS
 from tests.unit.services_jobs.story import Story
 
 
@@ -74,23 +77,176 @@ def test_an_attempt_resumes_from_the_newest_checkpoint_that_holds() -> None:
 
 @pytest.mark.parametrize(
     ("name", "body", "code"),
-    [("shard-1-of-2.bin", None, "SHARD_MISSING"), ("manifest.json", b"{", "MANIFEST_UNREADABLE")],
+    [
+        ("shard-1-of-2.bin", None, "SHARD_MISSING"),
+        ("shard-1-of-2.bin", b"llama 99 1", "SHARD_SIZE"),
+        ("manifest.json", b"{", "MANIFEST_UNREADABLE"),
+        ("manifest.json", None, "MANIFEST_MISSING"),
+    ],
 )
 def test_a_broken_checkpoint_is_passed_over_and_named(name: str, body: bytes | None, code: str) -> None:
     story = Story()
     job = story.running()
-    key = story.save(job.job_id, 1, 10).replace("manifest.json", name)
+    story.save(job.job_id, 1, 10)
+    spoil(story, job, story.save(job.job_id, 1, 20), name, body)
+    lost(story, job)
+
+    story.launch(job.job_id, 2)
+
+    attempt = story.attempt(job.job_id, 2)
+    assert attempt.resume_from
+    assert (attempt.resume_from.step, [out["code"] for out in attempt.rejected_checkpoints]) == (10, [code])
+
+
+def spoil(story: Story, job: Job, manifest: str, name: str, body: bytes | None) -> None:
+    key = manifest.replace("manifest.json", name)
     if body is None:
         del story.world.checkpoints.objects[job.spec.checkpoint_uri][key]
     else:
         story.world.checkpoints.put(job.spec.checkpoint_uri, key, body)
+
+
+def test_a_save_that_was_cut_off_before_any_was_finished_begins_again() -> None:
+    story = Story()
+    job = story.running()
+    spoil(story, job, story.save(job.job_id, 1, 10), "manifest.json", None)
     lost(story, job)
 
     outcome = story.launch(job.job_id, 2)
 
     attempt = story.attempt(job.job_id, 2)
-    assert (attempt.resume_from, [out["code"] for out in attempt.rejected_checkpoints]) == (None, [code])
-    assert code in outcome.reason
+    assert (outcome.outcome, attempt.resume_from, attempt.is_pinned) == (LaunchOutcome.LAUNCHED, None, True)
+    assert [out["code"] for out in attempt.rejected_checkpoints] == ["MANIFEST_MISSING"]
+
+
+def test_when_every_finished_checkpoint_fails_its_proof_nothing_is_launched_or_disowned() -> None:
+    story = Story()
+    job = story.running()
+    spoil(story, job, story.save(job.job_id, 1, 10), "shard-1-of-2.bin", None)
+    lost(story, job)
+    before = fence(story, job)
+
+    outcome = story.launch(job.job_id, 2)
+    again = story.launch(job.job_id, 2)
+    settled = story.settle(job.job_id, 2)
+
+    attempt, waiting = story.attempt(job.job_id, 2), story.job(job.job_id)
+    assert (outcome.outcome, again) == (LaunchOutcome.GIVE_UP, outcome)
+    assert (settled.outcome, attempt.state, attempt.is_pinned) == (
+        SettleOutcome.JOB_REQUEUED,
+        AttemptState.NEVER_RAN,
+        False,
+    )
+    assert [out["code"] for out in attempt.rejected_checkpoints] == ["SHARD_MISSING"]
+    assert (waiting.state, waiting.application_failures, story.usage()) == (JobState.PENDING, 0, 0)
+    assert "SHARD_MISSING" in waiting.reason
+    assert "SHARD_MISSING" in explain.why_job(story.world.ledger, job.job_id, now=story.world.clock.now())["sentence"]
+    assert fence(story, job) == before
+    assert f"{job.job_id}-a2" not in [call[1] for call in story.world.cluster.calls]
+    assert story.world.telemetry.totals["LaunchesUnproved"] == 2
+
+
+def test_an_unproved_job_resumes_when_its_checkpoint_is_brought_back() -> None:
+    story = Story()
+    job = story.running()
+    key = story.save(job.job_id, 1, 10)
+    shard = key.replace("manifest.json", "shard-1-of-2.bin")
+    kept = story.world.checkpoints.objects[job.spec.checkpoint_uri][shard]
+    spoil(story, job, key, "shard-1-of-2.bin", None)
+    lost(story, job)
+    story.launch(job.job_id, 2)
+    story.settle(job.job_id, 2)
+
+    story.world.checkpoints.put(job.spec.checkpoint_uri, shard, kept)
+    story.world.clock.advance(30)
+    story.run_pass()
+    story.launch(job.job_id, 3)
+
+    point = story.attempt(job.job_id, 3).resume_from
+    assert point
+    assert point.manifest == key
+
+
+def test_a_policy_may_begin_again_when_nothing_can_be_proved() -> None:
+    policy = Policy(jobs=JobPolicy(start_over_when_unproved=True))
+    story = Story(policy=policy)
+    job = story.running()
+    spoil(story, job, story.save(job.job_id, 1, 10), "shard-1-of-2.bin", None)
+    lost(story, job)
+
+    assert story.launch(job.job_id, 2).outcome is LaunchOutcome.LAUNCHED
+    assert story.attempt(job.job_id, 2).resume_from is None
+
+
+@pytest.mark.parametrize(("is_accepted", "step"), [(True, 30), (False, 10)])
+def test_a_checkpoint_by_convention_is_resumed_from_where_the_policy_takes_it(is_accepted: bool, step: int) -> None:
+    story = Story(policy=Policy(jobs=JobPolicy(accept_convention=is_accepted)))
+    job = story.running()
+    story.save(job.job_id, 1, 10)
+    for name in (".metadata", "__0_0.distcp", "__1_0.distcp"):
+        story.world.checkpoints.put(job.spec.checkpoint_uri, f"attempt=1/step=000000030/{name}", b"dcp")
+    lost(story, job)
+
+    story.launch(job.job_id, 2)
+
+    point = story.attempt(job.job_id, 2).resume_from
+    assert point
+    assert point.step == step
+
+
+def test_one_launch_looks_at_so_many_checkpoints_and_then_asks_a_person() -> None:
+    story = Story()
+    job = story.running()
+    story.save(job.job_id, 1, 1)
+    for step in range(2, MOST_LOOKS + 3):
+        spoil(story, job, story.save(job.job_id, 1, step), "shard-1-of-2.bin", None)
+    lost(story, job)
+
+    outcome = story.launch(job.job_id, 2)
+
+    codes = [out["code"] for out in story.attempt(job.job_id, 2).rejected_checkpoints]
+    assert outcome.outcome is LaunchOutcome.GIVE_UP
+    assert codes == ["SHARD_MISSING"] * MOST_LOOKS + ["NOT_EXAMINED"]
+
+
+def test_checkpoints_that_no_function_can_read_are_left_to_rank_0() -> None:
+    story = Story()
+    job = story.running(checkpoint_uri="file:///fsx/llama", checkpoint_claim="fsx")
+    plan = ResumePlan(
+        incident_id="inc-1",
+        after_attempt=1,
+        option=ResumeOption.FREE_NODE,
+        distrust_after=story.world.clock.now(),
+        planned_at=story.world.clock.now(),
+    )
+    story.set_job(story.job(job.job_id).with_plan(plan))
+    lost(story, job)
+
+    outcome = story.launch(job.job_id, 2)
+
+    attempt, spec = story.attempt(job.job_id, 2), story.world.cluster.launched(job.job_id, 2).spec
+    assert (outcome.outcome, attempt.state, attempt.is_pinned) == (
+        LaunchOutcome.LAUNCHED,
+        AttemptState.LAUNCHED,
+        False,
+    )
+    assert "rank 0 proves them" in attempt.reason
+    assert spec.terms
+    assert spec.terms.distrust == Distrust(after=plan.distrust_after, through_attempt=1)
+    assert (spec.terms.accepts_convention, spec.terms.may_start_over) == (True, False)
+    assert story.world.checkpoints.objects == {}
+
+
+def test_an_attempt_that_proved_nothing_in_the_cluster_uses_up_a_restart_and_says_so() -> None:
+    story = Story()
+    job = story.running(checkpoint_uri="file:///fsx/llama", checkpoint_claim="fsx")
+    story.world.cluster.fail_pods(job.job_id, 1, exit_code=65)
+
+    story.settle(job.job_id)
+
+    waiting = story.job(job.job_id)
+    assert (waiting.state, waiting.application_failures) == (JobState.PENDING, 1)
+    assert "could prove none" in waiting.reason
 
 
 def test_a_checkpoint_saved_late_by_a_fenced_attempt_is_never_resumed_from() -> None:

@@ -21,6 +21,8 @@ from evenkeel.domain.values import Value
 
 FENCED_EXIT = 75
 """EX_TEMPFAIL: the training contract's code for "a later attempt has been fenced in"."""
+UNPROVED_EXIT = 65
+"""EX_DATAERR: the training contract's code for "checkpoints are there, and none can be proved"."""
 PEER_LOST_EXIT = 76
 """The training contract's code for "another rank went away": a consequence, never the cause."""
 _KILLED = (137, 143)
@@ -182,6 +184,9 @@ def _blame(
         return Ending(state=A.LOST, reason=f"{taken.name} was taken by its node ({taken.reason}).", exit_codes=codes)
     if any(pod.exit_code == FENCED_EXIT for pod in failed):
         return Ending(state=A.LOST, reason="A later attempt has been fenced in.", exit_codes=codes)
+    if any(pod.exit_code == UNPROVED_EXIT for pod in failed):
+        reason = "Rank 0 found finished checkpoints and could prove none; to start over would disown them."
+        return Ending(state=A.FAILED, reason=reason, exit_codes=codes, counts_as_failure=True)
     if not failed:
         return Ending(state=A.LOST, reason="Its Kubernetes Job was deleted by somebody else.", exit_codes=codes)
     cause = min(failed, key=_by_guilt)

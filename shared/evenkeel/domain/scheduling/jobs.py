@@ -70,12 +70,19 @@ class JobSpec(Value):
     instance_types: tuple[str, ...] = ()
     """Empty = any."""
     checkpoint_uri: str = ""
-    """`s3://bucket/prefix`; empty = the job cannot resume and starts again from nothing."""
+    """`s3://bucket/prefix`, or `file:///folder/…` on `checkpoint_claim`; empty = it starts again from nothing."""
+    checkpoint_claim: str = ""
+    """PersistentVolumeClaim that holds a `file:///` URI. It is mounted at the first folder of the URI's path."""
     grace_seconds: int = 30
     """terminationGracePeriodSeconds of its pods: time for a last checkpoint."""
     max_restarts: int | None = None
     """Application restarts; None = the policy's."""
     labels: dict[str, str] = {}
+
+    @property
+    def keeps_checkpoints_in_cluster(self) -> bool:
+        """Whether its checkpoints lie on mounted storage, where only its own pods can look."""
+        return self.checkpoint_uri.startswith("file://")
 
 
 class ResumeOption(StrEnum):

@@ -20,12 +20,15 @@ _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}", re.ASCII)
 _INSTANCE_TYPE = re.compile(r"(ml\.)?[a-z0-9-]{2,20}\.[a-z0-9-]{2,20}", re.ASCII)
 _IMAGE = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._:/@-]{0,511}", re.ASCII)
 _S3_URI = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9!_.*'()=-]{1,256}){1,32}/?", re.ASCII)
+_FILE_URI = re.compile(r"file://(/[A-Za-z0-9!_.*'()=-]{1,255}){2,32}/?", re.ASCII)
+_DNS_SUBDOMAIN = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([a-z0-9.-]*[a-z0-9])?", re.ASCII)
 _LABEL_KEY = re.compile(r"([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", re.ASCII)
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?", re.ASCII)
 
 RESERVED_ENV = frozenset(
     {
         *("EVENKEEL_JOB_ID", "EVENKEEL_ATTEMPT", "EVENKEEL_CHECKPOINT_URI", "EVENKEEL_RESUME_FROM"),
+        *("EVENKEEL_DISTRUST_AFTER", "EVENKEEL_DISTRUST_THROUGH", "EVENKEEL_ACCEPT_CONVENTION", "EVENKEEL_START_OVER"),
         *("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "JOB_COMPLETION_INDEX", "POD_IP"),
     }
 )
@@ -68,8 +71,7 @@ def _faults(spec: JobSpec) -> Iterator[SpecFault]:
             yield SpecFault(f"instanceTypes.{index}", "Name an instance type, for example ml.p5.48xlarge.")
     yield from _program_faults(spec)
     yield from _label_faults(spec)
-    if spec.checkpoint_uri and not _is_checkpoint_uri(spec.checkpoint_uri):
-        yield SpecFault("checkpointUri", "Give s3://bucket/prefix, with a prefix that is this job's alone, or nothing.")
+    yield from _checkpoint_faults(spec)
 
 
 def _program_faults(spec: JobSpec) -> Iterator[SpecFault]:
@@ -102,8 +104,22 @@ def _label_faults(spec: JobSpec) -> Iterator[SpecFault]:
             yield SpecFault(f"labels.{shown}", "Use the form of Kubernetes labels, 63 characters at most.")
 
 
+def _checkpoint_faults(spec: JobSpec) -> Iterator[SpecFault]:
+    if spec.checkpoint_uri and not _is_checkpoint_uri(spec.checkpoint_uri):
+        text = "Give s3://bucket/prefix or file:///folder/path, with a path that is this job's alone, or nothing."
+        yield SpecFault("checkpointUri", text)
+    elif spec.keeps_checkpoints_in_cluster and not spec.checkpoint_claim:
+        text = "Name the PersistentVolumeClaim that holds the folder: what a pod writes elsewhere goes with the pod."
+        yield SpecFault("checkpointClaim", text)
+    elif spec.checkpoint_claim and not spec.keeps_checkpoints_in_cluster:
+        yield SpecFault("checkpointClaim", "Only a file:///folder/path is kept on a claim.")
+    elif spec.checkpoint_claim and not _DNS_SUBDOMAIN.fullmatch(spec.checkpoint_claim):
+        yield SpecFault("checkpointClaim", "Name a PersistentVolumeClaim of the job's namespace.")
+
+
 def _is_checkpoint_uri(uri: str) -> bool:
-    return len(uri) <= 1024 and _S3_URI.fullmatch(uri) is not None and not {".", ".."} & set(uri[5:].split("/"))
+    is_known = _S3_URI.fullmatch(uri) or _FILE_URI.fullmatch(uri)
+    return len(uri) <= 1024 and is_known is not None and not {".", ".."} & set(uri.partition("://")[2].split("/"))
 
 
 def _is_text(text: str) -> bool:

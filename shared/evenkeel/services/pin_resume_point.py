@@ -1,0 +1,170 @@
+"""What an attempt resumes from: proved and pinned by one conditional write, or left to rank 0, or nothing for now.
+
+The fence is the one write that decides. A retry finds it at n and takes its pin for the answer; at more than n the
+attempt is stale. Whatever still runs behind a lost node ends at its next save, and what it saved late never counts.
+
+Calls on the store, where there are A attempts and the newest checkpoints L hold no proof: one GET of the fence, 1 + A
+LISTs for the folders, for each of L + 1 checkpoints one GET and, unless the manifest alone settles it, one LIST and a
+HEAD a file, and one PUT. L is at most `MOST_LOOKS`; lists of more than 1,000 entries take more pages.
+"""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import NamedTuple
+
+from evenkeel.domain.checkpoints import (
+    CheckpointRef,
+    Distrust,
+    Evidence,
+    EvidenceNeeded,
+    Fence,
+    Grade,
+    Rejection,
+    RejectionCode,
+    ResumeChoice,
+    Standing,
+    StoredObject,
+    choose_resume_point,
+    fence_of,
+    raised,
+    ref_of_folder,
+    standing,
+    weigh,
+)
+from evenkeel.domain.policy import JobPolicy
+from evenkeel.domain.scheduling.jobs import Attempt, Job
+from evenkeel.ports import CheckpointStore, Conflict, NotFound, ProofTerms
+
+MOST_LOOKS = 50
+"""Checkpoints that one launch looks at before it asks a person."""
+_ROUNDS = 5
+_SETTLED_BY_MANIFEST = (RejectionCode.DISTRUSTED, RejectionCode.MANIFEST_UNREADABLE)
+
+
+class Kind(StrEnum):
+    """How the question was answered."""
+
+    PINNED = "PINNED"
+    """The fence stands at this attempt, with its resume point (None may be the point) in it."""
+    IN_CLUSTER = "IN_CLUSTER"
+    """No function can look there: rank 0 proves and pins, on the terms given."""
+    UNPROVED = "UNPROVED"
+    """Finished checkpoints are there and none holds: nothing was raised, so nothing is disowned."""
+    STALE = "STALE"
+    """A later attempt has raised the fence."""
+
+
+class Answer(NamedTuple):
+    """What an attempt resumes from, as far as it is known here."""
+
+    kind: Kind
+    choice: ResumeChoice
+    terms: ProofTerms | None = None
+
+
+def run(job: Job, attempt: Attempt, checkpoints: CheckpointStore, *, policy: JobPolicy) -> Answer:
+    """Raise the fence with the resume point in it.
+
+    Idempotent: yes, the first write for this attempt decides; every later call returns what it decided.
+
+    Raises:
+        FenceUnreadableError: there is a fence, and it cannot be read.
+        Conflict: others kept writing the fence.
+    """
+    if not job.spec.checkpoint_uri:
+        return Answer(Kind.PINNED, _from_the_beginning("It keeps no checkpoints."))
+    if job.spec.keeps_checkpoints_in_cluster:
+        reason = "Its checkpoints lie on storage mounted in the cluster: rank 0 proves them and pins where it resumes."
+        return Answer(Kind.IN_CLUSTER, _from_the_beginning(reason), _terms(job, policy))
+    uri = job.spec.checkpoint_uri
+    for _ in range(_ROUNDS):
+        document, tag = checkpoints.fence(uri)
+        fence = None if document is None else fence_of(document)
+        match standing(fence, attempt.attempt):
+            case Standing.STALE:
+                return Answer(Kind.STALE, _from_the_beginning("A later attempt has raised the fence."))
+            case Standing.PINNED:
+                assert fence is not None
+                return Answer(Kind.PINNED, fence.choice())
+            case Standing.MAY_RAISE:
+                pass
+        choice = _choose(job, attempt, fence, checkpoints, policy)
+        if choice.would_disown_work and not policy.start_over_when_unproved:
+            return Answer(Kind.UNPROVED, choice)
+        try:
+            checkpoints.raise_fence(uri, raised(fence, attempt.attempt, choice).to_json(), tag)
+        except Conflict:
+            continue  # somebody wrote the fence between: look at it again
+        return Answer(Kind.PINNED, choice)
+    raise Conflict(f"the fence of {attempt.workload_name} kept changing while it was to be raised")
+
+
+def distrusts(job: Job) -> tuple[Distrust, ...]:
+    """Return the suspicions that recoveries laid on a job's checkpoints."""
+    found = set[tuple[datetime, int]]()
+    if job.distrust_after and job.distrust_through:
+        found.add((job.distrust_after, job.distrust_through))
+    if job.resume_plan and job.resume_plan.distrust_after:
+        found.add((job.resume_plan.distrust_after, job.resume_plan.after_attempt))
+    return tuple(Distrust(after=after, through_attempt=through) for after, through in sorted(found))
+
+
+def _from_the_beginning(reason: str) -> ResumeChoice:
+    return ResumeChoice(resume_from=None, grade=Grade.NONE, reason=reason)
+
+
+def _terms(job: Job, policy: JobPolicy) -> ProofTerms:
+    """Return what rank 0 needs to know. It takes one suspicion: the strictest, of everything that any is about."""
+    doubts = distrusts(job)
+    strictest = (
+        Distrust(
+            after=min(doubt.after for doubt in doubts), through_attempt=max(doubt.through_attempt for doubt in doubts)
+        )
+        if doubts
+        else None
+    )
+    return ProofTerms(
+        distrust=strictest,
+        accepts_convention=policy.accept_convention,
+        may_start_over=policy.start_over_when_unproved,
+    )
+
+
+def _choose(
+    job: Job, attempt: Attempt, fence: Fence | None, checkpoints: CheckpointStore, policy: JobPolicy
+) -> ResumeChoice:
+    uri = job.spec.checkpoint_uri
+    refs = [ref for folder in checkpoints.folders(uri) if (ref := ref_of_folder(folder))]
+    doubts = distrusts(job)
+    evidence: dict[CheckpointRef, Evidence] = {}
+    while True:
+        answer = choose_resume_point(
+            attempt.attempt,
+            fence,
+            refs,
+            evidence,
+            doubts,
+            accepts_convention=policy.accept_convention,
+            most_looks=MOST_LOOKS,
+        )
+        if not isinstance(answer, EvidenceNeeded):
+            return answer
+        evidence[answer.ref] = _examine(uri, answer.ref, checkpoints, doubts)
+
+
+def _examine(uri: str, ref: CheckpointRef, checkpoints: CheckpointStore, doubts: tuple[Distrust, ...]) -> Evidence:
+    """Collect what the store says about one checkpoint: its manifest, and size and checksum of each file."""
+    try:
+        manifest = checkpoints.read(uri, ref.manifest_key)
+    except NotFound:
+        manifest = None  # never finished, or written by another convention
+    if manifest is not None:
+        alone = Evidence(manifest=manifest, objects={})
+        verdict = weigh(ref, alone, doubts)
+        if isinstance(verdict, Rejection) and verdict.code in _SETTLED_BY_MANIFEST:
+            return alone
+    objects = {
+        key: StoredObject(size_bytes=one.size_bytes, sha256=one.sha256, modified_at=one.modified_at)
+        for key, one in checkpoints.contents(uri, ref.folder).items()
+    }
+    return Evidence(manifest=manifest, objects=objects)

@@ -1,0 +1,36 @@
+"""Checkpoints on storage that no function can mount: rank 0 proves and pins, in the cluster, and the job comes back."""
+
+import json
+from pathlib import Path
+
+from evenkeel_local.data_centre import DataCentre
+from evenkeel_local.drills import ENDED, JOB_SECONDS, Work, await_whole_fleet, last_step, node_of_rank, wait_for
+from evenkeel_local.twin import undisturbed_digest
+
+WORK = Work(nodes=2, steps=50, checkpoint_every=4, step_seconds=0.15, seed=11)
+
+
+def test_a_job_with_its_checkpoints_in_a_folder_resumes_after_a_fault(data_centre: DataCentre, tmp_path: Path) -> None:
+    # The machines of the local data centre share one disk, as machines do that mount one file system.
+    folder = tmp_path / "job"
+    client = data_centre.client()
+    await_whole_fleet(client, data_centre)
+    body = WORK.submission("mounted", "") | {"checkpoint": {"uri": folder.as_uri(), "claim": "fsx"}}
+    job_id = client.post("/jobs", body)["jobId"]
+    wait_for("step 10", JOB_SECONDS, lambda: last_step(client, job_id) >= 10)
+    node = node_of_rank(data_centre, client.get(f"/jobs/{job_id}"), 1)
+
+    fault = data_centre.cluster.control("POST", "faults", {"fault": "gpu-xid79", "node": node})
+    wait_for("the job to end", JOB_SECONDS, lambda: client.get(f"/jobs/{job_id}")["state"] in ENDED)
+    data_centre.cluster.control("DELETE", f"faults/{fault['faultId']}")
+    await_whole_fleet(client, data_centre)
+
+    job = client.get(f"/jobs/{job_id}")
+    fence = json.loads((folder / "_fence.d" / f"{job['currentAttempt']}.json").read_text())
+    result = json.loads((folder / "result" / f"attempt={job['currentAttempt']}.json").read_text())
+    told = [entry["text"] for entry in client.get(f"/jobs/{job_id}/timeline")["entries"] if entry["kind"] == "launched"]
+    assert (job["state"], job["attempts"][0]["isPinned"]) == ("SUCCEEDED", False)
+    assert (fence["grade"], fence["resumeFrom"]["step"] >= 4) == ("PROVED", True)
+    assert result["digest"] == undisturbed_digest(WORK.nodes, WORK.steps, WORK.seed)
+    assert len(told) >= 2
+    assert all("rank 0 proves them" in text for text in told)
