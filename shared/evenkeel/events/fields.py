@@ -65,7 +65,10 @@ def number_of(parent: Mapping[str, Any], key: str, path: str) -> float:
     if type(value) not in (int, float):
         got = _named(value) if key in parent else "nothing"
         raise BadEvent("EVENT_BAD_TYPE", f"{path}: expected number, got {got}")
-    return float(value)  # type: ignore[arg-type]  # the exact type was just checked
+    try:
+        return float(value)  # type: ignore[arg-type]  # the exact type was just checked
+    except OverflowError:
+        raise BadEvent("EVENT_BAD_TYPE", f"{path}: the number has too many digits") from None
 
 
 def check_text(value: str, path: str) -> None:

@@ -141,7 +141,7 @@ def _instant(stamp: Any) -> datetime | None:
             return fields.epoch_milliseconds(float(stamp), "timestamp")
         at = datetime.fromisoformat(stamp)
         return fields.plausible(at, "timestamp") if at.tzinfo else None
-    except (BadEvent, TypeError, ValueError):
+    except (BadEvent, OverflowError, TypeError, ValueError):
         return None
 
 

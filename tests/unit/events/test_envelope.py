@@ -1,5 +1,7 @@
 """Every event as AWS sends it, every hostile one, and what each comes out as."""
 
+import copy
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -192,31 +194,44 @@ def test_unread_keys_never_matter() -> None:
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text()
+    | st.sampled_from([10**400, -(10**400), "i-0a1c4f7b92d36e581", "Healthy", "2026-11-03T10:15:02Z", "\ud800"]),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=12), inner, max_size=4),
     max_leaves=12,
 )
-PATHS = st.sampled_from(
-    [
-        "id",
-        "time",
-        "source",
-        "detail-type",
-        "detail",
-        "detail__InstanceId",
-        "detail__ClusterArn",
-        "detail__HealthSummary",
-        "detail__HealthSummary__HealthStatus",
-        "detail__HealthSummary__HealthStatusReason",
-    ]
-)
+SAMPLES = tuple(json.loads(path.read_text(encoding="utf-8")) for path in sorted(EVENTS.glob("*.json")))
 
 
-@given(PATHS, JSON)
-def test_any_value_anywhere_has_an_answer(path: str, value: Any) -> None:
-    answer = parsed(an_event(**{path: value}))
+def places(document: Any, before: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Every place of a document that has a name."""
+    if not isinstance(document, dict):
+        return [before]
+    return [before, *(place for name, value in document.items() for place in places(value, (*before, name)))]
+
+
+@st.composite
+def altered_events(draw: st.DrawFn) -> Any:
+    """A sample event with one or two places taken away, or replaced by anything."""
+    event = copy.deepcopy(draw(st.sampled_from(SAMPLES)))
+    for _ in range(draw(st.integers(1, 2))):
+        *parents, last = draw(st.sampled_from(places(event)[1:] or [("id",)]))
+        parent = functools.reduce(lambda document, name: document[name], parents, event)
+        parent[last] = draw(JSON)
+        if draw(st.booleans()):
+            del parent[last]
+    return event
+
+
+@given(altered_events())
+def test_any_value_anywhere_has_an_answer_and_always_the_same(event: Any) -> None:
+    answer = parsed(event)
 
     assert isinstance(answer, NodeFact | Ignored | Unknown | Malformed)
+    assert str(answer) == str(parsed(event))
     if isinstance(answer, NodeFact):
         answer.model_dump_json().encode("utf-8")
 
@@ -224,3 +239,10 @@ def test_any_value_anywhere_has_an_answer(path: str, value: Any) -> None:
 @given(st.binary(max_size=300))
 def test_any_bytes_have_an_answer(raw: bytes) -> None:
     assert isinstance(envelope.parse(raw), NodeFact | Ignored | Unknown | Malformed)
+
+
+def test_a_number_beyond_every_float_is_malformed() -> None:
+    event = json.loads(body("hyperpod-event-reboot-in-progress.json"))
+    event["detail"]["EventDetails"]["EventTime"] = 10**400
+
+    assert getattr(parsed(event), "code", None) == "EVENT_BAD_TYPE"

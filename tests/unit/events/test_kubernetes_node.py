@@ -141,6 +141,7 @@ def test_pending_label_alone_and_a_failed_deep_check_are_told() -> None:
         json.dumps([1, None, "x", {"timestamp": 5}, {"timestamp": "soon", "type": "T"}, {"timestamp": True}]),
         json.dumps([{"timestamp": "2026-11-03T10:14:00", "type": "NaiveTime"}]),
         json.dumps([a_detail("x" * 70_000)]),
+        json.dumps([a_detail(timestamp=10**400)]),
     ],
 )
 def test_an_unreadable_annotation_leaves_the_marks_to_speak(details: str) -> None:
