@@ -86,7 +86,7 @@ def named_failures() -> None:
         body = result.get("body")
         if not isinstance(body, dict):
             return result
-        if result.get("error") and body.get("errorType") == "Runtime.HandlerError":
+        if result.get("error") and _has_died(body):
             return {**result, "body": {**body, "errorType": "Runtime.ExitError"}}
         failure = body.get(FAILURE)
         if failure is None:
@@ -95,6 +95,12 @@ def named_failures() -> None:
         return {"body": failure, "error": True, "log": log}
 
     lambda_svc._execute_function_warm = execute_and_name
+
+
+def _has_died(body: Document) -> bool:
+    """Whether the function's process ended in mid-call, or while it started."""
+    told = str(body.get("errorMessage"))
+    return body.get("errorType") == "Runtime.HandlerError" or told.startswith("Worker process exited immediately")
 
 
 class SharedLayer(zipfile.ZipFile):
