@@ -72,8 +72,8 @@ class Story:
             now=self.world.clock.now(),
         )
 
-    def cancel(self, job_id: str) -> cancel_job.Outcome:
-        request = cancel_job.Request(job_id=job_id, actor="ana")
+    def cancel(self, job_id: str, reason: str = "") -> cancel_job.Outcome:
+        request = cancel_job.Request(job_id=job_id, actor="ana", reason=reason)
         return cancel_job.run(request, self.ledger, self.passes, now=self.world.clock.now())
 
     def run_pass(self) -> schedule_jobs.Outcome:

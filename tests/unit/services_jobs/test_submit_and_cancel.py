@@ -85,6 +85,19 @@ def test_a_live_job_is_asked_to_stop() -> None:
     assert (request.outcome, request.grace_seconds, request.by) == (AttemptState.STOPPED, 77, "cancel/ana")
 
 
+@pytest.mark.parametrize("exit_code", [143, 1])
+def test_a_cancelled_job_still_says_by_whom_and_why_when_its_pods_have_ended(exit_code: int) -> None:
+    story = Story()
+    job = story.running()
+    story.cancel(job.job_id, "wrong data")
+
+    story.world.cluster.fail_pods(job.job_id, 1, exit_code=exit_code)
+    story.settle(job.job_id)
+
+    ended = story.job(job.job_id)
+    assert (ended.state, ended.reason) == (JobState.CANCELLED, "Cancelled by ana: wrong data.")
+
+
 def test_cancelling_twice_is_cancelling_once() -> None:
     story = Story()
     job = story.running()

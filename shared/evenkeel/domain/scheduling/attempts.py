@@ -333,7 +333,8 @@ def _final(outcome: SettleOutcome, job: Job, ended: Attempt, reason: str, now: d
         SettleOutcome.JOB_CANCELLED: J.CANCELLED,
         SettleOutcome.JOB_FAILED: J.FAILED,
     }
-    text = "Cancelled." if outcome is SettleOutcome.JOB_CANCELLED else reason
+    # A cancelled job says who cancelled it and why, however its last attempt ended.
+    text = job.reason if outcome is SettleOutcome.JOB_CANCELLED else reason
     return Settlement(
         outcome=outcome, attempt=ended, job=job.but(state=states[outcome], reason=text, ended_at=now, not_before=None)
     )
