@@ -194,12 +194,21 @@ def _ask(wait: Wait, row: Row, world: Observation, wait_answers: WaitAnswers) ->
     answer = judge(wait, world)
     if answer is not None and is_doubtful(answer) and not _has_stood(wait, row, world):
         answer = None
-    if answer is None and world.now >= wait.deadline_at:
+    if answer is None and world.now >= wait.deadline_at and world.now >= _late_from(wait, world):
         answer = Answer(outcome=DEADLINE_PASSED, reason=f"{_SAID[wait.condition.kind]} The deadline passed.")
     if answer is None:
         return ""
     wait_answers.request(wait.subject, wait.name, wait.generation, answer.to_json())
     return answer.outcome
+
+
+def _late_from(wait: Wait, world: Observation) -> datetime:
+    """Return when a wait's time is over: its deadline, but for jobs that ran on for a while."""
+    if wait.condition.kind is not ConditionKind.JOBS_BACK:
+        return wait.deadline_at
+    incident, _ = incident_record.load(world.ledger, wait.subject)
+    hurt = _hurt(incident, world.ledger)
+    return recovery.late_from(hurt, incident, world.policy, deadline_at=wait.deadline_at, now=world.now)
 
 
 _SAID = {

@@ -4,6 +4,7 @@ For each hurt job: a StopRequest on the job, then its workload is deleted. Its o
 """
 
 import math
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from evenkeel.domain.health.faults import look_up
@@ -93,19 +94,38 @@ def find_hurt(incident: Incident, *, ledger: Ledger, cluster: Cluster, policy: P
     """Find the jobs whose current attempt has its place on the node: by its pods there, and by the ledger.
 
     An attempt that ended there already, since about the first signal, counts too: it was hurt all the same, its job
-    may still be on its way back, and what it saved last may be as sick as the node.
+    may still be on its way back, and what it saved last may be as sick as the node. Its pods may be gone with the node,
+    so the ledger tells.
     """
     candidates = {
         (seen.job_id, seen.attempt)
         for seen in cluster.workloads(incident.life.cluster)
         if any(pod.node_name == incident.node_name for pod in seen.pods)
     }
-    for row in every(lambda cursor: ledger.by_state(Table.JOBS, "ATTEMPT#LIVE", cursor=cursor)):
-        attempt = rows.read(row, Attempt)
+    for attempt in (*_live(ledger), *_ended_since(_hurt_since(incident, policy), ledger)):
         if any(life.key == incident.life.key for life in attempt.nodes):
             candidates.add((attempt.job_id, attempt.attempt))
     hurt = [HurtJob(job_id=job, attempt=number) for job, number in sorted(candidates)]
     return tuple(each for each in hurt if _is_hurt(each, incident, ledger, policy))
+
+
+def _live(ledger: Ledger) -> Iterator[Attempt]:
+    for row in every(lambda cursor: ledger.by_state(Table.JOBS, "ATTEMPT#LIVE", cursor=cursor)):
+        yield rows.read(row, Attempt)
+
+
+def _ended_since(since: datetime, ledger: Ledger) -> Iterator[Attempt]:
+    """Return the attempts that ended lately, the last first."""
+    for row in every(lambda cursor: ledger.by_state(Table.JOBS, "ATTEMPT#ENDED", cursor=cursor, newest_first=True)):
+        attempt = rows.read(row, Attempt)
+        if attempt.ended_at is None or attempt.ended_at < since:
+            return
+        yield attempt
+
+
+def _hurt_since(incident: Incident, policy: Policy) -> datetime:
+    """Return from when on an end on the node is laid on its fault, which began before its first signal."""
+    return incident.first_signal_at - timedelta(seconds=policy.jobs.blame_seconds)
 
 
 def _is_hurt(hurt: HurtJob, incident: Incident, ledger: Ledger, policy: Policy) -> bool:
@@ -117,8 +137,9 @@ def _is_hurt(hurt: HurtJob, incident: Incident, ledger: Ledger, policy: Policy) 
         return False
     if attempt.ended_at is None:
         return job.current_attempt == hurt.attempt
-    since = incident.first_signal_at - timedelta(seconds=policy.jobs.blame_seconds)
-    return attempt.state in (AttemptState.LOST, AttemptState.FAILED) and attempt.ended_at >= since
+    return attempt.state in (AttemptState.LOST, AttemptState.FAILED) and attempt.ended_at >= _hurt_since(
+        incident, policy
+    )
 
 
 def _load(hurt: HurtJob, ledger: Ledger) -> tuple[Job, int, Attempt] | None:

@@ -119,13 +119,15 @@ def attempt_key(job_id: str, attempt: int) -> Key:
 
 
 def attempt_row(attempt: Attempt, version: int) -> Row:
-    """In `byState` under `ATTEMPT#LIVE` until it is settled."""
-    live = ("ATTEMPT#LIVE", f"{rfc3339(attempt.admitted_at)}#{attempt.workload_name}")
+    """In `byState` under `ATTEMPT#LIVE` by admission until it is settled, then under `ATTEMPT#ENDED` by its end."""
+    entry = ("ATTEMPT#LIVE", f"{rfc3339(attempt.admitted_at)}#{attempt.workload_name}")
+    if attempt.state.has_ended and attempt.ended_at:
+        entry = ("ATTEMPT#ENDED", f"{rfc3339(attempt.ended_at)}#{attempt.workload_name}")
     return Row(
         attempt_key(attempt.job_id, attempt.attempt),
         attempt.to_json(),
         version,
-        None if attempt.state.has_ended else live,
+        entry,
         attempt.admitted_at + KEPT if attempt.state.has_ended else None,
     )
 

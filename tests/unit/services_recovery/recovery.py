@@ -156,13 +156,7 @@ class Recovery:
         """Run a waiting state: open, then let the world move on until somebody answers."""
         token = f"token-{name}-{len(self.visited)}"
         request = open_wait.Request(kind=kind, token=token, incident_id=self.incident_id, run=self.run)
-        ports: dict[str, Any] = {
-            "ledger": self.ledger,
-            "cluster": self.cluster,
-            "provider": self.world.provider,
-            "wait_answers": self.wait_answers,
-            "policy": self.policy,
-        }
+        ports = self._waiting
         self.until_done(lambda: open_wait.run(request, **ports, now=self.now))
         self.deliver()
         for _ in range(200):
@@ -178,6 +172,28 @@ class Recovery:
         answer = self.world.tokens.answers[token]
         self.visited.append(f"{name}: {answer['outcome']}")
         return answer
+
+    def open(self, kind: ConditionKind) -> None:
+        """Open a wait and leave it open."""
+        request = open_wait.Request(kind=kind, token=f"token-{kind}", incident_id=self.incident_id, run=self.run)
+        open_wait.run(request, **self._waiting, now=self.now)
+
+    def look(self) -> list[str]:
+        """Look once at the incident's waits; return the outcomes that are asked for."""
+        found = evaluate_waits.run(
+            **self._waiting, telemetry=self.world.telemetry, now=self.now, subject=self.incident_id
+        )
+        return [each.rpartition(": ")[2] for each in found.answered]
+
+    @property
+    def _waiting(self) -> dict[str, Any]:
+        return {
+            "ledger": self.ledger,
+            "cluster": self.cluster,
+            "provider": self.world.provider,
+            "wait_answers": self.wait_answers,
+            "policy": self.policy,
+        }
 
     def deliver(self) -> None:
         """Let `resolve_wait` have every answer that was asked for, each twice."""

@@ -11,6 +11,7 @@ from evenkeel.domain.health.incidents import IncidentState
 from evenkeel.domain.policy import Mode
 from evenkeel.domain.recovery.repair import RepairFacts, choose_repair
 from evenkeel.domain.scheduling.jobs import AttemptState, JobState
+from evenkeel.domain.waiting import ConditionKind
 from evenkeel.ports import RepairAnswer, Table
 from evenkeel.services import (
     cordon_node,
@@ -158,6 +159,48 @@ def test_a_recovery_under_a_hold_goes_on_when_it_is_over() -> None:
     assert recovery.job.current_attempt == 2
 
 
+def test_a_job_that_a_hold_lets_run_on_is_not_late_until_it_was_stopped() -> None:
+    recovery = sick(size=2)
+    allowed = recovery.policy.jobs.resume_deadline_seconds
+    recovery.hold(seconds=10 * allowed)
+    for name, service in (
+        ("PlanRecovery", plan_recovery),
+        ("CordonNode", cordon_node),
+        ("ProtectJobs", protect_jobs),
+        ("PlanResume", plan_resume),
+        ("RepairNode", repair_node),
+    ):
+        recovery.state(name, service)
+    recovery.open(ConditionKind.JOBS_BACK)
+
+    recovery.world.clock.advance(5 * allowed)
+    under_hold = recovery.look()
+    recovery.world.clock.advance(5 * allowed)
+    just_released = recovery.look()
+    recovery.state("RepairNode", repair_node)
+    recovery.story.settle(recovery.job_id, 1)
+    recovery.world.clock.advance(allowed - 1)
+    stopped = recovery.look()
+    recovery.world.clock.advance(1)
+
+    assert (under_hold, just_released, stopped) == ([], [], [])
+    assert recovery.look() == ["DEADLINE_PASSED"]
+
+
+def test_a_job_that_nobody_is_going_to_stop_is_late_at_its_deadline() -> None:
+    recovery = sick(size=2)
+    allowed = recovery.policy.jobs.resume_deadline_seconds
+    recovery.hold(seconds=10 * allowed)
+    recovery.world.cluster.set_node(NODE, is_cordoned=True)
+    for name, service in (("PlanRecovery", plan_recovery), ("ProtectJobs", protect_jobs), ("PlanResume", plan_resume)):
+        recovery.state(name, service)
+    recovery.open(ConditionKind.JOBS_BACK)
+    recovery.world.clock.advance(allowed)
+
+    assert recovery.incident.node_branch == "STOOD_DOWN"
+    assert recovery.look() == ["DEADLINE_PASSED"]
+
+
 # ---------------------------------------------------------------- people and other owners
 
 
@@ -282,6 +325,34 @@ def test_a_job_that_ended_with_its_node_is_followed_until_it_runs() -> None:
 
     assert [hurt.job_id for hurt in recovery.incident.hurt_jobs] == [recovery.job_id]
     assert recovery.incident.stages.jobs_back_at
+
+
+def test_a_job_that_went_with_its_node_pods_and_all_is_hurt() -> None:
+    recovery = Recovery()
+    recovery.mark(instance_id(1), "NvidiaErrorReboot")
+    recovery.story.world.cluster.fail_pods(recovery.job_id, 1, exit_code=134)
+    recovery.story.world.cluster.set_node(NODE, is_ready=False, not_ready_since=recovery.now)
+    recovery.story.settle(recovery.job_id, 1)
+    recovery.story.world.cluster.jobs.clear()
+    recovery.sicken()
+
+    for name, service in (("PlanRecovery", plan_recovery), ("ProtectJobs", protect_jobs)):
+        recovery.state(name, service)
+
+    assert [(hurt.job_id, hurt.attempt) for hurt in recovery.incident.hurt_jobs] == [(recovery.job_id, 1)]
+
+
+def test_an_attempt_that_ended_on_the_node_well_before_the_fault_is_not_hurt() -> None:
+    recovery = Recovery()
+    recovery.story.world.cluster.fail_pods(recovery.job_id, 1, exit_code=1)
+    recovery.story.settle(recovery.job_id, 1)
+    recovery.world.clock.advance(recovery.policy.jobs.blame_seconds + 1)
+    recovery.sicken(observed_at=recovery.now)
+
+    for name, service in (("PlanRecovery", plan_recovery), ("ProtectJobs", protect_jobs)):
+        recovery.state(name, service)
+
+    assert recovery.incident.hurt_jobs == ()
 
 
 def test_a_failure_laid_on_the_application_is_taken_back_once_its_node_is_known_to_be_sick() -> None:

@@ -105,6 +105,29 @@ def _is_back(job: Job, hurt: HurtJob) -> bool:
     return job.state.has_ended or (job.current_attempt > hurt.attempt and job.state is JobState.RUNNING)
 
 
+def late_from(
+    hurt: Iterable[HurtNow], incident: Incident, policy: Policy, *, deadline_at: datetime, now: datetime
+) -> datetime:
+    """Return from when on hurt jobs that are not back are late: `deadline_at`, or later where one was stopped later.
+
+    A hold lets a job run on where it is. As long as the node branch has yet to stop it, nothing of it is late.
+    """
+    began = [_stopped_at(each, incident, now) for each in hurt if each.job and not _is_back(each.job, each.hurt)]
+    allowed = timedelta(seconds=policy.jobs.resume_deadline_seconds)
+    return max([deadline_at, *(at + allowed for at in began if at is not None)])
+
+
+def _stopped_at(each: HurtNow, incident: Incident, now: datetime) -> datetime | None:
+    """Return when a hurt attempt ended or was asked to; `now` while that is still to come, None where nobody will."""
+    job, attempt = each.job, each.hurt_attempt
+    if attempt is None or attempt.ended_at:
+        return attempt.ended_at if attempt else None
+    request = job.stop_of(attempt.attempt) if job else None
+    if request:
+        return request.requested_at
+    return None if incident.node_branch else now
+
+
 def _only_waits(each: HurtNow, incident: Incident, policy: Policy, now: datetime) -> bool:
     job, attempt = each.job, each.hurt_attempt
     if job is None or job.state is not JobState.PENDING or incident.node_branch not in STUCK_ENDS:
