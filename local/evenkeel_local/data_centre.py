@@ -63,6 +63,7 @@ class FleetShape:
             "nodeMonitorGrace": 2.0,
             "agentDetect": 0.3,
             "eventDelay": 0.1,
+            "autoRecovery": 6.0,
         }
     )
 
