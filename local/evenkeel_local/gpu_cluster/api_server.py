@@ -22,6 +22,7 @@ from evenkeel_local.gpu_cluster import (
     protobuf,
     selectors,
     server_side_apply,
+    shapes,
     tables,
 )
 from evenkeel_local.gpu_cluster.calls import Call, CallFailed, CallFaults, ReplyLost
@@ -229,6 +230,14 @@ class ApiServer:
             raise errors.bad_request("the object provided is unrecognized (must be of type object)")
         return body
 
+    def _decoded(self, rt: ResourceType, body: Obj) -> Obj:
+        """Return a body as the server decodes it: without nulls, and refused where it does not fit its type."""
+        if not rt.custom:
+            body = shapes.without_nulls(body)
+        body.setdefault("metadata", {})
+        shapes.check(rt, body)
+        return body
+
     def _dry_run(self, http: web.Request, body: Obj | None = None) -> bool:
         stated = http.query.getall("dryRun", []) or (body or {}).get("dryRun") or []
         if any(value != "All" for value in stated):
@@ -268,7 +277,7 @@ class ApiServer:
         raise ApiError(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
 
     async def _create(self, http: web.Request, rt: ResourceType, request: Request) -> web.Response:
-        body = await self._body(http)
+        body = self._decoded(rt, await self._body(http))
         namespace = self._namespace(rt, request)
         manager = self._manager(http)
         server_side_apply.track_write(rt, body, None, manager, "")
@@ -276,8 +285,8 @@ class ApiServer:
         return self._one(http, rt, created, 201)
 
     async def _update(self, http: web.Request, rt: ResourceType, request: Request, subresource: str) -> web.Response:
-        body = await self._body(http)
-        metadata = body.setdefault("metadata", {})
+        body = self._decoded(rt, await self._body(http))
+        metadata = body["metadata"]
         if metadata.get("name", request.name) != request.name:
             raise errors.bad_request("the name of the object does not match the name on the URL")
         metadata["name"] = request.name
@@ -305,7 +314,7 @@ class ApiServer:
         except ValueError as broken:
             raise errors.bad_request(f"error decoding patch: {broken}") from broken
         old = self._store.get(rt, request.namespace, request.name)
-        new = self._patched(rt, old, patch, kind, request)
+        new = self._decoded(rt, self._patched(rt, old, patch, kind, request))
         if rt.namespaced:
             new.setdefault("metadata", {})["namespace"] = request.namespace
         if new["metadata"].get("name") != request.name:
@@ -349,11 +358,12 @@ class ApiServer:
             raise errors.bad_request(f"error decoding YAML: {broken}") from broken
         if not isinstance(config, dict):
             raise errors.bad_request("the applied configuration must be an object")
+        config = self._decoded(rt, config)
         if config.get("apiVersion") != rt.api_version or config.get("kind") != rt.kind:
             raise errors.bad_request(
                 f"the applied configuration must be of apiVersion {rt.api_version} and kind {rt.kind}"
             )
-        if (config.get("metadata") or {}).get("managedFields"):
+        if config["metadata"].get("managedFields"):
             raise errors.bad_request("metadata.managedFields must be nil")
         force = http.query.get("force") in ("true", "1")
         namespace = self._namespace(rt, request)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from evenkeel_local.gpu_cluster import catalogue, errors, kinds, schemas, server_side_apply
+from evenkeel_local.gpu_cluster import catalogue, errors, kinds, schemas, server_side_apply, shapes
 from evenkeel_local.gpu_cluster.catalogue import Catalogue
 from evenkeel_local.gpu_cluster.errors import ApiError, Obj
 from evenkeel_local.gpu_cluster.selectors import matches_selector
@@ -87,8 +87,9 @@ class Registry:
         Raises:
             ApiError: 404 without the namespace, 409 when the name is taken, 422 when the object is invalid.
         """
-        obj = clone(obj)
+        obj = clone(obj) if trusted or rt.custom else shapes.without_nulls(obj)
         metadata = obj.setdefault("metadata", {})
+        shapes.check(rt, obj)
         self._check_identity(rt, namespace, obj)
         if rt.namespaced:
             metadata["namespace"] = namespace
@@ -207,7 +208,8 @@ class Registry:
         """
         old = self.store.get(rt, namespace_of(obj), name_of(obj))
         self._check_version(rt, obj, old)
-        new: Obj = clone(obj)
+        new: Obj = clone(obj) if rt.custom else shapes.without_nulls(obj)
+        shapes.check(rt, new)
         new["apiVersion"], new["kind"] = old["apiVersion"], old["kind"]
         if rt.custom:
             new = self._shaped(rt, new)

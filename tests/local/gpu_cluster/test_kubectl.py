@@ -180,7 +180,7 @@ def test_a_job_is_applied_watched_read_patched_and_deleted(kubectl: Run, environ
     assert labels["seen"] == "yes"
     assert "team" not in labels
     assert deleted.strip() == 'job.batch "train" deleted'
-    assert {"Pending", "Running", "Terminating"} <= set(seen.split())
+    assert {"Running", "Terminating"} <= set(seen.split())
     assert "No resources found" not in kubectl("get", "events")
 
 

@@ -750,3 +750,25 @@ def test_discovery_names_the_kinds(api: KubeClient, widgets: str) -> None:
     assert {"batch", "policy", "rbac.authorization.k8s.io", "example.evenkeel.io"} <= groups
     assert {"widgets", "widgets/status"} == {item["name"] for item in custom["resources"]}
     assert api.get("/version")["major"] == "1"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"metadata": "x"},
+        {"metadata": {"name": "x", "labels": ["a"]}},
+        {"metadata": {"name": "x", "labels": {"a": 1}}},
+        {"metadata": {"name": "x"}, "data": {"a": {}}},
+    ],
+)
+def test_a_body_that_does_not_decode_is_400(api: KubeClient, maps: str, body: Json) -> None:
+    refused = api.status_of("POST", maps, body)
+
+    assert (refused.code, refused.reason) == (400, "BadRequest")
+
+
+def test_null_is_nothing(api: KubeClient, maps: str) -> None:
+    created = api.create(maps, {"metadata": {"name": "one", "labels": None}, "data": None})
+
+    assert "labels" not in created["metadata"]
+    assert "data" not in created

@@ -8,10 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenkeel_local.gpu_cluster import catalogue, patches, protobuf, schemas, selectors, server_side_apply, tables
+from evenkeel_local.gpu_cluster.catalogue import Catalogue
 from evenkeel_local.gpu_cluster.errors import ApiError
 from evenkeel_local.gpu_cluster.job_controller import read_indexes, write_indexes
 from evenkeel_local.gpu_cluster.pod_worker import expand
+from evenkeel_local.gpu_cluster.registry import Registry
 from evenkeel_local.gpu_cluster.scheduler import tolerates
+from evenkeel_local.gpu_cluster.store import Store
 
 Json = dict[str, Any]
 SCALARS = st.one_of(st.none(), st.booleans(), st.integers(-9, 9), st.text("ab", max_size=2))
@@ -327,3 +330,49 @@ def test_printer_columns_follow_paths_and_filters() -> None:
     assert tables.at_path(obj, '.status.conditions[?(@.type=="B")].status') == "y"
     assert tables.at_path(obj, ".status.n[0].v") == 3
     assert tables.at_path(obj, ".status.none[0].v") is None
+
+
+# Bodies that make no sense
+
+
+@st.composite
+def broken_objects(draw: st.DrawFn) -> tuple[Any, Json]:
+    """Draw a type and a body that is like one of its kind, with one part replaced by anything."""
+    rt = draw(st.sampled_from(catalogue.BUILT_IN))
+    pod = {"containers": [{"name": "m", "image": "i", "resources": {"limits": {"nvidia.com/gpu": 1}}}]}
+    body: Json = {
+        "metadata": {"name": "x", "labels": {"a": "b"}, "finalizers": ["a/b"], "ownerReferences": []},
+        "spec": {
+            **pod,
+            "template": {"spec": pod},
+            "selector": {},
+            "taints": [],
+            "ports": [],
+            "names": {},
+            "versions": [],
+        },
+        "status": {"conditions": []},
+        "rules": [{"verbs": ["get"]}],
+        "subjects": [{"kind": "User", "name": "x"}],
+        "roleRef": {"kind": "Role", "name": "x"},
+        "data": {"a": "b"},
+    }
+    at: Any = body
+    while True:
+        key = draw(st.sampled_from(sorted(at)) if isinstance(at, dict) else st.integers(0, len(at) - 1))
+        inner = at[key]
+        if not isinstance(inner, dict | list) or not inner or draw(st.booleans()):
+            at[key] = draw(DOCUMENTS)
+            return rt, body
+        at = inner
+
+
+@given(broken_objects())
+def test_a_body_that_makes_no_sense_is_refused_and_never_a_bug(case: tuple[Any, Json]) -> None:
+    rt, body = case
+    registry = Registry(Store(), Catalogue())
+    registry.create(catalogue.NAMESPACES, "", {"metadata": {"name": "default"}})
+
+    with contextlib.suppress(ApiError):
+        registry.create(rt, "default" if rt.namespaced else "", body)
+        tables.table(rt, registry.store.all(rt.key), {}, "Object")
