@@ -299,23 +299,31 @@ def _check_job(result: Result, centre: DataCentre, job: dict[str, Any], uri: str
 
 
 def _check_fence(result: Result, centre: DataCentre, uri: str) -> None:
-    """No manifest of a fenced attempt was resumed from: recomputed from the fence's own history."""
     document = read_object(centre, uri, "_fence")
     fence: dict[str, Any] = json.loads(document) if document else {"attempt": 0, "history": []}
-    history = {int(entry["attempt"]): entry.get("resumeFrom") for entry in fence["history"]}
+    wrong = resumed_past_a_fence(fence)
+    seen = "; ".join(wrong) or f"{len(fence['history']) + 1} fences"
+    result.check("no manifest of a fenced attempt is resumed from", not wrong, seen)
+
+
+def resumed_past_a_fence(fence: dict[str, Any]) -> list[str]:
+    """Say which attempts resumed from what was written behind a later attempt's back, from the fence's own record.
+
+    A fence raised between a checkpoint and who resumes from it must itself have stood at that checkpoint or a later one.
+    """
+    pins = {int(pin["attempt"]): pin.get("resumeFrom") for pin in (*fence["history"], fence)}
     wrong = []
-    for attempt, pin in history.items():
-        if pin is None:
+    for attempt, point in pins.items():
+        if point is None:
             continue
-        for between in range(int(pin["attempt"]) + 1, attempt):
-            limit = history.get(between)
-            if limit is None or int(pin["step"]) > int(limit["step"]):
-                wrong.append(
-                    f"attempt {attempt} resumed from a{pin['attempt']} step {pin['step']} past a{between}'s pin"
-                )
-    result.check(
-        "no manifest of a fenced attempt is resumed from", not wrong, "; ".join(wrong) or f"{len(history)} fences"
-    )
+        source, step = int(point["attempt"]), int(point["step"])
+        for between in range(source + 1, attempt):
+            if between not in pins:
+                continue  # it never raised the fence
+            stood = pins[between]
+            if stood is None or int(stood["attempt"]) < source or int(stood["step"]) < step:
+                wrong.append(f"attempt {attempt} resumed from a{source} step {step} past a{between}'s pin")
+    return wrong
 
 
 def _check_overlap(result: Result, centre: DataCentre, drill: Drill, job_id: str) -> None:
