@@ -220,13 +220,18 @@ class Resolver(APIGatewayRestResolver):
         return _json(200, document, {})
 
     def _json_body(self) -> Json:
-        text = self.incoming.decoded_body or ""
+        try:
+            text = self.incoming.decoded_body or ""
+        except ValueError as error:
+            raise Problem("NOT_JSON", "The body is not text in UTF-8.") from error
         if len(text) > LARGEST_BODY:
             raise Problem("NOT_JSON", f"The body has {len(text)} characters; at most {LARGEST_BODY} are read.")
         try:
             document = json.loads(text) if text.strip() else {}
         except ValueError as error:
             raise Problem("NOT_JSON", f"The body cannot be read as JSON: {error}.") from error
+        except RecursionError as error:
+            raise Problem("NOT_JSON", "The body is nested too deeply.") from error
         if not isinstance(document, dict):
             raise Problem("NOT_JSON", "The body must be a JSON object.")
         return document

@@ -1,5 +1,6 @@
 """The shapes that requests have. Names and bounds are checked here, before any service is asked."""
 
+import unicodedata
 from datetime import datetime
 from typing import Annotated, Self
 
@@ -19,9 +20,23 @@ def _printable(text: str) -> str:
     return text
 
 
+def _one_line(text: str) -> str:
+    """What people read in a story or a terminal: no line breaks, no escapes, nothing that turns the text around."""
+    if any(unicodedata.category(character).startswith("C") for character in text):
+        raise ValueError("must be one line of plain text")
+    return text
+
+
+def _written(value: object) -> object:
+    """A number could be seconds or milliseconds: an instant is written out."""
+    if value is not None and not isinstance(value, str):
+        raise ValueError("must be a text such as 2026-11-03T10:15:00Z")
+    return value
+
+
 Text = Annotated[str, StringConstraints(max_length=32_768), AfterValidator(_printable)]
 Reason = Annotated[
-    str, StringConstraints(min_length=1, max_length=300, strip_whitespace=True), AfterValidator(_printable)
+    str, StringConstraints(min_length=1, max_length=300, strip_whitespace=True), AfterValidator(_one_line)
 ]
 
 
@@ -80,14 +95,14 @@ class JobBody(Body):
 class CancelBody(Body):
     """`POST /v1/jobs/{id}/cancel`."""
 
-    reason: Annotated[str, StringConstraints(max_length=300), AfterValidator(_printable)] = ""
+    reason: Annotated[str, StringConstraints(max_length=300), AfterValidator(_one_line)] = ""
 
 
 class HoldBody(Body):
     """`POST /v1/clusters/{cluster}/automation/hold`."""
 
     reason: Reason
-    until: datetime | None = None
+    until: Annotated[datetime | None, BeforeValidator(_written)] = None
     for_seconds: Annotated[int, Field(ge=1, le=7 * 86_400)] | None = None
 
     @model_validator(mode="after")
@@ -102,7 +117,7 @@ class HoldBody(Body):
 class ReleaseBody(Body):
     """`POST /v1/clusters/{cluster}/automation/release`."""
 
-    reason: Annotated[str, StringConstraints(max_length=300), AfterValidator(_printable)] = ""
+    reason: Annotated[str, StringConstraints(max_length=300), AfterValidator(_one_line)] = ""
 
 
 def _split(value: object) -> object:

@@ -1,15 +1,18 @@
 """A person holds harmful acts for a while, or releases them. Un-cordon and recording are never held."""
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.recovery.leases import Hold
 from evenkeel.domain.values import Value, rfc3339
-from evenkeel.ports import Conflict, Delete, KeyReused, Ledger, Put, Row, Write
+from evenkeel.ports import Conflict, Delete, Invalid, KeyReused, Ledger, Put, Row, Write
 from evenkeel.services import rows
 
 Json = dict[str, Any]
+
+LONGEST_HOLD = timedelta(days=7)
+"""Who needs longer holds again: a hold that nobody remembers would leave the fleet without repairs."""
 
 
 class HoldRequest(Value):
@@ -57,8 +60,16 @@ def hold(ledger: Ledger, request: HoldRequest, *, now: datetime) -> Hold:
     Idempotent: yes, by the request id, which is recorded in the same commit.
 
     Raises:
+        Invalid: the end is past, or further away than the longest hold.
         KeyReused: the request id was used for something else.
     """
+    lies_ahead = now < request.until <= now + LONGEST_HOLD
+    if (
+        not lies_ahead
+        and _first_answer(ledger.get(rows.automation_request_key(request.request_id)), request, now) is None
+    ):
+        fault = f"must lie ahead, by {LONGEST_HOLD.days} days at most"
+        raise Invalid(f"a hold until {request.until.isoformat()}", (("until", fault),))
     wanted = Hold(by=request.by, reason=request.reason, since=now, until=request.until)
     text = f"Held by {request.by} until {rfc3339(request.until)}: {request.reason}"
     return Hold.model_validate(
@@ -83,10 +94,8 @@ def _once(ledger: Ledger, request: HoldRequest | ReleaseRequest, entry: Timeline
     now = entry.at
     for _ in range(5):
         earlier = ledger.get(rows.automation_request_key(request.request_id))
-        if earlier is not None and (earlier.expires_at is None or now < earlier.expires_at):
-            if earlier.doc["fingerprint"] != request.fingerprint:
-                raise KeyReused("This idempotency key was used before, for something else.")
-            given: Json = earlier.doc["answer"]
+        given = _first_answer(earlier, request, now)
+        if given is not None:
             return given
         row = ledger.get(rows.hold_key())
         was_held = row is not None and rows.read(row, Hold).until > now
@@ -108,3 +117,13 @@ def _once(ledger: Ledger, request: HoldRequest | ReleaseRequest, entry: Timeline
             continue
         return answer
     raise Conflict("The hold kept changing under this request.")
+
+
+def _first_answer(earlier: Row | None, request: HoldRequest | ReleaseRequest, now: datetime) -> Json | None:
+    """Return what the same request was answered before; None where it is new, or so old that it counts as new."""
+    if earlier is None or (earlier.expires_at is not None and earlier.expires_at <= now):
+        return None
+    if earlier.doc["fingerprint"] != request.fingerprint:
+        raise KeyReused("This idempotency key was used before, for something else.")
+    given: Json = earlier.doc["answer"]
+    return given

@@ -1,0 +1,140 @@
+"""Whatever is sent, the API answers, and never that it failed: a problem says what is wrong and what to do."""
+
+import json
+import re
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evenkeel.domain.values import rfc3339
+from tests.unit.api.gateway import FLEET, Gateway, template_routes
+
+A_JOB: dict[str, Any] = {
+    "name": "llama",
+    "image": "registry/trainer:1",
+    "command": ["python", "train.py"],
+    "args": ["--steps", "9"],
+    "env": {"A": "b"},
+    "nodes": 2,
+    "gpusPerNode": 8,
+    "instanceTypes": ["ml.p5.48xlarge"],
+    "checkpoint": {"uri": "s3://bucket/prefix"},
+    "recovery": {"maxRestarts": 1},
+    "labels": {"a": "b"},
+}
+GATEWAY = Gateway()
+SUBMITTED = GATEWAY.post("/v1/jobs", A_JOB).document["jobId"]
+
+NASTY = [
+    "",
+    " ",
+    "..",
+    "../../etc/passwd",
+    "%2e%2e%2f",
+    "\u202e",
+    "\x00",
+    "\ud800",
+    "💥",
+    "x" * 5000,
+    "-1",
+    "INC#1",
+    "META",
+]
+TEXT = st.text(max_size=20) | st.sampled_from(NASTY)
+NUMBER = st.integers() | st.floats() | st.sampled_from([2**63, 10**400])
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | NUMBER | TEXT,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
+    max_leaves=8,
+)
+PARAMETERS = st.sampled_from(["state", "pageSize", "nextPageToken", "rank", "tail", "attempt", "colour"])
+SUITABLE = st.sampled_from(
+    [A_JOB, {"reason": "x", "forSeconds": 60}, {"reason": "x", "until": "2026-11-03T10:15:02Z"}, {}]
+)
+
+
+@st.composite
+def bodies(draw: st.DrawFn) -> str:
+    """A body that suits some route, with one field replaced by anything; or any text at all."""
+    if draw(st.booleans()):
+        return draw(
+            TEXT | st.sampled_from(["[" * 50_000, "1" * 5000, '{"a":' * 9000, "\ufeff{}", '{"nodes":Infinity}'])
+        )
+    body = dict(draw(SUITABLE))
+    body[draw(st.sampled_from([*A_JOB, "until", "forSeconds", "reason"]))] = draw(ANYTHING)
+    return json.dumps(body)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> tuple[str, str, str | None]:
+    """Method, target and body."""
+    route = draw(st.sampled_from(template_routes()))
+    names = draw(st.sampled_from([SUBMITTED, FLEET]) | TEXT)
+    path = re.sub(r"\{\w+\}", quote(names, safe="", errors="replace").replace("\\", ""), route.path)
+    asked = draw(st.lists(st.tuples(PARAMETERS, TEXT | st.integers().map(str)), max_size=2))
+    query = "&".join(f"{name}={quote(value, errors='replace')}" for name, value in asked)
+    method = draw(st.sampled_from([route.method, route.method, route.method, "GET", "POST", "PUT", "DELETE", "HEAD"]))
+    return method, f"{path}?{query}" if query else path, draw(bodies()) if method == "POST" else None
+
+
+@settings(max_examples=400, deadline=None)
+@given(requests(), st.none() | TEXT | st.uuids().map(str), st.sampled_from(["application/json", "text/plain", ""]))
+def test_any_request_has_an_answer(request: tuple[str, str, str | None], key: str | None, content_type: str) -> None:
+    method, target, body = request
+
+    answer = GATEWAY.call(method, target, body, key=key, headers={"Content-Type": content_type})
+
+    assert answer.status < 500, answer.text
+    if answer.status >= 400:
+        assert answer.headers["Content-Type"] == "application/problem+json"
+        assert answer.document["status"] == answer.status
+        assert answer.document["code"]
+        assert answer.document["hint"]
+    answer.text.encode("utf-8")
+
+
+@pytest.mark.parametrize("body", ["[" * 50_000, '{"a":' * 9000])
+def test_a_body_nested_without_end_is_refused(gateway: Gateway, body: str) -> None:
+    answer = gateway.post("/v1/jobs", body)
+
+    assert (answer.status, answer.document["code"]) == (400, "NOT_JSON")
+
+
+@pytest.mark.parametrize(
+    "until",
+    [
+        "1969-12-31T23:59:59Z",
+        "2020-01-01T00:00:00Z",
+        "2099-01-01T00:00:00Z",
+        "9999-12-31T23:59:59-12:00",
+        1793700840,
+        0,
+    ],
+)
+def test_a_hold_ends_within_days(gateway: Gateway, until: Any) -> None:
+    answer = gateway.post(f"/v1/clusters/{FLEET}/automation/hold", {"reason": "x", "until": until})
+
+    assert (answer.status, answer.document["errors"][0]["field"]) == (400, "until")
+    assert gateway.fakes.ledger.commits == []
+
+
+def test_a_repeated_hold_is_answered_though_its_end_is_past(gateway: Gateway) -> None:
+    body = {"reason": "x", "until": rfc3339(gateway.fakes.clock.now())}
+    gateway.fakes.clock.advance(-60)
+    first = gateway.post(f"/v1/clusters/{FLEET}/automation/hold", body)
+    gateway.fakes.clock.advance(120)
+
+    again = gateway.post(f"/v1/clusters/{FLEET}/automation/hold", body)
+
+    assert (first.status, again.document) == (200, first.document)
+
+
+@pytest.mark.parametrize("reason", ["two\nlines", "\x1b[31mred", "a\u202eb", "a\u200bb"])
+@pytest.mark.parametrize("target", [f"/v1/clusters/{FLEET}/automation/release", f"/v1/jobs/{SUBMITTED}/cancel"])
+def test_a_reason_cannot_mislead_a_terminal(gateway: Gateway, target: str, reason: str) -> None:
+    answer = gateway.post(target, {"reason": reason})
+
+    assert (answer.status, answer.document["errors"][0]["field"]) == (400, "reason")
