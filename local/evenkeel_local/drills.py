@@ -309,7 +309,7 @@ def _check_fence(result: Result, centre: DataCentre, uri: str) -> None:
 def resumed_past_a_fence(fence: dict[str, Any]) -> list[str]:
     """Say which attempts resumed from what was written behind a later attempt's back, from the fence's own record.
 
-    A fence raised between a checkpoint and who resumes from it must itself have stood at that checkpoint or a later one.
+    A fence raised between a checkpoint and who resumes from it must itself have been pinned there or later.
     """
     pins = {int(pin["attempt"]): pin.get("resumeFrom") for pin in (*fence["history"], fence)}
     wrong = []
