@@ -1,0 +1,65 @@
+"""What a run saw becomes ratios, a table and a file; the baseline holds ratios alone."""
+
+import json
+from collections.abc import Sequence
+
+from bench.__main__ import BASELINE, table
+from bench.event_to_cordon import AIMED, BARE, EMPTY, EVENKEEL, Report, Stage
+from bench.lanes import Sample
+
+PAUSE = 0.15
+MARKS = {"started": 0.01, "entered PlanRecovery": 0.01 + PAUSE, "entered CordonNode": 0.18}
+
+
+def a_sample(lane: str, seconds: float) -> Sample:
+    marks = {} if lane == BARE else MARKS
+    return Sample(lane, "node-1", "event-1", 0.0, accept_seconds=0.002, seconds=seconds, marks=marks)
+
+
+def a_report(*, evenkeel: float = 0.21, cold: Sequence[float] = (2.0,)) -> Report:
+    seconds = {EVENKEEL: evenkeel, EMPTY: 0.17, BARE: 0.007}
+    return Report(
+        warm={lane: [a_sample(lane, each)] * 3 for lane, each in seconds.items()},
+        cold={lane: [a_sample(lane, each) for each in cold] for lane in seconds},
+        stages=(Stage("received", 0.02, 0.01),),
+        own={"plan_recovery": (0.017, 0.018)},
+        others=0.0,
+    )
+
+
+def test_pause_of_the_engine_is_taken_off_both_lanes() -> None:
+    ratios = a_report().ratios()
+
+    assert ratios[f"{AIMED}, p50"] == round(0.21 / 0.17, 3)
+    assert ratios[f"{AIMED}, without the pause, p50"] == round((0.21 - PAUSE) / (0.17 - PAUSE), 3)
+
+
+def test_worst_of_a_handful_of_cold_starts_is_not_a_figure() -> None:
+    ratios = a_report().ratios()
+
+    assert f"{AIMED}, cold, p50" in ratios
+    assert f"{AIMED}, cold, p99" not in ratios
+
+
+def test_run_without_cold_rounds_has_no_cold_figure() -> None:
+    assert not any("cold" in name for name in a_report(cold=()).ratios())
+
+
+def test_table_says_whether_the_aim_is_met() -> None:
+    met, missed = "\n".join(table(a_report(), {})), "\n".join(table(a_report(evenkeel=0.3), {}))
+
+    assert "≤ 1.5 at the median: met" in met
+    assert "≤ 1.5 at the median: MISSED" in missed
+
+
+def test_report_can_be_written_as_json() -> None:
+    document = json.loads(json.dumps(a_report().to_json()))
+
+    assert set(document["samples"]) == {"warm", "cold"}
+
+
+def test_every_tolerance_has_its_baseline() -> None:
+    baseline = json.loads(BASELINE.read_text(encoding="utf-8"))
+
+    assert set(baseline["tolerances"]) <= set(baseline["ratios"])
+    assert set(baseline["ratios"]) == set(a_report().ratios())

@@ -1,0 +1,68 @@
+"""Ratios are of lanes taken in turn, and only a rise beyond the tolerance is a regression."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.figures import Limit, quantile, ratio, regressions
+
+SECONDS = st.floats(min_value=1e-3, max_value=1e3)
+ROUNDS = st.lists(st.tuples(SECONDS, SECONDS), min_size=1, max_size=40)
+
+
+def test_quantile_is_a_sample_that_was_seen() -> None:
+    samples = [float(number) for number in range(1, 41)]
+
+    assert quantile(samples, 0.5) == 20.0
+    assert quantile(samples, 0.99) == 40.0
+    assert quantile(samples, 0.01) == 1.0
+
+
+@given(samples=st.lists(SECONDS, min_size=1), share=st.floats(min_value=0.01, max_value=1.0))
+def test_quantile_is_not_exceeded_by_its_share(samples: list[float], share: float) -> None:
+    limit = quantile(samples, share)
+
+    assert limit in samples
+    assert sum(1 for sample in samples if sample <= limit) >= share * len(samples) - 1e-6
+
+
+def test_lane_against_itself_is_one() -> None:
+    seen = ratio([0.2, 0.3, 0.25], [0.2, 0.3, 0.25])
+
+    assert (seen.p50, seen.p50_low, seen.p50_high, seen.p99) == (1.0, 1.0, 1.0, 1.0)
+
+
+def test_noise_that_hits_a_whole_round_leaves_the_ratio_sharp() -> None:
+    yardstick = [0.1, 0.8, 0.2, 0.4, 0.1, 0.3]
+    lane = [2 * seconds for seconds in yardstick]
+
+    seen = ratio(lane, yardstick)
+
+    assert seen.p50_low == pytest.approx(2.0)
+    assert seen.p50_high == pytest.approx(2.0)
+
+
+@given(rounds=ROUNDS)
+def test_same_samples_give_the_same_figures(rounds: list[tuple[float, float]]) -> None:
+    lane, yardstick = [pair[0] for pair in rounds], [pair[1] for pair in rounds]
+
+    assert ratio(lane, yardstick) == ratio(lane, yardstick)
+
+
+def test_lanes_of_different_lengths_are_refused() -> None:
+    with pytest.raises(ValueError, match="round by round"):
+        ratio([0.1, 0.2], [0.1])
+
+
+def test_rise_within_the_tolerance_is_no_regression() -> None:
+    assert regressions({"a": 1.4}, {"a": Limit(baseline=1.2, tolerance=0.2)}) == []
+
+
+def test_rise_beyond_the_tolerance_is_named_with_both_figures() -> None:
+    worse = regressions({"a": 1.5, "b": 9.0}, {"a": Limit(baseline=1.2, tolerance=0.2)})
+
+    assert worse == ["a is 1.50, more than 20% above the baseline of 1.20"]
+
+
+def test_ratio_that_was_not_measured_is_no_regression() -> None:
+    assert regressions({}, {"a": Limit(baseline=1.2, tolerance=0.2)}) == []

@@ -1,0 +1,27 @@
+"""The share of others is what is busy and not ours."""
+
+from bench.machine import Usage
+
+
+def test_others_are_what_is_busy_and_not_ours() -> None:
+    before = Usage(all_ticks=1000, busy_ticks=400, own_ticks=100)
+    after = Usage(all_ticks=1200, busy_ticks=500, own_ticks=160)
+
+    assert after.others_since(before) == 0.2
+
+
+def test_ticks_that_died_with_a_process_do_not_make_others_negative() -> None:
+    before = Usage(all_ticks=1000, busy_ticks=400, own_ticks=100)
+    after = Usage(all_ticks=1200, busy_ticks=450, own_ticks=190)
+
+    assert after.others_since(before) == 0.0
+
+
+def test_work_of_this_process_is_its_own() -> None:
+    before = Usage.now()
+    while Usage.now().own_ticks < before.own_ticks + 5:
+        sum(range(10_000))
+    after = Usage.now()
+
+    assert after.busy_ticks >= before.busy_ticks
+    assert after.own_ticks >= before.own_ticks + 5
