@@ -57,7 +57,7 @@ build: setup ## build the functions and their layer for AWS (python3.13 on arm64
 deploy: build ## deploy to your AWS account (ENV=dev or prod): read docs/deploy.md first
 	@$(SAM) deploy --config-env $(ENV)
 
-bench: setup ## measure the decisions and the path from event to cordon
+bench: setup ## measure the path from event to cordon, and compare it with the baseline
 	@$(BIN)/python -m bench
 
 soak: setup ## twenty drills in a row at random moments
