@@ -427,6 +427,12 @@ def _admit_namespace(obj: Obj, store: Store) -> None:
     obj["status"] = {"phase": "Active"}
 
 
+def _admit_claim(obj: Obj, store: Store) -> None:
+    # There is one storage class here, and it binds at once.
+    obj.setdefault("spec", {}).setdefault("volumeName", f"pvc-{obj['metadata']['uid']}")
+    obj["status"] = {"phase": "Bound", "accessModes": obj["spec"].get("accessModes") or ["ReadWriteMany"]}
+
+
 def _admit_priority(obj: Obj, store: Store) -> None:
     obj.setdefault("preemptionPolicy", "PreemptLowerPriority")
 
@@ -516,6 +522,7 @@ ADMISSION: dict[TypeKey, Admission] = {
     catalogue.SERVICES.key: _admit_service,
     catalogue.NAMESPACES.key: _admit_namespace,
     catalogue.PRIORITY_CLASSES.key: _admit_priority,
+    catalogue.VOLUME_CLAIMS.key: _admit_claim,
     catalogue.BUDGETS.key: _admit_budget,
     catalogue.DEFINITIONS.key: _admit_definition,
 }

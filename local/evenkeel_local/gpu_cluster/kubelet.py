@@ -263,6 +263,10 @@ class Kubelet:
         """Return the pod's folder: its working directory, logs and temporary files."""
         return self._pods_dir / str(pod["metadata"]["uid"])
 
+    def shared_folder(self) -> Path:
+        """Return the folder of the volumes that pods of all nodes share."""
+        return self._pods_dir.parent / "volumes"
+
     def environment(self, pod: Obj) -> dict[str, str]:
         """Return the variables that every container starts with: a clean set, never the cluster's own."""
         root = self.folder(pod)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from evenkeel_local.gpu_cluster import catalogue, processes
+from evenkeel_local.gpu_cluster import catalogue, processes, volumes
 from evenkeel_local.gpu_cluster.errors import Obj
 from evenkeel_local.gpu_cluster.kinds import GPU
 from evenkeel_local.gpu_cluster.processes import Guard, Running
@@ -39,6 +39,9 @@ class NodeEnvironment(Protocol):
 
     def folder(self, pod: Obj) -> Path:
         """Return the pod's folder."""
+
+    def shared_folder(self) -> Path:
+        """Return the folder of the volumes that pods share."""
 
     def report(self, worker: PodWorker) -> None:
         """Hear that the pod's status changed."""
@@ -197,7 +200,11 @@ class PodWorker:
         began = timestamp()
         try:
             env = await self._environment(container)
-            argv = [expand(part, env) for part in command]
+            mounted = volumes.prepare(
+                self.pod, container.spec, self._node.folder(self.pod), self._node.shared_folder(), self._data
+            )
+            env = {name: volumes.rewritten(text, mounted) for name, text in env.items()}
+            argv = [volumes.rewritten(expand(part, env), mounted) for part in command]
             if self._must_stop():
                 container.state = _terminated(137, "Error", began)
                 return
@@ -227,8 +234,20 @@ class PodWorker:
             running.terminate()
         code = await running.wait()
         container.running = None
-        container.state = _terminated(code, "Completed" if code == 0 else "Error", began)
+        container.state = _terminated(
+            code, "Completed" if code == 0 else "Error", began, self._last_words(container, code)
+        )
         self._node.report(self)
+
+    def _last_words(self, container: Container, code: int) -> str:
+        """Return the end of the log of a container that failed, where its termination message policy asks for that.
+
+        Source: the kubelet keeps the last 80 lines, of at most 2,048 bytes.
+        """
+        if code == 0 or container.spec.get("terminationMessagePolicy") != "FallbackToLogsOnError":
+            return ""
+        tail = self.log_file(container).read_bytes()[-2048:].decode("utf-8", "replace")
+        return "".join(tail.splitlines(keepends=True)[-80:])
 
     async def _pause(self, container: Container) -> None:
         """Run a container that has no command: it has no process, and runs until it is stopped."""

@@ -12,8 +12,9 @@ from typing import Any
 from evenkeel_local.gpu_cluster import catalogue
 from evenkeel_local.gpu_cluster.errors import Obj
 from evenkeel_local.gpu_cluster.registry import Registry, mark_disrupted, set_condition
-from evenkeel_local.gpu_cluster.selectors import matches_expression, quantity
+from evenkeel_local.gpu_cluster.selectors import matches_expression, matches_selector, quantity
 from evenkeel_local.gpu_cluster.store import Change, Store, name_of, namespace_of
+from evenkeel_local.gpu_cluster.volumes import missing_claim
 
 NAME = "default-scheduler"
 DEBOUNCE_SECONDS = 0.01
@@ -103,6 +104,20 @@ def refusal(pod: Obj, wanted: Amounts, room: NodeRoom) -> str | None:
     return None
 
 
+def anti_affinity(pod: Obj) -> list[Obj]:
+    """Return a pod's required anti-affinity terms."""
+    rules = (pod["spec"].get("affinity") or {}).get("podAntiAffinity") or {}
+    return list(rules.get("requiredDuringSchedulingIgnoredDuringExecution") or ())
+
+
+def repels(term: Obj, owner: Obj, other: Obj) -> bool:
+    """Whether an anti-affinity term of one pod is about another."""
+    namespaces = term.get("namespaces") or [namespace_of(owner)]
+    return namespace_of(other) in namespaces and matches_selector(
+        term.get("labelSelector"), other["metadata"].get("labels") or {}
+    )
+
+
 class Scheduler:
     """Looks at every waiting pod again whenever something changed that could let one in."""
 
@@ -129,6 +144,8 @@ class Scheduler:
             elif at not in self._waiting:
                 self._waiting[at] = None
                 self._dirty.set()
+        elif change.key == catalogue.VOLUME_CLAIMS.key:
+            self._dirty.set()
         elif change.key == catalogue.NODES.key:
             self._rooms.pop(name_of(change.new), None)
             if self._matters(change):
@@ -226,11 +243,15 @@ class Scheduler:
         wanted = requests_of(pod["spec"])
         reasons: Counter[str] = Counter()
         fitting: list[NodeRoom] = []
+        if (claim := missing_claim(pod, self._store)) is not None:
+            told = f'0/{len(rooms)} nodes are available: persistentvolumeclaim "{claim}" not found.'
+            self._tell(pod, told, None)
+            return False
         names = list(rooms)
         enough, first = self._enough(len(names)), self._next_node % len(names) if names else 0
         for number in range(len(names)):
             room = rooms[names[(first + number) % len(names)]]
-            why = refusal(pod, wanted, room)
+            why = refusal(pod, wanted, room) or self._apart(pod, room, rooms)
             if why is None:
                 fitting.append(room)
                 if len(fitting) >= enough:
@@ -248,6 +269,24 @@ class Scheduler:
         suffix = "" if nominated else f" preemption: 0/{len(rooms)} nodes are available: no victims found."
         self._tell(pod, message + suffix, nominated)
         return False
+
+    def _apart(self, pod: Obj, room: NodeRoom, rooms: dict[str, NodeRoom]) -> str | None:
+        """Return why a pod and those that run may not be together; only required anti-affinity is known."""
+        for term in anti_affinity(pod):
+            if any(repels(term, pod, other) for other in self._neighbours(term, room, rooms)):
+                return "node(s) didn't match pod anti-affinity rules"
+        for other in room.pods:
+            if any(repels(term, other, pod) for term in anti_affinity(other)):
+                return "node(s) didn't satisfy existing pods anti-affinity rules"
+        return None
+
+    def _neighbours(self, term: Obj, room: NodeRoom, rooms: dict[str, NodeRoom]) -> list[Obj]:
+        key = term.get("topologyKey")
+        if key == "kubernetes.io/hostname":
+            return room.pods
+        zone = (room.node["metadata"].get("labels") or {}).get(key)
+        same = [other for other in rooms.values() if (other.node["metadata"].get("labels") or {}).get(key) == zone]
+        return [pod for other in same for pod in other.pods] if zone is not None else []
 
     def _score(self, pod: Obj, room: NodeRoom) -> tuple[Any, ...]:
         """Prefer the nominated node, then preferred affinity, then few soft taints, then the emptiest node."""
@@ -373,6 +412,8 @@ def _shape(pod: Obj) -> str:
         resources,
         spec.get("nodeSelector"),
         spec.get("affinity"),
+        (pod["metadata"].get("labels") or {}) if anti_affinity(pod) else None,
+        spec.get("volumes"),
         spec.get("tolerations"),
         spec.get("priority"),
         pod["status"].get("nominatedNodeName"),

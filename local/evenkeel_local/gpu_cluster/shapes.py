@@ -51,6 +51,16 @@ CONDITIONS = _list(
 )
 EXPRESSION = _object(("key", "operator"), key=TEXT, operator=TEXT, values=TEXTS)
 SELECTOR = _object(matchLabels=TEXT_MAP, matchExpressions=_list(EXPRESSION))
+POD_TERM = _object(topologyKey=TEXT, labelSelector=SELECTOR, namespaces=TEXTS)
+VOLUME = _object(
+    ("name",),
+    name=TEXT,
+    persistentVolumeClaim=_object(("claimName",), claimName=TEXT),
+    hostPath=_object(("path",), path=TEXT),
+    emptyDir=ANY_OBJECT,
+    configMap=_object(name=TEXT, optional=FLAG),
+    secret=_object(secretName=TEXT, optional=FLAG),
+)
 NODE_TERM = _object(matchExpressions=_list(EXPRESSION), matchFields=_list(EXPRESSION))
 KEY_REF = _object(("key", "name"), key=TEXT, name=TEXT, optional=FLAG)
 NAME_REF = _object(("name",), name=TEXT, optional=FLAG)
@@ -75,6 +85,8 @@ CONTAINER = _object(
     envFrom=_list(_object(prefix=TEXT, configMapRef=NAME_REF, secretRef=NAME_REF)),
     resources=_object(limits=AMOUNTS, requests=AMOUNTS),
     ports=_list(_object(containerPort=NUMBER, protocol=TEXT, name=TEXT)),
+    terminationMessagePolicy=TEXT,
+    volumeMounts=_list(_object(("mountPath", "name"), name=TEXT, mountPath=TEXT, subPath=TEXT)),
 )
 POD_SPEC = _object(
     containers=_list(CONTAINER),
@@ -94,13 +106,15 @@ POD_SPEC = _object(
     priority=NUMBER,
     preemptionPolicy=TEXT,
     tolerations=_list(_object(key=TEXT, operator=TEXT, value=TEXT, effect=TEXT, tolerationSeconds=NUMBER)),
+    volumes=_list(VOLUME),
     affinity=_object(
+        podAntiAffinity=_object(requiredDuringSchedulingIgnoredDuringExecution=_list(POD_TERM)),
         nodeAffinity=_object(
             requiredDuringSchedulingIgnoredDuringExecution=_object(nodeSelectorTerms=_list(NODE_TERM)),
             preferredDuringSchedulingIgnoredDuringExecution=_list(
                 _object(("preference", "weight"), weight=NUMBER, preference=NODE_TERM)
             ),
-        )
+        ),
     ),
 )
 CONTAINER_STATUS = _object(

@@ -451,3 +451,62 @@ def test_a_deleted_namespace_takes_all_with_it(kube: KubeClient) -> None:
 
     assert refused.code == 403
     assert refused.status["details"]["causes"][0]["reason"] == "NamespaceTerminating"
+
+
+# Volumes, last words, company
+
+
+def test_a_claims_folder_is_shared_and_reached_by_its_mount_path(kube: KubeClient) -> None:
+    def with_volume(name: str, code: str, *words: str) -> Json:
+        pod = a_pod(name, "python", "-c", code, *words)
+        pod["spec"]["volumes"] = [
+            {"name": "fsx", "persistentVolumeClaim": {"claimName": "fsx"}},
+            {"name": "settings", "configMap": {"name": "settings"}},
+        ]
+        pod["spec"]["containers"][0]["volumeMounts"] = [
+            {"name": "fsx", "mountPath": "/fsx"},
+            {"name": "settings", "mountPath": "/etc/settings"},
+        ]
+        pod["spec"]["containers"][0]["env"] = [{"name": "URI", "value": "file:///fsx/run"}]
+        return pod
+
+    kube.create("/api/v1/namespaces/default/configmaps", {"metadata": {"name": "settings"}, "data": {"level": "7"}})
+    write = "import os, pathlib, sys; p = pathlib.Path(os.environ['URI'].removeprefix('file://')); p.mkdir(); "
+    write += "(p / 'a').write_text(open(sys.argv[1]).read())"
+    kube.create(PODS, with_volume("writer", write, "/etc/settings/level"))
+    waiting = kube.until(f"{PODS}/writer", lambda pod: condition(pod, "PodScheduled") == "False", "it to wait")
+    kube.create("/api/v1/namespaces/default/persistentvolumeclaims", {"metadata": {"name": "fsx"}, "spec": {}})
+    assert phase(until_over(kube, "writer")) == "Succeeded"
+    kube.create(PODS, with_volume("reader", "import sys; print(open(sys.argv[1][6:]).read())", "--dir=/fsx/run/a"))
+
+    assert phase(until_over(kube, "reader")) == "Succeeded"
+    assert kube.get(f"{PODS}/reader/log") == "7\n"
+    assert 'persistentvolumeclaim "fsx" not found' in str(waiting["status"]["conditions"])
+
+
+def test_a_failed_containers_last_words_are_kept_where_asked(kube: KubeClient) -> None:
+    pod = a_pod("talker", "python", "-c", "print('first'); raise SystemExit('the disk is full')")
+    pod["spec"]["containers"][0]["terminationMessagePolicy"] = "FallbackToLogsOnError"
+    kube.create(PODS, pod)
+
+    ended_pod = until_over(kube, "talker")
+
+    terminated = ended_pod["status"]["containerStatuses"][0]["state"]["terminated"]
+    assert terminated["message"].splitlines()[-1] == "the disk is full"
+
+
+def test_pods_that_keep_apart_share_no_node(kube: KubeClient) -> None:
+    rule = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"app": "apart"}}}
+    affinity = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [rule]}}
+    kube.create(JOBS, a_job("apart", completions=4, affinity=affinity))
+
+    def placed() -> list[Json] | None:
+        pods = kube.items(f"{PODS}?labelSelector=app=apart")
+        told = [pod for pod in pods if condition(pod, "PodScheduled") == "False"]
+        return pods if len(pods) == 4 and len(told) == 1 else None
+
+    pods = eventually(placed, "three to be placed and one to wait")
+
+    nodes = [pod["spec"]["nodeName"] for pod in pods if "nodeName" in pod["spec"]]
+    assert len(set(nodes)) == 3
+    assert any("anti-affinity rules" in str(pod["status"]["conditions"]) for pod in pods)
