@@ -6,8 +6,9 @@ from typing import Annotated, Any
 import typer
 
 from evenkeel_cli.commands import asking
+from evenkeel_cli.commands.answering import answer
 from evenkeel_cli.errors import CommandFailed, Exit
-from evenkeel_cli.render import Output, Page, only, page
+from evenkeel_cli.render import Output, Page
 
 Json = dict[str, Any]
 
@@ -22,11 +23,7 @@ def show(output: asking.OutputOption = Output.TABLE) -> None:
     """Say how far automation may go now."""
     client = asking.current_client()
     found = client.get(f"/clusters/{client.fleet}/automation")
-    out = page()
-    if only(output, (Output.TABLE, Output.JSON)) is Output.JSON:
-        out.json(found)
-        return
-    _show(out, found)
+    answer(found, output, lambda out: _show(out, found))
 
 
 @app.command("hold")
@@ -40,12 +37,12 @@ def hold(
     client = asking.current_client()
     body = {"reason": reason, "forSeconds": seconds_of(length)}
     found = client.post(f"/clusters/{client.fleet}/automation/hold", body, key=key)
-    out = page()
-    if only(output, (Output.TABLE, Output.JSON)) is Output.JSON:
-        out.json(found)
-        return
-    out.line(out.marked("warn", f"held, until {found['until'][:19]}Z: {found['reason']}"))
-    out.line(f"{out.dim('next')}  evenkeel automation release")
+
+    def draw(out: Page) -> None:
+        out.line(out.marked("warn", f"held, until {found['until'][:19]}Z: {found['reason']}"))
+        out.line(f"{out.dim('next')}  evenkeel automation release")
+
+    answer(found, output, draw)
 
 
 @app.command("release")
@@ -58,12 +55,12 @@ def release(
     client = asking.current_client()
     path = f"/clusters/{client.fleet}/automation/release"
     found = client.post(path, {"reason": reason} if reason else {}, key=key)
-    out = page()
-    if only(output, (Output.TABLE, Output.JSON)) is Output.JSON:
-        out.json(found)
-        return
-    out.line(out.marked("ok", "released" if found["wasHeld"] else "nothing was held"))
-    out.line(f"{out.dim('next')}  evenkeel status")
+
+    def draw(out: Page) -> None:
+        out.line(out.marked("ok", "released" if found["wasHeld"] else "nothing was held"))
+        out.line(f"{out.dim('next')}  evenkeel status")
+
+    answer(found, output, draw)
 
 
 def seconds_of(text: str) -> int:

@@ -6,8 +6,9 @@ import typer
 
 from evenkeel_cli.client import ControlClient
 from evenkeel_cli.commands import asking
+from evenkeel_cli.commands.answering import answer
 from evenkeel_cli.errors import CommandFailed, Exit
-from evenkeel_cli.render import Column, Output, Page, only, page
+from evenkeel_cli.render import Column, Output, Page, page
 from evenkeel_cli.words import plain
 
 Json = dict[str, Any]
@@ -49,12 +50,12 @@ def run(
         struck = client.get(f"/jobs/{asking.find_job(client, job)}")
         body["job"] = f"{struck['namespace']}/{struck['jobId']}-a{struck['currentAttempt']}"
     found = control.call("POST", "/control/faults", body)
-    out = page()
-    if only(output, (Output.TABLE, Output.JSON)) is Output.JSON:
-        out.json(found)
-        return
-    out.line(out.marked("warn", f"{found['fault']} on {found['node']} ({found['faultId']})"))
-    out.line(f"{out.dim('next')}  evenkeel status -w")
+
+    def draw(out: Page) -> None:
+        out.line(out.marked("warn", f"{found['fault']} on {found['node']} ({found['faultId']})"))
+        out.line(f"{out.dim('next')}  evenkeel status -w")
+
+    answer(found, output, draw)
 
 
 @app.command("clear")
@@ -64,11 +65,8 @@ def clear(
 ) -> None:
     """Take a fault away."""
     found = _control().call("DELETE", f"/control/faults/{fault_id}")
-    out = page()
-    if only(output, (Output.TABLE, Output.JSON)) is Output.JSON:
-        out.json(found)
-        return
-    out.line(out.marked("ok", f"{found['fault']} on {found['node']} cleared"))
+    text = f"{found['fault']} on {found['node']} cleared"
+    answer(found, output, lambda out: out.line(out.marked("ok", text)))
 
 
 def _control() -> ControlClient:

@@ -5,8 +5,9 @@ from typing import Annotated, Any
 import typer
 
 from evenkeel_cli.commands import asking
+from evenkeel_cli.commands.answering import answer, answer_list
 from evenkeel_cli.commands.jobs import tell
-from evenkeel_cli.render import Column, Output, Page, duration, note, only, page
+from evenkeel_cli.render import Column, Output, Page, duration
 from evenkeel_cli.words import INCIDENT, plain
 
 Json = dict[str, Any]
@@ -24,17 +25,8 @@ def list_incidents(
 ) -> None:
     """List incidents, newest first."""
     found = asking.items(asking.current_client(), "/incidents", limit, state=state and state.upper())
-    out = page()
-    match output:
-        case Output.JSON:
-            out.json({"items": found})
-        case Output.NAME:
-            for incident in found:
-                out.line(incident["incidentId"])
-        case _ if not found:
-            note("No incidents." if not state else f"No incidents are {plain(state)}.")
-        case _:
-            _table(out, found, is_wide=output is Output.WIDE)
+    nothing = "No incidents." if not state else f"No incidents are {plain(state)}."
+    answer_list(found, output, name_key="incidentId", nothing=nothing, table=_table)
 
 
 @app.command("show")
@@ -42,11 +34,7 @@ def show_incident(incident: IncidentArgument, output: asking.OutputOption = Outp
     """Show an incident: evidence, both lanes of its recovery, where the time went."""
     client = asking.current_client()
     found = client.get(f"/incidents/{asking.find_incident(client, incident)}")
-    out = page()
-    if only(output, (Output.TABLE, Output.WIDE, Output.JSON)) is Output.JSON:
-        out.json(found)
-        return
-    _show(out, found)
+    answer(found, output, lambda out: _show(out, found), has_wide=True)
 
 
 @app.command("timeline")
@@ -55,11 +43,7 @@ def timeline(incident: IncidentArgument, output: asking.OutputOption = Output.TA
     client = asking.current_client()
     incident_id = asking.find_incident(client, incident)
     found = client.get(f"/incidents/{incident_id}/timeline")
-    out = page()
-    if only(output, (Output.TABLE, Output.WIDE, Output.JSON)) is Output.JSON:
-        out.json(found)
-        return
-    tell(out, found["entries"])
+    answer(found, output, lambda out: tell(out, found["entries"]), has_wide=True)
 
 
 def lanes(out: Page, incident: Json, *, indent: str = "") -> None:
@@ -78,7 +62,7 @@ def lanes(out: Page, incident: Json, *, indent: str = "") -> None:
         out.line(f"{indent}job   {text}")
 
 
-def _table(out: Page, incidents: list[Json], *, is_wide: bool) -> None:
+def _table(out: Page, incidents: list[Json], is_wide: bool) -> None:
     columns = [
         Column("INCIDENT"),
         Column("NODE"),

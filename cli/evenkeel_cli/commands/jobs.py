@@ -10,6 +10,7 @@ import typer
 
 from evenkeel_cli.client import Client
 from evenkeel_cli.commands import asking
+from evenkeel_cli.commands.answering import answer, answer_list
 from evenkeel_cli.errors import CommandFailed, Exit
 from evenkeel_cli.render import Column, Output, Page, duration, note, only, page
 from evenkeel_cli.words import ATTEMPT, JOB, counted, plain
@@ -85,17 +86,8 @@ def list_jobs(
 ) -> None:
     """List jobs, newest first."""
     jobs = asking.items(asking.current_client(), "/jobs", limit, state=state and state.upper())
-    out = page()
-    match output:
-        case Output.JSON:
-            out.json({"items": jobs})
-        case Output.NAME:
-            for job in jobs:
-                out.line(job["jobId"])
-        case _ if not jobs:
-            note("No jobs." if not state else f"No jobs are {state.lower()}.")
-        case _:
-            _table(out, jobs, is_wide=output is Output.WIDE)
+    nothing = "No jobs." if not state else f"No jobs are {state.lower()}."
+    answer_list(jobs, output, name_key="jobId", nothing=nothing, table=_table)
 
 
 @app.command("show")
@@ -103,11 +95,7 @@ def show_job(job: JobArgument, output: asking.OutputOption = Output.TABLE) -> No
     """Show a job and its attempts."""
     client = asking.current_client()
     found = client.get(f"/jobs/{asking.find_job(client, job)}")
-    out = page()
-    if only(output, (Output.TABLE, Output.WIDE, Output.JSON)) is Output.JSON:
-        out.json(found)
-        return
-    _show(out, found)
+    answer(found, output, lambda out: _show(out, found), has_wide=True)
 
 
 @app.command("timeline")
@@ -115,11 +103,7 @@ def timeline(job: JobArgument, output: asking.OutputOption = Output.TABLE) -> No
     """Tell a job's story."""
     client = asking.current_client()
     found = client.get(f"/jobs/{asking.find_job(client, job)}/timeline")
-    out = page()
-    if only(output, (Output.TABLE, Output.WIDE, Output.JSON)) is Output.JSON:
-        out.json(found)
-        return
-    tell(out, found["entries"])
+    answer(found, output, lambda out: tell(out, found["entries"]), has_wide=True)
 
 
 @app.command("logs")
@@ -183,13 +167,13 @@ def cancel(
     client = asking.current_client()
     job_id = asking.find_job(client, job)
     found = client.post(f"/jobs/{job_id}/cancel", {"reason": reason} if reason else {}, key=key)
-    out = page()
-    if only(output, (Output.TABLE, Output.JSON)) is Output.JSON:
-        out.json(found)
-        return
-    out.line(f"{out.marked(JOB[found['state']], job_id)}  {plain(found['state'])}")
-    if found["state"] not in _ENDED:
-        out.line(f"{out.dim('next')}  evenkeel jobs wait {job_id}")
+
+    def draw(out: Page) -> None:
+        out.line(f"{out.marked(JOB[found['state']], job_id)}  {plain(found['state'])}")
+        if found["state"] not in _ENDED:
+            out.line(f"{out.dim('next')}  evenkeel jobs wait {job_id}")
+
+    answer(found, output, draw)
 
 
 def _submission(words: list[str]) -> Json:
@@ -229,7 +213,7 @@ def _size(job: Json) -> str:
     return f"{counted(job['nodes'], 'node')} × {counted(job['gpusPerNode'], 'GPU')}"
 
 
-def _table(out: Page, jobs: list[Json], *, is_wide: bool) -> None:
+def _table(out: Page, jobs: list[Json], is_wide: bool) -> None:
     columns = [
         Column("JOB"),
         Column("NAME", gives_way=True),

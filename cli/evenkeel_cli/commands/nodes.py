@@ -5,7 +5,8 @@ from typing import Annotated, Any
 import typer
 
 from evenkeel_cli.commands import asking
-from evenkeel_cli.render import Column, Output, Page, note, only, page
+from evenkeel_cli.commands.answering import answer, answer_list
+from evenkeel_cli.render import Column, Output, Page
 from evenkeel_cli.words import NODE, plain
 
 Json = dict[str, Any]
@@ -23,17 +24,8 @@ def list_nodes(
     """List nodes by pool."""
     nodes = [node for node in asking.items(asking.current_client(), "/nodes", limit) if node["state"] != "GONE"]
     nodes.sort(key=lambda node: (node["pool"], node["slot"]))
-    out = page()
-    match output:
-        case Output.JSON:
-            out.json({"items": nodes})
-        case Output.NAME:
-            for node in nodes:
-                out.line(node["instanceId"])
-        case _ if not nodes:
-            note("No nodes are known yet: the first sweep brings them.")
-        case _:
-            _table(out, nodes, is_wide=output is Output.WIDE)
+    nothing = "No nodes are known yet: the first sweep brings them."
+    answer_list(nodes, output, name_key="instanceId", nothing=nothing, table=_table)
 
 
 @app.command("show")
@@ -41,10 +33,10 @@ def show_node(node: NodeArgument, output: asking.OutputOption = Output.TABLE) ->
     """Show one node."""
     client = asking.current_client()
     found = client.get(f"/nodes/{asking.find_node(client, node)}")
-    out = page()
-    if only(output, (Output.TABLE, Output.WIDE, Output.JSON)) is Output.JSON:
-        out.json(found)
-        return
+    answer(found, output, lambda out: _show(out, found), has_wide=True)
+
+
+def _show(out: Page, found: Json) -> None:
     state = found["state"]
     out.line(f"{out.marked(NODE[state], out.bold(found['instanceId']))}  {plain(state)}")
     out.line()
@@ -68,7 +60,7 @@ def show_node(node: NodeArgument, output: asking.OutputOption = Output.TABLE) ->
         out.line(f"{out.dim('next')}  evenkeel why {found['incidentId']}")
 
 
-def _table(out: Page, nodes: list[Json], *, is_wide: bool) -> None:
+def _table(out: Page, nodes: list[Json], is_wide: bool) -> None:
     columns = [
         Column("NODE"),
         Column("POOL", gives_way=True),

@@ -1,0 +1,48 @@
+"""How commands answer: one JSON document or names for a script, a page for a person."""
+
+from collections.abc import Callable
+from typing import Any
+
+from evenkeel_cli.render import Output, Page, note, only, page
+
+Json = dict[str, Any]
+
+
+def answer(found: Json, output: Output, draw: Callable[[Page], None], *, has_wide: bool = False) -> None:
+    """Answer with one thing. `has_wide`: `-o wide` is taken, and draws the same."""
+    out = page()
+    forms = (Output.TABLE, Output.WIDE, Output.JSON) if has_wide else (Output.TABLE, Output.JSON)
+    if only(output, forms) is Output.JSON:
+        out.json(found)
+    else:
+        draw(out)
+
+
+def answer_list(
+    found: list[Json],
+    output: Output,
+    *,
+    name_key: str,
+    nothing: str,
+    table: Callable[[Page, list[Json], bool], None],
+) -> None:
+    """Answer with a list.
+
+    Args:
+        found: The items.
+        output: The form asked for.
+        name_key: Key of what `-o name` prints.
+        nothing: What a person is told where there are none.
+        table: Draws the items; whether the wide form is wanted comes last.
+    """
+    out = page()
+    match output:
+        case Output.JSON:
+            out.json({"items": found})
+        case Output.NAME:
+            for item in found:
+                out.line(item[name_key])
+        case _ if not found:
+            note(nothing)
+        case _:
+            table(out, found, output is Output.WIDE)
