@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from enum import StrEnum
 from typing import NamedTuple
 
 from evenkeel.domain.values import Instant, Value
@@ -58,13 +57,6 @@ class NodeLife(Value):
         return cls.model_validate(
             {"cluster": cluster, "instance_id": instance_id, "launched_at": datetime.fromtimestamp(int(launched), UTC)}
         )
-
-
-class PoolKind(StrEnum):
-    """Which half of the fleet a pool belongs to."""
-
-    HYPERPOD = "HYPERPOD"
-    KARPENTER = "KARPENTER"
 
 
 class ProviderNode(Value):

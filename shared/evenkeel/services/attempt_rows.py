@@ -3,8 +3,17 @@
 from typing import NamedTuple
 
 from evenkeel.domain.scheduling.jobs import Attempt, Job
+from evenkeel.domain.values import Value
 from evenkeel.ports import Ledger, NotFound
 from evenkeel.services import rows
+
+
+class Request(Value):
+    """One attempt: the input of most states of its workflow."""
+
+    schema_version: int = 1
+    job_id: str
+    attempt: int
 
 
 class Found(NamedTuple):

@@ -11,13 +11,7 @@ from evenkeel.services import incident_record
 
 WRITER = "cordon_node"
 
-
-class Request(Value):
-    """One run of the recovery of one incident."""
-
-    schema_version: int = 1
-    incident_id: str
-    run: int
+Request = incident_record.Request
 
 
 class Outcome(Value):

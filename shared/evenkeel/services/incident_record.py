@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from evenkeel.domain.health.incidents import Incident, TimelineEntry
+from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, Ledger, NotFound, Put, Row, Write
 from evenkeel.services import rows
 
@@ -12,6 +13,14 @@ TRIES = 6
 
 Change = Callable[[Incident], tuple[Incident, Sequence[Write]] | None]
 """From an incident as it stands to what it shall be and what else is written with it; None = nothing to do."""
+
+
+class Request(Value):
+    """One run of the recovery of one incident: the input of most of its states."""
+
+    schema_version: int = 1
+    incident_id: str
+    run: int
 
 
 def load(ledger: Ledger, incident_id: str) -> tuple[Incident, int]:

@@ -32,13 +32,7 @@ from evenkeel.services.pin_resume_point import Kind
 
 WRITER = "launch_job"
 
-
-class Request(Value):
-    """One attempt."""
-
-    schema_version: int = 1
-    job_id: str
-    attempt: int
+Request = attempt_rows.Request
 
 
 class LaunchOutcome(StrEnum):

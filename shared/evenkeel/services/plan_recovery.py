@@ -17,13 +17,7 @@ from evenkeel.services import incident_record, rows
 
 WRITER = "plan_recovery"
 
-
-class Request(Value):
-    """One run of the recovery of one incident."""
-
-    schema_version: int = 1
-    incident_id: str
-    run: int
+Request = incident_record.Request
 
 
 class Outcome(Value):

@@ -24,14 +24,6 @@ from evenkeel.services import incident_record, rows
 WRITER = "plan_resume"
 
 
-class Request(Value):
-    """One run of the recovery of one incident."""
-
-    schema_version: int = 1
-    incident_id: str
-    run: int
-
-
 class PlannedJob(Value):
     """One job and its way back."""
 
@@ -39,6 +31,9 @@ class PlannedJob(Value):
     attempt: int
     option: ResumeOption | None = None
     """None where it is on its way back already: a later attempt was there before the plan."""
+
+
+Request = incident_record.Request
 
 
 class Outcome(Value):

@@ -19,13 +19,7 @@ from evenkeel.services import incident_record, rows
 
 WRITER = "protect_jobs"
 
-
-class Request(Value):
-    """One run of the recovery of one incident."""
-
-    schema_version: int = 1
-    incident_id: str
-    run: int
+Request = incident_record.Request
 
 
 class Outcome(Value):

@@ -11,7 +11,7 @@ from evenkeel.domain.health.incidents import Evidence, Incident, IncidentState, 
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.scheduling.jobs import Job, JobState
 from evenkeel.domain.values import rfc3339
-from evenkeel.ports import Ledger, NotFound, Table
+from evenkeel.ports import Ledger, Table
 from evenkeel.services import paging, rows
 from evenkeel.services.read_jobs import timeline
 
@@ -65,10 +65,7 @@ def show_decision(ledger: Ledger, decision_id: str) -> Json:
     Raises:
         NotFound: there is no such decision.
     """
-    row = ledger.get(rows.decision_key(decision_id))
-    if row is None:
-        raise NotFound(f"There is no decision {decision_id}.")
-    return rows.read(row, Decision).to_json()
+    return rows.load(ledger, rows.decision_key(decision_id), Decision, f"decision {decision_id}").to_json()
 
 
 def load_incident(ledger: Ledger, incident_id: str) -> Incident:
@@ -77,10 +74,7 @@ def load_incident(ledger: Ledger, incident_id: str) -> Incident:
     Raises:
         NotFound: there is no such incident.
     """
-    row = ledger.get(rows.incident_key(incident_id))
-    if row is None:
-        raise NotFound(f"There is no incident {incident_id}.")
-    return rows.read(row, Incident)
+    return rows.load(ledger, rows.incident_key(incident_id), Incident, f"incident {incident_id}")
 
 
 def load_hurt(ledger: Ledger, incident: Incident) -> dict[str, Job]:

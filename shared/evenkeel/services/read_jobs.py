@@ -93,10 +93,7 @@ def load_job(ledger: Ledger, job_id: str) -> Job:
     Raises:
         NotFound: there is no such job.
     """
-    row = ledger.get(rows.job_key(job_id))
-    if row is None:
-        raise NotFound(f"There is no job {job_id}.")
-    return rows.read(row, Job)
+    return rows.load(ledger, rows.job_key(job_id), Job, f"job {job_id}")
 
 
 def load_attempts(ledger: Ledger, job_id: str) -> tuple[Attempt, ...]:

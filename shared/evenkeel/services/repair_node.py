@@ -50,13 +50,7 @@ from evenkeel.services import incident_record, protect_jobs, rows
 WRITER = "repair_node"
 _ASKS_KEPT = 20
 
-
-class Request(Value):
-    """One run of the recovery of one incident."""
-
-    schema_version: int = 1
-    incident_id: str
-    run: int
+Request = incident_record.Request
 
 
 class Outcome(Value):

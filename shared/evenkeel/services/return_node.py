@@ -12,13 +12,7 @@ from evenkeel.services.open_wait import last_ask
 WRITER = "return_node"
 RETURNED, NOT_OURS, GONE = "RETURNED", "NOT_OURS", "GONE"
 
-
-class Request(Value):
-    """One run of the recovery of one incident."""
-
-    schema_version: int = 1
-    incident_id: str
-    run: int
+Request = incident_record.Request
 
 
 class Outcome(Value):

@@ -10,7 +10,7 @@ from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.scheduling.jobs import Attempt, Charge, Job
 from evenkeel.domain.values import Value, rfc3339
 from evenkeel.domain.waiting import Wait
-from evenkeel.ports import Key, Row, Table
+from evenkeel.ports import Key, Ledger, NotFound, Row, Table
 
 T = TypeVar("T", bound=Value)
 
@@ -22,6 +22,18 @@ IDEMPOTENCY_KEPT = timedelta(hours=24)
 
 ROOT_TREE = "fleet"
 """The one cohort tree, until quotas grow more."""
+
+
+def load(ledger: Ledger, key: Key, kind: type[T], what: str) -> T:
+    """Read the value that must be under a key.
+
+    Raises:
+        NotFound: there is none; the message names `what`.
+    """
+    row = ledger.get(key)
+    if row is None:
+        raise NotFound(f"There is no {what}.")
+    return read(row, kind)
 
 
 def read(row: Row, kind: type[T]) -> T:

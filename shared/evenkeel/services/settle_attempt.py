@@ -30,12 +30,9 @@ WRITER = "settle_attempt"
 _ROUNDS = 5
 
 
-class Request(Value):
+class Request(attempt_rows.Request):
     """One attempt, and what its workflow knows of its end."""
 
-    schema_version: int = 1
-    job_id: str
-    attempt: int
     ended: dict[str, Any] | None = None
     """The last wait's answer: its facts are `{state, reason, exitCodes}` where it saw the end. What is still there is
     judged again: more may be known now."""

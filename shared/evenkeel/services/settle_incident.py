@@ -19,12 +19,9 @@ WRITER = "settle_incident"
 _CAUSE_LIMIT = 300
 
 
-class Request(Value):
+class Request(incident_record.Request):
     """How the parts of one run of a recovery ended."""
 
-    schema_version: int = 1
-    incident_id: str
-    run: int
     plan: Ended | None = None
     node: Ended | None = None
     jobs: Ended | None = None

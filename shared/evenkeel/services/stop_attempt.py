@@ -13,13 +13,7 @@ from evenkeel.services import attempt_rows, rows
 WRITER = "stop_attempt"
 _ROUNDS = 5
 
-
-class Request(Value):
-    """One attempt."""
-
-    schema_version: int = 1
-    job_id: str
-    attempt: int
+Request = attempt_rows.Request
 
 
 class StopOutcome(StrEnum):
