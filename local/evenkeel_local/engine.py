@@ -182,10 +182,6 @@ class Engine:
         """
         self._admin("POST", "/_ministack/config", {"stepfunctions._sfn_mock_config": dict(sfn_mock_config)})
 
-    def scale_waits(self, factor: float) -> None:
-        """Multiply Wait states and retry delays by `factor` from now on."""
-        self._admin("POST", "/_ministack/config", {"stepfunctions._SFN_WAIT_SCALE": factor})
-
     def stop(self) -> None:
         """End the engine and its function workers, and remove what they left on disk.
 

@@ -18,26 +18,33 @@ def _point(attempt: int, step: int) -> dict[str, Any]:
     return {"attempt": attempt, "step": step, "manifest": f"attempt={attempt}/step={step:09d}/manifest.json"}
 
 
-UNUSABLE = {
-    "no text": b"\xff",
-    "no JSON": b"{",
-    "no object": b"3",
-    "no schema": b'{"attempt": 1}',
-    "a later schema": b'{"schemaVersion": 2, "attempt": 1}',
-    "attempt 0": b'{"schemaVersion": 1, "attempt": 0}',
-    "its own attempt in the history": b'{"schemaVersion": 1, "attempt": 1, "history": [{"attempt": 1}]}',
-    "a history out of order": b'{"schemaVersion": 1, "attempt": 4, "history": [{"attempt": 2}, {"attempt": 1}]}',
-    "pinned to itself": json.dumps({"schemaVersion": 1, "attempt": 2, "resumeFrom": _point(2, 3)}).encode(),
-    "pinned to another key": json.dumps(
-        {"schemaVersion": 1, "attempt": 2, "resumeFrom": {**_point(1, 3), "manifest": "attempt=1/step=000000004/m"}}
-    ).encode(),
+NOT_JSON = {"no text": b"\xff", "no JSON": b"{"}
+UNUSABLE: dict[str, Any] = {
+    "no object": 3,
+    "no schema": {"attempt": 1},
+    "a later schema": {"schemaVersion": 2, "attempt": 1},
+    "attempt 0": {"schemaVersion": 1, "attempt": 0},
+    "its own attempt in the history": {"schemaVersion": 1, "attempt": 1, "history": [{"attempt": 1}]},
+    "a history out of order": {"schemaVersion": 1, "attempt": 4, "history": [{"attempt": 2}, {"attempt": 1}]},
+    "pinned to itself": {"schemaVersion": 1, "attempt": 2, "resumeFrom": _point(2, 3)},
+    "pinned to another key": {
+        "schemaVersion": 1,
+        "attempt": 2,
+        "resumeFrom": {**_point(1, 3), "manifest": "attempt=1/step=000000004/m"},
+    },
 }
 
 
-@pytest.mark.parametrize("content", UNUSABLE.values(), ids=UNUSABLE.keys())
-def test_fence_that_cannot_be_read_is_never_taken_for_none(content: bytes) -> None:
+@pytest.mark.parametrize("document", UNUSABLE.values(), ids=UNUSABLE.keys())
+def test_fence_that_cannot_be_read_is_never_taken_for_none(document: Any) -> None:
     with pytest.raises(service_side.FenceUnreadableError):
-        service_side.parse_fence(content)
+        service_side.fence_of(document)
+    with pytest.raises(training_layout.UnreadableError):
+        training_layout.parse_fence(json.dumps(document).encode())
+
+
+@pytest.mark.parametrize("content", NOT_JSON.values(), ids=NOT_JSON.keys())
+def test_bytes_that_are_no_document_are_never_taken_for_no_fence(content: bytes) -> None:
     with pytest.raises(training_layout.UnreadableError):
         training_layout.parse_fence(content)
 

@@ -104,14 +104,14 @@ class ServiceSide:
             case service_side.Standing.PINNED if fence is not None:
                 return _told(fence.choice())
         choice = self._choose(world, attempt, doubt)
-        world.fence = service_side.raised(fence, attempt, choice).to_bytes()
+        world.fence = json.dumps(service_side.raised(fence, attempt, choice).to_json()).encode()
         return _told(choice)
 
     def would_disown_work(self, world: World, attempt: int, doubt: datetime | None = None) -> bool:
         return self._choose(world, attempt, doubt).would_disown_work
 
     def _fence(self, world: World) -> service_side.Fence | None:
-        return None if world.fence is None else service_side.parse_fence(world.fence)
+        return None if world.fence is None else service_side.fence_of(json.loads(world.fence))
 
     def _choose(
         self, world: World, attempt: int, doubt: datetime | None = None, *, convention: bool = False

@@ -14,7 +14,6 @@ pinned at or after it: pin.attempt >= m and pin.step >= s. An attempt writes its
 own pin, so whatever it writes after fence j fails one of the two.
 """
 
-import json
 from enum import StrEnum
 from typing import Annotated
 
@@ -164,22 +163,6 @@ class Fence(Value):
     def choice(self) -> ResumeChoice:
         """Return what this fence pinned, as it was decided."""
         return ResumeChoice(resume_from=self.resume_from, grade=self.grade, rejected=self.rejected, reason=self.reason)
-
-    def to_bytes(self) -> bytes:
-        return json.dumps(self.to_json(), indent=1).encode()
-
-
-def parse_fence(content: bytes) -> Fence:
-    """Read a fence.
-
-    Raises:
-        FenceUnreadableError: The bytes are no fence of a known schema.
-    """
-    try:
-        document = json.loads(content.decode())
-    except (ValueError, RecursionError) as error:
-        raise FenceUnreadableError(f"the fence is not JSON: {error}") from error
-    return fence_of(document)
 
 
 def fence_of(document: object) -> Fence:
