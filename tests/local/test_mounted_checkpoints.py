@@ -1,21 +1,22 @@
 """Checkpoints on storage that no function can mount: rank 0 proves and pins, in the cluster, and the job comes back."""
 
 import json
-from pathlib import Path
 
 from evenkeel_local.data_centre import DataCentre
 from evenkeel_local.drills import ENDED, JOB_SECONDS, Work, await_whole_fleet, last_step, node_of_rank, wait_for
 from evenkeel_local.twin import undisturbed_digest
+from tests.local.gpu_cluster.kube_client import KubeClient
 
 WORK = Work(nodes=2, steps=50, checkpoint_every=4, step_seconds=0.15, seed=11)
 
 
-def test_a_job_with_its_checkpoints_in_a_folder_resumes_after_a_fault(data_centre: DataCentre, tmp_path: Path) -> None:
-    # The machines of the local data centre share one disk, as machines do that mount one file system.
-    folder = tmp_path / "job"
-    client = data_centre.client()
+def test_a_job_with_its_checkpoints_on_a_claim_resumes_after_a_fault(data_centre: DataCentre) -> None:
+    client, cluster = data_centre.client(), data_centre.cluster
+    kube = KubeClient(cluster.kubernetes_url, cluster.ca_pem, cluster.admin_token)
+    kube.create("/api/v1/namespaces/evenkeel-jobs/persistentvolumeclaims", {"metadata": {"name": "fsx"}, "spec": {}})
+    kube.close()
     await_whole_fleet(client, data_centre)
-    body = WORK.submission("mounted", "") | {"checkpoint": {"uri": folder.as_uri(), "claim": "fsx"}}
+    body = WORK.submission("mounted", "") | {"checkpoint": {"uri": "file:///fsx/research/mounted", "claim": "fsx"}}
     job_id = client.post("/jobs", body)["jobId"]
     wait_for("step 10", JOB_SECONDS, lambda: last_step(client, job_id) >= 10)
     node = node_of_rank(data_centre, client.get(f"/jobs/{job_id}"), 1)
@@ -26,6 +27,8 @@ def test_a_job_with_its_checkpoints_in_a_folder_resumes_after_a_fault(data_centr
     await_whole_fleet(client, data_centre)
 
     job = client.get(f"/jobs/{job_id}")
+    (claim,) = data_centre.run_dir.rglob("evenkeel-jobs/fsx")
+    folder = claim / "research" / "mounted"
     fence = json.loads((folder / "_fence.d" / f"{job['currentAttempt']}.json").read_text())
     result = json.loads((folder / "result" / f"attempt={job['currentAttempt']}.json").read_text())
     told = [entry["text"] for entry in client.get(f"/jobs/{job_id}/timeline")["entries"] if entry["kind"] == "launched"]
