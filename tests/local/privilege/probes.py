@@ -420,7 +420,7 @@ def a_checkpoint(stage: Stage, job: Job) -> None:
     data = b"weights"
     digest = hashlib.sha256(data)
     folder = "attempt=1/step=000000010"
-    shard = f"{folder}/rank=00000-of-00001.bin"
+    shard = f"{folder}/shard-0-of-1.bin"
     prefix = f"{job.job_id}/"
     stage.s3.put_object(
         Bucket=CHECKPOINTS_BUCKET,
