@@ -154,6 +154,23 @@ def idempotency_row(principal: str, key: str, answer: dict[str, Any], now: datet
     return Row(idempotency_key(principal, key), answer, 0, None, now + IDEMPOTENCY_KEPT)
 
 
+def checkpoints_key(job: Job) -> Key:
+    """`CHECKPOINTS#place / META`: whose checkpoints lie there. Put in the job's own transaction, and never deleted.
+
+    Attempt numbers begin at one in each job: under one path, the fences and checkpoints of two would be taken for each
+    other's.
+    """
+    place = job.spec.checkpoint_uri.rstrip("/")
+    if job.spec.keeps_checkpoints_in_cluster:
+        place = f"{job.cluster}/{job.namespace}/{job.spec.checkpoint_claim}#{place}"
+    return Key(Table.JOBS, f"CHECKPOINTS#{place}", "META")
+
+
+def checkpoints_row(job: Job) -> Row:
+    """Say whose checkpoints lie there."""
+    return Row(checkpoints_key(job), {"jobId": job.job_id})
+
+
 # ---------------------------------------------------------------- both: timelines, waits, decisions
 
 

@@ -40,7 +40,7 @@ def run(
     Idempotent: yes, by the key's row, which is put in the job's own transaction.
 
     Raises:
-        Invalid: the job asks for what cannot be; names each field.
+        Invalid: the job asks for what cannot be, another job's checkpoints among it; names each field.
         KeyReused: the key came before with another job.
     """
     faults = check_spec(request.spec)
@@ -74,14 +74,23 @@ def run(
                     job.job_id, TimelineEntry(at=now, kind="submitted", text=text, writer=WRITER), "submitted"
                 )
             ),
+            *([Put(rows.checkpoints_row(job))] if job.spec.checkpoint_uri else []),
         )
     except Conflict:
         first = ledger.get(guard.key)
-        if first is None or _is_over(first, now):
-            raise
-        return _again(first, fingerprint, ledger, passes)
+        if first is not None and not _is_over(first, now):
+            return _again(first, fingerprint, ledger, passes)
+        _refuse_anothers_checkpoints(job, ledger)
+        raise
     passes.request(f"{job.job_id} submitted")
     return Outcome(job=job, is_repeat=False)
+
+
+def _refuse_anothers_checkpoints(job: Job, ledger: Ledger) -> None:
+    taken = ledger.get(rows.checkpoints_key(job)) if job.spec.checkpoint_uri else None
+    if taken is not None:
+        fault = f"Holds the checkpoints of {taken.doc['jobId']}: give each job a path of its own."
+        raise Invalid("the job would write over another's checkpoints", (("checkpointUri", fault),))
 
 
 def _again(earlier: Row, fingerprint: str, ledger: Ledger, passes: Passes) -> Outcome:

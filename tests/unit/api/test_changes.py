@@ -53,7 +53,8 @@ def test_the_same_key_with_another_job_is_refused(gateway: Gateway) -> None:
 
 def test_two_principals_may_use_the_same_key(gateway: Gateway) -> None:
     first = gateway.post("/v1/jobs", A_JOB)
-    second = gateway.post("/v1/jobs", A_JOB, caller=f"arn:aws:iam::{ACCOUNT}:user/bo")
+    another = {**A_JOB, "checkpoint": {"uri": "s3://checkpoints/bo"}}
+    second = gateway.post("/v1/jobs", another, caller=f"arn:aws:iam::{ACCOUNT}:user/bo")
 
     assert second.document["jobId"] != first.document["jobId"]
 

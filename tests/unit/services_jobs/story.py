@@ -61,7 +61,8 @@ class Story:
         return self.submission(key, **changes).job
 
     def submission(self, key: str = "key-1", principal: str = "role/ana", **changes: Any) -> submit_job.Outcome:
-        request = submit_job.Request(spec=a_spec(**changes), principal=principal, idempotency_key=key)
+        own_path = {"checkpoint_uri": f"s3://checkpoints/{principal}/{key}"}
+        request = submit_job.Request(spec=a_spec(**(own_path | changes)), principal=principal, idempotency_key=key)
         return submit_job.run(
             request,
             self.ledger,

@@ -1,4 +1,5 @@
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -7,6 +8,8 @@ from evenkeel.ports import Invalid, KeyReused, NotFound
 from evenkeel.services import rows
 from evenkeel.services.cancel_job import CancelOutcome
 from tests.unit.services_jobs.story import Story
+
+MOUNTED = {"checkpoint_uri": "file:///fsx/llama", "checkpoint_claim": "fsx"}
 
 
 def test_a_submitted_job_waits_in_the_queue_and_asks_for_a_pass() -> None:
@@ -49,7 +52,7 @@ def test_a_key_is_free_again_after_a_day() -> None:
     first = story.submit()
     story.world.clock.advance(timedelta(hours=25).total_seconds())
 
-    assert story.submit(nodes=4).job_id != first.job_id
+    assert story.submit(nodes=4, checkpoint_uri="s3://checkpoints/another").job_id != first.job_id
 
 
 def test_a_job_that_cannot_be_leaves_no_trace() -> None:
@@ -127,7 +130,33 @@ def test_the_key_is_put_with_the_job() -> None:
     job = story.submit()
 
     (commit,) = story.world.ledger.commits
-    assert len(commit) == 3
+    assert len(commit) == 4
     row = story.world.ledger.get(rows.idempotency_key("role/ana", "key-1"))
     assert row
     assert row.doc["jobId"] == job.job_id
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_taken"),
+    [
+        ({"checkpoint_uri": "s3://bucket/llama"}, {"checkpoint_uri": "s3://bucket/llama/"}, True),
+        ({"checkpoint_uri": "s3://bucket/llama"}, {"checkpoint_uri": "s3://bucket/llama/2"}, False),
+        ({"checkpoint_uri": ""}, {"checkpoint_uri": ""}, False),
+        (MOUNTED, MOUNTED, True),
+        (MOUNTED, {**MOUNTED, "checkpoint_claim": "other"}, False),
+    ],
+)
+def test_a_path_holds_the_checkpoints_of_one_job(first: dict[str, Any], second: dict[str, Any], is_taken: bool) -> None:
+    story = Story()
+    owner = story.submit("key-1", **first)
+
+    if not is_taken:
+        assert story.submit("key-2", **second).job_id != owner.job_id
+        return
+    with pytest.raises(Invalid) as refused:
+        story.submit("key-2", **second)
+
+    ((field, fault),) = refused.value.faults
+    assert field == "checkpointUri"
+    assert owner.job_id in fault
+    assert story.submit("key-1", **first).job_id == owner.job_id
