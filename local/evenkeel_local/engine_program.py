@@ -12,6 +12,7 @@ Run by the engine's own interpreter, so nothing of this project can be imported 
   and its compiled modules are kept beside it.
 * A process that dies in mid-call was told under a name that AWS does not have. On AWS it is Runtime.ExitError, which
   workflows retry.
+* A function that failed under a task token left its state waiting for ever. On AWS the state fails with it.
 """
 
 # ruff: noqa: SLF001 - a correction reaches into what it corrects
@@ -103,6 +104,32 @@ def _has_died(body: Document) -> bool:
     return body.get("errorType") == "Runtime.HandlerError" or told.startswith("Worker process exited immediately")
 
 
+def failing_waits() -> None:
+    """Let a state that waits for a token fail with the function that was to take the token."""
+    under = threading.local()
+    wait, call = stepfunctions._invoke_with_callback, stepfunctions._call_lambda
+
+    def wait_or_fail(resource: str, given: Document, token: str, state: Document) -> Any:
+        under.token = token
+        try:
+            return wait(resource, given, token, state)
+        finally:
+            under.token = None
+
+    def call_and_tell(function: str, event: Any) -> Any:
+        try:
+            return call(function, event)
+        except stepfunctions._ExecutionError as failed:
+            waiting = stepfunctions._task_tokens.get(getattr(under, "token", None) or "")
+            if waiting is not None and not waiting["event"].is_set():
+                waiting["error"] = {"Error": failed.error, "Cause": failed.cause}
+                waiting["event"].set()
+            raise
+
+    stepfunctions._invoke_with_callback = wait_or_fail
+    stepfunctions._call_lambda = call_and_tell
+
+
 class SharedLayer(zipfile.ZipFile):
     """A layer's archive: the first to unpack it does so for all, the others are given a link to what it unpacked."""
 
@@ -143,5 +170,6 @@ def shared_layers() -> None:
 if __name__ == "__main__":
     stepfunctions._run_sub_machine = run_branch
     named_failures()
+    failing_waits()
     shared_layers()
     app.main()

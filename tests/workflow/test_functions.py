@@ -27,12 +27,15 @@ class TransientError(Exception):
 
 def handler(event, context):
     notes = pathlib.Path(os.environ["NOTES"]) / f"{os.environ['NAME']}.jsonl"
+    died = notes.with_suffix(".died.jsonl")
+    if len(died.read_text().splitlines() if died.exists() else []) < int(os.environ["DIES"]):
+        with died.open("a") as file:
+            file.write(json.dumps(event) + "\\n")
+        os.kill(os.getpid(), 9)
     tries = len(notes.read_text().splitlines()) if notes.exists() else 0
     with notes.open("a") as file:
         file.write(json.dumps(event) + "\\n")
     print(os.environ["NAME"], tries)
-    if tries < int(os.environ["DIES"]):
-        os.kill(os.getpid(), 9)
     if tries < int(os.environ["FAILS"]):
         raise TransientError("Throttled: told by the test")
     return json.loads(os.environ["ANSWER"])
@@ -140,9 +143,18 @@ def test_a_recovery_ends_well_though_a_function_fails_twice(recovery: Walk) -> N
     assert len(recovery.given["CordonNode"]) == 3
 
 
-def test_a_recovery_ends_well_though_the_process_of_a_function_dies(recovery: Walk) -> None:
+def test_a_recovery_ends_well_though_the_process_of_a_function_dies(stand_ins: StandIns, recovery: Walk) -> None:
+    (died,) = stand_ins.given("RepairNode.died")
+
     assert recovery.ending.entered[-1] == "Recovered"
-    assert recovery.given["RepairNode"][0] == recovery.given["RepairNode"][1]
+    assert died == recovery.given["RepairNode"][0]
+
+
+def test_a_wait_is_opened_again_when_the_process_that_was_to_open_it_dies(stand_ins: StandIns, recovery: Walk) -> None:
+    (died,) = stand_ins.given("OpenWait.died")
+
+    opened = [wait for wait in recovery.given["OpenWait"] if wait["kind"] == died["kind"]]
+    assert len(opened) == 1
 
 
 def test_functions_are_given_ids_and_no_documents(recovery: Walk) -> None:
