@@ -6,6 +6,7 @@ It prints JSON lines and ends with an exit code:
 |---|---|
 | 0 | done; rank 0 has written `result/attempt=<n>.json` |
 | 65 | checkpoints are there and none holds; nothing was begun |
+| 66 | the checkpoint to resume from is damaged |
 | 75 | fenced: a later attempt has taken over |
 | 76 | a peer is gone |
 | 143 | asked to stop; the step in hand was finished and saved |
@@ -42,6 +43,9 @@ def main() -> int:
     except training.Unproved as unproved:
         say("unproved", reason=str(unproved))
         return training.EXIT_UNPROVED
+    except training.DamagedError as damaged:
+        say("damaged", reason=str(damaged))
+        return training.EXIT_DAMAGED
     except StoppedError:
         say("stopped", saved=False)
         return training.EXIT_STOPPED

@@ -145,6 +145,7 @@ def _choose(
             evidence,
             doubts,
             accepts_convention=policy.accept_convention,
+            damaged=[CheckpointRef(attempt=point.attempt, step=point.step) for point in job.damaged_checkpoints],
             most_looks=MOST_LOOKS,
         )
         if not isinstance(answer, EvidenceNeeded):

@@ -18,6 +18,7 @@
 
 from evenkeel.training.resume import Choice, Distrust, Fenced, Unproved
 from evenkeel.training.run import (
+    EXIT_DAMAGED,
     EXIT_FENCED,
     EXIT_STOPPED,
     EXIT_UNPROVED,
@@ -31,6 +32,7 @@ from evenkeel.training.run import (
 from evenkeel.training.storage import open_storage
 
 __all__ = [
+    "EXIT_DAMAGED",
     "EXIT_FENCED",
     "EXIT_STOPPED",
     "EXIT_UNPROVED",

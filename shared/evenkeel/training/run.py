@@ -30,6 +30,8 @@ from evenkeel.training.storage import Storage, open_storage
 
 EXIT_UNPROVED = 65
 """Exit code of an attempt that found checkpoints and could prove none (EX_DATAERR): nothing was begun or disowned."""
+EXIT_DAMAGED = 66
+"""Exit code of an attempt that met a `DamagedError` (EX_NOINPUT): the next one resumes from an older checkpoint."""
 EXIT_FENCED = 75
 """Exit code of an attempt that found itself fenced (EX_TEMPFAIL: not the application's fault)."""
 EXIT_STOPPED = 143

@@ -4,8 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evenkeel import training
 from evenkeel.domain.nodes import KubernetesNode
 from evenkeel.domain.policy import JobPolicy
+from evenkeel.domain.scheduling import attempts
 from evenkeel.domain.scheduling.attempts import (
     ATTEMPT_WRITERS,
     JOB_WRITERS,
@@ -106,6 +108,19 @@ def test_an_exit_code_is_the_applications_failure() -> None:
     assert (ending.state, ending.counts_as_failure) == (AttemptState.FAILED, True)
     assert ending.reason == "job-1-a1-1 failed (exit code 3)."
     assert ending.exit_codes == {"job-1-a1-0": 143, "job-1-a1-1": 3}
+
+
+def test_the_codes_of_the_training_contract_are_the_same_on_both_sides() -> None:
+    ours = (attempts.FENCED_EXIT, attempts.UNPROVED_EXIT, attempts.DAMAGED_EXIT)
+
+    assert ours == (training.EXIT_FENCED, training.EXIT_UNPROVED, training.EXIT_DAMAGED)
+
+
+def test_an_attempt_that_resumed_from_nothing_cannot_blame_a_checkpoint() -> None:
+    ending = judged(a_pod(0, FAILED, 66), a_pod(1, FAILED, 76))
+
+    assert ending
+    assert (ending.state, ending.counts_as_failure, ending.is_damage) == (AttemptState.FAILED, True, False)
 
 
 def test_a_lost_peer_is_never_named_as_the_cause() -> None:

@@ -146,6 +146,48 @@ def test_when_every_finished_checkpoint_fails_its_proof_nothing_is_launched_or_d
     assert story.world.telemetry.totals["LaunchesUnproved"] == 2
 
 
+def test_what_an_attempt_could_not_read_back_is_passed_over_by_the_next() -> None:
+    story = Story()
+    job = story.running()
+    older = story.save(job.job_id, 1, 10)
+    newer = story.save(job.job_id, 1, 20)
+    story.world.checkpoints.without_checksum.add(newer.replace("manifest.json", "shard-1-of-2.bin"))
+    lost(story, job)
+    story.run_attempt(job.job_id, 2)
+    second = story.attempt(job.job_id, 2)
+    story.world.cluster.fail_pods(job.job_id, 2, exit_code=66)
+
+    settled = story.settle(job.job_id, 2)
+    story.run_pass()
+    story.launch(job.job_id, 3)
+
+    third, ended = story.attempt(job.job_id, 3), story.attempt(job.job_id, 2)
+    assert second.resume_from
+    assert third.resume_from
+    assert (second.resume_from.manifest, third.resume_from.manifest) == (newer, older)
+    assert [(out["step"], out["code"]) for out in third.rejected_checkpoints] == [(20, "DAMAGED")]
+    assert (settled.outcome, ended.state) == (SettleOutcome.JOB_REQUEUED, AttemptState.LOST)
+    assert ended.reason == "What it resumed from, step 20 of attempt 1, is damaged."
+    assert story.job(job.job_id).application_failures == 0
+
+
+def test_when_all_that_is_left_is_damaged_nothing_is_begun_over() -> None:
+    story = Story()
+    job = story.running()
+    only = story.save(job.job_id, 1, 20)
+    story.world.checkpoints.without_checksum.add(only.replace("manifest.json", "shard-1-of-2.bin"))
+    lost(story, job)
+    story.run_attempt(job.job_id, 2)
+    story.world.cluster.fail_pods(job.job_id, 2, exit_code=66)
+    story.settle(job.job_id, 2)
+    story.run_pass()
+
+    outcome = story.launch(job.job_id, 3)
+
+    assert outcome.outcome is LaunchOutcome.GIVE_UP
+    assert "step 20 of attempt 1 (DAMAGED)" in outcome.reason
+
+
 def test_an_unproved_job_resumes_when_its_checkpoint_is_brought_back() -> None:
     story = Story()
     job = story.running()

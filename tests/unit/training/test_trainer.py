@@ -182,6 +182,20 @@ def test_attempt_behind_the_fence_ends_before_it_trains(tmp_path: Path) -> None:
     assert attempt.events(kind="step") == []
 
 
+def test_attempt_whose_checkpoint_is_damaged_ends_before_it_trains(tmp_path: Path) -> None:
+    with Attempt(tmp_path, 1, 1, "--checkpoint-every", "4") as attempt:
+        attempt.exit_codes()
+    choice = pin(open_storage(f"{tmp_path}/checkpoints"), 2)
+    assert choice.resume_from
+    shard = (tmp_path / "checkpoints" / choice.resume_from.manifest).parent / "shard-0-of-1.bin"
+    shard.write_bytes(bytes(len(shard.read_bytes())))
+
+    with Attempt(tmp_path, 2, 1) as attempt:
+        assert attempt.exit_codes() == [66]
+
+    assert attempt.events(kind="step") == []
+
+
 @pytest.mark.parametrize("lost", [0, 1])
 def test_rank_whose_peer_dies_ends_at_once(tmp_path: Path, lost: int) -> None:
     with Attempt(tmp_path, 1, 3, *ENDLESS) as attempt:

@@ -61,6 +61,8 @@ class RejectionCode(StrEnum):
     """Its loss is no number: the training had already diverged."""
     BELOW_GRADE = "BELOW_GRADE"
     """Complete by convention only, where this fault asks for proof."""
+    DAMAGED = "DAMAGED"
+    """An earlier attempt was to resume from it and could not: its bytes are not those its manifest promises."""
     NOT_EXAMINED = "NOT_EXAMINED"
     """So many newer ones did not hold that no more were looked at."""
 
@@ -73,6 +75,7 @@ UNPROVED = frozenset(
         RejectionCode.SHARD_CHECKSUM,
         RejectionCode.METRIC_NOT_FINITE,
         RejectionCode.BELOW_GRADE,
+        RejectionCode.DAMAGED,
         RejectionCode.NOT_EXAMINED,
     }
 )

@@ -22,6 +22,7 @@ def choose_resume_point(
     distrust: tuple[Distrust, ...] = (),
     *,
     accepts_convention: bool = False,
+    damaged: Collection[CheckpointRef] = (),
     most_looks: int | None = None,
 ) -> ResumeChoice | EvidenceNeeded:
     """Choose what `attempt` resumes from: walk back from the newest step until one checkpoint holds.
@@ -36,6 +37,8 @@ def choose_resume_point(
         evidence: What the store says about those looked at so far.
         distrust: Suspicions; checkpoints that one covers are passed over.
         accepts_convention: Whether `COMPLETE_BY_CONVENTION` is good enough.
+        damaged: Checkpoints that an earlier attempt could not read back. Where no checksum vouches for a shard, only
+            that shows what it is worth.
         most_looks: How many checkpoints may be looked at; past it the next is `NOT_EXAMINED`, and nothing is chosen.
     """
     rejected: list[Rejection] = []
@@ -43,6 +46,10 @@ def choose_resume_point(
         out = refusal(fence, attempt, ref)
         if out is not None:
             rejected.append(out)
+            continue
+        if ref in damaged:
+            detail = "An earlier attempt could not resume from it: its bytes are not those its manifest promises."
+            rejected.append(rejection(ref, RejectionCode.DAMAGED, detail))
             continue
         if ref not in evidence:
             if len(evidence) == most_looks:

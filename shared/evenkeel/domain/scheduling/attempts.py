@@ -23,6 +23,8 @@ FENCED_EXIT = 75
 """EX_TEMPFAIL: the training contract's code for "a later attempt has been fenced in"."""
 UNPROVED_EXIT = 65
 """EX_DATAERR: the training contract's code for "checkpoints are there, and none can be proved"."""
+DAMAGED_EXIT = 66
+"""EX_NOINPUT: the training contract's code for "what I resume from is not what its manifest promises"."""
 PEER_LOST_EXIT = 76
 """The training contract's code for "another rank went away": a consequence, never the cause."""
 _KILLED = (137, 143)
@@ -118,6 +120,8 @@ class Ending(Value):
     """Whether it uses up one of the application's restarts."""
     is_final: bool = False
     """Whether another attempt could not end otherwise."""
+    is_damage: bool = False
+    """Whether the checkpoint it resumed from is at fault."""
 
 
 def judge_end(
@@ -184,6 +188,10 @@ def _blame(
         return Ending(state=A.LOST, reason=f"{taken.name} was taken by its node ({taken.reason}).", exit_codes=codes)
     if any(pod.exit_code == FENCED_EXIT for pod in failed):
         return Ending(state=A.LOST, reason="A later attempt has been fenced in.", exit_codes=codes)
+    point = attempt.resume_from
+    if point and any(pod.exit_code == DAMAGED_EXIT for pod in failed):
+        reason = f"What it resumed from, step {point.step} of attempt {point.attempt}, is damaged."
+        return Ending(state=A.LOST, reason=reason, exit_codes=codes, is_damage=True)
     if any(pod.exit_code == UNPROVED_EXIT for pod in failed):
         reason = "Rank 0 found finished checkpoints and could prove none; to start over would disown them."
         return Ending(state=A.FAILED, reason=reason, exit_codes=codes, counts_as_failure=True)
@@ -278,7 +286,11 @@ def settle(job: Job, attempt: Attempt, ending: Ending, policy: JobPolicy, now: d
     ended = attempt.but(
         state=ending.state, reason=ending.reason, exit_codes=ending.exit_codes, ended_at=now, charge_held=False
     )
-    job = job.but(stop_request=None if job.stop_of(attempt.attempt) else job.stop_request)
+    damaged = (attempt.resume_from,) if ending.is_damage and attempt.resume_from else ()
+    job = job.but(
+        stop_request=None if job.stop_of(attempt.attempt) else job.stop_request,
+        damaged_checkpoints=(*job.damaged_checkpoints, *damaged),
+    )
     if ending.state is A.SUCCEEDED:
         return _final(SettleOutcome.JOB_SUCCEEDED, job, ended, ending.reason, now)
     if job.state is J.STOPPING:

@@ -126,6 +126,15 @@ class StopRequest(Value):
     """Whether another attempt could not end otherwise."""
 
 
+class ResumePoint(Value):
+    """A proven checkpoint."""
+
+    attempt: int
+    step: int
+    manifest: str
+    """Key relative to the job's checkpoint URI."""
+
+
 class Job(Value):
     """One training job, over all its attempts."""
 
@@ -150,6 +159,8 @@ class Job(Value):
     """The strictest distrust any incident laid on this job's checkpoints; `distrust_through` says whose."""
     distrust_through: int = 0
     """The last attempt that `distrust_after` is about. Later attempts ran elsewhere and are not under suspicion."""
+    damaged_checkpoints: tuple[ResumePoint, ...] = ()
+    """Those that an attempt was pinned to and could not read back: no later attempt is sent there."""
     started_at: Instant | None = None
     ended_at: Instant | None = None
     result: dict[str, Any] = {}
@@ -175,15 +186,6 @@ class Job(Value):
             after = min(self.distrust_after, after or self.distrust_after)
         through = plan.after_attempt if after else 0
         return self.but(resume_plan=plan, distrust_after=after, distrust_through=through)
-
-
-class ResumePoint(Value):
-    """A proven checkpoint."""
-
-    attempt: int
-    step: int
-    manifest: str
-    """Key relative to the job's checkpoint URI."""
 
 
 class Attempt(Value):
