@@ -1,0 +1,127 @@
+"""A job of the example trainer on the running data centre, as a test follows it."""
+
+import json
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from evenkeel_local.data_centre import CHECKPOINTS_BUCKET, DataCentre
+from evenkeel_local.drills import ENDED, Work, last_step, node_of_rank, read_object
+from evenkeel_local.twin import undisturbed_digest
+from tests.waiting import until
+
+Json = dict[str, Any]
+
+JOB_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Training:
+    """One submitted job."""
+
+    centre: DataCentre
+    job_id: str
+    uri: str
+    work: Work
+
+    @classmethod
+    def submit(cls, centre: DataCentre, name: str, work: Work, **changes: Any) -> "Training":
+        """Submit a job whose checkpoints are its own; `changes` go into the request."""
+        uri = f"s3://{CHECKPOINTS_BUCKET}/tests/{name}-{time.time_ns()}"
+        job = centre.client().post("/jobs", work.submission(name, uri) | changes)
+        return cls(centre, job["jobId"], uri, work)
+
+    # ------------------------------------------------------------ what is seen of it
+
+    def show(self) -> Json:
+        return self.centre.client().get(f"/jobs/{self.job_id}")
+
+    def why(self) -> Json:
+        return self.centre.client().get(f"/jobs/{self.job_id}/why")
+
+    def story(self) -> list[str]:
+        """Return the lines of its timeline."""
+        entries = self.centre.client().get(f"/jobs/{self.job_id}/timeline")["entries"]
+        return [str(entry["text"]) for entry in entries]
+
+    def attempt(self, number: int) -> Json:
+        return next(each for each in self.show()["attempts"] if each["attempt"] == number)
+
+    def node(self, rank: int = 0) -> str:
+        """Return the name of the node that a rank of the current attempt runs on."""
+        return node_of_rank(self.centre, self.show(), rank)
+
+    def processes(self, attempt: int) -> list[Json]:
+        """Return every process that an attempt ever had."""
+        found = self.centre.cluster.control("GET", f"processes?job={self.job_id}-a{attempt}")["processes"]
+        return [dict(process) for process in found]
+
+    def digest(self) -> str:
+        """Return the digest of the weights that its last attempt ended with."""
+        document = read_object(self.centre, self.uri, f"result/attempt={self.show()['currentAttempt']}.json")
+        return str(json.loads(document)["digest"]) if document else "no result"
+
+    def last_step(self) -> int:
+        """Return the newest step in the log of its current attempt."""
+        return last_step(self.centre.client(), self.job_id)
+
+    def saved_steps(self, attempt: int) -> list[int]:
+        """Return the steps whose checkpoints an attempt has finished, in order."""
+        prefix = f"{self._prefix}/attempt={attempt}/"
+        pages = (
+            self.centre.deployer.client("s3")
+            .get_paginator("list_objects_v2")
+            .paginate(Bucket=CHECKPOINTS_BUCKET, Prefix=prefix)
+        )
+        keys = (str(entry["Key"]) for page in pages for entry in page.get("Contents", ()))
+        return sorted(int(key.split("/step=")[1].split("/")[0]) for key in keys if key.endswith("/manifest.json"))
+
+    def drop_shard(self, attempt: int, step: int, rank: int) -> None:
+        """Delete one rank's shard of a checkpoint."""
+        self._s3.delete_object(**self._shard(attempt, step, rank))
+
+    def spoil_shard(self, attempt: int, step: int, rank: int, *, has_checksum: bool = True) -> None:
+        """Flip one bit of a shard; the store knows the new bytes' SHA-256, or none."""
+        place = self._shard(attempt, step, rank)
+        content = bytearray(self._s3.get_object(**place)["Body"].read())
+        content[len(content) // 2] ^= 1
+        vouched = {"ChecksumAlgorithm": "SHA256"} if has_checksum else {}
+        self._s3.put_object(**place, Body=bytes(content), **vouched)
+
+    def _shard(self, attempt: int, step: int, rank: int) -> dict[str, str]:
+        name = f"shard-{rank}-of-{self.work.nodes}.bin"
+        return {"Bucket": CHECKPOINTS_BUCKET, "Key": f"{self._prefix}/attempt={attempt}/step={step:09d}/{name}"}
+
+    @property
+    def _s3(self) -> Any:
+        return self.centre.deployer.client("s3")
+
+    @property
+    def _prefix(self) -> str:
+        return self.uri.removeprefix(f"s3://{CHECKPOINTS_BUCKET}/")
+
+    @property
+    def right_digest(self) -> str:
+        """The digest of the same job when nothing is in its way."""
+        return undisturbed_digest(self.work.nodes, self.work.steps, self.work.seed)
+
+    # ------------------------------------------------------------ waiting for it
+
+    def reach(self, step: int) -> "Training":
+        """Wait until its current attempt's log shows a step."""
+        client = self.centre.client()
+        until(lambda: last_step(client, self.job_id) >= step, f"step {step} of {self.job_id}", JOB_SECONDS)
+        return self
+
+    def reach_state(self, *states: str) -> Json:
+        """Wait until the job is in one of the states, and return it."""
+
+        def look() -> Json:
+            job = self.show()
+            return job if job["state"] in states else {}
+
+        return until(look, f"{self.job_id} to be {' or '.join(states)}", JOB_SECONDS)
+
+    def end(self) -> Json:
+        """Wait until the job has ended, and return it."""
+        return self.reach_state(*ENDED)
