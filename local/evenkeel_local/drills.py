@@ -198,14 +198,29 @@ def run(
     result.seconds["jobEnded"] = time.monotonic() - struck_at
     if drill.has_spare and drill.incident_ends:
         _await_incident(result, client, drill, node, earlier, struck_at)
+    centre.cluster.control("DELETE", f"faults/{fault['faultId']}")
+    check_afterwards(result, centre, ended, uri, work, before, may_overlap=drill.may_overlap)
+    return result
+
+
+def check_afterwards(
+    result: Result,
+    centre: DataCentre,
+    ended: dict[str, Any],
+    uri: str,
+    work: Work,
+    before: Counters,
+    *,
+    may_overlap: bool = False,
+) -> None:
+    """Check everything that must hold once a disturbed job has ended: of the job, the fleet and the records."""
     _check_job(result, centre, ended, uri, work)
     _check_fence(result, centre, uri)
-    centre.cluster.control("DELETE", f"faults/{fault['faultId']}")
-    await_whole_fleet(client, centre)
-    _check_overlap(result, centre, drill, job["jobId"])
+    await_whole_fleet(centre.client(), centre)
+    _check_overlap(result, centre, ended["jobId"], may_overlap=may_overlap)
     _check_provider(result, centre, before)
     _check_dead_letters(result, centre)
-    return result
+    _check_left_behind(result, centre)
 
 
 def _await_incident(
@@ -326,7 +341,7 @@ def resumed_past_a_fence(fence: dict[str, Any]) -> list[str]:
     return wrong
 
 
-def _check_overlap(result: Result, centre: DataCentre, drill: Drill, job_id: str) -> None:
+def _check_overlap(result: Result, centre: DataCentre, job_id: str, *, may_overlap: bool) -> None:
     """Processes of two attempts ran together only where that is allowed, and then the old one ended."""
     runs: dict[int, list[tuple[datetime, datetime]]] = {}
     for process in centre.cluster.control("GET", f"processes?job={job_id}")["processes"]:
@@ -339,9 +354,7 @@ def _check_overlap(result: Result, centre: DataCentre, drill: Drill, job_id: str
         over = max(end for _, end in runs[attempt]) - min(start for start, _ in runs[attempt + 1])
         if over.total_seconds() > 0:
             overlaps.append(f"a{attempt} ended {over.total_seconds():.2f} s after a{attempt + 1} began")
-    result.check(
-        "attempts overlap only behind a partition", drill.may_overlap or not overlaps, "; ".join(overlaps) or "none"
-    )
+    result.check("attempts overlap only behind a partition", may_overlap or not overlaps, "; ".join(overlaps) or "none")
 
 
 def _check_provider(result: Result, centre: DataCentre, before: Counters) -> None:
@@ -355,6 +368,36 @@ def _check_provider(result: Result, centre: DataCentre, before: Counters) -> Non
 def _check_dead_letters(result: Result, centre: DataCentre) -> None:
     waiting = dead_letters(centre)
     result.check("dead-letter queues are empty", not waiting, str(waiting or "all empty"))
+
+
+def _check_left_behind(result: Result, centre: DataCentre) -> None:
+    """Whatever worked on the fault ends soon after it, and leaves nothing that would keep the next one out."""
+    deadline = time.monotonic() + FLEET_SECONDS
+    while (left := left_behind(centre)) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+    result.check("nothing is left half done", not left, "; ".join(left) or "no open wait, pointer, charge or lease")
+
+
+def left_behind(centre: DataCentre) -> list[str]:
+    """Return what is still open: waits, pointers to incidents, charges, leases, executions."""
+    names = {name: centre.outputs[f"{name}TableName"] for name in ("Jobs", "Incidents", "Fleet", "Quotas")}
+    left = []
+    for page in (
+        page
+        for table in names.values()
+        for page in centre.deployer.client("dynamodb").get_paginator("scan").paginate(TableName=table)
+    ):
+        for item in page["Items"]:
+            pk, sk = item["pk"]["S"], item["sk"]["S"]
+            is_open = pk.startswith("OPEN#") or sk.startswith(("WAIT#", "CHARGE#"))
+            holder = item["doc"]["M"].get("incidentId", {}).get("S") if pk.startswith("LEASE#") else ""
+            if is_open or holder:
+                left.append(f"{pk} {sk}")
+    steps = centre.deployer.client("stepfunctions")
+    for machine in ("RecoverNodeArn", "RunJobArn"):
+        running = steps.list_executions(stateMachineArn=centre.outputs[machine], statusFilter="RUNNING")["executions"]
+        left += [str(execution["name"]) for execution in running]
+    return left
 
 
 def dead_letters(centre: DataCentre) -> dict[str, int]:

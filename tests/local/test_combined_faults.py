@@ -1,0 +1,131 @@
+"""Troubles that come together: each alone is a drill, and what one undoes must not be what another needs."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from evenkeel_local.data_centre import CHECKPOINTS_BUCKET, DataCentre
+from evenkeel_local.drills import (
+    ENDED,
+    JOB_SECONDS,
+    Counters,
+    Result,
+    Work,
+    await_whole_fleet,
+    check_afterwards,
+    last_step,
+    node_of_rank,
+    wait_for,
+)
+
+Json = dict[str, Any]
+
+
+@dataclass
+class Trouble:
+    """One job in a data centre whose fleet is whole, and what is done to it."""
+
+    centre: DataCentre
+    name: str
+    work: Work
+    faults: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.client = self.centre.client()
+        await_whole_fleet(self.client, self.centre)
+        self.before = Counters.read(self.centre)
+        self.uri = f"s3://{CHECKPOINTS_BUCKET}/combined/{self.name}-{time.time_ns()}"
+        self.job_id = self.client.post("/jobs", self.work.submission(self.name, self.uri))["jobId"]
+
+    def job(self) -> Json:
+        job: Json = self.client.get(f"/jobs/{self.job_id}")
+        return job
+
+    def until(self, what: str, holds: Callable[[Json], Any]) -> None:
+        wait_for(what, JOB_SECONDS, lambda: holds(self.job()))
+
+    def until_step(self, step: int) -> None:
+        wait_for(f"step {step}", JOB_SECONDS, lambda: last_step(self.client, self.job_id) >= step)
+
+    def strike(self, fault: str, rank: int, **options: Any) -> str:
+        node = node_of_rank(self.centre, self.job(), rank)
+        self.faults.append(self.centre.cluster.inject(fault, node=node, **options)["faultId"])
+        return node
+
+    def call_fault(self, **rule: Any) -> None:
+        self.centre.cluster.control("POST", "call-faults", rule)
+
+    def processes(self, attempt: int) -> list[Json]:
+        listed = self.centre.cluster.control("GET", f"processes?job={self.job_id}")["processes"]
+        return [each for each in listed if each["job"] == f"{self.job_id}-a{attempt}"]
+
+    def failures(self, *, may_overlap: bool = False) -> list[str]:
+        """Wait for the end, take the faults back, and return what does not hold."""
+        self.until("the job to end", lambda job: job["state"] in ENDED)
+        for fault in self.faults:
+            self.centre.cluster.clear(fault)
+        result = Result(self.name, 0, self.job_id)
+        check_afterwards(result, self.centre, self.job(), self.uri, self.work, self.before, may_overlap=may_overlap)
+        return result.failures()
+
+
+def test_a_second_node_fails_during_the_recovery_and_then_one_of_the_new_ones(data_centre: DataCentre) -> None:
+    trouble = Trouble(data_centre, "chain", Work(nodes=2))
+    trouble.until_step(6)
+
+    trouble.strike("gpu-xid79", 0)
+    trouble.strike("gpu-xid79", 1)
+    trouble.until("attempt 2 runs", lambda job: (job["currentAttempt"], job["state"]) == (2, "RUNNING"))
+    trouble.strike("gpu-xid79", 0)
+
+    assert trouble.failures() == []
+    assert trouble.job()["currentAttempt"] == 3
+
+
+def test_a_job_of_one_node_trains_on_behind_the_partition_until_its_next_save(data_centre: DataCentre) -> None:
+    trouble = Trouble(data_centre, "alone", Work(nodes=1, steps=120))
+    # The reboot would end the old process: it is put off until that has ended by itself.
+    trouble.call_fault(
+        effect="throttle", api="hyperpod", operation="BatchRebootClusterNodes", times=6, code="ThrottlingException"
+    )
+    trouble.until_step(6)
+
+    trouble.strike("node-lost", 0)
+    wait_for("the old process to end", JOB_SECONDS, lambda: all(each["endedAt"] for each in trouble.processes(1)))
+
+    (old,) = trouble.processes(1)
+    (log,) = data_centre.run_dir.rglob(f"pods/{old['podUid']}/logs/*.log")
+    assert json.loads(log.read_text(encoding="utf-8").splitlines()[-1])["event"] == "fenced"
+    assert trouble.failures(may_overlap=True) == []
+
+
+def test_every_function_dies_in_the_middle_of_a_recovery_whose_repair_has_no_reply(data_centre: DataCentre) -> None:
+    trouble = Trouble(data_centre, "dying", Work(nodes=2))
+    trouble.call_fault(effect="lost-reply", api="hyperpod", operation="BatchReplaceClusterNodes")
+    trouble.until_step(6)
+
+    trouble.strike("gpu-xid79", 1)
+    for function in ("plan_recovery", "cordon_node", "protect_jobs", "repair_node", "open_wait", "watch_cluster"):
+        wait_for(f"a process of {function}", 20, partial(kill, data_centre, function))
+
+    assert trouble.failures() == []
+
+
+def kill(centre: DataCentre, function: str) -> int:
+    """Kill the processes that serve a function; return how many there were."""
+    killed = 0
+    for entry in Path("/proc").iterdir():
+        try:
+            command = (entry / "cmdline").read_bytes().decode(errors="replace") if entry.name.isdigit() else ""
+            if str(centre.engine.run_dir) in command and f"-evenkeel-{function}-" in command:
+                os.kill(int(entry.name), signal.SIGKILL)
+                killed += 1
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it ended by itself meanwhile
+    return killed
