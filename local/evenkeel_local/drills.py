@@ -246,10 +246,14 @@ def last_step(client: Client, job_id: str) -> int:
 
 
 def node_of_rank(centre: DataCentre, job: dict[str, Any], rank: int) -> str:
-    """Return the name of the node that a rank of the job's current attempt runs on."""
-    name = f"{job['jobId']}-a{job['currentAttempt']}"
-    pods = centre.cluster.control("GET", "pods")["pods"]
-    return next(str(pod["node"]) for pod in pods if pod["name"].startswith(f"{name}-{rank}"))
+    """Return the name of the node that a rank of the job's current attempt runs on, as soon as it has one."""
+    name = f"{job['jobId']}-a{job['currentAttempt']}-{rank}-"
+
+    def bound() -> str:
+        pods = centre.cluster.control("GET", "pods")["pods"]
+        return next((str(pod["node"]) for pod in pods if pod["name"].startswith(name) and pod["node"]), "")
+
+    return str(wait_for(f"a node of {name}", JOB_SECONDS, bound))
 
 
 def await_whole_fleet(client: Client, centre: DataCentre) -> None:

