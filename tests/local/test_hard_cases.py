@@ -309,7 +309,7 @@ def observed(centre: DataCentre, node: str, fault: str) -> Json:
     """Let a fault of a node be told, and return its incident once it is settled."""
     event = signals.health_event(machine(centre, node)["instanceId"], fault=fault)
     signals.queue(centre, event)
-    signals.handled(centre, event["id"])
+    signals.await_handled(centre, event["id"])
     return settled(centre, node)
 
 
