@@ -29,9 +29,13 @@ class Decision(Value):
     action: str
     reason: str
     """One sentence an operator could read aloud."""
+    chosen: Alternative | None = None
+    """The option taken, with its figures, where options were weighed by figures; `why_not` is empty."""
     alternatives: tuple[Alternative, ...] = ()
     facts: dict[str, Any] = {}
     policy_hash: str
+    catalogue_hash: str = ""
+    """Of the fault catalogue as the site has it; empty where no fault was weighed."""
     engine_version: str = ENGINE_VERSION
     mode: str = ""
     simulated: bool = False

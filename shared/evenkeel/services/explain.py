@@ -107,6 +107,9 @@ def _incident_sentence(incident: Incident, now: datetime) -> str:
             lane = read_incidents.node_lane(incident)
             doing = _DOING.get(lane["phase"], lane["phase"])
             return f"{begin} Recovery has run for {_ago(incident.opened_at, now)}; the node {doing}."
+        case IncidentState.BLOCKED:
+            why = incident.block.reason if incident.block else ""
+            return f"{begin} Its recovery waits: a guardrail bars the next step. {_sentence(why)}".strip()
         case _:
             return f"{begin} {_sentence(incident.outcome)}".strip()
 

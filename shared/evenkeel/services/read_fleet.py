@@ -7,7 +7,7 @@ from enum import StrEnum
 from itertools import chain
 from typing import Any, TypedDict
 
-from evenkeel.domain.health.incidents import Incident, IncidentState
+from evenkeel.domain.health.incidents import OPEN_STATES, Incident
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.scheduling.jobs import JobState
 from evenkeel.domain.values import rfc3339
@@ -149,9 +149,9 @@ def _nodes(ledger: Ledger) -> tuple[FleetNode, ...]:
 
 
 def _open_incidents(ledger: Ledger) -> list[Incident]:
-    states = (IncidentState.OPEN, IncidentState.RECOVERING)
     pages = (
-        ledger.by_state(Table.INCIDENTS, f"INC#{state}", limit=_MOST_INCIDENTS, newest_first=True) for state in states
+        ledger.by_state(Table.INCIDENTS, f"INC#{state}", limit=_MOST_INCIDENTS, newest_first=True)
+        for state in OPEN_STATES
     )
     return [rows.read(row, Incident) for row in chain.from_iterable(page.rows for page in pages)]
 

@@ -209,7 +209,7 @@ def _recorded(
     opens = action is Intake.OPEN
     subject = incident.incident_id
     evidence = Evidence(incident_id=subject, fact=fact, joined_at=now, opened=opens)
-    kind = "sickened" if fact.kind is FactKind.SICKENED else "recovered"
+    kind = _TOLD_AS[fact.kind]
     story = rows.evidence_row(evidence).key.sk.removeprefix("EVIDENCE#")
     entry = incident_record.told_row(subject, kind, _told(fact, opens=opens), at=now, writer=WRITER)
     keyed = Row(type(entry.key)(entry.key.table, entry.key.pk, f"EVENT#{story}"), entry.doc, 0, None, entry.expires_at)
@@ -223,6 +223,8 @@ def _recorded(
     ]
 
 
+_TOLD_AS = {FactKind.SICKENED: "sickened", FactKind.RECOVERED: "recovered", FactKind.PROGRESS: "progress"}
+
 _SOURCES = {
     "hyperpod.node-health": "HyperPod's health event",
     "hyperpod.node-labels": "HyperPod's marks on the node",
@@ -234,6 +236,8 @@ def _told(fact: NodeFact, *, opens: bool) -> str:
     source = _SOURCES.get(fact.source, fact.source)
     if fact.kind is FactKind.RECOVERED:
         return f"Healthy again, by {source}."
+    if fact.kind is FactKind.PROGRESS:
+        return f"{fact.instance_id}: {fact.code.replace('_', ' ')}, by {source}."
     fault = look_up(fact.fault_key)
     code = f", {fact.code}" if fact.code and fact.code not in fault.key else ""
     first = "" if opens else "Also: "

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from evenkeel.domain.decisions import Decision
-from evenkeel.domain.health.incidents import Incident, IncidentState, TimelineEntry
+from evenkeel.domain.health.incidents import OPEN_STATES, Incident, TimelineEntry
 from evenkeel.domain.nodes import join_nodes
 from evenkeel.domain.policy import Mode, Policy
 from evenkeel.domain.scheduling.admission import Action, AdmissionDecision, Request, Snapshot, admit, rooms_of
@@ -114,8 +114,8 @@ def _queue(ledger: Ledger, heads: int) -> dict[str, tuple[Job, int]]:
 
     The index may lag behind, so each is read again from its own row.
     """
-    recovering = ledger.by_state(Table.INCIDENTS, f"INC#{IncidentState.RECOVERING}").rows
-    hurt = [rows.job_key(one.job_id) for row in recovering for one in rows.read(row, Incident).hurt_jobs]
+    at_work = [ledger.by_state(Table.INCIDENTS, f"INC#{state}").rows for state in OPEN_STATES]
+    hurt = [rows.job_key(one.job_id) for page in at_work for row in page for one in rows.read(row, Incident).hurt_jobs]
     first = [row.key for row in ledger.by_state(Table.JOBS, f"JOB#{JobState.PENDING}", limit=heads).rows]
     found = (ledger.get(key) for key in dict.fromkeys((*hurt, *first)))
     jobs = ((rows.read(row, Job), row.version) for row in found if row)

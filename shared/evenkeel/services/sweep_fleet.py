@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from evenkeel.domain.decisions import Decision
-from evenkeel.domain.health.incidents import Incident, IncidentState
+from evenkeel.domain.health.incidents import OPEN_STATES, Incident
 from evenkeel.domain.nodes import FleetNode, KubernetesNode, Node, ProviderNode, join_nodes
 from evenkeel.domain.policy import Mode, Policy
 from evenkeel.domain.recovery.seats import Holder
@@ -208,7 +208,7 @@ class _Sweep:
     def open_incidents(self) -> tuple[Incident, ...]:
         """Every incident that is open now, read from its own row: the index may lag behind."""
         found = []
-        for state in (IncidentState.OPEN, IncidentState.RECOVERING):
+        for state in OPEN_STATES:
             for listed in self.listed(Table.INCIDENTS, f"INC#{state}"):
                 row = self.world.ledger.get(listed.key)
                 incident = rows.read(row, Incident) if row else None

@@ -116,6 +116,54 @@ def test_healthy_from_before_the_fault_says_nothing() -> None:
     assert decision.incident.recovered_at is None
 
 
+# ---------------------------------------------------------------- what the provider does about it
+
+
+def test_news_of_a_repair_joins_and_changes_neither_fault_nor_witnesses() -> None:
+    incident = an_incident()
+    news = a_fact(60, kind=FactKind.PROGRESS, fault_key="", code="reboot_in_progress", source="hyperpod.cluster-event")
+
+    decision = decide(news, current=incident)
+
+    assert decision.action is Intake.JOIN
+    assert decision.incident
+    assert [(each.code, each.at) for each in decision.incident.progress] == [("reboot_in_progress", news.observed_at)]
+    assert decision.incident.but(progress=(), evidence_count=1) == incident
+
+
+def test_news_of_a_repair_opens_nothing() -> None:
+    assert decide(a_fact(kind=FactKind.PROGRESS, fault_key="", code="provisioned")).action is Intake.IDLE
+
+
+def test_two_pieces_of_news_in_one_minute_are_two_facts() -> None:
+    started, failed = (
+        a_fact(kind=FactKind.PROGRESS, fault_key="", code=code)
+        for code in ("replacement_started", "replacement_failed")
+    )
+
+    assert started.fact_key != failed.fact_key
+
+
+def test_only_the_last_ten_pieces_of_news_are_kept_in_order_of_time() -> None:
+    incident = an_incident()
+    for second in reversed(range(12)):
+        news = a_fact(second, kind=FactKind.PROGRESS, fault_key="", code=f"step_{second}")
+        incident = joined(incident, news, drills_may_act=False)
+
+    assert [each.code for each in incident.progress] == [f"step_{second}" for second in range(2, 12)]
+
+
+def test_the_earliest_deadline_counts() -> None:
+    early, late = A_MOMENT + timedelta(minutes=2), A_MOMENT + timedelta(hours=1)
+    incident = an_incident(a_fact(deadline_at=late))
+
+    sooner = joined(incident, a_fact(1, deadline_at=early), drills_may_act=False)
+
+    assert incident.deadline_at == late
+    assert sooner.deadline_at == early
+    assert joined(sooner, a_fact(2), drills_may_act=False).deadline_at == early
+
+
 # ---------------------------------------------------------------- the worst fault wins
 
 

@@ -13,6 +13,8 @@ class FactKind(StrEnum):
 
     SICKENED = "SICKENED"
     RECOVERED = "RECOVERED"
+    PROGRESS = "PROGRESS"
+    """The provider says what it does about the machine. Evidence of an open incident; it opens none."""
 
 
 class NodeFact(Value):
@@ -26,7 +28,14 @@ class NodeFact(Value):
     fault_key: str = ""
     """Key in the fault catalogue; empty for RECOVERED."""
     code: str = ""
-    """The code as the source spelled it."""
+    """The code as the source spelled it; of PROGRESS what is done: `reboot_in_progress`, `replacement_started`,
+    `replacement_completed`, `replacement_failed`, `insufficient_capacity`, `provisioned`, `terminating`, …"""
+    gpu: str = ""
+    """UUID or PCI address of the device, where the source tells."""
+    link: str = ""
+    """The link, where the source tells."""
+    deadline_at: Instant | None = None
+    """When the machine goes, whatever anybody does: spot, reservation, retirement."""
     observed_at: Instant
     """When the source says it happened, not when it arrived."""
     envelope_id: str
@@ -42,19 +51,24 @@ class NodeFact(Value):
         """Identity of the fact, however often and under however many envelopes it is sent.
 
         Source: SageMaker may send several events for one state change, so the envelope id is not enough; the minute in
-        which it happened is part of the key, so that the same fault on another day is another fact.
+        which it happened is part of the key, so that the same fault on another day is another fact. So are the device
+        and the link: what repeats on one of them is counted.
         """
         when = self.occurrence or self.observed_at.strftime("%Y%m%dT%H%M")
-        return f"{self.source}/{self.instance_id}/{self.kind}/{self.fault_key}/{when}"
+        what = self.fault_key or (self.code if self.kind is FactKind.PROGRESS else "")
+        where = "".join(f"@{part}" for part in (self.gpu, self.link) if part)
+        return f"{self.source}/{self.instance_id}/{self.kind}/{what}{where}/{when}"
 
 
 class IncidentState(StrEnum):
-    """Where an incident stands. OPEN and RECOVERING are open; the others are settled."""
+    """Where an incident stands. OPEN, RECOVERING and BLOCKED are open; the others are settled."""
 
     OPEN = "OPEN"
     """Recorded; its workflow has not begun."""
     RECOVERING = "RECOVERING"
     """`recover_node` works on it."""
+    BLOCKED = "BLOCKED"
+    """A guardrail bars the next act; its workflow waits until it may."""
     RECOVERED = "RECOVERED"
     """The node is back in service and every hurt job runs, has ended, or waits its turn in the queue."""
     OBSERVED = "OBSERVED"
@@ -71,7 +85,10 @@ class IncidentState(StrEnum):
     @property
     def is_settled(self) -> bool:
         """Whether nothing works on the incident any more."""
-        return self not in (IncidentState.OPEN, IncidentState.RECOVERING)
+        return self not in OPEN_STATES
+
+
+OPEN_STATES = (IncidentState.OPEN, IncidentState.RECOVERING, IncidentState.BLOCKED)
 
 
 class HurtJob(Value):
@@ -81,6 +98,26 @@ class HurtJob(Value):
     attempt: int
     is_forgiven: bool = False
     """Whether a failure of that attempt that was laid on the application has been taken back."""
+
+
+class Progress(Value):
+    """One thing that the provider said it does about the machine, or did."""
+
+    code: str
+    """As in `NodeFact.code`."""
+    at: Instant
+    instance_id: str
+    """The machine it was said of: after a replacement, its successor."""
+    message: str = ""
+
+
+class Block(Value):
+    """The guardrail that bars the next act."""
+
+    rule: str
+    reason: str
+    """One sentence an operator could read aloud."""
+    since: Instant
 
 
 class StageTimes(Value):
@@ -140,6 +177,12 @@ class Incident(Value):
     """Latest `observedAt` of a sick signal: what a validation must not be older than."""
     asked_rung: str = ""
     """`replace` where HyperPod itself asks for no less, however mild the Xid behind it; else empty."""
+    deadline_at: Instant | None = None
+    """The earliest of the times at which the machine goes, by its evidence."""
+    progress: tuple[Progress, ...] = ()
+    """What the provider said it does, the last ten, in order of time."""
+    block: Block | None = None
+    """What bars the next act; None where nothing does."""
     recovered_at: Instant | None = None
     """Latest healthy-again signal for this life."""
     hurt_jobs: tuple[HurtJob, ...] = ()

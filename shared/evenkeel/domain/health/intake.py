@@ -8,11 +8,14 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from evenkeel.domain.health.faults import NODE_RUNGS, Fault, look_up
-from evenkeel.domain.health.incidents import FactKind, Incident, IncidentState, NodeFact, SickSeat, StageTimes
+from evenkeel.domain.health.incidents import FactKind, Incident, IncidentState, NodeFact, Progress, SickSeat, StageTimes
 from evenkeel.domain.values import Instant, Value
 
 _SOURCE_RESOLUTION = timedelta(seconds=1)
 """Event times are cut to whole seconds, so a fault may seem up to this much older than it is."""
+
+
+_PROGRESS_KEPT = 10
 
 
 class Intake(StrEnum):
@@ -25,7 +28,7 @@ class Intake(StrEnum):
     LATE = "LATE"
     """News of what is over: an earlier life, or before the node was last returned to service."""
     IDLE = "IDLE"
-    """A healthy-again signal without an open incident."""
+    """A healthy-again signal, or news of a repair, without an open incident."""
 
 
 class LastIncident(Value):
@@ -89,6 +92,8 @@ def join_or_open(
         )
     if fact.kind is FactKind.RECOVERED:
         return IntakeDecision(action=Intake.IDLE, reason="Healthy, and no incident is open.")
+    if fact.kind is FactKind.PROGRESS:
+        return IntakeDecision(action=Intake.IDLE, reason="News of a machine about which no incident is open.")
     return IntakeDecision(
         action=Intake.OPEN,
         reason="The first signal of this sickness.",
@@ -113,6 +118,7 @@ def opened(fact: NodeFact, seat: SickSeat, *, incident_id: str, now: datetime) -
         first_signal_at=fact.observed_at,
         last_signal_at=fact.observed_at,
         sources=(fact.source,),
+        deadline_at=fact.deadline_at,
         opened_at=now,
         is_drill=fact.is_drill,
         stages=StageTimes(detected_at=now),
@@ -126,6 +132,9 @@ def joined(incident: Incident, fact: NodeFact, *, drills_may_act: bool) -> Incid
         if fact.observed_at <= incident.first_signal_at:
             return counted
         return counted.but(recovered_at=max(fact.observed_at, incident.recovered_at or fact.observed_at))
+    if fact.kind is FactKind.PROGRESS:
+        said = Progress(code=fact.code, at=fact.observed_at, instance_id=fact.instance_id, message=fact.detail)
+        return counted.but(progress=sorted((*incident.progress, said), key=lambda each: each.at)[-_PROGRESS_KEPT:])
     if fact.is_drill and not incident.is_drill and not drills_may_act:
         # Anybody who may put events can forge a drill: it is kept as evidence, and changes nothing.
         return counted
@@ -143,6 +152,7 @@ def joined(incident: Incident, fact: NodeFact, *, drills_may_act: bool) -> Incid
         asked_rung=asked,
         is_drill=incident.is_drill and fact.is_drill,
         sources=tuple(dict.fromkeys((*incident.sources, fact.source))),
+        deadline_at=min((at for at in (incident.deadline_at, fact.deadline_at) if at), default=None),
         first_signal_at=min(incident.first_signal_at, fact.observed_at),
         last_signal_at=max(incident.last_signal_at or fact.observed_at, fact.observed_at),
     )
