@@ -1,14 +1,19 @@
-"""Request bodies in Kubernetes' protobuf encoding, which helm and `kubectl create` send for some kinds.
+"""Request bodies in Kubernetes' protobuf encoding, which helm and kubectl's own commands send for built-in kinds.
 
-Answers are always JSON, which every client takes. Field numbers are those of the `generated.proto` files in
-`k8s.io/api` and `k8s.io/apimachinery`; kinds that are not listed are refused with 415.
+Answers are always JSON, which every client takes. `protobuf_fields.txt` says how each message is read; it is made from
+the Go types of `k8s.io/api` 0.33 by `tools/protobuf_fields.py`, where its notation is told. Kinds that are not in it
+are refused with 415, as a real server does for custom resources.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+import functools
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from importlib import resources
 from typing import Any
 
 from evenkeel_local.gpu_cluster import errors
@@ -16,109 +21,52 @@ from evenkeel_local.gpu_cluster.errors import Obj
 
 CONTENT_TYPE = "application/vnd.kubernetes.protobuf"
 MAGIC = b"k8s\x00"
-
-Field = tuple[str, str]
-"""(name, type): a scalar, a message, `[]` before it for a list, `map:` before it for a map of strings."""
-
-MESSAGES: dict[str, dict[int, Field]] = {
-    "Unknown": {
-        1: ("typeMeta", "TypeMeta"),
-        2: ("raw", "raw"),
-        3: ("contentEncoding", "string"),
-        4: ("contentType", "string"),
-    },
-    "TypeMeta": {1: ("apiVersion", "string"), 2: ("kind", "string")},
-    "ObjectMeta": {
-        1: ("name", "string"),
-        2: ("generateName", "string"),
-        3: ("namespace", "string"),
-        5: ("uid", "string"),
-        6: ("resourceVersion", "string"),
-        7: ("generation", "int"),
-        8: ("creationTimestamp", "Time"),
-        9: ("deletionTimestamp", "Time"),
-        10: ("deletionGracePeriodSeconds", "int"),
-        11: ("labels", "map:string"),
-        12: ("annotations", "map:string"),
-        13: ("ownerReferences", "[]OwnerReference"),
-        14: ("finalizers", "[]string"),
-    },
-    "OwnerReference": {
-        1: ("kind", "string"),
-        3: ("name", "string"),
-        4: ("uid", "string"),
-        5: ("apiVersion", "string"),
-        6: ("controller", "bool"),
-        7: ("blockOwnerDeletion", "bool"),
-    },
-    "Time": {1: ("seconds", "int"), 2: ("nanos", "int")},
-    "DeleteOptions": {
-        1: ("gracePeriodSeconds", "int"),
-        2: ("preconditions", "Preconditions"),
-        3: ("orphanDependents", "bool"),
-        4: ("propagationPolicy", "string"),
-        5: ("dryRun", "[]string"),
-    },
-    "Preconditions": {1: ("uid", "string"), 2: ("resourceVersion", "string")},
-    "Secret": {
-        1: ("metadata", "ObjectMeta"),
-        2: ("data", "map:bytes"),
-        3: ("type", "string"),
-        4: ("stringData", "map:string"),
-        5: ("immutable", "bool"),
-    },
-    "ConfigMap": {
-        1: ("metadata", "ObjectMeta"),
-        2: ("data", "map:string"),
-        3: ("binaryData", "map:bytes"),
-        4: ("immutable", "bool"),
-    },
-    "Namespace": {1: ("metadata", "ObjectMeta"), 2: ("spec", "NamespaceSpec"), 3: ("status", "NamespaceStatus")},
-    "NamespaceSpec": {1: ("finalizers", "[]string")},
-    "NamespaceStatus": {1: ("phase", "string")},
-    "ServiceAccount": {1: ("metadata", "ObjectMeta"), 4: ("automountServiceAccountToken", "bool")},
-    "PolicyRule": {
-        1: ("verbs", "[]string"),
-        2: ("apiGroups", "[]string"),
-        3: ("resources", "[]string"),
-        4: ("resourceNames", "[]string"),
-        5: ("nonResourceURLs", "[]string"),
-    },
-    "Subject": {1: ("kind", "string"), 2: ("apiGroup", "string"), 3: ("name", "string"), 4: ("namespace", "string")},
-    "RoleRef": {1: ("apiGroup", "string"), 2: ("kind", "string"), 3: ("name", "string")},
-    "Role": {1: ("metadata", "ObjectMeta"), 2: ("rules", "[]PolicyRule")},
-    "ClusterRole": {1: ("metadata", "ObjectMeta"), 2: ("rules", "[]PolicyRule")},
-    "RoleBinding": {1: ("metadata", "ObjectMeta"), 2: ("subjects", "[]Subject"), 3: ("roleRef", "RoleRef")},
-    "ClusterRoleBinding": {1: ("metadata", "ObjectMeta"), 2: ("subjects", "[]Subject"), 3: ("roleRef", "RoleRef")},
-    "PriorityClass": {
-        1: ("metadata", "ObjectMeta"),
-        2: ("value", "int"),
-        3: ("globalDefault", "bool"),
-        4: ("description", "string"),
-        5: ("preemptionPolicy", "string"),
-    },
-    "Eviction": {1: ("metadata", "ObjectMeta"), 2: ("deleteOptions", "DeleteOptions")},
-    "SelfSubjectReview": {1: ("metadata", "ObjectMeta")},
-    "SelfSubjectAccessReview": {1: ("metadata", "ObjectMeta"), 2: ("spec", "SelfSubjectAccessReviewSpec")},
-    "SelfSubjectAccessReviewSpec": {
-        1: ("resourceAttributes", "ResourceAttributes"),
-        2: ("nonResourceAttributes", "NonResourceAttributes"),
-    },
-    "ResourceAttributes": {
-        1: ("namespace", "string"),
-        2: ("verb", "string"),
-        3: ("group", "string"),
-        4: ("version", "string"),
-        5: ("resource", "string"),
-        6: ("subresource", "string"),
-        7: ("name", "string"),
-    },
-    "NonResourceAttributes": {1: ("path", "string"), 2: ("verb", "string")},
-}
+DEEPEST = 64
+"""How far messages may lie inside each other: a JSON schema in a schema is the deepest that people write."""
 
 
 class _Broken(Exception):
     """The bytes are no protobuf."""
+
+
+@dataclass(frozen=True)
+class _Field:
+    name: str
+    kind: str
+    inline: bool
+    left_out_when_zero: bool
+
+
+@dataclass
+class _Table:
+    """How messages are read: fields by number, and the message of each kind."""
+
+    messages: dict[str, dict[int, _Field]] = field(default_factory=dict)
+    roots: dict[tuple[str, str], str] = field(default_factory=dict)
+
+    def message_of(self, api_version: str, kind: str) -> str | None:
+        """Return the message of a kind; the kinds of `meta` are the same in every group."""
+        return self.roots.get((api_version, kind)) or self.roots.get(("*", kind))
+
+
+@functools.cache
+def _table() -> _Table:
+    table = _Table()
+    text = resources.files(__package__).joinpath("protobuf_fields.txt").read_text(encoding="utf-8")
+    for line in text.splitlines():
+        name, *fields = line.split()
+        if name == "!":
+            message, api_version = fields
+            table.roots[(api_version, message.partition("/")[2])] = message
+        else:
+            table.messages[name] = dict(map(_read_field, fields))
+    return table
+
+
+def _read_field(text: str) -> tuple[int, _Field]:
+    name, _, rest = text.partition("=")
+    number, _, kind = rest.partition(":")
+    return int(number), _Field(name, kind.strip("^?"), kind.startswith("^"), kind.endswith("?"))
 
 
 def decode(body: bytes) -> Obj:
@@ -130,18 +78,20 @@ def decode(body: bytes) -> Obj:
     if not body.startswith(MAGIC):
         raise errors.bad_request("the body is not Kubernetes protobuf: it lacks the magic number")
     try:
-        envelope = _message("Unknown", body[len(MAGIC) :])
-        meta = envelope.get("typeMeta") or {}
-        kind = str(meta.get("kind") or "")
-        if kind not in MESSAGES:
+        # runtime.Unknown: 1 is the TypeMeta (1 apiVersion, 2 kind), 2 the object's own bytes.
+        envelope = dict(_fields(body[len(MAGIC) :]))
+        meta = dict(_fields(_bytes(envelope.get(1, b""))))
+        api_version, kind = (_bytes(meta.get(number, b"")).decode() for number in (1, 2))
+        message = _table().message_of(api_version, kind)
+        if message is None:
             raise errors.unsupported_media_type(
-                f"this server does not read {kind} as protobuf: use application/json (with kubectl, apply the object "
-                "that --dry-run=client -o yaml prints)"
+                f"this server does not read {kind} of {api_version} as protobuf: use application/json (with kubectl, "
+                "apply the object that --dry-run=client -o yaml prints)"
             )
-        obj = _message(kind, envelope.get("raw") or b"")
+        obj = _message(message, _bytes(envelope.get(2, b"")))
     except (_Broken, UnicodeDecodeError) as broken:
         raise errors.bad_request(f"the body is not readable as protobuf: {broken}") from broken
-    return {"apiVersion": meta.get("apiVersion", ""), "kind": kind, **obj}
+    return {"apiVersion": api_version, "kind": kind, **obj}
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
@@ -177,46 +127,90 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
             raise _Broken(f"wire type {wire}")
 
 
-def _message(name: str, data: bytes) -> Obj:
-    known = MESSAGES[name]
+def _bytes(value: int | bytes) -> bytes:
+    if isinstance(value, int):
+        raise _Broken("a number stands where bytes belong")
+    return value
+
+
+def _message(name: str, data: bytes, depth: int = 0) -> Obj:
+    if depth > DEEPEST:
+        raise _Broken("messages lie too deep in each other")
+    known = _table().messages[name]
     found: Obj = {}
-    for number, value in _fields(data):
-        if number not in known:
+    for number, raw in _fields(data):
+        told = known.get(number)
+        if told is None:
             continue
-        field, kind = known[number]
-        if kind.startswith("[]"):
-            found.setdefault(field, []).append(_value(kind[2:], value))
-        elif kind.startswith("map:"):
-            key, item = _entry(kind[4:], value)
-            found.setdefault(field, {})[key] = item
-        elif (decoded := _value(kind, value)) is not None:
-            found[field] = decoded
-    return {field: value for field, value in found.items() if value not in ("", None)}
+        if told.kind.startswith("[]"):
+            found.setdefault(told.name, []).append(_value(told.kind[2:], raw, depth))
+        elif told.kind.startswith("{}"):
+            key, item = _entry(told.kind[2:], _bytes(raw), depth)
+            found.setdefault(told.name, {})[key] = item
+        else:
+            value = _value(told.kind, raw, depth)
+            if told.inline:
+                found.update(value)
+            elif value is not None and (value or not told.left_out_when_zero):
+                found[told.name] = value
+    return found
 
 
-def _entry(kind: str, value: int | bytes) -> tuple[str, Any]:
-    if isinstance(value, int):
-        raise _Broken("a map entry is a number")
-    parts = dict(_fields(value))
-    empty = b""
-    return str(_value("string", parts.get(1, empty))), _value(kind, parts.get(2, empty))
+def _entry(kind: str, data: bytes, depth: int) -> tuple[str, Any]:
+    parts = dict(_fields(data))
+    key, raw = _bytes(parts.get(1, b"")).decode(), parts.get(2, b"")
+    if kind.startswith("[]"):  # a map cannot hold lists: the list is a message's first field
+        return key, [_value(kind[2:], item, depth) for number, item in _fields(_bytes(raw)) if number == 1]
+    return key, _value(kind, raw, depth)
 
 
-def _value(kind: str, value: int | bytes) -> Any:
-    if kind in ("int", "bool"):
-        if not isinstance(value, int):
-            raise _Broken(f"a {kind} is no number")
-        signed = value - (1 << 64) if value >> 63 else value
-        return bool(value) if kind == "bool" else signed
-    if isinstance(value, int):
-        raise _Broken(f"a {kind} is a number")
-    if kind == "string":
-        return value.decode()
-    if kind == "bytes":
-        return base64.b64encode(value).decode()
-    if kind == "raw":
-        return value
-    if kind == "Time":
-        seconds = _message("Time", value).get("seconds")
-        return None if not seconds else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return _message(kind, value)
+def _value(kind: str, raw: int | bytes, depth: int) -> Any:
+    if kind in ("i", "b"):
+        if not isinstance(raw, int):
+            raise _Broken("bytes stand where a number belongs")
+        signed = raw - (1 << 64) if raw >> 63 else raw
+        return bool(raw) if kind == "b" else signed
+    data = _bytes(raw)
+    leaf = _LEAVES.get(kind)
+    return leaf(data) if leaf is not None else _message(kind, data, depth + 1)
+
+
+def _time(data: bytes, spelling: str = "%Y-%m-%dT%H:%M:%SZ") -> str | None:
+    parts = dict(_fields(data))
+    seconds, nanos = parts.get(1, 0), parts.get(2, 0)
+    if not isinstance(seconds, int) or not isinstance(nanos, int):
+        raise _Broken("a time is no number")
+    if not seconds:
+        return None
+    try:
+        return datetime.fromtimestamp(seconds, UTC).replace(microsecond=nanos // 1000).strftime(spelling)
+    except (OverflowError, ValueError, OSError) as broken:
+        raise _Broken(f"no time: {seconds} s and {nanos} ns") from broken
+
+
+def _int_or_string(data: bytes) -> int | str:
+    parts = dict(_fields(data))
+    if parts.get(1, 0):
+        return _bytes(parts.get(3, b"")).decode()
+    number = parts.get(2, 0)
+    if not isinstance(number, int):
+        raise _Broken("bytes stand where a number belongs")
+    return number - (1 << 64) if number >> 63 else number
+
+
+def _json(data: bytes) -> Any:
+    try:
+        return json.loads(_bytes(dict(_fields(data)).get(1, b"")) or b"null")
+    except ValueError as broken:
+        raise _Broken(f"no JSON: {broken}") from broken
+
+
+_LEAVES: dict[str, Callable[[bytes], Any]] = {
+    "s": bytes.decode,
+    "y": lambda data: base64.b64encode(data).decode(),
+    "quantity": lambda data: _bytes(dict(_fields(data)).get(1, b"")).decode(),
+    "intorstring": _int_or_string,
+    "time": _time,
+    "microtime": functools.partial(_time, spelling="%Y-%m-%dT%H:%M:%S.%fZ"),
+    "json": _json,
+}
