@@ -4,6 +4,7 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from evenkeel.domain.decisions import Decision
+from evenkeel.domain.health.groups import GroupFact
 from evenkeel.domain.health.incidents import Evidence, Incident, TimelineEntry
 from evenkeel.domain.health.intake import LastIncident
 from evenkeel.domain.nodes import NodeLife
@@ -18,6 +19,8 @@ KEPT = timedelta(days=400)
 """How long jobs, incidents and decisions are kept."""
 FACT_KEPT = timedelta(days=30)
 """How long a fact is remembered so that a late copy of it is known."""
+GROUP_FACT_KEPT = timedelta(days=1)
+"""How long what was said of a group counts, from when it happened: the longest window of the rules that read it."""
 IDEMPOTENCY_KEPT = timedelta(hours=24)
 
 ROOT_TREE = "fleet"
@@ -233,6 +236,21 @@ def node_row(cluster: str, instance_id: str, doc: dict[str, Any], version: int, 
     """In `byState` under `NODE` by pool and id: the fleet list."""
     state = ("NODE", f"{doc.get('pool', '')}#{instance_id}")
     return Row(node_key(cluster, instance_id), doc, version, state, expires_at)
+
+
+def pool_partition(pool: str) -> str:
+    """`POOL#pool`; `POOL#*` holds what is about the whole cluster."""
+    return f"POOL#{pool or '*'}"
+
+
+def group_fact_row(fact: GroupFact, now: datetime) -> Row:
+    """`POOL#pool / FACT#minute/kind/code/instance`: short-lived, so that a pool's partition stays small.
+
+    An old fact that comes late is kept for an hour all the same, so that its copies are known.
+    """
+    key = Key(Table.FLEET, pool_partition(fact.instance_group), f"FACT#{fact.fact_key}")
+    expires_at = max(fact.observed_at + GROUP_FACT_KEPT, now + timedelta(hours=1))
+    return Row(key, fact.to_json(), 0, None, max(expires_at, fact.deadline_at or expires_at))
 
 
 def lease_key(slot: str) -> Key:

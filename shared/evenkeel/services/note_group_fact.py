@@ -1,0 +1,53 @@
+"""A signal about an instance group or the cluster: remembered for a day, for the rules that look for shared causes."""
+
+from datetime import datetime
+
+from evenkeel.domain.health.groups import GroupFact
+from evenkeel.domain.values import Value
+from evenkeel.ports import Clock, Conflict, Ledger, Put, Table, Telemetry
+from evenkeel.services import rows
+
+
+class Outcome(Value):
+    """What became of a group's fact."""
+
+    outcome: str
+    """`NOTED`, or `KNOWN` for a copy."""
+    reason: str
+
+
+def run(fact: GroupFact, *, ledger: Ledger, clock: Clock, telemetry: Telemetry) -> Outcome:
+    """Remember the fact.
+
+    Idempotent: yes, by the fact's own row: copies are known, in whatever order they come.
+    """
+    row = rows.group_fact_row(fact, clock.now())
+    subject = fact.instance_group or "the cluster"
+    known = Outcome(outcome="KNOWN", reason=f"Heard before of {subject}: {fact.kind}.")
+    if ledger.get(row.key) is not None:
+        return known
+    try:
+        ledger.commit(Put(row))
+    except Conflict:
+        return known
+    telemetry.count("GroupFactsNoted", kind=fact.kind)
+    keys = {"group": fact.instance_group, "fact": fact.kind, "code": fact.code, "simulated": fact.is_drill}
+    if fact.fault_key:
+        telemetry.warning("GroupInTrouble", **keys, fault=fact.fault_key, detail=fact.detail)
+    else:
+        telemetry.info("GroupChanged", **keys)
+    return Outcome(outcome="NOTED", reason=f"Remembered of {subject}: {fact.kind}.")
+
+
+def remembered(ledger: Ledger, pool: str, now: datetime) -> tuple[GroupFact, ...]:
+    """Return what was said lately of a pool and of the cluster as a whole, oldest first.
+
+    Expired rows, which the store deletes within days and not at once, are left out.
+    """
+    found = [
+        rows.read(row, GroupFact)
+        for name in dict.fromkeys((pool, ""))
+        for row in ledger.partition(Table.FLEET, rows.pool_partition(name), "FACT#")
+        if row.expires_at is None or row.expires_at > now
+    ]
+    return tuple(sorted(found, key=lambda fact: (fact.observed_at, fact.fact_key)))

@@ -1,0 +1,81 @@
+"""What is said of a group of machines is remembered once, for a while, and by whom it concerns."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.health.groups import GroupFact, GroupFactKind
+from evenkeel.services import note_group_fact
+from tests.fakes import FakeWorld
+from tests.fakes.system import A_MOMENT
+
+
+def a_group_fact(**changes: Any) -> GroupFact:
+    facts: dict[str, Any] = {
+        "kind": GroupFactKind.NO_CAPACITY,
+        "source": "hyperpod.cluster-event",
+        "instance_group": "p5-workers",
+        "fault_key": "hp:insufficient_capacity",
+        "observed_at": A_MOMENT,
+        "envelope_id": "one",
+    }
+    return GroupFact.model_validate({**facts, **changes})
+
+
+def note(world: FakeWorld, fact: GroupFact) -> str:
+    return note_group_fact.run(fact, ledger=world.ledger, clock=world.clock, telemetry=world.telemetry).outcome
+
+
+def remembered(world: FakeWorld, pool: str = "p5-workers") -> list[str]:
+    return [fact.kind for fact in note_group_fact.remembered(world.ledger, pool, world.clock.now())]
+
+
+def test_a_copy_under_another_envelope_is_known() -> None:
+    world = FakeWorld()
+
+    assert [note(world, a_group_fact()), note(world, a_group_fact(envelope_id="two"))] == ["NOTED", "KNOWN"]
+    assert remembered(world) == ["NO_CAPACITY"]
+    assert world.telemetry.totals["GroupFactsNoted"] == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"observed_at": A_MOMENT + timedelta(minutes=1)},
+        {"instance_id": "i-0a1c4f7b92d36e581"},
+        {"kind": GroupFactKind.EFA_BOOT_FAILED},
+        {"code": "Degraded"},
+    ],
+)
+def test_what_differs_is_another_fact(changes: dict[str, Any]) -> None:
+    world = FakeWorld()
+    note(world, a_group_fact())
+
+    assert note(world, a_group_fact(**changes)) == "NOTED"
+
+
+def test_a_pool_hears_of_itself_and_of_the_cluster_oldest_first() -> None:
+    world = FakeWorld()
+    note(world, a_group_fact())
+    note(world, a_group_fact(instance_group="other"))
+    earlier = A_MOMENT - timedelta(minutes=5)
+    note(world, a_group_fact(kind=GroupFactKind.CLUSTER_FAILED, instance_group="", observed_at=earlier))
+
+    assert remembered(world) == ["CLUSTER_FAILED", "NO_CAPACITY"]
+
+
+def test_a_day_later_it_is_forgotten_though_the_row_may_be_there_still() -> None:
+    world = FakeWorld()
+    note(world, a_group_fact())
+    world.clock.advance(86_400)
+
+    assert remembered(world) == []
+
+
+def test_a_deadline_beyond_the_day_keeps_the_fact_until_then() -> None:
+    world = FakeWorld()
+    note(world, a_group_fact(kind=GroupFactKind.RESERVATION_EXPIRING, deadline_at=A_MOMENT + timedelta(days=3)))
+    world.clock.advance(2 * 86_400)
+
+    assert remembered(world) == ["RESERVATION_EXPIRING"]
