@@ -96,6 +96,7 @@ def _considered(out: Page, options: list[Json]) -> None:
         Column("CONSIDERED"),
         Column("START", is_right=True),
         Column("GPU-H LOST", is_right=True),
+        Column("LOSS", is_right=True),
         Column("CHOSEN", gives_way=True),
     ]
     rows = [
@@ -103,6 +104,7 @@ def _considered(out: Page, options: list[Json]) -> None:
             plain(option["option"]),
             _about(option.get("expectedSeconds")),
             _hours(option.get("gpuHoursLost")),
+            _usd(option.get("usd")),
             out.marked("ok", "yes") if option["chosen"] else f"no: {option['whyNot']}",
         ]
         for option in options
@@ -112,12 +114,18 @@ def _considered(out: Page, options: list[Json]) -> None:
         out.table(columns, rows, indent="  ")
         return
     # Reasons are sentences: they wrap in their own column rather than being cut.
-    head = [max(len(columns[i].title), *(len(row[i]) for row in rows)) for i in range(3)]
-    room = 2 + sum(head) + 6
-    out.line(f"  {columns[0].title:<{head[0]}}  {columns[1].title:>{head[1]}}  {columns[2].title:>{head[2]}}  CHOSEN")
-    for row in rows:
-        first, *others = out.wrapped(row[3], room)
-        out.line(f"  {row[0]:<{head[0]}}  {row[1]:>{head[1]}}  {row[2]:>{head[2]}}  {first}")
+    *figures, chosen = columns
+    head = [max(len(column.title), *(len(row[i]) for row in rows)) for i, column in enumerate(figures)]
+    room = 2 + sum(head) + 2 * len(figures)
+
+    def aligned(cells: list[str]) -> str:
+        first, *right = (cell.rjust(width) for cell, width in zip(cells, head, strict=True))
+        return "  ".join(["", cells[0].ljust(len(first)), *right])
+
+    out.line(f"{aligned([column.title for column in figures])}  {chosen.title}")
+    for *cells, said in rows:
+        first, *others = out.wrapped(said, room)
+        out.line(f"{aligned(cells)}  {first}")
         for text in others:
             out.line(" " * room + text)
 
@@ -125,7 +133,7 @@ def _considered(out: Page, options: list[Json]) -> None:
 def _decision(out: Page, decision: Json) -> None:
     out.line(f"{out.bold(decision['decisionId'])}  {plain(decision['kind'])}: {decision['action']}")
     out.paragraph(decision["reason"], indent="  ")
-    chosen: Json = {"option": decision["action"], "chosen": True}
+    chosen: Json = {"option": decision["action"], **(decision.get("chosen") or {}), "chosen": True}
     _considered(out, [chosen, *({**other, "chosen": False} for other in decision["alternatives"])])
     out.line()
     out.pairs(
@@ -151,3 +159,7 @@ def _about(seconds: float | None) -> str:
 
 def _hours(hours: float | None) -> str:
     return "–" if hours is None else f"{hours:.2f}"
+
+
+def _usd(amount: float | None) -> str:
+    return "–" if amount is None else f"${amount:,.2f}"

@@ -3,6 +3,9 @@
 import hashlib
 import json
 from enum import StrEnum
+from typing import Self
+
+from pydantic import Field, model_validator
 
 from evenkeel.domain.values import Value
 
@@ -13,9 +16,57 @@ class Mode(StrEnum):
     OBSERVE = "observe"
     """Decide and record; touch nothing."""
     RECOMMEND = "recommend"
-    """Decide, record and wait for approval. Treated as `observe` until approvals exist."""
+    """Decide, record and wait for approval."""
     ACT = "act"
     """Decide, record and do."""
+
+
+class ModeRule(Value):
+    """How far automation may go about some faults in some pools; the stack's own mode is the ceiling."""
+
+    fault_class: str = ""
+    """As in the catalogue; empty for all."""
+    pool: str = ""
+    """Empty for all."""
+    mode: Mode
+
+
+class GuardrailPolicy(Value):
+    """Bounds on harmful acts, whatever a ladder wants.
+
+    Where a count and a share of a pool stand side by side the lower binds, and one machine is always allowed: a pool of
+    three may still lose one.
+    """
+
+    fleet_repairs: int = Field(default=10, ge=1)
+    """Machines in repair at a time."""
+    pool_repairs: int | None = Field(default=4, ge=1)
+    pool_repair_share: float | None = Field(default=0.1, gt=0, le=1)
+    repairs_per_hour: int = Field(default=20, ge=1)
+    """Repair calls of the whole fleet."""
+    life_repairs_per_day: int = Field(default=5, ge=1)
+    """Repair calls for one machine, over all its incidents."""
+    fleet_cordons: int = Field(default=60, ge=1)
+    """Machines that carry our cordon at a time."""
+    pool_cordons: int | None = Field(default=20, ge=1)
+    pool_cordon_share: float | None = Field(default=0.3, gt=0, le=1)
+    shared_cause_count: int = Field(default=3, ge=2)
+    """So many machines of one zone, UltraServer or image that sicken within the window have one cause."""
+    shared_cause_share: float = Field(default=0.05, gt=0, le=1)
+    """And at least this share of those machines: in a large zone a few are chance."""
+    shared_cause_window_seconds: int = 900
+    stale_after_seconds: int = 1800
+    """Evidence older than this, of a machine that looks well, is re-validated and not acted on."""
+
+    @model_validator(mode="after")
+    def _is_bounded(self) -> Self:
+        for act, bounds in (
+            ("repair", (self.pool_repairs, self.pool_repair_share)),
+            ("cordon", (self.pool_cordons, self.pool_cordon_share)),
+        ):
+            if bounds == (None, None):
+                raise ValueError(f"neither a count nor a share of a pool bounds its {act}s: give at least one")
+        return self
 
 
 class RepairPolicy(Value):
@@ -40,6 +91,9 @@ class RepairPolicy(Value):
     validation_deadline_seconds: int = 600
     return_margin_seconds: int = 10
     """A node must have been Ready this long before it is validated."""
+    approval_deadline_seconds: int = 3600
+    """How long mode `recommend` waits for an approval."""
+    guardrails: GuardrailPolicy = GuardrailPolicy()
 
 
 class JobPolicy(Value):
@@ -80,6 +134,28 @@ class JobPolicy(Value):
     expected_replace_seconds: int = 960
 
 
+class EconomyPolicy(Value):
+    """What an accelerator's time is worth, and how long things take where nothing measured says better."""
+
+    usd_per_accelerator_hour: dict[str, float] = {}
+    """By instance type, as the site pays for it."""
+    other_usd_per_accelerator_hour: float = 5.0
+    """For every type not listed: a round figure by which options can be compared, nobody's price."""
+    expected_reboot_seconds: int = 300
+    expected_launch_seconds: int = 60
+    """From admission until every pod runs."""
+    expected_capacity_seconds: int = 3600
+    """Until the queue finds room by itself."""
+    expected_checkpoint_seconds: int = 900
+    """Usual time between two checkpoints; half of it is lost on average."""
+    least_samples: int = 5
+    """Measured cases from which on their median counts instead of the figures here."""
+
+    def price_of(self, instance_type: str) -> float:
+        """Return dollars an accelerator-hour."""
+        return self.usd_per_accelerator_hour.get(instance_type, self.other_usd_per_accelerator_hour)
+
+
 class WatchPolicy(Value):
     """How the world is heard."""
 
@@ -112,8 +188,11 @@ class Policy(Value):
     """The whole policy, one version of it."""
 
     name: str = "production"
+    modes: tuple[ModeRule, ...] = ()
+    """Where automation may go less far than the stack allows."""
     repair: RepairPolicy = RepairPolicy()
     jobs: JobPolicy = JobPolicy()
+    economy: EconomyPolicy = EconomyPolicy()
     watch: WatchPolicy = WatchPolicy()
     scheduling: SchedulingPolicy = SchedulingPolicy()
 

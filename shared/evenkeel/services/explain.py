@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Any
 
-from evenkeel.domain.decisions import Decision
+from evenkeel.domain.decisions import Alternative, Decision
 from evenkeel.domain.health.faults import look_up
 from evenkeel.domain.health.incidents import Incident, IncidentState
 from evenkeel.domain.scheduling.jobs import Attempt, Job, JobState
@@ -172,18 +172,19 @@ def _short(decision: Decision) -> Json:
 
 
 def _considered(decision: Decision) -> list[Json]:
-    chosen = {"option": decision.action, "chosen": True, "whyNot": None}
-    return [chosen] + [
-        {
-            "option": other.option,
-            "chosen": False,
-            "whyNot": other.why_not,
-            "expectedSeconds": other.expected_seconds,
-            "gpuHoursLost": other.gpu_hours_lost,
-            "usd": other.usd,
-        }
-        for other in decision.alternatives
-    ]
+    chosen = decision.chosen or Alternative(option=decision.action, why_not="")
+    return [_weighed(chosen, chosen=True), *(_weighed(other, chosen=False) for other in decision.alternatives)]
+
+
+def _weighed(option: Alternative, *, chosen: bool) -> Json:
+    return {
+        "option": option.option,
+        "chosen": chosen,
+        "whyNot": option.why_not or None,
+        "expectedSeconds": option.expected_seconds,
+        "gpuHoursLost": option.gpu_hours_lost,
+        "usd": option.usd,
+    }
 
 
 def _sentence(text: str) -> str:

@@ -7,21 +7,39 @@ import contextlib
 from collections.abc import Mapping
 from datetime import datetime
 
-from evenkeel.domain.decisions import Decision
+from evenkeel.domain.decisions import Alternative, Decision
+from evenkeel.domain.economics.forecasts import forecast, launch_durations, repair_durations
 from evenkeel.domain.health.faults import look_up
-from evenkeel.domain.health.incidents import HurtJob, Incident
+from evenkeel.domain.health.incidents import HurtJob, Incident, IncidentState
 from evenkeel.domain.health.intake import ladder_of
 from evenkeel.domain.nodes import KubernetesNode
 from evenkeel.domain.policy import Mode, Policy
 from evenkeel.domain.recovery.plan import not_allowed
 from evenkeel.domain.recovery.repair import REPLACE
-from evenkeel.domain.recovery.resume import PoolRoom, ResumeDecision, ResumeFacts, plan_resume
+from evenkeel.domain.recovery.resume import (
+    Delays,
+    Offer,
+    PoolRoom,
+    ResumeDecision,
+    ResumeFacts,
+    distrust_after,
+    lost_work,
+    plan_resume,
+)
 from evenkeel.domain.scheduling.jobs import Attempt, Job, ResumeOption, ResumePlan
 from evenkeel.domain.values import Value
-from evenkeel.ports import Cluster, Conflict, Ids, Ledger, Passes, Put, Telemetry, Write
+from evenkeel.ports import Cluster, Conflict, Ids, Ledger, Passes, Put, Table, Telemetry, Write
 from evenkeel.services import incident_record, rows
 
 WRITER = "plan_resume"
+_INCIDENTS_MEASURED = 50
+_ATTEMPTS_MEASURED = 5
+_NOT_AVAILABLE = (
+    Offer(option=ResumeOption.SHRINK, why_not="not available here: a job keeps its number of nodes"),
+    Offer(option=ResumeOption.PREEMPT, why_not="not available here: no job gives way to another"),
+    Offer(option=ResumeOption.BURST, why_not="not available here: no nodes are rented"),
+)
+"""What nobody offers yet. An offer that can be had takes its place here, and is weighed like the rest."""
 
 
 class PlannedJob(Value):
@@ -70,9 +88,10 @@ def run(
         return Outcome(outcome="NO_JOBS", reason="No job ran on it.")
     nodes = cluster.nodes(incident.life.cluster)
     in_use = cluster.accelerators_in_use(incident.life.cluster)
+    past = _past_incidents(ledger)
     planned = []
     for hurt in incident.hurt_jobs:
-        done = _plan(incident, hurt, nodes, in_use, ledger, ids, policy, mode, now)
+        done = _plan(incident, hurt, nodes, in_use, past, ledger, ids, policy, mode, now)
         if done is not None:
             planned.append(done)
     if not planned:
@@ -89,6 +108,7 @@ def _plan(
     hurt: HurtJob,
     nodes: tuple[KubernetesNode, ...],
     in_use: Mapping[str, int],
+    past: tuple[Incident, ...],
     ledger: Ledger,
     ids: Ids,
     policy: Policy,
@@ -110,7 +130,10 @@ def _plan(
         if job.current_attempt > hurt.attempt and not _can_still_doubt(job, hurt, ledger):
             _tell_on_its_way(incident, job, rows.read(attempt_row, Attempt), ledger)
             return PlannedJob(job_id=job.job_id, attempt=hurt.attempt)
-        facts = _facts(incident, job, rows.read(attempt_row, Attempt), nodes, in_use, policy)
+        attempt = rows.read(attempt_row, Attempt)
+        rooms = _rooms(incident, job, attempt, nodes, in_use, policy)
+        delays = _delays(incident, past, _past_attempts(attempt, ledger), policy)
+        facts = _facts(incident, job, attempt, rooms, delays, policy, now)
         decided = plan_resume(facts, policy.jobs)
         try:
             ledger.commit(*_writes(incident, job, row.version, facts, decided, ids, policy, mode, now))
@@ -135,23 +158,63 @@ def _can_still_doubt(job: Job, hurt: HurtJob, ledger: Ledger) -> bool:
     return job.current_attempt == hurt.attempt + 1 and row is not None and rows.read(row, Attempt).launched_at is None
 
 
+def _past_incidents(ledger: Ledger) -> tuple[Incident, ...]:
+    """Return the last recoveries that ended well: what they took is what this one is expected to take."""
+    state = f"INC#{IncidentState.RECOVERED}"
+    page = ledger.by_state(Table.INCIDENTS, state, limit=_INCIDENTS_MEASURED, newest_first=True)
+    return tuple(rows.read(row, Incident) for row in page.rows)
+
+
+def _past_attempts(attempt: Attempt, ledger: Ledger) -> tuple[Attempt, ...]:
+    """Return the hurt attempt and the last few before it."""
+    numbers = range(max(1, attempt.attempt - _ATTEMPTS_MEASURED), attempt.attempt)
+    found = (ledger.get(rows.attempt_key(attempt.job_id, number)) for number in numbers)
+    return (*(rows.read(row, Attempt) for row in found if row), attempt)
+
+
+def _delays(incident: Incident, past: tuple[Incident, ...], attempts: tuple[Attempt, ...], policy: Policy) -> Delays:
+    economy, jobs = policy.economy, policy.jobs
+    rung = next(iter(ladder_of(incident)), "")
+    repair_seconds = jobs.expected_replace_seconds if rung == REPLACE else economy.expected_reboot_seconds
+    least = economy.least_samples
+    return Delays(
+        repair=forecast(repair_durations(past, incident.pool, rung), repair_seconds, least_samples=least),
+        capacity=forecast((), economy.expected_capacity_seconds, least_samples=least),
+        launch=forecast(launch_durations(attempts), economy.expected_launch_seconds, least_samples=least),
+        restore=forecast((), jobs.expected_resume_seconds, least_samples=least),
+    )
+
+
 def _facts(
     incident: Incident,
     job: Job,
     attempt: Attempt,
-    nodes: tuple[KubernetesNode, ...],
-    in_use: Mapping[str, int],
+    rooms: tuple[PoolRoom, ...],
+    delays: Delays,
     policy: Policy,
+    now: datetime,
 ) -> ResumeFacts:
     rungs = ladder_of(incident)
+    trust = look_up(incident.fault_key).checkpoint_trust
+    ended_at = attempt.ended_at or now
+    poisoned_from = distrust_after(trust, incident.first_signal_at, policy.jobs) or ended_at
     return ResumeFacts(
         job_id=job.job_id,
         attempt=attempt.attempt,
         nodes=job.spec.nodes,
         accelerators_per_node=job.spec.accelerators_per_node,
-        rooms=_rooms(incident, job, attempt, nodes, in_use, policy),
+        rooms=rooms,
+        offers=_NOT_AVAILABLE,
+        delays=delays,
+        lost_work_seconds=lost_work(
+            ran_seconds=(ended_at - (attempt.running_at or ended_at)).total_seconds(),
+            keeps_checkpoints=bool(job.spec.checkpoint_uri),
+            distrusted_seconds=max(0.0, (ended_at - poisoned_from).total_seconds()),
+            expected_checkpoint_seconds=policy.economy.expected_checkpoint_seconds,
+        ),
+        usd_per_accelerator_hour=policy.economy.price_of(incident.instance_type),
         fault_key=incident.fault_key,
-        trust=look_up(incident.fault_key).checkpoint_trust,
+        trust=trust,
         first_signal_at=incident.first_signal_at,
         sick_life=incident.life.key,
         will_be_replaced=rungs[:1] == (REPLACE,),
@@ -202,6 +265,13 @@ def _writes(
         subject=incident.incident_id,
         action=decided.option,
         reason=decided.reason,
+        chosen=Alternative(
+            option=decided.option,
+            why_not="",
+            expected_seconds=decided.expected_seconds,
+            gpu_hours_lost=decided.gpu_hours_lost,
+            usd=decided.usd,
+        ),
         alternatives=decided.alternatives,
         facts=facts.to_json(),
         policy_hash=policy.hash,

@@ -67,6 +67,7 @@ def recovery_at_work(gateway: Gateway) -> None:
         kind="RESUME",
         action="FREE_NODE",
         reason="A free node is ready now; nothing is quicker.",
+        chosen=Alternative(option="FREE_NODE", why_not="", expected_seconds=120, gpu_hours_lost=0.53, usd=2.67),
         alternatives=(
             Alternative(option="SPARE", why_not="No spare is configured for this pool."),
             Alternative(
@@ -74,6 +75,7 @@ def recovery_at_work(gateway: Gateway) -> None:
                 why_not="The replacement takes about 16 minutes, and the job would stand still.",
                 expected_seconds=960,
                 gpu_hours_lost=4.27,
+                usd=21.33,
             ),
         ),
     )

@@ -97,12 +97,13 @@ WHY = """\
   decided  11m ago: FREE_NODE, dec-0000000003
   because  A free node is ready now; nothing is quicker.
 
-  CONSIDERED         START  GPU-H LOST  CHOSEN
-  free node              –           –  ● yes
-  spare                  –           –  no: No spare is configured for this
-                                        pool.
-  wait for repair  ~16m00s        4.27  no: The replacement takes about 16
-                                        minutes, and the job would stand still.
+  CONSIDERED         START  GPU-H LOST    LOSS  CHOSEN
+  free node         ~2m00s        0.53   $2.67  ● yes
+  spare                  –           –       –  no: No spare is configured for
+                                                this pool.
+  wait for repair  ~16m00s        4.27  $21.33  no: The replacement takes about
+                                                16 minutes, and the job would
+                                                stand still.
 
   BEFORE    DECIDED  DECISION        BECAUSE
   10:03:03  ACT      dec-0000000001  Xid 79 calls for a replacement.

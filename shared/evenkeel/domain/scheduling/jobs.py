@@ -91,6 +91,12 @@ class ResumeOption(StrEnum):
     SPARE = "SPARE"
     FREE_NODE = "FREE_NODE"
     WAIT_FOR_REPAIR = "WAIT_FOR_REPAIR"
+    SHRINK = "SHRINK"
+    """Go on with fewer nodes."""
+    BURST = "BURST"
+    """Run on rented nodes."""
+    PREEMPT = "PREEMPT"
+    """Take the nodes of a job of lower priority."""
 
 
 class ResumePlan(Value):

@@ -1,0 +1,1 @@
+"""What lost time costs, and how long things are expected to take."""

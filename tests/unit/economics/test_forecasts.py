@@ -1,0 +1,39 @@
+"""Expected durations: measured where there is enough to go by, else the policy's."""
+
+from datetime import timedelta
+
+from evenkeel.domain.economics.forecasts import Forecast, forecast, launch_durations, repair_durations
+from evenkeel.domain.health.incidents import Incident, StageTimes
+from tests.unit.api.seeds import a_job, ago, an_attempt, an_incident
+
+
+def repaired(seconds: float | None, **changes: object) -> Incident:
+    asked_at = ago(hours=1)
+    back_at = None if seconds is None else asked_at + timedelta(seconds=seconds)
+    stages = StageTimes(repair_asked_at=asked_at, node_back_at=back_at)
+    return an_incident(1, **{"stages": stages, "repairs": ("reboot",), "pool": "p5", **changes})
+
+
+def test_the_median_of_enough_cases_takes_the_place_of_the_policys_figure() -> None:
+    assert Forecast(seconds=960) == forecast([10, 20], 960, least_samples=3)
+    assert Forecast(seconds=20, samples=3) == forecast([20, 86_400, 10], 960, least_samples=3)
+    assert Forecast(seconds=960) == forecast([], 960, least_samples=0)
+
+
+def test_only_the_same_rung_in_the_same_pool_and_alone_is_measured() -> None:
+    past = [
+        repaired(300),
+        repaired(None),
+        repaired(301, pool="other"),
+        repaired(302, repairs=("reboot", "replace")),
+        repaired(303, repairs=("replace",)),
+    ]
+
+    assert repair_durations(past, "p5", "reboot") == (300,)
+
+
+def test_an_attempt_that_never_ran_measures_no_launch() -> None:
+    job = a_job(1)
+    ran = an_attempt(job, 1, admitted_at=ago(minutes=10), running_at=ago(minutes=8))
+
+    assert launch_durations([ran, an_attempt(job, 2, running_at=None)]) == (120,)

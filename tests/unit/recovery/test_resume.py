@@ -1,0 +1,223 @@
+"""The way back of a job: what each option is expected to cost, and which is taken."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenkeel.domain.economics.forecasts import Forecast
+from evenkeel.domain.health.faults import CheckpointTrust
+from evenkeel.domain.policy import JobPolicy
+from evenkeel.domain.recovery.resume import (
+    ORDER,
+    Delays,
+    Offer,
+    PoolRoom,
+    ResumeDecision,
+    ResumeFacts,
+    lost_work,
+    plan_resume,
+)
+from evenkeel.domain.scheduling.jobs import ResumeOption
+from tests.unit.recovery.facts import LIFE, at
+
+POLICY = JobPolicy(distrust_guard_seconds=300)
+REFUSED = tuple(
+    Offer(option=option, why_not="not available here")
+    for option in (ResumeOption.SHRINK, ResumeOption.PREEMPT, ResumeOption.BURST)
+)
+
+
+def delays(**seconds: float) -> Delays:
+    known = {"repair": 900, "capacity": 3600, "launch": 30, "restore": 70, **seconds}
+    return Delays.model_validate({part: Forecast(seconds=value) for part, value in known.items()})
+
+
+def resume(usable: int, spares: int = 0, **changes: Any) -> ResumeDecision:
+    facts: dict[str, Any] = {
+        "job_id": "job-1",
+        "attempt": 1,
+        "nodes": 2,
+        "accelerators_per_node": 8,
+        "rooms": (PoolRoom(pool="p5", usable=usable, spares=spares),),
+        "offers": REFUSED,
+        "delays": delays(),
+        "lost_work_seconds": 0,
+        "usd_per_accelerator_hour": 5,
+        "fault_key": "xid:79",
+        "trust": CheckpointTrust.TRUSTED,
+        "first_signal_at": at(0),
+        "sick_life": LIFE.key,
+        "will_be_replaced": False,
+        "is_repaired": True,
+    }
+    return plan_resume(ResumeFacts.model_validate({**facts, **changes}), POLICY)
+
+
+@pytest.mark.parametrize(
+    ("usable", "spares", "option", "seconds"),
+    [
+        (2, 0, ResumeOption.FREE_NODE, 100),
+        (3, 1, ResumeOption.FREE_NODE, 100),
+        (2, 1, ResumeOption.SPARE, 100),
+        (1, 1, ResumeOption.WAIT_FOR_REPAIR, 1000),
+        (0, 0, ResumeOption.WAIT_FOR_REPAIR, 3700),
+    ],
+)
+def test_the_option_with_the_least_loss(usable: int, spares: int, option: ResumeOption, seconds: float) -> None:
+    decision = resume(usable, spares)
+
+    assert (decision.option, decision.expected_seconds) == (option, seconds)
+    assert decision.gpu_hours_lost == pytest.approx(seconds * 16 / 3600, abs=0.001)
+    assert decision.usd == pytest.approx(seconds * 16 / 3600 * 5, abs=0.01)
+    assert {each.option for each in decision.alternatives} == set(ResumeOption) - {option}
+    assert all(each.why_not for each in decision.alternatives)
+
+
+def test_the_expected_time_is_waiting_launch_restore_and_lost_work() -> None:
+    decision = resume(2, lost_work_seconds=250)
+    waits = next(each for each in decision.alternatives if each.option == ResumeOption.WAIT_FOR_REPAIR)
+
+    assert decision.expected_seconds == 30 + 70 + 250
+    assert waits.expected_seconds == 900 + 30 + 70 + 250
+    assert waits.why_not == "$20.00 more is lost"
+
+
+def test_a_node_that_nobody_repairs_is_not_waited_for() -> None:
+    decision = resume(1, is_repaired=False)
+
+    assert (decision.option, decision.expected_seconds) == (ResumeOption.WAIT_FOR_REPAIR, 3600 + 100)
+    assert decision.reason == "2 nodes are needed and 1 is free, so it waits for capacity."
+
+
+def test_one_repaired_node_is_not_enough_for_two() -> None:
+    assert "the repaired one alone is not enough" in resume(0).reason
+
+
+def test_what_an_option_takes_from_others_counts_as_loss() -> None:
+    def preempting(gpu_hours_taken: float) -> ResumeOption:
+        gives_way = Offer(option=ResumeOption.PREEMPT, gpu_hours_taken=gpu_hours_taken)
+        return resume(1, offers=(gives_way,)).option
+
+    assert preempting(3.9) is ResumeOption.PREEMPT  # 900 s of 16 accelerators are 4 GPU-hours
+    assert preempting(4.1) is ResumeOption.WAIT_FOR_REPAIR
+
+
+def test_rent_is_paid_only_where_waiting_costs_more() -> None:
+    def renting(usd: float) -> ResumeOption:
+        return resume(1, offers=(Offer(option=ResumeOption.BURST, wait_seconds=300, usd=usd),)).option
+
+    assert renting(13) is ResumeOption.BURST  # waiting costs 4 GPU-hours, renting 1 1/3: $13.33 apart
+    assert renting(14) is ResumeOption.WAIT_FOR_REPAIR
+
+
+def test_a_cheaper_way_is_taken_although_it_is_slower() -> None:
+    shrinks = Offer(option=ResumeOption.SHRINK, wait_seconds=60)
+
+    assert resume(1, offers=(shrinks,)).option is ResumeOption.SHRINK
+
+
+@given(
+    usable=st.integers(0, 4),
+    spares=st.integers(0, 4),
+    offers=st.lists(
+        st.builds(
+            Offer,
+            option=st.sampled_from([ResumeOption.SHRINK, ResumeOption.PREEMPT, ResumeOption.BURST]),
+            why_not=st.sampled_from(["", "not here"]),
+            wait_seconds=st.integers(0, 2000),
+            gpu_hours_taken=st.integers(0, 10),
+            usd=st.integers(0, 100),
+        ),
+        max_size=3,
+        unique_by=lambda offer: offer.option,
+    ),
+    is_repaired=st.booleans(),
+)
+def test_nothing_that_can_be_had_loses_less_and_ties_go_by_the_stated_order(
+    usable: int, spares: int, offers: list[Offer], *, is_repaired: bool
+) -> None:
+    decision = resume(usable, min(spares, usable), offers=tuple(offers), is_repaired=is_repaired)
+
+    chosen = (decision.usd, ORDER.index(decision.option))
+    had = [(each.usd, ORDER.index(ResumeOption(each.option))) for each in decision.alternatives if each.usd is not None]
+    assert all(chosen < other for other in had)
+    assert decision.option not in {offer.option for offer in offers if offer.why_not}
+
+
+def test_a_pool_that_has_room_is_found_behind_one_that_has_none() -> None:
+    rooms = (PoolRoom(pool="full", usable=1, spares=0), PoolRoom(pool="roomy", usable=2, spares=0))
+
+    assert resume(0, rooms=rooms).pool == "roomy"
+
+
+def test_only_a_life_that_will_be_replaced_is_avoided() -> None:
+    assert resume(2).avoid == ()
+    assert resume(2, will_be_replaced=True).avoid == (LIFE.key,)
+
+
+@pytest.mark.parametrize("trust", [CheckpointTrust.SUSPECT_SINCE_FIRST_SIGNAL, CheckpointTrust.NONE])
+def test_checkpoints_near_a_corrupting_fault_are_distrusted_and_it_is_said(trust: CheckpointTrust) -> None:
+    decision = resume(2, trust=trust)
+
+    assert resume(2).distrust_after is None
+    assert decision.distrust_after == at(-300)
+    assert "are not used" in decision.reason
+
+
+# ---------------------------------------------------------------- lost work
+
+
+@pytest.mark.parametrize(
+    ("changes", "seconds"),
+    [
+        ({}, 450),
+        ({"distrusted_seconds": 400.0}, 850),
+        ({"ran_seconds": 100.0}, 100),
+        ({"keeps_checkpoints": False}, 7200),
+        ({"ran_seconds": -1.0, "keeps_checkpoints": False}, 0),
+    ],
+)
+def test_lost_work_is_half_an_interval_and_the_poisoned_window_and_never_more_than_was_done(
+    changes: dict[str, Any], seconds: float
+) -> None:
+    facts: dict[str, Any] = {
+        "ran_seconds": 7200.0,
+        "keeps_checkpoints": True,
+        "distrusted_seconds": 0.0,
+        "expected_checkpoint_seconds": 900,
+    }
+
+    assert seconds == lost_work(**{**facts, **changes})
+
+
+# ---------------------------------------------------------------- the worked example
+
+_ROW = re.compile(r"\| `(\w+)` \| (\d+) \| (\d+) \| ([\d.]+) \| \$([\d.]+) \|")
+
+
+def test_the_worked_example_of_the_handbook_is_what_is_decided() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "operate" / "resume.md").read_text(encoding="utf-8")
+    half = lost_work(ran_seconds=86_400, keeps_checkpoints=True, distrusted_seconds=0, expected_checkpoint_seconds=900)
+
+    decision = resume(
+        16,
+        1,
+        nodes=16,
+        delays=delays(repair=280, launch=60, restore=1400),
+        lost_work_seconds=half,
+    )
+
+    weighed = [
+        (decision.option, decision.expected_seconds, decision.gpu_hours_lost, decision.usd),
+        *(
+            (each.option, each.expected_seconds, each.gpu_hours_lost, each.usd)
+            for each in decision.alternatives
+            if each.usd is not None
+        ),
+    ]
+    told = [(option, float(s), float(hours), float(usd)) for option, _, s, hours, usd in _ROW.findall(text)]
+    assert weighed == told

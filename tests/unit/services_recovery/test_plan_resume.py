@@ -1,0 +1,95 @@
+"""PlanResume: what the choice rests on, and what is kept of it."""
+
+from datetime import timedelta
+
+import pytest
+
+from evenkeel.domain.decisions import Decision
+from evenkeel.domain.health.incidents import IncidentState, StageTimes
+from evenkeel.domain.recovery.resume import ResumeFacts
+from evenkeel.domain.recovery.resume import plan_resume as choose
+from evenkeel.ports import Table
+from evenkeel.services import explain, plan_recovery, plan_resume, protect_jobs, rows
+from tests.unit.services_recovery.recovery import QUICK, Recovery
+
+WITH_ITS_OWN_PRICE = QUICK.but(
+    economy=QUICK.economy.but(usd_per_accelerator_hour={"ml.p5.48xlarge": 2.5}, least_samples=2)
+)
+
+
+def planned(*durations: int, size: int = 3) -> Recovery:
+    """A recovery up to its resume plan, after earlier reboots that took this long."""
+    recovery = Recovery(size=size, policy=WITH_ITS_OWN_PRICE)
+    recovery.sicken()
+    for number, seconds in enumerate(durations):
+        asked_at = recovery.now - timedelta(days=number + 1)
+        past = recovery.incident.but(
+            incident_id=f"inc-past{number}",
+            state=IncidentState.RECOVERED,
+            repairs=("reboot",),
+            stages=StageTimes(repair_asked_at=asked_at, node_back_at=asked_at + timedelta(seconds=seconds)),
+            pool="p5-workers",
+        )
+        recovery.story.put(rows.incident_row(past, 0))
+    for name, service in (("PlanRecovery", plan_recovery), ("ProtectJobs", protect_jobs), ("PlanResume", plan_resume)):
+        recovery.state(name, service)
+    return recovery
+
+
+def decision(recovery: Recovery) -> Decision:
+    page = recovery.world.ledger.by_state(Table.INCIDENTS, f"DEC#{recovery.incident_id}")
+    return next(found for row in page.rows if (found := rows.read(row, Decision)).kind == "RESUME")
+
+
+@pytest.mark.parametrize(
+    ("durations", "seconds", "samples"),
+    [
+        ((), QUICK.economy.expected_reboot_seconds, 0),
+        ((100,), QUICK.economy.expected_reboot_seconds, 0),
+        ((100, 140), 120, 2),
+    ],
+)
+def test_repairs_are_expected_to_take_as_long_as_the_last_ones_did(
+    durations: tuple[int, ...], seconds: float, samples: int
+) -> None:
+    facts = ResumeFacts.model_validate(decision(planned(*durations)).facts)
+
+    assert (facts.delays.repair.seconds, facts.delays.repair.samples) == (seconds, samples)
+    assert facts.usd_per_accelerator_hour == 2.5
+
+
+def test_the_record_replays_to_the_same_answer() -> None:
+    record = decision(planned(100, 140))
+
+    again = choose(ResumeFacts.model_validate(record.facts), WITH_ITS_OWN_PRICE.jobs)
+
+    assert (again.option, again.reason, again.alternatives) == (record.action, record.reason, record.alternatives)
+    assert record.chosen
+    assert (again.expected_seconds, again.usd) == (record.chosen.expected_seconds, record.chosen.usd)
+
+
+def test_why_shows_every_option_with_its_figures_or_why_it_is_not_to_be_had() -> None:
+    recovery = planned(size=2)
+
+    table = explain.why_job(recovery.world.ledger, recovery.job_id, now=recovery.now)["considered"]
+
+    chosen, *others = table
+    assert (chosen["option"], chosen["chosen"]) == ("WAIT_FOR_REPAIR", True)
+    assert chosen["usd"] == pytest.approx(chosen["gpuHoursLost"] * 2.5, abs=0.01)
+    assert {each["option"] for each in others} == {"FREE_NODE", "SPARE", "SHRINK", "PREEMPT", "BURST"}
+    assert all(each["whyNot"] for each in others)
+
+
+def test_an_attempt_that_ran_long_is_expected_to_lose_half_a_checkpoint_interval_and_what_is_poisoned() -> None:
+    def lost(fault_key: str) -> float:
+        recovery = Recovery()
+        recovery.story.set_job(recovery.job.but(spec=recovery.job.spec.but(checkpoint_uri="s3://checkpoints/one")))
+        recovery.world.clock.advance(7200)
+        recovery.sicken(fault_key=fault_key, observed_at=recovery.now)
+        for service in (plan_recovery, protect_jobs, plan_resume):
+            recovery.state("", service)
+        return ResumeFacts.model_validate(decision(recovery).facts).lost_work_seconds
+
+    half = QUICK.economy.expected_checkpoint_seconds / 2
+    assert lost("hp:NvidiaErrorReboot") == half
+    assert lost("hp:NvidiaErrorTerminate") == QUICK.jobs.distrust_guard_seconds + half
