@@ -4,6 +4,7 @@ import base64
 import binascii
 import json
 import threading
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -18,13 +19,16 @@ class InMemoryLedger:
         self.rows: dict[Key, Row] = {}
         self.commits: list[tuple[Write, ...]] = []
         """Every commit that had an effect, in order."""
+        self._texts: dict[Key, str] = {}
+        """Each document as it is stored: read anew for every reader."""
+        self._partitions: dict[tuple[Table, str], dict[Key, None]] = defaultdict(dict)
+        self._states: dict[tuple[Table, str], dict[Key, None]] = defaultdict(dict)
         self._tokens: dict[str, tuple[Write, ...]] = {}
         self._lock = threading.RLock()
 
     def get(self, key: Key) -> Row | None:
         with self._lock:
-            row = self.rows.get(key)
-            return None if row is None else _copy(row)
+            return self._copy(key) if key in self.rows else None
 
     def get_each(self, *keys: Key) -> tuple[Row | None, ...]:
         if len(keys) > 100:
@@ -33,21 +37,21 @@ class InMemoryLedger:
 
     def partition(self, table: Table, pk: str, prefix: str = "") -> tuple[Row, ...]:
         with self._lock:
-            found = [row for key, row in self.rows.items() if key.table == table and key.pk == pk]
-        ours = [row for row in found if row.key.sk.startswith(prefix)]
-        return tuple(_copy(row) for row in sorted(ours, key=lambda row: row.key.sk.encode()))
+            ours = [key for key in self._partitions.get((table, pk), ()) if key.sk.startswith(prefix)]
+            return tuple(self._copy(key) for key in sorted(ours, key=lambda key: key.sk.encode()))
 
     def by_state(
         self, table: Table, state: str, *, limit: int = 100, cursor: str | None = None, newest_first: bool = False
     ) -> Page:
         with self._lock:
-            found = [row for row in self.rows.values() if row.key.table == table and row.state]
-        ours = sorted((row for row in found if row.state and row.state[0] == state), key=_place, reverse=newest_first)
-        if cursor is not None:
-            last = _read_cursor(cursor)
-            ours = [row for row in ours if (_place(row) < last if newest_first else _place(row) > last)]
-        page = tuple(_copy(row) for row in ours[:limit])
-        return Page(page, _cursor(page[-1]) if len(ours) > limit else None)
+            ours = sorted(
+                (self.rows[key] for key in self._states.get((table, state), ())), key=_place, reverse=newest_first
+            )
+            if cursor is not None:
+                last = _read_cursor(cursor)
+                ours = [row for row in ours if (_place(row) < last if newest_first else _place(row) > last)]
+            page = tuple(self._copy(row.key) for row in ours[:limit])
+            return Page(page, _cursor(page[-1]) if len(ours) > limit else None)
 
     def commit(self, *writes: Write, token: str = "") -> None:
         if not writes:
@@ -67,13 +71,29 @@ class InMemoryLedger:
                 raise Conflict(f"conditions failed: {[keys[index] for index in failed]}", failed)
             changed = {key: self._after(write) for key, write in zip(keys, writes, strict=True)}
             for key, row in changed.items():
-                if row is None:
-                    self.rows.pop(key, None)
-                else:
-                    self.rows[key] = row
+                self._store(key, row)
             self.commits.append(writes)
             if token:
                 self._tokens[token] = writes
+
+    def _store(self, key: Key, row: Row | None) -> None:
+        before = self.rows.pop(key, None)
+        if before is not None:
+            self._partitions[key.table, key.pk].pop(key)
+            if before.state:
+                self._states[key.table, before.state[0]].pop(key)
+        if row is None:
+            self._texts.pop(key, None)
+            return
+        self.rows[key] = row
+        self._texts[key] = json.dumps(row.doc)
+        self._partitions[key.table, key.pk][key] = None
+        if row.state:
+            self._states[key.table, row.state[0]][key] = None
+
+    def _copy(self, key: Key) -> Row:
+        row = self.rows[key]
+        return Row(key, json.loads(self._texts[key]), row.version, row.state, row.expires_at)
 
     def _holds(self, write: Write) -> bool:
         match write:
@@ -108,8 +128,8 @@ class InMemoryLedger:
         """Return every document by `TABLE pk sk`: the whole state, to compare two ends."""
         with self._lock:
             return {
-                f"{key.table} {key.pk} {key.sk}": _stored(row.doc)
-                for key, row in sorted(self.rows.items(), key=lambda item: (item[0].table, item[0].pk, item[0].sk))
+                f"{key.table} {key.pk} {key.sk}": json.loads(self._texts[key])
+                for key in sorted(self.rows, key=lambda key: (key.table, key.pk, key.sk))
             }
 
 
@@ -131,10 +151,6 @@ def _read_cursor(cursor: str) -> tuple[str, str, str]:
     except (ValueError, binascii.Error) as error:
         raise Refused(f"no such page: {cursor!r}") from error
     return (str(sort), str(pk), str(sk))
-
-
-def _copy(row: Row) -> Row:
-    return replace(row, doc=_stored(row.doc))
 
 
 def _stored(document: Mapping[str, Any]) -> dict[str, Any]:

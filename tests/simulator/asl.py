@@ -1,0 +1,317 @@
+"""Step Functions in miniature: the part of the states language that the two workflows use, in virtual time.
+
+The rows of `tests/workflow/cases.py` run on it too (`test_asl.py`), so that it agrees with the engine.
+"""
+
+import functools
+import itertools
+import random
+import re
+from collections import ChainMap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from jsonata import Jsonata
+from jsonata.jexception import JException
+from jsonata.utils import Utils
+
+from evenkeel.ports import ExecutionState
+from tests.simulator.loop import Loop
+from tests.template.documents import workflow
+
+Json = dict[str, Any]
+_PATH = re.compile(r"\$\w+(?:\.\w+)*")
+_WAITS = "arn:aws:states:::lambda:invoke.waitForTaskToken"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How a task failed."""
+
+    error: str
+    cause: str = ""
+
+
+Reply = Callable[[Any], None]
+"""Takes what a function answered, or a Failure."""
+Invoke = Callable[[str, str, Json, Reply], None]
+"""Calls the function behind a state: the state, the function's placeholder, the payload, where the answer goes."""
+
+
+class QueryError(Exception):
+    """An expression, or what it came to, cannot be used: States.QueryEvaluationError."""
+
+
+@functools.cache
+def _compiled(text: str) -> Callable[[Mapping[str, Any]], Any]:
+    if _PATH.fullmatch(text):
+        names = text[1:].split(".")
+        return lambda bindings: functools.reduce(_step, names, bindings)
+    expression = Jsonata.jsonata(text)
+
+    def evaluated(bindings: Mapping[str, Any]) -> Any:
+        given = {name: Utils.NULL_VALUE if value is None else value for name, value in bindings.items()}
+        try:
+            value = expression.evaluate(None, given)
+        except JException as error:
+            raise QueryError(f"{text}: {error}") from error
+        return None if value is Utils.NULL_VALUE else value
+
+    return evaluated
+
+
+def _step(value: Any, name: str) -> Any:
+    return value.get(name) if isinstance(value, Mapping) else None
+
+
+def evaluate(template: Any, bindings: Mapping[str, Any]) -> Any:
+    """Evaluate the expressions of a template."""
+    if isinstance(template, str) and template.startswith("{%"):
+        return _compiled(template[2:-2].strip())(bindings)
+    if isinstance(template, dict):
+        return {key: evaluate(value, bindings) for key, value in template.items()}
+    return template
+
+
+@functools.cache
+def _definition(machine: str) -> Json:
+    return workflow(machine)
+
+
+@dataclass
+class Execution:
+    """One run of a machine."""
+
+    machine: str
+    name: str
+    document: Json
+    status: ExecutionState = ExecutionState.RUNNING
+    ended_in: str = ""
+    error: str = ""
+    entered: list[str] = field(default_factory=list)
+
+
+class Engine:
+    """All executions. Functions are called through `invoke`; a token is told by `succeed` and `fail`."""
+
+    def __init__(self, loop: Loop, invoke: Invoke, chance: random.Random) -> None:
+        self.loop = loop
+        self.invoke = invoke
+        self.chance = chance
+        self.executions: dict[tuple[str, str], Execution] = {}
+        self.on_end: Callable[[Execution], None] = lambda _: None
+        self._waiting: dict[str, Reply] = {}
+        self._numbers = itertools.count(1)
+
+    def start(self, machine: str, name: str, document: Mapping[str, Any]) -> bool:
+        """Start an execution; False where the name was used before."""
+        if (machine, name) in self.executions:
+            return False
+        execution = self.executions[machine, name] = Execution(machine, name, dict(document))
+        track = Track(self, execution, _definition(machine), ChainMap(), self._ended(execution))
+        self.loop.after(0.05, lambda: track.enter(_definition(machine)["StartAt"], execution.document))
+        return True
+
+    def abort(self, execution: Execution) -> None:
+        """End an execution as a person does who stops it, or a limit that no Catch sees."""
+        execution.status = ExecutionState.FAILED
+        execution.error = "ABORTED"
+        self.on_end(execution)
+
+    def succeed(self, token: str, output: Any) -> bool:
+        """SendTaskSuccess; False where nothing waits for it any more."""
+        return self._tell(token, output)
+
+    def fail(self, token: str, failure: Failure) -> bool:
+        """SendTaskFailure."""
+        return self._tell(token, failure)
+
+    def is_waiting(self, token: str) -> bool:
+        return token in self._waiting
+
+    def _tell(self, token: str, result: Any) -> bool:
+        reply = self._waiting.pop(token, None)
+        if reply is None:
+            return False
+        self.loop.after(0.05, lambda: reply(result))
+        return True
+
+    def new_token(self, reply: Reply) -> str:
+        token = f"token-{next(self._numbers)}"
+        self._waiting[token] = reply
+        return token
+
+    def forget(self, token: str) -> None:
+        self._waiting.pop(token, None)
+
+    def _ended(self, execution: Execution) -> Callable[[str, Any], None]:
+        def ended(state: str, result: Any) -> None:
+            execution.ended_in = state
+            is_failure = isinstance(result, Failure)
+            execution.error = result.error if is_failure else ""
+            execution.status = ExecutionState.FAILED if is_failure else ExecutionState.SUCCEEDED
+            self.on_end(execution)
+
+        return ended
+
+
+class Track:
+    """One machine or branch as it is walked, with its own variables over those of its parent."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        execution: Execution,
+        definition: Json,
+        variables: ChainMap[str, Any],
+        ended: Callable[[str, Any], None],
+    ) -> None:
+        self.engine = engine
+        self.execution = execution
+        self.states: dict[str, Json] = definition["States"]
+        self.variables = variables
+        self.ended = ended
+        self.is_over = False
+
+    def enter(self, name: str, given: Any) -> None:
+        if self.is_over or self.execution.status is not ExecutionState.RUNNING:
+            return
+        self.execution.entered.append(name)
+        state = self.states[name]
+        try:
+            getattr(self, f"_{state['Type'].lower()}")(name, state, given)
+        except QueryError as error:
+            self._failed(name, state, Failure("States.QueryEvaluationError", str(error)))
+
+    # ------------------------------------------------------------ the kinds of states
+
+    def _choice(self, name: str, state: Json, given: Any) -> None:
+        for rule in state["Choices"]:
+            if self._evaluate(rule["Condition"], {"input": given}) is True:
+                self._go_on(name, rule, given, given)
+                return
+        self._go_on(name, {**state, "Next": state["Default"]}, given, given)
+
+    def _pass(self, name: str, state: Json, given: Any) -> None:
+        self._go_on(name, state, given, given)
+
+    def _wait(self, name: str, state: Json, given: Any) -> None:
+        seconds = self._evaluate(state["Seconds"], {"input": given})
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds < 0:
+            raise QueryError(f"{name}: {seconds!r} are no seconds")
+        self.engine.loop.after(seconds, lambda: self._go_on(name, state, given, given))
+
+    def _succeed(self, name: str, state: Json, given: Any) -> None:
+        self._end(name, self._evaluate(state.get("Output", given), {"input": given}))
+
+    def _fail(self, name: str, state: Json, given: Any) -> None:
+        self._end(name, Failure(state["Error"], str(self._evaluate(state.get("Cause", ""), {"input": given}))))
+
+    def _parallel(self, name: str, state: Json, given: Any) -> None:
+        results: list[Any] = [None] * len(state["Branches"])
+        left = set(range(len(results)))
+        branches: list[Track] = []
+
+        def ended(index: int) -> Callable[[str, Any], None]:
+            def one(_: str, result: Any) -> None:
+                if not left:
+                    return
+                if isinstance(result, Failure):
+                    left.clear()
+                    for branch in branches:
+                        branch.is_over = True
+                    self._failed(name, state, result)
+                    return
+                results[index] = result
+                left.discard(index)
+                if not left:
+                    self._go_on(name, state, given, results)
+
+            return one
+
+        for index, definition in enumerate(state["Branches"]):
+            branches.append(Track(self.engine, self.execution, definition, self.variables.new_child(), ended(index)))
+        for branch, definition in zip(branches, state["Branches"], strict=True):
+            branch.enter(definition["StartAt"], given)
+
+    def _task(self, name: str, state: Json, given: Any, tries: int = 0) -> None:
+        """Call the function, once; what comes first counts: its answer or failure, the token's, or the timeout."""
+        is_open = True
+        token = ""
+
+        def told(result: Any) -> None:
+            nonlocal is_open
+            if not is_open or self.is_over or self.execution.status is not ExecutionState.RUNNING:
+                return
+            is_open = False
+            self.engine.forget(token)
+            if isinstance(result, Failure):
+                self._task_failed(name, state, given, result, tries)
+                return
+            try:
+                self._go_on(name, state, given, result)
+            except QueryError as error:
+                self._failed(name, state, Failure("States.QueryEvaluationError", str(error)))
+
+        def answered(result: Any) -> None:
+            if isinstance(result, Failure) or not waits:
+                told(result if isinstance(result, Failure) else {"Payload": result, "StatusCode": 200})
+
+        waits = state["Resource"] == _WAITS
+        if waits:
+            token = self.engine.new_token(told)
+        arguments = self._evaluate(state["Arguments"], {"input": given, "context": self._context(token)})
+        self.engine.loop.after(state["TimeoutSeconds"], lambda: told(Failure("States.Timeout")))
+        self.engine.invoke(name, state["Arguments"]["FunctionName"], arguments["Payload"], answered)
+
+    # ------------------------------------------------------------ what comes next
+
+    def _task_failed(self, name: str, state: Json, given: Any, failure: Failure, tries: int) -> None:
+        retrier = next((one for one in state.get("Retry", ()) if _matches(failure, one)), None)
+        if retrier is None or tries >= retrier["MaxAttempts"]:
+            self._failed(name, state, failure)
+            return
+        most = min(retrier["IntervalSeconds"] * retrier["BackoffRate"] ** tries, retrier["MaxDelaySeconds"])
+        pause = self.engine.chance.uniform(0, most)  # JitterStrategy FULL
+        self.engine.loop.after(pause, lambda: self._again(name, state, given, tries + 1))
+
+    def _again(self, name: str, state: Json, given: Any, tries: int) -> None:
+        if not self.is_over and self.execution.status is ExecutionState.RUNNING:
+            self._task(name, state, given, tries)
+
+    def _failed(self, name: str, state: Json, failure: Failure) -> None:
+        catcher = next((one for one in state.get("Catch", ()) if _matches(failure, one)), None)
+        if catcher is None:
+            self._end(name, failure)
+            return
+        seen = {"errorOutput": {"Error": failure.error, "Cause": failure.cause}}
+        self._go_on(name, catcher, seen["errorOutput"], seen["errorOutput"], seen)
+
+    def _go_on(self, name: str, rule: Json, given: Any, result: Any, seen: Json | None = None) -> None:
+        known = {"input": given, "result": result, **(seen or {})}
+        output = self._evaluate(rule["Output"], known) if "Output" in rule else result
+        assigned = {key: self._evaluate(value, known) for key, value in rule.get("Assign", {}).items()}
+        self.variables.update(assigned)
+        if rule.get("End"):
+            self._end(name, output)
+        else:
+            self.enter(rule["Next"], output)
+
+    def _end(self, name: str, result: Any) -> None:
+        if not self.is_over and self.execution.status is ExecutionState.RUNNING:
+            self.is_over = True
+            self.ended(name, result)
+
+    def _evaluate(self, template: Any, known: Json) -> Any:
+        if not isinstance(template, str | dict):
+            return template
+        return evaluate(template, {**self.variables, "states": {"context": self._context(""), **known}})
+
+    def _context(self, token: str) -> Json:
+        return {"Execution": {"Id": f"arn:{self.execution.machine}:{self.execution.name}"}, "Task": {"Token": token}}
+
+
+def _matches(failure: Failure, rule: Json) -> bool:
+    names = rule["ErrorEquals"]
+    return failure.error in names or "States.ALL" in names

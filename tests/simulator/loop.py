@@ -1,0 +1,34 @@
+"""Virtual time: a heap of things to happen. Nothing else moves the clock."""
+
+import heapq
+import itertools
+from collections.abc import Callable
+from datetime import datetime, timedelta
+
+from tests.fakes.system import A_MOMENT
+
+
+class Loop:
+    """What happens, in order of time and then of asking. It may be run from inside an event: that is a pause."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+
+    def now(self) -> datetime:
+        """The clock that services read."""
+        return A_MOMENT + timedelta(seconds=self.seconds)
+
+    def after(self, seconds: float, event: Callable[[], None]) -> None:
+        heapq.heappush(self._heap, (self.seconds + seconds, next(self._numbers), event))
+
+    def run(self, until: float, stop: Callable[[], bool] = lambda: False) -> None:
+        """Let everything happen that is due until then, or until `stop` says so."""
+        while self._heap and self._heap[0][0] <= until:
+            at, _, event = heapq.heappop(self._heap)
+            self.seconds = max(self.seconds, at)
+            event()
+            if stop():
+                return
+        self.seconds = max(self.seconds, until)

@@ -1,0 +1,80 @@
+"""The small interpreter of workflows agrees with the engine: the same rows, the same ends."""
+
+import random
+from collections import deque
+from collections.abc import Mapping
+
+import pytest
+
+from evenkeel.ports import ExecutionState
+from tests.simulator.asl import Engine, Failure, Json, Reply, Track, evaluate
+from tests.simulator.loop import Loop
+from tests.template.documents import WORKFLOWS, machines, workflow
+from tests.workflow.cases import CASES, ending_states
+from tests.workflow.machines import Case, Thrown, usual_input
+
+A_YEAR = 31_600_000
+
+
+def run(case: Case) -> tuple[Engine, list[str]]:
+    """Let a case run with the answers that its row gives."""
+    loop = Loop()
+    queues = {
+        state: deque([answers] if isinstance(answers, Mapping | Thrown) else answers)
+        for state, answers in case.answers.items()
+    }
+
+    def invoke(state: str, _placeholder: str, payload: Json, reply: Reply) -> None:
+        queue = queues[state]
+        given = queue[0] if len(queue) == 1 else queue.popleft()
+        if isinstance(given, Thrown):
+            loop.after(0.1, lambda: reply(Failure(given.error, given.cause)))
+        elif token := payload.get("token"):
+            loop.after(0.1, lambda: engine.succeed(token, given))
+        else:
+            loop.after(0.1, lambda: reply(given))
+
+    engine = Engine(loop, invoke, random.Random(1))
+    document = usual_input(case.machine) if case.document is None else dict(case.document)
+    engine.start(case.machine, case.name, document)
+    loop.run(A_YEAR)
+    return engine, engine.executions[case.machine, case.name].entered
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_case_ends_as_it_does_on_the_engine(case: Case) -> None:
+    engine, entered = run(case)
+
+    execution = engine.executions[case.machine, case.name]
+    status, error = ending_states(case.machine)[case.ends]
+    assert (execution.ended_in, execution.status, execution.error) == (case.ends, ExecutionState[status], error)
+    assert set(case.visits) <= set(entered)
+    assert not set(case.never) & set(entered)
+
+
+def test_a_name_is_taken_for_ever() -> None:
+    case = CASES[0]
+    engine, _ = run(case)
+
+    assert not engine.start(case.machine, case.name, usual_input(case.machine))
+
+
+def test_a_path_is_read_as_the_language_reads_it() -> None:
+    known = {"states": {"result": {"Payload": {"outcome": "ACT"}}}, "plan": None}
+
+    assert evaluate("{% $states.result.Payload %}", known) == {"outcome": "ACT"}
+    assert evaluate("{% ($states.result.Payload) %}", known) == {"outcome": "ACT"}
+    assert evaluate("{% $states.result.None.at.all %}", known) is None
+    assert evaluate("{% $plan = null %}", known) is True
+    assert evaluate("{% $plan.outcome = 'ACT' %}", known) is False
+
+
+def test_every_kind_of_state_is_known() -> None:
+    kinds = {
+        state["Type"].lower()
+        for machine in WORKFLOWS
+        for _, part in machines(workflow(machine))
+        for state in part["States"].values()
+    }
+
+    assert [kind for kind in kinds if not hasattr(Track, f"_{kind}")] == []
