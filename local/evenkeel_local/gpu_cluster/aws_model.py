@@ -6,6 +6,8 @@ enums. This module does both, from the model's own metadata, for what comes in a
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Iterator
 from functools import lru_cache
@@ -170,16 +172,20 @@ def _compiled(pattern: str) -> re.Pattern[str]:
         return re.compile(r"[\s\S]*")
 
 
-def paged(items: list[Any], body: Json) -> tuple[list[Any], str | None]:
-    """Return one page of items and the token of the next.
+def paged(items: list[Any], body: Json, operation_name: str) -> tuple[list[Any], str | None]:
+    """Return one page of items and the token of the next, which holds for the same question alone.
 
     Raises:
-        AwsError: the token is none that was given out.
+        AwsError: the token is none that was given out for this question.
     """
     size = int(body.get("MaxResults") or 100)
-    token = body.get("NextToken") or "0"
-    if not token.isdigit() or int(token) > len(items):
-        raise AwsError("ValidationException", "The provided NextToken is invalid.")
-    start = int(token)
+    question = {key: value for key, value in body.items() if key not in ("MaxResults", "NextToken")}
+    digest = hashlib.sha256(json.dumps([operation_name, question], sort_keys=True).encode()).hexdigest()[:32]
+    start = 0
+    if token := body.get("NextToken"):
+        position, _, asked = token.partition(".")
+        if not position.isdecimal() or asked != digest:
+            raise AwsError("ValidationException", "The provided NextToken is invalid.")
+        start = int(position)
     page = items[start : start + size]
-    return page, str(start + size) if start + size < len(items) else None
+    return page, f"{start + size}.{digest}" if start + size < len(items) else None

@@ -119,8 +119,8 @@ class Cluster:
         self.fleet = Fleet(config, self.registry, guard, run_dir, self._variables, self.directory)
         self.fleet.events = self.events
         self.agent = HealthAgent(self.fleet, self.registry, self.bus)
-        self.events.on_healthy.append(self.agent.healthy)
-        self.faults = FaultTable(self.fleet, self.store, self.agent)
+        self.fleet.on_rebooted = self.agent.rebooted
+        self.store.listen(self.agent.notice)
         self.hyperpod = HyperPod(self.fleet, self.registry, self.events)
         delays = config.delays
         self.scheduler = Scheduler(self.registry)
@@ -148,6 +148,7 @@ class Cluster:
                 self._variables,
                 self.bus,
             )
+        self.faults = FaultTable(self.fleet, self.store, self.agent, self.bus, self.karpenter)
         logs = LogReader(self.directory.of_pod, self.store, run_dir)
         measured = Metrics(self.directory, self.store)
         self.api_server = ApiServer(self.registry, authenticator, authorizer, logs, measured, self.call_faults)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections import deque
-from typing import Any, Protocol
+from typing import Protocol
 
 from evenkeel_local.gpu_cluster.aws_model import AwsError, Json, paged
 from evenkeel_local.gpu_cluster.config import ClusterConfig
@@ -30,7 +30,6 @@ class ClusterEvents:
         self._config = config
         self._bus = bus
         self._events: deque[Json] = deque(maxlen=KEPT)
-        self.on_healthy: list[Any] = []
 
     def instance_event(
         self, machine: Machine, description: str, level: str = "Info", metadata: Json | None = None
@@ -51,11 +50,6 @@ class ClusterEvents:
         misleading = "Request to service failed. If failure persists after retry, contact customer support."
         self.record("Cluster", told, "Warn", {"Cluster": {"FailureMessage": misleading}})
 
-    def healthy_again(self, machine: Machine) -> None:
-        """Tell those who wait that a life is well again."""
-        for callback in self.on_healthy:
-            callback(machine)
-
     def record(
         self,
         resource_type: str,
@@ -64,6 +58,7 @@ class ClusterEvents:
         metadata: Json | None = None,
         group: str | None = None,
         instance_id: str | None = None,
+        operation_id: str | None = None,
     ) -> Json:
         """Record an event; send it too when the configuration says so."""
         now = time.time()
@@ -80,6 +75,8 @@ class ClusterEvents:
             event["InstanceGroupName"] = group
         if instance_id:
             event["InstanceId"] = instance_id
+        if operation_id:
+            event["OperationId"] = operation_id
         if metadata:
             event["EventDetails"] = {"EventMetadata": metadata}
         self._events.append(event)
@@ -96,8 +93,9 @@ class ClusterEvents:
     def list(self, body: Json) -> Json:
         """Answer ListClusterEvents."""
         events = list(self._events)
-        for field, key in (("InstanceGroupName", "InstanceGroupName"), ("NodeId", "InstanceId"), ("ResourceType",) * 2):
+        for field in ("InstanceGroupName", "NodeId", "ResourceType", "OperationId"):
             if wanted := body.get(field):
+                key = "InstanceId" if field == "NodeId" else field
                 events = [event for event in events if event.get(key) == wanted]
         if (after := body.get("EventTimeAfter")) is not None:
             events = [event for event in events if event["EventTime"] > after]
@@ -105,7 +103,7 @@ class ClusterEvents:
             events = [event for event in events if event["EventTime"] < before]
         if body.get("SortOrder", "Descending") == "Descending":
             events.reverse()
-        page, token = paged(events, body)
+        page, token = paged(events, body, "ListClusterEvents")
         summaries = [{key: value for key, value in event.items() if key != "EventDetails"} for event in page]
         return {"Events": summaries, **({"NextToken": token} if token else {})}
 

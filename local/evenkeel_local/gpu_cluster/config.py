@@ -71,6 +71,8 @@ class Delays(Settings):
     event_delay: float = 0.1
     auto_recovery: float = 2.0
     deep_health_check: float = 3.0
+    scaling_rollback: float = 10_800.0
+    """After how long a growth is taken back that did not bring its MinInstanceCount."""
     restart_backoff: float = 1.0
     """First delay before a container is started again; it doubles to 30 times this (10 s and 300 s in production)."""
 
@@ -98,6 +100,11 @@ class KarpenterSettings(Settings):
     """How long an offering without capacity is not tried again (three minutes in Karpenter)."""
     spot_notice: float = 5.0
     """From the interruption warning to the machine's end (two minutes in life)."""
+    node_repair: dict[str, float] = {}
+    """How long a node may have each of these conditions not true before it is repaired; without any the gate is off, as
+    in Karpenter. In production AcceleratedHardwareReady 600, Ready and the node monitoring agent's others 1800."""
+    repair_drain: float = 1.0
+    """From the repair's beginning to the machine's end, drained or not."""
 
 
 class AccessEntry(Settings):
@@ -143,6 +150,8 @@ class ClusterConfig(Settings):
     reads_per_second: float = Field(default=0.0, ge=0)
     """Throttling of HyperPod reads and writes by a token bucket; 0 means none."""
     writes_per_second: float = Field(default=0.0, ge=0)
+    instance_limit: int | None = Field(default=None, ge=0)
+    """The account's limit of cluster instances; growing beyond it answers ResourceLimitExceeded."""
     watch_history: int = Field(default=8192, ge=1)
 
     @property

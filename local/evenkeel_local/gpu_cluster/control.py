@@ -60,9 +60,8 @@ class Control:
                 web.post("/control/capacity", self._capacity),
                 web.post("/control/hidden-nodes", self._hidden_nodes),
                 web.post("/control/failing-checks", self._failing_checks),
-                web.post("/control/failing-boots", self._failing_boots),
                 web.post("/control/status", self._status),
-                web.post("/control/spot-interruptions", self._interrupt),
+                web.post("/control/cluster-events", self._cluster_event),
                 web.post("/control/offerings", self._offering),
                 web.get("/control/access-entries", self._access_entries),
                 web.put("/control/access-entries", self._put_access_entries),
@@ -232,12 +231,14 @@ class Control:
 
     async def _capacity(self, http: web.Request) -> web.Response:
         body = await _body(http)
-        group = str(body["instanceGroup"])
+        group, machines = str(body["instanceGroup"]), body.get("machines")
         if group not in self._cluster.fleet.groups:
             raise FaultRefused(f"there is no instance group {group!r}")
-        self._cluster.fleet.capacity[group] = body.get("machines")
+        if machines is not None and (not isinstance(machines, int) or machines < 0):
+            raise FaultRefused("machines must be a number from 0 on, or null for no limit")
+        self._cluster.fleet.capacity[group] = machines
         self._cluster.fleet.let_go()
-        return web.json_response({"instanceGroup": group, "machines": body.get("machines")})
+        return web.json_response({"instanceGroup": group, "machines": machines})
 
     async def _hidden_nodes(self, http: web.Request) -> web.Response:
         """Leave a node out of the lists for a while, as happens between the attempts of a replacement."""
@@ -249,14 +250,12 @@ class Control:
         return web.json_response({"instanceId": machine.instance_id, "hidden": not machine.is_visible})
 
     async def _failing_checks(self, http: web.Request) -> web.Response:
-        """Let the next deep health check of an instance find it faulty."""
-        self._cluster.hyperpod.running.failing_checks.add(str((await _body(http))["instanceId"]))
-        return web.json_response({}, status=201)
-
-    async def _failing_boots(self, http: web.Request) -> web.Response:
-        """Let the next replacements of a group fail their EFA check at boot, this many times."""
+        """Let the next deep health check of an instance find it faulty; HyperPod then reboots or replaces it."""
         body = await _body(http)
-        self._cluster.fleet.failing_boots[str(body["instanceGroup"])] = int(body.get("times", 1))
+        repair = str(body.get("repair", "replace"))
+        if repair not in ("reboot", "replace"):
+            raise FaultRefused("repair must be reboot or replace")
+        self._cluster.hyperpod.running.failing_checks[str(body["instanceId"])] = repair
         return web.json_response({}, status=201)
 
     async def _status(self, http: web.Request) -> web.Response:
@@ -274,14 +273,18 @@ class Control:
             hyperpod.announce_status()
         return web.json_response({})
 
-    async def _interrupt(self, http: web.Request) -> web.Response:
-        """Send a spot node of Karpenter's its interruption notice."""
-        body, karpenter = await _body(http), self._cluster.karpenter
-        instance = karpenter.interrupt(body.get("node")) if karpenter is not None else None
-        if instance is None:
-            raise FaultRefused("there is no such spot node")
-        told = {"node": instance.node_name, "instanceId": instance.instance_id, "nodeClaim": instance.claim}
-        return web.json_response(told, status=201)
+    async def _cluster_event(self, http: web.Request) -> web.Response:
+        """Record a HyperPod cluster event as if it had come about: for those that nothing here brings about."""
+        body = await _body(http)
+        event = self._cluster.events.record(
+            str(body["resourceType"]),
+            str(body["description"]),
+            str(body.get("level", "Info")),
+            body.get("metadata"),
+            body.get("instanceGroup"),
+            body.get("instanceId"),
+        )
+        return web.json_response({"eventId": event["EventId"]}, status=201)
 
     async def _offering(self, http: web.Request) -> web.Response:
         """Say how many machines of an offering EC2 has."""

@@ -2,23 +2,59 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import itertools
 import random
 import time
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from typing import Any, Literal
 
 from evenkeel_local.gpu_cluster import catalogue
+from evenkeel_local.gpu_cluster.cluster_events import Bus
 from evenkeel_local.gpu_cluster.errors import Obj
 from evenkeel_local.gpu_cluster.health_agent import HealthAgent
-from evenkeel_local.gpu_cluster.machines import Fleet, Machine
+from evenkeel_local.gpu_cluster.karpenter import Instance, Karpenter
+from evenkeel_local.gpu_cluster.kubelet import Kubelet
+from evenkeel_local.gpu_cluster.machines import BOOT_FAILURES, FailingBoots, Fault, Fleet, Machine
 from evenkeel_local.gpu_cluster.registry import controller_of
 from evenkeel_local.gpu_cluster.store import Store, name_of, namespace_of
 
 Json = dict[str, Any]
+Node = Machine | Instance
 
-XID_79 = "NVRM: Xid (PCI:{pci}): 79, pid={pid}, name=python, GPU has fallen off the bus."
+REBALANCE = "EC2 Instance Rebalance Recommendation"
+RESERVATION_ENDS = "EC2 Capacity Reservation Instance Interruption Warning"
+HEALTH = "AWS Health Event"
+OWNERS = {"hyperpod": "HyperPod's", "burst": "Karpenter's"}
+
+
+@dataclass(frozen=True)
+class Xid:
+    """What one Xid does: its text in the driver's line, whether GPU work ends, and as what HyperPod reports it."""
+
+    text: str
+    ends_work: bool = True
+    fault_type: str = ""
+    """Empty where HyperPod is not known to mark the node. AWS publishes no table: these are assumed."""
+
+
+XIDS: dict[int, Xid] = {
+    13: Xid("Graphics Engine Exception"),
+    31: Xid("MMU Fault"),
+    48: Xid("An uncorrectable double bit error (DBE) has been detected", fault_type="NvidiaErrorReboot"),
+    63: Xid("Row Remapper: New row marked for remapping, reset gpu to activate.", ends_work=False),
+    64: Xid("Row Remapper: Failed to remap a row", fault_type="NvidiaErrorTerminate"),
+    74: Xid("NVLink: fatal error detected", fault_type="NvidiaErrorReboot"),
+    79: Xid("GPU has fallen off the bus.", fault_type="NvidiaErrorTerminate"),
+    94: Xid("Contained: memory error"),
+    95: Xid("Uncontained: memory error", fault_type="NvidiaErrorReboot"),
+    119: Xid("Timeout waiting for RPC from GSP", fault_type="NvidiaErrorReboot"),
+}
 
 
 class FaultRefused(Exception):
@@ -36,9 +72,19 @@ class Injected:
     logical_id: str
     at: float
     options: Json
-    is_cleared: bool = False
+    cleared: asyncio.Event = field(default_factory=asyncio.Event)
     effects: Json = field(default_factory=dict)
     clear: Callable[[], None] = lambda: None
+
+    @property
+    def is_cleared(self) -> bool:
+        """Whether it was taken back."""
+        return self.cleared.is_set()
+
+    async def wait_cleared(self, seconds: float) -> None:
+        """Wait, but not beyond the moment when it is taken back."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.cleared.wait(), seconds)
 
     def to_json(self) -> Json:
         """Return what the control address tells of it."""
@@ -57,21 +103,27 @@ class Injected:
 
 @dataclass(frozen=True)
 class FaultRow:
-    """One kind of fault."""
+    """One kind of fault, and the nodes that it can hit: HyperPod's, Karpenter's (`burst`), or both.
+
+    A fault of a group or a zone takes it from the option of that name, or from the node.
+    """
 
     name: str
     does: str
     repaired_by: str
-    inject: Callable[[FaultTable, Machine, Json, Injected], None]
+    inject: Callable[[FaultTable, Node, Json, Injected], None]
+    hits: tuple[Literal["hyperpod", "burst"], ...] = ("hyperpod", "burst")
 
 
 class FaultTable:
     """Injects the faults of `ROWS` and keeps a list of what it did."""
 
-    def __init__(self, fleet: Fleet, store: Store, agent: HealthAgent) -> None:
+    def __init__(self, fleet: Fleet, store: Store, agent: HealthAgent, bus: Bus, karpenter: Karpenter | None) -> None:
         self.fleet = fleet
         self.store = store
         self.agent = agent
+        self.bus = bus
+        self.karpenter = karpenter
         self.injected: dict[str, Injected] = {}
         self._numbers = itertools.count(1)
         self._random = random.Random()
@@ -81,8 +133,8 @@ class FaultTable:
 
         Args:
             name: a row's name.
-            options: `node` (an instance id, node name or slot) or `job` (`name` or `namespace/name`) chooses the node;
-                without either, one that runs pods is chosen by chance. What else a row reads is in its text.
+            options: `node` (an instance id, node name, slot or NodeClaim) or `job` (`name` or `namespace/name`) chooses
+                the node; without either, one that runs pods is chosen by chance. What else a row reads is in its text.
 
         Raises:
             FaultRefused: there is no such fault, node or job.
@@ -90,22 +142,22 @@ class FaultTable:
         row = ROWS.get(name)
         if row is None:
             raise FaultRefused(f"there is no fault {name!r}; there are {', '.join(ROWS)}")
-        machine = self._choose(options)
+        node = self._choose(row, options)
         injected = Injected(
             id=f"fault-{next(self._numbers)}",
             fault=name,
-            node=machine.node_name,
-            instance_id=machine.instance_id,
-            logical_id=machine.logical_id,
+            node=node.node_name,
+            instance_id=node.instance_id,
+            logical_id=node.logical_id if isinstance(node, Machine) else "",
             at=time.time(),
             options={key: value for key, value in options.items() if key != "fault"},
         )
-        row.inject(self, machine, options, injected)
+        row.inject(self, node, options, injected)
         self.injected[injected.id] = injected
         return injected
 
     def clear(self, fault_id: str) -> Injected:
-        """Take a fault back as far as that is possible.
+        """Take a fault back as far as that is possible. Idempotent: yes, what was cleared stays so.
 
         Raises:
             FaultRefused: there is no such fault.
@@ -114,22 +166,48 @@ class FaultTable:
         if injected is None:
             raise FaultRefused(f"there is no injected fault {fault_id!r}")
         if not injected.is_cleared:
+            injected.cleared.set()
             injected.clear()
-            injected.is_cleared = True
         return injected
 
-    def _choose(self, options: Json) -> Machine:
+    # Choosing
+
+    def all_nodes(self) -> list[Node]:
+        """Return every node that is up, whoever launched it."""
+        burst: list[Instance] = self.karpenter.instances if self.karpenter is not None else []
+        every: list[Node] = [*self.fleet.machines, *burst]
+        return [node for node in every if node.kubelet is not None and node.kubelet.is_on]
+
+    def _choose(self, row: FaultRow, options: Json) -> Node:
+        found = [node for node in self.all_nodes() if _kind(node) in row.hits]
         if wanted := options.get("node"):
-            machine = self.fleet.by_instance(wanted) or self.fleet.by_node(wanted) or self.fleet.by_slot(wanted)
-            if machine is None:
-                raise FaultRefused(f"there is no node {wanted!r}")
-            return machine
-        nodes = sorted({str(pod["spec"]["nodeName"]) for pod in self._running(options.get("job"))})
-        machines = [machine for node in nodes if (machine := self.fleet.by_node(node)) is not None]
-        machines = [machine for machine in machines if machine.kubelet is not None and machine.kubelet.is_connected]
-        if not machines:
+            named = [node for node in self.all_nodes() if wanted in _names(node)]
+            if not named:
+                raise FaultRefused(f"there is no node {wanted!r} that is up")
+            if named[0] not in found:
+                raise FaultRefused(f"{row.name} cannot hit {wanted!r}: it is for {OWNERS[row.hits[0]]} nodes")
+            return named[0]
+        for option, of in (("instanceGroup", _group_of), ("zone", self.zone_of)):
+            if wanted := options.get(option):
+                found = [node for node in found if of(node) == wanted]
+                if not found:
+                    raise FaultRefused(f"there is no node up in {option} {wanted!r}")
+                return found[0]
+        busy = {str(pod["spec"]["nodeName"]) for pod in self._running(options.get("job"))}
+        found = [node for node in found if node.node_name in busy and kubelet_of(node).is_connected]
+        if not found:
             raise FaultRefused(f"no node runs a pod of {options.get('job') or 'any job'}")
-        return self._random.choice(machines)
+        return self._random.choice(found)
+
+    def zone_of(self, node: Node) -> str:
+        """Return the Availability Zone that a node is in."""
+        if isinstance(node, Machine):
+            return self.fleet.groups[node.group].availability_zone
+        return node.offering.zone
+
+    def lives(self, node: Node) -> bool:
+        """Whether the machine is still there."""
+        return node in self.fleet.machines if isinstance(node, Machine) else not node.ended
 
     def _running(self, job: str | None) -> list[Obj]:
         namespace, _, name = (job or "").rpartition("/")
@@ -144,58 +222,257 @@ class FaultTable:
         return found
 
 
-def _gpu_xid79(table: FaultTable, machine: Machine, options: Json, injected: Injected) -> None:
-    kubelet = machine.kubelet
-    if kubelet is None:
-        raise FaultRefused(f"node {machine.node_name} is not up")
-    fault_type = str(options.get("faultType") or "NvidiaErrorTerminate")
-    injected.effects = {"processesHit": kubelet.gpu_error(), "faultType": fault_type}
-    message = XID_79.format(pci="0000:b9:00", pid=4242)
-    table.fleet.later(
-        table.fleet.config.delays.agent_detect,
-        lambda: None if injected.is_cleared else table.agent.detect(machine, fault_type, "XidHardwareFailure", message),
-    )
+def _kind(node: Node) -> Literal["hyperpod", "burst"]:
+    return "hyperpod" if isinstance(node, Machine) else "burst"
+
+
+def _names(node: Node) -> tuple[str, str, str]:
+    return node.instance_id, node.node_name, node.logical_id if isinstance(node, Machine) else node.claim
+
+
+def _group_of(node: Node) -> str:
+    return node.group if isinstance(node, Machine) else ""
+
+
+def kubelet_of(node: Node) -> Kubelet:
+    """Return the kubelet of a node that is up.
+
+    Raises:
+        FaultRefused: it is not.
+    """
+    if node.kubelet is None:
+        raise FaultRefused(f"node {node.node_name} is not up")
+    return node.kubelet
+
+
+# GPUs
+
+
+def _xid(table: FaultTable, node: Node, options: Json, injected: Injected) -> None:
+    code = int(options.get("code", 79))
+    known = XIDS.get(code, Xid("Unknown Error", ends_work=False))
+    fault_type = str(options.get("faultType", known.fault_type))
+    line = f"NVRM: Xid (PCI:0000:b9:00): {code}, pid=4242, name=python, {known.text}"
+    injected.effects = {
+        "processesHit": kubelet_of(node).gpu_error() if known.ends_work else 0,
+        "xid": code,
+        "faultType": fault_type,
+    }
+    if not fault_type:
+        return
+    fault = Fault(fault_type, "XidHardwareFailure", line)
+    if isinstance(node, Machine) and options.get("survivesReboot"):
+        node.lasting = fault
+
+    def find() -> None:
+        if injected.is_cleared or not table.lives(node):
+            return
+        if isinstance(node, Machine):
+            table.agent.detect(node, fault)
+        else:
+            table.agent.mark_accelerator(node.node_name, f"NvidiaXID{code}Error", line)
 
     def clear() -> None:
-        if machine.unhealthy is not None and machine in table.fleet.machines:
-            machine.unhealthy = None
-            table.agent.healthy(machine)
+        if not table.lives(node):
+            return
+        if isinstance(node, Machine):
+            node.lasting = None
+            table.agent.healthy(node)
+        else:
+            table.agent.mark_accelerator(node.node_name, "NvidiaAcceleratedHardwareIsReady", "", ready=True)
+
+    injected.clear = clear
+    table.fleet.later(table.fleet.config.delays.agent_detect, find)
+
+
+def _stuck_replace(table: FaultTable, node: Node, options: Json, injected: Injected) -> None:
+    assert isinstance(node, Machine), "the row hits HyperPod's nodes alone"
+    table.fleet.stuck_slots[node.logical_id] = injected.id
+    _xid(table, node, options, injected)
+
+    def clear() -> None:
+        table.fleet.stuck_slots.pop(node.logical_id, None)
+        table.fleet.let_go()
 
     injected.clear = clear
 
 
-def _node_lost(table: FaultTable, machine: Machine, options: Json, injected: Injected) -> None:
-    kubelet = machine.kubelet
-    if kubelet is None:
-        raise FaultRefused(f"node {machine.node_name} is not up")
+def _agent_silent(table: FaultTable, node: Node, options: Json, injected: Injected) -> None:
+    assert isinstance(node, Machine), "the row hits HyperPod's nodes alone"
+    node.is_agent_silent = True
+
+    def clear() -> None:
+        node.is_agent_silent = False
+
+    injected.clear = clear
+
+
+# Nodes
+
+
+def _node_lost(table: FaultTable, node: Node, options: Json, injected: Injected) -> None:
+    kubelet = kubelet_of(node)
     running = [running for worker in kubelet.workers.values() for _, running in worker.processes]
     injected.effects = {"processesBehindPartition": len(running)}
     kubelet.partition()
     injected.clear = kubelet.rejoin
 
 
-def _app_crash(table: FaultTable, machine: Machine, options: Json, injected: Injected) -> None:
-    kubelet = machine.kubelet
+def _node_flap(table: FaultTable, node: Node, options: Json, injected: Injected) -> None:
+    kubelet, seconds = kubelet_of(node), float(options.get("seconds", 5.0))
+    grace = table.fleet.config.delays.node_monitor_grace
+
+    async def flap() -> None:
+        while table.lives(node) and not injected.is_cleared:
+            kubelet.partition()
+            # Not Ready begins when the grace has passed; only then do the seconds count.
+            await injected.wait_cleared(grace + seconds)
+            kubelet.rejoin()
+            await injected.wait_cleared(seconds)
+
+    injected.clear = kubelet.rejoin
+    table.fleet.begin(flap())
+
+
+def _app_crash(table: FaultTable, node: Node, options: Json, injected: Injected) -> None:
     wanted = str(options.get("job") or "").rpartition("/")[2]
-    for worker in kubelet.workers.values() if kubelet is not None else ():
+    for worker in kubelet_of(node).workers.values():
         owner = controller_of(worker.pod)
         if wanted and (owner is None or owner["name"] != wanted):
             continue
         if worker.crash(int(options.get("exitCode", 1))):
             injected.effects = {"pod": f"{namespace_of(worker.pod)}/{name_of(worker.pod)}"}
             return
-    raise FaultRefused(f"no process runs on node {machine.node_name}")
+    raise FaultRefused(f"no process runs on node {node.node_name}")
 
 
-def _stuck_replace(table: FaultTable, machine: Machine, options: Json, injected: Injected) -> None:
-    table.fleet.stuck_slots[machine.logical_id] = injected.id
-    _gpu_xid79(table, machine, options, injected)
+def _zone_outage(table: FaultTable, node: Node, options: Json, injected: Injected) -> None:
+    zone = table.zone_of(node)
+    cut = [other for other in table.all_nodes() if table.zone_of(other) == zone]
+    for other in cut:
+        kubelet_of(other).partition()
+    _close_zone(table, zone, closed=True)
+    injected.effects = {"zone": zone, "nodes": [other.node_name for other in cut]}
 
     def clear() -> None:
-        table.fleet.stuck_slots.pop(machine.logical_id, None)
-        table.fleet.let_go()
+        _close_zone(table, zone, closed=False)
+        for other in cut:
+            if table.lives(other):
+                kubelet_of(other).rejoin()
 
     injected.clear = clear
+
+
+def _close_zone(table: FaultTable, zone: str, *, closed: bool) -> None:
+    for zones in (table.fleet.zones_out, *((table.karpenter.zones_out,) if table.karpenter is not None else ())):
+        zones.add(zone) if closed else zones.discard(zone)
+    table.fleet.let_go()
+
+
+def _boot_failing(table: FaultTable, node: Node, options: Json, injected: Injected) -> None:
+    assert isinstance(node, Machine), "the row hits HyperPod's nodes alone"
+    stage, times = str(options.get("stage", "lifecycle")), options.get("times")
+    if stage not in BOOT_FAILURES:
+        raise FaultRefused(f"stage must be one of {', '.join(BOOT_FAILURES)}")
+    if times is not None and int(times) < 1:
+        raise FaultRefused("times must be at least 1")
+    failing = FailingBoots(stage, None if times is None else int(times))
+    table.fleet.failing_boots[node.group] = failing
+    injected.effects = {"instanceGroup": node.group, "stage": stage}
+
+    def clear() -> None:
+        if table.fleet.failing_boots.get(node.group) is failing:
+            del table.fleet.failing_boots[node.group]
+
+    injected.clear = clear
+
+
+# Notices
+
+
+def _spot_reclaim(table: FaultTable, node: Node, options: Json, injected: Injected) -> None:
+    karpenter, node = _burst(table, node)
+    if node.offering.capacity_type != "spot":
+        raise FaultRefused(f"node {node.node_name} is no spot node")
+    karpenter.reclaim(node)
+
+
+def _rebalance(table: FaultTable, node: Node, options: Json, injected: Injected) -> None:
+    _, node = _burst(table, node)
+    table.bus.send(REBALANCE, {"instance-id": node.instance_id}, [_ec2_arn(table, node)])
+
+
+def _reservation_ends(table: FaultTable, node: Node, options: Json, injected: Injected) -> None:
+    karpenter, node = _burst(table, node)
+    notice = karpenter.settings.spot_notice
+    ends_at = datetime.now(UTC) + timedelta(seconds=notice)
+    detail = {
+        "instance-id": node.instance_id,
+        "instance-action": "terminate",
+        "instance-termination-time": f"{ends_at:%Y-%m-%dT%H:%M:%SZ}",
+        "azId": "usw2-az1",
+    }
+    table.bus.send(RESERVATION_ENDS, detail, [_ec2_arn(table, node)])
+    karpenter.end_after(node, notice)
+
+
+def _burst(table: FaultTable, node: Node) -> tuple[Karpenter, Instance]:
+    assert table.karpenter is not None, "a node of Karpenter's was found"
+    assert isinstance(node, Instance), "the row hits Karpenter's nodes alone"
+    return table.karpenter, node
+
+
+def _ec2_arn(table: FaultTable, node: Node) -> str:
+    config = table.fleet.config
+    return f"arn:aws:ec2:{config.region}:{config.account}:instance/{node.instance_id}"
+
+
+def _maintenance(table: FaultTable, node: Node, options: Json, injected: Injected) -> None:
+    """Announce planned work in AWS Health, and do it when its time comes."""
+    retires, seconds = bool(options.get("retires")), float(options.get("startsInSeconds", 10.0))
+    service = "SAGEMAKER" if isinstance(node, Machine) else "EC2"
+    what = "INSTANCE_RETIREMENT" if retires else "SYSTEM_REBOOT_MAINTENANCE"
+    code = f"AWS_{service}_{what}_SCHEDULED"
+    arn = f"arn:aws:health:{table.fleet.config.region}::event/{service}/{code}/{code}_{uuid.uuid4()}"
+    starts_at = datetime.now(UTC) + timedelta(seconds=seconds)
+    injected.effects = {"eventArn": arn, "eventTypeCode": code}
+
+    def announce(status: str, entity: str) -> None:
+        now = format_datetime(datetime.now(UTC), usegmt=True)
+        config = table.fleet.config
+        detail: Json = {
+            "eventArn": arn,
+            "service": service,
+            "eventTypeCode": code,
+            "eventTypeCategory": "scheduledChange",
+            "eventScopeCode": "ACCOUNT_SPECIFIC",
+            "communicationId": f"{uuid.uuid4().hex[:20]}-1",
+            "startTime": format_datetime(starts_at, usegmt=True),
+            "lastUpdatedTime": now,
+            "statusCode": status,
+            "eventRegion": config.region,
+            "eventDescription": [{"language": "en_US", "latestDescription": "Planned work on an instance."}],
+            "affectedEntities": [{"entityValue": node.instance_id, "lastUpdatedTime": now, "status": entity}],
+            "affectedAccount": config.account,
+            "page": "1",
+            "totalPages": "1",
+            "backupEvent": "false",
+        }
+        table.bus.send(HEALTH, detail, [node.instance_id])
+
+    def begin() -> None:
+        if injected.is_cleared or not table.lives(node):
+            return
+        announce("closed", "RESOLVED")
+        if isinstance(node, Instance):
+            if table.karpenter is not None:
+                table.karpenter.end_after(node, 0.0)
+        elif node.operation is None:
+            (table.fleet.replace if retires else table.fleet.reboot)(node)
+
+    injected.clear = lambda: announce("closed", "RESOLVED")
+    announce("upcoming", "PENDING")
+    table.fleet.later(seconds, begin)
 
 
 ROWS: dict[str, FaultRow] = {
@@ -203,11 +480,26 @@ ROWS: dict[str, FaultRow] = {
     for row in (
         FaultRow(
             "gpu-xid79",
-            "A GPU falls off the bus: the processes that use GPUs on the node abort, the health agent marks the node "
-            "and sends its event. Option `faultType`: NvidiaErrorTerminate (default, a replacement is due) or "
-            "NvidiaErrorReboot.",
+            "A GPU falls off the bus: `gpu-xid` with code 79.",
             "reboot or replace, as the fault type says",
-            _gpu_xid79,
+            _xid,
+        ),
+        FaultRow(
+            "gpu-xid",
+            f"The driver logs an Xid (option `code`; {', '.join(map(str, XIDS))} are known). Where it ends GPU work, "
+            "the processes that use GPUs abort. If the code has a fault type (option `faultType` sets one: "
+            "NvidiaErrorReboot, NvidiaErrorTerminate or empty), HyperPod's health agent marks the node and sends its "
+            "event, with `survivesReboot` again after each reboot; on a Karpenter node AcceleratedHardwareReady turns "
+            "False, as the EKS node monitoring agent has it.",
+            "reboot or replace, as the fault type says; a restart of the job where there is none",
+            _xid,
+        ),
+        FaultRow(
+            "health-silent",
+            "The node's health agent dies: whatever breaks from now on, no mark and no event comes.",
+            "reboot, replace or clearing",
+            _agent_silent,
+            ("hyperpod",),
         ),
         FaultRow(
             "node-lost",
@@ -215,6 +507,18 @@ ROWS: dict[str, FaultRow] = {
             "go on running, whatever is deleted, until the machine is rebooted, replaced or gone. Clearing heals it.",
             "reboot or replace",
             _node_lost,
+        ),
+        FaultRow(
+            "node-flap",
+            "The node is cut off and heals in turns: not Ready for `seconds` (default 5), then Ready for as long.",
+            "replace or clearing",
+            _node_flap,
+        ),
+        FaultRow(
+            "zone-outage",
+            "Every node of a zone (option `zone`, or the node's) is cut off, and the zone has no capacity.",
+            "clearing",
+            _zone_outage,
         ),
         FaultRow(
             "app-crash",
@@ -227,6 +531,44 @@ ROWS: dict[str, FaultRow] = {
             "As gpu-xid79, and the replacement stays Pending for want of capacity until the fault is cleared.",
             "clearing the fault",
             _stuck_replace,
+            ("hyperpod",),
+        ),
+        FaultRow(
+            "boot-failing",
+            "New machines of a group (option `instanceGroup`, or the node's) fail, `times` of them or all: at stage "
+            "`start` (a bad image), `efa` or `lifecycle` (the default). HyperPod tries again with another instance.",
+            "clearing",
+            _boot_failing,
+            ("hyperpod",),
+        ),
+        FaultRow(
+            "maintenance",
+            "AWS Health announces planned work on the node; after `startsInSeconds` (default 10) it is rebooted, or "
+            "with `retires` replaced; a Karpenter node ends. Clearing withdraws the plan.",
+            "the work itself",
+            _maintenance,
+        ),
+        FaultRow(
+            "spot-reclaim",
+            "A spot node of Karpenter's gets its interruption warning and ends after `spotNotice`.",
+            "another node",
+            _spot_reclaim,
+            ("burst",),
+        ),
+        FaultRow(
+            "rebalance",
+            "A Karpenter node gets a rebalance recommendation; nothing follows by itself.",
+            "nothing to repair",
+            _rebalance,
+            ("burst",),
+        ),
+        FaultRow(
+            "capacity-reservation-interruption",
+            "A Karpenter node's interruptible capacity reservation is taken back; it ends after `spotNotice`, and "
+            "Karpenter is not told.",
+            "another node",
+            _reservation_ends,
+            ("burst",),
         ),
     )
 }

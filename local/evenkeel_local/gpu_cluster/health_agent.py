@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 from evenkeel_local.gpu_cluster import catalogue
 from evenkeel_local.gpu_cluster.cluster_events import Bus
 from evenkeel_local.gpu_cluster.errors import Obj
-from evenkeel_local.gpu_cluster.machines import PREFIX, Fleet, Machine
+from evenkeel_local.gpu_cluster.machines import PREFIX, Fault, Fleet, Machine
 from evenkeel_local.gpu_cluster.registry import Registry, set_condition, timestamp
+from evenkeel_local.gpu_cluster.store import Change, name_of
 
 HEALTH_EVENT = "SageMaker HyperPod Cluster Node Health Event"
 REBOOT_TYPES = ("NvidiaErrorReboot",)
+STATUS_LABEL, DETAILS = f"{PREFIX}node-health-status", f"{PREFIX}fault-details"
+PENDING_REBOOT, PENDING_REPLACEMENT = "UnschedulablePendingReboot", "UnschedulablePendingReplacement"
 
 
 class HealthAgent:
@@ -22,65 +26,88 @@ class HealthAgent:
         self._registry = registry
         self._bus = bus
 
-    def detect(self, machine: Machine, fault_type: str, fault_reason: str, message: str) -> None:
+    def detect(self, machine: Machine, fault: Fault) -> None:
         """Find a fault on a life: labels, annotation, condition, taint and event, as the real agent leaves them."""
         if machine not in self._fleet.machines or machine.kubelet is None or not machine.kubelet.is_connected:
             return
-        machine.unhealthy = (fault_type, fault_reason)
-        pending = "UnschedulablePendingReboot" if fault_type in REBOOT_TYPES else "UnschedulablePendingReplacement"
+        if machine.is_agent_silent:
+            return
+        machine.unhealthy = (fault.type, fault.reason)
+        may_reboot = fault.type in REBOOT_TYPES and not machine.has_rebooted_in_vain
+        pending = PENDING_REBOOT if may_reboot else PENDING_REPLACEMENT
 
         def mark(node: Obj) -> None:
-            labels = node["metadata"].setdefault("labels", {})
-            labels[f"{PREFIX}node-health-status"] = pending
-            labels[f"{PREFIX}fault-types"] = fault_type
-            labels[f"{PREFIX}fault-reasons"] = fault_reason
-            details = [
-                {
-                    "timestamp": timestamp(),
-                    "type": fault_type,
-                    "reason": fault_reason,
-                    "message": message,
-                }
-            ]
-            node["metadata"].setdefault("annotations", {})[f"{PREFIX}fault-details"] = json.dumps(details)
-            taints = [t for t in node["spec"].get("taints") or () if t["key"] != f"{PREFIX}node-health-status"]
-            taints.append({"key": f"{PREFIX}node-health-status", "value": "Unschedulable", "effect": "NoSchedule"})
+            labels, annotations = (
+                node["metadata"].setdefault("labels", {}),
+                node["metadata"].setdefault("annotations", {}),
+            )
+            labels[STATUS_LABEL] = pending
+            labels[f"{PREFIX}fault-types"] = fault.type
+            labels[f"{PREFIX}fault-reasons"] = fault.reason
+            details = json.loads(annotations.get(DETAILS) or "[]")
+            details.append({"timestamp": timestamp(), **asdict(fault)})
+            annotations[DETAILS] = json.dumps(details)
+            taints = [t for t in node["spec"].get("taints") or () if t["key"] != STATUS_LABEL]
+            taints.append({"key": STATUS_LABEL, "value": "Unschedulable", "effect": "NoSchedule"})
             node["spec"]["taints"] = taints
-            set_condition(node["status"], fault_type, "True", fault_reason, message)
+            set_condition(node["status"], fault.type, "True", fault.reason, fault.message)
 
         if self._registry.mutate(catalogue.NODES, "", machine.node_name, mark) is not None:
-            recommendation = (
-                "Please Reboot the Node." if fault_type in REBOOT_TYPES else "Please Replace the Faulty Node."
-            )
             self._send(
                 machine,
                 "Unhealthy",
-                f"HyperPod Health Monitoring Agent (HMA) has detected fault type {fault_type} on this node "
+                f"HyperPod Health Monitoring Agent (HMA) has detected fault type {fault.type} on this node "
                 "and is unhealthy.",
-                recommendation,
+                "Please Reboot the Node." if may_reboot else "Please Replace the Faulty Node.",
             )
-            if self._fleet.node_recovery == "Automatic":
-                self._fleet.later(self._fleet.config.delays.auto_recovery, lambda: self.recover(machine))
 
-    def recover(self, machine: Machine) -> None:
-        """Repair a life that is still marked, as HyperPod does with NodeRecovery=Automatic."""
-        if machine not in self._fleet.machines or machine.unhealthy is None or machine.operation is not None:
+    def notice(self, change: Change) -> None:
+        """With NodeRecovery=Automatic a Pending label is a repair command, whoever wrote it; else it is a label."""
+        if change.key != catalogue.NODES.key or change.kind != "MODIFIED" or self._fleet.node_recovery != "Automatic":
             return
-        if machine.unhealthy[0] in REBOOT_TYPES:
+        label, before = _status_of(change.new), _status_of(change.old or {})
+        machine = self._fleet.by_node(name_of(change.new))
+        if machine is not None and label != before and label in (PENDING_REBOOT, PENDING_REPLACEMENT):
+            self._fleet.later(self._fleet.config.delays.auto_recovery, lambda: self._recover(machine))
+
+    def _recover(self, machine: Machine) -> None:
+        """Repair a life whose label still asks for it. CPU nodes are never replaced this way."""
+        node = self._registry.store.find(catalogue.NODES.key, "", machine.node_name)
+        if machine not in self._fleet.machines or node is None or machine.operation is not None:
+            return
+        if self._fleet.node_recovery != "Automatic":
+            return
+        if _status_of(node) == PENDING_REBOOT:
             self._fleet.reboot(machine)
-        else:
+        elif _status_of(node) == PENDING_REPLACEMENT and "nvidia.com/gpu" in node["status"]["allocatable"]:
             self._fleet.replace(machine)
 
+    def rebooted(self, machine: Machine) -> None:
+        """Look again after a reboot: what it cleared is unmarked, what lasts is found again."""
+        machine.is_agent_silent = False
+        if machine.lasting is not None:
+            fault = machine.lasting
+            machine.has_rebooted_in_vain = True
+            self._fleet.later(self._fleet.config.delays.agent_detect, lambda: self.detect(machine, fault))
+        else:
+            self.healthy(machine)
+
     def healthy(self, machine: Machine) -> None:
-        """Take the marks off a life that a reboot cured, and say so."""
+        """Take the marks off a life that is well again, and say so."""
+        node = self._registry.store.find(catalogue.NODES.key, "", machine.node_name)
+        if node is None or (
+            machine.unhealthy is None and _status_of(node) not in (PENDING_REBOOT, PENDING_REPLACEMENT)
+        ):
+            return
+        machine.unhealthy, machine.lasting, machine.has_rebooted_in_vain = None, None, False
 
         def clear(node: Obj) -> None:
             labels = node["metadata"].get("labels") or {}
-            labels[f"{PREFIX}node-health-status"] = "Schedulable"
+            labels[STATUS_LABEL] = "Schedulable"
             for key in ("fault-types", "fault-reasons"):
                 labels.pop(f"{PREFIX}{key}", None)
-            (node["metadata"].get("annotations") or {}).pop(f"{PREFIX}fault-details", None)
-            taints = [t for t in node["spec"].get("taints") or () if t["key"] != f"{PREFIX}node-health-status"]
+            (node["metadata"].get("annotations") or {}).pop(DETAILS, None)
+            taints = [t for t in node["spec"].get("taints") or () if t["key"] != STATUS_LABEL]
             node["spec"]["taints"] = taints
             if not taints:
                 del node["spec"]["taints"]
@@ -90,6 +117,14 @@ class HealthAgent:
 
         self._registry.mutate(catalogue.NODES, "", machine.node_name, clear)
         self._send(machine, "Healthy", "", "")
+
+    def mark_accelerator(self, node_name: str, reason: str, message: str, *, ready: bool = False) -> None:
+        """Write on a node of EKS what its monitoring agent says of the GPUs: a condition, no label and no event."""
+
+        def mark(node: Obj) -> None:
+            set_condition(node["status"], "AcceleratedHardwareReady", str(ready), reason, message)
+
+        self._registry.mutate(catalogue.NODES, "", node_name, mark)
 
     def _send(self, machine: Machine, status: str, reason: str, recommendation: str) -> None:
         config = self._fleet.config
@@ -109,3 +144,7 @@ class HealthAgent:
             },
             [config.cluster_arn],
         )
+
+
+def _status_of(node: Obj) -> str:
+    return str(((node.get("metadata") or {}).get("labels") or {}).get(STATUS_LABEL) or "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import Callable
@@ -11,11 +12,14 @@ from evenkeel_local.gpu_cluster.cluster_events import ClusterEvents
 from evenkeel_local.gpu_cluster.config import InstanceGroup
 from evenkeel_local.gpu_cluster.hyperpod_capacity import Capacity
 from evenkeel_local.gpu_cluster.hyperpod_governance import Governance
-from evenkeel_local.gpu_cluster.hyperpod_operations import Operations
+from evenkeel_local.gpu_cluster.hyperpod_operations import POLL_SECONDS, Operations
 from evenkeel_local.gpu_cluster.machines import Fleet, Machine, ProviderCall
 from evenkeel_local.gpu_cluster.registry import Registry
 
 CLIENT_TOKEN_LIFE_SECONDS = 8 * 3600
+UPKEEP = ("DeepHealthCheck", "SoftwareUpdate")
+"""What HyperPod itself does to a node: to callers the node has the wrong status then, it is not in use (assumed)."""
+CHANGEABLE = {"ClusterName", "InstanceGroups", "InstanceGroupsToDelete", "NodeRecovery", "AutoScaling"}
 REPAIR_TEXTS = {
     "InstanceIdNotFound": "The instance was not found in the cluster.",
     "InvalidInstanceStatus": "The instance is in status {status}; the operation needs it to be Running.",
@@ -42,6 +46,7 @@ class HyperPod:
             self._config, "ClusterSchedulerConfig", "cluster-scheduler-config", ("SchedulerConfig",), fleet.later
         )
         self.capacity = Capacity(fleet)
+        self._rolling_back = 0
         self._added: dict[str, tuple[float, Json, list[str]]] = {}
         self.failing_nodes: dict[str, str] = {}
         """Instance ids for which the next repair call answers InternalServerError, with its message."""
@@ -112,6 +117,9 @@ class HyperPod:
         }
         if self._config.node_provisioning_mode:
             answer["NodeProvisioningMode"] = self._config.node_provisioning_mode
+        if self._fleet.auto_scaling:
+            scaler = {"Mode": "Enable", "AutoScalerType": self._fleet.auto_scaling, "Status": "InService"}
+            answer["AutoScaling"] = scaler
         return answer
 
     def _cluster_status(self) -> str:
@@ -119,13 +127,16 @@ class HyperPod:
             return self.status_override
         if self.running.software_updating:
             return "SystemUpdating"
+        if self._rolling_back:
+            return "RollingBack"
         changing = any(machine.operation == "Delete" for machine in self._fleet.machines)
         return "Updating" if changing and self._config.node_provisioning_mode is None else "InService"
 
     def announce_status(self) -> None:
         """Send the cluster state change event for the status of the moment."""
         described = self._describe_cluster({"ClusterName": self._config.cluster_name}, "")
-        detail = {key: value for key, value in described.items() if key != "NodeProvisioningMode"}
+        left_out = ("NodeProvisioningMode", "AutoScaling")
+        detail = {key: value for key, value in described.items() if key not in left_out}
         # The bus carries milliseconds where the API gives seconds.
         detail["CreationTime"] = int(self._fleet.created_at * 1000)
         self._events.announce("SageMaker HyperPod Cluster State Change", detail)
@@ -134,16 +145,12 @@ class HyperPod:
         machines = self._fleet.of_group(group.name)
         running = [machine for machine in machines if machine.status in ("Running", "DeepHealthCheckInProgress")]
         target = self._fleet.targets[group.name]
-        status = "InService" if len(running) == target else "Updating" if len(machines) != target else "Degraded"
-        if group.name in self.running.software_updating:
-            status = "SystemUpdating"
-        status = self.group_status_override.get(group.name, status)
         answer: Json = {
             "InstanceGroupName": group.name,
             "InstanceType": group.instance_type,
             "CurrentCount": len(running),
             "TargetCount": target,
-            "Status": status,
+            "Status": self._group_status(group.name),
             "ExecutionRole": f"arn:aws:iam::{self._config.account}:role/{self._config.cluster_name}-exec",
             "LifeCycleConfig": {
                 "SourceS3Uri": f"s3://sagemaker-{self._config.cluster_name}/",
@@ -156,17 +163,25 @@ class HyperPod:
         if group.training_plan:
             prefix = f"arn:aws:sagemaker:{self._config.region}:{self._config.account}:training-plan"
             answer |= {"TrainingPlanArn": f"{prefix}/{group.training_plan}", "TrainingPlanStatus": "Active"}
-        if group.labels or group.taints:
-            answer["KubernetesConfig"] = {
-                "CurrentLabels": dict(group.labels),
-                "DesiredLabels": dict(group.labels),
-                "CurrentTaints": self._taints(group),
-                "DesiredTaints": self._taints(group),
-            }
+        if shown := self._kubernetes_config(group):
+            answer["KubernetesConfig"] = shown
         return answer
 
-    def _taints(self, group: InstanceGroup) -> list[Json]:
-        return [{"Key": taint.key, "Value": taint.value, "Effect": taint.effect} for taint in group.taints]
+    def _kubernetes_config(self, group: InstanceGroup) -> Json:
+        if not group.labels and not group.taints:
+            return {}
+        taints = [{"Key": taint.key, "Value": taint.value, "Effect": taint.effect} for taint in group.taints]
+        labels = dict(group.labels)
+        return {"CurrentLabels": labels, "DesiredLabels": labels, "CurrentTaints": taints, "DesiredTaints": taints}
+
+    def _group_status(self, name: str) -> str:
+        if name in self.group_status_override:
+            return self.group_status_override[name]
+        if name in self.running.software_updating:
+            return "SystemUpdating"
+        machines, target = self._fleet.of_group(name), self._fleet.targets[name]
+        running = [machine for machine in machines if machine.status in ("Running", "DeepHealthCheckInProgress")]
+        return "InService" if len(running) == target else "Updating" if len(machines) != target else "Degraded"
 
     def _list_clusters(self, body: Json, caller: str) -> Json:
         wanted = body.get("NameContains") or ""
@@ -199,7 +214,7 @@ class HyperPod:
             key=lambda machine: (machine.instance_id if by_name else machine.launch_time, machine.instance_id),
             reverse=body.get("SortOrder") == "Descending",
         )
-        page, token = paged(machines, body)
+        page, token = paged(machines, body, "ListClusterNodes")
         answer: Json = {"ClusterNodeSummaries": [self._summary(machine, with_slots) for machine in page]}
         return {**answer, "NextToken": token} if token else answer
 
@@ -252,6 +267,8 @@ class HyperPod:
                 "OnCreate": "on_create.sh",
             },
         }
+        if shown := self._kubernetes_config(group):
+            details["KubernetesConfig"] = shown
         return {"NodeDetails": details}
 
     # Repairs
@@ -311,11 +328,9 @@ class HyperPod:
             return "InstanceIdNotFound"
         if self.failing_nodes.pop(machine.instance_id, None) is not None:
             return "InternalServerError"
-        if machine.operation is not None:
-            return "InstanceIdInUse"
-        if machine.status not in ("Running", "Failure"):
-            return "InvalidInstanceStatus"
-        return None
+        if machine.operation is None and machine.status in ("Running", "Failure"):
+            return None
+        return "InvalidInstanceStatus" if machine.operation in (None, *UPKEEP) else "InstanceIdInUse"
 
     # Capacity
 
@@ -333,6 +348,7 @@ class HyperPod:
         total = sum(int(wish["IncrementTargetCountBy"]) for wish in body["NodesToAdd"])
         if total > 50:
             raise AwsError("ValidationException", "At most 50 nodes can be added in one call.")
+        self._check_limit(total)
         answer: Json = {"Successful": [], "Failed": []}
         slots = []
         for wish in body["NodesToAdd"]:
@@ -352,6 +368,8 @@ class HyperPod:
         code, told = "", ""
         if group is None:
             code, told = "InstanceGroupNotFound", f"Instance group {name} was not found."
+        elif (status := self._group_status(name)) not in ("InService", "Updating", "Degraded"):
+            code, told = "InvalidInstanceGroupStatus", f"Instance group {name} is in status {status}."
         elif (zones := wish.get("AvailabilityZones")) and group.availability_zone not in zones:
             code, told = "IncompatibleAvailabilityZones", f"Instance group {name} has no subnet in {', '.join(zones)}."
         elif (types := wish.get("InstanceTypes")) and group.instance_type not in types:
@@ -399,10 +417,10 @@ class HyperPod:
         code: tuple[str, str] | None = None
         if machine is None:
             code = ("NodeIdNotFound", "The node was not found in the cluster.")
+        elif machine.operation in UPKEEP:
+            code = ("InvalidNodeStatus", f"The node is in status {machine.status}.")
         elif machine.operation is not None:
             code = ("NodeIdInUse", "Another operation is already in progress for this node.")
-        elif machine.status not in ("Running", "Failure", "Pending"):
-            code = ("InvalidNodeStatus", f"The node is in status {machine.status}.")
         self._fleet.calls.append(
             ProviderCall(
                 action="Delete",
@@ -420,22 +438,64 @@ class HyperPod:
 
     # Settings
 
+    def _check_limit(self, more: int) -> None:
+        limit = self._config.instance_limit
+        if limit is not None and sum(self._fleet.targets.values()) + more > limit:
+            raise AwsError(
+                "ResourceLimitExceeded",
+                f"The account-level service limit for cluster instances is {limit}; {more} more would exceed it.",
+            )
+
     def _update_cluster(self, body: Json, caller: str) -> Json:
         self._check_name(body["ClusterName"])
-        for wish in body.get("InstanceGroups") or ():
-            name = wish["InstanceGroupName"]
+        if unknown := sorted(set(body) - CHANGEABLE):
+            raise AwsError("UnknownOperationException", f"The local cluster does not change {', '.join(unknown)}.", 501)
+        if (status := self._cluster_status()) != "InService":
+            raise AwsError("ConflictException", f"The cluster is in status {status}.")
+        wishes = {wish["InstanceGroupName"]: wish for wish in body.get("InstanceGroups") or ()}
+        leaving = body.get("InstanceGroupsToDelete") or []
+        for name in (*wishes, *leaving):
             if name not in self._fleet.groups:
                 raise AwsError("ValidationException", f"Instance group {name} was not found in the cluster.")
-            difference = int(wish["InstanceCount"]) - self._fleet.targets[name]
+        growth = {name: int(wish["InstanceCount"]) - self._fleet.targets[name] for name, wish in wishes.items()}
+        self._check_limit(sum(growth.values()))
+        for name, difference in growth.items():
             if difference > 0:
                 self._fleet.add(name, difference)
+                self._fleet.begin(self._await_minimum(name, int(wishes[name].get("MinInstanceCount") or 0)))
             elif difference < 0:
                 idle = [machine for machine in self._fleet.of_group(name) if machine.operation is None]
                 for machine in idle[difference:]:
                     self._fleet.remove(machine)
-        if recovery := body.get("NodeRecovery"):
-            self._fleet.node_recovery = recovery
+        for name in leaving:
+            self.group_status_override[name] = "Deleting"
+            self._fleet.begin(self._delete_group(name))
+        self._fleet.node_recovery = body.get("NodeRecovery") or self._fleet.node_recovery
+        if scaler := body.get("AutoScaling"):
+            enabled = scaler["Mode"] == "Enable"
+            self._fleet.auto_scaling = scaler.get("AutoScalerType") or "Karpenter" if enabled else None
         return {"ClusterArn": self._config.cluster_arn}
+
+    async def _await_minimum(self, name: str, least: int) -> None:
+        """Take back a growth that did not bring the least that was asked for in time."""
+        await asyncio.sleep(self._config.delays.scaling_rollback)
+        machines = self._fleet.of_group(name)
+        if sum(machine.status == "Running" for machine in machines) < least:
+            self._rolling_back += 1
+            for machine in machines:
+                if machine.operation is None and machine.status == "Pending":
+                    self._fleet.remove(machine)
+            await asyncio.sleep(self._config.delays.terminate)
+            self._rolling_back -= 1
+
+    async def _delete_group(self, name: str) -> None:
+        while machines := self._fleet.of_group(name):
+            for machine in machines:
+                if machine.operation is None:
+                    self._fleet.remove(machine)
+            await asyncio.sleep(POLL_SECONDS)
+        for kept in (self._fleet.groups, self._fleet.targets, self.group_status_override):
+            kept.pop(name, None)
 
     # Events
 

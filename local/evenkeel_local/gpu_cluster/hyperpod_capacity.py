@@ -143,6 +143,6 @@ class Capacity:
                     "HealthStatus": plan.ultra_server_health if not sick else "Impaired",
                 }
             )
-        page, token = paged(servers, body)
+        page, token = paged(servers, body, "ListUltraServersByReservedCapacity")
         answer: Json = {"UltraServers": page}
         return {**answer, "NextToken": token} if token else answer

@@ -122,7 +122,7 @@ class Governance:
             key=keys.get(body.get("SortBy", ""), lambda t: t.created_at),
             reverse=body.get("SortOrder") == "Descending",
         )
-        page, token = paged(found, body)
+        page, token = paged(found, body, self._stem)
         shown = [
             {**self._summary(thing), **({} if self._stem == "ClusterSchedulerConfig" else _listed(thing.parts))}
             for thing in page

@@ -11,6 +11,7 @@ from evenkeel_local.gpu_cluster import catalogue
 from evenkeel_local.gpu_cluster.aws_model import AwsError, Json, paged
 from evenkeel_local.gpu_cluster.cluster_events import ClusterEvents
 from evenkeel_local.gpu_cluster.errors import ApiError, Obj
+from evenkeel_local.gpu_cluster.health_agent import PENDING_REBOOT, PENDING_REPLACEMENT, STATUS_LABEL
 from evenkeel_local.gpu_cluster.machines import PREFIX, Fleet, Machine
 from evenkeel_local.gpu_cluster.registry import Registry
 from evenkeel_local.gpu_cluster.store import name_of, namespace_of
@@ -38,8 +39,8 @@ class Operations:
         self._registry = registry
         self._events = events
         self.recorded: list[Operation] = []
-        self.failing_checks: set[str] = set()
-        """Instances that the next deep health check finds faulty."""
+        self.failing_checks: dict[str, str] = {}
+        """Instances that the next deep health check finds faulty, and what HyperPod then does: reboot or replace."""
         self.software_updating: set[str] = set()
 
     # What is recorded
@@ -58,6 +59,9 @@ class Operations:
         }
         operation = Operation("Scaling", [detail])
         self.recorded.append(operation)
+        metadata = {"InstanceGroupScaling": {"InstanceCount": current, "TargetCount": desired, "MinCount": 0}}
+        told = f"Scaling of IG {group} from {original} to {desired} instances has started"
+        self._events.record("InstanceGroup", told, "Info", metadata, group, operation_id=operation.id)
         self._fleet.begin(self._await_scaling(operation, group, desired))
 
     async def _await_scaling(self, operation: Operation, group: str, desired: int) -> None:
@@ -79,7 +83,7 @@ class Operations:
         if (before := body.get("CreationTimeBefore")) is not None:
             found = [operation for operation in found if operation.created_at < before]
         found.sort(key=lambda operation: operation.created_at, reverse=body.get("SortOrder") != "Ascending")
-        page, token = paged(found, body)
+        page, token = paged(found, body, "ListClusterOperations")
         answer: Json = {"ClusterOperationSummaries": [self._summary(operation) for operation in page]}
         return {**answer, "NextToken": token} if token else answer
 
@@ -136,24 +140,26 @@ class Operations:
             if machine not in self._fleet.machines:
                 continue
             machine.operation = None
-            failed = machine.instance_id in self.failing_checks
-            self.failing_checks.discard(machine.instance_id)
             machine.status = "Running"
-            if failed:
-                self._label(machine, "Failed", "UnschedulablePendingReplacement")
+            repair = self.failing_checks.pop(machine.instance_id, None)
+            if repair == "reboot":
+                self._label(machine, "Failed", PENDING_REBOOT)
+                self._fleet.reboot(machine)
+            elif repair is not None:
+                self._label(machine, "Failed", PENDING_REPLACEMENT)
                 self._fleet.replace(machine)
             else:
                 self._label(machine, "Passed", "Schedulable")
         operation.status = DONE
 
     def _label(self, machine: Machine, check: str, health: str) -> None:
-        key = f"{PREFIX}node-health-status"
-
         def write(node: Obj) -> None:
-            node["metadata"].setdefault("labels", {}).update({f"{PREFIX}deep-health-check-status": check, key: health})
-            taints = [taint for taint in node["spec"].get("taints") or () if taint["key"] != key]
+            node["metadata"].setdefault("labels", {}).update(
+                {f"{PREFIX}deep-health-check-status": check, STATUS_LABEL: health}
+            )
+            taints = [taint for taint in node["spec"].get("taints") or () if taint["key"] != STATUS_LABEL]
             if health != "Schedulable":
-                taints.append({"key": key, "value": "Unschedulable", "effect": "NoSchedule"})
+                taints.append({"key": STATUS_LABEL, "value": "Unschedulable", "effect": "NoSchedule"})
             node["spec"]["taints"] = taints
             if not taints:
                 del node["spec"]["taints"]

@@ -3,8 +3,8 @@
 Modelled: requirements, weights and limits of pools; the cheapest offering that fits; launch and registration delays;
 offerings that are out of capacity and remembered as such; start-up taints and initialization; termination by
 draining; consolidation of empty and superfluous nodes within disruption budgets; spot interruptions with their
-notice. Not modelled: drift, expiry, replacing a node by a cheaper one. Source: the concepts pages of karpenter.sh,
-version 1.
+notice; repair of unhealthy nodes, where it is switched on. Not modelled: drift, expiry, replacing a node by a cheaper
+one. Source: the concepts pages of karpenter.sh, version 1.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import time
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 
@@ -37,6 +38,7 @@ GROUP = "karpenter.sh"
 TERMINATION = f"{GROUP}/termination"
 POOL_LABEL, CAPACITY_LABEL = f"{GROUP}/nodepool", f"{GROUP}/capacity-type"
 DO_NOT_DISRUPT = f"{GROUP}/do-not-disrupt"
+REPAIR_SHARE = 0.2
 DISRUPTED = {"key": f"{GROUP}/disrupted", "effect": "NoSchedule"}
 PERIOD_SECONDS = 0.1
 SPOT_WARNING = "EC2 Spot Instance Interruption Warning"
@@ -154,7 +156,7 @@ class Karpenter:
         bus: Bus,
     ) -> None:
         self._config = config
-        self._settings = settings
+        self.settings = settings
         self._registry = registry
         self._store: Store = registry.store
         self._directory = directory
@@ -173,6 +175,8 @@ class Karpenter:
             for kind, price in (("on-demand", item.usd_per_hour), ("spot", item.spot_usd_per_hour))
             if price is not None
         ]
+        self.zones_out: set[str] = set()
+        """Zones without any capacity."""
         self.machines_left: dict[tuple[str, str, str], int] = {}
         """Capacity of an offering where the control address changed it."""
 
@@ -205,6 +209,7 @@ class Karpenter:
             self._provision()
             for claim in self._claims:
                 self._advance(claim)
+            self._repair()
             self._consolidate()
 
     def stop(self) -> None:
@@ -362,15 +367,15 @@ class Karpenter:
         )
 
     async def _launch(self, instance: Instance) -> None:
-        await asyncio.sleep(self._settings.launch)
+        await asyncio.sleep(self.settings.launch)
         claim = self._store.find((GROUP, "nodeclaims"), "", instance.claim)
         if claim is None or claim["metadata"].get("deletionTimestamp"):
             return
         offering, key = instance.offering, _key(instance.offering)
         running = sum(1 for other in self._instances.values() if _key(other.offering) == key and other.node_name)
-        limit = self.machines_left.get(key, offering.machines)
+        limit = 0 if offering.zone in self.zones_out else self.machines_left.get(key, offering.machines)
         if limit is not None and running >= limit:
-            self._out_of_capacity[key] = time.monotonic() + self._settings.capacity_memory
+            self._out_of_capacity[key] = time.monotonic() + self.settings.capacity_memory
             told = f"creating instance, insufficient capacity, with fleet error(s), InsufficientInstanceCapacity: {key}"
             self._registry.record(claim, "InsufficientCapacityError", told, "Warning", "karpenter")
             self._drop(instance)
@@ -383,7 +388,7 @@ class Karpenter:
             self._type("NodeClaim"), "", instance.claim, lambda obj: obj["status"].update(providerID=provider)
         )
         self._condition(instance.claim, "Launched", "True")
-        await asyncio.sleep(self._settings.register_)
+        await asyncio.sleep(self.settings.register_)
         claim = self._store.find((GROUP, "nodeclaims"), "", instance.claim)
         if claim is not None and not instance.ended:
             self._join(instance, claim, provider, address)
@@ -527,6 +532,54 @@ class Karpenter:
         self._instances.pop(name, None)
         self._registry.mutate(self._type("NodeClaim"), "", name, lambda obj: obj["metadata"].pop("finalizers", None))
 
+    # Node repair
+
+    def _repair(self) -> None:
+        """End nodes that have been unhealthy for their time, without regard to budgets; pause where too many are.
+
+        Source: the node repair pages of karpenter.sh and of EKS: a fifth of a pool, rounded up, may be unhealthy.
+        """
+        if not self.settings.node_repair:
+            return
+        now = datetime.now(UTC)
+        for pool in self._pools:
+            nodes = self._nodes_of(name_of(pool))
+            sick = [(claim, since) for claim, node in nodes if (since := self._sick_since(node)) is not None]
+            if len(sick) > math.ceil(len(nodes) * REPAIR_SHARE):
+                told = f"more than {REPAIR_SHARE:.0%} nodes are unhealthy in the nodepool"
+                for claim, _ in sick:
+                    self._registry.record(claim, "NodeRepairBlocked", told, "Warning", "karpenter")
+                continue
+            for claim, (began, wait) in sick:
+                if now - began >= timedelta(seconds=wait):
+                    instance = self._instances.get(name_of(claim))
+                    self._registry.record(claim, "DisruptionTerminating", "Disrupting Node: unhealthy", "Warning")
+                    self._registry.delete(self._type("NodeClaim"), "", name_of(claim))
+                    if instance is not None:
+                        # Its grace is over at once: neither a budget nor a pod that does not end keeps the machine.
+                        self.end_after(instance, self.settings.repair_drain)
+
+    def _nodes_of(self, pool: str) -> list[tuple[Obj, Obj]]:
+        found = []
+        for claim in self._claims:
+            node_name = (claim.get("status") or {}).get("nodeName")
+            node = self._store.find(catalogue.NODES.key, "", node_name) if node_name else None
+            mine = (claim["metadata"].get("labels") or {}).get(POOL_LABEL) == pool
+            if mine and node is not None and not claim["metadata"].get("deletionTimestamp"):
+                found.append((claim, node))
+        return found
+
+    def _sick_since(self, node: Obj) -> tuple[datetime, float] | None:
+        """Return since when a node is unhealthy and how long that is borne; the one that is due first."""
+        due = []
+        for kind, wait in self.settings.node_repair.items():
+            condition = condition_of(node, kind)
+            if condition is not None and condition["status"] in (
+                ("False", "Unknown") if kind == "Ready" else ("False",)
+            ):
+                due.append((datetime.fromisoformat(condition["lastTransitionTime"]), wait))
+        return min(due, key=lambda item: item[0] + timedelta(seconds=item[1]), default=None)
+
     # Consolidation
 
     def _consolidate(self) -> None:
@@ -598,29 +651,35 @@ class Karpenter:
                 room.free[name] = room.free.get(name, Decimal(0)) - amount
         return True
 
-    # Spot
+    # What EC2 does
 
-    def interrupt(self, wanted: str | None) -> Instance | None:
+    @property
+    def instances(self) -> list[Instance]:
+        """The machines that became nodes and are still there."""
+        return [item for item in self._instances.values() if item.kubelet is not None and not item.ended]
+
+    def reclaim(self, instance: Instance) -> None:
         """Give a spot node its notice: the event goes out, Karpenter drains, the machine goes when the notice ends."""
-        for instance in self._instances.values():
-            names = (instance.node_name, instance.instance_id, instance.claim)
-            if instance.offering.capacity_type != "spot" or not instance.node_name or (wanted and wanted not in names):
-                continue
-            detail = {"instance-id": instance.instance_id, "instance-action": "terminate"}
-            arn = f"arn:aws:ec2:{instance.offering.zone}:instance/{instance.instance_id}"
-            self._bus.send(SPOT_WARNING, detail, [arn])
-            self._out_of_capacity[_key(instance.offering)] = time.monotonic() + self._settings.capacity_memory
-            self._registry.delete(self._type("NodeClaim"), "", instance.claim)
-            task = asyncio.create_task(self._reclaim(instance))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-            return instance
-        return None
+        detail = {"instance-id": instance.instance_id, "instance-action": "terminate"}
+        arn = f"arn:aws:ec2:{instance.offering.zone}:instance/{instance.instance_id}"
+        self._bus.send(SPOT_WARNING, detail, [arn])
+        self._out_of_capacity[_key(instance.offering)] = time.monotonic() + self.settings.capacity_memory
+        self._registry.delete(self._type("NodeClaim"), "", instance.claim)
+        self.end_after(instance, self.settings.spot_notice)
 
-    async def _reclaim(self, instance: Instance) -> None:
-        await asyncio.sleep(self._settings.spot_notice)
-        if not instance.ended:
-            self._end_machine(instance)
+    def end_after(self, instance: Instance, seconds: float) -> None:
+        """Take the machine away after a while, whatever still runs on it; Karpenter finds its claim without one."""
+
+        async def end() -> None:
+            await asyncio.sleep(seconds)
+            if not instance.ended:
+                self._end_machine(instance)
+                if self._store.find((GROUP, "nodeclaims"), "", instance.claim) is not None:
+                    self._registry.delete(self._type("NodeClaim"), "", instance.claim)
+
+        task = asyncio.create_task(end())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
 
 def _key(offering: Offering) -> tuple[str, str, str]:

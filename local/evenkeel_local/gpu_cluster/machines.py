@@ -41,10 +41,18 @@ SHAPES: dict[str, dict[str, str]] = {
 """What nodes of an instance type offer. Source: the AWS pages of each EC2 type."""
 DEFAULT_SHAPE = {"cpu": "16", "memory": "64Gi"}
 PODS_PER_NODE = "110"
-EFA_FAILURE = (
-    "EFA health checks did not run successfully. Ensure that your VPC and security groups are properly configured "
-    "before attempting to create a new cluster."
-)
+NO_CAPACITY = {
+    "type": "We currently do not have sufficient capacity to launch new {type} instances. Please try again.",
+    "zone": "We currently do not have sufficient capacity in the Availability Zone you requested ({zone}).",
+}
+"""The two endings of the capacity message; what follows the zone is assumed."""
+BOOT_FAILURES = {
+    "start": "The instance did not start: its image could not be booted.",
+    "efa": "EFA health checks did not run successfully. Ensure that your VPC and security groups are properly "
+    "configured before attempting to create a new cluster.",
+    "lifecycle": "Lifecycle scripts did not run successfully.",
+}
+"""Where a new machine can fail, and what HyperPod says then; the first text is assumed."""
 
 
 def shape_of(instance_type: str) -> dict[str, str]:
@@ -63,8 +71,22 @@ class EventSink(Protocol):
     def lost_readiness(self, nodes: int) -> None:
         """Record that nodes are no longer ready for work."""
 
-    def healthy_again(self, machine: Machine) -> None:
-        """Hear that a life that was unhealthy is well again."""
+
+@dataclass(frozen=True)
+class Fault:
+    """What the health agent finds on a machine."""
+
+    type: str
+    reason: str
+    message: str
+
+
+@dataclass
+class FailingBoots:
+    """New machines of a group that fail at a stage: this many of them, or all while there is no number."""
+
+    stage: str
+    times: int | None = None
 
 
 @dataclass
@@ -84,6 +106,11 @@ class Machine:
     kubelet: Kubelet | None = None
     unhealthy: tuple[str, str] | None = None
     """(fault type, fault reason) that the health agent reported for this life."""
+    lasting: Fault | None = None
+    """A fault that no reboot clears: the health agent finds it again after each."""
+    has_rebooted_in_vain: bool = False
+    is_agent_silent: bool = False
+    """Whether the health agent of this machine is dead; a reboot starts it again."""
     kubernetes_labels: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -132,8 +159,13 @@ class Fleet:
         self.calls: list[ProviderCall] = []
         self.events: EventSink | None = None
         self.on_scaling: Callable[[str, int, int], None] | None = None
-        self.failing_boots: dict[str, int] = {}
-        """How many of the next boots of a group fail their EFA check."""
+        self.on_rebooted: Callable[[Machine], None] | None = None
+        self.auto_scaling: str | None = None
+        """The autoscaler that UpdateCluster switched on; with one, Replace only terminates."""
+        self.zones_out: set[str] = set()
+        """Availability Zones without any capacity."""
+        self.failing_boots: dict[str, FailingBoots] = {}
+        """Groups whose new machines fail."""
         self._registry = registry
         self._guard = guard
         self._run_dir = run_dir
@@ -183,10 +215,10 @@ class Fleet:
                 self.begin(self._remove(machine))
             elif machine.status == "ShuttingDown":
                 self.begin(self._replace(machine))
-            elif machine.operation == "Replace":
+            elif machine.operation in ("Replace", "Launch") or (
+                machine.operation is None and machine.status == "Pending"
+            ):
                 self.begin(self._bring_up(machine))
-            elif machine.operation is None and machine.status == "Pending":
-                self.begin(self._provision(machine))
             else:
                 machine.operation = "Reboot"
                 self.begin(self._boot_new(machine, self.config.delays.boot))
@@ -319,7 +351,7 @@ class Fleet:
         """Begin a reboot: the life goes on, its episode ends."""
         machine.operation, machine.status = "Reboot", "Pending"
         self._event(machine, "Reboot of EC2 Instance {id} is currently in progress on Cluster {cluster} and IG {group}")
-        self.begin(self._reboot(machine))
+        self.begin(self.restart(machine))
 
     async def restart(self, machine: Machine) -> None:
         """Shut a machine down and start it again: the same life, another boot id."""
@@ -328,97 +360,108 @@ class Fleet:
         await asyncio.sleep(self.config.delays.reboot)
         machine.boot_id = str(uuid.uuid4())
         self._switch_on(machine)
-
-    async def _reboot(self, machine: Machine) -> None:
-        was_unhealthy = machine.unhealthy is not None
-        await self.restart(machine)
-        machine.unhealthy = None
-        if was_unhealthy and self.events is not None:
-            self.events.healthy_again(machine)
+        if self.on_rebooted is not None:
+            self.on_rebooted(machine)
 
     def replace(self, machine: Machine) -> None:
-        """Begin a replacement: this life ends now, another begins in the same slot."""
-        machine.operation, machine.status = "Replace", "ShuttingDown"
+        """Begin a replacement: this life ends now, another begins in the same slot, unless an autoscaler minds that."""
         if self.events is not None:
             self.events.lost_readiness(1)
+        if self.auto_scaling is not None:
+            self._tell_termination(machine)
+            self.remove(machine)
+            return
+        machine.operation, machine.status = "Replace", "ShuttingDown"
         self.begin(self._replace(machine))
 
     async def _replace(self, machine: Machine) -> None:
-        self._event(
-            machine, "Termination of EC2 Instance {id} is currently in progress on Cluster {cluster} and IG {group}"
-        )
+        self._tell_termination(machine)
         await asyncio.sleep(self.config.delays.terminate)
         self._end_life(machine)
-        await self._fill_slot(machine.group, machine.logical_id)
-
-    async def _fill_slot(self, group: str, logical_id: str) -> None:
-        machine = self._new_machine(group, logical_id)
-        machine.operation = "Replace"
-        self._event(
-            machine,
-            "Instance {id} is starting as part of instance replacement in Cluster {cluster} and IG {group}",
-        )
-        await self._bring_up(machine)
+        fresh = self._new_machine(machine.group, machine.logical_id)
+        fresh.operation = "Replace"
+        await self._bring_up(fresh)
 
     async def _bring_up(self, machine: Machine) -> None:
-        self._tell_reservation(machine)
-        await self._await_capacity(machine)
-        await asyncio.sleep(self.config.delays.replace)
-        await self._await_capacity(machine)
-        if self.failing_boots.get(machine.group, 0) > 0:
-            await self._fail_boot(machine)
+        """Launch a machine until a boot succeeds; each attempt is an instance of its own, as HyperPod retries."""
+        while (failed := await self._try_boot(machine)) is not None:
+            purpose, machine.operation = machine.operation, machine.operation or "Launch"
+            machine.status, machine.message = "Failure", BOOT_FAILURES[failed]
+            await asyncio.sleep(self.config.delays.replace)
+            self._end_life(machine)
+            # Between two attempts the slot has no instance: it is missing from every list for a while.
+            await asyncio.sleep(self.config.delays.terminate)
+            fresh = self._new_machine(machine.group, machine.logical_id)
+            # The message stays: it describes an earlier attempt, as in life.
+            fresh.operation, fresh.message = purpose, machine.message
+            machine = fresh
+        if machine.status in ("ShuttingDown", "NotFound"):
+            return  # it was deleted on its way
         self._run_lifecycle_script(machine)
+        is_replacement = machine.operation == "Replace"
         self._switch_on(machine)
         self._tell_provisioned(machine)
-        self._event(
-            machine,
-            "Instance {id} creation completed successfully as part of instance replacement in Cluster {cluster} and "
-            "IG {group}",
-        )
+        if is_replacement:
+            self._event(
+                machine,
+                "Instance {id} creation completed successfully as part of instance replacement in Cluster {cluster} "
+                "and IG {group}",
+            )
 
-    async def _fail_boot(self, machine: Machine) -> None:
-        """Fail the EFA check at boot, as many times as asked; HyperPod tries again and it passes."""
-        while self.failing_boots.get(machine.group, 0) > 0:
-            self.failing_boots[machine.group] -= 1
-            machine.status = "Failure"
-            machine.message = EFA_FAILURE
-            if self.events is not None:
-                told = f"Instance {machine.instance_id} creation failed as part of instance replacement in Cluster "
-                told += f"{self.config.cluster_name} and IG {machine.group}"
-                self.events.instance_event(machine, told, "Error", {"FailureMessage": EFA_FAILURE})
-            await asyncio.sleep(self.config.delays.replace)
-            machine.status = "Pending"
-        # The message stays: it describes an earlier attempt, as in life.
+    async def _try_boot(self, machine: Machine) -> str | None:
+        """Take one launch up to where it fails; return the stage, or nothing when nothing does."""
+        is_replacement = machine.operation == "Replace"
+        failing = self.failing_boots.get(machine.group)
+        if failing is not None and failing.times is not None:
+            failing.times -= 1
+            if failing.times == 0:
+                del self.failing_boots[machine.group]
+        self._tell_reservation(machine)
+        if is_replacement and (failing is None or failing.stage != "start"):
+            self._event(
+                machine,
+                "Instance {id} is starting as part of instance replacement in Cluster {cluster} and IG {group}",
+            )
+        await self._await_capacity(machine)
+        await asyncio.sleep(self.config.delays.replace if is_replacement else self.config.delays.boot)
+        await self._await_capacity(machine)
+        if failing is None or machine.status != "Pending":
+            return None
+        if failing.stage == "lifecycle":
+            self._run_lifecycle_script(machine, "Failed")
+        told = "Failed to provision EC2 Instance in Cluster {cluster} and IG {group}"
+        if is_replacement:
+            step = "failed to start" if failing.stage == "start" else "creation failed"
+            told = f"Instance {{id}} {step} as part of instance replacement in Cluster {{cluster}} and IG {{group}}"
+        self._event(machine, told, {"FailureMessage": BOOT_FAILURES[failing.stage]}, "Error")
+        return failing.stage
 
     async def _await_capacity(self, machine: Machine) -> None:
         told = False
-        while machine.logical_id in self.stuck_slots or self._is_full(machine):
+        while machine.status == "Pending" and (missing := self._missing_capacity(machine)) is not None:
             if not told:
                 told = True
-                instance_type = self.groups[machine.group].instance_type
-                machine.message = (
-                    f"We currently do not have sufficient capacity to launch new {instance_type} instances. "
-                    "Please try again."
+                machine.message = missing
+                self._event(
+                    machine,
+                    "Instance creation in Cluster {cluster} and InstanceGroup {group} failed",
+                    {"FailureMessage": missing},
+                    "Error",
                 )
-                if self.events is not None:
-                    self.events.instance_event(
-                        machine,
-                        f"Instance creation in Cluster {self.config.cluster_name} and InstanceGroup {machine.group} "
-                        "failed",
-                        "Error",
-                        {"FailureMessage": machine.message},
-                    )
             self._unstuck.clear()
             await self._unstuck.wait()
-        if told:
-            machine.message = ""
+        # The message stays: it describes an earlier attempt, as in life.
 
-    def _is_full(self, machine: Machine) -> bool:
+    def _missing_capacity(self, machine: Machine) -> str | None:
+        """Say what the provider lacks for a machine; nothing when it may be launched."""
+        group = self.groups[machine.group]
+        if group.availability_zone in self.zones_out:
+            return NO_CAPACITY["zone"].format(zone=group.availability_zone)
         limit = self.capacity.get(machine.group)
-        if limit is None:
-            return False
         running = [m for m in self.of_group(machine.group) if m is not machine and m.status != "Pending"]
-        return len(running) >= limit
+        if machine.logical_id in self.stuck_slots or (limit is not None and len(running) >= limit):
+            return NO_CAPACITY["type"].format(type=group.instance_type)
+        return None
 
     def let_go(self) -> None:
         """Look again at replacements that wait for capacity."""
@@ -448,7 +491,7 @@ class Fleet:
         self._scale(group, count)
         added = [self._new_machine(group, str(uuid.uuid4())) for _ in range(count)]
         for machine in added:
-            self.begin(self._provision(machine))
+            self.begin(self._bring_up(machine))
         return added
 
     def _scale(self, group: str, by: int) -> None:
@@ -456,14 +499,6 @@ class Fleet:
         self.targets[group] = max(original + by, 0)
         if self.on_scaling is not None:
             self.on_scaling(group, original, self.targets[group])
-
-    async def _provision(self, machine: Machine) -> None:
-        self._tell_reservation(machine)
-        await self._await_capacity(machine)
-        await asyncio.sleep(self.config.delays.boot)
-        self._run_lifecycle_script(machine)
-        self._switch_on(machine)
-        self._tell_provisioned(machine)
 
     def _tell_reservation(self, machine: Machine) -> None:
         if self.groups[machine.group].training_plan is not None:
@@ -473,11 +508,12 @@ class Fleet:
             told = "No CapacityReservation found for IG {group} in Cluster {cluster}, using on-demand pool"
             self._event(machine, told)
 
-    def _run_lifecycle_script(self, machine: Machine) -> None:
+    def _run_lifecycle_script(self, machine: Machine, end: str = "Succeeded") -> None:
         """Tell of the script that runs on every new machine, and not after a reboot."""
-        for state in ("Started", "Succeeded"):
+        for state in ("Started", end):
             told = "Instance lifecycle script execution for EC2 Instance {id} has " + state.lower()
-            self._event(machine, told + " in Cluster {cluster} and IG {group}", {"LcsExecutionState": state})
+            level = "Error" if state == "Failed" else "Info"
+            self._event(machine, told + " in Cluster {cluster} and IG {group}", {"LcsExecutionState": state}, level)
 
     def _tell_provisioned(self, machine: Machine) -> None:
         number = machine.instance_id.removeprefix("i-")
@@ -494,7 +530,11 @@ class Fleet:
         await asyncio.sleep(self.config.delays.terminate)
         self._end_life(machine)
 
-    def _event(self, machine: Machine, template: str, metadata: Obj | None = None) -> None:
+    def _tell_termination(self, machine: Machine) -> None:
+        told = "Termination of EC2 Instance {id} is currently in progress on Cluster {cluster} and IG {group}"
+        self._event(machine, told)
+
+    def _event(self, machine: Machine, template: str, metadata: Obj | None = None, level: str = "Info") -> None:
         if self.events is not None:
             told = template.format(id=machine.instance_id, cluster=self.config.cluster_name, group=machine.group)
-            self.events.instance_event(machine, told, metadata=metadata)
+            self.events.instance_event(machine, told, level, metadata)

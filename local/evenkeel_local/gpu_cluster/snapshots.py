@@ -70,6 +70,8 @@ def restore(cluster: Cluster, document: Json) -> None:
         raise SnapshotRefused(f"the snapshot has schema version {document.get('schemaVersion')}, not {SCHEMA_VERSION}")
     if document.get("clusterArn") != cluster.config.cluster_arn:
         raise SnapshotRefused(f"the snapshot is of {document.get('clusterArn')}, not of {cluster.config.cluster_arn}")
+    for name in set(cluster.fleet.groups) - set(document["targets"]):  # deleted before the snapshot was taken
+        del cluster.fleet.groups[name], cluster.fleet.targets[name]
     missing = {item["group"] for item in document["machines"]} - set(cluster.fleet.groups)
     if missing:
         raise SnapshotRefused(f"the configuration lacks the instance groups {sorted(missing)}")

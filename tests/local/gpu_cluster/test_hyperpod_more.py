@@ -162,7 +162,7 @@ def test_a_software_update_goes_from_node_to_node(cluster: ClusterHandle, kube: 
 def test_every_instance_status_can_be_seen(cluster: ClusterHandle, sagemaker: Any) -> None:
     seen: set[str] = set()
     first, second, third = (node["instanceId"] for node in cluster.nodes())
-    cluster.control("POST", "failing-boots", {"instanceGroup": GROUP, "times": 1})
+    cluster.inject("boot-failing", instanceGroup=GROUP, stage="efa", times=1)
 
     def look() -> None:
         answer = sagemaker.list_cluster_nodes(ClusterName=cluster.cluster_name, IncludeNodeLogicalIds=True)
@@ -246,7 +246,7 @@ def descriptions(cluster: ClusterHandle, sagemaker: Any) -> list[str]:
     ],
 )
 def test_a_bumpy_replacement_is_told_in_every_step(cluster: ClusterHandle, sagemaker: Any, part: str) -> None:
-    cluster.control("POST", "failing-boots", {"instanceGroup": GROUP})
+    cluster.inject("boot-failing", instanceGroup=GROUP, stage="efa", times=1)
 
     sagemaker.batch_replace_cluster_nodes(ClusterName=cluster.cluster_name, NodeIds=[first_node(cluster)["instanceId"]])
 

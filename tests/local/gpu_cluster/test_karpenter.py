@@ -210,11 +210,11 @@ def test_a_spot_notice_is_sent_and_the_node_drained(burst: ClusterHandle, kube: 
     kube.create(PODS, a_pod("large", *SLEEPS, gpus=8))
     node = running(kube, "large")["spec"]["nodeName"]
 
-    told = burst.control("POST", "spot-interruptions", {"node": node})
+    told = burst.inject("spot-reclaim", node=node)
     kube.until_gone(f"{NODES}/{node}")
 
     event = burst.control("GET", "events")["events"][0]
     assert event["detailType"] == "EC2 Spot Instance Interruption Warning"
     assert event["detail"] == {"instance-id": told["instanceId"], "instance-action": "terminate"}
-    with pytest.raises(ClusterFailed, match="no such spot node"):
-        burst.control("POST", "spot-interruptions", {"node": node})
+    with pytest.raises(ClusterFailed, match="there is no node"):
+        burst.inject("spot-reclaim", node=node)
