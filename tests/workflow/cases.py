@@ -26,6 +26,7 @@ ASKED = says("ASKED", rung="replace", waitSeconds=0)
 
 WELL = {
     "PlanRecovery": PLAN,
+    "AwaitApproval": says("APPROVED", facts={}),
     "CordonNode": says("CORDONED"),
     "ProtectJobs": says("PROTECTED", jobs=[{"jobId": "job-llm", "attempt": 1}]),
     "RepairNode": ASKED,
@@ -40,6 +41,8 @@ WELL = {
 IN_BRANCHES = ("RepairNode", "AwaitNode", "ValidateNode", "AwaitRelease", "ReturnNode", "PlanResume", "AwaitResume")
 NODE_TASKS = IN_BRANCHES[:5]
 HOLD_FIRST = {"RepairNode": [says("HELD", rung="", waitSeconds=0), ASKED]}
+BARRED_FIRST = {"RepairNode": [says("BLOCKED", rung="", waitSeconds=0), ASKED]}
+ASK = {**PLAN, "outcome": "ASK"}
 
 
 def recovery(name: str, ends: str, answers: Answers | None = None, **more: Any) -> Case:
@@ -66,6 +69,34 @@ RECOVER_NODE = [
     recovery("repair-not-needed", "Recovered", {"RepairNode": says("NOT_NEEDED")}, never=("ValidateNode",)),
     recovery("provider-busy", "Recovered", {"RepairNode": [RETRY, RETRY, ASKED]}, visits=("PauseRepair",)),
     recovery("held", "Recovered", HOLD_FIRST, visits=("AwaitRelease", "AwaitNode")),
+    recovery("barred", "Recovered", BARRED_FIRST, visits=("AwaitRelease", "AwaitNode")),
+    recovery("approved", "Recovered", {"PlanRecovery": ASK}, visits=("AwaitApproval", "CordonNode")),
+    recovery(
+        "declined",
+        "Observed",
+        settled("OBSERVED", PlanRecovery=ASK, AwaitApproval=says("DECLINED")),
+        never=("CordonNode",),
+    ),
+    recovery(
+        "nobody-approves",
+        "Observed",
+        settled("OBSERVED", PlanRecovery=ASK, AwaitApproval=says("DEADLINE_PASSED")),
+        never=("CordonNode",),
+    ),
+    recovery(
+        "asked-anew",
+        "Recovered",
+        {"PlanRecovery": ASK, "AwaitApproval": [says("SUPERSEDED"), says("APPROVED")]},
+        visits=("CordonNode",),
+    ),
+    recovery(
+        "superseded-for-ever",
+        "Observed",
+        settled("OBSERVED", PlanRecovery=ASK, AwaitApproval=says("SUPERSEDED")),
+        never=("CordonNode",),
+    ),
+    recovery("breaks-in-AwaitApproval", "RecoveryFailed", {"PlanRecovery": ASK, "AwaitApproval": BROKEN}),
+    recovery("late-in-AwaitApproval", "RecoveryFailed", {"PlanRecovery": ASK, "AwaitApproval": LATE}),
     recovery(
         "reboot-then-replace",
         "Recovered",

@@ -71,6 +71,16 @@ def test_a_hold_is_awaited_before_the_repair(endings: dict[str, Ending]) -> None
     assert node_branch == ["RepairNode", "AwaitRelease", "RepairNode", "AwaitNode", "ValidateNode", "ReturnNode"]
 
 
+def test_an_approval_that_nobody_gives_touches_nothing(endings: dict[str, Ending]) -> None:
+    ending = endings["recover-nobody-approves"]
+
+    assert ending.entered[-4:] == ("IsApproved", "SettleIncident", "HowDidItEnd", "Observed")
+
+
+def test_a_plan_is_asked_for_anew_only_so_often(endings: dict[str, Ending]) -> None:
+    assert endings["recover-superseded-for-ever"].entered.count("AwaitApproval") == 12
+
+
 def test_a_second_start_under_the_same_name_starts_nothing(bench: Bench, endings: dict[str, Ending]) -> None:
     case = CASES[0]
     already = bench.steps.exceptions.ExecutionAlreadyExists

@@ -27,7 +27,9 @@ class ConditionKind(StrEnum):
     NODE_VALID = "NODE_VALID"
     """The returned machine passes validation."""
     RELEASED = "RELEASED"
-    """The hold on automation is over."""
+    """No hold is in force, and the guardrails would let this one act now."""
+    APPROVED = "APPROVED"
+    """A person approved or declined the plan, or it is obsolete."""
 
 
 class WaitState(StrEnum):
@@ -79,6 +81,7 @@ WAIT_NAMES = {
     ConditionKind.NODE_VALID: "node-valid",
     ConditionKind.JOBS_BACK: "jobs-back",
     ConditionKind.RELEASED: "released",
+    ConditionKind.APPROVED: "approved",
 }
 
 

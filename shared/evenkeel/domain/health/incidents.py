@@ -118,6 +118,21 @@ class Block(Value):
     reason: str
     """One sentence an operator could read aloud."""
     since: Instant
+    act: str = ""
+    """What it bars: `cordon`, `reboot` or `replace`."""
+    clears_at: Instant | None = None
+    """When it clears by time alone; None where something else must happen first."""
+
+
+class Approval(Value):
+    """What a person said to a plan that asked."""
+
+    decision_id: str
+    """The very plan: no other is approved by it."""
+    approves: bool
+    by: str
+    reason: str
+    at: Instant
 
 
 class StageTimes(Value):
@@ -135,6 +150,21 @@ class StageTimes(Value):
     settled_at: Instant | None = None
 
 
+class JobAct(StrEnum):
+    """What a recovery does with the jobs on its node."""
+
+    MOVE = "MOVE"
+    """Stop them, to run on elsewhere: the node is to blame."""
+    RESTART = "RESTART"
+    """Stop them, to run again: the application is to blame."""
+    ROLLBACK = "ROLLBACK"
+    """Stop them, to run again from a checkpoint older than the fault."""
+    STOP = "STOP"
+    """Stop them for good: another attempt could not end otherwise."""
+    LEAVE = "LEAVE"
+    """Let them run to their end, or as long as the plan says."""
+
+
 class RecoveryBrief(Value):
     """The plan of one run, as its workflow was told it."""
 
@@ -144,8 +174,15 @@ class RecoveryBrief(Value):
     owner: str = ""
     settle_seconds: int
     max_repairs: int
+    jobs: JobAct = JobAct.MOVE
+    work_may_run_until: Instant | None = None
+    """Until when the work on the machine may come to its own end; None where it is stopped at once, or not at all."""
     decision_id: str
     reason: str
+    fault_key: str = ""
+    """The fault that it was made for: a worse one makes it obsolete while it waits for approval."""
+    boot_id: str = ""
+    """The episode that it was made for."""
 
 
 class Incident(Value):
@@ -183,6 +220,8 @@ class Incident(Value):
     """What the provider said it does, the last ten, in order of time."""
     block: Block | None = None
     """What bars the next act; None where nothing does."""
+    approval: Approval | None = None
+    """What was said to the plan, where it asked."""
     recovered_at: Instant | None = None
     """Latest healthy-again signal for this life."""
     hurt_jobs: tuple[HurtJob, ...] = ()
@@ -191,6 +230,8 @@ class Incident(Value):
     replacement_instance_id: str = ""
     invalid_at: Instant | None = None
     """When a machine in this seat last failed its validation."""
+    cordon_marked_at: Instant | None = None
+    """When its cordon first carried our mark: from then on a node without a cordon was un-cordoned by a person."""
     plan: RecoveryBrief | None = None
     node_branch: str = ""
     """How the node branch ended, once it has: `RETURNED`, `WAITING_FOR_PERSON`, `STOOD_DOWN`, …"""

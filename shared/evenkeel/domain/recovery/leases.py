@@ -1,5 +1,10 @@
 """Who repairs a seat, what was asked of the provider, and whether a person holds harmful acts."""
 
+from datetime import datetime
+from typing import Any
+
+from pydantic import model_validator
+
 from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.values import Instant, Value
 
@@ -38,3 +43,41 @@ class Hold(Value):
     reason: str
     since: Instant
     until: Instant
+    pool: str = ""
+    """Only machines of this pool; empty for all."""
+    instance_id: str = ""
+    """Only this machine; empty for all."""
+
+    @property
+    def where(self) -> str:
+        """What it covers, as the tail of a sentence; empty for the whole fleet."""
+        return f" on {self.instance_id or self.pool}" if self.instance_id or self.pool else ""
+
+    @property
+    def scope(self) -> tuple[str, str]:
+        """Pool and machine: a new hold of the same scope takes the place of the old one."""
+        return self.pool, self.instance_id
+
+    def covers(self, pool: str, instance_id: str) -> bool:
+        """Whether it holds acts on a machine."""
+        return self.pool in ("", pool) and self.instance_id in ("", instance_id)
+
+
+class Holds(Value):
+    """Every hold of the fleet, in one row: one read tells whether an act is held."""
+
+    holds: tuple[Hold, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_one(cls, data: Any) -> Any:
+        """Read a row that holds the fleet's one hold and nothing else, as it was written before there were scopes."""
+        return {"holds": [data]} if isinstance(data, dict) and "until" in data else data
+
+    def at(self, now: datetime) -> tuple[Hold, ...]:
+        """Return the holds in force, the widest first."""
+        return tuple(sorted((hold for hold in self.holds if hold.until > now), key=lambda hold: hold.scope))
+
+    def on(self, pool: str, instance_id: str, now: datetime) -> Hold | None:
+        """Return the widest hold in force that covers a machine."""
+        return next((hold for hold in self.at(now) if hold.covers(pool, instance_id)), None)

@@ -1,0 +1,361 @@
+"""Guardrails: what bars a harmful act, however right it is by itself. Un-cordon is no harmful act: nothing bars it.
+
+    facts ─▶ hold ─▶ group trouble ─▶ shared cause ─▶ stale evidence ─▶ life ─▶ fleet ─▶ pool ─▶ rate ─▶ allowed
+             the first rule that trips is the verdict; each names its numbers and when it may clear
+
+The registers say what is under way. An act enters its register in the very commit that records its intent, which holds
+to the version that the verdict was given on: two acts that race for the last place cannot both have it.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import NamedTuple
+
+from evenkeel.domain.health.faults import Severity
+from evenkeel.domain.health.groups import GroupFact, GroupFactKind
+from evenkeel.domain.policy import GuardrailPolicy
+from evenkeel.domain.recovery.leases import Hold
+from evenkeel.domain.values import Instant, Value
+
+_A_DAY = timedelta(days=1)
+_AN_HOUR = timedelta(hours=1)
+
+
+class Act(StrEnum):
+    """What may be barred."""
+
+    CORDON = "cordon"
+    STOP = "stop"
+    """Stopping the jobs on a machine."""
+    REBOOT = "reboot"
+    REPLACE = "replace"
+
+
+REPAIRS = (Act.REBOOT, Act.REPLACE)
+
+
+class Rule(StrEnum):
+    """The guardrails, in the order in which they are asked."""
+
+    HOLD = "HOLD"
+    CORDON_BARRED = "CORDON_BARRED"
+    GROUP_TROUBLE = "GROUP_TROUBLE"
+    SHARED_CAUSE = "SHARED_CAUSE"
+    STALE_EVIDENCE = "STALE_EVIDENCE"
+    REPAIRS_OF_LIFE = "REPAIRS_OF_LIFE"
+    FLEET_REPAIRS = "FLEET_REPAIRS"
+    POOL_REPAIRS = "POOL_REPAIRS"
+    REPAIR_RATE = "REPAIR_RATE"
+    FLEET_CORDONS = "FLEET_CORDONS"
+    POOL_CORDONS = "POOL_CORDONS"
+
+
+# ---------------------------------------------------------------- what is under way
+
+
+class Entry(Value):
+    """One machine in a register: in repair, or cordoned by us."""
+
+    life: str
+    """Key of the node life: a machine counts once, whoever works on it."""
+    incident_id: str
+    pool: str
+    since: Instant
+    until: Instant | None = None
+    """From when on it counts no more, whatever became of its release; None where the sweeper alone knows."""
+
+
+class Asked(Value):
+    """One repair call that was made."""
+
+    life: str
+    at: Instant
+
+
+class Register(Value):
+    """What is under way, and what was asked lately: one row for repairs, one for cordons."""
+
+    entries: tuple[Entry, ...] = ()
+    asked: tuple[Asked, ...] = ()
+    """Of the last day, oldest first."""
+
+    def at(self, now: datetime) -> "Register":
+        """Return what still counts at a time."""
+        return Register(
+            entries=tuple(each for each in self.entries if each.until is None or each.until > now),
+            asked=tuple(each for each in self.asked if now - each.at < _A_DAY),
+        )
+
+    def others(self, life: str, pool: str = "") -> int:
+        """Return how many other machines are in it, of a pool or of all."""
+        return sum(each.life != life and pool in ("", each.pool) for each in self.entries)
+
+    def entered(self, entry: Entry, *, asks: bool) -> "Register":
+        """Return it with a machine in it; `asks` where a call goes out with it."""
+        kept = tuple(each for each in self.entries if each.life != entry.life)
+        asked = (*self.asked, Asked(life=entry.life, at=entry.since)) if asks else self.asked
+        return Register(entries=(*kept, entry), asked=asked)
+
+    def left(self, *lives: str) -> "Register":
+        """Return it without some machines. What was asked for them stays: it counts by time alone."""
+        return self.but(entries=tuple(each for each in self.entries if each.life not in lives))
+
+
+class Cause(Value):
+    """Something that machines share, and which of them sickened lately."""
+
+    kind: str
+    """`zone`, `UltraServer` or `image`."""
+    name: str
+    machines: int
+    """How many share it and can be acted on."""
+    sick_at: tuple[Instant, ...] = ()
+    """When each of those that sickened within the window did, in order."""
+
+    @property
+    def key(self) -> str:
+        """Names it among all causes."""
+        return f"{self.kind}/{self.name}"
+
+
+class GuardFacts(Value):
+    """All that a verdict rests on."""
+
+    life: str
+    pool: str
+    hold: Hold | None = None
+    """The hold in force that covers the machine."""
+    register: Register = Register()
+    """Of repairs or of cordons, as the act is."""
+    pool_machines: int = 0
+    """Machines of the pool that can be acted on: not booting, not in maintenance, not gone."""
+    causes: tuple[Cause, ...] = ()
+    troubles: tuple[GroupFact, ...] = ()
+    """What was said of the pool and of the cluster within the window, oldest first."""
+    evidence_at: Instant | None = None
+    """The latest sick signal, or failed validation."""
+    looks_well: bool = False
+    """Whether the machine would pass its validation now."""
+    cordon_barred: str = ""
+    """Why the machine is not cordoned, where a guardrail bars it."""
+    is_dead: bool = False
+    """Whether the machine has been NotReady for so long that nothing on it lives."""
+    now: Instant
+
+
+# ---------------------------------------------------------------- the verdict
+
+
+class Verdict(Value):
+    """Whether an act is allowed, and if not, by which rule."""
+
+    allowed: bool
+    rule: str = ""
+    reason: str
+    """One sentence an operator could read aloud, with the numbers."""
+    clears_at: Instant | None = None
+    """When it clears by time alone; None where something else must happen first."""
+    cause: str = ""
+    """Key of the shared cause, of which people are told once."""
+
+
+ALLOWED = Verdict(allowed=True, reason="No guardrail bars it.")
+
+
+class _Trip(NamedTuple):
+    reason: str
+    clears_at: datetime | None = None
+    cause: str = ""
+
+
+class Rail(NamedTuple):
+    """One guardrail."""
+
+    rule: Rule
+    acts: tuple[Act, ...]
+    judge: Callable[[Act, GuardFacts, GuardrailPolicy], _Trip | None]
+
+
+def weigh(act: Act, facts: GuardFacts, policy: GuardrailPolicy) -> Verdict:
+    """Say whether an act is allowed now. The first rule that trips decides."""
+    for rail in RAILS:
+        trip = rail.judge(act, facts, policy) if act in rail.acts else None
+        if trip is not None:
+            return Verdict(
+                allowed=False, rule=rail.rule, reason=trip.reason, clears_at=trip.clears_at, cause=trip.cause
+            )
+    return ALLOWED
+
+
+def _hold(_act: Act, facts: GuardFacts, _policy: GuardrailPolicy) -> _Trip | None:
+    hold = facts.hold
+    return _Trip(f"{hold.by} holds automation{hold.where}: {hold.reason}", hold.until) if hold else None
+
+
+def _cordon_barred(_act: Act, facts: GuardFacts, _policy: GuardrailPolicy) -> _Trip | None:
+    if not facts.cordon_barred or facts.is_dead:
+        return None
+    return _Trip(f"Its cordon waits, so its jobs run on: {facts.cordon_barred}")
+
+
+_LAUNCHES_FAIL = {
+    GroupFactKind.NO_CAPACITY: "there is no capacity for it",
+    GroupFactKind.LIFECYCLE_SCRIPT_FAILED: "its lifecycle script fails on new machines",
+    GroupFactKind.CREATION_FAILED: "new machines are not created",
+}
+
+
+def _group_trouble(act: Act, facts: GuardFacts, policy: GuardrailPolicy) -> _Trip | None:
+    """A group in which launches fail gives up no machine for a new one; a failed cluster is left alone."""
+    window = timedelta(seconds=policy.shared_cause_window_seconds)
+    trouble: GroupFact | None = None
+    for fact in facts.troubles:
+        if fact.kind is GroupFactKind.PROVISIONED:
+            trouble = None if trouble and trouble.kind in _LAUNCHES_FAIL else trouble
+        elif fact.kind is GroupFactKind.CLUSTER_FAILED or (act is Act.REPLACE and fact.kind in _LAUNCHES_FAIL):
+            trouble = fact
+    if trouble is None or facts.now - trouble.observed_at >= window:
+        return None
+    said = _LAUNCHES_FAIL.get(trouble.kind, "the cluster itself has failed")
+    group = trouble.instance_group or "the cluster"
+    return _Trip(f"{group}: {said}, told at {_clock(trouble.observed_at)}.", trouble.observed_at + window)
+
+
+def _shared_cause(_act: Act, facts: GuardFacts, policy: GuardrailPolicy) -> _Trip | None:
+    window = timedelta(seconds=policy.shared_cause_window_seconds)
+    for cause in facts.causes:
+        needed = max(policy.shared_cause_count, math.ceil(policy.shared_cause_share * cause.machines))
+        sick = [at for at in cause.sick_at if facts.now - at < window]
+        if len(sick) >= needed:
+            minutes = round(window.total_seconds() / 60, 1)
+            reason = (
+                f"{len(sick)} of {max(cause.machines, len(sick))} machines of {cause.kind} {cause.name} sickened within"
+                f" {minutes:g} min, which is one cause and not {len(sick)} repairs: somebody should look."
+            )
+            return _Trip(reason, sick[-needed] + window, cause.key)
+    return None
+
+
+def _stale_evidence(_act: Act, facts: GuardFacts, policy: GuardrailPolicy) -> _Trip | None:
+    if not facts.looks_well or facts.evidence_at is None:
+        return None
+    age = facts.now - facts.evidence_at
+    if age < timedelta(seconds=policy.stale_after_seconds):
+        return None
+    return _Trip(f"It looks well, and its evidence is {_ago(age)} old: it is validated again, not repaired.")
+
+
+def _repairs_of_life(_act: Act, facts: GuardFacts, policy: GuardrailPolicy) -> _Trip | None:
+    asked = [each.at for each in facts.register.asked if each.life == facts.life and facts.now - each.at < _A_DAY]
+    if len(asked) < policy.life_repairs_per_day:
+        return None
+    reason = f"{len(asked)} repair calls were made for this machine within a day, of {policy.life_repairs_per_day}."
+    return _Trip(reason, asked[-policy.life_repairs_per_day] + _A_DAY)
+
+
+def _fleet_repairs(_act: Act, facts: GuardFacts, policy: GuardrailPolicy) -> _Trip | None:
+    others = facts.register.others(facts.life)
+    if others < policy.fleet_repairs:
+        return None
+    return _Trip(f"{others} machines of the fleet are in repair, of {policy.fleet_repairs} at a time.")
+
+
+def _pool_repairs(_act: Act, facts: GuardFacts, policy: GuardrailPolicy) -> _Trip | None:
+    limit = bound(policy.pool_repairs, policy.pool_repair_share, facts.pool_machines)
+    others = facts.register.others(facts.life, facts.pool)
+    if others < limit:
+        return None
+    return _Trip(f"{others} of {facts.pool_machines} machines of {facts.pool} are in repair, of {limit} at a time.")
+
+
+def _repair_rate(_act: Act, facts: GuardFacts, policy: GuardrailPolicy) -> _Trip | None:
+    asked = [each.at for each in facts.register.asked if facts.now - each.at < _AN_HOUR]
+    if len(asked) < policy.repairs_per_hour:
+        return None
+    reason = f"{len(asked)} repair calls were made within the hour, of {policy.repairs_per_hour}."
+    return _Trip(reason, asked[-policy.repairs_per_hour] + _AN_HOUR)
+
+
+def _fleet_cordons(_act: Act, facts: GuardFacts, policy: GuardrailPolicy) -> _Trip | None:
+    others = facts.register.others(facts.life)
+    if others < policy.fleet_cordons:
+        return None
+    return _Trip(f"{others} machines of the fleet carry our cordon, of {policy.fleet_cordons} at a time.")
+
+
+def _pool_cordons(_act: Act, facts: GuardFacts, policy: GuardrailPolicy) -> _Trip | None:
+    limit = bound(policy.pool_cordons, policy.pool_cordon_share, facts.pool_machines)
+    others = facts.register.others(facts.life, facts.pool)
+    if others < limit:
+        return None
+    return _Trip(f"{others} of {facts.pool_machines} machines of {facts.pool} carry our cordon, of {limit} at a time.")
+
+
+RAILS: tuple[Rail, ...] = (
+    Rail(Rule.HOLD, (Act.STOP, *REPAIRS), _hold),
+    Rail(Rule.CORDON_BARRED, (Act.STOP,), _cordon_barred),
+    Rail(Rule.GROUP_TROUBLE, REPAIRS, _group_trouble),
+    Rail(Rule.SHARED_CAUSE, REPAIRS, _shared_cause),
+    Rail(Rule.STALE_EVIDENCE, REPAIRS, _stale_evidence),
+    Rail(Rule.REPAIRS_OF_LIFE, REPAIRS, _repairs_of_life),
+    Rail(Rule.FLEET_REPAIRS, REPAIRS, _fleet_repairs),
+    Rail(Rule.POOL_REPAIRS, REPAIRS, _pool_repairs),
+    Rail(Rule.REPAIR_RATE, REPAIRS, _repair_rate),
+    Rail(Rule.FLEET_CORDONS, (Act.CORDON,), _fleet_cordons),
+    Rail(Rule.POOL_CORDONS, (Act.CORDON,), _pool_cordons),
+)
+"""Every guardrail. A hold does not bar a cordon: that is what makes waiting safe."""
+
+
+def bound(count: int | None, share: float | None, machines: int) -> int:
+    """Return how many of a pool may be out at a time: the lower of count and share, and one at least."""
+    limits = [limit for limit in (count, None if share is None else math.floor(share * machines)) if limit is not None]
+    return max(1, min(limits))
+
+
+# ---------------------------------------------------------------- who goes next
+
+
+class Waiting(Value):
+    """One recovery that a guardrail bars, and what it would do."""
+
+    incident_id: str
+    severity: Severity
+    opened_at: Instant
+    act: Act
+    facts: GuardFacts
+
+
+def may_go(waiting: Iterable[Waiting], policy: GuardrailPolicy) -> frozenset[str]:
+    """Return the incidents that may act now, were all of them to do so at once.
+
+    The worst fault goes first, then the oldest incident. Whoever is let go counts as under way for those behind it, so
+    a guardrail that clears lets in as many as there are places, and not the whole crowd. Stale evidence lets go as
+    well: what looks well is looked at again.
+    """
+    let_go: set[str] = set()
+    entered: dict[bool, list[Entry]] = {True: [], False: []}
+    for each in sorted(waiting, key=lambda one: (-one.severity.rank, one.opened_at, one.incident_id)):
+        is_repair = each.act in REPAIRS
+        register = each.facts.register
+        for entry in entered[is_repair]:
+            register = register.entered(entry, asks=is_repair)
+        verdict = weigh(each.act, each.facts.but(register=register), policy)
+        if verdict.allowed:
+            facts = each.facts
+            entry = Entry(life=facts.life, incident_id=each.incident_id, pool=facts.pool, since=facts.now)
+            entered[is_repair].append(entry)
+        if verdict.allowed or verdict.rule == Rule.STALE_EVIDENCE:
+            let_go.add(each.incident_id)
+    return frozenset(let_go)
+
+
+def _clock(at: datetime) -> str:
+    return at.strftime("%H:%M:%S UTC")
+
+
+def _ago(age: timedelta) -> str:
+    minutes = round(age.total_seconds() / 60)
+    return f"{minutes} min" if minutes < 120 else f"{round(minutes / 60)} h"
