@@ -1,0 +1,448 @@
+"""One scheduling cycle: the head of every queue is weighed once, and admitted, made room for, or put back.
+
+heads ─▶ each weighed against the same world ─▶ in turn: fits still? ─▶ admit · evict others · wait ─▶ put back
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from evenkeel.domain.scheduling.queues import fair_sharing
+from evenkeel.domain.scheduling.queues.capacity import Node, Tree, minus, plus, queues_below
+from evenkeel.domain.scheduling.queues.flavors import (
+    Assignment,
+    FlavorAssigner,
+    Mode,
+    Pending,
+    Progress,
+    Verdict,
+)
+from evenkeel.domain.scheduling.queues.objects import (
+    Admitted,
+    Amounts,
+    Cohort,
+    Flavor,
+    Key,
+    PreemptionPolicy,
+    Queue,
+    QueueingStrategy,
+    StopPolicy,
+    Workload,
+)
+from evenkeel.domain.scheduling.queues.pending import PendingQueue, Waiting
+from evenkeel.domain.scheduling.queues.preemption import Demand, Victim, classical_victims, simulate
+from evenkeel.domain.scheduling.queues.snapshot import Rules, Snapshot, positive
+
+
+class Result(StrEnum):
+    """What a cycle did with a head."""
+
+    ADMITTED = "Admitted"
+    PREEMPTING = "Preempting"
+    """Others were told to go, and it waits for them."""
+    DEFERRED = "Deferred"
+    """It fits once evictions of this cycle are over."""
+    NO_FIT = "NoFit"
+    NO_CANDIDATES = "NoCandidates"
+    """Others would have to go, and nobody may be made to."""
+    SKIPPED = "Skipped"
+    """Somebody before it in this cycle took the room, or the victims."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What became of one head, and all that it rests on."""
+
+    workload: Workload
+    result: Result
+    reason: str
+    assignment: Assignment
+    victims: tuple[Victim, ...] = ()
+    pending: Pending = Pending.NONE
+    reserved: Mapping[Key, int] = field(default_factory=dict)
+    """Kept free for it for the rest of the cycle, though it was not admitted."""
+    was_recomputed: bool = False
+    """Its victims overlapped with earlier ones of this cycle."""
+    parked: bool = False
+
+
+@dataclass(slots=True)
+class _Entry:
+    waiting: Waiting
+    assignment: Assignment
+    victims: list[Victim]
+    progress: Progress | None
+    was_recomputed: bool = False
+
+    @property
+    def workload(self) -> Workload:
+        return self.waiting.workload
+
+
+class Scheduler:
+    """Queues, who waits in them, and who holds their quota; `cycle` moves it on by one step."""
+
+    def __init__(
+        self,
+        queues: Iterable[Queue],
+        cohorts: Iterable[Cohort] = (),
+        flavors: Iterable[Flavor] = (),
+        rules: Rules | None = None,
+    ) -> None:
+        """Begin with nobody waiting and nobody admitted.
+
+        Raises:
+            ConfigurationError: the configuration cannot be.
+        """
+        self.rules = rules or Rules()
+        self._cohorts = tuple(cohorts)
+        self._flavors = {flavor.name: flavor for flavor in flavors}
+        declared = tuple(queues)
+        self.snapshot = Snapshot(Tree(declared, self._cohorts), declared, self._flavors, self.rules)
+        self.pending = {queue.name: PendingQueue(queue.strategy) for queue in declared}
+        self.cycles = 0
+
+    # ------------------------------------------------------------ what happens to it
+
+    def submit(self, workload: Workload, *, not_before: float | None = None) -> None:
+        """Let a workload wait in its queue."""
+        self.pending[workload.queue].push(Waiting(workload), not_before=not_before)
+
+    def withdraw(self, workload: Workload) -> None:
+        """Forget a workload that waits."""
+        self.pending[workload.queue].remove(workload.workload_id)
+
+    def restore(self, admitted: Admitted) -> None:
+        """Take over a workload that holds quota already."""
+        self.snapshot.admit(admitted)
+
+    def holder(self, workload_id: str) -> Admitted | None:
+        """Return who holds quota under this id."""
+        for team in self.snapshot.teams.values():
+            if workload_id in team.admitted:
+                return team.admitted[workload_id]
+        return None
+
+    def release(self, workload_id: str) -> Admitted | None:
+        """Take back the quota of a workload that ended or has stopped, and wake its whole tree."""
+        admitted = self.holder(workload_id)
+        if admitted is not None:
+            self.snapshot.release(admitted)
+            team = self.snapshot.team_of(admitted.workload)
+            team.generation += 1
+            self.wake(team.node)
+        return admitted
+
+    def give_up(self, workload_id: str, *, requeued_at: float | None = None, not_before: float | None = None) -> None:
+        """Let an evicted workload, now that it has stopped, wait again.
+
+        Args:
+            workload_id: It.
+            requeued_at: When it lost its place, where it was evicted for its ready timeout or by a check.
+            not_before: When it may be tried again at the earliest.
+        """
+        admitted = self.release(workload_id)
+        if admitted is not None:
+            workload = admitted.workload
+            if requeued_at is not None:
+                workload = replace(workload, requeued_at=requeued_at)
+            self.submit(replace(workload, has_reservation=False), not_before=not_before)
+
+    def evict(self, workload_id: str) -> None:
+        """Tell a workload to stop. It holds its quota until `give_up` or `release`."""
+        admitted = self.holder(workload_id)
+        if admitted is not None and not admitted.is_evicted:
+            admitted.is_evicted = True
+            self.snapshot.team_of(admitted.workload).generation += 1
+
+    def shrink(self, workload_id: str, counts: tuple[int, ...]) -> None:
+        """Lower an admitted workload's counts in place; its quota falls at once and its whole tree is woken."""
+        admitted = self.holder(workload_id)
+        if admitted is None:
+            return
+        self.snapshot.release(admitted)
+        smaller = Admitted(admitted.workload, admitted.flavors, counts, admitted.reserved_at, admitted.is_evicted)
+        self.snapshot.admit(smaller)
+        team = self.snapshot.team_of(admitted.workload)
+        team.generation += 1
+        self.wake(team.node)
+
+    def wake(self, node: Node) -> None:
+        """Let everything that is parked in a tree be tried again."""
+        for queue in queues_below(node.root):
+            self.pending[queue.name].wake()
+
+    def reconfigure(
+        self, queues: Iterable[Queue], cohorts: Iterable[Cohort] = (), flavors: Iterable[Flavor] = ()
+    ) -> None:
+        """Change quota, cohorts, flavors, weights or stop policies; who waits and who runs stays."""
+        before = self.snapshot.teams
+        declared = tuple(queues)
+        self._cohorts, self._flavors = tuple(cohorts), {flavor.name: flavor for flavor in flavors}
+        self.snapshot = Snapshot(Tree(declared, self._cohorts), declared, self._flavors, self.rules)
+        pending, self.pending = self.pending, {}
+        for queue in declared:
+            kept = pending.get(queue.name) or PendingQueue(queue.strategy)
+            kept.strategy = queue.strategy
+            kept.wake()
+            self.pending[queue.name] = kept
+            team = self.snapshot.teams[queue.name]
+            known = before.get(queue.name)
+            team.generation = known.generation + 1 if known else 0
+            for admitted in known.admitted.values() if known else ():
+                self.snapshot.admit(admitted)
+                if queue.stop is StopPolicy.HOLD_AND_DRAIN:
+                    admitted.is_evicted = True
+
+    # ------------------------------------------------------------ a cycle
+
+    def cycle(self, now: float = 0.0) -> list[Decision]:
+        """Weigh the head of every queue once, in place; return what was decided, in the order of processing."""
+        self.cycles += 1
+        self.snapshot.now = now
+        entries = {entry.workload.queue: entry for entry in self._nominate(now)}
+        taken: dict[str, Admitted] = {}
+        blocked: list[tuple[Node, Amounts]] = []
+        decisions: list[tuple[_Entry, Decision]] = []
+        for entry in self._in_turn(entries):
+            decision = self._process(entry, taken, blocked)
+            decisions.append((entry, decision))
+        for node, amounts in reversed(blocked):
+            node.remove_all(amounts)
+        return [self._conclude(entry, decision, now) for entry, decision in decisions]
+
+    def _nominate(self, now: float) -> Iterator[_Entry]:
+        for name in sorted(self.pending):
+            team = self.snapshot.teams[name]
+            if team.queue.stop is not StopPolicy.NONE or self.snapshot.tree.is_cyclic(name):
+                continue
+            waiting = self.pending[name].pop(now)
+            if waiting is not None:
+                progress = waiting.progress
+                if progress is not None and progress.is_outdated(waiting.workload, team, self.cycles):
+                    progress = None
+                assignment, victims = self._weigh(waiting.workload, progress)
+                yield _Entry(waiting, assignment, victims, assignment.progress)
+
+    def _weigh(
+        self, workload: Workload, progress: Progress | None, only: tuple[Mapping[str, str], ...] | None = None
+    ) -> tuple[Assignment, list[Victim]]:
+        """Find flavors and victims: at full size, else at the largest that works."""
+        team = self.snapshot.team_of(workload)
+        replaced = team.admitted.get(workload.replaces) if workload.replaces else None
+        assigner = FlavorAssigner(
+            workload, self.snapshot, self._simulate, progress=progress, cycle=self.cycles, only=only, replaced=replaced
+        )
+        full = assigner.assign(workload.counts)
+        found = self._admissible(full, workload)
+        if found is not None:
+            return full, found
+        if workload.may_shrink and replaced is None:
+            smaller = self._search_smaller(assigner, workload)
+            if smaller is not None:
+                return smaller
+        return full, []
+
+    def _admissible(self, assignment: Assignment, workload: Workload) -> list[Victim] | None:
+        """Return the victims that this size needs, perhaps none; None where it cannot be had."""
+        if assignment.verdict is Verdict.FIT:
+            return []
+        if assignment.verdict is Verdict.PREEMPT:
+            return self._victims(workload, positive(assignment.use), assignment.contested) or None
+        return None
+
+    def _search_smaller(self, assigner: FlavorAssigner, workload: Workload) -> tuple[Assignment, list[Victim]] | None:
+        """Find the first of the D steps from full to least that can be had, by halving."""
+        slack = [
+            pod_set.count - (pod_set.count if pod_set.min_count is None else pod_set.min_count)
+            for pod_set in workload.pod_sets
+        ]
+        steps = sum(slack)
+        low, high = 0, steps + 1
+        best: tuple[int, Assignment, list[Victim]] | None = None
+        while low < high:
+            middle = (low + high) // 2
+            counts = tuple(count - less * middle // steps for count, less in zip(workload.counts, slack, strict=True))
+            assignment = assigner.assign(counts)
+            victims = self._admissible(assignment, workload)
+            if victims is None:
+                low = middle + 1
+            else:
+                best, high = (middle, assignment, victims), middle
+        if best is None or best[0] != low:
+            return None
+        return best[1], best[2]
+
+    def _victims(self, workload: Workload, wanted: Amounts, contested: frozenset[Key]) -> list[Victim]:
+        demand = Demand(workload, self.snapshot.team_of(workload), wanted, contested, workload.replaces)
+        if self.rules.fair_sharing:
+            return fair_sharing.fair_victims(demand, self.snapshot)
+        return classical_victims(demand, self.snapshot)
+
+    def _simulate(self, workload: Workload, key: Key, amount: int) -> tuple[Mode, int]:
+        """Say whether preemption makes room for so much of one key alone."""
+        contested = frozenset((key,))
+        wanted = {key: amount}
+        demand = Demand(workload, self.snapshot.team_of(workload), wanted, contested, workload.replaces)
+        return simulate(demand, key, self._victims(workload, wanted, contested), self.snapshot)
+
+    # ------------------------------------------------------------ in turn
+
+    def _in_turn(self, entries: dict[str, _Entry]) -> Iterator[_Entry]:
+        if not self.rules.fair_sharing:
+            yield from sorted(entries.values(), key=_classical_order)
+            return
+        waiting = dict(entries)
+        while waiting:
+            contestants = {
+                name: fair_sharing.Contestant(entry.workload, self.snapshot.teams[name].node, self._net_use(entry))
+                for name, entry in waiting.items()
+            }
+            yield waiting.pop(fair_sharing.next_in_turn(contestants))
+
+    def _net_use(self, entry: _Entry) -> Amounts:
+        return {} if entry.workload.has_reservation else entry.assignment.use
+
+    def _process(self, entry: _Entry, taken: dict[str, Admitted], blocked: list[tuple[Node, Amounts]]) -> Decision:
+        """Decide about one head, with what was decided before it in this cycle."""
+        node = self.snapshot.team_of(entry.workload).node
+        if any(victim.workload_id in taken for victim in entry.victims):
+            self._recompute(entry, taken)
+        assignment = entry.assignment
+
+        def block(amounts: Amounts) -> None:
+            node.add_all(amounts)
+            blocked.append((node, amounts))
+
+        if assignment.verdict is Verdict.NO_FIT:
+            reason = _told_pending(assignment)
+            return self._decided(entry, Result.NO_FIT, reason, pending=assignment.pending)
+        if assignment.verdict is Verdict.PREEMPT and not entry.victims:
+            reserved = self._reserve(entry, node)
+            block(reserved)
+            reason = "Others would have to go, and its queue's policies let it have none of them evicted."
+            return self._decided(
+                entry, Result.NO_CANDIDATES, reason, pending=Pending.WAITING_FOR_QUOTA, reserved=reserved
+            )
+        if assignment.verdict is Verdict.DEFERRED:
+            entry.progress = None
+            block(self._net_use(entry))
+            reason = "It fits once the evictions that are under way are over."
+            return self._decided(entry, Result.DEFERRED, reason)
+        if any(victim.workload_id in taken for victim in entry.victims):
+            reason = "Its victims go for another workload of this cycle."
+            return self._decided(entry, Result.SKIPPED, reason, pending=Pending.WAITING_FOR_QUOTA)
+        gone = {**taken, **{victim.workload_id: victim.admitted for victim in entry.victims}}
+        with self.snapshot.without_use_of(gone.values()):
+            still_fits = node.fits(self._net_use(entry))
+        if not still_fits:
+            reason = "It no longer fits, after others of this cycle."
+            return self._decided(entry, Result.SKIPPED, reason, pending=Pending.WAITING_FOR_QUOTA)
+        taken.update((victim.workload_id, victim.admitted) for victim in entry.victims)
+        block(self._net_use(entry))
+        if assignment.verdict is Verdict.PREEMPT:
+            entry.progress = None
+            names = ", ".join(victim.workload_id for victim in entry.victims)
+            return self._decided(entry, Result.PREEMPTING, f"Waits until {names} has stopped.")
+        return self._decided(entry, Result.ADMITTED, _told_admitted(assignment))
+
+    def _recompute(self, entry: _Entry, taken: Mapping[str, Admitted]) -> None:
+        """Weigh a head anew, its victims being others' already, on the flavors that it was nominated for."""
+        with self.snapshot.without(tuple(taken.values())):
+            entry.assignment, entry.victims = self._weigh(entry.workload, None, entry.assignment.flavors)
+        entry.progress = entry.assignment.progress
+        entry.was_recomputed = True
+        if entry.assignment.verdict is Verdict.FIT:
+            entry.assignment.verdict = Verdict.DEFERRED
+
+    def _reserve(self, entry: _Entry, node: Node) -> Amounts:
+        """Keep free what a head could take, so that nobody below it slips in; nothing where it may always reclaim."""
+        team = self.snapshot.team_of(entry.workload)
+        if team.queue.preemption.reclaim is PreemptionPolicy.ANY or entry.workload.has_reservation:
+            return {}
+        reserved: Amounts = {}
+        for key, amount in entry.assignment.use.items():
+            quota, used = node.quota(key), node.use.get(key, 0)
+            if entry.assignment.level == 0:
+                reserved[key] = max(0, min(amount, minus(quota.nominal, used)))
+            elif quota.borrow is None:
+                reserved[key] = amount
+            else:
+                reserved[key] = min(amount, minus(plus(quota.nominal, quota.borrow), used))
+        return reserved
+
+    def _decided(
+        self,
+        entry: _Entry,
+        result: Result,
+        reason: str,
+        *,
+        pending: Pending = Pending.NONE,
+        reserved: Mapping[Key, int] | None = None,
+    ) -> Decision:
+        victims = tuple(entry.victims) if result in (Result.PREEMPTING, Result.ADMITTED) else ()
+        return Decision(
+            entry.workload,
+            result,
+            reason,
+            entry.assignment,
+            victims,
+            pending,
+            reserved or {},
+            entry.was_recomputed,
+        )
+
+    def _conclude(self, entry: _Entry, decision: Decision, now: float) -> Decision:
+        """Carry a decision out: admit, mark victims, or put the head back."""
+        workload = entry.workload
+        team = self.snapshot.team_of(workload)
+        queue = self.pending[workload.queue]
+        if decision.result is Result.ADMITTED:
+            if workload.replaces and workload.replaces in team.admitted:
+                self.snapshot.release(team.admitted[workload.replaces])
+                team.generation += 1
+            assignment = decision.assignment
+            self.snapshot.admit(Admitted(workload, assignment.flavors, assignment.counts, now))
+            queue.remove(workload.workload_id)
+            return decision
+        for victim in decision.victims:
+            self.evict(victim.workload_id)
+        at_once = team.queue.strategy is QueueingStrategy.STRICT or decision.result in (
+            Result.PREEMPTING,
+            Result.DEFERRED,
+            Result.SKIPPED,
+        )
+        parked = queue.requeue(
+            Waiting(workload, entry.progress),
+            at_once=at_once,
+            parks_shape=decision.result in (Result.NO_FIT, Result.NO_CANDIDATES),
+            is_preempting=decision.result in (Result.PREEMPTING, Result.DEFERRED),
+        )
+        return replace(decision, parked=parked)
+
+
+def _classical_order(entry: _Entry) -> tuple[bool, int, int, float, str]:
+    workload = entry.workload
+    return (
+        not workload.has_reservation,
+        entry.assignment.level,
+        -workload.priority,
+        workload.queued_at,
+        workload.workload_id,
+    )
+
+
+def _told_pending(assignment: Assignment) -> str:
+    match assignment.pending:
+        case Pending.EXCEEDS_MAX_QUOTA:
+            return "It asks for more than its queue could ever have."
+        case Pending.NO_MATCHING_FLAVOR:
+            return "No flavor of its queue matches its pods."
+        case _:
+            return "Its queue has no room, and may neither borrow more nor have anybody evicted for it."
+
+
+def _told_admitted(assignment: Assignment) -> str:
+    names = sorted({flavor for flavors in assignment.flavors for flavor in flavors.values()})
+    where = ", ".join(names) or "no flavor"
+    return f"Admitted on {where}, borrowing." if assignment.level else f"Admitted on {where} within its own quota."

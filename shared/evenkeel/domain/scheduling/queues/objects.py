@@ -1,0 +1,319 @@
+"""What is configured (queues, cohorts, flavors) and what is asked for (workloads)."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+
+UNLIMITED = 2**63 - 1
+"""An amount without bound: whatever is added to it or taken from it, it stays so."""
+
+Key = tuple[str, str]
+"""(flavor, resource): what quota is counted in."""
+Amounts = dict[Key, int]
+
+PODS = "pods"
+"""A queue that covers this resource counts pods with it."""
+
+
+class ConfigurationError(ValueError):
+    """The configuration cannot be: names the object and the field."""
+
+
+class QueueingStrategy(StrEnum):
+    """What a head that cannot be admitted does to those behind it."""
+
+    BEST_EFFORT = "BestEffortFIFO"
+    """It is parked, and the next one is tried."""
+    STRICT = "StrictFIFO"
+    """They wait behind it."""
+
+
+class StopPolicy(StrEnum):
+    """Whether a queue admits."""
+
+    NONE = "None"
+    HOLD = "Hold"
+    """Nothing new is admitted; what runs, runs on."""
+    HOLD_AND_DRAIN = "HoldAndDrain"
+    """What runs is evicted too."""
+
+
+class PreemptionPolicy(StrEnum):
+    """Whose workloads a waiting one may have evicted."""
+
+    NEVER = "Never"
+    LOWER_PRIORITY = "LowerPriority"
+    LOWER_OR_NEWER_EQUAL_PRIORITY = "LowerOrNewerEqualPriority"
+    """Those of equal priority that queued later, too. In the own queue only."""
+    ANY = "Any"
+    """In other queues only."""
+
+
+class Fungible(StrEnum):
+    """What to do at a flavor that would do, at a price."""
+
+    STOP = "MayStopSearch"
+    TRY_NEXT = "TryNextFlavor"
+
+
+class Preference(StrEnum):
+    """Which price is the smaller one."""
+
+    BORROWING_OVER_PREEMPTION = "BorrowingOverPreemption"
+    PREEMPTION_OVER_BORROWING = "PreemptionOverBorrowing"
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """What a node of the tree holds of one key, in the resource's smallest unit."""
+
+    nominal: int = 0
+    borrow: int | None = None
+    """Most that may be used beyond nominal; None = no limit."""
+    lend: int | None = None
+    """Most that others may use of it; None = all."""
+
+
+NO_QUOTA = Quota()
+
+
+@dataclass(frozen=True, slots=True)
+class FlavorQuotas:
+    """A flavor and its quota by resource."""
+
+    flavor: str
+    quotas: Mapping[str, Quota]
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceGroup:
+    """Resources that are always given from the same flavor, and the flavors in the order in which they are tried."""
+
+    resources: tuple[str, ...]
+    flavors: tuple[FlavorQuotas, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BorrowWithin:
+    """Preemption in other queues while this one borrows: of lower priority, at most of the threshold."""
+
+    max_priority_threshold: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Preemption:
+    """Whom a queue's workloads may have evicted."""
+
+    within: PreemptionPolicy = PreemptionPolicy.NEVER
+    reclaim: PreemptionPolicy = PreemptionPolicy.NEVER
+    borrow_within: BorrowWithin | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fungibility:
+    """When the search for a flavor goes on though one would do."""
+
+    when_can_borrow: Fungible = Fungible.STOP
+    when_can_preempt: Fungible = Fungible.TRY_NEXT
+    preference: Preference = Preference.BORROWING_OVER_PREEMPTION
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """A team's queue (a Kueue ClusterQueue)."""
+
+    name: str
+    cohort: str = ""
+    """Its parent; without one it neither borrows nor lends."""
+    groups: tuple[ResourceGroup, ...] = ()
+    fair_weight: float = 1.0
+    preemption: Preemption = Preemption()
+    fungibility: Fungibility = Fungibility()
+    strategy: QueueingStrategy = QueueingStrategy.BEST_EFFORT
+    stop: StopPolicy = StopPolicy.NONE
+
+
+@dataclass(frozen=True, slots=True)
+class Cohort:
+    """A node above queues and other cohorts; may hold quota and limits of its own."""
+
+    name: str
+    parent: str = ""
+    groups: tuple[ResourceGroup, ...] = ()
+    fair_weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Taint:
+    """A taint of a flavor's nodes."""
+
+    key: str
+    value: str = ""
+    effect: str = "NoSchedule"
+
+
+@dataclass(frozen=True, slots=True)
+class Toleration:
+    """A toleration of a pod. An empty key with `Exists` tolerates everything; an empty effect all effects."""
+
+    key: str = ""
+    operator: str = "Equal"
+    value: str = ""
+    effect: str = ""
+
+    def covers(self, taint: Taint) -> bool:
+        """Whether this taint is tolerated."""
+        if self.effect and self.effect != taint.effect:
+            return False
+        if self.key and self.key != taint.key:
+            return False
+        if self.operator == "Exists":
+            return True
+        return bool(self.key) and self.value == taint.value
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """One expression of a node affinity: `In`, `NotIn`, `Exists`, `DoesNotExist`, `Gt`, `Lt`."""
+
+    key: str
+    operator: str
+    values: tuple[str, ...] = ()
+
+    def holds(self, labels: Mapping[str, str]) -> bool:
+        """Whether these labels satisfy it."""
+        value = labels.get(self.key)
+        match self.operator:
+            case "In":
+                return value in self.values
+            case "NotIn":
+                return value not in self.values
+            case "Exists":
+                return value is not None
+            case "DoesNotExist":
+                return value is None
+            case "Gt" | "Lt":
+                return self._compares(value)
+        return False
+
+    def _compares(self, value: str | None) -> bool:
+        try:
+            there, wanted = int(value or ""), int(self.values[0])
+        except (ValueError, IndexError):
+            return False
+        return there > wanted if self.operator == "Gt" else there < wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Flavor:
+    """A kind of capacity: its nodes' labels and taints, and tolerations that its pods are given."""
+
+    name: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    taints: tuple[Taint, ...] = ()
+    tolerations: tuple[Toleration, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PodSet:
+    """Pods of one shape."""
+
+    name: str
+    count: int
+    requests: Mapping[str, int]
+    """Per pod."""
+    min_count: int | None = None
+    """Fewest that will do, where the workload may be admitted in part."""
+    selector: Mapping[str, str] = field(default_factory=dict)
+    affinity: tuple[tuple[Requirement, ...], ...] = ()
+    """Terms, of which one must hold; each of them whole."""
+    tolerations: tuple[Toleration, ...] = ()
+    group: str = ""
+    """Pod sets of one group get their flavor together."""
+
+    def total(self, count: int) -> dict[str, int]:
+        """Return what so many of these pods ask for."""
+        return {resource: amount * count for resource, amount in self.requests.items()}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What waits for quota, or holds it. Its id is unique over all queues, and the last tie-break."""
+
+    workload_id: str
+    queue: str
+    pod_sets: tuple[PodSet, ...]
+    priority: int = 0
+    created_at: float = 0.0
+    """Seconds since the epoch. Only the order counts."""
+    requeued_at: float | None = None
+    """When it lost its place: evicted for missing its ready timeout, or by an admission check. Preemption does not."""
+    replaces: str = ""
+    """The admitted workload of which this is the larger slice."""
+    has_reservation: bool = False
+    """Whether it holds its quota already and is only looked at once more."""
+
+    @property
+    def queued_at(self) -> float:
+        """The time by which it stands in its queue."""
+        return self.created_at if self.requeued_at is None else self.requeued_at
+
+    @property
+    def order(self) -> tuple[int, float, str]:
+        """Sorts a queue: higher priority, then earlier, then by id."""
+        return (-self.priority, self.queued_at, self.workload_id)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The full size."""
+        return tuple(pod_set.count for pod_set in self.pod_sets)
+
+    @property
+    def may_shrink(self) -> bool:
+        """Whether it may be admitted in part."""
+        return any(pod_set.min_count is not None and pod_set.min_count < pod_set.count for pod_set in self.pod_sets)
+
+    @cached_property
+    def shape(self) -> str:
+        """The same for workloads that are bound to get the same answer: priority, pods, requests, counts."""
+        pods = [
+            (
+                pod_set.name,
+                pod_set.count,
+                pod_set.min_count,
+                sorted(pod_set.requests.items()),
+                sorted(pod_set.selector.items()),
+                [[(need.key, need.operator, need.values) for need in term] for term in pod_set.affinity],
+                [(each.key, each.operator, each.value, each.effect) for each in pod_set.tolerations],
+                pod_set.group,
+            )
+            for pod_set in self.pod_sets
+        ]
+        text = json.dumps([self.priority, pods, self.replaces], separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(slots=True)
+class Admitted:
+    """A workload that holds quota."""
+
+    workload: Workload
+    flavors: tuple[Mapping[str, str], ...]
+    """By pod set: resource → flavor."""
+    counts: tuple[int, ...]
+    reserved_at: float | None = None
+    """When it got its quota; None counts as now."""
+    is_evicted: bool = False
+    """It is to stop, and holds its quota until it has."""
+    use: Amounts = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.use = {}
+        for pod_set, flavors, count in zip(self.workload.pod_sets, self.flavors, self.counts, strict=True):
+            for resource, flavor in flavors.items():
+                amount = count if resource == PODS else pod_set.requests.get(resource, 0) * count
+                key = (flavor, resource)
+                self.use[key] = self.use.get(key, 0) + amount

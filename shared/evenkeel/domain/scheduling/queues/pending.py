@@ -1,0 +1,158 @@
+"""A queue's waiting workloads: who is at its head, what is parked, what is sticky.
+
+Workloads of one shape are bound to get the same answer, so they wait in a line of their own, and a whole line is parked
+and woken at once: a pass costs what the number of shapes costs, not the number of workloads.
+
+    push ─▶ line of its shape ─▶ head of the queue ─▶ pop ─▶ admitted
+                │  ▲                                   │
+              park  wake                            requeue
+"""
+
+import heapq
+from dataclasses import dataclass, replace
+
+from evenkeel.domain.scheduling.queues.flavors import Progress
+from evenkeel.domain.scheduling.queues.objects import QueueingStrategy, Workload
+
+_Order = tuple[int, float, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A workload that waits, and what the rules remember of it between cycles."""
+
+    workload: Workload
+    progress: Progress | None = None
+
+
+class PendingQueue:
+    """The waiting workloads of one queue."""
+
+    def __init__(self, strategy: QueueingStrategy) -> None:
+        self.strategy = strategy
+        self.sticky = ""
+        """The workload that waits for its evictions: it stays head, even before higher priorities."""
+        self._waiting: dict[str, Waiting] = {}
+        self._lines: dict[str, list[_Order]] = {}
+        self._heads: list[tuple[_Order, str]] = []
+        """(order, shape) of every line that is not parked; entries that no longer hold are dropped when met."""
+        self._parked: set[str] = set()
+        self._held_until: list[tuple[float, str]] = []
+        """Backed off: not to be tried before."""
+        self._held: dict[str, Waiting] = {}
+        self._pops = 0
+        self._woken_at = -1
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._held)
+
+    def __contains__(self, workload_id: str) -> bool:
+        return workload_id in self._waiting or workload_id in self._held
+
+    @property
+    def parked_shapes(self) -> frozenset[str]:
+        """The shapes that wait for something to change."""
+        return frozenset(self._parked)
+
+    def all(self) -> list[Waiting]:
+        """Return everybody who waits, in queue order."""
+        everybody = (*self._waiting.values(), *self._held.values())
+        return sorted(everybody, key=lambda each: (each.workload.workload_id != self.sticky, each.workload.order))
+
+    def push(self, waiting: Waiting, *, not_before: float | None = None) -> None:
+        """Let a workload wait; one whose shape is parked is parked with it. Known ids are replaced."""
+        workload = waiting.workload
+        self.remove(workload.workload_id)
+        if not_before is not None:
+            self._held[workload.workload_id] = waiting
+            heapq.heappush(self._held_until, (not_before, workload.workload_id))
+            return
+        self._waiting[workload.workload_id] = waiting
+        line = self._lines.setdefault(workload.shape, [])
+        heapq.heappush(line, workload.order)
+        if line[0] == workload.order and workload.shape not in self._parked:
+            heapq.heappush(self._heads, (workload.order, workload.shape))
+
+    def remove(self, workload_id: str) -> None:
+        """Take a workload out: it was cancelled or changed."""
+        self._waiting.pop(workload_id, None)
+        self._held.pop(workload_id, None)
+        if self.sticky == workload_id:
+            self.sticky = ""
+
+    def pop(self, now: float = 0.0) -> Waiting | None:
+        """Take the head; None where nobody waits who is not parked."""
+        self._pops += 1
+        self._let_go(now)
+        sticky = self._waiting.get(self.sticky)
+        if sticky is not None and sticky.workload.shape not in self._parked:
+            return self._waiting.pop(self.sticky)
+        while self._heads:
+            order, shape = self._heads[0]
+            line = self._clean(shape)
+            if shape in self._parked or not line or line[0] != order:
+                heapq.heappop(self._heads)
+                if line and shape not in self._parked and line[0] > order:
+                    heapq.heappush(self._heads, (line[0], shape))
+                continue
+            heapq.heappop(self._heads)
+            heapq.heappop(line)
+            found = self._waiting.pop(order[2])
+            if self._clean(shape):
+                heapq.heappush(self._heads, (line[0], shape))
+            return found
+        return None
+
+    def requeue(self, waiting: Waiting, *, at_once: bool, parks_shape: bool, is_preempting: bool) -> bool:
+        """Put back a workload that was not admitted; return whether it was parked.
+
+        Args:
+            waiting: It, with what is to be remembered.
+            at_once: It is to be tried again in the next cycle.
+            parks_shape: Everybody of its shape would get the same answer.
+            is_preempting: It waits for its evictions.
+        """
+        workload = waiting.workload
+        is_best_effort = self.strategy is QueueingStrategy.BEST_EFFORT
+        if is_preempting and is_best_effort:
+            self.sticky = workload.workload_id
+        elif self.sticky == workload.workload_id:
+            self.sticky = ""
+        sticky = self.sticky
+        was_woken = self._woken_at >= self._pops
+        has_more = waiting.progress is not None and waiting.progress.has_more
+        parks = is_best_effort and parks_shape and not (at_once or was_woken or has_more)
+        if parks:
+            self._parked.add(workload.shape)
+        self.push(waiting)
+        self.sticky = sticky
+        return parks
+
+    def wake(self) -> int:
+        """Let everybody be tried again; return how many shapes were parked."""
+        self._woken_at = self._pops
+        woken, self._parked = self._parked, set()
+        for shape in woken:
+            line = self._clean(shape)
+            if line:
+                heapq.heappush(self._heads, (line[0], shape))
+        return len(woken)
+
+    def _clean(self, shape: str) -> list[_Order]:
+        """Return a line with somebody who waits at its head."""
+        line = self._lines.get(shape, [])
+        while line:
+            found = self._waiting.get(line[0][2])
+            if found is not None and found.workload.order == line[0] and found.workload.shape == shape:
+                break
+            heapq.heappop(line)
+        if not line:
+            self._lines.pop(shape, None)
+        return line
+
+    def _let_go(self, now: float) -> None:
+        while self._held_until and self._held_until[0][0] <= now:
+            _, workload_id = heapq.heappop(self._held_until)
+            found = self._held.pop(workload_id, None)
+            if found is not None:
+                self.push(replace(found))

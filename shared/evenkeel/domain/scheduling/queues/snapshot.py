@@ -1,0 +1,125 @@
+"""The state that one cycle weighs: the trees, the flavors, and who holds quota."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from evenkeel.domain.scheduling.queues.capacity import Node, Tree
+from evenkeel.domain.scheduling.queues.objects import (
+    Admitted,
+    Amounts,
+    Flavor,
+    Key,
+    Queue,
+    ResourceGroup,
+    Workload,
+)
+
+
+class Rules(NamedTuple):
+    """The cluster-wide switches."""
+
+    fair_sharing: bool = False
+    fair_strategies: tuple[str, ...] = ("LessThanOrEqualToFinalShare", "LessThanInitialShare")
+    """In this order; the second only as `LessThanInitialShare`."""
+
+
+@dataclass(slots=True)
+class Team:
+    """A queue as a cycle sees it: its declaration, its node in the tree, and who holds its quota."""
+
+    queue: Queue
+    node: Node
+    admitted: dict[str, Admitted] = field(default_factory=dict)
+    generation: int = 0
+    """Raised when somebody who held quota changes or leaves, and when quota changes in the tree."""
+    group_of: dict[str, ResourceGroup] = field(init=False)
+    """By resource."""
+
+    def __post_init__(self) -> None:
+        self.group_of = {resource: group for group in self.queue.groups for resource in group.resources}
+
+
+class Snapshot:
+    """Everything that a cycle weighs. What is only tried is undone."""
+
+    def __init__(self, tree: Tree, queues: Iterable[Queue], flavors: Mapping[str, Flavor], rules: Rules) -> None:
+        self.tree = tree
+        self.flavors = flavors
+        self.rules = rules
+        self.teams = {queue.name: Team(queue, tree.queues[queue.name]) for queue in queues}
+        self.now: float = 0.0
+        """What a missing time of admission counts as."""
+        self._eligible: dict[tuple[str, str], Any] = {}
+
+    def team_of(self, workload: Workload) -> Team:
+        """Return the queue that a workload waits in, or is admitted to."""
+        return self.teams[workload.queue]
+
+    def admit(self, admitted: Admitted) -> None:
+        """Let a workload hold its quota."""
+        team = self.team_of(admitted.workload)
+        team.admitted[admitted.workload.workload_id] = admitted
+        team.node.add_all(admitted.use)
+
+    def release(self, admitted: Admitted) -> None:
+        """Take a workload's quota back."""
+        team = self.team_of(admitted.workload)
+        del team.admitted[admitted.workload.workload_id]
+        team.node.remove_all(admitted.use)
+
+    @contextmanager
+    def without(self, workloads: Sequence[Admitted]) -> Any:
+        """Look at the world without these: neither their use nor they themselves."""
+        for each in workloads:
+            self.release(each)
+        try:
+            yield
+        finally:
+            for each in workloads:
+                self.admit(each)
+
+    @contextmanager
+    def without_use_of(self, workloads: Iterable[Admitted]) -> Any:
+        """Look at the world without what these use."""
+        gone = tuple(workloads)
+        for each in gone:
+            self.team_of(each.workload).node.remove_all(each.use)
+        try:
+            yield
+        finally:
+            for each in gone:
+                self.team_of(each.workload).node.add_all(each.use)
+
+    def eligible(self, workload: Workload, found: Callable[[], Any]) -> Any:
+        """Return what is worked out once for each queue and shape, since neither flavors nor pods change meanwhile."""
+        name = (workload.queue, workload.shape)
+        if name not in self._eligible:
+            self._eligible[name] = found()
+        return self._eligible[name]
+
+
+@contextmanager
+def using(node: Node, amounts: Mapping[Key, int]) -> Any:
+    """Look at the world as if a queue used so much more."""
+    node.add_all(amounts)
+    try:
+        yield
+    finally:
+        node.remove_all(amounts)
+
+
+@contextmanager
+def not_using(node: Node, amounts: Mapping[Key, int]) -> Any:
+    """Look at the world as if a queue used so much less."""
+    node.remove_all(amounts)
+    try:
+        yield
+    finally:
+        node.add_all(amounts)
+
+
+def positive(amounts: Amounts) -> Amounts:
+    """Return the amounts that are asked for at all."""
+    return {key: amount for key, amount in amounts.items() if amount}

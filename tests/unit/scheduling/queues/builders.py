@@ -1,0 +1,115 @@
+"""Short ways to write queues, workloads and who holds quota."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from evenkeel.domain.scheduling.queues.cycle import Decision, Scheduler
+from evenkeel.domain.scheduling.queues.objects import (
+    Admitted,
+    Cohort,
+    Flavor,
+    FlavorQuotas,
+    Fungibility,
+    PodSet,
+    Preemption,
+    PreemptionPolicy,
+    Queue,
+    Quota,
+    ResourceGroup,
+    Workload,
+)
+from evenkeel.domain.scheduling.queues.snapshot import Rules
+
+GPU = "gpu"
+ANY, NEVER = PreemptionPolicy.ANY, PreemptionPolicy.NEVER
+LOWER, LOWER_OR_NEWER = PreemptionPolicy.LOWER_PRIORITY, PreemptionPolicy.LOWER_OR_NEWER_EQUAL_PRIORITY
+
+Amount = int | Quota
+
+
+def a_group(flavors: Mapping[str, Amount], resource: str = GPU) -> ResourceGroup:
+    """Return a group of one resource; a bare number is nominal quota."""
+    given = {name: each if isinstance(each, Quota) else Quota(each) for name, each in flavors.items()}
+    return ResourceGroup((resource,), tuple(FlavorQuotas(name, {resource: quota}) for name, quota in given.items()))
+
+
+def a_queue(
+    name: str,
+    nominal: Amount | Mapping[str, Amount] = 0,
+    cohort: str = "fleet",
+    *,
+    borrow: int | None = None,
+    lend: int | None = None,
+    within: PreemptionPolicy = NEVER,
+    reclaim: PreemptionPolicy = NEVER,
+    borrow_within: Any = None,
+    fungibility: Fungibility | None = None,
+    weight: float = 1.0,
+    **rest: Any,
+) -> Queue:
+    """Return a queue; a bare number is quota of the flavor `hp`."""
+    flavors = nominal if isinstance(nominal, Mapping) else {"hp": nominal}
+    limited = {
+        flavor: Quota(amount, borrow, lend) if isinstance(amount, int) else amount for flavor, amount in flavors.items()
+    }
+    return Queue(
+        name,
+        cohort,
+        (a_group(limited),),
+        fair_weight=weight,
+        preemption=Preemption(within, reclaim, borrow_within),
+        fungibility=fungibility or Fungibility(),
+        **rest,
+    )
+
+
+def a_workload(name: str, queue: str, gpus: int = 1, *, at: float = 0.0, priority: int = 0, **rest: Any) -> Workload:
+    """Return a workload of one pod that asks for so many devices."""
+    return Workload(name, queue, (PodSet("main", 1, {GPU: gpus}),), priority=priority, created_at=at, **rest)
+
+
+def holds(
+    name: str,
+    queue: str,
+    gpus: int = 1,
+    *,
+    at: float = 0.0,
+    flavor: str = "hp",
+    priority: int = 0,
+    evicted: bool = False,
+) -> Admitted:
+    """Return a workload that was admitted at this time."""
+    workload = a_workload(name, queue, gpus, priority=priority)
+    return Admitted(workload, ({GPU: flavor},), (1,), reserved_at=at, is_evicted=evicted)
+
+
+def a_scheduler(
+    *queues: Queue,
+    cohorts: tuple[Cohort, ...] = (),
+    admitted: tuple[Admitted, ...] = (),
+    waiting: tuple[Workload, ...] = (),
+    flavors: tuple[Flavor, ...] = (),
+    fair: bool = False,
+    strategies: tuple[str, ...] | None = None,
+) -> Scheduler:
+    """Return a scheduler in this state. Flavors that are not given have neither labels nor taints."""
+    named = {flavor.name for flavor in flavors}
+    used = {each.flavor for queue in queues for group in queue.groups for each in group.flavors}
+    plain = tuple(Flavor(name) for name in sorted(used - named))
+    rules = Rules(fair, strategies) if strategies else Rules(fair)
+    scheduler = Scheduler(queues, cohorts, (*flavors, *plain), rules)
+    for each in admitted:
+        scheduler.restore(each)
+    for workload in waiting:
+        scheduler.submit(workload)
+    return scheduler
+
+
+def by_id(decisions: list[Decision]) -> dict[str, Decision]:
+    """Return the decisions by workload."""
+    return {decision.workload.workload_id: decision for decision in decisions}
+
+
+def victims(decision: Decision) -> dict[str, str]:
+    """Return victim → reason."""
+    return {victim.workload_id: str(victim.reason) for victim in decision.victims}

@@ -1,0 +1,174 @@
+"""Examples worked out by hand, one rule each."""
+
+from evenkeel.domain.scheduling.queues.capacity import Tree
+from evenkeel.domain.scheduling.queues.cycle import Result, Scheduler
+from evenkeel.domain.scheduling.queues.flavors import Pending
+from evenkeel.domain.scheduling.queues.objects import Admitted, Fungibility, Fungible, PodSet, Workload
+from evenkeel.domain.scheduling.queues.snapshot import positive
+from tests.unit.scheduling.queues.builders import (
+    ANY,
+    GPU,
+    NEVER,
+    a_queue,
+    a_scheduler,
+    a_workload,
+    by_id,
+    holds,
+    victims,
+)
+
+KEY = ("hp", GPU)
+
+
+def test_capacity_flows_up_and_down_a_tree() -> None:
+    tree = Tree((a_queue("red", 12, lend=5), a_queue("blue", 8, borrow=4), a_queue("green", 4)), ())
+    red, blue, green, fleet = (*(tree.queues[name] for name in ("red", "blue", "green")), tree.cohorts["fleet"])
+
+    assert (red.kept[KEY], fleet.sub[KEY]) == (7, 17)
+    assert [node.potential(KEY) for node in (red, blue, green)] == [24, 12, 17]
+    red.add(KEY, 9)
+    blue.add(KEY, 10)
+    assert fleet.use[KEY] == 12
+    assert [node.available(KEY) for node in (fleet, red, blue, green)] == [5, 5, 2, 5]
+
+    blue.add(KEY, 2)
+    assert [fleet.use[KEY], *(node.available(KEY) for node in (fleet, red, blue, green))] == [14, 3, 3, 0, 3]
+    red.remove(KEY, 4)
+    assert [fleet.use[KEY], red.available(KEY), green.available(KEY)] == [12, 7, 5]
+    red.add(KEY, 4)
+    assert fleet.use[KEY] == 14
+
+
+def two_flavors(when_can_borrow: Fungible, nlp_holds: int) -> Scheduler:
+    fungibility = Fungibility(when_can_borrow=when_can_borrow)
+    return a_scheduler(
+        a_queue("vision", {"hp": 8, "od": 8}, fungibility=fungibility, reclaim=ANY),
+        a_queue("nlp", {"hp": 8, "od": 8}),
+        admitted=(holds("v", "vision", 4), holds("n", "nlp", nlp_holds)),
+        waiting=(a_workload("new", "vision", 6),),
+    )
+
+
+def test_borrowing_on_the_first_flavor_ends_the_search_or_not() -> None:
+    stops = two_flavors(Fungible.STOP, 4).cycle()[0]
+    goes_on = two_flavors(Fungible.TRY_NEXT, 4).cycle()[0]
+
+    assert (stops.assignment.flavors[0][GPU], stops.assignment.level) == ("hp", 1)
+    assert stops.assignment.progress is not None
+    assert stops.assignment.progress.tried[0] == {GPU: 0}
+    assert (goes_on.assignment.flavors[0][GPU], goes_on.assignment.level) == ("od", 0)
+    assert goes_on.assignment.progress is not None
+    assert goes_on.assignment.progress.tried[0] == {GPU: -1}
+
+
+def test_a_flavor_without_candidates_is_passed_over() -> None:
+    decision = two_flavors(Fungible.STOP, 12).cycle()[0]
+
+    assert (decision.result, decision.assignment.flavors[0][GPU]) == (Result.ADMITTED, "od")
+
+
+def reclaiming(asked: int) -> Scheduler:
+    return a_scheduler(
+        a_queue("a", 8, reclaim=ANY),
+        a_queue("b", 8, reclaim=ANY),
+        admitted=(holds("b1", "b", 6, at=10), holds("b3", "b", 4, at=20), holds("b2", "b", 1, at=30)),
+        waiting=(a_workload("new", "a", asked),),
+    )
+
+
+def test_reclaim_removes_the_latest_and_gives_back_what_was_not_needed() -> None:
+    decision = reclaiming(8).cycle()[0]
+
+    assert decision.result == Result.PREEMPTING
+    assert victims(decision) == {"b3": "InCohortReclamation"}
+
+
+def test_a_request_above_nominal_reclaims_nothing() -> None:
+    decision = reclaiming(10).cycle()[0]
+
+    assert (decision.result, decision.pending, victims(decision)) == (Result.NO_FIT, Pending.WAITING_FOR_QUOTA, {})
+
+
+def sharing(asked: int, strategies: tuple[str, ...] | None = None) -> Scheduler:
+    return a_scheduler(
+        *(a_queue(name, 4, reclaim=ANY) for name in "ABC"),
+        admitted=(*(holds(f"b{n}", "B", 2, at=n) for n in (1, 2, 3, 4)), holds("c", "C", 2)),
+        waiting=(a_workload("new", "A", asked),),
+        fair=True,
+        strategies=strategies,
+    )
+
+
+def test_fair_sharing_takes_by_the_final_share_then_by_the_initial_one() -> None:
+    decision = sharing(5).cycle()[0]
+
+    assert victims(decision) == {"b4": "InCohortFairSharing", "b3": "InCohortFairSharing"}
+
+
+def test_the_first_rule_alone_finds_too_few() -> None:
+    decision = sharing(5, ("LessThanOrEqualToFinalShare",)).cycle()[0]
+
+    assert (decision.result, victims(decision)) == (Result.NO_CANDIDATES, {})
+
+
+def test_equal_shares_do_not_push() -> None:
+    assert victims(sharing(6).cycle()[0]) == {}
+
+
+def test_within_nominal_fair_sharing_takes_unconditionally() -> None:
+    assert victims(sharing(4).cycle()[0]) == {"b4": "InCohortReclamation"}
+
+
+def test_partial_admission_halves_its_way_to_the_largest_size() -> None:
+    scheduler = a_scheduler(
+        a_queue("q", 13, ""),
+        waiting=(
+            Workload(
+                "new", "q", (PodSet("workers", 8, {GPU: 2}, min_count=2), PodSet("eval", 4, {GPU: 1}, min_count=1))
+            ),
+        ),
+    )
+    decision = scheduler.cycle()[0]
+
+    assert (decision.result, decision.assignment.counts) == (Result.ADMITTED, (5, 3))
+    assert decision.assignment.use[KEY] == 13
+
+
+def test_a_head_without_candidates_reserves_its_room_for_the_cycle() -> None:
+    scheduler = a_scheduler(
+        a_queue("x", 6, reclaim=NEVER),
+        a_queue("y", 6),
+        admitted=(holds("y1", "y", 8),),
+        waiting=(a_workload("big", "x", 6), a_workload("small", "y", 2)),
+    )
+    decisions = by_id(scheduler.cycle())
+
+    assert (decisions["big"].result, dict(decisions["big"].reserved)) == (Result.NO_CANDIDATES, {KEY: 6})
+    assert decisions["small"].result == Result.SKIPPED
+
+
+def test_a_head_that_may_always_reclaim_reserves_nothing() -> None:
+    scheduler = a_scheduler(
+        a_queue("x", 6, reclaim=ANY),
+        a_queue("y", 6),
+        admitted=(holds("y1", "y", 8),),
+        waiting=(a_workload("big", "x", 6), a_workload("small", "y", 2)),
+    )
+    decisions = by_id(scheduler.cycle())
+
+    assert victims(decisions["big"]) == {"y1": "InCohortReclamation"}
+    assert decisions["small"].result == Result.ADMITTED
+
+
+def test_what_is_tried_is_undone() -> None:
+    scheduler = sharing(5)
+    before = {name: positive(team.node.use) for name, team in scheduler.snapshot.teams.items()}
+    scheduler.cycle()
+
+    assert before == {name: positive(team.node.use) for name, team in scheduler.snapshot.teams.items()}
+
+
+def test_use_counts_each_pod_set() -> None:
+    workload = Workload("w", "q", (PodSet("a", 2, {GPU: 3}), PodSet("b", 1, {GPU: 4})))
+
+    assert Admitted(workload, ({GPU: "hp"}, {GPU: "hp"}), (2, 1)).use == {KEY: 10}
