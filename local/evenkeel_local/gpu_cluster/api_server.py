@@ -20,6 +20,7 @@ from evenkeel_local.gpu_cluster import (
     metrics,
     patches,
     protobuf,
+    scale,
     selectors,
     server_side_apply,
     shapes,
@@ -31,7 +32,7 @@ from evenkeel_local.gpu_cluster.errors import ApiError, Obj
 from evenkeel_local.gpu_cluster.identity import User
 from evenkeel_local.gpu_cluster.registry import Registry
 from evenkeel_local.gpu_cluster.selectors import Predicate
-from evenkeel_local.gpu_cluster.store import Change, ResourceType, Store, clone, name_of
+from evenkeel_local.gpu_cluster.store import Change, ResourceType, ScalePaths, Store, clone, name_of
 
 _log = logging.getLogger(__name__)
 
@@ -298,23 +299,13 @@ class ApiServer:
         return self._one(http, rt, stored)
 
     async def _patch(self, http: web.Request, rt: ResourceType, request: Request, subresource: str) -> web.Response:
-        kind = PATCH_TYPES.get(http.content_type)
-        if kind is None or (kind == "strategic" and rt.custom):
-            supported = [name for name, known in PATCH_TYPES.items() if not (known == "strategic" and rt.custom)]
-            raise errors.unsupported_media_type(
-                "the body of the request was in an unknown format - accepted media types include: "
-                + ", ".join(supported)
-            )
+        kind = self._patch_type(http, ("json", "merge", "apply") if rt.custom else tuple(PATCH_TYPES.values()))
         raw = await http.read()
         dry_run = self._dry_run(http)
         if kind == "apply":
             return self._apply(http, rt, request, subresource, raw, dry_run)
-        try:
-            patch = json.loads(raw)
-        except ValueError as broken:
-            raise errors.bad_request(f"error decoding patch: {broken}") from broken
         old = self._store.get(rt, request.namespace, request.name)
-        new = self._decoded(rt, self._patched(rt, old, patch, kind, request))
+        new = self._decoded(rt, self._patched(rt, old, raw, kind, request))
         if rt.namespaced:
             new.setdefault("metadata", {})["namespace"] = request.namespace
         if new["metadata"].get("name") != request.name:
@@ -323,7 +314,21 @@ class ApiServer:
         stored = self._registry.update(rt, new, subresource=subresource, dry_run=dry_run)
         return self._one(http, rt, stored)
 
-    def _patched(self, rt: ResourceType, old: Obj, patch: Any, kind: str, request: Request) -> Obj:
+    def _patch_type(self, http: web.Request, taken: tuple[str, ...]) -> str:
+        kind = PATCH_TYPES.get(http.content_type, "")
+        if kind not in taken:
+            supported = [name for name, known in PATCH_TYPES.items() if known in taken]
+            raise errors.unsupported_media_type(
+                "the body of the request was in an unknown format - accepted media types include: "
+                + ", ".join(supported)
+            )
+        return kind
+
+    def _patched(self, rt: ResourceType, old: Obj, raw: bytes, kind: str, request: Request) -> Obj:
+        try:
+            patch = json.loads(raw)
+        except ValueError as broken:
+            raise errors.bad_request(f"error decoding patch: {broken}") from broken
         try:
             if kind == "json":
                 new = patches.json_patch(old, patch)
@@ -440,6 +445,8 @@ class ApiServer:
                 return await self._update(http, rt, request, "status")
             if request.verb == "patch":
                 return await self._patch(http, rt, request, "status")
+        if sub == "scale" and rt.scale is not None and request.verb in ("get", "update", "patch"):
+            return await self._scale(http, rt, rt.scale, request)
         if rt.key == catalogue.PODS.key and sub == "eviction" and request.verb == "create":
             body = await self._body(http)
             self._registry.evict(request.namespace, request.name, body, dry_run=self._dry_run(http))
@@ -454,6 +461,22 @@ class ApiServer:
         if rt.key == catalogue.SERVICE_ACCOUNTS.key and sub == "token":
             raise errors.forbidden("", "serviceaccounts/token", request.name, "this cluster issues no tokens")
         raise errors.no_such_path()
+
+    async def _scale(self, http: web.Request, rt: ResourceType, paths: ScalePaths, request: Request) -> web.Response:
+        old = self._store.get(rt, request.namespace, request.name)
+        shown = scale.scale_of(paths, old)
+        if request.verb == "get":
+            return web.json_response(shown)
+        if request.verb == "update":
+            wanted = await self._body(http)
+        else:
+            kind = self._patch_type(http, ("json", "merge", "strategic"))
+            del shown["metadata"]["resourceVersion"]  # a patch states a version only where it means one
+            wanted = self._patched(rt, shown, await http.read(), kind, request)
+        new = scale.scaled_to(paths, old, wanted)
+        server_side_apply.track_write(rt, new, old, self._manager(http), "scale")
+        stored = self._registry.update(rt, new, dry_run=self._dry_run(http))
+        return web.json_response(scale.scale_of(paths, stored))
 
     async def _bind(self, http: web.Request, request: Request) -> web.Response:
         body = await self._body(http)

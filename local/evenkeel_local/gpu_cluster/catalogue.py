@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from evenkeel_local.gpu_cluster.store import ResourceType
+from evenkeel_local.gpu_cluster.store import ResourceType, ScalePaths
 
 Json = dict[str, Any]
 
@@ -32,6 +32,30 @@ RESOURCE_QUOTAS = ResourceType(
 )
 LIMIT_RANGES = ResourceType("", "v1", "limitranges", "LimitRange", True, "limitrange", ("limits",))
 JOBS = ResourceType("batch", "v1", "jobs", "Job", True, "job", categories=("all",), has_status=True)
+DEPLOYMENTS = ResourceType(
+    "apps",
+    "v1",
+    "deployments",
+    "Deployment",
+    True,
+    "deployment",
+    ("deploy",),
+    ("all",),
+    has_status=True,
+    scale=ScalePaths(),
+)
+REPLICA_SETS = ResourceType(
+    "apps",
+    "v1",
+    "replicasets",
+    "ReplicaSet",
+    True,
+    "replicaset",
+    ("rs",),
+    ("all",),
+    has_status=True,
+    scale=ScalePaths(),
+)
 LEASES = ResourceType("coordination.k8s.io", "v1", "leases", "Lease", True, "lease")
 BUDGETS = ResourceType(
     "policy",
@@ -79,6 +103,8 @@ BUILT_IN = (
     RESOURCE_QUOTAS,
     LIMIT_RANGES,
     JOBS,
+    DEPLOYMENTS,
+    REPLICA_SETS,
     LEASES,
     BUDGETS,
     PRIORITY_CLASSES,
@@ -152,7 +178,7 @@ class Catalogue:
                 short_names=tuple(names.get("shortNames") or ()),
                 categories=tuple(names.get("categories") or ()),
                 has_status="status" in subresources,
-                has_scale="scale" in subresources,
+                scale=_scale_paths(subresources.get("scale")),
                 custom=True,
                 schema=(version.get("schema") or {}).get("openAPIV3Schema"),
                 columns=tuple(version.get("additionalPrinterColumns") or ()),
@@ -164,3 +190,11 @@ class Catalogue:
         spec = definition["spec"]
         for at in [at for at in self._types if at[0] == spec["group"] and at[2] == spec["names"]["plural"]]:
             del self._types[at]
+
+
+def _scale_paths(stated: Json | None) -> ScalePaths | None:
+    if stated is None:
+        return None
+    return ScalePaths(
+        stated.get("specReplicasPath") or "", stated.get("statusReplicasPath") or "", stated.get("labelSelectorPath")
+    )

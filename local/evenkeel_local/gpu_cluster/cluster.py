@@ -28,6 +28,7 @@ from evenkeel_local.gpu_cluster.catalogue import Catalogue
 from evenkeel_local.gpu_cluster.cluster_events import ClusterEvents
 from evenkeel_local.gpu_cluster.config import AccessEntry, ClusterConfig, PodIdentity
 from evenkeel_local.gpu_cluster.control import Control
+from evenkeel_local.gpu_cluster.deployment_controller import DeploymentController
 from evenkeel_local.gpu_cluster.disruption_controller import DisruptionController
 from evenkeel_local.gpu_cluster.engine import Engine
 from evenkeel_local.gpu_cluster.errors import ApiError, Obj
@@ -46,6 +47,7 @@ from evenkeel_local.gpu_cluster.metrics import Metrics
 from evenkeel_local.gpu_cluster.node_controller import NodeController
 from evenkeel_local.gpu_cluster.processes import CLUSTER_MARK, Guard
 from evenkeel_local.gpu_cluster.registry import Registry
+from evenkeel_local.gpu_cluster.replica_set_controller import ReplicaSetController
 from evenkeel_local.gpu_cluster.scheduler import Scheduler
 from evenkeel_local.gpu_cluster.store import Change, Store, name_of, namespace_of
 
@@ -125,6 +127,8 @@ class Cluster:
         delays = config.delays
         self.scheduler = Scheduler(self.registry)
         self.jobs = JobController(self.registry, delays.restart_backoff)
+        self.replica_sets = ReplicaSetController(self.registry)
+        self.deployments = DeploymentController(self.registry)
         self.nodes = NodeController(self.registry, delays.node_monitor_grace, delays.eviction_toleration)
         self.disruption = DisruptionController(self.registry)
         self.garbage = GarbageCollector(self.registry, delays.pod_gc)
@@ -165,6 +169,8 @@ class Cluster:
         controllers = [
             self.scheduler.run,
             self.jobs.run,
+            self.replica_sets.run,
+            self.deployments.run,
             self.nodes.run,
             self.garbage.run,
             self.disruption.run,
@@ -179,6 +185,8 @@ class Cluster:
         else:
             self.scheduler.notice_all()
             self.jobs.notice_all()
+            self.replica_sets.notice_all()
+            self.deployments.notice_all()
             self.fleet.resume()
 
     def _create_first_objects(self) -> None:

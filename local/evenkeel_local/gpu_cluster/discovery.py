@@ -123,6 +123,8 @@ def _subresources(rt: ResourceType) -> list[Obj]:
 
     if rt.has_status:
         add("status", rt.kind, ["get", "patch", "update"])
+    if rt.scale is not None:
+        add("scale", "Scale", ["get", "patch", "update"], "autoscaling", "v1")
     if rt.key == ("", "pods"):
         add("eviction", "Eviction", ["create"], "policy", "v1")
         add("log", "Pod", ["get"])

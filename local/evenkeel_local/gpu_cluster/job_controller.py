@@ -23,6 +23,7 @@ from evenkeel_local.gpu_cluster.registry import (
     timestamp,
 )
 from evenkeel_local.gpu_cluster.store import Change, Store, clone, name_of, namespace_of
+from evenkeel_local.gpu_cluster.work_queue import WorkQueue
 
 INDEX = "batch.kubernetes.io/job-completion-index"
 SOURCE = "job-controller"
@@ -69,26 +70,22 @@ class JobController:
         self._registry = registry
         self._store: Store = registry.store
         self._backoff_seconds = backoff_seconds
-        self._queue: dict[tuple[str, str], None] = {}
-        self._wake = asyncio.Event()
+        self._queue = WorkQueue(self.sync, DEBOUNCE_SECONDS)
+        self.run = self._queue.run
         self._not_before: dict[str, float] = {}
         self._store.listen(self._hear)
 
     def _hear(self, change: Change) -> None:
         if change.key == catalogue.JOBS.key:
-            self._enqueue(namespace_of(change.new), name_of(change.new))
+            self._queue.add(namespace_of(change.new), name_of(change.new))
         elif change.key == catalogue.PODS.key:
             owner = controller_of(change.new)
             if owner is None and change.kind != "DELETED":
                 self._untrack(change.new)
             elif owner is not None and owner["kind"] == "Job":
-                self._enqueue(namespace_of(change.new), owner["name"])
+                self._queue.add(namespace_of(change.new), owner["name"])
                 if TRACKING in (change.new["metadata"].get("finalizers") or ()):
                     self._release_orphan(change.new, owner)
-
-    def _enqueue(self, namespace: str, name: str) -> None:
-        self._queue[(namespace, name)] = None
-        self._wake.set()
 
     def _release_orphan(self, pod: Obj, owner: Obj) -> None:
         job = self._store.find(catalogue.JOBS.key, namespace_of(pod), owner["name"])
@@ -98,21 +95,7 @@ class JobController:
     def notice_all(self) -> None:
         """Look at every Job that is there already."""
         for job in self._store.each(catalogue.JOBS.key):
-            self._enqueue(namespace_of(job), name_of(job))
-
-    async def run(self) -> None:
-        """Work through the queue until cancelled."""
-        while True:
-            await self._wake.wait()
-            await asyncio.sleep(DEBOUNCE_SECONDS)
-            self._wake.clear()
-            due, self._queue = self._queue, {}
-            for at in due:
-                self.sync(*at)
-                await asyncio.sleep(0)
-
-    def _later(self, job: Obj, seconds: float) -> None:
-        asyncio.get_running_loop().call_later(seconds, self._enqueue, namespace_of(job), name_of(job))
+            self._queue.add(namespace_of(job), name_of(job))
 
     # One step
 
@@ -152,7 +135,7 @@ class JobController:
         at = datetime.fromisoformat(ended["lastTransitionTime"])
         left = ttl - (datetime.now(UTC) - at).total_seconds()
         if left > 0:
-            self._later(job, left + 0.05)
+            self._queue.add_later(job, left + 0.05)
         else:
             options = {"propagationPolicy": "Foreground", "preconditions": {"uid": job["metadata"]["uid"]}}
             self._registry.delete(catalogue.JOBS, namespace_of(job), name_of(job), options)
@@ -286,7 +269,7 @@ class JobController:
             left = deadline - (datetime.now(UTC) - datetime.fromisoformat(status["startTime"])).total_seconds()
             if left <= 0:
                 return "DeadlineExceeded", "Job was active longer than specified deadline"
-            self._later(job, left + 0.05)
+            self._queue.add_later(job, left + 0.05)
         return None
 
     def _is_complete(self, job: Obj, status: Obj, active: list[Obj]) -> bool:
@@ -355,7 +338,7 @@ class JobController:
         if left <= 0:
             del self._not_before[job["metadata"]["uid"]]
             return True
-        self._later(job, left + 0.01)
+        self._queue.add_later(job, left + 0.01)
         return False
 
     def _create(self, job: Obj, index: int | None) -> Obj | None:
@@ -364,7 +347,7 @@ class JobController:
             created = self._registry.create(catalogue.PODS, namespace_of(job), pod)
         except ApiError as refused:
             self._registry.record(job, "FailedCreate", f"Error creating: {refused.message}", "Warning", SOURCE)
-            self._later(job, 1.0)
+            self._queue.add_later(job, 1.0)
             return None
         self._registry.record(job, "SuccessfulCreate", f"Created pod: {name_of(created)}", source=SOURCE)
         return created

@@ -7,6 +7,7 @@ meet are here; what is missing is accepted.
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator
@@ -22,6 +23,7 @@ GPU = "nvidia.com/gpu"
 SYSTEM_PRIORITIES = {"system-cluster-critical": 2_000_000_000, "system-node-critical": 2_000_001_000}
 DEFAULT_TOLERATION_SECONDS = 300
 TRACKING = "batch.kubernetes.io/job-tracking"
+SUFFIX_ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
 
 POD_UPDATE_RULE = (
     "Forbidden: pod updates may not change fields other than `spec.containers[*].image`,"
@@ -33,6 +35,7 @@ _SUBDOMAIN = re.compile(r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a
 _DNS_LABEL = re.compile(r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
 _SERVICE_NAME = re.compile(r"^[a-z]([-a-z0-9]*[a-z0-9])?$")
 _QUALIFIED = re.compile(r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)$")
+_PERCENT = re.compile(r"^[0-9]+%$")
 _LABEL_VALUE = re.compile(r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$")
 
 _SUBDOMAIN_RULE = (
@@ -85,8 +88,7 @@ def check_label(key: str, value: Any, field: str) -> Iterator[Cause]:
 
 def random_suffix() -> str:
     """Return the five characters that `generateName` adds."""
-    alphabet = "bcdfghjklmnpqrstvwxz2456789"
-    return "".join(secrets.choice(alphabet) for _ in range(5))
+    return "".join(secrets.choice(SUFFIX_ALPHABET) for _ in range(5))
 
 
 # Pods
@@ -354,6 +356,97 @@ def _check_job_update(obj: Obj, old: Obj) -> Iterator[Cause]:
             yield ("FieldValueInvalid", "spec.completions", "Invalid value: field is immutable")
 
 
+# Deployments and ReplicaSets
+
+
+def _admit_deployment(obj: Obj, store: Store) -> None:
+    spec = obj["spec"]
+    _default_replicas(spec, store)
+    spec.setdefault("progressDeadlineSeconds", 600)
+    spec.setdefault("revisionHistoryLimit", 10)
+    strategy = spec.setdefault("strategy", {})
+    if strategy.setdefault("type", "RollingUpdate") == "RollingUpdate":
+        bounds = strategy.setdefault("rollingUpdate", {})
+        bounds.setdefault("maxSurge", "25%")
+        bounds.setdefault("maxUnavailable", "25%")
+    obj["status"] = {}
+
+
+def _admit_replica_set(obj: Obj, store: Store) -> None:
+    _default_replicas(obj["spec"], store)
+    labels = obj["spec"]["template"].get("metadata", {}).get("labels")
+    if labels and not obj["metadata"].get("labels"):
+        obj["metadata"]["labels"] = clone(labels)
+    obj["status"] = {"replicas": 0}
+
+
+def _default_replicas(spec: Obj, store: Store) -> None:
+    spec.setdefault("replicas", 1)
+    _default_pod_spec(spec.setdefault("template", {}).setdefault("spec", {}), store)
+
+
+def _check_replicas(obj: Obj) -> Iterator[Cause]:
+    spec = obj["spec"]
+    for field in ("replicas", "minReadySeconds", "revisionHistoryLimit", "progressDeadlineSeconds"):
+        if isinstance(value := spec.get(field), int) and value < 0:
+            yield (
+                "FieldValueInvalid",
+                f"spec.{field}",
+                f"Invalid value: {value}: must be greater than or equal to 0",
+            )
+    selector = spec.get("selector")
+    labels = (spec["template"].get("metadata") or {}).get("labels") or {}
+    if selector is None:
+        yield ("FieldValueRequired", "spec.selector", "Required value")
+    elif not selector.get("matchLabels") and not selector.get("matchExpressions"):
+        yield ("FieldValueInvalid", "spec.selector", "Invalid value: {}: empty selector is invalid")
+    elif not selectors.matches_selector(selector, labels):
+        yield (
+            "FieldValueInvalid",
+            "spec.template.metadata.labels",
+            f"Invalid value: {json.dumps(labels)}: `selector` does not match template `labels`",
+        )
+    pod = spec["template"].get("spec") or {}
+    if pod.get("restartPolicy", "Always") != "Always":
+        yield _unsupported("spec.template.spec.restartPolicy", pod["restartPolicy"], ("Always",))
+    yield from check_pod_spec(pod, "spec.template.spec")
+
+
+def _check_deployment(obj: Obj) -> Iterator[Cause]:
+    yield from _check_replicas(obj)
+    strategy = obj["spec"].get("strategy") or {}
+    if strategy.get("type") not in ("Recreate", "RollingUpdate"):
+        yield _unsupported("spec.strategy.type", strategy.get("type"), ("Recreate", "RollingUpdate"))
+    elif strategy["type"] == "Recreate" and strategy.get("rollingUpdate"):
+        yield (
+            "FieldValueForbidden",
+            "spec.strategy.rollingUpdate",
+            "Forbidden: may not be specified when strategy `type` is 'Recreate'",
+        )
+    elif strategy["type"] == "RollingUpdate":
+        bounds = strategy.get("rollingUpdate") or {}
+        for field in ("maxSurge", "maxUnavailable"):
+            value = bounds.get(field, 0)
+            if (isinstance(value, int) and value < 0) or (isinstance(value, str) and not _PERCENT.match(value)):
+                yield (
+                    "FieldValueInvalid",
+                    f"spec.strategy.rollingUpdate.{field}",
+                    f"Invalid value: {json.dumps(value)}: must be a whole number or a percentage",
+                )
+        if all(bounds.get(field) in (0, "0%") for field in ("maxSurge", "maxUnavailable")):
+            yield (
+                "FieldValueInvalid",
+                "spec.strategy.rollingUpdate.maxUnavailable",
+                "Invalid value: 0: may not be 0 when `maxSurge` is 0",
+            )
+
+
+def _check_selector_update(obj: Obj, old: Obj) -> Iterator[Cause]:
+    if obj["spec"].get("selector") != old["spec"].get("selector"):
+        shown = json.dumps(obj["spec"].get("selector"))
+        yield ("FieldValueInvalid", "spec.selector", f"Invalid value: {shown}: field is immutable")
+
+
 # Nodes, services and the rest
 
 
@@ -518,6 +611,8 @@ UpdateCheck = Callable[[Obj, Obj], Iterator[Cause]]
 ADMISSION: dict[TypeKey, Admission] = {
     catalogue.PODS.key: _admit_pod,
     catalogue.JOBS.key: _admit_job,
+    catalogue.DEPLOYMENTS.key: _admit_deployment,
+    catalogue.REPLICA_SETS.key: _admit_replica_set,
     catalogue.NODES.key: _admit_node,
     catalogue.SERVICES.key: _admit_service,
     catalogue.NAMESPACES.key: _admit_namespace,
@@ -529,6 +624,8 @@ ADMISSION: dict[TypeKey, Admission] = {
 CHECKS: dict[TypeKey, Check] = {
     catalogue.PODS.key: _check_pod,
     catalogue.JOBS.key: _check_job,
+    catalogue.DEPLOYMENTS.key: _check_deployment,
+    catalogue.REPLICA_SETS.key: _check_replicas,
     catalogue.NODES.key: _check_node,
     catalogue.SERVICES.key: _check_service,
     catalogue.PRIORITY_CLASSES.key: _check_priority,
@@ -540,10 +637,29 @@ CHECKS: dict[TypeKey, Check] = {
 UPDATE_CHECKS: dict[TypeKey, UpdateCheck] = {
     catalogue.PODS.key: _check_pod_update,
     catalogue.JOBS.key: _check_job_update,
+    catalogue.DEPLOYMENTS.key: _check_selector_update,
+    catalogue.REPLICA_SETS.key: _check_selector_update,
     catalogue.NODES.key: _check_node_update,
     catalogue.PRIORITY_CLASSES.key: _check_priority_update,
     catalogue.ROLE_BINDINGS.key: _check_binding_update,
     catalogue.CLUSTER_ROLE_BINDINGS.key: _check_binding_update,
 }
-NEEDS_SPEC = frozenset({catalogue.PODS.key, catalogue.JOBS.key, catalogue.DEFINITIONS.key, catalogue.BUDGETS.key})
-WITH_GENERATION = frozenset({catalogue.JOBS.key, catalogue.BUDGETS.key, catalogue.DEFINITIONS.key})
+NEEDS_SPEC = frozenset(
+    {
+        catalogue.PODS.key,
+        catalogue.JOBS.key,
+        catalogue.DEPLOYMENTS.key,
+        catalogue.REPLICA_SETS.key,
+        catalogue.DEFINITIONS.key,
+        catalogue.BUDGETS.key,
+    }
+)
+WITH_GENERATION = frozenset(
+    {
+        catalogue.JOBS.key,
+        catalogue.DEPLOYMENTS.key,
+        catalogue.REPLICA_SETS.key,
+        catalogue.BUDGETS.key,
+        catalogue.DEFINITIONS.key,
+    }
+)

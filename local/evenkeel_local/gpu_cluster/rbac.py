@@ -111,6 +111,10 @@ def bootstrap_roles() -> list[Obj]:
             "resources": ["pods", "services", "configmaps", "persistentvolumeclaims", "endpoints", "serviceaccounts"],
         },
         {"apiGroups": ["batch"], "resources": ["jobs"]},
+        {
+            "apiGroups": ["apps"],
+            "resources": ["deployments", "deployments/scale", "replicasets", "replicasets/scale"],
+        },
         {"apiGroups": ["policy"], "resources": ["poddisruptionbudgets"]},
     ]
     readable = [{**rule, "verbs": READ} for rule in workloads]

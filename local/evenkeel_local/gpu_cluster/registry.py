@@ -244,6 +244,9 @@ class Registry:
             if causes:
                 raise errors.invalid(rt.group, rt.kind, name_of(new), causes)
             self._raise_generation(rt, new, old)
+            if rt.key == catalogue.DEPLOYMENTS.key and metadata.get("annotations") != before.get("annotations"):
+                # A Deployment hands its annotations down to its ReplicaSet: they are part of what was asked for.
+                metadata["generation"] = int(before.get("generation") or 1) + 1
         if dry_run:
             return new
         return self._write(rt, new, old)

@@ -143,6 +143,15 @@ JOB_SPEC = _object(
         )
     ),
 )
+REPLICA_STATUS = _object(
+    replicas=NUMBER, readyReplicas=NUMBER, availableReplicas=NUMBER, observedGeneration=NUMBER, conditions=CONDITIONS
+)
+REPLICA_SPEC = {
+    "replicas": NUMBER,
+    "minReadySeconds": NUMBER,
+    "selector": SELECTOR,
+    "template": _object(metadata=METADATA, spec=POD_SPEC),
+}
 RULES = _list(
     _object(("verbs",), verbs=TEXTS, apiGroups=TEXTS, resources=TEXTS, resourceNames=TEXTS, nonResourceURLs=TEXTS)
 )
@@ -201,6 +210,17 @@ SHAPES: dict[TypeKey, Obj] = {
             completionTime=TEXT,
             conditions=CONDITIONS,
         ),
+    ),
+    catalogue.REPLICA_SETS.key: _object(spec=_object(**REPLICA_SPEC), status=REPLICA_STATUS),
+    catalogue.DEPLOYMENTS.key: _object(
+        spec=_object(
+            **REPLICA_SPEC,
+            paused=FLAG,
+            revisionHistoryLimit=NUMBER,
+            progressDeadlineSeconds=NUMBER,
+            strategy=_object(type=TEXT, rollingUpdate=_object(maxSurge=EITHER, maxUnavailable=EITHER)),
+        ),
+        status=REPLICA_STATUS,
     ),
     catalogue.SERVICES.key: _object(
         spec=_object(

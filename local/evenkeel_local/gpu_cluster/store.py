@@ -25,6 +25,15 @@ PAGE_LIFE_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
+class ScalePaths:
+    """Where an object keeps what its subresource `scale` shows."""
+
+    spec_replicas: str = ".spec.replicas"
+    status_replicas: str = ".status.replicas"
+    selector: str | None = ".spec.selector"
+
+
+@dataclass(frozen=True)
 class ResourceType:
     """What the server knows of one kind of object."""
 
@@ -37,7 +46,7 @@ class ResourceType:
     short_names: tuple[str, ...] = ()
     categories: tuple[str, ...] = ()
     has_status: bool = False
-    has_scale: bool = False
+    scale: ScalePaths | None = None
     custom: bool = False
     schema: Obj | None = None
     columns: tuple[Obj, ...] = ()

@@ -544,6 +544,86 @@ def test_a_job_deleted_in_the_foreground_waits_for_its_finalizer(api: KubeClient
         api.until_gone(f"{jobs_of(space)}/one")
 
 
+# Deployments
+
+
+def deployments_of(space: str) -> str:
+    return space.replace("/api/v1", "/apis/apps/v1") + "/deployments"
+
+
+def a_deployment(name: str, **spec: Any) -> Json:
+    """Return a Deployment that no controller needs to act on: it asks for no pods."""
+    labels = {"app": name}
+    return {
+        "metadata": {"name": name},
+        "spec": {
+            "replicas": 0,
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "main", "image": "x:1"}]}},
+            **spec,
+        },
+    }
+
+
+def test_a_deployment_gets_its_defaults(api: KubeClient, space: str) -> None:
+    created = api.create(deployments_of(space), a_deployment("one"))
+
+    spec = created["spec"]
+    assert (spec["progressDeadlineSeconds"], spec["revisionHistoryLimit"]) == (600, 10)
+    assert spec["strategy"] == {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": "25%", "maxUnavailable": "25%"}}
+    assert spec["template"]["spec"]["restartPolicy"] == "Always"
+    assert created["metadata"]["generation"] == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"selector": {"matchLabels": {"app": "other"}}}, "spec.template.metadata.labels"),
+        ({"selector": {}}, "spec.selector"),
+        ({"replicas": -1}, "spec.replicas"),
+        ({"strategy": {"type": "Sometimes"}}, "spec.strategy.type"),
+        (
+            {"strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 0}}},
+            "spec.strategy.rollingUpdate.maxUnavailable",
+        ),
+        ({"strategy": {"type": "Recreate", "rollingUpdate": {"maxSurge": 1}}}, "spec.strategy.rollingUpdate"),
+    ],
+)
+def test_a_deployment_that_cannot_be_is_invalid(api: KubeClient, space: str, change: Json, field: str) -> None:
+    refused = api.status_of("POST", deployments_of(space), a_deployment("one", **change))
+
+    assert (refused.code, refused.reason) == (422, "Invalid")
+    assert field in {cause["field"] for cause in refused.status["details"]["causes"]}
+
+
+def test_a_deployments_selector_does_not_change(api: KubeClient, space: str) -> None:
+    api.create(deployments_of(space), a_deployment("one"))
+    labels = {"app": "one", "tier": "gold"}
+    change = {"spec": {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}}}}
+
+    refused = api.status_of("PATCH", f"{deployments_of(space)}/one", change, MERGE)
+
+    assert (refused.code, refused.reason) == (422, "Invalid")
+
+
+def test_the_scale_of_a_deployment_is_a_resource_of_its_own(api: KubeClient, space: str) -> None:
+    path = f"{deployments_of(space)}/one/scale"
+    api.create(deployments_of(space), a_deployment("one", paused=True))
+
+    first = api.get(path)
+    patched = api.patch(path, {"spec": {"replicas": 2}})
+    stale = api.status_of("PUT", path, {**first, "spec": {"replicas": 3}})
+    negative = api.status_of("PATCH", path, {"spec": {"replicas": -1}}, MERGE)
+    whole = api.get(f"{deployments_of(space)}/one")
+
+    assert (first["kind"], first["apiVersion"]) == ("Scale", "autoscaling/v1")
+    assert (first["spec"].get("replicas", 0), first["status"]["selector"]) == (0, "app=one")
+    assert patched["spec"] == {"replicas": 2}
+    assert (stale.code, stale.reason) == (409, "Conflict")
+    assert (negative.code, negative.reason) == (422, "Invalid")
+    assert (whole["spec"]["replicas"], whole["metadata"]["generation"]) == (2, 2)
+
+
 def test_gpus_are_limited_not_only_requested(api: KubeClient, space: str) -> None:
     body = a_pod("greedy")
     body["spec"]["containers"][0]["resources"] = {"requests": {"nvidia.com/gpu": "1"}}
