@@ -339,9 +339,8 @@ class ApiServer:
             else:
                 new = patches.strategic_patch(old, patch, rt.kind)
         except patches.PatchFailed as failed:
-            failure = errors.invalid(rt.group, rt.kind, request.name, [("FieldValueInvalid", "patch", str(failed))])
-            failure.message = "the server rejected our request due to an error in our request"
-            raise failure from failed
+            told = "the server rejected our request due to an error in our request"
+            raise ApiError(422, "Invalid", told, {}) from failed
         if not isinstance(new, dict) or not isinstance(new.get("metadata"), dict):
             raise errors.bad_request("the patch leaves no object")
         return new
@@ -606,15 +605,14 @@ class ApiServer:
         """Return an object as JSON, in the version that was asked for."""
         if rt.custom and obj.get("apiVersion") != rt.api_version:
             return json.dumps({**obj, "apiVersion": rt.api_version}, separators=(",", ":")).encode()
-        return self._store.encoded(obj)
+        return self._store.encoded(rt.key, obj)
 
     def _one(self, http: web.Request, rt: ResourceType, obj: Obj, status: int = 200) -> web.Response:
         if tables.wanted(http.headers.get("Accept", "")):
             include = http.query.get("includeObject", "Metadata")
             metadata = {"resourceVersion": obj["metadata"].get("resourceVersion", "")}
             return web.json_response(tables.table(rt, [obj], metadata, include), status=status)
-        body = self.encoded(rt, obj) if obj["metadata"].get("resourceVersion") else json.dumps(obj).encode()
-        return web.Response(body=body + b"\n", status=status, content_type="application/json")
+        return web.Response(body=self.encoded(rt, obj) + b"\n", status=status, content_type="application/json")
 
     async def _watch(self, http: web.Request, rt: ResourceType, request: Request, call: Call) -> web.StreamResponse:
         namespace = request.namespace if rt.namespaced and request.namespace else None

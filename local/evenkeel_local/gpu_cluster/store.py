@@ -128,7 +128,7 @@ class Store:
         self._told: deque[Change] = deque()
         self._telling = False
         self._pages: dict[str, _Page] = {}
-        self._encoded: dict[str, tuple[str, bytes]] = {}
+        self._encoded: dict[tuple[TypeKey, str, str], bytes] = {}
         self._by_node: dict[str, dict[tuple[str, str], None]] = defaultdict(dict)
         self._by_owner: dict[str, dict[tuple[TypeKey, str, str], None]] = defaultdict(dict)
         self.revision = 1
@@ -174,16 +174,14 @@ class Store:
         """Return the objects that name `uid` as an owner."""
         return [(key, self._objects[key][(ns, name)]) for key, ns, name in list(self._by_owner.get(uid, ()))]
 
-    def encoded(self, obj: Obj) -> bytes:
-        """Return the object as JSON; encoded once per version."""
-        uid, version = obj["metadata"].get("uid"), obj["metadata"].get("resourceVersion")
-        if not uid or not version:
+    def encoded(self, key: TypeKey, obj: Obj) -> bytes:
+        """Return an object as JSON; what is stored is encoded once per version."""
+        where = (namespace_of(obj), name_of(obj))
+        if self._objects[key].get(where) is not obj:  # what a dry run would store, or what is no more
             return json.dumps(obj, separators=(",", ":")).encode()
-        known = self._encoded.get(uid)
-        if known is not None and known[0] == version:
-            return known[1]
-        data = json.dumps(obj, separators=(",", ":")).encode()
-        self._encoded[uid] = (version, data)
+        data = self._encoded.get((key, *where))
+        if data is None:
+            data = self._encoded[(key, *where)] = json.dumps(obj, separators=(",", ":")).encode()
         return data
 
     # Writing
@@ -219,9 +217,9 @@ class Store:
         where = (namespace_of(stored), name_of(stored))
         if old is not None:
             self._unindex(key, where, old)
+            self._encoded.pop((key, *where), None)
         if kind == "DELETED":
             del self._objects[key][where]
-            self._encoded.pop(stored["metadata"].get("uid", ""), None)
         else:
             self._objects[key][where] = stored
             self._index(key, where, stored)

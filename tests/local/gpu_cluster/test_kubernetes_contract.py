@@ -206,6 +206,19 @@ def test_a_dry_run_leaves_nothing(api: KubeClient, maps: str) -> None:
     assert api.status_of("GET", f"{maps}/one").code == 404
 
 
+def test_a_dry_run_of_a_change_tells_what_it_would_make(api: KubeClient, maps: str) -> None:
+    before = api.create(maps, a_map("one", a="1"))
+
+    patched = api.patch(f"{maps}/one?dryRun=All", {"data": {"a": "2"}})
+    put = api.call("PUT", f"{maps}/one?dryRun=All", {**before, "data": {"a": "3"}})
+    applied = api.patch(f"{maps}/one?dryRun=All&fieldManager=x&force=true", a_map("one", a="4"), APPLY)
+    deleted = api.delete(f"{maps}/one?dryRun=All")
+
+    assert [answer["data"] for answer in (patched, put, applied)] == [{"a": "2"}, {"a": "3"}, {"a": "4"}]
+    assert deleted["status"] == "Success"
+    assert api.get(f"{maps}/one") == before
+
+
 def test_parallel_writers_lose_no_update(api: KubeClient, maps: str) -> None:
     api.create(maps, a_map("counter", n="0"))
 

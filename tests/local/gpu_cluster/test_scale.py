@@ -9,8 +9,8 @@ from tests.local.gpu_cluster.conftest import QUICK
 from tests.local.gpu_cluster.kube_client import NODES, PODS, Json, KubeClient, a_pod, eventually
 
 NODE_COUNT, POD_COUNT, PAGE = 1000, 10_000, 500
-# Two seconds on an idle machine; here the suite's other processes run beside it.
-PAGE_LOOP_SECONDS = 8.0
+PAGE_LOOP_SECONDS = 2.0
+LOOPS = 3  # the best counts: the suite's other processes run beside it
 
 
 def resident_bytes(pid: int) -> int:
@@ -46,12 +46,14 @@ def test_a_large_cluster_is_listed_in_one_page_loop(tmp_path: Path) -> None:
         ]
         handle.control("PUT", "snapshot", snapshot, timeout=60)
 
-        began = time.monotonic()
-        listed = pages(kube, PODS)
-        took = time.monotonic() - began
+        took: list[float] = []
+        for _ in range(LOOPS):
+            began = time.monotonic()
+            listed = pages(kube, PODS)
+            took.append(time.monotonic() - began)
         memory = resident_bytes(handle.pid)
         kube.close()
 
     assert len(listed) == POD_COUNT + 1
-    assert took < PAGE_LOOP_SECONDS
+    assert min(took) < PAGE_LOOP_SECONDS
     assert memory < 2**30
