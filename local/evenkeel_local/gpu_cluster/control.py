@@ -261,7 +261,9 @@ class Control:
     async def _status(self, http: web.Request) -> web.Response:
         """Pretend a status: of the cluster, of an instance group, of a quota or scheduler configuration."""
         body, hyperpod = await _body(http), self._cluster.hyperpod
-        if "instanceGroup" in body:
+        if "softwareUpdate" in body:
+            hyperpod.running.software_status[str(body["instanceGroup"])] = str(body["softwareUpdate"])
+        elif "instanceGroup" in body:
             hyperpod.group_status_override[str(body["instanceGroup"])] = str(body["status"])
         elif "id" in body:
             thing = hyperpod.quotas.things.get(body["id"]) or hyperpod.schedulers.things.get(body["id"])

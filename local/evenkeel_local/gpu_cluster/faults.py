@@ -260,7 +260,7 @@ def _xid(table: FaultTable, node: Node, options: Json, injected: Injected) -> No
     }
     if not fault_type:
         return
-    fault = Fault(fault_type, "XidHardwareFailure", line)
+    fault = Fault(fault_type, str(options.get("faultReason", "XidHardwareFailure")), line)
     if isinstance(node, Machine) and options.get("survivesReboot"):
         node.lasting = fault
 
@@ -487,10 +487,10 @@ ROWS: dict[str, FaultRow] = {
         FaultRow(
             "gpu-xid",
             f"The driver logs an Xid (option `code`; {', '.join(map(str, XIDS))} are known). Where it ends GPU work, "
-            "the processes that use GPUs abort. If the code has a fault type (option `faultType` sets one: "
-            "NvidiaErrorReboot, NvidiaErrorTerminate or empty), HyperPod's health agent marks the node and sends its "
-            "event, with `survivesReboot` again after each reboot; on a Karpenter node AcceleratedHardwareReady turns "
-            "False, as the EKS node monitoring agent has it.",
+            "the processes that use GPUs abort. If the code has a fault type (option `faultType` sets one, "
+            "NvidiaErrorReboot, NvidiaErrorTerminate, another or none; `faultReason` its reason), HyperPod's health "
+            "agent marks the node and sends its event, with `survivesReboot` again after each reboot; on a Karpenter "
+            "node AcceleratedHardwareReady turns False, as the EKS node monitoring agent has it.",
             "reboot or replace, as the fault type says; a restart of the job where there is none",
             _xid,
         ),

@@ -158,11 +158,14 @@ class HyperPod:
             },
             "ThreadsPerCore": 1,
         }
-        if group.name in self.running.software_updating:
-            answer["SoftwareUpdateStatus"] = "InProgress"
+        if group.name in self.running.software_status:
+            answer["SoftwareUpdateStatus"] = self.running.software_status[group.name]
         if group.training_plan:
             prefix = f"arn:aws:sagemaker:{self._config.region}:{self._config.account}:training-plan"
-            answer |= {"TrainingPlanArn": f"{prefix}/{group.training_plan}", "TrainingPlanStatus": "Active"}
+            answer["TrainingPlanArn"] = f"{prefix}/{group.training_plan}"
+            plans = {plan.name: plan.status for plan in self._config.training_plans}
+            if group.training_plan in plans:
+                answer["TrainingPlanStatus"] = plans[group.training_plan]
         if shown := self._kubernetes_config(group):
             answer["KubernetesConfig"] = shown
         return answer
@@ -170,7 +173,10 @@ class HyperPod:
     def _kubernetes_config(self, group: InstanceGroup) -> Json:
         if not group.labels and not group.taints:
             return {}
-        taints = [{"Key": taint.key, "Value": taint.value, "Effect": taint.effect} for taint in group.taints]
+        taints = [
+            {"Key": taint.key, **({"Value": taint.value} if taint.value else {}), "Effect": taint.effect}
+            for taint in group.taints
+        ]
         labels = dict(group.labels)
         return {"CurrentLabels": labels, "DesiredLabels": labels, "CurrentTaints": taints, "DesiredTaints": taints}
 

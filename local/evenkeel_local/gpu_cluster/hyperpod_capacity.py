@@ -79,7 +79,7 @@ class Capacity:
             "InUseInstanceCount": in_use,
             "UnhealthyInstanceCount": unhealthy,
             "AvailableSpareInstanceCount": plan.spare_instance_count,
-            "TotalUltraServerCount": plan.ultra_server_count,
+            **({"TotalUltraServerCount": plan.ultra_server_count} if plan.ultra_server_count else {}),
             "TargetResources": ["hyperpod-cluster"],
             "ReservedCapacitySummaries": [reserved],
         }

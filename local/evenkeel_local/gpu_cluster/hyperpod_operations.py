@@ -42,6 +42,8 @@ class Operations:
         self.failing_checks: dict[str, str] = {}
         """Instances that the next deep health check finds faulty, and what HyperPod then does: reboot or replace."""
         self.software_updating: set[str] = set()
+        self.software_status: dict[str, str] = {}
+        """How the last software update of a group stands."""
 
     # What is recorded
 
@@ -177,11 +179,13 @@ class Operations:
             if group not in self._fleet.groups:
                 raise AwsError("ValidationException", f"Instance group {group} was not found in the cluster.")
         self.software_updating = set(groups)
+        self.software_status.update(dict.fromkeys(groups, "Pending"))
         self._fleet.begin(self._patch(groups))
         return {"ClusterArn": self._fleet.config.cluster_arn}
 
     async def _patch(self, groups: list[str]) -> None:
         for group in groups:
+            self.software_status[group] = "InProgress"
             for machine in self._fleet.of_group(group):
                 if machine.operation is not None or machine.status != "Running":
                     continue
@@ -193,6 +197,7 @@ class Operations:
                 await self._fleet.restart(machine)
                 self._told(machine, "restored to schedulable state.")
             self.software_updating.discard(group)
+            self.software_status[group] = "Succeeded"
 
     def _is_guarded(self, machine: Machine) -> bool:
         """Whether a disruption budget forbids to evict a pod that runs there."""

@@ -503,7 +503,9 @@ class Fleet:
     def _tell_reservation(self, machine: Machine) -> None:
         if self.groups[machine.group].training_plan is not None:
             found = f"cr-{machine.logical_id.replace('-', '')[:17]}"
-            self._event(machine, f"Found CapacityReservation ID {found} for IG {{group}} in Cluster {{cluster}}")
+            arn = f"arn:aws:ec2:{self.config.region}:{self.config.account}:capacity-reservation/{found}"
+            told = f"Found CapacityReservation ID {found} for IG {{group}} in Cluster {{cluster}}"
+            self._event(machine, told, {"CapacityReservation": {"Arn": arn, "Type": "ODCR"}})
         else:
             told = "No CapacityReservation found for IG {group} in Cluster {cluster}, using on-demand pool"
             self._event(machine, told)
