@@ -7,7 +7,7 @@ import kubernetes_validate
 import pytest
 
 from evenkeel.adapters import workloads
-from evenkeel.domain.checkpoints import Distrust
+from evenkeel.domain.checkpoints import Demand, Distrust
 from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, JobSpec
 from evenkeel.ports import LaunchSpec, ProofTerms
 from tests.fakes.system import A_MOMENT
@@ -80,6 +80,10 @@ def test_the_claim_that_holds_the_checkpoints_is_mounted_where_their_address_say
                 "EVENKEEL_ACCEPT_CONVENTION": "1",
                 "EVENKEEL_START_OVER": "1",
             },
+        ),
+        (
+            ProofTerms(Distrust(after=None, through_attempt=2, demand=Demand.EVIDENCE), False, False),
+            {"EVENKEEL_DISTRUST_THROUGH": "2", "EVENKEEL_DISTRUST_DEMAND": "EVIDENCE"},
         ),
     ],
 )

@@ -7,10 +7,12 @@ from typing import Any, TypeAlias
 from evenkeel.domain.nodes import (
     AWAITING_VALIDATION_TAINT,
     INCIDENT_ANNOTATION,
+    KARPENTER_LABEL,
     KubernetesNode,
+    NodeCondition,
     parse_provider_id,
 )
-from evenkeel.domain.scheduling.jobs import PodPhase, PodSeen
+from evenkeel.domain.scheduling.jobs import Demand, PodPhase, PodSeen
 from evenkeel.domain.scheduling.submission import RESERVED_ENV
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import LaunchSpec
@@ -25,7 +27,12 @@ RENDEZVOUS_PORT = 29500
 
 NVIDIA, NEURON = "nvidia.com/gpu", "aws.amazon.com/neuron"
 _SAGEMAKER = "sagemaker.amazonaws.com"
-_POOL_LABELS = (f"{_SAGEMAKER}/instance-group-name", "karpenter.sh/nodepool", "eks.amazonaws.com/nodegroup")
+_DETAILS = (f"{_SAGEMAKER}/fault-details", f"{_SAGEMAKER}/fault-detail")
+_KUBELETS = ("Ready", "MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable")
+"""Conditions of the kubelet itself and of the network plugin: eviction by taint owns what they say."""
+_MESSAGE_LIMIT = 500
+"""Characters of a condition's message that are kept: it goes into decision records."""
+_POOL_LABELS = (f"{_SAGEMAKER}/instance-group-name", KARPENTER_LABEL, "eks.amazonaws.com/nodegroup")
 _USER = 1000
 
 
@@ -173,8 +180,9 @@ def _resume(spec: LaunchSpec) -> dict[str, str]:
         return {"EVENKEEL_RESUME_FROM": spec.resume_from}
     doubt = terms.distrust
     return {
-        **({"EVENKEEL_DISTRUST_AFTER": rfc3339(doubt.after)} if doubt else {}),
+        **({"EVENKEEL_DISTRUST_AFTER": rfc3339(doubt.after)} if doubt and doubt.after else {}),
         **({"EVENKEEL_DISTRUST_THROUGH": str(doubt.through_attempt)} if doubt else {}),
+        **({"EVENKEEL_DISTRUST_DEMAND": doubt.demand} if doubt and doubt.demand is not Demand.CONVENTION else {}),
         **({"EVENKEEL_ACCEPT_CONVENTION": "1"} if terms.accepts_convention else {}),
         **({"EVENKEEL_START_OVER": "1"} if terms.may_start_over else {}),
     }
@@ -265,8 +273,28 @@ def read_node(cluster: str, node: Mapping[str, Any]) -> KubernetesNode:
         accelerators=count,
         accelerator_resource=resource,
         labels=found,
-        fault_details=notes.get(f"{_SAGEMAKER}/fault-details", ""),
+        fault_details=next((notes[key] for key in _DETAILS if notes.get(key)), ""),
+        conditions=tuple(
+            NodeCondition(
+                type=one["type"],
+                status=one["status"],
+                reason=one.get("reason") or "",
+                message=(one.get("message") or "")[:_MESSAGE_LIMIT],
+                changed_at=_instant(one.get("lastTransitionTime")),
+            )
+            for one in status.get("conditions") or ()
+            if one["type"] not in _KUBELETS
+        ),
     )
+
+
+def _instant(text: str | None) -> datetime | None:
+    """Read a time that an agent wrote: one that it got wrong must not hide the node."""
+    try:
+        at = datetime.fromisoformat(text or "")
+    except ValueError:
+        return None
+    return at if at.tzinfo else None
 
 
 def accelerators_requested(pod: Mapping[str, Any]) -> int:

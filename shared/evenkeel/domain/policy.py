@@ -44,8 +44,6 @@ class GuardrailPolicy(Value):
     pool_repair_share: float | None = Field(default=0.1, gt=0, le=1)
     repairs_per_hour: int = Field(default=20, ge=1)
     """Repair calls of the whole fleet."""
-    life_repairs_per_day: int = Field(default=5, ge=1)
-    """Repair calls for one machine, over all its incidents."""
     fleet_cordons: int = Field(default=60, ge=1)
     """Machines that carry our cordon at a time."""
     pool_cordons: int | None = Field(default=20, ge=1)
@@ -69,6 +67,10 @@ class GuardrailPolicy(Value):
         return self
 
 
+RESTART = "restart"
+"""In the place of a fault class: the job runs again, and no fault of a node was the reason."""
+
+
 class RepairPolicy(Value):
     """Limits and deadlines of the node branch."""
 
@@ -76,10 +78,28 @@ class RepairPolicy(Value):
     """A reboot is expected back well inside this; past it the next rung is due."""
     replace_deadline_seconds: int = 1800
     """Published p90 of a HyperPod replacement is about 16 minutes."""
+    takeover_seconds: int = 600
+    """With NodeRecovery=Automatic: so long HyperPod may do nothing before Evenkeel takes over."""
     owner_deadline_seconds: int = 5400
-    """With NodeRecovery=Automatic: 90 min without a new attempt before a person is asked."""
+    """With NodeRecovery=Automatic: 90 min after an attempt of HyperPod's without a new one Evenkeel takes over."""
+    karpenter_repairs: bool = False
+    """Whether Karpenter's own node repair is on: then it is waited for, else its machines are drained and given back."""
+    karpenter_deadline_seconds: int = 2700
+    """Karpenter's own repair acts after 10 or 30 minutes, by the condition."""
     max_attempts: int = 3
     """Repair calls per incident, all rungs together."""
+    max_attempts_a_day: int = 6
+    """Repair calls per seat within a day, over all its incidents and lives."""
+    leave_seconds: int = 900
+    """So long before a machine goes by itself the work on it is stopped, where it may run on until then."""
+    way_deadline_seconds: int = 86_400
+    """How long anything may be in the way of a repair before it is weighed anew."""
+    flap_window_hours: int = 24
+    """Returns to service are counted over this long."""
+    flap_margin_factor: int = 4
+    """Each return within the window makes the next validation's margin so many times longer."""
+    lemon_returns: int = 3
+    """So many returns of one machine within the window make a lemon: it is replaced and not rebooted again."""
     reconcile_after_seconds: int = 600
     """A call whose reply was lost is asked again, once, only after this long without evidence of it."""
     retry_seconds: int = 30
@@ -124,14 +144,25 @@ class JobPolicy(Value):
     """Ended pods of settled attempts are kept this long, so that their logs can be read; they hold no accelerator."""
     distrust_guard_seconds: int = 300
     """Checkpoints whose write began after the first signal minus this are distrusted where the fault can corrupt."""
-    accept_convention: bool = True
-    """Whether a checkpoint that is complete by its writer's convention will do, though no checksum vouches for it."""
+    convention_accepted_after: tuple[str, ...] = (
+        *("application", "capacity", "hardware", "info", "mixed", "network", "software"),
+        RESTART,
+    )
+    """Fault classes of the catalogue after which a checkpoint that is complete by its writer's convention will do,
+    though no checksum vouches for it; `restart` stands for none of them. After a fault that time does not bound, none
+    ever does."""
     start_over_when_unproved: bool = False
     """Whether a job whose finished checkpoints all fail the proof begins again from nothing. If not, its launch is put
     off, with growing pauses, until one holds."""
+    max_rollbacks: int = 3
+    """How often a job may be stopped and taken back because what it had resumed from turned out to be in doubt."""
     expected_resume_seconds: int = 1400
     """Restore and warm-up on free capacity; published p90 at 256 nodes is 1,398 s."""
     expected_replace_seconds: int = 960
+
+    def accepts_convention(self, fault_class: str) -> bool:
+        """Whether completeness by convention is enough after a fault of this class, or after `RESTART`."""
+        return fault_class in self.convention_accepted_after
 
 
 class EconomyPolicy(Value):
@@ -169,6 +200,10 @@ class WatchPolicy(Value):
     """List pages one sweep may read."""
     first_boot_grace_seconds: int = 1800
     """A node younger than this that is not Ready yet is booting, not sick."""
+    stale_condition_seconds: int = 172_800
+    """A sick condition that has not changed for this long is no news: its agent may be stuck."""
+    recovery_told_seconds: int = 600
+    """How long it is news that an agent takes a node for well again."""
     execution_grace_seconds: int = 30
     """An incident or attempt older than this without a running execution was left half done."""
     max_runs: int = 5

@@ -115,6 +115,7 @@ def run(
     decided = attempt.but(
         is_pinned=answer.kind is Kind.PINNED,
         resume_from=choice.resume_from,
+        resumed_work_from=choice.began_at,
         rejected_checkpoints=tuple(out.to_json() for out in choice.rejected),
         reason=choice.reason if answer.kind is Kind.IN_CLUSTER else "",
     )

@@ -8,7 +8,6 @@ LISTs for the folders, for each of L + 1 checkpoints one GET and, unless the man
 HEAD a file, and one PUT. L is at most `MOST_LOOKS`; lists of more than 1,000 entries take more pages.
 """
 
-from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -31,8 +30,8 @@ from evenkeel.domain.checkpoints import (
     standing,
     weigh,
 )
-from evenkeel.domain.policy import JobPolicy
-from evenkeel.domain.scheduling.jobs import Attempt, Job
+from evenkeel.domain.policy import RESTART, JobPolicy
+from evenkeel.domain.scheduling.jobs import Attempt, Demand, Job
 from evenkeel.ports import CheckpointStore, Conflict, NotFound, ProofTerms
 
 MOST_LOOKS = 50
@@ -75,7 +74,7 @@ def run(job: Job, attempt: Attempt, checkpoints: CheckpointStore, *, policy: Job
         return Answer(Kind.PINNED, _from_the_beginning("It keeps no checkpoints."))
     if job.spec.keeps_checkpoints_in_cluster:
         reason = "Its checkpoints lie on storage mounted in the cluster: rank 0 proves them and pins where it resumes."
-        return Answer(Kind.IN_CLUSTER, _from_the_beginning(reason), _terms(job, policy))
+        return Answer(Kind.IN_CLUSTER, _from_the_beginning(reason), _terms(job, attempt, policy))
     uri = job.spec.checkpoint_uri
     for _ in range(_ROUNDS):
         document, tag = checkpoints.fence(uri)
@@ -101,31 +100,44 @@ def run(job: Job, attempt: Attempt, checkpoints: CheckpointStore, *, policy: Job
 
 def distrusts(job: Job) -> tuple[Distrust, ...]:
     """Return the suspicions that recoveries laid on a job's checkpoints."""
-    found = set[tuple[datetime, int]]()
-    if job.distrust_after and job.distrust_through:
-        found.add((job.distrust_after, job.distrust_through))
-    if job.resume_plan and job.resume_plan.distrust_after:
-        found.add((job.resume_plan.distrust_after, job.resume_plan.after_attempt))
-    return tuple(Distrust(after=after, through_attempt=through) for after, through in sorted(found))
+    found = []
+    if job.distrust_through:
+        found.append(Distrust(after=job.distrust_after, through_attempt=job.distrust_through, demand=job.demand))
+    plan = job.resume_plan
+    if plan and (plan.distrust_after or plan.demand is not Demand.CONVENTION):
+        found.append(Distrust(after=plan.distrust_after, through_attempt=plan.after_attempt, demand=plan.demand))
+    return tuple(dict.fromkeys(found))
+
+
+def _accepts_convention(job: Job, attempt: Attempt, policy: JobPolicy) -> bool:
+    """Whether completeness by convention will do, as far as no suspicion demands more.
+
+    After a fault its own class decides, and did when its plan was made.
+    """
+    plan = job.resume_plan
+    is_planned = plan is not None and plan.after_attempt == attempt.attempt - 1
+    return is_planned or policy.accepts_convention(RESTART)
 
 
 def _from_the_beginning(reason: str) -> ResumeChoice:
     return ResumeChoice(resume_from=None, grade=Grade.NONE, reason=reason)
 
 
-def _terms(job: Job, policy: JobPolicy) -> ProofTerms:
+def _terms(job: Job, attempt: Attempt, policy: JobPolicy) -> ProofTerms:
     """Return what rank 0 needs to know. It takes one suspicion: the strictest, of everything that any is about."""
     doubts = distrusts(job)
     strictest = (
         Distrust(
-            after=min(doubt.after for doubt in doubts), through_attempt=max(doubt.through_attempt for doubt in doubts)
+            after=min((doubt.after for doubt in doubts if doubt.after), default=None),
+            through_attempt=max(doubt.through_attempt for doubt in doubts),
+            demand=max((doubt.demand for doubt in doubts), key=lambda demand: demand.rank),
         )
         if doubts
         else None
     )
     return ProofTerms(
         distrust=strictest,
-        accepts_convention=policy.accept_convention,
+        accepts_convention=_accepts_convention(job, attempt, policy),
         may_start_over=policy.start_over_when_unproved,
     )
 
@@ -144,7 +156,7 @@ def _choose(
             refs,
             evidence,
             doubts,
-            accepts_convention=policy.accept_convention,
+            accepts_convention=_accepts_convention(job, attempt, policy),
             damaged=[CheckpointRef(attempt=point.attempt, step=point.step) for point in job.damaged_checkpoints],
             most_looks=MOST_LOOKS,
         )

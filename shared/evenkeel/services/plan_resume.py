@@ -195,9 +195,9 @@ def _facts(
     now: datetime,
 ) -> ResumeFacts:
     rungs = ladder_of(incident)
-    trust = look_up(incident.fault_key).checkpoint_trust
+    fault = look_up(incident.fault_key)
     ended_at = attempt.ended_at or now
-    poisoned_from = distrust_after(trust, incident.first_signal_at, policy.jobs) or ended_at
+    poisoned_from = distrust_after(fault.checkpoint_trust, incident.first_signal_at, policy.jobs) or ended_at
     return ResumeFacts(
         job_id=job.job_id,
         attempt=attempt.attempt,
@@ -214,7 +214,8 @@ def _facts(
         ),
         usd_per_accelerator_hour=policy.economy.price_of(incident.instance_type),
         fault_key=incident.fault_key,
-        trust=trust,
+        fault_class=fault.fault_class,
+        trust=fault.checkpoint_trust,
         first_signal_at=incident.first_signal_at,
         sick_life=incident.life.key,
         will_be_replaced=rungs[:1] == (REPLACE,),
@@ -286,6 +287,7 @@ def _writes(
         option=decided.option,
         avoid=tuple(dict.fromkeys((*(other.avoid if other else ()), *decided.avoid))),
         distrust_after=decided.distrust_after,
+        demand=decided.demand,
         decision_id=decision.decision_id,
         planned_at=now,
     )

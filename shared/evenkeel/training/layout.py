@@ -140,6 +140,8 @@ class Manifest:
     world_size: int
     shards: tuple[Shard, ...]
     metrics: Mapping[str, float | str] = field(default_factory=dict)
+    is_finite: bool | None = None
+    """What the script's own look at its weights found; None = it did not look."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
@@ -153,6 +155,7 @@ class Manifest:
             "worldSize": self.world_size,
             "shards": [shard.to_json() for shard in self.shards],
             "metrics": dict(self.metrics),
+            **({} if self.is_finite is None else {"isFinite": self.is_finite}),
             "extra": dict(self.extra),
         }
         return json.dumps(document, indent=1, allow_nan=False).encode()
@@ -184,6 +187,7 @@ def parse_manifest(checkpoint: Checkpoint, content: bytes) -> Manifest:
         world_size=_whole(document, "worldSize", 1),
         shards=tuple(Shard.from_json(entry) for entry in shards),
         metrics=_object(document.get("metrics", {})),
+        is_finite=_claim(document, "isFinite"),
         extra=_object(document.get("extra", {})),
     )
     for name, value in manifest.metrics.items():
@@ -326,6 +330,13 @@ def _whole(document: Mapping[str, object], name: str, least: int) -> int:
     value = document.get(name)
     if type(value) is not int or value < least:
         raise UnreadableError(f"{name} must be a whole number of at least {least}")
+    return value
+
+
+def _claim(document: Mapping[str, object], name: str) -> bool | None:
+    value = document.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise UnreadableError(f"{name} must be true or false")
     return value
 
 

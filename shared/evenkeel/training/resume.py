@@ -33,8 +33,13 @@ PROVED = "PROVED"
 COMPLETE_BY_CONVENTION = "COMPLETE_BY_CONVENTION"
 NONE = "NONE"
 MAX_REJECTIONS_KEPT = 20
+CONVENTION, PROOF, EVIDENCE = DEMANDS = ("CONVENTION", "PROOF", "EVIDENCE")
+"""What a checkpoint must have to be resumed from, weakest first: the last asks for signs that its numbers are sound."""
 UNPROVED = frozenset(
-    {"MANIFEST_UNREADABLE", "SHARD_MISSING", "SHARD_SIZE", "SHARD_CHECKSUM", "METRIC_NOT_FINITE", "BELOW_GRADE"}
+    {
+        *("MANIFEST_UNREADABLE", "SHARD_MISSING", "SHARD_SIZE", "SHARD_CHECKSUM", "METRIC_NOT_FINITE"),
+        *("NO_EVIDENCE", "NO_CLEAN_RUN", "BELOW_GRADE"),
+    }
 )
 """Rejections of work that was finished once and may be worth saving."""
 
@@ -58,16 +63,22 @@ class Unproved(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Distrust:
-    """Checkpoints whose write began after an instant are not to be resumed from."""
+    """A suspicion that a fault casts on checkpoints."""
 
-    after: datetime
+    after: datetime | None
+    """Those whose write began after this are not to be resumed from; None = time casts no doubt."""
     through_attempt: int | None = None
     """Later attempts ran elsewhere and are not touched by the suspicion; None = all attempts are."""
+    demand: str = CONVENTION
+    """What the others must have."""
 
     def covers(self, attempt: int, began_at: datetime | None) -> bool:
         """Whether a write is under suspicion. One whose beginning is unknown is."""
-        is_meant = self.through_attempt is None or attempt <= self.through_attempt
-        return is_meant and (began_at is None or began_at > self.after)
+        return self.after is not None and self.is_about(attempt) and (began_at is None or began_at > self.after)
+
+    def is_about(self, attempt: int) -> bool:
+        """Whether it is about the checkpoints of an attempt at all."""
+        return self.through_attempt is None or attempt <= self.through_attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,19 +144,65 @@ def choose(
 ) -> Choice:
     """Walk back from the newest step until one checkpoint counts for `attempt`, is trusted and holds."""
     rejected: list[Rejection] = []
+    looked_at: dict[Checkpoint, Manifest | None] = {}
     for checkpoint in sorted(storage.checkpoints(), reverse=True):
         verdict = refusal(fence, attempt, checkpoint)
         if verdict is None:
             content = storage.get(checkpoint.manifest_key)
+            looked_at[checkpoint] = _readable(checkpoint, content)
             outcome = weigh(checkpoint, content, storage.examine(checkpoint), distrust)
             if isinstance(outcome, Proof):
-                if outcome.grade == PROVED or accepts_convention:
+                lacks = _short_of(_demanded(checkpoint, distrust, accepts_convention), outcome, looked_at)
+                if lacks is None:
                     return _chosen(outcome, rejected)
-                detail = "Its files are complete, but no checksum vouches for them, and here proof is asked for."
-                outcome = Rejection(checkpoint, "BELOW_GRADE", detail)
+                outcome = lacks
             verdict = outcome
         rejected.append(verdict)
     return _nothing(rejected)
+
+
+def _demanded(checkpoint: Checkpoint, distrust: Distrust | None, accepts_convention: bool) -> str:
+    base = CONVENTION if accepts_convention else PROOF
+    return max(base, distrust.demand, key=DEMANDS.index) if distrust and distrust.is_about(checkpoint.attempt) else base
+
+
+def _short_of(demand: str, proof: Proof, looked_at: Mapping[Checkpoint, Manifest | None]) -> Rejection | None:
+    """Say what a checkpoint that holds lacks of what is demanded of it; None where it lacks nothing."""
+    checkpoint = proof.checkpoint
+    if demand != CONVENTION and proof.grade != PROVED:
+        detail = "Its files are complete, but no checksum vouches for them, and here proof is asked for."
+        return Rejection(checkpoint, "BELOW_GRADE", detail)
+    if demand != EVIDENCE:
+        return None
+    own = looked_at[checkpoint]
+    if own is None or not _says_sound(own):
+        detail = "The fault may have corrupted anything, and its manifest has neither a finite loss nor isFinite."
+        return Rejection(checkpoint, "NO_EVIDENCE", detail)
+    # The one that the same attempt saved next. It may itself be in doubt: that its numbers are sound still says that
+    # training went on soundly from here.
+    later = sorted(other for other in looked_at if other.attempt == checkpoint.attempt and other > checkpoint)
+    after = next((manifest for other in later if (manifest := looked_at[other]) is not None), None)
+    if after is None or not _says_sound(after):
+        then = (
+            "nothing readable was saved after it"
+            if after is None
+            else f"step {after.checkpoint.step} after it is not sound"
+        )
+        return Rejection(checkpoint, "NO_CLEAN_RUN", f"The fault may have corrupted anything, and {then}.")
+    return None
+
+
+def _says_sound(manifest: Manifest) -> bool:
+    if manifest.is_finite is False or not all(_is_finite(value) for value in manifest.metrics.values()):
+        return False
+    return manifest.is_finite is True or "loss" in manifest.metrics
+
+
+def _readable(checkpoint: Checkpoint, content: bytes | None) -> Manifest | None:
+    try:
+        return None if content is None else parse_manifest(checkpoint, content)
+    except UnreadableError:
+        return None
 
 
 def pin(
@@ -242,6 +299,9 @@ def prove(manifest: Manifest, listing: Mapping[str, StoredObject]) -> Proof | Re
         if stored.sha256 is not None and stored.sha256 != shard.sha256:
             detail = f"{name} has checksum {stored.sha256[:12]}…; the manifest says {shard.sha256[:12]}…."
             return Rejection(checkpoint, "SHARD_CHECKSUM", detail)
+    if manifest.is_finite is False:
+        detail = "Its writer looked at its numbers and found some that are not finite."
+        return Rejection(checkpoint, "METRIC_NOT_FINITE", detail)
     for metric, value in manifest.metrics.items():
         if not _is_finite(value):
             return Rejection(checkpoint, "METRIC_NOT_FINITE", f"Its {metric} is {value}, which is no finite number.")
@@ -291,7 +351,7 @@ def _prove_by_convention(checkpoint: Checkpoint, listing: Mapping[str, StoredObj
 
 
 def _doubt(checkpoint: Checkpoint, began_at: datetime | None, distrust: Distrust | None) -> Rejection | None:
-    if distrust is None or not distrust.covers(checkpoint.attempt, began_at):
+    if distrust is None or distrust.after is None or not distrust.covers(checkpoint.attempt, began_at):
         return None
     began = "at an unknown time" if began_at is None else f"at {began_at:%H:%M:%S}"
     detail = f"Its write began {began}, after the first suspicious signal at {distrust.after:%H:%M:%S} UTC."

@@ -25,7 +25,18 @@ from evenkeel.training.layout import (
     read_instant,
     write_instant,
 )
-from evenkeel.training.resume import COMPLETE_BY_CONVENTION, NONE, PROVED, Choice, Distrust, Fenced, pin, raised
+from evenkeel.training.resume import (
+    COMPLETE_BY_CONVENTION,
+    CONVENTION,
+    DEMANDS,
+    NONE,
+    PROVED,
+    Choice,
+    Distrust,
+    Fenced,
+    pin,
+    raised,
+)
 from evenkeel.training.storage import Storage, open_storage
 
 EXIT_UNPROVED = 65
@@ -187,6 +198,7 @@ class Run:
         shard: bytes | bytearray | memoryview,
         *,
         metrics: Mapping[str, float] | None = None,
+        is_finite: bool | None = None,
         extra: Mapping[str, Any] | None = None,
         gather: Gather | None = None,
     ) -> Saved:
@@ -199,6 +211,8 @@ class Run:
             step: Steps done so far. Steps are saved in rising order.
             shard: This rank's bytes.
             metrics: Numbers to keep with it, the loss for one. Where one is not finite, it is never resumed from.
+            is_finite: What a look at the weights found, where the script takes one. After a fault that may have
+                corrupted anything, only a checkpoint with a finite loss or with this is resumed from.
             extra: Whatever else resuming needs and JSON can say.
             gather: The caller's own all-gather of small JSON values, where it has one.
 
@@ -228,6 +242,7 @@ class Run:
             world_size=self.world_size,
             shards=tuple(Shard.from_json(entry) for mine in everyone for entry in mine["shards"]),
             metrics={name: value if math.isfinite(value) else str(value) for name, value in (metrics or {}).items()},
+            is_finite=is_finite,
             extra=extra or {},
         )
         # Last look, last write. A fence raised between the two makes the manifest late, and late ones never count.
@@ -360,7 +375,8 @@ def attach(environ: Mapping[str, str] | None = None) -> Run:
     | `EVENKEEL_JOB_ID` | optional |
     | `EVENKEEL_RESUME_FROM` | key of the manifest to resume from; empty = begin; absent = rank 0 finds out |
     | `EVENKEEL_DISTRUST_AFTER` | optional, RFC 3339: where rank 0 finds out, writes begun later do not count |
-    | `EVENKEEL_DISTRUST_THROUGH` | optional: the last attempt that this is about; absent = all |
+    | `EVENKEEL_DISTRUST_DEMAND` | optional, `PROOF` or `EVIDENCE`: what the others must have |
+    | `EVENKEEL_DISTRUST_THROUGH` | optional: the last attempt that these are about; absent = all |
     | `EVENKEEL_ACCEPT_CONVENTION` | `1`: where rank 0 finds out, DCP's convention is enough |
     | `EVENKEEL_START_OVER` | `1`: where rank 0 finds out that no checkpoint holds, it begins at the beginning |
     | `WORLD_SIZE`, `JOB_COMPLETION_INDEX` (or `RANK`) | 1 and 0 where absent |
@@ -399,11 +415,13 @@ def attach(environ: Mapping[str, str] | None = None) -> Run:
 
 
 def _distrust(given: Mapping[str, str]) -> Distrust | None:
-    after = given.get("EVENKEEL_DISTRUST_AFTER", "")
-    if not after:
+    after, demand = given.get("EVENKEEL_DISTRUST_AFTER", ""), given.get("EVENKEEL_DISTRUST_DEMAND") or CONVENTION
+    if demand not in DEMANDS:
+        raise NotInAnAttemptError(f"EVENKEEL_DISTRUST_DEMAND={demand!r} is none of {', '.join(DEMANDS)}")
+    if not after and demand == CONVENTION:
         return None
     through = _whole(given, "EVENKEEL_DISTRUST_THROUGH", 1) if given.get("EVENKEEL_DISTRUST_THROUGH") else None
-    return Distrust(read_instant(after), through)
+    return Distrust(read_instant(after) if after else None, through, demand)
 
 
 def _listen(run: Run) -> None:

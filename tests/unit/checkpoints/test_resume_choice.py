@@ -1,9 +1,11 @@
 """What an attempt resumes from. Each case is asked of both readers: the functions' and the training script's."""
 
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from evenkeel.domain import checkpoints as service_side
 from evenkeel.training import resume as training_side
@@ -293,6 +295,148 @@ def test_sizes_without_checksums_are_no_proof(reader: Reader) -> None:
 
     assert reader.choose(world, 2) == Answer(None, "NONE", ((1, 10, "BELOW_GRADE"),))
     assert reader.choose(world, 2, convention=True) == Answer((1, 10), "COMPLETE_BY_CONVENTION")
+
+
+# ---------------------------------------------------------------- what a suspicion demands
+
+
+@reader_of_both
+def test_a_suspicion_may_ask_for_proof_where_convention_would_do(reader: Reader) -> None:
+    world = World()
+    world.save(1, 10)
+    world.save_by_convention(1, 20)
+
+    answer = reader.choose(world, 2, convention=True, demand="PROOF")
+
+    assert answer == Answer((1, 10), "PROVED", ((1, 20, "BELOW_GRADE"),))
+
+
+SOUND: dict[str, dict[str, Any]] = {
+    "a finite loss": {},
+    "a look at the weights": {"metrics": {}, "isFinite": True},
+}
+SILENT: dict[str, Any] = {"metrics": {"throughput": 4}}
+
+
+@reader_of_both
+@pytest.mark.parametrize("says", SOUND.values(), ids=SOUND.keys())
+def test_after_a_fault_that_time_does_not_bound_a_checkpoint_must_say_that_it_is_sound(
+    reader: Reader, says: dict[str, Any]
+) -> None:
+    world = World()
+    world.save(1, 10, **says)
+    world.save(1, 20, **SILENT)
+    world.save(1, 30)
+    world.save(1, 40)
+
+    assert reader.choose(world, 2, demand="EVIDENCE").rejected[0] == (1, 40, "NO_CLEAN_RUN")
+    assert reader.choose(world, 2, demand="EVIDENCE").resume == (1, 30)
+    _rewrite(metrics={"loss": "nan"})(world, "attempt=1/step=000000040")
+    assert reader.choose(world, 2, demand="EVIDENCE") == Answer(
+        None,
+        "NONE",
+        ((1, 40, "METRIC_NOT_FINITE"), (1, 30, "NO_CLEAN_RUN"), (1, 20, "NO_EVIDENCE"), (1, 10, "NO_CLEAN_RUN")),
+    )
+
+
+@reader_of_both
+def test_that_the_next_one_is_in_doubt_does_not_keep_it_from_showing_that_training_went_on(reader: Reader) -> None:
+    world = World()
+    world.save(1, 10, began=0)
+    world.save(1, 20, began=9)
+
+    answer = reader.choose(world, 2, at(5), demand="EVIDENCE")
+
+    assert answer == Answer((1, 10), "PROVED", ((1, 20, "DISTRUSTED"),))
+
+
+@reader_of_both
+def test_another_attempts_checkpoint_shows_nothing(reader: Reader) -> None:
+    world = World()
+    world.save(1, 10)
+    world.save(2, 20)
+    world.put_fence((1, None), (2, None))
+
+    assert reader.choose(world, 3, demand="EVIDENCE").rejected == ((2, 20, "NO_CLEAN_RUN"), (1, 10, "FENCED"))
+
+
+@reader_of_both
+def test_a_script_that_found_bad_numbers_is_believed_in_any_case(reader: Reader) -> None:
+    world = World()
+    world.save(1, 10)
+    world.save(1, 20, isFinite=False)
+
+    assert reader.choose(world, 2) == Answer((1, 10), "PROVED", ((1, 20, "METRIC_NOT_FINITE"),))
+
+
+@reader_of_both
+@pytest.mark.parametrize("value", ["yes", 1])
+def test_a_claim_is_true_or_false(reader: Reader, value: object) -> None:
+    world = World()
+    world.save(1, 10, isFinite=value)
+
+    assert reader.choose(world, 2).rejected == ((1, 10, "MANIFEST_UNREADABLE"),)
+
+
+@reader_of_both
+def test_what_gives_no_evidence_is_not_disowned_without_a_person(reader: Reader) -> None:
+    world = World()
+    world.save(1, 10, **SILENT)
+    world.save(1, 20, **SILENT)
+
+    choice = reader._choose(world, 2, demand="EVIDENCE")
+
+    assert choice.would_disown_work
+
+
+class Written(NamedTuple):
+    """One checkpoint of attempt 1, as hypothesis made it up."""
+
+    began: int
+    says: str
+    """`loss`, `nan`, `nothing`, `looked` or `bad`."""
+    is_whole: bool
+
+
+_SAYS: dict[str, dict[str, Any]] = {
+    "loss": {},
+    "nan": {"metrics": {"loss": "nan"}},
+    "nothing": SILENT,
+    "looked": {"metrics": {}, "isFinite": True},
+    "bad": {"isFinite": False},
+}
+
+
+@given(
+    written=st.lists(
+        st.builds(Written, began=st.integers(0, 9), says=st.sampled_from(sorted(_SAYS)), is_whole=st.booleans()),
+        max_size=6,
+    ),
+    doubt=st.none() | st.integers(0, 9),
+    demand=st.sampled_from(["CONVENTION", "PROOF", "EVIDENCE"]),
+)
+def test_both_readers_walk_back_to_the_newest_checkpoint_that_is_all_it_must_be(
+    written: list[Written], doubt: int | None, demand: str
+) -> None:
+    world = World()
+    for number, one in enumerate(written, start=1):
+        folder = world.save(1, number * 10, began=one.began, **_SAYS[one.says])
+        if not one.is_whole:
+            _drop(world, folder)
+
+    def is_sound(number: int) -> bool:
+        return number < len(written) and written[number].says in ("loss", "looked")
+
+    def is_good(number: int, one: Written) -> bool:
+        holds = one.is_whole and one.says not in ("nan", "bad") and (doubt is None or one.began <= doubt)
+        return holds and (demand != "EVIDENCE" or (is_sound(number) and is_sound(number + 1)))
+
+    newest = max((number for number, one in enumerate(written) if is_good(number, one)), default=None)
+    answers = [reader.choose(world, 2, None if doubt is None else at(doubt), demand=demand) for reader in READERS]
+
+    assert answers[0] == answers[1]
+    assert answers[0].resume == (None if newest is None else (1, (newest + 1) * 10))
+    assert len(answers[0].rejected) == (len(written) if newest is None else len(written) - newest - 1)
 
 
 @reader_of_both

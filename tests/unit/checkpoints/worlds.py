@@ -93,8 +93,16 @@ class ServiceSide:
     def __repr__(self) -> str:
         return "service"
 
-    def choose(self, world: World, attempt: int, doubt: datetime | None = None, *, convention: bool = False) -> Answer:
-        return _told(self._choose(world, attempt, doubt, convention=convention))
+    def choose(
+        self,
+        world: World,
+        attempt: int,
+        doubt: datetime | None = None,
+        *,
+        convention: bool = False,
+        demand: str = "CONVENTION",
+    ) -> Answer:
+        return _told(self._choose(world, attempt, doubt, convention=convention, demand=demand))
 
     def pin(self, world: World, attempt: int, doubt: datetime | None = None) -> Answer | Stale:
         fence = self._fence(world)
@@ -114,10 +122,16 @@ class ServiceSide:
         return None if world.fence is None else service_side.fence_of(json.loads(world.fence))
 
     def _choose(
-        self, world: World, attempt: int, doubt: datetime | None = None, *, convention: bool = False
+        self,
+        world: World,
+        attempt: int,
+        doubt: datetime | None = None,
+        *,
+        convention: bool = False,
+        demand: str = "CONVENTION",
     ) -> service_side.ResumeChoice:
         found = [ref for folder in world.folders() if (ref := service_side.ref_of_folder(folder))]
-        distrust = () if doubt is None else (service_side.Distrust(after=doubt, through_attempt=attempt),)
+        distrust = (service_side.Distrust(after=doubt, through_attempt=attempt, demand=service_side.Demand(demand)),)
         evidence: dict[service_side.CheckpointRef, service_side.Evidence] = {}
         while True:
             answer = service_side.choose_resume_point(
@@ -148,17 +162,31 @@ class TrainingSide:
     def __repr__(self) -> str:
         return "training"
 
-    def choose(self, world: World, attempt: int, doubt: datetime | None = None, *, convention: bool = False) -> Answer:
-        return _said(self._choose(world, attempt, doubt, convention=convention))
+    def choose(
+        self,
+        world: World,
+        attempt: int,
+        doubt: datetime | None = None,
+        *,
+        convention: bool = False,
+        demand: str = "CONVENTION",
+    ) -> Answer:
+        return _said(self._choose(world, attempt, doubt, convention=convention, demand=demand))
 
     def would_disown_work(self, world: World, attempt: int, doubt: datetime | None = None) -> bool:
         return self._choose(world, attempt, doubt).would_disown_work
 
     def _choose(
-        self, world: World, attempt: int, doubt: datetime | None = None, *, convention: bool = False
+        self,
+        world: World,
+        attempt: int,
+        doubt: datetime | None = None,
+        *,
+        convention: bool = False,
+        demand: str = "CONVENTION",
     ) -> training_side.Choice:
         storage = WorldStorage(world)
-        distrust = None if doubt is None else training_side.Distrust(doubt)
+        distrust = training_side.Distrust(doubt, demand=demand)
         fence = storage.read_fence().fence
         return training_side.choose(storage, attempt, fence, distrust, accepts_convention=convention)
 

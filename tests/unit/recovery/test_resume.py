@@ -48,6 +48,7 @@ def resume(usable: int, spares: int = 0, **changes: Any) -> ResumeDecision:
         "lost_work_seconds": 0,
         "usd_per_accelerator_hour": 5,
         "fault_key": "xid:79",
+        "fault_class": "hardware",
         "trust": CheckpointTrust.TRUSTED,
         "first_signal_at": at(0),
         "sick_life": LIFE.key,

@@ -1,3 +1,4 @@
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -6,7 +7,7 @@ from evenkeel.domain.checkpoints import Distrust
 from evenkeel.domain.policy import JobPolicy, Mode, Policy
 from evenkeel.domain.recovery.validation import HEALTH_STATUS
 from evenkeel.domain.scheduling.attempts import SettleOutcome
-from evenkeel.domain.scheduling.jobs import AttemptState, Job, JobState, PodPhase, ResumeOption, ResumePlan
+from evenkeel.domain.scheduling.jobs import AttemptState, Demand, Job, JobState, PodPhase, ResumeOption, ResumePlan
 from evenkeel.ports import NotAllowed, Refused
 from evenkeel.services import explain
 from evenkeel.services.launch_job import LaunchOutcome
@@ -222,7 +223,7 @@ def test_a_policy_may_begin_again_when_nothing_can_be_proved() -> None:
 
 @pytest.mark.parametrize(("is_accepted", "step"), [(True, 30), (False, 10)])
 def test_a_checkpoint_by_convention_is_resumed_from_where_the_policy_takes_it(is_accepted: bool, step: int) -> None:
-    story = Story(policy=Policy(jobs=JobPolicy(accept_convention=is_accepted)))
+    story = Story(policy=Policy(jobs=JobPolicy(convention_accepted_after=("restart",) if is_accepted else ())))
     job = story.running()
     story.save(job.job_id, 1, 10)
     for name in (".metadata", "__0_0.distcp", "__1_0.distcp"):
@@ -234,6 +235,57 @@ def test_a_checkpoint_by_convention_is_resumed_from_where_the_policy_takes_it(is
     point = story.attempt(job.job_id, 2).resume_from
     assert point
     assert point.step == step
+
+
+@pytest.mark.parametrize(("demand", "step"), [(Demand.CONVENTION, 30), (Demand.PROOF, 10)])
+def test_after_a_fault_its_plan_says_whether_convention_will_do(demand: Demand, step: int) -> None:
+    story = Story(policy=Policy(jobs=JobPolicy(convention_accepted_after=())))
+    job = story.running()
+    story.save(job.job_id, 1, 10)
+    for name in (".metadata", "__0_0.distcp", "__1_0.distcp"):
+        story.world.checkpoints.put(job.spec.checkpoint_uri, f"attempt=1/step=000000030/{name}", b"dcp")
+    plan = ResumePlan(
+        incident_id="inc-1",
+        after_attempt=1,
+        option=ResumeOption.FREE_NODE,
+        demand=demand,
+        planned_at=story.world.clock.now(),
+    )
+    story.set_job(story.job(job.job_id).with_plan(plan))
+    lost(story, job)
+
+    story.launch(job.job_id, 2)
+
+    point = story.attempt(job.job_id, 2).resume_from
+    assert point
+    assert point.step == step
+
+
+def test_after_a_fault_that_time_does_not_bound_each_checkpoint_passed_over_is_recorded_with_its_reason() -> None:
+    story = Story()
+    job = story.running()
+    for step in (10, 20, 30):
+        story.save(job.job_id, 1, step, seconds=step)
+    plan = ResumePlan(
+        incident_id="inc-1",
+        after_attempt=1,
+        option=ResumeOption.FREE_NODE,
+        demand=Demand.EVIDENCE,
+        planned_at=story.world.clock.now(),
+    )
+    story.set_job(story.job(job.job_id).with_plan(plan))
+    lost(story, job)
+
+    story.launch(job.job_id, 2)
+
+    attempt = story.attempt(job.job_id, 2)
+    assert attempt.resume_from
+    assert (attempt.resume_from.step, attempt.resumed_work_from) == (
+        20,
+        plan.planned_at + timedelta(seconds=20),
+    )
+    assert [(out["step"], out["code"]) for out in attempt.rejected_checkpoints] == [(30, "NO_CLEAN_RUN")]
+    assert all(out["detail"] for out in attempt.rejected_checkpoints)
 
 
 def test_one_launch_looks_at_so_many_checkpoints_and_then_asks_a_person() -> None:

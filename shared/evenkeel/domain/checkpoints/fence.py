@@ -21,7 +21,7 @@ from pydantic import Field, StrictInt, StrictStr, ValidationError, model_validat
 
 from evenkeel.domain.checkpoints.layout import CheckpointRef, ref_of_key
 from evenkeel.domain.scheduling.jobs import ResumePoint
-from evenkeel.domain.values import Value
+from evenkeel.domain.values import Instant, Value
 
 SCHEMA_VERSION = 1
 MAX_REJECTIONS_KEPT = 20
@@ -59,6 +59,10 @@ class RejectionCode(StrEnum):
     SHARD_CHECKSUM = "SHARD_CHECKSUM"
     METRIC_NOT_FINITE = "METRIC_NOT_FINITE"
     """Its loss is no number: the training had already diverged."""
+    NO_EVIDENCE = "NO_EVIDENCE"
+    """The fault may have corrupted anything, and it does not say of itself that its numbers are sound."""
+    NO_CLEAN_RUN = "NO_CLEAN_RUN"
+    """The fault may have corrupted anything, and nothing shows that training went on soundly from it."""
     BELOW_GRADE = "BELOW_GRADE"
     """Complete by convention only, where this fault asks for proof."""
     DAMAGED = "DAMAGED"
@@ -74,6 +78,8 @@ UNPROVED = frozenset(
         RejectionCode.SHARD_SIZE,
         RejectionCode.SHARD_CHECKSUM,
         RejectionCode.METRIC_NOT_FINITE,
+        RejectionCode.NO_EVIDENCE,
+        RejectionCode.NO_CLEAN_RUN,
         RejectionCode.BELOW_GRADE,
         RejectionCode.DAMAGED,
         RejectionCode.NOT_EXAMINED,
@@ -99,6 +105,8 @@ class ResumeChoice(Value):
 
     resume_from: ResumePoint | None
     grade: Grade
+    began_at: Instant | None = None
+    """When the write of what it resumes from began, where that is known."""
     rejected: tuple[Rejection, ...] = ()
     reason: str
     """One sentence an operator could read aloud."""
@@ -139,6 +147,7 @@ class Fence(Value):
     attempt: Annotated[StrictInt, Field(ge=1)]
     resume_from: ResumePoint | None = None
     grade: Grade = Grade.NONE
+    began_at: Instant | None = None
     reason: StrictStr = ""
     rejected: tuple[Rejection, ...] = ()
     history: tuple[Pin, ...] = ()
@@ -165,7 +174,13 @@ class Fence(Value):
 
     def choice(self) -> ResumeChoice:
         """Return what this fence pinned, as it was decided."""
-        return ResumeChoice(resume_from=self.resume_from, grade=self.grade, rejected=self.rejected, reason=self.reason)
+        return ResumeChoice(
+            resume_from=self.resume_from,
+            grade=self.grade,
+            began_at=self.began_at,
+            rejected=self.rejected,
+            reason=self.reason,
+        )
 
 
 def fence_of(document: object) -> Fence:
@@ -201,6 +216,7 @@ def raised(fence: Fence | None, attempt: int, choice: ResumeChoice) -> Fence:
         attempt=attempt,
         resume_from=choice.resume_from,
         grade=choice.grade,
+        began_at=choice.began_at,
         reason=choice.reason,
         rejected=choice.rejected[:MAX_REJECTIONS_KEPT],
         history=() if fence is None else fence.pins,

@@ -5,7 +5,7 @@ import math
 from datetime import datetime
 from typing import Annotated, Any, NoReturn
 
-from pydantic import BeforeValidator, Field, StrictFloat, StrictInt, StrictStr, ValidationError
+from pydantic import BeforeValidator, Field, StrictBool, StrictFloat, StrictInt, StrictStr, ValidationError
 
 from evenkeel.domain.checkpoints.layout import CheckpointRef, is_file_name, rank_and_world
 from evenkeel.domain.values import Instant, Value
@@ -50,12 +50,21 @@ class Manifest(Value):
     shards: Annotated[tuple[Shard, ...], Field(min_length=1)]
     metrics: dict[str, Metric] = Field(default_factory=dict)
     """Numbers worth keeping, the loss for one. What is not finite is written as text (`"NaN"`)."""
+    is_finite: StrictBool | None = None
+    """What the script's own look at its weights found; None = it did not look."""
     extra: dict[str, Any] = Field(default_factory=dict)
     """The training script's own; never read here."""
 
     @property
     def size_bytes(self) -> int:
         return sum(shard.size_bytes for shard in self.shards)
+
+    @property
+    def says_sound(self) -> bool:
+        """Whether it says of itself that its numbers are sound: by a look at its weights, or by a finite loss."""
+        if self.is_finite is False or self.metric_not_finite():
+            return False
+        return self.is_finite is True or "loss" in self.metrics
 
     def metric_not_finite(self) -> str | None:
         """Name a metric that is not a finite number: weights that gave it are not worth resuming from."""

@@ -13,6 +13,7 @@ from evenkeel.domain.checkpoints.manifest import (
     parse_manifest,
     rank_without_shard,
 )
+from evenkeel.domain.scheduling.jobs import Demand
 from evenkeel.domain.values import Instant, Value
 
 
@@ -35,15 +36,20 @@ class Evidence(Value):
 
 
 class Distrust(Value):
-    """Checkpoints of attempts up to one, whose write began after an instant, are not to be resumed from."""
+    """A suspicion that a fault casts on the checkpoints of attempts up to one."""
 
-    after: Instant
+    after: Instant | None
+    """Those whose write began after this are not to be resumed from; None = time casts no doubt."""
     through_attempt: int
     """Later attempts ran elsewhere and are not touched by the suspicion."""
+    demand: Demand = Demand.CONVENTION
+    """What the others must have."""
 
     def covers(self, attempt: int, began_at: datetime | None) -> bool:
         """Whether a write is under suspicion. One whose beginning is unknown is."""
-        return attempt <= self.through_attempt and (began_at is None or began_at > self.after)
+        if self.after is None or attempt > self.through_attempt:
+            return False
+        return began_at is None or began_at > self.after
 
 
 class Proof(Value):
@@ -79,6 +85,9 @@ def prove(manifest: Manifest, listing: Mapping[str, StoredObject]) -> Proof | Re
         if stored.sha256 is not None and stored.sha256 != shard.sha256:
             detail = f"{name} has checksum {stored.sha256[:12]}…; the manifest says {shard.sha256[:12]}…."
             return rejection(ref, RejectionCode.SHARD_CHECKSUM, detail)
+    if manifest.is_finite is False:
+        detail = "Its writer looked at its numbers and found some that are not finite."
+        return rejection(ref, RejectionCode.METRIC_NOT_FINITE, detail)
     metric = manifest.metric_not_finite()
     if metric is not None:
         detail = f"Its {metric} is {manifest.metrics[metric]}, which is no finite number."
@@ -91,6 +100,16 @@ def prove(manifest: Manifest, listing: Mapping[str, StoredObject]) -> Proof | Re
         files=len(manifest.shards),
         size_bytes=manifest.size_bytes,
     )
+
+
+def readable_manifest(ref: CheckpointRef, evidence: Evidence) -> Manifest | None:
+    """Return the manifest of a checkpoint; None where it has none, or one that cannot be used."""
+    if evidence.manifest is None:
+        return None
+    try:
+        return parse_manifest(ref, evidence.manifest)
+    except ManifestUnreadableError:
+        return None
 
 
 def weigh(ref: CheckpointRef, evidence: Evidence, distrust: tuple[Distrust, ...] = ()) -> Proof | Rejection:
@@ -135,7 +154,7 @@ def _prove_by_convention(ref: CheckpointRef, evidence: Evidence) -> Proof | Reje
 
 def _doubt(ref: CheckpointRef, began_at: datetime | None, distrust: tuple[Distrust, ...]) -> Rejection | None:
     for doubt in distrust:
-        if doubt.covers(ref.attempt, began_at):
+        if doubt.after and doubt.covers(ref.attempt, began_at):
             began = "at an unknown time" if began_at is None else f"at {began_at:%H:%M:%S}"
             detail = f"Its write began {began}, after the first suspicious signal at {doubt.after:%H:%M:%S} UTC."
             return rejection(ref, RejectionCode.DISTRUSTED, detail)

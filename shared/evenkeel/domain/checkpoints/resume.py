@@ -4,7 +4,9 @@ from collections.abc import Collection, Mapping
 
 from evenkeel.domain.checkpoints.fence import Fence, Grade, Rejection, RejectionCode, ResumeChoice, refusal, rejection
 from evenkeel.domain.checkpoints.layout import CheckpointRef
-from evenkeel.domain.checkpoints.proof import Distrust, Evidence, Proof, weigh
+from evenkeel.domain.checkpoints.manifest import Manifest
+from evenkeel.domain.checkpoints.proof import Distrust, Evidence, Proof, readable_manifest, weigh
+from evenkeel.domain.scheduling.jobs import Demand
 from evenkeel.domain.values import Value
 
 
@@ -35,8 +37,8 @@ def choose_resume_point(
         fence: The fence as it stands, with the pins of every attempt before.
         found: Every checkpoint folder under the URI, finished or not.
         evidence: What the store says about those looked at so far.
-        distrust: Suspicions; checkpoints that one covers are passed over.
-        accepts_convention: Whether `COMPLETE_BY_CONVENTION` is good enough.
+        distrust: Suspicions; checkpoints that one covers are passed over, and the others must have what it demands.
+        accepts_convention: Whether `COMPLETE_BY_CONVENTION` is good enough where no suspicion demands more.
         damaged: Checkpoints that an earlier attempt could not read back. Where no checksum vouches for a shard, only
             that shows what it is worth.
         most_looks: How many checkpoints may be looked at; past it the next is `NOT_EXAMINED`, and nothing is chosen.
@@ -58,19 +60,59 @@ def choose_resume_point(
                 break
             return EvidenceNeeded(ref=ref)
         verdict = weigh(ref, evidence[ref], distrust)
+        if isinstance(verdict, Proof):
+            base = Demand.CONVENTION if accepts_convention else Demand.PROOF
+            verdict = _short_of(_demanded(ref, base, distrust), ref, verdict, evidence) or verdict
         if isinstance(verdict, Rejection):
             rejected.append(verdict)
-        elif verdict.grade is not Grade.PROVED and not accepts_convention:
-            detail = "Its files are complete, but no checksum vouches for them, and here proof is asked for."
-            rejected.append(rejection(ref, RejectionCode.BELOW_GRADE, detail))
         else:
             return ResumeChoice(
                 resume_from=ref.point(verdict.key),
                 grade=verdict.grade,
+                began_at=verdict.began_at,
                 rejected=tuple(rejected),
                 reason=_reason(ref, verdict, rejected),
             )
     return ResumeChoice(resume_from=None, grade=Grade.NONE, rejected=tuple(rejected), reason=_no_reason(rejected))
+
+
+def _demanded(ref: CheckpointRef, base: Demand, distrust: tuple[Distrust, ...]) -> Demand:
+    demands = (doubt.demand for doubt in distrust if ref.attempt <= doubt.through_attempt)
+    return max((base, *demands), key=lambda demand: demand.rank)
+
+
+def _short_of(
+    demand: Demand, ref: CheckpointRef, proof: Proof, evidence: Mapping[CheckpointRef, Evidence]
+) -> Rejection | None:
+    """Say what a checkpoint that holds lacks of what is demanded of it; None where it lacks nothing."""
+    if demand is not Demand.CONVENTION and proof.grade is not Grade.PROVED:
+        detail = "Its files are complete, but no checksum vouches for them, and here proof is asked for."
+        return rejection(ref, RejectionCode.BELOW_GRADE, detail)
+    if demand is not Demand.EVIDENCE:
+        return None
+    own = readable_manifest(ref, evidence[ref])
+    if own is None or not own.says_sound:
+        detail = "The fault may have corrupted anything, and its manifest has neither a finite loss nor isFinite."
+        return rejection(ref, RejectionCode.NO_EVIDENCE, detail)
+    after = _next_after(ref, evidence)
+    if after is None or not after.says_sound:
+        then = "nothing readable was saved after it" if after is None else f"step {after.step} after it is not sound"
+        detail = f"The fault may have corrupted anything, and {then}."
+        return rejection(ref, RejectionCode.NO_CLEAN_RUN, detail)
+    return None
+
+
+def _next_after(ref: CheckpointRef, evidence: Mapping[CheckpointRef, Evidence]) -> Manifest | None:
+    """Return the manifest of the checkpoint that the same attempt saved next, as far as they were looked at.
+
+    It may itself be in doubt: that its numbers are sound still says that training went on soundly from here.
+    """
+    later = sorted(
+        (other for other in evidence if other.attempt == ref.attempt and other.step > ref.step),
+        key=lambda other: other.step,
+    )
+    found = (readable_manifest(other, evidence[other]) for other in later)
+    return next((manifest for manifest in found if manifest is not None), None)
 
 
 def _reason(ref: CheckpointRef, proof: Proof, rejected: list[Rejection]) -> str:

@@ -7,7 +7,7 @@ from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.economics.forecasts import Forecast
 from evenkeel.domain.health.faults import CheckpointTrust
 from evenkeel.domain.policy import JobPolicy
-from evenkeel.domain.scheduling.jobs import ResumeOption
+from evenkeel.domain.scheduling.jobs import Demand, ResumeOption
 from evenkeel.domain.values import Instant, Value
 
 ORDER = (
@@ -73,6 +73,7 @@ class ResumeFacts(Value):
     """Work done since the last checkpoint that will count, as `lost_work` estimates it."""
     usd_per_accelerator_hour: float
     fault_key: str
+    fault_class: str
     trust: CheckpointTrust
     first_signal_at: Instant
     sick_life: str
@@ -90,6 +91,7 @@ class ResumeDecision(Value):
     pool: str = ""
     avoid: tuple[str, ...] = ()
     distrust_after: Instant | None = None
+    demand: Demand = Demand.CONVENTION
     expected_seconds: float
     gpu_hours_lost: float
     usd: float
@@ -126,6 +128,7 @@ def plan_resume(facts: ResumeFacts, policy: JobPolicy) -> ResumeDecision:
         # A life that is rebooted comes back healthy and may be the only room there is: only a replaced one is avoided.
         avoid=(facts.sick_life,) if facts.will_be_replaced else (),
         distrust_after=distrust,
+        demand=demand_after(facts.trust, facts.fault_class, policy),
         expected_seconds=best.seconds,
         gpu_hours_lost=best.gpu_hours,
         usd=best.usd,
@@ -240,6 +243,13 @@ def distrust_after(trust: CheckpointTrust, first_signal_at: datetime, policy: Jo
     if trust is CheckpointTrust.TRUSTED:
         return None
     return first_signal_at - timedelta(seconds=policy.distrust_guard_seconds)
+
+
+def demand_after(trust: CheckpointTrust, fault_class: str, policy: JobPolicy) -> Demand:
+    """Return what checkpoints must have after a fault."""
+    if trust is CheckpointTrust.NONE:
+        return Demand.EVIDENCE
+    return Demand.CONVENTION if policy.accepts_convention(fault_class) else Demand.PROOF
 
 
 def _trust_said(trust: CheckpointTrust, distrust: datetime | None) -> str:

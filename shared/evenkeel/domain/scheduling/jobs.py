@@ -99,6 +99,22 @@ class ResumeOption(StrEnum):
     """Take the nodes of a job of lower priority."""
 
 
+class Demand(StrEnum):
+    """What a checkpoint must have to be resumed from, weakest first."""
+
+    CONVENTION = "CONVENTION"
+    """Complete by its writer's convention, or better."""
+    PROOF = "PROOF"
+    """Every size and checksum agrees."""
+    EVIDENCE = "EVIDENCE"
+    """Proof, and signs of its own that its numbers are sound: it says so, and so does the next one after it."""
+
+    @property
+    def rank(self) -> int:
+        """0 for the weakest."""
+        return list(Demand).index(self)
+
+
 class ResumePlan(Value):
     """What `recover_node` wants for a hurt job. Recorded on the job; only `schedule_jobs` acts on it."""
 
@@ -110,6 +126,8 @@ class ResumePlan(Value):
     """Life keys not to be used again."""
     distrust_after: Instant | None = None
     """Checkpoints whose write began after this are not to be resumed from; None = all are trusted."""
+    demand: Demand = Demand.CONVENTION
+    """What checkpoints of the hurt attempt and those before it must have."""
     decision_id: str = ""
     planned_at: Instant
 
@@ -164,7 +182,11 @@ class Job(Value):
     distrust_after: Instant | None = None
     """The strictest distrust any incident laid on this job's checkpoints; `distrust_through` says whose."""
     distrust_through: int = 0
-    """The last attempt that `distrust_after` is about. Later attempts ran elsewhere and are not under suspicion."""
+    """The last attempt that `distrust_after` and `demand` are about. Later ones ran elsewhere: no suspicion there."""
+    demand: Demand = Demand.CONVENTION
+    """The strictest demand any incident laid on this job's checkpoints."""
+    rollbacks: int = 0
+    """How often an attempt was stopped because what it had resumed from turned out to be in doubt."""
     damaged_checkpoints: tuple[ResumePoint, ...] = ()
     """Those that an attempt was pinned to and could not read back: no later attempt is sent there."""
     started_at: Instant | None = None
@@ -187,11 +209,12 @@ class Job(Value):
         An earlier distrust still counts if no attempt was pinned since: the pin of a later attempt already honoured it,
         and the fence keeps what that attempt passed over from coming back.
         """
-        after = plan.distrust_after
-        if self.distrust_after and self.distrust_through >= plan.after_attempt:
-            after = min(self.distrust_after, after or self.distrust_after)
-        through = plan.after_attempt if after else 0
-        return self.but(resume_plan=plan, distrust_after=after, distrust_through=through)
+        after, demand = plan.distrust_after, plan.demand
+        if self.distrust_through >= plan.after_attempt:
+            after = min((at for at in (self.distrust_after, after) if at), default=None)
+            demand = max(self.demand, demand, key=lambda each: each.rank)
+        through = plan.after_attempt if after or demand is not Demand.CONVENTION else 0
+        return self.but(resume_plan=plan, distrust_after=after, distrust_through=through, demand=demand)
 
 
 class Attempt(Value):
@@ -215,6 +238,8 @@ class Attempt(Value):
     resume_from: ResumePoint | None = None
     is_pinned: bool = False
     """Whether `resume_from` was decided (None may be the decision)."""
+    resumed_work_from: Instant | None = None
+    """When the write of what it resumes from began: work after that was lost."""
     workload_uid: str = ""
     """UID of the Kubernetes Job."""
     is_refused: bool = False
