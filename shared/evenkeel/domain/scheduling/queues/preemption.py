@@ -1,8 +1,8 @@
 """Who has to go so that a workload fits, in the classical order.
 
-Candidates are of three kinds: of the own queue; *hierarchical* ones, which use quota that the waiting workload's part of
-the tree holds; and *priority* ones, which only its priority outranks. They are removed one by one until it fits; then,
-from the second-last backwards, every one whose return still leaves room is given back.
+Candidates are of three kinds: of the own queue; *hierarchical* ones, which use quota that the waiting workload's part
+of the tree holds; and *priority* ones, which only its priority outranks. They are removed one by one until it fits;
+then, from the second-last backwards, every one whose return still leaves room is given back.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

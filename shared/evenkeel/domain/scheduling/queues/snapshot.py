@@ -38,7 +38,8 @@ class Team:
     """By resource."""
 
     def __post_init__(self) -> None:
-        self.group_of = {resource: group for group in self.queue.groups for resource in group.resources}
+        # A resource belongs to one group; where it is declared twice, the first counts.
+        self.group_of = {resource: group for group in reversed(self.queue.groups) for resource in group.resources}
 
 
 class Snapshot:
