@@ -88,6 +88,23 @@ def test_events_come_two_or_three_times(tmp_path: Path) -> None:
     assert len({str(event["detail"]) for event in events}) == 1
 
 
+def test_events_can_overtake_each_other(tmp_path: Path) -> None:
+    config = {**QUICK, "reorderEvents": True, "instanceGroups": [{"name": "none", "count": 0}]}
+    with gpu_cluster.start(config, tmp_path / "run") as handle:
+        for number in range(20):
+            handle.control("POST", "events", {"detailType": "Numbered", "detail": {"number": number}})
+
+        def all_sent() -> list[Json] | None:
+            events = list(handle.control("GET", "events")["events"])
+            return events if all(event["at"] is not None for event in events) else None
+
+        events = eventually(all_sent, "all events to go out")
+
+    order = [event["detail"]["number"] for event in sorted(events, key=lambda event: event["at"])]
+    assert sorted(order) == list(range(20))
+    assert order != list(range(20))
+
+
 def test_a_reset_begins_anew_at_the_same_addresses(cluster: ClusterHandle, kube: KubeClient) -> None:
     kube.create(PODS, a_pod("one", *SLEEPS))
     pid = eventually(lambda: next(iter(cluster.processes()), None), "the process")["pid"]
@@ -109,7 +126,15 @@ def test_a_reset_begins_anew_at_the_same_addresses(cluster: ClusterHandle, kube:
         ("DELETE", "faults/none", None, "no injected fault"),
         ("POST", "capacity", {"instanceGroup": "none"}, "no instance group"),
         ("POST", "hidden-nodes", {}, "the body needs 'instanceId'"),
+        ("POST", "capacity", {"instanceGroup": "p5-workers", "machines": "all"}, "machines must be a number"),
         ("POST", "faults", {"fault": "node-lost", "node": "i-none"}, "there is no node 'i-none'"),
+        ("POST", "faults", {"fault": "boot-failing", "instanceGroup": "none"}, "no node up in instanceGroup 'none'"),
+        ("POST", "faults", {"fault": "boot-failing", "instanceGroup": "p5-workers", "stage": "x"}, "stage must be one"),
+        ("POST", "faults", {"fault": "boot-failing", "instanceGroup": "p5-workers", "times": 0}, "at least 1"),
+        ("POST", "faults", {"fault": "zone-outage", "zone": "eu-west-1a"}, "no node up in zone 'eu-west-1a'"),
+        ("POST", "faults", {"fault": "rebalance"}, "no node runs a pod"),
+        ("POST", "failing-checks", {"instanceId": "i-1", "repair": "pray"}, "repair must be"),
+        ("POST", "cluster-events", {"description": "x"}, "the body needs 'resourceType'"),
         ("POST", "apply", {"kind": "Nothing", "apiVersion": "v9"}, "no matches for kind"),
     ],
 )

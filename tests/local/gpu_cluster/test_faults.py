@@ -1,11 +1,15 @@
 """The rows of the fault table, on pods that are real processes."""
 
+import json
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from evenkeel_local import gpu_cluster
 from evenkeel_local.gpu_cluster import ClusterFailed, ClusterHandle
+from tests.local.gpu_cluster.conftest import QUICK, aws_client
 from tests.local.gpu_cluster.kube_client import JOBS, NODES, PODS, Json, KubeClient, a_job, condition, eventually
 
 PREFIX = "sagemaker.amazonaws.com/"
@@ -169,6 +173,141 @@ def test_a_stuck_replacement_stays_pending_until_cleared(
     assert described["InstanceStatus"]["Status"] == "Pending"
     assert described["InstanceStatus"]["Message"].startswith("We currently do not have sufficient capacity")
     assert stuck["instanceId"] == back["instanceId"] != injected["instanceId"]
+
+
+@pytest.mark.parametrize(
+    ("code", "ends", "fault_type"),
+    [(79, True, "NvidiaErrorTerminate"), (95, True, "NvidiaErrorReboot"), (13, True, ""), (63, False, "")],
+)
+def test_an_xid_ends_work_and_marks_the_node_as_its_code_says(
+    cluster: ClusterHandle, kube: KubeClient, code: int, ends: bool, fault_type: str
+) -> None:
+    name = run_job(kube)[0]["spec"]["nodeName"]
+    pid = next(process["pid"] for process in cluster.processes() if process["node"] == name)
+
+    injected = cluster.inject("gpu-xid", node=name, code=code)
+    if ends:
+        eventually(lambda: not is_alive(pid), "the process to abort")
+    if fault_type:
+        mark = f"{PREFIX}fault-details"
+        node = kube.until(f"{NODES}/{name}", lambda obj: mark in obj["metadata"].get("annotations", {}), "the mark")
+        assert f"): {code}," in node["metadata"]["annotations"][mark]
+        assert node["metadata"]["labels"][f"{PREFIX}fault-types"] == fault_type
+    else:
+        # The mark of a node without work takes as long: then this one's would be there too.
+        other = next(node["name"] for node in cluster.nodes() if not node["pods"])
+        cluster.inject("gpu-xid79", node=other)
+        eventually(lambda: node_of(cluster, name=other, unhealthy=["NvidiaErrorTerminate", "XidHardwareFailure"]), "it")
+        assert (node_of(cluster, name=name) or {})["unhealthy"] is None
+
+    assert is_alive(pid) is not ends
+    assert injected["processesHit"] == int(ends)
+
+
+def test_a_second_fault_is_told_beside_the_first(cluster: ClusterHandle, kube: KubeClient) -> None:
+    name = cluster.nodes()[0]["name"]
+    for code in (48, 79):
+        cluster.inject("gpu-xid", node=name, code=code)
+
+    def both() -> list[str] | None:
+        node = kube.get(f"{NODES}/{name}")
+        told = json.loads(node["metadata"].get("annotations", {}).get(f"{PREFIX}fault-details", "[]"))
+        return [item["type"] for item in told] if len(told) == 2 else None
+
+    assert eventually(both, "both faults") == ["NvidiaErrorReboot", "NvidiaErrorTerminate"]
+
+
+def test_a_silent_agent_says_nothing_until_the_node_is_rebooted(
+    cluster: ClusterHandle, kube: KubeClient, sagemaker: Any
+) -> None:
+    first, second, _ = cluster.nodes()
+    cluster.inject("health-silent", node=first["name"])
+    for node in (first, second):
+        cluster.inject("gpu-xid79", node=node["name"])
+    eventually(lambda: (node_of(cluster, name=second["name"]) or {})["unhealthy"], "the agent that still lives")
+
+    assert (node_of(cluster, name=first["name"]) or {})["unhealthy"] is None
+    assert [event["detail"]["InstanceId"] for event in cluster.control("GET", "events")["events"]] == [
+        second["instanceId"]
+    ]
+    sagemaker.batch_reboot_cluster_nodes(ClusterName=cluster.cluster_name, NodeIds=[first["instanceId"]])
+    eventually(lambda: node_of(cluster, name=first["name"], operation=None, ready="True"), "the reboot")
+    cluster.inject("gpu-xid79", node=first["name"])
+    eventually(lambda: (node_of(cluster, name=first["name"]) or {})["unhealthy"], "the agent to speak again")
+
+
+def test_a_flapping_node_is_lost_and_ready_in_turns(cluster: ClusterHandle, kube: KubeClient) -> None:
+    victim = run_job(kube)[0]
+    path = f"{NODES}/{victim['spec']['nodeName']}"
+    pid = next(process["pid"] for process in cluster.processes() if process["pod"] == victim["metadata"]["name"])
+
+    injected = cluster.inject("node-flap", node=victim["spec"]["nodeName"], seconds=0.3)
+    for _ in range(2):
+        kube.until(path, lambda node: condition(node, "Ready") == "Unknown", "the node to be lost")
+        kube.until(path, lambda node: condition(node, "Ready") == "True", "the node to be back")
+    cluster.clear(injected["faultId"])
+
+    kube.until(path, lambda node: condition(node, "Ready") == "True", "the node to stay")
+    assert is_alive(pid)
+    assert node_of(cluster, name=victim["spec"]["nodeName"], connected=True)
+
+
+def test_an_outage_takes_the_nodes_and_the_capacity_of_its_zone_alone(tmp_path: Path) -> None:
+    there = {"name": "there", "count": 2, "availabilityZone": "us-west-2b", "availabilityZoneId": "usw2-az2"}
+    config = {**QUICK, "instanceGroups": [{"name": "here", "count": 1}, there]}
+    with gpu_cluster.start(config, tmp_path / "run") as handle:
+        sagemaker = aws_client("sagemaker", handle.sagemaker_url)
+        eventually(lambda: all(node["ready"] == "True" for node in handle.nodes()), "the nodes")
+        slot = next(node["nodeLogicalId"] for node in handle.nodes() if node["instanceGroup"] == "there")
+
+        injected = handle.inject("zone-outage", zone="us-west-2b")
+        lost = eventually(
+            lambda: found if len(found := [n for n in handle.nodes() if n["ready"] == "Unknown"]) == 2 else None, "both"
+        )
+        sagemaker.batch_replace_cluster_nodes(ClusterName=handle.cluster_name, NodeLogicalIds=[slot])
+        stuck = eventually(
+            lambda: (found := node_of(handle, nodeLogicalId=slot)) is not None and found["message"] and found,
+            "the reason",
+        )
+        handle.clear(injected["faultId"])
+        eventually(lambda: all(n["ready"] == "True" for n in handle.nodes()) and len(handle.nodes()) == 3, "the zone")
+
+    assert {node["instanceGroup"] for node in lost} == {"there"}
+    assert sorted(injected["nodes"]) == sorted(node["name"] for node in lost)
+    assert "sufficient capacity in the Availability Zone" in stuck["message"]
+
+
+@pytest.mark.parametrize(("retires", "what"), [(False, "SYSTEM_REBOOT_MAINTENANCE"), (True, "INSTANCE_RETIREMENT")])
+def test_maintenance_is_announced_and_then_done(cluster: ClusterHandle, retires: bool, what: str) -> None:
+    node = cluster.nodes()[0]
+
+    injected = cluster.inject("maintenance", node=node["name"], startsInSeconds=0.2, retires=retires)
+    eventually(
+        lambda: (node_of(cluster, nodeLogicalId=node["nodeLogicalId"]) or node)["bootId"] != node["bootId"], "it"
+    )
+
+    first, last = (event["detail"] for event in cluster.control("GET", "events")["events"])
+    assert first["eventTypeCode"] == f"AWS_SAGEMAKER_{what}_SCHEDULED"
+    assert (first["statusCode"], last["statusCode"]) == ("upcoming", "closed")
+    assert first["eventArn"] == last["eventArn"] == injected["eventArn"]
+    assert [entity["entityValue"] for entity in first["affectedEntities"]] == [node["instanceId"]]
+    alive = {item["instanceId"] for item in cluster.nodes()}
+    assert (node["instanceId"] in alive) is not retires
+
+
+def test_maintenance_that_is_withdrawn_does_not_happen(cluster: ClusterHandle, kube: KubeClient) -> None:
+    first, second, _ = cluster.nodes()
+    withdrawn = cluster.inject("maintenance", node=first["name"], startsInSeconds=0.2)
+    cluster.inject("maintenance", node=second["name"], startsInSeconds=0.3)
+
+    for _ in range(2):
+        cluster.clear(withdrawn["faultId"])
+    eventually(lambda: not node_of(cluster, name=second["name"], bootId=second["bootId"]), "the other one")
+
+    assert node_of(cluster, name=first["name"], bootId=first["bootId"])
+    told = [e["detail"] for e in cluster.control("GET", "events")["events"]]
+    mine = [d["statusCode"] for d in told if d["eventArn"] == withdrawn["eventArn"]]
+    assert mine == ["upcoming", "closed"]
 
 
 def test_an_unknown_fault_is_refused_with_a_sentence(cluster: ClusterHandle) -> None:

@@ -277,11 +277,18 @@ def test_a_full_provider_leaves_a_node_pending_and_says_so(cluster: ClusterHandl
 
 def test_without_continuous_mode_there_are_no_slots_and_no_events(classic: Any) -> None:
     assert "NodeProvisioningMode" not in classic.describe_cluster(ClusterName="research-train")
-    assert len(classic.list_cluster_nodes(ClusterName="research-train")["ClusterNodeSummaries"]) == 3
+    listed = classic.list_cluster_nodes(ClusterName="research-train")["ClusterNodeSummaries"]
+    described = classic.describe_cluster_node(ClusterName="research-train", NodeId=listed[0]["InstanceId"])
+    assert (len(listed), "NodeLogicalId" in described["NodeDetails"]) == (3, False)
     for operation, arguments in (
         ("list_cluster_nodes", {"IncludeNodeLogicalIds": True}),
         ("list_cluster_events", {}),
+        ("describe_cluster_event", {"EventId": "00000000-0000-0000-0000-000000000000"}),
+        ("describe_cluster_node", {"NodeLogicalId": "a-slot"}),
+        ("batch_reboot_cluster_nodes", {"NodeLogicalIds": ["a-slot"]}),
         ("batch_replace_cluster_nodes", {"NodeLogicalIds": ["a-slot"]}),
+        ("batch_delete_cluster_nodes", {"NodeLogicalIds": ["a-slot"]}),
+        ("batch_add_cluster_nodes", {"NodesToAdd": [{"InstanceGroupName": "x", "IncrementTargetCountBy": 1}]}),
     ):
         with pytest.raises(ClientError) as refused:
             getattr(classic, operation)(ClusterName="research-train", **arguments)
