@@ -271,6 +271,16 @@ class Cluster(Protocol):
         """
         ...
 
+    def delete_node(self, cluster: str, name: str, instance_id: str) -> "RepairAnswer":
+        """Delete the node object of a machine of Karpenter's, which then drains it and gives the machine back.
+
+        ACCEPTED, or NO_SUCH_NODE where it is gone or the name is another machine's by now. Idempotent: yes.
+
+        Raises:
+            Refused: the machine is not Karpenter's: nobody would end it.
+        """
+        ...
+
     def launch(self, spec: LaunchSpec) -> tuple[LaunchResult, str]:
         """Create the headless Service and the Indexed Job of an attempt; return what happened and the Job's UID.
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT, KubernetesNode
+from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT, KARPENTER_LABEL, KubernetesNode
 from evenkeel.domain.scheduling.jobs import PodPhase, PodSeen, WorkloadSeen
-from evenkeel.ports import CordonResult, LaunchResult, LaunchSpec, NotFound, ReleaseResult
+from evenkeel.ports import CordonResult, LaunchResult, LaunchSpec, NotFound, Refused, ReleaseResult, RepairAnswer
 from tests.fakes.system import FixedClock
 
 CLUSTER = "research-eks"
@@ -111,6 +111,16 @@ class FakeCluster:
         self.set_node(name, cluster, is_cordoned=False, incident_id=None, is_awaiting_validation=False, taints=taints)
         self.calls.append(("release", name, incident_id))
         return ReleaseResult.RELEASED
+
+    def delete_node(self, cluster: str, name: str, instance_id: str) -> RepairAnswer:
+        node = self.node(cluster, name)
+        if node is None or node.instance_id != instance_id:
+            return RepairAnswer.NO_SUCH_NODE
+        if KARPENTER_LABEL not in node.labels:
+            raise Refused(f"node {name} of {cluster} is not Karpenter's: nobody would end its machine")
+        self.calls.append(("delete_node", name))
+        self.remove_node(name, cluster)
+        return RepairAnswer.ACCEPTED
 
     def launch(self, spec: LaunchSpec) -> tuple[LaunchResult, str]:
         attempt = spec.attempt
@@ -277,6 +287,7 @@ def _seen(workload: Workload) -> WorkloadSeen:
         attempt=workload.spec.attempt.attempt,
         uid=workload.uid if workload.is_there else "",
         has_completed=workload.is_there and has_pods and all(pod.phase is PodPhase.SUCCEEDED for pod in pods),
-        has_failed=workload.is_there and any(pod.phase is PodPhase.FAILED for pod in pods),
+        # A pod that went with its node counts as failed: nothing is started in its place.
+        has_failed=workload.is_there and (not has_pods or any(pod.phase is PodPhase.FAILED for pod in pods)),
         pods=tuple(pods),
     )

@@ -32,6 +32,8 @@ WELL = {
     "RepairNode": ASKED,
     "AwaitNode": says("NODE_BACK", facts={"instanceId": "i-0ce"}),
     "ValidateNode": says("VALID", facts={}),
+    "AwaitProvider": says("WAY_CLEAR", facts={}),
+    "AwaitClearWay": says("WAY_CLEAR", facts={}),
     "AwaitRelease": says("RELEASED", facts={}),
     "ReturnNode": says("RETURNED"),
     "PlanResume": says("PLANNED", jobs=[{"jobId": "job-llm", "attempt": 1, "option": "SPARE"}]),
@@ -40,6 +42,9 @@ WELL = {
 }
 IN_BRANCHES = ("RepairNode", "AwaitNode", "ValidateNode", "AwaitRelease", "ReturnNode", "PlanResume", "AwaitResume")
 NODE_TASKS = IN_BRANCHES[:5]
+LATER = says("LATER", repairsNode=False, settleSeconds=0, maxRepairs=3, decisionId="dec-4l")
+JOBS_ONLY = {**PLAN, "repairsNode": False}
+IN_THE_WAY = {"RepairNode": [says("LATER", rung="", waitSeconds=0), ASKED]}
 HOLD_FIRST = {"RepairNode": [says("HELD", rung="", waitSeconds=0), ASKED]}
 BARRED_FIRST = {"RepairNode": [says("BLOCKED", rung="", waitSeconds=0), ASKED]}
 ASK = {**PLAN, "outcome": "ASK"}
@@ -60,11 +65,32 @@ RECOVER_NODE = [
     recovery("other-owner", "StoodDown", settled("STOOD_DOWN", PlanRecovery=says("STAND_DOWN")), never=("CordonNode",)),
     recovery(
         "jobs-only",
-        "StoodDown",
-        settled("STOOD_DOWN", PlanRecovery={**PLAN, "repairsNode": False}),
+        "Recovered",
+        {"PlanRecovery": JOBS_ONLY},
         visits=("LeaveNode", "AwaitResume"),
-        never=("RepairNode",),
+        never=("CordonNode", "RepairNode"),
     ),
+    recovery(
+        "jobs-only-approved",
+        "Recovered",
+        {"PlanRecovery": {**JOBS_ONLY, "outcome": "ASK"}},
+        visits=("AwaitApproval", "LeaveNode"),
+        never=("CordonNode",),
+    ),
+    recovery("hyperpod-busy", "Recovered", {"PlanRecovery": [LATER, PLAN]}, visits=("AwaitProvider", "CordonNode")),
+    recovery(
+        "hyperpod-busy-for-ever",
+        "StoodDown",
+        settled("STOOD_DOWN", PlanRecovery=LATER),
+        visits=("AwaitProvider",),
+        never=("CordonNode",),
+    ),
+    recovery("breaks-in-AwaitProvider", "RecoveryFailed", {"PlanRecovery": LATER, "AwaitProvider": BROKEN}),
+    recovery("late-in-AwaitProvider", "RecoveryFailed", {"PlanRecovery": LATER, "AwaitProvider": LATE}),
+    recovery("work-may-end-first", "Recovered", IN_THE_WAY, visits=("AwaitClearWay", "AwaitNode")),
+    recovery("breaks-in-AwaitClearWay", "RecoveryFailed", {**IN_THE_WAY, "AwaitClearWay": BROKEN}),
+    recovery("late-in-AwaitClearWay", "RecoveryFailed", {**IN_THE_WAY, "AwaitClearWay": LATE}),
+    recovery("examined", "Recovered", {"RepairNode": says("DIAGNOSE")}, never=("AwaitNode",)),
     recovery("healthy-by-itself", "Recovered", {"RepairNode": says("HEALTHY")}, never=("AwaitNode",)),
     recovery("repair-not-needed", "Recovered", {"RepairNode": says("NOT_NEEDED")}, never=("ValidateNode",)),
     recovery("provider-busy", "Recovered", {"RepairNode": [RETRY, RETRY, ASKED]}, visits=("PauseRepair",)),

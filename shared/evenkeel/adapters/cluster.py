@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 from evenkeel.adapters import workloads
 from evenkeel.adapters.kubernetes import JSON_PATCH, AlreadyExists, Expired, Invalid, KubernetesApi, Watch
 from evenkeel.adapters.workloads import ATTEMPT_LABEL, FLEET_LABEL, INDEX_LABEL, JOB_LABEL, Json
-from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT, INCIDENT_ANNOTATION, KubernetesNode
+from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT, INCIDENT_ANNOTATION, KARPENTER_LABEL, KubernetesNode
 from evenkeel.domain.scheduling.jobs import WorkloadSeen
 from evenkeel.ports import (
     Conflict,
@@ -20,6 +20,7 @@ from evenkeel.ports import (
     PermanentError,
     Refused,
     ReleaseResult,
+    RepairAnswer,
     TransientError,
 )
 
@@ -111,6 +112,17 @@ class KubernetesCluster:
             if node_name and count:
                 used[node_name] += count
         return dict(used)
+
+    def delete_node(self, cluster: str, name: str, instance_id: str) -> RepairAnswer:
+        api = self._api(cluster)
+        item = api.get(f"{_NODES}/{name}")
+        if item is None or workloads.read_node(cluster, item).instance_id != instance_id:
+            return RepairAnswer.NO_SUCH_NODE
+        if KARPENTER_LABEL not in item["metadata"].get("labels", {}):
+            raise Refused(f"node {name} of {cluster} is not Karpenter's: nobody would end its machine")
+        # Karpenter's finalizer holds the object until its pods are drained and the machine is ended.
+        api.delete(f"{_NODES}/{name}", preconditions={"uid": item["metadata"]["uid"]})
+        return RepairAnswer.ACCEPTED
 
     # ------------------------------------------------------------ workloads
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from evenkeel.domain.values import Instant, Value
@@ -12,6 +12,9 @@ INCIDENT_ANNOTATION = "evenkeel.io/incident"
 
 AWAITING_VALIDATION_TAINT = "evenkeel.io/awaiting-validation"
 """Instance groups and NodePools give it to new nodes; only a passed validation takes it off."""
+
+KARPENTER_LABEL = "karpenter.sh/nodepool"
+"""Karpenter's label on its nodes, with the name of their pool."""
 
 INSTANCE_ID = re.compile(r"i-(?:[0-9a-f]{8}|[0-9a-f]{17})", re.ASCII)
 
@@ -70,6 +73,10 @@ class ProviderNode(Value):
     status: str
     """InstanceStatus.Status: Running, Failure, Pending, ShuttingDown, SystemUpdating, DeepHealthCheckInProgress, …"""
     message: str = ""
+    ultra_server: str = ""
+    """Id of the UltraServer that it is a part of; empty where it is none."""
+    image: str = ""
+    """CurrentImageReleaseVersion; empty where HyperPod does not tell."""
 
 
 class ProviderCluster(Value):
@@ -82,6 +89,17 @@ class ProviderCluster(Value):
     """NodeRecovery is Automatic."""
     is_continuous: bool
     """NodeProvisioningMode is Continuous: logical ids and cluster events exist."""
+
+
+class NodeCondition(Value):
+    """One condition of a node object, without its heartbeat, which changes though nothing does."""
+
+    type: str
+    status: str
+    """`True`, `False` or `Unknown`."""
+    reason: str = ""
+    message: str = ""
+    changed_at: Instant | None = None
 
 
 class KubernetesNode(Value):
@@ -114,6 +132,8 @@ class KubernetesNode(Value):
     labels: dict[str, str] = {}
     fault_details: str = ""
     """HyperPod's `fault-details` annotation, verbatim."""
+    conditions: tuple[NodeCondition, ...] = ()
+    """What agents say of it; the kubelet's own conditions are left out."""
 
     @property
     def is_schedulable(self) -> bool:
@@ -174,6 +194,10 @@ def join_nodes(
     return tuple(joined[key] for key in sorted(joined))
 
 
+_IN_MAINTENANCE = ("SystemUpdating", "DeepHealthCheckInProgress", "ShuttingDown")
+"""HyperPod's own work on a machine, asked for by its owner."""
+
+
 class FleetNode(Value):
     """One machine as the ledger remembers it: the document of a `NODE#` row. The sweeper alone writes it."""
 
@@ -185,6 +209,8 @@ class FleetNode(Value):
     instance_type: str = ""
     zone: str = ""
     boot_id: str = ""
+    ultra_server: str = ""
+    image: str = ""
     provider_status: str = ""
     """HyperPod's InstanceStatus; empty for a machine of the other half."""
     is_ready: bool = False
@@ -212,6 +238,8 @@ class FleetNode(Value):
             instance_type=node.provider.instance_type if node.provider else (there.instance_type if there else ""),
             zone=there.zone if there else "",
             boot_id=there.boot_id if there else "",
+            ultra_server=node.provider.ultra_server if node.provider else "",
+            image=node.provider.image if node.provider else "",
             provider_status=node.provider.status if node.provider else "",
             is_ready=there.is_ready if there else False,
             not_ready_since=there.not_ready_since if there else None,
@@ -222,6 +250,22 @@ class FleetNode(Value):
             accelerators_in_use=accelerators_in_use,
             changed_at=now,
         )
+
+    @property
+    def is_maintained(self) -> bool:
+        """Whether it is out by plan, and no guardrail's business."""
+        return self.provider_status in _IN_MAINTENANCE
+
+    def can_be_acted_on(self, now: datetime, *, boot_seconds: int) -> bool:
+        """Whether it counts among the machines of which some may be out: not gone, not booting, not in maintenance.
+
+        Args:
+            now: The time.
+            boot_seconds: A machine younger than this that is not Ready yet is booting.
+        """
+        if self.is_gone or self.is_maintained:
+            return False
+        return self.is_ready or now - self.life.launched_at >= timedelta(seconds=boot_seconds)
 
     def is_same_as(self, other: "FleetNode") -> bool:
         """Whether nothing but the time of writing differs."""

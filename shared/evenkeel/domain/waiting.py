@@ -26,6 +26,8 @@ class ConditionKind(StrEnum):
     """Each hurt job runs on a later attempt, has ended, or was handed to the queue."""
     NODE_VALID = "NODE_VALID"
     """The returned machine passes validation."""
+    WAY_CLEAR = "WAY_CLEAR"
+    """What kept hands off a machine is over: the work on it, or HyperPod's own work on the cluster."""
     RELEASED = "RELEASED"
     """No hold is in force, and the guardrails would let this one act now."""
     APPROVED = "APPROVED"
@@ -80,6 +82,7 @@ WAIT_NAMES = {
     ConditionKind.NODE_BACK: "node-back",
     ConditionKind.NODE_VALID: "node-valid",
     ConditionKind.JOBS_BACK: "jobs-back",
+    ConditionKind.WAY_CLEAR: "way-clear",
     ConditionKind.RELEASED: "released",
     ConditionKind.APPROVED: "approved",
 }

@@ -11,12 +11,14 @@ from functools import cached_property
 from typing import Any
 
 from evenkeel.domain.health.incidents import Incident
-from evenkeel.domain.nodes import KubernetesNode, NodeLife, ProviderNode
+from evenkeel.domain.nodes import KubernetesNode, NodeLife, ProviderCluster, ProviderNode
 from evenkeel.domain.policy import Policy
+from evenkeel.domain.recovery import approval
 from evenkeel.domain.recovery import awaiting as recovery
-from evenkeel.domain.recovery.leases import Hold
+from evenkeel.domain.recovery.plan import hands_off
 from evenkeel.domain.recovery.seats import Holder, SeatNow, look
 from evenkeel.domain.recovery.validation import expected_accelerators, judge_node, looks_sick
+from evenkeel.domain.recovery.vetoes import veto
 from evenkeel.domain.scheduling.attempts import lost_nodes
 from evenkeel.domain.scheduling.awaiting import attempt_answer, is_doubtful
 from evenkeel.domain.scheduling.jobs import Attempt, Job, WorkloadSeen
@@ -35,7 +37,8 @@ from evenkeel.ports import (
     WaitAnswers,
     every,
 )
-from evenkeel.services import incident_record, rows
+from evenkeel.services import guard_queue, incident_record, plan_recovery, rows
+from evenkeel.services.guard_acts import Fleet
 
 _ATTEMPT_KINDS = (ConditionKind.ATTEMPT_RUNNING, ConditionKind.ATTEMPT_ENDED, ConditionKind.ATTEMPT_STOPPED)
 
@@ -70,6 +73,7 @@ class Observation:
         self._provider = provider
         self._reads_all = reads_all
         """Whether workloads are listed all at once, or read one by one."""
+        self._let_go: frozenset[str] | None = None
         self._nodes: dict[str, tuple[KubernetesNode, ...]] = {}
         self._workloads: dict[str, dict[tuple[str, int], WorkloadSeen]] = {}
 
@@ -85,11 +89,35 @@ class Observation:
         return self._provider.nodes()
 
     @cached_property
-    def hold(self) -> Hold | None:
-        """The hold in force."""
-        row = self.ledger.get(rows.hold_key())
-        hold = rows.read(row, Hold) if row else None
-        return hold if hold and hold.until > self.now else None
+    def fleet(self) -> Fleet:
+        """What guardrails need to know."""
+        return Fleet(self.ledger, self.policy, self.now)
+
+    def may_go(self, incident: Incident) -> bool:
+        """Whether the act that a guardrail bars would be allowed now, by the turn of those that wait."""
+        if self._let_go is None or incident.incident_id not in self._blocked:
+            self._blocked[incident.incident_id] = incident  # the index may lag behind
+            self._let_go = guard_queue.let_go(self._blocked.values(), self.fleet, self._looks_well)
+        return incident.incident_id in self._let_go
+
+    @cached_property
+    def _blocked(self) -> dict[str, Incident]:
+        return guard_queue.blocked(self.ledger)
+
+    def _looks_well(self, incident: Incident) -> bool:
+        records, nodes = self.records, self.nodes(incident.life.cluster)
+        seat = look(incident.life, incident.slot, incident.pool, records=records, nodes=nodes, since=incident.opened_at)
+        machine = seat.successor or seat.patient
+        return judge_node(machine, expected=self.expected(machine)).is_valid
+
+    @cached_property
+    def settings(self) -> ProviderCluster | None:
+        """HyperPod's settings and status; None in a fleet without that half."""
+        return plan_recovery.settings_of(self._provider)
+
+    def has_work(self, node: KubernetesNode) -> bool:
+        """Whether a pod with accelerators runs on a node."""
+        return self._cluster.accelerators_in_use(node.cluster).get(node.name, 0) > 0
 
     def workload(self, attempt: Attempt) -> WorkloadSeen:
         """Return an attempt's Job and pods."""
@@ -218,7 +246,9 @@ _SAID = {
     ConditionKind.NODE_BACK: "The seat holds no Ready machine.",
     ConditionKind.NODE_VALID: "The machine does not pass its validation.",
     ConditionKind.JOBS_BACK: "Not every hurt job runs again.",
-    ConditionKind.RELEASED: "Automation is still held.",
+    ConditionKind.WAY_CLEAR: "Something is still in the way.",
+    ConditionKind.RELEASED: "It is held still, or a guardrail bars it.",
+    ConditionKind.APPROVED: "Nobody approved it.",
 }
 
 
@@ -238,13 +268,30 @@ def judge(wait: Wait, world: Observation) -> Answer | None:
     kind, facts = wait.condition.kind, wait.condition.facts
     if kind in _ATTEMPT_KINDS:
         return _attempt(wait, world)
-    if kind is ConditionKind.RELEASED:
-        return recovery.released(world.hold)
-    if kind is ConditionKind.NODE_BACK:
-        return recovery.node_back(world.seat(facts), rung=facts["rung"], boot_id_before=facts["bootId"])
     incident, _ = incident_record.load(world.ledger, wait.subject)
+    if kind is ConditionKind.JOBS_BACK:
+        return recovery.jobs_back(_hurt(incident, world.ledger), incident, world.policy, now=world.now)
+    forbidden = _vetoed(incident, world)
+    if forbidden is not None:
+        return forbidden
+    if kind is ConditionKind.RELEASED:
+        return recovery.released(may_go=world.may_go(incident))
+    if kind is ConditionKind.APPROVED:
+        nodes = world.nodes(incident.life.cluster)
+        return approval.answer(incident, next((node for node in nodes if node.name == incident.node_name), None))
+    seat = world.seat(facts)
+    if kind is ConditionKind.WAY_CLEAR:
+        return _way_clear(incident, seat, world)
+    if kind is ConditionKind.NODE_BACK:
+        return recovery.node_back(
+            seat,
+            rung=facts["rung"],
+            boot_id_before=facts["bootId"],
+            owner=facts.get("owner", ""),
+            since=datetime.fromisoformat(facts["since"]),
+            progress=incident.progress,
+        )
     if kind is ConditionKind.NODE_VALID:
-        seat = world.seat(facts)
         machine = seat.successor or seat.patient
         return recovery.node_valid(
             machine,
@@ -254,7 +301,26 @@ def judge(wait: Wait, world: Observation) -> Answer | None:
             margin=world.policy.repair.return_margin_seconds,
             now=world.now,
         )
-    return recovery.jobs_back(_hurt(incident, world.ledger), incident, world.policy, now=world.now)
+    return None
+
+
+def _vetoed(incident: Incident, world: Observation) -> Answer | None:
+    """Answer when a person forbids what this wait leads to."""
+    nodes = world.nodes(incident.life.cluster)
+    patient = next((node for node in nodes if node.instance_id == incident.life.instance_id), None)
+    said = veto(incident, patient, nodes)
+    return Answer(outcome=recovery.VETOED, reason=said) if said else None
+
+
+def _way_clear(incident: Incident, seat: SeatNow, world: Observation) -> Answer | None:
+    record, node = seat.patient.record, seat.patient.node
+    until = incident.plan.work_may_run_until if incident.plan else None
+    return recovery.way_clear(
+        hands_off(world.settings.status if world.settings else "", record.status if record else ""),
+        has_work=until is not None and node is not None and world.has_work(node),
+        work_may_run_until=until,
+        now=world.now,
+    )
 
 
 def _attempt(wait: Wait, world: Observation) -> Answer | None:

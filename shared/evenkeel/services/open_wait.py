@@ -5,14 +5,16 @@ from typing import Any
 
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.recovery.leases import Hold, Lease, RepairAsk
+from evenkeel.domain.recovery.leases import Lease, RepairAsk
 from evenkeel.domain.recovery.repair import deadline_of
+from evenkeel.domain.recovery.seats import look
 from evenkeel.domain.values import Value, rfc3339
 from evenkeel.domain.waiting import Condition, ConditionKind, Wait, wait_name
 from evenkeel.ports import Cluster, Conflict, Ledger, Provider, Put, Refused, WaitAnswers
 from evenkeel.services import evaluate_waits, incident_record, rows
 
-_HELD_AGAIN_AFTER = timedelta(hours=24)
+_HELD_AGAIN_AFTER = timedelta(days=8)
+"""Longer than the longest hold. Whoever waits is let go in turn; this is the net for a turn that never comes."""
 _LEAST = timedelta(seconds=1)
 
 
@@ -63,7 +65,7 @@ def run(
     """
     if not request.subject:
         raise Refused("a wait needs an incidentId or a jobId")
-    facts, deadline = _condition(request, ledger, policy, now)
+    facts, deadline = _condition(request, ledger, cluster, provider, policy, now)
     name = wait_name(request.kind, request.attempt)
     for _ in range(incident_record.TRIES):
         row = ledger.get(rows.wait_key(request.subject, name))
@@ -100,7 +102,9 @@ def run(
     return Outcome(reason=reason, generation=wait.generation)
 
 
-def _condition(request: Request, ledger: Ledger, policy: Policy, now: datetime) -> tuple[dict[str, Any], datetime]:
+def _condition(
+    request: Request, ledger: Ledger, cluster: Cluster, provider: Provider, policy: Policy, now: datetime
+) -> tuple[dict[str, Any], datetime]:
     """Return the facts that the evaluation needs, and the deadline that policy sets."""
     jobs = policy.jobs
     seconds = {
@@ -112,24 +116,43 @@ def _condition(request: Request, ledger: Ledger, policy: Policy, now: datetime) 
     if request.job_id:
         return {"attempt": request.attempt}, now + timedelta(seconds=seconds[request.kind])
     if request.kind is ConditionKind.RELEASED:
-        row = ledger.get(rows.hold_key())
-        return {}, rows.read(row, Hold).until if row else now + _HELD_AGAIN_AFTER
+        return {}, now + _HELD_AGAIN_AFTER
+    if request.kind is ConditionKind.APPROVED:
+        return {}, now + timedelta(seconds=policy.repair.approval_deadline_seconds)
     incident, _ = incident_record.load(ledger, request.incident_id)
     if request.kind is ConditionKind.JOBS_BACK:
         return {}, incident.opened_at + timedelta(seconds=jobs.resume_deadline_seconds)
+    if request.kind is ConditionKind.WAY_CLEAR:
+        until = now + timedelta(seconds=policy.repair.way_deadline_seconds)
+        work_until = incident.plan.work_may_run_until if incident.plan else None
+        return _seat(incident, None), min(until, work_until) if work_until and work_until > now else until
     ask = last_ask(ledger, incident)
-    facts = {
+    facts = _seat(incident, ask)
+    if request.kind is ConditionKind.NODE_VALID:
+        return facts, now + timedelta(seconds=seconds[request.kind])
+    if ask is None:
+        return facts, now + timedelta(seconds=policy.repair.replace_deadline_seconds)
+    seat = look(
+        incident.life,
+        incident.slot,
+        incident.pool,
+        records=provider.nodes(),
+        nodes=cluster.nodes(incident.life.cluster),
+        since=ask.asked_at,
+    )
+    return facts, deadline_of(ask, policy.repair, seat, incident.progress)
+
+
+def _seat(incident: Incident, ask: RepairAsk | None) -> dict[str, Any]:
+    return {
         "life": incident.life.key,
         "slot": incident.slot,
         "pool": incident.pool,
         "since": rfc3339(ask.asked_at if ask else incident.opened_at),
         "rung": ask.rung if ask else "",
         "bootId": ask.boot_id if ask else "",
+        "owner": incident.plan.owner if incident.plan else "",
     }
-    if request.kind is ConditionKind.NODE_VALID:
-        return facts, now + timedelta(seconds=seconds[request.kind])
-    until = now + timedelta(seconds=policy.repair.replace_deadline_seconds)
-    return facts, deadline_of(ask, policy.repair) if ask else until
 
 
 def last_ask(ledger: Ledger, incident: Incident) -> RepairAsk | None:

@@ -7,10 +7,13 @@ from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.faults import look_up
 from evenkeel.domain.health.incidents import Incident, IncidentState, RecoveryBrief
 from evenkeel.domain.health.intake import ladder_of
-from evenkeel.domain.nodes import KubernetesNode, ProviderCluster
+from evenkeel.domain.nodes import KARPENTER_LABEL, KubernetesNode, ProviderCluster
 from evenkeel.domain.policy import Mode, Policy
-from evenkeel.domain.recovery.plan import PlanFacts, PlanOutcome, RecoveryPlan, plan_recovery
+from evenkeel.domain.recovery.approval import why_superseded
+from evenkeel.domain.recovery.modes import mode_for
+from evenkeel.domain.recovery.plan import CAN_WAIT_SECONDS, PlanFacts, PlanOutcome, RecoveryPlan, plan_recovery
 from evenkeel.domain.recovery.seats import SeatNow, look
+from evenkeel.domain.recovery.vetoes import veto
 from evenkeel.domain.values import Value
 from evenkeel.ports import Cluster, Ids, Ledger, NotFound, Provider, Put, Telemetry, Write
 from evenkeel.services import incident_record, rows
@@ -50,13 +53,13 @@ def run(
     """
     incident, version = incident_record.load(ledger, request.incident_id)
     told = _already(incident, request)
-    if told:
+    if told and told.outcome is not PlanOutcome.ASK:
         return told
     # Side by side: until the cordon, each of these round trips is time in which new pods land on a sick node.
     with ThreadPoolExecutor(max_workers=3) as readers:
         nodes = readers.submit(cluster.nodes, incident.life.cluster)
         records = readers.submit(provider.nodes)
-        described = readers.submit(_settings, provider)
+        described = readers.submit(settings_of, provider)
     seat = look(
         incident.life,
         incident.slot,
@@ -67,12 +70,17 @@ def run(
     )
     settings = described.result()
     decision_id = ids.new("dec")
+    stack_mode = mode
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
-        if _already(current, request):
+        if _already(current, request, seat):
             return None
-        facts = _facts(current, seat, settings, cluster, mode=mode, drills_may_act=drills_may_act)
+        fault_class = look_up(current.fault_key).fault_class
+        mode = mode_for(stack_mode, policy.modes, fault_class, _pool(current, seat.patient.node))
+        facts = _facts(current, seat, nodes.result(), settings, cluster, mode=mode, drills_may_act=drills_may_act)
         plan = plan_recovery(facts, policy.repair)
+        if _is_still_later(current, plan, request):
+            return None
         planned = _planned(current, plan, seat.patient.node, request.run, decision_id, mode, now)
         decision = Decision(
             decision_id=decision_id,
@@ -93,18 +101,38 @@ def run(
         return planned, [Put(rows.decision_row(decision)), line]
 
     after = incident_record.amend(ledger, request.incident_id, change, known=(incident, version))
-    outcome = _already(after, request)
+    outcome = _told_before(after, request)
     assert outcome
     telemetry.count("RecoveriesPlanned", outcome=outcome.outcome)
     telemetry.info("RecoveryPlanned", decisionId=outcome.decision_id, outcome=outcome.outcome, reason=outcome.reason)
     return outcome
 
 
-def _already(incident: Incident, request: Request) -> Outcome | None:
+def _already(incident: Incident, request: Request, seat: SeatNow | None = None) -> Outcome | None:
+    """Return the plan that this run is to follow, unless that is to plan anew: later, or for what has changed since."""
+    told = _told_before(incident, request)
+    if told is None or told.outcome is PlanOutcome.LATER:
+        return None
+    if told.outcome is PlanOutcome.ASK and seat and why_superseded(incident, seat.patient.node):
+        return None
+    return told
+
+
+def _pool(incident: Incident, node: KubernetesNode | None) -> str:
+    return incident.pool or (node.pool if node else "")
+
+
+def _is_still_later(incident: Incident, plan: RecoveryPlan, request: Request) -> bool:
+    """Whether the same that was in the way is in the way still: that is no new decision."""
+    told = _told_before(incident, request)
+    return plan.outcome is PlanOutcome.LATER and told is not None and told.reason == plan.reason
+
+
+def _told_before(incident: Incident, request: Request) -> Outcome | None:
     """Return the plan that this run was given before; "nothing" where the incident is over or another run's."""
     brief = incident.plan
-    if brief is not None and brief.run == request.run:
-        return Outcome.model_validate(brief.model_dump(exclude={"run", "owner"}))
+    if brief is not None and brief.run == request.run and not incident.state.is_settled:
+        return Outcome.model_validate({name: getattr(brief, name) for name in Outcome.model_fields})
     if not incident.state.is_settled and request.run >= incident.run:
         return None
     over = "it is settled" if incident.state.is_settled else f"run {incident.run} took over"
@@ -118,16 +146,18 @@ def _already(incident: Incident, request: Request) -> Outcome | None:
     )
 
 
-def _settings(provider: Provider) -> ProviderCluster | None:
+def settings_of(provider: Provider) -> ProviderCluster | None:
+    """Return HyperPod's settings; None in a fleet without that half."""
     try:
         return provider.cluster()
     except NotFound:
-        return None  # a fleet without a HyperPod half
+        return None
 
 
 def _facts(
     incident: Incident,
     seat: SeatNow,
+    nodes: tuple[KubernetesNode, ...],
     settings: ProviderCluster | None,
     cluster: Cluster,
     *,
@@ -138,7 +168,7 @@ def _facts(
     fault = look_up(incident.fault_key)
     recovered = incident.recovered_at
     # Only a fault that can wait for its node's work asks whether there is any: it costs a list of all pods.
-    can_wait = fault.drain_seconds >= _CAN_WAIT_SECONDS and node is not None
+    can_wait = fault.drain_seconds >= CAN_WAIT_SECONDS and node is not None
     in_use = cluster.accelerators_in_use(incident.life.cluster) if can_wait else {}
     return PlanFacts(
         fault_key=incident.fault_key,
@@ -151,20 +181,20 @@ def _facts(
         # Where an earlier run had it replaced, that is its own work: the successor is still to be returned.
         life_is_over=not incident.repairs and _is_over(seat),
         is_hyperpod=seat.patient.record is not None or incident.slot != incident.life.key,
+        is_karpenter=node is not None and KARPENTER_LABEL in node.labels,
         hyperpod_repairs=settings.repairs_by_itself if settings else False,
         cluster_status=settings.status if settings else "",
         node_status=seat.patient.record.status if seat.patient.record else "",
         is_persons_cordon=node is not None and node.is_cordoned and node.incident_id is None,
+        veto=veto(incident, node, nodes),
         is_busy=bool(node and in_use.get(node.name, 0)),
+        opened_at=incident.opened_at,
+        deadline_at=incident.deadline_at,
     )
 
 
 def _is_over(seat: SeatNow) -> bool:
     return not seat.patient.is_there or (seat.successor is not None and seat.patient.record is None)
-
-
-_CAN_WAIT_SECONDS = 86_400
-"""The drain class `job_end`."""
 
 
 def _planned(
@@ -183,19 +213,25 @@ def _planned(
         owner=plan.owner,
         settle_seconds=plan.settle_seconds,
         max_repairs=plan.max_repairs,
+        jobs=plan.jobs,
+        work_may_run_until=plan.work_may_run_until,
         decision_id=decision_id,
         reason=plan.reason,
+        fault_key=incident.fault_key,
+        boot_id=node.boot_id if node else "",
     )
-    acts = plan.outcome is PlanOutcome.ACT
+    acts = plan.outcome in (PlanOutcome.ACT, PlanOutcome.ASK)
     return incident.but(
         state=IncidentState.RECOVERING,
         run=run_number,
         mode=mode,
         plan=brief,
-        node_branch="STOOD_DOWN" if acts and not plan.repairs_node else "",
+        # The cordon of an earlier run is no witness for this one: that run may have taken it off itself.
+        cordon_marked_at=None,
+        node_branch="NOT_NEEDED" if acts and not plan.repairs_node else "",
         # What the event could not say is filled in from the node itself.
         node_name=incident.node_name or (node.name if node else ""),
         boot_id=incident.boot_id or (node.boot_id if node else ""),
-        pool=incident.pool or (node.pool if node else ""),
+        pool=_pool(incident, node),
         instance_type=incident.instance_type or (node.instance_type if node else ""),
     ).at_stage("planned_at", now)

@@ -8,14 +8,16 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from evenkeel.domain.health.faults import look_up
-from evenkeel.domain.health.incidents import HurtJob, Incident
+from evenkeel.domain.health.incidents import HurtJob, Incident, JobAct
 from evenkeel.domain.policy import Mode, Policy
-from evenkeel.domain.recovery.leases import Hold
+from evenkeel.domain.recovery.approval import is_approved
+from evenkeel.domain.recovery.modes import mode_now
 from evenkeel.domain.recovery.plan import not_allowed
+from evenkeel.domain.recovery.resume import distrust_after
 from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Job, StopRequest
 from evenkeel.domain.values import Value
 from evenkeel.ports import Cluster, Conflict, Ledger, Put, Table, Telemetry, Write, every
-from evenkeel.services import incident_record, rows
+from evenkeel.services import guard_acts, incident_record, rows
 
 WRITER = "protect_jobs"
 
@@ -47,9 +49,12 @@ def run(
     Idempotent: yes: what was hurt is stored and only grows, a stop request stays, and deleting what is gone is success.
     """
     incident, _ = incident_record.load(ledger, request.incident_id)
-    barred = not_allowed(mode, is_drill=incident.is_drill, drills_may_act=drills_may_act)
+    allowed = mode_now(mode, incident.mode, is_approved=is_approved(incident))
+    barred = not_allowed(allowed, is_drill=incident.is_drill, drills_may_act=drills_may_act)
     if barred or incident.state.is_settled:
         return Outcome(outcome="NO_JOBS", reason=barred or "The incident is settled.")
+    if incident.plan is not None and incident.plan.jobs is JobAct.LEAVE:
+        return Outcome(outcome="NO_JOBS", reason="What runs on it may run on.")
     return protect(incident, ledger=ledger, cluster=cluster, telemetry=telemetry, policy=policy, now=now)
 
 
@@ -66,22 +71,14 @@ def protect(
         _forgive(incident, hurt, ledger, now)
     if not incident.hurt_jobs:
         return Outcome(outcome="NO_JOBS", reason="No job ran on it.")
-    hold = current_hold(ledger, now)
-    if hold is not None:
-        reason = f"{hold.by} holds automation, so the jobs run on: {hold.reason}"
-        return Outcome(outcome="PROTECTED", reason=reason, jobs=incident.hurt_jobs)
+    verdict = guard_acts.may_stop(incident, ledger=ledger, cluster=cluster, policy=policy, now=now)
+    if not verdict.allowed:
+        return Outcome(outcome="PROTECTED", reason=f"The jobs run on. {verdict.reason}", jobs=incident.hurt_jobs)
     stopped = [hurt for hurt in incident.hurt_jobs if _stop(incident, hurt, ledger, cluster, policy, now)]
     _tell(incident, stopped, ledger, now)
     telemetry.count("JobsProtected", len(stopped))
     names = ", ".join(hurt.job_id for hurt in incident.hurt_jobs)
     return Outcome(outcome="PROTECTED", reason=f"Stopped to be moved: {names}.", jobs=incident.hurt_jobs)
-
-
-def current_hold(ledger: Ledger, now: datetime) -> Hold | None:
-    """Return the hold in force."""
-    row = ledger.get(rows.hold_key())
-    hold = rows.read(row, Hold) if row else None
-    return hold if hold and hold.until > now else None
 
 
 def find_hurt(incident: Incident, *, ledger: Ledger, cluster: Cluster, policy: Policy) -> tuple[HurtJob, ...]:
@@ -118,8 +115,13 @@ def _ended_since(since: datetime, ledger: Ledger) -> Iterator[Attempt]:
 
 
 def _hurt_since(incident: Incident, policy: Policy) -> datetime:
-    """Return from when on an end on the node is laid on its fault, which began before its first signal."""
-    return incident.first_signal_at - timedelta(seconds=policy.jobs.blame_seconds)
+    """Return from when on an end on the node is laid on its fault, which began before its first signal.
+
+    Where the fault can corrupt, an attempt that ended in the poisoned window saved in it, too.
+    """
+    blamed = incident.first_signal_at - timedelta(seconds=policy.jobs.blame_seconds)
+    trust = look_up(incident.fault_key).checkpoint_trust
+    return min(blamed, distrust_after(trust, incident.first_signal_at, policy.jobs) or blamed)
 
 
 def _is_hurt(hurt: HurtJob, incident: Incident, ledger: Ledger, policy: Policy) -> bool:

@@ -5,30 +5,36 @@ decide ─▶ lease: ask without answer ─▶ provider call ─▶ lease: the a
                  └──────────── the next visit waits for evidence before it asks again ┘
 """
 
-import contextlib
 from datetime import datetime, timedelta
 
 from evenkeel.domain.decisions import Decision
-from evenkeel.domain.health.incidents import Incident
+from evenkeel.domain.health.incidents import Incident, JobAct
 from evenkeel.domain.health.intake import ladder_of
 from evenkeel.domain.policy import Mode, Policy
-from evenkeel.domain.recovery.leases import Hold, Lease, RepairAsk
-from evenkeel.domain.recovery.plan import Owner, not_allowed
+from evenkeel.domain.recovery.approval import is_approved
+from evenkeel.domain.recovery.guardrails import Act, GuardFacts, weigh
+from evenkeel.domain.recovery.leases import Lease, RepairAsk
+from evenkeel.domain.recovery.modes import mode_now
+from evenkeel.domain.recovery.plan import Owner, hands_off, not_allowed
 from evenkeel.domain.recovery.repair import (
     ACCEPTED,
     FAILED,
+    KARPENTER,
     NOT_NOW,
     OWNER,
+    OWNERS,
     REPLACE,
     UNKNOWN,
     Repair,
     RepairDecision,
     RepairFacts,
     choose_repair,
+    deadline_of,
     took_effect,
 )
 from evenkeel.domain.recovery.seats import look
 from evenkeel.domain.recovery.validation import expected_accelerators, judge_node
+from evenkeel.domain.recovery.vetoes import veto
 from evenkeel.domain.scheduling.jobs import Job
 from evenkeel.domain.values import Value
 from evenkeel.ports import (
@@ -36,6 +42,7 @@ from evenkeel.ports import (
     Conflict,
     Ids,
     Ledger,
+    Pager,
     PermanentError,
     Provider,
     Put,
@@ -45,7 +52,17 @@ from evenkeel.ports import (
     Unreachable,
     Write,
 )
-from evenkeel.services import incident_record, protect_jobs, rows
+from evenkeel.services import (
+    cordon_node,
+    guard_acts,
+    guard_register,
+    incident_record,
+    plan_recovery,
+    protect_jobs,
+    rows,
+)
+from evenkeel.services.guard_acts import Guarded
+from evenkeel.services.guard_register import Which
 
 WRITER = "repair_node"
 _ASKS_KEPT = 20
@@ -57,7 +74,7 @@ class Outcome(Value):
     """Where the node branch turns."""
 
     outcome: str
-    """ASKED, HEALTHY, RETRY, HELD, ASK_PERSON or STAND_DOWN."""
+    """ASKED, HEALTHY, DIAGNOSE, RETRY, LATER, HELD, BLOCKED, NOT_NEEDED, ASK_PERSON or STAND_DOWN."""
     rung: str = ""
     wait_seconds: int = 0
     reason: str
@@ -65,12 +82,18 @@ class Outcome(Value):
 
 _OUTCOMES = {
     Repair.AWAIT: "ASKED",
+    Repair.DIAGNOSE: "DIAGNOSE",
     Repair.PAUSE: "RETRY",
+    Repair.LATER: "LATER",
     Repair.HOLD: "HELD",
+    Repair.BLOCKED: "BLOCKED",
+    Repair.NOT_NEEDED: "NOT_NEEDED",
     Repair.HEALTHY: "HEALTHY",
     Repair.ASK_PERSON: "ASK_PERSON",
     Repair.STAND_DOWN: "STAND_DOWN",
 }
+_NOTED = {Repair.DIAGNOSE: "examined", Repair.LATER: "waits", Repair.NOT_NEEDED: "node"}
+_MARKS = {Owner.HYPERPOD: OWNER, Owner.KARPENTER: KARPENTER}
 _ENDS = {Repair.ASK_PERSON: "WAITING_FOR_PERSON", Repair.STAND_DOWN: "STOOD_DOWN"}
 
 
@@ -81,6 +104,7 @@ def run(
     cluster: Cluster,
     provider: Provider,
     ids: Ids,
+    pager: Pager,
     telemetry: Telemetry,
     policy: Policy,
     mode: Mode,
@@ -97,22 +121,43 @@ def run(
         return Outcome(outcome="STAND_DOWN", reason="The incident is settled, or another run took over.")
     lease_row = ledger.get(rows.lease_key(incident.slot))
     lease = rows.read(lease_row, Lease) if lease_row else None
-    facts = _facts(incident, lease, ledger, cluster, provider, mode, drills_may_act, now)
+    facts = _facts(incident, lease, ledger, cluster, provider, policy, mode, drills_may_act, now)
     decision = choose_repair(facts, policy.repair)
+    guarded: Guarded | None = None
     if decision.rung:
+        fleet = guard_acts.Fleet(ledger, policy, now, drills_may_act=drills_may_act)
+        guarded = fleet.guarded(Act(decision.rung), incident, looks_well=facts.validity.is_valid)
+        facts = facts.but(guard=guarded.facts)
+        decision = choose_repair(facts, policy.repair)
+    if _needs_cordon(incident, facts, decision):
+        late = cordon_node.cordon(incident, ledger=ledger, cluster=cluster, telemetry=telemetry, policy=policy, now=now)
+        if late.outcome == "BLOCKED":
+            return Outcome(outcome=late.outcome, reason=late.reason)
+        incident, _ = incident_record.load(ledger, request.incident_id)
+        if incident.plan is None or incident.plan.jobs is not JobAct.LEAVE:
+            protect_jobs.protect(incident, ledger=ledger, cluster=cluster, telemetry=telemetry, policy=policy, now=now)
+    if decision.drains:
         wait = _drain(incident, ledger, cluster, telemetry, policy, facts, now)
-        if wait:
+        if wait and decision.action not in _ENDS:
             reason = f"{decision.reason} First its pods get {wait} s to save."
             return Outcome(outcome="RETRY", wait_seconds=wait, reason=reason)
     record = _decision(facts, decision, ids, policy, mode, now)
     if decision.rung:
-        return _call(incident, lease, lease_row, facts, decision, record, ledger, provider, telemetry, policy)
-    if decision.action is Repair.AWAIT and facts.owner is Owner.HYPERPOD and not _mine(lease, incident):
-        _record_ask(incident, lease, lease_row, _ask(facts, OWNER, ACCEPTED), decision, record, ledger)
+        assert guarded
+        return _call(
+            incident, lease, lease_row, facts, guarded, decision, record, ledger, cluster, provider, telemetry, policy
+        )
+    if decision.action is Repair.AWAIT and facts.owner in _MARKS and not _mine(lease, incident):
+        mark = _ask(facts, _MARKS[facts.owner], ACCEPTED)
+        _record_ask(incident, lease, lease_row, mark, None, decision, record, ledger)
     if decision.action is Repair.AWAIT:
         _reconcile(incident, facts, ledger)
-    if decision.action is Repair.HOLD and facts.hold:
-        _tell_held(incident, facts.hold, decision, ledger)
+    if decision.action in _NOTED:
+        _note(incident, decision, record, ledger, now)
+    if decision.action in (Repair.HOLD, Repair.BLOCKED):
+        _bar(incident, facts, record, ledger, pager, telemetry, policy)
+    else:
+        guard_acts.unblock(incident, ledger)
     if decision.action in _ENDS:
         _end(incident, facts, decision, record, ledger, now)
     return Outcome(
@@ -132,6 +177,7 @@ def _facts(
     ledger: Ledger,
     cluster: Cluster,
     provider: Provider,
+    policy: Policy,
     mode: Mode,
     drills_may_act: bool,
     now: datetime,
@@ -146,6 +192,11 @@ def _facts(
     peers = [node for node in nodes if machine.node is None or node.name != machine.node.name]
     patient = seat.patient.node
     recovered = incident.recovered_at
+    settings = plan_recovery.settings_of(provider)
+    status = seat.patient.record.status if seat.patient.record else ""
+    until = incident.plan.work_may_run_until if incident.plan else None
+    has_work = bool(until and patient and cluster.accelerators_in_use(incident.life.cluster).get(patient.name))
+    window = timedelta(hours=policy.repair.flap_window_hours)
     return RepairFacts(
         incident_id=incident.incident_id,
         life=incident.life,
@@ -155,16 +206,33 @@ def _facts(
         opened_at=incident.opened_at,
         boot_id_at_opening=incident.boot_id,
         has_recovered=recovered is not None and recovered > (incident.last_signal_at or incident.first_signal_at),
-        not_allowed=not_allowed(mode, is_drill=incident.is_drill, drills_may_act=drills_may_act),
+        not_allowed=not_allowed(
+            mode_now(mode, incident.mode, is_approved=is_approved(incident)),
+            is_drill=incident.is_drill,
+            drills_may_act=drills_may_act,
+        ),
         is_persons_cordon=patient is not None and patient.is_cordoned and patient.incident_id is None,
         lease_holder=_other_holder(lease, incident, ledger),
         asks=asks,
         seat=seat,
         validity=judge_node(machine, expected=expected_accelerators(kind, peers)),
         invalid_at=incident.invalid_at,
-        hold=protect_jobs.current_hold(ledger, now),
+        veto=veto(incident, patient, nodes),
+        in_the_way=hands_off(settings.status if settings else "", status),
+        has_work=has_work,
+        work_may_run_until=until,
+        leaves_work=incident.plan is not None and incident.plan.jobs is JobAct.LEAVE and until is None,
+        progress=incident.progress,
+        calls_today=_calls_today(lease, now),
+        returns=len(lease.returns_of(incident.life, now - window)) if lease else 0,
+        hold=guard_acts.Fleet(ledger, policy, now).hold_on(incident),
         now=now,
     )
+
+
+def _calls_today(lease: Lease | None, now: datetime) -> int:
+    calls = [ask for ask in (lease.asks if lease else ()) if ask.rung not in OWNERS and ask.answer != NOT_NOW]
+    return len([ask for ask in calls if now - ask.asked_at < timedelta(days=1)])
 
 
 def _other_holder(lease: Lease | None, incident: Incident, ledger: Ledger) -> str:
@@ -182,6 +250,14 @@ def _mine(lease: Lease | None, incident: Incident) -> tuple[RepairAsk, ...]:
 def _last_rung(lease: Lease | None, incident: Incident) -> str:
     mine = _mine(lease, incident)
     return mine[-1].rung if mine else ""
+
+
+def _needs_cordon(incident: Incident, facts: RepairFacts, decision: RepairDecision) -> bool:
+    """Whether a guardrail kept this machine from its cordon, and it is to have it before anything else."""
+    if incident.block is None or incident.block.act != Act.CORDON or facts.is_persons_cordon:
+        return False
+    is_left_alone = facts.not_allowed or facts.lease_holder or facts.veto
+    return not is_left_alone and decision.action not in (Repair.HEALTHY, Repair.NOT_NEEDED)
 
 
 # ---------------------------------------------------------------- act
@@ -217,18 +293,28 @@ def _call(
     lease: Lease | None,
     lease_row: Row | None,
     facts: RepairFacts,
+    guarded: Guarded,
     decision: RepairDecision,
     record: Decision,
     ledger: Ledger,
+    cluster: Cluster,
     provider: Provider,
     telemetry: Telemetry,
     policy: Policy,
 ) -> Outcome:
     ask = _ask(facts, decision.rung, "")
-    _record_ask(incident, lease, lease_row, ask, decision, record, ledger)
+    until = deadline_of(ask.but(answer=ACCEPTED), policy.repair) + timedelta(
+        seconds=policy.repair.validation_deadline_seconds
+    )
+    entry = guarded.entry(incident, facts.now, until)
+    enters = guard_register.entering(Which.REPAIRS, guarded.register, guarded.version, entry, asks=True)
+    _record_ask(incident, lease, lease_row, ask, enters, decision, record, ledger)
     machine = incident.life.instance_id
     try:
-        answer = str(provider.replace(machine) if ask.rung == REPLACE else provider.reboot(machine))
+        if facts.owner is Owner.KARPENTER:
+            answer = str(cluster.delete_node(incident.life.cluster, incident.node_name, machine))
+        else:
+            answer = str(provider.replace(machine) if ask.rung == REPLACE else provider.reboot(machine))
     except Throttled:
         answer = NOT_NOW
     except Unreachable:
@@ -283,29 +369,32 @@ def _record_ask(
     lease: Lease | None,
     lease_row: Row | None,
     ask: RepairAsk,
+    enters: Put | None,
     decision: RepairDecision,
     record: Decision,
     ledger: Ledger,
 ) -> None:
-    """Record the intent on the lease, before the call, together with the decision and the incident's story.
+    """Record the intent on the lease, before the call, with the decision, the incident's story and the register.
 
     Raises:
-        Conflict: somebody else repairs this seat at this very moment; decided anew by the next visit.
+        Conflict: somebody else repairs this seat, or took a place in the register, at this very moment; decided anew
+            by the next visit.
     """
-    asks = (*(lease.asks if lease else ()), ask)[-_ASKS_KEPT:]
-    taken_at = lease.taken_at if lease and lease.incident_id == incident.incident_id else ask.asked_at
-    ours = Lease(slot=incident.slot, incident_id=incident.incident_id, taken_at=taken_at, asks=asks)
+    before = lease or Lease(slot=incident.slot, incident_id="", taken_at=ask.asked_at)
+    taken_at = before.taken_at if before.incident_id == incident.incident_id else ask.asked_at
+    asks = (*before.asks, ask)[-_ASKS_KEPT:]
+    ours = before.but(incident_id=incident.incident_id, taken_at=taken_at, asks=asks)
     version = lease_row.version if lease_row else 0
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
-        repairs = current.repairs if ask.rung == OWNER else (*current.repairs, ask.rung)
-        after = current.but(repairs=repairs).at_stage("repair_asked_at", ask.asked_at)
-        said = {OWNER: "watched", REPLACE: "replace"}.get(ask.rung, ask.rung)
+        repairs = current.repairs if ask.rung in OWNERS else (*current.repairs, ask.rung)
+        after = guard_acts.unblocked(current).but(repairs=repairs).at_stage("repair_asked_at", ask.asked_at)
+        said = "watched" if ask.rung in OWNERS else ask.rung
         line = incident_record.told(
             current.incident_id, said, decision.reason, at=ask.asked_at, writer=WRITER, decision_id=record.decision_id
         )
         lease_write = Put(Row(rows.lease_key(incident.slot), ours.to_json(), version))
-        return after, [lease_write, Put(rows.decision_row(record)), line]
+        return after, [lease_write, *([enters] if enters else []), Put(rows.decision_row(record)), line]
 
     incident_record.amend_once(ledger, incident.incident_id, change)
 
@@ -333,15 +422,42 @@ def _reconcile(incident: Incident, facts: RepairFacts, ledger: Ledger) -> None:
     """Take a call without a reply for accepted, once something shows that it took effect."""
     last = facts.asks[-1] if facts.asks else None
     is_unanswered = last and last.incident_id == incident.incident_id and last.answer in ("", UNKNOWN)
-    if last and is_unanswered and took_effect(last, facts.seat):
+    if last and is_unanswered and took_effect(last, facts.seat, facts.progress):
         _record_answer(incident, last, ACCEPTED, ledger)
 
 
-def _tell_held(incident: Incident, hold: Hold, decision: RepairDecision, ledger: Ledger) -> None:
-    """Tell once for each hold that the repair waits for it."""
-    line = incident_record.told(incident.incident_id, "held", decision.reason, at=hold.since, writer=WRITER)
-    with contextlib.suppress(Conflict):  # told before
-        ledger.commit(line)
+def _note(incident: Incident, decision: RepairDecision, record: Decision, ledger: Ledger, now: datetime) -> None:
+    """Tell why it waits, or what comes next, once for each reason."""
+
+    def change(current: Incident) -> tuple[Incident, list[Write]] | None:
+        if current.outcome == decision.reason or current.state.is_settled:
+            return None
+        kind = _NOTED[decision.action]
+        line = incident_record.told(
+            current.incident_id, kind, decision.reason, at=now, writer=WRITER, decision_id=record.decision_id
+        )
+        return current.but(outcome=decision.reason), [Put(rows.decision_row(record)), line]
+
+    incident_record.amend(ledger, incident.incident_id, change)
+
+
+def _bar(
+    incident: Incident,
+    facts: RepairFacts,
+    record: Decision,
+    ledger: Ledger,
+    pager: Pager,
+    telemetry: Telemetry,
+    policy: Policy,
+) -> None:
+    """Show what bars the repair, and page once where it is a cause that many machines share."""
+    rung = choose_repair(facts.but(hold=None, guard=None), policy.repair).rung
+    act = Act(rung) if rung else Act.STOP
+    guard = facts.guard or GuardFacts(life=facts.life.key, pool=incident.pool, hold=facts.hold, now=facts.now)
+    verdict = weigh(act, guard, policy.repair.guardrails)
+    guard_acts.block(incident, act, verdict, record, ledger=ledger, telemetry=telemetry, writer=WRITER, now=facts.now)
+    if verdict.cause:
+        guard_acts.tell_cause(verdict, ledger=ledger, pager=pager, telemetry=telemetry, now=facts.now)
 
 
 def _end(

@@ -69,7 +69,7 @@ def _send(wait: Wait, row: Row, *, ledger: Ledger, tokens: Tokens) -> Outcome:
 def _told(wait: Wait, answer: Answer, ledger: Ledger, now: datetime) -> Sequence[Write]:
     """Return what an incident's own record learns from an answer, for the same commit."""
     stage = _STAGES.get((wait.condition.kind, answer.outcome))
-    is_failed_validation = wait.condition.kind is ConditionKind.NODE_VALID and answer.outcome != "VALID"
+    is_failed_validation = wait.condition.kind is ConditionKind.NODE_VALID and answer.outcome not in ("VALID", "VETOED")
     if not wait.subject.startswith("inc-") or (stage is None and not is_failed_validation):
         return ()
     incident, version = incident_record.load(ledger, wait.subject)

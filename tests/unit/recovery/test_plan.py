@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenkeel.domain.health.faults import catalogue, look_up
+from evenkeel.domain.health.incidents import JobAct
 from evenkeel.domain.policy import Mode, RepairPolicy
-from evenkeel.domain.recovery.plan import Owner, PlanFacts, PlanOutcome, plan_recovery
-from tests.unit.recovery.facts import plan_facts
+from evenkeel.domain.recovery.plan import RUNGS, Owner, PlanFacts, PlanOutcome, calls_for_person, plan_recovery
+from tests.unit.recovery.facts import at, plan_facts
 
 POLICY = RepairPolicy()
 
@@ -19,22 +20,27 @@ POLICY = RepairPolicy()
     [
         ({}, "ACT", True, Owner.EVENKEEL),
         ({"mode": Mode.OBSERVE}, "OBSERVE", True, Owner.EVENKEEL),
-        ({"mode": Mode.RECOMMEND}, "OBSERVE", True, Owner.EVENKEEL),
+        ({"mode": Mode.RECOMMEND}, "ASK", True, Owner.EVENKEEL),
+        ({"mode": Mode.RECOMMEND, "node_status": "SystemUpdating"}, "LATER", False, Owner.HYPERPOD),
         ({"is_drill": True}, "OBSERVE", True, Owner.EVENKEEL),
         ({"is_drill": True, "drills_may_act": True}, "ACT", True, Owner.EVENKEEL),
-        ({"is_persons_cordon": True}, "ACT", False, Owner.PERSON),
+        ({"is_persons_cordon": True}, "ACT", True, Owner.PERSON),
         ({"hyperpod_repairs": True}, "ACT", True, Owner.HYPERPOD),
         ({"hyperpod_repairs": True, "fault_key": "node:not_ready"}, "ACT", True, Owner.EVENKEEL),
-        ({"is_hyperpod": False}, "ACT", False, Owner.NOBODY),
-        ({"life_is_over": True}, "NOTHING", False, Owner.NOBODY),
+        ({"is_hyperpod": False}, "ACT", True, Owner.NOBODY),
+        ({"is_hyperpod": False, "is_karpenter": True}, "ACT", True, Owner.KARPENTER),
+        ({"life_is_over": True}, "ACT", True, Owner.EVENKEEL),
+        ({"life_is_over": True, "veto": "Left to people."}, "STAND_DOWN", False, Owner.PERSON),
+        ({"veto": "Left to people."}, "STAND_DOWN", False, Owner.PERSON),
         ({"has_recovered": True}, "NOTHING", False, Owner.NOBODY),
-        ({"cluster_status": "RollingBack"}, "STAND_DOWN", False, Owner.HYPERPOD),
-        ({"node_status": "SystemUpdating"}, "STAND_DOWN", False, Owner.HYPERPOD),
-        ({"fault_key": "xid:13"}, "NOTHING", False, Owner.NOBODY),
+        ({"cluster_status": "RollingBack"}, "LATER", False, Owner.HYPERPOD),
+        ({"node_status": "SystemUpdating"}, "LATER", False, Owner.HYPERPOD),
+        ({"node_status": "SystemUpdating", "mode": Mode.OBSERVE}, "OBSERVE", False, Owner.HYPERPOD),
+        ({"fault_key": "xid:13"}, "ACT", False, Owner.NOBODY),
         ({"fault_key": "node:pressure", "ladder": ()}, "NOTHING", False, Owner.NOBODY),
         ({"fault_key": "node:clock_unsynced", "ladder": ()}, "NOTHING", False, Owner.NOBODY),
         ({"fault_key": "hp:pending_reboot_label", "ladder": ("reboot",)}, "NOTHING", False, Owner.NOBODY),
-        ({"fault_key": "xid:63", "is_busy": True}, "NOTHING", False, Owner.NOBODY),
+        ({"fault_key": "xid:63", "is_busy": True, "opened_at": at(0)}, "ACT", True, Owner.EVENKEEL),
         ({"fault_key": "xid:63", "is_busy": False}, "ACT", True, Owner.EVENKEEL),
         ({"fault_key": "eks:IPAMDNotReady"}, "NOTHING", False, Owner.NOBODY),
         ({"fault_key": "eks:IPAMDNotReady", "sources": ("one", "two")}, "ACT", True, Owner.EVENKEEL),
@@ -45,6 +51,58 @@ def test_plan(changes: dict[str, Any], outcome: str, repairs: bool, owner: Owner
 
     assert (plan.outcome, plan.repairs_node, plan.owner) == (outcome, repairs, owner)
     assert plan.reason.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("fault_key", "ladder", "repairs", "jobs"),
+    [
+        ("xid:79", ("reboot", "replace"), True, JobAct.MOVE),
+        ("xid:8", (), False, JobAct.RESTART),
+        ("train:exit_do_not_requeue", (), False, JobAct.STOP),
+        ("train:checkpoint_incomplete", (), False, JobAct.ROLLBACK),
+        ("train:nan_or_inf", ("diagnose", "replace"), True, JobAct.ROLLBACK),
+        ("train:slow_rank", ("diagnose", "replace"), True, JobAct.MOVE),
+        ("ec2:spot_interruption", (), True, JobAct.MOVE),
+        ("ec2:rebalance_recommendation", (), True, JobAct.LEAVE),
+        ("fabric:manager_not_running", ("reboot", "replace"), True, JobAct.MOVE),
+    ],
+)
+def test_the_first_rung_says_what_becomes_of_node_and_jobs(
+    fault_key: str, ladder: tuple[str, ...], repairs: bool, jobs: JobAct
+) -> None:
+    plan = plan_recovery(plan_facts(fault_key=fault_key, ladder=ladder, sources=("one", "two")), POLICY)
+
+    assert (plan.outcome, plan.repairs_node, plan.jobs) == (PlanOutcome.ACT, repairs, jobs)
+
+
+def test_a_rung_that_nobody_here_can_take_is_passed_over_with_a_reason() -> None:
+    plan = plan_recovery(plan_facts(fault_key="fabric:manager_not_running"), POLICY)
+
+    assert [each.option for each in plan.alternatives] == ["restart_fabric_manager"]
+    assert calls_for_person("hp:insufficient_capacity")
+
+
+@pytest.mark.parametrize(
+    ("changes", "until"),
+    [
+        ({}, at(86_400)),
+        ({"deadline_at": at(7200)}, at(7200 - POLICY.leave_seconds)),
+        ({"is_busy": False}, None),
+        ({"fault_key": "xid:79"}, None),
+    ],
+    ids=["a day at most", "the machine goes earlier", "it is idle", "the fault cannot wait"],
+)
+def test_work_may_come_to_its_own_end_where_the_fault_can_wait(changes: dict[str, Any], until: Any) -> None:
+    facts = {"fault_key": "xid:63", "is_busy": True, "opened_at": at(0), **changes}
+
+    plan = plan_recovery(plan_facts(**facts), POLICY)
+
+    assert plan.work_may_run_until == until
+    assert plan.jobs is (JobAct.LEAVE if until else JobAct.MOVE)
+
+
+def test_every_verb_of_the_catalogue_is_known() -> None:
+    assert {rung for fault in catalogue().values() for rung in fault.ladder} <= RUNGS
 
 
 def test_every_mode_records_the_same_intent() -> None:
@@ -68,6 +126,7 @@ def test_settling_time_comes_from_the_catalogue_scaled_by_policy() -> None:
         mode=st.sampled_from(Mode),
         cluster_status=st.sampled_from(["InService", "Updating", "SystemUpdating", "Deleting"]),
         node_status=st.sampled_from(["Running", "Failure", "SystemUpdating", ""]),
+        veto=st.sampled_from(["", "Left to people."]),
     )
 )
 def test_nothing_acts_where_it_may_not(facts: PlanFacts) -> None:
@@ -76,8 +135,7 @@ def test_nothing_acts_where_it_may_not(facts: PlanFacts) -> None:
     if plan.outcome is PlanOutcome.ACT:
         assert facts.mode is Mode.ACT
         assert not facts.is_drill or facts.drills_may_act
-        assert not facts.life_is_over
     if plan.repairs_node:
-        assert not facts.is_persons_cordon
-        assert facts.ladder
+        assert not facts.veto
+        assert plan.intent is PlanOutcome.ACT
     assert plan == plan_recovery(facts, POLICY)

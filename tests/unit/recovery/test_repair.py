@@ -4,12 +4,15 @@ from typing import Any
 
 import pytest
 
+from evenkeel.domain.health.incidents import Progress
 from evenkeel.domain.policy import RepairPolicy
 from evenkeel.domain.recovery.leases import Hold
 from evenkeel.domain.recovery.plan import Owner
 from evenkeel.domain.recovery.repair import Repair, RepairDecision, choose_repair, deadline_of
+from evenkeel.domain.recovery.seats import Holder, SeatNow
 from tests.unit.recovery.facts import (
     ILL,
+    LIFE,
     WELL,
     a_seat,
     a_successor,
@@ -19,10 +22,26 @@ from tests.unit.recovery.facts import (
 )
 
 POLICY = RepairPolicy(
-    reboot_deadline_seconds=100, replace_deadline_seconds=200, owner_deadline_seconds=500, reconcile_after_seconds=50
+    reboot_deadline_seconds=100,
+    replace_deadline_seconds=200,
+    takeover_seconds=150,
+    owner_deadline_seconds=500,
+    karpenter_deadline_seconds=300,
+    reconcile_after_seconds=50,
 )
 HOLD = Hold(by="ana", reason="looking", since=at(0), until=at(900))
 REBOOTED = a_seat(boot_id="boot-2")
+GONE = SeatNow(patient=Holder())
+
+
+def news(*told: tuple[str, float]) -> tuple[Progress, ...]:
+    return tuple(Progress(code=code, at=at(seconds), instance_id=LIFE.instance_id) for code, seconds in told)
+
+
+def with_status(status: str) -> SeatNow:
+    seat = a_seat()
+    assert seat.patient.record
+    return seat.but(patient=seat.patient.but(record=seat.patient.record.but(status=status)))
 
 
 def choose(**changes: Any) -> RepairDecision:
@@ -98,12 +117,6 @@ def test_before_any_call(why: str, changes: dict[str, Any], action: Repair) -> N
             Repair.ASK_PERSON,
         ),
         (
-            "HyperPod is late",
-            {"owner": Owner.HYPERPOD, "asks": (an_ask("owner"),), "now": at(511)},
-            Repair.ASK_PERSON,
-        ),
-        ("HyperPod is at it", {"owner": Owner.HYPERPOD, "asks": (an_ask("owner"),), "now": at(300)}, Repair.AWAIT),
-        (
             "HyperPod has rebooted it",
             {"owner": Owner.HYPERPOD, "asks": (an_ask("owner"),), "now": at(511), "seat": REBOOTED, "validity": WELL},
             Repair.HEALTHY,
@@ -114,6 +127,133 @@ def test_after_a_call(why: str, changes: dict[str, Any], action: Repair) -> None
     decision = choose(**changes)
 
     assert decision.action is action, f"{why}: {decision.reason}"
+
+
+OWNED = {"owner": Owner.HYPERPOD, "asks": (an_ask("owner"),)}
+
+
+@pytest.mark.parametrize(
+    ("why", "changes", "action"),
+    [
+        ("the label is young", {"now": at(150)}, Repair.AWAIT),
+        ("nothing was done since the label", {"now": at(160)}, Repair.REBOOT),
+        ("nothing was done, and HyperPod is busy", {"now": at(160), "in_the_way": "Hands off."}, Repair.LATER),
+        ("an attempt runs, by its status", {"now": at(160), "seat": with_status("Pending")}, Repair.AWAIT),
+        (
+            "an attempt runs, by its events",
+            {"now": at(160), "progress": news(("reboot_in_progress", 20))},
+            Repair.AWAIT,
+        ),
+        (
+            "an attempt runs for too long, and is not crossed",
+            {"now": at(530), "progress": news(("replacement_started", 20))},
+            Repair.ASK_PERSON,
+        ),
+        ("an attempt failed lately", {"now": at(530), "progress": news(("replacement_failed", 40))}, Repair.AWAIT),
+        ("no new attempt since", {"now": at(540), "progress": news(("replacement_failed", 40))}, Repair.REBOOT),
+        ("no capacity", {"now": at(540), "progress": news(("insufficient_capacity", 40))}, Repair.ASK_PERSON),
+        ("it rebooted and is sick still", {"now": at(300), "seat": REBOOTED}, Repair.AWAIT),
+        ("it rebooted, is sick, and nothing followed", {"now": at(511), "seat": REBOOTED}, Repair.REBOOT),
+        ("taken over", {"asks": (an_ask("owner"), an_ask(seconds=160)), "now": at(170)}, Repair.AWAIT),
+        ("taken over in vain", {"asks": (an_ask("owner"), an_ask(seconds=160)), "now": at(261)}, Repair.REPLACE),
+    ],
+)
+def test_hyperpod_repairs_and_evenkeel_takes_over_only_when_nothing_is_under_way(
+    why: str, changes: dict[str, Any], action: Repair
+) -> None:
+    decision = choose(**{**OWNED, **changes})
+
+    assert decision.action is action, f"{why}: {decision.reason}"
+
+
+@pytest.mark.parametrize(
+    ("why", "changes", "action"),
+    [
+        ("the replacement failed", {"asks": (an_ask("replace"),), "code": "replacement_failed"}, Repair.ASK_PERSON),
+        ("the reboot failed", {"code": "reboot_failed"}, Repair.REPLACE),
+        ("no capacity", {"asks": (an_ask("replace"),), "code": "insufficient_capacity"}, Repair.ASK_PERSON),
+        ("it is at it", {"asks": (an_ask("replace"),), "code": "replacement_started"}, Repair.AWAIT),
+    ],
+)
+def test_what_the_provider_says_ends_the_wait_for_its_deadline(
+    why: str, changes: dict[str, Any], action: Repair
+) -> None:
+    decision = choose(**{"asks": (an_ask(),), "progress": news((changes.pop("code"), 30)), "now": at(31), **changes})
+
+    assert decision.action is action, f"{why}: {decision.reason}"
+
+
+def test_old_news_of_a_failure_says_nothing_of_a_later_call() -> None:
+    assert choose(asks=(an_ask(),), progress=news(("reboot_failed", 5)), now=at(31)).action is Repair.AWAIT
+
+
+def test_want_of_capacity_names_what_to_look_at_and_that_no_loan_is_had() -> None:
+    decision = choose(asks=(an_ask("replace"),), progress=news(("insufficient_capacity", 30)), now=at(31))
+
+    assert "training plan" in decision.reason
+    assert "loan" in [each.option for each in decision.alternatives]
+
+
+KARPENTERS = {"owner": Owner.KARPENTER, "now": at(20)}
+
+
+@pytest.mark.parametrize(
+    ("why", "repairs", "changes", "action"),
+    [
+        ("its repair is off", False, {}, Repair.REPLACE),
+        ("its repair is on", True, {}, Repair.AWAIT),
+        ("it is at it", True, {"asks": (an_ask("karpenter"),), "now": at(300)}, Repair.AWAIT),
+        ("it does nothing", True, {"asks": (an_ask("karpenter"),), "now": at(310)}, Repair.REPLACE),
+        ("it gave the machine back", True, {"asks": (an_ask("karpenter"),), "seat": GONE}, Repair.NOT_NEEDED),
+        ("we gave it back", False, {"asks": (an_ask("replace"),), "seat": GONE}, Repair.NOT_NEEDED),
+        ("it is being drained", False, {"asks": (an_ask("replace"),)}, Repair.AWAIT),
+        ("it went by itself", False, {"seat": GONE}, Repair.NOT_NEEDED),
+    ],
+)
+def test_karpenters_machines(why: str, repairs: bool, changes: dict[str, Any], action: Repair) -> None:
+    facts = repair_facts(**{**KARPENTERS, **changes})
+
+    decision = choose_repair(facts, POLICY.but(karpenter_repairs=repairs))
+
+    assert decision.action is action, f"{why}: {decision.reason}"
+
+
+@pytest.mark.parametrize(
+    ("why", "changes", "action", "drains"),
+    [
+        ("opted out", {"veto": "Left to people."}, Repair.STAND_DOWN, False),
+        ("opted out while a reboot runs", {"veto": "Left.", "asks": (an_ask(),)}, Repair.STAND_DOWN, False),
+        ("a person's cordon", {"is_persons_cordon": True}, Repair.STAND_DOWN, True),
+        ("a person's cordon under a hold", {"is_persons_cordon": True, "hold": HOLD}, Repair.HOLD, False),
+        ("HyperPod updates the cluster", {"in_the_way": "Hands off."}, Repair.LATER, False),
+        ("work may end first", {"has_work": True, "work_may_run_until": at(21)}, Repair.LATER, False),
+        ("… and has had its time", {"has_work": True, "work_may_run_until": at(20)}, Repair.REBOOT, True),
+        ("… and has ended", {"work_may_run_until": at(21)}, Repair.REBOOT, True),
+        ("it is to be examined", {"ladder": ("diagnose", "replace")}, Repair.DIAGNOSE, True),
+        (
+            "it was examined and failed",
+            {"ladder": ("diagnose", "replace"), "invalid_at": at(10)},
+            Repair.REPLACE,
+            True,
+        ),
+        ("its seat was repaired too often today", {"calls_today": 6}, Repair.ASK_PERSON, False),
+        ("it came back too often", {"returns": 3}, Repair.REPLACE, True),
+        ("spot takes it", {"fault_key": "ec2:spot_interruption", "ladder": ()}, Repair.STAND_DOWN, True),
+        (
+            "EC2 may take it",
+            {"fault_key": "ec2:rebalance_recommendation", "ladder": (), "leaves_work": True},
+            Repair.STAND_DOWN,
+            False,
+        ),
+        ("nobody's machine", {"owner": Owner.NOBODY}, Repair.ASK_PERSON, True),
+        ("it is gone, and its seat empty", {"seat": GONE}, Repair.AWAIT, False),
+        ("… and stays empty", {"seat": GONE, "now": at(200)}, Repair.NOT_NEEDED, False),
+    ],
+)
+def test_people_and_what_is_in_the_way(why: str, changes: dict[str, Any], action: Repair, drains: bool) -> None:
+    decision = choose(**changes)
+
+    assert (decision.action, decision.drains) == (action, drains), f"{why}: {decision.reason}"
 
 
 @pytest.mark.parametrize("answer", ["", "UNKNOWN"], ids=["crashed", "no reply"])

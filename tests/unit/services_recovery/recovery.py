@@ -41,7 +41,10 @@ QUICK = Policy(
     repair=RepairPolicy(
         reboot_deadline_seconds=60,
         replace_deadline_seconds=120,
+        takeover_seconds=50,
         owner_deadline_seconds=200,
+        karpenter_deadline_seconds=100,
+        way_deadline_seconds=400,
         reconcile_after_seconds=30,
         retry_seconds=5,
         settle_scale=0,
@@ -260,9 +263,13 @@ class Recovery:
     def recover(self) -> str:
         """Follow recover_node to its end, and return the outcome."""
         plan = self.state("PlanRecovery", plan_recovery)
+        while plan.outcome == "LATER":
+            self.wait("AwaitProvider", ConditionKind.WAY_CLEAR)
+            plan = self.state("PlanRecovery", plan_recovery)
         node = jobs = None
         if plan.outcome == "ACT":
-            self.state("CordonNode", cordon_node)
+            if plan.repairs_node:
+                self.state("CordonNode", cordon_node)
             self.state("ProtectJobs", protect_jobs)
             # The branches run beside each other; here the job branch begins first and is awaited last.
             resume = self.state("PlanResume", plan_resume)
@@ -275,12 +282,12 @@ class Recovery:
 
     def node_branch(self, plan: Any) -> dict[str, Any]:
         if not plan.repairs_node:
-            return {"outcome": "STOOD_DOWN", "reason": plan.reason}
+            return {"outcome": "NOT_NEEDED", "reason": plan.reason}
         self.world.clock.advance(plan.settle_seconds)
         for _ in range(20):
             repair = self.state("RepairNode", repair_node)
             match repair.outcome:
-                case "ASKED" | "HEALTHY":
+                case "ASKED" | "HEALTHY" | "DIAGNOSE":
                     is_asked = repair.outcome == "ASKED"
                     if is_asked and self.wait("AwaitNode", ConditionKind.NODE_BACK)["outcome"] != "NODE_BACK":
                         continue
@@ -290,6 +297,11 @@ class Recovery:
                     return {"outcome": returned.outcome, "reason": returned.reason}
                 case "RETRY":
                     self.world.clock.advance(repair.wait_seconds)
+                case "LATER":
+                    self.wait("AwaitClearWay", ConditionKind.WAY_CLEAR)
+                case "NOT_NEEDED":
+                    returned = self.state("ReturnNode", return_node)
+                    return {"outcome": returned.outcome, "reason": returned.reason}
                 case "HELD":
                     self.wait("AwaitRelease", ConditionKind.RELEASED)
                 case "ASK_PERSON":

@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import IncidentState
+from evenkeel.domain.nodes import FleetNode, Node, NodeLife
 from evenkeel.domain.policy import Mode
 from evenkeel.domain.recovery.repair import RepairFacts, choose_repair
 from evenkeel.domain.scheduling.jobs import AttemptState, JobState
 from evenkeel.domain.waiting import ConditionKind
-from evenkeel.ports import RepairAnswer, Table
+from evenkeel.ports import Put, RepairAnswer, Table
 from evenkeel.services import (
     cordon_node,
     plan_recovery,
@@ -39,7 +40,9 @@ def sick(**settings_: Any) -> Recovery:
 
 def effects(recovery: Recovery) -> list[str]:
     """What was done to the cluster and the provider since the incident, by name."""
-    touched = [call[0] for call in recovery.world.cluster.calls if call[0] in ("cordon", "release", "stop")]
+    touched = [
+        call[0] for call in recovery.world.cluster.calls if call[0] in ("cordon", "release", "stop", "delete_node")
+    ]
     return touched + [rung for rung, _ in recovery.world.provider.asked]
 
 
@@ -187,18 +190,16 @@ def test_a_job_that_a_hold_lets_run_on_is_not_late_until_it_was_stopped() -> Non
     assert recovery.look() == ["DEADLINE_PASSED"]
 
 
-def test_a_job_that_nobody_is_going_to_stop_is_late_at_its_deadline() -> None:
-    recovery = sick(size=2)
-    allowed = recovery.policy.jobs.resume_deadline_seconds
-    recovery.hold(seconds=10 * allowed)
+def test_under_a_hold_a_persons_cordon_keeps_the_node_and_the_release_moves_its_jobs() -> None:
+    recovery = Recovery()
     recovery.world.cluster.set_node(NODE, is_cordoned=True)
-    for name, service in (("PlanRecovery", plan_recovery), ("ProtectJobs", protect_jobs), ("PlanResume", plan_resume)):
-        recovery.state(name, service)
-    recovery.open(ConditionKind.JOBS_BACK)
-    recovery.world.clock.advance(allowed)
+    recovery.hold(seconds=60)
+    recovery.sicken()
 
-    assert recovery.incident.node_branch == "STOOD_DOWN"
-    assert recovery.look() == ["DEADLINE_PASSED"]
+    assert recovery.recover() == IncidentState.STOOD_DOWN
+    assert "AwaitRelease: RELEASED" in recovery.visited
+    assert effects(recovery) == ["stop"]
+    assert (recovery.job.state, recovery.job.current_attempt) == (JobState.RUNNING, 2)
 
 
 # ---------------------------------------------------------------- people and other owners
@@ -231,13 +232,169 @@ def test_with_automatic_recovery_hyperpod_repairs_and_evenkeel_watches() -> None
     assert recovery.incident.repairs == ()
 
 
-def test_an_owner_that_does_nothing_is_reported_at_its_deadline() -> None:
+def test_an_owner_that_does_nothing_is_relieved_after_its_time_with_the_lease() -> None:
     recovery = Recovery()
     recovery.world.provider.settings = recovery.world.provider.settings.but(repairs_by_itself=True)
     recovery.sicken()
+    heard_at = recovery.now
+
+    assert recovery.recover() == IncidentState.RECOVERED
+    assert recovery.world.provider.accepted == [("reboot", instance_id(1))]
+    assert recovery.incident.repairs == ("reboot",)
+    asked_at = recovery.incident.stages.repair_asked_at
+    assert asked_at == heard_at
+    assert recovery.lease
+    marked, called = recovery.lease.asks
+    assert (marked.rung, called.rung) == ("owner", "reboot")
+    assert (called.asked_at - marked.asked_at).total_seconds() >= QUICK.repair.takeover_seconds
+
+
+def test_an_owner_at_work_is_never_crossed() -> None:
+    recovery = Recovery(is_stuck=True)
+    recovery.world.provider.settings = recovery.world.provider.settings.but(repairs_by_itself=True)
+    recovery.sicken()
+    recovery.world.provider.reboot(instance_id(1))
+    recovery.world.provider.asked.clear()
 
     assert recovery.recover() == IncidentState.WAITING_FOR_PERSON
     assert recovery.world.provider.asked == []
+
+
+def test_while_hyperpod_works_on_the_cluster_hands_are_off_and_then_it_is_looked_at_again() -> None:
+    recovery = Recovery()
+    updating = recovery.world.provider.settings.but(status="SystemUpdating")
+    recovery.world.provider.settings = updating
+    recovery.sicken()
+    first = recovery.state("PlanRecovery", plan_recovery)
+    again = recovery.state("PlanRecovery", plan_recovery)
+    recovery.open(ConditionKind.WAY_CLEAR)
+    during = recovery.look()
+    recovery.world.provider.settings = updating.but(status="InService")
+
+    assert (first.outcome, again, during, recovery.look()) == ("LATER", first, [], ["WAY_CLEAR"])
+    assert effects(recovery) == []
+    assert recovery.recover() == IncidentState.RECOVERED
+
+
+def test_an_update_that_begins_in_the_middle_keeps_the_next_rung_waiting() -> None:
+    recovery = sick()
+    for name, service in (("PlanRecovery", plan_recovery), ("CordonNode", cordon_node)):
+        recovery.state(name, service)
+    recovery.world.provider.settings = recovery.world.provider.settings.but(status="RollingBack")
+
+    outcomes = [recovery.state("RepairNode", repair_node).outcome for _ in range(2)]
+
+    assert outcomes == ["LATER", "LATER"]
+    assert recovery.world.provider.asked == []
+    assert recovery.kinds().count("waits") == 1
+
+
+def test_work_may_come_to_its_end_before_a_fault_that_can_wait_is_repaired() -> None:
+    recovery = Recovery(policy=QUICK.but(repair=QUICK.repair.but(drain_scale=0.001)))
+    recovery.sicken(fault_key="xid:63")
+    for name, service in (("PlanRecovery", plan_recovery), ("CordonNode", cordon_node), ("ProtectJobs", protect_jobs)):
+        recovery.state(name, service)
+    waits = recovery.state("RepairNode", repair_node)
+    recovery.open(ConditionKind.WAY_CLEAR)
+    running = recovery.look()
+    before = effects(recovery)
+    recovery.world.cluster.finish_pods(recovery.job_id, 1)
+
+    assert (waits.outcome, running, before) == ("LATER", [], ["cordon"])
+    assert recovery.look() == ["WAY_CLEAR"]
+    assert recovery.state("RepairNode", repair_node).outcome == "ASKED"
+
+
+def test_work_that_does_not_end_in_time_is_stopped_before_the_repair() -> None:
+    recovery = Recovery(policy=QUICK.but(repair=QUICK.repair.but(drain_scale=0.001)))
+    recovery.sicken(fault_key="xid:63")
+
+    assert recovery.recover() == IncidentState.RECOVERED
+    assert "AwaitClearWay: WAY_CLEAR" in recovery.visited
+    assert recovery.world.provider.accepted == [("reboot", instance_id(1))]
+    assert effects(recovery)[:2] == ["cordon", "stop"]
+    assert recovery.job.current_attempt == 2
+
+
+@pytest.mark.parametrize("kind", [ConditionKind.NODE_BACK, ConditionKind.NODE_VALID, ConditionKind.RELEASED])
+@pytest.mark.parametrize("how", ["label", "uncordon"])
+def test_a_persons_no_in_the_middle_ends_every_wait_and_cancels_the_recovery(kind: ConditionKind, how: str) -> None:
+    recovery = sick()
+    for name, service in (("PlanRecovery", plan_recovery), ("CordonNode", cordon_node), ("ProtectJobs", protect_jobs)):
+        recovery.state(name, service)
+    recovery.hold()
+    if kind is ConditionKind.NODE_BACK:
+        recovery.world.cluster.lose_node(NODE)
+    recovery.open(kind)
+    before = recovery.look()
+    if how == "label":
+        node = recovery.world.cluster.node(CLUSTER, NODE)
+        assert node
+        recovery.world.cluster.set_node(NODE, labels={**node.labels, "evenkeel.io/automation": "off"})
+    else:
+        recovery.world.cluster.set_node(NODE, is_cordoned=False, incident_id=None)
+
+    assert (before, recovery.look()) == ([], ["VETOED"])
+    assert recovery.state("RepairNode", repair_node).outcome == "STAND_DOWN"
+    assert recovery.world.provider.asked == []
+    assert recovery.incident.node_branch == "STOOD_DOWN"
+    recovery.deliver()
+    assert recovery.incident.invalid_at is None
+
+
+def test_a_pool_that_is_opted_out_is_left_alone_even_when_the_node_is_gone() -> None:
+    recovery = Recovery(with_job=False)
+    for node in list(recovery.world.cluster.by_name.values()):
+        recovery.world.cluster.set_node(node.name, labels={**node.labels, "evenkeel.io/automation": "OFF"})
+    recovery.world.cluster.remove_node(NODE)
+    recovery.sicken()
+
+    assert recovery.recover() == IncidentState.STOOD_DOWN
+    assert effects(recovery) == []
+
+
+def test_a_node_object_younger_than_our_cordon_was_not_uncordoned_by_anybody() -> None:
+    recovery = sick()
+    for name, service in (("PlanRecovery", plan_recovery), ("CordonNode", cordon_node)):
+        recovery.state(name, service)
+    recovery.world.clock.advance(5)
+    recovery.world.cluster.set_node(NODE, is_cordoned=False, incident_id=None, created_at=recovery.now)
+
+    assert recovery.state("RepairNode", repair_node).outcome == "ASKED"
+
+
+def test_a_machine_that_was_replaced_before_anybody_planned_has_its_jobs_moved_with_distrust() -> None:
+    recovery = sick(fact={"fault_key": "xid:48", "source": "hyperpod.node-labels"})
+    recovery.world.provider.replace(instance_id(1))
+    recovery.world.provider.finish(instance_id(1))
+    recovery.world.provider.asked.clear()
+
+    assert recovery.recover() == IncidentState.RECOVERED
+    assert recovery.world.provider.asked == []
+    plan = recovery.job.resume_plan
+    assert plan is not None
+    assert plan.distrust_after is not None
+    assert [node.name for node in recovery.world.cluster.by_name.values() if node.is_awaiting_validation] == []
+
+
+def test_a_machine_of_karpenters_is_drained_and_given_back_once() -> None:
+    recovery = Recovery()
+    machine = recovery.world.cluster.node(CLUSTER, NODE)
+    assert machine
+    del recovery.world.provider.by_id[instance_id(1)]
+    labels = {**machine.labels, "karpenter.sh/nodepool": "burst"}
+    born = recovery.now
+    seen = recovery.world.cluster.set_node(NODE, labels=labels, hyperpod_cluster_id=None, created_at=born)
+    life = NodeLife(cluster=CLUSTER, instance_id=instance_id(1), launched_at=born)
+    stored = FleetNode.seen(Node(life=life, kubernetes=seen), 8, born)
+    recovery.world.ledger.commit(Put(rows.node_row(CLUSTER, instance_id(1), stored.to_json(), 0, None)))
+    recovery.sicken(source="kubernetes.node", fault_key="node:not_ready", observed_at=recovery.now)
+    recovery.mark(instance_id(1), "NvidiaErrorReboot")
+
+    assert recovery.recover() == IncidentState.RECOVERED
+    assert effects(recovery) == ["cordon", "stop", "delete_node"]
+    assert recovery.incident.node_branch == "GONE"
+    assert recovery.job.current_attempt == 2
 
 
 def test_another_open_incident_on_the_seat_keeps_its_lease() -> None:
@@ -247,8 +404,6 @@ def test_another_open_incident_on_the_seat_keeps_its_lease() -> None:
     recovery.world.provider.finish_all()
     first = recovery.incident_id
     other = recovery.incident.but(incident_id="inc-other", repairs=())
-    from evenkeel.ports import Put
-
     recovery.world.ledger.commit(Put(rows.incident_row(other, 0)))
     recovery.incident_id = "inc-other"
 

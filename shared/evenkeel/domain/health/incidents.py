@@ -3,7 +3,7 @@
 from datetime import datetime
 from enum import StrEnum
 
-from evenkeel.domain.health.faults import Severity
+from evenkeel.domain.health.faults import Rung, Severity
 from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.values import Instant, Value
 
@@ -24,6 +24,8 @@ class NodeFact(Value):
     source: str
     """`hyperpod.node-health`, `kubernetes.node`, …"""
     instance_id: str
+    logical_id: str = ""
+    """HyperPod's NodeLogicalId, where the source tells: news of a replacement names either machine of the seat."""
     cluster_arn: str = ""
     fault_key: str = ""
     """Key in the fault catalogue; empty for RECOVERED."""
@@ -185,6 +187,35 @@ class RecoveryBrief(Value):
     """The episode that it was made for."""
 
 
+class Signal(Value):
+    """One fault as one source saw it at one place, in one burst: however often it was said."""
+
+    fault_key: str
+    source: str
+    gpu: str = ""
+    link: str = ""
+    first_at: Instant
+    last_at: Instant
+
+
+class Cure(Value):
+    """What a source says is gone, and since when: the last time it said so."""
+
+    fault_key: str = ""
+    """Empty where the source calls the machine healthy altogether."""
+    source: str
+    at: Instant
+
+
+class Repetition(Value):
+    """A fault that came so often that its first rung is passed over."""
+
+    fault_key: str
+    count: int
+    rung: Rung
+    reason: str
+
+
 class Incident(Value):
     """One sickness of one node life, from its first signal until it is settled."""
 
@@ -212,8 +243,17 @@ class Incident(Value):
     """Who saw it sick, each once. Some faults need two independent witnesses."""
     last_signal_at: Instant | None = None
     """Latest `observedAt` of a sick signal: what a validation must not be older than."""
+    signals: tuple[Signal, ...] = ()
+    """What it rests on, by which fault, severity, rung and witnesses are judged. Empty in records of older releases."""
+    cures: tuple[Cure, ...] = ()
+    repetitions: tuple[Repetition, ...] = ()
+    witnesses: tuple[str, ...] = ()
+    """Who bears independent witness to it. A fault that may not act alone needs two."""
     asked_rung: str = ""
-    """`replace` where HyperPod itself asks for no less, however mild the Xid behind it; else empty."""
+    """The gentlest rung that will do, where another signal or a repetition asks for more than the fault's own first;
+    else empty. `page_human` where only a person is left."""
+    asked_because: str = ""
+    """Why, in one sentence."""
     deadline_at: Instant | None = None
     """The earliest of the times at which the machine goes, by its evidence."""
     progress: tuple[Progress, ...] = ()
@@ -223,7 +263,7 @@ class Incident(Value):
     approval: Approval | None = None
     """What was said to the plan, where it asked."""
     recovered_at: Instant | None = None
-    """Latest healthy-again signal for this life."""
+    """When the last of its faults was said to be gone; None while one is not."""
     hurt_jobs: tuple[HurtJob, ...] = ()
     repairs: tuple[str, ...] = ()
     """Rungs asked for so far, in order: `reboot`, `replace`."""
@@ -283,3 +323,5 @@ class SickSeat(Value):
     pool: str = ""
     instance_type: str = ""
     boot_id: str = ""
+    job_ids: tuple[str, ...] = ()
+    """The jobs on it when it was last looked at."""

@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
-from evenkeel.domain.health.incidents import HurtJob, Incident
+from evenkeel.domain.health.incidents import HurtJob, Incident, Progress
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.recovery.leases import Hold
-from evenkeel.domain.recovery.repair import REPLACE
+from evenkeel.domain.recovery.plan import Owner
+from evenkeel.domain.recovery.repair import KARPENTER, OWNERS, REPLACE, failure_since
 from evenkeel.domain.recovery.seats import Holder, SeatNow
 from evenkeel.domain.recovery.validation import Validity
 from evenkeel.domain.scheduling.jobs import Attempt, Job, JobState
@@ -22,15 +22,31 @@ NODE_BACK, VALID, INVALID, JOBS_BACK, QUEUED, RELEASED = (
     "RELEASED",
 )
 
-STUCK_ENDS = ("WAITING_FOR_PERSON", "STOOD_DOWN")
+REPAIR_FAILED, GONE, WAY_CLEAR, VETOED = "REPAIR_FAILED", "GONE", "WAY_CLEAR", "VETOED"
+
+STUCK_ENDS = ("WAITING_FOR_PERSON", "STOOD_DOWN", "NOT_NEEDED", "GONE")
 """Ends of the node branch after which no machine will come of it."""
 
 
-def node_back(seat: SeatNow, *, rung: str, boot_id_before: str) -> Answer | None:
+def node_back(
+    seat: SeatNow,
+    *,
+    rung: str,
+    boot_id_before: str,
+    owner: str = "",
+    since: datetime | None = None,
+    progress: tuple[Progress, ...] = (),
+) -> Answer | None:
     """Answer when the seat holds a Ready machine: another one, or the same after a new boot. None while it does not.
 
-    After a replacement the same machine is never the answer: it is the one that is to go.
+    After a replacement the same machine is never the answer: it is the one that is to go. It is no use to wait on where
+    the provider itself says that the call of `since` failed, or where nobody fills the seat of a machine that is gone.
     """
+    if owner == Owner.KARPENTER and rung in (REPLACE, KARPENTER) and not seat.patient.is_there:
+        return Answer(outcome=GONE, reason="The machine is gone.")
+    failure = failure_since(progress, since) if since is not None and rung and rung not in OWNERS else None
+    if failure is not None:
+        return Answer(outcome=REPAIR_FAILED, reason=f"HyperPod reported {failure.code}.")
     if seat.successor and seat.successor.is_ready:
         return _back(seat.successor, "A new machine holds the seat and is Ready.")
     patient = seat.patient
@@ -136,8 +152,13 @@ def _only_waits(each: HurtNow, incident: Incident, policy: Policy, now: datetime
     return now - since >= timedelta(seconds=policy.watch.execution_grace_seconds)
 
 
-def released(hold: Hold | None) -> Answer | None:
-    """Answer when nobody holds automation. None while somebody does."""
-    if hold is not None:
+def way_clear(hands_off: str, *, has_work: bool, work_may_run_until: datetime | None, now: datetime) -> Answer | None:
+    """Answer when nothing that ends by itself keeps hands off a machine. None while something does."""
+    if hands_off or (has_work and work_may_run_until is not None and now < work_may_run_until):
         return None
-    return Answer(outcome=RELEASED, reason="Nobody holds automation any more.")
+    return Answer(outcome=WAY_CLEAR, reason="Nothing is in the way any more.")
+
+
+def released(*, may_go: bool) -> Answer | None:
+    """Answer when no hold and no guardrail bars what this recovery waits to do, and it is its turn."""
+    return Answer(outcome=RELEASED, reason="Nothing bars it any more, and it is its turn.") if may_go else None

@@ -25,6 +25,13 @@ class RepairAsk(Value):
     """RepairAnswer; empty while the reply is out (a crash leaves it so: reconcile before repeating)."""
 
 
+class Return(Value):
+    """A machine was returned to service."""
+
+    life: str
+    at: Instant
+
+
 class Lease(Value):
     """The repair of one seat by one incident."""
 
@@ -34,6 +41,12 @@ class Lease(Value):
     taken_at: Instant
     asks: tuple[RepairAsk, ...] = ()
     """Newest last; those of the last few lives of the seat."""
+    returns: tuple[Return, ...] = ()
+    """Newest last, likewise."""
+
+    def returns_of(self, life: NodeLife, since: datetime) -> tuple[Return, ...]:
+        """Return when a machine was returned to service since a time."""
+        return tuple(each for each in self.returns if each.life == life.key and each.at >= since)
 
 
 class Hold(Value):

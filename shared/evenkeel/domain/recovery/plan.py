@@ -1,16 +1,17 @@
 """What a recovery is to do about a node, and whether it may."""
 
 import math
+from datetime import datetime, timedelta
 from enum import StrEnum
 
 from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.health.faults import NODE_RUNGS, look_up
+from evenkeel.domain.health.incidents import JobAct
 from evenkeel.domain.policy import Mode, RepairPolicy
-from evenkeel.domain.values import Value
+from evenkeel.domain.values import Instant, Value
 
 _HANDS_OFF_CLUSTER = frozenset({"SystemUpdating", "RollingBack", "Deleting"})
-"""Source: HyperPod works on all machines in these states; any call of ours would cross it."""
-_A_DAY = 86_400
+"""Source: HyperPod works on all machines, or this one, in these states; any call of ours would cross it."""
 
 
 class PlanOutcome(StrEnum):
@@ -19,6 +20,10 @@ class PlanOutcome(StrEnum):
     ACT = "ACT"
     OBSERVE = "OBSERVE"
     """Would act, and may not."""
+    ASK = "ASK"
+    """Would act once a person approves."""
+    LATER = "LATER"
+    """HyperPod works on the cluster itself: decided anew when it has finished."""
     STAND_DOWN = "STAND_DOWN"
     NOTHING = "NOTHING"
     """The fault calls for nothing, or is over."""
@@ -29,6 +34,7 @@ class Owner(StrEnum):
 
     EVENKEEL = "EVENKEEL"
     HYPERPOD = "HYPERPOD"
+    KARPENTER = "KARPENTER"
     PERSON = "PERSON"
     NOBODY = "NOBODY"
 
@@ -39,6 +45,8 @@ class PlanFacts(Value):
     fault_key: str
     ladder: tuple[str, ...]
     """Node rungs, in order."""
+    rungs: tuple[str, ...] = ()
+    """All rungs in force, in order, those for jobs included; empty = the fault's own."""
     sources: tuple[str, ...]
     has_recovered: bool
     """A healthy-again signal is later than every sick one."""
@@ -48,14 +56,20 @@ class PlanFacts(Value):
     life_is_over: bool
     """No control plane shows the machine, or another one holds its seat."""
     is_hyperpod: bool
+    is_karpenter: bool = False
     hyperpod_repairs: bool
     """NodeRecovery is Automatic."""
     cluster_status: str = ""
     node_status: str = ""
     is_persons_cordon: bool
     """Cordoned without a mark of ours."""
+    veto: str = ""
+    """How a person said that automation is to leave this machine alone; empty where nobody did."""
     is_busy: bool = False
     """Work runs on it. Known only where the fault can wait for the work to end."""
+    opened_at: Instant | None = None
+    deadline_at: Instant | None = None
+    """When the machine goes, whatever anybody does."""
 
 
 class RecoveryPlan(Value):
@@ -65,9 +79,13 @@ class RecoveryPlan(Value):
     intent: PlanOutcome
     """What would be done if everything were allowed."""
     repairs_node: bool
+    """Whether anything is to be done about the machine: not where the fault is the application's."""
     owner: Owner
     settle_seconds: int
     max_repairs: int
+    jobs: JobAct
+    work_may_run_until: Instant | None = None
+    """Until when the work on the machine may come to its own end; None where it is stopped at once, or not at all."""
     reason: str
     alternatives: tuple[Alternative, ...] = ()
 
@@ -81,12 +99,22 @@ def not_allowed(mode: Mode, *, is_drill: bool, drills_may_act: bool) -> str:
     return ""
 
 
+def hands_off(cluster_status: str, node_status: str) -> str:
+    """Say why HyperPod's machines are not to be touched now, in one sentence; empty where they may be."""
+    status = cluster_status if cluster_status in _HANDS_OFF_CLUSTER else node_status
+    return f"HyperPod is {status}: hands off." if status in _HANDS_OFF_CLUSTER else ""
+
+
 def plan_recovery(facts: PlanFacts, policy: RepairPolicy) -> RecoveryPlan:
     """Decide what to do about an incident. The mode is weighed last, so that every mode records the same intent."""
     wanted = _wanted(facts, policy)
-    if wanted.intent is not PlanOutcome.ACT:
+    if wanted.intent not in (PlanOutcome.ACT, PlanOutcome.LATER):
         return wanted
     barred = not_allowed(facts.mode, is_drill=facts.is_drill, drills_may_act=facts.drills_may_act)
+    if facts.mode is Mode.RECOMMEND and (facts.drills_may_act or not facts.is_drill):
+        if wanted.intent is PlanOutcome.LATER:
+            return wanted  # to wait touches nothing: a person is asked once there is something to approve
+        return wanted.but(outcome=PlanOutcome.ASK, reason=f"Waits for approval. Would: {wanted.reason}")
     if barred:
         return wanted.but(outcome=PlanOutcome.OBSERVE, reason=f"{barred} Would: {wanted.reason}")
     return wanted
@@ -94,74 +122,142 @@ def plan_recovery(facts: PlanFacts, policy: RepairPolicy) -> RecoveryPlan:
 
 def _wanted(facts: PlanFacts, policy: RepairPolicy) -> RecoveryPlan:
     fault = look_up(facts.fault_key)
-    first = fault.ladder[0]
+    first, skipped = _first_rung(facts)
 
-    def plan(intent: PlanOutcome, owner: Owner, reason: str, *other: tuple[str, str]) -> RecoveryPlan:
+    def plan(
+        intent: PlanOutcome,
+        owner: Owner,
+        reason: str,
+        *other: tuple[str, str],
+        jobs: JobAct = JobAct.MOVE,
+        until: datetime | None = None,
+        repairs: bool = True,
+    ) -> RecoveryPlan:
         acts = intent is PlanOutcome.ACT
         return RecoveryPlan(
             outcome=intent,
             intent=intent,
-            repairs_node=acts and owner in (Owner.EVENKEEL, Owner.HYPERPOD),
+            repairs_node=acts and repairs,
             owner=owner,
             settle_seconds=math.ceil(fault.settle_seconds * policy.settle_scale) if acts else 0,
             max_repairs=policy.max_attempts,
+            jobs=jobs if acts else JobAct.LEAVE,
+            work_may_run_until=until,
             reason=reason,
-            alternatives=tuple(Alternative(option=option, why_not=why_not) for option, why_not in other),
+            alternatives=tuple(Alternative(option=option, why_not=why_not) for option, why_not in (*skipped, *other)),
         )
 
-    nothing, repair = PlanOutcome.NOTHING, " then ".join(facts.ladder)
+    act, nothing, repair = PlanOutcome.ACT, PlanOutcome.NOTHING, " then ".join(facts.ladder)
+    if facts.veto:
+        return plan(PlanOutcome.STAND_DOWN, Owner.PERSON, facts.veto, ("recover", "a person said no"))
     if facts.life_is_over:
-        return plan(nothing, Owner.NOBODY, "The machine is gone already; its seat belongs to another life.")
+        reason = "The machine is gone already: its jobs are moved, and who took its seat is looked at."
+        return plan(act, Owner.EVENKEEL, reason, ("repair", "there is nothing left to repair"))
     if facts.has_recovered:
         return plan(nothing, Owner.NOBODY, "It was healthy again before anything was done.", ("repair", "not needed"))
-    if not facts.ladder:
-        return plan(nothing, Owner.NOBODY, *_no_rung(fault.name, first))
-    if first == "stand_down" and not facts.hyperpod_repairs:
-        why_not = "nobody but HyperPod acts on it"
-        return plan(nothing, Owner.NOBODY, f"{fault.name}: a mark that does nothing here.", (repair, why_not))
-    if first not in (*NODE_RUNGS, "stand_down"):
-        why_not = f"the first rung is {first}"
-        return plan(nothing, Owner.NOBODY, f"{fault.name}: {_GENTLE.get(first, first)}.", (repair, why_not))
-    if not fault.acts_alone and len(facts.sources) < 2:
+    if first in _GENTLE or (first == "stand_down" and not facts.hyperpod_repairs):
+        said = _GENTLE.get(first, "a mark that does nothing here")
+        why_not = "this fault calls for none" if not repair else f"the first rung is {first}"
+        return plan(nothing, Owner.NOBODY, f"{fault.name}: {said}.", (repair or "repair", why_not))
+    if not fault.acts_alone and len(facts.sources) < _WITNESSES:
         why_not = "one witness is not enough for this fault"
-        return plan(nothing, Owner.NOBODY, f"{fault.name}: waits for a second, independent signal.", (repair, why_not))
-    if fault.drain_seconds >= _A_DAY and facts.is_busy:
-        why_not = "its work would be lost for nothing"
-        reason = f"{fault.name}: the machine works for now, so its repair waits for the work to end."
-        return plan(nothing, Owner.NOBODY, reason, (repair, why_not))
-    if facts.cluster_status in _HANDS_OFF_CLUSTER or facts.node_status == "SystemUpdating":
-        status = facts.cluster_status if facts.cluster_status in _HANDS_OFF_CLUSTER else facts.node_status
+        reason = f"{fault.name}: waits for a second, independent signal."
+        return plan(nothing, Owner.NOBODY, reason, (repair or first, why_not))
+    busy = hands_off(facts.cluster_status, facts.node_status)
+    if busy:
         why_not = "two repairs would cross"
-        return plan(PlanOutcome.STAND_DOWN, Owner.HYPERPOD, f"HyperPod is {status}: hands off.", (repair, why_not))
+        return plan(PlanOutcome.LATER, Owner.HYPERPOD, busy, (repair or first, why_not))
+    if first in _FOR_JOBS and not _diagnoses(facts, first):
+        jobs, said = _FOR_JOBS[first]
+        later = (repair or "repair", "that comes first")
+        return plan(act, Owner.NOBODY, f"{fault.name}: {said}.", later, jobs=jobs, repairs=False)
+    jobs = JobAct.ROLLBACK if first == "rollback_job" else JobAct.MOVE
     if facts.is_persons_cordon:
         reason = "A person cordoned this node: it is left to them, and its jobs are moved."
-        return plan(PlanOutcome.ACT, Owner.PERSON, reason, (repair, "the node is in a person's hands"))
+        return plan(act, Owner.PERSON, reason, (repair or first, "the node is in a person's hands"), jobs=jobs)
+    until = _work_may_run_until(facts, policy)
+    if until is not None or first == "cordon":
+        jobs = JobAct.LEAVE
+    owner, reason = _owner(facts, fault.name, first)
+    if until is not None:
+        reason = f"{reason} It works for now, so that waits for the work to end, until {until:%Y-%m-%dT%H:%M:%SZ}."
+    other = [("repair", "one owner per repair")] if owner is Owner.HYPERPOD else []
+    return plan(act, owner, reason, *other, jobs=jobs, until=until)
+
+
+def _owner(facts: PlanFacts, name: str, first: str) -> tuple[Owner, str]:
+    repair = " then ".join(facts.ladder)
+    if first in KEPT_OUT:
+        return Owner.EVENKEEL, f"{name}: {KEPT_OUT[first]}."
+    if facts.is_karpenter:
+        return Owner.KARPENTER, f"{name}: Karpenter's machine is drained and given back, and the jobs are moved."
     if not facts.is_hyperpod:
-        reason = "This machine is Karpenter's, which replaces what is broken; its jobs are moved."
-        return plan(PlanOutcome.ACT, Owner.NOBODY, reason, (repair, "HyperPod does not know it"))
+        return Owner.NOBODY, f"{name}: kept out of service, and the jobs are moved; a person has to repair it."
     if facts.hyperpod_repairs and facts.fault_key.startswith(("hp:", "xid:")):
-        reason = (
-            f"{fault.name}: NodeRecovery is Automatic, so HyperPod repairs it; Evenkeel watches and moves the jobs."
-        )
-        return plan(PlanOutcome.ACT, Owner.HYPERPOD, reason, (repair, "one owner per repair"))
-    return plan(PlanOutcome.ACT, Owner.EVENKEEL, f"{fault.name}: {repair}, and move the jobs.")
+        said = "NodeRecovery is Automatic, so HyperPod repairs it; Evenkeel watches and moves the jobs"
+        return Owner.HYPERPOD, f"{name}: {said}."
+    return Owner.EVENKEEL, f"{name}: {repair}, and move the jobs."
 
 
+def _first_rung(facts: PlanFacts) -> tuple[str, list[tuple[str, str]]]:
+    """Return the first rung that anybody here can take, and those passed over, each with its reason."""
+    rungs = facts.rungs or look_up(facts.fault_key).ladder
+    skipped: list[tuple[str, str]] = []
+    for rung in rungs:
+        if rung not in _NOT_HERE:
+            return rung, skipped
+        skipped.append((rung, _NOT_HERE[rung]))
+    return "page_human", skipped
+
+
+def _diagnoses(facts: PlanFacts, first: str) -> bool:
+    """Whether a job's rollback goes with a diagnosis of its node."""
+    return first == "rollback_job" and facts.ladder[:1] == ("diagnose",)
+
+
+def _work_may_run_until(facts: PlanFacts, policy: RepairPolicy) -> datetime | None:
+    """Return until when the work on a machine may come to its own end; None where its fault cannot wait, or it is idle.
+
+    A machine that goes by itself is left in time to save.
+    """
+    drain = look_up(facts.fault_key).drain_seconds
+    if drain < CAN_WAIT_SECONDS or not facts.is_busy or facts.opened_at is None:
+        return None
+    until = facts.opened_at + timedelta(seconds=math.ceil(drain * policy.drain_scale))
+    if facts.deadline_at is not None:
+        until = min(until, facts.deadline_at - timedelta(seconds=policy.leave_seconds))
+    return until
+
+
+CAN_WAIT_SECONDS = 86_400
+"""The drain class `job_end`."""
+_WITNESSES = 2
 _GENTLE = {
     "watch": "watched and counted, nothing more",
-    "restart_job": "the application's own fault, its restart budget covers it",
     "follow_primary": "a consequence of another fault",
-    "checkpoint_drain": "no repair",
+    "obey_154": "what the driver asks for comes as a signal of its own",
     "ignore": "nothing to do",
+    "page_human": "only a person can mend this",
 }
-
-
-def _no_rung(name: str, first: str) -> tuple[str, tuple[str, str]]:
-    if first == "page_human":
-        return f"{name}: only a person can mend this.", ("repair", "no rung of ours clears it")
-    return f"{name}: {_GENTLE.get(first, first)}.", ("repair", "this fault calls for none")
+_FOR_JOBS = {
+    "restart_job": (JobAct.RESTART, "the application's own fault, its jobs are restarted"),
+    "rollback_job": (JobAct.ROLLBACK, "its jobs go back to a checkpoint from before"),
+    "stop_job": (JobAct.STOP, "another attempt could not end otherwise, so its jobs are stopped for good"),
+}
+KEPT_OUT = {
+    "cordon": "no new work lands on it, and what runs may run on",
+    "checkpoint_drain": "its work is saved and moved, and the machine is left to its owner",
+}
+"""Rungs after which nobody repairs."""
+_NOT_HERE = {
+    "burst": "no loan is available here",
+    "restart_fabric_manager": "it needs an agent on the node",
+    "rebind_driver": "it needs an agent on the node",
+}
+RUNGS = frozenset({*NODE_RUNGS, *_GENTLE, *_FOR_JOBS, *KEPT_OUT, *_NOT_HERE, "stand_down"})
+"""Every verb that a row of the catalogue may name."""
 
 
 def calls_for_person(fault_key: str) -> bool:
-    """Whether the first answer to this fault is a person."""
-    return look_up(fault_key).ladder[0] == "page_human"
+    """Whether the first answer to this fault that can be given here is a person."""
+    return next((rung for rung in look_up(fault_key).ladder if rung not in _NOT_HERE), "page_human") == "page_human"

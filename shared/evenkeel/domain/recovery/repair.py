@@ -1,11 +1,13 @@
 """The repair ladder: the next thing to do about one machine.
 
-    facts ─▶ over? ours? ─▶ a call under way or unanswered? ─▶ well again? ─▶ next rung ─▶ held? ─▶ REBOOT | REPLACE
-              STAND_DOWN       AWAIT, until its deadline         HEALTHY       none left: ASK_PERSON
+    facts ─▶ over? ours? ─▶ a call under way or unanswered? ─▶ well again? ─▶ next rung ─▶ in the way? ─▶ DIAGNOSE
+              STAND_DOWN       AWAIT, until its deadline         HEALTHY       none left:   LATER, HOLD    REBOOT
+                                                                               ASK_PERSON                  REPLACE
 
 A rung is used up when its call was accepted and its deadline passed, or when the machine came back and is still sick.
 A call without a reply is never simply repeated: it is awaited like an accepted one, for a while, and counts as
-accepted as soon as anything shows that it took effect.
+accepted as soon as anything shows that it took effect. What the provider itself says of a call (it failed, there is no
+capacity) ends the wait for it at once.
 """
 
 from datetime import datetime, timedelta
@@ -13,17 +15,20 @@ from enum import StrEnum
 
 from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.health.faults import look_up
+from evenkeel.domain.health.incidents import Progress
 from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.policy import RepairPolicy
+from evenkeel.domain.recovery.guardrails import ALLOWED, REPAIRS, Act, GuardFacts, Rule, weigh
 from evenkeel.domain.recovery.leases import Hold, RepairAsk
-from evenkeel.domain.recovery.plan import Owner
+from evenkeel.domain.recovery.plan import KEPT_OUT, Owner
 from evenkeel.domain.recovery.seats import GOOD_STATUS, SeatNow
 from evenkeel.domain.recovery.validation import Validity
 from evenkeel.domain.values import Instant, Value
 
-REBOOT, REPLACE = "reboot", "replace"
-OWNER = "owner"
-"""Not a call of ours: HyperPod repairs, and this ask marks since when it is awaited."""
+DIAGNOSE, REBOOT, REPLACE = "diagnose", "reboot", "replace"
+OWNER, KARPENTER = "owner", "karpenter"
+"""Not calls of ours: HyperPod or Karpenter repairs, and this ask marks since when it is awaited."""
+OWNERS = (OWNER, KARPENTER)
 
 ACCEPTED, IN_USE, NOT_NOW, NO_SUCH_NODE, FAILED, UNKNOWN = (
     "ACCEPTED",
@@ -37,16 +42,31 @@ ACCEPTED, IN_USE, NOT_NOW, NO_SUCH_NODE, FAILED, UNKNOWN = (
 _TAKEN = (ACCEPTED, IN_USE, NO_SUCH_NODE)
 _MOST_REFUSALS = 10
 
+NO_CAPACITY = "insufficient_capacity"
+_FAILURES = ("reboot_failed", "replacement_failed", NO_CAPACITY)
+_BEGINNINGS = ("reboot_in_progress", "replacement_started", "terminating", "provisioned")
+"""What the provider says of a repair: that it failed, and that it is at it."""
+_RESTING = (GOOD_STATUS, "Failure", "")
+"""Statuses in which HyperPod does nothing about a machine."""
+
 
 class Repair(StrEnum):
     """The next thing to do."""
 
+    DIAGNOSE = "DIAGNOSE"
+    """The machine is drained: its validation, deep where that can be had, is the diagnosis."""
     REBOOT = "REBOOT"
     REPLACE = "REPLACE"
     AWAIT = "AWAIT"
     """A repair is under way: wait for the machine, not for another call."""
     PAUSE = "PAUSE"
+    LATER = "LATER"
+    """Something that ends by itself is in the way: work that may end, or HyperPod's own work on the cluster."""
     HOLD = "HOLD"
+    BLOCKED = "BLOCKED"
+    """A guardrail bars the rung that is due."""
+    NOT_NEEDED = "NOT_NEEDED"
+    """No machine is there, and none is to come."""
     HEALTHY = "HEALTHY"
     """The seat holds a Ready machine: validate it."""
     ASK_PERSON = "ASK_PERSON"
@@ -77,6 +97,23 @@ class RepairFacts(Value):
     invalid_at: Instant | None = None
     """When a machine in this seat last failed its validation."""
     hold: Hold | None
+    veto: str = ""
+    """How a person said that automation is to leave this machine alone; empty where nobody did."""
+    in_the_way: str = ""
+    """What HyperPod does on the cluster, where that keeps hands off; empty where it does nothing."""
+    has_work: bool = False
+    """Work runs on the machine."""
+    work_may_run_until: Instant | None = None
+    leaves_work: bool = False
+    """What runs on it may run on, whatever becomes of the machine."""
+    progress: tuple[Progress, ...] = ()
+    """What the provider said it does about the machine, in order of time."""
+    calls_today: int = 0
+    """Calls for this seat within a day, of earlier incidents and lives too."""
+    returns: int = 0
+    """How often this life was returned to service within the window in which that is too often."""
+    guard: GuardFacts | None = None
+    """What the guardrails rest on; read only once a rung is due, and no rung is taken without."""
     now: Instant
 
 
@@ -86,6 +123,8 @@ class RepairDecision(Value):
     action: Repair
     reason: str
     wait_seconds: int = 0
+    drains: bool = False
+    """Whether what runs on the machine is stopped first."""
     alternatives: tuple[Alternative, ...] = ()
 
     @property
@@ -100,33 +139,60 @@ def choose_repair(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
         return _decided(Repair.STAND_DOWN, facts.not_allowed)
     if facts.lease_holder:
         return _decided(Repair.STAND_DOWN, f"{facts.lease_holder} repairs this seat.")
+    if facts.veto:
+        return _decided(Repair.STAND_DOWN, facts.veto)
     if facts.is_persons_cordon:
-        return _decided(Repair.STAND_DOWN, "A person cordoned this node: it is left to them.")
+        if facts.hold is not None:
+            return _decided(Repair.HOLD, f"Its jobs are to be moved. {_held(facts.hold)}")
+        return _decided(Repair.STAND_DOWN, "A person cordoned this node: it is left to them.").but(drains=True)
     last = facts.asks[-1] if facts.asks and facts.asks[-1].asked_at >= facts.opened_at else None
     if facts.seat.successor is not None:
         return _with_successor(facts, last, policy)
     if last is not None:
         return _after(facts, last, policy)
+    if not facts.seat.patient.is_there:
+        return _without_machine(facts, facts.opened_at, policy)
     if _is_well_by_itself(facts):
         return _decided(Repair.HEALTHY, "It is Ready again and nothing else was seen: it only needs to be validated.")
+    if facts.owner is Owner.NOBODY:
+        reason = "Neither HyperPod nor Karpenter brought this machine: it is kept out of service for a person."
+        return _decided(Repair.ASK_PERSON, reason).but(drains=True)
     if facts.owner is Owner.HYPERPOD:
         return _decided(Repair.AWAIT, "HyperPod repairs this machine itself: it is awaited, not called.")
+    if facts.owner is Owner.KARPENTER and policy.karpenter_repairs:
+        return _decided(Repair.AWAIT, "Karpenter repairs this machine itself: it is awaited.")
+    if facts.has_work and facts.work_may_run_until is not None and facts.now < facts.work_may_run_until:
+        return _decided(Repair.LATER, f"Its work may run until {facts.work_may_run_until:%Y-%m-%dT%H:%M:%SZ}.")
     return _next_rung(facts, policy, failed="")
 
 
-def deadline_of(ask: RepairAsk, policy: RepairPolicy) -> datetime:
-    """Return until when the machine is awaited after this call. One without a reply is awaited for less."""
+def deadline_of(
+    ask: RepairAsk, policy: RepairPolicy, seat: SeatNow | None = None, progress: tuple[Progress, ...] = ()
+) -> datetime:
+    """Return until when the machine is awaited after this call. One without a reply is awaited for less.
+
+    An owner that does nothing is waited for briefly; one that tried, or is at it, for long.
+
+    Args:
+        ask: The call, or the mark since when an owner is awaited.
+        policy: The deadlines.
+        seat: Who holds the seat now; it matters for an owner alone.
+        progress: What the provider said it does.
+    """
+    if ask.rung == KARPENTER:
+        return ask.asked_at + timedelta(seconds=policy.karpenter_deadline_seconds)
+    if ask.rung == OWNER:
+        if seat is None or not _owner_acted(ask, seat, progress):
+            return ask.asked_at + timedelta(seconds=policy.takeover_seconds)
+        since = max([ask.asked_at, *(each.at for each in progress[-1:])])
+        return since + timedelta(seconds=policy.owner_deadline_seconds)
     if ask.answer in ("", UNKNOWN):
         return ask.asked_at + timedelta(seconds=policy.reconcile_after_seconds)
-    seconds = {
-        REBOOT: policy.reboot_deadline_seconds,
-        REPLACE: policy.replace_deadline_seconds,
-        OWNER: policy.owner_deadline_seconds,
-    }[ask.rung]
+    seconds = policy.replace_deadline_seconds if ask.rung == REPLACE else policy.reboot_deadline_seconds
     return ask.asked_at + timedelta(seconds=seconds)
 
 
-def took_effect(ask: RepairAsk, seat: SeatNow) -> str:
+def took_effect(ask: RepairAsk, seat: SeatNow, progress: tuple[Progress, ...] = ()) -> str:
     """Say what shows that a call took effect; empty where nothing does."""
     if seat.successor is not None:
         return "another machine holds the seat"
@@ -137,7 +203,27 @@ def took_effect(ask: RepairAsk, seat: SeatNow) -> str:
         return f"HyperPod calls it {record.status}"
     if not seat.patient.is_there:
         return "no control plane shows it any more"
-    return ""
+    told = next(
+        (each for each in progress if each.at >= ask.asked_at and each.code in (*_BEGINNINGS, *_FAILURES)), None
+    )
+    return f"HyperPod reported {told.code}" if told else ""
+
+
+def failure_since(progress: tuple[Progress, ...], since: datetime) -> Progress | None:
+    """Return the provider's word that what was asked for failed; None where it did not say so, or began anew."""
+    later = [each for each in progress if each.at >= since and each.code in (*_FAILURES, *_BEGINNINGS)]
+    return later[-1] if later and later[-1].code in _FAILURES else None
+
+
+def _owner_acted(ask: RepairAsk, seat: SeatNow, progress: tuple[Progress, ...]) -> bool:
+    """Whether anything shows that the owner of a repair is at it, or has been."""
+    return bool(progress) or _is_under_way(seat, progress) or bool(took_effect(ask, seat))
+
+
+def _is_under_way(seat: SeatNow, progress: tuple[Progress, ...]) -> bool:
+    record = seat.patient.record
+    is_changing = record is not None and record.status not in _RESTING
+    return is_changing or (bool(progress) and progress[-1].code in _BEGINNINGS)
 
 
 def _with_successor(facts: RepairFacts, last: RepairAsk | None, policy: RepairPolicy) -> RepairDecision:
@@ -153,7 +239,7 @@ def _with_successor(facts: RepairFacts, last: RepairAsk | None, policy: RepairPo
         return _decided(Repair.HEALTHY, f"{name} took the seat and is Ready.")
     deadline = max(asked_at, born_at) + timedelta(seconds=policy.replace_deadline_seconds)
     if last and last.rung == OWNER:
-        deadline = max(deadline, deadline_of(last, policy))
+        deadline = max(deadline, deadline_of(last, policy, facts.seat, facts.progress))
     if facts.now < deadline:
         return _decided(Repair.AWAIT, f"{name} took the seat and is coming up.")
     reason = f"The machine that took its seat, {name}, does not come up: {facts.validity.reason}"
@@ -162,6 +248,13 @@ def _with_successor(facts: RepairFacts, last: RepairAsk | None, policy: RepairPo
 
 def _after(facts: RepairFacts, last: RepairAsk, policy: RepairPolicy) -> RepairDecision:
     """Decide after a call of this incident."""
+    if last.rung in OWNERS:
+        return _after_owner(facts, last, policy)
+    failure = failure_since(facts.progress, last.asked_at)
+    if failure is not None:
+        return _after_failure(facts, failure, policy)
+    if facts.owner is Owner.KARPENTER and not facts.seat.patient.is_there:
+        return _decided(Repair.NOT_NEEDED, "It is gone; Karpenter brings another one where that is needed.")
     if last.rung == REBOOT and _has_rebooted(facts, last):
         has_failed = facts.invalid_at is not None and facts.invalid_at >= last.asked_at
         if facts.validity.is_valid and not has_failed:
@@ -170,7 +263,7 @@ def _after(facts: RepairFacts, last: RepairAsk, policy: RepairPolicy) -> RepairD
             return _decided(Repair.AWAIT, "It has booted again and is coming up.")
         return _next_rung(facts, policy, failed=f"The reboot did not clear it: {facts.validity.reason}")
     if last.answer in ("", UNKNOWN):
-        shown = took_effect(last, facts.seat)
+        shown = took_effect(last, facts.seat, facts.progress)
         if shown:
             accepted = last.but(answer=ACCEPTED)
             if facts.now < deadline_of(accepted, policy):
@@ -182,8 +275,6 @@ def _after(facts: RepairFacts, last: RepairAsk, policy: RepairPolicy) -> RepairD
     if last.answer in _TAKEN:
         if facts.now < deadline_of(last, policy):
             return _decided(Repair.AWAIT, f"The {last.rung} is under way.")
-        if last.rung == OWNER:
-            return _owner_is_late(facts)
         return _next_rung(facts, policy, failed=f"The {last.rung} was accepted and the machine did not come back.")
     if last.answer == NOT_NOW:
         return _next_rung(facts, policy, failed="The provider was not ready for it.", after=last)
@@ -195,11 +286,48 @@ def _has_rebooted(facts: RepairFacts, last: RepairAsk) -> bool:
     return node is not None and bool(last.boot_id) and bool(node.boot_id) and node.boot_id != last.boot_id
 
 
-def _owner_is_late(facts: RepairFacts) -> RepairDecision:
-    if facts.validity.is_valid and _has_rebooted(facts, facts.asks[-1]):
-        return _decided(Repair.HEALTHY, "HyperPod brought it back.")
-    reason = "HyperPod owns this repair and has not brought the machine back in time."
-    return _decided(Repair.ASK_PERSON, reason, ("replace", "HyperPod may still be at it, and two repairs would cross"))
+def _after_owner(facts: RepairFacts, last: RepairAsk, policy: RepairPolicy) -> RepairDecision:
+    """Decide while another owner repairs: never against an attempt of theirs, and only when they have given up.
+
+    Source: docs/hyperpod-repair.md, who takes over and when.
+    """
+    owner = "Karpenter" if facts.owner is Owner.KARPENTER else "HyperPod"
+    if facts.owner is Owner.KARPENTER and not facts.seat.patient.is_there:
+        return _decided(Repair.NOT_NEEDED, "It is gone; Karpenter brings another one where that is needed.")
+    if facts.validity.is_valid and (_has_rebooted(facts, last) or facts.has_recovered):
+        return _decided(Repair.HEALTHY, f"{owner} brought it back.")
+    due = deadline_of(last, policy, facts.seat, facts.progress)
+    if facts.now < due:
+        return _decided(Repair.AWAIT, f"{owner} repairs this machine itself: it is awaited.")
+    if facts.owner is Owner.HYPERPOD and _is_under_way(facts.seat, facts.progress):
+        reason = "HyperPod has been at this repair for longer than it should take."
+        return _decided(Repair.ASK_PERSON, reason, ("replace", "HyperPod is at it still, and two repairs would cross"))
+    failure = facts.progress[-1] if facts.progress and facts.progress[-1].code in _FAILURES else None
+    if failure is not None and failure.code == NO_CAPACITY:
+        return _after_failure(facts, failure, policy)
+    minutes = round((due - (facts.progress[-1].at if facts.progress else last.asked_at)).total_seconds() / 60)
+    did = "did nothing" if not _owner_acted(last, facts.seat, facts.progress) else "made no new attempt"
+    return _next_rung(facts, policy, failed=f"{owner} {did} for {minutes} min: Evenkeel takes over.")
+
+
+def _after_failure(facts: RepairFacts, failure: Progress, policy: RepairPolicy) -> RepairDecision:
+    """Decide after the provider itself said that a repair failed. Want of capacity is not cured by asking again."""
+    said = f"HyperPod reported {failure.code}{f': {failure.message}' if failure.message else ''}."
+    if failure.code == NO_CAPACITY:
+        return _decided(
+            Repair.ASK_PERSON,
+            f"{said} Look at the zone, the training plan and the reservation of {facts.life.cluster}'s pool first.",
+            ("replace", "without capacity the next call fails like this one"),
+            ("loan", "no loan is available here"),
+        )
+    return _next_rung(facts, policy, failed=said)
+
+
+def _without_machine(facts: RepairFacts, since: datetime, policy: RepairPolicy) -> RepairDecision:
+    """Decide where the machine went before anything was asked: whoever holds its seat next is looked at."""
+    if facts.owner is not Owner.KARPENTER and facts.now < since + timedelta(seconds=policy.replace_deadline_seconds):
+        return _decided(Repair.AWAIT, "It is gone; who takes its seat is awaited.")
+    return _decided(Repair.NOT_NEEDED, "It is gone, and no other machine took its seat.")
 
 
 def _is_well_by_itself(facts: RepairFacts) -> bool:
@@ -214,18 +342,24 @@ def _next_rung(
 ) -> RepairDecision:
     """Choose the next provider call, or say why there is none."""
     said = f"{failed} " if failed else ""
-    ours = [ask for ask in facts.asks if ask.asked_at >= facts.opened_at and ask.rung != OWNER]
+    ours = [ask for ask in facts.asks if ask.asked_at >= facts.opened_at and ask.rung not in OWNERS]
     calls = [ask for ask in ours if ask.answer != NOT_NOW]
     if any(ask.rung == REPLACE and ask.answer in (*_TAKEN, UNKNOWN, "") for ask in facts.asks) and not _may_repeat(
         facts, REPLACE
     ):
         reason = f"{said}This machine was to be replaced already, and a life is replaced once at most."
         return _decided(Repair.ASK_PERSON, reason, ("replace", "its outcome is not known to have failed"))
+    if not facts.ladder and look_up(facts.fault_key).ladder[0] in KEPT_OUT:
+        reason = f"{look_up(facts.fault_key).name}: kept out of service; nobody here repairs it."
+        return _decided(Repair.STAND_DOWN, reason).but(drains=not facts.leaves_work)
+    if facts.calls_today >= policy.max_attempts_a_day:
+        reason = f"{said}{facts.calls_today} repair calls were made for this seat within a day, which is the limit."
+        return _decided(Repair.ASK_PERSON, reason)
     if len(calls) >= policy.max_attempts:
         return _decided(Repair.ASK_PERSON, f"{said}{len(calls)} repair calls were made, which is the limit.")
     if len(ours) - len(calls) >= _MOST_REFUSALS:
         return _decided(Repair.ASK_PERSON, f"{said}The provider put the call off {_MOST_REFUSALS} times.")
-    rung, skipped = _first_open_rung(facts)
+    rung, skipped = _first_open_rung(facts, policy)
     if not rung:
         return _decided(Repair.ASK_PERSON, f"{said}No rung is left for {look_up(facts.fault_key).name}.", *skipped)
     if after is not None and rung == after.rung:
@@ -233,16 +367,32 @@ def _next_rung(
         if facts.now < ready_at:
             pause = max(1, round((ready_at - facts.now).total_seconds()))
             return RepairDecision(action=Repair.PAUSE, reason=f"{said}Asked again in {pause} s.", wait_seconds=pause)
+    if facts.in_the_way:
+        return _decided(Repair.LATER, f"{said}{facts.in_the_way}")
     if facts.hold is not None:
-        return _decided(Repair.HOLD, f"{said}{facts.hold.by} holds automation: {facts.hold.reason}")
-    action = Repair.REBOOT if rung == REBOOT else Repair.REPLACE
-    return _decided(action, f"{said}{_why(facts, rung)}", *skipped)
+        return _decided(Repair.HOLD, f"{said}{_held(facts.hold)}")
+    verdict = weigh(Act(rung), facts.guard, policy.guardrails) if facts.guard and rung in REPAIRS else ALLOWED
+    if verdict.rule == Rule.STALE_EVIDENCE:
+        return _decided(Repair.HEALTHY, f"{said}{verdict.reason}", (rung, "its evidence is old"))
+    if not verdict.allowed:
+        return _decided(Repair.BLOCKED, f"{said}{verdict.reason}", (rung, f"guardrail {verdict.rule}"))
+    return _decided(Repair(rung.upper()), f"{said}{_why(facts, rung)}", *skipped).but(drains=True)
 
 
-def _first_open_rung(facts: RepairFacts) -> tuple[str, list[tuple[str, str]]]:
+def _held(hold: Hold) -> str:
+    return f"{hold.by} holds automation: {hold.reason}"
+
+
+def _first_open_rung(facts: RepairFacts, policy: RepairPolicy) -> tuple[str, list[tuple[str, str]]]:
     skipped: list[tuple[str, str]] = []
     for rung in facts.ladder:
-        if rung == REBOOT and _reboots_are_used(facts):
+        if rung == DIAGNOSE and facts.invalid_at is not None and facts.invalid_at >= facts.opened_at:
+            skipped.append((DIAGNOSE, "it was examined and failed"))
+        elif rung == REBOOT and facts.owner is Owner.KARPENTER:
+            skipped.append((REBOOT, "nobody here reboots Karpenter's machines"))
+        elif rung == REBOOT and facts.returns >= policy.lemon_returns:
+            skipped.append((REBOOT, f"it was returned to service {facts.returns} times lately and does not last"))
+        elif rung == REBOOT and _reboots_are_used(facts):
             skipped.append((REBOOT, "a reboot was tried already"))
         elif not _is_used(facts, rung):
             later = facts.ladder[facts.ladder.index(rung) + 1 :]
@@ -255,7 +405,10 @@ def _first_open_rung(facts: RepairFacts) -> tuple[str, list[tuple[str, str]]]:
 def _is_used(facts: RepairFacts, rung: str) -> bool:
     """Whether a rung of this incident is spent: taken once, or twice without a trace or with the provider's failure."""
     mine = [ask for ask in facts.asks if ask.rung == rung and ask.asked_at >= facts.opened_at]
-    if any(ask.answer in _TAKEN or (ask.answer in ("", UNKNOWN) and took_effect(ask, facts.seat)) for ask in mine):
+    if any(
+        ask.answer in _TAKEN or (ask.answer in ("", UNKNOWN) and took_effect(ask, facts.seat, facts.progress))
+        for ask in mine
+    ):
         return True
     return len([ask for ask in mine if ask.answer in (FAILED, UNKNOWN, "")]) > 1
 
@@ -263,7 +416,7 @@ def _is_used(facts: RepairFacts, rung: str) -> bool:
 def _may_repeat(facts: RepairFacts, rung: str) -> bool:
     """Whether every call of this rung for this life had no reply and left no trace, and it was made but once."""
     mine = [ask for ask in facts.asks if ask.rung == rung and ask.answer not in (NOT_NOW, FAILED)]
-    silent = [ask for ask in mine if ask.answer in ("", UNKNOWN) and not took_effect(ask, facts.seat)]
+    silent = [ask for ask in mine if ask.answer in ("", UNKNOWN) and not took_effect(ask, facts.seat, facts.progress)]
     return len(mine) == len(silent) == 1
 
 
@@ -279,10 +432,14 @@ def _reboots_are_used(facts: RepairFacts) -> bool:
 
 def _why(facts: RepairFacts, rung: str) -> str:
     name = look_up(facts.fault_key).name
+    if rung == DIAGNOSE:
+        return f"{name}: the machine is examined before it is taken for broken."
     if rung == REBOOT:
         return f"{name}: a reboot may clear it, is quickest and keeps the machine."
+    if facts.owner is Owner.KARPENTER:
+        return f"{name}: Karpenter is to drain it and give it back."
     if REBOOT in facts.ladder:
-        return f"{name}: a reboot did not help, so the machine is replaced."
+        return f"{name}: a reboot did not help, or would not last, so the machine is replaced."
     if REBOOT in look_up(facts.fault_key).ladder:
         return f"{name}: HyperPod asks for no less than a replacement."
     return f"{name}: no reboot clears this, so the machine is replaced."

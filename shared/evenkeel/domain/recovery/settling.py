@@ -30,6 +30,8 @@ _PLANNED = {
     "OBSERVE": IncidentState.OBSERVED,
     "NOTHING": IncidentState.OBSERVED,
     "STAND_DOWN": IncidentState.STOOD_DOWN,
+    "LATER": IncidentState.STOOD_DOWN,
+    "DECLINED": IncidentState.OBSERVED,
 }
 _GOOD_NODE = ("RETURNED", "NOT_OURS", "GONE", "NOT_NEEDED")
 _GOOD_JOBS = ("JOBS_BACK", "QUEUED", "NO_JOBS")
