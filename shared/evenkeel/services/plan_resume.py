@@ -22,11 +22,21 @@ from evenkeel.domain.recovery.resume import (
     PoolRoom,
     ResumeDecision,
     ResumeFacts,
+    demand_after,
     distrust_after,
     lost_work,
     plan_resume,
 )
-from evenkeel.domain.scheduling.jobs import Attempt, Job, ResumeOption, ResumePlan
+from evenkeel.domain.recovery.rollback import Rollback, RollbackDecision, RollbackFacts, roll_back
+from evenkeel.domain.scheduling.jobs import (
+    Attempt,
+    AttemptState,
+    Demand,
+    Job,
+    ResumeOption,
+    ResumePlan,
+    StopRequest,
+)
 from evenkeel.domain.values import Value
 from evenkeel.ports import Cluster, Conflict, Ids, Ledger, Passes, Put, Table, Telemetry, Write
 from evenkeel.services import incident_record, rows
@@ -91,7 +101,7 @@ def run(
     past = _past_incidents(ledger)
     planned = []
     for hurt in incident.hurt_jobs:
-        done = _plan(incident, hurt, nodes, in_use, past, ledger, ids, policy, mode, now)
+        done = _plan(incident, hurt, nodes, in_use, past, ledger, ids, telemetry, policy, mode, now)
         if done is not None:
             planned.append(done)
     if not planned:
@@ -111,6 +121,7 @@ def _plan(
     past: tuple[Incident, ...],
     ledger: Ledger,
     ids: Ids,
+    telemetry: Telemetry,
     policy: Policy,
     mode: Mode,
     now: datetime,
@@ -125,28 +136,131 @@ def _plan(
         if job.state.has_ended:
             return None
         plan = job.resume_plan
-        if plan and (plan.incident_id, plan.after_attempt) == (incident.incident_id, hurt.attempt):
-            return PlannedJob(job_id=job.job_id, attempt=hurt.attempt, option=plan.option)
-        if job.current_attempt > hurt.attempt and not _can_still_doubt(job, hurt, ledger):
-            _tell_on_its_way(incident, job, rows.read(attempt_row, Attempt), ledger)
-            return PlannedJob(job_id=job.job_id, attempt=hurt.attempt)
+        is_planned = plan and (plan.incident_id, plan.after_attempt) == (incident.incident_id, hurt.attempt)
         attempt = rows.read(attempt_row, Attempt)
+        back: RollbackDecision | None = None
+        if job.current_attempt > hurt.attempt and not _can_still_doubt(job, hurt, ledger):
+            back = _look_back(incident, hurt, job, ledger, policy)
+        if plan and is_planned and (back is None or back.action is not Rollback.STOP):
+            return PlannedJob(job_id=job.job_id, attempt=hurt.attempt, option=plan.option)
+        if back is not None:
+            if back.action is not Rollback.STOP:
+                _tell_on_its_way(incident, job, attempt, back, ledger, telemetry)
+                return PlannedJob(job_id=job.job_id, attempt=hurt.attempt)
+            attempt = rows.load(ledger, rows.attempt_key(job.job_id, job.current_attempt), Attempt, "such attempt")
         rooms = _rooms(incident, job, attempt, nodes, in_use, policy)
         delays = _delays(incident, past, _past_attempts(attempt, ledger), policy)
         facts = _facts(incident, job, attempt, rooms, delays, policy, now)
         decided = plan_resume(facts, policy.jobs)
         try:
-            ledger.commit(*_writes(incident, job, row.version, facts, decided, ids, policy, mode, now))
+            writes = _writes(incident, job, row.version, facts, decided, ids, policy, mode, now)
+            if back is not None:
+                writes = _taking_back(incident, hurt, attempt, back, writes, ledger, now)
+                telemetry.count("JobsTakenBack")
+            ledger.commit(*writes)
         except Conflict:
             continue
-        return PlannedJob(job_id=job.job_id, attempt=hurt.attempt, option=decided.option)
+        return PlannedJob(job_id=job.job_id, attempt=attempt.attempt, option=decided.option)
     raise Conflict(f"{hurt.job_id} kept changing while its way back was to be planned")
 
 
-def _tell_on_its_way(incident: Incident, job: Job, attempt: Attempt, ledger: Ledger) -> None:
+def _look_back(incident: Incident, hurt: HurtJob, job: Job, ledger: Ledger, policy: Policy) -> RollbackDecision:
+    """Judge whether the attempt that came after the hurt one resumed from something that is in doubt now."""
+    fault = look_up(incident.fault_key)
+    numbers = range(hurt.attempt + 1, job.current_attempt + 1)
+    found = (ledger.get(rows.attempt_key(job.job_id, number)) for number in numbers)
+    facts = RollbackFacts(
+        hurt_attempt=hurt.attempt,
+        current_attempt=job.current_attempt,
+        descent=tuple(rows.read(row, Attempt) for row in found if row),
+        distrust_after=distrust_after(fault.checkpoint_trust, incident.first_signal_at, policy.jobs),
+        demand=demand_after(fault.checkpoint_trust, fault.fault_class, policy.jobs),
+        distrusted_before=job.distrust_after if job.distrust_through >= hurt.attempt else None,
+        demanded_before=job.demand if job.distrust_through >= hurt.attempt else Demand.CONVENTION,
+        rollbacks=job.rollbacks,
+    )
+    return roll_back(facts, policy.jobs)
+
+
+def _taking_back(
+    incident: Incident,
+    hurt: HurtJob,
+    attempt: Attempt,
+    back: RollbackDecision,
+    writes: list[Write],
+    ledger: Ledger,
+    now: datetime,
+) -> list[Write]:
+    """Extend the writes of a plan: the attempt is asked to stop, and is the hurt one from here on, in the same commit.
+
+    What it has saved descends from what is in doubt, so it gets no time to save more.
+    """
+    current, version = incident_record.load(ledger, incident.incident_id)
+    put, *others = writes
+    assert isinstance(put, Put)
+    planned = rows.read(put.row, Job)
+    stop = planned.stop_of(attempt.attempt)
+    if stop is None and not attempt.state.has_ended:
+        stop = StopRequest(
+            attempt=attempt.attempt,
+            reason=back.reason,
+            by=f"recover_node/{incident.incident_id}",
+            outcome=AttemptState.LOST,
+            grace_seconds=0,
+            requested_at=now,
+        )
+    taken = planned.but(stop_request=stop or planned.stop_request, rollbacks=planned.rollbacks + 1)
+    moved = tuple(each.but(attempt=attempt.attempt) if each == hurt else each for each in current.hurt_jobs)
+    return [
+        Put(rows.job_row(taken, put.row.version)),
+        Put(rows.incident_row(current.but(hurt_jobs=moved), version)),
+        incident_record.told(attempt.job_id, "rolled back", back.reason, at=now, writer=WRITER),
+        *others,
+    ]
+
+
+def revise(
+    incident: Incident,
+    *,
+    ledger: Ledger,
+    cluster: Cluster,
+    ids: Ids,
+    telemetry: Telemetry,
+    policy: Policy,
+    mode: Mode,
+    now: datetime,
+) -> int:
+    """Take back what resumed from something that a later signal casts doubt on; return how many jobs that were.
+
+    Idempotent: yes, an attempt that is taken back is the hurt one from then on, in the same commit.
+    """
+    fault = look_up(incident.fault_key)
+    if distrust_after(fault.checkpoint_trust, incident.first_signal_at, policy.jobs) is None:
+        return 0
+    taken = 0
+    for hurt in incident.hurt_jobs:
+        row = ledger.get(rows.job_key(hurt.job_id))
+        job = rows.read(row, Job) if row else None
+        if job is None or job.state.has_ended or job.current_attempt <= hurt.attempt:
+            continue
+        if _look_back(incident, hurt, job, ledger, policy).action is not Rollback.STOP:
+            continue
+        nodes = cluster.nodes(incident.life.cluster)
+        in_use = cluster.accelerators_in_use(incident.life.cluster)
+        _plan(incident, hurt, nodes, in_use, _past_incidents(ledger), ledger, ids, telemetry, policy, mode, now)
+        taken += 1
+    return taken
+
+
+def _tell_on_its_way(
+    incident: Incident, job: Job, attempt: Attempt, back: RollbackDecision, ledger: Ledger, telemetry: Telemetry
+) -> None:
     """Tell once that a job was quicker than the plan: its attempt ended with the node and a later one exists."""
     at = attempt.ended_at or incident.opened_at
     text = f"{job.job_id} lost attempt {attempt.attempt} with the node and is on its way back already."
+    if back.action is Rollback.LIMIT:
+        text = f"{text} {back.reason} A person must look."
+        telemetry.error("A job was taken back too often", job_id=job.job_id, runbook="job-unproved")
     writer = f"{WRITER}-{job.job_id}"
     with contextlib.suppress(Conflict):  # told before
         ledger.commit(incident_record.told(incident.incident_id, "job", text, at=at, writer=writer))

@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import OPEN_STATES, Incident
-from evenkeel.domain.nodes import FleetNode, KubernetesNode, Node, ProviderNode, join_nodes
+from evenkeel.domain.nodes import FleetNode, KubernetesNode, Node, NodeLife, ProviderNode, join_nodes
 from evenkeel.domain.policy import Mode, Policy
+from evenkeel.domain.recovery.guardrails import Entry
+from evenkeel.domain.recovery.plan import PlanOutcome, not_allowed
 from evenkeel.domain.recovery.seats import Holder
 from evenkeel.domain.recovery.validation import Validity, expected_accelerators, judge_node
 from evenkeel.domain.scheduling.attempts import judge_end, lost_nodes
@@ -42,16 +44,19 @@ from evenkeel.ports import (
 from evenkeel.services import (
     attempt_rows,
     evaluate_waits,
+    guard_register,
     heartbeats,
     incident_record,
     locks,
     mark_running,
+    plan_resume,
     receive_event,
     rows,
     schedule_jobs,
     settle_attempt,
     watch_cluster,
 )
+from evenkeel.services.guard_register import Which
 from evenkeel.services.patient_answers import PatientWaitAnswers
 
 WRITER = "sweep_fleet"
@@ -160,7 +165,9 @@ class _Sweep:
             ("facts", self.tell_facts),
             ("unresolved", self.retry_unresolved),
             ("incidents", self.resume_incidents),
+            ("rollbacks", self.take_back_jobs),
             ("ghosts", self.close_ghosts),
+            ("registers", self.reconcile_registers),
             ("attempts", self.resume_attempts),
             ("workloads", self.clear_workloads),
             ("waits", self.answer_waits),
@@ -350,6 +357,31 @@ class _Sweep:
             return False
         return receive_event.start_recovery(after, self.world.workflows)
 
+    def take_back_jobs(self) -> int:
+        """Take back jobs that run again from a checkpoint which a later signal of an open incident casts doubt on."""
+        world = self.world
+        acting = (each for each in self.open_incidents if each.hurt_jobs and self._may_act_on(each))
+        taken = sum(
+            plan_resume.revise(
+                incident,
+                ledger=world.ledger,
+                cluster=world.cluster,
+                ids=world.ids,
+                telemetry=world.telemetry,
+                policy=self.policy,
+                mode=self.mode,
+                now=self.now,
+            )
+            for incident in acting
+        )
+        if taken:
+            world.passes.request("jobs were taken back")
+        return taken
+
+    def _may_act_on(self, incident: Incident) -> bool:
+        planned = incident.plan is not None and incident.plan.outcome == PlanOutcome.ACT
+        return planned and not not_allowed(self.mode, is_drill=incident.is_drill, drills_may_act=self.drills_may_act)
+
     def close_ghosts(self) -> int:
         """Delete pointers to incidents that are over: they would keep the next sickness of that machine out."""
         ledger = self.world.ledger
@@ -362,6 +394,27 @@ class _Sweep:
                     ledger.commit(Delete(pointer.key, pointer.version))
                     closed += 1
         return closed
+
+    def reconcile_registers(self) -> int:
+        """Take machines out of the registers of repairs and cordons whose release was lost."""
+        marks = {
+            (node.cluster, node.instance_id): node.incident_id
+            for node in self.kubernetes
+            if node.incident_id is not None
+        }
+
+        def is_settled(entry: Entry) -> bool:
+            row = self.world.ledger.get(rows.incident_key(entry.incident_id))
+            return row is None or rows.read(row, Incident).state.is_settled
+
+        def is_free(entry: Entry) -> bool:
+            life = NodeLife.from_key(entry.life)
+            return (life.cluster, life.instance_id) not in marks and not self._is_fresh(entry.since)
+
+        ledger = self.world.ledger
+        return guard_register.reconcile(ledger, Which.REPAIRS, is_settled, self.now) + guard_register.reconcile(
+            ledger, Which.CORDONS, is_free, self.now
+        )
 
     # ------------------------------------------------------------ attempts
 
@@ -488,10 +541,11 @@ class _Sweep:
                 continue
             peers = [peer for peer in self.kubernetes if peer.name != there.name]
             machine = Holder(record=node.provider, node=there)
-            verdict = judge_node(machine, expected=expected_accelerators(there.instance_type, peers))
+            expected = expected_accelerators(there.instance_type, peers)
+            verdict = judge_node(machine, expected=expected)
             if not verdict.is_valid or self.world.ledger.get(rows.open_key(node.life)):
                 continue
-            self._record_release(node, verdict)
+            self._record_release(node, machine, expected, verdict)
             if self.mode is Mode.ACT:
                 result = self.world.cluster.release(there.cluster, there.name, None)
                 released += result is ReleaseResult.RELEASED
@@ -508,7 +562,7 @@ class _Sweep:
                 return True
         return False
 
-    def _record_release(self, node: Node, verdict: Validity) -> None:
+    def _record_release(self, node: Node, machine: Holder, expected: int, verdict: Validity) -> None:
         assert node.kubernetes
         boot = node.kubernetes.boot_id or "first"
         record = Decision(
@@ -518,7 +572,7 @@ class _Sweep:
             subject=node.life.key,
             action="RELEASE",
             reason=verdict.reason,
-            facts={"node": node.to_json()},
+            facts={"machine": machine.to_json(), "expected": expected},
             policy_hash=self.policy.hash,
             mode=self.mode,
             decided_at=self.now,

@@ -1,0 +1,97 @@
+"""Whether a job that runs again must be taken back: what it resumed from has turned out to be in doubt.
+
+    attempt 1 saves 10 ... 20 ... 30          its node is sick, and nobody knows that the fault corrupts
+    attempt 2 is pinned to step 30            trusted as far as was known
+    a corrupting fault becomes known          step 30 was begun in its poisoned window
+    attempt 2 is stopped                      attempt 3 resumes from what was begun before the window
+
+Whatever descends from a checkpoint in doubt is in doubt with it, so the descent of the attempt that runs is followed
+back to the hurt one.
+"""
+
+from datetime import datetime
+from enum import StrEnum
+
+from evenkeel.domain.policy import JobPolicy
+from evenkeel.domain.scheduling.jobs import Attempt, Demand
+from evenkeel.domain.values import Instant, Value
+
+
+class Rollback(StrEnum):
+    """What becomes of the attempt that runs."""
+
+    LEAVE = "LEAVE"
+    STOP = "STOP"
+    LIMIT = "LIMIT"
+    """It should be stopped, and that was done too often already: a person must look."""
+
+
+class RollbackFacts(Value):
+    """All that the answer rests on."""
+
+    hurt_attempt: int
+    current_attempt: int
+    descent: tuple[Attempt, ...]
+    """Attempts after the hurt one, the current one among them."""
+    distrust_after: Instant | None
+    demand: Demand
+    distrusted_before: Instant | None
+    """The window that the next attempt honoured already when it was launched."""
+    demanded_before: Demand
+    """What the checkpoints of the hurt attempt had to have already then."""
+    rollbacks: int
+
+
+class RollbackDecision(Value):
+    """Whether the attempt that runs is stopped, and why."""
+
+    action: Rollback
+    reason: str
+
+
+def roll_back(facts: RollbackFacts, policy: JobPolicy) -> RollbackDecision:
+    """Decide whether an attempt that came after a hurt one resumed from something that is now in doubt."""
+    if facts.distrust_after is None:
+        return RollbackDecision(action=Rollback.LEAVE, reason="The fault casts no doubt on checkpoints.")
+    root = _root(facts)
+    if root is None:
+        reason = f"Attempt {facts.current_attempt} resumed from nothing of the hurt one."
+        return RollbackDecision(action=Rollback.LEAVE, reason=reason)
+    doubt = _doubt(root, facts, facts.distrust_after)
+    if not doubt:
+        reason = f"What attempt {facts.current_attempt} descends from was begun before the poisoned window."
+        return RollbackDecision(action=Rollback.LEAVE, reason=reason)
+    if facts.rollbacks >= policy.max_rollbacks:
+        reason = f"{doubt[0].upper()}{doubt[1:]}, but the job was taken back {facts.rollbacks} times already."
+        return RollbackDecision(action=Rollback.LIMIT, reason=reason)
+    reason = f"Attempt {facts.current_attempt} is taken back: {doubt}."
+    return RollbackDecision(action=Rollback.STOP, reason=reason)
+
+
+def _doubt(root: Attempt, facts: RollbackFacts, distrust_after: datetime) -> str:
+    """Say what is wrong with what an attempt resumed from; empty where nothing is."""
+    is_asked = facts.demand is Demand.EVIDENCE and facts.demanded_before is not Demand.EVIDENCE
+    point, began = root.resume_from, root.resumed_work_from
+    if point is None:
+        is_honoured = facts.distrusted_before is not None and facts.distrusted_before <= distrust_after
+        return "" if is_honoured and not is_asked else f"what attempt {root.attempt} resumed from only its rank 0 knows"
+    where = f"step {point.step} of attempt {point.attempt}"
+    if began is None or began > distrust_after:
+        return f"{where} was begun in the poisoned window, after {distrust_after:%H:%M:%SZ}"
+    return f"{where} was not asked for evidence of its own, and this fault asks for it" if is_asked else ""
+
+
+def _root(facts: RollbackFacts) -> Attempt | None:
+    """Return the attempt through which the current one descends from the hurt one or one before; None: it does not.
+
+    Where only its rank 0 knows what an attempt resumed from, it may descend from anything.
+    """
+    by_number = {attempt.attempt: attempt for attempt in facts.descent}
+    attempt = by_number.get(facts.current_attempt)
+    while attempt is not None and attempt.launched_at is not None:
+        if attempt.resume_from is None:
+            return None if attempt.is_pinned else attempt
+        if attempt.resume_from.attempt <= facts.hurt_attempt:
+            return attempt
+        attempt = by_number.get(attempt.resume_from.attempt)
+    return None

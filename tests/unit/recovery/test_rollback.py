@@ -1,0 +1,101 @@
+"""Whether what a job resumed from is in doubt now, and whether it is taken back."""
+
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.policy import JobPolicy
+from evenkeel.domain.recovery.rollback import Rollback, RollbackDecision, RollbackFacts, roll_back
+from evenkeel.domain.scheduling.jobs import Attempt, Demand, ResumePoint
+from tests.unit.recovery.facts import at
+
+POLICY = JobPolicy(max_rollbacks=2)
+
+
+def an_attempt(number: int, source: int | None, began: datetime | None, **changes: Any) -> Attempt:
+    """An attempt that resumed from a checkpoint of `source`, whose write began then."""
+    point = None if source is None else ResumePoint(attempt=source, step=30, manifest="m")
+    facts: dict[str, Any] = {
+        "job_id": "job-1",
+        "attempt": number,
+        "state": "RUNNING",
+        "cluster": "eks",
+        "namespace": "jobs",
+        "pool": "p5",
+        "nodes": (),
+        "node_names": (),
+        "accelerators": 8,
+        "admitted_at": at(0),
+        "launched_at": at(1),
+        "is_pinned": True,
+        "resume_from": point,
+        "resumed_work_from": began,
+    }
+    return Attempt.model_validate({**facts, **changes})
+
+
+def judged(*descent: Attempt, **changes: Any) -> RollbackDecision:
+    facts: dict[str, Any] = {
+        "hurt_attempt": 1,
+        "current_attempt": descent[-1].attempt,
+        "descent": descent,
+        "distrust_after": at(-300),
+        "demand": Demand.CONVENTION,
+        "distrusted_before": None,
+        "demanded_before": Demand.CONVENTION,
+        "rollbacks": 0,
+    }
+    return roll_back(RollbackFacts.model_validate({**facts, **changes}), POLICY)
+
+
+POISONED, CLEAN = at(-299), at(-300)
+
+
+@pytest.mark.parametrize(
+    ("descent", "action"),
+    [
+        ([(2, 1, POISONED)], Rollback.STOP),
+        ([(2, 1, None)], Rollback.STOP),
+        ([(2, 1, CLEAN)], Rollback.LEAVE),
+        ([(2, None, None)], Rollback.LEAVE),
+        ([(2, 1, POISONED), (3, 2, at(60))], Rollback.STOP),
+        ([(2, 1, CLEAN), (3, 2, at(60))], Rollback.LEAVE),
+        ([(2, 1, POISONED), (3, 1, CLEAN)], Rollback.LEAVE),
+        ([(2, 1, POISONED), (3, None, None)], Rollback.LEAVE),
+    ],
+)
+def test_what_descends_from_the_poisoned_window_is_taken_back(
+    descent: list[tuple[int, int | None, datetime | None]], action: Rollback
+) -> None:
+    assert judged(*(an_attempt(*link) for link in descent)).action is action
+
+
+def test_a_fault_that_corrupts_nothing_takes_nothing_back() -> None:
+    assert judged(an_attempt(2, 1, POISONED), distrust_after=None).action is Rollback.LEAVE
+
+
+def test_what_was_not_asked_for_evidence_is_taken_back_where_the_fault_asks_for_it() -> None:
+    before = an_attempt(2, 1, CLEAN)
+
+    assert judged(before, demand=Demand.EVIDENCE).action is Rollback.STOP
+    assert judged(before, demand=Demand.EVIDENCE, demanded_before=Demand.EVIDENCE).action is Rollback.LEAVE
+
+
+def test_what_only_rank_0_knows_is_in_doubt_unless_it_was_told_of_the_window() -> None:
+    mounted = an_attempt(2, None, None, is_pinned=False)
+
+    assert judged(mounted).action is Rollback.STOP
+    assert judged(mounted, distrusted_before=at(-299)).action is Rollback.STOP
+    assert judged(mounted, distrusted_before=at(-300)).action is Rollback.LEAVE
+
+
+def test_an_attempt_that_is_not_pinned_yet_has_resumed_from_nothing() -> None:
+    assert judged(an_attempt(2, None, None, is_pinned=False, launched_at=None)).action is Rollback.LEAVE
+
+
+def test_a_job_is_taken_back_only_so_often() -> None:
+    decision = judged(an_attempt(2, 1, POISONED), rollbacks=2)
+
+    assert decision.action is Rollback.LIMIT
+    assert "taken back 2 times already" in decision.reason
