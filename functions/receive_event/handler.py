@@ -1,16 +1,16 @@
-"""Queue `events`: one signal about a node, from EventBridge."""
+"""Queue `events`: one event about nodes or groups of them, from EventBridge or from a site's own detector."""
 
 from evenkeel.events import envelope
-from evenkeel.events.outcomes import Ignored, Malformed, Unknown
+from evenkeel.events.outcomes import Heard, Ignored, Malformed, Unknown
 from evenkeel.runtime import entry, wiring
 from evenkeel.services import receive_event
 
 
 @entry.event(parse=envelope.parse, malformed=Malformed, passed_over=(Ignored, Unknown))
-def handler(fact: envelope.Fact, _context: entry.Context) -> entry.Json:
+def handler(heard: Heard, _context: entry.Context) -> entry.Json:
     world = wiring.world()
-    outcome = receive_event.run(
-        fact,
+    outcomes = receive_event.hear(
+        heard.facts,
         ledger=world.ledger,
         provider=world.provider,
         workflows=world.workflows,
@@ -18,6 +18,7 @@ def handler(fact: envelope.Fact, _context: entry.Context) -> entry.Json:
         ids=world.ids,
         telemetry=world.telemetry,
         clusters=world.settings.kubernetes_clusters,
+        cluster_arn=world.settings.hyperpod_cluster_arn,
         drills_may_act=world.settings.drills_may_act,
     )
-    return outcome.to_json()
+    return receive_event.summary(outcomes)

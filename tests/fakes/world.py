@@ -20,6 +20,9 @@ from tests.fakes.provider import FakeProvider, a_provider_node
 from tests.fakes.system import FixedClock, RecordingTelemetry, SequenceIds
 from tests.fakes.workflows import RecordingTokens, RecordingWorkflows
 
+CLUSTER_ARN = "arn:aws:sagemaker:us-west-2:111122223333:cluster/k3v9x2m7q1ab"
+"""The fleet's HyperPod cluster: the one that the sample events are about."""
+
 
 @dataclass
 class FakeWorld:
@@ -48,6 +51,11 @@ class FakeWorld:
 
     def as_world(self, environment: Mapping[str, str] | None = None) -> World:
         """Return the world that handlers use, made of these twins: `with wiring.using(fake.as_world()): handler(…)`."""
-        said = {"EVENKEEL_FLEET": "research", "KUBERNETES_CLUSTERS": CLUSTER, "EVENKEEL_MODE": "act"}
+        said = {
+            "EVENKEEL_FLEET": "research",
+            "KUBERNETES_CLUSTERS": CLUSTER,
+            "HYPERPOD_CLUSTER_ARN": CLUSTER_ARN,
+            "EVENKEEL_MODE": "act",
+        }
         ports = {name: port for name, port in vars(self).items() if name not in ("size", "runs_at_once")}
         return World(Settings.from_environment({**said, **(environment or {})}), **ports)

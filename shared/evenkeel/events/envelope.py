@@ -5,23 +5,46 @@ in several ways, or not at all.
 """
 
 import json
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, TypeAlias
 
-from evenkeel.domain.health.incidents import NodeFact
-from evenkeel.events import hyperpod_cluster_event, hyperpod_node_health
-from evenkeel.events.outcomes import BadEvent, Ignored, Malformed, Unknown
+from evenkeel.events import (
+    aws_health,
+    ec2_notices,
+    hyperpod_cluster_event,
+    hyperpod_cluster_state,
+    hyperpod_node_health,
+    reported_faults,
+)
+from evenkeel.events.fields import Envelope
+from evenkeel.events.outcomes import Answer, BadEvent, Heard, Ignored, Malformed, Unknown
 
-Fact: TypeAlias = NodeFact
-"""What an event that matters comes out as."""
+Parser: TypeAlias = Callable[[Envelope], Heard | Ignored | Unknown]
 
 DRILL_SOURCE = "evenkeel.drill"
-SOURCES = frozenset({"aws.sagemaker", DRILL_SOURCE})
+PARSERS: Mapping[str, Mapping[str, Parser]] = {
+    "aws.sagemaker": {
+        hyperpod_node_health.DETAIL_TYPE: hyperpod_node_health.parse,
+        hyperpod_cluster_event.DETAIL_TYPE: hyperpod_cluster_event.parse,
+        hyperpod_cluster_state.DETAIL_TYPE: hyperpod_cluster_state.parse,
+    },
+    "aws.ec2": ec2_notices.PARSERS,
+    "aws.health": {aws_health.DETAIL_TYPE: aws_health.parse},
+    reported_faults.SOURCE: {reported_faults.DETAIL_TYPE: reported_faults.parse},
+}
+"""By source and detail-type. A drill may speak as AWS does, and never as a site's detector: those sign the API."""
+_DRILLS: Mapping[str, Parser] = {
+    detail_type: parser
+    for source, parsers in PARSERS.items()
+    if source.startswith("aws.")
+    for detail_type, parser in parsers.items()
+}
 
 LARGEST_BYTES = 131_072
 """Real events are a few KB; one with every instance group of a large cluster stays below this."""
 
 
-def parse(body: bytes) -> NodeFact | Ignored | Unknown | Malformed:
+def parse(body: bytes) -> Answer:
     """Read one envelope as it came from EventBridge. Never raises for what the envelope contains."""
     if len(body) > LARGEST_BYTES:
         return Malformed("EVENT_TOO_LARGE", f"{len(body)} bytes, at most {LARGEST_BYTES} are read")
@@ -47,30 +70,19 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(name)
 
 
-def _routed(envelope: dict[str, Any]) -> NodeFact | Ignored | Unknown:
-    source, detail_type = envelope.get("source"), envelope.get("detail-type")
+def _routed(document: dict[str, Any]) -> Heard | Ignored | Unknown:
+    source, detail_type = document.get("source"), document.get("detail-type")
     is_named = type(source) is str and type(detail_type) is str
-    if not is_named or source not in SOURCES or detail_type not in _PARSERS:
+    parsers = _DRILLS if source == DRILL_SOURCE else PARSERS.get(str(source), {})
+    parser = parsers.get(str(detail_type)) if is_named else None
+    if parser is None:
         return Unknown(f"no parser for {_shown(source)} / {_shown(detail_type)}")
-    if "detail" not in envelope:
+    if "detail" not in document:
         raise BadEvent("EVENT_NO_DETAIL", "detail: missing")
-    detail = envelope["detail"]
+    detail = document["detail"]
     if type(detail) is not dict:
         raise BadEvent("EVENT_NO_DETAIL", "detail: not an object")
-    if detail_type == hyperpod_cluster_event.EVENT_DETAIL_TYPE:
-        return hyperpod_cluster_event.parse_event(detail)
-    if detail_type == hyperpod_cluster_event.STATE_DETAIL_TYPE:
-        return hyperpod_cluster_event.parse_state(detail)
-    return hyperpod_node_health.parse(envelope, detail, is_drill=source == DRILL_SOURCE)
-
-
-_PARSERS = frozenset(
-    {
-        hyperpod_node_health.DETAIL_TYPE,
-        hyperpod_cluster_event.EVENT_DETAIL_TYPE,
-        hyperpod_cluster_event.STATE_DETAIL_TYPE,
-    }
-)
+    return parser(Envelope(document, detail, is_drill=source == DRILL_SOURCE))
 
 
 def _shown(value: object) -> str:

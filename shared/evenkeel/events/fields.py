@@ -2,7 +2,8 @@
 
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -21,6 +22,25 @@ _TEXT_LIMIT = 8192
 _NAMES = {str: "string", bool: "boolean", int: "number", float: "number", list: "array", dict: "object"}
 
 
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """One event as its parser gets it: an object with a `detail` that is an object, and nothing else is checked yet."""
+
+    document: Mapping[str, Any]
+    detail: Mapping[str, Any]
+    is_drill: bool
+
+    def identity(self) -> tuple[str, datetime]:
+        """Return the envelope's id and time.
+
+        Raises:
+            BadEvent: one of them cannot be read.
+        """
+        envelope_id, time = text_of(self.document, "id", "id"), text_of(self.document, "time", "time")
+        check_envelope_id(envelope_id)
+        return envelope_id, time_of(time, "time")
+
+
 def _named(value: Any) -> str:
     return "null" if value is None else _NAMES[type(value)]
 
@@ -29,7 +49,7 @@ def text_of(parent: Mapping[str, Any], key: str, path: str, *, required: bool = 
     """Return a string field; empty where it is optional and absent.
 
     Raises:
-        BadEvent: EVENT_BAD_TYPE, EVENT_BAD_TEXT (something that is not plain printable text) or EVENT_TOO_LARGE.
+        BadEvent: EVENT_BAD_TYPE.
     """
     if key not in parent:
         if required:
@@ -39,6 +59,33 @@ def text_of(parent: Mapping[str, Any], key: str, path: str, *, required: bool = 
     if type(value) is not str:
         raise BadEvent("EVENT_BAD_TYPE", f"{path}: expected string, got {_named(value)}")
     return value
+
+
+def plain_text_of(parent: Mapping[str, Any], key: str, path: str, *, required: bool = True) -> str:
+    """Return a string field that was looked at by `check_text`.
+
+    Raises:
+        BadEvent: as `text_of` and `check_text` do.
+    """
+    text = text_of(parent, key, path, required=required)
+    check_text(text, path)
+    return text
+
+
+def list_of(parent: Mapping[str, Any], key: str, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the objects of a list field, each with its path; none where the field is absent.
+
+    Raises:
+        BadEvent: EVENT_BAD_TYPE.
+    """
+    value = parent.get(key, [])
+    if type(value) is not list:
+        raise BadEvent("EVENT_BAD_TYPE", f"{path}: expected array, got {_named(value)}")
+    for index, item in enumerate(value):
+        place = f"{path}[{index}]"
+        if type(item) is not dict:
+            raise BadEvent("EVENT_BAD_TYPE", f"{place}: expected object, got {_named(item)}")
+        yield place, item
 
 
 def object_of(parent: Mapping[str, Any], key: str, path: str) -> dict[str, Any]:
@@ -90,10 +137,10 @@ def check_instance_id(value: str, path: str) -> None:
         raise BadEvent("EVENT_BAD_ID", f"{path}: {value[:40]!r} is not an instance id")
 
 
-def check_envelope_id(value: str) -> None:
+def check_envelope_id(value: str, path: str = "id") -> None:
     """Raise EVENT_BAD_ID unless this may name the raw copy."""
     if not _ENVELOPE_ID.fullmatch(value):
-        raise BadEvent("EVENT_BAD_ID", "id: not an event id")
+        raise BadEvent("EVENT_BAD_ID", f"{path}: not an event id")
 
 
 def time_of(value: str, path: str) -> datetime:

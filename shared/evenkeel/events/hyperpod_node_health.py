@@ -5,13 +5,11 @@ values but `Unhealthy` are not published, so anything else than the two known on
 """
 
 import re
-from collections.abc import Mapping
-from typing import Any
 
 from evenkeel.domain.health.faults import UNKNOWN_FAULT, catalogue
 from evenkeel.domain.health.incidents import FactKind, NodeFact
 from evenkeel.events import fields
-from evenkeel.events.outcomes import BadEvent
+from evenkeel.events.outcomes import BadEvent, Heard
 
 DETAIL_TYPE = "SageMaker HyperPod Cluster Node Health Event"
 SOURCE = "hyperpod.node-health"
@@ -22,12 +20,13 @@ _BARE_CODE = re.compile(r"[A-Z][A-Z0-9_]{2,63}", re.ASCII)
 _KINDS = {"Unhealthy": FactKind.SICKENED, "Healthy": FactKind.RECOVERED}
 
 
-def parse(envelope: Mapping[str, Any], detail: Mapping[str, Any], *, is_drill: bool) -> NodeFact:
+def parse(envelope: fields.Envelope) -> Heard:
     """Read the event.
 
     Raises:
         BadEvent: at the first fault, by its path.
     """
+    detail = envelope.detail
     instance_id = fields.text_of(detail, "InstanceId", "detail.InstanceId")
     summary = fields.object_of(detail, "HealthSummary", "detail.HealthSummary")
     status = fields.text_of(summary, "HealthStatus", "detail.HealthSummary.HealthStatus")
@@ -40,11 +39,9 @@ def parse(envelope: Mapping[str, Any], detail: Mapping[str, Any], *, is_drill: b
     for name in ("HealthStatusReason", "RepairAction", "Recommendation"):
         path = f"detail.HealthSummary.{name}"
         texts[path] = fields.text_of(summary, name, path, required=False)
-    time = fields.text_of(envelope, "time", "time")
-    envelope_id = fields.text_of(envelope, "id", "id")
     for path, text in texts.items():
         fields.check_text(text, path)
-    fields.check_envelope_id(envelope_id)
+    envelope_id, observed_at = envelope.identity()
     fields.check_instance_id(instance_id, "detail.InstanceId")
     kind = _KINDS.get(status)
     if kind is None:
@@ -53,18 +50,19 @@ def parse(envelope: Mapping[str, Any], detail: Mapping[str, Any], *, is_drill: b
     reason = texts["detail.HealthSummary.HealthStatusReason"]
     code = _code(reason) if kind is FactKind.SICKENED else ""
     words = (reason, texts["detail.HealthSummary.Recommendation"])
-    return NodeFact(
+    fact = NodeFact(
         kind=kind,
         source=SOURCE,
         instance_id=instance_id,
         cluster_arn=texts["detail.ClusterArn"],
         fault_key=fault_key(code) if kind is FactKind.SICKENED else "",
         code=code,
-        observed_at=fields.time_of(time, "time"),
+        observed_at=observed_at,
         envelope_id=envelope_id,
         detail=fields.quoted(" ".join(word for word in words if word)),
-        is_drill=is_drill,
+        is_drill=envelope.is_drill,
     )
+    return Heard((fact,))
 
 
 def _code(reason: str) -> str:

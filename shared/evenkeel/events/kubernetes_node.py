@@ -1,49 +1,81 @@
 """Kubernetes node objects: what they say about the health of their machine.
 
-Two kinds of facts: the kubelet has been NotReady past the limit, and the marks that HyperPod's health agent leaves
-(labels `fault-types`, `node-health-status`; annotation `fault-details`, the only place on the node with the Xid line).
+Facts come from the kubelet (NotReady past the limit), from the marks that HyperPod's health agent leaves (labels, taint
+and condition by fault type; annotation `fault-details`, the only place on the node with the Xid line), from the
+conditions of the EKS agent, and from the label that names a capacity reservation which is about to end.
 """
 
 import json
 import re
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from evenkeel.domain.health.faults import catalogue
 from evenkeel.domain.health.incidents import FactKind, NodeFact
-from evenkeel.domain.nodes import KubernetesNode
+from evenkeel.domain.nodes import KubernetesNode, NodeCondition
 from evenkeel.domain.policy import WatchPolicy
-from evenkeel.domain.recovery.validation import DEEP_CHECK_STATUS, FAULT_TYPES, HEALTH_STATUS
+from evenkeel.domain.recovery.validation import DEEP_CHECK_STATUS, FAULT_TYPES, HEALTH_STATUS, fault_marks
 from evenkeel.domain.values import rfc3339
-from evenkeel.events import fields
+from evenkeel.events import driver_lines, eks_conditions, fields
+from evenkeel.events.driver_lines import Reading
 from evenkeel.events.hyperpod_node_health import fault_key
 from evenkeel.events.outcomes import BadEvent
 
 SOURCE_KUBELET = "kubernetes.node"
 SOURCE_AGENT = "hyperpod.node-labels"
+SOURCE_EKS = "eks.node-conditions"
+SOURCE_RESERVATION = "ec2.reservation"
 NOT_READY = "node:not_ready"
 
-_XID = re.compile(r"Xid \(PCI:[0-9A-Fa-f:.]{1,20}\): ([0-9]{1,4})(?![0-9])")
 _NAMES = re.compile(r"[A-Za-z0-9]{1,64}", re.ASCII)
-_CLEANUP_XID = 45
-"""Channel cleanup after another fault; never evidence, thousands are normal."""
 _DETAILS_LIMIT = 65_536
 _MOST_DETAILS = 8
-_VERDICTS = {
-    "Drain and Reset": "drain_and_reset",
-    "Drain P2P": "drain_p2p",
-    "GPU Reset Required": "gpu_reset_required",
-    "Node Reboot Required": "node_reboot_required",
-}
-"""The driver's own words in Xid 154."""
 _JUST_BORN = timedelta(seconds=10)
+_FAULT_REASONS = ("sagemaker.amazonaws.com/fault-reasons", "sagemaker.amazonaws.com/fault-reason")
+_RESERVATION = "karpenter.k8s.aws/capacity-reservation-id"
+_PENDING = {
+    "UnschedulablePendingReboot": "hp:pending_reboot_label",
+    "UnschedulablePendingReplacement": "hp:pending_replacement_label",
+}
 
 
-def facts_of(node: KubernetesNode, policy: WatchPolicy, now: datetime) -> tuple[NodeFact, ...]:
-    """Return what a node object says now. Equal facts come out equal each time, so they may be told again and again."""
+class _Detail(NamedTuple):
+    """One entry of `fault-details`."""
+
+    at: datetime
+    kind: str
+    reason: str
+    message: str
+
+
+def facts_of(
+    node: KubernetesNode, policy: WatchPolicy, now: datetime, ending: Mapping[str, datetime] | None = None
+) -> tuple[NodeFact, ...]:
+    """Return what a node object says now. Equal facts come out equal each time, so they may be told again and again.
+
+    Args:
+        node: The node object.
+        policy: How long what must hold before it is told.
+        now: The time.
+        ending: When the machines of which capacity reservations begin to go.
+    """
     if node.instance_id is None:
         return ()
-    return (*_from_kubelet(node, policy, now), *_from_agent(node, now))
+    return (
+        *_from_kubelet(node, policy, now),
+        *_from_hyperpod(node, policy, now),
+        *_from_eks(node, policy, now),
+        *_from_reservation(node, ending or {}, now),
+    )
+
+
+def stale_conditions(node: KubernetesNode, policy: WatchPolicy, now: datetime) -> tuple[str, ...]:
+    """Return the types of conditions that have said "sick" for so long that they are no news: an agent that is stuck.
+
+    Source: aws/eks-node-monitoring-agent#275: the heartbeat goes on though nothing is looked at any more.
+    """
+    return tuple(one.type for one in node.conditions if _is_sick(one) and _is_stale(one, policy, now))
 
 
 def _from_kubelet(node: KubernetesNode, policy: WatchPolicy, now: datetime) -> tuple[NodeFact, ...]:
@@ -57,8 +89,7 @@ def _from_kubelet(node: KubernetesNode, policy: WatchPolicy, now: datetime) -> t
         _fact(
             node,
             SOURCE_KUBELET,
-            NOT_READY,
-            "NotReady",
+            Reading(NOT_READY, "NotReady"),
             since,
             occurrence=rfc3339(since),
             detail=f"Node {node.name} is not Ready since {rfc3339(since)} ({seconds} s).",
@@ -73,37 +104,113 @@ def _is_booting(node: KubernetesNode, policy: WatchPolicy, now: datetime) -> boo
     return node.is_awaiting_validation or never_was_ready
 
 
-def _from_agent(node: KubernetesNode, now: datetime) -> tuple[NodeFact, ...]:
-    types = _label_names(node, FAULT_TYPES)
-    pending = {
-        "UnschedulablePendingReboot": "hp:pending_reboot_label",
-        "UnschedulablePendingReplacement": "hp:pending_replacement_label",
-    }.get(node.labels.get(HEALTH_STATUS, ""))
+def _from_hyperpod(node: KubernetesNode, policy: WatchPolicy, now: datetime) -> Iterator[NodeFact]:
+    told: set[str] = set()
+    for fact in _from_marks(node, now):
+        told.add(fact.fault_key)
+        yield fact
+    conditions = [one for one in node.conditions if f"hp:{one.type}" in catalogue()]
+    for condition in conditions:
+        # The condition stands beside the label, and seconds off its time: one fault, told once.
+        if _is_sick(condition) and f"hp:{condition.type}" not in told and not _is_stale(condition, policy, now):
+            yield from _of_condition(node, SOURCE_AGENT, condition, Reading(f"hp:{condition.type}", condition.type))
+    if not fault_marks(node):
+        yield from _well_again(node, SOURCE_AGENT, conditions, policy, now)
+
+
+def _from_eks(node: KubernetesNode, policy: WatchPolicy, now: datetime) -> Iterator[NodeFact]:
+    conditions = [one for one in node.conditions if one.type in eks_conditions.TYPES]
+    for condition in conditions:
+        reading = eks_conditions.reading(condition.reason, condition.message)
+        if _is_sick(condition) and reading and not _is_stale(condition, policy, now):
+            yield from _of_condition(node, SOURCE_EKS, condition, reading)
+    yield from _well_again(node, SOURCE_EKS, conditions, policy, now)
+
+
+def _is_sick(condition: NodeCondition) -> bool:
+    if condition.type in eks_conditions.TYPES:
+        return condition.status == "False"
+    return condition.status == "True" and f"hp:{condition.type}" in catalogue()
+
+
+def _is_well(condition: NodeCondition) -> bool:
+    return condition.status == ("True" if condition.type in eks_conditions.TYPES else "False")
+
+
+def _is_stale(condition: NodeCondition, policy: WatchPolicy, now: datetime) -> bool:
+    if condition.changed_at is None:
+        return False
+    return (now - condition.changed_at).total_seconds() > policy.stale_condition_seconds
+
+
+def _of_condition(node: KubernetesNode, source: str, condition: NodeCondition, reading: Reading) -> Iterator[NodeFact]:
+    if condition.changed_at is None:
+        return  # nothing would tell one occurrence from the next
+    said = f"{condition.type}={condition.status}, {condition.reason}: {condition.message}"
+    yield _fact(node, source, reading, condition.changed_at, occurrence=rfc3339(condition.changed_at), detail=said)
+
+
+def _well_again(
+    node: KubernetesNode, source: str, conditions: Iterable[NodeCondition], policy: WatchPolicy, now: datetime
+) -> Iterator[NodeFact]:
+    """Tell that an agent takes the node for well: once all that it says is good, and only while that is news."""
+    conditions = tuple(conditions)
+    changes = [one.changed_at for one in conditions if one.changed_at]
+    if not changes or not all(_is_well(one) for one in conditions):
+        return
+    since = max(changes)
+    if (now - since).total_seconds() > policy.recovery_told_seconds:
+        return
+    well = _fact(
+        node, source, Reading("", ""), since, occurrence=rfc3339(since), detail=f"Node {node.name} is well again."
+    )
+    yield well.but(kind=FactKind.RECOVERED)
+
+
+def _from_reservation(node: KubernetesNode, ending: Mapping[str, datetime], now: datetime) -> Iterator[NodeFact]:
+    reservation = node.labels.get(_RESERVATION, "")
+    goes_at = ending.get(reservation)
+    if goes_at is None:
+        return
+    reading = Reading("ec2:capacity_block_expiring", reservation)
+    detail = f"Its capacity reservation {reservation} takes node {node.name} back at {rfc3339(goes_at)}."
+    fact = _fact(node, SOURCE_RESERVATION, reading, now, occurrence=f"{reservation}-{rfc3339(goes_at)}", detail=detail)
+    yield fact.but(deadline_at=goes_at)
+
+
+def _from_marks(node: KubernetesNode, now: datetime) -> tuple[NodeFact, ...]:
+    types = _label_names(node, FAULT_TYPES) or _label_names(node, _FAULT_REASONS)
+    pending = _PENDING.get(node.labels.get(HEALTH_STATUS, "")) or _pending_by_taint(node)
     failed_check = node.labels.get(DEEP_CHECK_STATUS) == "Failed"
     if not (types or pending or failed_check):
         return ()
     facts: dict[str, NodeFact] = {}
     told: set[str] = set()
     for at, kind, reason, message in _details(node):
-        key = _xid_key(message)
         named = kind or reason
-        if named and named in (types or (named,)):
-            told.add(named)
-            fact = _fact(node, SOURCE_AGENT, fault_key(named), named, at, occurrence=rfc3339(at), detail=message)
-            facts[fact.fact_key] = fact
-        if key:
-            fact = _fact(node, SOURCE_AGENT, key, key.partition(":")[2], at, occurrence=rfc3339(at), detail=message)
+        readings = list(driver_lines.readings(message))
+        if named and (not types or named in types or reason in types):
+            told.update((named, reason))
+            readings.insert(0, Reading(fault_key(named), named))
+        for reading in readings:
+            fact = _fact(node, SOURCE_AGENT, reading, at, occurrence=rfc3339(at), detail=message)
             facts[fact.fact_key] = fact
     # A label without a dated line counts once a boot: nothing else tells one occurrence from the next.
     boot = f"boot-{node.boot_id}"
-    untimed = [(fault_key(name), name) for name in types if name not in told]
+    untimed = [Reading(fault_key(name), name) for name in types if name not in told]
     if not facts and not types:
-        untimed += [(pending, pending.partition(":")[2])] if pending else []
-        untimed += [("hp:deep_health_check_failed", "deep_health_check_failed")] if failed_check else []
-    for key, code in untimed:
-        fact = _fact(node, SOURCE_AGENT, key, code, now, occurrence=boot, detail=f"Node {node.name} is marked {code}.")
+        untimed += [Reading(pending, pending.partition(":")[2])] if pending else []
+        untimed += [Reading("hp:deep_health_check_failed", "deep_health_check_failed")] if failed_check else []
+    for reading in untimed:
+        said = f"Node {node.name} is marked {reading.code}."
+        fact = _fact(node, SOURCE_AGENT, reading, now, occurrence=boot, detail=said)
         facts[fact.fact_key] = fact
     return tuple(facts.values())
+
+
+def _pending_by_taint(node: KubernetesNode) -> str | None:
+    values = (taint.removeprefix(f"{HEALTH_STATUS}=").partition(":")[0] for taint in node.taints)
+    return next((_PENDING[value] for value in values if value in _PENDING), None)
 
 
 def _label_names(node: KubernetesNode, keys: tuple[str, ...]) -> tuple[str, ...]:
@@ -111,8 +218,8 @@ def _label_names(node: KubernetesNode, keys: tuple[str, ...]) -> tuple[str, ...]
     return tuple(found)
 
 
-def _details(node: KubernetesNode) -> list[tuple[datetime, str, str, str]]:
-    """Read `fault-details`: (time, type, reason, message), newest last. What cannot be read is passed over."""
+def _details(node: KubernetesNode) -> list[_Detail]:
+    """Read `fault-details`, newest last. What cannot be read is passed over."""
     if not node.fault_details or len(node.fault_details) > _DETAILS_LIMIT:
         return []
     try:
@@ -123,7 +230,7 @@ def _details(node: KubernetesNode) -> list[tuple[datetime, str, str, str]]:
     return sorted(entry for entry in read if entry)[-_MOST_DETAILS:]
 
 
-def _entry(entry: Any) -> tuple[datetime, str, str, str] | None:
+def _entry(entry: Any) -> _Detail | None:
     if not isinstance(entry, dict):
         return None
     kind, reason, message, stamp = (entry.get(name, "") for name in ("type", "reason", "message", "timestamp"))
@@ -132,7 +239,7 @@ def _entry(entry: Any) -> tuple[datetime, str, str, str] | None:
     at = _instant(stamp)
     kind = kind if _NAMES.fullmatch(kind) else ""
     reason = reason if _NAMES.fullmatch(reason) else ""
-    return (at, kind, reason, fields.quoted(message)) if at else None
+    return _Detail(at, kind, reason, fields.quoted(message)) if at else None
 
 
 def _instant(stamp: Any) -> datetime | None:
@@ -145,36 +252,20 @@ def _instant(stamp: Any) -> datetime | None:
         return None
 
 
-def _xid_key(message: str) -> str:
-    """Return the catalogue key of the Xid in a driver's line; empty where there is none, or none that is evidence."""
-    match = _XID.search(message)
-    if not match:
-        return ""
-    number = int(match[1])
-    if number == _CLEANUP_XID:
-        return ""
-    plain = f"xid:{number}"
-    if number == 154:
-        verdict = next((key for words, key in _VERDICTS.items() if words in message), "none")
-        return f"{plain}/{verdict}"
-    for word, variant in (("Non-fatal", "nonfatal"), ("Nonfatal", "nonfatal"), ("Fatal", "fatal")):
-        if word in message and f"{plain}/{variant}" in catalogue():
-            return f"{plain}/{variant}"
-    return plain if plain in catalogue() else "xid:*"
-
-
 def _fact(
-    node: KubernetesNode, source: str, key: str, code: str, at: datetime, *, occurrence: str, detail: str
+    node: KubernetesNode, source: str, reading: Reading, at: datetime, *, occurrence: str, detail: str
 ) -> NodeFact:
     assert node.instance_id
     return NodeFact(
         kind=FactKind.SICKENED,
         source=source,
         instance_id=node.instance_id,
-        fault_key=key,
-        code=code,
+        fault_key=reading.fault_key,
+        code=reading.code,
+        gpu=reading.gpu,
+        link=reading.link,
         observed_at=at,
-        envelope_id=f"{source}/{key}/{occurrence}",
+        envelope_id="/".join(part for part in (source, reading.fault_key, reading.gpu, occurrence) if part),
         detail=fields.quoted(detail),
         occurrence=occurrence,
     )

@@ -1,6 +1,19 @@
-"""What a parser may answer besides a fact."""
+"""What a parser may answer."""
 
 from dataclasses import dataclass
+from typing import TypeAlias
+
+from evenkeel.domain.health.groups import GroupFact
+from evenkeel.domain.health.incidents import NodeFact
+
+Fact: TypeAlias = NodeFact | GroupFact
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """The facts that one event tells, each of them to be taken in by itself; at least one."""
+
+    facts: tuple[Fact, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +37,9 @@ class Malformed:
 
     code: str
     reason: str
+
+
+Answer: TypeAlias = Heard | Ignored | Unknown | Malformed
 
 
 class BadEvent(Exception):

@@ -1,15 +1,23 @@
-"""A signal about a node: find the machine, let it join or open its one incident, start the recovery.
+"""Signals about nodes: find the machine, let each join or open its one incident, start the recovery.
+
+One event may tell several facts. Each is taken in by itself and has its own row, so an event that failed half way is
+simply taken in again.
 
 raw copy kept ─▶ life resolved ─▶ one commit: FACT, OPEN#life, incident, evidence, story ─▶ start <incident>-r1
                      │ cannot                                                                  ▲
-                     └─▶ UNRESOLVED row ─▶ the sweeper asks again                 a copy starts it again
+                     ├─▶ UNRESOLVED row ─▶ the sweeper asks again                 a copy starts it again
+                     └─▶ dropped and counted, where the source also speaks of machines that are not ours
 """
 
 import contextlib
+import re
+from collections import Counter
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
 from evenkeel.domain.health.faults import look_up
+from evenkeel.domain.health.groups import GroupFact
 from evenkeel.domain.health.incidents import Evidence, FactKind, Incident, IncidentState, NodeFact, SickSeat
 from evenkeel.domain.health.intake import Intake, IntakeDecision, LastIncident, join_or_open
 from evenkeel.domain.nodes import FleetNode, Node, NodeLife
@@ -19,6 +27,7 @@ from evenkeel.ports import (
     Clock,
     Conflict,
     Delete,
+    EvenkeelError,
     Ids,
     Ledger,
     Machine,
@@ -30,20 +39,28 @@ from evenkeel.ports import (
     Workflows,
     Write,
 )
-from evenkeel.services import incident_record, rows
+from evenkeel.services import incident_record, note_group_fact, rows
 
 UNRESOLVED = "UNRESOLVED"
+FOREIGN = "FOREIGN"
 WRITER = "receive_event"
 _GIVE_UP_AFTER = timedelta(hours=6)
 """A fact about a machine that nobody knows is kept this long; then it was another cluster's."""
 _RETRIED_AT_ONCE = 25
+_AHEAD = timedelta(minutes=5)
+"""What is said to have happened further ahead than clocks differ is taken to have happened now."""
+_WHOLE_ACCOUNT = ("ec2.notice", "health.event")
+"""Sources that speak of every machine of an account: one that nobody knows is another's, and that is no news."""
+_NEVER_HYPERPODS = "ec2.notice"
+"""HyperPod's machines live in another account: asking HyperPod about what EC2 says would be in vain."""
+_CLUSTER_ID = re.compile(r".*:cluster/[a-z0-9]{12}", re.ASCII)
 
 
 class Outcome(Value):
     """What became of a fact."""
 
     outcome: str
-    """An `Intake`, or UNRESOLVED."""
+    """An `Intake`; UNRESOLVED, or FOREIGN where it is about another's machine; of a group NOTED or KNOWN."""
     reason: str
     incident_id: str = ""
     started: bool = False
@@ -63,6 +80,78 @@ def seat_of(node: Node) -> SickSeat:
     )
 
 
+def hear(
+    facts: Iterable[NodeFact | GroupFact],
+    *,
+    ledger: Ledger,
+    provider: Provider,
+    workflows: Workflows,
+    clock: Clock,
+    ids: Ids,
+    telemetry: Telemetry,
+    clusters: tuple[str, ...],
+    cluster_arn: str,
+    drills_may_act: bool,
+) -> tuple[Outcome, ...]:
+    """Take in the facts of one event, each by itself: one that fails keeps none of the others out.
+
+    `cluster_arn` is the fleet's HyperPod cluster; empty where it has none.
+
+    Idempotent: yes, as `run` and `note_group_fact.run` are: what was taken in before a failure is known the next time.
+
+    Raises:
+        EvenkeelError: the first failure, once every fact was tried.
+    """
+    outcomes: list[Outcome] = []
+    failures: list[EvenkeelError] = []
+    for fact in facts:
+        try:
+            if _is_of_another_cluster(fact.cluster_arn, cluster_arn):
+                outcomes.append(_foreign(f"It is about {fact.cluster_arn}.", fact.source, telemetry))
+            elif isinstance(fact, GroupFact):
+                noted = note_group_fact.run(fact, ledger=ledger, clock=clock, telemetry=telemetry)
+                outcomes.append(Outcome(outcome=noted.outcome, reason=noted.reason))
+            else:
+                outcomes.append(
+                    run(
+                        fact,
+                        ledger=ledger,
+                        provider=provider,
+                        workflows=workflows,
+                        clock=clock,
+                        ids=ids,
+                        telemetry=telemetry,
+                        clusters=clusters,
+                        drills_may_act=drills_may_act,
+                    )
+                )
+        except EvenkeelError as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]
+    return tuple(outcomes)
+
+
+def summary(outcomes: tuple[Outcome, ...]) -> dict[str, Any]:
+    """Return what one log line tells of an event: its one outcome, or how many of each there were."""
+    if len(outcomes) == 1:
+        return outcomes[0].to_json()
+    counts = Counter(each.outcome for each in outcomes)
+    return {"outcome": "HEARD", "reason": ", ".join(f"{count} {outcome}" for outcome, count in counts.items())}
+
+
+def _is_of_another_cluster(said: str, ours: str) -> bool:
+    """Some ARNs end in the cluster's name, which tells nothing: only two ids that differ are two clusters."""
+    if not said or said == ours:
+        return False
+    return not ours or (_CLUSTER_ID.fullmatch(said) is not None and _CLUSTER_ID.fullmatch(ours) is not None)
+
+
+def _foreign(reason: str, source: str, telemetry: Telemetry) -> Outcome:
+    telemetry.count("FactsForeign", source=source)
+    return Outcome(outcome=FOREIGN, reason=reason)
+
+
 def run(
     fact: NodeFact,
     *,
@@ -75,13 +164,22 @@ def run(
     clusters: tuple[str, ...],
     drills_may_act: bool,
 ) -> Outcome:
-    """Take in a fact from the queue: resolve its machine, then note it.
+    """Take in one fact: resolve its machine, then note it.
 
     `clusters` are the Kubernetes clusters of the fleet; HyperPod's machines join the first.
 
     Idempotent: yes, by the fact's own row: any number of copies, in any order, at once, make one incident.
     """
-    seat = resolve(fact.instance_id, ledger=ledger, provider=provider, clusters=clusters)
+    if fact.kind is FactKind.PROGRESS:
+        seat = _seat_in_repair(fact, ledger, clusters)
+        if seat is None:
+            return Outcome(outcome=Intake.IDLE, reason="Nothing is being repaired there.")
+    else:
+        asked = None if fact.source == _NEVER_HYPERPODS else provider
+        seat = resolve(fact.instance_id, ledger=ledger, provider=asked, clusters=clusters)
+    if seat is None and fact.source in _WHOLE_ACCOUNT:
+        return _foreign(f"No machine of this fleet is {fact.instance_id}.", fact.source, telemetry)
+    fact = _not_ahead(fact, clock.now())
     if seat is None:
         return _keep_for_later(fact, ledger=ledger, clock=clock, telemetry=telemetry)
     return note_fact(
@@ -96,7 +194,40 @@ def run(
     )
 
 
-def resolve(instance_id: str, *, ledger: Ledger, provider: Provider, clusters: tuple[str, ...]) -> SickSeat | None:
+def _not_ahead(fact: NodeFact, now: datetime) -> NodeFact:
+    """Hold a fact to the present: one from the future could never be outdone by a later one. It stays the same fact."""
+    if fact.observed_at <= now + _AHEAD:
+        return fact
+    return fact.but(observed_at=now, occurrence=fact.occurrence or f"{fact.observed_at:%Y%m%dT%H%M}")
+
+
+def _seat_in_repair(fact: NodeFact, ledger: Ledger, clusters: tuple[str, ...]) -> SickSeat | None:
+    """Find the open incident that news of a repair belongs to: the machine's own, else the one of its seat.
+
+    Of a replacement either machine may be named, and one that never ran; HyperPod is not asked about it.
+    """
+    own = resolve(fact.instance_id, ledger=ledger, provider=None, clusters=clusters)
+    if own is not None and ledger.get(rows.open_key(own.life)) is not None:
+        return own
+    slot = f"{clusters[0]}/{fact.logical_id}" if clusters and fact.logical_id else ""
+    pointer = ledger.get(rows.seat_key(slot)) if slot else None
+    row = ledger.get(rows.incident_key(pointer.doc["incidentId"])) if pointer else None
+    incident = rows.read(row, Incident) if row else None
+    if incident is None or incident.state.is_settled:
+        return None
+    return SickSeat(
+        life=incident.life,
+        slot=incident.slot,
+        node_name=incident.node_name,
+        pool=incident.pool,
+        instance_type=incident.instance_type,
+        boot_id=incident.boot_id,
+    )
+
+
+def resolve(
+    instance_id: str, *, ledger: Ledger, provider: Provider | None, clusters: tuple[str, ...]
+) -> SickSeat | None:
     """Find the life behind an instance id: the fleet's memory, else the provider. Never guessed; None where unknown."""
     for cluster in clusters:
         row = ledger.get(rows.node_key(cluster, instance_id))
@@ -110,7 +241,7 @@ def resolve(instance_id: str, *, ledger: Ledger, provider: Provider, clusters: t
                 instance_type=seen.instance_type,
                 boot_id=seen.boot_id,
             )
-    record = provider.node(instance_id) if clusters else None
+    record = provider.node(instance_id) if provider and clusters else None
     if record is None:
         return None
     life = NodeLife(cluster=clusters[0], instance_id=instance_id, launched_at=record.launched_at)
@@ -169,11 +300,12 @@ def _note_once(
     fact: NodeFact, seat: SickSeat, *, ledger: Ledger, clock: Clock, ids: Ids, drills_may_act: bool
 ) -> IntakeDecision:
     now = clock.now()
-    known, last_row, pointer, forgotten = ledger.get_each(
+    known, last_row, pointer, forgotten, in_seat = ledger.get_each(
         rows.fact_key(fact.fact_key),
         rows.last_key(seat.life),
         rows.open_key(seat.life),
         rows.unresolved_row({}, fact.fact_key, now).key,
+        rows.seat_key(seat.slot),
     )
     current_row = ledger.get(rows.incident_key(pointer.doc["incidentId"])) if pointer else None
     decision = join_or_open(
@@ -190,6 +322,8 @@ def _note_once(
     if decision.action in (Intake.OPEN, Intake.JOIN):
         assert decision.incident
         writes = _recorded(decision.incident, fact, known, pointer, current_row, decision.action, now)
+    if decision.action is Intake.OPEN and decision.incident:
+        writes.append(Put(rows.seat_row(decision.incident, in_seat.version if in_seat else 0, now)))
     if forgotten is not None:
         writes.append(Delete(forgotten.key, forgotten.version))
     if writes:
@@ -228,7 +362,12 @@ _TOLD_AS = {FactKind.SICKENED: "sickened", FactKind.RECOVERED: "recovered", Fact
 _SOURCES = {
     "hyperpod.node-health": "HyperPod's health event",
     "hyperpod.node-labels": "HyperPod's marks on the node",
+    "hyperpod.cluster-event": "HyperPod's cluster event",
     "kubernetes.node": "its node object",
+    "eks.node-conditions": "the EKS agent's conditions",
+    "ec2.notice": "EC2's notice",
+    "ec2.reservation": "the end of its capacity reservation",
+    "health.event": "AWS Health",
 }
 
 
@@ -247,7 +386,8 @@ def _told(fact: NodeFact, *, opens: bool) -> str:
 
 def _count(decision: IntakeDecision, fact: NodeFact, telemetry: Telemetry) -> None:
     incident = decision.incident
-    telemetry.count(f"Facts{decision.action.title()}", source=fact.source)
+    # A site may have many detectors: as a dimension they are one.
+    telemetry.count(f"Facts{decision.action.title()}", source=fact.source.partition(":")[0])
     if decision.action is Intake.OPEN and incident:
         telemetry.count("IncidentsOpened", severity=incident.severity, drill=str(incident.is_drill).lower())
         telemetry.info(

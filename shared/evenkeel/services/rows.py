@@ -1,5 +1,6 @@
 """Where each thing is kept: the keys, index entries and lifetimes of every row. The only module that knows them."""
 
+import hashlib
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
@@ -73,6 +74,16 @@ def open_row(life: NodeLife, incident_id: str, version: int = 0) -> Row:
     return Row(open_key(life), {"incidentId": incident_id}, version, ("OPEN", life.key))
 
 
+def seat_key(slot: str) -> Key:
+    """`SEAT#slot`: the latest incident of a seat, whichever machine it was of."""
+    return Key(Table.INCIDENTS, f"SEAT#{slot}", "META")
+
+
+def seat_row(incident: Incident, version: int, now: datetime) -> Row:
+    """News of a replacement names the new machine: this leads it to the incident of the old one."""
+    return Row(seat_key(incident.slot), {"incidentId": incident.incident_id}, version, None, now + FACT_KEPT)
+
+
 def fact_key(fact: str) -> Key:
     """`FACT#…`: one row per fact ever heard, so that its copies are known even after the incident is settled."""
     return Key(Table.INCIDENTS, f"FACT#{fact}", "META")
@@ -100,11 +111,12 @@ def unresolved_row(fact_doc: dict[str, Any], fact: str, now: datetime, version: 
 
 
 def evidence_row(evidence: Evidence) -> Row:
-    """`INC#id / EVIDENCE#time#envelope`."""
+    """`INC#id / EVIDENCE#time#envelope#fact`: one envelope may tell several facts of one machine at once."""
+    digest = hashlib.sha256(evidence.fact.fact_key.encode()).hexdigest()[:8]
     key = Key(
         Table.INCIDENTS,
         f"INC#{evidence.incident_id}",
-        f"EVIDENCE#{rfc3339(evidence.joined_at)}#{evidence.fact.envelope_id}",
+        f"EVIDENCE#{rfc3339(evidence.joined_at)}#{evidence.fact.envelope_id}#{digest}",
     )
     return Row(key, evidence.to_json(), 0, None, evidence.joined_at + KEPT)
 
@@ -258,13 +270,23 @@ def lease_key(slot: str) -> Key:
     return Key(Table.FLEET, f"LEASE#{slot}", "META")
 
 
+def register_key(name: str) -> Key:
+    """`REGISTER#name / META`: the machines in repair, or those that carry our cordon."""
+    return Key(Table.FLEET, f"REGISTER#{name}", "META")
+
+
+def cause_key(cause: str) -> Key:
+    """`CAUSE#kind/name / META`: a shared cause that people were told of."""
+    return Key(Table.FLEET, f"CAUSE#{cause}", "META")
+
+
 def lock_key(name: str) -> Key:
     """`LOCK#name / META`: one watcher, one sweeper at a time."""
     return Key(Table.FLEET, f"LOCK#{name}", "META")
 
 
 def hold_key() -> Key:
-    """`HOLD#fleet / META`: harmful acts are held while it lasts."""
+    """`HOLD#fleet / META`: every hold, of the fleet, of a pool or of a machine."""
     return Key(Table.FLEET, "HOLD#fleet", "META")
 
 

@@ -3,6 +3,7 @@
 import copy
 import functools
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evenkeel.domain.health.groups import GroupFact
 from evenkeel.domain.health.incidents import FactKind, NodeFact
 from evenkeel.events import envelope
-from evenkeel.events.outcomes import Ignored, Malformed, Unknown
+from evenkeel.events.outcomes import Heard, Ignored, Malformed, Unknown
 
 EVENTS = Path(__file__).resolve().parents[2] / "fixtures" / "events"
 UNHEALTHY = "hyperpod-node-unhealthy.json"
@@ -38,13 +40,20 @@ def parsed(event: dict[str, Any]) -> Any:
     return envelope.parse(json.dumps(event).encode())
 
 
+def only(answer: Any) -> NodeFact:
+    """Return the one fact of an answer."""
+    assert isinstance(answer, Heard), answer
+    [fact] = answer.facts
+    assert isinstance(fact, NodeFact)
+    return fact
+
+
 # ---------------------------------------------------------------- golden
 
 
 def test_unhealthy_event_becomes_a_sick_fact() -> None:
-    fact = envelope.parse(body(UNHEALTHY))
+    fact = only(envelope.parse(body(UNHEALTHY)))
 
-    assert isinstance(fact, NodeFact)
     assert (fact.kind, fact.instance_id) == (FactKind.SICKENED, "i-0a1c4f7b92d36e581")
     assert (fact.fault_key, fact.code) == ("hp:NvidiaErrorTerminate", "NvidiaErrorTerminate")
     assert fact.observed_at.isoformat() == "2026-11-03T10:15:02+00:00"
@@ -54,40 +63,59 @@ def test_unhealthy_event_becomes_a_sick_fact() -> None:
 
 
 def test_healthy_event_becomes_a_recovered_fact_without_a_fault() -> None:
-    fact = envelope.parse(body("hyperpod-node-healthy.json"))
+    fact = only(envelope.parse(body("hyperpod-node-healthy.json")))
 
-    assert isinstance(fact, NodeFact)
     assert (fact.kind, fact.fault_key) == (FactKind.RECOVERED, "")
 
 
 def test_drill_differs_from_the_real_event_only_in_its_flag() -> None:
-    drill, real = envelope.parse(body("drill-hyperpod-node-unhealthy.json")), envelope.parse(body(UNHEALTHY))
+    drill, real = (only(envelope.parse(body(name))) for name in ("drill-hyperpod-node-unhealthy.json", UNHEALTHY))
 
-    assert isinstance(drill, NodeFact)
-    assert isinstance(real, NodeFact)
     assert drill.is_drill
     assert real == drill.but(is_drill=False, envelope_id=real.envelope_id, observed_at=real.observed_at)
 
 
 def test_copies_under_other_envelopes_are_one_fact_and_another_day_is_another() -> None:
-    first, copy = parsed(an_event()), parsed(an_event(id="other", time="2026-11-03T10:15:41Z"))
-    later = parsed(an_event(time="2026-11-04T10:15:02Z"))
+    first, copy = only(parsed(an_event())), only(parsed(an_event(id="other", time="2026-11-03T10:15:41Z")))
+    later = only(parsed(an_event(time="2026-11-04T10:15:02Z")))
 
     assert first.fact_key == copy.fact_key
     assert first.fact_key != later.fact_key
 
 
+@pytest.mark.parametrize("name", [path.name for path in sorted(EVENTS.glob("*.json"))])
+def test_every_sample_tells_a_fact(name: str) -> None:
+    assert isinstance(envelope.parse(body(name)), Heard)
+
+
+@pytest.mark.parametrize("name", [path.name for path in sorted(EVENTS.glob("*.json"))])
+def test_a_drill_of_any_kind_says_the_same_and_says_that_it_is_one(name: str) -> None:
+    event = json.loads(body(name))
+
+    real, drill = parsed(event | {"source": event["source"]}), parsed(event | {"source": "evenkeel.drill"})
+
+    assert all(fact.is_drill for fact in drill.facts)
+    flagged = [fact.but(is_drill=True) for fact in real.facts]
+    assert list(drill.facts) == flagged
+
+
 @pytest.mark.parametrize(
-    "name",
-    [path.name for path in sorted(EVENTS.glob("hyperpod-event-*.json"))] + ["hyperpod-cluster-state-change.json"],
+    ("source", "detail_type"),
+    [
+        ("aws.ec2", "SageMaker HyperPod Cluster Node Health Event"),
+        ("aws.sagemaker", "AWS Health Event"),
+        ("aws.sagemaker", "Evenkeel Reported Faults"),
+        ("evenkeel.drill", "Evenkeel Reported Faults"),
+        ("aws.ec2", "EC2 Instance-terminate Lifecycle Action"),
+        ("someone.else", "AWS Health Event"),
+        (["aws.health"], "AWS Health Event"),
+        ("aws.health", {"AWS Health Event": 1}),
+    ],
 )
-def test_cluster_events_are_checked_and_archived(name: str) -> None:
-    assert isinstance(envelope.parse(body(name)), Ignored)
+def test_a_kind_belongs_to_its_source(source: Any, detail_type: Any) -> None:
+    event = an_event(source=source, **{"detail-type": detail_type})
 
-
-@pytest.mark.parametrize("name", [path.name for path in sorted([*EVENTS.glob("ec2-*"), *EVENTS.glob("aws-health-*")])])
-def test_kinds_without_a_parser_are_unknown_and_not_malformed(name: str) -> None:
-    assert isinstance(envelope.parse(body(name)), Unknown)
+    assert isinstance(parsed(event), Unknown)
 
 
 # ---------------------------------------------------------------- malformed
@@ -179,7 +207,7 @@ def test_a_cluster_event_without_its_fields_is_malformed(kind: str) -> None:
     ],
 )
 def test_fault_type_is_read_from_prose_and_look_alikes_match_none(reason: str, key: str, code: str) -> None:
-    fact = parsed(an_event(detail__HealthSummary__HealthStatusReason=reason))
+    fact = only(parsed(an_event(detail__HealthSummary__HealthStatusReason=reason)))
 
     assert (key, code) == (fact.fault_key, fact.code)
 
@@ -230,15 +258,46 @@ def altered_events(draw: st.DrawFn) -> Any:
 def test_any_value_anywhere_has_an_answer_and_always_the_same(event: Any) -> None:
     answer = parsed(event)
 
-    assert isinstance(answer, NodeFact | Ignored | Unknown | Malformed)
+    assert isinstance(answer, Heard | Ignored | Unknown | Malformed)
     assert str(answer) == str(parsed(event))
-    if isinstance(answer, NodeFact):
-        answer.model_dump_json().encode("utf-8")
+    for fact in answer.facts if isinstance(answer, Heard) else ():
+        assert isinstance(fact, NodeFact | GroupFact)
+        fact.model_dump_json().encode("utf-8")
+        assert fact.fact_key.isprintable()
 
 
 @given(st.binary(max_size=300))
 def test_any_bytes_have_an_answer(raw: bytes) -> None:
-    assert isinstance(envelope.parse(raw), NodeFact | Ignored | Unknown | Malformed)
+    assert isinstance(envelope.parse(raw), Heard | Ignored | Unknown | Malformed)
+
+
+REPEATED = (
+    "fault type ",
+    "Instance i-0a1c4f7b92d36e581 in IG ",
+    "Instance creation in Cluster ",
+    "Xid (PCI:0000:b9:00): ",
+    "a" * 200,
+)
+
+
+@pytest.mark.parametrize("name", [path.name for path in sorted(EVENTS.glob("*.json"))])
+@pytest.mark.parametrize("text", REPEATED)
+def test_a_long_text_anywhere_costs_little(name: str, text: str) -> None:
+    event = json.loads(body(name))
+    long = (text * 8192)[:8192]
+    variants = []
+    for *parents, last in places(event)[1:]:
+        variant = copy.deepcopy(event)
+        parent = functools.reduce(lambda document, part: document[part], parents, variant)
+        if isinstance(parent[last], str):
+            parent[last] = long
+            variants.append(json.dumps(variant).encode())
+
+    began = time.process_time()
+    for raw in variants:
+        envelope.parse(raw)
+
+    assert (time.process_time() - began) / len(variants) < 0.05
 
 
 def test_a_number_beyond_every_float_is_malformed() -> None:

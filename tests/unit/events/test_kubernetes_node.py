@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.health.incidents import NodeFact
-from evenkeel.domain.nodes import KubernetesNode
+from evenkeel.domain.nodes import KubernetesNode, NodeCondition
 from evenkeel.domain.policy import WatchPolicy
-from evenkeel.events.kubernetes_node import facts_of
+from evenkeel.events.kubernetes_node import facts_of, stale_conditions
 from tests.fakes import a_node
 from tests.fakes.system import A_MOMENT
 
@@ -105,9 +105,16 @@ def test_the_driver_line_names_the_fault(message: str, key: str) -> None:
     assert key in keys(a_marked_node(a_detail(message)))
 
 
-@pytest.mark.parametrize("message", ["Xid (PCI:0000:b9:00): 45, cleanup", "no code", "Xid (PCI:xyz): 79", "Xid: 79"])
-def test_cleanup_and_unreadable_lines_are_no_evidence(message: str) -> None:
+@pytest.mark.parametrize("message", ["Xid (PCI:0000:b9:00): 45, cleanup", "no code", "XidHardwareFailure"])
+def test_cleanup_and_lines_without_a_code_are_no_evidence(message: str) -> None:
     assert keys(a_marked_node(a_detail(message))) == ["hp:NvidiaErrorReboot"]
+
+
+@pytest.mark.parametrize("message", ["Xid (PCI:xyz): 79", "Xid: 79"])
+def test_a_line_of_another_format_is_kept_as_what_it_is(message: str) -> None:
+    [_, fact] = facts(a_marked_node(a_detail(message)))
+
+    assert (fact.fault_key, fact.code) == ("xid:*", "xid_unparsed")
 
 
 def test_a_mark_without_a_dated_line_counts_once_a_boot() -> None:
@@ -153,3 +160,129 @@ def test_epoch_milliseconds_and_names_that_are_no_names() -> None:
     stamped = stamped.but(labels={**stamped.labels, f"{PREFIX}fault-types": "NvidiaErrorReboot"})
 
     assert keys(stamped) == ["hp:NvidiaErrorReboot"]
+
+
+def test_the_old_spelling_of_the_labels_is_read_and_a_reason_alone_too() -> None:
+    old = a_node(labels={f"{PREFIX}fault-type": "NvidiaErrorTerminate"})
+    reason = a_node(labels={f"{PREFIX}fault-reason": "XidUserAppError"})
+
+    assert (keys(old), keys(reason)) == (["hp:NvidiaErrorTerminate"], ["hp:XidUserAppError"])
+
+
+def test_a_pending_mark_may_stand_in_the_taint() -> None:
+    node = a_node(taints=(f"{PREFIX}node-health-status=UnschedulablePendingReplacement:NoSchedule",))
+
+    assert keys(node) == ["hp:pending_replacement_label"]
+
+
+def test_a_deep_check_in_progress_is_no_sickness() -> None:
+    labels = {f"{PREFIX}node-health-status": "Unschedulable", f"{PREFIX}deep-health-check-status": "InProgress"}
+
+    assert facts(a_node(labels=labels, taints=(f"{PREFIX}node-health-status=Unschedulable:NoSchedule",))) == ()
+
+
+def test_two_devices_with_one_code_at_one_moment_are_two_facts() -> None:
+    node = a_marked_node(a_detail("Xid (PCI:0000:b9:00): 79, x"), a_detail("Xid (PCI:0000:ba:00): 79, x"))
+
+    told = [fact for fact in facts(node) if fact.fault_key == "xid:79"]
+    assert [fact.gpu for fact in told] == ["0000:b9:00", "0000:ba:00"]
+    assert len({fact.fact_key for fact in told}) == 2
+
+
+# ---------------------------------------------------------------- conditions
+
+
+def a_condition(kind: str, status: str, reason: str = "", seconds: float = 0, message: str = "") -> NodeCondition:
+    at = A_MOMENT + timedelta(seconds=seconds)
+    return NodeCondition(type=kind, status=status, reason=reason, message=message, changed_at=at)
+
+
+def told(node: KubernetesNode, seconds: float = 1) -> list[tuple[str, str, str]]:
+    return [(fact.kind, fact.source, fact.fault_key) for fact in facts(node, seconds)]
+
+
+GPU = "AcceleratedHardwareReady"
+
+
+def test_a_condition_of_the_eks_agent_is_a_fact_from_its_first_transition() -> None:
+    node = a_node(conditions=(a_condition(GPU, "False", "NvidiaXID79Error", -90),))
+
+    [fact] = facts(node)
+
+    assert (fact.source, fact.fault_key, fact.code) == ("eks.node-conditions", "xid:79", "79")
+    assert fact.observed_at == A_MOMENT - timedelta(seconds=90)
+
+
+def test_a_second_reason_starts_the_conditions_timer_anew_and_is_a_fact_of_its_own() -> None:
+    [first] = facts(a_node(conditions=(a_condition(GPU, "False", "NvidiaXID79Error", -90),)))
+    [second] = facts(a_node(conditions=(a_condition(GPU, "False", "NvidiaDoubleBitError", -10),)))
+
+    assert first.fact_key != second.fact_key
+    assert min(first.observed_at, second.observed_at) == first.observed_at
+
+
+@pytest.mark.parametrize("status", ["Unknown", ""])
+def test_a_condition_that_is_not_known_says_nothing(status: str) -> None:
+    assert facts(a_node(conditions=(a_condition(GPU, status, "AgentGone"),))) == ()
+
+
+@pytest.mark.parametrize("kind", ["KernelDeadlock", "Custom", "Ready"])
+def test_a_condition_of_somebody_else_says_nothing(kind: str) -> None:
+    node = a_node(conditions=(a_condition(kind, "True", "Whatever"), a_condition(kind, "False", "NvidiaXID79Error")))
+
+    assert facts(node) == ()
+
+
+def test_all_conditions_well_again_tell_it_while_it_is_news() -> None:
+    node = a_node(conditions=(a_condition(GPU, "True", "Ready", 0), a_condition("StorageReady", "True", "Ready", -9e6)))
+
+    assert told(node) == [("RECOVERED", "eks.node-conditions", "")]
+    assert told(node, 601) == []
+
+
+def test_one_of_two_conditions_well_again_keeps_the_node_out() -> None:
+    node = a_node(
+        conditions=(
+            a_condition(GPU, "True", "Ready", 0),
+            a_condition("StorageReady", "False", "BlockDeviceIOError", -5),
+        )
+    )
+
+    assert told(node) == [("SICKENED", "eks.node-conditions", "eks:BlockDeviceIOError")]
+
+
+def test_a_condition_stuck_for_days_is_no_news_and_is_noticed() -> None:
+    node = a_node(conditions=(a_condition(GPU, "False", "NvidiaXID79Error", -172_801),))
+
+    assert facts(node) == ()
+    assert stale_conditions(node, POLICY, A_MOMENT) == (GPU,)
+    assert stale_conditions(a_node(conditions=(a_condition(GPU, "True", "", -172_801),)), POLICY, A_MOMENT) == ()
+
+
+def test_hyperpods_condition_is_told_where_its_labels_are_missing() -> None:
+    sick = a_condition("NvidiaErrorReboot", "True", "XidHardwareFailure", -3)
+
+    assert told(a_node(conditions=(sick,))) == [("SICKENED", "hyperpod.node-labels", "hp:NvidiaErrorReboot")]
+    assert keys(a_marked_node(a_detail()).but(conditions=(sick,)), 1) == ["hp:NvidiaErrorReboot"]
+
+
+def test_hyperpods_condition_back_to_false_is_well_again_once_the_marks_are_gone() -> None:
+    well = (a_condition("NvidiaErrorReboot", "False", "Recovered"),)
+
+    assert told(a_node(conditions=well)) == [("RECOVERED", "hyperpod.node-labels", "")]
+    assert ("RECOVERED", "hyperpod.node-labels", "") not in told(a_marked_node().but(conditions=well))
+
+
+# ---------------------------------------------------------------- reservations
+
+
+def test_a_node_whose_reservation_ends_says_when_it_goes() -> None:
+    ends_at = A_MOMENT + timedelta(minutes=40)
+    node = a_node(labels={"karpenter.k8s.aws/capacity-reservation-id": "cr-06b1d8f3a7c24e905"})
+
+    [fact] = facts_of(node, POLICY, A_MOMENT, {"cr-06b1d8f3a7c24e905": ends_at})
+    [later] = facts_of(node, POLICY, A_MOMENT + timedelta(minutes=5), {"cr-06b1d8f3a7c24e905": ends_at})
+
+    assert (fact.fault_key, fact.deadline_at) == ("ec2:capacity_block_expiring", ends_at)
+    assert fact.fact_key == later.fact_key
+    assert facts_of(node, POLICY, A_MOMENT, {"cr-00000000000000000": ends_at}) == ()

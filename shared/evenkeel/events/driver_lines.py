@@ -1,0 +1,99 @@
+"""What the NVIDIA driver writes to the kernel log: Xid of a GPU, SXid of an NVSwitch.
+
+    NVRM: Xid (PCI:0000:b9:00): 79, pid=1234, GPU has fallen off the bus.
+    Xid (PCI:0000:b9:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 04 (…)
+    nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 12028, Non-fatal, Link 32 …
+
+Source: NVIDIA's Xid catalog and Fabric Manager guide.
+"""
+
+import re
+from typing import NamedTuple
+
+from evenkeel.domain.health.faults import catalogue
+
+UNPARSED = "xid_unparsed"
+"""Code of a line that speaks of an Xid and cannot be read: a change of the format must be seen."""
+
+_CODE = re.compile(
+    r"\b(?P<kind>S?Xid) \(PCI:(?P<pci>[0-9A-Fa-f]{1,8}(?::[0-9A-Fa-f]{1,4}){1,2}(?:\.[0-9A-Fa-f])?)\): "
+    r"(?P<number>[0-9]{1,6})(?![0-9])",
+    re.ASCII,
+)
+_SPEAKS_OF_ONE = re.compile(r"\bS?Xid\b", re.ASCII | re.IGNORECASE)
+_LINK = re.compile(r"\bLink (?P<number>[0-9]{1,3})\b", re.ASCII)
+_NOT_FATAL = re.compile(r"\bnon-?fatal\b", re.ASCII | re.IGNORECASE)
+_FATAL = re.compile(r"\bfatal\b", re.ASCII | re.IGNORECASE)
+_MOST = 8
+"""Codes that are read of one text."""
+
+_CLEANUP = "45"
+"""Channel cleanup after another fault; never evidence, thousands are normal (NVIDIA/NVSentinel#1748)."""
+_VERDICT = "154"
+_VERDICTS = {
+    "Drain and Reset": "drain_and_reset",
+    "Drain P2P": "drain_p2p",
+    "GPU Reset Required": "gpu_reset_required",
+    "Node Reboot Required": "node_reboot_required",
+}
+"""The driver's own words in Xid 154, which sums up what the burst calls for."""
+_WITHDRAWN = re.compile(r"\bNone\b", re.ASCII)
+
+
+class Reading(NamedTuple):
+    """One fault that a text tells."""
+
+    fault_key: str
+    code: str
+    """`79`, `149/fatal`, or the name that the source has for it."""
+    gpu: str = ""
+    """PCI address of the device."""
+    link: str = ""
+
+
+def readings(text: str) -> tuple[Reading, ...]:
+    """Return the faults that a text tells, in its order, each once; none for what is no evidence.
+
+    A text that speaks of an Xid which cannot be read tells `UNPARSED`.
+    """
+    found = [*_CODE.finditer(text)][:_MOST]
+    if not found:
+        return (Reading("xid:*", UNPARSED),) if _SPEAKS_OF_ONE.search(text) else ()
+    ends = [*(match.start() for match in found[1:]), len(text)]
+    read = [_reading(match, text[match.end() : end]) for match, end in zip(found, ends, strict=True)]
+    return tuple(dict.fromkeys(reading for reading in read if reading))
+
+
+def is_cleanup(code: str) -> bool:
+    """Whether an Xid only marks the cleanup after another fault."""
+    return code == _CLEANUP
+
+
+def xid_key(number: str, words: str = "") -> str:
+    """Return the catalogue key of an Xid, by its number and what its line says besides."""
+    plain = f"xid:{int(number)}"
+    if number == _VERDICT:
+        verdict = next((key for said, key in _VERDICTS.items() if said in words), "")
+        verdict = verdict or ("none" if _WITHDRAWN.search(words) else "")
+        # A verdict in other words than the known ones is never guessed.
+        return f"{plain}/{verdict}" if verdict else "xid:*"
+    variant = f"{plain}/{_gravity(words)}"
+    return next((key for key in (variant, plain) if key in catalogue()), "xid:*")
+
+
+def _reading(match: re.Match[str], words: str) -> Reading | None:
+    number, link = match["number"].lstrip("0") or "0", _LINK.search(words)
+    where = {"gpu": match["pci"].lower(), "link": str(int(link["number"])) if link else ""}
+    if match["kind"] == "SXid":
+        keys = (f"sxid:{number}", f"sxid:*/{_gravity(words)}")
+        return Reading(next((key for key in keys if key in catalogue()), "sxid:*"), number, **where)
+    if is_cleanup(number):
+        return None
+    key = xid_key(number, words)
+    return Reading(key, number if key == "xid:*" else key.removeprefix("xid:"), **where)
+
+
+def _gravity(words: str) -> str:
+    if _NOT_FATAL.search(words):
+        return "nonfatal"
+    return "fatal" if _FATAL.search(words) else ""

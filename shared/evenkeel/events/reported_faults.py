@@ -1,0 +1,103 @@
+"""evenkeel.api / Evenkeel Reported Faults: what a site's own detectors report through the API.
+
+The API puts these envelopes on the queue itself; no rule lets the bus deliver one, so who reports is who signed.
+"""
+
+import re
+from datetime import datetime
+
+from evenkeel.domain.health.faults import catalogue
+from evenkeel.domain.health.incidents import FactKind, NodeFact
+from evenkeel.domain.values import rfc3339
+from evenkeel.events import agent_log, driver_lines, eks_conditions, fields
+from evenkeel.events.driver_lines import Reading
+from evenkeel.events.outcomes import Heard, Ignored
+
+SOURCE = "evenkeel.api"
+DETAIL_TYPE = "Evenkeel Reported Faults"
+
+_DIGITS = re.compile(r"[0-9]{1,4}", re.ASCII)
+
+
+def readings(code: str, line: str) -> tuple[Reading, ...]:
+    """Return the faults that a report names: by its code, else by its line; none where neither names one.
+
+    A code is a key of the catalogue (`xid:79`), the number of an Xid, or a name as HyperPod or the EKS agent spell it.
+    """
+    told = agent_log.readings(line) if line else ()
+    if not code:
+        return told
+    key = fault_key(code)
+    if not key:
+        return ()
+    where = next((each for each in told if each.gpu), Reading(key, code))
+    return (Reading(key, code, where.gpu, where.link),)
+
+
+def fault_key(code: str) -> str:
+    """Return the catalogue key of a code; empty where it has none: a guess would be a repair on hearsay."""
+    rows = catalogue()
+    if code in rows:
+        return code
+    if _DIGITS.fullmatch(code):
+        return driver_lines.xid_key(code.lstrip("0") or "0")
+    named = eks_conditions.reading(code)
+    candidates = (f"hp:{code}", named.fault_key if named and named.fault_key.startswith(("xid:", "eks:")) else "")
+    return next((key for key in candidates if key in rows), "")
+
+
+def is_evidence(key: str) -> bool:
+    """Whether a fault of this key says anything about its node."""
+    family, _, number = key.partition(":")
+    return not (family == "xid" and driver_lines.is_cleanup(number))
+
+
+def detail_of(caller: str, facts: list[dict[str, str]]) -> dict[str, object]:
+    """Return the `detail` of an envelope that `parse` reads back."""
+    return {"caller": caller, "faults": facts}
+
+
+def fault_of(instance_id: str, reading: Reading, gpu: str, observed_at: datetime, words: str) -> dict[str, str]:
+    """Return one fault of such a detail."""
+    return {
+        "instanceId": instance_id,
+        "faultKey": reading.fault_key,
+        "code": reading.code,
+        "gpu": gpu or reading.gpu,
+        "link": reading.link,
+        "observedAt": rfc3339(observed_at),
+        "detail": fields.quoted(words),
+    }
+
+
+def parse(envelope: fields.Envelope) -> Heard | Ignored:
+    """Read the event.
+
+    Raises:
+        BadEvent: at the first fault.
+    """
+    caller = fields.plain_text_of(envelope.detail, "caller", "detail.caller")
+    envelope_id, _ = envelope.identity()
+    facts = []
+    for path, fault in fields.list_of(envelope.detail, "faults", "detail.faults"):
+        text = {
+            name: fields.plain_text_of(fault, name, f"{path}.{name}", required=name in ("instanceId", "observedAt"))
+            for name in ("instanceId", "faultKey", "code", "gpu", "link", "observedAt", "detail")
+        }
+        fields.check_instance_id(text["instanceId"], f"{path}.instanceId")
+        facts.append(
+            NodeFact(
+                kind=FactKind.SICKENED,
+                # One witness per caller, however much it says.
+                source=f"site:{caller}",
+                instance_id=text["instanceId"],
+                fault_key=text["faultKey"],
+                code=text["code"],
+                gpu=text["gpu"],
+                link=text["link"],
+                observed_at=fields.time_of(text["observedAt"], f"{path}.observedAt"),
+                envelope_id=envelope_id,
+                detail=text["detail"],
+            )
+        )
+    return Heard(tuple(facts)) if facts else Ignored("a report without a fault")

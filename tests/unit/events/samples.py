@@ -1,0 +1,54 @@
+"""The sample events, and variations of them."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+from evenkeel.domain.health.groups import GroupFact
+from evenkeel.domain.health.incidents import NodeFact
+from evenkeel.events import envelope
+from evenkeel.events.outcomes import Heard
+
+EVENTS = Path(__file__).resolve().parents[2] / "fixtures" / "events"
+Json = dict[str, Any]
+
+
+def sample(name: str, **changes: Any) -> Json:
+    """Return a sample event; each change replaces a place of its `detail` (`__` between names)."""
+    event: Json = json.loads((EVENTS / f"{name}.json").read_text(encoding="utf-8"))
+    for path, value in changes.items():
+        *parents, last = path.split("__")
+        place = event["detail"]
+        for part in parents:
+            place = place[part]
+        place[last] = value
+    return event
+
+
+def without(event: Json, *path: str) -> Json:
+    """Return an event without one place of its `detail`."""
+    changed = copy.deepcopy(event)
+    place = changed["detail"]
+    for part in path[:-1]:
+        place = place[part]
+    del place[path[-1]]
+    return changed
+
+
+def parsed(event: Json) -> Any:
+    return envelope.parse(json.dumps(event).encode())
+
+
+def facts(event: Json) -> tuple[NodeFact | GroupFact, ...]:
+    answer = parsed(event)
+    assert isinstance(answer, Heard), answer
+    return answer.facts
+
+
+def of_nodes(event: Json) -> list[NodeFact]:
+    return [fact for fact in facts(event) if isinstance(fact, NodeFact)]
+
+
+def of_groups(event: Json) -> list[GroupFact]:
+    return [fact for fact in facts(event) if isinstance(fact, GroupFact)]

@@ -1,0 +1,155 @@
+"""Planned work and trouble as AWS Health tells it: one event, many machines."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.health.faults import catalogue
+from evenkeel.domain.health.groups import GroupFactKind
+from evenkeel.domain.health.incidents import FactKind
+from evenkeel.events.outcomes import Ignored, Unknown
+from tests.unit.events.samples import Json, of_groups, of_nodes, parsed, sample, without
+
+HEALTH = "aws-health-scheduled-change"
+FIRST, SECOND, THIRD = "i-0c93e1b47fa06d528", "i-0d4f8a6127be9c053", "i-0f21b6c8d05e7a394"
+
+
+def entities(*values: str, status: str = "PENDING") -> list[Json]:
+    return [{"entityValue": value, "status": status} for value in values]
+
+
+def keys(event: Json) -> set[str]:
+    return {fact.fact_key for fact in of_nodes(event)}
+
+
+def test_one_event_tells_of_each_machine_but_those_it_no_longer_concerns() -> None:
+    facts = of_nodes(sample(HEALTH))
+
+    assert [fact.instance_id for fact in facts] == [FIRST, SECOND]
+    assert {(fact.kind, fact.fault_key) for fact in facts} == {(FactKind.SICKENED, "health:instance_retirement")}
+    assert {fact.deadline_at for fact in facts} == {datetime(2026, 11, 17, 14, tzinfo=UTC)}
+    assert {fact.observed_at for fact in facts} == {datetime(2026, 11, 3, 8, 0, 2, tzinfo=UTC)}
+
+
+@pytest.mark.parametrize(
+    ("code", "fault"),
+    [
+        ("AWS_EC2_PERSISTENT_INSTANCE_RETIREMENT_SCHEDULED", "health:instance_retirement"),
+        ("AWS_EC2_INSTANCE_REBOOT_MAINTENANCE_SCHEDULED", "health:instance_reboot"),
+        ("AWS_EC2_SYSTEM_REBOOT_MAINTENANCE_SCHEDULED", "health:instance_reboot"),
+        ("AWS_EC2_INSTANCE_NETWORK_MAINTENANCE_SCHEDULED", "health:network_or_power"),
+        ("AWS_EC2_INSTANCE_POWER_MAINTENANCE_SCHEDULED", "health:network_or_power"),
+        ("AWS_EC2_INSTANCE_STORE_DRIVE_PERFORMANCE_DEGRADED", "health:drive_degraded"),
+        ("AWS_EC2_ULTRASERVER_MAINTENANCE_INITIATED", "health:ultraserver_maintenance"),
+        ("AWS_EC2_ULTRASERVER_CAPACITY_REDUCED", "health:ultraserver_maintenance"),
+    ],
+)
+def test_each_type_code_has_its_fault(code: str, fault: str) -> None:
+    facts = of_nodes(sample(HEALTH, eventTypeCode=code))
+
+    assert {fact.fault_key for fact in facts} == {fault}
+    assert fault in catalogue()
+
+
+def test_a_plan_that_is_withdrawn_says_so_of_every_machine() -> None:
+    facts = of_nodes(sample(HEALTH, statusCode="closed"))
+
+    assert [fact.instance_id for fact in facts] == [FIRST, SECOND, THIRD]
+    assert {(fact.kind, fact.fault_key, fact.deadline_at) for fact in facts} == {
+        (FactKind.RECOVERED, "health:instance_retirement", None)
+    }
+
+
+def test_maintenance_of_a_rack_is_told_of_the_rack() -> None:
+    rack = "us-0a1b2c3d4e5f60718"
+    started = sample(HEALTH, eventTypeCode="AWS_EC2_ULTRASERVER_MAINTENANCE_INITIATED", affectedEntities=entities(rack))
+    ended = sample(HEALTH, eventTypeCode="AWS_EC2_ULTRASERVER_MAINTENANCE_COMPLETED", affectedEntities=entities(rack))
+
+    [first], [last] = of_groups(started), of_groups(ended)
+    assert (first.kind, first.code, first.fault_key) == (
+        GroupFactKind.RACK_MAINTENANCE,
+        rack,
+        "health:ultraserver_maintenance",
+    )
+    assert (last.code, last.fault_key, last.deadline_at) == (rack, "", None)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"communicationId": "other-2", "page": "2", "totalPages": "2"},
+        {"backupEvent": "true"},
+        {"lastUpdatedTime": "Wed, 4 Nov 2026 08:00:02 GMT", "statusCode": "open"},
+    ],
+)
+def test_pages_backups_and_updates_of_one_plan_are_the_same_facts(changes: Json) -> None:
+    assert keys(sample(HEALTH, **changes) | {"id": "another"}) == keys(sample(HEALTH))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"startTime": "Wed, 18 Nov 2026 14:00:00 GMT"}, {"affectedAccount": "444455556666"}, {"eventArn": "a"}]
+)
+def test_another_date_account_or_event_is_another_plan(changes: Json) -> None:
+    assert keys(sample(HEALTH, **changes)).isdisjoint(keys(sample(HEALTH)))
+
+
+@pytest.mark.parametrize(
+    "text", ["Mon, 17 Nov 2026 14:00:00 GMT", "Tue, 17 Nov 2026 14:00:00 GMT", "Xyz, 17 Nov 2026 14:00:00 GMT"]
+)
+def test_the_weekday_is_not_looked_at(text: str) -> None:
+    assert of_nodes(sample(HEALTH, startTime=text)) == of_nodes(sample(HEALTH))
+
+
+def test_a_day_may_have_one_digit_or_two() -> None:
+    one, two = (sample(HEALTH, startTime=f"Tue, {day} Dec 2026 14:00:00 GMT") for day in ("3", "03"))
+
+    assert of_nodes(one) == of_nodes(two)
+
+
+def test_trouble_that_is_here_already_has_no_deadline() -> None:
+    facts = of_nodes(sample(HEALTH, eventTypeCategory="issue", statusCode="open"))
+
+    assert {fact.deadline_at for fact in facts} == {None}
+
+
+def test_a_status_that_nobody_knows_is_taken_as_concerned() -> None:
+    [fact] = of_nodes(sample(HEALTH, affectedEntities=entities(FIRST, status="WOBBLY")))
+
+    assert fact.instance_id == FIRST
+
+
+@pytest.mark.parametrize("changes", [{"affectedEntities": []}, {"affectedEntities": entities("vol-1", "111122223333")}])
+def test_an_event_without_machines_is_passed_over(changes: Json) -> None:
+    assert isinstance(parsed(sample(HEALTH, **changes)), Ignored)
+    assert isinstance(parsed(without(sample(HEALTH), "affectedEntities")), Ignored)
+
+
+def test_a_public_event_names_no_machine() -> None:
+    assert isinstance(parsed(sample(HEALTH, eventScopeCode="PUBLIC")), Ignored)
+
+
+def test_a_type_code_that_nobody_knows_is_unknown_where_it_names_machines() -> None:
+    named = sample(HEALTH, eventTypeCode="AWS_EC2_SOMETHING_NEW")
+
+    assert isinstance(parsed(named), Unknown)
+    assert isinstance(parsed(without(named, "affectedEntities")), Ignored)
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"statusCode": "odd"}, "EVENT_UNKNOWN_STATUS"),
+        ({"startTime": "2026-11-17T14:00:00Z"}, "EVENT_BAD_TIME"),
+        ({"startTime": "Tue, 31 Feb 2026 14:00:00 GMT"}, "EVENT_BAD_TIME"),
+        ({"startTime": "Tue, 17 Nov 1970 14:00:00 GMT"}, "EVENT_BAD_TIME"),
+        ({"startTime": 7}, "EVENT_BAD_TYPE"),
+        ({"affectedEntities": "none"}, "EVENT_BAD_TYPE"),
+        ({"affectedEntities": ["i-0c93e1b47fa06d528"]}, "EVENT_BAD_TYPE"),
+        ({"affectedEntities": [{"status": "PENDING"}]}, "EVENT_BAD_TYPE"),
+        ({"eventTypeCode": None}, "EVENT_BAD_TYPE"),
+        ({"eventArn": "a\u200bb"}, "EVENT_BAD_TEXT"),
+    ],
+)
+def test_a_broken_event_is_malformed(changes: dict[str, Any], code: str) -> None:
+    assert parsed(sample(HEALTH, **changes)).code == code

@@ -1,0 +1,99 @@
+"""What EC2 says before it takes a machine back."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.health.groups import GroupFactKind
+from evenkeel.domain.health.incidents import FactKind
+from evenkeel.events.outcomes import Ignored
+from tests.unit.events.samples import Json, of_groups, of_nodes, parsed, sample, without
+
+SPOT = "ec2-spot-interruption"
+STATE = "ec2-instance-state-change"
+RESERVATION = "ec2-capacity-reservation-interruption"
+BLOCK = "ec2-capacity-block-expiration"
+
+
+def at(clock: str) -> datetime:
+    return datetime.fromisoformat(f"2026-11-03T{clock}").replace(tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "fault", "deadline"),
+    [
+        (SPOT, {}, "ec2:spot_interruption", at("13:04:10")),
+        (SPOT, {"instance-action": "stop"}, "ec2:spot_interruption", at("13:04:10")),
+        (SPOT, {"instance-action": "hibernate"}, "ec2:spot_interruption", at("13:02:10")),
+        ("ec2-rebalance-recommendation", {}, "ec2:rebalance_recommendation", None),
+        (STATE, {}, "ec2:state_stopping", at("13:04:12")),
+        (STATE, {"state": "stopping"}, "ec2:state_stopping", at("13:04:12")),
+        (RESERVATION, {}, "ec2:capacity_reservation_interruption", at("15:32:00")),
+    ],
+)
+def test_each_notice_names_its_fault_and_when_the_machine_goes(
+    name: str, changes: Json, fault: str, deadline: datetime | None
+) -> None:
+    event = sample(name, **changes)
+
+    [fact] = of_nodes(event)
+
+    assert (fact.kind, fact.fault_key, fact.deadline_at) == (FactKind.SICKENED, fault, deadline)
+    assert fact.instance_id == event["detail"]["instance-id"]
+
+
+@pytest.mark.parametrize("resources", ["i-0d4f8a6127be9c053", ["arn:aws:ec2:us-west-2a:instance/i-other"], [], None])
+def test_resources_are_not_read(resources: Any) -> None:
+    assert of_nodes(sample(RESERVATION) | {"resources": resources}) == of_nodes(sample(RESERVATION))
+
+
+@pytest.mark.parametrize("state", ["pending", "running"])
+def test_a_machine_that_comes_calls_for_nothing(state: str) -> None:
+    assert isinstance(parsed(sample(STATE, state=state)), Ignored)
+
+
+def test_both_states_of_an_instances_end_are_one_fact() -> None:
+    first = sample(STATE, state="shutting-down")
+    last = sample(STATE, state="terminated") | {"time": "2026-11-03T13:09:59Z", "id": "another"}
+
+    [[one], [other]] = of_nodes(first), of_nodes(last)
+    assert one.fact_key == other.fact_key
+
+
+def test_a_machine_may_be_stopped_again_another_time() -> None:
+    first = sample(STATE, state="stopping")
+    again = first | {"time": "2026-11-03T18:09:59Z"}
+
+    [[one], [other]] = of_nodes(first), of_nodes(again)
+    assert one.fact_key != other.fact_key
+
+
+@pytest.mark.parametrize(
+    "spelling", ["Capacity Block Expiration Warning", "Capacity Block Reservation Expiration Warning"]
+)
+def test_the_end_of_a_capacity_block_is_told_of_the_reservation(spelling: str) -> None:
+    [fact] = of_groups(sample(BLOCK) | {"detail-type": spelling})
+
+    assert (fact.kind, fact.code) == (GroupFactKind.RESERVATION_EXPIRING, "cr-06b1d8f3a7c24e905")
+    assert (fact.fault_key, fact.deadline_at) == ("ec2:capacity_block_expiring", at("15:30:00"))
+
+
+@pytest.mark.parametrize(
+    ("event", "code"),
+    [
+        (sample(STATE, state=""), "EVENT_UNKNOWN_STATUS"),
+        (sample(STATE, state="stop"), "EVENT_UNKNOWN_STATUS"),
+        (sample(SPOT, **{"instance-action": "detonate"}), "EVENT_UNKNOWN_STATUS"),
+        (sample(SPOT, **{"instance-id": "i-12345678abcdefghi"}), "EVENT_BAD_ID"),
+        (sample(SPOT, **{"instance-id": 7}), "EVENT_BAD_TYPE"),
+        (without(sample(SPOT), "instance-action"), "EVENT_BAD_TYPE"),
+        (sample(SPOT) | {"time": 1793700902}, "EVENT_BAD_TYPE"),
+        (sample(RESERVATION, **{"instance-termination-time": "soon"}), "EVENT_BAD_TIME"),
+        (without(sample(RESERVATION), "instance-termination-time"), "EVENT_BAD_TYPE"),
+        (sample(BLOCK, **{"capacity-reservation-id": "../x"}), "EVENT_BAD_ID"),
+        (sample(BLOCK, **{"end-date": "1970-01-01T00:00:00Z"}), "EVENT_BAD_TIME"),
+    ],
+)
+def test_a_broken_notice_is_malformed(event: Json, code: str) -> None:
+    assert parsed(event).code == code

@@ -1,0 +1,193 @@
+"""What HyperPod says of repairs, groups and the cluster."""
+
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.health.groups import GroupFactKind
+from evenkeel.domain.health.incidents import FactKind
+from evenkeel.events.outcomes import Ignored
+from tests.unit.events.samples import Json, facts, of_groups, of_nodes, parsed, sample
+
+REBOOT = "hyperpod-event-reboot-in-progress"
+FAILED = "hyperpod-event-replacement-failed"
+STATE = "hyperpod-cluster-state-change"
+ONE = "i-0a1c4f7b92d36e581"
+
+
+def an_event(description: str, *, level: str = "Info", failure: str = "", **changes: Any) -> Json:
+    event = sample(REBOOT, EventDetails__Description=description, EventDetails__EventLevel=level, **changes)
+    event["detail"]["EventDetails"]["EventDetails"]["EventMetadata"]["Instance"]["FailureMessage"] = failure
+    return event
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "kind"),
+    [
+        ("hyperpod-event-instance-provisioned", "provisioned", GroupFactKind.PROVISIONED),
+        (REBOOT, "reboot_in_progress", None),
+        ("hyperpod-event-replacement-started", "replacement_started", None),
+        ("hyperpod-event-replacement-completed", "replacement_completed", None),
+        (FAILED, "replacement_failed", GroupFactKind.EFA_BOOT_FAILED),
+        ("hyperpod-event-insufficient-capacity", "insufficient_capacity", GroupFactKind.NO_CAPACITY),
+        ("hyperpod-event-cordoned-pods-evicted", "patching_started", None),
+    ],
+)
+def test_each_sample_is_news_of_its_machine_and_where_it_matters_of_its_group(
+    name: str, code: str, kind: GroupFactKind | None
+) -> None:
+    event = sample(name)
+
+    [news] = of_nodes(event)
+
+    record = event["detail"]["EventDetails"]
+    assert (news.kind, news.code, news.fault_key) == (FactKind.PROGRESS, code, "")
+    assert (news.instance_id, news.occurrence) == (record["InstanceId"], record["EventId"])
+    assert news.logical_id == record["EventDetails"]["EventMetadata"]["Instance"]["NodeLogicalId"]
+    assert [group.kind for group in of_groups(event)] == ([kind] if kind else [])
+
+
+@pytest.mark.parametrize(
+    ("description", "code"),
+    [
+        (f"EC2 Instance {ONE} successfully provisioned in Cluster c and IG g.", "provisioned"),
+        (f"Reboot of EC2InstanceId {ONE} is currently in progress", "reboot_in_progress"),
+        (f"Failed to submit reboot request for EC2 Instance {ONE} on Cluster c", "reboot_failed"),
+        (f"Instance {ONE} is starting as part of instance replacement in Cluster c", "replacement_started"),
+        (f"Instance {ONE} failed to start as part of instance replacement.", "replacement_failed"),
+        (f"Instance {ONE} creation completed successfully as part of instance replacement", "replacement_completed"),
+        (f"Instance {ONE} deletion failed as part of instance replacement", "replacement_failed"),
+        ("Failed to provision EC2 Instance in Cluster c and IG g", "creation_failed"),
+        ("Instance creation in Cluster c and InstanceGroup g failed", "creation_failed"),
+        (f"Instance lifecycle script execution for EC2 Instance {ONE} has failed.", "lifecycle_script_failed"),
+        (f"Instance lifecycle script execution for EC2InstanceId {ONE} has Failed", "lifecycle_script_failed"),
+        (f"Instance lifecycle script execution for EC2 Instance {ONE} has started", "lifecycle_script_ran"),
+        (f"Termination of EC2 Instance {ONE} is currently in progress", "terminating"),
+        ("Found CapacityReservation ID cr-06b1d8f3a7c24e905 for it", "reservation_found"),
+        ("No CapacityReservation found for it, using on-demand pool", "reservation_missing"),
+        (f"Instance {ONE} in IG g with spaces restored to schedulable state.", "patching_ended"),
+        (f"Instance {ONE} in IG g skipped due to PodDisruptionBudget constraint.", "patching_skipped"),
+    ],
+)
+def test_every_description_is_read(description: str, code: str) -> None:
+    [news] = of_nodes(an_event(description))
+
+    assert (news.kind, news.code) == (FactKind.PROGRESS, code)
+
+
+@pytest.mark.parametrize(
+    ("description", "kind", "fault_key"),
+    [
+        ("Failed to provision EC2 Instance in Cluster c", GroupFactKind.CREATION_FAILED, "hp:replacement_failed"),
+        (
+            f"Instance lifecycle script execution for EC2 Instance {ONE} has failed",
+            GroupFactKind.LIFECYCLE_SCRIPT_FAILED,
+            "hp:lifecycle_script_failed",
+        ),
+    ],
+)
+def test_what_will_befall_the_next_machine_too_is_told_of_the_group(
+    description: str, kind: GroupFactKind, fault_key: str
+) -> None:
+    [group] = of_groups(an_event(description, level="Error"))
+
+    assert (group.kind, group.fault_key, group.instance_group) == (kind, fault_key, "p5-workers")
+
+
+@pytest.mark.parametrize(
+    "ending",
+    ["to launch new ml.p5.48xlarge instances. Please try again.", "in the requested Availability Zone."],
+)
+def test_no_capacity_is_told_by_the_message_whatever_the_description_says(ending: str) -> None:
+    failure = f"We currently do not have sufficient capacity {ending}"
+    event = an_event("Instance x creation failed as part of instance replacement", level="Error", failure=failure)
+
+    assert [news.code for news in of_nodes(event)] == ["insufficient_capacity"]
+    assert [group.kind for group in of_groups(event)] == [GroupFactKind.NO_CAPACITY]
+    assert "sufficient capacity" in of_nodes(event)[0].detail
+
+
+def test_the_message_of_what_is_no_error_says_nothing_of_capacity() -> None:
+    failure = "We currently do not have sufficient capacity"
+
+    assert of_groups(an_event(f"Reboot of EC2 Instance {ONE} is currently in progress", failure=failure)) == []
+
+
+def test_lost_orchestration_readiness_is_noise() -> None:
+    told = "3 node(s) lost orchestration-ready status"
+
+    assert isinstance(parsed(an_event(told, level="Warn", failure="Request to service failed.")), Ignored)
+
+
+def test_an_error_without_a_name_is_a_low_sickness_of_its_machine() -> None:
+    [fact] = of_nodes(an_event("Something new went wrong", level="Error"))
+
+    assert (fact.kind, fact.fault_key, fact.code) == (FactKind.SICKENED, "hp:unknown_fault_type", "other")
+
+
+def test_an_error_without_a_name_and_a_machine_is_told_of_the_group() -> None:
+    event = an_event("Something new went wrong", level="Error", EventDetails__InstanceId="")
+
+    assert [fact.kind for fact in of_groups(event)] == [GroupFactKind.OTHER_ERROR]
+    assert of_nodes(event) == []
+
+
+@pytest.mark.parametrize("level", ["Info", "Warn", ""])
+def test_what_is_no_error_and_has_no_name_is_archived(level: str) -> None:
+    assert isinstance(parsed(an_event("Something new", level=level)), Ignored)
+
+
+def test_a_record_without_level_and_metadata_is_read() -> None:
+    event = sample(REBOOT)
+    del event["detail"]["EventDetails"]["EventLevel"]
+    del event["detail"]["EventDetails"]["EventDetails"]
+
+    [news] = of_nodes(event)
+    assert (news.code, news.logical_id) == ("reboot_in_progress", "")
+
+
+def test_copies_of_one_event_in_other_envelopes_are_one_fact() -> None:
+    first, copy = sample(REBOOT), sample(REBOOT) | {"id": "another", "time": "2026-11-03T10:29:40Z"}
+
+    assert [fact.fact_key for fact in facts(first)] == [fact.fact_key for fact in facts(copy)]
+
+
+# ---------------------------------------------------------------- the cluster
+
+
+def test_a_state_change_tells_of_the_cluster_its_owner_and_every_group() -> None:
+    told = {(fact.kind, fact.instance_group, fact.code) for fact in of_groups(sample(STATE))}
+
+    assert told == {
+        (GroupFactKind.CLUSTER_STATUS, "", "InService"),
+        (GroupFactKind.NODE_RECOVERY, "", "Automatic"),
+        (GroupFactKind.GROUP_STATUS, "p5-workers", "Degraded"),
+        (GroupFactKind.GROUP_STATUS, "controller", "InService"),
+    }
+
+
+@pytest.mark.parametrize("status", ["Failed", "RollingBack"])
+def test_a_failed_cluster_is_a_fault_of_all(status: str) -> None:
+    event = sample(STATE, ClusterStatus=status, FailureMessage="It broke.")
+
+    [failed] = [fact for fact in of_groups(event) if fact.kind is GroupFactKind.CLUSTER_FAILED]
+    assert (failed.fault_key, failed.instance_group, failed.detail) == ("hp:cluster_failed", "", "It broke.")
+
+
+@pytest.mark.parametrize("status", ["InService", "Updating", "SystemUpdating", "Creating"])
+def test_a_cluster_at_work_is_no_fault(status: str) -> None:
+    assert {fact.fault_key for fact in of_groups(sample(STATE, ClusterStatus=status))} == {""}
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"InstanceGroups": "none"}, "EVENT_BAD_TYPE"),
+        ({"InstanceGroups": [7]}, "EVENT_BAD_TYPE"),
+        ({"InstanceGroups": [{"Status": "InService"}]}, "EVENT_BAD_TYPE"),
+        ({"NodeRecovery": "\u202e"}, "EVENT_BAD_TEXT"),
+        ({"ClusterStatus": None}, "EVENT_BAD_TYPE"),
+    ],
+)
+def test_a_broken_state_change_is_malformed(changes: Json, code: str) -> None:
+    assert parsed(sample(STATE, **changes)).code == code
