@@ -1,23 +1,98 @@
-"""The catalogue as data."""
+"""The catalogue as data: every row is checked where it is read, and a site's changes likewise."""
+
+import csv
+import importlib.resources
+import io
+from typing import Any
 
 import pytest
 
-from evenkeel.domain.health.faults import UNKNOWN_FAULT, Fault, catalogue, look_up
+from evenkeel.domain.health.faults import (
+    UNKNOWN_FAULT,
+    CatalogueError,
+    FaultOverride,
+    Rung,
+    Severity,
+    read_catalogue,
+    shipped,
+)
 
-VERBS = {
-    *("ignore", "watch", "follow_primary", "obey_154", "cordon", "restart_job", "rollback_job", "stop_job", "reboot"),
-    *("checkpoint_drain", "restart_fabric_manager", "rebind_driver", "diagnose", "replace", "stand_down", "burst"),
-    "page_human",
-}
+TEXT = importlib.resources.files("evenkeel.domain.health").joinpath("faults.csv").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("fault", catalogue().values(), ids=lambda fault: fault.key)
-def test_each_row_makes_sense(fault: Fault) -> None:
-    assert fault.ladder
-    assert set(fault.ladder) <= VERBS
-    assert fault.drain_seconds >= -1
-    assert fault.settle_seconds >= 0
-    assert fault.node_rungs in ((), ("reboot",), ("replace",), ("reboot", "replace"))
+def written(key: str, /, **columns: str) -> str:
+    """The shipped catalogue with some columns of one row changed."""
+    rows = list(csv.DictReader(TEXT.splitlines()))
+    for row in rows:
+        if row["key"] == key:
+            row.update(columns)
+    out = io.StringIO()
+    writer = csv.DictWriter(out, rows[0].keys(), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+# ---------------------------------------------------------------- reading
+
+
+def test_the_whole_catalogue_is_read_and_each_alias_calls_for_what_its_fault_calls_for() -> None:
+    catalogue = shipped()
+
+    assert len(catalogue) == len(TEXT.splitlines()) - 1
+    for fault in catalogue.values():
+        if fault.alias_of:
+            assert catalogue[fault.alias_of].ladder == fault.ladder
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"p_ladder": "reboot>explode"}, r"xid:79\), column p_ladder: .*not 'explode'"),
+        ({"p_ladder": "reboot>reboot"}, "xid:79\\), column p_ladder: a rung stands twice"),
+        ({"p_ladder": ""}, r"xid:79\), column p_ladder: "),
+        ({"p_severity": "dire"}, r"xid:79\), column p_severity: .*not 'dire'"),
+        ({"p_checkpoint_trust": "maybe"}, r"xid:79\), column p_checkpoint_trust: "),
+        ({"p_drain_s": "soon"}, r"xid:79\), column p_drain_s: "),
+        ({"p_drain_s": "300"}, r"xid:79\), column p_drain_class: now is not 300 s"),
+        ({"p_drain_s": "60", "p_drain_class": "notice"}, r"xid:79\), column p_drain_class: "),
+        ({"p_acts_alone": "perhaps"}, r"xid:79\), column p_acts_alone: "),
+        ({"p_recur_count": "1"}, r"xid:79\), column p_recur_count: "),
+        ({"p_recur_count": "0"}, r"xid:79\), column p_recur_count: is 0 where"),
+        ({"p_recur_window_h": "0"}, r"xid:79\), column p_recur_window_h: "),
+        ({"p_recur_window_h": "721"}, r"xid:79\), column p_recur_window_h: "),
+        ({"p_validate": "none"}, r"xid:79\), column p_validate: "),
+        ({"p_class": "gremlins"}, r"xid:79\), column p_class: "),
+        ({"alias_of": "xid:9999"}, "xid:79, column alias_of: xid:9999 is no fault of its own"),
+        ({"alias_of": "xid:48"}, "xid:79, column .*p_checkpoint_trust.*: differs from xid:48"),
+        ({"key": "xid:78"}, r"xid:78\), column key: this key stands twice"),
+    ],
+)
+def test_a_bad_row_is_refused_by_its_line_key_and_column(columns: dict[str, str], said: str) -> None:
+    with pytest.raises(CatalogueError, match=said):
+        read_catalogue(written("xid:79", **columns))
+
+
+def test_a_column_too_many_or_a_missing_fallback_is_refused() -> None:
+    with pytest.raises(CatalogueError, match="p_mood"):
+        read_catalogue(TEXT.replace("p_validate,note", "p_validate,p_mood,note", 1))
+    with pytest.raises(CatalogueError, match=r"xid:\*"):
+        read_catalogue(written("xid:*", key="xid:nothing"))
+    with pytest.raises(CatalogueError, match="fields than the header"):
+        read_catalogue(TEXT + "xid:9999,xid\n")
+
+
+def test_each_source_is_told_with_its_place() -> None:
+    named = importlib.resources.files("evenkeel.domain.health").joinpath("fault_sources.csv").read_text("utf-8")
+    known = {row["key"]: row for row in csv.DictReader(named.splitlines())}
+
+    used = {source for fault in shipped().values() for source in fault.facts.sources}
+
+    assert used == set(known)
+    assert all(row["url"].startswith("https://") or row["key"] == "project" for row in known.values())
+
+
+# ---------------------------------------------------------------- looking up
 
 
 @pytest.mark.parametrize(
@@ -25,6 +100,8 @@ def test_each_row_makes_sense(fault: Fault) -> None:
     [
         ("xid:79", "xid:79"),
         ("xid:4711", "xid:*"),
+        ("xid:79/strange", "xid:79"),
+        ("xid:154/strange", "xid:*"),
         ("sxid:4711", "sxid:*"),
         ("hp:Nonsense", UNKNOWN_FAULT),
         ("", UNKNOWN_FAULT),
@@ -32,9 +109,88 @@ def test_each_row_makes_sense(fault: Fault) -> None:
     ],
 )
 def test_every_key_finds_a_row(key: str, found: str) -> None:
-    assert look_up(key).key == found
+    assert shipped().look_up(key).key == found
 
 
 def test_an_unknown_fault_repairs_nothing() -> None:
-    assert not look_up("hp:Nonsense").repairs_node
-    assert not look_up("xid:4711").acts_alone
+    assert not shipped().look_up("hp:Nonsense").repairs_node
+    assert not shipped().look_up("xid:4711").acts_alone
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("79", "xid:79"),
+        ("XID 79", "xid:79"),
+        ("xid79", "xid:79"),
+        ("NvidiaXID79Error", "xid:79"),
+        ("SXid: 12028", "sxid:12028"),
+        ("xid:154/none", "xid:154/none"),
+        ("NvidiaErrorReboot", "hp:NvidiaErrorReboot"),
+        ("nvidiaerrorreboot", "hp:NvidiaErrorReboot"),
+        ("DCGMError", "eks:DCGMError"),
+        ("spot_interruption", "ec2:spot_interruption"),
+    ],
+)
+def test_what_a_person_types_is_found(code: str, found: str) -> None:
+    fault = shipped().find(code)
+
+    assert fault
+    assert fault.key == found
+
+
+def test_what_nobody_knows_is_not_found_but_what_looks_like_it_is() -> None:
+    assert shipped().find("4711") is None
+    assert shipped().find("NvidiaErorReboot") is None
+    assert "hp:NvidiaErrorReboot" in shipped().nearest("NvidiaErorReboot")
+    assert shipped().nearest("zzzzzz") == ()
+
+
+# ---------------------------------------------------------------- a site's own mind
+
+
+def override(**changes: Any) -> FaultOverride:
+    return FaultOverride.model_validate(changes)
+
+
+def test_a_site_changes_what_a_fault_calls_for_and_the_hash_tells() -> None:
+    changed = shipped().overridden({"xid:94": override(ladder=["replace"], severity="critical", drainSeconds=60)})
+
+    assert changed["xid:94"].ladder == (Rung.REPLACE,)
+    assert (changed["xid:94"].severity, changed["xid:94"].drain_class) == (Severity.CRITICAL, "notice")
+    assert shipped()["xid:94"].ladder != changed["xid:94"].ladder
+    assert changed.hash != shipped().hash
+
+
+def test_another_name_of_a_changed_fault_changes_with_it() -> None:
+    changed = shipped().overridden({"thermal:slowdown": override(severity="major")})
+
+    assert changed["eks:NvidiaThermalError"].severity is Severity.MAJOR
+
+
+def test_no_change_is_the_same_catalogue_and_the_order_of_changes_does_not_matter() -> None:
+    one, two = {"xid:94": override(severity="major")}, {"xid:13": override(severity="major")}
+
+    assert shipped().overridden({}) is shipped()
+    assert shipped().overridden(one | two).hash == shipped().overridden(two | one).hash
+
+
+@pytest.mark.parametrize(
+    ("key", "changes", "said"),
+    [
+        ("xid:9999", {}, "there is no fault 'xid:9999'; alike: xid:99"),
+        ("eks:DCGMError", {"severity": "info"}, "another name of gpu:dcgm_host_engine_lost"),
+        ("xid:79", {"recurCount": 1}, "xid:79: recurCount: "),
+        ("xid:79", {"drainSeconds": -2}, "xid:79: "),
+        ("xid:43", {"ladder": ["reboot"]}, "xid:43: validateWith: "),
+    ],
+)
+def test_a_change_that_makes_no_sense_is_refused_by_name(key: str, changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(CatalogueError, match=said):
+        shipped().overridden({key: override(**changes)})
+
+
+@pytest.mark.parametrize("changes", [{"fNvidiaNow": "IGNORE"}, {"name": "x"}, {"ladder": ["explode"]}, {"facts": {}}])
+def test_facts_and_unknown_words_cannot_be_changed(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"Extra inputs|should be"):
+        override(**changes)

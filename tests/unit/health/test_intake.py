@@ -7,9 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenkeel.domain.health.faults import Severity, catalogue, look_up
+from evenkeel.domain.health.faults import Rung, Severity, shipped
 from evenkeel.domain.health.incidents import FactKind, Incident, IncidentState, NodeFact, SickSeat
-from evenkeel.domain.health.intake import Intake, IntakeDecision, LastIncident, join_or_open, joined, ladder_of, worse
+from evenkeel.domain.health.intake import (
+    Intake,
+    IntakeDecision,
+    LastIncident,
+    join_or_open,
+    joined,
+    ladder_of,
+    rungs_of,
+)
 from evenkeel.domain.nodes import NodeLife
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.fakes.system import A_MOMENT
@@ -168,21 +176,28 @@ def test_the_earliest_deadline_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("current", "other", "wins"),
+    ("one", "other", "wins"),
     [
         ("hp:NvidiaErrorReboot", "xid:79", "xid:79"),
-        ("xid:79", "hp:NvidiaErrorReboot", "xid:79"),
         ("hp:NvidiaErrorReboot", "node:not_ready", "hp:NvidiaErrorReboot"),
-        ("node:not_ready", "hp:NvidiaErrorReboot", "node:not_ready"),
         ("node:not_ready", "hp:NvidiaErrorTerminate", "hp:NvidiaErrorTerminate"),
         ("hp:unknown_fault_type", "xid:13", "xid:13"),
-        ("hp:NvidiaErrorReboot", "xid:*", "hp:NvidiaErrorReboot"),
+        ("hp:NvidiaErrorReboot", "xid:4711", "hp:NvidiaErrorReboot"),
         ("hp:NvidiaErrorReboot", "xid:43", "hp:NvidiaErrorReboot"),
         ("xid:48", "xid:79", "xid:48"),
+        ("xid:48", "xid:171", "xid:171"),
+        ("xid:64", "xid:48", "xid:64"),
+        ("xid:63", "xid:48", "xid:48"),
+        ("xid:74", "sxid:12020", "sxid:12020"),
+        ("gpu:count_mismatch", "xid:79", "xid:79"),
+        ("xid:79", "xid:154/gpu_reset_required", "xid:79"),
+        ("xid:149/nonfatal", "xid:149/fatal", "xid:149/fatal"),
     ],
 )
-def test_worst_row_wins_and_an_xid_refines_a_fault_type(current: str, other: str, wins: str) -> None:
-    assert worse(current, other) == wins
+def test_the_worst_row_names_the_fault_and_an_exact_code_refines_a_vague_one(one: str, other: str, wins: str) -> None:
+    for first, second in ((one, other), (other, one)):
+        both = joined(an_incident(a_fact(fault_key=first)), a_fact(1, fault_key=second), drills_may_act=False)
+        assert both.fault_key == wins
 
 
 def test_an_xid_never_makes_gentler_what_hyperpod_asks_for() -> None:
@@ -202,18 +217,228 @@ def test_hyperpod_asking_for_more_after_the_xid_raises_the_rung() -> None:
     assert (ladder_of(incident), ladder_of(raised)) == (("reboot", "replace"), ("replace",))
 
 
-FAULTS = st.sampled_from(sorted(catalogue()))
+# ---------------------------------------------------------------- the driver's own verdict
+
+
+def test_the_drivers_verdict_raises_the_rung_however_late_it_comes() -> None:
+    incident = an_incident(a_fact(fault_key="xid:13"))
+
+    late = joined(incident, a_fact(45, fault_key="xid:154/node_reboot_required"), drills_may_act=False)
+
+    assert rungs_of(incident)[0] is Rung.RESTART_JOB
+    assert rungs_of(late) == ("reboot", "replace")
+
+
+@pytest.mark.parametrize("verdict", ["none", "drain_p2p", "drain_and_reset", "gpu_reset_required"])
+def test_no_verdict_lowers_a_rung_or_closes_an_incident(verdict: str) -> None:
+    incident = an_incident(a_fact(fault_key="xid:64"))
+
+    after = joined(incident, a_fact(45, fault_key=f"xid:154/{verdict}"), drills_may_act=False)
+
+    assert rungs_of(after) == rungs_of(incident) == ("replace",)
+    assert after.recovered_at is None
+
+
+def test_a_code_that_waits_for_the_verdict_takes_it() -> None:
+    waiting = an_incident(a_fact(fault_key="xid:145/eval154"))
+
+    told = joined(waiting, a_fact(30, fault_key="xid:154/node_reboot_required"), drills_may_act=False)
+
+    assert rungs_of(waiting)[0] is Rung.OBEY_154
+    assert rungs_of(told) == ("reboot", "replace")
+
+
+# ---------------------------------------------------------------- traces of other faults
+
+
+def test_a_cleanup_code_opens_nothing_and_changes_nothing() -> None:
+    trace = a_fact(5, fault_key="xid:45")
+    incident = an_incident(a_fact(fault_key="node:pressure"))
+
+    assert decide(trace).action is Intake.IDLE
+    assert joined(incident, trace, drills_may_act=False) == incident.but(evidence_count=2)
+
+
+def test_planned_work_opens_nothing() -> None:
+    assert decide(a_fact(fault_key="hp:patching_cordon")).action is Intake.IDLE
+
+
+# ---------------------------------------------------------------- witnesses
+
+
+def test_one_agent_that_speaks_two_ways_is_one_witness() -> None:
+    incident = an_incident(a_fact(fault_key="gpu:driver_hang"))
+
+    again = joined(
+        incident, a_fact(9, fault_key="gpu:driver_hang", source="hyperpod.node-labels"), drills_may_act=False
+    )
+    other = joined(again, a_fact(9, fault_key="xid:31", source="kubernetes.node"), drills_may_act=False)
+
+    assert again.witnesses == ("hyperpod",)
+    assert other.witnesses == ("hyperpod", "kubernetes")
+
+
+def test_what_calls_for_nothing_bears_no_witness() -> None:
+    incident = an_incident(a_fact(fault_key="gpu:driver_hang"))
+
+    after = joined(incident, a_fact(9, fault_key="eks:IODelays", source="kubernetes.node"), drills_may_act=False)
+
+    assert after.witnesses == ("hyperpod",)
+
+
+def test_each_detector_of_a_site_is_a_witness_of_its_own() -> None:
+    incident = an_incident(a_fact(fault_key="gpu:driver_hang", source="site:prober"))
+
+    after = joined(incident, a_fact(fault_key="gpu:driver_hang", source="site:ranker"), drills_may_act=False)
+
+    assert after.witnesses == ("site:prober", "site:ranker")
+
+
+def test_a_second_witness_finds_the_first_though_its_incident_is_settled() -> None:
+    doubtful = a_fact(fault_key="gpu:driver_hang")
+    place = f"seat/{SEAT.slot}"
+    before = decide(doubtful).histories[place]
+    second = a_fact(300, fault_key="gpu:driver_hang", source="site:prober")
+
+    soon = decide(second, histories={place: before})
+    much_later = decide(a_fact(700, fault_key="gpu:driver_hang", source="site:prober"), histories={place: before})
+    returned = decide(second, histories={place: before}, last=LastIncident(incident_id="i", returned_at=A_MOMENT))
+
+    assert soon.incident
+    assert soon.incident.witnesses == ("hyperpod", "site:prober")
+    assert soon.incident.first_signal_at == A_MOMENT
+    for alone in (much_later, returned):
+        assert alone.incident
+        assert alone.incident.witnesses == ("site:prober",)
+
+
+# ---------------------------------------------------------------- partly well
+
+
+def test_a_machine_of_two_faults_is_sick_until_both_are_gone() -> None:
+    incident = an_incident(a_fact(fault_key="eks:ForkFailedOutOfPIDs", source="kubernetes.node"))
+    incident = joined(incident, a_fact(5, fault_key="xid:79", source="kubernetes.node"), drills_may_act=False)
+    gone = [
+        a_fact(60, kind=FactKind.RECOVERED, fault_key=key, source="kubernetes.node")
+        for key in ("eks:ForkFailedOutOfPIDs", "xid:79")
+    ]
+
+    partly = joined(incident, gone[0], drills_may_act=False)
+    wholly = joined(partly, gone[1], drills_may_act=False)
+
+    assert partly.recovered_at is None
+    assert wholly.recovered_at == gone[1].observed_at
+
+
+def test_one_agent_does_not_speak_for_another() -> None:
+    incident = an_incident(a_fact(fault_key="disk:read_only", source="site:prober"))
+    incident = joined(incident, a_fact(5), drills_may_act=False)
+
+    after = joined(incident, a_fact(60, kind=FactKind.RECOVERED, fault_key=""), drills_may_act=False)
+
+    assert after.recovered_at is None
+
+
+def test_a_fault_that_comes_again_after_its_cure_is_there_again() -> None:
+    incident = joined(an_incident(), a_fact(60, kind=FactKind.RECOVERED, fault_key=""), drills_may_act=False)
+
+    again = joined(incident, a_fact(70), drills_may_act=False)
+
+    assert incident.recovered_at
+    assert again.recovered_at is None
+
+
+# ---------------------------------------------------------------- in any order, however often
+
+FAULTS = st.sampled_from(sorted(shipped()))
+SOURCES = st.sampled_from(["hyperpod.node-health", "hyperpod.node-labels", "kubernetes.node", "site:prober"])
+FACTS = st.builds(
+    lambda key, source, second, kind, gpu: a_fact(
+        second, fault_key=key if kind is FactKind.SICKENED else "", source=source, kind=kind, gpu=gpu
+    ),
+    FAULTS,
+    SOURCES,
+    st.integers(0, 900),
+    st.sampled_from([FactKind.SICKENED, FactKind.SICKENED, FactKind.SICKENED, FactKind.RECOVERED]),
+    st.sampled_from(["", "GPU-1", "GPU-2"]),
+)
+_JUDGED = (
+    *("fault_key", "severity", "asked_rung", "witnesses", "sources", "signals", "cures"),
+    *("first_signal_at", "last_signal_at", "recovered_at", "repetitions"),
+)
+
+
+def judged(facts: list[NodeFact]) -> dict[str, Any]:
+    """What an incident comes to, whose first fact is the first that opens one."""
+    evidence = [fact for fact in facts if fact.kind is FactKind.SICKENED and decide(fact).action is Intake.OPEN]
+    incident = an_incident(evidence[0])
+    for fact in (each for each in facts if each is not evidence[0]):
+        incident = joined(incident, fact, drills_may_act=False)
+    return {name: getattr(incident, name) for name in _JUDGED}
+
+
+@st.composite
+def _shuffled(draw: st.DrawFn) -> tuple[list[NodeFact], list[NodeFact]]:
+    facts = [a_fact(draw(st.integers(0, 900))), *draw(st.lists(FACTS, max_size=7))]
+    return facts, draw(st.permutations(facts))
+
+
+@given(_shuffled())
+def test_the_order_of_signals_does_not_matter(orders: tuple[list[NodeFact], list[NodeFact]]) -> None:
+    one, other = orders
+
+    assert judged(one) == judged(other)
+
+
+@given(st.lists(FACTS, max_size=6))
+def test_the_same_signals_again_change_nothing(facts: list[NodeFact]) -> None:
+    facts = [a_fact(), *facts]
+
+    assert judged(facts) == judged([*facts, *facts])
 
 
 @given(st.lists(FAULTS, min_size=1, max_size=6))
-def test_severity_never_falls_and_no_rung_gets_gentler_than_asked(keys: list[str]) -> None:
-    incident = an_incident(a_fact(fault_key=keys[0]))
-    for key in keys[1:]:
+def test_severity_never_falls_and_no_rung_gets_gentler_than_what_may_act_asks_for(keys: list[str]) -> None:
+    incident, asked = an_incident(), Rung.REBOOT.strength
+    for key in keys:
+        fault = shipped().look_up(key)
         after = joined(incident, a_fact(fault_key=key), drills_may_act=False)
+        if fault.acts_alone and fault.ladder[0] is not Rung.IGNORE:
+            asked = max(asked, fault.ladder[0].strength)
+            assert after.severity.rank >= fault.severity.rank
         assert after.severity.rank >= incident.severity.rank
-        assert after.severity.rank >= look_up(key).severity.rank
-        assert not incident.asked_rung or ladder_of(after)[0] == "replace"
+        assert rungs_of(after)[0].strength >= asked
         incident = after
+
+
+def test_what_may_not_act_alone_does_not_keep_what_may_from_acting() -> None:
+    incident = an_incident(a_fact(fault_key="gpu:driver_hang"))
+
+    after = joined(incident, a_fact(5, fault_key="xid:31"), drills_may_act=False)
+
+    assert (after.fault_key, after.severity) == ("xid:31", Severity.MAJOR)
+
+
+@given(st.lists(FAULTS, min_size=1, max_size=5), st.sampled_from([key for key in shipped() if "xid:154/" in key]))
+def test_a_verdict_never_lowers_what_the_codes_ask_for(keys: list[str], verdict: str) -> None:
+    incident = an_incident()
+    for key in keys:
+        incident = joined(incident, a_fact(fault_key=key), drills_may_act=False)
+
+    after = joined(incident, a_fact(45, fault_key=verdict), drills_may_act=False)
+
+    assert rungs_of(after)[0].strength >= rungs_of(incident)[0].strength
+    assert after.severity.rank >= incident.severity.rank
+
+
+def test_two_faults_that_alternate_do_not_put_off_the_first_signal() -> None:
+    incident = an_incident(a_fact(fault_key="eks:NvidiaXIDError"))
+    for minute in range(1, 30):
+        key = "xid:31" if minute % 2 else "eks:DCGMHealthCodeFatal"
+        incident = joined(incident, a_fact(60 * minute, fault_key=key), drills_may_act=False)
+
+    assert incident.first_signal_at == A_MOMENT
+    assert incident.last_signal_at == A_MOMENT + timedelta(minutes=29)
 
 
 # ---------------------------------------------------------------- drills

@@ -4,17 +4,37 @@ fact ──▶ known copy? ──▶ about a life that is over, or before its la
 KNOWN                             LATE                                          JOIN / OPEN / IDLE
 """
 
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from evenkeel.domain.health.faults import NODE_RUNGS, Fault, look_up
-from evenkeel.domain.health.incidents import FactKind, Incident, IncidentState, NodeFact, Progress, SickSeat, StageTimes
+from evenkeel.domain.health.assessment import (
+    CORROBORATION,
+    assess,
+    cured_at,
+    cures_with,
+    is_evidence,
+    merged,
+    signals_of,
+)
+from evenkeel.domain.health.faults import NODE_RUNGS, Catalogue, Rung, shipped
+from evenkeel.domain.health.incidents import (
+    Cure,
+    FactKind,
+    Incident,
+    IncidentState,
+    NodeFact,
+    Progress,
+    Repetition,
+    SickSeat,
+    Signal,
+    StageTimes,
+)
+from evenkeel.domain.health.recurrence import History, places, remembered, repetition, seat_place
 from evenkeel.domain.values import Instant, Value
 
 _SOURCE_RESOLUTION = timedelta(seconds=1)
 """Event times are cut to whole seconds, so a fault may seem up to this much older than it is."""
-
-
 _PROGRESS_KEPT = 10
 
 
@@ -28,7 +48,7 @@ class Intake(StrEnum):
     LATE = "LATE"
     """News of what is over: an earlier life, or before the node was last returned to service."""
     IDLE = "IDLE"
-    """A healthy-again signal, or news of a repair, without an open incident."""
+    """Without an open incident: a healthy-again signal, news of a repair, or the mere trace of another fault."""
 
 
 class LastIncident(Value):
@@ -48,6 +68,8 @@ class IntakeDecision(Value):
     reason: str
     incident: Incident | None = None
     """The incident as it is to be stored, where one opens or is joined; the open one where the copy is known."""
+    histories: dict[str, History] = {}
+    """What is to be remembered with it, by place."""
 
 
 def join_or_open(
@@ -60,6 +82,8 @@ def join_or_open(
     drills_may_act: bool,
     new_id: str,
     now: datetime,
+    histories: Mapping[str, History] | None = None,
+    catalogue: Catalogue | None = None,
 ) -> IntakeDecision:
     """Decide what a fact means.
 
@@ -72,7 +96,10 @@ def join_or_open(
         drills_may_act: Whether drill events count as much as real ones here.
         new_id: Id for a new incident.
         now: The time.
+        histories: What is remembered at each of the fault's `places`.
+        catalogue: The faults as the site has them; None = as shipped.
     """
+    catalogue, histories = catalogue or shipped(), histories or {}
     if last and last.is_over:
         return IntakeDecision(action=Intake.LATE, reason=f"The machine was replaced by {last.incident_id}.")
     returned_at = last.returned_at if last else None
@@ -88,22 +115,67 @@ def join_or_open(
         return IntakeDecision(
             action=Intake.JOIN,
             reason=f"Joins {current.incident_id}, open for this machine.",
-            incident=joined(current, fact, drills_may_act=drills_may_act),
+            incident=joined(
+                current, fact, drills_may_act=drills_may_act, seat=seat, histories=histories, catalogue=catalogue
+            ),
+            histories=_remembered(fact, seat, current.incident_id, histories, catalogue, drills_may_act=drills_may_act),
         )
     if fact.kind is FactKind.RECOVERED:
         return IntakeDecision(action=Intake.IDLE, reason="Healthy, and no incident is open.")
     if fact.kind is FactKind.PROGRESS:
         return IntakeDecision(action=Intake.IDLE, reason="News of a machine about which no incident is open.")
+    fault = catalogue.look_up(fact.fault_key)
+    if not is_evidence(fault):
+        reason = f"{fault.name}: by itself it says nothing of the machine, and no incident is open."
+        return IntakeDecision(action=Intake.IDLE, reason=reason)
     return IntakeDecision(
         action=Intake.OPEN,
         reason="The first signal of this sickness.",
-        incident=opened(fact, seat, incident_id=new_id, now=now),
+        incident=opened(
+            fact,
+            seat,
+            incident_id=new_id,
+            now=now,
+            drills_may_act=drills_may_act,
+            returned_at=returned_at,
+            histories=histories,
+            catalogue=catalogue,
+        ),
+        histories=_remembered(fact, seat, new_id, histories, catalogue, drills_may_act=drills_may_act),
     )
 
 
-def opened(fact: NodeFact, seat: SickSeat, *, incident_id: str, now: datetime) -> Incident:
-    """Return a new incident with its first signal."""
-    return Incident(
+def _remembered(
+    fact: NodeFact,
+    seat: SickSeat,
+    incident_id: str,
+    histories: Mapping[str, History],
+    catalogue: Catalogue,
+    *,
+    drills_may_act: bool,
+) -> dict[str, History]:
+    """Return the histories that change. What may not act is not held against a machine."""
+    fault = catalogue.look_up(fact.fault_key)
+    if fact.kind is not FactKind.SICKENED or not is_evidence(fault) or (fact.is_drill and not drills_may_act):
+        return {}
+    at = {place: histories.get(place, History()) for place in places(fault, seat)}
+    after = {place: remembered(history, fact, seat, incident_id) for place, history in at.items()}
+    return {place: history for place, history in after.items() if history != at[place]}
+
+
+def opened(
+    fact: NodeFact,
+    seat: SickSeat,
+    *,
+    incident_id: str,
+    now: datetime,
+    drills_may_act: bool,
+    returned_at: datetime | None,
+    histories: Mapping[str, History],
+    catalogue: Catalogue,
+) -> Incident:
+    """Return a new incident with its first signal, and with those of an earlier one that may still bear witness."""
+    ours = Incident(
         incident_id=incident_id,
         life=seat.life,
         slot=seat.slot,
@@ -112,81 +184,162 @@ def opened(fact: NodeFact, seat: SickSeat, *, incident_id: str, now: datetime) -
         instance_type=seat.instance_type,
         boot_id=seat.boot_id,
         state=IncidentState.OPEN,
-        severity=look_up(fact.fault_key).severity,
+        severity=catalogue.look_up(fact.fault_key).severity,
         fault_key=fact.fault_key,
-        asked_rung=_asked_rung(fact.fault_key),
         first_signal_at=fact.observed_at,
         last_signal_at=fact.observed_at,
-        sources=(fact.source,),
         deadline_at=fact.deadline_at,
         opened_at=now,
         is_drill=fact.is_drill,
         stages=StageTimes(detected_at=now),
     )
+    signals: tuple[Signal, ...] = ()
+    if drills_may_act or not fact.is_drill:
+        for each in _still_bearing_witness(fact, seat, returned_at, histories):
+            signals = merged(signals, each)
+    repeated = _repetitions((), fact, seat, incident_id, histories, catalogue, drills_may_act=drills_may_act)
+    return _assessed(ours, merged(signals, _signal(fact)), repeated, catalogue)
 
 
-def joined(incident: Incident, fact: NodeFact, *, drills_may_act: bool) -> Incident:
-    """Return an incident with one more signal. The worst fault wins, and an Xid refines a HyperPod fault type."""
+def _still_bearing_witness(
+    fact: NodeFact, seat: SickSeat, returned_at: datetime | None, histories: Mapping[str, History]
+) -> list[Signal]:
+    """Return the signals of this life's last minutes whose incident is settled already, with nothing done."""
+    history = histories.get(seat_place(seat.slot), History())
+    return [
+        Signal(
+            fault_key=each.fault_key,
+            source=source,
+            gpu=each.gpu,
+            link=each.link,
+            first_at=each.first_at,
+            last_at=each.last_at,
+        )
+        for each in history.occurrences
+        for source in each.sources
+        if each.life == seat.life.key
+        and abs(fact.observed_at - each.last_at) <= CORROBORATION
+        and (returned_at is None or each.last_at > returned_at)
+    ]
+
+
+def joined(
+    incident: Incident,
+    fact: NodeFact,
+    *,
+    drills_may_act: bool,
+    seat: SickSeat | None = None,
+    histories: Mapping[str, History] | None = None,
+    catalogue: Catalogue | None = None,
+) -> Incident:
+    """Return an incident with one more signal, judged anew. In whatever order signals join, they come to the same."""
+    catalogue = catalogue or shipped()
     counted = incident.but(evidence_count=incident.evidence_count + 1)
-    if fact.kind is FactKind.RECOVERED:
-        if fact.observed_at <= incident.first_signal_at:
-            return counted
-        return counted.but(recovered_at=max(fact.observed_at, incident.recovered_at or fact.observed_at))
     if fact.kind is FactKind.PROGRESS:
         said = Progress(code=fact.code, at=fact.observed_at, instance_id=fact.instance_id, message=fact.detail)
         return counted.but(progress=sorted((*incident.progress, said), key=lambda each: each.at)[-_PROGRESS_KEPT:])
+    if fact.kind is FactKind.RECOVERED:
+        cures = cures_with(incident.cures, Cure(fault_key=fact.fault_key, source=fact.source, at=fact.observed_at))
+        return counted.but(cures=cures, recovered_at=cured_at(signals_of(incident), cures))
     if fact.is_drill and not incident.is_drill and not drills_may_act:
         # Anybody who may put events can forge a drill: it is kept as evidence, and changes nothing.
         return counted
+    if not is_evidence(catalogue.look_up(fact.fault_key)):
+        return counted
+    before, repeated = signals_of(incident), incident.repetitions
     if incident.is_drill and not fact.is_drill and not drills_may_act:
         # The first real signal: from here on only what is real counts.
-        fault_key, asked = fact.fault_key, _asked_rung(fact.fault_key)
-        severity = look_up(fact.fault_key).severity
-    else:
-        fault_key = worse(incident.fault_key, fact.fault_key)
-        asked = incident.asked_rung or _asked_rung(fact.fault_key)
-        severity = max(incident.severity, look_up(fact.fault_key).severity, key=lambda each: each.rank)
-    return counted.but(
-        fault_key=fault_key,
-        severity=severity,
-        asked_rung=asked,
+        counted = counted.but(severity=catalogue.look_up(fact.fault_key).severity)
+        before, repeated = (), ()
+    repeated = _repetitions(
+        repeated,
+        fact,
+        seat or _seat_of(incident),
+        incident.incident_id,
+        histories or {},
+        catalogue,
+        drills_may_act=drills_may_act,
+    )
+    deadlines = [at for at in (incident.deadline_at, fact.deadline_at) if at]
+    after = counted.but(
         is_drill=incident.is_drill and fact.is_drill,
-        sources=tuple(dict.fromkeys((*incident.sources, fact.source))),
-        deadline_at=min((at for at in (incident.deadline_at, fact.deadline_at) if at), default=None),
-        first_signal_at=min(incident.first_signal_at, fact.observed_at),
+        deadline_at=min(deadlines, default=None),
         last_signal_at=max(incident.last_signal_at or fact.observed_at, fact.observed_at),
+    )
+    return _assessed(after, merged(before, _signal(fact)), repeated, catalogue)
+
+
+def _assessed(
+    incident: Incident, signals: tuple[Signal, ...], repeated: Sequence[Repetition], catalogue: Catalogue
+) -> Incident:
+    found = assess(signals, repeated, catalogue)
+    return incident.but(
+        signals=signals,
+        repetitions=tuple(repeated),
+        fault_key=found.fault_key,
+        severity=max(incident.severity, found.severity, key=lambda each: each.rank),
+        asked_rung=found.asked_rung,
+        asked_because=found.asked_because,
+        sources=found.sources,
+        witnesses=found.witnesses,
+        first_signal_at=found.first_signal_at,
+        recovered_at=cured_at(signals, incident.cures),
     )
 
 
-def worse(current: str, other: str) -> str:
-    """Return the fault key that an incident is to carry.
+def _repetitions(
+    before: Sequence[Repetition],
+    fact: NodeFact,
+    seat: SickSeat,
+    incident_id: str,
+    histories: Mapping[str, History],
+    catalogue: Catalogue,
+    *,
+    drills_may_act: bool,
+) -> tuple[Repetition, ...]:
+    """Return the repetitions known before with that of this fact; of one fault the highest count stands."""
+    if fact.is_drill and not drills_may_act:
+        return tuple(before)
+    found = repetition(
+        catalogue.look_up(fact.fault_key),
+        fact,
+        seat,
+        [each for place, each in sorted(histories.items())],
+        incident_id=incident_id,
+    )
+    if found is None:
+        return tuple(before)
+    best = {each.fault_key: each for each in sorted((*before, found), key=lambda each: each.count)}
+    return tuple(best[key] for key in sorted(best))
 
-    Source: one burst is one fault of the severity of its worst row; HyperPod sees less first and is refined by the Xid.
-    """
-    if current == other:
-        return current
-    ours, theirs = look_up(current), look_up(other)
-    if _refines(current, other):
-        return other if theirs.severity.rank >= ours.severity.rank or theirs.repairs_node else current
-    if _refines(other, current):
-        return current if ours.severity.rank >= theirs.severity.rank or ours.repairs_node else other
-    return other if theirs.severity.rank > ours.severity.rank else current
+
+def _signal(fact: NodeFact) -> Signal:
+    return Signal(
+        fault_key=fact.fault_key,
+        source=fact.source,
+        gpu=fact.gpu,
+        link=fact.link,
+        first_at=fact.observed_at,
+        last_at=fact.observed_at,
+    )
 
 
-def _refines(vague: str, exact: str) -> bool:
-    return vague.startswith("hp:") and exact.startswith("xid:") and exact != "xid:*"
+def _seat_of(incident: Incident) -> SickSeat:
+    return SickSeat(life=incident.life, slot=incident.slot, pool=incident.pool)
 
 
-def _asked_rung(fault_key: str) -> str:
-    """What HyperPod itself asks for, where it asks for the last node rung at once."""
-    rungs = look_up(fault_key).node_rungs
-    return rungs[0] if fault_key.startswith("hp:") and rungs == NODE_RUNGS[-1:] else ""
+def rungs_of(incident: Incident, catalogue: Catalogue | None = None) -> tuple[Rung, ...]:
+    """Return the rungs of an incident, in order: its fault's, without those gentler than what is asked for."""
+    ladder = (catalogue or shipped()).look_up(incident.fault_key).ladder
+    if not incident.asked_rung:
+        return ladder
+    asked = Rung(incident.asked_rung)
+    if asked is Rung.PAGE_HUMAN:
+        return (asked,)
+    stronger = tuple(rung for rung in ladder if rung.strength > asked.strength)
+    return ladder[ladder.index(asked) :] if asked in ladder else (asked, *stronger)
 
 
-def ladder_of(incident: Incident) -> tuple[str, ...]:
-    """Return the node rungs of an incident, in order: its fault's, without those gentler than HyperPod asks for."""
-    fault: Fault = look_up(incident.fault_key)
-    rungs = fault.node_rungs
-    if incident.asked_rung:
-        return rungs[rungs.index(incident.asked_rung) :] if incident.asked_rung in rungs else (incident.asked_rung,)
-    return rungs
+def ladder_of(incident: Incident, catalogue: Catalogue | None = None) -> tuple[str, ...]:
+    """Return the rungs of an incident that touch the machine, in order."""
+    return tuple(rung for rung in rungs_of(incident, catalogue) if rung in NODE_RUNGS)

@@ -1,0 +1,262 @@
+"""What the signals of one incident come to: one fault, a severity, the rung to begin on, the trust in checkpoints.
+
+Judged from the set of signals and not from their order: the same evidence comes to the same, however it arrived.
+
+signals ─▶ bursts ─▶ those that another signal says more exactly are set aside ─▶ the worst names the fault
+                                                              all of them ─▶ severity, gentlest rung, strictest trust
+"""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+
+from evenkeel.domain.health.faults import Catalogue, CheckpointTrust, Fault, Rung, Severity
+from evenkeel.domain.health.incidents import Cure, Incident, Repetition, Signal
+from evenkeel.domain.health.recurrence import SILENCE
+from evenkeel.domain.values import Instant, Value
+
+CORROBORATION = timedelta(minutes=10)
+"""So long a signal that may not act alone waits for a second witness, though its incident be settled meanwhile."""
+_MOST_SIGNALS = 60
+
+
+class Assessment(Value):
+    """What a set of signals comes to."""
+
+    fault_key: str
+    severity: Severity
+    asked_rung: str = ""
+    """As in `Incident`."""
+    asked_because: str = ""
+    sources: tuple[str, ...]
+    witnesses: tuple[str, ...]
+    """As in `Incident`."""
+    first_signal_at: Instant
+
+
+# ---------------------------------------------------------------- signals and bursts
+
+
+def merged(signals: Iterable[Signal], more: Signal) -> tuple[Signal, ...]:
+    """Return signals with one more: what one source says again of one place within a burst is one signal.
+
+    The order in which they are merged does not matter.
+    """
+    same = [each for each in signals if _is_same(each, more) and _within(each, more)]
+    others = [each for each in signals if each not in same]
+    one = more.but(
+        first_at=min(each.first_at for each in (more, *same)), last_at=max(each.last_at for each in (more, *same))
+    )
+    together = sorted((*others, one), key=_place)
+    nth = {
+        id(each): sum(other.fault_key == each.fault_key for other in together[:at]) for at, each in enumerate(together)
+    }
+    # Too many to keep: the first of each fault says most.
+    kept = {id(each) for each in sorted(together, key=lambda each: nth[id(each)])[:_MOST_SIGNALS]}
+    return tuple(each for each in together if id(each) in kept)
+
+
+def signals_of(incident: Incident) -> tuple[Signal, ...]:
+    """Return what an incident rests on; of a record without signals, what can be told of them."""
+    if incident.signals:
+        return incident.signals
+    last_at = incident.last_signal_at or incident.first_signal_at
+    return tuple(
+        Signal(fault_key=incident.fault_key, source=source, first_at=incident.first_signal_at, last_at=last_at)
+        for source in incident.sources or ("unknown",)
+    )
+
+
+def _is_same(one: Signal, other: Signal) -> bool:
+    return all(getattr(one, name) == getattr(other, name) for name in ("fault_key", "source", "gpu", "link"))
+
+
+def _within(one: Signal, other: Signal) -> bool:
+    return one.first_at - SILENCE <= other.last_at and other.first_at <= one.last_at + SILENCE
+
+
+def _place(signal: Signal) -> tuple[datetime, str, str, str, str]:
+    return (signal.first_at, signal.fault_key, signal.source, signal.gpu, signal.link)
+
+
+def bursts(signals: Iterable[Signal]) -> tuple[tuple[Signal, ...], ...]:
+    """Return the signals in bursts, oldest first: between two of them there was silence."""
+    found: list[list[Signal]] = []
+    ended_at: datetime | None = None
+    for signal in sorted(signals, key=_place):
+        if ended_at is None or signal.first_at > ended_at + SILENCE:
+            found.append([])
+        found[-1].append(signal)
+        ended_at = max(ended_at or signal.last_at, signal.last_at)
+    return tuple(map(tuple, found))
+
+
+# ---------------------------------------------------------------- who says so
+
+
+def family_of(source: str) -> str:
+    """Return who stands behind a source: one agent that speaks by several ways is one witness.
+
+    `hyperpod.node-health` and `hyperpod.node-labels` are one; a site's detectors, `site:<caller>`, are each its own.
+    """
+    return source if source.startswith("site") else source.partition(".")[0]
+
+
+def witnesses(signals: Iterable[Signal], catalogue: Catalogue) -> tuple[str, ...]:
+    """Return the independent witnesses of a sickness. What calls for nothing bears no witness."""
+    return tuple(
+        sorted({family_of(each.source) for each in signals if _bears_witness(catalogue.look_up(each.fault_key))})
+    )
+
+
+def is_evidence(fault: Fault) -> bool:
+    """Whether a fault says something of the machine by itself, and is no mere trace of another, or of planned work."""
+    return fault.ladder[0] not in (Rung.IGNORE, Rung.FOLLOW_PRIMARY)
+
+
+def _bears_witness(fault: Fault) -> bool:
+    return is_evidence(fault) and fault.severity is not Severity.INFO
+
+
+# ---------------------------------------------------------------- what it comes to
+
+
+def assess(signals: Sequence[Signal], repetitions: Sequence[Repetition], catalogue: Catalogue) -> Assessment:
+    """Judge a set of signals, at least one.
+
+    The worst row that counts names the fault. No rung gentler than the strongest first rung among them is taken,
+    whatever the worst row begins with: so the driver's own verdict (Xid 154) and HyperPod's count, and neither ever
+    lowers a rung. A row that may not act alone counts once there is a second, independent witness, or where there is
+    no other row.
+    """
+    rows = {each.fault_key: catalogue.look_up(each.fault_key) for each in signals}
+    seen_by = witnesses(signals, catalogue)
+    counting = [row for row in rows.values() if row.acts_alone or len(seen_by) > 1]
+    fault = max(_exact(counting or tuple(rows.values())), key=_badness)
+    asks = [
+        (row.ladder[0].strength, row.ladder[0], f"{row.name} asks for no less than {row.ladder[0]}.")
+        for row in counting
+    ]
+    asks += [
+        (_AFTER_ALL if each.rung is Rung.PAGE_HUMAN else each.rung.strength, each.rung, each.reason)
+        for each in repetitions
+        if each.rung is not Rung.PAGE_HUMAN or each.fault_key == fault.key
+    ]
+    strength, rung, because = max(asks, default=(0, fault.ladder[0], ""))
+    asks_more = strength > fault.ladder[0].strength
+    # What is watched until it has come often enough has proved itself by that; a doubtful repair has not.
+    repeated = {each.fault_key for each in repetitions if catalogue.look_up(each.fault_key).ladder[0] is Rung.WATCH}
+    return Assessment(
+        fault_key=_key_of(fault, rows),
+        severity=max((row.severity for row in rows.values()), key=lambda each: each.rank),
+        asked_rung=rung if asks_more else "",
+        asked_because=because if asks_more else "",
+        sources=tuple(dict.fromkeys(each.source for each in sorted(signals, key=_place))),
+        witnesses=(*seen_by, *(["repetition"] if repeated else [])),
+        first_signal_at=min(each.first_at for each in signals),
+    )
+
+
+_AFTER_ALL = max(rung.strength for rung in Rung) + 1
+"""A person comes after every rung; but a repetition of what is not the worst calls for nobody."""
+
+
+def _key_of(fault: Fault, rows: dict[str, Fault]) -> str:
+    """Return the key as it was said: a code without a row of its own keeps its name."""
+    return min(key for key, row in rows.items() if row.key == fault.key)
+
+
+def _badness(fault: Fault) -> tuple[int, int, int, bool, str]:
+    return (
+        fault.severity.rank,
+        fault.ladder[0].strength,
+        fault.checkpoint_trust.strictness,
+        fault.acts_alone,
+        fault.key,
+    )
+
+
+def _exact(rows: Sequence[Fault]) -> tuple[Fault, ...]:
+    """Leave out what another row says more exactly. Severity and rung of what is left out count all the same."""
+    return tuple(row for row in rows if not any(_refines(other, row) for other in rows)) or tuple(rows)
+
+
+def _refines(exact: Fault, vague: Fault) -> bool:
+    """Whether one row says more exactly what the other says.
+
+    Source: HyperPod's event gives only a fault type, which the Xid behind it refines; 171 and 172 tell where the memory
+    of a 48 failed; an SXid names the link of a 74; the driver's verdict and a node that went NotReady have a cause; a
+    GPU that fell off the bus is the one that a count misses.
+    """
+    if exact.key == vague.key or not any(
+        vague.key.startswith(before) and _begins(exact.key, after) for before, after in _PAIRS
+    ):
+        return False
+    return exact.severity.rank >= vague.severity.rank or exact.repairs_node
+
+
+def _begins(key: str, prefixes: tuple[str, ...]) -> bool:
+    return key.startswith(prefixes) and not key.endswith(":*") and not key.startswith("xid:154")
+
+
+_PAIRS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("hp:", ("xid:", "sxid:")),
+    ("xid:48", ("xid:171", "xid:172")),
+    ("xid:74", ("sxid:",)),
+    ("xid:154", ("xid:",)),
+    (
+        "node:not_ready",
+        ("hp:", "xid:", "sxid:", "gpu:", "mem:", "fabric:", "efa:", "disk:", "neuron:", "eks:", "health:"),
+    ),
+    ("gpu:count_mismatch", ("xid:79",)),
+)
+
+
+# ---------------------------------------------------------------- trust
+
+
+def trust(signals: Sequence[Signal], catalogue: Catalogue) -> tuple[CheckpointTrust, datetime]:
+    """Return how far checkpoints are trusted, and since when they are not.
+
+    The strictest row decides, and the first signal of the first burst in which a row distrusts any.
+    """
+    exact = {row.key for row in _exact(tuple(catalogue.look_up(each.fault_key) for each in signals))}
+    strictest, since = CheckpointTrust.TRUSTED, min(each.first_at for each in signals)
+    for burst in reversed(bursts(signals)):
+        rows = [row for row in (catalogue.look_up(each.fault_key) for each in burst) if row.key in exact]
+        worst = max((row.checkpoint_trust for row in rows), key=lambda each: each.strictness, default=strictest)
+        if worst is not CheckpointTrust.TRUSTED:
+            since = min(each.first_at for each in burst)
+        strictest = max(strictest, worst, key=lambda each: each.strictness)
+    return strictest, since
+
+
+# ---------------------------------------------------------------- cures
+
+
+def cures_with(cures: Iterable[Cure], more: Cure) -> tuple[Cure, ...]:
+    """Return cures with one more; of the same said twice the last counts."""
+    same = [each for each in cures if (each.fault_key, each.source) == (more.fault_key, more.source)]
+    others = (each for each in cures if each not in same)
+    last = max((more, *same), key=lambda each: each.at)
+    return tuple(sorted((*others, last), key=lambda each: (each.fault_key, each.source)))
+
+
+def cured_at(signals: Sequence[Signal], cures: Sequence[Cure]) -> datetime | None:
+    """Return when the last of the faults was said to be gone; None while one is not.
+
+    A fault is gone when its own end was told, or its witness calls the machine healthy. Whether a node is Ready shows
+    at every look at it, so that waits for nobody's word.
+    """
+    ends = []
+    for signal in signals:
+        told = [cure.at for cure in cures if cure.at > signal.last_at and _cures(cure, signal)]
+        if not told:
+            return None
+        ends.append(max(told))
+    return max(ends, default=None)
+
+
+def _cures(cure: Cure, signal: Signal) -> bool:
+    if cure.fault_key:
+        return cure.fault_key == signal.fault_key
+    return family_of(cure.source) == family_of(signal.source) or signal.fault_key == "node:not_ready"

@@ -1,0 +1,68 @@
+"""Bursts, and how far a set of signals lets checkpoints be trusted."""
+
+from datetime import timedelta
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenkeel.domain.health.assessment import bursts, merged, trust
+from evenkeel.domain.health.faults import CheckpointTrust, shipped
+from evenkeel.domain.health.incidents import Signal
+from tests.fakes.system import A_MOMENT
+
+
+def a_signal(second: float, key: str = "xid:79", source: str = "kubernetes.node") -> Signal:
+    at = A_MOMENT + timedelta(seconds=second)
+    return Signal(fault_key=key, source=source, first_at=at, last_at=at)
+
+
+def together(*signals: Signal) -> tuple[Signal, ...]:
+    found: tuple[Signal, ...] = ()
+    for signal in signals:
+        found = merged(found, signal)
+    return found
+
+
+def test_codes_belong_to_one_burst_until_three_minutes_of_silence() -> None:
+    within = together(a_signal(0), a_signal(180), a_signal(100, "xid:48"))
+    after = together(a_signal(0), a_signal(181))
+
+    assert len(bursts(within)) == 1
+    assert len(within) == 2
+    assert len(bursts(after)) == len(after) == 2
+
+
+@given(st.lists(st.integers(0, 2000), min_size=1, max_size=12), st.randoms(use_true_random=False))
+def test_signals_merge_alike_in_any_order(seconds: list[int], chance: Random) -> None:
+    shuffled = list(seconds)
+    chance.shuffle(shuffled)
+
+    assert together(*map(a_signal, seconds)) == together(*map(a_signal, shuffled))
+
+
+def test_the_strictest_row_decides_even_where_another_names_the_fault() -> None:
+    signals = together(a_signal(0, "xid:48"), a_signal(5, "xid:79"))
+
+    assert trust(signals, shipped()) == (CheckpointTrust.SUSPECT_SINCE_FIRST_SIGNAL, A_MOMENT)
+
+
+def test_doubt_begins_with_the_burst_that_holds_it_and_not_with_hours_of_mild_signs_before() -> None:
+    signals = together(a_signal(-7200, "xid:63"), a_signal(-10, "xid:31"), a_signal(0, "xid:48"))
+
+    assert trust(signals, shipped())[1] == A_MOMENT - timedelta(seconds=10)
+
+
+def test_a_vague_sign_whose_cause_is_known_casts_no_doubt_of_its_own() -> None:
+    signals = together(a_signal(0, "xid:154/gpu_reset_required"), a_signal(0, "xid:79"))
+
+    assert trust(signals, shipped())[0] is CheckpointTrust.TRUSTED
+
+
+def test_too_many_signals_to_keep_lose_repetitions_first() -> None:
+    flapping = [a_signal(600 * number, "node:not_ready") for number in range(80)]
+
+    kept = together(*flapping, a_signal(80_000, "xid:48"))
+
+    assert len(kept) == 60
+    assert kept[-1].fault_key == "xid:48"

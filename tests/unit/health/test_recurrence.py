@@ -1,0 +1,272 @@
+"""What came before is counted on its key, inside its window, and once for each incident and each burst."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenkeel.domain.health.faults import RecurKey, Rung, Severity, shipped
+from evenkeel.domain.health.incidents import FactKind, NodeFact, Repetition, SickSeat
+from evenkeel.domain.health.intake import join_or_open, joined, rungs_of
+from evenkeel.domain.health.recurrence import History, places, remembered, repetition
+from evenkeel.domain.nodes import NodeLife
+from tests.fakes.cluster import CLUSTER, instance_id
+from tests.fakes.system import A_MOMENT
+
+LIFE = NodeLife(cluster=CLUSTER, instance_id=instance_id(1), launched_at=A_MOMENT - timedelta(days=90))
+NEXT = NodeLife(cluster=CLUSTER, instance_id=instance_id(2), launched_at=A_MOMENT - timedelta(days=1))
+SEAT = SickSeat(life=LIFE, slot=f"{CLUSTER}/seat-1", pool="p5-workers")
+PLACE = f"seat/{SEAT.slot}"
+
+
+def a_fact(hours: float = 0, **changes: Any) -> NodeFact:
+    facts: dict[str, Any] = {
+        "kind": FactKind.SICKENED,
+        "source": "kubernetes.node",
+        "instance_id": LIFE.instance_id,
+        "fault_key": "xid:79",
+        "observed_at": A_MOMENT + timedelta(hours=hours),
+        "envelope_id": "e-1",
+    }
+    return NodeFact.model_validate({**facts, **changes})
+
+
+def a_history(*hours: float, seat: SickSeat = SEAT, **changes: Any) -> History:
+    """One incident at each of these hours."""
+    history = History()
+    for number, hour in enumerate(hours):
+        history = remembered(history, a_fact(hour, **changes), seat, f"inc-{number}")
+    return history
+
+
+def repeated(
+    fact: NodeFact, history: History, seat: SickSeat = SEAT, incident_id: str = "inc-new"
+) -> Repetition | None:
+    fault = shipped().look_up(fact.fault_key)
+    return repetition(fault, fact, seat, [history], incident_id=incident_id)
+
+
+# ---------------------------------------------------------------- counting
+
+
+def test_the_second_time_inside_the_window_begins_on_the_next_rung() -> None:
+    found = repeated(a_fact(48), a_history(0))
+
+    assert found
+    assert (found.rung, found.count) == (Rung.REPLACE, 2)
+    assert "came 2 times within 720 h on this device" in found.reason
+
+
+def test_after_the_last_rung_comes_a_person() -> None:
+    found = repeated(a_fact(48), a_history(0, 24))
+
+    assert found
+    assert found.rung is Rung.PAGE_HUMAN
+
+
+def test_what_lies_before_the_window_is_forgotten() -> None:
+    assert repeated(a_fact(721), a_history(0)) is None
+
+
+def test_the_signals_of_one_incident_count_once() -> None:
+    history = a_history(0)
+    for minute in range(60):
+        history = remembered(history, a_fact(minute / 60), SEAT, "inc-0")
+
+    assert len(history.occurrences) == 1
+    assert repeated(a_fact(1), history, incident_id="inc-0") is None
+
+
+def test_incidents_of_one_burst_count_once() -> None:
+    sticky = "sxid:11012"
+    history = a_history(*(minute / 60 for minute in range(0, 60, 2)), fault_key=sticky)
+
+    assert repeated(a_fact(1, fault_key=sticky), history) is None
+
+
+def test_as_many_bursts_as_the_row_says_raise_the_rung() -> None:
+    sticky = "sxid:11012"
+
+    nine, ten = (a_history(*(index / 10 for index in range(count)), fault_key=sticky) for count in (8, 9))
+
+    assert repeated(a_fact(1, fault_key=sticky), nine) is None
+    found = repeated(a_fact(1, fault_key=sticky), ten)
+    assert found
+    assert found.rung is Rung.REBOOT
+
+
+def test_a_fault_of_severity_info_calls_nobody() -> None:
+    key = "eks:IODelays"
+
+    assert shipped()[key].severity is Severity.INFO
+    assert repeated(a_fact(9, fault_key=key), a_history(*range(8), fault_key=key)) is None
+
+
+def test_a_fault_that_is_not_counted_never_repeats() -> None:
+    assert (
+        repeated(a_fact(1, fault_key="ec2:spot_interruption"), a_history(0, fault_key="ec2:spot_interruption")) is None
+    )
+
+
+# ---------------------------------------------------------------- on which key
+
+
+@pytest.mark.parametrize(
+    ("key", "recur_key", "before", "now", "counts"),
+    [
+        ("xid:79", RecurKey.GPU, {"gpu": "GPU-1"}, {"gpu": "GPU-1"}, True),
+        ("xid:79", RecurKey.GPU, {"gpu": "GPU-1"}, {"gpu": "GPU-2"}, False),
+        ("xid:79", RecurKey.GPU, {"gpu": ""}, {"gpu": "GPU-2"}, True),
+        ("xid:74", RecurKey.LINK, {"gpu": "GPU-1", "link": "4"}, {"gpu": "GPU-1", "link": "4"}, True),
+        ("xid:74", RecurKey.LINK, {"gpu": "GPU-1", "link": "4"}, {"gpu": "GPU-1", "link": "5"}, False),
+        ("xid:74", RecurKey.LINK, {"gpu": "GPU-1", "link": "4"}, {"gpu": "GPU-2", "link": "4"}, False),
+        ("node:not_ready", RecurKey.NODE, {}, {}, True),
+    ],
+)
+def test_only_what_came_on_the_same_key_counts(
+    key: str, recur_key: RecurKey, before: dict[str, Any], now: dict[str, Any], counts: bool
+) -> None:
+    assert shipped()[key].recur_key is recur_key
+
+    found = repeated(a_fact(1, fault_key=key, **now), a_history(0, fault_key=key, **before))
+
+    assert (found is not None) == counts
+
+
+def test_a_new_machine_begins_anew_except_where_the_seat_is_counted() -> None:
+    seat = SEAT.but(life=NEXT)
+
+    assert repeated(a_fact(1), a_history(0), seat) is None
+    found = repeated(a_fact(1, fault_key="xid:64"), a_history(0, fault_key="xid:64"), seat)
+    assert found
+    assert found.rung is Rung.PAGE_HUMAN
+
+
+def test_a_second_time_in_one_job_counts_though_it_is_another_machine() -> None:
+    hang, here = "train:hang", SEAT.but(job_ids=("job-1",))
+    there = SickSeat(life=NEXT, slot=f"{CLUSTER}/seat-2", job_ids=("job-1", "job-2"))
+
+    before = a_history(0, seat=here, fault_key=hang)
+
+    assert places(shipped()[hang], there) == (f"seat/{there.slot}", "job/job-1", "job/job-2")
+    found = repeated(a_fact(1, fault_key=hang), before, there)
+    assert found
+    assert found.rung is Rung.DIAGNOSE
+    assert repeated(a_fact(1, fault_key=hang), before, there.but(job_ids=("job-2",))) is None
+
+
+def test_heat_in_one_job_is_watched_and_in_two_jobs_it_is_the_machine() -> None:
+    heat = "thermal:slowdown"
+    first = a_history(0, 1, 2, seat=SEAT.but(job_ids=("job-1",)), fault_key=heat)
+
+    assert repeated(a_fact(5, fault_key=heat), first, SEAT.but(job_ids=("job-1",))) is None
+    assert repeated(a_fact(5, fault_key=heat), a_history(0, 1, fault_key=heat)) is None
+    found = repeated(a_fact(5, fault_key=heat), first, SEAT.but(job_ids=("job-2",)))
+    assert found
+    assert found.rung is Rung.REPLACE
+
+
+# ---------------------------------------------------------------- with an incident
+
+
+def test_a_new_incident_begins_where_the_last_one_ended() -> None:
+    decision = join_or_open(
+        a_fact(24),
+        SEAT,
+        known_as="",
+        last=None,
+        current=None,
+        drills_may_act=False,
+        new_id="inc-new",
+        now=A_MOMENT,
+        histories={PLACE: a_history(0)},
+    )
+
+    assert decision.incident
+    assert rungs_of(decision.incident) == ("replace",)
+    assert "came 2 times" in decision.incident.asked_because
+    assert len(decision.histories[PLACE].occurrences) == 2
+
+
+def test_a_repetition_of_the_lesser_fault_keeps_nobody_from_repairing_the_worse() -> None:
+    incident = join_or_open(
+        a_fact(1, fault_key="xid:64"),
+        SEAT,
+        known_as="",
+        last=None,
+        current=None,
+        drills_may_act=False,
+        new_id="inc-new",
+        now=A_MOMENT,
+    ).incident
+    assert incident
+    unknown = a_history(*range(-5, 0), fault_key="xid:4711")
+
+    after = joined(
+        incident, a_fact(1, fault_key="xid:4711"), drills_may_act=False, seat=SEAT, histories={PLACE: unknown}
+    )
+
+    assert after.repetitions
+    assert rungs_of(after) == ("replace",)
+
+
+def test_what_is_watched_proves_itself_by_coming_often_and_a_doubtful_repair_does_not() -> None:
+    for key, proves in (("thermal:slowdown", True), ("gpu:driver_hang", False)):
+        seats = [SEAT.but(job_ids=(f"job-{number}",)) for number in range(2)]
+        incident = join_or_open(
+            a_fact(9, fault_key=key),
+            seats[1],
+            known_as="",
+            last=None,
+            current=None,
+            drills_may_act=False,
+            new_id="inc-new",
+            now=A_MOMENT,
+            histories={PLACE: a_history(0, fault_key=key, seat=seats[0])},
+        ).incident
+        assert incident
+        assert incident.repetitions
+        assert (len(incident.witnesses) > 1) == proves
+
+
+def test_a_forged_drill_is_held_against_nobody() -> None:
+    decision = join_or_open(
+        a_fact(is_drill=True),
+        SEAT,
+        known_as="",
+        last=None,
+        current=None,
+        drills_may_act=False,
+        new_id="inc-new",
+        now=A_MOMENT,
+        histories={PLACE: a_history(-1)},
+    )
+
+    assert decision.incident
+    assert decision.histories == {}
+    assert decision.incident.repetitions == ()
+
+
+# ---------------------------------------------------------------- what is remembered
+
+
+@given(st.permutations([0.0, 0.01, 0.5, 24.0, 48.0]))
+def test_the_order_of_signals_does_not_matter(hours: list[float]) -> None:
+    def told(order: list[float]) -> History:
+        history = History()
+        for hour in order:
+            history = remembered(history, a_fact(hour), SEAT, f"inc-{int(hour)}")
+        return history
+
+    assert told(hours) == told(sorted(hours)) == told([*hours, *hours])
+
+
+def test_a_history_stays_small_and_forgets_what_is_old() -> None:
+    long_ago = a_history(*range(100), fault_key="node:pressure")
+
+    later = remembered(long_ago, a_fact(99 + 720), SEAT, "inc-last")
+
+    assert len(long_ago.occurrences) == 60
+    assert [each.incident_id for each in later.occurrences] == ["inc-last"]
