@@ -13,6 +13,7 @@ def handler(event: entry.Json, _context: entry.Context) -> entry.Json:
         ledger=world.ledger,
         cluster=world.cluster,
         telemetry=world.telemetry,
+        policy=world.policy,
         mode=world.settings.mode,
         drills_may_act=world.settings.drills_may_act,
         now=world.clock.now(),

@@ -14,6 +14,7 @@ def handler(event: entry.Json, _context: entry.Context) -> entry.Json:
         cluster=world.cluster,
         provider=world.provider,
         ids=world.ids,
+        pager=world.pager,
         telemetry=world.telemetry,
         policy=world.policy,
         mode=world.settings.mode,

@@ -123,4 +123,6 @@ def _node(summary: Mapping[str, Any]) -> ProviderNode | None:
         launched_at=summary["LaunchTime"],
         status=status.get("Status", ""),
         message=status.get("Message", ""),
+        ultra_server=summary.get("UltraServerInfo", {}).get("Id", ""),
+        image=summary.get("CurrentImageReleaseVersion", ""),
     )

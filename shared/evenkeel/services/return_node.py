@@ -6,7 +6,8 @@ from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.recovery.seats import look
 from evenkeel.domain.values import Value
 from evenkeel.ports import Cluster, Ledger, Passes, Provider, ReleaseResult, Telemetry, Write
-from evenkeel.services import incident_record, rows
+from evenkeel.services import guard_acts, guard_register, incident_record, rows
+from evenkeel.services.guard_register import Which
 from evenkeel.services.open_wait import last_ask
 
 WRITER = "return_node"
@@ -91,8 +92,15 @@ def _record(incident: Incident, answer: Outcome, machine: str, ledger: Ledger, n
             after = after.but(replacement_instance_id=machine)
         if answer.outcome == RETURNED:
             after = after.at_stage("returned_at", now)
+        life = current.life.key
+        leaves = [
+            *guard_register.leaving(ledger, Which.REPAIRS, life, now=now),
+            *guard_register.leaving(ledger, Which.CORDONS, life, now=now),
+        ]
+        after = guard_acts.unblocked(after)
         kind = "returned" if answer.outcome == RETURNED else "node"
-        return after, [incident_record.told(current.incident_id, kind, answer.reason, at=now, writer=WRITER)]
+        line = incident_record.told(current.incident_id, kind, answer.reason, at=now, writer=WRITER)
+        return after, [*leaves, line]
 
     incident_record.amend(ledger, incident.incident_id, change)
     return answer

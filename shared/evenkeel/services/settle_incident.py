@@ -13,7 +13,8 @@ from evenkeel.domain.recovery.leases import Lease
 from evenkeel.domain.recovery.settling import PAGED, Ended, Settling, settle
 from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, Delete, Ledger, Pager, Put, Row, Telemetry, Write
-from evenkeel.services import incident_record, rows
+from evenkeel.services import guard_register, incident_record, rows
+from evenkeel.services.guard_register import Which
 
 WRITER = "settle_incident"
 _CAUSE_LIMIT = 300
@@ -48,7 +49,7 @@ def run(request: Request, *, ledger: Ledger, pager: Pager, telemetry: Telemetry,
         if incident.state.is_settled:
             break
         decided = settle(incident.fault_key, request.plan, request.node, request.jobs, _failure(request.failure))
-        settled = incident.but(state=decided.state, outcome=decided.reason).at_stage("settled_at", now)
+        settled = incident.but(state=decided.state, outcome=decided.reason, block=None).at_stage("settled_at", now)
         try:
             ledger.commit(Put(rows.incident_row(settled, version)), *_with_it(settled, request, decided, ledger, now))
         except Conflict:
@@ -74,6 +75,7 @@ def _with_it(incident: Incident, request: Request, decided: Settling, ledger: Le
     writes: list[Write] = [
         incident_record.told(subject, "settled", f"{_SAID[decided.state]} {decided.reason}", at=now, writer=WRITER)
     ]
+    writes += guard_register.leaving(ledger, Which.REPAIRS, incident.life.key, now=now)
     pointer = ledger.get(rows.open_key(incident.life))
     if pointer is not None and pointer.doc["incidentId"] == subject:
         writes.append(Delete(pointer.key, pointer.version))

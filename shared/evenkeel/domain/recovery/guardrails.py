@@ -1,7 +1,9 @@
 """Guardrails: what bars a harmful act, however right it is by itself. Un-cordon is no harmful act: nothing bars it.
 
-    facts ─▶ hold ─▶ group trouble ─▶ shared cause ─▶ stale evidence ─▶ life ─▶ fleet ─▶ pool ─▶ rate ─▶ allowed
+    facts ─▶ hold ─▶ group trouble ─▶ shared cause ─▶ stale evidence ─▶ fleet ─▶ pool ─▶ rate ─▶ allowed
              the first rule that trips is the verdict; each names its numbers and when it may clear
+
+How often one machine may be repaired is the ladder's own rule: it ends with a person, not with a wait.
 
 The registers say what is under way. An act enters its register in the very commit that records its intent, which holds
 to the version that the verdict was given on: two acts that race for the last place cannot both have it.
@@ -15,11 +17,11 @@ from typing import NamedTuple
 
 from evenkeel.domain.health.faults import Severity
 from evenkeel.domain.health.groups import GroupFact, GroupFactKind
+from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.policy import GuardrailPolicy
 from evenkeel.domain.recovery.leases import Hold
 from evenkeel.domain.values import Instant, Value
 
-_A_DAY = timedelta(days=1)
 _AN_HOUR = timedelta(hours=1)
 
 
@@ -44,7 +46,6 @@ class Rule(StrEnum):
     GROUP_TROUBLE = "GROUP_TROUBLE"
     SHARED_CAUSE = "SHARED_CAUSE"
     STALE_EVIDENCE = "STALE_EVIDENCE"
-    REPAIRS_OF_LIFE = "REPAIRS_OF_LIFE"
     FLEET_REPAIRS = "FLEET_REPAIRS"
     POOL_REPAIRS = "POOL_REPAIRS"
     REPAIR_RATE = "REPAIR_RATE"
@@ -67,25 +68,18 @@ class Entry(Value):
     """From when on it counts no more, whatever became of its release; None where the sweeper alone knows."""
 
 
-class Asked(Value):
-    """One repair call that was made."""
-
-    life: str
-    at: Instant
-
-
 class Register(Value):
     """What is under way, and what was asked lately: one row for repairs, one for cordons."""
 
     entries: tuple[Entry, ...] = ()
-    asked: tuple[Asked, ...] = ()
-    """Of the last day, oldest first."""
+    asked: tuple[Instant, ...] = ()
+    """When each repair call of the last hour was made, in order."""
 
     def at(self, now: datetime) -> "Register":
         """Return what still counts at a time."""
         return Register(
             entries=tuple(each for each in self.entries if each.until is None or each.until > now),
-            asked=tuple(each for each in self.asked if now - each.at < _A_DAY),
+            asked=tuple(at for at in self.asked if now - at < _AN_HOUR),
         )
 
     def others(self, life: str, pool: str = "") -> int:
@@ -95,7 +89,7 @@ class Register(Value):
     def entered(self, entry: Entry, *, asks: bool) -> "Register":
         """Return it with a machine in it; `asks` where a call goes out with it."""
         kept = tuple(each for each in self.entries if each.life != entry.life)
-        asked = (*self.asked, Asked(life=entry.life, at=entry.since)) if asks else self.asked
+        asked = (*self.asked, entry.since) if asks else self.asked
         return Register(entries=(*kept, entry), asked=asked)
 
     def left(self, *lives: str) -> "Register":
@@ -127,7 +121,7 @@ class GuardFacts(Value):
     pool: str
     hold: Hold | None = None
     """The hold in force that covers the machine."""
-    register: Register = Register()
+    under_way: Register = Register()
     """Of repairs or of cordons, as the act is."""
     pool_machines: int = 0
     """Machines of the pool that can be acted on: not booting, not in maintenance, not gone."""
@@ -247,16 +241,8 @@ def _stale_evidence(_act: Act, facts: GuardFacts, policy: GuardrailPolicy) -> _T
     return _Trip(f"It looks well, and its evidence is {_ago(age)} old: it is validated again, not repaired.")
 
 
-def _repairs_of_life(_act: Act, facts: GuardFacts, policy: GuardrailPolicy) -> _Trip | None:
-    asked = [each.at for each in facts.register.asked if each.life == facts.life and facts.now - each.at < _A_DAY]
-    if len(asked) < policy.life_repairs_per_day:
-        return None
-    reason = f"{len(asked)} repair calls were made for this machine within a day, of {policy.life_repairs_per_day}."
-    return _Trip(reason, asked[-policy.life_repairs_per_day] + _A_DAY)
-
-
 def _fleet_repairs(_act: Act, facts: GuardFacts, policy: GuardrailPolicy) -> _Trip | None:
-    others = facts.register.others(facts.life)
+    others = facts.under_way.others(facts.life)
     if others < policy.fleet_repairs:
         return None
     return _Trip(f"{others} machines of the fleet are in repair, of {policy.fleet_repairs} at a time.")
@@ -264,14 +250,14 @@ def _fleet_repairs(_act: Act, facts: GuardFacts, policy: GuardrailPolicy) -> _Tr
 
 def _pool_repairs(_act: Act, facts: GuardFacts, policy: GuardrailPolicy) -> _Trip | None:
     limit = bound(policy.pool_repairs, policy.pool_repair_share, facts.pool_machines)
-    others = facts.register.others(facts.life, facts.pool)
+    others = facts.under_way.others(facts.life, facts.pool)
     if others < limit:
         return None
     return _Trip(f"{others} of {facts.pool_machines} machines of {facts.pool} are in repair, of {limit} at a time.")
 
 
 def _repair_rate(_act: Act, facts: GuardFacts, policy: GuardrailPolicy) -> _Trip | None:
-    asked = [each.at for each in facts.register.asked if facts.now - each.at < _AN_HOUR]
+    asked = [at for at in facts.under_way.asked if facts.now - at < _AN_HOUR]
     if len(asked) < policy.repairs_per_hour:
         return None
     reason = f"{len(asked)} repair calls were made within the hour, of {policy.repairs_per_hour}."
@@ -279,7 +265,7 @@ def _repair_rate(_act: Act, facts: GuardFacts, policy: GuardrailPolicy) -> _Trip
 
 
 def _fleet_cordons(_act: Act, facts: GuardFacts, policy: GuardrailPolicy) -> _Trip | None:
-    others = facts.register.others(facts.life)
+    others = facts.under_way.others(facts.life)
     if others < policy.fleet_cordons:
         return None
     return _Trip(f"{others} machines of the fleet carry our cordon, of {policy.fleet_cordons} at a time.")
@@ -287,7 +273,7 @@ def _fleet_cordons(_act: Act, facts: GuardFacts, policy: GuardrailPolicy) -> _Tr
 
 def _pool_cordons(_act: Act, facts: GuardFacts, policy: GuardrailPolicy) -> _Trip | None:
     limit = bound(policy.pool_cordons, policy.pool_cordon_share, facts.pool_machines)
-    others = facts.register.others(facts.life, facts.pool)
+    others = facts.under_way.others(facts.life, facts.pool)
     if others < limit:
         return None
     return _Trip(f"{others} of {facts.pool_machines} machines of {facts.pool} carry our cordon, of {limit} at a time.")
@@ -299,7 +285,6 @@ RAILS: tuple[Rail, ...] = (
     Rail(Rule.GROUP_TROUBLE, REPAIRS, _group_trouble),
     Rail(Rule.SHARED_CAUSE, REPAIRS, _shared_cause),
     Rail(Rule.STALE_EVIDENCE, REPAIRS, _stale_evidence),
-    Rail(Rule.REPAIRS_OF_LIFE, REPAIRS, _repairs_of_life),
     Rail(Rule.FLEET_REPAIRS, REPAIRS, _fleet_repairs),
     Rail(Rule.POOL_REPAIRS, REPAIRS, _pool_repairs),
     Rail(Rule.REPAIR_RATE, REPAIRS, _repair_rate),
@@ -336,20 +321,75 @@ def may_go(waiting: Iterable[Waiting], policy: GuardrailPolicy) -> frozenset[str
     well: what looks well is looked at again.
     """
     let_go: set[str] = set()
-    entered: dict[bool, list[Entry]] = {True: [], False: []}
+    entered: dict[Act, list[Entry]] = {Act.CORDON: [], Act.REPLACE: [], Act.STOP: []}
     for each in sorted(waiting, key=lambda one: (-one.severity.rank, one.opened_at, one.incident_id)):
-        is_repair = each.act in REPAIRS
-        register = each.facts.register
-        for entry in entered[is_repair]:
-            register = register.entered(entry, asks=is_repair)
-        verdict = weigh(each.act, each.facts.but(register=register), policy)
+        ahead = entered[Act.REPLACE if each.act in REPAIRS else each.act]
+        under_way = each.facts.under_way
+        for entry in ahead:
+            under_way = under_way.entered(entry, asks=each.act in REPAIRS)
+        verdict = weigh(each.act, each.facts.but(under_way=under_way), policy)
         if verdict.allowed:
             facts = each.facts
-            entry = Entry(life=facts.life, incident_id=each.incident_id, pool=facts.pool, since=facts.now)
-            entered[is_repair].append(entry)
+            ahead.append(Entry(life=facts.life, incident_id=each.incident_id, pool=facts.pool, since=facts.now))
         if verdict.allowed or verdict.rule == Rule.STALE_EVIDENCE:
             let_go.add(each.incident_id)
     return frozenset(let_go)
+
+
+# ---------------------------------------------------------------- what machines share
+
+
+class SickNow(NamedTuple):
+    """A machine that sickened, and when."""
+
+    life: str
+    pool: str
+    at: datetime
+
+
+def causes_of(
+    life: str, pool: str, fleet: Iterable[FleetNode], sick: Iterable[SickNow], *, now: datetime, boot_seconds: int
+) -> tuple[Cause, ...]:
+    """Return what a machine shares with others, and which of those sickened: its zone, UltraServer and image.
+
+    The image is the instance group's with its version, which stands for the lifecycle scripts too. A machine that is in
+    maintenance is sick by plan and is left out; one that is not known by its own row shares its pool alone.
+
+    Args:
+        life: The machine.
+        pool: Its instance group or NodePool.
+        fleet: Every machine that is remembered, those that are gone lately included.
+        sick: The machines that sickened lately.
+        now: The time.
+        boot_seconds: As in `FleetNode.can_be_acted_on`.
+    """
+    known = {node.life.key: node for node in fleet}
+    sick_at: dict[str, datetime] = {}
+    for each in sorted(sick, key=lambda one: one.at, reverse=True):
+        node = known.get(each.life)
+        if node is None or node.is_gone or not node.is_maintained:
+            sick_at[each.life] = each.at
+    pools = {**{each.life: each.pool for each in sick}, **{key: node.pool for key, node in known.items()}}
+    mine = known.get(life)
+    causes = []
+    for kind, name in _shared(mine, pool):
+        members = {
+            key
+            for key in {*known, *sick_at}
+            if (kind, name) in _shared(known.get(key), pools.get(key, ""))
+            and (key in sick_at or known[key].can_be_acted_on(now, boot_seconds=boot_seconds))
+        }
+        at = sorted(sick_at[key] for key in members if key in sick_at)
+        causes.append(Cause(kind=kind, name=name, machines=len(members), sick_at=tuple(at)))
+    return tuple(causes)
+
+
+def _shared(node: FleetNode | None, pool: str) -> tuple[tuple[str, str], ...]:
+    image = ("image", f"{pool} {node.image if node else ''}".strip())
+    if node is None:
+        return (image,) if pool else ()
+    places = (("zone", node.zone), ("UltraServer", node.ultra_server), image)
+    return tuple((kind, name) for kind, name in places if name)
 
 
 def _clock(at: datetime) -> str:

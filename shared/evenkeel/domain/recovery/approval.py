@@ -1,0 +1,54 @@
+"""An approval: one person's answer to one plan. It names the plan's decision, and fits no other."""
+
+from evenkeel.domain.health.incidents import Approval, Incident
+from evenkeel.domain.nodes import KubernetesNode
+from evenkeel.domain.waiting import Answer
+
+ASK = "ASK"
+"""`PlanOutcome.ASK`, as the plan's brief spells it."""
+APPROVED, DECLINED, SUPERSEDED = "APPROVED", "DECLINED", "SUPERSEDED"
+
+
+def is_approved(incident: Incident) -> bool:
+    """Whether a person approved the plan that the incident follows now."""
+    plan, approval = incident.plan, incident.approval
+    return bool(plan and approval and approval.approves and approval.decision_id == plan.decision_id)
+
+
+def why_superseded(incident: Incident, node: KubernetesNode | None) -> str:
+    """Say why the plan no longer fits what it was made for, in one sentence; empty where it does.
+
+    Args:
+        incident: The incident, whose plan asks.
+        node: Its node now; None where it is gone or was not looked at.
+    """
+    plan = incident.plan
+    if plan is None:
+        return "There is no plan yet."
+    if plan.fault_key and plan.fault_key != incident.fault_key:
+        return f"It was planned for {plan.fault_key}, and {incident.fault_key} came since."
+    if incident.recovered_at and incident.recovered_at > (incident.last_signal_at or incident.first_signal_at):
+        return "It was healthy again since it was planned."
+    if plan.boot_id and node and node.boot_id and node.boot_id != plan.boot_id:
+        return "It has booted again since it was planned."
+    return ""
+
+
+def answer(incident: Incident, node: KubernetesNode | None) -> Answer | None:
+    """Answer a recovery that waits for approval; None while nobody has said anything.
+
+    What no longer fits is superseded whatever was said to it: the approval was given to another state of things.
+    """
+    obsolete = why_superseded(incident, node)
+    if obsolete:
+        return Answer(outcome=SUPERSEDED, reason=obsolete)
+    said, plan = incident.approval, incident.plan
+    if said is None or plan is None or said.decision_id != plan.decision_id:
+        return None
+    return Answer(outcome=APPROVED if said.approves else DECLINED, reason=told(said))
+
+
+def told(said: Approval) -> str:
+    """Say who approved or declined, and why."""
+    verb = "Approved" if said.approves else "Declined"
+    return f"{verb} by {said.by}" + (f": {said.reason}" if said.reason else ".")

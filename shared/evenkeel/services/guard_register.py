@@ -1,0 +1,58 @@
+"""The registers: which machines are in repair, and which carry our cordon. One row each, for the whole fleet.
+
+A machine enters in the very commit that records the intent, under the version on which its verdict was given. It leaves
+in the commit that returns or settles it. What a crash leaves behind goes by its own end, or by the sweeper.
+"""
+
+import contextlib
+from collections.abc import Callable
+from datetime import datetime
+from enum import StrEnum
+
+from evenkeel.domain.recovery.guardrails import Entry, Register
+from evenkeel.ports import Conflict, Key, Ledger, Put, Row
+from evenkeel.services import rows
+
+
+class Which(StrEnum):
+    """The two registers."""
+
+    REPAIRS = "repairs"
+    CORDONS = "cordons"
+
+
+def load(ledger: Ledger, which: Which, now: datetime) -> tuple[Register, int]:
+    """Return what counts now, and the version of the row."""
+    row = ledger.get(_key(which))
+    return (rows.read(row, Register).at(now), row.version) if row else (Register(), 0)
+
+
+def entering(which: Which, register: Register, version: int, entry: Entry, *, asks: bool) -> Put:
+    """Return the write that puts a machine in: it fails where the register changed since it was read."""
+    return Put(Row(_key(which), register.entered(entry, asks=asks).to_json(), version))
+
+
+def leaving(ledger: Ledger, which: Which, *lives: str, now: datetime) -> tuple[Put, ...]:
+    """Return the write that takes machines out, none where they are not in it: part of the commit that lets them go."""
+    register, version = load(ledger, which, now)
+    if not any(entry.life in lives for entry in register.entries):
+        return ()
+    return (Put(Row(_key(which), register.left(*lives).to_json(), version)),)
+
+
+def reconcile(ledger: Ledger, which: Which, is_over: Callable[[Entry], bool], now: datetime) -> int:
+    """Take out the machines whose entry is over; return how many.
+
+    Idempotent: yes, and a change in between is left to the next round.
+    """
+    register, _ = load(ledger, which, now)
+    over = [entry.life for entry in register.entries if is_over(entry)]
+    writes = leaving(ledger, which, *over, now=now) if over else ()
+    with contextlib.suppress(Conflict):
+        ledger.commit(*writes)
+        return len(over)
+    return 0
+
+
+def _key(which: Which) -> Key:
+    return rows.register_key(which)
