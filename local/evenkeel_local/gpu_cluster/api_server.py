@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -40,6 +40,19 @@ BEAT_SECONDS = 5.0
 BOOKMARK_EVERY_BEATS = 6
 DEFAULT_WATCH_SECONDS = 1800.0
 READABLE_TYPES = frozenset({"application/json", "application/yaml", "application/octet-stream", "text/plain", "*/*"})
+ACCOUNT_PREFIX = "system:serviceaccount:"
+RETURNED_WHEN_DELETED = frozenset(
+    rt.key
+    for rt in (
+        catalogue.PODS,
+        catalogue.NAMESPACES,
+        catalogue.SERVICES,
+        catalogue.SERVICE_ACCOUNTS,
+        catalogue.VOLUME_CLAIMS,
+        catalogue.RESOURCE_QUOTAS,
+    )
+)
+"""Kinds whose deletion answers with the object; the others' answers with a Status (`ReturnDeletedObject`)."""
 POLICIES = '"Foreground", "Background", "Orphan"'
 PATCH_TYPES = {
     "application/json-patch+json": "json",
@@ -80,6 +93,9 @@ class Authorizer(Protocol):
 
     def refusal(self, user: User, request: Request) -> str | None:
         """Return why a user may not do something, nothing when they may."""
+
+    def rules(self, user: User, namespace: str) -> Iterable[Obj]:
+        """Return the rules that hold for a user in a namespace."""
 
 
 class Logs(Protocol):
@@ -137,6 +153,7 @@ class ApiServer:
         user = await self._authenticator.authenticate(http.headers.get("Authorization", ""))
         if user is None:
             raise errors.unauthorized()
+        user = self._impersonated(http, user)
         document = discovery.document(http.path, http.headers.get("Accept", ""), self._types)
         if document is not None:
             body, content_type = document
@@ -166,6 +183,25 @@ class ApiServer:
         answer = await self._dispatch(http, rt, request, user, call)
         self._faults.after(call)
         return answer
+
+    def _impersonated(self, http: web.Request, user: User) -> User:
+        """Return whom the caller acts as, which their own permissions must allow."""
+        name, groups = http.headers.get("Impersonate-User"), http.headers.getall("Impersonate-Group", [])
+        if not name:
+            if groups:
+                raise errors.bad_request("requested groups without a user to impersonate")
+            return user
+        account = name.split(":") if name.startswith(ACCOUNT_PREFIX) else []
+        if len(account) == 4:
+            asked = [("serviceaccounts", account[2], account[3])]
+            groups = groups or ["system:serviceaccounts", f"system:serviceaccounts:{account[2]}"]
+        else:
+            asked = [("users", "", name)]
+        for plural, namespace, who in [*asked, *(("groups", "", group) for group in groups if not account)]:
+            wanted = Request("impersonate", "", "v1", plural, namespace, who, "", http.path)
+            if (refusal := self._authorizer.refusal(user, wanted)) is not None:
+                raise errors.forbidden("", plural, who, refusal)
+        return User(name, tuple(dict.fromkeys([*groups, "system:authenticated"])))
 
     def _measure(self, request: Request) -> web.Response:
         """Answer for the metrics API, whose objects are measured and not stored."""
@@ -393,7 +429,7 @@ class ApiServer:
         last, done = self._registry.delete(
             rt, request.namespace, request.name, options, dry_run=self._dry_run(http, options)
         )
-        if done and (rt.custom or rt.key not in (catalogue.PODS.key, catalogue.NAMESPACES.key, catalogue.SERVICES.key)):
+        if done and rt.key not in RETURNED_WHEN_DELETED:
             details = {"name": name_of(last), "kind": rt.plural, "uid": last["metadata"]["uid"]}
             if rt.group:
                 details["group"] = rt.group
@@ -706,10 +742,23 @@ class ApiServer:
         if request.verb != "create" or request.group not in ("authorization.k8s.io", "authentication.k8s.io"):
             return None
         body = await self._body(http)
+        spec = body.get("spec") or {}
         if request.plural == "selfsubjectreviews":
             body["status"] = {"userInfo": {"username": user.name, "groups": list(user.groups)}}
-        elif request.plural == "selfsubjectaccessreviews":
-            asked = (body.get("spec") or {}).get("resourceAttributes") or {}
+        elif request.plural == "selfsubjectrulesreviews":
+            rules = list(self._authorizer.rules(user, spec.get("namespace") or ""))
+            body["status"] = {
+                "resourceRules": [rule for rule in rules if rule.get("resources")],
+                "nonResourceRules": [rule for rule in rules if rule.get("nonResourceURLs")],
+                "incomplete": False,
+            }
+        elif request.plural in ("selfsubjectaccessreviews", "subjectaccessreviews", "localsubjectaccessreviews"):
+            if request.plural != "selfsubjectaccessreviews":
+                refusal = self._authorizer.refusal(user, request)
+                if refusal is not None:
+                    raise errors.forbidden(request.group, request.plural, "", refusal)
+                user = User(spec.get("user") or "", tuple(spec.get("groups") or ()))
+            asked = spec.get("resourceAttributes") or {}
             wanted = Request(
                 asked.get("verb", ""),
                 asked.get("group", ""),
@@ -718,7 +767,7 @@ class ApiServer:
                 asked.get("namespace", ""),
                 asked.get("name", ""),
                 asked.get("subresource", ""),
-                ((body.get("spec") or {}).get("nonResourceAttributes") or {}).get("path", ""),
+                (spec.get("nonResourceAttributes") or {}).get("path", ""),
             )
             refusal = self._authorizer.refusal(user, wanted)
             body["status"] = {"allowed": refusal is None, **({"reason": refusal} if refusal else {})}

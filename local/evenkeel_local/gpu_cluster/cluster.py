@@ -19,7 +19,7 @@ import trustme
 from aiohttp import web
 
 from evenkeel_local.gpu_cluster import catalogue, rbac, snapshots
-from evenkeel_local.gpu_cluster.api_server import ApiServer, Authenticator, Authorizer, Request, tls_context
+from evenkeel_local.gpu_cluster.api_server import ApiServer, Authenticator, tls_context
 from evenkeel_local.gpu_cluster.aws_api import AwsApi
 from evenkeel_local.gpu_cluster.aws_auth import AwsAuth, EngineAuth, NoAuth
 from evenkeel_local.gpu_cluster.aws_model import service_model
@@ -37,7 +37,6 @@ from evenkeel_local.gpu_cluster.faults import FaultTable
 from evenkeel_local.gpu_cluster.garbage_collector import GarbageCollector
 from evenkeel_local.gpu_cluster.health_agent import HealthAgent
 from evenkeel_local.gpu_cluster.hyperpod import HyperPod
-from evenkeel_local.gpu_cluster.identity import User
 from evenkeel_local.gpu_cluster.job_controller import JobController
 from evenkeel_local.gpu_cluster.karpenter import Karpenter
 from evenkeel_local.gpu_cluster.kube_auth import EksAuthenticator, StaticAuthenticator
@@ -57,14 +56,6 @@ _log = logging.getLogger(__name__)
 LOOPBACK = "127.0.0.1"
 RESTART_SECONDS = 0.2
 SAVE_SECONDS = 1.0
-
-
-class AllowAll:
-    """Lets every authenticated user do everything."""
-
-    def refusal(self, user: User, request: Request) -> str | None:
-        """Return nothing."""
-        return None
 
 
 @dataclass
@@ -134,12 +125,10 @@ class Cluster:
         self.garbage = GarbageCollector(self.registry, delays.pod_gc)
         aws_auth: AwsAuth = NoAuth()
         authenticator: Authenticator = StaticAuthenticator(admin_token, open_to_all=engine is None)
-        authorizer: Authorizer = AllowAll()
         if engine is not None:
             callers = EngineAuth(engine, config.account, config.region, config.auth_cache_seconds)
             aws_auth = callers
             authenticator = EksAuthenticator(admin_token, engine, callers, config.eks_cluster_name, self.access_entries)
-            authorizer = rbac.RbacAuthorizer(self.store)
         self.karpenter: Karpenter | None = None
         if config.karpenter is not None:
             self.karpenter = Karpenter(
@@ -155,6 +144,7 @@ class Cluster:
         self.faults = FaultTable(self.fleet, self.store, self.agent, self.bus, self.karpenter)
         logs = LogReader(self.directory.of_pod, self.store, run_dir)
         measured = Metrics(self.directory, self.store)
+        authorizer = rbac.RbacAuthorizer(self.store)
         self.api_server = ApiServer(self.registry, authenticator, authorizer, logs, measured, self.call_faults)
         self.aws_api = AwsApi(config, self.hyperpod, aws_auth, self.call_faults, kubernetes_url, ca_pem)
         self.store.listen(self._tell_kubelet)

@@ -51,7 +51,7 @@ def qualified(group: str, plural: str) -> str:
 
 
 def _details(group: str, kind: str, name: str) -> Obj:
-    details: Obj = {"name": name, "kind": kind}
+    details: Obj = {"name": name, "kind": kind} if name else {"kind": kind}
     if group:
         details["group"] = group
     return details

@@ -20,6 +20,7 @@ from evenkeel_local.gpu_cluster.store import ResourceType, Store, TypeKey, clone
 Cause = tuple[str, str, str]
 
 GPU = "nvidia.com/gpu"
+NOT_READY = "node.kubernetes.io/not-ready"
 SYSTEM_PRIORITIES = {"system-cluster-critical": 2_000_000_000, "system-node-critical": 2_000_001_000}
 DEFAULT_TOLERATION_SECONDS = 300
 TRACKING = "batch.kubernetes.io/job-tracking"
@@ -120,7 +121,7 @@ def _admit_pod(obj: Obj, store: Store) -> None:
     spec.setdefault("serviceAccount", spec["serviceAccountName"])
     spec.setdefault("enableServiceLinks", True)
     tolerations = spec.setdefault("tolerations", [])
-    for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"):
+    for key in (NOT_READY, "node.kubernetes.io/unreachable"):
         if not any(_tolerates_eviction(toleration, key) for toleration in tolerations):
             tolerations.append(
                 {
@@ -455,6 +456,13 @@ def _admit_node(obj: Obj, store: Store) -> None:
     obj.setdefault("status", {})
 
 
+def taint_new_node(obj: Obj) -> None:
+    """Keep pods off a node that somebody else creates, until it is Ready (admission plugin TaintNodesByCondition)."""
+    taints = obj["spec"].setdefault("taints", [])
+    if not any((taint.get("key"), taint.get("effect")) == (NOT_READY, "NoSchedule") for taint in taints):
+        taints.append({"key": NOT_READY, "effect": "NoSchedule"})
+
+
 def _check_node(obj: Obj) -> Iterator[Cause]:
     seen: set[tuple[str, str]] = set()
     for number, taint in enumerate((obj.get("spec") or {}).get("taints") or ()):
@@ -475,7 +483,7 @@ def _check_node_update(obj: Obj, old: Obj) -> Iterator[Cause]:
         yield (
             "FieldValueForbidden",
             "spec.providerID",
-            "Forbidden: node updates may only change labels, taints, or capacity",
+            'Forbidden: node updates may not change providerID except from "" to valid',
         )
 
 

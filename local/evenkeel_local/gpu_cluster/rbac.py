@@ -12,6 +12,14 @@ from evenkeel_local.gpu_cluster.selectors import matches_selector
 from evenkeel_local.gpu_cluster.store import Store
 
 READ = ["get", "list", "watch"]
+FREE_TO_ASK = frozenset(
+    {
+        ("authentication.k8s.io", "selfsubjectreviews"),
+        ("authorization.k8s.io", "selfsubjectaccessreviews"),
+        ("authorization.k8s.io", "selfsubjectrulesreviews"),
+    }
+)
+"""What everybody may ask about themselves, by the role `system:basic-user`."""
 
 
 class RbacAuthorizer:
@@ -22,14 +30,15 @@ class RbacAuthorizer:
 
     def refusal(self, user: User, request: Request) -> str | None:
         """Return why a user may not do something, nothing when a rule allows it."""
-        if user.is_master or request.group in ("authorization.k8s.io", "authentication.k8s.io"):
+        if user.is_master or (request.group, request.plural) in FREE_TO_ASK:
             return None
-        if any(allows(rule, request) for rule in self._rules(user, request.namespace)):
+        if any(allows(rule, request) for rule in self.rules(user, request.namespace)):
             return None
         told = f'User "{user.name}" cannot {request.verb} resource "{request.resource}" in API group "{request.group}" '
         return told + (f'in the namespace "{request.namespace}"' if request.namespace else "at the cluster scope")
 
-    def _rules(self, user: User, namespace: str) -> Iterator[Obj]:
+    def rules(self, user: User, namespace: str) -> Iterator[Obj]:
+        """Yield the rules that hold for a user in a namespace, or at the cluster scope."""
         for binding in self._store.each(catalogue.CLUSTER_ROLE_BINDINGS.key):
             if _binds(binding, user, ""):
                 yield from self._cluster_role(binding["roleRef"]["name"])

@@ -6,6 +6,7 @@ directly, so the rules of deletion hold for them too.
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -19,6 +20,7 @@ from evenkeel_local.gpu_cluster.store import Change, ResourceType, Store, clone,
 
 FOREGROUND = "foregroundDeletion"
 ORPHAN = "orphan"
+NO_NEW = "Forbidden: no new finalizers can be added if the object is being deleted, found new finalizers []string"
 SERVER_FIELDS = ("uid", "creationTimestamp", "resourceVersion", "generation", "deletionTimestamp", "selfLink")
 
 
@@ -109,7 +111,8 @@ class Registry:
             metadata["name"] = metadata["generateName"] + kinds.random_suffix()
         metadata["uid"] = str(uuid.uuid4())
         metadata["creationTimestamp"] = timestamp()
-        status = obj.pop("status", None) if (rt.has_status and not trusted) else None
+        if rt.has_status and not trusted and rt.key != catalogue.NODES.key:  # kubelets bring their node's first status
+            obj.pop("status", None)
         if rt.key in kinds.NEEDS_SPEC and not isinstance(obj.get("spec"), dict):
             raise errors.invalid(
                 rt.group, rt.kind, metadata["name"], [("FieldValueRequired", "spec", "Required value")]
@@ -129,8 +132,8 @@ class Registry:
             # A pod has its address from creation on, so that the others of its job can be told where it will be.
             address = self.new_address()
             obj["status"].update(podIP=address, podIPs=[{"ip": address}])
-        elif status is not None and not rt.has_status:
-            obj["status"] = status
+        if rt.key == catalogue.NODES.key and not trusted:
+            kinds.taint_new_node(obj)
         self._validate(rt, obj)
         if dry_run:
             if self.store.find(rt.key, namespace_of(obj), name_of(obj)) is not None:
@@ -292,6 +295,7 @@ class Registry:
             return
         added = set(new["metadata"].get("finalizers") or ()) - set(old["metadata"].get("finalizers") or ())
         if added:
+            listed = ", ".join(map(json.dumps, sorted(added)))
             raise errors.invalid(
                 rt.group,
                 rt.kind,
@@ -300,7 +304,7 @@ class Registry:
                     (
                         "FieldValueForbidden",
                         "metadata.finalizers",
-                        f"Forbidden: no new finalizers can be added to an object being deleted: {sorted(added)}",
+                        f"{NO_NEW}{{{listed}}}",
                     )
                 ],
             )
@@ -430,6 +434,8 @@ class Registry:
             ApiError: 404 without the pod, 429 when a budget blocks it, 500 when two budgets cover it.
         """
         pod = self.store.get(catalogue.PODS, namespace, name)
+        if ((eviction.get("metadata") or {}).get("name") or name) != name:
+            raise errors.bad_request("name in URL does not match name in Eviction object")
         options = clone(eviction.get("deleteOptions") or {})
         dry_run = dry_run or bool(options.get("dryRun"))
         exempt = pod["status"].get("phase") in ("Pending", "Succeeded", "Failed") or pod["metadata"].get(
@@ -464,19 +470,17 @@ class Registry:
             )
         budget = covering[0]
         status = budget.get("status") or {}
+        healthy, desired = int(status.get("currentHealthy") or 0), int(status.get("desiredHealthy") or 0)
+        if (condition_of(pod, "Ready") or {}).get("status") != "True" and (
+            budget["spec"].get("unhealthyPodEvictionPolicy") == "AlwaysAllow" or healthy >= desired > 0
+        ):
+            return  # a pod that serves nobody takes nothing from the budget
+        if int(status.get("observedGeneration") or 0) < int(budget["metadata"].get("generation") or 0):
+            told = f"The disruption budget {name_of(budget)} is still being processed by the server."
+            raise _would_violate(told, retry_after=10)
         if int(status.get("disruptionsAllowed") or 0) <= 0:
-            healthy, desired = status.get("currentHealthy", 0), status.get("desiredHealthy", 0)
-            raise errors.too_many_requests(
-                "Cannot evict pod as it would violate the pod's disruption budget.",
-                {
-                    "causes": [
-                        {
-                            "reason": "DisruptionBudget",
-                            "message": f"The disruption budget {name_of(budget)} needs {desired} healthy pods and has "
-                            f"{healthy} currently",
-                        }
-                    ]
-                },
+            raise _would_violate(
+                f"The disruption budget {name_of(budget)} needs {desired} healthy pods and has {healthy} currently"
             )
         if not dry_run:
             self.mutate(
@@ -558,6 +562,14 @@ def _establish(definition: Obj) -> None:
     set_condition(status, "Established", "True", "InitialNamesAccepted", "the initial names have been accepted")
     status["acceptedNames"] = clone(definition["spec"]["names"])
     status["storedVersions"] = [v["name"] for v in definition["spec"]["versions"] if v.get("storage")]
+
+
+def _would_violate(why: str, retry_after: int | None = None) -> ApiError:
+    details: Obj = {"causes": [{"reason": "DisruptionBudget", "message": why}]}
+    if retry_after is not None:
+        details["retryAfterSeconds"] = retry_after
+    told = "Cannot evict pod as it would violate the pod's disruption budget."
+    return errors.too_many_requests(told, details, retry_after)
 
 
 def mark_disrupted(pod: Obj, reason: str, message: str) -> None:

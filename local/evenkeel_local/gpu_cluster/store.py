@@ -7,6 +7,8 @@ place: a write stores a new one, and lists, watches and pages share references.
 from __future__ import annotations
 
 import asyncio
+import base64
+import binascii
 import json
 import secrets
 import time
@@ -346,7 +348,8 @@ class Store:
         now = time.monotonic()
         for token in [token for token, page in self._pages.items() if page.expires_at < now]:
             del self._pages[token]
-        token = secrets.token_urlsafe(18)
+        last = name_of(objects[0]) if objects else ""
+        token = _continue_token(revision, f"{last}/{secrets.token_hex(6)}")
         self._pages[token] = _Page(revision, objects, now + PAGE_LIFE_SECONDS)
         return token
 
@@ -355,12 +358,28 @@ class Store:
 
         A token may be used again: a client whose answer was lost asks for the same page.
         """
+        _check_continue_token(token)
         page = self._pages.get(token)
         if page is None or page.expires_at < time.monotonic():
             raise expired_continue()
         taken, rest = page.objects[:limit], page.objects[limit:]
         following = self.open_page(rest, page.revision) if rest else None
         return taken, page.revision, following, len(rest)
+
+
+def _continue_token(revision: int, start: str) -> str:
+    text = json.dumps({"v": "meta.k8s.io/v1", "rv": revision, "start": start}, separators=(",", ":"))
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
+def _check_continue_token(token: str) -> None:
+    """Refuse with 400 what is no token at all; one that this store has forgotten, or never gave, has expired."""
+    try:
+        stated = json.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
+    except (ValueError, binascii.Error) as broken:
+        raise errors.bad_request(f"continue key is not valid: {broken}") from broken
+    if not isinstance(stated, dict) or stated.get("v") != "meta.k8s.io/v1":
+        raise errors.bad_request("continue key is not valid: server does not recognize this encoded version")
 
 
 def expired_continue() -> ApiError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import ssl
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import urllib3
@@ -44,16 +45,26 @@ class KubeClient:
     def __init__(self, url: str, ca_pem: str, token: str) -> None:
         self.url = url
         self.token = token
+        self._headers: dict[str, str] = {}
         self._pool = urllib3.PoolManager(ssl_context=ssl.create_default_context(cadata=ca_pem), retries=False)
 
     def close(self) -> None:
         """Close all connections."""
         self._pool.clear()
 
+    @contextmanager
+    def acting_as(self, user: str) -> Iterator[None]:
+        """Send what follows as another user."""
+        self._headers = {"Impersonate-User": user}
+        try:
+            yield
+        finally:
+            self._headers = {}
+
     def call(self, method: str, path: str, body: Any = None, content_type: str = "application/json") -> Any:
         """Return the decoded answer; raise `Refused` for a failure."""
         data = body if isinstance(body, bytes | str) else None if body is None else json.dumps(body)
-        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": content_type}
+        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": content_type, **self._headers}
         answer = self._pool.request(method, self.url + path, body=data, headers=headers, timeout=30)
         is_json = answer.headers.get("Content-Type", "").startswith("application/json")
         decoded: Any = json.loads(answer.data) if is_json else answer.data.decode()

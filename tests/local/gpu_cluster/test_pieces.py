@@ -279,6 +279,58 @@ def test_what_fits_a_schema_is_left_alone() -> None:
     assert list(schemas.check(SCHEMA, {"spec": spec})) == []
 
 
+# Evictions, at moments that only last until the disruption controller has looked
+
+
+def a_budget(**status: int) -> Registry:
+    """Return a registry with a running pod that is not ready and a budget that covers it."""
+    registry = Registry(Store(), Catalogue())
+    registry.create(catalogue.NAMESPACES, "", {"metadata": {"name": "default"}})
+    pod = {
+        "metadata": {"name": "one", "labels": {"app": "one"}},
+        "spec": {"containers": [{"name": "m", "image": "i:1"}], "schedulerName": "nobody"},
+    }
+    registry.create(catalogue.PODS, "default", pod)
+    registry.mutate(catalogue.PODS, "default", "one", lambda obj: obj["status"].update(phase="Running"))
+    spec = {"minAvailable": 1, "selector": {"matchLabels": {"app": "one"}}}
+    registry.create(catalogue.BUDGETS, "default", {"metadata": {"name": "all"}, "spec": spec})
+    registry.mutate(catalogue.BUDGETS, "default", "all", lambda obj: obj["status"].update(status))
+    return registry
+
+
+def test_a_budget_that_nobody_counted_yet_asks_for_patience() -> None:
+    registry = a_budget(disruptionsAllowed=1, currentHealthy=1, desiredHealthy=0)
+
+    with pytest.raises(ApiError) as refused:
+        registry.evict("default", "one", {})
+
+    assert (refused.value.code, refused.value.headers) == (429, {"Retry-After": "10"})
+    assert "still being processed" in str(refused.value.details)
+
+
+@pytest.mark.parametrize(
+    ("healthy", "policy", "evicted"),
+    [(1, None, True), (0, None, False), (0, "AlwaysAllow", True), (1, "IfHealthyBudget", True)],
+)
+def test_a_pod_that_is_not_ready_costs_the_budget_nothing(healthy: int, policy: str | None, evicted: bool) -> None:
+    counts = {"disruptionsAllowed": 0, "currentHealthy": healthy, "desiredHealthy": 1, "observedGeneration": 1}
+    registry = a_budget(**counts)
+    if policy is not None:
+        registry.mutate(
+            catalogue.BUDGETS, "default", "all", lambda obj: obj["spec"].update(unhealthyPodEvictionPolicy=policy)
+        )
+        registry.mutate(catalogue.BUDGETS, "default", "all", lambda obj: obj["status"].update(observedGeneration=2))
+
+    if evicted:
+        registry.evict("default", "one", {})
+    else:
+        with pytest.raises(ApiError, match="disruption budget"):
+            registry.evict("default", "one", {})
+
+    gone = registry.store.find(catalogue.PODS.key, "default", "one") is None
+    assert gone == evicted
+
+
 # Protobuf and tables
 
 
