@@ -23,7 +23,7 @@ from evenkeel.domain.health.incidents import (
     RecoveryBrief,
     TimelineEntry,
 )
-from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT, FleetNode
+from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT, KARPENTER_LABEL, FleetNode, NodeLife
 from evenkeel.domain.recovery.leases import Hold, Lease
 from evenkeel.domain.scheduling.jobs import (
     Attempt,
@@ -348,6 +348,23 @@ def replaces(stage: Stage) -> Json:
     return of_incident(planned(stage, REPLACED, fault_key="hp:NvidiaErrorTerminate", asked_rung="replace"))
 
 
+@probe("repair_node", comes_through=lambda seen: bool(seen.answer) and seen.answer["outcome"] == "ASKED")
+def gives_a_machine_of_karpenters_back(stage: Stage) -> Json:
+    """The node is an object without a machine behind it: Karpenter, which would end the machine, is not asked here."""
+    instance_id = f"i-{int(now().timestamp() * 1000):017x}"
+    name = f"burst-{instance_id}"
+    life = NodeLife(cluster=stage.cluster_name, instance_id=instance_id, launched_at=now())
+    metadata = {"name": name, "labels": {KARPENTER_LABEL: "burst"}}
+    spec = {"providerID": f"aws:///us-west-2a/{instance_id}"}
+    stage.kubernetes.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": spec})
+    incident = planned(stage, life=life, slot=life.key, node_name=name, boot_id="", fault_key="node:not_ready")
+    assert incident.plan
+    incident = incident.but(plan=incident.plan.but(owner="KARPENTER"))
+    stage.forget(rows.incident_key(incident.incident_id))
+    stage.put(rows.incident_row(incident, 0))
+    return of_incident(incident)
+
+
 @probe("return_node")
 def returns(stage: Stage) -> Json:
     incident = planned(stage)
@@ -379,6 +396,11 @@ def settles_and_pages(stage: Stage) -> Json:
 def waits_for_a_run_that_was_asked_to_stop(stage: Stage) -> Json:
     attempt = asked_to_stop(stage, AttemptState.RUNNING)
     return of_attempt(attempt, kind="ATTEMPT_RUNNING", token="a-token-of-no-task")
+
+
+@probe("open_wait")
+def waits_until_nothing_is_in_the_way(stage: Stage) -> Json:
+    return of_incident(planned(stage), kind="WAY_CLEAR", token="a-token-of-no-task")
 
 
 @probe("open_wait")
@@ -534,7 +556,8 @@ def open_waits(stage: Stage) -> None:
     facts = {"life": incident.life.key, "slot": incident.slot, "pool": incident.pool, "since": rfc3339(now())}
     back = a_wait(incident.incident_id, ConditionKind.NODE_BACK, "node-back", {**facts, "rung": "", "bootId": ""})
     jobs = a_wait(incident.incident_id, ConditionKind.JOBS_BACK, "jobs-back", {})
-    stage.put(rows.wait_row(back, 0), rows.wait_row(jobs, 0))
+    way = a_wait(incident.incident_id, ConditionKind.WAY_CLEAR, "way-clear", facts)
+    stage.put(rows.wait_row(back, 0), rows.wait_row(jobs, 0), rows.wait_row(way, 0))
 
 
 def of_a_failed_run(stage: Stage) -> None:
