@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 
 from evenkeel.domain.health.incidents import Incident, IncidentState
-from evenkeel.domain.recovery.guardrails import REPAIRS, Act, Waiting, may_go
+from evenkeel.domain.recovery.guardrails import Act, Waiting, may_go
 from evenkeel.ports import Ledger, Table, every
 from evenkeel.services import rows
 from evenkeel.services.guard_acts import Fleet
@@ -22,7 +22,7 @@ def let_go(waiting: Iterable[Incident], fleet: Fleet, looks_well: Callable[[Inci
         waiting: All that wait.
         fleet: What the guardrails need to know.
         looks_well: Whether an incident's machine would pass its validation now; asked only of
-            repairs on old evidence.
+            old evidence.
     """
     return may_go([_waiting(each, fleet, looks_well) for each in waiting], fleet.policy.repair.guardrails)
 
@@ -31,7 +31,7 @@ def _waiting(incident: Incident, fleet: Fleet, looks_well: Callable[[Incident], 
     # What waits without a mark was held by a service of an earlier version: a repair is the most that it can be.
     act = Act(incident.block.act) if incident.block and incident.block.act else Act.REPLACE
     # Looked at only where it matters: a control plane that does not answer is not to keep the whole queue waiting.
-    is_well = act in REPAIRS and fleet.is_old(incident) and looks_well(incident)
+    is_well = act is not Act.STOP and fleet.is_old(incident) and looks_well(incident)
     return Waiting(
         incident_id=incident.incident_id,
         severity=incident.severity,

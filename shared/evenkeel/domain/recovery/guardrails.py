@@ -331,7 +331,11 @@ def may_go(waiting: Iterable[Waiting], policy: GuardrailPolicy) -> frozenset[str
         if verdict.allowed:
             facts = each.facts
             ahead.append(Entry(life=facts.life, incident_id=each.incident_id, pool=facts.pool, since=facts.now))
-        if verdict.allowed or verdict.rule == Rule.STALE_EVIDENCE:
+        is_stale = verdict.rule == Rule.STALE_EVIDENCE or (
+            # What waits for a place to be cordoned in, and looks well by now, needs none.
+            each.act is Act.CORDON and _stale_evidence(each.act, each.facts, policy) is not None
+        )
+        if verdict.allowed or is_stale:
             let_go.add(each.incident_id)
     return frozenset(let_go)
 
