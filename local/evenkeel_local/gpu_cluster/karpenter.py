@@ -168,6 +168,8 @@ class Karpenter:
         self._tasks: set[asyncio.Task[None]] = set()
         self._out_of_capacity: dict[tuple[str, str, str], float] = {}
         self._count = 0
+        self._paused: set[str] = set()
+        """Pools whose repair is paused, because too many of their nodes are unhealthy."""
         self._offerings = [
             Offering(item.instance_type, zone, kind, price, item.machines)
             for item in settings.offerings
@@ -494,7 +496,8 @@ class Karpenter:
                 return
         if instance is not None:
             self._end_machine(instance)
-        self._drop_claim(name_of(claim))
+        if node is None or self._store.find(catalogue.NODES.key, "", name_of(node)) is None:
+            self._drop_claim(name_of(claim))
 
     def _mark_disrupted(self, node: Obj) -> None:
         if any(taint["key"] == DISRUPTED["key"] for taint in node["spec"].get("taints") or ()):
@@ -517,9 +520,7 @@ class Karpenter:
             self._directory.remove(instance.node_name)
         node = self._store.find(catalogue.NODES.key, "", instance.node_name)
         if node is not None:
-            self._registry.mutate(
-                catalogue.NODES, "", instance.node_name, lambda obj: obj["metadata"].pop("finalizers", None)
-            )
+            self._registry.mutate(catalogue.NODES, "", instance.node_name, _let_go)
             if self._store.find(catalogue.NODES.key, "", instance.node_name) is not None:
                 self._registry.delete(catalogue.NODES, "", instance.node_name, {"propagationPolicy": "Background"})
 
@@ -530,7 +531,7 @@ class Karpenter:
 
     def _drop_claim(self, name: str) -> None:
         self._instances.pop(name, None)
-        self._registry.mutate(self._type("NodeClaim"), "", name, lambda obj: obj["metadata"].pop("finalizers", None))
+        self._registry.mutate(self._type("NodeClaim"), "", name, _let_go)
 
     # Node repair
 
@@ -546,10 +547,12 @@ class Karpenter:
             nodes = self._nodes_of(name_of(pool))
             sick = [(claim, since) for claim, node in nodes if (since := self._sick_since(node)) is not None]
             if len(sick) > math.ceil(len(nodes) * REPAIR_SHARE):
-                told = f"more than {REPAIR_SHARE:.0%} nodes are unhealthy in the nodepool"
-                for claim, _ in sick:
-                    self._registry.record(claim, "NodeRepairBlocked", told, "Warning", "karpenter")
+                if name_of(pool) not in self._paused:
+                    self._paused.add(name_of(pool))
+                    told = f"more than {REPAIR_SHARE:.0%} nodes are unhealthy in the nodepool"
+                    self._registry.record(pool, "NodeRepairBlocked", told, "Warning", "karpenter")
                 continue
+            self._paused.discard(name_of(pool))
             for claim, (began, wait) in sick:
                 if now - began >= timedelta(seconds=wait):
                     instance = self._instances.get(name_of(claim))
@@ -684,6 +687,13 @@ class Karpenter:
 
 def _key(offering: Offering) -> tuple[str, str, str]:
     return offering.instance_type, offering.zone, offering.capacity_type
+
+
+def _let_go(obj: Obj) -> None:
+    """Take Karpenter's own finalizer off; another's keeps the object."""
+    kept = [item for item in obj["metadata"].pop("finalizers", None) or () if item != TERMINATION]
+    if kept:
+        obj["metadata"]["finalizers"] = kept
 
 
 def _plain(amount: Decimal) -> str:

@@ -1,5 +1,6 @@
 """Karpenter as an observer of NodePools, NodeClaims and nodes sees it."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from tests.local.gpu_cluster.kube_client import NODES, PODS, Json, KubeClient, R
 
 POOLS, CLAIMS = "/apis/karpenter.sh/v1/nodepools", "/apis/karpenter.sh/v1/nodeclaims"
 SLEEPS = ("python", "-c", "import time; time.sleep(600)")
+PREFIX = "sagemaker.amazonaws.com/"
 STARTUP = {"key": "evenkeel.io/awaiting-validation", "value": "true", "effect": "NoSchedule"}
 KARPENTER: Json = {
     "offerings": [
@@ -26,12 +28,19 @@ KARPENTER: Json = {
 }
 
 
-@pytest.fixture
-def burst(tmp_path: Path) -> Iterator[ClusterHandle]:
+@pytest.fixture(scope="module")
+def running_burst(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterHandle]:
     """A cluster without committed nodes, with Karpenter."""
     config = {**QUICK, "instanceGroups": [{"name": "none", "count": 0}], "karpenter": KARPENTER}
-    with gpu_cluster.start(config, tmp_path / "run") as handle:
+    with gpu_cluster.start(config, tmp_path_factory.mktemp("burst")) as handle:
         yield handle
+
+
+@pytest.fixture
+def burst(running_burst: ClusterHandle) -> ClusterHandle:
+    """The module's cluster, as new."""
+    running_burst.control("POST", "reset")
+    return running_burst
 
 
 @pytest.fixture
@@ -64,6 +73,14 @@ def a_pool(name: str = "burst", *, capacity: tuple[str, ...] = ("on-demand",), *
 
 def running(kube: KubeClient, name: str) -> Json:
     return kube.until(f"{PODS}/{name}", lambda pod: pod["status"]["phase"] == "Running", f"{name} to run")
+
+
+def await_beats(kube: KubeClient, node: str, count: int = 3) -> None:
+    """Wait for some heartbeats of a node: several rounds of Karpenter's."""
+    path = f"/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{node}"
+    for _ in range(count):
+        last = kube.get(path)["spec"]["renewTime"]
+        kube.until(path, lambda lease, last=last: lease["spec"]["renewTime"] != last, "a heartbeat")  # type: ignore[misc]
 
 
 def test_a_pod_that_fits_nowhere_gets_the_cheapest_node_that_fits(burst: ClusterHandle, kube: KubeClient) -> None:
@@ -218,3 +235,208 @@ def test_a_spot_notice_is_sent_and_the_node_drained(burst: ClusterHandle, kube: 
     assert event["detail"] == {"instance-id": told["instanceId"], "instance-action": "terminate"}
     with pytest.raises(ClusterFailed, match="there is no node"):
         burst.inject("spot-reclaim", node=node)
+
+
+def test_an_offering_is_tried_again_when_its_memory_has_passed(burst: ClusterHandle, kube: KubeClient) -> None:
+    kube.create(POOLS, a_pool(capacity=("spot",)))
+    offering = {"instanceType": "p5.48xlarge", "zone": "us-west-2a", "capacityType": "spot"}
+    burst.control("POST", "offerings", {**offering, "machines": 0})
+    kube.create(PODS, a_pod("large", *SLEEPS, gpus=8))
+
+    def refusal() -> Json | None:
+        return next((e for e in kube.items("/api/v1/events") if e["reason"] == "InsufficientCapacityError"), None)
+
+    eventually(refusal, "the refusal")
+    eventually(lambda: not kube.items(CLAIMS), "the claim to be given up")
+    refused_at = time.monotonic()
+    burst.control("POST", "offerings", {**offering, "machines": 1})
+    eventually(lambda: kube.items(CLAIMS), "another claim")
+    waited = time.monotonic() - refused_at
+
+    running(kube, "large")
+    # The memory lasts two seconds from the refusal; polling takes its share.
+    assert waited > 1.0
+
+
+def test_no_pool_within_its_limits_means_no_node(kube: KubeClient) -> None:
+    kube.create(POOLS, a_pool(limits={"nvidia.com/gpu": "7"}))
+    kube.create(PODS, a_pod("large", *SLEEPS, gpus=8))
+
+    eventually(
+        lambda: any(e["reason"] == "LimitExceeded" for e in kube.items("/api/v1/events")), "the limit to be told"
+    )
+
+    assert kube.items(CLAIMS) == []
+
+
+@pytest.mark.parametrize(("budget", "left"), [("50%", 1), ("1", 1), ("0%", 2)])
+def test_a_budget_bounds_how_many_nodes_go_at_once(kube: KubeClient, budget: str, left: int) -> None:
+    never = {"consolidationPolicy": "WhenEmpty", "consolidateAfter": "Never"}
+    kube.create(POOLS, a_pool(disruption=never))
+    for name in ("one", "two"):
+        kube.create(PODS, a_pod(name, *SLEEPS, gpus=8))
+    nodes = {running(kube, name)["spec"]["nodeName"] for name in ("one", "two")}
+    # A finalizer of somebody else's holds the node that goes first, and with it the budget.
+    for node in nodes:
+        kube.patch(f"{NODES}/{node}", {"metadata": {"finalizers": ["karpenter.sh/termination", "test/hold"]}})
+    for name in ("one", "two"):
+        kube.delete(f"{PODS}/{name}")
+        kube.until_gone(f"{PODS}/{name}")
+
+    kube.patch(f"{POOLS}/burst", {"spec": {"disruption": {"consolidateAfter": "0s", "budgets": [{"nodes": budget}]}}})
+    kube.create(POOLS, a_pool("other", template={"taints": [STARTUP]}))
+    kube.create(
+        PODS, a_pod("later", *SLEEPS, gpus=8, tolerations=[{"operator": "Exists"}], nodeSelector={"pool": "other"})
+    )
+    other = running(kube, "later")["spec"]["nodeName"]
+
+    def staying() -> int:
+        claims = [c["metadata"] for c in kube.items(CLAIMS)]
+        return sum(c["labels"]["pool"] == "burst" and "deletionTimestamp" not in c for c in claims)
+
+    eventually(lambda: staying() == left, "the budget to be used")
+    await_beats(kube, other)
+    assert staying() == left
+
+
+# What EC2 does
+
+
+def test_a_rebalance_recommendation_is_only_told(burst: ClusterHandle, kube: KubeClient) -> None:
+    kube.create(POOLS, a_pool(capacity=("spot",)))
+    kube.create(PODS, a_pod("large", *SLEEPS, gpus=8))
+    node = running(kube, "large")["spec"]["nodeName"]
+
+    told = burst.inject("rebalance", node=node)
+
+    events = burst.control("GET", "events")["events"]
+    assert [event["detailType"] for event in events] == ["EC2 Instance Rebalance Recommendation"]
+    assert events[0]["detail"] == {"instance-id": told["instanceId"]}
+    assert not kube.items(CLAIMS)[0]["metadata"].get("deletionTimestamp")
+
+
+@pytest.mark.parametrize("fault", ["spot-reclaim", "capacity-reservation-interruption"])
+def test_a_machine_that_is_taken_back_goes_when_its_notice_ends(
+    burst: ClusterHandle, kube: KubeClient, fault: str
+) -> None:
+    kube.create(POOLS, a_pool(capacity=("spot",)))
+    stubborn = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+    )
+    kube.create(PODS, a_pod("large", "python", "-c", stubborn, gpus=8, terminationGracePeriodSeconds=600))
+    node = running(kube, "large")["spec"]["nodeName"]
+    pid = burst.processes()[0]["pid"]
+
+    burst.inject(fault, node=node)
+
+    eventually(lambda: not Path(f"/proc/{pid}").exists(), "the process to end with its machine")
+    kube.until_gone(f"{NODES}/{node}")
+    eventually(lambda: not any(c["status"].get("nodeName") == node for c in kube.items(CLAIMS)), "the claim to go")
+    detail = burst.control("GET", "events")["events"][0]["detail"]
+    assert detail["instance-action"] == "terminate"
+    assert ("instance-termination-time" in detail) is (fault != "spot-reclaim")
+
+
+def test_an_on_demand_node_gets_no_spot_notice(burst: ClusterHandle, kube: KubeClient) -> None:
+    kube.create(POOLS, a_pool())
+    kube.create(PODS, a_pod("large", *SLEEPS, gpus=8))
+    node = running(kube, "large")["spec"]["nodeName"]
+
+    with pytest.raises(ClusterFailed, match="is no spot node"):
+        burst.inject("spot-reclaim", node=node)
+    with pytest.raises(ClusterFailed, match="it is for HyperPod's nodes"):
+        burst.inject("health-silent", node=node)
+
+
+# Node repair
+
+
+# Conditions tell their time in whole seconds: a wait below two may be over at once.
+REPAIR: Json = {"nodeRepair": {"AcceleratedHardwareReady": 2.0, "Ready": 2.0}, "repairDrain": 0.3}
+
+
+@pytest.fixture(scope="module")
+def running_repair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterHandle]:
+    """As `running_burst`, with node repair switched on."""
+    groups = [{"name": "none", "count": 0}]
+    config = {**QUICK, "instanceGroups": groups, "karpenter": {**KARPENTER, **REPAIR}}
+    with gpu_cluster.start(config, tmp_path_factory.mktemp("repair")) as handle:
+        yield handle
+
+
+@pytest.fixture
+def repairing(running_repair: ClusterHandle) -> ClusterHandle:
+    """The module's repairing cluster, as new."""
+    running_repair.control("POST", "reset")
+    return running_repair
+
+
+@pytest.fixture
+def repaired(repairing: ClusterHandle) -> Iterator[KubeClient]:
+    client = KubeClient(repairing.kubernetes_url, repairing.ca_pem, repairing.admin_token)
+    yield client
+    client.close()
+
+
+@pytest.mark.parametrize("fault", ["gpu-xid79", "node-lost"])
+def test_an_unhealthy_node_is_ended_after_its_time_whatever_guards_it(
+    repairing: ClusterHandle, repaired: KubeClient, fault: str
+) -> None:
+    repaired.create(POOLS, a_pool())
+    guarded = a_pod("large", *SLEEPS, gpus=8, terminationGracePeriodSeconds=600)
+    guarded["metadata"]["annotations"] = {"karpenter.sh/do-not-disrupt": "true"}
+    repaired.create(PODS, guarded)
+    node = running(repaired, "large")["spec"]["nodeName"]
+    budget = {"metadata": {"name": "all"}, "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "large"}}}}
+    repaired.create("/apis/policy/v1/namespaces/default/poddisruptionbudgets", budget)
+
+    repairing.inject(fault, node=node)
+    if fault == "gpu-xid79":
+        sick = repaired.until(
+            f"{NODES}/{node}", lambda obj: condition(obj, "AcceleratedHardwareReady") == "False", "the condition"
+        )
+        reasons = {c["reason"] for c in sick["status"]["conditions"]}
+        assert "NvidiaXID79Error" in reasons
+        assert f"{PREFIX}fault-types" not in sick["metadata"]["labels"]
+
+    repaired.until_gone(f"{NODES}/{node}")
+    assert any("unhealthy" in event["message"] for event in repaired.items("/api/v1/events"))
+    assert repairing.control("GET", "events")["events"] == []
+
+
+def test_a_node_that_recovers_in_time_stays(repairing: ClusterHandle, repaired: KubeClient) -> None:
+    repaired.create(POOLS, a_pool())
+    for name in ("one", "two"):
+        repaired.create(PODS, a_pod(name, *SLEEPS, gpus=8))
+    kept, ended = (running(repaired, name)["spec"]["nodeName"] for name in ("one", "two"))
+    fault = repairing.inject("gpu-xid79", node=kept)
+    repaired.until(
+        f"{NODES}/{kept}", lambda obj: condition(obj, "AcceleratedHardwareReady") == "False", "the condition"
+    )
+
+    repairing.clear(fault["faultId"])
+    repairing.inject("gpu-xid79", node=ended)
+    repaired.until_gone(f"{NODES}/{ended}")
+
+    assert condition(repaired.get(f"{NODES}/{kept}"), "AcceleratedHardwareReady") == "True"
+
+
+def test_where_more_than_a_fifth_are_unhealthy_nothing_is_repaired(
+    repairing: ClusterHandle, repaired: KubeClient
+) -> None:
+    repaired.create(POOLS, a_pool())
+    for number in range(3):
+        repaired.create(PODS, a_pod(f"p{number}", *SLEEPS, gpus=8))
+    nodes = [running(repaired, f"p{number}")["spec"]["nodeName"] for number in range(3)]
+    faults = [repairing.inject("gpu-xid79", node=node)["faultId"] for node in nodes[:2]]
+
+    def paused() -> bool:
+        return any(event["reason"] == "NodeRepairBlocked" for event in repaired.items("/api/v1/events"))
+
+    eventually(paused, "the pause to be told")
+    before = {node["metadata"]["name"] for node in repaired.items(NODES)}
+    repairing.clear(faults[1])
+    repaired.until_gone(f"{NODES}/{nodes[0]}")
+
+    assert set(nodes) <= before
+    assert set(nodes[1:]) <= {node["metadata"]["name"] for node in repaired.items(NODES)}
