@@ -13,6 +13,7 @@ def handler(event: entry.Json, _context: entry.Context) -> entry.Json:
         ledger=world.ledger,
         pager=world.pager,
         telemetry=world.telemetry,
+        policy=world.policy,
         now=world.clock.now(),
     )
     return outcome.to_json()

@@ -1,13 +1,21 @@
 """Every number and switch that a decision may depend on. Defaults are the production values."""
 
+import functools
 import hashlib
 import json
 from enum import StrEnum
 from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
+from evenkeel.domain.health.faults import Catalogue, FaultOverride, shipped
 from evenkeel.domain.values import Value
+
+
+class Section(Value):
+    """A part of the policy. What it does not know it refuses: a misspelt limit would be no limit."""
+
+    model_config = ConfigDict(extra="forbid")
 
 
 class Mode(StrEnum):
@@ -21,7 +29,7 @@ class Mode(StrEnum):
     """Decide, record and do."""
 
 
-class ModeRule(Value):
+class ModeRule(Section):
     """How far automation may go about some faults in some pools; the stack's own mode is the ceiling."""
 
     fault_class: str = ""
@@ -31,7 +39,7 @@ class ModeRule(Value):
     mode: Mode
 
 
-class GuardrailPolicy(Value):
+class GuardrailPolicy(Section):
     """Bounds on harmful acts, whatever a ladder wants.
 
     Where a count and a share of a pool stand side by side the lower binds, and one machine is always allowed: a pool of
@@ -71,7 +79,7 @@ RESTART = "restart"
 """In the place of a fault class: the job runs again, and no fault of a node was the reason."""
 
 
-class RepairPolicy(Value):
+class RepairPolicy(Section):
     """Limits and deadlines of the node branch."""
 
     reboot_deadline_seconds: int = 900
@@ -116,7 +124,7 @@ class RepairPolicy(Value):
     guardrails: GuardrailPolicy = GuardrailPolicy()
 
 
-class JobPolicy(Value):
+class JobPolicy(Section):
     """Limits and deadlines of attempts."""
 
     launch_deadline_seconds: int = 900
@@ -165,7 +173,7 @@ class JobPolicy(Value):
         return fault_class in self.convention_accepted_after
 
 
-class EconomyPolicy(Value):
+class EconomyPolicy(Section):
     """What an accelerator's time is worth, and how long things take where nothing measured says better."""
 
     usd_per_accelerator_hour: dict[str, float] = {}
@@ -187,7 +195,7 @@ class EconomyPolicy(Value):
         return self.usd_per_accelerator_hour.get(instance_type, self.other_usd_per_accelerator_hour)
 
 
-class WatchPolicy(Value):
+class WatchPolicy(Section):
     """How the world is heard."""
 
     not_ready_seconds: int = 300
@@ -208,9 +216,11 @@ class WatchPolicy(Value):
     """An incident or attempt older than this without a running execution was left half done."""
     max_runs: int = 5
     """Workflow runs of one incident; past it something is wrong with Evenkeel itself, and a person must look."""
+    failed_run_backoff_seconds: int = 60
+    """Pause before a run that failed through a fault of our own is followed by another; doubles each time."""
 
 
-class SchedulingPolicy(Value):
+class SchedulingPolicy(Section):
     """Admission. First come, first served on free nodes."""
 
     spare_nodes: dict[str, int] = {}
@@ -219,7 +229,7 @@ class SchedulingPolicy(Value):
     """Pending jobs that one pass weighs, in queue order."""
 
 
-class Policy(Value):
+class Policy(Section):
     """The whole policy, one version of it."""
 
     name: str = "production"
@@ -230,8 +240,20 @@ class Policy(Value):
     economy: EconomyPolicy = EconomyPolicy()
     watch: WatchPolicy = WatchPolicy()
     scheduling: SchedulingPolicy = SchedulingPolicy()
+    faults: dict[str, FaultOverride] = {}
+    """What this site has otherwise than the catalogue, by fault key."""
 
-    @property
+    @model_validator(mode="after")
+    def _knows_its_faults(self) -> Self:
+        shipped().overridden(self.faults)
+        return self
+
+    @functools.cached_property
+    def catalogue(self) -> Catalogue:
+        """The fault catalogue as this site has it."""
+        return shipped().overridden(self.faults)
+
+    @functools.cached_property
     def hash(self) -> str:
         """The first 12 hex digits of the SHA-256 of the canonical JSON form: what a decision record names."""
         text = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))

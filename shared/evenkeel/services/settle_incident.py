@@ -1,5 +1,6 @@
 """State SettleIncident of recover_node: the one place where an incident is closed and, if need be, a person called.
 
+a failure of our own, with runs left ─▶ told, and left open: the sweeper starts the next run after a while
 one commit: incident settled, OPEN#life gone, lease released, what is old news from now on ─▶ page ─▶ "paged"
 """
 
@@ -9,8 +10,9 @@ from typing import Any
 from evenkeel.domain.health.faults import look_up
 from evenkeel.domain.health.incidents import Incident, IncidentState
 from evenkeel.domain.health.intake import LastIncident
+from evenkeel.domain.policy import Policy
 from evenkeel.domain.recovery.leases import Lease
-from evenkeel.domain.recovery.settling import PAGED, Ended, Settling, settle
+from evenkeel.domain.recovery.settling import PAGED, Ended, Settling, runs_again, settle
 from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, Delete, Ledger, Pager, Put, Row, Telemetry, Write
 from evenkeel.services import guard_register, incident_record, rows
@@ -37,8 +39,10 @@ class Outcome(Value):
     reason: str
 
 
-def run(request: Request, *, ledger: Ledger, pager: Pager, telemetry: Telemetry, now: datetime) -> Outcome:
-    """Close an incident and page where somebody has to look.
+def run(
+    request: Request, *, ledger: Ledger, pager: Pager, telemetry: Telemetry, policy: Policy, now: datetime
+) -> Outcome:
+    """Close an incident and page where somebody has to look. A failure of our own closes it only with its last run.
 
     Idempotent: yes, the first end stands; the page carries the incident and its end as key, and is remembered.
     """
@@ -48,9 +52,13 @@ def run(request: Request, *, ledger: Ledger, pager: Pager, telemetry: Telemetry,
             return Outcome(outcome=IncidentState.STOOD_DOWN, reason=f"Run {incident.run} took over.")
         if incident.state.is_settled:
             break
+        if incident.failed_at is not None and request.run == incident.run:
+            return Outcome(outcome=IncidentState.FAILED, reason=incident.outcome)
         decided = settle(incident.fault_key, request.plan, request.node, request.jobs, _failure(request.failure))
         settled = incident.but(state=decided.state, outcome=decided.reason, block=None).at_stage("settled_at", now)
         try:
+            if runs_again(decided, incident, policy.watch):
+                return _leave_open(incident, version, decided, ledger, telemetry, now)
             ledger.commit(Put(rows.incident_row(settled, version)), *_with_it(settled, request, decided, ledger, now))
         except Conflict:
             continue
@@ -61,6 +69,18 @@ def run(request: Request, *, ledger: Ledger, pager: Pager, telemetry: Telemetry,
         raise Conflict(f"incident {request.incident_id} kept changing while it was to be settled")
     _page(incident, ledger, pager, telemetry, now)
     return Outcome(outcome=incident.state, reason=incident.outcome)
+
+
+def _leave_open(
+    incident: Incident, version: int, decided: Settling, ledger: Ledger, telemetry: Telemetry, now: datetime
+) -> Outcome:
+    """Tell that this run failed. Its pointer and its lease stay: the next run goes on with both."""
+    reason = f"{decided.reason} Run {incident.run + 1} goes on after a while."
+    told = incident_record.told(incident.incident_id, "failed", reason, at=now, writer=WRITER)
+    ledger.commit(Put(rows.incident_row(incident.but(failed_at=now, outcome=reason), version)), told)
+    telemetry.count("RecoveryRunsFailed")
+    telemetry.warning("RecoveryRunFailed", run=incident.run, reason=decided.reason)
+    return Outcome(outcome=IncidentState.FAILED, reason=reason)
 
 
 def _failure(failure: dict[str, Any] | None) -> str:

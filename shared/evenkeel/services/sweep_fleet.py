@@ -16,6 +16,7 @@ from evenkeel.domain.policy import Mode, Policy
 from evenkeel.domain.recovery.guardrails import Entry
 from evenkeel.domain.recovery.plan import PlanOutcome, not_allowed
 from evenkeel.domain.recovery.seats import Holder
+from evenkeel.domain.recovery.settling import runs_again_at
 from evenkeel.domain.recovery.validation import Validity, expected_accelerators, judge_node
 from evenkeel.domain.scheduling.attempts import judge_end, lost_nodes
 from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Job, JobState, PodPhase, WorkloadSeen
@@ -49,6 +50,7 @@ from evenkeel.services import (
     incident_record,
     locks,
     mark_running,
+    note_group_fact,
     plan_resume,
     receive_event,
     rows,
@@ -285,8 +287,9 @@ class _Sweep:
         """Tell what node objects say: the watch may have missed it."""
         world = self.world
         opened = 0
+        ending = note_group_fact.ending_reservations(world.ledger, self.now)
         for node in self.kubernetes:
-            for fact in kubernetes_node.facts_of(node, self.policy.watch, self.now):
+            for fact in kubernetes_node.facts_of(node, self.policy.watch, self.now, ending):
                 outcome = receive_event.run(
                     fact,
                     ledger=world.ledger,
@@ -297,6 +300,7 @@ class _Sweep:
                     telemetry=world.telemetry,
                     clusters=self.clusters,
                     drills_may_act=self.drills_may_act,
+                    catalogue=self.policy.catalogue,
                 )
                 opened += outcome.outcome == "OPEN"
         return opened
@@ -313,6 +317,7 @@ class _Sweep:
             telemetry=world.telemetry,
             clusters=self.clusters,
             drills_may_act=self.drills_may_act,
+            catalogue=self.policy.catalogue,
         )
         return len(outcomes)
 
@@ -330,6 +335,9 @@ class _Sweep:
             return False
         if state is ExecutionState.NONE:
             return receive_event.start_recovery(incident, self.world.workflows)
+        due = runs_again_at(incident, self.policy.watch)
+        if due is not None and self.now < due:
+            return False
         if incident.run >= self.policy.watch.max_runs:
             self.world.telemetry.count("IncidentsStuck")
             self.world.telemetry.error(
@@ -350,7 +358,7 @@ class _Sweep:
             text = f"Run {ended.run} of its workflow ended early; run {ended.run + 1} goes on."
             subject = incident.incident_id
             entry = incident_record.told(subject, f"resumed-{ended.run + 1}", text, at=self.now, writer=WRITER)
-            return incident.but(run=ended.run + 1), [entry]
+            return incident.but(run=ended.run + 1, failed_at=None), [entry]
 
         after = incident_record.amend(self.world.ledger, ended.incident_id, change)
         if after.state.is_settled:
@@ -591,6 +599,8 @@ class _Sweep:
         ready = sum(node.kubernetes is not None and node.kubernetes.is_ready for node in self.nodes)
         world.telemetry.count("NodesReady", ready)
         world.telemetry.count("NodesNotReady", len(self.nodes) - ready)
+        stale = [kubernetes_node.stale_conditions(node, self.policy.watch, self.now) for node in self.kubernetes]
+        world.telemetry.count("ConditionsStale", sum(map(len, stale)))
         return 0
 
     def _count(self, table: Table, state: str) -> int:

@@ -1,15 +1,17 @@
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from evenkeel.domain.health.faults import Severity
+from evenkeel.domain.health.groups import GroupFact, GroupFactKind
 from evenkeel.domain.health.incidents import Incident, IncidentState
-from evenkeel.domain.nodes import FleetNode, NodeLife
+from evenkeel.domain.nodes import FleetNode, NodeCondition, NodeLife
 from evenkeel.domain.policy import Mode, Policy, WatchPolicy
 from evenkeel.domain.scheduling.jobs import AttemptState, JobState
 from evenkeel.domain.waiting import Answer, Condition, ConditionKind, Wait, WaitState
 from evenkeel.ports import ExecutionState, Machine, Table, Unreachable
-from evenkeel.services import locks, rows
+from evenkeel.services import locks, note_group_fact, rows
 from tests.fakes import a_provider_node
 from tests.fakes.cluster import CLUSTER, TAINT_TEXT, a_node, instance_id
 from tests.unit.services_jobs.story import Story
@@ -209,6 +211,27 @@ def test_a_crash_between_the_next_runs_number_and_its_start_is_mended() -> None:
     story.sweep()
 
     assert story.world.workflows.names(Machine.RECOVER_NODE) == ["inc-1-r1", "inc-1-r2"]
+
+
+def test_a_run_that_failed_is_followed_by_another_one_after_a_pause_that_doubles() -> None:
+    story = Story()
+    failed_at = story.world.clock.now()
+    incident = an_incident(story, state=IncidentState.RECOVERING, run=2, failed_at=failed_at)
+    story.world.workflows.start(Machine.RECOVER_NODE, incident.execution_name, {})
+    story.world.workflows.finish(Machine.RECOVER_NODE, incident.execution_name, ExecutionState.FAILED)
+    pause = story.policy.watch.failed_run_backoff_seconds * 2
+
+    story.world.clock.advance(pause - 1)
+    story.sweep()
+    early = story.world.workflows.names(Machine.RECOVER_NODE)
+    story.world.clock.advance(1)
+    story.sweep()
+
+    assert early == ["inc-1-r2"]
+    assert story.world.workflows.names(Machine.RECOVER_NODE) == ["inc-1-r2", "inc-1-r3"]
+    row = story.world.ledger.get(rows.incident_key("inc-1"))
+    assert row
+    assert rows.read(row, Incident).failed_at is None
 
 
 def test_a_recovery_that_ends_again_and_again_calls_a_person() -> None:
@@ -520,3 +543,43 @@ def test_a_queue_is_looked_at_even_if_every_request_was_lost() -> None:
     story.sweep()
 
     assert story.world.passes.reasons == ["sweep"]
+
+
+# ---------------------------------------------------------------- signals that no watch brings
+
+
+def test_the_end_of_a_reservation_sickens_the_machines_that_hold_it_once() -> None:
+    story = Story()
+    now = story.world.clock.now()
+    goes_at = now + timedelta(minutes=40)
+    ending = GroupFact(
+        kind=GroupFactKind.RESERVATION_EXPIRING,
+        source="ec2.notice",
+        code="cr-06b1d8f3a7c24e905",
+        deadline_at=goes_at,
+        observed_at=now,
+        envelope_id="one",
+    )
+    note_group_fact.run(ending, ledger=story.world.ledger, clock=story.world.clock, telemetry=story.world.telemetry)
+    held = {"karpenter.k8s.aws/capacity-reservation-id": "cr-06b1d8f3a7c24e905"}
+    story.world.cluster.set_node(a_node(2).name, labels=held)
+
+    story.sweep()
+    story.sweep()
+
+    found = story.world.ledger.by_state(Table.INCIDENTS, "INC#OPEN").rows
+    incidents = [rows.read(row, Incident) for row in found]
+    assert [(each.life.instance_id, each.deadline_at) for each in incidents] == [(instance_id(2), goes_at)]
+    assert [each.evidence_count for each in incidents] == [1]
+
+
+def test_a_condition_that_is_stuck_is_counted_and_no_sickness() -> None:
+    story = Story()
+    since = story.world.clock.now() - timedelta(days=3)
+    stuck = NodeCondition(type="AcceleratedHardwareReady", status="False", reason="NvidiaXID79Error", changed_at=since)
+    story.world.cluster.set_node(a_node(2).name, conditions=(stuck,))
+
+    story.sweep()
+
+    assert story.world.ledger.by_state(Table.INCIDENTS, "INC#OPEN").rows == ()
+    assert story.world.telemetry.totals["ConditionsStale"] == 1

@@ -91,6 +91,48 @@ def test_a_person_is_paged_once() -> None:
     assert recovery.job_id in page.message
 
 
+FAILURE = {"Error": "PermanentError", "Cause": "NotAllowed: patch node: 403"}
+
+
+def test_a_run_that_failed_through_us_leaves_the_incident_open_and_calls_nobody() -> None:
+    recovery = sick()
+    recovery.state("PlanRecovery", plan_recovery)
+    recovery.state("RepairNode", repair_node)
+    first = recovery.state("SettleIncident", settle_incident, failure=FAILURE)
+    again = recovery.state("SettleIncident", settle_incident, failure=FAILURE)
+
+    assert (first.outcome, again) == ("FAILED", first)
+    assert recovery.incident.state is IncidentState.RECOVERING
+    assert recovery.kinds().count("failed") == 1
+    assert recovery.world.pager.pages == []
+    assert recovery.lease
+    assert recovery.lease.incident_id == recovery.incident_id
+
+
+def test_the_next_run_of_a_failed_recovery_goes_on_and_ends_well() -> None:
+    recovery = sick()
+    recovery.state("PlanRecovery", plan_recovery)
+    recovery.state("RepairNode", repair_node)
+    recovery.state("SettleIncident", settle_incident, failure=FAILURE)
+    row = recovery.world.ledger.get(rows.incident_key(recovery.incident_id))
+    assert row
+    recovery.world.ledger.commit(Put(rows.incident_row(recovery.incident.but(run=2, failed_at=None), row.version)))
+    recovery.run = 2
+
+    assert recovery.recover() == IncidentState.RECOVERED
+    assert recovery.world.provider.accepted == [("reboot", instance_id(1))]
+
+
+def test_the_last_run_that_fails_closes_the_incident_and_calls_a_person() -> None:
+    recovery = sick(policy=QUICK.but(watch=QUICK.watch.but(max_runs=1)))
+    recovery.state("PlanRecovery", plan_recovery)
+
+    outcome = recovery.state("SettleIncident", settle_incident, failure=FAILURE)
+
+    assert (outcome.outcome, recovery.incident.state) == ("FAILED", IncidentState.FAILED)
+    assert [page.key for page in recovery.world.pager.pages] == [f"{recovery.incident_id}-FAILED"]
+
+
 # ---------------------------------------------------------------- modes
 
 

@@ -273,6 +273,8 @@ class Incident(Value):
     cordon_marked_at: Instant | None = None
     """When its cordon first carried our mark: from then on a node without a cordon was un-cordoned by a person."""
     plan: RecoveryBrief | None = None
+    failed_at: Instant | None = None
+    """When this run failed through a fault of our own; the sweeper starts the next one after a while."""
     node_branch: str = ""
     """How the node branch ended, once it has: `RETURNED`, `WAITING_FOR_PERSON`, `STOOD_DOWN`, …"""
     paged_at: Instant | None = None

@@ -1,6 +1,9 @@
-"""How an incident ends."""
+"""How an incident ends, and when a run that failed is followed by another one."""
 
-from evenkeel.domain.health.incidents import IncidentState
+from datetime import datetime, timedelta
+
+from evenkeel.domain.health.incidents import Incident, IncidentState
+from evenkeel.domain.policy import WatchPolicy
 from evenkeel.domain.recovery.plan import calls_for_person
 from evenkeel.domain.values import Value
 
@@ -69,3 +72,15 @@ def settle(fault_key: str, plan: Ended | None, node: Ended | None, jobs: Ended |
     if node.outcome == "STOOD_DOWN":
         return Settling(state=IncidentState.STOOD_DOWN, reason=both)
     return Settling(state=IncidentState.RECOVERED, reason=both)
+
+
+def runs_again(decided: Settling, incident: Incident, policy: WatchPolicy) -> bool:
+    """Whether a failure of our own is followed by another run, and nobody is called yet."""
+    return decided.state is IncidentState.FAILED and incident.run < policy.max_runs
+
+
+def runs_again_at(incident: Incident, policy: WatchPolicy) -> datetime | None:
+    """Return when the next run of an incident whose run failed is due; None where none failed. Doubles each time."""
+    if incident.failed_at is None:
+        return None
+    return incident.failed_at + timedelta(seconds=policy.failed_run_backoff_seconds * 2 ** (incident.run - 1))
