@@ -20,5 +20,6 @@ def handler(heard: Heard, _context: entry.Context) -> entry.Json:
         clusters=world.settings.kubernetes_clusters,
         cluster_arn=world.settings.hyperpod_cluster_arn,
         drills_may_act=world.settings.drills_may_act,
+        catalogue=world.policy.catalogue,
     )
     return receive_event.summary(outcomes)

@@ -16,10 +16,11 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
-from evenkeel.domain.health.faults import look_up
+from evenkeel.domain.health.faults import Catalogue
 from evenkeel.domain.health.groups import GroupFact
 from evenkeel.domain.health.incidents import Evidence, FactKind, Incident, IncidentState, NodeFact, SickSeat
 from evenkeel.domain.health.intake import Intake, IntakeDecision, LastIncident, join_or_open
+from evenkeel.domain.health.recurrence import History, places
 from evenkeel.domain.nodes import FleetNode, Node, NodeLife
 from evenkeel.domain.values import Value
 from evenkeel.ports import (
@@ -92,6 +93,7 @@ def hear(
     clusters: tuple[str, ...],
     cluster_arn: str,
     drills_may_act: bool,
+    catalogue: Catalogue,
 ) -> tuple[Outcome, ...]:
     """Take in the facts of one event, each by itself: one that fails keeps none of the others out.
 
@@ -123,6 +125,7 @@ def hear(
                         telemetry=telemetry,
                         clusters=clusters,
                         drills_may_act=drills_may_act,
+                        catalogue=catalogue,
                     )
                 )
         except EvenkeelError as error:
@@ -163,6 +166,7 @@ def run(
     telemetry: Telemetry,
     clusters: tuple[str, ...],
     drills_may_act: bool,
+    catalogue: Catalogue,
 ) -> Outcome:
     """Take in one fact: resolve its machine, then note it.
 
@@ -191,6 +195,7 @@ def run(
         ids=ids,
         telemetry=telemetry,
         drills_may_act=drills_may_act,
+        catalogue=catalogue,
     )
 
 
@@ -258,6 +263,7 @@ def note_fact(
     ids: Ids,
     telemetry: Telemetry,
     drills_may_act: bool,
+    catalogue: Catalogue,
 ) -> Outcome:
     """Let a fact about a known machine join or open its incident, and see that the recovery runs.
 
@@ -268,7 +274,9 @@ def note_fact(
     """
     for _ in range(incident_record.TRIES):
         try:
-            decision = _note_once(fact, seat, ledger=ledger, clock=clock, ids=ids, drills_may_act=drills_may_act)
+            decision = _note_once(
+                fact, seat, ledger=ledger, clock=clock, ids=ids, drills_may_act=drills_may_act, catalogue=catalogue
+            )
         except Conflict:
             continue
         break
@@ -297,16 +305,26 @@ def start_recovery(incident: Incident, workflows: Workflows) -> bool:
 
 
 def _note_once(
-    fact: NodeFact, seat: SickSeat, *, ledger: Ledger, clock: Clock, ids: Ids, drills_may_act: bool
+    fact: NodeFact,
+    seat: SickSeat,
+    *,
+    ledger: Ledger,
+    clock: Clock,
+    ids: Ids,
+    drills_may_act: bool,
+    catalogue: Catalogue,
 ) -> IntakeDecision:
     now = clock.now()
-    known, last_row, pointer, forgotten, in_seat = ledger.get_each(
+    remembered_at = places(catalogue.look_up(fact.fault_key), seat) if fact.kind is FactKind.SICKENED else ()
+    known, last_row, pointer, forgotten, in_seat, *history_rows = ledger.get_each(
         rows.fact_key(fact.fact_key),
         rows.last_key(seat.life),
         rows.open_key(seat.life),
         rows.unresolved_row({}, fact.fact_key, now).key,
         rows.seat_key(seat.slot),
+        *map(rows.history_key, remembered_at),
     )
+    histories = dict(zip(remembered_at, history_rows, strict=True))
     current_row = ledger.get(rows.incident_key(pointer.doc["incidentId"])) if pointer else None
     decision = join_or_open(
         fact,
@@ -317,11 +335,16 @@ def _note_once(
         drills_may_act=drills_may_act,
         new_id=ids.new("inc"),
         now=now,
+        histories={place: rows.read(row, History) for place, row in histories.items() if row},
+        catalogue=catalogue,
     )
     writes: list[Write] = []
     if decision.action in (Intake.OPEN, Intake.JOIN):
         assert decision.incident
-        writes = _recorded(decision.incident, fact, known, pointer, current_row, decision.action, now)
+        writes = _recorded(decision.incident, fact, known, pointer, current_row, decision.action, now, catalogue)
+        for place, history in decision.histories.items():
+            before = histories[place]
+            writes.append(Put(rows.history_row(place, history, before.version if before else 0, now)))
     if decision.action is Intake.OPEN and decision.incident:
         writes.append(Put(rows.seat_row(decision.incident, in_seat.version if in_seat else 0, now)))
     if forgotten is not None:
@@ -339,13 +362,14 @@ def _recorded(
     current: Row | None,
     action: Intake,
     now: datetime,
+    catalogue: Catalogue,
 ) -> list[Write]:
     opens = action is Intake.OPEN
     subject = incident.incident_id
     evidence = Evidence(incident_id=subject, fact=fact, joined_at=now, opened=opens)
     kind = _TOLD_AS[fact.kind]
     story = rows.evidence_row(evidence).key.sk.removeprefix("EVIDENCE#")
-    entry = incident_record.told_row(subject, kind, _told(fact, opens=opens), at=now, writer=WRITER)
+    entry = incident_record.told_row(subject, kind, _told(fact, catalogue, opens=opens), at=now, writer=WRITER)
     keyed = Row(type(entry.key)(entry.key.table, entry.key.pk, f"EVENT#{story}"), entry.doc, 0, None, entry.expires_at)
     return [
         Put(rows.fact_row(fact.fact_key, subject, now, known.version if known else 0)),
@@ -371,13 +395,13 @@ _SOURCES = {
 }
 
 
-def _told(fact: NodeFact, *, opens: bool) -> str:
+def _told(fact: NodeFact, catalogue: Catalogue, *, opens: bool) -> str:
     source = _SOURCES.get(fact.source, fact.source)
     if fact.kind is FactKind.RECOVERED:
         return f"Healthy again, by {source}."
     if fact.kind is FactKind.PROGRESS:
         return f"{fact.instance_id}: {fact.code.replace('_', ' ')}, by {source}."
-    fault = look_up(fact.fault_key)
+    fault = catalogue.look_up(fact.fault_key)
     code = f", {fact.code}" if fact.code and fact.code not in fault.key else ""
     first = "" if opens else "Also: "
     drill = " This is a drill." if fact.is_drill and opens else ""
@@ -426,6 +450,7 @@ def retry_unresolved(
     telemetry: Telemetry,
     clusters: tuple[str, ...],
     drills_may_act: bool,
+    catalogue: Catalogue,
 ) -> tuple[Outcome, ...]:
     """Try again to resolve the facts that were kept; give up those that nobody ever knew. For the sweeper.
 
@@ -444,6 +469,7 @@ def retry_unresolved(
                 "ids": ids,
                 "telemetry": telemetry,
                 "drills_may_act": drills_may_act,
+                "catalogue": catalogue,
             }
             outcomes.append(note_fact(fact, seat, **rest))
         elif clock.now() - _kept_since(row) > _GIVE_UP_AFTER:

@@ -8,6 +8,7 @@ from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.groups import GroupFact
 from evenkeel.domain.health.incidents import Evidence, Incident, TimelineEntry
 from evenkeel.domain.health.intake import LastIncident
+from evenkeel.domain.health.recurrence import REMEMBERED, History
 from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.scheduling.jobs import Attempt, Charge, Job
 from evenkeel.domain.values import Value, rfc3339
@@ -102,6 +103,16 @@ def last_key(life: NodeLife) -> Key:
 def last_row(life: NodeLife, last: LastIncident, version: int, now: datetime) -> Row:
     """Kept as long as facts are: it is what tells old news from new."""
     return Row(last_key(life), last.to_json(), version, None, now + FACT_KEPT)
+
+
+def history_key(place: str) -> Key:
+    """`HISTORY#place / META`: the faults that came before in a seat, a job or an instance group."""
+    return Key(Table.INCIDENTS, f"HISTORY#{place}", "META")
+
+
+def history_row(place: str, history: History, version: int, now: datetime) -> Row:
+    """Kept as long as the longest window in which a fault is counted."""
+    return Row(history_key(place), history.to_json(), version, None, now + REMEMBERED)
 
 
 def unresolved_row(fact_doc: dict[str, Any], fact: str, now: datetime, version: int = 0) -> Row:

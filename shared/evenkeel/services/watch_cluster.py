@@ -181,6 +181,7 @@ class _Watch:
                     telemetry=world.telemetry,
                     clusters=self.clusters,
                     drills_may_act=self.drills_may_act,
+                    catalogue=self.policy.catalogue,
                 )
                 self.told.add(fact.fact_key)
         # A node that is not Ready sickens by time alone, so it is looked at again without a change.

@@ -83,6 +83,8 @@ class Recovery:
     """Repairs never end."""
     comes_back_sick: bool = False
     """A reboot does not clear the fault marks."""
+    meanwhile: Callable[[], None] | None = None
+    """What people do while a recovery waits for them."""
     plan: CrashPlan = field(default_factory=CrashPlan)
 
     def __post_init__(self) -> None:
@@ -131,6 +133,7 @@ class Recovery:
                 telemetry=self.world.telemetry,
                 clusters=(CLUSTER,),
                 drills_may_act=self.drills_may_act,
+                catalogue=self.policy.catalogue,
             )
         )
 
@@ -145,6 +148,7 @@ class Recovery:
             "ids": self.world.ids,
             "telemetry": self.world.telemetry,
             "policy": self.policy,
+            "catalogue": self.policy.catalogue,
             "mode": self.mode,
             "drills_may_act": self.drills_may_act,
         }
@@ -267,7 +271,15 @@ class Recovery:
             self.wait("AwaitProvider", ConditionKind.WAY_CLEAR)
             plan = self.state("PlanRecovery", plan_recovery)
         node = jobs = None
-        if plan.outcome == "ACT":
+        approved = ""
+        while plan.outcome == "ASK" and approved != "APPROVED":
+            approved = self.wait("AwaitApproval", ConditionKind.APPROVED, self.meanwhile)["outcome"]
+            if approved == "SUPERSEDED":
+                plan = self.state("PlanRecovery", plan_recovery)
+            elif approved != "APPROVED":
+                plan = plan.but(outcome="OBSERVE")
+                break
+        if plan.outcome == "ACT" or approved == "APPROVED":
             if plan.repairs_node:
                 self.state("CordonNode", cordon_node)
             self.state("ProtectJobs", protect_jobs)
@@ -302,8 +314,8 @@ class Recovery:
                 case "NOT_NEEDED":
                     returned = self.state("ReturnNode", return_node)
                     return {"outcome": returned.outcome, "reason": returned.reason}
-                case "HELD":
-                    self.wait("AwaitRelease", ConditionKind.RELEASED)
+                case "HELD" | "BLOCKED":
+                    self.wait("AwaitRelease", ConditionKind.RELEASED, self.meanwhile)
                 case "ASK_PERSON":
                     return {"outcome": "WAITING_FOR_PERSON", "reason": repair.reason}
                 case _:

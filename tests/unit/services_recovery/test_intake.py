@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from evenkeel.domain.health.faults import shipped
 from evenkeel.domain.health.incidents import Evidence, FactKind, IncidentState, NodeFact
 from evenkeel.ports import Table
 from evenkeel.services import receive_event, rows
@@ -28,6 +29,7 @@ def ports(world: FakeWorld) -> dict[str, Any]:
         "ids": world.ids,
         "telemetry": world.telemetry,
         "clusters": (CLUSTER,),
+        "catalogue": shipped(),
         "drills_may_act": False,
     }
 

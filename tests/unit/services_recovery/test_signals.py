@@ -1,0 +1,282 @@
+"""One event, many facts: what fails half way is repeated without loss or twins; what is not ours is dropped."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.health.faults import shipped
+from evenkeel.domain.health.faults import shipped
+from evenkeel.domain.health.groups import GroupFact, GroupFactKind
+from evenkeel.domain.health.incidents import FactKind, Incident, NodeFact
+from evenkeel.domain.nodes import FleetNode, NodeLife
+from evenkeel.ports import Machine, Put, Table, Unreachable
+from evenkeel.services import note_group_fact, receive_event, rows
+from tests.fakes import Crash, CrashPlan, FakeWorld, crashing
+from tests.fakes.cluster import CLUSTER, instance_id
+from tests.fakes.system import A_MOMENT
+from tests.fakes.world import CLUSTER_ARN
+from tests.unit.services_recovery.recovery import a_fact
+
+Fact = NodeFact | GroupFact
+
+
+def hear(world: FakeWorld, *facts: Fact, cluster_arn: str = CLUSTER_ARN, **ports: Any) -> list[str]:
+    outcomes = receive_event.hear(
+        facts,
+        **{
+            "ledger": world.ledger,
+            "provider": world.provider,
+            "workflows": world.workflows,
+            "clock": world.clock,
+            "ids": world.ids,
+            "telemetry": world.telemetry,
+            "clusters": (CLUSTER,),
+            "cluster_arn": cluster_arn,
+            "drills_may_act": False,
+            "catalogue": shipped(),
+            "catalogue": shipped(),
+            **ports,
+        },
+    )
+    return [outcome.outcome for outcome in outcomes]
+
+
+def incidents(world: FakeWorld) -> list[Incident]:
+    found = [row for key, row in world.ledger.rows.items() if key.pk.startswith("INC#") and key.sk == "META"]
+    return [rows.read(row, Incident) for row in found]
+
+
+def remember(world: FakeWorld, number: int, slot: str) -> None:
+    """Let the fleet's memory hold a machine."""
+    life = NodeLife(cluster=CLUSTER, instance_id=instance_id(number), launched_at=A_MOMENT - timedelta(days=1))
+    node = FleetNode(life=life, slot=slot, pool="p5-workers", changed_at=A_MOMENT)
+    world.ledger.commit(Put(rows.node_row(CLUSTER, instance_id(number), node.to_json(), 0, None)))
+
+
+def a_notice(number: int, **changes: Any) -> NodeFact:
+    return a_fact(number, source="ec2.notice", fault_key="ec2:spot_interruption", code="terminate", **changes)
+
+
+def a_plan(number: int, **changes: Any) -> NodeFact:
+    return a_fact(number, source="health.event", fault_key="health:instance_retirement", **changes)
+
+
+def news(number: int, code: str = "replacement_started", **changes: Any) -> NodeFact:
+    return a_fact(
+        number,
+        kind=FactKind.PROGRESS,
+        source="hyperpod.cluster-event",
+        fault_key="",
+        code=code,
+        occurrence=f"event-{code}",
+        **changes,
+    )
+
+
+# ---------------------------------------------------------------- fan-out
+
+FANNED = [a_plan(1), a_plan(2), a_plan(3)]
+
+
+def test_one_event_about_three_machines_opens_three_incidents() -> None:
+    world = FakeWorld()
+
+    assert hear(world, *FANNED) == ["OPEN", "OPEN", "OPEN"]
+    assert {incident.life.instance_id for incident in incidents(world)} == {instance_id(n) for n in (1, 2, 3)}
+    assert len(world.workflows.names(Machine.RECOVER_NODE)) == 3
+
+
+def test_the_same_event_again_changes_nothing() -> None:
+    world = FakeWorld()
+    hear(world, *FANNED)
+
+    assert hear(world, *FANNED) == ["KNOWN", "KNOWN", "KNOWN"]
+    assert len(incidents(world)) == 3
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("at", range(1, 7))
+def test_a_process_that_dies_anywhere_in_the_middle_loses_nothing_and_makes_no_twin(at: int, when: str) -> None:
+    world = FakeWorld()
+    plan = CrashPlan(at, when)
+    ports = {"ledger": crashing(world.ledger, plan, "commit"), "workflows": crashing(world.workflows, plan, "start")}
+
+    with pytest.raises(Crash):
+        hear(world, *FANNED, **ports)
+    hear(world, *FANNED)
+
+    assert len(incidents(world)) == len(world.workflows.names(Machine.RECOVER_NODE)) == 3
+    assert {incident.evidence_count for incident in incidents(world)} == {1}
+
+
+def test_a_fact_that_fails_keeps_none_of_the_others_out_and_the_event_comes_again() -> None:
+    world = FakeWorld()
+
+    class Deaf:
+        """Answers for every machine but one."""
+
+        def node(self, machine: str) -> Any:
+            if machine == instance_id(2):
+                raise Unreachable("no answer")
+            return world.provider.node(machine)
+
+    with pytest.raises(Unreachable):
+        hear(world, *FANNED, provider=Deaf())
+    assert len(incidents(world)) == 2
+
+    assert hear(world, *FANNED) == ["KNOWN", "OPEN", "KNOWN"]
+
+
+def test_two_faults_of_one_machine_in_one_envelope_are_two_pieces_of_evidence() -> None:
+    world = FakeWorld()
+
+    assert hear(world, a_fact(fault_key="xid:79"), a_fact(fault_key="hp:XidHardwareFailure")) == ["OPEN", "JOIN"]
+    [incident] = incidents(world)
+    assert len(world.ledger.partition(Table.INCIDENTS, f"INC#{incident.incident_id}", "EVIDENCE#")) == 2
+
+
+# ---------------------------------------------------------------- what is not ours
+
+
+@pytest.mark.parametrize("fact", [a_notice(77), a_plan(77)])
+def test_notices_about_machines_of_others_are_counted_and_dropped(fact: NodeFact) -> None:
+    world = FakeWorld()
+
+    assert hear(world, fact) == ["FOREIGN"]
+    assert world.ledger.rows == {}
+    assert world.telemetry.totals["FactsForeign"] == 1
+
+
+def test_hyperpod_is_not_asked_about_what_ec2_says() -> None:
+    world = FakeWorld()
+
+    class Asked:
+        def node(self, _machine: str) -> Any:
+            raise AssertionError("EC2 never speaks of HyperPod's machines")
+
+    assert hear(world, a_notice(1), provider=Asked()) == ["FOREIGN"]
+
+
+def test_a_notice_about_a_machine_that_the_fleet_remembers_opens() -> None:
+    world = FakeWorld()
+    remember(world, 77, f"{CLUSTER}/burst-77")
+    goes_at = A_MOMENT + timedelta(minutes=2)
+
+    assert hear(world, a_notice(77, deadline_at=goes_at)) == ["OPEN"]
+    assert incidents(world)[0].deadline_at == goes_at
+
+
+OTHER_ARN = CLUSTER_ARN.replace("k3v9x2m7q1ab", "zzzzzzzzzzzz")
+
+
+@pytest.mark.parametrize(
+    ("said", "ours", "outcome"),
+    [
+        (OTHER_ARN, CLUSTER_ARN, "FOREIGN"),
+        (OTHER_ARN, "", "FOREIGN"),
+        (CLUSTER_ARN, CLUSTER_ARN, "OPEN"),
+        ("", CLUSTER_ARN, "OPEN"),
+        # AWS's own samples end in the name.
+        (CLUSTER_ARN.replace("k3v9x2m7q1ab", "research-train"), CLUSTER_ARN, "OPEN"),
+    ],
+)
+def test_only_our_own_cluster_is_listened_to(said: str, ours: str, outcome: str) -> None:
+    assert hear(FakeWorld(), a_fact(cluster_arn=said), cluster_arn=ours) == [outcome]
+
+
+def test_what_is_said_of_another_clusters_group_is_dropped() -> None:
+    world = FakeWorld()
+    fact = a_group_fact(cluster_arn=OTHER_ARN)
+
+    assert hear(world, fact) == ["FOREIGN"]
+    assert note_group_fact.remembered(world.ledger, "p5-workers", A_MOMENT) == ()
+
+
+def a_group_fact(**changes: Any) -> GroupFact:
+    facts: dict[str, Any] = {
+        "kind": GroupFactKind.NO_CAPACITY,
+        "source": "hyperpod.cluster-event",
+        "cluster_arn": CLUSTER_ARN,
+        "instance_group": "p5-workers",
+        "observed_at": A_MOMENT,
+        "envelope_id": "one",
+    }
+    return GroupFact.model_validate({**facts, **changes})
+
+
+def test_facts_of_machines_and_of_groups_come_in_one_event() -> None:
+    world = FakeWorld()
+
+    assert hear(world, news(1, "insufficient_capacity"), a_group_fact()) == ["IDLE", "NOTED"]
+    assert hear(world, news(1, "insufficient_capacity"), a_group_fact()) == ["IDLE", "KNOWN"]
+
+
+# ---------------------------------------------------------------- news of a repair
+
+
+def progress(world: FakeWorld) -> list[str]:
+    return [each.code for incident in incidents(world) for each in incident.progress]
+
+
+def test_news_about_the_machine_itself_joins_its_incident() -> None:
+    world = FakeWorld()
+    remember(world, 1, f"{CLUSTER}/seat-1")
+    hear(world, a_fact(1))
+
+    assert hear(world, news(1, "reboot_in_progress"), news(1, "reboot_in_progress")) == ["JOIN", "KNOWN"]
+    assert progress(world) == ["reboot_in_progress"]
+
+
+def test_news_about_the_successor_joins_the_incident_of_the_seat() -> None:
+    world = FakeWorld()
+    remember(world, 1, f"{CLUSTER}/seat-1")
+    hear(world, a_fact(1))
+
+    assert hear(world, news(9, logical_id="seat-1")) == ["JOIN"]
+    [incident] = incidents(world)
+    assert [(each.code, each.instance_id) for each in incident.progress] == [("replacement_started", instance_id(9))]
+    assert incident.fault_key == "hp:NvidiaErrorReboot"
+
+
+@pytest.mark.parametrize("fact", [news(9), news(9, logical_id="seat-2"), news(1)])
+def test_news_without_an_incident_opens_and_keeps_nothing(fact: NodeFact) -> None:
+    world = FakeWorld()
+
+    assert hear(world, fact) == ["IDLE"]
+    assert world.ledger.rows == {}
+
+
+def test_news_after_the_incident_was_settled_changes_nothing() -> None:
+    world = FakeWorld()
+    remember(world, 1, f"{CLUSTER}/seat-1")
+    hear(world, a_fact(1))
+    [incident] = incidents(world)
+    row = world.ledger.get(rows.incident_key(incident.incident_id))
+    assert row
+    world.ledger.commit(Put(rows.incident_row(incident.but(state="RECOVERED"), row.version)))
+
+    assert hear(world, news(9, logical_id="seat-1")) == ["IDLE"]
+
+
+# ---------------------------------------------------------------- times
+
+
+def test_a_fact_from_the_future_is_held_to_the_present_and_stays_one_fact() -> None:
+    world = FakeWorld()
+    ahead = a_fact(observed_at=A_MOMENT + timedelta(days=400))
+
+    assert hear(world, ahead) == ["OPEN"]
+    world.clock.advance(90)
+    assert hear(world, ahead) == ["KNOWN"]
+    [incident] = incidents(world)
+    assert incident.first_signal_at == incident.last_signal_at == A_MOMENT
+
+
+def test_clocks_may_differ_a_little() -> None:
+    world = FakeWorld()
+    a_little = A_MOMENT + timedelta(minutes=4)
+
+    hear(world, a_fact(observed_at=a_little))
+
+    assert incidents(world)[0].first_signal_at == a_little
