@@ -13,7 +13,7 @@ EvenkeelError
         └── KeyReused         an idempotency key came again with another content
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 from evenkeel.domain.checkpoints import Distrust
 from evenkeel.domain.nodes import KubernetesNode, ProviderCluster, ProviderNode
+from evenkeel.domain.scheduling.foreign import ForeignPod
 from evenkeel.domain.scheduling.jobs import Attempt, JobSpec, WorkloadSeen
 
 
@@ -249,6 +250,16 @@ class LaunchResult(StrEnum):
     ALREADY_THERE = "ALREADY_THERE"
 
 
+class EvictResult(StrEnum):
+    """What an eviction came to."""
+
+    EVICTED = "EVICTED"
+    """It ends within its own grace; another one of its name may follow."""
+    GONE = "GONE"
+    NOT_NOW = "NOT_NOW"
+    """Its disruption budget allows none now, or the server asks for a slower pace."""
+
+
 class Cluster(Protocol):
     """The Kubernetes clusters of the fleet, by name, reduced to what Evenkeel does with them."""
 
@@ -260,8 +271,11 @@ class Cluster(Protocol):
         """Read one node; None where there is none."""
         ...
 
-    def cordon(self, cluster: str, name: str, incident_id: str) -> CordonResult:
-        """Mark a node unschedulable, with our mark. Idempotent: yes, reads first, patches what it read."""
+    def cordon(self, cluster: str, name: str, incident_id: str | None) -> CordonResult:
+        """Mark a node unschedulable, with our mark; with None without one, as a person's own cordon is.
+
+        Idempotent: yes, reads first, patches what it read.
+        """
         ...
 
     def release(self, cluster: str, name: str, incident_id: str | None) -> ReleaseResult:
@@ -303,8 +317,27 @@ class Cluster(Protocol):
         """Return accelerators requested by live pods per node name, foreign pods included."""
         ...
 
-    def stop(self, cluster: str, namespace: str, job_id: str, attempt: int, grace_seconds: int) -> None:
-        """Delete an attempt's Job and pods, with this grace. Idempotent: yes, gone is success."""
+    def foreign_pods(self, cluster: str) -> tuple[ForeignPod, ...]:
+        """List the live pods that are not ours, over all namespaces; without those of a DaemonSet and static ones."""
+        ...
+
+    def evict(self, cluster: str, pod: ForeignPod) -> EvictResult:
+        """Ask for the eviction of this very pod, within its disruption budget. Idempotent: yes, by its uid."""
+        ...
+
+    def stop(
+        self,
+        cluster: str,
+        namespace: str,
+        job_id: str,
+        attempt: int,
+        grace_seconds: int,
+        at_once_on: Container[str] = (),
+    ) -> None:
+        """Delete an attempt's Job and pods, with this grace; without any on the nodes named.
+
+        Idempotent: yes, gone is success.
+        """
         ...
 
     def forget_pods(self, cluster: str, namespace: str, job_id: str, attempt: int, node_names: Iterable[str]) -> None:

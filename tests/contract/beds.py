@@ -10,6 +10,7 @@ from evenkeel.adapters.cluster import KubernetesCluster
 from evenkeel.adapters.hyperpod import HyperPodProvider
 from evenkeel.adapters.kubernetes import KubernetesApi
 from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT, KubernetesNode, ProviderNode
+from evenkeel.domain.scheduling.foreign import Comeback, ForeignPod
 from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, JobSpec, WorkloadSeen
 from evenkeel.ports import Cluster, LaunchSpec, Provider
 from evenkeel_local.gpu_cluster import ClusterHandle
@@ -56,6 +57,10 @@ class Bed(Protocol):
         """Have the processes of an attempt end; where they are real, they do so by themselves."""
         ...
 
+    def holds(self, name: str, node_name: str, *, owner: str = "", allows_eviction: bool = True, **notes: str) -> None:
+        """Have a pod that is not ours hold two GPUs of a node; `notes` are labels in snake case."""
+        ...
+
     def loses(self, name: str) -> None:
         """Cut a node off the network."""
         ...
@@ -98,6 +103,23 @@ class FakeBed:
             self.cluster.finish_pods(spec.attempt.job_id, spec.attempt.attempt)
         for rank in range(spec.job.nodes):
             self.cluster.text[f"{spec.attempt.workload_name}-{rank}"] = f"one\ntwo\nrank {rank}\n"
+
+    def holds(self, name: str, node_name: str, *, owner: str = "", allows_eviction: bool = True, **notes: str) -> None:
+        self.cluster.foreign.append(
+            ForeignPod(
+                namespace="default",
+                name=name,
+                uid=f"uid-{name}",
+                node_name=node_name,
+                accelerators=2,
+                kind=owner,
+                workload="llama" if owner else name,
+                comeback={"": Comeback.NEVER, "HyperPodPyTorchJob": Comeback.BY_HYPERPOD}.get(owner, Comeback.BY_OWNER),
+                may_move=notes.get("resume") == "allowed",
+            )
+        )
+        if not allows_eviction:
+            self.cluster.budgeted.add(name)
 
     def loses(self, name: str) -> None:
         self.cluster.lose_node(name)
@@ -143,6 +165,36 @@ class LocalBed:
     def ends(self, spec: LaunchSpec, exit_code: int) -> None:
         pass
 
+    def holds(self, name: str, node_name: str, *, owner: str = "", allows_eviction: bool = True, **notes: str) -> None:
+        reference = {"apiVersion": "kubeflow.org/v1", "kind": owner, "name": "llama", "uid": "u", "controller": True}
+        labels = {"name": name, **{f"evenkeel.io/{key}": value for key, value in notes.items()}}
+        container = {
+            "name": "main",
+            "image": "any",
+            "command": ["sh", "-c", "exec sleep 60"],
+            "resources": {"limits": {"nvidia.com/gpu": "2"}},
+        }
+        if not allows_eviction:
+            budget = {"maxUnavailable": 0, "selector": {"matchLabels": {"name": name}}}
+            self.admin.create(
+                "/apis/policy/v1/namespaces/default/poddisruptionbudgets",
+                {
+                    "apiVersion": "policy/v1",
+                    "kind": "PodDisruptionBudget",
+                    "metadata": {"name": name},
+                    "spec": budget,
+                },
+            )
+        self.admin.create(
+            "/api/v1/namespaces/default/pods",
+            {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {"name": name, "labels": labels, **({"ownerReferences": [reference]} if owner else {})},
+                "spec": {"nodeName": node_name, "terminationGracePeriodSeconds": 1, "containers": [container]},
+            },
+        )
+
     def loses(self, name: str) -> None:
         self._faults.append(self.handle.inject("node-lost", node=name)["faultId"])
 
@@ -160,6 +212,11 @@ class LocalBed:
             metadata = job["metadata"]
             path = f"/apis/batch/v1/namespaces/{metadata['namespace']}/jobs/{metadata['name']}"
             self.admin.delete(path, propagationPolicy="Background")
+        for budget in self.admin.items("/apis/policy/v1/poddisruptionbudgets"):
+            metadata = budget["metadata"]
+            self.admin.delete(
+                f"/apis/policy/v1/namespaces/{metadata['namespace']}/poddisruptionbudgets/{metadata['name']}"
+            )
         for pod in self.admin.items("/api/v1/pods"):
             metadata = pod["metadata"]
             path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT
+from evenkeel.domain.scheduling.foreign import Comeback
 from evenkeel.domain.scheduling.jobs import PodPhase
-from evenkeel.ports import CordonResult, LaunchResult, NotFound, ReleaseResult
+from evenkeel.ports import CordonResult, EvictResult, LaunchResult, NotFound, ReleaseResult
 from tests.contract.beds import CLUSTER, NAMESPACE, Bed, FakeBed, a_launch, free_nodes, on_both, seen
 
 
@@ -286,6 +287,56 @@ def test_another_attempt_of_the_job_is_another_workload(bed: Bed) -> None:
     bed.eventually(lambda: seen(bed, spec).pods == (), "attempt 1 to be gone")
     assert seen(bed, later).uid
     assert [workload.attempt for workload in bed.cluster.workloads(CLUSTER)] == [2]
+
+
+# ---------------------------------------------------------------- work that is not ours
+
+
+def test_foreign_pods_are_seen_with_whose_they_are_and_how_they_come_back(bed: Bed) -> None:
+    node = free_nodes(bed)[0]
+    bed.cluster.launch(a_launch(bed, free_nodes(bed, 2)[1:]))
+    bed.holds("bare", node.name)
+    bed.holds("kubeflow-0", node.name, owner="PyTorchJob", resume="allowed")
+    bed.holds("hyperpod-0", node.name, owner="HyperPodPyTorchJob", resume="allowed")
+
+    found = bed.eventually(lambda: pods if len(pods := bed.cluster.foreign_pods(CLUSTER)) == 3 else (), "three pods")
+
+    assert {(pod.name, pod.kind, pod.workload, pod.comeback, pod.may_move, pod.is_movable) for pod in found} == {
+        ("bare", "", "bare", Comeback.NEVER, False, False),
+        ("kubeflow-0", "PyTorchJob", "llama", Comeback.BY_OWNER, True, True),
+        ("hyperpod-0", "HyperPodPyTorchJob", "llama", Comeback.BY_HYPERPOD, True, False),
+    }
+    assert {(pod.namespace, pod.node_name, pod.accelerators) for pod in found} == {("default", node.name, 2)}
+    assert bed.cluster.accelerators_in_use(CLUSTER)[node.name] == 6
+
+
+def test_an_eviction_goes_through_once(bed: Bed) -> None:
+    node = free_nodes(bed)[0]
+    bed.holds("kubeflow-0", node.name, owner="PyTorchJob")
+    (pod,) = bed.eventually(lambda: bed.cluster.foreign_pods(CLUSTER), "a pod")
+
+    assert bed.cluster.evict(CLUSTER, pod) is EvictResult.EVICTED
+
+    bed.eventually(lambda: not bed.cluster.foreign_pods(CLUSTER), "the pod to be gone")
+    assert bed.cluster.evict(CLUSTER, pod) is EvictResult.GONE
+
+
+def test_a_later_pod_of_the_same_name_is_not_evicted_for_the_one_before(bed: Bed) -> None:
+    node = free_nodes(bed)[0]
+    bed.holds("kubeflow-0", node.name, owner="PyTorchJob")
+    (pod,) = bed.eventually(lambda: bed.cluster.foreign_pods(CLUSTER), "a pod")
+
+    assert bed.cluster.evict(CLUSTER, pod.but(uid="another")) is EvictResult.GONE
+    assert bed.cluster.foreign_pods(CLUSTER)
+
+
+def test_a_disruption_budget_is_respected(bed: Bed) -> None:
+    node = free_nodes(bed)[0]
+    bed.holds("kubeflow-0", node.name, owner="PyTorchJob", allows_eviction=False)
+    (pod,) = bed.eventually(lambda: bed.cluster.foreign_pods(CLUSTER), "a pod")
+
+    assert bed.cluster.evict(CLUSTER, pod) is EvictResult.NOT_NOW
+    assert bed.cluster.foreign_pods(CLUSTER)
 
 
 def test_a_watch_reports_changes_of_nodes_pods_and_jobs(bed: Bed) -> None:

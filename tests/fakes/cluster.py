@@ -2,13 +2,23 @@
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT, KARPENTER_LABEL, KubernetesNode
+from evenkeel.domain.scheduling.foreign import ForeignPod
 from evenkeel.domain.scheduling.jobs import PodPhase, PodSeen, WorkloadSeen
-from evenkeel.ports import CordonResult, LaunchResult, LaunchSpec, NotFound, Refused, ReleaseResult, RepairAnswer
+from evenkeel.ports import (
+    CordonResult,
+    EvictResult,
+    LaunchResult,
+    LaunchSpec,
+    NotFound,
+    Refused,
+    ReleaseResult,
+    RepairAnswer,
+)
 from tests.fakes.system import FixedClock
 
 CLUSTER = "research-eks"
@@ -70,6 +80,12 @@ class FakeCluster:
         """Log of each pod by name."""
         self.foreign_accelerators: dict[str, int] = {}
         """Accelerators in use by pods that are not ours, by node name."""
+        self.foreign: list[ForeignPod] = []
+        """Pods that are not ours."""
+        self.budgeted: set[str] = set()
+        """Names of those whose disruption budget allows no eviction."""
+        self.ended_at_once: set[str] = set()
+        """Names of our pods that were stopped without any grace."""
         self.calls: list[tuple[Any, ...]] = []
         """Effects that changed something: (method, name, …)."""
         self.changes: deque[str] = deque()
@@ -87,7 +103,7 @@ class FakeCluster:
     def node(self, cluster: str, name: str) -> KubernetesNode | None:
         return self.by_name.get((cluster, name))
 
-    def cordon(self, cluster: str, name: str, incident_id: str) -> CordonResult:
+    def cordon(self, cluster: str, name: str, incident_id: str | None) -> CordonResult:
         node = self.node(cluster, name)
         if node is None:
             return CordonResult.GONE
@@ -155,17 +171,43 @@ class FakeCluster:
 
     def accelerators_in_use(self, cluster: str) -> Mapping[str, int]:
         used = dict(self.foreign_accelerators)
+        for foreign in self.foreign_pods(cluster):
+            if foreign.accelerators:
+                used[foreign.node_name] = used.get(foreign.node_name, 0) + foreign.accelerators
         for workload in self.jobs.get(cluster, {}).values():
             for pod in workload.pods:
                 if pod.node_name and pod.phase in _ALIVE:
                     used[pod.node_name] = used.get(pod.node_name, 0) + workload.spec.job.accelerators_per_node
         return used
 
-    def stop(self, cluster: str, namespace: str, job_id: str, attempt: int, grace_seconds: int) -> None:
+    def foreign_pods(self, cluster: str) -> tuple[ForeignPod, ...]:
+        return tuple(pod for pod in self.foreign if (cluster, pod.node_name) in self.by_name or not pod.node_name)
+
+    def evict(self, cluster: str, pod: ForeignPod) -> EvictResult:
+        there = next((one for one in self.foreign_pods(cluster) if one.uid == pod.uid), None)
+        if there is None:
+            return EvictResult.GONE
+        if there.name in self.budgeted:
+            return EvictResult.NOT_NOW
+        self.calls.append(("evict", there.name))
+        self.foreign.remove(there)
+        self._changed("pod")
+        return EvictResult.EVICTED
+
+    def stop(
+        self,
+        cluster: str,
+        namespace: str,
+        job_id: str,
+        attempt: int,
+        grace_seconds: int,
+        at_once_on: Container[str] = (),
+    ) -> None:
         found = self.jobs.get(cluster, {}).get((namespace, job_id, attempt))
         if found is None:
             return
         self.calls.append(("stop", f"{job_id}-a{attempt}", grace_seconds))
+        self.ended_at_once |= {pod.name for pod in found.pods if pod.node_name in at_once_on}
         found.is_there = False
         found.pods = [pod.but(is_terminating=True) for pod in found.pods if self._is_unreachable(cluster, pod)]
         self._forget_empty(cluster)

@@ -3,17 +3,19 @@
 import queue
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
 
 from evenkeel.adapters import workloads
 from evenkeel.adapters.kubernetes import JSON_PATCH, AlreadyExists, Expired, Invalid, KubernetesApi, Watch
 from evenkeel.adapters.workloads import ATTEMPT_LABEL, FLEET_LABEL, INDEX_LABEL, JOB_LABEL, Json
 from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT, INCIDENT_ANNOTATION, KARPENTER_LABEL, KubernetesNode
+from evenkeel.domain.scheduling.foreign import ForeignPod
 from evenkeel.domain.scheduling.jobs import WorkloadSeen
 from evenkeel.ports import (
     Conflict,
     CordonResult,
+    EvictResult,
     LaunchResult,
     LaunchSpec,
     NotFound,
@@ -21,6 +23,7 @@ from evenkeel.ports import (
     Refused,
     ReleaseResult,
     RepairAnswer,
+    Throttled,
     TransientError,
 )
 
@@ -63,7 +66,7 @@ class KubernetesCluster:
         found = self._api(cluster).get(f"{_NODES}/{name}")
         return None if found is None else workloads.read_node(cluster, found)
 
-    def cordon(self, cluster: str, name: str, incident_id: str) -> CordonResult:
+    def cordon(self, cluster: str, name: str, incident_id: str | None) -> CordonResult:
         def once() -> CordonResult:
             node = self.node(cluster, name)
             if node is None:
@@ -74,9 +77,11 @@ class KubernetesCluster:
                 ours = node.incident_id == incident_id
                 return CordonResult.ALREADY_OURS if ours else CordonResult.BY_OTHER_INCIDENT
             # With the version that was read: a person's cordon in between makes this a 409, not a second owner.
-            mark = {"resourceVersion": node.resource_version, "annotations": {INCIDENT_ANNOTATION: incident_id}}
+            metadata: Json = {"resourceVersion": node.resource_version}
+            if incident_id is not None:
+                metadata["annotations"] = {INCIDENT_ANNOTATION: incident_id}
             try:
-                self._api(cluster).patch(f"{_NODES}/{name}", {"metadata": mark, "spec": {"unschedulable": True}})
+                self._api(cluster).patch(f"{_NODES}/{name}", {"metadata": metadata, "spec": {"unschedulable": True}})
             except NotFound:
                 return CordonResult.GONE
             return CordonResult.CORDONED
@@ -161,7 +166,43 @@ class KubernetesCluster:
                 pods[name].append(pod)
         return tuple(_seen(*name, jobs.get(name), pods.get(name, [])) for name in sorted({*jobs, *pods}))
 
-    def stop(self, cluster: str, namespace: str, job_id: str, attempt: int, grace_seconds: int) -> None:
+    def foreign_pods(self, cluster: str) -> tuple[ForeignPod, ...]:
+        live = self._all(
+            cluster,
+            _PODS,
+            fieldSelector="status.phase!=Succeeded,status.phase!=Failed",
+            labelSelector=f"{FLEET_LABEL}!={self._fleet}",
+        )
+        pods = [pod for pod in live if workloads.is_movable_kind(pod)]
+        jobs: dict[tuple[str, str], Json] = {}
+        if any(workloads.owner_of(pod)[0] == "Job" for pod in pods):
+            jobs = {_place(job): job for job in self._all(cluster, _JOBS)}
+        return tuple(workloads.read_foreign(pod, jobs) for pod in pods)
+
+    def evict(self, cluster: str, pod: ForeignPod) -> EvictResult:
+        body = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": pod.name, "namespace": pod.namespace},
+            "deleteOptions": {"preconditions": {"uid": pod.uid}},
+        }
+        try:
+            self._api(cluster).create(f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/eviction", body)
+        except (NotFound, Conflict):
+            return EvictResult.GONE  # of this name there is none, or another one by now
+        except Throttled:
+            return EvictResult.NOT_NOW
+        return EvictResult.EVICTED
+
+    def stop(
+        self,
+        cluster: str,
+        namespace: str,
+        job_id: str,
+        attempt: int,
+        grace_seconds: int,
+        at_once_on: Container[str] = (),
+    ) -> None:
         """Pods go first, with the grace asked for; deleting the Job would give them their own.
 
         A grace of 0 means "forget the pod at once, whatever its process does" to Kubernetes: one second is the least.
@@ -169,7 +210,8 @@ class KubernetesCluster:
         api = self._api(cluster)
         for pod in self._pods(cluster, namespace, job_id, attempt):
             path = f"/api/v1/namespaces/{namespace}/pods/{pod['metadata']['name']}"
-            api.delete(path, gracePeriodSeconds=max(1, grace_seconds))
+            is_sick = (pod.get("spec") or {}).get("nodeName") in at_once_on
+            api.delete(path, gracePeriodSeconds=1 if is_sick else max(1, grace_seconds))
         self._delete_objects(api, namespace, job_id, attempt)
 
     def forget_pods(self, cluster: str, namespace: str, job_id: str, attempt: int, node_names: Iterable[str]) -> None:

@@ -12,6 +12,7 @@ from evenkeel.domain.nodes import (
     NodeCondition,
     parse_provider_id,
 )
+from evenkeel.domain.scheduling.foreign import RESUME_ALLOWED, RESUME_LABEL, Comeback, ForeignPod
 from evenkeel.domain.scheduling.jobs import Demand, PodPhase, PodSeen
 from evenkeel.domain.scheduling.submission import RESERVED_ENV
 from evenkeel.domain.values import rfc3339
@@ -34,6 +35,9 @@ _MESSAGE_LIMIT = 500
 """Characters of a condition's message that are kept: it goes into decision records."""
 _POOL_LABELS = (f"{_SAGEMAKER}/instance-group-name", KARPENTER_LABEL, "eks.amazonaws.com/nodegroup")
 _USER = 1000
+_JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
+_BACKOFF_LIMIT = 6
+"""Kubernetes' own default."""
 
 
 def labels(spec: LaunchSpec, fleet: str) -> dict[str, str]:
@@ -295,6 +299,56 @@ def _instant(text: str | None) -> datetime | None:
     except ValueError:
         return None
     return at if at.tzinfo else None
+
+
+def owner_of(item: Mapping[str, Any]) -> tuple[str, str]:
+    """Return kind and name of an object's controller; empty where it has none."""
+    owners = item["metadata"].get("ownerReferences") or ()
+    return next(((str(one["kind"]), str(one["name"])) for one in owners if one.get("controller")), ("", ""))
+
+
+def is_movable_kind(pod: Mapping[str, Any]) -> bool:
+    """Whether a pod belongs to a workload at all: those of a DaemonSet, and static ones, belong to their node."""
+    return owner_of(pod)[0] not in ("DaemonSet", "Node")
+
+
+def read_foreign(pod: Mapping[str, Any], jobs: Mapping[tuple[str, str], Mapping[str, Any]]) -> ForeignPod:
+    """Reduce a pod that is not ours to what decisions rest on.
+
+    Source: JobSet (and with it Kubeflow's TrainJob) names itself in a label of its pods, whose controller is a Job.
+
+    Args:
+        pod: The pod.
+        jobs: The Jobs of its cluster, by namespace and name.
+    """
+    metadata = pod["metadata"]
+    found, notes = metadata.get("labels") or {}, metadata.get("annotations") or {}
+    kind, name = owner_of(pod)
+    restarts = kind not in ("", "Job") or _job_restarts(jobs.get((metadata["namespace"], name)))
+    if _JOBSET_LABEL in found:
+        kind, name, restarts = "JobSet", found[_JOBSET_LABEL], True
+    comeback = Comeback.BY_OWNER if restarts else Comeback.NEVER
+    if kind == "HyperPodPyTorchJob" or notes.get(f"{_SAGEMAKER}/enable-job-auto-resume") == "true":
+        comeback = Comeback.BY_HYPERPOD
+    return ForeignPod(
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        uid=metadata["uid"],
+        node_name=(pod.get("spec") or {}).get("nodeName") or "",
+        accelerators=accelerators_requested(pod),
+        kind=kind,
+        workload=name or metadata["name"],
+        comeback=comeback,
+        may_move=found.get(RESUME_LABEL) == RESUME_ALLOWED,
+    )
+
+
+def _job_restarts(job: Mapping[str, Any] | None) -> bool:
+    """Whether a Job makes another pod in place of an evicted one: each counts as a failure against its limit."""
+    if job is None:
+        return False
+    limit = (job.get("spec") or {}).get("backoffLimit", _BACKOFF_LIMIT)
+    return int((job.get("status") or {}).get("failed") or 0) < int(limit)
 
 
 def accelerators_requested(pod: Mapping[str, Any]) -> int:

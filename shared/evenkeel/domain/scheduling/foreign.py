@@ -1,0 +1,83 @@
+"""Work that Evenkeel did not start: pods of other operators, and what may be done about them."""
+
+from collections.abc import Iterable
+from enum import StrEnum
+
+from evenkeel.domain.values import Value
+
+RESUME_LABEL = "evenkeel.io/resume"
+RESUME_ALLOWED = "allowed"
+"""Value of the label by which a workload's owner lets Evenkeel move its pods before a repair would end them."""
+
+
+class Comeback(StrEnum):
+    """How a pod comes back after it is gone."""
+
+    BY_OWNER = "BY_OWNER"
+    """Its controller makes another one."""
+    BY_HYPERPOD = "BY_HYPERPOD"
+    """HyperPod restarts its job: hands off, or it would be restarted twice."""
+    NEVER = "NEVER"
+    """Nobody makes another one."""
+
+
+class ForeignPod(Value):
+    """One pod that is not ours, reduced to what decisions rest on. Pods of a DaemonSet and static pods are none."""
+
+    namespace: str
+    name: str
+    uid: str
+    node_name: str
+    accelerators: int
+    kind: str = ""
+    """Kind of the workload it belongs to: `PyTorchJob`, `HyperPodPyTorchJob`, `JobSet`, `Job`, …; empty = a bare pod."""
+    workload: str = ""
+    """Name of that workload; the pod's own where it is bare."""
+    comeback: Comeback = Comeback.NEVER
+    may_move: bool = False
+    """Whether its label says that it may be moved."""
+
+    @property
+    def is_movable(self) -> bool:
+        """Whether Evenkeel may end it, so that its owner starts it again elsewhere."""
+        return self.may_move and self.comeback is Comeback.BY_OWNER
+
+
+class ForeignWorkload(Value):
+    """All pods of one workload that is not ours, on one cluster."""
+
+    cluster: str
+    namespace: str
+    kind: str
+    name: str
+    pods: int
+    accelerators: int
+    node_names: tuple[str, ...]
+    comeback: Comeback
+    may_move: bool
+
+    @property
+    def label(self) -> str:
+        """`PyTorchJob research/llama`, or `pod research/debug`."""
+        return f"{self.kind or 'pod'} {self.namespace}/{self.name}"
+
+
+def foreign_workloads(cluster: str, pods: Iterable[ForeignPod]) -> tuple[ForeignWorkload, ...]:
+    """Return the workloads of a cluster that are not ours, by namespace, kind and name."""
+    groups: dict[tuple[str, str, str], list[ForeignPod]] = {}
+    for pod in pods:
+        groups.setdefault((pod.namespace, pod.kind, pod.workload), []).append(pod)
+    return tuple(
+        ForeignWorkload(
+            cluster=cluster,
+            namespace=namespace,
+            kind=kind,
+            name=name,
+            pods=len(group),
+            accelerators=sum(pod.accelerators for pod in group),
+            node_names=tuple(sorted({pod.node_name for pod in group if pod.node_name})),
+            comeback=group[0].comeback,
+            may_move=all(pod.may_move for pod in group),
+        )
+        for (namespace, kind, name), group in sorted(groups.items())
+    )
