@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.health.faults import shipped
-from evenkeel.domain.health.faults import shipped
 from evenkeel.domain.health.groups import GroupFact, GroupFactKind
 from evenkeel.domain.health.incidents import FactKind, Incident, NodeFact
 from evenkeel.domain.nodes import FleetNode, NodeLife
@@ -34,7 +33,6 @@ def hear(world: FakeWorld, *facts: Fact, cluster_arn: str = CLUSTER_ARN, **ports
             "clusters": (CLUSTER,),
             "cluster_arn": cluster_arn,
             "drills_may_act": False,
-            "catalogue": shipped(),
             "catalogue": shipped(),
             **ports,
         },
