@@ -7,6 +7,7 @@ import json
 import logging
 import ssl
 from collections.abc import AsyncIterator, Iterable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,10 +18,12 @@ from evenkeel_local.gpu_cluster import (
     catalogue,
     discovery,
     errors,
+    field_table,
     metrics,
     patches,
     protobuf,
     scale,
+    schemas,
     selectors,
     server_side_apply,
     shapes,
@@ -35,6 +38,8 @@ from evenkeel_local.gpu_cluster.selectors import Predicate
 from evenkeel_local.gpu_cluster.store import Change, ResourceType, ScalePaths, Store, clone, name_of
 
 _log = logging.getLogger(__name__)
+_warnings: ContextVar[list[str]] = ContextVar("warnings")
+"""What the answer to the request of this task warns of."""
 
 BEAT_SECONDS = 5.0
 BOOKMARK_EVERY_BEATS = 6
@@ -136,8 +141,12 @@ class ApiServer:
 
     async def handle(self, http: web.Request) -> web.StreamResponse:
         """Answer one request."""
+        _warnings.set([])
         try:
-            return await self._answer(http)
+            answer = await self._answer(http)
+            for warning in _warnings.get():
+                answer.headers.add("Warning", f"299 - {json.dumps(warning)}")
+            return answer
         except ApiError as refused:
             return web.json_response(refused.status(), status=refused.code, headers=refused.headers)
         except ReplyLost:
@@ -267,13 +276,44 @@ class ApiServer:
             raise errors.bad_request("the object provided is unrecognized (must be of type object)")
         return body
 
-    def _decoded(self, rt: ResourceType, body: Obj) -> Obj:
-        """Return a body as the server decodes it: without nulls, and refused where it does not fit its type."""
+    def _decoded(self, http: web.Request, rt: ResourceType, body: Obj) -> Obj:
+        """Return a body as the server decodes it: without nulls and unknown fields, of the types that it must be.
+
+        Raises:
+            ApiError: 400 for a value of another type, and for unknown fields where the request is strict.
+        """
+        unknown: list[str] = []
+        message = None if rt.custom else field_table.table().message_of(rt.api_version, rt.kind)
         if not rt.custom:
             body = shapes.without_nulls(body)
+        if message is not None:
+            try:
+                body = field_table.decoded(message, body, unknown)
+            except field_table.Undecodable as failed:
+                raise errors.bad_request(_cannot_be_handled(rt, str(failed))) from failed
+        elif rt.schema is not None:
+            schemas.prune(rt.schema, body, dropped=unknown)
         body.setdefault("metadata", {})
         shapes.check(rt, body)
+        self._judge_unknown(http, rt, unknown)
         return body
+
+    def _judge_unknown(self, http: web.Request, rt: ResourceType, unknown: list[str]) -> None:
+        told = [f'unknown field "{path}"' for path in unknown]
+        directive = http.query.get("fieldValidation") or "Warn"
+        if directive not in ("Ignore", "Warn", "Strict"):
+            supported = '"Ignore", "Warn", "Strict"'
+            why = f'Unsupported value: "{directive}": supported values: {supported}'
+            raise errors.invalid(
+                "meta.k8s.io", "CreateOptions", "", [("FieldValueNotSupported", "fieldValidation", why)]
+            )
+        if told and directive == "Strict":
+            strict = f"strict decoding error: {', '.join(told)}"
+            if http.method == "PATCH":
+                raise errors.invalid("", "", "", [("FieldValueInvalid", "patch", f"Invalid value: {strict}")])
+            raise errors.bad_request(_cannot_be_handled(rt, strict))
+        if told and directive == "Warn":
+            _warnings.get().extend(told)
 
     def _dry_run(self, http: web.Request, body: Obj | None = None) -> bool:
         stated = http.query.getall("dryRun", []) or (body or {}).get("dryRun") or []
@@ -314,7 +354,7 @@ class ApiServer:
         raise ApiError(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
 
     async def _create(self, http: web.Request, rt: ResourceType, request: Request) -> web.Response:
-        body = self._decoded(rt, await self._body(http))
+        body = self._decoded(http, rt, await self._body(http))
         namespace = self._namespace(rt, request)
         manager = self._manager(http)
         server_side_apply.track_write(rt, body, None, manager, "")
@@ -322,7 +362,7 @@ class ApiServer:
         return self._one(http, rt, created, 201)
 
     async def _update(self, http: web.Request, rt: ResourceType, request: Request, subresource: str) -> web.Response:
-        body = self._decoded(rt, await self._body(http))
+        body = self._decoded(http, rt, await self._body(http))
         metadata = body["metadata"]
         if metadata.get("name", request.name) != request.name:
             raise errors.bad_request("the name of the object does not match the name on the URL")
@@ -341,7 +381,7 @@ class ApiServer:
         if kind == "apply":
             return self._apply(http, rt, request, subresource, raw, dry_run)
         old = self._store.get(rt, request.namespace, request.name)
-        new = self._decoded(rt, self._patched(rt, old, raw, kind, request))
+        new = self._decoded(http, rt, self._patched(rt, old, raw, kind, request))
         if rt.namespaced:
             new.setdefault("metadata", {})["namespace"] = request.namespace
         if new["metadata"].get("name") != request.name:
@@ -398,7 +438,7 @@ class ApiServer:
             raise errors.bad_request(f"error decoding YAML: {broken}") from broken
         if not isinstance(config, dict):
             raise errors.bad_request("the applied configuration must be an object")
-        config = self._decoded(rt, config)
+        config = self._typed(rt, request, config)
         if config.get("apiVersion") != rt.api_version or config.get("kind") != rt.kind:
             raise errors.bad_request(
                 f"the applied configuration must be of apiVersion {rt.api_version} and kind {rt.kind}"
@@ -419,6 +459,24 @@ class ApiServer:
             config["metadata"]["namespace"] = namespace
         new = server_side_apply.applied(rt, old, config, manager, force, subresource)
         return self._one(http, rt, self._registry.update(rt, new, subresource=subresource, dry_run=dry_run))
+
+    def _typed(self, rt: ResourceType, request: Request, config: Obj) -> Obj:
+        """Return an applied configuration, whose fields the type must all have, whatever `fieldValidation` says."""
+        unknown: list[str] = []
+        message = None if rt.custom else field_table.table().message_of(rt.api_version, rt.kind)
+        if message is not None:
+            try:
+                config = field_table.decoded(message, shapes.without_nulls(config), unknown)
+            except field_table.Undecodable as failed:
+                unknown.append(str(failed))
+        if unknown:
+            where = "/".join(filter(None, (request.namespace, request.name)))
+            told = f".{unknown[0]}: field not declared in schema"
+            kind = f"{rt.group}/{rt.version}, Kind={rt.kind}"
+            raise ApiError(500, "", f"failed to create typed patch object ({where}; {kind}): {told}")
+        config.setdefault("metadata", {})
+        shapes.check(rt, config)
+        return config
 
     def _manager(self, http: web.Request) -> str:
         stated = http.query.get("fieldManager")
@@ -815,6 +873,10 @@ def _as_seen(change: Change, namespace: str | None, predicate: Predicate | None)
     if now:
         return ("MODIFIED" if before else "ADDED"), change.new
     return ("DELETED", change.new) if before else None
+
+
+def _cannot_be_handled(rt: ResourceType, why: str) -> str:
+    return f'{rt.kind} in version "{rt.version}" cannot be handled as a {rt.kind}: {why}'
 
 
 def tls_context(certificate: str, key: str) -> ssl.SSLContext:

@@ -37,8 +37,9 @@ class ApiError(Exception):
             "metadata": {},
             "status": "Failure",
             "message": self.message,
-            "reason": self.reason,
         }
+        if self.reason:
+            body["reason"] = self.reason
         if self.details is not None:
             body["details"] = self.details
         body["code"] = self.code
@@ -51,10 +52,7 @@ def qualified(group: str, plural: str) -> str:
 
 
 def _details(group: str, kind: str, name: str) -> Obj:
-    details: Obj = {"name": name, "kind": kind} if name else {"kind": kind}
-    if group:
-        details["group"] = group
-    return details
+    return {key: value for key, value in (("name", name), ("group", group), ("kind", kind)) if value}
 
 
 def not_found(group: str, plural: str, name: str) -> ApiError:

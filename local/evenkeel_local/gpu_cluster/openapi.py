@@ -1,10 +1,12 @@
 """OpenAPI v3, as much as kubectl needs: which operations there are, that they check fields, and the custom schemas.
 
-Built-in kinds are described as open objects: this server holds them to its own rules, not to a published schema.
+Built-in kinds are described by their fields, without words. The merge keys of their lists are left out, so kubectl
+takes its own, compiled ones.
 """
 
 from __future__ import annotations
 
+from evenkeel_local.gpu_cluster import field_table
 from evenkeel_local.gpu_cluster.catalogue import Catalogue
 from evenkeel_local.gpu_cluster.errors import Obj
 from evenkeel_local.gpu_cluster.store import ResourceType
@@ -35,7 +37,14 @@ def document(group: str, version: str, types: list[ResourceType]) -> Obj:
             verb: _operation(verb, kind, name, rt) for verb in ("get", "put", "patch", "delete")
         }
         paths[f"{prefix}/{where}{rt.plural}"] = {"post": _operation("post", kind, name, rt)}
-        schemas[name] = _schema(rt, kind)
+        message = None if rt.custom else field_table.table().message_of(rt.api_version, rt.kind)
+        if message is None:
+            schemas[name] = _schema(rt, kind)
+        else:
+            described = field_table.schemas(message)
+            schemas.update({inner.replace("/", "."): schema for inner, schema in described.items()})
+            own = {"apiVersion": {"type": "string"}, "kind": {"type": "string"}, **described[message]["properties"]}
+            schemas[name] = {"type": "object", "properties": own, "x-kubernetes-group-version-kind": [kind]}
     return {
         "openapi": "3.0.0",
         "info": {"title": "Kubernetes", "version": "v1.33.0"},

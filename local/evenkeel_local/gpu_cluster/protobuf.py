@@ -1,8 +1,7 @@
 """Request bodies in Kubernetes' protobuf encoding, which helm and kubectl's own commands send for built-in kinds.
 
-Answers are always JSON, which every client takes. `protobuf_fields.txt` says how each message is read; it is made from
-the Go types of `k8s.io/api` 0.33 by `tools/protobuf_fields.py`, where its notation is told. Kinds that are not in it
-are refused with 415, as a real server does for custom resources.
+Answers are always JSON, which every client takes. How each message is read is in the field table; kinds that are not in
+it are refused with 415, as a real server does for custom resources.
 """
 
 from __future__ import annotations
@@ -11,13 +10,12 @@ import base64
 import functools
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib import resources
 from typing import Any
 
 from evenkeel_local.gpu_cluster import errors
 from evenkeel_local.gpu_cluster.errors import Obj
+from evenkeel_local.gpu_cluster.field_table import table
 
 CONTENT_TYPE = "application/vnd.kubernetes.protobuf"
 MAGIC = b"k8s\x00"
@@ -27,46 +25,6 @@ DEEPEST = 64
 
 class _Broken(Exception):
     """The bytes are no protobuf."""
-
-
-@dataclass(frozen=True)
-class _Field:
-    name: str
-    kind: str
-    inline: bool
-    left_out_when_zero: bool
-
-
-@dataclass
-class _Table:
-    """How messages are read: fields by number, and the message of each kind."""
-
-    messages: dict[str, dict[int, _Field]] = field(default_factory=dict)
-    roots: dict[tuple[str, str], str] = field(default_factory=dict)
-
-    def message_of(self, api_version: str, kind: str) -> str | None:
-        """Return the message of a kind; the kinds of `meta` are the same in every group."""
-        return self.roots.get((api_version, kind)) or self.roots.get(("*", kind))
-
-
-@functools.cache
-def _table() -> _Table:
-    table = _Table()
-    text = resources.files(__package__).joinpath("protobuf_fields.txt").read_text(encoding="utf-8")
-    for line in text.splitlines():
-        name, *fields = line.split()
-        if name == "!":
-            message, api_version = fields
-            table.roots[(api_version, message.partition("/")[2])] = message
-        else:
-            table.messages[name] = dict(map(_read_field, fields))
-    return table
-
-
-def _read_field(text: str) -> tuple[int, _Field]:
-    name, _, rest = text.partition("=")
-    number, _, kind = rest.partition(":")
-    return int(number), _Field(name, kind.strip("^?"), kind.startswith("^"), kind.endswith("?"))
 
 
 def decode(body: bytes) -> Obj:
@@ -82,7 +40,7 @@ def decode(body: bytes) -> Obj:
         envelope = dict(_fields(body[len(MAGIC) :]))
         meta = dict(_fields(_bytes(envelope.get(1, b""))))
         api_version, kind = (_bytes(meta.get(number, b"")).decode() for number in (1, 2))
-        message = _table().message_of(api_version, kind)
+        message = table().message_of(api_version, kind)
         if message is None:
             raise errors.unsupported_media_type(
                 f"this server does not read {kind} of {api_version} as protobuf: use application/json (with kubectl, "
@@ -136,7 +94,7 @@ def _bytes(value: int | bytes) -> bytes:
 def _message(name: str, data: bytes, depth: int = 0) -> Obj:
     if depth > DEEPEST:
         raise _Broken("messages lie too deep in each other")
-    known = _table().messages[name]
+    known = table().messages[name]
     found: Obj = {}
     for number, raw in _fields(data):
         told = known.get(number)

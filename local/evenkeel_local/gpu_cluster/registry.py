@@ -465,7 +465,7 @@ class Registry:
         if len(covering) > 1:
             raise ApiError(
                 500,
-                "InternalError",
+                "",
                 "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.",
             )
         budget = covering[0]

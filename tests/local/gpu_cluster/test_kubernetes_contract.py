@@ -1166,6 +1166,82 @@ def test_a_body_that_does_not_decode_is_400(api: KubeClient, maps: str, body: Js
     assert (refused.code, refused.reason) == (400, "BadRequest")
 
 
+def a_misspelt_job(name: str) -> Json:
+    body = a_job(name, "true", spec={"suspend": True})
+    body["spec"]["paralelism"] = 2
+    body["spec"]["template"]["spec"]["containers"][0]["comand"] = ["x"]
+    return body
+
+
+def test_an_unknown_field_is_dropped_and_refused_where_that_is_asked(api: KubeClient, space: str) -> None:
+    path = jobs_of(space)
+
+    refused = api.status_of("POST", f"{path}?fieldValidation=Strict", a_misspelt_job("one"))
+    kept = api.create(f"{path}?fieldValidation=Ignore", a_misspelt_job("one"))
+    patched = api.status_of("PATCH", f"{path}/one?fieldValidation=Strict", {"spec": {"suspnd": True}}, MERGE)
+    unsupported = api.status_of("POST", f"{path}?fieldValidation=Sometimes", a_misspelt_job("two"))
+
+    assert (refused.code, refused.reason) == (400, "BadRequest")
+    for field in ("spec.paralelism", "spec.template.spec.containers[0].comand"):
+        assert f'unknown field "{field}"' in str(refused.status["message"])
+    assert "paralelism" not in kept["spec"]
+    assert "comand" not in kept["spec"]["template"]["spec"]["containers"][0]
+    assert (patched.code, patched.reason) == (422, "Invalid")
+    assert 'unknown field "spec.suspnd"' in str(patched.status["message"])
+    assert unsupported.code == 422
+
+
+def test_an_unknown_field_of_a_custom_object_is_refused_where_that_is_asked(
+    api: KubeClient, space: str, widgets: str
+) -> None:
+    body = {"apiVersion": f"{GROUP}/v1", "kind": "Widget", "metadata": {"name": "one"}, "spec": {"size": 1, "sice": 2}}
+
+    refused = api.status_of("POST", f"{of_widgets(space)}?fieldValidation=Strict", body)
+
+    assert (refused.code, refused.reason) == (400, "BadRequest")
+    assert 'unknown field "spec.sice"' in str(refused.status["message"])
+
+
+def test_an_unknown_field_is_not_applied(api: KubeClient, space: str) -> None:
+    path = f"{jobs_of(space)}/one?fieldManager=first"
+
+    refused = api.status_of("PATCH", path, a_misspelt_job("one"), APPLY)
+
+    assert refused.code == 500
+    assert "field not declared in schema" in str(refused.status["message"])
+
+
+@pytest.mark.parametrize(
+    ("at", "value"),
+    [
+        ("activeDeadlineSeconds", "ten"),
+        ("suspend", "yes"),
+        ("template", []),
+        ("template.spec.containers", {}),
+        ("template.spec.containers.0.image", 1),
+        ("template.spec.containers.0.resources", {"limits": {"cpu": "a lot"}}),
+        ("template.spec.nodeSelector", {"a": True}),
+    ],
+)
+def test_a_value_of_another_type_is_400(api: KubeClient, space: str, at: str, value: Any) -> None:
+    body = a_job("one", "true")
+    *parents, last = at.split(".")
+    part: Any = body["spec"]
+    for name in parents:
+        part = part[int(name)] if name.isdigit() else part[name]
+    part[last] = value
+
+    refused = api.status_of("POST", jobs_of(space), body)
+
+    assert (refused.code, refused.reason) == (400, "BadRequest")
+
+
+def test_a_secret_of_no_base64_is_400(api: KubeClient, space: str) -> None:
+    refused = api.status_of("POST", f"{space}/secrets", {"metadata": {"name": "one"}, "data": {"a": "no base64!"}})
+
+    assert (refused.code, refused.reason) == (400, "BadRequest")
+
+
 def test_null_is_nothing(api: KubeClient, maps: str) -> None:
     created = api.create(maps, {"metadata": {"name": "one", "labels": None}, "data": None})
 

@@ -1,0 +1,183 @@
+"""The fields of the built-in kinds, by `protobuf_fields.txt`: what decodes, what is dropped, what OpenAPI shows.
+
+A real API server decodes a body into typed structures: a value of another type is refused with 400, and a field that
+the type does not have is dropped, warned of or refused, as the request's `fieldValidation` says. The table is made from
+the Go types of `k8s.io/api` 0.33 by `tools/protobuf_fields.py`, where its notation is told.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from importlib import resources
+from typing import Any
+
+from evenkeel_local.gpu_cluster import selectors
+from evenkeel_local.gpu_cluster.errors import Obj
+
+TYPES = {"s": (str, "string"), "b": (bool, "bool"), "i": (int, "int64"), "y": (str, "[]uint8")}
+SHOWN: dict[str, Obj] = {
+    "s": {"type": "string"},
+    "b": {"type": "boolean"},
+    "i": {"type": "integer"},
+    "y": {"type": "string", "format": "byte"},
+    "time": {"type": "string", "format": "date-time"},
+    "microtime": {"type": "string", "format": "date-time"},
+    "quantity": {"type": "string"},
+    "intorstring": {"type": "string", "format": "int-or-string"},
+    "json": {"type": "object"},
+}
+
+
+class Undecodable(Exception):
+    """A value does not fit its field; the message says which and why."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of a message."""
+
+    name: str
+    kind: str
+    inline: bool
+    left_out_when_zero: bool
+
+
+@dataclass
+class Table:
+    """How messages are read: fields by number, and the message of each kind."""
+
+    messages: dict[str, dict[int, Field]] = field(default_factory=dict)
+    roots: dict[tuple[str, str], str] = field(default_factory=dict)
+
+    def message_of(self, api_version: str, kind: str) -> str | None:
+        """Return the message of a kind; the kinds of `meta` are the same in every group."""
+        return self.roots.get((api_version, kind)) or self.roots.get(("*", kind))
+
+    @functools.cached_property
+    def by_name(self) -> dict[str, dict[str, str]]:
+        """Each message's fields as JSON has them: what lies inline is lifted."""
+        return {name: dict(self._lifted(name)) for name in self.messages}
+
+    def _lifted(self, message: str) -> Iterator[tuple[str, str]]:
+        for each in self.messages[message].values():
+            if each.inline:
+                yield from self._lifted(each.kind)
+            else:
+                yield each.name, each.kind
+
+
+@functools.cache
+def table() -> Table:
+    """Return the table, read once."""
+    read = Table()
+    text = resources.files(__package__).joinpath("protobuf_fields.txt").read_text(encoding="utf-8")
+    for line in text.splitlines():
+        name, *fields = line.split()
+        if name == "!":
+            message, api_version = fields
+            read.roots[(api_version, message.partition("/")[2])] = message
+        else:
+            read.messages[name] = dict(map(_read_field, fields))
+    return read
+
+
+def _read_field(text: str) -> tuple[int, Field]:
+    name, _, rest = text.partition("=")
+    number, _, kind = rest.partition(":")
+    return int(number), Field(name, kind.strip("^?"), kind.startswith("^"), kind.endswith("?"))
+
+
+def decoded(message: str, obj: Obj, unknown: list[str]) -> Obj:
+    """Return an object with the fields that its type has; the paths of others go to `unknown`.
+
+    Raises:
+        Undecodable: a value is of another type than its field.
+    """
+    known = table().by_name[message]
+    kept: Obj = {key: obj[key] for key in ("apiVersion", "kind") if key in obj}
+    return kept | _members(known, {key: value for key, value in obj.items() if key not in kept}, "", unknown)
+
+
+def _members(known: dict[str, str], value: Obj, path: str, unknown: list[str]) -> Obj:
+    found: Obj = {}
+    for name, item in value.items():
+        at = f"{path}.{name}" if path else name
+        if name in known:
+            found[name] = _fitting(known[name], item, at, unknown)
+        else:
+            unknown.append(at)
+    return found
+
+
+def _fitting(kind: str, value: Any, path: str, unknown: list[str]) -> Any:
+    if value is None:
+        return None
+    if kind.startswith("[]"):
+        if not isinstance(value, list):
+            raise _mismatch(value, path, "[]")
+        return [_fitting(kind[2:], item, f"{path}[{number}]", unknown) for number, item in enumerate(value)]
+    if kind.startswith("{}"):
+        if not isinstance(value, dict):
+            raise _mismatch(value, path, "map[string]")
+        return {key: _fitting(kind[2:], item, f"{path}.{key}", unknown) for key, item in value.items()}
+    if "/" in kind:
+        if not isinstance(value, dict):
+            raise _mismatch(value, path, kind.replace("/", "."))
+        return _members(table().by_name[kind], value, path, unknown)
+    _check_leaf(kind, value, path)
+    return value
+
+
+def _check_leaf(kind: str, value: Any, path: str) -> None:
+    if kind in TYPES:
+        python, shown = TYPES[kind]
+        if not isinstance(value, python) or (kind == "i" and isinstance(value, bool)):
+            raise _mismatch(value, path, shown)
+    try:
+        if kind == "y":
+            base64.b64decode(value, validate=True)
+        elif kind in ("time", "microtime"):
+            datetime.fromisoformat(value)
+        elif kind == "quantity":
+            selectors.quantity(value)
+        elif kind == "intorstring" and (isinstance(value, bool) or not isinstance(value, int | str)):
+            raise _mismatch(value, path, "IntOrString")
+    except (ValueError, TypeError, binascii.Error) as broken:
+        raise Undecodable(f"{path}: {broken}") from broken
+
+
+def _mismatch(value: Any, path: str, wanted: str) -> Undecodable:
+    names = {str: "string", bool: "bool", int: "number", float: "number", dict: "object", list: "array"}
+    return Undecodable(f"json: cannot unmarshal {names.get(type(value), 'value')} into field {path} of type {wanted}")
+
+
+def schemas(message: str) -> dict[str, Obj]:
+    """Return the OpenAPI schemas of a message and of all that it refers to, by message."""
+    found: dict[str, Obj] = {}
+    waiting = [message]
+    while waiting:
+        name = waiting.pop()
+        if name in found:
+            continue
+        members = table().by_name[name]
+        found[name] = {"type": "object", "properties": {member: _shown(kind) for member, kind in members.items()}}
+        waiting += [inner for kind in members.values() if "/" in (inner := kind.lstrip("[]{}"))]
+    return found
+
+
+def schema_ref(message: str) -> Obj:
+    """Return the reference to a message's schema."""
+    return {"$ref": f"#/components/schemas/{message.replace('/', '.')}"}
+
+
+def _shown(kind: str) -> Obj:
+    if kind.startswith("[]"):
+        return {"type": "array", "items": _shown(kind[2:])}
+    if kind.startswith("{}"):
+        return {"type": "object", "additionalProperties": _shown(kind[2:])}
+    return {"allOf": [schema_ref(kind)]} if "/" in kind else dict(SHOWN[kind])
