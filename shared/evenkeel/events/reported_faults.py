@@ -6,7 +6,7 @@ The API puts these envelopes on the queue itself; no rule lets the bus deliver o
 import re
 from datetime import datetime
 
-from evenkeel.domain.health.faults import catalogue
+from evenkeel.domain.health.faults import shipped
 from evenkeel.domain.health.incidents import FactKind, NodeFact
 from evenkeel.domain.values import rfc3339
 from evenkeel.events import agent_log, driver_lines, eks_conditions, fields
@@ -36,20 +36,13 @@ def readings(code: str, line: str) -> tuple[Reading, ...]:
 
 def fault_key(code: str) -> str:
     """Return the catalogue key of a code; empty where it has none: a guess would be a repair on hearsay."""
-    rows = catalogue()
-    if code in rows:
-        return code
+    found = shipped().find(code)
+    if found:
+        return found.key
     if _DIGITS.fullmatch(code):
         return driver_lines.xid_key(code.lstrip("0") or "0")
     named = eks_conditions.reading(code)
-    candidates = (f"hp:{code}", named.fault_key if named and named.fault_key.startswith(("xid:", "eks:")) else "")
-    return next((key for key in candidates if key in rows), "")
-
-
-def is_evidence(key: str) -> bool:
-    """Whether a fault of this key says anything about its node."""
-    family, _, number = key.partition(":")
-    return not (family == "xid" and driver_lines.is_cleanup(number))
+    return named.fault_key if named and named.fault_key.startswith(("xid:", "eks:", "gpu:")) else ""
 
 
 def detail_of(caller: str, facts: list[dict[str, str]]) -> dict[str, object]:

@@ -1,8 +1,9 @@
 """A signal about an instance group or the cluster: remembered for a day, for the rules that look for shared causes."""
 
+from collections.abc import Mapping
 from datetime import datetime
 
-from evenkeel.domain.health.groups import GroupFact
+from evenkeel.domain.health.groups import GroupFact, GroupFactKind
 from evenkeel.domain.values import Value
 from evenkeel.ports import Clock, Conflict, Ledger, Put, Table, Telemetry
 from evenkeel.services import rows
@@ -51,3 +52,12 @@ def remembered(ledger: Ledger, pool: str, now: datetime) -> tuple[GroupFact, ...
         if row.expires_at is None or row.expires_at > now
     ]
     return tuple(sorted(found, key=lambda fact: (fact.observed_at, fact.fact_key)))
+
+
+def ending_reservations(ledger: Ledger, now: datetime) -> Mapping[str, datetime]:
+    """Return when the machines of which capacity reservations begin to go, by reservation id."""
+    return {
+        fact.code: fact.deadline_at
+        for fact in remembered(ledger, "", now)
+        if fact.kind is GroupFactKind.RESERVATION_EXPIRING and fact.deadline_at
+    }
