@@ -4,14 +4,21 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 
 from evenkeel.domain.decisions import Decision
-from evenkeel.domain.health.faults import look_up
+from evenkeel.domain.health.faults import Catalogue
 from evenkeel.domain.health.incidents import Incident, IncidentState, RecoveryBrief
-from evenkeel.domain.health.intake import ladder_of
+from evenkeel.domain.health.intake import ladder_of, rungs_of
 from evenkeel.domain.nodes import KARPENTER_LABEL, KubernetesNode, ProviderCluster
 from evenkeel.domain.policy import Mode, Policy
 from evenkeel.domain.recovery.approval import why_superseded
 from evenkeel.domain.recovery.modes import mode_for
-from evenkeel.domain.recovery.plan import CAN_WAIT_SECONDS, PlanFacts, PlanOutcome, RecoveryPlan, plan_recovery
+from evenkeel.domain.recovery.plan import (
+    CAN_WAIT_SECONDS,
+    FaultTerms,
+    PlanFacts,
+    PlanOutcome,
+    RecoveryPlan,
+    plan_recovery,
+)
 from evenkeel.domain.recovery.seats import SeatNow, look
 from evenkeel.domain.recovery.vetoes import veto
 from evenkeel.domain.values import Value
@@ -75,9 +82,11 @@ def run(
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         if _already(current, request, seat):
             return None
-        fault_class = look_up(current.fault_key).fault_class
+        fault_class = policy.catalogue.look_up(current.fault_key).fault_class
         mode = mode_for(stack_mode, policy.modes, fault_class, _pool(current, seat.patient.node))
-        facts = _facts(current, seat, nodes.result(), settings, cluster, mode=mode, drills_may_act=drills_may_act)
+        facts = _facts(
+            current, seat, nodes.result(), settings, cluster, policy.catalogue, mode=mode, drills_may_act=drills_may_act
+        )
         plan = plan_recovery(facts, policy.repair)
         if _is_still_later(current, plan, request):
             return None
@@ -91,6 +100,7 @@ def run(
             alternatives=plan.alternatives,
             facts=facts.to_json(),
             policy_hash=policy.hash,
+            catalogue_hash=policy.catalogue.hash,
             mode=mode,
             simulated=plan.outcome is PlanOutcome.OBSERVE,
             decided_at=now,
@@ -160,20 +170,24 @@ def _facts(
     nodes: tuple[KubernetesNode, ...],
     settings: ProviderCluster | None,
     cluster: Cluster,
+    catalogue: Catalogue,
     *,
     mode: Mode,
     drills_may_act: bool,
 ) -> PlanFacts:
     node = seat.patient.node
-    fault = look_up(incident.fault_key)
+    fault = catalogue.look_up(incident.fault_key)
     recovered = incident.recovered_at
     # Only a fault that can wait for its node's work asks whether there is any: it costs a list of all pods.
     can_wait = fault.drain_seconds >= CAN_WAIT_SECONDS and node is not None
     in_use = cluster.accelerators_in_use(incident.life.cluster) if can_wait else {}
     return PlanFacts(
         fault_key=incident.fault_key,
-        ladder=ladder_of(incident),
-        sources=incident.sources,
+        fault=FaultTerms.of(fault),
+        ladder=ladder_of(incident, catalogue),
+        rungs=rungs_of(incident, catalogue),
+        asked_because=incident.asked_because,
+        sources=incident.witnesses or incident.sources,
         has_recovered=recovered is not None and recovered > (incident.last_signal_at or incident.first_signal_at),
         mode=mode,
         is_drill=incident.is_drill,

@@ -15,7 +15,7 @@ from evenkeel.domain.recovery.approval import is_approved
 from evenkeel.domain.recovery.guardrails import Act, GuardFacts, weigh
 from evenkeel.domain.recovery.leases import Lease, RepairAsk
 from evenkeel.domain.recovery.modes import mode_now
-from evenkeel.domain.recovery.plan import Owner, hands_off, not_allowed
+from evenkeel.domain.recovery.plan import FaultTerms, Owner, hands_off, not_allowed
 from evenkeel.domain.recovery.repair import (
     ACCEPTED,
     FAILED,
@@ -201,7 +201,8 @@ def _facts(
         incident_id=incident.incident_id,
         life=incident.life,
         fault_key=incident.fault_key,
-        ladder=ladder_of(incident),
+        fault=FaultTerms.of(policy.catalogue.look_up(incident.fault_key)),
+        ladder=ladder_of(incident, policy.catalogue),
         owner=Owner(incident.plan.owner) if incident.plan and incident.plan.owner else Owner.EVENKEEL,
         opened_at=incident.opened_at,
         boot_id_at_opening=incident.boot_id,
@@ -359,6 +360,7 @@ def _decision(
         alternatives=decision.alternatives,
         facts=facts.to_json(),
         policy_hash=policy.hash,
+        catalogue_hash=policy.catalogue.hash,
         mode=mode,
         decided_at=now,
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 from evenkeel.domain.health.faults import look_up
 from evenkeel.domain.health.incidents import Incident, IncidentState
-from evenkeel.domain.health.intake import LastIncident
+from evenkeel.domain.health.intake import LastIncident, rungs_of
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.recovery.leases import Lease
 from evenkeel.domain.recovery.settling import PAGED, Ended, Settling, runs_again, settle
@@ -54,7 +54,8 @@ def run(
             break
         if incident.failed_at is not None and request.run == incident.run:
             return Outcome(outcome=IncidentState.FAILED, reason=incident.outcome)
-        decided = settle(incident.fault_key, request.plan, request.node, request.jobs, _failure(request.failure))
+        rungs = rungs_of(incident, policy.catalogue)
+        decided = settle(rungs, request.plan, request.node, request.jobs, _failure(request.failure))
         settled = incident.but(state=decided.state, outcome=decided.reason, block=None).at_stage("settled_at", now)
         try:
             if runs_again(decided, incident, policy.watch):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenkeel.domain.health.faults import catalogue, look_up
+from evenkeel.domain.health.faults import Rung, catalogue, look_up
 from evenkeel.domain.health.incidents import JobAct
 from evenkeel.domain.policy import Mode, RepairPolicy
 from evenkeel.domain.recovery.plan import RUNGS, Owner, PlanFacts, PlanOutcome, calls_for_person, plan_recovery
@@ -79,7 +79,7 @@ def test_a_rung_that_nobody_here_can_take_is_passed_over_with_a_reason() -> None
     plan = plan_recovery(plan_facts(fault_key="fabric:manager_not_running"), POLICY)
 
     assert [each.option for each in plan.alternatives] == ["restart_fabric_manager"]
-    assert calls_for_person("hp:insufficient_capacity")
+    assert calls_for_person(look_up("hp:insufficient_capacity").ladder)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,21 @@ def test_work_may_come_to_its_own_end_where_the_fault_can_wait(changes: dict[str
 
 
 def test_every_verb_of_the_catalogue_is_known() -> None:
-    assert {rung for fault in catalogue().values() for rung in fault.ladder} <= RUNGS
+    assert set(Rung) == RUNGS
+
+
+def test_what_comes_again_and_again_begins_on_the_rung_that_is_asked_for() -> None:
+    facts = plan_facts(
+        fault_key="xid:13",
+        ladder=("reboot", "replace"),
+        rungs=("reboot", "replace"),
+        asked_because="Three times a day.",
+    )
+
+    plan = plan_recovery(facts, POLICY)
+
+    assert (plan.repairs_node, plan.jobs) == (True, JobAct.MOVE)
+    assert plan.reason.endswith("Three times a day.")
 
 
 def test_every_mode_records_the_same_intent() -> None:

@@ -36,9 +36,9 @@ def test_the_worst_part_decides_and_no_failure_ends_well(
     def part(outcome: str | None) -> Ended | None:
         return Ended(outcome=outcome, reason="So it was.") if outcome else None
 
-    assert settle("hp:NvidiaErrorReboot", part(plan), part(node), part(jobs), failure).state == state
+    assert settle(("reboot", "replace"), part(plan), part(node), part(jobs), failure).state == state
 
 
 def test_a_fault_that_only_a_person_can_mend_asks_for_one() -> None:
-    assert settle("node:clock_unsynced", Ended(outcome="NOTHING"), None, None, "").pages
+    assert settle(("page_human",), Ended(outcome="NOTHING"), None, None, "").pages
     assert not settle("node:pressure", Ended(outcome="NOTHING"), None, None, "").pages

@@ -1,11 +1,12 @@
 """What a recovery is to do about a node, and whether it may."""
 
 import math
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
 
 from evenkeel.domain.decisions import Alternative
-from evenkeel.domain.health.faults import NODE_RUNGS, look_up
+from evenkeel.domain.health.faults import NODE_RUNGS, Fault, look_up
 from evenkeel.domain.health.incidents import JobAct
 from evenkeel.domain.policy import Mode, RepairPolicy
 from evenkeel.domain.values import Instant, Value
@@ -39,15 +40,37 @@ class Owner(StrEnum):
     NOBODY = "NOBODY"
 
 
+class FaultTerms(Value):
+    """What a decision needs of a fault, as the site has it."""
+
+    name: str
+    ladder: tuple[str, ...]
+    drain_seconds: int
+    settle_seconds: int
+    acts_alone: bool
+    recur_count: int
+    recur_window_hours: int
+
+    @classmethod
+    def of(cls, fault: Fault) -> "FaultTerms":
+        """Reduce a row of the catalogue to them."""
+        return cls.model_validate({name: getattr(fault, name) for name in cls.model_fields})
+
+
 class PlanFacts(Value):
     """All that a plan rests on."""
 
     fault_key: str
+    fault: FaultTerms | None = None
+    """None = as shipped."""
     ladder: tuple[str, ...]
     """Node rungs, in order."""
     rungs: tuple[str, ...] = ()
     """All rungs in force, in order, those for jobs included; empty = the fault's own."""
+    asked_because: str = ""
+    """Why no gentler rung will do, where another signal or a repetition asks for more than the fault itself."""
     sources: tuple[str, ...]
+    """Who bears independent witness."""
     has_recovered: bool
     """A healthy-again signal is later than every sick one."""
     mode: Mode
@@ -70,6 +93,11 @@ class PlanFacts(Value):
     opened_at: Instant | None = None
     deadline_at: Instant | None = None
     """When the machine goes, whatever anybody does."""
+
+    @property
+    def terms(self) -> FaultTerms:
+        """What the fault asks for."""
+        return self.fault or FaultTerms.of(look_up(self.fault_key))
 
 
 class RecoveryPlan(Value):
@@ -121,7 +149,7 @@ def plan_recovery(facts: PlanFacts, policy: RepairPolicy) -> RecoveryPlan:
 
 
 def _wanted(facts: PlanFacts, policy: RepairPolicy) -> RecoveryPlan:
-    fault = look_up(facts.fault_key)
+    fault = facts.terms
     first, skipped = _first_rung(facts)
 
     def plan(
@@ -158,7 +186,8 @@ def _wanted(facts: PlanFacts, policy: RepairPolicy) -> RecoveryPlan:
     if first in _GENTLE or (first == "stand_down" and not facts.hyperpod_repairs):
         said = _GENTLE.get(first, "a mark that does nothing here")
         why_not = "this fault calls for none" if not repair else f"the first rung is {first}"
-        return plan(nothing, Owner.NOBODY, f"{fault.name}: {said}.", (repair or "repair", why_not))
+        reason = f"{fault.name}: {said}.{f' {facts.asked_because}' if facts.asked_because else ''}"
+        return plan(nothing, Owner.NOBODY, reason, (repair or "repair", why_not))
     if not fault.acts_alone and len(facts.sources) < _WITNESSES:
         why_not = "one witness is not enough for this fault"
         reason = f"{fault.name}: waits for a second, independent signal."
@@ -196,12 +225,13 @@ def _owner(facts: PlanFacts, name: str, first: str) -> tuple[Owner, str]:
     if facts.hyperpod_repairs and facts.fault_key.startswith(("hp:", "xid:")):
         said = "NodeRecovery is Automatic, so HyperPod repairs it; Evenkeel watches and moves the jobs"
         return Owner.HYPERPOD, f"{name}: {said}."
-    return Owner.EVENKEEL, f"{name}: {repair}, and move the jobs."
+    because = f" {facts.asked_because}" if facts.asked_because else ""
+    return Owner.EVENKEEL, f"{name}: {repair}, and move the jobs.{because}"
 
 
 def _first_rung(facts: PlanFacts) -> tuple[str, list[tuple[str, str]]]:
     """Return the first rung that anybody here can take, and those passed over, each with its reason."""
-    rungs = facts.rungs or look_up(facts.fault_key).ladder
+    rungs = facts.rungs or facts.terms.ladder
     skipped: list[tuple[str, str]] = []
     for rung in rungs:
         if rung not in _NOT_HERE:
@@ -220,7 +250,7 @@ def _work_may_run_until(facts: PlanFacts, policy: RepairPolicy) -> datetime | No
 
     A machine that goes by itself is left in time to save.
     """
-    drain = look_up(facts.fault_key).drain_seconds
+    drain = facts.terms.drain_seconds
     if drain < CAN_WAIT_SECONDS or not facts.is_busy or facts.opened_at is None:
         return None
     until = facts.opened_at + timedelta(seconds=math.ceil(drain * policy.drain_scale))
@@ -258,6 +288,6 @@ RUNGS = frozenset({*NODE_RUNGS, *_GENTLE, *_FOR_JOBS, *KEPT_OUT, *_NOT_HERE, "st
 """Every verb that a row of the catalogue may name."""
 
 
-def calls_for_person(fault_key: str) -> bool:
-    """Whether the first answer to this fault that can be given here is a person."""
-    return next((rung for rung in look_up(fault_key).ladder if rung not in _NOT_HERE), "page_human") == "page_human"
+def calls_for_person(rungs: Sequence[str]) -> bool:
+    """Whether the first of these rungs that can be taken here is a person."""
+    return next((rung for rung in rungs if rung not in _NOT_HERE), "page_human") == "page_human"

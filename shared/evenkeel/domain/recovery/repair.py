@@ -20,7 +20,7 @@ from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.policy import RepairPolicy
 from evenkeel.domain.recovery.guardrails import ALLOWED, REPAIRS, Act, GuardFacts, Rule, weigh
 from evenkeel.domain.recovery.leases import Hold, RepairAsk
-from evenkeel.domain.recovery.plan import KEPT_OUT, Owner
+from evenkeel.domain.recovery.plan import KEPT_OUT, FaultTerms, Owner
 from evenkeel.domain.recovery.seats import GOOD_STATUS, SeatNow
 from evenkeel.domain.recovery.validation import Validity
 from evenkeel.domain.values import Instant, Value
@@ -79,6 +79,8 @@ class RepairFacts(Value):
     incident_id: str
     life: NodeLife
     fault_key: str
+    fault: FaultTerms | None = None
+    """None = as shipped."""
     ladder: tuple[str, ...]
     owner: Owner
     opened_at: Instant
@@ -115,6 +117,11 @@ class RepairFacts(Value):
     guard: GuardFacts | None = None
     """What the guardrails rest on; read only once a rung is due, and no rung is taken without."""
     now: Instant
+
+    @property
+    def terms(self) -> FaultTerms:
+        """What the fault asks for."""
+        return self.fault or FaultTerms.of(look_up(self.fault_key))
 
 
 class RepairDecision(Value):
@@ -349,8 +356,8 @@ def _next_rung(
     ):
         reason = f"{said}This machine was to be replaced already, and a life is replaced once at most."
         return _decided(Repair.ASK_PERSON, reason, ("replace", "its outcome is not known to have failed"))
-    if not facts.ladder and look_up(facts.fault_key).ladder[0] in KEPT_OUT:
-        reason = f"{look_up(facts.fault_key).name}: kept out of service; nobody here repairs it."
+    if not facts.ladder and facts.terms.ladder[0] in KEPT_OUT:
+        reason = f"{facts.terms.name}: kept out of service; nobody here repairs it."
         return _decided(Repair.STAND_DOWN, reason).but(drains=not facts.leaves_work)
     if facts.calls_today >= policy.max_attempts_a_day:
         reason = f"{said}{facts.calls_today} repair calls were made for this seat within a day, which is the limit."
@@ -361,7 +368,7 @@ def _next_rung(
         return _decided(Repair.ASK_PERSON, f"{said}The provider put the call off {_MOST_REFUSALS} times.")
     rung, skipped = _first_open_rung(facts, policy)
     if not rung:
-        return _decided(Repair.ASK_PERSON, f"{said}No rung is left for {look_up(facts.fault_key).name}.", *skipped)
+        return _decided(Repair.ASK_PERSON, f"{said}No rung is left for {facts.terms.name}.", *skipped)
     if after is not None and rung == after.rung:
         ready_at = after.asked_at + timedelta(seconds=policy.retry_seconds)
         if facts.now < ready_at:
@@ -424,14 +431,14 @@ def _reboots_are_used(facts: RepairFacts) -> bool:
     """Whether this life was rebooted so recently, for an earlier incident, that the fault's row says to go on."""
     if _is_used(facts, REBOOT):
         return True
-    fault = look_up(facts.fault_key)
+    fault = facts.terms
     since = facts.now - timedelta(hours=fault.recur_window_hours)
     earlier = [ask for ask in facts.asks if ask.rung == REBOOT and ask.answer in _TAKEN and ask.asked_at >= since]
     return 0 < fault.recur_count <= len(earlier) + 1
 
 
 def _why(facts: RepairFacts, rung: str) -> str:
-    name = look_up(facts.fault_key).name
+    name = facts.terms.name
     if rung == DIAGNOSE:
         return f"{name}: the machine is examined before it is taken for broken."
     if rung == REBOOT:
@@ -440,7 +447,7 @@ def _why(facts: RepairFacts, rung: str) -> str:
         return f"{name}: Karpenter is to drain it and give it back."
     if REBOOT in facts.ladder:
         return f"{name}: a reboot did not help, or would not last, so the machine is replaced."
-    if REBOOT in look_up(facts.fault_key).ladder:
+    if REBOOT in facts.terms.ladder:
         return f"{name}: HyperPod asks for no less than a replacement."
     return f"{name}: no reboot clears this, so the machine is replaced."
 

@@ -1,5 +1,6 @@
 """How an incident ends, and when a run that failed is followed by another one."""
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from evenkeel.domain.health.incidents import Incident, IncidentState
@@ -40,11 +41,11 @@ _GOOD_NODE = ("RETURNED", "NOT_OURS", "GONE", "NOT_NEEDED")
 _GOOD_JOBS = ("JOBS_BACK", "QUEUED", "NO_JOBS")
 
 
-def settle(fault_key: str, plan: Ended | None, node: Ended | None, jobs: Ended | None, failure: str) -> Settling:
+def settle(rungs: Sequence[str], plan: Ended | None, node: Ended | None, jobs: Ended | None, failure: str) -> Settling:
     """Decide how an incident ends. The worst part decides, and no failure ends well.
 
     Args:
-        fault_key: Its fault.
+        rungs: Of its ladder, in order.
         plan: The plan's outcome; None where there was no plan.
         node: How the node branch ended; None where it did not run.
         jobs: How the job branch ended; None where it did not run.
@@ -53,7 +54,7 @@ def settle(fault_key: str, plan: Ended | None, node: Ended | None, jobs: Ended |
     if failure:
         return Settling(state=IncidentState.FAILED, reason=f"Evenkeel failed: {failure}")
     if plan is not None and plan.outcome in _PLANNED:
-        if plan.outcome == "NOTHING" and calls_for_person(fault_key):
+        if plan.outcome == "NOTHING" and calls_for_person(rungs):
             return Settling(state=IncidentState.WAITING_FOR_PERSON, reason=plan.reason)
         return Settling(state=_PLANNED[plan.outcome], reason=plan.reason)
     if plan is None or node is None or jobs is None:
