@@ -2,6 +2,7 @@
 #
 #   make setup PYTHON=/path/to/python3.13     build on another interpreter
 #   make test TESTS=tests/unit                one level of the tests
+#   make fuzz SEEDS=1..100000                a hundred thousand seeds
 #   make deploy ENV=dev                       an environment of samconfig.toml
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
@@ -9,7 +10,8 @@ MAKEFLAGS += --no-print-directory
 
 PYTHON ?=
 ENV ?= dev
-TESTS ?= tests/unit tests/contract tests/template tests/workflow tests/local
+TESTS ?= tests/unit tests/simulator tests/contract tests/template tests/workflow tests/local
+SEEDS ?= 1..500
 
 SYSTEM_PYTHON := $(if $(PYTHON),$(PYTHON),python3)
 BIN := .venv/bin
@@ -19,7 +21,7 @@ SOURCES := $(wildcard shared cli local examples functions bench tests tools)
 export PYTHON
 export SAM_CLI_TELEMETRY := 0
 
-.PHONY: help setup demo dev test lint fmt build deploy bench soak clean lock lock-check
+.PHONY: help setup demo dev test fuzz mutants lint fmt build deploy bench soak clean lock lock-check
 
 help: ## show this list
 	@$(SYSTEM_PYTHON) -c 'import re; [print(f"  make {name:11} {what}") for name, what in \
@@ -59,6 +61,12 @@ deploy: build ## deploy to your AWS account (ENV=dev or prod): read docs/deploy.
 
 bench: setup ## measure the path from event to cordon, and compare it with the baseline
 	@$(BIN)/python -m bench
+
+fuzz: setup ## run seeds of the hostile world, and say which invariant breaks (SEEDS=1..500; resumes; 7..7 tells a story)
+	@$(BIN)/python -m tests.simulator.fuzz $(SEEDS)
+
+mutants: setup ## plant each bug of tests/mutants, and see the seeds find it
+	@$(BIN)/python -m tests.simulator.mutants
 
 soak: setup ## twenty drills in a row at random moments
 	@$(BIN)/python -m evenkeel_local.soak

@@ -13,14 +13,14 @@ class Loop:
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._heap: list[tuple[float, int, Callable[[], object]]] = []
         self._numbers = itertools.count()
 
     def now(self) -> datetime:
         """The clock that services read."""
         return A_MOMENT + timedelta(seconds=self.seconds)
 
-    def after(self, seconds: float, event: Callable[[], None]) -> None:
+    def after(self, seconds: float, event: Callable[[], object]) -> None:
         heapq.heappush(self._heap, (self.seconds + seconds, next(self._numbers), event))
 
     def run(self, until: float, stop: Callable[[], bool] = lambda: False) -> None:

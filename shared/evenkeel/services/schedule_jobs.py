@@ -14,7 +14,7 @@ from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import OPEN_STATES, Incident, TimelineEntry
 from evenkeel.domain.nodes import join_nodes
 from evenkeel.domain.policy import Mode, Policy
-from evenkeel.domain.scheduling.admission import Action, AdmissionDecision, Request, Snapshot, admit, rooms_of
+from evenkeel.domain.scheduling.admission import Action, AdmissionDecision, Request, Snapshot, admit, rooms_of, said_of
 from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Charge, Job, JobState
 from evenkeel.domain.values import Value
 from evenkeel.ports import (
@@ -235,9 +235,7 @@ def _commit_reason(
     """Say on the job why it waits, but only when that changed: a queue that stands still is not rewritten."""
     if decided.action is Action.BACK_OFF:
         return  # the job says already what failed
-    reason = decided.reason
-    if decided.action is Action.ADMIT:
-        reason = f"Mode is {mode}: it would start, but nothing is done. {reason}"
+    reason = said_of(decided, mode)
     if job.reason == reason:
         return
     record = _record(decided, ids.new("dec"), reason, policy, mode, now)

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.nodes import Node, NodeLife
-from evenkeel.domain.policy import SchedulingPolicy
+from evenkeel.domain.policy import Mode, SchedulingPolicy
 from evenkeel.domain.scheduling.jobs import Charge, Job, WorkloadSeen
 from evenkeel.domain.values import Instant, Value
 
@@ -279,6 +279,13 @@ def decide(facts: AdmissionFacts) -> AdmissionDecision:
         nodes=chosen.best,
         node_names=chosen.names,
     )
+
+
+def said_of(decided: AdmissionDecision, mode: Mode) -> str:
+    """Return the reason as it is recorded: in any mode but `act` an admission is only what would be done."""
+    if decided.action is Action.ADMIT and mode is not Mode.ACT:
+        return f"Mode is {mode}: it would start, but nothing is done. {decided.reason}"
+    return decided.reason
 
 
 def _decided(facts: AdmissionFacts, action: Action, reason: str) -> AdmissionDecision:

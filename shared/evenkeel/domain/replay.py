@@ -1,0 +1,101 @@
+"""Decide again what a record says was decided: the same facts, through the very functions that decided then.
+
+A record replays under the engine version that wrote it, with the policy and the fault catalogue of its hashes. Any
+other answer than the recorded one would mean that the record does not hold all that the decision rested on.
+"""
+
+from collections.abc import Callable, Mapping
+
+from evenkeel.domain.decisions import ENGINE_VERSION, Alternative, Decision
+from evenkeel.domain.policy import Mode, Policy
+from evenkeel.domain.recovery.plan import PlanFacts, plan_recovery
+from evenkeel.domain.recovery.repair import RepairFacts, choose_repair
+from evenkeel.domain.recovery.resume import ResumeFacts, plan_resume
+from evenkeel.domain.recovery.seats import Holder
+from evenkeel.domain.recovery.validation import judge_node
+from evenkeel.domain.scheduling.admission import AdmissionFacts, decide, said_of
+from evenkeel.domain.values import Value
+
+
+class CannotReplayError(ValueError):
+    """The record cannot be decided again here: another engine, policy or catalogue made it, or its kind is unknown."""
+
+
+class Replayed(Value):
+    """What the same facts lead to now."""
+
+    action: str
+    reason: str
+    alternatives: tuple[Alternative, ...] = ()
+
+    def differs_from(self, record: Decision) -> str:
+        """Say in what this answer is another than the recorded one; empty where it is the same."""
+        for name in ("action", "reason", "alternatives"):
+            now, then = getattr(self, name), getattr(record, name)
+            if now != then:
+                return f"its {name} was {then!r} and would be {now!r}"
+        return ""
+
+
+def replay(record: Decision, policy: Policy, catalogue_hash: str = "") -> Replayed:
+    """Decide again from a record.
+
+    Args:
+        record: The decision as it was recorded.
+        policy: The policy of its hash.
+        catalogue_hash: Of the fault catalogue in force here.
+
+    Raises:
+        CannotReplayError: engine, policy or catalogue are not those of the record, or its kind has no row here.
+    """
+    if record.engine_version != ENGINE_VERSION:
+        raise CannotReplayError(
+            f"{record.decision_id}: engine {record.engine_version} decided, this is {ENGINE_VERSION}"
+        )
+    if record.policy_hash != policy.hash:
+        raise CannotReplayError(f"{record.decision_id}: policy {record.policy_hash} is needed, this is {policy.hash}")
+    if record.catalogue_hash and catalogue_hash and record.catalogue_hash != catalogue_hash:
+        raise CannotReplayError(f"{record.decision_id}: catalogue {record.catalogue_hash} is needed")
+    again = _BY_KIND.get(record.kind)
+    if again is None:
+        raise CannotReplayError(f"{record.decision_id}: no rule decides {record.kind}")
+    return again(record, policy)
+
+
+def _recovery(record: Decision, policy: Policy) -> Replayed:
+    plan = plan_recovery(PlanFacts.model_validate(record.facts), policy.repair)
+    return Replayed(action=plan.intent, reason=plan.reason, alternatives=plan.alternatives)
+
+
+def _repair(record: Decision, policy: Policy) -> Replayed:
+    decided = choose_repair(RepairFacts.model_validate(record.facts), policy.repair)
+    return Replayed(action=decided.action, reason=decided.reason, alternatives=decided.alternatives)
+
+
+def _resume(record: Decision, policy: Policy) -> Replayed:
+    decided = plan_resume(ResumeFacts.model_validate(record.facts), policy.jobs)
+    return Replayed(action=decided.option, reason=decided.reason, alternatives=decided.alternatives)
+
+
+def _admission(record: Decision, _policy: Policy) -> Replayed:
+    decided = decide(AdmissionFacts.model_validate(record.facts))
+    return Replayed(
+        action=decided.action, reason=said_of(decided, Mode(record.mode)), alternatives=decided.alternatives
+    )
+
+
+def _validation(record: Decision, _policy: Policy) -> Replayed:
+    verdict = judge_node(Holder.model_validate(record.facts["machine"]), expected=int(record.facts["expected"]))
+    return Replayed(action="RELEASE" if verdict.is_valid else "KEEP", reason=verdict.reason)
+
+
+_BY_KIND: Mapping[str, Callable[[Decision, Policy], Replayed]] = {
+    "RECOVERY": _recovery,
+    "REPAIR": _repair,
+    "RESUME": _resume,
+    "ADMISSION": _admission,
+    "VALIDATION": _validation,
+}
+
+KINDS = frozenset(_BY_KIND)
+"""Every kind of decision that can be decided again: all that are recorded."""

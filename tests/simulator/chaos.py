@@ -1,0 +1,137 @@
+"""What may go wrong at every call of every port, drawn from the seed: nothing of it is the service's fault."""
+
+import functools
+import random
+from collections.abc import Callable
+from typing import Any
+
+from evenkeel.ports import Throttled, Unreachable
+from tests.fakes.crashes import Crash
+from tests.simulator.loop import Loop
+
+READS = {
+    "ledger": ("get", "get_each", "partition", "by_state"),
+    "cluster": ("nodes", "node", "workload", "workloads", "accelerators_in_use"),
+    "provider": ("nodes", "node", "cluster"),
+    "checkpoints": ("folders", "contents", "read", "fence"),
+    "workflows": ("state",),
+}
+EFFECTS = {
+    "ledger": ("commit",),
+    "cluster": ("cordon", "release", "launch", "stop", "forget_pods"),
+    "provider": ("reboot", "replace"),
+    "checkpoints": ("raise_fence",),
+    "workflows": ("start",),
+    "tokens": ("succeed", "fail"),
+    "wait_answers": ("request",),
+    "passes": ("request",),
+    "pager": ("page",),
+    "raw_events": ("keep",),
+    "dead_letters": ("put",),
+}
+_LONGEST_STACK = 3
+"""How many paused processes may wait for each other's events at once."""
+
+
+class Chaos:
+    """Decides at each call whether it goes wrong, and how. Quiet until `rate` is set."""
+
+    def __init__(self, chance: random.Random, loop: Loop, tell: Callable[[str], None]) -> None:
+        self.chance = chance
+        self.loop = loop
+        self.tell = tell
+        self.rate = 0.0
+        """Share of calls that go wrong."""
+        self.injuries = 0
+        """Faults so far: who compares two counts knows whether one fell between."""
+        self._paused = 0
+
+    def around(self, name: str, port: Any) -> Any:
+        """Return a port whose calls may go wrong."""
+        return Hostile(self, name, port)
+
+    def hits(self, scale: float = 1.0) -> bool:
+        """Whether something goes wrong here."""
+        return self.rate > 0 and self.chance.random() < self.rate * scale
+
+    def read(self, what: str, call: Callable[[], Any]) -> Any:
+        match self.chance.choice(("throttled", "unreachable", "crash", "pause", "pause")):
+            case "throttled":
+                self._hurt(f"{what} is throttled")
+                raise Throttled(what)
+            case "unreachable":
+                self._hurt(f"{what} gets no answer")
+                raise Unreachable(what)
+            case "crash":
+                self._hurt(f"the process dies before {what}")
+                raise Crash(what)
+            case _:
+                result = call()
+                self.pause(what)
+                return result
+
+    def effect(self, what: str, call: Callable[[], Any]) -> Any:
+        kind = self.chance.choice(("throttled", "unreachable", "lost", "lost", "before", "after", "after", "pause"))
+        match kind:
+            case "throttled":
+                self._hurt(f"{what} is throttled")
+                raise Throttled(what)
+            case "unreachable":
+                self._hurt(f"{what} does not arrive")
+                raise Unreachable(what)
+            case "lost":
+                call()
+                self._hurt(f"{what} takes effect, its reply is lost")
+                raise Unreachable(what)
+            case "before":
+                self._hurt(f"the process dies before {what}")
+                raise Crash(what)
+            case "after":
+                call()
+                self._hurt(f"the process dies after {what}")
+                raise Crash(what)
+            case _:
+                self.pause(what)
+                return call()
+
+    def pause(self, what: str) -> None:
+        """Let the world go on while this process stands still."""
+        if self._paused >= _LONGEST_STACK:
+            return
+        seconds = self.chance.choice((0.2, 1.0, 3.0, 12.0))
+        self._hurt(f"the process pauses {seconds:g} s at {what}")
+        self._paused += 1
+        try:
+            self.loop.run(self.loop.seconds + seconds)
+        finally:
+            self._paused -= 1
+
+    def _hurt(self, text: str) -> None:
+        self.injuries += 1
+        self.tell(text)
+
+
+class Hostile:
+    """A port between a service and its twin. What is no call of the port passes through."""
+
+    def __init__(self, chaos: Chaos, name: str, port: Any) -> None:
+        self._port = port
+        for method in READS.get(name, ()):
+            setattr(self, method, _guarded(chaos, f"{name}.{method}", getattr(port, method), chaos.read, 0.15))
+        for method in EFFECTS.get(name, ()):
+            setattr(self, method, _guarded(chaos, f"{name}.{method}", getattr(port, method), chaos.effect, 1.0))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._port, name)
+
+
+def _guarded(
+    chaos: Chaos, what: str, member: Callable[..., Any], harm: Callable[..., Any], scale: float
+) -> Callable[..., Any]:
+    @functools.wraps(member)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if chaos.rate and chaos.hits(scale):
+            return harm(what, lambda: member(*args, **kwargs))
+        return member(*args, **kwargs)
+
+    return call

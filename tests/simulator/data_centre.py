@@ -1,0 +1,205 @@
+"""The machines, the control planes and the training jobs, in virtual time. They misbehave; they are never in doubt."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+from evenkeel.domain.nodes import KubernetesNode
+from evenkeel.domain.scheduling.attempts import PEER_LOST_EXIT
+from evenkeel.domain.scheduling.jobs import PodPhase, PodSeen
+from evenkeel.domain.values import rfc3339
+from evenkeel.ports import LaunchResult, LaunchSpec, RepairAnswer
+from tests.fakes.checkpoints import InMemoryCheckpoints
+from tests.fakes.cluster import CLUSTER, FakeCluster, Workload, a_node
+from tests.fakes.provider import REBOOT, FakeProvider, a_provider_node
+from tests.fakes.system import FixedClock
+from tests.simulator.loop import Loop
+
+FAULT_TYPES = "sagemaker.amazonaws.com/fault-types"
+_SAVES_EVERY = 20.0
+_STEPS_A_SAVE = 10
+
+
+class LoopClock(FixedClock):
+    """The loop's time, as the twins read it."""
+
+    def __init__(self, loop: Loop) -> None:
+        super().__init__()
+        self.loop = loop
+
+    def now(self) -> Any:
+        return self.loop.now()
+
+
+class SimulatedCluster(FakeCluster):
+    """Kubernetes, and the processes behind its pods."""
+
+    def __init__(self, loop: Loop, *nodes: KubernetesNode) -> None:
+        super().__init__(LoopClock(loop), *nodes, runs_at_once=True)
+        self.on_change: Callable[[], None] = lambda: None
+        self.on_launch: Callable[[LaunchSpec], None] = lambda _: None
+
+    def _changed(self, *kinds: str) -> None:
+        self.on_change()
+
+    def launch(self, spec: LaunchSpec) -> tuple[LaunchResult, str]:
+        result = super().launch(spec)
+        if result[0] is LaunchResult.CREATED:
+            self.on_launch(spec)
+        return result
+
+    def ready_node(self, name: str, cluster: str = CLUSTER, **changes: Any) -> None:
+        """A kubelet that is back ends first what was deleted while it was away."""
+        for workload in self.running():
+            workload.pods = [pod for pod in workload.pods if not (pod.is_terminating and pod.node_name == name)]
+        self._forget_empty(cluster)
+        super().ready_node(name, cluster, **changes)
+
+    def watch(self, cluster: str, on_change: Callable[[str], None], *, until: Callable[[], bool]) -> None:
+        """One look: a watch whose connection ends at once. The next invocation is the loop's business."""
+        until()
+
+    def running(self) -> list[Workload]:
+        return [workload for _, workload in sorted(self.jobs.get(CLUSTER, {}).items())]
+
+
+class SimulatedProvider(FakeProvider):
+    """HyperPod: repairs take a while, and some of them go wrong."""
+
+    def __init__(self, loop: Loop, chance: random.Random, cluster: SimulatedCluster, size: int) -> None:
+        machines = [a_provider_node(number) for number in range(1, size + 1)]
+        super().__init__(LoopClock(loop), *machines, kubernetes=cluster)
+        self.loop = loop
+        self.chance = chance
+        self.trouble = 0.0
+        """Share of calls and repairs that go wrong."""
+        self.has_capacity = True
+        self.is_told: Callable[[str], None] = lambda _: None
+
+    def _ask(self, rung: str, machine: str) -> RepairAnswer:
+        if self.chance.random() < self.trouble / 2 and not self.scripted:
+            self.scripted.append(self.chance.choice((RepairAnswer.NOT_NOW, RepairAnswer.FAILED, RepairAnswer.UNKNOWN)))
+        if self.chance.random() < self.trouble / 3:
+            self.lost_replies = 1
+        is_known, was_running = machine in self.by_id, machine in self.running
+        answer = super()._ask(rung, machine)
+        self.lost_replies = 0
+        if is_known and not was_running and machine in self.running:
+            self.begin(machine)
+        return answer
+
+    def repair_by_itself(self, machine: str) -> None:
+        """Replace a machine without being asked, as NodeRecovery=Automatic does."""
+        if machine in self.by_id and machine not in self.running:
+            self.running[machine] = "replace"
+            self.by_id[machine] = self.by_id[machine].but(status="Pending")
+            if seen := self._seen(machine):
+                self.kubernetes.remove_node(seen.name, seen.cluster)  # type: ignore[union-attr]  # always given here
+            self.begin(machine)
+
+    def begin(self, machine: str) -> None:
+        """Have a repair that was accepted end some time."""
+        seconds = self.chance.uniform(3, 40)
+        if self.chance.random() < self.trouble:
+            seconds = self.chance.choice((80.0, 150.0, 1e9))  # late, later than any deadline, or never
+        sick_still = self.chance.random() < self.trouble
+        self.loop.after(seconds, lambda: self._end(machine, sick_still=sick_still))
+
+    def _end(self, machine: str, *, sick_still: bool) -> None:
+        if machine not in self.running:
+            return
+        if self.running[machine] != REBOOT and not self.has_capacity:
+            self.is_told(f"no capacity to replace {machine}")
+            self.loop.after(30, lambda: self._end(machine, sick_still=sick_still))
+            return
+        if not sick_still and (seen := self._seen(machine)):
+            self.kubernetes.set_node(seen.name, seen.cluster, labels={})  # type: ignore[union-attr]  # always given here
+        rung = self.running[machine]
+        now = self.finish(machine)
+        self.is_told(f"{rung} of {machine} is over, {now} holds the seat" + (", sick still" if sick_still else ""))
+        if sick_still and rung != REBOOT and (seen := self._seen(now)):
+            self.kubernetes.set_node(seen.name, seen.cluster, accelerators=seen.accelerators - 1)  # type: ignore[union-attr]  # always given here
+
+
+class Trainers:
+    """The processes of each attempt: they save, end, lose their peers, and write late behind a lost node."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        chance: random.Random,
+        cluster: SimulatedCluster,
+        checkpoints: InMemoryCheckpoints,
+        tell: Callable[[str], None],
+    ) -> None:
+        self.loop, self.chance, self.cluster, self.checkpoints, self.tell = loop, chance, cluster, checkpoints, tell
+        self.lengths: dict[str, float] = {}
+        """Seconds each job trains, by name."""
+        self.late: set[str] = set()
+        """`<job> <manifest>` of what was written although a higher fence stood."""
+        self.started: dict[str, float] = {}
+        """When the write of each manifest began, by `<job> <manifest>`."""
+
+    def launched(self, spec: LaunchSpec) -> None:
+        attempt = spec.attempt
+        point = attempt.resume_from
+        ends_at = self.loop.seconds + self.lengths.get(spec.job.name, 60.0) - (point.step if point else 0)
+        step = point.step if point else 0
+        self.loop.after(
+            _SAVES_EVERY, lambda: self._work(spec, step + _STEPS_A_SAVE, max(ends_at, self.loop.seconds + 5))
+        )
+
+    def _work(self, spec: LaunchSpec, step: int, ends_at: float) -> None:
+        workload = self._workload(spec)
+        if workload is None or not workload.is_there:
+            return
+        attempt = spec.attempt
+        running = [rank for rank, pod in enumerate(workload.pods) if pod.phase is PodPhase.RUNNING]
+        reached = [rank for rank in running if not self._is_cut_off(workload.pods[rank].node_name)]
+        if not running:
+            return
+        if len(reached) == spec.job.nodes:
+            if self.loop.seconds >= ends_at:
+                self.tell(f"{attempt.workload_name} has trained to its end")
+                self.cluster.set_pods(attempt.job_id, attempt.attempt, PodPhase.SUCCEEDED)
+                return
+            self._save(spec, step)
+            step += _STEPS_A_SAVE
+        elif len(reached) < len(running) and self.chance.random() < 0.5:
+            # Behind the lost node a save is under way, and it has looked at the fence already.
+            self.loop.after(self.chance.uniform(1, 60), lambda: self._save(spec, step))
+        elif reached and (
+            len(workload.pods) < spec.job.nodes or any(pod.node_name and self._is_gone(pod) for pod in workload.pods)
+        ):
+            self.cluster.fail_pods(attempt.job_id, attempt.attempt, *reached, exit_code=PEER_LOST_EXIT)
+        self.loop.after(_SAVES_EVERY, lambda: self._work(spec, step, ends_at))
+
+    def _save(self, spec: LaunchSpec, step: int) -> None:
+        uri = spec.job.checkpoint_uri
+        if not uri:
+            return
+        attempt = spec.attempt
+        document, _ = self.checkpoints.fence(uri)
+        key = self.checkpoints.save(
+            uri, attempt.job_id, attempt.attempt, step, rfc3339(self.loop.now()), shards=spec.job.nodes
+        )
+        self.started[f"{attempt.job_id} {key}"] = self.loop.seconds
+        if document and document["attempt"] > attempt.attempt:
+            self.late.add(f"{attempt.job_id} {key}")
+            self.tell(f"{attempt.workload_name} writes step {step} late, behind fence {document['attempt']}")
+
+    def _workload(self, spec: LaunchSpec) -> Workload | None:
+        attempt = spec.attempt
+        return self.cluster.jobs.get(attempt.cluster, {}).get((attempt.namespace, attempt.job_id, attempt.attempt))
+
+    def _is_gone(self, pod: PodSeen) -> bool:
+        return pod.has_ended or self._is_cut_off(pod.node_name)
+
+    def _is_cut_off(self, node_name: str) -> bool:
+        node = self.cluster.node(CLUSTER, node_name)
+        return node is None or not node.is_ready
+
+
+def machines(size: int, chance: random.Random) -> list[KubernetesNode]:
+    """Return the node objects of a fleet: one pool, two zones."""
+    return [a_node(number, zone=f"us-west-2{chance.choice('ab')}") for number in range(1, size + 1)]

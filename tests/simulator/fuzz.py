@@ -1,0 +1,154 @@
+"""Many seeds, side by side, as `make fuzz` runs them: resumable, and each failure told as a story.
+
+`python -m tests.simulator.fuzz 1..500` from the project's root. A single seed (`7..7`) tells its story in any case.
+"""
+
+import argparse
+import hashlib
+import json
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.simulator.invariants import Checks
+from tests.simulator.simulation import Result, Simulation
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRESS = ROOT / ".evenkeel" / "fuzz.json"
+_CHUNK = 25
+_SHOWN = 3
+
+
+@dataclass
+class Chunk:
+    """What became of some seeds in a row."""
+
+    first: int
+    last: int
+    incidents: int = 0
+    decisions: int = 0
+    virtual_seconds: float = 0.0
+    failed: list[Result] = field(default_factory=list)
+
+
+def run_seed(seed: int) -> Result:
+    return Simulation(seed, Checks()).run()
+
+
+def run_chunk(bounds: tuple[int, int]) -> Chunk:
+    """Run the seeds from the first to the last, both included."""
+    chunk = Chunk(*bounds)
+    for seed in range(chunk.first, chunk.last + 1):
+        result = run_seed(seed)
+        chunk.incidents += result.incidents
+        chunk.decisions += result.decisions
+        chunk.virtual_seconds += result.seconds
+        if result.violations:
+            chunk.failed.append(result)
+    return chunk
+
+
+def run_all(first: int, last: int, processes: int) -> Iterator[Chunk]:
+    """Run the seeds in chunks, and give back the chunks in their order."""
+    bounds = [(start, min(start + _CHUNK - 1, last)) for start in range(first, last + 1, _CHUNK)]
+    if processes == 1 or len(bounds) == 1:
+        yield from map(run_chunk, bounds)
+        return
+    with multiprocessing.get_context("fork").Pool(processes) as pool:
+        yield from pool.imap(run_chunk, bounds)
+
+
+def fingerprint() -> str:
+    """Return a hash of everything that a seed's run depends on."""
+    digest = hashlib.sha256()
+    for folder in ("shared/evenkeel", "functions", "statemachines", "tests/simulator", "tests/fakes"):
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix in (".py", ".json", ".csv"):
+                digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def story(result: Result) -> str:
+    """Tell what happened to a seed."""
+    lines = [f"{at:9.2f}  {text}" for at, text in result.story]
+    found = [f"seed {result.seed}: {one.invariant} does not hold: {one.text}" for one in result.violations]
+    return "\n".join([*lines, *found, f"again: make fuzz SEEDS={result.seed}..{result.seed}"])
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="make fuzz", description=__doc__)
+    parser.add_argument("seeds", help="first..last")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--quiet", action="store_true", help="only the outcome")
+    given = parser.parse_args(arguments)
+    first, _, last = given.seeds.partition("..")
+    return _fuzz(int(first), int(last or first), given.processes, is_quiet=given.quiet)
+
+
+def _fuzz(first: int, last: int, processes: int, *, is_quiet: bool) -> int:
+    if first == last:
+        result = run_seed(first)
+        print(story(result))
+        return 1 if result.violations else 0
+    code, asked = fingerprint(), f"{first}..{last}"
+    done = _resumed(asked, code)
+    if done["next"] > first:
+        print(f"fuzz: goes on at seed {done['next']}")
+    began, before = time.monotonic(), done["seconds"]
+    failed = 0
+    for chunk in run_all(max(first, done["next"]), last, processes):
+        failed += len(chunk.failed)
+        for result in chunk.failed[: _SHOWN - failed + len(chunk.failed)]:
+            print(story(result) if not is_quiet else "\n".join(story(result).splitlines()[-2:]))
+        if not failed:
+            spent = before + time.monotonic() - began
+            done |= {
+                "next": chunk.last + 1,
+                "seconds": spent,
+                "incidents": done["incidents"] + chunk.incidents,
+                "decisions": done["decisions"] + chunk.decisions,
+                "virtualHours": done["virtualHours"] + chunk.virtual_seconds / 3600,
+            }
+            _note(done)
+        if failed >= _SHOWN:
+            break
+    seeds = done["next"] - first
+    rate = seeds / max(done["seconds"], 0.001)
+    print(
+        f"fuzz: {seeds} of {last - first + 1} seeds hold every invariant, {rate:.1f} seeds/s on {processes} processes: "
+        f"{done['incidents']} incidents, {done['decisions']} decisions, {done['virtualHours']:.0f} virtual hours"
+    )
+    if failed:
+        print(f"fuzz: {failed} seeds failed")
+    return 1 if failed else 0
+
+
+def _resumed(asked: str, code: str) -> dict[str, Any]:
+    """Return how far the same seeds came with the same code."""
+    first = int(asked.partition("..")[0])
+    fresh = {"next": first, "seconds": 0.0, "incidents": 0, "decisions": 0, "virtualHours": 0.0}
+    key = {"seeds": asked, "code": code}
+    kept: dict[str, Any]
+    try:
+        kept = json.loads(PROGRESS.read_text())
+    except (OSError, ValueError):
+        kept = {}
+    if {name: kept.get(name) for name in key} != key or kept["next"] > int(asked.partition("..")[2]):
+        kept = key | fresh
+    return kept
+
+
+def _note(done: dict[str, Any]) -> None:
+    PROGRESS.parent.mkdir(exist_ok=True)
+    draft = PROGRESS.with_suffix(".draft")
+    draft.write_text(json.dumps(done))
+    draft.replace(PROGRESS)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

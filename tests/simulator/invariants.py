@@ -1,0 +1,572 @@
+"""What must hold whatever happens: one table, each row a sentence and its check.
+
+`docs/operate/invariants.md` lists the same rows.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from evenkeel.domain.decisions import Decision
+from evenkeel.domain.health.faults import NODE_RUNGS
+from evenkeel.domain.health.incidents import IncidentState
+from evenkeel.domain.nodes import join_nodes
+from evenkeel.domain.recovery.guardrails import bound
+from evenkeel.domain.replay import CannotReplayError, replay
+from evenkeel.domain.scheduling.admission import Action, Request, Snapshot, admit, rooms_of
+from evenkeel.domain.scheduling.attempts import is_lost
+from evenkeel.domain.scheduling.jobs import AttemptState, Charge, Job, JobState
+from evenkeel.events import envelope
+from evenkeel.ports import ExecutionState, Key, LaunchSpec, PermanentError, Row, Table, TransientError
+from evenkeel.services import rows
+from tests.fakes.cluster import CLUSTER, GPUS
+from tests.fakes.system import A_MOMENT
+
+if TYPE_CHECKING:
+    from tests.simulator.asl import Json
+    from tests.simulator.simulation import Call, Simulation
+
+Changes = list[tuple[Key, Row | None, Row | None]]
+
+
+class Moment(StrEnum):
+    """When a check is made."""
+
+    COMMIT = "at every commit"
+    REPAIR = "at every repair call"
+    CORDON = "at every cordon"
+    RELEASE = "at every un-cordon"
+    LAUNCH = "at every launch"
+    STOP = "at every stop"
+    ANSWER = "at every answer to a wait"
+    PAGE = "at every page"
+    FAILURE = "whenever a function fails"
+    END = "at the end"
+
+
+@dataclass(frozen=True)
+class Invariant:
+    """One thing that must hold."""
+
+    name: str
+    sentence: str
+    moment: Moment
+    check: Callable[..., Iterator[str]]
+
+
+TABLE: list[Invariant] = []
+
+
+def holds(name: str, sentence: str, moment: Moment) -> Callable[[Callable[..., Iterator[str]]], Callable[..., Any]]:
+    def register(check: Callable[..., Iterator[str]]) -> Callable[..., Any]:
+        TABLE.append(Invariant(name, sentence, moment, check))
+        return check
+
+    return register
+
+
+class Checks:
+    """Makes the checks of each moment."""
+
+    def __init__(self, *without: str) -> None:
+        self.by_moment = {
+            moment: [one for one in TABLE if one.moment is moment and one.name not in without] for moment in Moment
+        }
+
+    def _make(self, moment: Moment, world: "Simulation", *facts: Any) -> None:
+        for invariant in self.by_moment[moment]:
+            for text in invariant.check(world, *facts):
+                world.violate(invariant.name, text)
+
+    def commit(self, world: "Simulation", changes: Changes) -> None:
+        self._make(Moment.COMMIT, world, changes)
+
+    def repair(self, world: "Simulation", rung: str, machine: str) -> None:
+        self._make(Moment.REPAIR, world, rung, machine)
+
+    def cordon(self, world: "Simulation", name: str) -> None:
+        self._make(Moment.CORDON, world, name)
+
+    def released(self, world: "Simulation", name: str, result: str) -> None:
+        self._make(Moment.RELEASE, world, name, result)
+
+    def launch(self, world: "Simulation", spec: LaunchSpec) -> None:
+        self._make(Moment.LAUNCH, world, spec)
+
+    def stop(self, world: "Simulation", job_id: str, attempt: int) -> None:
+        self._make(Moment.STOP, world, job_id, attempt)
+
+    def answered(self, world: "Simulation", token: str, output: "Json") -> None:
+        self._make(Moment.ANSWER, world, token, output)
+
+    def paged(self, world: "Simulation", key: str) -> None:
+        self._make(Moment.PAGE, world, key)
+
+    def raised(self, world: "Simulation", call: "Call", error: Exception) -> None:
+        self._make(Moment.FAILURE, world, call, error)
+
+    def end(self, world: "Simulation") -> None:
+        self._make(Moment.END, world)
+
+    def is_at_rest(self, world: "Simulation") -> bool:
+        """Whether nothing is left to be done."""
+        return world.loop.seconds > world.rests_from and not any(_unrest(world))
+
+
+# ---------------------------------------------------------------- what the checks read
+
+
+def _is_open(doc: "Json") -> bool:
+    return not IncidentState(doc["state"]).is_settled
+
+
+def _life(doc: "Json") -> str:
+    life = doc["life"]
+    return f"{life['cluster']}/{life['instanceId']}/{int(datetime.fromisoformat(life['launchedAt']).timestamp())}"
+
+
+def _each(world: "Simulation", prefix: str, sk: str = "META") -> list[Row]:
+    return [row for key, row in world.ledger.rows.items() if key.pk.startswith(prefix) and key.sk.startswith(sk)]
+
+
+def _incidents(world: "Simulation") -> list["Json"]:
+    return [row.doc for row in _each(world, "INC#")]
+
+
+def _jobs(world: "Simulation") -> list[Job]:
+    return [rows.read(row, Job) for row in _each(world, "JOB#")]
+
+
+def _live_attempts(world: "Simulation") -> list["Json"]:
+    return [row.doc for row in _each(world, "JOB#", "ATTEMPT#") if not AttemptState(row.doc["state"]).has_ended]
+
+
+def _began(world: "Simulation") -> float:
+    """When the call that does this began: what changed since, it could not know."""
+    return world.calls[-1].began if world.calls else world.loop.seconds
+
+
+def _is_incident(key: Key) -> bool:
+    return key.table is Table.INCIDENTS and key.sk == "META" and key.pk.startswith("INC#")
+
+
+# ---------------------------------------------------------------- incidents
+
+
+@holds("one-incident-per-life", "A node life has one open incident at most.", Moment.COMMIT)
+def one_incident_per_life(world: "Simulation", changes: Changes) -> Iterator[str]:
+    for key, _, after in changes:
+        if after is None or not _is_incident(key):
+            continue
+        life, incident = _life(after.doc), after.doc["incidentId"]
+        others = world.watched.open_by_life.setdefault(life, set())
+        if _is_open(after.doc):
+            others.add(incident)
+        else:
+            others.discard(incident)
+        if len(others) > 1:
+            yield f"{life} has {', '.join(sorted(others))} open"
+
+
+@holds("pointer-is-true", "`OPEN#life` points to an incident exactly while that incident is open.", Moment.COMMIT)
+def pointer_is_true(world: "Simulation", changes: Changes) -> Iterator[str]:
+    for key, _, after in changes:
+        if _is_incident(key) and after:
+            pointer = world.ledger.rows.get(Key(Table.INCIDENTS, f"OPEN#{_life(after.doc)}", "META"))
+            points = pointer is not None and pointer.doc["incidentId"] == after.doc["incidentId"]
+            if points != _is_open(after.doc):
+                yield f"{after.doc['incidentId']} is {after.doc['state']}, and its pointer says {points}"
+        elif key.pk.startswith("OPEN#") and after is None:
+            life = key.pk.removeprefix("OPEN#")
+            still = world.watched.open_by_life.get(life)
+            if still and not any(_is_incident(other) for other, _, _ in changes):
+                yield f"the pointer of {life} goes while {', '.join(sorted(still))} is open"
+
+
+@holds("ends-stand", "An incident, an attempt or a job that has ended stays as it ended.", Moment.COMMIT)
+def ends_stand(world: "Simulation", changes: Changes) -> Iterator[str]:
+    for key, before, after in changes:
+        if before is None or "state" not in before.doc or key.sk.startswith("WAIT#"):
+            continue
+        if _is_incident(key):
+            is_over = not _is_open(before.doc)
+        elif key.sk.startswith("ATTEMPT#"):
+            is_over = AttemptState(before.doc["state"]).has_ended
+        elif key.pk.startswith("JOB#") and key.sk == "META":
+            is_over = JobState(before.doc["state"]).has_ended
+        else:
+            continue
+        now = after.doc["state"] if after else "gone"
+        if is_over and now != before.doc["state"]:
+            yield f"{key.pk} {key.sk} was {before.doc['state']} and is {now}"
+
+
+@holds("lease-is-its-owners", "A lease is let go by its owner alone, or once its owner is settled.", Moment.COMMIT)
+def lease_is_its_owners(world: "Simulation", changes: Changes) -> Iterator[str]:
+    for key, before, after in changes:
+        if not key.pk.startswith("LEASE#") or before is None or not before.doc.get("incidentId"):
+            continue
+        owner, now = before.doc["incidentId"], after.doc["incidentId"] if after else ""
+        held = world.ledger.rows.get(rows.incident_key(owner))
+        if owner != now and held and _is_open(held.doc):
+            yield f"{key.pk} went from {owner}, which is open, to {now or 'nobody'}"
+
+
+# ---------------------------------------------------------------- repairs
+
+
+@holds("intent-before-effect", "Before a repair call its intent and its decision are recorded.", Moment.REPAIR)
+def intent_before_effect(world: "Simulation", rung: str, machine: str) -> Iterator[str]:
+    for row in _each(world, "LEASE#"):
+        asks = row.doc.get("asks", ())
+        if asks and asks[-1]["life"]["instanceId"] == machine and asks[-1]["rung"] == rung and not asks[-1]["answer"]:
+            break
+    else:
+        yield f"{rung} of {machine} is called and no lease says so"
+        return
+    decided = [
+        one.doc
+        for one in _each(world, "DEC#")
+        if one.doc["kind"] == "REPAIR"
+        and one.doc["action"] == rung.upper()
+        and one.doc["facts"]["life"]["instanceId"] == machine
+    ]
+    if not decided:
+        yield f"{rung} of {machine} is called and no decision says so"
+
+
+@holds("one-repair-per-life", "A machine has one repair in flight at most, and is replaced once.", Moment.REPAIR)
+def one_repair_per_life(world: "Simulation", rung: str, machine: str) -> Iterator[str]:
+    for at, was, was_heard in world.watched.calls.get(machine, ()):
+        if rung == "replace" == was and machine in world.provider.by_id and was_heard:
+            yield f"{machine} is to be replaced again"
+        if world.provider.running.get(machine) == was and was_heard and rung == was:
+            yield f"{was} of {machine} is in flight, accepted at {at:.1f}"
+        patience = world.policy.repair.reconcile_after_seconds
+        if not was_heard and rung == was and world.loop.seconds - at < patience and machine in world.provider.running:
+            yield f"{was} of {machine} had no reply at {at:.1f} and is called again so soon"
+
+
+@holds(
+    "limits-hold",
+    "No more machines of a pool are in repair, or carry our cordon, than its limits allow.",
+    Moment.REPAIR,
+)
+def limit_of_repairs_holds(world: "Simulation", rung: str, machine: str) -> Iterator[str]:
+    rails = world.policy.repair.guardrails
+    most = min(rails.fleet_repairs, bound(rails.pool_repairs, rails.pool_repair_share, world.size))
+    others = []
+    for row in _each(world, "LEASE#"):
+        owner = world.ledger.rows.get(rows.incident_key(row.doc["incidentId"]))
+        called = [
+            ask for ask in row.doc["asks"] if ask["incidentId"] == row.doc["incidentId"] and ask["rung"] in NODE_RUNGS
+        ]
+        # Once its node branch has ended, a machine is in service again, or in a person's hands.
+        is_in_repair = owner and _is_open(owner.doc) and called and not owner.doc["nodeBranch"]
+        if owner and is_in_repair and owner.doc["life"]["instanceId"] != machine:
+            others.append(owner.doc["life"]["instanceId"])
+    if len(others) >= most:
+        yield f"{rung} of {machine} beside {', '.join(others)}, of {most}"
+
+
+@holds("limits-hold", "", Moment.CORDON)
+def limit_of_cordons_holds(world: "Simulation", name: str) -> Iterator[str]:
+    rails = world.policy.repair.guardrails
+    most = min(rails.fleet_cordons, bound(rails.pool_cordons, rails.pool_cordon_share, world.size))
+    others = [one.name for one in world.cluster.by_name.values() if one.is_cordoned and one.incident_id]
+    if name not in others and len(others) >= most:
+        yield f"{name} is to be cordoned beside {', '.join(others)}, of {most}"
+
+
+@holds("no-harm-while-held", "Nothing harmful is done in mode observe or recommend, or under a hold.", Moment.REPAIR)
+def no_harm_while_held(world: "Simulation", rung: str, machine: str) -> Iterator[str]:
+    if barred := _barred(world):
+        yield f"{rung} of {machine} {barred}"
+
+
+@holds("no-harm-while-held", "", Moment.STOP)
+def no_stop_while_held(world: "Simulation", job_id: str, attempt: int) -> Iterator[str]:
+    # A stop that was asked for earlier, or by a person, is carried out; only a recovery's own is held.
+    is_recovery = world.calls and world.calls[-1].function in ("protect_jobs", "repair_node")
+    if is_recovery and (barred := _barred(world)):
+        yield f"{job_id}-a{attempt} is stopped {barred}"
+
+
+@holds("no-harm-while-held", "", Moment.CORDON)
+def no_cordon_while_watching(world: "Simulation", name: str) -> Iterator[str]:
+    if world.mode != "act":
+        yield f"{name} is cordoned in mode {world.mode}"
+
+
+@holds("no-harm-while-held", "", Moment.LAUNCH)
+def no_launch_while_watching(world: "Simulation", spec: LaunchSpec) -> Iterator[str]:
+    if world.mode != "act":
+        yield f"{spec.attempt.workload_name} is launched in mode {world.mode}"
+
+
+def _barred(world: "Simulation") -> str:
+    if world.mode != "act":
+        return f"in mode {world.mode}"
+    since, until = world.hold
+    return "under a hold" if since < _began(world) and world.loop.seconds < until else ""
+
+
+@holds("persons-cordon-stays", "What a person cordoned is neither repaired nor un-cordoned.", Moment.REPAIR)
+def persons_node_is_left(world: "Simulation", rung: str, machine: str) -> Iterator[str]:
+    node = world.node_of(machine)
+    if node and world.watched.persons.get(node.name, 1e12) < _began(world):
+        yield f"{rung} of {machine}, which a person cordoned"
+
+
+@holds("persons-cordon-stays", "", Moment.RELEASE)
+def persons_cordon_stays(world: "Simulation", name: str, result: str) -> Iterator[str]:
+    if result == "RELEASED" and name in world.watched.persons:
+        yield f"{name} was cordoned by a person and is released"
+
+
+# ---------------------------------------------------------------- jobs
+
+
+@holds("charge-with-attempt", "An attempt is charged exactly while it is live.", Moment.COMMIT)
+def charge_with_attempt(world: "Simulation", changes: Changes) -> Iterator[str]:
+    for key, _, after in changes:
+        if key.table is not Table.JOBS or not key.sk.startswith("ATTEMPT#") or after is None:
+            continue
+        name = f"{after.doc['jobId']}-a{after.doc['attempt']}"
+        charge = world.ledger.rows.get(Key(Table.QUOTAS, f"TREE#{rows.ROOT_TREE}", f"CHARGE#{name}"))
+        is_live = not AttemptState(after.doc["state"]).has_ended
+        if is_live != (charge is not None):
+            yield f"{name} is {after.doc['state']} and its charge is {'there' if charge else 'not there'}"
+
+
+@holds("no-overcommit", "No node is charged with more accelerators than it has.", Moment.COMMIT)
+def no_overcommit(world: "Simulation", changes: Changes) -> Iterator[str]:
+    if not any(key.sk.startswith("CHARGE#") and after for key, _, after in changes):
+        return
+    used: dict[str, int] = {}
+    for row in _each(world, f"TREE#{rows.ROOT_TREE}", "CHARGE#"):
+        charge = rows.read(row, Charge)
+        for name in charge.node_names:
+            used[name] = used.get(name, 0) + charge.accelerators // len(charge.node_names)
+    yield from (f"{name} is charged with {count}" for name, count in used.items() if count > GPUS)
+
+
+@holds(
+    "attempts-are-alone", "An attempt starts when no other of its job can be reached, behind its fence.", Moment.LAUNCH
+)
+def attempts_are_alone(world: "Simulation", spec: LaunchSpec) -> Iterator[str]:
+    attempt = spec.attempt
+    for (_, job_id, number), other in world.cluster.jobs.get(CLUSTER, {}).items():
+        if job_id != attempt.job_id or number == attempt.attempt:
+            continue
+        for pod in other.pods:
+            node = world.cluster.node(CLUSTER, pod.node_name)
+            seconds = world.policy.jobs.lost_node_seconds
+            if not pod.has_ended and pod.node_name and not is_lost(node, world.loop.now(), seconds):
+                yield f"{attempt.workload_name} starts while {pod.name} runs on {pod.node_name}"
+    if spec.job.checkpoint_uri:
+        fence, _ = world.checkpoints.fence(spec.job.checkpoint_uri)
+        if fence is None or fence["attempt"] < attempt.attempt:
+            yield f"{attempt.workload_name} starts without its fence"
+
+
+@holds("no-attempt-without-charge", "Nothing is launched without a charge.", Moment.LAUNCH)
+def no_attempt_without_charge(world: "Simulation", spec: LaunchSpec) -> Iterator[str]:
+    row = world.ledger.rows.get(rows.attempt_key(spec.attempt.job_id, spec.attempt.attempt))
+    is_over = row is not None and AttemptState(row.doc["state"]).has_ended
+    if not is_over and rows.charge_key(spec.attempt) not in world.ledger.rows:
+        yield f"{spec.attempt.workload_name} is launched without a charge"
+
+
+@holds("fenced-is-never-read", "Nothing that was written behind a later fence is resumed from.", Moment.LAUNCH)
+def fenced_is_never_read(world: "Simulation", spec: LaunchSpec) -> Iterator[str]:
+    if f"{spec.attempt.job_id} {spec.resume_from}" in world.trainers.late:
+        yield f"{spec.attempt.workload_name} resumes from {spec.resume_from}, which was written late"
+
+
+@holds("distrusted-is-never-read", "What was written under suspicion is not resumed from.", Moment.LAUNCH)
+def distrusted_is_never_read(world: "Simulation", spec: LaunchSpec) -> Iterator[str]:
+    attempt, began = spec.attempt, world.trainers.started.get(f"{spec.attempt.job_id} {spec.resume_from}")
+    if began is None or attempt.resume_from is None:
+        return
+    for row in _each(world, "DEC#"):
+        doc, facts = row.doc, row.doc["facts"]
+        if doc["kind"] != "RESUME" or facts["jobId"] != attempt.job_id or facts["trust"] == "trusted":
+            continue
+        first = (datetime.fromisoformat(facts["firstSignalAt"]) - A_MOMENT).total_seconds()
+        # The pin of the attempt right after the hurt one honours it; later ones go on from there.
+        is_suspect = attempt.resume_from.attempt <= facts["attempt"] == attempt.attempt - 1
+        if is_suspect and began > first - world.policy.jobs.distrust_guard_seconds + 1:
+            seconds = f"{began - first:.0f} s after the signal"
+            yield f"{attempt.workload_name} resumes from {spec.resume_from}, begun {seconds}"
+
+
+# ---------------------------------------------------------------- waits, pages, functions
+
+
+@holds("one-answer-per-wait", "A wait is given one answer, however often it is given.", Moment.ANSWER)
+def one_answer_per_wait(world: "Simulation", token: str, output: "Json") -> Iterator[str]:
+    first = world.watched.answers.setdefault(token, output)
+    if first != output:
+        yield f"{token} was told {first['outcome']} and is told {output['outcome']}"
+
+
+@holds("one-page-per-incident", "A person is called once for one thing.", Moment.PAGE)
+def one_page_per_incident(world: "Simulation", key: str) -> Iterator[str]:
+    incident = "-".join(key.split("-")[:2])
+    injuries = world.chaos.injuries
+    before = world.watched.pages.get(incident)
+    # A call that dies between the page and its record pages again, under the same key: Lambda cannot do better.
+    if before and (before[0] != key or before[1] == injuries):
+        yield f"{incident} was paged as {before[0]} and is paged as {key}"
+    world.watched.pages[incident] = (key, injuries)
+
+
+@holds("functions-do-not-break", "A function fails only where the world failed it.", Moment.FAILURE)
+def functions_do_not_break(world: "Simulation", call: "Call", error: Exception) -> Iterator[str]:
+    if type(error) is not TransientError and not isinstance(error, TransientError):
+        kind = "refuses" if isinstance(error, PermanentError) else "breaks"
+        yield f"{call.function} {kind}: {type(error).__name__}: {error}"
+
+
+@holds("functions-do-not-break", "", Moment.END)
+def nothing_broke_quietly(world: "Simulation") -> Iterator[str]:
+    for line in world.telemetry.lines:
+        if line.message == "Failed":
+            yield f"{line.keys.get('error')}: {line.keys.get('detail')}"
+
+
+# ---------------------------------------------------------------- the end
+
+
+@holds(
+    "comes-to-rest",
+    "When faults stop, all incidents, workflows, waits and jobs end, even if only the sweeper is left.",
+    Moment.END,
+)
+def comes_to_rest(world: "Simulation") -> Iterator[str]:
+    yield from _unrest(world)
+
+
+def _unrest(world: "Simulation") -> Iterator[str]:
+    """What is still to be done."""
+    blocked = {doc["incidentId"] for doc in _incidents(world) if _is_out_of_places(world, doc)}
+    for doc in _incidents(world):
+        if _is_open(doc) and doc["incidentId"] not in blocked:
+            yield f"{doc['incidentId']} is {doc['state']}"
+    for name, execution in world.engine.executions.items():
+        if execution.status is ExecutionState.RUNNING and execution.document.get("incidentId") not in blocked:
+            yield f"{name[1]} runs still, since {execution.entered[-1]}"
+    for job in _jobs(world):
+        if not job.state.has_ended and job.state is not JobState.PENDING:
+            yield f"{job.job_id} is {job.state}"
+    for key in world.ledger.rows:
+        if key.sk.startswith("WAIT#") and key.pk.removeprefix("INC#") not in blocked:
+            yield f"{key.pk} {key.sk} is open"
+    for decision in _pass(world):
+        if decision.action in (Action.ADMIT, Action.BACK_OFF):
+            yield f"{decision.job_id} could start: {decision.reason}"
+
+
+def _is_out_of_places(world: "Simulation", doc: "Json") -> bool:
+    """Whether a recovery waits rightly: all places of its pool are taken by machines that people must see to."""
+    if not doc.get("block") or doc["block"]["rule"] not in ("POOL_CORDONS", "FLEET_CORDONS"):
+        return False
+    node = world.node_of(doc["life"]["instanceId"])
+    sick = node is not None and (not node.is_ready or bool(node.labels))
+    return sick and next(limit_of_cordons_holds(world, node.name), "") != ""
+
+
+def _pass(world: "Simulation") -> Iterator[Any]:
+    """What a pass would decide about the world as it is."""
+    pending = [Request.of(job) for job in _jobs(world) if job.state is JobState.PENDING]
+    if not pending or world.mode != "act":
+        return
+    nodes = join_nodes(world.cluster.nodes(CLUSTER), world.provider.nodes(), CLUSTER)
+    in_use = {(CLUSTER, name): count for name, count in world.cluster.accelerators_in_use(CLUSTER).items()}
+    charges = [rows.read(row, Charge) for row in _each(world, f"TREE#{rows.ROOT_TREE}", "CHARGE#")]
+    seen = [(CLUSTER, one) for one in world.cluster.workloads(CLUSTER)]
+    snapshot = Snapshot(rooms=rooms_of(nodes, in_use, charges, seen), pending=tuple(pending))
+    yield from admit(snapshot, world.policy.scheduling, world.loop.now())
+
+
+@holds("nothing-left-behind", "At rest no lease, pointer, charge or workload is left.", Moment.END)
+def nothing_left_behind(world: "Simulation") -> Iterator[str]:
+    for key, row in world.ledger.rows.items():
+        if key.pk.startswith("OPEN#"):
+            incident = world.ledger.rows.get(rows.incident_key(row.doc["incidentId"]))
+            if incident is None or not _is_out_of_places(world, incident.doc):
+                yield key.pk
+        elif key.pk.startswith("LEASE#") and row.doc.get("incidentId"):
+            yield f"{key.pk} is held by {row.doc['incidentId']}"
+    charged = {key.sk for key in world.ledger.rows if key.sk.startswith("CHARGE#")}
+    live = {f"CHARGE#{doc['jobId']}-a{doc['attempt']}" for doc in _live_attempts(world)}
+    yield from (f"{name} has no attempt" for name in sorted(charged - live))
+    yield from (f"{name} is missing" for name in sorted(live - charged))
+    for row in _each(world, "TEAM#", "USAGE"):
+        held = sum(rows.read(one, Charge).accelerators for one in _each(world, "TREE#", "CHARGE#"))
+        if row.doc["accelerators"] != held:
+            yield f"{row.key.pk} is charged with {row.doc['accelerators']}, and its attempts hold {held}"
+    for workload in world.cluster.running():
+        attempt = workload.spec.attempt
+        name = f"CHARGE#{attempt.workload_name}"
+        alive = [pod for pod in workload.pods if not pod.has_ended and not pod.is_terminating]
+        if workload.is_there and alive and name not in live:
+            yield f"{attempt.workload_name} runs on after its end"
+
+
+@holds(
+    "nothing-lost",
+    "Each sign of a sick node leads to an incident, each job ends or waits for a reason.",
+    Moment.END,
+)
+def nothing_lost(world: "Simulation") -> Iterator[str]:
+    if world.mode == "act":
+        yield from _sick_and_unnoticed(world)
+    for body in world.watched.delivered:
+        yield from _forgotten(world, body)
+    for job in _jobs(world):
+        if not job.state.has_ended and not job.reason:
+            yield f"{job.job_id} is {job.state} and says not why"
+
+
+def _sick_and_unnoticed(world: "Simulation") -> Iterator[str]:
+    known = {doc["life"]["instanceId"] for doc in _incidents(world)}
+    for node in world.cluster.by_name.values():
+        is_sick = not node.is_ready or any("fault-types" in label for label in node.labels)
+        if is_sick and node.instance_id not in known:
+            yield f"{node.instance_id} is sick, and no incident says so"
+
+
+def _forgotten(world: "Simulation", body: str) -> Iterator[str]:
+    parsed: Any = envelope.parse(body.encode())
+    for fact in getattr(parsed, "facts", (parsed,)):
+        if fact.kind != "SICKENED":
+            continue
+        key = fact.fact_key
+        kept = (rows.fact_key(key), rows.unresolved_row({}, key, A_MOMENT).key)
+        is_over = any(row.key.pk.startswith(f"LAST#{CLUSTER}/{fact.instance_id}/") for row in _each(world, "LAST#"))
+        if not is_over and not any(one in world.ledger.rows for one in kept):
+            yield f"{key} was taken from the queue and is nowhere"
+
+
+@holds("uncordon-is-never-blocked", "A node that is well again and was cordoned by us is un-cordoned.", Moment.END)
+def uncordon_is_never_blocked(world: "Simulation") -> Iterator[str]:
+    for node in world.cluster.by_name.values():
+        row = world.ledger.rows.get(rows.incident_key(node.incident_id)) if node.incident_id else None
+        if node.is_cordoned and row and row.doc["state"] == "RECOVERED":
+            yield f"{node.name} is cordoned for {node.incident_id}, which has recovered"
+
+
+@holds("decisions-replay", "Every recorded decision replays to the same answer from its own facts.", Moment.END)
+def decisions_replay(world: "Simulation") -> Iterator[str]:
+    for row in _each(world, "DEC#"):
+        record = rows.read(row, Decision)
+        try:
+            differs = replay(record, world.policy).differs_from(record)
+        except CannotReplayError as error:
+            differs = str(error)
+        if differs:
+            yield f"{record.kind} {record.decision_id}: {differs}"

@@ -1,0 +1,158 @@
+"""What happens to a seed's world: faults of machines, people, outages and jobs, laid out before it begins."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tests.fakes.cluster import CLUSTER
+
+if TYPE_CHECKING:
+    from tests.simulator.simulation import Simulation
+
+CHAOS_SECONDS = (60.0, 100.0, 160.0)
+FAULTS = ("NvidiaErrorReboot", "NvidiaErrorTerminate", "EfaError", "XidHardwareFailure", "XidUserAppError", "NewThing")
+
+
+def lay_out(world: "Simulation") -> float:
+    """Plan the hostile part of a run; return how long it lasts."""
+    chance = world.chance
+    lasts = chance.choice(CHAOS_SECONDS)
+    world.tell(
+        f"a fleet of {world.size} in mode {world.mode}"
+        + (", all events are lost" if world.drops_events else "")
+        + (", HyperPod repairs by itself" if world.owner_repairs else "")
+    )
+    _jobs(world)
+    _outages(world, lasts)
+    rate = chance.choice((0.0, 0.01, 0.03, 0.06))
+    trouble = chance.choice((0.0, 0.1, 0.3, 0.6))
+
+    def begin() -> None:
+        world.chaos.rate, world.provider.trouble = rate, trouble
+
+    world.loop.after(3, begin)
+    for _ in range(chance.choice((1, 1, 2, 2, 3, 4))):
+        world.loop.after(chance.uniform(5, lasts - 5), _fault(world))
+    for _ in range(chance.choice((0, 0, 1, 1, 2))):
+        world.loop.after(chance.uniform(3, lasts - 5), _deed(world))
+    return lasts
+
+
+def _jobs(world: "Simulation") -> None:
+    chance = world.chance
+    for number in range(chance.choice((1, 1, 2, 3, 5))):
+        nodes = chance.choice((1, 1, 2, min(3, world.size), world.size))
+        length = chance.choice((30.0, 80.0, 200.0))
+        keeps = chance.random() < 0.7
+        at = chance.choice((0.5, 1.0, 20.0, 50.0))
+        world.loop.after(
+            at,
+            lambda number=number, nodes=nodes, length=length, keeps=keeps: world.submit(  # type: ignore[misc]  # bound now
+                number, nodes, length, keeps=keeps
+            ),
+        )
+
+
+def _outages(world: "Simulation", lasts: float) -> None:
+    """Let the watch, the sweeper or the provider's capacity be away for a part of it."""
+    chance = world.chance
+    for name in ("is_watching", "is_sweeping", "has_capacity"):
+        if chance.random() < 0.25:
+            owner = world.provider if name == "has_capacity" else world
+            begins, ends = sorted(chance.uniform(0, lasts) for _ in range(2))
+            world.loop.after(begins, lambda owner=owner, name=name: setattr(owner, name, False))  # type: ignore[misc]  # bound now
+            back = not (name == "is_watching" and world.drops_events)
+            world.loop.after(ends, lambda owner=owner, name=name, back=back: setattr(owner, name, back))  # type: ignore[misc]  # bound now
+
+
+def _fault(world: "Simulation") -> Callable[[], None]:
+    """Choose one thing that goes wrong with a machine or a job."""
+    chance = world.chance
+    number, kind = chance.randrange(100), chance.randrange(10)
+    seconds, fault = chance.uniform(5, 90), chance.choice(FAULTS)
+
+    def marked() -> None:
+        machine = world.machine(number)
+        world.sicken(machine, fault, marked=True, heard=True)
+        if kind == 1:  # a burst: the second sign is worse, or another witness
+            world.loop.after(2, lambda: world.sicken(machine, "NvidiaErrorTerminate", marked=True, heard=True))
+        if kind == 2:  # it flaps
+            world.loop.after(seconds, lambda: _well(world, machine))
+
+    def unmarked() -> None:
+        world.sicken(world.machine(number), fault, marked=False, heard=True)
+
+    def cut_off() -> None:
+        node = world.node_of(world.machine(number))
+        if node is None or not node.is_ready:
+            return
+        world.tell(f"{node.instance_id} is cut off")
+        world.cluster.lose_node(node.name)
+        if kind == 6:
+            world.loop.after(seconds, lambda: _reconnect(world, node.name))
+
+    def dead() -> None:
+        node = world.node_of(world.machine(number))
+        if node is not None and node.is_ready:
+            world.tell(f"{node.instance_id} is dead")
+            world.cluster.kill_node(node.name)
+
+    def broken() -> None:
+        running = [one for one in world.cluster.running() if one.is_there and one.pods]
+        if running:
+            attempt = running[number % len(running)].spec.attempt
+            world.tell(f"{attempt.workload_name} fails by itself")
+            world.cluster.fail_pods(attempt.job_id, attempt.attempt, 0)
+
+    def aborted() -> None:
+        alive = [one for one in world.engine.executions.values() if one.status == "RUNNING"]
+        if alive:
+            execution = alive[number % len(alive)]
+            world.tell(f"{execution.name} is aborted")
+            world.engine.abort(execution)
+
+    return (marked, marked, marked, marked, unmarked, cut_off, cut_off, dead, broken, aborted)[kind]
+
+
+def _well(world: "Simulation", machine: str) -> None:
+    node = world.node_of(machine)
+    if node is not None:
+        world.tell(f"{machine} shows no fault any more")
+        world.cluster.set_node(node.name, labels={})
+        if not world.drops_events:
+            world.deliver(world.event(machine, ""), 1.0)
+
+
+def _reconnect(world: "Simulation", name: str) -> None:
+    node = world.cluster.node(CLUSTER, name)
+    if node is not None and not node.is_ready and node.instance_id not in world.provider.running:
+        world.tell(f"{node.instance_id} is back by itself")
+        world.cluster.ready_node(name)
+
+
+def _deed(world: "Simulation") -> Callable[[], None]:
+    """Choose one thing that a person does."""
+    chance = world.chance
+    number, seconds = chance.randrange(100), chance.uniform(20, 120)
+
+    def cordon() -> None:
+        node = world.node_of(world.machine(number))
+        if node is not None and not node.is_cordoned:
+            world.tell(f"bo cordons {node.instance_id}")
+            world.cluster.set_node(node.name, is_cordoned=True)
+            world.watched.persons[node.name] = world.loop.seconds
+
+    def uncordon() -> None:
+        ours = [node for node in world.cluster.by_name.values() if node.is_cordoned]
+        if ours:
+            node = ours[number % len(ours)]
+            world.tell(f"bo un-cordons {node.instance_id}")
+            world.watched.persons.pop(node.name, None)
+            world.cluster.set_node(node.name, is_cordoned=False, incident_id=None)
+
+    def hold() -> None:
+        world.hold_automation(seconds)
+
+    def cancel() -> None:
+        world.cancel(number % 3)
+
+    return chance.choice((cordon, uncordon, hold, hold, cancel))

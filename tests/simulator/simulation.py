@@ -1,0 +1,736 @@
+"""One seed: a fleet, a hostile schedule, the real functions and workflows, and what became of it all."""
+
+import contextlib
+import functools
+import hashlib
+import importlib
+import importlib.util
+import json
+import pkgutil
+import random
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Self
+
+import evenkeel.services
+from evenkeel.domain.policy import GuardrailPolicy, JobPolicy, Policy, RepairPolicy, WatchPolicy
+from evenkeel.domain.scheduling.jobs import JobSpec
+from evenkeel.ports import EvenkeelError, ExecutionState, Key, LaunchSpec, Machine, Put, Row, Write
+from evenkeel.runtime import wiring
+from evenkeel.runtime.settings import Settings
+from evenkeel.services import cancel_job, hold_automation, submit_job
+from tests.fakes.checkpoints import InMemoryCheckpoints
+from tests.fakes.cluster import CLUSTER
+from tests.fakes.crashes import Crash
+from tests.fakes.ledger import InMemoryLedger
+from tests.fakes.messages import InMemoryDeadLetters, InMemoryRawEvents, RecordingPager
+from tests.fakes.system import RecordingTelemetry, SequenceIds
+from tests.simulator.asl import Engine, Execution, Failure, Json, Reply
+from tests.simulator.chaos import Chaos
+from tests.simulator.data_centre import FAULT_TYPES, LoopClock, SimulatedCluster, SimulatedProvider, Trainers, machines
+from tests.simulator.loop import Loop
+
+FUNCTIONS = Path(__file__).resolve().parents[2] / "functions"
+SWEEPS_EVERY = 30.0
+WATCHES_EVERY = 20.0
+CALM_SECONDS = 2700.0
+"""After the last fault everything must have come to rest within this."""
+_RECEIVES = 5
+_SEEN_AGAIN_AFTER = 20.0
+_ASYNC_RETRIES = (60.0, 120.0)
+
+POLICY = Policy(
+    name="simulated",
+    repair=RepairPolicy(
+        reboot_deadline_seconds=60,
+        replace_deadline_seconds=90,
+        owner_deadline_seconds=150,
+        reconcile_after_seconds=45,
+        retry_seconds=5,
+        settle_scale=0.05,
+        drain_scale=0.05,
+        validation_deadline_seconds=30,
+        return_margin_seconds=2,
+        takeover_seconds=60,
+        leave_seconds=20,
+        way_deadline_seconds=200,
+        approval_deadline_seconds=150,
+        guardrails=GuardrailPolicy(shared_cause_window_seconds=240, stale_after_seconds=300),
+    ),
+    jobs=JobPolicy(
+        launch_deadline_seconds=120,
+        running_deadline_seconds=60,
+        stop_deadline_seconds=60,
+        lost_node_seconds=15,
+        resume_deadline_seconds=300,
+        application_restarts=2,
+        restart_backoff_seconds=5,
+        restart_backoff_max_seconds=20,
+        blame_seconds=8,
+        distrust_guard_seconds=10,
+    ),
+    watch=WatchPolicy(
+        not_ready_seconds=20,
+        watch_seconds=15,
+        tick_seconds=10,
+        first_boot_grace_seconds=60,
+        execution_grace_seconds=20,
+        max_runs=20,
+    ),
+)
+
+LOOSE = GuardrailPolicy(pool_repair_share=0.67, pool_cordon_share=1.0, shared_cause_count=50)
+"""So that some fleets see several repairs at a time."""
+POLICIES = (POLICY, POLICY.but(repair=POLICY.repair.but(guardrails=LOOSE)))
+
+
+@functools.cache
+def handler(name: str) -> Callable[[Json, Any], Json]:
+    """Load the function of this name as Lambda does."""
+    spec = importlib.util.spec_from_file_location(f"functions.{name}.handler", FUNCTIONS / name / "handler.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found: Callable[[Json, Any], Json] = module.handler
+    return found
+
+
+@functools.cache
+def function_of(placeholder: str) -> str:
+    """Return `cordon_node` for `${CordonNodeArn}`."""
+    words = placeholder.removeprefix("${").removesuffix("Arn}")
+    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in words).lstrip("_")
+
+
+class InTurn:
+    """An executor without threads: a seed must be told in one order."""
+
+    def __init__(self, max_workers: int = 1) -> None:
+        pass
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def submit(self, work: Callable[..., Any], *args: Any) -> "Future[Any]":
+        future: Future[Any] = Future()
+        try:
+            future.set_result(work(*args))
+        except EvenkeelError as error:
+            future.set_exception(error)
+        return future
+
+
+@functools.cache
+def _with_threads() -> tuple[Any, ...]:
+    names = [found.name for found in pkgutil.iter_modules(evenkeel.services.__path__)]
+    modules = [importlib.import_module(f"evenkeel.services.{name}") for name in names]
+    return tuple(module for module in modules if hasattr(module, "ThreadPoolExecutor"))
+
+
+@contextlib.contextmanager
+def _in_turn() -> Iterator[None]:
+    before = [(module, module.ThreadPoolExecutor) for module in _with_threads()]
+    for module, _ in before:
+        module.ThreadPoolExecutor = InTurn
+    try:
+        yield
+    finally:
+        for module, executor in before:
+            module.ThreadPoolExecutor = executor
+
+
+class QuietTelemetry(RecordingTelemetry):
+    """Keeps nothing but what a bug leaves behind, and tells what became of events."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        super().__init__()
+        self.tell = tell
+
+    def count(self, name: str, value: float = 1.0, **dimensions: str) -> None: ...
+    def seconds(self, name: str, value: float, **dimensions: str) -> None: ...
+
+    def info(self, message: str, **keys: Any) -> None:
+        if message == "EventDone":
+            self.tell(f"event {keys.get('outcome')}: {keys.get('reason')}")
+
+    def warning(self, message: str, **keys: Any) -> None: ...
+
+
+@dataclass(frozen=True)
+class Call:
+    """One invocation of a function."""
+
+    function: str
+    began: float
+    injuries: int
+    """Of the whole world when it began."""
+
+
+@dataclass(frozen=True)
+class Violation:
+    """An invariant that did not hold."""
+
+    invariant: str
+    text: str
+    at: float
+
+
+@dataclass
+class Result:
+    """What became of a seed."""
+
+    seed: int
+    violations: list[Violation]
+    story: list[tuple[float, str]]
+    seconds: float
+    """Virtual time until everything was at rest."""
+    incidents: int = 0
+    decisions: int = 0
+
+    @property
+    def trace(self) -> str:
+        """A hash of everything that happened, in its order."""
+        return hashlib.sha256("\n".join(f"{at:.6f} {text}" for at, text in self.story).encode()).hexdigest()[:16]
+
+
+@dataclass
+class Watched:
+    """What the checks need to remember, beside the ledger and the data centre."""
+
+    open_by_life: dict[str, set[str]] = field(default_factory=dict)
+    answers: dict[str, Json] = field(default_factory=dict)
+    """What each token was told first."""
+    pages: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """By incident: the key of its page, and how often the world had gone wrong by then."""
+    calls: dict[str, list[tuple[float, str, bool]]] = field(default_factory=dict)
+    """Repair calls that the provider took, by machine: when, which rung, and whether the reply got through."""
+    persons: dict[str, float] = field(default_factory=dict)
+    """Nodes that a person cordoned, and when."""
+    delivered: list[str] = field(default_factory=list)
+    """Bodies of events that the queue handed over, and that were taken."""
+    settled: dict[str, str] = field(default_factory=dict)
+    """How each incident, attempt and job ended, by its row."""
+
+
+class WatchedLedger(InMemoryLedger):
+    """Tells every row that a commit changed."""
+
+    def __init__(self, told: Callable[[list[tuple[Key, Row | None, Row | None]]], None]) -> None:
+        super().__init__()
+        self.told = told
+
+    def commit(self, *writes: Write, token: str = "") -> None:
+        before = {key: self.rows.get(key) for key in map(_key_of, writes)}
+        count = len(self.commits)
+        super().commit(*writes, token=token)
+        if len(self.commits) > count:
+            self.told([(key, row, self.rows.get(key)) for key, row in before.items()])
+
+
+def _key_of(write: Write) -> Key:
+    return write.row.key if isinstance(write, Put) else write.key
+
+
+class Simulation:
+    """The world of one seed."""
+
+    def __init__(self, seed: int, checks: Any) -> None:
+        self.seed = seed
+        self.chance = random.Random(seed)
+        self.loop = Loop()
+        self.story: list[tuple[float, str]] = []
+        self.violations: list[Violation] = []
+        self.watched = Watched()
+        self.checks = checks
+        self.calls: list[Call] = []
+        """Functions that run now; more than one where some are paused."""
+        self.size = self.chance.choice((3, 3, 4, 4, 5, 6, 8, 12))
+        self.mode = self.chance.choices(("act", "observe", "recommend"), (90, 6, 4))[0]
+        self.policy = self.chance.choice(POLICIES)
+        self.drops_events = self.chance.random() < 0.12
+        """Total loss: no event and no change is heard, the sweeper is alone."""
+        self.is_calm = False
+        self.is_watching = not self.drops_events
+        self.is_sweeping = True
+        self.hold: tuple[float, float] = (0.0, 0.0)
+        """Since and until when automation is held."""
+        self.rests_from = 0.0
+        """When the last thing that was laid out has happened."""
+        self._pass_is_due = self._watch_is_due = False
+        self._build()
+
+    def _build(self) -> None:
+        loop, chance = self.loop, self.chance
+        self.chaos = Chaos(chance, loop, self.tell)
+        self.ledger = WatchedLedger(lambda changes: self.checks.commit(self, changes))
+        self.cluster = SimulatedCluster(loop, *machines(self.size, chance))
+        self.provider = SimulatedProvider(loop, chance, self.cluster, self.size)
+        self.provider.is_told = self.tell
+        self.owner_repairs = chance.random() < 0.08
+        self.provider.settings = self.provider.settings.but(repairs_by_itself=self.owner_repairs)
+        self.checkpoints = InMemoryCheckpoints()
+        self.trainers = Trainers(loop, chance, self.cluster, self.checkpoints, self.tell)
+        self.cluster.on_launch = self.trainers.launched
+        self.cluster.on_change = self.hear
+        self.engine = Engine(loop, self.invoke, chance)
+        self.engine.on_end = self._execution_ended
+        self.pager = RecordingPager()
+        self.ids = SequenceIds()
+        wrapped = {
+            name: self.chaos.around(name, port)
+            for name, port in {
+                "ledger": self.ledger,
+                "cluster": WatchedCluster(self),
+                "provider": WatchedProvider(self),
+                "checkpoints": self.checkpoints,
+                "workflows": Workflows(self),
+                "tokens": Tokens(self),
+                "wait_answers": WaitAnswers(self),
+                "passes": Passes(self),
+                "pager": Pager(self),
+                "raw_events": InMemoryRawEvents(),
+                "dead_letters": InMemoryDeadLetters(),
+            }.items()
+        }
+        settings = Settings.from_environment(
+            {
+                "EVENKEEL_FLEET": "research",
+                "EVENKEEL_MODE": self.mode,
+                "HYPERPOD_CLUSTER_ARN": self.provider.settings.arn,
+                "KUBERNETES_CLUSTERS": CLUSTER,
+            }
+        )
+        self.telemetry = QuietTelemetry(self.tell)
+        self.world = wiring.World(
+            settings,
+            policy=self.policy,
+            clock=LoopClock(loop),
+            ids=self.ids,
+            telemetry=self.telemetry,
+            **wrapped,
+        )
+
+    def tell(self, text: str) -> None:
+        self.story.append((self.loop.seconds, text))
+
+    def violate(self, invariant: str, text: str) -> None:
+        self.tell(f"VIOLATED {invariant}: {text}")
+        self.violations.append(Violation(invariant, text, self.loop.seconds))
+
+    # ------------------------------------------------------------ functions
+
+    def call(self, name: str, event: Json) -> Json:
+        """Run a function once, in this process, as Lambda does."""
+        call = Call(name, self.loop.seconds, self.chaos.injuries)
+        self.calls.append(call)
+        try:
+            answer = handler(name)(event, SimpleNamespace(function_name=name, aws_request_id="request"))
+        except Crash:
+            raise
+        except Exception as error:
+            self.checks.raised(self, call, error)
+            raise
+        finally:
+            self.calls.pop()
+        return answer
+
+    def invoke(self, state: str, placeholder: str, payload: Json, reply: Reply) -> None:
+        """Call the function behind a state, and have its answer a little later."""
+        name = function_of(placeholder)
+
+        def run() -> None:
+            try:
+                if self.chaos.hits():
+                    self.tell(f"{name} is throttled")
+                    result: Any = Failure("Lambda.TooManyRequestsException")
+                else:
+                    result = self.call(name, payload)
+            except Crash:
+                result = Failure("Runtime.ExitError")
+            except Exception as error:  # noqa: BLE001 - Lambda names whatever a function raises
+                result = Failure(type(error).__name__, str(error))
+            if self.chaos.hits(0.5):
+                self.tell(f"the answer of {name} is lost")
+                result = Failure("Lambda.Unknown")
+            subject = payload.get("incidentId") or f"{payload.get('jobId')}-a{payload.get('attempt')}"
+            said = result.error if isinstance(result, Failure) else result.get("outcome", "")
+            why = f": {result.cause}" if isinstance(result, Failure) else f": {result.get('reason', '')}"
+            self.tell(f"{subject} {state}: {said}{why[:160]}")
+            self.loop.after(0.05, lambda: reply(result))
+
+        self.loop.after(0.1, run)
+
+    def later(self, name: str, event: Json, seconds: float, tries: tuple[float, ...] = _ASYNC_RETRIES) -> None:
+        """Invoke a function without waiting for it: at least once, and tried again when it fails."""
+
+        def run() -> None:
+            try:
+                self.call(name, event)
+            except (Crash, Exception):  # noqa: BLE001 - what a failed event leads to is Lambda's
+                if tries:
+                    self.later(name, event, tries[0], tries[1:])
+                else:
+                    self.tell(f"{name} gave up on an event")
+
+        self.loop.after(seconds, run)
+
+    def deliver(self, body: str, seconds: float, receives: int = 1) -> None:
+        """Hand an event to its function through its queue."""
+
+        def run() -> None:
+            record = {"messageId": "m-1", "body": body}
+            try:
+                failed = self.call("receive_event", {"Records": [record]})["batchItemFailures"]
+            except Crash:
+                failed = [record]
+            if not failed:
+                self.watched.delivered.append(body)
+            elif receives < _RECEIVES:
+                self.deliver(body, _SEEN_AGAIN_AFTER, receives + 1)
+
+        self.loop.after(seconds, run)
+
+    def ask_for_pass(self, seconds: float = 0.3) -> None:
+        """Queue a pass; requests that wait already are one."""
+        if self._pass_is_due:
+            return
+        self._pass_is_due = True
+
+        def run() -> None:
+            self._pass_is_due = False
+            try:
+                failed = self.call("schedule_jobs", {"Records": [{"messageId": "m-1", "body": "{}"}]})
+            except Crash:
+                failed = {"batchItemFailures": ["m-1"]}
+            if failed["batchItemFailures"]:
+                self.ask_for_pass(_SEEN_AGAIN_AFTER)
+
+        self.loop.after(seconds, run)
+
+    def hear(self) -> None:
+        """Have the watch look soon, since something changed."""
+        if self._watch_is_due or not self.is_watching:
+            return
+        self._watch_is_due = True
+        self.loop.after(0.5, self._watch)
+
+    def _watch(self) -> None:
+        self._watch_is_due = False
+        if self.is_watching:
+            self._alone("watch_cluster")
+
+    def _alone(self, name: str) -> None:
+        with contextlib.suppress(Crash, EvenkeelError):
+            self.call(name, {})
+
+    def every(self, seconds: float, work: Callable[[], None]) -> None:
+        def again() -> None:
+            work()
+            self.loop.after(seconds, again)
+
+        self.loop.after(seconds, again)
+
+    def _sweep(self) -> None:
+        if self.is_sweeping:
+            self._alone("sweep_fleet")
+
+    def _execution_ended(self, execution: Execution) -> None:
+        self.tell(f"{execution.name} ended in {execution.ended_in or 'nothing'} {execution.error}".rstrip())
+
+    # ------------------------------------------------------------ people
+
+    def person(self, what: str, work: Callable[[], Any]) -> None:
+        """Do something as a person does, through the API: what fails is tried again."""
+
+        def tried() -> None:
+            try:
+                work()
+                self.tell(what)
+            except EvenkeelError:
+                self.loop.after(5, tried)
+            except Crash:
+                self.loop.after(5, tried)
+
+        tried()
+
+    def submit(self, number: int, nodes: int, length: float, *, keeps: bool) -> None:
+        name = f"train-{number}"
+        self.trainers.lengths[name] = length
+        spec = JobSpec(
+            name=name,
+            image="trainer",
+            command=("train",),
+            nodes=nodes,
+            checkpoint_uri=f"s3://checkpoints/{name}" if keeps else "",
+            grace_seconds=5,
+        )
+        request = submit_job.Request(spec=spec, principal="ana", idempotency_key=name)
+        world = self.world
+        self.person(
+            f"ana submits {name}: {nodes} nodes for {length:.0f} s",
+            lambda: submit_job.run(
+                request, world.ledger, world.passes, world.ids, cluster=CLUSTER, namespace="jobs", now=self.loop.now()
+            ),
+        )
+
+    def cancel(self, number: int) -> None:
+        found = [
+            row.doc["jobId"]
+            for key, row in self.ledger.rows.items()
+            if key.pk.startswith("JOB#") and key.sk == "META" and row.doc["spec"]["name"] == f"train-{number}"
+        ]
+        for job_id in found:
+            request = cancel_job.Request(job_id=job_id, actor="ana")
+            work = functools.partial(cancel_job.run, request, self.world.ledger, self.world.passes)
+            self.person(f"ana cancels {job_id}", lambda work=work: work(now=self.loop.now()))  # type: ignore[misc]  # bound now
+
+    def hold_automation(self, seconds: float) -> None:
+        since = self.loop.seconds
+        until = self.loop.now() + timedelta(seconds=seconds)
+        request = hold_automation.HoldRequest(
+            by="bo", reason="looking at it", until=until, request_id=f"hold-{since}", fingerprint=""
+        )
+
+        def work() -> None:
+            hold_automation.hold(self.world.ledger, request, now=self.loop.now())
+            self.hold = (self.loop.seconds, since + seconds)
+
+        if seconds > 10:
+            self.person(f"bo holds automation for {seconds:.0f} s", work)
+
+    # ------------------------------------------------------------ faults
+
+    def sicken(self, machine: str, fault: str, *, marked: bool, heard: bool) -> None:
+        """Have HyperPod's agent find a fault: a mark on the node, and an event."""
+        node = self.node_of(machine)
+        if node is None:
+            return
+        self.tell(f"{machine} shows {fault}" + ("" if marked else ", unmarked"))
+        if marked:
+            self.cluster.set_node(node.name, labels={**node.labels, FAULT_TYPES: fault})
+        if heard and not self.drops_events:
+            body = self.event(machine, fault)
+            for _ in range(self.chance.choice((1, 1, 2, 3))):
+                self.deliver(body, self.chance.choice((0.5, 2.0, 15.0, 60.0)))
+        if self.owner_repairs and marked:
+            self.loop.after(self.chance.uniform(5, 60), lambda: self.provider.repair_by_itself(machine))
+
+    def event(self, machine: str, fault: str) -> str:
+        skew = self.chance.choice((0, 0, 0, -3, 2))
+        at = self.loop.now() + timedelta(seconds=skew)
+        detail = {
+            "ClusterName": "research-train",
+            "ClusterArn": self.provider.settings.arn,
+            "InstanceId": machine,
+            "HealthSummary": {
+                "HealthStatus": "Unhealthy" if fault else "Healthy",
+                "HealthStatusReason": f"The agent has detected fault type {fault} on this node." if fault else "",
+            },
+        }
+        return json.dumps(
+            {
+                "version": "0",
+                "id": f"{self.chance.getrandbits(64):016x}",
+                "detail-type": "SageMaker HyperPod Cluster Node Health Event",
+                "source": "aws.sagemaker",
+                "account": "000000000000",
+                "time": at.strftime("%Y-%m-%dT%H:%M:%SZ"),
+                "region": "us-west-2",
+                "resources": [],
+                "detail": detail,
+            }
+        )
+
+    def node_of(self, machine: str) -> Any:
+        return next((node for node in self.cluster.by_name.values() if node.instance_id == machine), None)
+
+    def machine(self, number: int) -> str:
+        """Return some machine that is there now."""
+        there = sorted(node.instance_id for node in self.cluster.by_name.values() if node.instance_id)
+        return there[number % len(there)] if there else ""
+
+    # ------------------------------------------------------------ the run
+
+    def run(self) -> Result:
+        """Chaos, then calm, until everything is at rest."""
+        from tests.simulator.schedule import lay_out
+
+        with wiring.using(self.world), _in_turn():
+            self.loop.after(0.2, self._sweep)
+            self.every(SWEEPS_EVERY, self._sweep)
+            self.every(WATCHES_EVERY, self._watch)
+            chaos_seconds = lay_out(self)
+            self.loop.run(chaos_seconds, self._is_broken)
+            self._calm_down()
+            self.rests_from = self.loop.seconds + 65  # the last event of the queue is heard by then
+            last = self.loop.seconds + CALM_SECONDS
+            while self.loop.seconds < last and not self._is_broken():
+                self.loop.run(self.loop.seconds + SWEEPS_EVERY, self._is_broken)
+                if self.checks.is_at_rest(self):
+                    break
+            if not self._is_broken():
+                self.checks.end(self)
+        rows = self.ledger.rows
+        return Result(
+            self.seed,
+            self.violations,
+            self.story,
+            self.loop.seconds,
+            incidents=sum(key.pk.startswith("INC#") and key.sk == "META" for key in rows),
+            decisions=sum(key.pk.startswith("DEC#") for key in rows),
+        )
+
+    def _calm_down(self) -> None:
+        self.tell("from here on nothing goes wrong")
+        self.is_calm = True
+        self.chaos.rate = 0.0
+        self.provider.trouble = 0.0
+        self.provider.has_capacity = True
+        self.is_sweeping = True
+        self.is_watching = not self.drops_events
+        self.hear()
+
+    def _is_broken(self) -> bool:
+        return bool(self.violations)
+
+
+# ---------------------------------------------------------------- ports
+
+
+class Workflows:
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+
+    def start(self, machine: Machine, name: str, document: Any) -> bool:
+        started = self.simulation.engine.start(str(machine), name, document)
+        if started:
+            self.simulation.tell(f"{name} starts")
+        return started
+
+    def state(self, machine: Machine, name: str) -> ExecutionState:
+        found = self.simulation.engine.executions.get((str(machine), name))
+        return found.status if found else ExecutionState.NONE
+
+
+class Tokens:
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+
+    def succeed(self, token: str, output: Json) -> bool:
+        self.simulation.checks.answered(self.simulation, token, output)
+        return self.simulation.engine.succeed(token, output)
+
+    def fail(self, token: str, error: str, cause: str) -> bool:
+        return self.simulation.engine.fail(token, Failure(error, cause))
+
+
+class WaitAnswers:
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+
+    def request(self, subject: str, name: str, generation: int, answer: Json) -> None:
+        simulation = self.simulation
+        event = {"subject": subject, "name": name, "generation": generation, "answer": dict(answer)}
+        if simulation.chaos.hits():
+            simulation.tell(f"the answer to {subject}/{name} is dropped")
+            return
+        simulation.tell(f"{subject}/{name} is to be answered {answer['outcome']}: {answer['reason'][:120]}")
+        for _ in range(2 if simulation.chaos.hits() else 1):
+            simulation.later("resolve_wait", event, simulation.chance.uniform(0.1, 0.6))
+
+
+class Passes:
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+
+    def request(self, reason: str) -> None:
+        if not self.simulation.chaos.hits():
+            self.simulation.ask_for_pass()
+
+
+class Pager:
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+
+    def page(self, subject: str, message: str, *, key: str) -> None:
+        self.simulation.tell(f"PAGE {key}: {message.splitlines()[0][:160]}")
+        self.simulation.checks.paged(self.simulation, key)
+        self.simulation.pager.page(subject, message, key=key)
+
+
+class WatchedProvider:
+    """The provider behind the checks of every repair call."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+        self.nodes = simulation.provider.nodes
+        self.node = simulation.provider.node
+        self.cluster = simulation.provider.cluster
+
+    def reboot(self, machine: str) -> Any:
+        return self._ask("reboot", machine)
+
+    def replace(self, machine: str) -> Any:
+        return self._ask("replace", machine)
+
+    def _ask(self, rung: str, machine: str) -> Any:
+        simulation = self.simulation
+        simulation.checks.repair(simulation, rung, machine)
+        accepted = len(simulation.provider.accepted)
+        answer = getattr(simulation.provider, rung)(machine)
+        took = len(simulation.provider.accepted) > accepted
+        simulation.tell(
+            f"{rung} of {machine}: {answer}" + (" (it took effect)" if took and answer != "ACCEPTED" else "")
+        )
+        if took:
+            simulation.watched.calls.setdefault(machine, []).append(
+                (simulation.loop.seconds, rung, answer == "ACCEPTED")
+            )
+        return answer
+
+
+class WatchedCluster:
+    """The cluster behind the checks of every harmful call."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+        cluster = simulation.cluster
+        self.nodes, self.node, self.workload, self.workloads = (
+            cluster.nodes,
+            cluster.node,
+            cluster.workload,
+            cluster.workloads,
+        )
+        self.accelerators_in_use, self.watch, self.logs = cluster.accelerators_in_use, cluster.watch, cluster.logs
+        self.forget_pods = cluster.forget_pods
+
+    def cordon(self, cluster: str, name: str, incident_id: str) -> Any:
+        self.simulation.checks.cordon(self.simulation, name)
+        result = self.simulation.cluster.cordon(cluster, name, incident_id)
+        self.simulation.tell(f"cordon {name} for {incident_id}: {result}")
+        return result
+
+    def release(self, cluster: str, name: str, incident_id: str | None) -> Any:
+        result = self.simulation.cluster.release(cluster, name, incident_id)
+        self.simulation.tell(f"release {name} for {incident_id}: {result}")
+        self.simulation.checks.released(self.simulation, name, str(result))
+        return result
+
+    def launch(self, spec: LaunchSpec) -> Any:
+        self.simulation.checks.launch(self.simulation, spec)
+        result = self.simulation.cluster.launch(spec)
+        at = f"from {spec.resume_from}" if spec.resume_from else "from the beginning"
+        self.simulation.tell(f"launch {spec.attempt.workload_name} {at}: {result[0]}")
+        return result
+
+    def stop(self, cluster: str, namespace: str, job_id: str, attempt: int, grace_seconds: int) -> None:
+        self.simulation.checks.stop(self.simulation, job_id, attempt)
+        self.simulation.cluster.stop(cluster, namespace, job_id, attempt, grace_seconds)

@@ -1,0 +1,63 @@
+"""A recorded decision is decided again from its own facts, and from nothing else."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.decisions import Decision
+from evenkeel.domain.nodes import KubernetesNode
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.recovery.seats import Holder
+from evenkeel.domain.replay import KINDS, CannotReplayError, replay
+from tests.fakes.cluster import a_node
+from tests.fakes.system import A_MOMENT
+
+SERVICES = Path(__file__).resolve().parents[2] / "shared" / "evenkeel" / "services"
+
+
+def a_record(node: KubernetesNode | None = None, **changes: Any) -> Decision:
+    """The record of a machine that was let into service."""
+    facts = {
+        "decision_id": "dec-1",
+        "kind": "VALIDATION",
+        "subject": "research-eks/i-1/1",
+        "action": "RELEASE",
+        "reason": "It is Running and Ready, carries no fault mark and offers all 8 accelerators.",
+        "facts": {"machine": Holder(node=node or a_node()).to_json(), "expected": 8},
+        "policy_hash": Policy().hash,
+        "decided_at": A_MOMENT,
+    }
+    return Decision.model_validate(facts | changes)
+
+
+def test_the_same_facts_lead_to_the_same_answer() -> None:
+    record = a_record()
+    assert replay(record, Policy()).differs_from(record) == ""
+
+
+def test_a_record_that_other_facts_would_have_led_to_is_told() -> None:
+    record = a_record(a_node(accelerators=7))
+    assert replay(record, Policy()).differs_from(record) == "its action was 'RELEASE' and would be 'KEEP'"
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"engine_version": "0"}, "engine 0 decided"),
+        ({"policy_hash": "abc"}, "policy abc is needed"),
+        ({"catalogue_hash": "abc"}, "catalogue abc is needed"),
+        ({"kind": "WHIM"}, "no rule decides WHIM"),
+    ],
+)
+def test_what_cannot_be_decided_here_is_refused(changes: dict[str, Any], why: str) -> None:
+    with pytest.raises(CannotReplayError, match=why):
+        replay(a_record(**changes), Policy(), catalogue_hash="def")
+
+
+def test_every_kind_that_a_service_records_can_be_replayed() -> None:
+    texts = [path.read_text() for path in SERVICES.glob("*.py")]
+    recorded = {kind for text in texts for kind in re.findall(r'kind="([A-Z_]+)"', text)}
+
+    assert recorded == KINDS
