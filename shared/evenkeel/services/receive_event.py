@@ -339,6 +339,9 @@ def _note_once(
         catalogue=catalogue,
     )
     writes: list[Write] = []
+    if decision.action is Intake.EXPECTED and decision.incident:
+        version = known.version if known else 0
+        writes = [Put(rows.fact_row(fact.fact_key, decision.incident.incident_id, now, version))]
     if decision.action in (Intake.OPEN, Intake.JOIN):
         assert decision.incident
         writes = _recorded(decision.incident, fact, known, pointer, current_row, decision.action, now, catalogue)

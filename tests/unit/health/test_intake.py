@@ -470,3 +470,28 @@ def test_where_drills_may_act_they_count_like_real_ones() -> None:
 
     assert ladder_of(after) == ("replace",)
     assert not after.is_drill
+
+
+@pytest.mark.parametrize(
+    ("seconds", "back", "repairs", "action"),
+    [
+        (30, None, ("reboot",), Intake.EXPECTED),
+        (30, 60, ("reboot",), Intake.EXPECTED),
+        (5, None, ("reboot",), Intake.JOIN),
+        (90, 60, ("reboot",), Intake.JOIN),
+        (30, None, (), Intake.JOIN),
+    ],
+    ids=["it is down for us", "it was", "before the call", "after it was back", "HyperPod's own repair"],
+)
+def test_a_machine_that_we_took_down_is_no_witness_against_itself(
+    seconds: float, back: float | None, repairs: tuple[str, ...], action: Intake
+) -> None:
+    stages = an_incident().stages.but(
+        repair_asked_at=A_MOMENT + timedelta(seconds=10),
+        node_back_at=A_MOMENT + timedelta(seconds=back) if back else None,
+    )
+    current = an_incident().but(repairs=repairs, stages=stages)
+
+    decision = decide(a_fact(seconds, fault_key="node:not_ready", source="kubernetes.node"), current=current)
+
+    assert decision.action is action

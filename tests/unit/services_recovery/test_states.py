@@ -133,6 +133,20 @@ def test_the_last_run_that_fails_closes_the_incident_and_calls_a_person() -> Non
     assert [page.key for page in recovery.world.pager.pages] == [f"{recovery.incident_id}-FAILED"]
 
 
+def test_what_our_own_reboot_does_to_a_node_is_remembered_and_is_no_evidence() -> None:
+    recovery = sick()
+    for name, service in (("PlanRecovery", plan_recovery), ("RepairNode", repair_node)):
+        recovery.state(name, service)
+    before = recovery.incident
+    recovery.world.clock.advance(5)
+    down = a_fact(fault_key="node:not_ready", source="kubernetes.node", observed_at=recovery.now)
+
+    heard = [recovery.hear(down).outcome for _ in range(2)]
+
+    assert heard == ["EXPECTED", "KNOWN"]
+    assert recovery.incident == before
+
+
 # ---------------------------------------------------------------- modes
 
 

@@ -16,8 +16,9 @@ from evenkeel.domain.health.assessment import (
     is_evidence,
     merged,
     signals_of,
+    trust,
 )
-from evenkeel.domain.health.faults import NODE_RUNGS, Catalogue, Rung, shipped
+from evenkeel.domain.health.faults import NODE_RUNGS, Catalogue, CheckpointTrust, Rung, shipped
 from evenkeel.domain.health.incidents import (
     Cure,
     FactKind,
@@ -36,6 +37,7 @@ from evenkeel.domain.values import Instant, Value
 _SOURCE_RESOLUTION = timedelta(seconds=1)
 """Event times are cut to whole seconds, so a fault may seem up to this much older than it is."""
 _PROGRESS_KEPT = 10
+NOT_READY = "node:not_ready"
 
 
 class Intake(StrEnum):
@@ -47,6 +49,8 @@ class Intake(StrEnum):
     """A copy of a fact that was heard before."""
     LATE = "LATE"
     """News of what is over: an earlier life, or before the node was last returned to service."""
+    EXPECTED = "EXPECTED"
+    """What a repair of ours does to the machine: remembered, and no evidence."""
     IDLE = "IDLE"
     """Without an open incident: a healthy-again signal, news of a repair, or the mere trace of another fault."""
 
@@ -111,6 +115,9 @@ def join_or_open(
     if not happened_after:
         assert last
         return IntakeDecision(action=Intake.LATE, reason=f"Older than the return to service after {last.incident_id}.")
+    if current is not None and _is_our_doing(fact, current):
+        reason = f"{current.incident_id} has the machine repaired: that takes it down."
+        return IntakeDecision(action=Intake.EXPECTED, reason=reason, incident=current)
     if current is not None:
         return IntakeDecision(
             action=Intake.JOIN,
@@ -143,6 +150,14 @@ def join_or_open(
         ),
         histories=_remembered(fact, seat, new_id, histories, catalogue, drills_may_act=drills_may_act),
     )
+
+
+def _is_our_doing(fact: NodeFact, incident: Incident) -> bool:
+    """Whether a machine is down because it is being repaired: since the call, until it was seen to be back."""
+    asked_at, back_at = incident.stages.repair_asked_at, incident.stages.node_back_at
+    if fact.fault_key != NOT_READY or asked_at is None or not incident.repairs:
+        return False
+    return fact.observed_at + _SOURCE_RESOLUTION > asked_at and (back_at is None or fact.observed_at <= back_at)
 
 
 def _remembered(
@@ -338,6 +353,11 @@ def rungs_of(incident: Incident, catalogue: Catalogue | None = None) -> tuple[Ru
         return (asked,)
     stronger = tuple(rung for rung in ladder if rung.strength > asked.strength)
     return ladder[ladder.index(asked) :] if asked in ladder else (asked, *stronger)
+
+
+def doubt_of(incident: Incident, catalogue: Catalogue) -> tuple[CheckpointTrust, datetime]:
+    """Return how far checkpoints are trusted after an incident, and from which signal on they are not."""
+    return trust(signals_of(incident), catalogue)
 
 
 def ladder_of(incident: Incident, catalogue: Catalogue | None = None) -> tuple[str, ...]:
