@@ -30,9 +30,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--data", type=Path, help="keep the state in this folder, and go on from it (default: in memory)"
     )
-    parser.add_argument("--aws-port", type=int, default=0, help="port of the SageMaker and EKS endpoint")
-    parser.add_argument("--kubernetes-port", type=int, default=0, help="port of the Kubernetes API")
-    parser.add_argument("--control-port", type=int, default=0, help="port of the control address")
+    parser.add_argument("--aws-port", type=_port, default=0, help="port of the SageMaker and EKS endpoint")
+    parser.add_argument("--kubernetes-port", type=_port, default=0, help="port of the Kubernetes API")
+    parser.add_argument("--control-port", type=_port, default=0, help="port of the control address")
     parser.add_argument("--stop-with-stdin", action="store_true", help="end when standard input closes")
     who = parser.add_mutually_exclusive_group()
     who.add_argument("--engine-endpoint", help="the AWS emulator that knows the callers and takes the events")
@@ -42,7 +42,11 @@ def main(argv: list[str] | None = None) -> int:
     try:
         document = json.loads(arguments.config.read_text()) if arguments.config else {}
         settings = config.read(document)
-    except (OSError, ValueError, ValidationError) as wrong:
+        config.check_types(settings)
+    except ValidationError as wrong:
+        print(f"the configuration cannot be used: {config.sentence(wrong)}", file=sys.stderr)
+        return 2
+    except (OSError, ValueError) as wrong:
         print(f"the configuration cannot be used: {wrong}", file=sys.stderr)
         return 2
     credentials = {name: os.environ[name] for name in CREDENTIALS if os.environ.get(name)}
@@ -67,6 +71,13 @@ def main(argv: list[str] | None = None) -> int:
             print(f"the cluster cannot start: {failed}", file=sys.stderr)
             return 1
     return 0
+
+
+def _port(text: str) -> int:
+    number = int(text)
+    if not 0 <= number <= 65_535:
+        raise argparse.ArgumentTypeError(f"{text} is no port; ports are 0 (any free one) to 65535")
+    return number
 
 
 async def _run(options: Options, quiet: bool, stop_with_stdin: bool) -> None:

@@ -22,7 +22,6 @@ from evenkeel_local.gpu_cluster import catalogue, rbac, snapshots
 from evenkeel_local.gpu_cluster.api_server import ApiServer, Authenticator, tls_context
 from evenkeel_local.gpu_cluster.aws_api import AwsApi
 from evenkeel_local.gpu_cluster.aws_auth import AwsAuth, EngineAuth, NoAuth
-from evenkeel_local.gpu_cluster.aws_model import service_model
 from evenkeel_local.gpu_cluster.calls import CallFaults
 from evenkeel_local.gpu_cluster.catalogue import Catalogue
 from evenkeel_local.gpu_cluster.cluster_events import ClusterEvents
@@ -40,7 +39,7 @@ from evenkeel_local.gpu_cluster.hyperpod import HyperPod
 from evenkeel_local.gpu_cluster.job_controller import JobController
 from evenkeel_local.gpu_cluster.karpenter import Karpenter
 from evenkeel_local.gpu_cluster.kube_auth import EksAuthenticator, StaticAuthenticator
-from evenkeel_local.gpu_cluster.kubelet import Directory, LogReader, remove_folder
+from evenkeel_local.gpu_cluster.kubelet import Directory, Executor, LogReader, remove_folder
 from evenkeel_local.gpu_cluster.machines import Fleet
 from evenkeel_local.gpu_cluster.metrics import Metrics
 from evenkeel_local.gpu_cluster.node_controller import NodeController
@@ -143,9 +142,12 @@ class Cluster:
             )
         self.faults = FaultTable(self.fleet, self.store, self.agent, self.bus, self.karpenter)
         logs = LogReader(self.directory.of_pod, self.store, run_dir)
+        executor = Executor(self.directory.of_pod)
         measured = Metrics(self.directory, self.store)
         authorizer = rbac.RbacAuthorizer(self.store)
-        self.api_server = ApiServer(self.registry, authenticator, authorizer, logs, measured, self.call_faults)
+        self.api_server = ApiServer(
+            self.registry, authenticator, authorizer, logs, executor, measured, self.call_faults
+        )
         self.aws_api = AwsApi(config, self.hyperpod, aws_auth, self.call_faults, kubernetes_url, ca_pem)
         self.store.listen(self._tell_kubelet)
         self.store.listen(self._give_account)
@@ -297,7 +299,9 @@ class Host:
     async def start(self) -> None:
         """Open the listeners, start the cluster and write the state file."""
         run_dir = self._options.run_dir
-        run_dir.mkdir(parents=True, exist_ok=True)
+        for folder in (run_dir, self._options.data_dir):
+            if folder is not None:
+                snapshots.claim(folder)
         self._guard.start()
         sockets = [
             _listen(port)
@@ -323,7 +327,6 @@ class Host:
         await self._serve(self._delegate("aws_api"), sockets[0])
         await self._serve(self._delegate("api_server"), sockets[1], tls_context(certificate, key))
         await self._serve(Control(self).application(), sockets[2])
-        asyncio.get_running_loop().call_later(0.05, service_model, "sagemaker")
         if self._options.state_file is not None:
             written = self._options.state_file.with_suffix(".tmp")
             written.touch(mode=0o600)
@@ -438,6 +441,10 @@ def _listen(port: int) -> socket.socket:
     """
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    sock.bind((LOOPBACK, port))
+    try:
+        sock.bind((LOOPBACK, port))
+    except OSError as failed:
+        sock.close()
+        raise OSError(f"port {port} of {LOOPBACK}: {failed.strerror}") from failed
     sock.listen(256)
     return sock

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
+
+from evenkeel_local.gpu_cluster.aws_model import service_model
 
 
 class Settings(BaseModel):
@@ -25,8 +27,10 @@ class Taint(Settings):
 class InstanceGroup(Settings):
     """One HyperPod instance group."""
 
-    name: str
+    name: str = Field(pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9])*$", max_length=63)
     instance_type: str = "ml.p5.48xlarge"
+    resources: dict[str, str] | None = None
+    """What its nodes offer, such as `{"nvidia.com/gpu": "8"}`; nothing means what the type is known for."""
     count: int = Field(default=1, ge=0, le=6758)
     labels: dict[str, str] = {}
     taints: tuple[Taint, ...] = ()
@@ -154,6 +158,16 @@ class ClusterConfig(Settings):
     """The account's limit of cluster instances; growing beyond it answers ResourceLimitExceeded."""
     watch_history: int = Field(default=8192, ge=1)
 
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> Self:
+        for kind, names in (
+            ("instance group", [group.name for group in self.instance_groups]),
+            ("training plan", [plan.name for plan in self.training_plans]),
+        ):
+            if twice := {name for name in names if names.count(name) > 1}:
+                raise ValueError(f"there is more than one {kind} named {', '.join(sorted(twice))}")
+        return self
+
     @property
     def cluster_arn(self) -> str:
         """The HyperPod cluster's ARN."""
@@ -163,6 +177,23 @@ class ClusterConfig(Settings):
     def eks_arn(self) -> str:
         """The EKS cluster's ARN."""
         return f"arn:aws:eks:{self.region}:{self.account}:cluster/{self.eks_cluster_name}"
+
+
+def check_types(config: ClusterConfig) -> None:
+    """Refuse instance types that SageMaker does not have: every answer that names one would break the model.
+
+    Raises:
+        ValueError: a group has such a type.
+    """
+    known: list[str] = getattr(service_model("sagemaker").shape_for("ClusterInstanceType"), "enum", [])
+    for group in config.instance_groups:
+        if group.instance_type not in known:
+            raise ValueError(f"instanceGroups {group.name}: SageMaker has no instance type {group.instance_type}")
+
+
+def sentence(wrong: ValidationError) -> str:
+    """Say in one line what is wrong with a document."""
+    return "; ".join(f"{'.'.join(map(str, e['loc'])) or 'the document'}: {e['msg']}" for e in wrong.errors())
 
 
 def read(document: Any) -> ClusterConfig:

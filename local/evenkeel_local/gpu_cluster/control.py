@@ -7,10 +7,11 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
+from pydantic import TypeAdapter, ValidationError
 
 from evenkeel_local.gpu_cluster import catalogue, snapshots
 from evenkeel_local.gpu_cluster.calls import CallFault
-from evenkeel_local.gpu_cluster.config import AccessEntry, PodIdentity
+from evenkeel_local.gpu_cluster.config import AccessEntry, PodIdentity, sentence
 from evenkeel_local.gpu_cluster.errors import ApiError
 from evenkeel_local.gpu_cluster.faults import ROWS, FaultRefused
 from evenkeel_local.gpu_cluster.kubelet import Kubelet, Started
@@ -218,7 +219,10 @@ class Control:
         known = {"effect", "api", "operation", "subject", "caller", "times", "seconds", "status", "code", "message"}
         if unknown := set(body) - known:
             raise FaultRefused(f"a call fault has no {', '.join(sorted(unknown))}")
-        return web.json_response({"callFaultId": self._cluster.call_faults.add(CallFault(**body))}, status=201)
+        fault = TypeAdapter(CallFault).validate_python(body)
+        if fault.times is not None and fault.times < 1:
+            raise FaultRefused("times must be at least 1, or null for every call")
+        return web.json_response({"callFaultId": self._cluster.call_faults.add(fault)}, status=201)
 
     async def _remove_call_fault(self, http: web.Request) -> web.Response:
         removed = self._cluster.call_faults.remove(http.match_info["id"])
@@ -386,6 +390,13 @@ async def _plain_errors(request: web.Request, handler: Any) -> web.StreamRespons
         return web.json_response({"error": str(refused)}, status=400)
     except KeyError as missing:
         return web.json_response({"error": f"the body needs {missing}"}, status=400)
+    except ValidationError as wrong:
+        return web.json_response({"error": sentence(wrong)}, status=400)
+    except (web.HTTPNotFound, web.HTTPMethodNotAllowed):
+        told = (
+            f"the control address has no {request.method} {request.path}; docs/local-gpu-cluster.md lists what it has"
+        )
+        return web.json_response({"error": told}, status=404)
     except (ValueError, TypeError) as wrong:
         return web.json_response({"error": str(wrong)}, status=400)
     return response

@@ -30,6 +30,7 @@ Node = Machine | Instance
 REBALANCE = "EC2 Instance Rebalance Recommendation"
 RESERVATION_ENDS = "EC2 Capacity Reservation Instance Interruption Warning"
 HEALTH = "AWS Health Event"
+CHOOSING = ("node", "job", "instanceGroup", "zone")
 OWNERS = {"hyperpod": "HyperPod's", "burst": "Karpenter's"}
 
 
@@ -112,6 +113,7 @@ class FaultRow:
     does: str
     repaired_by: str
     inject: Callable[[FaultTable, Node, Json, Injected], None]
+    options: tuple[str, ...] = ()
     hits: tuple[Literal["hyperpod", "burst"], ...] = ("hyperpod", "burst")
 
 
@@ -142,6 +144,10 @@ class FaultTable:
         row = ROWS.get(name)
         if row is None:
             raise FaultRefused(f"there is no fault {name!r}; there are {', '.join(ROWS)}")
+        if unknown := sorted(set(options) - {"fault", *CHOOSING, *row.options}):
+            raise FaultRefused(
+                f"{name} has no option {', '.join(unknown)}; it has {', '.join((*CHOOSING, *row.options))}"
+            )
         node = self._choose(row, options)
         injected = Injected(
             id=f"fault-{next(self._numbers)}",
@@ -245,11 +251,18 @@ def kubelet_of(node: Node) -> Kubelet:
     return node.kubelet
 
 
+def _number(options: Json, name: str, default: float, least: float = 0.0) -> float:
+    value = options.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < least:
+        raise FaultRefused(f"{name} must be a number, at least {least:g}")
+    return value
+
+
 # GPUs
 
 
 def _xid(table: FaultTable, node: Node, options: Json, injected: Injected) -> None:
-    code = int(options.get("code", 79))
+    code = int(_number(options, "code", 79, least=1))
     known = XIDS.get(code, Xid("Unknown Error", ends_work=False))
     fault_type = str(options.get("faultType", known.fault_type))
     line = f"NVRM: Xid (PCI:0000:b9:00): {code}, pid=4242, name=python, {known.text}"
@@ -319,7 +332,7 @@ def _node_lost(table: FaultTable, node: Node, options: Json, injected: Injected)
 
 
 def _node_flap(table: FaultTable, node: Node, options: Json, injected: Injected) -> None:
-    kubelet, seconds = kubelet_of(node), float(options.get("seconds", 5.0))
+    kubelet, seconds = kubelet_of(node), _number(options, "seconds", 5.0)
     grace = table.fleet.config.delays.node_monitor_grace
 
     async def flap() -> None:
@@ -340,7 +353,7 @@ def _app_crash(table: FaultTable, node: Node, options: Json, injected: Injected)
         owner = controller_of(worker.pod)
         if wanted and (owner is None or owner["name"] != wanted):
             continue
-        if worker.crash(int(options.get("exitCode", 1))):
+        if worker.crash(int(_number(options, "exitCode", 1))):
             injected.effects = {"pod": f"{namespace_of(worker.pod)}/{name_of(worker.pod)}"}
             return
     raise FaultRefused(f"no process runs on node {node.node_name}")
@@ -371,12 +384,11 @@ def _close_zone(table: FaultTable, zone: str, *, closed: bool) -> None:
 
 def _boot_failing(table: FaultTable, node: Node, options: Json, injected: Injected) -> None:
     assert isinstance(node, Machine), "the row hits HyperPod's nodes alone"
-    stage, times = str(options.get("stage", "lifecycle")), options.get("times")
+    stage = str(options.get("stage", "lifecycle"))
+    times = None if options.get("times") is None else int(_number(options, "times", 1, least=1))
     if stage not in BOOT_FAILURES:
         raise FaultRefused(f"stage must be one of {', '.join(BOOT_FAILURES)}")
-    if times is not None and int(times) < 1:
-        raise FaultRefused("times must be at least 1")
-    failing = FailingBoots(stage, None if times is None else int(times))
+    failing = FailingBoots(stage, times)
     table.fleet.failing_boots[node.group] = failing
     injected.effects = {"instanceGroup": node.group, "stage": stage}
 
@@ -429,7 +441,7 @@ def _ec2_arn(table: FaultTable, node: Node) -> str:
 
 def _maintenance(table: FaultTable, node: Node, options: Json, injected: Injected) -> None:
     """Announce planned work in AWS Health, and do it when its time comes."""
-    retires, seconds = bool(options.get("retires")), float(options.get("startsInSeconds", 10.0))
+    retires, seconds = bool(options.get("retires")), _number(options, "startsInSeconds", 10.0)
     service = "SAGEMAKER" if isinstance(node, Machine) else "EC2"
     what = "INSTANCE_RETIREMENT" if retires else "SYSTEM_REBOOT_MAINTENANCE"
     code = f"AWS_{service}_{what}_SCHEDULED"
@@ -475,6 +487,7 @@ def _maintenance(table: FaultTable, node: Node, options: Json, injected: Injecte
     table.fleet.later(seconds, begin)
 
 
+XID_OPTIONS = ("faultType", "faultReason", "survivesReboot")
 ROWS: dict[str, FaultRow] = {
     row.name: row
     for row in (
@@ -483,6 +496,7 @@ ROWS: dict[str, FaultRow] = {
             "A GPU falls off the bus: `gpu-xid` with code 79.",
             "reboot or replace, as the fault type says",
             _xid,
+            XID_OPTIONS,
         ),
         FaultRow(
             "gpu-xid",
@@ -493,13 +507,14 @@ ROWS: dict[str, FaultRow] = {
             "node AcceleratedHardwareReady turns False, as the EKS node monitoring agent has it.",
             "reboot or replace, as the fault type says; a restart of the job where there is none",
             _xid,
+            ("code", *XID_OPTIONS),
         ),
         FaultRow(
             "health-silent",
             "The node's health agent dies: whatever breaks from now on, no mark and no event comes.",
             "reboot, replace or clearing",
             _agent_silent,
-            ("hyperpod",),
+            hits=("hyperpod",),
         ),
         FaultRow(
             "node-lost",
@@ -513,6 +528,7 @@ ROWS: dict[str, FaultRow] = {
             "The node is cut off and heals in turns: not Ready for `seconds` (default 5), then Ready for as long.",
             "replace or clearing",
             _node_flap,
+            ("seconds",),
         ),
         FaultRow(
             "zone-outage",
@@ -525,12 +541,14 @@ ROWS: dict[str, FaultRow] = {
             "One training process ends with an exit code (option `exitCode`, default 1); the node is fine.",
             "nothing to repair",
             _app_crash,
+            ("exitCode",),
         ),
         FaultRow(
             "stuck-replace",
             "As gpu-xid79, and the replacement stays Pending for want of capacity until the fault is cleared.",
             "clearing the fault",
             _stuck_replace,
+            XID_OPTIONS,
             ("hyperpod",),
         ),
         FaultRow(
@@ -539,6 +557,7 @@ ROWS: dict[str, FaultRow] = {
             "`start` (a bad image), `efa` or `lifecycle` (the default). HyperPod tries again with another instance.",
             "clearing",
             _boot_failing,
+            ("stage", "times"),
             ("hyperpod",),
         ),
         FaultRow(
@@ -547,20 +566,21 @@ ROWS: dict[str, FaultRow] = {
             "with `retires` replaced; a Karpenter node ends. Clearing withdraws the plan.",
             "the work itself",
             _maintenance,
+            ("startsInSeconds", "retires"),
         ),
         FaultRow(
             "spot-reclaim",
             "A spot node of Karpenter's gets its interruption warning and ends after `spotNotice`.",
             "another node",
             _spot_reclaim,
-            ("burst",),
+            hits=("burst",),
         ),
         FaultRow(
             "rebalance",
             "A Karpenter node gets a rebalance recommendation; nothing follows by itself.",
             "nothing to repair",
             _rebalance,
-            ("burst",),
+            hits=("burst",),
         ),
         FaultRow(
             "capacity-reservation-interruption",
@@ -568,7 +588,7 @@ ROWS: dict[str, FaultRow] = {
             "Karpenter is not told.",
             "another node",
             _reservation_ends,
-            ("burst",),
+            hits=("burst",),
         ),
     )
 }

@@ -32,8 +32,12 @@ SHAPES: dict[str, dict[str, str]] = {
     "ml.p5.48xlarge": {"nvidia.com/gpu": "8", "cpu": "192", "memory": "2048Gi", "vpc.amazonaws.com/efa": "32"},
     "ml.p5e.48xlarge": {"nvidia.com/gpu": "8", "cpu": "192", "memory": "2048Gi", "vpc.amazonaws.com/efa": "32"},
     "ml.p5en.48xlarge": {"nvidia.com/gpu": "8", "cpu": "192", "memory": "2048Gi", "vpc.amazonaws.com/efa": "16"},
+    "ml.p5.4xlarge": {"nvidia.com/gpu": "1", "cpu": "16", "memory": "256Gi"},
+    "ml.p6-b200.48xlarge": {"nvidia.com/gpu": "8", "cpu": "192", "memory": "2048Gi", "vpc.amazonaws.com/efa": "8"},
+    "ml.p4de.24xlarge": {"nvidia.com/gpu": "8", "cpu": "96", "memory": "1152Gi", "vpc.amazonaws.com/efa": "4"},
     "ml.p4d.24xlarge": {"nvidia.com/gpu": "8", "cpu": "96", "memory": "1152Gi", "vpc.amazonaws.com/efa": "4"},
     "ml.g5.8xlarge": {"nvidia.com/gpu": "1", "cpu": "32", "memory": "128Gi"},
+    "ml.g5.48xlarge": {"nvidia.com/gpu": "8", "cpu": "192", "memory": "768Gi", "vpc.amazonaws.com/efa": "1"},
     "ml.g6.12xlarge": {"nvidia.com/gpu": "4", "cpu": "48", "memory": "192Gi"},
     "ml.m5.2xlarge": {"cpu": "8", "memory": "32Gi"},
     "ml.c5.4xlarge": {"cpu": "16", "memory": "32Gi"},
@@ -290,7 +294,11 @@ class Fleet:
     def node_object(self, machine: Machine) -> Obj:
         """Return the Node that a machine registers itself as, with its group's taints."""
         group, config = self.groups[machine.group], self.config
-        offers = {"pods": PODS_PER_NODE, "ephemeral-storage": "1Ti", **shape_of(group.instance_type)}
+        offers = {
+            "pods": PODS_PER_NODE,
+            "ephemeral-storage": "1Ti",
+            **(group.resources or shape_of(group.instance_type)),
+        }
         labels = {
             f"{PREFIX}compute-type": "hyperpod",
             f"{PREFIX}cluster-name": config.cluster_name,

@@ -6,7 +6,9 @@ power cut, with another boot id, and its pods are reported as lost. Operations t
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import time
 import uuid
 from dataclasses import asdict
@@ -112,13 +114,37 @@ def _is_of_karpenter(item: Json) -> bool:
     return item["type"] == ["", "nodes"] and "karpenter.sh/nodepool" in labels
 
 
+def claim(folder: Path) -> None:
+    """Take a folder for this process alone, until the process ends, however that happens.
+
+    Raises:
+        SnapshotRefused: another cluster has it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    held = os.open(folder / ".claimed", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(held)
+        raise SnapshotRefused(f"the folder {folder} is in use by another cluster") from None
+
+
 def read(folder: Path) -> Json | None:
-    """Return the snapshot in a data folder, nothing when there is none."""
+    """Return the snapshot in a data folder, nothing when there is none.
+
+    Raises:
+        SnapshotRefused: there is something else in its place, which must not be overwritten.
+    """
     path = folder / "snapshot.json"
     if not path.exists():
         return None
-    document = json.loads(path.read_text())
-    return document if isinstance(document, dict) else None
+    try:
+        document = json.loads(path.read_text())
+    except ValueError as broken:
+        raise SnapshotRefused(f"{path} is no snapshot: {broken}") from broken
+    if not isinstance(document, dict):
+        raise SnapshotRefused(f"{path} is no snapshot: it is not an object")
+    return document
 
 
 def write(folder: Path, document: Json) -> None:

@@ -79,19 +79,64 @@ def test_a_configuration_that_is_wrong_is_refused_with_its_reason(tmp_path: Path
         gpu_cluster.start({"delays": {"bot": 1}}, tmp_path / "run")
 
 
-def test_a_taken_port_is_an_error_not_a_hang(tmp_path: Path, running_cluster: ClusterHandle) -> None:
+def as_a_program(*arguments: str) -> tuple[int, str]:
+    """Run the cluster from the command line until it ends by itself; return its exit code and what it complained of."""
+    command = [sys.executable, "-m", "evenkeel_local.gpu_cluster", "--no-auth", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    return done.returncode, done.stderr
+
+
+def test_a_taken_port_is_an_error_not_a_hang(running_cluster: ClusterHandle) -> None:
     port = running_cluster.control_url.rsplit(":", 1)[1]
 
-    done = subprocess.run(
-        [sys.executable, "-m", "evenkeel_local.gpu_cluster", "--no-auth", "--control-port", port],
-        capture_output=True,
-        text=True,
-        timeout=20,
-        check=False,
-    )
+    told = as_a_program("--control-port", port)
 
-    assert done.returncode == 1
-    assert "the cluster cannot start" in done.stderr
+    assert told == (1, f"the cluster cannot start: port {port} of 127.0.0.1: Address already in use\n")
+
+
+def test_a_folder_serves_one_cluster_at_a_time(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with gpu_cluster.start(QUICK, tmp_path / "run", data_dir=data):
+        refused = [as_a_program("--data", str(data)), as_a_program("--run-dir", str(tmp_path / "run"))]
+
+    folders = [data, tmp_path / "run"]
+    assert refused == [
+        (1, f"the cluster cannot start: the folder {item} is in use by another cluster\n") for item in folders
+    ]
+    gpu_cluster.start(QUICK, tmp_path / "run", data_dir=data).stop()
+
+
+@pytest.mark.parametrize("content", ["garbage", "[]"])
+def test_what_is_no_snapshot_is_not_overwritten(tmp_path: Path, content: str) -> None:
+    (tmp_path / "snapshot.json").write_text(content)
+
+    code, told = as_a_program("--data", str(tmp_path))
+
+    assert (code, "is no snapshot" in told, "Traceback" in told) == (1, True, False)
+    assert (tmp_path / "snapshot.json").read_text() == content
+
+
+@pytest.mark.parametrize(
+    ("document", "told"),
+    [
+        ("{", "Expecting property name"),
+        ("[]", "the document: Input should be"),
+        ('{"delays": {"bot": 1}}', "delays.bot: Extra inputs are not permitted"),
+        ('{"instanceGroups": [{"name": "a b"}]}', "instanceGroups.0.name: String should match pattern"),
+        ('{"instanceGroups": [{"name": "a"}, {"name": "a"}]}', "there is more than one instance group named a"),
+        ('{"instanceGroups": [{"name": "a", "instanceType": "ml.zz.big"}]}', "has no instance type ml.zz.big"),
+    ],
+)
+def test_a_wrong_configuration_is_told_in_one_line(tmp_path: Path, document: str, told: str) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(document)
+
+    code, complaint = as_a_program("--config", str(config))
+
+    assert code == 2
+    assert complaint.startswith("the configuration cannot be used: ")
+    assert told in complaint
+    assert complaint.count("\n") == 1
 
 
 # Nodes
