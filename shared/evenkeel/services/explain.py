@@ -4,7 +4,7 @@ from datetime import datetime
 from typing import Any
 
 from evenkeel.domain.decisions import Alternative, Decision
-from evenkeel.domain.health.faults import look_up
+from evenkeel.domain.health.faults import shipped
 from evenkeel.domain.health.incidents import Incident, IncidentState
 from evenkeel.domain.scheduling.jobs import Attempt, Job, JobState
 from evenkeel.domain.values import rfc3339
@@ -98,7 +98,7 @@ def _job_sentence(job: Job, latest: Attempt | None, now: datetime) -> str:
 
 
 def _incident_sentence(incident: Incident, now: datetime) -> str:
-    fault = look_up(incident.fault_key)
+    fault = shipped().look_up(incident.fault_key)
     begin = f"{incident.node_name or incident.life.instance_id} showed {fault.name} ({incident.fault_key})."
     match incident.state:
         case IncidentState.OPEN:

@@ -79,7 +79,7 @@ class Fleet:
             SickNow(incident.life.key, incident.pool, incident.opened_at)
             for state in _SICK
             for incident in self._opened_lately(state)
-            if ladder_of(incident)
+            if ladder_of(incident, self.policy.catalogue)
         )
 
     @cached_property

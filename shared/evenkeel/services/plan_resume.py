@@ -9,9 +9,8 @@ from datetime import datetime
 
 from evenkeel.domain.decisions import Alternative, Decision
 from evenkeel.domain.economics.forecasts import forecast, launch_durations, repair_durations
-from evenkeel.domain.health.faults import look_up
 from evenkeel.domain.health.incidents import HurtJob, Incident, IncidentState
-from evenkeel.domain.health.intake import ladder_of
+from evenkeel.domain.health.intake import doubt_of, ladder_of
 from evenkeel.domain.nodes import KubernetesNode
 from evenkeel.domain.policy import Mode, Policy
 from evenkeel.domain.recovery.plan import not_allowed
@@ -166,15 +165,16 @@ def _plan(
 
 def _look_back(incident: Incident, hurt: HurtJob, job: Job, ledger: Ledger, policy: Policy) -> RollbackDecision:
     """Judge whether the attempt that came after the hurt one resumed from something that is in doubt now."""
-    fault = look_up(incident.fault_key)
+    fault_class = policy.catalogue.look_up(incident.fault_key).fault_class
+    trust, since = doubt_of(incident, policy.catalogue)
     numbers = range(hurt.attempt + 1, job.current_attempt + 1)
     found = (ledger.get(rows.attempt_key(job.job_id, number)) for number in numbers)
     facts = RollbackFacts(
         hurt_attempt=hurt.attempt,
         current_attempt=job.current_attempt,
         descent=tuple(rows.read(row, Attempt) for row in found if row),
-        distrust_after=distrust_after(fault.checkpoint_trust, incident.first_signal_at, policy.jobs),
-        demand=demand_after(fault.checkpoint_trust, fault.fault_class, policy.jobs),
+        distrust_after=distrust_after(trust, since, policy.jobs),
+        demand=demand_after(trust, fault_class, policy.jobs),
         distrusted_before=job.distrust_after if job.distrust_through >= hurt.attempt else None,
         demanded_before=job.demand if job.distrust_through >= hurt.attempt else Demand.CONVENTION,
         rollbacks=job.rollbacks,
@@ -234,8 +234,7 @@ def revise(
 
     Idempotent: yes, an attempt that is taken back is the hurt one from then on, in the same commit.
     """
-    fault = look_up(incident.fault_key)
-    if distrust_after(fault.checkpoint_trust, incident.first_signal_at, policy.jobs) is None:
+    if distrust_after(*doubt_of(incident, policy.catalogue), policy.jobs) is None:
         return 0
     taken = 0
     for hurt in incident.hurt_jobs:
@@ -288,7 +287,7 @@ def _past_attempts(attempt: Attempt, ledger: Ledger) -> tuple[Attempt, ...]:
 
 def _delays(incident: Incident, past: tuple[Incident, ...], attempts: tuple[Attempt, ...], policy: Policy) -> Delays:
     economy, jobs = policy.economy, policy.jobs
-    rung = next(iter(ladder_of(incident)), "")
+    rung = next(iter(ladder_of(incident, policy.catalogue)), "")
     repair_seconds = jobs.expected_replace_seconds if rung == REPLACE else economy.expected_reboot_seconds
     least = economy.least_samples
     return Delays(
@@ -308,10 +307,10 @@ def _facts(
     policy: Policy,
     now: datetime,
 ) -> ResumeFacts:
-    rungs = ladder_of(incident)
-    fault = look_up(incident.fault_key)
+    rungs = ladder_of(incident, policy.catalogue)
+    trust, since = doubt_of(incident, policy.catalogue)
     ended_at = attempt.ended_at or now
-    poisoned_from = distrust_after(fault.checkpoint_trust, incident.first_signal_at, policy.jobs) or ended_at
+    poisoned_from = distrust_after(trust, since, policy.jobs) or ended_at
     return ResumeFacts(
         job_id=job.job_id,
         attempt=attempt.attempt,
@@ -328,9 +327,9 @@ def _facts(
         ),
         usd_per_accelerator_hour=policy.economy.price_of(incident.instance_type),
         fault_key=incident.fault_key,
-        fault_class=fault.fault_class,
-        trust=fault.checkpoint_trust,
-        first_signal_at=incident.first_signal_at,
+        fault_class=policy.catalogue.look_up(incident.fault_key).fault_class,
+        trust=trust,
+        first_signal_at=since,
         sick_life=incident.life.key,
         will_be_replaced=rungs[:1] == (REPLACE,),
         is_repaired=bool(incident.plan and incident.plan.repairs_node),
@@ -390,6 +389,7 @@ def _writes(
         alternatives=decided.alternatives,
         facts=facts.to_json(),
         policy_hash=policy.hash,
+        catalogue_hash=policy.catalogue.hash,
         mode=mode,
         decided_at=now,
     )

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 from evenkeel.domain.decisions import Decision
-from evenkeel.domain.health.faults import look_up
+from evenkeel.domain.health.faults import shipped
 from evenkeel.domain.health.incidents import Evidence, Incident, IncidentState, StageTimes
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.scheduling.jobs import Job, JobState
@@ -100,7 +100,7 @@ def decisions_about(ledger: Ledger, subject: str, *, at_most: int = 20) -> list[
 
 def summary(incident: Incident) -> Json:
     """Return the fields that a list shows."""
-    fault = look_up(incident.fault_key)
+    fault = shipped().look_up(incident.fault_key)
     return {
         "incidentId": incident.incident_id,
         "state": incident.state,
