@@ -24,6 +24,7 @@ NOUNS = {
     "jobs": Noun("jobs", "Submit, list, show, follow and cancel training jobs."),
     "incidents": Noun("incidents", "What happened to nodes, and what was done about it."),
     "nodes": Noun("nodes", "The machines of the fleet."),
+    "faults": Noun("faults", "What can go wrong with a node, and what it calls for."),
     "automation": Noun("automation", "Hold harmful acts, or let them go on."),
     "drill": Noun("drill", "Break something in the local data centre."),
     "dev": Noun("dev", "The local data centre: up, down, status."),

@@ -1,9 +1,10 @@
-"""What operators change: holding harmful acts, and letting them go on."""
+"""What operators change: holding harmful acts and letting them go on, answering plans, cordoning."""
 
 from datetime import timedelta
+from typing import Any
 
 from evenkeel.runtime import api, api_types, entry, wiring
-from evenkeel.services import hold_automation
+from evenkeel.services import approve_recovery, hold_automation, mark_node, read_incidents, report_faults
 
 app = api.Resolver(lambda: wiring.world().telemetry)
 
@@ -18,6 +19,8 @@ def hold(cluster: str) -> api.Reply:
         by=app.caller().actor,
         reason=body.reason,
         until=body.until or now + timedelta(seconds=body.for_seconds or 0),
+        pool=body.pool,
+        instance_id=body.instance_id,
         request_id=app.request_id(),
         fingerprint=app.fingerprint(),
     )
@@ -30,9 +33,96 @@ def release(cluster: str) -> api.Reply:
     app.expect_fleet(cluster, world.settings.fleet)
     body = app.body(api_types.ReleaseBody)
     request = hold_automation.ReleaseRequest(
-        by=app.caller().actor, reason=body.reason, request_id=app.request_id(), fingerprint=app.fingerprint()
+        by=app.caller().actor,
+        reason=body.reason,
+        pool=body.pool,
+        instance_id=body.instance_id,
+        request_id=app.request_id(),
+        fingerprint=app.fingerprint(),
     )
     return app.done(hold_automation.release(world.ledger, request, now=world.clock.now()))
+
+
+@app.post("/v1/incidents/<incident_id>/approve")
+def approve(incident_id: str) -> api.Reply:
+    app.idempotency_key()  # the answer itself makes a repeat harmless; a key is asked of every change
+    return app.accepted(_answered(incident_id, app.body(api_types.ApprovalBody), approves=True), _incident(incident_id))
+
+
+@app.post("/v1/incidents/<incident_id>/decline")
+def decline(incident_id: str) -> api.Reply:
+    app.idempotency_key()  # as above
+    return app.accepted(
+        _answered(incident_id, app.body(api_types.ApprovalBody), approves=False), _incident(incident_id)
+    )
+
+
+@app.post("/v1/nodes/<node_id>/cordon")
+def cordon(node_id: str) -> api.Reply:
+    request = _mark(node_id, app.body(api_types.MarkBody), app.request_id())
+    world = wiring.world()
+    outcome = mark_node.cordon(
+        request,
+        ledger=world.ledger,
+        cluster=world.cluster,
+        clusters=world.settings.kubernetes_clusters,
+        now=world.clock.now(),
+    )
+    return app.done(outcome.to_json())
+
+
+@app.post("/v1/nodes/<node_id>/uncordon")
+def uncordon(node_id: str) -> api.Reply:
+    request = _mark(node_id, app.body(api_types.MarkBody), app.request_id())
+    world = wiring.world()
+    outcome = mark_node.uncordon(
+        request,
+        ledger=world.ledger,
+        cluster=world.cluster,
+        clusters=world.settings.kubernetes_clusters,
+        now=world.clock.now(),
+    )
+    return app.done(outcome.to_json())
+
+
+def _mark(node_id: str, body: api_types.MarkBody, request_id: str) -> mark_node.Request:
+    return mark_node.Request(instance_id=node_id, by=app.caller().actor, reason=body.reason, request_id=request_id)
+
+
+def _incident(incident_id: str) -> str:
+    return f"/v1/incidents/{incident_id}"
+
+
+def _answered(incident_id: str, body: api_types.ApprovalBody, *, approves: bool) -> dict[str, Any]:
+    world = wiring.world()
+    request = approve_recovery.Request(
+        incident_id=incident_id,
+        decision_id=body.decision_id,
+        approves=approves,
+        by=app.caller().actor,
+        reason=body.reason,
+    )
+    incident = approve_recovery.run(request, ledger=world.ledger, telemetry=world.telemetry, now=world.clock.now())
+    return read_incidents.summary(incident)
+
+
+@app.post("/v1/faults")
+def report() -> api.Reply:
+    world = wiring.world()
+    request = report_faults.Request(
+        reports=app.body(api_types.FaultsBody).reports(),
+        caller=app.caller().principal,
+        request_id=app.request_id(),
+        fingerprint=app.fingerprint(),
+    )
+    answer = report_faults.run(
+        request,
+        ledger=world.ledger,
+        inbox=world.inbox,
+        clusters=world.settings.kubernetes_clusters,
+        now=world.clock.now(),
+    )
+    return app.accepted(answer, "/v1/incidents")
 
 
 @entry.api

@@ -524,6 +524,14 @@ class RawEvents(Protocol):
         ...
 
 
+class Inbox(Protocol):
+    """The queue behind the rules: what Evenkeel itself has to say to `receive_event`."""
+
+    def put(self, document: Mapping[str, Any]) -> None:
+        """Queue one envelope. Idempotent: no, a repeat is a second copy; what it tells is known by then."""
+        ...
+
+
 class DeadLetters(Protocol):
     """Where malformed events of a known kind go."""
 

@@ -56,6 +56,14 @@ class InMemoryRawEvents:
         self.kept[envelope_id] = body
 
 
+@dataclass
+class InMemoryInbox:
+    queued: list[dict[str, Any]] = field(default_factory=list)
+
+    def put(self, document: Mapping[str, Any]) -> None:
+        self.queued.append(dict(document))
+
+
 @dataclass(frozen=True)
 class DeadLetter:
     """One event that could not be used."""

@@ -11,6 +11,7 @@ from tests.fakes.cluster import CLUSTER, FakeCluster, a_node
 from tests.fakes.ledger import InMemoryLedger
 from tests.fakes.messages import (
     InMemoryDeadLetters,
+    InMemoryInbox,
     InMemoryRawEvents,
     RecordingPager,
     RecordingPasses,
@@ -47,6 +48,7 @@ class FakeWorld:
         self.pager = RecordingPager()
         self.raw_events = InMemoryRawEvents()
         self.dead_letters = InMemoryDeadLetters()
+        self.inbox = InMemoryInbox()
         self.telemetry = RecordingTelemetry()
 
     def as_world(self, environment: Mapping[str, str] | None = None) -> World:

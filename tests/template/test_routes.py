@@ -47,6 +47,10 @@ def test_each_policy_opens_its_own_function_and_all_before_it() -> None:
         assert granted_to(level) == open_so_far
 
 
+def test_a_detector_may_report_and_nothing_else() -> None:
+    assert granted_to("EvenkeelDetector") == {("POST", "/v1/faults")}
+
+
 @pytest.mark.parametrize("level", LEVELS)
 def test_handler_serves_exactly_its_routes(level: str) -> None:
     function = FUNCTION_OF_LEVEL[level]

@@ -52,6 +52,19 @@ class SqsPasses:
             )
 
 
+class SqsInbox:
+    """The queue of events, as the rules of the bus fill it."""
+
+    def __init__(self, queue_url: str, client: Any = None) -> None:
+        self._queue_url = queue_url
+        self._client = client or aws.client("sqs")
+
+    def put(self, document: Mapping[str, Any]) -> None:
+        body = json.dumps(document, ensure_ascii=False)
+        with aws.translated(f"queue event {document.get('id')}", _MEANINGS):
+            self._client.send_message(QueueUrl=self._queue_url, MessageBody=sendable(body))
+
+
 class SqsDeadLetters:
     """Keeps malformed events whole, so that they can be replayed after a fix."""
 

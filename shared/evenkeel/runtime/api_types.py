@@ -7,7 +7,8 @@ from typing import Annotated, Self
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
 
 from evenkeel.domain.health.incidents import IncidentState
-from evenkeel.domain.scheduling.jobs import DEFAULT_TEAM, JobSpec, JobState
+from evenkeel.domain.health.reports import Report
+from evenkeel.domain.scheduling.jobs import DEFAULT_TEAM, JobSpec, JobState, OnNodeFault
 from evenkeel.runtime.api import Body
 
 LARGEST_PAGE = 200
@@ -48,9 +49,10 @@ class CheckpointBody(Body):
 
 
 class RecoveryBody(Body):
-    """How often a job may fail by itself."""
+    """How often a job may fail by itself, and what it wants when a node of its sickens."""
 
     max_restarts: int | None = None
+    on_node_fault: OnNodeFault = OnNodeFault.MOVE
 
 
 class JobBody(Body):
@@ -88,6 +90,7 @@ class JobBody(Body):
             checkpoint_claim=self.checkpoint.claim if self.checkpoint else "",
             grace_seconds=self.grace_seconds,
             max_restarts=self.recovery.max_restarts,
+            on_node_fault=self.recovery.on_node_fault,
             labels=self.labels,
         )
 
@@ -98,12 +101,20 @@ class CancelBody(Body):
     reason: Annotated[str, StringConstraints(max_length=300), AfterValidator(_one_line)] = ""
 
 
+PoolName = Annotated[str, StringConstraints(max_length=63, pattern=r"^[A-Za-z0-9._-]*$")]
+"""An instance group or a NodePool; empty for all."""
+InstanceId = Annotated[str, StringConstraints(pattern=r"^(i-([0-9a-f]{8}|[0-9a-f]{17}))?$")]
+"""A machine; empty for all."""
+
+
 class HoldBody(Body):
     """`POST /v1/clusters/{cluster}/automation/hold`."""
 
     reason: Reason
     until: Annotated[datetime | None, BeforeValidator(_written)] = None
     for_seconds: Annotated[int, Field(ge=1, le=7 * 86_400)] | None = None
+    pool: PoolName = ""
+    instance_id: InstanceId = ""
 
     @model_validator(mode="after")
     def _one_end(self) -> Self:
@@ -118,6 +129,78 @@ class ReleaseBody(Body):
     """`POST /v1/clusters/{cluster}/automation/release`."""
 
     reason: Annotated[str, StringConstraints(max_length=300), AfterValidator(_one_line)] = ""
+    pool: PoolName = ""
+    instance_id: InstanceId = ""
+
+
+class MarkBody(Body):
+    """`POST /v1/nodes/{id}/cordon` and `…/uncordon`."""
+
+    reason: Annotated[str, StringConstraints(max_length=300), AfterValidator(_one_line)] = ""
+
+
+class ApprovalBody(Body):
+    """`POST /v1/incidents/{id}/approve` and `…/decline`: the answer names the very plan that it is given to."""
+
+    decision_id: Annotated[str, StringConstraints(pattern=r"^dec-[A-Za-z0-9_.-]{1,120}$")]
+    reason: Annotated[str, StringConstraints(max_length=300), AfterValidator(_one_line)] = ""
+
+
+def _some(faults: tuple["FaultBody", ...]) -> tuple["FaultBody", ...]:
+    if not faults:
+        raise ValueError("report at least one fault")
+    return faults
+
+
+class FaultBody(Body):
+    """One fault of a report: of which machine, which fault, and when."""
+
+    instance_id: InstanceId = ""
+    node_name: Annotated[str, StringConstraints(max_length=253, pattern=r"^[A-Za-z0-9._-]*$")] = ""
+    code: Annotated[str, StringConstraints(max_length=80, pattern=r"^[A-Za-z0-9:*/._-]*$")] = ""
+    """A key of the catalogue, the number of an Xid, or a name as HyperPod or the EKS agent spell it."""
+    fault_key: Annotated[str, StringConstraints(max_length=80, pattern=r"^[A-Za-z0-9:*/._-]*$")] = ""
+    """A key of the catalogue."""
+    line: Text = ""
+    """A line of the kernel log or of HyperPod's agent: read where neither code nor key is given."""
+    gpu: Annotated[str, StringConstraints(max_length=64, pattern=r"^[A-Za-z0-9:._-]*$")] = ""
+    """UUID or PCI address."""
+    detail: Annotated[str, StringConstraints(max_length=500), AfterValidator(_one_line)] = ""
+    observed_at: Annotated[datetime, BeforeValidator(_written)]
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if bool(self.instance_id) == bool(self.node_name):
+            raise ValueError("name the machine, by either instanceId or nodeName")
+        if self.code and self.fault_key:
+            raise ValueError("give either code or faultKey")
+        if not (self.code or self.fault_key or self.line):
+            raise ValueError("name the fault, by code, faultKey or line")
+        if self.observed_at.tzinfo is None:
+            raise ValueError("observedAt needs a time zone, for example 2026-11-03T10:15:00Z")
+        return self
+
+
+class FaultsBody(Body):
+    """`POST /v1/faults`: what a site's own detectors found."""
+
+    # `min_length` would count only the faults that are right, and blame a wrong one twice.
+    faults: Annotated[tuple[FaultBody, ...], Field(max_length=100), AfterValidator(_some)]
+
+    def reports(self) -> tuple[Report, ...]:
+        """Return the faults in the service's words."""
+        return tuple(
+            Report(
+                instance_id=fault.instance_id,
+                node_name=fault.node_name,
+                code=fault.fault_key or fault.code,
+                line=fault.line,
+                gpu=fault.gpu,
+                detail=fault.detail,
+                observed_at=fault.observed_at,
+            )
+            for fault in self.faults
+        )
 
 
 def _split(value: object) -> object:

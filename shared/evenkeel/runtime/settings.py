@@ -33,6 +33,7 @@ class Settings(BaseModel):
     raw_events_bucket: str = Field("", alias="RAW_EVENTS_BUCKET")
     dead_letter_queue_url: str = Field("", alias="DEAD_LETTER_QUEUE_URL")
     passes_queue_url: str = Field("", alias="PASSES_QUEUE_URL")
+    events_queue_url: str = Field("", alias="EVENTS_QUEUE_URL")
     recover_node_arn: str = Field("", alias="RECOVER_NODE_ARN")
     run_job_arn: str = Field("", alias="RUN_JOB_ARN")
     resolve_wait_function: str = Field("", alias="RESOLVE_WAIT_FUNCTION")

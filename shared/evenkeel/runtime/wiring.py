@@ -14,6 +14,7 @@ from evenkeel.ports import (
     Cluster,
     DeadLetters,
     Ids,
+    Inbox,
     Ledger,
     Machine,
     Pager,
@@ -135,6 +136,12 @@ class World:
         from evenkeel.adapters.messages import S3RawEvents
 
         return S3RawEvents(self.settings.need("raw_events_bucket"))
+
+    @cached_property
+    def inbox(self) -> Inbox:
+        from evenkeel.adapters.messages import SqsInbox
+
+        return SqsInbox(self.settings.need("events_queue_url"))
 
     @cached_property
     def dead_letters(self) -> DeadLetters:

@@ -104,6 +104,7 @@ class Gateway:
             ledger=fakes.ledger,
             cluster=fakes.cluster,
             passes=fakes.passes,
+            inbox=fakes.inbox,
             clock=fakes.clock,
             ids=fakes.ids,
             telemetry=fakes.telemetry,

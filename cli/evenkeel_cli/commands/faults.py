@@ -1,0 +1,52 @@
+"""`evenkeel faults`."""
+
+import re
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+
+from evenkeel_cli.commands import asking
+from evenkeel_cli.commands.answering import answer
+from evenkeel_cli.errors import CommandFailed, Exit
+from evenkeel_cli.render import Output, Page
+
+Json = dict[str, Any]
+
+app = asking.group("What can go wrong with a node, and what it calls for.")
+
+_INSTANCE_ID = re.compile(r"i-(?:[0-9a-f]{8}|[0-9a-f]{17})", re.ASCII)
+
+
+@app.command("report")
+def report(
+    node: Annotated[str, typer.Argument(metavar="NODE", help="Instance id, or the node's whole name.")],
+    code: Annotated[str, typer.Argument(help="xid:79, 79, NvidiaErrorReboot, …; - where --line tells it.")],
+    line: Annotated[str, typer.Option(help="Line of the kernel log, or of HyperPod's agent.")] = "",
+    gpu: Annotated[str, typer.Option(help="UUID or PCI address of the device.")] = "",
+    detail: Annotated[str, typer.Option(help="What was seen, in your own words.")] = "",
+    at: Annotated[str, typer.Option(help="When it was seen, as 2026-11-03T10:15:00Z; now if not given.")] = "",
+    key: asking.KeyOption = None,
+    output: asking.OutputOption = Output.TABLE,
+) -> None:
+    """Report a fault of a node, as a site's own detectors do. Needs no right to read."""
+    fault = {
+        # The API finds the node by its name: whoever may report need not be allowed to list.
+        "instanceId" if _INSTANCE_ID.fullmatch(node) else "nodeName": node,
+        "code": "" if code == "-" else code,
+        "line": line,
+        "gpu": gpu,
+        "detail": detail,
+        "observedAt": at or f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
+    }
+    if code == "-" and not line:
+        raise CommandFailed(Exit.USAGE, "Without a code, give --line.", code="USAGE")
+    body = {"faults": [{name: value for name, value in fault.items() if value}]}
+    found = asking.current_client().post("/faults", body, key=key)
+
+    def draw(out: Page) -> None:
+        said = f"{found['accepted']} reported" if found["accepted"] else "the line says nothing of the node"
+        out.line(out.marked("ok" if found["accepted"] else "warn", said))
+        out.line(f"{out.dim('next')}  evenkeel incidents ls")
+
+    answer(found, output, draw)

@@ -1,0 +1,162 @@
+"""A site's own detector reports faults: checked here, and then taken in as every other signal is, through the queue.
+
+request ─▶ same key before? ─▶ every fault checked, every machine known ─▶ one envelope on the queue ─▶ the key recorded
+             its answer again      else 400, 404, and nothing is taken in       receive_event
+
+A crash before the last step has the client send again: the envelope's name follows from the key, and what is taken in
+twice is known.
+"""
+
+import hashlib
+import json
+import re
+from datetime import datetime, timedelta
+from typing import Any
+
+from evenkeel.domain.health.reports import Report
+from evenkeel.domain.nodes import INSTANCE_ID, FleetNode
+from evenkeel.domain.values import Value, rfc3339
+from evenkeel.events import envelope, reported_faults
+from evenkeel.events.driver_lines import Reading
+from evenkeel.ports import Conflict, Inbox, Invalid, KeyReused, Ledger, NotFound, Put, Row, Table, every
+from evenkeel.services import rows
+
+Json = dict[str, Any]
+
+_AHEAD = timedelta(minutes=5)
+"""Clocks differ; a fault further ahead than this has not happened."""
+_OLDEST = timedelta(days=7)
+"""Well inside the time for which a fact is remembered, so that a late copy is known for one."""
+_HYPERPOD_NAME = re.compile(r"hyperpod-(?P<id>i-[0-9a-f]{8,17})", re.ASCII)
+
+
+class Request(Value):
+    """What a detector reports at once."""
+
+    reports: tuple[Report, ...]
+    caller: str
+    """Who signed, without a session: the one witness that all its reports are."""
+    request_id: str
+    """Identity of the request: a repeat of it changes nothing."""
+    fingerprint: str
+    """Of all that was reported: the same id with another one is refused."""
+
+
+def run(request: Request, *, ledger: Ledger, inbox: Inbox, clusters: tuple[str, ...], now: datetime) -> Json:
+    """Take in a report; all of it or nothing.
+
+    Idempotent: yes, by the request id, and before that by the envelope's id, which follows from it.
+
+    Raises:
+        Invalid: a fault cannot be taken in; names each field.
+        NotFound: a machine is none of this fleet's.
+        KeyReused: the request id was used for something else.
+    """
+    row = ledger.get(rows.automation_request_key(request.request_id))
+    is_in_force = row is not None and (row.expires_at is None or row.expires_at > now)
+    if row is not None and is_in_force:
+        return _first_answer(row, request)
+    read = _checked(request, now)
+    machines = _machines(request, ledger, clusters)
+    faults = [
+        reported_faults.fault_of(machine, reading, report.gpu, report.observed_at, report.detail or report.line)
+        for report, machine, readings in zip(request.reports, machines, read, strict=True)
+        for reading in readings
+    ]
+    document = _enveloped(request, faults, now)
+    if faults:
+        inbox.put(document)
+    answer: Json = {"accepted": len(faults), "passedOver": sum(not readings for readings in read)}
+    answer["envelopeId"] = document["id"] if faults else None
+    fresh = rows.automation_request_row(request.request_id, {"fingerprint": request.fingerprint, "answer": answer}, now)
+    try:
+        ledger.commit(Put(Row(fresh.key, fresh.doc, row.version if row else 0, None, fresh.expires_at)))
+    except Conflict:
+        first = ledger.get(fresh.key)
+        return _first_answer(first, request) if first else answer
+    return answer
+
+
+def _first_answer(row: Row, request: Request) -> Json:
+    if row.doc["fingerprint"] != request.fingerprint:
+        raise KeyReused("This idempotency key was used before, for something else.")
+    given: Json = row.doc["answer"]
+    return given
+
+
+def _checked(request: Request, now: datetime) -> list[tuple[Reading, ...]]:
+    """Return what each report says; none for a line without evidence.
+
+    Raises:
+        Invalid: names every field that is wrong.
+    """
+    wrong: list[tuple[str, str]] = []
+    read: list[tuple[Reading, ...]] = []
+    for index, report in enumerate(request.reports):
+        place = f"faults[{index}]"
+        read.append(reported_faults.readings(report.code, report.line))
+        if report.code and not read[-1]:
+            wrong.append((f"{place}.code", "is not in the fault catalogue (evenkeel faults list)"))
+        if report.observed_at > now + _AHEAD:
+            wrong.append((f"{place}.observedAt", "lies in the future"))
+        if report.observed_at < now - _OLDEST:
+            wrong.append((f"{place}.observedAt", f"is older than {_OLDEST.days} days"))
+    if wrong:
+        raise Invalid("the report cannot be taken in", tuple(wrong))
+    return read
+
+
+def _machines(request: Request, ledger: Ledger, clusters: tuple[str, ...]) -> list[str]:
+    """Return the instance id behind each report.
+
+    Raises:
+        NotFound: names the first machine that the fleet's memory does not hold.
+    """
+    found = []
+    by_name: dict[str, str] | None = None
+    for report in request.reports:
+        instance_id = report.instance_id or _id_in(report.node_name)
+        if not instance_id:
+            by_name = _by_name(ledger) if by_name is None else by_name
+            instance_id = by_name.get(report.node_name, "")
+        if not instance_id or not _is_ours(instance_id, ledger, clusters):
+            named = report.instance_id or report.node_name
+            raise NotFound(f"No machine of this fleet is {named}; a new one is known within a minute or two.")
+        found.append(instance_id)
+    return found
+
+
+def _id_in(node_name: str) -> str:
+    match = _HYPERPOD_NAME.fullmatch(node_name)
+    return match["id"] if match and INSTANCE_ID.fullmatch(match["id"]) else ""
+
+
+def _is_ours(instance_id: str, ledger: Ledger, clusters: tuple[str, ...]) -> bool:
+    found = (ledger.get(rows.node_key(cluster, instance_id)) for cluster in clusters)
+    return any(row is not None and not rows.read(row, FleetNode).is_gone for row in found)
+
+
+def _by_name(ledger: Ledger) -> dict[str, str]:
+    nodes = (
+        rows.read(row, FleetNode) for row in every(lambda cursor: ledger.by_state(Table.FLEET, "NODE", cursor=cursor))
+    )
+    return {node.node_name: node.life.instance_id for node in nodes if node.node_name and not node.is_gone}
+
+
+def _enveloped(request: Request, faults: list[dict[str, str]], now: datetime) -> Json:
+    """Return the envelope that carries a report.
+
+    Raises:
+        Invalid: it would be larger than what is read of an event.
+    """
+    document = {
+        "id": f"report-{hashlib.sha256(request.request_id.encode()).hexdigest()[:32]}",
+        "source": reported_faults.SOURCE,
+        "detail-type": reported_faults.DETAIL_TYPE,
+        "time": rfc3339(now),
+        "detail": reported_faults.detail_of(request.caller, faults),
+    }
+    size = len(json.dumps(document, ensure_ascii=False).encode())
+    if size > envelope.LARGEST_BYTES:
+        raise Invalid("the report is too large", (("faults", "are too much at once: report fewer, or shorten detail"),))
+    return document

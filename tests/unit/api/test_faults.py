@@ -1,0 +1,232 @@
+"""A site's own detectors: what they may report, and what becomes of it."""
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.health.faults import shipped
+from evenkeel.domain.health.incidents import NodeFact
+from evenkeel.domain.values import rfc3339
+from evenkeel.events import envelope
+from evenkeel.events.outcomes import Heard
+from evenkeel.ports import Unreachable
+from evenkeel.services import receive_event
+from tests.fakes.cluster import CLUSTER, instance_id
+from tests.fakes.system import A_MOMENT
+from tests.fakes.world import CLUSTER_ARN
+from tests.unit.api.gateway import Answer, Gateway
+from tests.unit.api.seeds import a_fleet_node, stored
+
+XID = "NVRM: Xid (PCI:0000:b9:00): 79, pid=1234, GPU has fallen off the bus."
+
+
+@pytest.fixture
+def fleet(gateway: Gateway) -> Gateway:
+    """A stack that remembers two machines, one of them by a name of its own."""
+    stored(gateway.fakes.ledger, a_fleet_node(1), a_fleet_node(2, node_name="ip-10-0-0-2.ec2.internal"))
+    return gateway
+
+
+def a_fault(number: int = 1, **changes: Any) -> dict[str, Any]:
+    """A fault as a detector sends it; what is None is left out."""
+    facts = {"instanceId": instance_id(number), "code": "xid:79", "observedAt": rfc3339(A_MOMENT), **changes}
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def report(gateway: Gateway, *faults: dict[str, Any], **options: Any) -> Answer:
+    return gateway.post("/v1/faults", {"faults": list(faults)}, **options)
+
+
+def told(gateway: Gateway) -> list[NodeFact]:
+    """Return what receive_event reads of the queue."""
+    facts: list[NodeFact] = []
+    for document in gateway.fakes.inbox.queued:
+        heard = envelope.parse(json.dumps(document).encode())
+        assert isinstance(heard, Heard), heard
+        facts += [fact for fact in heard.facts if isinstance(fact, NodeFact)]
+    return facts
+
+
+def test_a_report_becomes_facts_of_one_witness(fleet: Gateway) -> None:
+    answer = report(fleet, a_fault(detail="our own probe", gpu="GPU-5d1f7c0a"), a_fault(2, code="NvidiaErrorReboot"))
+
+    assert (answer.status, answer.headers["Location"]) == (202, "/v1/incidents")
+    assert (answer.document["accepted"], answer.document["passedOver"]) == (2, 0)
+    first, second = told(fleet)
+    assert (first.fault_key, first.gpu, first.detail) == ("xid:79", "GPU-5d1f7c0a", "our own probe")
+    assert (second.instance_id, second.fault_key) == (instance_id(2), "hp:NvidiaErrorReboot")
+    assert {fact.source for fact in (first, second)} == {"site:role/Researcher"}
+    assert {fact.observed_at for fact in (first, second)} == {A_MOMENT}
+    assert answer.document["envelopeId"] == first.envelope_id
+    assert not first.is_drill
+
+
+def test_a_report_opens_an_incident(fleet: Gateway) -> None:
+    report(fleet, a_fault())
+    fakes = fleet.fakes
+
+    outcomes = receive_event.hear(
+        told(fleet),
+        ledger=fakes.ledger,
+        provider=fakes.provider,
+        workflows=fakes.workflows,
+        clock=fakes.clock,
+        ids=fakes.ids,
+        telemetry=fakes.telemetry,
+        clusters=(CLUSTER,),
+        cluster_arn=CLUSTER_ARN,
+        drills_may_act=False,
+        catalogue=shipped(),
+    )
+
+    assert [outcome.outcome for outcome in outcomes] == ["OPEN"]
+    assert {tuple(metric.dimensions.values()) for metric in fakes.telemetry.metrics if metric.name == "FactsOpen"} == {
+        ("site",)
+    }
+
+
+def test_two_callers_are_two_witnesses_and_two_sessions_of_one_role_are_one(fleet: Gateway) -> None:
+    role = "arn:aws:sts::000000000000:assumed-role/Detector/"
+    for session in ("a", "b"):
+        report(fleet, a_fault(), caller=role + session, key=f"key-{session}")
+    report(fleet, a_fault(), caller="arn:aws:iam::000000000000:user/probe", key="key-c")
+
+    assert [fact.source for fact in told(fleet)] == ["site:role/Detector", "site:role/Detector", "site:user/probe"]
+
+
+@pytest.mark.parametrize("name", [f"hyperpod-{instance_id(1)}", "ip-10-0-0-2.ec2.internal"])
+def test_a_machine_may_be_named_by_its_node(fleet: Gateway, name: str) -> None:
+    assert report(fleet, a_fault(instanceId=None, nodeName=name)).status == 202
+    assert told(fleet)[0].instance_id in (instance_id(1), instance_id(2))
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"instanceId": "i-00000000000000404"},
+        {"instanceId": None, "nodeName": "no-such-node"},
+        {"instanceId": None, "nodeName": "hyperpod-i-00000000000000404"},
+    ],
+)
+def test_a_machine_that_nobody_knows_is_not_found_and_nothing_is_taken_in(
+    fleet: Gateway, named: dict[str, Any]
+) -> None:
+    answer = report(fleet, a_fault(), a_fault(**named))
+
+    assert (answer.status, answer.document["code"]) == (404, "NOT_FOUND")
+    assert fleet.fakes.inbox.queued == []
+
+
+def test_a_machine_that_is_gone_is_not_found(gateway: Gateway) -> None:
+    stored(gateway.fakes.ledger, a_fleet_node(1, is_gone=True))
+
+    assert report(gateway, a_fault()).status == 404
+
+
+@pytest.mark.parametrize(
+    ("line", "keys"),
+    [
+        (XID, ["xid:79"]),
+        (
+            json.dumps(
+                {"details: ": {"reason": "XidUserAppError", "message": XID}, "HealthMonitoringAgentDetectionEvent": 1}
+            ),
+            ["xid:79", "hp:XidUserAppError"],
+        ),
+        ("Xid 79 in a format of tomorrow", ["xid:*"]),
+    ],
+)
+def test_a_line_says_which_fault_it_is(fleet: Gateway, line: str, keys: list[str]) -> None:
+    answer = report(fleet, a_fault(code=None, line=line))
+
+    assert answer.document["accepted"] == len(keys)
+    assert [fact.fault_key for fact in told(fleet)] == keys
+    assert "79" in told(fleet)[0].detail
+
+
+@pytest.mark.parametrize("line", ["NVRM: Xid (PCI:0000:b9:00): 45, cleanup", "all is well"])
+def test_a_line_without_evidence_is_passed_over_and_said_so(fleet: Gateway, line: str) -> None:
+    answer = report(fleet, a_fault(code=None, line=line))
+
+    assert (answer.status, answer.document) == (202, {"accepted": 0, "passedOver": 1, "envelopeId": None})
+    assert fleet.fakes.inbox.queued == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"code": "no-such-fault"}, "faults[0].code"),
+        ({"code": None, "faultKey": "xid:12345"}, "faults[0].code"),
+        ({"observedAt": rfc3339(A_MOMENT + timedelta(minutes=6))}, "faults[0].observedAt"),
+        ({"observedAt": rfc3339(A_MOMENT - timedelta(days=8))}, "faults[0].observedAt"),
+        ({"observedAt": 1793700840}, "faults[0].observedAt"),
+        ({"observedAt": None}, "faults[0].observedAt"),
+        ({"observedAt": "2026-11-03T10:15:02"}, "faults[0]"),
+        ({"instanceId": "i-12345678abcdefghi"}, "faults[0].instanceId"),
+        ({"instanceId": None}, "faults[0]"),
+        ({"nodeName": "both"}, "faults[0]"),
+        ({"code": None}, "faults[0]"),
+        ({"faultKey": "xid:79"}, "faults[0]"),
+        ({"detail": "\u202eevil"}, "faults[0].detail"),
+        ({"detail": "x" * 501}, "faults[0].detail"),
+        ({"gpu": "GPU 1\n"}, "faults[0].gpu"),
+        ({"severity": "critical"}, "faults[0].severity"),
+    ],
+)
+def test_what_is_wrong_is_named_by_its_field(fleet: Gateway, changes: dict[str, Any], field: str) -> None:
+    answer = report(fleet, a_fault(**changes))
+
+    assert (answer.status, answer.document["code"]) == (400, "VALIDATION_FAILED")
+    assert [error["field"] for error in answer.document["errors"]] == [field]
+    assert fleet.fakes.inbox.queued == []
+
+
+@pytest.mark.parametrize("count", [0, 101])
+def test_a_batch_has_one_to_a_hundred_faults(fleet: Gateway, count: int) -> None:
+    assert report(fleet, *[a_fault()] * count).status == 400
+
+
+def test_a_full_batch_of_long_texts_is_refused_or_can_be_read(fleet: Gateway) -> None:
+    wide = report(fleet, *[a_fault(detail="\U0001f600" * 400)] * 100)
+    plain = report(fleet, *[a_fault(detail="x" * 400)] * 100, key="key-2")
+
+    assert (wide.status, plain.status) == (400, 202)
+    assert len(told(fleet)) == 100
+
+
+# ---------------------------------------------------------------- twice
+
+
+def test_the_same_request_again_is_answered_alike_and_queues_nothing(fleet: Gateway) -> None:
+    first = report(fleet, a_fault())
+    fleet.fakes.clock.advance(3600)
+
+    assert report(fleet, a_fault()).document == first.document
+    assert len(fleet.fakes.inbox.queued) == 1
+
+
+def test_the_same_key_for_another_report_is_refused(fleet: Gateway) -> None:
+    report(fleet, a_fault())
+
+    assert report(fleet, a_fault(code="xid:48")).document["code"] == "IDEMPOTENCY_KEY_REUSED"
+
+
+def test_after_a_crash_behind_the_queue_the_same_envelope_comes_again(
+    fleet: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(*_writes: Any, **_options: Any) -> None:
+        raise Unreachable("gone")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fleet.fakes.ledger, "commit", dies)
+        assert report(fleet, a_fault()).status == 503
+    assert report(fleet, a_fault()).status == 202
+
+    first, second = told(fleet)
+    assert first == second
+
+
+def test_a_key_is_asked_for(fleet: Gateway) -> None:
+    assert report(fleet, a_fault(), key=None).document["code"] == "IDEMPOTENCY_KEY_MISSING"

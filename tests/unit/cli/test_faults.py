@@ -1,0 +1,67 @@
+"""Reporting a fault by hand, as a detector does."""
+
+import pytest
+
+from evenkeel.domain.values import rfc3339
+from tests.fakes.cluster import instance_id
+from tests.fakes.system import A_MOMENT
+from tests.unit.api.seeds import a_fleet_node, stored
+from tests.unit.cli.conftest import Served
+
+AT = ["--at", rfc3339(A_MOMENT)]
+XID = "NVRM: Xid (PCI:0000:b9:00): 79, GPU has fallen off the bus."
+
+
+@pytest.fixture
+def fleet(served: Served) -> Served:
+    stored(served.gateway.fakes.ledger, a_fleet_node(1), a_fleet_node(2, node_name="ip-10-0-0-2.ec2.internal"))
+    return served
+
+
+def told(fleet: Served) -> list[tuple[str, str, str]]:
+    faults = [fault for document in fleet.gateway.fakes.inbox.queued for fault in document["detail"]["faults"]]
+    return [(fault["instanceId"], fault["faultKey"], fault["gpu"]) for fault in faults]
+
+
+def test_a_fault_is_reported_without_reading_anything(fleet: Served) -> None:
+    said = fleet.run("faults", "report", instance_id(1), "79", "--gpu", "0000:b9:00", *AT, terminal=True)
+
+    assert said.out == "● 1 reported\nnext  evenkeel incidents ls\n"
+    assert told(fleet) == [(instance_id(1), "xid:79", "0000:b9:00")]
+    assert [method for method, _, _ in fleet.requests] == ["POST"]
+
+
+def test_a_node_is_named_by_its_whole_name_and_a_line_tells_the_fault(fleet: Served) -> None:
+    fleet.run("faults", "report", "ip-10-0-0-2.ec2.internal", "-", "--line", XID, *AT)
+
+    assert told(fleet) == [(instance_id(2), "xid:79", "0000:b9:00")]
+
+
+def test_a_line_that_says_nothing_is_said_to_say_nothing(fleet: Served) -> None:
+    said = fleet.run("faults", "report", instance_id(1), "-", "--line", "all is well", *AT, terminal=True)
+
+    assert "the line says nothing of the node" in said.out
+    assert told(fleet) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "exit_code"),
+    [
+        ([instance_id(1), "no-such-fault"], 2),
+        ([instance_id(1), "-"], 2),
+        ([instance_id(7), "79"], 4),
+        ([instance_id(1), "79", "--at", "yesterday"], 2),
+    ],
+)
+def test_what_cannot_be_reported_ends_with_its_exit_code(fleet: Served, words: list[str], exit_code: int) -> None:
+    at = [] if "--at" in words else AT
+
+    assert fleet.run("faults", "report", *words, *at).exit_code == exit_code
+    assert told(fleet) == []
+
+
+def test_a_repeat_under_its_first_key_is_one_report(fleet: Served) -> None:
+    for _ in range(2):
+        assert fleet.run("faults", "report", instance_id(1), "79", "--idempotency-key", "k1", *AT).exit_code == 0
+
+    assert len(told(fleet)) == 1
