@@ -73,7 +73,8 @@ class Types:
             number, stated = protobuf_tag.split(",")[1], protobuf_tag.rpartition("name=")[2]
             json_name, _, options = json_tag.partition(",")
             kind = self.kind(go_type.lstrip("*"), name.partition("/")[0])
-            may_vanish = "omitempty" in options and kind in ("s", "i", "b") and not go_type.startswith("*")
+            has_zero = kind in ("s", "i", "b", "y") or kind.startswith(("[]", "{}"))
+            may_vanish = "omitempty" in options and has_zero and not go_type.startswith("*")
             inline = "^" if "inline" in options else ""
             parts.append(f"{json_name or stated}={number}:{inline}{kind}{'?' if may_vanish else ''}")
             if "/" in kind:

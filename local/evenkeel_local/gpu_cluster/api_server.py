@@ -18,6 +18,7 @@ from evenkeel_local.gpu_cluster import (
     catalogue,
     discovery,
     errors,
+    exec_session,
     field_table,
     metrics,
     patches,
@@ -32,6 +33,7 @@ from evenkeel_local.gpu_cluster import (
 from evenkeel_local.gpu_cluster.calls import Call, CallFailed, CallFaults, ReplyLost
 from evenkeel_local.gpu_cluster.catalogue import Catalogue
 from evenkeel_local.gpu_cluster.errors import ApiError, Obj
+from evenkeel_local.gpu_cluster.exec_session import Begin
 from evenkeel_local.gpu_cluster.identity import User
 from evenkeel_local.gpu_cluster.registry import Registry
 from evenkeel_local.gpu_cluster.selectors import Predicate
@@ -110,6 +112,13 @@ class Logs(Protocol):
         """Yield a container's output."""
 
 
+class Commands(Protocol):
+    """Runs commands in containers."""
+
+    def prepare(self, pod: Obj, name: str, command: list[str], *, tty: bool, stdin: bool) -> Begin:
+        """Return what starts a command in a container."""
+
+
 class ApiServer:
     """Answers as kube-apiserver does, for the paths this cluster has."""
 
@@ -119,6 +128,7 @@ class ApiServer:
         authenticator: Authenticator,
         authorizer: Authorizer,
         logs: Logs,
+        commands: Commands,
         measured: metrics.Metrics,
         faults: CallFaults,
     ) -> None:
@@ -128,6 +138,7 @@ class ApiServer:
         self._authenticator = authenticator
         self._authorizer = authorizer
         self._logs = logs
+        self._commands = commands
         self._metrics = measured
         self._faults = faults
         self._watches: set[asyncio.Task[Any]] = set()
@@ -547,6 +558,8 @@ class ApiServer:
             return web.json_response(done, status=201)
         if rt.key == catalogue.PODS.key and sub == "log" and request.verb == "get":
             return await self._log(http, request)
+        if rt.key == catalogue.PODS.key and sub == "exec" and request.verb in ("get", "create"):
+            return await self._exec(http, request)
         if rt.key == catalogue.PODS.key and sub == "binding" and request.verb == "create":
             return await self._bind(http, request)
         if rt.key == catalogue.NAMESPACES.key and sub == "finalize" and request.verb == "update":
@@ -594,18 +607,34 @@ class ApiServer:
             raise errors.not_found("", "namespaces", request.name)
         return web.json_response(stored)
 
-    async def _log(self, http: web.Request, request: Request) -> web.StreamResponse:
+    async def _exec(self, http: web.Request, request: Request) -> web.StreamResponse:
         pod = self._store.get(catalogue.PODS, request.namespace, request.name)
+        container, command = self._container(http, pod), http.query.getall("command", [])
+        if not command:
+            raise errors.bad_request("you must specify at least 1 command for the container")
+        asked = {name: http.query.get(name) in ("true", "1") for name in ("tty", "stdin")}
+        begin = self._commands.prepare(pod, container, command, **asked)
+        if http.headers.get("Upgrade", "").lower() != "websocket":
+            raise errors.bad_request("Upgrade request required: this server runs commands over WebSockets alone")
+        return await exec_session.serve(http, begin)
+
+    def _container(self, http: web.Request, pod: Obj) -> str:
+        """Return the container that a request names, or a pod's only one."""
         containers = [container["name"] for container in pod["spec"]["containers"]]
         container = http.query.get("container") or ""
         if not container:
             if len(containers) > 1:
                 raise errors.bad_request(
-                    f"a container name must be specified for pod {request.name}, choose one of: {containers}"
+                    f"a container name must be specified for pod {name_of(pod)}, choose one of: {containers}"
                 )
-            container = containers[0]
-        elif container not in [*containers, *(c["name"] for c in pod["spec"].get("initContainers") or ())]:
-            raise errors.bad_request(f"container {container} is not valid for pod {request.name}")
+            return str(containers[0])
+        if container not in [*containers, *(c["name"] for c in pod["spec"].get("initContainers") or ())]:
+            raise errors.bad_request(f"container {container} is not valid for pod {name_of(pod)}")
+        return container
+
+    async def _log(self, http: web.Request, request: Request) -> web.StreamResponse:
+        pod = self._store.get(catalogue.PODS, request.namespace, request.name)
+        container = self._container(http, pod)
         follow = http.query.get("follow") in ("true", "1")
         tail = int(http.query["tailLines"]) if "tailLines" in http.query else None
         limit = int(http.query["limitBytes"]) if "limitBytes" in http.query else None
@@ -827,8 +856,7 @@ class ApiServer:
                 asked.get("subresource", ""),
                 (spec.get("nonResourceAttributes") or {}).get("path", ""),
             )
-            refusal = self._authorizer.refusal(user, wanted)
-            body["status"] = {"allowed": refusal is None, **({"reason": refusal} if refusal else {})}
+            body["status"] = {"allowed": self._authorizer.refusal(user, wanted) is None}
         else:
             return None
         body.setdefault("metadata", {})

@@ -39,7 +39,7 @@ from evenkeel_local.gpu_cluster.hyperpod import HyperPod
 from evenkeel_local.gpu_cluster.job_controller import JobController
 from evenkeel_local.gpu_cluster.karpenter import Karpenter
 from evenkeel_local.gpu_cluster.kube_auth import EksAuthenticator, StaticAuthenticator
-from evenkeel_local.gpu_cluster.kubelet import Directory, LogReader, remove_folder
+from evenkeel_local.gpu_cluster.kubelet import Directory, Executor, LogReader, remove_folder
 from evenkeel_local.gpu_cluster.machines import Fleet
 from evenkeel_local.gpu_cluster.metrics import Metrics
 from evenkeel_local.gpu_cluster.node_controller import NodeController
@@ -142,9 +142,12 @@ class Cluster:
             )
         self.faults = FaultTable(self.fleet, self.store, self.agent, self.bus, self.karpenter)
         logs = LogReader(self.directory.of_pod, self.store, run_dir)
+        executor = Executor(self.directory.of_pod)
         measured = Metrics(self.directory, self.store)
         authorizer = rbac.RbacAuthorizer(self.store)
-        self.api_server = ApiServer(self.registry, authenticator, authorizer, logs, measured, self.call_faults)
+        self.api_server = ApiServer(
+            self.registry, authenticator, authorizer, logs, executor, measured, self.call_faults
+        )
         self.aws_api = AwsApi(config, self.hyperpod, aws_auth, self.call_faults, kubernetes_url, ca_pem)
         self.store.listen(self._tell_kubelet)
         self.store.listen(self._give_account)

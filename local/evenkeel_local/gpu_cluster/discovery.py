@@ -128,6 +128,7 @@ def _subresources(rt: ResourceType) -> list[Obj]:
     if rt.key == ("", "pods"):
         add("eviction", "Eviction", ["create"], "policy", "v1")
         add("log", "Pod", ["get"])
+        add("exec", "PodExecOptions", ["create", "get"])
         add("binding", "Binding", ["create"])
     if rt.key == ("", "namespaces"):
         add("finalize", "Namespace", ["update"])

@@ -59,16 +59,16 @@ class Table:
         return self.roots.get((api_version, kind)) or self.roots.get(("*", kind))
 
     @functools.cached_property
-    def by_name(self) -> dict[str, dict[str, str]]:
+    def by_name(self) -> dict[str, dict[str, Field]]:
         """Each message's fields as JSON has them: what lies inline is lifted."""
         return {name: dict(self._lifted(name)) for name in self.messages}
 
-    def _lifted(self, message: str) -> Iterator[tuple[str, str]]:
+    def _lifted(self, message: str) -> Iterator[tuple[str, Field]]:
         for each in self.messages[message].values():
             if each.inline:
                 yield from self._lifted(each.kind)
             else:
-                yield each.name, each.kind
+                yield each.name, each
 
 
 @functools.cache
@@ -93,7 +93,9 @@ def _read_field(text: str) -> tuple[int, Field]:
 
 
 def decoded(message: str, obj: Obj, unknown: list[str]) -> Obj:
-    """Return an object with the fields that its type has; the paths of others go to `unknown`.
+    """Return an object with the fields that its type has and that its type writes; others' paths go to `unknown`.
+
+    A zero value of a field that is left out when it is zero does not survive: Go cannot tell the two apart.
 
     Raises:
         Undecodable: a value is of another type than its field.
@@ -103,14 +105,17 @@ def decoded(message: str, obj: Obj, unknown: list[str]) -> Obj:
     return kept | _members(known, {key: value for key, value in obj.items() if key not in kept}, "", unknown)
 
 
-def _members(known: dict[str, str], value: Obj, path: str, unknown: list[str]) -> Obj:
+def _members(known: dict[str, Field], value: Obj, path: str, unknown: list[str]) -> Obj:
     found: Obj = {}
     for name, item in value.items():
         at = f"{path}.{name}" if path else name
-        if name in known:
-            found[name] = _fitting(known[name], item, at, unknown)
-        else:
+        told = known.get(name)
+        if told is None:
             unknown.append(at)
+            continue
+        fitting = _fitting(told.kind, item, at, unknown)
+        if fitting or not told.left_out_when_zero:
+            found[name] = fitting
     return found
 
 
@@ -165,8 +170,8 @@ def schemas(message: str) -> dict[str, Obj]:
         if name in found:
             continue
         members = table().by_name[name]
-        found[name] = {"type": "object", "properties": {member: _shown(kind) for member, kind in members.items()}}
-        waiting += [inner for kind in members.values() if "/" in (inner := kind.lstrip("[]{}"))]
+        found[name] = {"type": "object", "properties": {member: _shown(each.kind) for member, each in members.items()}}
+        waiting += [inner for each in members.values() if "/" in (inner := each.kind.lstrip("[]{}"))]
     return found
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from evenkeel_local.gpu_cluster import catalogue
 from evenkeel_local.gpu_cluster.errors import ApiError, Obj
-from evenkeel_local.gpu_cluster.pod_worker import Container, PodWorker
+from evenkeel_local.gpu_cluster.exec_session import Begin, Session
+from evenkeel_local.gpu_cluster.pod_worker import Container, MissingReference, PodWorker
 from evenkeel_local.gpu_cluster.processes import Guard, Running
 from evenkeel_local.gpu_cluster.registry import Registry, micro_timestamp, set_condition, timestamp
 from evenkeel_local.gpu_cluster.store import Store, clone, name_of, namespace_of
@@ -400,6 +401,39 @@ class LogReader:
             return False
         found: list[Container] = [item for item in worker.containers + worker.init_containers if item.name == name]
         return bool(found) and "terminated" not in found[0].state
+
+
+class Executor:
+    """Runs commands in containers, as a kubelet does for the API server."""
+
+    def __init__(self, kubelet_of: Callable[[Obj], Kubelet | None]) -> None:
+        self._kubelet_of = kubelet_of
+
+    def prepare(self, pod: Obj, name: str, command: list[str], *, tty: bool, stdin: bool) -> Begin:
+        """Return what starts a command in a container, and raises an error where it cannot be started.
+
+        Raises:
+            ApiError: 500 when the node does not answer or the container does not run.
+        """
+        kubelet = self._kubelet_of(pod)
+        if kubelet is None or not kubelet.is_connected:
+            host = f"{kubelet.host_ip if kubelet is not None else pod['status'].get('hostIP') or ''}:10250"
+            raise ApiError(500, "InternalError", f"error dialing backend: dial tcp {host}: i/o timeout")
+        worker = kubelet.workers.get(pod["metadata"]["uid"])
+        containers = [*worker.containers, *worker.init_containers] if worker is not None else []
+        container = next((item for item in containers if item.name == name and "running" in item.state), None)
+        if worker is None or container is None:
+            raise ApiError(500, "InternalError", f'unable to upgrade connection: container not found ("{name}")')
+        running, at = worker, container
+
+        async def begin() -> Session:
+            try:
+                return await running.execute(at, command, tty=tty, stdin=stdin)
+            except (OSError, MissingReference) as failed:
+                told = f'exec failed: unable to start container process: exec: "{command[0]}": {failed}'
+                raise ApiError(500, "InternalError", f"Internal error occurred: {told}") from failed
+
+        return begin
 
 
 def _is_ready(node: Obj) -> bool:

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from evenkeel_local.gpu_cluster import catalogue, processes, volumes
+from evenkeel_local.gpu_cluster import catalogue, exec_session, processes, volumes
 from evenkeel_local.gpu_cluster.errors import Obj
+from evenkeel_local.gpu_cluster.exec_session import Session
 from evenkeel_local.gpu_cluster.kinds import GPU
 from evenkeel_local.gpu_cluster.processes import Guard, Running
 from evenkeel_local.gpu_cluster.registry import set_condition, timestamp
@@ -67,6 +68,7 @@ class Container:
     running: Running | None = None
     pause_ended: asyncio.Event | None = None
     runs: int = 0
+    has_visitors: bool = False  # whether a command was run beside its own
 
     @property
     def name(self) -> str:
@@ -199,18 +201,13 @@ class PodWorker:
             return
         began = timestamp()
         try:
-            env = await self._environment(container)
-            mounted = volumes.prepare(
-                self.pod, container.spec, self._node.folder(self.pod), self._node.shared_folder(), self._data
-            )
-            env = {name: volumes.rewritten(text, mounted) for name, text in env.items()}
-            argv = [volumes.rewritten(expand(part, env), mounted) for part in command]
+            argv, env = await self._prepared(container, command)
             if self._must_stop():
                 container.state = _terminated(137, "Error", began)
                 return
-            folder = self._node.folder(self.pod)
+            root = self._node.folder(self.pod) / "root"
             running = await processes.start(
-                argv, env, folder / "root", self.log_file(container), container.container_id, self._node.guard
+                argv, env, root, self.log_file(container), container.container_id, self._node.guard
             )
         except OSError as failed:
             told = f"failed to start container: {failed.strerror}: {failed.filename}"
@@ -239,6 +236,27 @@ class PodWorker:
         )
         self._node.report(self)
 
+    async def _prepared(self, container: Container, command: list[str]) -> tuple[list[str], dict[str, str]]:
+        """Return a command and the environment it runs with in a container, paths below its volumes rewritten."""
+        env = await self._environment(container)
+        mounted = volumes.prepare(
+            self.pod, container.spec, self._node.folder(self.pod), self._node.shared_folder(), self._data
+        )
+        env = {name: volumes.rewritten(text, mounted) for name, text in env.items()}
+        return [volumes.rewritten(expand(part, env), mounted) for part in command], env
+
+    async def execute(self, container: Container, command: list[str], *, tty: bool, stdin: bool) -> Session:
+        """Start another command in a container that runs.
+
+        Raises:
+            OSError: the command cannot be started.
+        """
+        container.has_visitors = True
+        argv, env = await self._prepared(container, command)
+        root = self._node.folder(self.pod) / "root"
+        root.mkdir(parents=True, exist_ok=True)
+        return await exec_session.start(argv, env, root, container.container_id, self._node.guard, tty=tty, stdin=stdin)
+
     def _last_words(self, container: Container, code: int) -> str:
         """Return the end of the log of a container that failed, where its termination message policy asks for that.
 
@@ -257,6 +275,8 @@ class PodWorker:
         self._node.report(self)
         if not self._must_stop():
             await container.pause_ended.wait()
+        if container.has_visitors:
+            processes.kill_marked(container.container_id)
         container.state = _terminated(0, "Completed", began)
         container.pause_ended = None
 

@@ -55,6 +55,13 @@ def kill_group(group: int, how: int) -> None:
         os.killpg(group, how)
 
 
+def kill_marked(container_id: str) -> None:
+    """Kill every process of a container, whatever group it moved to."""
+    for pid in marked_processes(MARK, container_id):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
 class Guard:
     """The process that cleans up after a cluster that was killed."""
 
@@ -129,9 +136,7 @@ class Running:
         """Wait for the first process; end the rest with it, as the end of a container does. Return the exit code."""
         code = await self.process.wait()
         kill_group(self.group, signal.SIGKILL)
-        for pid in marked_processes(MARK, self.container_id):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+        kill_marked(self.container_id)
         self.guard.tell("-", self.group)
         self.ended_at = datetime.now(UTC)
         if self.forced_exit_code is not None:

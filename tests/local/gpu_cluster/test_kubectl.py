@@ -6,10 +6,14 @@ EVENKEEL_HELM name others. Elsewhere, without these two, the tests are skipped.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import platform
+import pty
+import struct
 import subprocess
+import termios
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -93,7 +97,7 @@ def environment(kubeconfig: Path, tmp_path: Path) -> dict[str, str]:
 def kubectl(environment: dict[str, str], tmp_path: Path) -> Run:
     program = binary("kubectl")
 
-    def run(*arguments: str, stdin: str | None = None, fails: bool = False) -> str:
+    def run(*arguments: str, stdin: str | None = None, fails: bool = False, output: str = "") -> str:
         done = subprocess.run(
             [program, *arguments],
             input=stdin,
@@ -105,7 +109,7 @@ def kubectl(environment: dict[str, str], tmp_path: Path) -> Run:
             check=False,
         )
         assert (done.returncode != 0) == fails, f"{arguments}: {done.stdout}\n{done.stderr}"
-        return done.stderr if fails else done.stdout
+        return done.stderr if fails and output != "stdout" else done.stdout
 
     return run
 
@@ -227,6 +231,135 @@ def test_what_kubectl_makes_itself(kubectl: Run) -> None:
     assert "v1.33" in kubectl("version")
     kubectl("delete", "namespace", "team")
     assert "NotFound" in kubectl("get", "namespace", "team", fails=True)
+
+
+def test_a_deployment_is_created_rolled_out_taken_back_and_scaled(kubectl: Run) -> None:
+    kubectl("create", "deployment", "web", "--image=web:1", "--replicas=2")
+    kubectl("rollout", "status", "deployment/web", "--timeout=20s")
+    kubectl("set", "image", "deployment/web", "web=web:2")
+    rolled = kubectl("rollout", "status", "deployment/web", "--timeout=20s")
+    history = kubectl("rollout", "history", "deployment/web")
+    kubectl("rollout", "undo", "deployment/web")
+    kubectl("rollout", "restart", "deployment/web")
+    kubectl("rollout", "status", "deployment/web", "--timeout=20s")
+    kubectl("scale", "deployment/web", "--replicas=3", "--current-replicas=2")
+    kubectl("rollout", "status", "deployment/web", "--timeout=20s")
+    refused = kubectl("scale", "deployment/web", "--replicas=9", "--current-replicas=2", fails=True)
+    wide = kubectl("get", "deployments", "-o", "wide")
+    described = kubectl("describe", "deployment", "web")
+    kubectl("expose", "deployment", "web", "--port=80")
+    service = kubectl("get", "service", "web")
+    everything = kubectl("get", "all")
+    kubectl("delete", "deployment", "web", "--cascade=foreground")
+
+    assert rolled.endswith('deployment "web" successfully rolled out\n')
+    assert column(history.strip().split("\n", 1)[1], "REVISION") == ["1", "2"]
+    assert "Expected replicas to be 2, was 3" in refused
+    assert (column(wide, "READY"), column(wide, "IMAGES")) == (["3/3"], ["web:1"])
+    assert "ScalingReplicaSet" in described
+    assert "MinimumReplicasAvailable" in described
+    assert column(service, "PORT(S)") == ["80/TCP"]
+    assert {"deployment.apps/web", "service/web"} <= set(everything.split())
+    assert "replicaset.apps/web-" in everything
+    assert "No resources found" not in everything
+    assert "pod/web" not in kubectl("get", "pods", "-o", "name")
+
+
+def test_commands_run_inside_a_pod(kubectl: Run, kubeconfig: Path, environment: dict[str, str]) -> None:
+    kubectl("run", "one", "--image=x", "--env=COLOUR=blue", "--command", "--", "sleep", "100")
+    kubectl("wait", "--for=condition=Ready", "pod/one", "--timeout=20s")
+    program = binary("kubectl")
+
+    said = kubectl("exec", "one", "--", "sh", "-c", "echo $COLOUR; echo aside >&2")
+    echoed = kubectl("exec", "-i", "one", "--", "cat", stdin="in and out\n")
+    failed = subprocess.run(
+        [program, "exec", "one", "--", "sh", "-c", "exit 3"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=20,
+        check=False,
+    )
+    missing = kubectl("exec", "one", "--", "no-such-program", fails=True)
+    nowhere = kubectl("exec", "two", "--", "true", fails=True)
+    terminal = in_a_terminal([program, "exec", "-it", "one", "--", "sh", "-c", "test -t 0 && stty size"], environment)
+
+    assert said == "blue\n"
+    assert echoed == "in and out\n"
+    assert (failed.returncode, failed.stderr) == (3, "command terminated with exit code 3\n")
+    assert "no-such-program" in missing
+    assert 'pods "two" not found' in nowhere
+    assert terminal.split() == ["33", "111"]
+
+
+def in_a_terminal(command: list[str], environment: dict[str, str]) -> str:
+    """Run a command on a terminal of 33 rows and 111 columns; return what it showed."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 111, 0, 0))
+    with subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True
+    ) as running:
+        os.close(theirs)
+        assert running.wait(20) == 0
+        shown = os.read(ours, 65536).decode()
+        os.close(ours)
+    return shown
+
+
+def test_a_command_in_a_pod_ends_with_it(kubectl: Run, environment: dict[str, str], tmp_path: Path) -> None:
+    kubectl("run", "one", "--image=x", "--grace-period=1", "--command", "--", "sleep", "100")
+    kubectl("wait", "--for=condition=Ready", "pod/one", "--timeout=20s")
+    mark = tmp_path / "pid"
+    script = f"echo $$ > {mark}; exec sleep 100"
+    with subprocess.Popen([binary("kubectl"), "exec", "one", "--", "sh", "-c", script], env=environment) as running:
+        pid = eventually(lambda: mark.exists() and mark.read_text().strip(), "the command to run")
+        kubectl("delete", "pod", "one", "--force", "--grace-period=0")
+
+        eventually(lambda: not Path(f"/proc/{pid}").exists(), "the command to end")
+        assert running.wait(20) != 0
+
+
+def test_what_people_type_in_the_first_hour(kubectl: Run) -> None:
+    kubectl("create", "job", "one", "--image=x", "--", "python", "-c", "print('ran')")
+    kubectl("wait", "--for=condition=Complete", "job/one", "--timeout=20s")
+    kubectl("create", "configmap", "settings", "--from-literal=level=1")
+    settings = kubectl("get", "configmap", "settings", "-o", "yaml")
+    louder = settings.replace('level: "1"', 'level: "2"')
+    misspelt = JOB.partition("---")[0].replace("parallelism: 2", "paralelism: 2")
+
+    difference = kubectl_diff(kubectl, louder)
+    kubectl("replace", "-f", "-", stdin=louder)
+    refused = kubectl("apply", "-f", "-", stdin=misspelt, fails=True)
+    kubectl("create", "quota", "few", "--hard=pods=10")
+    kubectl("create", "priorityclass", "urgent", "--value=1000")
+    kubectl("create", "poddisruptionbudget", "guard", "--selector=app=x", "--min-available=1")
+    kubectl("create", "serviceaccount", "robot")
+    kubectl("create", "clusterrolebinding", "robot", "--clusterrole=view", "--serviceaccount=default:robot")
+    robot = "--as=system:serviceaccount:default:robot"
+
+    assert kubectl("logs", "job/one") == "ran\n"
+    assert '+  level: "2"' in difference
+    assert '-  level: "1"' in difference
+    assert kubectl("get", "configmap", "settings", "-o", "jsonpath={.data.level}") == "2"
+    assert 'unknown field "spec.paralelism"' in refused
+    assert "nodeSelector\t<map[string]string>" in kubectl("explain", "pod.spec")
+    assert "backoffLimit" in kubectl("explain", "job.spec", "--recursive")
+    assert "SuccessfulCreate" in kubectl("events", "--for=job/one")
+    assert "apps/v1" in kubectl("api-versions").split()
+    assert {"jobs", "deployments", "nodes"} <= set(kubectl("api-resources", "-o", "name").replace(".", " ").split())
+    assert kubectl("auth", "can-i", "list", "pods", robot).strip() == "yes"
+    assert kubectl("auth", "can-i", "delete", "pods", robot, fails=True, output="stdout").strip() == "no"
+    assert "jobs.batch" in kubectl("auth", "can-i", "--list", robot)
+    assert 'cannot delete resource "pods"' in kubectl("delete", "pod", "x", robot, fails=True)
+    assert kubectl("get", "--raw", "/readyz") == "ok"
+    assert "is running at https://127.0.0.1" in kubectl("cluster-info")
+    assert column(kubectl("top", "nodes"), "NAME") == column(kubectl("get", "nodes"), "NAME")
+    assert "doesn't have a resource type" in kubectl("get", "daemonsets", fails=True)
+
+
+def kubectl_diff(kubectl: Run, manifest: str) -> str:
+    """Return what `kubectl diff` prints; it exits with 1 when there is a difference."""
+    return kubectl("diff", "-f", "-", stdin=manifest, fails=True, output="stdout")
 
 
 def test_helm_installs_upgrades_and_uninstalls(kubectl: Run, environment: dict[str, str], tmp_path: Path) -> None:

@@ -1242,6 +1242,13 @@ def test_a_secret_of_no_base64_is_400(api: KubeClient, space: str) -> None:
     assert (refused.code, refused.reason) == (400, "BadRequest")
 
 
+def test_a_zero_that_its_type_leaves_out_is_nothing(api: KubeClient, node: str) -> None:
+    patched = api.patch(node, {"spec": {"unschedulable": False}, "metadata": {"annotations": {}}})
+
+    assert "unschedulable" not in patched["spec"]
+    assert "annotations" not in patched["metadata"]
+
+
 def test_null_is_nothing(api: KubeClient, maps: str) -> None:
     created = api.create(maps, {"metadata": {"name": "one", "labels": None}, "data": None})
 

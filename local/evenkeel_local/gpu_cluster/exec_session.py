@@ -1,0 +1,186 @@
+"""A command run beside a container's own, for `kubectl exec`: a real process, and the WebSocket it is driven through.
+
+Source: `k8s.io/apimachinery/pkg/util/remotecommand` and the WebSocket protocols `v4` and `v5.channel.k8s.io`: each
+message begins with the number of its channel; v5 ends a channel with 255.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import struct
+import termios
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiohttp import WSMsgType, web
+
+from evenkeel_local.gpu_cluster import processes
+from evenkeel_local.gpu_cluster.errors import ApiError, Obj
+from evenkeel_local.gpu_cluster.processes import MARK, Guard, die_with_parent
+
+STDIN, STDOUT, STDERR, RESULT, RESIZE, CLOSE = 0, 1, 2, 3, 4, 255
+PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
+CHUNK_BYTES = 32 * 1024
+
+
+Begin = Callable[[], Awaitable["Session"]]
+"""What starts a command."""
+
+
+@dataclass
+class Session:
+    """The process, its outputs by channel, and its terminal where it has one."""
+
+    process: asyncio.subprocess.Process
+    outputs: dict[int, asyncio.StreamReader]
+    guard: Guard
+    terminal: int | None = None
+
+    async def write(self, data: bytes) -> None:
+        """Give the process input."""
+        with contextlib.suppress(OSError):  # it has ended, or closed its input
+            if self.terminal is not None:
+                os.write(self.terminal, data)
+            elif self.process.stdin is not None:
+                self.process.stdin.write(data)
+                await self.process.stdin.drain()
+
+    def end_input(self) -> None:
+        """Let the process read the end of its input."""
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+
+    def resize(self, size: Obj) -> None:
+        """Tell the process how large its terminal is."""
+        if self.terminal is not None:
+            packed = struct.pack("HHHH", int(size.get("Height") or 0), int(size.get("Width") or 0), 0, 0)
+            fcntl.ioctl(self.terminal, termios.TIOCSWINSZ, packed)
+
+    def end(self) -> None:
+        """Kill what is left of it."""
+        processes.kill_group(self.process.pid, signal.SIGKILL)
+        self.guard.tell("-", self.process.pid)
+
+
+async def start(
+    argv: list[str], env: Mapping[str, str], folder: Path, container_id: str, guard: Guard, *, tty: bool, stdin: bool
+) -> Session:
+    """Start a command with a container's environment; its mark makes it end with the container.
+
+    Raises:
+        OSError: the command cannot be started.
+    """
+    pipe, nothing = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+    marked = {**env, MARK: container_id}
+    if not tty:
+        process = await asyncio.create_subprocess_exec(
+            *argv,
+            stdin=pipe if stdin else nothing,
+            stdout=pipe,
+            stderr=pipe,
+            cwd=folder,
+            env=marked,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
+        guard.tell("+", process.pid)
+        streams = {STDOUT: process.stdout, STDERR: process.stderr}
+        return Session(process, {channel: each for channel, each in streams.items() if each is not None}, guard)
+    terminal, other_end = os.openpty()
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *argv,
+            stdin=other_end,
+            stdout=other_end,
+            stderr=other_end,
+            cwd=folder,
+            env={"TERM": "xterm", **marked},
+            start_new_session=True,
+            preexec_fn=_take_terminal,
+        )
+    except OSError:
+        os.close(terminal)
+        raise
+    finally:
+        os.close(other_end)
+    guard.tell("+", process.pid)
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(os.dup(terminal), "rb", buffering=0)
+    )
+    return Session(process, {STDOUT: reader}, guard, terminal)
+
+
+def _take_terminal() -> None:
+    """Make the standard input the terminal of this session; runs in the child, between fork and exec."""
+    die_with_parent()
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+async def serve(http: web.Request, begin: Begin) -> web.WebSocketResponse:
+    """Carry a session over a WebSocket until the command ends or its client goes."""
+    socket = web.WebSocketResponse(protocols=PROTOCOLS)
+    await socket.prepare(http)
+    try:
+        session = await begin()
+    except ApiError as failed:
+        await socket.send_bytes(bytes([RESULT]) + json.dumps(failed.status()).encode())
+        await socket.close()
+        return socket
+    reading: asyncio.Task[None] | None = None
+    try:
+        reading = asyncio.create_task(_read(socket, session))
+        await asyncio.gather(*(_pump(socket, channel, reader) for channel, reader in session.outputs.items()))
+        code = await session.process.wait()
+        await socket.send_bytes(bytes([RESULT]) + json.dumps(result(code)).encode())
+        await socket.close()
+    except ConnectionError:
+        pass  # the client went: the command goes too
+    finally:
+        session.end()
+        if reading is not None:
+            reading.cancel()
+        if session.terminal is not None:
+            os.close(session.terminal)
+    return socket
+
+
+async def _pump(socket: web.WebSocketResponse, channel: int, reader: asyncio.StreamReader) -> None:
+    with contextlib.suppress(OSError):  # the last process on a terminal closed it
+        while data := await reader.read(CHUNK_BYTES):
+            await socket.send_bytes(bytes([channel]) + data)
+
+
+async def _read(socket: web.WebSocketResponse, session: Session) -> None:
+    async for message in socket:
+        if message.type is not WSMsgType.BINARY or not message.data:
+            continue
+        channel, data = message.data[0], message.data[1:]
+        if channel == STDIN:
+            await session.write(data)
+        elif channel == RESIZE:
+            with contextlib.suppress(ValueError):
+                session.resize(json.loads(data))
+        elif channel == CLOSE and data[:1] == bytes([STDIN]):
+            session.end_input()
+    session.end()  # nobody is there any more to tell the result to
+
+
+def result(code: int) -> Obj:
+    """Return the Status that tells a client how its command ended."""
+    if code == 0:
+        return {"metadata": {}, "status": "Success"}
+    shown = code if code > 0 else 128 - code
+    return {
+        "metadata": {},
+        "status": "Failure",
+        "message": f"command terminated with non-zero exit code: exit status {shown}",
+        "reason": "NonZeroExitCode",
+        "details": {"causes": [{"reason": "ExitCode", "message": str(shown)}]},
+    }
