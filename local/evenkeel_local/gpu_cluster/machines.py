@@ -93,6 +93,16 @@ class FailingBoots:
     times: int | None = None
 
 
+@dataclass(frozen=True)
+class EmptySlot:
+    """A slot between two attempts, and what the next machine in it takes over."""
+
+    group: str
+    logical_id: str
+    operation: str | None
+    message: str
+
+
 @dataclass
 class Machine:
     """One life in one slot."""
@@ -158,6 +168,8 @@ class Fleet:
         self.machines: list[Machine] = []
         self._by_node: dict[str, Machine] = {}
         self.retired: list[Machine] = []
+        self.empty_slots: list[EmptySlot] = []
+        """Slots between two attempts to launch a machine in them."""
         self.stuck_slots: dict[str, str] = {}
         """Slots whose replacement stays Pending, with the reason."""
         self.calls: list[ProviderCall] = []
@@ -227,6 +239,8 @@ class Fleet:
                 machine.operation = "Reboot"
                 self.begin(self._boot_new(machine, self.config.delays.boot))
         self._taken_up.clear()
+        for slot in self.empty_slots:
+            self.begin(self._go_on_with(slot))
 
     def stop(self) -> None:
         """Switch everything off."""
@@ -397,12 +411,9 @@ class Fleet:
             machine.status, machine.message = "Failure", BOOT_FAILURES[failed]
             await asyncio.sleep(self.config.delays.replace)
             self._end_life(machine)
-            # Between two attempts the slot has no instance: it is missing from every list for a while.
-            await asyncio.sleep(self.config.delays.terminate)
-            fresh = self._new_machine(machine.group, machine.logical_id)
-            # The message stays: it describes an earlier attempt, as in life.
-            fresh.operation, fresh.message = purpose, machine.message
-            machine = fresh
+            slot = EmptySlot(machine.group, machine.logical_id, purpose, machine.message)
+            self.empty_slots.append(slot)
+            machine = await self._fill(slot)
         if machine.status in ("ShuttingDown", "NotFound"):
             return  # it was deleted on its way
         self._run_lifecycle_script(machine)
@@ -415,6 +426,18 @@ class Fleet:
                 "Instance {id} creation completed successfully as part of instance replacement in Cluster {cluster} "
                 "and IG {group}",
             )
+
+    async def _fill(self, slot: EmptySlot) -> Machine:
+        """Put another machine in a slot that has none: for a while it is missing from every list."""
+        await asyncio.sleep(self.config.delays.terminate)
+        self.empty_slots.remove(slot)
+        machine = self._new_machine(slot.group, slot.logical_id)
+        # The message stays: it describes an earlier attempt, as in life.
+        machine.operation, machine.message = slot.operation, slot.message
+        return machine
+
+    async def _go_on_with(self, slot: EmptySlot) -> None:
+        await self._bring_up(await self._fill(slot))
 
     async def _try_boot(self, machine: Machine) -> str | None:
         """Take one launch up to where it fails; return the stage, or nothing when nothing does."""

@@ -17,13 +17,16 @@ from typing import TYPE_CHECKING, Any
 
 from evenkeel_local.gpu_cluster import catalogue
 from evenkeel_local.gpu_cluster.config import AccessEntry, PodIdentity
-from evenkeel_local.gpu_cluster.machines import Machine, ProviderCall
+from evenkeel_local.gpu_cluster.machines import EmptySlot, Machine, ProviderCall
 
 if TYPE_CHECKING:
     from evenkeel_local.gpu_cluster.cluster import Cluster
 
 Json = dict[str, Any]
 SCHEMA_VERSION = 1
+LEAP = 1_000_000
+"""How far versions leap when a snapshot is taken up. What was killed wrote on after its last snapshot: the versions that
+it gave then are never given to anything else, and a watch from one of them is told 410."""
 
 
 class SnapshotRefused(Exception):
@@ -41,8 +44,10 @@ def take(cluster: Cluster) -> Json:
         "revision": store.revision,
         "objects": [{"type": list(key), "object": obj} for key in store.types_in_use() for obj in store.all(key)],
         "machines": [_machine(machine) for machine in fleet.machines],
+        "emptySlots": [asdict(slot) for slot in fleet.empty_slots],
         "targets": dict(fleet.targets),
         "nodeRecovery": fleet.node_recovery,
+        "autoScaling": fleet.auto_scaling,
         "calls": [asdict(call) for call in fleet.calls],
         "accessEntries": [entry.model_dump(mode="json", by_alias=True) for entry in cluster.access_entries],
         "podIdentities": [identity.model_dump(mode="json", by_alias=True) for identity in cluster.pod_identities],
@@ -56,6 +61,7 @@ def _machine(machine: Machine) -> Json:
         "group": machine.group,
         "launchTime": machine.launch_time,
         "status": machine.status,
+        "message": machine.message,
         "operation": machine.operation,
         "ip": machine.ip,
         "unhealthy": list(machine.unhealthy) if machine.unhealthy is not None else None,
@@ -85,14 +91,16 @@ def restore(cluster: Cluster, document: Json) -> None:
     for key, obj in kept:
         if key == catalogue.DEFINITIONS.key:
             cluster.types.define(obj)
-    cluster.store.load(kept, int(document["revision"]))
+    cluster.store.load(kept, int(document["revision"]) + LEAP)
     fleet = cluster.fleet
     fleet.created_at = document["createdAt"]
     fleet.node_recovery = document["nodeRecovery"]
+    fleet.auto_scaling = document.get("autoScaling")
     fleet.targets.update(document["targets"])
     fleet.calls.extend(ProviderCall(**call) for call in document["calls"])
     cluster.access_entries[:] = [AccessEntry.model_validate(entry) for entry in document["accessEntries"]]
     cluster.pod_identities[:] = [PodIdentity.model_validate(entry) for entry in document["podIdentities"]]
+    fleet.empty_slots = [EmptySlot(**slot) for slot in document.get("emptySlots", ())]
     for item in document["machines"]:
         fleet.take_up(
             Machine(
@@ -102,6 +110,7 @@ def restore(cluster: Cluster, document: Json) -> None:
                 launch_time=item["launchTime"],
                 boot_id=str(uuid.uuid4()),
                 status=item["status"],
+                message=item.get("message", ""),
                 operation=item["operation"],
                 ip=item["ip"],
                 unhealthy=tuple(item["unhealthy"]) if item["unhealthy"] else None,

@@ -1,5 +1,8 @@
 """State across restarts, and snapshots through the control address."""
 
+import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ from tests.local.gpu_cluster.kube_client import (
 
 SLEEPS = ("python", "-c", "import time; time.sleep(600)")
 MAPS = "/api/v1/namespaces/default/configmaps"
+DEPLOYMENTS = "/apis/apps/v1/namespaces/default/deployments"
 
 
 def client(handle: ClusterHandle) -> KubeClient:
@@ -86,6 +90,67 @@ def test_a_replacement_under_way_goes_on_after_a_restart(tmp_path: Path) -> None
 
     assert back["instanceId"] == pending["instanceId"]
     assert sum(counted.values()) == 1
+
+
+def test_a_slot_between_two_attempts_is_filled_after_a_restart(tmp_path: Path) -> None:
+    slow = {**QUICK, "delays": {**QUICK["delays"], "terminate": 30.0}}
+    data = tmp_path / "data"
+    with gpu_cluster.start(slow, tmp_path / "one", data_dir=data) as first:
+        eventually(lambda: all(node["ready"] == "True" for node in first.nodes()), "the nodes")
+        first.inject("boot-failing", instanceGroup="p5-workers", times=1)
+        sagemaker = aws_client("sagemaker", first.sagemaker_url)
+        sagemaker.update_cluster(ClusterName=first.cluster_name, AutoScaling={"Mode": "Enable"})
+        wish = {"InstanceGroupName": "p5-workers", "IncrementTargetCountBy": 1}
+        added = sagemaker.batch_add_cluster_nodes(ClusterName=first.cluster_name, ClientToken="t", NodesToAdd=[wish])
+        slot = added["Successful"][0]["NodeLogicalId"]
+        eventually(lambda: all(node["nodeLogicalId"] != slot for node in first.nodes()), "the first attempt to fail")
+
+    with gpu_cluster.start(QUICK, tmp_path / "two", data_dir=data) as second:
+        sagemaker = aws_client("sagemaker", second.sagemaker_url)
+        back = eventually(
+            lambda: next((n for n in second.nodes() if n["nodeLogicalId"] == slot and n["ready"] == "True"), None),
+            "the slot to be filled",
+        )
+        scaler = sagemaker.describe_cluster(ClusterName=second.cluster_name)["AutoScaling"]["AutoScalerType"]
+
+    assert back["message"] == "Lifecycle scripts did not run successfully."
+    assert scaler == "Karpenter"
+
+
+def test_a_cluster_killed_in_mid_work_comes_back_to_its_last_snapshot(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    labels = {"app": "web"}
+    template = {"metadata": {"labels": labels}, "spec": a_pod("web", *SLEEPS, restartPolicy="Always")["spec"]}
+    deployment = {"spec": {"replicas": 3, "selector": {"matchLabels": labels}, "template": template}}
+    with gpu_cluster.start(QUICK, tmp_path / "one", data_dir=data) as first:
+        kube = client(first)
+        kube.create(DEPLOYMENTS, {"metadata": {"name": "web"}, **deployment})
+        kube.until(f"{DEPLOYMENTS}/web", is_available, "the replicas")
+        revision = int(kube.get(PODS)["metadata"]["resourceVersion"])
+        eventually(lambda: json.loads((data / "snapshot.json").read_text())["revision"] >= revision, "a snapshot")
+        pids = [process["pid"] for process in first.control("GET", "processes?running=true")["processes"]]
+        for number in range(20):  # some of these are in no snapshot
+            last = kube.create(MAPS, {"metadata": {"name": f"late-{number}"}})["metadata"]["resourceVersion"]
+        os.kill(first.pid, signal.SIGKILL)
+        kube.close()
+        eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "every process to end")
+
+    with gpu_cluster.start(QUICK, tmp_path / "two", data_dir=data) as second:
+        kube = client(second)
+        gone = next(kube.watch(f"{MAPS}?resourceVersion={last}"))
+        back = kube.until(f"{DEPLOYMENTS}/web", is_available, "the replicas to be back", 30)
+        fresh = int(kube.create(MAPS, {"metadata": {"name": "fresh"}})["metadata"]["resourceVersion"])
+        running = second.control("GET", "processes?running=true")["processes"]
+        kube.close()
+
+    assert len(pids) == len(running) == 3
+    assert back["metadata"]["annotations"]["deployment.kubernetes.io/revision"] == "1"
+    assert (gone["type"], gone["object"]["code"]) == ("ERROR", 410)
+    assert fresh > int(last)
+
+
+def is_available(deployment: Json) -> bool:
+    return bool(deployment.get("status", {}).get("availableReplicas") == 3)
 
 
 def test_a_snapshot_is_put_back(cluster: ClusterHandle, kube: KubeClient) -> None:
