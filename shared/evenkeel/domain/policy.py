@@ -3,12 +3,13 @@
 import functools
 import hashlib
 import json
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Self
+from typing import Any, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 
-from evenkeel.domain.health.faults import Catalogue, FaultOverride, shipped
+from evenkeel.domain.health.faults import Catalogue, CatalogueError, FaultOverride, shipped
 from evenkeel.domain.values import Value
 
 
@@ -114,6 +115,11 @@ class RepairPolicy(Section):
     """Pause before a refused or throttled call is decided anew."""
     settle_scale: float = 1.0
     """Factor on the catalogue's settle seconds."""
+    ends_foreign_pods: bool = False
+    """Whether pods that are not ours, and are still there when the drain is over, end with the machine although its
+    fault could wait; if not, a person is asked."""
+    foreign_drain_seconds: int = 300
+    """Drain for pods that are not ours where the fault says nothing of one."""
     drain_scale: float = 1.0
     """Factor on the catalogue's drain seconds."""
     validation_deadline_seconds: int = 600
@@ -162,6 +168,12 @@ class JobPolicy(Section):
     start_over_when_unproved: bool = False
     """Whether a job whose finished checkpoints all fail the proof begins again from nothing. If not, its launch is put
     off, with growing pauses, until one holds."""
+    others_save_seconds: int = 30
+    """Where the sick node is left at once: how long the other ranks of its jobs get to save."""
+    rest_before_deadline_seconds: int = 30
+    """A save must be done, and its manifest in the store, this long before the machine goes."""
+    finish_seconds: int = 86_400
+    """How long a job that asks for it may run on beside the cordon of a machine that can wait."""
     max_rollbacks: int = 3
     """How often a job may be stopped and taken back because what it had resumed from turned out to be in doubt."""
     expected_resume_seconds: int = 1400
@@ -245,7 +257,10 @@ class Policy(Section):
 
     @model_validator(mode="after")
     def _knows_its_faults(self) -> Self:
-        shipped().overridden(self.faults)
+        try:
+            shipped().overridden(self.faults)
+        except CatalogueError as error:
+            raise ValueError(f"faults: {error}") from error
         return self
 
     @functools.cached_property
@@ -258,3 +273,40 @@ class Policy(Section):
         """The first 12 hex digits of the SHA-256 of the canonical JSON form: what a decision record names."""
         text = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+class PolicyError(ValueError):
+    """A policy, or a site's changes to one, cannot be used. The message names each field that is wrong."""
+
+
+def changed(base: Policy, changes: Mapping[str, Any]) -> Policy:
+    """Return a policy with a site's own values in place of some of its own. What they do not name stays.
+
+    Args:
+        base: The policy that the site starts from.
+        changes: In the form of the policy's JSON, as far as they go.
+
+    Raises:
+        PolicyError: a field is not known, or its value makes no sense.
+    """
+    try:
+        return Policy.model_validate(_laid_over(base.to_json(), changes))
+    except ValidationError as error:
+        faults = error.errors(include_url=False, include_input=False, include_context=False)
+        raise PolicyError("; ".join(f"{_where(fault['loc'])}{_said(fault)}" for fault in faults)) from error
+
+
+def _laid_over(base: Any, changes: Any) -> Any:
+    if not isinstance(base, Mapping) or not isinstance(changes, Mapping):
+        return changes
+    return {**base, **{name: _laid_over(base.get(name), value) for name, value in changes.items()}}
+
+
+def _where(parts: tuple[int | str, ...]) -> str:
+    return f"{'.'.join(map(str, parts))}: " if parts else ""
+
+
+def _said(fault: Mapping[str, Any]) -> str:
+    if fault["type"] == "extra_forbidden":
+        return "there is no such field"
+    return str(fault["msg"]).removeprefix("Value error, ")

@@ -143,9 +143,8 @@ def run(
     except Refused as error:
         reason = f"The cluster refused its Kubernetes Job: {error}"
         return _give_up(ledger, found, decided, reason, now, is_refused=True)
-    _record_launch(
-        ledger, found, decided.but(state=AttemptState.LAUNCHED, workload_uid=uid, launched_at=now), answer, now
-    )
+    launched = decided.but(state=AttemptState.LAUNCHED, workload_uid=uid, launched_at=now)
+    _record_launch(ledger, found, launched, answer, now)
     telemetry.count("AttemptsLaunched")
     telemetry.info("Attempt launched", job_id=job.job_id, attempt=attempt.attempt, resume_from=resume_from)
     return Outcome(outcome=LaunchOutcome.LAUNCHED, reason=choice.reason)
@@ -192,13 +191,24 @@ def _look_back(attempt: Attempt, ledger: Ledger, cluster: Cluster, policy: Polic
 def _record_launch(
     ledger: Ledger, found: attempt_rows.Found, launched: Attempt, answer: pin_resume_point.Answer, now: datetime
 ) -> None:
-    entry = TimelineEntry(
-        at=now, kind="launched", text=f"Attempt {launched.attempt} launched{_said(answer)}", writer=WRITER
-    )
+    text = f"Attempt {launched.attempt} launched{_said(answer)}{_drained(launched, ledger)}"
+    entry = TimelineEntry(at=now, kind="launched", text=text, writer=WRITER)
     ledger.commit(
         Put(rows.attempt_row(launched, found.attempt_version)),
         Put(rows.timeline_row(launched.job_id, entry, f"launched-{launched.attempt}")),
     )
+
+
+def _drained(launched: Attempt, ledger: Ledger) -> str:
+    """Say whether the attempt before, if it was asked to stop, used its time to save what this one resumes from."""
+    row = ledger.get(rows.attempt_key(launched.job_id, launched.attempt - 1)) if launched.is_pinned else None
+    before = rows.read(row, Attempt) if row else None
+    if before is None or before.stop_asked_at is None or before.running_at is None:
+        return ""
+    point, began = launched.resume_from, launched.resumed_work_from
+    if point and point.attempt == before.attempt and began and began >= before.stop_asked_at:
+        return f" Step {point.step} was saved while attempt {before.attempt} was stopped."
+    return f" Nothing that counts was saved while attempt {before.attempt} was stopped."
 
 
 def _said(answer: pin_resume_point.Answer) -> str:

@@ -3,20 +3,24 @@
 For each hurt job: a StopRequest on the job, then its workload is deleted. Its own workflow settles the attempt.
 """
 
+import contextlib
 import math
 from collections.abc import Iterator
 from datetime import datetime, timedelta
+from typing import assert_never
 
-from evenkeel.domain.health.faults import look_up
+from evenkeel.domain.health.faults import FaultClass
 from evenkeel.domain.health.incidents import HurtJob, Incident, JobAct
+from evenkeel.domain.health.intake import doubt_of
 from evenkeel.domain.policy import Mode, Policy
 from evenkeel.domain.recovery.approval import is_approved
+from evenkeel.domain.recovery.draining import Foreign, drain_of, drained_by, may_finish, weigh_foreign
 from evenkeel.domain.recovery.modes import mode_now
 from evenkeel.domain.recovery.plan import not_allowed
 from evenkeel.domain.recovery.resume import distrust_after
-from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Job, StopRequest
+from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Job, OnNodeFault, StopRequest
 from evenkeel.domain.values import Value
-from evenkeel.ports import Cluster, Conflict, Ledger, Put, Table, Telemetry, Write, every
+from evenkeel.ports import Cluster, Conflict, EvictResult, Ledger, Put, Table, Telemetry, Write, every
 from evenkeel.services import guard_acts, incident_record, rows
 
 WRITER = "protect_jobs"
@@ -55,6 +59,9 @@ def run(
         return Outcome(outcome="NO_JOBS", reason=barred or "The incident is settled.")
     if incident.plan is not None and incident.plan.jobs is JobAct.LEAVE:
         return Outcome(outcome="NO_JOBS", reason="What runs on it may run on.")
+    if incident.plan is not None and incident.plan.repairs_node:
+        moved = move_allowed(incident, ledger=ledger, cluster=cluster, now=now)
+        telemetry.count("ForeignPodsMoved", moved)
     return protect(incident, ledger=ledger, cluster=cluster, telemetry=telemetry, policy=policy, now=now)
 
 
@@ -67,18 +74,22 @@ def protect(
     """
     found = find_hurt(incident, ledger=ledger, cluster=cluster, policy=policy)
     incident = _remember(incident, found, ledger)
-    for hurt in incident.hurt_jobs:
-        _forgive(incident, hurt, ledger, now)
+    if act_on(incident) in (JobAct.MOVE, JobAct.LEAVE):
+        for hurt in incident.hurt_jobs:
+            _forgive(incident, hurt, ledger, now)
     if not incident.hurt_jobs:
         return Outcome(outcome="NO_JOBS", reason="No job ran on it.")
     verdict = guard_acts.may_stop(incident, ledger=ledger, cluster=cluster, policy=policy, now=now)
     if not verdict.allowed:
         return Outcome(outcome="PROTECTED", reason=f"The jobs run on. {verdict.reason}", jobs=incident.hurt_jobs)
-    stopped = [hurt for hurt in incident.hurt_jobs if _stop(incident, hurt, ledger, cluster, policy, now)]
+    incident, finishing = _let_finish(incident, ledger, policy, now)
+    leaving = [hurt for hurt in incident.hurt_jobs if hurt.job_id not in finishing]
+    stopped = [hurt for hurt in leaving if _stop(incident, hurt, ledger, cluster, policy, now)]
     _tell(incident, stopped, ledger, now)
     telemetry.count("JobsProtected", len(stopped))
-    names = ", ".join(hurt.job_id for hurt in incident.hurt_jobs)
-    return Outcome(outcome="PROTECTED", reason=f"Stopped to be moved: {names}.", jobs=incident.hurt_jobs)
+    said = [f"Stopped to be moved: {', '.join(hurt.job_id for hurt in leaving)}."] if leaving else []
+    said += [f"May run to its end: {', '.join(sorted(finishing))}."] if finishing else []
+    return Outcome(outcome="PROTECTED", reason=" ".join(said), jobs=incident.hurt_jobs)
 
 
 def find_hurt(incident: Incident, *, ledger: Ledger, cluster: Cluster, policy: Policy) -> tuple[HurtJob, ...]:
@@ -120,8 +131,7 @@ def _hurt_since(incident: Incident, policy: Policy) -> datetime:
     Where the fault can corrupt, an attempt that ended in the poisoned window saved in it, too.
     """
     blamed = incident.first_signal_at - timedelta(seconds=policy.jobs.blame_seconds)
-    trust = look_up(incident.fault_key).checkpoint_trust
-    return min(blamed, distrust_after(trust, incident.first_signal_at, policy.jobs) or blamed)
+    return min(blamed, distrust_after(*doubt_of(incident, policy.catalogue), policy.jobs) or blamed)
 
 
 def _is_hurt(hurt: HurtJob, incident: Incident, ledger: Ledger, policy: Policy) -> bool:
@@ -188,12 +198,62 @@ def _forgive(incident: Incident, hurt: HurtJob, ledger: Ledger, now: datetime) -
     raise Conflict(f"{hurt.job_id} kept changing while its failure was to be taken back")
 
 
-def grace_seconds(incident: Incident, job: Job, policy: Policy) -> int:
-    """Return the time a job's pods get to save: what it asks for, as far as the fault allows."""
-    drain = look_up(incident.fault_key).drain_seconds
-    if drain < 0:
-        return job.spec.grace_seconds
-    return min(job.spec.grace_seconds, math.ceil(drain * policy.repair.drain_scale))
+def _let_finish(incident: Incident, ledger: Ledger, policy: Policy, now: datetime) -> tuple[Incident, frozenset[str]]:
+    """Let the jobs that ask for it run on beside the cordon; the repair waits for them as the plan now says."""
+    fault = policy.catalogue.look_up(incident.fault_key)
+    until: dict[str, datetime] = {}
+    for hurt in incident.hurt_jobs:
+        loaded = _load(hurt, ledger)
+        wish = loaded[0].spec.on_node_fault if loaded and loaded[2].ended_at is None else OnNodeFault.MOVE
+        at = may_finish(wish, fault, opened_at=incident.opened_at, deadline_at=incident.deadline_at, policy=policy)
+        if at is not None and at > now:
+            until[hurt.job_id] = at
+    if not until or incident.plan is None or act_on(incident) is not JobAct.MOVE:
+        return incident, frozenset()
+    latest = max(until.values())
+
+    def change(current: Incident) -> tuple[Incident, list[Write]] | None:
+        if current.plan is None or current.plan.work_may_run_until is not None:
+            return None
+        names = ", ".join(sorted(until))
+        text = f"Cordoned only: {names} asks to run to its end, until {latest:%Y-%m-%dT%H:%M:%SZ} at the latest."
+        line = incident_record.told(current.incident_id, "job", text, at=now, writer=f"{WRITER}-finish")
+        return current.but(plan=current.plan.but(work_may_run_until=latest)), [line]
+
+    return incident_record.amend(ledger, incident.incident_id, change), frozenset(until)
+
+
+def act_on(incident: Incident) -> JobAct:
+    """Return what the plan does with the jobs; before there is one, they are moved."""
+    return incident.plan.jobs if incident.plan else JobAct.MOVE
+
+
+def _request(incident: Incident, hurt: HurtJob, job: Job, policy: Policy, now: datetime) -> tuple[StopRequest, str]:
+    """Return the request to stop an attempt, and how its grace came to be."""
+    fault, act = policy.catalogue.look_up(incident.fault_key), act_on(incident)
+    drain = drain_of(
+        fault,
+        act,
+        wanted_seconds=job.spec.grace_seconds,
+        deadline_at=incident.deadline_at,
+        policy=policy,
+        now=now,
+    )
+    where = incident.node_name or incident.life.instance_id
+    moves = act in (JobAct.MOVE, JobAct.LEAVE)
+    reason = f"{where} is sick: {fault.name}" if moves else f"{fault.name} on {where}"
+    request = StopRequest(
+        attempt=hurt.attempt,
+        reason=f"{reason} ({incident.incident_id}).",
+        by=f"recover_node/{incident.incident_id}",
+        outcome=AttemptState.LOST if moves else AttemptState.FAILED,
+        grace_seconds=drain.grace_seconds,
+        requested_at=now,
+        counts_as_failure=not moves and fault.fault_class is not FaultClass.HARDWARE,
+        is_final=act is JobAct.STOP,
+        at_once_on=() if drain.spares_sick_node or not incident.node_name else (incident.node_name,),
+    )
+    return request, drain.reason
 
 
 def _stop(incident: Incident, hurt: HurtJob, ledger: Ledger, cluster: Cluster, policy: Policy, now: datetime) -> bool:
@@ -208,22 +268,21 @@ def _stop(incident: Incident, hurt: HurtJob, ledger: Ledger, cluster: Cluster, p
         asked = job.stop_of(hurt.attempt)
         by = f"recover_node/{incident.incident_id}"
         if asked is None:
-            fault = look_up(incident.fault_key)
-            where = incident.node_name or incident.life.instance_id
-            asked = StopRequest(
-                attempt=hurt.attempt,
-                reason=f"{where} is sick: {fault.name} ({incident.incident_id}).",
-                by=by,
-                outcome=AttemptState.LOST,
-                grace_seconds=grace_seconds(incident, job, policy),
-                requested_at=now,
-            )
-            line = incident_record.told(job.job_id, "stopped", f"Stopped: {asked.reason}", at=now, writer=WRITER)
+            asked, how = _request(incident, hurt, job, policy, now)
+            text = f"Stopped: {asked.reason} It gets {how}."
+            line = incident_record.told(job.job_id, "stopped", text, at=now, writer=WRITER)
             try:
                 ledger.commit(Put(rows.job_row(job.but(stop_request=asked), version)), line)
             except Conflict:
                 continue
-        cluster.stop(attempt.cluster, attempt.namespace, attempt.job_id, attempt.attempt, asked.grace_seconds)
+        cluster.stop(
+            attempt.cluster,
+            attempt.namespace,
+            attempt.job_id,
+            attempt.attempt,
+            asked.grace_seconds,
+            asked.at_once_on,
+        )
         return asked.by == by
     raise Conflict(f"{hurt.job_id} kept changing while its attempt {hurt.attempt} was to be stopped")
 
@@ -239,3 +298,65 @@ def _tell(incident: Incident, stopped: list[HurtJob], ledger: Ledger, now: datet
         return current.at_stage("jobs_stopped_at", now), [line]
 
     incident_record.amend(ledger, incident.incident_id, change)
+
+
+class ForeignDrain(Value):
+    """What keeps a repair from beginning because of work that is not ours."""
+
+    wait_seconds: int = 0
+    ask: str = ""
+    """Why a person must decide; empty where none must."""
+
+
+def move_allowed(incident: Incident, *, ledger: Ledger, cluster: Cluster, now: datetime) -> int:
+    """Evict the pods on the node whose label allows it, so that their owner starts them elsewhere at once.
+
+    Idempotent: yes, each eviction names one pod by its uid.
+    """
+    here = [pod for pod in cluster.foreign_pods(incident.life.cluster) if pod.node_name == incident.node_name]
+    moved = [pod for pod in here if pod.is_movable and cluster.evict(incident.life.cluster, pod) is _EVICTED]
+    if moved:
+        _tell_foreign(incident, [f"{pod.label} is moved, as its label allows" for pod in moved], ledger, now)
+    return len(moved)
+
+
+def drain_foreign(
+    incident: Incident, *, ledger: Ledger, cluster: Cluster, policy: Policy, now: datetime
+) -> ForeignDrain:
+    """Clear a node of work that is not ours before its repair, within disruption budgets until the drain is over.
+
+    Idempotent: yes, each eviction names one pod by its uid.
+    """
+    fault = policy.catalogue.look_up(incident.fault_key)
+    until = drained_by(fault, opened_at=incident.opened_at, deadline_at=incident.deadline_at, policy=policy)
+    here = [pod for pod in cluster.foreign_pods(incident.life.cluster) if pod.node_name == incident.node_name]
+    said: dict[str, str] = {}
+    waits, asks = False, ""
+    for pod in here:
+        verdict = weigh_foreign(
+            pod, fault, until=until, has_deadline=incident.deadline_at is not None, policy=policy, now=now
+        )
+        match verdict.act:
+            case Foreign.EVICT:
+                waits = True
+                if cluster.evict(incident.life.cluster, pod) is _EVICTED:
+                    said[pod.label] = verdict.reason
+            case Foreign.LEAVE:
+                waits = waits or now < until
+            case Foreign.ASK:
+                asks = asks or verdict.reason
+            case _:
+                assert_never(verdict.act)
+    if said:
+        _tell_foreign(incident, list(said.values()), ledger, now)
+    left = math.ceil((until - now).total_seconds())
+    return ForeignDrain(wait_seconds=min(left, policy.repair.retry_seconds) if waits else 0, ask=asks)
+
+
+def _tell_foreign(incident: Incident, said: list[str], ledger: Ledger, now: datetime) -> None:
+    text = f"{' '.join(one.rstrip('.') + '.' for one in said[:4])}{' And more.' if len(said) > 4 else ''}"
+    with contextlib.suppress(Conflict):  # told before, in the very same instant
+        ledger.commit(incident_record.told(incident.incident_id, "job", text, at=now, writer=f"{WRITER}-foreign"))
+
+
+_EVICTED = EvictResult.EVICTED

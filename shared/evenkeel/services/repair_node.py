@@ -138,6 +138,11 @@ def run(
             protect_jobs.protect(incident, ledger=ledger, cluster=cluster, telemetry=telemetry, policy=policy, now=now)
     if decision.drains:
         wait = _drain(incident, ledger, cluster, telemetry, policy, facts, now)
+        if decision.rung:
+            others = protect_jobs.drain_foreign(incident, ledger=ledger, cluster=cluster, policy=policy, now=now)
+            if others.ask:
+                return Outcome(outcome="ASK_PERSON", reason=others.ask)
+            wait = max(wait, others.wait_seconds)
         if wait and decision.action not in _ENDS:
             reason = f"{decision.reason} First its pods get {wait} s to save."
             return Outcome(outcome="RETRY", wait_seconds=wait, reason=reason)
@@ -395,7 +400,7 @@ def _record_ask(
         line = incident_record.told(
             current.incident_id, said, decision.reason, at=ask.asked_at, writer=WRITER, decision_id=record.decision_id
         )
-        lease_write = Put(Row(rows.lease_key(incident.slot), ours.to_json(), version))
+        lease_write = Put(rows.lease_row(ours, version))
         return after, [lease_write, *([enters] if enters else []), Put(rows.decision_row(record)), line]
 
     incident_record.amend_once(ledger, incident.incident_id, change)
@@ -413,7 +418,7 @@ def _record_answer(incident: Incident, ask: RepairAsk, answer: str, ledger: Ledg
             for each in lease.asks
         )
         try:
-            ledger.commit(Put(Row(row.key, lease.but(asks=asks).to_json(), row.version)))
+            ledger.commit(Put(rows.lease_row(lease.but(asks=asks), row.version)))
         except Conflict:
             continue
         return

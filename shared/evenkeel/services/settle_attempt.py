@@ -105,7 +105,7 @@ def _judge(
         ending = told
     if ending is None:
         return judge_abandoned(seen, job, attempt, _failure(request.failure))
-    if ending.state is AttemptState.FAILED:
+    if ending.state is AttemptState.FAILED and job.stop_of(attempt.attempt) is None:
         sick = _sick(attempt, ledger) | {name for name, node in nodes.items() if looks_sick(node)}
         return excused(ending, attempt, frozenset(sick))
     return ending

@@ -42,7 +42,14 @@ def run(request: Request, ledger: Ledger, cluster: Cluster, *, now: datetime) ->
         return Outcome(reason=found.attempt.reason)
     wanted = found.job.stop_of(request.attempt) or _record_deadline(request, ledger, cluster, now)
     attempt = found.attempt
-    cluster.stop(attempt.cluster, attempt.namespace, attempt.job_id, attempt.attempt, wanted.grace_seconds)
+    cluster.stop(
+        attempt.cluster,
+        attempt.namespace,
+        attempt.job_id,
+        attempt.attempt,
+        wanted.grace_seconds,
+        wanted.at_once_on,
+    )
     return Outcome(reason=wanted.reason)
 
 

@@ -25,6 +25,7 @@ from evenkeel.domain.health.incidents import (
 )
 from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT, KARPENTER_LABEL, FleetNode, NodeLife
 from evenkeel.domain.recovery.leases import Hold, Lease
+from evenkeel.domain.scheduling.foreign import RESUME_ALLOWED, RESUME_LABEL
 from evenkeel.domain.scheduling.jobs import (
     Attempt,
     AttemptState,
@@ -164,6 +165,21 @@ def launch(stage: Stage, job: Job, attempt: Attempt) -> None:
     spec = LaunchSpec(job=job.spec, attempt=attempt, resume_from="", service_account=SERVICE_ACCOUNT)
     stage.cluster.launch(spec)
     until(lambda: any(pod.node_name for pod in pods_of(stage, attempt)), "the probe's pod has a node")
+
+
+def a_foreign_pod(stage: Stage, node_name: str) -> None:
+    """Put a pod of somebody else's PyTorchJob on a node, which its owner lets be moved."""
+    stage.clear_workloads()
+    name = stage.ids.new("pod")
+    owner = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "name": name, "uid": name, "controller": True}
+    container = {"name": "main", "image": "any", "command": ["sh", "-c", "exec sleep 60"]}
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": {RESUME_LABEL: RESUME_ALLOWED}, "ownerReferences": [owner]},
+        "spec": {"nodeName": node_name, "terminationGracePeriodSeconds": 1, "containers": [container]},
+    }
+    stage.kubernetes.create(f"/api/v1/namespaces/{NAMESPACE}/pods", pod)
 
 
 def pods_of(stage: Stage, attempt: Attempt) -> tuple[PodSeen, ...]:
@@ -307,6 +323,23 @@ def joins_an_incident_and_forgets_what_was_unresolved(stage: Stage) -> Json:
 
 
 @probe("receive_event", comes_through=taken_in)
+def remembers_what_is_said_of_a_group(stage: Stage) -> Json:
+    record = {
+        "EventId": stage.ids.new("evt"),
+        "ClusterArn": stage.centre.cluster.cluster_arn,
+        "ClusterName": "research-train",
+        "ResourceType": "InstanceGroup",
+        "InstanceGroupName": stage.ids.new("group"),
+        "EventTime": int(now().timestamp() * 1000),
+        "EventLevel": "Error",
+        "Description": "Failed to provision EC2 Instance in Cluster research-train",
+    }
+    envelope = an_envelope(stage, EventDetails=record)
+    body = json.loads(envelope["Records"][0]["body"]) | {"detail-type": "SageMaker HyperPod Cluster Event"}
+    return {"Records": [{"messageId": "probe", "body": json.dumps(body)}]}
+
+
+@probe("receive_event", comes_through=taken_in)
 def keeps_a_malformed_event(stage: Stage) -> Json:
     return an_envelope(stage, HealthSummary="none")
 
@@ -334,6 +367,20 @@ def cordons(stage: Stage) -> Json:
 def stops_what_runs_there(stage: Stage) -> Json:
     a_run(stage, AttemptState.RUNNING, launched=True, node=1)
     return of_incident(planned(stage))
+
+
+@probe("protect_jobs")
+def moves_what_its_owner_lets_move(stage: Stage) -> Json:
+    incident = planned(stage)
+    a_foreign_pod(stage, incident.node_name)
+    return of_incident(incident)
+
+
+@probe("repair_node", comes_through=lambda seen: bool(seen.answer) and seen.answer["outcome"] in ("ASKED", "RETRY"))
+def evicts_what_its_owner_starts_again(stage: Stage) -> Json:
+    incident = planned(stage, REBOOTED, opened_at=now() + timedelta(minutes=10))
+    a_foreign_pod(stage, incident.node_name)
+    return of_incident(incident)
 
 
 @probe("repair_node", comes_through=lambda seen: bool(seen.answer) and seen.answer["outcome"] in ("ASKED", "RETRY"))
@@ -750,6 +797,16 @@ def releases_a_hold(stage: Stage) -> Json:
     hold = Hold(by="probe", reason="A probe.", since=now(), until=now() + timedelta(minutes=1))
     stage.put(Row(rows.hold_key(), hold.to_json()))
     return a_request("POST", f"/v1/clusters/{FLEET}/automation/release", {"reason": "A probe."})
+
+
+@probe("api_operate", comes_through=answered)
+def reports_a_fault_of_a_node_by_its_name(stage: Stage) -> Json:
+    machine = stage.nodes[0]
+    name = stage.ids.new("node")
+    seen = FleetNode.seen(machine, 0, now()).but(node_name=name)
+    stage.put(rows.node_row(machine.life.cluster, machine.life.instance_id, seen.to_json(), 0, None))
+    fault = {"nodeName": name, "code": "79", "observedAt": rfc3339(now())}
+    return a_request("POST", "/v1/faults", {"faults": [fault]})
 
 
 @probe("api_admin", comes_through=answered)

@@ -283,12 +283,18 @@ def settle(job: Job, attempt: Attempt, ending: Ending, policy: JobPolicy, now: d
 
     Only the application's own failures use up restarts; what infrastructure took is given back without limit.
     """
+    asked = job.stop_of(attempt.attempt)
     ended = attempt.but(
-        state=ending.state, reason=ending.reason, exit_codes=ending.exit_codes, ended_at=now, charge_held=False
+        state=ending.state,
+        reason=ending.reason,
+        exit_codes=ending.exit_codes,
+        stop_asked_at=asked.requested_at if asked else None,
+        ended_at=now,
+        charge_held=False,
     )
     damaged = (attempt.resume_from,) if ending.is_damage and attempt.resume_from else ()
     job = job.but(
-        stop_request=None if job.stop_of(attempt.attempt) else job.stop_request,
+        stop_request=None if asked else job.stop_request,
         damaged_checkpoints=(*job.damaged_checkpoints, *damaged),
     )
     if ending.state is A.SUCCEEDED:

@@ -30,7 +30,7 @@ class ForeignPod(Value):
     node_name: str
     accelerators: int
     kind: str = ""
-    """Kind of the workload it belongs to: `PyTorchJob`, `HyperPodPyTorchJob`, `JobSet`, `Job`, …; empty = a bare pod."""
+    """Kind of the workload it belongs to: `PyTorchJob`, `HyperPodPyTorchJob`, `JobSet`, `Job`, …; empty = a bare one."""
     workload: str = ""
     """Name of that workload; the pod's own where it is bare."""
     comeback: Comeback = Comeback.NEVER
@@ -38,8 +38,13 @@ class ForeignPod(Value):
     """Whether its label says that it may be moved."""
 
     @property
+    def label(self) -> str:
+        """`PyTorchJob research/llama`, or `pod research/debug`."""
+        return f"{self.kind or 'pod'} {self.namespace}/{self.workload}"
+
+    @property
     def is_movable(self) -> bool:
-        """Whether Evenkeel may end it, so that its owner starts it again elsewhere."""
+        """Whether Evenkeel may end it before anything else would, so that its owner starts it again elsewhere."""
         return self.may_move and self.comeback is Comeback.BY_OWNER
 
 

@@ -54,6 +54,15 @@ class AttemptState(StrEnum):
         return self not in (AttemptState.STARTING, AttemptState.LAUNCHED, AttemptState.RUNNING)
 
 
+class OnNodeFault(StrEnum):
+    """What a job wants when a node of its sickens, where the fault leaves the choice."""
+
+    MOVE = "move"
+    """Stop it, with its grace to save, and run it on elsewhere."""
+    FINISH = "finish"
+    """Cordon only: let it run to its end."""
+
+
 class JobSpec(Value):
     """What a researcher asked for. Validated at the API; stored as given."""
 
@@ -77,6 +86,7 @@ class JobSpec(Value):
     """terminationGracePeriodSeconds of its pods: time for a last checkpoint."""
     max_restarts: int | None = None
     """Application restarts; None = the policy's."""
+    on_node_fault: OnNodeFault = OnNodeFault.MOVE
     labels: dict[str, str] = {}
 
     @property
@@ -148,6 +158,8 @@ class StopRequest(Value):
     """Whether the end uses up one of the application's restarts."""
     is_final: bool = False
     """Whether another attempt could not end otherwise."""
+    at_once_on: tuple[str, ...] = ()
+    """Nodes whose pods cannot save and get no grace."""
 
 
 class ResumePoint(Value):
@@ -244,6 +256,8 @@ class Attempt(Value):
     """UID of the Kubernetes Job."""
     is_refused: bool = False
     """The cluster would not take its Kubernetes Job as it stands: trying again cannot help."""
+    stop_asked_at: Instant | None = None
+    """When it was asked to end, where it was: what it saved after that, it saved in its drain."""
     launched_at: Instant | None = None
     running_at: Instant | None = None
     ended_at: Instant | None = None

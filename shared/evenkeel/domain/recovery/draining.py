@@ -1,0 +1,128 @@
+"""How long pods may take to save before their node is repaired, taken away or left, and who gives way to whom.
+
+notice ── SIGTERM, grace ──▶ saved ── rest: the manifest is in the store ──▶ deadline: the machine goes
+"""
+
+import math
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from evenkeel.domain.health.faults import CanSave, CheckpointTrust, Fault
+from evenkeel.domain.health.incidents import JobAct
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.scheduling.foreign import Comeback, ForeignPod
+from evenkeel.domain.scheduling.jobs import OnNodeFault
+from evenkeel.domain.values import Value
+
+
+class Drain(Value):
+    """What the pods of one job get."""
+
+    grace_seconds: int
+    spares_sick_node: bool
+    """Whether pods on the sick node get the same; otherwise they are ended at once, since they cannot save."""
+    reason: str
+    """How that came to be, as a sentence goes on."""
+
+
+def drain_of(
+    fault: Fault, act: JobAct, *, wanted_seconds: int, deadline_at: datetime | None, policy: Policy, now: datetime
+) -> Drain:
+    """Return the time a job's pods get: what it asks for, as far as fault, act and deadline allow.
+
+    Args:
+        fault: What is wrong with the node.
+        act: What is done with the job.
+        wanted_seconds: The job's own grace.
+        deadline_at: When the machine goes, whatever anybody does.
+        policy: Scales of the local data centre, and the rest before a deadline.
+        now: The time.
+    """
+    if act in (JobAct.ROLLBACK, JobAct.STOP):
+        return Drain(grace_seconds=0, spares_sick_node=True, reason="what it would save now is not wanted")
+    grace, why = wanted_seconds, "as it asks"
+    allowed = math.ceil(fault.drain_seconds * policy.repair.drain_scale)
+    cannot = fault.can_save is CanSave.NO
+    if cannot and fault.drain_seconds == 0:
+        # The sick machine is to be left at once. What runs beside it may still have something to save.
+        allowed = math.ceil(policy.jobs.others_save_seconds * policy.repair.drain_scale)
+    if fault.drain_seconds >= 0 and allowed < grace:
+        grace, why = allowed, "as the fault allows"
+    if deadline_at is not None:
+        left = math.floor((deadline_at - now).total_seconds()) - policy.jobs.rest_before_deadline_seconds
+        if left < grace:
+            grace, why = max(0, left), f"so that it is done before the machine goes at {deadline_at:%H:%M:%SZ}"
+    if cannot:
+        why = f"{why}; the pods on the sick node cannot save and are ended at once"
+    return Drain(grace_seconds=grace, spares_sick_node=not cannot, reason=f"{grace} s to save, {why}")
+
+
+def may_finish(
+    wish: OnNodeFault, fault: Fault, *, opened_at: datetime, deadline_at: datetime | None, policy: Policy
+) -> datetime | None:
+    """Return until when a job that asks for it may run on beside a sick machine's cordon; None where it may not.
+
+    Only where the machine can still be trusted with it: a fault that has the node left at once, or casts doubt on what
+    is computed there, is no time to finish anything.
+    """
+    is_trusted = fault.drain_seconds != 0 and fault.checkpoint_trust is CheckpointTrust.TRUSTED
+    if wish is not OnNodeFault.FINISH or not is_trusted:
+        return None
+    until = opened_at + timedelta(seconds=policy.jobs.finish_seconds)
+    if deadline_at is not None:
+        until = min(until, deadline_at - timedelta(seconds=policy.repair.leave_seconds))
+    return until if until > opened_at else None
+
+
+class Foreign(StrEnum):
+    """What is done about a pod that is not ours before its node is repaired."""
+
+    EVICT = "EVICT"
+    """Within its disruption budget, again and again until the deadline."""
+    LEAVE = "LEAVE"
+    """It goes on until the machine goes."""
+    ASK = "ASK"
+    """A person decides."""
+
+
+class ForeignVerdict(Value):
+    """What is done about one such pod, and why."""
+
+    act: Foreign
+    reason: str
+
+
+def drained_by(fault: Fault, *, opened_at: datetime, deadline_at: datetime | None, policy: Policy) -> datetime:
+    """Return until when disruption budgets and graces of others are respected before a repair."""
+    seconds = fault.drain_seconds if fault.drain_seconds >= 0 else policy.repair.foreign_drain_seconds
+    until = opened_at + timedelta(seconds=math.ceil(seconds * policy.repair.drain_scale))
+    return until if deadline_at is None else min(until, deadline_at)
+
+
+def weigh_foreign(
+    pod: ForeignPod, fault: Fault, *, until: datetime, has_deadline: bool, policy: Policy, now: datetime
+) -> ForeignVerdict:
+    """Decide what becomes of somebody else's pod on a node that is about to be repaired.
+
+    Args:
+        pod: The pod.
+        fault: What is wrong with the node.
+        until: `drained_by`.
+        has_deadline: Whether the machine goes by itself.
+        policy: Whether what is still there after that ends with the machine.
+        now: The time.
+    """
+    if now < until:
+        if pod.comeback is Comeback.BY_OWNER:
+            return ForeignVerdict(act=Foreign.EVICT, reason=f"{pod.label} is evicted; its owner starts it elsewhere.")
+        whose = "HyperPod restarts it" if pod.comeback is Comeback.BY_HYPERPOD else "nobody would start it again"
+        return ForeignVerdict(act=Foreign.LEAVE, reason=f"{pod.label} runs on as long as it can: {whose}.")
+    if has_deadline or fault.drain_seconds in _AT_ONCE or policy.repair.ends_foreign_pods:
+        return ForeignVerdict(act=Foreign.LEAVE, reason=f"{pod.label} ends with the machine.")
+    if pod.comeback is Comeback.BY_HYPERPOD:
+        return ForeignVerdict(act=Foreign.LEAVE, reason=f"{pod.label} ends with the machine; HyperPod restarts it.")
+    return ForeignVerdict(act=Foreign.ASK, reason=f"{pod.label} is still there, and the fault can wait for a person.")
+
+
+_AT_ONCE = (0, 120)
+"""The drain classes `now` and `notice`."""

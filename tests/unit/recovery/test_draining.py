@@ -1,0 +1,154 @@
+"""How long pods get before their node goes, and who gives way to whom."""
+
+from datetime import datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenkeel.domain.health.faults import CanSave, CheckpointTrust, Fault, look_up
+from evenkeel.domain.health.incidents import JobAct
+from evenkeel.domain.policy import JobPolicy, Policy, RepairPolicy
+from evenkeel.domain.recovery.draining import (
+    Drain,
+    Foreign,
+    drain_of,
+    drained_by,
+    may_finish,
+    weigh_foreign,
+)
+from evenkeel.domain.scheduling.foreign import Comeback, ForeignPod
+from evenkeel.domain.scheduling.jobs import OnNodeFault
+from tests.unit.recovery.facts import at
+
+POLICY = Policy()
+SPOT = look_up("ec2:spot_interruption")
+
+
+def a_fault(drain_seconds: int = 300, can_save: CanSave = CanSave.TRY, **changes: Any) -> Fault:
+    return look_up("xid:79").but(drain_seconds=drain_seconds, can_save=can_save, **changes)
+
+
+def drained(fault: Fault, wanted: int, act: JobAct = JobAct.MOVE, deadline_at: datetime | None = None) -> Drain:
+    return drain_of(fault, act, wanted_seconds=wanted, deadline_at=deadline_at, policy=POLICY, now=at(0))
+
+
+@pytest.mark.parametrize(
+    ("fault", "wanted", "seconds"),
+    [
+        (a_fault(-1), 600, 600),
+        (a_fault(300), 600, 300),
+        (a_fault(300), 30, 30),
+        (a_fault(0, CanSave.TRY), 600, 0),
+        (a_fault(0, CanSave.NO), 600, 30),
+        (a_fault(900, CanSave.NO), 600, 600),
+    ],
+)
+def test_a_job_gets_what_it_asks_for_as_far_as_the_fault_allows(fault: Fault, wanted: int, seconds: int) -> None:
+    assert drained(fault, wanted).grace_seconds == seconds
+
+
+@pytest.mark.parametrize(("can_save", "is_spared"), [(CanSave.NO, False), (CanSave.TRY, True), (CanSave.YES, True)])
+def test_pods_on_a_node_that_cannot_save_are_not_waited_for(can_save: CanSave, is_spared: bool) -> None:
+    assert drained(a_fault(can_save=can_save), 60).spares_sick_node is is_spared
+
+
+def test_a_spot_notice_leaves_ninety_seconds_to_save_and_thirty_to_rest() -> None:
+    drain = drained(SPOT, 3600, deadline_at=at(120))
+
+    assert drain.grace_seconds == 90
+    assert "before the machine goes" in drain.reason
+
+
+def test_a_deadline_that_has_passed_leaves_nothing() -> None:
+    assert drained(SPOT, 3600, deadline_at=at(10)).grace_seconds == 0
+
+
+@pytest.mark.parametrize("act", [JobAct.ROLLBACK, JobAct.STOP])
+def test_what_would_not_be_used_is_not_waited_for(act: JobAct) -> None:
+    assert drained(a_fault(-1), 600, act).grace_seconds == 0
+
+
+@given(
+    wanted=st.integers(0, 3600),
+    drain_seconds=st.sampled_from([-1, 0, 120, 300, 900]),
+    can_save=st.sampled_from(list(CanSave)),
+    deadline=st.none() | st.integers(0, 600),
+)
+def test_nobody_gets_more_than_he_asks_for_or_than_the_deadline_leaves(
+    wanted: int, drain_seconds: int, can_save: CanSave, deadline: int | None
+) -> None:
+    deadline_at = None if deadline is None else at(deadline)
+
+    grace = drained(a_fault(drain_seconds, can_save), wanted, deadline_at=deadline_at).grace_seconds
+
+    assert 0 <= grace <= wanted
+    assert deadline is None or grace <= max(0, deadline - POLICY.jobs.rest_before_deadline_seconds)
+
+
+# ---------------------------------------------------------------- cordon only
+
+
+def finishing(fault: Fault, wish: OnNodeFault = OnNodeFault.FINISH, **changes: Any) -> datetime | None:
+    policy = Policy(jobs=JobPolicy(finish_seconds=1000), repair=RepairPolicy(leave_seconds=100))
+    return may_finish(wish, fault, opened_at=at(0), deadline_at=changes.get("deadline_at"), policy=policy)
+
+
+def test_a_job_that_asks_for_it_may_finish_beside_the_cordon() -> None:
+    assert finishing(a_fault(300)) == at(1000)
+    assert finishing(a_fault(300), OnNodeFault.MOVE) is None
+    assert finishing(a_fault(300), deadline_at=at(400)) == at(300)
+    assert finishing(a_fault(300), deadline_at=at(90)) is None
+
+
+@pytest.mark.parametrize(
+    "fault", [a_fault(0), a_fault(300, checkpoint_trust=CheckpointTrust.SUSPECT_SINCE_FIRST_SIGNAL)]
+)
+def test_nothing_is_finished_on_a_machine_that_cannot_be_trusted_with_it(fault: Fault) -> None:
+    assert finishing(fault) is None
+
+
+# ---------------------------------------------------------------- work that is not ours
+
+
+def a_pod(comeback: Comeback) -> ForeignPod:
+    return ForeignPod(
+        namespace="research",
+        name="llama-0",
+        uid="u",
+        node_name="n",
+        accelerators=8,
+        kind="PyTorchJob",
+        workload="llama",
+        comeback=comeback,
+    )
+
+
+@pytest.mark.parametrize(
+    ("comeback", "now", "changes", "act"),
+    [
+        (Comeback.BY_OWNER, 299, {}, Foreign.EVICT),
+        (Comeback.BY_HYPERPOD, 299, {}, Foreign.LEAVE),
+        (Comeback.NEVER, 299, {}, Foreign.LEAVE),
+        (Comeback.BY_OWNER, 300, {}, Foreign.ASK),
+        (Comeback.NEVER, 300, {}, Foreign.ASK),
+        (Comeback.BY_HYPERPOD, 300, {}, Foreign.LEAVE),
+        (Comeback.NEVER, 300, {"has_deadline": True}, Foreign.LEAVE),
+        (Comeback.NEVER, 300, {"fault": a_fault(0)}, Foreign.LEAVE),
+        (Comeback.NEVER, 300, {"policy": Policy(repair=RepairPolicy(ends_foreign_pods=True))}, Foreign.LEAVE),
+    ],
+)
+def test_somebody_elses_pod_is_evicted_until_the_drain_is_over_and_then_a_person_is_asked(
+    comeback: Comeback, now: int, changes: dict[str, Any], act: Foreign
+) -> None:
+    facts: dict[str, Any] = {"until": at(300), "has_deadline": False, "policy": POLICY, "now": at(now)}
+    given_ = {"fault": a_fault(300), **facts, **changes}
+
+    assert weigh_foreign(a_pod(comeback), given_.pop("fault"), **given_).act is act
+
+
+def test_a_drain_ends_with_its_class_or_with_the_machine() -> None:
+    assert drained_by(a_fault(300), opened_at=at(0), deadline_at=None, policy=POLICY) == at(300)
+    assert drained_by(a_fault(300), opened_at=at(0), deadline_at=at(120), policy=POLICY) == at(120)
+    assert drained_by(a_fault(-1), opened_at=at(0), deadline_at=None, policy=POLICY) == at(300)

@@ -1,0 +1,201 @@
+"""A node is drained: its jobs save as far as they can, and work that is not ours is treated as its owner allows."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.health.incidents import JobAct
+from evenkeel.domain.policy import RepairPolicy
+from evenkeel.domain.scheduling.foreign import Comeback, ForeignPod
+from evenkeel.domain.scheduling.jobs import JobState, OnNodeFault
+from evenkeel.ports import Table
+from evenkeel.services import cordon_node, plan_recovery, plan_resume, protect_jobs, repair_node, rows
+from tests.fakes.cluster import instance_id
+from tests.unit.services_recovery.recovery import QUICK, Recovery
+
+NODE = f"hyperpod-{instance_id(1)}"
+SAVES = QUICK.but(repair=QUICK.repair.but(drain_scale=1.0))
+
+
+def drained(fault_key: str = "hp:NvidiaErrorReboot", **settings: Any) -> Recovery:
+    """A recovery up to the point at which its jobs are stopped."""
+    pods, spec = settings.pop("pods", ()), settings.pop("spec", {})
+    fact = settings.pop("fact", {})
+    recovery = Recovery(**{"policy": SAVES, **settings})
+    recovery.world.cluster.foreign.extend(pods)
+    if recovery.job_id:
+        recovery.story.set_job(recovery.job.but(spec=recovery.job.spec.but(**spec)))
+    recovery.sicken(fault_key=fault_key, **fact)
+    for service in (plan_recovery, cordon_node, protect_jobs):
+        recovery.state("", service)
+    return recovery
+
+
+def a_pod(name: str, comeback: Comeback = Comeback.BY_OWNER, **changes: Any) -> ForeignPod:
+    facts: dict[str, Any] = {
+        "namespace": "research",
+        "name": name,
+        "uid": f"uid-{name}",
+        "node_name": NODE,
+        "accelerators": 0,
+        "kind": "PyTorchJob",
+        "workload": name,
+        "comeback": comeback,
+    }
+    return ForeignPod.model_validate({**facts, **changes})
+
+
+def evicted(recovery: Recovery) -> list[str]:
+    return [call[1] for call in recovery.world.cluster.calls if call[0] == "evict"]
+
+
+# ---------------------------------------------------------------- our jobs
+
+
+def test_where_the_sick_node_cannot_save_the_other_ranks_get_their_time_all_the_same() -> None:
+    recovery = drained("xid:79", fact={"source": "kubernetes.node"}, spec={"grace_seconds": 600})
+
+    stop = recovery.job.stop_of(1)
+    assert stop
+    assert (stop.grace_seconds, stop.at_once_on) == (SAVES.jobs.others_save_seconds, (NODE,))
+    assert recovery.world.cluster.ended_at_once == {f"{recovery.job_id}-a1-0"}
+
+
+def test_a_save_is_done_thirty_seconds_before_a_spot_machine_goes() -> None:
+    recovery = drained(
+        "ec2:spot_interruption",
+        spec={"grace_seconds": 3600},
+        fact={"source": "ec2.spot", "deadline_at": Recovery().now + timedelta(seconds=120)},
+    )
+
+    stop = recovery.job.stop_of(1)
+    assert stop
+    assert (stop.requested_at, stop.grace_seconds) == (recovery.incident.opened_at, 90)
+
+
+def test_the_story_says_what_the_drain_saved() -> None:
+    def launched(saves: bool) -> str:
+        recovery = drained(spec={"grace_seconds": 60, "checkpoint_uri": "s3://checkpoints/one"})
+        recovery.story.save(recovery.job_id, 1, 10, seconds=5 if saves else -60)
+        recovery.state("", plan_resume)
+        recovery.run_jobs()
+        recovery.run_jobs()
+        lines = recovery.world.ledger.partition(Table.JOBS, f"JOB#{recovery.job_id}", "EVENT#")
+        return str(next(row.doc["text"] for row in reversed(lines) if row.doc["kind"] == "launched"))
+
+    assert "Step 10 was saved while attempt 1 was stopped." in launched(saves=True)
+    assert "Nothing that counts was saved while attempt 1 was stopped." in launched(saves=False)
+
+
+def test_a_job_that_asks_for_it_runs_on_beside_the_cordon_and_the_repair_waits() -> None:
+    recovery = drained("hp:NvidiaErrorReboot", spec={"on_node_fault": OnNodeFault.FINISH})
+
+    assert recovery.job.stop_request is None
+    assert recovery.world.cluster.by_name["research-eks", NODE].is_cordoned
+    repair = recovery.state("RepairNode", repair_node)
+    assert repair.outcome not in ("ASKED", "ASK_PERSON")
+    assert recovery.provider.accepted_calls("reboot").total() == 0
+    assert recovery.incident.plan
+    assert recovery.incident.plan.work_may_run_until == recovery.incident.opened_at + timedelta(
+        seconds=SAVES.jobs.finish_seconds
+    )
+
+
+def test_when_its_time_is_over_it_is_stopped_all_the_same() -> None:
+    recovery = drained("hp:NvidiaErrorReboot", spec={"on_node_fault": OnNodeFault.FINISH})
+    recovery.world.clock.advance(SAVES.jobs.finish_seconds + 1)
+
+    recovery.state("RepairNode", repair_node)
+
+    assert recovery.job.stop_of(1)
+
+
+@pytest.mark.parametrize(
+    ("act", "fault_key", "state", "failures"),
+    [
+        (JobAct.MOVE, "hp:NvidiaErrorReboot", JobState.PENDING, 0),
+        (JobAct.RESTART, "train:hang", JobState.PENDING, 1),
+        (JobAct.ROLLBACK, "train:nan_or_inf", JobState.PENDING, 1),
+        (JobAct.ROLLBACK, "train:silent_corruption", JobState.PENDING, 0),
+        (JobAct.STOP, "train:exit_do_not_requeue", JobState.FAILED, 0),
+    ],
+)
+def test_only_the_applications_own_faults_use_up_its_restarts_and_the_last_word_is_final(
+    act: JobAct, fault_key: str, state: JobState, failures: int
+) -> None:
+    recovery = Recovery()
+    recovery.sicken()
+    recovery.state("", plan_recovery)
+    assert recovery.incident.plan
+    plan = recovery.incident.plan.but(jobs=act)
+    recovery.story.put(rows.incident_row(recovery.incident.but(plan=plan, fault_key=fault_key), 0))
+
+    recovery.state("ProtectJobs", protect_jobs)
+    recovery.story.stop(recovery.job_id)
+    recovery.story.settle(recovery.job_id)
+
+    assert (recovery.job.state, recovery.job.application_failures) == (state, failures)
+
+
+# ---------------------------------------------------------------- work that is not ours
+
+
+def test_only_what_its_label_allows_is_moved_at_once() -> None:
+    recovery = drained(
+        with_job=False,
+        pods=[
+            a_pod("allowed", may_move=True),
+            a_pod("silent"),
+            a_pod("hyperpod", Comeback.BY_HYPERPOD, may_move=True),
+            a_pod("bare", Comeback.NEVER, may_move=True),
+            a_pod("elsewhere", may_move=True, node_name=f"hyperpod-{instance_id(2)}"),
+        ],
+    )
+
+    assert evicted(recovery) == ["allowed"]
+
+
+def test_before_a_repair_the_others_are_evicted_and_a_budget_is_respected_until_the_drain_is_over() -> None:
+    recovery = drained(with_job=False, pods=[a_pod("silent"), a_pod("kept")])
+    recovery.world.cluster.budgeted.add("kept")
+
+    first = recovery.state("RepairNode", repair_node)
+
+    assert (first.outcome, evicted(recovery)) == ("RETRY", ["silent"])
+    assert recovery.provider.accepted_calls("reboot").total() == 0
+
+    recovery.world.cluster.budgeted.clear()
+    recovery.world.clock.advance(first.wait_seconds)
+    recovery.state("RepairNode", repair_node)
+    assert recovery.state("RepairNode", repair_node).outcome == "ASKED"
+    assert evicted(recovery) == ["silent", "kept"]
+
+
+def test_what_is_still_there_after_the_drain_is_a_persons_to_decide_unless_the_policy_does() -> None:
+    def after_the_drain(**repair: Any) -> str:
+        policy = SAVES.but(repair=RepairPolicy.model_validate({**SAVES.repair.model_dump(), **repair}))
+        recovery = drained(with_job=False, policy=policy, pods=[a_pod("bare", Comeback.NEVER)])
+        recovery.world.clock.advance(3600)
+        return str(recovery.state("RepairNode", repair_node).outcome)
+
+    assert after_the_drain() == "ASK_PERSON"
+    assert after_the_drain(ends_foreign_pods=True) == "ASKED"
+
+
+def test_nothing_of_others_is_touched_where_nothing_may_be_done() -> None:
+    recovery = Recovery(with_job=False, policy=SAVES, drills_may_act=False)
+    recovery.world.cluster.foreign.append(a_pod("allowed", may_move=True))
+    recovery.sicken(is_drill=True)
+    for service in (plan_recovery, protect_jobs):
+        recovery.state("", service)
+
+    assert evicted(recovery) == []
+
+
+def test_a_pod_is_evicted_once_however_often_the_node_is_protected() -> None:
+    recovery = drained(pods=[a_pod("allowed", may_move=True)])
+
+    recovery.state("ProtectJobs", protect_jobs)
+
+    assert evicted(recovery) == ["allowed"]
