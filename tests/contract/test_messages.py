@@ -11,6 +11,7 @@ from evenkeel.adapters.messages import (
     S3RawEvents,
     SnsPager,
     SqsDeadLetters,
+    SqsInbox,
     SqsPasses,
     sendable,
 )
@@ -47,6 +48,17 @@ def test_pass_requests_with_one_reason_are_all_delivered_in_one_group(engine_use
 
     bodies = [json.loads(message["Body"]) for message in all_messages(sqs, url, 3)]
     assert bodies == [{"reason": "job-1 ended"}] * 3
+
+
+def test_an_envelope_of_our_own_is_read_back_as_it_was(engine_user: Credentials, unique: str) -> None:
+    sqs = engine_user.client("sqs")
+    url = sqs.create_queue(QueueName=unique)["QueueUrl"]
+    document = {"id": "report-1", "detail": {"text": HOSTILE}}
+
+    SqsInbox(url, sqs).put(document)
+
+    (message,) = all_messages(sqs, url, 1)
+    assert json.loads(message["Body"]) == document
 
 
 def test_a_dead_letter_is_whole_and_carries_its_code(engine_user: Credentials, unique: str) -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ NEEDS = {
     ("POST", "/v1/jobs/{jobId}/cancel"): "Submitter",
     ("POST", "/v1/clusters/{cluster}/automation/hold"): "Operator",
     ("POST", "/v1/clusters/{cluster}/automation/release"): "Operator",
+    ("POST", "/v1/faults"): "Operator",
     ("GET", "/v1/clusters/{cluster}/policy"): "Admin",
 }
 
@@ -50,15 +52,17 @@ class People:
 @pytest.fixture(scope="module")
 def people(data_centre: DataCentre) -> People:
     """Users who hold exactly one of the stack's managed policies each."""
-    iam = data_centre.deployer.client("iam")
-    clients = {}
-    for name in POLICIES:
-        arn = data_centre.outputs[f"Evenkeel{name}Policy"]
-        version = iam.get_policy(PolicyArn=arn)["Policy"]["DefaultVersionId"]
-        document = iam.get_policy_version(PolicyArn=arn, VersionId=version)["PolicyVersion"]["Document"]
-        user = make_user(data_centre.deployer, f"person-{name.lower()}", document["Statement"])
-        clients[name] = Client(_context(data_centre, user))
-    return People(clients)
+    return People({name: _holder_of(data_centre, name) for name in POLICIES})
+
+
+def _holder_of(centre: DataCentre, name: str) -> Client:
+    """Return the client of a new user who holds one of the stack's managed policies."""
+    iam = centre.deployer.client("iam")
+    arn = centre.outputs[f"Evenkeel{name}Policy"]
+    version = iam.get_policy(PolicyArn=arn)["Policy"]["DefaultVersionId"]
+    document = iam.get_policy_version(PolicyArn=arn, VersionId=version)["PolicyVersion"]["Document"]
+    user = make_user(centre.deployer, f"person-{name.lower()}", document["Statement"])
+    return Client(_context(centre, user))
 
 
 def _context(centre: DataCentre, user: Credentials) -> context.Context:
@@ -94,6 +98,20 @@ def test_a_policy_opens_its_routes_and_no_other(route: Any, name: str, people: P
         assert code in {"OK", "NOT_FOUND", "VALIDATION_FAILED"}
     else:
         assert code in {"NOT_ALLOWED", "HTTP_403"}
+
+
+def test_a_detector_may_report_and_not_even_read(data_centre: DataCentre, people: People) -> None:
+    detector = _holder_of(data_centre, "Detector")
+    node = until(lambda: people["Viewer"].get("/nodes")["items"], "nodes in the list")[0]
+    nobody = {"instanceId": "i-00000000000000404", "code": "no-such-fault", "observedAt": "2026-11-03T10:15:00Z"}
+
+    reported = asked(lambda: detector.post("/faults", {"faults": [nobody]}))
+    line = {"instanceId": node["instanceId"], "line": "all is well", "observedAt": f"{datetime.now(UTC):%FT%TZ}"}
+    taken = detector.post("/faults", {"faults": [line]})
+
+    assert (reported, taken["passedOver"]) == ("VALIDATION_FAILED", 1)
+    assert asked(lambda: detector.get("/status")) in {"NOT_ALLOWED", "HTTP_403"}
+    assert asked(lambda: detector.post("/jobs", NOT_PLACEABLE)) in {"NOT_ALLOWED", "HTTP_403"}
 
 
 def test_an_unsigned_request_is_refused(data_centre: DataCentre) -> None:

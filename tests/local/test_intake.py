@@ -285,6 +285,55 @@ def test_a_storm_of_different_faults_is_one_incident_of_the_worst(data_centre: D
     assert signals.accepted_calls(data_centre, machine).get("replace", 0) == 1
 
 
+# ---------------------------------------------------------------- other sources
+
+
+def test_a_detectors_report_opens_an_incident_of_its_own_witness(data_centre: DataCentre) -> None:
+    machine = signals.untouched_machine(data_centre)
+    seen_at = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    line = "NVRM: Xid (PCI:0000:b9:00): 9999, a code that nobody knows"
+    fault = {"instanceId": machine, "line": line, "observedAt": seen_at}
+
+    answer = data_centre.client().post("/faults", {"faults": [fault]})
+    signals.await_handled(data_centre, answer["envelopeId"])
+    settled = signals.settled_incident(data_centre, machine)
+
+    evidence = data_centre.client().get(f"/incidents/{settled['incidentId']}")["evidence"]
+    assert answer["accepted"] == 1
+    assert (settled["fault"]["key"], settled["repairs"]) == ("xid:*", [])
+    assert [each["source"].partition("/")[0] for each in evidence] == ["site:user"]
+    assert signals.accepted_calls(data_centre, machine) == {}
+
+
+def test_a_notice_about_a_machine_of_somebody_else_leaves_nothing(data_centre: DataCentre) -> None:
+    before = signals.incident_rows(data_centre)
+    detail = {"instance-id": "i-00000000000000404", "instance-action": "terminate"}
+
+    sent = signals.put_on_bus(data_centre, "EC2 Spot Instance Interruption Warning", detail)
+    signals.await_handled(data_centre, sent)
+
+    assert signals.incident_rows(data_centre) == before
+
+
+def test_what_hyperpod_says_of_a_group_is_remembered(data_centre: DataCentre) -> None:
+    text = (BAD_EVENTS.parent / "hyperpod-event-insufficient-capacity.json").read_text(encoding="utf-8")
+    detail = json.loads(text)["detail"]
+    record = detail["EventDetails"]
+    record["ClusterArn"] = data_centre.cluster.cluster_arn
+    record["InstanceGroupName"] = "a-group-of-the-test"
+    record["EventTime"] = int(datetime.now(UTC).timestamp() * 1000)
+
+    sent = signals.put_on_bus(data_centre, "SageMaker HyperPod Cluster Event", detail)
+    signals.await_handled(data_centre, sent)
+
+    found = data_centre.deployer.client("dynamodb").query(
+        TableName=data_centre.outputs["FleetTableName"],
+        KeyConditionExpression="pk = :pool",
+        ExpressionAttributeValues={":pool": {"S": "POOL#a-group-of-the-test"}},
+    )["Items"]
+    assert [row["doc"]["M"]["kind"]["S"] for row in found] == ["NO_CAPACITY"]
+
+
 # ---------------------------------------------------------------- healthy again
 
 

@@ -24,6 +24,7 @@ ROUTES = {
     "Read": "GET /v1/status",
     "Submit": "POST /v1/jobs",
     "Operate": f"POST /v1/clusters/{FLEET}/automation/release",
+    "Report": "POST /v1/faults",
     "Administer": f"GET /v1/clusters/{FLEET}/policy",
 }
 """One route of each statement of the callers' policies."""

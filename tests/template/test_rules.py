@@ -1,0 +1,72 @@
+"""Which events the rules bring in: each sample by exactly one, and nothing that would drown them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evenkeel.events import envelope, reported_faults
+from tests.template.documents import ROOT, Json, resources
+
+RULES = resources("AWS::Events::Rule")
+EVENTS = ROOT / "tests" / "fixtures" / "events"
+SAMPLES = sorted(EVENTS.glob("*.json"))
+
+
+def is_matched(pattern: Any, value: Any) -> bool:
+    """Whether a pattern matches, as far as the template uses patterns: lists of values and of prefixes, in objects."""
+    if isinstance(pattern, dict):
+        return isinstance(value, dict) and all(
+            name in value and is_matched(part, value[name]) for name, part in pattern.items()
+        )
+    return any(
+        isinstance(value, str) and value.startswith(one["prefix"]) if isinstance(one, dict) else value == one
+        for one in pattern
+    )
+
+
+def rules_for(event: Json) -> list[str]:
+    return [name for name, rule in RULES.items() if is_matched(rule["EventPattern"], event)]
+
+
+@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
+def test_each_sample_comes_in_by_exactly_one_rule(path: Path) -> None:
+    event = json.loads(path.read_text(encoding="utf-8"))
+
+    assert len(rules_for(event)) == 1
+    assert rules_for(event | {"source": envelope.DRILL_SOURCE}) == ["DrillEvents"]
+
+
+def test_every_kind_that_has_a_parser_has_a_rule_and_a_detectors_report_has_none() -> None:
+    detail = {"service": "EC2", "eventTypeCategory": "issue", "state": "stopping"}
+    without = {
+        (source, kind)
+        for source, kinds in envelope.PARSERS.items()
+        for kind in kinds
+        if not rules_for({"source": source, "detail-type": kind, "detail": detail})
+    }
+
+    assert without == {(reported_faults.SOURCE, reported_faults.DETAIL_TYPE)}
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "detail"),
+    [
+        ("aws.ec2", "EC2 Instance State-change Notification", {"state": "running"}),
+        ("aws.ec2", "EC2 Instance State-change Notification", {"state": ""}),
+        ("aws.ec2", "AWS API Call via CloudTrail", {}),
+        ("aws.health", "AWS Health Event", {"service": "RDS", "eventTypeCategory": "issue"}),
+        ("aws.health", "AWS Health Event", {"service": "EC2", "eventTypeCategory": "accountNotification"}),
+        ("aws.sagemaker", "SageMaker Training Job State Change", {}),
+        ("evenkeel.api", "Evenkeel Reported Faults", {}),
+    ],
+)
+def test_what_does_not_concern_machines_stays_out(source: str, kind: str, detail: Json) -> None:
+    assert rules_for({"source": source, "detail-type": kind, "detail": detail}) == []
+
+
+def test_something_new_of_hyperpod_is_seen() -> None:
+    event = json.loads((EVENTS / "bad" / "unknown-detail-type.json").read_text(encoding="utf-8"))
+
+    assert rules_for(event) == ["HyperPodEvents"]
