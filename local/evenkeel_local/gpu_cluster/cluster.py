@@ -362,8 +362,8 @@ class Host:
         (run_dir / "ca.pem").write_text(self._ca_pem)
         return str(certificate), str(key)
 
-    def _new_cluster(self) -> Cluster:
-        return Cluster(
+    def _new_cluster(self, after_revision: int = 0) -> Cluster:
+        cluster = Cluster(
             self._config,
             self._options.run_dir,
             self._guard,
@@ -373,6 +373,8 @@ class Host:
             self._urls["kubernetesUrl"],
             self._ca_pem,
         )
+        cluster.store.continue_after(after_revision)
+        return cluster
 
     def state(self) -> dict[str, Any]:
         """Return what a client needs to know; it is what the state file holds."""
@@ -410,7 +412,7 @@ class Host:
         entries, identities = self.cluster.access_entries, self.cluster.pod_identities
         await self.cluster.stop()
         remove_folder(self._options.run_dir / "pods")
-        self.cluster = self._new_cluster()
+        self.cluster = self._new_cluster(self.cluster.store.revision)
         self.cluster.access_entries[:] = entries
         self.cluster.pod_identities[:] = identities
         self.cluster.start(snapshot)

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 SCHEMA_VERSION = 1
 LEAP = 1_000_000
-"""How far versions leap when a snapshot is taken up. What was killed wrote on after its last snapshot: the versions that
-it gave then are never given to anything else, and a watch from one of them is told 410."""
+"""How far versions leap when a snapshot is taken up. What was killed wrote on after its last snapshot: the versions
+that it gave then are never given to anything else, and a watch from one of them is told 410."""
 
 
 class SnapshotRefused(Exception):

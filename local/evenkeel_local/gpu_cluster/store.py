@@ -268,7 +268,11 @@ class Store:
             where = (namespace_of(obj), name_of(obj))
             self._objects[key][where] = obj
             self._index(key, where, obj)
-        self.revision = revision
+        self.continue_after(revision)
+
+    def continue_after(self, revision: int) -> None:
+        """Go on above a position that clients may hold from an earlier store; every position before is gone."""
+        self.revision = max(self.revision, revision)
         self.forget_history()
 
     # Hearing

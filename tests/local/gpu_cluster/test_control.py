@@ -1,5 +1,6 @@
 """The control address: faults of calls, events as AWS sends them, history, reset."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +46,16 @@ def test_an_answer_can_be_lost_after_the_effect(cluster: ClusterHandle, kube: Ku
 
 
 def test_a_call_can_be_slow_and_a_rule_taken_back(cluster: ClusterHandle, kube: KubeClient) -> None:
+    add(cluster, operation="list pods", effect="latency", seconds=0.3)
     rule = add(cluster, operation="list nodes", effect="latency", seconds=5, times=None)
 
+    began = time.monotonic()
+    kube.items(PODS)
+    took = time.monotonic() - began
     removed = cluster.control("DELETE", f"call-faults/{rule}")
     listed = kube.items(NODES)
 
+    assert took >= 0.3
     assert removed == {"removed": True}
     assert len(listed) == 3
     assert cluster.control("GET", "counters")["calls"]["kubernetes list nodes"] >= 1
@@ -61,6 +67,35 @@ def test_a_dropped_watch_ends_without_a_word(cluster: ClusterHandle, kube: KubeC
 
     with pytest.raises(urllib3.exceptions.HTTPError):
         list(kube.watch(f"{NODES}?resourceVersion={version}", seconds=20))
+
+
+def test_a_watch_dropped_in_mid_work_is_taken_up_again_without_loss(cluster: ClusterHandle, kube: KubeClient) -> None:
+    version = kube.get(PODS)["metadata"]["resourceVersion"]
+    seen: list[str] = []
+    kube.create(PODS, a_pod("before", schedulerName="nobody"))
+    with pytest.raises(urllib3.exceptions.HTTPError):  # noqa: PT012 (the break comes in the middle of the loop)
+        for event in kube.watch(f"{PODS}?resourceVersion={version}", seconds=20):
+            seen.append(event["object"]["metadata"]["name"])
+            version = event["object"]["metadata"]["resourceVersion"]
+            add(cluster, operation="watch pods", effect="drop-watch")
+            kube.create(PODS, a_pod("meanwhile", schedulerName="nobody"))
+
+    for event in kube.watch(f"{PODS}?resourceVersion={version}", seconds=20):
+        seen.append(event["object"]["metadata"]["name"])
+        break
+
+    assert seen == ["before", "meanwhile"]
+
+
+def test_a_position_from_before_a_reset_is_gone(cluster: ClusterHandle, kube: KubeClient) -> None:
+    kube.create(PODS, a_pod("one", schedulerName="nobody"))
+    version = kube.get(PODS)["metadata"]["resourceVersion"]
+
+    cluster.control("POST", "reset")
+    event = next(kube.watch(f"{PODS}?resourceVersion={version}"))
+
+    assert (event["type"], event["object"]["code"]) == ("ERROR", 410)
+    assert int(kube.get(PODS)["metadata"]["resourceVersion"]) > int(version)
 
 
 def test_a_position_before_the_compaction_is_gone(cluster: ClusterHandle, kube: KubeClient) -> None:
