@@ -18,13 +18,17 @@ NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="Instance id, 
 
 @app.command("ls")
 def list_nodes(
+    lemons: Annotated[
+        bool, typer.Option("--lemons", help="Only those that were returned to service too often lately.")
+    ] = False,
     limit: asking.LimitOption = 1000,
     output: asking.OutputOption = Output.TABLE,
 ) -> None:
     """List nodes by pool."""
     nodes = [node for node in asking.items(asking.current_client(), "/nodes", limit) if node["state"] != "GONE"]
+    nodes = [node for node in nodes if node["isLemon"] or not lemons]
     nodes.sort(key=lambda node: (node["pool"], node["slot"]))
-    nothing = "No nodes are known yet: the first sweep brings them."
+    nothing = "No node is a lemon." if lemons else "No nodes are known yet: the first sweep brings them."
     answer_list(nodes, output, name_key="instanceId", nothing=nothing, table=_table)
 
 
@@ -48,6 +52,7 @@ def _show(out: Page, found: Json) -> None:
             ("pool", f"{found['pool']}, {found['instanceType']}, {found['zone'] or 'zone unknown'}"),
             ("seat", found["slot"]),
             ("GPUs", f"{found['gpusInUse']} of {found['gpus']} in use"),
+            ("lemon", "returned to service too often: its next fault replaces it" if found["isLemon"] else ""),
             ("HyperPod says", found["providerStatus"] or ""),
             ("launched", out.when(found["launchedAt"])),
             ("not ready", f"since {out.when(found['notReadySince'])}" if found["notReadySince"] else ""),

@@ -223,11 +223,13 @@ class FleetNode(Value):
     accelerators_in_use: int = 0
     is_gone: bool = False
     """No control plane shows it any more."""
+    is_lemon: bool = False
+    """It was returned to service too often lately: its next fault replaces it."""
     changed_at: Instant
     """When this row last changed. How fresh the whole list is, the sweeper's heartbeat tells."""
 
     @classmethod
-    def seen(cls, node: Node, accelerators_in_use: int, now: datetime) -> "FleetNode":
+    def seen(cls, node: Node, accelerators_in_use: int, now: datetime, *, is_lemon: bool = False) -> "FleetNode":
         """Reduce what both control planes show of a machine to what is remembered of it."""
         there = node.kubernetes
         return cls(
@@ -248,6 +250,7 @@ class FleetNode(Value):
             is_awaiting_validation=there.is_awaiting_validation if there else False,
             accelerators=there.accelerators if there else 0,
             accelerators_in_use=accelerators_in_use,
+            is_lemon=is_lemon,
             changed_at=now,
         )
 

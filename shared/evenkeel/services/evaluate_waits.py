@@ -15,9 +15,10 @@ from evenkeel.domain.nodes import KubernetesNode, NodeLife, ProviderCluster, Pro
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.recovery import approval
 from evenkeel.domain.recovery import awaiting as recovery
+from evenkeel.domain.recovery.leases import Lease
 from evenkeel.domain.recovery.plan import hands_off
 from evenkeel.domain.recovery.seats import Holder, SeatNow, look
-from evenkeel.domain.recovery.validation import expected_accelerators, judge_node, looks_sick
+from evenkeel.domain.recovery.validation import expected_accelerators, judge_node, looks_sick, margin_seconds
 from evenkeel.domain.recovery.vetoes import veto
 from evenkeel.domain.scheduling.attempts import lost_nodes
 from evenkeel.domain.scheduling.awaiting import attempt_answer, is_doubtful
@@ -114,6 +115,12 @@ class Observation:
     def settings(self) -> ProviderCluster | None:
         """HyperPod's settings and status; None in a fleet without that half."""
         return plan_recovery.settings_of(self._provider)
+
+    def returns_of(self, incident: Incident) -> int:
+        """Return how often the machine of an incident was returned to service lately."""
+        row = self.ledger.get(rows.lease_key(incident.slot))
+        since = self.now - timedelta(hours=self.policy.repair.flap_window_hours)
+        return len(rows.read(row, Lease).returns_of(incident.life, since)) if row else 0
 
     def has_work(self, node: KubernetesNode) -> bool:
         """Whether a pod with accelerators runs on a node."""
@@ -298,7 +305,7 @@ def judge(wait: Wait, world: Observation) -> Answer | None:
             judge_node(machine, expected=world.expected(machine)),
             opened_at=wait.opened_at,
             last_signal_at=incident.last_signal_at,
-            margin=world.policy.repair.return_margin_seconds,
+            margin=margin_seconds(world.returns_of(incident), world.policy.repair),
             now=world.now,
         )
     return None

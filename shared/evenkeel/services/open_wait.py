@@ -8,6 +8,7 @@ from evenkeel.domain.policy import Policy
 from evenkeel.domain.recovery.leases import Lease, RepairAsk
 from evenkeel.domain.recovery.repair import deadline_of
 from evenkeel.domain.recovery.seats import look
+from evenkeel.domain.recovery.validation import margin_seconds
 from evenkeel.domain.values import Value, rfc3339
 from evenkeel.domain.waiting import Condition, ConditionKind, Wait, wait_name
 from evenkeel.ports import Cluster, Conflict, Ledger, Provider, Put, Refused, WaitAnswers
@@ -129,7 +130,9 @@ def _condition(
     ask = last_ask(ledger, incident)
     facts = _seat(incident, ask)
     if request.kind is ConditionKind.NODE_VALID:
-        return facts, now + timedelta(seconds=seconds[request.kind])
+        # The deadline allows for the longest margin: one that keeps coming back has to be well for longer.
+        margin = margin_seconds(policy.repair.lemon_returns, policy.repair)
+        return facts, now + timedelta(seconds=seconds[request.kind] + margin)
     if ask is None:
         return facts, now + timedelta(seconds=policy.repair.replace_deadline_seconds)
     seat = look(

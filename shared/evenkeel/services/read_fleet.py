@@ -133,6 +133,7 @@ def _node(node: FleetNode, open_lives: Mapping[str, str]) -> Json:
         "providerStatus": node.provider_status or None,
         "isReady": node.is_ready,
         "isCordoned": node.is_cordoned,
+        "isLemon": node.is_lemon,
         "isAwaitingValidation": node.is_awaiting_validation,
         "gpus": node.accelerators,
         "gpusInUse": node.accelerators_in_use,

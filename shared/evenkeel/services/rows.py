@@ -10,6 +10,7 @@ from evenkeel.domain.health.incidents import Evidence, Incident, TimelineEntry
 from evenkeel.domain.health.intake import LastIncident
 from evenkeel.domain.health.recurrence import REMEMBERED, History
 from evenkeel.domain.nodes import NodeLife
+from evenkeel.domain.recovery.leases import Lease
 from evenkeel.domain.scheduling.jobs import Attempt, Charge, Job
 from evenkeel.domain.values import Value, rfc3339
 from evenkeel.domain.waiting import Wait
@@ -289,6 +290,11 @@ def register_key(name: str) -> Key:
 def cause_key(cause: str) -> Key:
     """`CAUSE#kind/name / META`: a shared cause that people were told of."""
     return Key(Table.FLEET, f"CAUSE#{cause}", "META")
+
+
+def lease_row(lease: Lease, version: int) -> Row:
+    """In `byState` under `LEMON` while its machine is one."""
+    return Row(lease_key(lease.slot), lease.to_json(), version, ("LEMON", lease.slot) if lease.lemon else None)
 
 
 def lock_key(name: str) -> Key:

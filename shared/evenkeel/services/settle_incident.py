@@ -12,9 +12,10 @@ from evenkeel.domain.health.incidents import Incident, IncidentState
 from evenkeel.domain.health.intake import LastIncident, rungs_of
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.recovery.leases import Lease
+from evenkeel.domain.recovery.leases import settled as lease_after
 from evenkeel.domain.recovery.settling import PAGED, Ended, Settling, runs_again, settle
 from evenkeel.domain.values import Value
-from evenkeel.ports import Conflict, Delete, Ledger, Pager, Put, Row, Telemetry, Write
+from evenkeel.ports import Conflict, Delete, Ledger, Pager, Put, Telemetry, Write
 from evenkeel.services import guard_register, incident_record, rows
 from evenkeel.services.guard_register import Which
 
@@ -60,7 +61,8 @@ def run(
         try:
             if runs_again(decided, incident, policy.watch):
                 return _leave_open(incident, version, decided, ledger, telemetry, now)
-            ledger.commit(Put(rows.incident_row(settled, version)), *_with_it(settled, request, decided, ledger, now))
+            with_it = _with_it(settled, request, decided, ledger, policy, now)
+            ledger.commit(Put(rows.incident_row(settled, version)), *with_it)
         except Conflict:
             continue
         incident = settled
@@ -91,7 +93,9 @@ def _failure(failure: dict[str, Any] | None) -> str:
     return f"{failure.get('Error', 'unknown')}: {cause}"
 
 
-def _with_it(incident: Incident, request: Request, decided: Settling, ledger: Ledger, now: datetime) -> list[Write]:
+def _with_it(
+    incident: Incident, request: Request, decided: Settling, ledger: Ledger, policy: Policy, now: datetime
+) -> list[Write]:
     subject = incident.incident_id
     writes: list[Write] = [
         incident_record.told(subject, "settled", f"{_SAID[decided.state]} {decided.reason}", at=now, writer=WRITER)
@@ -100,15 +104,21 @@ def _with_it(incident: Incident, request: Request, decided: Settling, ledger: Le
     pointer = ledger.get(rows.open_key(incident.life))
     if pointer is not None and pointer.doc["incidentId"] == subject:
         writes.append(Delete(pointer.key, pointer.version))
+    was_returned = request.node is not None and request.node.outcome == "RETURNED"
     lease_row = ledger.get(rows.lease_key(incident.slot))
-    if lease_row is not None:
-        lease = rows.read(lease_row, Lease)
-        if lease.incident_id == subject:
-            # The calls stay on it: what was done to a life outlasts the incident.
-            writes.append(Put(Row(lease_row.key, lease.but(incident_id="").to_json(), lease_row.version)))
+    lease = rows.read(lease_row, Lease) if lease_row else Lease(slot=incident.slot, incident_id="", taken_at=now)
+    if lease.incident_id in ("", subject) and (lease_row is not None or was_returned):
+        released = lease_after(
+            lease,
+            incident.life,
+            policy.repair,
+            is_returned=was_returned,
+            is_over=bool(incident.replacement_instance_id),
+            now=now,
+        )
+        writes.append(Put(rows.lease_row(released, lease_row.version if lease_row else 0)))
     last_row = ledger.get(rows.last_key(incident.life))
     before = rows.read(last_row, LastIncident) if last_row else None
-    was_returned = request.node is not None and request.node.outcome == "RETURNED"
     replaced = bool(incident.replacement_instance_id)
     last = LastIncident(
         incident_id=subject,

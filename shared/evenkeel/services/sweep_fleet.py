@@ -10,10 +10,11 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from evenkeel.domain.decisions import Decision
-from evenkeel.domain.health.incidents import OPEN_STATES, Incident
+from evenkeel.domain.health.incidents import OPEN_STATES, Incident, IncidentState
 from evenkeel.domain.nodes import FleetNode, KubernetesNode, Node, NodeLife, ProviderNode, join_nodes
 from evenkeel.domain.policy import Mode, Policy
 from evenkeel.domain.recovery.guardrails import Entry
+from evenkeel.domain.recovery.leases import Lease, is_lemon
 from evenkeel.domain.recovery.plan import PlanOutcome, not_allowed
 from evenkeel.domain.recovery.seats import Holder
 from evenkeel.domain.recovery.settling import runs_again_at
@@ -225,6 +226,22 @@ class _Sweep:
                     found.append(incident)
         return tuple({incident.incident_id: incident for incident in found}.values())
 
+    @cached_property
+    def lemons(self) -> frozenset[str]:
+        """The lives that are lemons now. A lease that holds the mark of what is over loses it."""
+        found = set()
+        for listed in self.listed(Table.FLEET, "LEMON"):
+            row = self.world.ledger.get(listed.key)
+            lease = rows.read(row, Lease) if row else None
+            if row is None or lease is None or not lease.lemon:
+                continue
+            if is_lemon(lease, NodeLife.from_key(lease.lemon), self.policy.repair, self.now):
+                found.add(lease.lemon)
+                continue
+            with contextlib.suppress(Conflict):  # a recovery holds it now: the next round sees
+                self.world.ledger.commit(Put(rows.lease_row(lease.but(lemon=""), row.version)))
+        return frozenset(found)
+
     def listed(self, table: Table, state: str) -> Iterator[Row]:
         """Yield the rows of a state, page by page while the round's budget lasts; the next round goes on from there."""
         name = f"{table}/{state}"
@@ -251,7 +268,10 @@ class _Sweep:
         }
         seen = {
             (node.life.cluster, node.life.instance_id): FleetNode.seen(
-                node, in_use.get((node.life.cluster, node.kubernetes.name), 0) if node.kubernetes else 0, self.now
+                node,
+                in_use.get((node.life.cluster, node.kubernetes.name), 0) if node.kubernetes else 0,
+                self.now,
+                is_lemon=node.life.key in self.lemons,
             )
             for node in self.nodes
         }
@@ -596,9 +616,12 @@ class _Sweep:
         for state in (JobState.PENDING, JobState.STARTING, JobState.RUNNING, JobState.STOPPING):
             world.telemetry.count(f"Jobs{state.capitalize()}", self._count(Table.JOBS, f"JOB#{state}"))
         world.telemetry.count("IncidentsOpen", len(self.open_incidents))
+        blocked = sum(incident.state is IncidentState.BLOCKED for incident in self.open_incidents)
+        world.telemetry.count("IncidentsBlocked", blocked)
         ready = sum(node.kubernetes is not None and node.kubernetes.is_ready for node in self.nodes)
         world.telemetry.count("NodesReady", ready)
         world.telemetry.count("NodesNotReady", len(self.nodes) - ready)
+        world.telemetry.count("NodesLemon", sum(node.life.key in self.lemons for node in self.nodes))
         stale = [kubernetes_node.stale_conditions(node, self.policy.watch, self.now) for node in self.kubernetes]
         world.telemetry.count("ConditionsStale", sum(map(len, stale)))
         return 0

@@ -7,7 +7,8 @@ from evenkeel.domain.health.faults import Severity
 from evenkeel.domain.health.groups import GroupFact, GroupFactKind
 from evenkeel.domain.health.incidents import Incident, IncidentState
 from evenkeel.domain.nodes import FleetNode, NodeCondition, NodeLife
-from evenkeel.domain.policy import Mode, Policy, WatchPolicy
+from evenkeel.domain.policy import Mode, Policy, RepairPolicy, WatchPolicy
+from evenkeel.domain.recovery.leases import Lease, Return
 from evenkeel.domain.scheduling.jobs import AttemptState, JobState
 from evenkeel.domain.waiting import Answer, Condition, ConditionKind, Wait, WaitState
 from evenkeel.ports import ExecutionState, Machine, Table, Unreachable
@@ -583,3 +584,25 @@ def test_a_condition_that_is_stuck_is_counted_and_no_sickness() -> None:
 
     assert story.world.ledger.by_state(Table.INCIDENTS, "INC#OPEN").rows == ()
     assert story.world.telemetry.totals["ConditionsStale"] == 1
+
+
+def test_a_lemon_is_shown_and_counted_until_its_window_is_over() -> None:
+    story = Story(policy=Policy(repair=RepairPolicy(lemon_returns=1, flap_window_hours=1)))
+    story.sweep()
+    node = next(rows.read(row, FleetNode) for key, row in story.world.ledger.rows.items() if key.pk.startswith("NODE#"))
+    returned = Return(life=node.life.key, at=story.world.clock.now())
+    lease = Lease(slot=node.slot, incident_id="", taken_at=returned.at, returns=(returned,), lemon=node.life.key)
+    story.put(rows.lease_row(lease, 0))
+    key = rows.node_key(node.life.cluster, node.life.instance_id)
+
+    seen = []
+    for _ in range(2):
+        story.sweep()
+        row = story.world.ledger.get(key)
+        assert row
+        seen.append(rows.read(row, FleetNode).is_lemon)
+        story.world.clock.advance(3700)
+
+    row = story.world.ledger.get(rows.lease_key(node.slot))
+    assert row
+    assert (seen, rows.read(row, Lease).lemon) == ([True, False], "")

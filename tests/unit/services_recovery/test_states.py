@@ -1,5 +1,6 @@
 """Each state of a recovery: twice, in every mode, under a hold, and against people and other owners."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -152,8 +153,8 @@ def test_what_our_own_reboot_does_to_a_node_is_remembered_and_is_no_evidence() -
 
 @pytest.mark.parametrize(
     "changes",
-    [{"mode": Mode.OBSERVE}, {"mode": Mode.RECOMMEND}, {"fact": {"is_drill": True}}],
-    ids=["observe", "recommend", "a drill that may not act"],
+    [{"mode": Mode.OBSERVE}, {"fact": {"is_drill": True}}],
+    ids=["observe", "a drill that may not act"],
 )
 def test_decided_and_recorded_and_nothing_touched(changes: dict[str, Any]) -> None:
     recovery = sick(**changes)
@@ -256,6 +257,39 @@ def test_under_a_hold_a_persons_cordon_keeps_the_node_and_the_release_moves_its_
     assert "AwaitRelease: RELEASED" in recovery.visited
     assert effects(recovery) == ["stop"]
     assert (recovery.job.state, recovery.job.current_attempt) == (JobState.RUNNING, 2)
+
+
+# ---------------------------------------------------------------- machines that keep coming back
+
+
+def test_a_machine_that_keeps_coming_back_is_watched_for_longer_and_then_replaced_though_it_looks_well() -> None:
+    policy = QUICK.but(repair=QUICK.repair.but(lemon_returns=2, flap_margin_factor=3))
+    recovery = Recovery(policy=policy, with_job=False)
+    took, lemons = [], []
+    for number in range(3):
+        at = recovery.now + timedelta(seconds=1)
+        recovery.sicken(fault_key="node:not_ready", source="kubernetes.node", observed_at=at, occurrence=str(number))
+        recovery.world.clock.advance(2)
+        assert recovery.recover() == IncidentState.RECOVERED
+        stages = recovery.incident.stages
+        assert stages.validated_at
+        assert stages.planned_at
+        took.append((stages.validated_at - stages.planned_at).total_seconds())
+        assert recovery.lease
+        lemons.append(recovery.lease.lemon)
+
+    assert took[1] > took[0]
+    assert lemons == ["", recovery.incident.life.key, ""]
+    assert recovery.world.provider.accepted == [("replace", instance_id(1))]
+
+
+def test_a_lemon_that_comes_back_well_by_itself_is_not_believed() -> None:
+    recovery = Recovery(policy=QUICK.but(repair=QUICK.repair.but(lemon_returns=0)), with_job=False)
+    recovery.sicken(fault_key="node:not_ready", source="kubernetes.node")
+
+    recovery.state("PlanRecovery", plan_recovery)
+
+    assert recovery.state("RepairNode", repair_node).rung == "replace"
 
 
 # ---------------------------------------------------------------- people and other owners

@@ -1,11 +1,12 @@
 """Who repairs a seat, what was asked of the provider, and whether a person holds harmful acts."""
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from pydantic import model_validator
 
 from evenkeel.domain.nodes import NodeLife
+from evenkeel.domain.policy import RepairPolicy
 from evenkeel.domain.values import Instant, Value
 
 
@@ -43,10 +44,34 @@ class Lease(Value):
     """Newest last; those of the last few lives of the seat."""
     returns: tuple[Return, ...] = ()
     """Newest last, likewise."""
+    lemon: str = ""
+    """The life in this seat that was returned to service too often; empty where none was."""
 
     def returns_of(self, life: NodeLife, since: datetime) -> tuple[Return, ...]:
         """Return when a machine was returned to service since a time."""
         return tuple(each for each in self.returns if each.life == life.key and each.at >= since)
+
+
+_RETURNS_KEPT = 20
+
+
+def settled(
+    lease: Lease, life: NodeLife, policy: RepairPolicy, *, is_returned: bool, is_over: bool, now: datetime
+) -> Lease:
+    """Return the lease of a seat without its holder, and with what became of its machine.
+
+    The calls stay on it: what was done to a life outlasts the incident. A machine that was replaced is no lemon here.
+    """
+    back = is_returned and not is_over
+    after = lease.but(incident_id="", returns=(*lease.returns, *([Return(life=life.key, at=now)] if back else ())))
+    is_kept_out = not is_over and is_lemon(after, life, policy, now)
+    return after.but(returns=after.returns[-_RETURNS_KEPT:], lemon=life.key if is_kept_out else "")
+
+
+def is_lemon(lease: Lease, life: NodeLife, policy: RepairPolicy, now: datetime) -> bool:
+    """Whether a machine was returned to service so often lately that it is not to be trusted with another reboot."""
+    since = now - timedelta(hours=policy.flap_window_hours)
+    return len(lease.returns_of(life, since)) >= policy.lemon_returns
 
 
 class Hold(Value):

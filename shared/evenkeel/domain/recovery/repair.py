@@ -159,7 +159,7 @@ def choose_repair(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
         return _after(facts, last, policy)
     if not facts.seat.patient.is_there:
         return _without_machine(facts, facts.opened_at, policy)
-    if _is_well_by_itself(facts):
+    if _is_well_by_itself(facts, policy):
         return _decided(Repair.HEALTHY, "It is Ready again and nothing else was seen: it only needs to be validated.")
     if facts.owner is Owner.NOBODY:
         reason = "Neither HyperPod nor Karpenter brought this machine: it is kept out of service for a person."
@@ -337,10 +337,12 @@ def _without_machine(facts: RepairFacts, since: datetime, policy: RepairPolicy) 
     return _decided(Repair.NOT_NEEDED, "It is gone, and no other machine took its seat.")
 
 
-def _is_well_by_itself(facts: RepairFacts) -> bool:
+def _is_well_by_itself(facts: RepairFacts, policy: RepairPolicy) -> bool:
     """A node that only went NotReady is well when it is Ready; for other faults a later healthy signal is needed."""
     if not facts.validity.is_valid or facts.invalid_at is not None:
         return False
+    if facts.returns >= policy.lemon_returns:
+        return False  # it comes back well each time, and does not stay so
     return facts.has_recovered or facts.fault_key == "node:not_ready"
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from evenkeel.domain.nodes import KubernetesNode
+from evenkeel.domain.policy import RepairPolicy
 from evenkeel.domain.recovery.seats import Holder
 from evenkeel.domain.values import Value
 
@@ -64,6 +65,17 @@ def fault_marks(node: KubernetesNode) -> tuple[str, ...]:
 def looks_sick(node: KubernetesNode) -> bool:
     """Whether a node shows that it is sick: not Ready, cordoned for an incident, or marked by HyperPod's agent."""
     return not node.is_ready or node.incident_id is not None or bool(fault_marks(node))
+
+
+def margin_seconds(returns: int, policy: RepairPolicy) -> int:
+    """Return how long a machine has to be well before it is valid: longer for one that keeps coming back.
+
+    Args:
+        returns: How often it was returned to service lately.
+        policy: The margin, and what each return makes of it.
+    """
+    factor: int = policy.flap_margin_factor ** min(returns, policy.lemon_returns)
+    return policy.return_margin_seconds * factor
 
 
 def judge_node(machine: Holder, *, expected: int) -> Validity:
