@@ -378,7 +378,7 @@ def _zone_outage(table: FaultTable, node: Node, options: Json, injected: Injecte
 
 def _close_zone(table: FaultTable, zone: str, *, closed: bool) -> None:
     for zones in (table.fleet.zones_out, *((table.karpenter.zones_out,) if table.karpenter is not None else ())):
-        zones.add(zone) if closed else zones.discard(zone)
+        zones.append(zone) if closed else zones.remove(zone)
     table.fleet.let_go()
 
 

@@ -177,8 +177,8 @@ class Karpenter:
             for kind, price in (("on-demand", item.usd_per_hour), ("spot", item.spot_usd_per_hour))
             if price is not None
         ]
-        self.zones_out: set[str] = set()
-        """Zones without any capacity."""
+        self.zones_out: list[str] = []
+        """Zones without any capacity, once for each outage."""
         self.machines_left: dict[tuple[str, str, str], int] = {}
         """Capacity of an offering where the control address changed it."""
 

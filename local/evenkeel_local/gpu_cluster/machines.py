@@ -178,8 +178,8 @@ class Fleet:
         self.on_rebooted: Callable[[Machine], None] | None = None
         self.auto_scaling: str | None = None
         """The autoscaler that UpdateCluster switched on; with one, Replace only terminates."""
-        self.zones_out: set[str] = set()
-        """Availability Zones without any capacity."""
+        self.zones_out: list[str] = []
+        """Availability Zones without any capacity, once for each outage."""
         self.failing_boots: dict[str, FailingBoots] = {}
         """Groups whose new machines fail."""
         self._registry = registry

@@ -337,6 +337,25 @@ def test_a_machine_that_is_taken_back_goes_when_its_notice_ends(
     assert ("instance-termination-time" in detail) is (fault != "spot-reclaim")
 
 
+def test_an_outage_takes_burst_nodes_and_offerings_too(burst: ClusterHandle, kube: KubeClient) -> None:
+    kube.create(POOLS, a_pool())
+    kube.create(PODS, a_pod("one", *SLEEPS, gpus=8))
+    node = running(kube, "one")["spec"]["nodeName"]
+
+    outages = [burst.inject("zone-outage", zone="us-west-2a")["faultId"] for _ in range(2)]
+    kube.until(f"{NODES}/{node}", lambda obj: condition(obj, "Ready") == "Unknown", "the node to be lost")
+    kube.create(PODS, a_pod("two", *SLEEPS, gpus=8))
+    burst.clear(outages[0])
+
+    def refused() -> bool:
+        return any(event["reason"] == "InsufficientCapacityError" for event in kube.items("/api/v1/events"))
+
+    eventually(refused, "the refusal of the outage that goes on")
+    burst.clear(outages[1])
+    running(kube, "two")
+    kube.until(f"{NODES}/{node}", lambda obj: condition(obj, "Ready") == "True", "the node to be back")
+
+
 def test_an_on_demand_node_gets_no_spot_notice(burst: ClusterHandle, kube: KubeClient) -> None:
     kube.create(POOLS, a_pool())
     kube.create(PODS, a_pod("large", *SLEEPS, gpus=8))
