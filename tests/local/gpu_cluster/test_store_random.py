@@ -1,4 +1,4 @@
-"""Random histories of the object store against a simple model: nothing lost, nothing resurrected, watch equals list."""
+"""Random histories of nodes and pods against a simple model: nothing lost, nothing resurrected, watch equals list."""
 
 from __future__ import annotations
 
@@ -7,20 +7,28 @@ from typing import Any, TypeVar
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 
 from evenkeel_local.gpu_cluster import catalogue
 from evenkeel_local.gpu_cluster.catalogue import Catalogue
 from evenkeel_local.gpu_cluster.errors import ApiError
+from evenkeel_local.gpu_cluster.garbage_collector import GarbageCollector
 from evenkeel_local.gpu_cluster.registry import Registry
-from evenkeel_local.gpu_cluster.store import Store, clone, name_of
+from evenkeel_local.gpu_cluster.store import ResourceType, Store, TypeKey, clone, name_of, namespace_of
 
 Json = dict[str, Any]
 T = TypeVar("T")
+Where = tuple[TypeKey, str]
+"""A type and a name: the identity of an object in the model."""
+
+POD, NODE = catalogue.PODS, catalogue.NODES
+NODES = st.sampled_from(["n1", "n2"])
 NAMES = st.sampled_from(["a", "b", "c", "d"])
+ALL = st.sampled_from([(POD, "a"), (POD, "b"), (POD, "c"), (POD, "d"), (NODE, "n1"), (NODE, "n2")])
 VALUES = st.text("xyz", min_size=1, max_size=2)
 HISTORY = 25
 HOLD = "evenkeel.io/hold"
+BUDGET = "guard"
 
 
 def attempt(call: Callable[[], T]) -> tuple[T | None, ApiError | None]:
@@ -29,6 +37,14 @@ def attempt(call: Callable[[], T]) -> tuple[T | None, ApiError | None]:
         return call(), None
     except ApiError as refused:
         return None, refused
+
+
+def version_of(obj: Json) -> str:
+    return str(obj["metadata"]["resourceVersion"])
+
+
+def is_ending(obj: Json) -> bool:
+    return "deletionTimestamp" in obj["metadata"]
 
 
 class Objects(RuleBasedStateMachine):
@@ -40,141 +56,283 @@ class Objects(RuleBasedStateMachine):
         super().__init__()
         self.store = Store(history=HISTORY)
         self.registry = Registry(self.store, Catalogue())
+        self.garbage = GarbageCollector(self.registry, 1.0)
         self.registry.create(catalogue.NAMESPACES, "", {"metadata": {"name": "default"}})
-        self.model: dict[str, Json] = {}
+        spec = {"minAvailable": 1, "selector": {"matchLabels": {"kind": "pod"}}}
+        self.registry.create(catalogue.BUDGETS, "default", {"metadata": {"name": BUDGET}, "spec": spec})
+        self.model: dict[Where, Json] = {}
         self.dead_uids: set[str] = set()
-        self.replayed: dict[str, Json] = {}
-        self.position = self.store.revision
         self.versions: set[str] = set()
+        # What a watcher had replayed at each position it ever was at: it may begin again from any of them.
+        self.replayed: dict[TypeKey, dict[int, dict[str, Json]]] = {
+            rt.key: {self.store.revision: {}} for rt in (POD, NODE)
+        }
 
-    def _pod(self, name: str, value: str, held: bool) -> Json:
-        metadata: Json = {"name": name, "labels": {"v": value}}
+    # The model
+
+    def _current(self, rt: ResourceType, name: str) -> Json | None:
+        return self.model.get((rt.key, name))
+
+    def _settle(self, rt: ResourceType, name: str, stored: Json | None) -> None:
+        """Take up what a write answered; `None` when the object is gone with it."""
+        at = (rt.key, name)
+        current = self.model.get(at)
+        if stored is None:
+            self.dead_uids.add(self.model.pop(at)["metadata"]["uid"])
+            return
+        if current is None or version_of(current) != version_of(stored):
+            assert version_of(stored) not in self.versions, "a version is given once"
+            assert current is None or int(version_of(stored)) > int(version_of(current)), "versions only grow"
+            self.versions.add(version_of(stored))
+        self.model[at] = stored
+
+    def _refused(self, refused: ApiError | None, *codes: int) -> None:
+        assert refused is not None
+        assert refused.code in codes, refused
+
+    # Creating and reading
+
+    @rule(target=read, name=NAMES, value=VALUES, held=st.booleans(), node=st.none() | NODES)
+    def create_pod(self, name: str, value: str, held: bool, node: str | None) -> Json:
+        metadata: Json = {"name": name, "labels": {"v": value, "kind": "pod"}}
         if held:
             metadata["finalizers"] = [HOLD]
-        return {"metadata": metadata, "spec": {"containers": [{"name": "m", "image": "i:1"}]}}
+        spec: Json = {"containers": [{"name": "m", "image": "i:1"}], **({"nodeName": node} if node else {})}
+        return self._create(POD, {"metadata": metadata, "spec": spec})
 
-    def _remember(self, obj: Json) -> None:
-        version = obj["metadata"]["resourceVersion"]
-        current = self.model.get(name_of(obj))
-        if current is None or current["metadata"]["resourceVersion"] != version:
-            assert version not in self.versions, "a version is given once"
-            self.versions.add(version)
-        self.model[name_of(obj)] = obj
+    @rule(target=read, name=NODES, value=VALUES)
+    def create_node(self, name: str, value: str) -> Json:
+        return self._create(NODE, {"metadata": {"name": name, "labels": {"v": value}}})
 
-    def _forget(self, name: str) -> None:
-        self.dead_uids.add(self.model.pop(name)["metadata"]["uid"])
-
-    @rule(target=read, name=NAMES, value=VALUES, held=st.booleans())
-    def create(self, name: str, value: str, held: bool) -> Json:
-        created, refused = attempt(
-            lambda: self.registry.create(catalogue.PODS, "default", self._pod(name, value, held))
-        )
+    def _create(self, rt: ResourceType, body: Json) -> Json:
+        name = name_of(body)
+        created, refused = attempt(lambda: self.registry.create(rt, "default" if rt.namespaced else "", body))
+        current = self._current(rt, name)
         if created is None:
-            assert refused is not None
-            assert refused.reason == "AlreadyExists"
-            assert name in self.model
-            return self.model[name]
-        assert name not in self.model
+            self._refused(refused, 409)
+            assert current is not None
+            return current
+        assert current is None
         assert created["metadata"]["uid"] not in self.dead_uids
-        self._remember(created)
+        self._settle(rt, name, created)
         return created
 
-    @rule(target=read, name=NAMES)
-    def get(self, name: str) -> Json:
-        found = self.store.find(catalogue.PODS.key, "default", name)
-        assert found == self.model.get(name)
+    @rule(target=read, at=ALL)
+    def get(self, at: tuple[ResourceType, str]) -> Json:
+        rt, name = at
+        found = self.store.find(rt.key, "default" if rt.namespaced else "", name)
+        assert found == self._current(rt, name)
         return found or {}
 
-    @rule(seen=read, value=VALUES)
-    def update_what_was_read(self, seen: Json, value: str) -> None:
-        """Write back an object read some time ago: it succeeds exactly when nobody wrote since."""
+    # Writing
+
+    def _type_of(self, obj: Json) -> ResourceType:
+        return POD if obj["kind"] == "Pod" else NODE
+
+    @rule(seen=read, value=VALUES, status=st.booleans())
+    def update_what_was_read(self, seen: Json, value: str, status: bool) -> None:
+        """Write back an object read some time ago, or its status: it succeeds exactly when nobody wrote since."""
         if not seen:
             return
-        current = self.model.get(name_of(seen))
+        rt, name = self._type_of(seen), name_of(seen)
+        current = self._current(rt, name)
         changed = clone(seen)
-        changed["metadata"]["labels"] = {"v": value}
-        stored, refused = attempt(lambda: self.registry.update(catalogue.PODS, changed))
+        changed["metadata"]["labels"] = {**changed["metadata"]["labels"], "v": value}
+        changed["status"] = {**changed.get("status", {}), "told": value}
+        subresource = "status" if status else ""
+        stored, refused = attempt(lambda: self.registry.update(rt, changed, subresource=subresource))
         if stored is None:
-            assert refused is not None
-            stale = current is None or current["metadata"]["resourceVersion"] != seen["metadata"]["resourceVersion"]
-            assert refused.code in (404, 409)
-            assert stale
+            self._refused(refused, 404, 409)
+            assert current is None or version_of(current) != version_of(seen)
             return
         assert current is not None
-        assert current["metadata"]["resourceVersion"] == seen["metadata"]["resourceVersion"]
-        self._remember(stored)
+        assert version_of(current) == version_of(seen)
+        assert stored["spec"] == current["spec"]
+        assert stored.get("status", {}).get("told") == (value if status else current.get("status", {}).get("told"))
+        self._settle(rt, name, stored)
 
-    @rule(name=NAMES, value=VALUES)
-    def change_in_place(self, name: str, value: str) -> None:
-        stored = self.registry.mutate(
-            catalogue.PODS, "default", name, lambda obj: obj["metadata"].update(annotations={"v": value})
-        )
-        assert (stored is None) == (name not in self.model)
+    @rule(seen=read, value=VALUES)
+    def update_without_a_version(self, seen: Json, value: str) -> None:
+        """Overwrite whatever is there now: it fails only when that is gone, or is another object of the name."""
+        if not seen:
+            return
+        rt, name = self._type_of(seen), name_of(seen)
+        current = self._current(rt, name)
+        changed = clone(current or seen)
+        changed["metadata"]["uid"] = seen["metadata"]["uid"]
+        changed["metadata"].pop("resourceVersion", None)
+        changed["metadata"]["annotations"] = {"v": value}
+        stored, refused = attempt(lambda: self.registry.update(rt, changed))
+        if stored is None:
+            self._refused(refused, 404, 409)
+            assert current is None or current["metadata"]["uid"] != seen["metadata"]["uid"]
+            return
+        assert current is not None
+        assert stored["metadata"]["annotations"] == {"v": value}
+        self._settle(rt, name, stored)
+
+    @rule(name=NODES, cordoned=st.booleans())
+    def cordon(self, name: str, cordoned: bool) -> None:
+        """Change a node as a patch without a version does."""
+        stored = self.registry.mutate(NODE, "", name, lambda obj: obj["spec"].update(unschedulable=cordoned))
+        assert (stored is None) == (self._current(NODE, name) is None)
         if stored is not None:
-            self._remember(stored)
+            assert stored["spec"]["unschedulable"] is cordoned
+            self._settle(NODE, name, stored)
 
-    @rule(seen=consumes(read))
-    def delete_what_was_read(self, seen: Json) -> None:
+    @rule(name=NAMES, phase=st.sampled_from(["Running", "Succeeded"]))
+    def report(self, name: str, phase: str) -> None:
+        """Tell how a pod is, as its kubelet does."""
+        stored = self.registry.mutate(POD, "default", name, lambda obj: obj["status"].update(phase=phase))
+        assert (stored is None) == (self._current(POD, name) is None)
+        if stored is not None:
+            self._settle(POD, name, stored)
+
+    @rule(at=ALL, value=VALUES)
+    def dry_run(self, at: tuple[ResourceType, str], value: str) -> None:
+        """Ask what a write would do: nothing is written (the invariants see to that)."""
+        rt, name = at
+        current = self._current(rt, name)
+        if current is None:
+            return
+        changed = clone(current)
+        changed["metadata"]["annotations"] = {"dry": value}
+        told = self.registry.update(rt, changed, dry_run=True)
+        self.registry.delete(rt, namespace_of(current), name, dry_run=True)
+        assert told["metadata"]["annotations"] == {"dry": value}
+
+    # Ending
+
+    @rule(seen=consumes(read), grace=st.none() | st.just(0), policy=st.sampled_from([None, "Foreground"]))
+    def delete_what_was_read(self, seen: Json, grace: int | None, policy: str | None) -> None:
         """Delete with the UID that was read as the precondition: a successor of the same name is safe."""
         if not seen:
             return
-        name, uid = name_of(seen), seen["metadata"]["uid"]
-        current = self.model.get(name)
-        options = {"preconditions": {"uid": uid}}
-        done, refused = attempt(lambda: self.registry.delete(catalogue.PODS, "default", name, options))
+        rt, name, uid = self._type_of(seen), name_of(seen), seen["metadata"]["uid"]
+        current = self._current(rt, name)
+        options: Json = {"preconditions": {"uid": uid}, "gracePeriodSeconds": grace, "propagationPolicy": policy}
+        done, refused = attempt(lambda: self.registry.delete(rt, namespace_of(seen), name, options))
         if done is None:
-            assert refused is not None
-            assert refused.code == (404 if current is None else 409)
+            self._refused(refused, 404 if current is None else 409)
             assert current is None or current["metadata"]["uid"] != uid
             return
-        assert current is not None
         last, gone = done
-        if gone:
-            self._forget(name)
-        else:
-            assert last["metadata"]["deletionTimestamp"]
-            assert last["metadata"]["finalizers"] == [HOLD]
-            self._remember(last)
+        if not gone:
+            assert is_ending(last)
+            assert last["metadata"].get("finalizers") or last["metadata"]["deletionGracePeriodSeconds"] > 0
+        self._settle(rt, name, None if gone else last)
+
+    @rule(name=NAMES, room=st.booleans(), dry_run=st.booleans())
+    def evict(self, name: str, room: bool, dry_run: bool) -> None:
+        """Evict a pod: a budget without room keeps one that runs, and nothing else."""
+        counts = {
+            "disruptionsAllowed": int(room),
+            "currentHealthy": 1,
+            "desiredHealthy": 2,
+            "observedGeneration": 1,
+        }
+        self.registry.mutate(catalogue.BUDGETS, "default", BUDGET, lambda obj: obj["status"].update(counts))
+        current = self._current(POD, name)
+        _, refused = attempt(lambda: self.registry.evict("default", name, {}, dry_run=dry_run))
+        if current is None:
+            self._refused(refused, 404)
+            return
+        guarded = current["status"]["phase"] == "Running" and not is_ending(current)
+        if guarded and not room:
+            self._refused(refused, 429)
+            return
+        assert refused is None
+        left = self.store.find(catalogue.BUDGETS.key, "default", BUDGET)
+        assert left is not None
+        assert left["status"]["disruptionsAllowed"] == int(room) - int(guarded and not dry_run)
+        if not dry_run:
+            found = self.store.find(POD.key, "default", name)
+            assert found is None or is_ending(found)
+            self._settle(POD, name, found)
 
     @rule(name=NAMES)
     def let_go(self, name: str) -> None:
-        """Take the finalizer off: an object that was deleted goes now."""
-        current = self.model.get(name)
+        """Take the finalizers off: an object that only waited for this goes now."""
+        current = self._current(POD, name)
         if current is None or not current["metadata"].get("finalizers"):
             return
-        self.registry.mutate(catalogue.PODS, "default", name, lambda obj: obj["metadata"].pop("finalizers"))
-        if current["metadata"].get("deletionTimestamp"):
-            self._forget(name)
-        else:
-            self._remember(self.store.all(catalogue.PODS.key)[[*sorted(self.model)].index(name)])
+        self.registry.mutate(POD, "default", name, lambda obj: obj["metadata"].pop("finalizers"))
+        found = self.store.find(POD.key, "default", name)
+        goes = is_ending(current) and not current["metadata"].get("deletionGracePeriodSeconds")
+        assert (found is None) == goes
+        self._settle(POD, name, found)
 
-    @rule()
-    def follow(self) -> None:
-        """Catch up by watching; where history no longer reaches, list again as clients do."""
-        changes, expired = attempt(lambda: self.store.changes_since(catalogue.PODS.key, self.position))
-        if changes is None:
-            assert expired is not None
-            assert (expired.code, expired.reason) == (410, "Expired")
-            self.replayed = {name_of(obj): obj for obj in self.store.all(catalogue.PODS.key)}
-            self.position = self.store.revision
+    @rule(name=NAMES)
+    def confirm_the_end(self, name: str) -> None:
+        """Finish a graceful deletion as a kubelet does: a finalizer still holds the object."""
+        current = self._current(POD, name)
+        if current is None or not is_ending(current):
             return
-        for change in changes:
-            assert change.revision > self.position
-            self.position = change.revision
-            known = self.replayed.get(name_of(change.new))
+        last, gone = self.registry.delete(POD, "default", name, {"gracePeriodSeconds": 0})
+        assert gone == (not current["metadata"].get("finalizers"))
+        self._settle(POD, name, None if gone else last)
+
+    @rule(name=NODES)
+    def lose_a_node(self, name: str) -> None:
+        """Take a node away and collect its pods: none stays bound to it except for a finalizer, and all are marked."""
+        if self._current(NODE, name) is not None:
+            _, gone = self.registry.delete(NODE, "", name)
+            if not gone:
+                self._settle(NODE, name, self.store.find(NODE.key, "", name))
+                return
+            self._settle(NODE, name, None)
+        self.garbage.collect_pods_once()
+        for (key, pod), before in list(self.model.items()):
+            bound = before["spec"].get("nodeName") if key == POD.key else None
+            if bound is None or self._current(NODE, bound) is not None:
+                continue
+            found = self.store.find(POD.key, "default", pod)
+            assert found is None or (found["metadata"]["finalizers"] and is_ending(found))
+            assert found is None or found["status"]["phase"] in ("Succeeded", "Failed")
+            self._settle(POD, pod, found)
+
+    # Watching
+
+    @rule(rt=st.sampled_from([POD, NODE]), back=st.integers(0, 5))
+    def follow(self, rt: ResourceType, back: int) -> None:
+        """Watch from any position held so far; where history no longer reaches it, list again as clients do."""
+        held = self.replayed[rt.key]
+        position = sorted(held)[-1 - back % len(held)]
+        objects = dict(held[position])
+        changes, expired = attempt(lambda: self.store.changes_since(rt.key, position))
+        if changes is None:
+            self._refused(expired, 410)
+            objects = {name_of(obj): obj for obj in self.store.all(rt.key)}
+            held.clear()
+        for change in changes or ():
+            assert change.revision > position
+            position = change.revision
+            known = objects.get(name_of(change.new))
             assert (change.kind == "ADDED") == (known is None)
+            assert known is None or known["metadata"]["uid"] == change.new["metadata"]["uid"]
             if change.kind == "DELETED":
-                del self.replayed[name_of(change.new)]
+                del objects[name_of(change.new)]
             else:
-                self.replayed[name_of(change.new)] = change.new
-        assert self.replayed == self.model
+                objects[name_of(change.new)] = change.new
+            held[position] = dict(objects)
+        held[self.store.revision] = objects
+        assert objects == {name: obj for (key, name), obj in self.model.items() if key == rt.key}
+
+    @precondition(lambda self: self.model)
+    @rule()
+    def forget(self) -> None:
+        """Compact the history."""
+        self.store.forget_history()
 
     @invariant()
     def what_is_listed_is_the_model(self) -> None:
-        listed = self.store.all(catalogue.PODS.key)
-        assert {name_of(obj): obj for obj in listed} == self.model
-        assert not {obj["metadata"]["uid"] for obj in listed} & self.dead_uids
+        for rt in (POD, NODE):
+            listed = self.store.all(rt.key)
+            assert {(rt.key, name_of(obj)): obj for obj in listed} == {
+                at: obj for at, obj in self.model.items() if at[0] == rt.key
+            }
+            assert not {obj["metadata"]["uid"] for obj in listed} & self.dead_uids
 
 
 TestObjects = Objects.TestCase
-TestObjects.settings = settings(max_examples=60, stateful_step_count=40)
+TestObjects.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
