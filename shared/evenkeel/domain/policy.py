@@ -92,7 +92,7 @@ class RepairPolicy(Section):
     owner_deadline_seconds: int = 5400
     """With NodeRecovery=Automatic: 90 min after an attempt of HyperPod's without a new one Evenkeel takes over."""
     karpenter_repairs: bool = False
-    """Whether Karpenter's own node repair is on: then it is waited for, else its machines are drained and given back."""
+    """Whether Karpenter's own node repair is on: it is then waited for; else machines are drained and given back."""
     karpenter_deadline_seconds: int = 2700
     """Karpenter's own repair acts after 10 or 30 minutes, by the condition."""
     max_attempts: int = 3
@@ -147,6 +147,10 @@ class JobPolicy(Section):
     """From the incident until the job runs again or is handed to the queue; past it a person is paged."""
     application_restarts: int = 3
     """Restarts after the application's own faults. Infrastructure faults do not count."""
+    same_failures: int = 2
+    """So many failures alike (same exit code, soon, from the same point) end a job: it would only fail again; 0 = no."""
+    same_failure_seconds: int = 600
+    """Only failures within this time of the pods' start are held to be alike."""
     restart_backoff_seconds: int = 30
     """First pause after an application fault; doubles each time."""
     restart_backoff_max_seconds: int = 3600

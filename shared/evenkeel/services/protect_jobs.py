@@ -189,13 +189,17 @@ def _forgive(incident: Incident, hurt: HurtJob, ledger: Ledger, now: datetime) -
         try:
             ledger.commit(
                 Put(rows.incident_row(current.but(hurt_jobs=noted), version)),
-                Put(rows.job_row(job.but(application_failures=job.application_failures - 1), job_version)),
+                Put(rows.job_row(_unblamed(job), job_version)),
                 incident_record.told(job.job_id, "forgiven", text, at=now, writer=WRITER),
             )
         except Conflict:
             continue
         return
     raise Conflict(f"{hurt.job_id} kept changing while its failure was to be taken back")
+
+
+def _unblamed(job: Job) -> Job:
+    return job.but(application_failures=job.application_failures - 1, last_failure=None)
 
 
 def _let_finish(incident: Incident, ledger: Ledger, policy: Policy, now: datetime) -> tuple[Incident, frozenset[str]]:

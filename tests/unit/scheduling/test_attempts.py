@@ -1,3 +1,4 @@
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from evenkeel.domain.scheduling.jobs import (
     PodPhase,
     ResumeOption,
     ResumePlan,
+    ResumePoint,
     StopRequest,
     WorkloadSeen,
 )
@@ -377,3 +379,70 @@ def test_nothing_leaves_an_end() -> None:
     for writer, job_changes in JOB_WRITERS.items():
         left = [before for before, after in job_changes if before and before.has_ended and before is not after]
         assert not left, writer
+
+
+# ---------------------------------------------------------------- verdicts on the application
+
+
+def test_a_launchers_last_word_is_final_whatever_restarts_are_left() -> None:
+    ending = judged(a_pod(0, FAILED, exit_code=93), a_pod(1, FAILED, exit_code=76))
+
+    assert ending
+    assert (ending.state, ending.is_final) == (AttemptState.FAILED, True)
+    assert settled(ending)[0] is SettleOutcome.JOB_FAILED
+
+
+def test_a_sick_node_does_not_take_back_a_last_word() -> None:
+    ending = judged(a_pod(0, FAILED, exit_code=93), a_pod(1, FAILED), sick={a_pod(0).node_name})
+
+    assert ending
+    assert (ending.state, ending.is_final) == (AttemptState.FAILED, True)
+
+
+POINT = ResumePoint(attempt=1, step=10, manifest="attempt=1/step=000000010/manifest.json")
+
+
+@pytest.mark.parametrize(
+    ("exit_codes", "points", "ran", "ends_after"),
+    [
+        ([1, 1, 1], [None, None, None], 60, 2),
+        ([1, 2, 1], [None, None, None], 60, None),
+        ([1, 1, 1], [None, POINT, None], 60, None),
+        ([1, 1, 1], [POINT, POINT, POINT], 60, 2),
+        ([1, 1, 1], [None, None, None], 601, None),
+        ([None, None, None], [None, None, None], 60, None),
+    ],
+)
+def test_a_job_that_fails_again_in_just_the_same_way_is_not_started_a_third_time(
+    exit_codes: list[int | None], points: list[ResumePoint | None], ran: int, ends_after: int | None
+) -> None:
+    policy = JobPolicy(application_restarts=9, same_failures=2, same_failure_seconds=600)
+    job, outcomes = a_job(), []
+    for code, point in zip(exit_codes, points, strict=True):
+        attempt = an_attempt(resume_from=point, running_at=NOW)
+        decided = settle(job, attempt, CRASH.but(exit_code=code), policy, NOW + timedelta(seconds=ran))
+        outcomes.append(decided.outcome)
+        job = decided.job.but(state=JobState.RUNNING)
+
+    ended = outcomes.index(SettleOutcome.JOB_FAILED) + 1 if SettleOutcome.JOB_FAILED in outcomes else None
+    assert ended == ends_after
+
+
+def test_an_end_that_infrastructure_brought_between_two_failures_does_not_part_them() -> None:
+    policy = JobPolicy(same_failures=2)
+    lost = Ending(state=AttemptState.LOST, reason="Its node died.")
+    first = settle(a_job(), an_attempt(), CRASH.but(exit_code=1), policy, NOW).job
+
+    between = settle(first.but(state=JobState.RUNNING), an_attempt(), lost, policy, NOW).job
+
+    again = settle(between.but(state=JobState.RUNNING), an_attempt(), CRASH.but(exit_code=1), policy, NOW)
+    assert again.outcome is SettleOutcome.JOB_FAILED
+    assert "2 times" in again.job.reason
+
+
+@pytest.mark.parametrize(("code", "is_said"), [(1, True), (137, False), (143, False), (76, False)])
+def test_a_killed_process_is_like_no_other(code: int, is_said: bool) -> None:
+    ending = judged(a_pod(0, FAILED, exit_code=code), a_pod(1, FAILED, exit_code=code))
+
+    assert ending
+    assert (ending.exit_code is not None) is is_said

@@ -12,6 +12,7 @@ from evenkeel.domain.scheduling.jobs import (
     AttemptState,
     Job,
     JobState,
+    LikeFailure,
     PodPhase,
     PodSeen,
     StopRequest,
@@ -27,6 +28,8 @@ DAMAGED_EXIT = 66
 """EX_NOINPUT: the training contract's code for "what I resume from is not what its manifest promises"."""
 PEER_LOST_EXIT = 76
 """The training contract's code for "another rank went away": a consequence, never the cause."""
+DO_NOT_REQUEUE_EXIT = 93
+"""A launcher's word that another attempt could not end otherwise. Source: NVIDIA's resiliency extension."""
 _KILLED = (137, 143)
 """SIGKILL and SIGTERM: how pods end when somebody ends them."""
 _LOST_REASONS = frozenset(
@@ -122,6 +125,8 @@ class Ending(Value):
     """Whether another attempt could not end otherwise."""
     is_damage: bool = False
     """Whether the checkpoint it resumed from is at fault."""
+    exit_code: int | None = None
+    """Of the pod that the application is blamed by; None where nobody is blamed, or it was killed."""
 
 
 def judge_end(
@@ -197,17 +202,28 @@ def _blame(
         return Ending(state=A.FAILED, reason=reason, exit_codes=codes, counts_as_failure=True)
     if not failed:
         return Ending(state=A.LOST, reason="Its Kubernetes Job was deleted by somebody else.", exit_codes=codes)
+    last_word = next((pod for pod in failed if pod.exit_code == DO_NOT_REQUEUE_EXIT), None)
+    if last_word:
+        reason = f"{last_word.name} said that it is not to be started again (exit code {DO_NOT_REQUEUE_EXIT})."
+        return Ending(state=A.FAILED, reason=reason, exit_codes=codes, counts_as_failure=True, is_final=True)
     cause = min(failed, key=_by_guilt)
     how = f"exit code {cause.exit_code}" if cause.exit_code is not None else "no exit code"
     why = f", {cause.reason}" if cause.reason not in ("", "Error") else ""
     reason = f"{cause.name} failed ({how}{why})."
-    return excused(Ending(state=A.FAILED, reason=reason, exit_codes=codes, counts_as_failure=True), attempt, sick)
+    ending = Ending(
+        state=A.FAILED,
+        reason=reason,
+        exit_codes=codes,
+        counts_as_failure=True,
+        exit_code=None if cause.exit_code in (*_KILLED, PEER_LOST_EXIT) else cause.exit_code,
+    )
+    return excused(ending, attempt, sick)
 
 
 def excused(ending: Ending, attempt: Attempt, sick_nodes: frozenset[str]) -> Ending:
     """Return the end without the application's blame where one of its nodes is sick: the whole gang fails with it."""
     ill = sorted(sick_nodes & set(attempt.node_names))
-    if ending.state is not A.FAILED or not ill:
+    if ending.state is not A.FAILED or not ill or ending.is_final:
         return ending
     reason = f"It failed on {_named(ill)}, which is sick: {ending.reason}"
     return ending.but(state=A.LOST, reason=reason, counts_as_failure=False)
@@ -313,6 +329,11 @@ def settle(job: Job, attempt: Attempt, ending: Ending, policy: JobPolicy, now: d
             launch_failures=never_ran,
         )
         return Settlement(outcome=SettleOutcome.JOB_REQUEUED, attempt=ended, job=again)
+    alike = _alike(job, ended, ending, policy, now)
+    job = job.but(last_failure=alike)
+    if alike is not None and policy.same_failures and alike.times >= policy.same_failures:
+        again = f" The same way and from the same point {alike.times} times: another attempt would not end otherwise."
+        return _final(SettleOutcome.JOB_FAILED, job, ended, ending.reason + again, now)
     failures = job.application_failures + 1
     allowed = policy.application_restarts if job.spec.max_restarts is None else job.spec.max_restarts
     job = job.but(application_failures=failures)
@@ -322,6 +343,21 @@ def settle(job: Job, attempt: Attempt, ending: Ending, policy: JobPolicy, now: d
     reason = f"{ending.reason} Restart {failures} of {allowed} follows."
     again = job.but(state=J.PENDING, reason=reason, not_before=now + _pause(failures, policy))
     return Settlement(outcome=SettleOutcome.JOB_REQUEUED, attempt=ended, job=again)
+
+
+def _alike(job: Job, attempt: Attempt, ending: Ending, policy: JobPolicy, now: datetime) -> LikeFailure | None:
+    """Count failures that are alike: the same exit code, soon, and from the same point, so nothing was gained between.
+
+    None where a failure is like no other: after a long run much may have happened, and a killed process says nothing.
+    """
+    ran = (now - (attempt.running_at or attempt.admitted_at)).total_seconds()
+    if ending.exit_code is None or ran > policy.same_failure_seconds:
+        return None
+    point, before = attempt.resume_from, job.last_failure
+    is_same = before is not None and (before.exit_code, before.resume_from) == (ending.exit_code, point)
+    return LikeFailure(
+        exit_code=ending.exit_code, resume_from=point, times=before.times + 1 if before and is_same else 1
+    )
 
 
 def _pause(failures: int, policy: JobPolicy) -> timedelta:

@@ -30,7 +30,7 @@ class ForeignPod(Value):
     node_name: str
     accelerators: int
     kind: str = ""
-    """Kind of the workload it belongs to: `PyTorchJob`, `HyperPodPyTorchJob`, `JobSet`, `Job`, …; empty = a bare one."""
+    """Kind of the workload it belongs to: `PyTorchJob`, `HyperPodPyTorchJob`, `JobSet`, `Job`, …; empty = bare."""
     workload: str = ""
     """Name of that workload; the pod's own where it is bare."""
     comeback: Comeback = Comeback.NEVER

@@ -171,6 +171,14 @@ class ResumePoint(Value):
     """Key relative to the job's checkpoint URI."""
 
 
+class LikeFailure(Value):
+    """How the application last failed by itself, and how often in a row it did so in just this way."""
+
+    exit_code: int
+    resume_from: ResumePoint | None = None
+    times: int = 1
+
+
 class Job(Value):
     """One training job, over all its attempts."""
 
@@ -187,6 +195,7 @@ class Job(Value):
     not_before: Instant | None = None
     """Earliest next admission (back-off)."""
     application_failures: int = 0
+    last_failure: LikeFailure | None = None
     launch_failures: int = 0
     """Attempts in a row that never ran."""
     resume_plan: ResumePlan | None = None
