@@ -20,6 +20,7 @@ WAIVERS: Final = {
     "FailOwnTaskOnLocalEngine": "The local engine knows a token by no other ARN. Only there, by condition.",
     "AnswerWaitsOnLocalEngine": "The local engine knows a token by no other ARN. Only there, by condition.",
     "Read": "In the place of one id within a route that is written out.",
+    "Operate": "In the place of one id within a route that is written out.",
     "Submit": "In the place of one id within a route that is written out.",
 }
 

@@ -57,6 +57,11 @@ PROBLEMS: Mapping[str, Kind] = {
     "NO_SUCH_ROUTE": Kind(404, "No such route", "docs/api.md lists every route."),
     "CONFLICT": Kind(409, "Something else came first", "Read it again, then decide whether to repeat."),
     "JOB_ENDED": Kind(409, "The job has ended", "Nothing is left to change; submit it again if it should run."),
+    "CORDONED_BY_PERSON": Kind(409, "A person cordoned it", "Ask them, or use kubectl uncordon."),
+    "ALREADY_ANSWERED": Kind(409, "Somebody else answered first", "The first answer stands; the detail names it."),
+    "PLAN_SUPERSEDED": Kind(
+        409, "The plan does not ask any more", "Read the incident again; answer the plan that asks now, if one does."
+    ),
     "IDEMPOTENCY_KEY_REUSED": Kind(
         422, "Idempotency-Key was used for another request", "Use a fresh key for a different request."
     ),

@@ -4,7 +4,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from evenkeel.domain.health.incidents import TimelineEntry
-from evenkeel.domain.recovery.leases import Hold
+from evenkeel.domain.recovery.leases import Hold, Holds
 from evenkeel.domain.values import Value, rfc3339
 from evenkeel.ports import Conflict, Delete, Invalid, KeyReused, Ledger, Put, Row, Write
 from evenkeel.services import rows
@@ -21,6 +21,10 @@ class HoldRequest(Value):
     by: str
     reason: str
     until: datetime
+    pool: str = ""
+    """Only machines of this pool; empty for all."""
+    instance_id: str = ""
+    """Only this machine; empty for all."""
     request_id: str
     """Identity of the request: a repeat of it changes nothing."""
     fingerprint: str
@@ -28,34 +32,31 @@ class HoldRequest(Value):
 
 
 class ReleaseRequest(Value):
-    """Who releases, and why."""
+    """Who releases what, and why. Only the hold of the very same scope ends."""
 
     by: str
     reason: str
+    pool: str = ""
+    instance_id: str = ""
     request_id: str
     fingerprint: str
 
 
 def show(ledger: Ledger, *, mode: str, drills_may_act: bool, now: datetime) -> Json:
     """Return how far automation may go now, and who holds it."""
-    hold = current_hold(ledger, now)
+    row = ledger.get(rows.hold_key())
+    holds = rows.read(row, Holds).at(now) if row else ()
     return {
         "mode": mode,
         "drillsMayAct": drills_may_act,
-        "isHeld": hold is not None,
-        "hold": hold.to_json() if hold else None,
+        "isHeld": bool(holds),
+        "hold": holds[0].to_json() if holds else None,
+        "holds": [hold.to_json() for hold in holds],
     }
 
 
-def current_hold(ledger: Ledger, now: datetime) -> Hold | None:
-    """Return the hold that is in force at `now`."""
-    row = ledger.get(rows.hold_key())
-    hold = rows.read(row, Hold) if row else None
-    return hold if hold and hold.until > now else None
-
-
 def hold(ledger: Ledger, request: HoldRequest, *, now: datetime) -> Hold:
-    """Hold harmful acts until `request.until`; a hold in force is replaced.
+    """Hold harmful acts until `request.until`; a hold in force of the same scope is replaced.
 
     Idempotent: yes, by the request id, which is recorded in the same commit.
 
@@ -70,15 +71,22 @@ def hold(ledger: Ledger, request: HoldRequest, *, now: datetime) -> Hold:
     ):
         fault = f"must lie ahead, by {LONGEST_HOLD.days} days at most"
         raise Invalid(f"a hold until {request.until.isoformat()}", (("until", fault),))
-    wanted = Hold(by=request.by, reason=request.reason, since=now, until=request.until)
-    text = f"Held by {request.by} until {rfc3339(request.until)}: {request.reason}"
+    wanted = Hold(
+        by=request.by,
+        reason=request.reason,
+        since=now,
+        until=request.until,
+        pool=request.pool,
+        instance_id=request.instance_id,
+    )
+    text = f"Held{wanted.where} by {request.by} until {rfc3339(request.until)}: {request.reason}"
     return Hold.model_validate(
         _once(ledger, request, TimelineEntry(at=now, kind="held", text=text, writer=request.by), wanted)
     )
 
 
 def release(ledger: Ledger, request: ReleaseRequest, *, now: datetime) -> Json:
-    """End the hold, if there is one. What waited for it is let go by the next evaluation of waits.
+    """End the hold of a scope, if there is one. What waited for it is let go by the next evaluation of waits.
 
     Idempotent: yes, by the request id, and no hold is success.
 
@@ -98,7 +106,9 @@ def _once(ledger: Ledger, request: HoldRequest | ReleaseRequest, entry: Timeline
         if given is not None:
             return given
         row = ledger.get(rows.hold_key())
-        was_held = row is not None and rows.read(row, Hold).until > now
+        in_force = rows.read(row, Holds).at(now) if row else ()
+        others = tuple(hold for hold in in_force if hold.scope != (request.pool, request.instance_id))
+        was_held = len(others) < len(in_force)
         answer = wanted.to_json() if wanted else {"wasHeld": was_held, "releasedAt": rfc3339(now)}
         record = {"fingerprint": request.fingerprint, "answer": answer}
         # The store deletes expired rows within days, not at once: one of those is written over.
@@ -107,8 +117,9 @@ def _once(ledger: Ledger, request: HoldRequest | ReleaseRequest, entry: Timeline
             Put(Row(fresh.key, fresh.doc, earlier.version if earlier else 0, None, fresh.expires_at)),
             Put(rows.automation_event_row(entry, request.request_id)),
         ]
-        if wanted is not None:
-            writes.append(Put(Row(rows.hold_key(), wanted.to_json(), row.version if row else 0)))
+        left = (*others, wanted) if wanted else others
+        if left:
+            writes.append(Put(Row(rows.hold_key(), Holds(holds=left).to_json(), row.version if row else 0)))
         elif row is not None:
             writes.append(Delete(rows.hold_key(), row.version))
         try:

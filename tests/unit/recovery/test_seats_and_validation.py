@@ -8,7 +8,6 @@ from evenkeel.domain.health.faults import Severity
 from evenkeel.domain.health.incidents import HurtJob, Incident, IncidentState
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.recovery.awaiting import HurtNow, jobs_back, node_back, node_valid, released
-from evenkeel.domain.recovery.leases import Hold
 from evenkeel.domain.recovery.seats import Holder, SeatNow, look
 from evenkeel.domain.recovery.validation import expected_accelerators, judge_node
 from evenkeel.domain.scheduling.jobs import JobState
@@ -187,6 +186,6 @@ def test_one_job_on_its_way_holds_the_answer_back() -> None:
     assert jobs_back([stuck, coming], incident, Policy(), now=at(900)) is None
 
 
-def test_released_when_nobody_holds() -> None:
-    assert released(Hold(by="ana", reason="", since=at(0), until=at(9))) is None
-    assert released(None)
+def test_released_in_its_turn() -> None:
+    assert released(may_go=False) is None
+    assert released(may_go=True)

@@ -51,6 +51,7 @@ QUICK = Policy(
         drain_scale=0,
         validation_deadline_seconds=40,
         return_margin_seconds=5,
+        approval_deadline_seconds=60,
     ),
     jobs=JobPolicy(resume_deadline_seconds=300, lost_node_seconds=10, restart_backoff_seconds=1, blame_seconds=5),
     watch=WatchPolicy(not_ready_seconds=10, execution_grace_seconds=10),

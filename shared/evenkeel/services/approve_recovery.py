@@ -1,0 +1,94 @@
+"""A person approves or declines the plan of a recovery that asked. The workflow hears of it by its wait."""
+
+from datetime import datetime
+
+from evenkeel.domain.health.incidents import Approval, Incident
+from evenkeel.domain.nodes import FleetNode, KubernetesNode
+from evenkeel.domain.recovery.approval import ASK, told, why_superseded
+from evenkeel.domain.values import Value
+from evenkeel.ports import Ledger, Refused, Telemetry, Write
+from evenkeel.services import incident_record, rows
+
+
+class Request(Value):
+    """Who says what to which plan."""
+
+    incident_id: str
+    decision_id: str
+    approves: bool
+    by: str
+    reason: str
+
+
+class AlreadyAnswered(Refused):
+    """Somebody else was first."""
+
+    code = "ALREADY_ANSWERED"
+
+
+class PlanSuperseded(Refused):
+    """The plan that was answered is not the one that asks now, or nothing asks."""
+
+    code = "PLAN_SUPERSEDED"
+
+
+def run(request: Request, *, ledger: Ledger, telemetry: Telemetry, now: datetime) -> Incident:
+    """Record the answer, unless another one stands or the plan does not ask any more.
+
+    Idempotent: yes, the same answer by the same person is success; the first answer stands.
+
+    Raises:
+        NotFound: there is no such incident.
+        AlreadyAnswered: somebody else answered first; the message names who.
+        PlanSuperseded: it is not the plan that asks now: planned anew, for another state of the machine, or over.
+    """
+
+    def change(current: Incident) -> tuple[Incident, list[Write]] | None:
+        said = current.approval
+        if said is not None and said.decision_id == request.decision_id:
+            if (said.by, said.approves) == (request.by, request.approves):
+                return None
+            raise AlreadyAnswered(f"{told(said)} That answer stands.")
+        why = _why_not(current, request, ledger)
+        if why:
+            raise PlanSuperseded(why)
+        answer = Approval(
+            decision_id=request.decision_id,
+            approves=request.approves,
+            by=request.by,
+            reason=request.reason,
+            at=now,
+        )
+        line = incident_record.told(
+            current.incident_id,
+            "approved" if request.approves else "declined",
+            told(answer),
+            at=now,
+            writer=request.by,
+            decision_id=request.decision_id,
+        )
+        return current.but(approval=answer), [line]
+
+    after = incident_record.amend(ledger, request.incident_id, change)
+    telemetry.count("PlansAnswered", answer="approved" if request.approves else "declined")
+    return after
+
+
+def _why_not(incident: Incident, request: Request, ledger: Ledger) -> str:
+    plan = incident.plan
+    if incident.state.is_settled:
+        return f"{incident.incident_id} is settled: {incident.outcome}"
+    if plan is None or plan.outcome != ASK:
+        return f"{incident.incident_id} asks nobody."
+    if plan.decision_id != request.decision_id:
+        return f"{request.decision_id} is not what asks now: {plan.decision_id} is."
+    return why_superseded(incident, _node(incident, ledger))
+
+
+def _node(incident: Incident, ledger: Ledger) -> KubernetesNode | None:
+    """Return the node as the sweeper last saw it: enough to tell that it has booted again."""
+    row = ledger.get(rows.node_key(incident.life.cluster, incident.life.instance_id))
+    seen = rows.read(row, FleetNode) if row else None
+    if seen is None or seen.is_gone:
+        return None
+    return KubernetesNode(cluster=seen.life.cluster, name=seen.node_name, boot_id=seen.boot_id)

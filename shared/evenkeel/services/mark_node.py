@@ -1,0 +1,111 @@
+"""A person cordons a node, or takes our cordon off. Un-cordon is never barred: not by a hold, a guardrail or a mode."""
+
+from collections.abc import Iterable
+from datetime import datetime
+
+from evenkeel.domain.health.incidents import Incident, TimelineEntry
+from evenkeel.domain.nodes import FleetNode
+from evenkeel.domain.values import Value
+from evenkeel.ports import Cluster, Conflict, CordonResult, Ledger, NotFound, Put, Refused, ReleaseResult, Write
+from evenkeel.services import guard_register, incident_record, rows
+from evenkeel.services.guard_register import Which
+
+
+class Request(Value):
+    """Who does it to which machine, and why."""
+
+    instance_id: str
+    by: str
+    reason: str
+    request_id: str
+
+
+class Outcome(Value):
+    """What was found or done."""
+
+    outcome: str
+    """CORDONED, RELEASED or ALREADY_FREE."""
+    instance_id: str
+    node_name: str
+    incident_id: str = ""
+    """Whose cordon it was."""
+
+
+class NotOurs(Refused):
+    """A person cordoned it by other means; they know why, and can take it off by the same."""
+
+    code = "CORDONED_BY_PERSON"
+
+
+def cordon(request: Request, *, ledger: Ledger, cluster: Cluster, clusters: Iterable[str], now: datetime) -> Outcome:
+    """Cordon a node as a person: without our mark, so that no recovery takes it off.
+
+    Idempotent: yes, a cordoned node is success.
+
+    Raises:
+        NotFound: the fleet does not know the machine, or it has not joined its cluster.
+    """
+    node = _find(request.instance_id, ledger, clusters)
+    found = cluster.cordon(node.life.cluster, node.node_name, None)
+    if found is CordonResult.GONE:
+        raise NotFound(f"{node.node_name} is gone from {node.life.cluster}.")
+    if found is CordonResult.CORDONED:
+        _record(request, f"{node.node_name} cordoned by {request.by}", "cordoned", ledger, now)
+    return Outcome(outcome="CORDONED", instance_id=request.instance_id, node_name=node.node_name)
+
+
+def uncordon(request: Request, *, ledger: Ledger, cluster: Cluster, clusters: Iterable[str], now: datetime) -> Outcome:
+    """Take our cordon off a node, with the taint that waits for its validation. A recovery of it stands down.
+
+    Idempotent: yes, a node that is free is success.
+
+    Raises:
+        NotFound: the fleet does not know the machine, or it has not joined its cluster.
+        NotOurs: a person cordoned it.
+    """
+    node = _find(request.instance_id, ledger, clusters)
+    seen = cluster.node(node.life.cluster, node.node_name)
+    incident_id = (seen.incident_id or "") if seen else ""
+    found = cluster.release(node.life.cluster, node.node_name, incident_id or None)
+    if found is ReleaseResult.GONE:
+        raise NotFound(f"{node.node_name} is gone from {node.life.cluster}.")
+    if found is ReleaseResult.NOT_OURS:
+        raise NotOurs(f"A person cordoned {node.node_name}; kubectl uncordon takes that off.")
+    if found is ReleaseResult.RELEASED:
+        _record(request, f"{node.node_name} un-cordoned by {request.by}", "uncordoned", ledger, now)
+    _leave(request, node, incident_id, ledger, now)
+    return Outcome(outcome=found, instance_id=request.instance_id, node_name=node.node_name, incident_id=incident_id)
+
+
+def _find(instance_id: str, ledger: Ledger, clusters: Iterable[str]) -> FleetNode:
+    for name in clusters:
+        row = ledger.get(rows.node_key(name, instance_id))
+        node = rows.read(row, FleetNode) if row else None
+        if node is not None and node.node_name:
+            return node
+    raise NotFound(f"There is no node {instance_id}.")
+
+
+def _record(request: Request, text: str, kind: str, ledger: Ledger, now: datetime) -> None:
+    reason = f": {request.reason}" if request.reason else "."
+    entry = TimelineEntry(at=now, kind=kind, text=f"{text}{reason}", writer=request.by)
+    ledger.commit(Put(rows.automation_event_row(entry, request.request_id)))
+
+
+def _leave(request: Request, node: FleetNode, incident_id: str, ledger: Ledger, now: datetime) -> None:
+    """Take the machine out of the register of cordons, and tell the incident's story, in one commit.
+
+    The sweeper does the first as well, where this is lost.
+    """
+    if not incident_id:
+        return
+
+    def change(current: Incident) -> tuple[Incident, list[Write]] | None:
+        text = f"{node.node_name} was un-cordoned by {request.by}" + (f": {request.reason}" if request.reason else ".")
+        line = incident_record.told(current.incident_id, "uncordoned", text, at=now, writer=request.by)
+        return current, [*guard_register.leaving(ledger, Which.CORDONS, node.life.key, now=now), line]
+
+    try:
+        incident_record.amend(ledger, incident_id, change)
+    except (NotFound, Conflict):
+        return  # the mark is off, which is what was asked for

@@ -1,0 +1,113 @@
+"""How far automation may go, and what an approval is worth."""
+
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.health.incidents import Approval, Incident, IncidentState, RecoveryBrief
+from evenkeel.domain.policy import Mode, ModeRule
+from evenkeel.domain.recovery.approval import APPROVED, DECLINED, SUPERSEDED, answer, is_approved
+from evenkeel.domain.recovery.modes import mode_for, mode_now
+from tests.fakes import a_node
+from tests.unit.recovery.facts import LIFE, SLOT, at
+
+OBSERVE, R, A = Mode.OBSERVE, Mode.RECOMMEND, Mode.ACT
+
+
+@pytest.mark.parametrize(
+    ("why", "stack", "rules", "expected"),
+    [
+        ("no rule", A, [], A),
+        ("a rule for all", A, [{"mode": R}], R),
+        ("the stack is the ceiling", OBSERVE, [{"mode": A}], OBSERVE),
+        ("this class", A, [{"fault_class": "gpu", "mode": R}], R),
+        ("another class", A, [{"fault_class": "network", "mode": R}], A),
+        ("this pool", A, [{"pool": "p5", "mode": OBSERVE}], OBSERVE),
+        ("another pool", A, [{"pool": "g6", "mode": OBSERVE}], A),
+        ("class and pool", A, [{"fault_class": "gpu", "pool": "g6", "mode": OBSERVE}], A),
+        (
+            "the least daring that fits",
+            A,
+            [{"mode": R}, {"pool": "p5", "mode": OBSERVE}, {"fault_class": "gpu", "mode": A}],
+            OBSERVE,
+        ),
+    ],
+)
+def test_mode_for(why: str, stack: Mode, rules: list[dict[str, Any]], expected: Mode) -> None:
+    assert mode_for(stack, [ModeRule.model_validate(rule) for rule in rules], "gpu", "p5") is expected, why
+
+
+@pytest.mark.parametrize(
+    ("why", "stack", "planned", "is_approved", "expected"),
+    [
+        ("acts", A, "act", False, A),
+        ("not approved", A, "recommend", False, R),
+        ("approved", A, "recommend", True, A),
+        ("approved on a stack that recommends", R, "recommend", True, A),
+        ("the stack was set back", OBSERVE, "recommend", True, OBSERVE),
+        ("the stack was set back in mid recovery", R, "act", False, R),
+        ("planned before there were modes", A, "", False, A),
+        ("an approval does not lift observe", A, "observe", True, OBSERVE),
+    ],
+)
+def test_mode_now(why: str, stack: Mode, planned: str, is_approved: bool, expected: Mode) -> None:
+    assert mode_now(stack, planned, is_approved=is_approved) is expected, why
+
+
+def asking(**changes: Any) -> Incident:
+    facts: dict[str, Any] = {
+        "incident_id": "inc-1",
+        "life": LIFE,
+        "slot": SLOT,
+        "node_name": "n1",
+        "pool": "p5",
+        "instance_type": "ml.p5.48xlarge",
+        "state": IncidentState.RECOVERING,
+        "severity": "major",
+        "fault_key": "xid:79",
+        "first_signal_at": at(0),
+        "opened_at": at(1),
+        "plan": RecoveryBrief(
+            run=1,
+            outcome="ASK",
+            repairs_node=True,
+            settle_seconds=0,
+            max_repairs=3,
+            decision_id="dec-1",
+            reason="",
+            fault_key="xid:79",
+            boot_id="boot-1",
+        ),
+    }
+    return Incident.model_validate({**facts, **changes})
+
+
+def said(*, approves: bool = True, decision_id: str = "dec-1") -> Approval:
+    return Approval(decision_id=decision_id, approves=approves, by="role/Op (ana)", reason="go", at=at(9))
+
+
+@pytest.mark.parametrize(
+    ("why", "changes", "boot_id", "outcome"),
+    [
+        ("nobody said anything", {}, "boot-1", None),
+        ("approved", {"approval": said()}, "boot-1", APPROVED),
+        ("approved, and the node is not to be seen", {"approval": said()}, "", APPROVED),
+        ("declined", {"approval": said(approves=False)}, "boot-1", DECLINED),
+        ("another plan was approved", {"approval": said(decision_id="dec-0")}, "boot-1", None),
+        ("a worse fault came", {"approval": said(), "fault_key": "xid:95"}, "boot-1", SUPERSEDED),
+        ("it has booted again", {"approval": said()}, "boot-2", SUPERSEDED),
+        ("it is healthy again", {"approval": said(), "recovered_at": at(5)}, "boot-1", SUPERSEDED),
+        ("it was healthy, and is sick again", {"recovered_at": at(5), "last_signal_at": at(6)}, "boot-1", None),
+    ],
+)
+def test_answer(why: str, changes: dict[str, Any], boot_id: str, outcome: str | None) -> None:
+    found = answer(asking(**changes), a_node(1, boot_id=boot_id) if boot_id else None)
+
+    assert (found.outcome if found else None) == outcome, why
+
+
+def test_an_approval_is_worth_nothing_to_another_plan() -> None:
+    assert is_approved(asking(approval=said()))
+    assert not is_approved(asking(approval=said(approves=False)))
+    assert not is_approved(asking(approval=said(decision_id="dec-0")))
+    assert not is_approved(asking())
