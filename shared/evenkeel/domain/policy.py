@@ -148,7 +148,7 @@ class JobPolicy(Section):
     application_restarts: int = 3
     """Restarts after the application's own faults. Infrastructure faults do not count."""
     same_failures: int = 2
-    """So many failures alike (same exit code, soon, from the same point) end a job: it would only fail again; 0 = no."""
+    """So many failures alike (same exit code, soon, from the same point) end a job: it would fail again; 0 = no."""
     same_failure_seconds: int = 600
     """Only failures within this time of the pods' start are held to be alike."""
     restart_backoff_seconds: int = 30

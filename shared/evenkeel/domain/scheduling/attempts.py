@@ -332,8 +332,8 @@ def settle(job: Job, attempt: Attempt, ending: Ending, policy: JobPolicy, now: d
     alike = _alike(job, ended, ending, policy, now)
     job = job.but(last_failure=alike)
     if alike is not None and policy.same_failures and alike.times >= policy.same_failures:
-        again = f" The same way and from the same point {alike.times} times: another attempt would not end otherwise."
-        return _final(SettleOutcome.JOB_FAILED, job, ended, ending.reason + again, now)
+        said = f" The same way and from the same point {alike.times} times: another attempt would not end otherwise."
+        return _final(SettleOutcome.JOB_FAILED, job, ended, ending.reason + said, now)
     failures = job.application_failures + 1
     allowed = policy.application_restarts if job.spec.max_restarts is None else job.spec.max_restarts
     job = job.but(application_failures=failures)
