@@ -26,6 +26,7 @@ NOUNS = {
     "nodes": Noun("nodes", "The machines of the fleet."),
     "faults": Noun("faults", "What can go wrong with a node, and what it calls for."),
     "automation": Noun("automation", "Hold harmful acts, or let them go on."),
+    "policy": Noun("policy", "The limits, deadlines and faults that decisions are made by."),
     "drill": Noun("drill", "Break something in the local data centre."),
     "dev": Noun("dev", "The local data centre: up, down, status."),
     "version": Noun("version", "Print the version."),

@@ -2,12 +2,13 @@
 
 import re
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from evenkeel_cli.commands import asking
-from evenkeel_cli.commands.answering import answer
+from evenkeel_cli.commands.answering import answer, answer_list
 from evenkeel_cli.errors import CommandFailed, Exit
 from evenkeel_cli.render import Output, Page
 
@@ -16,6 +17,39 @@ Json = dict[str, Any]
 app = asking.group("What can go wrong with a node, and what it calls for.")
 
 _INSTANCE_ID = re.compile(r"i-(?:[0-9a-f]{8}|[0-9a-f]{17})", re.ASCII)
+
+
+PolicyOption = Annotated[
+    Path | None,
+    typer.Option("--policy", metavar="FILE", help="With a site's own policy file laid over the shipped one."),
+]
+
+
+@app.command("ls")
+@app.command("list", hidden=True)
+def list_faults(
+    family: Annotated[str, typer.Option(metavar="FAMILY", help="Only this one: xid, sxid, hp, eks, ec2, …")] = "",
+    policy: PolicyOption = None,
+    output: asking.OutputOption = Output.TABLE,
+) -> None:
+    """List the faults that are known. Needs no fleet."""
+    from evenkeel_cli.offline import faults, policies
+
+    found = faults.listed(policies.load(policy).catalogue, family)
+    answer_list(found, output, name_key="key", nothing="", table=faults.draw_list)
+
+
+@app.command("explain")
+def explain(
+    code: Annotated[str, typer.Argument(metavar="CODE", help="xid:79, 79, NvidiaErrorReboot, DCGMError, …")],
+    policy: PolicyOption = None,
+    output: asking.OutputOption = Output.TABLE,
+) -> None:
+    """Show what a fault is and the plan that it leads to, by the rules that decide. Needs no fleet."""
+    from evenkeel_cli.offline import faults, policies
+
+    found = faults.explained(code, policies.load(policy))
+    answer(faults.document_of(found), output, lambda out: faults.draw(out, found))
 
 
 @app.command("report")

@@ -1,0 +1,1 @@
+"""What the command answers without a fleet: the catalogue, a policy, and what they lead to."""

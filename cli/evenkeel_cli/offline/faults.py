@@ -1,0 +1,199 @@
+"""The fault catalogue, and what each fault leads to, as the service would decide it."""
+
+import csv
+import importlib.resources
+from typing import Any
+
+from evenkeel.domain.health.faults import Catalogue, CheckpointTrust, Fault, RecurKey, Rung
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.recovery.preview import Preview, Step, preview
+from evenkeel_cli.errors import CommandFailed, Exit
+from evenkeel_cli.render import Column, Page, duration
+
+Json = dict[str, Any]
+
+
+def listed(catalogue: Catalogue, family: str) -> list[Json]:
+    """Return the faults of a family in short, all of them where none is named.
+
+    Raises:
+        CommandFailed: there is no such family.
+    """
+    wanted = family.lower()
+    found = [fault for fault in catalogue.values() if not wanted or wanted in (fault.family, fault.key.split(":")[0])]
+    if not found:
+        families = ", ".join(dict.fromkeys(fault.key.split(":")[0] for fault in catalogue.values()))
+        raise CommandFailed(Exit.USAGE, f"There is no family {family!r}; there are {families}.", code="USAGE")
+    return [_summary(fault) for fault in found]
+
+
+def _summary(fault: Fault) -> Json:
+    return {
+        "key": fault.key,
+        "name": fault.name,
+        "class": fault.fault_class,
+        "severity": fault.severity,
+        "ladder": list(fault.ladder),
+        "actsAlone": fault.acts_alone,
+        "checkpointTrust": fault.checkpoint_trust,
+    }
+
+
+def draw_list(out: Page, found: list[Json], is_wide: bool) -> None:
+    """Draw the list."""
+    columns = [Column("FAULT"), Column("SEVERITY"), Column("LADDER", gives_way=True), Column("NAME", gives_way=True)]
+    if is_wide:
+        columns[2:2] = [Column("CLASS"), Column("ALONE"), Column("CHECKPOINTS")]
+    rows = []
+    for fault in found:
+        row = [fault["key"], fault["severity"], " > ".join(fault["ladder"]), fault["name"]]
+        if is_wide:
+            row[2:2] = [fault["class"], "yes" if fault["actsAlone"] else "no", fault["checkpointTrust"]]
+        rows.append(row)
+    out.table(columns, rows, is_whole=is_wide)
+
+
+def explained(code: str, policy: Policy) -> Preview:
+    """Return what a fault leads to.
+
+    Raises:
+        CommandFailed: no fault is meant by this code; names those that look like it.
+    """
+    fault = policy.catalogue.find(code)
+    if fault is None:
+        alike = policy.catalogue.nearest(code)
+        hint = f"alike: {', '.join(alike)}" if alike else "evenkeel faults ls"
+        raise CommandFailed(Exit.USAGE, f"There is no fault {code!r}.", code="NO_SUCH_FAULT", hint=hint)
+    return preview(fault, policy)
+
+
+def document_of(found: Preview) -> Json:
+    """Return the whole answer for a script, sources with their places."""
+    return found.to_json() | {"sources": [_source(key) for key in found.fault.facts.sources]}
+
+
+def draw(out: Page, found: Preview) -> None:
+    """Draw what a fault is, what it leads to, and from where that is known."""
+    fault = found.fault
+    sign = {"critical": "failed", "major": "warn", "minor": "next", "info": "idle"}[fault.severity]
+    out.line(f"{out.marked(sign, out.bold(fault.key))}  {fault.name}")
+    changed = "changed by this policy" if found.is_changed else ""
+    kind = ", ".join(part for part in (fault.fault_class, fault.severity, changed) if part)
+    out.line(f"  {kind}")
+    out.line()
+    out.pairs(
+        [
+            ("means", f"another name of {fault.alias_of}" if fault.alias_of else ""),
+            ("leads to", _leads_to(found)),
+            ("witnesses", _WITNESSES[fault.acts_alone]),
+            ("with two", _with_two(found)),
+            ("waits", f"{duration(fault.settle_seconds)} for more evidence, then begins" if found.steps else ""),
+            ("drain", _drain(fault)),
+            ("checkpoints", _checkpoints(found)),
+            ("validation", _VALIDATION[fault.validate_with] if found.steps else ""),
+            ("again", _again(found)),
+        ],
+        indent="  ",
+    )
+    _ladder(out, found)
+    facts = fault.facts
+    out.line()
+    out.pairs(
+        [
+            ("NVIDIA", " then ".join(part for part in (facts.nvidia_now, facts.nvidia_investigate) if part)),
+            ("GPUs", ", ".join(facts.gpus)),
+            ("Xid 154", f"from driver {facts.xid154_from}" if facts.xid154_from else ""),
+            ("HyperPod", facts.hyperpod),
+            ("EKS agent", facts.eks_agent),
+            ("NVSentinel", facts.nvsentinel),
+            ("gpud", facts.gpud),
+            ("note", fault.note),
+        ],
+        indent="  ",
+    )
+    for key in facts.sources:
+        source = _source(key)
+        out.line(f"  {out.dim('source')}  {source['title']}{': ' if source['url'] else ''}{source['url']}")
+    out.line()
+    out.line(f"{out.dim('policy')}  {found.policy_hash}, catalogue {found.catalogue_hash}")
+
+
+_WITNESSES = {True: "one signal is enough", False: "a second, independent one is needed, or a person"}
+_VALIDATION = {
+    "none": "none",
+    "basic": "Running, Ready, all accelerators, no fault mark",
+    "deep": "HyperPod's deep health check",
+}
+_KEYS = {
+    RecurKey.NONE: "",
+    RecurKey.GPU: "on one device",
+    RecurKey.GPU_ACROSS_JOBS: "on one device, in different jobs",
+    RecurKey.LINK: "on one link",
+    RecurKey.NODE: "on one machine",
+    RecurKey.SLOT: "in one seat",
+    RecurKey.JOB: "in one job",
+    RecurKey.GROUP: "in one instance group",
+}
+
+
+def _leads_to(found: Preview) -> str:
+    if found.plan:
+        return found.plan.reason
+    said = "it follows another fault" if found.fault.ladder[0] is Rung.FOLLOW_PRIMARY else "it is to be ignored"
+    return f"No incident: {said}."
+
+
+def _with_two(found: Preview) -> str:
+    alone, both = found.plan, found.with_witness
+    return both.reason if alone and both and both.reason != alone.reason else ""
+
+
+def _drain(fault: Fault) -> str:
+    if fault.drain_seconds < 0:
+        return ""
+    saving = {"yes": "a fresh checkpoint is asked for", "try": "a fresh checkpoint is tried", "no": "it cannot save"}
+    named = "at once" if fault.drain_seconds == 0 else f"{duration(fault.drain_seconds)}"
+    return f"{fault.drain_class} ({named}); {saving[fault.can_save]}"
+
+
+def _checkpoints(found: Preview) -> str:
+    if found.distrusted_from_seconds is None:
+        return f"trusted; {_DEMANDS[found.demand]}"
+    before = duration(found.distrusted_from_seconds)
+    said = f"begun later than {before} before the first signal are passed over; {_DEMANDS[found.demand]}"
+    none = found.fault.checkpoint_trust is CheckpointTrust.NONE
+    return f"{said}, since time does not bound the damage" if none else said
+
+
+_DEMANDS = {
+    "CONVENTION": "complete by its writer's convention will do",
+    "PROOF": "only a proved one will do",
+    "EVIDENCE": "only one that shows by its own evidence that it is good",
+}
+
+
+def _again(found: Preview) -> str:
+    again = found.repeated
+    if again is None:
+        return ""
+    nth = {2: "2nd", 3: "3rd"}.get(again.count, f"{again.count}th")
+    return f"the {nth} time within {again.window_hours} h {_KEYS[again.key]} it begins with {again.rung}"
+
+
+def _ladder(out: Page, found: Preview) -> None:
+    if not found.steps:
+        return
+    out.line()
+    out.line(f"  {out.bold('CLIMBED')} while nothing helps")
+    out.pairs([(_step(step), step.reason) for step in found.steps], indent="  ")
+
+
+def _step(step: Step) -> str:
+    waits = f", {duration(step.deadline_seconds)} at most" if step.deadline_seconds else ""
+    return f"{step.rung} after {duration(step.after_seconds)}{waits}"
+
+
+def _source(key: str) -> Json:
+    text = importlib.resources.files("evenkeel.domain.health").joinpath("fault_sources.csv").read_text("utf-8")
+    row = next(row for row in csv.DictReader(text.splitlines()) if row["key"] == key)
+    return {"title": row["title"], "url": row["url"]}

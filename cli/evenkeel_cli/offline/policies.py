@@ -1,0 +1,60 @@
+"""A site's policy, read from its file and judged as the service judges it."""
+
+import importlib.resources
+import json
+from pathlib import Path
+from typing import Any
+
+from evenkeel.domain.policy import Policy, PolicyError, changed
+from evenkeel_cli.errors import CommandFailed, Exit
+
+Json = dict[str, Any]
+
+
+def load(file: Path | None, base: str = "production") -> Policy:
+    """Read the shipped policy with a site's changes laid over it.
+
+    Raises:
+        CommandFailed: the file cannot be read, or what it says cannot be used.
+    """
+    shipped = importlib.resources.files("evenkeel").joinpath("policy", f"{base}.json")
+    if not shipped.is_file():
+        raise CommandFailed(Exit.USAGE, f"There is no policy {base!r}; there are production and local.", code="USAGE")
+    policy = Policy.model_validate_json(shipped.read_bytes())
+    if file is None:
+        return policy
+    try:
+        return changed(policy, _document(file))
+    except PolicyError as error:
+        raise CommandFailed(Exit.USAGE, f"{file}: {error}", code="POLICY_REFUSED") from error
+
+
+def _document(file: Path) -> Json:
+    try:
+        document = json.loads(file.read_bytes())
+    except OSError as error:
+        raise CommandFailed(Exit.USAGE, f"{file}: {error.strerror}", code="USAGE") from error
+    except ValueError as error:
+        raise CommandFailed(Exit.USAGE, f"{file} is not JSON: {error}", code="NOT_JSON") from error
+    if not isinstance(document, dict):
+        raise CommandFailed(Exit.USAGE, f"{file} is not a JSON object.", code="NOT_JSON")
+    return document
+
+
+def differences(policy: Policy, base: str = "production") -> list[tuple[str, str, str]]:
+    """Return what a policy has otherwise than the shipped one: field, there, here."""
+    before, after = _leaves(load(None, base).to_json()), _leaves(policy.to_json())
+    names = sorted(before.keys() | after.keys())
+    return [
+        (name, before.get(name, "–"), after.get(name, "–")) for name in names if before.get(name) != after.get(name)
+    ]
+
+
+def _leaves(document: Any, path: str = "") -> dict[str, str]:
+    if isinstance(document, dict):
+        found: dict[str, str] = {}
+        for name, value in document.items():
+            if value is not None:
+                found |= _leaves(value, f"{path}.{name}" if path else name)
+        return found
+    return {path: document if isinstance(document, str) else json.dumps(document)}

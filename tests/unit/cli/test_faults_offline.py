@@ -1,0 +1,165 @@
+"""The catalogue and a policy, looked at without a fleet."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from evenkeel.domain.health.faults import shipped
+from evenkeel_cli.offline.policies import load
+from tests.unit.cli.conftest import Served
+
+EXPLAINED = f"""\
+▲ gpu:driver_hang  nvidia-smi or a DCGM probe hangs
+  hardware, major
+
+  leads to     nvidia-smi or a DCGM probe hangs: waits for a second, independent
+               signal.
+  witnesses    a second, independent one is needed, or a person
+  with two     nvidia-smi or a DCGM probe hangs: reboot then replace, and move
+               the jobs.
+  waits        1m00s for more evidence, then begins
+  drain        short (5m00s); it cannot save
+  checkpoints  trusted; complete by its writer's convention will do
+  validation   Running, Ready, all accelerators, no fault mark
+  again        the 2nd time within 168 h on one machine it begins with replace
+
+  CLIMBED while nothing helps
+  reboot after 0s, 15m00s at most       nvidia-smi or a DCGM probe hangs: a
+                                        reboot may clear it, is quickest and
+                                        keeps the machine.
+  replace after 15m00s, 30m00s at most  The reboot was accepted and the machine
+                                        did not come back. nvidia-smi or a DCGM
+                                        probe hangs: a reboot did not help, or
+                                        would not last, so the machine is
+                                        replaced.
+  page_human after 45m00s               The replace was accepted and the machine
+                                        did not come back. This machine was to
+                                        be replaced already, and a life is
+                                        replaced once at most.
+
+  NVSentinel  GpuDcgmUnresponsive
+  note        A local hang is stronger evidence than a remote one
+  source  NVSentinel: https://github.com/NVIDIA/NVSentinel
+
+policy  {load(None).hash}, catalogue {shipped().hash}
+"""
+
+
+def written(served: Served, document: object) -> str:
+    file = served.folder / "policy.json"
+    file.write_text(document if isinstance(document, str) else json.dumps(document), encoding="utf-8")
+    return str(file)
+
+
+# ---------------------------------------------------------------- faults
+
+
+def test_a_person_sees_what_a_fault_leads_to(served: Served) -> None:
+    said = served.run("faults", "explain", "gpu:driver_hang", terminal=True)
+
+    assert said.out == EXPLAINED
+    assert served.requests == []
+
+
+def test_a_script_gets_the_plan_the_steps_and_the_sources(served: Served) -> None:
+    found = json.loads(served.run("faults", "explain", "79", "-o", "json").out)
+
+    assert found["fault"]["key"] == "xid:79"
+    assert [step["rung"] for step in found["steps"]] == ["reboot", "replace", "page_human"]
+    assert [step["deadlineSeconds"] for step in found["steps"]] == [900, 1800, 0]
+    assert found["catalogueHash"] == shipped().hash
+    assert "https://docs.nvidia.com/deploy/xid-errors/index.html" in [source["url"] for source in found["sources"]]
+
+
+def test_a_site_sees_its_own_plan(served: Served) -> None:
+    file = written(served, {"faults": {"xid:79": {"ladder": ["replace"]}}, "repair": {"replaceDeadlineSeconds": 60}})
+
+    found = json.loads(served.run("faults", "explain", "79", "--policy", file, "-o", "json").out)
+    said = served.run("faults", "explain", "79", "--policy", file, terminal=True)
+
+    assert [(step["rung"], step["deadlineSeconds"]) for step in found["steps"]] == [("replace", 60), ("page_human", 0)]
+    assert "hardware, critical, changed by this policy" in said.out
+
+
+def test_an_unknown_code_names_what_looks_like_it_and_ends_with_two(served: Served) -> None:
+    said = served.run("faults", "explain", "NvidiaErorReboot", terminal=True)
+
+    assert said.exit_code == 2
+    assert said.out == ""
+    assert "There is no fault 'NvidiaErorReboot'. [NO_SUCH_FAULT]" in said.err
+    assert "alike: hp:NvidiaErrorReboot" in said.err
+
+
+def test_every_fault_can_be_explained_to_a_person(served: Served) -> None:
+    for key in shipped():
+        said = served.run("faults", "explain", key, terminal=True)
+
+        assert (said.exit_code, said.err) == (0, "")
+        assert said.out.partition("  ")[0].endswith(key)
+
+
+def test_a_family_is_listed_and_the_whole_catalogue_too(served: Served) -> None:
+    family = served.run("faults", "ls", "--family", "ec2", "-o", "name").out.split()
+    everything = json.loads(served.run("faults", "list", "-o", "json").out)["items"]
+
+    assert family == [key for key in shipped() if key.startswith("ec2:")]
+    assert len(everything) == len(shipped())
+    assert served.run("faults", "ls", "--family", "gremlins").exit_code == 2
+
+
+# ---------------------------------------------------------------- a policy
+
+
+def test_a_good_policy_is_told_with_what_it_changes(served: Served) -> None:
+    file = written(served, {"repair": {"maxAttempts": 2}, "faults": {"xid:94": {"severity": "major"}}})
+
+    said = served.run("policy", "check", file, terminal=True)
+
+    assert said.exit_code == 0
+    assert "● It can be used: policy " in said.out
+    assert dedent("""\
+          FIELD                   SHIPPED  HERE
+          faults.xid:94.severity  –        major
+          repair.maxAttempts      3        2
+        """) in dedent(said.out.partition("\n\n")[2])
+
+
+@pytest.mark.parametrize(
+    ("document", "told"),
+    [
+        ({"repair": {"maxAtempts": 2}}, "repair.maxAtempts: there is no such field"),
+        ({"repair": {"maxAttempts": "many"}}, "repair.maxAttempts: "),
+        ({"faults": {"xid:9999": {"severity": "info"}}}, "faults: there is no fault 'xid:9999'; alike: "),
+        ({"faults": {"xid:79": {"ladder": ["explode"]}}}, "faults.xid:79.ladder.0: "),
+        ({"faults": {"xid:79": {"fNvidiaNow": "IGNORE"}}}, "faults.xid:79.fNvidiaNow: there is no such field"),
+        ({"faults": {"xid:79": {"validateWith": "none"}}}, "xid:79: validateWith: a machine that is repaired must be"),
+        ("{", "is not JSON"),
+        ("[]", "is not a JSON object"),
+    ],
+)
+def test_a_bad_policy_is_refused_by_field_and_ends_with_two(served: Served, document: object, told: str) -> None:
+    said = served.run("policy", "check", written(served, document), terminal=True)
+
+    assert said.exit_code == 2
+    assert told in said.err
+    assert said.out == ""
+
+
+def test_a_policy_that_is_not_there_ends_with_two(served: Served) -> None:
+    assert served.run("policy", "check", "nowhere.json").exit_code == 2
+    assert served.run("policy", "check", written(served, {}), "--base", "gremlins").exit_code == 2
+
+
+def test_neither_needs_anything_of_aws(tmp_path: Path) -> None:
+    program = (
+        "import sys; from evenkeel_cli.main import main; code = main(['faults', 'explain', '79', '-o', 'json']);"
+        "print(code, [name for name in sys.modules if name.startswith(('boto', 'aws_lambda'))], file=sys.stderr)"
+    )
+
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+
+    assert done.stderr == "0 []\n"

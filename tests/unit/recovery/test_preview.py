@@ -1,0 +1,60 @@
+"""What a fault leads to is told by the rules that decide."""
+
+from typing import Any
+
+import pytest
+from pydantic.alias_generators import to_camel
+
+from evenkeel.domain.health.faults import Fault, RecurKey, Rung, Severity, shipped
+from evenkeel.domain.policy import Policy, PolicyError, changed
+from evenkeel.domain.recovery.plan import PlanOutcome
+from evenkeel.domain.recovery.preview import preview
+from evenkeel.domain.values import Value
+
+POLICY = Policy()
+
+
+@pytest.mark.parametrize("fault", shipped().values(), ids=lambda fault: fault.key)
+def test_each_fault_is_told_as_its_row_says(fault: Fault) -> None:
+    found = preview(fault, POLICY)
+
+    assert found.opens_incident == (fault.ladder[0] not in (Rung.IGNORE, Rung.FOLLOW_PRIMARY))
+    planned = found.with_witness or found.plan
+    climbed = [step.rung for step in found.steps if step.rung != "page_human"]
+    if planned and planned.repairs_node and fault.ladder[0] in (Rung.DIAGNOSE, Rung.REBOOT, Rung.REPLACE):
+        assert climbed == list(fault.node_rungs)
+    if not fault.acts_alone and found.plan:
+        assert found.plan.outcome is not PlanOutcome.ACT
+    mild = fault.severity is Severity.INFO and len(fault.ladder) == 1
+    counted = fault.recur_key is not RecurKey.NONE and found.opens_incident and not mild
+    assert (found.repeated is not None) == counted
+
+
+def test_a_changed_fault_leads_elsewhere_and_its_hashes_tell() -> None:
+    site = changed(POLICY, {"faults": {"xid:43": {"ladder": ["reboot"], "validateWith": "basic"}}})
+
+    before, after = preview(shipped()["xid:43"], POLICY), preview(site.catalogue["xid:43"], site)
+
+    assert ([step.rung for step in before.steps], [step.rung for step in after.steps]) == ([], ["reboot", "page_human"])
+    assert (before.is_changed, after.is_changed) == (False, True)
+    assert before.catalogue_hash != after.catalogue_hash
+    assert before.policy_hash != after.policy_hash
+
+
+def test_what_a_site_does_not_name_stays() -> None:
+    site = changed(POLICY, {"repair": {"maxAttempts": 2}})
+
+    assert site == POLICY.but(repair=POLICY.repair.but(max_attempts=2))
+    assert changed(POLICY, {}) == POLICY
+
+
+def test_every_part_of_the_policy_refuses_what_it_does_not_know() -> None:
+    sections = [name for name, value in POLICY if isinstance(value, Value)]
+
+    assert "repair" in sections
+    for path in ([], *([to_camel(name)] for name in sections), ["repair", "guardrails"]):
+        changes: dict[str, Any] = {"noSuchField": 1}
+        for name in reversed(path):
+            changes = {name: changes}
+        with pytest.raises(PolicyError, match=r"noSuchField: there is no such field"):
+            changed(POLICY, changes)
