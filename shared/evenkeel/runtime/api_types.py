@@ -153,10 +153,14 @@ def _some(faults: tuple["FaultBody", ...]) -> tuple["FaultBody", ...]:
 
 
 class FaultBody(Body):
-    """One fault of a report: of which machine, which fault, and when."""
+    """One fault of a report: of which machine or job, which fault, and when."""
 
     instance_id: InstanceId = ""
     node_name: Annotated[str, StringConstraints(max_length=253, pattern=r"^[A-Za-z0-9._-]*$")] = ""
+    job_id: Annotated[str, StringConstraints(max_length=80, pattern=r"^(job-[A-Za-z0-9-]+)?$")] = ""
+    """In place of a machine: the fault was seen in this job."""
+    rank: Annotated[int, Field(ge=0, le=1023)] | None = None
+    """The rank of the job that showed it."""
     code: Annotated[str, StringConstraints(max_length=80, pattern=r"^[A-Za-z0-9:*/._-]*$")] = ""
     """A key of the catalogue, the number of an Xid, or a name as HyperPod or the EKS agent spell it."""
     fault_key: Annotated[str, StringConstraints(max_length=80, pattern=r"^[A-Za-z0-9:*/._-]*$")] = ""
@@ -170,8 +174,10 @@ class FaultBody(Body):
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
-        if bool(self.instance_id) == bool(self.node_name):
-            raise ValueError("name the machine, by either instanceId or nodeName")
+        if sum(map(bool, (self.instance_id, self.node_name, self.job_id))) != 1:
+            raise ValueError("name the machine, by either instanceId or nodeName, or the job, by jobId")
+        if self.rank is not None and not self.job_id:
+            raise ValueError("a rank is a job's: give jobId")
         if self.code and self.fault_key:
             raise ValueError("give either code or faultKey")
         if not (self.code or self.fault_key or self.line):
@@ -193,6 +199,8 @@ class FaultsBody(Body):
             Report(
                 instance_id=fault.instance_id,
                 node_name=fault.node_name,
+                job_id=fault.job_id,
+                rank=fault.rank,
                 code=fault.fault_key or fault.code,
                 line=fault.line,
                 gpu=fault.gpu,

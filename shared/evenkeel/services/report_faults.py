@@ -13,8 +13,11 @@ import re
 from datetime import datetime, timedelta
 from typing import Any
 
+from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.health.reports import Report
-from evenkeel.domain.nodes import INSTANCE_ID, FleetNode
+from evenkeel.domain.nodes import INSTANCE_ID, FleetNode, NodeLife
+from evenkeel.domain.recovery.blame import LOOK_BACK, blame
+from evenkeel.domain.scheduling.jobs import Attempt, Job
 from evenkeel.domain.values import Value, rfc3339
 from evenkeel.events import envelope, reported_faults
 from evenkeel.events.driver_lines import Reading
@@ -115,6 +118,9 @@ def _machines(request: Request, ledger: Ledger, clusters: tuple[str, ...]) -> li
     found = []
     by_name: dict[str, str] | None = None
     for report in request.reports:
+        if report.job_id:
+            found.append(_behind(report, ledger))
+            continue
         instance_id = report.instance_id or _id_in(report.node_name)
         if not instance_id:
             by_name = _by_name(ledger) if by_name is None else by_name
@@ -124,6 +130,31 @@ def _machines(request: Request, ledger: Ledger, clusters: tuple[str, ...]) -> li
             raise NotFound(f"No machine of this fleet is {named}; a new one is known within a minute or two.")
         found.append(instance_id)
     return found
+
+
+def _behind(report: Report, ledger: Ledger) -> str:
+    """Return the machine that a fault seen in a job is laid on.
+
+    Raises:
+        NotFound: there is no such job, it runs nowhere, or it has no such rank.
+    """
+    job = rows.load(ledger, rows.job_key(report.job_id), Job, f"job {report.job_id}")
+    row = ledger.get(rows.attempt_key(job.job_id, job.current_attempt))
+    attempt = rows.read(row, Attempt) if row else None
+    if attempt is None or (attempt.ended_at is not None and attempt.ended_at < report.observed_at - LOOK_BACK):
+        raise NotFound(f"{report.job_id} ran nowhere at {rfc3339(report.observed_at)}.")
+    lately = {life.key: incident for life in attempt.nodes if (incident := _last_incident(life, ledger))}
+    blamed = blame(attempt, report.rank, lately, report.observed_at)
+    if blamed is None:
+        raise NotFound(f"{report.job_id} has no rank {report.rank}.")
+    return blamed.instance_id
+
+
+def _last_incident(life: NodeLife, ledger: Ledger) -> Incident | None:
+    """Return the open incident of a life, else the last one that was settled."""
+    row = ledger.get(rows.open_key(life)) or ledger.get(rows.last_key(life))
+    found = ledger.get(rows.incident_key(row.doc["incidentId"])) if row else None
+    return rows.read(found, Incident) if found else None
 
 
 def _id_in(node_name: str) -> str:

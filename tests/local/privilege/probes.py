@@ -809,6 +809,13 @@ def reports_a_fault_of_a_node_by_its_name(stage: Stage) -> Json:
     return a_request("POST", "/v1/faults", {"faults": [fault]})
 
 
+@probe("api_operate", comes_through=answered)
+def reports_a_fault_of_a_job(stage: Stage) -> Json:
+    job, _ = a_run(stage, AttemptState.RUNNING, node=1)
+    fault = {"jobId": job.job_id, "code": "train:hang", "observedAt": rfc3339(now())}
+    return a_request("POST", "/v1/faults", {"faults": [fault]})
+
+
 @probe("api_admin", comes_through=answered)
 def shows_the_policy(_stage: Stage) -> Json:
     return a_request("GET", f"/v1/clusters/{FLEET}/policy")

@@ -17,7 +17,7 @@ from tests.fakes.cluster import CLUSTER, instance_id
 from tests.fakes.system import A_MOMENT
 from tests.fakes.world import CLUSTER_ARN
 from tests.unit.api.gateway import Answer, Gateway
-from tests.unit.api.seeds import a_fleet_node, stored
+from tests.unit.api.seeds import a_fleet_node, a_job, an_attempt, an_incident, stored
 
 XID = "NVRM: Xid (PCI:0000:b9:00): 79, pid=1234, GPU has fallen off the bus."
 
@@ -230,3 +230,51 @@ def test_after_a_crash_behind_the_queue_the_same_envelope_comes_again(
 
 def test_a_key_is_asked_for(fleet: Gateway) -> None:
     assert report(fleet, a_fault(), key=None).document["code"] == "IDEMPOTENCY_KEY_MISSING"
+
+
+# ---------------------------------------------------------------- faults seen in a job
+
+
+@pytest.fixture
+def training(fleet: Gateway) -> Gateway:
+    """A stack with a job on both machines."""
+    job = a_job(1, state="RUNNING", current_attempt=1)
+    stored(fleet.fakes.ledger, job, an_attempt(job, 1, nodes=(1, 2)))
+    return fleet
+
+
+def in_job(**changes: Any) -> dict[str, Any]:
+    return a_fault(instanceId=None, jobId="job-0000000001", **{"code": "train:hang", **changes})
+
+
+@pytest.mark.parametrize(("rank", "number"), [(None, 1), (1, 2)])
+def test_a_fault_seen_in_a_job_is_laid_on_the_ranks_machine(training: Gateway, rank: int | None, number: int) -> None:
+    assert report(training, in_job(rank=rank)).status == 202
+
+    assert [(fact.instance_id, fact.fault_key) for fact in told(training)] == [(instance_id(number), "train:hang")]
+
+
+def test_a_hang_after_a_machines_own_fault_joins_it(training: Gateway) -> None:
+    sick = an_incident(2, last_signal_at=A_MOMENT - timedelta(minutes=9))
+    stored(training.fakes.ledger, sick)
+
+    report(training, in_job(rank=0))
+
+    assert [fact.instance_id for fact in told(training)] == [instance_id(2)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "status"),
+    [
+        ({"jobId": "job-nope"}, 404),
+        ({"rank": 2}, 404),
+        ({"instanceId": instance_id(1)}, 400),
+        ({"jobId": None, "instanceId": instance_id(1), "rank": 0}, 400),
+        ({"rank": -1}, 400),
+    ],
+)
+def test_a_job_that_cannot_be_meant_is_refused(training: Gateway, changes: dict[str, Any], status: int) -> None:
+    fault = {name: value for name, value in {**in_job(), **changes}.items() if value is not None}
+
+    assert report(training, fault).status == status
+    assert told(training) == []

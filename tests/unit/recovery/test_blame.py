@@ -1,0 +1,47 @@
+"""Which machine a fault seen in a job is laid on."""
+
+from datetime import timedelta
+
+import pytest
+
+from evenkeel.domain.recovery.blame import blame
+from tests.unit.api.seeds import a_job, a_life, ago, an_attempt, an_incident
+
+ATTEMPT = an_attempt(a_job(1), 1, nodes=(1, 2))
+SEEN_AT = ago(minutes=30)
+
+
+@pytest.mark.parametrize(
+    ("minutes_before", "is_blamed"), [(0, True), (10, True), (10.1, False), (-5, True), (-5.1, False)]
+)
+def test_a_machine_that_was_sick_lately_takes_the_fault_before_the_rank_that_reports_it(
+    minutes_before: float, is_blamed: bool
+) -> None:
+    sick = an_incident(2, last_signal_at=SEEN_AT - timedelta(minutes=minutes_before))
+
+    blamed = blame(ATTEMPT, 0, {sick.life.key: sick}, SEEN_AT)
+
+    assert blamed
+    assert blamed.instance_id == a_life(2 if is_blamed else 1).instance_id
+
+
+def test_of_two_sick_machines_the_first_is_the_cause() -> None:
+    early = an_incident(2, last_signal_at=SEEN_AT - timedelta(minutes=5))
+    late = an_incident(1, last_signal_at=SEEN_AT - timedelta(minutes=1))
+
+    blamed = blame(ATTEMPT, None, {early.life.key: early, late.life.key: late}, SEEN_AT)
+
+    assert blamed
+    assert blamed.instance_id == early.life.instance_id
+
+
+@pytest.mark.parametrize(("rank", "number"), [(None, 1), (0, 1), (1, 2)])
+def test_where_none_was_sick_it_is_the_ranks_and_else_rank_0s(rank: int | None, number: int) -> None:
+    blamed = blame(ATTEMPT, rank, {}, SEEN_AT)
+
+    assert blamed
+    assert blamed.instance_id == a_life(number).instance_id
+
+
+def test_a_rank_that_is_not_there_is_nobodys() -> None:
+    assert blame(ATTEMPT, 2, {}, SEEN_AT) is None
