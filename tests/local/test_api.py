@@ -35,6 +35,10 @@ NEEDS = {
     ("POST", "/v1/clusters/{cluster}/automation/hold"): "Operator",
     ("POST", "/v1/clusters/{cluster}/automation/release"): "Operator",
     ("POST", "/v1/faults"): "Operator",
+    ("POST", "/v1/incidents/{incidentId}/approve"): "Operator",
+    ("POST", "/v1/incidents/{incidentId}/decline"): "Operator",
+    ("POST", "/v1/nodes/{nodeId}/cordon"): "Operator",
+    ("POST", "/v1/nodes/{nodeId}/uncordon"): "Operator",
     ("GET", "/v1/clusters/{cluster}/policy"): "Admin",
 }
 
