@@ -45,7 +45,8 @@ def run(request: Request, *, ledger: Ledger, telemetry: Telemetry, now: datetime
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         said = current.approval
-        if said is not None and said.decision_id == request.decision_id:
+        asks = current.plan.decision_id if current.plan else ""
+        if said is not None and said.decision_id == request.decision_id == asks:
             if (said.by, said.approves) == (request.by, request.approves):
                 return None
             raise AlreadyAnswered(f"{told(said)} That answer stands.")

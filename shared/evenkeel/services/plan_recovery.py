@@ -240,6 +240,7 @@ def _planned(
         run=run_number,
         mode=mode,
         plan=brief,
+        block=None,
         # The cordon of an earlier run is no witness for this one: that run may have taken it off itself.
         cordon_marked_at=None,
         node_branch="NOT_NEEDED" if acts and not plan.repairs_node else "",

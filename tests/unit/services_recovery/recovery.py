@@ -12,13 +12,16 @@ from typing import Any, TypeVar
 
 from evenkeel.domain.health.incidents import FactKind, Incident, IncidentState, NodeFact
 from evenkeel.domain.policy import JobPolicy, Mode, Policy, RepairPolicy, WatchPolicy
+from evenkeel.domain.recovery.guardrails import Register
 from evenkeel.domain.recovery.leases import Hold, Lease
 from evenkeel.domain.scheduling.jobs import Job, JobState
 from evenkeel.domain.waiting import ConditionKind
 from evenkeel.ports import Machine, Put, Row, Table
 from evenkeel.services import (
+    check_node,
     cordon_node,
     evaluate_waits,
+    guard_register,
     open_wait,
     plan_recovery,
     plan_resume,
@@ -30,6 +33,7 @@ from evenkeel.services import (
     rows,
     settle_incident,
 )
+from evenkeel.services.guard_register import Which
 from tests.fakes import Crash, CrashPlan, a_provider_node, crashing
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.unit.services_jobs.story import Story
@@ -304,6 +308,7 @@ class Recovery:
                     is_asked = repair.outcome == "ASKED"
                     if is_asked and self.wait("AwaitNode", ConditionKind.NODE_BACK)["outcome"] != "NODE_BACK":
                         continue
+                    self.state("CheckNode", check_node)
                     if self.wait("ValidateNode", ConditionKind.NODE_VALID)["outcome"] != "VALID":
                         continue
                     returned = self.state("ReturnNode", return_node)
@@ -344,6 +349,9 @@ class Recovery:
         found = [row for key, row in self.world.ledger.rows.items() if key.pk.startswith("INC#") and key.sk == "META"]
         return [rows.read(row, Incident) for row in found]
 
+    def register(self, which: Which) -> Register:
+        return guard_register.load(self.world.ledger, which, self.now)[0]
+
     def executions(self) -> list[str]:
         return self.world.workflows.names(Machine.RECOVER_NODE)
 
@@ -372,6 +380,7 @@ class Recovery:
             "open": [key.pk for key in world.ledger.rows if key.pk.startswith("OPEN#")],
             "waits": left,
             "holder": self.lease.incident_id if self.lease else "",
+            "registered": [each.life for which in Which for each in self.register(which).entries],
             "cordoned": [node.name for node in world.cluster.by_name.values() if node.is_cordoned],
             "tainted": [node.name for node in world.cluster.by_name.values() if node.is_awaiting_validation],
             "nodes": len(world.cluster.by_name),
