@@ -6,11 +6,21 @@ import pytest
 
 from evenkeel.domain.health.faults import Severity
 from evenkeel.domain.health.incidents import HurtJob, Incident, IncidentState
-from evenkeel.domain.policy import Policy
+from evenkeel.domain.policy import Policy, RepairPolicy
 from evenkeel.domain.recovery.awaiting import HurtNow, jobs_back, node_back, node_valid, released
 from evenkeel.domain.recovery.seats import Holder, SeatNow, look
-from evenkeel.domain.recovery.validation import expected_accelerators, judge_node
-from evenkeel.domain.scheduling.jobs import JobState
+from evenkeel.domain.recovery.validation import (
+    DEEP_CHECK_STATUS,
+    CheckFacts,
+    CheckKind,
+    CheckResult,
+    choose_check,
+    expected_accelerators,
+    judge_deep_check,
+    judge_node,
+    margin_seconds,
+)
+from evenkeel.domain.scheduling.jobs import AttemptState, JobState, StopRequest
 from tests.fakes import a_node, a_provider_node
 from tests.unit.recovery.facts import ILL, LIFE, SLOT, WELL, a_seat, a_successor, at
 from tests.unit.scheduling.builders import a_job, an_attempt
@@ -186,6 +196,78 @@ def test_one_job_on_its_way_holds_the_answer_back() -> None:
     assert jobs_back([stuck, coming], incident, Policy(), now=at(900)) is None
 
 
+@pytest.mark.parametrize(
+    ("why", "branch", "stop", "is_back"),
+    [
+        ("the node was found well before its turn", "RETURNED", False, True),
+        ("the node was left to a person", "STOOD_DOWN", False, True),
+        ("the node branch may stop it yet", "", False, False),
+        ("it was asked to stop", "RETURNED", True, False),
+    ],
+)
+def test_a_job_that_nobody_stopped_is_back_once_nobody_will(why: str, branch: str, stop: bool, is_back: bool) -> None:
+    request = StopRequest(attempt=1, reason="", by="x", outcome=AttemptState.LOST, grace_seconds=1, requested_at=at(5))
+    job = a_job(state=JobState.RUNNING, current_attempt=1, stop_request=request if stop else None)
+    hurt = HurtNow(hurt=HurtJob(job_id="job-1", attempt=1), job=job, hurt_attempt=an_attempt(ended_at=None))
+
+    answer = jobs_back([hurt], an_incident(node_branch=branch), Policy(), now=at(100))
+
+    assert (answer is not None) is is_back, why
+
+
 def test_released_in_its_turn() -> None:
     assert released(may_go=False) is None
     assert released(may_go=True)
+
+
+# ---------------------------------------------------------------- what is to vouch for a machine
+
+CHECKS = RepairPolicy(deep_checks_after=("hardware",), test_job_image="registry/node-test:1")
+
+
+@pytest.mark.parametrize(
+    ("facts", "policy", "kind"),
+    [
+        (("hardware", "deep", True), CHECKS, CheckKind.DEEP),
+        (("hardware", "deep", False), CHECKS, CheckKind.TEST_JOB),
+        (("mixed", "deep", True), CHECKS, CheckKind.TEST_JOB),
+        (("hardware", "basic", True), CHECKS, CheckKind.TEST_JOB),
+        (("info", "basic", True), CHECKS, CheckKind.BASIC),
+        (("hardware", "none", True), CHECKS, CheckKind.BASIC),
+        (("hardware", "deep", True), RepairPolicy(), CheckKind.BASIC),
+    ],
+)
+def test_the_strongest_check_that_the_fault_asks_for_and_the_site_allows(
+    facts: tuple[str, str, bool], policy: RepairPolicy, kind: CheckKind
+) -> None:
+    fault_class, asks_for, is_hyperpod = facts
+    found = CheckFacts(fault_class=fault_class, asks_for=asks_for, is_hyperpod=is_hyperpod)
+
+    decision = choose_check(found, policy)
+
+    assert decision.kind is kind
+    assert decision == choose_check(CheckFacts.model_validate(found.to_json()), policy)
+    assert all(each.why_not for each in decision.alternatives)
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds", "result"),
+    [
+        ("Passed", 59, CheckResult.PENDING),
+        ("Passed", 60, CheckResult.PASSED),
+        ("InProgress", 60, CheckResult.PENDING),
+        ("", 60, CheckResult.PENDING),
+        ("Failed", 60, CheckResult.FAILED),
+    ],
+)
+def test_what_a_node_says_of_its_deep_check_may_at_first_be_said_of_an_older_one(
+    said: str, seconds: float, result: CheckResult
+) -> None:
+    node = a_node(1, labels={DEEP_CHECK_STATUS: said})
+
+    assert judge_deep_check(node, started_at=at(0), least_seconds=60, now=at(seconds)) is result
+
+
+@pytest.mark.parametrize(("returns", "margin"), [(0, 10), (1, 40), (3, 640), (9, 640)])
+def test_a_machine_that_keeps_coming_back_has_to_be_well_for_longer(returns: int, margin: int) -> None:
+    assert margin_seconds(returns, RepairPolicy()) == margin

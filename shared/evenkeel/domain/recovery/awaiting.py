@@ -8,7 +8,7 @@ from evenkeel.domain.policy import Policy
 from evenkeel.domain.recovery.plan import Owner
 from evenkeel.domain.recovery.repair import KARPENTER, OWNERS, REPLACE, failure_since
 from evenkeel.domain.recovery.seats import Holder, SeatNow
-from evenkeel.domain.recovery.validation import Validity
+from evenkeel.domain.recovery.validation import CheckResult, Validity
 from evenkeel.domain.scheduling.jobs import Attempt, Job, JobState
 from evenkeel.domain.values import Value
 from evenkeel.domain.waiting import Answer
@@ -71,6 +71,7 @@ def node_valid(
     last_signal_at: datetime | None,
     margin: int,
     now: datetime,
+    check: CheckResult = CheckResult.PASSED,
 ) -> Answer | None:
     """Answer when the machine has been valid for the margin, or has faulted again. None while neither.
 
@@ -81,10 +82,13 @@ def node_valid(
         last_signal_at: Latest sick signal of the incident.
         margin: Seconds of being well that are asked for.
         now: The time.
+        check: What is known of the check that is to vouch for it.
     """
+    if check is CheckResult.FAILED:
+        return Answer(outcome=INVALID, reason="It failed the check that was to vouch for it.")
     if last_signal_at is not None and last_signal_at > opened_at:
         return Answer(outcome=INVALID, reason="It faulted again while it was validated.")
-    if not validity.is_valid or now - opened_at < timedelta(seconds=margin):
+    if check is CheckResult.PENDING or not validity.is_valid or now - opened_at < timedelta(seconds=margin):
         return None
     name = machine.node.name if machine.node else ""
     return Answer(outcome=VALID, reason=validity.reason, facts={"instanceId": machine.instance_id, "nodeName": name})
@@ -106,7 +110,7 @@ def jobs_back(hurt: Iterable[HurtNow], incident: Incident, policy: Policy, *, no
     """
     waiting: list[str] = []
     for each in hurt:
-        if each.job is None or _is_back(each.job, each.hurt):
+        if each.job is None or _is_back(each.job, each.hurt) or _ran_on(each, incident):
             continue
         if not _only_waits(each, incident, policy, now):
             return None
@@ -119,6 +123,14 @@ def jobs_back(hurt: Iterable[HurtNow], incident: Incident, policy: Policy, *, no
 
 def _is_back(job: Job, hurt: HurtJob) -> bool:
     return job.state.has_ended or (job.current_attempt > hurt.attempt and job.state is JobState.RUNNING)
+
+
+def _ran_on(each: HurtNow, incident: Incident) -> bool:
+    """Whether nobody ever stopped it, and nobody will: its node was found well, or was left alone, before its turn."""
+    job, attempt = each.job, each.hurt_attempt
+    if job is None or attempt is None or attempt.ended_at or not incident.node_branch:
+        return False
+    return job.state is JobState.RUNNING and job.stop_of(attempt.attempt) is None
 
 
 def late_from(
