@@ -39,6 +39,9 @@ def show_automation(cluster: str) -> api.Reply:
 @app.get("/v1/jobs")
 def list_jobs() -> api.Reply:
     query = app.query(api_types.JobsQuery)
+    if query.foreign:
+        world = wiring.world()
+        return app.answer(read_jobs.list_foreign(world.ledger, world.settings.kubernetes_clusters))
     page = paging.Request(query.page_size, query.next_page_token)
     return app.answer(read_jobs.list_jobs(wiring.world().ledger, query.state, page))
 

@@ -81,10 +81,15 @@ def submit(
 @app.command("ls")
 def list_jobs(
     state: asking.StateOption = None,
+    foreign: Annotated[bool, typer.Option("--foreign", help="The work that Evenkeel did not start, instead.")] = False,
     limit: asking.LimitOption = 50,
     output: asking.OutputOption = Output.TABLE,
 ) -> None:
     """List jobs, newest first."""
+    if foreign:
+        others = asking.current_client().get("/jobs", foreign="true")["items"]
+        answer_list(others, output, name_key="name", nothing="No accelerator is in others' use.", table=_foreign)
+        return
     jobs = asking.items(asking.current_client(), "/jobs", limit, state=state and state.upper())
     nothing = "No jobs." if not state else f"No jobs are {state.lower()}."
     answer_list(jobs, output, name_key="jobId", nothing=nothing, table=_table)
@@ -211,6 +216,22 @@ def _assignment(text: str) -> tuple[str, str]:
 
 def _size(job: Json) -> str:
     return f"{counted(job['nodes'], 'node')} × {counted(job['gpusPerNode'], 'GPU')}"
+
+
+def _foreign(out: Page, workloads: list[Json], is_wide: bool) -> None:
+    columns = [Column("WORKLOAD"), Column("PODS", is_right=True), Column("GPUS", is_right=True)]
+    columns += [Column("NODES"), Column("WHEN ITS MACHINE SICKENS", gives_way=True)]
+    rows = [
+        [
+            f"{each['kind'] or 'pod'} {each['namespace']}/{each['name']}",
+            str(each["pods"]),
+            str(each["accelerators"]),
+            ",".join(each["nodeNames"]) if is_wide else str(len(each["nodeNames"])),
+            each["says"],
+        ]
+        for each in workloads
+    ]
+    out.table(columns, rows)
 
 
 def _table(out: Page, jobs: list[Json], is_wide: bool) -> None:

@@ -52,6 +52,7 @@ def _show(out: Page, found: Json) -> None:
             ("pool", f"{found['pool']}, {found['instanceType']}, {found['zone'] or 'zone unknown'}"),
             ("seat", found["slot"]),
             ("GPUs", f"{found['gpusInUse']} of {found['gpus']} in use"),
+            ("others' work", ", ".join(found["others"])),
             ("lemon", "returned to service too often: its next fault replaces it" if found["isLemon"] else ""),
             ("HyperPod says", found["providerStatus"] or ""),
             ("launched", out.when(found["launchedAt"])),

@@ -81,6 +81,7 @@ def _answer(out: Page, found: Json) -> None:
         [
             ("resumed from", f"step {resumed['step']} of attempt {resumed['attempt']}" if resumed else ""),
             ("passed over", "; ".join(_rejection(item) for item in rejected)),
+            ("others' work", ", ".join(evidence.get("others") or ())),
             ("incident", evidence.get("incident") or ""),
             ("execution", evidence.get("execution") or ""),
             ("next", found["next"] or ""),

@@ -221,6 +221,8 @@ class FleetNode(Value):
     is_awaiting_validation: bool = False
     accelerators: int = 0
     accelerators_in_use: int = 0
+    others: tuple[str, ...] = ()
+    """Work with accelerators on it that Evenkeel did not start: `PyTorchJob research/llama`."""
     is_gone: bool = False
     """No control plane shows it any more."""
     is_lemon: bool = False
@@ -229,7 +231,15 @@ class FleetNode(Value):
     """When this row last changed. How fresh the whole list is, the sweeper's heartbeat tells."""
 
     @classmethod
-    def seen(cls, node: Node, accelerators_in_use: int, now: datetime, *, is_lemon: bool = False) -> "FleetNode":
+    def seen(
+        cls,
+        node: Node,
+        accelerators_in_use: int,
+        now: datetime,
+        *,
+        is_lemon: bool = False,
+        others: tuple[str, ...] = (),
+    ) -> "FleetNode":
         """Reduce what both control planes show of a machine to what is remembered of it."""
         there = node.kubernetes
         return cls(
@@ -251,6 +261,7 @@ class FleetNode(Value):
             accelerators=there.accelerators if there else 0,
             accelerators_in_use=accelerators_in_use,
             is_lemon=is_lemon,
+            others=others,
             changed_at=now,
         )
 

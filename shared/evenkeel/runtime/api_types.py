@@ -2,7 +2,7 @@
 
 import unicodedata
 from datetime import datetime
-from typing import Annotated, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
 
@@ -125,6 +125,16 @@ class HoldBody(Body):
         return self
 
 
+class PolicyBody(Body):
+    """`POST /v1/clusters/{cluster}/policy`."""
+
+    changes: dict[str, Any]
+    """All that the site has otherwise than the shipped policy: it replaces what was given before."""
+    reason: Reason
+    based_on: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{12})?$")] = ""
+    """Hash of the policy that the changes were written for; refused where another one is in force."""
+
+
 class ReleaseBody(Body):
     """`POST /v1/clusters/{cluster}/automation/release`."""
 
@@ -230,6 +240,8 @@ class JobsQuery(PageQuery):
     """`GET /v1/jobs`."""
 
     state: Annotated[tuple[JobState, ...], BeforeValidator(_split)] = ()
+    foreign: Literal["", "true"] = ""
+    """`true`: the work that Evenkeel did not start, instead."""
 
 
 class IncidentsQuery(PageQuery):

@@ -65,7 +65,11 @@ def why_incident(ledger: Ledger, incident_id: str, *, now: datetime) -> Json:
         "considered": _considered(decided[0]) if decided else [],
         "earlier": [_short(decision) for decision in decided[1:]],
         "next": _incident_next(incident, needs=read_incidents.needs_person(incident, jobs.values(), None, now)),
-        "evidence": {"execution": incident.execution_name, "signals": incident.evidence_count},
+        "evidence": {
+            "execution": incident.execution_name,
+            "signals": incident.evidence_count,
+            "others": list(incident.others),
+        },
     }
 
 

@@ -18,12 +18,14 @@ from evenkeel.domain.recovery.draining import Foreign, drain_of, drained_by, may
 from evenkeel.domain.recovery.modes import mode_now
 from evenkeel.domain.recovery.plan import not_allowed
 from evenkeel.domain.recovery.resume import distrust_after
+from evenkeel.domain.scheduling.foreign import ForeignPod
 from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Job, OnNodeFault, StopRequest
 from evenkeel.domain.values import Value
 from evenkeel.ports import Cluster, Conflict, EvictResult, Ledger, Put, Table, Telemetry, Write, every
 from evenkeel.services import guard_acts, incident_record, rows
 
 WRITER = "protect_jobs"
+_OTHERS_KEPT = 20
 
 Request = incident_record.Request
 
@@ -60,7 +62,7 @@ def run(
     if incident.plan is not None and incident.plan.jobs is JobAct.LEAVE:
         return Outcome(outcome="NO_JOBS", reason="What runs on it may run on.")
     if incident.plan is not None and incident.plan.repairs_node:
-        moved = move_allowed(incident, ledger=ledger, cluster=cluster, now=now)
+        incident, moved = move_allowed(incident, ledger=ledger, cluster=cluster, now=now)
         telemetry.count("ForeignPodsMoved", moved)
     return protect(incident, ledger=ledger, cluster=cluster, telemetry=telemetry, policy=policy, now=now)
 
@@ -312,16 +314,31 @@ class ForeignDrain(Value):
     """Why a person must decide; empty where none must."""
 
 
-def move_allowed(incident: Incident, *, ledger: Ledger, cluster: Cluster, now: datetime) -> int:
-    """Evict the pods on the node whose label allows it, so that their owner starts them elsewhere at once.
+def move_allowed(incident: Incident, *, ledger: Ledger, cluster: Cluster, now: datetime) -> tuple[Incident, int]:
+    """Name the work on the node that is not ours, and evict what its label allows, to be started elsewhere at once.
 
     Idempotent: yes, each eviction names one pod by its uid.
     """
     here = [pod for pod in cluster.foreign_pods(incident.life.cluster) if pod.node_name == incident.node_name]
+    incident = _name_others(incident, here, ledger, now)
     moved = [pod for pod in here if pod.is_movable and cluster.evict(incident.life.cluster, pod) is _EVICTED]
     if moved:
         _tell_foreign(incident, [f"{pod.label} is moved, as its label allows" for pod in moved], ledger, now)
-    return len(moved)
+    return incident, len(moved)
+
+
+def _name_others(incident: Incident, here: list[ForeignPod], ledger: Ledger, now: datetime) -> Incident:
+    labels = tuple(sorted({pod.label for pod in here if pod.accelerators or pod.is_movable}))
+
+    def change(current: Incident) -> tuple[Incident, list[Write]] | None:
+        if not labels or current.others:
+            return None
+        more = f" and {len(labels) - 4} more" if len(labels) > 4 else ""
+        text = f"Others' work is on it: {', '.join(labels[:4])}{more}."
+        line = incident_record.told(current.incident_id, "job", text, at=now, writer=f"{WRITER}-others")
+        return current.but(others=labels[:_OTHERS_KEPT]), [line]
+
+    return incident_record.amend(ledger, incident.incident_id, change)
 
 
 def drain_foreign(

@@ -137,6 +137,7 @@ def _node(node: FleetNode, open_lives: Mapping[str, str]) -> Json:
         "isAwaitingValidation": node.is_awaiting_validation,
         "gpus": node.accelerators,
         "gpusInUse": node.accelerators_in_use,
+        "others": list(node.others),
         "launchedAt": rfc3339(node.life.launched_at),
         "notReadySince": rfc3339(node.not_ready_since) if node.not_ready_since else None,
         "changedAt": rfc3339(node.changed_at),

@@ -118,6 +118,7 @@ def summary(incident: Incident) -> Json:
         "replacementInstanceId": incident.replacement_instance_id or None,
         "repairs": list(incident.repairs),
         "hurtJobs": [hurt.to_json() for hurt in incident.hurt_jobs],
+        "others": list(incident.others),
         "evidenceCount": incident.evidence_count,
         "firstSignalAt": rfc3339(incident.first_signal_at),
         "openedAt": rfc3339(incident.opened_at),

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from evenkeel.domain.scheduling.foreign import ForeignWorkload, says
 from evenkeel.domain.scheduling.jobs import Attempt, Job, JobState
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Cluster, Ledger, NotFound, Refused, Table
@@ -21,6 +22,13 @@ def list_jobs(ledger: Ledger, states: Sequence[JobState], page: paging.Request) 
     return {"items": items, "nextPageToken": answer.next_token or None}
 
 
+def list_foreign(ledger: Ledger, clusters: Sequence[str]) -> Json:
+    """Return the work with accelerators that Evenkeel did not start, as the last sweep saw it."""
+    found = (ledger.get(rows.foreign_key(cluster)) for cluster in clusters)
+    listed = [ForeignWorkload.model_validate(each) for row in found if row for each in row.doc["workloads"]]
+    return {"items": [each.to_json() | {"says": says(each)} for each in listed], "nextPageToken": None}
+
+
 def show_job(ledger: Ledger, job_id: str) -> Json:
     """Return a job and all its attempts, newest first.
 
@@ -37,7 +45,7 @@ def show_job(ledger: Ledger, job_id: str) -> Json:
         "envNames": sorted(spec.env),
         "instanceTypes": list(spec.instance_types),
         "checkpoint": {"uri": spec.checkpoint_uri, "claim": spec.checkpoint_claim or None},
-        "recovery": {"maxRestarts": spec.max_restarts},
+        "recovery": {"maxRestarts": spec.max_restarts, "onNodeFault": spec.on_node_fault},
         "graceSeconds": spec.grace_seconds,
         "labels": spec.labels,
         "cluster": job.cluster,

@@ -277,6 +277,11 @@ def group_fact_row(fact: GroupFact, now: datetime) -> Row:
     return Row(key, fact.to_json(), 0, None, max(expires_at, fact.deadline_at or expires_at))
 
 
+def foreign_key(cluster: str) -> Key:
+    """`FOREIGN#cluster / META`: work with accelerators there that Evenkeel did not start, as last seen."""
+    return Key(Table.FLEET, f"FOREIGN#{cluster}", "META")
+
+
 def lease_key(slot: str) -> Key:
     """`LEASE#slot / META`: who repairs a seat, and what was asked of the provider."""
     return Key(Table.FLEET, f"LEASE#{slot}", "META")

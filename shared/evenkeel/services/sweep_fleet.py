@@ -20,6 +20,7 @@ from evenkeel.domain.recovery.seats import Holder
 from evenkeel.domain.recovery.settling import runs_again_at
 from evenkeel.domain.recovery.validation import Validity, expected_accelerators, judge_node
 from evenkeel.domain.scheduling.attempts import judge_end, lost_nodes
+from evenkeel.domain.scheduling.foreign import foreign_workloads
 from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Job, JobState, PodPhase, WorkloadSeen
 from evenkeel.domain.values import Value, rfc3339
 from evenkeel.events import kubernetes_node
@@ -68,6 +69,8 @@ _LOCK_SECONDS = 60
 _GONE_KEPT = timedelta(days=30)
 _PACES = {"ghosts": 50, "gauges": 50, "kept": 600}
 """Seconds between two runs of what need not be done in every round, where rounds come quicker than each minute."""
+_FOREIGN_LISTED = 500
+"""Workloads that are not ours and are remembered by name; each takes some 200 bytes of a row."""
 _COUNTED = 1000
 """Rows that a gauge counts; past it the figure is a lower bound."""
 
@@ -266,12 +269,14 @@ class _Sweep:
             for cluster in self.clusters
             for name, count in self.world.cluster.accelerators_in_use(cluster).items()
         }
+        others = self._others()
         seen = {
             (node.life.cluster, node.life.instance_id): FleetNode.seen(
                 node,
                 in_use.get((node.life.cluster, node.kubernetes.name), 0) if node.kubernetes else 0,
                 self.now,
                 is_lemon=node.life.key in self.lemons,
+                others=others.get((node.life.cluster, node.kubernetes.name), ()) if node.kubernetes else (),
             )
             for node in self.nodes
         }
@@ -291,6 +296,22 @@ class _Sweep:
                 stored_now = rows.read(row_now, FleetNode) if row_now else None
                 self._remember(node, stored_now, row_now.version if row_now else 0)
         return 0
+
+    def _others(self) -> dict[tuple[str, str], tuple[str, ...]]:
+        """Remember the work that is not ours; return which of it holds accelerators of each node."""
+        found: dict[tuple[str, str], set[str]] = {}
+        for cluster in self.clusters:
+            pods = self.world.cluster.foreign_pods(cluster)
+            listed = [each for each in foreign_workloads(cluster, pods) if each.accelerators]
+            for each in listed:
+                for name in each.node_names:
+                    found.setdefault((cluster, name), set()).add(each.label)
+            row = self.world.ledger.get(rows.foreign_key(cluster))
+            doc = {"workloads": [each.to_json() for each in listed[:_FOREIGN_LISTED]]}
+            if (row.doc if row else {"workloads": []}) != doc:
+                with contextlib.suppress(Conflict):  # another round was quicker
+                    self.world.ledger.commit(Put(Row(rows.foreign_key(cluster), doc, row.version if row else 0)))
+        return {place: tuple(sorted(labels)) for place, labels in found.items()}
 
     def _remember(
         self, node: FleetNode, stored: FleetNode | None, version: int, *, expires_at: datetime | None = None

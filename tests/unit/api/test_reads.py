@@ -7,7 +7,11 @@ import pytest
 
 from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.health.incidents import IncidentState, StageTimes
+from evenkeel.domain.scheduling.foreign import Comeback, ForeignWorkload
 from evenkeel.domain.scheduling.jobs import ResumeOption, ResumePlan, ResumePoint
+from evenkeel.ports import Put, Row
+from evenkeel.services import rows
+from tests.fakes.cluster import CLUSTER
 from tests.fakes.system import A_MOMENT
 from tests.unit.api.gateway import Gateway
 from tests.unit.api.seeds import (
@@ -389,3 +393,24 @@ def test_the_overview_of_a_thousand_nodes_and_ten_thousand_jobs_is_small_and_qui
     assert len(answer.text) < 200_000
     # The in-memory ledger copies every row through JSON, as the real one's client does.
     assert taken < 1.0
+
+
+def test_the_work_that_is_not_ours_is_listed_with_what_happens_to_it(gateway: Gateway) -> None:
+    workload = ForeignWorkload(
+        cluster=CLUSTER,
+        namespace="research",
+        kind="HyperPodPyTorchJob",
+        name="llama",
+        pods=2,
+        accelerators=16,
+        node_names=("a", "b"),
+        comeback=Comeback.BY_HYPERPOD,
+        may_move=False,
+    )
+    gateway.fakes.ledger.commit(Put(Row(rows.foreign_key(CLUSTER), {"workloads": [workload.to_json()]})))
+
+    (item,) = gateway.get("/v1/jobs?foreign=true").document["items"]
+
+    assert (item["kind"], item["name"], item["accelerators"]) == ("HyperPodPyTorchJob", "llama", 16)
+    assert item["says"] == "HyperPod restarts it, so Evenkeel keeps its hands off."
+    assert gateway.get("/v1/jobs?foreign=perhaps").status == 400

@@ -9,11 +9,15 @@ from typing import Any
 
 import pytest
 
+from evenkeel.domain.scheduling.foreign import Comeback, ForeignPod, foreign_workloads
+from evenkeel.ports import Put, Row
+from evenkeel.services import rows
 from evenkeel_cli.commands.automation import seconds_of
 from evenkeel_cli.commands.jobs import added
 from evenkeel_cli.errors import CommandFailed
 from evenkeel_cli.main import NOUNS
 from evenkeel_cli.render import age, duration
+from tests.fakes.cluster import CLUSTER
 from tests.unit.api.gateway import ROOT, Answer
 from tests.unit.api.seeds import a_job, an_incident, stored
 from tests.unit.cli.conftest import Served
@@ -137,6 +141,32 @@ def test_cancelling_what_has_ended_exits_5(served: Served) -> None:
 )
 def test_following_prints_what_was_added(seen: str, now: str, new: str) -> None:
     assert added(seen, now) == new
+
+
+def test_the_work_of_others_is_a_list_of_its_own(served: Served) -> None:
+    pods = [
+        ForeignPod(
+            namespace="research",
+            name=f"llama-{number}",
+            uid=str(number),
+            node_name=f"node-{number}",
+            accelerators=8,
+            kind="PyTorchJob",
+            workload="llama",
+            comeback=Comeback.BY_OWNER,
+            may_move=True,
+        )
+        for number in (1, 2)
+    ]
+    (workload,) = foreign_workloads(CLUSTER, pods)
+    row = Row(rows.foreign_key(CLUSTER), {"workloads": [workload.to_json()]})
+    served.gateway.fakes.ledger.commit(Put(row))
+
+    said = served.run("jobs", "ls", "--foreign")
+
+    assert "PyTorchJob research/llama" in said.out
+    assert "moved as soon as its machine sickens" in said.out
+    assert served.run("jobs", "ls", "--foreign", "-o", "name").out == "llama\n"
 
 
 # ---------------------------------------------------------------- reads for programs

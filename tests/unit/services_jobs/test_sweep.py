@@ -9,10 +9,11 @@ from evenkeel.domain.health.incidents import Incident, IncidentState
 from evenkeel.domain.nodes import FleetNode, NodeCondition, NodeLife
 from evenkeel.domain.policy import Mode, Policy, RepairPolicy, WatchPolicy
 from evenkeel.domain.recovery.leases import Lease, Return
+from evenkeel.domain.scheduling.foreign import Comeback, ForeignPod
 from evenkeel.domain.scheduling.jobs import AttemptState, JobState
 from evenkeel.domain.waiting import Answer, Condition, ConditionKind, Wait, WaitState
 from evenkeel.ports import ExecutionState, Machine, Table, Unreachable
-from evenkeel.services import locks, note_group_fact, rows
+from evenkeel.services import locks, note_group_fact, read_jobs, rows
 from tests.fakes import a_provider_node
 from tests.fakes.cluster import CLUSTER, TAINT_TEXT, a_node, instance_id
 from tests.unit.services_jobs.story import Story
@@ -606,3 +607,37 @@ def test_a_lemon_is_shown_and_counted_until_its_window_is_over() -> None:
     row = story.world.ledger.get(rows.lease_key(node.slot))
     assert row
     assert (seen, rows.read(row, Lease).lemon) == ([True, False], "")
+
+
+# ---------------------------------------------------------------- work that is not ours
+
+
+def test_others_work_is_remembered_where_it_is_and_forgotten_when_it_ends() -> None:
+    story = Story(size=2)
+    pod = ForeignPod(
+        namespace="research",
+        name="llama-0",
+        uid="u",
+        node_name=f"hyperpod-{instance_id(1)}",
+        accelerators=8,
+        kind="PyTorchJob",
+        workload="llama",
+        comeback=Comeback.BY_OWNER,
+    )
+    story.world.cluster.foreign.append(pod)
+    story.sweep()
+
+    node = story.world.ledger.get(rows.node_key(CLUSTER, instance_id(1)))
+    (listed,) = read_jobs.list_foreign(story.world.ledger, [CLUSTER])["items"]
+    assert node
+    assert (node.doc["others"], node.doc["acceleratorsInUse"]) == (["PyTorchJob research/llama"], 8)
+    assert (listed["name"], listed["accelerators"]) == ("llama", 8)
+    commits = len(story.world.ledger.commits)
+    story.sweep()
+    keys = [key for commit in story.world.ledger.commits[commits:] for key in map(str, commit)]
+    assert not [key for key in keys if "FOREIGN#" in key]
+
+    story.world.cluster.foreign.clear()
+    story.sweep()
+
+    assert read_jobs.list_foreign(story.world.ledger, [CLUSTER])["items"] == []

@@ -10,7 +10,7 @@ from evenkeel.domain.policy import RepairPolicy
 from evenkeel.domain.scheduling.foreign import Comeback, ForeignPod
 from evenkeel.domain.scheduling.jobs import JobState, OnNodeFault
 from evenkeel.ports import Table
-from evenkeel.services import cordon_node, plan_recovery, plan_resume, protect_jobs, repair_node, rows
+from evenkeel.services import cordon_node, explain, plan_recovery, plan_resume, protect_jobs, repair_node, rows
 from tests.fakes.cluster import instance_id
 from tests.unit.services_recovery.recovery import QUICK, Recovery
 
@@ -154,6 +154,22 @@ def test_only_what_its_label_allows_is_moved_at_once() -> None:
     )
 
     assert evicted(recovery) == ["allowed"]
+    # What it does not move is named only where it holds accelerators.
+    assert recovery.incident.others == ("PyTorchJob research/allowed",)
+    why = explain.why_incident(recovery.world.ledger, recovery.incident_id, now=recovery.now)
+    assert why["evidence"]["others"] == ["PyTorchJob research/allowed"]
+
+
+def test_others_work_with_accelerators_is_named_in_the_incident_once() -> None:
+    recovery = drained(with_job=False, pods=[a_pod("silent", accelerators=8)])
+
+    recovery.state("ProtectJobs", protect_jobs)
+
+    assert recovery.incident.others == ("PyTorchJob research/silent",)
+    lines = recovery.world.ledger.partition(Table.INCIDENTS, f"INC#{recovery.incident_id}", "EVENT#")
+    assert [row.doc["text"] for row in lines if "Others" in row.doc["text"]] == [
+        "Others' work is on it: PyTorchJob research/silent."
+    ]
 
 
 def test_before_a_repair_the_others_are_evicted_and_a_budget_is_respected_until_the_drain_is_over() -> None:

@@ -96,7 +96,7 @@ def test_a_fault_heard_after_the_job_has_moved_reaches_it_by_an_incident_of_its_
     story = recovery.story
     ended_at = story.attempt(recovery.job_id, 1).ended_at
     assert ended_at
-    soon = recovery.incident.but(first_signal_at=ended_at + timedelta(seconds=200), fault_key=CORRUPTS)
+    soon = recovery.incident.but(first_signal_at=ended_at + timedelta(seconds=200), fault_key=CORRUPTS, signals=())
 
     hurt = protect_jobs.find_hurt(soon, ledger=recovery.world.ledger, cluster=recovery.world.cluster, policy=QUICK)
     trusted = soon.but(fault_key="hp:NvidiaErrorReboot")

@@ -167,6 +167,21 @@ class JobAct(StrEnum):
     """Let them run to their end, or as long as the plan says."""
 
 
+class NodeCheck(Value):
+    """What validates a machine, beyond what both control planes show of it."""
+
+    kind: str
+    """A `CheckKind`."""
+    instance_id: str
+    boot_id: str = ""
+    started_at: Instant
+    namespace: str = ""
+    name: str = ""
+    """Of its test job."""
+    answer: str = ""
+    """The provider's answer; empty while the reply is out (a crash leaves it so)."""
+
+
 class RecoveryBrief(Value):
     """The plan of one run, as its workflow was told it."""
 
@@ -265,9 +280,13 @@ class Incident(Value):
     recovered_at: Instant | None = None
     """When the last of its faults was said to be gone; None while one is not."""
     hurt_jobs: tuple[HurtJob, ...] = ()
+    others: tuple[str, ...] = ()
+    """Work on the node that Evenkeel did not start, as it was seen first."""
     repairs: tuple[str, ...] = ()
     """Rungs asked for so far, in order: `reboot`, `replace`."""
     replacement_instance_id: str = ""
+    check: NodeCheck | None = None
+    """The latest that was begun."""
     invalid_at: Instant | None = None
     """When a machine in this seat last failed its validation."""
     cordon_marked_at: Instant | None = None

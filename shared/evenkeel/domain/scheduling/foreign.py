@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from enum import StrEnum
+from typing import assert_never
 
 from evenkeel.domain.values import Value
 
@@ -65,6 +66,23 @@ class ForeignWorkload(Value):
     def label(self) -> str:
         """`PyTorchJob research/llama`, or `pod research/debug`."""
         return f"{self.kind or 'pod'} {self.namespace}/{self.name}"
+
+
+def says(workload: ForeignWorkload) -> str:
+    """Say in one sentence what happens to it when its machine sickens."""
+    match workload.comeback:
+        case Comeback.BY_HYPERPOD:
+            return "HyperPod restarts it, so Evenkeel keeps its hands off."
+        case Comeback.NEVER:
+            return "Nobody would start it again: it runs on until its machine goes."
+        case Comeback.BY_OWNER if workload.may_move:
+            return "Its label allows that it is moved as soon as its machine sickens."
+        case Comeback.BY_OWNER:
+            return (
+                f"It is evicted right before a repair; the label {RESUME_LABEL}={RESUME_ALLOWED} has it moved at once."
+            )
+        case _:
+            assert_never(workload.comeback)
 
 
 def foreign_workloads(cluster: str, pods: Iterable[ForeignPod]) -> tuple[ForeignWorkload, ...]:

@@ -1,0 +1,106 @@
+"""Work that is not ours: whose it is, how it comes back, and what is said of it."""
+
+from typing import Any
+
+import pytest
+
+from evenkeel.adapters import workloads
+from evenkeel.domain.scheduling.foreign import Comeback, ForeignPod, foreign_workloads, says
+
+NODE = "hyperpod-i-00000000000000001"
+
+
+def a_pod(kind: str = "", name: str = "llama", **metadata: Any) -> dict[str, Any]:
+    """A pod as an API server shows it, of a controller of this kind."""
+    owner = [{"apiVersion": "x/v1", "kind": kind, "name": name, "uid": "u", "controller": True}] if kind else []
+    return {
+        "metadata": {"namespace": "research", "name": "pod-0", "uid": "u-0", "ownerReferences": owner, **metadata},
+        "spec": {"nodeName": NODE, "containers": [{"resources": {"limits": {"nvidia.com/gpu": "8"}}}]},
+    }
+
+
+def a_batch_job(limit: int | None, failed: int) -> dict[str, Any]:
+    return {"spec": {} if limit is None else {"backoffLimit": limit}, "status": {"failed": failed}}
+
+
+@pytest.mark.parametrize(
+    ("pod", "job", "whose"),
+    [
+        (a_pod(), None, ("", "pod-0", Comeback.NEVER)),
+        (a_pod("PyTorchJob"), None, ("PyTorchJob", "llama", Comeback.BY_OWNER)),
+        (a_pod("ReplicaSet"), None, ("ReplicaSet", "llama", Comeback.BY_OWNER)),
+        (a_pod("HyperPodPyTorchJob"), None, ("HyperPodPyTorchJob", "llama", Comeback.BY_HYPERPOD)),
+        (
+            a_pod("PyTorchJob", annotations={"sagemaker.amazonaws.com/enable-job-auto-resume": "true"}),
+            None,
+            ("PyTorchJob", "llama", Comeback.BY_HYPERPOD),
+        ),
+        (a_pod("Job"), a_batch_job(None, 5), ("Job", "llama", Comeback.BY_OWNER)),
+        (a_pod("Job"), a_batch_job(None, 6), ("Job", "llama", Comeback.NEVER)),
+        (a_pod("Job"), a_batch_job(0, 0), ("Job", "llama", Comeback.NEVER)),
+        (a_pod("Job"), None, ("Job", "llama", Comeback.NEVER)),
+        (
+            a_pod("Job", name="llama-node-0", labels={"jobset.sigs.k8s.io/jobset-name": "llama"}),
+            a_batch_job(0, 0),
+            ("JobSet", "llama", Comeback.BY_OWNER),
+        ),
+    ],
+)
+def test_a_pod_is_its_controllers_and_comes_back_as_that_does(
+    pod: dict[str, Any], job: dict[str, Any] | None, whose: tuple[str, str, Comeback]
+) -> None:
+    jobs = {("research", "llama"): job} if job else {}
+
+    found = workloads.read_foreign(pod, jobs)
+
+    assert (found.kind, found.workload, found.comeback) == whose
+    assert (found.node_name, found.accelerators, found.may_move) == (NODE, 8, False)
+
+
+@pytest.mark.parametrize(("value", "may_move"), [("allowed", True), ("yes", False), ("", False)])
+def test_only_the_very_word_allows_a_move(value: str, may_move: bool) -> None:
+    pod = a_pod("PyTorchJob", labels={"evenkeel.io/resume": value})
+
+    assert workloads.read_foreign(pod, {}).may_move is may_move
+
+
+@pytest.mark.parametrize(("kind", "is_work"), [("DaemonSet", False), ("Node", False), ("PyTorchJob", True), ("", True)])
+def test_what_belongs_to_its_node_is_no_workload(kind: str, is_work: bool) -> None:
+    assert workloads.is_movable_kind(a_pod(kind)) is is_work
+
+
+def a_foreign(name: str, workload: str, node: str = NODE, **changes: Any) -> ForeignPod:
+    facts: dict[str, Any] = {
+        "namespace": "research",
+        "name": name,
+        "uid": name,
+        "node_name": node,
+        "accelerators": 8,
+        "kind": "PyTorchJob",
+        "workload": workload,
+        "comeback": Comeback.BY_OWNER,
+    }
+    return ForeignPod.model_validate({**facts, **changes})
+
+
+def test_the_pods_of_a_workload_are_one_line() -> None:
+    llama, other = foreign_workloads(
+        "eks",
+        [
+            a_foreign("llama-1", "llama", "b", may_move=True),
+            a_foreign("other-0", "other"),
+            a_foreign("llama-0", "llama", "a"),
+        ],
+    )
+
+    assert (llama.label, llama.pods, llama.accelerators) == ("PyTorchJob research/llama", 2, 16)
+    assert (llama.node_names, llama.may_move) == (("a", "b"), False)
+    assert other.pods == 1
+
+
+@pytest.mark.parametrize("comeback", list(Comeback))
+@pytest.mark.parametrize("may_move", [True, False])
+def test_of_every_workload_it_is_said_what_happens_to_it(comeback: Comeback, may_move: bool) -> None:
+    (workload,) = foreign_workloads("eks", [a_foreign("a", "a", comeback=comeback, may_move=may_move)])
+
+    assert says(workload).endswith(".")
