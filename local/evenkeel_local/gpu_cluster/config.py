@@ -111,14 +111,22 @@ class KarpenterSettings(Settings):
     """From the repair's beginning to the machine's end, drained or not."""
 
 
+class AccessPolicy(Settings):
+    """An EKS access policy that is associated with an entry, for some namespaces or for the cluster."""
+
+    policy: str = Field(pattern=r"^(arn:aws:eks::aws:cluster-access-policy/)?AmazonEKS\w+Policy$")
+    namespaces: tuple[str, ...] | None = None
+
+
 class AccessEntry(Settings):
     """An EKS access entry: which Kubernetes user and groups an IAM principal is."""
 
     principal_arn: str
     username: str | None = None
     kubernetes_groups: tuple[str, ...] = ()
-    access_policies: tuple[str, ...] = ()
-    """Names of EKS access policies, for instance AmazonEKSClusterAdminPolicy or AmazonEKSViewPolicy."""
+    access_policies: tuple[str | AccessPolicy, ...] = ()
+    """EKS access policies: AmazonEKSClusterAdminPolicy, …AdminPolicy, …EditPolicy, …ViewPolicy, …AdminViewPolicy. A
+    name alone is for the whole cluster."""
 
 
 class PodIdentity(Settings):

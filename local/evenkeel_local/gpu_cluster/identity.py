@@ -6,12 +6,21 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
+class Access:
+    """A cluster role that an EKS access policy gives, in some namespaces or in all."""
+
+    role: str
+    namespaces: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
 class User:
     """A Kubernetes user as the authenticator names it."""
 
     name: str
     groups: tuple[str, ...] = ()
     arn: str | None = None
+    access: tuple[Access, ...] = ()
 
     @property
     def is_master(self) -> bool:

@@ -11,12 +11,14 @@ import binascii
 import hmac
 import re
 import time
+from collections.abc import Iterator
 from urllib.parse import parse_qs, urlsplit
 
 from evenkeel_local.gpu_cluster.aws_auth import EngineAuth, policy_source
-from evenkeel_local.gpu_cluster.config import AccessEntry
+from evenkeel_local.gpu_cluster.config import AccessEntry, AccessPolicy
 from evenkeel_local.gpu_cluster.engine import Engine, EngineError
-from evenkeel_local.gpu_cluster.identity import ADMIN, User
+from evenkeel_local.gpu_cluster.identity import ADMIN, Access, User
+from evenkeel_local.gpu_cluster.rbac import ADMIN_VIEW
 
 PREFIX = "k8s-aws-v1."
 CLUSTER_HEADER = "x-k8s-aws-id"
@@ -36,7 +38,14 @@ ALLOWED_PARAMETERS = frozenset(
         "x-amz-user-agent",
     }
 )
-CLUSTER_ADMIN = "AmazonEKSClusterAdminPolicy"
+ROLES = {
+    "AmazonEKSClusterAdminPolicy": "cluster-admin",
+    "AmazonEKSAdminPolicy": "admin",
+    "AmazonEKSEditPolicy": "edit",
+    "AmazonEKSViewPolicy": "view",
+    "AmazonEKSAdminViewPolicy": ADMIN_VIEW,
+}
+"""The cluster role that is nearest to what each EKS access policy permits."""
 
 
 class StaticAuthenticator:
@@ -147,7 +156,13 @@ def user_of(arn: str, entries: list[AccessEntry]) -> User | None:
         name = entry.username or (re.sub(r"/[^/]*$", "/{{SessionName}}", arn) if session else arn)
         name = name.replace("{{SessionNameRaw}}", session).replace("{{SessionName}}", session.replace("@", "-"))
         groups = [*entry.kubernetes_groups, "system:authenticated"]
-        if any(policy.rsplit("/", 1)[-1] == CLUSTER_ADMIN for policy in entry.access_policies):
-            groups.append("system:masters")
-        return User(name, tuple(groups), arn)
+        return User(name, tuple(groups), arn, tuple(_accesses(entry)))
     return None
+
+
+def _accesses(entry: AccessEntry) -> Iterator[Access]:
+    for associated in entry.access_policies:
+        policy = AccessPolicy(policy=associated) if isinstance(associated, str) else associated
+        role = ROLES.get(policy.policy.rsplit("/", 1)[-1])
+        if role is not None:  # the rest permit nothing that this cluster has
+            yield Access(role, policy.namespaces)

@@ -12,6 +12,7 @@ from evenkeel_local.gpu_cluster.selectors import matches_selector
 from evenkeel_local.gpu_cluster.store import Store
 
 READ = ["get", "list", "watch"]
+ADMIN_VIEW = "eks:admin-view"
 FREE_TO_ASK = frozenset(
     {
         ("authentication.k8s.io", "selfsubjectreviews"),
@@ -39,6 +40,9 @@ class RbacAuthorizer:
 
     def rules(self, user: User, namespace: str) -> Iterator[Obj]:
         """Yield the rules that hold for a user in a namespace, or at the cluster scope."""
+        for access in user.access:
+            if access.namespaces is None or namespace in access.namespaces:
+                yield from self._cluster_role(access.role)
         for binding in self._store.each(catalogue.CLUSTER_ROLE_BINDINGS.key):
             if _binds(binding, user, ""):
                 yield from self._cluster_role(binding["roleRef"]["name"])
@@ -140,6 +144,7 @@ def bootstrap_roles() -> list[Obj]:
     return [
         role("cluster-admin", [everything, {"nonResourceURLs": ["*"], "verbs": ["*"]}]),
         role("view", seen),
+        role(ADMIN_VIEW, [{**everything, "verbs": READ}]),
         role("edit", edited),
         role(
             "admin", [*edited, {"apiGroups": [catalogue.RBAC], "resources": ["roles", "rolebindings"], "verbs": ["*"]}]

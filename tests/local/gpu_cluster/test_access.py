@@ -4,7 +4,7 @@ import base64
 import io
 import json
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import boto3
@@ -18,11 +18,16 @@ from botocore.exceptions import ClientError
 
 from evenkeel_local import gpu_cluster
 from evenkeel_local.engine import Engine
-from evenkeel_local.gpu_cluster import ClusterHandle
-from evenkeel_local.gpu_cluster.kube_auth import readable_url
+from evenkeel_local.gpu_cluster import ClusterHandle, rbac
+from evenkeel_local.gpu_cluster.api_server import Request
+from evenkeel_local.gpu_cluster.catalogue import Catalogue
+from evenkeel_local.gpu_cluster.config import AccessEntry
+from evenkeel_local.gpu_cluster.kube_auth import readable_url, user_of
+from evenkeel_local.gpu_cluster.registry import Registry
+from evenkeel_local.gpu_cluster.store import Store
 from evenkeel_local.identities import Credentials, make_user
 from tests.local.gpu_cluster.conftest import QUICK
-from tests.local.gpu_cluster.kube_client import NODES, PODS, KubeClient, eventually
+from tests.local.gpu_cluster.kube_client import NODES, PODS, Json, KubeClient, eventually
 
 OWN_STATEMENTS = [
     {
@@ -247,3 +252,54 @@ def test_a_token_sends_the_cluster_nowhere_else(url: str) -> None:
     text = "k8s-aws-v1." + base64.urlsafe_b64encode(url.encode()).decode().rstrip("=")
 
     assert readable_url(text, "http://127.0.0.1:4566") is None
+
+
+# Access policies, without the engine
+
+
+def refused(policies: Sequence[Json | str], verb: str, plural: str, namespace: str, group: str = "") -> bool:
+    """Whether somebody with these access policies is refused."""
+    registry = Registry(Store(), Catalogue())
+    for obj in rbac.bootstrap_roles():
+        rt = registry.types.by_kind(obj["apiVersion"], obj["kind"])
+        assert rt is not None
+        registry.create(rt, "", obj)
+    arn = "arn:aws:iam::000000000000:role/somebody"
+    entry = AccessEntry.model_validate({"principalArn": arn, "accessPolicies": policies})
+    user = user_of(arn, [entry])
+    assert user is not None
+    asked = Request(verb, group, "v1", plural, namespace, "", "", "")
+    return rbac.RbacAuthorizer(registry.store).refusal(user, asked) is not None
+
+
+@pytest.mark.parametrize(
+    ("policy", "may", "may_not"),
+    [
+        ("AmazonEKSViewPolicy", ("list", "pods", "team"), ("list", "secrets", "team")),
+        ("AmazonEKSAdminViewPolicy", ("list", "secrets", "team"), ("delete", "pods", "team")),
+        ("AmazonEKSEditPolicy", ("create", "jobs", "team", "batch"), ("create", "roles", "team", RULES)),
+        ("AmazonEKSAdminPolicy", ("create", "roles", "team", RULES), ("delete", "nodes", "")),
+        (
+            "arn:aws:eks::aws:cluster-access-policy/AmazonEKSViewPolicy",
+            ("get", "jobs", "team", "batch"),
+            ("patch", "nodes", ""),
+        ),
+    ],
+)
+def test_an_access_policy_permits_what_its_role_does(
+    policy: str, may: tuple[str, ...], may_not: tuple[str, ...]
+) -> None:
+    assert not refused([policy], *may)
+    assert refused([policy], *may_not)
+
+
+def test_the_cluster_admin_policy_permits_everything() -> None:
+    assert not refused(["AmazonEKSClusterAdminPolicy"], "delete", "nodes", "")
+
+
+def test_a_policy_for_a_namespace_holds_there_alone() -> None:
+    policies = [{"policy": "AmazonEKSEditPolicy", "namespaces": ["team"]}]
+
+    assert not refused(policies, "delete", "pods", "team")
+    assert refused(policies, "delete", "pods", "other")
+    assert refused(policies, "list", "pods", "")
