@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 from evenkeel.domain.checkpoints import Distrust
 from evenkeel.domain.nodes import KubernetesNode, ProviderCluster, ProviderNode
+from evenkeel.domain.recovery.validation import CheckResult
 from evenkeel.domain.scheduling.foreign import ForeignPod
 from evenkeel.domain.scheduling.jobs import Attempt, JobSpec, WorkloadSeen
 
@@ -98,6 +99,15 @@ class Key:
     table: Table
     pk: str
     sk: str
+
+
+def site_policy_key(table: Table) -> Key:
+    """`POLICY#site / META`: what the site has otherwise than the shipped policy.
+
+    Kept with incidents and with jobs, always alike, so that every function finds it where it has business anyway. Known
+    here, since the wiring reads it and a service writes it.
+    """
+    return Key(table, "POLICY#site", "META")
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +253,21 @@ class LaunchSpec:
     """Where given, nothing is said about `resume_from`: rank 0 finds out."""
 
 
+@dataclass(frozen=True, slots=True)
+class CheckSpec:
+    """What a node's test job is made from."""
+
+    cluster: str
+    namespace: str
+    name: str
+    node_name: str
+    image: str
+    command: tuple[str, ...]
+    accelerators: int
+    accelerator_resource: str
+    deadline_seconds: int
+
+
 class LaunchResult(StrEnum):
     """What a launch found or did."""
 
@@ -293,6 +318,14 @@ class Cluster(Protocol):
         Raises:
             Refused: the machine is not Karpenter's: nobody would end it.
         """
+        ...
+
+    def start_check(self, spec: CheckSpec) -> None:
+        """Start a test job on one node, cordoned and tainted as it is. Idempotent: yes, by name."""
+        ...
+
+    def check_result(self, cluster: str, namespace: str, name: str) -> CheckResult:
+        """Return how a test job ended; PENDING while it runs, and where there is none."""
         ...
 
     def launch(self, spec: LaunchSpec) -> tuple[LaunchResult, str]:
@@ -401,6 +434,14 @@ class Provider(Protocol):
 
     def replace(self, instance_id: str) -> RepairAnswer:
         """Ask for a replacement, one call, one attempt. Idempotent: no; guarded by the lease."""
+        ...
+
+
+    def check_health(self, instance_group: str, instance_id: str) -> RepairAnswer:
+        """Ask for a deep health check of one machine. Idempotent: no, there is no client token.
+
+        A second one costs hours and harms nothing; guarded by the incident's own note of the first.
+        """
         ...
 
 

@@ -8,8 +8,10 @@ from typing import Any
 
 from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT, KARPENTER_LABEL, KubernetesNode
 from evenkeel.domain.scheduling.foreign import ForeignPod
+from evenkeel.domain.recovery.validation import CheckResult
 from evenkeel.domain.scheduling.jobs import PodPhase, PodSeen, WorkloadSeen
 from evenkeel.ports import (
+    CheckSpec,
     CordonResult,
     EvictResult,
     LaunchResult,
@@ -86,6 +88,11 @@ class FakeCluster:
         """Names of those whose disruption budget allows no eviction."""
         self.ended_at_once: set[str] = set()
         """Names of our pods that were stopped without any grace."""
+        self.checks: dict[str, CheckSpec] = {}
+        """Test jobs, by name."""
+        self.check_results: dict[str, CheckResult] = {}
+        self.every_check = CheckResult.PASSED
+        """How test jobs end for which no other result is set."""
         self.calls: list[tuple[Any, ...]] = []
         """Effects that changed something: (method, name, …)."""
         self.changes: deque[str] = deque()
@@ -137,6 +144,14 @@ class FakeCluster:
         self.calls.append(("delete_node", name))
         self.remove_node(name, cluster)
         return RepairAnswer.ACCEPTED
+
+    def start_check(self, spec: CheckSpec) -> None:
+        if spec.name not in self.checks:
+            self.checks[spec.name] = spec
+            self.calls.append(("start_check", spec.node_name))
+
+    def check_result(self, cluster: str, namespace: str, name: str) -> CheckResult:
+        return self.check_results.get(name, self.every_check) if name in self.checks else CheckResult.PENDING
 
     def launch(self, spec: LaunchSpec) -> tuple[LaunchResult, str]:
         attempt = spec.attempt

@@ -5,6 +5,7 @@ from collections import Counter, deque
 from typing import Any
 
 from evenkeel.domain.nodes import ProviderCluster, ProviderNode
+from evenkeel.domain.recovery.validation import DEEP_CHECK_STATUS
 from evenkeel.ports import RepairAnswer
 from tests.fakes.cluster import TAINT_TEXT, FakeCluster, a_node, instance_id
 from tests.fakes.system import A_MOMENT, FixedClock
@@ -45,6 +46,8 @@ class FakeProvider:
         )
         self.accepted: list[tuple[str, str]] = []
         """Every call that took effect: (`reboot` or `replace`, instance id)."""
+        self.examined: list[str] = []
+        """Every deep health check that was accepted."""
         self.asked: list[tuple[str, str]] = []
         """Every call that was made."""
         self.scripted: deque[RepairAnswer] = deque()
@@ -72,7 +75,26 @@ class FakeProvider:
     def replace(self, instance_id: str) -> RepairAnswer:
         return self._ask(REPLACE, instance_id)
 
+    def check_health(self, instance_group: str, instance_id: str) -> RepairAnswer:
+        node = self.by_id.get(instance_id)
+        if node is None or node.status != "Running" or node.instance_group != instance_group:
+            return RepairAnswer.NOT_NOW
+        self.examined.append(instance_id)
+        self.by_id[instance_id] = node.but(status="DeepHealthCheckInProgress")
+        self._label(instance_id, "InProgress")
+        return RepairAnswer.ACCEPTED
+
     # ------------------------------------------------------------ for tests
+
+    def finish_check(self, instance_id: str, *, passed: bool = True) -> None:
+        """End the deep health check of a machine."""
+        self.by_id[instance_id] = self.by_id[instance_id].but(status="Running")
+        self._label(instance_id, "Passed" if passed else "Failed")
+
+    def _label(self, instance_id: str, check: str) -> None:
+        if self.kubernetes and (seen := self._seen(instance_id)):
+            labels = {**seen.labels, DEEP_CHECK_STATUS: check}
+            self.kubernetes.set_node(seen.name, seen.cluster, labels=labels)
 
     def finish(self, instance_id: str) -> str:
         """End the repair of a machine and return the id of the one that now holds its seat."""

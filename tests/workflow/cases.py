@@ -31,6 +31,7 @@ WELL = {
     "ProtectJobs": says("PROTECTED", jobs=[{"jobId": "job-llm", "attempt": 1}]),
     "RepairNode": ASKED,
     "AwaitNode": says("NODE_BACK", facts={"instanceId": "i-0ce"}),
+    "CheckNode": says("DEEP"),
     "ValidateNode": says("VALID", facts={}),
     "AwaitProvider": says("WAY_CLEAR", facts={}),
     "AwaitClearWay": says("WAY_CLEAR", facts={}),
@@ -40,8 +41,17 @@ WELL = {
     "AwaitResume": says("JOBS_BACK", facts={}),
     "SettleIncident": says("RECOVERED"),
 }
-IN_BRANCHES = ("RepairNode", "AwaitNode", "ValidateNode", "AwaitRelease", "ReturnNode", "PlanResume", "AwaitResume")
-NODE_TASKS = IN_BRANCHES[:5]
+IN_BRANCHES = (
+    "RepairNode",
+    "AwaitNode",
+    "CheckNode",
+    "ValidateNode",
+    "AwaitRelease",
+    "ReturnNode",
+    "PlanResume",
+    "AwaitResume",
+)
+NODE_TASKS = IN_BRANCHES[:6]
 LATER = says("LATER", repairsNode=False, settleSeconds=0, maxRepairs=3, decisionId="dec-4l")
 JOBS_ONLY = {**PLAN, "repairsNode": False}
 IN_THE_WAY = {"RepairNode": [says("LATER", rung="", waitSeconds=0), ASKED]}

@@ -159,7 +159,7 @@ def test_a_wait_is_opened_again_when_the_process_that_was_to_open_it_dies(stand_
 
 def test_functions_are_given_ids_and_no_documents(recovery: Walk) -> None:
     expected = {"schemaVersion": 1, "incidentId": "inc-7qk2", "run": 1, "executionArn": recovery.execution}
-    for name in ("PlanRecovery", "CordonNode", "ProtectJobs", "RepairNode", "ReturnNode", "PlanResume"):
+    for name in ("PlanRecovery", "CordonNode", "ProtectJobs", "RepairNode", "CheckNode", "ReturnNode", "PlanResume"):
         assert recovery.given[name][0] == expected
 
 

@@ -1,5 +1,6 @@
 """The port Cluster on Kubernetes API servers."""
 
+import contextlib
 import queue
 import threading
 from collections import defaultdict
@@ -10,9 +11,11 @@ from evenkeel.adapters import workloads
 from evenkeel.adapters.kubernetes import JSON_PATCH, AlreadyExists, Expired, Invalid, KubernetesApi, Watch
 from evenkeel.adapters.workloads import ATTEMPT_LABEL, FLEET_LABEL, INDEX_LABEL, JOB_LABEL, Json
 from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT, INCIDENT_ANNOTATION, KARPENTER_LABEL, KubernetesNode
+from evenkeel.domain.recovery.validation import CheckResult
 from evenkeel.domain.scheduling.foreign import ForeignPod
 from evenkeel.domain.scheduling.jobs import WorkloadSeen
 from evenkeel.ports import (
+    CheckSpec,
     Conflict,
     CordonResult,
     EvictResult,
@@ -128,6 +131,19 @@ class KubernetesCluster:
         # Karpenter's finalizer holds the object until its pods are drained and the machine is ended.
         api.delete(f"{_NODES}/{name}", preconditions={"uid": item["metadata"]["uid"]})
         return RepairAnswer.ACCEPTED
+
+    def start_check(self, spec: CheckSpec) -> None:
+        path = f"/apis/batch/v1/namespaces/{spec.namespace}/jobs"
+        with contextlib.suppress(AlreadyExists):
+            self._api(spec.cluster).create(path, workloads.check_job(spec, self._fleet))
+
+    def check_result(self, cluster: str, namespace: str, name: str) -> CheckResult:
+        job = self._api(cluster).get(f"/apis/batch/v1/namespaces/{namespace}/jobs/{name}")
+        conditions = ((job or {}).get("status") or {}).get("conditions") or ()
+        held = {each["type"] for each in conditions if each.get("status") == "True"}
+        if "Complete" in held:
+            return CheckResult.PASSED
+        return CheckResult.FAILED if "Failed" in held else CheckResult.PENDING
 
     # ------------------------------------------------------------ workloads
 

@@ -8,7 +8,7 @@ from botocore.exceptions import ClientError
 
 from evenkeel.adapters import aws
 from evenkeel.domain.nodes import INSTANCE_ID, ProviderCluster, ProviderNode
-from evenkeel.ports import EvenkeelError, Refused, RepairAnswer, Unreachable
+from evenkeel.ports import EvenkeelError, NotFound, Refused, RepairAnswer, Unreachable
 
 _ARN = re.compile(r"arn:aws[a-z-]*:sagemaker:[a-z0-9-]+:[0-9]{12}:cluster/[a-z0-9]{12}", re.ASCII)
 _GONE = ("ResourceNotFound", "ResourceNotFoundException", "ValidationException")
@@ -74,6 +74,23 @@ class HyperPodProvider:
 
     def replace(self, instance_id: str) -> RepairAnswer:
         return self._ask("replace", instance_id, self._repairer.batch_replace_cluster_nodes)
+
+    def check_health(self, instance_group: str, instance_id: str) -> RepairAnswer:
+        _check(instance_id)
+        # Without InstanceIds it would be the whole group. The answer names nothing: the node itself tells.
+        wish = {
+            "InstanceGroupName": instance_group,
+            "InstanceIds": [instance_id],
+            "DeepHealthChecks": ["InstanceStress", "InstanceConnectivity"],
+        }
+        try:
+            with aws.translated(f"deep health check of {instance_id} of {self._arn}", _REFUSALS):
+                self._repairer.start_cluster_health_check(ClusterName=self._arn, DeepHealthCheckConfigurations=[wish])
+        except Unreachable:
+            return RepairAnswer.UNKNOWN
+        except (Refused, NotFound):
+            return RepairAnswer.NOT_NOW  # it is not in a status in which it can be examined
+        return RepairAnswer.ACCEPTED
 
     def _list(self, **options: Any) -> tuple[ProviderNode, ...]:
         found: list[ProviderNode | None] = []

@@ -21,3 +21,6 @@ class NoProvider:
 
     def replace(self, instance_id: str) -> RepairAnswer:  # noqa: ARG002 - the port's name
         return RepairAnswer.NO_SUCH_NODE
+
+    def check_health(self, instance_group: str, instance_id: str) -> RepairAnswer:  # noqa: ARG002 - the port's names
+        return RepairAnswer.NO_SUCH_NODE

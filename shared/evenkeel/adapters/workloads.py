@@ -16,13 +16,14 @@ from evenkeel.domain.scheduling.foreign import RESUME_ALLOWED, RESUME_LABEL, Com
 from evenkeel.domain.scheduling.jobs import Demand, PodPhase, PodSeen
 from evenkeel.domain.scheduling.submission import RESERVED_ENV
 from evenkeel.domain.values import rfc3339
-from evenkeel.ports import LaunchSpec
+from evenkeel.ports import CheckSpec, LaunchSpec
 
 Json: TypeAlias = dict[str, Any]
 
 JOB_LABEL = "evenkeel.io/job"
 ATTEMPT_LABEL = "evenkeel.io/attempt"
 FLEET_LABEL = "evenkeel.io/fleet"
+CHECK_LABEL = "evenkeel.io/check"
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 RENDEZVOUS_PORT = 29500
 
@@ -148,6 +149,50 @@ def _pod(spec: LaunchSpec, accelerator_resource: str) -> Json:
                 "terminationMessagePolicy": "FallbackToLogsOnError",
             }
         ],
+    }
+
+
+def check_job(spec: CheckSpec, fleet: str) -> Json:
+    """The test job of one node. It bears every taint, ours and HyperPod's: it is there to find out about them.
+
+    Its end is read by whoever waits for it; after an hour Kubernetes clears it away.
+    """
+    mine = {"app.kubernetes.io/managed-by": "evenkeel", FLEET_LABEL: fleet, CHECK_LABEL: spec.name}
+    here = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [spec.node_name]}]}
+    limits = {spec.accelerator_resource: str(spec.accelerators)} if spec.accelerators else {}
+    pod = {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "tolerations": [{"operator": "Exists"}],
+        "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [here]}}},
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": _USER,
+            "runAsGroup": _USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [
+            {
+                "name": "check",
+                "image": spec.image,
+                **({"command": list(spec.command)} if spec.command else {}),
+                "resources": {"limits": limits} if limits else {},
+                "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+                "terminationMessagePolicy": "FallbackToLogsOnError",
+            }
+        ],
+    }
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": spec.name, "namespace": spec.namespace, "labels": mine},
+        "spec": {
+            "backoffLimit": 0,
+            "activeDeadlineSeconds": spec.deadline_seconds,
+            "ttlSecondsAfterFinished": 3600,
+            "template": {"metadata": {"labels": mine}, "spec": pod},
+        },
     }
 
 

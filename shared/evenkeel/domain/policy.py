@@ -10,7 +10,7 @@ from typing import Any, Self
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from evenkeel.domain.health.faults import Catalogue, CatalogueError, FaultOverride, shipped
-from evenkeel.domain.values import Value
+from evenkeel.domain.values import Instant, Value
 
 
 class Section(Value):
@@ -123,6 +123,19 @@ class RepairPolicy(Section):
     drain_scale: float = 1.0
     """Factor on the catalogue's drain seconds."""
     validation_deadline_seconds: int = 600
+    deep_checks_after: tuple[str, ...] = ()
+    """Fault classes after which HyperPod's deep health check validates, where the fault's row asks for `deep`. It takes
+    about two hours a node, and HyperPod itself repairs what fails it."""
+    deep_check_least_seconds: int = 300
+    """What the node says of a deep check younger than this may be said of an older one."""
+    deep_check_deadline_seconds: int = 14_400
+    test_job_image: str = ""
+    """Image of the test job that validates a machine; empty = none. It gets all accelerators of the node."""
+    test_job_command: tuple[str, ...] = ()
+    """What it runs; exit code 0 is a pass. Empty = what the image runs by itself."""
+    test_jobs_after: tuple[str, ...] = ("hardware", "mixed", "network", "software")
+    """Fault classes after which a test job validates, where no deep check does."""
+    test_job_deadline_seconds: int = 900
     return_margin_seconds: int = 10
     """A node must have been Ready this long before it is validated."""
     approval_deadline_seconds: int = 3600
@@ -281,6 +294,37 @@ class Policy(Section):
 
 class PolicyError(ValueError):
     """A policy, or a site's changes to one, cannot be used. The message names each field that is wrong."""
+
+
+class PolicyChange(Value):
+    """A site's own values, as they were given last."""
+
+    number: int
+    """Counts the changes; the first is 1."""
+    changes: dict[str, Any]
+    """All that the site has otherwise than the shipped policy, in the form of its JSON."""
+    before: dict[str, Any] | None = None
+    """The same, before this change."""
+    by: str
+    reason: str
+    at: Instant
+
+
+def in_force(base: Policy, change: PolicyChange | None) -> tuple[Policy, str]:
+    """Return the policy in force, and why the last change is not in it; empty where it is.
+
+    A change is judged when it is given, so one that cannot be used was made for another release: then the one before
+    it counts, and at last the shipped policy.
+    """
+    if change is None:
+        return base, ""
+    problem = ""
+    for changes in (change.changes, change.before or {}):
+        try:
+            return changed(base, changes), problem
+        except PolicyError as error:
+            problem = problem or f"change {change.number} by {change.by}: {error}"
+    return base, problem
 
 
 def changed(base: Policy, changes: Mapping[str, Any]) -> Policy:

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any
 
-from evenkeel.domain.health.incidents import Incident
+from evenkeel.domain.health.incidents import Incident, NodeCheck
 from evenkeel.domain.nodes import KubernetesNode, NodeLife, ProviderCluster, ProviderNode
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.recovery import approval
@@ -18,7 +18,15 @@ from evenkeel.domain.recovery import awaiting as recovery
 from evenkeel.domain.recovery.leases import Lease
 from evenkeel.domain.recovery.plan import hands_off
 from evenkeel.domain.recovery.seats import Holder, SeatNow, look
-from evenkeel.domain.recovery.validation import expected_accelerators, judge_node, looks_sick, margin_seconds
+from evenkeel.domain.recovery.validation import (
+    CheckKind,
+    CheckResult,
+    expected_accelerators,
+    judge_deep_check,
+    judge_node,
+    looks_sick,
+    margin_seconds,
+)
 from evenkeel.domain.recovery.vetoes import veto
 from evenkeel.domain.scheduling.attempts import lost_nodes
 from evenkeel.domain.scheduling.awaiting import attempt_answer, is_doubtful
@@ -115,6 +123,10 @@ class Observation:
     def settings(self) -> ProviderCluster | None:
         """HyperPod's settings and status; None in a fleet without that half."""
         return plan_recovery.settings_of(self._provider)
+
+    def check_result(self, cluster: str, check: NodeCheck) -> CheckResult:
+        """Return how a node's test job ended."""
+        return self._cluster.check_result(cluster, check.namespace, check.name)
 
     def returns_of(self, incident: Incident) -> int:
         """Return how often the machine of an incident was returned to service lately."""
@@ -307,8 +319,24 @@ def judge(wait: Wait, world: Observation) -> Answer | None:
             last_signal_at=incident.last_signal_at,
             margin=margin_seconds(world.returns_of(incident), world.policy.repair),
             now=world.now,
+            check=_check(incident, machine, world),
         )
     return None
+
+
+def _check(incident: Incident, machine: Holder, world: Observation) -> CheckResult:
+    """Return what is known of the check that is to vouch for a machine; passed where none was begun for it."""
+    check = incident.check
+    if check is None or machine.node is None or check.instance_id != machine.instance_id:
+        return CheckResult.PASSED
+    match check.kind:
+        case CheckKind.DEEP:
+            least = world.policy.repair.deep_check_least_seconds
+            return judge_deep_check(machine.node, started_at=check.started_at, least_seconds=least, now=world.now)
+        case CheckKind.TEST_JOB:
+            return world.check_result(machine.node.cluster, check)
+        case _:
+            return CheckResult.PASSED
 
 
 def _vetoed(incident: Incident, world: Observation) -> Answer | None:

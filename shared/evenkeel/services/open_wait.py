@@ -4,11 +4,11 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from evenkeel.domain.health.incidents import Incident
-from evenkeel.domain.policy import Policy
+from evenkeel.domain.policy import Policy, RepairPolicy
 from evenkeel.domain.recovery.leases import Lease, RepairAsk
 from evenkeel.domain.recovery.repair import deadline_of
 from evenkeel.domain.recovery.seats import look
-from evenkeel.domain.recovery.validation import margin_seconds
+from evenkeel.domain.recovery.validation import CheckKind, margin_seconds
 from evenkeel.domain.values import Value, rfc3339
 from evenkeel.domain.waiting import Condition, ConditionKind, Wait, wait_name
 from evenkeel.ports import Cluster, Conflict, Ledger, Provider, Put, Refused, WaitAnswers
@@ -112,7 +112,6 @@ def _condition(
         ConditionKind.ATTEMPT_RUNNING: jobs.running_deadline_seconds,
         ConditionKind.ATTEMPT_ENDED: jobs.run_deadline_seconds,
         ConditionKind.ATTEMPT_STOPPED: jobs.stop_deadline_seconds,
-        ConditionKind.NODE_VALID: policy.repair.validation_deadline_seconds,
     }
     if request.job_id:
         return {"attempt": request.attempt}, now + timedelta(seconds=seconds[request.kind])
@@ -132,7 +131,7 @@ def _condition(
     if request.kind is ConditionKind.NODE_VALID:
         # The deadline allows for the longest margin: one that keeps coming back has to be well for longer.
         margin = margin_seconds(policy.repair.lemon_returns, policy.repair)
-        return facts, now + timedelta(seconds=seconds[request.kind] + margin)
+        return facts, now + timedelta(seconds=_check_seconds(incident, policy.repair) + margin)
     if ask is None:
         return facts, now + timedelta(seconds=policy.repair.replace_deadline_seconds)
     seat = look(
@@ -144,6 +143,15 @@ def _condition(
         since=ask.asked_at,
     )
     return facts, deadline_of(ask, policy.repair, seat, incident.progress)
+
+
+def _check_seconds(incident: Incident, policy: RepairPolicy) -> int:
+    kind = incident.check.kind if incident.check else CheckKind.BASIC
+    longer = {
+        CheckKind.DEEP: policy.deep_check_deadline_seconds,
+        CheckKind.TEST_JOB: policy.test_job_deadline_seconds,
+    }
+    return max(policy.validation_deadline_seconds, longer.get(CheckKind(kind), 0))
 
 
 def _seat(incident: Incident, ask: RepairAsk | None) -> dict[str, Any]:

@@ -19,9 +19,7 @@ from evenkeel.domain.recovery.plan import FaultTerms, Owner, hands_off, not_allo
 from evenkeel.domain.recovery.repair import (
     ACCEPTED,
     FAILED,
-    KARPENTER,
     NOT_NOW,
-    OWNER,
     OWNERS,
     REPLACE,
     UNKNOWN,
@@ -29,11 +27,10 @@ from evenkeel.domain.recovery.repair import (
     RepairDecision,
     RepairFacts,
     choose_repair,
-    deadline_of,
     took_effect,
 )
 from evenkeel.domain.recovery.seats import look
-from evenkeel.domain.recovery.validation import expected_accelerators, judge_node
+from evenkeel.domain.recovery.validation import CheckKind, expected_accelerators, judge_node
 from evenkeel.domain.recovery.vetoes import veto
 from evenkeel.domain.scheduling.jobs import Job
 from evenkeel.domain.values import Value
@@ -93,7 +90,6 @@ _OUTCOMES = {
     Repair.STAND_DOWN: "STAND_DOWN",
 }
 _NOTED = {Repair.DIAGNOSE: "examined", Repair.LATER: "waits", Repair.NOT_NEEDED: "node"}
-_MARKS = {Owner.HYPERPOD: OWNER, Owner.KARPENTER: KARPENTER}
 _ENDS = {Repair.ASK_PERSON: "WAITING_FOR_PERSON", Repair.STAND_DOWN: "STOOD_DOWN"}
 
 
@@ -152,8 +148,8 @@ def run(
         return _call(
             incident, lease, lease_row, facts, guarded, decision, record, ledger, cluster, provider, telemetry, policy
         )
-    if decision.action is Repair.AWAIT and facts.owner in _MARKS and not _mine(lease, incident):
-        mark = _ask(facts, _MARKS[facts.owner], ACCEPTED)
+    if decision.marks:
+        mark = _ask(facts, decision.marks, ACCEPTED)
         _record_ask(incident, lease, lease_row, mark, None, decision, record, ledger)
     if decision.action is Repair.AWAIT:
         _reconcile(incident, facts, ledger)
@@ -223,6 +219,7 @@ def _facts(
         seat=seat,
         validity=judge_node(machine, expected=expected_accelerators(kind, peers)),
         invalid_at=incident.invalid_at,
+        deep_check_failed_at=_deep_check_failed_at(incident),
         veto=veto(incident, patient, nodes),
         in_the_way=hands_off(settings.status if settings else "", status),
         has_work=has_work,
@@ -234,6 +231,12 @@ def _facts(
         hold=guard_acts.Fleet(ledger, policy, now).hold_on(incident),
         now=now,
     )
+
+
+def _deep_check_failed_at(incident: Incident) -> datetime | None:
+    check, failed_at = incident.check, incident.invalid_at
+    is_of_it = check is not None and (check.kind, check.instance_id) == (CheckKind.DEEP, incident.life.instance_id)
+    return failed_at if is_of_it and check and failed_at and failed_at >= check.started_at else None
 
 
 def _calls_today(lease: Lease | None, now: datetime) -> int:
@@ -309,10 +312,7 @@ def _call(
     policy: Policy,
 ) -> Outcome:
     ask = _ask(facts, decision.rung, "")
-    until = deadline_of(ask.but(answer=ACCEPTED), policy.repair) + timedelta(
-        seconds=policy.repair.validation_deadline_seconds
-    )
-    entry = guarded.entry(incident, facts.now, until)
+    entry = guarded.entry(incident, facts.now)
     enters = guard_register.entering(Which.REPAIRS, guarded.register, guarded.version, entry, asks=True)
     _record_ask(incident, lease, lease_row, ask, enters, decision, record, ledger)
     machine = incident.life.instance_id

@@ -47,8 +47,9 @@ from tests.waiting import until
 
 Prepare = Callable[[Stage], Json]
 
-MARKED, REBOOTED, REPLACED = 2, 3, 4
-"""Places in the list of machines of those that a probe marks, has rebooted, and has replaced (always the last)."""
+MARKED, REBOOTED, REPLACED, EXAMINED = 2, 3, 4, 0
+"""Places in the list of machines of those that a probe marks, has rebooted, has replaced
+(always the last), and has examined."""
 
 
 @dataclass(frozen=True)
@@ -410,6 +411,17 @@ def gives_a_machine_of_karpenters_back(stage: Stage) -> Json:
     stage.forget(rows.incident_key(incident.incident_id))
     stage.put(rows.incident_row(incident, 0))
     return of_incident(incident)
+
+
+@probe("check_node", comes_through=lambda seen: bool(seen.answer) and seen.answer["outcome"] in ("DEEP", "BASIC"))
+def has_a_machine_examined(stage: Stage) -> Json:
+    """As often as it is asked: while it is being examined, a second wish is declined and the machine judged by sight."""
+    return of_incident(planned(stage, EXAMINED, fault_key="train:slow_rank"))
+
+
+@probe("check_node", comes_through=lambda seen: bool(seen.answer) and seen.answer["outcome"] == "TEST_JOB")
+def runs_a_test_job(stage: Stage) -> Json:
+    return of_incident(planned(stage, EXAMINED, fault_key="fabric:manager_not_running"))
 
 
 @probe("return_node")

@@ -256,6 +256,31 @@ def test_people_and_what_is_in_the_way(why: str, changes: dict[str, Any], action
     assert (decision.action, decision.drains) == (action, drains), f"{why}: {decision.reason}"
 
 
+EXAMINED = {"deep_check_failed_at": at(60), "invalid_at": at(60), "seat": REBOOTED, "now": at(70)}
+
+
+@pytest.mark.parametrize(
+    ("why", "changes", "action", "marks"),
+    [
+        ("HyperPod repairs what failed its own check", {"asks": (an_ask(),)}, Repair.AWAIT, "owner"),
+        ("it is awaited", {"asks": (an_ask(), an_ask("owner", 65))}, Repair.AWAIT, ""),
+        ("it did nothing", {"asks": (an_ask(), an_ask("owner", 65)), "now": at(800)}, Repair.REPLACE, ""),
+        (
+            "it failed again and again",
+            {"asks": tuple(an_ask("owner", seconds) for seconds in (10, 20, 30))},
+            Repair.ASK_PERSON,
+            "",
+        ),
+    ],
+)
+def test_a_machine_that_failed_its_deep_check_is_hyperpods_to_repair(
+    why: str, changes: dict[str, Any], action: Repair, marks: str
+) -> None:
+    decision = choose(**{**EXAMINED, **changes})
+
+    assert (decision.action, decision.marks) == (action, marks), f"{why}: {decision.reason}"
+
+
 @pytest.mark.parametrize("answer", ["", "UNKNOWN"], ids=["crashed", "no reply"])
 @pytest.mark.parametrize(
     ("why", "rung", "changes", "action"),

@@ -99,8 +99,8 @@ class Recovery:
         world.workflows.executions.clear()
         world.passes.reasons.clear()
         self.ledger = crashing(world.ledger, self.plan, "commit")
-        self.cluster = crashing(world.cluster, self.plan, "cordon", "release", "stop")
-        self.provider = crashing(world.provider, self.plan, "reboot", "replace")
+        self.cluster = crashing(world.cluster, self.plan, "cordon", "release", "stop", "start_check")
+        self.provider = crashing(world.provider, self.plan, "reboot", "replace", "check_health")
         self.workflows = crashing(world.workflows, self.plan, "start")
         self.tokens = crashing(world.tokens, self.plan, "succeed")
         self.wait_answers = crashing(world.wait_answers, self.plan, "request")
@@ -156,6 +156,7 @@ class Recovery:
             "catalogue": self.policy.catalogue,
             "mode": self.mode,
             "drills_may_act": self.drills_may_act,
+            "namespace": "evenkeel-jobs",
         }
         wanted = inspect.signature(service.run).parameters
         arguments = {port: known[port] for port in wanted if port in known}

@@ -8,13 +8,16 @@ import pytest
 
 from evenkeel.domain.policy import Mode
 from tests.fakes import CrashPlan
-from tests.unit.services_recovery.recovery import Recovery
+from tests.unit.services_recovery.recovery import QUICK, Recovery
+
+EXAMINES = QUICK.but(repair=QUICK.repair.but(test_job_image="registry/node-test:1"))
 
 SCENARIOS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "reboot": ({}, {}),
     "replace": ({}, {"fault_key": "hp:NvidiaErrorTerminate"}),
     "reboot-then-replace": ({"comes_back_sick": True}, {}),
     "stuck-replace": ({"is_stuck": True, "size": 2}, {"fault_key": "hp:NvidiaErrorTerminate"}),
+    "examined": ({"policy": EXAMINES, "with_job": False}, {"fault_key": "xid:79", "source": "hyperpod.node-labels"}),
     "observe": ({"mode": Mode.OBSERVE}, {}),
 }
 

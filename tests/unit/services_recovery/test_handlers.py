@@ -83,6 +83,7 @@ def test_a_recovery_through_the_handlers(fake: FakeWorld) -> None:
     request = {"subject": asked.subject, "name": asked.name, "generation": asked.generation, "answer": asked.answer}
     assert handler("resolve_wait")(request, CONTEXT)["outcome"] == "ANSWERED"
     assert fake.tokens.answers["token-2"]["outcome"] == "NODE_BACK"
+    assert call("check_node", **subject)["outcome"] == "BASIC"
     assert call("return_node", **subject)["outcome"] == "RETURNED"
     settled = call(
         "settle_incident",
@@ -132,6 +133,7 @@ def test_only_what_may_succeed_later_goes_back_to_the_queue(fake: FakeWorld) -> 
         "cordon_node",
         "protect_jobs",
         "repair_node",
+        "check_node",
         "return_node",
         "plan_resume",
         "settle_incident",

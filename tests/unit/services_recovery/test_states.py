@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import IncidentState
 from evenkeel.domain.nodes import FleetNode, Node, NodeLife
-from evenkeel.domain.policy import Mode
+from evenkeel.domain.policy import Mode, Policy
 from evenkeel.domain.recovery.repair import RepairFacts, choose_repair
+from evenkeel.domain.recovery.validation import CheckResult
 from evenkeel.domain.scheduling.jobs import AttemptState, JobState
 from evenkeel.domain.waiting import ConditionKind
 from evenkeel.ports import Put, RepairAnswer, Table
 from evenkeel.services import (
+    check_node,
     cordon_node,
     plan_recovery,
     plan_resume,
@@ -257,6 +259,90 @@ def test_under_a_hold_a_persons_cordon_keeps_the_node_and_the_release_moves_its_
     assert "AwaitRelease: RELEASED" in recovery.visited
     assert effects(recovery) == ["stop"]
     assert (recovery.job.state, recovery.job.current_attempt) == (JobState.RUNNING, 2)
+
+
+# ---------------------------------------------------------------- what vouches for a machine
+
+DEEP = QUICK.but(repair=QUICK.repair.but(deep_checks_after=("hardware",), deep_check_least_seconds=1))
+TESTED = QUICK.but(repair=QUICK.repair.but(test_job_image="registry/node-test:1"))
+EXAMINED = {"fault_key": "xid:79", "source": "hyperpod.node-labels"}
+
+
+def back_from_reboot(policy: Policy) -> Recovery:
+    recovery = sick(policy=policy, fact=EXAMINED)
+    for name, service in (("PlanRecovery", plan_recovery), ("CordonNode", cordon_node), ("RepairNode", repair_node)):
+        recovery.state(name, service)
+    recovery.world.provider.finish_all()
+    recovery.mark(instance_id(1))
+    return recovery
+
+
+def test_a_deep_check_is_asked_for_once_and_vouches_for_the_machine_when_it_has_passed() -> None:
+    recovery = back_from_reboot(DEEP)
+    outcomes = [recovery.state("CheckNode", check_node).outcome for _ in range(2)]
+    recovery.open(ConditionKind.NODE_VALID)
+    recovery.world.clock.advance(30)
+    during = recovery.look()
+    recovery.world.provider.finish_check(instance_id(1))
+
+    assert outcomes == ["DEEP", "DEEP"]
+    assert recovery.world.provider.examined == [instance_id(1)]
+    assert (during, recovery.look()) == ([], ["VALID"])
+    [decision] = decisions(recovery, "CHECK")
+    assert decision.action == "DEEP"
+
+
+def test_a_machine_that_fails_its_deep_check_is_left_to_hyperpod_which_repairs_it() -> None:
+    recovery = back_from_reboot(DEEP)
+    recovery.state("CheckNode", check_node)
+    recovery.open(ConditionKind.NODE_VALID)
+    recovery.world.clock.advance(30)
+    recovery.world.provider.finish_check(instance_id(1), passed=False)
+    failed = recovery.look()
+    recovery.deliver()
+    asked = list(recovery.world.provider.asked)
+
+    assert failed == ["INVALID"]
+    assert recovery.state("RepairNode", repair_node).outcome == "ASKED"
+    assert recovery.world.provider.asked == asked
+    assert recovery.lease
+    assert recovery.lease.asks[-1].rung == "owner"
+
+
+def test_a_deep_check_that_hyperpod_declines_leaves_what_the_control_planes_show() -> None:
+    recovery = back_from_reboot(DEEP)
+    recovery.world.provider.by_id[instance_id(1)] = recovery.world.provider.by_id[instance_id(1)].but(status="Failure")
+
+    assert recovery.state("CheckNode", check_node).outcome == "BASIC"
+
+
+@pytest.mark.parametrize(("result", "outcome"), [(CheckResult.PASSED, "VALID"), (CheckResult.FAILED, "INVALID")])
+def test_a_test_job_on_the_node_decides(result: CheckResult, outcome: str) -> None:
+    recovery = back_from_reboot(TESTED)
+    recovery.world.cluster.every_check = CheckResult.PENDING
+    outcomes = [recovery.state("CheckNode", check_node).outcome for _ in range(2)]
+    recovery.open(ConditionKind.NODE_VALID)
+    recovery.world.clock.advance(30)
+    during = recovery.look()
+    recovery.world.cluster.every_check = result
+
+    assert outcomes == ["TEST_JOB", "TEST_JOB"]
+    assert [spec.node_name for spec in recovery.world.cluster.checks.values()] == [NODE]
+    assert (during, recovery.look()) == ([], [outcome])
+
+
+def test_each_failed_validation_is_followed_by_a_check_of_its_own() -> None:
+    recovery = back_from_reboot(TESTED)
+    recovery.state("CheckNode", check_node)
+    recovery.world.cluster.every_check = CheckResult.FAILED
+    recovery.open(ConditionKind.NODE_VALID)
+    recovery.look()
+    recovery.deliver()
+    recovery.world.clock.advance(1)
+
+    recovery.state("CheckNode", check_node)
+
+    assert len(recovery.world.cluster.checks) == 2
 
 
 # ---------------------------------------------------------------- machines that keep coming back

@@ -21,7 +21,7 @@ from evenkeel.domain.policy import RepairPolicy
 from evenkeel.domain.recovery.guardrails import ALLOWED, REPAIRS, Act, GuardFacts, Rule, weigh
 from evenkeel.domain.recovery.leases import Hold, RepairAsk
 from evenkeel.domain.recovery.plan import KEPT_OUT, FaultTerms, Owner
-from evenkeel.domain.recovery.seats import GOOD_STATUS, SeatNow
+from evenkeel.domain.recovery.seats import EXAMINED, GOOD_STATUS, SeatNow
 from evenkeel.domain.recovery.validation import Validity
 from evenkeel.domain.values import Instant, Value
 
@@ -46,7 +46,7 @@ NO_CAPACITY = "insufficient_capacity"
 _FAILURES = ("reboot_failed", "replacement_failed", NO_CAPACITY)
 _BEGINNINGS = ("reboot_in_progress", "replacement_started", "terminating", "provisioned")
 """What the provider says of a repair: that it failed, and that it is at it."""
-_RESTING = (GOOD_STATUS, "Failure", "")
+_RESTING = (GOOD_STATUS, EXAMINED, "Failure", "")
 """Statuses in which HyperPod does nothing about a machine."""
 
 
@@ -98,6 +98,8 @@ class RepairFacts(Value):
     """Of the machine in the seat."""
     invalid_at: Instant | None = None
     """When a machine in this seat last failed its validation."""
+    deep_check_failed_at: Instant | None = None
+    """When this very machine failed HyperPod's deep health check."""
     hold: Hold | None
     veto: str = ""
     """How a person said that automation is to leave this machine alone; empty where nobody did."""
@@ -132,6 +134,8 @@ class RepairDecision(Value):
     wait_seconds: int = 0
     drains: bool = False
     """Whether what runs on the machine is stopped first."""
+    marks: str = ""
+    """Where another owner is awaited from now on: what the mark on the lease says, one of `OWNERS`."""
     alternatives: tuple[Alternative, ...] = ()
 
     @property
@@ -155,6 +159,9 @@ def choose_repair(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
     last = facts.asks[-1] if facts.asks and facts.asks[-1].asked_at >= facts.opened_at else None
     if facts.seat.successor is not None:
         return _with_successor(facts, last, policy)
+    failed_at = facts.deep_check_failed_at
+    if failed_at is not None and (last is None or last.asked_at < failed_at):
+        return _after_deep_check(facts, policy)
     if last is not None:
         return _after(facts, last, policy)
     if not facts.seat.patient.is_there:
@@ -165,9 +172,11 @@ def choose_repair(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
         reason = "Neither HyperPod nor Karpenter brought this machine: it is kept out of service for a person."
         return _decided(Repair.ASK_PERSON, reason).but(drains=True)
     if facts.owner is Owner.HYPERPOD:
-        return _decided(Repair.AWAIT, "HyperPod repairs this machine itself: it is awaited, not called.")
+        reason = "HyperPod repairs this machine itself: it is awaited, not called."
+        return _decided(Repair.AWAIT, reason).but(marks=OWNER)
     if facts.owner is Owner.KARPENTER and policy.karpenter_repairs:
-        return _decided(Repair.AWAIT, "Karpenter repairs this machine itself: it is awaited.")
+        reason = "Karpenter repairs this machine itself: it is awaited."
+        return _decided(Repair.AWAIT, reason).but(marks=KARPENTER)
     if facts.has_work and facts.work_may_run_until is not None and facts.now < facts.work_may_run_until:
         return _decided(Repair.LATER, f"Its work may run until {facts.work_may_run_until:%Y-%m-%dT%H:%M:%SZ}.")
     return _next_rung(facts, policy, failed="")
@@ -293,6 +302,15 @@ def _has_rebooted(facts: RepairFacts, last: RepairAsk) -> bool:
     return node is not None and bool(last.boot_id) and bool(node.boot_id) and node.boot_id != last.boot_id
 
 
+def _after_deep_check(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
+    """Decide after the machine failed HyperPod's deep health check: HyperPod itself reboots or replaces it then."""
+    marks = [ask for ask in facts.asks if ask.rung == OWNER and ask.asked_at >= facts.opened_at]
+    if len(marks) >= policy.max_attempts:
+        return _decided(Repair.ASK_PERSON, f"It failed its deep health check again, after {len(marks)} repairs of it.")
+    reason = "It failed its deep health check, and HyperPod itself repairs what does."
+    return _decided(Repair.AWAIT, reason, (REPLACE, "two repairs would cross")).but(marks=OWNER)
+
+
 def _after_owner(facts: RepairFacts, last: RepairAsk, policy: RepairPolicy) -> RepairDecision:
     """Decide while another owner repairs: never against an attempt of theirs, and only when they have given up.
 
@@ -306,7 +324,7 @@ def _after_owner(facts: RepairFacts, last: RepairAsk, policy: RepairPolicy) -> R
     due = deadline_of(last, policy, facts.seat, facts.progress)
     if facts.now < due:
         return _decided(Repair.AWAIT, f"{owner} repairs this machine itself: it is awaited.")
-    if facts.owner is Owner.HYPERPOD and _is_under_way(facts.seat, facts.progress):
+    if facts.owner is not Owner.KARPENTER and _is_under_way(facts.seat, facts.progress):
         reason = "HyperPod has been at this repair for longer than it should take."
         return _decided(Repair.ASK_PERSON, reason, ("replace", "HyperPod is at it still, and two repairs would cross"))
     failure = facts.progress[-1] if facts.progress and facts.progress[-1].code in _FAILURES else None

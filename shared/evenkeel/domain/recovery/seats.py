@@ -7,6 +7,7 @@ from evenkeel.domain.nodes import KubernetesNode, NodeLife, ProviderNode
 from evenkeel.domain.values import Value
 
 GOOD_STATUS = "Running"
+EXAMINED = "DeepHealthCheckInProgress"
 
 
 class Holder(Value):

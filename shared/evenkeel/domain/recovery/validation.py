@@ -1,7 +1,10 @@
 """Whether a machine may take work: after a repair, and on its first boot. One rule for both."""
 
 from collections.abc import Iterable
+from datetime import datetime, timedelta
+from enum import StrEnum
 
+from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.nodes import KubernetesNode
 from evenkeel.domain.policy import RepairPolicy
 from evenkeel.domain.recovery.seats import Holder
@@ -33,6 +36,73 @@ ACCELERATORS = {
     "trn2.48xlarge": 16,
 }
 """Devices by instance type. Source: the EC2 instance type pages. Used where no peer shows how many there should be."""
+
+
+class CheckKind(StrEnum):
+    """What a machine has to pass before it takes work again."""
+
+    BASIC = "BASIC"
+    """What both control planes show of it."""
+    TEST_JOB = "TEST_JOB"
+    """Besides, a small job on the machine ends well."""
+    DEEP = "DEEP"
+    """Besides, HyperPod's deep health check passes."""
+
+
+class CheckFacts(Value):
+    """All that the choice of a check rests on."""
+
+    fault_class: str
+    asks_for: str
+    """What the fault's row asks for: none, basic or deep."""
+    is_hyperpod: bool
+
+
+class CheckDecision(Value):
+    """How a machine is to be validated, and why."""
+
+    kind: CheckKind
+    reason: str
+    alternatives: tuple[Alternative, ...] = ()
+
+
+def choose_check(facts: CheckFacts, policy: RepairPolicy) -> CheckDecision:
+    """Choose the strongest check that the fault asks for and the site allows."""
+    passed_over: list[Alternative] = []
+    if facts.asks_for == "deep":
+        why_not = "" if facts.is_hyperpod else "HyperPod does not know the machine"
+        if not why_not and facts.fault_class not in policy.deep_checks_after:
+            why_not = f"the policy has none after a fault of class {facts.fault_class}"
+        if not why_not:
+            return CheckDecision(kind=CheckKind.DEEP, reason="HyperPod's deep health check is to vouch for it.")
+        passed_over.append(Alternative(option=CheckKind.DEEP, why_not=why_not))
+    if facts.asks_for != "none":
+        why_not = "" if policy.test_job_image else "the policy names no image"
+        if not why_not and facts.fault_class not in policy.test_jobs_after:
+            why_not = f"the policy has none after a fault of class {facts.fault_class}"
+        if not why_not:
+            return CheckDecision(
+                kind=CheckKind.TEST_JOB, reason="A test job is to vouch for it.", alternatives=tuple(passed_over)
+            )
+        passed_over.append(Alternative(option=CheckKind.TEST_JOB, why_not=why_not))
+    reason = "What both control planes show of it is enough."
+    return CheckDecision(kind=CheckKind.BASIC, reason=reason, alternatives=tuple(passed_over))
+
+
+class CheckResult(StrEnum):
+    """What is known of a check."""
+
+    PENDING = "PENDING"
+    PASSED = "PASSED"
+    FAILED = "FAILED"
+
+
+def judge_deep_check(node: KubernetesNode, *, started_at: datetime, least_seconds: int, now: datetime) -> CheckResult:
+    """Read what a node says of its deep check. What it says at once may be said of an earlier one."""
+    said = node.labels.get(DEEP_CHECK_STATUS, "")
+    if now - started_at < timedelta(seconds=least_seconds):
+        return CheckResult.PENDING
+    return {"Passed": CheckResult.PASSED, "Failed": CheckResult.FAILED}.get(said, CheckResult.PENDING)
 
 
 class Validity(Value):
