@@ -51,10 +51,10 @@ class Guarded(NamedTuple):
     register: Register
     version: int
 
-    def entry(self, incident: Incident, now: datetime, until: datetime | None = None) -> Entry:
+    def entry(self, incident: Incident, now: datetime) -> Entry:
         """Return the machine's entry in the register."""
         life = incident.life.key
-        return Entry(life=life, incident_id=incident.incident_id, pool=self.facts.pool, since=now, until=until)
+        return Entry(life=life, incident_id=incident.incident_id, pool=self.facts.pool, since=now)
 
 
 class Fleet:

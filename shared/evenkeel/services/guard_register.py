@@ -1,7 +1,7 @@
 """The registers: which machines are in repair, and which carry our cordon. One row each, for the whole fleet.
 
 A machine enters in the very commit that records the intent, under the version on which its verdict was given. It leaves
-in the commit that returns or settles it. What a crash leaves behind goes by its own end, or by the sweeper.
+in the commit that returns or settles it. What a crash leaves behind goes by the sweeper.
 """
 
 import contextlib

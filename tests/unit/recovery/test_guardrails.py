@@ -259,12 +259,12 @@ def test_a_policy_that_bounds_neither_count_nor_share_is_refused(act: str) -> No
 # ---------------------------------------------------------------- registers
 
 
-def test_what_is_past_its_end_counts_no_more() -> None:
-    register = under_way(entry(1, until=at(9_999)), entry(2, until=at(10_001)), entry(3), asked=(6_400, 6_401))
+def test_a_call_counts_for_an_hour_and_a_machine_until_it_is_let_out() -> None:
+    register = under_way(entry(1), asked=(6_400, 6_401))
 
     left = register.at(NOW)
 
-    assert [each.incident_id for each in left.entries] == ["inc-2", "inc-3"]
+    assert [each.incident_id for each in left.entries] == ["inc-1"]
     assert left.asked == (at(6_401),)
 
 

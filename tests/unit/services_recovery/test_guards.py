@@ -208,13 +208,13 @@ def test_a_settled_incident_is_in_repair_no_more() -> None:
     assert lives(recovery, Which.CORDONS) == [instance_id(1)], "it carries our cordon still"
 
 
-def test_an_entry_counts_no_more_after_its_end_whatever_became_of_its_release() -> None:
+def test_a_machine_counts_for_as_long_as_its_repair_takes() -> None:
     recovery = fleet(policy=guarded(pool_repairs=1))
     first, second = at_repair(recovery, 1), at_repair(recovery, 2)
     repair(recovery, first)
     recovery.world.clock.advance(QUICK.repair.reboot_deadline_seconds + QUICK.repair.validation_deadline_seconds)
 
-    assert repair(recovery, second).outcome == "ASKED"
+    assert repair(recovery, second).outcome == "BLOCKED"
 
 
 def test_the_register_forgets_what_is_over_and_a_change_in_between_is_left() -> None:

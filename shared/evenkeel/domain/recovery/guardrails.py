@@ -64,8 +64,6 @@ class Entry(Value):
     incident_id: str
     pool: str
     since: Instant
-    until: Instant | None = None
-    """From when on it counts no more, whatever became of its release; None where the sweeper alone knows."""
 
 
 class Register(Value):
@@ -76,11 +74,8 @@ class Register(Value):
     """When each repair call of the last hour was made, in order."""
 
     def at(self, now: datetime) -> "Register":
-        """Return what still counts at a time."""
-        return Register(
-            entries=tuple(each for each in self.entries if each.until is None or each.until > now),
-            asked=tuple(at for at in self.asked if now - at < _AN_HOUR),
-        )
+        """Return what still counts at a time. A machine does until it is let out, however long that takes."""
+        return self.but(asked=tuple(at for at in self.asked if now - at < _AN_HOUR))
 
     def others(self, life: str, pool: str = "") -> int:
         """Return how many other machines are in it, of a pool or of all."""
