@@ -23,6 +23,7 @@ from evenkeel.domain.health.intake import Intake, IntakeDecision, LastIncident, 
 from evenkeel.domain.health.recurrence import History, places
 from evenkeel.domain.nodes import FleetNode, Node, NodeLife
 from evenkeel.domain.values import Value
+from evenkeel.events import driver_lines
 from evenkeel.ports import (
     Check,
     Clock,
@@ -51,9 +52,8 @@ _RETRIED_AT_ONCE = 25
 _AHEAD = timedelta(minutes=5)
 """What is said to have happened further ahead than clocks differ is taken to have happened now."""
 _WHOLE_ACCOUNT = ("ec2.notice", "health.event")
-"""Sources that speak of every machine of an account: one that nobody knows is another's, and that is no news."""
-_NEVER_HYPERPODS = "ec2.notice"
-"""HyperPod's machines live in another account: asking HyperPod about what EC2 says would be in vain."""
+"""Sources that speak of every machine of an account: one that the fleet's memory does not hold is another's, and no
+news. HyperPod is not asked: its machines live in another account, and one event may name hundreds."""
 _CLUSTER_ID = re.compile(r".*:cluster/[a-z0-9]{12}", re.ASCII)
 
 
@@ -179,7 +179,7 @@ def run(
         if seat is None:
             return Outcome(outcome=Intake.IDLE, reason="Nothing is being repaired there.")
     else:
-        asked = None if fact.source == _NEVER_HYPERPODS else provider
+        asked = None if fact.source in _WHOLE_ACCOUNT else provider
         seat = resolve(fact.instance_id, ledger=ledger, provider=asked, clusters=clusters)
     if seat is None and fact.source in _WHOLE_ACCOUNT:
         return _foreign(f"No machine of this fleet is {fact.instance_id}.", fact.source, telemetry)
@@ -414,7 +414,11 @@ def _told(fact: NodeFact, catalogue: Catalogue, *, opens: bool) -> str:
 def _count(decision: IntakeDecision, fact: NodeFact, telemetry: Telemetry) -> None:
     incident = decision.incident
     # A site may have many detectors: as a dimension they are one.
-    telemetry.count(f"Facts{decision.action.title()}", source=fact.source.partition(":")[0])
+    source = fact.source.partition(":")[0]
+    telemetry.count(f"Facts{decision.action.title()}", source=source)
+    if fact.code == driver_lines.UNPARSED and decision.action in (Intake.OPEN, Intake.JOIN):
+        telemetry.count("XidsUnparsed", source=source)
+        telemetry.warning("XidUnparsed", instanceId=fact.instance_id, source=fact.source, line=fact.detail)
     if decision.action is Intake.OPEN and incident:
         telemetry.count("IncidentsOpened", severity=incident.severity, drill=str(incident.is_drill).lower())
         telemetry.info(

@@ -74,7 +74,7 @@ def news(number: int, code: str = "replacement_started", **changes: Any) -> Node
 
 # ---------------------------------------------------------------- fan-out
 
-FANNED = [a_plan(1), a_plan(2), a_plan(3)]
+FANNED = [a_fact(number, source="site:role/Detector", fault_key="xid:79") for number in (1, 2, 3)]
 
 
 def test_one_event_about_three_machines_opens_three_incidents() -> None:
@@ -146,14 +146,21 @@ def test_notices_about_machines_of_others_are_counted_and_dropped(fact: NodeFact
     assert world.telemetry.totals["FactsForeign"] == 1
 
 
-def test_hyperpod_is_not_asked_about_what_ec2_says() -> None:
-    world = FakeWorld()
-
+@pytest.mark.parametrize("fact", [a_notice(1), a_plan(1)])
+def test_hyperpod_is_not_asked_about_what_concerns_a_whole_account(fact: NodeFact) -> None:
     class Asked:
-        def node(self, _machine: str) -> Any:
-            raise AssertionError("EC2 never speaks of HyperPod's machines")
+        def node(self, machine: str) -> Any:
+            raise AssertionError(f"asked about {machine}")
 
-    assert hear(world, a_notice(1), provider=Asked()) == ["FOREIGN"]
+    assert hear(FakeWorld(), fact, provider=Asked()) == ["FOREIGN"]
+
+
+def test_one_plan_about_many_machines_opens_those_that_are_ours() -> None:
+    world = FakeWorld()
+    remember(world, 1, f"{CLUSTER}/seat-1")
+    remember(world, 2, f"{CLUSTER}/seat-2")
+
+    assert hear(world, a_plan(1), a_plan(2), a_plan(77)) == ["OPEN", "OPEN", "FOREIGN"]
 
 
 def test_a_notice_about_a_machine_that_the_fleet_remembers_opens() -> None:
@@ -255,6 +262,17 @@ def test_news_after_the_incident_was_settled_changes_nothing() -> None:
     world.ledger.commit(Put(rows.incident_row(incident.but(state="RECOVERED"), row.version)))
 
     assert hear(world, news(9, logical_id="seat-1")) == ["IDLE"]
+
+
+# ---------------------------------------------------------------- lines of a new format
+
+
+def test_a_line_that_cannot_be_read_is_kept_and_counted_once() -> None:
+    world = FakeWorld()
+    unread = a_fact(fault_key="xid:*", code="xid_unparsed", detail="Xid of tomorrow: 79")
+
+    assert hear(world, unread, unread) == ["OPEN", "KNOWN"]
+    assert world.telemetry.totals["XidsUnparsed"] == 1
 
 
 # ---------------------------------------------------------------- times
