@@ -11,6 +11,7 @@ from evenkeel.domain.policy import Mode, Policy
 from evenkeel.domain.recovery.plan import PlanFacts, plan_recovery
 from evenkeel.domain.recovery.repair import RepairFacts, choose_repair
 from evenkeel.domain.recovery.resume import ResumeFacts, plan_resume
+from evenkeel.domain.recovery.rollback import RollbackFacts, roll_back
 from evenkeel.domain.recovery.seats import Holder
 from evenkeel.domain.recovery.validation import judge_node
 from evenkeel.domain.scheduling.admission import AdmissionFacts, decide, said_of
@@ -77,6 +78,11 @@ def _resume(record: Decision, policy: Policy) -> Replayed:
     return Replayed(action=decided.option, reason=decided.reason, alternatives=decided.alternatives)
 
 
+def _rollback(record: Decision, policy: Policy) -> Replayed:
+    decided = roll_back(RollbackFacts.model_validate(record.facts), policy.jobs)
+    return Replayed(action=decided.action, reason=decided.reason, alternatives=decided.alternatives)
+
+
 def _admission(record: Decision, _policy: Policy) -> Replayed:
     decided = decide(AdmissionFacts.model_validate(record.facts))
     return Replayed(
@@ -93,6 +99,7 @@ _BY_KIND: Mapping[str, Callable[[Decision, Policy], Replayed]] = {
     "RECOVERY": _recovery,
     "REPAIR": _repair,
     "RESUME": _resume,
+    "ROLLBACK": _rollback,
     "ADMISSION": _admission,
     "VALIDATION": _validation,
 }

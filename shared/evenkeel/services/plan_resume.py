@@ -154,7 +154,8 @@ def _plan(
         try:
             writes = _writes(incident, job, row.version, facts, decided, ids, policy, mode, now)
             if back is not None:
-                writes = _taking_back(incident, hurt, attempt, back, writes, ledger, now)
+                record = _record(incident, back, ids, policy, mode, now)
+                writes = _taking_back(incident, hurt, attempt, record, writes, ledger, now)
                 telemetry.count("JobsTakenBack")
             ledger.commit(*writes)
         except Conflict:
@@ -186,7 +187,7 @@ def _taking_back(
     incident: Incident,
     hurt: HurtJob,
     attempt: Attempt,
-    back: RollbackDecision,
+    record: Decision,
     writes: list[Write],
     ledger: Ledger,
     now: datetime,
@@ -203,7 +204,7 @@ def _taking_back(
     if stop is None and not attempt.state.has_ended:
         stop = StopRequest(
             attempt=attempt.attempt,
-            reason=back.reason,
+            reason=record.reason,
             by=f"recover_node/{incident.incident_id}",
             outcome=AttemptState.LOST,
             grace_seconds=0,
@@ -214,9 +215,30 @@ def _taking_back(
     return [
         Put(rows.job_row(taken, put.row.version)),
         Put(rows.incident_row(current.but(hurt_jobs=moved), version)),
-        incident_record.told(attempt.job_id, "rolled back", back.reason, at=now, writer=WRITER),
+        Put(rows.decision_row(record)),
+        incident_record.told(
+            attempt.job_id, "rolled back", record.reason, at=now, writer=WRITER, decision_id=record.decision_id
+        ),
         *others,
     ]
+
+
+def _record(
+    incident: Incident, back: RollbackDecision, ids: Ids, policy: Policy, mode: Mode, now: datetime
+) -> Decision:
+    return Decision(
+        decision_id=ids.new("dec"),
+        kind="ROLLBACK",
+        subject=incident.incident_id,
+        action=back.action,
+        reason=back.reason,
+        alternatives=back.alternatives,
+        facts=back.facts.to_json(),
+        policy_hash=policy.hash,
+        catalogue_hash=policy.catalogue.hash,
+        mode=mode,
+        decided_at=now,
+    )
 
 
 def revise(

@@ -4,8 +4,11 @@ from datetime import timedelta
 
 import pytest
 
+from evenkeel.domain.decisions import Decision
+from evenkeel.domain.replay import replay
 from evenkeel.domain.scheduling.jobs import JobState
-from evenkeel.services import cordon_node, plan_recovery, plan_resume, protect_jobs
+from evenkeel.ports import Table
+from evenkeel.services import cordon_node, plan_recovery, plan_resume, protect_jobs, rows
 from tests.fakes import CrashPlan
 from tests.unit.services_recovery.recovery import QUICK, Recovery, a_fact
 
@@ -69,6 +72,9 @@ def test_a_job_that_resumed_in_the_poisoned_window_is_stopped_and_resumes_from_b
     assert (recovery.job.state, recovery.job.current_attempt, resumed_step(recovery)) == (JobState.RUNNING, 3, 10)
     assert recovery.job.application_failures == 0
     assert recovery.story.timeline(recovery.job_id).count("rolled back") == 1
+    page = recovery.world.ledger.by_state(Table.INCIDENTS, f"DEC#{recovery.incident_id}")
+    (record,) = [found for row in page.rows if (found := rows.read(row, Decision)).kind == "ROLLBACK"]
+    assert replay(record, QUICK).differs_from(record) == ""
 
 
 def test_without_such_a_signal_nothing_is_taken_back() -> None:

@@ -12,6 +12,7 @@ back to the hurt one.
 from datetime import datetime
 from enum import StrEnum
 
+from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.policy import JobPolicy
 from evenkeel.domain.scheduling.jobs import Attempt, Demand
 from evenkeel.domain.values import Instant, Value
@@ -47,25 +48,31 @@ class RollbackDecision(Value):
 
     action: Rollback
     reason: str
+    alternatives: tuple[Alternative, ...] = ()
+    facts: RollbackFacts
 
 
 def roll_back(facts: RollbackFacts, policy: JobPolicy) -> RollbackDecision:
     """Decide whether an attempt that came after a hurt one resumed from something that is now in doubt."""
+
+    def decided(action: Rollback, reason: str) -> RollbackDecision:
+        why_not = "it would go on from what is in doubt"
+        others = (Alternative(option=Rollback.LEAVE, why_not=why_not),) if action is Rollback.STOP else ()
+        return RollbackDecision(action=action, reason=reason, alternatives=others, facts=facts)
+
     if facts.distrust_after is None:
-        return RollbackDecision(action=Rollback.LEAVE, reason="The fault casts no doubt on checkpoints.")
+        return decided(Rollback.LEAVE, "The fault casts no doubt on checkpoints.")
     root = _root(facts)
     if root is None:
-        reason = f"Attempt {facts.current_attempt} resumed from nothing of the hurt one."
-        return RollbackDecision(action=Rollback.LEAVE, reason=reason)
+        return decided(Rollback.LEAVE, f"Attempt {facts.current_attempt} resumed from nothing of the hurt one.")
     doubt = _doubt(root, facts, facts.distrust_after)
     if not doubt:
         reason = f"What attempt {facts.current_attempt} descends from was begun before the poisoned window."
-        return RollbackDecision(action=Rollback.LEAVE, reason=reason)
+        return decided(Rollback.LEAVE, reason)
     if facts.rollbacks >= policy.max_rollbacks:
         reason = f"{doubt[0].upper()}{doubt[1:]}, but the job was taken back {facts.rollbacks} times already."
-        return RollbackDecision(action=Rollback.LIMIT, reason=reason)
-    reason = f"Attempt {facts.current_attempt} is taken back: {doubt}."
-    return RollbackDecision(action=Rollback.STOP, reason=reason)
+        return decided(Rollback.LIMIT, reason)
+    return decided(Rollback.STOP, f"Attempt {facts.current_attempt} is taken back: {doubt}.")
 
 
 def _doubt(root: Attempt, facts: RollbackFacts, distrust_after: datetime) -> str:
