@@ -1,0 +1,68 @@
+"""Node objects as API servers give them, read down to what is told of their machines."""
+
+from typing import Any
+
+from evenkeel.adapters.workloads import read_node
+from evenkeel.domain.policy import WatchPolicy
+from evenkeel.events.kubernetes_node import facts_of
+from tests.fakes.system import A_MOMENT
+
+SAGEMAKER = "sagemaker.amazonaws.com"
+XID = "NVRM: Xid (PCI:0000:b9:00): 79, GPU has fallen off the bus."
+
+
+def an_object(*conditions: dict[str, Any], **annotations: str) -> dict[str, Any]:
+    ready = {"type": "Ready", "status": "True", "lastTransitionTime": "2026-11-01T00:00:00Z"}
+    return {
+        "metadata": {
+            "name": "hyperpod-i-0a1c4f7b92d36e581",
+            "labels": {f"{SAGEMAKER}/fault-types": "NvidiaErrorReboot"} if annotations else {},
+            "annotations": {f"{SAGEMAKER}/{name.replace('_', '-')}": text for name, text in annotations.items()},
+        },
+        "spec": {"providerID": "aws:///us-west-2a/sagemaker/cluster/hyperpod-k3v9x2m7q1ab-i-0a1c4f7b92d36e581"},
+        "status": {"conditions": [ready, *conditions]},
+    }
+
+
+def told(node: dict[str, Any]) -> list[str]:
+    return [fact.fault_key for fact in facts_of(read_node("eks", node), WatchPolicy(), A_MOMENT)]
+
+
+def a_condition(**changes: Any) -> dict[str, Any]:
+    return {
+        "type": "AcceleratedHardwareReady",
+        "status": "False",
+        "reason": "NvidiaXID79Error",
+        "lastHeartbeatTime": "2026-11-03T10:15:00Z",
+        "lastTransitionTime": "2026-11-03T10:00:00Z",
+        **changes,
+    }
+
+
+def test_an_agents_condition_is_read_and_its_heartbeat_changes_nothing() -> None:
+    first, later = an_object(a_condition()), an_object(a_condition(lastHeartbeatTime="2026-11-03T10:20:00Z"))
+
+    assert told(first) == ["xid:79"]
+    assert read_node("eks", first) == read_node("eks", later)
+
+
+def test_the_kubelets_own_conditions_are_left_out() -> None:
+    pressure = {"type": "MemoryPressure", "status": "True", "lastTransitionTime": "2026-11-03T10:00:00Z"}
+
+    assert read_node("eks", an_object(pressure)).conditions == ()
+
+
+def test_a_condition_without_a_usable_time_hides_neither_the_node_nor_the_others() -> None:
+    broken = [a_condition(lastTransitionTime=time) for time in ("soon", None, "2026-11-03T10:00:00")]
+    other = a_condition(type="StorageReady", reason="BlockDeviceIOError")
+
+    assert told(an_object(*broken, other)) == ["eks:BlockDeviceIOError"]
+
+
+def test_the_annotation_is_read_in_both_spellings() -> None:
+    details = (
+        f'[{{"timestamp": "2026-11-03T10:14:00Z", "type": "NvidiaErrorReboot", "reason": "", "message": "{XID}"}}]'
+    )
+
+    expected = ["hp:NvidiaErrorReboot", "xid:79"]
+    assert told(an_object(fault_details=details)) == told(an_object(fault_detail=details)) == expected
