@@ -63,7 +63,7 @@ class HealthAgent:
 
     def notice(self, change: Change) -> None:
         """With NodeRecovery=Automatic a Pending label is a repair command, whoever wrote it; else it is a label."""
-        if change.key != catalogue.NODES.key or change.kind != "MODIFIED" or self._fleet.node_recovery != "Automatic":
+        if change.key != catalogue.NODES.key or change.kind != "MODIFIED":
             return
         label, before = _status_of(change.new), _status_of(change.old or {})
         machine = self._fleet.by_node(name_of(change.new))

@@ -213,19 +213,20 @@ def test_each_attempt_is_another_instance_and_the_slot_is_missing_in_between(
     assert status == {"Status": "Running", "Message": "Lifecycle scripts did not run successfully."}
 
 
-def test_a_node_deleted_on_its_way_never_comes(cluster: ClusterHandle, sagemaker: Any) -> None:
+def test_a_node_deleted_on_its_way_never_comes(cluster: ClusterHandle, kube: KubeClient, sagemaker: Any) -> None:
     cluster.control("POST", "capacity", {"instanceGroup": GROUP, "machines": 3})
     wish = {"InstanceGroupName": GROUP, "IncrementTargetCountBy": 1}
     added = sagemaker.batch_add_cluster_nodes(ClusterName=cluster.cluster_name, ClientToken="t", NodesToAdd=[wish])
     slot = added["Successful"][0]["NodeLogicalId"]
 
     sagemaker.batch_delete_cluster_nodes(ClusterName=cluster.cluster_name, NodeLogicalIds=[slot])
-    cluster.control("POST", "capacity", {"instanceGroup": GROUP, "machines": None})
     eventually(lambda: len(cluster.nodes()) == 3, "the node to be gone")
+    cluster.control("POST", "capacity", {"instanceGroup": GROUP, "machines": None})
     sagemaker.batch_add_cluster_nodes(ClusterName=cluster.cluster_name, ClientToken="u", NodesToAdd=[wish])
     eventually(lambda: [n["ready"] for n in cluster.nodes()] == ["True"] * 4, "another node")
 
     assert slot not in {node["nodeLogicalId"] for node in cluster.nodes()}
+    assert {node["metadata"]["name"] for node in kube.items(NODES)} == {node["name"] for node in cluster.nodes()}
 
 
 # Scaling and updates
