@@ -10,6 +10,7 @@ from evenkeel.adapters.cluster import KubernetesCluster
 from evenkeel.adapters.hyperpod import HyperPodProvider
 from evenkeel.adapters.kubernetes import KubernetesApi
 from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT, KubernetesNode, ProviderNode
+from evenkeel.domain.recovery.validation import CheckResult
 from evenkeel.domain.scheduling.foreign import Comeback, ForeignPod
 from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, JobSpec, WorkloadSeen
 from evenkeel.ports import Cluster, LaunchSpec, Provider
@@ -69,6 +70,14 @@ class Bed(Protocol):
         """Have the repair under way come to its end, where that takes no time of its own."""
         ...
 
+    def examined(self, instance_id: str) -> None:
+        """Have the deep health check under way pass, where that takes no time of its own."""
+        ...
+
+    def tested(self, name: str, *, passes: bool) -> None:
+        """Have a node's test job end; where its process is real, it does so by itself."""
+        ...
+
     def eventually(self, condition: Callable[[], Any], what: str) -> Any:
         """Wait for a condition."""
         ...
@@ -126,6 +135,12 @@ class FakeBed:
 
     def repaired(self, instance_id: str) -> None:
         self.provider.finish(instance_id)
+
+    def examined(self, instance_id: str) -> None:
+        self.provider.finish_check(instance_id)
+
+    def tested(self, name: str, *, passes: bool) -> None:
+        self.cluster.check_results[name] = CheckResult.PASSED if passes else CheckResult.FAILED
 
     def eventually(self, condition: Callable[[], Any], what: str) -> Any:
         answer = condition()
@@ -199,6 +214,12 @@ class LocalBed:
         self._faults.append(self.handle.inject("node-lost", node=name)["faultId"])
 
     def repaired(self, instance_id: str) -> None:
+        pass
+
+    def examined(self, instance_id: str) -> None:
+        pass
+
+    def tested(self, name: str, *, passes: bool) -> None:
         pass
 
     def eventually(self, condition: Callable[[], Any], what: str) -> Any:

@@ -7,9 +7,19 @@ from dataclasses import replace
 import pytest
 
 from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT
+from evenkeel.domain.recovery.validation import CheckResult
 from evenkeel.domain.scheduling.foreign import Comeback
 from evenkeel.domain.scheduling.jobs import PodPhase
-from evenkeel.ports import CordonResult, EvictResult, LaunchResult, NotFound, ReleaseResult
+from evenkeel.ports import (
+    CheckSpec,
+    CordonResult,
+    EvictResult,
+    LaunchResult,
+    NotFound,
+    Refused,
+    ReleaseResult,
+    RepairAnswer,
+)
 from tests.contract.beds import CLUSTER, NAMESPACE, Bed, FakeBed, a_launch, free_nodes, on_both, seen
 
 
@@ -123,6 +133,45 @@ def test_of_two_incidents_that_cordon_at_once_one_owns_the_cordon(bed: Bed) -> N
     assert node is not None
     assert owners == [node.incident_id]
     assert len(answers) == 4
+
+
+def test_a_machine_that_is_not_karpenters_is_not_given_back(bed: Bed) -> None:
+    node = free_nodes(bed)[0]
+    assert node.instance_id
+
+    with pytest.raises(Refused):
+        bed.cluster.delete_node(CLUSTER, node.name, node.instance_id)
+    assert bed.cluster.delete_node(CLUSTER, node.name, "i-0aaaaaaaaaaaaaaaa") is RepairAnswer.NO_SUCH_NODE
+    assert bed.cluster.delete_node(CLUSTER, "burst-1", node.instance_id) is RepairAnswer.NO_SUCH_NODE
+
+
+@pytest.mark.parametrize(("script", "result"), [("exit 0", CheckResult.PASSED), ("exit 3", CheckResult.FAILED)])
+def test_a_test_job_runs_on_its_node_though_that_is_cordoned_and_tainted(
+    bed: Bed, script: str, result: CheckResult
+) -> None:
+    node = free_nodes(bed)[0]
+    bed.taint(node.name)
+    bed.cluster.cordon(CLUSTER, node.name, "inc-1")
+    name = f"inc-{bed.new_job()}-check"
+    spec = CheckSpec(
+        cluster=CLUSTER,
+        namespace=NAMESPACE,
+        name=name,
+        node_name=node.name,
+        image="registry/node-test:1",
+        command=("sh", "-c", script),
+        accelerators=node.accelerators,
+        accelerator_resource=node.accelerator_resource,
+        deadline_seconds=30,
+    )
+    before = bed.cluster.check_result(CLUSTER, NAMESPACE, name)
+
+    bed.cluster.start_check(spec)
+    bed.cluster.start_check(spec)
+    bed.tested(name, passes=result is CheckResult.PASSED)
+
+    assert before is CheckResult.PENDING
+    bed.eventually(lambda: bed.cluster.check_result(CLUSTER, NAMESPACE, name) is result, f"the test job to be {result}")
 
 
 def test_a_lost_node_is_not_ready_since_a_time(bed: Bed) -> None:

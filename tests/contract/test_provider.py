@@ -9,6 +9,7 @@ from botocore.exceptions import ClientError, ConnectTimeoutError, ReadTimeoutErr
 
 from evenkeel.adapters.hyperpod import HyperPodProvider
 from evenkeel.domain.nodes import ProviderNode
+from evenkeel.domain.recovery.validation import DEEP_CHECK_STATUS
 from evenkeel.ports import NotAllowed, NotFound, Refused, RepairAnswer, Throttled, Unreachable
 from tests.contract.beds import CLUSTER, Bed, FakeBed, on_both, tainted_machine
 
@@ -66,6 +67,25 @@ def test_a_reboot_keeps_the_machine_and_changes_the_boot(bed: Bed) -> None:
     bed.eventually(back, "the machine to be back from its reboot")
     after = bed.eventually(lambda: running(bed, machine.instance_id), "a running machine")
     assert (after.instance_id, after.logical_id) == (machine.instance_id, machine.logical_id)
+
+
+def test_a_deep_health_check_is_of_one_machine_and_shows_on_its_node(bed: Bed) -> None:
+    machine = tainted_machine(bed)
+    others = {node.instance_id for node in bed.provider.nodes() if node.status != "Running"}
+
+    first = bed.provider.check_health(machine.instance_group, machine.instance_id)
+    second = bed.provider.check_health(machine.instance_group, machine.instance_id)
+    examined = {node.instance_id for node in bed.provider.nodes() if node.status == "DeepHealthCheckInProgress"}
+    bed.examined(machine.instance_id)
+
+    assert (first, second) == (RepairAnswer.ACCEPTED, RepairAnswer.NOT_NOW)
+    assert examined - others == {machine.instance_id}
+
+    def passed() -> bool:
+        node = bed.cluster.node(CLUSTER, f"hyperpod-{machine.instance_id}")
+        return node is not None and node.labels.get(DEEP_CHECK_STATUS) == "Passed"
+
+    bed.eventually(passed, "the check to pass")
 
 
 def test_a_replacement_is_a_new_life_in_the_old_seat_and_comes_up_tainted(bed: Bed) -> None:
