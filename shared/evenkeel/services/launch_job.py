@@ -14,6 +14,7 @@ from evenkeel.domain.checkpoints import FenceUnreadableError
 from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.nodes import KubernetesNode
 from evenkeel.domain.policy import Mode, Policy
+from evenkeel.domain.recovery.modes import launch_mode
 from evenkeel.domain.scheduling.attempts import lost_nodes
 from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Job, WorkloadSeen
 from evenkeel.domain.values import Value
@@ -156,7 +157,7 @@ def _why_give_up(job: Job, attempt: Attempt, policy: Policy, mode: Mode, now: da
         return request.reason
     if attempt.is_refused:
         return attempt.reason
-    if mode is not Mode.ACT:
+    if launch_mode(mode, is_planned=job.is_planned(attempt.attempt)) is not Mode.ACT:
         return f"Mode is {mode}: nothing is launched."
     if now - attempt.admitted_at > timedelta(seconds=policy.jobs.launch_deadline_seconds):
         return f"It could not be launched within {policy.jobs.launch_deadline_seconds} seconds."

@@ -114,9 +114,7 @@ def _accepts_convention(job: Job, attempt: Attempt, policy: JobPolicy) -> bool:
 
     After a fault its own class decides, and did when its plan was made.
     """
-    plan = job.resume_plan
-    is_planned = plan is not None and plan.after_attempt == attempt.attempt - 1
-    return is_planned or policy.accepts_convention(RESTART)
+    return job.is_planned(attempt.attempt) or policy.accepts_convention(RESTART)
 
 
 def _from_the_beginning(reason: str) -> ResumeChoice:

@@ -13,6 +13,8 @@ from evenkeel.domain.health.incidents import HurtJob, Incident, IncidentState
 from evenkeel.domain.health.intake import doubt_of, ladder_of
 from evenkeel.domain.nodes import KubernetesNode
 from evenkeel.domain.policy import Mode, Policy
+from evenkeel.domain.recovery.approval import is_approved
+from evenkeel.domain.recovery.modes import mode_now
 from evenkeel.domain.recovery.plan import not_allowed
 from evenkeel.domain.recovery.repair import REPLACE
 from evenkeel.domain.recovery.resume import (
@@ -90,7 +92,8 @@ def run(
     Idempotent: yes, by the incident and attempt that a plan names; the pass is asked for each time.
     """
     incident, _ = incident_record.load(ledger, request.incident_id)
-    barred = not_allowed(mode, is_drill=incident.is_drill, drills_may_act=drills_may_act)
+    allowed = mode_now(mode, incident.mode, is_approved=is_approved(incident))
+    barred = not_allowed(allowed, is_drill=incident.is_drill, drills_may_act=drills_may_act)
     if barred or incident.state.is_settled:
         return Outcome(outcome="NO_JOBS", reason=barred or "The incident is settled.")
     if not incident.hurt_jobs:

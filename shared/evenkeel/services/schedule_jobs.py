@@ -14,6 +14,7 @@ from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import OPEN_STATES, Incident, TimelineEntry
 from evenkeel.domain.nodes import join_nodes
 from evenkeel.domain.policy import Mode, Policy
+from evenkeel.domain.recovery.modes import launch_mode
 from evenkeel.domain.scheduling.admission import Action, AdmissionDecision, Request, Snapshot, admit, rooms_of, said_of
 from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Charge, Job, JobState
 from evenkeel.domain.values import Value
@@ -138,16 +139,17 @@ def _carry_out(
     tree = look.tree
     for decided in decisions:
         job, version = look.jobs[decided.job_id]
-        if decided.action is Action.ADMIT and mode is Mode.ACT:
+        allowed = launch_mode(mode, is_planned=job.is_planned(job.current_attempt + 1))
+        if decided.action is Action.ADMIT and allowed is Mode.ACT:
             attempt = _admission(job, decided, ids.new("dec"), now)
-            _commit_admission(ledger, job, version, attempt, decided, tree, policy, mode, now)
+            _commit_admission(ledger, job, version, attempt, decided, tree, policy, allowed, now)
             tree = Row(tree.key, tree.doc, tree.version + 1)
             admitted.append(attempt.workload_name)
             telemetry.count("JobsAdmitted")
             telemetry.info("Job admitted", job_id=job.job_id, attempt=attempt.attempt, pool=attempt.pool)
             start_run(attempt, workflows, telemetry)
         else:
-            _commit_reason(ledger, job, version, decided, ids, policy, mode, now)
+            _commit_reason(ledger, job, version, decided, ids, policy, allowed, now)
 
 
 def _admission(job: Job, decided: AdmissionDecision, decision_id: str, now: datetime) -> Attempt:

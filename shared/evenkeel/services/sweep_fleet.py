@@ -13,8 +13,10 @@ from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import OPEN_STATES, Incident, IncidentState
 from evenkeel.domain.nodes import FleetNode, KubernetesNode, Node, NodeLife, ProviderNode, join_nodes
 from evenkeel.domain.policy import Mode, Policy
+from evenkeel.domain.recovery.approval import is_approved
 from evenkeel.domain.recovery.guardrails import Entry
 from evenkeel.domain.recovery.leases import Lease, is_lemon
+from evenkeel.domain.recovery.modes import mode_now
 from evenkeel.domain.recovery.plan import PlanOutcome, not_allowed
 from evenkeel.domain.recovery.seats import Holder
 from evenkeel.domain.recovery.settling import runs_again_at
@@ -429,7 +431,8 @@ class _Sweep:
 
     def _may_act_on(self, incident: Incident) -> bool:
         planned = incident.plan is not None and incident.plan.outcome == PlanOutcome.ACT
-        return planned and not not_allowed(self.mode, is_drill=incident.is_drill, drills_may_act=self.drills_may_act)
+        allowed = mode_now(self.mode, incident.mode, is_approved=is_approved(incident))
+        return planned and not not_allowed(allowed, is_drill=incident.is_drill, drills_may_act=self.drills_may_act)
 
     def close_ghosts(self) -> int:
         """Delete pointers to incidents that are over: they would keep the next sickness of that machine out."""
@@ -491,7 +494,12 @@ class _Sweep:
         if request and not self._is_fresh(request.requested_at) and seen.is_let_run:
             # Asked to stop, and nobody told the cluster.
             self.world.cluster.stop(
-                attempt.cluster, attempt.namespace, attempt.job_id, attempt.attempt, request.grace_seconds
+                attempt.cluster,
+                attempt.namespace,
+                attempt.job_id,
+                attempt.attempt,
+                request.grace_seconds,
+                request.at_once_on,
             )
             is_stopped_again = True
         if state is ExecutionState.RUNNING:

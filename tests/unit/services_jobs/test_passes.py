@@ -9,6 +9,7 @@ from evenkeel.domain.scheduling.admission import AdmissionFacts, decide
 from evenkeel.domain.scheduling.jobs import AttemptState, JobState, ResumeOption, ResumePlan
 from evenkeel.ports import Machine, Table, TransientError, Unreachable
 from evenkeel.services import rows
+from evenkeel.services.launch_job import LaunchOutcome
 from tests.fakes.cluster import CLUSTER
 from tests.unit.services_jobs.story import Story
 
@@ -201,3 +202,32 @@ def _locked(ids: Any) -> Any:
 
     ids.new = next_one
     return ids
+
+
+@pytest.mark.parametrize(("mode", "is_back"), [(Mode.RECOMMEND, True), (Mode.OBSERVE, False)])
+def test_what_an_approved_recovery_stopped_comes_back_and_nothing_else_starts(mode: Mode, is_back: bool) -> None:
+    story = Story(size=4)
+    hurt = story.running()
+    waiting = story.submit("later", nodes=1)
+    plan = ResumePlan(
+        incident_id="inc-1", after_attempt=1, option=ResumeOption.FREE_NODE, planned_at=story.world.clock.now()
+    )
+    story.world.cluster.stop(CLUSTER, hurt.namespace, hurt.job_id, 1, 0)
+    story.settle(hurt.job_id)
+    story.set_job(story.job(hurt.job_id).with_plan(plan))
+    story.mode = mode
+
+    outcome = story.run_pass()
+
+    assert outcome.admitted == ((f"{hurt.job_id}-a2",) if is_back else ())
+    assert story.job(waiting.job_id).state is JobState.PENDING
+    if is_back:
+        assert story.launch(hurt.job_id, 2).outcome is LaunchOutcome.LAUNCHED
+
+
+def test_an_attempt_without_a_plan_is_not_launched_where_the_mode_was_set_back() -> None:
+    story = Story()
+    job = story.started()
+    story.mode = Mode.RECOMMEND
+
+    assert story.launch(job.job_id).outcome is LaunchOutcome.GIVE_UP

@@ -13,6 +13,15 @@ def mode_for(stack_mode: Mode, rules: Iterable[ModeRule], fault_class: str, pool
     return min((stack_mode, *fitting), key=_DARING.index)
 
 
+def launch_mode(stack_mode: Mode, *, is_planned: bool) -> Mode:
+    """Return how far the launch of an attempt may go.
+
+    In `recommend` only a recovery that a person approved has a plan: it brings back what it stopped, or it would have
+    done nothing but harm.
+    """
+    return Mode.ACT if stack_mode is Mode.RECOMMEND and is_planned else stack_mode
+
+
 def mode_now(stack_mode: Mode, planned: str, *, is_approved: bool) -> Mode:
     """Return how far a step of a planned recovery may go now.
 

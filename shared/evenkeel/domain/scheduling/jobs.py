@@ -224,6 +224,10 @@ class Job(Value):
         plan = self.resume_plan
         return plan if plan and plan.after_attempt >= self.current_attempt else None
 
+    def is_planned(self, attempt: int) -> bool:
+        """Whether this attempt carries out a recovery's plan."""
+        return self.resume_plan is not None and self.resume_plan.after_attempt == attempt - 1
+
     def with_plan(self, plan: ResumePlan) -> "Job":
         """Return this job with a plan and the distrust that it brings.
 
