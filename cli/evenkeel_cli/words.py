@@ -22,6 +22,7 @@ ATTEMPT = {
 INCIDENT = {
     "OPEN": "working",
     "RECOVERING": "working",
+    "BLOCKED": "warn",
     "RECOVERED": "ok",
     "OBSERVED": "idle",
     "STOOD_DOWN": "idle",
@@ -33,6 +34,7 @@ NODE = {
     "IN_SERVICE": "ok",
     "STARTING": "working",
     "REPAIRING": "working",
+    "BLOCKED": "warn",
     "QUARANTINED": "failed",
     "CORDONED": "warn",
     "NOT_READY": "warn",

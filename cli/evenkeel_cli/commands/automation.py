@@ -5,12 +5,16 @@ from typing import Annotated, Any
 
 import typer
 
+from evenkeel_cli.client import Client
 from evenkeel_cli.commands import asking
 from evenkeel_cli.commands.answering import answer
 from evenkeel_cli.errors import CommandFailed, Exit
 from evenkeel_cli.render import Output, Page
 
 Json = dict[str, Any]
+
+PoolOption = Annotated[str, typer.Option("--pool", help="Only this pool.", metavar="POOL")]
+NodeOption = Annotated[str, typer.Option("--node", help="Only this machine.", metavar="NODE")]
 
 app = asking.group("Hold harmful acts (repairs, stopping jobs), or let them go on. Un-cordon is never held.")
 
@@ -30,17 +34,19 @@ def show(output: asking.OutputOption = Output.TABLE) -> None:
 def hold(
     reason: Annotated[str, typer.Option(help="Why; recorded and shown.")],
     length: Annotated[str, typer.Option("--for", help="How long: 30m, 2h, 1d.", metavar="TIME")] = "1h",
+    pool: PoolOption = "",
+    node: NodeOption = "",
     key: asking.KeyOption = None,
     output: asking.OutputOption = Output.TABLE,
 ) -> None:
     """Hold harmful acts for a while. What runs already goes on."""
     client = asking.current_client()
-    body = {"reason": reason, "forSeconds": seconds_of(length)}
+    body = {"reason": reason, "forSeconds": seconds_of(length), **_scope(client, pool, node)}
     found = client.post(f"/clusters/{client.fleet}/automation/hold", body, key=key)
 
     def draw(out: Page) -> None:
-        out.line(out.marked("warn", f"held, until {found['until'][:19]}Z: {found['reason']}"))
-        out.line(f"{out.dim('next')}  evenkeel automation release")
+        out.line(out.marked("warn", f"held{_where(found)}, until {found['until'][:19]}Z: {found['reason']}"))
+        out.line(f"{out.dim('next')}  evenkeel automation release{_flags(found)}")
 
     answer(found, output, draw)
 
@@ -48,19 +54,36 @@ def hold(
 @app.command("release")
 def release(
     reason: Annotated[str, typer.Option(help="Why; recorded.")] = "",
+    pool: PoolOption = "",
+    node: NodeOption = "",
     key: asking.KeyOption = None,
     output: asking.OutputOption = Output.TABLE,
 ) -> None:
-    """End the hold; what waited for it goes on."""
+    """End the hold that was given with the same --pool or --node; what waited for it goes on in turn."""
     client = asking.current_client()
     path = f"/clusters/{client.fleet}/automation/release"
-    found = client.post(path, {"reason": reason} if reason else {}, key=key)
+    found = client.post(path, {**({"reason": reason} if reason else {}), **_scope(client, pool, node)}, key=key)
 
     def draw(out: Page) -> None:
         out.line(out.marked("ok", "released" if found["wasHeld"] else "nothing was held"))
         out.line(f"{out.dim('next')}  evenkeel status")
 
     answer(found, output, draw)
+
+
+def _scope(client: Client, pool: str, node: str) -> Json:
+    machine = asking.find_node(client, node) if node else ""
+    return {name: value for name, value in (("pool", pool), ("instanceId", machine)) if value}
+
+
+def _where(hold: Json) -> str:
+    name = hold["instanceId"] or hold["pool"]
+    return f" on {name}" if name else ""
+
+
+def _flags(hold: Json) -> str:
+    pool = f" --pool {hold['pool']}" if hold["pool"] else ""
+    return pool + (f" --node {hold['instanceId']}" if hold["instanceId"] else "")
 
 
 def seconds_of(text: str) -> int:
@@ -79,17 +102,16 @@ def _show(out: Page, found: Json) -> None:
     drills = "drills may act" if found["drillsMayAct"] else "drills are only recorded"
     meaning = f"({_MODES.get(found['mode'], '')}; {drills})"
     out.line(f"mode  {out.bold(found['mode'])}  {out.dim(meaning)}")
-    held = found["hold"]
-    if held:
-        out.line(out.marked("warn", f"held by {held['by']}, until {held['until'][:19]}Z"))
+    for held in found["holds"]:
+        out.line(out.marked("warn", f"held{_where(held)} by {held['by']}, until {held['until'][:19]}Z"))
         out.paragraph(held["reason"], indent="  ")
-        out.line(f"{out.dim('next')}  evenkeel automation release")
-    else:
+        out.line(f"{out.dim('next')}  evenkeel automation release{_flags(held)}")
+    if not found["holds"]:
         out.line(out.marked("ok", "not held"))
 
 
 _MODES = {
     "observe": "decides and records, touches nothing",
-    "recommend": "decides and records, touches nothing",
+    "recommend": "decides, records and waits for approval",
     "act": "decides, records and acts",
 }

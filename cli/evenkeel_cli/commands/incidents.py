@@ -1,5 +1,6 @@
 """`evenkeel incidents`."""
 
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -7,13 +8,16 @@ import typer
 from evenkeel_cli.commands import asking
 from evenkeel_cli.commands.answering import answer, answer_list
 from evenkeel_cli.commands.jobs import tell
-from evenkeel_cli.render import Column, Output, Page, duration
+from evenkeel_cli.errors import CommandFailed, Exit
+from evenkeel_cli.render import Column, Output, Page, duration, note
 from evenkeel_cli.words import INCIDENT, plain
 
 Json = dict[str, Any]
 
 app = asking.group("What happened to nodes, and what was done about it.")
 
+ReasonOption = Annotated[str, typer.Option(help="Why; recorded.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 IncidentArgument = Annotated[str, typer.Argument(metavar="INCIDENT", help="Id, unique beginning of one, or @latest.")]
 
 
@@ -44,6 +48,63 @@ def timeline(incident: IncidentArgument, output: asking.OutputOption = Output.TA
     incident_id = asking.find_incident(client, incident)
     found = client.get(f"/incidents/{incident_id}/timeline")
     answer(found, output, lambda out: tell(out, found["entries"]), has_wide=True)
+
+
+@app.command("approve")
+def approve(
+    incident: IncidentArgument,
+    reason: ReasonOption = "",
+    is_sure: YesOption = False,
+    key: asking.KeyOption = None,
+    output: asking.OutputOption = Output.TABLE,
+) -> None:
+    """Approve the plan that waits for you: it is done at once, as far as the guardrails allow."""
+    _say(incident, "approve", reason, is_sure, key, output)
+
+
+@app.command("decline")
+def decline(
+    incident: IncidentArgument,
+    reason: ReasonOption = "",
+    is_sure: YesOption = False,
+    key: asking.KeyOption = None,
+    output: asking.OutputOption = Output.TABLE,
+) -> None:
+    """Decline the plan that waits: nothing is touched, and the incident is settled."""
+    _say(incident, "decline", reason, is_sure, key, output)
+
+
+def _say(typed: str, verb: str, reason: str, is_sure: bool, key: str | None, output: Output) -> None:
+    client = asking.current_client()
+    incident_id = asking.find_incident(client, typed)
+    asked = client.get(f"/incidents/{incident_id}")
+    if asked["asks"] is None:
+        said = asked["approval"]
+        was = f" {said['by']} {'approved' if said['approves'] else 'declined'} it." if said else ""
+        raise CommandFailed(Exit.CONFLICT, f"{incident_id} asks nobody.{was}", code="PLAN_SUPERSEDED")
+    if not is_sure:
+        _ask(asked, verb)
+    body = {"decisionId": asked["asks"]["decisionId"], **({"reason": reason} if reason else {})}
+    found = client.post(f"/incidents/{incident_id}/{verb}", body, key=key)
+
+    def draw(out: Page) -> None:
+        done = "approved" if found["approval"]["approves"] else "declined"
+        out.line(out.marked("ok", f"{incident_id}  {done}"))
+        out.line(f"{out.dim('next')}  evenkeel incidents timeline {incident_id}")
+
+    answer(found, output, draw)
+
+
+def _ask(asked: Json, verb: str) -> None:
+    """Say what will happen, and ask whether it shall."""
+    if not sys.stdin.isatty():
+        raise CommandFailed(Exit.USAGE, f"Say --yes to {verb} without being asked.", code="USAGE")
+    node, jobs = asked["node"], ", ".join(hurt["jobId"] for hurt in asked["hurtJobs"])
+    note(f"{asked['incidentId']}: {asked['fault']['name']} on {node['instanceId']}, pool {node['pool']}.")
+    note(f"{asked['asks']['reason']} ({asked['asks']['decisionId']})")
+    note(f"Jobs that would be stopped and moved: {jobs or 'those that run there by then'}.")
+    note("Every guardrail is weighed again when it is done." if verb == "approve" else "Nothing would be touched.")
+    typer.confirm(f"{verb.capitalize()}?", abort=True, err=True)
 
 
 def lanes(out: Page, incident: Json, *, indent: str = "") -> None:
@@ -116,6 +177,8 @@ def _show(out: Page, incident: Json) -> None:
             ("replaced by", replaced or ""),
             ("opened", out.when(incident["openedAt"])),
             ("mode", incident["mode"]),
+            ("waits", f"{incident['block']['rule']}: {incident['block']['reason']}" if incident["block"] else ""),
+            ("asks", f"{incident['asks']['reason']} ({incident['asks']['decisionId']})" if incident["asks"] else ""),
             ("execution", incident["execution"]),
         ],
         indent="  ",

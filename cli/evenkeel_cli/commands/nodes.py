@@ -13,6 +13,7 @@ Json = dict[str, Any]
 
 app = asking.group("The machines of the fleet.")
 
+ReasonOption = Annotated[str, typer.Option(help="Why; recorded.")]
 NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="Instance id, node name, or a unique beginning.")]
 
 
@@ -40,6 +41,40 @@ def show_node(node: NodeArgument, output: asking.OutputOption = Output.TABLE) ->
     answer(found, output, lambda out: _show(out, found), has_wide=True)
 
 
+@app.command("cordon")
+def cordon(
+    node: NodeArgument,
+    reason: ReasonOption = "",
+    key: asking.KeyOption = None,
+    output: asking.OutputOption = Output.TABLE,
+) -> None:
+    """Keep new pods off a node. The cordon is yours: no recovery takes it off."""
+    _mark(node, "cordon", reason, key, output)
+
+
+@app.command("uncordon")
+def uncordon(
+    node: NodeArgument,
+    reason: ReasonOption = "",
+    key: asking.KeyOption = None,
+    output: asking.OutputOption = Output.TABLE,
+) -> None:
+    """Take Evenkeel's cordon off a node, whatever is held or barred. A recovery of it stands down."""
+    _mark(node, "uncordon", reason, key, output)
+
+
+def _mark(typed: str, verb: str, reason: str, key: str | None, output: Output) -> None:
+    client = asking.current_client()
+    node_id = asking.find_node(client, typed)
+    found = client.post(f"/nodes/{node_id}/{verb}", {"reason": reason} if reason else {}, key=key)
+
+    def draw(out: Page) -> None:
+        out.line(out.marked("ok", f"{found['instanceId']}  {plain(found['outcome'])}"))
+        out.line(f"{out.dim('next')}  evenkeel nodes show {found['instanceId']}")
+
+    answer(found, output, draw)
+
+
 def _show(out: Page, found: Json) -> None:
     state = found["state"]
     out.line(f"{out.marked(NODE[state], out.bold(found['instanceId']))}  {plain(state)}")
@@ -47,6 +82,7 @@ def _show(out: Page, found: Json) -> None:
     out.pairs(
         [
             ("incident", found["incidentId"] or ""),
+            ("waits", f"{found['block']['rule']}: {found['block']['reason']}" if found["block"] else ""),
             ("name", found["name"] or "has not joined its cluster"),
             ("cluster", found["cluster"]),
             ("pool", f"{found['pool']}, {found['instanceType']}, {found['zone'] or 'zone unknown'}"),
@@ -89,5 +125,7 @@ def _table(out: Page, nodes: list[Json], is_wide: bool) -> None:
         if is_wide:
             seat = [node["zone"] or "–", node["name"] or "–", node["slot"], node["providerStatus"] or "–"]
             row += [node["instanceType"], *seat]
-        rows.append([*row, node["incidentId"] or "–"])
+        # The rule stands next to the node that waits for it.
+        rule = f" ({plain(node['block']['rule'])})" if node["block"] else ""
+        rows.append([*row, f"{node['incidentId'] or '–'}{rule}"])
     out.table(columns, rows, is_whole=is_wide)

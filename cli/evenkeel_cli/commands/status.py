@@ -95,9 +95,10 @@ def show(out: Page, found: Json) -> None:
         lanes(out, incident, indent="        ")
         if incident["needsYou"] and incident["outcome"]:
             out.paragraph(incident["outcome"], indent="        ")
-    if automation["hold"]:
-        hold = automation["hold"]
-        out.line(f"{out.bold('HELD')}    by {hold['by']}, until {hold['until'][:19]}Z: {hold['reason']}")
+    for hold in automation["holds"]:
+        where = hold["instanceId"] or hold["pool"]
+        what = f"{where} by" if where else "by"
+        out.line(f"{out.bold('HELD')}    {what} {hold['by']}, until {hold['until'][:19]}Z: {hold['reason']}")
     _next(out, found)
 
 

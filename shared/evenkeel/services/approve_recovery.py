@@ -49,7 +49,7 @@ def run(request: Request, *, ledger: Ledger, telemetry: Telemetry, now: datetime
         if said is not None and said.decision_id == request.decision_id == asks:
             if (said.by, said.approves) == (request.by, request.approves):
                 return None
-            raise AlreadyAnswered(f"{told(said)} That answer stands.")
+            raise AlreadyAnswered(f"{told(said).rstrip('.')}. That answer stands.")
         why = _why_not(current, request, ledger)
         if why:
             raise PlanSuperseded(why)

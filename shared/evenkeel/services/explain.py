@@ -107,13 +107,16 @@ def _incident_sentence(incident: Incident, now: datetime) -> str:
     match incident.state:
         case IncidentState.OPEN:
             return f"{begin} Its recovery begins."
+        case IncidentState.RECOVERING if asked := read_incidents.asks(incident):
+            return f"{begin} {_sentence(asked['reason'])}"
         case IncidentState.RECOVERING:
             lane = read_incidents.node_lane(incident)
             doing = _DOING.get(lane["phase"], lane["phase"])
             return f"{begin} Recovery has run for {_ago(incident.opened_at, now)}; the node {doing}."
         case IncidentState.BLOCKED:
             why = incident.block.reason if incident.block else ""
-            return f"{begin} Its recovery waits: a guardrail bars the next step. {_sentence(why)}".strip()
+            act = f"the {incident.block.act}" if incident.block and incident.block.act else "the next step"
+            return f"{begin} T{act[1:]} waits: {_sentence(why)}".strip()
         case _:
             return f"{begin} {_sentence(incident.outcome)}".strip()
 
@@ -143,6 +146,8 @@ def _job_next(job: Job) -> str | None:
 
 
 def _incident_next(incident: Incident, *, needs: bool) -> str | None:
+    if read_incidents.asks(incident):
+        return f"evenkeel incidents approve {incident.incident_id}"
     if not incident.state.is_settled or needs:
         return f"evenkeel incidents timeline {incident.incident_id}"
     return None

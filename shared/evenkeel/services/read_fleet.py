@@ -43,6 +43,8 @@ class NodeState(StrEnum):
     """Not Ready yet, or waits for its first validation."""
     REPAIRING = "REPAIRING"
     """An open incident works on it."""
+    BLOCKED = "BLOCKED"
+    """An open incident waits: a guardrail bars its next step."""
     QUARANTINED = "QUARANTINED"
     """Cordoned by an incident that is over: it waits for a person."""
     CORDONED = "CORDONED"
@@ -85,8 +87,9 @@ def status(ledger: Ledger, *, fleet: str, mode: str, drills_may_act: bool, now: 
 def list_nodes(ledger: Ledger, page: paging.Request) -> Json:
     """Return one page of nodes, by pool."""
     answer = paging.newest_first(ledger, Table.FLEET, ["NODE"], page)
-    open_lives = _open_lives(ledger)
-    items = [_node(rows.read(row, FleetNode), open_lives) for row in answer.rows]
+    incidents = {incident.life.key: incident for incident in _open_incidents(ledger)}
+    nodes = (rows.read(row, FleetNode) for row in answer.rows)
+    items = [_node(node, incidents.get(node.life.key)) for node in nodes]
     return {"items": items, "nextPageToken": answer.next_token or None}
 
 
@@ -101,7 +104,8 @@ def show_node(ledger: Ledger, clusters: Iterable[str], instance_id: str) -> Json
         if row is not None:
             node = rows.read(row, FleetNode)
             opened = ledger.get(rows.open_key(node.life))
-            return _node(node, {node.life.key: str(opened.doc["incidentId"])} if opened else {})
+            found = ledger.get(rows.incident_key(str(opened.doc["incidentId"]))) if opened else None
+            return _node(node, rows.read(found, Incident) if found else None)
     raise NotFound(f"There is no node {instance_id}.")
 
 
@@ -118,8 +122,10 @@ def node_state(node: FleetNode, *, is_in_repair: bool) -> NodeState:
     return NodeState.NOT_READY if node.node_name and node.not_ready_since else NodeState.STARTING
 
 
-def _node(node: FleetNode, open_lives: Mapping[str, str]) -> Json:
-    incident_id = open_lives.get(node.life.key) or node.incident_id
+def _node(node: FleetNode, incident: Incident | None) -> Json:
+    is_open = incident is not None and not incident.state.is_settled
+    block = incident.block if incident and is_open else None
+    state = NodeState.BLOCKED if block else node_state(node, is_in_repair=is_open)
     return {
         "instanceId": node.life.instance_id,
         "name": node.node_name or None,
@@ -128,8 +134,9 @@ def _node(node: FleetNode, open_lives: Mapping[str, str]) -> Json:
         "instanceType": node.instance_type,
         "zone": node.zone,
         "slot": node.slot,
-        "state": node_state(node, is_in_repair=node.life.key in open_lives),
-        "incidentId": incident_id,
+        "state": state,
+        "incidentId": incident.incident_id if incident and is_open else node.incident_id,
+        "block": block.to_json() if block else None,
         "providerStatus": node.provider_status or None,
         "isReady": node.is_ready,
         "isCordoned": node.is_cordoned,
@@ -156,10 +163,6 @@ def _open_incidents(ledger: Ledger) -> list[Incident]:
         for state in OPEN_STATES
     )
     return [rows.read(row, Incident) for row in chain.from_iterable(page.rows for page in pages)]
-
-
-def _open_lives(ledger: Ledger) -> dict[str, str]:
-    return {incident.life.key: incident.incident_id for incident in _open_incidents(ledger)}
 
 
 def _incidents(ledger: Ledger, nodes: Iterable[FleetNode], now: datetime) -> tuple[list[Incident], list[Incident]]:

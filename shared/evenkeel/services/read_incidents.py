@@ -9,6 +9,7 @@ from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.faults import shipped
 from evenkeel.domain.health.incidents import Evidence, Incident, IncidentState, StageTimes
 from evenkeel.domain.nodes import FleetNode
+from evenkeel.domain.recovery.approval import ASK
 from evenkeel.domain.scheduling.jobs import Job, JobState
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Ledger, Table
@@ -115,6 +116,9 @@ def summary(incident: Incident) -> Json:
             "pool": incident.pool,
             "instanceType": incident.instance_type,
         },
+        "block": incident.block.to_json() if incident.block else None,
+        "asks": asks(incident),
+        "approval": incident.approval.to_json() if incident.approval else None,
         "replacementInstanceId": incident.replacement_instance_id or None,
         "repairs": list(incident.repairs),
         "hurtJobs": [hurt.to_json() for hurt in incident.hurt_jobs],
@@ -129,8 +133,26 @@ def summary(incident: Incident) -> Json:
     }
 
 
+def asks(incident: Incident) -> Json | None:
+    """Return the plan that waits for a person's approval; None where nothing does."""
+    plan = incident.plan
+    if plan is None or plan.outcome != ASK or incident.state.is_settled:
+        return None
+    said = incident.approval
+    if said is not None and said.decision_id == plan.decision_id:
+        return None
+    return {"decisionId": plan.decision_id, "reason": plan.reason}
+
+
 def node_lane(incident: Incident) -> Json:
     """Say where the node branch stands: a phase, a glyph's word, and since when."""
+    if asks(incident):
+        since = _instant(incident.stages.planned_at)
+        return {"phase": "waits for approval", "status": "warn", "since": since, "rung": None}
+    if incident.block is not None:
+        phase = f"waits: {incident.block.rule.lower().replace('_', ' ')}"
+        rung = incident.block.act if incident.block.act in ("reboot", "replace") else None
+        return {"phase": phase, "status": "warn", "since": _instant(incident.block.since), "rung": rung}
     stages = incident.stages
     rung = incident.repairs[-1] if incident.repairs else ""
     ways = {"reboot": "rebooting", "replace": "replacing"}

@@ -19,7 +19,7 @@ from evenkeel_cli.main import NOUNS
 from evenkeel_cli.render import age, duration
 from tests.fakes.cluster import CLUSTER
 from tests.unit.api.gateway import ROOT, Answer
-from tests.unit.api.seeds import a_job, an_incident, stored
+from tests.unit.api.seeds import a_fleet_node, a_job, an_incident, stored
 from tests.unit.cli.conftest import Served
 from tests.unit.cli.story import recovery_at_work
 
@@ -274,6 +274,78 @@ def test_automation_is_held_and_released(served: Served) -> None:
     assert held.out.startswith("▲ held, until 2026-11-03T10:45:02Z: network work\n")
     assert "held by user/" in shown.out or "held by role/" in shown.out
     assert released.out.startswith("● released\n")
+
+
+def test_a_hold_of_a_pool_says_so_and_how_to_end_it(served: Served) -> None:
+    held = served.run("automation", "hold", "--reason", "new switch", "--pool", "p5-workers")
+    shown = served.run("automation", "show")
+    released = served.run("automation", "release", "--pool", "p5-workers")
+
+    assert held.out.startswith("▲ held on p5-workers, until ")
+    assert "evenkeel automation release --pool p5-workers" in shown.out
+    assert released.out.startswith("● released\n")
+
+
+# ---------------------------------------------------------------- approve, cordon
+
+
+def asking(served: Served) -> None:
+    plan = {
+        "run": 1,
+        "outcome": "ASK",
+        "repairsNode": True,
+        "settleSeconds": 0,
+        "maxRepairs": 3,
+        "decisionId": "dec-0000000001",
+        "reason": "Waits for approval. Would: replace, and move the jobs.",
+    }
+    stored(served.gateway.fakes.ledger, an_incident(1, plan=plan), a_fleet_node(1))
+
+
+def test_a_plan_is_approved_and_a_second_answer_is_told_whose_it_was(served: Served) -> None:
+    asking(served)
+
+    shown = served.run("incidents", "show", "inc-0000000001")
+    first = served.run("incidents", "approve", "inc-0000000001", "--yes", "--reason", "go")
+    second = served.run("incidents", "decline", "inc-0000000001", "--yes")
+
+    assert "Waits for approval. Would: replace, and move the jobs. (dec-0000000001)" in shown.out
+    assert first.out.startswith("● inc-0000000001  approved\n")
+    assert (second.exit_code, "approved it. [PLAN_SUPERSEDED]" in second.err) == (5, True)
+
+
+def test_a_script_is_not_asked_and_has_to_say_yes(served: Served) -> None:
+    asking(served)
+
+    said = served.run("incidents", "approve", "inc-0000000001")
+
+    assert (said.exit_code, "--yes" in said.err) == (2, True)
+    assert served.gateway.get("/v1/incidents/inc-0000000001").document["approval"] is None
+
+
+def test_a_node_is_cordoned_and_our_cordon_taken_off(served: Served) -> None:
+    stored(served.gateway.fakes.ledger, a_fleet_node(1), a_fleet_node(2), an_incident(2))
+    served.gateway.fakes.cluster.cordon(CLUSTER, a_fleet_node(2).node_name, "inc-0000000002")
+
+    cordoned = served.run("nodes", "cordon", a_fleet_node(1).life.instance_id, "--reason", "mine")
+    freed = served.run("nodes", "uncordon", a_fleet_node(2).life.instance_id)
+
+    assert cordoned.out.startswith(f"● {a_fleet_node(1).life.instance_id}  cordoned\n")
+    assert freed.out.startswith(f"● {a_fleet_node(2).life.instance_id}  released\n")
+
+
+def test_the_rule_stands_next_to_the_node_that_waits(served: Served) -> None:
+    block = {
+        "rule": "POOL_REPAIRS",
+        "reason": "2 of 8 are in repair.",
+        "since": "2026-11-03T10:00:00Z",
+        "act": "reboot",
+    }
+    stored(served.gateway.fakes.ledger, a_fleet_node(1), an_incident(1, state="BLOCKED", block=block))
+
+    assert "blocked" in served.run("nodes", "ls").out
+    assert "inc-0000000001 (pool repairs)" in served.run("nodes", "ls").out
+    assert "POOL_REPAIRS: 2 of 8 are in repair." in served.run("nodes", "show", a_fleet_node(1).life.instance_id).out
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("30m", 1800), ("2h", 7200), ("1d", 86_400)])

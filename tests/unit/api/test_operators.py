@@ -1,0 +1,155 @@
+"""What operators say to plans, and do to nodes: by whom, once, and what is shown of it."""
+
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.health.incidents import Block, RecoveryBrief
+from evenkeel.services import rows
+from tests.fakes.cluster import CLUSTER, instance_id
+from tests.unit.api.gateway import ACCOUNT, Gateway
+from tests.unit.api.seeds import a_fleet_node, ago, an_incident, stored
+
+NODE = instance_id(1)
+BO = f"arn:aws:sts::{ACCOUNT}:assumed-role/Operator/bo"
+PLAN = RecoveryBrief(
+    run=1,
+    outcome="ASK",
+    repairs_node=True,
+    settle_seconds=0,
+    max_repairs=3,
+    decision_id="dec-0000000001",
+    reason="Waits for approval. Would: replace, and move the jobs.",
+    fault_key="xid:79",
+)
+YES = {"decisionId": PLAN.decision_id, "reason": "go on"}
+
+
+@pytest.fixture
+def asking(gateway: Gateway) -> Gateway:
+    stored(gateway.fakes.ledger, an_incident(1, plan=PLAN, mode="recommend"), a_fleet_node(1))
+    return gateway
+
+
+def answer_to(gateway: Gateway, verb: str, body: dict[str, Any], **options: Any) -> Any:
+    return gateway.post(f"/v1/incidents/inc-0000000001/{verb}", body, **options)
+
+
+def test_a_plan_that_asks_is_shown_and_approved_by_its_decision(asking: Gateway) -> None:
+    before = asking.get("/v1/incidents/inc-0000000001").document
+    answer = answer_to(asking, "approve", YES)
+
+    assert before["asks"] == {"decisionId": PLAN.decision_id, "reason": PLAN.reason}
+    assert before["nodeLane"]["phase"] == "waits for approval"
+    assert (answer.status, answer.document["asks"]) == (202, None)
+    assert answer.document["approval"] | {"at": ""} == {
+        "decisionId": PLAN.decision_id,
+        "approves": True,
+        "by": "role/Researcher (ana)",
+        "reason": "go on",
+        "at": "",
+    }
+
+
+def test_the_second_approver_loses_politely(asking: Gateway) -> None:
+    answer_to(asking, "approve", YES)
+    second = answer_to(asking, "decline", YES, caller=BO, key="k2")
+
+    assert (second.status, second.document["code"]) == (409, "ALREADY_ANSWERED")
+    assert second.document["detail"] == "Approved by role/Researcher (ana): go on. That answer stands."
+
+
+@pytest.mark.parametrize("body", [{"decisionId": "dec-0000000009"}, {"decisionId": "dec-0000000001"}])
+def test_an_answer_to_what_does_not_ask_is_refused(gateway: Gateway, body: dict[str, Any]) -> None:
+    plan = PLAN.but(outcome="ACT") if body["decisionId"] == PLAN.decision_id else PLAN
+    stored(gateway.fakes.ledger, an_incident(1, plan=plan))
+
+    answer = answer_to(gateway, "approve", body)
+
+    assert (answer.status, answer.document["code"]) == (409, "PLAN_SUPERSEDED")
+
+
+@pytest.mark.parametrize("body", [{}, {"decisionId": "inc-1"}, {"decisionId": "dec-1", "reason": "a\nb"}])
+def test_an_answer_that_names_no_plan_is_refused(asking: Gateway, body: dict[str, Any]) -> None:
+    assert answer_to(asking, "approve", body).document["code"] == "VALIDATION_FAILED"
+
+
+def test_why_says_that_it_waits_for_approval_and_how_to_give_it(asking: Gateway) -> None:
+    found = asking.get("/v1/incidents/inc-0000000001/why").document
+
+    assert "Waits for approval. Would: replace" in found["sentence"]
+    assert found["next"] == "evenkeel incidents approve inc-0000000001"
+
+
+def test_a_guardrail_is_shown_next_to_the_node_and_the_incident(gateway: Gateway) -> None:
+    block = Block(rule="POOL_REPAIRS", reason="2 of 8 are in repair.", since=ago(minutes=5), act="reboot")
+    stored(gateway.fakes.ledger, an_incident(1, state="BLOCKED", block=block), a_fleet_node(1), a_fleet_node(2))
+
+    nodes = {each["instanceId"]: each for each in gateway.get("/v1/nodes").document["items"]}
+    one = gateway.get(f"/v1/nodes/{NODE}").document
+    incident = gateway.get("/v1/incidents/inc-0000000001").document
+
+    assert nodes[instance_id(2)]["block"] is None
+    for shown in (nodes[NODE], one):
+        assert (shown["state"], shown["block"]["rule"]) == ("BLOCKED", "POOL_REPAIRS")
+    assert incident["nodeLane"] | {"since": ""} == {
+        "phase": "waits: pool repairs",
+        "status": "warn",
+        "since": "",
+        "rung": "reboot",
+    }
+    why = gateway.get("/v1/incidents/inc-0000000001/why").document["sentence"]
+    assert why.endswith("The reboot waits: 2 of 8 are in repair.")
+
+
+# ---------------------------------------------------------------- nodes
+
+
+def test_our_cordon_is_taken_off_and_twice_is_the_same(gateway: Gateway) -> None:
+    name = f"hyperpod-{NODE}"
+    stored(gateway.fakes.ledger, an_incident(1), a_fleet_node(1, node_name=name))
+    gateway.fakes.cluster.cordon(CLUSTER, name, "inc-0000000001")
+
+    answers = [gateway.post(f"/v1/nodes/{NODE}/uncordon", {"reason": "it is well"}) for _ in range(2)]
+
+    assert [(answer.status, answer.document["outcome"]) for answer in answers] == [
+        (200, "RELEASED"),
+        (200, "ALREADY_FREE"),
+    ]
+    assert answers[0].document["incidentId"] == "inc-0000000001"
+    story = gateway.fakes.ledger.partition(rows.hold_key().table, rows.hold_key().pk, "EVENT#")
+    assert [row.doc["text"] for row in story] == [f"{name} un-cordoned by role/Researcher (ana): it is well"]
+
+
+def test_a_persons_cordon_stays(gateway: Gateway) -> None:
+    stored(gateway.fakes.ledger, a_fleet_node(1))
+    cordoned = gateway.post(f"/v1/nodes/{NODE}/cordon", {})
+    refused = gateway.post(f"/v1/nodes/{NODE}/uncordon", {}, key="k2")
+
+    assert (cordoned.status, cordoned.document["outcome"]) == (200, "CORDONED")
+    assert (refused.status, refused.document["code"]) == (409, "CORDONED_BY_PERSON")
+
+
+@pytest.mark.parametrize("verb", ["cordon", "uncordon"])
+def test_a_node_that_nobody_knows_is_not_found(gateway: Gateway, verb: str) -> None:
+    assert gateway.post(f"/v1/nodes/{NODE}/{verb}", {}).status == 404
+
+
+# ---------------------------------------------------------------- holds of a part of the fleet
+
+
+def test_holds_of_a_pool_and_a_machine_stand_side_by_side(gateway: Gateway) -> None:
+    hold = "/v1/clusters/laptop/automation/hold"
+    for number, scope in enumerate(({}, {"pool": "p5-workers"}, {"instanceId": NODE})):
+        gateway.post(hold, {"reason": "x", "forSeconds": 600, **scope}, key=f"k{number}")
+    gateway.post("/v1/clusters/laptop/automation/release", {"pool": "p5-workers"}, key="r")
+
+    shown = gateway.get("/v1/clusters/laptop/automation").document
+
+    assert [(each["pool"], each["instanceId"]) for each in shown["holds"]] == [("", ""), ("", NODE)]
+
+
+@pytest.mark.parametrize("scope", [{"pool": "a b"}, {"instanceId": "node-1"}])
+def test_a_scope_that_cannot_be_is_refused(gateway: Gateway, scope: dict[str, str]) -> None:
+    body = {"reason": "x", "forSeconds": 600, **scope}
+    assert gateway.post("/v1/clusters/laptop/automation/hold", body).document["code"] == "VALIDATION_FAILED"
