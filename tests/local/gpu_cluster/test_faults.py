@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from evenkeel_local import gpu_cluster
 from evenkeel_local.gpu_cluster import ClusterFailed, ClusterHandle
+from evenkeel_local.gpu_cluster.faults import ROWS
 from tests.local.gpu_cluster.conftest import QUICK, aws_client
 from tests.local.gpu_cluster.kube_client import JOBS, NODES, PODS, Json, KubeClient, a_job, condition, eventually
 
@@ -308,6 +310,16 @@ def test_maintenance_that_is_withdrawn_does_not_happen(cluster: ClusterHandle, k
     told = [e["detail"] for e in cluster.control("GET", "events")["events"]]
     mine = [d["statusCode"] for d in told if d["eventArn"] == withdrawn["eventArn"]]
     assert mine == ["upcoming", "closed"]
+
+
+def test_every_fault_and_its_options_are_in_the_page(cluster: ClusterHandle) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "local-gpu-cluster.md").read_text()
+    faults = page[page.index("The faults:") : page.index("## Who may do what")]
+
+    named = set(re.findall(r"`([a-zA-Z0-9-]+)`", faults))
+
+    assert {row["fault"] for row in cluster.control("GET", "faults")["rows"]} == set(ROWS) <= named
+    assert {option for row in ROWS.values() for option in row.options} <= named
 
 
 def test_an_unknown_fault_is_refused_with_a_sentence(cluster: ClusterHandle) -> None:
