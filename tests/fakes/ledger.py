@@ -134,7 +134,7 @@ class InMemoryLedger:
             }
 
 
-_NOT_PLAIN = re.compile(r"\d\.0|\d[eE]|\\u[dD]")
+_NOT_PLAIN = re.compile(r"(?:[:,] |\[)-?\d+(?:\.0|[.\d]*[eE])|\\u[dD]")
 """What a document may hold that does not come back as it went: a whole number as a float, half a surrogate pair."""
 
 

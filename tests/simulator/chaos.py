@@ -1,34 +1,40 @@
 """What may go wrong at every call of every port, drawn from the seed: nothing of it is the service's fault."""
 
-import functools
 import random
 from collections.abc import Callable
 from typing import Any
 
+from evenkeel import ports
 from evenkeel.ports import Throttled, Unreachable
 from tests.fakes.crashes import Crash
 from tests.simulator.loop import Loop
 
+PORTS: dict[str, type] = {
+    "ledger": ports.Ledger,
+    "cluster": ports.Cluster,
+    "provider": ports.Provider,
+    "checkpoints": ports.CheckpointStore,
+    "workflows": ports.Workflows,
+    "tokens": ports.Tokens,
+    "wait_answers": ports.WaitAnswers,
+    "passes": ports.Passes,
+    "pager": ports.Pager,
+    "raw_events": ports.RawEvents,
+    "inbox": ports.Inbox,
+    "dead_letters": ports.DeadLetters,
+}
+"""What services reach the world through."""
 READS = {
-    "ledger": ("get", "get_each", "partition", "by_state"),
-    "cluster": ("nodes", "node", "workload", "workloads", "accelerators_in_use"),
-    "provider": ("nodes", "node", "cluster"),
-    "checkpoints": ("folders", "contents", "read", "fence"),
-    "workflows": ("state",),
+    "ledger": {"get", "get_each", "partition", "by_state"},
+    "cluster": {
+        *("nodes", "node", "workload", "workloads", "accelerators_in_use", "foreign_pods", "check_result", "logs"),
+        "watch",
+    },
+    "provider": {"nodes", "node", "cluster"},
+    "checkpoints": {"folders", "contents", "read", "fence"},
+    "workflows": {"state"},
 }
-EFFECTS = {
-    "ledger": ("commit",),
-    "cluster": ("cordon", "release", "launch", "stop", "forget_pods"),
-    "provider": ("reboot", "replace"),
-    "checkpoints": ("raise_fence",),
-    "workflows": ("start",),
-    "tokens": ("succeed", "fail"),
-    "wait_answers": ("request",),
-    "passes": ("request",),
-    "pager": ("page",),
-    "raw_events": ("keep",),
-    "dead_letters": ("put",),
-}
+"""Calls that change nothing. Whatever else a port has is an effect."""
 _LONGEST_STACK = 3
 """How many paused processes may wait for each other's events at once."""
 
@@ -116,10 +122,10 @@ class Hostile:
 
     def __init__(self, chaos: Chaos, name: str, port: Any) -> None:
         self._port = port
-        for method in READS.get(name, ()):
-            setattr(self, method, _guarded(chaos, f"{name}.{method}", getattr(port, method), chaos.read, 0.15))
-        for method in EFFECTS.get(name, ()):
-            setattr(self, method, _guarded(chaos, f"{name}.{method}", getattr(port, method), chaos.effect, 1.0))
+        reads = READS.get(name, set())
+        for method in (one for one in vars(PORTS[name]) if not one.startswith("_")):
+            harm, scale = (chaos.read, 0.15) if method in reads else (chaos.effect, 1.0)
+            setattr(self, method, _guarded(chaos, f"{name}.{method}", getattr(port, method), harm, scale))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._port, name)
@@ -128,7 +134,6 @@ class Hostile:
 def _guarded(
     chaos: Chaos, what: str, member: Callable[..., Any], harm: Callable[..., Any], scale: float
 ) -> Callable[..., Any]:
-    @functools.wraps(member)
     def call(*args: Any, **kwargs: Any) -> Any:
         if chaos.rate and chaos.hits(scale):
             return harm(what, lambda: member(*args, **kwargs))

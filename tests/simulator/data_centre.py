@@ -88,6 +88,18 @@ class SimulatedProvider(FakeProvider):
             self.begin(machine)
         return answer
 
+    def check_health(self, instance_group: str, instance_id: str) -> RepairAnswer:
+        answer = super().check_health(instance_group, instance_id)
+        if answer is RepairAnswer.ACCEPTED:
+            passed = self.chance.random() >= self.trouble / 2
+            self.loop.after(self.chance.uniform(3, 12), lambda: self._end_check(instance_id, passed=passed))
+        return answer
+
+    def _end_check(self, machine: str, *, passed: bool) -> None:
+        if machine in self.by_id and self.by_id[machine].status == "DeepHealthCheckInProgress":
+            self.is_told(f"the deep health check of {machine} is over: {'well' if passed else 'sick'}")
+            self.finish_check(machine, passed=passed)
+
     def repair_by_itself(self, machine: str) -> None:
         """Replace a machine without being asked, as NodeRecovery=Automatic does."""
         if machine in self.by_id and machine not in self.running:

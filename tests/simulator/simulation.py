@@ -27,7 +27,7 @@ from tests.fakes.checkpoints import InMemoryCheckpoints
 from tests.fakes.cluster import CLUSTER
 from tests.fakes.crashes import Crash
 from tests.fakes.ledger import InMemoryLedger
-from tests.fakes.messages import InMemoryDeadLetters, InMemoryRawEvents, RecordingPager
+from tests.fakes.messages import InMemoryDeadLetters, InMemoryInbox, InMemoryRawEvents, RecordingPager
 from tests.fakes.system import RecordingTelemetry, SequenceIds
 from tests.simulator.asl import Engine, Execution, Failure, Json, Reply
 from tests.simulator.chaos import Chaos
@@ -36,7 +36,7 @@ from tests.simulator.loop import Loop
 
 FUNCTIONS = Path(__file__).resolve().parents[2] / "functions"
 SWEEPS_EVERY = 30.0
-WATCHES_EVERY = 20.0
+WATCHES_EVERY = 30.0
 CALM_SECONDS = 2700.0
 """After the last fault everything must have come to rest within this."""
 _RECEIVES = 5
@@ -297,6 +297,7 @@ class Simulation:
                 "passes": Passes(self),
                 "pager": Pager(self),
                 "raw_events": InMemoryRawEvents(),
+                "inbox": InMemoryInbox(),
                 "dead_letters": InMemoryDeadLetters(),
             }.items()
         }
@@ -671,9 +672,9 @@ class WatchedProvider:
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
-        self.nodes = simulation.provider.nodes
-        self.node = simulation.provider.node
-        self.cluster = simulation.provider.cluster
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.simulation.provider, name)
 
     def reboot(self, machine: str) -> Any:
         return self._ask("reboot", machine)
@@ -702,15 +703,9 @@ class WatchedCluster:
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
-        cluster = simulation.cluster
-        self.nodes, self.node, self.workload, self.workloads = (
-            cluster.nodes,
-            cluster.node,
-            cluster.workload,
-            cluster.workloads,
-        )
-        self.accelerators_in_use, self.watch, self.logs = cluster.accelerators_in_use, cluster.watch, cluster.logs
-        self.forget_pods = cluster.forget_pods
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.simulation.cluster, name)
 
     def cordon(self, cluster: str, name: str, incident_id: str) -> Any:
         self.simulation.checks.cordon(self.simulation, name)
@@ -731,6 +726,6 @@ class WatchedCluster:
         self.simulation.tell(f"launch {spec.attempt.workload_name} {at}: {result[0]}")
         return result
 
-    def stop(self, cluster: str, namespace: str, job_id: str, attempt: int, grace_seconds: int) -> None:
+    def stop(self, cluster: str, namespace: str, job_id: str, attempt: int, *rest: Any, **more: Any) -> None:
         self.simulation.checks.stop(self.simulation, job_id, attempt)
-        self.simulation.cluster.stop(cluster, namespace, job_id, attempt, grace_seconds)
+        self.simulation.cluster.stop(cluster, namespace, job_id, attempt, *rest, **more)

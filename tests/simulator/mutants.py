@@ -1,0 +1,123 @@
+"""Plant each bug of `tests/mutants/` in a copy of the tree, and see that the seeds find it: `make mutants`.
+
+A patch begins with one line, `Breaks: <invariant>`, and says below it what it does. It may fail other invariants too,
+but that one it must fail. A patch that no longer applies is an error: then the guard that it takes away has moved.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.simulator.fuzz import run_seed
+
+ROOT = Path(__file__).resolve().parents[2]
+PATCHES = ROOT / "tests" / "mutants"
+SEEDS = 500
+_COPIED = ("shared", "functions", "statemachines", "tests/fakes", "tests/simulator", "tests/template", "tests/workflow")
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One planted bug."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.stem
+
+    @property
+    def invariant(self) -> str:
+        """The invariant that it must break."""
+        first = self.path.read_text().partition("\n")[0]
+        return first.removeprefix("Breaks: ").strip()
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the seeds made of a mutant."""
+
+    seed: int = 0
+    """0: none of them broke the invariant."""
+    text: str = ""
+
+
+def mutants() -> list[Mutant]:
+    return [Mutant(path) for path in sorted(PATCHES.glob("*.patch"))]
+
+
+def plant(mutant: Mutant, folder: Path) -> str:
+    """Copy the tree and apply the patch; return why that failed, empty where it did not."""
+    for name in _COPIED:
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    applied = subprocess.run(
+        ["git", "apply", "--recount", "-C1", str(mutant.path)], cwd=folder, capture_output=True, text=True, check=False
+    )
+    return applied.stderr.strip()
+
+
+def hunt(mutant: Mutant, seeds: int) -> Found:
+    """Run seeds in a tree with the bug until its invariant breaks.
+
+    Raises:
+        RuntimeError: the patch does not apply, or the tree with the bug does not run.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if failed := plant(mutant, folder):
+            raise RuntimeError(f"{mutant.name} no longer applies: {failed}")
+        paths = os.pathsep.join([str(folder / "shared"), str(folder)])
+        ran = subprocess.run(
+            [sys.executable, "-m", "tests.simulator.mutants", "--seek", mutant.invariant, "--seeds", str(seeds)],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    if ran.returncode:
+        raise RuntimeError(f"{mutant.name} does not run: {ran.stderr.strip()[-2000:]}")
+    return Found(**json.loads(ran.stdout))
+
+
+def seek(invariant: str, seeds: int) -> Found:
+    """Return the first seed that breaks the invariant here."""
+    for seed in range(1, seeds + 1):
+        for violation in run_seed(seed).violations:
+            if violation.invariant == invariant:
+                return Found(seed, violation.text)
+    return Found()
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="make mutants", description=__doc__)
+    parser.add_argument("--seek", metavar="INVARIANT", help="look for a seed that breaks it, in this very tree")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="so many at most")
+    parser.add_argument("names", nargs="*", help="only these mutants")
+    given = parser.parse_args(arguments)
+    if given.seek:
+        found = seek(given.seek, given.seeds)
+        print(json.dumps({"seed": found.seed, "text": found.text}))
+        return 0
+    chosen = [mutant for mutant in mutants() if not given.names or mutant.name in given.names]
+    print(f"{'mutant':34} {'invariant':28} seed  what broke")
+    survived = 0
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for mutant, hunted in [(mutant, pool.submit(hunt, mutant, given.seeds)) for mutant in chosen]:
+            found = hunted.result()
+            survived += not found.seed
+            told = f"{found.seed:4}  {found.text[:90]}" if found.seed else f"   -  SURVIVED {given.seeds} seeds"
+            print(f"{mutant.name:34} {mutant.invariant:28} {told}", flush=True)
+    print(f"mutants: {len(chosen) - survived} of {len(chosen)} found")
+    return 1 if survived else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
