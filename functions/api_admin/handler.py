@@ -1,6 +1,7 @@
-"""What administrators own: the policy. In this release it is deployed with the layer, so it can only be read."""
+"""What administrators own: the policy, which is the shipped one with what the site has otherwise."""
 
 from evenkeel.runtime import api, api_types, entry, wiring
+from evenkeel.services import change_policy
 
 app = api.Resolver(lambda: wiring.world().telemetry)
 
@@ -10,7 +11,34 @@ def show_policy(cluster: str) -> api.Reply:
     app.query(api_types.NoQuery)
     world = wiring.world()
     app.expect_fleet(cluster, world.settings.fleet)
-    return app.answer({"hash": world.policy.hash, "policy": world.policy.to_json()})
+    policy = world.policy
+    change = world.policies.change
+    return app.answer(
+        {
+            "hash": policy.hash,
+            "catalogueHash": policy.catalogue.hash,
+            "policy": policy.to_json(),
+            "change": change.to_json() if change else None,
+        }
+    )
+
+
+@app.post("/v1/clusters/<cluster>/policy")
+def give_policy(cluster: str) -> api.Reply:
+    world = wiring.world()
+    app.expect_fleet(cluster, world.settings.fleet)
+    body = app.body(api_types.PolicyBody)
+    request = change_policy.Request(
+        changes=body.changes,
+        by=app.caller().actor,
+        reason=body.reason,
+        based_on=body.based_on,
+        request_id=app.request_id(),
+        fingerprint=app.fingerprint(),
+    )
+    base = world.policies.base
+    change = change_policy.run(request, ledger=world.ledger, base=base, now=world.clock.now())
+    return app.done(change.to_json())
 
 
 @entry.api

@@ -380,8 +380,8 @@ class Cluster(Protocol):
         """
         ...
 
-    def logs(self, cluster: str, namespace: str, job_id: str, attempt: int, rank: int, tail_lines: int) -> str:
-        """Return the last lines of one rank's log.
+    def logs(self, cluster: str, namespace: str, job_id: str, attempt: int, rank: int, tail_lines: int | None) -> str:
+        """Return the last lines of one rank's log; with None its beginning, 64 KiB at most.
 
         Raises:
             NotFound: no such pod.

@@ -1,5 +1,6 @@
 """`evenkeel policy`."""
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,6 +31,54 @@ def check(file: FileArgument, base: BaseOption = "production", output: asking.Ou
         "changes": [{"field": name, "before": before, "after": after} for name, before, after in changes],
     }
     answer(found, output, lambda out: _checked(out, found))
+
+
+@app.command("show")
+def show(output: asking.OutputOption = Output.TABLE) -> None:
+    """Show the policy in force, and who changed it last."""
+    client = asking.current_client()
+    found = client.get(f"/clusters/{client.fleet}/policy")
+    answer(found, output, lambda out: _show(out, found))
+
+
+@app.command("apply")
+def apply(
+    file: FileArgument,
+    reason: Annotated[str, typer.Option(help="Why; recorded and shown.")],
+    based_on: Annotated[
+        str, typer.Option("--based-on", metavar="HASH", help="Refuse where another policy is in force.")
+    ] = "",
+    key: asking.KeyOption = None,
+    output: asking.OutputOption = Output.TABLE,
+) -> None:
+    """Put a site's policy file in force, in place of the one before. `policy check` judges it first."""
+    from evenkeel_cli.offline import policies
+
+    client = asking.current_client()
+    body = {"changes": policies.document(file), "reason": reason} | ({"basedOn": based_on} if based_on else {})
+    found = client.post(f"/clusters/{client.fleet}/policy", body, key=key)
+
+    def draw(out: Page) -> None:
+        out.line(out.marked("ok", f"change {found['number']} is in force everywhere within half a minute"))
+        out.line(f"{out.dim('next')}  evenkeel policy show")
+
+    answer(found, output, draw)
+
+
+def _show(out: Page, found: Json) -> None:
+    change = found["change"]
+    out.line(f"{out.bold(found['policy']['name'])}  policy {found['hash']}, catalogue {found['catalogueHash']}")
+    if not change:
+        out.line("  as shipped")
+        return
+    out.pairs(
+        [
+            ("changed", f"{out.when(change['at'])} by {change['by']}, change {change['number']}"),
+            ("because", change["reason"]),
+            ("has", json.dumps(change["changes"], ensure_ascii=False) if change["changes"] else "nothing of its own"),
+        ],
+        indent="  ",
+    )
 
 
 def _checked(out: Page, found: Json) -> None:

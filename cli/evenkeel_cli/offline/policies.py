@@ -24,21 +24,26 @@ def load(file: Path | None, base: str = "production") -> Policy:
     if file is None:
         return policy
     try:
-        return changed(policy, _document(file))
+        return changed(policy, document(file))
     except PolicyError as error:
         raise CommandFailed(Exit.USAGE, f"{file}: {error}", code="POLICY_REFUSED") from error
 
 
-def _document(file: Path) -> Json:
+def document(file: Path) -> Json:
+    """Read a site's policy file.
+
+    Raises:
+        CommandFailed: it cannot be read, or is not one JSON object.
+    """
     try:
-        document = json.loads(file.read_bytes())
+        found = json.loads(file.read_bytes())
     except OSError as error:
         raise CommandFailed(Exit.USAGE, f"{file}: {error.strerror}", code="USAGE") from error
     except ValueError as error:
         raise CommandFailed(Exit.USAGE, f"{file} is not JSON: {error}", code="NOT_JSON") from error
-    if not isinstance(document, dict):
+    if not isinstance(found, dict):
         raise CommandFailed(Exit.USAGE, f"{file} is not a JSON object.", code="NOT_JSON")
-    return document
+    return found
 
 
 def differences(policy: Policy, base: str = "production") -> list[tuple[str, str, str]]:

@@ -25,6 +25,7 @@ from evenkeel.ports import (
     WaitAnswers,
     Workflows,
 )
+from evenkeel.runtime.policies import SitePolicy
 from evenkeel.runtime.settings import BadSetting, Settings
 from evenkeel.runtime.telemetry import LambdaTelemetry
 
@@ -40,14 +41,25 @@ class World:
 
     def __init__(self, settings: Settings, **ports: Any) -> None:
         self.settings = settings
+        if "policy" in ports:
+            ports["policies"] = SitePolicy(ports.pop("policy"), None, self)
         unknown = [name for name in ports if not isinstance(getattr(type(self), name, None), cached_property)]
         if unknown:
             raise TypeError(f"the world has no {', '.join(unknown)}")
         self.__dict__.update(ports)
 
-    @cached_property
+    @property
     def policy(self) -> Policy:
-        return load_policy(self.settings.policy_name)
+        """The policy in force now."""
+        return self.policies.current()
+
+    @cached_property
+    def policies(self) -> SitePolicy:
+        base = load_policy(self.settings.policy_name)
+        settings = self.settings
+        if settings.incidents_table:
+            return SitePolicy(base, Table.INCIDENTS, self)
+        return SitePolicy(base, Table.JOBS if settings.jobs_table else None, self)
 
     @cached_property
     def clock(self) -> Clock:

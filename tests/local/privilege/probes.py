@@ -168,6 +168,15 @@ def launch(stage: Stage, job: Job, attempt: Attempt) -> None:
     until(lambda: any(pod.node_name for pod in pods_of(stage, attempt)), "the probe's pod has a node")
 
 
+def a_mounted_run(stage: Stage) -> Attempt:
+    """Store a run, with its pods in the cluster, whose checkpoints no function can look at."""
+    job, attempt = a_run(stage, AttemptState.RUNNING, launched=True)
+    spec = job.spec.but(checkpoint_uri="file:///fsx/probe", checkpoint_claim="fsx")
+    attempt = attempt.but(launched_at=now())
+    stage.put(rows.job_row(job.but(spec=spec), 0), rows.attempt_row(attempt, 0))
+    return attempt
+
+
 def a_foreign_pod(stage: Stage, node_name: str) -> None:
     """Put a pod of somebody else's PyTorchJob on a node, which its owner lets be moved."""
     stage.clear_workloads()
@@ -568,6 +577,11 @@ def settles_what_still_runs(stage: Stage) -> Json:
     return of_attempt(attempt, failure={"Error": "States.Timeout", "Cause": "A probe."})
 
 
+@probe("settle_attempt")
+def settles_what_rank_0_alone_knows(stage: Stage) -> Json:
+    return of_attempt(a_mounted_run(stage), failure={"Error": "States.Timeout", "Cause": "A probe."})
+
+
 # ---------------------------------------------------------------- what the clock starts
 
 
@@ -668,6 +682,13 @@ def leave_unresolved(stage: Stage, place: int) -> None:
 
 def swept(seen: Seen) -> bool:
     return bool(seen.answer) and seen.answer["outcome"] == "SWEPT" and not seen.answer["failed"]
+
+
+@probe("sweep_fleet", comes_through=swept)
+def reads_what_rank_0_resumed_from(stage: Stage) -> Json:
+    stage.settle_everything()
+    a_mounted_run(stage)
+    return {}
 
 
 @probe("sweep_fleet", comes_through=swept)
@@ -831,3 +852,8 @@ def reports_a_fault_of_a_job(stage: Stage) -> Json:
 @probe("api_admin", comes_through=answered)
 def shows_the_policy(_stage: Stage) -> Json:
     return a_request("GET", f"/v1/clusters/{FLEET}/policy")
+
+
+@probe("api_admin", comes_through=answered)
+def gives_the_policy(_stage: Stage) -> Json:
+    return a_request("POST", f"/v1/clusters/{FLEET}/policy", {"changes": {}, "reason": "A probe."})

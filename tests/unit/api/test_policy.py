@@ -1,0 +1,103 @@
+"""An administrator gives the site's own policy: judged, recorded, in force once, whatever is repeated."""
+
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.policy import PolicyChange
+from evenkeel.ports import Table, site_policy_key
+from evenkeel.runtime.policies import SitePolicy
+from evenkeel.services import rows
+from tests.unit.api.gateway import Answer, Gateway
+
+PATH = "/v1/clusters/laptop/policy"
+OURS = {"faults": {"xid:94": {"ladder": ["replace"], "severity": "critical"}}, "repair": {"maxAttempts": 2}}
+
+
+@pytest.fixture
+def site(gateway: Gateway) -> Gateway:
+    """The API of a site whose policy is read from the table."""
+    world = gateway.world
+    world.__dict__["policies"] = SitePolicy(gateway.fakes.policy, Table.INCIDENTS, world)
+    return gateway
+
+
+def give(site: Gateway, changes: Any = OURS, key: str = "k1", **more: Any) -> Answer:
+    return site.call("POST", PATH, {"changes": changes, "reason": "Ours.", **more}, key=key)
+
+
+def code(answer: Answer) -> tuple[int, str]:
+    return answer.status, answer.document["code"]
+
+
+def stored(site: Gateway, table: Table = Table.INCIDENTS) -> PolicyChange | None:
+    row = site.fakes.ledger.get(site_policy_key(table))
+    return rows.read(row, PolicyChange) if row else None
+
+
+def test_what_is_given_is_in_force_and_shown_with_its_giver(site: Gateway) -> None:
+    given = give(site)
+    site.fakes.clock.advance(31)
+    shown = site.get(PATH).document
+
+    assert given.status == 200
+    assert shown["policy"]["repair"]["maxAttempts"] == 2
+    assert shown["change"]["changes"] == OURS
+    assert shown["change"]["number"] == 1
+    assert "ana" in shown["change"]["by"].lower()
+    assert shown["catalogueHash"] != site.fakes.policy.catalogue.hash
+
+
+def test_it_lies_where_every_function_reads_it(site: Gateway) -> None:
+    give(site)
+    give(site, {}, key="k2")
+
+    assert stored(site, Table.INCIDENTS) == stored(site, Table.JOBS)
+    assert stored(site)
+
+
+def test_a_late_repeat_undoes_nothing(site: Gateway) -> None:
+    first = give(site)
+    give(site, {"repair": {"maxAttempts": 1}}, key="k2")
+
+    again = give(site)
+
+    assert again.document == first.document
+    change = stored(site)
+    assert change
+    assert (change.number, change.changes) == (2, {"repair": {"maxAttempts": 1}})
+    assert change.before == OURS
+
+
+def test_a_key_is_for_one_request(site: Gateway) -> None:
+    give(site)
+
+    assert code(give(site, {"repair": {"maxAttempts": 1}})) == (422, "IDEMPOTENCY_KEY_REUSED")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"repair": {"maxAtempts": 2}}, "repair.maxAtempts: there is no such field"),
+        ({"faults": {"xid:9999": {}}}, "there is no fault 'xid:9999'"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_by_field_and_changes_nothing(
+    site: Gateway, changes: dict[str, Any], said: str
+) -> None:
+    refused = give(site, changes)
+
+    assert code(refused) == (400, "VALIDATION_FAILED")
+    assert said in refused.text
+    assert stored(site) is None
+
+
+def test_what_was_written_for_another_policy_is_refused(site: Gateway) -> None:
+    give(site)
+
+    stale = give(site, {}, key="k2", basedOn=site.fakes.policy.hash)
+
+    assert code(stale) == (409, "CONFLICT")
+    change = stored(site)
+    assert change
+    assert change.number == 1

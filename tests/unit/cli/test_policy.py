@@ -1,0 +1,47 @@
+"""A site's policy, put in force and shown."""
+
+import json
+
+import pytest
+
+from evenkeel.ports import Table
+from evenkeel.runtime.policies import SitePolicy
+from tests.unit.cli.conftest import Served
+
+
+@pytest.fixture
+def site(served: Served) -> Served:
+    world = served.gateway.world
+    world.__dict__["policies"] = SitePolicy(served.gateway.fakes.policy, Table.INCIDENTS, world)
+    (served.folder / "ours.json").write_text(json.dumps({"repair": {"maxAttempts": 2}}), encoding="utf-8")
+    return served
+
+
+def test_a_policy_file_is_put_in_force_and_shown(site: Served) -> None:
+    applied = site.run("policy", "apply", "ours.json", "--reason", "Ours.", terminal=True)
+    site.gateway.fakes.clock.advance(31)
+    shown = site.run("policy", "show", terminal=True)
+
+    assert applied.out == ("● change 1 is in force everywhere within half a minute\nnext  evenkeel policy show\n")
+    assert '  has      {"repair": {"maxAttempts": 2}}' in shown.out
+    assert "change 1" in shown.out
+    assert "because  Ours." in shown.out
+
+
+def test_without_a_change_the_policy_is_as_shipped(site: Served) -> None:
+    assert "as shipped" in site.run("policy", "show", terminal=True).out
+
+
+def test_what_the_service_refuses_ends_with_two_and_says_why(site: Served) -> None:
+    (site.folder / "ours.json").write_text('{"repair": {"maxAtempts": 2}}', encoding="utf-8")
+
+    refused = site.run("policy", "apply", "ours.json", "--reason", "Ours.", terminal=True)
+
+    assert refused.exit_code == 2
+    assert "repair.maxAtempts: there is no such field" in refused.err
+
+
+def test_a_policy_written_for_another_ends_with_conflict(site: Served) -> None:
+    words = ["policy", "apply", "ours.json", "--reason", "Ours.", "--based-on", "0123456789ab"]
+
+    assert site.run(*words).exit_code == 5

@@ -1,0 +1,100 @@
+"""The site's own policy: found within half a minute, never a reason to stop, never silently dropped."""
+
+from datetime import timedelta
+
+import pytest
+
+from evenkeel.domain.policy import Policy, PolicyChange, in_force
+from evenkeel.ports import Key, Put, Row, Table, Throttled, site_policy_key
+from evenkeel.runtime.policies import FRESH, SitePolicy
+from tests.fakes import FakeWorld
+from tests.fakes.system import A_MOMENT
+
+BASE = Policy()
+
+
+def a_change(**changes: object) -> PolicyChange:
+    return PolicyChange(number=1, changes=changes, by="role/Admin", reason="Ours.", at=A_MOMENT)
+
+
+def give(world: FakeWorld, change: PolicyChange, version: int = 0) -> None:
+    world.ledger.commit(Put(Row(site_policy_key(Table.INCIDENTS), change.to_json(), version)))
+
+
+def site(world: FakeWorld) -> SitePolicy:
+    return SitePolicy(BASE, Table.INCIDENTS, world)
+
+
+def test_without_a_change_the_shipped_policy_is_in_force() -> None:
+    assert site(FakeWorld()).current() == BASE
+
+
+def test_a_change_is_in_force_once_what_was_read_is_old() -> None:
+    world = FakeWorld()
+    policies = site(world)
+    before = policies.current()
+
+    give(world, a_change(faults={"xid:94": {"ladder": ["replace"]}}))
+    at_once = policies.current()
+    world.clock.advance(FRESH.total_seconds())
+    later = policies.current()
+
+    assert before == at_once == BASE
+    assert later.catalogue["xid:94"].ladder == ("replace",)
+    assert later.hash != BASE.hash
+
+
+def test_a_change_of_another_release_gives_way_to_the_one_before_and_calls_somebody() -> None:
+    world = FakeWorld()
+    give(world, a_change(repair={"noLonger": 1}).but(before={"repair": {"maxAttempts": 2}}))
+
+    policy = site(world).current()
+
+    assert policy.repair.max_attempts == 2
+    assert world.telemetry.totals["PolicyRefused"] == 1
+    assert [line.level for line in world.telemetry.lines if line.message == "SitePolicyRefused"] == ["ERROR"]
+
+
+def test_where_neither_can_be_used_the_shipped_one_counts() -> None:
+    nonsense = a_change(repair=3).but(before={"faults": {"xid:9999": {}}})
+
+    policy, problem = in_force(BASE, nonsense)
+
+    assert policy == BASE
+    assert "change 1 by role/Admin: repair: " in problem
+
+
+class _Silent:
+    """A ledger that does not answer for a while."""
+
+    def __init__(self, world: FakeWorld) -> None:
+        self.ledger = self
+        self.clock, self.telemetry = world.clock, world.telemetry
+        self.inner = world.ledger
+        self.is_silent = False
+
+    def get(self, key: Key) -> Row | None:
+        if self.is_silent:
+            raise Throttled("too many reads")
+        return self.inner.get(key)
+
+
+def test_while_the_table_does_not_answer_what_was_read_last_counts() -> None:
+    world = FakeWorld()
+    give(world, a_change(repair={"maxAttempts": 2}))
+    silent = _Silent(world)
+    policies = SitePolicy(BASE, Table.INCIDENTS, silent)  # type: ignore[arg-type]  # only `get` is called
+    read = policies.current()
+
+    silent.is_silent = True
+    world.clock.advance(timedelta(hours=1).total_seconds())
+
+    assert policies.current() is read
+
+
+def test_before_anything_was_read_nothing_is_decided() -> None:
+    silent = _Silent(FakeWorld())
+    silent.is_silent = True
+
+    with pytest.raises(Throttled):
+        SitePolicy(BASE, Table.INCIDENTS, silent).current()  # type: ignore[arg-type]  # as above
