@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import (
+    Block,
     FactKind,
     HurtJob,
     Incident,
@@ -24,6 +25,7 @@ from evenkeel.domain.health.incidents import (
     TimelineEntry,
 )
 from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT, KARPENTER_LABEL, FleetNode, NodeLife
+from evenkeel.domain.recovery.guardrails import Entry, Register
 from evenkeel.domain.recovery.leases import Hold, Lease
 from evenkeel.domain.scheduling.foreign import RESUME_ALLOWED, RESUME_LABEL
 from evenkeel.domain.scheduling.jobs import (
@@ -39,6 +41,7 @@ from evenkeel.domain.values import rfc3339
 from evenkeel.domain.waiting import Condition, ConditionKind, Wait
 from evenkeel.ports import LaunchSpec, Row
 from evenkeel.services import rows
+from evenkeel.services.guard_register import Which
 from evenkeel_local import ACCOUNT_ID
 from evenkeel_local.data_centre import CHECKPOINTS_BUCKET, FLEET, NAMESPACE, SERVICE_ACCOUNT
 from tests.local.privilege.stage import Seen, Stage
@@ -367,9 +370,26 @@ def plans_for_a_node_that_can_wait(stage: Stage) -> Json:
     return of_incident(an_incident(stage, IncidentState.OPEN, fault_key="xid:63"))
 
 
+def registered(stage: Stage, which: Which, *places: int) -> None:
+    """Let these machines, and no others, be in repair or carry our cordon."""
+    entries = tuple(
+        Entry(life=machine.life.key, incident_id="inc-probe", pool=machine.pool, since=now())
+        for machine in (stage.nodes[place] for place in places)
+    )
+    stage.put(Row(rows.register_key(which), Register(entries=entries).to_json()))
+
+
 @probe("cordon_node")
 def cordons(stage: Stage) -> Json:
     stage.free(1)
+    registered(stage, Which.CORDONS)
+    return of_incident(planned(stage))
+
+
+@probe("cordon_node")
+def cordons_beside_another_machine_of_the_pool(stage: Stage) -> Json:
+    stage.free(1)
+    registered(stage, Which.CORDONS, 0)
     return of_incident(planned(stage))
 
 
@@ -414,12 +434,47 @@ def gives_a_machine_of_karpenters_back(stage: Stage) -> Json:
     metadata = {"name": name, "labels": {KARPENTER_LABEL: "burst"}}
     spec = {"providerID": f"aws:///us-west-2a/{instance_id}"}
     stage.kubernetes.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": spec})
+    registered(stage, Which.REPAIRS)
     incident = planned(stage, life=life, slot=life.key, node_name=name, boot_id="", fault_key="node:not_ready")
     assert incident.plan
     incident = incident.but(plan=incident.plan.but(owner="KARPENTER"))
     stage.forget(rows.incident_key(incident.incident_id))
     stage.put(rows.incident_row(incident, 0))
     return of_incident(incident)
+
+
+@contextmanager
+def _wave(stage: Stage) -> Iterator[None]:
+    """Let four machines of one zone sicken at once, and nobody have been told of it."""
+    zone = next(node.kubernetes.zone for node in stage.nodes if node.kubernetes)
+    pool = stage.nodes[0].pool
+    stage.forget(rows.cause_key(f"zone/{zone}"), rows.cause_key(f"image/{pool}"))
+    sick = [an_incident(stage, IncidentState.RECOVERING, place, opened_at=now()) for place in range(4)]
+    try:
+        yield
+    finally:
+        stage.forget(*(rows.incident_key(incident.incident_id) for incident in sick))
+
+
+@probe(
+    "repair_node",
+    during=_wave,
+    comes_through=lambda seen: bool(seen.answer) and seen.answer["outcome"] == "BLOCKED" and not seen.is_refused,
+)
+def pages_for_a_wave(stage: Stage) -> Json:
+    stage.await_machine(REPLACED)
+    return of_incident(planned(stage, REPLACED, fault_key="hp:NvidiaErrorTerminate", asked_rung="replace"))
+
+
+@probe(
+    "repair_node",
+    comes_through=lambda seen: bool(seen.answer) and seen.answer["outcome"] in ("ASKED", "RETRY"),
+)
+def cordons_what_waited_for_its_cordon(stage: Stage) -> Json:
+    stage.free(REBOOTED)
+    registered(stage, Which.CORDONS)
+    block = Block(rule="POOL_CORDONS", reason="A probe.", since=now(), act="cordon")
+    return of_incident(planned(stage, REBOOTED, block=block))
 
 
 @probe("check_node", comes_through=lambda seen: bool(seen.answer) and seen.answer["outcome"] in ("DEEP", "BASIC"))
@@ -437,6 +492,7 @@ def runs_a_test_job(stage: Stage) -> Json:
 def returns(stage: Stage) -> Json:
     incident = planned(stage)
     stage.cordon(1, incident.incident_id)
+    registered(stage, Which.CORDONS, 1)
     return of_incident(incident)
 
 
@@ -469,6 +525,20 @@ def waits_for_a_run_that_was_asked_to_stop(stage: Stage) -> Json:
 @probe("open_wait")
 def waits_until_nothing_is_in_the_way(stage: Stage) -> Json:
     return of_incident(planned(stage), kind="WAY_CLEAR", token="a-token-of-no-task")
+
+
+def barred(stage: Stage) -> Incident:
+    """Store an incident whose repair a guardrail bars."""
+    block = Block(rule="POOL_REPAIRS", reason="A probe.", since=now(), act="replace")
+    incident = planned(stage, block=block).but(state=IncidentState.BLOCKED)
+    stage.put(rows.incident_row(incident, 0))
+    registered(stage, Which.REPAIRS, 0)
+    return incident
+
+
+@probe("open_wait")
+def waits_for_its_turn(stage: Stage) -> Json:
+    return of_incident(barred(stage), kind="RELEASED", token="a-token-of-no-task")
 
 
 @probe("open_wait")
@@ -630,7 +700,8 @@ def open_waits(stage: Stage) -> None:
     back = a_wait(incident.incident_id, ConditionKind.NODE_BACK, "node-back", {**facts, "rung": "", "bootId": ""})
     jobs = a_wait(incident.incident_id, ConditionKind.JOBS_BACK, "jobs-back", {})
     way = a_wait(incident.incident_id, ConditionKind.WAY_CLEAR, "way-clear", facts)
-    stage.put(rows.wait_row(back, 0), rows.wait_row(jobs, 0), rows.wait_row(way, 0))
+    turn = a_wait(barred(stage).incident_id, ConditionKind.RELEASED, "released", {})
+    stage.put(*(rows.wait_row(wait, 0) for wait in (back, jobs, way, turn)))
 
 
 def of_a_failed_run(stage: Stage) -> None:
@@ -830,6 +901,25 @@ def releases_a_hold(stage: Stage) -> Json:
     hold = Hold(by="probe", reason="A probe.", since=now(), until=now() + timedelta(minutes=1))
     stage.put(Row(rows.hold_key(), hold.to_json()))
     return a_request("POST", f"/v1/clusters/{FLEET}/automation/release", {"reason": "A probe."})
+
+
+@probe("api_operate", comes_through=answered)
+def approves_a_plan(stage: Stage) -> Json:
+    incident = planned(stage)
+    assert incident.plan
+    stage.put(rows.incident_row(incident.but(plan=incident.plan.but(outcome="ASK")), 0))
+    body = {"decisionId": incident.plan.decision_id, "reason": "A probe."}
+    return a_request("POST", f"/v1/incidents/{incident.incident_id}/approve", body)
+
+
+@probe("api_operate", comes_through=answered)
+def takes_our_cordon_off(stage: Stage) -> Json:
+    incident = planned(stage)
+    stage.cordon(1, incident.incident_id)
+    machine = stage.nodes[1]
+    seen = FleetNode.seen(machine, 0, now())
+    stage.put(rows.node_row(machine.life.cluster, machine.life.instance_id, seen.to_json(), 0, None))
+    return a_request("POST", f"/v1/nodes/{machine.life.instance_id}/uncordon", {"reason": "A probe."})
 
 
 @probe("api_operate", comes_through=answered)

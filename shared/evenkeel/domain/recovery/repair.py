@@ -314,7 +314,7 @@ def _after_deep_check(facts: RepairFacts, policy: RepairPolicy) -> RepairDecisio
 def _after_owner(facts: RepairFacts, last: RepairAsk, policy: RepairPolicy) -> RepairDecision:
     """Decide while another owner repairs: never against an attempt of theirs, and only when they have given up.
 
-    Source: docs/hyperpod-repair.md, who takes over and when.
+    Source: docs/ownership.md, "Who repairs a machine".
     """
     owner = "Karpenter" if facts.owner is Owner.KARPENTER else "HyperPod"
     if facts.owner is Owner.KARPENTER and not facts.seat.patient.is_there:
