@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
 from evenkeel_local.gpu_cluster import catalogue
 from evenkeel_local.gpu_cluster.errors import Obj
+from evenkeel_local.gpu_cluster.pod_topology import Amounts, Neighbours, NodeRoom, is_choosy, labels_of
 from evenkeel_local.gpu_cluster.registry import Registry, mark_disrupted, set_condition
-from evenkeel_local.gpu_cluster.selectors import matches_expression, matches_selector, quantity
+from evenkeel_local.gpu_cluster.selectors import matches_expression, quantity
 from evenkeel_local.gpu_cluster.store import Change, Store, name_of, namespace_of
 from evenkeel_local.gpu_cluster.volumes import missing_claim
 
@@ -20,17 +20,6 @@ NAME = "default-scheduler"
 DEBOUNCE_SECONDS = 0.01
 PASS_SECONDS = 0.1
 """How long one pass may hold up everything else."""
-
-Amounts = dict[str, Decimal]
-
-
-@dataclass
-class NodeRoom:
-    """A node with what its pods leave free."""
-
-    node: Obj
-    free: Amounts
-    pods: list[Obj] = field(default_factory=list)
 
 
 def requests_of(spec: Obj) -> Amounts:
@@ -102,20 +91,6 @@ def refusal(pod: Obj, wanted: Amounts, room: NodeRoom) -> str | None:
         if amount > room.free.get(name, Decimal(0)):
             return "Too many pods" if name == "pods" else f"Insufficient {name}"
     return None
-
-
-def anti_affinity(pod: Obj) -> list[Obj]:
-    """Return a pod's required anti-affinity terms."""
-    rules = (pod["spec"].get("affinity") or {}).get("podAntiAffinity") or {}
-    return list(rules.get("requiredDuringSchedulingIgnoredDuringExecution") or ())
-
-
-def repels(term: Obj, owner: Obj, other: Obj) -> bool:
-    """Whether an anti-affinity term of one pod is about another."""
-    namespaces = term.get("namespaces") or [namespace_of(owner)]
-    return namespace_of(other) in namespaces and matches_selector(
-        term.get("labelSelector"), other["metadata"].get("labels") or {}
-    )
 
 
 class Scheduler:
@@ -234,7 +209,7 @@ class Scheduler:
         for pod in self._store.pods_on(name_of(node)):
             if pod["status"].get("phase") in ("Succeeded", "Failed"):
                 continue
-            room.pods.append(pod)
+            room.add(pod)
             for name, amount in requests_of(pod["spec"]).items():
                 room.free[name] = room.free.get(name, Decimal(0)) - amount
         return room
@@ -247,11 +222,12 @@ class Scheduler:
             told = f'0/{len(rooms)} nodes are available: persistentvolumeclaim "{claim}" not found.'
             self._tell(pod, told, None)
             return False
+        neighbours = Neighbours(pod, rooms.values(), lambda node: matches_node(pod["spec"], node))
         names = list(rooms)
         enough, first = self._enough(len(names)), self._next_node % len(names) if names else 0
         for number in range(len(names)):
             room = rooms[names[(first + number) % len(names)]]
-            why = refusal(pod, wanted, room) or self._apart(pod, room, rooms)
+            why = refusal(pod, wanted, room) or neighbours.refusal(room)
             if why is None:
                 fitting.append(room)
                 if len(fitting) >= enough:
@@ -269,24 +245,6 @@ class Scheduler:
         suffix = "" if nominated else f" preemption: 0/{len(rooms)} nodes are available: no victims found."
         self._tell(pod, message + suffix, nominated)
         return False
-
-    def _apart(self, pod: Obj, room: NodeRoom, rooms: dict[str, NodeRoom]) -> str | None:
-        """Return why a pod and those that run may not be together; only required anti-affinity is known."""
-        for term in anti_affinity(pod):
-            if any(repels(term, pod, other) for other in self._neighbours(term, room, rooms)):
-                return "node(s) didn't match pod anti-affinity rules"
-        for other in room.pods:
-            if any(repels(term, other, pod) for term in anti_affinity(other)):
-                return "node(s) didn't satisfy existing pods anti-affinity rules"
-        return None
-
-    def _neighbours(self, term: Obj, room: NodeRoom, rooms: dict[str, NodeRoom]) -> list[Obj]:
-        key = term.get("topologyKey")
-        if key == "kubernetes.io/hostname":
-            return room.pods
-        zone = (room.node["metadata"].get("labels") or {}).get(key)
-        same = [other for other in rooms.values() if (other.node["metadata"].get("labels") or {}).get(key) == zone]
-        return [pod for other in same for pod in other.pods] if zone is not None else []
 
     def _score(self, pod: Obj, room: NodeRoom) -> tuple[Any, ...]:
         """Prefer the nominated node, then preferred affinity, then few soft taints, then the emptiest node."""
@@ -329,7 +287,7 @@ class Scheduler:
             room.free[name] = room.free.get(name, Decimal(0)) - amount
         # The write above dropped the node's room; this one, which counts the pod, serves the rest of the pass.
         if bound is not None:
-            room.pods.append(bound)
+            room.add(bound)
             told = f"Successfully assigned {namespace_of(pod)}/{name_of(pod)} to {node}"
             self._registry.record(bound, "Scheduled", told, source=NAME)
 
@@ -381,7 +339,7 @@ class Scheduler:
             )
             self._registry.record(victim, "Preempted", told, source=NAME)
             self._registry.delete(catalogue.PODS, namespace_of(victim), name_of(victim))
-            room.pods.remove(victim)
+            room.remove(victim)
         return name_of(room.node)
 
     def _victims(self, pod: Obj, wanted: Amounts, room: NodeRoom, priority: int) -> list[Obj] | None:
@@ -412,7 +370,7 @@ def _shape(pod: Obj) -> str:
         resources,
         spec.get("nodeSelector"),
         spec.get("affinity"),
-        (pod["metadata"].get("labels") or {}) if anti_affinity(pod) else None,
+        (labels_of(pod), spec.get("topologySpreadConstraints")) if is_choosy(pod) else None,
         spec.get("volumes"),
         spec.get("tolerations"),
         spec.get("priority"),

@@ -51,7 +51,7 @@ CONDITIONS = _list(
 )
 EXPRESSION = _object(("key", "operator"), key=TEXT, operator=TEXT, values=TEXTS)
 SELECTOR = _object(matchLabels=TEXT_MAP, matchExpressions=_list(EXPRESSION))
-POD_TERM = _object(topologyKey=TEXT, labelSelector=SELECTOR, namespaces=TEXTS)
+POD_TERM = _object(("topologyKey",), topologyKey=TEXT, labelSelector=SELECTOR, namespaces=TEXTS)
 VOLUME = _object(
     ("name",),
     name=TEXT,
@@ -107,7 +107,11 @@ POD_SPEC = _object(
     preemptionPolicy=TEXT,
     tolerations=_list(_object(key=TEXT, operator=TEXT, value=TEXT, effect=TEXT, tolerationSeconds=NUMBER)),
     volumes=_list(VOLUME),
+    topologySpreadConstraints=_list(
+        _object(("topologyKey",), topologyKey=TEXT, maxSkew=NUMBER, minDomains=NUMBER, labelSelector=SELECTOR)
+    ),
     affinity=_object(
+        podAffinity=_object(requiredDuringSchedulingIgnoredDuringExecution=_list(POD_TERM)),
         podAntiAffinity=_object(requiredDuringSchedulingIgnoredDuringExecution=_list(POD_TERM)),
         nodeAffinity=_object(
             requiredDuringSchedulingIgnoredDuringExecution=_object(nodeSelectorTerms=_list(NODE_TERM)),

@@ -45,7 +45,10 @@ WIDGETS: Json = {
                 "name": "v1",
                 "served": True,
                 "storage": True,
-                "subresources": {"status": {}},
+                "subresources": {
+                    "status": {},
+                    "scale": {"specReplicasPath": ".spec.size", "statusReplicasPath": ".status.size"},
+                },
                 "schema": {
                     "openAPIV3Schema": {
                         "type": "object",
@@ -1024,6 +1027,19 @@ def test_a_custom_object_takes_no_strategic_patch(api: KubeClient, space: str, w
     assert (deleted["kind"], deleted["status"]) == ("Status", "Success")
 
 
+def test_the_scale_of_a_custom_object_stands_where_its_definition_says(
+    api: KubeClient, space: str, widgets: str
+) -> None:
+    path = f"{of_widgets(space)}/one"
+    body = {"apiVersion": f"{GROUP}/v1", "kind": "Widget", "metadata": {"name": "one"}, "spec": {"size": 2}}
+    api.create(of_widgets(space), body)
+
+    patched = api.patch(f"{path}/scale", {"spec": {"replicas": 5}})
+
+    assert (patched["kind"], patched["spec"]) == ("Scale", {"replicas": 5})
+    assert (api.get(path)["spec"]["size"], api.get(path)["metadata"]["generation"]) == (5, 2)
+
+
 # Server-side apply
 
 
@@ -1147,7 +1163,7 @@ def test_discovery_names_the_kinds(api: KubeClient, widgets: str) -> None:
         item["name"] for item in core["resources"]
     }
     assert {"batch", "policy", "rbac.authorization.k8s.io", GROUP} <= groups
-    assert {"widgets", "widgets/status"} == {item["name"] for item in custom["resources"]}
+    assert {"widgets", "widgets/status", "widgets/scale"} == {item["name"] for item in custom["resources"]}
     assert api.get("/version")["major"] == "1"
 
 

@@ -11,6 +11,7 @@ from evenkeel_local.gpu_cluster import catalogue, patches, protobuf, schemas, se
 from evenkeel_local.gpu_cluster.catalogue import Catalogue
 from evenkeel_local.gpu_cluster.errors import ApiError
 from evenkeel_local.gpu_cluster.job_controller import read_indexes, write_indexes
+from evenkeel_local.gpu_cluster.pod_topology import Neighbours, NodeRoom
 from evenkeel_local.gpu_cluster.pod_worker import expand
 from evenkeel_local.gpu_cluster.registry import Registry
 from evenkeel_local.gpu_cluster.scheduler import tolerates
@@ -329,6 +330,67 @@ def test_a_pod_that_is_not_ready_costs_the_budget_nothing(healthy: int, policy: 
 
     gone = registry.store.find(catalogue.PODS.key, "default", "one") is None
     assert gone == evicted
+
+
+# Who may stand beside whom
+
+
+def a_room(name: str, zone: str, *pods: Json) -> NodeRoom:
+    room = NodeRoom({"metadata": {"name": name, "labels": {"zone": zone}}}, {})
+    for pod in pods:
+        room.add(pod)
+    return room
+
+
+def a_neighbour(app: str, *, together: str = "", apart: str = "", key: str = "zone", **spec: Any) -> Json:
+    """Return a pod that wants to be with, or away from, the pods of another app."""
+    affinity = {
+        kind: {
+            "requiredDuringSchedulingIgnoredDuringExecution": [
+                {"topologyKey": key, "labelSelector": {"matchLabels": {"app": other}}}
+            ]
+        }
+        for kind, other in (("podAffinity", together), ("podAntiAffinity", apart))
+        if other
+    }
+    metadata = {"name": app, "namespace": "default", "labels": {"app": app}}
+    return {"metadata": metadata, "spec": {"affinity": affinity, **spec}}
+
+
+def fitting(pod: Json, *rooms: NodeRoom) -> str:
+    """Return the names of the nodes that a pod may go to."""
+    neighbours = Neighbours(pod, rooms, lambda _: True)
+    return "".join(room.node["metadata"]["name"] for room in rooms if neighbours.refusal(room) is None)
+
+
+def test_pods_are_placed_together_and_apart_by_their_zones() -> None:
+    web, loner = a_neighbour("web"), a_neighbour("loner", apart="web")
+    rooms = (a_room("a", "west", web), a_room("b", "west"), a_room("c", "east"))
+
+    assert fitting(a_neighbour("cache", together="web"), *rooms) == "ab"
+    assert fitting(a_neighbour("cache", together="web", key="kubernetes.io/hostname"), *rooms) == "a"
+    assert fitting(loner, *rooms) == "c"
+    assert fitting(web, a_room("a", "west", loner), a_room("b", "west"), a_room("c", "east")) == "c"
+    assert fitting(a_neighbour("cache", together="nobody"), *rooms) == ""
+    assert fitting(a_neighbour("gang", together="gang"), *rooms) == "abc"
+    assert fitting(a_neighbour("cache", together="web", key="rack"), *rooms) == ""
+
+
+@pytest.mark.parametrize(
+    ("extra", "expected"),
+    [({}, "c"), ({"maxSkew": 2}, "abc"), ({"topologyKey": "rack"}, "")],
+)
+def test_pods_are_spread_over_zones(extra: Json, expected: str) -> None:
+    web = a_neighbour("web")
+    rooms = (a_room("a", "west", web), a_room("b", "west"), a_room("c", "east"))
+    constraint = {"topologyKey": "zone", "maxSkew": 1, "labelSelector": {"matchLabels": {"app": "web"}}, **extra}
+
+    assert fitting(a_neighbour("web", topologySpreadConstraints=[constraint]), *rooms) == expected
+    even = (*rooms[:2], a_room("c", "east", web))
+    more = {**constraint, "minDomains": 3, "maxSkew": 1}
+    assert fitting(a_neighbour("web", topologySpreadConstraints=[more]), *even) == ""
+    soft = {**constraint, "whenUnsatisfiable": "ScheduleAnyway"}
+    assert fitting(a_neighbour("web", topologySpreadConstraints=[soft]), *rooms) == "abc"
 
 
 # Protobuf and tables

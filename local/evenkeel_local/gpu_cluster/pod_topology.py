@@ -1,0 +1,157 @@
+"""Which nodes a pod may share with others: required affinity and anti-affinity, and how evenly pods are to be spread.
+
+Source: the plugins `interpodaffinity` and `podtopologyspread` of kube-scheduler 1.33. Preferred terms and
+`whenUnsatisfiable: ScheduleAnyway` weigh nothing here; of a `namespaceSelector` only the empty one (all) is read.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+
+from evenkeel_local.gpu_cluster.errors import Obj
+from evenkeel_local.gpu_cluster.selectors import matches_selector
+from evenkeel_local.gpu_cluster.store import name_of, namespace_of
+
+Amounts = dict[str, Decimal]
+Domain = tuple[str, str]
+"""A topology key and its value on a node."""
+
+
+@dataclass
+class NodeRoom:
+    """A node with what its pods leave free."""
+
+    node: Obj
+    free: Amounts
+    pods: list[Obj] = field(default_factory=list)
+    guards: list[Obj] = field(default_factory=list)
+    """Those of the pods that keep others away."""
+
+    def add(self, pod: Obj) -> None:
+        """Count a pod in."""
+        self.pods.append(pod)
+        if terms(pod, "podAntiAffinity"):
+            self.guards.append(pod)
+
+    def remove(self, pod: Obj) -> None:
+        """Count a pod out."""
+        self.pods.remove(pod)
+        if pod in self.guards:
+            self.guards.remove(pod)
+
+    def domain(self, key: str) -> Domain | None:
+        """Return where the node stands by a topology key, nothing where it has none."""
+        value = labels_of(self.node).get(key) or (name_of(self.node) if key == "kubernetes.io/hostname" else None)
+        return None if value is None else (key, value)
+
+
+def labels_of(obj: Obj) -> Mapping[str, str]:
+    """Return an object's labels."""
+    return obj["metadata"].get("labels") or {}
+
+
+def terms(pod: Obj, kind: str) -> list[Obj]:
+    """Return a pod's required terms of `podAffinity` or `podAntiAffinity`."""
+    rules = (pod["spec"].get("affinity") or {}).get(kind) or {}
+    return list(rules.get("requiredDuringSchedulingIgnoredDuringExecution") or ())
+
+
+def constraints(pod: Obj) -> list[Obj]:
+    """Return the constraints that a pod's place must meet."""
+    stated = pod["spec"].get("topologySpreadConstraints") or ()
+    return [each for each in stated if each.get("whenUnsatisfiable", "DoNotSchedule") == "DoNotSchedule"]
+
+
+def is_choosy(pod: Obj) -> bool:
+    """Whether it matters to a pod where others are, so that its labels decide where it fits."""
+    return bool(terms(pod, "podAffinity") or terms(pod, "podAntiAffinity") or constraints(pod))
+
+
+def _is_about(term: Obj, owner: Obj, other: Obj) -> bool:
+    namespaces = term.get("namespaces") or [namespace_of(owner)]
+    if term.get("namespaceSelector") != {} and namespace_of(other) not in namespaces:
+        return False
+    return _alike(term, owner, other) and matches_selector(term.get("labelSelector"), labels_of(other))
+
+
+def _alike(term: Obj, owner: Obj, other: Obj) -> bool:
+    keys = term.get("matchLabelKeys") or ()
+    return all(labels_of(owner).get(key) == labels_of(other).get(key) for key in keys)
+
+
+class Neighbours:
+    """What the pods that are placed mean for one that is not, worked out once for all nodes."""
+
+    def __init__(self, pod: Obj, rooms: Iterable[NodeRoom], may_go_to: Callable[[Obj], bool]) -> None:
+        rooms = list(rooms)
+        self._kept_from = {
+            found
+            for room in rooms
+            for guard in room.guards
+            for term in terms(guard, "podAntiAffinity")
+            if (found := room.domain(term["topologyKey"])) is not None and _is_about(term, guard, pod)
+        }
+        self._avoided = [(term["topologyKey"], _where(term, pod, rooms)) for term in terms(pod, "podAntiAffinity")]
+        wanted = [(term, _where(term, pod, rooms)) for term in terms(pod, "podAffinity")]
+        # The first of a group that wants to be together may begin anywhere.
+        begins = not any(found for _, found in wanted) and all(_is_about(term, pod, pod) for term, _ in wanted)
+        self._wanted = [(term["topologyKey"], None if begins else found) for term, found in wanted]
+        self._spread = [_Spread(each, pod, rooms, may_go_to) for each in constraints(pod)]
+
+    def refusal(self, room: NodeRoom) -> str | None:
+        """Return why the pod may not go to a node, nothing when it may."""
+        for key, found in self._wanted:
+            domain = room.domain(key)
+            if domain is None or (found is not None and domain not in found):
+                return "node(s) didn't match pod affinity rules"
+        if any(room.domain(key) in found for key, found in self._avoided):
+            return "node(s) didn't match pod anti-affinity rules"
+        if any(room.domain(key) == (key, value) for key, value in self._kept_from):
+            return "node(s) didn't satisfy existing pods anti-affinity rules"
+        return next((why for spread in self._spread if (why := spread.refusal(room)) is not None), None)
+
+
+def _where(term: Obj, pod: Obj, rooms: list[NodeRoom]) -> set[Domain]:
+    """Return the domains in which a pod runs that a term of `pod` is about."""
+    return {
+        found
+        for room in rooms
+        if (found := room.domain(term["topologyKey"])) is not None
+        and any(_is_about(term, pod, other) for other in room.pods)
+    }
+
+
+class _Spread:
+    """One constraint: how many of the pods that it counts there are in each domain."""
+
+    def __init__(self, constraint: Obj, pod: Obj, rooms: list[NodeRoom], may_go_to: Callable[[Obj], bool]) -> None:
+        self._key = str(constraint["topologyKey"])
+        self._most = int(constraint.get("maxSkew") or 1)
+        selector = constraint.get("labelSelector")
+        self._itself = int(matches_selector(selector, labels_of(pod)))
+        self._counts: Counter[Domain] = Counter()
+        for room in rooms:
+            domain = room.domain(self._key)
+            if domain is None or not may_go_to(room.node):
+                continue
+            self._counts[domain] += sum(
+                1
+                for other in room.pods
+                if namespace_of(other) == namespace_of(pod)
+                and not other["metadata"].get("deletionTimestamp")
+                and _alike(constraint, pod, other)
+                and matches_selector(selector, labels_of(other))
+            )
+        enough = len(self._counts) >= int(constraint.get("minDomains") or 1)
+        self._fewest = min(self._counts.values(), default=0) if enough else 0
+
+    def refusal(self, room: NodeRoom) -> str | None:
+        domain = room.domain(self._key)
+        if domain is None:
+            return "node(s) didn't match pod topology spread constraints (missing required label)"
+        if self._counts[domain] + self._itself - self._fewest > self._most:
+            return "node(s) didn't match pod topology spread constraints"
+        return None
