@@ -223,6 +223,8 @@ class FleetNode(Value):
     accelerators_in_use: int = 0
     others: tuple[str, ...] = ()
     """Work with accelerators on it that Evenkeel did not start: `PyTorchJob research/llama`."""
+    job_ids: tuple[str, ...] = ()
+    """Evenkeel's own jobs on it."""
     is_gone: bool = False
     """No control plane shows it any more."""
     is_lemon: bool = False
@@ -239,6 +241,7 @@ class FleetNode(Value):
         *,
         is_lemon: bool = False,
         others: tuple[str, ...] = (),
+        job_ids: tuple[str, ...] = (),
     ) -> "FleetNode":
         """Reduce what both control planes show of a machine to what is remembered of it."""
         there = node.kubernetes
@@ -262,6 +265,7 @@ class FleetNode(Value):
             accelerators_in_use=accelerators_in_use,
             is_lemon=is_lemon,
             others=others,
+            job_ids=job_ids,
             changed_at=now,
         )
 

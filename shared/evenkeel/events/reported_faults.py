@@ -50,7 +50,9 @@ def detail_of(caller: str, facts: list[dict[str, str]]) -> dict[str, object]:
     return {"caller": caller, "faults": facts}
 
 
-def fault_of(instance_id: str, reading: Reading, gpu: str, observed_at: datetime, words: str) -> dict[str, str]:
+def fault_of(
+    instance_id: str, reading: Reading, *, gpu: str, job_id: str, observed_at: datetime, words: str
+) -> dict[str, str]:
     """Return one fault of such a detail."""
     return {
         "instanceId": instance_id,
@@ -58,6 +60,7 @@ def fault_of(instance_id: str, reading: Reading, gpu: str, observed_at: datetime
         "code": reading.code,
         "gpu": gpu or reading.gpu,
         "link": reading.link,
+        "jobId": job_id,
         "observedAt": rfc3339(observed_at),
         "detail": fields.quoted(words),
     }
@@ -75,7 +78,7 @@ def parse(envelope: fields.Envelope) -> Heard | Ignored:
     for path, fault in fields.list_of(envelope.detail, "faults", "detail.faults"):
         text = {
             name: fields.plain_text_of(fault, name, f"{path}.{name}", required=name in ("instanceId", "observedAt"))
-            for name in ("instanceId", "faultKey", "code", "gpu", "link", "observedAt", "detail")
+            for name in ("instanceId", "faultKey", "code", "gpu", "link", "jobId", "observedAt", "detail")
         }
         fields.check_instance_id(text["instanceId"], f"{path}.instanceId")
         facts.append(
@@ -88,6 +91,7 @@ def parse(envelope: fields.Envelope) -> Heard | Ignored:
                 code=text["code"],
                 gpu=text["gpu"],
                 link=text["link"],
+                job_id=text["jobId"],
                 observed_at=fields.time_of(text["observedAt"], f"{path}.observedAt"),
                 envelope_id=envelope_id,
                 detail=text["detail"],

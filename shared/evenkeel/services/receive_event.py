@@ -245,6 +245,7 @@ def resolve(
                 pool=seen.pool,
                 instance_type=seen.instance_type,
                 boot_id=seen.boot_id,
+                job_ids=seen.job_ids,
             )
     record = provider.node(instance_id) if provider and clusters else None
     if record is None:
@@ -315,6 +316,8 @@ def _note_once(
     catalogue: Catalogue,
 ) -> IntakeDecision:
     now = clock.now()
+    if fact.job_id:
+        seat = seat.but(job_ids=(fact.job_id,))
     remembered_at = places(catalogue.look_up(fact.fault_key), seat) if fact.kind is FactKind.SICKENED else ()
     known, last_row, pointer, forgotten, in_seat, *history_rows = ledger.get_each(
         rows.fact_key(fact.fact_key),

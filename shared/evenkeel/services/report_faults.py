@@ -62,7 +62,14 @@ def run(request: Request, *, ledger: Ledger, inbox: Inbox, clusters: tuple[str, 
     read = _checked(request, now)
     machines = _machines(request, ledger, clusters)
     faults = [
-        reported_faults.fault_of(machine, reading, report.gpu, report.observed_at, report.detail or report.line)
+        reported_faults.fault_of(
+            machine,
+            reading,
+            gpu=report.gpu,
+            job_id=report.job_id,
+            observed_at=report.observed_at,
+            words=report.detail or report.line,
+        )
         for report, machine, readings in zip(request.reports, machines, read, strict=True)
         for reading in readings
     ]

@@ -36,6 +36,8 @@ class NodeFact(Value):
     """UUID or PCI address of the device, where the source tells."""
     link: str = ""
     """The link, where the source tells."""
+    job_id: str = ""
+    """The job it was seen in, where the source tells."""
     deadline_at: Instant | None = None
     """When the machine goes, whatever anybody does: spot, reservation, retirement."""
     observed_at: Instant
