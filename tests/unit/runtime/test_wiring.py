@@ -28,6 +28,7 @@ ALL = {
     "RAW_EVENTS_BUCKET": "raw",
     "DEAD_LETTER_QUEUE_URL": "https://q/dead",
     "PASSES_QUEUE_URL": "https://q/passes.fifo",
+    "EVENTS_QUEUE_URL": "https://q/events",
     "RECOVER_NODE_ARN": "arn:recover",
     "RUN_JOB_ARN": "arn:run",
     "RESOLVE_WAIT_FUNCTION": "resolve-wait",
@@ -52,7 +53,7 @@ def test_a_world_builds_nothing_before_it_is_used() -> None:
     world = World(Settings.from_environment({}))
 
     assert set(vars(world)) == {"settings"}
-    for name in ("wait_answers", "passes", "pager", "raw_events", "dead_letters"):
+    for name in ("wait_answers", "passes", "inbox", "pager", "raw_events", "dead_letters"):
         with pytest.raises(BadSetting):
             getattr(world, name)
 

@@ -98,7 +98,10 @@ def test_the_same_event_again_changes_nothing() -> None:
 def test_a_process_that_dies_anywhere_in_the_middle_loses_nothing_and_makes_no_twin(at: int, when: str) -> None:
     world = FakeWorld()
     plan = CrashPlan(at, when)
-    ports = {"ledger": crashing(world.ledger, plan, "commit"), "workflows": crashing(world.workflows, plan, "start")}
+    ports: dict[str, Any] = {
+        "ledger": crashing(world.ledger, plan, "commit"),
+        "workflows": crashing(world.workflows, plan, "start"),
+    }
 
     with pytest.raises(Crash):
         hear(world, *FANNED, **ports)
