@@ -1,0 +1,128 @@
+"""A fault that comes again, and a site's own mind, through the services: remembered once, whatever dies or repeats."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.health.faults import Rung
+from evenkeel.domain.health.incidents import Incident, IncidentState
+from evenkeel.domain.health.recurrence import History
+from evenkeel.domain.nodes import FleetNode
+from evenkeel.domain.policy import changed
+from evenkeel.services import rows
+from tests.fakes import CrashPlan
+from tests.fakes.cluster import CLUSTER, instance_id
+from tests.fakes.crashes import When
+from tests.unit.services_recovery.recovery import QUICK, Recovery, a_fact
+
+LATER = "2026-11-04T10:15:00Z"
+
+
+def incident_of(recovery: Recovery) -> Incident:
+    row = recovery.world.ledger.get(rows.incident_key(recovery.incident_id))
+    assert row
+    return rows.read(row, Incident)
+
+
+def history(recovery: Recovery) -> History:
+    place = f"seat/{incident_of(recovery).slot}"
+    row = recovery.world.ledger.get(rows.history_key(place))
+    assert row
+    return rows.read(row, History)
+
+
+def sicken_again(recovery: Recovery, **changes: Any) -> None:
+    recovery.world.clock.advance(timedelta(days=1).total_seconds())
+    recovery.sicken(observed_at=LATER, envelope_id="again", **changes)
+
+
+def test_the_second_time_the_machine_is_not_rebooted_but_replaced() -> None:
+    recovery = Recovery()
+    recovery.sicken()
+    assert recovery.recover() == IncidentState.RECOVERED
+
+    sicken_again(recovery)
+    recovery.recover()
+
+    assert [rung for rung, _ in recovery.world.provider.asked] == ["reboot", "replace"]
+    assert incident_of(recovery).asked_rung == Rung.REPLACE
+    assert len(history(recovery).occurrences) == 2
+
+
+def test_what_is_said_twice_is_remembered_once() -> None:
+    recovery = Recovery()
+    recovery.sicken()
+    before = history(recovery)
+
+    recovery.hear(a_fact())
+    recovery.hear(a_fact(envelope_id="copy"))
+
+    assert history(recovery) == before
+
+
+@pytest.mark.parametrize("when", list(When))
+def test_a_function_that_dies_at_its_write_has_remembered_all_or_nothing(when: When) -> None:
+    recovery = Recovery(with_job=False, plan=CrashPlan(at=1, when=when))
+
+    recovery.sicken()
+
+    assert recovery.crashes == 1
+    assert recovery.plan.effects[0] == "commit"
+    assert len(history(recovery).occurrences) == 1
+    assert incident_of(recovery).state is IncidentState.OPEN
+
+
+def test_the_sweep_tells_which_jobs_are_on_a_machine() -> None:
+    recovery = Recovery()
+
+    recovery.story.sweep()
+
+    row = recovery.world.ledger.get(rows.node_key(CLUSTER, instance_id(1)))
+    assert row
+    assert rows.read(row, FleetNode).job_ids == (recovery.job_id,)
+
+
+def test_a_hang_of_the_same_job_on_another_machine_is_the_second_one() -> None:
+    recovery = Recovery()
+    for number, at in ((1, "2026-11-03T10:15:00Z"), (2, "2026-11-03T12:15:00Z")):
+        fact = a_fact(number, fault_key="train:hang", source="site:watcher", job_id=recovery.job_id, observed_at=at)
+        outcome = recovery.hear(fact)
+        recovery.world.clock.advance(timedelta(hours=3).total_seconds())
+        row = recovery.world.ledger.get(rows.incident_key(outcome.incident_id))
+        assert row
+        found = rows.read(row, Incident)
+
+    assert found.asked_rung == Rung.DIAGNOSE
+    assert "in this job" in found.asked_because
+
+
+@pytest.mark.parametrize(
+    ("faults", "asked"),
+    [
+        ({}, ["reboot"]),
+        ({"hp:NvidiaErrorReboot": {"ladder": ["replace"]}}, ["replace"]),
+        ({"hp:NvidiaErrorReboot": {"ladder": ["watch"]}}, []),
+        ({"hp:NvidiaErrorReboot": {"actsAlone": False}}, []),
+    ],
+)
+def test_a_site_has_its_own_ladder_climbed(faults: dict[str, Any], asked: list[str]) -> None:
+    recovery = Recovery(policy=changed(QUICK, {"faults": faults}))
+    recovery.sicken()
+
+    recovery.recover()
+
+    assert [rung for rung, _ in recovery.world.provider.asked] == asked
+
+
+def test_every_decision_names_the_catalogue_that_it_rests_on() -> None:
+    policy = changed(QUICK, {"faults": {"hp:NvidiaErrorReboot": {"severity": "minor"}}})
+    recovery = Recovery(policy=policy)
+    recovery.sicken()
+
+    recovery.recover()
+
+    decisions = [row.doc for key, row in recovery.world.ledger.rows.items() if key.pk.startswith("DEC#")]
+    named = {doc["kind"]: doc["catalogueHash"] for doc in decisions}
+    assert {"RECOVERY", "REPAIR", "RESUME"} <= set(named)
+    assert {named[kind] for kind in ("RECOVERY", "REPAIR", "RESUME")} == {policy.catalogue.hash}
