@@ -15,7 +15,7 @@ from evenkeel.domain.nodes import KubernetesNode
 from evenkeel.domain.policy import Mode, Policy
 from evenkeel.domain.recovery.approval import is_approved
 from evenkeel.domain.recovery.modes import mode_now
-from evenkeel.domain.recovery.plan import not_allowed
+from evenkeel.domain.recovery.plan import PlanOutcome, not_allowed
 from evenkeel.domain.recovery.repair import REPLACE
 from evenkeel.domain.recovery.resume import (
     Delays,
@@ -356,9 +356,14 @@ def _facts(
         trust=trust,
         first_signal_at=since,
         sick_life=incident.life.key,
-        will_be_replaced=rungs[:1] == (REPLACE,),
+        will_be_replaced=rungs[:1] == (REPLACE,) and not _stays_in_service(incident),
         is_repaired=bool(incident.plan and incident.plan.repairs_node),
     )
+
+
+def _stays_in_service(incident: Incident) -> bool:
+    """Whether only the jobs are blamed, so that the machine is as good as any other."""
+    return incident.plan is not None and incident.plan.outcome == PlanOutcome.ACT and not incident.plan.repairs_node
 
 
 def _rooms(
@@ -373,7 +378,8 @@ def _rooms(
     wanted = job.spec.instance_types
     usable: dict[str, int] = {}
     for node in nodes:
-        if node.name == incident.node_name or not node.is_schedulable:
+        is_sick = node.name == incident.node_name and not _stays_in_service(incident)
+        if is_sick or not node.is_schedulable:
             continue
         if wanted and node.instance_type not in wanted:
             continue

@@ -93,3 +93,17 @@ def test_an_attempt_that_ran_long_is_expected_to_lose_half_a_checkpoint_interval
     half = QUICK.economy.expected_checkpoint_seconds / 2
     assert lost("hp:NvidiaErrorReboot") == half
     assert lost("hp:NvidiaErrorTerminate") == QUICK.jobs.distrust_guard_seconds + half
+
+
+@pytest.mark.parametrize(
+    ("fault_key", "option"), [("train:hang", "FREE_NODE"), ("hp:NvidiaErrorTerminate", "WAIT_FOR_REPAIR")]
+)
+def test_where_only_the_job_is_blamed_its_machine_is_as_good_as_any_other(fault_key: str, option: str) -> None:
+    recovery = Recovery(size=2)
+    recovery.sicken(fault_key=fault_key, source="site:role/Detector")
+    for service in (plan_recovery, protect_jobs, plan_resume):
+        recovery.state("", service)
+
+    plan = recovery.job.resume_plan
+    assert plan
+    assert (plan.option, bool(plan.avoid)) == (option, option == "WAIT_FOR_REPAIR")
