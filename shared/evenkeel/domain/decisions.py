@@ -4,7 +4,7 @@ from typing import Any
 
 from evenkeel.domain.values import Instant, Value
 
-ENGINE_VERSION = "1"
+ENGINE_VERSION = "2"
 """Raised when a rule changes its answer for the same facts and policy, so that old records still replay."""
 
 

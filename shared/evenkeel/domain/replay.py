@@ -13,7 +13,7 @@ from evenkeel.domain.recovery.repair import RepairFacts, choose_repair
 from evenkeel.domain.recovery.resume import ResumeFacts, plan_resume
 from evenkeel.domain.recovery.rollback import RollbackFacts, roll_back
 from evenkeel.domain.recovery.seats import Holder
-from evenkeel.domain.recovery.validation import judge_node
+from evenkeel.domain.recovery.validation import CheckFacts, choose_check, judge_node
 from evenkeel.domain.scheduling.admission import AdmissionFacts, decide, said_of
 from evenkeel.domain.values import Value
 
@@ -73,6 +73,11 @@ def _repair(record: Decision, policy: Policy) -> Replayed:
     return Replayed(action=decided.action, reason=decided.reason, alternatives=decided.alternatives)
 
 
+def _check(record: Decision, policy: Policy) -> Replayed:
+    decided = choose_check(CheckFacts.model_validate(record.facts), policy.repair)
+    return Replayed(action=decided.kind, reason=decided.reason, alternatives=decided.alternatives)
+
+
 def _resume(record: Decision, policy: Policy) -> Replayed:
     decided = plan_resume(ResumeFacts.model_validate(record.facts), policy.jobs)
     return Replayed(action=decided.option, reason=decided.reason, alternatives=decided.alternatives)
@@ -98,6 +103,7 @@ def _validation(record: Decision, _policy: Policy) -> Replayed:
 _BY_KIND: Mapping[str, Callable[[Decision, Policy], Replayed]] = {
     "RECOVERY": _recovery,
     "REPAIR": _repair,
+    "CHECK": _check,
     "RESUME": _resume,
     "ROLLBACK": _rollback,
     "ADMISSION": _admission,
