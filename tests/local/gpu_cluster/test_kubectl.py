@@ -13,6 +13,7 @@ import platform
 import pty
 import struct
 import subprocess
+import sys
 import termios
 import textwrap
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from pathlib import Path
 import pytest
 
 from evenkeel_local.gpu_cluster import ClusterHandle
+from evenkeel_local.processes import ProcessMark
 from tests.local.gpu_cluster.kube_client import eventually
 
 ROOT = Path(__file__).parents[3]
@@ -360,6 +362,34 @@ def test_what_people_type_in_the_first_hour(kubectl: Run) -> None:
 def kubectl_diff(kubectl: Run, manifest: str) -> str:
     """Return what `kubectl diff` prints; it exits with 1 when there is a difference."""
     return kubectl("diff", "-f", "-", stdin=manifest, fails=True, output="stdout")
+
+
+def test_the_command_line_prints_a_kubeconfig_that_kubectl_takes(cluster: ClusterHandle, tmp_path: Path) -> None:
+    # What `evenkeel dev up` leaves in a project while its data centre is up.
+    (tmp_path / "local").mkdir()
+    (tmp_path / "template.yaml").touch()
+    mark = ProcessMark.of(cluster.pid)
+    assert mark is not None
+    mark.write(tmp_path / ".evenkeel" / "dev.pid")
+    (tmp_path / ".evenkeel" / "kubeconfig").write_text(json.dumps(cluster.kubeconfig()))
+    (tmp_path / ".evenkeel" / "dev").mkdir()
+    (tmp_path / ".evenkeel" / "dev" / "state.json").write_text("{}")
+    evenkeel = Path(sys.executable).with_name("evenkeel")
+
+    printed = subprocess.run(
+        [evenkeel, "dev", "kubeconfig"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
+    ).stdout
+    (tmp_path / "printed").write_text(printed)
+    named = subprocess.run(
+        [binary("kubectl"), "--kubeconfig", tmp_path / "printed", "get", "nodes", "-o", "name"],
+        env={"HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout
+
+    assert len(named.split()) == 3
 
 
 def test_helm_installs_upgrades_and_uninstalls(kubectl: Run, environment: dict[str, str], tmp_path: Path) -> None:
