@@ -1,11 +1,14 @@
 """What node objects say about their machines."""
 
 import json
-from datetime import timedelta
+from datetime import UTC, timedelta
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from evenkeel.domain.health.faults import shipped
 from evenkeel.domain.health.incidents import NodeFact
 from evenkeel.domain.nodes import KubernetesNode, NodeCondition
 from evenkeel.domain.policy import WatchPolicy
@@ -271,6 +274,45 @@ def test_hyperpods_condition_back_to_false_is_well_again_once_the_marks_are_gone
 
     assert told(a_node(conditions=well)) == [("RECOVERED", "hyperpod.node-labels", "")]
     assert ("RECOVERED", "hyperpod.node-labels", "") not in told(a_marked_node().but(conditions=well))
+
+
+# ---------------------------------------------------------------- whatever comes
+
+
+TEXT = st.text(max_size=60) | st.sampled_from(
+    ["NvidiaErrorReboot", "NvidiaXID79Error", "Xid (PCI:0000:b9:00): 79, x", "True", "False", GPU, "\ud800", "\u202e"]
+)
+ENTRY = st.dictionaries(
+    st.sampled_from(["timestamp", "type", "reason", "message"]),
+    TEXT | st.none() | st.integers() | st.floats() | st.just("2026-11-03T10:14:00Z") | st.lists(TEXT, max_size=2),
+)
+DETAILS = st.text(max_size=200) | st.lists(ENTRY | TEXT, max_size=12).map(json.dumps)
+CONDITION = st.builds(
+    NodeCondition,
+    type=TEXT,
+    status=TEXT,
+    reason=TEXT,
+    message=TEXT,
+    changed_at=st.none() | st.datetimes(timezones=st.just(UTC)),
+)
+LABELS = st.dictionaries(
+    st.sampled_from([f"{PREFIX}{name}" for name in ("fault-types", "fault-reason", "node-health-status")]), TEXT
+)
+
+
+@given(details=DETAILS, conditions=st.lists(CONDITION, max_size=4), labels=LABELS)
+def test_whatever_agents_write_has_an_answer_that_can_be_stored(
+    details: str, conditions: list[NodeCondition], labels: dict[str, str]
+) -> None:
+    node = a_node(fault_details=details, conditions=conditions, labels=labels)
+
+    told = facts(node)
+
+    assert told == facts(node)
+    assert {fact.fault_key for fact in told if fact.kind == "SICKENED"} <= shipped().keys()
+    for fact in told:
+        fact.model_dump_json().encode("utf-8")
+        assert fact.fact_key.isprintable()
 
 
 # ---------------------------------------------------------------- reservations
