@@ -8,7 +8,7 @@ import json
 import re
 from typing import Any
 
-from evenkeel.domain.health.faults import catalogue
+from evenkeel.domain.health.faults import shipped
 from evenkeel.events import driver_lines
 from evenkeel.events.driver_lines import Reading
 from evenkeel.events.hyperpod_node_health import fault_key
@@ -35,7 +35,7 @@ def readings(line: str) -> tuple[Reading, ...]:
         key = driver_lines.xid_key(str(number))
         told = () if driver_lines.is_cleanup(str(number)) else (Reading(key, str(number)),)
     # The agent's own verdict stands beside the code: it lays some Xids on the application.
-    if isinstance(reason, str) and _NAME.fullmatch(reason) and f"hp:{reason}" in catalogue():
+    if isinstance(reason, str) and _NAME.fullmatch(reason) and f"hp:{reason}" in shipped():
         return (*told, Reading(fault_key(reason), reason))
     return told
 

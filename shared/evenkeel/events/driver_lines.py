@@ -10,7 +10,7 @@ Source: NVIDIA's Xid catalog and Fabric Manager guide.
 import re
 from typing import NamedTuple
 
-from evenkeel.domain.health.faults import catalogue
+from evenkeel.domain.health.faults import shipped
 
 UNPARSED = "xid_unparsed"
 """Code of a line that speaks of an Xid and cannot be read: a change of the format must be seen."""
@@ -78,7 +78,7 @@ def xid_key(number: str, words: str = "") -> str:
         # A verdict in other words than the known ones is never guessed.
         return f"{plain}/{verdict}" if verdict else "xid:*"
     variant = f"{plain}/{_gravity(words)}"
-    return next((key for key in (variant, plain) if key in catalogue()), "xid:*")
+    return next((key for key in (variant, plain) if key in shipped()), "xid:*")
 
 
 def _reading(match: re.Match[str], words: str) -> Reading | None:
@@ -86,7 +86,7 @@ def _reading(match: re.Match[str], words: str) -> Reading | None:
     where = {"gpu": match["pci"].lower(), "link": str(int(link["number"])) if link else ""}
     if match["kind"] == "SXid":
         keys = (f"sxid:{number}", f"sxid:*/{_gravity(words)}")
-        return Reading(next((key for key in keys if key in catalogue()), "sxid:*"), number, **where)
+        return Reading(next((key for key in keys if key in shipped()), "sxid:*"), number, **where)
     if is_cleanup(number):
         return None
     key = xid_key(number, words)

@@ -6,7 +6,7 @@ values but `Unhealthy` are not published, so anything else than the two known on
 
 import re
 
-from evenkeel.domain.health.faults import UNKNOWN_FAULT, catalogue
+from evenkeel.domain.health.faults import UNKNOWN_FAULT, shipped
 from evenkeel.domain.health.incidents import FactKind, NodeFact
 from evenkeel.events import fields
 from evenkeel.events.outcomes import BadEvent, Heard
@@ -75,4 +75,4 @@ def _code(reason: str) -> str:
 def fault_key(code: str) -> str:
     """Return the catalogue's key of a HyperPod fault type or reason; the unknown fault where it has none."""
     key = f"hp:{code}"
-    return key if key in catalogue() else UNKNOWN_FAULT
+    return key if key in shipped() else UNKNOWN_FAULT

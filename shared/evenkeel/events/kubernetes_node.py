@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from evenkeel.domain.health.faults import catalogue
+from evenkeel.domain.health.faults import shipped
 from evenkeel.domain.health.incidents import FactKind, NodeFact
 from evenkeel.domain.nodes import KubernetesNode, NodeCondition
 from evenkeel.domain.policy import WatchPolicy
@@ -109,7 +109,7 @@ def _from_hyperpod(node: KubernetesNode, policy: WatchPolicy, now: datetime) -> 
     for fact in _from_marks(node, now):
         told.add(fact.fault_key)
         yield fact
-    conditions = [one for one in node.conditions if f"hp:{one.type}" in catalogue()]
+    conditions = [one for one in node.conditions if f"hp:{one.type}" in shipped()]
     for condition in conditions:
         # The condition stands beside the label, and seconds off its time: one fault, told once.
         if _is_sick(condition) and f"hp:{condition.type}" not in told and not _is_stale(condition, policy, now):
@@ -130,7 +130,7 @@ def _from_eks(node: KubernetesNode, policy: WatchPolicy, now: datetime) -> Itera
 def _is_sick(condition: NodeCondition) -> bool:
     if condition.type in eks_conditions.TYPES:
         return condition.status == "False"
-    return condition.status == "True" and f"hp:{condition.type}" in catalogue()
+    return condition.status == "True" and f"hp:{condition.type}" in shipped()
 
 
 def _is_well(condition: NodeCondition) -> bool:

@@ -7,7 +7,7 @@ one commit: incident settled, OPEN#life gone, lease released, what is old news f
 from datetime import datetime
 from typing import Any
 
-from evenkeel.domain.health.faults import look_up
+from evenkeel.domain.health.faults import shipped
 from evenkeel.domain.health.incidents import Incident, IncidentState
 from evenkeel.domain.health.intake import LastIncident, rungs_of
 from evenkeel.domain.policy import Policy
@@ -145,7 +145,7 @@ def _page(incident: Incident, ledger: Ledger, pager: Pager, telemetry: Telemetry
     """Call a person. A crash between the page and its record pages again, with the same key."""
     if incident.state not in PAGED or incident.paged_at is not None:
         return
-    fault = look_up(incident.fault_key)
+    fault = shipped().look_up(incident.fault_key)
     where = incident.node_name or incident.life.instance_id
     drill = "[drill] " if incident.is_drill else ""
     subject = f"{drill}{incident.incident_id}: {_SAID[incident.state].rstrip('.').lower()}, {where}"

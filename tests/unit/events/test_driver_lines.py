@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenkeel.domain.health.faults import catalogue
+from evenkeel.domain.health.faults import shipped
 from evenkeel.events import agent_log, driver_lines, eks_conditions, reported_faults
 from evenkeel.events.driver_lines import Reading
 
@@ -52,7 +52,7 @@ XID = "NVRM: Xid (PCI:0000:b9:00): "
 )
 def test_a_line_names_its_fault_its_device_and_its_link(line: str, reading: Reading) -> None:
     assert driver_lines.readings(line) == (reading,)
-    assert reading.fault_key in catalogue()
+    assert reading.fault_key in shipped()
 
 
 @pytest.mark.parametrize("line", ["", "all is well", f"{XID}45, cleanup", "XidHardwareFailure", "a maxid of 79"])
@@ -141,7 +141,7 @@ def test_a_reason_of_the_eks_agent_names_its_fault(reason: str, key: str) -> Non
     reading = eks_conditions.reading(reason)
 
     assert reading
-    assert (reading.fault_key, key in catalogue()) == (key, True)
+    assert (reading.fault_key, key in shipped()) == (key, True)
 
 
 def test_cleanup_is_no_evidence_whoever_tells_it() -> None:
@@ -196,7 +196,7 @@ def test_any_text_has_an_answer_in_the_catalogue(text: str) -> None:
     read = [*driver_lines.readings(text), *agent_log.readings(text)]
     condition = eks_conditions.reading(text, text)
 
-    assert {reading.fault_key for reading in [*read, *([condition] if condition else [])]} <= catalogue().keys()
+    assert {reading.fault_key for reading in [*read, *([condition] if condition else [])]} <= shipped().keys()
 
 
 @pytest.mark.parametrize("part", [XID, "Xid (PCI:0", "SXid ", "Link 1 ", "a", "0000:", '{"a":', "non-"])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenkeel.domain.health.faults import CanSave, CheckpointTrust, Fault, look_up
+from evenkeel.domain.health.faults import CanSave, CheckpointTrust, Fault, shipped
 from evenkeel.domain.health.incidents import JobAct
 from evenkeel.domain.policy import JobPolicy, Policy, RepairPolicy
 from evenkeel.domain.recovery.draining import (
@@ -23,11 +23,11 @@ from evenkeel.domain.scheduling.jobs import OnNodeFault
 from tests.unit.recovery.facts import at
 
 POLICY = Policy()
-SPOT = look_up("ec2:spot_interruption")
+SPOT = shipped().look_up("ec2:spot_interruption")
 
 
 def a_fault(drain_seconds: int = 300, can_save: CanSave = CanSave.TRY, **changes: Any) -> Fault:
-    return look_up("xid:79").but(drain_seconds=drain_seconds, can_save=can_save, **changes)
+    return shipped().look_up("xid:79").but(drain_seconds=drain_seconds, can_save=can_save, **changes)
 
 
 def drained(fault: Fault, wanted: int, act: JobAct = JobAct.MOVE, deadline_at: datetime | None = None) -> Drain:

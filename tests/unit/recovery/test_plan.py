@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenkeel.domain.health.faults import Rung, catalogue, look_up
+from evenkeel.domain.health.faults import Rung, shipped
 from evenkeel.domain.health.incidents import JobAct
 from evenkeel.domain.policy import Mode, RepairPolicy
 from evenkeel.domain.recovery.plan import RUNGS, Owner, PlanFacts, PlanOutcome, calls_for_person, plan_recovery
@@ -79,7 +79,7 @@ def test_a_rung_that_nobody_here_can_take_is_passed_over_with_a_reason() -> None
     plan = plan_recovery(plan_facts(fault_key="fabric:manager_not_running"), POLICY)
 
     assert [each.option for each in plan.alternatives] == ["restart_fabric_manager"]
-    assert calls_for_person(look_up("hp:insufficient_capacity").ladder)
+    assert calls_for_person(shipped().look_up("hp:insufficient_capacity").ladder)
 
 
 @pytest.mark.parametrize(
@@ -128,13 +128,13 @@ def test_every_mode_records_the_same_intent() -> None:
 def test_settling_time_comes_from_the_catalogue_scaled_by_policy() -> None:
     plan = plan_recovery(plan_facts(), POLICY.but(settle_scale=0.5))
 
-    assert plan.settle_seconds == look_up("hp:NvidiaErrorReboot").settle_seconds / 2
+    assert plan.settle_seconds == shipped().look_up("hp:NvidiaErrorReboot").settle_seconds / 2
 
 
 @given(
     st.builds(
         PlanFacts,
-        fault_key=st.sampled_from(sorted(catalogue())),
+        fault_key=st.sampled_from(sorted(shipped())),
         ladder=st.sampled_from([(), ("reboot",), ("replace",), ("reboot", "replace")]),
         sources=st.sampled_from([("one",), ("one", "two")]),
         mode=st.sampled_from(Mode),

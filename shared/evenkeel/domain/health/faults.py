@@ -452,11 +452,3 @@ def shipped() -> Catalogue:
         CatalogueError: a row does not parse; the catalogue is tested, so this is a broken build.
     """
     return read_catalogue(importlib.resources.files(__package__).joinpath("faults.csv").read_text(encoding="utf-8"))
-
-
-catalogue = shipped
-
-
-def look_up(key: str) -> Fault:
-    """Return the fault of this key as shipped."""
-    return shipped().look_up(key)

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from evenkeel.domain.decisions import Alternative
-from evenkeel.domain.health.faults import NODE_RUNGS, Fault, look_up
+from evenkeel.domain.health.faults import NODE_RUNGS, Fault, shipped
 from evenkeel.domain.health.incidents import JobAct
 from evenkeel.domain.policy import Mode, RepairPolicy
 from evenkeel.domain.values import Instant, Value
@@ -97,7 +97,7 @@ class PlanFacts(Value):
     @property
     def terms(self) -> FaultTerms:
         """What the fault asks for."""
-        return self.fault or FaultTerms.of(look_up(self.fault_key))
+        return self.fault or FaultTerms.of(shipped().look_up(self.fault_key))
 
 
 class RecoveryPlan(Value):

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from evenkeel.domain.decisions import Alternative
-from evenkeel.domain.health.faults import look_up
+from evenkeel.domain.health.faults import shipped
 from evenkeel.domain.health.incidents import Progress
 from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.policy import RepairPolicy
@@ -123,7 +123,7 @@ class RepairFacts(Value):
     @property
     def terms(self) -> FaultTerms:
         """What the fault asks for."""
-        return self.fault or FaultTerms.of(look_up(self.fault_key))
+        return self.fault or FaultTerms.of(shipped().look_up(self.fault_key))
 
 
 class RepairDecision(Value):
