@@ -1,7 +1,7 @@
 """The machines, the control planes and the training jobs, in virtual time. They misbehave; they are never in doubt."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 from evenkeel.domain.nodes import KubernetesNode
@@ -34,8 +34,12 @@ class LoopClock(FixedClock):
 class SimulatedCluster(FakeCluster):
     """Kubernetes, and the processes behind its pods."""
 
-    def __init__(self, loop: Loop, *nodes: KubernetesNode) -> None:
+    def __init__(self, loop: Loop, chance: random.Random, *nodes: KubernetesNode) -> None:
         super().__init__(LoopClock(loop), *nodes, runs_at_once=True)
+        self.loop = loop
+        self.chance = chance
+        self.dying: set[str] = set()
+        """Pods that take their time to end."""
         self.on_change: Callable[[], None] = lambda: None
         self.on_launch: Callable[[LaunchSpec], None] = lambda _: None
 
@@ -47,6 +51,34 @@ class SimulatedCluster(FakeCluster):
         if result[0] is LaunchResult.CREATED:
             self.on_launch(spec)
         return result
+
+    def stop(
+        self,
+        cluster: str,
+        namespace: str,
+        job_id: str,
+        attempt: int,
+        grace_seconds: int,
+        at_once_on: Container[str] = (),
+    ) -> None:
+        """Delete a Job; what runs and can be reached uses some of its grace."""
+        found = self.jobs.get(cluster, {}).get((namespace, job_id, attempt))
+        if found and found.is_there and grace_seconds:
+            names = {
+                pod.name for pod in found.pods if pod.phase is PodPhase.RUNNING and pod.node_name not in at_once_on
+            }
+            self.dying |= names
+            self.loop.after(self.chance.uniform(0, grace_seconds), lambda: self._dead(found, names))
+        super().stop(cluster, namespace, job_id, attempt, grace_seconds, at_once_on)
+
+    def _dead(self, workload: Workload, names: set[str]) -> None:
+        self.dying -= names
+        workload.pods = [pod for pod in workload.pods if pod.name not in names or self._is_unreachable(CLUSTER, pod)]
+        self._forget_empty(CLUSTER)
+        self._changed("pod")
+
+    def _is_unreachable(self, cluster: str, pod: PodSeen) -> bool:
+        return pod.name in self.dying or super()._is_unreachable(cluster, pod)
 
     def ready_node(self, name: str, cluster: str = CLUSTER, **changes: Any) -> None:
         """A kubelet that is back ends first what was deleted while it was away."""

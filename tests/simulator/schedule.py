@@ -89,6 +89,8 @@ def _fault(world: "Simulation") -> Callable[[], None]:
         world.cluster.lose_node(node.name)
         if kind == 6:
             world.loop.after(seconds, lambda: _reconnect(world, node.name))
+        elif number % 2:
+            world.loop.after(20 + seconds / 3, broken)  # what took its place fails before it has saved anything
 
     def dead() -> None:
         node = world.node_of(world.machine(number))

@@ -41,6 +41,8 @@ CALM_SECONDS = 2700.0
 """After the last fault everything must have come to rest within this."""
 _RECEIVES = 5
 _SEEN_AGAIN_AFTER = 20.0
+_RUN_TWICE = 0.04
+"""Share of tasks whose function runs twice, in calm times too: Lambda promises no less than once, and no more."""
 _ASYNC_RETRIES = (60.0, 120.0)
 
 POLICY = Policy(
@@ -271,7 +273,7 @@ class Simulation:
         loop, chance = self.loop, self.chance
         self.chaos = Chaos(chance, loop, self.tell)
         self.ledger = WatchedLedger(lambda changes: self.checks.commit(self, changes))
-        self.cluster = SimulatedCluster(loop, *machines(self.size, chance))
+        self.cluster = SimulatedCluster(loop, chance, *machines(self.size, chance))
         self.provider = SimulatedProvider(loop, chance, self.cluster, self.size)
         self.provider.is_told = self.tell
         self.owner_repairs = chance.random() < 0.08
@@ -353,6 +355,8 @@ class Simulation:
                     self.tell(f"{name} is throttled")
                     result: Any = Failure("Lambda.TooManyRequestsException")
                 else:
+                    if self.chance.random() < _RUN_TWICE:
+                        self.call(name, payload)
                     result = self.call(name, payload)
             except Crash:
                 result = Failure("Runtime.ExitError")
