@@ -176,6 +176,16 @@ ALLOWED: list[tuple[str, Act, dict[str, Any]]] = [
         Act.REPLACE,
         {"troubles": (said(GroupFactKind.NO_CAPACITY, 9_500), said(GroupFactKind.PROVISIONED, 9_600))},
     ),
+    (
+        "the cluster is in service again",
+        Act.REBOOT,
+        {
+            "troubles": (
+                said(GroupFactKind.CLUSTER_FAILED, 9_500, ""),
+                said(GroupFactKind.CLUSTER_STATUS, 9_600, "").but(code="InService"),
+            )
+        },
+    ),
     ("the trouble is long ago", Act.REPLACE, {"troubles": (said(GroupFactKind.NO_CAPACITY, 9_400),)}),
     ("two of a zone", Act.REBOOT, {"causes": (zone(9_500, 9_600),)}),
     ("the wave is over", Act.REBOOT, {"causes": (zone(9_400, 9_600, 9_700),)}),

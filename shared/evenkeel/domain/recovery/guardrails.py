@@ -203,6 +203,8 @@ def _group_trouble(act: Act, facts: GuardFacts, policy: GuardrailPolicy) -> _Tri
     for fact in facts.troubles:
         if fact.kind is GroupFactKind.PROVISIONED:
             trouble = None if trouble and trouble.kind in _LAUNCHES_FAIL else trouble
+        elif fact.kind is GroupFactKind.CLUSTER_STATUS and fact.code == "InService":
+            trouble = None if trouble and trouble.kind is GroupFactKind.CLUSTER_FAILED else trouble
         elif fact.kind is GroupFactKind.CLUSTER_FAILED or (act is Act.REPLACE and fact.kind in _LAUNCHES_FAIL):
             trouble = fact
     if trouble is None or facts.now - trouble.observed_at >= window:
@@ -248,7 +250,7 @@ def _pool_repairs(_act: Act, facts: GuardFacts, policy: GuardrailPolicy) -> _Tri
     others = facts.under_way.others(facts.life, facts.pool)
     if others < limit:
         return None
-    return _Trip(f"{others} of {facts.pool_machines} machines of {facts.pool} are in repair, of {limit} at a time.")
+    return _Trip(f"{_of_pool(others, facts)} are in repair, of {limit} at a time.")
 
 
 def _repair_rate(_act: Act, facts: GuardFacts, policy: GuardrailPolicy) -> _Trip | None:
@@ -271,7 +273,12 @@ def _pool_cordons(_act: Act, facts: GuardFacts, policy: GuardrailPolicy) -> _Tri
     others = facts.under_way.others(facts.life, facts.pool)
     if others < limit:
         return None
-    return _Trip(f"{others} of {facts.pool_machines} machines of {facts.pool} carry our cordon, of {limit} at a time.")
+    return _Trip(f"{_of_pool(others, facts)} carry our cordon, of {limit} at a time.")
+
+
+def _of_pool(others: int, facts: GuardFacts) -> str:
+    size = f" of {facts.pool_machines}" if facts.pool_machines else ""
+    return f"{others}{size} machines of {facts.pool}"
 
 
 RAILS: tuple[Rail, ...] = (
