@@ -600,6 +600,12 @@ class ApiServer:
     async def _finalize(self, http: web.Request, request: Request) -> web.Response:
         body = await self._body(http)
         finalizers = (body.get("spec") or {}).get("finalizers") or []
+        version = (body.get("metadata") or {}).get("resourceVersion")
+        if (
+            version
+            and version != self._store.get(catalogue.NAMESPACES, "", request.name)["metadata"]["resourceVersion"]
+        ):
+            raise errors.conflict("", "namespaces", request.name)
         stored = self._registry.mutate(
             catalogue.NAMESPACES, "", request.name, lambda obj: obj["spec"].update(finalizers=finalizers)
         )

@@ -154,9 +154,8 @@ class GarbageCollector:
                     self._registry.delete(rt, name, name_of(obj), {"propagationPolicy": "Background"})
                     if self._store.find(rt.key, name, name_of(obj)) is None:
                         left -= 1
-        if left == 0 and not namespace["metadata"].get("finalizers"):
+        if left == 0:
             self._registry.mutate(catalogue.NAMESPACES, "", name, lambda obj: obj["spec"].update(finalizers=[]))
-            self._store.delete(catalogue.NAMESPACES, "", name)
 
     # Pods
 

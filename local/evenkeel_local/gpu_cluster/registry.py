@@ -312,7 +312,10 @@ class Registry:
     def _write(self, rt: ResourceType, new: Obj, old: Obj) -> Obj:
         """Store an update, or remove the object when its deletion waited for just this."""
         metadata = new["metadata"]
-        waited = metadata.get("deletionTimestamp") and old["metadata"].get("finalizers")
+        holds = old["metadata"].get("finalizers")
+        if rt.key == catalogue.NAMESPACES.key:
+            holds = holds or old["spec"].get("finalizers")
+        waited = metadata.get("deletionTimestamp") and holds
         if waited and not metadata.get("finalizers") and self._may_go(rt, new):
             return self.store.delete(rt, namespace_of(new), name_of(new), new)
         return self.store.update(rt, new)
