@@ -5,14 +5,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.local.replays import decided_otherwise
+
 if TYPE_CHECKING:
     from evenkeel_local.data_centre import DataCentre
 
 
 @pytest.fixture(scope="session")
 def data_centre(tmp_path_factory: pytest.TempPathFactory) -> Iterator["DataCentre"]:
-    """The data centre that the demo runs on, for the session. A test leaves its nodes healthy and its jobs ended."""
+    """The data centre that the demo runs on, for the session. A test leaves its nodes healthy and its jobs ended.
+
+    In the end every decision that was recorded in it must come out the same from its own facts.
+    """
     from evenkeel_local.data_centre import DataCentre  # the tests of its parts run without it
 
     with DataCentre.start(tmp_path_factory.mktemp("data-centre")) as running:
         yield running
+        assert decided_otherwise(running) == []

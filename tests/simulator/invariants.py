@@ -280,7 +280,11 @@ def limit_of_cordons_holds(world: "Simulation", name: str) -> Iterator[str]:
         yield f"{name} is to be cordoned beside {', '.join(others)}, of {most}"
 
 
-@holds("no-harm-while-held", "Nothing harmful is done in mode observe or recommend, or under a hold.", Moment.REPAIR)
+@holds(
+    "no-harm-while-held",
+    "Nothing harmful is done in mode observe, unapproved in mode recommend, or under a hold.",
+    Moment.REPAIR,
+)
 def no_harm_while_held(world: "Simulation", rung: str, machine: str) -> Iterator[str]:
     if barred := _barred(world):
         yield f"{rung} of {machine} {barred}"
@@ -296,8 +300,8 @@ def no_stop_while_held(world: "Simulation", job_id: str, attempt: int) -> Iterat
 
 @holds("no-harm-while-held", "", Moment.CORDON)
 def no_cordon_while_watching(world: "Simulation", name: str) -> Iterator[str]:
-    if world.mode != "act":
-        yield f"{name} is cordoned in mode {world.mode}"
+    if barred := _unasked(world):
+        yield f"{name} is cordoned {barred}"
 
 
 @holds("no-harm-while-held", "", Moment.LAUNCH)
@@ -306,9 +310,15 @@ def no_launch_while_watching(world: "Simulation", spec: LaunchSpec) -> Iterator[
         yield f"{spec.attempt.workload_name} is launched in mode {world.mode}"
 
 
+def _unasked(world: "Simulation") -> str:
+    """Say that nobody allowed this: mode observe, or mode recommend without an approval."""
+    has_approval = any((doc.get("approval") or {}).get("approves") for doc in _incidents(world))
+    return "" if world.mode == "act" or (world.mode == "recommend" and has_approval) else f"in mode {world.mode}"
+
+
 def _barred(world: "Simulation") -> str:
-    if world.mode != "act":
-        return f"in mode {world.mode}"
+    if barred := _unasked(world):
+        return barred
     since, until = world.hold
     return "under a hold" if since < _began(world) and world.loop.seconds < until else ""
 

@@ -111,7 +111,12 @@ def main(arguments: list[str]) -> int:
     survived = 0
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for mutant, hunted in [(mutant, pool.submit(hunt, mutant, given.seeds)) for mutant in chosen]:
-            found = hunted.result()
+            try:
+                found = hunted.result()
+            except RuntimeError as error:
+                survived += 1
+                print(f"{mutant.name:34} {mutant.invariant:28} BROKEN: {error}", flush=True)
+                continue
             survived += not found.seed
             told = f"{found.seed:4}  {found.text[:90]}" if found.seed else f"   -  SURVIVED {given.seeds} seeds"
             print(f"{mutant.name:34} {mutant.invariant:28} {told}", flush=True)

@@ -32,8 +32,9 @@ def lay_out(world: "Simulation") -> float:
     world.loop.after(3, begin)
     for _ in range(chance.choice((1, 1, 2, 2, 3, 4))):
         world.loop.after(chance.uniform(5, lasts - 5), _fault(world))
-    for _ in range(chance.choice((0, 0, 1, 1, 2))):
-        world.loop.after(chance.uniform(3, lasts - 5), _deed(world))
+    deeds = chance.choice((0, 0, 1, 1, 2)) + (2 if world.mode == "recommend" else 0)
+    for _ in range(deeds):
+        world.loop.after(chance.uniform(3, lasts + 60), _deed(world))
     return lasts
 
 
@@ -157,4 +158,9 @@ def _deed(world: "Simulation") -> Callable[[], None]:
     def cancel() -> None:
         world.cancel(number % 3)
 
+    def answer() -> None:
+        world.answer_plans(approves=bool(number % 3))
+
+    if world.mode == "recommend" and chance.random() < 0.6:
+        return answer
     return chance.choice((cordon, uncordon, hold, hold, cancel))

@@ -19,10 +19,10 @@ from typing import Any, Self
 import evenkeel.services
 from evenkeel.domain.policy import GuardrailPolicy, JobPolicy, Policy, RepairPolicy, WatchPolicy
 from evenkeel.domain.scheduling.jobs import JobSpec
-from evenkeel.ports import EvenkeelError, ExecutionState, Key, LaunchSpec, Machine, Put, Row, Write
+from evenkeel.ports import EvenkeelError, ExecutionState, Key, LaunchSpec, Machine, PermanentError, Put, Row, Write
 from evenkeel.runtime import wiring
 from evenkeel.runtime.settings import Settings
-from evenkeel.services import cancel_job, hold_automation, submit_job
+from evenkeel.services import approve_recovery, cancel_job, hold_automation, submit_job
 from tests.fakes.checkpoints import InMemoryCheckpoints
 from tests.fakes.cluster import CLUSTER
 from tests.fakes.crashes import Crash
@@ -255,7 +255,7 @@ class Simulation:
         self.calls: list[Call] = []
         """Functions that run now; more than one where some are paused."""
         self.size = self.chance.choice((3, 3, 4, 4, 5, 6, 8, 12))
-        self.mode = self.chance.choices(("act", "observe", "recommend"), (90, 6, 4))[0]
+        self.mode = self.chance.choices(("act", "observe", "recommend"), (87, 5, 8))[0]
         self.policy = self.chance.choice(POLICIES)
         self.drops_events = self.chance.random() < 0.12
         """Total loss: no event and no change is heard, the sweeper is alone."""
@@ -459,9 +459,9 @@ class Simulation:
             try:
                 work()
                 self.tell(what)
-            except EvenkeelError:
-                self.loop.after(5, tried)
-            except Crash:
+            except PermanentError as error:
+                self.tell(f"{what}: refused, {error}")
+            except (Crash, EvenkeelError):
                 self.loop.after(5, tried)
 
         tried()
@@ -496,6 +496,23 @@ class Simulation:
             request = cancel_job.Request(job_id=job_id, actor="ana")
             work = functools.partial(cancel_job.run, request, self.world.ledger, self.world.passes)
             self.person(f"ana cancels {job_id}", lambda work=work: work(now=self.loop.now()))  # type: ignore[misc]  # bound now
+
+    def answer_plans(self, *, approves: bool) -> None:
+        """Say yes or no to every plan that asks."""
+        for row in list(self.ledger.rows.values()):
+            plan = row.doc.get("plan") if row.key.pk.startswith("INC#") and row.key.sk == "META" else None
+            if not plan or plan["outcome"] != "ASK":
+                continue
+            request = approve_recovery.Request(
+                incident_id=row.doc["incidentId"],
+                decision_id=plan["decisionId"],
+                approves=approves,
+                by="bo",
+                reason="seen",
+            )
+            work = functools.partial(approve_recovery.run, request, ledger=self.world.ledger, telemetry=self.telemetry)
+            verb = "approves" if approves else "declines"
+            self.person(f"bo {verb} the plan of {request.incident_id}", lambda work=work: work(now=self.loop.now()))  # type: ignore[misc]  # bound now
 
     def hold_automation(self, seconds: float) -> None:
         since = self.loop.seconds
