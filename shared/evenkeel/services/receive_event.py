@@ -348,9 +348,9 @@ def _note_once(
     if decision.action in (Intake.OPEN, Intake.JOIN):
         assert decision.incident
         writes = _recorded(decision.incident, fact, known, pointer, current_row, decision.action, now, catalogue)
-        for place, history in decision.histories.items():
-            before = histories[place]
-            writes.append(Put(rows.history_row(place, history, before.version if before else 0, now)))
+    for place, history in decision.histories.items():
+        before = histories[place]
+        writes.append(Put(rows.history_row(place, history, before.version if before else 0, now)))
     if decision.action is Intake.OPEN and decision.incident:
         writes.append(Put(rows.seat_row(decision.incident, in_seat.version if in_seat else 0, now)))
     if forgotten is not None:

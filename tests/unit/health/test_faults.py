@@ -16,6 +16,7 @@ from evenkeel.domain.health.faults import (
     read_catalogue,
     shipped,
 )
+from evenkeel.events import reported_faults
 
 TEXT = importlib.resources.files("evenkeel.domain.health").joinpath("faults.csv").read_text(encoding="utf-8")
 
@@ -110,6 +111,11 @@ def test_each_source_is_told_with_its_place() -> None:
 )
 def test_every_key_finds_a_row(key: str, found: str) -> None:
     assert shipped().look_up(key).key == found
+
+
+@pytest.mark.parametrize("key", sorted(shipped()))
+def test_every_row_can_be_heard_of(key: str) -> None:
+    assert [reading.fault_key for reading in reported_faults.readings(key, "")] == [key]
 
 
 def test_an_unknown_fault_repairs_nothing() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from evenkeel.domain.health.faults import RecurKey, Rung, Severity, shipped
 from evenkeel.domain.health.incidents import FactKind, NodeFact, Repetition, SickSeat
-from evenkeel.domain.health.intake import join_or_open, joined, rungs_of
+from evenkeel.domain.health.intake import Intake, IntakeDecision, join_or_open, joined, rungs_of
 from evenkeel.domain.health.recurrence import History, places, remembered, repetition
 from evenkeel.domain.nodes import NodeLife
 from tests.fakes.cluster import CLUSTER, instance_id
@@ -247,6 +247,53 @@ def test_a_forged_drill_is_held_against_nobody() -> None:
     assert decision.incident
     assert decision.histories == {}
     assert decision.incident.repetitions == ()
+
+
+# ---------------------------------------------------------------- what goes on and on
+
+
+def heard(fact: NodeFact, history: History, seat: SickSeat = SEAT, **more: Any) -> IntakeDecision:
+    given: dict[str, Any] = {"known_as": "", "last": None, "current": None, "drills_may_act": False, **more}
+    return join_or_open(fact, seat, **given, new_id="inc-new", now=A_MOMENT, histories={PLACE: history})
+
+
+def test_a_sticky_code_is_one_incident_and_one_occurrence() -> None:
+    sticky = "sxid:11012"
+    history = a_history(0, fault_key=sticky)
+    for minute in range(2, 60, 2):
+        decision = heard(a_fact(minute / 60, fault_key=sticky), history)
+        assert decision.action is Intake.IDLE
+        history = decision.histories[PLACE]
+
+    assert [each.incident_id for each in history.occurrences] == ["inc-0"]
+    assert history.occurrences[0].last_at == A_MOMENT + timedelta(minutes=58)
+
+
+@pytest.mark.parametrize(
+    ("fact", "seat"),
+    [
+        (a_fact(0.1, fault_key="sxid:11012"), SEAT),  # after six minutes of silence
+        (a_fact(0.01, fault_key="sxid:11012", source="site:prober"), SEAT),  # another witness
+        (a_fact(0.01, fault_key="sxid:11012", link="9"), SEAT),  # another link
+        (a_fact(0.01, fault_key="sxid:11012"), SEAT.but(job_ids=("job-9",))),  # another job on it
+        (a_fact(0.01, fault_key="xid:79"), SEAT),  # another fault
+    ],
+)
+def test_what_says_more_than_the_burst_so_far_opens_an_incident(fact: NodeFact, seat: SickSeat) -> None:
+    assert heard(fact, a_history(0, fault_key="sxid:11012"), seat).action is Intake.OPEN
+
+
+def test_what_calls_for_more_than_watching_is_never_taken_for_the_burst_before() -> None:
+    assert heard(a_fact(0.01), a_history(0)).action is Intake.OPEN
+
+
+def test_a_code_that_sticks_for_hours_counts_anew() -> None:
+    sticky = "sxid:11012"
+    history = a_history(0, fault_key=sticky)
+    for minute in range(2, 200, 2):
+        history = remembered(history, a_fact(minute / 60, fault_key=sticky), SEAT, "inc-0")
+
+    assert heard(a_fact(200 / 60, fault_key=sticky), history).action is Intake.OPEN
 
 
 # ---------------------------------------------------------------- what is remembered

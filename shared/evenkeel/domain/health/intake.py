@@ -18,7 +18,7 @@ from evenkeel.domain.health.assessment import (
     signals_of,
     trust,
 )
-from evenkeel.domain.health.faults import NODE_RUNGS, Catalogue, CheckpointTrust, Rung, shipped
+from evenkeel.domain.health.faults import NODE_RUNGS, Catalogue, CheckpointTrust, Fault, Rung, shipped
 from evenkeel.domain.health.incidents import (
     Cure,
     FactKind,
@@ -31,12 +31,22 @@ from evenkeel.domain.health.incidents import (
     Signal,
     StageTimes,
 )
-from evenkeel.domain.health.recurrence import History, places, remembered, repetition, seat_place
+from evenkeel.domain.health.recurrence import (
+    SILENCE,
+    History,
+    Occurrence,
+    places,
+    remembered,
+    repetition,
+    seat_place,
+)
 from evenkeel.domain.values import Instant, Value
 
 _SOURCE_RESOLUTION = timedelta(seconds=1)
 """Event times are cut to whole seconds, so a fault may seem up to this much older than it is."""
 _PROGRESS_KEPT = 10
+_STICKY = timedelta(hours=3)
+"""So long a code that is said again and again is one."""
 NOT_READY = "node:not_ready"
 
 
@@ -135,6 +145,13 @@ def join_or_open(
     if not is_evidence(fault):
         reason = f"{fault.name}: by itself it says nothing of the machine, and no incident is open."
         return IntakeDecision(action=Intake.IDLE, reason=reason)
+    same = _still_watched(fact, fault, seat, returned_at, histories)
+    if same is not None:
+        return IntakeDecision(
+            action=Intake.IDLE,
+            reason=f"{fault.name}: still the burst that {same.incident_id} recorded.",
+            histories=_remembered(fact, seat, same.incident_id, histories, catalogue, drills_may_act=drills_may_act),
+        )
     return IntakeDecision(
         action=Intake.OPEN,
         reason="The first signal of this sickness.",
@@ -158,6 +175,33 @@ def _is_our_doing(fact: NodeFact, incident: Incident) -> bool:
     if fact.fault_key != NOT_READY or asked_at is None or not incident.repairs:
         return False
     return fact.observed_at + _SOURCE_RESOLUTION > asked_at and (back_at is None or fact.observed_at <= back_at)
+
+
+def _still_watched(
+    fact: NodeFact, fault: Fault, seat: SickSeat, returned_at: datetime | None, histories: Mapping[str, History]
+) -> Occurrence | None:
+    """Return the occurrence that already tells all that a signal of a watched fault says; None where it says more.
+
+    A sticky code may be said each minute for hours. It is one incident and one occurrence, until there is silence, or
+    another witness, or it has gone on for so long that it counts anew.
+    """
+    if fault.ladder[0] is not Rung.WATCH:
+        return None
+    history = histories.get(seat_place(seat.slot), History())
+    return next(
+        (
+            each
+            for each in history.occurrences
+            if each.life == seat.life.key
+            and (each.fault_key, each.gpu, each.link) == (fact.fault_key, fact.gpu, fact.link)
+            and fact.source in each.sources
+            and each.first_at - SILENCE <= fact.observed_at <= each.last_at + SILENCE
+            and fact.observed_at <= each.first_at + _STICKY
+            and {*seat.job_ids} <= {*each.jobs}
+            and (returned_at is None or each.last_at > returned_at)
+        ),
+        None,
+    )
 
 
 def _remembered(
