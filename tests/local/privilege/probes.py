@@ -226,7 +226,8 @@ def an_incident(stage: Stage, state: IncidentState, node: int = 1, **changes: An
 
 
 def planned(stage: Stage, node: int = 1, **changes: Any) -> Incident:
-    """Store an incident whose recovery may act."""
+    """Store an incident whose recovery may act, in a fleet in which nothing is in repair or cordoned."""
+    stage.forget(*(rows.register_key(which) for which in Which))
     brief = RecoveryBrief(
         run=1,
         outcome="ACT",
@@ -382,15 +383,15 @@ def registered(stage: Stage, which: Which, *places: int) -> None:
 @probe("cordon_node")
 def cordons(stage: Stage) -> Json:
     stage.free(1)
-    registered(stage, Which.CORDONS)
     return of_incident(planned(stage))
 
 
 @probe("cordon_node")
 def cordons_beside_another_machine_of_the_pool(stage: Stage) -> Json:
     stage.free(1)
+    incident = planned(stage)
     registered(stage, Which.CORDONS, 0)
-    return of_incident(planned(stage))
+    return of_incident(incident)
 
 
 @probe("protect_jobs")
@@ -472,7 +473,6 @@ def pages_for_a_wave(stage: Stage) -> Json:
 )
 def cordons_what_waited_for_its_cordon(stage: Stage) -> Json:
     stage.free(REBOOTED)
-    registered(stage, Which.CORDONS)
     block = Block(rule="POOL_CORDONS", reason="A probe.", since=now(), act="cordon")
     return of_incident(planned(stage, REBOOTED, block=block))
 

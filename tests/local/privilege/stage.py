@@ -412,7 +412,7 @@ class Stage:
         """Leave nothing that a pass, the watch or the sweep would work on."""
         for state in ("JOB#PENDING", "ATTEMPT#LIVE", "WAIT#OPEN", "WAIT#ANSWERED"):
             self.forget_state(Table.JOBS, state)
-        for state in ("INC#OPEN", "INC#RECOVERING", "WAIT#OPEN", "WAIT#ANSWERED", "UNRESOLVED", "OPEN"):
+        for state in ("INC#OPEN", "INC#RECOVERING", "INC#BLOCKED", "WAIT#OPEN", "WAIT#ANSWERED", "UNRESOLVED", "OPEN"):
             self.forget_state(Table.INCIDENTS, state)
         self.forget_partition(Table.QUOTAS, rows.tree_key().pk, "CHARGE#")
         self.forget(rows.lock_key("watch"), rows.lock_key("sweep"), rows.hold_key())
