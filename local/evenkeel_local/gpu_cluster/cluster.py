@@ -29,6 +29,7 @@ from evenkeel_local.gpu_cluster.config import AccessEntry, ClusterConfig, PodIde
 from evenkeel_local.gpu_cluster.control import Control
 from evenkeel_local.gpu_cluster.deployment_controller import DeploymentController
 from evenkeel_local.gpu_cluster.disruption_controller import DisruptionController
+from evenkeel_local.gpu_cluster.endpoints_controller import EndpointsController
 from evenkeel_local.gpu_cluster.engine import Engine
 from evenkeel_local.gpu_cluster.errors import ApiError, Obj
 from evenkeel_local.gpu_cluster.event_bus import EventBus
@@ -119,6 +120,7 @@ class Cluster:
         self.jobs = JobController(self.registry, delays.restart_backoff)
         self.replica_sets = ReplicaSetController(self.registry)
         self.deployments = DeploymentController(self.registry)
+        self.endpoints = EndpointsController(self.registry)
         self.nodes = NodeController(self.registry, delays.node_monitor_grace, delays.eviction_toleration)
         self.disruption = DisruptionController(self.registry)
         self.garbage = GarbageCollector(self.registry, delays.pod_gc)
@@ -163,6 +165,7 @@ class Cluster:
             self.jobs.run,
             self.replica_sets.run,
             self.deployments.run,
+            self.endpoints.run,
             self.nodes.run,
             self.garbage.run,
             self.disruption.run,
@@ -179,6 +182,7 @@ class Cluster:
             self.jobs.notice_all()
             self.replica_sets.notice_all()
             self.deployments.notice_all()
+            self.endpoints.notice_all()
             self.fleet.resume()
 
     def _create_first_objects(self) -> None:

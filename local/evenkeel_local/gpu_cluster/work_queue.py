@@ -34,6 +34,13 @@ class WorkQueue:
             await asyncio.sleep(self._debounce_seconds)
             self._wake.clear()
             due, self._due = self._due, {}
-            for at in due:
-                self._sync(*at)
-                await asyncio.sleep(0)
+            try:
+                while due:
+                    at = next(iter(due))
+                    del due[at]
+                    self._sync(*at)
+                    await asyncio.sleep(0)
+            finally:
+                if due:  # a look broke: the others are still to be had
+                    self._due.update(due)
+                    self._wake.set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 
 import pytest
@@ -10,13 +11,24 @@ import pytest
 from evenkeel_local.gpu_cluster import ClusterHandle, catalogue
 from evenkeel_local.gpu_cluster.catalogue import Catalogue
 from evenkeel_local.gpu_cluster.deployment_controller import DeploymentController
+from evenkeel_local.gpu_cluster.endpoints_controller import subsets_of
 from evenkeel_local.gpu_cluster.registry import Registry
 from evenkeel_local.gpu_cluster.replica_set_controller import ReplicaSetController
 from evenkeel_local.gpu_cluster.store import Store
-from tests.local.gpu_cluster.kube_client import PODS, STRATEGIC, Json, KubeClient, condition, eventually
+from evenkeel_local.gpu_cluster.work_queue import WorkQueue
+from tests.local.gpu_cluster.kube_client import (
+    PODS,
+    SERVICES,
+    STRATEGIC,
+    Json,
+    KubeClient,
+    condition,
+    eventually,
+)
 
 APPS = "/apis/apps/v1/namespaces/default"
 DEPLOYMENTS, REPLICA_SETS = f"{APPS}/deployments", f"{APPS}/replicasets"
+ENDPOINTS = "/api/v1/namespaces/default/endpoints"
 WEB, OF_WEB = f"{DEPLOYMENTS}/web", "?labelSelector=app%3Dweb"
 
 
@@ -277,6 +289,52 @@ def test_orphans_are_adopted_by_a_successor(kube: KubeClient) -> None:
     assert names(kube, PODS + OF_WEB) == before
 
 
+# Services
+
+
+def test_a_service_says_where_its_pods_are(kube: KubeClient) -> None:
+    ports = [{"name": "http", "containerPort": 8000}]
+    containers = [{"name": "main", "image": "registry.invalid/main:1", "ports": ports}]
+    kube.create(DEPLOYMENTS, a_deployment(replicas=2, pod={"containers": containers}))
+    service = {"selector": {"app": "web"}, "ports": [{"port": 80, "targetPort": "http"}]}
+    kube.create(SERVICES, {"metadata": {"name": "web"}, "spec": service})
+    rolled_out(kube)
+
+    def addresses() -> list[str]:
+        subsets = kube.get(f"{ENDPOINTS}/web").get("subsets", [])
+        return sorted(address["ip"] for subset in subsets for address in subset.get("addresses", []))
+
+    def expected() -> list[str]:
+        return sorted(pod["status"]["podIP"] for pod in kube.items(PODS + OF_WEB) if is_serving(pod))
+
+    eventually(lambda: len(addresses()) == 2 and addresses() == expected(), "both pods to be addressed")
+    first = kube.get(f"{ENDPOINTS}/web")["subsets"]
+    kube.patch(f"{WEB}/scale", {"spec": {"replicas": 1}})
+    eventually(lambda: len(addresses()) == 1 and addresses() == expected(), "one pod to be addressed")
+    kube.delete(f"{SERVICES}/web")
+    kube.until_gone(f"{ENDPOINTS}/web")
+
+    assert [subset["ports"] for subset in first] == [[{"port": 8000, "protocol": "TCP"}]]
+
+
+def test_a_pod_that_is_not_ready_is_listed_apart_unless_that_is_not_wanted() -> None:
+    apart = Apart()
+    apart.registry.create(catalogue.DEPLOYMENTS, "default", a_deployment(replicas=1))
+    apart.settle()
+    (pod,) = apart.store.all(catalogue.PODS.key)
+    pod = {**pod, "spec": {**pod["spec"], "nodeName": "n"}, "status": {"phase": "Running", "podIP": "127.9.0.1"}}
+    service: Json = {"spec": {"ports": [{"port": 80, "targetPort": 80}]}}
+
+    (subset,) = subsets_of(service, [pod])
+    service["spec"]["publishNotReadyAddresses"] = True
+    (published,) = subsets_of(service, [pod])
+    ending = {**pod, "status": {**pod["status"], "phase": "Failed"}}
+
+    assert [address["ip"] for address in subset["notReadyAddresses"]] == ["127.9.0.1"]
+    assert [address["ip"] for address in published["addresses"]] == ["127.9.0.1"]
+    assert subsets_of(service, [ending]) == []
+
+
 # The controllers alone, where every moment between two looks can be chosen
 
 
@@ -341,6 +399,28 @@ def test_a_second_look_changes_nothing(apart: Apart) -> None:
 
     assert apart.store.revision == before
     assert len(apart.store.all(catalogue.PODS.key)) == 3
+
+
+def test_an_object_that_breaks_a_controller_takes_no_other_with_it() -> None:
+    looked: list[str] = []
+
+    def look(_namespace: str, name: str) -> None:
+        looked.append(name)
+        if name == "broken" and looked.count("broken") == 1:
+            raise KeyError(name)
+
+    async def story() -> None:
+        queue = WorkQueue(look, 0)
+        for name in ("first", "broken", "last"):
+            queue.add("default", name)
+        with pytest.raises(KeyError):
+            await queue.run()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(queue.run(), 0.05)
+
+    asyncio.run(story())
+
+    assert looked == ["first", "broken", "last"]
 
 
 def test_a_name_that_somebody_else_has_is_passed_over(apart: Apart) -> None:
