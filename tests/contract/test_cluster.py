@@ -265,6 +265,8 @@ def test_the_last_lines_of_a_ranks_log_are_read(bed: Bed) -> None:
         return bed.cluster.logs(CLUSTER, NAMESPACE, spec.attempt.job_id, 1, rank, 2)
 
     assert [tail(rank).splitlines() for rank in (0, 1)] == [["two", "rank 0"], ["two", "rank 1"]]
+    head = bed.cluster.logs(CLUSTER, NAMESPACE, spec.attempt.job_id, 1, 0, None)
+    assert head.splitlines() == ["one", "two", "rank 0"]
     with pytest.raises(NotFound):
         tail(2)
 

@@ -238,12 +238,13 @@ class FakeCluster:
         self._forget_empty(cluster)
         self._changed("pod")
 
-    def logs(self, cluster: str, namespace: str, job_id: str, attempt: int, rank: int, tail_lines: int) -> str:
+    def logs(self, cluster: str, namespace: str, job_id: str, attempt: int, rank: int, tail_lines: int | None) -> str:
         found = self.jobs.get(cluster, {}).get((namespace, job_id, attempt))
         name = f"{job_id}-a{attempt}-{rank}"
         if found is None or name not in {pod.name for pod in found.pods}:
             raise NotFound(f"no pod {name} in {namespace}")
-        return "\n".join(self.text.get(name, "").splitlines()[-tail_lines:])
+        text = self.text.get(name, "")
+        return text[:65_536] if tail_lines is None else "\n".join(text.splitlines()[-tail_lines:])
 
     def watch(self, cluster: str, on_change: Callable[[str], None], *, until: Callable[[], bool]) -> None:
         while not until():

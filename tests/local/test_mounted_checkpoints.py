@@ -32,7 +32,9 @@ def test_a_job_with_its_checkpoints_on_a_claim_resumes_after_a_fault(data_centre
     fence = json.loads((folder / "_fence.d" / f"{job['currentAttempt']}.json").read_text())
     result = json.loads((folder / "result" / f"attempt={job['currentAttempt']}.json").read_text())
     told = [entry["text"] for entry in client.get(f"/jobs/{job_id}/timeline")["entries"] if entry["kind"] == "launched"]
-    assert (job["state"], job["attempts"][0]["isPinned"]) == ("SUCCEEDED", False)
+    last = job["attempts"][0]
+    assert (job["state"], last["isPinned"]) == ("SUCCEEDED", True)
+    assert last["resumeFrom"]["step"] == fence["resumeFrom"]["step"]
     assert (fence["grade"], fence["resumeFrom"]["step"] >= 4) == ("PROVED", True)
     assert result["digest"] == undisturbed_digest(WORK.nodes, WORK.steps, WORK.seed)
     assert len(told) >= 2

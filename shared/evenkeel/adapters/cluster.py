@@ -36,6 +36,7 @@ _WATCH_SECONDS = 25
 _LOOK_SECONDS = 0.1
 """How often a watch asks whether it should end."""
 _PAUSE_SECONDS = 0.5
+_LOG_HEAD = 65_536
 _NODES = "/api/v1/nodes"
 _PODS = "/api/v1/pods"
 _JOBS = "/apis/batch/v1/jobs"
@@ -247,12 +248,13 @@ class KubernetesCluster:
             path = f"/api/v1/namespaces/{namespace}/pods/{metadata['name']}"
             api.delete(path, gracePeriodSeconds=0, preconditions={"uid": metadata["uid"]})
 
-    def logs(self, cluster: str, namespace: str, job_id: str, attempt: int, rank: int, tail_lines: int) -> str:
+    def logs(self, cluster: str, namespace: str, job_id: str, attempt: int, rank: int, tail_lines: int | None) -> str:
         pods = self._pods(cluster, namespace, job_id, attempt, f",{INDEX_LABEL}={rank}")
         if not pods:
             raise NotFound(f"no pod of rank {rank} of {job_id}-a{attempt} in {namespace}")
         path = f"/api/v1/namespaces/{namespace}/pods/{pods[-1]['metadata']['name']}/log"
-        return self._api(cluster).text(path, container="trainer", tailLines=str(tail_lines))
+        part = {"limitBytes": str(_LOG_HEAD)} if tail_lines is None else {"tailLines": str(tail_lines)}
+        return self._api(cluster).text(path, container="trainer", **part)
 
     def _pods(self, cluster: str, namespace: str, job_id: str, attempt: int, more: str = "") -> list[Json]:
         selector = f"{JOB_LABEL}={job_id},{ATTEMPT_LABEL}={attempt},{FLEET_LABEL}={self._fleet}{more}"

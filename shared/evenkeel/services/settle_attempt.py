@@ -24,7 +24,7 @@ from evenkeel.domain.scheduling.attempts import (
 from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Job, WorkloadSeen
 from evenkeel.domain.values import Value
 from evenkeel.ports import Add, Cluster, Conflict, Delete, Ledger, Passes, Put, Telemetry
-from evenkeel.services import attempt_rows, rows
+from evenkeel.services import attempt_rows, record_pin, rows
 
 WRITER = "settle_attempt"
 _ROUNDS = 5
@@ -63,6 +63,7 @@ def run(
 
     Idempotent: yes, by the attempt's state; a repeat answers ALREADY_SETTLED and repeats the harmless effects.
     """
+    record_pin.run(request.job_id, request.attempt, ledger, cluster, now=now)
     for _ in range(_ROUNDS):
         found = attempt_rows.load(ledger, request.job_id, request.attempt)
         job, attempt = found.job, found.attempt

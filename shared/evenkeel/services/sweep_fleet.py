@@ -57,6 +57,7 @@ from evenkeel.services import (
     note_group_fact,
     plan_resume,
     receive_event,
+    record_pin,
     rows,
     schedule_jobs,
     settle_attempt,
@@ -271,7 +272,7 @@ class _Sweep:
             for cluster in self.clusters
             for name, count in self.world.cluster.accelerators_in_use(cluster).items()
         }
-        others = self._others()
+        others, jobs = self._others(), self._jobs_on_nodes()
         seen = {
             (node.life.cluster, node.life.instance_id): FleetNode.seen(
                 node,
@@ -279,6 +280,7 @@ class _Sweep:
                 self.now,
                 is_lemon=node.life.key in self.lemons,
                 others=others.get((node.life.cluster, node.kubernetes.name), ()) if node.kubernetes else (),
+                job_ids=jobs.get((node.life.cluster, node.kubernetes.name), ()) if node.kubernetes else (),
             )
             for node in self.nodes
         }
@@ -298,6 +300,15 @@ class _Sweep:
                 stored_now = rows.read(row_now, FleetNode) if row_now else None
                 self._remember(node, stored_now, row_now.version if row_now else 0)
         return 0
+
+    def _jobs_on_nodes(self) -> dict[tuple[str, str], tuple[str, ...]]:
+        """Return which jobs have pods on each node: a fault that comes again is counted on them."""
+        found: dict[tuple[str, str], set[str]] = {}
+        for cluster, workload in self.workloads.values():
+            for pod in workload.pods_alive():
+                if pod.node_name:
+                    found.setdefault((cluster, pod.node_name), set()).add(workload.job_id)
+        return {place: tuple(sorted(jobs)) for place, jobs in found.items()}
 
     def _others(self) -> dict[tuple[str, str], tuple[str, ...]]:
         """Remember the work that is not ours; return which of it holds accelerators of each node."""
@@ -478,6 +489,8 @@ class _Sweep:
             attempt = rows.read(row, Attempt) if row else None
             if attempt and not attempt.state.has_ended:
                 self.live.add((attempt.job_id, attempt.attempt))
+            if attempt and attempt.state is AttemptState.RUNNING and not attempt.is_pinned:
+                record_pin.run(attempt.job_id, attempt.attempt, self.world.ledger, self.world.cluster, now=self.now)
             if attempt and not attempt.state.has_ended and not self._is_fresh(attempt.admitted_at):
                 mended += self._resume_attempt(attempt)
         return mended

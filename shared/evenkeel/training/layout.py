@@ -259,6 +259,8 @@ class Fence:
     grade: str = "NONE"
     reason: str = ""
     rejected: tuple[JsonObject, ...] = ()
+    began_at: datetime | None = None
+    """When the write of what it resumes from began, where that is known."""
 
     @property
     def attempt(self) -> int:
@@ -273,6 +275,7 @@ class Fence:
             "schemaVersion": SCHEMA_VERSION,
             **self.pin.to_json(),
             "grade": self.grade,
+            "beganAt": None if self.began_at is None else write_instant(self.began_at),
             "reason": self.reason,
             "rejected": list(self.rejected),
             "history": [pin.to_json() for pin in self.history],
@@ -302,6 +305,7 @@ def parse_fence(content: bytes) -> Fence:
         grade=str(document.get("grade", "NONE")),
         reason=str(document.get("reason", "")),
         rejected=tuple(_object(entry) for entry in rejected),
+        began_at=None if document.get("beganAt") is None else read_instant(document["beganAt"]),
     )
 
 

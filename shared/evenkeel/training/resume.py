@@ -9,6 +9,7 @@ the cluster, on a mounted folder, and there it reads every byte.
     attempt 1 saves once more                sees fence 2 > 1 and ends
 """
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from evenkeel.training.layout import (
     UnreadableError,
     parse_manifest,
     rank_and_world,
+    write_instant,
 )
 from evenkeel.training.storage import Storage, StoredObject
 
@@ -119,12 +121,15 @@ class Choice:
     grade: str
     reason: str
     rejected: tuple[JsonObject, ...] = field(default=())
+    began_at: datetime | None = None
+    """When the write of what it resumes from began, where that is known."""
 
     def to_json(self) -> JsonObject:
         return {
             "resumeFrom": self.resume_from and self.resume_from.to_json(),
             "grade": self.grade,
             "reason": self.reason,
+            "beganAt": None if self.began_at is None else write_instant(self.began_at),
             "rejected": list(self.rejected),
         }
 
@@ -227,12 +232,22 @@ def pin(
         if fence is not None and fence.attempt > attempt:
             raise Fenced(attempt, fence.attempt)
         if fence is not None and fence.attempt == attempt:
-            return Choice(fence.pin.resume_from, fence.grade, fence.reason, fence.rejected)
+            return Choice(fence.pin.resume_from, fence.grade, fence.reason, fence.rejected, fence.began_at)
         choice = choose(storage, attempt, fence, distrust, accepts_convention=accepts_convention)
         if choice.would_disown_work and not may_start_over:
             raise Unproved(attempt, choice.reason)
         # Each turn that is lost to another writer finds the fence higher than before, so the loop ends.
         storage.raise_fence(raised(fence, attempt, choice), standing)
+
+
+REPORT = "evenkeel resume-point "
+"""How the line begins in which rank 0 tells, on its standard output, what it pinned."""
+
+
+def report(attempt: int, choice: Choice) -> str:
+    """Return the line that Evenkeel reads back from rank 0's log: no function can look where it looked."""
+    told = {**choice.to_json(), "attempt": attempt, "rejected": list(choice.rejected[:MAX_REJECTIONS_KEPT])}
+    return f"{REPORT}{json.dumps(told)}"
 
 
 def raised(fence: Fence | None, attempt: int, choice: Choice) -> Fence:
@@ -243,6 +258,7 @@ def raised(fence: Fence | None, attempt: int, choice: Choice) -> Fence:
         grade=choice.grade,
         reason=choice.reason,
         rejected=choice.rejected[:MAX_REJECTIONS_KEPT],
+        began_at=choice.began_at,
     )
 
 
@@ -368,6 +384,7 @@ def _chosen(proof: Proof, rejected: list[Rejection]) -> Choice:
         grade=proof.grade,
         reason=f"{reason} Passed over: {_summary(rejected)}." if rejected else reason,
         rejected=tuple(out.to_json() for out in rejected),
+        began_at=proof.began_at,
     )
 
 

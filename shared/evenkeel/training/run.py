@@ -36,6 +36,7 @@ from evenkeel.training.resume import (
     Fenced,
     pin,
     raised,
+    report,
 )
 from evenkeel.training.storage import Storage, open_storage
 
@@ -284,13 +285,15 @@ class Run:
     def _choice(self) -> Choice:
         if self._resume_from is None:
             if self.rank == 0:
-                return pin(
+                choice = pin(
                     self._storage,
                     self.attempt,
                     self._distrust,
                     accepts_convention=self._accepts_convention,
                     may_start_over=self._may_start_over,
                 )
+                print(report(self.attempt, choice), flush=True)
+                return choice
             return self._await_pin()
         told = self._told(self._resume_from)
         standing = self._storage.read_fence()

@@ -314,6 +314,18 @@ def test_fenced_attempt_publishes_no_result(uri: str) -> None:
     assert open_storage(uri).get("result/attempt=1.json") is None
 
 
+def test_rank_0_tells_what_it_pinned_where_nobody_else_can_look(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+    a_run(uri, 1).save(10, b"state", metrics={"loss": 0.5})
+
+    for attempt, told in ((2, None), (3, "attempt=1/step=000000010/manifest.json")):
+        a_run(uri, attempt, resume_from=told).resume()
+
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("evenkeel resume-point ")]
+    document = json.loads(line.removeprefix("evenkeel resume-point "))
+    assert (document["attempt"], document["resumeFrom"]["step"], document["grade"]) == (2, 10, "PROVED")
+    assert document["beganAt"]
+
+
 def test_checkpoint_by_convention_is_handed_over_as_a_folder(uri: str) -> None:
     storage = open_storage(uri)
     for name in (".metadata", "__0_0.distcp"):

@@ -47,6 +47,7 @@ ATTEMPT_WRITERS: Mapping[str, frozenset[tuple[AttemptState | None, AttemptState]
     "schedule_jobs": frozenset({(None, A.STARTING)}),
     "launch_job": frozenset({(A.STARTING, A.STARTING), (A.STARTING, A.LAUNCHED)}),
     "mark_running": frozenset({(A.LAUNCHED, A.RUNNING)}),
+    "record_pin": frozenset({(A.LAUNCHED, A.LAUNCHED), (A.RUNNING, A.RUNNING)}),
     "settle_attempt": frozenset((before, after) for before in _LIVE for after in _ENDS),
 }
 """Every change of an attempt's state, by the service that may make it. None = there was no attempt."""
