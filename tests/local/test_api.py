@@ -40,6 +40,7 @@ NEEDS = {
     ("POST", "/v1/nodes/{nodeId}/cordon"): "Operator",
     ("POST", "/v1/nodes/{nodeId}/uncordon"): "Operator",
     ("GET", "/v1/clusters/{cluster}/policy"): "Admin",
+    ("POST", "/v1/clusters/{cluster}/policy"): "Admin",
 }
 
 
