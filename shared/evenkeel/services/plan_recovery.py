@@ -90,7 +90,7 @@ def run(
         plan = plan_recovery(facts, policy.repair)
         if _is_still_later(current, plan, request):
             return None
-        planned = _planned(current, plan, seat.patient.node, request.run, decision_id, mode, now)
+        planned = _planned(current, facts, plan, seat.patient.node, request.run, decision_id, mode, now)
         decision = Decision(
             decision_id=decision_id,
             kind="RECOVERY",
@@ -213,6 +213,7 @@ def _is_over(seat: SeatNow) -> bool:
 
 def _planned(
     incident: Incident,
+    facts: PlanFacts,
     plan: RecoveryPlan,
     node: KubernetesNode | None,
     run_number: int,
@@ -233,6 +234,9 @@ def _planned(
         reason=plan.reason,
         fault_key=incident.fault_key,
         boot_id=node.boot_id if node else "",
+        rungs=facts.rungs,
+        witnesses=len(facts.sources),
+        had_recovered=facts.has_recovered,
     )
     acts = plan.outcome in (PlanOutcome.ACT, PlanOutcome.ASK)
     return incident.but(

@@ -13,7 +13,7 @@ from evenkeel.domain.health.intake import LastIncident, rungs_of
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.recovery.leases import Lease
 from evenkeel.domain.recovery.leases import settled as lease_after
-from evenkeel.domain.recovery.settling import PAGED, Ended, Settling, runs_again, settle
+from evenkeel.domain.recovery.settling import PAGED, Ended, Settling, outgrown, runs_again, settle
 from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, Delete, Ledger, Pager, Put, Telemetry, Write
 from evenkeel.services import guard_register, incident_record, rows
@@ -57,8 +57,11 @@ def run(
             return Outcome(outcome=IncidentState.FAILED, reason=incident.outcome)
         rungs = rungs_of(incident, policy.catalogue)
         decided = settle(rungs, request.plan, request.node, request.jobs, _failure(request.failure))
+        more = "" if request.failure or incident.run >= policy.watch.max_runs else outgrown(incident, rungs)
         settled = incident.but(state=decided.state, outcome=decided.reason, block=None).at_stage("settled_at", now)
         try:
+            if more:
+                return _hand_on(incident, version, more, ledger, telemetry, now)
             if runs_again(decided, incident, policy.watch):
                 return _leave_open(incident, version, decided, ledger, telemetry, now)
             with_it = _with_it(settled, request, decided, ledger, policy, now)
@@ -72,6 +75,20 @@ def run(
         raise Conflict(f"incident {request.incident_id} kept changing while it was to be settled")
     _page(incident, ledger, pager, telemetry, now)
     return Outcome(outcome=incident.state, reason=incident.outcome)
+
+
+def _hand_on(
+    incident: Incident, version: int, more: str, ledger: Ledger, telemetry: Telemetry, now: datetime
+) -> Outcome:
+    """Hand the incident to its next run, for what joined it after it was planned. The sweep starts that run."""
+    run_number = incident.run + 1
+    reason = f"{more} Run {run_number} plans anew."
+    told = incident_record.told(incident.incident_id, f"resumed-{run_number}", reason, at=now, writer=WRITER)
+    after = incident.but(state=IncidentState.OPEN, run=run_number, outcome=reason, block=None)
+    ledger.commit(Put(rows.incident_row(after, version)), told)
+    telemetry.count("RecoveriesOutgrown")
+    telemetry.info("RecoveryOutgrown", run=run_number, reason=reason)
+    return Outcome(outcome=IncidentState.STOOD_DOWN, reason=reason)
 
 
 def _leave_open(

@@ -1,8 +1,12 @@
 """The end of an incident."""
 
+from typing import Any
+
 import pytest
 
-from evenkeel.domain.recovery.settling import Ended, settle
+from evenkeel.domain.health.incidents import Incident
+from evenkeel.domain.recovery.settling import Ended, outgrown, settle
+from tests.unit.recovery.facts import LIFE, SLOT, at
 
 
 @pytest.mark.parametrize(
@@ -42,3 +46,64 @@ def test_the_worst_part_decides_and_no_failure_ends_well(
 def test_a_fault_that_only_a_person_can_mend_asks_for_one() -> None:
     assert settle(("page_human",), Ended(outcome="NOTHING"), None, None, "").pages
     assert not settle("node:pressure", Ended(outcome="NOTHING"), None, None, "").pages
+
+
+# ---------------------------------------------------------------- what came since the plan
+
+
+def planned(outcome: str = "NOTHING", **changes: Any) -> Incident:
+    brief = {
+        "run": 1,
+        "outcome": outcome,
+        "repairs_node": False,
+        "settle_seconds": 0,
+        "max_repairs": 3,
+        "decision_id": "dec-1",
+        "reason": "Watched.",
+        "rungs": ("watch", "reboot"),
+        "witnesses": 1,
+        **changes.pop("plan", {}),
+    }
+    return Incident.model_validate(
+        {
+            "incident_id": "inc-1",
+            "life": LIFE,
+            "slot": SLOT,
+            "node_name": "node-1",
+            "pool": "p5",
+            "instance_type": "",
+            "state": "RECOVERING",
+            "severity": "minor",
+            "fault_key": "sxid:11012",
+            "first_signal_at": at(0),
+            "opened_at": at(0),
+            "witnesses": ("hyperpod",),
+            "plan": brief,
+            **changes,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("incident", "rungs", "said"),
+    [
+        (planned(), ("watch", "reboot"), ""),
+        (planned(), ("reboot", "replace"), "What came since it was planned asks for reboot"),
+        (planned("ACT", plan={"rungs": ("restart_job",)}), ("replace",), "asks for replace"),
+        (planned("OBSERVE"), ("reboot",), "asks for reboot"),
+        (planned(witnesses=("hyperpod", "site:prober")), ("watch", "reboot"), "A second, independent witness"),
+        (planned(plan={"had_recovered": True}), ("watch", "reboot"), "It sickened again"),
+        (planned(plan={"had_recovered": True}, recovered_at=at(9)), ("watch", "reboot"), ""),
+        (planned("STAND_DOWN"), ("replace",), ""),
+        (planned("ACT", plan={"repairs_node": True}), ("replace",), ""),
+        (planned(plan={"rungs": ()}), ("replace",), ""),
+        (planned(run=2), ("replace",), ""),
+    ],
+)
+def test_a_plan_without_a_repair_does_not_close_over_what_asks_for_more(
+    incident: Incident, rungs: tuple[str, ...], said: str
+) -> None:
+    found = outgrown(incident, rungs)
+
+    assert said in found
+    assert bool(said) == bool(found)

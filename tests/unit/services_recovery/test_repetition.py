@@ -10,7 +10,8 @@ from evenkeel.domain.health.incidents import Incident, IncidentState
 from evenkeel.domain.health.recurrence import History
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.policy import changed
-from evenkeel.services import rows
+from evenkeel.domain.recovery.settling import Ended
+from evenkeel.services import plan_recovery, rows, settle_incident
 from tests.fakes import CrashPlan
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.fakes.crashes import When
@@ -126,3 +127,51 @@ def test_every_decision_names_the_catalogue_that_it_rests_on() -> None:
     named = {doc["kind"]: doc["catalogueHash"] for doc in decisions}
     assert {"RECOVERY", "REPAIR", "RESUME"} <= set(named)
     assert {named[kind] for kind in ("RECOVERY", "REPAIR", "RESUME")} == {policy.catalogue.hash}
+
+
+# ---------------------------------------------------------------- what comes between the plan and the end
+
+
+def settled(recovery: Recovery, plan: plan_recovery.Outcome) -> settle_incident.Outcome:
+    said = Ended(outcome=plan.outcome, reason=plan.reason)
+    outcome: settle_incident.Outcome = recovery.state("SettleIncident", settle_incident, plan=said)
+    return outcome
+
+
+def test_a_worse_fault_that_joins_after_the_plan_is_not_closed_over() -> None:
+    recovery = Recovery()
+    recovery.sicken(fault_key="sxid:11012")
+    plan = recovery.state("PlanRecovery", plan_recovery)
+    recovery.hear(a_fact(envelope_id="worse"))
+
+    first, again = settled(recovery, plan), settled(recovery, plan)
+
+    assert (plan.outcome, first.outcome, again.outcome) == ("NOTHING", "STOOD_DOWN", "STOOD_DOWN")
+    assert (incident_of(recovery).state, incident_of(recovery).run) == (IncidentState.OPEN, 2)
+    recovery.run = 2
+    recovery.mark(instance_id(1), "NvidiaErrorReboot")
+    assert recovery.recover() == IncidentState.RECOVERED
+    assert [rung for rung, _ in recovery.world.provider.asked] == ["reboot"]
+
+
+def test_the_next_run_is_started_by_the_next_signal_or_the_sweep() -> None:
+    recovery = Recovery()
+    recovery.sicken(fault_key="sxid:11012")
+    plan = recovery.state("PlanRecovery", plan_recovery)
+    recovery.hear(a_fact(envelope_id="worse"))
+    settled(recovery, plan)
+
+    recovery.world.clock.advance(60)
+    recovery.story.sweep()
+
+    names = {name for _, name in recovery.world.workflows.executions}
+    assert f"{recovery.incident_id}-r2" in names
+
+
+def test_what_is_answered_already_is_closed() -> None:
+    recovery = Recovery()
+    recovery.sicken(fault_key="sxid:11012")
+    plan = recovery.state("PlanRecovery", plan_recovery)
+    recovery.hear(a_fact(fault_key="sxid:11012", link="7", envelope_id="same"))
+
+    assert settled(recovery, plan).outcome == IncidentState.OBSERVED

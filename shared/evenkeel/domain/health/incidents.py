@@ -202,6 +202,11 @@ class RecoveryBrief(Value):
     """The fault that it was made for: a worse one makes it obsolete while it waits for approval."""
     boot_id: str = ""
     """The episode that it was made for."""
+    rungs: tuple[str, ...] = ()
+    """What was asked for then, in order. Empty in records of older releases."""
+    witnesses: int = 0
+    had_recovered: bool = False
+    """Whether every fault was gone then."""
 
 
 class Signal(Value):

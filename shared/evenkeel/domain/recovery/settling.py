@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
+from evenkeel.domain.health.faults import Rung
 from evenkeel.domain.health.incidents import Incident, IncidentState
 from evenkeel.domain.policy import WatchPolicy
 from evenkeel.domain.recovery.plan import calls_for_person
@@ -73,6 +74,32 @@ def settle(rungs: Sequence[str], plan: Ended | None, node: Ended | None, jobs: E
     if node.outcome == "STOOD_DOWN":
         return Settling(state=IncidentState.STOOD_DOWN, reason=both)
     return Settling(state=IncidentState.RECOVERED, reason=both)
+
+
+def outgrown(incident: Incident, rungs: Sequence[str]) -> str:
+    """Say what came since the plan that it does not answer, in one sentence; empty where it answers all.
+
+    A repair looks again before each of its steps. A plan without one would close the incident over what joined it
+    meanwhile.
+
+    Args:
+        incident: The incident as it stands.
+        rungs: Of its ladder, in order.
+    """
+    plan = incident.plan
+    if plan is None or plan.run != incident.run or plan.repairs_node or not plan.rungs or plan.outcome in _NOT_OURS:
+        return ""
+    if Rung(rungs[0]).strength > Rung(plan.rungs[0]).strength:
+        return f"What came since it was planned asks for {rungs[0]} ({incident.fault_key})."
+    if plan.outcome == "NOTHING" and len(incident.witnesses) >= _WITNESSES > plan.witnesses:
+        return "A second, independent witness came since it was planned."
+    if plan.had_recovered and incident.recovered_at is None:
+        return "It sickened again since it was found well."
+    return ""
+
+
+_NOT_OURS = ("STAND_DOWN", "LATER")
+_WITNESSES = 2
 
 
 def runs_again(decided: Settling, incident: Incident, policy: WatchPolicy) -> bool:
