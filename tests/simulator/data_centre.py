@@ -1,5 +1,6 @@
 """The machines, the control planes and the training jobs, in virtual time. They misbehave; they are never in doubt."""
 
+import functools
 import random
 from collections.abc import Callable, Container
 from typing import Any
@@ -81,10 +82,11 @@ class SimulatedCluster(FakeCluster):
         return pod.name in self.dying or super()._is_unreachable(cluster, pod)
 
     def ready_node(self, name: str, cluster: str = CLUSTER, **changes: Any) -> None:
-        """A kubelet that is back ends first what was deleted while it was away."""
+        """A kubelet that is back ends first what was deleted while it was away, and that takes its time."""
         for workload in self.running():
-            workload.pods = [pod for pod in workload.pods if not (pod.is_terminating and pod.node_name == name)]
-        self._forget_empty(cluster)
+            names = {pod.name for pod in workload.pods if pod.is_terminating and pod.node_name == name}
+            self.dying |= names
+            self.loop.after(self.chance.uniform(0, 15), functools.partial(self._dead, workload, names))
         super().ready_node(name, cluster, **changes)
 
     def watch(self, cluster: str, on_change: Callable[[str], None], *, until: Callable[[], bool]) -> None:
