@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT, KARPENTER_LABEL, KubernetesNode
-from evenkeel.domain.scheduling.foreign import ForeignPod
 from evenkeel.domain.recovery.validation import CheckResult
+from evenkeel.domain.scheduling.foreign import ForeignPod
 from evenkeel.domain.scheduling.jobs import PodPhase, PodSeen, WorkloadSeen
 from evenkeel.ports import (
     CheckSpec,

@@ -436,7 +436,9 @@ def gives_a_machine_of_karpenters_back(stage: Stage) -> Json:
     spec = {"providerID": f"aws:///us-west-2a/{instance_id}"}
     stage.kubernetes.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": spec})
     registered(stage, Which.REPAIRS)
-    incident = planned(stage, life=life, slot=life.key, node_name=name, boot_id="", fault_key="node:not_ready")
+    incident = planned(
+        stage, life=life, slot=life.key, pool="burst", node_name=name, boot_id="", fault_key="node:not_ready"
+    )
     assert incident.plan
     incident = incident.but(plan=incident.plan.but(owner="KARPENTER"))
     stage.forget(rows.incident_key(incident.incident_id))
@@ -477,7 +479,7 @@ def cordons_what_waited_for_its_cordon(stage: Stage) -> Json:
     return of_incident(planned(stage, REBOOTED, block=block))
 
 
-@probe("check_node", comes_through=lambda seen: bool(seen.answer) and seen.answer["outcome"] in ("DEEP", "BASIC"))
+    """As often as it is asked: while it is examined, a second wish is declined and the machine judged by sight."""
 def has_a_machine_examined(stage: Stage) -> Json:
     """As often as it is asked: while it is being examined, a second wish is declined and the machine judged by sight."""
     return of_incident(planned(stage, EXAMINED, fault_key="train:slow_rank"))
