@@ -220,10 +220,9 @@ def _shared_cause(_act: Act, facts: GuardFacts, policy: GuardrailPolicy) -> _Tri
         needed = max(policy.shared_cause_count, math.ceil(policy.shared_cause_share * cause.machines))
         sick = [at for at in cause.sick_at if facts.now - at < window]
         if len(sick) >= needed:
-            minutes = round(window.total_seconds() / 60, 1)
             reason = (
                 f"{len(sick)} of {max(cause.machines, len(sick))} machines of {cause.kind} {cause.name} sickened within"
-                f" {minutes:g} min, which is one cause and not {len(sick)} repairs: somebody should look."
+                f" {_span(window)}, which is one cause and not {len(sick)} repairs: somebody should look."
             )
             return _Trip(reason, sick[-needed] + window, cause.key)
     return None
@@ -235,7 +234,7 @@ def _stale_evidence(_act: Act, facts: GuardFacts, policy: GuardrailPolicy) -> _T
     age = facts.now - facts.evidence_at
     if age < timedelta(seconds=policy.stale_after_seconds):
         return None
-    return _Trip(f"It looks well, and its evidence is {_ago(age)} old: it is validated again, not repaired.")
+    return _Trip(f"It looks well, and its evidence is {_span(age)} old: it is validated again, not repaired.")
 
 
 def _fleet_repairs(_act: Act, facts: GuardFacts, policy: GuardrailPolicy) -> _Trip | None:
@@ -402,6 +401,8 @@ def _clock(at: datetime) -> str:
     return at.strftime("%H:%M:%S UTC")
 
 
-def _ago(age: timedelta) -> str:
-    minutes = round(age.total_seconds() / 60)
-    return f"{minutes} min" if minutes < 120 else f"{round(minutes / 60)} h"
+def _span(length: timedelta) -> str:
+    seconds = round(length.total_seconds())
+    if seconds < 120:
+        return f"{seconds} s"
+    return f"{round(seconds / 60)} min" if seconds < 7200 else f"{round(seconds / 3600)} h"
