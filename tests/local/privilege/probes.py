@@ -479,9 +479,9 @@ def cordons_what_waited_for_its_cordon(stage: Stage) -> Json:
     return of_incident(planned(stage, REBOOTED, block=block))
 
 
-    """As often as it is asked: while it is examined, a second wish is declined and the machine judged by sight."""
+@probe("check_node", comes_through=lambda seen: bool(seen.answer) and seen.answer["outcome"] in ("DEEP", "BASIC"))
 def has_a_machine_examined(stage: Stage) -> Json:
-    """As often as it is asked: while it is being examined, a second wish is declined and the machine judged by sight."""
+    """As often as it is asked: while it is examined, a second wish is declined and the machine judged by sight."""
     return of_incident(planned(stage, EXAMINED, fault_key="train:slow_rank"))
 
 
