@@ -99,7 +99,7 @@ class Recovery:
         world.workflows.executions.clear()
         world.passes.reasons.clear()
         self.ledger = crashing(world.ledger, self.plan, "commit")
-        self.cluster = crashing(world.cluster, self.plan, "cordon", "release", "stop", "start_check")
+        self.cluster = crashing(world.cluster, self.plan, "cordon", "release", "stop", "evict", "start_check")
         self.provider = crashing(world.provider, self.plan, "reboot", "replace", "check_health")
         self.workflows = crashing(world.workflows, self.plan, "start")
         self.tokens = crashing(world.tokens, self.plan, "succeed")

@@ -11,6 +11,7 @@ from evenkeel.domain.scheduling.foreign import Comeback, ForeignPod
 from evenkeel.domain.scheduling.jobs import JobState, OnNodeFault
 from evenkeel.ports import Table
 from evenkeel.services import cordon_node, explain, plan_recovery, plan_resume, protect_jobs, repair_node, rows
+from tests.fakes import CrashPlan
 from tests.fakes.cluster import instance_id
 from tests.unit.services_recovery.recovery import QUICK, Recovery
 
@@ -215,3 +216,14 @@ def test_a_pod_is_evicted_once_however_often_the_node_is_protected() -> None:
     recovery.state("ProtectJobs", protect_jobs)
 
     assert evicted(recovery) == ["allowed"]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_crash_at_an_eviction_and_a_retry_evict_it_once(when: str) -> None:
+    pods = [a_pod("allowed", may_move=True), a_pod("silent")]
+    effects = drained(with_job=False, pods=pods).plan.effects
+    plan = CrashPlan(at=effects.index("evict") + 1, when=when)
+
+    recovery = drained(with_job=False, pods=pods, plan=plan)
+
+    assert (recovery.crashes, evicted(recovery)) == (1, ["allowed"])
