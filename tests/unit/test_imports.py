@@ -83,7 +83,7 @@ ROOMS = (
         "cli offline",
         ("cli/evenkeel_cli/offline", "cli/evenkeel_cli/offline.py"),
         ("evenkeel_cli", "evenkeel.domain"),
-        frozenset({"rich", "typer"}),
+        frozenset({"rich", "typer", "yaml"}),
     ),
     Room("trainer", ("examples/trainer/evenkeel_trainer",), ("evenkeel_trainer", "evenkeel.training")),
 )

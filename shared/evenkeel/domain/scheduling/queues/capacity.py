@@ -16,7 +16,6 @@ from evenkeel.domain.scheduling.queues.objects import (
     UNLIMITED,
     Amounts,
     Cohort,
-    ConfigurationError,
     Key,
     Queue,
     Quota,
@@ -46,6 +45,7 @@ class Node:
         "_potential",
         "children",
         "height",
+        "is_active",
         "is_queue",
         "kept",
         "name",
@@ -60,13 +60,14 @@ class Node:
     def __init__(self, name: str, quotas: dict[Key, Quota], weight: float, *, is_queue: bool) -> None:
         self.name = name
         self.is_queue = is_queue
+        self.is_active = True
         self.quotas = quotas
         self.weight = weight
         self.parent: Node | None = None
         self.path: tuple[Node, ...] = ()
         """Its ancestors, from the parent to the root."""
         self.children: list[Node] = []
-        """By name, cohorts before queues."""
+        """Those that take part, by name, cohorts before queues."""
         self.height = 0
         """0 for a queue and for an empty cohort; the longest way down to a queue."""
         self.sub: Amounts = {}
@@ -197,11 +198,7 @@ class Tree:
     """All queues and cohorts, as one or more trees."""
 
     def __init__(self, queues: Iterable[Queue], cohorts: Iterable[Cohort]) -> None:
-        """Build the trees, unused.
-
-        Raises:
-            ConfigurationError: a name twice, or a lending limit beyond what is held.
-        """
+        """Build the trees, unused."""
         self.queues = {each.name: _node(each, is_queue=True) for each in sorted(queues, key=lambda each: each.name)}
         declared = {each.name: each for each in cohorts}
         parents = {name: each.parent for name, each in declared.items()}
@@ -247,10 +244,9 @@ def queues_below(node: Node) -> Iterator[Node]:
 
 def _node(declared: Queue | Cohort, *, is_queue: bool) -> Node:
     quotas = quotas_of(declared.groups)
-    for (flavor, resource), quota in quotas.items():
-        if is_queue and quota.lend is not None and quota.lend > quota.nominal:
-            raise ConfigurationError(f"{declared.name}: lends {quota.lend} of {flavor}/{resource}, has {quota.nominal}")
-    return Node(declared.name, quotas, declared.fair_weight, is_queue=is_queue)
+    node = Node(declared.name, quotas, declared.fair_weight, is_queue=is_queue)
+    node.is_active = not isinstance(declared, Queue) or declared.is_active
+    return node
 
 
 def _on_cycles(parents: Mapping[str, str]) -> frozenset[str]:
@@ -274,12 +270,13 @@ def _accumulate(node: Node) -> None:
     node.path = (node.parent, *node.parent.path) if node.parent else ()
     node.children.sort(key=lambda child: (child.is_queue, child.name))
     node.sub = {key: quota.nominal for key, quota in node.quotas.items()}
-    node.height = 1 if node.children else 0
     for child in node.children:
         _accumulate(child)
-        node.height = max(node.height, 0 if child.is_queue else child.height + 1)
         for key, held in child.sub.items():
             node.sub[key] = plus(node.sub.get(key, 0), minus(held, child.kept.get(key, 0)))
     for key, quota in node.quotas.items():
         if quota.lend is not None:
             node.kept[key] = max(0, minus(node.sub[key], quota.lend))
+    # What an inactive queue holds and uses counts; it takes part in nothing else.
+    node.children = [child for child in node.children if child.is_active]
+    node.height = max((1 if child.is_queue else child.height + 1 for child in node.children), default=0)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from evenkeel.domain.scheduling.queues import fair_sharing
-from evenkeel.domain.scheduling.queues.capacity import Node, Tree, minus, plus, queues_below
+from evenkeel.domain.scheduling.queues.capacity import Node, Tree, minus, plus
 from evenkeel.domain.scheduling.queues.flavors import (
     Assignment,
     FlavorAssigner,
@@ -45,6 +45,8 @@ class Result(StrEnum):
     NO_FIT = "NoFit"
     NO_CANDIDATES = "NoCandidates"
     """Others would have to go, and nobody may be made to."""
+    INADMISSIBLE = "Inadmissible"
+    """Its queue takes it not at all."""
     SKIPPED = "Skipped"
     """Somebody before it in this cycle took the room, or the victims."""
 
@@ -89,16 +91,12 @@ class Scheduler:
         flavors: Iterable[Flavor] = (),
         rules: Rules | None = None,
     ) -> None:
-        """Begin with nobody waiting and nobody admitted.
-
-        Raises:
-            ConfigurationError: the configuration cannot be.
-        """
+        """Begin with nobody waiting and nobody admitted."""
         self.rules = rules or Rules()
-        self._cohorts = tuple(cohorts)
+        self.cohorts = tuple(cohorts)
         self._flavors = {flavor.name: flavor for flavor in flavors}
         declared = tuple(queues)
-        self.snapshot = Snapshot(Tree(declared, self._cohorts), declared, self._flavors, self.rules)
+        self.snapshot = Snapshot(Tree(declared, self.cohorts), declared, self._flavors, self.rules)
         self.pending = {queue.name: PendingQueue(queue.strategy) for queue in declared}
         self.cycles = 0
 
@@ -114,6 +112,8 @@ class Scheduler:
 
     def restore(self, admitted: Admitted) -> None:
         """Take over a workload that holds quota already."""
+        if self.snapshot.team_of(admitted.workload).queue.stop is StopPolicy.HOLD_AND_DRAIN:
+            admitted.is_evicted = True
         self.snapshot.admit(admitted)
 
     def holder(self, workload_id: str) -> Admitted | None:
@@ -169,26 +169,28 @@ class Scheduler:
 
     def wake(self, node: Node) -> None:
         """Let everything that is parked in a tree be tried again."""
-        for queue in queues_below(node.root):
-            self.pending[queue.name].wake()
+        for name, queue in self.snapshot.tree.queues.items():
+            if queue.root is node.root:
+                self.pending[name].wake()
 
     def reconfigure(
         self, queues: Iterable[Queue], cohorts: Iterable[Cohort] = (), flavors: Iterable[Flavor] = ()
     ) -> None:
         """Change quota, cohorts, flavors, weights or stop policies; who waits and who runs stays."""
-        before = self.snapshot.teams
+        before, trees = self.snapshot.teams, _declared_by_queue(self.snapshot, self.cohorts)
         declared = tuple(queues)
-        self._cohorts, self._flavors = tuple(cohorts), {flavor.name: flavor for flavor in flavors}
-        self.snapshot = Snapshot(Tree(declared, self._cohorts), declared, self._flavors, self.rules)
+        self.cohorts, self._flavors = tuple(cohorts), {flavor.name: flavor for flavor in flavors}
+        self.snapshot = Snapshot(Tree(declared, self.cohorts), declared, self._flavors, self.rules)
+        changed = _declared_by_queue(self.snapshot, self.cohorts)
         pending, self.pending = self.pending, {}
         for queue in declared:
-            kept = pending.get(queue.name) or PendingQueue(queue.strategy)
+            kept = self.pending[queue.name] = pending.get(queue.name) or PendingQueue(queue.strategy)
             kept.strategy = queue.strategy
-            kept.wake()
-            self.pending[queue.name] = kept
-            team = self.snapshot.teams[queue.name]
-            known = before.get(queue.name)
-            team.generation = known.generation + 1 if known else 0
+            team, known = self.snapshot.teams[queue.name], before.get(queue.name)
+            team.generation = known.generation if known else 0
+            if trees.get(queue.name) != changed[queue.name]:
+                kept.wake()
+                team.generation += 1
             for admitted in known.admitted.values() if known else ():
                 self.snapshot.admit(admitted)
                 if queue.stop is StopPolicy.HOLD_AND_DRAIN:
@@ -214,13 +216,16 @@ class Scheduler:
     def _nominate(self, now: float) -> Iterator[_Entry]:
         for name in sorted(self.pending):
             team = self.snapshot.teams[name]
-            if team.queue.stop is not StopPolicy.NONE or self.snapshot.tree.is_cyclic(name):
+            if not team.queue.is_active or self.snapshot.tree.is_cyclic(name):
                 continue
             waiting = self.pending[name].pop(now)
             if waiting is not None:
                 progress = waiting.progress
                 if progress is not None and progress.is_outdated(waiting.workload, team, self.cycles):
                     progress = None
+                if waiting.workload.barred:
+                    yield _Entry(waiting, Assignment(waiting.workload.counts, verdict=Verdict.NO_FIT), [], None)
+                    continue
                 assignment, victims = self._weigh(waiting.workload, progress)
                 yield _Entry(waiting, assignment, victims, assignment.progress)
 
@@ -237,7 +242,7 @@ class Scheduler:
         found = self._admissible(full, workload)
         if found is not None:
             return full, found
-        if workload.may_shrink and replaced is None:
+        if workload.may_shrink and replaced is None and self.rules.partial_admission:
             smaller = self._search_smaller(assigner, workload)
             if smaller is not None:
                 return smaller
@@ -314,6 +319,8 @@ class Scheduler:
             node.add_all(amounts)
             blocked.append((node, amounts))
 
+        if entry.workload.barred:
+            return self._decided(entry, Result.INADMISSIBLE, entry.workload.barred)
         if assignment.verdict is Verdict.NO_FIT:
             reason = _told_pending(assignment)
             return self._decided(entry, Result.NO_FIT, reason, pending=assignment.pending)
@@ -407,7 +414,8 @@ class Scheduler:
             return decision
         for victim in decision.victims:
             self.evict(victim.workload_id)
-        at_once = team.queue.strategy is QueueingStrategy.STRICT or decision.result in (
+        is_strict = team.queue.strategy is QueueingStrategy.STRICT
+        at_once = (is_strict and decision.result is not Result.INADMISSIBLE) or decision.result in (
             Result.PREEMPTING,
             Result.DEFERRED,
             Result.SKIPPED,
@@ -415,10 +423,22 @@ class Scheduler:
         parked = queue.requeue(
             Waiting(workload, entry.progress),
             at_once=at_once,
-            parks_shape=decision.result in (Result.NO_FIT, Result.NO_CANDIDATES),
+            parks_shape=decision.result in (Result.NO_FIT, Result.NO_CANDIDATES, Result.INADMISSIBLE),
             is_preempting=decision.result in (Result.PREEMPTING, Result.DEFERRED),
         )
         return replace(decision, parked=parked)
+
+
+def _declared_by_queue(snapshot: Snapshot, cohorts: Iterable[Cohort]) -> dict[str, frozenset[str]]:
+    """Return all that is declared of each queue's tree: where it stays the same, so do its answers."""
+    by_root: dict[int, set[str]] = {}
+    for cohort in cohorts:
+        by_root.setdefault(id(snapshot.tree.cohorts[cohort.name].root), set()).add(repr(cohort))
+    for team in snapshot.teams.values():
+        tree = by_root.setdefault(id(team.node.root), set())
+        tree.add(repr(team.queue))
+        tree.update(repr(snapshot.flavors.get(each.flavor)) for group in team.queue.groups for each in group.flavors)
+    return {name: frozenset(by_root[id(team.node.root)]) for name, team in snapshot.teams.items()}
 
 
 def _classical_order(entry: _Entry) -> tuple[bool, int, int, float, str]:
@@ -428,7 +448,7 @@ def _classical_order(entry: _Entry) -> tuple[bool, int, int, float, str]:
         entry.assignment.level,
         -workload.priority,
         workload.queued_at,
-        workload.workload_id,
+        workload.tie,
     )
 
 

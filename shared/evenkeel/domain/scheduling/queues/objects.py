@@ -18,10 +18,6 @@ PODS = "pods"
 """A queue that covers this resource counts pods with it."""
 
 
-class ConfigurationError(ValueError):
-    """The configuration cannot be: names the object and the field."""
-
-
 class QueueingStrategy(StrEnum):
     """What a head that cannot be admitted does to those behind it."""
 
@@ -134,6 +130,13 @@ class Queue:
     fungibility: Fungibility = Fungibility()
     strategy: QueueingStrategy = QueueingStrategy.BEST_EFFORT
     stop: StopPolicy = StopPolicy.NONE
+    inactive: str = ""
+    """Why it admits nobody though nobody stopped it: a flavor that does not exist."""
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it takes part: it admits, and what it runs may have to go for others."""
+        return self.stop is StopPolicy.NONE and not self.inactive
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +258,10 @@ class Workload:
     """The admitted workload of which this is the larger slice."""
     has_reservation: bool = False
     """Whether it holds its quota already and is only looked at once more."""
+    uid: str = ""
+    """What ties are broken by; its id where it has none."""
+    barred: str = ""
+    """Why its queue takes it not at all: its namespace does not match."""
 
     @property
     def queued_at(self) -> float:
@@ -262,9 +269,14 @@ class Workload:
         return self.created_at if self.requeued_at is None else self.requeued_at
 
     @property
-    def order(self) -> tuple[int, float, str]:
+    def tie(self) -> str:
+        """The last tie-break but one."""
+        return self.uid or self.workload_id
+
+    @cached_property
+    def order(self) -> tuple[int, float, str, str]:
         """Sorts a queue: higher priority, then earlier, then by id."""
-        return (-self.priority, self.queued_at, self.workload_id)
+        return (-self.priority, self.queued_at, self.tie, self.workload_id)
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -292,7 +304,7 @@ class Workload:
             )
             for pod_set in self.pod_sets
         ]
-        text = json.dumps([self.priority, pods, self.replaces], separators=(",", ":"))
+        text = json.dumps([self.priority, pods, self.replaces, self.barred], separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -308,10 +320,12 @@ class Admitted:
     """When it got its quota; None counts as now."""
     is_evicted: bool = False
     """It is to stop, and holds its quota until it has."""
-    use: Amounts = field(init=False)
+    use: Amounts = field(default_factory=dict)
+    """As it was recorded when it was admitted; worked out from flavors and counts where nothing was."""
 
     def __post_init__(self) -> None:
-        self.use = {}
+        if self.use:
+            return
         for pod_set, flavors, count in zip(self.workload.pod_sets, self.flavors, self.counts, strict=True):
             for resource, flavor in flavors.items():
                 amount = count if resource == PODS else pod_set.requests.get(resource, 0) * count

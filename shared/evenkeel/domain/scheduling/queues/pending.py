@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from evenkeel.domain.scheduling.queues.flavors import Progress
 from evenkeel.domain.scheduling.queues.objects import QueueingStrategy, Workload
 
-_Order = tuple[int, float, str]
+_Order = tuple[int, float, str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,21 @@ class PendingQueue:
         everybody = (*self._waiting.values(), *self._held.values())
         return sorted(everybody, key=lambda each: (each.workload.workload_id != self.sticky, each.workload.order))
 
+    def by_state(self) -> tuple[list[str], list[str], list[str]]:
+        """Return who is tried next, who is parked, and who is backed off; each in queue order."""
+        active: list[str] = []
+        parked: list[str] = []
+        held: list[str] = []
+        for waiting in self.all():
+            name = waiting.workload.workload_id
+            into = held if name in self._held else parked if waiting.workload.shape in self._parked else active
+            into.append(name)
+        return active, parked, held
+
+    def get(self, workload_id: str) -> Waiting | None:
+        """Return who waits under this id."""
+        return self._waiting.get(workload_id) or self._held.get(workload_id)
+
     def push(self, waiting: Waiting, *, not_before: float | None = None) -> None:
         """Let a workload wait; one whose shape is parked is parked with it. Known ids are replaced."""
         workload = waiting.workload
@@ -97,7 +112,7 @@ class PendingQueue:
                 continue
             heapq.heappop(self._heads)
             heapq.heappop(line)
-            found = self._waiting.pop(order[2])
+            found = self._waiting.pop(order[3])
             if self._clean(shape):
                 heapq.heappush(self._heads, (line[0], shape))
             return found
@@ -121,7 +136,8 @@ class PendingQueue:
         sticky = self.sticky
         was_woken = self._woken_at >= self._pops
         has_more = waiting.progress is not None and waiting.progress.has_more
-        parks = is_best_effort and parks_shape and not (at_once or was_woken or has_more)
+        may_park = is_best_effort or bool(workload.barred)  # what its queue never takes blocks nobody
+        parks = may_park and parks_shape and not (at_once or was_woken or has_more)
         if parks:
             self._parked.add(workload.shape)
         self.push(waiting)
@@ -142,7 +158,7 @@ class PendingQueue:
         """Return a line with somebody who waits at its head."""
         line = self._lines.get(shape, [])
         while line:
-            found = self._waiting.get(line[0][2])
+            found = self._waiting.get(line[0][3])
             if found is not None and found.workload.order == line[0] and found.workload.shape == shape:
                 break
             heapq.heappop(line)

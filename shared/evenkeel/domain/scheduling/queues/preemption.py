@@ -72,7 +72,7 @@ def order_key(candidate: Admitted, queue: str, now: float) -> tuple[bool, bool, 
         workload.queue == queue,
         workload.priority,
         -reserved_at,
-        workload.workload_id,
+        workload.tie,
     )
 
 

@@ -23,6 +23,7 @@ class Rules(NamedTuple):
     fair_sharing: bool = False
     fair_strategies: tuple[str, ...] = ("LessThanOrEqualToFinalShare", "LessThanInitialShare")
     """In this order; the second only as `LessThanInitialShare`."""
+    partial_admission: bool = True
 
 
 @dataclass(slots=True)

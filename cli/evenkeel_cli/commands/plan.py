@@ -1,0 +1,54 @@
+"""`evenkeel plan`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from evenkeel_cli.commands import asking
+from evenkeel_cli.commands.answering import answer
+from evenkeel_cli.render import Output, note
+
+app = asking.single("plan")
+
+
+@app.command("plan")
+def plan(
+    quota: Annotated[
+        list[Path],
+        typer.Option("--quota", "-q", metavar="FILE", help="Queues: Kueue YAML, HyperPod JSON or the short form."),
+    ],
+    jobs: Annotated[
+        list[Path] | None,
+        typer.Option("--jobs", "-j", metavar="FILE", help="Jobs: Kueue Workloads or the short form."),
+    ] = None,
+    events: Annotated[
+        Path | None, typer.Option("--events", "-e", metavar="FILE", help="What happens, in order of time.")
+    ] = None,
+    profile: Annotated[
+        str, typer.Option(metavar="NAME", help="Whose rules: kueue, hyperpod or evenkeel.")
+    ] = "evenkeel",
+    config: Annotated[Path | None, typer.Option(metavar="FILE", help="Kueue's own configuration.")] = None,
+    cycles: Annotated[
+        int | None, typer.Option(min=1, help="At most so many between two instants; else until nothing changes.")
+    ] = None,
+    evictions: Annotated[
+        str, typer.Option(metavar="HOW", help="`held` until an event podsGone, or `released` before the next cycle.")
+    ] = "held",
+    why: Annotated[str, typer.Option(metavar="JOB", help="Explain one job instead.")] = "",
+    output: asking.OutputOption = Output.TABLE,
+) -> None:
+    """Run the scheduler on files: who is admitted where, who has to go, and why. Needs no fleet and no AWS."""
+    from evenkeel_cli.offline import plan as offline
+    from evenkeel_cli.offline import quota_files
+
+    declared = quota_files.declared(offline.profile_of(profile), quota, config)
+    replay = offline.run(declared, jobs or [], events, cycles=cycles, releases_at_once=offline.releases(evictions))
+    for warning in declared.told.warnings:
+        note(f"warning: {warning}")
+    if why:
+        reasons = offline.explain(replay, why)
+        answer(reasons.model_dump(mode="json", by_alias=True), output, lambda out: offline.draw_why(out, reasons))
+        return
+    found = replay.answer()
+    answer(found.model_dump(mode="json", by_alias=True), output, lambda out: offline.draw(out, found))

@@ -1,0 +1,186 @@
+"""The scheduler on files: what it would decide, cycle by cycle, and why."""
+
+from pathlib import Path
+from typing import Any
+
+from evenkeel.domain.scheduling.queues.documents import DocumentError
+from evenkeel.domain.scheduling.queues.replay import Events, Replay
+from evenkeel.domain.scheduling.queues.report import (
+    Considered,
+    CycleAnswer,
+    DecisionAnswer,
+    NodeAnswer,
+    Plan,
+    decision_of,
+)
+from evenkeel.domain.scheduling.queues.setup import Declared, Profile
+from evenkeel.domain.scheduling.queues.why import Why, why
+from evenkeel_cli.errors import CommandFailed, Exit
+from evenkeel_cli.offline import quota_files
+from evenkeel_cli.render import Column, Page
+
+Json = dict[str, Any]
+
+
+def run(
+    declared: Declared, jobs: list[Path], events: Path | None, *, cycles: int | None, releases_at_once: bool
+) -> Replay:
+    """Take the jobs in, let the events happen, and run the cycles.
+
+    Raises:
+        CommandFailed: a file cannot be used; names the file, the object and the field.
+    """
+    replay = Replay(declared, cycles, releases_at_once)
+    try:
+        for file in jobs:
+            for position, each in enumerate(quota_files.load(file)):
+                for found in _jobs_of(each):
+                    replay.submit(found, f"{file}: document {position + 1}")
+        replay.run(_events(declared, events), str(events or "events"))
+    except DocumentError as error:
+        raise quota_files.refused(error) from error
+    return replay
+
+
+def _jobs_of(found: Any) -> list[Any]:
+    if isinstance(found, dict) and "jobs" in found:
+        return list(found["jobs"] or ())
+    if isinstance(found, dict) and str(found.get("kind", "")).endswith("List"):
+        return list(found.get("items") or ())
+    return [found]
+
+
+def _events(declared: Declared, file: Path | None) -> Events:
+    if file is None:
+        return Events()
+    found: list[Any] = []
+    for each in quota_files.load(file):
+        found += each["events"] if isinstance(each, dict) and "events" in each else [each]
+    return declared.told.read(Events, {"events": found}, str(file))
+
+
+def draw(out: Page, plan: Plan) -> None:
+    """Draw a plan for a person."""
+    for cycle in plan.cycles:
+        _draw_cycle(out, cycle)
+    rows = [_row(each) for each in (*plan.end.queues, *plan.end.cohorts) if each.quotas]
+    out.table(
+        [Column("QUEUE OR COHORT"), Column("IN"), Column("USED OF QUOTA", gives_way=True), Column("SHARE", True)],
+        [row for rows_ in rows for row in rows_],
+    )
+    waiting = [
+        (job, state) for queue in plan.end.queues for state in ("active", "parked") for job in getattr(queue, state)
+    ]
+    if waiting or plan.end.unqueued:
+        out.line()
+        rows_ = [[job, state] for job, state in waiting] + [[each.job, each.reason] for each in plan.end.unqueued]
+        out.table([Column("NOT ADMITTED"), Column("STATE", gives_way=True)], rows_)
+
+
+def _draw_cycle(out: Page, cycle: CycleAnswer) -> None:
+    out.line(out.bold(f"cycle {cycle.number}") + out.dim(f"  at {cycle.at:g}"))
+    out.table(
+        [Column("JOB"), Column("QUEUE"), Column("RESULT"), Column("FLAVORS"), Column("LEVEL", True), Column("BECAUSE")],
+        [
+            [each.job, each.queue, each.result, _flavors(each), str(each.level), _because(each)]
+            for each in cycle.decisions
+        ],
+        indent="  ",
+        is_whole=True,
+    )
+    out.line()
+
+
+def _flavors(each: DecisionAnswer) -> str:
+    return (
+        " ".join(
+            f"{pods.name}×{pods.count}:{','.join(sorted({chosen.flavor for chosen in pods.flavors.values()}))}"
+            for pods in each.pod_sets
+            if pods.flavors
+        )
+        or "–"
+    )
+
+
+def _because(each: DecisionAnswer) -> str:
+    victims = ", ".join(f"{victim.job} ({victim.reason})" for victim in each.victims)
+    return f"evicts {victims}" if victims else each.pending or each.reason
+
+
+def _row(node: NodeAnswer) -> list[list[str]]:
+    share = "∞" if node.share.value is None else str(node.share.value)
+    used = "  ".join(f"{each.flavor}/{each.resource} {each.used} of {each.subtree}" for each in node.quotas)
+    return [[node.name, node.parent or "–", used, share]]
+
+
+def profile_of(name: str) -> Profile:
+    """Return the profile of this name.
+
+    Raises:
+        CommandFailed: there is none.
+    """
+    try:
+        return Profile(name)
+    except ValueError as error:
+        known = ", ".join(Profile)
+        raise CommandFailed(Exit.USAGE, f"There is no profile {name!r}; there are {known}.", code="USAGE") from error
+
+
+def releases(how: str) -> bool:
+    """Return whether evicted jobs have stopped before the next cycle.
+
+    Raises:
+        CommandFailed: it is neither word.
+    """
+    if how not in ("held", "released"):
+        raise CommandFailed(Exit.USAGE, f"--evictions is held or released, not {how!r}.", code="USAGE")
+    return how == "released"
+
+
+def explain(replay: Replay, job: str) -> Why:
+    """Explain a job that waits, or, once it is in, the decision that let it in.
+
+    Raises:
+        CommandFailed: there is no such job, or no decision about it.
+    """
+    if job in replay.unqueued:
+        raise CommandFailed(Exit.NOT_FOUND, f"{job} is in no queue: {replay.unqueued[job]}.", code="NOT_QUEUED")
+    scheduler = replay.scheduler
+    waiting = next((found for each in scheduler.pending.values() if (found := each.get(job))), None)
+    if waiting is not None:
+        return why(scheduler, waiting.workload)
+    last = next((each for each in reversed(replay.decisions) if each.workload.workload_id == job), None)
+    if last is None:
+        raise CommandFailed(Exit.NOT_FOUND, f"Nothing was decided about {job}.", code="NOT_FOUND")
+    return Why(
+        job=job,
+        queue=last.workload.queue,
+        sentence=last.reason,
+        position=None,
+        before=(),
+        decision=decision_of(last, frozenset(), ""),
+        changes=(),
+    )
+
+
+def draw_why(out: Page, found: Why) -> None:
+    """Draw why for a person."""
+    out.line(f"{out.bold(found.job)} in {found.queue}: {found.sentence}")
+    rows = [
+        [each.pod_set, each.flavor, each.mode, _compared(each) or each.why or each.pending]
+        for each in found.decision.considered
+    ]
+    if rows:
+        out.line()
+        out.table([Column("POD SET"), Column("FLAVOR"), Column("MODE"), Column("WEIGHED", gives_way=True)], rows)
+    if found.changes:
+        out.line()
+        out.line("Each of these alone would get it in:")
+        out.pairs([(each.kind, each.said) for each in found.changes], indent="  ")
+
+
+def _compared(each: Considered) -> str:
+    return "; ".join(
+        f"{key.resource} wants {key.wanted}, {key.available} available, {key.potential} at most"
+        for key in each.compared
+    )

@@ -1,0 +1,62 @@
+"""Quota, job and event files, read as YAML or JSON."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from evenkeel.domain.scheduling.queues.documents import DocumentError
+from evenkeel.domain.scheduling.queues.setup import RULES, Declared, Profile, documents
+from evenkeel_cli.errors import CommandFailed, Exit
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as Kubernetes reads it: instants stay text."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def load(file: Path) -> list[Any]:
+    """Return a file's documents; `-` is standard input.
+
+    Raises:
+        CommandFailed: it cannot be read, or is neither YAML nor JSON.
+    """
+    try:
+        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+        return documents(yaml.load_all(text, Loader=_Loader))
+    except OSError as error:
+        raise CommandFailed(Exit.USAGE, f"{file}: {error.strerror}", code="USAGE") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        said = " ".join(str(error).split())
+        raise CommandFailed(Exit.USAGE, f"{file} is neither YAML nor JSON: {said}", code="NOT_YAML") from error
+
+
+def declared(profile: Profile, quota: list[Path], config: Path | None = None) -> Declared:
+    """Read all quota files together.
+
+    Raises:
+        CommandFailed: one cannot be used; names the file, the object and the field.
+    """
+    found = Declared(profile, RULES[profile])
+    try:
+        for each in load(config) if config else ():
+            found.configure(each, str(config))
+        for file in quota:
+            for each in load(file):
+                found.add(each, str(file))
+    except DocumentError as error:
+        raise refused(error) from error
+    if not found.queues:
+        raise CommandFailed(Exit.USAGE, "No file declares a queue.", code="NO_QUEUE", hint="evenkeel plan --help")
+    return found
+
+
+def refused(error: DocumentError) -> CommandFailed:
+    """Return how a command ends over a document that cannot be used."""
+    return CommandFailed(Exit.USAGE, str(error), code="DOCUMENT_REFUSED")

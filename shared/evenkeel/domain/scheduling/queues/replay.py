@@ -1,0 +1,393 @@
+"""Events in order of time, and the cycles between them: what would have happened, without a cluster."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Field
+
+from evenkeel.domain.scheduling.queues.cycle import Decision, Result, Scheduler
+from evenkeel.domain.scheduling.queues.documents import Document, DocumentError, Json, When, seconds
+from evenkeel.domain.scheduling.queues.objects import PodSet, StopPolicy, Workload
+from evenkeel.domain.scheduling.queues.report import CycleAnswer, DecisionAnswer, Plan, decision_of, state_of
+from evenkeel.domain.scheduling.queues.setup import Declared
+
+_MOST_CYCLES = 10_000
+"""Cycles without an event between them, after which something is wrong with the engine."""
+
+
+class _Event(Document):
+    at: When = Field(0, description="When it happens. Events of one instant happen together, in their order.")
+
+
+class Submit(_Event):
+    """A job, or several, begin to wait."""
+
+    type: Literal["submit"]
+    job: Json | None = Field(None, description="The short form, or a Kueue Workload.")
+    jobs: tuple[Json, ...] = ()
+
+
+class Finish(_Event):
+    """A job has ended; its quota is free."""
+
+    type: Literal["finish"]
+    job: str
+
+
+class Delete(_Event):
+    """A job is gone, whether it waited or ran."""
+
+    type: Literal["delete"]
+    job: str
+
+
+class Evict(_Event):
+    """A running job is told to stop, for another reason than quota. It holds its quota until `podsGone`."""
+
+    type: Literal["evict"]
+    job: str
+
+
+class PodsGone(_Event):
+    """A job that was told to stop has stopped: it gives its quota up and waits again."""
+
+    type: Literal["podsGone", "evictionDone"]
+    job: str
+    reason: Literal["Preempted", "PodsReadyTimeout", "AdmissionCheck", "Deactivated"] = Field(
+        "Preempted",
+        description="PodsReadyTimeout and AdmissionCheck cost it its place; Deactivated: it does not wait again.",
+    )
+    requeue_after_seconds: float | None = Field(None, description="It is not tried before that.")
+
+
+class NotReady(_Event):
+    """A job's pods missed their ready timeout: it stops, loses its place and is backed off, longer each time."""
+
+    type: Literal["notReady"]
+    job: str
+
+
+class Shrink(_Event):
+    """A job, running or waiting, gets by with smaller counts. Running, its quota falls at once."""
+
+    type: Literal["shrink"]
+    job: str
+    counts: tuple[int, ...] = Field(description="By pod set.")
+
+
+class Resize(_Event):
+    """A job asks for other counts: waiting, in place; running and smaller, at once; else as a new, larger slice."""
+
+    type: Literal["resize"]
+    job: str
+    counts: tuple[int, ...]
+    slice: str = Field("", description="Name of the larger slice; without it, the job's name and `-2`, `-3`, …")
+
+
+class Priority(_Event):
+    """A waiting or running job's priority changes."""
+
+    type: Literal["priority"]
+    job: str
+    priority: int
+
+
+class QuotaChange(_Event):
+    """Quota documents: those of a known name take its place."""
+
+    type: Literal["quota"]
+    documents: tuple[Json, ...] = ()
+    remove: tuple[str, ...] = Field((), description="Names of queues or cohorts that are no more.")
+
+
+class Stop(_Event):
+    """A queue is stopped, or goes on."""
+
+    type: Literal["stopPolicy"]
+    queue: str
+    policy: StopPolicy
+
+
+class Cycle(_Event):
+    """So many cycles, here and nowhere else: with one such event, no cycle runs of itself."""
+
+    type: Literal["cycle"]
+    count: int = Field(1, ge=1)
+
+
+Event: TypeAlias = Annotated[
+    Submit | Finish | Delete | Evict | PodsGone | NotReady | Shrink | Resize | Priority | QuotaChange | Stop | Cycle,
+    Field(discriminator="type"),
+]
+
+
+class Events(Document):
+    """Everything that happens, in order of time."""
+
+    events: tuple[Event, ...] = ()
+
+
+@dataclass(slots=True)
+class Replay:
+    """A plan under way."""
+
+    declared: Declared
+    most_cycles: int | None = None
+    """Between two instants; None runs until nothing changes."""
+    releases_at_once: bool = False
+    """Whether who is evicted has stopped before the next cycle, and waits again."""
+    scheduler: Scheduler = field(init=False)
+    at: float = 0.0
+    cycles: list[CycleAnswer] = field(default_factory=list)
+    decisions: list[Decision] = field(default_factory=list)
+    unqueued: dict[str, str] = field(default_factory=dict)
+    _timeouts: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.scheduler = self.declared.scheduler()
+
+    def submit(self, found: Any, where: str) -> None:
+        """Take a job in: it waits, or holds quota, or is in no queue.
+
+        Raises:
+            DocumentError: it cannot be read, or its name is taken.
+        """
+        job = self.declared.job(found, where)
+        name = job.workload.workload_id
+        if self._knows(name):
+            raise DocumentError(where, name, "there are two jobs of this name")
+        if job.unqueued:
+            self.unqueued[name] = job.unqueued
+        elif job.admitted is not None:
+            self.scheduler.restore(job.admitted)
+        else:
+            self.scheduler.submit(job.workload, not_before=job.not_before)
+
+    def _knows(self, name: str) -> bool:
+        return self.scheduler.holder(name) is not None or self._waits(name) is not None
+
+    def _waits(self, name: str) -> Workload | None:
+        for queue in self.scheduler.pending.values():
+            found = queue.get(name)
+            if found is not None:
+                return found.workload
+        return None
+
+    def run(self, events: Events, where: str = "events") -> None:
+        """Let everything happen, with cycles between.
+
+        Raises:
+            DocumentError: an event cannot be; names it by its number.
+        """
+        ordered = sorted(enumerate(events.events), key=lambda each: (seconds(each[1].at), each[0]))
+        is_told = any(isinstance(event, Cycle) for event in events.events)
+        first = seconds(ordered[0][1].at) if ordered else self.at
+        if not is_told and (not ordered or first > self.at):
+            self._until_quiet()
+        for position, (number, event) in enumerate(ordered):
+            self.at = max(self.at, seconds(event.at))
+            self._happens(event, f"{where}: events[{number}]")
+            is_last = position + 1 == len(ordered) or seconds(ordered[position + 1][1].at) > self.at
+            if is_last and not is_told:
+                self._until_quiet()
+
+    def _happens(self, event: Event, where: str) -> None:
+        match event:
+            case Submit():
+                for index, job in enumerate((*((event.job,) if event.job else ()), *event.jobs)):
+                    self.submit(job, f"{where}.jobs[{index}]")
+            case Cycle():
+                for _ in range(event.count):
+                    self._cycle()
+            case QuotaChange():
+                self._change_quota(event, where)
+            case Stop():
+                if event.queue not in self.declared.queues:
+                    raise DocumentError(where, "queue", f"there is no queue {event.queue}")
+                queue = self.declared.queues[event.queue]
+                self.declared.queues[event.queue] = replace(queue, stop=event.policy)
+                self._reconfigure()
+            case _:
+                self._happens_to_job(event, where)
+
+    def _happens_to_job(
+        self,
+        event: Finish | Delete | Evict | PodsGone | NotReady | Shrink | Resize | Priority,
+        where: str,
+    ) -> None:
+        waiting = self._waits(event.job)
+        if event.job in self.unqueued and isinstance(event, Delete):
+            del self.unqueued[event.job]
+            return
+        if waiting is None and self.scheduler.holder(event.job) is None:
+            raise DocumentError(where, "job", f"there is no job {event.job}")
+        match event:
+            case Finish() | Delete():
+                if waiting is not None:
+                    self.scheduler.withdraw(waiting)
+                self.scheduler.release(event.job)
+            case Evict():
+                self.scheduler.evict(event.job)
+            case PodsGone():
+                self._gives_up(event)
+            case NotReady():
+                self._misses_its_time(event.job)
+            case Shrink() | Resize():
+                self._resize(event, waiting, where)
+            case Priority():
+                self._reprioritize(event, waiting)
+
+    def _gives_up(self, event: PodsGone) -> None:
+        if event.reason == "Deactivated":
+            self.scheduler.release(event.job)
+            self.unqueued[event.job] = "it is not active"
+            return
+        after = event.requeue_after_seconds
+        self.scheduler.give_up(
+            event.job,
+            requeued_at=None if event.reason == "Preempted" else self.at,
+            not_before=None if after is None else self.at + after,
+        )
+
+    def _misses_its_time(self, job: str) -> None:
+        strategy = self.declared.configuration.wait_for_pods_ready.requeuing_strategy
+        missed = self._timeouts[job] = self._timeouts.get(job, 0) + 1
+        limit = strategy.backoff_limit_count
+        if limit is not None and missed > limit:
+            self.scheduler.release(job)
+            self.unqueued[job] = f"its pods were not ready in time {missed} times"
+            return
+        wait = min(strategy.backoff_max_seconds, strategy.backoff_base_seconds * 2 ** (missed - 1))
+        at = self.at if strategy.timestamp == "Eviction" else None
+        self.scheduler.give_up(job, requeued_at=at, not_before=self.at + wait)
+
+    def _resize(self, event: Shrink | Resize, waiting: Workload | None, where: str) -> None:
+        admitted = self.scheduler.holder(event.job)
+        pod_sets = (waiting or (admitted.workload if admitted else None) or _nobody()).pod_sets
+        if len(event.counts) != len(pod_sets):
+            raise DocumentError(where, "counts", f"{event.job} has {len(pod_sets)} pod sets")
+        if waiting is not None:
+            self.scheduler.submit(replace(waiting, pod_sets=_sized(pod_sets, event.counts)))
+            return
+        assert admitted is not None
+        is_smaller = all(new <= old for new, old in zip(event.counts, admitted.counts, strict=True))
+        if is_smaller:
+            self.scheduler.shrink(event.job, event.counts)
+            return
+        if isinstance(event, Shrink):
+            raise DocumentError(where, "counts", f"{event.job} runs with {list(admitted.counts)}")
+        name = event.slice or next(each for each in _slice_names(event.job) if not self._knows(each))
+        old = admitted.workload
+        larger = replace(
+            old,
+            workload_id=name,
+            uid="",
+            pod_sets=_sized(pod_sets, event.counts),
+            created_at=self.at,
+            requeued_at=None,
+            replaces=event.job,
+        )
+        for queue in self.scheduler.pending.values():  # rapid growth leaves one slice waiting
+            for each in queue.all():
+                if each.workload.replaces == event.job:
+                    queue.remove(each.workload.workload_id)
+        self.scheduler.submit(larger)
+
+    def _reprioritize(self, event: Priority, waiting: Workload | None) -> None:
+        if waiting is not None:
+            self.scheduler.submit(replace(waiting, priority=event.priority))
+            return
+        admitted = self.scheduler.holder(event.job)
+        assert admitted is not None
+        admitted.workload = replace(admitted.workload, priority=event.priority)
+
+    def _change_quota(self, event: QuotaChange, where: str) -> None:
+        for index, found in enumerate(event.documents):
+            self.declared.add(found, f"{where}.documents[{index}]")
+        for name in event.remove:
+            if name in self.declared.queues:
+                team = self.scheduler.snapshot.teams[name]
+                if team.admitted or len(self.scheduler.pending[name]):
+                    raise DocumentError(where, "remove", f"queue {name} is not empty")
+                del self.declared.queues[name]
+            elif self.declared.cohorts.pop(name, None) is None:
+                raise DocumentError(where, "remove", f"there is no queue or cohort {name}")
+        self._reconfigure()
+
+    def _reconfigure(self) -> None:
+        self.scheduler.reconfigure(*self.declared.everything())
+
+    # ------------------------------------------------------------ cycles
+
+    def _until_quiet(self) -> None:
+        """Run cycles until one more could change nothing."""
+        seen: set[object] = set()
+        for ran in range(_MOST_CYCLES):
+            if self.most_cycles is not None and ran >= self.most_cycles:
+                return
+            decisions, has_effect = self._cycle()
+            if not decisions:
+                return
+            if has_effect:
+                seen.clear()
+                continue
+            mark = tuple(
+                (each.workload.workload_id, each.result, each.assignment.flavors, each.parked, _tried(each))
+                for each in decisions
+            )
+            if repr(mark) in seen:
+                del self.cycles[-1]  # said before, and so on for ever
+                return
+            seen.add(repr(mark))
+        raise AssertionError(f"{_MOST_CYCLES} cycles without rest")
+
+    def _cycle(self) -> tuple[list[Decision], bool]:
+        """Run one cycle; return what was decided, and whether anything was admitted or newly evicted."""
+        teams = self.scheduler.snapshot.teams.values()
+        evicted = frozenset(name for team in teams for name, admitted in team.admitted.items() if admitted.is_evicted)
+        decisions = self.scheduler.cycle(self.at)
+        if not decisions:
+            return decisions, False
+        pending = self.scheduler.pending
+        answers: list[DecisionAnswer] = [
+            decision_of(each, evicted, pending[each.workload.queue].sticky) for each in decisions
+        ]
+        self.cycles.append(CycleAnswer(number=self.scheduler.cycles, at=self.at, decisions=tuple(answers)))
+        self.decisions += decisions
+        gone = [victim.workload_id for each in decisions for victim in each.victims]
+        has_effect = any(each.result is Result.ADMITTED for each in decisions) or bool(set(gone) - evicted)
+        if self.releases_at_once:
+            for name in gone:
+                self.scheduler.give_up(name)
+        return decisions, has_effect
+
+    def answer(self) -> Plan:
+        """Return everything that was decided, and where it ended."""
+        return Plan(
+            profile=str(self.declared.profile),
+            fair_sharing=self.scheduler.rules.fair_sharing,
+            cycles=tuple(self.cycles),
+            end=state_of(self.scheduler, self.at, list(self.unqueued.items())),
+            warnings=tuple(self.declared.told.warnings),
+        )
+
+
+def _tried(decision: Decision) -> object:
+    progress = decision.assignment.progress
+    return [sorted(each.items()) for each in progress.tried] if progress else None
+
+
+def _sized(pod_sets: tuple[PodSet, ...], counts: tuple[int, ...]) -> tuple[PodSet, ...]:
+    return tuple(replace(each, count=count) for each, count in zip(pod_sets, counts, strict=True))
+
+
+def _slice_names(job: str) -> Iterator[str]:
+    number = 2
+    while True:
+        yield f"{job}-{number}"
+        number += 1
+
+
+def _nobody() -> Workload:
+    raise AssertionError("the job was looked up before")

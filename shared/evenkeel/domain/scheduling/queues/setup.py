@@ -1,0 +1,364 @@
+"""Documents about queues, read together: what is declared, what jobs there are, and what is said to the reader of it.
+
+Three kinds of quota documents are told apart by what stands in them: Kueue's manifests (`kind`), HyperPod's JSON
+(`ComputeQuotaTarget`, `SchedulerConfig`, `InstanceGroups`) and the short form (`queues`).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+from evenkeel.domain.scheduling import instance_types
+from evenkeel.domain.scheduling.queues import hyperpod, kueue, own
+from evenkeel.domain.scheduling.queues.cycle import Scheduler
+from evenkeel.domain.scheduling.queues.documents import DocumentError, Kind, read, seconds, unknown_fields
+from evenkeel.domain.scheduling.queues.objects import (
+    Admitted,
+    Cohort,
+    Flavor,
+    Fungible,
+    PreemptionPolicy,
+    Preference,
+    Queue,
+    Workload,
+)
+from evenkeel.domain.scheduling.queues.snapshot import Rules
+
+_FAIR_CONFIGURATIONS = (
+    ("LessThanOrEqualToFinalShare",),
+    ("LessThanInitialShare",),
+    ("LessThanOrEqualToFinalShare", "LessThanInitialShare"),
+)
+_OF_HYPERPOD = frozenset({"ComputeQuotaTarget", "ComputeQuotas", "SchedulerConfig", "InstanceGroups"})
+_GATES_ON = frozenset(
+    {"FairSharingPreemptWithinNominal", "FairSharingPrioritizeNonBorrowing", "FlavorFungibilityPreserveScanProgress"}
+    | {"RecomputeAssignmentUponPreemptionTargetsOverlap", "SchedulingEquivalenceHashing", "FlavorFungibility"}
+    | {"PrioritySortingWithinCohort", "PartialAdmission", "ElasticJobsViaWorkloadSlices", "ReclaimablePods"}
+    | {"LendingLimit", "HierarchicalCohorts"}
+)
+
+
+class Profile(StrEnum):
+    """Whose rules and defaults."""
+
+    KUEUE = "kueue"
+    HYPERPOD = "hyperpod"
+    EVENKEEL = "evenkeel"
+
+
+RULES = {
+    Profile.KUEUE: Rules(),
+    Profile.HYPERPOD: Rules(fair_sharing=True),
+    Profile.EVENKEEL: Rules(fair_sharing=True),
+}
+"""Each profile's rules where no configuration says otherwise."""
+
+
+@dataclass(slots=True)
+class Told:
+    """What the reader of the files should know: nothing that is written is dropped in silence."""
+
+    warnings: list[str] = field(default_factory=list)
+
+    def warn(self, where: str, said: str) -> None:
+        """Say something once."""
+        text = f"{where}: {said}"
+        if text not in self.warnings:
+            self.warnings.append(text)
+
+    def read(self, kind: type[Kind], found: Any, where: str) -> Kind:
+        """Read a document and tell its unknown fields.
+
+        Raises:
+            DocumentError: it cannot be read.
+        """
+        document = read(kind, found, where)
+        for path in unknown_fields(document):
+            self.warn(where, f"{path} is not known and decides nothing")
+        return document
+
+
+@dataclass(slots=True)
+class Declared:
+    """All that quota documents declare."""
+
+    profile: Profile = Profile.KUEUE
+    rules: Rules = RULES[Profile.KUEUE]
+    configuration: kueue.Configuration = field(default_factory=kueue.Configuration)
+    types: instance_types.InstanceTypes = field(default_factory=instance_types.shipped)
+    queues: dict[str, Queue] = field(default_factory=dict)
+    cohorts: dict[str, Cohort] = field(default_factory=dict)
+    flavors: dict[str, Flavor] = field(default_factory=dict)
+    priorities: dict[str, int] = field(default_factory=dict)
+    local_queues: dict[tuple[str, str], kueue.LocalQueue] = field(default_factory=dict)
+    namespaces: dict[str, dict[str, str]] = field(default_factory=dict)
+    takes: dict[str, kueue.ClusterQueue] = field(default_factory=dict)
+    """The manifests whose namespace selectors say whom a queue takes."""
+    instance_groups: list[hyperpod.InstanceGroup] = field(default_factory=list)
+    shares_idle: bool = False
+    told: Told = field(default_factory=Told)
+
+    # ------------------------------------------------------------ reading
+
+    def configure(self, found: Any, where: str) -> None:
+        """Read Kueue's configuration.
+
+        Raises:
+            DocumentError: it cannot be read.
+        """
+        self.configuration = self.told.read(kueue.Configuration, found, where)
+        sharing = self.configuration.fair_sharing
+        self.rules = self.rules._replace(fair_sharing=bool(sharing and sharing.enable))
+        if sharing is not None:
+            strategies: tuple[str, ...] = sharing.preemption_strategies
+            if strategies not in _FAIR_CONFIGURATIONS:
+                raise DocumentError(where, "fairSharing.preemptionStrategies", f"{list(strategies)} is not allowed")
+            self.rules = self.rules._replace(fair_strategies=strategies)
+        for gate, is_on in self.configuration.feature_gates.items():
+            if gate == "PartialAdmission":
+                self.rules = self.rules._replace(partial_admission=is_on)
+            elif is_on != (gate in _GATES_ON):
+                self.told.warn(where, f"featureGates.{gate}: {str(is_on).lower()} is not supported, the rules stay")
+
+    def add(self, found: Any, where: str) -> None:
+        """Read one quota document; one of a name that is known takes its place.
+
+        Raises:
+            DocumentError: it cannot be read.
+        """
+        for each in kueue.expanded(found):
+            if isinstance(each, dict) and _OF_HYPERPOD & each.keys():
+                self._add_hyperpod(each, where)
+            elif isinstance(each, dict) and "kind" in each:
+                self._add_manifest(each, where)
+            elif isinstance(each, dict) and {"queues", "cohorts", "flavors", "priorityClasses"} & each.keys():
+                self._add_own(each, where)
+            else:
+                raise DocumentError(where, "", "is neither a Kueue manifest, nor HyperPod's JSON, nor has it `queues`")
+
+    def _add_manifest(self, found: Mapping[str, Any], where: str) -> None:
+        kind = kueue.KINDS.get(str(found["kind"]))
+        if kind is None or kind is kueue.WorkloadManifest:
+            raise DocumentError(where, "kind", f"{found['kind']} declares no quota")
+        name = found["metadata"].get("name", "") if isinstance(found.get("metadata"), dict) else ""
+        where = f"{where}: {found['kind']}/{name}"
+        document = self.told.read(kind, found, where)
+        match document:
+            case kueue.ClusterQueue():
+                queue = document.to_queue()
+                self._check(queue, where)
+                if "namespace_selector" not in document.spec.model_fields_set:
+                    self.told.warn(where, "spec.namespaceSelector is missing: taken as {}; Kueue would admit nobody")
+                self.queues[name], self.takes[name] = queue, document
+            case kueue.CohortManifest():
+                self.cohorts[name] = document.to_cohort()
+            case kueue.ResourceFlavor():
+                self.flavors[name] = document.to_flavor()
+            case kueue.LocalQueue():
+                self.local_queues[(document.metadata.namespace, name)] = document
+            case kueue.WorkloadPriorityClass():
+                self.priorities[name] = document.value
+            case kueue.Namespace():
+                self.namespaces[name] = document.labels
+
+    def _add_hyperpod(self, found: Mapping[str, Any], where: str) -> None:
+        if "ComputeQuotaTarget" in found:
+            quota = self.told.read(hyperpod.ComputeQuota, found, where)
+            queue = quota.to_queue(self.types)
+            self.queues[queue.name] = queue
+            namespace = f"hyperpod-ns-{quota.team}"
+            local = {
+                "metadata": {"name": f"{namespace}-localqueue", "namespace": namespace},
+                "spec": {"clusterQueue": queue.name},
+            }
+            self.local_queues[(namespace, f"{namespace}-localqueue")] = kueue.LocalQueue.model_validate(local)
+            for group in queue.groups:
+                for each in group.flavors:
+                    self.flavors.setdefault(each.flavor, hyperpod.flavor_of(each.flavor))
+        for each in found.get("ComputeQuotas", ()):
+            self._add_hyperpod(each, where)
+        if "SchedulerConfig" in found:
+            config = self.told.read(hyperpod.SchedulerConfig, found, where)
+            self.priorities |= config.priorities
+            self.rules = self.rules._replace(fair_sharing=config.scheduler_config.fair_share == "Enabled")
+            self.shares_idle = config.scheduler_config.idle_resource_sharing == "Enabled"
+        if "InstanceGroups" in found:
+            cluster = self.told.read(hyperpod.ClusterCapacity, found, where)
+            self.instance_groups += cluster.instance_groups
+
+    def _add_own(self, found: Mapping[str, Any], where: str) -> None:
+        document = self.told.read(own.OwnQuotas, found, where)
+        for queue in document.queues:
+            self.queues[queue.name] = queue.to_queue()
+            self.takes.pop(queue.name, None)
+            self._check(self.queues[queue.name], f"{where}: queue {queue.name}")
+        self.cohorts |= {each.name: each.to_cohort() for each in document.cohorts}
+        self.flavors |= {each.name: each.to_flavor() for each in document.flavors}
+        self.priorities |= document.priority_classes
+
+    def _check(self, queue: Queue, where: str) -> None:
+        for said in refusals(queue):
+            self.told.warn(where, f"{said}; Kueue would refuse it")
+
+    # ------------------------------------------------------------ what follows
+
+    def everything(self) -> tuple[list[Queue], list[Cohort], list[Flavor]]:
+        """Return queues, cohorts and flavors as they are scheduled."""
+        queues = list(self.queues.values())
+        if self.shares_idle and self.instance_groups:
+            queues.append(hyperpod.idle_queue(self.instance_groups, queues, self.types))
+        flavors = dict(self.flavors)
+        used = {each.flavor for queue in queues for group in queue.groups for each in group.flavors}
+        if not flavors:
+            # Nobody wrote any down: they are plain.
+            flavors = {name: Flavor(name) for name in sorted(used)}
+        elif self.takes:
+            queues = [self._with_flavors(queue, flavors) for queue in queues]
+        else:
+            flavors = {name: Flavor(name) for name in sorted(used)} | flavors
+        return queues, list(self.cohorts.values()), list(flavors.values())
+
+    def _with_flavors(self, queue: Queue, flavors: Mapping[str, Flavor]) -> Queue:
+        missing = [each.flavor for group in queue.groups for each in group.flavors if each.flavor not in flavors]
+        if not missing or queue.name not in self.takes:
+            return queue
+        return replace(queue, inactive=f"its flavors {', '.join(missing)} do not exist")
+
+    def scheduler(self) -> Scheduler:
+        """Return a scheduler of all that is declared, with nobody in it."""
+        queues, cohorts, flavors = self.everything()
+        return Scheduler(queues, cohorts, flavors, self.rules)
+
+    def asks(self) -> kueue.Asks:
+        """Return what resources stand for."""
+        resources = self.configuration.resources
+        return kueue.Asks(resources.exclude_resource_prefixes, resources.transformations)
+
+    # ------------------------------------------------------------ jobs
+
+    def job(self, found: Any, where: str) -> "Job":
+        """Read one job, Kueue's Workload or the short form, and find its queue.
+
+        Raises:
+            DocumentError: it cannot be read.
+        """
+        if isinstance(found, dict) and found.get("kind") == "Workload":
+            return self._kueue_job(found, where)
+        name = found.get("name", "") if isinstance(found, dict) else ""
+        document = self.told.read(own.Job, found, f"{where}: Job/{name}")
+        priority = document.priority
+        if priority is None:
+            priority = self._priority(document.priority_class, document.name)
+        workload = document.to_workload(priority)
+        unqueued = "" if document.queue in self.queues else f"there is no queue {document.queue}"
+        if document.admitted is None or unqueued:
+            return Job(workload, None, None, unqueued)
+        if len(document.to_admitted(workload).flavors) != len(workload.pod_sets):
+            raise DocumentError(f"{where}: Job/{name}", "admitted.flavors", "one for each pod set is needed")
+        return Job(workload, document.to_admitted(workload), None, "")
+
+    def _priority(self, name: str, job: str) -> int:
+        if name in self.priorities:
+            return self.priorities[name]
+        if self.profile is Profile.HYPERPOD:
+            return min(self.priorities.values(), default=0)
+        if name:
+            self.told.warn(job, f"there is no priority class {name}: priority 0")
+        return 0
+
+    def _kueue_job(self, found: Mapping[str, Any], where: str) -> "Job":
+        meta = found.get("metadata")
+        where = f"{where}: Workload/{meta.get('name', '') if isinstance(meta, dict) else ''}"
+        document = self.told.read(kueue.WorkloadManifest, found, where)
+        spec, namespace = document.spec, document.metadata.namespace
+        priority = self._priority(document.class_name, where) if spec.priority is None else spec.priority
+        from_eviction = self.configuration.wait_for_pods_ready.requeuing_strategy.timestamp == "Eviction"
+        if document.holds_quota:
+            assert document.status.admission is not None
+            queue = document.status.admission.cluster_queue
+            workload = document.to_workload(queue, priority, self.asks(), from_eviction=from_eviction)
+            missing = "" if queue in self.queues else f"there is no ClusterQueue {queue}"
+            return Job(workload, None if missing else document.to_admitted(workload), None, missing)
+        queue, unqueued = self._queue_of(namespace, spec.queue_name)
+        if document.condition("Finished"):
+            unqueued = "it is finished"
+        elif not spec.active:
+            unqueued = "it is not active"
+        barred = ""
+        if queue in self.takes and not self.takes[queue].takes(self._labels(namespace)):
+            barred = f"Its namespace {namespace or '(none)'} does not match the queue's selector."
+        workload = document.to_workload(queue, priority, self.asks(), barred=barred, from_eviction=from_eviction)
+        state = document.status.requeue_state
+        not_before = None if state is None or state.requeue_at is None else seconds(state.requeue_at)
+        if any(each.type == "Requeued" and each.status == "False" for each in document.status.conditions):
+            not_before = float("inf")
+        return Job(workload, None, not_before, unqueued)
+
+    def _labels(self, namespace: str) -> Mapping[str, str]:
+        return self.namespaces.get(namespace, {"kubernetes.io/metadata.name": namespace})
+
+    def _queue_of(self, namespace: str, name: str) -> tuple[str, str]:
+        """Return the queue that a job's queue name leads to, and why it leads nowhere."""
+        local = self.local_queues.get((namespace, name))
+        if local is None:
+            if not self.local_queues and name in self.queues:
+                return name, ""  # nobody wrote LocalQueues down: the name is the queue's
+            return (
+                "",
+                f"there is no LocalQueue {namespace}/{name}" if self.local_queues else f"there is no queue {name}",
+            )
+        queue = local.spec.cluster_queue
+        if queue not in self.queues:
+            return queue, f"there is no ClusterQueue {queue}"
+        stopped = local.spec.stop_policy not in (None, "", "None")
+        return queue, f"LocalQueue {namespace}/{name} is stopped" if stopped else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job that was read: it waits, or it holds quota, or no queue takes it."""
+
+    workload: Workload
+    admitted: Admitted | None
+    not_before: float | None
+    unqueued: str
+    """Why it is in no queue."""
+
+
+def refusals(queue: Queue) -> Iterator[str]:
+    """Yield what is not allowed about a queue's declaration."""
+    for group in queue.groups:
+        for each in group.flavors:
+            for resource, quota in each.quotas.items():
+                what = f"{each.flavor}/{resource}"
+                if quota.nominal < 0:
+                    yield f"{what}: the nominal quota is negative"
+                if quota.lend is not None and quota.lend > quota.nominal:
+                    yield f"{what}: the lending limit is above the nominal quota"
+                if not queue.cohort and not (quota.borrow is None and quota.lend is None):
+                    yield f"{what}: limits need a cohort"
+            if {*each.quotas} != {*group.resources}:
+                yield f"{each.flavor}: its resources are not those that its group covers"
+        if len(group.flavors) > 64 or len(group.resources) > 64:
+            yield "a group has more than 64 flavors or resources"
+    if len(queue.groups) > 16:
+        yield "there are more than 16 resource groups"
+    resources = [resource for group in queue.groups for resource in group.resources]
+    flavors = [each.flavor for group in queue.groups for each in group.flavors]
+    for what, names in (("resource", resources), ("flavor", flavors)):
+        for twice in sorted({name for name in names if names.count(name) > 1}):
+            yield f"{what} {twice} is in two places"
+    if queue.preemption.borrow_within is not None and queue.preemption.reclaim is PreemptionPolicy.NEVER:
+        yield "preemption while borrowing needs reclaim"
+    both = (queue.fungibility.when_can_borrow, queue.fungibility.when_can_preempt)
+    is_odd = queue.fungibility.preference is not Preference.BORROWING_OVER_PREEMPTION
+    if is_odd and both != (Fungible.TRY_NEXT, Fungible.TRY_NEXT):
+        yield "a preference needs both policies to be TryNextFlavor"
+    if queue.fair_weight < 0:
+        yield "the weight is negative"
+
+
+def documents(found: Iterable[Any]) -> list[Any]:
+    """Return the documents of a file: `---` separates them, a list holds several."""
+    return [inner for each in found for inner in (each if isinstance(each, list) else [each]) if inner is not None]

@@ -1,0 +1,72 @@
+"""Write docs/schemas/ from the types that `evenkeel plan` reads and answers with.
+
+`python tools/schemas.py` writes them; with `--check` it only says whether they are what they should be.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from evenkeel.domain.scheduling.queues import hyperpod, kueue, own, replay, report, why
+
+ROOT = Path(__file__).resolve().parents[1]
+TARGET = ROOT / "docs" / "schemas"
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+Json = dict[str, Any]
+
+SCHEMAS: dict[str, tuple[type[BaseModel], ...]] = {
+    "quota.kueue": (
+        kueue.ClusterQueue,
+        kueue.CohortManifest,
+        kueue.LocalQueue,
+        kueue.ResourceFlavor,
+        kueue.WorkloadPriorityClass,
+        kueue.Namespace,
+    ),
+    "quota.hyperpod": (hyperpod.ComputeQuota, hyperpod.SchedulerConfig, hyperpod.ClusterCapacity, hyperpod.Several),
+    "quota.evenkeel": (own.OwnQuotas,),
+    "jobs": (own.Jobs, own.Job, kueue.WorkloadManifest),
+    "events": (replay.Events,),
+    "configuration.kueue": (kueue.Configuration,),
+    "plan": (report.Plan,),
+    "why": (why.Why,),
+}
+
+
+def schemas() -> dict[str, Json]:
+    """Return each file's schema: one document of these kinds."""
+    return {name: _schema(name, kinds) for name, kinds in SCHEMAS.items()}
+
+
+def _schema(name: str, kinds: tuple[type[BaseModel], ...]) -> Json:
+    mode: Any = "serialization" if name in ("plan", "why") else "validation"
+    head = {"$schema": DIALECT, "title": f"evenkeel plan: {name}"}
+    found = [kind.model_json_schema(by_alias=True, mode=mode) for kind in kinds]
+    if len(found) == 1:
+        return {**found[0], **head}
+    shared: Json = {}
+    for each in found:
+        shared |= each.pop("$defs", {})
+    return {**head, "anyOf": found, "$defs": dict(sorted(shared.items()))}
+
+
+def main() -> int:
+    """Write or check; return the exit code."""
+    wanted = {TARGET / f"{name}.schema.json": json.dumps(each, indent=1) + "\n" for name, each in schemas().items()}
+    if "--check" not in sys.argv[1:]:
+        TARGET.mkdir(exist_ok=True)
+        for path, text in wanted.items():
+            path.write_text(text, encoding="utf-8")
+        return 0
+    stale = [path.name for path, text in wanted.items() if not path.exists() or path.read_text("utf-8") != text]
+    for name in stale:
+        print(f"{name} is not what the types say: run `python tools/schemas.py`")
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
