@@ -112,6 +112,7 @@ def _table(out: Page, nodes: list[Json], is_wide: bool) -> None:
     ]
     if is_wide:
         columns += [Column("TYPE"), Column("ZONE"), Column("NAME"), Column("SEAT"), Column("HYPERPOD")]
+        columns.append(Column("OTHERS' WORK"))
     columns.append(Column("INCIDENT"))
     rows = []
     for node in nodes:
@@ -124,7 +125,7 @@ def _table(out: Page, nodes: list[Json], is_wide: bool) -> None:
         ]
         if is_wide:
             seat = [node["zone"] or "–", node["name"] or "–", node["slot"], node["providerStatus"] or "–"]
-            row += [node["instanceType"], *seat]
+            row += [node["instanceType"], *seat, ", ".join(node["others"]) or "–"]
         # The rule stands next to the node that waits for it.
         rule = f" ({plain(node['block']['rule'])})" if node["block"] else ""
         rows.append([*row, f"{node['incidentId'] or '–'}{rule}"])

@@ -169,6 +169,13 @@ def test_the_work_of_others_is_a_list_of_its_own(served: Served) -> None:
     assert served.run("jobs", "ls", "--foreign", "-o", "name").out == "llama\n"
 
 
+def test_the_work_of_others_stands_with_the_node_it_is_on(served: Served) -> None:
+    stored(served.gateway.fakes.ledger, a_fleet_node(1, others=("PyTorchJob research/llama",)))
+
+    assert "PyTorchJob research/llama" in served.run("nodes", "ls", "-o", "wide").out
+    assert "PyTorchJob research/llama" in served.run("nodes", "show", "i-00000000000000001").out
+
+
 # ---------------------------------------------------------------- reads for programs
 
 
