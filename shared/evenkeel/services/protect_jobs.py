@@ -62,7 +62,8 @@ def run(
     if incident.plan is not None and incident.plan.jobs is JobAct.LEAVE:
         return Outcome(outcome="NO_JOBS", reason="What runs on it may run on.")
     if incident.plan is not None and incident.plan.repairs_node:
-        incident, moved = move_allowed(incident, ledger=ledger, cluster=cluster, now=now)
+        verdict = guard_acts.may_stop(incident, ledger=ledger, cluster=cluster, policy=policy, now=now)
+        incident, moved = move_allowed(incident, ledger=ledger, cluster=cluster, now=now, may_stop=verdict.allowed)
         telemetry.count("ForeignPodsMoved", moved)
     return protect(incident, ledger=ledger, cluster=cluster, telemetry=telemetry, policy=policy, now=now)
 
@@ -314,14 +315,19 @@ class ForeignDrain(Value):
     """Why a person must decide; empty where none must."""
 
 
-def move_allowed(incident: Incident, *, ledger: Ledger, cluster: Cluster, now: datetime) -> tuple[Incident, int]:
+def move_allowed(
+    incident: Incident, *, ledger: Ledger, cluster: Cluster, now: datetime, may_stop: bool
+) -> tuple[Incident, int]:
     """Name the work on the node that is not ours, and evict what its label allows, to be started elsewhere at once.
+
+    Where a guardrail bars stopping our own jobs there, nobody else's is evicted either.
 
     Idempotent: yes, each eviction names one pod by its uid.
     """
     here = [pod for pod in cluster.foreign_pods(incident.life.cluster) if pod.node_name == incident.node_name]
     incident = _name_others(incident, here, ledger, now)
-    moved = [pod for pod in here if pod.is_movable and cluster.evict(incident.life.cluster, pod) is _EVICTED]
+    movable = [pod for pod in here if pod.is_movable and may_stop]
+    moved = [pod for pod in movable if cluster.evict(incident.life.cluster, pod) is _EVICTED]
     if moved:
         _tell_foreign(incident, [f"{pod.label} is moved, as its label allows" for pod in moved], ledger, now)
     return incident, len(moved)

@@ -210,6 +210,18 @@ def test_nothing_of_others_is_touched_where_nothing_may_be_done() -> None:
     assert evicted(recovery) == []
 
 
+def test_nothing_of_others_is_moved_under_a_hold() -> None:
+    recovery = Recovery(with_job=False, policy=SAVES)
+    recovery.world.cluster.foreign.append(a_pod("allowed", may_move=True))
+    recovery.hold()
+    recovery.sicken()
+    for service in (plan_recovery, cordon_node, protect_jobs):
+        recovery.state("", service)
+
+    assert evicted(recovery) == []
+    assert recovery.incident.others == ("PyTorchJob research/allowed",)
+
+
 def test_a_pod_is_evicted_once_however_often_the_node_is_protected() -> None:
     recovery = drained(pods=[a_pod("allowed", may_move=True)])
 
