@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable, Container
 from typing import Any
 
-from evenkeel.domain.nodes import KubernetesNode
+from evenkeel.domain.nodes import KubernetesNode, ProviderNode
 from evenkeel.domain.scheduling.attempts import PEER_LOST_EXIT
 from evenkeel.domain.scheduling.jobs import PodPhase, PodSeen
 from evenkeel.domain.values import rfc3339
@@ -108,6 +108,8 @@ class SimulatedProvider(FakeProvider):
         self.trouble = 0.0
         """Share of calls and repairs that go wrong."""
         self.has_capacity = True
+        self.shown: dict[str, tuple[float, ProviderNode]] = {}
+        """What the lists still show of a machine, and until when: they lag behind what was accepted."""
         self.is_told: Callable[[str], None] = lambda _: None
 
     def _ask(self, rung: str, machine: str) -> RepairAnswer:
@@ -115,12 +117,24 @@ class SimulatedProvider(FakeProvider):
             self.scripted.append(self.chance.choice((RepairAnswer.NOT_NOW, RepairAnswer.FAILED, RepairAnswer.UNKNOWN)))
         if self.chance.random() < self.trouble / 3:
             self.lost_replies = 1
-        is_known, was_running = machine in self.by_id, machine in self.running
+        before, was_running = self.by_id.get(machine), machine in self.running
         answer = super()._ask(rung, machine)
         self.lost_replies = 0
-        if is_known and not was_running and machine in self.running:
+        if before and not was_running and machine in self.running:
+            self.shown[machine] = (self.loop.seconds + self.chance.choice((0.0, 0.0, 3.0, 15.0)), before)
             self.begin(machine)
         return answer
+
+    def nodes(self) -> tuple[ProviderNode, ...]:
+        return tuple(self._listed(node) for node in super().nodes())
+
+    def node(self, instance_id: str) -> ProviderNode | None:
+        node = super().node(instance_id)
+        return self._listed(node) if node else None
+
+    def _listed(self, node: ProviderNode) -> ProviderNode:
+        until, before = self.shown.get(node.instance_id, (0.0, node))
+        return before if self.loop.seconds < until and node.instance_id in self.running else node
 
     def check_health(self, instance_group: str, instance_id: str) -> RepairAnswer:
         answer = super().check_health(instance_group, instance_id)

@@ -339,7 +339,7 @@ def persons_cordon_stays(world: "Simulation", name: str, result: str) -> Iterato
 # ---------------------------------------------------------------- jobs
 
 
-@holds("charge-with-attempt", "An attempt is charged exactly while it is live.", Moment.COMMIT)
+@holds("no-attempt-without-charge", "An attempt is charged exactly while it is live.", Moment.COMMIT)
 def charge_with_attempt(world: "Simulation", changes: Changes) -> Iterator[str]:
     for key, _, after in changes:
         if key.table is not Table.JOBS or not key.sk.startswith("ATTEMPT#") or after is None:
@@ -382,7 +382,7 @@ def attempts_are_alone(world: "Simulation", spec: LaunchSpec) -> Iterator[str]:
             yield f"{attempt.workload_name} starts without its fence"
 
 
-@holds("no-attempt-without-charge", "Nothing is launched without a charge.", Moment.LAUNCH)
+@holds("no-attempt-without-charge", "", Moment.LAUNCH)
 def no_attempt_without_charge(world: "Simulation", spec: LaunchSpec) -> Iterator[str]:
     row = world.ledger.rows.get(rows.attempt_key(spec.attempt.job_id, spec.attempt.attempt))
     is_over = row is not None and AttemptState(row.doc["state"]).has_ended
