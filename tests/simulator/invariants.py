@@ -18,6 +18,7 @@ from evenkeel.domain.replay import CannotReplayError, replay
 from evenkeel.domain.scheduling.admission import Action, Request, Snapshot, admit, rooms_of
 from evenkeel.domain.scheduling.attempts import is_lost
 from evenkeel.domain.scheduling.jobs import AttemptState, Charge, Job, JobState
+from evenkeel.domain.values import rfc3339
 from evenkeel.events import envelope
 from evenkeel.ports import ExecutionState, Key, LaunchSpec, PermanentError, Row, Table, TransientError
 from evenkeel.services import rows
@@ -557,7 +558,10 @@ def _forgotten(world: "Simulation", body: str) -> Iterator[str]:
             continue
         key = fact.fact_key
         kept = (rows.fact_key(key), rows.unresolved_row({}, key, A_MOMENT).key)
-        is_over = any(row.key.pk.startswith(f"LAST#{CLUSTER}/{fact.instance_id}/") for row in _each(world, "LAST#"))
+        is_over = any(
+            row.doc["isOver"] or (row.doc["returnedAt"] or "") >= rfc3339(fact.observed_at)
+            for row in _each(world, f"LAST#{CLUSTER}/{fact.instance_id}/")
+        )
         if not is_over and not any(one in world.ledger.rows for one in kept):
             yield f"{key} was taken from the queue and is nowhere"
 

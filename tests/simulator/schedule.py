@@ -113,7 +113,7 @@ def _fault(world: "Simulation") -> Callable[[], None]:
             world.tell(f"{execution.name} is aborted")
             world.engine.abort(execution)
 
-    return (marked, marked, marked, marked, unmarked, cut_off, cut_off, dead, broken, aborted)[kind]
+    return (marked, marked, marked, unmarked, unmarked, cut_off, cut_off, dead, broken, aborted)[kind]
 
 
 def _well(world: "Simulation", machine: str) -> None:
