@@ -59,11 +59,22 @@ def test_the_second_time_inside_the_window_begins_on_the_next_rung() -> None:
     assert "came 2 times within 720 h on this device" in found.reason
 
 
-def test_after_the_last_rung_comes_a_person() -> None:
-    found = repeated(a_fact(48), a_history(0, 24))
+@pytest.mark.parametrize(
+    ("key", "before", "rung"),
+    [
+        ("xid:4711", (0, 4), Rung.PAGE_HUMAN),
+        ("node:oom_killer", (0,), Rung.PAGE_HUMAN),
+        ("xid:79", (0, 4), Rung.REPLACE),
+        ("xid:64", (0,), Rung.REPLACE),
+    ],
+)
+def test_after_the_last_rung_comes_a_person_unless_the_machine_can_be_taken_out(
+    key: str, before: tuple[float, ...], rung: Rung
+) -> None:
+    found = repeated(a_fact(9, fault_key=key), a_history(*before, fault_key=key))
 
     assert found
-    assert found.rung is Rung.PAGE_HUMAN
+    assert found.rung is rung
 
 
 def test_what_lies_before_the_window_is_forgotten() -> None:
@@ -139,9 +150,7 @@ def test_a_new_machine_begins_anew_except_where_the_seat_is_counted() -> None:
     seat = SEAT.but(life=NEXT)
 
     assert repeated(a_fact(1), a_history(0), seat) is None
-    found = repeated(a_fact(1, fault_key="xid:64"), a_history(0, fault_key="xid:64"), seat)
-    assert found
-    assert found.rung is Rung.PAGE_HUMAN
+    assert repeated(a_fact(1, fault_key="xid:64"), a_history(0, fault_key="xid:64"), seat)
 
 
 def test_a_second_time_in_one_job_counts_though_it_is_another_machine() -> None:

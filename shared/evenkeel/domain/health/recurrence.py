@@ -90,8 +90,8 @@ def repetition(
 ) -> Repetition | None:
     """Say on which rung a fault begins that came before; None where it begins on its own first.
 
-    The N-th occurrence inside the window begins on the second rung, each further one on the next; after the last comes
-    a person. A fault of severity info calls nobody.
+    The N-th occurrence inside the window begins on the second rung, each further one on the next. After the last comes
+    a person where no rung touches the machine; where one does, the last stays. A fault of severity info calls nobody.
 
     Args:
         fault: The fault, as the site has it.
@@ -119,9 +119,15 @@ def repetition(
     step = count - fault.recur_count + 1
     if step < 1:
         return None
-    if step >= len(fault.ladder) and fault.severity is Severity.INFO:
+    if step < len(fault.ladder):
+        rung = fault.ladder[step]
+    elif fault.repairs_node:
+        # A person is called where the repairs themselves run out, with the machine out of service and its jobs moved.
+        rung = fault.ladder[-1]
+    elif fault.severity is Severity.INFO:
         return None
-    rung = fault.ladder[step] if step < len(fault.ladder) else Rung.PAGE_HUMAN
+    else:
+        rung = Rung.PAGE_HUMAN
     window = f"{fault.recur_window_hours} h"
     where = _WHERE[fault.recur_key]
     reason = f"{fault.name} came {count} times within {window} {where}, so it begins with {rung}."
