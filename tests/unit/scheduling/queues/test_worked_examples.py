@@ -1,10 +1,9 @@
 """Examples worked out by hand, one rule each."""
 
-from evenkeel.domain.scheduling.queues.capacity import Tree
+from evenkeel.domain.scheduling.queues.capacity import Node, Tree
 from evenkeel.domain.scheduling.queues.cycle import Result, Scheduler
 from evenkeel.domain.scheduling.queues.flavors import Pending
 from evenkeel.domain.scheduling.queues.objects import Admitted, Fungibility, Fungible, PodSet, Workload
-from evenkeel.domain.scheduling.queues.snapshot import positive
 from tests.unit.scheduling.queues.builders import (
     ANY,
     GPU,
@@ -24,19 +23,19 @@ def test_capacity_flows_up_and_down_a_tree() -> None:
     tree = Tree((a_queue("red", 12, lend=5), a_queue("blue", 8, borrow=4), a_queue("green", 4)), ())
     red, blue, green, fleet = (*(tree.queues[name] for name in ("red", "blue", "green")), tree.cohorts["fleet"])
 
-    assert (red.kept[KEY], fleet.sub[KEY]) == (7, 17)
+    assert (red.at(KEY).kept, fleet.at(KEY).sub) == (7, 17)
     assert [node.potential(KEY) for node in (red, blue, green)] == [24, 12, 17]
     red.add(KEY, 9)
     blue.add(KEY, 10)
-    assert fleet.use[KEY] == 12
+    assert fleet.at(KEY).use == 12
     assert [node.available(KEY) for node in (fleet, red, blue, green)] == [5, 5, 2, 5]
 
     blue.add(KEY, 2)
-    assert [fleet.use[KEY], *(node.available(KEY) for node in (fleet, red, blue, green))] == [14, 3, 3, 0, 3]
+    assert [fleet.at(KEY).use, *(node.available(KEY) for node in (fleet, red, blue, green))] == [14, 3, 3, 0, 3]
     red.remove(KEY, 4)
-    assert [fleet.use[KEY], red.available(KEY), green.available(KEY)] == [12, 7, 5]
+    assert [fleet.at(KEY).use, red.available(KEY), green.available(KEY)] == [12, 7, 5]
     red.add(KEY, 4)
-    assert fleet.use[KEY] == 14
+    assert fleet.at(KEY).use == 14
 
 
 def two_flavors(when_can_borrow: Fungible, nlp_holds: int) -> Scheduler:
@@ -160,12 +159,16 @@ def test_a_head_that_may_always_reclaim_reserves_nothing() -> None:
     assert decisions["small"].result == Result.ADMITTED
 
 
+def _used(node: Node) -> dict[tuple[str, str], int]:
+    return {key: slot.use for key, slot in node.slots.items() if slot.use}
+
+
 def test_what_is_tried_is_undone() -> None:
     scheduler = sharing(5)
-    before = {name: positive(team.node.use) for name, team in scheduler.snapshot.teams.items()}
+    before = {name: _used(team.node) for name, team in scheduler.snapshot.teams.items()}
     scheduler.cycle()
 
-    assert before == {name: positive(team.node.use) for name, team in scheduler.snapshot.teams.items()}
+    assert before == {name: _used(team.node) for name, team in scheduler.snapshot.teams.items()}
 
 
 def test_use_counts_each_pod_set() -> None:

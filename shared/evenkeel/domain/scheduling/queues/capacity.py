@@ -1,20 +1,20 @@
 """The algebra of quota over a tree of cohorts.
 
-    local(n)     what n keeps to itself                     max(0, sub(n) - lend), 0 without a lending limit
+    kept(n)      what n keeps to itself                     max(0, sub(n) - lend), 0 without a lending limit
     sub(n)       what n's subtree holds                     nominal(n) + what its children let go of
     use(n)       a queue's use; a cohort's is what its children use beyond what they keep
     potential(n) the most n could use of an empty tree
     available(n) what n could use now; negative where a tree uses more than it holds
 
-Taking back what was added gives the tree as it was. Source: Kueue's concepts of cohort and quota.
+Each is a figure per key, so a node has a slot for each of its keys, and a slot knows the slots above it: a scheduling
+cycle asks little else. Taking back what was added gives the tree as it was. Source: Kueue's concepts
+of cohort and quota.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 
 from evenkeel.domain.scheduling.queues.objects import (
     NO_QUOTA,
-    UNLIMITED,
-    Amounts,
     Cohort,
     Key,
     Queue,
@@ -23,18 +23,79 @@ from evenkeel.domain.scheduling.queues.objects import (
 )
 
 
-def plus(a: int, b: int) -> int:
-    """Add; without bound stays without bound."""
-    if UNLIMITED in (a, b):
-        return UNLIMITED
-    return min(a + b, UNLIMITED)
+class Slot:
+    """One key of one node."""
 
+    __slots__ = ("_potential", "above", "borrow", "chain", "kept", "nominal", "sub", "use")
 
-def minus(a: int, b: int) -> int:
-    """Subtract; nothing takes anything from what has no bound, but something as boundless leaves nothing."""
-    if a == UNLIMITED:
-        return 0 if b == UNLIMITED else UNLIMITED
-    return -UNLIMITED if b == UNLIMITED else a - b
+    def __init__(self, quota: Quota, above: "Slot | None") -> None:
+        self.nominal = quota.nominal
+        self.borrow = quota.borrow
+        self.above = above
+        """The slot of the parent."""
+        self.chain: tuple[Slot, ...] = (self,) if above is None else (*above.chain, self)
+        """From the root's to its own."""
+        self.sub = quota.nominal
+        self.kept = 0
+        self.use = 0
+        self._potential: int | None = None
+
+    @property
+    def spare(self) -> int:
+        """What it keeps to itself and does not use."""
+        return max(0, self.kept - self.use)
+
+    @property
+    def potential(self) -> int:
+        """The most it could use of an empty tree."""
+        if self._potential is None:
+            most = self.sub
+            if self.above is not None:
+                most = self.kept + self.above.potential
+                if self.borrow is not None:
+                    most = min(most, self.sub + self.borrow)
+            self._potential = most
+        return self._potential
+
+    def available(self) -> int:
+        """Return what it could use now; negative where the tree uses more than it holds."""
+        chain = self.chain
+        root = chain[0]
+        found = root.sub - root.use
+        for slot in chain[1:]:
+            beyond = slot.use - slot.kept
+            borrow = slot.borrow
+            if borrow is not None:
+                most = slot.sub - slot.kept + borrow
+                if beyond > 0:
+                    most -= beyond
+                found = min(found, most)
+            if beyond < 0:
+                found -= beyond
+        return found
+
+    def add(self, amount: int) -> None:
+        """Use more; what goes beyond what it keeps is used of its parent too."""
+        slot = self
+        while True:
+            spare = slot.kept - slot.use
+            slot.use += amount
+            if spare > 0:
+                amount -= spare
+            if amount <= 0 or slot.above is None:
+                return
+            slot = slot.above
+
+    def remove(self, amount: int) -> None:
+        """Use less: the reverse of `add`."""
+        slot = self
+        while True:
+            past = slot.use - slot.kept
+            slot.use -= amount
+            if past <= 0 or slot.above is None:
+                return
+            amount = min(amount, past)
+            slot = slot.above
 
 
 class Node:
@@ -42,18 +103,16 @@ class Node:
 
     __slots__ = (
         "_lendable",
-        "_potential",
         "children",
+        "declared",
         "height",
         "is_active",
         "is_queue",
-        "kept",
         "name",
         "parent",
         "path",
         "quotas",
-        "sub",
-        "use",
+        "slots",
         "weight",
     )
 
@@ -70,92 +129,70 @@ class Node:
         """Those that take part, by name, cohorts before queues."""
         self.height = 0
         """0 for a queue and for an empty cohort; the longest way down to a queue."""
-        self.sub: Amounts = {}
-        self.kept: Amounts = {}
-        self.use: Amounts = {}
-        self._potential: Amounts = {}
+        self.slots: dict[Key, Slot] = {}
+        self.declared: tuple[tuple[Key, Slot], ...] = ()
+        """The keys of which its subtree holds anything by declaration."""
         self._lendable: dict[str, int] | None = None
 
-    def quota(self, key: Key) -> Quota:
-        """Return what it holds itself."""
-        return self.quotas.get(key, NO_QUOTA)
+    def at(self, key: Key) -> Slot:
+        """Return its slot of a key."""
+        found = self.slots.get(key)
+        if found is None:
+            above = self.parent.at(key) if self.parent else None
+            found = self.slots[key] = Slot(self.quotas.get(key, NO_QUOTA), above)
+        return found
 
     @property
     def root(self) -> "Node":
         """The top of its tree; itself where it has no parent."""
         return self.path[-1] if self.path else self
 
-    def spare(self, key: Key) -> int:
-        """Return what it keeps to itself and does not use."""
-        return max(0, minus(self.kept.get(key, 0), self.use.get(key, 0)))
-
     def potential(self, key: Key) -> int:
         """Return the most it could use of an empty tree."""
-        known = self._potential.get(key)
-        if known is None:
-            known = self._potential[key] = self._most(key)
-        return known
-
-    def _most(self, key: Key) -> int:
-        sub = self.sub.get(key, 0)
-        if self.parent is None:
-            return sub
-        most = plus(self.kept.get(key, 0), self.parent.potential(key))
-        borrow = self.quota(key).borrow
-        return most if borrow is None else min(most, plus(sub, borrow))
+        return self.at(key).potential
 
     def available(self, key: Key) -> int:
         """Return what it could use now; negative where the tree uses more than it holds."""
-        if self.parent is None:
-            return minus(self.sub.get(key, 0), self.use.get(key, 0))
-        above = self.parent.available(key)
-        borrow = self.quota(key).borrow
-        if borrow is not None:
-            kept = self.kept.get(key, 0)
-            stored = minus(self.sub.get(key, 0), kept)
-            used = max(0, minus(self.use.get(key, 0), kept))
-            above = min(above, plus(minus(stored, used), borrow))
-        return plus(self.spare(key), above)
+        return self.at(key).available()
 
     def free(self, key: Key) -> int:
         """Return what it could use now, as a test of fit asks for it: never negative."""
-        return max(0, self.available(key))
+        return max(0, self.at(key).available())
 
     def fits(self, wanted: Mapping[Key, int]) -> bool:
         """Whether all of these amounts are there at once."""
-        return all(amount <= self.free(key) for key, amount in wanted.items())
+        return all(amount <= max(0, self.at(key).available()) for key, amount in wanted.items())
 
     def add(self, key: Key, amount: int) -> None:
-        """Use more; what goes beyond what it keeps is used of its parent too."""
-        spare = self.spare(key)
-        self.use[key] = plus(self.use.get(key, 0), amount)
-        if self.parent is not None and amount > spare:
-            self.parent.add(key, minus(amount, spare))
+        """Use more of a key."""
+        self.at(key).add(amount)
 
     def remove(self, key: Key, amount: int) -> None:
-        """Use less: the reverse of `add`."""
-        past = minus(self.use.get(key, 0), self.kept.get(key, 0))
-        self.use[key] = minus(self.use.get(key, 0), amount)
-        if self.parent is not None and past > 0:
-            self.parent.remove(key, min(amount, past))
+        """Use less of a key."""
+        self.at(key).remove(amount)
 
     def add_all(self, amounts: Mapping[Key, int]) -> None:
         """Use more of several keys."""
         for key, amount in amounts.items():
-            self.add(key, amount)
+            self.at(key).add(amount)
 
     def remove_all(self, amounts: Mapping[Key, int]) -> None:
         """Use less of several keys."""
         for key, amount in amounts.items():
-            self.remove(key, amount)
+            self.at(key).remove(amount)
 
     def is_over_with(self, key: Key, amount: int) -> bool:
         """Whether it would use more than it holds (a queue: more than nominal) with so much more."""
-        return plus(self.use.get(key, 0), amount) > self.sub.get(key, 0)
+        slot = self.at(key)
+        return slot.use + amount > slot.sub
 
     def is_within(self, keys: Iterable[Key]) -> bool:
         """Whether it uses no more than it holds, on every one of these keys."""
-        return not any(self.is_over_with(key, 0) for key in keys)
+        for key in keys:
+            slot = self.at(key)
+            if slot.use > slot.sub:
+                return False
+        return True
 
     def level(self, key: Key, amount: int) -> tuple[int, bool]:
         """Return how far up the tree so much more must be borrowed, and whether that is below the root.
@@ -164,13 +201,16 @@ class Node:
         """
         if self.parent is None:
             return 0, False
-        if not self.is_over_with(key, amount):
+        slot = self.at(key)
+        if slot.use + amount <= slot.sub:
             return 0, True
-        rest = minus(amount, self.spare(key))
         for ancestor in self.path:
-            if not ancestor.is_over_with(key, rest):
+            spare = slot.kept - slot.use
+            if spare > 0:
+                amount -= spare
+            slot = slot.above or slot
+            if slot.use + amount <= slot.sub:
                 return ancestor.height, ancestor.parent is not None
-            rest = minus(rest, ancestor.spare(key))
         return self.root.height, False
 
     @property
@@ -178,8 +218,8 @@ class Node:
         """What a child of this node could have at most, by resource."""
         if self._lendable is None:
             found: dict[str, int] = {}
-            for key in self.root.sub:
-                found[key[1]] = plus(found.get(key[1], 0), self.potential(key))
+            for key, _ in self.root.declared:
+                found[key[1]] = found.get(key[1], 0) + self.potential(key)
             self._lendable = found
         return self._lendable
 
@@ -269,14 +309,17 @@ def _accumulate(node: Node) -> None:
     """Sum up what each subtree holds, from the leaves to the root."""
     node.path = (node.parent, *node.parent.path) if node.parent else ()
     node.children.sort(key=lambda child: (child.is_queue, child.name))
-    node.sub = {key: quota.nominal for key, quota in node.quotas.items()}
+    for key in node.quotas:
+        node.at(key)
     for child in node.children:
         _accumulate(child)
-        for key, held in child.sub.items():
-            node.sub[key] = plus(node.sub.get(key, 0), minus(held, child.kept.get(key, 0)))
+        for key, held in child.declared:
+            node.at(key).sub += held.sub - held.kept
     for key, quota in node.quotas.items():
         if quota.lend is not None:
-            node.kept[key] = max(0, minus(node.sub[key], quota.lend))
+            slot = node.at(key)
+            slot.kept = max(0, slot.sub - quota.lend)
+    node.declared = tuple(node.slots.items())
     # What an inactive queue holds and uses counts; it takes part in nothing else.
     node.children = [child for child in node.children if child.is_active]
     node.height = max((1 if child.is_queue else child.height + 1 for child in node.children), default=0)

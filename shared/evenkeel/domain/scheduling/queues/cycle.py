@@ -4,11 +4,13 @@ heads ─▶ each weighed against the same world ─▶ in turn: fits still? ─
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from types import MappingProxyType
+from typing import NamedTuple
 
 from evenkeel.domain.scheduling.queues import fair_sharing
-from evenkeel.domain.scheduling.queues.capacity import Node, Tree, minus, plus
+from evenkeel.domain.scheduling.queues.capacity import Node, Tree
 from evenkeel.domain.scheduling.queues.flavors import (
     Assignment,
     FlavorAssigner,
@@ -29,7 +31,7 @@ from evenkeel.domain.scheduling.queues.objects import (
     StopPolicy,
     Workload,
 )
-from evenkeel.domain.scheduling.queues.pending import PendingQueue, Waiting
+from evenkeel.domain.scheduling.queues.pending import Bell, PendingQueue, Waiting
 from evenkeel.domain.scheduling.queues.preemption import Demand, Victim, classical_victims, simulate
 from evenkeel.domain.scheduling.queues.snapshot import Rules, Snapshot, positive
 
@@ -51,8 +53,7 @@ class Result(StrEnum):
     """Somebody before it in this cycle took the room, or the victims."""
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """What became of one head, and all that it rests on."""
 
     workload: Workload
@@ -61,7 +62,7 @@ class Decision:
     assignment: Assignment
     victims: tuple[Victim, ...] = ()
     pending: Pending = Pending.NONE
-    reserved: Mapping[Key, int] = field(default_factory=dict)
+    reserved: Mapping[Key, int] = MappingProxyType({})
     """Kept free for it for the rest of the cycle, though it was not admitted."""
     was_recomputed: bool = False
     """Its victims overlapped with earlier ones of this cycle."""
@@ -99,6 +100,12 @@ class Scheduler:
         self.snapshot = Snapshot(Tree(declared, self.cohorts), declared, self._flavors, self.rules)
         self.pending = {queue.name: PendingQueue(queue.strategy) for queue in declared}
         self.cycles = 0
+        self._blocked: list[tuple[Node, Amounts]] = []
+        """Use that this cycle gave away so far, taken back at its end."""
+        self._bells: dict[Node, Bell] = {}
+        self._queue_of: dict[str, str] = {}
+        """Of each workload that holds quota."""
+        self._hang_bells()
 
     # ------------------------------------------------------------ what happens to it
 
@@ -114,20 +121,29 @@ class Scheduler:
         """Take over a workload that holds quota already."""
         if self.snapshot.team_of(admitted.workload).queue.stop is StopPolicy.HOLD_AND_DRAIN:
             admitted.is_evicted = True
+        self._hold(admitted)
+
+    def _hold(self, admitted: Admitted) -> None:
         self.snapshot.admit(admitted)
+        self._queue_of[admitted.workload.workload_id] = admitted.workload.queue
+
+    def _hang_bells(self) -> None:
+        """Give all queues of a tree one bell."""
+        self._bells = {node.root: Bell() for node in self.snapshot.tree.queues.values()}
+        for name, node in self.snapshot.tree.queues.items():
+            self.pending[name].hang(self._bells[node.root])
 
     def holder(self, workload_id: str) -> Admitted | None:
         """Return who holds quota under this id."""
-        for team in self.snapshot.teams.values():
-            if workload_id in team.admitted:
-                return team.admitted[workload_id]
-        return None
+        queue = self._queue_of.get(workload_id)
+        return self.snapshot.teams[queue].admitted[workload_id] if queue is not None else None
 
     def release(self, workload_id: str) -> Admitted | None:
         """Take back the quota of a workload that ended or has stopped, and wake its whole tree."""
         admitted = self.holder(workload_id)
         if admitted is not None:
             self.snapshot.release(admitted)
+            del self._queue_of[workload_id]
             team = self.snapshot.team_of(admitted.workload)
             team.generation += 1
             self.wake(team.node)
@@ -169,9 +185,7 @@ class Scheduler:
 
     def wake(self, node: Node) -> None:
         """Let everything that is parked in a tree be tried again."""
-        for name, queue in self.snapshot.tree.queues.items():
-            if queue.root is node.root:
-                self.pending[name].wake()
+        self._bells[node.root].rings += 1
 
     def reconfigure(
         self, queues: Iterable[Queue], cohorts: Iterable[Cohort] = (), flavors: Iterable[Flavor] = ()
@@ -195,6 +209,7 @@ class Scheduler:
                 self.snapshot.admit(admitted)
                 if queue.stop is StopPolicy.HOLD_AND_DRAIN:
                     admitted.is_evicted = True
+        self._hang_bells()
 
     # ------------------------------------------------------------ a cycle
 
@@ -204,12 +219,12 @@ class Scheduler:
         self.snapshot.now = now
         entries = {entry.workload.queue: entry for entry in self._nominate(now)}
         taken: dict[str, Admitted] = {}
-        blocked: list[tuple[Node, Amounts]] = []
+        self._blocked = []
         decisions: list[tuple[_Entry, Decision]] = []
         for entry in self._in_turn(entries):
-            decision = self._process(entry, taken, blocked)
+            decision = self._process(entry, taken)
             decisions.append((entry, decision))
-        for node, amounts in reversed(blocked):
+        for node, amounts in reversed(self._blocked):
             node.remove_all(amounts)
         return [self._conclude(entry, decision, now) for entry, decision in decisions]
 
@@ -297,18 +312,24 @@ class Scheduler:
         if not self.rules.fair_sharing:
             yield from sorted(entries.values(), key=_classical_order)
             return
-        waiting = dict(entries)
-        while waiting:
-            contestants = {
-                name: fair_sharing.Contestant(entry.workload, self.snapshot.teams[name].node, self._net_use(entry))
-                for name, entry in waiting.items()
+        teams = self.snapshot.teams
+        tournament = fair_sharing.Tournament(
+            {
+                name: fair_sharing.Contestant(entry.workload, teams[name].node, self._net_use(entry))
+                for name, entry in entries.items()
             }
-            yield waiting.pop(fair_sharing.next_in_turn(contestants))
+        )
+        while tournament:
+            name = tournament.pop()
+            before = len(self._blocked)
+            yield entries[name]
+            if len(self._blocked) > before:
+                tournament.changed(teams[name].node)
 
     def _net_use(self, entry: _Entry) -> Amounts:
         return {} if entry.workload.has_reservation else entry.assignment.use
 
-    def _process(self, entry: _Entry, taken: dict[str, Admitted], blocked: list[tuple[Node, Amounts]]) -> Decision:
+    def _process(self, entry: _Entry, taken: dict[str, Admitted]) -> Decision:
         """Decide about one head, with what was decided before it in this cycle."""
         node = self.snapshot.team_of(entry.workload).node
         if any(victim.workload_id in taken for victim in entry.victims):
@@ -316,8 +337,9 @@ class Scheduler:
         assignment = entry.assignment
 
         def block(amounts: Amounts) -> None:
-            node.add_all(amounts)
-            blocked.append((node, amounts))
+            if amounts:
+                node.add_all(amounts)
+                self._blocked.append((node, amounts))
 
         if entry.workload.barred:
             return self._decided(entry, Result.INADMISSIBLE, entry.workload.barred)
@@ -339,10 +361,7 @@ class Scheduler:
         if any(victim.workload_id in taken for victim in entry.victims):
             reason = "Its victims go for another workload of this cycle."
             return self._decided(entry, Result.SKIPPED, reason, pending=Pending.WAITING_FOR_QUOTA)
-        gone = {**taken, **{victim.workload_id: victim.admitted for victim in entry.victims}}
-        with self.snapshot.without_use_of(gone.values()):
-            still_fits = node.fits(self._net_use(entry))
-        if not still_fits:
+        if not self._still_fits(entry, node, taken):
             reason = "It no longer fits, after others of this cycle."
             return self._decided(entry, Result.SKIPPED, reason, pending=Pending.WAITING_FOR_QUOTA)
         taken.update((victim.workload_id, victim.admitted) for victim in entry.victims)
@@ -352,6 +371,14 @@ class Scheduler:
             names = ", ".join(victim.workload_id for victim in entry.victims)
             return self._decided(entry, Result.PREEMPTING, f"Waits until {names} has stopped.")
         return self._decided(entry, Result.ADMITTED, _told_admitted(assignment))
+
+    def _still_fits(self, entry: _Entry, node: Node, taken: Mapping[str, Admitted]) -> bool:
+        """Whether there is room, all victims of the cycle and its own gone."""
+        gone = {**taken, **{victim.workload_id: victim.admitted for victim in entry.victims}}
+        if not gone:
+            return node.fits(self._net_use(entry))
+        with self.snapshot.without_use_of(gone.values()):
+            return node.fits(self._net_use(entry))
 
     def _recompute(self, entry: _Entry, taken: Mapping[str, Admitted]) -> None:
         """Weigh a head anew, its victims being others' already, on the flavors that it was nominated for."""
@@ -369,13 +396,13 @@ class Scheduler:
             return {}
         reserved: Amounts = {}
         for key, amount in entry.assignment.use.items():
-            quota, used = node.quota(key), node.use.get(key, 0)
+            slot = node.at(key)
             if entry.assignment.level == 0:
-                reserved[key] = max(0, min(amount, minus(quota.nominal, used)))
-            elif quota.borrow is None:
+                reserved[key] = max(0, min(amount, slot.nominal - slot.use))
+            elif slot.borrow is None:
                 reserved[key] = amount
             else:
-                reserved[key] = min(amount, minus(plus(quota.nominal, quota.borrow), used))
+                reserved[key] = min(amount, slot.nominal + slot.borrow - slot.use)
         return reserved
 
     def _decided(
@@ -407,9 +434,10 @@ class Scheduler:
         if decision.result is Result.ADMITTED:
             if workload.replaces and workload.replaces in team.admitted:
                 self.snapshot.release(team.admitted[workload.replaces])
+                del self._queue_of[workload.replaces]
                 team.generation += 1
             assignment = decision.assignment
-            self.snapshot.admit(Admitted(workload, assignment.flavors, assignment.counts, now))
+            self._hold(Admitted(workload, assignment.flavors, assignment.counts, now))
             queue.remove(workload.workload_id)
             return decision
         for victim in decision.victims:
@@ -426,7 +454,7 @@ class Scheduler:
             parks_shape=decision.result in (Result.NO_FIT, Result.NO_CANDIDATES, Result.INADMISSIBLE),
             is_preempting=decision.result in (Result.PREEMPTING, Result.DEFERRED),
         )
-        return replace(decision, parked=parked)
+        return decision._replace(parked=parked) if parked else decision
 
 
 def _declared_by_queue(snapshot: Snapshot, cohorts: Iterable[Cohort]) -> dict[str, frozenset[str]]:

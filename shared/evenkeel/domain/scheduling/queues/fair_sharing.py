@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from evenkeel.domain.scheduling.queues.capacity import Node, minus, plus, queues_below
+from evenkeel.domain.scheduling.queues.capacity import Node, queues_below
 from evenkeel.domain.scheduling.queues.objects import Admitted, Amounts, Key, PreemptionPolicy, Workload
 from evenkeel.domain.scheduling.queues.preemption import (
     Demand,
@@ -61,10 +61,10 @@ def share_of(node: Node) -> Share:
         return Share(weight=node.weight)
     beyond: dict[str, int] = {}
     borrowed = []
-    for key, held in node.sub.items():
-        over = minus(node.use.get(key, 0), held)
+    for key, slot in node.declared:
+        over = slot.use - slot.sub
         if over > 0:
-            beyond[key[1]] = plus(beyond.get(key[1], 0), over)
+            beyond[key[1]] = beyond.get(key[1], 0) + over
             borrowed.append(key)
     ratio, resource = 0.0, ""
     for name, over in beyond.items():
@@ -88,54 +88,80 @@ class Contestant:
     wanted: Amounts
 
 
-def next_in_turn(contestants: Mapping[str, Contestant]) -> str:
-    """Return whose turn it is, by queue name: the winner of its tree's tournament; trees are independent."""
-    first = contestants[min(contestants)]
-    if first.node.parent is None:
-        return first.workload.queue
-    root = first.node.root
-    shares = _shares_with(root, contestants)
-    winner = _winner(root, contestants, shares)
-    assert winner
-    return winner.workload.queue
+_Turn = tuple[bool, tuple[bool, float], int, float]
 
 
-def _shares_with(root: Node, contestants: Mapping[str, Contestant]) -> dict[tuple[str, str], Share]:
-    """Return, for each head and each ancestor, the share of the child it came through, with what it asks for."""
-    shares: dict[tuple[str, str], Share] = {}
-    for queue in queues_below(root):
-        contestant = contestants.get(queue.name)
-        if contestant is None:
-            continue
-        with using(queue, contestant.wanted):
-            through = queue
-            for ancestor in queue.path:
-                shares[(ancestor.name, queue.name)] = share_of(through)
-                through = ancestor
-    return shares
+class Tournament:
+    """Whose turn it is among heads: each cohort sends up the winner of its child cohorts and its own queues' heads.
 
+    Trees are independent of each other. What was worked out stands until somebody below it leaves or usage changes.
+    """
 
-def _winner(
-    cohort: Node, contestants: Mapping[str, Contestant], shares: Mapping[tuple[str, str], Share]
-) -> Contestant | None:
-    best: Contestant | None = None
-    for child in cohort.children:
-        found = contestants.get(child.name) if child.is_queue else _winner(child, contestants, shares)
-        if found is not None and (best is None or _turn(found, cohort, shares) < _turn(best, cohort, shares)):
-            best = found
-    return best
+    def __init__(self, contestants: Mapping[str, Contestant]) -> None:
+        """Begin with everybody, by queue name."""
+        self._contestants = dict(contestants)
+        self._turns: dict[tuple[Node, str], _Turn] = {}
+        """By the child that a head came through, and its queue."""
+        self._winners: dict[Node, Contestant | None] = {}
+        self._roots: dict[Node, int] = {}
+        for contestant in contestants.values():
+            root = contestant.node.root
+            self._roots[root] = self._roots.get(root, 0) + 1
+        # Trees in the order of the first of their queues' names.
+        self._waiting = [contestants[name].node.root for name in sorted(contestants, reverse=True)]
 
+    def __bool__(self) -> bool:
+        return bool(self._contestants)
 
-def _turn(
-    contestant: Contestant, cohort: Node, shares: Mapping[tuple[str, str], Share]
-) -> tuple[bool, tuple[bool, float], int, float]:
-    share = shares[(cohort.name, contestant.workload.queue)]
-    return (
-        share.borrows_any_of(contestant.wanted),
-        share.rank,
-        -contestant.workload.priority,
-        contestant.workload.queued_at,
-    )
+    def pop(self) -> str:
+        """Return whose turn it is, by queue name, and let it leave."""
+        while not self._roots[self._waiting[-1]]:
+            self._waiting.pop()
+        root = self._waiting[-1]
+        winner = self._contestants[root.name] if root.is_queue else self._winner(root)
+        assert winner is not None
+        del self._contestants[winner.node.name]
+        self._roots[root] -= 1
+        for ancestor in winner.node.path:
+            self._winners.pop(ancestor, None)
+        return winner.node.name
+
+    def changed(self, node: Node) -> None:
+        """Forget what rests on the use of a queue: its own share, and those of the cohorts above it."""
+        path = {node, *node.path}
+        self._turns = {key: turn for key, turn in self._turns.items() if key[0] not in path}
+        for ancestor in node.path:
+            self._winners.pop(ancestor, None)
+
+    def _winner(self, cohort: Node) -> Contestant | None:
+        if cohort in self._winners:
+            return self._winners[cohort]
+        best: Contestant | None = None
+        best_turn: _Turn | None = None
+        for child in cohort.children:
+            found = self._contestants.get(child.name) if child.is_queue else self._winner(child)
+            if found is not None:
+                turn = self._turn(found, child)
+                if best_turn is None or turn < best_turn:
+                    best, best_turn = found, turn
+        self._winners[cohort] = best
+        return best
+
+    def _turn(self, contestant: Contestant, through: Node) -> _Turn:
+        """Sort a head at a cohort: by the share of the child that it came through, with what it asks for."""
+        key = (through, contestant.node.name)
+        known = self._turns.get(key)
+        if known is None:
+            with using(contestant.node, contestant.wanted):
+                share = share_of(through)
+            workload = contestant.workload
+            known = self._turns[key] = (
+                share.borrows_any_of(contestant.wanted),
+                share.rank,
+                -workload.priority,
+                workload.queued_at,
+            )
+        return known
 
 
 # ---------------------------------------------------------------- who has to go

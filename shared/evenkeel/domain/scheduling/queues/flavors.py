@@ -8,6 +8,7 @@ NoFit    nothing that could happen soon makes room
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
+from typing import NamedTuple
 
 from evenkeel.domain.scheduling.queues.objects import (
     PODS,
@@ -60,11 +61,13 @@ class Pending(StrEnum):
     @property
     def severity(self) -> int:
         """0 for none."""
-        return list(Pending).index(self)
+        return _SEVERITY[self]
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+_SEVERITY = {pending: rank for rank, pending in enumerate(Pending)}
+
+
+class Choice(NamedTuple):
     """A flavor for one resource of a pod set."""
 
     flavor: str
@@ -75,8 +78,7 @@ class Choice:
     """Index of the last flavor that was looked at; -1 where that was the last of its list."""
 
 
-@dataclass(frozen=True, slots=True)
-class Inequality:
+class Inequality(NamedTuple):
     """What was compared for one key: why a flavor would do, or would not."""
 
     resource: str
@@ -90,8 +92,7 @@ class Inequality:
     level: int
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
+class Attempt(NamedTuple):
     """One flavor that was looked at."""
 
     flavor: str
@@ -102,8 +103,7 @@ class Attempt:
     compared: tuple[Inequality, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(NamedTuple):
     """Where the scan of the flavors stood, for the next time."""
 
     tried: tuple[Mapping[str, int], ...]
@@ -346,40 +346,38 @@ class FlavorAssigner:
                     held = ", ".join(sorted(each or "none" for each in kept))
                     why, pending, worst = f"the slice it replaces has {held}", Pending.NO_MATCHING_FLAVOR, Mode.NO_FIT
                     break
-            mode, level, reason, inequality = self._weigh(key, used.get(key, 0) + amount)
+            reason, inequality = self._weigh(key, used.get(key, 0) + amount)
             compared.append(inequality)
-            pending = max(pending, reason, key=lambda each: each.severity)
-            if is_preferred(worst, worst_level, mode, level, fungibility):
+            mode, level = inequality.mode, inequality.level
+            if reason is not Pending.NONE:
+                pending = max(pending, reason, key=_SEVERITY.__getitem__)
+            if (mode, level) != (worst, worst_level) and is_preferred(worst, worst_level, mode, level, fungibility):
                 worst, worst_level = mode, level
             if worst is Mode.NO_FIT:
                 break
             found[resource] = (flavor, mode, level)
         return found, Attempt(flavor, worst, worst_level, pending, why, tuple(compared))
 
-    def _weigh(self, key: Key, wanted: int) -> tuple[Mode, int, Pending, Inequality]:
+    def _weigh(self, key: Key, wanted: int) -> tuple[Pending, Inequality]:
         """Compare what is wanted of one key with what there is."""
         node, queue = self.team.node, self.team.queue
-        potential = node.potential(key)
-        nominal = node.quota(key).nominal
-        available = node.free(key)
-
-        def told(mode: Mode, level: int, pending: Pending) -> tuple[Mode, int, Pending, Inequality]:
-            used = node.use.get(key, 0)
-            facts = Inequality(key[1], wanted, available, potential, nominal, used, mode, level)
-            return mode, level, pending, facts
-
-        if wanted > potential:
-            return told(Mode.NO_FIT, 0, Pending.EXCEEDS_MAX_QUOTA)
-        level, is_smaller = node.level(key, wanted)
-        if wanted <= available:
-            return told(Mode.FIT, level, Pending.NONE)
-        may_borrow_and_preempt = queue.preemption.borrow_within is not None or (
-            self.snapshot.rules.fair_sharing and queue.preemption.reclaim is not PreemptionPolicy.NEVER
-        )
-        if nominal >= wanted or is_smaller or may_borrow_and_preempt:
-            mode, level = self.simulate(self.workload, key, wanted)
-            return told(mode, level, Pending.NONE)
-        return told(Mode.NO_FIT, level, Pending.WAITING_FOR_QUOTA)
+        slot = node.at(key)
+        available = max(0, slot.available())
+        pending = Pending.NONE
+        if wanted > slot.potential:
+            mode, level, pending = Mode.NO_FIT, 0, Pending.EXCEEDS_MAX_QUOTA
+        elif wanted <= available:
+            mode, level = Mode.FIT, node.level(key, wanted)[0]
+        else:
+            level, is_smaller = node.level(key, wanted)
+            may_borrow_and_preempt = queue.preemption.borrow_within is not None or (
+                self.snapshot.rules.fair_sharing and queue.preemption.reclaim is not PreemptionPolicy.NEVER
+            )
+            if slot.nominal >= wanted or is_smaller or may_borrow_and_preempt:
+                mode, level = self.simulate(self.workload, key, wanted)
+            else:
+                mode, pending = Mode.NO_FIT, Pending.WAITING_FOR_QUOTA
+        return pending, Inequality(key[1], wanted, available, slot.potential, slot.nominal, slot.use, mode, level)
 
     def _why_pending(self, assignment: Assignment) -> Pending:
         """Give one reason: the mildest over the flavors of a group, the most severe over groups and pod sets."""
@@ -398,9 +396,9 @@ class FlavorAssigner:
                     continue
                 group = group_of.get(attempt.flavor, -1 - number)
                 known = mildest.get(group, attempt.pending)
-                mildest[group] = min(known, attempt.pending, key=lambda each: each.severity)
+                mildest[group] = min(known, attempt.pending, key=_SEVERITY.__getitem__)
             reasons = mildest.values() if attempts else (Pending.NO_MATCHING_FLAVOR,)
-            overall = max(overall, *reasons, key=lambda each: each.severity)
+            overall = max(overall, *reasons, key=_SEVERITY.__getitem__)
         return overall
 
 

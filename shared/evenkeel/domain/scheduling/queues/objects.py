@@ -1,14 +1,13 @@
 """What is configured (queues, cohorts, flavors) and what is asked for (workloads)."""
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 
-UNLIMITED = 2**63 - 1
-"""An amount without bound: whatever is added to it or taken from it, it stays so."""
+UNLIMITED = 2**100
+"""An amount without bound: beyond anything that sums and differences of amounts of 64 bits come near."""
 
 Key = tuple[str, str]
 """(flavor, resource): what quota is counted in."""
@@ -304,8 +303,8 @@ class Workload:
             )
             for pod_set in self.pod_sets
         ]
-        text = json.dumps([self.priority, pods, self.replaces, self.barred], separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        text = repr((self.priority, pods, self.replaces, self.barred))
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 @dataclass(slots=True)

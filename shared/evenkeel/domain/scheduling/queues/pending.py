@@ -25,6 +25,13 @@ class Waiting:
     progress: Progress | None = None
 
 
+@dataclass(slots=True)
+class Bell:
+    """Wakes all queues of a tree: each hears it when it is next asked anything, so ringing costs nothing."""
+
+    rings: int = 0
+
+
 class PendingQueue:
     """The waiting workloads of one queue."""
 
@@ -42,6 +49,8 @@ class PendingQueue:
         self._held: dict[str, Waiting] = {}
         self._pops = 0
         self._woken_at = -1
+        self._bell = Bell()
+        self._heard = 0
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._held)
@@ -49,9 +58,20 @@ class PendingQueue:
     def __contains__(self, workload_id: str) -> bool:
         return workload_id in self._waiting or workload_id in self._held
 
+    def hang(self, bell: Bell) -> None:
+        """Listen to this bell from now on."""
+        self._listen()
+        self._bell, self._heard = bell, bell.rings
+
+    def _listen(self) -> None:
+        if self._heard != self._bell.rings:
+            self._heard = self._bell.rings
+            self.wake()
+
     @property
     def parked_shapes(self) -> frozenset[str]:
         """The shapes that wait for something to change."""
+        self._listen()
         return frozenset(self._parked)
 
     def all(self) -> list[Waiting]:
@@ -61,6 +81,7 @@ class PendingQueue:
 
     def by_state(self) -> tuple[list[str], list[str], list[str]]:
         """Return who is tried next, who is parked, and who is backed off; each in queue order."""
+        self._listen()
         active: list[str] = []
         parked: list[str] = []
         held: list[str] = []
@@ -76,8 +97,10 @@ class PendingQueue:
 
     def push(self, waiting: Waiting, *, not_before: float | None = None) -> None:
         """Let a workload wait; one whose shape is parked is parked with it. Known ids are replaced."""
+        self._listen()
         workload = waiting.workload
-        self.remove(workload.workload_id)
+        if workload.workload_id in self:
+            self.remove(workload.workload_id)
         if not_before is not None:
             self._held[workload.workload_id] = waiting
             heapq.heappush(self._held_until, (not_before, workload.workload_id))
@@ -97,6 +120,7 @@ class PendingQueue:
 
     def pop(self, now: float = 0.0) -> Waiting | None:
         """Take the head; None where nobody waits who is not parked."""
+        self._listen()
         self._pops += 1
         self._let_go(now)
         sticky = self._waiting.get(self.sticky)
@@ -127,6 +151,7 @@ class PendingQueue:
             parks_shape: Everybody of its shape would get the same answer.
             is_preempting: It waits for its evictions.
         """
+        self._listen()
         workload = waiting.workload
         is_best_effort = self.strategy is QueueingStrategy.BEST_EFFORT
         if is_preempting and is_best_effort:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 
-from evenkeel.domain.scheduling.queues.capacity import Node, minus, plus
+from evenkeel.domain.scheduling.queues.capacity import Node
 from evenkeel.domain.scheduling.queues.flavors import Mode
 from evenkeel.domain.scheduling.queues.objects import Admitted, Amounts, Key, PreemptionPolicy, Workload
 from evenkeel.domain.scheduling.queues.snapshot import Snapshot, Team
@@ -164,7 +164,7 @@ def classical_victims(demand: Demand, snapshot: Snapshot) -> list[Victim]:
 
 def _is_under_nominal(demand: Demand) -> bool:
     node = demand.team.node
-    return all(node.quota(key).nominal > node.use.get(key, 0) for key in demand.contested)
+    return all(slot.nominal > slot.use for slot in map(node.at, demand.contested))
 
 
 def _in_order(
@@ -203,8 +203,8 @@ def _outside(demand: Demand, snapshot: Snapshot) -> tuple[list[_Candidate], list
 
 def _holds(node: Node, wanted: Mapping[Key, int]) -> tuple[bool, Amounts]:
     """Whether a subtree's own quota holds this, and what is left to be found above it."""
-    holds = all(node.sub.get(key, 0) >= plus(node.use.get(key, 0), amount) for key, amount in wanted.items())
-    return holds, {key: max(0, minus(amount, node.spare(key))) for key, amount in wanted.items()}
+    holds = not any(node.is_over_with(key, amount) for key, amount in wanted.items())
+    return holds, {key: max(0, amount - node.at(key).spare) for key, amount in wanted.items()}
 
 
 def _over_quota_below(node: Node, visited: Node | None, demand: Demand) -> Iterator[Node]:

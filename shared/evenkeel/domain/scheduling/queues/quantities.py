@@ -10,6 +10,7 @@ from fractions import Fraction
 from evenkeel.domain.scheduling.queues.objects import UNLIMITED
 
 CPU = "cpu"
+_MOST = 2**63 - 1
 
 _SUFFIXES = {
     "": Fraction(1),
@@ -39,13 +40,12 @@ def amount(resource: str, quantity: str | float | Fraction) -> int:
     if resource == CPU:
         value *= 1000
     whole = -(-value.numerator // value.denominator)
-    most = UNLIMITED // 1000 * 1000 if resource == CPU else UNLIMITED
-    return UNLIMITED if whole >= most else max(whole, -UNLIMITED)
+    return UNLIMITED if whole >= (_MOST // 1000 * 1000 if resource == CPU else _MOST) else max(whole, -_MOST)
 
 
 def text(resource: str, units: int) -> str:
     """Write an amount as a quantity; `unlimited` where it has no bound."""
-    if units >= UNLIMITED:
+    if units >= _MOST:
         return "unlimited"
     if resource != CPU:
         return str(units)

@@ -294,14 +294,15 @@ def _node(node: Node) -> dict[str, object]:
             HeldKey(
                 flavor=key[0],
                 resource=key[1],
-                nominal=quantities.text(key[1], node.quota(key).nominal),
-                subtree=quantities.text(key[1], node.sub.get(key, 0)),
-                used=quantities.text(key[1], node.use.get(key, 0)),
-                borrowed=quantities.text(key[1], max(0, node.use.get(key, 0) - node.sub.get(key, 0))),
-                available=quantities.text(key[1], node.free(key)),
-                potential=quantities.text(key[1], node.potential(key)),
+                nominal=quantities.text(key[1], slot.nominal),
+                subtree=quantities.text(key[1], slot.sub),
+                used=quantities.text(key[1], slot.use),
+                borrowed=quantities.text(key[1], max(0, slot.use - slot.sub)),
+                available=quantities.text(key[1], max(0, slot.available())),
+                potential=quantities.text(key[1], slot.potential),
             )
-            for key in sorted({*node.sub, *node.use})
+            for key, slot in sorted(node.slots.items(), key=lambda each: each[0])
+            if slot.sub or slot.use or key in node.quotas
         ),
         "share": ShareAnswer(
             value=math.ceil(share.value) if is_finite else None,

@@ -209,7 +209,7 @@ def _room(world: World, workload: Workload, resource: str) -> int:
     for each in world.admitted:
         scheduler.restore(replace(each))
     node = scheduler.snapshot.teams[workload.queue].node
-    return min((node.available(key) for key in node.sub if key[1] == resource), default=0)
+    return min((node.available(key) for key in node.slots if key[1] == resource), default=0)
 
 
 def _with_more(queue: Queue, name: str, flavor: str, more: dict[str, int]) -> Queue:
