@@ -41,6 +41,8 @@ SERVICE_ACCOUNT: Final = "trainer"
 SCHEDULED: Final = ("WatchClusterFunction", "SweepFleetFunction", "ScheduleJobsFunction")
 TICK_SECONDS: Final = 1.0
 UP_SECONDS: Final = 240.0
+SPOT_NOTICE_SECONDS: Final = 15.0
+"""Two minutes in life, where a save takes longer too."""
 
 Say = Callable[[str], None]
 
@@ -81,6 +83,7 @@ class FleetShape:
             "instanceGroups": [
                 {"name": self.group, "instanceType": self.instance_type, "count": self.nodes, "taints": [taint]}
             ],
+            "karpenter": {"spotNotice": SPOT_NOTICE_SECONDS},
             "delays": dict(self.delays),
         }
 

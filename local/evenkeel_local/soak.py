@@ -9,7 +9,7 @@ import time
 
 from evenkeel_local import PROJECT
 from evenkeel_local.data_centre import DataCentre, FleetShape
-from evenkeel_local.drills import DRILLS, DrillTimeoutError, Result, run
+from evenkeel_local.drills import SHARED, DrillTimeoutError, Result, run
 from evenkeel_local.processes import interruptible
 
 
@@ -18,7 +18,7 @@ def main() -> int:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--drills", type=int, default=20, help="how many (20)")
     options.add_argument("--seed", type=int, default=None, help="of faults, moments and victims (random)")
-    options.add_argument("--only", choices=sorted(DRILLS), help="one fault instead of all")
+    options.add_argument("--only", choices=sorted(SHARED), help="one fault instead of all")
     options.add_argument("--nodes", type=int, default=5, help="machines of the data centre (5)")
     given = options.parse_args()
     seed = random.SystemRandom().randrange(10**6) if given.seed is None else given.seed
@@ -32,14 +32,14 @@ def main() -> int:
 
 def _soak(count: int, seed: int, only: str | None, nodes: int) -> int:
     dice = random.Random(seed)
-    names = [only] if only else sorted(DRILLS)
+    names = [only] if only else sorted(SHARED)
     began, failed = time.monotonic(), 0
     with DataCentre.start(PROJECT / ".evenkeel" / "soak", fleet=FleetShape(nodes=nodes), say=_say) as centre:
         for number in range(1, count + 1):
             # Every fault in turn, so that a short soak meets all; the order within a round is thrown.
             if (number - 1) % len(names) == 0:
                 dice.shuffle(names)
-            drill = DRILLS[names[(number - 1) % len(names)]]
+            drill = SHARED[names[(number - 1) % len(names)]]
             drill_seed = dice.randrange(10**6)
             try:
                 result = run(drill, centre, seed=drill_seed)

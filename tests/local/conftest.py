@@ -5,8 +5,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.local.replays import decided_otherwise
-
 if TYPE_CHECKING:
     from evenkeel_local.data_centre import DataCentre
 
@@ -18,6 +16,7 @@ def data_centre(tmp_path_factory: pytest.TempPathFactory) -> Iterator["DataCentr
     In the end every decision that was recorded in it must come out the same from its own facts.
     """
     from evenkeel_local.data_centre import DataCentre  # the tests of its parts run without it
+    from evenkeel_local.drills.replays import decided_otherwise
 
     with DataCentre.start(tmp_path_factory.mktemp("data-centre")) as running:
         yield running

@@ -3,11 +3,11 @@
 import pytest
 
 from evenkeel_local.data_centre import DataCentre
-from evenkeel_local.drills import DRILLS, run
+from evenkeel_local.drills import DRILLS, SHARED, run
 
 
-@pytest.mark.parametrize("name", sorted(DRILLS))
-def test_a_job_comes_back_from(name: str, data_centre: DataCentre) -> None:
+@pytest.mark.parametrize("name", sorted(SHARED))
+def test_everything_that_must_hold_does_after(name: str, data_centre: DataCentre) -> None:
     result = run(DRILLS[name], data_centre, seed=2026)
 
     assert result.failures() == []

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import http
 import json
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -118,6 +120,29 @@ class ClusterHandle:
         """
         for document in documents:
             self.control("POST", "apply", dict(document))
+
+    def delete(self, path: str) -> None:
+        """Delete a Kubernetes object as the admin, by its path.
+
+        Idempotent: yes, what is gone stays so.
+
+        Raises:
+            ClusterFailed: the API refused.
+        """
+        request = urllib.request.Request(
+            self.kubernetes_url + path, headers={"Authorization": f"Bearer {self.admin_token}"}, method="DELETE"
+        )
+        https = urllib.request.HTTPSHandler(context=ssl.create_default_context(cadata=self.ca_pem))
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), https)
+        try:
+            with opener.open(request, timeout=10.0) as response:
+                response.read()
+        except urllib.error.HTTPError as refused:
+            with refused:
+                if refused.code != http.HTTPStatus.NOT_FOUND:
+                    raise ClusterFailed(f"DELETE {path}: {refused.code} {refused.read().decode()}") from refused
+        except OSError as failed:
+            raise ClusterFailed(f"DELETE {path}: {failed}") from failed
 
     def kubeconfig(self, token: str | None = None) -> Json:
         """Return a kubeconfig for kubectl and helm; kubectl reads JSON where it reads YAML.

@@ -1,19 +1,17 @@
 """Every decision that the data centre recorded, decided again."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from evenkeel.adapters.dynamo_ledger import _value as document_of
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.policy import changed
 from evenkeel.domain.replay import CannotReplayError, replay
 from evenkeel.runtime.wiring import load_policy
-
-if TYPE_CHECKING:
-    from evenkeel_local.data_centre import DataCentre
+from evenkeel_local.data_centre import DataCentre
 
 
-def decided_otherwise(centre: "DataCentre") -> list[str]:
+def decided_otherwise(centre: DataCentre) -> list[str]:
     """Return the decisions that do not replay to their recorded answer, and why."""
     base = load_policy("local")
     given = [doc["change"]["changes"] for _, doc in _rows(centre, "POLICY#") if "change" in doc]
@@ -30,7 +28,7 @@ def decided_otherwise(centre: "DataCentre") -> list[str]:
     return found
 
 
-def _rows(centre: "DataCentre", prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _rows(centre: DataCentre, prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
     pages = centre.deployer.client("dynamodb").get_paginator("scan")
     for page in pages.paginate(TableName=centre.outputs["IncidentsTableName"]):
         for item in page["Items"]:

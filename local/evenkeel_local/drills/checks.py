@@ -1,0 +1,148 @@
+"""What must hold once a disturbed job has ended: of the job, of the fleet and of the records."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+from evenkeel_local.data_centre import DataCentre
+from evenkeel_local.drills.looking import (
+    FLEET_SECONDS,
+    POLL_SECONDS,
+    Counters,
+    Result,
+    Work,
+    await_whole_fleet,
+    dead_letters,
+    read_object,
+)
+from evenkeel_local.drills.replays import decided_otherwise
+from evenkeel_local.twin import undisturbed_digest
+
+
+def check_afterwards(
+    result: Result,
+    centre: DataCentre,
+    ended: dict[str, Any],
+    uri: str,
+    work: Work,
+    before: Counters,
+    *,
+    may_overlap: bool = False,
+) -> None:
+    """Check everything that must hold once a disturbed job has ended: of the job, the fleet and the records."""
+    _check_job(result, centre, ended, uri, work)
+    _check_fence(result, centre, uri)
+    await_whole_fleet(centre.client(), centre)
+    _check_overlap(result, centre, ended["jobId"], may_overlap=may_overlap)
+    _check_provider(result, centre, before)
+    check_dead_letters(result, centre)
+    _check_left_behind(result, centre)
+    check_decisions(result, centre)
+
+
+def check_decisions(result: Result, centre: DataCentre) -> None:
+    """Check that every decision ever recorded here comes out the same from its own facts."""
+    otherwise = decided_otherwise(centre)
+    result.check("every decision replays to its recorded answer", not otherwise, "; ".join(otherwise) or "all do")
+
+
+def _check_job(result: Result, centre: DataCentre, job: dict[str, Any], uri: str, work: Work) -> None:
+    result.check("the job ends well", job["state"] == "SUCCEEDED", f"{job['state']}: {job.get('reason', '')}")
+    document = read_object(centre, uri, f"result/attempt={job['currentAttempt']}.json")
+    expected = undisturbed_digest(work.nodes, work.steps, work.seed)
+    seen = json.loads(document)["digest"] if document else "no result"
+    result.check("the weights equal the undisturbed run's", seen == expected, f"{seen} against {expected}")
+
+
+def _check_fence(result: Result, centre: DataCentre, uri: str) -> None:
+    document = read_object(centre, uri, "_fence")
+    fence: dict[str, Any] = json.loads(document) if document else {"attempt": 0, "history": []}
+    wrong = resumed_past_a_fence(fence)
+    seen = "; ".join(wrong) or f"{len(fence['history']) + 1} fences"
+    result.check("no manifest of a fenced attempt is resumed from", not wrong, seen)
+
+
+def resumed_past_a_fence(fence: dict[str, Any]) -> list[str]:
+    """Say which attempts resumed from what was written behind a later attempt's back, from the fence's own record.
+
+    A fence raised between a checkpoint and who resumes from it must itself have been pinned there or later.
+    """
+    pins = {int(pin["attempt"]): pin.get("resumeFrom") for pin in (*fence["history"], fence)}
+    wrong = []
+    for attempt, point in pins.items():
+        if point is None:
+            continue
+        source, step = int(point["attempt"]), int(point["step"])
+        for between in range(source + 1, attempt):
+            if between not in pins:
+                continue  # it never raised the fence
+            stood = pins[between]
+            if stood is None or int(stood["attempt"]) < source or int(stood["step"]) < step:
+                wrong.append(f"attempt {attempt} resumed from a{source} step {step} past a{between}'s pin")
+    return wrong
+
+
+def _check_overlap(result: Result, centre: DataCentre, job_id: str, *, may_overlap: bool) -> None:
+    """Processes of two attempts ran together only where that is allowed, and then the old one ended."""
+    runs: dict[int, list[tuple[datetime, datetime]]] = {}
+    for process in centre.cluster.control("GET", f"processes?job={job_id}")["processes"]:
+        attempt = int(process["job"].rpartition("-a")[2])
+        ended = _time(process["endedAt"]) if process["endedAt"] else datetime.now(UTC)
+        runs.setdefault(attempt, []).append((_time(process["startedAt"]), ended))
+        result.check(f"process of attempt {attempt} ended", bool(process["endedAt"]), str(process))
+    overlaps = []
+    for attempt in sorted(number for number in runs if number + 1 in runs):
+        over = max(end for _, end in runs[attempt]) - min(start for start, _ in runs[attempt + 1])
+        if over.total_seconds() > 0:
+            overlaps.append(f"a{attempt} ended {over.total_seconds():.2f} s after a{attempt + 1} began")
+    result.check("attempts overlap only behind a partition", may_overlap or not overlaps, "; ".join(overlaps) or "none")
+
+
+def _check_provider(result: Result, centre: DataCentre, before: Counters) -> None:
+    after = Counters.read(centre).replaces
+    many = {life: count for life, count in after.items() if count > 1}
+    result.check(
+        "at most one accepted Replace a node life", not many, str(many or f"{len(after) - len(before.replaces)} new")
+    )
+
+
+def check_dead_letters(result: Result, centre: DataCentre) -> None:
+    waiting = dead_letters(centre)
+    result.check("dead-letter queues are empty", not waiting, str(waiting or "all empty"))
+
+
+def _check_left_behind(result: Result, centre: DataCentre) -> None:
+    """Whatever worked on the fault ends soon after it, and leaves nothing that would keep the next one out."""
+    deadline = time.monotonic() + FLEET_SECONDS
+    while (left := left_behind(centre)) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+    result.check("nothing is left half done", not left, "; ".join(left) or "no open wait, pointer, charge or lease")
+
+
+def left_behind(centre: DataCentre) -> list[str]:
+    """Return what is still open: waits, pointers to incidents, charges, leases, executions."""
+    names = {name: centre.outputs[f"{name}TableName"] for name in ("Jobs", "Incidents", "Fleet", "Quotas")}
+    left = []
+    for page in (
+        page
+        for table in names.values()
+        for page in centre.deployer.client("dynamodb").get_paginator("scan").paginate(TableName=table)
+    ):
+        for item in page["Items"]:
+            pk, sk = item["pk"]["S"], item["sk"]["S"]
+            is_open = pk.startswith("OPEN#") or sk.startswith(("WAIT#", "CHARGE#"))
+            holder = item["doc"]["M"].get("incidentId", {}).get("S") if pk.startswith("LEASE#") else ""
+            if is_open or holder:
+                left.append(f"{pk} {sk}")
+    steps = centre.deployer.client("stepfunctions")
+    for machine in ("RecoverNodeArn", "RunJobArn"):
+        running = steps.list_executions(stateMachineArn=centre.outputs[machine], statusFilter="RUNNING")["executions"]
+        left += [str(execution["name"]) for execution in running]
+    return left
+
+
+def _time(text: str) -> datetime:
+    return datetime.fromisoformat(text)

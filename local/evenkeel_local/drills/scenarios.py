@@ -1,0 +1,404 @@
+"""What each drill does, and what it checks besides what must always hold."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from evenkeel_local import PROJECT
+from evenkeel_local.data_centre import CHECKPOINTS_BUCKET
+from evenkeel_local.deployment import STACK_NAME, deploy, stack_resources
+from evenkeel_local.drills.looking import JOB_SECONDS, Json, Work, wait_for
+from evenkeel_local.drills.stage import INCIDENT_SECONDS, Stage
+from evenkeel_local.identities import make_user
+
+ONE_NODE: Final = Work(nodes=1, steps=80)
+
+# ---------------------------------------------------------------- one fault
+
+
+def one_fault(stage: Stage, *, fault: str, ends: str = "RECOVERED", may_overlap: bool = False) -> None:
+    """One machine breaks, and the job goes on elsewhere meanwhile."""
+    stage.submit(Work())
+    stage.reach_a_moment()
+    node = stage.node()
+    stage.strike(fault, node)
+    stage.end()
+    stage.settled(node, ends)
+    stage.finish(may_overlap=may_overlap)
+
+
+def app_crash(stage: Stage) -> None:
+    """The machine is not to blame: no incident, no repair."""
+    stage.submit(Work())
+    stage.reach_a_moment()
+    node = stage.node()
+    stage.strike("app-crash", node)
+    stage.finish()
+    found = stage.new_incidents(node["instanceId"])
+    stage.result.check("no incident opens", not found, str(found))
+
+
+def no_capacity(stage: Stage) -> None:
+    """The job needs every machine: it waits for the replacement and says so."""
+    stage.submit(Work(nodes=stage.centre.node_count))
+    stage.reach_a_moment()
+    node = stage.node()
+    stage.strike("stuck-replace", node)
+    stage.settled(node, "WAITING_FOR_PERSON")
+    waiting = stage.job()
+    waits = waiting["state"] == "PENDING" and bool(waiting["reason"])
+    stage.result.check("the job waits and says why", waits, f"{waiting['state']}: {waiting['reason']}")
+    stage.clear()
+    stage.say("there is capacity again: the replacement arrives")
+    stage.finish()
+
+
+def flapping(stage: Stage) -> None:
+    """Back and away again: the first time it is rebooted; what returns is no longer believed, and it is replaced."""
+    stage.submit(Work())
+    stage.reach_a_moment()
+    node = stage.node()
+    stage.strike("node-flap", node, seconds=5)
+    wait_for("the flapping machine to go", INCIDENT_SECONDS, lambda: not stage.machine(node["instanceId"]))
+    stage.finish(may_overlap=True)
+    accepted = stage.accepted(node["instanceId"])
+    stage.result.check("it was replaced, once", accepted.get("replace") == 1, str(accepted))
+    stage.result.check("and rebooted at most twice before", accepted.get("reboot", 0) <= 2, str(accepted))
+
+
+# ---------------------------------------------------------------- checkpoints
+
+
+def poisoned_checkpoint(stage: Stage) -> None:
+    """What was saved after the first sign of the fault is not resumed from, nor what does not hold its checksum."""
+    stage.submit(Work(nodes=2, steps=120, checkpoint_every=4))
+    stage.reach(30)
+    node, first_sign_at = stage.node(), datetime.now(UTC)
+    sound = stage.step()
+    stage.reach(sound + 14)
+    torn = _last_saved(stage, sound)
+    _tear(stage, torn)
+    line = "NVRM: Xid (PCI:0000:b9:00): 48, pid=4242, name=python, An uncorrectable double bit error (DBE)"
+    told = {"instanceId": node["instanceId"], "line": line, "observedAt": f"{first_sign_at:%Y-%m-%dT%H:%M:%SZ}"}
+    stage.client.post("/faults", {"faults": [told]})
+    stage.say(f"a double bit error on {node['name']}, first seen at step {sound}; step {torn} is torn")
+    stage.settled(node)
+    stage.finish()
+    second = stage.attempt(2)
+    out = {each["step"]: each["code"] for each in second.get("rejectedCheckpoints", ())}
+    start = (second.get("resumeFrom") or {}).get("step", -1)
+    stage.result.check("what was saved since the first sign is doubted", "DISTRUSTED" in out.values(), str(out))
+    stage.result.check("what is torn is walked past", out.get(torn) == "SHARD_CHECKSUM", f"{torn}: {out}")
+    stage.result.check("it resumes from before both", 0 < start < torn, f"step {start} of {out}")
+
+
+def _last_saved(stage: Stage, step: int) -> int:
+    """Return the last checkpoint that was finished at a step of the first attempt."""
+    return step // stage.work.checkpoint_every * stage.work.checkpoint_every - stage.work.checkpoint_every
+
+
+def _tear(stage: Stage, step: int) -> None:
+    """Flip one bit of a shard, which the store takes for good."""
+    store = stage.centre.deployer.client("s3")
+    prefix = stage.uri.removeprefix(f"s3://{CHECKPOINTS_BUCKET}/")
+    place = {"Bucket": CHECKPOINTS_BUCKET, "Key": f"{prefix}/attempt=1/step={step:09d}/shard-0-of-2.bin"}
+    content = bytearray(store.get_object(**place)["Body"].read())
+    content[len(content) // 2] ^= 1
+    store.put_object(**place, Body=bytes(content), ChecksumAlgorithm="SHA256")
+
+
+# ---------------------------------------------------------------- machines that go
+
+
+SPOT_TYPE: Final = "p5.48xlarge"
+
+
+def spot_reclaim(stage: Stage) -> None:
+    """The save is finished and proved inside the notice, and the job is on another machine."""
+    with _spot_machines(stage, 2):
+        stage.submit(Work(nodes=1, steps=120, instance_types=(SPOT_TYPE,)))
+        stage.reach(12)
+        node, at = stage.node(), stage.step()
+        stage.strike("spot-reclaim", node)
+        wait_for("the second attempt", JOB_SECONDS, lambda: stage.job()["currentAttempt"] > 1)
+        gone_at = wait_for("the machine to be gone", JOB_SECONDS, lambda: not stage.machine(node["instanceId"]))
+        elsewhere = stage.node(0)
+        stage.finish()
+        incident = next(iter(stage.new_incidents(node["instanceId"])), {})
+        second = stage.attempt(2)
+        start = (second.get("resumeFrom") or {}).get("step", -1)
+        stage.result.check("the notice opened an incident", bool(incident and gone_at), str(incident))
+        stage.result.check("it saved when it was told, and resumes from there", start >= at, f"{start}, told at {at}")
+        stage.result.check(
+            "the job is elsewhere", elsewhere["instanceId"] != node["instanceId"], f"{node} then {elsewhere}"
+        )
+        stage.result.check("nobody repairs what goes", not incident.get("repairs"), str(incident))
+
+
+@contextmanager
+def _spot_machines(stage: Stage, count: int) -> Iterator[None]:
+    """Have Karpenter launch some spot machines, by pods that need one each and then leave."""
+    meta = {"labels": {"drill": "spot"}}
+    pool: Json = {
+        "apiVersion": "karpenter.sh/v1",
+        "kind": "NodePool",
+        "metadata": {"name": "spot"},
+        "spec": {
+            "template": {
+                "metadata": meta,
+                "spec": {
+                    "requirements": [
+                        {"key": "karpenter.sh/capacity-type", "operator": "In", "values": ["spot"]},
+                        {"key": "node.kubernetes.io/instance-type", "operator": "In", "values": [SPOT_TYPE]},
+                    ],
+                    "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "default"},
+                },
+            },
+            "disruption": {"consolidateAfter": "Never"},
+        },
+    }
+    names = [f"wants-spot-{number}" for number in range(count)]
+    pods: list[Json] = [
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "namespace": "default"},
+            "spec": {
+                "nodeSelector": {"drill": "spot"},
+                "restartPolicy": "Never",
+                "containers": [{"name": "main", "image": "none", "resources": {"limits": {"nvidia.com/gpu": "8"}}}],
+            },
+        }
+        for name in names
+    ]
+    stage.cluster.apply([pool, *pods])
+    wait_for("the spot machines", JOB_SECONDS, lambda: len(_spot_names(stage)) == count)
+    for name in names:
+        stage.cluster.delete(f"/api/v1/namespaces/default/pods/{name}")
+    wait_for("the pods to leave", JOB_SECONDS, lambda: all(not row["gpusInUse"] for row in _spot_rows(stage)))
+    try:
+        yield
+    finally:
+        stage.cluster.delete("/apis/karpenter.sh/v1/nodepools/spot")
+        wait_for("the spot machines to go", JOB_SECONDS, lambda: not _spot_names(stage))
+
+
+def _spot_rows(stage: Stage) -> list[Json]:
+    rows = stage.client.get("/nodes", pageSize=200)["items"]
+    return [dict(row) for row in rows if row["pool"] == "spot"] or [{"gpusInUse": -1}]
+
+
+def _spot_names(stage: Stage) -> list[str]:
+    return [row["name"] for row in _spot_rows(stage) if row.get("isReady")]
+
+
+# ---------------------------------------------------------------- what is told
+
+
+def lost_events(stage: Stage) -> None:
+    """No rule forwards anything and the watch cannot read the cluster."""
+    events = stage.centre.deployer.client("events")
+    rule = stack_resources(stage.centre.deployer)["DrillEvents"]
+    watcher = stage.centre.roles["watch_cluster"].rpartition("/")[2]
+    stage.submit(Work())
+    stage.reach_a_moment()
+    node = stage.node()
+    events.disable_rule(Name=rule.rpartition("/")[2])
+    try:
+        with stage.calls_that("error", api="kubernetes", caller=f"*{watcher}*", status=503, code="ServiceUnavailable"):
+            stage.cluster.control("POST", "watches/drop")
+            stage.strike("gpu-xid79", node)
+            incident = stage.await_incident("the sweeper to find it", node, lambda _incident: True)
+    finally:
+        events.enable_rule(Name=rule.rpartition("/")[2])
+    sources = {each["source"] for each in stage.detail(incident)["evidence"]}
+    stage.result.check("no event told of it", "hyperpod.node-health" not in sources, str(sources))
+    stage.settled(node)
+    stage.finish()
+
+
+def duplicate_events(stage: Stage) -> None:
+    """One incident, one execution, one replacement, however often it is told."""
+    stage.submit(Work())
+    stage.reach_a_moment()
+    node = stage.node()
+    stage.strike("gpu-xid79", node)
+    incident = stage.await_incident("the incident", node, lambda _incident: True)
+    _tell_again(stage, node, 20)
+    stage.settled(node)
+    _tell_again(stage, node, 20)
+    stage.finish()
+    wait_for("the events to be handled", JOB_SECONDS, lambda: not waiting_events(stage))
+    found = [each["incidentId"] for each in stage.new_incidents(node["instanceId"])]
+    runs = executions(stage, incident["incidentId"])
+    accepted = stage.accepted(node["instanceId"])
+    stage.result.check("one incident", found == [incident["incidentId"]], str(found))
+    stage.result.check("one execution", runs == [f"{incident['incidentId']}-r1"], str(runs))
+    stage.result.check("one replacement", accepted == {"replace": 1}, str(accepted))
+
+
+def _tell_again(stage: Stage, node: Json, times: int) -> None:
+    sent = [
+        event
+        for event in stage.cluster.control("GET", "events")["events"]
+        if event["detail"].get("InstanceId") == node["instanceId"]
+    ]
+    for event in stage.dice.choices(sent, k=times):
+        body = {"detailType": event["detailType"], "detail": event["detail"], "copies": 1}
+        stage.cluster.control("POST", "events", body)
+
+
+def waiting_events(stage: Stage) -> int:
+    """Return how many events are not handled yet."""
+    names: Any = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
+    answer = stage.centre.deployer.client("sqs").get_queue_attributes(
+        QueueUrl=stage.centre.outputs["EventsQueueUrl"], AttributeNames=names
+    )
+    return sum(int(count) for count in answer["Attributes"].values())
+
+
+def executions(stage: Stage, incident_id: str) -> list[str]:
+    """Return the names of an incident's executions."""
+    pages = (
+        stage.centre.deployer.client("stepfunctions")
+        .get_paginator("list_executions")
+        .paginate(stateMachineArn=stage.centre.outputs["RecoverNodeArn"])
+    )
+    names = (str(execution["name"]) for page in pages for execution in page["executions"])
+    return sorted(name for name in names if name.startswith(f"{incident_id}-"))
+
+
+def throttled(stage: Stage) -> None:
+    """A call that was refused is made again later, and has its effect once."""
+    stage.submit(Work())
+    stage.reach_a_moment()
+    node = stage.node()
+    with stage.calls_that("throttle", api="hyperpod", operation="Batch*ClusterNodes", code="ThrottlingException"):
+        stage.strike("gpu-xid79", node)
+        wait_for("three refusals", INCIDENT_SECONDS, lambda: _refused(stage) >= 3)
+        accepted = stage.accepted(node["instanceId"])
+        stage.result.check("nothing was accepted meanwhile", not accepted, str(accepted))
+    stage.settled(node)
+    stage.finish()
+    accepted = stage.accepted(node["instanceId"])
+    stage.result.check("it was replaced, once", accepted == {"replace": 1}, str(accepted))
+
+
+def _refused(stage: Stage) -> int:
+    rules = stage.cluster.control("GET", "call-faults")["callFaults"]
+    return sum(int(rule["hits"]) for rule in rules if rule["effect"] == "throttle")
+
+
+# ---------------------------------------------------------------- many, and others
+
+
+def shared_cause(stage: Stage) -> None:
+    """At the fourth machine it is one cause: repairs stop there, one page goes out, and later all are well."""
+    stage.submit(ONE_NODE)
+    stage.reach_a_moment()
+    nodes = stage.cluster.nodes()[:4]
+    for node in nodes:
+        stage.strike("gpu-xid79", node)
+    barred = [
+        stage.await_incident("the wave to be stopped", node, lambda each: _was_barred(stage, each, "one cause"))
+        for node in nodes[-1:]
+    ]
+    pages = _causes_told(stage)
+    stage.result.check("the last of the wave waits", bool(barred), str(barred))
+    stage.result.check("people are paged once", pages == 1, f"{pages} pages")
+    for node in nodes:
+        stage.settled(node)
+    stage.finish()
+
+
+def _was_barred(stage: Stage, incident: Json, word: str) -> bool:
+    return any(line["kind"] == "blocked" and word in line["text"] for line in stage.story(incident))
+
+
+def _causes_told(stage: Stage) -> int:
+    found = stage.centre.deployer.client("logs").filter_log_events(
+        logGroupName=f"/aws/lambda/{STACK_NAME}-repair_node", filterPattern='"SharedCause"'
+    )["events"]
+    return len(found)
+
+
+def two_owners(stage: Stage) -> None:
+    """HyperPod's own recovery is on: Evenkeel moves the job, asks for nothing, and vouches for what comes back."""
+    arn = stage.cluster.cluster_arn
+    may: Json = {"Effect": "Allow", "Action": "sagemaker:UpdateCluster", "Resource": arn}
+    owner = make_user(stage.centre.deployer, "owner-of-the-cluster", [may])
+    hyperpod = owner.client("sagemaker", endpoint_url=stage.cluster.sagemaker_url)
+    hyperpod.update_cluster(ClusterName=arn, NodeRecovery="Automatic")
+    try:
+        calls = len(stage.cluster.control("GET", "provider-calls")["calls"])
+        stage.submit(Work())
+        stage.reach_a_moment()
+        node = stage.node()
+        stage.strike("gpu-xid79", node)
+        incident = stage.settled(node)
+        ours = stage.cluster.control("GET", "provider-calls")["calls"][calls:]
+    finally:
+        hyperpod.update_cluster(ClusterName=arn, NodeRecovery="None")
+    stage.finish()
+    stage.result.check("Evenkeel asks for no repair", not ours and not incident["repairs"], f"{ours} {incident}")
+    stage.result.check("HyperPod has replaced it", bool(incident["replacementInstanceId"]), str(incident))
+
+
+def deploy_while_waiting(stage: Stage) -> None:
+    """A hold keeps a recovery waiting; meanwhile every function is replaced by another release."""
+    automation = f"/clusters/{stage.client.fleet}/automation"
+    stage.submit(ONE_NODE)
+    stage.reach_a_moment()
+    node = stage.node()
+    stage.client.post(f"{automation}/hold", {"reason": "a release is due", "forSeconds": 600})
+    try:
+        stage.strike("gpu-xid79", node)
+        waits = stage.await_incident(
+            "the recovery to wait", node, lambda each: any(line["kind"] == "held" for line in stage.story(each))
+        )
+        before = _layers(stage)
+        _release(stage)
+        after = _layers(stage)
+    finally:
+        stage.client.post(f"{automation}/release", {})
+    incident = stage.settled(node)
+    stage.finish()
+    runs = executions(stage, waits["incidentId"])
+    stage.result.check("every function is another one", not before & after, f"{before} {after}")
+    stage.result.check("the execution that waited ended it", runs == [f"{incident['incidentId']}-r1"], str(runs))
+
+
+def _layers(stage: Stage) -> set[str]:
+    """Return the layers that the functions of the recovery carry."""
+    functions = stage.centre.deployer.client("lambda")
+    names = (f"{STACK_NAME}-{name}" for name in ("repair_node", "return_node", "settle_incident", "watch_cluster"))
+    found = (functions.get_function_configuration(FunctionName=name) for name in names)
+    return {layer["Arn"] for each in found for layer in each["Layers"]}
+
+
+def _release(stage: Stage) -> None:
+    """Deploy the same stack from sources that differ."""
+    [stack] = stage.centre.deployer.client("cloudformation").describe_stacks(StackName=STACK_NAME)["Stacks"]
+    parameters = {each["ParameterKey"]: each["ParameterValue"] for each in stack["Parameters"]}
+    with tempfile.TemporaryDirectory(dir=stage.centre.run_dir) as folder:
+        project = Path(folder)
+        for name in ("functions", "shared", "statemachines", "requirements"):
+            shutil.copytree(PROJECT / name, project / name, ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("template.yaml", "openapi.json", "samconfig.toml"):
+            shutil.copy(PROJECT / name, project / name)
+        with (project / "shared" / "evenkeel" / "__init__.py").open("a", encoding="utf-8") as package:
+            package.write(f"\n# released at {datetime.now(UTC):%H:%M:%S}\n")
+        deploy(
+            stage.centre.engine,
+            stage.centre.deployer,
+            parameters,
+            project / "template.yaml",
+            stage.centre.run_dir,
+            progress=stage.say,
+        )

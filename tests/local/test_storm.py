@@ -1,0 +1,16 @@
+"""Every machine sickens at once, and is told of far more often than once."""
+
+from pathlib import Path
+
+from evenkeel_local.data_centre import DataCentre
+from evenkeel_local.drills import DRILLS, run
+
+
+def test_in_a_storm_nothing_is_lost_nothing_is_done_twice_and_what_is_too_much_waits(tmp_path: Path) -> None:
+    drill = DRILLS["storm"]
+
+    with DataCentre.start(tmp_path, fleet=drill.fleet) as centre:
+        result = run(drill, centre, seed=2026)
+
+    assert result.failures() == []
+    assert result.checks
