@@ -327,7 +327,7 @@ def _keep_up(root: Path, run_dir: Path) -> int:
             if mark is not None:
                 mark.write(pid_file)
             say(f"up: {centre.api_url}")
-            say("try: evenkeel status · evenkeel drill ls · end it with Ctrl-C or evenkeel dev down")
+            say("try: evenkeel status · evenkeel drill faults · end it with Ctrl-C or evenkeel dev down")
             signal.pause()
     except KeyboardInterrupt:
         say("ending everything")

@@ -257,7 +257,7 @@ def _look_closer(story: Story) -> None:
     story.chapter("look closer")
     for command in (
         "make dev                                   keep this data centre up",
-        ".venv/bin/evenkeel drill run node-lost     break something else in it",
+        ".venv/bin/evenkeel drill inject node-lost  break something else in it",
         ".venv/bin/evenkeel incidents timeline @latest",
         ".venv/bin/evenkeel why @latest",
     ):

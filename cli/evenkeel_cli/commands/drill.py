@@ -1,5 +1,6 @@
-"""`evenkeel drill`: break something in the local data centre. There is no way to do it to a real fleet."""
+"""`evenkeel drill`: break something in a local data centre. There is no way to do it to a real fleet."""
 
+import random
 from typing import Annotated, Any
 
 import typer
@@ -13,12 +14,56 @@ from evenkeel_cli.words import plain
 
 Json = dict[str, Any]
 
-app = asking.group("Break something in the local data centre. There is no way to do it to a real fleet.")
+app = asking.group("Break something in a local data centre. There is no way to do it to a real fleet.")
 
 
 @app.command("ls")
 def list_drills(output: asking.OutputOption = Output.TABLE) -> None:
-    """List the faults that can be drilled, and those injected so far."""
+    """List the drills: each breaks something and checks all that must hold."""
+    drills = _drills().DRILLS.values()
+    out = page()
+    match output:
+        case Output.JSON:
+            out.json({"items": [{"name": drill.name, "story": drill.story} for drill in drills]})
+        case Output.NAME:
+            for drill in drills:
+                out.line(drill.name)
+        case _:
+            _explained(out, [(drill.name, drill.story) for drill in drills], "DRILL")
+
+
+@app.command("run")
+def run(
+    name: Annotated[str, typer.Argument(metavar="DRILL", help="Which: evenkeel drill ls.")],
+    full: Annotated[bool, typer.Option("--full", help="At its full size, where it has one.")] = False,
+    seed: Annotated[int | None, typer.Option("--seed", help="Of the moment and the victim; else by chance.")] = None,
+) -> None:
+    """Run a drill in a data centre of its own; exit 1 if anything fails to hold."""
+    drills = _drills()
+    if name not in drills.DRILLS:
+        hint = "evenkeel drill ls"
+        raise CommandFailed(Exit.NOT_FOUND, f"There is no drill {name!r}.", code="NO_SUCH_DRILL", hint=hint)
+    drill, thrown = drills.DRILLS[name], random.SystemRandom().randrange(10**6) if seed is None else seed
+    out = page()
+    out.line(f"{out.bold(drill.name)}  {drill.story}  {out.dim(f'seed {thrown}')}")
+    result = drills.rehearse(drill, seed=thrown, full=full, say=lambda text: out.line(out.dim(f"  {text}")))
+    for what, holds, seen in result.checks:
+        out.line(
+            out.marked("ok" if holds else "failed", f"{what}: {seen}" if not holds or len(seen) <= _SHORT else what)
+        )
+    if result.seconds:
+        out.line(out.dim("  ".join(f"{what} {seconds:.1f} s" for what, seconds in result.seconds.items())))
+    if not result.is_ok:
+        raise typer.Exit(Exit.FAILED)
+
+
+_SHORT = 60
+"""What was seen is shown next to a check that holds if it is no longer than this."""
+
+
+@app.command("faults")
+def list_faults(output: asking.OutputOption = Output.TABLE) -> None:
+    """List the faults that can be injected, and those injected so far."""
     found = _control().call("GET", "/control/faults")
     out = page()
     match output:
@@ -31,16 +76,16 @@ def list_drills(output: asking.OutputOption = Output.TABLE) -> None:
             _table(out, found)
 
 
-@app.command("run")
-def run(
-    fault: Annotated[str, typer.Argument(help="Which fault: evenkeel drill ls.")],
+@app.command("inject")
+def inject(
+    fault: Annotated[str, typer.Argument(help="Which fault: evenkeel drill faults.")],
     node: Annotated[
         str | None, typer.Option("--node", help="Instance id, node name or seat; else one that runs a job, by chance.")
     ] = None,
     job: Annotated[str | None, typer.Option("--job", help="Strike a node of this job.")] = None,
     output: asking.OutputOption = Output.TABLE,
 ) -> None:
-    """Inject a fault now."""
+    """Inject a fault into the data centre that is up, now."""
     control = _control()
     body: Json = {"fault": fault}
     if node:
@@ -60,7 +105,7 @@ def run(
 
 @app.command("clear")
 def clear(
-    fault_id: Annotated[str, typer.Argument(metavar="FAULT-ID", help="As drill run and drill ls print it.")],
+    fault_id: Annotated[str, typer.Argument(metavar="FAULT-ID", help="As drill inject and drill faults print it.")],
     output: asking.OutputOption = Output.TABLE,
 ) -> None:
     """Take a fault away."""
@@ -81,19 +126,36 @@ def _control() -> ControlClient:
     return ControlClient(context.control_url)
 
 
+def _drills() -> Any:
+    """Import the drills, which are no part of what the command needs elsewhere."""
+    try:
+        from evenkeel_local import drills
+    except ImportError as error:
+        raise CommandFailed(
+            Exit.FAILED,
+            f"The local data centre is not installed here: {error}.",
+            code="NOT_INSTALLED",
+            hint="In a clone of the project: make setup",
+        ) from error
+    return drills
+
+
 def _table(out: Page, found: Json) -> None:
-    columns = [Column("DRILL"), Column("WHAT IT DOES", gives_way=True)]
-    widest = max((len(row["fault"]) for row in found["rows"]), default=0)
-    if out.width is None:
-        out.table(columns, [[row["fault"], row["does"]] for row in found["rows"]])
-    else:
-        for row in found["rows"]:
-            first, *others = out.wrapped(row["does"], widest + 2)
-            out.line(f"{out.bold(row['fault'])}{' ' * (widest - len(row['fault']))}  {first}")
-            for text in others:
-                out.line(" " * (widest + 2) + text)
+    _explained(out, [(row["fault"], row["does"]) for row in found["rows"]], "FAULT")
     injected = [item for item in found["injected"] if not item["cleared"]]
     if injected:
         out.line()
         rows = [[item["faultId"], plain(item["fault"]), item["node"]] for item in injected]
         out.table([Column("INJECTED"), Column("FAULT"), Column("NODE")], rows)
+
+
+def _explained(out: Page, entries: list[tuple[str, str]], head: str) -> None:
+    if out.width is None:
+        out.table([Column(head), Column("WHAT IT DOES", gives_way=True)], [list(entry) for entry in entries])
+        return
+    widest = max((len(name) for name, _ in entries), default=0)
+    for name, text in entries:
+        first, *others = out.wrapped(text, widest + 2)
+        out.line(f"{out.bold(name)}{' ' * (widest - len(name))}  {first}")
+        for other in others:
+            out.line(" " * (widest + 2) + other)

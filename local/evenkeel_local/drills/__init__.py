@@ -27,7 +27,7 @@ from evenkeel_local.drills.looking import (
     read_object,
     wait_for,
 )
-from evenkeel_local.drills.table import DRILLS, SHARED, Drill, run
+from evenkeel_local.drills.table import DRILLS, SHARED, Drill, rehearse, run
 
 __all__ = [
     "DRILLS",
@@ -46,6 +46,7 @@ __all__ = [
     "last_step",
     "node_of_rank",
     "read_object",
+    "rehearse",
     "resumed_past_a_fence",
     "run",
     "wait_for",

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
+from evenkeel_local import PROJECT
 from evenkeel_local.data_centre import DataCentre, FleetShape, Say
 from evenkeel_local.drills import scenarios, storm
-from evenkeel_local.drills.looking import Result
+from evenkeel_local.drills.looking import DrillTimeoutError, Result
 from evenkeel_local.drills.stage import Stage
+from evenkeel_local.processes import interruptible
 
 
 @dataclass(frozen=True)
@@ -127,3 +129,22 @@ def run(drill: Drill, centre: DataCentre, *, seed: int, say: Say = lambda _text:
     finally:
         stage.clear()
     return stage.result
+
+
+def rehearse(drill: Drill, *, seed: int, full: bool = False, say: Say = lambda _text: None) -> Result:
+    """Run one drill in a data centre of its own, which ends with it.
+
+    Args:
+        drill: What to break.
+        seed: Of the moment and the victim.
+        full: At its full size, where it has one.
+        say: Is told what happens.
+    """
+    fleet = (drill.full if full else None) or drill.fleet
+    with interruptible(), DataCentre.start(PROJECT / ".evenkeel" / "drill", fleet=fleet, say=say) as centre:
+        try:
+            return run(drill, centre, seed=seed, say=say)
+        except DrillTimeoutError as late:
+            result = Result(drill.name, seed)
+            result.check("everything awaited came", False, str(late))
+            return result

@@ -484,12 +484,24 @@ def test_without_credentials_the_way_to_them_is_named(served: Served, monkeypatc
 
 
 def test_drills_exist_on_the_local_data_centre_only(served: Served) -> None:
-    said = served.run("drill", "run", "gpu-xid79")
+    said = served.run("drill", "inject", "gpu-xid79")
 
     assert (said.exit_code, "[NOT_LOCAL]" in said.err) == (6, True)
 
 
-def test_a_drill_strikes_the_current_attempt_of_a_job(served: Served) -> None:
+def test_the_drills_are_listed_without_a_data_centre(served: Served) -> None:
+    said = served.run("drill", "ls", "-o", "name")
+
+    assert (said.exit_code, "storm" in said.out.splitlines()) == (0, True)
+
+
+def test_a_drill_that_there_is_not_is_named(served: Served) -> None:
+    said = served.run("drill", "run", "earthquake")
+
+    assert (said.exit_code, "[NO_SUCH_DRILL]" in said.err) == (4, True)
+
+
+def test_a_fault_strikes_the_current_attempt_of_a_job(served: Served) -> None:
     recovery_at_work(served.gateway)
     served.write_context({**served.context, "controlUrl": served.url.removesuffix("/v1")})
     injected = {"faultId": "fault-1", "fault": "gpu-xid79", "node": "hyperpod-i-1", "cleared": False}
@@ -497,7 +509,7 @@ def test_a_drill_strikes_the_current_attempt_of_a_job(served: Served) -> None:
     listed = served.gateway.get("/v1/jobs")
     served.next_answers = [listed, shown, Answer(201, {}, json.dumps(injected))]
 
-    said = served.run("drill", "run", "gpu-xid79", "--job", "llama-1")
+    said = served.run("drill", "inject", "gpu-xid79", "--job", "llama-1")
 
     assert said.out.splitlines()[0] == "▲ gpu-xid79 on hyperpod-i-1 (fault-1)"
     assert served.requests[-1][1] == "/control/faults"
