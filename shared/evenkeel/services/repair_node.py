@@ -149,7 +149,7 @@ def run(
             incident, lease, lease_row, facts, guarded, decision, record, ledger, cluster, provider, telemetry, policy
         )
     if decision.marks:
-        mark = _ask(facts, decision.marks, ACCEPTED)
+        mark = _mark(facts, decision)
         _record_ask(incident, lease, lease_row, mark, None, decision, record, ledger)
     if decision.action is Repair.AWAIT:
         _reconcile(incident, facts, ledger)
@@ -348,6 +348,16 @@ def _ask(facts: RepairFacts, rung: str, answer: str) -> RepairAsk:
         incident_id=facts.incident_id,
         answer=answer,
     )
+
+
+def _mark(facts: RepairFacts, decision: RepairDecision) -> RepairAsk:
+    """Return the mark since when another owner is awaited.
+
+    The owner may have begun before we looked: what comes back is to have another boot than the one that sickened.
+    """
+    mark = _ask(facts, decision.marks, ACCEPTED)
+    is_of_opening = bool(facts.boot_id_at_opening) and facts.deep_check_failed_at is None
+    return mark.but(boot_id=facts.boot_id_at_opening) if is_of_opening else mark
 
 
 # ---------------------------------------------------------------- record

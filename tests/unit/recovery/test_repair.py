@@ -59,6 +59,12 @@ def choose(**changes: Any) -> RepairDecision:
         ("a person holds the node", {"is_persons_cordon": True}, Repair.STAND_DOWN),
         ("a person holds automation", {"hold": HOLD}, Repair.HOLD),
         ("HyperPod owns it", {"owner": Owner.HYPERPOD}, Repair.AWAIT),
+        (
+            "HyperPod has rebooted it before we looked",
+            {"owner": Owner.HYPERPOD, "seat": REBOOTED, "validity": WELL},
+            Repair.HEALTHY,
+        ),
+        ("… and it is coming up", {"owner": Owner.HYPERPOD, "seat": REBOOTED}, Repair.AWAIT),
         ("it is Ready by itself", {"fault_key": "node:not_ready", "validity": WELL}, Repair.HEALTHY),
         ("it looks well, and the fault is in the hardware", {"validity": WELL}, Repair.REBOOT),
         ("it is healthy again, says HyperPod", {"has_recovered": True, "validity": WELL}, Repair.HEALTHY),

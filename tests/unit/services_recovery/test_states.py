@@ -425,6 +425,23 @@ def test_an_owner_that_does_nothing_is_relieved_after_its_time_with_the_lease() 
     assert (called.asked_at - marked.asked_at).total_seconds() >= QUICK.repair.takeover_seconds
 
 
+def test_an_owner_that_began_before_we_looked_is_seen_to_have_ended() -> None:
+    recovery = Recovery()
+    recovery.world.provider.settings = recovery.world.provider.settings.but(repairs_by_itself=True)
+    recovery.sicken()
+    recovery.state("PlanRecovery", plan_recovery)
+    recovery.world.provider.reboot(instance_id(1))
+    recovery.world.provider.finish(instance_id(1))
+    recovery.world.provider.asked.clear()
+    waits = recovery.state("RepairNode", repair_node)
+    recovery.open(ConditionKind.NODE_BACK)
+
+    assert (waits.outcome, recovery.look()) == ("ASKED", ["NODE_BACK"])
+    recovery.mark(instance_id(1))
+    assert recovery.state("RepairNode", repair_node).outcome == "HEALTHY"
+    assert recovery.world.provider.asked == []
+
+
 def test_an_owner_at_work_is_never_crossed() -> None:
     recovery = Recovery(is_stuck=True)
     recovery.world.provider.settings = recovery.world.provider.settings.but(repairs_by_itself=True)

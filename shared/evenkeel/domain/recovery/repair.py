@@ -145,7 +145,18 @@ class RepairDecision(Value):
 
 
 def choose_repair(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
-    """Choose the next thing to do about one machine."""
+    """Choose the next thing to do about one machine.
+
+    Whatever stops what runs on it waits for a hold to end, also where nothing else is to be done: nobody would come back
+    to the jobs later.
+    """
+    decided = _chosen(facts, policy)
+    if decided.drains and facts.hold is not None:
+        return _decided(Repair.HOLD, f"Its jobs are to be moved. {_held(facts.hold)}")
+    return decided
+
+
+def _chosen(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
     if facts.not_allowed:
         return _decided(Repair.STAND_DOWN, facts.not_allowed)
     if facts.lease_holder:
@@ -153,8 +164,6 @@ def choose_repair(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
     if facts.veto:
         return _decided(Repair.STAND_DOWN, facts.veto)
     if facts.is_persons_cordon:
-        if facts.hold is not None:
-            return _decided(Repair.HOLD, f"Its jobs are to be moved. {_held(facts.hold)}")
         return _decided(Repair.STAND_DOWN, "A person cordoned this node: it is left to them.").but(drains=True)
     last = facts.asks[-1] if facts.asks and facts.asks[-1].asked_at >= facts.opened_at else None
     if facts.seat.successor is not None:
@@ -171,6 +180,8 @@ def choose_repair(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
     if facts.owner is Owner.NOBODY:
         reason = "Neither HyperPod nor Karpenter brought this machine: it is kept out of service for a person."
         return _decided(Repair.ASK_PERSON, reason).but(drains=True)
+    if facts.owner is Owner.HYPERPOD and _has_rebooted_since_opening(facts) and facts.validity.is_valid:
+        return _decided(Repair.HEALTHY, "HyperPod has rebooted it already.")
     if facts.owner is Owner.HYPERPOD:
         reason = "HyperPod repairs this machine itself: it is awaited, not called."
         return _decided(Repair.AWAIT, reason).but(marks=OWNER)
@@ -300,6 +311,12 @@ def _after(facts: RepairFacts, last: RepairAsk, policy: RepairPolicy) -> RepairD
 def _has_rebooted(facts: RepairFacts, last: RepairAsk) -> bool:
     node = facts.seat.patient.node
     return node is not None and bool(last.boot_id) and bool(node.boot_id) and node.boot_id != last.boot_id
+
+
+def _has_rebooted_since_opening(facts: RepairFacts) -> bool:
+    """Whether an owner was quicker than our first look."""
+    node, before = facts.seat.patient.node, facts.boot_id_at_opening
+    return node is not None and bool(before) and bool(node.boot_id) and node.boot_id != before
 
 
 def _after_deep_check(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
