@@ -281,7 +281,7 @@ class FlavorAssigner:
         attempts: list[Attempt] = []
         for resource in sorted(wanted):
             resources = self.team.group_of.get(resource)
-            if resources is None and wanted[resource] == 0:
+            if resources is None and (wanted[resource] == 0 or self.snapshot.rules.ignores_undeclared):
                 continue  # nothing is asked of what the queue does not have
             if resource in choices:
                 continue  # came with the others of its group

@@ -635,6 +635,7 @@ class Transformation(Document):
 
 
 class ConfiguredResources(Document):
+    quota_check_strategy: Literal["BlockUndeclared", "IgnoreUndeclared"] = "BlockUndeclared"
     exclude_resource_prefixes: tuple[str, ...] = ()
     transformations: tuple[Transformation, ...] = ()
 

@@ -115,6 +115,8 @@ class Declared:
             if strategies not in _FAIR_CONFIGURATIONS:
                 raise DocumentError(where, "fairSharing.preemptionStrategies", f"{list(strategies)} is not allowed")
             self.rules = self.rules._replace(fair_strategies=strategies)
+        undeclared = self.configuration.resources.quota_check_strategy == "IgnoreUndeclared"
+        self.rules = self.rules._replace(ignores_undeclared=undeclared)
         for gate, is_on in self.configuration.feature_gates.items():
             if gate == "PartialAdmission":
                 self.rules = self.rules._replace(partial_admission=is_on)

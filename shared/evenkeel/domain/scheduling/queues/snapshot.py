@@ -24,6 +24,8 @@ class Rules(NamedTuple):
     fair_strategies: tuple[str, ...] = ("LessThanOrEqualToFinalShare", "LessThanInitialShare")
     """In this order; the second only as `LessThanInitialShare`."""
     partial_admission: bool = True
+    ignores_undeclared: bool = False
+    """Whether resources that a queue does not cover count for nothing, instead of blocking."""
 
 
 @dataclass(slots=True)
