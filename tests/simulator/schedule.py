@@ -35,6 +35,9 @@ def lay_out(world: "Simulation") -> float:
     deeds = chance.choice((0, 0, 1, 1, 2)) + (2 if world.mode == "recommend" else 0)
     for _ in range(deeds):
         world.loop.after(chance.uniform(3, lasts + 60), _deed(world))
+    if chance.random() < 0.4:
+        number = chance.randrange(3)
+        world.loop.after(chance.uniform(3, 2 * lasts), lambda: world.cancel(number))
     return lasts
 
 
