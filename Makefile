@@ -21,7 +21,7 @@ SOURCES := $(wildcard shared cli local examples functions bench tests tools)
 export PYTHON
 export SAM_CLI_TELEMETRY := 0
 
-.PHONY: help setup demo dev test fuzz mutants lint fmt build deploy bench soak clean lock lock-check
+.PHONY: help setup demo dev test fuzz mutants lint fmt build deploy bench soak storm clean lock lock-check
 
 help: ## show this list
 	@$(SYSTEM_PYTHON) -c 'import re; [print(f"  make {name:11} {what}") for name, what in \
@@ -70,6 +70,9 @@ mutants: setup ## plant each bug of tests/mutants, and see the seeds find it
 
 soak: setup ## twenty drills in a row at random moments
 	@$(BIN)/python -m evenkeel_local.soak
+
+storm: setup ## a thousand events about 200 machines within ten seconds, and all that must hold
+	@$(BIN)/evenkeel drill run storm --full
 
 clean: ## remove environments, builds and caches
 	@rm -rf .venv .tools .evenkeel .aws-sam .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,10 +1,11 @@
-"""What a drill concludes from a fence."""
+"""What a drill concludes from a fence; each drill has its page."""
 
 from typing import Any
 
 import pytest
 
-from evenkeel_local.drills import resumed_past_a_fence
+from evenkeel_local import PROJECT
+from evenkeel_local.drills import DRILLS, resumed_past_a_fence
 
 Point = tuple[int, int] | None
 
@@ -47,3 +48,10 @@ def test_what_was_written_behind_a_fence_is_found_in_the_last_pin_too(
     [found] = resumed_past_a_fence(a_fence(*pins))
 
     assert found.startswith(f"attempt {attempt} resumed from")
+
+
+def test_every_drill_has_a_page_and_every_page_a_drill() -> None:
+    pages = {page.stem: page.read_text("utf-8") for page in (PROJECT / "docs" / "runbooks" / "drills").glob("*.md")}
+
+    assert set(pages) == set(DRILLS)
+    assert [name for name, text in pages.items() if f"evenkeel drill run {name}\n" not in text] == []
