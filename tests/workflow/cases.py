@@ -29,6 +29,7 @@ WELL = {
     "AwaitApproval": says("APPROVED", facts={}),
     "CordonNode": says("CORDONED"),
     "ProtectJobs": says("PROTECTED", jobs=[{"jobId": "job-llm", "attempt": 1}]),
+    "AwaitLeaveToStop": says("RELEASED", facts={}),
     "RepairNode": ASKED,
     "AwaitNode": says("NODE_BACK", facts={"instanceId": "i-0ce"}),
     "CheckNode": says("DEEP"),
@@ -54,6 +55,7 @@ IN_BRANCHES = (
 NODE_TASKS = IN_BRANCHES[:6]
 LATER = says("LATER", repairsNode=False, settleSeconds=0, maxRepairs=3, decisionId="dec-4l")
 JOBS_ONLY = {**PLAN, "repairsNode": False}
+STOP_HELD: Answers = {"PlanRecovery": JOBS_ONLY, "ProtectJobs": [says("HELD"), WELL["ProtectJobs"]]}
 IN_THE_WAY = {"RepairNode": [says("LATER", rung="", waitSeconds=0), ASKED]}
 HOLD_FIRST = {"RepairNode": [says("HELD", rung="", waitSeconds=0), ASKED]}
 BARRED_FIRST = {"RepairNode": [says("BLOCKED", rung="", waitSeconds=0), ASKED]}
@@ -87,6 +89,17 @@ RECOVER_NODE = [
         visits=("AwaitApproval", "LeaveNode"),
         never=("CordonNode",),
     ),
+    recovery("stop-held", "Recovered", STOP_HELD, visits=("AwaitLeaveToStop", "LeaveNode", "AwaitResume")),
+    recovery(
+        "stop-held-and-vetoed",
+        "StoodDown",
+        settled("STOOD_DOWN", **STOP_HELD, AwaitLeaveToStop=says("VETOED")),
+        visits=("AwaitLeaveToStop",),
+        never=("PlanResume",),
+    ),
+    recovery("stop-held-for-ever", "Recovered", {**STOP_HELD, "ProtectJobs": says("HELD")}, visits=("LeaveNode",)),
+    recovery("breaks-in-AwaitLeaveToStop", "RecoveryFailed", {**STOP_HELD, "AwaitLeaveToStop": BROKEN}),
+    recovery("late-in-AwaitLeaveToStop", "RecoveryFailed", {**STOP_HELD, "AwaitLeaveToStop": LATE}),
     recovery("hyperpod-busy", "Recovered", {"PlanRecovery": [LATER, PLAN]}, visits=("AwaitProvider", "CordonNode")),
     recovery(
         "hyperpod-busy-for-ever",

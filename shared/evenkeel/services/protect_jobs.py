@@ -15,6 +15,7 @@ from evenkeel.domain.health.intake import doubt_of
 from evenkeel.domain.policy import Mode, Policy
 from evenkeel.domain.recovery.approval import is_approved
 from evenkeel.domain.recovery.draining import Foreign, drain_of, drained_by, may_finish, weigh_foreign
+from evenkeel.domain.recovery.guardrails import Act
 from evenkeel.domain.recovery.modes import mode_now
 from evenkeel.domain.recovery.plan import not_allowed
 from evenkeel.domain.recovery.resume import distrust_after
@@ -34,7 +35,7 @@ class Outcome(Value):
     """Which jobs are hurt."""
 
     outcome: str
-    """PROTECTED or NO_JOBS."""
+    """PROTECTED, NO_JOBS, or HELD where they are to be stopped and may not be yet."""
     reason: str
     jobs: tuple[HurtJob, ...] = ()
 
@@ -65,7 +66,16 @@ def run(
         verdict = guard_acts.may_stop(incident, ledger=ledger, cluster=cluster, policy=policy, now=now)
         incident, moved = move_allowed(incident, ledger=ledger, cluster=cluster, now=now, may_stop=verdict.allowed)
         telemetry.count("ForeignPodsMoved", moved)
-    return protect(incident, ledger=ledger, cluster=cluster, telemetry=telemetry, policy=policy, now=now)
+    protected = protect(incident, ledger=ledger, cluster=cluster, telemetry=telemetry, policy=policy, now=now)
+    if incident.plan is None or incident.plan.repairs_node or not protected.jobs:
+        return protected
+    # No repair follows that would come back to these jobs, so what bars the stop is waited for.
+    verdict = guard_acts.may_stop(incident, ledger=ledger, cluster=cluster, policy=policy, now=now)
+    if verdict.allowed:
+        guard_acts.unblock(incident, ledger)
+        return protected
+    guard_acts.block(incident, Act.STOP, verdict, ledger=ledger, telemetry=telemetry, writer=WRITER, now=now)
+    return protected.but(outcome="HELD")
 
 
 def protect(

@@ -288,7 +288,8 @@ class Recovery:
         if plan.outcome == "ACT" or approved == "APPROVED":
             if plan.repairs_node:
                 self.state("CordonNode", cordon_node)
-            self.state("ProtectJobs", protect_jobs)
+            while self.state("ProtectJobs", protect_jobs).outcome == "HELD":
+                self.wait("AwaitLeaveToStop", ConditionKind.RELEASED, self.meanwhile)
             # The branches run beside each other; here the job branch begins first and is awaited last.
             resume = self.state("PlanResume", plan_resume)
             node = self.node_branch(plan)

@@ -1,0 +1,87 @@
+"""A hold puts off every stop of a job, and none is forgotten over it: also where no repair would come back to it."""
+
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.health.incidents import IncidentState
+from evenkeel.domain.policy import Mode
+from evenkeel.domain.recovery.guardrails import Act, Rule
+from evenkeel.domain.scheduling.jobs import JobState
+from evenkeel.domain.waiting import ConditionKind
+from evenkeel.services import plan_recovery, protect_jobs
+from tests.unit.services_recovery.recovery import Recovery
+
+RESTARTS_JOB = "xid:31"
+
+
+def held(**settings: Any) -> Recovery:
+    recovery = Recovery(**settings)
+    recovery.hold(seconds=60)
+    return recovery
+
+
+def stops(recovery: Recovery) -> list[str]:
+    return [call[0] for call in recovery.world.cluster.calls if call[0] == "stop"]
+
+
+def test_a_restart_that_a_hold_puts_off_is_made_when_it_is_over() -> None:
+    recovery = held()
+    recovery.sicken(fault_key=RESTARTS_JOB)
+
+    assert recovery.recover() == IncidentState.RECOVERED
+    assert recovery.visited[1:4] == ["ProtectJobs: HELD", "AwaitLeaveToStop: RELEASED", "ProtectJobs: PROTECTED"]
+    assert (recovery.job.state, recovery.job.current_attempt) == (JobState.RUNNING, 2)
+    assert recovery.kinds().count("held") == 1
+
+
+def test_what_waits_for_leave_to_stop_is_shown_as_blocked_by_the_hold() -> None:
+    recovery = held()
+    recovery.sicken(fault_key=RESTARTS_JOB)
+    recovery.state("PlanRecovery", plan_recovery)
+
+    outcomes = [recovery.state("ProtectJobs", protect_jobs).outcome for _ in range(2)]
+
+    block = recovery.incident.block
+    assert outcomes == ["HELD", "HELD"]
+    assert block
+    assert (block.rule, block.act) == (Rule.HOLD, Act.STOP)
+    assert recovery.incident.state is IncidentState.BLOCKED
+    assert stops(recovery) == []
+    recovery.open(ConditionKind.RELEASED)
+    assert recovery.look() == []
+    recovery.world.clock.advance(60)
+    assert recovery.look() == ["RELEASED"]
+    assert recovery.state("ProtectJobs", protect_jobs).outcome == "PROTECTED"
+    assert (recovery.incident.block, recovery.incident.state) == (None, IncidentState.RECOVERING)
+    assert stops(recovery) == ["stop"]
+
+
+def test_a_machine_that_nobody_repairs_is_cleared_when_the_hold_is_over() -> None:
+    recovery = held()
+    recovery.sicken(fault_key="ec2:spot_interruption")
+
+    assert recovery.recover() == IncidentState.STOOD_DOWN
+    assert "AwaitRelease: RELEASED" in recovery.visited
+    assert (recovery.job.state, recovery.job.current_attempt) == (JobState.RUNNING, 2)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("at", range(1, 12))
+def test_a_crash_anywhere_around_the_hold_ends_the_same(at: int, when: str) -> None:
+    undisturbed, crashed = held(), held()
+    crashed.plan.at, crashed.plan.when = at, when
+    for recovery in (undisturbed, crashed):
+        recovery.sicken(fault_key=RESTARTS_JOB)
+        recovery.recover()
+
+    assert crashed.crashes == 1
+    assert crashed.end() == undisturbed.end()
+
+
+def test_nothing_is_stopped_in_observe_and_nobody_waits_for_leave() -> None:
+    recovery = held(mode=Mode.OBSERVE)
+    recovery.sicken(fault_key=RESTARTS_JOB)
+
+    assert recovery.recover() == IncidentState.OBSERVED
+    assert stops(recovery) == []
