@@ -238,7 +238,6 @@ def _planned(
         witnesses=len(facts.sources),
         had_recovered=facts.has_recovered,
     )
-    acts = plan.outcome in (PlanOutcome.ACT, PlanOutcome.ASK)
     return incident.but(
         state=IncidentState.RECOVERING,
         run=run_number,
@@ -247,7 +246,7 @@ def _planned(
         block=None,
         # The cordon of an earlier run is no witness for this one: that run may have taken it off itself.
         cordon_marked_at=None,
-        node_branch="NOT_NEEDED" if acts and not plan.repairs_node else "",
+        node_branch="NOT_NEEDED" if brief.is_carried_out and not plan.repairs_node else "",
         # What the event could not say is filled in from the node itself.
         node_name=incident.node_name or (node.name if node else ""),
         boot_id=incident.boot_id or (node.boot_id if node else ""),

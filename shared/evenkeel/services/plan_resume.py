@@ -15,7 +15,7 @@ from evenkeel.domain.nodes import KubernetesNode
 from evenkeel.domain.policy import Mode, Policy
 from evenkeel.domain.recovery.approval import is_approved
 from evenkeel.domain.recovery.modes import mode_now
-from evenkeel.domain.recovery.plan import PlanOutcome, not_allowed
+from evenkeel.domain.recovery.plan import not_allowed
 from evenkeel.domain.recovery.repair import REPLACE
 from evenkeel.domain.recovery.resume import (
     Delays,
@@ -40,7 +40,7 @@ from evenkeel.domain.scheduling.jobs import (
 )
 from evenkeel.domain.values import Value
 from evenkeel.ports import Cluster, Conflict, Ids, Ledger, Passes, Put, Table, Telemetry, Write
-from evenkeel.services import incident_record, rows
+from evenkeel.services import guard_acts, incident_record, rows
 
 WRITER = "plan_resume"
 _INCIDENTS_MEASURED = 50
@@ -101,9 +101,10 @@ def run(
     nodes = cluster.nodes(incident.life.cluster)
     in_use = cluster.accelerators_in_use(incident.life.cluster)
     past = _past_incidents(ledger)
+    is_held = guard_acts.Fleet(ledger, policy, now).hold_on(incident) is not None
     planned = []
     for hurt in incident.hurt_jobs:
-        done = _plan(incident, hurt, nodes, in_use, past, ledger, ids, telemetry, policy, mode, now)
+        done = _plan(incident, hurt, nodes, in_use, past, ledger, ids, telemetry, policy, mode, now, is_held=is_held)
         if done is not None:
             planned.append(done)
     if not planned:
@@ -127,8 +128,10 @@ def _plan(
     policy: Policy,
     mode: Mode,
     now: datetime,
+    *,
+    is_held: bool = False,
 ) -> PlannedJob | None:
-    """Plan one job; None where it needs nothing any more."""
+    """Plan one job; None where it needs nothing any more. Under a hold none is stopped: the sweeper does that later."""
     for _ in range(incident_record.TRIES):
         row = ledger.get(rows.job_key(hurt.job_id))
         attempt_row = ledger.get(rows.attempt_key(hurt.job_id, hurt.attempt))
@@ -143,6 +146,8 @@ def _plan(
         back: RollbackDecision | None = None
         if job.current_attempt > hurt.attempt and not _can_still_doubt(job, hurt, ledger):
             back = _look_back(incident, hurt, job, ledger, policy)
+        if is_held and back is not None and back.action is Rollback.STOP:
+            return PlannedJob(job_id=job.job_id, attempt=hurt.attempt)
         if plan and is_planned and (back is None or back.action is not Rollback.STOP):
             return PlannedJob(job_id=job.job_id, attempt=hurt.attempt, option=plan.option)
         if back is not None:
@@ -257,9 +262,13 @@ def revise(
 ) -> int:
     """Take back what resumed from something that a later signal casts doubt on; return how many jobs that were.
 
+    A hold puts it off.
+
     Idempotent: yes, an attempt that is taken back is the hurt one from then on, in the same commit.
     """
     if distrust_after(*doubt_of(incident, policy.catalogue), policy.jobs) is None:
+        return 0
+    if guard_acts.Fleet(ledger, policy, now).hold_on(incident) is not None:
         return 0
     taken = 0
     for hurt in incident.hurt_jobs:
@@ -363,7 +372,7 @@ def _facts(
 
 def _stays_in_service(incident: Incident) -> bool:
     """Whether only the jobs are blamed, so that the machine is as good as any other."""
-    return incident.plan is not None and incident.plan.outcome == PlanOutcome.ACT and not incident.plan.repairs_node
+    return incident.plan is not None and incident.plan.is_carried_out and not incident.plan.repairs_node
 
 
 def _rooms(

@@ -11,7 +11,7 @@ from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import Incident, JobAct
 from evenkeel.domain.health.intake import ladder_of
 from evenkeel.domain.policy import Mode, Policy
-from evenkeel.domain.recovery.approval import is_approved
+from evenkeel.domain.recovery.approval import beyond, is_approved
 from evenkeel.domain.recovery.guardrails import Act, GuardFacts, weigh
 from evenkeel.domain.recovery.leases import Lease, RepairAsk
 from evenkeel.domain.recovery.modes import mode_now
@@ -208,11 +208,7 @@ def _facts(
         opened_at=incident.opened_at,
         boot_id_at_opening=incident.boot_id,
         has_recovered=recovered is not None and recovered > (incident.last_signal_at or incident.first_signal_at),
-        not_allowed=not_allowed(
-            mode_now(mode, incident.mode, is_approved=is_approved(incident)),
-            is_drill=incident.is_drill,
-            drills_may_act=drills_may_act,
-        ),
+        not_allowed=_not_allowed(incident, policy, mode, drills_may_act=drills_may_act),
         is_persons_cordon=patient is not None and patient.is_cordoned and patient.incident_id is None,
         lease_holder=_other_holder(lease, incident, ledger),
         asks=asks,
@@ -231,6 +227,14 @@ def _facts(
         hold=guard_acts.Fleet(ledger, policy, now).hold_on(incident),
         now=now,
     )
+
+
+def _not_allowed(incident: Incident, policy: Policy, mode: Mode, *, drills_may_act: bool) -> str:
+    """Say why nothing may be done; empty where it may. An approval goes as far as the plan that it names."""
+    more = beyond(incident, ladder_of(incident, policy.catalogue))
+    allowed = mode_now(mode, incident.mode, is_approved=is_approved(incident) and not more)
+    barred = not_allowed(allowed, is_drill=incident.is_drill, drills_may_act=drills_may_act)
+    return more if more and allowed is Mode.RECOMMEND else barred
 
 
 def _deep_check_failed_at(incident: Incident) -> datetime | None:

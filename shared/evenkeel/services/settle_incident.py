@@ -16,7 +16,7 @@ from evenkeel.domain.recovery.leases import settled as lease_after
 from evenkeel.domain.recovery.settling import PAGED, Ended, Settling, outgrown, runs_again, settle
 from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, Delete, Ledger, Pager, Put, Telemetry, Write
-from evenkeel.services import guard_register, incident_record, rows
+from evenkeel.services import guard_acts, guard_register, incident_record, rows
 from evenkeel.services.guard_register import Which
 
 WRITER = "settle_incident"
@@ -57,7 +57,8 @@ def run(
             return Outcome(outcome=IncidentState.FAILED, reason=incident.outcome)
         rungs = rungs_of(incident, policy.catalogue)
         decided = settle(rungs, request.plan, request.node, request.jobs, _failure(request.failure))
-        more = "" if request.failure or incident.run >= policy.watch.max_runs else outgrown(incident, rungs)
+        plan_ended = request.plan.outcome if request.plan else ""
+        more = "" if request.failure or incident.run >= policy.watch.max_runs else outgrown(incident, rungs, plan_ended)
         settled = incident.but(state=decided.state, outcome=decided.reason, block=None).at_stage("settled_at", now)
         try:
             if more:
@@ -97,7 +98,9 @@ def _leave_open(
     """Tell that this run failed. Its pointer and its lease stay: the next run goes on with both."""
     reason = f"{decided.reason} Run {incident.run + 1} goes on after a while."
     told = incident_record.told(incident.incident_id, "failed", reason, at=now, writer=WRITER)
-    ledger.commit(Put(rows.incident_row(incident.but(failed_at=now, outcome=reason), version)), told)
+    # Nobody waits for a guardrail any more: it would keep a place in the line of those who do.
+    after = guard_acts.unblocked(incident).but(failed_at=now, outcome=reason)
+    ledger.commit(Put(rows.incident_row(after, version)), told)
     telemetry.count("RecoveryRunsFailed")
     telemetry.warning("RecoveryRunFailed", run=incident.run, reason=decided.reason)
     return Outcome(outcome=IncidentState.FAILED, reason=reason)

@@ -17,7 +17,7 @@ from evenkeel.domain.recovery.approval import is_approved
 from evenkeel.domain.recovery.guardrails import Entry
 from evenkeel.domain.recovery.leases import Lease, is_lemon
 from evenkeel.domain.recovery.modes import mode_now
-from evenkeel.domain.recovery.plan import PlanOutcome, not_allowed
+from evenkeel.domain.recovery.plan import not_allowed
 from evenkeel.domain.recovery.seats import Holder
 from evenkeel.domain.recovery.settling import runs_again_at
 from evenkeel.domain.recovery.validation import Validity, expected_accelerators, judge_node
@@ -441,7 +441,7 @@ class _Sweep:
         return taken
 
     def _may_act_on(self, incident: Incident) -> bool:
-        planned = incident.plan is not None and incident.plan.outcome == PlanOutcome.ACT
+        planned = incident.plan is not None and incident.plan.is_carried_out
         allowed = mode_now(self.mode, incident.mode, is_approved=is_approved(incident))
         return planned and not not_allowed(allowed, is_drill=incident.is_drill, drills_may_act=self.drills_may_act)
 

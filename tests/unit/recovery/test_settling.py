@@ -103,7 +103,7 @@ def planned(outcome: str = "NOTHING", **changes: Any) -> Incident:
 def test_a_plan_without_a_repair_does_not_close_over_what_asks_for_more(
     incident: Incident, rungs: tuple[str, ...], said: str
 ) -> None:
-    found = outgrown(incident, rungs)
+    found = outgrown(incident, rungs, "ACT")
 
     assert said in found
     assert bool(said) == bool(found)

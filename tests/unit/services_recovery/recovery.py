@@ -18,6 +18,7 @@ from evenkeel.domain.scheduling.jobs import Job, JobState
 from evenkeel.domain.waiting import ConditionKind
 from evenkeel.ports import Machine, Put, Row, Table
 from evenkeel.services import (
+    approve_recovery,
     check_node,
     cordon_node,
     evaluate_waits,
@@ -392,5 +393,19 @@ class Recovery:
         }
 
 
+def say(recovery: Recovery, *, approves: bool = True, by: str = "role/Op (ana)", decision_id: str = "") -> Incident:
+    """Let a person answer the plan that asks now."""
+    plan = recovery.incident.plan
+    assert plan
+    request = approve_recovery.Request(
+        incident_id=recovery.incident_id,
+        decision_id=decision_id or plan.decision_id,
+        approves=approves,
+        by=by,
+        reason="",
+    )
+    return approve_recovery.run(request, ledger=recovery.ledger, telemetry=recovery.world.telemetry, now=recovery.now)
+
+
 SETTLED = tuple(state for state in IncidentState if state.is_settled)
-__all__ = ["QUICK", "SETTLED", "Recovery", "a_fact", "a_provider_node"]
+__all__ = ["QUICK", "SETTLED", "Recovery", "a_fact", "a_provider_node", "say"]

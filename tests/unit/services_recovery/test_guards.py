@@ -28,7 +28,7 @@ from evenkeel.services import (
 from evenkeel.services.guard_register import Which
 from tests.fakes import InMemoryLedger
 from tests.fakes.cluster import CLUSTER, instance_id
-from tests.unit.services_recovery.recovery import QUICK, Recovery
+from tests.unit.services_recovery.recovery import QUICK, Recovery, say
 
 K = ConditionKind
 P5 = "p5-workers"
@@ -483,19 +483,6 @@ def test_releasing_one_scope_leaves_the_others() -> None:
 # ---------------------------------------------------------------- modes and approval
 
 
-def say(recovery: Recovery, *, approves: bool = True, by: str = "role/Op (ana)", decision_id: str = "") -> Incident:
-    plan = recovery.incident.plan
-    assert plan
-    request = approve_recovery.Request(
-        incident_id=recovery.incident_id,
-        decision_id=decision_id or plan.decision_id,
-        approves=approves,
-        by=by,
-        reason="",
-    )
-    return approve_recovery.run(request, ledger=recovery.ledger, telemetry=recovery.world.telemetry, now=recovery.now)
-
-
 def test_nothing_is_touched_until_a_person_approves_and_then_everything_is_done() -> None:
     recovery = fleet(mode=Mode.RECOMMEND)
     touched: list[int] = []
@@ -628,3 +615,65 @@ def test_a_rule_of_the_policy_is_less_daring_for_its_pool_alone() -> None:
     assert recovery.recover() == IncidentState.OBSERVED
     assert recovery.incident.mode == "observe"
     assert recovery.world.cluster.calls == []
+
+
+def approved(rungs: str, worse: str) -> tuple[Recovery, str]:
+    """A recovery that was approved for one fault, and has heard of a worse one since."""
+    recovery = fleet(mode=Mode.RECOMMEND)
+    sick = recovery.sicken(1, fault_key=rungs, source="hyperpod.node-labels")
+    recovery.state("Plan", plan_recovery)
+    say(recovery)
+    recovery.state("Cordon", cordon_node)
+    recovery.sicken(1, fault_key=worse, source="hyperpod.node-labels", envelope_id="e-2")
+    return recovery, sick
+
+
+def test_an_approval_goes_no_further_than_the_plan_that_it_names() -> None:
+    recovery, sick = approved("health:instance_reboot", "xid:79")
+
+    stands = repair(recovery, sick)
+    ended = {"outcome": "STOOD_DOWN", "reason": stands.reason}
+    recovery.state("Settle", settle_incident, plan={"outcome": "ASK"}, node=ended, jobs={"outcome": "NO_JOBS"})
+
+    assert stands.outcome == "STAND_DOWN"
+    assert stands.reason == "reboot was approved, and xid:79 asks for replace since."
+    assert recovery.world.provider.asked == []
+    assert (recovery.incident.state, recovery.incident.run) == (IncidentState.OPEN, 2), "it is asked for anew"
+
+
+def test_an_approval_counts_for_a_worse_fault_whose_rungs_it_named() -> None:
+    recovery, sick = approved("hp:NvidiaErrorReboot", "xid:79")
+
+    assert repair(recovery, sick).outcome == "ASKED"
+
+
+def test_an_approval_at_the_very_deadline_is_not_lost() -> None:
+    recovery = fleet(mode=Mode.RECOMMEND)
+    recovery.sicken(1)
+    recovery.state("Plan", plan_recovery)
+    recovery.open(K.APPROVED)
+    recovery.world.clock.advance(QUICK.repair.approval_deadline_seconds)
+    assert recovery.look() == ["DEADLINE_PASSED"]
+    say(recovery)
+
+    recovery.state("Settle", settle_incident, plan={"outcome": "DECLINED", "reason": "Nobody approved it."})
+
+    assert (recovery.incident.state, recovery.incident.run) == (IncidentState.OPEN, 2)
+    assert recovery.incident.outcome.startswith("It was approved just as the time for that was over.")
+
+
+def test_a_run_that_failed_keeps_no_place_in_the_line() -> None:
+    recovery = fleet(policy=guarded(pool_repairs=1))
+    first, second, third = (at_repair(recovery, number) for number in (1, 2, 3))
+    repair(recovery, first)
+    for each in (second, third):
+        repair(recovery, each)
+    recovery.incident_id = second
+    recovery.state("Settle", settle_incident, failure={"Error": "KeyError", "Cause": "a bug"})
+    recovery.incident_id = first
+    recovery.state("ReturnNode", return_node)
+
+    recovery.incident_id = third
+    recovery.open(K.RELEASED)
+
+    assert recovery.look() == ["RELEASED"]

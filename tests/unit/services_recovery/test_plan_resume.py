@@ -6,11 +6,12 @@ import pytest
 
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import IncidentState, StageTimes
+from evenkeel.domain.policy import Mode
 from evenkeel.domain.recovery.resume import ResumeFacts
 from evenkeel.domain.recovery.resume import plan_resume as choose
 from evenkeel.ports import Table
 from evenkeel.services import explain, plan_recovery, plan_resume, protect_jobs, rows
-from tests.unit.services_recovery.recovery import QUICK, Recovery
+from tests.unit.services_recovery.recovery import QUICK, Recovery, say
 
 WITH_ITS_OWN_PRICE = QUICK.but(
     economy=QUICK.economy.but(usd_per_accelerator_hour={"ml.p5.48xlarge": 2.5}, least_samples=2)
@@ -98,10 +99,16 @@ def test_an_attempt_that_ran_long_is_expected_to_lose_half_a_checkpoint_interval
 @pytest.mark.parametrize(
     ("fault_key", "option"), [("train:hang", "FREE_NODE"), ("hp:NvidiaErrorTerminate", "WAIT_FOR_REPAIR")]
 )
-def test_where_only_the_job_is_blamed_its_machine_is_as_good_as_any_other(fault_key: str, option: str) -> None:
-    recovery = Recovery(size=2)
+@pytest.mark.parametrize("mode", [Mode.ACT, Mode.RECOMMEND])
+def test_where_only_the_job_is_blamed_its_machine_is_as_good_as_any_other(
+    fault_key: str, option: str, mode: Mode
+) -> None:
+    recovery = Recovery(size=2, mode=mode)
     recovery.sicken(fault_key=fault_key, source="site:role/Detector")
-    for service in (plan_recovery, protect_jobs, plan_resume):
+    recovery.state("", plan_recovery)
+    if mode is Mode.RECOMMEND:
+        say(recovery)
+    for service in (protect_jobs, plan_resume):
         recovery.state("", service)
 
     plan = recovery.job.resume_plan

@@ -127,3 +127,17 @@ def test_a_crash_at_the_write_and_a_retry_take_it_back_once(when: str) -> None:
     assert recovery.crashes == 1
     assert recovery.job.rollbacks == 1
     assert recovery.story.timeline(recovery.job_id).count("rolled back") == 1
+
+
+def test_under_a_hold_no_job_is_taken_back_and_after_it_it_is() -> None:
+    recovery = moved()
+    recovery.hold(seconds=60)
+    learn_that_it_corrupts(recovery)
+
+    sweep(recovery)
+    recovery.state("", plan_resume)
+    assert (recovery.job.rollbacks, recovery.job.stop_request) == (0, None)
+    recovery.world.clock.advance(60)
+    sweep(recovery)
+
+    assert recovery.job.rollbacks == 1

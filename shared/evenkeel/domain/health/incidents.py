@@ -208,6 +208,11 @@ class RecoveryBrief(Value):
     had_recovered: bool = False
     """Whether every fault was gone then."""
 
+    @property
+    def is_carried_out(self) -> bool:
+        """Whether something is done: at once, or when a person has approved it."""
+        return self.outcome in ("ACT", "ASK")
+
 
 class Signal(Value):
     """One fault as one source saw it at one place, in one burst: however often it was said."""

@@ -1,5 +1,8 @@
 """An approval: one person's answer to one plan. It names the plan's decision, and fits no other."""
 
+from collections.abc import Iterable
+
+from evenkeel.domain.health.faults import NODE_RUNGS
 from evenkeel.domain.health.incidents import Approval, Incident
 from evenkeel.domain.nodes import KubernetesNode
 from evenkeel.domain.waiting import Answer
@@ -13,6 +16,21 @@ def is_approved(incident: Incident) -> bool:
     """Whether a person approved the plan that the incident follows now."""
     plan, approval = incident.plan, incident.approval
     return bool(plan and approval and approval.approves and approval.decision_id == plan.decision_id)
+
+
+def beyond(incident: Incident, rungs: Iterable[str]) -> str:
+    """Say what is asked for now that the approved plan did not name, in one sentence; empty where it named all.
+
+    Args:
+        incident: The incident, with what joined it since.
+        rungs: Of its ladder now, in order.
+    """
+    plan = incident.plan
+    if plan is None or plan.outcome != ASK or not plan.rungs:
+        return ""
+    more = [rung for rung in rungs if rung in NODE_RUNGS and rung not in plan.rungs]
+    said = " then ".join(plan.rungs)
+    return f"{said} was approved, and {incident.fault_key} asks for {' then '.join(more)} since." if more else ""
 
 
 def why_superseded(incident: Incident, node: KubernetesNode | None) -> str:

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from evenkeel.domain.health.faults import Rung
 from evenkeel.domain.health.incidents import Incident, IncidentState
 from evenkeel.domain.policy import WatchPolicy
+from evenkeel.domain.recovery.approval import beyond, is_approved
 from evenkeel.domain.recovery.plan import calls_for_person
 from evenkeel.domain.values import Value
 
@@ -76,7 +77,7 @@ def settle(rungs: Sequence[str], plan: Ended | None, node: Ended | None, jobs: E
     return Settling(state=IncidentState.RECOVERED, reason=both)
 
 
-def outgrown(incident: Incident, rungs: Sequence[str]) -> str:
+def outgrown(incident: Incident, rungs: Sequence[str], plan_ended: str) -> str:
     """Say what came since the plan that it does not answer, in one sentence; empty where it answers all.
 
     A repair looks again before each of its steps. A plan without one would close the incident over what joined it
@@ -85,8 +86,13 @@ def outgrown(incident: Incident, rungs: Sequence[str]) -> str:
     Args:
         incident: The incident as it stands.
         rungs: Of its ladder, in order.
+        plan_ended: What became of the plan, as its workflow says.
     """
     plan = incident.plan
+    if plan_ended == "DECLINED" and is_approved(incident):
+        return "It was approved just as the time for that was over."
+    if incident.node_branch == "STOOD_DOWN" and is_approved(incident) and (more := beyond(incident, rungs)):
+        return more
     if plan is None or plan.run != incident.run or plan.repairs_node or not plan.rungs or plan.outcome in _NOT_OURS:
         return ""
     if Rung(rungs[0]).strength > Rung(plan.rungs[0]).strength:
