@@ -28,6 +28,7 @@ NOUNS = {
     "automation": Noun("automation", "Hold harmful acts, or let them go on."),
     "policy": Noun("policy", "The limits, deadlines and faults that decisions are made by."),
     "plan": Noun("plan", "Run the scheduler on files: who is admitted where, who has to go, and why."),
+    "quota": Noun("quota", "Quota files: from one spelling into another."),
     "drill": Noun("drill", "Break something in the local data centre."),
     "dev": Noun("dev", "The local data centre: up, down, status."),
     "version": Noun("version", "Print the version."),

@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 
 from evenkeel.domain.scheduling.queues.documents import DocumentError
+from evenkeel.domain.scheduling.queues.exchange import Exchanged, Spelling, exchanged
 from evenkeel.domain.scheduling.queues.setup import RULES, Declared, Profile, documents
 from evenkeel_cli.errors import CommandFailed, Exit
 
@@ -49,7 +50,9 @@ def declared(profile: Profile, quota: list[Path], config: Path | None = None) ->
             found.configure(each, str(config))
         for file in quota:
             for each in load(file):
-                found.add(each, str(file))
+                # What `quota export` wrote holds its documents in a list.
+                for document in each["documents"] if isinstance(each, dict) and "documents" in each else [each]:
+                    found.add(document, str(file))
     except DocumentError as error:
         raise refused(error) from error
     if not found.queues:
@@ -60,3 +63,16 @@ def declared(profile: Profile, quota: list[Path], config: Path | None = None) ->
 def refused(error: DocumentError) -> CommandFailed:
     """Return how a command ends over a document that cannot be used."""
     return CommandFailed(Exit.USAGE, str(error), code="DOCUMENT_REFUSED")
+
+
+def exchange(files: list[Path], into: str) -> Exchanged:
+    """Return quota files in another spelling, and what was lost.
+
+    Raises:
+        CommandFailed: a file cannot be used, or there is no such spelling.
+    """
+    if into not in list(Spelling):
+        known = ", ".join(Spelling)
+        raise CommandFailed(Exit.USAGE, f"There is no spelling {into!r}; there are {known}.", code="USAGE")
+    # Rules come from the files alone: fair sharing is on where a HyperPod policy says so.
+    return exchanged(declared(Profile.KUEUE, files), Spelling(into))

@@ -476,3 +476,15 @@ def test_why_of_a_job_in_no_queue_says_so(files: Files) -> None:
 
     assert code == 4
     assert "there is no queue none" in error
+
+
+def test_quota_files_are_written_in_another_spelling_and_what_is_lost_is_said(files: Files, tmp_path: Path) -> None:
+    (tmp_path / "q.yaml").write_text(QUEUE)
+    code, out, error = said("quota", "import", str(tmp_path / "q.yaml"))
+    (tmp_path / "short.json").write_text(out)
+
+    assert code == 0
+    assert "lost: ClusterQueue research: its namespace selector" in error
+    assert json.loads(out)["documents"][0]["queues"][0]["name"] == "research"
+    assert said("quota", "export", "--to", "kueue", str(tmp_path / "short.json"))[0] == 0
+    assert said("quota", "export", "--to", "slurm", str(tmp_path / "short.json"))[0] == 2

@@ -34,12 +34,13 @@ from evenkeel.domain.scheduling.queues.objects import (
 )
 
 COHORT = "hyperpod"
-IDLE_QUEUE = "hyperpod-ns-idle-resource-sharing-cq-1"
+IDLE_PREFIX = "hyperpod-ns-idle-resource-sharing-cq-"
 INSTANCE_TYPE_LABEL = "node.kubernetes.io/instance-type"
 _QUEUE_SUFFIX = "-clusterqueue"
 _NAMESPACE_PREFIX = "hyperpod-ns-"
 _GIB = 2**30
 _DEFAULT_BORROW_LIMIT = 50
+MOST_CLASSES = 10
 
 
 class _Aws(Document):
@@ -251,7 +252,7 @@ def idle_queue(groups: Iterable[InstanceGroup], teams: Iterable[Queue], types: I
         FlavorQuotas(flavor, {resource: Quota(max(0, amount), 0) for resource, amount in amounts.items()})
         for flavor, amounts in idle.items()
     ]
-    return Queue(IDLE_QUEUE, COHORT, _one_group(flavors), 0.0)
+    return Queue(f"{IDLE_PREFIX}1", COHORT, _one_group(flavors), 0.0)
 
 
 def flavor_of(instance_type: str) -> Flavor:

@@ -57,7 +57,7 @@ def _to_group(group: Group) -> ResourceGroup:
 def _of_groups(groups: tuple[ResourceGroup, ...]) -> tuple[Group, ...]:
     def written(resource: str, quota: Quota) -> Quantity | Held:
         nominal, borrow, lend = (
-            None if each is None else _spelled(resource, each) for each in (quota.nominal, quota.borrow, quota.lend)
+            None if each is None else spelled(resource, each) for each in (quota.nominal, quota.borrow, quota.lend)
         )
         return Held(nominal=nominal or 0, borrow=borrow, lend=lend)
 
@@ -70,7 +70,7 @@ def _of_groups(groups: tuple[ResourceGroup, ...]) -> tuple[Group, ...]:
     )
 
 
-def _spelled(resource: str, amount: int) -> str:
+def spelled(resource: str, amount: int) -> str:
     """Write an amount; the largest quantity that Kubernetes knows stands for one without bound."""
     said = quantities.text(resource, amount)
     return "100E" if said == "unlimited" else said
@@ -195,6 +195,7 @@ class OwnQuotas(Document):
     cohorts: tuple[OwnCohort, ...] = ()
     flavors: tuple[OwnFlavor, ...] = ()
     priority_classes: dict[str, int] = {}
+    fair_sharing: bool | None = Field(None, description="On or off; without it, as the profile has it.")
 
 
 class OwnPodSet(Document):

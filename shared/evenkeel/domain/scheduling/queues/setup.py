@@ -198,6 +198,8 @@ class Declared:
         self.cohorts |= {each.name: each.to_cohort() for each in document.cohorts}
         self.flavors |= {each.name: each.to_flavor() for each in document.flavors}
         self.priorities |= document.priority_classes
+        if document.fair_sharing is not None:
+            self.rules = self.rules._replace(fair_sharing=document.fair_sharing)
 
     def _check(self, queue: Queue, where: str) -> None:
         for said in refusals(queue):

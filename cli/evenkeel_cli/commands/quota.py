@@ -1,0 +1,38 @@
+"""`evenkeel quota`."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from evenkeel_cli.commands import asking
+from evenkeel_cli.render import note, page
+
+app = asking.group("Quota files: from one spelling into another.")
+
+FilesArgument = Annotated[list[Path], typer.Argument(metavar="FILE…", help="Quota files; all are read together.")]
+
+
+@app.command("import")
+def import_(files: FilesArgument) -> None:
+    """Write Kueue's YAML or HyperPod's JSON in the short form."""
+    _exchange(files, "evenkeel")
+
+
+@app.command("export")
+def export(
+    files: FilesArgument,
+    into: Annotated[str, typer.Option("--to", metavar="SPELLING", help="kueue, hyperpod or evenkeel.")] = "kueue",
+) -> None:
+    """Write quota files in another spelling: one JSON with `documents` and `losses`."""
+    _exchange(files, into)
+
+
+def _exchange(files: list[Path], into: str) -> None:
+    from evenkeel_cli.offline import quota_files
+
+    found = quota_files.exchange(files, into)
+    for loss in found.losses:
+        note(f"lost: {loss}")
+    page().line(json.dumps({"documents": list(found.documents), "losses": list(found.losses)}, indent=2))

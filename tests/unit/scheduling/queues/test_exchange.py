@@ -1,0 +1,257 @@
+"""HyperPod's quotas: what follows from them, and the ways between the three spellings."""
+
+import json
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.scheduling.instance_types import shipped
+from evenkeel.domain.scheduling.queues import hyperpod
+from evenkeel.domain.scheduling.queues.capacity import quotas_of
+from evenkeel.domain.scheduling.queues.documents import DocumentError
+from evenkeel.domain.scheduling.queues.exchange import Spelling, exchanged
+from evenkeel.domain.scheduling.queues.objects import Queue, Quota
+from evenkeel.domain.scheduling.queues.setup import RULES, Declared, Profile
+
+Json = dict[str, Any]
+GIB = 2**30
+GPU, CPU, MEMORY, EFA = "nvidia.com/gpu", "cpu", "memory", "vpc.amazonaws.com/efa"
+
+
+def quota(*resources: Json, team: str = "research", weight: int | None = None, **sharing: Any) -> Json:
+    """Return CreateComputeQuota's request."""
+    target: Json = {"TeamName": team} | ({} if weight is None else {"FairShareWeight": weight})
+    config: Json = {"ComputeQuotaResources": list(resources)}
+    if sharing:
+        config["ResourceSharingConfig"] = sharing
+    return {"Name": team, "ClusterArn": "arn", "ComputeQuotaConfig": config, "ComputeQuotaTarget": target}
+
+
+def declared(*documents: Json) -> Declared:
+    found = Declared(Profile.HYPERPOD, RULES[Profile.KUEUE])
+    for document in documents:
+        found.add(document, "test")
+    return found
+
+
+def held(*resources: Json, **sharing: Any) -> dict[tuple[str, str], Quota]:
+    (queue,) = declared(quota(*resources, **sharing)).everything()[0]
+    return {key: each for key, each in quotas_of(queue.groups).items() if each.nominal}
+
+
+def nominal(*resources: Json) -> dict[str, int]:
+    return {key[1]: each.nominal for key, each in held(*resources).items()}
+
+
+# ---------------------------------------------------------------- amounts
+
+
+@pytest.mark.parametrize(
+    ("resources", "expected"),
+    [
+        ({"InstanceType": "ml.g5.12xlarge", "Count": 1}, {CPU: 48000, MEMORY: 192 * GIB, GPU: 4, EFA: 1}),
+        ({"InstanceType": "ml.p5.48xlarge", "Accelerators": 2}, {CPU: 48000, MEMORY: 512 * GIB, GPU: 2, EFA: 32}),
+        ({"InstanceType": "ml.g5.2xlarge", "Accelerators": 2}, {CPU: 16000, MEMORY: 64 * GIB, GPU: 2}),
+        ({"InstanceType": "ml.g5.2xlarge", "VCpu": 4}, {CPU: 4000, MEMORY: 16 * GIB}),
+        ({"InstanceType": "ml.g5.2xlarge", "MemoryInGiB": 8}, {CPU: 2000, MEMORY: 8 * GIB}),
+        # Two explicit shares: the largest decides what is not said.
+        (
+            {"InstanceType": "ml.g6.12xlarge", "Accelerators": 2, "VCpu": 48},
+            {CPU: 48000, MEMORY: 192 * GIB, GPU: 2, EFA: 1},
+        ),
+        ({"InstanceType": "ml.c5.large", "Count": 3}, {CPU: 6000, MEMORY: 12 * GIB}),
+    ],
+)
+def test_what_is_not_said_follows_from_what_is(resources: Json, expected: dict[str, int]) -> None:
+    assert nominal(resources) == expected
+
+
+def test_whole_instances_and_granular_amounts_add_up() -> None:
+    found = nominal({"InstanceType": "ml.g5.2xlarge", "Count": 2}, {"InstanceType": "ml.g5.2xlarge", "Accelerators": 1})
+
+    assert found == {CPU: 24000, MEMORY: 96 * GIB, GPU: 3}
+
+
+def test_neuron_devices_and_partitions_are_resources_of_their_own() -> None:
+    neuron = nominal({"InstanceType": "ml.trn1.32xlarge", "Accelerators": 8})
+    partition = {"Type": "mig-1g.10gb", "Count": 14}
+    mig = nominal({"InstanceType": "ml.p5.48xlarge", "AcceleratorPartition": partition})
+
+    assert neuron["aws.amazon.com/neurondevice"] == 8
+    # 14 of the 56 that eight GPUs make: a quarter of the instance.
+    assert (mig["nvidia.com/mig-1g.10gb"], mig[CPU]) == (14, 48000)
+
+
+@pytest.mark.parametrize(
+    ("sharing", "expected"),
+    [
+        ({}, Quota(5, 2)),
+        ({"Strategy": "LendAndBorrow", "BorrowLimit": 30}, Quota(5, 1)),
+        ({"Strategy": "LendAndBorrow", "BorrowLimit": 500}, Quota(5, 25)),
+        ({"Strategy": "Lend"}, Quota(5, 0)),
+        ({"Strategy": "DontLend"}, Quota(5, 0, 0)),
+        (
+            {
+                "Strategy": "LendAndBorrow",
+                "AbsoluteBorrowLimits": [{"InstanceType": "ml.p5.48xlarge", "Accelerators": 3}],
+            },
+            Quota(5, 3),
+        ),
+    ],
+)
+def test_sharing_is_a_limit_on_each_resource_rounded_down(sharing: Json, expected: Quota) -> None:
+    found = held({"InstanceType": "ml.p5.48xlarge", "Accelerators": 5}, **sharing)
+
+    assert found[("ml.p5.48xlarge", GPU)] == expected
+
+
+def test_a_team_without_weight_has_none_and_reclaims_what_it_lent() -> None:
+    (queue,) = declared(quota({"InstanceType": "ml.p5.48xlarge", "Count": 1})).everything()[0]
+
+    assert (queue.name, queue.fair_weight) == ("hyperpod-ns-research-clusterqueue", 0.0)
+    assert (str(queue.preemption.within), str(queue.preemption.reclaim)) == ("LowerPriority", "Any")
+
+
+def test_idle_capacity_is_a_queue_of_its_own() -> None:
+    policy = {"SchedulerConfig": {"IdleResourceSharing": "Enabled"}}
+    cluster = {"InstanceGroups": [{"InstanceType": "ml.p5.48xlarge", "CurrentCount": 3}]}
+    queues, _, _ = declared(quota({"InstanceType": "ml.p5.48xlarge", "Count": 1}), policy, cluster).everything()
+
+    idle = quotas_of(queues[1].groups)
+    assert queues[1].name == "hyperpod-ns-idle-resource-sharing-cq-1"
+    assert (idle[("ml.p5.48xlarge", GPU)], idle[("ml.p5.48xlarge", CPU)]) == (Quota(16, 0), Quota(384000, 0))
+
+
+def test_priority_classes_are_named_as_jobs_name_them() -> None:
+    found = declared({"SchedulerConfig": {"PriorityClasses": [{"Name": "training", "Weight": 70}]}})
+
+    assert found.priorities == {"training-priority": 70}
+
+
+def test_what_pods_can_have_of_an_instance_is_less_than_all() -> None:
+    instance = shipped().of("p5.48xlarge")
+
+    assert instance is not None
+    assert float(instance.allocatable_vcpu) == pytest.approx(179.97)
+    assert float(instance.allocatable_memory_gib) == pytest.approx(1890.26)
+
+
+def test_an_unknown_instance_type_is_named() -> None:
+    with pytest.raises(DocumentError, match=r"ComputeQuota research: InstanceType: ml\.x1 is not in the catalogue"):
+        held({"InstanceType": "ml.x1", "Count": 1})
+
+
+# ---------------------------------------------------------------- round trips
+
+TEAMS = (
+    quota({"InstanceType": "ml.p5.48xlarge", "Count": 2}, weight=10, Strategy="Lend"),
+    quota({"InstanceType": "ml.trn1.32xlarge", "Accelerators": 8}, team="b", Strategy="DontLend"),
+    {"SchedulerConfig": {"PriorityClasses": [{"Name": "training", "Weight": 70}], "FairShare": "Enabled"}},
+)
+KUEUE: tuple[Json, ...] = (
+    {
+        "kind": "ResourceFlavor",
+        "metadata": {"name": "f"},
+        "spec": {"nodeLabels": {"a": "b"}, "nodeTaints": [{"key": "k"}]},
+    },
+    {"kind": "Cohort", "metadata": {"name": "c"}, "spec": {"parentName": "root", "fairSharing": {"weight": "500m"}}},
+    {
+        "kind": "ClusterQueue",
+        "metadata": {"name": "q"},
+        "spec": {
+            "cohort": "c",
+            "namespaceSelector": {"matchLabels": {"team": "x"}},
+            "queueingStrategy": "StrictFIFO",
+            "stopPolicy": "Hold",
+            "fairSharing": {"weight": "2"},
+            "preemption": {
+                "withinClusterQueue": "LowerPriority",
+                "reclaimWithinCohort": "Any",
+                "borrowWithinCohort": {"policy": "LowerPriority", "maxPriorityThreshold": 3},
+            },
+            "flavorFungibility": {"whenCanBorrow": "TryNextFlavor", "preference": "PreemptionOverBorrowing"},
+            "resourceGroups": [
+                {
+                    "coveredResources": ["cpu", "gpu"],
+                    "flavors": [
+                        {
+                            "name": "f",
+                            "resources": [
+                                {"name": "cpu", "nominalQuota": "1500m", "borrowingLimit": 2},
+                                {"name": "gpu", "nominalQuota": "10E", "lendingLimit": 0},
+                            ],
+                        }
+                    ],
+                }
+            ],
+        },
+    },
+    {"kind": "LocalQueue", "metadata": {"name": "l", "namespace": "n"}, "spec": {"clusterQueue": "q"}},
+    {"kind": "WorkloadPriorityClass", "metadata": {"name": "high"}, "value": 9},
+)
+
+
+def again(found: Declared, into: Spelling) -> tuple[Declared, tuple[str, ...]]:
+    """Write in a spelling, as text, and read that."""
+    written = exchanged(found, into)
+    return declared(*json.loads(json.dumps(written.documents))), written.losses
+
+
+def meant(found: Declared) -> tuple[list[Queue], list[object], list[object], dict[str, int]]:
+    queues, cohorts, flavors = found.everything()
+    return queues, list(cohorts), list(flavors), found.priorities
+
+
+@pytest.mark.parametrize("documents", [TEAMS, KUEUE])
+def test_kueues_manifests_lose_nothing_that_decides(documents: tuple[Json, ...]) -> None:
+    found = declared(*documents)
+    back, losses = again(found, Spelling.KUEUE)
+
+    assert meant(back) == meant(found)
+    assert [loss for loss in losses if "fair sharing" not in loss] == []
+
+
+@pytest.mark.parametrize("documents", [TEAMS, KUEUE])
+def test_the_short_form_loses_names_of_queues_and_says_so(documents: tuple[Json, ...]) -> None:
+    found = declared(*documents)
+    back, losses = again(found, Spelling.EVENKEEL)
+
+    assert meant(back) == meant(found)
+    assert back.rules == found.rules
+    assert {loss.partition(" ")[0] for loss in losses} <= {"LocalQueue", "ClusterQueue"}
+
+
+def test_hyperpods_quotas_come_back_from_every_spelling() -> None:
+    found = declared(*TEAMS)
+    for through in (Spelling.KUEUE, Spelling.EVENKEEL, Spelling.HYPERPOD):
+        middle, _ = again(found, through)
+        back, losses = again(middle, Spelling.HYPERPOD)
+
+        assert meant(back)[0] == meant(found)[0]
+        assert [loss for loss in losses if "labels" not in loss] == []
+
+
+def test_what_hyperpod_cannot_say_is_said() -> None:
+    _, losses = again(declared(*KUEUE), Spelling.HYPERPOD)
+
+    told = "\n".join(losses)
+    for what in (
+        "is not an instance type",
+        "cohort c becomes hyperpod",
+        "while borrowing",
+        "strategy",
+        "fungibility",
+        "stop",
+        "knows no tree",
+        "priority class high",
+        "LocalQueue n/l",
+    ):
+        assert what in told
+
+
+def test_a_team_that_is_disabled_admits_nobody() -> None:
+    off = quota({"InstanceType": "ml.p5.48xlarge", "Count": 1}) | {"ActivationState": "Disabled"}
+    (queue,) = declared(off).everything()[0]
+
+    assert not queue.is_active
+    assert hyperpod.quota_of(queue, shipped())[0].activation_state == "Disabled"

@@ -1,0 +1,184 @@
+"""What holds in every world: random queues, random histories, a second opinion on every decision."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evenkeel.domain.scheduling.queues.cycle import Decision, Scheduler
+from evenkeel.domain.scheduling.queues.objects import Admitted, Fungible
+from tests.unit.scheduling.queues.worlds import Result, World, told
+
+SEEDS = st.integers(0, 2**32)
+quick = settings(max_examples=40, deadline=None)
+
+
+@pytest.mark.parametrize("deep", [False, True])
+@quick
+@given(SEEDS)
+def test_nothing_is_ever_over_a_limit(deep: bool, seed: int) -> None:
+    world = World(seed, deep=deep)
+
+    for _ in world.history(30):
+        assert world.overcommitted() == []
+
+
+@pytest.mark.parametrize("deep", [False, True])
+@quick
+@given(SEEDS)
+def test_what_the_tree_counts_is_what_its_jobs_use_and_leaving_undoes_coming(deep: bool, seed: int) -> None:
+    world = World(seed, deep=deep)
+    for _ in world.history(20):
+        pass
+    nodes = [*world.scheduler.snapshot.tree.queues.values(), *world.scheduler.snapshot.tree.cohorts.values()]
+    for team in world.scheduler.snapshot.teams.values():
+        used: dict[tuple[str, str], int] = {}
+        for each in team.admitted.values():
+            for key, amount in each.use.items():
+                used[key] = used.get(key, 0) + amount
+        assert {key: slot.use for key, slot in team.node.slots.items() if slot.use} == {
+            key: amount for key, amount in used.items() if amount
+        }
+
+    before = [{key: slot.use for key, slot in node.slots.items()} for node in nodes]
+    random = world.random
+    keys = [("f1", "gpu"), ("f2", "cpu")]
+    added = [(random.choice(nodes[:4]), random.choice(keys), random.randint(0, 20)) for _ in range(10)]
+    for node, key, amount in added:
+        node.add(key, amount)
+    for node, key, amount in reversed(added):
+        node.remove(key, amount)
+    assert before == [{key: slot.use for key, slot in node.slots.items()} for node in nodes]
+
+
+@pytest.mark.parametrize("deep", [False, True])
+@quick
+@given(SEEDS)
+def test_nobody_within_nominal_loses_a_job_to_another_queue(deep: bool, seed: int) -> None:
+    for decisions, over in World(seed, deep=deep).history(30):
+        for decision in decisions:
+            # One that was weighed anew counts what its cycle had already given away: somebody may be over by that.
+            for victim in () if decision.was_recomputed else decision.victims:
+                queue = victim.admitted.workload.queue
+                if queue != decision.workload.queue:
+                    assert over[queue] & decision.assignment.contested
+
+
+@quick
+@given(SEEDS)
+def test_no_victim_goes_in_vain(seed: int) -> None:
+    world = World(seed)
+    for decisions, _ in world.history(30):
+        decision = next((each for each in decisions if each.victims), None)
+        if decision is None:
+            continue
+        for spared in decision.victims:
+            gone = [victim.admitted for victim in decision.victims if victim is not spared]
+            assert not _fits_without(world.scheduler, decision, gone)
+        assert _fits_without(world.scheduler, decision, [victim.admitted for victim in decision.victims])
+
+
+def _fits_without(scheduler: Scheduler, decision: Decision, gone: list[Admitted]) -> bool:
+    """Whether it would fit now, of those who hold quota these gone, and nobody admitted in its own cycle."""
+    snapshot = scheduler.snapshot
+    now = snapshot.now
+    fresh = [
+        each
+        for team in snapshot.teams.values()
+        for each in team.admitted.values()
+        if each.reserved_at == now and each not in gone
+    ]
+    node = snapshot.team_of(decision.workload).node
+    with snapshot.without_use_of([*gone, *fresh]):
+        wanted = {key: amount for key, amount in decision.assignment.use.items() if amount}
+        fits = node.fits(wanted)
+        reasons = {str(victim.reason) for victim in decision.victims}
+        # An attempt without borrowing asks for more: to be within nominal afterwards.
+        borrows = any(node.is_over_with(key, amount) for key, amount in wanted.items())
+    return fits and not (borrows and "InCohortReclamation" in reasons and _may_not_borrow(decision, scheduler))
+
+
+def _may_not_borrow(decision: Decision, scheduler: Scheduler) -> bool:
+    team = scheduler.snapshot.team_of(decision.workload)
+    return team.queue.preemption.borrow_within is None and not scheduler.rules.fair_sharing
+
+
+@pytest.mark.parametrize("deep", [False, True])
+@quick
+@given(SEEDS)
+def test_the_order_of_files_and_of_submissions_changes_nothing(deep: bool, seed: int) -> None:
+    world, other = World(seed, deep=deep), World(seed, deep=deep)
+    jobs = [world.workload() for _ in range(20)]
+    shuffled = list(jobs)
+    other.random.shuffle(shuffled)
+    queues, cohorts = list(other.queues), list(other.cohorts)
+    other.random.shuffle(queues)
+    other.random.shuffle(cohorts)
+    other.queues, other.cohorts = tuple(queues), tuple(cohorts)
+    other.scheduler = other.fresh()
+    for job in jobs:
+        world.scheduler.submit(job)
+    for job in shuffled:
+        other.scheduler.submit(job)
+
+    for _ in range(8):
+        assert told(world.cycle()) == told(other.cycle())
+        world.stop_evicted()
+        other.stop_evicted()
+
+
+@pytest.mark.parametrize("deep", [False, True])
+@quick
+@given(SEEDS)
+def test_more_quota_never_hurts_its_owner(deep: bool, seed: int) -> None:
+    # A job alone in its queue, at full size, in a queue that looks at all flavors before others have to go: with
+    # MayStopSearch more quota on an early flavor may turn "fits further down" into "reclaim here".
+    world = World(seed, deep=deep)
+    for _ in world.history(12):
+        pass
+    world.queues = tuple(
+        replace(each, fungibility=replace(each.fungibility, when_can_preempt=Fungible.TRY_NEXT))
+        for each in world.queues
+    )
+    job = world.workload()
+    job = replace(job, pod_sets=tuple(replace(each, min_count=None) for each in job.pod_sets))
+    admitted = [each for team in world.scheduler.snapshot.teams.values() for each in team.admitted.values()]
+    key = (world.random.choice(("f1", "f2")), world.random.choice(("cpu", "gpu")))
+
+    results = []
+    for more in (0, 1, 3):
+        world_queues = world.with_more(job.queue, key, more)
+        scheduler = Scheduler(world_queues, world.cohorts, world.scheduler.snapshot.flavors.values(), world.rules)
+        for each in admitted:
+            scheduler.restore(replace(each))
+        scheduler.submit(job)
+        results.append(any(each.result is Result.ADMITTED for _ in range(3) for each in scheduler.cycle()))
+
+    assert results == sorted(results)
+
+
+@pytest.mark.parametrize("fair", [False, True])
+@settings(max_examples=25, deadline=None)
+@given(SEEDS)
+def test_nobody_is_pushed_to_and_fro_in_a_flat_tree(fair: bool, seed: int) -> None:
+    world = World(seed, fair=fair)
+    for _ in range(20):
+        world.scheduler.submit(world.workload())
+
+    for _ in range(1000):
+        evicted = [victim for decision in world.cycle() for victim in decision.victims]
+        world.now += 1.0
+        if not evicted:
+            break
+        world.stop_evicted()
+    else:
+        pytest.fail("evictions never end")
+
+
+@settings(max_examples=25, deadline=None)
+@given(SEEDS)
+def test_what_is_decided_twice_is_decided_alike(seed: int) -> None:
+    one, two = World(seed, deep=True), World(seed, deep=True)
+
+    assert [told(each) for each, _ in one.history(25)] == [told(each) for each, _ in two.history(25)]

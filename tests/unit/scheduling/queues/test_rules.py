@@ -1,0 +1,616 @@
+"""The rules one by one, each by its name; and what went wrong elsewhere."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.scheduling.queues import checker
+from evenkeel.domain.scheduling.queues.capacity import Tree
+from evenkeel.domain.scheduling.queues.cycle import Decision, Result, Scheduler
+from evenkeel.domain.scheduling.queues.fair_sharing import share_of
+from evenkeel.domain.scheduling.queues.flavors import Mode, Pending, why_unfit
+from evenkeel.domain.scheduling.queues.objects import (
+    PODS,
+    UNLIMITED,
+    Admitted,
+    BorrowWithin,
+    Cohort,
+    Flavor,
+    FlavorQuotas,
+    Fungibility,
+    Fungible,
+    PodSet,
+    Preference,
+    QueueingStrategy,
+    Quota,
+    Requirement,
+    ResourceGroup,
+    StopPolicy,
+    Taint,
+    Toleration,
+    Workload,
+)
+from tests.unit.scheduling.queues.builders import (
+    ANY,
+    GPU,
+    LOWER,
+    LOWER_OR_NEWER,
+    NEVER,
+    a_queue,
+    a_scheduler,
+    a_workload,
+    by_id,
+    holds,
+    victims,
+)
+
+KEY = ("hp", GPU)
+STRICT = QueueingStrategy.STRICT
+BOTH_NEXT = Fungibility(Fungible.TRY_NEXT, Fungible.TRY_NEXT)
+
+
+def cycle(scheduler: Scheduler) -> dict[str, Decision]:
+    """Run one cycle, with a second opinion on it."""
+    decisions = scheduler.cycle(1000.0)
+    for each in decisions:
+        assert list(checker.faults_of(each, scheduler.snapshot.teams[each.workload.queue].queue)) == []
+    return by_id(decisions)
+
+
+def only(scheduler: Scheduler) -> Decision:
+    (decision,) = cycle(scheduler).values()
+    return decision
+
+
+# ---------------------------------------------------------------- capacity
+
+
+def test_a_lending_limit_keeps_the_rest_from_the_parent() -> None:
+    tree = Tree((a_queue("a", 10, lend=3), a_queue("b", 2)), ())
+
+    assert tree.cohorts["fleet"].at(KEY).sub == 5
+    assert tree.queues["b"].potential(KEY) == 5
+
+
+def test_without_a_cohort_nothing_is_borrowed() -> None:
+    decision = only(a_scheduler(a_queue("a", 4, ""), waiting=(a_workload("w", "a", 5),)))
+
+    assert (decision.result, decision.pending) == (Result.NO_FIT, Pending.EXCEEDS_MAX_QUOTA)
+
+
+def test_a_borrowing_limit_of_a_cohort_binds_all_below_it() -> None:
+    group = ResourceGroup((GPU,), (FlavorQuotas("hp", {GPU: Quota(0, 2)}),))
+    cohorts = (Cohort("team", "fleet", (group,)), Cohort("fleet"))
+    scheduler = a_scheduler(
+        a_queue("a", 2, "team"), a_queue("b", 8), cohorts=cohorts, waiting=(a_workload("w", "a", 5),)
+    )
+
+    assert scheduler.snapshot.teams["a"].node.potential(KEY) == 4
+    assert only(scheduler).pending is Pending.EXCEEDS_MAX_QUOTA
+
+
+def test_a_quota_cut_is_seen_by_every_queue_of_the_tree() -> None:
+    scheduler = a_scheduler(a_queue("a", 4), a_queue("b", 4), admitted=(holds("h", "a", 8),))
+    scheduler.reconfigure((a_queue("a", 1), a_queue("b", 4)), (), (Flavor("hp"),))
+
+    assert scheduler.snapshot.teams["b"].node.available(KEY) == -3
+    assert scheduler.snapshot.teams["b"].node.free(KEY) == 0
+
+
+def test_what_has_no_bound_stays_so() -> None:
+    tree = Tree((a_queue("a", UNLIMITED), a_queue("b", 1)), ())
+    tree.queues["a"].add(KEY, 10**15)
+
+    assert tree.queues["b"].available(KEY) > 2**63
+
+
+def test_a_cycle_of_cohorts_admits_nobody() -> None:
+    cohorts = (Cohort("x", "y"), Cohort("y", "x"))
+    scheduler = a_scheduler(a_queue("a", 4, "x"), cohorts=cohorts, waiting=(a_workload("w", "a"),))
+
+    assert cycle(scheduler) == {}
+
+
+def test_the_level_is_the_height_of_the_lowest_subtree_that_holds_it() -> None:
+    cohorts = (Cohort("west", "fleet"), Cohort("fleet"))
+    tree = Tree((a_queue("a", 2, "west"), a_queue("b", 2, "west"), a_queue("c", 4, "fleet")), cohorts)
+    node = tree.queues["a"]
+
+    assert [node.level(KEY, amount) for amount in (2, 4, 8, 9)] == [(0, True), (1, True), (2, False), (2, False)]
+
+
+# ---------------------------------------------------------------- flavors
+
+
+def test_a_taint_that_is_not_tolerated_rules_a_flavor_out() -> None:
+    tainted = Flavor("hp", {}, (Taint("gpu", "yes"),))
+    scheduler = a_scheduler(a_queue("a", {"hp": 4, "od": 4}, ""), flavors=(tainted,), waiting=(a_workload("w", "a"),))
+    decision = only(scheduler)
+
+    assert decision.assignment.flavors == ({GPU: "od"},)
+    assert decision.assignment.attempts[0][0].pending is Pending.NO_MATCHING_FLAVOR
+
+
+@pytest.mark.parametrize(
+    ("toleration", "covers"),
+    [
+        (Toleration("gpu", "Equal", "yes", "NoSchedule"), True),
+        (Toleration("gpu", "Equal", "no", "NoSchedule"), False),
+        (Toleration("gpu", "Exists"), True),
+        (Toleration("", "Exists"), True),
+        (Toleration("gpu", "Exists", "", "NoExecute"), False),
+    ],
+)
+def test_tolerations_cover_taints(toleration: Toleration, covers: bool) -> None:
+    assert toleration.covers(Taint("gpu", "yes")) is covers
+
+
+def test_a_flavors_own_tolerations_count() -> None:
+    flavor = Flavor("hp", {}, (Taint("gpu", "yes"),), (Toleration("gpu", "Exists"),))
+
+    assert why_unfit("hp", flavor, [PodSet("main", 1, {})]) == ""
+
+
+def test_only_labels_that_the_flavor_has_count_for_selectors() -> None:
+    flavor = Flavor("hp", {"type": "p5"})
+    other, unknown = PodSet("m", 1, {}, selector={"type": "p4"}), PodSet("m", 1, {}, selector={"zone": "a"})
+
+    assert why_unfit("hp", flavor, [other])
+    assert not why_unfit("hp", flavor, [unknown])
+
+
+def test_an_affinity_term_without_labels_of_the_flavor_matches_everything() -> None:
+    flavor = Flavor("hp", {"type": "p5"})
+    foreign, wrong = Requirement("zone", "In", ("a",)), Requirement("type", "In", ("p4",))
+
+    assert not why_unfit("hp", flavor, [PodSet("m", 1, {}, affinity=((foreign,), (wrong,)))])
+    assert why_unfit("hp", flavor, [PodSet("m", 1, {}, affinity=((wrong,),))])
+
+
+def test_the_reason_is_the_mildest_over_flavors_and_the_most_severe_over_groups() -> None:
+    queue = replace(
+        a_queue("a", 0, "fleet"),
+        groups=(
+            ResourceGroup((GPU,), (FlavorQuotas("hp", {GPU: Quota(1)}), FlavorQuotas("od", {GPU: Quota(4)}))),
+            ResourceGroup(("cpu",), (FlavorQuotas("cpu", {"cpu": Quota(2)}),)),
+        ),
+    )
+    waiting = Workload("w", "a", (PodSet("main", 1, {GPU: 4, "cpu": 1}),))
+    held = Admitted(Workload("h", "a", (PodSet("main", 1, {GPU: 2}),)), ({GPU: "od"},), (1,), 0.0)
+    decision = only(a_scheduler(queue, admitted=(held,), waiting=(waiting,), flavors=(Flavor("cpu"),)))
+
+    # hp can never hold 4, od could: od is why it waits.
+    assert decision.result is Result.NO_CANDIDATES
+    assert [each.pending for each in decision.assignment.attempts[0] if each.flavor == "hp"] == [
+        Pending.EXCEEDS_MAX_QUOTA
+    ]
+
+
+@pytest.mark.parametrize(
+    ("preference", "flavor"),
+    [(Preference.BORROWING_OVER_PREEMPTION, "hp"), (Preference.PREEMPTION_OVER_BORROWING, "od")],
+)
+def test_the_preference_says_whether_borrowing_or_preempting_is_the_smaller_price(
+    preference: Preference, flavor: str
+) -> None:
+    # hp fits by borrowing; od is the queue's own, and somebody would have to go.
+    scheduler = a_scheduler(
+        a_queue("a", {"hp": 0, "od": 4}, within=LOWER, fungibility=replace(BOTH_NEXT, preference=preference)),
+        a_queue("b", {"hp": 4, "od": 0}),
+        admitted=(holds("h", "a", 4, flavor="od"),),
+        waiting=(a_workload("w", "a", 4, priority=1),),
+    )
+
+    assert only(scheduler).assignment.flavors == ({GPU: flavor},)
+
+
+def test_a_scan_that_lost_its_room_goes_on_with_the_next_flavor() -> None:
+    scheduler = a_scheduler(
+        a_queue("a", {"hp": 4, "od": 4}),
+        a_queue("b", {"hp": 4, "od": 4}),
+        waiting=(a_workload("w", "a", 5), a_workload("v", "b", 5, at=1)),
+    )
+    first, second = cycle(scheduler), cycle(scheduler)
+
+    # Both stop at hp, by borrowing; only one can have it.
+    assert [(each.result, each.assignment.flavors[0][GPU]) for each in first.values()] == [
+        (Result.ADMITTED, "hp"),
+        (Result.SKIPPED, "hp"),
+    ]
+    assert (second["v"].result, second["v"].assignment.flavors[0][GPU]) == (Result.ADMITTED, "od")
+    assert [each.flavor for each in second["v"].assignment.attempts[0]] == ["od"]
+
+
+def test_pods_are_counted_where_the_queue_covers_them() -> None:
+    queue = replace(a_queue("a", 0, ""), groups=(ResourceGroup((PODS,), (FlavorQuotas("hp", {PODS: Quota(3)}),)),))
+    small, large = (Workload(name, "a", (PodSet("main", count, {}),)) for name, count in (("s", 3), ("l", 4)))
+
+    assert only(a_scheduler(queue, waiting=(small,))).result is Result.ADMITTED
+    assert only(a_scheduler(queue, waiting=(large,))).pending is Pending.EXCEEDS_MAX_QUOTA
+
+
+def test_nothing_asked_of_an_uncovered_resource_is_nothing_and_something_never_fits() -> None:
+    none, some = (Workload(f"w{n}", "a", (PodSet("main", 1, {GPU: 1, "fpga": n}),)) for n in (0, 1))
+
+    assert only(a_scheduler(a_queue("a", 4, ""), waiting=(none,))).result is Result.ADMITTED
+    assert only(a_scheduler(a_queue("a", 4, ""), waiting=(some,))).pending is Pending.NO_MATCHING_FLAVOR
+
+
+def test_pod_sets_of_a_group_get_one_flavor() -> None:
+    pods = (PodSet("a", 1, {GPU: 3}, group="g"), PodSet("b", 1, {GPU: 3}, group="g"))
+    scheduler = a_scheduler(a_queue("q", {"hp": 4, "od": 8}, ""), waiting=(Workload("w", "q", pods),))
+
+    assert only(scheduler).assignment.flavors == ({GPU: "od"}, {GPU: "od"})
+
+
+# ---------------------------------------------------------------- queue order, parking, stickiness
+
+
+def test_a_queue_is_ordered_by_priority_then_time_then_id() -> None:
+    jobs = (
+        a_workload("d", "a", at=1),
+        a_workload("c", "a", at=1),
+        a_workload("b", "a", at=0),
+        a_workload("a", "a", at=9, priority=1),
+    )
+    scheduler = a_scheduler(a_queue("a", 9, ""), waiting=jobs)
+
+    assert [name for _ in jobs for name in cycle(scheduler)] == ["a", "b", "c", "d"]
+
+
+def test_being_preempted_keeps_the_place_and_missing_the_ready_timeout_loses_it() -> None:
+    scheduler = a_scheduler(a_queue("a", 1, ""), waiting=(a_workload("x", "a", at=0), a_workload("y", "a", at=5)))
+    cycle(scheduler)
+    scheduler.give_up("x")
+    assert list(cycle(scheduler)) == ["x"]
+    scheduler.give_up("x", requeued_at=10)
+    assert list(cycle(scheduler)) == ["y"]
+
+
+def test_best_effort_parks_a_whole_shape_and_strict_blocks() -> None:
+    jobs = tuple(a_workload(f"big{n}", "a", 9, at=n) for n in range(3))
+    small = a_workload("small", "a", 1, at=9)
+    best = a_scheduler(a_queue("a", 4, ""), waiting=(*jobs, small))
+    strict = a_scheduler(a_queue("a", 4, "", strategy=STRICT), waiting=(*jobs, small))
+
+    assert list(cycle(best)) == ["big0"]
+    assert list(cycle(best)) == ["small"]
+    assert [list(cycle(strict)) for _ in range(3)] == [["big0"], ["big0"], ["big0"]]
+
+
+def test_an_end_wakes_the_whole_tree_and_no_other() -> None:
+    scheduler = a_scheduler(
+        a_queue("a", 4),
+        a_queue("b", 4),
+        a_queue("c", 4, "other"),
+        admitted=(holds("h", "a", 4), holds("i", "b", 4), holds("k", "c", 4)),
+        waiting=tuple(a_workload(f"w{name}", name, 2) for name in "abc"),
+    )
+    cycle(scheduler)
+    assert cycle(scheduler) == {}
+    scheduler.release("h")
+
+    assert sorted(cycle(scheduler)) == ["wa", "wb"]
+
+
+def test_a_workload_that_waits_for_its_evictions_stays_head_before_higher_priorities() -> None:
+    scheduler = a_scheduler(
+        a_queue("a", 4, within=LOWER), admitted=(holds("old", "a", 4),), waiting=(a_workload("p", "a", 4, priority=5),)
+    )
+    assert only(scheduler).result is Result.PREEMPTING
+    scheduler.submit(a_workload("higher", "a", 4, priority=9))
+    assert list(cycle(scheduler)) == ["p"]
+    scheduler.give_up("old")
+
+    # The preempted job does not come back before its preemptor either.
+    assert (only(scheduler).workload.workload_id, scheduler.holder("p") is not None) == ("p", True)
+
+
+def test_stickiness_ends_when_nobody_can_be_evicted_any_more() -> None:
+    scheduler = a_scheduler(
+        a_queue("a", 4, within=LOWER), admitted=(holds("old", "a", 4),), waiting=(a_workload("p", "a", 4, priority=5),)
+    )
+    cycle(scheduler)
+    scheduler.reconfigure((a_queue("a", 1, within=LOWER),), (), (Flavor("hp"),))
+    assert only(scheduler).result is Result.NO_FIT
+    scheduler.submit(a_workload("higher", "a", 1, priority=9))
+
+    assert list(cycle(scheduler)) == ["higher"]
+
+
+def test_an_evicted_workload_holds_its_quota_until_it_has_stopped() -> None:
+    scheduler = a_scheduler(
+        a_queue("a", 4, within=LOWER), admitted=(holds("old", "a", 4),), waiting=(a_workload("p", "a", 4, priority=5),)
+    )
+    assert [only(scheduler).result for _ in range(3)] == [Result.PREEMPTING] * 3
+    scheduler.give_up("old")
+
+    assert only(scheduler).result is Result.ADMITTED
+
+
+def test_a_held_queue_admits_nobody_and_a_drained_one_evicts() -> None:
+    for policy, evicted in ((StopPolicy.HOLD, False), (StopPolicy.HOLD_AND_DRAIN, True)):
+        scheduler = a_scheduler(a_queue("a", 4), admitted=(holds("h", "a"),), waiting=(a_workload("w", "a"),))
+        scheduler.reconfigure((a_queue("a", 4, stop=policy),), (), (Flavor("hp"),))
+
+        assert cycle(scheduler) == {}
+        holder = scheduler.holder("h")
+        assert holder is not None
+        assert holder.is_evicted is evicted
+
+
+def test_backed_off_jobs_are_not_tried_before_their_time() -> None:
+    scheduler = a_scheduler(a_queue("a", 4, ""))
+    scheduler.submit(a_workload("w", "a"), not_before=10)
+
+    assert scheduler.cycle(9.9) == []
+    assert [each.result for each in scheduler.cycle(10.0)] == [Result.ADMITTED]
+
+
+# ---------------------------------------------------------------- classical order and preemption
+
+
+def test_less_borrowing_goes_first_then_priority_then_age() -> None:
+    scheduler = a_scheduler(
+        a_queue("a", 1),
+        a_queue("b", 4),
+        a_queue("c", 4),
+        waiting=(
+            a_workload("borrows", "a", 2, priority=9),
+            a_workload("late", "b", 1, at=5),
+            a_workload("early", "c", 1, at=1),
+        ),
+    )
+
+    assert [each.workload.workload_id for each in scheduler.cycle()] == ["early", "late", "borrows"]
+
+
+def test_lower_or_newer_equal_takes_what_queued_later() -> None:
+    def asked(policy: Any) -> Decision:
+        held = Admitted(a_workload("h", "a", 4, at=5), ({GPU: "hp"},), (1,), 0.0)
+        return only(
+            a_scheduler(a_queue("a", 4, within=policy), admitted=(held,), waiting=(a_workload("w", "a", 4, at=1),))
+        )
+
+    assert victims(asked(LOWER_OR_NEWER)) == {"h": "InClusterQueue"}
+    assert victims(asked(LOWER)) == {}
+
+
+def test_reclaim_never_is_never() -> None:
+    scheduler = a_scheduler(
+        a_queue("a", 4, reclaim=NEVER),
+        a_queue("b", 4),
+        admitted=(holds("h", "b", 8),),
+        waiting=(a_workload("w", "a", 4, priority=99),),
+    )
+
+    decision = only(scheduler)
+
+    assert (decision.result, victims(decision)) == (Result.NO_CANDIDATES, {})
+
+
+def test_above_nominal_with_borrow_within_off_is_no_fit_with_its_explanation() -> None:
+    scheduler = a_scheduler(
+        a_queue("a", 4, reclaim=ANY, within=LOWER),
+        a_queue("b", 4),
+        admitted=(holds("own", "a", 4), holds("h", "b", 4)),
+        waiting=(a_workload("w", "a", 5, priority=9),),
+    )
+    decision = only(scheduler)
+
+    assert (decision.result, decision.pending) == (Result.NO_FIT, Pending.WAITING_FOR_QUOTA)
+    assert "may neither borrow more nor have anybody evicted" in decision.reason
+
+
+@pytest.mark.parametrize(("threshold", "reason"), [(5, "InCohortReclaimWhileBorrowing"), (0, None)])
+def test_while_borrowing_only_lower_priorities_up_to_the_threshold_go(threshold: int, reason: str | None) -> None:
+    scheduler = a_scheduler(
+        a_queue("a", 2, reclaim=ANY, borrow_within=BorrowWithin(threshold)),
+        a_queue("b", 2),
+        a_queue("c", 4),
+        admitted=(holds("h", "b", 6, priority=3),),
+        waiting=(a_workload("w", "a", 4, priority=9),),
+    )
+
+    assert victims(only(scheduler)) == ({"h": reason} if reason else {})
+
+
+def test_candidates_go_evicted_first_then_others_then_lower_then_later() -> None:
+    scheduler = a_scheduler(
+        a_queue("a", 8, reclaim=ANY, within=LOWER),
+        a_queue("b", 0),
+        admitted=(
+            holds("own", "a", 2, at=9),
+            holds("early", "b", 2, at=1),
+            holds("late", "b", 2, at=5),
+            holds("gone", "b", 2, at=0, priority=7, evicted=True),
+        ),
+        waiting=(a_workload("w", "a", 4, priority=9),),
+    )
+    decision = only(scheduler)
+
+    assert [victim.workload_id for victim in decision.victims] == ["gone", "late"]
+
+
+def test_a_queue_back_at_nominal_is_pushed_no_further_though_its_last_loss_may_go_below() -> None:
+    scheduler = a_scheduler(
+        a_queue("a", 8, reclaim=ANY),
+        a_queue("b", 4),
+        admitted=(holds("b1", "b", 3, at=1), holds("b2", "b", 3, at=2), holds("b3", "b", 3, at=3)),
+        waiting=(a_workload("w", "a", 8),),
+    )
+    decision = only(scheduler)
+
+    # 9 of 12 are used and 8 are asked for. b3 and b2 take it to 3, below its 4: b1 stays whatever is asked.
+    assert victims(decision) == {"b3": "InCohortReclamation", "b2": "InCohortReclamation"}
+
+
+def test_overlapping_victims_are_weighed_anew_and_a_fit_is_deferred() -> None:
+    scheduler = a_scheduler(
+        a_queue("a", 4, reclaim=ANY),
+        a_queue("b", 4, reclaim=ANY),
+        a_queue("c", 0),
+        admitted=(holds("h", "c", 8),),
+        waiting=(a_workload("wa", "a", 4), a_workload("wb", "b", 4, at=1)),
+    )
+    decisions = cycle(scheduler)
+
+    assert decisions["wa"].result is Result.PREEMPTING
+    assert (decisions["wb"].result, decisions["wb"].was_recomputed) == (Result.DEFERRED, True)
+
+
+def test_each_eviction_is_told_once() -> None:
+    scheduler = a_scheduler(
+        a_queue("a", 4, within=LOWER), admitted=(holds("old", "a", 4),), waiting=(a_workload("p", "a", 4, priority=5),)
+    )
+    generation = scheduler.snapshot.teams["a"].generation
+    for _ in range(3):
+        cycle(scheduler)
+    scheduler.evict("old")
+
+    assert scheduler.snapshot.teams["a"].generation == generation + 1
+
+
+# ---------------------------------------------------------------- fair sharing
+
+
+def test_a_share_is_what_is_used_beyond_ones_own_by_what_could_be_lent() -> None:
+    tree = Tree((a_queue("a", 4, weight=2.0), a_queue("b", 4), a_queue("c", 4, weight=0.0)), ())
+    for name, amount in (("a", 7), ("c", 5)):
+        tree.queues[name].add(KEY, amount)
+
+    assert share_of(tree.queues["a"]).value == 1000 * 3 / 12 / 2
+    assert share_of(tree.queues["b"]).value == 0
+    assert share_of(tree.queues["c"]).value == float("inf")
+    assert share_of(tree.cohorts["fleet"]).value == 0
+
+
+def test_two_infinite_shares_compare_without_their_weights() -> None:
+    tree = Tree((a_queue("a", 4, weight=0.0), a_queue("b", 4, weight=0.0)), ())
+    tree.queues["a"].add(KEY, 5)
+    tree.queues["b"].add(KEY, 6)
+
+    assert share_of(tree.queues["a"]).rank < share_of(tree.queues["b"]).rank
+
+
+def test_the_smaller_share_goes_first_whatever_its_priority() -> None:
+    scheduler = a_scheduler(
+        a_queue("a", 2),
+        a_queue("b", 2),
+        a_queue("pool", 8),
+        admitted=(holds("h", "a", 6),),
+        waiting=(a_workload("wa", "a", 2, priority=9), a_workload("wb", "b", 3)),
+        fair=True,
+    )
+
+    assert [each.workload.workload_id for each in scheduler.cycle()] == ["wb", "wa"]
+
+
+def test_who_does_not_borrow_on_what_it_asks_goes_before_who_does() -> None:
+    scheduler = a_scheduler(
+        a_queue("a", 4), a_queue("b", 1), waiting=(a_workload("own", "a", 4), a_workload("lent", "b", 2)), fair=True
+    )
+
+    assert [each.workload.workload_id for each in scheduler.cycle()] == ["own", "lent"]
+
+
+# ---------------------------------------------------------------- partial admission, slices
+
+
+def test_partial_admission_is_not_tried_where_the_full_size_finds_victims() -> None:
+    pods = (PodSet("main", 4, {GPU: 1}, min_count=1),)
+    scheduler = a_scheduler(
+        a_queue("a", 4, within=LOWER),
+        admitted=(holds("h", "a", 2),),
+        waiting=(Workload("w", "a", pods, priority=1),),
+    )
+    decision = only(scheduler)
+
+    assert (decision.result, decision.assignment.counts) == (Result.PREEMPTING, (4,))
+
+
+def growing(*, nominal: int, others: tuple[Admitted, ...] = (), **queue: Any) -> Scheduler:
+    small = Workload("small", "a", (PodSet("main", 2, {GPU: 1}),), priority=5)
+    large = Workload("large", "a", (PodSet("main", 4, {GPU: 1}),), priority=5, replaces="small")
+    held = Admitted(small, ({GPU: "hp"},), (2,), 0.0)
+    return a_scheduler(a_queue("a", nominal, **queue), admitted=(held, *others), waiting=(large,))
+
+
+def test_growing_asks_for_the_difference_and_ends_the_old_slice() -> None:
+    scheduler = growing(nominal=4)
+    decision = only(scheduler)
+
+    assert (decision.result, decision.assignment.use) == (Result.ADMITTED, {KEY: 2})
+    assert (scheduler.holder("small"), scheduler.holder("large") is None) == (None, False)
+    assert scheduler.snapshot.teams["a"].node.at(KEY).use == 4
+
+
+def test_growing_that_needs_room_evicts_lower_priorities_and_never_its_own_slice() -> None:
+    decision = only(growing(nominal=4, within=LOWER, others=(holds("h", "a", 2, priority=1),)))
+
+    assert victims(decision) == {"h": "InClusterQueue"}
+
+
+def test_the_old_slice_stays_until_the_new_one_is_in() -> None:
+    scheduler = growing(nominal=3)
+
+    assert only(scheduler).result is not Result.ADMITTED
+    assert scheduler.holder("small") is not None
+
+
+def test_growing_keeps_the_flavor_of_the_old_slice() -> None:
+    small = Workload("small", "a", (PodSet("main", 2, {GPU: 1}),))
+    large = Workload("large", "a", (PodSet("main", 4, {GPU: 1}),), replaces="small")
+    scheduler = a_scheduler(
+        a_queue("a", {"hp": 8, "od": 8}, ""),
+        admitted=(Admitted(small, ({GPU: "od"},), (2,), 0.0),),
+        waiting=(large,),
+    )
+
+    assert only(scheduler).assignment.flavors == ({GPU: "od"},)
+
+
+def test_a_shrink_wakes_the_parked_of_the_whole_tree() -> None:
+    wide = Admitted(Workload("h", "a", (PodSet("main", 8, {GPU: 1}),)), ({GPU: "hp"},), (8,), 0.0)
+    scheduler = a_scheduler(a_queue("a", 4), a_queue("b", 4), admitted=(wide,), waiting=(a_workload("w", "b", 4),))
+    assert only(scheduler).parked
+    scheduler.shrink("h", (4,))
+
+    assert only(scheduler).result is Result.ADMITTED
+
+
+def test_shrinking_below_what_is_left_frees_no_quota_twice() -> None:
+    wide = Admitted(Workload("h", "a", (PodSet("main", 4, {GPU: 1}),)), ({GPU: "hp"},), (4,), 0.0)
+    scheduler = a_scheduler(a_queue("a", 4), admitted=(wide,))
+    for counts in ((1,), (1,), (0,)):
+        scheduler.shrink("h", counts)
+    scheduler.release("h")
+    scheduler.release("h")
+
+    assert scheduler.snapshot.teams["a"].node.at(KEY).use == 0
+
+
+def test_requests_of_zero_on_a_full_resource_are_harmless() -> None:
+    asks_nothing = Workload("w", "a", (PodSet("main", 1, {GPU: 0}),))
+    scheduler = a_scheduler(a_queue("a", 4, ""), admitted=(holds("h", "a", 4),), waiting=(asks_nothing,))
+
+    assert only(scheduler).result is Result.ADMITTED
+
+
+def test_a_sticky_head_that_no_longer_fits_lets_the_next_one_try() -> None:
+    scheduler = a_scheduler(
+        a_queue("a", 4, reclaim=ANY),
+        a_queue("b", 0),
+        admitted=(holds("h", "b", 4),),
+        waiting=(a_workload("w", "a", 4),),
+    )
+    assert only(scheduler).result is Result.PREEMPTING
+    scheduler.withdraw(a_workload("w", "a", 4))
+    scheduler.submit(a_workload("next", "a", 2))
+
+    assert list(cycle(scheduler)) == ["next"]
+
+
+def test_one_mode_is_worse_than_another_in_the_order_of_its_price() -> None:
+    assert sorted(Mode) == [Mode.NO_FIT, Mode.NO_CANDIDATES, Mode.PREEMPT, Mode.RECLAIM, Mode.FIT]
