@@ -8,6 +8,7 @@ import pytest
 
 from evenkeel.adapters import workloads
 from evenkeel.domain.checkpoints import Demand, Distrust
+from evenkeel.domain.nodes import join_nodes
 from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, JobSpec
 from evenkeel.ports import LaunchSpec, ProofTerms
 from tests.fakes.system import A_MOMENT
@@ -237,7 +238,11 @@ def test_a_cordons_mark_counts_only_while_the_node_is_cordoned() -> None:
 
 def test_a_burst_node_is_read_with_its_pool_and_neuron_devices() -> None:
     item = {
-        "metadata": {"name": "ip-10-0-0-1", "labels": {"karpenter.sh/nodepool": "burst"}},
+        "metadata": {
+            "name": "ip-10-0-0-1",
+            "labels": {"karpenter.sh/nodepool": "burst"},
+            "creationTimestamp": "2026-11-03T10:15:02Z",
+        },
         "spec": {"providerID": "aws:///us-west-2a/i-0123456789abcdef0"},
         "status": {"allocatable": {"aws.amazon.com/neuron": "16", "cpu": "190"}},
     }
@@ -246,6 +251,8 @@ def test_a_burst_node_is_read_with_its_pool_and_neuron_devices() -> None:
 
     assert (node.pool, node.instance_id, node.hyperpod_cluster_id) == ("burst", "i-0123456789abcdef0", None)
     assert (node.accelerators, node.accelerator_resource) == (16, "aws.amazon.com/neuron")
+    assert node.created_at == A_MOMENT, "its launch, without which it is no machine of the fleet"
+    assert [joined.pool for joined in join_nodes([node], [], "research-eks")] == ["burst"]
 
 
 @pytest.mark.parametrize("labels", [{}, {"evenkeel.io/job": "j"}, {"evenkeel.io/job": "j", "evenkeel.io/attempt": "x"}])

@@ -308,6 +308,7 @@ def read_node(cluster: str, node: Mapping[str, Any]) -> KubernetesNode:
         name=metadata["name"],
         instance_id=provider.instance_id if provider else None,
         hyperpod_cluster_id=provider.hyperpod_cluster_id if provider else None,
+        created_at=_instant(metadata.get("creationTimestamp")),
         pool=next((found[label] for label in _POOL_LABELS if label in found), ""),
         instance_type=found.get("node.kubernetes.io/instance-type", ""),
         zone=found.get("topology.kubernetes.io/zone", ""),
