@@ -13,6 +13,8 @@ Run by the engine's own interpreter, so nothing of this project can be imported 
 * A process that dies in mid-call was told under a name that AWS does not have. On AWS it is Runtime.ExitError, which
   workflows retry.
 * A function that failed under a task token left its state waiting for ever. On AWS the state fails with it.
+* Two hundred calls at once started two hundred processes of a function, which on a laptop is minutes of imports and
+  gigabytes. Here the calls of a function that has `AT_ONCE` processes wait in line.
 """
 
 # ruff: noqa: SLF001 - a correction reaches into what it corrects
@@ -34,6 +36,8 @@ from ministack.services import lambda_svc, stepfunctions
 
 Document = dict[str, Any]
 
+AT_ONCE = 4
+"""Processes of one function: enough for every race, few enough for two processors."""
 FAILURE = "__evenkeel_handler_failure__"
 _TOLD_AS_BROKEN = '{"status": "error", "error": str(e), "trace": traceback.format_exc()}'
 _TOLD_BY_NAME = (
@@ -96,6 +100,21 @@ def named_failures() -> None:
         return {"body": failure, "error": True, "log": log}
 
     lambda_svc._execute_function_warm = execute_and_name
+
+
+def few_processes() -> None:
+    """Let calls of a function wait for one of its processes. No function here calls another, so none waits for ever."""
+    execute, lock = lambda_svc._execute_function_warm, threading.Lock()
+    lines: dict[str, threading.Semaphore] = {}
+
+    def execute_in_turn(func: Document, event: Any, request_id: str) -> Document:
+        with lock:
+            line = lines.setdefault((func.get("config") or func)["FunctionName"], threading.Semaphore(AT_ONCE))
+        with line:
+            result: Document = execute(func, event, request_id)
+        return result
+
+    lambda_svc._execute_function_warm = execute_in_turn
 
 
 def _has_died(body: Document) -> bool:
@@ -170,6 +189,7 @@ def shared_layers() -> None:
 if __name__ == "__main__":
     stepfunctions._run_sub_machine = run_branch
     named_failures()
+    few_processes()
     failing_waits()
     shared_layers()
     app.main()

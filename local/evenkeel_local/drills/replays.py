@@ -14,10 +14,10 @@ from evenkeel_local.data_centre import DataCentre
 def decided_otherwise(centre: DataCentre) -> list[str]:
     """Return the decisions that do not replay to their recorded answer, and why."""
     base = load_policy("local")
-    given = [doc["change"]["changes"] for _, doc in _rows(centre, "POLICY#") if "change" in doc]
+    given = [doc["change"]["changes"] for _, doc in rows(centre, "POLICY#") if "change" in doc]
     policies = {policy.hash: policy for policy in (base, *(changed(base, changes) for changes in given))}
     found = []
-    for key, doc in _rows(centre, "DEC#"):
+    for key, doc in rows(centre, "DEC#"):
         record = Decision.model_validate(doc)
         try:
             differs = replay(record, policies.get(record.policy_hash, base)).differs_from(record)
@@ -28,10 +28,11 @@ def decided_otherwise(centre: DataCentre) -> list[str]:
     return found
 
 
-def _rows(centre: DataCentre, prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def rows(centre: DataCentre, prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the documents of the incidents' table, by `partition/sort key`."""
     pages = centre.deployer.client("dynamodb").get_paginator("scan")
     for page in pages.paginate(TableName=centre.outputs["IncidentsTableName"]):
         for item in page["Items"]:
-            key = item["pk"]["S"]
+            key = f"{item['pk']['S']}/{item['sk']['S']}"
             if key.startswith(prefix):
                 yield key, document_of(item["doc"])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -300,29 +302,45 @@ def shared_cause(stage: Stage) -> None:
     stage.submit(ONE_NODE)
     stage.reach_a_moment()
     nodes = stage.cluster.nodes()[:4]
-    for node in nodes:
-        stage.strike("gpu-xid79", node)
-    barred = [
-        stage.await_incident("the wave to be stopped", node, lambda each: _was_barred(stage, each, "one cause"))
-        for node in nodes[-1:]
-    ]
-    pages = _causes_told(stage)
-    stage.result.check("the last of the wave waits", bool(barred), str(barred))
-    stage.result.check("people are paged once", pages == 1, f"{pages} pages")
-    for node in nodes:
-        stage.settled(node)
+    with _on_call(stage) as pages:
+        for node in nodes:
+            stage.strike("gpu-xid79", node)
+        stage.await_incident("the wave to be stopped", nodes[-1], lambda each: _was_barred(stage, each, "one cause"))
+        begun = sum(bool(stage.accepted(node["instanceId"])) for node in nodes)
+        stage.result.check("no more than three repairs were begun", begun < len(nodes), f"{begun} of {len(nodes)}")
+        for node in nodes:
+            stage.settled(node)
+        told = [page for page in pages() if "sickened at once" in page]
     stage.finish()
+    stage.result.check("people are paged once for the wave", len(told) == 1, str(told))
+
+
+@contextmanager
+def _on_call(stage: Stage) -> Iterator[Callable[[], list[str]]]:
+    """Subscribe to the pages for a while; what is yielded returns those that came."""
+    sns, sqs = (stage.centre.deployer.client(service) for service in ("sns", "sqs"))
+    url = sqs.create_queue(QueueName=f"on-call-{time.time_ns()}")["QueueUrl"]
+    arn = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+    topic = stage.centre.outputs["PageTopicArn"]
+    subscription = sns.subscribe(TopicArn=topic, Protocol="sqs", Endpoint=arn, ReturnSubscriptionArn=True)
+
+    def pages() -> list[str]:
+        found: list[str] = []
+        while messages := sqs.receive_message(QueueUrl=url, MaxNumberOfMessages=10).get("Messages"):
+            for message in messages:
+                found.append(str(json.loads(message["Body"])["Subject"]))
+                sqs.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
+        return found
+
+    try:
+        yield pages
+    finally:
+        sns.unsubscribe(SubscriptionArn=subscription["SubscriptionArn"])
+        sqs.delete_queue(QueueUrl=url)
 
 
 def _was_barred(stage: Stage, incident: Json, word: str) -> bool:
     return any(line["kind"] == "blocked" and word in line["text"] for line in stage.story(incident))
-
-
-def _causes_told(stage: Stage) -> int:
-    found = stage.centre.deployer.client("logs").filter_log_events(
-        logGroupName=f"/aws/lambda/{STACK_NAME}-repair_node", filterPattern='"SharedCause"'
-    )["events"]
-    return len(found)
 
 
 def two_owners(stage: Stage) -> None:
