@@ -3,6 +3,7 @@
 import base64
 import binascii
 import json
+import marshal
 import re
 import threading
 from collections import defaultdict
@@ -20,7 +21,7 @@ class InMemoryLedger:
         self.rows: dict[Key, Row] = {}
         self.commits: list[tuple[Write, ...]] = []
         """Every commit that had an effect, in order."""
-        self._texts: dict[Key, str] = {}
+        self._stored: dict[Key, bytes] = {}
         """Each document as it is stored: read anew for every reader."""
         self._partitions: dict[tuple[Table, str], dict[Key, None]] = defaultdict(dict)
         self._states: dict[tuple[Table, str], dict[Key, None]] = defaultdict(dict)
@@ -84,17 +85,17 @@ class InMemoryLedger:
             if before.state:
                 self._states[key.table, before.state[0]].pop(key)
         if row is None:
-            self._texts.pop(key, None)
+            self._stored.pop(key, None)
             return
         self.rows[key] = row
-        self._texts[key] = json.dumps(row.doc)
+        self._stored[key] = marshal.dumps(row.doc)
         self._partitions[key.table, key.pk][key] = None
         if row.state:
             self._states[key.table, row.state[0]][key] = None
 
     def _copy(self, key: Key) -> Row:
         row = self.rows[key]
-        return Row(key, json.loads(self._texts[key]), row.version, row.state, row.expires_at)
+        return Row(key, marshal.loads(self._stored[key]), row.version, row.state, row.expires_at)
 
     def _holds(self, write: Write) -> bool:
         match write:
@@ -129,13 +130,14 @@ class InMemoryLedger:
         """Return every document by `TABLE pk sk`: the whole state, to compare two ends."""
         with self._lock:
             return {
-                f"{key.table} {key.pk} {key.sk}": json.loads(self._texts[key])
+                f"{key.table} {key.pk} {key.sk}": marshal.loads(self._stored[key])
                 for key in sorted(self.rows, key=lambda key: (key.table, key.pk, key.sk))
             }
 
 
-_NOT_PLAIN = re.compile(r"(?:[:,] |\[)-?\d+(?:\.0|[.\d]*[eE])|\\u[dD]")
-"""What a document may hold that does not come back as it went: a whole number as a float, half a surrogate pair."""
+_MAYBE_WHOLE = re.compile(r"[ \[]-?\d+(?:\.0|[.\d]*[eE])")
+"""Where a document may hold a whole number as a float."""
+_ENCODED = json.JSONEncoder(allow_nan=False).encode
 
 
 def _key(write: Write) -> Key:
@@ -160,13 +162,14 @@ def _read_cursor(cursor: str) -> tuple[str, str, str]:
 
 def _stored(document: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        text = json.dumps(document, allow_nan=False)
+        text = _ENCODED(document)
     except (TypeError, ValueError) as error:
         raise Refused(f"a document that is not JSON: {error}") from error
     if len(text) > 400_000:
         raise Refused(f"a document of {len(text)} bytes, at most 400 kB are possible")
     stored: dict[str, Any] = json.loads(text)
-    return _plain(stored) if _NOT_PLAIN.search(text) else stored
+    # Neither a whole number as a float nor half a surrogate pair comes back as it went.
+    return _plain(stored) if "\\u" in text or _MAYBE_WHOLE.search(text) else stored
 
 
 def _plain(value: Any) -> Any:

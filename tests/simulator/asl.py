@@ -49,20 +49,41 @@ def _compiled(text: str) -> Callable[[Mapping[str, Any]], Any]:
         names = text[1:].split(".")
         return lambda bindings: functools.reduce(_step, names, bindings)
     expression = Jsonata.jsonata(text)
+    paths = [path[1:].split(".") for path in dict.fromkeys(_PATH.findall(text))]
+    known: dict[Any, Any] = {}
 
     def evaluated(bindings: Mapping[str, Any]) -> Any:
+        # An expression depends on nothing but what its paths lead to. Plain values are remembered, with their types.
+        seen = [functools.reduce(_looked_up, names, bindings) for names in paths]
+        key = tuple((type(value), value) for value in seen)
+        is_plain = not any(isinstance(value, Mapping | list) for value in seen)
+        if is_plain and key in known:
+            return known[key]
         given = {name: Utils.NULL_VALUE if value is None else value for name, value in bindings.items()}
         try:
             value = expression.evaluate(None, given)
         except JException as error:
             raise QueryError(f"{text}: {error}") from error
-        return None if value is Utils.NULL_VALUE else value
+        value = None if value is Utils.NULL_VALUE else value
+        if is_plain and isinstance(value, bool | str | int):
+            known[key] = value
+        return value
 
     return evaluated
 
 
 def _step(value: Any, name: str) -> Any:
     return value.get(name) if isinstance(value, Mapping) else None
+
+
+_MISSING = object()
+"""Not null: `$exists` tells them apart."""
+
+
+def _looked_up(value: Any, name: str) -> Any:
+    if isinstance(value, Mapping):
+        return value.get(name, _MISSING)
+    return value if isinstance(value, list) else _MISSING  # a path leads into each item of a list
 
 
 def evaluate(template: Any, bindings: Mapping[str, Any]) -> Any:
@@ -306,7 +327,7 @@ class Track:
     def _evaluate(self, template: Any, known: Json) -> Any:
         if not isinstance(template, str | dict):
             return template
-        return evaluate(template, {**self.variables, "states": {"context": self._context(""), **known}})
+        return evaluate(template, ChainMap({"states": {"context": self._context(""), **known}}, *self.variables.maps))
 
     def _context(self, token: str) -> Json:
         return {"Execution": {"Id": f"arn:{self.execution.machine}:{self.execution.name}"}, "Task": {"Token": token}}

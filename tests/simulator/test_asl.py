@@ -69,6 +69,21 @@ def test_a_path_is_read_as_the_language_reads_it() -> None:
     assert evaluate("{% $plan.outcome = 'ACT' %}", known) is False
 
 
+def test_what_is_remembered_of_an_expression_is_of_the_same_value_and_type() -> None:
+    known: list[tuple[dict[str, object], list[object]]] = [
+        ({"a": 1}, [True, True, "number"]),
+        ({"a": True}, [False, True, "boolean"]),
+        ({"a": "1"}, [False, True, "string"]),
+        ({"a": None}, [False, True, "null"]),
+        ({}, [False, False, None]),
+        ({"a": [1]}, [False, True, "array"]),
+    ]
+
+    for _ in range(2):
+        for bindings, answers in known:
+            assert [evaluate(f"{{% {text} %}}", bindings) for text in ("$a = 1", "$exists($a)", "$type($a)")] == answers
+
+
 def test_every_kind_of_state_is_known() -> None:
     kinds = {
         state["Type"].lower()

@@ -287,4 +287,4 @@ class FleetNode(Value):
 
     def is_same_as(self, other: "FleetNode") -> bool:
         """Whether nothing but the time of writing differs."""
-        return self == other.but(changed_at=self.changed_at)
+        return self == other.model_copy(update={"changed_at": self.changed_at})

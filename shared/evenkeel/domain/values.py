@@ -10,12 +10,12 @@ from pydantic.alias_generators import to_camel
 def _utc(instant: datetime) -> datetime:
     if instant.tzinfo is None:
         raise ValueError("an instant needs a time zone")
-    return instant.astimezone(UTC)
+    return instant if instant.tzinfo is UTC else instant.astimezone(UTC)
 
 
 def rfc3339(instant: datetime) -> str:
     """Write an instant as RFC 3339 UTC with microseconds, so that text order is time order."""
-    return instant.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return _utc(instant).isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"
 
 
 Instant = Annotated[datetime, AfterValidator(_utc), PlainSerializer(rfc3339, return_type=str, when_used="json")]
