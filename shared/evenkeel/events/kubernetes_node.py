@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from evenkeel.domain.health.faults import shipped
+from evenkeel.domain.health.groups import GroupFact
 from evenkeel.domain.health.incidents import FactKind, NodeFact
 from evenkeel.domain.nodes import KubernetesNode, NodeCondition
 from evenkeel.domain.policy import WatchPolicy
@@ -50,7 +51,7 @@ class _Detail(NamedTuple):
 
 
 def facts_of(
-    node: KubernetesNode, policy: WatchPolicy, now: datetime, ending: Mapping[str, datetime] | None = None
+    node: KubernetesNode, policy: WatchPolicy, now: datetime, ending: Mapping[str, GroupFact] | None = None
 ) -> tuple[NodeFact, ...]:
     """Return what a node object says now. Equal facts come out equal each time, so they may be told again and again.
 
@@ -58,7 +59,7 @@ def facts_of(
         node: The node object.
         policy: How long what must hold before it is told.
         now: The time.
-        ending: When the machines of which capacity reservations begin to go.
+        ending: What was said of capacity reservations whose machines are about to go, by their ids.
     """
     if node.instance_id is None:
         return ()
@@ -167,15 +168,18 @@ def _well_again(
     yield well.but(kind=FactKind.RECOVERED)
 
 
-def _from_reservation(node: KubernetesNode, ending: Mapping[str, datetime], now: datetime) -> Iterator[NodeFact]:
+def _from_reservation(node: KubernetesNode, ending: Mapping[str, GroupFact], now: datetime) -> Iterator[NodeFact]:
     reservation = node.labels.get(_RESERVATION, "")
-    goes_at = ending.get(reservation)
-    if goes_at is None:
+    said = ending.get(reservation)
+    goes_at = said.deadline_at if said else None
+    if said is None or goes_at is None:
         return
     reading = Reading("ec2:capacity_block_expiring", reservation)
     detail = f"Its capacity reservation {reservation} takes node {node.name} back at {rfc3339(goes_at)}."
-    fact = _fact(node, SOURCE_RESERVATION, reading, now, occurrence=f"{reservation}-{rfc3339(goes_at)}", detail=detail)
-    yield fact.but(deadline_at=goes_at)
+    # What a drill says stays a drill, and is another fact: the real one is news after it.
+    occurrence = f"{reservation}-{rfc3339(goes_at)}{'-drill' if said.is_drill else ''}"
+    fact = _fact(node, SOURCE_RESERVATION, reading, now, occurrence=occurrence, detail=detail)
+    yield fact.but(deadline_at=goes_at, is_drill=said.is_drill)
 
 
 def _from_marks(node: KubernetesNode, now: datetime) -> tuple[NodeFact, ...]:

@@ -60,11 +60,10 @@ class Guarded(NamedTuple):
 class Fleet:
     """What guardrails need to know of the fleet, each part read once and only if it matters."""
 
-    def __init__(self, ledger: Ledger, policy: Policy, now: datetime, *, drills_may_act: bool = True) -> None:
+    def __init__(self, ledger: Ledger, policy: Policy, now: datetime) -> None:
         self.ledger = ledger
         self.policy = policy
         self.now = now
-        self.drills_may_act = drills_may_act
 
     @cached_property
     def nodes(self) -> tuple[FleetNode, ...]:
@@ -73,10 +72,10 @@ class Fleet:
         return tuple(rows.read(row, FleetNode) for row in found)
 
     @cached_property
-    def sick(self) -> tuple[SickNow, ...]:
-        """Machines that sickened within the window, with a fault that calls for a repair."""
+    def sick(self) -> tuple[Incident, ...]:
+        """The incidents of machines that sickened within the window, with a fault that calls for a repair."""
         return tuple(
-            SickNow(incident.life.key, incident.pool, incident.opened_at)
+            incident
             for state in _SICK
             for incident in self._opened_lately(state)
             if ladder_of(incident, self.policy.catalogue)
@@ -113,7 +112,8 @@ class Fleet:
         """Return what a verdict about an act rests on.
 
         How large a pool is matters only once another machine of it is out: one is always allowed, and the first cordon
-        of a pool, which is on the critical path, is not to wait for a list.
+        of a pool, which is on the critical path, is not to wait for a list. A drill bars drills alone: anybody who may
+        put events can forge one.
         """
         register, version = self.registers[_register_of(act)]
         life, pool = incident.life.key, incident.pool
@@ -129,12 +129,17 @@ class Fleet:
         )
         if act in REPAIRS:
             boot_seconds = self.policy.watch.first_boot_grace_seconds
+            sick = [
+                SickNow(each.life.key, each.pool, each.opened_at)
+                for each in self.sick
+                if incident.is_drill or not each.is_drill
+            ]
             facts = facts.but(
-                causes=causes_of(life, pool, self.nodes, self.sick, now=self.now, boot_seconds=boot_seconds),
+                causes=causes_of(life, pool, self.nodes, sick, now=self.now, boot_seconds=boot_seconds),
                 troubles=tuple(
                     fact
                     for fact in note_group_fact.remembered(self.ledger, pool, self.now)
-                    if self.now - fact.observed_at < self._window and (self.drills_may_act or not fact.is_drill)
+                    if self.now - fact.observed_at < self._window and (incident.is_drill or not fact.is_drill)
                 ),
             )
         return Guarded(facts, register, version)

@@ -54,10 +54,7 @@ def remembered(ledger: Ledger, pool: str, now: datetime) -> tuple[GroupFact, ...
     return tuple(sorted(found, key=lambda fact: (fact.observed_at, fact.fact_key)))
 
 
-def ending_reservations(ledger: Ledger, now: datetime) -> Mapping[str, datetime]:
-    """Return when the machines of which capacity reservations begin to go, by reservation id."""
-    return {
-        fact.code: fact.deadline_at
-        for fact in remembered(ledger, "", now)
-        if fact.kind is GroupFactKind.RESERVATION_EXPIRING and fact.deadline_at
-    }
+def ending_reservations(ledger: Ledger, now: datetime) -> Mapping[str, GroupFact]:
+    """Return what was said last of each capacity reservation that ends, by its id. What is real goes before a drill."""
+    said = sorted(remembered(ledger, "", now), key=lambda fact: not fact.is_drill)
+    return {fact.code: fact for fact in said if fact.kind is GroupFactKind.RESERVATION_EXPIRING and fact.deadline_at}

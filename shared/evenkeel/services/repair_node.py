@@ -121,7 +121,7 @@ def run(
     decision = choose_repair(facts, policy.repair)
     guarded: Guarded | None = None
     if decision.rung:
-        fleet = guard_acts.Fleet(ledger, policy, now, drills_may_act=drills_may_act)
+        fleet = guard_acts.Fleet(ledger, policy, now)
         guarded = fleet.guarded(Act(decision.rung), incident, looks_well=facts.validity.is_valid)
         facts = facts.but(guard=guarded.facts)
         decision = choose_repair(facts, policy.repair)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenkeel.domain.health.faults import shipped
+from evenkeel.domain.health.groups import GroupFact, GroupFactKind
 from evenkeel.domain.health.incidents import NodeFact
 from evenkeel.domain.nodes import KubernetesNode, NodeCondition
 from evenkeel.domain.policy import WatchPolicy
@@ -321,10 +322,21 @@ def test_whatever_agents_write_has_an_answer_that_can_be_stored(
 def test_a_node_whose_reservation_ends_says_when_it_goes() -> None:
     ends_at = A_MOMENT + timedelta(minutes=40)
     node = a_node(labels={"karpenter.k8s.aws/capacity-reservation-id": "cr-06b1d8f3a7c24e905"})
+    said = GroupFact(
+        kind=GroupFactKind.RESERVATION_EXPIRING,
+        source="ec2.notice",
+        code="cr-06b1d8f3a7c24e905",
+        deadline_at=ends_at,
+        observed_at=A_MOMENT,
+        envelope_id="one",
+    )
 
-    [fact] = facts_of(node, POLICY, A_MOMENT, {"cr-06b1d8f3a7c24e905": ends_at})
-    [later] = facts_of(node, POLICY, A_MOMENT + timedelta(minutes=5), {"cr-06b1d8f3a7c24e905": ends_at})
+    [fact] = facts_of(node, POLICY, A_MOMENT, {said.code: said})
+    [later] = facts_of(node, POLICY, A_MOMENT + timedelta(minutes=5), {said.code: said})
+    [drill] = facts_of(node, POLICY, A_MOMENT, {said.code: said.but(is_drill=True)})
 
     assert (fact.fault_key, fact.deadline_at) == ("ec2:capacity_block_expiring", ends_at)
     assert fact.fact_key == later.fact_key
-    assert facts_of(node, POLICY, A_MOMENT, {"cr-00000000000000000": ends_at}) == ()
+    assert (fact.is_drill, drill.is_drill) == (False, True)
+    assert drill.fact_key != fact.fact_key
+    assert facts_of(node, POLICY, A_MOMENT, {"cr-00000000000000000": said}) == ()

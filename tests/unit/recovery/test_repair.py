@@ -363,3 +363,32 @@ def test_the_decision_replays_from_its_facts() -> None:
     again = type(facts).model_validate(facts.to_json())
 
     assert choose_repair(again, POLICY) == choose_repair(facts, POLICY)
+
+
+@pytest.mark.parametrize(
+    ("why", "answer", "changes", "action"),
+    [
+        ("it had no reply", "UNKNOWN", {}, Repair.PAUSE),
+        ("its caller died", "", {}, Repair.PAUSE),
+        ("it was accepted", "ACCEPTED", {}, Repair.PAUSE),
+        (
+            "it looks well, and may go down yet",
+            "UNKNOWN",
+            {"validity": WELL, "has_recovered": True},
+            Repair.PAUSE,
+        ),
+        ("it failed", "FAILED", {}, Repair.REBOOT),
+        ("it was put off", "NOT_NOW", {}, Repair.REBOOT),
+        ("it took effect", "UNKNOWN", {"seat": REBOOTED}, Repair.REBOOT),
+        ("it had its time", "UNKNOWN", {"now": at(400)}, Repair.REBOOT),
+    ],
+)
+def test_a_call_of_an_earlier_incident_is_not_crossed(
+    why: str, answer: str, changes: dict[str, Any], action: Repair
+) -> None:
+    earlier = an_ask(seconds=-5, answer=answer, incident_id="inc-0")
+
+    decision = choose(asks=(earlier,), **changes)
+
+    assert decision.action is action, f"{why}: {decision.reason}"
+    assert decision.action is not Repair.PAUSE or 0 < decision.wait_seconds <= POLICY.retry_seconds

@@ -550,7 +550,8 @@ def test_a_queue_is_looked_at_even_if_every_request_was_lost() -> None:
 # ---------------------------------------------------------------- signals that no watch brings
 
 
-def test_the_end_of_a_reservation_sickens_the_machines_that_hold_it_once() -> None:
+@pytest.mark.parametrize("is_drill", [False, True])
+def test_the_end_of_a_reservation_sickens_the_machines_that_hold_it_once(*, is_drill: bool) -> None:
     story = Story()
     now = story.world.clock.now()
     goes_at = now + timedelta(minutes=40)
@@ -561,6 +562,7 @@ def test_the_end_of_a_reservation_sickens_the_machines_that_hold_it_once() -> No
         deadline_at=goes_at,
         observed_at=now,
         envelope_id="one",
+        is_drill=is_drill,
     )
     note_group_fact.run(ending, ledger=story.world.ledger, clock=story.world.clock, telemetry=story.world.telemetry)
     held = {"karpenter.k8s.aws/capacity-reservation-id": "cr-06b1d8f3a7c24e905"}
@@ -572,7 +574,7 @@ def test_the_end_of_a_reservation_sickens_the_machines_that_hold_it_once() -> No
     found = story.world.ledger.by_state(Table.INCIDENTS, "INC#OPEN").rows
     incidents = [rows.read(row, Incident) for row in found]
     assert [(each.life.instance_id, each.deadline_at) for each in incidents] == [(instance_id(2), goes_at)]
-    assert [each.evidence_count for each in incidents] == [1]
+    assert [(each.evidence_count, each.is_drill) for each in incidents] == [(1, is_drill)]
 
 
 def test_a_condition_that_is_stuck_is_counted_and_no_sickness() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from evenkeel.domain.health.groups import GroupFact, GroupFactKind
 from evenkeel.domain.health.incidents import Incident, IncidentState
 from evenkeel.domain.nodes import FleetNode, Node, NodeLife
 from evenkeel.domain.policy import GuardrailPolicy, Mode, ModeRule, Policy
@@ -18,6 +19,7 @@ from evenkeel.services import (
     guard_register,
     hold_automation,
     mark_node,
+    note_group_fact,
     plan_recovery,
     protect_jobs,
     repair_node,
@@ -396,6 +398,37 @@ def test_the_wave_clears_when_nothing_more_sickens_and_few_go_at_once() -> None:
         let_go[each] = recovery.look()
 
     assert let_go == {sick[0]: ["RELEASED"], sick[1]: ["RELEASED"], sick[2]: [], sick[3]: []}
+
+
+@pytest.mark.parametrize(("is_drill", "outcome"), [(True, "BLOCKED"), (False, "ASKED")])
+def test_a_wave_of_drills_bars_drills_alone(outcome: str, *, is_drill: bool) -> None:
+    recovery = fleet(policy=guarded(shared_cause_count=3), drills_may_act=True)
+    for number in (2, 3):
+        at_repair(recovery, number, is_drill=True)
+
+    assert repair(recovery, at_repair(recovery, 1, is_drill=is_drill)).outcome == outcome
+
+
+@pytest.mark.parametrize(("is_drill", "outcome"), [(True, "ASKED"), (False, "BLOCKED")])
+def test_what_a_drill_says_of_a_group_bars_no_real_repair_and_lets_go_who_waited(
+    outcome: str, *, is_drill: bool
+) -> None:
+    recovery = fleet()
+    sick = at_repair(recovery, 1, fault_key="hp:NvidiaErrorTerminate")
+    trouble = GroupFact(
+        kind=GroupFactKind.NO_CAPACITY,
+        source="hyperpod.cluster-event",
+        instance_group=P5,
+        observed_at=recovery.now,
+        envelope_id="one",
+        is_drill=is_drill,
+    )
+    world = recovery.world
+    note_group_fact.run(trouble, ledger=world.ledger, clock=world.clock, telemetry=world.telemetry)
+
+    recovery.open(K.RELEASED)
+    assert recovery.look() == (["RELEASED"] if is_drill else [])
+    assert repair(recovery, sick).outcome == outcome
 
 
 def test_planned_maintenance_is_no_wave() -> None:

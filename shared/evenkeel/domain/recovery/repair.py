@@ -147,8 +147,8 @@ class RepairDecision(Value):
 def choose_repair(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
     """Choose the next thing to do about one machine.
 
-    Whatever stops what runs on it waits for a hold to end, also where nothing else is to be done: nobody would come back
-    to the jobs later.
+    Whatever stops what runs on it waits for a hold to end, also where nothing else is to be done: nobody would come
+    back to the jobs later.
     """
     decided = _chosen(facts, policy)
     if decided.drains and facts.hold is not None:
@@ -175,6 +175,11 @@ def _chosen(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
         return _after(facts, last, policy)
     if not facts.seat.patient.is_there:
         return _without_machine(facts, facts.opened_at, policy)
+    out = _still_out(facts, policy)
+    if out is not None:
+        left = max(1, round((deadline_of(out, policy) - facts.now).total_seconds()))
+        reason = f"The {out.rung} that {out.incident_id or 'an earlier incident'} asked for may take effect yet."
+        return RepairDecision(action=Repair.PAUSE, reason=reason, wait_seconds=min(left, policy.retry_seconds))
     if _is_well_by_itself(facts, policy):
         return _decided(Repair.HEALTHY, "It is Ready again and nothing else was seen: it only needs to be validated.")
     if facts.owner is Owner.NOBODY:
@@ -306,6 +311,15 @@ def _after(facts: RepairFacts, last: RepairAsk, policy: RepairPolicy) -> RepairD
     if last.answer == NOT_NOW:
         return _next_rung(facts, policy, failed="The provider was not ready for it.", after=last)
     return _next_rung(facts, policy, failed="The provider failed on it.", after=last)
+
+
+def _still_out(facts: RepairFacts, policy: RepairPolicy) -> RepairAsk | None:
+    """Return the call of an earlier incident of this life that may be at work still; None where none is."""
+    calls = [ask for ask in facts.asks if ask.rung not in OWNERS and ask.answer in (*_TAKEN, UNKNOWN, "")]
+    last = calls[-1] if calls else None
+    if last is None or facts.now >= deadline_of(last, policy) or _has_rebooted(facts, last):
+        return None
+    return last
 
 
 def _has_rebooted(facts: RepairFacts, last: RepairAsk) -> bool:
