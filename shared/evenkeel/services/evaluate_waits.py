@@ -242,7 +242,7 @@ def _ask(wait: Wait, row: Row, world: Observation, wait_answers: WaitAnswers) ->
     if answer is not None and is_doubtful(answer) and not _has_stood(wait, row, world):
         answer = None
     if answer is None and world.now >= wait.deadline_at and world.now >= _late_from(wait, world):
-        answer = Answer(outcome=DEADLINE_PASSED, reason=f"{_SAID[wait.condition.kind]} The deadline passed.")
+        answer = Answer(outcome=DEADLINE_PASSED, reason=f"{UNMET[wait.condition.kind]} The deadline passed.")
     if answer is None:
         return ""
     wait_answers.request(wait.subject, wait.name, wait.generation, answer.to_json())
@@ -258,7 +258,7 @@ def _late_from(wait: Wait, world: Observation) -> datetime:
     return recovery.late_from(hurt, incident, world.policy, deadline_at=wait.deadline_at, now=world.now)
 
 
-_SAID = {
+UNMET = {
     ConditionKind.ATTEMPT_RUNNING: "Not every pod runs.",
     ConditionKind.ATTEMPT_ENDED: "The run has not ended.",
     ConditionKind.ATTEMPT_STOPPED: "Not every pod has ended.",
@@ -269,6 +269,7 @@ _SAID = {
     ConditionKind.RELEASED: "It is held still, or a guardrail bars it.",
     ConditionKind.APPROVED: "Nobody approved it.",
 }
+"""What a person is told of a wait whose time is over."""
 
 
 def _has_stood(wait: Wait, row: Row, world: Observation) -> bool:

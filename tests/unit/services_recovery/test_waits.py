@@ -332,3 +332,7 @@ def test_a_held_recovery_outwaits_the_longest_hold() -> None:
     assert rows.read(row, Wait).deadline_at > recovery.now + hold_automation.LONGEST_HOLD
     assert recovery.world.wait_answers.requests == []
     assert recovery.world.cluster.nodes(CLUSTER)
+
+
+def test_every_kind_of_wait_has_its_words() -> None:
+    assert set(evaluate_waits.UNMET) == set(ConditionKind)

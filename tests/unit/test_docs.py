@@ -1,0 +1,84 @@
+"""The documents name what there is: every proof, every file, every link."""
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.simulator.invariants import TABLE
+
+PROJECT = Path(__file__).resolve().parents[2]
+DOCS = PROJECT / "docs"
+PAGES = sorted([PROJECT / "README.md", PROJECT / "CHANGELOG.md", *DOCS.rglob("*.md")])
+_CODE = re.compile(r"`([^`]+)`")
+_LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
+
+
+@cache
+def names_of_tests() -> frozenset[str]:
+    return frozenset(
+        name
+        for path in (PROJECT / "tests").rglob("test_*.py")
+        for name in re.findall(r"^def (test_\w+)", path.read_text("utf-8"), re.MULTILINE)
+    )
+
+
+def exists(name: str) -> bool:
+    """Whether a proof is there: a test, a planted bug, an invariant, or a file of tests."""
+    if "/" in name:
+        return (PROJECT / name).exists()
+    if name.endswith(".patch"):
+        return (PROJECT / "tests" / "mutants" / name).exists()
+    return name in names_of_tests() or name in {invariant.name for invariant in TABLE}
+
+
+def table_of(page: str) -> Iterator[tuple[str, ...]]:
+    lines = [line for line in (DOCS / page).read_text("utf-8").splitlines() if line.startswith("| ")]
+    for line in lines[1:]:
+        yield tuple(cell.strip() for cell in line.strip("|").split("|"))
+
+
+@pytest.mark.parametrize("page", ["operate/safety.md", "extend.md"])
+def test_every_proof_that_a_document_names_exists(page: str) -> None:
+    rows = list(table_of(page))
+
+    missing = [(row[0], name) for row in rows for name in _CODE.findall(row[-1]) if not exists(name)]
+    assert missing == []
+    assert [row[0] for row in rows if not _CODE.search(row[-1]) and "its own test" not in row[-1]] == []
+
+
+def test_every_planted_bug_and_every_invariant_stands_for_a_promise() -> None:
+    shown = {name for row in table_of("operate/safety.md") for name in _CODE.findall(row[-1])}
+
+    assert {path.name for path in (PROJECT / "tests" / "mutants").glob("*.patch")} - shown == set()
+    assert {invariant.name for invariant in TABLE} - shown == set()
+
+
+def test_every_file_that_the_page_on_extending_names_exists() -> None:
+    named = {name for row in table_of("extend.md") for name in _CODE.findall(row[1]) if "/" in name or "." in name}
+
+    assert [name for name in sorted(named) if not (PROJECT / name).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(PROJECT)))
+def test_every_link_leads_somewhere(page: Path) -> None:
+    links = _LINK.findall(page.read_text("utf-8"))
+
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_every_page_can_be_found_from_the_first() -> None:
+    seen, ahead = set(), [PROJECT / "README.md"]
+    while ahead:
+        page = ahead.pop()
+        if page in seen:
+            continue
+        seen.add(page)
+        if page.is_dir():
+            ahead += page.glob("*.md")
+        elif page.suffix == ".md":
+            ahead += [(page.parent / link).resolve() for link in _LINK.findall(page.read_text("utf-8"))]
+
+    assert [page.relative_to(PROJECT) for page in PAGES if page.name != "CHANGELOG.md" and page not in seen] == []
