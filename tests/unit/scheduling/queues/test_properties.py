@@ -11,7 +11,7 @@ from evenkeel.domain.scheduling.queues.objects import Admitted, Fungible
 from tests.unit.scheduling.queues.worlds import Result, World, told
 
 SEEDS = st.integers(0, 2**32)
-quick = settings(max_examples=40, deadline=None)
+quick = settings(max_examples=20, deadline=None)
 
 
 @pytest.mark.parametrize("deep", [False, True])
@@ -159,7 +159,7 @@ def test_more_quota_never_hurts_its_owner(deep: bool, seed: int) -> None:
 
 
 @pytest.mark.parametrize("fair", [False, True])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(SEEDS)
 def test_nobody_is_pushed_to_and_fro_in_a_flat_tree(fair: bool, seed: int) -> None:
     world = World(seed, fair=fair)
@@ -176,7 +176,7 @@ def test_nobody_is_pushed_to_and_fro_in_a_flat_tree(fair: bool, seed: int) -> No
         pytest.fail("evictions never end")
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(SEEDS)
 def test_what_is_decided_twice_is_decided_alike(seed: int) -> None:
     one, two = World(seed, deep=True), World(seed, deep=True)

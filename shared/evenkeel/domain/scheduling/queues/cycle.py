@@ -103,6 +103,8 @@ class Scheduler:
         self._blocked: list[tuple[Node, Amounts]] = []
         """Use that this cycle gave away so far, taken back at its end."""
         self._bells: dict[Node, Bell] = {}
+        self._taking_part: list[str] = []
+        """The queues that admit, by name."""
         self._queue_of: dict[str, str] = {}
         """Of each workload that holds quota."""
         self._hang_bells()
@@ -129,8 +131,14 @@ class Scheduler:
 
     def _hang_bells(self) -> None:
         """Give all queues of a tree one bell."""
-        self._bells = {node.root: Bell() for node in self.snapshot.tree.queues.values()}
-        for name, node in self.snapshot.tree.queues.items():
+        tree = self.snapshot.tree
+        self._taking_part = [
+            name
+            for name in sorted(self.pending)
+            if self.snapshot.teams[name].queue.is_active and not tree.is_cyclic(name)
+        ]
+        self._bells = {node.root: Bell() for node in tree.queues.values()}
+        for name, node in tree.queues.items():
             self.pending[name].hang(self._bells[node.root])
 
     def holder(self, workload_id: str) -> Admitted | None:
@@ -218,22 +226,25 @@ class Scheduler:
         self.cycles += 1
         self.snapshot.now = now
         entries = {entry.workload.queue: entry for entry in self._nominate(now)}
-        taken: dict[str, Admitted] = {}
+        taken: dict[Node, dict[str, Admitted]] = {}
+        """Victims by tree: those of another tree make no room."""
         self._blocked = []
         decisions: list[tuple[_Entry, Decision]] = []
         for entry in self._in_turn(entries):
-            decision = self._process(entry, taken)
+            root = self.snapshot.team_of(entry.workload).node.root
+            decision = self._process(entry, taken.setdefault(root, {}))
             decisions.append((entry, decision))
         for node, amounts in reversed(self._blocked):
             node.remove_all(amounts)
         return [self._conclude(entry, decision, now) for entry, decision in decisions]
 
     def _nominate(self, now: float) -> Iterator[_Entry]:
-        for name in sorted(self.pending):
-            team = self.snapshot.teams[name]
-            if not team.queue.is_active or self.snapshot.tree.is_cyclic(name):
+        for name in self._taking_part:
+            pending = self.pending[name]
+            if pending.is_idle:
                 continue
-            waiting = self.pending[name].pop(now)
+            team = self.snapshot.teams[name]
+            waiting = pending.pop(now)
             if waiting is not None:
                 progress = waiting.progress
                 if progress is not None and progress.is_outdated(waiting.workload, team, self.cycles):

@@ -99,14 +99,13 @@ def candidates_in(team: Team, demand: Demand, policy: PreemptionPolicy) -> Itera
 
 def give_back(victims: list[Victim], demand: Demand, snapshot: Snapshot, *, may_borrow: bool) -> list[Victim]:
     """Let those run on whose going was not needed, from the second-last backwards. All are removed when it begins."""
-    kept = list(victims)
+    kept = victims[-1:]
     for victim in reversed(victims[:-1]):
         snapshot.admit(victim.admitted)
-        if fits(demand, may_borrow=may_borrow):
-            kept.remove(victim)
-        else:
+        if not fits(demand, may_borrow=may_borrow):
             snapshot.release(victim.admitted)
-    return kept
+            kept.append(victim)
+    return [*reversed(kept[1:]), kept[0]]
 
 
 def restore(victims: Iterable[Victim], snapshot: Snapshot) -> None:

@@ -1,0 +1,404 @@
+"""`python -m bench.queues`: the queue scheduler in virtual time. How fast it decides, and what waiting comes of it.
+
+    nominations   so many jobs wait in 100 teams' queues: verdicts a second, each with its whole record
+    generators    the workloads by which Kueue measures itself: makespan against the bound that capacity sets
+    philly        a trace of a real cluster: waits by team, with sharing and without
+
+Only the processor's time of this process counts, so that other programs disturb less; they still do through caches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gc
+import heapq
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from bench.figures import quantile
+from bench.machine import Usage
+from evenkeel.domain.scheduling.queues.cycle import Decision, Result, Scheduler
+from evenkeel.domain.scheduling.queues.objects import (
+    Cohort,
+    Flavor,
+    FlavorQuotas,
+    PodSet,
+    Preemption,
+    PreemptionPolicy,
+    Queue,
+    Quota,
+    ResourceGroup,
+    Workload,
+)
+from evenkeel.domain.scheduling.queues.snapshot import Rules
+
+TRACES: Final = Path(__file__).parent / "traces"
+GPU: Final = "nvidia.com/gpu"
+_BOTH: Final = Preemption(PreemptionPolicy.LOWER_PRIORITY, PreemptionPolicy.ANY)
+
+
+# ---------------------------------------------------------------- nominations
+
+TEAMS: Final = 100
+COHORTS: Final = 10
+
+
+@dataclass
+class Speed:
+    """One lane of nominations."""
+
+    queued: int
+    fair: bool
+    submitted_per_second: float = 0.0
+    nominations: int = 0
+    admissions: int = 0
+    shape_parked: int = 0
+    """Jobs that were parked with one of their shape and got no verdict of their own: they count for nothing above."""
+    seconds: float = 0.0
+
+    @property
+    def nominations_per_second(self) -> float:
+        return self.nominations / self.seconds
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "queued": self.queued,
+            "fairSharing": self.fair,
+            "submittedPerSecond": round(self.submitted_per_second),
+            "nominations": self.nominations,
+            "admissions": self.admissions,
+            "shapeParked": self.shape_parked,
+            "nominationsPerSecond": round(self.nominations_per_second),
+            "admissionsPerSecond": round(self.admissions / self.seconds),
+        }
+
+
+def a_fleet(*, fair: bool) -> Scheduler:
+    """Return 100 teams in ten cohorts of one fleet, each with 64 devices of two flavors."""
+    resources = ("cpu", "memory", GPU)
+    quotas = {"cpu": Quota(192_000 * 4), "memory": Quota(2**41 * 4), GPU: Quota(32)}
+    group = ResourceGroup(resources, (FlavorQuotas("p5", quotas), FlavorQuotas("p4d", quotas)))
+    queues = [Queue(f"team-{n:03}", f"cohort-{n % COHORTS}", (group,), preemption=_BOTH) for n in range(TEAMS)]
+    cohorts = [Cohort(f"cohort-{n}", "fleet") for n in range(COHORTS)]
+    return Scheduler(queues, cohorts, [Flavor("p5"), Flavor("p4d")], Rules(fair_sharing=fair))
+
+
+def nominations(queued: int, wanted: int, *, fair: bool) -> Speed:
+    """Measure verdicts on the heads of queues that hold so many jobs, while jobs end and others move up."""
+    rng = random.Random(queued)
+    scheduler, speed = a_fleet(fair=fair), Speed(queued, fair)
+    jobs = [
+        Workload(
+            f"job-{number:07}",
+            f"team-{number % TEAMS:03}",
+            (
+                PodSet(
+                    "main",
+                    rng.choice((1, 1, 1, 2, 4, 8, 8, 16)),
+                    {"cpu": 20_000 + rng.randrange(4_000), "memory": 2**36, GPU: 1},
+                ),
+            ),
+            priority=rng.randrange(5) * 100,
+            created_at=float(number),
+        )
+        for number in range(queued)
+    ]
+    gc.collect()
+    began = time.process_time()
+    for job in jobs:
+        scheduler.submit(job)
+    speed.submitted_per_second = queued / (time.process_time() - began)
+    del jobs
+    gc.freeze()  # a million waiting jobs are no garbage: do not look through them again and again
+    running: list[str] = []
+    now = 0.0
+    began = time.process_time()
+    while speed.nominations < wanted:
+        now += 1.0
+        decisions = scheduler.cycle(now)
+        if not decisions and not running:
+            break
+        speed.nominations += len(decisions)
+        for decision in decisions:
+            if decision.result is Result.ADMITTED:
+                speed.admissions += 1
+                running.append(decision.workload.workload_id)
+            for victim in decision.victims:
+                scheduler.give_up(victim.workload_id)
+        for _ in range(min(20, len(running))):
+            index = rng.randrange(len(running))
+            running[index], running[-1] = running[-1], running[index]
+            scheduler.release(running.pop())
+    speed.seconds = time.process_time() - began
+    parked = (len(queue.by_state()[1]) - len(queue.parked_shapes) for queue in scheduler.pending.values())
+    speed.shape_parked = sum(max(0, each) for each in parked)
+    gc.unfreeze()
+    return speed
+
+
+# ---------------------------------------------------------------- virtual time
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A job that will come, and how long it runs once it may."""
+
+    at: float
+    workload: Workload
+    seconds: float
+    kind: str
+
+
+@dataclass
+class Ran:
+    """What became of all jobs."""
+
+    makespan: float = 0.0
+    waits: dict[str, list[float]] = field(default_factory=dict)
+    """Seconds from arrival to the last admission, by kind."""
+    evictions: int = 0
+    nominations: int = 0
+    cpu_seconds: float = 0.0
+
+
+def run(scheduler: Scheduler, arrivals: Iterable[Arrival]) -> Ran:
+    """Let every job arrive, run and end. Deciding takes no virtual time; an evicted job begins again from nothing."""
+    ran, clock = Ran(), time.process_time()
+    coming = {each.workload.workload_id: each for each in arrivals}
+    agenda = [(each.at, 0, each.workload.workload_id) for each in coming.values()]
+    heapq.heapify(agenda)
+    ends: dict[str, float] = {}
+    while agenda:
+        now = agenda[0][0]
+        while agenda and agenda[0][0] <= now:
+            at, is_end, name = heapq.heappop(agenda)
+            if not is_end:
+                scheduler.submit(coming[name].workload)
+            elif ends.get(name) == at:  # else it was evicted meanwhile
+                scheduler.release(name)
+                del ends[name]
+                ran.makespan = at
+                ran.waits.setdefault(coming[name].kind, []).append(at - coming[name].seconds - coming[name].at)
+        while decisions := scheduler.cycle(now):
+            ran.nominations += len(decisions)
+            if not _carry_out(scheduler, decisions, now, coming, ends, agenda, ran):
+                break
+    ran.cpu_seconds = time.process_time() - clock
+    return ran
+
+
+def _carry_out(
+    scheduler: Scheduler,
+    decisions: list[Decision],
+    now: float,
+    coming: dict[str, Arrival],
+    ends: dict[str, float],
+    agenda: list[tuple[float, int, str]],
+    ran: Ran,
+) -> bool:
+    """Start who was admitted, stop who has to go; return whether another cycle could change anything."""
+    goes_on = False
+    for decision in decisions:
+        name = decision.workload.workload_id
+        if decision.result is Result.ADMITTED:
+            ends[name] = now + coming[name].seconds
+            heapq.heappush(agenda, (ends[name], 1, name))
+        for victim in decision.victims:
+            ran.evictions += 1
+            ends.pop(victim.workload_id, None)
+            scheduler.give_up(victim.workload_id)
+        goes_on = goes_on or decision.result is not Result.NO_CANDIDATES
+    return goes_on
+
+
+# ---------------------------------------------------------------- Kueue's generators
+
+SHAPES: Final = {
+    # cohorts, queues in each, then: kind, count, interval, run time, priority, units
+    "baseline": (
+        5,
+        6,
+        (("small", 350, 0.1, 0.2, 50, 1), ("medium", 100, 0.5, 0.5, 100, 5), ("large", 50, 1.2, 1.0, 200, 20)),
+    ),
+    "large-scale": (
+        10,
+        100,
+        (("small", 35, 0.06, 0.15, 50, 1), ("medium", 11, 0.3, 0.35, 100, 5), ("large", 4, 0.7, 0.7, 200, 20)),
+    ),
+}
+NOMINAL: Final = 20
+
+
+def generated(name: str) -> tuple[Scheduler, list[Arrival], float]:
+    """Return the queues and jobs of a generator, and the makespan that capacity alone allows.
+
+    Source: test/performance/scheduler/configs in kubernetes-sigs/kueue.
+    """
+    cohorts, queues_each, kinds = SHAPES[name]
+    names = [(f"cohort-{c}", f"queue-{c}-{q}") for c in range(cohorts) for q in range(queues_each)]
+    group = ResourceGroup(("cpu",), (FlavorQuotas("rf", {"cpu": Quota(NOMINAL * 1000, 100_000)}),))
+    queues = [Queue(queue, cohort, (group,), preemption=_BOTH) for cohort, queue in names]
+    arrivals = [
+        Arrival(
+            (number + 1) * interval,
+            Workload(
+                f"{queue}-{kind}-{number:04}",
+                queue,
+                (PodSet("main", 1, {"cpu": units * 1000}),),
+                priority=priority,
+                created_at=(number + 1) * interval,
+            ),
+            seconds,
+            kind,
+        )
+        for _, queue in names
+        for kind, count, interval, seconds, priority, units in kinds
+        for number in range(count)
+    ]
+    work = sum(count * seconds * units for _, count, _, seconds, _, units in kinds) / NOMINAL
+    last = max(count * interval + seconds for _, count, interval, seconds, _, _ in kinds)
+    return Scheduler(queues, (), [Flavor("rf")], Rules()), arrivals, max(work, last)
+
+
+# ---------------------------------------------------------------- the trace
+
+
+def philly(*, shares: bool, load: float = 0.85, seed: int = 1) -> tuple[Scheduler, list[Arrival], dict[str, int]]:
+    """Return teams and jobs of the trace, and each team's devices: as many as its own load needs, in eights."""
+    rng = random.Random(seed)
+    with (TRACES / "philly_runtime_quantiles.csv").open(encoding="utf-8") as file:
+        lengths = [float(line) for line in list(file)[1:]]
+    with (TRACES / "philly_arrivals.csv").open(encoding="utf-8") as file:
+        rows = [(row["vc"], float(row["submit_s"]), int(row["gpus"])) for row in csv.DictReader(file)]
+    arrivals, work, span = [], dict.fromkeys(sorted({vc for vc, _, _ in rows}), 0.0), dict[str, float]()
+    for number, (vc, at, gpus) in enumerate(rows):
+        place = rng.random() * (len(lengths) - 1)
+        low = int(place)
+        seconds = max(1.0, lengths[low] + (place - low) * (lengths[low + 1] - lengths[low]))
+        workload = Workload(f"job-{number:05}", vc, (PodSet("main", 1, {GPU: gpus}),), created_at=at)
+        arrivals.append(Arrival(at, workload, seconds, vc))
+        work[vc] += gpus * seconds
+        span[vc] = max(span.get(vc, 1.0), at)
+    largest = {vc: max(each.workload.pod_sets[0].requests[GPU] for each in arrivals if each.kind == vc) for vc in work}
+    held = {
+        vc: max(8, largest[vc], -(-int(work[vc] / span[vc] / load) // 8) * 8 if span[vc] > 86_400 else 8) for vc in work
+    }
+    queues = [
+        Queue(
+            vc,
+            "fleet",
+            (ResourceGroup((GPU,), (FlavorQuotas("gpu", {GPU: Quota(amount, None if shares else 0)}),)),),
+            preemption=_BOTH if shares else Preemption(PreemptionPolicy.LOWER_PRIORITY),
+        )
+        for vc, amount in held.items()
+    ]
+    return Scheduler(queues, (), [Flavor("gpu")], Rules(fair_sharing=shares)), arrivals, held
+
+
+# ---------------------------------------------------------------- the command
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Measure and print; write the figures as JSON."""
+    parser = argparse.ArgumentParser(prog="python -m bench.queues", description="The queue scheduler in virtual time.")
+    parser.add_argument("lanes", nargs="*", choices=["nominations", "generators", "philly"], default=[])
+    parser.add_argument("--most", type=int, default=1_000_000, help="largest number of queued jobs")
+    parser.add_argument("--verdicts", type=int, default=20_000, help="nominations a lane")
+    parser.add_argument("--output", type=Path, help="where the figures go, as JSON")
+    asked = parser.parse_args(words)
+    lanes = asked.lanes or ["nominations", "generators", "philly"]
+    before, found = Usage.now(), dict[str, Any]()
+    if "nominations" in lanes:
+        found["nominations"] = _print_nominations(asked.most, asked.verdicts)
+    if "generators" in lanes:
+        found["generators"] = _print_generators()
+    if "philly" in lanes:
+        found["philly"] = _print_philly()
+    found["othersShare"] = round(Usage.now().others_since(before), 2)
+    print(f"\nOther programs used {found['othersShare']:.0%} of the processors meanwhile.")
+    if asked.output:
+        asked.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def _print_nominations(most: int, wanted: int) -> list[dict[str, Any]]:
+    print(f"\nNOMINATIONS, {TEAMS} teams, two flavors, three resources, one process\n")
+    print(f"  {'queued':>9}  {'rules':<9}{'verdicts/s':>11}{'admissions/s':>14}{'submits/s':>11}{'shape-parked':>14}")
+    found = []
+    for fair in (False, True):
+        for queued in (10**power for power in range(3, 7) if 10**power <= most):
+            each = nominations(queued, wanted, fair=fair).to_json()
+            found.append(each)
+            print(
+                f"  {queued:>9}  {'fair' if fair else 'classical':<9}{each['nominationsPerSecond']:>11}"
+                f"{each['admissionsPerSecond']:>14}{each['submittedPerSecond']:>11}{each['shapeParked']:>14}",
+                flush=True,
+            )
+    return found
+
+
+def _print_generators() -> dict[str, Any]:
+    print("\nKUEUE'S GENERATORS, virtual time, an evicted job begins again\n")
+    print(
+        f"  {'':<13}{'jobs':>6}{'makespan':>10}{'bound':>7}{'ratio':>7}{'evicted':>9}{'verdicts':>10}{'cpu s':>7}"
+        "  mean wait s"
+    )
+    found = {}
+    for name in SHAPES:
+        scheduler, arrivals, bound = generated(name)
+        ran = run(scheduler, arrivals)
+        waits = {kind: statistics.fmean(each) for kind, each in ran.waits.items()}
+        found[name] = {
+            "jobs": len(arrivals),
+            "makespan": round(ran.makespan, 2),
+            "bound": round(bound, 2),
+            "evictions": ran.evictions,
+            "verdicts": ran.nominations,
+            "cpuSeconds": round(ran.cpu_seconds, 1),
+            "meanWaits": {kind: round(each, 2) for kind, each in waits.items()},
+        }
+        told = "  ".join(f"{kind} {each:.1f}" for kind, each in waits.items())
+        print(
+            f"  {name:<13}{len(arrivals):>6}{ran.makespan:>10.1f}{bound:>7.1f}{ran.makespan / bound:>7.2f}"
+            f"{ran.evictions:>9}{ran.nominations:>10}{ran.cpu_seconds:>7.1f}  {told}",
+            flush=True,
+        )
+    return found
+
+
+def _print_philly() -> dict[str, Any]:
+    print("\nPHILLY, 15,264 jobs of 15 teams, run times drawn with seed 1; hours waited, mean and 90 %\n")
+    runs = {}
+    for name, shares in (("alone", False), ("sharing", True)):
+        scheduler, arrivals, held = philly(shares=shares)
+        runs[name] = run(scheduler, arrivals)
+    print(f"  {'team':<8}{'gpus':>6}{'jobs':>6}{'alone':>16}{'sharing':>16}")
+    found: dict[str, Any] = {"teams": {}, "evictions": runs["sharing"].evictions}
+    for vc, amount in held.items():
+        cells, row = "", {"gpus": amount}
+        for name, ran in runs.items():
+            waits = [each / 3600 for each in ran.waits[vc]]
+            row[name] = {"mean": round(statistics.fmean(waits), 2), "p90": round(quantile(waits, 0.9), 2)}  # type: ignore[assignment]
+            cells += f"{statistics.fmean(waits):>9.1f}{quantile(waits, 0.9):>7.1f}"
+        found["teams"][vc] = row
+        print(f"  {vc:<8}{amount:>6}{len(waits):>6}{cells}")
+    cells = ""
+    for name, ran in runs.items():
+        waits = [wait / 3600 for each in ran.waits.values() for wait in each]
+        found[name] = {"mean": round(statistics.fmean(waits), 2), "p90": round(quantile(waits, 0.9), 2)}
+        cells += f"{statistics.fmean(waits):>9.1f}{quantile(waits, 0.9):>7.1f}"
+    print(f"  {'all':<8}{sum(held.values()):>6}{len(waits):>6}{cells}")
+    print(f"  {runs['sharing'].evictions} evictions while sharing")
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
