@@ -2,12 +2,13 @@
 
 from evenkeel.runtime import entry, wiring
 from evenkeel.services import sweep_fleet
+from evenkeel.services.sweep.round import World
 
 
 @entry.scheduled
 def handler(_event: entry.Json, _context: entry.Context) -> entry.Json:
     world = wiring.world()
-    ports = sweep_fleet.World(
+    ports = World(
         ledger=world.ledger,
         cluster=world.cluster,
         provider=world.provider,

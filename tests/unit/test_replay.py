@@ -57,7 +57,7 @@ def test_what_cannot_be_decided_here_is_refused(changes: dict[str, Any], why: st
 
 
 def test_every_kind_that_a_service_records_can_be_replayed() -> None:
-    texts = [path.read_text() for path in SERVICES.glob("*.py")]
+    texts = [path.read_text() for path in SERVICES.rglob("*.py")]
     recorded = {kind for text in texts for kind in re.findall(r'kind="([A-Z_]+)"', text)}
 
     assert recorded == KINDS

@@ -19,6 +19,7 @@ from evenkeel.services import (
     sweep_fleet,
     watch_cluster,
 )
+from evenkeel.services.sweep.round import World
 from tests.fakes import CrashPlan, FakeWorld, crashing
 from tests.fakes.cluster import CLUSTER
 
@@ -124,7 +125,7 @@ class Story:
         )
 
     def sweep(self) -> sweep_fleet.Outcome:
-        ports = sweep_fleet.World(
+        ports = World(
             ledger=self.ledger,
             cluster=self.cluster,
             provider=self.world.provider,

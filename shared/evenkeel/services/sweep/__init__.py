@@ -1,0 +1,1 @@
+"""What the sweeper does in a round, a module for each part of the world."""

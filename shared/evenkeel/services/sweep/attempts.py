@@ -1,0 +1,105 @@
+"""Attempts whose workflow is not there to go on, and what settled ones left running."""
+
+from datetime import timedelta
+
+from evenkeel.domain.scheduling.attempts import judge_end, lost_nodes
+from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Job, PodPhase, WorkloadSeen
+from evenkeel.ports import ExecutionState, Machine, Table
+from evenkeel.services import attempt_rows, mark_running, record_pin, rows, schedule_jobs, settle_attempt
+from evenkeel.services.sweep.round import Round
+
+
+def resume_attempts(sweep: Round) -> int:
+    """Start, stop or settle attempts whose workflow is not there to do it."""
+    mended = 0
+    for listed in sweep.listed(Table.JOBS, "ATTEMPT#LIVE"):
+        row = sweep.world.ledger.get(listed.key)
+        attempt = rows.read(row, Attempt) if row else None
+        if attempt and not attempt.state.has_ended:
+            sweep.live.add((attempt.job_id, attempt.attempt))
+        if attempt and attempt.state is AttemptState.RUNNING and not attempt.is_pinned:
+            record_pin.run(attempt.job_id, attempt.attempt, sweep.world.ledger, sweep.world.cluster, now=sweep.now)
+        if attempt and not attempt.state.has_ended and not sweep.is_fresh(attempt.admitted_at):
+            mended += _resume_attempt(sweep, attempt)
+    return mended
+
+
+def _resume_attempt(sweep: Round, attempt: Attempt) -> bool:
+    state = sweep.world.workflows.state(Machine.RUN_JOB, attempt.workload_name)
+    if state is ExecutionState.NONE and attempt.state is AttemptState.STARTING:
+        return schedule_jobs.start_run(attempt, sweep.world.workflows, sweep.world.telemetry)
+    job = attempt_rows.load(sweep.world.ledger, attempt.job_id, attempt.attempt).job
+    nothing = WorkloadSeen(job_id=attempt.job_id, attempt=attempt.attempt)
+    _, seen = sweep.workloads.get((attempt.job_id, attempt.attempt), (attempt.cluster, nothing))
+    request = job.stop_of(attempt.attempt)
+    is_stopped_again = False
+    if request and not sweep.is_fresh(request.requested_at) and seen.is_let_run:
+        # Asked to stop, and nobody told the cluster.
+        sweep.world.cluster.stop(
+            attempt.cluster,
+            attempt.namespace,
+            attempt.job_id,
+            attempt.attempt,
+            request.grace_seconds,
+            request.at_once_on,
+        )
+        is_stopped_again = True
+    if state is ExecutionState.RUNNING:
+        return is_stopped_again
+    return _without_workflow(sweep, job, attempt, seen) or is_stopped_again
+
+
+def _without_workflow(sweep: Round, job: Job, attempt: Attempt, seen: WorkloadSeen) -> bool:
+    """The workflow is over and the attempt is not: go on in its place."""
+    nodes = {node.name: node for node in sweep.kubernetes if node.cluster == attempt.cluster}
+    lost = lost_nodes(nodes, attempt.node_names, sweep.now, sweep.policy.jobs.lost_node_seconds)
+    has_ended = judge_end(seen, job, attempt, lost) is not None
+    # Nothing else takes an attempt beyond STARTING: what its launch left half done is ended, and the job queued.
+    if has_ended or attempt.state is AttemptState.STARTING:
+        _settle(sweep, attempt)
+        return True
+    running = [pod for pod in seen.pods if pod.phase is PodPhase.RUNNING]
+    if attempt.state is AttemptState.LAUNCHED and len(running) >= job.spec.nodes:
+        request = mark_running.Request(job_id=attempt.job_id, attempt=attempt.attempt)
+        mark_running.run(request, sweep.world.ledger, sweep.world.telemetry, now=sweep.now)
+        return True
+    return False
+
+
+def _settle(sweep: Round, attempt: Attempt) -> None:
+    world = sweep.world
+    settle_attempt.run(
+        settle_attempt.Request(job_id=attempt.job_id, attempt=attempt.attempt),
+        world.ledger,
+        world.cluster,
+        world.passes,
+        world.telemetry,
+        policy=sweep.policy,
+        now=sweep.now,
+    )
+
+
+def clear_workloads(sweep: Round) -> int:
+    """End what settled attempts left running, and delete what was kept long enough for its logs."""
+    world = sweep.world
+    cleared = 0
+    looks_at_kept = sweep.is_due("kept")
+    for (job_id, number), (cluster, seen) in sweep.workloads.items():
+        if not (seen.is_let_run or looks_at_kept) or (job_id, number) in sweep.live:
+            continue
+        row = world.ledger.get(rows.attempt_key(job_id, number))
+        attempt = rows.read(row, Attempt) if row else None
+        if attempt is None or attempt.ended_at is None or sweep.is_fresh(attempt.ended_at):
+            continue
+        if seen.is_let_run:
+            job = attempt_rows.load(world.ledger, job_id, number).job
+            world.cluster.stop(cluster, attempt.namespace, job_id, number, job.spec.grace_seconds)
+            cleared += 1
+        elif _is_kept_no_longer(sweep, attempt) and not seen.is_deleting:
+            world.cluster.stop(cluster, attempt.namespace, job_id, number, 0)
+    return cleared
+
+
+def _is_kept_no_longer(sweep: Round, attempt: Attempt) -> bool:
+    assert attempt.ended_at
+    return sweep.now - attempt.ended_at > timedelta(seconds=sweep.policy.jobs.keep_workload_seconds)

@@ -1,0 +1,122 @@
+"""Incidents whose recovery is not there to go on, and what theirs left behind."""
+
+import contextlib
+
+from evenkeel.domain.health.incidents import Incident
+from evenkeel.domain.nodes import NodeLife
+from evenkeel.domain.recovery.approval import is_approved
+from evenkeel.domain.recovery.guardrails import Entry
+from evenkeel.domain.recovery.modes import mode_now
+from evenkeel.domain.recovery.plan import not_allowed
+from evenkeel.domain.recovery.settling import runs_again_at
+from evenkeel.ports import Conflict, Delete, ExecutionState, Machine, Put, Table
+from evenkeel.services import guard_register, incident_record, plan_resume, receive_event, rows
+from evenkeel.services.guard_register import Which
+from evenkeel.services.sweep.round import WRITER, Round
+
+
+def resume_incidents(sweep: Round) -> int:
+    """Start the workflow of every open incident that has none: the same run if none was, else the next one."""
+    return sum(_resume(sweep, incident) for incident in sweep.open_incidents)
+
+
+def _resume(sweep: Round, incident: Incident) -> bool:
+    if sweep.is_fresh(incident.opened_at):
+        return False
+    state = sweep.world.workflows.state(Machine.RECOVER_NODE, incident.execution_name)
+    if state is ExecutionState.RUNNING:
+        return False
+    if state is ExecutionState.NONE:
+        return receive_event.start_recovery(incident, sweep.world.workflows)
+    due = runs_again_at(incident, sweep.policy.watch)
+    if due is not None and sweep.now < due:
+        return False
+    if incident.run >= sweep.policy.watch.max_runs:
+        sweep.world.telemetry.count("IncidentsStuck")
+        sweep.world.telemetry.error(
+            "The workflow of an incident ended again and again without settling it",
+            incident_id=incident.incident_id,
+            run=incident.run,
+            runbook="recovery-failed",
+        )
+        return False
+    return _start_next_run(sweep, incident)
+
+
+def _start_next_run(sweep: Round, ended: Incident) -> bool:
+    """The run ended and the incident is open still: go on with the next run, unless somebody settled it now."""
+
+    def change(incident: Incident) -> tuple[Incident, list[Put]] | None:
+        if incident.state.is_settled or incident.run != ended.run:
+            return None
+        text = f"Run {ended.run} of its workflow ended early; run {ended.run + 1} goes on."
+        subject = incident.incident_id
+        entry = incident_record.told(subject, f"resumed-{ended.run + 1}", text, at=sweep.now, writer=WRITER)
+        return incident.but(run=ended.run + 1, failed_at=None), [entry]
+
+    after = incident_record.amend(sweep.world.ledger, ended.incident_id, change)
+    if after.state.is_settled:
+        return False
+    return receive_event.start_recovery(after, sweep.world.workflows)
+
+
+def take_back_jobs(sweep: Round) -> int:
+    """Take back jobs that run again from a checkpoint which a later signal of an open incident casts doubt on."""
+    world = sweep.world
+    acting = (each for each in sweep.open_incidents if each.hurt_jobs and _may_act_on(sweep, each))
+    taken = sum(
+        plan_resume.revise(
+            incident,
+            ledger=world.ledger,
+            cluster=world.cluster,
+            ids=world.ids,
+            telemetry=world.telemetry,
+            policy=sweep.policy,
+            mode=sweep.mode,
+            now=sweep.now,
+        )
+        for incident in acting
+    )
+    if taken:
+        world.passes.request("jobs were taken back")
+    return taken
+
+
+def _may_act_on(sweep: Round, incident: Incident) -> bool:
+    planned = incident.plan is not None and incident.plan.is_carried_out
+    allowed = mode_now(sweep.mode, incident.mode, is_approved=is_approved(incident))
+    return planned and not not_allowed(allowed, is_drill=incident.is_drill, drills_may_act=sweep.drills_may_act)
+
+
+def close_ghosts(sweep: Round) -> int:
+    """Delete pointers to incidents that are over: they would keep the next sickness of that machine out."""
+    ledger = sweep.world.ledger
+    closed = 0
+    for listed in sweep.listed(Table.INCIDENTS, "OPEN"):
+        pointer = ledger.get(listed.key)
+        incident = ledger.get(rows.incident_key(pointer.doc["incidentId"])) if pointer else None
+        if pointer and (incident is None or rows.read(incident, Incident).state.is_settled):
+            with contextlib.suppress(Conflict):
+                ledger.commit(Delete(pointer.key, pointer.version))
+                closed += 1
+    return closed
+
+
+def reconcile_registers(sweep: Round) -> int:
+    """Take machines out of the registers of repairs and cordons whose release was lost."""
+    marks = {
+        (node.cluster, node.instance_id): node.incident_id for node in sweep.kubernetes if node.incident_id is not None
+    }
+
+    def is_settled(entry: Entry) -> bool:
+        row = sweep.world.ledger.get(rows.incident_key(entry.incident_id))
+        return row is None or rows.read(row, Incident).state.is_settled
+
+    def is_free(entry: Entry) -> bool:
+        life = NodeLife.from_key(entry.life)
+        return (life.cluster, life.instance_id) not in marks and not sweep.is_fresh(entry.since)
+
+    ledger = sweep.world.ledger
+    return guard_register.reconcile(ledger, Which.REPAIRS, is_settled, sweep.now) + guard_register.reconcile(
+        ledger, Which.CORDONS, is_free, sweep.now
+    )

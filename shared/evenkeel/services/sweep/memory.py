@@ -1,0 +1,89 @@
+"""What the fleet looked like when it was last looked at, for all who must not ask the control planes each time."""
+
+import contextlib
+from datetime import datetime, timedelta
+
+from evenkeel.domain.nodes import FleetNode
+from evenkeel.domain.scheduling.foreign import foreign_workloads
+from evenkeel.ports import Conflict, Put, Row, Table
+from evenkeel.services import rows
+from evenkeel.services.sweep.round import Round
+
+_GONE_KEPT = timedelta(days=30)
+_FOREIGN_LISTED = 500
+"""Workloads that are not ours and are remembered by name; each takes some 200 bytes of a row."""
+
+
+def refresh_fleet(sweep: Round) -> int:
+    """Write what changed about each machine, and mark those that no control plane shows any more."""
+    ledger = sweep.world.ledger
+    in_use = {
+        (cluster, name): count
+        for cluster in sweep.clusters
+        for name, count in sweep.world.cluster.accelerators_in_use(cluster).items()
+    }
+    others, jobs = _others(sweep), _jobs_on_nodes(sweep)
+    seen = {
+        (node.life.cluster, node.life.instance_id): FleetNode.seen(
+            node,
+            in_use.get((node.life.cluster, node.kubernetes.name), 0) if node.kubernetes else 0,
+            sweep.now,
+            is_lemon=node.life.key in sweep.lemons,
+            others=others.get((node.life.cluster, node.kubernetes.name), ()) if node.kubernetes else (),
+            job_ids=jobs.get((node.life.cluster, node.kubernetes.name), ()) if node.kubernetes else (),
+        )
+        for node in sweep.nodes
+    }
+    known: set[tuple[str, str]] = set()
+    for row in sweep.listed(Table.FLEET, "NODE"):
+        stored = rows.read(row, FleetNode)
+        place = (stored.life.cluster, stored.life.instance_id)
+        known.add(place)
+        if place in seen:
+            _remember(sweep, seen[place], stored, row.version)
+        elif not stored.is_gone:
+            gone = stored.but(is_gone=True, is_ready=False, changed_at=sweep.now)
+            _remember(sweep, gone, stored, row.version, expires_at=sweep.now + _GONE_KEPT)
+    for place, node in seen.items():
+        if place not in known:
+            row_now = ledger.get(rows.node_key(*place))
+            stored_now = rows.read(row_now, FleetNode) if row_now else None
+            _remember(sweep, node, stored_now, row_now.version if row_now else 0)
+    return 0
+
+
+def _jobs_on_nodes(sweep: Round) -> dict[tuple[str, str], tuple[str, ...]]:
+    """Return which jobs have pods on each node: a fault that comes again is counted on them."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for cluster, workload in sweep.workloads.values():
+        for pod in workload.pods_alive():
+            if pod.node_name:
+                found.setdefault((cluster, pod.node_name), set()).add(workload.job_id)
+    return {place: tuple(sorted(jobs)) for place, jobs in found.items()}
+
+
+def _others(sweep: Round) -> dict[tuple[str, str], tuple[str, ...]]:
+    """Remember the work that is not ours; return which of it holds accelerators of each node."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for cluster in sweep.clusters:
+        pods = sweep.world.cluster.foreign_pods(cluster)
+        listed = [each for each in foreign_workloads(cluster, pods) if each.accelerators]
+        for each in listed:
+            for name in each.node_names:
+                found.setdefault((cluster, name), set()).add(each.label)
+        row = sweep.world.ledger.get(rows.foreign_key(cluster))
+        doc = {"workloads": [each.to_json() for each in listed[:_FOREIGN_LISTED]]}
+        if (row.doc if row else {"workloads": []}) != doc:
+            with contextlib.suppress(Conflict):  # another round was quicker
+                sweep.world.ledger.commit(Put(Row(rows.foreign_key(cluster), doc, row.version if row else 0)))
+    return {place: tuple(sorted(labels)) for place, labels in found.items()}
+
+
+def _remember(
+    sweep: Round, node: FleetNode, stored: FleetNode | None, version: int, *, expires_at: datetime | None = None
+) -> None:
+    if stored is not None and node.is_same_as(stored):
+        return
+    row = rows.node_row(node.life.cluster, node.life.instance_id, node.to_json(), version, expires_at)
+    with contextlib.suppress(Conflict):  # the index lagged behind: the next round sees the row as it is
+        sweep.world.ledger.commit(Put(row))
