@@ -7,8 +7,8 @@ import functools
 import itertools
 import random
 import re
-from collections import ChainMap
-from collections.abc import Callable, Mapping
+from collections import ChainMap, Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from jsonata.utils import Utils
 
 from evenkeel.ports import ExecutionState
 from tests.simulator.loop import Loop
-from tests.template.documents import workflow
+from tests.template.documents import machines, workflow
 
 Json = dict[str, Any]
 _PATH = re.compile(r"\$\w+(?:\.\w+)*")
@@ -76,6 +76,14 @@ def _step(value: Any, name: str) -> Any:
     return value.get(name) if isinstance(value, Mapping) else None
 
 
+def ways(machine: str) -> Iterator[str]:
+    """Yield every way from state to state of a machine, branches included, as they are counted."""
+    for _, part in machines(_definition(machine)):
+        for name, state in part["States"].items():
+            rules = [state, *state.get("Choices", ()), *state.get("Catch", ()), {"Next": state.get("Default")}]
+            yield from (f"{machine}: {name} -> {rule['Next']}" for rule in rules if rule.get("Next"))
+
+
 _MISSING = object()
 """Not null: `$exists` tells them apart."""
 
@@ -122,6 +130,8 @@ class Engine:
         self.chance = chance
         self.executions: dict[tuple[str, str], Execution] = {}
         self.on_end: Callable[[Execution], None] = lambda _: None
+        self.taken: Counter[str] = Counter()
+        """Ways that were walked: `<machine>: <state> -> <state>`."""
         self._waiting: dict[str, Reply] = {}
         self._numbers = itertools.count(1)
 
@@ -314,6 +324,7 @@ class Track:
         output = self._evaluate(rule["Output"], known) if "Output" in rule else result
         assigned = {key: self._evaluate(value, known) for key, value in rule.get("Assign", {}).items()}
         self.variables.update(assigned)
+        self.engine.taken[f"{self.execution.machine}: {name} -> {rule.get('Next', 'end')}"] += 1
         if rule.get("End"):
             self._end(name, output)
         else:

@@ -1,6 +1,7 @@
 """What may go wrong at every call of every port, drawn from the seed: nothing of it is the service's fault."""
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -35,6 +36,8 @@ READS = {
     "workflows": {"state"},
 }
 """Calls that change nothing. Whatever else a port has is an effect."""
+READS_GO_WRONG = ("throttled", "unreachable", "crash", "pause", "pause")
+EFFECTS_GO_WRONG = ("throttled", "unreachable", "lost", "lost", "before", "after", "after", "pause")
 _LONGEST_STACK = 3
 """How many paused processes may wait for each other's events at once."""
 
@@ -42,10 +45,13 @@ _LONGEST_STACK = 3
 class Chaos:
     """Decides at each call whether it goes wrong, and how. Quiet until `rate` is set."""
 
-    def __init__(self, chance: random.Random, loop: Loop, tell: Callable[[str], None]) -> None:
+    def __init__(self, chance: random.Random, loop: Loop, tell: Callable[[str], None], seen: Counter[str]) -> None:
         self.chance = chance
         self.loop = loop
         self.tell = tell
+        self.seen = seen
+        self.away: set[str] = set()
+        """Ports behind which nobody answers for a while."""
         self.rate = 0.0
         """Share of calls that go wrong."""
         self.injuries = 0
@@ -61,7 +67,9 @@ class Chaos:
         return self.rate > 0 and self.chance.random() < self.rate * scale
 
     def read(self, what: str, call: Callable[[], Any]) -> Any:
-        match self.chance.choice(("throttled", "unreachable", "crash", "pause", "pause")):
+        kind = self.chance.choice(READS_GO_WRONG)
+        self.seen[f"read {kind}"] += 1
+        match kind:
             case "throttled":
                 self._hurt(f"{what} is throttled")
                 raise Throttled(what)
@@ -77,7 +85,8 @@ class Chaos:
                 return result
 
     def effect(self, what: str, call: Callable[[], Any]) -> Any:
-        kind = self.chance.choice(("throttled", "unreachable", "lost", "lost", "before", "after", "after", "pause"))
+        kind = self.chance.choice(EFFECTS_GO_WRONG)
+        self.seen[f"effect {kind}"] += 1
         match kind:
             case "throttled":
                 self._hurt(f"{what} is throttled")
@@ -112,6 +121,12 @@ class Chaos:
         finally:
             self._paused -= 1
 
+    def silence(self, what: str) -> None:
+        """Have nobody answer."""
+        self.seen["call while away"] += 1
+        self._hurt(f"{what} gets no answer, as for a while")
+        raise Unreachable(what)
+
     def _hurt(self, text: str) -> None:
         self.injuries += 1
         self.tell(text)
@@ -125,16 +140,20 @@ class Hostile:
         reads = READS.get(name, set())
         for method in (one for one in vars(PORTS[name]) if not one.startswith("_")):
             harm, scale = (chaos.read, 0.15) if method in reads else (chaos.effect, 1.0)
-            setattr(self, method, _guarded(chaos, f"{name}.{method}", getattr(port, method), harm, scale))
+            setattr(self, method, _guarded(chaos, name, method, getattr(port, method), harm, scale))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._port, name)
 
 
 def _guarded(
-    chaos: Chaos, what: str, member: Callable[..., Any], harm: Callable[..., Any], scale: float
+    chaos: Chaos, port: str, method: str, member: Callable[..., Any], harm: Callable[..., Any], scale: float
 ) -> Callable[..., Any]:
+    what = f"{port}.{method}"
+
     def call(*args: Any, **kwargs: Any) -> Any:
+        if port in chaos.away:
+            chaos.silence(what)
         if chaos.rate and chaos.hits(scale):
             return harm(what, lambda: member(*args, **kwargs))
         return member(*args, **kwargs)

@@ -1,11 +1,12 @@
 """The machines, the control planes and the training jobs, in virtual time. They misbehave; they are never in doubt."""
 
 import functools
+import itertools
 import random
 from collections.abc import Callable, Container
 from typing import Any
 
-from evenkeel.domain.nodes import KubernetesNode, ProviderNode
+from evenkeel.domain.nodes import KARPENTER_LABEL, KubernetesNode, ProviderNode
 from evenkeel.domain.scheduling.attempts import PEER_LOST_EXIT
 from evenkeel.domain.scheduling.jobs import PodPhase, PodSeen
 from evenkeel.domain.values import rfc3339
@@ -13,12 +14,13 @@ from evenkeel.ports import LaunchResult, LaunchSpec, RepairAnswer
 from tests.fakes.checkpoints import InMemoryCheckpoints
 from tests.fakes.cluster import CLUSTER, FakeCluster, Workload, a_node
 from tests.fakes.provider import REBOOT, FakeProvider, a_provider_node
-from tests.fakes.system import FixedClock
+from tests.fakes.system import A_MOMENT, FixedClock
 from tests.simulator.loop import Loop
 
 FAULT_TYPES = "sagemaker.amazonaws.com/fault-types"
 _SAVES_EVERY = 20.0
 _STEPS_A_SAVE = 10
+_SPOT_POOL = "spot"
 
 
 class LoopClock(FixedClock):
@@ -43,6 +45,24 @@ class SimulatedCluster(FakeCluster):
         """Pods that take their time to end."""
         self.on_change: Callable[[], None] = lambda: None
         self.on_launch: Callable[[LaunchSpec], None] = lambda _: None
+        self._newcomers = itertools.count(501)
+
+    def delete_node(self, cluster: str, name: str, instance_id: str) -> RepairAnswer:
+        answer = super().delete_node(cluster, name, instance_id)
+        if answer is RepairAnswer.ACCEPTED:
+            self._karpenter_provisions()
+        return answer
+
+    def reclaim(self, name: str) -> None:
+        """Take a Spot machine back, at once."""
+        self.remove_node(name)
+        self._karpenter_provisions()
+
+    def _karpenter_provisions(self) -> None:
+        number = next(self._newcomers)
+        self.loop.after(
+            self.chance.uniform(15, 60), lambda: self.add_node(a_spot_node(number, created_at=self.loop.now()))
+        )
 
     def _changed(self, *kinds: str) -> None:
         self.on_change()
@@ -101,6 +121,7 @@ class SimulatedProvider(FakeProvider):
     """HyperPod: repairs take a while, and some of them go wrong."""
 
     def __init__(self, loop: Loop, chance: random.Random, cluster: SimulatedCluster, size: int) -> None:
+        """Begin with so many machines of HyperPod."""
         machines = [a_provider_node(number) for number in range(1, size + 1)]
         super().__init__(LoopClock(loop), *machines, kubernetes=cluster)
         self.loop = loop
@@ -111,6 +132,7 @@ class SimulatedProvider(FakeProvider):
         self.shown: dict[str, tuple[float, ProviderNode]] = {}
         """What the lists still show of a machine, and until when: they lag behind what was accepted."""
         self.is_told: Callable[[str], None] = lambda _: None
+        self.on_no_capacity: Callable[[str], None] = lambda _: None
 
     def _ask(self, rung: str, machine: str) -> RepairAnswer:
         if self.chance.random() < self.trouble / 2 and not self.scripted:
@@ -170,6 +192,7 @@ class SimulatedProvider(FakeProvider):
             return
         if self.running[machine] != REBOOT and not self.has_capacity:
             self.is_told(f"no capacity to replace {machine}")
+            self.on_no_capacity(machine)
             self.loop.after(30, lambda: self._end(machine, sick_still=sick_still))
             return
         if not sick_still and (seen := self._seen(machine)):
@@ -260,6 +283,22 @@ class Trainers:
         return node is None or not node.is_ready
 
 
-def machines(size: int, chance: random.Random) -> list[KubernetesNode]:
-    """Return the node objects of a fleet: one pool, two zones."""
-    return [a_node(number, zone=f"us-west-2{chance.choice('ab')}") for number in range(1, size + 1)]
+def a_spot_node(number: int, **changes: Any) -> KubernetesNode:
+    """A machine that Karpenter launched, and that EC2 may take back."""
+    there = a_node(number)
+    facts: dict[str, Any] = {
+        "hyperpod_cluster_id": None,
+        "created_at": A_MOMENT.replace(hour=8, minute=0),
+        "pool": _SPOT_POOL,
+        "instance_type": "p5.48xlarge",
+        "labels": {**there.labels, KARPENTER_LABEL: _SPOT_POOL},
+    }
+    return there.but(**{**facts, **changes})
+
+
+def machines(size: int, spot: int, chance: random.Random) -> list[KubernetesNode]:
+    """Return the node objects of a fleet: HyperPod's pool, and the last of them Karpenter's; two zones."""
+    zones = [f"us-west-2{chance.choice('ab')}" for _ in range(size)]
+    return [
+        (a_node if number <= size - spot else a_spot_node)(number, zone=zone) for number, zone in enumerate(zones, 1)
+    ]

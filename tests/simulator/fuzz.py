@@ -10,11 +10,13 @@ import multiprocessing
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.simulator.coverage import everything, never, table
 from tests.simulator.invariants import Checks
 from tests.simulator.simulation import Result, Simulation
 
@@ -34,6 +36,7 @@ class Chunk:
     decisions: int = 0
     virtual_seconds: float = 0.0
     failed: list[Result] = field(default_factory=list)
+    seen: Counter[str] = field(default_factory=Counter)
 
 
 def run_seed(seed: int) -> Result:
@@ -48,6 +51,7 @@ def run_chunk(bounds: tuple[int, int]) -> Chunk:
         chunk.incidents += result.incidents
         chunk.decisions += result.decisions
         chunk.virtual_seconds += result.seconds
+        chunk.seen.update(result.seen)
         if result.violations:
             chunk.failed.append(result)
     return chunk
@@ -84,13 +88,14 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="make fuzz", description=__doc__)
     parser.add_argument("seeds", help="first..last")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--coverage", action="store_true", help="how often each kind of thing happened")
     parser.add_argument("--quiet", action="store_true", help="only the outcome")
     given = parser.parse_args(arguments)
     first, _, last = given.seeds.partition("..")
-    return _fuzz(int(first), int(last or first), given.processes, is_quiet=given.quiet)
+    return _fuzz(int(first), int(last or first), given.processes, is_quiet=given.quiet, tells_all=given.coverage)
 
 
-def _fuzz(first: int, last: int, processes: int, *, is_quiet: bool) -> int:
+def _fuzz(first: int, last: int, processes: int, *, is_quiet: bool, tells_all: bool) -> int:
     if first == last:
         result = run_seed(first)
         print(story(result))
@@ -113,6 +118,7 @@ def _fuzz(first: int, last: int, processes: int, *, is_quiet: bool) -> int:
                 "incidents": done["incidents"] + chunk.incidents,
                 "decisions": done["decisions"] + chunk.decisions,
                 "virtualHours": done["virtualHours"] + chunk.virtual_seconds / 3600,
+                "seen": Counter(done["seen"]) + chunk.seen,
             }
             _note(done)
         if failed >= _SHOWN:
@@ -123,6 +129,11 @@ def _fuzz(first: int, last: int, processes: int, *, is_quiet: bool) -> int:
         f"fuzz: {seeds} of {last - first + 1} seeds hold every invariant, {rate:.1f} seeds/s on {processes} processes: "
         f"{done['incidents']} incidents, {done['decisions']} decisions, {done['virtualHours']:.0f} virtual hours"
     )
+    seen = Counter(done["seen"])
+    if tells_all:
+        print(table(seen))
+    missing = never(seen)
+    print(f"fuzz: {len(list(everything())) - len(missing)} of {len(list(everything()))} kinds of things happened")
     if failed:
         print(f"fuzz: {failed} seeds failed")
     return 1 if failed else 0
@@ -131,7 +142,7 @@ def _fuzz(first: int, last: int, processes: int, *, is_quiet: bool) -> int:
 def _resumed(asked: str, code: str) -> dict[str, Any]:
     """Return how far the same seeds came with the same code."""
     first = int(asked.partition("..")[0])
-    fresh = {"next": first, "seconds": 0.0, "incidents": 0, "decisions": 0, "virtualHours": 0.0}
+    fresh = {"next": first, "seconds": 0.0, "incidents": 0, "decisions": 0, "virtualHours": 0.0, "seen": {}}
     key = {"seeds": asked, "code": code}
     kept: dict[str, Any]
     try:

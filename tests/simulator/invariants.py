@@ -257,7 +257,6 @@ def one_repair_per_life(world: "Simulation", rung: str, machine: str) -> Iterato
 )
 def limit_of_repairs_holds(world: "Simulation", rung: str, machine: str) -> Iterator[str]:
     rails = world.policy.repair.guardrails
-    most = min(rails.fleet_repairs, bound(rails.pool_repairs, rails.pool_repair_share, world.size))
     others = []
     for row in _each(world, "LEASE#"):
         owner = world.ledger.rows.get(rows.incident_key(row.doc["incidentId"]))
@@ -267,17 +266,24 @@ def limit_of_repairs_holds(world: "Simulation", rung: str, machine: str) -> Iter
         # Once its node branch has ended, a machine is in service again, or in a person's hands.
         is_in_repair = owner and _is_open(owner.doc) and called and not owner.doc["nodeBranch"]
         if owner and is_in_repair and owner.doc["life"]["instanceId"] != machine:
-            others.append(owner.doc["life"]["instanceId"])
-    if len(others) >= most:
-        yield f"{rung} of {machine} beside {', '.join(others)}, of {most}"
+            others.append((owner.doc["life"]["instanceId"], owner.doc["pool"]))
+    node = world.node_of(machine)
+    pool = node.pool if node else ""
+    most = bound(rails.pool_repairs, rails.pool_repair_share, world.pool_sizes.get(pool, world.size))
+    in_pool = [name for name, its in others if its == pool]
+    if len(in_pool) >= most or len(others) >= rails.fleet_repairs:
+        yield f"{rung} of {machine} beside {', '.join(name for name, _ in others)}, of {most}"
 
 
 @holds("limits-hold", "", Moment.CORDON)
 def limit_of_cordons_holds(world: "Simulation", name: str) -> Iterator[str]:
     rails = world.policy.repair.guardrails
-    most = min(rails.fleet_cordons, bound(rails.pool_cordons, rails.pool_cordon_share, world.size))
-    others = [one.name for one in world.cluster.by_name.values() if one.is_cordoned and one.incident_id]
-    if name not in others and len(others) >= most:
+    ours = [one for one in world.cluster.by_name.values() if one.is_cordoned and one.incident_id]
+    node = world.cluster.node(CLUSTER, name)
+    pool = node.pool if node else ""
+    most = bound(rails.pool_cordons, rails.pool_cordon_share, world.pool_sizes.get(pool, world.size))
+    others = [one.name for one in ours if one.pool == pool]
+    if name not in {one.name for one in ours} and (len(others) >= most or len(ours) >= rails.fleet_cordons):
         yield f"{name} is to be cordoned beside {', '.join(others)}, of {most}"
 
 
@@ -322,6 +328,17 @@ def _barred(world: "Simulation") -> str:
         return barred
     since, until = world.hold
     return "under a hold" if since < _began(world) and world.loop.seconds < until else ""
+
+
+@holds("approval-is-of-its-plan", "What is approved is the plan that asks at that time.", Moment.COMMIT)
+def approval_is_of_its_plan(world: "Simulation", changes: Changes) -> Iterator[str]:
+    for key, before, after in changes:
+        said = after.doc["approval"] if after and before and _is_incident(key) else None
+        if before is None or not said or said == before.doc["approval"]:
+            continue
+        plan = before.doc["plan"] or {}
+        if plan.get("outcome") != "ASK" or plan["decisionId"] != said["decisionId"]:
+            yield f"{said['decisionId']} of {before.doc['incidentId']} is answered, and {plan.get('decisionId')} asks"
 
 
 @holds("persons-cordon-stays", "What a person cordoned is neither repaired nor un-cordoned.", Moment.REPAIR)
@@ -564,6 +581,9 @@ def _forgotten(world: "Simulation", body: str) -> Iterator[str]:
         )
         if not is_over and not any(one in world.ledger.rows for one in kept):
             yield f"{key} was taken from the queue and is nowhere"
+        noted = world.ledger.rows.get(kept[0])
+        if noted and rows.incident_key(noted.doc["incidentId"]) not in world.ledger.rows:
+            yield f"{key} is noted of {noted.doc['incidentId']}, which is nowhere"
 
 
 @holds("uncordon-is-never-blocked", "A node that is well again and was cordoned by us is un-cordoned.", Moment.END)

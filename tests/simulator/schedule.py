@@ -1,5 +1,6 @@
 """What happens to a seed's world: faults of machines, people, outages and jobs, laid out before it begins."""
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -8,8 +9,14 @@ from tests.fakes.cluster import CLUSTER
 if TYPE_CHECKING:
     from tests.simulator.simulation import Simulation
 
+OUTAGES = ("is_watching", "is_sweeping", "has_capacity")
+AWAY = ("provider", "cluster")
+"""Control planes that may not answer for a while."""
 CHAOS_SECONDS = (60.0, 100.0, 160.0)
 FAULTS = ("NvidiaErrorReboot", "NvidiaErrorTerminate", "EfaError", "XidHardwareFailure", "XidUserAppError", "NewThing")
+
+HURTS = ("marked", "unmarked", "cut_off", "dead", "broken", "aborted")
+DEEDS = ("cordon", "uncordon", "hold", "cancel", "answer")
 
 
 def lay_out(world: "Simulation") -> float:
@@ -23,6 +30,7 @@ def lay_out(world: "Simulation") -> float:
     )
     _jobs(world)
     _outages(world, lasts)
+    _absences(world, lasts)
     rate = chance.choice((0.0, 0.01, 0.03, 0.06))
     trouble = chance.choice((0.0, 0.1, 0.3, 0.6))
 
@@ -59,13 +67,34 @@ def _jobs(world: "Simulation") -> None:
 def _outages(world: "Simulation", lasts: float) -> None:
     """Let the watch, the sweeper or the provider's capacity be away for a part of it."""
     chance = world.chance
-    for name in ("is_watching", "is_sweeping", "has_capacity"):
+    for name in OUTAGES:
         if chance.random() < 0.25:
+            world.seen[f"outage {name}"] += 1
             owner = world.provider if name == "has_capacity" else world
             begins, ends = sorted(chance.uniform(0, lasts) for _ in range(2))
             world.loop.after(begins, lambda owner=owner, name=name: setattr(owner, name, False))  # type: ignore[misc]  # bound now
             back = not (name == "is_watching" and world.drops_events)
             world.loop.after(ends, lambda owner=owner, name=name, back=back: setattr(owner, name, back))  # type: ignore[misc]  # bound now
+
+
+def _absences(world: "Simulation", lasts: float) -> None:
+    """Let nobody answer behind a control plane for a long part of it."""
+    chance = world.chance
+
+    def leave(port: str) -> None:
+        world.seen[f"outage {port}"] += 1
+        world.tell(f"the {port} does not answer any more")
+        world.chaos.away.add(port)
+
+    def come_back(port: str) -> None:
+        world.tell(f"the {port} answers again")
+        world.chaos.away.discard(port)
+
+    for port in AWAY:
+        if chance.random() < 0.08:
+            begins = chance.uniform(5, lasts / 2)
+            world.loop.after(begins, functools.partial(leave, port))
+            world.loop.after(chance.uniform(begins, lasts), functools.partial(come_back, port))
 
 
 def _fault(world: "Simulation") -> Callable[[], None]:
@@ -116,7 +145,8 @@ def _fault(world: "Simulation") -> Callable[[], None]:
             world.tell(f"{execution.name} is aborted")
             world.engine.abort(execution)
 
-    return (marked, marked, marked, unmarked, unmarked, cut_off, cut_off, dead, broken, aborted)[kind]
+    hurts = (marked, marked, marked, unmarked, unmarked, cut_off, cut_off, dead, broken, aborted)[kind]
+    return world.seen_as("fault", hurts.__name__, hurts)
 
 
 def _well(world: "Simulation", machine: str) -> None:
@@ -165,5 +195,6 @@ def _deed(world: "Simulation") -> Callable[[], None]:
         world.answer_plans(approves=bool(number % 3))
 
     if world.mode == "recommend" and chance.random() < 0.6:
-        return answer
-    return chance.choice((cordon, uncordon, hold, hold, cancel))
+        return world.seen_as("deed", "answer", answer)
+    deed = chance.choice((cordon, uncordon, hold, hold, cancel))
+    return world.seen_as("deed", deed.__name__, deed)

@@ -8,6 +8,7 @@ import importlib.util
 import json
 import pkgutil
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any, Self
 
 import evenkeel.services
+from evenkeel.domain.nodes import KARPENTER_LABEL
 from evenkeel.domain.policy import GuardrailPolicy, JobPolicy, Policy, RepairPolicy, WatchPolicy
 from evenkeel.domain.scheduling.jobs import JobSpec
 from evenkeel.ports import EvenkeelError, ExecutionState, Key, LaunchSpec, Machine, PermanentError, Put, Row, Write
@@ -37,6 +39,7 @@ from tests.simulator.loop import Loop
 FUNCTIONS = Path(__file__).resolve().parents[2] / "functions"
 SWEEPS_EVERY = 30.0
 WATCHES_EVERY = 30.0
+_SPOT_NOTICE = 120.0
 CALM_SECONDS = 2700.0
 """After the last fault everything must have come to rest within this."""
 _RECEIVES = 5
@@ -196,6 +199,8 @@ class Result:
     """Virtual time until everything was at rest."""
     incidents: int = 0
     decisions: int = 0
+    seen: Counter[str] = field(default_factory=Counter)
+    """How often each kind of thing happened."""
 
     @property
     def trace(self) -> str:
@@ -251,10 +256,13 @@ class Simulation:
         self.story: list[tuple[float, str]] = []
         self.violations: list[Violation] = []
         self.watched = Watched()
+        self.seen: Counter[str] = Counter()
         self.checks = checks
         self.calls: list[Call] = []
         """Functions that run now; more than one where some are paused."""
         self.size = self.chance.choice((3, 3, 4, 4, 5, 6, 8, 12))
+        self.spot = self.chance.choice((0, 0, 0, 1, 2)) if self.size > 3 else 0
+        """So many of them are Karpenter's."""
         self.mode = self.chance.choices(("act", "observe", "recommend"), (87, 5, 8))[0]
         self.policy = self.chance.choice(POLICIES)
         self.drops_events = self.chance.random() < 0.12
@@ -271,11 +279,13 @@ class Simulation:
 
     def _build(self) -> None:
         loop, chance = self.loop, self.chance
-        self.chaos = Chaos(chance, loop, self.tell)
-        self.ledger = WatchedLedger(lambda changes: self.checks.commit(self, changes))
-        self.cluster = SimulatedCluster(loop, chance, *machines(self.size, chance))
-        self.provider = SimulatedProvider(loop, chance, self.cluster, self.size)
+        self.chaos = Chaos(chance, loop, self.tell, self.seen)
+        self.ledger = WatchedLedger(self._committed)
+        self.cluster = SimulatedCluster(loop, chance, *machines(self.size, self.spot, chance))
+        self.pool_sizes = Counter(node.pool for node in self.cluster.by_name.values())
+        self.provider = SimulatedProvider(loop, chance, self.cluster, self.size - self.spot)
         self.provider.is_told = self.tell
+        self.provider.on_no_capacity = self._without_capacity
         self.owner_repairs = chance.random() < 0.08
         self.provider.settings = self.provider.settings.but(repairs_by_itself=self.owner_repairs)
         self.checkpoints = InMemoryCheckpoints()
@@ -323,6 +333,22 @@ class Simulation:
 
     def tell(self, text: str) -> None:
         self.story.append((self.loop.seconds, text))
+
+    def seen_as(self, group: str, kind: str, work: Callable[[], None]) -> Callable[[], None]:
+        """Return the work, counted when it is done."""
+
+        def counted() -> None:
+            self.seen[f"{group} {kind}"] += 1
+            work()
+
+        return counted
+
+    def _committed(self, changes: list[tuple[Key, Row | None, Row | None]]) -> None:
+        for key, before, after in changes:
+            block = after.doc.get("block") if after and key.pk.startswith("INC#") and key.sk == "META" else None
+            if block and (before is None or before.doc.get("block") != block):
+                self.seen[f"guardrail {block['rule']}"] += 1
+        self.checks.commit(self, changes)
 
     def violate(self, invariant: str, text: str) -> None:
         self.tell(f"VIOLATED {invariant}: {text}")
@@ -512,7 +538,11 @@ class Simulation:
             )
             work = functools.partial(approve_recovery.run, request, ledger=self.world.ledger, telemetry=self.telemetry)
             verb = "approves" if approves else "declines"
-            self.person(f"bo {verb} the plan of {request.incident_id}", lambda work=work: work(now=self.loop.now()))  # type: ignore[misc]  # bound now
+            what = f"bo {verb} the plan of {request.incident_id}"
+            self.person(what, lambda work=work: work(now=self.loop.now()))  # type: ignore[misc]  # bound now
+            if self.chance.random() < 0.5:
+                again = functools.partial(self.person, f"{what} as it was", lambda work=work: work(now=self.loop.now()))  # type: ignore[misc]  # bound now
+                self.loop.after(self.chance.uniform(5, 120), again)
 
     def hold_automation(self, seconds: float) -> None:
         since = self.loop.seconds
@@ -535,6 +565,10 @@ class Simulation:
         node = self.node_of(machine)
         if node is None:
             return
+        if KARPENTER_LABEL in node.labels and marked and heard:
+            self._warn_of_reclaim(machine)
+            return
+        self.seen[f"shows {fault}"] += 1
         self.tell(f"{machine} shows {fault}" + ("" if marked else ", unmarked"))
         if marked:
             self.cluster.set_node(node.name, labels={**node.labels, FAULT_TYPES: fault})
@@ -545,9 +579,45 @@ class Simulation:
         if self.owner_repairs and marked:
             self.loop.after(self.chance.uniform(5, 60), lambda: self.provider.repair_by_itself(machine))
 
+    def _warn_of_reclaim(self, machine: str) -> None:
+        """Have EC2 take a Spot machine back, two minutes after it said so."""
+        self.seen["shows a spot notice"] += 1
+        self.tell(f"{machine} is to be taken back in {_SPOT_NOTICE:g} s")
+        if not self.drops_events:
+            detail = {"instance-id": machine, "instance-action": "terminate"}
+            self.deliver(self._envelope("EC2 Spot Instance Interruption Warning", "aws.ec2", detail), 1.0)
+
+        def reclaim() -> None:
+            node = self.node_of(machine)
+            if node is not None:
+                self.tell(f"{machine} is taken back")
+                self.cluster.reclaim(node.name)
+
+        self.loop.after(_SPOT_NOTICE, reclaim)
+
+    def _without_capacity(self, machine: str) -> None:
+        """Have HyperPod say of the whole group that it found no capacity."""
+        self.seen["outage no capacity"] += 1
+        if self.drops_events:
+            return
+        failure = "We currently do not have sufficient capacity to launch new ml.p5.48xlarge instances."
+        details = {
+            "EventId": f"{self.chance.getrandbits(64):016x}",
+            "ClusterArn": self.provider.settings.arn,
+            "ClusterName": "research-train",
+            "InstanceGroupName": "p5-workers",
+            "InstanceId": machine,
+            "ResourceType": "Instance",
+            "EventTime": int(self.loop.now().timestamp() * 1000),
+            "EventLevel": "Error",
+            "Description": "Instance creation in Cluster research-train and InstanceGroup p5-workers failed",
+            "EventDetails": {"EventMetadata": {"Instance": {"FailureMessage": failure}}},
+        }
+        self.deliver(
+            self._envelope("SageMaker HyperPod Cluster Event", "aws.sagemaker", {"EventDetails": details}), 1.0
+        )
+
     def event(self, machine: str, fault: str) -> str:
-        skew = self.chance.choice((0, 0, 0, -3, 2))
-        at = self.loop.now() + timedelta(seconds=skew)
         detail = {
             "ClusterName": "research-train",
             "ClusterArn": self.provider.settings.arn,
@@ -557,12 +627,17 @@ class Simulation:
                 "HealthStatusReason": f"The agent has detected fault type {fault} on this node." if fault else "",
             },
         }
+        return self._envelope("SageMaker HyperPod Cluster Node Health Event", "aws.sagemaker", detail)
+
+    def _envelope(self, kind: str, source: str, detail: Json) -> str:
+        skew = self.chance.choice((0, 0, 0, -3, 2))
+        at = self.loop.now() + timedelta(seconds=skew)
         return json.dumps(
             {
                 "version": "0",
                 "id": f"{self.chance.getrandbits(64):016x}",
-                "detail-type": "SageMaker HyperPod Cluster Node Health Event",
-                "source": "aws.sagemaker",
+                "detail-type": kind,
+                "source": source,
                 "account": "000000000000",
                 "time": at.strftime("%Y-%m-%dT%H:%M:%SZ"),
                 "region": "us-west-2",
@@ -601,6 +676,7 @@ class Simulation:
             if not self._is_broken():
                 self.checks.end(self)
         rows = self.ledger.rows
+        self._count_what_came_of_it()
         return Result(
             self.seed,
             self.violations,
@@ -608,12 +684,26 @@ class Simulation:
             self.loop.seconds,
             incidents=sum(key.pk.startswith("INC#") and key.sk == "META" for key in rows),
             decisions=sum(key.pk.startswith("DEC#") for key in rows),
+            seen=self.seen,
         )
+
+    def _count_what_came_of_it(self) -> None:
+        self.seen[f"mode {self.mode}"] += 1
+        self.seen["mode all events are lost"] += self.drops_events
+        self.seen["mode HyperPod repairs by itself"] += self.owner_repairs
+        self.seen["mode with Karpenter's machines"] += bool(self.spot)
+        self.seen.update(self.engine.taken)
+        for key, row in self.ledger.rows.items():
+            if key.pk.startswith("DEC#"):
+                self.seen[f"decision {row.doc['kind']} {row.doc['action']}"] += 1
+            elif key.sk == "META" and key.pk.startswith(("INC#", "JOB#")):
+                self.seen[f"end {'incident' if key.pk.startswith('INC#') else 'job'} {row.doc['state']}"] += 1
 
     def _calm_down(self) -> None:
         self.tell("from here on nothing goes wrong")
         self.is_calm = True
         self.chaos.rate = 0.0
+        self.chaos.away.clear()
         self.provider.trouble = 0.0
         self.provider.has_capacity = True
         self.is_sweeping = True
@@ -732,6 +822,12 @@ class WatchedCluster:
         self.simulation.checks.cordon(self.simulation, name)
         result = self.simulation.cluster.cordon(cluster, name, incident_id)
         self.simulation.tell(f"cordon {name} for {incident_id}: {result}")
+        return result
+
+    def delete_node(self, cluster: str, name: str, instance_id: str) -> Any:
+        self.simulation.checks.repair(self.simulation, "replace", instance_id)
+        result = self.simulation.cluster.delete_node(cluster, name, instance_id)
+        self.simulation.tell(f"delete {name}: {result}")
         return result
 
     def release(self, cluster: str, name: str, incident_id: str | None) -> Any:

@@ -1,0 +1,40 @@
+"""What the seeds have tried: how often each kind of trouble, each way through the workflows and each guardrail came."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from evenkeel.domain.health.incidents import IncidentState
+from evenkeel.domain.recovery.guardrails import Rule
+from evenkeel.domain.scheduling.jobs import JobState
+from tests.simulator.asl import ways
+from tests.simulator.chaos import EFFECTS_GO_WRONG, READS_GO_WRONG
+from tests.simulator.schedule import AWAY, DEEDS, FAULTS, HURTS, OUTAGES
+from tests.template.documents import WORKFLOWS
+
+
+def everything() -> Iterator[str]:
+    """Yield all that a seed may try."""
+    yield from (f"read {kind}" for kind in READS_GO_WRONG)
+    yield from (f"effect {kind}" for kind in EFFECTS_GO_WRONG)
+    yield from (f"fault {kind}" for kind in HURTS)
+    yield from (f"shows {kind}" for kind in (*FAULTS, "a spot notice"))
+    yield from (f"deed {kind}" for kind in DEEDS)
+    yield from (f"outage {kind}" for kind in (*OUTAGES, *AWAY, "no capacity"))
+    modes = ("act", "observe", "recommend", "all events are lost", "HyperPod repairs by itself")
+    yield from (f"mode {kind}" for kind in (*modes, "with Karpenter's machines"))
+    yield from (f"guardrail {rule}" for rule in Rule)
+    yield from (f"end incident {state}" for state in IncidentState if state.is_settled)
+    yield from (f"end job {state}" for state in JobState if state.has_ended)
+    for machine in WORKFLOWS:
+        yield from ways(machine)
+
+
+def never(seen: Counter[str]) -> list[str]:
+    """Return what could have been tried, and was not."""
+    return [one for one in dict.fromkeys(everything()) if not seen[one]]
+
+
+def table(seen: Counter[str]) -> str:
+    """Tell how often each thing came: what is known of beforehand, and what came of it."""
+    known = list(dict.fromkeys([*everything(), *sorted(seen)]))
+    return "\n".join(f"{seen[one]:8}  {one}" for one in known)
