@@ -18,7 +18,7 @@ from typing import Any, Final
 from evenkeel_local.drills.checks import check_dead_letters, check_decisions
 from evenkeel_local.drills.looking import SETTLED, Json, wait_for
 from evenkeel_local.drills.replays import rows
-from evenkeel_local.drills.scenarios import waiting_events
+from evenkeel_local.drills.scenarios import long_waves, waiting_events
 from evenkeel_local.drills.stage import Stage
 
 HEALTH_EVENT: Final = "SageMaker HyperPod Cluster Node Health Event"
@@ -28,15 +28,16 @@ SENDERS: Final = 8
 DRAINED_SECONDS: Final = 300.0
 """So long everything may take until nothing is left to be handled and every recovery waits or has ended."""
 INJECTED_SECONDS: Final = 10.0
-WAVE: Final = {"repair": {"guardrails": {"sharedCauseWindowSeconds": 900}}}
-"""As in production: the wave is not over by the time that it is counted."""
 
 
 def storm(stage: Stage) -> None:
     """Break every machine, tell it all, wait until it is calm, and count."""
-    fleet = f"/clusters/{stage.client.fleet}"
-    stage.client.post(f"{fleet}/policy", {"changes": WAVE, "reason": "a storm is rehearsed"})
-    policy = stage.client.get(f"{fleet}/policy")["policy"]
+    with long_waves(stage):
+        _storm(stage)
+
+
+def _storm(stage: Stage) -> None:
+    policy = stage.client.get(f"/clusters/{stage.client.fleet}/policy")["policy"]
     limits = policy["repair"]["guardrails"]
     machines = [node["instanceId"] for node in stage.cluster.nodes()]
     events = [event for machine in machines for event in _told(stage, machine)]
