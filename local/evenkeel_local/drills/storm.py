@@ -131,16 +131,16 @@ class Seen:
         return sum(self.now.values()) == calm >= machines
 
 
-def all_incidents(stage: Stage) -> list[Json]:
-    """Return every incident there is."""
+def listed(stage: Stage, path: str) -> list[Json]:
+    """Return everything that the API lists, page by page."""
     found: list[Json] = []
     cursor: Mapping[str, Any] = {}
     while True:
-        page = stage.client.get("/incidents", pageSize=100, **cursor)
+        page = stage.client.get(path, pageSize=100, **cursor)
         found += page["items"]
         if not page.get("nextPageToken"):
             return found
-        cursor = {"pageToken": page["nextPageToken"]}
+        cursor = {"nextPageToken": page["nextPageToken"]}
 
 
 def _stored(stage: Stage) -> Iterator[Json]:
@@ -175,7 +175,7 @@ def _check_pace(stage: Stage) -> None:
 
 
 def _check_each(stage: Stage, machines: Sequence[str]) -> None:
-    incidents = all_incidents(stage)
+    incidents = listed(stage, "/incidents")
     about = Counter(incident["node"]["instanceId"] for incident in incidents)
     wrong = {machine: about[machine] for machine in machines if about[machine] != 1}
     stage.result.check("one incident for each machine", not wrong, str(wrong or f"{len(incidents)} incidents"))
@@ -207,7 +207,7 @@ def _check_ledger(stage: Stage) -> None:
     def differences() -> dict[str, Any]:
         nodes = stage.cluster.nodes()
         cordoned = {node["instanceId"] for node in nodes if node["unschedulable"]}
-        shown = stage.client.get("/nodes", pageSize=1000)["items"]
+        shown = listed(stage, "/nodes")
         pairs = {
             "cordoned": (cordoned, set(_register(stage, "cordons"))),
             "shown as cordoned": (cordoned, {row["instanceId"] for row in shown if row["isCordoned"]}),
@@ -219,6 +219,6 @@ def _check_ledger(stage: Stage) -> None:
     while (found := differences()) and time.monotonic() < deadline:
         time.sleep(1)
     stage.result.check("the ledger equals the cluster", not found, str(found or "it does"))
-    asked = sum(len(incident["repairs"]) for incident in all_incidents(stage))
+    asked = sum(len(incident["repairs"]) for incident in listed(stage, "/incidents"))
     accepted = sum(sum(counts.values()) for counts in stage.cluster.control("GET", "counters")["accepted"].values())
     stage.result.check("each repair on record was made, once", asked == accepted, f"{asked} recorded, {accepted} made")
