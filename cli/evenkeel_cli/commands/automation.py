@@ -46,7 +46,7 @@ def hold(
 
     def draw(out: Page) -> None:
         out.line(out.marked("warn", f"held{_where(found)}, until {found['until'][:19]}Z: {found['reason']}"))
-        out.line(f"{out.dim('next')}  evenkeel automation release{_flags(found)}")
+        out.line(f"{out.dim('next')}  evenkeel automation release{scope_options(found)}")
 
     answer(found, output, draw)
 
@@ -81,7 +81,8 @@ def _where(hold: Json) -> str:
     return f" on {name}" if name else ""
 
 
-def _flags(hold: Json) -> str:
+def scope_options(hold: Json) -> str:
+    """Return the options that name what a hold covers; empty for the whole fleet."""
     pool = f" --pool {hold['pool']}" if hold["pool"] else ""
     return pool + (f" --node {hold['instanceId']}" if hold["instanceId"] else "")
 
@@ -105,7 +106,7 @@ def _show(out: Page, found: Json) -> None:
     for held in found["holds"]:
         out.line(out.marked("warn", f"held{_where(held)} by {held['by']}, until {held['until'][:19]}Z"))
         out.paragraph(held["reason"], indent="  ")
-        out.line(f"{out.dim('next')}  evenkeel automation release{_flags(held)}")
+        out.line(f"{out.dim('next')}  evenkeel automation release{scope_options(held)}")
     if not found["holds"]:
         out.line(out.marked("ok", "not held"))
 

@@ -7,6 +7,7 @@ import typer
 
 from evenkeel_cli.client import Client
 from evenkeel_cli.commands import asking
+from evenkeel_cli.commands.automation import scope_options
 from evenkeel_cli.commands.incidents import lanes
 from evenkeel_cli.errors import CommandFailed, Exit
 from evenkeel_cli.render import Output, Page, age, duration, only, page, visible
@@ -170,7 +171,8 @@ def _next(out: Page, found: Json) -> None:
     if items:
         out.line(f"{out.bold('NEXT')}    evenkeel incidents show {items[0]['incidentId']}")
     elif found["automation"]["isHeld"]:
-        out.line(f"{out.bold('NEXT')}    evenkeel automation release")
+        [hold, *_] = found["automation"]["holds"]
+        out.line(f"{out.bold('NEXT')}    evenkeel automation release{scope_options(hold)}")
 
 
 def _spread(out: Page, left: str, right: str) -> None:

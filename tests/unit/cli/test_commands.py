@@ -285,11 +285,12 @@ def test_automation_is_held_and_released(served: Served) -> None:
 
 def test_a_hold_of_a_pool_says_so_and_how_to_end_it(served: Served) -> None:
     held = served.run("automation", "hold", "--reason", "new switch", "--pool", "p5-workers")
-    shown = served.run("automation", "show")
+    shown, status = served.run("automation", "show"), served.run("status")
     released = served.run("automation", "release", "--pool", "p5-workers")
 
     assert held.out.startswith("▲ held on p5-workers, until ")
     assert "evenkeel automation release --pool p5-workers" in shown.out
+    assert "NEXT    evenkeel automation release --pool p5-workers" in status.out
     assert released.out.startswith("● released\n")
 
 
