@@ -122,6 +122,12 @@ class Stage:
         while self._faults:
             self.cluster.clear(self._faults.pop())
 
+    def leave(self) -> None:
+        """Take back what a drill that broke off has left: its faults, and a job that others would queue behind."""
+        self.clear()
+        if self.result.job_id and self.job()["state"] not in ENDED:
+            self.client.post(f"/jobs/{self.result.job_id}/cancel", {"reason": "its drill is over"})
+
     @contextmanager
     def calls_that(self, effect: str, **rule: Any) -> Iterator[None]:
         """Have the calls that match go wrong for as long as this lasts."""

@@ -127,7 +127,7 @@ def run(drill: Drill, centre: DataCentre, *, seed: int, say: Say = lambda _text:
     try:
         drill.play(stage)
     finally:
-        stage.clear()
+        stage.leave()
     return stage.result
 
 
