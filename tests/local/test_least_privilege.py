@@ -66,6 +66,9 @@ def test_a_permission_is_missed_when_it_is_taken_away(stage: Stage, permission: 
         if permission.action == "eks:DescribeCluster":
             stage.start_cold(function)  # a container asks once where the cluster is, and remembers
         seen = refused(stage, function, permission)
+        if seen is None:
+            stage.start_cold(function)  # and for a while what the site's policy is
+            seen = refused(stage, function, permission)
 
     assert seen is not None, f"{permission} can go: no probe of {function} misses it"
 

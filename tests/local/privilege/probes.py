@@ -758,13 +758,6 @@ def swept(seen: Seen) -> bool:
 
 
 @probe("sweep_fleet", comes_through=swept)
-def reads_what_rank_0_resumed_from(stage: Stage) -> Json:
-    stage.settle_everything()
-    a_mounted_run(stage)
-    return {}
-
-
-@probe("sweep_fleet", comes_through=swept)
 def finds_much_left_half_done(stage: Stage) -> Json:
     stage.settle_everything()
     stage.put(rows.job_row(a_job(stage, JobState.PENDING), 0))
@@ -788,6 +781,13 @@ def finds_much_left_half_done(stage: Stage) -> Json:
     stage.patch_node(
         2, {"spec": {"taints": [{"key": AWAITING_VALIDATION_TAINT, "value": "true", "effect": "NoSchedule"}]}}
     )
+    return {}
+
+
+@probe("sweep_fleet", comes_through=swept)
+def reads_what_rank_0_resumed_from(stage: Stage) -> Json:
+    stage.settle_everything()
+    a_mounted_run(stage)
     return {}
 
 

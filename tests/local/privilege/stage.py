@@ -416,6 +416,7 @@ class Stage:
             self.forget_state(Table.INCIDENTS, state)
         self.forget_partition(Table.QUOTAS, rows.tree_key().pk, "CHARGE#")
         self.forget(rows.lock_key("watch"), rows.lock_key("sweep"), rows.hold_key())
+        self.forget(*(rows.heartbeat_key(function) for function in ("schedule_jobs", "watch_cluster", "sweep_fleet")))
 
     # ------------------------------------------------------------ calling the API
 
