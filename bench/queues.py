@@ -186,7 +186,8 @@ def run(scheduler: Scheduler, arrivals: Iterable[Arrival]) -> Ran:
                 scheduler.release(name)
                 del ends[name]
                 ran.makespan = at
-                ran.waits.setdefault(coming[name].kind, []).append(at - coming[name].seconds - coming[name].at)
+                waited = at - coming[name].seconds - coming[name].at
+                ran.waits.setdefault(coming[name].kind, []).append(max(0.0, waited))
         while decisions := scheduler.cycle(now):
             ran.nominations += len(decisions)
             if not _carry_out(scheduler, decisions, now, coming, ends, agenda, ran):

@@ -186,6 +186,7 @@ class Scheduler:
             return
         self.snapshot.release(admitted)
         smaller = Admitted(admitted.workload, admitted.flavors, counts, admitted.reserved_at, admitted.is_evicted)
+        smaller.work_at_risk = admitted.work_at_risk
         self.snapshot.admit(smaller)
         team = self.snapshot.team_of(admitted.workload)
         team.generation += 1
@@ -200,9 +201,10 @@ class Scheduler:
     ) -> None:
         """Change quota, cohorts, flavors, weights or stop policies; who waits and who runs stays."""
         before, trees = self.snapshot.teams, _declared_by_queue(self.snapshot, self.cohorts)
-        declared = tuple(queues)
+        declared, known_pairs = tuple(queues), self.snapshot.evicted_at
         self.cohorts, self._flavors = tuple(cohorts), {flavor.name: flavor for flavor in flavors}
         self.snapshot = Snapshot(Tree(declared, self.cohorts), declared, self._flavors, self.rules)
+        self.snapshot.evicted_at = known_pairs
         changed = _declared_by_queue(self.snapshot, self.cohorts)
         pending, self.pending = self.pending, {}
         for queue in declared:
@@ -453,6 +455,8 @@ class Scheduler:
             return decision
         for victim in decision.victims:
             self.evict(victim.workload_id)
+            if self.rules.flap_guard_seconds:
+                self.snapshot.evicted_at[frozenset((workload.workload_id, victim.workload_id))] = now
         is_strict = team.queue.strategy is QueueingStrategy.STRICT
         at_once = (is_strict and decision.result is not Result.INADMISSIBLE) or decision.result in (
             Result.PREEMPTING,

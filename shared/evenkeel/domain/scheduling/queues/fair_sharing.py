@@ -21,6 +21,7 @@ from evenkeel.domain.scheduling.queues.preemption import (
     give_back,
     order_key,
     restore,
+    usual_risk,
 )
 from evenkeel.domain.scheduling.queues.snapshot import Snapshot, not_using, using
 
@@ -169,9 +170,9 @@ class Tournament:
 
 def fair_victims(demand: Demand, snapshot: Snapshot) -> list[Victim]:
     """Find who has to go; nobody where that does not help."""
-    candidates = sorted(
-        _candidates(demand, snapshot), key=lambda each: order_key(each, demand.team.queue.name, snapshot.now)
-    )
+    found = list(_candidates(demand, snapshot))
+    usual = usual_risk(found, snapshot)
+    candidates = sorted(found, key=lambda each: order_key(each, demand.team.queue.name, snapshot.now, usual))
     if not candidates:
         return []
     first, *second = snapshot.rules.fair_strategies
@@ -190,12 +191,12 @@ def fair_victims(demand: Demand, snapshot: Snapshot) -> list[Victim]:
 
 def _candidates(demand: Demand, snapshot: Snapshot) -> Iterator[Admitted]:
     team, policies = demand.team, demand.team.queue.preemption
-    yield from candidates_in(team, demand, policies.within)
+    yield from candidates_in(team, demand, policies.within, snapshot)
     if team.node.parent is None or policies.reclaim is PreemptionPolicy.NEVER:
         return
     for queue in queues_below(team.node.root):
         if queue is not team.node and not queue.is_within(demand.contested):
-            yield from candidates_in(snapshot.teams[queue.name], demand, policies.reclaim)
+            yield from candidates_in(snapshot.teams[queue.name], demand, policies.reclaim, snapshot)
 
 
 class _Targets:

@@ -321,6 +321,8 @@ class Admitted:
     """It is to stop, and holds its quota until it has."""
     use: Amounts = field(default_factory=dict)
     """As it was recorded when it was admitted; worked out from flavors and counts where nothing was."""
+    work_at_risk: float | None = None
+    """Device-seconds since its last checkpoint, restart included; None where it never said."""
 
     def __post_init__(self) -> None:
         if self.use:

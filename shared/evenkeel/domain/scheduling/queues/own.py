@@ -218,6 +218,7 @@ class OwnAdmission(Document):
     )
     counts: tuple[int, ...] | None = None
     evicted: bool = False
+    work_at_risk: float | None = Field(None, description="Device-seconds since its last checkpoint, restart included.")
 
 
 class Job(Document):
@@ -272,7 +273,9 @@ class Job(Document):
         flavors = tuple(given for _ in workload.pod_sets) if isinstance(given, dict) else given
         counts = admission.counts or workload.counts
         at = None if admission.at is None else seconds(admission.at)
-        return Admitted(workload, flavors, counts, at, admission.evicted)
+        found = Admitted(workload, flavors, counts, at, admission.evicted)
+        found.work_at_risk = admission.work_at_risk
+        return found
 
 
 class Jobs(Document):

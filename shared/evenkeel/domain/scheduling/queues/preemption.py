@@ -63,14 +63,23 @@ def fits(demand: Demand, *, may_borrow: bool) -> bool:
     return True
 
 
-def order_key(candidate: Admitted, queue: str, now: float) -> tuple[bool, bool, int, float, str]:
-    """Sort candidates: evicted ones, other queues, lower priority, later admission, then by id."""
+def order_key(
+    candidate: Admitted, queue: str, now: float, usual_risk: float | None = None
+) -> tuple[bool, bool, int, float, float, str]:
+    """Sort candidates: evicted ones, other queues, lower priority, later admission, then by id.
+
+    With a usual risk, less work at risk goes before later admission; who never said is charged the usual.
+    """
     workload = candidate.workload
+    risk = 0.0
+    if usual_risk is not None:
+        risk = usual_risk if candidate.work_at_risk is None else candidate.work_at_risk
     reserved_at = now if candidate.reserved_at is None else candidate.reserved_at
     return (
         not candidate.is_evicted,
         workload.queue == queue,
         workload.priority,
+        risk,
         -reserved_at,
         workload.tie,
     )
@@ -88,12 +97,20 @@ def outranks(workload: Workload, other: Workload, policy: PreemptionPolicy) -> b
     return policy is PreemptionPolicy.LOWER_OR_NEWER_EQUAL_PRIORITY and is_newer_equal
 
 
-def candidates_in(team: Team, demand: Demand, policy: PreemptionPolicy) -> Iterator[Admitted]:
+def usual_risk(candidates: Iterable[Admitted], snapshot: Snapshot) -> float | None:
+    """Return what who never said is charged: the median, so that saying never hurts. None where work is not spared."""
+    if not snapshot.rules.spares_work:
+        return None
+    said = sorted(each.work_at_risk for each in candidates if each.work_at_risk is not None)
+    return said[len(said) // 2] if said else 0.0
+
+
+def candidates_in(team: Team, demand: Demand, policy: PreemptionPolicy, snapshot: Snapshot) -> Iterator[Admitted]:
     """Yield who in a queue may be evicted and uses what is contested."""
     for admitted in team.admitted.values():
         if admitted.workload.workload_id == demand.replaced or demand.contested.isdisjoint(admitted.use):
             continue
-        if outranks(demand.workload, admitted.workload, policy):
+        if outranks(demand.workload, admitted.workload, policy) and not snapshot.spares(demand.workload, admitted):
             yield admitted
 
 
@@ -144,9 +161,10 @@ class _Candidate:
 def classical_victims(demand: Demand, snapshot: Snapshot) -> list[Victim]:
     """Find who has to go; nobody where that does not help."""
     team = demand.team
-    own = [_Candidate(each, _Kind.WITHIN, None) for each in candidates_in(team, demand, team.queue.preemption.within)]
+    within = team.queue.preemption.within
+    own = [_Candidate(each, _Kind.WITHIN, None) for each in candidates_in(team, demand, within, snapshot)]
     hierarchical, by_priority = _outside(demand, snapshot)
-    ordered = list(_in_order(own, hierarchical, by_priority, team.queue.name, snapshot.now))
+    ordered = list(_in_order(own, hierarchical, by_priority, team.queue.name, snapshot))
     may_not_borrow = team.queue.preemption.borrow_within is None
     if not (hierarchical or by_priority) or (may_not_borrow and not _is_under_nominal(demand)):
         attempts: tuple[bool, ...] = (True,)
@@ -167,10 +185,15 @@ def _is_under_nominal(demand: Demand) -> bool:
 
 
 def _in_order(
-    own: list[_Candidate], hierarchical: list[_Candidate], by_priority: list[_Candidate], queue: str, now: float
+    own: list[_Candidate],
+    hierarchical: list[_Candidate],
+    by_priority: list[_Candidate],
+    queue: str,
+    snapshot: Snapshot,
 ) -> Iterator[_Candidate]:
+    usual = usual_risk((each.admitted for each in (*own, *hierarchical, *by_priority)), snapshot)
     groups = [
-        sorted(group, key=lambda each: order_key(each.admitted, queue, now))
+        sorted(group, key=lambda each: order_key(each.admitted, queue, snapshot.now, usual))
         for group in (hierarchical, by_priority, own)
     ]
     for evicted in (True, False):
@@ -191,7 +214,7 @@ def _outside(demand: Demand, snapshot: Snapshot) -> tuple[list[_Candidate], list
         found = hierarchical if has_advantage else by_priority
         for queue in _over_quota_below(ancestor, visited, demand):
             policy = demand.team.queue.preemption.reclaim
-            for admitted in candidates_in(snapshot.teams[queue.name], demand, policy):
+            for admitted in candidates_in(snapshot.teams[queue.name], demand, policy, snapshot):
                 kind = _Kind.HIERARCHICAL if has_advantage else _kind_by_priority(admitted.workload, demand)
                 found.append(_Candidate(admitted, kind, ancestor))
         holds, rest = _holds(ancestor, rest)

@@ -26,6 +26,12 @@ class Rules(NamedTuple):
     partial_admission: bool = True
     ignores_undeclared: bool = False
     """Whether resources that a queue does not cover count for nothing, instead of blocking."""
+    flap_guard_seconds: float = 0.0
+    """Ours: of two workloads, one may have the other evicted once in so long. 0: as often as the rules say."""
+    min_run_seconds: float = 0.0
+    """Ours: nobody has to go before it ran so long. 0: at any time."""
+    spares_work: bool = False
+    """Ours: of equal priorities, who loses least work goes first, instead of who was admitted last."""
 
 
 @dataclass(slots=True)
@@ -55,6 +61,8 @@ class Snapshot:
         self.teams = {queue.name: Team(queue, tree.queues[queue.name]) for queue in queues}
         self.now: float = 0.0
         """What a missing time of admission counts as."""
+        self.evicted_at: dict[frozenset[str], float] = {}
+        """When one of two workloads last had the other evicted."""
         self._eligible: dict[tuple[str, str], Any] = {}
 
     def team_of(self, workload: Workload) -> Team:
@@ -95,6 +103,19 @@ class Snapshot:
         finally:
             for each in gone:
                 self.team_of(each.workload).node.add_all(each.use)
+
+    def spares(self, workload: Workload, admitted: Admitted) -> bool:
+        """Whether our own switches keep a workload from being evicted for another; never without them."""
+        rules = self.rules
+        if admitted.is_evicted:
+            return False
+        began_at = self.now if admitted.reserved_at is None else admitted.reserved_at
+        if rules.min_run_seconds and self.now - began_at < rules.min_run_seconds:
+            return True
+        if not rules.flap_guard_seconds:
+            return False
+        last = self.evicted_at.get(frozenset((workload.workload_id, admitted.workload.workload_id)))
+        return last is not None and self.now - last < rules.flap_guard_seconds
 
     def eligible(self, workload: Workload, found: Callable[[], Any]) -> Any:
         """Return what is worked out once for each queue and shape, since neither flavors nor pods change meanwhile."""
