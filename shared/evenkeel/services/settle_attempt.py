@@ -9,6 +9,7 @@ from typing import Any
 
 from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.policy import Policy
+from evenkeel.domain.recovery.settling import plain
 from evenkeel.domain.recovery.validation import looks_sick
 from evenkeel.domain.scheduling.attempts import (
     Ending,
@@ -126,7 +127,7 @@ def _told(ended: Mapping[str, Any] | None) -> Ending | None:
 def _failure(failure: Mapping[str, Any] | None) -> str:
     if not failure:
         return ""
-    return f"{failure.get('Error', 'unknown')}: {failure.get('Cause', '')}"[:500]
+    return f"{failure.get('Error', 'unknown')}: {plain(str(failure.get('Cause', '')))}"[:500]
 
 
 def _sick(attempt: Attempt, ledger: Ledger) -> set[str]:

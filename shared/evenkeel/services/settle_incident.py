@@ -13,7 +13,7 @@ from evenkeel.domain.health.intake import LastIncident, rungs_of
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.recovery.leases import Lease
 from evenkeel.domain.recovery.leases import settled as lease_after
-from evenkeel.domain.recovery.settling import PAGED, Ended, Settling, outgrown, runs_again, settle
+from evenkeel.domain.recovery.settling import PAGED, Ended, Settling, outgrown, plain, runs_again, settle
 from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, Delete, Ledger, Pager, Put, Telemetry, Write
 from evenkeel.services import guard_acts, guard_register, incident_record, rows
@@ -109,7 +109,7 @@ def _leave_open(
 def _failure(failure: dict[str, Any] | None) -> str:
     if not failure:
         return ""
-    cause = str(failure.get("Cause", ""))[:_CAUSE_LIMIT]
+    cause = plain(str(failure.get("Cause", "")))[:_CAUSE_LIMIT]
     return f"{failure.get('Error', 'unknown')}: {cause}"
 
 

@@ -107,3 +107,18 @@ def test_a_plan_without_a_repair_does_not_close_over_what_asks_for_more(
 
     assert said in found
     assert bool(said) == bool(found)
+
+
+@pytest.mark.parametrize(
+    ("cause", "said"),
+    [
+        ("KeyError: a bug", "KeyError: a bug"),
+        ('P: {"errorType": "P", "errorMessage": "Refused: no", "stackTrace": ["x"', "P: Refused: no"),
+        ('P: {"errorMessage":"Refused: no", "errorType":"P"}', "P: Refused: no"),
+        ('P: {"errorMessage": "Refused: n', "P: Refused: n"),
+    ],
+)
+def test_a_failure_is_told_without_its_stack(cause: str, said: str) -> None:
+    ended = settle((), Ended(outcome="ACT"), Ended(outcome="FAILED", reason=cause), Ended(outcome="NO_JOBS"), "")
+
+    assert ended.reason == f"The node branch failed: {said}"

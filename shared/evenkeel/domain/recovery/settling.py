@@ -1,5 +1,6 @@
 """How an incident ends, and when a run that failed is followed by another one."""
 
+import re
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
@@ -16,6 +17,18 @@ class Ended(Value):
 
     outcome: str
     reason: str = ""
+
+
+def plain(reason: str) -> str:
+    """Return what a function said as it failed, without the JSON and the stack that Lambda puts around it.
+
+    Source: https://docs.aws.amazon.com/lambda/latest/dg/python-exceptions.html. A long one arrives cut off.
+    """
+    found = _ERROR_MESSAGE.search(reason)
+    return f"{reason[: found.start()]}{found['said']}" if found else reason
+
+
+_ERROR_MESSAGE = re.compile(r'\{[^{}]*?"errorMessage": ?"(?P<said>(?:[^"\\]|\\.)*)')
 
 
 class Settling(Value):
@@ -61,6 +74,7 @@ def settle(rungs: Sequence[str], plan: Ended | None, node: Ended | None, jobs: E
         return Settling(state=_PLANNED[plan.outcome], reason=plan.reason)
     if plan is None or node is None or jobs is None:
         return Settling(state=IncidentState.FAILED, reason="Evenkeel failed: its workflow ended without an outcome.")
+    node, jobs = node.but(reason=plain(node.reason)), jobs.but(reason=plain(jobs.reason))
     both = f"{node.reason} {jobs.reason}".strip()
     if node.outcome not in (*_GOOD_NODE, "WAITING_FOR_PERSON", "STOOD_DOWN"):
         return Settling(state=IncidentState.FAILED, reason=f"The node branch failed: {both}")
