@@ -29,6 +29,9 @@ def plan(
         str, typer.Option(metavar="NAME", help="Whose rules: kueue, hyperpod or evenkeel.")
     ] = "evenkeel",
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="Kueue's own configuration.")] = None,
+    now: Annotated[
+        str, typer.Option(metavar="WHEN", help="When it begins; else at the latest admission in the job files.")
+    ] = "",
     cycles: Annotated[
         int | None, typer.Option(min=1, help="At most so many between two instants; else until nothing changes.")
     ] = None,
@@ -43,7 +46,9 @@ def plan(
     from evenkeel_cli.offline import quota_files
 
     declared = quota_files.declared(offline.profile_of(profile), quota, config)
-    replay = offline.run(declared, jobs or [], events, cycles=cycles, releases_at_once=offline.releases(evictions))
+    released = offline.releases(evictions)
+    begins = offline.instant(now)
+    replay = offline.run(declared, jobs or [], events, begins=begins, cycles=cycles, releases_at_once=released)
     for warning in declared.told.warnings:
         note(f"warning: {warning}")
     if why:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from evenkeel.domain.scheduling.queues.documents import DocumentError
+from evenkeel.domain.scheduling.queues.documents import DocumentError, seconds
 from evenkeel.domain.scheduling.queues.replay import Events, Replay
 from evenkeel.domain.scheduling.queues.report import (
     Considered,
@@ -23,14 +23,20 @@ Json = dict[str, Any]
 
 
 def run(
-    declared: Declared, jobs: list[Path], events: Path | None, *, cycles: int | None, releases_at_once: bool
+    declared: Declared,
+    jobs: list[Path],
+    events: Path | None,
+    *,
+    begins: float,
+    cycles: int | None,
+    releases_at_once: bool,
 ) -> Replay:
     """Take the jobs in, let the events happen, and run the cycles.
 
     Raises:
         CommandFailed: a file cannot be used; names the file, the object and the field.
     """
-    replay = Replay(declared, cycles, releases_at_once)
+    replay = Replay(declared, cycles, releases_at_once, begins)
     try:
         for file in jobs:
             for position, each in enumerate(quota_files.load(file)):
@@ -124,6 +130,18 @@ def profile_of(name: str) -> Profile:
     except ValueError as error:
         known = ", ".join(Profile)
         raise CommandFailed(Exit.USAGE, f"There is no profile {name!r}; there are {known}.", code="USAGE") from error
+
+
+def instant(written: str) -> float:
+    """Return an instant that was typed; 0 for none.
+
+    Raises:
+        CommandFailed: it is none.
+    """
+    try:
+        return seconds(written) if "T" in written else float(written or 0)
+    except ValueError as error:
+        raise CommandFailed(Exit.USAGE, f"--now: {written!r} is no instant.", code="USAGE") from error
 
 
 def releases(how: str) -> bool:

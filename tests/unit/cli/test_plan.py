@@ -277,6 +277,20 @@ def test_what_happens_in_one_instant_happens_before_the_cycle(files: Files) -> N
     assert [(each["at"], each["decisions"][0]["job"]) for each in found["cycles"]] == [(1, "b"), (1, "a"), (5, "a")]
 
 
+def test_time_begins_at_the_latest_admission_and_null_is_as_good_as_nothing(files: Files) -> None:
+    quota = "{queues: [{name: q, cohort: null, groups: [{f: {gpu: 4}}], preemption: {within: LowerPriority}}]}"
+    jobs = (
+        job("known", 2, admitted={"at": 50, "flavors": {"gpu": "f"}}),
+        job("unknown", 2, admitted={"at": None, "flavors": {"gpu": "f"}}),
+        job("new", 2, priority=1),
+    )
+    found = files.plan(*jobs, quota=quota)
+
+    # Both count as admitted at 50; the name decides.
+    assert (found["cycles"][0]["at"], list(victims(first(found)["new"]))) == (50, ["known"])
+    assert list(victims(first(files.plan(*jobs, quota=quota, options="--now 60"))["new"])) == ["unknown"]
+
+
 def test_cycles_run_only_where_they_are_said_to(files: Files) -> None:
     found = files.plan(job("a", 1), job("b", 1), quota=SMALL, events=[{"at": 0, "type": "cycle"}])
 

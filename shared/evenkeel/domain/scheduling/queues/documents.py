@@ -94,11 +94,22 @@ def read(kind: type[Kind], found: Any, where: str) -> Kind:
         DocumentError: a field is missing or cannot be what it is.
     """
     try:
-        return kind.model_validate(found)
+        return kind.model_validate(_without_nulls(found))
     except ValidationError as error:
         first = error.errors()[0]
         said = first["msg"].removeprefix("Value error, ")
         raise DocumentError(where, ".".join(map(str, first["loc"])), said) from error
+
+
+def _without_nulls(found: Any) -> Any:
+    """Leave out fields that are null, as the API server does; a selector that is null selects nothing, and stays."""
+    if isinstance(found, dict):
+        return {
+            name: _without_nulls(each)
+            for name, each in found.items()
+            if each is not None or name == "namespaceSelector"
+        }
+    return [_without_nulls(each) for each in found] if isinstance(found, list) else found
 
 
 def unknown_fields(document: Document, path: str = "") -> Iterator[str]:

@@ -137,8 +137,8 @@ class Replay:
     """Between two instants; None runs until nothing changes."""
     releases_at_once: bool = False
     """Whether who is evicted has stopped before the next cycle, and waits again."""
-    scheduler: Scheduler = field(init=False)
     at: float = 0.0
+    scheduler: Scheduler = field(init=False)
     cycles: list[CycleAnswer] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
     unqueued: dict[str, str] = field(default_factory=dict)
@@ -160,6 +160,8 @@ class Replay:
         if job.unqueued:
             self.unqueued[name] = job.unqueued
         elif job.admitted is not None:
+            # Time begins no earlier than what has happened: who holds quota since an unknown time counts as latest.
+            self.at = max(self.at, job.admitted.reserved_at or 0.0)
             self.scheduler.restore(job.admitted)
         else:
             self.scheduler.submit(job.workload, not_before=job.not_before)
