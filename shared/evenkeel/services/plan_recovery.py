@@ -9,7 +9,7 @@ from evenkeel.domain.health.incidents import Incident, IncidentState, RecoveryBr
 from evenkeel.domain.health.intake import ladder_of, rungs_of
 from evenkeel.domain.nodes import KARPENTER_LABEL, KubernetesNode, ProviderCluster
 from evenkeel.domain.policy import Mode, Policy
-from evenkeel.domain.recovery.approval import why_superseded
+from evenkeel.domain.recovery.approval import beyond, is_approved, why_superseded
 from evenkeel.domain.recovery.modes import mode_for
 from evenkeel.domain.recovery.plan import (
     CAN_WAIT_SECONDS,
@@ -90,7 +90,13 @@ def run(
         plan = plan_recovery(facts, policy.repair)
         if _is_still_later(current, plan, request):
             return None
-        planned = _planned(current, facts, plan, seat.patient.node, request.run, decision_id, mode, now)
+        approved = _approved_before(current, facts, plan, request)
+        planned = _planned(current, facts, plan, seat.patient.node, request.run, approved or decision_id, mode, now)
+        if approved:
+            text = f"Run {request.run} goes on with what was approved."
+            return planned, [
+                incident_record.told(current.incident_id, "decided", text, at=now, writer=WRITER, decision_id=approved)
+            ]
         decision = Decision(
             decision_id=decision_id,
             kind="RECOVERY",
@@ -136,6 +142,18 @@ def _is_still_later(incident: Incident, plan: RecoveryPlan, request: Request) ->
     """Whether the same that was in the way is in the way still: that is no new decision."""
     told = _told_before(incident, request)
     return plan.outcome is PlanOutcome.LATER and told is not None and told.reason == plan.reason
+
+
+def _approved_before(incident: Incident, facts: PlanFacts, plan: RecoveryPlan, request: Request) -> str:
+    """Return the decision that a person approved for an earlier run, where this one comes to the same; else nothing.
+
+    What was begun with leave and broke off through us would else be left half done if nobody gave it again.
+    """
+    before = incident.plan
+    if before is None or plan.outcome is not PlanOutcome.ASK or not is_approved(incident):
+        return ""
+    is_same = before.run < request.run and (before.fault_key, before.jobs) == (incident.fault_key, plan.jobs)
+    return before.decision_id if is_same and not beyond(incident, facts.ladder) else ""
 
 
 def _told_before(incident: Incident, request: Request) -> Outcome | None:

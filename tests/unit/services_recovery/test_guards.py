@@ -672,6 +672,10 @@ def test_an_approval_goes_no_further_than_the_plan_that_it_names() -> None:
     assert stands.reason == "reboot was approved, and xid:79 asks for replace since."
     assert recovery.world.provider.asked == []
     assert (recovery.incident.state, recovery.incident.run) == (IncidentState.OPEN, 2), "it is asked for anew"
+    recovery.run = 2
+    recovery.state("Plan", plan_recovery)
+    recovery.open(K.APPROVED)
+    assert recovery.look() == []
 
 
 def test_an_approval_counts_for_a_worse_fault_whose_rungs_it_named() -> None:
@@ -693,6 +697,10 @@ def test_an_approval_at_the_very_deadline_is_not_lost() -> None:
 
     assert (recovery.incident.state, recovery.incident.run) == (IncidentState.OPEN, 2)
     assert recovery.incident.outcome.startswith("It was approved just as the time for that was over.")
+    recovery.run = 2
+    recovery.state("Plan", plan_recovery)
+    recovery.open(K.APPROVED)
+    assert recovery.look() == ["APPROVED"], "and need not be given again"
 
 
 def test_a_run_that_failed_keeps_no_place_in_the_line() -> None:
