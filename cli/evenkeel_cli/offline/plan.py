@@ -84,7 +84,7 @@ def draw(out: Page, plan: Plan) -> None:
 
 
 def _draw_cycle(out: Page, cycle: CycleAnswer) -> None:
-    out.line(out.bold(f"cycle {cycle.number}") + out.dim(f"  at {cycle.at:g}"))
+    out.line(out.bold(f"cycle {cycle.number}") + out.dim(f"  at {cycle.at:.15g}"))
     out.table(
         [Column("JOB"), Column("QUEUE"), Column("RESULT"), Column("FLAVORS"), Column("LEVEL", True), Column("BECAUSE")],
         [

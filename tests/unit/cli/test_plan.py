@@ -391,6 +391,14 @@ def test_a_bad_event_is_named_by_its_number(files: Files) -> None:
     assert "e.yaml: events[0]: job: there is no job nobody" in error
 
 
+@pytest.mark.parametrize("admitted", [{"flavors": [{"gpu": "f"}, {"gpu": "f"}]}, {"flavors": {}, "counts": [1, 1]}])
+def test_an_admission_of_another_number_of_pod_sets_is_refused(files: Files, admitted: Json) -> None:
+    code, _, error = files.run(job("a", admitted=admitted), quota=SMALL)
+
+    assert code == 2
+    assert "one for each pod set is needed" in error
+
+
 def test_what_is_not_known_is_told_and_nothing_else(files: Files) -> None:
     odd = workload("a", {"colour": "blue"}, schedulerName="x", nodeSelektor={})
     code, _, error = files.run(odd, quota=QUEUE.replace("cohort: fleet", "cohort: fleet\n  admissionScope: {}"))

@@ -228,6 +228,9 @@ class Scheduler:
         self.cycles += 1
         self.snapshot.now = now
         entries = {entry.workload.queue: entry for entry in self._nominate(now)}
+        if not entries:
+            self.cycles -= 1  # what looked at nobody is no cycle: nothing that was remembered grows older by it
+            return []
         taken: dict[Node, dict[str, Admitted]] = {}
         """Victims by tree: those of another tree make no room."""
         self._blocked = []

@@ -258,8 +258,10 @@ class Declared:
         unqueued = "" if document.queue in self.queues else f"there is no queue {document.queue}"
         if document.admitted is None or unqueued:
             return Job(workload, None, None, unqueued)
-        if len(document.to_admitted(workload).flavors) != len(workload.pod_sets):
-            raise DocumentError(f"{where}: Job/{name}", "admitted.flavors", "one for each pod set is needed")
+        for field_name in ("flavors", "counts"):
+            said = getattr(document.admitted, field_name)
+            if isinstance(said, tuple) and len(said) != len(workload.pod_sets):
+                raise DocumentError(f"{where}: Job/{name}", f"admitted.{field_name}", "one for each pod set is needed")
         return Job(workload, document.to_admitted(workload), None, "")
 
     def _priority(self, name: str, job: str) -> int:
