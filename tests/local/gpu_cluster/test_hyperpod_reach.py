@@ -179,6 +179,8 @@ class Stage:
         self.cluster = handle
         self.name = handle.cluster_name
         self.seen: set[str] = set()
+        self.described: set[str] = set()
+        """Events, which never change: a look is quick enough to see what soon passes."""
         self.problems: list[str] = []
         self.sagemaker = aws_client("sagemaker", handle.sagemaker_url)
         self.sagemaker.meta.events.register("after-call.sagemaker", self._note)
@@ -232,7 +234,9 @@ class Stage:
             self.on_cluster("describe_cluster_operation", OperationId=summary["OperationId"])
         self.on_cluster("list_cluster_nodes", IncludeNodeLogicalIds=True)
         for event in self.on_cluster("list_cluster_events", MaxResults=100).get("Events", ()):
-            self.on_cluster("describe_cluster_event", EventId=event["EventId"])
+            if event["EventId"] not in self.described:
+                self.described.add(event["EventId"])
+                self.on_cluster("describe_cluster_event", EventId=event["EventId"])
         for node in self.kube.items(NODES):
             self._look_at(node)
         return self.seen
@@ -649,7 +653,15 @@ def theatre(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterHandle]
         "instanceGroups": [{"name": WORKERS, "count": 3}, planned],
         "trainingPlans": plans,
         "instanceLimit": 20,
-        "delays": {**QUICK["delays"], "scalingRollback": 0.3, "terminate": 0.2},
+        # What is passed through lasts long enough to be seen by somebody who is kept waiting between two looks.
+        "delays": {
+            **QUICK["delays"],
+            "autoRecovery": 1.0,
+            "deepHealthCheck": 1.5,
+            "replace": 0.8,
+            "scalingRollback": 1.5,
+            "terminate": 0.6,
+        },
     }
     with gpu_cluster.start(config, tmp_path_factory.mktemp("theatre")) as handle:
         yield handle

@@ -44,7 +44,8 @@ def a_pod_like(like: Json, number: int) -> Json:
 
 
 def test_a_large_cluster_is_listed_in_one_page_loop(tmp_path: Path) -> None:
-    delays = {**QUICK["delays"], "heartbeat": 20.0, "nodeMonitorGrace": 120.0}
+    # Nothing recurs within the loops: the longer they wait for a processor, the more of it would be counted in.
+    delays = {**QUICK["delays"], "heartbeat": 600.0, "nodeMonitorGrace": 1800.0, "podGc": 600.0}
     config = {"instanceGroups": [{"name": "p5-workers", "count": NODE_COUNT}], "delays": delays}
     with gpu_cluster.start(config, tmp_path / "run") as handle:
         kube = KubeClient(handle.kubernetes_url, handle.ca_pem, handle.admin_token)
