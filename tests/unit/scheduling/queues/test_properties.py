@@ -19,9 +19,21 @@ quick = settings(max_examples=20, deadline=None)
 @given(SEEDS)
 def test_nothing_is_ever_over_a_limit(deep: bool, seed: int) -> None:
     world = World(seed, deep=deep)
+    world.rules = world.rules._replace(never_overcommits=True)
+    world.scheduler = world.fresh()
 
     for _ in world.history(30):
         assert world.overcommitted() == []
+
+
+@pytest.mark.parametrize("deep", [False, True])
+@quick
+@given(SEEDS)
+def test_by_kueues_rules_only_victims_that_still_stop_are_over_a_limit(deep: bool, seed: int) -> None:
+    world = World(seed, deep=deep)
+
+    for _ in world.history(30):
+        assert world.overcommitted(with_evicted=False) == []
 
 
 @pytest.mark.parametrize("deep", [False, True])

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 
 from evenkeel.domain.scheduling.queues.cycle import Scheduler
-from evenkeel.domain.scheduling.queues.objects import Admitted
+from evenkeel.domain.scheduling.queues.objects import Admitted, Flavor
 from evenkeel.domain.scheduling.queues.setup import RULES, Profile
 from evenkeel.domain.scheduling.queues.snapshot import Rules
-from tests.unit.scheduling.queues.builders import LOWER, a_queue, a_scheduler, a_workload, holds, victims
+from tests.unit.scheduling.queues.builders import ANY, GPU, LOWER, a_queue, a_scheduler, a_workload, holds, victims
 from tests.unit.scheduling.queues.test_properties import SEEDS
 from tests.unit.scheduling.queues.worlds import World
 
@@ -68,8 +68,27 @@ def test_one_has_another_evicted_once_in_a_while() -> None:
     assert list(victims(scheduler.cycle(100)[0])) == ["x"]
 
 
+@pytest.mark.parametrize(("switch", "used"), [(False, 9), (True, 8)])
+def test_room_that_victims_still_hold_is_given_to_nobody(switch: bool, used: int) -> None:
+    # 7 of 8 are used, 4 of them by the victim. Two jobs of 1 fit beside it one by one, not together.
+    queues = [a_queue("p", 4, reclaim=ANY), a_queue("q", 4), a_queue("r", 0), a_queue("v", 0)]
+    scheduler = Scheduler(queues, (), [Flavor("hp")], Rules(never_overcommits=switch))
+    for each in (holds("q1", "q", 3), holds("victim", "v", 4, priority=-1)):
+        scheduler.restore(each)
+    for job in (a_workload("w", "p", 2, priority=9), a_workload("x", "q", 1), a_workload("y", "r", 1)):
+        scheduler.submit(job)
+    scheduler.cycle(1)
+
+    assert scheduler.snapshot.tree.cohorts["fleet"].at(("hp", GPU)).use == used
+
+
 def test_the_compatible_profiles_have_none_of_it() -> None:
-    own: dict[str, Any] = {"flap_guard_seconds": 0.0, "min_run_seconds": 0.0, "spares_work": False}
+    own: dict[str, Any] = {
+        "never_overcommits": False,
+        "flap_guard_seconds": 0.0,
+        "min_run_seconds": 0.0,
+        "spares_work": False,
+    }
 
     for profile in (Profile.KUEUE, Profile.HYPERPOD):
         assert {name: getattr(RULES[profile], name) for name in own} == own

@@ -134,9 +134,10 @@ class World:
             for name in [name for name, each in team.admitted.items() if each.is_evicted]:
                 self.scheduler.give_up(name)
 
-    def overcommitted(self) -> list[str]:
+    def overcommitted(self, *, with_evicted: bool = True) -> list[str]:
         """Return what is over its limits."""
-        admitted = [each for team in self.scheduler.snapshot.teams.values() for each in team.admitted.values()]
+        teams = self.scheduler.snapshot.teams.values()
+        admitted = [each for team in teams for each in team.admitted.values() if with_evicted or not each.is_evicted]
         return list(checker.overcommitted(self.queues, self.cohorts, admitted))
 
     def with_more(self, queue: str, key: tuple[str, str], more: int) -> tuple[Queue, ...]:

@@ -102,6 +102,8 @@ class Scheduler:
         self.cycles = 0
         self._blocked: list[tuple[Node, Amounts]] = []
         """Use that this cycle gave away so far, taken back at its end."""
+        self._is_in: list[bool] = []
+        """Of each of them, whether it was admitted; else it only waits."""
         self._bells: dict[Node, Bell] = {}
         self._taking_part: list[str] = []
         """The queues that admit, by name."""
@@ -233,7 +235,7 @@ class Scheduler:
             return []
         taken: dict[Node, dict[str, Admitted]] = {}
         """Victims by tree: those of another tree make no room."""
-        self._blocked = []
+        self._blocked, self._is_in = [], []
         decisions: list[tuple[_Entry, Decision]] = []
         for entry in self._in_turn(entries):
             root = self.snapshot.team_of(entry.workload).node.root
@@ -356,6 +358,7 @@ class Scheduler:
             if amounts:
                 node.add_all(amounts)
                 self._blocked.append((node, amounts))
+                self._is_in.append(assignment.verdict is Verdict.FIT)
 
         if entry.workload.barred:
             return self._decided(entry, Result.INADMISSIBLE, entry.workload.barred)
@@ -394,7 +397,16 @@ class Scheduler:
         if not gone:
             return node.fits(self._net_use(entry))
         with self.snapshot.without_use_of(gone.values()):
-            return node.fits(self._net_use(entry))
+            fits = node.fits(self._net_use(entry))
+        if not fits or entry.victims or not self.rules.never_overcommits:
+            return fits
+        waiting = [each for each, is_in in zip(self._blocked, self._is_in, strict=True) if not is_in]
+        for other, amounts in reversed(waiting):
+            other.remove_all(amounts)
+        fits = node.fits(self._net_use(entry))  # as it is, victims there and those who wait for them not yet
+        for other, amounts in waiting:
+            other.add_all(amounts)
+        return fits
 
     def _recompute(self, entry: _Entry, taken: Mapping[str, Admitted]) -> None:
         """Weigh a head anew, its victims being others' already, on the flavors that it was nominated for."""

@@ -50,7 +50,7 @@ class Profile(StrEnum):
 RULES = {
     Profile.KUEUE: Rules(),
     Profile.HYPERPOD: Rules(fair_sharing=True),
-    Profile.EVENKEEL: Rules(fair_sharing=True, flap_guard_seconds=3600.0, spares_work=True),
+    Profile.EVENKEEL: Rules(fair_sharing=True, flap_guard_seconds=3600.0, never_overcommits=True, spares_work=True),
 }
 """Each profile's rules where no configuration says otherwise."""
 

@@ -30,6 +30,9 @@ class Rules(NamedTuple):
     """Ours: of two workloads, one may have the other evicted once in so long. 0: as often as the rules say."""
     min_run_seconds: float = 0.0
     """Ours: nobody has to go before it ran so long. 0: at any time."""
+    never_overcommits: bool = False
+    """Ours: nobody is admitted into room that victims of the same cycle still hold. Kueue counts them as gone, so two
+    workloads that each fit beside them may together use more than there is until they have stopped."""
     spares_work: bool = False
     """Ours: of equal priorities, who loses least work goes first, instead of who was admitted last."""
 
