@@ -27,6 +27,7 @@ from evenkeel.services import guard_acts, incident_record, rows
 
 WRITER = "protect_jobs"
 _OTHERS_KEPT = 20
+_LOOKS = 20
 
 Request = incident_record.Request
 
@@ -387,7 +388,9 @@ def drain_foreign(
     if said:
         _tell_foreign(incident, list(said.values()), ledger, now)
     left = math.ceil((until - now).total_seconds())
-    return ForeignDrain(wait_seconds=min(left, policy.repair.retry_seconds) if waits else 0, ask=asks)
+    # A long drain is looked at less often: the workflow's rounds are counted, and are to last until its end.
+    pause = max(policy.repair.retry_seconds, left // _LOOKS)
+    return ForeignDrain(wait_seconds=min(left, pause) if waits else 0, ask=asks)
 
 
 def _tell_foreign(incident: Incident, said: list[str], ledger: Ledger, now: datetime) -> None:

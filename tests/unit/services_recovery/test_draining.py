@@ -239,3 +239,18 @@ def test_a_crash_at_an_eviction_and_a_retry_evict_it_once(when: str) -> None:
     recovery = drained(with_job=False, pods=pods, plan=plan)
 
     assert (recovery.crashes, evicted(recovery)) == (1, ["allowed"])
+
+
+def test_a_drain_of_a_day_is_waited_for_in_no_more_rounds_than_a_workflow_has() -> None:
+    policy = SAVES.but(repair=SAVES.repair.but(retry_seconds=30))
+    recovery = drained("xid:63", with_job=False, policy=policy, pods=[a_pod("kept")])
+    recovery.mark(instance_id(1), "NvidiaErrorReboot")
+    recovery.world.cluster.budgeted.add("kept")
+
+    rounds, waited = 0, 0
+    while (outcome := recovery.state("RepairNode", repair_node)).outcome == "RETRY":
+        rounds, waited = rounds + 1, waited + outcome.wait_seconds
+        recovery.world.clock.advance(outcome.wait_seconds)
+
+    assert waited >= 86_000
+    assert rounds < 40 * (policy.repair.max_attempts + 1)
