@@ -436,7 +436,6 @@ class Provider(Protocol):
         """Ask for a replacement, one call, one attempt. Idempotent: no; guarded by the lease."""
         ...
 
-
     def check_health(self, instance_group: str, instance_id: str) -> RepairAnswer:
         """Ask for a deep health check of one machine. Idempotent: no, there is no client token.
 
