@@ -339,6 +339,14 @@ def _on_call(stage: Stage) -> Iterator[Callable[[], list[str]]]:
     url = sqs.create_queue(QueueName=f"on-call-{time.time_ns()}")["QueueUrl"]
     arn = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
     topic = stage.centre.outputs["PageTopicArn"]
+    may = {
+        "Effect": "Allow",
+        "Principal": {"Service": "sns.amazonaws.com"},
+        "Action": "sqs:SendMessage",
+        "Resource": arn,
+    }
+    policy = json.dumps({"Version": "2012-10-17", "Statement": [may]})
+    sqs.set_queue_attributes(QueueUrl=url, Attributes={"Policy": policy})
     subscription = sns.subscribe(TopicArn=topic, Protocol="sqs", Endpoint=arn, ReturnSubscriptionArn=True)
 
     def pages() -> list[str]:
