@@ -160,7 +160,8 @@ def _plan(
         facts = _facts(incident, job, attempt, rooms, delays, policy, now)
         decided = plan_resume(facts, policy.jobs)
         try:
-            writes = _writes(incident, job, row.version, facts, decided, ids, policy, mode, now)
+            doubted = _is_doubted(job, attempt, ledger)
+            writes = _writes(incident, job, row.version, facts, decided, ids, policy, mode, now, is_doubted=doubted)
             if back is not None:
                 record = _record(incident, back, ids, policy, mode, now)
                 writes = _taking_back(incident, hurt, attempt, record, writes, ledger, now)
@@ -170,6 +171,13 @@ def _plan(
             continue
         return PlannedJob(job_id=job.job_id, attempt=attempt.attempt, option=decided.option)
     raise Conflict(f"{hurt.job_id} kept changing while its way back was to be planned")
+
+
+def _is_doubted(job: Job, attempt: Attempt, ledger: Ledger) -> bool:
+    """Whether the distrust of an earlier recovery is not honoured yet: nothing was pinned after what it is about."""
+    numbers = range(attempt.attempt, job.distrust_through, -1) if job.distrust_through else ()
+    found = (ledger.get(rows.attempt_key(job.job_id, number)) for number in numbers)
+    return bool(job.distrust_through) and not any(rows.read(row, Attempt).is_pinned for row in found if row)
 
 
 def _look_back(incident: Incident, hurt: HurtJob, job: Job, ledger: Ledger, policy: Policy) -> RollbackDecision:
@@ -412,6 +420,8 @@ def _writes(
     policy: Policy,
     mode: Mode,
     now: datetime,
+    *,
+    is_doubted: bool,
 ) -> list[Write]:
     decision = Decision(
         decision_id=ids.new("dec"),
@@ -450,7 +460,7 @@ def _writes(
         incident.incident_id, "job", text, at=now, writer=f"{WRITER}-{job.job_id}", decision_id=decision.decision_id
     )
     return [
-        Put(rows.job_row(job.with_plan(plan), version)),
+        Put(rows.job_row(job.with_plan(plan, is_doubted=is_doubted), version)),
         Put(rows.decision_row(decision)),
         Put(line),
         incident_record.told(

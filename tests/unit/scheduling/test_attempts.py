@@ -335,21 +335,27 @@ def a_plan(after_attempt: int, distrust_seconds: int | None) -> ResumePlan:
 
 
 def test_the_strictest_of_two_suspicions_of_one_attempt_counts() -> None:
-    job = a_job().with_plan(a_plan(1, 50)).with_plan(a_plan(1, 90))
+    job = a_job().with_plan(a_plan(1, 50), is_doubted=False).with_plan(a_plan(1, 90), is_doubted=True)
 
     assert (job.distrust_after, job.distrust_through) == (at(50), 1)
 
 
 def test_a_later_plan_without_suspicion_keeps_that_of_the_same_attempt() -> None:
-    job = a_job().with_plan(a_plan(1, 50)).with_plan(a_plan(1, None))
+    job = a_job().with_plan(a_plan(1, 50), is_doubted=False).with_plan(a_plan(1, None), is_doubted=True)
 
     assert (job.distrust_after, job.distrust_through) == (at(50), 1)
 
 
 def test_a_suspicion_that_a_pin_honoured_does_not_reach_later_attempts() -> None:
-    job = a_job().with_plan(a_plan(1, 50)).with_plan(a_plan(2, None))
+    job = a_job().with_plan(a_plan(1, 50), is_doubted=False).with_plan(a_plan(2, None), is_doubted=False)
 
     assert (job.distrust_after, job.distrust_through) == (None, 0)
+
+
+def test_a_suspicion_that_no_pin_honoured_yet_reaches_what_was_admitted_since() -> None:
+    job = a_job().with_plan(a_plan(1, 50), is_doubted=False).with_plan(a_plan(2, 90), is_doubted=True)
+
+    assert (job.distrust_after, job.distrust_through) == (at(50), 2)
 
 
 # ---------------------------------------------------------------- lost nodes, writers

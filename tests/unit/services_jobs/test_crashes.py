@@ -203,7 +203,7 @@ def loses_its_node(story: Story, job_id: str, attempt: int) -> None:
         avoid=(hurt.nodes[0].key,),
         planned_at=now,
     )
-    story.set_job(story.job(job_id).but(stop_request=request).with_plan(plan))
+    story.set_job(story.job(job_id).but(stop_request=request).with_plan(plan, is_doubted=False))
 
 
 TALES = {"succeeds": succeeds, "fails_once": fails_once, "is_cancelled": is_cancelled, "loses_its_node": loses_its_node}

@@ -96,7 +96,7 @@ def test_a_job_that_a_recovery_brings_back_takes_the_spare_and_goes_first() -> N
     )
     story.world.cluster.stop(CLUSTER, hurt.namespace, hurt.job_id, 1, 0)
     story.settle(hurt.job_id)
-    story.set_job(story.job(hurt.job_id).with_plan(plan))
+    story.set_job(story.job(hurt.job_id).with_plan(plan, is_doubted=False))
 
     outcome = story.run_pass()
 
@@ -214,7 +214,7 @@ def test_what_an_approved_recovery_stopped_comes_back_and_nothing_else_starts(mo
     )
     story.world.cluster.stop(CLUSTER, hurt.namespace, hurt.job_id, 1, 0)
     story.settle(hurt.job_id)
-    story.set_job(story.job(hurt.job_id).with_plan(plan))
+    story.set_job(story.job(hurt.job_id).with_plan(plan, is_doubted=False))
     story.mode = mode
 
     outcome = story.run_pass()

@@ -251,7 +251,7 @@ def test_after_a_fault_its_plan_says_whether_convention_will_do(demand: Demand, 
         demand=demand,
         planned_at=story.world.clock.now(),
     )
-    story.set_job(story.job(job.job_id).with_plan(plan))
+    story.set_job(story.job(job.job_id).with_plan(plan, is_doubted=False))
     lost(story, job)
 
     story.launch(job.job_id, 2)
@@ -273,7 +273,7 @@ def test_after_a_fault_that_time_does_not_bound_each_checkpoint_passed_over_is_r
         demand=Demand.EVIDENCE,
         planned_at=story.world.clock.now(),
     )
-    story.set_job(story.job(job.job_id).with_plan(plan))
+    story.set_job(story.job(job.job_id).with_plan(plan, is_doubted=False))
     lost(story, job)
 
     story.launch(job.job_id, 2)
@@ -313,7 +313,7 @@ def test_checkpoints_that_no_function_can_read_are_left_to_rank_0() -> None:
         distrust_after=story.world.clock.now(),
         planned_at=story.world.clock.now(),
     )
-    story.set_job(story.job(job.job_id).with_plan(plan))
+    story.set_job(story.job(job.job_id).with_plan(plan, is_doubted=False))
     lost(story, job)
 
     outcome = story.launch(job.job_id, 2)
@@ -376,7 +376,7 @@ def test_a_distrusted_checkpoint_is_passed_over() -> None:
         distrust_after=story.world.clock.now().replace(second=0),
         planned_at=story.world.clock.now(),
     )
-    story.set_job(story.job(job.job_id).with_plan(plan))
+    story.set_job(story.job(job.job_id).with_plan(plan, is_doubted=False))
     lost(story, job)
 
     story.launch(job.job_id, 2)

@@ -141,3 +141,19 @@ def test_under_a_hold_no_job_is_taken_back_and_after_it_it_is() -> None:
     sweep(recovery)
 
     assert recovery.job.rollbacks == 1
+
+
+@pytest.mark.parametrize(("is_pinned", "through"), [(True, 0), (False, 2)])
+def test_a_suspicion_counts_until_a_pin_has_honoured_it(is_pinned: bool, through: int) -> None:
+    recovery = moved()
+    story, doubted_from = recovery.story, recovery.now - timedelta(hours=1)
+    story.set_job(recovery.job.but(distrust_after=doubted_from, distrust_through=1))
+    attempt = story.attempt(recovery.job_id, 2)
+    story.put(rows.attempt_row(attempt.but(is_pinned=is_pinned), 0))
+
+    recovery.sicken(int(attempt.nodes[0].instance_id[-2:]), envelope_id="2")
+    for service in (plan_recovery, cordon_node, protect_jobs, plan_resume):
+        recovery.state("", service)
+
+    assert recovery.job.distrust_through == through
+    assert recovery.job.distrust_after == (None if is_pinned else doubted_from)

@@ -228,14 +228,19 @@ class Job(Value):
         """Whether this attempt carries out a recovery's plan."""
         return self.resume_plan is not None and self.resume_plan.after_attempt == attempt - 1
 
-    def with_plan(self, plan: ResumePlan) -> "Job":
+    def with_plan(self, plan: ResumePlan, *, is_doubted: bool) -> "Job":
         """Return this job with a plan and the distrust that it brings.
 
         An earlier distrust still counts if no attempt was pinned since: the pin of a later attempt already honoured it,
-        and the fence keeps what that attempt passed over from coming back.
+        and the fence keeps what that attempt passed over from coming back. An attempt that was admitted and not pinned
+        yet honours nothing.
+
+        Args:
+            plan: What to do after the hurt attempt.
+            is_doubted: Whether no attempt was pinned after those that the earlier distrust is about.
         """
         after, demand = plan.distrust_after, plan.demand
-        if self.distrust_through >= plan.after_attempt:
+        if is_doubted:
             after = min((at for at in (self.distrust_after, after) if at), default=None)
             demand = max(self.demand, demand, key=lambda each: each.rank)
         through = plan.after_attempt if after or demand is not Demand.CONVENTION else 0
