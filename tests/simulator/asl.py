@@ -18,7 +18,7 @@ from jsonata.utils import Utils
 
 from evenkeel.ports import ExecutionState
 from tests.simulator.loop import Loop
-from tests.template.documents import machines, workflow
+from tests.template.documents import WORKFLOWS, machines, workflow
 
 Json = dict[str, Any]
 _PATH = re.compile(r"\$\w+(?:\.\w+)*")
@@ -82,6 +82,14 @@ def ways(machine: str) -> Iterator[str]:
         for name, state in part["States"].items():
             rules = [state, *state.get("Choices", ()), *state.get("Catch", ()), {"Next": state.get("Default")}]
             yield from (f"{machine}: {name} -> {rule['Next']}" for rule in rules if rule.get("Next"))
+
+
+@functools.cache
+def functions() -> frozenset[str]:
+    """Return the placeholders of all functions that the workflows call."""
+    parts = [part for machine in WORKFLOWS for _, part in machines(_definition(machine))]
+    states = [state for part in parts for state in part["States"].values() if state["Type"] == "Task"]
+    return frozenset(state["Arguments"]["FunctionName"] for state in states)
 
 
 _MISSING = object()

@@ -19,7 +19,7 @@ def everything() -> Iterator[str]:
     yield from (f"fault {kind}" for kind in HURTS)
     yield from (f"shows {kind}" for kind in (*FAULTS, "a spot notice"))
     yield from (f"deed {kind}" for kind in DEEDS)
-    yield from (f"outage {kind}" for kind in (*OUTAGES, *AWAY, "no capacity"))
+    yield from (f"outage {kind}" for kind in (*OUTAGES, *AWAY, "no capacity", "cluster updating", "of a function"))
     modes = ("act", "observe", "recommend", "all events are lost", "HyperPod repairs by itself")
     yield from (f"mode {kind}" for kind in (*modes, "with Karpenter's machines"))
     yield from (f"guardrail {rule}" for rule in Rule)

@@ -5,11 +5,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tests.fakes.cluster import CLUSTER
+from tests.simulator.asl import functions
 
 if TYPE_CHECKING:
     from tests.simulator.simulation import Simulation
 
 OUTAGES = ("is_watching", "is_sweeping", "has_capacity")
+_RARELY = 0.04
+_LONGER_THAN_RETRIES = 500.0
+"""Twelve tries take some 200 s, and the last of a run begins while faults still come."""
 AWAY = ("provider", "cluster")
 """Control planes that may not answer for a while."""
 CHAOS_SECONDS = (60.0, 100.0, 160.0)
@@ -30,6 +34,11 @@ def lay_out(world: "Simulation") -> float:
     )
     _jobs(world)
     _outages(world, lasts)
+    if chance.random() < _RARELY:
+        lasts = _LONGER_THAN_RETRIES
+        world.absent = chance.choice(sorted(functions()))
+        world.seen["outage of a function"] += 1
+        world.tell(f"{world.absent} cannot be invoked")
     _absences(world, lasts)
     rate = chance.choice((0.0, 0.01, 0.03, 0.06))
     trouble = chance.choice((0.0, 0.1, 0.3, 0.6))
@@ -68,7 +77,7 @@ def _outages(world: "Simulation", lasts: float) -> None:
     """Let the watch, the sweeper or the provider's capacity be away for a part of it."""
     chance = world.chance
     for name in OUTAGES:
-        if chance.random() < 0.25:
+        if chance.random() < (0.4 if name == "has_capacity" else 0.25):
             world.seen[f"outage {name}"] += 1
             owner = world.provider if name == "has_capacity" else world
             begins, ends = sorted(chance.uniform(0, lasts) for _ in range(2))
@@ -91,10 +100,14 @@ def _absences(world: "Simulation", lasts: float) -> None:
         world.chaos.away.discard(port)
 
     for port in AWAY:
-        if chance.random() < 0.08:
+        if chance.random() < 2 * _RARELY:
             begins = chance.uniform(5, lasts / 2)
             world.loop.after(begins, functools.partial(leave, port))
             world.loop.after(chance.uniform(begins, lasts), functools.partial(come_back, port))
+    if chance.random() < _RARELY:
+        begins = chance.uniform(5, lasts / 2)
+        world.loop.after(begins, functools.partial(world.update_cluster, is_busy=True))
+        world.loop.after(chance.uniform(begins, lasts), functools.partial(world.update_cluster, is_busy=False))
 
 
 def _fault(world: "Simulation") -> Callable[[], None]:

@@ -40,7 +40,7 @@ FUNCTIONS = Path(__file__).resolve().parents[2] / "functions"
 SWEEPS_EVERY = 30.0
 WATCHES_EVERY = 30.0
 _SPOT_NOTICE = 120.0
-CALM_SECONDS = 2700.0
+CALM_SECONDS = 4800.0
 """After the last fault everything must have come to rest within this."""
 _RECEIVES = 5
 _SEEN_AGAIN_AFTER = 20.0
@@ -64,7 +64,6 @@ POLICY = Policy(
         leave_seconds=20,
         way_deadline_seconds=200,
         approval_deadline_seconds=150,
-        guardrails=GuardrailPolicy(shared_cause_window_seconds=240, stale_after_seconds=300),
     ),
     jobs=JobPolicy(
         launch_deadline_seconds=120,
@@ -88,9 +87,20 @@ POLICY = Policy(
     ),
 )
 
+DEFAULT = GuardrailPolicy(shared_cause_window_seconds=240, stale_after_seconds=300)
 LOOSE = GuardrailPolicy(pool_repair_share=0.67, pool_cordon_share=1.0, shared_cause_count=50)
 """So that some fleets see several repairs at a time."""
-POLICIES = (POLICY, POLICY.but(repair=POLICY.repair.but(guardrails=LOOSE)))
+TIGHT = GuardrailPolicy(
+    fleet_repairs=1,
+    repairs_per_hour=2,
+    fleet_cordons=2,
+    pool_repair_share=1.0,
+    pool_cordon_share=1.0,
+    shared_cause_count=50,
+    stale_after_seconds=30,
+)
+"""So that the limits of the fleet bind, and old evidence is doubted."""
+POLICIES = tuple(POLICY.but(repair=POLICY.repair.but(guardrails=rails)) for rails in (DEFAULT, LOOSE, TIGHT))
 
 
 @functools.cache
@@ -264,9 +274,11 @@ class Simulation:
         self.spot = self.chance.choice((0, 0, 0, 1, 2)) if self.size > 3 else 0
         """So many of them are Karpenter's."""
         self.mode = self.chance.choices(("act", "observe", "recommend"), (87, 5, 8))[0]
-        self.policy = self.chance.choice(POLICIES)
+        self.policy = self.chance.choices(POLICIES, (45, 45, 10))[0]
         self.drops_events = self.chance.random() < 0.12
         """Total loss: no event and no change is heard, the sweeper is alone."""
+        self.absent = ""
+        """A function that cannot be invoked from a workflow for a while, by its placeholder."""
         self.is_calm = False
         self.is_watching = not self.drops_events
         self.is_sweeping = True
@@ -377,7 +389,7 @@ class Simulation:
 
         def run() -> None:
             try:
-                if self.chaos.hits():
+                if placeholder == self.absent or self.chaos.hits():
                     self.tell(f"{name} is throttled")
                     result: Any = Failure("Lambda.TooManyRequestsException")
                 else:
@@ -646,6 +658,14 @@ class Simulation:
             }
         )
 
+    def update_cluster(self, *, is_busy: bool) -> None:
+        """Have HyperPod work on the whole cluster, or end that."""
+        status = "SystemUpdating" if is_busy else "InService"
+        if status != self.provider.settings.status:
+            self.seen["outage cluster updating"] += is_busy
+            self.tell(f"the cluster is {status}")
+            self.provider.settings = self.provider.settings.but(status=status)
+
     def node_of(self, machine: str) -> Any:
         return next((node for node in self.cluster.by_name.values() if node.instance_id == machine), None)
 
@@ -704,6 +724,8 @@ class Simulation:
         self.is_calm = True
         self.chaos.rate = 0.0
         self.chaos.away.clear()
+        self.absent = ""
+        self.update_cluster(is_busy=False)
         self.provider.trouble = 0.0
         self.provider.has_capacity = True
         self.is_sweeping = True
