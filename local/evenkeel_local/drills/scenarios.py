@@ -304,7 +304,7 @@ def shared_cause(stage: Stage) -> None:
     """At the fourth machine it is one cause: repairs stop there, one page goes out, and later all are well."""
     nodes = stage.cluster.nodes()[:4]
     with _on_call(stage) as pages:
-        with long_waves(stage):
+        with waves_of(stage, 90):
             stage.submit(ONE_NODE)
             stage.reach_a_moment()
             for node in nodes:
@@ -321,10 +321,10 @@ def shared_cause(stage: Stage) -> None:
 
 
 @contextmanager
-def long_waves(stage: Stage) -> Iterator[None]:
-    """Count what sickens over as long as in production: a busy machine needs its time to look at four of them."""
+def waves_of(stage: Stage, seconds: int) -> Iterator[None]:
+    """Count together what sickens within so long: a busy machine needs its time to look at all of them."""
     path = f"/clusters/{stage.client.fleet}/policy"
-    window = {"repair": {"guardrails": {"sharedCauseWindowSeconds": 900}}}
+    window = {"repair": {"guardrails": {"sharedCauseWindowSeconds": seconds}}}
     stage.client.post(path, {"changes": window, "reason": "a wave is rehearsed"})
     try:
         yield

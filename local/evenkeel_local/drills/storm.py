@@ -18,7 +18,7 @@ from typing import Any, Final
 from evenkeel_local.drills.checks import check_dead_letters, check_decisions
 from evenkeel_local.drills.looking import SETTLED, Json, wait_for
 from evenkeel_local.drills.replays import rows
-from evenkeel_local.drills.scenarios import long_waves, waiting_events
+from evenkeel_local.drills.scenarios import waiting_events, waves_of
 from evenkeel_local.drills.stage import Stage
 
 HEALTH_EVENT: Final = "SageMaker HyperPod Cluster Node Health Event"
@@ -32,7 +32,7 @@ INJECTED_SECONDS: Final = 10.0
 
 def storm(stage: Stage) -> None:
     """Break every machine, tell it all, wait until it is calm, and count."""
-    with long_waves(stage):
+    with waves_of(stage, 900):
         _storm(stage)
 
 
