@@ -131,6 +131,7 @@ _DOING = {
     "validating": "is being validated",
     "returning to service": "returns to service",
     "returned to service": "is back in service",
+    "left in service": "is left in service, since the fault is its jobs' own",
 }
 """The phases of the node's lane as a sentence goes on."""
 

@@ -153,6 +153,9 @@ def node_lane(incident: Incident) -> Json:
         phase = f"waits: {incident.block.rule.lower().replace('_', ' ')}"
         rung = incident.block.act if incident.block.act in ("reboot", "replace") else None
         return {"phase": phase, "status": "warn", "since": _instant(incident.block.since), "rung": rung}
+    if incident.plan is not None and incident.plan.is_carried_out and not incident.plan.repairs_node:
+        since = _instant(incident.stages.planned_at)
+        return {"phase": "left in service", "status": "ok", "since": since, "rung": None}
     stages = incident.stages
     rung = incident.repairs[-1] if incident.repairs else ""
     ways = {"reboot": "rebooting", "replace": "replacing"}

@@ -162,6 +162,27 @@ def test_an_incident_is_shown_with_both_lanes_evidence_and_stage_times(gateway: 
     assert [decision["decisionId"] for decision in shown["decisions"]] == ["dec-0000000001"]
 
 
+def test_a_node_whose_jobs_alone_are_to_blame_is_shown_as_left_in_service(gateway: Gateway) -> None:
+    plan = {
+        "run": 1,
+        "outcome": "ACT",
+        "repairsNode": False,
+        "settleSeconds": 0,
+        "maxRepairs": 3,
+        "jobs": "RESTART",
+        "decisionId": "dec-0000000001",
+        "reason": "The application's own fault, its jobs are restarted.",
+    }
+    incident = an_incident(1, fault_key="xid:31", plan=plan, stages=StageTimes(planned_at=ago(minutes=1)))
+    stored(gateway.fakes.ledger, incident)
+
+    shown = gateway.get(f"/v1/incidents/{incident.incident_id}").document
+    why = gateway.get(f"/v1/incidents/{incident.incident_id}/why").document
+
+    assert (shown["nodeLane"]["phase"], shown["nodeLane"]["status"]) == ("left in service", "ok")
+    assert "is left in service" in why["sentence"]
+
+
 def test_a_timeline_is_told_in_the_order_of_time(gateway: Gateway) -> None:
     incident = an_incident(1)
     stored(gateway.fakes.ledger, incident)

@@ -123,7 +123,7 @@ class Block(Value):
     """One sentence an operator could read aloud."""
     since: Instant
     act: str = ""
-    """What it bars: `cordon`, `reboot` or `replace`."""
+    """What it bars: an `Act`."""
     clears_at: Instant | None = None
     """When it clears by time alone; None where something else must happen first."""
 
