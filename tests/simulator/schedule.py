@@ -20,7 +20,7 @@ CHAOS_SECONDS = (60.0, 100.0, 160.0)
 FAULTS = ("NvidiaErrorReboot", "NvidiaErrorTerminate", "EfaError", "XidHardwareFailure", "XidUserAppError", "NewThing")
 
 HURTS = ("marked", "unmarked", "cut_off", "dead", "broken", "aborted")
-DEEDS = ("cordon", "uncordon", "hold", "cancel", "answer")
+DEEDS = ("cordon", "uncordon", "adopt", "hold", "cancel", "answer")
 
 
 def lay_out(world: "Simulation") -> float:
@@ -114,13 +114,13 @@ def _fault(world: "Simulation") -> Callable[[], None]:
     """Choose one thing that goes wrong with a machine or a job."""
     chance = world.chance
     number, kind = chance.randrange(100), chance.randrange(10)
-    seconds, fault = chance.uniform(5, 90), chance.choice(FAULTS)
+    seconds, fault, soon = chance.uniform(5, 90), chance.choice(FAULTS), chance.choice((2.0, 2.0, 30.0))
 
     def marked() -> None:
         machine = world.machine(number)
         world.sicken(machine, fault, marked=True, heard=True)
         if kind == 1:  # a burst: the second sign is worse, or another witness
-            world.loop.after(2, lambda: world.sicken(machine, "NvidiaErrorTerminate", marked=True, heard=True))
+            world.loop.after(soon, lambda: world.sicken(machine, "NvidiaErrorTerminate", marked=True, heard=True))
         if kind == 2:  # it flaps
             world.loop.after(seconds, lambda: _well(world, machine))
 
@@ -198,6 +198,14 @@ def _deed(world: "Simulation") -> Callable[[], None]:
             world.watched.persons.pop(node.name, None)
             world.cluster.set_node(node.name, is_cordoned=False, incident_id=None)
 
+    def adopt() -> None:
+        ours = [node for node in world.cluster.by_name.values() if node.is_cordoned and node.incident_id]
+        if ours:
+            node = ours[number % len(ours)]
+            world.tell(f"bo keeps {node.instance_id} for himself, cordoned")
+            world.cluster.set_node(node.name, incident_id=None)
+            world.watched.persons[node.name] = world.loop.seconds
+
     def hold() -> None:
         world.hold_automation(seconds)
 
@@ -209,5 +217,5 @@ def _deed(world: "Simulation") -> Callable[[], None]:
 
     if world.mode == "recommend" and chance.random() < 0.6:
         return world.seen_as("deed", "answer", answer)
-    deed = chance.choice((cordon, uncordon, hold, hold, cancel))
+    deed = chance.choice((cordon, uncordon, adopt, hold, hold, cancel))
     return world.seen_as("deed", deed.__name__, deed)

@@ -273,7 +273,7 @@ class Simulation:
         self.size = self.chance.choice((3, 3, 4, 4, 5, 6, 8, 12))
         self.spot = self.chance.choice((0, 0, 0, 1, 2)) if self.size > 3 else 0
         """So many of them are Karpenter's."""
-        self.mode = self.chance.choices(("act", "observe", "recommend"), (87, 5, 8))[0]
+        self.mode = self.chance.choices(("act", "observe", "recommend"), (83, 5, 12))[0]
         self.policy = self.chance.choices(POLICIES, (45, 45, 10))[0]
         self.drops_events = self.chance.random() < 0.12
         """Total loss: no event and no change is heard, the sweeper is alone."""
@@ -551,10 +551,10 @@ class Simulation:
             work = functools.partial(approve_recovery.run, request, ledger=self.world.ledger, telemetry=self.telemetry)
             verb = "approves" if approves else "declines"
             what = f"bo {verb} the plan of {request.incident_id}"
-            self.person(what, lambda work=work: work(now=self.loop.now()))  # type: ignore[misc]  # bound now
-            if self.chance.random() < 0.5:
-                again = functools.partial(self.person, f"{what} as it was", lambda work=work: work(now=self.loop.now()))  # type: ignore[misc]  # bound now
-                self.loop.after(self.chance.uniform(5, 120), again)
+            say = functools.partial(self.person, what, lambda work=work: work(now=self.loop.now()))  # type: ignore[misc]  # bound now
+            # A page was read a while before it is answered, and one that was left open is answered again.
+            for seconds in self.chance.choice(((0.0,), (40.0,), (0.0, 20.0), (20.0, 90.0))):
+                self.loop.after(seconds, say)
 
     def hold_automation(self, seconds: float) -> None:
         since = self.loop.seconds
