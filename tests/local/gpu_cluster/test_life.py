@@ -12,6 +12,7 @@ import pytest
 
 from evenkeel_local import gpu_cluster
 from evenkeel_local.gpu_cluster import ClusterFailed, ClusterHandle
+from evenkeel_local.gpu_cluster.__main__ import main
 from tests.local.gpu_cluster.conftest import QUICK, aws_client
 from tests.local.gpu_cluster.kube_client import JOBS, NODES, PODS, Json, KubeClient, a_job, a_pod, condition, eventually
 
@@ -127,12 +128,15 @@ def test_what_is_no_snapshot_is_not_overwritten(tmp_path: Path, content: str) ->
         ('{"instanceGroups": [{"name": "a", "instanceType": "ml.zz.big"}]}', "has no instance type ml.zz.big"),
     ],
 )
-def test_a_wrong_configuration_is_told_in_one_line(tmp_path: Path, document: str, told: str) -> None:
+def test_a_wrong_configuration_is_told_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], document: str, told: str
+) -> None:
     config = tmp_path / "config.json"
     config.write_text(document)
 
-    code, complaint = as_a_program("--config", str(config))
+    code = main(["--no-auth", "--config", str(config)])
 
+    complaint = capsys.readouterr().err
     assert code == 2
     assert complaint.startswith("the configuration cannot be used: ")
     assert told in complaint
