@@ -133,6 +133,7 @@ class SimulatedProvider(FakeProvider):
         """What the lists still show of a machine, and until when: they lag behind what was accepted."""
         self.is_told: Callable[[str], None] = lambda _: None
         self.on_no_capacity: Callable[[str], None] = lambda _: None
+        self.on_newcomer: Callable[[str], None] = lambda _: None
 
     def _ask(self, rung: str, machine: str) -> RepairAnswer:
         if self.chance.random() < self.trouble / 2 and not self.scripted:
@@ -200,6 +201,8 @@ class SimulatedProvider(FakeProvider):
         rung = self.running[machine]
         now = self.finish(machine)
         self.is_told(f"{rung} of {machine} is over, {now} holds the seat" + (", sick still" if sick_still else ""))
+        if rung != REBOOT:
+            self.on_newcomer(now)
         if sick_still and rung != REBOOT and (seen := self._seen(now)):
             self.kubernetes.set_node(seen.name, seen.cluster, accelerators=seen.accelerators - 1)  # type: ignore[union-attr]  # always given here
 

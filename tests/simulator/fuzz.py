@@ -111,7 +111,7 @@ def _fuzz(first: int, last: int, processes: int, *, is_quiet: bool, tells_all: b
     for chunk in run_all(max(first, done["next"]), last, processes):
         failed += len(chunk.failed)
         for result in chunk.failed[: _SHOWN - failed + len(chunk.failed)]:
-            print(story(result) if not is_quiet else "\n".join(story(result).splitlines()[-2:]))
+            print(story(result) if not is_quiet else "\n".join(story(result).splitlines()[-2:]), flush=True)
         if not failed:
             spent = before + time.monotonic() - began
             done |= {

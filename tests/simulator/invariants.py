@@ -283,6 +283,9 @@ def limit_of_cordons_holds(world: "Simulation", name: str) -> Iterator[str]:
     pool = node.pool if node else ""
     most = bound(rails.pool_cordons, rails.pool_cordon_share, world.pool_sizes.get(pool, world.size))
     others = [one.name for one in ours if one.pool == pool]
+    # What goes by itself is cordoned whatever else is out: its jobs are saved now, or not at all.
+    if any(doc["nodeName"] == name and doc["deadlineAt"] for doc in _incidents(world)):
+        return
     if name not in {one.name for one in ours} and (len(others) >= most or len(ours) >= rails.fleet_cordons):
         yield f"{name} is to be cordoned beside {', '.join(others)}, of {most}"
 

@@ -19,7 +19,7 @@ AWAY = ("provider", "cluster")
 CHAOS_SECONDS = (60.0, 100.0, 160.0)
 FAULTS = ("NvidiaErrorReboot", "NvidiaErrorTerminate", "EfaError", "XidHardwareFailure", "XidUserAppError", "NewThing")
 
-HURTS = ("marked", "unmarked", "cut_off", "dead", "broken", "aborted")
+HURTS = ("together", "newcomer", "marked", "unmarked", "cut_off", "dead", "broken", "aborted")
 DEEDS = ("cordon", "uncordon", "adopt", "hold", "cancel", "answer")
 
 
@@ -49,6 +49,8 @@ def lay_out(world: "Simulation") -> float:
     world.loop.after(3, begin)
     for _ in range(chance.choice((1, 1, 2, 2, 3, 4))):
         world.loop.after(chance.uniform(5, lasts - 5), _fault(world))
+    if chance.random() < 0.15:
+        world.loop.after(chance.uniform(5, lasts - 5), world.seen_as("fault", "together", _together(world)))
     deeds = chance.choice((0, 0, 1, 1, 2)) + (2 if world.mode == "recommend" else 0)
     for _ in range(deeds):
         world.loop.after(chance.uniform(3, lasts + 60), _deed(world))
@@ -160,6 +162,17 @@ def _fault(world: "Simulation") -> Callable[[], None]:
 
     hurts = (marked, marked, marked, unmarked, unmarked, cut_off, cut_off, dead, broken, aborted)[kind]
     return world.seen_as("fault", hurts.__name__, hurts)
+
+
+def _together(world: "Simulation") -> Callable[[], None]:
+    """Let some machines sicken at one moment: their recoveries go in step."""
+    numbers, fault = range(world.chance.choice((2, 2, 3))), world.chance.choice(FAULTS[:2])
+
+    def sicken() -> None:
+        for machine in {world.machine(number): None for number in numbers}:
+            world.sicken(machine, fault, marked=True, heard=True)
+
+    return sicken
 
 
 def _well(world: "Simulation", machine: str) -> None:

@@ -298,6 +298,7 @@ class Simulation:
         self.provider = SimulatedProvider(loop, chance, self.cluster, self.size - self.spot)
         self.provider.is_told = self.tell
         self.provider.on_no_capacity = self._without_capacity
+        self.provider.on_newcomer = self._come_anew
         self.owner_repairs = chance.random() < 0.08
         self.provider.settings = self.provider.settings.but(repairs_by_itself=self.owner_repairs)
         self.checkpoints = InMemoryCheckpoints()
@@ -606,6 +607,12 @@ class Simulation:
                 self.cluster.reclaim(node.name)
 
         self.loop.after(_SPOT_NOTICE, reclaim)
+
+    def _come_anew(self, machine: str) -> None:
+        """Have some machines sicken that have only just taken a seat."""
+        if not self.is_calm and self.chance.random() < 0.3:
+            sicken = functools.partial(self.sicken, machine, "NvidiaErrorTerminate", marked=True, heard=True)
+            self.loop.after(self.chance.uniform(1, 15), self.seen_as("fault", "newcomer", sicken))
 
     def _without_capacity(self, machine: str) -> None:
         """Have HyperPod say of the whole group that it found no capacity."""
