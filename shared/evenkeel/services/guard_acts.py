@@ -125,6 +125,7 @@ class Fleet:
             pool_machines=self.pool_machines(pool) if register.others(life, pool) else 0,
             looks_well=looks_well,
             evidence_at=_evidence_at(incident),
+            goes_at=incident.deadline_at,
             now=self.now,
         )
         if act in REPAIRS:

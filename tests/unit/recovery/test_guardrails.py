@@ -155,6 +155,13 @@ BARRED: list[tuple[str, Rule, Act, dict[str, Any], str]] = [
         {"under_way": under_way(entry(1), entry(2), entry(3))},
         "3 of 8 machines of p5 carry our cordon, of 3 at a time.",
     ),
+    (
+        "three of the pool carry our cordon, and this one goes tomorrow",
+        Rule.POOL_CORDONS,
+        Act.CORDON,
+        {"under_way": under_way(entry(1), entry(2), entry(3)), "goes_at": at(96_400)},
+        "3 of 8 machines of p5 carry our cordon, of 3 at a time.",
+    ),
 ]
 
 
@@ -195,6 +202,11 @@ ALLOWED: list[tuple[str, Act, dict[str, Any]]] = [
     ("a machine in repair counts not against itself", Act.REPLACE, {"under_way": under_way(entry(0), entry(1))}),
     ("other pools are others' business", Act.REBOOT, {"under_way": under_way(entry(1), entry(2, "other"))}),
     ("calls of an hour ago", Act.REBOOT, {"under_way": under_way(asked=(6_400, 7_100, 8_000, 9_000, 9_100))}),
+    (
+        "a machine that goes by itself soon",
+        Act.CORDON,
+        {"under_way": under_way(*map(entry, range(1, 9))), "goes_at": at(10_120)},
+    ),
     ("cordons are counted apart", Act.CORDON, {"under_way": under_way(entry(1), entry(2))}),
 ]
 

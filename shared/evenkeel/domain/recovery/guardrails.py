@@ -129,6 +129,8 @@ class GuardFacts(Value):
     """Whether the machine would pass its validation now."""
     cordon_barred: str = ""
     """Why the machine is not cordoned, where a guardrail bars it."""
+    goes_at: Instant | None = None
+    """When the machine goes, whatever anybody does."""
     is_dead: bool = False
     """Whether the machine has been NotReady for so long that nothing on it lives."""
     now: Instant
@@ -262,7 +264,7 @@ def _repair_rate(_act: Act, facts: GuardFacts, policy: GuardrailPolicy) -> _Trip
 
 def _fleet_cordons(_act: Act, facts: GuardFacts, policy: GuardrailPolicy) -> _Trip | None:
     others = facts.under_way.others(facts.life)
-    if others < policy.fleet_cordons:
+    if others < policy.fleet_cordons or _is_leaving(facts, policy):
         return None
     return _Trip(f"{others} machines of the fleet carry our cordon, of {policy.fleet_cordons} at a time.")
 
@@ -270,9 +272,14 @@ def _fleet_cordons(_act: Act, facts: GuardFacts, policy: GuardrailPolicy) -> _Tr
 def _pool_cordons(_act: Act, facts: GuardFacts, policy: GuardrailPolicy) -> _Trip | None:
     limit = bound(policy.pool_cordons, policy.pool_cordon_share, facts.pool_machines)
     others = facts.under_way.others(facts.life, facts.pool)
-    if others < limit:
+    if others < limit or _is_leaving(facts, policy):
         return None
     return _Trip(f"{_of_pool(others, facts)} carry our cordon, of {limit} at a time.")
+
+
+def _is_leaving(facts: GuardFacts, policy: GuardrailPolicy) -> bool:
+    """Whether the machine goes so soon that its jobs have to be saved now, or not at all."""
+    return facts.goes_at is not None and facts.goes_at - facts.now < timedelta(seconds=policy.leaving_seconds)
 
 
 def _of_pool(others: int, facts: GuardFacts) -> str:
