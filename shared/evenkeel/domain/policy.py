@@ -58,7 +58,7 @@ class GuardrailPolicy(Section):
     pool_cordons: int | None = Field(default=20, ge=1)
     pool_cordon_share: float | None = Field(default=0.3, gt=0, le=1)
     leaving_seconds: int = 900
-    """A machine that goes by itself within this is cordoned whatever else is out: left open it would go all the same."""
+    """A machine that goes by itself within this is cordoned whatever else is out: left open it goes all the same."""
     shared_cause_count: int = Field(default=3, ge=2)
     """So many machines of one zone, UltraServer or image that sicken within the window have one cause."""
     shared_cause_share: float = Field(default=0.05, gt=0, le=1)
