@@ -70,7 +70,10 @@ def _mark(typed: str, verb: str, reason: str, key: str | None, output: Output) -
 
     def draw(out: Page) -> None:
         out.line(out.marked("ok", f"{found['instanceId']}  {plain(found['outcome'])}"))
-        out.line(f"{out.dim('next')}  evenkeel nodes show {found['instanceId']}")
+        # A person's own cordon is a person's to take off: Evenkeel cannot know whose it was.
+        is_persons = found["outcome"] == "CORDONED"
+        way = f"kubectl uncordon {found['nodeName']}" if is_persons else f"evenkeel nodes show {found['instanceId']}"
+        out.line(f"{out.dim('next')}  {way}{' takes it off again' if is_persons else ''}")
 
     answer(found, output, draw)
 

@@ -339,6 +339,7 @@ def test_a_node_is_cordoned_and_our_cordon_taken_off(served: Served) -> None:
     freed = served.run("nodes", "uncordon", a_fleet_node(2).life.instance_id)
 
     assert cordoned.out.startswith(f"● {a_fleet_node(1).life.instance_id}  cordoned\n")
+    assert f"kubectl uncordon {a_fleet_node(1).node_name} takes it off again" in cordoned.out
     assert freed.out.startswith(f"● {a_fleet_node(2).life.instance_id}  released\n")
 
 
