@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import (
+    OPEN_STATES,
     Block,
     FactKind,
     HurtJob,
@@ -39,7 +40,7 @@ from evenkeel.domain.scheduling.jobs import (
 )
 from evenkeel.domain.values import rfc3339
 from evenkeel.domain.waiting import Condition, ConditionKind, Wait
-from evenkeel.ports import LaunchSpec, Row
+from evenkeel.ports import LaunchSpec, Row, Table
 from evenkeel.services import rows
 from evenkeel.services.guard_register import Which
 from evenkeel_local import ACCOUNT_ID
@@ -241,6 +242,13 @@ def planned(stage: Stage, node: int = 1, **changes: Any) -> Incident:
     return an_incident(stage, IncidentState.RECOVERING, node, plan=brief, **changes)
 
 
+def alone(stage: Stage, node: int, **changes: Any) -> Incident:
+    """Store such an incident where no other machine is sick: those of one probe after the other look like a wave."""
+    for state in OPEN_STATES:
+        stage.forget_state(Table.INCIDENTS, f"INC#{state}")
+    return planned(stage, node, **changes)
+
+
 def a_wait(subject: str, kind: ConditionKind, name: str, facts: Json, **changes: Any) -> Wait:
     """Return an open wait of a task that nobody waits in: its token is known to no one."""
     fields: dict[str, Any] = {
@@ -409,7 +417,7 @@ def moves_what_its_owner_lets_move(stage: Stage) -> Json:
 
 @probe("repair_node", comes_through=lambda seen: bool(seen.answer) and seen.answer["outcome"] in ("ASKED", "RETRY"))
 def evicts_what_its_owner_starts_again(stage: Stage) -> Json:
-    incident = planned(stage, REBOOTED, opened_at=now() + timedelta(minutes=10))
+    incident = alone(stage, REBOOTED, opened_at=now() + timedelta(minutes=10))
     a_foreign_pod(stage, incident.node_name)
     return of_incident(incident)
 
@@ -417,13 +425,13 @@ def evicts_what_its_owner_starts_again(stage: Stage) -> Json:
 @probe("repair_node", comes_through=lambda seen: bool(seen.answer) and seen.answer["outcome"] in ("ASKED", "RETRY"))
 def reboots(stage: Stage) -> Json:
     a_run(stage, AttemptState.RUNNING, launched=True, node=REBOOTED)
-    return of_incident(planned(stage, REBOOTED))
+    return of_incident(alone(stage, REBOOTED))
 
 
 @probe("repair_node", comes_through=lambda seen: bool(seen.answer) and seen.answer["outcome"] in ("ASKED", "RETRY"))
 def replaces(stage: Stage) -> Json:
     stage.await_machine(REPLACED)
-    return of_incident(planned(stage, REPLACED, fault_key="hp:NvidiaErrorTerminate", asked_rung="replace"))
+    return of_incident(alone(stage, REPLACED, fault_key="hp:NvidiaErrorTerminate", asked_rung="replace"))
 
 
 @probe("repair_node", comes_through=lambda seen: bool(seen.answer) and seen.answer["outcome"] == "ASKED")
@@ -466,7 +474,7 @@ def _wave(stage: Stage) -> Iterator[None]:
 )
 def pages_for_a_wave(stage: Stage) -> Json:
     stage.await_machine(REPLACED)
-    return of_incident(planned(stage, REPLACED, fault_key="hp:NvidiaErrorTerminate", asked_rung="replace"))
+    return of_incident(alone(stage, REPLACED, fault_key="hp:NvidiaErrorTerminate", asked_rung="replace"))
 
 
 @probe(
@@ -476,7 +484,7 @@ def pages_for_a_wave(stage: Stage) -> Json:
 def cordons_what_waited_for_its_cordon(stage: Stage) -> Json:
     stage.free(REBOOTED)
     block = Block(rule="POOL_CORDONS", reason="A probe.", since=now(), act="cordon")
-    return of_incident(planned(stage, REBOOTED, block=block))
+    return of_incident(alone(stage, REBOOTED, block=block))
 
 
 @probe("check_node", comes_through=lambda seen: bool(seen.answer) and seen.answer["outcome"] in ("DEEP", "BASIC"))
