@@ -8,7 +8,6 @@ import pytest
 from evenkeel_local.data_centre import DataCentre, FleetShape
 from evenkeel_local.deployment import STACK_NAME, deploy
 from evenkeel_local.drills import Work, await_whole_fleet
-from evenkeel_local.identities import make_user
 from tests.local import signals
 from tests.local.training import Training
 from tests.waiting import until
@@ -124,35 +123,6 @@ def cordon(centre: DataCentre, node: str, *, unschedulable: bool = True) -> None
     """Cordon a node, or take the cordon off, as somebody with kubectl does."""
     spec = {"unschedulable": unschedulable}
     centre.cluster.apply([{"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}, "spec": spec}])
-
-
-@pytest.fixture
-def automatic(data_centre: DataCentre) -> Iterator[None]:
-    """Let HyperPod repair by itself for the test, as an operator of the cluster switches it."""
-    arn = data_centre.cluster.cluster_arn
-    may = {"Effect": "Allow", "Action": "sagemaker:UpdateCluster", "Resource": arn}
-    owner = make_user(data_centre.deployer, "owner-of-the-cluster", [may])
-    hyperpod = owner.client("sagemaker", endpoint_url=data_centre.cluster.sagemaker_url)
-    hyperpod.update_cluster(ClusterName=arn, NodeRecovery="Automatic")
-    yield
-    hyperpod.update_cluster(ClusterName=arn, NodeRecovery="None")
-
-
-@pytest.mark.usefixtures("automatic")
-def test_hyperpod_repairs_what_it_owns_and_the_job_comes_back_meanwhile(data_centre: DataCentre) -> None:
-    before = data_centre.cluster.control("GET", "provider-calls")["calls"]
-    job = Training.submit(data_centre, "automatic", SHORT).reach(10)
-    node = job.node(1)
-
-    data_centre.cluster.inject("gpu-xid79", node=node)
-    ended = job.end()
-    incident = settled(data_centre, node)
-
-    assert (ended["state"], job.digest()) == ("SUCCEEDED", job.right_digest)
-    assert (incident["state"], incident["repairs"]) == ("RECOVERED", [])
-    assert "NodeRecovery is Automatic, so HyperPod repairs it" in incident["decisions"][-1]["reason"]
-    assert incident["replacementInstanceId"]
-    assert data_centre.cluster.control("GET", "provider-calls")["calls"] == before
 
 
 # ---------------------------------------------------------------- checkpoints

@@ -46,7 +46,9 @@ def check_afterwards(
 def check_decisions(result: Result, centre: DataCentre) -> None:
     """Check that every decision ever recorded here comes out the same from its own facts."""
     otherwise = decided_otherwise(centre)
-    result.check("every decision replays to its recorded answer", not otherwise, f"{len(otherwise)}: {otherwise[:3]}")
+    result.check(
+        "every decision replays to its recorded answer", not otherwise, f"{len(otherwise)} do not: {otherwise[:3]}"
+    )
 
 
 def _check_job(result: Result, centre: DataCentre, job: dict[str, Any], uri: str, work: Work) -> None:

@@ -141,7 +141,10 @@ def rehearse(drill: Drill, *, seed: int, full: bool = False, say: Say = lambda _
         say: Is told what happens.
     """
     fleet = (drill.full if full else None) or drill.fleet
-    with interruptible(), DataCentre.start(PROJECT / ".evenkeel" / "drill", fleet=fleet, say=say) as centre:
+    with (
+        interruptible(),
+        DataCentre.start(PROJECT / ".evenkeel" / f"drill-{drill.name}", fleet=fleet, say=say) as centre,
+    ):
         try:
             return run(drill, centre, seed=seed, say=say)
         except DrillTimeoutError as late:
