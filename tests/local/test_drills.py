@@ -6,6 +6,7 @@ from evenkeel_local.data_centre import DataCentre
 from evenkeel_local.drills import DRILLS, SHARED, run
 
 
+@pytest.mark.timeout(420)  # one of them deploys a release, which a busy machine takes its time for
 @pytest.mark.parametrize("name", sorted(SHARED))
 def test_everything_that_must_hold_does_after(name: str, data_centre: DataCentre) -> None:
     result = run(DRILLS[name], data_centre, seed=2026)
