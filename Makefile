@@ -10,7 +10,7 @@ MAKEFLAGS += --no-print-directory
 
 PYTHON ?=
 ENV ?= dev
-TESTS ?= tests/unit tests/simulator tests/contract tests/template tests/workflow tests/local
+TESTS ?=
 SEEDS ?= 1..500
 
 SYSTEM_PYTHON := $(if $(PYTHON),$(PYTHON),python3)
@@ -37,8 +37,7 @@ dev: setup ## keep the local data centre up until Ctrl-C
 	@$(BIN)/evenkeel dev up --foreground
 
 test: lint ## everything that CI runs: lint, types, template, and every level of the tests
-	@echo "test: $(TESTS)"
-	@$(BIN)/python -m pytest $(TESTS)
+	@$(BIN)/python $(if $(TESTS),-m pytest $(TESTS),tools/test_lanes.py)
 
 lint: lock-check ## ruff, mypy strict, the template
 	@echo "lint: ruff"

@@ -1,0 +1,89 @@
+"""Run every level of the tests, side by side: what computes beside what mostly waits for real processes.
+
+    python tools/test_lanes.py
+
+Each lane is a pytest of its own; its lines are printed as they come, with the lane's name before them. A failure is
+told where it happens and again at the end. Exit code 0 only if every lane passed.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+LOCAL = Path("tests/local")
+LANES = {
+    "core": ["tests/unit", "tests/simulator", "tests/contract", "tests/template", "tests/workflow"],
+    "drills": ["test_drills.py", "test_storm.py", "test_safe_hands.py"],
+    "cases": ["test_combined_faults.py", "test_hard_cases.py", "test_api.py", "test_intake.py"],
+    "cluster": ["gpu_cluster"],
+}
+"""What is not named here and lies in `tests/local` goes with `cluster`, so that no file is left out."""
+_COUNTS = re.compile(r"(\d+) (passed|failed|skipped|errors?)")
+
+
+class Lane(threading.Thread):
+    """One pytest, and what it counted."""
+
+    def __init__(self, name: str, paths: list[str], printing: threading.Lock) -> None:
+        super().__init__(name=name)
+        self.paths = paths
+        self.printing = printing
+        self.exit_code = 0
+        self.counts: dict[str, int] = {}
+        self.story: list[str] = []
+        self.seconds = 0.0
+
+    def run(self) -> None:
+        started = time.monotonic()
+        command = [sys.executable, "-m", "pytest", "--color=no", *self.paths]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as pytest:
+            assert pytest.stdout
+            for line in pytest.stdout:
+                self.story.append(line)
+                with self.printing:
+                    print(f"{self.name:8} {line}", end="", flush=True)
+        self.exit_code = pytest.returncode
+        self.seconds = time.monotonic() - started
+        for count, what in _COUNTS.findall(self.story[-1] if self.story else ""):
+            self.counts[what.removesuffix("s") if what.startswith("error") else what] = int(count)
+
+
+def lanes() -> dict[str, list[str]]:
+    """Return the paths of each lane; every local test file is in exactly one."""
+    local = {path.name for path in LOCAL.glob("test_*.py")}
+    named = {name for paths in LANES.values() for name in paths}
+    found = {
+        lane: [path if path.startswith("tests/") else str(LOCAL / path) for path in paths]
+        for lane, paths in LANES.items()
+    }
+    found["cluster"] += [str(LOCAL / name) for name in sorted(local - named)]
+    return found
+
+
+def main() -> int:
+    """Run the lanes and sum them up."""
+    printing = threading.Lock()
+    running = [Lane(name, paths, printing) for name, paths in lanes().items()]
+    for lane in running:
+        lane.start()
+    for lane in running:
+        lane.join()
+    total = {
+        what: sum(lane.counts.get(what, 0) for lane in running) for what in ("passed", "failed", "error", "skipped")
+    }
+    for lane in running:
+        for line in lane.story:
+            if line.startswith(("FAILED ", "ERROR ")):
+                print(f"{lane.name:8} {line}", end="")
+        print(f"test: {lane.name}: {lane.seconds:.0f} s, exit code {lane.exit_code}")
+    print(f"{total['passed']} passed, {total['failed'] + total['error']} failed, {total['skipped']} skipped")
+    return 0 if all(lane.exit_code == 0 for lane in running) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
