@@ -21,7 +21,7 @@ SOURCES := $(wildcard shared cli local examples functions bench tests tools)
 export PYTHON
 export SAM_CLI_TELEMETRY := 0
 
-.PHONY: help setup demo dev test fuzz mutants lint fmt build deploy bench soak storm clean lock lock-check
+.PHONY: help setup demo dev test fuzz mutants lint fmt build deploy bench soak drills storm clean lock lock-check
 
 help: ## show this list
 	@$(SYSTEM_PYTHON) -c 'import re; [print(f"  make {name:11} {what}") for name, what in \
@@ -69,6 +69,9 @@ mutants: setup ## plant each bug of tests/mutants, and see the seeds find it
 
 soak: setup ## twenty drills in a row at random moments
 	@$(BIN)/python -m evenkeel_local.soak
+
+drills: setup ## every drill and the storm, a quarter of an hour of waiting
+	@$(BIN)/python -m pytest tests/local -m drills -v
 
 storm: setup ## a thousand events about 200 machines within ten seconds, and all that must hold
 	@$(BIN)/evenkeel drill run storm --full

@@ -13,25 +13,20 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
-LOCAL = Path("tests/local")
 LANES = {
     "core": ["tests/unit", "tests/simulator", "tests/contract", "tests/template", "tests/workflow"],
-    "drills": ["test_drills.py", "test_storm.py", "test_safe_hands.py"],
-    "cases": ["test_combined_faults.py", "test_hard_cases.py", "test_api.py", "test_intake.py"],
-    "cluster": ["gpu_cluster"],
+    "local": ["tests/local", "-m", "not drills"],
 }
-"""What is not named here and lies in `tests/local` goes with `cluster`, so that no file is left out."""
 _COUNTS = re.compile(r"(\d+) (passed|failed|skipped|errors?)")
 
 
 class Lane(threading.Thread):
     """One pytest, and what it counted."""
 
-    def __init__(self, name: str, paths: list[str], printing: threading.Lock) -> None:
+    def __init__(self, name: str, arguments: list[str], printing: threading.Lock) -> None:
         super().__init__(name=name)
-        self.paths = paths
+        self.arguments = arguments
         self.printing = printing
         self.exit_code = 0
         self.counts: dict[str, int] = {}
@@ -40,35 +35,23 @@ class Lane(threading.Thread):
 
     def run(self) -> None:
         started = time.monotonic()
-        command = [sys.executable, "-m", "pytest", "--color=no", *self.paths]
+        command = [sys.executable, "-m", "pytest", "--color=no", *self.arguments]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as pytest:
             assert pytest.stdout
             for line in pytest.stdout:
                 self.story.append(line)
                 with self.printing:
-                    print(f"{self.name:8} {line}", end="", flush=True)
+                    print(f"{self.name:5} {line}", end="", flush=True)
         self.exit_code = pytest.returncode
         self.seconds = time.monotonic() - started
         for count, what in _COUNTS.findall(self.story[-1] if self.story else ""):
             self.counts[what.removesuffix("s") if what.startswith("error") else what] = int(count)
 
 
-def lanes() -> dict[str, list[str]]:
-    """Return the paths of each lane; every local test file is in exactly one."""
-    local = {path.name for path in LOCAL.glob("test_*.py")}
-    named = {name for paths in LANES.values() for name in paths}
-    found = {
-        lane: [path if path.startswith("tests/") else str(LOCAL / path) for path in paths]
-        for lane, paths in LANES.items()
-    }
-    found["cluster"] += [str(LOCAL / name) for name in sorted(local - named)]
-    return found
-
-
 def main() -> int:
     """Run the lanes and sum them up."""
     printing = threading.Lock()
-    running = [Lane(name, paths, printing) for name, paths in lanes().items()]
+    running = [Lane(name, arguments, printing) for name, arguments in LANES.items()]
     for lane in running:
         lane.start()
     for lane in running:
@@ -79,7 +62,7 @@ def main() -> int:
     for lane in running:
         for line in lane.story:
             if line.startswith(("FAILED ", "ERROR ")):
-                print(f"{lane.name:8} {line}", end="")
+                print(f"{lane.name:5} {line}", end="")
         print(f"test: {lane.name}: {lane.seconds:.0f} s, exit code {lane.exit_code}")
     print(f"{total['passed']} passed, {total['failed'] + total['error']} failed, {total['skipped']} skipped")
     return 0 if all(lane.exit_code == 0 for lane in running) else 1

@@ -8,6 +8,7 @@ from evenkeel_local.data_centre import DataCentre
 from evenkeel_local.drills import DRILLS, run
 
 
+@pytest.mark.drills
 @pytest.mark.timeout(720)  # it brings up a data centre of its own, and a busy machine takes its time
 def test_in_a_storm_nothing_is_lost_nothing_is_done_twice_and_what_is_too_much_waits(tmp_path: Path) -> None:
     drill = DRILLS["storm"]
