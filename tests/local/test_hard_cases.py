@@ -78,7 +78,7 @@ def test_a_hold_lets_a_node_be_cordoned_and_nothing_else_until_it_is_released(da
     incident = settled(data_centre, node)
     after = job.show()
 
-    assert (held["state"], held["repairs"], asked, seen["unschedulable"]) == ("RECOVERING", [], before, True)
+    assert (held["state"], held["repairs"], asked, seen["unschedulable"]) == ("BLOCKED", [], before, True)
     assert (running["state"], running["currentAttempt"]) == ("RUNNING", 1)
     assert "the auditors are here" in _told(data_centre, incident, "held")
     assert (incident["state"], incident["repairs"]) == ("RECOVERED", ["reboot"])
