@@ -281,7 +281,8 @@ class Stage:
             # One that was told to go still looks well for a moment.
             lease = self.ledger.get(rows.lease_key(slot))
             asks = lease.doc["asks"] if lease else ()
-            gone = {ask["life"]["instanceId"] for ask in asks if (ask["rung"], ask["answer"]) == ("replace", "ACCEPTED")}
+            told_to_go = [ask for ask in asks if (ask["rung"], ask["answer"]) == ("replace", "ACCEPTED")]
+            gone = {ask["life"]["instanceId"] for ask in told_to_go}
             return next((node for node in ready if node.slot == slot and node.life.instance_id not in gone), None)
 
         self.nodes[place] = until(found, f"a machine in the seat {slot}")  # type: ignore[assignment]  # until it is one
