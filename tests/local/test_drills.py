@@ -5,7 +5,7 @@ import pytest
 from evenkeel_local.data_centre import DataCentre
 from evenkeel_local.drills import DRILLS, SHARED, run
 
-EACH_TIME = ("app-crash", "gpu-xid79", "no-capacity", "node-lost", "stuck-replace")
+EACH_TIME = ("app-crash", "gpu-xid79", "no-capacity", "node-lost", "stuck-replace", "two-owners")
 """Drills of `make test`; `make drills` has the others too, which take a quarter of an hour more."""
 
 
