@@ -1,4 +1,4 @@
-"""Run every level of the tests, side by side: what computes beside what mostly waits for real processes.
+"""Run every level of the tests, side by side: what needs the whole data centre, and everything below it.
 
     python tools/test_lanes.py
 
@@ -15,8 +15,15 @@ import threading
 import time
 
 LANES = {
-    "core": ["tests/unit", "tests/simulator", "tests/contract", "tests/template", "tests/workflow"],
-    "local": ["tests/local", "-m", "not drills"],
+    "parts": [
+        "tests/unit",
+        "tests/simulator",
+        "tests/contract",
+        "tests/template",
+        "tests/workflow",
+        "tests/local/gpu_cluster",
+    ],
+    "whole": ["tests/local", "--ignore=tests/local/gpu_cluster", "-m", "not drills"],
 }
 _COUNTS = re.compile(r"(\d+) (passed|failed|skipped|errors?)")
 
