@@ -297,7 +297,9 @@ def test_commands_run_inside_a_pod(kubectl: Run, kubeconfig: Path, environment: 
     )
     missing = kubectl("exec", "one", "--", "no-such-program", fails=True)
     nowhere = kubectl("exec", "two", "--", "true", fails=True)
-    terminal = in_a_terminal([program, "exec", "-it", "one", "--", "sh", "-c", "test -t 0 && stty size"], environment)
+    # The size comes in a message of its own, after the command began: so it does from a real kubelet.
+    sized = 'test -t 0 && until test "$(stty size)" != "0 0"; do sleep 0.05; done; stty size'
+    terminal = in_a_terminal([program, "exec", "-it", "one", "--", "sh", "-c", sized], environment)
 
     assert said == "blue\n"
     assert echoed == "in and out\n"
