@@ -348,6 +348,9 @@ def _note_once(
     if decision.action in (Intake.OPEN, Intake.JOIN):
         assert decision.incident
         writes = _recorded(decision.incident, fact, known, pointer, current_row, decision.action, now, catalogue)
+    if decision.action is Intake.OPEN:
+        # The rows are not of one instant: an incident that was settled between two reads would seem not to have been.
+        writes.append(Check(rows.last_key(seat.life), last_row.version if last_row else 0))
     for place, history in decision.histories.items():
         before = histories[place]
         writes.append(Put(rows.history_row(place, history, before.version if before else 0, now)))

@@ -2,6 +2,7 @@
 
 import itertools
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from evenkeel.domain.health.faults import shipped
 from evenkeel.domain.health.incidents import Evidence, FactKind, IncidentState, NodeFact
-from evenkeel.ports import Table
+from evenkeel.ports import Key, Put, Row, Table
 from evenkeel.services import receive_event, rows
 from tests.fakes import FakeWorld, a_provider_node
 from tests.fakes.cluster import CLUSTER, instance_id
@@ -150,8 +151,6 @@ def test_the_fleets_memory_is_asked_before_the_provider() -> None:
         "pool": "burst",
         "changedAt": "2026-11-03T00:00:00Z",
     }
-    from evenkeel.ports import Put
-
     world.ledger.commit(Put(rows.node_row(CLUSTER, instance_id(50), remembered, 0, None)))
 
     assert hear(world, a_fact(number=50)).outcome == "OPEN"
@@ -197,13 +196,40 @@ def test_late_news_of_a_replaced_machine_opens_nothing() -> None:
         "changedAt": "2026-11-03T00:00:00Z",
         "isGone": True,
     }
-    from evenkeel.ports import Put
-
     recovery.world.ledger.commit(Put(rows.node_row(CLUSTER, instance_id(1), row, 0, None)))
 
     outcome = recovery.hear(a_fact(observed_at=recovery.now + timedelta(minutes=5), envelope_id="ghost"))
 
     assert outcome.outcome == "LATE"
+
+
+class Torn:
+    """A ledger whose read of several rows is not of one instant, as DynamoDB's is not: something happens amid it."""
+
+    def __init__(self, ledger: Any, *, after: int, happens: Callable[[], Any]) -> None:
+        self._ledger, self._after, self._happens = ledger, after, [happens]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ledger, name)
+
+    def get_each(self, *keys: Key) -> tuple[Row | None, ...]:
+        first = self._ledger.get_each(*keys[: self._after])
+        while self._happens:
+            self._happens.pop()()
+        return (*first, *self._ledger.get_each(*keys[self._after :]))
+
+
+@pytest.mark.parametrize("after", range(1, 6))
+def test_a_signal_that_is_read_while_the_incident_is_settled_opens_no_second_one(after: int) -> None:
+    recovery = Recovery()
+    recovery.sicken(fault_key="hp:NvidiaErrorTerminate")
+    late = a_fact(fault_key="hp:NvidiaErrorTerminate", observed_at="2026-11-03T10:16:00Z", envelope_id="late")
+    torn = Torn(recovery.world.ledger, after=after, happens=recovery.recover)
+
+    outcome = receive_event.run(late, **{**ports(recovery.world), "ledger": torn}).outcome
+
+    assert outcome == "LATE"
+    assert len(recovery.incidents()) == 1
 
 
 def test_healthy_again_before_anything_was_done_ends_the_incident_quietly() -> None:
