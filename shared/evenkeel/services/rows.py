@@ -11,7 +11,7 @@ from evenkeel.domain.health.intake import LastIncident
 from evenkeel.domain.health.recurrence import REMEMBERED, History
 from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.recovery.leases import Lease
-from evenkeel.domain.scheduling.jobs import Attempt, Charge, Job
+from evenkeel.domain.scheduling.jobs import Attempt, Charge, Job, JobState
 from evenkeel.domain.values import Value, rfc3339
 from evenkeel.domain.waiting import Wait
 from evenkeel.ports import Key, Ledger, NotFound, Row, Table
@@ -26,6 +26,7 @@ GROUP_FACT_KEPT = timedelta(days=1)
 """How long what was said of a group counts, from when it happened: the longest window of the rules that read it."""
 IDEMPOTENCY_KEPT = timedelta(hours=24)
 
+_SETUP = "SETUP"
 ROOT_TREE = "fleet"
 """The one cohort tree, until quotas grow more."""
 
@@ -142,14 +143,28 @@ def job_key(job_id: str) -> Key:
 
 
 def job_row(job: Job, version: int) -> Row:
-    """In `byState` under `JOB#<state>` by submission, which is queue order."""
+    """In `byState` under `JOB#<state>`: while it waits in a team's queue in the order of that, else by submission."""
     expires = (job.ended_at or job.submitted_at) + KEPT if job.state.has_ended else None
-    return Row(job_key(job.job_id), job.to_json(), version, (f"JOB#{job.state}", queue_order(job)), expires)
+    waits = job.state is JobState.PENDING
+    place = queue_order(job) if waits else f"{rfc3339(job.submitted_at)}#{job.job_id}"
+    return Row(job_key(job.job_id), job.to_json(), version, (f"JOB#{job.state}", place), expires)
+
+
+def queue_prefix(queue: str) -> str:
+    """Return how the places of one team's queue begin."""
+    return f"{queue}#"
 
 
 def queue_order(job: Job) -> str:
-    """First come, first served; the id breaks ties so that the order is total."""
-    return f"{rfc3339(job.submitted_at)}#{job.job_id}"
+    """Return a waiting job's place: `<team>#<inverted priority>#<queued at>#<id>`, so that each queue is read alone.
+
+    In the queue of everybody, first come, first served: `<submitted at>#<id>`. The id makes the order total.
+    """
+    if not job.queue:
+        return f"{rfc3339(job.submitted_at)}#{job.job_id}"
+    inverted = 2**31 - 1 - max(-(2**31), min(2**31 - 1, job.priority))
+    queued_at = rfc3339(job.queued_at or job.submitted_at)
+    return f"{queue_prefix(job.queue)}{inverted:010d}#{queued_at}#{job.job_id}"
 
 
 def attempt_key(job_id: str, attempt: int) -> Key:
@@ -349,6 +364,27 @@ def charge_key(attempt: Attempt) -> Key:
 def charge_row(attempt: Attempt) -> Row:
     """What an admitted attempt takes, and where: put with the attempt, deleted when it is settled, never rewritten."""
     return Row(charge_key(attempt), Charge.of(attempt).to_json())
+
+
+def setup_key() -> Key:
+    """`SETUP / VERSION`: raised by every change of the set-up, so that no two are made of the same one."""
+    return Key(Table.QUOTAS, _SETUP, "VERSION")
+
+
+def fleet_quotas_key() -> Key:
+    """`SETUP / FLEET`: what no single team owns."""
+    return Key(Table.QUOTAS, _SETUP, "FLEET")
+
+
+def team_key(team: str) -> Key:
+    """`SETUP / TEAM#team`: one team's quota and people. All of the set-up is one partition: one consistent query."""
+    return Key(Table.QUOTAS, _SETUP, f"TEAM#{team}")
+
+
+def setup_event_row(entry: TimelineEntry, version: int) -> Row:
+    """`SETUP-EVENTS / EVENT#time#version`: who changed the set-up, and why. Apart, so that no pass reads it."""
+    key = Key(Table.QUOTAS, "SETUP-EVENTS", f"EVENT#{rfc3339(entry.at)}#{version:08d}")
+    return Row(key, entry.to_json(), 0, None, entry.at + KEPT)
 
 
 def usage_key(team: str) -> Key:

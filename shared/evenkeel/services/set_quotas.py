@@ -1,0 +1,96 @@
+"""An administrator sets up a team, or what holds for all teams."""
+
+from datetime import datetime
+from typing import Any
+
+from evenkeel.domain.health.incidents import TimelineEntry
+from evenkeel.domain.scheduling.teams import Fault, FleetQuotas, SetUp, Team, check_fleet, check_set_up, check_team
+from evenkeel.domain.values import Value
+from evenkeel.ports import Add, Conflict, Invalid, Key, Ledger, Passes, Put, Row
+from evenkeel.services import read_setup, rows
+
+WRITER = "set_quotas"
+_TRIES = 5
+
+
+class Request(Value):
+    """One part of the set-up as it is to be, who wants it, and why."""
+
+    part: Team | FleetQuotas
+    expected: int
+    """The part's version that it was written for; 0 = it is not there yet."""
+    by: str
+    reason: str
+
+
+class Outcome(Value):
+    """What stands there now."""
+
+    part: Team | FleetQuotas
+    version: int
+
+
+class StaleVersion(Conflict):
+    """The part is at another version than the change was written for."""
+
+
+def run(request: Request, ledger: Ledger, passes: Passes, *, now: datetime) -> Outcome:
+    """Put a part of the set-up in force, and ask for a pass.
+
+        this part at `expected` ── checked with all others ── commit: the part, VERSION as read, TREE raised
+
+    The tree is raised in the same transaction: a pass that weighed the older set-up fails whole and looks again.
+
+    Idempotent: yes; a repeat finds at `expected` + 1 just what it asks for.
+
+    Raises:
+        Invalid: it cannot be set up; names each field.
+        StaleVersion: the part is at another version.
+    """
+    name = request.part.name if isinstance(request.part, Team) else read_setup.FLEET
+    _refuse(check_team(request.part) if isinstance(request.part, Team) else check_fleet(request.part))
+    for _ in range(_TRIES):
+        found = read_setup.run(ledger)
+        version = found.version_of(name)
+        if version == request.expected + 1 and _now(found.setup, name) == request.part.to_json():
+            break
+        if version != request.expected:
+            raise StaleVersion(f"{_said(name)} is at version {version}, not {request.expected}.")
+        _refuse(check_set_up(_with(found.setup, request.part)))
+        text = f"{_said(name)} set by {request.by}: {request.reason}"
+        entry = TimelineEntry(at=now, kind="setup", text=text, writer=WRITER)
+        try:
+            ledger.commit(
+                Put(Row(_key(name), request.part.to_json(), version)),
+                Put(Row(rows.setup_key(), {}, found.version)),
+                Add(rows.tree_key(), {"setUps": 1}),
+                Put(rows.setup_event_row(entry, found.version + 1)),
+            )
+        except Conflict:
+            continue  # somebody set up another part, or this one
+        break
+    else:
+        raise Conflict("The set-up kept changing under this request.")
+    passes.request(f"{_said(name)} set")
+    return Outcome(part=request.part, version=request.expected + 1)
+
+
+def _refuse(faults: tuple[Fault, ...]) -> None:
+    if faults:
+        raise Invalid("It cannot be set up so.", tuple(faults))
+
+
+def _key(name: str) -> Key:
+    return rows.team_key(name) if name else rows.fleet_quotas_key()
+
+
+def _said(name: str) -> str:
+    return f"Team {name}" if name else "The fleet's part"
+
+
+def _now(setup: SetUp, name: str) -> dict[str, Any]:
+    return (setup.by_name[name] if name else setup.fleet).to_json()
+
+
+def _with(setup: SetUp, part: Team | FleetQuotas) -> SetUp:
+    return setup.with_team(part) if isinstance(part, Team) else setup.but(fleet=part)

@@ -1,0 +1,121 @@
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.scheduling.teams import FleetQuotas, Team
+from evenkeel.ports import Check, Conflict, Invalid, Ledger, Write
+from evenkeel.services import read_setup, rows, set_quotas
+from tests.fakes import FakeWorld
+from tests.unit.scheduling.test_teams import a_team
+
+
+def put(world: FakeWorld, part: Team | FleetQuotas, expected: int = 0, ledger: Any = None) -> set_quotas.Outcome:
+    request = set_quotas.Request(part=part, expected=expected, by="role/Platform (ana)", reason="First quota.")
+    return set_quotas.run(request, ledger or world.ledger, world.passes, now=world.clock.now())
+
+
+def tree_version(world: FakeWorld) -> int:
+    row = world.ledger.get(rows.tree_key())
+    return row.version if row else 0
+
+
+def test_what_is_set_up_is_read_back_with_its_version() -> None:
+    world = FakeWorld()
+    put(world, a_team("vision"))
+    put(world, a_team("nlp"))
+    put(world, FleetQuotas(priority_classes={"high": 10}))
+    put(world, a_team("nlp", namespace="nlp"), expected=1)
+
+    found = read_setup.run(world.ledger)
+
+    assert [team.name for team in found.setup.teams] == ["nlp", "vision"]
+    assert found.setup.by_name["nlp"].namespace == "nlp"
+    assert found.setup.priority_of("high") == 10
+    assert found.versions == {"nlp": 2, "vision": 1, read_setup.FLEET: 1}
+    assert found.version == 4
+
+
+def test_nothing_set_up_is_no_team_and_no_limit() -> None:
+    found = read_setup.run(FakeWorld().ledger)
+
+    assert not found.setup.has_teams
+    assert found.version_of("nlp") == 0
+
+
+def test_every_change_raises_the_tree_and_asks_for_a_pass() -> None:
+    world = FakeWorld()
+    before = tree_version(world)
+
+    put(world, a_team())
+    put(world, FleetQuotas())
+
+    assert tree_version(world) == before + 2
+    assert len(world.passes.reasons) == 2
+
+
+def test_the_same_change_twice_is_made_once() -> None:
+    world = FakeWorld()
+    first = put(world, a_team())
+    version = tree_version(world)
+
+    again = put(world, a_team())
+
+    assert again == first
+    assert tree_version(world) == version
+
+
+def test_a_change_of_another_version_is_refused() -> None:
+    world = FakeWorld()
+    put(world, a_team())
+
+    for expected in (0, 2):
+        with pytest.raises(set_quotas.StaleVersion):
+            put(world, a_team(namespace="other"), expected)
+
+
+def test_faults_are_named_and_nothing_is_written() -> None:
+    world = FakeWorld()
+    put(world, a_team("vision", namespace="shared"))
+
+    with pytest.raises(Invalid) as refused:
+        put(world, a_team("nlp", namespace="shared"))
+    with pytest.raises(Invalid):
+        put(world, a_team("nlp", members=[{"principal": "Research"}]))
+
+    assert [field for field, _ in refused.value.faults] == ["namespace"]
+    assert read_setup.run(world.ledger).version == 1
+
+
+class Meanwhile:
+    """Lets somebody else write just before the first commit."""
+
+    def __init__(self, ledger: Ledger, other: Any) -> None:
+        self._ledger = ledger
+        self._other = other
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ledger, name)
+
+    def commit(self, *writes: Write, token: str = "") -> None:
+        other, self._other = self._other, None
+        if other:
+            other()
+        self._ledger.commit(*writes, token=token)
+
+
+def test_two_changes_at_once_are_checked_together() -> None:
+    world = FakeWorld()
+    ledger = Meanwhile(world.ledger, lambda: put(world, a_team("vision", namespace="shared")))
+
+    with pytest.raises(Invalid):
+        put(world, a_team("nlp", namespace="shared"), ledger=ledger)
+
+
+def test_a_pass_on_the_older_set_up_fails_whole() -> None:
+    world = FakeWorld()
+    put(world, a_team())
+    version = tree_version(world)
+    put(world, a_team("vision"))
+
+    with pytest.raises(Conflict):
+        world.ledger.commit(Check(rows.tree_key(), version))
