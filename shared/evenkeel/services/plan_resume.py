@@ -151,8 +151,10 @@ def _plan(
         if plan and is_planned and (back is None or back.action is not Rollback.STOP):
             return PlannedJob(job_id=job.job_id, attempt=hurt.attempt, option=plan.option)
         if back is not None:
+            if back.action is Rollback.LIMIT:
+                _leave_in_doubt(incident, hurt, job.current_attempt, back, ledger, ids, telemetry, policy, mode, now)
             if back.action is not Rollback.STOP:
-                _tell_on_its_way(incident, job, attempt, back, ledger, telemetry)
+                _tell_on_its_way(incident, job, attempt, ledger)
                 return PlannedJob(job_id=job.job_id, attempt=hurt.attempt)
             attempt = rows.load(ledger, rows.attempt_key(job.job_id, job.current_attempt), Attempt, "such attempt")
         rooms = _rooms(incident, job, attempt, nodes, in_use, policy)
@@ -284,7 +286,10 @@ def revise(
         job = rows.read(row, Job) if row else None
         if job is None or job.state.has_ended or job.current_attempt <= hurt.attempt:
             continue
-        if _look_back(incident, hurt, job, ledger, policy).action is not Rollback.STOP:
+        back = _look_back(incident, hurt, job, ledger, policy)
+        if back.action is Rollback.LIMIT:
+            _leave_in_doubt(incident, hurt, job.current_attempt, back, ledger, ids, telemetry, policy, mode, now)
+        if back.action is not Rollback.STOP:
             continue
         nodes = cluster.nodes(incident.life.cluster)
         in_use = cluster.accelerators_in_use(incident.life.cluster)
@@ -293,18 +298,48 @@ def revise(
     return taken
 
 
-def _tell_on_its_way(
-    incident: Incident, job: Job, attempt: Attempt, back: RollbackDecision, ledger: Ledger, telemetry: Telemetry
-) -> None:
+def _tell_on_its_way(incident: Incident, job: Job, attempt: Attempt, ledger: Ledger) -> None:
     """Tell once that a job was quicker than the plan: its attempt ended with the node and a later one exists."""
     at = attempt.ended_at or incident.opened_at
     text = f"{job.job_id} lost attempt {attempt.attempt} with the node and is on its way back already."
-    if back.action is Rollback.LIMIT:
-        text = f"{text} {back.reason} A person must look."
-        telemetry.error("A job was taken back too often", job_id=job.job_id, runbook="job-unproved")
     writer = f"{WRITER}-{job.job_id}"
     with contextlib.suppress(Conflict):  # told before
         ledger.commit(incident_record.told(incident.incident_id, "job", text, at=at, writer=writer))
+
+
+def _leave_in_doubt(
+    incident: Incident,
+    hurt: HurtJob,
+    attempt: int,
+    back: RollbackDecision,
+    ledger: Ledger,
+    ids: Ids,
+    telemetry: Telemetry,
+    policy: Policy,
+    mode: Mode,
+    now: datetime,
+) -> None:
+    """Call a person, once for an attempt: it goes on from what is in doubt, since its job was taken back so often.
+
+    A crash between the call and its record calls again.
+    """
+    if hurt.left_in_doubt == attempt:
+        return
+    telemetry.count("JobsLeftInDoubt")
+    telemetry.error("A job was taken back too often", job_id=hurt.job_id, reason=back.reason, runbook="job-in-doubt")
+    record = _record(incident, back, ids, policy, mode, now)
+
+    def change(current: Incident) -> tuple[Incident, list[Write]] | None:
+        if hurt not in current.hurt_jobs:
+            return None
+        noted = tuple(each.but(left_in_doubt=attempt) if each == hurt else each for each in current.hurt_jobs)
+        text = f"{hurt.job_id} goes on as it is. {back.reason} A person must look."
+        line = incident_record.told(
+            current.incident_id, "job", text, at=now, writer=WRITER, decision_id=record.decision_id
+        )
+        return current.but(hurt_jobs=noted), [Put(rows.decision_row(record)), line]
+
+    incident_record.amend(ledger, incident.incident_id, change)
 
 
 def _can_still_doubt(job: Job, hurt: HurtJob, ledger: Ledger) -> bool:

@@ -72,8 +72,7 @@ def test_a_job_that_resumed_in_the_poisoned_window_is_stopped_and_resumes_from_b
     assert (recovery.job.state, recovery.job.current_attempt, resumed_step(recovery)) == (JobState.RUNNING, 3, 10)
     assert recovery.job.application_failures == 0
     assert recovery.story.timeline(recovery.job_id).count("rolled back") == 1
-    page = recovery.world.ledger.by_state(Table.INCIDENTS, f"DEC#{recovery.incident_id}")
-    (record,) = [found for row in page.rows if (found := rows.read(row, Decision)).kind == "ROLLBACK"]
+    (record,) = rollbacks(recovery)
     assert replay(record, QUICK).differs_from(record) == ""
 
 
@@ -91,10 +90,22 @@ def test_a_job_that_was_taken_back_too_often_is_left_to_a_person() -> None:
     learn_that_it_corrupts(recovery)
 
     sweep(recovery)
+    sweep(recovery)
     recovery.state("PlanResume", plan_resume)
 
     assert recovery.job.stop_request is None
     assert recovery.job.current_attempt == 2
+    assert recovery.world.telemetry.totals["JobsLeftInDoubt"] == 1
+    (record,) = rollbacks(recovery)
+    assert (record.action, replay(record, recovery.policy).differs_from(record)) == ("LIMIT", "")
+    story = recovery.world.ledger.partition(Table.INCIDENTS, f"INC#{recovery.incident_id}", "EVENT#")
+    told = [row.doc["text"] for row in story if row.doc["decisionId"] == record.decision_id]
+    assert [text.endswith("0 times already. A person must look.") for text in told] == [True]
+
+
+def rollbacks(recovery: Recovery) -> list[Decision]:
+    page = recovery.world.ledger.by_state(Table.INCIDENTS, f"DEC#{recovery.incident_id}")
+    return [record for row in page.rows if (record := rows.read(row, Decision)).kind == "ROLLBACK"]
 
 
 def test_a_fault_heard_after_the_job_has_moved_reaches_it_by_an_incident_of_its_own() -> None:

@@ -102,6 +102,8 @@ class HurtJob(Value):
     attempt: int
     is_forgiven: bool = False
     """Whether a failure of that attempt that was laid on the application has been taken back."""
+    left_in_doubt: int = 0
+    """The later attempt that runs on from what is in doubt, since its job was taken back so often; 0 = none does."""
 
 
 class Progress(Value):
