@@ -189,9 +189,19 @@ class Ledger(Protocol):
         ...
 
     def by_state(
-        self, table: Table, state: str, *, limit: int = 100, cursor: str | None = None, newest_first: bool = False
+        self,
+        table: Table,
+        state: str,
+        *,
+        prefix: str = "",
+        limit: int = 100,
+        cursor: str | None = None,
+        newest_first: bool = False,
     ) -> Page:
-        """Return rows of one `byState` partition in the order of their sort value. Eventually consistent on AWS."""
+        """Return rows of one `byState` partition in the order of their sort value. Eventually consistent on AWS.
+
+        With `prefix` only those whose sort value begins so.
+        """
         ...
 
     def commit(self, *writes: Write, token: str = "") -> None:

@@ -331,6 +331,20 @@ def test_pages_of_a_state_give_each_row_once_in_order(ledger: Ledger, newest_fir
     assert len(rows) == 7
 
 
+@pytest.mark.parametrize("newest_first", [False, True])
+def test_a_prefix_leaves_the_rest_of_a_state_out_over_all_pages(ledger: Ledger, newest_first: bool) -> None:
+    for n, sort in enumerate(("ab#1", "a#1", "a#2", "a#3", "a#4", "b#1", "a", "A#1")):
+        ledger.commit(Put(Row(Key(Table.JOBS, f"JOB#job-{n}", "META"), {}, 0, ("JOB#PENDING", sort))))
+
+    def page(cursor: str | None) -> Any:
+        return ledger.by_state(
+            Table.JOBS, "JOB#PENDING", prefix="a#", limit=3, cursor=cursor, newest_first=newest_first
+        )
+
+    sorts = [row.state[1] for row in every(page) if row.state]
+    assert sorts == sorted(("a#1", "a#2", "a#3", "a#4"), reverse=newest_first)
+
+
 def test_the_last_full_page_may_be_followed_only_by_an_empty_one(ledger: Ledger) -> None:
     for n in range(4):
         ledger.commit(Put(Row(Key(Table.JOBS, f"JOB#{n}", "META"), {}, 0, ("S", f"{n}"))))

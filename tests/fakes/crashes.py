@@ -61,9 +61,16 @@ class CrashingLedger:
         return self._ledger.partition(table, pk, prefix)
 
     def by_state(
-        self, table: Table, state: str, *, limit: int = 100, cursor: str | None = None, newest_first: bool = False
+        self,
+        table: Table,
+        state: str,
+        *,
+        prefix: str = "",
+        limit: int = 100,
+        cursor: str | None = None,
+        newest_first: bool = False,
     ) -> Page:
-        return self._ledger.by_state(table, state, limit=limit, cursor=cursor, newest_first=newest_first)
+        return self._ledger.by_state(table, state, prefix=prefix, limit=limit, cursor=cursor, newest_first=newest_first)
 
     def commit(self, *writes: Write, token: str = "") -> None:
         self.plan.around("commit", lambda: self._ledger.commit(*writes, token=token))

@@ -43,11 +43,19 @@ class InMemoryLedger:
             return tuple(self._copy(key) for key in sorted(ours, key=lambda key: key.sk.encode()))
 
     def by_state(
-        self, table: Table, state: str, *, limit: int = 100, cursor: str | None = None, newest_first: bool = False
+        self,
+        table: Table,
+        state: str,
+        *,
+        prefix: str = "",
+        limit: int = 100,
+        cursor: str | None = None,
+        newest_first: bool = False,
     ) -> Page:
         with self._lock:
+            all_of_state = (self.rows[key] for key in self._states.get((table, state), ()))
             ours = sorted(
-                (self.rows[key] for key in self._states.get((table, state), ())), key=_place, reverse=newest_first
+                (row for row in all_of_state if _place(row)[0].startswith(prefix)), key=_place, reverse=newest_first
             )
             if cursor is not None:
                 last = _read_cursor(cursor)

@@ -120,13 +120,21 @@ class DynamoLedger:
             return tuple(_row(table, item) for item in self._items(query))
 
     def by_state(
-        self, table: Table, state: str, *, limit: int = 100, cursor: str | None = None, newest_first: bool = False
+        self,
+        table: Table,
+        state: str,
+        *,
+        prefix: str = "",
+        limit: int = 100,
+        cursor: str | None = None,
+        newest_first: bool = False,
     ) -> Page:
+        begins = " AND begins_with(stateSort, :prefix)" if prefix else ""
         query: dict[str, Any] = {
             "TableName": self._name(table),
             "IndexName": INDEX,
-            "KeyConditionExpression": "stateKey = :state",
-            "ExpressionAttributeValues": {":state": _text(state)},
+            "KeyConditionExpression": f"stateKey = :state{begins}",
+            "ExpressionAttributeValues": {":state": _text(state), **({":prefix": _text(prefix)} if prefix else {})},
             "ScanIndexForward": not newest_first,
         }
         start = None if cursor is None else _read_cursor(cursor)

@@ -191,6 +191,12 @@ class Job(Value):
     submitted_by: str = ""
     cluster: str
     namespace: str
+    queue: str = ""
+    """The team's queue that it waits in; empty where no teams are set up: the one queue of everybody."""
+    priority: int = 0
+    """Of its priority class, as that stood when it was submitted or given another one."""
+    queued_at: Instant | None = None
+    """When it lost its place, where it did; else it stands by its submission."""
     current_attempt: int = 0
     not_before: Instant | None = None
     """Earliest next admission (back-off)."""

@@ -1,0 +1,52 @@
+from datetime import timedelta
+from typing import Any
+
+from evenkeel.domain.scheduling.jobs import Job, JobState
+from evenkeel.domain.values import rfc3339
+from evenkeel.ports import Put, Table
+from evenkeel.services import rows
+from tests.fakes.ledger import InMemoryLedger
+from tests.unit.scheduling.builders import NOW, a_job
+
+
+def queued(number: int, **changes: Any) -> Job:
+    return a_job(job_id=f"job-{number}", state=JobState.PENDING, **changes)
+
+
+def listed(*jobs: Job, queue: str) -> list[str]:
+    ledger = InMemoryLedger()
+    ledger.commit(*(Put(rows.job_row(job, 0)) for job in jobs))
+    page = ledger.by_state(Table.JOBS, "JOB#PENDING", prefix=rows.queue_prefix(queue))
+    return [row.doc["jobId"] for row in page.rows]
+
+
+def test_a_queue_is_listed_by_priority_then_time_then_id() -> None:
+    later = NOW + timedelta(seconds=1)
+    jobs = (
+        queued(1, queue="red", submitted_at=later),
+        queued(2, queue="red"),
+        queued(3, queue="red", priority=7, submitted_at=later),
+        queued(4, queue="red", priority=-(2**31)),
+        queued(5, queue="red", priority=2**31 - 1, submitted_at=later),
+        queued(6, queue="red"),
+    )
+
+    assert listed(*jobs, queue="red") == ["job-5", "job-3", "job-2", "job-6", "job-1", "job-4"]
+
+
+def test_a_queue_is_listed_alone() -> None:
+    jobs = (queued(1, queue="red"), queued(2, queue="red-2"), queued(3), queued(4, queue="re"))
+
+    assert listed(*jobs, queue="red") == ["job-1"]
+
+
+def test_who_lost_its_place_stands_where_it_came_back() -> None:
+    jobs = (queued(1, queue="red", queued_at=NOW + timedelta(seconds=9)), queued(2, queue="red"))
+
+    assert listed(*jobs, queue="red") == ["job-2", "job-1"]
+
+
+def test_the_place_in_a_queue_ends_with_the_wait() -> None:
+    row = rows.job_row(queued(1, queue="red", priority=3).but(state=JobState.RUNNING), 0)
+
+    assert row.state == ("JOB#RUNNING", f"{rfc3339(NOW)}#job-1")
