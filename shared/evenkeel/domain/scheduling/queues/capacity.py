@@ -102,6 +102,7 @@ class Node:
     """A queue or a cohort in its tree: what it holds, and what is used of it."""
 
     __slots__ = (
+        "_by_resource",
         "_lendable",
         "children",
         "declared",
@@ -133,6 +134,7 @@ class Node:
         self.declared: tuple[tuple[Key, Slot], ...] = ()
         """The keys of which its subtree holds anything by declaration."""
         self._lendable: dict[str, int] | None = None
+        self._by_resource: tuple[tuple[str, tuple[tuple[Key, Slot], ...]], ...] | None = None
 
     def at(self, key: Key) -> Slot:
         """Return its slot of a key."""
@@ -161,7 +163,10 @@ class Node:
 
     def fits(self, wanted: Mapping[Key, int]) -> bool:
         """Whether all of these amounts are there at once."""
-        return all(amount <= max(0, self.at(key).available()) for key, amount in wanted.items())
+        for key, amount in wanted.items():
+            if amount > 0 and amount > self.at(key).available():
+                return False
+        return True
 
     def add(self, key: Key, amount: int) -> None:
         """Use more of a key."""
@@ -212,6 +217,16 @@ class Node:
             if slot.use + amount <= slot.sub:
                 return ancestor.height, ancestor.parent is not None
         return self.root.height, False
+
+    @property
+    def by_resource(self) -> tuple[tuple[str, tuple[tuple[Key, Slot], ...]], ...]:
+        """The declared keys of each resource, by its name."""
+        if self._by_resource is None:
+            found: dict[str, list[tuple[Key, Slot]]] = {}
+            for key, slot in self.declared:
+                found.setdefault(key[1], []).append((key, slot))
+            self._by_resource = tuple((name, tuple(found[name])) for name in sorted(found))
+        return self._by_resource
 
     @property
     def lendable(self) -> dict[str, int]:

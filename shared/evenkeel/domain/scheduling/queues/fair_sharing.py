@@ -9,6 +9,7 @@ Source: Kueue's fair sharing (KEP-1714), dominant resource fairness over a tree.
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from evenkeel.domain.scheduling.queues.capacity import Node, queues_below
 from evenkeel.domain.scheduling.queues.objects import Admitted, Amounts, Key, PreemptionPolicy, Workload
@@ -26,8 +27,7 @@ from evenkeel.domain.scheduling.queues.preemption import (
 from evenkeel.domain.scheduling.queues.snapshot import Snapshot, not_using, using
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Share(NamedTuple):
     """What a node uses beyond what it holds, as a part of what could be lent to it."""
 
     ratio: float = 0.0
@@ -35,7 +35,7 @@ class Share:
     weight: float = 1.0
     resource: str = ""
     """The resource that decides."""
-    borrowed: frozenset[Key] = frozenset()
+    borrowed: tuple[Key, ...] = ()
 
     @property
     def value(self) -> float:
@@ -60,21 +60,20 @@ def share_of(node: Node) -> Share:
     """Return a node's share of its tree."""
     if node.parent is None:
         return Share(weight=node.weight)
-    beyond: dict[str, int] = {}
-    borrowed = []
-    for key, slot in node.declared:
-        over = slot.use - slot.sub
-        if over > 0:
-            beyond[key[1]] = beyond.get(key[1], 0) + over
-            borrowed.append(key)
     ratio, resource = 0.0, ""
-    for name, over in beyond.items():
-        lendable = node.parent.lendable.get(name, 0)
-        if lendable > 0:
-            this = over * 1000.0 / lendable
-            if this > ratio or (this == ratio and name < resource):
-                ratio, resource = this, name
-    return Share(ratio, node.weight, resource, frozenset(borrowed))
+    borrowed: list[Key] = []
+    for name, slots in node.by_resource:  # in the order of their names: of equal ratios the first counts
+        beyond = 0
+        for key, slot in slots:
+            over = slot.use - slot.sub
+            if over > 0:
+                beyond += over
+                borrowed.append(key)
+        if beyond:
+            lendable = node.parent.lendable.get(name, 0)
+            if lendable > 0 and beyond * 1000.0 / lendable > ratio:
+                ratio, resource = beyond * 1000.0 / lendable, name
+    return Share(ratio, node.weight, resource, tuple(borrowed))
 
 
 # ---------------------------------------------------------------- who goes first
@@ -101,8 +100,8 @@ class Tournament:
     def __init__(self, contestants: Mapping[str, Contestant]) -> None:
         """Begin with everybody, by queue name."""
         self._contestants = dict(contestants)
-        self._turns: dict[tuple[Node, str], _Turn] = {}
-        """By the child that a head came through, and its queue."""
+        self._turns: dict[Node, tuple[Contestant, _Turn]] = {}
+        """By the child that a head came through."""
         self._winners: dict[Node, Contestant | None] = {}
         self._roots: dict[Node, int] = {}
         for contestant in contestants.values():
@@ -129,9 +128,9 @@ class Tournament:
 
     def changed(self, node: Node) -> None:
         """Forget what rests on the use of a queue: its own share, and those of the cohorts above it."""
-        path = {node, *node.path}
-        self._turns = {key: turn for key, turn in self._turns.items() if key[0] not in path}
+        self._turns.pop(node, None)
         for ancestor in node.path:
+            self._turns.pop(ancestor, None)
             self._winners.pop(ancestor, None)
 
     def _winner(self, cohort: Node) -> Contestant | None:
@@ -142,7 +141,8 @@ class Tournament:
         for child in cohort.children:
             found = self._contestants.get(child.name) if child.is_queue else self._winner(child)
             if found is not None:
-                turn = self._turn(found, child)
+                known = self._turns.get(child)
+                turn = known[1] if known is not None and known[0] is found else self._turn(found, child)
                 if best_turn is None or turn < best_turn:
                     best, best_turn = found, turn
         self._winners[cohort] = best
@@ -150,19 +150,12 @@ class Tournament:
 
     def _turn(self, contestant: Contestant, through: Node) -> _Turn:
         """Sort a head at a cohort: by the share of the child that it came through, with what it asks for."""
-        key = (through, contestant.node.name)
-        known = self._turns.get(key)
-        if known is None:
-            with using(contestant.node, contestant.wanted):
-                share = share_of(through)
-            workload = contestant.workload
-            known = self._turns[key] = (
-                share.borrows_any_of(contestant.wanted),
-                share.rank,
-                -workload.priority,
-                workload.queued_at,
-            )
-        return known
+        with using(contestant.node, contestant.wanted):
+            share = share_of(through)
+        workload = contestant.workload
+        turn = (share.borrows_any_of(contestant.wanted), share.rank, -workload.priority, workload.queued_at)
+        self._turns[through] = (contestant, turn)
+        return turn
 
 
 # ---------------------------------------------------------------- who has to go
@@ -210,6 +203,7 @@ class _Targets:
             self.of.setdefault(candidate.workload.queue, []).append(candidate)
         self.path = set(self.node.path)
         self.dropped: set[Node] = set()
+        self._shares: dict[Node, Share] = {}
 
     def __iter__(self) -> Iterator[Node]:
         """Yield the next queue; the caller takes a candidate from it or drops it."""
@@ -223,6 +217,19 @@ class _Targets:
             if queue is not None:
                 yield queue
 
+    def share(self, node: Node) -> Share:
+        """Return a node's share; it stands until somebody below it goes."""
+        found = self._shares.get(node)
+        if found is None:
+            found = self._shares[node] = share_of(node)
+        return found
+
+    def lost(self, queue: Node) -> None:
+        """Forget the shares that somebody's going changes."""
+        self._shares.pop(queue, None)
+        for ancestor in queue.path:
+            self._shares.pop(ancestor, None)
+
     def _next(self, cohort: Node) -> Node | None:
         best_queue: Node | None = None
         best_cohort: Node | None = None
@@ -230,7 +237,7 @@ class _Targets:
         for child in cohort.children:
             if child in self.dropped:
                 continue
-            share = share_of(child)
+            share = self.share(child)
             if child.is_queue:
                 if not self.of.get(child.name) or (not share.borrowed and child is not self.node):
                     self.dropped.add(child)
@@ -282,19 +289,20 @@ def _first_rule(
     targets = _Targets(demand, candidates, snapshot.now)
     retry: list[Admitted] = []
 
-    def goes(admitted: Admitted, reason: Reason) -> bool:
+    def goes(admitted: Admitted, queue: Node, reason: Reason) -> bool:
         snapshot.release(admitted)
+        targets.lost(queue)
         victims.append(Victim(admitted, reason))
         return _fits_without_itself(demand)
 
     for queue in targets:
         if queue is node or is_within_nominal:
             reason = Reason.IN_CLUSTER_QUEUE if queue is node else Reason.IN_COHORT_RECLAMATION
-            if goes(targets.take(queue), reason):
+            if goes(targets.take(queue), queue, reason):
                 return True, []
             continue
         ours, theirs = targets.branches(queue)
-        new, old = share_of(ours).rank, share_of(theirs).rank
+        new, old = targets.share(ours).rank, targets.share(theirs).rank
         while targets.of[queue.name]:
             admitted = targets.take(queue)
             with not_using(queue, admitted.use):
@@ -303,7 +311,7 @@ def _first_rule(
             if not passes:
                 retry.append(admitted)
                 continue
-            if goes(admitted, Reason.IN_COHORT_FAIR_SHARING):
+            if goes(admitted, queue, Reason.IN_COHORT_FAIR_SHARING):
                 return True, []
             break  # another queue's branch may have the highest share now
     return False, retry
@@ -315,8 +323,9 @@ def _second_rule(demand: Demand, snapshot: Snapshot, retry: list[Admitted], vict
     for queue in targets:
         ours, theirs = targets.branches(queue)
         admitted = targets.take(queue)
-        if share_of(ours).rank < share_of(theirs).rank:
+        if targets.share(ours).rank < targets.share(theirs).rank:
             snapshot.release(admitted)
+            targets.lost(queue)
             victims.append(Victim(admitted, Reason.IN_COHORT_FAIR_SHARING))
             if _fits_without_itself(demand):
                 return True

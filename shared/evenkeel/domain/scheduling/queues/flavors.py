@@ -228,11 +228,7 @@ class FlavorAssigner:
         tried: list[Mapping[str, int]] = []
         for group in self.groups:
             wanted = [self._wanted(index, counts[index]) for index in group.indexes]
-            together: Amounts | dict[str, int] = {}
-            for requests in wanted:
-                for resource, amount in requests.items():
-                    together[resource] = together.get(resource, 0) + amount  # type: ignore[index,call-overload]
-            choices, attempts, failed = self._choose(group, together, assignment.use)  # type: ignore[arg-type]
+            choices, attempts, failed = self._choose(group, _together(wanted), assignment.use)
             for index, requests in zip(group.indexes, wanted, strict=True):
                 own = {} if failed else {each: choices[each] for each in requests if each in choices}
                 self._take(assignment, index, requests, own)
@@ -300,7 +296,7 @@ class FlavorAssigner:
     ) -> tuple[dict[str, Choice], list[Attempt]]:
         """Walk the flavors of a resource group from where the last scan stood."""
         fungibility = self.team.queue.fungibility
-        asked = {resource: amount for resource, amount in wanted.items() if resource in resources.resources}
+        asked = {resource: wanted[resource] for resource in sorted(wanted) if resource in resources.resources}
         start = self.progress.next_index(group.indexes[0], first) if self.progress else 0
         best: dict[str, tuple[str, Mode, int]] = {}
         best_mode, best_level = Mode.NO_FIT, 0
@@ -336,9 +332,8 @@ class FlavorAssigner:
         found: dict[str, tuple[str, Mode, int]] = {}
         compared: list[Inequality] = []
         why = ""
-        for resource in sorted(asked):
+        for resource, amount in asked.items():  # in the order of their names
             key = (flavor, resource)
-            amount = asked[resource]
             if self.replaced is not None:
                 amount -= sum(self._held(index, resource) for index in group.indexes)
                 kept = {self.replaced.flavors[index].get(resource) for index in group.indexes}
@@ -349,8 +344,8 @@ class FlavorAssigner:
             reason, inequality = self._weigh(key, used.get(key, 0) + amount)
             compared.append(inequality)
             mode, level = inequality.mode, inequality.level
-            if reason is not Pending.NONE:
-                pending = max(pending, reason, key=_SEVERITY.__getitem__)
+            if reason is not Pending.NONE and reason.severity > pending.severity:
+                pending = reason
             if (mode, level) != (worst, worst_level) and is_preferred(worst, worst_level, mode, level, fungibility):
                 worst, worst_level = mode, level
             if worst is Mode.NO_FIT:
@@ -362,9 +357,10 @@ class FlavorAssigner:
         """Compare what is wanted of one key with what there is."""
         node, queue = self.team.node, self.team.queue
         slot = node.at(key)
-        available = max(0, slot.available())
-        pending = Pending.NONE
-        if wanted > slot.potential:
+        available, potential, pending = slot.available(), slot.potential, Pending.NONE
+        if available < 0:
+            available = 0
+        if wanted > potential:
             mode, level, pending = Mode.NO_FIT, 0, Pending.EXCEEDS_MAX_QUOTA
         elif wanted <= available:
             mode, level = Mode.FIT, node.level(key, wanted)[0]
@@ -377,7 +373,7 @@ class FlavorAssigner:
                 mode, level = self.simulate(self.workload, key, wanted)
             else:
                 mode, pending = Mode.NO_FIT, Pending.WAITING_FOR_QUOTA
-        return pending, Inequality(key[1], wanted, available, slot.potential, slot.nominal, slot.use, mode, level)
+        return pending, Inequality(key[1], wanted, available, potential, slot.nominal, slot.use, mode, level)
 
     def _why_pending(self, assignment: Assignment) -> Pending:
         """Give one reason: the mildest over the flavors of a group, the most severe over groups and pod sets."""
@@ -400,6 +396,17 @@ class FlavorAssigner:
             reasons = mildest.values() if attempts else (Pending.NO_MATCHING_FLAVOR,)
             overall = max(overall, *reasons, key=_SEVERITY.__getitem__)
         return overall
+
+
+def _together(wanted: list[dict[str, int]]) -> dict[str, int]:
+    """Sum up what pod sets ask for."""
+    if len(wanted) == 1:
+        return wanted[0]
+    together: dict[str, int] = {}
+    for requests in wanted:
+        for resource, amount in requests.items():
+            together[resource] = together.get(resource, 0) + amount
+    return together
 
 
 def is_preferred(mode: Mode, level: int, other: Mode, other_level: int, fungibility: Fungibility) -> bool:

@@ -288,6 +288,14 @@ class Workload:
         return any(pod_set.min_count is not None and pod_set.min_count < pod_set.count for pod_set in self.pod_sets)
 
     @cached_property
+    def needs(self) -> tuple[object, ...]:
+        """The same for workloads whose pods could run on the same flavors."""
+        return tuple(
+            (tuple(sorted(each.selector.items())), each.affinity, each.tolerations, each.group)
+            for each in self.pod_sets
+        )
+
+    @cached_property
     def shape(self) -> str:
         """The same for workloads that are bound to get the same answer: priority, pods, requests, counts."""
         pods = [

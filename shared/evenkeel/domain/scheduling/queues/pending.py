@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from evenkeel.domain.scheduling.queues.flavors import Progress
 from evenkeel.domain.scheduling.queues.objects import QueueingStrategy, Workload
 
-_Order = tuple[int, float, str, str]
+_Entry = tuple[int, float, str, str, str]
+"""A workload's order and its shape: flat, since heaps compare little else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +41,9 @@ class PendingQueue:
         self.sticky = ""
         """The workload that waits for its evictions: it stays head, even before higher priorities."""
         self._waiting: dict[str, Waiting] = {}
-        self._lines: dict[str, list[_Order]] = {}
-        self._heads: list[tuple[_Order, str]] = []
-        """(order, shape) of every line that is not parked; entries that no longer hold are dropped when met."""
+        self._lines: dict[str, list[_Entry]] = {}
+        self._heads: list[_Entry] = []
+        """The first of every line that is not parked; entries that no longer hold are dropped when met."""
         self._parked: set[str] = set()
         self._held_until: list[tuple[float, str]] = []
         """Backed off: not to be tried before."""
@@ -111,10 +112,15 @@ class PendingQueue:
             heapq.heappush(self._held_until, (not_before, workload.workload_id))
             return
         self._waiting[workload.workload_id] = waiting
-        line = self._lines.setdefault(workload.shape, [])
-        heapq.heappush(line, workload.order)
-        if line[0] == workload.order and workload.shape not in self._parked:
-            heapq.heappush(self._heads, (workload.order, workload.shape))
+        shape = workload.shape
+        entry = (*workload.order, shape)
+        line = self._lines.get(shape)
+        if line is None:
+            self._lines[shape] = [entry]
+        else:
+            heapq.heappush(line, entry)
+        if (line is None or line[0] is entry) and shape not in self._parked:
+            heapq.heappush(self._heads, entry)
 
     def remove(self, workload_id: str) -> None:
         """Take a workload out: it was cancelled or changed."""
@@ -132,18 +138,19 @@ class PendingQueue:
         if sticky is not None and sticky.workload.shape not in self._parked:
             return self._waiting.pop(self.sticky)
         while self._heads:
-            order, shape = self._heads[0]
-            line = self._clean(shape)
-            if shape in self._parked or not line or line[0] != order:
-                heapq.heappop(self._heads)
-                if line and shape not in self._parked and line[0] > order:
-                    heapq.heappush(self._heads, (line[0], shape))
+            entry = heapq.heappop(self._heads)
+            shape = entry[4]
+            if shape in self._parked:
                 continue
-            heapq.heappop(self._heads)
+            line = self._clean(shape)
+            if not line or line[0] != entry:
+                if line and line[0] > entry:
+                    heapq.heappush(self._heads, line[0])
+                continue
             heapq.heappop(line)
-            found = self._waiting.pop(order[3])
+            found = self._waiting.pop(entry[3])
             if self._clean(shape):
-                heapq.heappush(self._heads, (line[0], shape))
+                heapq.heappush(self._heads, line[0])
             return found
         return None
 
@@ -181,15 +188,16 @@ class PendingQueue:
         for shape in woken:
             line = self._clean(shape)
             if line:
-                heapq.heappush(self._heads, (line[0], shape))
+                heapq.heappush(self._heads, line[0])
         return len(woken)
 
-    def _clean(self, shape: str) -> list[_Order]:
+    def _clean(self, shape: str) -> list[_Entry]:
         """Return a line with somebody who waits at its head."""
         line = self._lines.get(shape, [])
         while line:
-            found = self._waiting.get(line[0][3])
-            if found is not None and found.workload.order == line[0] and found.workload.shape == shape:
+            entry = line[0]
+            found = self._waiting.get(entry[3])
+            if found is not None and found.workload.order == entry[:4] and found.workload.shape == shape:
                 break
             heapq.heappop(line)
         if not line:

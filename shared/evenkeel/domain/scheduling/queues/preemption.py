@@ -107,10 +107,16 @@ def usual_risk(candidates: Iterable[Admitted], snapshot: Snapshot) -> float | No
 
 def candidates_in(team: Team, demand: Demand, policy: PreemptionPolicy, snapshot: Snapshot) -> Iterator[Admitted]:
     """Yield who in a queue may be evicted and uses what is contested."""
+    if policy is PreemptionPolicy.NEVER:
+        return
+    workload, contested = demand.workload, demand.contested
+    is_guarded = snapshot.rules.min_run_seconds or snapshot.rules.flap_guard_seconds
     for admitted in team.admitted.values():
-        if admitted.workload.workload_id == demand.replaced or demand.contested.isdisjoint(admitted.use):
+        if admitted.workload.workload_id == demand.replaced or contested.isdisjoint(admitted.use):
             continue
-        if outranks(demand.workload, admitted.workload, policy) and not snapshot.spares(demand.workload, admitted):
+        if not outranks(workload, admitted.workload, policy):
+            continue
+        if not (is_guarded and snapshot.spares(workload, admitted)):
             yield admitted
 
 

@@ -66,7 +66,7 @@ class Snapshot:
         """What a missing time of admission counts as."""
         self.evicted_at: dict[frozenset[str], float] = {}
         """When one of two workloads last had the other evicted."""
-        self._eligible: dict[tuple[str, str], Any] = {}
+        self._eligible: dict[tuple[str, tuple[object, ...]], Any] = {}
 
     def team_of(self, workload: Workload) -> Team:
         """Return the queue that a workload waits in, or is admitted to."""
@@ -121,11 +121,12 @@ class Snapshot:
         return last is not None and self.now - last < rules.flap_guard_seconds
 
     def eligible(self, workload: Workload, found: Callable[[], Any]) -> Any:
-        """Return what is worked out once for each queue and shape, since neither flavors nor pods change meanwhile."""
-        name = (workload.queue, workload.shape)
-        if name not in self._eligible:
-            self._eligible[name] = found()
-        return self._eligible[name]
+        """Return what is worked out once for each queue and what pods need, since flavors do not change meanwhile."""
+        name = (workload.queue, workload.needs)
+        known = self._eligible.get(name)
+        if known is None:
+            known = self._eligible[name] = found()
+        return known
 
 
 @contextmanager
