@@ -118,7 +118,7 @@ def _of_result(decision: Decision) -> Iterator[str]:
                 yield "it does not fit, and there is no reason"
             if all(any(attempt.mode is not Mode.NO_FIT for attempt in each) for each in assignment.attempts if each):
                 yield "each of its pod sets had a flavor"
-        case Result.NO_CANDIDATES | Result.DEFERRED | Result.SKIPPED | Result.INADMISSIBLE:
+        case Result.NO_CANDIDATES | Result.DEFERRED | Result.SKIPPED | Result.INADMISSIBLE | Result.NO_SEATS:
             if decision.victims:
                 yield "others go for it, and it does not count on that"
 

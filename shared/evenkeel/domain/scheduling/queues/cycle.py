@@ -3,7 +3,7 @@
 heads ─▶ each weighed against the same world ─▶ in turn: fits still? ─▶ admit · evict others · wait ─▶ put back
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
@@ -51,6 +51,26 @@ class Result(StrEnum):
     """Its queue takes it not at all."""
     SKIPPED = "Skipped"
     """Somebody before it in this cycle took the room, or the victims."""
+    NO_SEATS = "NoSeats"
+    """Quota is there, machines are not. Only where seats are asked for."""
+
+
+Seats = Callable[[Workload, Assignment, tuple[Victim, ...]], str]
+"""Says why there are no machines for a workload on its flavors, these victims gone; empty where there are.
+
+Asked last, so the answer that there are some is a promise: where nobody has to go first, they are taken."""
+
+
+class Before(NamedTuple):
+    """What was given away in a cycle before a head's turn."""
+
+    blocked: tuple[tuple[str, Mapping[Key, int], bool], ...] = ()
+    """(queue, amounts, whether it was admitted): used by others, or kept free for them."""
+    taken: tuple[str, ...] = ()
+    """Victims, in its own tree."""
+
+
+_FIRST = Before()
 
 
 class Decision(NamedTuple):
@@ -67,6 +87,10 @@ class Decision(NamedTuple):
     was_recomputed: bool = False
     """Its victims overlapped with earlier ones of this cycle."""
     parked: bool = False
+    before: Before = _FIRST
+    """Where seats are asked for: with this, its turn can be repeated alone."""
+    began: Progress | None = None
+    """Where its scan of the flavors began."""
 
 
 @dataclass(slots=True)
@@ -76,6 +100,8 @@ class _Entry:
     victims: list[Victim]
     progress: Progress | None
     was_recomputed: bool = False
+    before: Before = _FIRST
+    began: Progress | None = None
 
     @property
     def workload(self) -> Workload:
@@ -91,9 +117,11 @@ class Scheduler:
         cohorts: Iterable[Cohort] = (),
         flavors: Iterable[Flavor] = (),
         rules: Rules | None = None,
+        seats: Seats | None = None,
     ) -> None:
-        """Begin with nobody waiting and nobody admitted."""
+        """Begin with nobody waiting and nobody admitted; without `seats`, quota alone decides."""
         self.rules = rules or Rules()
+        self._seats = seats
         self.cohorts = tuple(cohorts)
         self._flavors = {flavor.name: flavor for flavor in flavors}
         declared = tuple(queues)
@@ -225,8 +253,13 @@ class Scheduler:
 
     # ------------------------------------------------------------ a cycle
 
-    def cycle(self, now: float = 0.0) -> list[Decision]:
-        """Weigh the head of every queue once, in place; return what was decided, in the order of processing."""
+    def cycle(self, now: float = 0.0, before: Before | None = None) -> list[Decision]:
+        """Weigh the head of every queue once, in place; return what was decided, in the order of processing.
+
+        Args:
+            now: The time.
+            before: What others were given earlier in a cycle that is repeated for one head alone.
+        """
         self.cycles += 1
         self.snapshot.now = now
         entries = {entry.workload.queue: entry for entry in self._nominate(now)}
@@ -236,6 +269,7 @@ class Scheduler:
         taken: dict[Node, dict[str, Admitted]] = {}
         """Victims by tree: those of another tree make no room."""
         self._blocked, self._is_in = [], []
+        self._begin_after(before, taken)
         decisions: list[tuple[_Entry, Decision]] = []
         for entry in self._in_turn(entries):
             root = self.snapshot.team_of(entry.workload).node.root
@@ -244,6 +278,18 @@ class Scheduler:
         for node, amounts in reversed(self._blocked):
             node.remove_all(amounts)
         return [self._conclude(entry, decision, now) for entry, decision in decisions]
+
+    def _begin_after(self, before: Before | None, taken: dict[Node, dict[str, Admitted]]) -> None:
+        """Give away what others were given before."""
+        for queue, amounts, is_in in before.blocked if before else ():
+            node = self.snapshot.teams[queue].node
+            node.add_all(amounts)
+            self._blocked.append((node, dict(amounts)))
+            self._is_in.append(is_in)
+        for name in before.taken if before else ():
+            victim = self.holder(name)
+            if victim is not None:
+                taken.setdefault(self.snapshot.team_of(victim.workload).node.root, {})[name] = victim
 
     def _nominate(self, now: float) -> Iterator[_Entry]:
         for name in self._taking_part:
@@ -260,7 +306,7 @@ class Scheduler:
                     yield _Entry(waiting, Assignment(waiting.workload.counts, verdict=Verdict.NO_FIT), [], None)
                     continue
                 assignment, victims = self._weigh(waiting.workload, progress)
-                yield _Entry(waiting, assignment, victims, assignment.progress)
+                yield _Entry(waiting, assignment, victims, assignment.progress, began=progress)
 
     def _weigh(
         self, workload: Workload, progress: Progress | None, only: tuple[Mapping[str, str], ...] | None = None
@@ -350,6 +396,11 @@ class Scheduler:
     def _process(self, entry: _Entry, taken: dict[str, Admitted]) -> Decision:
         """Decide about one head, with what was decided before it in this cycle."""
         node = self.snapshot.team_of(entry.workload).node
+        if self._seats is not None:
+            blocked = zip(self._blocked, self._is_in, strict=True)
+            entry.before = Before(
+                tuple((other.name, dict(amounts), is_in) for (other, amounts), is_in in blocked), tuple(taken)
+            )
         if any(victim.workload_id in taken for victim in entry.victims):
             self._recompute(entry, taken)
         assignment = entry.assignment
@@ -383,6 +434,13 @@ class Scheduler:
         if not self._still_fits(entry, node, taken):
             reason = "It no longer fits, after others of this cycle."
             return self._decided(entry, Result.SKIPPED, reason, pending=Pending.WAITING_FOR_QUOTA)
+        no_seats = self._seats(entry.workload, assignment, tuple(entry.victims)) if self._seats else ""
+        if no_seats:
+            # A strict queue waits behind it, so what is its own is kept for it; nobody else's.
+            is_strict = self.snapshot.team_of(entry.workload).queue.strategy is QueueingStrategy.STRICT
+            reserved = self._net_use(entry) if is_strict and not assignment.level and not entry.victims else {}
+            block(reserved)
+            return self._decided(entry, Result.NO_SEATS, no_seats, reserved=reserved)
         taken.update((victim.workload_id, victim.admitted) for victim in entry.victims)
         block(self._net_use(entry))
         if assignment.verdict is Verdict.PREEMPT:
@@ -452,6 +510,8 @@ class Scheduler:
             pending,
             reserved or {},
             entry.was_recomputed,
+            before=entry.before,
+            began=entry.began,
         )
 
     def _conclude(self, entry: _Entry, decision: Decision, now: float) -> Decision:
@@ -481,7 +541,7 @@ class Scheduler:
         parked = queue.requeue(
             Waiting(workload, entry.progress),
             at_once=at_once,
-            parks_shape=decision.result in (Result.NO_FIT, Result.NO_CANDIDATES, Result.INADMISSIBLE),
+            parks_shape=decision.result in (Result.NO_FIT, Result.NO_CANDIDATES, Result.INADMISSIBLE, Result.NO_SEATS),
             is_preempting=decision.result in (Result.PREEMPTING, Result.DEFERRED),
         )
         return decision._replace(parked=parked) if parked else decision
