@@ -163,10 +163,7 @@ class Node:
 
     def fits(self, wanted: Mapping[Key, int]) -> bool:
         """Whether all of these amounts are there at once."""
-        for key, amount in wanted.items():
-            if amount > 0 and amount > self.at(key).available():
-                return False
-        return True
+        return all(amount <= 0 or amount <= self.at(key).available() for key, amount in wanted.items())
 
     def add(self, key: Key, amount: int) -> None:
         """Use more of a key."""

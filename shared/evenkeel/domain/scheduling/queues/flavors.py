@@ -332,8 +332,8 @@ class FlavorAssigner:
         found: dict[str, tuple[str, Mode, int]] = {}
         compared: list[Inequality] = []
         why = ""
-        for resource, amount in asked.items():  # in the order of their names
-            key = (flavor, resource)
+        for resource, total in asked.items():  # in the order of their names
+            key, amount = (flavor, resource), total
             if self.replaced is not None:
                 amount -= sum(self._held(index, resource) for index in group.indexes)
                 kept = {self.replaced.flavors[index].get(resource) for index in group.indexes}
@@ -357,9 +357,7 @@ class FlavorAssigner:
         """Compare what is wanted of one key with what there is."""
         node, queue = self.team.node, self.team.queue
         slot = node.at(key)
-        available, potential, pending = slot.available(), slot.potential, Pending.NONE
-        if available < 0:
-            available = 0
+        available, potential, pending = max(0, slot.available()), slot.potential, Pending.NONE
         if wanted > potential:
             mode, level, pending = Mode.NO_FIT, 0, Pending.EXCEEDS_MAX_QUOTA
         elif wanted <= available:
