@@ -119,7 +119,9 @@ def report() -> api.Reply:
         request,
         ledger=world.ledger,
         inbox=world.inbox,
+        ids=world.ids,
         clusters=world.settings.kubernetes_clusters,
+        policy=world.policy,
         now=world.clock.now(),
     )
     return app.accepted(answer, "/v1/incidents")

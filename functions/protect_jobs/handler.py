@@ -12,6 +12,7 @@ def handler(event: entry.Json, _context: entry.Context) -> entry.Json:
         request,
         ledger=world.ledger,
         cluster=world.cluster,
+        ids=world.ids,
         telemetry=world.telemetry,
         policy=world.policy,
         mode=world.settings.mode,

@@ -23,7 +23,7 @@ class Decision(Value):
 
     decision_id: str
     kind: str
-    """What was decided: `RECOVERY`, `REPAIR`, `RESUME`, `ADMISSION`, `VALIDATION`, …"""
+    """What was decided: `RECOVERY`, `REPAIR`, `DRAIN`, `RESUME`, `ADMISSION`, `VALIDATION`, …"""
     subject: str
     """Id of the incident or job it is about."""
     action: str

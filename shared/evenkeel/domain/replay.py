@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 
 from evenkeel.domain.decisions import ENGINE_VERSION, Alternative, Decision
 from evenkeel.domain.policy import Mode, Policy
+from evenkeel.domain.recovery.blame import BlameFacts, blame
+from evenkeel.domain.recovery.draining import DrainFacts, drain_of
 from evenkeel.domain.recovery.plan import PlanFacts, plan_recovery
 from evenkeel.domain.recovery.repair import RepairFacts, choose_repair
 from evenkeel.domain.recovery.resume import ResumeFacts, plan_resume
@@ -88,6 +90,18 @@ def _rollback(record: Decision, policy: Policy) -> Replayed:
     return Replayed(action=decided.action, reason=decided.reason, alternatives=decided.alternatives)
 
 
+def _drain(record: Decision, policy: Policy) -> Replayed:
+    decided = drain_of(DrainFacts.model_validate(record.facts), policy)
+    return Replayed(action=decided.action, reason=decided.reason, alternatives=decided.alternatives)
+
+
+def _blame(record: Decision, _policy: Policy) -> Replayed:
+    blamed = blame(BlameFacts.model_validate(record.facts))
+    if blamed is None:
+        return Replayed(action="", reason="It has no such rank.")
+    return Replayed(action=blamed.instance_id, reason=blamed.reason, alternatives=blamed.alternatives)
+
+
 def _admission(record: Decision, _policy: Policy) -> Replayed:
     decided = decide(AdmissionFacts.model_validate(record.facts))
     return Replayed(
@@ -106,6 +120,8 @@ _BY_KIND: Mapping[str, Callable[[Decision, Policy], Replayed]] = {
     "CHECK": _check,
     "RESUME": _resume,
     "ROLLBACK": _rollback,
+    "DRAIN": _drain,
+    "BLAME": _blame,
     "ADMISSION": _admission,
     "VALIDATION": _validation,
 }

@@ -9,12 +9,21 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import assert_never
 
+from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.faults import FaultClass
 from evenkeel.domain.health.incidents import HurtJob, Incident, JobAct
 from evenkeel.domain.health.intake import doubt_of
 from evenkeel.domain.policy import Mode, Policy
 from evenkeel.domain.recovery.approval import is_approved
-from evenkeel.domain.recovery.draining import Foreign, drain_of, drained_by, may_finish, weigh_foreign
+from evenkeel.domain.recovery.draining import (
+    Drain,
+    DrainFacts,
+    Foreign,
+    drain_of,
+    drained_by,
+    may_finish,
+    weigh_foreign,
+)
 from evenkeel.domain.recovery.guardrails import Act
 from evenkeel.domain.recovery.modes import mode_now
 from evenkeel.domain.recovery.plan import not_allowed
@@ -22,7 +31,7 @@ from evenkeel.domain.recovery.resume import distrust_after
 from evenkeel.domain.scheduling.foreign import ForeignPod
 from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Job, OnNodeFault, StopRequest
 from evenkeel.domain.values import Value
-from evenkeel.ports import Cluster, Conflict, EvictResult, Ledger, Put, Table, Telemetry, Write, every
+from evenkeel.ports import Cluster, Conflict, EvictResult, Ids, Ledger, Put, Table, Telemetry, Write, every
 from evenkeel.services import guard_acts, incident_record, rows
 
 WRITER = "protect_jobs"
@@ -46,6 +55,7 @@ def run(
     *,
     ledger: Ledger,
     cluster: Cluster,
+    ids: Ids,
     telemetry: Telemetry,
     policy: Policy,
     mode: Mode,
@@ -67,7 +77,7 @@ def run(
         verdict = guard_acts.may_stop(incident, ledger=ledger, cluster=cluster, policy=policy, now=now)
         incident, moved = move_allowed(incident, ledger=ledger, cluster=cluster, now=now, may_stop=verdict.allowed)
         telemetry.count("ForeignPodsMoved", moved)
-    protected = protect(incident, ledger=ledger, cluster=cluster, telemetry=telemetry, policy=policy, now=now)
+    protected = protect(incident, ledger=ledger, cluster=cluster, ids=ids, telemetry=telemetry, policy=policy, now=now)
     if incident.plan is None or incident.plan.repairs_node or not protected.jobs:
         return protected
     # No repair follows that would come back to these jobs, so what bars the stop is waited for.
@@ -80,7 +90,14 @@ def run(
 
 
 def protect(
-    incident: Incident, *, ledger: Ledger, cluster: Cluster, telemetry: Telemetry, policy: Policy, now: datetime
+    incident: Incident,
+    *,
+    ledger: Ledger,
+    cluster: Cluster,
+    ids: Ids,
+    telemetry: Telemetry,
+    policy: Policy,
+    now: datetime,
 ) -> Outcome:
     """Stop what runs on the incident's node. Called again right before a repair, for what slipped in.
 
@@ -98,7 +115,7 @@ def protect(
         return Outcome(outcome="PROTECTED", reason=f"The jobs run on. {verdict.reason}", jobs=incident.hurt_jobs)
     incident, finishing = _let_finish(incident, ledger, policy, now)
     leaving = [hurt for hurt in incident.hurt_jobs if hurt.job_id not in finishing]
-    stopped = [hurt for hurt in leaving if _stop(incident, hurt, ledger, cluster, policy, now)]
+    stopped = [hurt for hurt in leaving if _stop(incident, hurt, ledger, cluster, ids, policy, now)]
     _tell(incident, stopped, ledger, now)
     telemetry.count("JobsProtected", len(stopped))
     said = [f"Stopped to be moved: {', '.join(hurt.job_id for hurt in leaving)}."] if leaving else []
@@ -246,21 +263,27 @@ def act_on(incident: Incident) -> JobAct:
     return incident.plan.jobs if incident.plan else JobAct.MOVE
 
 
-def _request(incident: Incident, hurt: HurtJob, job: Job, policy: Policy, now: datetime) -> tuple[StopRequest, str]:
-    """Return the request to stop an attempt, and how its grace came to be."""
-    fault, act = policy.catalogue.look_up(incident.fault_key), act_on(incident)
-    drain = drain_of(
-        fault,
-        act,
+def _drain(incident: Incident, job: Job, policy: Policy, now: datetime) -> Drain:
+    """Decide how long an attempt gets to save."""
+    fault = policy.catalogue.look_up(incident.fault_key)
+    facts = DrainFacts(
+        can_save=fault.can_save,
+        drain_seconds=fault.drain_seconds,
+        act=act_on(incident),
         wanted_seconds=job.spec.grace_seconds,
         deadline_at=incident.deadline_at,
-        policy=policy,
         now=now,
     )
+    return drain_of(facts, policy)
+
+
+def _request(incident: Incident, hurt: HurtJob, drain: Drain, policy: Policy, now: datetime) -> StopRequest:
+    """Return the request to stop an attempt."""
+    fault, act = policy.catalogue.look_up(incident.fault_key), act_on(incident)
     where = incident.node_name or incident.life.instance_id
     moves = act in (JobAct.MOVE, JobAct.LEAVE)
     reason = f"{where} is sick: {fault.name}" if moves else f"{fault.name} on {where}"
-    request = StopRequest(
+    return StopRequest(
         attempt=hurt.attempt,
         reason=f"{reason} ({incident.incident_id}).",
         by=f"recover_node/{incident.incident_id}",
@@ -271,10 +294,11 @@ def _request(incident: Incident, hurt: HurtJob, job: Job, policy: Policy, now: d
         is_final=act is JobAct.STOP,
         at_once_on=() if drain.spares_sick_node or not incident.node_name else (incident.node_name,),
     )
-    return request, drain.reason
 
 
-def _stop(incident: Incident, hurt: HurtJob, ledger: Ledger, cluster: Cluster, policy: Policy, now: datetime) -> bool:
+def _stop(
+    incident: Incident, hurt: HurtJob, ledger: Ledger, cluster: Cluster, ids: Ids, policy: Policy, now: datetime
+) -> bool:
     """Ask an attempt to stop and delete its workload; False where it has ended or somebody else had asked."""
     for _ in range(incident_record.TRIES):
         loaded = _load(hurt, ledger)
@@ -286,11 +310,17 @@ def _stop(incident: Incident, hurt: HurtJob, ledger: Ledger, cluster: Cluster, p
         asked = job.stop_of(hurt.attempt)
         by = f"recover_node/{incident.incident_id}"
         if asked is None:
-            asked, how = _request(incident, hurt, job, policy, now)
-            text = f"Stopped: {asked.reason} It gets {how}."
-            line = incident_record.told(job.job_id, "stopped", text, at=now, writer=WRITER)
+            drain = _drain(incident, job, policy, now)
+            asked = _request(incident, hurt, drain, policy, now)
+            record = _record(incident, drain, ids, policy, now)
+            text = f"Stopped: {asked.reason} It gets {drain.how}."
+            line = incident_record.told(
+                job.job_id, "stopped", text, at=now, writer=WRITER, decision_id=record.decision_id
+            )
             try:
-                ledger.commit(Put(rows.job_row(job.but(stop_request=asked), version)), line)
+                ledger.commit(
+                    Put(rows.job_row(job.but(stop_request=asked), version)), Put(rows.decision_row(record)), line
+                )
             except Conflict:
                 continue
         cluster.stop(
@@ -303,6 +333,22 @@ def _stop(incident: Incident, hurt: HurtJob, ledger: Ledger, cluster: Cluster, p
         )
         return asked.by == by
     raise Conflict(f"{hurt.job_id} kept changing while its attempt {hurt.attempt} was to be stopped")
+
+
+def _record(incident: Incident, drain: Drain, ids: Ids, policy: Policy, now: datetime) -> Decision:
+    return Decision(
+        decision_id=ids.new("dec"),
+        kind="DRAIN",
+        subject=incident.incident_id,
+        action=drain.action,
+        reason=drain.reason,
+        alternatives=drain.alternatives,
+        facts=drain.facts.to_json(),
+        policy_hash=policy.hash,
+        catalogue_hash=policy.catalogue.hash,
+        mode=incident.mode,
+        decided_at=now,
+    )
 
 
 def _tell(incident: Incident, stopped: list[HurtJob], ledger: Ledger, now: datetime) -> None:

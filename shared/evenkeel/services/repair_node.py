@@ -131,9 +131,11 @@ def run(
             return Outcome(outcome=late.outcome, reason=late.reason)
         incident, _ = incident_record.load(ledger, request.incident_id)
         if incident.plan is None or incident.plan.jobs is not JobAct.LEAVE:
-            protect_jobs.protect(incident, ledger=ledger, cluster=cluster, telemetry=telemetry, policy=policy, now=now)
+            protect_jobs.protect(
+                incident, ledger=ledger, cluster=cluster, ids=ids, telemetry=telemetry, policy=policy, now=now
+            )
     if decision.drains:
-        wait = _drain(incident, ledger, cluster, telemetry, policy, facts, now)
+        wait = _drain(incident, ledger, cluster, ids, telemetry, policy, facts, now)
         if decision.rung:
             others = protect_jobs.drain_foreign(incident, ledger=ledger, cluster=cluster, policy=policy, now=now)
             if others.ask:
@@ -280,13 +282,14 @@ def _drain(
     incident: Incident,
     ledger: Ledger,
     cluster: Cluster,
+    ids: Ids,
     telemetry: Telemetry,
     policy: Policy,
     facts: RepairFacts,
     now: datetime,
 ) -> int:
     """Stop what is still on the node; return the seconds that its pods may yet take, where anybody can reach them."""
-    protect_jobs.protect(incident, ledger=ledger, cluster=cluster, telemetry=telemetry, policy=policy, now=now)
+    protect_jobs.protect(incident, ledger=ledger, cluster=cluster, ids=ids, telemetry=telemetry, policy=policy, now=now)
     node = facts.seat.patient.node
     if node is None or not node.is_ready:
         return 0

@@ -2,6 +2,7 @@
 
 request ─▶ same key before? ─▶ every fault checked, every machine known ─▶ one envelope on the queue ─▶ the key recorded
              its answer again      else 400, 404, and nothing is taken in       receive_event
+                                   whom a job's fault is laid on: recorded
 
 A crash before the last step has the client send again: the envelope's name follows from the key, and what is taken in
 twice is known.
@@ -13,15 +14,17 @@ import re
 from datetime import datetime, timedelta
 from typing import Any
 
+from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.health.reports import Report
 from evenkeel.domain.nodes import INSTANCE_ID, FleetNode, NodeLife
-from evenkeel.domain.recovery.blame import LOOK_BACK, blame
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.recovery.blame import LOOK_BACK, Blamed, BlameFacts, blame, facts_of
 from evenkeel.domain.scheduling.jobs import Attempt, Job
 from evenkeel.domain.values import Value, rfc3339
 from evenkeel.events import envelope, reported_faults
 from evenkeel.events.driver_lines import Reading
-from evenkeel.ports import Conflict, Inbox, Invalid, KeyReused, Ledger, NotFound, Put, Row, Table, every
+from evenkeel.ports import Conflict, Ids, Inbox, Invalid, KeyReused, Ledger, NotFound, Put, Row, Table, every
 from evenkeel.services import rows
 
 Json = dict[str, Any]
@@ -45,7 +48,16 @@ class Request(Value):
     """Of all that was reported: the same id with another one is refused."""
 
 
-def run(request: Request, *, ledger: Ledger, inbox: Inbox, clusters: tuple[str, ...], now: datetime) -> Json:
+def run(
+    request: Request,
+    *,
+    ledger: Ledger,
+    inbox: Inbox,
+    ids: Ids,
+    clusters: tuple[str, ...],
+    policy: Policy,
+    now: datetime,
+) -> Json:
     """Take in a report; all of it or nothing.
 
     Idempotent: yes, by the request id, and before that by the envelope's id, which follows from it.
@@ -60,7 +72,7 @@ def run(request: Request, *, ledger: Ledger, inbox: Inbox, clusters: tuple[str, 
     if row is not None and is_in_force:
         return _first_answer(row, request)
     read = _checked(request, now)
-    machines = _machines(request, ledger, clusters)
+    machines, laid = _machines(request, ledger, clusters)
     faults = [
         reported_faults.fault_of(
             machine,
@@ -74,6 +86,8 @@ def run(request: Request, *, ledger: Ledger, inbox: Inbox, clusters: tuple[str, 
         for reading in readings
     ]
     document = _enveloped(request, faults, now)
+    for job_id, facts, blamed in laid:
+        ledger.commit(Put(rows.decision_row(_record(job_id, facts, blamed, ids, policy, now))))
     if faults:
         inbox.put(document)
     answer: Json = {"accepted": len(faults), "passedOver": sum(not readings for readings in read)}
@@ -116,17 +130,22 @@ def _checked(request: Request, now: datetime) -> list[tuple[Reading, ...]]:
     return read
 
 
-def _machines(request: Request, ledger: Ledger, clusters: tuple[str, ...]) -> list[str]:
-    """Return the instance id behind each report.
+def _machines(
+    request: Request, ledger: Ledger, clusters: tuple[str, ...]
+) -> tuple[list[str], list[tuple[str, BlameFacts, Blamed]]]:
+    """Return the instance id behind each report, and how those of jobs were found.
 
     Raises:
         NotFound: names the first machine that the fleet's memory does not hold.
     """
-    found = []
+    found: list[str] = []
+    laid: list[tuple[str, BlameFacts, Blamed]] = []
     by_name: dict[str, str] | None = None
     for report in request.reports:
         if report.job_id:
-            found.append(_behind(report, ledger))
+            facts, blamed = _behind(report, ledger)
+            laid.append((report.job_id, facts, blamed))
+            found.append(blamed.instance_id)
             continue
         instance_id = report.instance_id or _id_in(report.node_name)
         if not instance_id:
@@ -136,10 +155,10 @@ def _machines(request: Request, ledger: Ledger, clusters: tuple[str, ...]) -> li
             named = report.instance_id or report.node_name
             raise NotFound(f"No machine of this fleet is {named}; a new one is known within a minute or two.")
         found.append(instance_id)
-    return found
+    return found, laid
 
 
-def _behind(report: Report, ledger: Ledger) -> str:
+def _behind(report: Report, ledger: Ledger) -> tuple[BlameFacts, Blamed]:
     """Return the machine that a fault seen in a job is laid on.
 
     Raises:
@@ -151,10 +170,25 @@ def _behind(report: Report, ledger: Ledger) -> str:
     if attempt is None or (attempt.ended_at is not None and attempt.ended_at < report.observed_at - LOOK_BACK):
         raise NotFound(f"{report.job_id} ran nowhere at {rfc3339(report.observed_at)}.")
     lately = {life.key: incident for life in attempt.nodes if (incident := _last_incident(life, ledger))}
-    blamed = blame(attempt, report.rank, lately, report.observed_at)
+    facts = facts_of(attempt, report.rank, lately, report.observed_at)
+    blamed = blame(facts)
     if blamed is None:
         raise NotFound(f"{report.job_id} has no rank {report.rank}.")
-    return blamed.instance_id
+    return facts, blamed
+
+
+def _record(job_id: str, facts: BlameFacts, blamed: Blamed, ids: Ids, policy: Policy, now: datetime) -> Decision:
+    return Decision(
+        decision_id=ids.new("dec"),
+        kind="BLAME",
+        subject=job_id,
+        action=blamed.instance_id,
+        reason=blamed.reason,
+        alternatives=blamed.alternatives,
+        facts=facts.to_json(),
+        policy_hash=policy.hash,
+        decided_at=now,
+    )
 
 
 def _last_incident(life: NodeLife, ledger: Ledger) -> Incident | None:

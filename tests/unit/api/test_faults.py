@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 
+from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.faults import shipped
 from evenkeel.domain.health.incidents import NodeFact
+from evenkeel.domain.replay import replay
 from evenkeel.domain.values import rfc3339
 from evenkeel.events import envelope
 from evenkeel.events.outcomes import Heard
-from evenkeel.ports import Unreachable
+from evenkeel.ports import Table, Unreachable
 from evenkeel.services import receive_event
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.fakes.system import A_MOMENT
@@ -261,6 +263,10 @@ def test_a_hang_after_a_machines_own_fault_joins_it(training: Gateway) -> None:
     report(training, in_job(rank=0))
 
     assert [fact.instance_id for fact in told(training)] == [instance_id(2)]
+    (row,) = training.fakes.ledger.by_state(Table.INCIDENTS, "DEC#job-0000000001").rows
+    record = Decision.model_validate(row.doc)
+    assert (record.kind, record.action) == ("BLAME", instance_id(2))
+    assert replay(record, training.fakes.policy).differs_from(record) == ""
 
 
 @pytest.mark.parametrize(

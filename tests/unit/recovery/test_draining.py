@@ -12,6 +12,7 @@ from evenkeel.domain.health.incidents import JobAct
 from evenkeel.domain.policy import JobPolicy, Policy, RepairPolicy
 from evenkeel.domain.recovery.draining import (
     Drain,
+    DrainFacts,
     Foreign,
     drain_of,
     drained_by,
@@ -31,7 +32,15 @@ def a_fault(drain_seconds: int = 300, can_save: CanSave = CanSave.TRY, **changes
 
 
 def drained(fault: Fault, wanted: int, act: JobAct = JobAct.MOVE, deadline_at: datetime | None = None) -> Drain:
-    return drain_of(fault, act, wanted_seconds=wanted, deadline_at=deadline_at, policy=POLICY, now=at(0))
+    facts = DrainFacts(
+        can_save=fault.can_save,
+        drain_seconds=fault.drain_seconds,
+        act=act,
+        wanted_seconds=wanted,
+        deadline_at=deadline_at,
+        now=at(0),
+    )
+    return drain_of(facts, POLICY)
 
 
 @pytest.mark.parametrize(

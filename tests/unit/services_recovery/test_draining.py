@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
+from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import JobAct
 from evenkeel.domain.policy import RepairPolicy
+from evenkeel.domain.replay import replay
 from evenkeel.domain.scheduling.foreign import Comeback, ForeignPod
 from evenkeel.domain.scheduling.jobs import JobState, OnNodeFault
 from evenkeel.ports import Table
@@ -52,6 +54,18 @@ def evicted(recovery: Recovery) -> list[str]:
 
 
 # ---------------------------------------------------------------- our jobs
+
+
+def test_how_long_a_job_got_is_recorded_once_and_replays() -> None:
+    recovery = drained(spec={"grace_seconds": 600})
+    recovery.state("", protect_jobs)
+
+    page = recovery.world.ledger.by_state(Table.INCIDENTS, f"DEC#{recovery.incident_id}")
+    (record,) = [found for row in page.rows if (found := rows.read(row, Decision)).kind == "DRAIN"]
+
+    assert (record.action, record.reason) == ("SAVE", "Its pods get 300 s to save, as the fault allows.")
+    assert [each.option for each in record.alternatives] == ["600 s, as it asks"]
+    assert replay(record, SAVES).differs_from(record) == ""
 
 
 def test_where_the_sick_node_cannot_save_the_other_ranks_get_their_time_all_the_same() -> None:

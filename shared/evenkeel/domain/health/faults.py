@@ -64,7 +64,10 @@ class CanSave(StrEnum):
 
     YES = "yes"
     TRY = "try"
+    """Nobody knows. It gets the same time, since a save that fails costs no more than that; it is hoped for, not
+    counted on."""
     NO = "no"
+    """Its own pods end at once."""
 
 
 class Validation(StrEnum):

@@ -7,54 +7,90 @@ import math
 from datetime import datetime, timedelta
 from enum import StrEnum
 
+from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.health.faults import CanSave, CheckpointTrust, Fault
 from evenkeel.domain.health.incidents import JobAct
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.scheduling.foreign import Comeback, ForeignPod
 from evenkeel.domain.scheduling.jobs import OnNodeFault
-from evenkeel.domain.values import Value
+from evenkeel.domain.values import Instant, Value
+
+
+class Draining(StrEnum):
+    """What a stop leaves time for."""
+
+    SAVE = "SAVE"
+    AT_ONCE = "AT_ONCE"
+
+
+class DrainFacts(Value):
+    """All that the time to save rests on."""
+
+    can_save: CanSave
+    """The fault's, as its drain seconds."""
+    drain_seconds: int
+    act: JobAct
+    """What is done with the job."""
+    wanted_seconds: int
+    """The job's own grace."""
+    deadline_at: Instant | None = None
+    """When the machine goes, whatever anybody does."""
+    now: Instant
 
 
 class Drain(Value):
-    """What the pods of one job get."""
+    """What the pods of one job get, and why."""
 
+    action: Draining
     grace_seconds: int
     spares_sick_node: bool
     """Whether pods on the sick node get the same; otherwise they are ended at once, since they cannot save."""
-    reason: str
+    how: str
     """How that came to be, as a sentence goes on."""
+    alternatives: tuple[Alternative, ...] = ()
+    facts: DrainFacts
+
+    @property
+    def reason(self) -> str:
+        """The same as a sentence of its own."""
+        return f"Its pods get {self.how}."
 
 
-def drain_of(
-    fault: Fault, act: JobAct, *, wanted_seconds: int, deadline_at: datetime | None, policy: Policy, now: datetime
-) -> Drain:
+def drain_of(facts: DrainFacts, policy: Policy) -> Drain:
     """Return the time a job's pods get: what it asks for, as far as fault, act and deadline allow.
 
-    Args:
-        fault: What is wrong with the node.
-        act: What is done with the job.
-        wanted_seconds: The job's own grace.
-        deadline_at: When the machine goes, whatever anybody does.
-        policy: Scales of the local data centre, and the rest before a deadline.
-        now: The time.
+    Where nobody knows whether a node can save (`try`), it gets the same time as one that can: a save that fails costs
+    no more than that, and none is resumed from before it is proved.
     """
-    if act in (JobAct.ROLLBACK, JobAct.STOP):
-        return Drain(grace_seconds=0, spares_sick_node=True, reason="what it would save now is not wanted")
-    grace, why = wanted_seconds, "as it asks"
-    allowed = math.ceil(fault.drain_seconds * policy.repair.drain_scale)
-    cannot = fault.can_save is CanSave.NO
-    if cannot and fault.drain_seconds == 0:
+
+    def decided(grace: int, how: str, *, spares: bool = True) -> Drain:
+        wanted = Alternative(option=f"{facts.wanted_seconds} s, as it asks", why_not=how)
+        return Drain(
+            action=Draining.SAVE if grace else Draining.AT_ONCE,
+            grace_seconds=grace,
+            spares_sick_node=spares,
+            how=how,
+            alternatives=(wanted,) if grace < facts.wanted_seconds else (),
+            facts=facts,
+        )
+
+    if facts.act in (JobAct.ROLLBACK, JobAct.STOP):
+        return decided(0, "no time, since what it would save now is not wanted")
+    grace, why = facts.wanted_seconds, "as it asks"
+    allowed = math.ceil(facts.drain_seconds * policy.repair.drain_scale)
+    cannot = facts.can_save is CanSave.NO
+    if cannot and facts.drain_seconds == 0:
         # The sick machine is to be left at once. What runs beside it may still have something to save.
         allowed = math.ceil(policy.jobs.others_save_seconds * policy.repair.drain_scale)
-    if fault.drain_seconds >= 0 and allowed < grace:
+    if facts.drain_seconds >= 0 and allowed < grace:
         grace, why = allowed, "as the fault allows"
-    if deadline_at is not None:
-        left = math.floor((deadline_at - now).total_seconds()) - policy.jobs.rest_before_deadline_seconds
+    if facts.deadline_at is not None:
+        left = math.floor((facts.deadline_at - facts.now).total_seconds()) - policy.jobs.rest_before_deadline_seconds
         if left < grace:
-            grace, why = max(0, left), f"so that it is done before the machine goes at {deadline_at:%H:%M:%SZ}"
+            grace, why = max(0, left), f"so that it is done before the machine goes at {facts.deadline_at:%H:%M:%SZ}"
     if cannot:
         why = f"{why}; the pods on the sick node cannot save and are ended at once"
-    return Drain(grace_seconds=grace, spares_sick_node=not cannot, reason=f"{grace} s to save, {why}")
+    return decided(grace, f"{grace} s to save, {why}", spares=not cannot)
 
 
 def may_finish(
