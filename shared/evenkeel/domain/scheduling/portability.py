@@ -1,0 +1,64 @@
+"""Whether a job could run the same elsewhere: asked before it is moved, and answered with what would differ."""
+
+from collections.abc import Iterator
+
+from evenkeel.domain.values import Value
+
+
+class Place(Value):
+    """What a job finds on a node of a pool."""
+
+    architecture: str = "amd64"
+    accelerator: str = ""
+    """Its model, as its maker names it: `a100`, `h100`; empty where nobody says."""
+    accelerator_memory_gib: float = 0
+    """Of one accelerator; 0 where nobody says."""
+    fabric: str = ""
+    """What joins its nodes: `efa`, or empty."""
+    storage: dict[str, str] = {}
+    """Claim or mount → what lies behind it: a file system's id, a bucket. A name alone says nothing: claims are per
+    cluster."""
+
+
+class Needs(Value):
+    """What a job rests on."""
+
+    architectures: tuple[str, ...] = ()
+    """That its image is built for; empty where nobody looked."""
+    accelerators: tuple[str, ...] = ()
+    """Models that it may run on; empty for any."""
+    accelerator_memory_gib: float = 0
+    """At least so much on each accelerator; 0 where it does not say."""
+    fabric: str = ""
+    """That it must have; empty for none."""
+    storage: dict[str, str] = {}
+    """Claim → what lies behind it where the job runs, or is to run first."""
+
+
+def differences(needs: Needs, place: Place) -> tuple[str, ...]:
+    """Return why a job would not run the same there, one sentence each; nothing where it would.
+
+    What is needed and not known of a place counts as a difference: to find out by moving is to lose the job.
+    """
+    return tuple(_differences(needs, place))
+
+
+def _differences(needs: Needs, place: Place) -> Iterator[str]:
+    if needs.architectures and place.architecture not in needs.architectures:
+        yield f"Its image is for {' and '.join(needs.architectures)}, the nodes are {place.architecture}."
+    if needs.accelerators and place.accelerator not in needs.accelerators:
+        model = place.accelerator or "not known"
+        yield f"It runs on {' or '.join(needs.accelerators)}; the accelerator there is {model}."
+    least, there = needs.accelerator_memory_gib, place.accelerator_memory_gib
+    if least and not there:
+        yield f"It needs {least:g} GiB on each accelerator; nobody says what there is."
+    elif least > there:
+        yield f"It needs {least:g} GiB on each accelerator; there are {there:g}."
+    if needs.fabric and place.fabric != needs.fabric:
+        yield f"Its nodes talk over {needs.fabric}; there it is {place.fabric or 'an ordinary network'}."
+    for claim, behind in sorted(needs.storage.items()):
+        found = place.storage.get(claim)
+        if found is None:
+            yield f"Nothing is mounted there as {claim}."
+        elif found != behind:
+            yield f"{claim} is {found} there and {behind} here: the same name, another volume."

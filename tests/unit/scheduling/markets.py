@@ -1,0 +1,73 @@
+"""Pools and waiting jobs that state only what matters."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from evenkeel.domain.economics.money import MICROS
+from evenkeel.domain.scheduling.placement import Chance, PlacementFacts, Spending, Waiting
+from evenkeel.domain.scheduling.pools import LaunchDelay, Market, Pool, Reservation
+
+NOW = datetime(2026, 11, 3, 10, 15, tzinfo=UTC)
+HOUR = 3600
+
+
+def at(seconds: float) -> datetime:
+    return NOW + timedelta(seconds=seconds)
+
+
+def a_pool(market: Market = Market.COMMITTED, **changes: Any) -> Pool:
+    rent = {Market.SPOT: 16 * MICROS, Market.ON_DEMAND: 32 * MICROS}.get(market, 0)
+    facts: dict[str, Any] = {
+        "name": market.value,
+        "cluster": "research-eks",
+        "market": market,
+        "instance_type": "p5.48xlarge",
+        "accelerators_per_node": 8,
+        "most_nodes": 16,
+        "micros_per_node_hour": rent,
+        "invoice_micros_per_node_hour": 0 if rent else 20 * MICROS,
+        "launch": {"p50Seconds": 0, "p90Seconds": 0},
+        "interruptions_per_node_hour": 0.04 if market is Market.SPOT else 0,
+        "place": {},
+    }
+    if market is Market.RESERVED:
+        facts["reservation"] = {"starts_at": at(-HOUR), "ends_at": at(24 * HOUR)}
+    return Pool.model_validate({**facts, **changes})
+
+
+def a_chance(market: Market = Market.COMMITTED, *, pool: dict[str, Any] | None = None, **changes: Any) -> Chance:
+    place = a_pool(market, **(pool or {}))
+    facts: dict[str, Any] = {"pool": place, "accelerators_left": 8 * place.most_nodes if market.is_rented else 0}
+    return Chance.model_validate({**facts, **changes})
+
+
+def a_waiting(**changes: Any) -> Waiting:
+    facts: dict[str, Any] = {
+        "job_id": "job-1",
+        "team": "vision",
+        "nodes": 1,
+        "accelerators_per_node": 8,
+        "micros_per_hour_of_delay": 40 * MICROS,
+        "run_seconds": 3 * HOUR,
+        "p90_run_seconds": 6 * HOUR,
+        "checkpoint_seconds": 900,
+        "submitted_at": NOW,
+    }
+    return Waiting.model_validate({**facts, **changes})
+
+
+RICH = Spending(team_cap_micros_per_hour=10**12, fleet_cap_micros_per_hour=10**12)
+
+
+def facts_of(*chances: Chance, job: Waiting | None = None, **changes: Any) -> PlacementFacts:
+    return PlacementFacts.model_validate(
+        {"job": job or a_waiting(), "chances": chances, "spending": RICH, "now": NOW, **changes}
+    )
+
+
+def a_reservation(ends_in_seconds: float) -> Reservation:
+    return Reservation(starts_at=at(-HOUR), ends_at=at(ends_in_seconds))
+
+
+def a_delay(seconds: float) -> LaunchDelay:
+    return LaunchDelay(p50_seconds=seconds, p90_seconds=seconds)

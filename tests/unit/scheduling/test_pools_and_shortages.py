@@ -1,0 +1,125 @@
+"""Pools are data that makes sense, refusals are remembered and forgotten, and elsewhere is not always the same."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from evenkeel.domain.scheduling.pools import LaunchDelay, Market
+from evenkeel.domain.scheduling.portability import Needs, Place, differences
+from evenkeel.domain.scheduling.shortages import FORGOTTEN_BELOW, MOST_HOLD_SECONDS, Shortages
+from tests.unit.scheduling.markets import NOW, a_pool, a_reservation, at
+
+SPOT = ("g5.48xlarge", "a", Market.SPOT)
+
+
+@pytest.mark.parametrize(
+    ("market", "change", "said"),
+    [
+        (Market.SPOT, {"micros_per_node_hour": 0}, "a rented pool has a price"),
+        (Market.COMMITTED, {"micros_per_node_hour": 1}, "paid in any case"),
+        (Market.RESERVED, {"reservation": None}, "a beginning and an end"),
+        (Market.SPOT, {"launch": {"p50Seconds": 200, "p90Seconds": 100}}, "nine of ten"),
+    ],
+)
+def test_a_pool_that_makes_no_sense_is_refused(market: Market, change: dict[str, object], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        a_pool(market, **change)
+
+
+def test_a_pool_needs_a_limit() -> None:
+    facts = a_pool(Market.ON_DEMAND).to_json()
+    del facts["mostNodes"]
+
+    with pytest.raises(ValidationError, match="mostNodes"):
+        type(a_pool()).model_validate(facts)
+
+
+def test_a_gang_waits_for_its_slowest_node() -> None:
+    delay = LaunchDelay(p50_seconds=180, p90_seconds=360)
+
+    assert delay.gang_seconds(1) == pytest.approx(180)
+    assert delay.gang_seconds(64) > delay.gang_seconds(8) > 360
+    assert 180 < delay.mean_seconds < 360
+
+
+def test_a_reservation_is_usable_until_its_machines_begin_to_go() -> None:
+    assert a_reservation(7200).usable_until == at(5400)
+
+
+def test_a_refusal_bars_its_market_for_three_minutes_and_no_other() -> None:
+    memory = Shortages().with_refusal(*SPOT, NOW)
+
+    assert memory.barred_until(*SPOT, at(1)) == at(180)
+    assert memory.barred_until(*SPOT, at(180)) is None
+    assert memory.barred_until("g5.48xlarge", "b", Market.SPOT, at(1)) is None
+    assert memory.barred_until("g5.48xlarge", "a", Market.ON_DEMAND, at(1)) is None
+
+
+def test_refusals_in_a_row_bar_for_longer_and_fade() -> None:
+    memory = Shortages().with_refusal(*SPOT, NOW).with_refusal(*SPOT, at(180))
+    second = memory.barred_until(*SPOT, at(181))
+    later = Shortages().with_refusal(*SPOT, NOW).with_refusal(*SPOT, at(7200)).barred_until(*SPOT, at(7201))
+
+    assert second is not None
+    assert later is not None
+    assert (second - at(180)).total_seconds() == pytest.approx(343, abs=5)
+    assert (later - at(7200)).total_seconds() == pytest.approx(188, abs=5)
+
+
+def test_a_node_that_came_clears_the_memory() -> None:
+    assert Shortages().with_refusal(*SPOT, NOW).with_success(*SPOT) == Shortages()
+
+
+def test_a_refusal_told_late_changes_nothing() -> None:
+    memory = Shortages().with_refusal(*SPOT, NOW)
+
+    assert memory.with_refusal(*SPOT, at(-60)) == memory
+
+
+@given(st.lists(st.tuples(st.integers(0, 40_000), st.sampled_from("abc")), max_size=60))
+def test_the_memory_stays_small_and_nothing_is_barred_for_ever(refusals: list[tuple[int, str]]) -> None:
+    memory = Shortages()
+    for seconds, zone in sorted(refusals):
+        memory = memory.with_refusal("g5.48xlarge", zone, Market.SPOT, at(seconds))
+        until = memory.barred_until("g5.48xlarge", zone, Market.SPOT, at(seconds))
+        assert until is not None
+        assert 180 <= (until - at(seconds)).total_seconds() <= MOST_HOLD_SECONDS
+        assert all(each.weight_at(at(seconds)) >= FORGOTTEN_BELOW for each in memory.entries)
+    assert len(memory.entries) <= 3
+
+
+HERE = Place(accelerator="a100", accelerator_memory_gib=80, fabric="efa", storage={"data": "fs-1"})
+
+
+@pytest.mark.parametrize(
+    ("needs", "place", "said"),
+    [
+        (Needs(architectures=("arm64",)), HERE, "image is for arm64"),
+        (Needs(accelerator_memory_gib=60), HERE.but(accelerator_memory_gib=40), "needs 60 GiB on each"),
+        (Needs(accelerator_memory_gib=60), HERE.but(accelerator_memory_gib=0), "nobody says"),
+        (Needs(accelerators=("h100",)), HERE, "runs on h100"),
+        (Needs(accelerators=("h100",)), HERE.but(accelerator=""), "is not known"),
+        (Needs(fabric="efa"), HERE.but(fabric=""), "talk over efa"),
+        (Needs(storage={"data": "fs-1"}), HERE.but(storage={"data": "fs-2"}), "the same name, another volume"),
+        (Needs(storage={"models": "fs-1"}), HERE, "Nothing is mounted there as models"),
+    ],
+)
+def test_what_would_differ_elsewhere_is_said(needs: Needs, place: Place, said: str) -> None:
+    found = differences(needs, place)
+
+    assert len(found) == 1
+    assert said in found[0]
+
+
+def test_the_same_is_the_same() -> None:
+    needs = Needs(
+        architectures=("amd64", "arm64"),
+        accelerators=("a100", "h100"),
+        accelerator_memory_gib=80,
+        fabric="efa",
+        storage={"data": "fs-1"},
+    )
+
+    assert differences(needs, HERE) == ()
+    assert differences(Needs(), Place()) == ()
