@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from evenkeel.domain.scheduling.queues.documents import DocumentError, seconds
+from evenkeel.domain.scheduling.queues.kueue import NO_JOBS
 from evenkeel.domain.scheduling.queues.replay import Events, Replay
 from evenkeel.domain.scheduling.queues.report import (
     Considered,
@@ -41,7 +42,11 @@ def run(
         for file in jobs:
             for position, each in enumerate(quota_files.load(file)):
                 for found in _jobs_of(each):
-                    replay.submit(found, f"{file}: document {position + 1}")
+                    where = f"{file}: document {position + 1}"
+                    if isinstance(found, dict) and found.get("kind") in NO_JOBS:
+                        declared.told.warn(where, f"{found['kind']} is no job: it is passed over here")
+                    else:
+                        replay.submit(found, where)
         replay.run(_events(declared, events), str(events or "events"))
     except DocumentError as error:
         raise quota_files.refused(error) from error

@@ -510,3 +510,91 @@ def test_quota_files_are_written_in_another_spelling_and_what_is_lost_is_said(fi
     assert json.loads(out)["documents"][0]["queues"][0]["name"] == "research"
     assert said("quota", "export", "--to", "kueue", str(tmp_path / "short.json"))[0] == 0
     assert said("quota", "export", "--to", "slurm", str(tmp_path / "short.json"))[0] == 2
+
+
+# ---------------------------------------------------------------- queues that stop, appear, or take somebody not
+
+
+def reserved(name: str, *conditions: Json) -> Json:
+    """Return a Workload that holds quota, with what else is said of it."""
+    assignment = {"name": "main", "flavors": {"cpu": "p5"}, "resourceUsage": {"cpu": "2"}, "count": 4}
+    admission = {"clusterQueue": "research", "podSetAssignments": [assignment]}
+    return workload(name, status={"admission": admission, "conditions": list(conditions)})
+
+
+HAS_QUOTA: Json = {"type": "QuotaReserved", "status": "True", "lastTransitionTime": "2026-11-03T11:00:00Z"}
+NOT_YET: Json = {"type": "Admitted", "status": "False", "lastTransitionTime": "2026-11-03T11:00:00Z"}
+
+
+def evicted(found: Json) -> dict[str, bool]:
+    return {each["job"]: each["evicted"] for each in found["end"]["admitted"]}
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        ("None", {"lab/runs": False, "lab/waits": False}),
+        ("Hold", {"lab/runs": False, "lab/waits": True}),
+        ("HoldAndDrain", {"lab/runs": True, "lab/waits": True}),
+    ],
+)
+@pytest.mark.parametrize("of", ["ClusterQueue", "LocalQueue"])
+def test_a_hold_lets_go_who_has_only_its_quota_and_a_drain_everybody(
+    files: Files, of: str, policy: str, expected: dict[str, bool]
+) -> None:
+    jobs = (reserved("runs", HAS_QUOTA), reserved("waits", HAS_QUOTA, NOT_YET))
+    where = "cohort: fleet" if of == "ClusterQueue" else "clusterQueue: research"
+    quota = QUEUE.replace(
+        where, where + (f"\n  stopPolicy: {policy}" if of == "ClusterQueue" else f", stopPolicy: {policy}")
+    )
+
+    assert evicted(files.plan(*jobs, quota=quota)) == expected
+
+
+def test_a_queue_that_appears_takes_who_waited_for_it_and_one_that_stops_lets_them_go(files: Files) -> None:
+    local = {
+        "kind": "LocalQueue",
+        "metadata": {"name": "main", "namespace": "lab"},
+        "spec": {"clusterQueue": "research"},
+    }
+    stopped = {**local, "spec": {"clusterQueue": "research", "stopPolicy": "Hold"}}
+    events = [
+        {"type": "quota", "at": 1, "documents": [local]},
+        {"type": "submit", "at": 2, "job": workload("large", {"priority": -1})},
+        {"type": "submit", "at": 2, "job": workload("second", {"priority": -1})},
+        {"type": "quota", "at": 3, "documents": [stopped]},
+    ]
+    found = files.plan(workload("first"), quota=QUEUE.replace("name: main,", "name: other,"), events=events)
+
+    assert [
+        each["at"] for each in found["cycles"] for decision in each["decisions"] if decision["job"] == "lab/first"
+    ] == [1]
+    assert sorted(evicted(found)) == ["lab/first", "lab/large"]
+    assert found["end"]["unqueued"] == [{"job": "lab/second", "reason": "LocalQueue lab/main is stopped"}]
+
+
+def test_who_is_not_taken_is_told_each_by_itself_and_once(files: Files) -> None:
+    quota = QUEUE.replace("labels: {team: research}", "labels: {team: other}")
+    ends = [{"type": "quota", "at": 5, "documents": []}]
+    found = files.plan(workload("a"), workload("b"), quota=quota, events=ends)
+
+    results = [(each["job"], each["result"]) for cycle in found["cycles"] for each in cycle["decisions"]]
+    assert results == [("lab/a", "Inadmissible"), ("lab/b", "Inadmissible")]
+
+
+def test_who_failed_its_checks_is_not_taken(files: Files) -> None:
+    checks = {"admissionChecks": [{"name": "budget", "state": "Rejected", "message": "too dear"}]}
+    (decision,) = files.plan(workload("a", status=checks))["cycles"][0]["decisions"]
+
+    assert (decision["result"], decision["reason"]) == ("Inadmissible", "It failed its admission checks: budget.")
+
+
+def test_one_file_may_hold_queues_and_jobs(files: Files) -> None:
+    both = QUEUE + "---\n" + yaml.safe_dump(workload("a"))
+    (files.folder / "all.yaml").write_text(both)
+    name = str(files.folder / "all.yaml")
+    code, out, error = said("plan", "--profile", "kueue", "--quota", name, "--jobs", name, "-o", "json")
+
+    assert (code, sorted(evicted(json.loads(out)))) == (0, ["lab/a"])
+    assert "Workload/a: declares no quota: it is passed over here" in error
+    assert "LocalQueue is no job: it is passed over here" in error

@@ -28,7 +28,6 @@ from evenkeel.domain.scheduling.queues.objects import (
     PreemptionPolicy,
     Queue,
     QueueingStrategy,
-    StopPolicy,
     Workload,
 )
 from evenkeel.domain.scheduling.queues.pending import Bell, PendingQueue, Waiting
@@ -151,7 +150,7 @@ class Scheduler:
 
     def restore(self, admitted: Admitted) -> None:
         """Take over a workload that holds quota already."""
-        if self.snapshot.team_of(admitted.workload).queue.stop is StopPolicy.HOLD_AND_DRAIN:
+        if self.snapshot.team_of(admitted.workload).queue.stop.ends(admitted):
             admitted.is_evicted = True
         self._hold(admitted)
 
@@ -247,7 +246,7 @@ class Scheduler:
                 team.generation += 1
             for admitted in known.admitted.values() if known else ():
                 self.snapshot.admit(admitted)
-                if queue.stop is StopPolicy.HOLD_AND_DRAIN:
+                if queue.stop.ends(admitted):
                     admitted.is_evicted = True
         self._hang_bells()
 
@@ -525,7 +524,8 @@ class Scheduler:
                 del self._queue_of[workload.replaces]
                 team.generation += 1
             assignment = decision.assignment
-            self._hold(Admitted(workload, assignment.flavors, assignment.counts, now))
+            use = {} if workload.replaces else dict(assignment.use)  # a slice's use is only what it asks for more
+            self._hold(Admitted(workload, assignment.flavors, assignment.counts, now, use=use))
             queue.remove(workload.workload_id)
             return decision
         for victim in decision.victims:

@@ -60,7 +60,9 @@ When = Annotated[
 class Document(BaseModel):
     """One document, or a part of one. Fields that are not known are kept aside, to be told."""
 
-    model_config = ConfigDict(extra="allow", alias_generator=to_camel, populate_by_name=True, frozen=True)
+    model_config = ConfigDict(
+        extra="allow", alias_generator=to_camel, populate_by_name=True, frozen=True, coerce_numbers_to_str=True
+    )
     without_meaning: ClassVar[frozenset[str]] = frozenset()
     """Fields that may stand here and decide nothing."""
 

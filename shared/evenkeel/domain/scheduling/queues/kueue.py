@@ -469,15 +469,24 @@ class RequeueState(Document):
     requeue_at: When | None = None
 
 
+class CheckState(Document):
+    without_meaning: ClassVar[frozenset[str]] = frozenset(
+        {"lastTransitionTime", "message", "podSetUpdates", "requeueAfterSeconds", "retryCount"}
+    )
+    name: str = ""
+    state: str = ""
+
+
 class WorkloadStatus(Document):
     without_meaning: ClassVar[frozenset[str]] = frozenset(
-        {"admissionChecks", "resourceRequests", "accumulatedPastExecutionTimeSeconds", "schedulingStats"}
+        {"resourceRequests", "accumulatedPastExecutionTimeSeconds", "schedulingStats"}
         | {"accumulatedPastExexcutionTimeSeconds", "nominatedClusterNames", "clusterName"}
     )
     conditions: tuple[Condition, ...] = ()
     admission: Admission | None = None
     reclaimable_pods: tuple[ReclaimablePod, ...] = ()
     requeue_state: RequeueState | None = None
+    admission_checks: tuple[CheckState, ...] = ()
 
 
 _LOSES_ITS_PLACE = frozenset({"PodsReadyTimeout", "AdmissionCheck"})
@@ -509,6 +518,17 @@ class WorkloadManifest(Manifest):
             return False
         said = [each.status for each in self.status.conditions if each.type == "QuotaReserved"]
         return said != ["False"]
+
+    @property
+    def is_started(self) -> bool:
+        """Whether it was admitted once it held its quota. Where nothing is said of it, it was."""
+        said = [each.status for each in self.status.conditions if each.type == "Admitted"]
+        return said[-1] == "True" if said else all(each.state == "Ready" for each in self.status.admission_checks)
+
+    @property
+    def failed_checks(self) -> tuple[str, ...]:
+        """The admission checks that turned it down."""
+        return tuple(each.name for each in self.status.admission_checks if each.state in ("Retry", "Rejected"))
 
     @property
     def class_name(self) -> str:
@@ -591,6 +611,7 @@ class WorkloadManifest(Manifest):
             None if at is None else seconds(at),
             self.condition("Evicted") is not None or not self.spec.active,
             use,
+            is_started=self.is_started,
         )
 
 
@@ -675,6 +696,11 @@ class Configuration(Document):
     feature_gates: dict[str, bool] = {}
 
 
+OTHER_KINDS = frozenset(
+    {"AdmissionCheck", "MultiKueueCluster", "MultiKueueConfig", "ProvisioningRequestConfig", "Topology"}
+)
+"""Kueue's kinds that have no part in a plan."""
+
 KINDS: dict[str, type[Manifest]] = {
     "ClusterQueue": ClusterQueue,
     "Cohort": CohortManifest,
@@ -685,6 +711,10 @@ KINDS: dict[str, type[Manifest]] = {
     "Namespace": Namespace,
     "Workload": WorkloadManifest,
 }
+
+
+NO_JOBS = (KINDS.keys() | OTHER_KINDS) - {"Workload"}
+"""Kinds that may stand in a file next to jobs."""
 
 
 def expanded(document: Any) -> list[Any]:

@@ -31,9 +31,13 @@ class StopPolicy(StrEnum):
 
     NONE = "None"
     HOLD = "Hold"
-    """Nothing new is admitted; what runs, runs on."""
+    """Nothing new is admitted; what runs, runs on, and what has only its quota gives it up."""
     HOLD_AND_DRAIN = "HoldAndDrain"
     """What runs is evicted too."""
+
+    def ends(self, admitted: "Admitted") -> bool:
+        """Whether somebody who holds quota has to go."""
+        return self is StopPolicy.HOLD_AND_DRAIN or (self is StopPolicy.HOLD and not admitted.is_started)
 
 
 class PreemptionPolicy(StrEnum):
@@ -311,7 +315,9 @@ class Workload:
             )
             for pod_set in self.pod_sets
         ]
-        text = repr((self.priority, pods, self.replaces, self.barred))
+        # What its queue never takes is told of each by itself.
+        alone = self.workload_id if self.barred else ""
+        text = repr((self.priority, pods, self.replaces, alone))
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
@@ -331,6 +337,9 @@ class Admitted:
     """As it was recorded when it was admitted; worked out from flavors and counts where nothing was."""
     work_at_risk: float | None = None
     """Device-seconds since its last checkpoint, restart included; None where it never said."""
+    is_started: bool = True
+    """Whether it was admitted, not only given quota: checks may still be open. A queue that is held lets only those
+    run on that are."""
 
     def __post_init__(self) -> None:
         if self.use:

@@ -45,6 +45,8 @@ class PendingQueue:
         self._heads: list[_Entry] = []
         """The first of every line that is not parked; entries that no longer hold are dropped when met."""
         self._parked: set[str] = set()
+        self._barred: set[str] = set()
+        """Parked for good: the queue takes them not at all."""
         self._held_until: list[tuple[float, str]] = []
         """Backed off: not to be tried before."""
         self._held: dict[str, Waiting] = {}
@@ -174,9 +176,11 @@ class PendingQueue:
         was_woken = self._woken_at >= self._pops
         has_more = waiting.progress is not None and waiting.progress.has_more
         may_park = is_best_effort or bool(workload.barred)  # what its queue never takes blocks nobody
-        parks = may_park and parks_shape and not (at_once or was_woken or has_more)
+        parks = may_park and parks_shape and not (at_once or has_more or (was_woken and not workload.barred))
         if parks:
             self._parked.add(workload.shape)
+            if workload.barred:
+                self._barred.add(workload.shape)
         self.push(waiting)
         self.sticky = sticky
         return parks
@@ -184,7 +188,7 @@ class PendingQueue:
     def wake(self) -> int:
         """Let everybody be tried again; return how many shapes were parked."""
         self._woken_at = self._pops
-        woken, self._parked = self._parked, set()
+        woken, self._parked = self._parked - self._barred, self._parked & self._barred
         for shape in woken:
             line = self._clean(shape)
             if line:

@@ -143,6 +143,8 @@ class Replay:
     decisions: list[Decision] = field(default_factory=list)
     unqueued: dict[str, str] = field(default_factory=dict)
     _timeouts: dict[str, int] = field(default_factory=dict)
+    _documents: dict[str, tuple[Any, str]] = field(default_factory=dict)
+    """As what each job was submitted: where its queue's set-up changes, it is read again."""
 
     def __post_init__(self) -> None:
         self.scheduler = self.declared.scheduler()
@@ -157,6 +159,8 @@ class Replay:
         name = job.workload.workload_id
         if self._knows(name):
             raise DocumentError(where, name, "there are two jobs of this name")
+        self.unqueued.pop(name, None)
+        self._documents[name] = (found, where)
         if job.unqueued:
             self.unqueued[name] = job.unqueued
         elif job.admitted is not None:
@@ -243,7 +247,7 @@ class Replay:
     def _gives_up(self, event: PodsGone) -> None:
         if event.reason == "Deactivated":
             self.scheduler.release(event.job)
-            self.unqueued[event.job] = "it is not active"
+            self._takes_out(event.job, "it is not active")
             return
         after = event.requeue_after_seconds
         self.scheduler.give_up(
@@ -252,13 +256,18 @@ class Replay:
             not_before=None if after is None else self.at + after,
         )
 
+    def _takes_out(self, job: str, why: str) -> None:
+        """Let a job wait no more, whatever becomes of its queue."""
+        self.unqueued[job] = why
+        self._documents.pop(job, None)
+
     def _misses_its_time(self, job: str) -> None:
         strategy = self.declared.configuration.wait_for_pods_ready.requeuing_strategy
         missed = self._timeouts[job] = self._timeouts.get(job, 0) + 1
         limit = strategy.backoff_limit_count
         if limit is not None and missed > limit:
             self.scheduler.release(job)
-            self.unqueued[job] = f"its pods were not ready in time {missed} times"
+            self._takes_out(job, f"its pods were not ready in time {missed} times")
             return
         wait = min(strategy.backoff_max_seconds, strategy.backoff_base_seconds * 2 ** (missed - 1))
         at = self.at if strategy.timestamp == "Eviction" else None
@@ -316,6 +325,22 @@ class Replay:
             elif self.declared.cohorts.pop(name, None) is None:
                 raise DocumentError(where, "remove", f"there is no queue or cohort {name}")
         self._reconfigure()
+        self._read_again()
+
+    def _read_again(self) -> None:
+        """Let jobs follow their queues: one appeared, was stopped, or takes other namespaces now."""
+        for name, (found, where) in list(self._documents.items()):
+            if self.scheduler.holder(name) is not None:
+                continue
+            waiting, job = self._waits(name), self.declared.job(found, where)
+            if waiting is None and name in self.unqueued and not job.unqueued:
+                self.submit(found, where)
+            elif waiting is not None and job.unqueued:
+                self.scheduler.withdraw(waiting)
+                self.unqueued[name] = job.unqueued
+            elif waiting is not None and (job.workload.queue, job.workload.barred) != (waiting.queue, waiting.barred):
+                self.scheduler.withdraw(waiting)
+                self.scheduler.submit(replace(waiting, queue=job.workload.queue, barred=job.workload.barred))
 
     def _reconfigure(self) -> None:
         self.scheduler.reconfigure(*self.declared.everything())

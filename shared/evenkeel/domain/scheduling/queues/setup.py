@@ -21,6 +21,7 @@ from evenkeel.domain.scheduling.queues.objects import (
     PreemptionPolicy,
     Preference,
     Queue,
+    StopPolicy,
     Workload,
 )
 from evenkeel.domain.scheduling.queues.snapshot import Rules
@@ -141,9 +142,12 @@ class Declared:
 
     def _add_manifest(self, found: Mapping[str, Any], where: str) -> None:
         kind = kueue.KINDS.get(str(found["kind"]))
-        if kind is None or kind is kueue.WorkloadManifest:
-            raise DocumentError(where, "kind", f"{found['kind']} declares no quota")
         name = found["metadata"].get("name", "") if isinstance(found.get("metadata"), dict) else ""
+        if kind is kueue.WorkloadManifest or found["kind"] in kueue.OTHER_KINDS:
+            self.told.warn(f"{where}: {found['kind']}/{name}", "declares no quota: it is passed over here")
+            return
+        if kind is None:
+            raise DocumentError(where, "kind", f"{found['kind']} declares no quota")
         where = f"{where}: {found['kind']}/{name}"
         document = self.told.read(kind, found, where)
         match document:
@@ -285,7 +289,15 @@ class Declared:
             queue = document.status.admission.cluster_queue
             workload = document.to_workload(queue, priority, self.asks(), from_eviction=from_eviction)
             missing = "" if queue in self.queues else f"there is no ClusterQueue {queue}"
-            return Job(workload, None if missing else document.to_admitted(workload), None, missing)
+            admitted = None if missing else document.to_admitted(workload)
+            local = self.local_queues.get((namespace, spec.queue_name))
+            if (
+                admitted is not None
+                and local is not None
+                and StopPolicy(local.spec.stop_policy or "None").ends(admitted)
+            ):
+                admitted.is_evicted = True
+            return Job(workload, admitted, None, missing)
         queue, unqueued = self._queue_of(namespace, spec.queue_name)
         if document.condition("Finished"):
             unqueued = "it is finished"
@@ -294,6 +306,8 @@ class Declared:
         barred = ""
         if queue in self.takes and not self.takes[queue].takes(self._labels(namespace)):
             barred = f"Its namespace {namespace or '(none)'} does not match the queue's selector."
+        if document.failed_checks:
+            barred = f"It failed its admission checks: {', '.join(document.failed_checks)}."
         workload = document.to_workload(queue, priority, self.asks(), barred=barred, from_eviction=from_eviction)
         state = document.status.requeue_state
         not_before = None if state is None or state.requeue_at is None else seconds(state.requeue_at)
