@@ -2,6 +2,7 @@
 
 from evenkeel.runtime import api, api_types, entry, wiring
 from evenkeel.services import cancel_job, read_jobs, submit_job
+from evenkeel.services.check_authority import Asker
 
 app = api.Resolver(lambda: wiring.world().telemetry)
 
@@ -9,11 +10,9 @@ app = api.Resolver(lambda: wiring.world().telemetry)
 @app.post("/v1/jobs")
 def submit() -> api.Reply:
     world = wiring.world()
-    caller = app.caller()
     request = submit_job.Request(
         spec=app.body(api_types.JobBody).spec(),
-        principal=caller.principal,
-        actor=caller.actor,
+        asker=_asker(),
         idempotency_key=app.idempotency_key(),
     )
     outcome = submit_job.run(
@@ -32,10 +31,15 @@ def submit() -> api.Reply:
 def cancel(job_id: str) -> api.Reply:
     world = wiring.world()
     app.idempotency_key()  # the job's own state makes a repeat harmless; a key is asked of every change
-    request = cancel_job.Request(job_id=job_id, actor=app.caller().actor, reason=app.body(api_types.CancelBody).reason)
+    request = cancel_job.Request(job_id=job_id, asker=_asker(), reason=app.body(api_types.CancelBody).reason)
     outcome = cancel_job.run(request, world.ledger, world.passes, now=world.clock.now())
     app.expect(outcome.outcome != cancel_job.CancelOutcome.ALREADY_ENDED, "JOB_ENDED", outcome.job.reason)
     return app.accepted(read_jobs.summary(outcome.job), f"/v1/jobs/{job_id}")
+
+
+def _asker() -> Asker:
+    caller = app.caller()
+    return Asker(principal=caller.principal, identity=caller.identity, actor=caller.actor)
 
 
 @entry.api

@@ -5,6 +5,7 @@ EvenkeelError
 │   ├── Throttled
 │   ├── Unreachable           no answer, or a 5xx: whether it took effect is unknown
 │   └── Conflict              a condition of a ledger write failed: reload and decide anew
+│       └── StaleVersion      it is at another version than the change was written for
 └── PermanentError            the same call will not succeed
     ├── NotFound
     ├── NotAllowed            401, 403, AccessDenied
@@ -49,6 +50,10 @@ class Conflict(TransientError):
         super().__init__(message)
         self.failed = failed
         """Indexes of the writes whose condition failed."""
+
+
+class StaleVersion(Conflict):
+    """The thing is at another version than the one that the caller's change was written for."""
 
 
 class PermanentError(EvenkeelError):

@@ -25,6 +25,7 @@ from evenkeel.ports import EvenkeelError, ExecutionState, Key, LaunchSpec, Machi
 from evenkeel.runtime import wiring
 from evenkeel.runtime.settings import Settings
 from evenkeel.services import approve_recovery, cancel_job, hold_automation, submit_job
+from evenkeel.services.check_authority import Asker
 from tests.fakes.checkpoints import InMemoryCheckpoints
 from tests.fakes.cluster import CLUSTER
 from tests.fakes.crashes import Crash
@@ -516,7 +517,7 @@ class Simulation:
             checkpoint_uri=f"s3://checkpoints/{name}" if keeps else "",
             grace_seconds=5,
         )
-        request = submit_job.Request(spec=spec, principal="ana", idempotency_key=name)
+        request = submit_job.Request(spec=spec, asker=Asker(principal="ana"), idempotency_key=name)
         world = self.world
         self.person(
             f"ana submits {name}: {nodes} nodes for {length:.0f} s",
@@ -532,7 +533,7 @@ class Simulation:
             if key.pk.startswith("JOB#") and key.sk == "META" and row.doc["spec"]["name"] == f"train-{number}"
         ]
         for job_id in found:
-            request = cancel_job.Request(job_id=job_id, actor="ana")
+            request = cancel_job.Request(job_id=job_id, asker=Asker(actor="ana"))
             work = functools.partial(cancel_job.run, request, self.world.ledger, self.world.passes)
             self.person(f"ana cancels {job_id}", lambda work=work: work(now=self.loop.now()))  # type: ignore[misc]  # bound now
 

@@ -218,6 +218,11 @@ def _environment(spec: LaunchSpec) -> list[Json]:
     told = {key: value for key, value in spec.job.env.items() if key not in RESERVED_ENV}
     return [
         *({"name": key, "value": value} for key, value in {**told, **ours}.items()),
+        *(
+            {"name": name, "valueFrom": {"secretKeyRef": {"name": source.secret, "key": source.key}}}
+            for name, source in spec.job.secret_env.items()
+            if name not in RESERVED_ENV
+        ),
         {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
     ]
 

@@ -14,6 +14,7 @@ from aws_lambda_powertools.utilities.data_classes import APIGatewayProxyEvent
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.alias_generators import to_camel
 
+from evenkeel.domain.scheduling.teams import identity_of
 from evenkeel.ports import (
     Conflict,
     EvenkeelError,
@@ -53,6 +54,11 @@ PROBLEMS: Mapping[str, Kind] = {
     ),
     "REFUSED": Kind(400, "The request was refused", "Read the detail; the same request will not succeed."),
     "NOT_ALLOWED": Kind(403, "Not allowed", "Ask for the IAM policy that this path needs (docs/api.md lists them)."),
+    "NOT_YOUR_TEAM": Kind(
+        403,
+        "Not your team",
+        "Ask a lead of the team, or an administrator to name your role in it (evenkeel teams show).",
+    ),
     "NOT_FOUND": Kind(404, "Not found", "Check the id; finished things are kept for 400 days."),
     "NO_SUCH_ROUTE": Kind(404, "No such route", "docs/api.md lists every route."),
     "CONFLICT": Kind(409, "Something else came first", "Read it again, then decide whether to repeat."),
@@ -97,6 +103,11 @@ class Caller:
     """`role/Name` or `user/name`, the account before it where it is not the API's own: stable over sessions."""
     session: str
     arn: str
+
+    @property
+    def identity(self) -> str:
+        """The form in which teams name their members: of the role, never of its session."""
+        return identity_of(self.arn)
 
     @property
     def actor(self) -> str:

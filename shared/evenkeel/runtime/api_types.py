@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, 
 
 from evenkeel.domain.health.incidents import IncidentState
 from evenkeel.domain.health.reports import Report
-from evenkeel.domain.scheduling.jobs import DEFAULT_TEAM, JobSpec, JobState, OnNodeFault
+from evenkeel.domain.scheduling.jobs import JobSpec, JobState, OnNodeFault, SecretKey
 from evenkeel.runtime.api import Body
 
 LARGEST_PAGE = 200
@@ -48,6 +48,13 @@ class CheckpointBody(Body):
     claim: Text = ""
 
 
+class SecretKeyBody(Body):
+    """One value of a Kubernetes Secret."""
+
+    secret: Text
+    key: Text
+
+
 class RecoveryBody(Body):
     """How often a job may fail by itself, and what it wants when a node of its sickens."""
 
@@ -59,12 +66,14 @@ class JobBody(Body):
     """`POST /v1/jobs`. Only the shape is checked here: what a job may ask for, `domain.scheduling.submission` says."""
 
     name: Text
-    team: Text = DEFAULT_TEAM
+    team: Text = ""
+    """Where the caller belongs to one team alone, that is meant by none."""
     priority_class: Text = ""
     image: Text
     command: Annotated[tuple[Text, ...], Field(max_length=256)]
     args: Annotated[tuple[Text, ...], Field(max_length=256)] = ()
     env: dict[str, Text] = {}
+    secret_env: Annotated[dict[str, SecretKeyBody], Field(max_length=200)] = {}
     nodes: int = 1
     gpus_per_node: int = 8
     instance_types: Annotated[tuple[Text, ...], Field(max_length=20)] = ()
@@ -83,6 +92,9 @@ class JobBody(Body):
             command=self.command,
             args=self.args,
             env=self.env,
+            secret_env={
+                name: SecretKey(secret=source.secret, key=source.key) for name, source in self.secret_env.items()
+            },
             nodes=self.nodes,
             accelerators_per_node=self.gpus_per_node,
             instance_types=self.instance_types,

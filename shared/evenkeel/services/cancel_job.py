@@ -7,7 +7,7 @@ from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.scheduling.jobs import AttemptState, Job, JobState, StopRequest
 from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, Ledger, NotFound, Passes, Put
-from evenkeel.services import rows
+from evenkeel.services import check_authority, read_setup, rows
 
 WRITER = "cancel_job"
 _ROUNDS = 5
@@ -17,7 +17,7 @@ class Request(Value):
     """Which job, and by whom."""
 
     job_id: str
-    actor: str
+    asker: check_authority.Asker
     reason: str = ""
 
 
@@ -46,21 +46,25 @@ def run(request: Request, ledger: Ledger, passes: Passes, *, now: datetime) -> O
 
     Raises:
         NotFound: there is no such job.
+        NotYourTeam: the caller may not change it.
         Conflict: the job kept changing under the request.
     """
+    setup = read_setup.run(ledger).setup
     for _ in range(_ROUNDS):
         row = ledger.get(rows.job_key(request.job_id))
         if row is None:
             raise NotFound(f"There is no job {request.job_id}.")
         job = rows.read(row, Job)
+        check_authority.to_change(request.asker, job, setup)
         if job.state.has_ended:
             was_cancelled = job.state is JobState.CANCELLED
             outcome = CancelOutcome.CANCELLED if was_cancelled else CancelOutcome.ALREADY_ENDED
             return Outcome(outcome=outcome, job=job)
         if job.state is JobState.STOPPING:
             return Outcome(outcome=CancelOutcome.STOPPING, job=job)
-        why = f"Cancelled by {request.actor}{f': {request.reason}' if request.reason else ''}."
-        changed = _cancelled(job, request.actor, why, now)
+        actor = request.asker.actor
+        why = f"Cancelled by {actor}{f': {request.reason}' if request.reason else ''}."
+        changed = _cancelled(job, actor, why, now)
         entry = TimelineEntry(at=now, kind="cancelled", text=why, writer=WRITER)
         try:
             ledger.commit(
@@ -76,7 +80,7 @@ def run(request: Request, ledger: Ledger, passes: Passes, *, now: datetime) -> O
 
 
 def _cancelled(job: Job, actor: str, why: str, now: datetime) -> Job:
-    if job.state is JobState.PENDING:
+    if job.state in (JobState.PENDING, JobState.SUSPENDED):
         return job.but(state=JobState.CANCELLED, reason=why, ended_at=now, not_before=None)
     request = StopRequest(
         attempt=job.current_attempt,

@@ -93,6 +93,8 @@ def _job_sentence(job: Job, latest: Attempt | None, now: datetime) -> str:
             return f"It runs, {where}{resumed}. {reason}".strip()
         case JobState.STOPPING:
             return f"It is being stopped. {reason}".strip()
+        case JobState.SUSPENDED:
+            return f"It is suspended. {reason}".strip()
         case JobState.SUCCEEDED:
             return f"It succeeded in {where}. {reason}".strip()
         case JobState.FAILED:
@@ -142,6 +144,8 @@ def _job_next(job: Job) -> str | None:
             return f"evenkeel jobs wait {job.job_id}"
         case JobState.RUNNING | JobState.FAILED:
             return f"evenkeel jobs logs {job.job_id}"
+        case JobState.SUSPENDED:
+            return f"evenkeel jobs resume {job.job_id}"
         case JobState.SUCCEEDED | JobState.CANCELLED:
             return None
 

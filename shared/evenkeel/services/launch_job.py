@@ -137,7 +137,7 @@ def run(
                 job=job.spec,
                 attempt=decided,
                 resume_from=resume_from,
-                service_account=service_account,
+                service_account=job.service_account or service_account,
                 terms=answer.terms,
             )
         )

@@ -217,7 +217,7 @@ def _gpus(nodes: Sequence[FleetNode], in_repair: set[str]) -> Json:
 
 
 def _jobs(ledger: Ledger, now: datetime) -> Json:
-    live = (JobState.PENDING, JobState.STARTING, JobState.RUNNING, JobState.STOPPING)
+    live = [state for state in JobState if not state.has_ended]
     found: dict[JobState, _Work] = {}
     for state in live:
         seen, more = paging.everything(ledger, Table.JOBS, f"JOB#{state}", at_most=_MOST_JOBS)

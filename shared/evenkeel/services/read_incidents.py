@@ -181,8 +181,8 @@ def job_lanes(incident: Incident, jobs: dict[str, Job]) -> list[Json]:
 
 
 def is_job_back(job: Job, hurt_attempt: int) -> bool:
-    """Whether a hurt job needs nothing more: it runs on a later attempt, or has ended."""
-    return job.state.has_ended or (job.current_attempt > hurt_attempt and job.state is JobState.RUNNING)
+    """Whether a hurt job needs nothing more: it runs on a later attempt, has ended, or is held back."""
+    return job.state.is_at_rest or (job.current_attempt > hurt_attempt and job.state is JobState.RUNNING)
 
 
 def needs_person(incident: Incident, jobs: Iterable[Job], holder: FleetNode | None, now: datetime) -> bool:
@@ -227,7 +227,7 @@ def _job_lane(job_id: str, attempt: int, job: Job | None) -> Json:
             phase, status = "starting again", "working"
         case JobState.PENDING:
             phase, status = "waits for capacity", "working"
-        case JobState.SUCCEEDED | JobState.CANCELLED:
+        case JobState.SUCCEEDED | JobState.CANCELLED | JobState.SUSPENDED:
             phase, status = job.state.lower(), "ok"
         case JobState.FAILED:
             phase, status = "failed", "failed"

@@ -6,7 +6,7 @@ from typing import Any
 from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.scheduling.teams import Fault, FleetQuotas, SetUp, Team, check_fleet, check_set_up, check_team
 from evenkeel.domain.values import Value
-from evenkeel.ports import Add, Conflict, Invalid, Key, Ledger, Passes, Put, Row
+from evenkeel.ports import Add, Conflict, Invalid, Key, Ledger, Passes, Put, Row, StaleVersion
 from evenkeel.services import read_setup, rows
 
 WRITER = "set_quotas"
@@ -28,10 +28,6 @@ class Outcome(Value):
 
     part: Team | FleetQuotas
     version: int
-
-
-class StaleVersion(Conflict):
-    """The part is at another version than the change was written for."""
 
 
 def run(request: Request, ledger: Ledger, passes: Passes, *, now: datetime) -> Outcome:

@@ -5,11 +5,12 @@ import json
 from datetime import datetime
 
 from evenkeel.domain.health.incidents import TimelineEntry
-from evenkeel.domain.scheduling.jobs import Job, JobSpec, JobState
-from evenkeel.domain.scheduling.submission import check_spec
+from evenkeel.domain.scheduling.governance import check_governed, team_of
+from evenkeel.domain.scheduling.jobs import DEFAULT_TEAM, Job, JobSpec, JobState
+from evenkeel.domain.scheduling.submission import SpecFault, check_spec
 from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, Ids, Invalid, KeyReused, Ledger, Passes, Put, Row
-from evenkeel.services import rows
+from evenkeel.services import check_authority, read_setup, rows
 
 WRITER = "submit_job"
 
@@ -18,10 +19,8 @@ class Request(Value):
     """A job, and who sends it under which key."""
 
     spec: JobSpec
-    principal: str
-    """Whose keys these are: the role or user that signed, not its session."""
-    actor: str = ""
-    """Role and session, for the record."""
+    asker: check_authority.Asker
+    """Whose keys these are, and who is looked up in the teams."""
     idempotency_key: str
 
 
@@ -37,34 +36,44 @@ def run(
 ) -> Outcome:
     """Queue a job and ask for a pass.
 
+    Where teams are set up, its team decides where and as whom it runs.
+
     Idempotent: yes, by the key's row, which is put in the job's own transaction.
 
     Raises:
         Invalid: the job asks for what cannot be, another job's checkpoints among it; names each field.
+        NotYourTeam: the caller may not submit for its team.
         KeyReused: the key came before with another job.
     """
-    faults = check_spec(request.spec)
-    if faults:
-        said = "; ".join(f"{fault.field}: {fault.message}" for fault in faults)
-        raise Invalid(f"The job cannot be queued. {said}", tuple(faults))
+    asker = request.asker
+    _refuse(check_spec(request.spec.but(team=request.spec.team or DEFAULT_TEAM)))
     fingerprint = _fingerprint(request.spec)
-    earlier = ledger.get(rows.idempotency_key(request.principal, request.idempotency_key))
+    earlier = ledger.get(rows.idempotency_key(asker.principal, request.idempotency_key))
     if earlier and not _is_over(earlier, now):
         return _again(earlier, fingerprint, ledger, passes)
 
+    setup = read_setup.run(ledger).setup
+    spec = request.spec.but(team=team_of(request.spec, setup, asker.identity))
+    _refuse(check_governed(spec, setup))
+    check_authority.to_submit(asker, spec.team, setup)
+    team = setup.by_name.get(spec.team)
     job = Job(
         job_id=ids.new("job"),
-        spec=request.spec,
+        spec=spec,
         state=JobState.PENDING,
         reason="Waits for the next scheduling pass.",
         submitted_at=now,
-        submitted_by=request.actor or request.principal,
+        submitted_by=asker.actor or asker.principal,
+        owner=asker.principal,
         cluster=cluster,
-        namespace=namespace,
+        namespace=(team.namespace if team else "") or namespace,
+        service_account=team.service_account if team else "",
+        queue=team.name if team else "",
+        priority=setup.priority_of(spec.priority_class),
     )
     text = f"Submitted by {job.submitted_by}."
     answer = {"jobId": job.job_id, "fingerprint": fingerprint}
-    guard = rows.idempotency_row(request.principal, request.idempotency_key, answer, now)
+    guard = rows.idempotency_row(asker.principal, request.idempotency_key, answer, now)
     try:
         ledger.commit(
             Put(rows.job_row(job, 0)),
@@ -84,6 +93,12 @@ def run(
         raise
     passes.request(f"{job.job_id} submitted")
     return Outcome(job=job, is_repeat=False)
+
+
+def _refuse(faults: tuple[SpecFault, ...]) -> None:
+    if faults:
+        said = "; ".join(f"{fault.field}: {fault.message}" for fault in faults)
+        raise Invalid(f"The job cannot be queued. {said}", tuple(faults))
 
 
 def _refuse_anothers_checkpoints(job: Job, ledger: Ledger) -> None:

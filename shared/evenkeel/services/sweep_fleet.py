@@ -100,7 +100,9 @@ def answer_waits(sweep: Round) -> int:
 def measure(sweep: Round) -> int:
     """Emit how much of everything there is."""
     world = sweep.world
-    for state in (JobState.PENDING, JobState.STARTING, JobState.RUNNING, JobState.STOPPING):
+    for state in JobState:
+        if state.has_ended:
+            continue
         world.telemetry.count(f"Jobs{state.capitalize()}", _count(sweep, Table.JOBS, f"JOB#{state}"))
     world.telemetry.count("IncidentsOpen", len(sweep.open_incidents))
     blocked = sum(incident.state is IncidentState.BLOCKED for incident in sweep.open_incidents)

@@ -410,7 +410,13 @@ def test_the_overview_of_a_thousand_nodes_and_ten_thousand_jobs_is_small_and_qui
     answer = gateway.get("/v1/status")
     taken = time.process_time() - began
 
-    assert answer.document["jobs"]["counts"] == {"PENDING": 2000, "STARTING": 0, "RUNNING": 2000, "STOPPING": 0}
+    assert answer.document["jobs"]["counts"] == {
+        "PENDING": 2000,
+        "STARTING": 0,
+        "RUNNING": 2000,
+        "STOPPING": 0,
+        "SUSPENDED": 0,
+    }
     assert answer.document["jobs"]["isLowerBound"] is True
     assert answer.document["nodes"]["total"] == 1000
     assert len(answer.text) < 200_000

@@ -19,6 +19,7 @@ from evenkeel.services import (
     sweep_fleet,
     watch_cluster,
 )
+from evenkeel.services.check_authority import Asker
 from evenkeel.services.sweep.round import World
 from tests.fakes import CrashPlan, FakeWorld, crashing
 from tests.fakes.cluster import CLUSTER
@@ -63,7 +64,9 @@ class Story:
 
     def submission(self, key: str = "key-1", principal: str = "role/ana", **changes: Any) -> submit_job.Outcome:
         own_path = {"checkpoint_uri": f"s3://checkpoints/{principal}/{key}"}
-        request = submit_job.Request(spec=a_spec(**(own_path | changes)), principal=principal, idempotency_key=key)
+        request = submit_job.Request(
+            spec=a_spec(**(own_path | changes)), asker=Asker(principal=principal), idempotency_key=key
+        )
         return submit_job.run(
             request,
             self.ledger,
@@ -75,7 +78,7 @@ class Story:
         )
 
     def cancel(self, job_id: str, reason: str = "") -> cancel_job.Outcome:
-        request = cancel_job.Request(job_id=job_id, actor="ana", reason=reason)
+        request = cancel_job.Request(job_id=job_id, asker=Asker(actor="ana"), reason=reason)
         return cancel_job.run(request, self.ledger, self.passes, now=self.world.clock.now())
 
     def run_pass(self) -> schedule_jobs.Outcome:

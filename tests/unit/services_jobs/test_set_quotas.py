@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.scheduling.teams import FleetQuotas, Team
-from evenkeel.ports import Check, Conflict, Invalid, Ledger, Write
+from evenkeel.ports import Check, Conflict, Invalid, Ledger, StaleVersion, Write
 from evenkeel.services import read_setup, rows, set_quotas
 from tests.fakes import FakeWorld
 from tests.unit.scheduling.test_teams import a_team
@@ -69,7 +69,7 @@ def test_a_change_of_another_version_is_refused() -> None:
     put(world, a_team())
 
     for expected in (0, 2):
-        with pytest.raises(set_quotas.StaleVersion):
+        with pytest.raises(StaleVersion):
             put(world, a_team(namespace="other"), expected)
 
 

@@ -122,7 +122,7 @@ def jobs_back(hurt: Iterable[HurtNow], incident: Incident, policy: Policy, *, no
 
 
 def _is_back(job: Job, hurt: HurtJob) -> bool:
-    return job.state.has_ended or (job.current_attempt > hurt.attempt and job.state is JobState.RUNNING)
+    return job.state.is_at_rest or (job.current_attempt > hurt.attempt and job.state is JobState.RUNNING)
 
 
 def _ran_on(each: HurtNow, incident: Incident) -> bool:

@@ -54,7 +54,14 @@ ATTEMPT_WRITERS: Mapping[str, frozenset[tuple[AttemptState | None, AttemptState]
 
 JOB_WRITERS: Mapping[str, frozenset[tuple[JobState | None, JobState]]] = {
     "submit_job": frozenset({(None, J.PENDING)}),
-    "cancel_job": frozenset({(J.PENDING, J.CANCELLED), (J.STARTING, J.STOPPING), (J.RUNNING, J.STOPPING)}),
+    "cancel_job": frozenset(
+        {(J.PENDING, J.CANCELLED), (J.SUSPENDED, J.CANCELLED), (J.STARTING, J.STOPPING), (J.RUNNING, J.STOPPING)}
+    ),
+    # What runs is asked to stop, and is suspended when it is settled.
+    "suspend_job": frozenset(
+        {(J.PENDING, J.SUSPENDED), (J.SUSPENDED, J.PENDING), (J.STARTING, J.STARTING), (J.RUNNING, J.RUNNING)}
+    ),
+    "rank_job": frozenset((state, state) for state in (J.PENDING, J.STARTING, J.RUNNING, J.SUSPENDED)),
     "schedule_jobs": frozenset({(J.PENDING, J.PENDING), (J.PENDING, J.STARTING)}),
     # A job cancelled while it started stays STOPPING when its pods run.
     "mark_running": frozenset({(J.STARTING, J.RUNNING), (J.STOPPING, J.STOPPING)}),
@@ -62,7 +69,7 @@ JOB_WRITERS: Mapping[str, frozenset[tuple[JobState | None, JobState]]] = {
     "settle_attempt": frozenset(
         (before, after)
         for before in (J.STARTING, J.RUNNING, J.STOPPING)
-        for after in (J.PENDING, J.SUCCEEDED, J.FAILED, J.CANCELLED)
+        for after in (J.PENDING, J.SUSPENDED, J.SUCCEEDED, J.FAILED, J.CANCELLED)
     ),
     # Recoveries write their requests and plans on a job, and never its state.
     "protect_jobs": frozenset((state, state) for state in J),
@@ -323,13 +330,8 @@ def settle(job: Job, attempt: Attempt, ending: Ending, policy: JobPolicy, now: d
     if not ending.counts_as_failure:
         never_ran = job.launch_failures + 1 if ending.state is A.NEVER_RAN else 0
         not_before = now + _pause(never_ran, policy) if never_ran else None
-        again = job.but(
-            state=J.PENDING,
-            reason=f"{ending.reason} Waits to run again.",
-            not_before=not_before,
-            launch_failures=never_ran,
-        )
-        return Settlement(outcome=SettleOutcome.JOB_REQUEUED, attempt=ended, job=again)
+        again = job.but(reason=f"{ending.reason} Waits to run again.", not_before=not_before, launch_failures=never_ran)
+        return _requeued(again, ended, ending)
     alike = _alike(job, ended, ending, policy, now)
     job = job.but(last_failure=alike)
     if alike is not None and policy.same_failures and alike.times >= policy.same_failures:
@@ -342,7 +344,15 @@ def settle(job: Job, attempt: Attempt, ending: Ending, policy: JobPolicy, now: d
         used = f" Its {allowed} restarts are used up." if allowed else " It allows no restart."
         return _final(SettleOutcome.JOB_FAILED, job, ended, ending.reason + used, now)
     reason = f"{ending.reason} Restart {failures} of {allowed} follows."
-    again = job.but(state=J.PENDING, reason=reason, not_before=now + _pause(failures, policy))
+    return _requeued(job.but(reason=reason, not_before=now + _pause(failures, policy)), ended, ending)
+
+
+def _requeued(job: Job, ended: Attempt, ending: Ending) -> Settlement:
+    """It waits for capacity, or for somebody to resume it where somebody holds it back."""
+    if job.is_suspended:
+        again = job.but(state=J.SUSPENDED, reason=ending.reason, not_before=None)
+    else:
+        again = job.but(state=J.PENDING)
     return Settlement(outcome=SettleOutcome.JOB_REQUEUED, attempt=ended, job=again)
 
 
@@ -376,7 +386,7 @@ def outcome_of(job: Job) -> SettleOutcome:
             return SettleOutcome.JOB_FAILED
         case J.CANCELLED:
             return SettleOutcome.JOB_CANCELLED
-        case J.PENDING | J.STARTING | J.RUNNING | J.STOPPING:
+        case J.PENDING | J.STARTING | J.RUNNING | J.STOPPING | J.SUSPENDED:
             return SettleOutcome.JOB_REQUEUED
         case _:
             assert_never(job.state)

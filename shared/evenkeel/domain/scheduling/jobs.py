@@ -19,6 +19,8 @@ class JobState(StrEnum):
     RUNNING = "RUNNING"
     STOPPING = "STOPPING"
     """Cancelled by somebody; its pods are ending."""
+    SUSPENDED = "SUSPENDED"
+    """Held back by somebody, until somebody resumes it. It takes and waits for nothing."""
     SUCCEEDED = "SUCCEEDED"
     FAILED = "FAILED"
     CANCELLED = "CANCELLED"
@@ -27,6 +29,11 @@ class JobState(StrEnum):
     def has_ended(self) -> bool:
         """Whether the job will never run again."""
         return self in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether nothing is to be done for the job: it has ended, or somebody holds it back."""
+        return self.has_ended or self is JobState.SUSPENDED
 
 
 class AttemptState(StrEnum):
@@ -63,6 +70,13 @@ class OnNodeFault(StrEnum):
     """Cordon only: let it run to its end."""
 
 
+class SecretKey(Value):
+    """One value of a Kubernetes Secret in the job's namespace: what it is, only the cluster knows."""
+
+    secret: str
+    key: str
+
+
 class JobSpec(Value):
     """What a researcher asked for. Validated at the API; stored as given."""
 
@@ -73,6 +87,8 @@ class JobSpec(Value):
     command: tuple[str, ...]
     args: tuple[str, ...] = ()
     env: dict[str, str] = {}
+    secret_env: dict[str, SecretKey] = {}
+    """Variables whose values are secrets, by reference alone."""
     nodes: int = 1
     """Pods of the gang, one a node."""
     accelerators_per_node: int = 8
@@ -189,8 +205,14 @@ class Job(Value):
     """Why it is in this state, one sentence."""
     submitted_at: Instant
     submitted_by: str = ""
+    owner: str = ""
+    """The principal that submitted it, without its session."""
     cluster: str
     namespace: str
+    service_account: str = ""
+    """As whom its pods run, as its team had it; empty = the stack's own."""
+    is_suspended: bool = False
+    """Somebody holds it back: once its attempt has ended it does not wait for capacity."""
     queue: str = ""
     """The team's queue that it waits in; empty where no teams are set up: the one queue of everybody."""
     priority: int = 0

@@ -22,6 +22,7 @@ _IMAGE = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._:/@-]{0,511}", re.ASCII)
 _S3_URI = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9!_.*'()=-]{1,256}){1,32}/?", re.ASCII)
 _FILE_URI = re.compile(r"file://(/[A-Za-z0-9!_.*'()=-]{1,255}){2,32}/?", re.ASCII)
 _DNS_SUBDOMAIN = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([a-z0-9.-]*[a-z0-9])?", re.ASCII)
+_SECRET_KEY = re.compile(r"[A-Za-z0-9._-]{1,253}", re.ASCII)
 _LABEL_KEY = re.compile(r"([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", re.ASCII)
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?", re.ASCII)
 
@@ -80,6 +81,7 @@ def _program_faults(spec: JobSpec) -> Iterator[SpecFault]:
         yield SpecFault("command", "Say what to run.")
     if len(spec.env) > MAX_ENV:
         yield SpecFault("env", f"Set at most {MAX_ENV} variables.")
+    yield from _secret_faults(spec)
     for name in spec.env:
         if name in RESERVED_ENV:
             yield SpecFault(f"env.{name}", "Every attempt sets this one by itself.")
@@ -91,6 +93,23 @@ def _program_faults(spec: JobSpec) -> Iterator[SpecFault]:
         yield SpecFault("command", f"Command, arguments and environment take at most {MAX_TEXT} characters together.")
     if any("\0" in text or (not text.isascii() and not _is_text(text)) for text in texts):
         yield SpecFault("command", "Command, arguments and environment are text without null characters.")
+
+
+def _secret_faults(spec: JobSpec) -> Iterator[SpecFault]:
+    if len(spec.secret_env) > MAX_ENV:
+        yield SpecFault("secretEnv", f"Set at most {MAX_ENV} variables.")
+    for name, source in spec.secret_env.items():
+        shown = f"secretEnv.{name[:40].encode('unicode_escape').decode()}"
+        if name in RESERVED_ENV:
+            yield SpecFault(shown, "Every attempt sets this one by itself.")
+        elif not _ENV_NAME.fullmatch(name):
+            yield SpecFault(shown, "Use letters, digits and underscores; no digit first.")
+        elif name in spec.env:
+            yield SpecFault(shown, "It is set in env, too.")
+        elif not _DNS_SUBDOMAIN.fullmatch(source.secret):
+            yield SpecFault(f"{shown}.secret", "Name a Secret of the job's namespace.")
+        elif not _SECRET_KEY.fullmatch(source.key):
+            yield SpecFault(f"{shown}.key", "Name a key of the Secret: letters, digits, dots, dashes and underscores.")
 
 
 def _label_faults(spec: JobSpec) -> Iterator[SpecFault]:

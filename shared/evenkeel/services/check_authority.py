@@ -1,0 +1,45 @@
+"""Whether the caller may act in a team's name. Its role is looked up; nothing that the request says gives one."""
+
+from evenkeel.domain.scheduling.governance import may_change, may_submit
+from evenkeel.domain.scheduling.jobs import Job
+from evenkeel.domain.scheduling.teams import SetUp
+from evenkeel.domain.values import Value
+from evenkeel.ports import Refused
+
+
+class Asker(Value):
+    """Who asks."""
+
+    principal: str = ""
+    """The role or user that signed, as records of this account name it; stable over sessions."""
+    identity: str = ""
+    """The same in the form in which teams name their members; empty where it is neither role nor user."""
+    actor: str = ""
+    """Principal and session, for the record alone."""
+
+
+class NotYourTeam(Refused):
+    """The caller's role in the team does not cover what it asks for."""
+
+    code = "NOT_YOUR_TEAM"
+
+
+def to_submit(asker: Asker, team: str, setup: SetUp) -> None:
+    """Hold a submission to the caller's role.
+
+    Raises:
+        NotYourTeam: it may not submit for this team.
+    """
+    if not may_submit(setup, team, asker.identity):
+        raise NotYourTeam(f"{asker.principal} may not submit for team {team}: that takes a submitter or a lead of it.")
+
+
+def to_change(asker: Asker, job: Job, setup: SetUp) -> None:
+    """Hold a change of a job to the caller's role.
+
+    Raises:
+        NotYourTeam: it may not change this job.
+    """
+    if not may_change(setup, job, asker.identity, asker.principal):
+        needed = f"its submitter, or a lead of team {job.spec.team}"
+        raise NotYourTeam(f"{asker.principal} may not change {job.job_id}: that takes {needed}.")

@@ -1,0 +1,94 @@
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.scheduling.governance import check_governed, may_change, may_submit, team_of
+from evenkeel.domain.scheduling.jobs import Job
+from evenkeel.domain.scheduling.teams import FleetQuotas, SetUp
+from tests.unit.scheduling.builders import a_job, a_spec
+from tests.unit.scheduling.test_teams import a_team
+
+ANA, LEAD, LOOKER, OTHER, PLATFORM = (f"111122223333:role/{name}" for name in ("Ana", "Lead", "Look", "Other", "Ops"))
+
+
+def member(identity: str, role: str) -> dict[str, str]:
+    account, _, name = identity.partition(":")
+    return {"principal": f"arn:aws:iam::{account}:{name}", "role": role}
+
+
+SETUP = SetUp(
+    fleet=FleetQuotas.model_validate({"priorityClasses": {"high": 100}, "members": [member(PLATFORM, "lead")]}),
+    teams=(
+        a_team(
+            "nlp",
+            images=["registry/nlp/*"],
+            members=[member(ANA, "submitter"), member(LEAD, "lead"), member(LOOKER, "viewer")],
+        ),
+        a_team("vision", members=[member(LEAD, "submitter")]),
+    ),
+)
+NOTHING = SetUp()
+
+
+def owned(**changes: Any) -> Job:
+    return a_job(spec=a_spec(team="nlp"), owner="role/Ana").but(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "fields"),
+    [
+        ({"team": "nlp", "image": "registry/nlp/train:1"}, []),
+        ({"team": "nlp", "image": "registry/nlp/train:1", "priority_class": "high"}, []),
+        ({"team": "nlp", "image": "elsewhere/train:1"}, ["image"]),
+        ({"team": "vision", "image": "elsewhere/train:1"}, []),
+        ({"team": "speech"}, ["team"]),
+        ({"team": ""}, ["team"]),
+        ({"team": "vision", "priority_class": "hihg"}, ["priorityClass"]),
+    ],
+)
+def test_what_a_team_may_not_have_is_named_by_field(changes: dict[str, Any], fields: list[str]) -> None:
+    assert [fault.field for fault in check_governed(a_spec(**changes), SETUP)] == fields
+
+
+def test_without_teams_any_team_class_and_image_will_do() -> None:
+    spec = a_spec(team="whatever", priority_class="made-up")
+
+    assert check_governed(spec, NOTHING) == ()
+    assert may_submit(NOTHING, "whatever", "")
+    assert may_change(NOTHING, owned(), OTHER, "role/Other")
+
+
+@pytest.mark.parametrize(
+    ("team", "identity", "meant"),
+    [("", ANA, "nlp"), ("vision", ANA, "vision"), ("", LEAD, ""), ("", OTHER, ""), ("", PLATFORM, "")],
+)
+def test_who_belongs_to_one_team_need_not_name_it(team: str, identity: str, meant: str) -> None:
+    assert team_of(a_spec(team=team), SETUP, identity) == meant
+    assert team_of(a_spec(team=""), NOTHING, identity) == "default"
+
+
+@pytest.mark.parametrize(
+    ("identity", "may"), [(ANA, True), (LEAD, True), (PLATFORM, True), (LOOKER, False), (OTHER, False), ("", False)]
+)
+def test_submitting_takes_a_submitter(identity: str, may: bool) -> None:
+    assert may_submit(SETUP, "nlp", identity) is may
+
+
+@pytest.mark.parametrize(
+    ("job", "identity", "principal", "may"),
+    [
+        (owned(), ANA, "role/Ana", True),
+        (owned(owner="role/Bo"), ANA, "role/Ana", False),
+        (owned(owner=""), ANA, "", False),
+        (owned(), LEAD, "role/Lead", True),
+        (owned(), PLATFORM, "role/Ops", True),
+        # Who was made a viewer has lost his jobs to the leads; so has who was taken off the team.
+        (owned(owner="role/Look"), LOOKER, "role/Look", False),
+        (owned(owner="role/Other"), OTHER, "role/Other", False),
+        # A job that is older than the teams is still its submitter's.
+        (owned(spec=a_spec(team="default"), owner="role/Other"), OTHER, "role/Other", True),
+        (owned(spec=a_spec(team="default"), owner="role/Other"), LEAD, "role/Lead", False),
+    ],
+)
+def test_a_job_is_changed_by_its_submitter_or_a_lead(job: Job, identity: str, principal: str, may: bool) -> None:
+    assert may_change(SETUP, job, identity, principal) is may
