@@ -1,0 +1,374 @@
+"""Where a waiting job should run: committed first, rented where that pays, never past a limit."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evenkeel.domain.economics.money import MICROS, PARTS
+from evenkeel.domain.scheduling.placement import (
+    Chance,
+    Placement,
+    PlacementDecision,
+    PlacementFacts,
+    Spending,
+    guards_deadline,
+    place,
+    place_in_turn,
+    shadow_price,
+)
+from evenkeel.domain.scheduling.pools import Market
+from tests.unit.scheduling.markets import HOUR, NOW, RICH, a_chance, a_delay, a_reservation, a_waiting, at, facts_of
+
+C, R, S, O = Market.COMMITTED, Market.RESERVED, Market.SPOT, Market.ON_DEMAND  # noqa: E741 - a table of markets reads best in letters
+
+
+def why_not(facts: PlacementFacts, pool: str) -> str:
+    return next(row.why_not for row in place(facts).table if row.pool == pool)
+
+
+# ---------------------------------------------------------------- the price of delay against the premium
+
+
+def the_sample(wait_hours: float, *, value: int = 40) -> PlacementFacts:
+    """8 GPUs for 3 h; burst at $4 a GPU-hour after 0.25 h of start-up, committed worth $1.5 to others."""
+    job = a_waiting(micros_per_hour_of_delay=value * MICROS)
+    committed = a_chance(C, wait_seconds=wait_hours * HOUR, shadow_micros_per_accelerator_hour=1_500_000)
+    rented = a_chance(O, pool={"launch": a_delay(0.25 * HOUR)})
+    # The wait is counted from the rented nodes' start.
+    return facts_of(committed.but(wait_seconds=(wait_hours + 0.25) * HOUR), rented, job=job)
+
+
+def test_the_premium_is_the_price_less_the_shadow_of_the_hours_and_the_start_up() -> None:
+    decision = place(the_sample(2))
+
+    rented, committed = decision.table[0], decision.table[1]
+    assert (rented.rent_parts - committed.shadow_parts) / PARTS == 68
+    assert (committed.delay_parts - rented.delay_parts) / PARTS == 80
+    assert decision.action is Placement.RENT
+    assert "worth $80.00" in decision.reason
+    assert "$68.00 more" in decision.reason
+
+
+def test_a_shorter_wait_is_waited_for_and_the_flip_is_told_to_the_second() -> None:
+    decision = place(the_sample(1.5))
+
+    assert decision.action is Placement.WAIT
+    assert "save $60.00" in decision.reason
+    assert "$68.00 more" in decision.reason
+    flip = decision.rents_from_wait_seconds
+    assert flip == pytest.approx((1.7 + 0.25) * HOUR)
+    assert place(the_sample(flip / HOUR - 0.25 + 1 / HOUR)).action is Placement.RENT
+    assert place(the_sample(flip / HOUR - 0.25 - 1 / HOUR)).action is Placement.WAIT
+
+
+def test_a_class_that_can_wait_waits() -> None:
+    assert place(the_sample(2, value=1)).action is Placement.WAIT
+
+
+def test_what_is_there_and_paid_for_is_taken_first_whatever_it_is_worth_to_others() -> None:
+    committed = a_chance(C, accelerators_left=8, shadow_micros_per_accelerator_hour=9 * MICROS)
+
+    decision = place(facts_of(a_chance(O), a_chance(S), committed))
+
+    assert (decision.action, decision.pool) == (Placement.START, "committed")
+
+
+def test_the_invoice_is_no_reason() -> None:
+    dear = a_chance(C, accelerators_left=8, pool={"name": "dear", "invoice_micros_per_node_hour": 10**9})
+
+    assert place(facts_of(dear, a_chance(S))).pool == "dear"
+
+
+@pytest.mark.parametrize(
+    ("rented", "share", "waiting", "expected"),
+    [
+        (4 * MICROS, 0.0, 100 * MICROS, 0),
+        (4 * MICROS, 1.0, 10**12, 4 * MICROS),
+        (4 * MICROS, 0.5, 10**12, 2 * MICROS),
+        (4 * MICROS, 1.0, 64 * MICROS, MICROS),
+        (4 * MICROS, 1.0, 0, 0),
+    ],
+)
+def test_a_committed_hour_is_worth_what_others_would_give(
+    rented: int, share: float, waiting: int, expected: int
+) -> None:
+    assert shadow_price(rented, share, waiting, 64) == expected
+
+
+# ---------------------------------------------------------------- deadlines
+
+
+def test_a_deadline_buys_what_the_price_of_delay_would_not() -> None:
+    job = a_waiting(micros_per_hour_of_delay=0, deadline_at=at(4 * HOUR))
+    committed = a_chance(C, wait_seconds=2 * HOUR)
+
+    decision = place(facts_of(committed, a_chance(O), job=job))
+
+    assert (decision.action, decision.pool) == (Placement.RENT, "on-demand")
+    assert "committed would be cheaper and would miss its deadline" in decision.reason
+
+
+def test_a_deadline_that_nothing_meets_gets_what_ends_soonest() -> None:
+    job = a_waiting(micros_per_hour_of_delay=0, deadline_at=at(HOUR))
+
+    decision = place(facts_of(a_chance(C, wait_seconds=2 * HOUR), a_chance(O), job=job))
+
+    assert decision.pool == "on-demand"
+    assert "No pool meets its deadline; this one ends 2.0 h after it" in decision.reason
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({}, ""),
+        ({"deadline_at": at(3.05 * HOUR)}, "no time for an interruption"),
+        ({"submitted_at": at(-10 * HOUR), "deadline_at": at(10 * HOUR)}, "behind the line"),
+        ({"submitted_at": at(-10 * HOUR), "deadline_at": at(10 * HOUR), "done_seconds": 3 * HOUR}, ""),
+        (
+            {
+                "submitted_at": at(-10 * HOUR),
+                "deadline_at": at(10 * HOUR),
+                "done_seconds": 3 * HOUR,
+                "is_catching_up": True,
+            },
+            "behind the line",
+        ),
+        (
+            {
+                "submitted_at": at(-10 * HOUR),
+                "deadline_at": at(10 * HOUR),
+                "done_seconds": 4 * HOUR,
+                "is_catching_up": True,
+            },
+            "",
+        ),
+    ],
+)
+def test_a_deadline_is_guarded_on_spot(change: dict[str, object], said: str) -> None:
+    found = guards_deadline(a_waiting(**change), 600, NOW)
+
+    assert (said in found) if said else not found
+
+
+# ---------------------------------------------------------------- what a pool cannot have
+
+
+def test_spot_is_for_jobs_that_save_often_enough() -> None:
+    for job, said in (
+        (a_waiting(checkpoint_seconds=None), "keeps no checkpoints"),
+        (a_waiting(checkpoint_seconds=20_000), "too seldom"),
+        (a_waiting(nodes=16, checkpoint_seconds=900), "too seldom"),
+        (a_waiting(), ""),
+    ):
+        found = why_not(facts_of(a_chance(S), a_chance(C, wait_seconds=HOUR), job=job), "spot")
+        assert (said in found) if said else not found
+
+
+def test_the_risk_of_spot_is_in_its_time_and_its_price() -> None:
+    calm, rough = (
+        place(facts_of(a_chance(S, pool={"interruptions_per_node_hour": rate}), job=a_waiting(restart_seconds=600)))
+        for rate in (0.0, 0.3)
+    )
+
+    assert calm.row is not None
+    assert rough.row is not None
+    assert rough.row.interruptions == pytest.approx(0.9)
+    assert rough.row.ends_after_seconds == pytest.approx(calm.row.ends_after_seconds + 0.9 * 600)
+    assert rough.row.rent_parts > calm.row.rent_parts
+
+
+@pytest.mark.parametrize(
+    ("ends_in", "change", "said"),
+    [
+        (7 * HOUR, {"checkpoint_seconds": None}, ""),
+        (6.5 * HOUR, {"checkpoint_seconds": None}, "keeps no checkpoints"),
+        (3 * HOUR, {}, ""),
+        (0.75 * HOUR, {}, "before the job's first checkpoint"),
+        (0.75 * HOUR, {"run_seconds": 600}, ""),
+    ],
+)
+def test_nothing_starts_that_a_reservation_would_cut_off(ends_in: float, change: dict[str, object], said: str) -> None:
+    plan = a_chance(C, accelerators_left=8, pool={"reservation": a_reservation(ends_in)})
+
+    found = why_not(facts_of(plan, job=a_waiting(**change)), "committed")
+
+    assert (said in found) if said else not found
+
+
+def test_a_reservation_that_has_not_begun_is_waited_for() -> None:
+    later = {"starts_at": at(HOUR), "ends_at": at(24 * HOUR)}
+    decision = place(facts_of(a_chance(R, accelerators_left=64, pool={"reservation": later})))
+
+    assert decision.action is Placement.WAIT
+    assert decision.row is not None
+    assert decision.row.starts_after_seconds == HOUR
+
+
+@pytest.mark.parametrize(
+    ("spending", "said"),
+    [
+        (Spending(), "the fleet|team vision"),
+        (RICH.but(team_cap_micros_per_hour=40 * MICROS, team_micros_per_hour=10 * MICROS), "team vision spends"),
+        (RICH.but(fleet_cap_micros_per_hour=40 * MICROS, fleet_micros_per_hour=10 * MICROS), "the fleet spends"),
+        (RICH.but(team_budget_left_parts=90 * PARTS), "left in the budget"),
+    ],
+)
+def test_no_cap_and_no_budget_is_passed(spending: Spending, said: str) -> None:
+    decision = place(facts_of(a_chance(O), spending=spending))
+
+    assert decision.action is Placement.NOWHERE
+    assert any(each in decision.reason for each in said.split("|"))
+
+
+@pytest.mark.parametrize(
+    ("chance", "said"),
+    [
+        (a_chance(O, barred_until=at(60)), "not asked before 10:16:00"),
+        (a_chance(O, differences=("data is another volume.",)), "another volume"),
+        (a_chance(O, accelerators_left=7), "leaves room for 0 nodes"),
+        (a_chance(O, pool={"accelerators_per_node": 4}), "has 4 accelerators, 8 are asked for"),
+        (a_chance(C, pool={"most_nodes": 0}), "no more than 0 nodes"),
+    ],
+)
+def test_a_pool_that_cannot_have_it_says_why(chance: Chance, said: str) -> None:
+    decision = place(facts_of(chance))
+
+    assert decision.action is Placement.NOWHERE
+    assert said in decision.reason
+
+
+def test_no_pool_at_all_is_an_answer() -> None:
+    assert place(facts_of()).action is Placement.NOWHERE
+
+
+# ---------------------------------------------------------------- what holds always
+
+chances = st.builds(
+    lambda market, left, wait, shadow, rate, price, barred: a_chance(
+        market,
+        pool={
+            "name": f"{market.value}-{price}",
+            "interruptions_per_node_hour": rate if market is S else 0,
+            "micros_per_node_hour": price * MICROS if market.is_rented else 0,
+        },
+        accelerators_left=left,
+        wait_seconds=wait,
+        shadow_micros_per_accelerator_hour=0 if market.is_rented else shadow,
+        barred_until=at(60) if barred and market.is_rented else None,
+    ),
+    st.sampled_from([C, R, S, O]),
+    st.integers(0, 128),
+    st.integers(0, 48 * HOUR),
+    st.integers(0, 5 * MICROS),
+    st.floats(0, 0.2),
+    st.integers(1, 60),
+    st.booleans(),
+)
+jobs = st.builds(
+    lambda number, team, nodes, per_node, value, run, saves, deadline: a_waiting(
+        job_id=f"job-{number}",
+        team=team,
+        nodes=nodes,
+        accelerators_per_node=per_node,
+        micros_per_hour_of_delay=value * MICROS,
+        run_seconds=run,
+        p90_run_seconds=2 * run,
+        checkpoint_seconds=saves,
+        deadline_at=at(deadline) if deadline else None,
+    ),
+    st.integers(0, 99),
+    st.sampled_from(["vision", "speech"]),
+    st.integers(1, 4),
+    st.sampled_from([1, 4, 8]),
+    st.integers(0, 60),
+    st.integers(60, 100 * HOUR),
+    st.sampled_from([None, 300, 900, 7200]),
+    st.sampled_from([None, 2 * HOUR, 50 * HOUR]),
+)
+pools = st.lists(chances, max_size=5, unique_by=lambda chance: chance.pool.name)
+spendings = st.builds(
+    lambda team, fleet, cap, most, budget: Spending(
+        team_micros_per_hour=min(team, cap) * MICROS,
+        fleet_micros_per_hour=min(fleet, most) * MICROS,
+        team_cap_micros_per_hour=cap * MICROS,
+        fleet_cap_micros_per_hour=most * MICROS,
+        team_budget_left_parts=None if budget is None else budget * PARTS,
+    ),
+    st.integers(0, 100),
+    st.integers(0, 200),
+    st.integers(0, 200),
+    st.integers(0, 400),
+    st.sampled_from([None, 0, 100, 2000]),
+)
+
+
+def rate_of(decision: PlacementDecision) -> int:
+    if decision.action is not Placement.RENT:
+        return 0
+    pool = next(chance.pool for chance in decision.facts.chances if chance.pool.name == decision.pool)
+    return pool.micros_per_node_hour * decision.facts.job.nodes
+
+
+@settings(max_examples=150, deadline=None)
+@given(pools, spendings, st.lists(jobs, min_size=1, max_size=6))
+def test_a_pass_never_goes_past_a_cap_a_budget_or_the_room(pools, spending, waiting) -> None:  # type: ignore[no-untyped-def]
+    decisions = place_in_turn([facts_of(*pools, job=job, spending=spending) for job in waiting])
+
+    rates = {
+        team: sum(rate_of(each) for each in decisions if each.facts.job.team == team) for team in ("vision", "speech")
+    }
+    for team, rate in rates.items():
+        assert not rate or spending.team_micros_per_hour + rate <= spending.team_cap_micros_per_hour
+        if spending.team_budget_left_parts is not None:
+            rents = (each.row.rent_parts for each in decisions if rate_of(each) and each.facts.job.team == team)
+            assert sum(rents) <= spending.team_budget_left_parts
+    if sum(rates.values()):
+        assert spending.fleet_micros_per_hour + sum(rates.values()) <= spending.fleet_cap_micros_per_hour
+    for chance in pools:
+        held = sum(
+            each.facts.job.nodes * (8 if chance.pool.market.is_rented else each.facts.job.accelerators_per_node)
+            for each in decisions
+            if each.pool == chance.pool.name and each.action in (Placement.START, Placement.RENT)
+        )
+        assert held <= max(0, chance.accelerators_left)
+
+
+@settings(max_examples=150, deadline=None)
+@given(pools, spendings, jobs)
+def test_nothing_is_rented_while_committed_room_that_can_have_the_job_is_free(pools, spending, job) -> None:  # type: ignore[no-untyped-def]
+    decision = place(facts_of(*pools, job=job, spending=spending))
+
+    there = [row for row in decision.table if row.is_there and not row.why_not]
+    if job.deadline_at is None:
+        assert bool(there) == (decision.action is Placement.START)
+    elif there and decision.action is Placement.RENT:
+        left = (job.deadline_at - NOW).total_seconds()
+        assert all(row.ends_after_seconds > left for row in there)
+
+
+@settings(max_examples=100, deadline=None)
+@given(pools, spendings, jobs)
+def test_a_decision_replays_from_its_facts_as_json(pools, spending, job) -> None:  # type: ignore[no-untyped-def]
+    decision = place(facts_of(*pools, job=job, spending=spending))
+
+    again = place(PlacementFacts.model_validate(decision.to_json()["facts"]))
+
+    assert again == decision
+    assert len(decision.alternatives) == len(pools) - (decision.row is not None)
+    assert all(each.why_not for each in decision.alternatives)
+
+
+@settings(max_examples=100, deadline=None)
+@given(pools, jobs, st.integers(0, 60))
+def test_who_values_delay_more_never_ends_later_for_it(pools, job, more) -> None:  # type: ignore[no-untyped-def]
+    patient = place(facts_of(*pools, job=job.but(deadline_at=None)))
+    hurried = place(
+        facts_of(
+            *pools,
+            job=job.but(deadline_at=None, micros_per_hour_of_delay=job.micros_per_hour_of_delay + more * MICROS),
+        )
+    )
+
+    assert (patient.row is None) == (hurried.row is None)
+    if patient.row and hurried.row and not hurried.row.is_there:
+        assert hurried.row.ends_after_seconds <= patient.row.ends_after_seconds + 0.01
