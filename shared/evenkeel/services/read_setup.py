@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from evenkeel.domain.scheduling.teams import FleetQuotas, SetUp, Team
-from evenkeel.ports import Ledger, Row
+from evenkeel.ports import Ledger
 from evenkeel.services import rows
 
 FLEET = ""
@@ -31,14 +31,18 @@ def run(ledger: Ledger) -> Found:
     A change of it raises the tree's version in the same transaction, so what is decided on an older reading, and
     committed on the tree's version that was read before it, fails whole.
     """
-    found: dict[str, Row] = {}
+    versions: dict[str, int] = {}
     version, fleet = 0, FleetQuotas()
+    teams: list[Team] = []
     for row in ledger.partition(rows.setup_key().table, rows.setup_key().pk):
         if row.key == rows.setup_key():
             version = row.version
         elif row.key == rows.fleet_quotas_key():
-            fleet, found[FLEET] = FleetQuotas.model_validate(row.doc), row
+            fleet = FleetQuotas.model_validate_json(row.doc["document"])
+            versions[FLEET] = row.version
         else:
-            found[str(row.doc["name"])] = row
-    teams = tuple(Team.model_validate(row.doc) for name, row in sorted(found.items()) if name != FLEET)
-    return Found(SetUp(fleet=fleet, teams=teams), {name: row.version for name, row in found.items()}, version)
+            team = Team.model_validate_json(row.doc["document"])
+            teams.append(team)
+            versions[team.name] = row.version
+    teams.sort(key=lambda team: team.name)
+    return Found(SetUp(fleet=fleet, teams=tuple(teams)), versions, version)

@@ -57,7 +57,7 @@ def run(request: Request, ledger: Ledger, passes: Passes, *, now: datetime) -> O
         entry = TimelineEntry(at=now, kind="setup", text=text, writer=WRITER)
         try:
             ledger.commit(
-                Put(Row(_key(name), request.part.to_json(), version)),
+                Put(rows.setup_row(_key(name), request.part, version)),
                 Put(Row(rows.setup_key(), {}, found.version)),
                 Add(rows.tree_key(), {"setUps": 1}),
                 Put(rows.setup_event_row(entry, found.version + 1)),

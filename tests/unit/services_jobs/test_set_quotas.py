@@ -119,3 +119,16 @@ def test_a_pass_on_the_older_set_up_fails_whole() -> None:
 
     with pytest.raises(Conflict):
         world.ledger.commit(Check(rows.tree_key(), version))
+
+
+def test_flavors_keep_the_order_in_which_they_are_written() -> None:
+    world = FakeWorld()
+    group = {name: {"nvidia.com/gpu": 8} for name in ("ml.p5.48xlarge", "ml.g5.48xlarge", "ml.p4d.24xlarge")}
+
+    put(world, a_team(queue={"groups": [group]}))
+
+    row = world.ledger.get(rows.team_key("nlp"))
+    assert row
+    # What is kept as a map comes back in any order.
+    assert not any(isinstance(value, dict) for value in row.doc.values())
+    assert list(read_setup.run(world.ledger).setup.by_name["nlp"].queue.groups[0]) == list(group)
