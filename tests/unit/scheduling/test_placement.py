@@ -56,6 +56,7 @@ def test_a_shorter_wait_is_waited_for_and_the_flip_is_told_to_the_second() -> No
     assert "save $60.00" in decision.reason
     assert "$68.00 more" in decision.reason
     flip = decision.rents_from_wait_seconds
+    assert flip is not None
     assert flip == pytest.approx((1.7 + 0.25) * HOUR)
     assert place(the_sample(flip / HOUR - 0.25 + 1 / HOUR)).action is Placement.RENT
     assert place(the_sample(flip / HOUR - 0.25 - 1 / HOUR)).action is Placement.WAIT
@@ -320,7 +321,9 @@ def test_a_pass_never_goes_past_a_cap_a_budget_or_the_room(pools, spending, wait
     for team, rate in rates.items():
         assert not rate or spending.team_micros_per_hour + rate <= spending.team_cap_micros_per_hour
         if spending.team_budget_left_parts is not None:
-            rents = (each.row.rent_parts for each in decisions if rate_of(each) and each.facts.job.team == team)
+            rents = [
+                each.row.rent_parts for each in decisions if each.row and rate_of(each) and each.facts.job.team == team
+            ]
             assert sum(rents) <= spending.team_budget_left_parts
     if sum(rates.values()):
         assert spending.fleet_micros_per_hour + sum(rates.values()) <= spending.fleet_cap_micros_per_hour

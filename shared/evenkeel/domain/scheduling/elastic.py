@@ -1,0 +1,386 @@
+"""Jobs that can run at several sizes: when each grows or shrinks, by how much, and who shrinks for whom.
+
+A resize stops the whole job for a while. So nothing grows on a guess: idle accelerators must first have stood idle for
+as long as the resize would cost in all (nobody can do better than twice the best without foresight), nothing grows
+again within its snooze, and one whose growth failed waits twice as long each time. Shrinking waits for nobody.
+"""
+
+import itertools
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from enum import StrEnum
+from statistics import median
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from evenkeel.domain.decisions import Alternative
+from evenkeel.domain.values import Instant, Value
+
+
+class Sizes(Value):
+    """The numbers of nodes that a job can run on."""
+
+    least: int = Field(ge=1)
+    most: int = Field(ge=1)
+    step: int | None = Field(default=None, ge=1)
+    """From `least` on; 1 where neither this nor `discrete` is given."""
+    discrete: tuple[int, ...] = ()
+    """The only sizes, in place of a step."""
+
+    @model_validator(mode="after")
+    def _is_one_or_the_other(self) -> Self:
+        if self.least > self.most:
+            raise ValueError(f"least {self.least} is more than most {self.most}")
+        if self.step is not None and self.discrete:
+            raise ValueError("give a step or discrete sizes, not both")
+        if self.discrete and not self.legal:
+            raise ValueError(f"none of the sizes {self.discrete} lies between {self.least} and {self.most}")
+        return self
+
+    @property
+    def legal(self) -> tuple[int, ...]:
+        """All of them, ascending."""
+        if self.discrete:
+            return tuple(sorted({size for size in self.discrete if self.least <= size <= self.most}))
+        return tuple(range(self.least, self.most + 1, self.step or 1))
+
+    def at_most(self, nodes: int) -> int | None:
+        """Return the largest size that so many nodes hold; None where none does."""
+        return max((size for size in self.legal if size <= nodes), default=None)
+
+
+class ElasticJob(Value):
+    """A running job whose size may change, or that may be ended for another."""
+
+    job_id: str
+    team: str = ""
+    priority: int = 0
+    nodes: int
+    accelerators_per_node: int = 8
+    sizes: Sizes | None = None
+    """None where it runs at one size only."""
+    since_checkpoint_seconds: float | None = None
+    """None where nobody knows: it is charged the median of the others, so that who reports never loses by it."""
+    can_save: bool = True
+    """Whether it saves before a resize: then only the resize itself is lost."""
+    resize_seconds: float = 150
+    """For which all its accelerators stand still."""
+    resized_at: Instant | None = None
+    failed_growths: int = 0
+    """In a row."""
+    growth_failed_at: Instant | None = None
+    is_resizing: bool = False
+    started_at: Instant
+
+    def lost_gpu_seconds(self, usual_seconds: float, *, is_killed: bool = False) -> float:
+        """Return the accelerator-seconds that a resize, or its end, costs."""
+        since = usual_seconds if self.since_checkpoint_seconds is None else self.since_checkpoint_seconds
+        lost = self.resize_seconds + (since if is_killed or not self.can_save else 0.0)
+        return lost * self.nodes * self.accelerators_per_node
+
+
+class ElasticTerms(Value):
+    """Limits on resizing."""
+
+    snooze_seconds: float = 600
+    """After any resize of a job it does not grow for so long."""
+    backoff_seconds: float = 600
+    """After a failed growth; doubles with each in a row."""
+    most_backoff_seconds: float = 21_600
+    scaling_timeout_seconds: float = 0
+    """Nodes must have been idle at least this long, however cheap the resize."""
+    spare_wait_seconds: float = 120
+    """After a fault so long is waited for a spare before the job shrinks."""
+
+
+class Resize(Value):
+    """One job to another size."""
+
+    job_id: str
+    from_nodes: int
+    to_nodes: int
+    """0: it is ended, and goes back to the queue."""
+    reason: str
+    lost_gpu_seconds: float
+
+
+class Idle(Value):
+    """Nodes that nobody asks for."""
+
+    nodes: int
+    idle_node_seconds: float
+    """How much has been lost to idleness in this stretch: the sum over nodes of how long each has stood idle, of those
+    that are idle now."""
+
+
+class GrowFacts(Value):
+    """All that a choice to grow rests on. It replays from this alone."""
+
+    jobs: tuple[ElasticJob, ...]
+    idle: Idle
+    waiting: bool = False
+    """Whether anybody waits for nodes of this kind: then nothing grows."""
+    terms: ElasticTerms = ElasticTerms()
+    now: Instant
+
+
+class ResizeDecision(Value):
+    """Who changes size, and why nobody else."""
+
+    resizes: tuple[Resize, ...]
+    reason: str
+    alternatives: tuple[Alternative, ...] = ()
+    short: int = 0
+    """Nodes that are still lacking."""
+
+
+def grow(facts: GrowFacts) -> ResizeDecision:
+    """Give idle nodes to the job that makes most of them: at most one resize at a time.
+
+    idle node-seconds so far x accelerators >= resize seconds x accelerators of the job at its new size
+    """
+    if facts.waiting:
+        return ResizeDecision(resizes=(), reason="Somebody waits for nodes: nothing grows.")
+    found, passed = [], []
+    for job in facts.jobs:
+        size, why_not = _growth(job, facts)
+        if why_not:
+            passed.append(Alternative(option=job.job_id, why_not=why_not))
+        else:
+            found.append((job, size))
+    if not found:
+        return ResizeDecision(resizes=(), reason="No job grows now.", alternatives=tuple(passed))
+    # Higher priority first; then whoever takes most at the least loss; the id makes the order total.
+    found.sort(
+        key=lambda pair: (
+            -pair[0].priority,
+            -(pair[1] - pair[0].nodes) * pair[0].accelerators_per_node,
+            pair[0].lost_gpu_seconds(0),
+            pair[0].job_id,
+        )
+    )
+    job, size = found[0]
+    lost = job.resize_seconds * size * job.accelerators_per_node
+    reason = (
+        f"{_nodes(facts.idle.nodes)} idle have lost {facts.idle.idle_node_seconds * job.accelerators_per_node:.0f} "
+        f"GPU-seconds by now, as much as the resize to {size} costs."
+    )
+    passed += [Alternative(option=other.job_id, why_not=f"{job.job_id} makes more of them.") for other, _ in found[1:]]
+    resize = Resize(job_id=job.job_id, from_nodes=job.nodes, to_nodes=size, reason=reason, lost_gpu_seconds=lost)
+    return ResizeDecision(resizes=(resize,), reason=reason, alternatives=tuple(passed))
+
+
+def _growth(job: ElasticJob, facts: GrowFacts) -> tuple[int, str]:
+    terms, now = facts.terms, facts.now
+    if job.sizes is None:
+        return 0, "It runs at one size only."
+    if job.is_resizing:
+        return 0, "It is changing size."
+    size = job.sizes.at_most(job.nodes + facts.idle.nodes)
+    if size is None or size <= job.nodes:
+        return 0, f"No legal size above {job.nodes} fits into {_nodes(facts.idle.nodes)} idle."
+    if job.resized_at and now < job.resized_at + timedelta(seconds=terms.snooze_seconds):
+        return 0, "It changed size just now."
+    if job.growth_failed_at and now < backs_off_until(job, terms):
+        return 0, f"Its last growth failed; it is not tried before {backs_off_until(job, terms):%H:%M:%S} UTC."
+    # What will be used of them has to have paid for the resize, and not what stays idle anyhow.
+    used = (size - job.nodes) / facts.idle.nodes
+    lost_by_now = facts.idle.idle_node_seconds * used
+    if lost_by_now < job.resize_seconds * size:
+        return (
+            0,
+            f"A resize to {size} costs {job.resize_seconds * size:.0f} node-seconds; {lost_by_now:.0f} stood idle.",
+        )
+    if lost_by_now < terms.scaling_timeout_seconds * (size - job.nodes):
+        return 0, f"They have not been idle for {terms.scaling_timeout_seconds:.0f} s yet."
+    return size, ""
+
+
+def backs_off_until(job: ElasticJob, terms: ElasticTerms) -> datetime:
+    """Return when a job whose growth failed may be tried again."""
+    assert job.growth_failed_at is not None  # the caller asked
+    pause = min(terms.most_backoff_seconds, terms.backoff_seconds * 2 ** max(0, job.failed_growths - 1))
+    return job.growth_failed_at + timedelta(seconds=pause)
+
+
+def make_room(jobs: Sequence[ElasticJob], nodes: int, priority: int) -> ResizeDecision:
+    """Free nodes for somebody of a priority: jobs are shrunk before any is ended, and as little as possible is lost.
+
+    Shrinking takes the set of jobs that loses the fewest accelerator-seconds in all; each gives no more than is needed.
+    Only where every shrink together is too little is a job ended, again by what is lost. Nobody of the same or a higher
+    priority gives anything. If even that is too little, nobody is touched.
+
+    Args:
+        jobs: Those that hold nodes of the kind.
+        nodes: How many are needed.
+        priority: Of whoever needs them.
+    """
+    usual = median(
+        [each.since_checkpoint_seconds for each in jobs if each.since_checkpoint_seconds is not None] or [0.0]
+    )
+    victims = sorted(
+        (job for job in jobs if job.priority < priority and not job.is_resizing), key=lambda job: job.job_id
+    )
+    gives = {
+        job.job_id: job.nodes - job.sizes.legal[0] for job in victims if job.sizes and job.nodes > job.sizes.legal[0]
+    }
+    if sum(gives.values()) >= nodes:
+        shrunk = _cheapest([job for job in victims if job.job_id in gives], gives, nodes, usual, is_killed=False)
+        return _made(shrunk, nodes, usual, jobs, priority)
+    if sum(job.nodes for job in victims) < nodes:
+        short = nodes - sum(job.nodes for job in victims)
+        return ResizeDecision(
+            resizes=(),
+            reason=f"{_nodes(nodes)} are needed, and jobs of lower priority hold {nodes - short}: nobody is touched.",
+            short=short,
+        )
+    # As few as possible end. All the others that can shrink do so first.
+    for count in range(1, len(victims) + 1):
+        options = []
+        for ended in itertools.islice(itertools.combinations(victims, count), _MOST_SETS):
+            names = {job.job_id for job in ended}
+            rest = [job for job in victims if job.job_id in gives and job.job_id not in names]
+            freed = sum(job.nodes for job in ended)
+            if freed + sum(gives[job.job_id] for job in rest) < nodes:
+                continue
+            shrunk = _cheapest(rest, gives, nodes - freed, usual, is_killed=False) if nodes > freed else []
+            lost = sum(job.lost_gpu_seconds(usual, is_killed=True) for job in ended)
+            lost += sum(job.lost_gpu_seconds(usual) for job, _ in shrunk)
+            options.append((lost, sorted(names), [*((job, job.nodes) for job in ended), *shrunk]))
+        if options:
+            return _made(min(options, key=lambda option: option[:2])[2], nodes, usual, jobs, priority)
+    raise AssertionError("all victims together were enough")
+
+
+_MOST_SETS = 4096
+_EXACT = 10
+"""Up to so many candidates every set is weighed; beyond, the cheapest for a node first, and needless ones let go."""
+
+
+def _cheapest(
+    candidates: Sequence[ElasticJob], gives: dict[str, int], nodes: int, usual: float, *, is_killed: bool
+) -> list[tuple[ElasticJob, int]]:
+    """Return who gives how many nodes: enough in all, at the least loss."""
+
+    def lost(job: ElasticJob) -> float:
+        return job.lost_gpu_seconds(usual, is_killed=is_killed)
+
+    chosen: Sequence[ElasticJob]
+    if len(candidates) <= _EXACT:
+        sets = itertools.chain.from_iterable(
+            itertools.combinations(candidates, count) for count in range(1, len(candidates) + 1)
+        )
+        enough = (each for each in sets if sum(gives[job.job_id] for job in each) >= nodes)
+        chosen = min(enough, key=lambda each: (sum(map(lost, each)), [job.job_id for job in each]))
+    else:
+        kept: list[ElasticJob] = []
+        for job in sorted(candidates, key=lambda job: (lost(job) / gives[job.job_id], job.job_id)):
+            if sum(gives[each.job_id] for each in kept) >= nodes:
+                break
+            kept.append(job)
+        for job in sorted(kept, key=lambda job: (-lost(job), job.job_id)):
+            if sum(gives[each.job_id] for each in kept if each is not job) >= nodes:
+                kept.remove(job)
+        chosen = kept
+    taken, left = [], nodes
+    for job in sorted(chosen, key=lambda job: (-gives[job.job_id], job.job_id)):
+        if left <= 0:
+            break
+        assert job.sizes is not None  # or it would give nothing
+        size = job.sizes.at_most(job.nodes - left) or job.sizes.legal[0]
+        taken.append((job, job.nodes - size))
+        left -= job.nodes - size
+    return taken
+
+
+def _made(
+    freed: Iterable[tuple[ElasticJob, int]], nodes: int, usual: float, jobs: Sequence[ElasticJob], priority: int
+) -> ResizeDecision:
+    resizes = []
+    for job, given in freed:
+        to_nodes = job.nodes - given
+        lost = job.lost_gpu_seconds(usual, is_killed=not to_nodes)
+        done = f"shrinks from {job.nodes} to {to_nodes} nodes" if to_nodes else "is ended"
+        reason = f"{job.job_id} {done}: {lost:.0f} GPU-seconds are lost."
+        resizes.append(
+            Resize(job_id=job.job_id, from_nodes=job.nodes, to_nodes=to_nodes, reason=reason, lost_gpu_seconds=lost)
+        )
+    touched = {resize.job_id for resize in resizes}
+    lost_in_all = sum(resize.lost_gpu_seconds for resize in resizes)
+    return ResizeDecision(
+        resizes=tuple(resizes),
+        reason=f"{_nodes(nodes)} are freed at a loss of {lost_in_all:.0f} GPU-seconds, the least that frees enough.",
+        alternatives=tuple(
+            Alternative(option=job.job_id, why_not=_why_untouched(job, priority))
+            for job in jobs
+            if job.job_id not in touched
+        ),
+    )
+
+
+def _why_untouched(job: ElasticJob, priority: int) -> str:
+    if job.priority >= priority:
+        return "Its priority is not lower."
+    if job.is_resizing:
+        return "It is changing size."
+    if job.sizes is None or job.nodes <= job.sizes.legal[0]:
+        return "It could only be ended, and shrinking others was enough or lost less."
+    return "Others lose less."
+
+
+class AfterFault(StrEnum):
+    """What an elastic job does about nodes that it lost."""
+
+    WAIT = "WAIT"
+    """For a spare."""
+    REPLACE = "REPLACE"
+    """Go on at its size: there are spares."""
+    SHRINK = "SHRINK"
+    QUEUE = "QUEUE"
+    """No legal size is left."""
+
+
+class FaultFacts(Value):
+    """All that the answer about one hurt job rests on."""
+
+    job: ElasticJob
+    """At the size that it had."""
+    lost_nodes: int
+    spares: int
+    lost_at: Instant
+    terms: ElasticTerms = ElasticTerms()
+    now: Instant
+
+
+class FaultDecision(Value):
+    """What a hurt elastic job does."""
+
+    action: AfterFault
+    nodes: int
+    """It goes on with so many."""
+    reason: str
+    look_again_at: Instant | None = None
+    facts: FaultFacts
+
+
+def after_fault(facts: FaultFacts) -> FaultDecision:
+    """Decide how a job goes on that has lost nodes: with spares, after a wait for them with fewer, or not at all."""
+    job, lost = facts.job, facts.lost_nodes
+    if facts.spares >= lost:
+        reason = f"{_nodes(facts.spares)} kept in spare: it goes on at its size."
+        return FaultDecision(action=AfterFault.REPLACE, nodes=job.nodes, reason=reason, facts=facts)
+    until = facts.lost_at + timedelta(seconds=facts.terms.spare_wait_seconds)
+    size = job.sizes.at_most(job.nodes - lost + facts.spares) if job.sizes else None
+    if facts.now < until:
+        reason = f"It waits for a spare until {until:%H:%M:%S} UTC."
+        return FaultDecision(action=AfterFault.WAIT, nodes=0, reason=reason, look_again_at=until, facts=facts)
+    if size is None:
+        reason = f"No legal size fits {_nodes(job.nodes - lost + facts.spares)}: it goes back to the queue."
+        return FaultDecision(action=AfterFault.QUEUE, nodes=0, reason=reason, facts=facts)
+    reason = f"No spare came within {facts.terms.spare_wait_seconds:.0f} s: it goes on with {_nodes(size)}."
+    return FaultDecision(action=AfterFault.SHRINK, nodes=size, reason=reason, facts=facts)
+
+
+def _nodes(count: int) -> str:
+    return f"{count} node" if count == 1 else f"{count} nodes"

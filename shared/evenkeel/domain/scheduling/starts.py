@@ -1,0 +1,53 @@
+"""When committed capacity is expected to have room: the queue played forward on what runs now."""
+
+import heapq
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+
+class Held(NamedTuple):
+    """Accelerators that something runs on, and for how much longer."""
+
+    accelerators: int
+    seconds_left: float
+
+
+class Asked(NamedTuple):
+    """Accelerators that a waiting job asks for, and how long it will hold them."""
+
+    accelerators: int
+    seconds: float
+
+
+def expected_starts(free: int, held: Iterable[Held], queue: Sequence[Asked]) -> tuple[float, ...]:
+    """Return after how many seconds each job of a queue is expected to have its accelerators.
+
+    Each job starts as soon as enough are free and not before anybody ahead of it; nodes are not told apart, so a gang
+    that needs whole ones may wait longer. Infinite where even the empty pool is too small.
+    """
+    ends = [(each.seconds_left, each.accelerators) for each in held if each.accelerators]
+    heapq.heapify(ends)
+    everything = free + sum(accelerators for _, accelerators in ends)
+    now, starts = 0.0, []
+    for asked in queue:
+        if asked.accelerators > everything:
+            starts.append(float("inf"))
+            continue
+        while free < asked.accelerators:
+            at, accelerators = heapq.heappop(ends)
+            now = max(now, at)
+            free += accelerators
+        free -= asked.accelerators
+        starts.append(now)
+        heapq.heappush(ends, (now + asked.seconds, asked.accelerators))
+    return tuple(starts)
+
+
+def left_of(estimate_seconds: float, ran_seconds: float) -> float:
+    """Return how much longer a run is expected to take.
+
+    One that has outrun its estimate is expected to take as long again as it is over by a half: run times have heavy
+    tails, and the longer one has lasted the longer it will.
+    """
+    left = estimate_seconds - ran_seconds
+    return left if left > 0 else max(60.0, ran_seconds / 2)

@@ -1,0 +1,282 @@
+"""Jobs grow when idleness has paid for it, shrink before others end, and never go to and fro."""
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from evenkeel.domain.scheduling.elastic import (
+    AfterFault,
+    ElasticJob,
+    ElasticTerms,
+    FaultFacts,
+    GrowFacts,
+    Idle,
+    Sizes,
+    after_fault,
+    backs_off_until,
+    grow,
+    make_room,
+)
+from tests.unit.scheduling.markets import NOW, at
+
+EIGHTS = Sizes(least=4, most=32, step=4)
+
+
+def a_job(number: int = 1, **changes: Any) -> ElasticJob:
+    facts: dict[str, Any] = {
+        "job_id": f"job-{number}",
+        "nodes": 8,
+        "sizes": EIGHTS,
+        "since_checkpoint_seconds": 300,
+        "started_at": at(-7200),
+    }
+    return ElasticJob.model_validate({**facts, **changes})
+
+
+def grow_facts(*jobs: ElasticJob, nodes: int = 8, idle: float = 10**6, **changes: Any) -> GrowFacts:
+    facts = {"jobs": jobs, "idle": Idle(nodes=nodes, idle_node_seconds=idle), "now": NOW}
+    return GrowFacts.model_validate({**facts, **changes})
+
+
+# ---------------------------------------------------------------- sizes
+
+
+@pytest.mark.parametrize(
+    ("sizes", "legal"),
+    [
+        (Sizes(least=2, most=5), (2, 3, 4, 5)),
+        (Sizes(least=2, most=9, step=3), (2, 5, 8)),
+        (Sizes(least=2, most=9, discrete=(16, 8, 4, 1)), (4, 8)),
+    ],
+)
+def test_sizes_go_by_step_or_are_listed(sizes: Sizes, legal: tuple[int, ...]) -> None:
+    assert sizes.legal == legal
+    assert [sizes.at_most(n) for n in (legal[0] - 1, legal[0], 99)] == [None, legal[0], legal[-1]]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"least": 5, "most": 4},
+        {"least": 1, "most": 4, "step": 1, "discrete": (2,)},
+        {"least": 3, "most": 4, "discrete": (8,)},
+    ],
+)
+def test_sizes_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        Sizes.model_validate(wrong)
+
+
+# ---------------------------------------------------------------- growing
+
+
+def test_a_job_grows_once_idleness_has_cost_as_much_as_the_resize() -> None:
+    just = 150 * 16
+
+    assert grow(grow_facts(a_job(), idle=just)).resizes[0].to_nodes == 16
+    assert grow(grow_facts(a_job(), idle=just - 1)).resizes == ()
+
+
+def test_only_the_idle_nodes_that_it_would_use_pay_for_it() -> None:
+    # 10 idle, 8 of them fit: eight tenths of the idleness count.
+    assert grow(grow_facts(a_job(), nodes=10, idle=150 * 16 / 0.8 - 1)).resizes == ()
+    assert grow(grow_facts(a_job(), nodes=10, idle=150 * 16 / 0.8 + 1)).resizes[0].to_nodes == 16
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"sizes": None}, "one size only"),
+        ({"is_resizing": True}, "is changing size"),
+        ({"nodes": 32}, "No legal size above 32"),
+        ({"resized_at": at(-599)}, "changed size just now"),
+        ({"growth_failed_at": at(-599), "failed_growths": 1}, "not tried before 10:15:01"),
+        ({"growth_failed_at": at(-2399), "failed_growths": 3}, "not tried before 10:15:01"),
+    ],
+)
+def test_a_job_does_not_grow_for_a_reason(change: dict[str, Any], said: str) -> None:
+    decision = grow(grow_facts(a_job(**change)))
+
+    assert decision.resizes == ()
+    assert said in decision.alternatives[0].why_not
+
+
+def test_nothing_grows_while_somebody_waits() -> None:
+    assert grow(grow_facts(a_job(), waiting=True)).resizes == ()
+
+
+def test_a_scaling_timeout_is_kept_however_cheap_the_resize() -> None:
+    terms = ElasticTerms(scaling_timeout_seconds=600)
+
+    assert grow(grow_facts(a_job(resize_seconds=1), idle=8 * 599, terms=terms)).resizes == ()
+    assert grow(grow_facts(a_job(resize_seconds=1), idle=8 * 600, terms=terms)).resizes != ()
+
+
+def test_the_higher_priority_grows_first_and_one_at_a_time() -> None:
+    decision = grow(grow_facts(a_job(1), a_job(2, priority=5), a_job(3)))
+
+    assert [each.job_id for each in decision.resizes] == ["job-2"]
+
+
+def test_the_pause_after_failures_doubles_up_to_a_limit() -> None:
+    pauses = [
+        (backs_off_until(a_job(growth_failed_at=NOW, failed_growths=n), ElasticTerms()) - NOW).total_seconds()
+        for n in (1, 2, 3, 20)
+    ]
+
+    assert pauses == [600, 1200, 2400, 21_600]
+
+
+# ---------------------------------------------------------------- making room
+
+
+def test_whoever_loses_least_shrinks_and_by_no_more_than_is_needed() -> None:
+    small, large = a_job(1, nodes=8), a_job(2, nodes=16)
+
+    decision = make_room([large, small], 3, priority=1)
+
+    assert [(each.job_id, each.from_nodes, each.to_nodes) for each in decision.resizes] == [("job-1", 8, 4)]
+
+
+def test_a_job_is_shrunk_before_another_is_ended_though_the_end_would_lose_less() -> None:
+    cheap = a_job(1, sizes=None, nodes=4, since_checkpoint_seconds=0, resize_seconds=0)
+    large = a_job(2, nodes=32)
+
+    assert [each.job_id for each in make_room([cheap, large], 4, priority=1).resizes] == ["job-2"]
+
+
+def test_what_shrinking_cannot_free_is_freed_by_ending_whoever_loses_least() -> None:
+    elastic, dear, cheap = (
+        a_job(1, nodes=8),
+        a_job(2, sizes=None, since_checkpoint_seconds=3000),
+        a_job(3, sizes=None, since_checkpoint_seconds=30),
+    )
+
+    decision = make_room([elastic, dear, cheap], 10, priority=1)
+
+    assert [(each.job_id, each.to_nodes) for each in decision.resizes] == [("job-3", 0), ("job-1", 4)]
+
+
+def test_nobody_is_touched_where_it_would_not_be_enough() -> None:
+    decision = make_room([a_job(1), a_job(2, priority=9)], 9, priority=5)
+
+    assert (decision.resizes, decision.short) == ((), 1)
+
+
+def test_who_does_not_report_its_checkpoints_is_charged_the_median() -> None:
+    silent = a_job(1, since_checkpoint_seconds=None, sizes=None)
+    good, bad = a_job(2, since_checkpoint_seconds=100, sizes=None), a_job(3, since_checkpoint_seconds=900, sizes=None)
+
+    assert make_room([silent, good, bad], 8, priority=1).resizes[0].job_id == "job-2"
+    assert make_room([silent, bad, bad.but(job_id="job-4")], 8, priority=1).resizes[0].job_id == "job-1"
+
+
+members = st.builds(
+    lambda number, priority, nodes, sizes, since, saves: a_job(
+        number, priority=priority, nodes=nodes, sizes=sizes, since_checkpoint_seconds=since, can_save=saves
+    ),
+    st.integers(0, 999),
+    st.integers(0, 3),
+    st.integers(1, 32),
+    st.sampled_from([None, EIGHTS, Sizes(least=1, most=32), Sizes(least=2, most=32, discrete=(2, 8, 32))]),
+    st.one_of(st.none(), st.integers(0, 3600)),
+    st.booleans(),
+)
+fleets = st.lists(members, max_size=7, unique_by=lambda job: job.job_id)
+
+
+@settings(max_examples=200, deadline=None)
+@given(fleets, st.integers(1, 40), st.integers(0, 4))
+def test_room_is_made_by_lower_priorities_shrunk_first_and_at_the_least_loss(fleet, nodes, priority) -> None:  # type: ignore[no-untyped-def]
+    decision = make_room(fleet, nodes, priority)
+
+    by_id = {job.job_id: job for job in fleet}
+    freed = 0
+    for each in decision.resizes:
+        job = by_id[each.job_id]
+        assert job.priority < priority
+        assert each.to_nodes == 0 or (job.sizes and each.to_nodes in job.sizes.legal and each.to_nodes < job.nodes)
+        freed += each.from_nodes - each.to_nodes
+    lower = [job for job in fleet if job.priority < priority]
+    gives = {
+        job.job_id: job.nodes - job.sizes.legal[0] for job in lower if job.sizes and job.nodes > job.sizes.legal[0]
+    }
+    if sum(job.nodes for job in lower) < nodes:
+        assert (decision.resizes, decision.short) == ((), nodes - sum(job.nodes for job in lower))
+        return
+    assert freed >= nodes
+    ended = [each for each in decision.resizes if not each.to_nodes]
+    assert bool(ended) == (sum(gives.values()) < nodes)
+    if not ended:
+        lost = {
+            job.job_id: next(r for r in make_room([job], 1, priority).resizes).lost_gpu_seconds
+            for job in lower
+            if job.job_id in gives and job.since_checkpoint_seconds is not None
+        }
+        if len(lost) == len(gives):
+            least = min(
+                sum(lost[name] for name in chosen)
+                for count in range(1, len(gives) + 1)
+                for chosen in itertools.combinations(gives, count)
+                if sum(gives[name] for name in chosen) >= nodes
+            )
+            assert math.isclose(sum(each.lost_gpu_seconds for each in decision.resizes), least)
+    # Nobody is touched in vain.
+    for each in decision.resizes:
+        assert freed - (each.from_nodes - each.to_nodes) < nodes
+
+
+@settings(max_examples=40, deadline=None)
+@given(fleets, st.integers(0, 40))
+def test_no_resize_cycle_without_change_from_outside(fleet, idle) -> None:  # type: ignore[no-untyped-def]
+    """A still world: nothing comes, nothing goes. Sizes only rise, and at some point nothing happens any more."""
+    jobs, seconds, stood = list(fleet), 0, 0.0
+    seen: set[tuple[tuple[str, int], ...]] = set()
+    for _ in range(300):
+        seconds += 60
+        stood += 60 * idle
+        facts = GrowFacts(jobs=tuple(jobs), idle=Idle(nodes=idle, idle_node_seconds=stood), now=at(seconds))
+        for each in grow(facts).resizes:
+            state = tuple((job.job_id, job.nodes) for job in jobs)
+            assert state not in seen
+            seen.add(state)
+            assert each.from_nodes < each.to_nodes <= each.from_nodes + idle
+            idle -= each.to_nodes - each.from_nodes
+            stood = 0.0
+            jobs = [
+                job.but(nodes=each.to_nodes, resized_at=at(seconds)) if job.job_id == each.job_id else job
+                for job in jobs
+            ]
+    last = grow(GrowFacts(jobs=tuple(jobs), idle=Idle(nodes=idle, idle_node_seconds=10**12), now=at(seconds + 10**6)))
+    assert last.resizes == ()
+    assert len(seen) <= 40
+
+
+# ---------------------------------------------------------------- faults
+
+
+@pytest.mark.parametrize(
+    ("change", "action", "nodes"),
+    [
+        ({"spares": 1}, AfterFault.REPLACE, 8),
+        ({}, AfterFault.WAIT, 0),
+        ({"now": at(120)}, AfterFault.SHRINK, 4),
+        ({"now": at(120), "lost_nodes": 2, "spares": 1}, AfterFault.SHRINK, 4),
+        ({"now": at(120), "lost_nodes": 5}, AfterFault.QUEUE, 0),
+        ({"now": at(120), "job": a_job(sizes=None)}, AfterFault.QUEUE, 0),
+    ],
+)
+def test_a_hurt_job_waits_for_a_spare_then_goes_on_smaller(
+    change: dict[str, Any], action: AfterFault, nodes: int
+) -> None:
+    facts = {"job": a_job(), "lost_nodes": 1, "spares": 0, "lost_at": NOW, "now": NOW}
+
+    decision = after_fault(FaultFacts.model_validate({**facts, **change}))
+
+    assert (decision.action, decision.nodes) == (action, nodes)
+    assert after_fault(FaultFacts.model_validate(decision.to_json()["facts"])) == decision

@@ -1,0 +1,164 @@
+"""A published values file imports as it is, and each of its traps is named."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from evenkeel.domain.scheduling.templates import JobTemplates, ValuesError, Weight, read_values
+
+FILE = Path(__file__).resolve().parents[2] / "fixtures" / "values" / "hybrid.yaml"
+
+
+def the_file() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(FILE.read_text("utf-8"))
+    return found
+
+
+def traps(read: JobTemplates) -> set[str]:
+    return {finding.trap for finding in read.findings if finding.trap}
+
+
+def test_the_file_imports_as_it_is() -> None:
+    read = read_values(the_file())
+
+    rows = [
+        (
+            each.name,
+            each.priority_class,
+            each.pools,
+            each.accelerators,
+            each.cpu_millis // 1000,
+            each.memory_bytes >> 30,
+        )
+        for each in read.templates
+    ]
+    assert rows == [
+        ("production", "critical", ("hyperpod", "eksDemand"), 8, 32, 64),
+        ("development", "high", ("eksDemand", "hyperpod"), 4, 16, 32),
+        ("research", "medium", ("eksSpot", "hyperpod", "eksDemand"), 2, 8, 16),
+    ]
+    assert [(each.name, each.value, each.weight) for each in read.classes] == [
+        ("critical", 1_000_000, 100),
+        ("high", 800_000, 80),
+        ("medium", 600_000, 60),
+        ("low", 400_000, 40),
+        ("preemptible", 200_000, 20),
+    ]
+    assert (read.image, read.command, read.retries, read.keep_seconds) == (
+        "nvidia/pytorch:23.10-py3",
+        ("python",),
+        3,
+        86_400,
+    )
+    assert read.claims == {"data": "training-data-pvc", "checkpoints": "model-checkpoints-pvc"}
+    assert read.of() == read.of("development")
+
+
+def test_all_fourteen_traps_are_found() -> None:
+    assert traps(read_values(the_file())) == {f"T0-{number}" for number in range(1, 15)}
+
+
+def drop(path: str) -> dict[str, Any]:
+    found = the_file()
+    *parents, last = path.split(".")
+    place: Any = found
+    for parent in parents:
+        place = place[parent]
+    del place[last]
+    return found
+
+
+def put(**changes: Any) -> dict[str, Any]:
+    found = the_file()
+    for path, value in changes.items():
+        *parents, last = path.split("__")
+        place: Any = found
+        for parent in parents:
+            place = place[parent]
+        place[last] = value
+    return found
+
+
+ONE_SIZE = {
+    name: {"labels": {"node-type": name, "gpu-type": "a100-80gb"}} for name in ("hyperpod", "eks-on-demand", "eks-spot")
+}
+LARGE = {"requests": {"nvidia.com/gpu": 8, "cpu": "96", "memory": "1152Gi"}}
+
+
+@pytest.mark.parametrize(
+    ("document", "trap"),
+    [
+        (put(env={"CUDA_VISIBLE_DEVICES": "0,1"}), "T0-2"),
+        (put(env={"NVIDIA_VISIBLE_DEVICES": "all"}), "T0-2"),
+        (put(nodeSelectors=ONE_SIZE), "T0-4"),
+        (drop("backoffLimit"), "T0-7"),
+        (drop("ttlSecondsAfterFinished"), "T0-8"),
+        (put(checkpointSeconds=600, graceSeconds=90), "T0-9"),
+        (put(dataPvcName="", checkpointPvcName=""), "T0-10"),
+        (
+            put(
+                jobTemplates__development__priorityClassName="low",
+                jobTemplates__research__priorityClassName="preemptible",
+                priorityClasses={k: v for k, v in the_file()["priorityClasses"].items() if k not in ("high", "medium")},
+            ),
+            "T0-11",
+        ),
+        (drop("priorityClasses.preemptible.preemptionPolicy"), "T0-12"),
+    ],
+)
+def test_a_file_without_the_trap_is_not_accused_of_it(document: dict[str, Any], trap: str) -> None:
+    assert trap not in traps(read_values(document))
+
+
+def test_resources_in_proportion_are_left_alone() -> None:
+    document = put(jobTemplates__production__resources=LARGE)
+
+    read = read_values(document)
+
+    assert (read.templates[0].proposed_cpu_millis, read.templates[0].proposed_memory_bytes) == (0, 0)
+    assert not [each for each in read.findings if each.trap == "T0-3" and "production" in each.field]
+    assert read.templates[1].proposed_memory_bytes == 576 << 30
+
+
+def test_a_policy_that_lost_its_indentation_is_no_class() -> None:
+    document = drop("priorityClasses.preemptible.preemptionPolicy")
+    document["priorityClasses"]["preemptionPolicy"] = "PreemptLowerPriority"
+
+    read = read_values(document)
+
+    assert [each.name for each in read.classes] == ["critical", "high", "medium", "low", "preemptible"]
+    assert [each.field for each in read.findings if each.trap == "T0-12"] == ["priorityClasses.preemptionPolicy"]
+
+
+def test_what_no_program_can_use_is_left_out_and_said() -> None:
+    read = read_values(the_file())
+
+    assert read.env == {"NCCL_DEBUG": "INFO"}
+    assert next(each for each in read.findings if each.trap == "T0-2").weight is Weight.CHANGED
+
+
+def test_a_field_that_is_not_known_is_told() -> None:
+    read = read_values(put(backofLimit=3))
+
+    assert [each.field for each in read.findings if not each.trap] == ["backofLimit"]
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ([], "not one object"),
+        (drop("priorityClasses"), "priorityClasses: is not an object"),
+        (put(jobType="prodution"), "no template 'prodution'"),
+        (put(jobTemplates__production__priorityClassName="urgent"), "no class 'urgent'"),
+        (put(jobTemplates__production__nodeSelector={"node-type": "moon"}), "no pool has the labels"),
+        (put(jobTemplates__production__resources={"requests": {"memory": "64 gigs"}}), "jobTemplates.production"),
+        (put(backoffLimit="three"), "backoffLimit: is not a whole number"),
+        (put(image={"tag": "1"}), "image.repository: is not a text"),
+        (put(priorityClasses__low={"value": True}), "priorityClasses.low.value"),
+    ],
+)
+def test_a_file_that_cannot_be_read_names_the_field(document: Any, said: str) -> None:
+    with pytest.raises(ValuesError, match=said):
+        read_values(document)
