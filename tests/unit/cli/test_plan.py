@@ -401,11 +401,11 @@ def test_an_admission_of_another_number_of_pod_sets_is_refused(files: Files, adm
 
 def test_what_is_not_known_is_told_and_nothing_else(files: Files) -> None:
     odd = workload("a", {"colour": "blue"}, schedulerName="x", nodeSelektor={})
-    code, _, error = files.run(odd, quota=QUEUE.replace("cohort: fleet", "cohort: fleet\n  admissionScope: {}"))
+    code, _, error = files.run(odd, quota=QUEUE.replace("cohort: fleet", "cohort: fleet\n  admissionChecks: []"))
 
     assert code == 0
     assert [line.rpartition(": ")[2].split()[0] for line in error.splitlines()] == [
-        "spec.admissionScope",
+        "spec.admissionChecks",
         "spec.colour",
         "spec.podSets[0].template.spec.nodeSelektor",
     ]
@@ -598,3 +598,25 @@ def test_one_file_may_hold_queues_and_jobs(files: Files) -> None:
     assert (code, sorted(evicted(json.loads(out)))) == (0, ["lab/a"])
     assert "Workload/a: declares no quota: it is passed over here" in error
     assert "LocalQueue is no job: it is passed over here" in error
+
+
+def test_kueues_admission_fair_sharing_orders_by_what_local_queues_used(files: Files) -> None:
+    quota = QUEUE.replace("cohort: fleet", "admissionScope: {admissionMode: UsageBasedAdmissionFairSharing}")
+    local = {
+        "kind": "LocalQueue",
+        "metadata": {"name": "other", "namespace": "lab"},
+        "spec": {"clusterQueue": "research"},
+    }
+    config = files.folder / "c.yaml"
+    config.write_text(
+        yaml.safe_dump({"admissionFairSharing": {"usageHalfLifeTime": "168h", "resourceWeights": {"cpu": 1}}})
+    )
+    busy = reserved("busy", HAS_QUOTA)
+    urgent, waits = workload("urgent", {"priority": 9}), workload("waits", {"queueName": "other"})
+    options = f"--config {config} --now 2026-11-03T20:00:00Z"
+    quota = quota.replace("nominalQuota: 8", "nominalQuota: 9") + "---\n" + yaml.safe_dump(local)
+    found = files.plan(busy, urgent, waits, quota=quota, options=options)
+
+    assert [each["job"] for cycle in found["cycles"] for each in cycle["decisions"]] == ["lab/waits", "lab/urgent"]
+    found = files.plan(busy, urgent, waits, quota=quota)
+    assert [each["job"] for cycle in found["cycles"] for each in cycle["decisions"]] == ["lab/urgent", "lab/waits"]

@@ -85,14 +85,19 @@ def test_no_victim_goes_in_vain(seed: int) -> None:
         decision = next((each for each in decisions if each.victims), None)
         if decision is None:
             continue
-        for spared in decision.victims:
-            gone = [victim.admitted for victim in decision.victims if victim is not spared]
-            assert not _fits_without(world.scheduler, decision, gone)
-        assert _fits_without(world.scheduler, decision, [victim.admitted for victim in decision.victims])
+        everybody = [victim.admitted for victim in decision.victims]
+        fits, borrows = _fits_without(world.scheduler, decision, everybody)
+        assert fits
+        # An attempt without borrowing asks for more: to be within nominal afterwards.
+        may_borrow = borrows or world.rules.fair_sharing
+        for spared in everybody:
+            gone = [each for each in everybody if each is not spared]
+            fits, borrows = _fits_without(world.scheduler, decision, gone)
+            assert not fits or (borrows and not may_borrow)
 
 
-def _fits_without(scheduler: Scheduler, decision: Decision, gone: list[Admitted]) -> bool:
-    """Whether it would fit now, of those who hold quota these gone, and nobody admitted in its own cycle."""
+def _fits_without(scheduler: Scheduler, decision: Decision, gone: list[Admitted]) -> tuple[bool, bool]:
+    """Whether it would fit now, and borrow; of those who hold quota these gone, and who was admitted in its cycle."""
     snapshot = scheduler.snapshot
     now = snapshot.now
     fresh = [
@@ -104,16 +109,7 @@ def _fits_without(scheduler: Scheduler, decision: Decision, gone: list[Admitted]
     node = snapshot.team_of(decision.workload).node
     with snapshot.without_use_of([*gone, *fresh]):
         wanted = {key: amount for key, amount in decision.assignment.use.items() if amount}
-        fits = node.fits(wanted)
-        reasons = {str(victim.reason) for victim in decision.victims}
-        # An attempt without borrowing asks for more: to be within nominal afterwards.
-        borrows = any(node.is_over_with(key, amount) for key, amount in wanted.items())
-    return fits and not (borrows and "InCohortReclamation" in reasons and _may_not_borrow(decision, scheduler))
-
-
-def _may_not_borrow(decision: Decision, scheduler: Scheduler) -> bool:
-    team = scheduler.snapshot.team_of(decision.workload)
-    return team.queue.preemption.borrow_within is None and not scheduler.rules.fair_sharing
+        return node.fits(wanted), any(node.is_over_with(key, amount) for key, amount in wanted.items())
 
 
 @pytest.mark.parametrize("deep", [False, True])

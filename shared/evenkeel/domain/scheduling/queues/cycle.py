@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from evenkeel.domain.scheduling.queues import fair_sharing
 from evenkeel.domain.scheduling.queues.capacity import Node, Tree
+from evenkeel.domain.scheduling.queues.decayed import DecayedUse
 from evenkeel.domain.scheduling.queues.flavors import (
     Assignment,
     FlavorAssigner,
@@ -126,6 +127,8 @@ class Scheduler:
         declared = tuple(queues)
         self.snapshot = Snapshot(Tree(declared, self.cohorts), declared, self._flavors, self.rules)
         self.pending = {queue.name: PendingQueue(queue.strategy) for queue in declared}
+        self._uses: dict[str, DecayedUse] = {}
+        """Of the queues that go by use."""
         self.cycles = 0
         self._blocked: list[tuple[Node, Amounts]] = []
         """Use that this cycle gave away so far, taken back at its end."""
@@ -137,6 +140,7 @@ class Scheduler:
         self._queue_of: dict[str, str] = {}
         """Of each workload that holds quota."""
         self._hang_bells()
+        self._go_by_use()
 
     # ------------------------------------------------------------ what happens to it
 
@@ -154,9 +158,44 @@ class Scheduler:
             admitted.is_evicted = True
         self._hold(admitted)
 
+    def pass_time(self, now: float) -> None:
+        """Let it be so late when the next thing happens."""
+        self.snapshot.now = max(self.snapshot.now, now)
+
     def _hold(self, admitted: Admitted) -> None:
         self.snapshot.admit(admitted)
+        self._count(admitted)
         self._queue_of[admitted.workload.workload_id] = admitted.workload.queue
+
+    def _count(self, admitted: Admitted, *, is_new: bool = True) -> None:
+        uses = self._uses.get(admitted.workload.queue)
+        if uses is not None:
+            uses.began(admitted, self.snapshot.now, is_new=is_new)
+
+    def _count_no_longer(self, admitted: Admitted) -> None:
+        uses = self._uses.get(admitted.workload.queue)
+        if uses is not None:
+            uses.ended(admitted, self.snapshot.now)
+
+    def _go_by_use(self) -> None:
+        """Measure use where queues go by it; who holds quota by now counts since it has it."""
+        known, self._uses = self._uses, {}
+        for name, team in self.snapshot.teams.items():
+            decay = self.rules.decay if team.queue.by_use else None
+            self.pending[name].go_by_use(by_use=decay is not None)
+            if decay is None:
+                continue
+            if name in known:
+                self._uses[name] = known[name]
+            else:
+                most: dict[str, int] = {}
+                for key in team.node.quotas:
+                    most[key[1]] = most.get(key[1], 0) + team.node.potential(key)
+                self._uses[name] = DecayedUse(decay, most)
+                for admitted in team.admitted.values():
+                    self._count(admitted)
+            uses, snapshot = self._uses[name], self.snapshot
+            self.pending[name].use_of = lambda sub, uses=uses, snapshot=snapshot: uses.of(sub, snapshot.now)  # type: ignore[misc]  # bound now
 
     def _hang_bells(self) -> None:
         """Give all queues of a tree one bell."""
@@ -180,6 +219,7 @@ class Scheduler:
         admitted = self.holder(workload_id)
         if admitted is not None:
             self.snapshot.release(admitted)
+            self._count_no_longer(admitted)
             del self._queue_of[workload_id]
             team = self.snapshot.team_of(admitted.workload)
             team.generation += 1
@@ -214,9 +254,11 @@ class Scheduler:
         if admitted is None:
             return
         self.snapshot.release(admitted)
+        self._count_no_longer(admitted)
         smaller = Admitted(admitted.workload, admitted.flavors, counts, admitted.reserved_at, admitted.is_evicted)
         smaller.work_at_risk = admitted.work_at_risk
         self.snapshot.admit(smaller)
+        self._count(smaller, is_new=False)
         team = self.snapshot.team_of(admitted.workload)
         team.generation += 1
         self.wake(team.node)
@@ -230,10 +272,10 @@ class Scheduler:
     ) -> None:
         """Change quota, cohorts, flavors, weights or stop policies; who waits and who runs stays."""
         before, trees = self.snapshot.teams, _declared_by_queue(self.snapshot, self.cohorts)
-        declared, known_pairs = tuple(queues), self.snapshot.evicted_at
+        declared, known_pairs, now = tuple(queues), self.snapshot.evicted_at, self.snapshot.now
         self.cohorts, self._flavors = tuple(cohorts), {flavor.name: flavor for flavor in flavors}
         self.snapshot = Snapshot(Tree(declared, self.cohorts), declared, self._flavors, self.rules)
-        self.snapshot.evicted_at = known_pairs
+        self.snapshot.evicted_at, self.snapshot.now = known_pairs, now
         changed = _declared_by_queue(self.snapshot, self.cohorts)
         pending, self.pending = self.pending, {}
         for queue in declared:
@@ -249,6 +291,7 @@ class Scheduler:
                 if queue.stop.ends(admitted):
                     admitted.is_evicted = True
         self._hang_bells()
+        self._go_by_use()
 
     # ------------------------------------------------------------ a cycle
 
@@ -520,6 +563,7 @@ class Scheduler:
         queue = self.pending[workload.queue]
         if decision.result is Result.ADMITTED:
             if workload.replaces and workload.replaces in team.admitted:
+                self._count_no_longer(team.admitted[workload.replaces])
                 self.snapshot.release(team.admitted[workload.replaces])
                 del self._queue_of[workload.replaces]
                 team.generation += 1

@@ -3,6 +3,7 @@
 A document keeps quantities and instants in the spelling in which they came, so that it can be written again unchanged.
 """
 
+import re
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Annotated, Any, ClassVar, TypeVar
@@ -129,6 +130,21 @@ def _unknown_below(value: Any, path: str) -> Iterator[str]:
     elif isinstance(value, list | tuple):
         for index, each in enumerate(value):
             yield from _unknown_below(each, f"{path}[{index}]")
+
+
+_UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
+_DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:h|ms|m|s))+")
+
+
+def duration(written: str) -> float:
+    """Return a duration like `168h` or `1h30m` in seconds.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not _DURATION.fullmatch(written):
+        raise ValueError(f"{written!r} is no duration")
+    return sum(float(number) * _UNITS[unit] for number, unit in re.findall(r"([\d.]+)(h|ms|m|s)", written))
 
 
 def seconds(written: str | float | None) -> float:

@@ -140,6 +140,8 @@ def _queue(queue: Queue, declared: Declared) -> Json:
         spec["stopPolicy"] = str(StopPolicy.HOLD)
     if queue.fair_weight != 1.0:
         spec["fairSharing"] = {"weight": f"{queue.fair_weight:g}"}
+    if queue.by_use:
+        spec["admissionScope"] = {"admissionMode": "UsageBasedAdmissionFairSharing"}
     if queue.preemption != Preemption():
         asked = queue.preemption
         spec["preemption"] = {"withinClusterQueue": str(asked.within), "reclaimWithinCohort": str(asked.reclaim)}

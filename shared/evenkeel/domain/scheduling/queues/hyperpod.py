@@ -302,7 +302,7 @@ def quota_of(queue: Queue, types: InstanceTypes) -> tuple[ComputeQuota, list[str
     if weight != queue.fair_weight:
         loses(f"weight {queue.fair_weight:g} becomes {weight}")
     defaults = Queue("", "")
-    for name in ("fungibility", "strategy", "stop"):
+    for name in ("fungibility", "strategy", "stop", "by_use"):
         if getattr(queue, name) != getattr(defaults, name):
             loses(f"{name} has no setting")
     quota = ComputeQuota(

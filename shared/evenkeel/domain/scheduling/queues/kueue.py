@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from evenkeel.domain.scheduling.queues import quantities
-from evenkeel.domain.scheduling.queues.documents import Document, Quantity, When, seconds
+from evenkeel.domain.scheduling.queues.decayed import Decay
+from evenkeel.domain.scheduling.queues.documents import Document, Quantity, When, duration, seconds
 from evenkeel.domain.scheduling.queues.objects import (
     PODS,
     Admitted,
@@ -168,6 +169,10 @@ class LabelSelector(Document):
         )
 
 
+class AdmissionScope(Document):
+    admission_mode: Literal["UsageBasedAdmissionFairSharing", "NoAdmissionFairSharing", ""] = ""
+
+
 class ClusterQueueSpec(Document):
     resource_groups: tuple[Group, ...] = ()
     cohort: str = Field("", description="The cohort's name in v1beta1.")
@@ -180,6 +185,7 @@ class ClusterQueueSpec(Document):
     preemption: QueuePreemption | None = None
     stop_policy: Literal["None", "Hold", "HoldAndDrain", ""] | None = None
     fair_sharing: FairSharing | None = None
+    admission_scope: AdmissionScope = AdmissionScope()
 
 
 class ClusterQueue(Manifest):
@@ -200,6 +206,7 @@ class ClusterQueue(Manifest):
             spec.flavor_fungibility.to_fungibility() if spec.flavor_fungibility else Fungibility(),
             QueueingStrategy(spec.queueing_strategy or "BestEffortFIFO"),
             StopPolicy(spec.stop_policy or "None"),
+            spec.admission_scope.admission_mode == "UsageBasedAdmissionFairSharing",
         )
 
     def takes(self, labels: Mapping[str, str]) -> bool:
@@ -275,6 +282,7 @@ class ResourceFlavor(Manifest):
 class LocalQueueSpec(Document):
     cluster_queue: str
     stop_policy: Literal["None", "Hold", "HoldAndDrain", ""] | None = None
+    fair_sharing: FairSharing | None = None
 
 
 class LocalQueue(Manifest):
@@ -541,7 +549,14 @@ class WorkloadManifest(Manifest):
         return sum(each.count for each in self.status.reclaimable_pods if each.name == pod_set)
 
     def to_workload(
-        self, queue: str, priority: int, asks: "Asks", *, barred: str = "", from_eviction: bool = True
+        self,
+        queue: str,
+        priority: int,
+        asks: "Asks",
+        *,
+        barred: str = "",
+        from_eviction: bool = True,
+        sub_weight: float = 1.0,
     ) -> Workload:
         """Return the workload as it waits in a queue.
 
@@ -551,6 +566,7 @@ class WorkloadManifest(Manifest):
             asks: What resources are asked for in the end, given what its pods ask for.
             barred: Why its queue takes it not at all.
             from_eviction: Whether one that missed its ready timeout queues from its eviction on.
+            sub_weight: Its LocalQueue's weight.
         """
         evicted = self.condition("Evicted")
         lost = evicted is not None and evicted.reason in _LOSES_ITS_PLACE
@@ -569,6 +585,8 @@ class WorkloadManifest(Manifest):
             replaces=replaced,
             uid=self.metadata.uid,
             barred=barred,
+            sub_queue=f"{self.metadata.namespace}/{self.spec.queue_name}",
+            sub_weight=sub_weight,
         )
 
     def _to_pod_set(self, pods: PodSetManifest, asks: "Asks") -> PodSet:
@@ -669,6 +687,20 @@ class ConfiguredFairSharing(Document):
     )
 
 
+class AdmissionFairSharing(Document):
+    """Order inside a queue by what LocalQueues used of late."""
+
+    usage_half_life_time: str = "0s"
+    usage_sampling_interval: str = "5m"
+    resource_weights: dict[str, float] = {}
+
+    def to_decay(self) -> Decay | None:
+        """Return how use fades; None with a half-life of nothing: then nothing is remembered."""
+        half_life, sampling = duration(self.usage_half_life_time), duration(self.usage_sampling_interval)
+        weights = tuple(sorted(self.resource_weights.items())) or (("", 1.0),)
+        return Decay(half_life, sampling, weights) if half_life else None
+
+
 class RequeuingStrategy(Document):
     timestamp: Literal["Eviction", "Creation"] = "Eviction"
     backoff_base_seconds: int = 60
@@ -694,6 +726,7 @@ class Configuration(Document):
     resources: ConfiguredResources = ConfiguredResources()
     wait_for_pods_ready: WaitForPodsReady = WaitForPodsReady()
     feature_gates: dict[str, bool] = {}
+    admission_fair_sharing: AdmissionFairSharing | None = None
 
 
 OTHER_KINDS = frozenset(

@@ -133,6 +133,8 @@ class Queue:
     fungibility: Fungibility = Fungibility()
     strategy: QueueingStrategy = QueueingStrategy.BEST_EFFORT
     stop: StopPolicy = StopPolicy.NONE
+    by_use: bool = False
+    """Whether those of its sub-queues that used least of late go first, before priority."""
     inactive: str = ""
     """Why it admits nobody though nobody stopped it: a flavor that does not exist."""
 
@@ -265,6 +267,10 @@ class Workload:
     """What ties are broken by; its id where it has none."""
     barred: str = ""
     """Why its queue takes it not at all: its namespace does not match."""
+    sub_queue: str = ""
+    """Who submitted it, or by which LocalQueue it came: by this a queue that goes by use tells them apart."""
+    sub_weight: float = 1.0
+    """By how much more than others its sub-queue may use."""
 
     @property
     def queued_at(self) -> float:

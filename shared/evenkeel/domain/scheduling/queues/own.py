@@ -100,6 +100,9 @@ class OwnQueue(Document):
     fungibility: OwnFungibility = OwnFungibility()
     strategy: QueueingStrategy = QueueingStrategy.BEST_EFFORT
     stop: StopPolicy = StopPolicy.NONE
+    by_use: bool = Field(
+        default=False, description="Those of its sub-queues that used least of late go first, before priority."
+    )
 
     def to_queue(self) -> Queue:
         asked, fungibility = self.preemption, self.fungibility
@@ -114,6 +117,7 @@ class OwnQueue(Document):
             Fungibility(fungibility.when_can_borrow, fungibility.when_can_preempt, fungibility.preference),
             self.strategy,
             self.stop,
+            self.by_use,
         )
 
     @classmethod
@@ -137,6 +141,7 @@ class OwnQueue(Document):
             ),
             strategy=queue.strategy,
             stop=queue.stop,
+            by_use=queue.by_use,
         )
 
 
@@ -230,6 +235,7 @@ class Job(Document):
     priority: int | None = None
     priority_class: str = ""
     created_at: When = 0
+    sub_queue: str = Field("", description="Who submitted it: queues that go by use tell jobs apart by this.")
     requeued_at: When | None = Field(None, description="When it lost its place in the queue, if it did.")
     uid: str = ""
     count: int = Field(1, ge=0)
@@ -263,6 +269,7 @@ class Job(Document):
             requeued_at=None if self.requeued_at is None else seconds(self.requeued_at),
             replaces=self.replaces,
             uid=self.uid,
+            sub_queue=self.sub_queue,
         )
 
     def to_admitted(self, workload: Workload) -> Admitted:

@@ -6,16 +6,19 @@ and woken at once: a pass costs what the number of shapes costs, not the number 
     push ─▶ line of its shape ─▶ head of the queue ─▶ pop ─▶ admitted
                 │  ▲                                   │
               park  wake                            requeue
+
+Where a queue goes by use, each of its sub-queues has lines and a head of its own, and who used least goes first.
 """
 
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from evenkeel.domain.scheduling.queues.flavors import Progress
 from evenkeel.domain.scheduling.queues.objects import QueueingStrategy, Workload
 
-_Entry = tuple[int, float, str, str, str]
-"""A workload's order and its shape: flat, since heaps compare little else."""
+_Entry = tuple[int, float, str, str, str, str]
+"""A workload's order, its shape and its sub-queue: flat, since heaps compare little else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +39,18 @@ class Bell:
 class PendingQueue:
     """The waiting workloads of one queue."""
 
-    def __init__(self, strategy: QueueingStrategy) -> None:
+    def __init__(self, strategy: QueueingStrategy, *, by_use: bool = False) -> None:
         self.strategy = strategy
+        self.is_by_use = by_use
+        self.use_of: Callable[[str], float] = lambda _: 0.0
+        """What a sub-queue used of late."""
         self.sticky = ""
         """The workload that waits for its evictions: it stays head, even before higher priorities."""
         self._waiting: dict[str, Waiting] = {}
-        self._lines: dict[str, list[_Entry]] = {}
-        self._heads: list[_Entry] = []
-        """The first of every line that is not parked; entries that no longer hold are dropped when met."""
+        self._lines: dict[tuple[str, str], list[_Entry]] = {}
+        """By shape and sub-queue."""
+        self._heads: dict[str, list[_Entry]] = {}
+        """By sub-queue: the first of each line that is not parked; entries that no longer hold are dropped when met."""
         self._parked: set[str] = set()
         self._barred: set[str] = set()
         """Parked for good: the queue takes them not at all."""
@@ -85,7 +92,17 @@ class PendingQueue:
     def all(self) -> list[Waiting]:
         """Return everybody who waits, in queue order."""
         everybody = (*self._waiting.values(), *self._held.values())
-        return sorted(everybody, key=lambda each: (each.workload.workload_id != self.sticky, each.workload.order))
+        use = {each.workload.sub_queue: 0.0 for each in everybody}
+        if self.is_by_use:
+            use = {sub: self.use_of(sub) for sub in use}
+        return sorted(
+            everybody,
+            key=lambda each: (
+                each.workload.workload_id != self.sticky,
+                use[each.workload.sub_queue],
+                each.workload.order,
+            ),
+        )
 
     def by_state(self) -> tuple[list[str], list[str], list[str]]:
         """Return who is tried next, who is parked, and who is backed off; each in queue order."""
@@ -114,15 +131,32 @@ class PendingQueue:
             heapq.heappush(self._held_until, (not_before, workload.workload_id))
             return
         self._waiting[workload.workload_id] = waiting
-        shape = workload.shape
-        entry = (*workload.order, shape)
-        line = self._lines.get(shape)
+        shape, sub = workload.shape, workload.sub_queue if self.is_by_use else ""
+        entry = (*workload.order, shape, sub)
+        line = self._lines.get((shape, sub))
         if line is None:
-            self._lines[shape] = [entry]
+            self._lines[shape, sub] = [entry]
         else:
             heapq.heappush(line, entry)
         if (line is None or line[0] is entry) and shape not in self._parked:
-            heapq.heappush(self._heads, entry)
+            self._lead(entry)
+
+    def _lead(self, entry: _Entry) -> None:
+        heads = self._heads.get(entry[5])
+        if heads is None:
+            self._heads[entry[5]] = [entry]
+        else:
+            heapq.heappush(heads, entry)
+
+    def go_by_use(self, *, by_use: bool) -> None:
+        """Order by use from now on, or no longer."""
+        if by_use is self.is_by_use:
+            return
+        self.is_by_use = by_use
+        self._lines, self._heads, sticky = {}, {}, self.sticky
+        for waiting in list(self._waiting.values()):
+            self.push(waiting)
+        self.sticky = sticky
 
     def remove(self, workload_id: str) -> None:
         """Take a workload out: it was cancelled or changed."""
@@ -139,21 +173,39 @@ class PendingQueue:
         sticky = self._waiting.get(self.sticky)
         if sticky is not None and sticky.workload.shape not in self._parked:
             return self._waiting.pop(self.sticky)
-        while self._heads:
-            entry = heapq.heappop(self._heads)
-            shape = entry[4]
-            if shape in self._parked:
-                continue
-            line = self._clean(shape)
-            if not line or line[0] != entry:
+        entry = self._head()
+        if entry is None:
+            return None
+        line = self._lines[entry[4:]]
+        heapq.heappop(self._heads[entry[5]])
+        heapq.heappop(line)
+        found = self._waiting.pop(entry[3])
+        if self._clean(entry[4:]):
+            self._lead(line[0])
+        elif not self._heads[entry[5]]:
+            del self._heads[entry[5]]
+        return found
+
+    def _head(self) -> _Entry | None:
+        if not self.is_by_use:
+            return self._head_of("")
+        found = [(self.use_of(sub), entry) for sub in list(self._heads) if (entry := self._head_of(sub)) is not None]
+        return min(found)[1] if found else None
+
+    def _head_of(self, sub: str) -> _Entry | None:
+        """Return the head of a sub-queue; entries that no longer hold are dropped."""
+        heads = self._heads.get(sub)
+        while heads:
+            entry = heads[0]
+            if entry[4] not in self._parked:
+                line = self._clean(entry[4:])
+                if line and line[0] == entry:
+                    return entry
                 if line and line[0] > entry:
-                    heapq.heappush(self._heads, line[0])
-                continue
-            heapq.heappop(line)
-            found = self._waiting.pop(entry[3])
-            if self._clean(shape):
-                heapq.heappush(self._heads, line[0])
-            return found
+                    heapq.heapreplace(heads, line[0])
+                    continue
+            heapq.heappop(heads)
+        self._heads.pop(sub, None)
         return None
 
     def requeue(self, waiting: Waiting, *, at_once: bool, parks_shape: bool, is_preempting: bool) -> bool:
@@ -189,23 +241,24 @@ class PendingQueue:
         """Let everybody be tried again; return how many shapes were parked."""
         self._woken_at = self._pops
         woken, self._parked = self._parked - self._barred, self._parked & self._barred
-        for shape in woken:
-            line = self._clean(shape)
+        lines = [key for key in self._lines if key[0] in woken] if self.is_by_use else [(each, "") for each in woken]
+        for key in lines:
+            line = self._clean(key)
             if line:
-                heapq.heappush(self._heads, line[0])
+                self._lead(line[0])
         return len(woken)
 
-    def _clean(self, shape: str) -> list[_Entry]:
+    def _clean(self, key: tuple[str, str]) -> list[_Entry]:
         """Return a line with somebody who waits at its head."""
-        line = self._lines.get(shape, [])
+        line = self._lines.get(key, [])
         while line:
             entry = line[0]
             found = self._waiting.get(entry[3])
-            if found is not None and found.workload.order == entry[:4] and found.workload.shape == shape:
+            if found is not None and found.workload.order == entry[:4] and found.workload.shape == key[0]:
                 break
             heapq.heappop(line)
         if not line:
-            self._lines.pop(shape, None)
+            self._lines.pop(key, None)
         return line
 
     def _let_go(self, now: float) -> None:

@@ -193,6 +193,7 @@ class Replay:
             self._until_quiet()
         for position, (number, event) in enumerate(ordered):
             self.at = max(self.at, seconds(event.at))
+            self.scheduler.pass_time(self.at)
             self._happens(event, f"{where}: events[{number}]")
             is_last = position + 1 == len(ordered) or seconds(ordered[position + 1][1].at) > self.at
             if is_last and not is_told:

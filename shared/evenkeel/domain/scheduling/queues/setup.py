@@ -12,6 +12,7 @@ from typing import Any
 from evenkeel.domain.scheduling import instance_types
 from evenkeel.domain.scheduling.queues import hyperpod, kueue, own
 from evenkeel.domain.scheduling.queues.cycle import Scheduler
+from evenkeel.domain.scheduling.queues.decayed import Decay
 from evenkeel.domain.scheduling.queues.documents import DocumentError, Kind, read, seconds, unknown_fields
 from evenkeel.domain.scheduling.queues.objects import (
     Admitted,
@@ -51,7 +52,9 @@ class Profile(StrEnum):
 RULES = {
     Profile.KUEUE: Rules(),
     Profile.HYPERPOD: Rules(fair_sharing=True),
-    Profile.EVENKEEL: Rules(fair_sharing=True, flap_guard_seconds=3600.0, never_overcommits=True, spares_work=True),
+    Profile.EVENKEEL: Rules(
+        fair_sharing=True, flap_guard_seconds=3600.0, never_overcommits=True, spares_work=True, decay=Decay()
+    ),
 }
 """Each profile's rules where no configuration says otherwise."""
 
@@ -116,6 +119,9 @@ class Declared:
             if strategies not in _FAIR_CONFIGURATIONS:
                 raise DocumentError(where, "fairSharing.preemptionStrategies", f"{list(strategies)} is not allowed")
             self.rules = self.rules._replace(fair_strategies=strategies)
+        by_use = self.configuration.admission_fair_sharing
+        if by_use is not None:
+            self.rules = self.rules._replace(decay=by_use.to_decay())
         undeclared = self.configuration.resources.quota_check_strategy == "IgnoreUndeclared"
         self.rules = self.rules._replace(ignores_undeclared=undeclared)
         for gate, is_on in self.configuration.feature_gates.items():
@@ -283,14 +289,17 @@ class Declared:
         document = self.told.read(kueue.WorkloadManifest, found, where)
         spec, namespace = document.spec, document.metadata.namespace
         priority = self._priority(document.class_name, where) if spec.priority is None else spec.priority
+        local = self.local_queues.get((namespace, spec.queue_name))
+        sub_weight = kueue.weight_of(local.spec.fair_sharing) if local else 1.0
         from_eviction = self.configuration.wait_for_pods_ready.requeuing_strategy.timestamp == "Eviction"
         if document.holds_quota:
             assert document.status.admission is not None
             queue = document.status.admission.cluster_queue
-            workload = document.to_workload(queue, priority, self.asks(), from_eviction=from_eviction)
+            workload = document.to_workload(
+                queue, priority, self.asks(), from_eviction=from_eviction, sub_weight=sub_weight
+            )
             missing = "" if queue in self.queues else f"there is no ClusterQueue {queue}"
             admitted = None if missing else document.to_admitted(workload)
-            local = self.local_queues.get((namespace, spec.queue_name))
             if (
                 admitted is not None
                 and local is not None
@@ -308,7 +317,9 @@ class Declared:
             barred = f"Its namespace {namespace or '(none)'} does not match the queue's selector."
         if document.failed_checks:
             barred = f"It failed its admission checks: {', '.join(document.failed_checks)}."
-        workload = document.to_workload(queue, priority, self.asks(), barred=barred, from_eviction=from_eviction)
+        workload = document.to_workload(
+            queue, priority, self.asks(), barred=barred, from_eviction=from_eviction, sub_weight=sub_weight
+        )
         state = document.status.requeue_state
         not_before = None if state is None or state.requeue_at is None else seconds(state.requeue_at)
         if any(each.type == "Requeued" and each.status == "False" for each in document.status.conditions):

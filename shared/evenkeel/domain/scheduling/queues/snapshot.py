@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from evenkeel.domain.scheduling.queues.capacity import Node, Tree
+from evenkeel.domain.scheduling.queues.decayed import Decay
 from evenkeel.domain.scheduling.queues.objects import (
     Admitted,
     Amounts,
@@ -35,6 +36,8 @@ class Rules(NamedTuple):
     workloads that each fit beside them may together use more than there is until they have stopped."""
     spares_work: bool = False
     """Ours: of equal priorities, who loses least work goes first, instead of who was admitted last."""
+    decay: Decay | None = None
+    """How use fades, in queues that go by it. Kueue: only with a configuration of admission fair sharing."""
 
 
 @dataclass(slots=True)

@@ -1,0 +1,147 @@
+"""Use that fades: who used least of late goes first in its queue, where the queue goes by use."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenkeel.domain.scheduling.queues.cycle import Scheduler
+from evenkeel.domain.scheduling.queues.decayed import Decay, DecayedUse
+from evenkeel.domain.scheduling.queues.objects import Admitted, Flavor, Workload
+from evenkeel.domain.scheduling.queues.snapshot import Rules
+from tests.unit.scheduling.queues.builders import GPU, a_queue, a_workload
+
+HOUR = Decay(half_life_seconds=3600.0, entry_seconds=60.0)
+MOST = {GPU: 100}
+
+
+def by(
+    sub_queue: str, name: str, gpus: int = 1, at: float = 0.0, *, priority: int = 0, sub_weight: float = 1.0
+) -> Workload:
+    workload = a_workload(name, "a", gpus, at=at, priority=priority)
+    return replace(workload, sub_queue=sub_queue, sub_weight=sub_weight)
+
+
+def held(workload: Workload, since: float) -> Admitted:
+    return Admitted(workload, ({GPU: "hp"},), (1,), since)
+
+
+def a_scheduler(*waiting: Workload, nominal: int = 1, by_use: bool = True, decay: Decay | None = HOUR) -> Scheduler:
+    queue = a_queue("a", nominal, "", by_use=by_use)
+    scheduler = Scheduler((queue,), (), (Flavor("hp"),), Rules(decay=decay))
+    for workload in waiting:
+        scheduler.submit(workload)
+    return scheduler
+
+
+def order(scheduler: Scheduler, *, seconds_each: float = 0.0) -> list[str]:
+    """Let every job run for so long, one after the other; return them in the order in which they went in."""
+    found: list[str] = []
+    now = scheduler.snapshot.now
+    while decisions := scheduler.cycle(now):
+        name = decisions[0].workload.workload_id
+        if scheduler.holder(name) is None:
+            continue
+        found.append(name)
+        now += seconds_each
+        scheduler.pass_time(now)
+        scheduler.release(name)
+    return found
+
+
+def test_half_of_what_runs_counts_after_a_half_life_and_half_of_that_is_gone_after_another() -> None:
+    uses = DecayedUse(HOUR._replace(entry_seconds=0.0), MOST)
+    job = held(by("ann", "j", 40), 0.0)
+    uses.began(job, 0.0)
+
+    assert uses.of("ann", 3600.0) == pytest.approx(0.20)
+    uses.ended(job, 3600.0)
+    assert uses.of("ann", 7200.0) == pytest.approx(0.10)
+    assert uses.of("bob", 7200.0) == 0.0
+
+
+def test_who_ran_goes_behind_who_did_not_whatever_its_priority() -> None:
+    jobs = (by("ann", "a1"), by("ann", "a2", at=1, priority=9), by("bob", "b1", at=2))
+
+    assert order(a_scheduler(*jobs), seconds_each=600) == ["a2", "b1", "a1"]
+    assert order(a_scheduler(*jobs, by_use=False), seconds_each=600) == ["a2", "a1", "b1"]
+    assert order(a_scheduler(*jobs, decay=None), seconds_each=600) == ["a2", "a1", "b1"]
+
+
+def test_an_admission_counts_at_once_so_that_sub_queues_take_turns_in_one_instant() -> None:
+    jobs = tuple(by(who, f"{who}{n}", at=n) for who in ("ann", "bob") for n in range(3))
+    scheduler = a_scheduler(*jobs, nominal=6)
+    went_in = [each.workload.sub_queue for _ in jobs for each in scheduler.cycle(0.0)]
+
+    assert went_in == ["ann", "bob"] * 3
+
+
+def test_use_of_long_ago_no_longer_counts_for_much() -> None:
+    scheduler = a_scheduler(by("ann", "old"))
+    order(scheduler, seconds_each=36_000)
+    for workload in (by("bob", "b", at=1), by("ann", "a", at=0)):
+        scheduler.submit(workload)
+    scheduler.pass_time(36_000 + 3600 * 60)
+    scheduler.submit(by("cid", "c", 1, at=9))
+
+    # Ann's use is a part in 2^60 by now, and still the most there is.
+    assert order(scheduler) == ["b", "c", "a"]
+
+
+def test_weights_say_how_much_more_one_may_use_and_none_is_last() -> None:
+    uses = DecayedUse(HOUR, MOST)
+    for who, weight in (("ann", 1.0), ("bob", 4.0), ("cid", 0.0)):
+        uses.began(held(by(who, who, 8, sub_weight=weight), 0.0), 0.0)
+
+    assert uses.of("ann", 60.0) == pytest.approx(4 * uses.of("bob", 60.0))
+    assert uses.of("cid", 60.0) == math.inf
+
+
+def test_a_shrink_keeps_what_was_used_and_counts_less_from_then_on() -> None:
+    scheduler = a_scheduler(by("ann", "a", 10), nominal=10)
+    scheduler.cycle(0.0)
+    scheduler.pass_time(3600.0)
+    before = scheduler.pending["a"].use_of("ann")
+    scheduler.shrink("a", (0,))
+
+    assert scheduler.pending["a"].use_of("ann") == pytest.approx(before)
+    scheduler.pass_time(7200.0)
+    assert scheduler.pending["a"].use_of("ann") == pytest.approx(before / 2)
+
+
+def test_a_queue_that_begins_to_go_by_use_counts_who_runs() -> None:
+    scheduler = a_scheduler(by("ann", "a", 2), nominal=2, by_use=False)
+    scheduler.cycle(0.0)
+    scheduler.pass_time(3600.0)
+    for workload in (by("ann", "a2", 1), by("bob", "b", 1, at=5)):
+        scheduler.submit(workload)
+    scheduler.reconfigure((a_queue("a", 3, "", by_use=True),), (), (Flavor("hp"),))
+
+    assert scheduler.pending["a"].use_of("ann") > 0.3
+    assert [each.workload.workload_id for each in scheduler.cycle(3600.0)] == ["b"]
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50), st.integers(1, 9)), max_size=8), st.integers(50, 99))
+def test_use_is_the_sum_of_what_each_job_comes_to(jobs: list[tuple[int, int, int]], now: int) -> None:
+    uses = DecayedUse(HOUR._replace(entry_seconds=0.0), MOST)
+    happens: list[tuple[float, int, Any, Admitted]] = []
+    for number, (begin, more, gpus) in enumerate(jobs):
+        job = held(by("ann", f"j{number}", gpus), float(begin))
+        happens.append((float(begin), number, uses.began, job))
+        happens.append((float(begin + more), number, uses.ended, job))
+    for at, _, what, job in sorted(happens, key=lambda each: each[:2]):
+        if at <= now:
+            what(job, at)
+
+    def fades(seconds: float) -> float:
+        return math.exp2(-seconds / 3600.0)
+
+    expected = sum(
+        gpus / 100 * (1 - fades(min(now, begin + more) - begin)) * fades(now - min(now, begin + more))
+        for begin, more, gpus in jobs
+        if begin <= now
+    )
+    assert uses.of("ann", float(now)) == pytest.approx(expected, abs=1e-12)
