@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
@@ -363,9 +364,9 @@ def charge_key(attempt: Attempt) -> Key:
     return Key(Table.QUOTAS, f"TREE#{ROOT_TREE}", f"CHARGE#{attempt.workload_name}")
 
 
-def charge_row(attempt: Attempt) -> Row:
+def charge_row(attempt: Attempt, job: Job | None = None, use: Mapping[str, Mapping[str, int]] | None = None) -> Row:
     """What an admitted attempt takes, and where: put with the attempt, deleted when it is settled, never rewritten."""
-    return Row(charge_key(attempt), Charge.of(attempt).to_json())
+    return Row(charge_key(attempt), Charge.of(attempt, job, use).to_json())
 
 
 def setup_key() -> Key:
@@ -397,3 +398,8 @@ def setup_event_row(entry: TimelineEntry, version: int) -> Row:
 def usage_key(team: str) -> Key:
     """`TEAM#team / USAGE`: accelerators charged, changed by ADD only."""
     return Key(Table.QUOTAS, f"TEAM#{team}", "USAGE")
+
+
+def spent_key(team: str, period: str) -> Key:
+    """`TEAM#team / SPENT#period`: what settled attempts held in a day, week or month, changed by ADD only."""
+    return Key(Table.QUOTAS, f"TEAM#{team}", f"SPENT#{period}")

@@ -23,6 +23,7 @@ from evenkeel.domain.scheduling.attempts import (
     settle,
 )
 from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Job, WorkloadSeen
+from evenkeel.domain.scheduling.spending import parts_of
 from evenkeel.domain.values import Value
 from evenkeel.ports import Add, Cluster, Conflict, Delete, Ledger, Passes, Put, Telemetry
 from evenkeel.services import attempt_rows, record_pin, rows
@@ -77,7 +78,7 @@ def run(
         ending = _judge(request, job, attempt, seen, ledger, cluster, policy, now)
         decided = settle(job, attempt, ending, policy.jobs, now)
         try:
-            _commit(ledger, found, decided, now)
+            _commit(ledger, found, decided, policy, now)
         except Conflict:
             continue
         _clear(job, decided.attempt, seen, cluster)
@@ -136,7 +137,7 @@ def _sick(attempt: Attempt, ledger: Ledger) -> set[str]:
     return {name for life, name in seats if ledger.get(rows.open_key(life))}
 
 
-def _commit(ledger: Ledger, found: attempt_rows.Found, decided: Settlement, now: datetime) -> None:
+def _commit(ledger: Ledger, found: attempt_rows.Found, decided: Settlement, policy: Policy, now: datetime) -> None:
     attempt = decided.attempt
     text = f"Attempt {attempt.attempt} {_SAID[attempt.state]}: {attempt.reason}"
     entry = TimelineEntry(at=now, kind="settled", text=text, writer=WRITER)
@@ -146,6 +147,11 @@ def _commit(ledger: Ledger, found: attempt_rows.Found, decided: Settlement, now:
         # The charge is rewritten by nobody, so its first version is its only one: this is "still held".
         Delete(rows.charge_key(attempt), 1),
         Add(rows.usage_key(attempt.team), {"accelerators": -attempt.accelerators}),
+        # What its team has spent: added with the state that can be written once, so once.
+        *(
+            Add(rows.spent_key(attempt.team, part.key), part.spent.to_json())
+            for part in parts_of(attempt, now, policy.economy)
+        ),
         Put(rows.timeline_row(attempt.job_id, entry, f"settled-{attempt.attempt}")),
     )
 

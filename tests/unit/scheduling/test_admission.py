@@ -75,6 +75,22 @@ def test_a_job_that_ran_before_waits_for_the_fleet_to_grow_back() -> None:
     assert actions([a_room(1)], a_request(nodes=2, attempts=1)) == [("job-1", Action.WAIT)]
 
 
+def test_a_job_whose_type_has_no_node_holds_up_nobody() -> None:
+    lost = a_request(1, attempts=1, instance_types=("ml.trn1.32xlarge",))
+
+    assert actions([a_room(1)], lost, a_request(2)) == [("job-1", Action.WAIT), ("job-2", Action.ADMIT)]
+
+
+def test_who_waits_for_one_type_holds_up_only_those_who_could_take_it() -> None:
+    rooms = [a_room(1), a_room(2, instance_type="ml.g5.12xlarge", pool="small")]
+    large = a_request(1, nodes=2, attempts=1, instance_types=("ml.p5.48xlarge",))
+
+    answers = decided(rooms, large, a_request(2), a_request(3, instance_types=("ml.g5.12xlarge",)))
+
+    assert [answer.action for answer in answers.values()] == [Action.WAIT, Action.BEHIND, Action.ADMIT]
+    assert answers["job-2"].reason == "Behind job-1, which waits for free nodes."
+
+
 def test_a_job_in_its_pause_holds_up_nobody() -> None:
     paused = a_request(1, not_before=at(2000))
 
@@ -311,10 +327,15 @@ def test_nobody_overtakes_one_that_waits(snapshot: Snapshot, policy: SchedulingP
     places = [asked[answer.job_id].place_in_queue for answer in answers]
     assert sorted(places) == places
     assert len(answers) == len(snapshot.pending)
-    kinds = [answer.action for answer in answers]
-    if Action.WAIT in kinds:
-        assert Action.ADMIT not in kinds[kinds.index(Action.WAIT) :]
-        assert kinds.count(Action.WAIT) == 1
+    held: dict[tuple[str, str], str] = {}
+    for answer in answers:
+        kinds = {(offer.pool, offer.instance_type) for offer in answer.facts.offers}
+        if answer.action in (Action.ADMIT, Action.WAIT):
+            assert not kinds & held.keys()
+        if answer.action is Action.BEHIND:
+            assert answer.facts.behind in {held[kind] for kind in kinds & held.keys()}
+        if answer.action is Action.WAIT:
+            held.update(dict.fromkeys(kinds, answer.job_id))
 
 
 @given(snapshots, policies)

@@ -1,19 +1,26 @@
 """Admission: which pending jobs start now, and where.
 
-First come, first served on free nodes: the queue is walked in order, each job whose gang fits on one kind of node of
-one pool is admitted, and the first that does not fit holds up everybody behind it, so that a large job is never starved
-by small ones. A job that a recovery is bringing back goes before all others: its capacity was granted once already.
+Where no teams are set up, first come, first served on free nodes: the queue is walked in order, each job whose gang
+fits on one kind of node of one pool is admitted, and the first that does not fit holds up everybody behind it who could
+take those nodes, so that a large job is never starved by small ones. A job that a recovery is bringing back goes before
+all others: its capacity was granted once already. Where teams share the fleet, `sharing.py` decides who is next; what
+is said of a job, and how its record is decided again, stands here for both.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from enum import StrEnum
 
 from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.nodes import Node, NodeLife
 from evenkeel.domain.policy import Mode, SchedulingPolicy
+from evenkeel.domain.scheduling.claims import Claim, weigh
 from evenkeel.domain.scheduling.jobs import Charge, Job, WorkloadSeen
+from evenkeel.domain.scheduling.queues import quantities
+from evenkeel.domain.scheduling.queues.cycle import Decision, Result
+from evenkeel.domain.scheduling.queues.flavors import Mode as FlavorMode
+from evenkeel.domain.scheduling.spending import Limit
 from evenkeel.domain.values import Instant, Value
 
 
@@ -31,6 +38,8 @@ class Room(Value):
     """Neither used by a pod nor charged to an attempt."""
     closed_because: str = ""
     """Why no pod may start on it now; empty where one may."""
+    labels: dict[str, str] = {}
+    """Of its node object: what flavors tell machines by."""
 
     @property
     def is_open(self) -> bool:
@@ -59,6 +68,12 @@ class Request(Value):
     """Whether a resume plan is due: it may take spares, and goes first."""
     avoid: tuple[str, ...] = ()
     """Life keys not to be used."""
+    team: str = ""
+    owner: str = ""
+    """The principal that submitted it."""
+    priority: int = 0
+    queued_at: Instant | None = None
+    """When it lost its place in its queue, where it did."""
 
     @classmethod
     def of(cls, job: Job) -> "Request":
@@ -75,6 +90,10 @@ class Request(Value):
             attempts=job.current_attempt,
             is_recovery=plan is not None,
             avoid=plan.avoid if plan else (),
+            team=job.spec.team,
+            owner=job.owner,
+            priority=job.priority,
+            queued_at=job.queued_at,
         )
 
     @property
@@ -84,7 +103,7 @@ class Request(Value):
 
 
 class Snapshot(Value):
-    """All that one pass rests on."""
+    """All that one pass over the queue of everybody rests on."""
 
     rooms: tuple[Room, ...]
     pending: tuple[Request, ...]
@@ -102,6 +121,14 @@ class Action(StrEnum):
     """Its pause after a failure is not over; it holds up nobody."""
     NEVER_FITS = "NEVER_FITS"
     """No pool is large enough even when all of it is free; it holds up nobody."""
+    PREEMPT = "PREEMPT"
+    """Others are asked to stop for it, and it waits until they have."""
+    NO_QUOTA = "NO_QUOTA"
+    """Its team may not use more now, and nobody may be asked to stop for it."""
+    ALIKE = "ALIKE"
+    """One that asks for just the same waits; it holds up nobody."""
+    HELD = "HELD"
+    """A limit, or its queue, holds it back whatever is free; it holds up nobody."""
 
 
 class Offer(Value):
@@ -154,7 +181,26 @@ class AdmissionFacts(Value):
     offers: tuple[Offer, ...]
     behind: str = ""
     """The job before it that waits."""
+    behind_for: str = "free nodes"
+    """What that one waits for."""
+    alike: str = ""
+    """Why the job before it waits, where it asks for just the same."""
+    barred: str = ""
+    """Why its queue takes nobody now."""
+    limits: tuple[Limit, ...] = ()
+    """What it must stay below."""
+    claim: Claim | None = None
+    """The quota side, where that was weighed; `offers` are then those of the flavor that was found, if one was, with
+    the room that is being made."""
     now: Instant
+
+
+class VictimOf(Value):
+    """Somebody who has to stop for a job."""
+
+    job_id: str
+    reason: str
+    """Kueue's word for it: `InClusterQueue`, `InCohortReclamation`, …"""
 
 
 class AdmissionDecision(Value):
@@ -167,8 +213,13 @@ class AdmissionDecision(Value):
     alternatives: tuple[Alternative, ...] = ()
     facts: AdmissionFacts
     pool: str = ""
+    instance_type: str = ""
     nodes: tuple[NodeLife, ...] = ()
     node_names: tuple[str, ...] = ()
+    use: dict[str, dict[str, int]] = {}
+    """The quota that it takes: flavor → resource → amount."""
+    victims: tuple[VictimOf, ...] = ()
+    """Who has to stop for it, those included who were asked before."""
 
 
 def rooms_of(
@@ -215,6 +266,7 @@ def _room(node: Node, in_use: Mapping[tuple[str, str], int], reserved: Mapping[t
         accelerators=accelerators,
         free=max(0, accelerators - in_use.get(place, 0) - reserved.get(place, 0)),
         closed_because=_closed_because(node),
+        labels=seen.labels if seen else {},
     )
 
 
@@ -235,20 +287,46 @@ def admit(snapshot: Snapshot, policy: SchedulingPolicy, now: datetime) -> tuple[
     """Decide about every pending job, in queue order. Never puts more on a node than is free there."""
     rooms = snapshot.rooms
     decisions: list[AdmissionDecision] = []
-    blocker = ""
+    line = Line()
     for request in sorted(snapshot.pending, key=lambda request: request.place_in_queue):
-        facts = AdmissionFacts(request=request, offers=_offers(request, rooms, policy), behind=blocker, now=now)
+        offers = offers_for(request, rooms, policy)
+        facts = AdmissionFacts(request=request, offers=offers, behind=line.before(offers), now=now)
         decision = decide(facts)
         if decision.action is Action.WAIT:
-            blocker = request.job_id
+            line.waits(request.job_id, offers)
         if decision.action is Action.ADMIT:
-            taken = {life.key for life in decision.nodes}
-            rooms = tuple(
-                room.but(free=room.free - request.accelerators_per_node) if room.life.key in taken else room
-                for room in rooms
-            )
+            rooms = without_seats(rooms, request, decision.nodes)
         decisions.append(decision)
     return tuple(decisions)
+
+
+class Line:
+    """Who waits for machines, and thereby holds up those who could take them. Other machines are nobody's to hold."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[str, frozenset[tuple[str, str]]]] = []
+
+    def waits(self, job_id: str, offers: Iterable[Offer]) -> None:
+        """Let a job hold up those behind it."""
+        self._waiting.append((job_id, _kinds(offers)))
+
+    def before(self, offers: Iterable[Offer]) -> str:
+        """Return the first that waits for machines that are offered to another one, too; empty where nobody does."""
+        kinds = _kinds(offers)
+        return next((job_id for job_id, wanted in self._waiting if wanted & kinds), "")
+
+
+def _kinds(offers: Iterable[Offer]) -> frozenset[tuple[str, str]]:
+    return frozenset((offer.pool, offer.instance_type) for offer in offers)
+
+
+def without_seats(rooms: Iterable[Room], request: Request, lives: Iterable[NodeLife]) -> tuple[Room, ...]:
+    """Return the rooms after a job has taken its seats."""
+    taken = {life.key for life in lives}
+    return tuple(
+        room.model_copy(update={"free": room.free - request.accelerators_per_node}) if room.life.key in taken else room
+        for room in rooms
+    )
 
 
 def decide(facts: AdmissionFacts) -> AdmissionDecision:
@@ -257,39 +335,126 @@ def decide(facts: AdmissionFacts) -> AdmissionDecision:
     if request.not_before and facts.now < request.not_before:
         reason = f"Pauses until {request.not_before:%H:%M:%S} UTC after a failure."
         return _decided(facts, Action.BACK_OFF, reason)
+    if facts.barred:
+        return _decided(facts, Action.HELD, facts.barred)
+    for limit in facts.limits:
+        if limit.holds_back:
+            return _decided(facts, Action.HELD, f"Waits, whatever is free: {limit.said}.")
+    if facts.alike:
+        return _decided(facts, Action.ALIKE, f"As {facts.behind}, which asks for the same: {facts.alike}")
+    if facts.claim is not None:
+        return by_quota(facts, weigh(facts.claim, facts.now.timestamp(), lambda *_: why_no_seats(request, offers)))
     if all(offer.in_fleet < request.nodes for offer in offers) and request.attempts == 0:
         largest = max((offer.in_fleet for offer in offers), default=0)
         reason = f"Can never start here: it asks for {_asked(request)}, and the largest fitting pool has {largest}."
         return _decided(facts, Action.NEVER_FITS, reason)
     if facts.behind:
-        return _decided(facts, Action.BEHIND, f"Behind {facts.behind}, which waits for free nodes.")
-    fitting = [offer for offer in offers if offer.can_take]
-    if not fitting:
-        seen = "; ".join(offer.why_not(request) for offer in offers)
-        return _decided(facts, Action.WAIT, f"Waits for {_asked(request)}: {seen or 'no node of the fleet fits'}.")
-    # The tightest pool first, so that large free pools stay large.
-    chosen = min(fitting, key=lambda offer: (offer.fitting, offer.pool, offer.instance_type))
+        return _decided(facts, Action.BEHIND, f"Behind {facts.behind}, which waits for {facts.behind_for}.")
+    said = why_no_seats(request, offers)
+    if said:
+        return _decided(facts, Action.WAIT, said)
+    return _admitted(facts, "", {})
+
+
+def why_no_seats(request: Request, offers: Iterable[Offer]) -> str:
+    """Say why no pool has room for a gang now; empty where one has."""
+    weighed = tuple(offers)
+    if any(offer.can_take for offer in weighed):
+        return ""
+    seen = "; ".join(offer.why_not(request) for offer in weighed)
+    return f"Waits for {_asked(request)}: {seen or 'no node of the fleet fits'}."
+
+
+def best_of(offers: Iterable[Offer]) -> Offer:
+    """Return the offer that a gang takes: of the tightest pool, so that large free pools stay large."""
+    fitting = (offer for offer in offers if offer.can_take)
+    return min(fitting, key=lambda offer: (offer.fitting, offer.pool, offer.instance_type))
+
+
+def _admitted(facts: AdmissionFacts, why: str, use: dict[str, dict[str, int]]) -> AdmissionDecision:
+    request, chosen = facts.request, best_of(facts.offers)
     return AdmissionDecision(
         job_id=request.job_id,
         action=Action.ADMIT,
-        reason=f"{chosen.pool} has {_asked(request)}.",
+        reason=f"{why}{chosen.pool} has {_asked(request)}.",
         alternatives=_passed_over(facts, chosen),
         facts=facts,
         pool=chosen.pool,
+        instance_type=chosen.instance_type,
         nodes=chosen.best,
         node_names=chosen.names,
+        use=use,
     )
 
 
+def by_quota(facts: AdmissionFacts, weighed: Decision) -> AdmissionDecision:
+    """Say what a turn in a cycle means for a job."""
+    considered = tuple(_flavors_passed_over(weighed))
+    match weighed.result:
+        case Result.ADMITTED:
+            use: dict[str, dict[str, int]] = {}
+            for (flavor, resource), amount in weighed.assignment.use.items():
+                use.setdefault(flavor, {})[resource] = amount
+            admitted = _admitted(facts, f"{weighed.reason} ", use)
+            return admitted.model_copy(update={"alternatives": (*admitted.alternatives, *considered)})
+        case Result.PREEMPTING:
+            victims = tuple(VictimOf(job_id=each.workload_id, reason=each.reason) for each in weighed.victims)
+            return _decided(facts, Action.PREEMPT, weighed.reason, considered).model_copy(update={"victims": victims})
+        case Result.NO_SEATS:
+            reason = f"Its quota is there. {weighed.reason}"
+            return _decided(facts, Action.WAIT, reason, (*_passed_over(facts, None), *considered))
+        case _:
+            return _decided(facts, Action.NO_QUOTA, f"{weighed.reason}{_short_of(weighed)}", considered)
+
+
+def _short_of(weighed: Decision) -> str:
+    """Say what the last flavor that was looked at was short of."""
+    for attempts in weighed.assignment.attempts:
+        for attempt in reversed(attempts):
+            for each in attempt.compared:
+                if each.mode is not FlavorMode.FIT:
+                    wanted, free, most = (
+                        quantities.text(each.resource, max(0, amount))
+                        for amount in (each.wanted, each.available, each.potential)
+                    )
+                    return f" It asks for {wanted} {each.resource} of {attempt.flavor}: {free} free, {most} at most."
+            if attempt.why:
+                return f" {attempt.flavor}: {attempt.why}"
+    return ""
+
+
+def _flavors_passed_over(weighed: Decision) -> Iterator[Alternative]:
+    given = {flavor for flavors in weighed.assignment.flavors for flavor in flavors.values()}
+    for attempts in weighed.assignment.attempts:
+        for attempt in attempts:
+            if attempt.flavor in given:
+                continue
+            compared = "; ".join(
+                f"{quantities.text(each.resource, each.wanted)} {each.resource} asked, "
+                f"{quantities.text(each.resource, max(0, each.available))} free"
+                for each in attempt.compared
+            )
+            why = attempt.why or compared or attempt.mode.name
+            yield Alternative(option=f"flavor {attempt.flavor}", why_not=f"{why.rstrip('.')}.")
+
+
 def said_of(decided: AdmissionDecision, mode: Mode) -> str:
-    """Return the reason as it is recorded: in any mode but `act` an admission is only what would be done."""
-    if decided.action is Action.ADMIT and mode is not Mode.ACT:
+    """Return the reason as it is recorded: in any mode but `act` nothing is done, and that is said."""
+    if mode is Mode.ACT:
+        return decided.reason
+    if decided.action is Action.ADMIT:
         return f"Mode is {mode}: it would start, but nothing is done. {decided.reason}"
+    if decided.action is Action.PREEMPT:
+        return f"Mode is {mode}: others would be asked to stop, but nothing is done. {decided.reason}"
     return decided.reason
 
 
-def _decided(facts: AdmissionFacts, action: Action, reason: str) -> AdmissionDecision:
-    weighed = _passed_over(facts, None) if action in (Action.WAIT, Action.NEVER_FITS) else ()
+def _decided(
+    facts: AdmissionFacts, action: Action, reason: str, alternatives: tuple[Alternative, ...] | None = None
+) -> AdmissionDecision:
+    weighed = alternatives
+    if weighed is None:
+        weighed = _passed_over(facts, None) if action in (Action.WAIT, Action.NEVER_FITS) else ()
     return AdmissionDecision(
         job_id=facts.request.job_id, action=action, reason=reason, alternatives=weighed, facts=facts
     )
@@ -308,9 +473,21 @@ def _passed_over(facts: AdmissionFacts, chosen: Offer | None) -> tuple[Alternati
     )
 
 
-def _offers(request: Request, rooms: Iterable[Room], policy: SchedulingPolicy) -> tuple[Offer, ...]:
+def offers_for(
+    request: Request, rooms: Iterable[Room], policy: SchedulingPolicy, is_meant: Callable[[Room], bool] | None = None
+) -> tuple[Offer, ...]:
+    """Return what each kind of node in each pool could give to a gang.
+
+    Args:
+        request: What it asks for.
+        rooms: The machines.
+        policy: Spares.
+        is_meant: Which machines count at all; without it all do.
+    """
     kinds: dict[tuple[str, str], list[Room]] = defaultdict(list)
     for room in rooms:
+        if is_meant is not None and not is_meant(room):
+            continue
         fits_kind = not request.instance_types or room.instance_type in request.instance_types
         is_unknown = not room.accelerators and not room.is_open
         large_enough = is_unknown or room.accelerators >= request.accelerators_per_node

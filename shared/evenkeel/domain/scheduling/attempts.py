@@ -62,7 +62,10 @@ JOB_WRITERS: Mapping[str, frozenset[tuple[JobState | None, JobState]]] = {
         {(J.PENDING, J.SUSPENDED), (J.SUSPENDED, J.PENDING), (J.STARTING, J.STARTING), (J.RUNNING, J.RUNNING)}
     ),
     "rank_job": frozenset((state, state) for state in (J.PENDING, J.STARTING, J.RUNNING, J.SUSPENDED)),
-    "schedule_jobs": frozenset({(J.PENDING, J.PENDING), (J.PENDING, J.STARTING)}),
+    # Who has to stop for another job is asked to, and nothing else.
+    "schedule_jobs": frozenset(
+        {(J.PENDING, J.PENDING), (J.PENDING, J.STARTING), (J.STARTING, J.STARTING), (J.RUNNING, J.RUNNING)}
+    ),
     # A job cancelled while it started stays STOPPING when its pods run.
     "mark_running": frozenset({(J.STARTING, J.RUNNING), (J.STOPPING, J.STOPPING)}),
     "stop_attempt": frozenset((state, state) for state in (J.STARTING, J.RUNNING, J.STOPPING)),

@@ -1,5 +1,6 @@
 """Jobs and their attempts: states, and who may write each."""
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -289,6 +290,8 @@ class Attempt(Value):
     node_names: tuple[str, ...]
     accelerators: int
     """Charge: accelerators over all nodes."""
+    instance_type: str = ""
+    """Of its nodes, which are all of one type."""
     team: str = DEFAULT_TEAM
     charge_held: bool = True
     admitted_at: Instant
@@ -327,10 +330,24 @@ class Charge(Value):
     node_names: tuple[str, ...]
     accelerators: int
     """Over all nodes."""
+    instance_type: str = ""
+    pool: str = ""
+    admitted_at: Instant | None = None
+    owner: str = ""
+    """The principal that submitted the job."""
+    queue: str = ""
+    """Whose quota it takes; empty where no teams were set up."""
+    priority: int = 0
+    queued_at: Instant | None = None
+    """By what it stood in its queue."""
+    use: dict[str, dict[str, int]] = {}
+    """The quota that it takes: flavor → resource → amount."""
 
     @classmethod
-    def of(cls, attempt: Attempt) -> "Charge":
-        """Return the charge of an attempt."""
+    def of(
+        cls, attempt: Attempt, job: Job | None = None, use: Mapping[str, Mapping[str, int]] | None = None
+    ) -> "Charge":
+        """Return the charge of an attempt, with what quotas need to know of its job."""
         return cls(
             job_id=attempt.job_id,
             attempt=attempt.attempt,
@@ -338,6 +355,14 @@ class Charge(Value):
             cluster=attempt.cluster,
             node_names=attempt.node_names,
             accelerators=attempt.accelerators,
+            instance_type=attempt.instance_type,
+            pool=attempt.pool,
+            admitted_at=attempt.admitted_at,
+            owner=job.owner if job else "",
+            queue=attempt.team if use else "",
+            priority=job.priority if job else 0,
+            queued_at=(job.queued_at or job.submitted_at) if job else None,
+            use={flavor: dict(amounts) for flavor, amounts in (use or {}).items()},
         )
 
 

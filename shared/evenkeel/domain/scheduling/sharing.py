@@ -1,0 +1,463 @@
+"""A pass where teams share the fleet: who goes next by quota, and where by the machines that are there.
+
+    who holds quota ─┐
+    recoveries ──────┼─▶ cycles until nothing moves ─▶ one decision for each job
+    heads of queues ─┘         │ quota, then seats: both or neither
+
+Recoveries are weighed in cycles of their own before all others, may take spares, and what is their own is kept for them
+while they wait for machines. What quota allows and machines do not is an answer of its own: it is parked, or holds up
+its queue, as the queue's strategy says; and even then only those of its queue who could take the same machines.
+"""
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import NamedTuple
+
+from evenkeel.domain.policy import EconomyPolicy, SchedulingPolicy
+from evenkeel.domain.scheduling import instance_types, machines
+from evenkeel.domain.scheduling.admission import (
+    Action,
+    AdmissionDecision,
+    AdmissionFacts,
+    Line,
+    Offer,
+    Request,
+    Room,
+    best_of,
+    by_quota,
+    decide,
+    offers_for,
+    why_no_seats,
+    without_seats,
+)
+from evenkeel.domain.scheduling.claims import Json, Moment, claim_of, holder_document
+from evenkeel.domain.scheduling.jobs import Charge
+from evenkeel.domain.scheduling.queues import own
+from evenkeel.domain.scheduling.queues.cycle import Decision, Result, Scheduler
+from evenkeel.domain.scheduling.queues.flavors import Assignment
+from evenkeel.domain.scheduling.queues.hyperpod import INSTANCE_TYPE_LABEL
+from evenkeel.domain.scheduling.queues.kueue import Expression
+from evenkeel.domain.scheduling.queues.objects import Amounts, QueueingStrategy, Workload
+from evenkeel.domain.scheduling.queues.preemption import Victim
+from evenkeel.domain.scheduling.queues.setup import Declared, Profile
+from evenkeel.domain.scheduling.spending import Limit, Spent, limits_of
+from evenkeel.domain.scheduling.teams import SetUp
+from evenkeel.domain.values import Instant, Value
+
+_MOST_CYCLES = 2000
+_MOST_PAIRS = 500
+"""Evictions that are remembered: the latest."""
+
+
+class Eviction(Value):
+    """One had the other evicted."""
+
+    preemptor: str
+    victim: str
+    at: Instant
+
+
+class Memory(Value):
+    """What the rules must remember between passes. A pass ends when nothing moves: no scan of flavors outlives it."""
+
+    sticky: dict[str, str] = {}
+    """queue → the job that waits there for its evictions, and stays its head."""
+    stopping: dict[str, str] = {}
+    """job that was asked to stop → for whom."""
+    evictions: tuple[Eviction, ...] = ()
+
+    def after_admission(self, queue: str, job_id: str) -> "Memory":
+        """Return what is remembered once a job has started."""
+        return self.but(
+            sticky={name: head for name, head in self.sticky.items() if (name, head) != (queue, job_id)},
+            stopping={name: head for name, head in self.stopping.items() if name != job_id},
+        )
+
+    def after_preemption(self, queue: str, job_id: str, victims: Iterable[str], now: datetime) -> "Memory":
+        """Return what is remembered once others were asked to stop for a job."""
+        gone = tuple(victims)
+        told = (*self.evictions, *(Eviction(preemptor=job_id, victim=victim, at=now) for victim in gone))
+        return self.but(
+            sticky={**self.sticky, queue: job_id},
+            stopping={**self.stopping, **dict.fromkeys(gone, job_id)},
+            evictions=told[-_MOST_PAIRS:],
+        )
+
+    def pruned(self, charges: Iterable[Charge], setup: SetUp, now: datetime) -> "Memory":
+        """Return what still matters: who holds nothing any more has stopped, and a guard ends."""
+        held = {charge.job_id for charge in charges}
+        guard = setup.fleet.switches.flap_guard_seconds
+        return self.but(
+            sticky={queue: head for queue, head in self.sticky.items() if queue in setup.by_name},
+            stopping={name: head for name, head in self.stopping.items() if name in held},
+            evictions=tuple(each for each in self.evictions if (now - each.at).total_seconds() < guard),
+        )
+
+
+class Snapshot(NamedTuple):
+    """All that one pass rests on."""
+
+    setup: SetUp
+    rooms: tuple[Room, ...]
+    pending: tuple[Request, ...]
+    charges: tuple[Charge, ...] = ()
+    stopping: frozenset[str] = frozenset()
+    """Jobs that somebody asked to stop: a person, a recovery, or an earlier pass."""
+    memory: Memory = Memory()
+    spent: Mapping[tuple[str, str], Spent] = {}
+    """(team, period's name) → what its settled attempts held."""
+    told: Mapping[str, str] = {}
+    """Job → why it waits, as it was said last: nothing is recorded twice, so no facts are gathered for it either."""
+
+
+class _Turn(NamedTuple):
+    decision: Decision
+    moment: Moment
+    offers: tuple[Offer, ...]
+
+
+def share(
+    snapshot: Snapshot, policy: SchedulingPolicy, economy: EconomyPolicy, now: datetime
+) -> tuple[AdmissionDecision, ...]:
+    """Decide about every pending job. Never over a limit, never more on a node than is free there.
+
+    Returns:
+        One decision a job, in the order in which they are to be carried out: each is right with those before it.
+    """
+    return _Pass(snapshot, policy, economy, now).run()
+
+
+class _Pass:
+    def __init__(self, snapshot: Snapshot, policy: SchedulingPolicy, economy: EconomyPolicy, now: datetime) -> None:
+        self.snapshot, self.policy, self.economy, self.now = snapshot, policy, economy, now
+        self.rooms = snapshot.rooms
+        self.catalogue = instance_types.shipped()
+        found = snapshot.setup.to_queues()
+        self.queues = {queue.name: queue for queue in found.queues}
+        self.flavors = {each.name: machines.with_labels(each) for each in found.flavors}
+        self.declared = Declared(Profile.EVENKEEL, found.rules)
+        self.declared.queues = dict(self.queues)
+        self.scheduler = Scheduler(found.queues, found.cohorts, self.flavors.values(), found.rules, self._seats)
+        self.requests: dict[str, Request] = {}
+        """Those that are weighed."""
+        self.documents: dict[str, Json] = {}
+        self.turns: dict[str, _Turn] = {}
+        self.offers: dict[str, tuple[Offer, ...]] = {}
+        """Of those who were asked about in this cycle."""
+        self.decided: dict[str, AdmissionDecision] = {}
+        """Final ones, in their order."""
+        self.lines: dict[str, Line] = {}
+        self.seatless: dict[str, _Turn] = {}
+        """Turns in which quota was there and machines were not, while the scan of the flavors goes on."""
+        self.kept: dict[str, tuple[str, Amounts]] = {}
+        """Job that waits for machines only → (queue, what is kept for it)."""
+        self.started: dict[str, list[Charge]] = {}
+        """By team, what this pass admitted: it counts for its limits."""
+        self._restore()
+
+    # ------------------------------------------------------------ who holds quota
+
+    def _restore(self) -> None:
+        scheduler = self.scheduler
+        for charge in sorted(self.snapshot.charges, key=lambda each: (each.admitted_at or self.now, each.job_id)):
+            queue = self.queues.get(charge.queue or charge.team)
+            use = machines.use_of(charge, queue, self.flavors, self.catalogue) if queue else {}
+            if queue is None or not use:
+                continue
+            document = holder_document(
+                charge.job_id,
+                queue.name,
+                use,
+                max(1, len(charge.node_names)),
+                priority=charge.priority,
+                at=(charge.admitted_at or self.now).timestamp(),
+                queued_at=charge.queued_at.timestamp() if charge.queued_at else 0.0,
+                is_evicted=charge.job_id in self.snapshot.stopping,
+            )
+            holder = self.declared.job(document, charge.job_id).admitted
+            assert holder is not None
+            scheduler.restore(holder)
+        for each in self.snapshot.memory.evictions:
+            scheduler.snapshot.evicted_at[frozenset((each.preemptor, each.victim))] = each.at.timestamp()
+
+    # ------------------------------------------------------------ who is weighed
+
+    def run(self) -> tuple[AdmissionDecision, ...]:
+        waiting = sorted(self.snapshot.pending, key=lambda each: each.place_in_queue)
+        for request in waiting:
+            if not self._is_answered(request):
+                self.requests[request.job_id] = request
+                self.documents[request.job_id] = self._document(request)
+        for is_recovery in (True, False):
+            names = [name for name, each in self.requests.items() if each.is_recovery is is_recovery]
+            for name in names:
+                self.scheduler.submit(self.declared.job(self.documents[name], name).workload)
+            self._stick(names)
+            self._until_quiet()
+        for request in waiting:
+            if request.job_id not in self.decided:
+                self.decided[request.job_id] = self._still_waits(request)
+        return tuple(self.decided.values())
+
+    def _is_answered(self, request: Request) -> bool:
+        """Whether it is not weighed at all: it pauses, is held back, or could never start here."""
+        if request.not_before and self.now < request.not_before:
+            return self._answer(request)
+        team = self.snapshot.setup.by_name.get(request.team)
+        if team is None:
+            return self._answer(request, barred=f"There is no team {request.team} any more.")
+        queue = self.queues[request.team]
+        if not queue.is_active:
+            return self._answer(request, barred=f"Its queue admits nobody: {queue.inactive or queue.stop}.")
+        offers = offers_for(request, self.rooms, self.policy)
+        if all(offer.in_fleet < request.nodes for offer in offers) and (request.attempts == 0 or not offers):
+            return self._answer(request, offers=offers)
+        limits = self._limits(request)
+        return any(limit.holds_back for limit in limits) and self._answer(request, limits=limits)
+
+    def _answer(self, request: Request, **facts: object) -> bool:
+        known = {"request": request, "offers": (), "now": self.now, **facts}
+        self.decided[request.job_id] = decide(AdmissionFacts.model_validate(known))
+        return True
+
+    def _limits(self, request: Request) -> tuple[Limit, ...]:
+        team = self.snapshot.setup.by_name[request.team]
+        if team.most_accelerators_per_user is None and not team.budgets:
+            return ()
+        held = [each for each in self.snapshot.charges if each.team == team.name]
+        spent = {period: found for (of, period), found in self.snapshot.spent.items() if of == team.name}
+        return limits_of(
+            team,
+            request.owner,
+            request.nodes * request.accelerators_per_node,
+            (*held, *self.started.get(team.name, ())),
+            spent,
+            self.economy,
+            self.now,
+        )
+
+    def _document(self, request: Request) -> Json:
+        queue = self.queues[request.team]
+        types = Expression(key=INSTANCE_TYPE_LABEL, operator="In", values=request.instance_types)
+        resource = machines.resource_of(request.instance_types, queue, self.catalogue)
+        each = request.accelerators_per_node
+        pods = own.OwnPodSet(
+            name="workers",
+            count=request.nodes,
+            requests={resource: each} if each else {},
+            selector={machines.CLUSTER_LABEL: request.cluster},
+            affinity=((types,),) if request.instance_types else (),
+        )
+        job = own.Job(
+            name=request.job_id,
+            queue=queue.name,
+            priority=request.priority,
+            created_at=request.submitted_at.timestamp(),
+            requeued_at=request.queued_at.timestamp() if request.queued_at else None,
+            pod_sets=(pods,),
+        )
+        return job.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+
+    def _stick(self, names: Iterable[str]) -> None:
+        """Let those who wait for their evictions stay the heads of their queues; a recovery before anybody."""
+        heads = {*self.snapshot.memory.sticky.values()}
+        for name in names:
+            pending = self.scheduler.pending[self.requests[name].team]
+            if name in heads and not pending.sticky:
+                pending.sticky = name
+
+    # ------------------------------------------------------------ seats
+
+    def _seats(self, workload: Workload, assignment: Assignment, victims: tuple[Victim, ...]) -> str:
+        """Say why there are no machines; take them where there are, and nobody has to stop for them first."""
+        request = self.requests[workload.workload_id]
+        rooms = self._with_room_of(victims) if victims else self.rooms
+        given = {flavor for flavors in assignment.flavors for flavor in flavors.values()}
+        offers = offers_for(request, rooms, self.policy, lambda room: self._is_meant(room, given))
+        self.offers[request.job_id] = offers
+        said = why_no_seats(request, offers)
+        if not said and not victims:
+            self.rooms = without_seats(self.rooms, request, best_of(offers).best)
+        elif said and not victims and not _goes_on(assignment):
+            self._keep(request, workload, assignment)
+        return said
+
+    def _is_meant(self, room: Room, given: set[str]) -> bool:
+        return all(
+            machines.stands_for(self.flavors[name], room.instance_type, room.pool, room.labels) for name in given
+        )
+
+    def _with_room_of(self, victims: tuple[Victim, ...]) -> tuple[Room, ...]:
+        """Return the rooms as they are once all who are asked to stop have stopped."""
+        gone = {victim.workload_id for victim in victims} | self.snapshot.stopping
+        freed: dict[tuple[str, str], int] = {}
+        for charge in self.snapshot.charges:
+            for name in charge.node_names if charge.job_id in gone else ():
+                place = (charge.cluster, name)
+                freed[place] = freed.get(place, 0) + charge.accelerators // len(charge.node_names)
+        return tuple(
+            room.model_copy(
+                update={"free": min(room.accelerators, room.free + freed.get((room.cluster, room.node_name), 0))}
+            )
+            for room in self.rooms
+        )
+
+    # ------------------------------------------------------------ cycles
+
+    def _until_quiet(self) -> None:
+        """Run cycles until one more could change nothing."""
+        seen: set[str] = set()
+        for _ in range(_MOST_CYCLES):
+            moment = Moment.of(self.scheduler, self.kept.values())
+            self.offers = {}
+            decisions = self.scheduler.cycle(self.now.timestamp())
+            if not decisions:
+                return
+            moved = False
+            for decision in decisions:
+                name = decision.workload.workload_id
+                self.turns[name] = _Turn(decision, moment, self.offers.get(name, ()))
+                moved |= self._follow(decision)
+            was_evicted = {each.workload.workload_id for each, was in moment.holders if was}
+            moved |= any(victim.workload_id not in was_evicted for each in decisions for victim in each.victims)
+            mark = repr([(each.workload.workload_id, each.result, each.assignment.flavors) for each in decisions])
+            if moved:
+                seen.clear()
+            elif mark in seen:
+                return
+            seen.add(mark)
+
+    def _follow(self, decision: Decision) -> bool:
+        """Do what a decision entails; return whether others may now get another answer."""
+        workload = decision.workload
+        request = self.requests[workload.workload_id]
+        if decision.result is Result.ADMITTED:
+            self._admitted(request)
+            return True
+        if decision.result is Result.NO_SEATS:
+            self.seatless[request.job_id] = self.turns[request.job_id]
+        if decision.result in (Result.PREEMPTING, Result.DEFERRED, Result.SKIPPED) or _goes_on(decision.assignment):
+            return False
+        seatless = self.seatless.pop(request.job_id, None)
+        if seatless is None:
+            return False
+        # No other flavor would do: that machines are missing is what there is to say.
+        self.turns[request.job_id] = seatless
+        is_strict = self._is_strict(workload)
+        if not is_strict and not request.is_recovery:
+            return False  # parked: others go on
+        self.scheduler.withdraw(workload)
+        self._keep(request, workload, seatless.decision.assignment)
+        if request.job_id in self.kept:
+            self.scheduler.snapshot.team_of(workload).node.add_all(self.kept[request.job_id][1])
+        if is_strict:
+            self._hold_up(request)
+        return True
+
+    def _is_strict(self, workload: Workload) -> bool:
+        return self.queues[workload.queue].strategy is QueueingStrategy.STRICT
+
+    def _admitted(self, request: Request) -> None:
+        decided = self._by_quota(request)
+        self.decided[request.job_id] = decided
+        team = self.snapshot.setup.by_name[request.team]
+        self.started.setdefault(team.name, []).append(
+            Charge(
+                job_id=request.job_id,
+                attempt=0,
+                team=team.name,
+                cluster=request.cluster,
+                node_names=decided.node_names,
+                accelerators=request.nodes * request.accelerators_per_node,
+                owner=request.owner,
+            )
+        )
+        for other in self._waiting_in(request.team):
+            limits = self._limits(other)
+            if any(limit.holds_back for limit in limits):
+                self._withdraw(other)
+                self._answer(other, limits=limits)
+
+    def _keep(self, request: Request, workload: Workload, assignment: Assignment) -> None:
+        """Keep for one that waits for machines what is its own: nobody borrows it, nor takes those that are there."""
+        holds = self._is_strict(workload) or request.is_recovery
+        if not holds or assignment.level or request.job_id in self.kept:
+            return
+        self.kept[request.job_id] = (workload.queue, dict(assignment.use))
+        offers = self.offers.get(request.job_id) or self.turns[request.job_id].offers
+        offer = max(offers, key=lambda each: (each.fitting, each.pool), default=None)
+        if offer is None:
+            return
+        fits = [
+            room
+            for room in self.rooms
+            if (room.pool, room.instance_type) == (offer.pool, offer.instance_type)
+            and room.cluster == request.cluster
+            and room.is_open
+            and room.free >= request.accelerators_per_node
+            and room.life.key not in request.avoid
+        ]
+        self.rooms = without_seats(self.rooms, request, [room.life for room in fits[: request.nodes]])
+
+    def _hold_up(self, request: Request) -> None:
+        """Let one that waits for machines hold up those of its queue who could take them."""
+        line = self.lines.setdefault(request.team, Line())
+        line.waits(request.job_id, offers_for(request, self.rooms, self.policy))
+        for other in self._waiting_in(request.team):
+            before = line.before(offers_for(other, self.rooms, self.policy))
+            if before:
+                self._withdraw(other)
+                self.decided[other.job_id] = self._behind(other, before, "free nodes")
+
+    def _waiting_in(self, team: str) -> list[Request]:
+        waiting = self.scheduler.pending[team].all()
+        return [self.requests[each.workload.workload_id] for each in waiting]
+
+    def _withdraw(self, request: Request) -> None:
+        self.scheduler.pending[request.team].remove(request.job_id)
+
+    # ------------------------------------------------------------ what is said
+
+    def _by_quota(self, request: Request) -> AdmissionDecision:
+        turn = self.turns[request.job_id]
+        facts = AdmissionFacts(request=request, offers=turn.offers, now=self.now)
+        decided = by_quota(facts, turn.decision)
+        if decided.action is not Action.ADMIT and self.snapshot.told.get(request.job_id) == decided.reason:
+            return decided
+        claim = claim_of(self.documents[request.job_id], turn.decision, turn.moment, self.scheduler)
+        return decided.model_copy(update={"facts": facts.model_copy(update={"claim": claim})})
+
+    def _still_waits(self, request: Request) -> AdmissionDecision:
+        if request.job_id in self.turns:
+            return self._by_quota(request)
+        pending = self.scheduler.pending[request.team]
+        mine = pending.get(request.job_id)
+        others = [each.workload for each in pending.all() if each.workload.workload_id in self.turns]
+        if mine is not None and mine.workload.shape in pending.parked_shapes:
+            alike = next((each for each in others if each.shape == mine.workload.shape), None)
+            if alike is not None:
+                return self._alike(request, alike.workload_id)
+        head = next(iter(others), None)
+        name = head.workload_id if head else next(iter(self.turns), "")
+        turn = self.turns.get(name)
+        waits_for = {
+            Result.PREEMPTING: "others to stop",
+            Result.DEFERRED: "others to stop",
+            Result.NO_SEATS: "free nodes",
+        }
+        return self._behind(request, name, waits_for.get(turn.decision.result, "quota") if turn else "its turn")
+
+    def _alike(self, request: Request, other: str) -> AdmissionDecision:
+        reason = self._by_quota(self.requests[other]).reason
+        facts = AdmissionFacts(request=request, offers=(), behind=other, alike=reason, now=self.now)
+        return decide(facts)
+
+    def _behind(self, request: Request, other: str, waits_for: str) -> AdmissionDecision:
+        offers = offers_for(request, self.rooms, self.policy)
+        facts = AdmissionFacts(request=request, offers=offers, behind=other, behind_for=waits_for, now=self.now)
+        return decide(facts)
+
+
+def _goes_on(assignment: Assignment) -> bool:
+    """Whether another flavor is tried in the next cycle."""
+    return assignment.progress is not None and assignment.progress.has_more

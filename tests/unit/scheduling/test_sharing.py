@@ -1,0 +1,254 @@
+from typing import Any
+
+from evenkeel.domain.policy import EconomyPolicy, SchedulingPolicy
+from evenkeel.domain.scheduling.admission import Action, AdmissionDecision, AdmissionFacts, Request, Room, decide
+from evenkeel.domain.scheduling.jobs import Charge
+from evenkeel.domain.scheduling.sharing import Memory, Snapshot, share
+from evenkeel.domain.scheduling.spending import Spent
+from evenkeel.domain.scheduling.teams import FleetQuotas, SetUp, Team
+from tests.unit.scheduling.builders import CLUSTER, a_request, a_room, at
+
+P5, GPU = "ml.p5.48xlarge", "nvidia.com/gpu"
+
+
+def a_team(name: str, gpus: int = 16, cohort: str = "fleet", **changes: Any) -> Team:
+    queue = {
+        "cohort": cohort,
+        "groups": [{P5: {GPU: gpus}}],
+        "preemption": {"within": "LowerPriority", "reclaim": "Any"},
+        **changes.pop("queue", {}),
+    }
+    return Team.model_validate({"name": name, "queue": queue, **changes})
+
+
+def a_setup(*teams: Team, **fleet: Any) -> SetUp:
+    return SetUp(fleet=FleetQuotas.model_validate(fleet), teams=tuple(sorted(teams, key=lambda team: team.name)))
+
+
+def a_charge(number: int, team: str, *nodes: int, **changes: Any) -> Charge:
+    count = 8 * len(nodes)
+    facts = {
+        "job_id": f"job-{number}",
+        "attempt": 1,
+        "team": team,
+        "queue": team,
+        "cluster": CLUSTER,
+        "node_names": tuple(f"node-{node}" for node in nodes),
+        "accelerators": count,
+        "instance_type": P5,
+        "admitted_at": at(number),
+        "queued_at": at(number),
+        "use": {P5: {GPU: count}},
+    }
+    return Charge.model_validate(facts | changes)
+
+
+def rooms(count: int, *used: int) -> tuple[Room, ...]:
+    return tuple(a_room(number, free=0 if number in used else 8) for number in range(1, count + 1))
+
+
+def passed(
+    setup: SetUp,
+    rooms: tuple[Room, ...],
+    *pending: Request,
+    policy: SchedulingPolicy | None = None,
+    **more: Any,
+) -> dict[str, AdmissionDecision]:
+    charges = tuple(more.pop("charges", ()))
+    snapshot = Snapshot(setup=setup, rooms=rooms, pending=pending, charges=charges, **more)
+    answers = share(snapshot, policy or SchedulingPolicy(), EconomyPolicy(), at(1000))
+    for answer in answers:
+        again = decide(AdmissionFacts.model_validate(answer.facts.to_json()))
+        assert again == answer
+    return {answer.job_id: answer for answer in answers}
+
+
+def actions(answers: dict[str, AdmissionDecision]) -> dict[str, Action]:
+    return {job: answer.action for job, answer in answers.items()}
+
+
+def test_a_job_within_its_teams_quota_gets_quota_and_machines() -> None:
+    answers = passed(a_setup(a_team("red"), a_team("blue")), rooms(4), a_request(1, nodes=2, team="red"))
+
+    answer = answers["job-1"]
+    assert (answer.action, answer.node_names) == (Action.ADMIT, ("node-1", "node-2"))
+    assert answer.use == {P5: {GPU: 16}}
+    assert answer.reason == (
+        "Admitted on ml.p5.48xlarge within its own quota. workers has 2 nodes with 8 free accelerators each."
+    )
+
+
+def test_a_job_over_its_teams_quota_waits_and_says_what_it_is_short_of() -> None:
+    alone = a_setup(a_team("red", cohort=""))
+    answers = passed(alone, rooms(4, 1), a_request(2, nodes=2, team="red"), charges=[a_charge(1, "red", 1)])
+
+    answer = answers["job-2"]
+    assert answer.action is Action.NO_QUOTA
+    assert answer.reason.endswith("It asks for 16 nvidia.com/gpu of ml.p5.48xlarge: 8 free, 16 at most.")
+
+
+def test_who_is_borrowed_from_has_the_borrower_asked_to_stop() -> None:
+    setup = a_setup(a_team("red"), a_team("blue"))
+    charges = [a_charge(1, "blue", 1, 2), a_charge(2, "blue", 3, 4)]
+
+    answers = passed(setup, rooms(4, 1, 2, 3, 4), a_request(3, nodes=2, team="red"), charges=charges)
+
+    answer = answers["job-3"]
+    assert answer.action is Action.PREEMPT
+    assert [(victim.job_id, victim.reason) for victim in answer.victims] == [("job-2", "InCohortReclamation")]
+    assert answer.reason == "Waits until job-2 has stopped."
+
+
+def test_nobody_is_asked_to_stop_where_the_machines_would_not_do_even_then() -> None:
+    setup = a_setup(a_team("red"), a_team("blue"))
+    charges = [a_charge(1, "blue", 1, 2), a_charge(2, "blue", 3, 4)]
+    broken = tuple(
+        room.but(closed_because="not ready") if room.node_name == "node-4" else room for room in rooms(4, 1, 2, 3, 4)
+    )
+
+    answers = passed(setup, broken, a_request(3, nodes=2, team="red"), charges=charges)
+
+    assert actions(answers) == {"job-3": Action.WAIT}
+    assert answers["job-3"].reason.startswith("Its quota is there. Waits for 2 nodes")
+    assert answers["job-3"].victims == ()
+
+
+def test_a_job_waits_on_while_those_asked_to_stop_are_still_there() -> None:
+    setup = a_setup(a_team("red"), a_team("blue"))
+    charges = [a_charge(1, "blue", 1, 2), a_charge(2, "blue", 3, 4)]
+    memory = Memory().after_preemption("red", "job-3", ["job-2"], at(900))
+
+    answers = passed(
+        setup,
+        rooms(4, 1, 2, 3, 4),
+        a_request(3, nodes=2, team="red"),
+        a_request(4, team="red", priority=9),
+        charges=charges,
+        memory=memory,
+        stopping=frozenset(memory.stopping),
+    )
+
+    assert answers["job-3"].reason == "Waits until job-2 has stopped."
+    assert answers["job-4"].reason == "Behind job-3, which waits for others to stop."
+
+
+def test_quota_without_machines_is_parked_in_a_best_effort_queue() -> None:
+    setup = a_setup(a_team("red", gpus=64))
+
+    answers = passed(setup, rooms(2, 1), a_request(1, nodes=2, team="red"), a_request(2, team="red"))
+
+    assert actions(answers) == {"job-1": Action.WAIT, "job-2": Action.ADMIT}
+
+
+def test_quota_without_machines_holds_up_a_strict_queue_but_nobody_who_takes_others() -> None:
+    strict = a_team(
+        "red", gpus=64, queue={"strategy": "StrictFIFO", "groups": [{P5: {GPU: 64}, "ml.g5.12xlarge": {GPU: 8}}]}
+    )
+    machines = (*rooms(2, 1), a_room(9, instance_type="ml.g5.12xlarge", pool="small", accelerators=4, free=4))
+    large = a_request(1, nodes=2, team="red", instance_types=(P5,))
+    same = a_request(2, team="red", instance_types=(P5,))
+    other = a_request(3, team="red", instance_types=("ml.g5.12xlarge",), accelerators_per_node=4)
+
+    answers = passed(a_setup(strict), machines, large, same, other)
+
+    assert actions(answers) == {"job-2": Action.BEHIND, "job-3": Action.ADMIT, "job-1": Action.WAIT}
+
+
+def test_machines_that_are_there_are_kept_from_other_teams_for_a_strict_queues_head() -> None:
+    red = a_team("red", gpus=16, queue={"strategy": "StrictFIFO"})
+
+    answers = passed(
+        a_setup(red, a_team("blue")), rooms(2, 1), a_request(1, nodes=2, team="red"), a_request(2, team="blue")
+    )
+
+    assert answers["job-1"].action is Action.WAIT
+    assert answers["job-2"].action is Action.WAIT
+
+
+def test_a_flavor_without_machines_leads_to_the_next_one() -> None:
+    team = a_team("red", queue={"groups": [{"ml.p4d.24xlarge": {GPU: 8}, P5: {GPU: 8}}]})
+    old = a_room(7, instance_type="ml.p4d.24xlarge", pool="old", free=0)
+
+    answers = passed(a_setup(team), (old, *rooms(1)), a_request(1, team="red"))
+
+    assert (answers["job-1"].action, answers["job-1"].use) == (Action.ADMIT, {P5: {GPU: 8}})
+
+
+def test_a_recovery_goes_before_a_higher_priority_and_takes_the_spare() -> None:
+    spares = SchedulingPolicy(spare_nodes={"workers": 1})
+    back = a_request(1, team="red", is_recovery=True, attempts=1)
+    urgent = a_request(2, team="red", priority=100)
+
+    answers = passed(a_setup(a_team("red", gpus=8)), rooms(1), back, urgent, policy=spares)
+
+    assert answers["job-1"].action is Action.ADMIT
+    assert answers["job-2"].action is not Action.ADMIT
+
+
+def test_what_is_a_recoverys_own_is_not_lent_while_it_waits_for_a_machine() -> None:
+    setup = a_setup(a_team("red", gpus=8), a_team("blue", gpus=8))
+    back = a_request(1, team="red", is_recovery=True, attempts=1, avoid=tuple(room.life.key for room in rooms(2)))
+
+    answers = passed(setup, rooms(2), back, a_request(2, nodes=2, team="blue"), a_request(3, team="blue"))
+
+    assert answers["job-1"].action is Action.WAIT
+    assert answers["job-2"].action is Action.NO_QUOTA
+    assert answers["job-3"].action is Action.ADMIT
+
+
+def test_a_job_whose_type_has_no_node_holds_up_nobody() -> None:
+    strict = a_team("red", queue={"strategy": "StrictFIFO", "groups": [{"ml.p4d.24xlarge": {GPU: 8}, P5: {GPU: 8}}]})
+    lost = a_request(1, team="red", attempts=1, instance_types=("ml.p4d.24xlarge",))
+
+    answers = passed(a_setup(strict), rooms(1), lost, a_request(2, team="red"))
+
+    assert actions(answers) == {"job-1": Action.WAIT, "job-2": Action.ADMIT}
+
+
+def test_a_persons_limit_counts_what_this_pass_admits() -> None:
+    setup = a_setup(a_team("red", mostAcceleratorsPerUser=16))
+    mine = [a_request(number, team="red", owner="role/ana") for number in (1, 2)]
+
+    answers = passed(
+        setup,
+        rooms(4, 4),
+        *mine,
+        a_request(3, team="red", owner="role/bo"),
+        charges=[a_charge(9, "red", 4, owner="role/ana", use={})],
+    )
+
+    assert (answers["job-1"].action, answers["job-2"].action) == (Action.ADMIT, Action.HELD)
+    assert answers["job-2"].reason == (
+        "Waits, whatever is free: 16 of 16 accelerators that role/ana may hold in team red are used, it asks for 8."
+    )
+
+
+def test_a_spent_budget_holds_the_next_job_back() -> None:
+    setup = a_setup(a_team("red", budgets=[{"period": "month", "gpuHours": 10}]), a_team("blue"))
+    spent = {("red", "2026-11"): Spent(accelerator_seconds=36_000)}
+
+    answers = passed(setup, rooms(2), a_request(1, team="red"), a_request(2, team="blue"), spent=spent)
+
+    assert actions(answers) == {"job-1": Action.HELD, "job-2": Action.ADMIT}
+    assert (
+        answers["job-1"].reason
+        == "Waits, whatever is free: 10 of 10 accelerator-hours of team red in 2026-11 are used."
+    )
+
+
+def test_those_who_ask_for_the_same_are_told_so() -> None:
+    answers = passed(
+        a_setup(a_team("red", gpus=8, cohort="")), rooms(4), *[a_request(n, team="red", nodes=2) for n in (1, 2)]
+    )
+
+    assert actions(answers) == {"job-1": Action.NO_QUOTA, "job-2": Action.ALIKE}
+    assert answers["job-2"].reason.startswith("As job-1, which asks for the same: ")
+
+
+def test_a_team_that_is_gone_and_a_queue_that_is_stopped_hold_back() -> None:
+    setup = a_setup(a_team("red", queue={"stop": "Hold"}))
+
+    answers = passed(setup, rooms(2), a_request(1, team="red"), a_request(2, team="gone"))
+
+    assert answers["job-1"].reason == "Its queue admits nobody: Hold."
+    assert answers["job-2"].reason == "There is no team gone any more."
