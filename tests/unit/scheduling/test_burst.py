@@ -21,7 +21,7 @@ from evenkeel.domain.scheduling.burst import (
     judge_stay,
 )
 from evenkeel.domain.scheduling.pools import Market
-from evenkeel.domain.scheduling.starts import Asked, Held, expected_starts, left_of
+from evenkeel.domain.scheduling.starts import Asked, Held, expected_starts, expected_wait, left_of
 from tests.unit.scheduling.markets import HOUR, NOW, a_pool, a_reservation, at
 
 HOME = Home(pool="committed", launch_seconds=60)
@@ -194,6 +194,11 @@ def test_the_queue_is_played_forward_in_its_order() -> None:
 
 def test_who_asks_for_more_than_there_is_waits_for_ever_and_holds_up_nobody() -> None:
     assert expected_starts(4, [], [Asked(5, 1), Asked(4, 1)]) == (math.inf, 0)
+
+
+def test_a_forecast_that_did_not_come_true_is_not_believed_for_ever() -> None:
+    assert expected_wait(600, 60) == 600
+    assert expected_wait(600, 3600) == 3600
 
 
 def test_a_run_that_has_outlasted_its_estimate_is_expected_to_go_on() -> None:

@@ -51,3 +51,12 @@ def left_of(estimate_seconds: float, ran_seconds: float) -> float:
     """
     left = estimate_seconds - ran_seconds
     return left if left > 0 else max(60.0, ran_seconds / 2)
+
+
+def expected_wait(forecast_seconds: float, waited_seconds: float) -> float:
+    """Return how much longer a job is expected to wait.
+
+    A forecast knows nothing of who will yet come and go ahead. A job that was to start soon and has waited for an hour
+    all the same is taken to wait for another: so nobody pays for waiting much longer than renting would have cost.
+    """
+    return max(forecast_seconds, waited_seconds)

@@ -1,0 +1,807 @@
+"""Burst and placement in virtual time: what the placement rules save on a real trace, against three simpler ways.
+
+    python -m bench.burst                     the whole: tuning, measuring, frontier (some minutes; see --help)
+    python -m bench.burst --seeds 2 --quick   a look
+
+Everything given is in `bench/setups/burst.json`, which was fixed before the first run. The decisions are those of the
+service: `placement.place`, `burst.judge_stay`, `starts.expected_starts`, `shortages`. The world around them is not:
+nodes, markets and jobs are played here, and every policy plays in the same one, with the same luck.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import functools
+import heapq
+import itertools
+import json
+import math
+import random
+import statistics
+import sys
+import time
+from bisect import insort
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from evenkeel.domain.economics import money
+from evenkeel.domain.scheduling.burst import Guest, Home, Stay, StayFacts, judge_stay
+from evenkeel.domain.scheduling.placement import (
+    Chance,
+    Placement,
+    PlacementFacts,
+    Spending,
+    Terms,
+    Waiting,
+    place,
+    shadow_price,
+)
+from evenkeel.domain.scheduling.pools import LaunchDelay, Market, Pool
+from evenkeel.domain.scheduling.portability import Place
+from evenkeel.domain.scheduling.shortages import Shortages
+from evenkeel.domain.scheduling.starts import Asked, Held, expected_starts, expected_wait, left_of
+
+Json = dict[str, Any]
+HERE = Path(__file__).parent
+HOUR = 3600.0
+BEGIN = datetime(2026, 1, 5, tzinfo=UTC)
+_RESAMPLES = 2000
+
+
+def load_setup() -> Json:
+    """Read what was fixed before the first run."""
+    found: Json = json.loads((HERE / "setups" / "burst.json").read_text(encoding="utf-8"))
+    return found
+
+
+# ---------------------------------------------------------------- the jobs
+
+
+@dataclass(slots=True)
+class Job:
+    """One job of the trace, and what has become of it."""
+
+    name: str
+    team: str
+    kind: str
+    at: float
+    nodes: int
+    per_node: int
+    run: float
+    estimate: float
+    saves: bool
+    value: int
+    """Micro-dollars an hour of delay."""
+    done: float = 0.0
+    starts: int = 0
+    ended: float = -1.0
+
+    @property
+    def gpus(self) -> int:
+        return self.nodes * self.per_node
+
+    @property
+    def guess(self) -> float:
+        """How much longer it is expected to take."""
+        return left_of(self.estimate, self.done)
+
+
+@functools.cache
+def _trace() -> tuple[dict[str, list[tuple[float, int]]], list[float]]:
+    arrivals: dict[str, list[tuple[float, int]]] = {}
+    with (HERE / "traces" / "philly_arrivals.csv").open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            arrivals.setdefault(row["vc"], []).append((float(row["submit_s"]), int(row["gpus"])))
+    with (HERE / "traces" / "philly_runtime_quantiles.csv").open(encoding="utf-8") as file:
+        lengths = [float(line) for line in list(file)[1:]]
+    return arrivals, lengths
+
+
+def jobs_of(setup: Json, seed: int, sigma: float) -> list[Job]:
+    """Draw one month of jobs, in the order in which they arrive."""
+    rng = random.Random(f"{seed}/jobs")
+    told = setup["jobs"]
+    arrivals, lengths = _trace()
+    window = told["days"] * 86_400
+    kinds = list(told["classes"])
+    weights = [told["classes"][kind]["share"] for kind in kinds]
+    found = []
+    for vc in sorted(arrivals):
+        span = arrivals[vc][-1][0]
+        if span < window:
+            continue
+        offset = rng.random() * span
+        for at, gpus in arrivals[vc]:
+            moment = (at - offset) % span
+            place_in = rng.random() * (len(lengths) - 1)
+            low = int(place_in)
+            run = lengths[low] + (place_in - low) * (lengths[low + 1] - lengths[low])
+            run = min(max(run, 1.0), told["mostRunSeconds"])
+            kind = rng.choices(kinds, weights)[0]
+            wrong = math.exp(rng.gauss(0, 1) * sigma)
+            saves = rng.random() < told["classes"][kind]["checkpoints"]
+            if moment >= window:
+                continue
+            nodes = max(1, -(-gpus // 8))
+            value = round(told["classes"][kind]["usdPerHourOfDelay"] * money.MICROS)
+            found.append(
+                Job("", vc, kind, moment, nodes, gpus if nodes == 1 else 8, run, max(60.0, run * wrong), saves, value)
+            )
+    found.sort(key=lambda job: job.at)
+    for number, job in enumerate(found):
+        job.name = f"job-{number:05}"
+    return found
+
+
+# ---------------------------------------------------------------- the market
+
+
+class MarketOfNodes:
+    """Which (type, zone, kind) has capacity when: open and closed in turn, the same for every policy of one seed."""
+
+    def __init__(self, setup: Json, seed: int) -> None:
+        self.setup, self.seed = setup["market"], seed
+        self.switches: dict[tuple[str, str, Market], tuple[random.Random, list[float]]] = {}
+
+    def is_open(self, instance_type: str, zone: str, market: Market, now: float) -> bool:
+        """Whether a request would be served."""
+        key = (instance_type, zone, market)
+        law = self.setup["spot" if market is Market.SPOT else "onDemand"]
+        if key not in self.switches:
+            rng = random.Random(f"{self.seed}/market/{instance_type}/{zone}/{market}")
+            share_open = law["meanOpenHours"] / (law["meanOpenHours"] + law["meanClosedHours"])
+            self.switches[key] = (rng, [0.0] if rng.random() < share_open else [0.0, 0.0])
+        rng, times = self.switches[key]
+        while times[-1] <= now:
+            mean = law["meanOpenHours"] if len(times) % 2 else law["meanClosedHours"]
+            times.append(times[-1] + rng.expovariate(1 / (mean * HOUR)))
+        return len([at for at in times if at <= now]) % 2 == 1 if len(times) < 64 else self._bisected(times, now)
+
+    @staticmethod
+    def _bisected(times: list[float], now: float) -> bool:
+        low, high = 0, len(times)
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (middle + 1, high) if times[middle] <= now else (low, middle)
+        return low % 2 == 1
+
+    def launch_seconds(self, job: Job) -> float:
+        """Draw how long this start of this job takes until its last node is Ready."""
+        rng = random.Random(f"{self.seed}/launch/{job.name}/{job.starts}")
+        law = self.setup["launch"]
+        return max(math.exp(math.log(law["medianSeconds"]) + law["sigma"] * rng.gauss(0, 1)) for _ in range(job.nodes))
+
+    def interrupted_after(self, job: Job) -> float:
+        """Draw when the first of this start's spot nodes is taken back."""
+        rng = random.Random(f"{self.seed}/reclaim/{job.name}/{job.starts}")
+        return rng.expovariate(self.setup["spot"]["interruptionsPerNodeHour"] * job.nodes / HOUR)
+
+
+# ---------------------------------------------------------------- policies
+
+
+@dataclass(frozen=True)
+class Way:
+    """One policy with its knobs."""
+
+    name: str
+    order: str
+    patience_hours: float = math.inf
+    """After so long a job that waits is rented for; infinite: never. Not for `evenkeel`, which weighs."""
+    spot: bool = False
+    most_gpus: int = 64
+    value_factor: float = 1.0
+    """`evenkeel` only: how many times the price of delay it believes in, for the frontier."""
+
+    def key(self, job: Job) -> tuple[float, float, str]:
+        """Return the job's place in the queue."""
+        if self.order == "class":
+            return (-job.value, job.at, job.name)
+        if self.order == "value":
+            return (-job.value / (job.gpus * job.estimate), job.at, job.name)
+        return (0.0, job.at, job.name)
+
+
+def baselines(setup: Json) -> dict[str, list[Way]]:
+    """Return every knob of the three baselines, as the setup lists them."""
+    told = setup["baselines"]
+    always, greedy = told["always"], told["greedy"]
+    return {
+        "committed": [Way("committed", order) for order in told["committed"]["orders"]],
+        "always": [
+            Way("always", *each)
+            for each in itertools.product(always["orders"], [0.0], always["spot"], always["mostGpus"])
+        ],
+        "greedy": [
+            Way("greedy", *each)
+            for each in itertools.product(greedy["orders"], greedy["patienceHours"], greedy["spot"], greedy["mostGpus"])
+        ],
+    }
+
+
+# ---------------------------------------------------------------- the world
+
+
+@dataclass(slots=True)
+class Run:
+    """One start of one job."""
+
+    job: Job
+    token: int
+    began: float
+    trains_at: float
+    ends_at: float
+    seats: tuple[tuple[int, int], ...] = ()
+    """Committed: (node, GPUs)."""
+    pool: Pool | None = None
+    """Rented."""
+    zone: str = ""
+
+
+@dataclass
+class Outcome:
+    """What one policy came to in one world."""
+
+    rent_parts: int = 0
+    delay_parts: int = 0
+    delays: list[float] = field(default_factory=list)
+    rentals: int = 0
+    interruptions: int = 0
+    moves: int = 0
+    most_fleet_rate: int = 0
+    most_team_rate: int = 0
+    idle_share: float = 0.0
+    """Committed GPU-hours of the window that nothing ran on."""
+    cpu_seconds: float = 0.0
+
+    @property
+    def usd(self) -> float:
+        return (self.rent_parts + self.delay_parts) / money.PARTS
+
+
+class World:
+    """One month, one policy."""
+
+    def __init__(self, setup: Json, way: Way, seed: int, sigma: float | None = None) -> None:
+        self.setup, self.way = setup, way
+        self.market = MarketOfNodes(setup, seed)
+        self.jobs = jobs_of(setup, seed, setup["jobs"]["estimate"]["sigma"] if sigma is None else sigma)
+        self.sigma = setup["jobs"]["estimate"]["sigma"] if sigma is None else sigma
+        self.free = [8] * setup["committed"]["nodes"]
+        self.queue: list[tuple[tuple[float, float, str], Job]] = []
+        self.runs: dict[int, Run] = {}
+        self.rented: set[int] = set()
+        self.leaving: dict[int, Run] = {}
+        self.events: list[tuple[float, int, int, int]] = []
+        self.numbers = itertools.count()
+        self.memory = Shortages()
+        self.rates: dict[str, int] = {}
+        self.fleet_rate = 0
+        self.caps = [round(setup["caps"][cap] * money.MICROS) for cap in ("teamUsdPerHour", "fleetUsdPerHour")]
+        self.pools = _pools(setup)
+        self.home_pool = _committed(setup)
+        self.share_full, self.seen_at = 0.0, 0.0
+        self.out = Outcome()
+        self.busy_gpu_seconds = 0.0
+
+    # ------------------------------------------------ the clock
+
+    def play(self) -> Outcome:
+        """Play the month, and on until the last job has ended."""
+        began = time.process_time()
+        for number, job in enumerate(self.jobs):
+            heapq.heappush(self.events, (job.at, next(self.numbers), 0, number))
+        step = self.setup["passSeconds"]
+        heapq.heappush(self.events, (step, next(self.numbers), 1, 0))
+        left = len(self.jobs)
+        while left or self.leaving:
+            now, _, kind, what = heapq.heappop(self.events)
+            self._note(now)
+            if kind == 0:
+                self._arrive(self.jobs[what], now)
+            elif kind == 1:
+                self._pass(now)
+                heapq.heappush(self.events, (now + step, next(self.numbers), 1, 0))
+            elif kind == 4:
+                self._pay(self.leaving.pop(what), now)
+            elif what in self.runs:
+                run = self.runs.pop(what)
+                left -= self._leave(run, now, is_done=kind == 2)
+                if run.seats:
+                    self._fill(now)
+        window = self.setup["jobs"]["days"] * 86_400
+        self.out.idle_share = 1 - self.busy_gpu_seconds / (8 * len(self.free) * window)
+        self.out.cpu_seconds = time.process_time() - began
+        return self.out
+
+    def _note(self, now: float) -> None:
+        """Keep how often committed capacity was wanted by more than it holds, by a half-life of a day."""
+        if now > self.seen_at:
+            fades = 0.5 ** ((now - self.seen_at) / 86_400)
+            self.share_full = self.share_full * fades + (1 - fades) * bool(self.queue)
+            self.seen_at = now
+
+    def _arrive(self, job: Job, now: float) -> None:
+        if not (self.way.order == "arrival" and self.queue) and self._seat(job, now):
+            return
+        insort(self.queue, (self.way.key(job), job))
+        if self.way.name == "evenkeel":
+            self._weigh_queue(now, [job])
+        elif self.way.patience_hours <= 0:
+            self._rent_as_told(job, now)
+
+    def _pass(self, now: float) -> None:
+        self._fill(now)
+        if self.way.name == "evenkeel":
+            self._weigh_queue(now, [job for _, job in self.queue])
+            self._go_home(now)
+        elif self.way.patience_hours < math.inf:
+            for _, job in list(self.queue):
+                if now - job.at >= self.way.patience_hours * HOUR:
+                    self._rent_as_told(job, now)
+
+    def _fill(self, now: float) -> None:
+        if not any(self.free):
+            return
+        kept = []
+        for place_in, entry in enumerate(self.queue):
+            if not self._seat(entry[1], now):
+                kept.append(entry)
+                if self.way.order == "arrival":
+                    kept += self.queue[place_in + 1 :]
+                    break
+        self.queue = kept
+
+    # ------------------------------------------------ committed nodes
+
+    def _seats(self, job: Job) -> tuple[tuple[int, int], ...]:
+        if job.nodes > 1:
+            whole = [node for node, free in enumerate(self.free) if free == 8]
+            return tuple((node, 8) for node in whole[: job.nodes]) if len(whole) >= job.nodes else ()
+        fitting = [(free, node) for node, free in enumerate(self.free) if free >= job.per_node]
+        return ((min(fitting)[1], job.per_node),) if fitting else ()
+
+    def _seat(self, job: Job, now: float, *, after: float = 0.0) -> bool:
+        seats = self._seats(job)
+        if not seats:
+            return False
+        for node, gpus in seats:
+            self.free[node] -= gpus
+        self._begin(job, now, after + self.setup["committed"]["launchSeconds"], seats=seats)
+        return True
+
+    # ------------------------------------------------ starts and ends
+
+    def _begin(self, job: Job, now: float, launch: float, **where: Any) -> Run:
+        restart = self.setup["jobs"]["restartSeconds"] if job.starts else 0
+        job.starts += 1
+        trains_at = now + launch + restart
+        run = Run(job, next(self.numbers), now, trains_at, trains_at + job.run - job.done, **where)
+        self.runs[run.token] = run
+        heapq.heappush(self.events, (run.ends_at, next(self.numbers), 2, run.token))
+        return run
+
+    def _leave(self, run: Run, now: float, *, is_done: bool) -> int:
+        """Take a run off its nodes; what it has done by now is kept where the job saves. Returns jobs ended."""
+        job = run.job
+        for node, gpus in run.seats:
+            self.free[node] += gpus
+        if run.seats:
+            window = self.setup["jobs"]["days"] * 86_400
+            self.busy_gpu_seconds += job.gpus * max(0.0, min(now, window) - min(run.began, window))
+        if run.pool:
+            self._pay(run, now)
+        if is_done:
+            job.ended = now
+            delay = max(0.0, now - job.at - job.run)
+            self.out.delays.append(delay)
+            self.out.delay_parts += round(job.value * delay)
+            return 1
+        job.done = min(job.run, job.done + max(0.0, now - run.trains_at)) if job.saves else 0.0
+        self.out.interruptions += 1
+        assert run.pool is not None  # only what is rented is taken back
+        self.memory = self.memory.with_refusal(run.pool.instance_type, run.zone, run.pool.market, _at(now))
+        self._arrive(job, now)
+        return 0
+
+    def _pay(self, run: Run, now: float) -> None:
+        assert run.pool is not None  # the caller asked
+        self.rented.discard(run.token)
+        rate = run.pool.micros_per_node_hour * run.job.nodes
+        self.rates[run.job.team] -= rate
+        self.fleet_rate -= rate
+        rental = money.Rental(
+            pool=run.pool.name,
+            job_id=run.job.name,
+            team=run.job.team,
+            micros_per_node_hour=run.pool.micros_per_node_hour,
+            nodes=run.job.nodes,
+            started_at=_at(run.began),
+            ended_at=_at(now),
+        )
+        self.out.rent_parts += rental.parts(_at(now))
+
+    # ------------------------------------------------ renting
+
+    def _rent(self, job: Job, pool: Pool, now: float, waited: float) -> bool:
+        """Ask for nodes. False where the market is closed, which is remembered."""
+        if not self.market.is_open(pool.instance_type, pool.zone, pool.market, now + waited):
+            self.memory = self.memory.with_refusal(pool.instance_type, pool.zone, pool.market, _at(now))
+            return False
+        self.memory = self.memory.with_success(pool.instance_type, pool.zone, pool.market)
+        after = self.market.interrupted_after(job) if pool.market is Market.SPOT else math.inf
+        run = self._begin(job, now, waited + self.market.launch_seconds(job), pool=pool, zone=pool.zone)
+        self.rented.add(run.token)
+        if now + waited + after < run.ends_at:
+            heapq.heappush(self.events, (now + waited + after, next(self.numbers), 3, run.token))
+        rate = pool.micros_per_node_hour * job.nodes
+        self.rates[job.team] = self.rates.get(job.team, 0) + rate
+        self.fleet_rate += rate
+        self.out.rentals += 1
+        self.out.most_fleet_rate = max(self.out.most_fleet_rate, self.fleet_rate)
+        self.out.most_team_rate = max(self.out.most_team_rate, self.rates[job.team])
+        return True
+
+    def _rent_as_told(self, job: Job, now: float) -> None:
+        """Rent as the baselines do: the cheapest kind first, within the caps, where nothing was refused lately."""
+        if job.gpus > self.way.most_gpus:
+            return
+        waited = 0.0
+        for pool in self.pools[_size(job)]:
+            if pool.market is Market.SPOT and not (self.way.spot and job.saves):
+                continue
+            rate = pool.micros_per_node_hour * job.nodes
+            if self.rates.get(job.team, 0) + rate > self.caps[0] or self.fleet_rate + rate > self.caps[1]:
+                continue
+            if self.memory.barred_until(pool.instance_type, pool.zone, pool.market, _at(now)):
+                continue
+            if self._rent(job, pool, now, waited):
+                self._unqueue(job)
+                return
+            waited += self.setup["market"]["refusalAnswerSeconds"]
+
+    def _unqueue(self, job: Job) -> None:
+        self.queue = [entry for entry in self.queue if entry[1] is not job]
+
+    # ------------------------------------------------ what Evenkeel decides
+
+    def _weigh_queue(self, now: float, jobs: Sequence[Job]) -> None:
+        if not self.queue:
+            return
+        held = [
+            Held(run.job.gpus, max(0.0, run.trains_at - now) + left_of(run.job.guess, max(0.0, now - run.trains_at)))
+            for run in self.runs.values()
+            if run.seats
+        ]
+        ordered = [job for _, job in self.queue]
+        starts = expected_starts(sum(self.free), held, [Asked(job.gpus, job.guess) for job in ordered])
+        waits = {
+            job.name: expected_wait(forecast, 0.0 if job.starts else now - job.at)
+            for job, forecast in zip(ordered, starts, strict=True)
+        }
+        queue_price = sum(job.value for job in ordered) * self.way.value_factor
+        for job in jobs:
+            rented = self.pools[_size(job)]
+            shadow = self._shadow(job, round(queue_price))
+            # Less than this no rental can cost: whoever gains less by it need not be weighed pool by pool.
+            least = min(pool.micros_per_node_hour for pool in rented) * job.nodes * job.guess
+            gain = job.value * self.way.value_factor * waits[job.name] + shadow * job.gpus * job.guess
+            if gain > least:
+                self._weigh(job, now, waits[job.name], shadow)
+
+    def _shadow(self, job: Job, queue_price: int) -> int:
+        cheapest = min(pool.micros_per_node_hour // pool.accelerators_per_node for pool in self.pools[_size(job)])
+        return shadow_price(cheapest, self.share_full, queue_price, 8 * len(self.free))
+
+    def _weigh(self, job: Job, now: float, wait: float, shadow: int) -> None:
+        waited = 0.0
+        for _ in range(1 + len(self.pools[_size(job)])):
+            decision = place(self._facts(job, now, wait, shadow))
+            if decision.action is not Placement.RENT:
+                return
+            pool = next(each for each in self.pools[_size(job)] if each.name == decision.pool)
+            if self._rent(job, pool, now, waited):
+                self._unqueue(job)
+                return
+            waited += self.setup["market"]["refusalAnswerSeconds"]
+
+    def _facts(self, job: Job, now: float, wait: float, shadow: int) -> PlacementFacts:
+        moment = _at(now)
+        chances = [
+            # It does not fit now, or it would not be asked about.
+            Chance(
+                pool=self.home_pool,
+                accelerators_left=0,
+                wait_seconds=max(1.0, wait),
+                shadow_micros_per_accelerator_hour=shadow,
+            )
+        ]
+        for pool in self.pools[_size(job)]:
+            barred = self.memory.barred_until(pool.instance_type, pool.zone, pool.market, moment)
+            left = pool.most_nodes * pool.accelerators_per_node
+            chances.append(Chance(pool=pool, accelerators_left=left, barred_until=barred))
+        waiting = Waiting(
+            job_id=job.name,
+            team=job.team,
+            job_class=job.kind,
+            nodes=job.nodes,
+            accelerators_per_node=job.per_node,
+            micros_per_hour_of_delay=round(job.value * self.way.value_factor),
+            run_seconds=job.guess,
+            p90_run_seconds=job.guess * math.exp(1.2816 * self.sigma),
+            checkpoint_seconds=self.setup["jobs"]["checkpointSeconds"] if job.saves else None,
+            restart_seconds=self.setup["jobs"]["restartSeconds"] if job.starts else 0,
+            submitted_at=_at(job.at),
+            done_seconds=job.done,
+        )
+        spending = Spending(
+            team_micros_per_hour=self.rates.get(job.team, 0),
+            fleet_micros_per_hour=self.fleet_rate,
+            team_cap_micros_per_hour=self.caps[0],
+            fleet_cap_micros_per_hour=self.caps[1],
+        )
+        return PlacementFacts(job=waiting, chances=tuple(chances), spending=spending, terms=TERMS, now=moment)
+
+    def _go_home(self, now: float) -> None:
+        """Take guests home to what the queue has left over."""
+        if not self.rented or not any(self.free):
+            return
+        guests = [(self.runs[token].pool, token) for token in self.rented]
+        dearest = sorted((-pool.micros_per_node_hour, token) for pool, token in guests if pool is not None)
+        queue_price = round(sum(job.value for _, job in self.queue) * self.way.value_factor)
+        for _, token in dearest:
+            run = self.runs[token]
+            job = run.job
+            if now < run.trains_at or not self._seats(job):
+                continue
+            assert run.pool is not None  # it is rented
+            facts = StayFacts(
+                guest=self._guest(run, now),
+                pool=run.pool,
+                home=Home(
+                    pool="committed",
+                    launch_seconds=self.setup["committed"]["launchSeconds"],
+                    shadow_micros_per_accelerator_hour=self._shadow(job, queue_price),
+                ),
+                now=_at(now),
+            )
+            if judge_stay(facts).action is not Stay.GO_HOME:
+                continue
+            # It saves, and the rent runs on meanwhile; the seats are kept for it.
+            del self.runs[token]
+            self.rented.discard(token)
+            self.leaving[token] = run
+            heapq.heappush(self.events, (now + SAVE_SECONDS, next(self.numbers), 4, token))
+            job.done = min(job.run, job.done + now + SAVE_SECONDS - run.trains_at)
+            self.out.moves += 1
+            self._seat(job, now, after=SAVE_SECONDS)
+
+    def _guest(self, run: Run, now: float) -> Guest:
+        job, trained = run.job, now - run.trains_at
+        return Guest(
+            job_id=job.name,
+            team=job.team,
+            nodes=job.nodes,
+            accelerators_per_node=job.per_node,
+            micros_per_hour_of_delay=round(job.value * self.way.value_factor),
+            left_seconds=left_of(job.estimate, job.done + trained),
+            since_checkpoint_seconds=trained % self.setup["jobs"]["checkpointSeconds"],
+            checkpoint_seconds=self.setup["jobs"]["checkpointSeconds"] if job.saves else None,
+            save_seconds=SAVE_SECONDS,
+            restart_seconds=self.setup["jobs"]["restartSeconds"],
+        )
+
+
+SAVE_SECONDS = 60.0
+TERMS = Terms()
+
+
+@functools.lru_cache(maxsize=4096)
+def _at(seconds: float) -> datetime:
+    return BEGIN + timedelta(seconds=seconds)
+
+
+def _size(job: Job) -> str:
+    """Return the smallest rented type that holds one of its pods."""
+    return next(
+        name for name, gpus in (("g5.xlarge", 1), ("g5.12xlarge", 4), ("g5.48xlarge", 8)) if gpus >= job.per_node
+    )
+
+
+def _committed(setup: Json) -> Pool:
+    told = setup["committed"]
+    launch = LaunchDelay(p50_seconds=told["launchSeconds"], p90_seconds=told["launchSeconds"])
+    return Pool(
+        name="committed",
+        cluster="hyperpod",
+        market=Market.COMMITTED,
+        instance_type=told["instanceType"],
+        accelerators_per_node=8,
+        most_nodes=told["nodes"],
+        launch=launch,
+        place=Place(),
+    )
+
+
+def _pools(setup: Json) -> dict[str, tuple[Pool, ...]]:
+    """Return by type what can be rented, the cheapest first."""
+    market = setup["market"]
+    median, sigma = market["launch"]["medianSeconds"], market["launch"]["sigma"]
+    launch = LaunchDelay(p50_seconds=median, p90_seconds=median * math.exp(1.2815515655446004 * sigma))
+    found: dict[str, tuple[Pool, ...]] = {}
+    for name, price in setup["prices"]["nodes"].items():
+        found[name] = tuple(
+            Pool(
+                name=f"{kind}-{name}-{zone}",
+                cluster="eks",
+                market=kind,
+                instance_type=name,
+                zone=zone,
+                accelerators_per_node=price["gpus"],
+                most_nodes=64,
+                micros_per_node_hour=round(price["onDemand"] * share),
+                least_billed_seconds=market["leastBilledSeconds"],
+                launch=launch,
+                interruptions_per_node_hour=law["interruptionsPerNodeHour"],
+                place=Place(),
+            )
+            for kind, share, law in (
+                (Market.SPOT, market["spotShareOfOnDemand"], market["spot"]),
+                (Market.ON_DEMAND, 1.0, market["onDemand"]),
+            )
+            for zone in market["zones"]
+        )
+    return found
+
+
+# ---------------------------------------------------------------- tuning and measuring
+
+
+def tuned(setup: Json, ways: Sequence[Way], seeds: Sequence[int]) -> tuple[Way, list[tuple[float, Way]]]:
+    """Return the best knobs: all on the first two seeds, then the best quarter on every tuning seed."""
+    first = sorted(((_mean(setup, way, seeds[:2]), way) for way in ways), key=lambda pair: pair[0])
+    kept = [way for _, way in first[: max(4, len(first) // 4)]]
+    final = sorted(((_mean(setup, way, seeds), way) for way in kept), key=lambda pair: pair[0])
+    return final[0][1], final
+
+
+def _mean(setup: Json, way: Way, seeds: Iterable[int]) -> float:
+    return statistics.fmean(World(setup, way, seed).play().usd for seed in seeds)
+
+
+def interval(ratios: Sequence[tuple[float, float]], seed: int = 1) -> tuple[float, float, float]:
+    """Return the ratio of two policies' totals over the same seeds, and its 95 % interval (bootstrap over seeds)."""
+    dice = random.Random(seed)
+
+    def ratio(pairs: Sequence[tuple[float, float]]) -> float:
+        return sum(ours for ours, _ in pairs) / sum(theirs for _, theirs in pairs)
+
+    drawn = sorted(ratio(dice.choices(ratios, k=len(ratios))) for _ in range(_RESAMPLES))
+    return ratio(ratios), drawn[int(0.025 * _RESAMPLES)], drawn[int(0.975 * _RESAMPLES) - 1]
+
+
+def told_of(outcomes: Mapping[int, Outcome]) -> Json:
+    """Return the figures of one policy over its seeds."""
+    every = list(outcomes.values())
+    delays = sorted(delay for each in every for delay in each.delays)
+    return {
+        "usd": round(statistics.fmean(each.usd for each in every)),
+        "rentUsd": round(statistics.fmean(each.rent_parts / money.PARTS for each in every)),
+        "delayUsd": round(statistics.fmean(each.delay_parts / money.PARTS for each in every)),
+        "meanDelayHours": round(statistics.fmean(delays) / HOUR, 3),
+        "p90DelayHours": round(delays[int(0.9 * len(delays))] / HOUR, 3),
+        "rentals": round(statistics.fmean(each.rentals for each in every)),
+        "interruptions": round(statistics.fmean(each.interruptions for each in every)),
+        "moves": round(statistics.fmean(each.moves for each in every)),
+        "idleShare": round(statistics.fmean(each.idle_share for each in every), 3),
+        "mostFleetUsdPerHour": round(max(each.most_fleet_rate for each in every) / money.MICROS, 2),
+        "mostTeamUsdPerHour": round(max(each.most_team_rate for each in every) / money.MICROS, 2),
+        "cpuSeconds": round(sum(each.cpu_seconds for each in every), 1),
+        "bySeed": {str(seed): round(each.usd, 2) for seed, each in outcomes.items()},
+    }
+
+
+def _shown(way: Way) -> Json:
+    return {
+        "order": way.order,
+        "spot": way.spot,
+        "patienceHours": None if way.patience_hours == math.inf else way.patience_hours,
+        "mostGpus": way.most_gpus,
+        "valueFactor": way.value_factor,
+    }
+
+
+def _frontier(setup: Json, best: Mapping[str, Way], seeds: Sequence[int]) -> Iterator[Json]:
+    """Yield (cost, wait) of each policy over its own knob: what it believes delay is worth, or its patience."""
+    ways = [replace(best["evenkeel"], value_factor=factor) for factor in setup["frontier"]["valueFactors"]]
+    ways += [replace(best["greedy"], patience_hours=hours) for hours in setup["baselines"]["greedy"]["patienceHours"]]
+    ways += [replace(best["always"], most_gpus=most) for most in setup["baselines"]["always"]["mostGpus"]]
+    ways.append(best["committed"])
+    for way in ways:
+        told = told_of({seed: World(setup, way, seed).play() for seed in seeds})
+        yield {
+            "policy": way.name,
+            **_shown(way),
+            **{name: told[name] for name in ("rentUsd", "delayUsd", "meanDelayHours")},
+        }
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Tune, measure, print; write the figures as JSON."""
+    parser = argparse.ArgumentParser(prog="python -m bench.burst", description="Burst in virtual time.")
+    parser.add_argument("--seeds", type=int, help="only the first so many measured seeds")
+    parser.add_argument("--quick", action="store_true", help="tune on one seed, leave out frontier and other estimates")
+    parser.add_argument("--output", type=Path, help="where the figures go, as JSON")
+    asked = parser.parse_args(words)
+    setup = load_setup()
+    tuning = setup["seeds"]["tuning"][: 1 if asked.quick else None]
+    seeds = setup["seeds"]["measured"][: asked.seeds]
+    best: dict[str, Way] = {}
+    found: Json = {"seeds": seeds, "tuned": {}, "policies": {}}
+    groups = {**baselines(setup), "evenkeel": [Way("evenkeel", order) for order in ("backfill", "class", "value")]}
+    for name, ways in groups.items():
+        best[name], ranking = tuned(setup, ways, tuning)
+        found["tuned"][name] = {"tried": len(ways), **_shown(best[name]), "usd": round(ranking[0][0])}
+        print(f"  tuned {name:<10} {found['tuned'][name]}", flush=True)
+    outcomes = {name: {seed: World(setup, way, seed).play() for seed in seeds} for name, way in best.items()}
+    print(f"\n  {'policy':<10}{'$':>8}{'rent $':>9}{'delay $':>9}{'mean h':>8}{'90 % h':>8}{'rentals':>9}{'idle':>7}")
+    for name, each in outcomes.items():
+        told = found["policies"][name] = told_of(each)
+        print(
+            f"  {name:<10}{told['usd']:>8}{told['rentUsd']:>9}{told['delayUsd']:>9}{told['meanDelayHours']:>8.2f}"
+            f"{told['p90DelayHours']:>8.2f}{told['rentals']:>9}{told['idleShare']:>7.1%}"
+        )
+    rivals = [name for name in outcomes if name != "evenkeel"]
+    found["ratios"] = {
+        name: dict(
+            zip(
+                ("ratio", "low", "high"),
+                (round(each, 3) for each in interval(_pairs(outcomes["evenkeel"], outcomes[name]))),
+                strict=True,
+            )
+        )
+        for name in rivals
+    }
+    for name, each in found["ratios"].items():
+        print(f"  evenkeel / {name:<10} {each['ratio']:.3f}  ({each['low']:.3f} – {each['high']:.3f})")
+    if not asked.quick:
+        found["otherEstimates"] = {}
+        rival = min(rivals, key=lambda name: found["policies"][name]["usd"])
+        for sigma in setup["jobs"]["estimate"]["otherSigmas"]:
+            pairs = [
+                (
+                    World(setup, best["evenkeel"], seed, sigma).play().usd,
+                    World(setup, best[rival], seed, sigma).play().usd,
+                )
+                for seed in seeds
+            ]
+            ratio, low, high = interval(pairs)
+            found["otherEstimates"][str(sigma)] = {
+                "against": rival,
+                "ratio": round(ratio, 3),
+                "low": round(low, 3),
+                "high": round(high, 3),
+            }
+            print(
+                f"  estimates with sigma {sigma}: evenkeel / {rival} {ratio:.3f}  ({low:.3f} – {high:.3f})", flush=True
+            )
+        found["frontier"] = list(_frontier(setup, best, seeds[:8]))
+        print("\n  frontier, 8 seeds: rent $ and mean delay h")
+        for row in found["frontier"]:
+            knob = row["valueFactor"] if row["policy"] == "evenkeel" else row["patienceHours"] or row["mostGpus"]
+            print(f"  {row['policy']:<10}{knob!s:>8}{row['rentUsd']:>10}{row['meanDelayHours']:>8.2f}")
+    if asked.output:
+        asked.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def _pairs(ours: Mapping[int, Outcome], theirs: Mapping[int, Outcome]) -> list[tuple[float, float]]:
+    return [(each.usd, theirs[seed].usd) for seed, each in ours.items()]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
