@@ -40,6 +40,18 @@ class Operation:
     body: type[Body] | None
     is_accepted: bool
     needs_key: bool
+    needs_version: bool
+
+    @property
+    def problems(self) -> Iterator[int]:
+        """The statuses of the problems that it may answer with."""
+        yield from (400, 403, 404, 429, 500, 503, 504)
+        if self.method != "get":
+            yield from (409, 413)
+        if self.needs_key:
+            yield 422
+        if self.needs_version:
+            yield from (412, 428)
 
 
 def operations() -> Iterator[Operation]:
@@ -75,6 +87,7 @@ def _operation(function: str, node: ast.FunctionDef, method: str, path: str) -> 
         body=_model(calls.get("body")),
         is_accepted="accepted" in calls,
         needs_key=bool(calls.keys() & {"idempotency_key", "request_id"}),
+        needs_version="expected_version" in calls,
     )
 
 
@@ -118,7 +131,13 @@ def document() -> Json:
                     "x-amazon-apigateway-authtype": "awsSigv4",
                 }
             },
-            "schemas": _untitled({**definitions.get("$defs", {}), "Problem": _PROBLEM}),
+            "schemas": _untitled(_reached(definitions.get("$defs", {}), bodies) | {"Problem": _PROBLEM}),
+            "responses": {
+                "Problem": {
+                    "description": "A problem.",
+                    "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}},
+                }
+            },
         },
     }
 
@@ -138,6 +157,10 @@ def _described(operation: Operation, bodies: dict[str, Json]) -> Json:
     if operation.needs_key:
         key = {"type": "string", "pattern": r"^[\x21-\x7e]{1,128}$"}
         parameters.append({"name": "Idempotency-Key", "in": "header", "required": True, "schema": key})
+    if operation.needs_version:
+        said = "The ETag that the change was written for; If-None-Match: * instead, for what is not there yet."
+        tag = {"type": "string", "pattern": r'^"[0-9]{1,9}(-[0-9a-f]{16})?"$'}
+        parameters.append({"name": "If-Match", "in": "header", "description": said, "schema": tag})
     described: Json = {
         "operationId": _camel(operation.name),
         "tags": [FUNCTIONS[operation.function]],
@@ -147,10 +170,7 @@ def _described(operation: Operation, bodies: dict[str, Json]) -> Json:
                 "description": "Accepted; Location names it." if operation.is_accepted else "Done.",
                 "content": {"application/json": {"schema": {"type": "object"}}},
             },
-            "default": {
-                "description": "A problem.",
-                "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}},
-            },
+            **{str(status): {"$ref": "#/components/responses/Problem"} for status in sorted(operation.problems)},
         },
     }
     if operation.method == "get":
@@ -159,6 +179,18 @@ def _described(operation: Operation, bodies: dict[str, Json]) -> Json:
         content = {"application/json": {"schema": bodies[operation.body.__name__]}}
         described["requestBody"] = {"required": True, "content": content}
     return described
+
+
+def _reached(schemas: Json, bodies: dict[str, Json]) -> Json:
+    """Return the schemas that a body leads to: a part that is described elsewhere leaves its own behind."""
+    found: Json = {}
+    waiting = re.findall(_REFERENCE, json.dumps(bodies))
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found[name] = schemas[name]
+            waiting += re.findall(_REFERENCE, json.dumps(schemas[name]))
+    return dict(sorted(found.items()))
 
 
 def _inlined(schema: Any, definitions: Json) -> Any:
@@ -187,6 +219,8 @@ def _camel(name: str) -> str:
     first, *others = name.split("_")
     return first + "".join(part.capitalize() for part in others)
 
+
+_REFERENCE = r"#/components/schemas/(\w+)"
 
 _SERVER = {
     "api": {"default": "api-id", "description": "Stack output ApiId"},

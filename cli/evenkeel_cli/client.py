@@ -54,6 +54,24 @@ class Client:
         headers = {"Content-Type": "application/json", "Idempotency-Key": key or f"cli-{secrets.token_hex(12)}"}
         return self._send("POST", path, json.dumps(body).encode(), headers)
 
+    def change(self, method: str, path: str, body: Json, *, version: int | None = None) -> Json:
+        """Change something as it was read.
+
+        Idempotent: yes, by the version that it was read with, which is another one afterwards.
+
+        Args:
+            method: PUT or PATCH.
+            path: Relative to the base.
+            body: What it is to be.
+            version: The version that was read; 0 = it is not there yet.
+
+        Raises:
+            CommandFailed: with the exit code that the answer means.
+        """
+        names = {} if version is None else {"If-Match": f'"{version}"'} if version else {"If-None-Match": "*"}
+        headers = {"Content-Type": "application/json", **names}
+        return self._send(method, path, json.dumps(body).encode(), headers)
+
     def _send(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Json:
         for remaining in reversed(range(_TRIES)):
             try:

@@ -1,7 +1,7 @@
-"""What administrators own: the policy, which is the shipped one with what the site has otherwise."""
+"""What administrators own: the policy, which is the shipped one with what the site has otherwise, and the quotas."""
 
 from evenkeel.runtime import api, api_types, entry, wiring
-from evenkeel.services import change_policy
+from evenkeel.services import change_policy, read_setup, set_quotas
 
 app = api.Resolver(lambda: wiring.world().telemetry)
 
@@ -39,6 +39,27 @@ def give_policy(cluster: str) -> api.Reply:
     base = world.policies.base
     change = change_policy.run(request, ledger=world.ledger, base=base, now=world.clock.now())
     return app.done(change.to_json())
+
+
+@app.put("/v1/teams/<team>/quota")
+def set_team(team: str) -> api.Reply:
+    body = app.body(api_types.TeamBody)
+    app.expect(body.team.name == team, "VALIDATION_FAILED", f"team.name: the path names {team}")
+    return _set(body.team, body.reason, app.expected_version())
+
+
+@app.put("/v1/clusters/<cluster>/quotas")
+def set_quotas_of_the_fleet(cluster: str) -> api.Reply:
+    app.expect_fleet(cluster, wiring.world().settings.fleet)
+    body = app.body(api_types.QuotasBody)
+    return _set(body.quotas, body.reason, app.expected_version())
+
+
+def _set(part: set_quotas.Part, reason: str, expected: int) -> api.Reply:
+    world = wiring.world()
+    request = set_quotas.Request(part=part, expected=expected, by=app.caller().actor, reason=reason)
+    outcome = set_quotas.run(request, world.ledger, world.passes, now=world.clock.now())
+    return app.done(read_setup.shown(outcome.part, outcome.version))
 
 
 @entry.api

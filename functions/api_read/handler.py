@@ -1,7 +1,7 @@
 """GET routes: what is so, and why. Changes nothing."""
 
 from evenkeel.runtime import api, api_types, entry, wiring
-from evenkeel.services import explain, hold_automation, paging, read_fleet, read_incidents, read_jobs
+from evenkeel.services import explain, hold_automation, paging, read_fleet, read_incidents, read_jobs, read_setup
 
 app = api.Resolver(lambda: wiring.world().telemetry)
 
@@ -43,7 +43,8 @@ def list_jobs() -> api.Reply:
         world = wiring.world()
         return app.answer(read_jobs.list_foreign(world.ledger, world.settings.kubernetes_clusters))
     page = paging.Request(query.page_size, query.next_page_token)
-    return app.answer(read_jobs.list_jobs(wiring.world().ledger, query.state, page))
+    asked = read_jobs.Filter(states=query.state, team=query.team, priority_class=query.priority_class)
+    return app.answer(read_jobs.list_jobs(wiring.world().ledger, asked, page))
 
 
 @app.get("/v1/jobs/<job_id>")
@@ -72,6 +73,20 @@ def job_logs(job_id: str) -> api.Reply:
     return app.answer(
         read_jobs.job_logs(world.ledger, world.cluster, job_id, attempt=query.attempt, rank=query.rank, tail=query.tail)
     )
+
+
+@app.get("/v1/teams/<team>/quota")
+def show_team(team: str) -> api.Reply:
+    app.query(api_types.NoQuery)
+    return app.answer(read_setup.show_team(wiring.world().ledger, team))
+
+
+@app.get("/v1/clusters/<cluster>/quotas")
+def show_quotas(cluster: str) -> api.Reply:
+    app.query(api_types.NoQuery)
+    world = wiring.world()
+    app.expect_fleet(cluster, world.settings.fleet)
+    return app.answer(read_setup.show_fleet(world.ledger))
 
 
 @app.get("/v1/incidents")

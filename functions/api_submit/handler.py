@@ -1,7 +1,7 @@
-"""What researchers change: submitting and cancelling jobs."""
+"""What researchers change: submitting, cancelling, suspending and re-ranking jobs."""
 
 from evenkeel.runtime import api, api_types, entry, wiring
-from evenkeel.services import cancel_job, read_jobs, submit_job
+from evenkeel.services import cancel_job, rank_job, read_jobs, submit_job, suspend_job
 from evenkeel.services.check_authority import Asker
 
 app = api.Resolver(lambda: wiring.world().telemetry)
@@ -35,6 +35,39 @@ def cancel(job_id: str) -> api.Reply:
     outcome = cancel_job.run(request, world.ledger, world.passes, now=world.clock.now())
     app.expect(outcome.outcome != cancel_job.CancelOutcome.ALREADY_ENDED, "JOB_ENDED", outcome.job.reason)
     return app.accepted(read_jobs.summary(outcome.job), f"/v1/jobs/{job_id}")
+
+
+@app.post("/v1/jobs/<job_id>/suspend")
+def suspend(job_id: str) -> api.Reply:
+    world = wiring.world()
+    app.idempotency_key()  # as above
+    request = suspend_job.Request(job_id=job_id, asker=_asker(), reason=app.body(api_types.CancelBody).reason)
+    job = suspend_job.suspend(request, world.ledger, world.passes, now=world.clock.now())
+    return app.accepted(read_jobs.summary(job), f"/v1/jobs/{job_id}")
+
+
+@app.post("/v1/jobs/<job_id>/resume")
+def resume(job_id: str) -> api.Reply:
+    world = wiring.world()
+    app.idempotency_key()  # as above
+    request = suspend_job.Request(job_id=job_id, asker=_asker(), reason=app.body(api_types.CancelBody).reason)
+    job = suspend_job.resume(request, world.ledger, world.passes, now=world.clock.now())
+    return app.accepted(read_jobs.summary(job), f"/v1/jobs/{job_id}")
+
+
+@app.patch("/v1/jobs/<job_id>")
+def rank(job_id: str) -> api.Reply:
+    world = wiring.world()
+    body = app.body(api_types.RankBody)
+    request = rank_job.Request(
+        job_id=job_id,
+        priority_class=body.priority_class,
+        expected=app.expected_version(),
+        asker=_asker(),
+        reason=body.reason,
+    )
+    job = rank_job.run(request, world.ledger, world.passes, now=world.clock.now())
+    return app.done(read_jobs.summary(job))
 
 
 def _asker() -> Asker:

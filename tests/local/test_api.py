@@ -32,6 +32,9 @@ NOT_PLACEABLE: dict[str, Any] = {
 NEEDS = {
     ("POST", "/v1/jobs"): "Submitter",
     ("POST", "/v1/jobs/{jobId}/cancel"): "Submitter",
+    ("POST", "/v1/jobs/{jobId}/suspend"): "Submitter",
+    ("POST", "/v1/jobs/{jobId}/resume"): "Submitter",
+    ("PATCH", "/v1/jobs/{jobId}"): "Submitter",
     ("POST", "/v1/clusters/{cluster}/automation/hold"): "Operator",
     ("POST", "/v1/clusters/{cluster}/automation/release"): "Operator",
     ("POST", "/v1/faults"): "Operator",
@@ -41,6 +44,8 @@ NEEDS = {
     ("POST", "/v1/nodes/{nodeId}/uncordon"): "Operator",
     ("GET", "/v1/clusters/{cluster}/policy"): "Admin",
     ("POST", "/v1/clusters/{cluster}/policy"): "Admin",
+    ("PUT", "/v1/clusters/{cluster}/quotas"): "Admin",
+    ("PUT", "/v1/teams/{team}/quota"): "Admin",
 }
 
 
@@ -91,18 +96,26 @@ def asked(call: Callable[[], Any]) -> str:
 def test_a_policy_opens_its_routes_and_no_other(route: Any, name: str, people: People, data_centre: DataCentre) -> None:
     path = route.path.removeprefix("/v1").replace("{cluster}", str(data_centre.context()["name"]))
     path = path.replace("{jobId}", "job-0000000404").replace("{incidentId}", "inc-0000000404")
-    path = path.replace("{decisionId}", "dec-0000000404").replace("{nodeId}", "i-00000000000000404")
+    path = (
+        path.replace("{team}", "no-such-team")
+        .replace("{decisionId}", "dec-0000000404")
+        .replace("{nodeId}", "i-00000000000000404")
+    )
     client = people[name]
 
     # Nothing that is sent here changes anything: ids that do not exist, and bodies that lack what is required.
     body = {"reason": 7}
-    code = asked(lambda: client.get(path) if route.method == "GET" else client.post(path, body))
+    code = asked(lambda: client.get(path) if route.method == "GET" else _change(client, route.method, path, body))
 
     may = POLICIES.index(name) >= POLICIES.index(NEEDS.get((route.method, route.path), "Viewer"))
     if may:
         assert code in {"OK", "NOT_FOUND", "VALIDATION_FAILED"}
     else:
         assert code in {"NOT_ALLOWED", "HTTP_403"}
+
+
+def _change(client: Client, method: str, path: str, body: dict[str, Any]) -> Any:
+    return client.post(path, body) if method == "POST" else client.change(method, path, body, version=1)
 
 
 def test_a_detector_may_report_and_not_even_read(data_centre: DataCentre, people: People) -> None:

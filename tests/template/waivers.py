@@ -21,6 +21,7 @@ WAIVERS: Final = {
     "AnswerWaitsOnLocalEngine": "The local engine knows a token by no other ARN. Only there, by condition.",
     "Read": "In the place of one id within a route that is written out.",
     "Operate": "In the place of one id within a route that is written out.",
+    "Administer": "In the place of one team within a route that is written out.",
     "Submit": "In the place of one id within a route that is written out.",
 }
 

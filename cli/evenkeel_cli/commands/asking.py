@@ -91,10 +91,11 @@ def _find(client: Client, path: str, key: str, typed: str, names: tuple[str, ...
     if _FULL_ID.fullmatch(typed):
         return typed
     if typed == "@latest":
-        latest = items(client, path, 1)
+        # Jobs that wait are listed by their queues, before the newest.
+        latest = items(client, path, 200)
         if not latest:
             raise CommandFailed(Exit.NOT_FOUND, f"There is no {what} yet.", code="NOT_FOUND")
-        return str(latest[0][key])
+        return str(max(latest, key=lambda item: item.get("submittedAt") or "")[key])
     known = items(client, path, _LOOKED_THROUGH)
     exact = [item for item in known if typed in (item[key], *(item.get(name) for name in names))]
     if exact:

@@ -23,6 +23,7 @@ from evenkeel.ports import (
     NotAllowed,
     NotFound,
     Refused,
+    StaleVersion,
     Telemetry,
     Throttled,
     TransientError,
@@ -34,6 +35,8 @@ Reply = Response[Any]
 LARGEST_BODY = 64_000
 """Characters of a request body."""
 _KEY = re.compile(r"[\x21-\x7e]{1,128}", re.ASCII)
+_TAG = re.compile(r'(?:W/)?"(\d{1,9})(?:-[0-9a-f]{16})?"', re.ASCII)
+"""An ETag of something that has a version."""
 PROBLEM_TYPE = "application/problem+json"
 
 
@@ -68,8 +71,14 @@ PROBLEMS: Mapping[str, Kind] = {
     "PLAN_SUPERSEDED": Kind(
         409, "The plan does not ask any more", "Read the incident again; answer the plan that asks now, if one does."
     ),
+    "STALE_VERSION": Kind(
+        412, "It has changed since", "Read it again, then send the change with the ETag that it has now."
+    ),
     "IDEMPOTENCY_KEY_REUSED": Kind(
         422, "Idempotency-Key was used for another request", "Use a fresh key for a different request."
+    ),
+    "PRECONDITION_MISSING": Kind(
+        428, "If-Match is missing", "Send If-Match with the ETag that you read, or If-None-Match: * for what is new."
     ),
     "THROTTLED": Kind(429, "Too many requests", "Wait a moment, then send the same request again."),
     "INTERNAL": Kind(500, "Evenkeel failed", "Report the requestId; changing requests are safe to repeat."),
@@ -195,6 +204,22 @@ class Resolver(APIGatewayRestResolver):
             raise Problem("NOT_ALLOWED", "The request carries no AWS identity.")
         return read_caller(arn, own_account=context.account_id or "")
 
+    def expected_version(self) -> int:
+        """Return the version that a change was written for: that of the ETag in If-Match; 0 for what must be new.
+
+        Raises:
+            Problem: the request names none, or names what is no ETag of ours.
+        """
+        headers = self.incoming.headers
+        if (headers.get("If-None-Match") or "").strip() == "*":
+            return 0
+        match = headers.get("If-Match") or ""
+        self.expect(bool(match.strip()), "PRECONDITION_MISSING", "This change says not what it was written for.")
+        found = _TAG.fullmatch(match.strip())
+        if found is None:
+            raise Problem("STALE_VERSION", f"{match[:80]!r} is not one ETag that this was read with.")
+        return int(found[1])
+
     def request_id(self) -> str:
         """Return what names this request durably: whose it is, and its idempotency key."""
         return f"{self.caller().principal}#{self.idempotency_key()}"
@@ -217,10 +242,14 @@ class Resolver(APIGatewayRestResolver):
         self.expect(named == own, "NOT_FOUND", f"This stack serves the fleet {own}, not {named}.")
 
     def answer(self, document: Json, *, undated: tuple[str, ...] = ("asOf",)) -> Reply:
-        """Answer a read, with an ETag over all but the fields that change with time alone; 304 where it is known."""
+        """Answer a read, with an ETag over all but the fields that change with time alone; 304 where it is known.
+
+        The ETag of what has a version begins with it, so that a change can name it.
+        """
         dated = {name: value for name, value in document.items() if name not in undated}
         digest = hashlib.sha256(json.dumps(dated, sort_keys=True, default=str).encode()).hexdigest()
-        tag = f'"{digest[:16]}"'
+        version = f"{document['version']}-" if "version" in document else ""
+        tag = f'"{version}{digest[:16]}"'
         headers: Mapping[str, str | list[str]] = {"ETag": tag, "Cache-Control": "no-cache"}
         known = self.incoming.headers.get("If-None-Match") or ""
         if tag in (part.strip().removeprefix("W/") for part in known.split(",")):
@@ -232,8 +261,8 @@ class Resolver(APIGatewayRestResolver):
         return _json(202, document, {"Location": location, "Retry-After": "1"})
 
     def done(self, document: Json) -> Reply:
-        """Answer a change that is complete."""
-        return _json(200, document, {})
+        """Answer a change that is complete; with the ETag of what has a version."""
+        return _json(200, document, {"ETag": f'"{document["version"]}"'} if "version" in document else {})
 
     def _json_body(self) -> Json:
         try:
@@ -313,6 +342,8 @@ def as_problem(error: Exception) -> Problem:
             return Problem("IDEMPOTENCY_KEY_REUSED", str(error))
         case Refused():
             return Problem(_refusal_code(error), str(error))
+        case StaleVersion():
+            return Problem("STALE_VERSION", str(error))
         case Conflict():
             return Problem("CONFLICT", "It changed while this request was being answered.")
         case Throttled():

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, 
 from evenkeel.domain.health.incidents import IncidentState
 from evenkeel.domain.health.reports import Report
 from evenkeel.domain.scheduling.jobs import JobSpec, JobState, OnNodeFault, SecretKey
+from evenkeel.domain.scheduling.teams import FleetQuotas, Team
 from evenkeel.runtime.api import Body
 
 LARGEST_PAGE = 200
@@ -108,9 +109,31 @@ class JobBody(Body):
 
 
 class CancelBody(Body):
-    """`POST /v1/jobs/{id}/cancel`."""
+    """`POST /v1/jobs/{id}/cancel`, `…/suspend` and `…/resume`."""
 
     reason: Annotated[str, StringConstraints(max_length=300), AfterValidator(_one_line)] = ""
+
+
+class RankBody(Body):
+    """`PATCH /v1/jobs/{id}`."""
+
+    priority_class: Text
+    """Empty: none, which is the lowest."""
+    reason: Annotated[str, StringConstraints(max_length=300), AfterValidator(_one_line)] = ""
+
+
+class TeamBody(Body):
+    """`PUT /v1/teams/{team}/quota`: the whole team as it is to be."""
+
+    team: Team
+    reason: Reason
+
+
+class QuotasBody(Body):
+    """`PUT /v1/clusters/{cluster}/quotas`: the whole of what no single team owns."""
+
+    quotas: FleetQuotas
+    reason: Reason
 
 
 PoolName = Annotated[str, StringConstraints(max_length=63, pattern=r"^[A-Za-z0-9._-]*$")]
@@ -252,6 +275,9 @@ class JobsQuery(PageQuery):
     """`GET /v1/jobs`."""
 
     state: Annotated[tuple[JobState, ...], BeforeValidator(_split)] = ()
+    team: Annotated[str, StringConstraints(max_length=63)] = ""
+    priority_class: Annotated[str | None, StringConstraints(max_length=63), Field(alias="class")] = None
+    """Empty: those without one."""
     foreign: Literal["", "true"] = ""
     """`true`: the work that Evenkeel did not start, instead."""
 

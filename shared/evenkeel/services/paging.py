@@ -1,14 +1,17 @@
-"""Lists in pages: newest first over one or more index partitions, continued by an opaque token."""
+"""Lists in pages: over one or more index partitions by their sort value, continued by an opaque token."""
 
 import base64
 import binascii
 import heapq
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from evenkeel.ports import Ledger, Refused, Row, Table
+
+_MOST_EXAMINED = 2000
+"""Rows that one page looks at: where a filter passes most of them over, a page is short and the next one goes on."""
 
 
 class BadPageToken(Refused):
@@ -42,11 +45,18 @@ class _Stream:
     partition: str
     size: int
     page_start: str | None
+    is_newest_first: bool
+    prefix: str
 
     def walk(self) -> Iterator[tuple[tuple[str, str], Row]]:
         while True:
             page = self.ledger.by_state(
-                self.table, self.partition, limit=self.size, cursor=self.page_start, newest_first=True
+                self.table,
+                self.partition,
+                prefix=self.prefix,
+                limit=self.size,
+                cursor=self.page_start,
+                newest_first=self.is_newest_first,
             )
             for row in page.rows:
                 yield _place(row), row
@@ -55,7 +65,13 @@ class _Stream:
             self.page_start = page.cursor
 
 
-def newest_first(ledger: Ledger, table: Table, partitions: Sequence[str], request: Request) -> Answer:
+def newest_first(
+    ledger: Ledger,
+    table: Table,
+    partitions: Sequence[str],
+    request: Request,
+    keep: Callable[[Row], bool] | None = None,
+) -> Answer:
     """Merge the partitions by their sort value, newest first.
 
     The token holds the place after which to go on, so a row that was added or that changed its partition between two
@@ -64,18 +80,52 @@ def newest_first(ledger: Ledger, table: Table, partitions: Sequence[str], reques
     Raises:
         BadPageToken: the token is not one of this list's.
     """
-    list_name = f"{table}:{','.join(sorted(partitions))}"
+    return _merged(ledger, table, partitions, request, keep, is_newest_first=True, prefix="")
+
+
+def in_order(
+    ledger: Ledger,
+    table: Table,
+    partition: str,
+    request: Request,
+    keep: Callable[[Row], bool] | None = None,
+    *,
+    prefix: str = "",
+) -> Answer:
+    """Return one partition by its sort value, the lowest first; with `prefix` only that part of it.
+
+    Raises:
+        BadPageToken: the token is not one of this list's.
+    """
+    return _merged(ledger, table, [partition], request, keep, is_newest_first=False, prefix=prefix)
+
+
+def _merged(
+    ledger: Ledger,
+    table: Table,
+    partitions: Sequence[str],
+    request: Request,
+    keep: Callable[[Row], bool] | None,
+    *,
+    is_newest_first: bool,
+    prefix: str,
+) -> Answer:
+    list_name = f"{table}:{','.join(sorted(partitions))}{prefix and f':{prefix}'}"
     after, starts = _read_token(request.token, list_name)
-    streams = [_Stream(ledger, table, name, request.size + 1, starts.get(name)) for name in partitions]
-    merged = heapq.merge(*(stream.walk() for stream in streams), key=lambda pair: pair[0], reverse=True)
+    # A filter passes many over: then small pages would be many calls.
+    size = request.size + 1 if keep is None else max(200, request.size + 1)
+    streams = [_Stream(ledger, table, name, size, starts.get(name), is_newest_first, prefix) for name in partitions]
+    merged = heapq.merge(*(stream.walk() for stream in streams), key=lambda pair: pair[0], reverse=is_newest_first)
     rows: list[Row] = []
+    examined, last = 0, after or ("", "")
     for place, row in merged:
-        if after is not None and place >= after:
+        if after is not None and (place >= after if is_newest_first else place <= after):
             continue
-        if len(rows) == request.size:
-            token = _write_token(list_name, _place(rows[-1]), {s.partition: s.page_start for s in streams})
-            return Answer(tuple(rows), token)
-        rows.append(row)
+        if len(rows) == request.size or examined == _MOST_EXAMINED:
+            return Answer(tuple(rows), _write_token(list_name, last, {s.partition: s.page_start for s in streams}))
+        examined, last = examined + 1, place
+        if keep is None or keep(row):
+            rows.append(row)
     return Answer(tuple(rows))
 
 

@@ -1,12 +1,12 @@
 """Jobs as people and programs see them: list, one job with its attempts, its timeline, its logs."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from evenkeel.domain.scheduling.foreign import ForeignWorkload, says
 from evenkeel.domain.scheduling.jobs import Attempt, Job, JobState
 from evenkeel.domain.values import rfc3339
-from evenkeel.ports import Cluster, Ledger, NotFound, Refused, Table
+from evenkeel.ports import Cluster, Ledger, NotFound, Refused, Row, Table
 from evenkeel.services import paging, rows
 
 Json = dict[str, Any]
@@ -15,11 +15,38 @@ LARGEST_LOG = 1_000_000
 """Characters of a log that one answer carries: the newest ones. A function's answer ends at 6 MB."""
 
 
-def list_jobs(ledger: Ledger, states: Sequence[JobState], page: paging.Request) -> Json:
-    """Return one page of jobs, newest first; no states = all."""
-    answer = paging.newest_first(ledger, Table.JOBS, [f"JOB#{state}" for state in states or JobState], page)
-    items = [summary(rows.read(row, Job)) for row in answer.rows]
-    return {"items": items, "nextPageToken": answer.next_token or None}
+class Filter(NamedTuple):
+    """Which jobs are wanted."""
+
+    states: Sequence[JobState] = ()
+    """None = all."""
+    team: str = ""
+    priority_class: str | None = None
+    """Empty: those without one."""
+
+    def keeps(self, row: Row) -> bool:
+        """Whether a job's row is one of them, its state aside."""
+        spec = row.doc["spec"]
+        fits_team = not self.team or spec["team"] == self.team
+        return fits_team and self.priority_class in (None, spec.get("priorityClass") or "")
+
+
+def list_jobs(ledger: Ledger, asked: Filter, page: paging.Request) -> Json:
+    """Return one page of jobs, newest first; those that wait alone, in the order of their queue.
+
+    Where teams are set up, those that wait come before all others, by team, the last of each queue first: they are kept
+    in the order of the queues. One that starts between two pages may then be given twice.
+
+    Raises:
+        BadPageToken: the token is not one of this list's.
+    """
+    keep = asked.keeps if asked.team or asked.priority_class is not None else None
+    partitions = [f"JOB#{state}" for state in asked.states or JobState]
+    if tuple(asked.states) == (JobState.PENDING,):
+        answer = paging.in_order(ledger, Table.JOBS, partitions[0], page, keep)
+    else:
+        answer = paging.newest_first(ledger, Table.JOBS, partitions, page, keep)
+    return {"items": [summary(rows.read(row, Job)) for row in answer.rows], "nextPageToken": answer.next_token or None}
 
 
 def list_foreign(ledger: Ledger, clusters: Sequence[str]) -> Json:
@@ -35,14 +62,19 @@ def show_job(ledger: Ledger, job_id: str) -> Json:
     Raises:
         NotFound: there is no such job.
     """
-    job = load_job(ledger, job_id)
+    row = ledger.get(rows.job_key(job_id))
+    if row is None:
+        raise NotFound(f"There is no job {job_id}.")
+    job = rows.read(row, Job)
     spec = job.spec
     return summary(job) | {
+        "version": row.version,
         "image": spec.image,
         "command": list(spec.command),
         "args": list(spec.args),
         # Values may hold what is nobody else's business; the names are enough to see what was set.
         "envNames": sorted(spec.env),
+        "secretEnv": {name: source.to_json() for name, source in spec.secret_env.items()},
         "instanceTypes": list(spec.instance_types),
         "checkpoint": {"uri": spec.checkpoint_uri, "claim": spec.checkpoint_claim or None},
         "recovery": {"maxRestarts": spec.max_restarts, "onNodeFault": spec.on_node_fault},
@@ -50,6 +82,7 @@ def show_job(ledger: Ledger, job_id: str) -> Json:
         "labels": spec.labels,
         "cluster": job.cluster,
         "namespace": job.namespace,
+        "serviceAccount": job.service_account or None,
         "notBefore": _instant(job.not_before),
         "distrustAfter": _instant(job.distrust_after),
         "resumePlan": job.resume_plan.to_json() if job.resume_plan else None,
@@ -125,6 +158,7 @@ def summary(job: Job) -> Json:
         "team": spec.team,
         "priorityClass": spec.priority_class or None,
         "state": job.state,
+        "isSuspended": job.is_suspended,
         "reason": job.reason,
         "nodes": spec.nodes,
         "gpusPerNode": spec.accelerators_per_node,

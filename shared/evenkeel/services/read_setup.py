@@ -1,10 +1,10 @@
 """What is set up: the fleet's teams and quotas, with the versions that a change must name."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from evenkeel.domain.scheduling.teams import FleetQuotas, SetUp, Team
-from evenkeel.ports import Ledger
+from evenkeel.ports import Ledger, NotFound
 from evenkeel.services import rows
 
 FLEET = ""
@@ -23,6 +23,31 @@ class Found(NamedTuple):
     def version_of(self, part: str) -> int:
         """Return a part's version; 0 where it was never set up."""
         return self.versions.get(part, 0)
+
+
+def show_team(ledger: Ledger, team: str) -> dict[str, Any]:
+    """Return one team as it is set up.
+
+    Raises:
+        NotFound: there is no such team.
+    """
+    row = ledger.get(rows.team_key(team))
+    if row is None:
+        raise NotFound(f"There is no team {team}.")
+    return shown(Team.model_validate_json(row.doc["document"]), row.version)
+
+
+def show_fleet(ledger: Ledger) -> dict[str, Any]:
+    """Return what no single team owns; version 0 where nothing of it was ever set up."""
+    row = ledger.get(rows.fleet_quotas_key())
+    return shown(
+        FleetQuotas.model_validate_json(row.doc["document"]) if row else FleetQuotas(), row.version if row else 0
+    )
+
+
+def shown(part: Team | FleetQuotas, version: int) -> dict[str, Any]:
+    """Return a part of the set-up with its version, as it is read and answered."""
+    return {"version": version, "team" if isinstance(part, Team) else "quotas": part.to_json()}
 
 
 def run(ledger: Ledger) -> Found:

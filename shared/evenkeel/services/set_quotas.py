@@ -13,10 +13,13 @@ WRITER = "set_quotas"
 _TRIES = 5
 
 
+Part = Team | FleetQuotas
+
+
 class Request(Value):
     """One part of the set-up as it is to be, who wants it, and why."""
 
-    part: Team | FleetQuotas
+    part: Part
     expected: int
     """The part's version that it was written for; 0 = it is not there yet."""
     by: str
@@ -26,7 +29,7 @@ class Request(Value):
 class Outcome(Value):
     """What stands there now."""
 
-    part: Team | FleetQuotas
+    part: Part
     version: int
 
 
@@ -44,7 +47,8 @@ def run(request: Request, ledger: Ledger, passes: Passes, *, now: datetime) -> O
         StaleVersion: the part is at another version.
     """
     name = request.part.name if isinstance(request.part, Team) else read_setup.FLEET
-    _refuse(check_team(request.part) if isinstance(request.part, Team) else check_fleet(request.part))
+    field = "team" if isinstance(request.part, Team) else "quotas"
+    _refuse(check_team(request.part) if isinstance(request.part, Team) else check_fleet(request.part), field)
     for _ in range(_TRIES):
         found = read_setup.run(ledger)
         version = found.version_of(name)
@@ -52,7 +56,7 @@ def run(request: Request, ledger: Ledger, passes: Passes, *, now: datetime) -> O
             break
         if version != request.expected:
             raise StaleVersion(f"{_said(name)} is at version {version}, not {request.expected}.")
-        _refuse(check_set_up(_with(found.setup, request.part)))
+        _refuse(check_set_up(_with(found.setup, request.part)), field)
         text = f"{_said(name)} set by {request.by}: {request.reason}"
         entry = TimelineEntry(at=now, kind="setup", text=text, writer=WRITER)
         try:
@@ -71,9 +75,9 @@ def run(request: Request, ledger: Ledger, passes: Passes, *, now: datetime) -> O
     return Outcome(part=request.part, version=request.expected + 1)
 
 
-def _refuse(faults: tuple[Fault, ...]) -> None:
+def _refuse(faults: tuple[Fault, ...], field: str) -> None:
     if faults:
-        raise Invalid("It cannot be set up so.", tuple(faults))
+        raise Invalid("It cannot be set up so.", tuple((f"{field}.{fault.field}", fault.message) for fault in faults))
 
 
 def _key(name: str) -> Key:
@@ -88,5 +92,5 @@ def _now(setup: SetUp, name: str) -> dict[str, Any]:
     return (setup.by_name[name] if name else setup.fleet).to_json()
 
 
-def _with(setup: SetUp, part: Team | FleetQuotas) -> SetUp:
+def _with(setup: SetUp, part: Part) -> SetUp:
     return setup.with_team(part) if isinstance(part, Team) else setup.but(fleet=part)

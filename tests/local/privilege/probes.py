@@ -816,7 +816,11 @@ def a_request(method: str, path: str, body: Json | None = None, **query: str) ->
         "resource": path,
         "path": path,
         "httpMethod": method,
-        "headers": {"Idempotency-Key": f"probe-{now().timestamp()}", "Content-Type": "application/json"},
+        "headers": {
+            "Idempotency-Key": f"probe-{now().timestamp()}",
+            "Content-Type": "application/json",
+            **({"If-None-Match": "*"} if method == "PUT" else {}),
+        },
         "multiValueHeaders": {},
         "queryStringParameters": query or None,
         "multiValueQueryStringParameters": {name: [value] for name, value in query.items()} or None,
@@ -896,6 +900,7 @@ for _path in (
     "/v1/nodes",
     "/v1/nodes/{node}",
     f"/v1/clusters/{FLEET}/automation",
+    f"/v1/clusters/{FLEET}/quotas",
 ):
     probe("api_read", comes_through=answered)(_reading(_path))
 
@@ -904,6 +909,13 @@ for _path in (
 def submits(_stage: Stage) -> Json:
     body = {"name": "probe", "image": "registry/trainer:1", "command": ["python", "train.py"]}
     return a_request("POST", "/v1/jobs", body)
+
+
+@probe("api_submit", comes_through=answered)
+def suspends_a_job(stage: Stage) -> Json:
+    job = a_job(stage, JobState.PENDING)
+    stage.put(rows.job_row(job, 0))
+    return a_request("POST", f"/v1/jobs/{job.job_id}/suspend", {})
 
 
 @probe("api_operate", comes_through=answered)
@@ -952,6 +964,12 @@ def reports_a_fault_of_a_job(stage: Stage) -> Json:
 @probe("api_admin", comes_through=answered)
 def shows_the_policy(_stage: Stage) -> Json:
     return a_request("GET", f"/v1/clusters/{FLEET}/policy")
+
+
+@probe("api_admin", comes_through=answered)
+def sets_up_what_no_team_owns(stage: Stage) -> Json:
+    stage.forget(rows.fleet_quotas_key(), rows.setup_key())
+    return a_request("PUT", f"/v1/clusters/{FLEET}/quotas", {"quotas": {}, "reason": "A probe."})
 
 
 @probe("api_admin", comes_through=answered)

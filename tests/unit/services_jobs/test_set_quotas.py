@@ -82,7 +82,7 @@ def test_faults_are_named_and_nothing_is_written() -> None:
     with pytest.raises(Invalid):
         put(world, a_team("nlp", members=[{"principal": "Research"}]))
 
-    assert [field for field, _ in refused.value.faults] == ["namespace"]
+    assert [field for field, _ in refused.value.faults] == ["team.namespace"]
     assert read_setup.run(world.ledger).version == 1
 
 

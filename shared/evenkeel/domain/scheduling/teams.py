@@ -15,9 +15,9 @@ from dataclasses import replace
 from datetime import datetime
 from enum import StrEnum
 from functools import cached_property
-from typing import NamedTuple, Self
+from typing import Annotated, NamedTuple, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, WithJsonSchema, model_validator
 
 from evenkeel.domain.scheduling.queues.documents import Document, unknown_fields
 from evenkeel.domain.scheduling.queues.objects import Cohort, Flavor, Queue
@@ -120,6 +120,12 @@ class Budget(_Part):
     usd: float | None = Field(None, ge=0, allow_inf_nan=False)
 
 
+def _of_plan(what: str) -> WithJsonSchema:
+    """Describe a part that has a schema of its own: what `evenkeel plan` reads."""
+    said = f"A {what} in the short form: docs/schemas/quota.evenkeel.schema.json."
+    return WithJsonSchema({"type": "object", "description": said})
+
+
 class TeamQueue(OwnQueue):
     """A team's queue. It bears the team's name."""
 
@@ -130,7 +136,7 @@ class Team(_Part):
     """A team: its quota, its people, where its pods run and what from, and what it may spend."""
 
     name: str
-    queue: TeamQueue = TeamQueue()
+    queue: Annotated[TeamQueue, _of_plan("queue")] = TeamQueue()
     members: tuple[Member, ...] = ()
     namespace: str = ""
     """Where its pods run; empty = the stack's own."""
@@ -164,8 +170,8 @@ class Switches(_Part):
 class FleetQuotas(_Part):
     """What no single team owns."""
 
-    cohorts: tuple[OwnCohort, ...] = ()
-    flavors: tuple[OwnFlavor, ...] = ()
+    cohorts: tuple[Annotated[OwnCohort, _of_plan("cohort")], ...] = ()
+    flavors: tuple[Annotated[OwnFlavor, _of_plan("flavor")], ...] = ()
     """Kinds of capacity. One that is not described here is the instance type of its name."""
     priority_classes: dict[str, int] = {}
     fair_sharing: bool = True

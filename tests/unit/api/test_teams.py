@@ -1,0 +1,240 @@
+"""Teams over HTTP: set up by version, by field, and who may do what in whose name."""
+
+from typing import Any
+
+import pytest
+
+from tests.unit.api.gateway import ACCOUNT, FLEET, Answer, Gateway
+
+TEAM = "/v1/teams/nlp/quota"
+QUOTAS = f"/v1/clusters/{FLEET}/quotas"
+NEW = {"If-None-Match": "*"}
+A_JOB: dict[str, Any] = {"name": "llama", "image": "registry/nlp/train:1", "command": ["python", "train.py"]}
+
+
+def role(name: str) -> str:
+    return f"arn:aws:iam::{ACCOUNT}:role/{name}"
+
+
+def session(name: str, who: str = "ana") -> str:
+    return f"arn:aws:sts::{ACCOUNT}:assumed-role/{name}/{who}"
+
+
+def a_team(**changes: Any) -> dict[str, Any]:
+    team = {
+        "name": "nlp",
+        "queue": {"cohort": "research", "groups": [{"ml.p5.48xlarge": {"nvidia.com/gpu": 16}}]},
+        "members": [
+            {"principal": role("Nlp"), "role": "submitter"},
+            {"principal": role("NlpLead"), "role": "lead"},
+            {"principal": role("Guest"), "role": "viewer"},
+        ],
+        "namespace": "nlp",
+        "serviceAccount": "nlp-trainer",
+        "images": ["registry/nlp/*"],
+    }
+    return {"team": team | changes, "reason": "The quarter's plan."}
+
+
+@pytest.fixture
+def site(gateway: Gateway) -> Gateway:
+    """A fleet of one team and one priority class."""
+    quotas = {"quotas": {"priorityClasses": {"high": 100}}, "reason": "First."}
+    assert gateway.call("PUT", QUOTAS, quotas, headers=NEW).status == 200
+    assert gateway.call("PUT", TEAM, a_team(), headers=NEW).status == 200
+    return gateway
+
+
+def submitted(site: Gateway, caller: str = session("Nlp"), key: str = "key-1", **changes: Any) -> Answer:
+    return site.post("/v1/jobs", A_JOB | changes, caller=caller, key=key)
+
+
+def test_a_team_is_set_up_and_read_with_its_version(gateway: Gateway) -> None:
+    put = gateway.call("PUT", TEAM, a_team(), headers=NEW)
+    read = gateway.get(TEAM)
+
+    assert (put.status, put.headers["ETag"]) == (200, '"1"')
+    assert read.document == put.document
+    assert read.document["team"]["namespace"] == "nlp"
+    assert read.headers["ETag"].startswith('"1-')
+
+
+def test_the_fleets_part_can_be_read_before_it_is_set_up(gateway: Gateway) -> None:
+    answer = gateway.get(QUOTAS)
+
+    assert (answer.status, answer.document["version"], answer.document["quotas"]["fairSharing"]) == (200, 0, True)
+
+
+def test_a_change_names_the_etag_that_was_read(site: Gateway) -> None:
+    tag = site.get(TEAM).headers["ETag"]
+
+    answers = [
+        site.call("PUT", TEAM, a_team(namespace="other"), headers=headers)
+        for headers in ({}, {"If-Match": '"7"'}, {"If-Match": "*"}, NEW, {"If-Match": tag}, {"If-Match": tag})
+    ]
+
+    assert [answer.status for answer in answers] == [428, 412, 412, 412, 200, 200]
+    assert [answer.document["code"] for answer in answers[:2]] == ["PRECONDITION_MISSING", "STALE_VERSION"]
+    assert site.get(TEAM).document["version"] == 2
+
+
+def test_another_change_under_an_old_etag_is_refused(site: Gateway) -> None:
+    site.call("PUT", TEAM, a_team(namespace="other"), headers={"If-Match": '"1"'})
+
+    answer = site.call("PUT", TEAM, a_team(namespace="third"), headers={"If-Match": '"1"'})
+
+    assert (answer.status, answer.document["code"]) == (412, "STALE_VERSION")
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (a_team(members=[{"principal": "ana"}]), "team.members.0.principal"),
+        (a_team(namespace="kube-system"), "team.namespace"),
+        (a_team(budget=5), "team.budget"),
+        (a_team(queue={"groups": [{"a": {"gpu": "many"}}]}), "team.queue.groups[0].a.gpu"),
+        ({"team": a_team()["team"]}, "reason"),
+        ({"reason": "x"}, "team"),
+    ],
+)
+def test_what_is_wrong_with_a_team_is_named_by_field(gateway: Gateway, body: dict[str, Any], field: str) -> None:
+    answer = gateway.call("PUT", TEAM, body, headers=NEW)
+
+    assert (answer.status, answer.document["code"]) == (400, "VALIDATION_FAILED")
+    assert answer.document["errors"][0]["field"].startswith(field)
+
+
+def test_a_team_bears_the_name_of_its_path(gateway: Gateway) -> None:
+    answer = gateway.call("PUT", "/v1/teams/vision/quota", a_team(), headers=NEW)
+
+    assert (answer.status, answer.document["code"]) == (400, "VALIDATION_FAILED")
+    assert gateway.get("/v1/teams/vision/quota").status == 404
+
+
+def test_a_member_submits_and_the_team_says_where_and_as_whom(site: Gateway) -> None:
+    answer = submitted(site, priorityClass="high")
+
+    job = site.get(f"/v1/jobs/{answer.document['jobId']}").document
+    assert (answer.status, job["team"], job["namespace"], job["serviceAccount"]) == (202, "nlp", "nlp", "nlp-trainer")
+
+
+@pytest.mark.parametrize("caller", [session("Guest"), session("Other"), session("Other", "Nlp"), role("Other")])
+def test_nobody_else_submits_in_a_teams_name(site: Gateway, caller: str) -> None:
+    answer = submitted(site, caller, team="nlp")
+
+    assert (answer.status, answer.document["code"]) == (403, "NOT_YOUR_TEAM")
+    assert site.get("/v1/jobs").document["items"] == []
+
+
+def test_a_role_of_the_same_name_in_another_account_is_another(site: Gateway) -> None:
+    answer = submitted(site, "arn:aws:sts::999988887777:assumed-role/Nlp/ana", team="nlp")
+
+    assert (answer.status, answer.document["code"]) == (403, "NOT_YOUR_TEAM")
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"team": "speech"}, "team"),
+        ({"image": "elsewhere/train:1"}, "image"),
+        ({"priorityClass": "urgent"}, "priorityClass"),
+        ({"secretEnv": {"A-B": {"secret": "s", "key": "k"}}}, "secretEnv.A-B"),
+        ({"secretEnv": {"TOKEN": {"secret": "../x", "key": "k"}}}, "secretEnv.TOKEN.secret"),
+        ({"secretEnv": {"WORLD_SIZE": {"secret": "s", "key": "k"}}}, "secretEnv.WORLD_SIZE"),
+        ({"namespace": "kube-system"}, "namespace"),
+        ({"serviceAccount": "admin"}, "serviceAccount"),
+    ],
+)
+def test_what_a_job_may_not_have_is_named_by_field(site: Gateway, changes: dict[str, Any], field: str) -> None:
+    answer = submitted(site, **changes)
+
+    assert (answer.status, [error["field"] for error in answer.document["errors"]]) == (400, [field])
+
+
+@pytest.mark.parametrize("verb", ["cancel", "suspend", "resume"])
+@pytest.mark.parametrize(
+    ("caller", "status"),
+    [
+        (session("Nlp", "another"), 202),
+        (session("NlpLead"), 202),
+        (session("Guest"), 403),
+        (session("Other"), 403),
+    ],
+)
+def test_a_job_is_changed_by_its_submitter_or_a_lead(site: Gateway, verb: str, caller: str, status: int) -> None:
+    job_id = submitted(site).document["jobId"]
+
+    answer = site.post(f"/v1/jobs/{job_id}/{verb}", {}, caller=caller)
+
+    assert answer.status == status
+
+
+def test_a_job_is_suspended_and_resumed(site: Gateway) -> None:
+    job_id = submitted(site).document["jobId"]
+
+    states = [
+        site.post(f"/v1/jobs/{job_id}/{verb}", {}, caller=session("Nlp")).document["state"]
+        for verb in ("suspend", "suspend", "resume", "resume")
+    ]
+
+    assert states == ["SUSPENDED", "SUSPENDED", "PENDING", "PENDING"]
+
+
+def test_a_job_is_re_ranked_as_it_was_read(site: Gateway) -> None:
+    job_id = submitted(site).document["jobId"]
+    tag = site.get(f"/v1/jobs/{job_id}").headers["ETag"]
+    body = {"priorityClass": "high"}
+
+    def ranked(headers: dict[str, str], caller: str = session("Nlp")) -> Answer:
+        return site.call("PATCH", f"/v1/jobs/{job_id}", body, caller=caller, headers=headers)
+
+    assert [ranked({}).status, ranked({"If-Match": '"9"'}).status] == [428, 412]
+    assert ranked({"If-Match": tag}, session("Other")).document["code"] == "NOT_YOUR_TEAM"
+    assert ranked({"If-Match": tag}).document["priorityClass"] == "high"
+    assert ranked({"If-Match": tag}).status == 200  # a lost answer is asked for again
+
+
+def test_a_job_that_has_ended_is_not_changed(site: Gateway) -> None:
+    job_id = submitted(site).document["jobId"]
+    site.post(f"/v1/jobs/{job_id}/cancel", {}, caller=session("Nlp"))
+
+    answers = [
+        site.post(f"/v1/jobs/{job_id}/suspend", {}, caller=session("Nlp")),
+        site.post(f"/v1/jobs/{job_id}/resume", {}, caller=session("Nlp")),
+        site.call(
+            "PATCH", f"/v1/jobs/{job_id}", {"priorityClass": ""}, caller=session("Nlp"), headers={"If-Match": '"2"'}
+        ),
+    ]
+
+    assert [(answer.status, answer.document["code"]) for answer in answers] == [(409, "JOB_ENDED")] * 3
+
+
+def test_jobs_are_listed_by_team_and_class(site: Gateway) -> None:
+    first = submitted(site, key="1", priorityClass="high").document["jobId"]
+    second = submitted(site, key="2").document["jobId"]
+
+    def listed(query: str) -> list[str]:
+        return [job["jobId"] for job in site.get(f"/v1/jobs?{query}").document["items"]]
+
+    assert listed("class=high") == [first]
+    assert listed("class=") == [second]
+    assert sorted(listed("team=nlp")) == sorted([first, second])
+    assert listed("team=vision") == []
+    third = submitted(site, key="3", priorityClass="high").document["jobId"]
+    assert listed("state=PENDING&team=nlp") == [first, third, second]
+
+
+def test_a_filtered_list_is_whole_over_its_pages(site: Gateway) -> None:
+    wanted = [submitted(site, key=f"h{n}", priorityClass="high").document["jobId"] for n in range(5)]
+    for n in range(5):
+        submitted(site, key=f"l{n}")
+
+    for state in ("", "&state=PENDING"):
+        found, token = [], ""
+        while True:
+            page = site.get(f"/v1/jobs?class=high&pageSize=2{state}" + (f"&nextPageToken={token}" if token else ""))
+            found += [job["jobId"] for job in page.document["items"]]
+            token = page.document["nextPageToken"]
+            if not token:
+                break
+        assert sorted(found) == sorted(wanted)
