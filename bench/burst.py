@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import csv
 import functools
+import hashlib
 import heapq
 import itertools
 import json
@@ -56,6 +57,11 @@ def load_setup() -> Json:
     """Read what was fixed before the first run."""
     found: Json = json.loads((HERE / "setups" / "burst.json").read_text(encoding="utf-8"))
     return found
+
+
+def setup_hash() -> str:
+    """Return the SHA-256 of what was fixed, so that figures say to what they belong."""
+    return hashlib.sha256((HERE / "setups" / "burst.json").read_bytes()).hexdigest()
 
 
 # ---------------------------------------------------------------- the jobs
@@ -485,13 +491,18 @@ class World:
         }
         queue_price = sum(job.value for job in ordered) * self.way.value_factor
         for job in jobs:
-            rented = self.pools[_size(job)]
             shadow = self._shadow(job, round(queue_price))
-            # Less than this no rental can cost: whoever gains less by it need not be weighed pool by pool.
-            least = min(pool.micros_per_node_hour for pool in rented) * job.nodes * job.guess
-            gain = job.value * self.way.value_factor * waits[job.name] + shadow * job.gpus * job.guess
-            if gain > least:
+            if self._may_pay(job, waits[job.name], shadow):
                 self._weigh(job, now, waits[job.name], shadow)
+
+    def _may_pay(self, job: Job, wait: float, shadow: int) -> bool:
+        """Whether renting could pay at all: if not, the job need not be weighed pool by pool.
+
+        No rental costs less than the cheapest node for the bare run, and none gains more than the whole wait.
+        """
+        cheapest = min(pool.micros_per_node_hour for pool in self.pools[_size(job)])
+        gain = job.value * self.way.value_factor * (wait + self.setup["committed"]["launchSeconds"])
+        return bool(gain + shadow * job.gpus * job.guess > cheapest * job.nodes * job.guess)
 
     def _shadow(self, job: Job, queue_price: int) -> int:
         cheapest = min(pool.micros_per_node_hour // pool.accelerators_per_node for pool in self.pools[_size(job)])
@@ -741,7 +752,7 @@ def main(words: Sequence[str] | None = None) -> int:
     tuning = setup["seeds"]["tuning"][: 1 if asked.quick else None]
     seeds = setup["seeds"]["measured"][: asked.seeds]
     best: dict[str, Way] = {}
-    found: Json = {"seeds": seeds, "tuned": {}, "policies": {}}
+    found: Json = {"setup": setup_hash(), "seeds": seeds, "tuned": {}, "policies": {}}
     groups = {**baselines(setup), "evenkeel": [Way("evenkeel", order) for order in ("backfill", "class", "value")]}
     for name, ways in groups.items():
         best[name], ranking = tuned(setup, ways, tuning)

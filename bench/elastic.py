@@ -1,0 +1,153 @@
+"""A day on which inference leaves accelerators idle: how much of that an elastic job recovers, without foresight.
+
+    python -m bench.elastic
+
+256 GPUs, of which a training job holds 160 for certain and inference leaves up to 96 over; a resize stops the whole job
+for 150 s (`bench/setups/burst.json`). The decisions are those of the service (`elastic.grow`, `elastic.make_room`). The
+bound is the best that anybody could do who knew the day beforehand and paid the same for each resize.
+
+    recovered = (GPU-seconds trained on idle GPUs - GPU-seconds stood still for resizes) / idle GPU-seconds
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from bench.burst import load_setup, setup_hash
+from evenkeel.domain.scheduling.elastic import ElasticJob, GrowFacts, Idle, Sizes, grow, make_room
+
+BEGIN = datetime(2026, 1, 5, tzinfo=UTC)
+DAY = 86_400
+
+
+@dataclass(frozen=True)
+class Day:
+    """What came of one day, in shares of its idle GPU-seconds."""
+
+    idle_gpu_hours: float
+    recovered: float
+    bound: float
+    resizes: int
+    best_resizes: int
+
+
+def shapes(told: dict[str, Any], name: str, seed: int = 0) -> list[int]:
+    """Return how many steps of GPUs are idle at each tick of a day."""
+    ticks, most = DAY // told["tickSeconds"], told["idle"] // told["step"]
+    if name == "all-day":
+        return [most] * ticks
+    if name == "off-peak":
+        return [
+            most if (tick * told["tickSeconds"]) // 3600 in (22, 23, 0, 1, 2, 3, 4, 5) else 0 for tick in range(ticks)
+        ]
+    dice, wander, found = random.Random(f"elastic/{seed}"), 0, []
+    for tick in range(ticks):
+        if dice.random() < told["tickSeconds"] / 600:
+            wander += dice.choice((-1, 1))
+        level = (1 + math.cos(2 * math.pi * (tick * told["tickSeconds"] - 2 * 3600) / DAY)) / 2
+        found.append(max(0, min(most, round(most * level) + wander)))
+    return found
+
+
+def play(told: dict[str, Any], idle: Sequence[int]) -> tuple[float, int]:
+    """Return the GPU-seconds recovered by the service's rules, and how often it resized."""
+    step, tick_seconds, cost = told["step"], told["tickSeconds"], told["resizeSeconds"]
+    base = (told["gpus"] - told["idle"]) // step
+    sizes = Sizes(least=base, most=told["gpus"] // step)
+    job = ElasticJob(
+        job_id="training",
+        nodes=base,
+        accelerators_per_node=step,
+        sizes=sizes,
+        since_checkpoint_seconds=0,
+        resize_seconds=cost,
+        started_at=BEGIN,
+    )
+    gained, resizes, since = 0.0, 0, list[float]()
+    for tick, free in enumerate(idle):
+        seconds = float(tick * tick_seconds)
+        now = BEGIN + timedelta(seconds=seconds)
+        extra = job.nodes - base
+        if free < extra:
+            size = job.nodes - sum(r.from_nodes - r.to_nodes for r in make_room([job], extra - free, 1).resizes)
+            job, since = job.but(nodes=size, resized_at=now), []
+            gained, resizes = gained - cost * size * step, resizes + 1
+        else:
+            # Those that stood idle longest are the last that inference takes again.
+            since = since[: free - extra] + [seconds] * (free - extra - len(since))
+            stood = sum(seconds - each for each in since)
+            facts = GrowFacts(jobs=(job,), idle=Idle(nodes=free - extra, idle_node_seconds=stood), now=now)
+            for each in grow(facts).resizes if since else ():
+                since = since[: len(since) - (each.to_nodes - each.from_nodes)]
+                job = job.but(nodes=each.to_nodes, resized_at=now)
+                gained, resizes = gained - cost * each.to_nodes * step, resizes + 1
+        gained += (job.nodes - base) * step * tick_seconds
+    return gained, resizes
+
+
+def best(told: dict[str, Any], idle: Sequence[int]) -> tuple[float, int]:
+    """Return the most that could be recovered with foresight, by going through every size at every tick."""
+    step, tick_seconds, cost = told["step"], told["tickSeconds"], told["resizeSeconds"]
+    base = (told["gpus"] - told["idle"]) // step
+    worst = (-math.inf, 0)
+    values: list[tuple[float, int]] = [(0.0, 0), *([worst] * (told["idle"] // step))]
+    for free in idle:
+        gained, resizes = max(values)
+        moved = [(gained - cost * (base + size) * step, resizes - 1) for size in range(len(values))]
+        kept = [max(value, moved[size]) if size <= free else worst for size, value in enumerate(values)]
+        values = [(value + size * step * tick_seconds, count) for size, (value, count) in enumerate(kept)]
+    gained, resizes = max(values)
+    return gained, -resizes
+
+
+def a_day(told: dict[str, Any], name: str, seed: int = 0) -> Day:
+    """Play one day."""
+    idle = shapes(told, name, seed)
+    whole = sum(idle) * told["step"] * told["tickSeconds"]
+    (gained, resizes), (most, best_resizes) = play(told, idle), best(told, idle)
+    return Day(whole / 3600, gained / whole, most / whole, resizes, best_resizes)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Play the days and print."""
+    parser = argparse.ArgumentParser(prog="python -m bench.elastic", description="An elastic job on idle GPUs.")
+    parser.add_argument("--output", type=Path, help="where the figures go, as JSON")
+    asked = parser.parse_args(words)
+    told = load_setup()["elasticDay"]
+    found: dict[str, Any] = {"setup": setup_hash()}
+    print(f"  {'day':<10}{'idle GPU-h':>11}{'recovered':>11}{'bound':>8}{'of bound':>10}{'resizes':>9}{'at best':>9}")
+    for name in told["shapes"]:
+        days = [a_day(told, name, seed) for seed in range(told["raggedSeeds"] if name == "ragged" else 1)]
+        shares = sorted(day.recovered for day in days)
+        row = {
+            "days": len(days),
+            "idleGpuHours": round(statistics.fmean(day.idle_gpu_hours for day in days), 1),
+            "recovered": round(statistics.fmean(shares), 4),
+            "low": round(shares[int(0.025 * len(shares))], 4),
+            "high": round(shares[max(0, math.ceil(0.975 * len(shares)) - 1)], 4),
+            "bound": round(statistics.fmean(day.bound for day in days), 4),
+            "resizes": round(statistics.fmean(day.resizes for day in days), 1),
+            "bestResizes": round(statistics.fmean(day.best_resizes for day in days), 1),
+        }
+        found[name] = row
+        print(
+            f"  {name:<10}{row['idleGpuHours']:>11}{row['recovered']:>11.1%}{row['bound']:>8.1%}"
+            f"{row['recovered'] / row['bound']:>10.1%}{row['resizes']:>9}{row['bestResizes']:>9}"
+        )
+    if asked.output:
+        asked.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,153 @@
+"""The world in which policies are compared: nothing is lost in it, and no limit is passed."""
+
+import copy
+import math
+from typing import Any
+
+import pytest
+
+from bench import elastic
+from bench.burst import Job, MarketOfNodes, Way, World, interval, jobs_of, load_setup
+from evenkeel.domain.economics import money
+from evenkeel.domain.scheduling.pools import Market
+
+WAYS = [
+    Way("committed", "arrival"),
+    Way("always", "value", 0.0, spot=True),
+    Way("greedy", "class", 1.0, spot=True, most_gpus=8),
+    Way("evenkeel", "class"),
+]
+
+
+def a_setup(**changes: Any) -> dict[str, Any]:
+    """A crowded two days: two committed nodes, and caps that bind."""
+    setup = copy.deepcopy(load_setup())
+    setup["jobs"]["days"] = 2
+    setup["committed"]["nodes"] = 8
+    for path, value in changes.items():
+        part, key = path.split("__")
+        setup[part][key] = value
+    return setup
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
+def test_every_job_ends_every_seat_is_given_back_and_no_cap_is_passed(way: Way) -> None:
+    setup = a_setup(caps__teamUsdPerHour=30, caps__fleetUsdPerHour=45)
+    world = World(setup, way, 7)
+
+    found = world.play()
+
+    assert len(found.delays) == len(world.jobs) == len(jobs_of(setup, 7, 0.8))
+    assert all(job.ended >= job.at + job.run for job in world.jobs)
+    assert world.free == [8] * 8
+    assert (world.queue, world.rented, world.leaving, world.fleet_rate) == ([], set(), {}, 0)
+    assert set(world.rates.values()) <= {0}
+    assert found.most_team_rate <= 30 * money.MICROS
+    assert found.most_fleet_rate <= 45 * money.MICROS
+    assert (found.rent_parts > 0) == (way.name != "committed")
+
+
+def test_the_same_world_gives_the_same_figures() -> None:
+    first, again = (World(a_setup(), WAYS[-1], 3).play() for _ in range(2))
+
+    assert first.usd == again.usd
+    assert first.delays == again.delays
+
+
+class Thorough(World):
+    """Weighs every job pool by pool, where the benchmark first looks whether that can lead to anything."""
+
+    def _may_pay(self, job: Job, wait: float, shadow: int) -> bool:
+        return True
+
+
+def test_the_look_beforehand_changes_no_decision() -> None:
+    assert Thorough(a_setup(), WAYS[-1], 3).play().delays == World(a_setup(), WAYS[-1], 3).play().delays
+
+
+class Watched(World):
+    """Looks, after each pass, at whether anything stands idle that somebody here could have."""
+
+    passes = 0
+
+    def _pass(self, now: float) -> None:
+        super()._pass(now)
+        self.passes += 1
+        assert not [job.name for _, job in self.queue if self._seats(job)]
+        before = self.out.moves
+        self._go_home(now)
+        assert self.out.moves == before
+
+
+def test_nothing_that_is_paid_for_stands_idle_while_a_job_that_fits_waits_or_would_rather_be_home() -> None:
+    world = Watched(a_setup(), WAYS[-1], 5)
+
+    found = world.play()
+
+    assert world.passes > 500
+    assert found.moves > 0
+
+
+def test_without_rented_nodes_evenkeel_is_the_committed_fleet() -> None:
+    setup = a_setup(caps__teamUsdPerHour=0, caps__fleetUsdPerHour=0)
+
+    assert (
+        World(setup, Way("evenkeel", "class"), 2).play().delays
+        == World(setup, Way("committed", "class"), 2).play().delays
+    )
+
+
+def test_a_market_is_open_as_often_as_its_law_says_and_for_everybody_alike() -> None:
+    first, second = (MarketOfNodes(load_setup(), 1) for _ in range(2))
+    moments = range(0, 400 * 86_400, 1800)
+
+    seen = [first.is_open("g5.xlarge", "a", Market.SPOT, moment) for moment in moments]
+
+    assert seen[::7] == [second.is_open("g5.xlarge", "a", Market.SPOT, moment) for moment in moments[::7]]
+    assert sum(seen) / len(seen) == pytest.approx(6 / 8, abs=0.03)
+
+
+def test_an_interval_holds_the_ratio_of_the_sums() -> None:
+    ratio, low, high = interval([(1.0, 2.0), (4.0, 4.0), (2.0, 6.0)])
+
+    assert ratio == 7 / 12
+    assert low <= ratio <= high
+
+
+# ---------------------------------------------------------------- the elastic day
+
+DAY = load_setup()["elasticDay"]
+
+
+def test_idle_all_day_costs_the_hesitation_and_one_resize() -> None:
+    day = elastic.a_day(DAY, "all-day")
+
+    # 12 idle nodes have cost a resize to 32 nodes (150 s) after 400 s: the tick at 420 s.
+    assert day.idle_gpu_hours == 2304
+    assert day.recovered == pytest.approx(1 - (420 * 96 + 150 * 256) / (2304 * 3600))
+    assert day.bound == pytest.approx(1 - 150 * 256 / (2304 * 3600))
+    assert (day.resizes, day.best_resizes) == (1, 1)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_foresight_never_beats_foresight_and_hesitation_costs_no_more_than_it_may(seed: int) -> None:
+    day = elastic.a_day(DAY, "ragged", seed)
+
+    assert 0 < day.recovered <= day.bound <= 1
+
+
+def test_the_bound_is_the_best_of_all_ways() -> None:
+    told = {**DAY, "gpus": 24, "idle": 16, "resizeSeconds": 100}
+    idle = [2, 2, 0, 1, 2, 2, 2, 0]
+    ways: list[tuple[list[int], float]] = [([], 0.0)]
+    for free in idle:
+        ways = [
+            (
+                [*sizes, size],
+                gained + size * 8 * 60 - (100 * (1 + size) * 8 if size != (sizes[-1] if sizes else 0) else 0),
+            )
+            for sizes, gained in ways
+            for size in range(free + 1)
+        ]
+
+    assert math.isclose(elastic.best(told, idle)[0], max(gained for _, gained in ways))
