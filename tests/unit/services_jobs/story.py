@@ -65,7 +65,9 @@ class Story:
     def submission(self, key: str = "key-1", principal: str = "role/ana", **changes: Any) -> submit_job.Outcome:
         own_path = {"checkpoint_uri": f"s3://checkpoints/{principal}/{key}"}
         request = submit_job.Request(
-            spec=a_spec(**(own_path | changes)), asker=Asker(principal=principal), idempotency_key=key
+            spec=a_spec(**(own_path | changes)),
+            asker=Asker(principal=principal, identity=f"111122223333:{principal}"),
+            idempotency_key=key,
         )
         return submit_job.run(
             request,
@@ -78,7 +80,11 @@ class Story:
         )
 
     def cancel(self, job_id: str, reason: str = "") -> cancel_job.Outcome:
-        request = cancel_job.Request(job_id=job_id, asker=Asker(actor="ana"), reason=reason)
+        request = cancel_job.Request(
+            job_id=job_id,
+            asker=Asker(principal="role/ana", identity="111122223333:role/ana", actor="ana"),
+            reason=reason,
+        )
         return cancel_job.run(request, self.ledger, self.passes, now=self.world.clock.now())
 
     def run_pass(self) -> schedule_jobs.Outcome:

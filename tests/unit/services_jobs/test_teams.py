@@ -1,0 +1,357 @@
+import random
+import threading
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.decisions import Decision
+from evenkeel.domain.policy import Mode, Policy, SchedulingPolicy
+from evenkeel.domain.replay import replay
+from evenkeel.domain.scheduling.jobs import AttemptState, JobState
+from evenkeel.domain.scheduling.teams import FleetQuotas, SetUp, Team
+from evenkeel.ports import Machine, Put, Table
+from evenkeel.services import read_setup, rows, set_quotas
+from tests.fakes.cluster import CLUSTER
+from tests.fakes.crashes import Crash, CrashPlan, When
+from tests.unit.scheduling.test_sharing import GPU, P5, a_team
+from tests.unit.services_jobs import audit
+from tests.unit.services_jobs.story import Story
+
+MEMBERS = [{"principal": f"arn:aws:iam::111122223333:role/{name}"} for name in ("ana", "bo")]
+
+
+def set_up(story: Story, *parts: Team | FleetQuotas) -> None:
+    found = read_setup.run(story.world.ledger)
+    for part in parts:
+        name = part.name if isinstance(part, Team) else read_setup.FLEET
+        request = set_quotas.Request(part=part, expected=found.version_of(name), by="role/Platform", reason="Quota.")
+        set_quotas.run(request, story.world.ledger, story.world.passes, now=story.world.clock.now())
+
+
+def shared(size: int = 4, red: int = 16, blue: int = 16, **more: Any) -> Story:
+    """A fleet of two teams, half of it each."""
+    story = Story(size=size, **more)
+    set_up(
+        story,
+        a_team("red", red, members=MEMBERS),
+        a_team("blue", blue, members=MEMBERS),
+        FleetQuotas(priority_classes={"low": 1, "high": 10}),
+    )
+    return story
+
+
+def setup_of(story: Story) -> SetUp:
+    return read_setup.run(story.world.ledger).setup
+
+
+def records(story: Story, job_id: str) -> list[Decision]:
+    return [rows.read(row, Decision) for row in story.world.ledger.by_state(Table.INCIDENTS, f"DEC#{job_id}").rows]
+
+
+def test_a_job_takes_its_teams_quota_until_it_is_settled() -> None:
+    story = shared()
+    job = story.submit(team="red")
+
+    story.run_pass()
+
+    (charge,) = story.world.ledger.partition(Table.QUOTAS, rows.tree_key().pk, "CHARGE#")
+    assert story.job(job.job_id).state is JobState.STARTING
+    assert (charge.doc["queue"], charge.doc["use"], charge.doc["owner"]) == ("red", {P5: {GPU: 16}}, "role/ana")
+    story.cancel(job.job_id)
+    story.settle(job.job_id)
+    assert story.charges() == []
+    assert story.usage("red") == 0
+
+
+def test_a_job_beyond_what_its_team_can_have_waits_and_says_why() -> None:
+    story = shared(red=8, blue=8)
+    job = story.submit(team="red", nodes=3)
+
+    story.run_pass()
+
+    assert story.job(job.job_id).state is JobState.PENDING
+    assert "It asks for 24 nvidia.com/gpu of ml.p5.48xlarge: 16 free, 16 at most." in story.job(job.job_id).reason
+
+
+def test_a_higher_class_has_a_lower_one_of_its_team_stopped_and_that_one_comes_back_later() -> None:
+    story = shared(size=2, red=16, blue=0)
+    low = story.running(team="red", priority_class="low")
+    story.save(low.job_id, 1, step=40)
+    high = story.submit("high", team="red", priority_class="high")
+
+    story.run_pass()
+
+    asked = story.job(low.job_id).stop_of(1)
+    assert asked
+    assert (asked.outcome, asked.by) == (AttemptState.STOPPED, f"schedule_jobs/{high.job_id}")
+    assert story.job(low.job_id).reason == f"Preempted by {high.job_id} of team red (InClusterQueue)."
+    assert story.job(high.job_id).reason == f"Waits until {low.job_id} has stopped."
+    assert (story.job(high.job_id).state, len(story.charges())) == (JobState.PENDING, 1)
+
+    story.stop(low.job_id)
+    story.world.cluster.stop(CLUSTER, low.namespace, low.job_id, 1, 0)
+    story.settle(low.job_id)
+    story.run_pass()
+
+    back = story.job(low.job_id)
+    assert (back.state, back.application_failures, back.launch_failures) == (JobState.PENDING, 0, 0)
+    assert story.job(high.job_id).state is JobState.STARTING
+    story.run_attempt(high.job_id, 1)
+    story.world.cluster.finish_pods(high.job_id, 1)
+    story.settle(high.job_id)
+    story.run_pass()
+    story.run_attempt(low.job_id, 2)
+    resumed = story.attempt(low.job_id, 2).resume_from
+    assert resumed
+    assert (resumed.attempt, resumed.step) == (1, 40)
+
+
+def test_who_has_to_stop_is_asked_once() -> None:
+    story = shared(size=2, red=16, blue=0)
+    low = story.running(team="red", priority_class="low")
+    story.submit("high", team="red", priority_class="high")
+    story.run_pass()
+    before = story.world.ledger.contents()
+
+    story.run_pass()
+    story.run_pass()
+
+    assert story.world.ledger.contents() == before
+    assert story.timeline(low.job_id).count("preempted") == 1
+
+
+def test_a_preemption_is_one_commit() -> None:
+    story = shared(size=2, red=16, blue=0)
+    low = story.running(team="red", priority_class="low")
+    high = story.submit("high", team="red", priority_class="high")
+    story.run_pass()
+
+    touched = [{write.row.key for write in writes if isinstance(write, Put)} for writes in story.world.ledger.commits]
+    together = {rows.tree_key(), rows.job_key(low.job_id), rows.job_key(high.job_id)}
+    assert [together <= keys for keys in touched].count(True) == 1
+
+
+def test_a_job_that_is_being_cancelled_is_not_asked_again_and_counts_as_leaving() -> None:
+    story = shared(size=2, red=16, blue=0)
+    low = story.running(team="red", priority_class="low", nodes=1)
+    other = story.running(team="red", priority_class="low", nodes=1)
+    story.cancel(low.job_id)
+    high = story.submit("high", team="red", priority_class="high", nodes=1)
+
+    story.run_pass()
+
+    assert story.job(other.job_id).stop_request is None
+    assert story.job(high.job_id).reason == f"Waits until {low.job_id} has stopped."
+
+
+def test_in_observe_mode_nobody_is_asked_to_stop() -> None:
+    story = shared(size=2, red=16, blue=0)
+    low = story.running(team="red", priority_class="low")
+    high = story.submit("high", team="red", priority_class="high")
+    story.mode = Mode.OBSERVE
+
+    story.run_pass()
+
+    assert story.job(low.job_id).stop_request is None
+    assert story.job(high.job_id).reason == (
+        f"Mode is observe: others would be asked to stop, but nothing is done. Waits until {low.job_id} has stopped."
+    )
+
+
+def test_every_record_replays() -> None:
+    story = shared(size=3, red=16, blue=8)
+    story.running(team="red", priority_class="low")
+    jobs = [
+        story.submit(f"own-{number}", team=team, nodes=nodes, priority_class=name)
+        for number, (team, nodes, name) in enumerate(
+            [("blue", 1, "low"), ("red", 2, "high"), ("blue", 2, ""), ("blue", 2, ""), ("red", 4, "")]
+        )
+    ]
+    for _ in range(3):
+        story.run_pass()
+
+    found = [record for job in jobs for record in records(story, job.job_id)]
+    assert {record.action for record in found} >= {"ADMIT", "PREEMPT", "ALIKE", "NEVER_FITS"}
+    for record in found:
+        assert replay(record, story.policy).differs_from(record) == ""
+
+
+def test_a_drained_queue_has_its_jobs_stopped_once() -> None:
+    story = shared()
+    job = story.running(team="red")
+    set_up(story, a_team("red", members=MEMBERS, queue={"stop": "HoldAndDrain"}))
+
+    story.run_pass()
+    story.run_pass()
+
+    asked = story.job(job.job_id).stop_of(1)
+    assert asked
+    assert asked.reason == "The queue of team red is drained."
+    assert story.timeline(job.job_id).count("preempted") == 1
+
+
+def test_jobs_older_than_the_teams_move_into_their_queues() -> None:
+    story = Story(size=2)
+    running, waiting = story.running(team="red"), story.submit("later", team="red", priority_class="")
+    lost = story.submit("lost", team="green")
+    set_up(story, a_team("red", members=MEMBERS), FleetQuotas(priority_classes={"low": 1}))
+
+    story.run_pass()
+
+    assert story.job(waiting.job_id).queue == "red"
+    assert story.job(waiting.job_id).reason.endswith(
+        "It asks for 16 nvidia.com/gpu of ml.p5.48xlarge: 0 free, 16 at most."
+    )
+    assert story.job(lost.job_id).reason == "There is no team green any more."
+    assert story.job(running.job_id).state is JobState.RUNNING
+
+
+def test_one_that_fits_behind_many_that_do_not_is_found() -> None:
+    story = shared(policy=Policy(scheduling=SchedulingPolicy(heads_per_pass=2)))
+    large = [
+        story.submit(f"key-{number}", team="red", nodes=3 + number % 2, priority_class="high") for number in range(5)
+    ]
+    small = story.submit("small", team="red", nodes=1, priority_class="low")
+    set_up(story, a_team("red", 16, cohort="", members=MEMBERS))
+
+    story.run_pass()
+
+    assert story.job(small.job_id).state is JobState.STARTING
+    assert {story.job(job.job_id).state for job in large} == {JobState.PENDING}
+
+
+def test_a_team_that_has_spent_its_budget_starts_nobody() -> None:
+    story = shared()
+    set_up(story, a_team("red", members=MEMBERS, budgets=[{"period": "month", "gpuHours": 4}]))
+    first = story.running(team="red")
+    story.world.clock.advance(3600)
+    story.world.cluster.finish_pods(first.job_id, 1)
+    story.settle(first.job_id)
+    second = story.submit("second", team="red")
+
+    story.run_pass()
+
+    row = story.world.ledger.get(rows.spent_key("red", "2026-11"))
+    assert row
+    assert row.doc == {"acceleratorSeconds": 16 * 3600, "usdMicros": 16 * 5_000_000}
+    assert story.job(second.job_id).reason == (
+        "Waits, whatever is free: 16 of 4 accelerator-hours of team red in 2026-11 are used."
+    )
+
+
+# ---------------------------------------------------------------- crashes and races
+
+
+def crowd(story: Story, name: str, count: int = 6) -> list[str]:
+    draw = random.Random(7)
+    return [
+        story.submit(
+            f"{name}-{number}", team=draw.choice(("red", "blue")), nodes=draw.choice((1, 1, 2)), priority_class=name
+        ).job_id
+        for number in range(count)
+    ]
+
+
+def work_off(story: Story) -> None:
+    """Let everything run to its end: whoever is asked to stop stops, whoever runs ends."""
+    for _ in range(200):
+        story.run_pass()
+        live = story.world.ledger.by_state(Table.JOBS, "ATTEMPT#LIVE", limit=1000).rows
+        if not live:
+            return
+        for row in live:
+            job, number = row.doc["jobId"], row.doc["attempt"]
+            if story.job(job).stop_of(number):
+                story.stop(job, number)
+            else:
+                story.run_attempt(job, number)
+                story.world.cluster.finish_pods(job, number)
+            story.settle(job, number)
+    raise AssertionError("it never comes to rest")
+
+
+def two_passes(story: Story) -> None:
+    story.run_pass()
+    story.run_pass()
+
+
+def busy(plan: CrashPlan) -> tuple[Story, list[str]]:
+    """Low classes run, on more than is their own; higher ones wait for their room."""
+    story = shared(plan=plan)
+    jobs = crowd(story, "low")
+    story.run_pass()
+    return story, [*jobs, *crowd(story, "high")]
+
+
+@pytest.mark.parametrize("when", list(When))
+def test_a_pass_that_dies_at_any_effect_breaks_no_limit_and_loses_nobody(when: When) -> None:
+    plan = CrashPlan()
+    story, jobs = busy(plan)
+    began = len(plan.effects)
+    two_passes(story)
+    assert any(story.job(job).stop_request for job in jobs)
+    effects = len(plan.effects) - began
+
+    for at in range(began + 1, began + effects + 1):
+        story, jobs = busy(CrashPlan(at, when))
+        with pytest.raises(Crash):
+            two_passes(story)
+        story.sweep()
+        work_off(story)
+        assert {story.job(job).state for job in jobs} == {JobState.SUCCEEDED}
+        assert list(audit.faults(story.world.ledger.commits, setup_of(story), 8)) == []
+
+
+def test_four_passes_and_fifty_submitters_at_once_break_no_limit_and_lose_nobody() -> None:
+    story = shared(size=8, red=32, blue=24)
+    story.world.ids = _Locked(story.world.ids)  # type: ignore[assignment]  # the same, for several threads
+    jobs: list[str] = []
+    lock = threading.Lock()
+    errors: list[BaseException] = []
+
+    def guarded(work: Any, *args: Any) -> None:
+        try:
+            work(*args)
+        except BaseException as error:  # noqa: BLE001 - told to the test
+            errors.append(error)
+
+    def submit(number: int) -> None:
+        draw = random.Random(number)
+        for turn in range(2):
+            job = story.submit(
+                f"key-{number}-{turn}",
+                team=draw.choice(("red", "blue")),
+                nodes=draw.choice((1, 2, 3)),
+                priority_class=draw.choice(("low", "high", "")),
+            )
+            with lock:
+                jobs.append(job.job_id)
+
+    def schedule() -> None:
+        for _ in range(6):
+            story.run_pass()
+
+    threads = [threading.Thread(target=guarded, args=(submit, number)) for number in range(50)]
+    threads += [threading.Thread(target=guarded, args=(schedule,)) for _ in range(4)]
+    random.Random(3).shuffle(threads)
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    work_off(story)
+
+    assert errors == []
+    assert len(jobs) == 100
+    assert {story.job(job).state for job in jobs} == {JobState.SUCCEEDED}
+    assert list(audit.faults(story.world.ledger.commits, setup_of(story), 8)) == []
+    started = [name for machine, name in story.world.workflows.executions if machine is Machine.RUN_JOB]
+    assert len(started) == len(set(started))
+
+
+class _Locked:
+    def __init__(self, inner: Any) -> None:
+        self._inner, self._lock = inner, threading.Lock()
+
+    def new(self, kind: str) -> str:
+        with self._lock:
+            return str(self._inner.new(kind))
