@@ -18,7 +18,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from evenkeel.domain.checkpoints import Distrust
 from evenkeel.domain.nodes import KubernetesNode, ProviderCluster, ProviderNode
@@ -97,8 +97,7 @@ class Table(StrEnum):
     QUOTAS = "QUOTAS"
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
+class Key(NamedTuple):
     """Where a row lives."""
 
     table: Table
@@ -125,16 +124,27 @@ class Row:
     key: Key
     doc: dict[str, Any]
     version: int = 0
-    """As read; 0 = never stored. A write stores the condition's version + 1."""
+    """As read; 0 = never stored. A write stores the condition's version + 1, or begins at `Put.born`."""
     state: tuple[str, str] | None = None
     expires_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Store a row if it is still at `row.version` (0: if there is none)."""
+    """Store a row if it is still at `row.version` (0: if there is none).
+
+    A row that is deleted and put anew under its key would come to the versions of the one before, and whoever read that
+    one could write over this one. So what is born again and again says when: its versions begin there.
+    """
 
     row: Row
+    born: int = 0
+    """What the first version counts from: another number each time, as milliseconds are."""
+
+    @property
+    def version(self) -> int:
+        """What the row is at once it is stored."""
+        return (self.row.version or self.born) + 1
 
 
 @dataclass(frozen=True, slots=True)

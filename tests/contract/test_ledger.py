@@ -72,6 +72,23 @@ def ledger(request: pytest.FixtureRequest, unique: str) -> Iterator[Ledger]:
         yield make_tables(request.getfixturevalue("engine_user").client("dynamodb"), unique)
 
 
+def test_a_row_that_is_put_anew_does_not_come_to_the_versions_of_the_one_before(ledger: Ledger) -> None:
+    ledger.commit(Put(Row(JOB, {"life": 1}), born=1_000))
+    before = stored(ledger, JOB)
+    ledger.commit(Delete(JOB, before.version))
+    ledger.commit(anew := Put(Row(JOB, {"life": 2}), born=2_000))
+
+    with pytest.raises(Conflict):
+        ledger.commit(Put(Row(JOB, {"life": 1}, before.version)))
+    with pytest.raises(Conflict):
+        ledger.commit(Delete(JOB, before.version))
+
+    now = stored(ledger, JOB)
+    assert (now.version, now.doc) == (anew.version, {"life": 2}) == (2_001, {"life": 2})
+    ledger.commit(raised := Put(Row(JOB, {"life": 3}, now.version), born=3_000))
+    assert stored(ledger, JOB).version == raised.version == 2_002
+
+
 def stored(ledger: Ledger, key: Key) -> Row:
     row = ledger.get(key)
     assert row is not None

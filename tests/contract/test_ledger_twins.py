@@ -45,9 +45,9 @@ def placed(write: Write, prefix: str) -> Write:
     """Move a write into the partitions of one example."""
     if isinstance(write, Put):
         key, state = write.row.key, write.row.state
-        moved = replace(key, pk=prefix + key.pk)
+        moved = key._replace(pk=prefix + key.pk)
         return Put(replace(write.row, key=moved, state=state and (prefix + state[0], state[1])))
-    return replace(write, key=replace(write.key, pk=prefix + write.key.pk))
+    return replace(write, key=write.key._replace(pk=prefix + write.key.pk))
 
 
 def answer(ledger: Ledger, commit: list[Write]) -> Any:

@@ -4,7 +4,6 @@ import base64
 import binascii
 import json
 import marshal
-import re
 import threading
 from collections import defaultdict
 from collections.abc import Mapping
@@ -53,9 +52,14 @@ class InMemoryLedger:
         newest_first: bool = False,
     ) -> Page:
         with self._lock:
-            all_of_state = (self.rows[key] for key in self._states.get((table, state), ()))
+            there = self._states.get((table, state))
+            if not there and cursor is None:
+                return Page(())
+            all_of_state = (self.rows[key] for key in there or ())
             ours = sorted(
-                (row for row in all_of_state if _place(row)[0].startswith(prefix)), key=_place, reverse=newest_first
+                (row for row in all_of_state if not prefix or _place(row)[0].startswith(prefix)),
+                key=_place,
+                reverse=newest_first,
             )
             if cursor is not None:
                 last = _read_cursor(cursor)
@@ -122,7 +126,7 @@ class InMemoryLedger:
         match write:
             case Put(row):
                 expires = row.expires_at and row.expires_at.replace(microsecond=0)
-                return replace(row, doc=_stored(row.doc), version=row.version + 1, expires_at=expires)
+                return Row(row.key, self._document(row.doc), write.version, row.state, expires)
             case Delete():
                 return None
             case Check(key):
@@ -131,6 +135,14 @@ class InMemoryLedger:
                 row = self.rows.get(key) or Row(key, {})
                 doc = {**row.doc, **{name: row.doc.get(name, 0) + amount for name, amount in amounts.items()}}
                 return replace(row, doc=doc, version=row.version + 1)
+
+    def _document(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a document as the store keeps it.
+
+        Raises:
+            Refused: it is not JSON, or too large.
+        """
+        return _stored(document)
 
     # ------------------------------------------------------------ for tests
 
@@ -143,9 +155,16 @@ class InMemoryLedger:
             }
 
 
-_MAYBE_WHOLE = re.compile(r"[ \[]-?\d+(?:\.0|[.\d]*[eE])")
-"""Where a document may hold a whole number as a float."""
 _ENCODED = json.JSONEncoder(allow_nan=False).encode
+
+
+def _number(text: str) -> float:
+    """Read a number that is written as a float: a whole one comes back as int."""
+    number = float(text)
+    return int(number) if number.is_integer() else number
+
+
+_DECODED = json.JSONDecoder(parse_float=_number).raw_decode
 
 
 def _key(write: Write) -> Key:
@@ -175,16 +194,13 @@ def _stored(document: Mapping[str, Any]) -> dict[str, Any]:
         raise Refused(f"a document that is not JSON: {error}") from error
     if len(text) > 400_000:
         raise Refused(f"a document of {len(text)} bytes, at most 400 kB are possible")
-    stored: dict[str, Any] = json.loads(text)
-    # Neither a whole number as a float nor half a surrogate pair comes back as it went.
-    return _plain(stored) if "\\u" in text or _MAYBE_WHOLE.search(text) else stored
+    stored: dict[str, Any] = _DECODED(text)[0]
+    return _plain(stored) if "\\u" in text else stored
 
 
 def _plain(value: Any) -> Any:
-    """What comes back from the store: whole numbers as int, text that UTF-8 can carry."""
+    """What comes back from the store: text that UTF-8 can carry, which half a surrogate pair is not."""
     match value:
-        case float() if value.is_integer():
-            return int(value)
         case str():
             return value.encode("utf-8", "backslashreplace").decode()
         case dict():

@@ -191,7 +191,8 @@ class DynamoLedger:
         """Convert one write into a member of TransactItems."""
         match write:
             case Put(row):
-                return {"Put": {"TableName": self._name(row.key.table), "Item": _stored(row), **_if_at(row.version)}}
+                item = _stored(row, write.version)
+                return {"Put": {"TableName": self._name(row.key.table), "Item": item, **_if_at(row.version)}}
             case Delete(key, version):
                 return {"Delete": {"TableName": self._name(key.table), "Key": _key(key), **_if_at(version)}}
             case Check(key, version):
@@ -259,8 +260,8 @@ def _text(text: str) -> dict[str, str]:
     return {"S": aws.encodable(text)}
 
 
-def _stored(row: Row) -> dict[str, Any]:
-    item = {**_key(row.key), "version": {"N": str(row.version + 1)}, "doc": _attribute(row.doc)}
+def _stored(row: Row, version: int) -> dict[str, Any]:
+    item = {**_key(row.key), "version": {"N": str(version)}, "doc": _attribute(row.doc)}
     if row.state:
         item |= {"stateKey": _text(row.state[0]), "stateSort": _text(row.state[1])}
     if row.expires_at:

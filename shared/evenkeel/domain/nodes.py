@@ -287,4 +287,6 @@ class FleetNode(Value):
 
     def is_same_as(self, other: "FleetNode") -> bool:
         """Whether nothing but the time of writing differs."""
-        return self == other.model_copy(update={"changed_at": self.changed_at})
+        return all(
+            getattr(self, name) == getattr(other, name) for name in type(self).model_fields if name != "changed_at"
+        )

@@ -1,5 +1,6 @@
 """The one base of every value: frozen, camelCase outside, snake_case inside."""
 
+import functools
 from datetime import UTC, datetime
 from typing import Annotated, Any, Self
 
@@ -13,9 +14,15 @@ def _utc(instant: datetime) -> datetime:
     return instant if instant.tzinfo is UTC else instant.astimezone(UTC)
 
 
+@functools.lru_cache(maxsize=4096)  # the same few instants are written again and again, with every row they are in
 def rfc3339(instant: datetime) -> str:
     """Write an instant as RFC 3339 UTC with microseconds, so that text order is time order."""
     return _utc(instant).isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"
+
+
+def milliseconds(instant: datetime) -> int:
+    """Return how many milliseconds after 1970 an instant is."""
+    return int(instant.timestamp() * 1000)
 
 
 Instant = Annotated[datetime, AfterValidator(_utc), PlainSerializer(rfc3339, return_type=str, when_used="json")]

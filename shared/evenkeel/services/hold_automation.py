@@ -5,7 +5,7 @@ from typing import Any
 
 from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.recovery.leases import Hold, Holds
-from evenkeel.domain.values import Value, rfc3339
+from evenkeel.domain.values import Value, milliseconds, rfc3339
 from evenkeel.ports import Conflict, Delete, Invalid, KeyReused, Ledger, Put, Row, Write
 from evenkeel.services import rows
 
@@ -119,7 +119,8 @@ def _once(ledger: Ledger, request: HoldRequest | ReleaseRequest, entry: Timeline
         ]
         left = (*others, wanted) if wanted else others
         if left:
-            writes.append(Put(Row(rows.hold_key(), Holds(holds=left).to_json(), row.version if row else 0)))
+            held = Row(rows.hold_key(), Holds(holds=left).to_json(), row.version if row else 0)
+            writes.append(Put(held, born=milliseconds(now)))
         elif row is not None:
             writes.append(Delete(rows.hold_key(), row.version))
         try:

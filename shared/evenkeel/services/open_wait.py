@@ -9,7 +9,7 @@ from evenkeel.domain.recovery.leases import Lease, RepairAsk
 from evenkeel.domain.recovery.repair import deadline_of
 from evenkeel.domain.recovery.seats import look
 from evenkeel.domain.recovery.validation import CheckKind, margin_seconds
-from evenkeel.domain.values import Value, rfc3339
+from evenkeel.domain.values import Value, milliseconds, rfc3339
 from evenkeel.domain.waiting import Condition, ConditionKind, Wait, wait_name
 from evenkeel.ports import Cluster, Conflict, Ledger, Provider, Put, Refused, WaitAnswers
 from evenkeel.services import evaluate_waits, incident_record, rows
@@ -74,21 +74,22 @@ def run(
         wait = Wait(
             subject=request.subject,
             name=name,
-            generation=max(last + 1, int(now.timestamp() * 1000)),
+            generation=max(last + 1, milliseconds(now)),
             token=request.token,
             opened_at=now,
             deadline_at=max(deadline, now + _LEAST),
             condition=Condition(kind=request.kind, facts=facts),
         )
-        fresh = rows.wait_row(wait, row.version if row else 0)
+        # Who still holds the row of an answered generation must not take this one for it.
+        fresh = Put(rows.wait_row(wait, row.version if row else 0), born=wait.generation)
         try:
-            ledger.commit(Put(fresh))
+            ledger.commit(fresh)
         except Conflict:
             continue
         break
     else:
         raise Conflict(f"wait {name} of {request.subject} kept changing")
-    stored = rows.wait_row(wait, fresh.version + 1)
+    stored = rows.wait_row(wait, fresh.version)
     asked = evaluate_waits.evaluate_one(
         wait,
         stored,

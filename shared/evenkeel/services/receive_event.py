@@ -22,7 +22,7 @@ from evenkeel.domain.health.incidents import Evidence, FactKind, Incident, Incid
 from evenkeel.domain.health.intake import Intake, IntakeDecision, LastIncident, join_or_open
 from evenkeel.domain.health.recurrence import History, places
 from evenkeel.domain.nodes import FleetNode, Node, NodeLife
-from evenkeel.domain.values import Value
+from evenkeel.domain.values import Value, milliseconds
 from evenkeel.events import driver_lines
 from evenkeel.ports import (
     Check,
@@ -383,7 +383,9 @@ def _recorded(
     return [
         Put(rows.fact_row(fact.fact_key, subject, now, known.version if known else 0)),
         # The pointer is put by the first and held by every other: two first-comers cannot both open.
-        Put(rows.open_row(incident.life, subject)) if opens else Check(pointer.key, pointer.version),  # type: ignore[union-attr]  # joins only what is open
+        Put(rows.open_row(incident.life, subject), born=milliseconds(now))
+        if opens
+        else Check(pointer.key, pointer.version),  # type: ignore[union-attr]  # joins only what is open
         Put(rows.incident_row(incident, 0 if opens else current.version)),  # type: ignore[union-attr]  # the same
         Put(rows.evidence_row(evidence)),
         Put(keyed),

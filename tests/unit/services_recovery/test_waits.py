@@ -1,5 +1,6 @@
 """Waits: opened, answered once, ended by their deadline, and never by an answer that was meant for another."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from evenkeel.domain.policy import JobPolicy
 from evenkeel.domain.scheduling.jobs import AttemptState, PodPhase, StopRequest
 from evenkeel.domain.waiting import Answer, ConditionKind, Wait
-from evenkeel.ports import Put, Refused, Unreachable
+from evenkeel.ports import Key, Ledger, Put, Refused, Row, Unreachable
 from evenkeel.services import evaluate_waits, hold_automation, open_wait, resolve_wait, rows
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.unit.services_jobs.story import Story
@@ -44,7 +45,7 @@ class Waits:
         found = evaluate_waits.run(**self.ports, telemetry=self.world.telemetry, **more)
         return [each.rpartition(": ")[2] for each in found.answered]
 
-    def resolve(self, place: int = -1, **changes: Any) -> str:
+    def resolve(self, place: int = -1, ledger: Ledger | None = None, **changes: Any) -> str:
         asked = self.world.wait_answers.requests[place]
         document = {
             "subject": asked.subject,
@@ -55,7 +56,7 @@ class Waits:
         }
         return resolve_wait.run(
             resolve_wait.Request.model_validate(document),
-            ledger=self.world.ledger,
+            ledger=ledger or self.world.ledger,
             tokens=self.world.tokens,
             telemetry=self.world.telemetry,
             now=self.world.clock.now(),
@@ -74,6 +75,23 @@ class Waits:
     @property
     def answers(self) -> dict[str, str]:
         return {token: answer["outcome"] for token, answer in self.world.tokens.answers.items()}
+
+
+class SlowLedger:
+    """Lets others go on after the first read of a wait, before whoever read it does."""
+
+    def __init__(self, ledger: Ledger, meanwhile: Callable[[], Any]) -> None:
+        self._ledger = ledger
+        self._meanwhile: list[Callable[[], Any]] = [meanwhile]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ledger, name)
+
+    def get(self, key: Key) -> Row | None:
+        row = self._ledger.get(key)
+        while key.sk.startswith("WAIT#") and self._meanwhile:
+            self._meanwhile.pop()()
+        return row
 
 
 @pytest.fixture
@@ -122,6 +140,21 @@ def test_an_answer_to_a_wait_that_is_gone_never_fits_the_next_of_its_name(waits:
 
     assert waits.resolve(place=0) == "STALE"
     assert waits.resolve(place=1) == "ANSWERED"
+
+
+def test_an_answer_that_stood_still_leaves_the_wait_that_was_opened_meanwhile(waits: Waits) -> None:
+    waits.open(K.ATTEMPT_RUNNING, token="token-1")
+
+    def meanwhile() -> None:
+        waits.resolve(place=0)
+        waits.world.clock.advance(1)
+        waits.open(K.ATTEMPT_RUNNING, token="token-2")
+
+    slow: Any = SlowLedger(waits.world.ledger, meanwhile)
+
+    assert waits.resolve(place=0, ledger=slow) == "STALE"
+    assert waits.resolve(place=1) == "ANSWERED"
+    assert waits.answers == {"token-1": "RUNNING", "token-2": "RUNNING"}
 
 
 def test_a_wait_of_nobody_is_refused(waits: Waits) -> None:

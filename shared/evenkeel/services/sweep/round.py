@@ -79,11 +79,11 @@ class Round:
         pace = _PACES.get(name)
         if pace is None:
             return True
-        done: dict[str, str] = self.notes.setdefault("doneAt", {})
+        done: dict[str, str] = self.notes.get("doneAt", {})
         last = done.get(name)
         if last is not None and self.now - datetime.fromisoformat(last) < timedelta(seconds=pace):
             return False
-        done[name] = rfc3339(self.now)
+        self.notes["doneAt"] = {**done, name: rfc3339(self.now)}
         return True
 
     @cached_property
