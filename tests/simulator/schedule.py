@@ -19,8 +19,8 @@ AWAY = ("provider", "cluster")
 CHAOS_SECONDS = (60.0, 100.0, 160.0)
 FAULTS = ("NvidiaErrorReboot", "NvidiaErrorTerminate", "EfaError", "XidHardwareFailure", "XidUserAppError", "NewThing")
 
-HURTS = ("together", "newcomer", "marked", "unmarked", "cut_off", "dead", "broken", "aborted")
-DEEDS = ("cordon", "uncordon", "adopt", "hold", "cancel", "answer")
+HURTS = ("together", "newcomer", "marked", "unmarked", "cut_off", "dead", "broken", "aborted", "scarce")
+DEEDS = ("cordon", "uncordon", "adopt", "hold", "mend", "cancel", "answer")
 
 
 def lay_out(world: "Simulation") -> float:
@@ -51,6 +51,8 @@ def lay_out(world: "Simulation") -> float:
         world.loop.after(chance.uniform(5, lasts - 5), _fault(world))
     if chance.random() < 0.15:
         world.loop.after(chance.uniform(5, lasts - 5), world.seen_as("fault", "together", _together(world)))
+    if chance.random() < 0.06:
+        world.loop.after(chance.uniform(5, lasts - 5), world.seen_as("fault", "scarce", _scarce(world)))
     deeds = chance.choice((0, 0, 1, 1, 2)) + (2 if world.mode == "recommend" else 0)
     for _ in range(deeds):
         world.loop.after(chance.uniform(3, lasts + 60), _deed(world))
@@ -66,12 +68,11 @@ def _jobs(world: "Simulation") -> None:
         nodes = chance.choice((1, 1, 2, min(3, world.size), world.size))
         length = chance.choice((30.0, 80.0, 200.0))
         keeps = chance.random() < 0.7
+        finishes = chance.random() < 0.15
         at = chance.choice((0.5, 1.0, 20.0, 50.0))
         world.loop.after(
             at,
-            lambda number=number, nodes=nodes, length=length, keeps=keeps: world.submit(  # type: ignore[misc]  # bound now
-                number, nodes, length, keeps=keeps
-            ),
+            functools.partial(world.submit, number, nodes, length, keeps=keeps, finishes=finishes),
         )
 
 
@@ -106,7 +107,7 @@ def _absences(world: "Simulation", lasts: float) -> None:
             begins = chance.uniform(5, lasts / 2)
             world.loop.after(begins, functools.partial(leave, port))
             world.loop.after(chance.uniform(begins, lasts), functools.partial(come_back, port))
-    if chance.random() < _RARELY:
+    if chance.random() < 2 * _RARELY:
         begins = chance.uniform(5, lasts / 2)
         world.loop.after(begins, functools.partial(world.update_cluster, is_busy=True))
         world.loop.after(chance.uniform(begins, lasts), functools.partial(world.update_cluster, is_busy=False))
@@ -175,6 +176,19 @@ def _together(world: "Simulation") -> Callable[[], None]:
     return sicken
 
 
+def _scarce(world: "Simulation") -> Callable[[], None]:
+    """Let a launch find no capacity, and a machine sicken that only another one can stand in for."""
+    number, seconds = world.chance.randrange(100), world.chance.uniform(2, 20)
+
+    def scarce() -> None:
+        machine = world.machine(number)
+        world.without_capacity("")
+        sicken = functools.partial(world.sicken, machine, "NvidiaErrorTerminate", marked=True, heard=True)
+        world.loop.after(seconds, sicken)
+
+    return scarce
+
+
 def _well(world: "Simulation", machine: str) -> None:
     node = world.node_of(machine)
     if node is not None:
@@ -222,6 +236,12 @@ def _deed(world: "Simulation") -> Callable[[], None]:
     def hold() -> None:
         world.hold_automation(seconds)
 
+    def mend() -> None:
+        machine, lasts = world.machine(number), seconds + 60
+        world.sicken(machine, FAULTS[number % 4], marked=True, heard=True)
+        world.hold_automation(lasts)
+        world.loop.after(lasts * 0.7, lambda: world.mend(machine))
+
     def cancel() -> None:
         world.cancel(number % 3)
 
@@ -230,5 +250,7 @@ def _deed(world: "Simulation") -> Callable[[], None]:
 
     if world.mode == "recommend" and chance.random() < 0.6:
         return world.seen_as("deed", "answer", answer)
+    if chance.random() < 0.15:
+        return mend
     deed = chance.choice((cordon, uncordon, adopt, hold, hold, cancel))
     return world.seen_as("deed", deed.__name__, deed)
