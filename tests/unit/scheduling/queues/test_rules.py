@@ -1,5 +1,6 @@
 """The rules one by one, each by its name; and what went wrong elsewhere."""
 
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +32,7 @@ from evenkeel.domain.scheduling.queues.objects import (
     Toleration,
     Workload,
 )
+from evenkeel.domain.scheduling.queues.preemption import order_key
 from tests.unit.scheduling.queues.builders import (
     ANY,
     GPU,
@@ -444,6 +446,7 @@ def test_a_queue_back_at_nominal_is_pushed_no_further_though_its_last_loss_may_g
 
     # 9 of 12 are used and 8 are asked for. b3 and b2 take it to 3, below its 4: b1 stays whatever is asked.
     assert victims(decision) == {"b3": "InCohortReclamation", "b2": "InCohortReclamation"}
+    assert decision.below == {"b": {KEY: 1}}
 
 
 def test_overlapping_victims_are_weighed_anew_and_a_fit_is_deferred() -> None:
@@ -614,3 +617,100 @@ def test_a_sticky_head_that_no_longer_fits_lets_the_next_one_try() -> None:
 
 def test_one_mode_is_worse_than_another_in_the_order_of_its_price() -> None:
     assert sorted(Mode) == [Mode.NO_FIT, Mode.NO_CANDIDATES, Mode.PREEMPT, Mode.RECLAIM, Mode.FIT]
+
+
+# ---------------------------------------------------------------- what went wrong elsewhere
+
+
+def test_growing_is_never_partial() -> None:
+    large = Workload("large", "a", (PodSet("main", 4, {GPU: 1}, min_count=3),), replaces="small")
+    held = Admitted(Workload("small", "a", (PodSet("main", 2, {GPU: 1}),)), ({GPU: "hp"},), (2,), 0.0)
+    decision = only(a_scheduler(a_queue("a", 3, ""), admitted=(held,), waiting=(large,)))
+
+    assert (decision.result, decision.assignment.counts) == (Result.NO_CANDIDATES, (4,))
+
+
+def test_growing_does_not_wait_for_the_checks_of_the_smaller_slice() -> None:
+    scheduler = growing(nominal=4)
+    smaller = scheduler.holder("small")
+    assert smaller is not None
+    smaller.is_started = False
+
+    assert only(scheduler).result is Result.ADMITTED
+
+
+def test_reserved_capacity_is_used_up_before_any_other() -> None:
+    next_one = Fungibility(when_can_borrow=Fungible.TRY_NEXT)
+    jobs = tuple(a_workload(f"w{n}", "a", 1, at=n) for n in range(6))
+    scheduler = a_scheduler(a_queue("a", {"reserved": 4, "on-demand": 4}, fungibility=next_one), waiting=jobs)
+    flavors = [only(scheduler).assignment.flavors[0][GPU] for _ in jobs]
+
+    assert flavors == ["reserved"] * 4 + ["on-demand"] * 2
+
+
+def test_who_could_have_room_made_in_two_places_has_it_made_in_one() -> None:
+    scheduler = a_scheduler(
+        a_queue("a", {"east": 4, "west": 4}, within=LOWER),
+        admitted=(holds("e", "a", 4, flavor="east"), holds("w", "a", 4, flavor="west")),
+        waiting=(a_workload("new", "a", 4, priority=1),),
+    )
+    for _ in range(3):
+        cycle(scheduler)
+    evicted = [each.workload.workload_id for each in scheduler.snapshot.teams["a"].admitted.values() if each.is_evicted]
+
+    assert evicted == ["e"]
+
+
+def test_borrowing_that_fits_evicts_nobody_of_ones_own() -> None:
+    scheduler = a_scheduler(
+        a_queue("a", 4, within=LOWER),
+        a_queue("b", 4),
+        admitted=(holds("own", "a", 4),),
+        waiting=(a_workload("w", "a", 4, priority=9),),
+    )
+    decision = only(scheduler)
+
+    assert (decision.result, decision.assignment.level, victims(decision)) == (Result.ADMITTED, 1, {})
+
+
+def test_the_order_of_a_queue_survives_load() -> None:
+    source = random.Random(7)
+    jobs = [a_workload(f"w{n:03}", "a", 1, at=source.randrange(50), priority=source.randrange(3)) for n in range(400)]
+    scheduler = a_scheduler(a_queue("a", 8, ""))
+    source.shuffle(jobs)
+    came, went_in = list(jobs), list[Workload]()
+    while came or len(went_in) < len(jobs):
+        for _ in range(min(len(came), source.randrange(4))):
+            scheduler.submit(came.pop())
+        waited = {each.workload.workload_id: each.workload for each in scheduler.pending["a"].all()}
+        for decision in scheduler.cycle():
+            if decision.result is Result.ADMITTED:
+                went_in.append(decision.workload)
+                assert decision.workload.order == min(each.order for each in waited.values())
+        running = list(scheduler.snapshot.teams["a"].admitted)
+        if running and source.random() < 0.7:
+            scheduler.release(source.choice(running))
+
+    assert len({each.workload_id for each in went_in}) == len(jobs)
+
+
+def test_two_jobs_never_rank_alike() -> None:
+    same = [a_workload(name, "a") for name in ("x", "y")]
+    held = [replace(holds(name, "a"), reserved_at=None) for name in ("x", "y")]
+
+    assert same[0].order != same[1].order
+    assert order_key(held[0], "a", 9.0) != order_key(held[1], "a", 9.0)
+
+
+def test_an_eviction_that_is_seen_late_or_twice_is_one() -> None:
+    scheduler = a_scheduler(
+        a_queue("a", 4, within=LOWER), admitted=(holds("old", "a", 4),), waiting=(a_workload("p", "a", 4, priority=5),)
+    )
+    cycle(scheduler)
+    for _ in range(2):
+        scheduler.give_up("old")
+    scheduler.evict("old")
+
+    assert only(scheduler).workload.workload_id == "p"
+    assert [each.workload.workload_id for each in scheduler.pending["a"].all()] == ["old"]
+    assert scheduler.snapshot.teams["a"].node.at(KEY).use == 4

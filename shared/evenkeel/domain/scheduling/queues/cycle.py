@@ -91,6 +91,9 @@ class Decision(NamedTuple):
     """Where seats are asked for: with this, its turn can be repeated alone."""
     began: Progress | None = None
     """Where its scan of the flavors began."""
+    below: Mapping[str, Amounts] = MappingProxyType({})
+    """By how much other queues fall below their own quota once its victims are gone: the last one may be larger than
+    what its queue had borrowed."""
 
 
 @dataclass(slots=True)
@@ -488,8 +491,26 @@ class Scheduler:
         if assignment.verdict is Verdict.PREEMPT:
             entry.progress = None
             names = ", ".join(victim.workload_id for victim in entry.victims)
-            return self._decided(entry, Result.PREEMPTING, f"Waits until {names} has stopped.")
+            decision = self._decided(entry, Result.PREEMPTING, f"Waits until {names} has stopped.")
+            return decision._replace(below=self._below(entry))
         return self._decided(entry, Result.ADMITTED, _told_admitted(assignment))
+
+    def _below(self, entry: _Entry) -> dict[str, Amounts]:
+        """Return what the victims' queues then use less than their own."""
+        gone: dict[str, Amounts] = {}
+        for victim in entry.victims:
+            of_queue = gone.setdefault(victim.admitted.workload.queue, {})
+            for key, amount in victim.admitted.use.items():
+                of_queue[key] = of_queue.get(key, 0) + amount
+        gone.pop(entry.workload.queue, None)
+        found: dict[str, Amounts] = {}
+        for queue, amounts in gone.items():
+            node = self.snapshot.teams[queue].node
+            short = {key: slot.nominal - (slot.use - amounts[key]) for key in amounts for slot in (node.at(key),)}
+            lost = {key: min(amount, amounts[key]) for key, amount in short.items() if min(amount, amounts[key]) > 0}
+            if lost:
+                found[queue] = lost
+        return found
 
     def _still_fits(self, entry: _Entry, node: Node, taken: Mapping[str, Admitted]) -> bool:
         """Whether there is room, all victims of the cycle and its own gone."""

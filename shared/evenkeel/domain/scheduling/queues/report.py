@@ -71,6 +71,13 @@ class Considered(Output):
     compared: tuple[Compared, ...]
 
 
+class ShortAnswer(Output):
+    """What a queue then uses less than its own."""
+
+    queue: str
+    amounts: tuple[AmountOf, ...]
+
+
 class DecisionAnswer(Output):
     """What became of the head of one queue."""
 
@@ -88,6 +95,9 @@ class DecisionAnswer(Output):
     pod_sets: tuple[PodSetAnswer, ...]
     usage: tuple[AmountOf, ...] = Field(description="What it would use; of a larger slice, what it would use more.")
     victims: tuple[VictimAnswer, ...] = Field(description="In the order in which they were chosen.")
+    below: tuple[ShortAnswer, ...] = Field(
+        description="By how much other queues fall below their own quota once the victims are gone."
+    )
     replaces: str = Field(description="The smaller slice whose place it takes.")
     reserved: tuple[AmountOf, ...] = Field(description="Kept free for it for the rest of the cycle.")
     recomputed: bool = Field(description="Its victims were others' already, and it was weighed anew.")
@@ -219,6 +229,9 @@ def decision_of(decision: Decision, evicted_before: frozenset[str], sticky: str)
                 already_evicted=victim.workload_id in evicted_before,
             )
             for victim in decision.victims
+        ),
+        below=tuple(
+            ShortAnswer(queue=queue, amounts=amounts_of(amounts)) for queue, amounts in sorted(decision.below.items())
         ),
         replaces=workload.replaces,
         reserved=amounts_of(dict(decision.reserved)),

@@ -126,6 +126,15 @@ def _sentence(scheduler: Scheduler, workload: Workload, decision: Decision, posi
     queue = scheduler.snapshot.teams[workload.queue].queue
     if not queue.is_active:
         return f"Queue {queue.name} takes no part: {queue.inactive or f'its stop policy is {queue.stop}'}."
+    sticky = scheduler.pending[workload.queue].sticky
+    if sticky and sticky != workload.workload_id:
+        stopping = ", ".join(
+            name
+            for team in scheduler.snapshot.teams.values()
+            for name, each in sorted(team.admitted.items())
+            if each.is_evicted
+        )
+        return f"{sticky} stays before it in {queue.name} until {stopping or 'its victims'} has stopped."
     if decision.result in _GETS_IN and position is not None and position > 1:
         return f"{position - 1} jobs are before it in {queue.name}; alone, it would be {str(decision.result).lower()}."
     worst = _tightest(decision)
@@ -167,6 +176,21 @@ def _least(most: int, works: Callable[[int], bool]) -> int | None:
     return low
 
 
+def _least_of_each(most: dict[str, int], works: Callable[[dict[str, int]], bool]) -> dict[str, int]:
+    """Return amounts that work, none of which can be one less, the others as they are."""
+    found, before = dict(most), dict[str, int]()
+    while found != before:  # less of one resource may allow less of another: flavors are not always a matter of more
+        before = dict(found)
+        for name in sorted(found):
+            rest = dict(found)
+
+            def enough(amount: int, name: str = name, rest: dict[str, int] = rest) -> bool:
+                return works({**rest, name: amount})
+
+            found[name] = 0 if enough(0) else _least(found[name], enough) or found[name]
+    return {name: amount for name, amount in found.items() if amount}
+
+
 def _by_quota(world: World, workload: Workload) -> Change | None:
     """Find the flavor and the least more of its nominal quota that gets the job in without sending anybody away."""
     asked: dict[str, int] = {}
@@ -186,14 +210,7 @@ def _by_quota(world: World, workload: Workload) -> Change | None:
 
         if not most or not works(most):
             continue
-        for resource, all_of_it in sorted(most.items()):
-            rest = {**most}
-
-            def enough(amount: int, name: str = resource, rest: dict[str, int] = rest) -> bool:
-                return works({**rest, name: amount})
-
-            most[resource] = 0 if enough(0) else _least(all_of_it, enough) or all_of_it
-        more = {name: amount for name, amount in most.items() if amount}
+        more = _least_of_each(most, works)
         if more and (best is None or sum(more.values()) < best[0]):
             best = (sum(more.values()), flavor, more)
     if best is None:
@@ -242,7 +259,9 @@ def _by_priority(world: World, scheduler: Scheduler, workload: Workload) -> Chan
     """Find the least priority that lets it have others evicted."""
     team = scheduler.snapshot.teams[workload.queue]
     queues = {node.name for node in queues_below(team.node.root)} | {workload.queue}
-    others = {each.workload.priority + 1 for each in world.admitted if each.workload.queue in queues}
+    # Policies ask for more than somebody's priority, or for as much and an earlier place.
+    theirs = {each.workload.priority for each in world.admitted if each.workload.queue in queues}
+    others = theirs | {each + 1 for each in theirs}
     for priority in sorted(each for each in others if each > workload.priority)[:_MOST_TRIED]:
         decision = world.decide(replace(workload, priority=priority))
         if decision.result in _GETS_IN:
@@ -286,9 +305,11 @@ def _by_waiting(world: World, scheduler: Scheduler, workload: Workload) -> Chang
     count = _least(len(names), lambda count: works(names[:count]))
     if count is None:
         return None
-    needed = names[:count]
-    for name in reversed(names[:count]):
-        without = [each for each in needed if each != name]
-        if without and works(without):
-            needed = without
+    needed, before = names[:count], list[str]()
+    while needed != before:
+        before = needed
+        for name in reversed(before):
+            without = [each for each in needed if each != name]
+            if without and works(without):
+                needed = without
     return Change(kind="wait", said=f"The end of {', '.join(needed)}.", jobs=tuple(needed))
