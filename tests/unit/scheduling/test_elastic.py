@@ -231,6 +231,18 @@ def test_room_is_made_by_lower_priorities_shrunk_first_and_at_the_least_loss(fle
         assert freed - (each.from_nodes - each.to_nodes) < nodes
 
 
+@given(st.integers(1, 120))
+def test_of_many_jobs_just_enough_give_and_none_in_vain(nodes: int) -> None:
+    fleet = [a_job(number, nodes=5 + number, resize_seconds=10 * (1 + number % 4)) for number in range(15)]
+
+    resizes = make_room(fleet, nodes, priority=1).resizes
+
+    freed = sum(each.from_nodes - each.to_nodes for each in resizes)
+    assert freed >= nodes
+    assert all(each.to_nodes >= EIGHTS.least for each in resizes)
+    assert all(freed - (each.from_nodes - each.to_nodes) < nodes for each in resizes)
+
+
 @settings(max_examples=40, deadline=None)
 @given(fleets, st.integers(0, 40))
 def test_no_resize_cycle_without_change_from_outside(fleet, idle) -> None:  # type: ignore[no-untyped-def]

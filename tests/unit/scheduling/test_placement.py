@@ -12,6 +12,7 @@ from evenkeel.domain.scheduling.placement import (
     PlacementFacts,
     Spending,
     guards_deadline,
+    mean_share_full,
     place,
     place_in_turn,
     shadow_price,
@@ -94,6 +95,17 @@ def test_a_committed_hour_is_worth_what_others_would_give(
     rented: int, share: float, waiting: int, expected: int
 ) -> None:
     assert shadow_price(rented, share, waiting, 64) == expected
+
+
+def test_how_often_it_is_wanted_is_the_mean_over_the_hours_that_it_would_be_held() -> None:
+    # NOW is a Tuesday, 10:15: hour 34 of the week. Wanted on Tuesdays from 11 to 12 alone.
+    hours = [1.0 if hour == 35 else 0.0 for hour in range(168)]
+
+    assert mean_share_full(hours, NOW, 45 * 60) == 0
+    assert mean_share_full(hours, NOW, 105 * 60) == pytest.approx(60 / 105)
+    assert mean_share_full(hours, NOW, 168 * HOUR) == pytest.approx(1 / 168)
+    assert mean_share_full(hours, NOW, 336 * HOUR + 105 * 60) == pytest.approx(3 / (336 + 1.75))
+    assert mean_share_full([0.5] * 168, at(-5 * 86_400), 1e6) == pytest.approx(0.5)
 
 
 # ---------------------------------------------------------------- deadlines

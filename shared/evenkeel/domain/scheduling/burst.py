@@ -172,7 +172,11 @@ def _why_not_home(facts: StayFacts, saving: int, move: int) -> str:
 
 
 class Loan(Value):
-    """Rented nodes that stand in for baseline nodes that failed. Charged to the team whose job runs on them."""
+    """Rented nodes that stand in for baseline nodes that failed.
+
+    Their dollars are billed to the team whose job runs on them; their accelerators are in its quota by the attempt's
+    own charge, as on any other node.
+    """
 
     loan_id: str
     job_id: str

@@ -235,7 +235,8 @@ def make_room(jobs: Sequence[ElasticJob], nodes: int, priority: int) -> ResizeDe
             reason=f"{_nodes(nodes)} are needed, and jobs of lower priority hold {nodes - short}: nobody is touched.",
             short=short,
         )
-    # As few as possible end. All the others that can shrink do so first.
+    # As few as possible end, whoever loses least before others. All the others that can shrink do so first.
+    victims.sort(key=lambda job: (job.lost_gpu_seconds(usual, is_killed=True), job.job_id))
     for count in range(1, len(victims) + 1):
         options = []
         for ended in itertools.islice(itertools.combinations(victims, count), _MOST_SETS):
@@ -253,7 +254,8 @@ def make_room(jobs: Sequence[ElasticJob], nodes: int, priority: int) -> ResizeDe
     raise AssertionError("all victims together were enough")
 
 
-_MOST_SETS = 4096
+_MOST_SETS = 256
+"""So many sets of jobs to end are weighed, those that lose least singly first: a pass must not take for ever."""
 _EXACT = 10
 """Up to so many candidates every set is weighed; beyond, the cheapest for a node first, and needless ones let go."""
 

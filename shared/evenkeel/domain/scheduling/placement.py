@@ -13,9 +13,9 @@ or where its deadline needs it. What stands free and committed is always taken f
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import NamedTuple
 
 from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.economics import money
@@ -24,6 +24,9 @@ from evenkeel.domain.values import Instant, Value
 
 SPOT_NOTICE_SECONDS = 120
 """https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html"""
+
+
+_HOURS_OF_WEEK = 168
 
 
 class Waiting(Value):
@@ -65,7 +68,7 @@ class Chance(Value):
     accelerators_left: int
     """Free now on a committed pool; what its limit leaves on a rented one."""
     wait_seconds: float = 0
-    """Until a committed pool is expected to have room, where it has none now."""
+    """Until a committed pool is expected to have room for it where others take what is free now."""
     shadow_micros_per_accelerator_hour: int = 0
     """What an hour of it is worth to others; of committed pools only."""
     barred_until: Instant | None = None
@@ -119,23 +122,23 @@ class Placement(StrEnum):
     """No pool can have it as things stand."""
 
 
-class Row(NamedTuple):
+class Row(Value):
     """One pool, weighed. Parts are those of `economics.money`."""
 
     pool: str
     market: Market
-    why_not: str = ""
+    why_not: str
     """Empty where the job could have it."""
-    starts_after_seconds: float = 0
+    starts_after_seconds: float
     """Until it trains."""
-    ends_after_seconds: float = 0
-    rent_parts: int = 0
-    delay_parts: int = 0
-    shadow_parts: int = 0
-    interruptions: float = 0
+    ends_after_seconds: float
+    rent_parts: int
+    delay_parts: int
+    shadow_parts: int
+    interruptions: float
     """Expected."""
-    is_there: bool = False
-    """Whether it is committed, and free now."""
+    is_there: bool
+    """Whether it is committed, free now, and can have the job."""
 
     @property
     def parts(self) -> int:
@@ -181,6 +184,28 @@ def shadow_price(
     return round(min(1.0, max(0.0, share_full)) * min(rented_micros_per_accelerator_hour, queue))
 
 
+def mean_share_full(by_hour_of_week: Sequence[float], now: datetime, seconds: float) -> float:
+    """Return how often committed capacity is expected to be wanted over the time that a job would hold it.
+
+    Args:
+        by_hour_of_week: For each of the 168 hours of a week, from Monday 00:00 UTC on, the share of past weeks in which
+            demand was at least what is committed.
+        now: When it would begin.
+        seconds: How long it would last.
+    """
+    assert len(by_hour_of_week) == _HOURS_OF_WEEK
+    begin = now.weekday() * 24 + now.hour + (now.minute * 60 + now.second) / 3600
+    end = begin + max(1.0, seconds) / 3600
+    whole = math.floor((end - begin) / _HOURS_OF_WEEK)
+    total = whole * sum(by_hour_of_week)
+    at = begin + whole * _HOURS_OF_WEEK
+    while at < end:
+        until = min(end, math.floor(at) + 1)
+        total += by_hour_of_week[math.floor(at) % _HOURS_OF_WEEK] * (until - at)
+        at = until
+    return total / (end - begin)
+
+
 def place(facts: PlacementFacts) -> PlacementDecision:
     """Choose the cheapest pool that is soon enough: what is there and committed first, then by cost, then by order.
 
@@ -204,8 +229,7 @@ def place_in_turn(asks: Sequence[PlacementFacts]) -> tuple[PlacementDecision, ..
     """Place jobs one after the other, each with what those before it have left of room, of caps and of budgets.
 
     Args:
-        asks: In queue order, each with the same pools and spending as they stand before the pass. The fleet's figures
-            are those of the first; a team's are those of its first job.
+        asks: In queue order, each with pools and spending as they stand before the pass.
     """
     taken: dict[str, int] = {}
     fleet = 0
@@ -267,19 +291,20 @@ def weigh(
     if pool.market.is_rented:
         held = max(pool.least_billed_seconds, math.ceil(launch + job.restart_seconds + run))
         rent = pool.micros_per_node_hour * job.nodes * held
-    row = Row(
+    asked = _Asked(job, chance, spending, terms, now, start, rent, changeover_seconds)
+    why_not = next(_whys_not(asked), "")
+    return Row(
         pool=pool.name,
         market=pool.market,
+        why_not=why_not,
         starts_after_seconds=round(start, 3),
         ends_after_seconds=round(start + run, 3),
         rent_parts=rent,
         delay_parts=round(job.micros_per_hour_of_delay * (start + run - job.run_seconds)),
         shadow_parts=round(chance.shadow_micros_per_accelerator_hour * job.accelerators * run),
         interruptions=round(per_second * job.run_seconds, 4),
-        is_there=is_there,
+        is_there=is_there and not why_not,
     )
-    why_not = next(_whys_not(job, chance, spending, terms, now, row, changeover_seconds), "")
-    return row._replace(why_not=why_not, is_there=is_there and not why_not)
 
 
 def guards_deadline(job: Waiting, changeover_seconds: float, now: datetime) -> str:
@@ -323,9 +348,22 @@ def _held(job: Waiting, pool: Pool) -> int:
     return job.nodes * (pool.accelerators_per_node if pool.market.is_rented else job.accelerators_per_node)
 
 
-def _whys_not(
-    job: Waiting, chance: Chance, spending: Spending, terms: Terms, now: datetime, row: Row, changeover: float
-) -> Iterator[str]:
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """One pool for one job, and what of it is reckoned already."""
+
+    job: Waiting
+    chance: Chance
+    spending: Spending
+    terms: Terms
+    now: datetime
+    start_seconds: float
+    rent_parts: int
+    changeover_seconds: float
+
+
+def _whys_not(asked: _Asked) -> Iterator[str]:
+    job, chance = asked.job, asked.chance
     pool = chance.pool
     if job.accelerators_per_node > pool.accelerators_per_node:
         yield f"A node of it has {pool.accelerators_per_node} accelerators, {job.accelerators_per_node} are asked for."
@@ -333,51 +371,58 @@ def _whys_not(
         yield f"It has no more than {_count(pool.most_nodes, 'node')}."
     if chance.differences:
         yield chance.differences[0]
-    if pool.reservation:
-        yield from _past_reservation(job, pool, terms, now, row)
+    yield from _past_reservation(asked)
     if not pool.market.is_rented:
         return
     if _held(job, pool) > chance.accelerators_left:
         yield f"Its limit leaves room for {_count(chance.accelerators_left // pool.accelerators_per_node, 'node')}."
-    if chance.barred_until and chance.barred_until > now:
+    if chance.barred_until and chance.barred_until > asked.now:
         yield f"Capacity was refused there; it is not asked before {chance.barred_until:%H:%M:%S} UTC."
     if pool.market is Market.SPOT:
-        yield from _too_risky(job, pool, terms, now, changeover)
-    rate = pool.micros_per_node_hour * job.nodes
+        yield from _too_risky(asked)
+    yield from _too_dear(asked)
+
+
+def _too_dear(asked: _Asked) -> Iterator[str]:
+    team, spending = asked.job.team, asked.spending
+    rate = asked.chance.pool.micros_per_node_hour * asked.job.nodes
     for whose, spent, cap in (
-        (f"team {job.team}", spending.team_micros_per_hour, spending.team_cap_micros_per_hour),
+        (f"team {team}", spending.team_micros_per_hour, spending.team_cap_micros_per_hour),
         ("the fleet", spending.fleet_micros_per_hour, spending.fleet_cap_micros_per_hour),
     ):
         if spent + rate > cap:
             hour, now_spent, most = (money.said(each * 3600) for each in (rate, spent, cap))
             yield f"{hour} an hour is too much: {whose} spends {now_spent} of {most} an hour."
     left = spending.team_budget_left_parts
-    if left is not None and row.rent_parts > left:
-        yield f"{money.said(row.rent_parts)} is more than the {money.said(left)} left in the budget of team {job.team}."
+    if left is not None and asked.rent_parts > left:
+        yield f"{money.said(asked.rent_parts)} is more than the {money.said(left)} left in the budget of team {team}."
 
 
-def _past_reservation(job: Waiting, pool: Pool, terms: Terms, now: datetime, row: Row) -> Iterator[str]:
-    assert pool.reservation is not None  # the caller asked
-    until = pool.reservation.usable_until - timedelta(seconds=job.save_seconds + terms.grace_seconds)
-    left = (until - now).total_seconds() - row.starts_after_seconds
-    when = f"{pool.reservation.usable_until:%d %b %H:%M} UTC"
+def _past_reservation(asked: _Asked) -> Iterator[str]:
+    job, reservation = asked.job, asked.chance.pool.reservation
+    if reservation is None:
+        return
+    until = reservation.usable_until - timedelta(seconds=job.save_seconds + asked.terms.grace_seconds)
+    left = (until - asked.now).total_seconds() - asked.start_seconds
+    when = f"{reservation.usable_until:%d %b %H:%M} UTC"
     if job.checkpoint_seconds is None and job.p90_run_seconds > left:
         yield f"It ends for work at {when}; the job keeps no checkpoints and may not be done by then."
     elif job.checkpoint_seconds is not None and min(job.checkpoint_seconds, job.run_seconds) > left:
         yield f"It ends for work at {when}, before the job's first checkpoint."
 
 
-def _too_risky(job: Waiting, pool: Pool, terms: Terms, now: datetime, changeover: float) -> Iterator[str]:
+def _too_risky(asked: _Asked) -> Iterator[str]:
+    job = asked.job
     if job.checkpoint_seconds is None:
         yield "Its nodes may be taken back, and the job keeps no checkpoints."
         return
-    per_hour = pool.interruptions_per_node_hour * job.nodes
-    if per_hour and job.checkpoint_seconds > terms.spot_checkpoint_share * 3600 / per_hour:
+    per_hour = asked.chance.pool.interruptions_per_node_hour * job.nodes
+    if per_hour and job.checkpoint_seconds > asked.terms.spot_checkpoint_share * 3600 / per_hour:
         yield (
             f"It is interrupted every {3600 / per_hour / 60:.0f} min with so many nodes; a checkpoint every "
             f"{job.checkpoint_seconds / 60:.0f} min is too seldom."
         )
-    why = guards_deadline(job, changeover, now)
+    why = guards_deadline(job, asked.changeover_seconds, asked.now)
     if why:
         yield why
 
