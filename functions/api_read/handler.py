@@ -1,7 +1,16 @@
 """GET routes: what is so, and why. Changes nothing."""
 
 from evenkeel.runtime import api, api_types, entry, wiring
-from evenkeel.services import explain, hold_automation, paging, read_fleet, read_incidents, read_jobs, read_setup
+from evenkeel.services import (
+    explain,
+    hold_automation,
+    paging,
+    read_fleet,
+    read_incidents,
+    read_jobs,
+    read_setup,
+    read_teams,
+)
 
 app = api.Resolver(lambda: wiring.world().telemetry)
 
@@ -16,6 +25,7 @@ def status() -> api.Reply:
         read_fleet.status(
             world.ledger,
             fleet=settings.fleet,
+            clusters=settings.kubernetes_clusters,
             mode=settings.mode,
             drills_may_act=settings.drills_may_act,
             now=now,
@@ -73,6 +83,13 @@ def job_logs(job_id: str) -> api.Reply:
     return app.answer(
         read_jobs.job_logs(world.ledger, world.cluster, job_id, attempt=query.attempt, rank=query.rank, tail=query.tail)
     )
+
+
+@app.get("/v1/teams")
+def list_teams() -> api.Reply:
+    app.query(api_types.NoQuery)
+    world = wiring.world()
+    return app.answer(read_teams.list_teams(world.ledger, now=world.clock.now()))
 
 
 @app.get("/v1/teams/<team>/quota")

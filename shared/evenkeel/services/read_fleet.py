@@ -12,7 +12,7 @@ from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.scheduling.jobs import JobState
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Ledger, NotFound, Row, Table
-from evenkeel.services import hold_automation, paging, read_incidents, rows
+from evenkeel.services import hold_automation, paging, read_incidents, read_jobs, read_teams, rows
 
 Json = dict[str, Any]
 
@@ -23,6 +23,7 @@ _MOST_NODES = 5000
 _MOST_JOBS = 2000
 """Jobs of one state that the overview counts; past it the count is a lower bound and says so."""
 _MOST_INCIDENTS = 50
+_MOST_TEAMS = 100
 
 
 class Health(StrEnum):
@@ -58,7 +59,9 @@ class _Work(TypedDict):
     is_lower_bound: bool
 
 
-def status(ledger: Ledger, *, fleet: str, mode: str, drills_may_act: bool, now: datetime) -> Json:
+def status(
+    ledger: Ledger, *, fleet: str, clusters: Iterable[str], mode: str, drills_may_act: bool, now: datetime
+) -> Json:
     """Return the overview: what burns, whether it is handled, and what the fleet and the jobs do."""
     nodes = _nodes(ledger)
     working, needing = _incidents(ledger, nodes, now)
@@ -79,7 +82,11 @@ def status(ledger: Ledger, *, fleet: str, mode: str, drills_may_act: bool, now: 
         },
         "nodes": _pools(nodes, {incident.life.key for incident in working}),
         "gpus": _gpus(nodes, {incident.life.key for incident in working}),
-        "jobs": _jobs(ledger, now),
+        "jobs": _jobs(ledger, clusters, now),
+        "teams": [
+            {name: value for name, value in team.items() if name != "resources"}
+            for team in read_teams.list_teams(ledger, now=now)["items"][:_MOST_TEAMS]
+        ],
         "heartbeats": beats,
     }
 
@@ -216,7 +223,7 @@ def _gpus(nodes: Sequence[FleetNode], in_repair: set[str]) -> Json:
     }
 
 
-def _jobs(ledger: Ledger, now: datetime) -> Json:
+def _jobs(ledger: Ledger, clusters: Iterable[str], now: datetime) -> Json:
     live = [state for state in JobState if not state.has_ended]
     found: dict[JobState, _Work] = {}
     for state in live:
@@ -231,18 +238,34 @@ def _jobs(ledger: Ledger, now: datetime) -> Json:
         "counts": {state: len(work["rows"]) for state, work in found.items()},
         "isLowerBound": any(work["is_lower_bound"] for work in found.values()),
         "classes": [_class(name, states, now) for name, states in sorted(classes.items())],
+        "foreign": _foreign(ledger, clusters),
+    }
+
+
+def _foreign(ledger: Ledger, clusters: Iterable[str]) -> Json:
+    """Count the work with accelerators that Evenkeel did not start, as the last sweep saw it."""
+    found = read_jobs.list_foreign(ledger, clusters)["items"]
+    return {
+        "workloads": len(found),
+        "pods": sum(each["pods"] for each in found),
+        "gpus": sum(each["accelerators"] for each in found),
     }
 
 
 def _class(name: str, states: Mapping[JobState, list[Json]], now: datetime) -> Json:
-    running = [*states.get(JobState.RUNNING, ()), *states.get(JobState.STOPPING, ())]
-    waiting = [*states.get(JobState.PENDING, ()), *states.get(JobState.STARTING, ())]
+    """Return a class's line; who had to give way counts as preempted, and as nothing else, until it starts again."""
+    preempted = [doc for docs in states.values() for doc in docs if doc.get("isPreempted")]
+    going = {state: [doc for doc in docs if not doc.get("isPreempted")] for state, docs in states.items()}
+    running = [*going.get(JobState.RUNNING, ()), *going.get(JobState.STOPPING, ())]
+    waiting = [*going.get(JobState.PENDING, ()), *going.get(JobState.STARTING, ())]
     run = [_age(doc.get("startedAt") or doc["submittedAt"], now) for doc in running]
     wait = [_age(doc["submittedAt"], now) for doc in waiting if not doc.get("startedAt")]
     return {
         "priorityClass": name or None,
         "running": len(running),
         "pending": len(waiting),
+        "preempted": len(preempted),
+        "suspended": len(going.get(JobState.SUSPENDED, ())),
         "averageRunSeconds": _mean(run),
         "longestRunSeconds": max(run, default=None),
         "averageWaitSeconds": _mean(wait),

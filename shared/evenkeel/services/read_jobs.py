@@ -1,6 +1,6 @@
 """Jobs as people and programs see them: list, one job with its attempts, its timeline, its logs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from evenkeel.domain.scheduling.foreign import ForeignWorkload, says
@@ -49,7 +49,7 @@ def list_jobs(ledger: Ledger, asked: Filter, page: paging.Request) -> Json:
     return {"items": [summary(rows.read(row, Job)) for row in answer.rows], "nextPageToken": answer.next_token or None}
 
 
-def list_foreign(ledger: Ledger, clusters: Sequence[str]) -> Json:
+def list_foreign(ledger: Ledger, clusters: Iterable[str]) -> Json:
     """Return the work with accelerators that Evenkeel did not start, as the last sweep saw it."""
     found = (ledger.get(rows.foreign_key(cluster)) for cluster in clusters)
     listed = [ForeignWorkload.model_validate(each) for row in found if row for each in row.doc["workloads"]]

@@ -372,6 +372,7 @@ def _commit_admissions(
             current_attempt=number,
             not_before=None,
             queued_at=None,
+            is_preempted=False,
         )
         where = ", ".join(attempt.node_names[:4]) + (" and more" if len(attempt.node_names) > 4 else "")
         entry = TimelineEntry(
@@ -452,7 +453,7 @@ def _stop(job: Job, version: int, why: str, by: str, now: datetime) -> tuple[Wri
     )
     entry = TimelineEntry(at=now, kind="preempted", text=why, writer=WRITER)
     return (
-        Put(rows.job_row(job.but(stop_request=request, reason=why), version)),
+        Put(rows.job_row(job.but(stop_request=request, reason=why, is_preempted=True), version)),
         Put(rows.timeline_row(job.job_id, entry, f"preempted-{job.current_attempt}")),
     )
 

@@ -901,6 +901,7 @@ for _path in (
     "/v1/nodes/{node}",
     f"/v1/clusters/{FLEET}/automation",
     f"/v1/clusters/{FLEET}/quotas",
+    "/v1/teams",
 ):
     probe("api_read", comes_through=answered)(_reading(_path))
 

@@ -319,6 +319,8 @@ def test_a_quiet_fleet_is_ok(gateway: Gateway) -> None:
             "priorityClass": None,
             "running": 1,
             "pending": 0,
+            "preempted": 0,
+            "suspended": 0,
             "averageRunSeconds": 7200,
             "longestRunSeconds": 7200,
             "averageWaitSeconds": None,
@@ -443,3 +445,23 @@ def test_the_work_that_is_not_ours_is_listed_with_what_happens_to_it(gateway: Ga
     assert (item["kind"], item["name"], item["accelerators"]) == ("HyperPodPyTorchJob", "llama", 16)
     assert item["says"] == "HyperPod restarts it, so Evenkeel keeps its hands off."
     assert gateway.get("/v1/jobs?foreign=perhaps").status == 400
+
+
+def test_who_gave_way_who_is_held_back_and_what_is_not_ours_are_told_apart(gateway: Gateway) -> None:
+    ledger = gateway.fakes.ledger
+    stored(
+        ledger,
+        a_job(1, state="PENDING", is_preempted=True),
+        a_job(2, state="RUNNING", is_preempted=True),
+        a_job(3, state="SUSPENDED", is_suspended=True),
+        a_job(4, state="PENDING"),
+    )
+    work = {"cluster": CLUSTER, "namespace": "research", "kind": "PyTorchJob", "name": "bert", "pods": 2}
+    work |= {"accelerators": 16, "nodeNames": ["a", "b"], "comeback": "BY_OWNER", "mayMove": False}
+    ledger.commit(Put(Row(rows.foreign_key(CLUSTER), {"workloads": [work]})))
+
+    jobs = gateway.get("/v1/status").document["jobs"]
+
+    (line,) = jobs["classes"]
+    assert [line[name] for name in ("running", "pending", "preempted", "suspended")] == [0, 1, 2, 1]
+    assert jobs["foreign"] == {"workloads": 1, "pods": 2, "gpus": 16}

@@ -4,7 +4,10 @@ from typing import Any
 
 import pytest
 
+from evenkeel.ports import Put
+from evenkeel.services import rows
 from tests.unit.api.gateway import ACCOUNT, FLEET, Answer, Gateway
+from tests.unit.scheduling.builders import an_attempt
 
 TEAM = "/v1/teams/nlp/quota"
 QUOTAS = f"/v1/clusters/{FLEET}/quotas"
@@ -238,3 +241,52 @@ def test_a_filtered_list_is_whole_over_its_pages(site: Gateway) -> None:
             if not token:
                 break
         assert sorted(found) == sorted(wanted)
+
+
+def test_the_table_of_teams_says_who_holds_uses_borrows_and_lends(site: Gateway) -> None:
+    site.call("PUT", "/v1/teams/vision/quota", {"team": a_team()["team"] | _VISION, "reason": "x"}, headers=NEW)
+    charged(site, "job-1", "nlp", 16)
+    charged(site, "job-2", "nlp", 8)
+    charged(site, "job-3", "vision", 4)
+    submitted(site)
+
+    nlp, vision = site.get("/v1/teams").document["items"]
+
+    assert (nlp["team"], nlp["running"], nlp["pending"], nlp["cohort"]) == ("nlp", 2, 1, "research")
+    assert nlp["accelerators"] == {
+        "allocated": 16,
+        "used": 24,
+        "usedBesides": 0,
+        "borrowed": 8,
+        "lent": 0,
+        "utilization": 150,
+    }
+    assert vision["accelerators"]["lent"] == 8
+    assert nlp["resources"] == [
+        {
+            "flavor": "ml.p5.48xlarge",
+            "resource": "nvidia.com/gpu",
+            "allocated": "16",
+            "used": "24",
+            "borrowed": "8",
+            "lent": "0",
+            "utilization": 150,
+        }
+    ]
+    assert [team["team"] for team in site.get("/v1/status").document["teams"]] == ["nlp", "vision"]
+
+
+def test_without_teams_the_table_says_who_uses_accelerators(gateway: Gateway) -> None:
+    charged(gateway, "job-1", "default", 8)
+
+    (line,) = gateway.get("/v1/teams").document["items"]
+
+    assert (line["team"], line["accelerators"]["used"], line["accelerators"]["allocated"]) == ("default", 8, None)
+
+
+_VISION = {"name": "vision", "namespace": "vision", "members": []}
+
+
+def charged(site: Gateway, job_id: str, team: str, accelerators: int) -> None:
+    attempt = an_attempt(job_id=job_id, team=team, accelerators=accelerators, instance_type="ml.p5.48xlarge")
+    site.fakes.ledger.commit(Put(rows.charge_row(attempt)))

@@ -212,6 +212,8 @@ class Job(Value):
     namespace: str
     service_account: str = ""
     """As whom its pods run, as its team had it; empty = the stack's own."""
+    is_preempted: bool = False
+    """It has to give way to another, and has not started again since."""
     is_suspended: bool = False
     """Somebody holds it back: once its attempt has ended it does not wait for capacity."""
     queue: str = ""

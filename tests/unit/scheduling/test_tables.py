@@ -1,0 +1,82 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenkeel.domain.scheduling.queues.objects import Cohort, FlavorQuotas, Queue, Quota, ResourceGroup
+from evenkeel.domain.scheduling.tables import lines_of
+
+KEY = ("h100", "gpu")
+
+
+def group(quota: Quota) -> tuple[ResourceGroup, ...]:
+    return (ResourceGroup(("gpu",), (FlavorQuotas("h100", {"gpu": quota}),)),)
+
+
+def table(queues: list[Queue], cohorts: list[Cohort], **used: int) -> dict[str, tuple[int, int, int, int]]:
+    """Return allocated, used, borrowed and lent of each team."""
+    found = lines_of(queues, cohorts, {name: {KEY: amount} for name, amount in used.items()})
+    return {name: line[0][1:] if line else (0, 0, 0, 0) for name, line in found.items()}
+
+
+def a_queue(name: str, quota: Quota, cohort: str = "fleet") -> Queue:
+    return Queue(name, cohort, group(quota))
+
+
+def test_what_one_borrows_the_others_have_lent_by_what_they_let_go_of() -> None:
+    queues = [a_queue(name, Quota(8)) for name in ("nlp", "speech", "vision")]
+
+    found = table(queues, [], nlp=14, speech=4, vision=0)
+
+    assert found == {"nlp": (8, 14, 6, 0), "speech": (8, 4, 0, 2), "vision": (8, 0, 0, 4)}
+
+
+def test_a_cohorts_own_quota_is_borrowed_before_a_teams() -> None:
+    queues = [a_queue("nlp", Quota(8)), a_queue("vision", Quota(8))]
+
+    found = table(queues, [Cohort("fleet", groups=group(Quota(4)))], nlp=14)
+
+    assert found == {"nlp": (8, 14, 6, 0), "vision": (8, 0, 0, 2)}
+
+
+def test_what_a_team_keeps_is_not_lent() -> None:
+    queues = [a_queue("nlp", Quota(8)), a_queue("vision", Quota(8, lend=2)), a_queue("speech", Quota(8))]
+
+    found = table(queues, [], nlp=16)
+
+    assert found["vision"][3] + found["speech"][3] == 8
+    assert found["vision"][3] <= 2
+
+
+def test_the_nearest_cohort_lends_first() -> None:
+    queues = [
+        a_queue("nlp", Quota(8), "text"),
+        a_queue("search", Quota(4), "text"),
+        a_queue("vision", Quota(8), "eyes"),
+    ]
+    cohorts = [Cohort("text", "fleet"), Cohort("eyes", "fleet")]
+
+    assert table(queues, cohorts, nlp=11)["vision"] == (8, 0, 0, 0)
+    assert table(queues, cohorts, nlp=14) == {"nlp": (8, 14, 6, 0), "search": (4, 0, 0, 4), "vision": (8, 0, 0, 2)}
+
+
+def test_a_team_that_shares_with_nobody_borrows_and_lends_nothing() -> None:
+    assert table([a_queue("alone", Quota(8), ""), a_queue("nlp", Quota(4))], [], alone=3, nlp=4) == {
+        "alone": (8, 3, 0, 0),
+        "nlp": (4, 4, 0, 0),
+    }
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20), st.none() | st.integers(0, 20)), max_size=6))
+def test_as_much_is_lent_as_is_borrowed_and_nobody_lends_what_it_uses(teams: list[tuple[int, int, int | None]]) -> None:
+    queues = [
+        a_queue(f"t{n}", Quota(nominal, lend=None if lend is None else min(lend, nominal)))
+        for n, (nominal, _, lend) in enumerate(teams)
+    ]
+    found = table(queues, [], **{f"t{n}": used for n, (_, used, _) in enumerate(teams)})
+
+    borrowed, lent = sum(each[2] for each in found.values()), sum(each[3] for each in found.values())
+    let_go = 0
+    for (nominal, used, lend), (_, _, _, gave) in zip(teams, found.values(), strict=True):
+        most = min(max(0, nominal - used), nominal if lend is None else min(lend, nominal))
+        assert gave <= most
+        let_go += most
+    assert lent == min(borrowed, let_go)
