@@ -68,6 +68,10 @@ def _answer(out: Page, found: Json) -> None:
             indent="  ",
         )
         _considered(out, found["considered"])
+    for number, change in enumerate(found.get("changes") or []):
+        if not number:
+            out.line()
+        out.pairs([("would start" if not number else "or", change["said"])], indent="  ")
     earlier = found.get("earlier") or []
     if earlier:
         out.line()

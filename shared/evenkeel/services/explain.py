@@ -6,12 +6,17 @@ from typing import Any
 from evenkeel.domain.decisions import Alternative, Decision
 from evenkeel.domain.health.faults import shipped
 from evenkeel.domain.health.incidents import Incident, IncidentState
+from evenkeel.domain.scheduling.admission import Action, AdmissionFacts
+from evenkeel.domain.scheduling.claims import changes
 from evenkeel.domain.scheduling.jobs import Attempt, Job, JobState
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Ledger, Table
 from evenkeel.services import read_incidents, read_jobs, rows
 
 Json = dict[str, Any]
+
+_MOST_BEFORE = 3
+"""Jobs that are looked through, each behind the next, for what they wait for."""
 
 
 def why_job(ledger: Ledger, job_id: str, *, now: datetime) -> Json:
@@ -36,6 +41,7 @@ def why_job(ledger: Ledger, job_id: str, *, now: datetime) -> Json:
         "sentence": _job_sentence(job, latest, now),
         "decision": _short(decided[0]) if decided else None,
         "considered": _considered(decided[0]) if decided else [],
+        "changes": _changes(ledger, decided[0]) if decided and job.state is JobState.PENDING else [],
         "earlier": [_short(decision) for decision in decided[1:]],
         "next": _job_next(job),
         "evidence": {
@@ -170,6 +176,22 @@ def _first(ledger: Ledger, decision_id: str, others: list[Decision]) -> list[Dec
         return others
     named = rows.read(row, Decision)
     return [named, *(decision for decision in others if decision.decision_id != decision_id)]
+
+
+def _changes(ledger: Ledger, decision: Decision) -> list[Json]:
+    """Return the smallest changes that would flip the answer; of one that waits behind another, the other's."""
+    for _ in range(_MOST_BEFORE):
+        facts = AdmissionFacts.model_validate(decision.facts) if decision.kind == "ADMISSION" else None
+        if facts is None or decision.action not in (Action.NO_QUOTA, Action.ALIKE, Action.BEHIND):
+            break
+        if facts.claim is not None:
+            found = changes(facts.claim, facts.now.timestamp())
+            return [each.model_dump(mode="json", by_alias=True, exclude_defaults=True) for each in found]
+        others = _decisions(ledger, facts.behind) if facts.behind else []
+        if not others:
+            break
+        decision = others[0]
+    return []
 
 
 def _short(decision: Decision) -> Json:

@@ -10,7 +10,7 @@ from evenkeel.domain.replay import replay
 from evenkeel.domain.scheduling.jobs import AttemptState, JobState
 from evenkeel.domain.scheduling.teams import FleetQuotas, SetUp, Team
 from evenkeel.ports import Machine, Put, Table
-from evenkeel.services import read_setup, rows, set_quotas
+from evenkeel.services import explain, read_setup, rows, set_quotas
 from tests.fakes.cluster import CLUSTER
 from tests.fakes.crashes import Crash, CrashPlan, When
 from tests.unit.scheduling.test_sharing import GPU, P5, a_team
@@ -174,6 +174,21 @@ def test_every_record_replays() -> None:
     assert {record.action for record in found} >= {"ADMIT", "PREEMPT", "ALIKE", "NEVER_FITS"}
     for record in found:
         assert replay(record, story.policy).differs_from(record) == ""
+
+
+def test_why_names_the_smallest_changes_that_would_let_a_job_in_and_they_do() -> None:
+    story = shared(red=8, blue=8)
+    waiting = story.submit("a", team="red", nodes=3)
+    behind = story.submit("b", team="red", nodes=3)
+    story.run_pass()
+
+    for job in (waiting, behind):
+        found = explain.why_job(story.world.ledger, job.job_id, now=story.world.clock.now())
+        by_kind = {each["kind"]: each for each in found["changes"]}
+        assert (by_kind["quota"]["amounts"], by_kind["size"]["counts"]) == ({GPU: "8"}, [2])
+    set_up(story, a_team("red", 16, members=MEMBERS))
+    story.run_pass()
+    assert story.job(waiting.job_id).state is JobState.STARTING
 
 
 def test_a_drained_queue_has_its_jobs_stopped_once() -> None:

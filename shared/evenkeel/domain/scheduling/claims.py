@@ -32,6 +32,7 @@ from evenkeel.domain.scheduling.queues.pending import Waiting
 from evenkeel.domain.scheduling.queues.preemption import outranks
 from evenkeel.domain.scheduling.queues.setup import Declared, Profile
 from evenkeel.domain.scheduling.queues.snapshot import Rules
+from evenkeel.domain.scheduling.queues.why import Change, why
 from evenkeel.domain.values import Value
 
 Json = dict[str, Any]
@@ -53,6 +54,7 @@ KeptAll = Annotated[tuple[Json, ...], *_AS_TEXT]
 MOST_BYTES = 180_000
 """Of one record, of the 400 kB that an item may have. Beyond it, who could have to go is summed up too."""
 _NEVER_GOES = 2**31 - 1
+_OTHERS = "others-of-"
 
 
 class Blocked(Value):
@@ -186,6 +188,21 @@ def claim_of(document: Json, decision: Decision, moment: Moment, scheduler: Sche
 
 def weigh(claim: Claim, now: float, seats: Seats) -> Decision:
     """Run the job's turn again, alone."""
+    scheduler, _ = _again(claim, seats)
+    before = Before(tuple((each.queue, _flat(each.amounts), each.is_in) for each in claim.blocked), claim.taken)
+    return scheduler.cycle(now, before)[0]
+
+
+def changes(claim: Claim, now: float) -> tuple[Change, ...]:
+    """Return the smallest changes of which each alone would get the job its quota: each was tried on these facts."""
+    scheduler, workload = _again(claim, None)
+    scheduler.snapshot.now = now
+    found = why(scheduler, workload).changes
+    # Nobody can wait for a sum to end.
+    return tuple(each for each in found if not any(name.startswith(_OTHERS) for name in each.jobs))
+
+
+def _again(claim: Claim, seats: Seats | None) -> tuple[Scheduler, Workload]:
     declared = Declared(
         Profile.EVENKEEL, Rules(**{**claim.rules, "fair_strategies": tuple(claim.rules["fair_strategies"])})
     )
@@ -203,8 +220,7 @@ def weigh(claim: Claim, now: float, seats: Seats) -> Decision:
         scheduler.snapshot.evicted_at[frozenset((workload.workload_id, other))] = at
     began = Progress(claim.began, 0, 0, workload.shape) if claim.began else None
     scheduler.pending[workload.queue].push(Waiting(workload, began))
-    before = Before(tuple((each.queue, _flat(each.amounts), each.is_in) for each in claim.blocked), claim.taken)
-    return scheduler.cycle(now, before)[0]
+    return scheduler, workload
 
 
 # ---------------------------------------------------------------- what matters
@@ -297,7 +313,7 @@ def _sums(holders: Iterable[Admitted]) -> Iterator[Json]:
             total[key] = total.get(key, 0) + amount
     for queue, use in sorted(by_queue.items()):
         if any(use.values()):
-            yield holder_document(f"others-of-{queue}", queue, _nested(use), 1, priority=_NEVER_GOES, at=0.0)
+            yield holder_document(f"{_OTHERS}{queue}", queue, _nested(use), 1, priority=_NEVER_GOES, at=0.0)
 
 
 def holder_document(
