@@ -208,7 +208,10 @@ class SimulatedProvider(FakeProvider):
 
 
 class Trainers:
-    """The processes of each attempt: they save, end, lose their peers, and write late behind a lost node."""
+    """The processes of each attempt: they save, end, lose their peers, and write late behind a lost node.
+
+    An attempt saves one step after the other, as it trains: none twice, and none before the last one is written.
+    """
 
     def __init__(
         self,
@@ -223,6 +226,8 @@ class Trainers:
         """Seconds each job trains, by name."""
         self.late: set[str] = set()
         """`<job> <manifest>` of what was written although a higher fence stood."""
+        self.saving: set[str] = set()
+        """Attempts whose save is under way behind a lost node."""
         self.started: dict[str, float] = {}
         """When the write of each manifest began, by `<job> <manifest>`."""
 
@@ -249,11 +254,14 @@ class Trainers:
                 self.tell(f"{attempt.workload_name} has trained to its end")
                 self.cluster.set_pods(attempt.job_id, attempt.attempt, PodPhase.SUCCEEDED)
                 return
-            self._save(spec, step)
-            step += _STEPS_A_SAVE
-        elif len(reached) < len(running) and self.chance.random() < 0.5:
+            if attempt.workload_name not in self.saving:
+                self._save(spec, step)
+                step += _STEPS_A_SAVE
+        elif len(reached) < len(running) and attempt.workload_name not in self.saving and self.chance.random() < 0.5:
             # Behind the lost node a save is under way, and it has looked at the fence already.
-            self.loop.after(self.chance.uniform(1, 60), lambda: self._save(spec, step))
+            self.saving.add(attempt.workload_name)
+            self.loop.after(self.chance.uniform(1, 60), functools.partial(self._save, spec, step))
+            step += _STEPS_A_SAVE
         elif reached and (
             len(workload.pods) < spec.job.nodes or any(pod.node_name and self._is_gone(pod) for pod in workload.pods)
         ):
@@ -261,6 +269,7 @@ class Trainers:
         self.loop.after(_SAVES_EVERY, lambda: self._work(spec, step, ends_at))
 
     def _save(self, spec: LaunchSpec, step: int) -> None:
+        self.saving.discard(spec.attempt.workload_name)
         uri = spec.job.checkpoint_uri
         if not uri:
             return

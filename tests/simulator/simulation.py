@@ -44,6 +44,8 @@ from tests.simulator.loop import Loop
 FUNCTIONS = Path(__file__).resolve().parents[2] / "functions"
 SWEEPS_EVERY = 30.0
 WATCHES_EVERY = 30.0
+_LONG_CALM, _SELDOM = 600.0, 4
+"""After so many seconds in which nothing went wrong only time is waited for: everybody looks so much more seldom."""
 _SPOT_NOTICE = 120.0
 CALM_SECONDS = 30_000.0
 """After the last fault everything must have come to rest within this: eight hours, for fleets that may ask for two
@@ -532,7 +534,8 @@ class Simulation:
     def every(self, seconds: float, work: Callable[[], None]) -> None:
         def again() -> None:
             work()
-            self.loop.after(seconds, again)
+            is_long_calm = self.is_calm and self.loop.seconds > self.rests_from + _LONG_CALM
+            self.loop.after(_SELDOM * seconds if is_long_calm else seconds, again)
 
         self.loop.after(seconds, again)
 
