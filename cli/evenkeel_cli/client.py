@@ -41,7 +41,8 @@ class Client:
             CommandFailed: with the exit code that the answer means.
         """
         given = {name: value for name, value in query.items() if value not in (None, "")}
-        return self._send("GET", path + (f"?{urlencode(given, quote_via=quote)}" if given else ""), None, {})
+        joint = "&" if "?" in path else "?"
+        return self._send("GET", path + (f"{joint}{urlencode(given, quote_via=quote)}" if given else ""), None, {})
 
     def post(self, path: str, body: Json, *, key: str | None = None) -> Json:
         """Change something.

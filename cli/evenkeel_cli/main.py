@@ -21,7 +21,8 @@ class Noun(NamedTuple):
 NOUNS = {
     "status": Noun("status", "One screen: what burns, what is done, the fleet, the jobs."),
     "why": Noun("why", "Why a job waits, moved or ended; why an incident went so."),
-    "jobs": Noun("jobs", "Submit, list, show, follow and cancel training jobs."),
+    "jobs": Noun("jobs", "Submit, list, show, follow, hold back and cancel training jobs."),
+    "teams": Noun("teams", "Who shares the fleet: quotas, who borrows from whom."),
     "incidents": Noun("incidents", "What happened to nodes, and what was done about it."),
     "nodes": Noun("nodes", "The machines of the fleet."),
     "faults": Noun("faults", "What can go wrong with a node, and what it calls for."),

@@ -5,6 +5,7 @@ JOB = {
     "STARTING": "working",
     "RUNNING": "ok",
     "STOPPING": "working",
+    "SUSPENDED": "idle",
     "SUCCEEDED": "ok",
     "FAILED": "failed",
     "CANCELLED": "idle",

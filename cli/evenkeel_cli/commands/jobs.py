@@ -17,9 +17,10 @@ from evenkeel_cli.words import ATTEMPT, JOB, counted, plain
 
 Json = dict[str, Any]
 
-app = asking.group("Submit, list, show, follow and cancel training jobs.")
+app = asking.group("Submit, list, show, follow, hold back and cancel training jobs.")
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Id, unique beginning of one, name, or @latest.")]
+ReasonOption = Annotated[str, typer.Option(help="Why; recorded.")]
 _ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 _POLL_SECONDS = 1.0
 
@@ -81,16 +82,24 @@ def submit(
 @app.command("ls")
 def list_jobs(
     state: asking.StateOption = None,
+    team: Annotated[str | None, typer.Option("--team", help="Only of this team.")] = None,
+    priority_class: Annotated[
+        str | None, typer.Option("--class", help="Only of this priority class; (unset) for none.")
+    ] = None,
     foreign: Annotated[bool, typer.Option("--foreign", help="The work that Evenkeel did not start, instead.")] = False,
     limit: asking.LimitOption = 50,
     output: asking.OutputOption = Output.TABLE,
 ) -> None:
-    """List jobs, newest first."""
+    """List jobs, newest first; `--state pending` in the order of the queues."""
     if foreign:
         others = asking.current_client().get("/jobs", foreign="true")["items"]
         answer_list(others, output, name_key="name", nothing="No accelerator is in others' use.", table=_foreign)
         return
-    jobs = asking.items(asking.current_client(), "/jobs", limit, state=state and state.upper())
+    # An empty class is a filter, too: those without one.
+    path = "/jobs?class=" if priority_class == "(unset)" else "/jobs"
+    given = None if priority_class == "(unset)" else priority_class
+    found = {"state": state and state.upper(), "team": team, "class": given}
+    jobs = asking.items(asking.current_client(), path, limit, **found)
     nothing = "No jobs." if not state else f"No jobs are {state.lower()}."
     answer_list(jobs, output, name_key="jobId", nothing=nothing, table=_table)
 
@@ -177,6 +186,70 @@ def cancel(
         out.line(f"{out.marked(JOB[found['state']], job_id)}  {plain(found['state'])}")
         if found["state"] not in _ENDED:
             out.line(f"{out.dim('next')}  evenkeel jobs wait {job_id}")
+
+    answer(found, output, draw)
+
+
+@app.command("suspend")
+def suspend(
+    job: JobArgument,
+    reason: ReasonOption = "",
+    key: asking.KeyOption = None,
+    output: asking.OutputOption = Output.TABLE,
+) -> None:
+    """Hold a job back; where it runs it is stopped, with its grace for a last checkpoint."""
+    _hold_back(job, "suspend", reason, key, output, follows="evenkeel jobs resume")
+
+
+@app.command("resume")
+def resume(
+    job: JobArgument,
+    reason: ReasonOption = "",
+    key: asking.KeyOption = None,
+    output: asking.OutputOption = Output.TABLE,
+) -> None:
+    """Let a suspended job wait for capacity again, in its old place."""
+    _hold_back(job, "resume", reason, key, output, follows="evenkeel jobs wait")
+
+
+@app.command("priority")
+def priority(
+    job: JobArgument,
+    priority_class: Annotated[str, typer.Argument(metavar="CLASS", help='Priority class; "" for none.')],
+    reason: ReasonOption = "",
+    output: asking.OutputOption = Output.TABLE,
+) -> None:
+    """Give a job another priority class: another place in its queue, and others whom it may have preempted."""
+    client = asking.current_client()
+    job_id = asking.find_job(client, job)
+    body = {"priorityClass": priority_class} | ({"reason": reason} if reason else {})
+    for tries_left in (2, 1, 0):
+        version = client.get(f"/jobs/{job_id}")["version"]
+        try:
+            found = client.change("PATCH", f"/jobs/{job_id}", body, version=version)
+            break
+        except CommandFailed as failed:
+            # A job changes often, by passes alone: what was asked for is no less wanted.
+            if failed.code != "STALE_VERSION" or not tries_left:
+                raise
+    answer(found, output, lambda out: _ranked(out, found))
+
+
+def _ranked(out: Page, job: Json) -> None:
+    out.line(f"{out.marked(JOB[job['state']], job['jobId'])}  class {job['priorityClass'] or '(unset)'}")
+    out.line(f"{out.dim('next')}  evenkeel why {job['jobId']}")
+
+
+def _hold_back(job: str, verb: str, reason: str, key: str | None, output: Output, *, follows: str) -> None:
+    client = asking.current_client()
+    job_id = asking.find_job(client, job)
+    found = client.post(f"/jobs/{job_id}/{verb}", {"reason": reason} if reason else {}, key=key)
+
+    def draw(out: Page) -> None:
+        is_stopping = found["isSuspended"] and found["state"] != "SUSPENDED"
+        said = "is being stopped, and rests then" if is_stopping else plain(found["state"])
+        out.line(f"{out.marked(JOB[found['state']], job_id)}  {said}")
+        out.line(f"{out.dim('next')}  {follows} {job_id}")
 
     answer(found, output, draw)
 

@@ -89,6 +89,7 @@ def show(out: Page, found: Json) -> None:
     _nodes(out, found["nodes"])
     _gpus(out, found["gpus"])
     _jobs(out, found["jobs"])
+    _teams(out, found["teams"])
     for incident in incidents["items"]:
         word = "NEEDS YOU" if incident["needsYou"] else "WORKING"
         name = f"{incident['incidentId']}  {incident['node']['instanceId']}  {incident['fault']['name']}"
@@ -134,15 +135,16 @@ def _gpus(out: Page, gpus: Json) -> None:
 
 
 def _jobs(out: Page, jobs: Json) -> None:
-    if not jobs["classes"]:
+    if not jobs["classes"] and not jobs["foreign"]["workloads"]:
         out.line(f"{out.bold('JOBS')}    none running, none pending")
         return
-    titles = ("class", "run", "pend", "avg run", "max run", "avg wait", "max wait")
-    rows = [
+    titles = ("class", "run", "pend", "preempted", "avg run", "max run", "avg wait", "max wait")
+    rows: list[tuple[str, ...]] = [
         (
             entry["priorityClass"] or "(unset)",
             str(entry["running"]),
             str(entry["pending"]),
+            str(entry["preempted"]),
             _span(entry["averageRunSeconds"]),
             _span(entry["longestRunSeconds"]),
             _span(entry["averageWaitSeconds"]),
@@ -150,6 +152,9 @@ def _jobs(out: Page, jobs: Json) -> None:
         )
         for entry in jobs["classes"]
     ]
+    foreign = jobs["foreign"]
+    if foreign["workloads"]:
+        rows.append(("(foreign)", str(foreign["workloads"]), *["–"] * (len(titles) - 2)))
     widths = [max(len(row[index]) for row in (titles, *rows)) for index in range(len(titles))]
     for index, row in enumerate((titles, *rows)):
         cells = [
@@ -158,8 +163,25 @@ def _jobs(out: Page, jobs: Json) -> None:
         ]
         title = out.bold("JOBS") + "    " if index == 0 else "        "
         out.line(title + "  ".join(cells))
+    suspended = sum(entry["suspended"] for entry in jobs["classes"])
+    if suspended:
+        out.line(f"        {counted(suspended, 'job')} suspended")
     if jobs["isLowerBound"]:
         out.line("        more than 2000 in one state: the counts are lower bounds")
+
+
+def _teams(out: Page, teams: list[Json]) -> None:
+    """Print who holds, borrows and lends; only where teams share the fleet."""
+    if not any(team["accelerators"]["allocated"] is not None for team in teams):
+        return
+    widest = max(len(team["team"]) for team in teams)
+    for index, team in enumerate(teams):
+        held = team["accelerators"]
+        util = "" if held["utilization"] is None else f"  {held['utilization']}%"
+        moved = "".join(f"  {held[name]} {name}" for name in ("borrowed", "lent") if held[name])
+        quota = "no quota" if held["allocated"] is None else f"of {held['allocated']}"
+        title = out.bold("TEAMS") + "   " if index == 0 else "        "
+        out.line(f"{title}{team['team']:<{widest}}  {held['used']} {quota} GPUs{util}{moved}")
 
 
 def _span(seconds: float | None) -> str:

@@ -15,6 +15,8 @@ from evenkeel_cli.main import main
 from tests.fakes.system import A_MOMENT
 from tests.unit.api.gateway import FLEET, Answer, Gateway
 
+_KEPT = ("Idempotency-Key", "If-None-Match", "If-Match")
+
 
 @dataclass
 class Said:
@@ -97,6 +99,12 @@ class Served:
             def do_POST(self) -> None:
                 self._answer("POST")
 
+            def do_PUT(self) -> None:
+                self._answer("PUT")
+
+            def do_PATCH(self) -> None:
+                self._answer("PATCH")
+
             def _answer(self, method: str) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
                 headers = dict(self.headers.items())
@@ -120,7 +128,7 @@ class Served:
             return self.next_answers.pop(0)
         if "AWS4-HMAC-SHA256" not in headers.get("Authorization", ""):
             return Answer(403, {}, '{"message": "Missing Authentication Token"}')
-        kept = {name: value for name, value in headers.items() if name in ("Idempotency-Key", "If-None-Match")}
+        kept = {name: value for name, value in headers.items() if name in _KEPT}
         key = kept.pop("Idempotency-Key", None)
         return self.gateway.call(method, target, body or None, key=key, headers=kept)
 

@@ -12,8 +12,8 @@ fleet laptop                                                mode: act  10:15:02Z
 ▲ DEGRADED  1 incident working, 0 need you
 NODES   p5-workers  4 nodes: 3 in service ●  1 repairing ◐
 GPUs    32 in the fleet  16 in use 50%  8 free in service
-JOBS    class    run  pend  avg run  max run  avg wait  max wait
-        (unset)    1     1      25m      25m       28m       28m
+JOBS    class    run  pend  preempted  avg run  max run  avg wait  max wait
+        (unset)    1     1          0      25m      25m       28m       28m
 WORKING inc-0000000001  i-00000000000000001  GPU has fallen off the bus
         node  ◐ replacing for 11m48s
         job   ● job-0000000001 (llama-1) running again, attempt 2

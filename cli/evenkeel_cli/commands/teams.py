@@ -1,0 +1,195 @@
+"""`evenkeel teams`."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from evenkeel_cli.client import Client
+from evenkeel_cli.commands import asking
+from evenkeel_cli.commands.answering import answer, answer_list
+from evenkeel_cli.errors import CommandFailed, Exit
+from evenkeel_cli.render import Column, Output, Page, note
+
+Json = dict[str, Any]
+
+app = asking.group("Who shares the fleet: quotas, who borrows from whom, and whose jobs are whose.")
+
+TeamArgument = Annotated[str, typer.Argument(metavar="TEAM", help="The team's name.")]
+
+
+@app.command("ls")
+def list_teams(output: asking.OutputOption = Output.TABLE) -> None:
+    """List teams: allocated, used, borrowed, lent."""
+    found = asking.current_client().get("/teams")["items"]
+    answer_list(found, output, name_key="team", nothing="No team is set up, and nothing runs.", table=_table)
+
+
+@app.command("show")
+def show_team(team: TeamArgument, output: asking.OutputOption = Output.TABLE) -> None:
+    """Show how a team is set up. What `-o json` prints, `teams apply` takes."""
+    found = asking.current_client().get(f"/teams/{team}/quota")
+    answer(found, output, lambda out: _show(out, found))
+
+
+@app.command("quota")
+def quota(team: TeamArgument, output: asking.OutputOption = Output.TABLE) -> None:
+    """Show a team's quota by flavor and resource, and what it uses, borrows and lends of each."""
+    found = next((each for each in asking.current_client().get("/teams")["items"] if each["team"] == team), None)
+    if found is None:
+        raise CommandFailed(Exit.NOT_FOUND, f"There is no team {team!r}.", code="NOT_FOUND", hint="evenkeel teams ls")
+    line = found
+    answer(line, output, lambda out: _resources(out, line))
+
+
+@app.command("apply")
+def apply(
+    files: Annotated[
+        list[Path],
+        typer.Option("-f", "--file", metavar="FILE", help="Teams, or quotas in any spelling; may be repeated."),
+    ],
+    reason: Annotated[str, typer.Option(help="Why; recorded.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would change, and change nothing.")] = False,
+    output: asking.OutputOption = Output.TABLE,
+) -> None:
+    """Set teams up from files. Teams that the files do not name stay as they are.
+
+    A quota file says only queues, cohorts, flavors and priority classes: people, namespaces and budgets of a team that
+    is there already stay.
+    """
+    from evenkeel_cli.offline import team_files
+
+    wanted = team_files.read(files)
+    for loss in wanted.losses:
+        note(f"lost: {loss}")
+    client = asking.current_client()
+    path = f"/clusters/{client.fleet}/quotas"
+    changes: list[Json] = []
+    if wanted.quotas is not None or wanted.fleet:
+        there = client.get(path)
+        quotas = wanted.quotas or there["quotas"] | wanted.fleet
+        changes.append(_change("", path, "quotas", there, quotas, wanted.versions.get("")))
+    for name, team in sorted({**wanted.queues, **wanted.teams}.items()):
+        at = f"/teams/{name}/quota"
+        there = _there(client, at)
+        is_whole = name in wanted.teams or not there["team"]
+        whole = team if is_whole else there["team"] | {"queue": team["queue"]}
+        changes.append(_change(name, at, "team", there, whole, wanted.versions.get(name)))
+    for change in changes:
+        if change["changes"] and not dry_run:
+            body = {change["kind"]: change.pop("wanted"), "reason": reason}
+            change["version"] = client.change("PUT", change["path"], body, version=change["version"])["version"]
+    found = {"isDryRun": dry_run, "items": [{k: v for k, v in each.items() if k in _SAID} for each in changes]}
+    answer(found, output, lambda out: _applied(out, found))
+
+
+_SAID = ("name", "changes", "version")
+
+
+def _there(client: Client, path: str) -> Json:
+    try:
+        return client.get(path)
+    except CommandFailed as failed:
+        if failed.exit_code is not Exit.NOT_FOUND:
+            raise
+        return {"version": 0, "team": None}
+
+
+def _change(name: str, path: str, kind: str, there: Json, wanted: Json, read_at: int | None) -> Json:
+    before = there[kind] or {}
+    fields = sorted(field for field in {*before, *wanted} if before.get(field) != wanted.get(field))
+    return {
+        "name": name,
+        "path": path,
+        "kind": kind,
+        "wanted": wanted,
+        "changes": fields,
+        # A file that says which version it was read with is refused where that is not the one any more.
+        "version": there["version"] if read_at is None or not fields else read_at,
+    }
+
+
+def _applied(out: Page, found: Json) -> None:
+    for item in found["items"]:
+        name = item["name"] or "(the fleet's part)"
+        if not item["changes"]:
+            out.line(out.marked("idle", f"{name}  unchanged"))
+            continue
+        verb = "would change" if found["isDryRun"] else f"set, version {item['version']}"
+        out.line(out.marked("next" if found["isDryRun"] else "ok", f"{name}  {verb}: {', '.join(item['changes'])}"))
+    out.line(f"{out.dim('next')}  evenkeel teams ls")
+
+
+def _table(out: Page, teams: list[Json], is_wide: bool) -> None:
+    columns = [Column("TEAM", gives_way=True)]
+    columns += [Column(name, is_right=True) for name in ("QUOTA", "USED", "BORROWED", "LENT", "UTIL", "RUN", "PEND")]
+    if is_wide:
+        columns += [Column("COHORT"), Column("WEIGHT", is_right=True), Column("BESIDES", is_right=True)]
+    rows = []
+    for team in teams:
+        held = team["accelerators"]
+        row = [team["team"], *(_number(held[name]) for name in ("allocated", "used", "borrowed", "lent"))]
+        row += [_percent(held["utilization"]), str(team["running"]), str(team["pending"])]
+        if is_wide:
+            row += [team["cohort"] or "–", _number(team["weight"]), _number(held["usedBesides"])]
+        rows.append(row)
+    out.table(columns, rows, is_whole=is_wide)
+
+
+def _resources(out: Page, team: Json) -> None:
+    names = ("allocated", "used", "borrowed", "lent")
+    columns = [Column("FLAVOR", gives_way=True), Column("RESOURCE")]
+    columns += [Column(name, is_right=True) for name in ("QUOTA", "USED", "BORROWED", "LENT", "UTIL")]
+    rows = [
+        [line["flavor"], line["resource"], *(line[name] for name in names), _percent(line["utilization"])]
+        for line in team["resources"]
+    ]
+    out.table(columns, rows)
+    besides = team["accelerators"]["usedBesides"]
+    if besides:
+        out.line(f"besides, {besides} accelerators on machines that its quota does not name")
+
+
+def _show(out: Page, found: Json) -> None:
+    team = found["team"]
+    queue = team["queue"]
+    out.line(f"{out.bold(team['name'])}  version {found['version']}")
+    out.pairs(
+        [
+            ("cohort", queue["cohort"] or "none: it neither borrows nor lends"),
+            ("quota", "; ".join(json.dumps(group, ensure_ascii=False) for group in queue["groups"]) or "none"),
+            ("weight", f"{queue['weight']:g}"),
+            (
+                "preemption",
+                f"within the team {queue['preemption']['within']}, reclaim {queue['preemption']['reclaim']}",
+            ),
+            ("members", "; ".join(f"{each['principal']} ({each['role']})" for each in team["members"]) or "nobody"),
+            ("namespace", team["namespace"] or "the stack's own"),
+            ("runs as", team["serviceAccount"] or "the stack's own"),
+            ("images", ", ".join(team["images"]) or "any"),
+            (
+                "each user",
+                f"at most {_number(team['mostAcceleratorsPerUser'])} accelerators"
+                if team["mostAcceleratorsPerUser"] is not None
+                else "",
+            ),
+            ("budgets", "; ".join(_budget(each) for each in team["budgets"])),
+        ],
+        indent="  ",
+    )
+    out.line(f"{out.dim('next')}  evenkeel teams quota {team['name']}")
+
+
+def _budget(budget: Json) -> str:
+    parts = [f"{budget['gpuHours']:g} GPU-hours"] if budget["gpuHours"] is not None else []
+    parts += [f"${budget['usd']:,.2f}"] if budget["usd"] is not None else []
+    return f"{' and '.join(parts)} a {budget['period']}"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:g}"
+
+
+def _percent(value: int | None) -> str:
+    return "–" if value is None else f"{value} %"

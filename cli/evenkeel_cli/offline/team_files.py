@@ -1,0 +1,89 @@
+"""Files that set teams up: teams as the service shows them, or quota files in any spelling."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from evenkeel.domain.scheduling.queues.documents import DocumentError
+from evenkeel.domain.scheduling.queues.exchange import Spelling, exchanged
+from evenkeel.domain.scheduling.queues.own import OwnQuotas
+from evenkeel.domain.scheduling.queues.setup import RULES, Declared, Profile
+from evenkeel.domain.scheduling.teams import FleetQuotas, Team, of_quotas
+from evenkeel_cli.errors import CommandFailed, Exit
+from evenkeel_cli.offline import quota_files
+
+Json = dict[str, Any]
+OF_QUOTA_FILES = ("cohorts", "flavors", "priorityClasses", "fairSharing")
+"""What a quota file says of the fleet; switches and members it has no words for."""
+
+
+@dataclass
+class Wanted:
+    """What files say."""
+
+    teams: dict[str, Json] = field(default_factory=dict)
+    """Whole teams, as the service shows them."""
+    quotas: Json | None = None
+    """The whole of what no single team owns."""
+    queues: dict[str, Json] = field(default_factory=dict)
+    """Teams of which only the queue is said, and a namespace where there is one."""
+    fleet: Json = field(default_factory=dict)
+    """Parts of what no single team owns."""
+    versions: dict[str, int] = field(default_factory=dict)
+    """Of the parts that say with which version they were read; the fleet's under the empty name."""
+    losses: tuple[str, ...] = ()
+
+
+def read(files: list[Path]) -> Wanted:
+    """Read all files together.
+
+    Raises:
+        CommandFailed: one cannot be used; names the file and what is wrong.
+    """
+    wanted, declared = Wanted(), Declared(Profile.KUEUE, RULES[Profile.KUEUE])
+    for file in files:
+        for each in quota_files.load(file):
+            for document in each["documents"] if isinstance(each, dict) and "documents" in each else [each]:
+                _add(document, str(file), wanted, declared)
+    if declared.queues or declared.cohorts or declared.priorities:
+        found = exchanged(declared, Spelling.EVENKEEL)
+        wanted.losses = found.losses
+        document = OwnQuotas.model_validate(found.documents[0])
+        setup = of_quotas(document)
+        wanted.queues = {team.name: team.to_json() for team in setup.teams}
+        said = setup.fleet.to_json()
+        wanted.fleet = {name: said[name] for name in OF_QUOTA_FILES if _says(name, found.documents[0])}
+    return wanted
+
+
+def _says(name: str, document: Json) -> bool:
+    return name in document
+
+
+def _add(document: Any, file: str, wanted: Wanted, declared: Declared) -> None:
+    try:
+        if isinstance(document, dict) and isinstance(document.get("team"), dict):
+            team = Team.model_validate(document["team"])
+            wanted.teams[team.name] = team.to_json()
+            _note_version(document, team.name, wanted)
+        elif isinstance(document, dict) and isinstance(document.get("quotas"), dict):
+            wanted.quotas = FleetQuotas.model_validate(document["quotas"]).to_json()
+            _note_version(document, "", wanted)
+        elif isinstance(document, dict) and {"name", "queue"} <= document.keys() and "kind" not in document:
+            team = Team.model_validate(document)
+            wanted.teams[team.name] = team.to_json()
+        else:
+            declared.add(document, file)
+    except DocumentError as error:
+        raise quota_files.refused(error) from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        path = ".".join(map(str, first["loc"]))
+        raise CommandFailed(Exit.USAGE, f"{file}: {path}: {first['msg']}", code="DOCUMENT_REFUSED") from error
+
+
+def _note_version(document: Json, name: str, wanted: Wanted) -> None:
+    if isinstance(document.get("version"), int):
+        wanted.versions[name] = document["version"]

@@ -1,0 +1,157 @@
+"""Teams from the command line: set up from any spelling, seen in tables, and their jobs held back and re-ranked."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.api.gateway import ACCOUNT
+from tests.unit.api.test_teams import charged
+from tests.unit.cli.conftest import Served
+
+TEAM = f"""
+name: nlp
+queue:
+  cohort: research
+  groups: [{{ml.p5.48xlarge: {{nvidia.com/gpu: 16}}}}]
+  preemption: {{within: LowerPriority, reclaim: Any}}
+members:
+  - {{principal: "arn:aws:iam::{ACCOUNT}:role/Researcher", role: lead}}
+budgets: [{{period: month, gpuHours: 2000, usd: 6000}}]
+"""
+QUOTAS = """
+queues:
+  - {name: nlp, cohort: research, groups: [{ml.p5.48xlarge: {nvidia.com/gpu: 24}}]}
+  - {name: vision, cohort: research, groups: [{ml.p5.48xlarge: {nvidia.com/gpu: 8}}]}
+priorityClasses: {high: 100, low: 0}
+"""
+HYPERPOD: dict[str, Any] = {
+    "ComputeQuotas": [
+        {
+            "Name": "nlp-quota",
+            "ComputeQuotaTarget": {"TeamName": "nlp", "FairShareWeight": 50},
+            "ComputeQuotaConfig": {"ComputeQuotaResources": [{"InstanceType": "ml.p5.48xlarge", "Count": 2}]},
+        }
+    ],
+    "SchedulerConfig": {"PriorityClasses": [{"Name": "high", "Weight": 90}], "FairShare": "Enabled"},
+    "Name": "policy",
+}
+
+
+def a_file(served: Served, text: str, name: str = "teams.yaml") -> str:
+    (served.folder / name).write_text(text, encoding="utf-8")
+    return name
+
+
+def applied(served: Served, *files: str, more: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    words = [word for file in files for word in ("-f", file)]
+    said = served.run("teams", "apply", *words, "--reason", "the quarter's plan", "-o", "json", *more)
+    assert said.exit_code == 0, said.err
+    items: list[dict[str, Any]] = json.loads(said.out)["items"]
+    return items
+
+
+def test_a_team_is_set_up_once_and_shown(served: Served) -> None:
+    file = a_file(served, TEAM)
+
+    first, again = applied(served, file), applied(served, file)
+    said = served.run("teams", "show", "nlp", terminal=True)
+
+    assert (first[0]["version"], again[0]["version"], again[0]["changes"]) == (1, 1, [])
+    assert said.out.splitlines()[0] == "nlp  version 1"
+    assert "2000 GPU-hours and $6,000.00 a month" in said.out
+    assert f"arn:aws:iam::{ACCOUNT}:role/Researcher (lead)" in said.out
+
+
+def test_a_quota_file_changes_queues_and_keeps_people(served: Served) -> None:
+    applied(served, a_file(served, TEAM))
+
+    items = applied(served, a_file(served, QUOTAS, "quotas.yaml"))
+
+    assert [(item["name"], item["version"]) for item in items] == [("", 1), ("nlp", 2), ("vision", 1)]
+    assert items[1]["changes"] == ["queue"]
+    team = json.loads(served.run("teams", "show", "nlp", "-o", "json").out)["team"]
+    assert team["queue"]["groups"][0]["ml.p5.48xlarge"]["nvidia.com/gpu"]["nominal"] == "24"
+    assert team["members"][0]["role"] == "lead"
+
+
+def test_what_was_imported_from_hyperpod_is_applied(served: Served) -> None:
+    source = a_file(served, json.dumps(HYPERPOD), "hyperpod.json")
+    imported = a_file(served, served.run("quota", "import", source).out, "imported.json")
+
+    items = applied(served, imported)
+
+    assert [item["name"] for item in items] == ["", "nlp"]
+    team = served.gateway.get("/v1/teams/nlp/quota").document["team"]
+    assert (team["namespace"], team["queue"]["weight"]) == ("hyperpod-ns-nlp", 50)
+    (line,) = served.gateway.get("/v1/teams").document["items"]
+    assert line["accelerators"]["allocated"] == 16
+
+
+def test_a_dry_run_changes_nothing(served: Served) -> None:
+    items = applied(served, a_file(served, TEAM), more=("--dry-run",))
+
+    assert items[0]["changes"]
+    assert served.gateway.get("/v1/teams/nlp/quota").status == 404
+
+
+def test_what_was_read_at_another_version_is_refused(served: Served) -> None:
+    applied(served, a_file(served, TEAM))
+    read = json.loads(served.run("teams", "show", "nlp", "-o", "json").out)
+    applied(served, a_file(served, QUOTAS, "quotas.yaml"))
+    read["team"]["namespace"] = "nlp"
+
+    said = served.run("teams", "apply", "-f", a_file(served, json.dumps(read), "old.json"), "--reason", "x")
+
+    assert (said.exit_code, "STALE_VERSION" in said.err) == (5, True)
+
+
+@pytest.mark.parametrize(
+    "text", ["[1, 2", "name: nlp\nqueue: {groups: [{a: {gpu: many}}]}", "name: nlp\nqueue: {}\nmembrs: []"]
+)
+def test_a_file_that_cannot_be_used_exits_2(served: Served, text: str) -> None:
+    said = served.run("teams", "apply", "-f", a_file(served, text), "--reason", "x")
+
+    assert said.exit_code == 2
+
+
+def test_the_table_of_teams(served: Served) -> None:
+    applied(served, a_file(served, TEAM), a_file(served, QUOTAS.replace("24", "16"), "quotas.yaml"))
+    charged(served.gateway, "job-1", "nlp", 20)
+
+    assert served.run("teams", "ls", terminal=True).out == (
+        "TEAM    QUOTA  USED  BORROWED  LENT   UTIL  RUN  PEND\n"
+        "nlp        16    20         4     0  125 %    1     0\n"
+        "vision      8     0         0     4    0 %    0     0\n"
+    )
+    assert served.run("teams", "quota", "vision", terminal=True).out == (
+        "FLAVOR          RESOURCE        QUOTA  USED  BORROWED  LENT  UTIL\n"
+        "ml.p5.48xlarge  nvidia.com/gpu      8     0         0     4   0 %\n"
+    )
+    status = served.run("status", terminal=True).out
+    assert "TEAMS   nlp     20 of 16 GPUs  125%  4 borrowed\n        vision  0 of 8 GPUs  0%  4 lent\n" in status
+    assert served.run("teams", "quota", "speech").exit_code == 4
+
+
+def test_a_job_is_held_back_let_go_on_and_re_ranked(served: Served) -> None:
+    flags = ["--name", "x", "--image", "i:1", "--", "train"]
+    job_id = served.run("jobs", "submit", "-o", "name", *flags).out.strip()
+
+    suspended = served.run("jobs", "suspend", job_id, "--reason", "a look", terminal=True)
+    shown = served.run("jobs", "ls", terminal=True)
+    resumed = served.run("jobs", "resume", "x", terminal=True)
+    ranked = served.run("jobs", "priority", "x", "high", terminal=True)
+
+    assert suspended.out == f"· {job_id}  suspended\nnext  evenkeel jobs resume {job_id}\n"
+    assert "suspended" in shown.out
+    assert resumed.out.startswith(f"○ {job_id}  pending\n")
+    assert ranked.out.startswith(f"○ {job_id}  class high\n")
+    assert job_id in served.run("jobs", "ls", "--class", "high", "-o", "name").out
+    assert served.run("jobs", "ls", "--class", "(unset)", "-o", "name").out == ""
+
+
+def test_a_file_that_there_is_not_is_named(served: Served, tmp_path: Path) -> None:
+    said = served.run("teams", "apply", "-f", str(tmp_path / "none.yaml"), "--reason", "x")
+
+    assert (said.exit_code, "none.yaml" in said.err) == (2, True)
