@@ -4,14 +4,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from evenkeel.domain.scheduling.queues.documents import DocumentError
+from evenkeel.domain.scheduling.queues.documents import read as read_document
 from evenkeel.domain.scheduling.queues.exchange import Spelling, exchanged
 from evenkeel.domain.scheduling.queues.own import OwnQuotas
 from evenkeel.domain.scheduling.queues.setup import RULES, Declared, Profile
 from evenkeel.domain.scheduling.teams import FleetQuotas, Team, of_quotas
-from evenkeel_cli.errors import CommandFailed, Exit
 from evenkeel_cli.offline import quota_files
 
 Json = dict[str, Any]
@@ -65,23 +63,19 @@ def _says(name: str, document: Json) -> bool:
 def _add(document: Any, file: str, wanted: Wanted, declared: Declared) -> None:
     try:
         if isinstance(document, dict) and isinstance(document.get("team"), dict):
-            team = Team.model_validate(document["team"])
+            team = read_document(Team, document["team"], f"{file}: team")
             wanted.teams[team.name] = team.to_json()
             _note_version(document, team.name, wanted)
         elif isinstance(document, dict) and isinstance(document.get("quotas"), dict):
-            wanted.quotas = FleetQuotas.model_validate(document["quotas"]).to_json()
+            wanted.quotas = read_document(FleetQuotas, document["quotas"], f"{file}: quotas").to_json()
             _note_version(document, "", wanted)
         elif isinstance(document, dict) and {"name", "queue"} <= document.keys() and "kind" not in document:
-            team = Team.model_validate(document)
+            team = read_document(Team, document, file)
             wanted.teams[team.name] = team.to_json()
         else:
             declared.add(document, file)
     except DocumentError as error:
         raise quota_files.refused(error) from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        path = ".".join(map(str, first["loc"]))
-        raise CommandFailed(Exit.USAGE, f"{file}: {path}: {first['msg']}", code="DOCUMENT_REFUSED") from error
 
 
 def _note_version(document: Json, name: str, wanted: Wanted) -> None:
