@@ -1,8 +1,15 @@
+import json
 from typing import Any
 
+import pytest
+
 from evenkeel.domain.policy import EconomyPolicy, SchedulingPolicy
+from evenkeel.domain.scheduling import claims
 from evenkeel.domain.scheduling.admission import Action, AdmissionDecision, AdmissionFacts, Request, Room, decide
 from evenkeel.domain.scheduling.jobs import Charge
+from evenkeel.domain.scheduling.queues.cycle import Result
+from evenkeel.domain.scheduling.queues.replay import Events, Replay
+from evenkeel.domain.scheduling.queues.setup import RULES, Declared, Profile
 from evenkeel.domain.scheduling.sharing import Memory, Snapshot, share
 from evenkeel.domain.scheduling.spending import Spent
 from evenkeel.domain.scheduling.teams import FleetQuotas, SetUp, Team
@@ -252,3 +259,55 @@ def test_a_team_that_is_gone_and_a_queue_that_is_stopped_hold_back() -> None:
 
     assert answers["job-1"].reason == "Its queue admits nobody: Hold."
     assert answers["job-2"].reason == "There is no team gone any more."
+
+
+def test_the_facts_are_documents_that_a_plan_reads_and_leads_to_the_same_answer() -> None:
+    setup = a_setup(a_team("red"), a_team("blue"), a_team("green", cohort="other"))
+    charges = [a_charge(1, "blue", 1, 2), a_charge(2, "blue", 3, 4), a_charge(9, "green", 5)]
+    claim = passed(setup, rooms(5, 1, 2, 3, 4, 5), a_request(3, nodes=2, team="red"), charges=charges)[
+        "job-3"
+    ].facts.claim
+    assert claim
+    written = claim.to_json()
+
+    plan = Replay(Declared(Profile.EVENKEEL, RULES[Profile.EVENKEEL]))
+    plan.declared.add(json.loads(written["quotas"]), "quota.json")
+    plan = Replay(plan.declared)
+    for document in (*json.loads(written["jobs"]), json.loads(written["job"])):
+        plan.submit(document, "jobs.json")
+    plan.run(Events())
+
+    first = plan.decisions[0]
+    assert (first.result, [victim.workload_id for victim in first.victims]) == (Result.PREEMPTING, ["job-2"])
+    assert "green" not in written["quotas"]
+
+
+def test_a_record_names_singly_only_those_who_could_have_to_go() -> None:
+    setup = a_setup(a_team("red", gpus=800), a_team("blue", gpus=800))
+    charges = [
+        *(a_charge(number, "blue", number, priority=number % 3) for number in range(1, 60)),
+        *(a_charge(number, "red", number, priority=number % 3) for number in range(60, 99)),
+    ]
+    asked = a_request(100, nodes=90, team="red", priority=1, attempts=1)
+    claim = passed(setup, rooms(99, *range(1, 99)), asked, charges=charges)["job-100"].facts.claim
+    assert claim
+
+    names = [job["name"] for job in claim.jobs]
+    assert "others-of-red" in names
+    assert {f"job-{number}" for number in range(60, 99) if number % 3 == 0} <= set(names)
+    assert claim.summed == len(charges) - len(names) + 1
+
+
+def test_a_record_that_would_be_too_large_sums_up_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "MOST_BYTES", 4_000)
+    setup = a_setup(a_team("red", gpus=160), a_team("blue", gpus=0))
+    charges = [a_charge(number, "blue", number) for number in range(1, 20)]
+    snapshot = Snapshot(setup, rooms(20, *range(1, 20)), (a_request(99, nodes=12, team="red"),), tuple(charges))
+
+    (answer,) = share(snapshot, SchedulingPolicy(), EconomyPolicy(), at(1000))
+
+    claim = answer.facts.claim
+    assert claim
+    assert claim.is_cut
+    assert len(json.dumps(claim.to_json())) < 6_000
+    assert sum(job["podSets"][0].get("count", 1) * 8 for job in claim.jobs if job["name"].startswith("job-")) < 19 * 8

@@ -138,6 +138,7 @@ def claim_of(document: Json, decision: Decision, moment: Moment, scheduler: Sche
         queues=tuple(own.OwnQueue.of(queue) for queue in queues.values()),
         cohorts=tuple(own.OwnCohort.of(cohort) for cohort in above),
         flavors=tuple(own.OwnFlavor.of(moment.flavors[name]) for name in sorted(used & moment.flavors.keys())),
+        fair_sharing=moment.rules.fair_sharing,
     )
     holders = [(each, was) for each, was in moment.holders if each.workload.queue in names]
     single, summed = _told_apart(workload, holders, queues)

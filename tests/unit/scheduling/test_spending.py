@@ -1,0 +1,93 @@
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenkeel.domain.policy import EconomyPolicy
+from evenkeel.domain.scheduling.jobs import Charge
+from evenkeel.domain.scheduling.spending import Limit, Spent, limits_of, parts_of
+from evenkeel.domain.scheduling.teams import Period, Team
+from tests.unit.scheduling.builders import CLUSTER, an_attempt
+
+ECONOMY = EconomyPolicy(usd_per_accelerator_hour={"ml.p5.48xlarge": 3.6})
+MIDNIGHT = datetime(2026, 11, 1, tzinfo=UTC)
+
+
+def seconds(admitted_at: datetime, ended_at: datetime, accelerators: int = 8) -> dict[str, int]:
+    attempt = an_attempt(admitted_at=admitted_at, accelerators=accelerators, instance_type="ml.p5.48xlarge")
+    return {part.key: part.spent.accelerator_seconds for part in parts_of(attempt, ended_at, ECONOMY)}
+
+
+def test_what_an_attempt_held_is_split_at_midnight_at_the_week_and_at_the_month() -> None:
+    found = seconds(MIDNIGHT - timedelta(seconds=10), MIDNIGHT + timedelta(seconds=20))
+
+    assert found == {
+        "2026-10-31": 80,
+        "2026-11-01": 160,
+        "2026-W44": 240,
+        "2026-10": 80,
+        "2026-11": 160,
+    }
+
+
+def test_dollars_are_reckoned_by_the_type_of_the_machines() -> None:
+    attempt = an_attempt(admitted_at=MIDNIGHT, accelerators=8, instance_type="ml.p5.48xlarge")
+
+    parts = parts_of(attempt, MIDNIGHT + timedelta(hours=1), ECONOMY)
+
+    assert {part.spent.usd_micros for part in parts} == {8 * 3_600_000}
+
+
+def test_an_attempt_that_ended_before_it_began_by_another_clock_held_nothing() -> None:
+    assert set(seconds(MIDNIGHT, MIDNIGHT - timedelta(seconds=5)).values()) == {0}
+
+
+@given(st.integers(0, 40_000_000), st.integers(0, 31_000_000))
+def test_no_second_is_lost_or_counted_twice_in_the_months_of_a_year(begins: int, length: int) -> None:
+    since = MIDNIGHT + timedelta(seconds=begins)
+
+    found = seconds(since, since + timedelta(seconds=length), accelerators=1)
+
+    months = sum(count for key, count in found.items() if len(key) == 7)
+    assert months == length
+    assert len(found) <= 39
+
+
+def limits(team: dict[str, Any], **facts: Any) -> tuple[Limit, ...]:
+    charge = Charge(
+        job_id="job-1",
+        attempt=1,
+        team="red",
+        cluster=CLUSTER,
+        node_names=("node-1",),
+        accelerators=8,
+        instance_type="ml.p5.48xlarge",
+        admitted_at=MIDNIGHT - timedelta(hours=2),
+        owner="role/ana",
+    )
+    asked = {"owner": "role/ana", "accelerators": 8, "charges": [charge], "spent": {}, **facts}
+    now = MIDNIGHT + timedelta(hours=1)
+    return limits_of(Team.model_validate({"name": "red", **team}), **asked, economy=ECONOMY, now=now)
+
+
+def test_what_runs_counts_with_what_has_settled_in_the_period_that_is() -> None:
+    budget = {"budgets": [{"period": Period.MONTH, "gpuHours": 20, "usd": 100}]}
+
+    hours, dollars = limits(budget, spent={"2026-11": Spent(accelerator_seconds=3600 * 11, usd_micros=80_000_000)})
+
+    assert (hours.used, hours.holds_back) == (19.0, False)
+    assert (dollars.used, dollars.holds_back) == (108.8, True)
+
+
+def test_a_budget_that_is_just_spent_holds_back() -> None:
+    (hours,) = limits({"budgets": [{"period": Period.DAY, "gpuHours": 8}]})
+
+    assert (hours.used, hours.holds_back) == (8.0, True)
+
+
+def test_a_members_limit_may_be_reached_and_not_passed() -> None:
+    (reached,) = limits({"mostAcceleratorsPerUser": 16})
+    (passed,) = limits({"mostAcceleratorsPerUser": 15})
+
+    assert (reached.holds_back, passed.holds_back) == (False, True)
