@@ -43,6 +43,8 @@ TICK_SECONDS: Final = 1.0
 UP_SECONDS: Final = 240.0
 SPOT_NOTICE_SECONDS: Final = 15.0
 """Two minutes in life, where a save takes longer too."""
+KARPENTER_REPAIR_SECONDS: Final = 8.0
+"""Ten minutes in life."""
 
 Say = Callable[[str], None]
 
@@ -83,7 +85,10 @@ class FleetShape:
             "instanceGroups": [
                 {"name": self.group, "instanceType": self.instance_type, "count": self.nodes, "taints": [taint]}
             ],
-            "karpenter": {"spotNotice": SPOT_NOTICE_SECONDS},
+            "karpenter": {
+                "spotNotice": SPOT_NOTICE_SECONDS,
+                "nodeRepair": {"AcceleratedHardwareReady": KARPENTER_REPAIR_SECONDS},
+            },
             "delays": dict(self.delays),
         }
 

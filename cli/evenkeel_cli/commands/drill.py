@@ -51,6 +51,8 @@ def run(
         out.line(
             out.marked("ok" if holds else "failed", f"{what}: {seen}" if not holds or len(seen) <= _SHORT else what)
         )
+    if result.figures:
+        out.pairs(list(result.figures.items()), indent="  ")
     if result.seconds:
         out.line(out.dim("  ".join(f"{what} {seconds:.1f} s" for what, seconds in result.seconds.items())))
     if not result.is_ok:

@@ -69,6 +69,8 @@ class Result:
     incident_id: str = ""
     checks: list[tuple[str, bool, str]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
+    figures: dict[str, str] = field(default_factory=dict)
+    """What was counted, for people who read it."""
 
     @property
     def is_ok(self) -> bool:

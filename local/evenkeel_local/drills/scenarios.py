@@ -12,6 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from evenkeel.domain.values import rfc3339
+from evenkeel.runtime.policies import FRESH
 from evenkeel_local import PROJECT
 from evenkeel_local.data_centre import CHECKPOINTS_BUCKET
 from evenkeel_local.deployment import STACK_NAME, deploy, stack_resources
@@ -81,7 +83,8 @@ def poisoned_checkpoint(stage: Stage) -> None:
     """What was saved after the first sign of the fault is not resumed from, nor what does not hold its checksum."""
     stage.submit(Work(nodes=2, steps=120, checkpoint_every=4))
     stage.reach(30)
-    node, first_sign_at, sound = stage.node(), datetime.now(UTC), stage.step()
+    node, sound = stage.node(), stage.step()
+    first_sign_at = datetime.now(UTC)
     stage.reach(sound + 14)
     every = stage.work.checkpoint_every
     newest = sound // every * every
@@ -89,7 +92,7 @@ def poisoned_checkpoint(stage: Stage) -> None:
     for step in (torn, newest):
         _tear(stage, step)
     line = "NVRM: Xid (PCI:0000:b9:00): 48, pid=4242, name=python, An uncorrectable double bit error (DBE)"
-    told = {"instanceId": node["instanceId"], "line": line, "observedAt": f"{first_sign_at:%Y-%m-%dT%H:%M:%SZ}"}
+    told = {"instanceId": node["instanceId"], "line": line, "observedAt": rfc3339(first_sign_at)}
     stage.client.post("/faults", {"faults": [told]})
     stage.say(f"a double bit error on {node['name']}, first seen at step {sound}; steps {torn} and {newest} are torn")
     stage.settled(node)
@@ -304,7 +307,8 @@ def shared_cause(stage: Stage) -> None:
     """At the fourth machine it is one cause: repairs stop there, one page goes out, and later all are well."""
     nodes = stage.cluster.nodes()[:4]
     with _on_call(stage) as pages:
-        with waves_of(stage, 90):
+        with waves_of(stage, 90) as in_force:
+            in_force()
             stage.submit(ONE_NODE)
             stage.reach_a_moment()
             for node in nodes:
@@ -321,15 +325,22 @@ def shared_cause(stage: Stage) -> None:
 
 
 @contextmanager
-def waves_of(stage: Stage, seconds: int) -> Iterator[None]:
-    """Count together what sickens within so long: a busy machine needs its time to look at all of them."""
+def policy_with(stage: Stage, changes: Json) -> Iterator[Callable[[], None]]:
+    """Have the site's policy say something else for a while; what is yielded waits until every function goes by it."""
     path = f"/clusters/{stage.client.fleet}/policy"
-    window = {"repair": {"guardrails": {"sharedCauseWindowSeconds": seconds}}}
-    stage.client.post(path, {"changes": window, "reason": "a wave is rehearsed"})
+    stage.client.post(path, {"changes": changes, "reason": f"the drill {stage.name}"})
+    read_again_at = time.monotonic() + FRESH.total_seconds()
     try:
-        yield
+        yield lambda: time.sleep(max(0.0, read_again_at - time.monotonic()))
     finally:
-        stage.client.post(path, {"changes": {}, "reason": "the wave is over"})
+        stage.client.post(path, {"changes": {}, "reason": f"the drill {stage.name} is over"})
+
+
+@contextmanager
+def waves_of(stage: Stage, seconds: int) -> Iterator[Callable[[], None]]:
+    """Count together what sickens within so long: a busy machine needs its time to look at all of them."""
+    with policy_with(stage, {"repair": {"guardrails": {"sharedCauseWindowSeconds": seconds}}}) as in_force:
+        yield in_force
 
 
 @contextmanager
@@ -388,6 +399,22 @@ def two_owners(stage: Stage) -> None:
     stage.finish()
     stage.result.check("Evenkeel asks for no repair", not ours and not incident["repairs"], f"{ours} {incident}")
     stage.result.check("HyperPod has replaced it", bool(incident["replacementInstanceId"]), str(incident))
+
+
+def karpenter_repairs(stage: Stage) -> None:
+    """Karpenter's own node repair is on: Evenkeel moves the job, and waits for the machine to be taken away."""
+    with policy_with(stage, {"repair": {"karpenterRepairs": True}}) as in_force, _spot_machines(stage, 2):
+        in_force()
+        stage.submit(Work(nodes=1, steps=120, instance_types=(SPOT_TYPE,)))
+        stage.reach(8)
+        node = _spot_node(stage)
+        stage.strike("gpu-xid", node)
+        incident = stage.settled(node)
+        there = [name for name in _spot_names(stage) if name == node["name"]]
+        stage.finish()
+    asked = [ask for ask in stage.detail(incident)["decisions"] if ask["action"] in ("REPLACE", "REBOOT")]
+    stage.result.check("Evenkeel asks for no repair", not incident["repairs"] and not asked, f"{incident} {asked}")
+    stage.result.check("Karpenter has taken it away", not there, str(there))
 
 
 def deploy_while_waiting(stage: Stage) -> None:

@@ -30,15 +30,15 @@ INCIDENT_SECONDS: Final = 150.0
 class Stage:
     """One run of one drill."""
 
-    def __init__(self, name: str, centre: DataCentre, *, seed: int, say: Say) -> None:
-        self.name = name
+    def __init__(self, result: Result, centre: DataCentre, *, say: Say) -> None:
+        self.name = result.drill
         self.centre = centre
         self.cluster = centre.cluster
         self.client = centre.client()
-        self.seed = seed
-        self.dice = random.Random(seed)
+        self.seed = result.seed
+        self.dice = random.Random(result.seed)
         self.say = say
-        self.result = Result(name, seed)
+        self.result = result
         self.work = Work()
         self.uri = ""
         self._faults: list[str] = []

@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from evenkeel_local.drills.checks import check_dead_letters, check_decisions
-from evenkeel_local.drills.looking import SETTLED, Json, wait_for
+from evenkeel_local.drills.looking import SETTLED, DrillTimeoutError, Json, dead_letters, wait_for
 from evenkeel_local.drills.replays import rows
 from evenkeel_local.drills.scenarios import waiting_events, waves_of
 from evenkeel_local.drills.stage import Stage
@@ -32,7 +32,8 @@ INJECTED_SECONDS: Final = 10.0
 
 def storm(stage: Stage) -> None:
     """Break every machine, tell it all, wait until it is calm, and count."""
-    with waves_of(stage, 900):
+    with waves_of(stage, 900) as in_force:
+        in_force()
         _storm(stage)
 
 
@@ -54,13 +55,20 @@ def _storm(stage: Stage) -> None:
         seen.look(stage)
         return seen.is_calm(len(machines)) and not waiting_events(stage)
 
-    wait_for("the storm to be over", DRAINED_SECONDS * 2, is_calm)
+    figures = stage.result.figures
+    figures["sent"] = f"{len(sent)} messages of {len(events)} events about {len(machines)} machines"
+    try:
+        wait_for("the storm to be over", DRAINED_SECONDS * 2, is_calm)
+    except DrillTimeoutError as late:
+        # What did happen is counted all the same.
+        stage.result.check("the storm is over", False, f"{late}: {dict(seen.now)}, {waiting_events(stage)} waiting")
     stage.result.seconds["drained"] = time.monotonic() - began
     _check_pace(stage)
     _check_each(stage, machines)
     _check_limits(stage, seen, limits, len(machines))
     _check_ledger(stage)
     check_dead_letters(stage.result, stage.centre)
+    figures["dead letters"] = str(dead_letters(stage.centre) or "none")
     check_decisions(stage.result, stage.centre)
 
 
@@ -184,19 +192,31 @@ def _check_each(stage: Stage, machines: Sequence[str]) -> None:
         kinds = [decision["kind"] for decision in stage.detail(incident)["decisions"]]
         decided[incident["incidentId"]] = kinds.count("RECOVERY")
     odd = {incident: count for incident, count in decided.items() if count != 1}
+    stage.result.figures["incidents"] = f"{len(incidents)}, of {sum(1 for count in about.values() if count)} machines"
+    stage.result.figures["decisions"] = f"{sum(decided.values())} plans"
     stage.result.check("one decision for each incident", not odd, str(odd or f"{len(decided)} decisions"))
     blocked = [incident for incident in incidents if incident["state"] == "BLOCKED"]
-    rules = Counter(str((incident["block"] or {}).get("rule")) for incident in blocked)
+    rules = Counter((incident["block"] or {}).get("rule") or "no rule" for incident in blocked)
     ended = Counter(incident["state"] for incident in incidents)
-    stage.result.check("what waits says by which rule", None not in rules and bool(blocked), f"{ended}, {rules}")
+    stage.result.figures["states"] = _counted(ended)
+    stage.result.figures["blocked by"] = _counted(rules) or "nothing"
+    is_said = bool(blocked) and "no rule" not in rules
+    stage.result.check("what waits says by which rule", is_said, f"{_counted(ended)}; {_counted(rules)}")
     lost = [incident for incident in incidents if incident["state"] in ("FAILED", "JOB_NOT_BACK")]
     stage.result.check("no recovery failed", not lost, str(lost))
+
+
+def _counted(counts: Counter[str]) -> str:
+    return ", ".join(f"{count} {what}" for what, count in counts.most_common())
 
 
 def _check_limits(stage: Stage, seen: Seen, limits: Json, machines: int) -> None:
     repairs = min(limits["fleetRepairs"], limits["poolRepairs"], int(limits["poolRepairShare"] * machines) or 1)
     cordons = min(limits["fleetCordons"], limits["poolCordons"], int(limits["poolCordonShare"] * machines) or 1)
     most = seen.most
+    stage.result.figures["at most at once"] = (
+        f"{most['cordons']} cordons of {cordons}, {most['repairs']} repairs of {repairs}"
+    )
     stage.result.check("repairs stay within their limit", most["repairs"] <= repairs, f"{most['repairs']} of {repairs}")
     stage.result.check("cordons stay within theirs", most["cordons"] <= cordons, f"{most['cordons']} of {cordons}")
 
@@ -218,6 +238,7 @@ def _check_ledger(stage: Stage) -> None:
     deadline = time.monotonic() + 30
     while (found := differences()) and time.monotonic() < deadline:
         time.sleep(1)
+    stage.result.figures["ledger and cluster"] = f"differ: {found}" if found else "say the same"
     stage.result.check("the ledger equals the cluster", not found, str(found or "it does"))
     asked = sum(len(incident["repairs"]) for incident in listed(stage, "/incidents"))
     accepted = sum(sum(counts.values()) for counts in stage.cluster.control("GET", "counters")["accepted"].values())

@@ -96,6 +96,11 @@ DRILLS: Final = {
             scenarios.two_owners,
         ),
         Drill(
+            "karpenter-repairs",
+            "Karpenter repairs its machines by itself, and so would Evenkeel: one of them does.",
+            scenarios.karpenter_repairs,
+        ),
+        Drill(
             "deploy-while-waiting",
             "A new release is deployed while a recovery waits: the old execution goes on with the new functions.",
             scenarios.deploy_while_waiting,
@@ -123,12 +128,16 @@ def run(drill: Drill, centre: DataCentre, *, seed: int, say: Say = lambda _text:
         seed: Of the moment and the victim.
         say: Is told what happens, for people who watch.
     """
-    stage = Stage(drill.name, centre, seed=seed, say=say)
+    result = Result(drill.name, seed)
     try:
-        drill.play(stage)
-    finally:
-        stage.leave()
-    return stage.result
+        stage = Stage(result, centre, say=say)
+        try:
+            drill.play(stage)
+        finally:
+            stage.leave()
+    except DrillTimeoutError as late:
+        result.check("everything awaited came", False, str(late))
+    return result
 
 
 def rehearse(drill: Drill, *, seed: int, full: bool = False, say: Say = lambda _text: None) -> Result:
@@ -145,9 +154,4 @@ def rehearse(drill: Drill, *, seed: int, full: bool = False, say: Say = lambda _
         interruptible(),
         DataCentre.start(PROJECT / ".evenkeel" / f"drill-{drill.name}", fleet=fleet, say=say) as centre,
     ):
-        try:
-            return run(drill, centre, seed=seed, say=say)
-        except DrillTimeoutError as late:
-            result = Result(drill.name, seed)
-            result.check("everything awaited came", False, str(late))
-            return result
+        return run(drill, centre, seed=seed, say=say)
