@@ -1,10 +1,10 @@
-"""What operators change: holding harmful acts and letting them go on, answering plans, cordoning."""
+"""What operators change: holding harmful acts and letting them go on, answering plans, cordoning and replacing."""
 
 from datetime import timedelta
 from typing import Any
 
 from evenkeel.runtime import api, api_types, entry, wiring
-from evenkeel.services import approve_recovery, hold_automation, mark_node, read_incidents, report_faults
+from evenkeel.services import approve_recovery, hold_automation, mark_node, read_incidents, replace_node, report_faults
 
 app = api.Resolver(lambda: wiring.world().telemetry)
 
@@ -83,6 +83,35 @@ def uncordon(node_id: str) -> api.Reply:
         now=world.clock.now(),
     )
     return app.done(outcome.to_json())
+
+
+@app.post("/v1/nodes/<node_id>/replace")
+def replace(node_id: str) -> api.Reply:
+    world = wiring.world()
+    body = app.body(api_types.ReplaceBody)
+    request = replace_node.Request(
+        instance_id=node_id,
+        code=body.code,
+        reason=body.reason,
+        dry_run=body.dry_run,
+        caller=app.caller().principal,
+        request_id=app.request_id(),
+        fingerprint=app.fingerprint(),
+    )
+    answer, location = replace_node.run(
+        request,
+        ledger=world.ledger,
+        inbox=world.inbox,
+        cluster=world.cluster,
+        provider=world.provider,
+        clock=world.clock,
+        ids=world.ids,
+        clusters=world.settings.kubernetes_clusters,
+        policy=world.policy,
+        mode=world.settings.mode,
+        drills_may_act=world.settings.drills_may_act,
+    )
+    return app.accepted(answer, location)
 
 
 def _mark(node_id: str, body: api_types.MarkBody, request_id: str) -> mark_node.Request:

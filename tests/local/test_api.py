@@ -42,6 +42,7 @@ NEEDS = {
     ("POST", "/v1/incidents/{incidentId}/decline"): "Operator",
     ("POST", "/v1/nodes/{nodeId}/cordon"): "Operator",
     ("POST", "/v1/nodes/{nodeId}/uncordon"): "Operator",
+    ("POST", "/v1/nodes/{nodeId}/replace"): "Operator",
     ("GET", "/v1/clusters/{cluster}/policy"): "Admin",
     ("POST", "/v1/clusters/{cluster}/policy"): "Admin",
     ("PUT", "/v1/clusters/{cluster}/quotas"): "Admin",

@@ -1,12 +1,14 @@
 """`evenkeel nodes`."""
 
+import sys
 from typing import Annotated, Any
 
 import typer
 
 from evenkeel_cli.commands import asking
 from evenkeel_cli.commands.answering import answer, answer_list
-from evenkeel_cli.render import Column, Output, Page
+from evenkeel_cli.errors import CommandFailed, Exit
+from evenkeel_cli.render import Column, Output, Page, note
 from evenkeel_cli.words import NODE, plain
 
 Json = dict[str, Any]
@@ -14,6 +16,7 @@ Json = dict[str, Any]
 app = asking.group("The machines of the fleet.")
 
 ReasonOption = Annotated[str, typer.Option(help="Why; recorded.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="Instance id, node name, or a unique beginning.")]
 
 
@@ -61,6 +64,54 @@ def uncordon(
 ) -> None:
     """Take Evenkeel's cordon off a node, whatever is held or barred. A recovery of it stands down."""
     _mark(node, "uncordon", reason, key, output)
+
+
+@app.command("replace")
+def replace(
+    node: NodeArgument,
+    reason: Annotated[str, typer.Option(help="Why; recorded.")],
+    code: Annotated[str, typer.Option(help="What is wrong with it, if known: `evenkeel faults ls`.")] = "",
+    is_dry_run: Annotated[bool, typer.Option("--dry-run", help="Say and record what would be done, no more.")] = False,
+    is_sure: YesOption = False,
+    key: asking.KeyOption = None,
+    output: asking.OutputOption = Output.TABLE,
+) -> None:
+    """Have a node replaced: its jobs are moved first, and every guardrail is weighed."""
+    client = asking.current_client()
+    node_id = asking.find_node(client, node)
+    body = {"reason": reason, **({"code": code} if code else {})}
+    if is_dry_run or not is_sure:
+        planned = client.post(f"/nodes/{node_id}/replace", {**body, "dryRun": True}, key=key if is_dry_run else None)
+        if is_dry_run:
+            answer(planned, output, lambda out: _plan(out, planned))
+            return
+        _ask(planned)
+    found = client.post(f"/nodes/{node_id}/replace", body, key=key)
+
+    def draw(out: Page) -> None:
+        out.line(out.marked("ok", f"{node_id}  asked for"))
+        out.line(f"{out.dim('next')}  evenkeel nodes show {node_id}")
+
+    answer(found, output, draw)
+
+
+def _plan(out: Page, planned: Json) -> None:
+    out.line(f"{out.marked('next', planned['instanceId'])}  {plain(planned['outcome'])}, in a dry run")
+    jobs = ", ".join(planned["jobs"])
+    refused = "; ".join(f"{each['option']}: {each['whyNot']}" for each in planned["alternatives"])
+    out.pairs([("why", planned["reason"]), ("jobs", jobs), ("not", refused)], indent="  ")
+    if planned["decisionId"]:
+        out.line(f"{out.dim('next')}  evenkeel why {planned['decisionId']}")
+
+
+def _ask(planned: Json) -> None:
+    """Say what will happen, and ask whether it shall."""
+    if not sys.stdin.isatty():
+        raise CommandFailed(Exit.USAGE, "Say --yes to replace without being asked.", code="USAGE")
+    note(f"{planned['instanceId']}: {planned['reason']} ({planned['decisionId']})")
+    note(f"Jobs that would be stopped and moved: {', '.join(planned['jobs']) or 'those that run there by then'}.")
+    note("Every guardrail is weighed when it is done.")
+    typer.confirm("Replace?", abort=True, err=True)
 
 
 def _mark(typed: str, verb: str, reason: str, key: str | None, output: Output) -> None:

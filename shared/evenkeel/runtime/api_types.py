@@ -141,6 +141,9 @@ PoolName = Annotated[str, StringConstraints(max_length=63, pattern=r"^[A-Za-z0-9
 InstanceId = Annotated[str, StringConstraints(pattern=r"^(i-([0-9a-f]{8}|[0-9a-f]{17}))?$")]
 """A machine; empty for all."""
 
+FaultCode = Annotated[str, StringConstraints(max_length=80, pattern=r"^[A-Za-z0-9:*/._-]*$")]
+"""A key of the catalogue, the number of an Xid, or a name as HyperPod or the EKS agent spell it."""
+
 
 class HoldBody(Body):
     """`POST /v1/clusters/{cluster}/automation/hold`."""
@@ -184,6 +187,16 @@ class MarkBody(Body):
     reason: Annotated[str, StringConstraints(max_length=300), AfterValidator(_one_line)] = ""
 
 
+class ReplaceBody(Body):
+    """`POST /v1/nodes/{id}/replace`."""
+
+    reason: Reason
+    code: FaultCode = ""
+    """What is wrong with it, where that is known."""
+    dry_run: bool = False
+    """Plan and record what would be done, and do nothing."""
+
+
 class ApprovalBody(Body):
     """`POST /v1/incidents/{id}/approve` and `…/decline`: the answer names the very plan that it is given to."""
 
@@ -206,9 +219,9 @@ class FaultBody(Body):
     """In place of a machine: the fault was seen in this job."""
     rank: Annotated[int, Field(ge=0, le=1023)] | None = None
     """The rank of the job that showed it."""
-    code: Annotated[str, StringConstraints(max_length=80, pattern=r"^[A-Za-z0-9:*/._-]*$")] = ""
+    code: FaultCode = ""
     """A key of the catalogue, the number of an Xid, or a name as HyperPod or the EKS agent spell it."""
-    fault_key: Annotated[str, StringConstraints(max_length=80, pattern=r"^[A-Za-z0-9:*/._-]*$")] = ""
+    fault_key: FaultCode = ""
     """A key of the catalogue."""
     line: Text = ""
     """A line of the kernel log or of HyperPod's agent: read where neither code nor key is given."""

@@ -11,6 +11,7 @@ twice is known.
 import hashlib
 import json
 import re
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -71,6 +72,41 @@ def run(
     is_in_force = row is not None and (row.expires_at is None or row.expires_at > now)
     if row is not None and is_in_force:
         return _first_answer(row, request)
+    new = taken(request, ledger, clusters, now)
+    for job_id, facts, blamed in new.laid:
+        ledger.commit(Put(rows.decision_row(_record(job_id, facts, blamed, ids, policy, now))))
+    if new.count:
+        inbox.put(new.document)
+    answer: Json = {"accepted": new.count, "passedOver": new.passed_over}
+    answer["envelopeId"] = new.document["id"] if new.count else None
+    fresh = rows.automation_request_row(request.request_id, {"fingerprint": request.fingerprint, "answer": answer}, now)
+    try:
+        ledger.commit(Put(Row(fresh.key, fresh.doc, row.version if row else 0, None, fresh.expires_at)))
+    except Conflict:
+        first = ledger.get(fresh.key)
+        return _first_answer(first, request) if first else answer
+    return answer
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A report as it goes on the queue."""
+
+    document: Json
+    count: int
+    """Faults in it."""
+    passed_over: int
+    """Reports without evidence of any."""
+    laid: tuple[tuple[str, BlameFacts, Blamed], ...]
+    """The jobs whose faults were laid on a machine."""
+
+
+def taken(request: Request, ledger: Ledger, clusters: tuple[str, ...], now: datetime) -> Taken:
+    """Check a report and find its machines. Nothing is written.
+
+    Raises:
+        Invalid, NotFound: as `run`.
+    """
     read = _checked(request, now)
     machines, laid = _machines(request, ledger, clusters)
     faults = [
@@ -86,19 +122,7 @@ def run(
         for reading in readings
     ]
     document = _enveloped(request, faults, now)
-    for job_id, facts, blamed in laid:
-        ledger.commit(Put(rows.decision_row(_record(job_id, facts, blamed, ids, policy, now))))
-    if faults:
-        inbox.put(document)
-    answer: Json = {"accepted": len(faults), "passedOver": sum(not readings for readings in read)}
-    answer["envelopeId"] = document["id"] if faults else None
-    fresh = rows.automation_request_row(request.request_id, {"fingerprint": request.fingerprint, "answer": answer}, now)
-    try:
-        ledger.commit(Put(Row(fresh.key, fresh.doc, row.version if row else 0, None, fresh.expires_at)))
-    except Conflict:
-        first = ledger.get(fresh.key)
-        return _first_answer(first, request) if first else answer
-    return answer
+    return Taken(document, len(faults), sum(not readings for readings in read), tuple(laid))
 
 
 def _first_answer(row: Row, request: Request) -> Json:
@@ -120,7 +144,7 @@ def _checked(request: Request, now: datetime) -> list[tuple[Reading, ...]]:
         place = f"faults[{index}]"
         read.append(reported_faults.readings(report.code, report.line))
         if report.code and not read[-1]:
-            wrong.append((f"{place}.code", "is not in the fault catalogue (evenkeel faults list)"))
+            wrong.append((f"{place}.code", "is not in the fault catalogue (evenkeel faults ls)"))
         if report.observed_at > now + _AHEAD:
             wrong.append((f"{place}.observedAt", "lies in the future"))
         if report.observed_at < now - _OLDEST:

@@ -946,6 +946,17 @@ def takes_our_cordon_off(stage: Stage) -> Json:
 
 
 @probe("api_operate", comes_through=answered)
+def plans_a_replacement(stage: Stage) -> Json:
+    stage.free(1)
+    machine = stage.nodes[1]
+    seen = FleetNode.seen(machine, 0, now())
+    stage.put(rows.node_row(machine.life.cluster, machine.life.instance_id, seen.to_json(), 0, None))
+    # A fault that can wait for the work on its machine has that looked for.
+    body = {"reason": "A probe.", "code": "health:instance_retirement", "dryRun": True}
+    return a_request("POST", f"/v1/nodes/{machine.life.instance_id}/replace", body)
+
+
+@probe("api_operate", comes_through=answered)
 def reports_a_fault_of_a_node_by_its_name(stage: Stage) -> Json:
     machine = stage.nodes[0]
     name = stage.ids.new("node")

@@ -103,6 +103,7 @@ class Gateway:
             self.settings,
             ledger=fakes.ledger,
             cluster=fakes.cluster,
+            provider=fakes.provider,
             passes=fakes.passes,
             inbox=fakes.inbox,
             clock=fakes.clock,

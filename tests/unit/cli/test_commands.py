@@ -343,6 +343,22 @@ def test_a_node_is_cordoned_and_our_cordon_taken_off(served: Served) -> None:
     assert freed.out.startswith(f"● {a_fleet_node(2).life.instance_id}  released\n")
 
 
+def test_a_replacement_is_planned_first_and_asked_for_once_it_is_agreed_to(served: Served) -> None:
+    stored(served.gateway.fakes.ledger, a_fleet_node(1))
+    node, queued = a_fleet_node(1).life.instance_id, served.gateway.fakes.inbox.queued
+
+    tried = served.run("nodes", "replace", node, "--reason", "old", "--dry-run")
+    unasked = served.run("nodes", "replace", node, "--reason", "old")
+    nothing = list(queued)
+    done = served.run("nodes", "replace", node, "--reason", "old", "--yes")
+
+    assert tried.out.startswith(f"○ {node}  act, in a dry run\n")
+    assert "A person asks for it to be replaced: replace, and move the jobs." in tried.out
+    assert (unasked.exit_code, "--yes" in unasked.err, nothing) == (2, True, [])
+    assert done.out.startswith(f"● {node}  asked for\n")
+    assert len(queued) == 1
+
+
 def test_the_rule_stands_next_to_the_node_that_waits(served: Served) -> None:
     block = {
         "rule": "POOL_REPAIRS",
