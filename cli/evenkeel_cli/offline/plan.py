@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from evenkeel.domain.scheduling.queues.documents import DocumentError, seconds
-from evenkeel.domain.scheduling.queues.kueue import NO_JOBS
+from evenkeel.domain.scheduling.queues.kueue import NO_JOBS, expanded
 from evenkeel.domain.scheduling.queues.replay import Events, Replay
 from evenkeel.domain.scheduling.queues.report import (
     Considered,
@@ -37,13 +37,13 @@ def run(
     Raises:
         CommandFailed: a file cannot be used; names the file, the object and the field.
     """
-    replay = Replay(declared, cycles, releases_at_once, begins)
     try:
+        replay = Replay(declared, cycles, releases_at_once, begins)
         for file in jobs:
             for position, each in enumerate(quota_files.load(file)):
                 for found in _jobs_of(each):
                     where = f"{file}: document {position + 1}"
-                    if isinstance(found, dict) and found.get("kind") in NO_JOBS:
+                    if isinstance(found, dict) and str(found.get("kind")) in NO_JOBS:
                         declared.told.warn(where, f"{found['kind']} is no job: it is passed over here")
                     else:
                         replay.submit(found, where)
@@ -54,11 +54,11 @@ def run(
 
 
 def _jobs_of(found: Any) -> list[Any]:
-    if isinstance(found, dict) and "jobs" in found:
-        return list(found["jobs"] or ())
-    if isinstance(found, dict) and str(found.get("kind", "")).endswith("List"):
-        return list(found.get("items") or ())
-    return [found]
+    return _listed(found["jobs"]) if isinstance(found, dict) and "jobs" in found else expanded(found)
+
+
+def _listed(found: Any) -> list[Any]:
+    return found if isinstance(found, list) else [] if found is None else [found]
 
 
 def _events(declared: Declared, file: Path | None) -> Events:
@@ -66,7 +66,7 @@ def _events(declared: Declared, file: Path | None) -> Events:
         return Events()
     found: list[Any] = []
     for each in quota_files.load(file):
-        found += each["events"] if isinstance(each, dict) and "events" in each else [each]
+        found += _listed(each["events"]) if isinstance(each, dict) and "events" in each else [each]
     return declared.told.read(Events, {"events": found}, str(file))
 
 

@@ -620,3 +620,27 @@ def test_kueues_admission_fair_sharing_orders_by_what_local_queues_used(files: F
     assert [each["job"] for cycle in found["cycles"] for each in cycle["decisions"]] == ["lab/waits", "lab/urgent"]
     found = files.plan(busy, urgent, waits, quota=quota)
     assert [each["job"] for cycle in found["cycles"] for each in cycle["decisions"]] == ["lab/urgent", "lab/waits"]
+
+
+@pytest.mark.parametrize(
+    ("quota", "jobs", "said_of_it"),
+    [
+        ("{kind: [ClusterQueue]}", "", "declares no quota"),
+        (
+            "{InstanceGroups: [{InstanceType: ml.x1, CurrentCount: 1}], SchedulerConfig: {IdleResourceSharing: Enabled}}",
+            "",
+            "not in the catalogue",
+        ),
+        ("", "{jobs: 5}", "Input should be"),
+        ("", "{kind: WorkloadList, items: 5}", "Input should be"),
+        ("", "{name: a, queue: research, minCount: -1}", "greater than or equal to 0"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_name(files: Files, quota: str, jobs: str, said_of_it: str) -> None:
+    (files.folder / "q.yaml").write_text(QUEUE + "---\n" + quota)
+    (files.folder / "j.yaml").write_text(jobs)
+    words = ("plan", "--quota", str(files.folder / "q.yaml"), "--jobs", str(files.folder / "j.yaml"))
+    code, _, error = said(*words)
+
+    assert code == 2
+    assert said_of_it in error

@@ -753,5 +753,6 @@ NO_JOBS = (KINDS.keys() | OTHER_KINDS) - {"Workload"}
 def expanded(document: Any) -> list[Any]:
     """Return the objects of a List, or the one object."""
     if isinstance(document, dict) and str(document.get("kind", "")).endswith("List"):
-        return list(document.get("items") or ())
+        items = document.get("items") or ()
+        return list(items) if isinstance(items, list | tuple) else [items]
     return [document]

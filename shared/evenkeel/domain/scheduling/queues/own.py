@@ -239,7 +239,7 @@ class Job(Document):
     requeued_at: When | None = Field(None, description="When it lost its place in the queue, if it did.")
     uid: str = ""
     count: int = Field(1, ge=0)
-    min_count: int | None = None
+    min_count: int | None = Field(None, ge=0)
     requests: dict[str, Quantity] = {}
     pod_sets: tuple[OwnPodSet, ...] = ()
     replaces: str = Field("", description="The admitted job of which this is the larger slice.")

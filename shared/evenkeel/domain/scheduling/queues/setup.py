@@ -149,7 +149,7 @@ class Declared:
     def _add_manifest(self, found: Mapping[str, Any], where: str) -> None:
         kind = kueue.KINDS.get(str(found["kind"]))
         name = found["metadata"].get("name", "") if isinstance(found.get("metadata"), dict) else ""
-        if kind is kueue.WorkloadManifest or found["kind"] in kueue.OTHER_KINDS:
+        if kind is kueue.WorkloadManifest or str(found["kind"]) in kueue.OTHER_KINDS:
             self.told.warn(f"{where}: {found['kind']}/{name}", "declares no quota: it is passed over here")
             return
         if kind is None:
