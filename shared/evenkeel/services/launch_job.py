@@ -134,7 +134,8 @@ def run(
     try:
         _, uid = cluster.launch(
             LaunchSpec(
-                job=job.spec,
+                # A team's class ranks its jobs in the queues. Kubernetes' scheduler would evict by it, past every quota.
+                job=job.spec.but(priority_class="") if job.queue else job.spec,
                 attempt=decided,
                 resume_from=resume_from,
                 service_account=job.service_account or service_account,

@@ -106,6 +106,14 @@ def test_a_higher_class_has_a_lower_one_of_its_team_stopped_and_that_one_comes_b
     assert (resumed.attempt, resumed.step) == (1, 40)
 
 
+def test_a_teams_class_is_none_of_kubernetes_own() -> None:
+    story, without = shared(), Story()
+    job, alone = story.running(team="red", priority_class="high"), without.running(priority_class="high")
+
+    assert story.world.cluster.launched(job.job_id, 1).spec.job.priority_class == ""
+    assert without.world.cluster.launched(alone.job_id, 1).spec.job.priority_class == "high"
+
+
 def test_who_has_to_stop_is_asked_once() -> None:
     story = shared(size=2, red=16, blue=0)
     low = story.running(team="red", priority_class="low")
