@@ -134,7 +134,7 @@ def run(
     try:
         _, uid = cluster.launch(
             LaunchSpec(
-                # A team's class ranks its jobs in the queues. Kubernetes' scheduler would evict by it, past every quota.
+                # A team's class ranks its jobs in the queues: Kubernetes' scheduler would evict by it, past any quota.
                 job=job.spec.but(priority_class="") if job.queue else job.spec,
                 attempt=decided,
                 resume_from=resume_from,
