@@ -1,0 +1,116 @@
+"""The API against its own description: requests drawn from openapi.json, right ones and wrong ones, on a lived-in site.
+
+Whatever is sent, there is no 5xx, and no answer that the description does not have. The suite draws by one seed;
+`API_SEED=7 API_EXAMPLES=500 pytest tests/unit/api/test_schema.py` draws others, and longer.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterable
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import strategies as st
+from schemathesis.checks import not_a_server_error
+from schemathesis.core.result import Ok
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from tests.unit.api.gateway import FLEET, Gateway, template_routes
+from tests.unit.api.seeds import a_decision, a_fleet_node, a_job, an_incident, stored
+from tests.unit.api.test_teams import NEW, QUOTAS, TEAM, a_team, role, session
+from tools import openapi
+
+SEED = int(os.environ.get("API_SEED", "1"))
+EXAMPLES = int(os.environ.get("API_EXAMPLES", "6"))
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+CALLERS = [session("Nlp"), session("NlpLead"), session("Guest"), session("Other"), role("Nlp")]
+
+
+def a_site() -> Gateway:
+    """Return a fleet in which something has happened: most requests would else be about nothing."""
+    site = Gateway()
+    site.call("PUT", QUOTAS, {"quotas": {"priorityClasses": {"high": 100}}, "reason": "First."}, headers=NEW)
+    site.call("PUT", TEAM, a_team(), headers=NEW)
+    stored(
+        site.fakes.ledger,
+        *(a_job(number, state=state) for number, state in enumerate(("PENDING", "RUNNING", "FAILED"), 1)),
+        an_incident(),
+        a_fleet_node(1),
+        a_decision(1, "job-0000000001"),
+    )
+    return site
+
+
+SITE = a_site()
+KNOWN = {
+    "jobId": ["job-0000000001", "job-0000000002", "job-0000000003"],
+    "incidentId": ["inc-0000000001"],
+    "decisionId": ["dec-0000000001"],
+    "nodeId": [a_fleet_node(1).life.instance_id],
+    "cluster": [FLEET],
+    "team": ["nlp"],
+}
+
+
+def wsgi(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+    """Hand a request to the API as its gateway would."""
+    length = int(environ.get("CONTENT_LENGTH") or 0)
+    body = environ["wsgi.input"].read(length).decode("utf-8", "replace") if length else None
+    headers = {
+        name.removeprefix("HTTP_").replace("_", "-").title(): value
+        for name, value in environ.items()
+        if name.startswith("HTTP_")
+    }
+    target = quote(environ["PATH_INFO"].encode("latin-1").decode("utf-8", "replace"), safe="/")
+    if environ.get("QUERY_STRING"):
+        target += f"?{environ['QUERY_STRING']}"
+    answer = SITE.call(
+        environ["REQUEST_METHOD"],
+        target,
+        body,
+        key=headers.pop("Idempotency-Key", None),
+        caller=headers.pop("X-Caller", CALLERS[0]),
+        headers=headers,
+    )
+    start_response(f"{answer.status} {HTTPStatus(answer.status).phrase}", list(answer.headers.items()))
+    return [answer.text.encode()]
+
+
+def described() -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(openapi.text())
+    return document | {"servers": [{"url": "/"}]}
+
+
+SCHEMA = schemathesis.openapi.from_dict(described())
+SCHEMA.app = wsgi
+OPERATIONS = [found.ok() for found in SCHEMA.get_all_operations() if isinstance(found, Ok)]
+
+
+def test_every_route_is_drawn_from() -> None:
+    assert len(OPERATIONS) == len(template_routes())
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: each.label)
+@pytest.mark.parametrize("mode", list(schemathesis.GenerationMode), ids=lambda each: each.value)
+def test_every_answer_is_one_that_is_described(operation: Any, mode: schemathesis.GenerationMode) -> None:
+    @seed(SEED)
+    @settings(
+        max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck), derandomize=False
+    )
+    @given(case=operation.as_strategy(generation_mode=mode), data=st.data())
+    def holds(case: Any, data: st.DataObject) -> None:
+        for name in case.path_parameters or {}:
+            if data.draw(st.booleans(), label=f"a known {name}"):
+                case.path_parameters[name] = data.draw(st.sampled_from(KNOWN[name]), label=name)
+        caller = data.draw(st.sampled_from(CALLERS), label="caller")
+        case.call_and_validate(headers={"X-Caller": caller}, checks=CHECKS)
+
+    holds()
