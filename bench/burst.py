@@ -351,15 +351,18 @@ class World:
                     self._rent_as_told(job, now)
 
     def _fill(self, now: float) -> None:
-        if not any(self.free):
-            return
         kept = []
+        whole, most = self.free.count(8), max(self.free)
         for place_in, entry in enumerate(self.queue):
-            if not self._seat(entry[1], now):
-                kept.append(entry)
-                if self.way.order == "arrival":
-                    kept += self.queue[place_in + 1 :]
-                    break
+            job = entry[1]
+            fits = job.nodes <= whole if job.nodes > 1 else job.per_node <= most
+            if fits and self._seat(job, now):
+                whole, most = self.free.count(8), max(self.free)
+                continue
+            kept.append(entry)
+            if self.way.order == "arrival" or not most:
+                kept += self.queue[place_in + 1 :]
+                break
         self.queue = kept
 
     # ------------------------------------------------ committed nodes
@@ -673,9 +676,11 @@ def _pools(setup: Json) -> dict[str, tuple[Pool, ...]]:
 
 
 def tuned(setup: Json, ways: Sequence[Way], seeds: Sequence[int]) -> tuple[Way, list[tuple[float, Way]]]:
-    """Return the best knobs: all on the first two seeds, then the best quarter on every tuning seed."""
-    first = sorted(((_mean(setup, way, seeds[:2]), way) for way in ways), key=lambda pair: pair[0])
-    kept = [way for _, way in first[: max(4, len(first) // 4)]]
+    """Return the best knobs: all on one seed, the best quarter on three, the best four on every tuning seed."""
+    kept = list(ways)
+    for count, least in ((1, len(kept) // 4), (3, 4)):
+        ranked = sorted(((_mean(setup, way, seeds[:count]), way) for way in kept), key=lambda pair: pair[0])
+        kept = [way for _, way in ranked[: max(4, least)]]
     final = sorted(((_mean(setup, way, seeds), way) for way in kept), key=lambda pair: pair[0])
     return final[0][1], final
 
@@ -778,36 +783,46 @@ def main(words: Sequence[str] | None = None) -> int:
         for name in rivals
     }
     for name, each in found["ratios"].items():
-        print(f"  evenkeel / {name:<10} {each['ratio']:.3f}  ({each['low']:.3f} – {each['high']:.3f})")
+        print(f"  evenkeel / {name:<10} {each['ratio']:.3f}  ({each['low']:.3f} – {each['high']:.3f})", flush=True)
+    _write(asked.output, found)
     if not asked.quick:
-        found["otherEstimates"] = {}
         rival = min(rivals, key=lambda name: found["policies"][name]["usd"])
-        for sigma in setup["jobs"]["estimate"]["otherSigmas"]:
-            pairs = [
-                (
-                    World(setup, best["evenkeel"], seed, sigma).play().usd,
-                    World(setup, best[rival], seed, sigma).play().usd,
-                )
-                for seed in seeds
-            ]
-            ratio, low, high = interval(pairs)
-            found["otherEstimates"][str(sigma)] = {
-                "against": rival,
-                "ratio": round(ratio, 3),
-                "low": round(low, 3),
-                "high": round(high, 3),
-            }
-            print(
-                f"  estimates with sigma {sigma}: evenkeel / {rival} {ratio:.3f}  ({low:.3f} – {high:.3f})", flush=True
-            )
-        found["frontier"] = list(_frontier(setup, best, seeds[:8]))
-        print("\n  frontier, 8 seeds: rent $ and mean delay h")
-        for row in found["frontier"]:
-            knob = row["valueFactor"] if row["policy"] == "evenkeel" else row["patienceHours"] or row["mostGpus"]
-            print(f"  {row['policy']:<10}{knob!s:>8}{row['rentUsd']:>10}{row['meanDelayHours']:>8.2f}")
-    if asked.output:
-        asked.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        _more(setup, best, rival, seeds, found)
+        _write(asked.output, found)
     return 0
+
+
+def _write(output: Path | None, found: Json) -> None:
+    if output:
+        output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def _more(setup: Json, best: Mapping[str, Way], rival: str, seeds: Sequence[int], found: Json) -> None:
+    """Add the frontier, and what better and worse estimates of run times would change; fewer seeds each."""
+    found["frontier"] = list(_frontier(setup, best, seeds[:_FRONTIER_SEEDS]))
+    print(f"\n  frontier, {_FRONTIER_SEEDS} seeds: rent $ and mean delay h")
+    for row in found["frontier"]:
+        knob = row["valueFactor"] if row["policy"] == "evenkeel" else row["patienceHours"] or row["mostGpus"]
+        print(f"  {row['policy']:<10}{knob!s:>8}{row['rentUsd']:>10}{row['meanDelayHours']:>8.2f}", flush=True)
+    found["otherEstimates"] = {}
+    for sigma in setup["jobs"]["estimate"]["otherSigmas"]:
+        pairs = [
+            (World(setup, best["evenkeel"], seed, sigma).play().usd, World(setup, best[rival], seed, sigma).play().usd)
+            for seed in seeds[:_ESTIMATE_SEEDS]
+        ]
+        ratio, low, high = (round(each, 3) for each in interval(pairs))
+        found["otherEstimates"][str(sigma)] = {
+            "against": rival,
+            "seeds": len(pairs),
+            "ratio": ratio,
+            "low": low,
+            "high": high,
+        }
+        print(f"  estimates with sigma {sigma}: evenkeel / {rival} {ratio:.3f}  ({low:.3f} – {high:.3f})", flush=True)
+
+
+_FRONTIER_SEEDS = 4
+_ESTIMATE_SEEDS = 12
 
 
 def _pairs(ours: Mapping[int, Outcome], theirs: Mapping[int, Outcome]) -> list[tuple[float, float]]:
