@@ -317,7 +317,8 @@ def judge(wait: Wait, world: Observation) -> Answer | None:
             machine,
             judge_node(machine, expected=world.expected(machine)),
             opened_at=wait.opened_at,
-            last_signal_at=incident.last_signal_at,
+            # What joins an incident is about its own life: late news of what is gone is none of its successor.
+            last_signal_at=None if seat.successor else incident.last_signal_at,
             margin=margin_seconds(world.returns_of(incident), world.policy.repair),
             now=world.now,
             check=_check(incident, machine, world),

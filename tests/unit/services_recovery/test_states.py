@@ -261,6 +261,25 @@ def test_under_a_hold_a_persons_cordon_keeps_the_node_and_the_release_moves_its_
     assert (recovery.job.state, recovery.job.current_attempt) == (JobState.RUNNING, 2)
 
 
+@pytest.mark.parametrize(
+    ("fault_key", "outcome"), [("hp:NvidiaErrorReboot", "INVALID"), ("hp:NvidiaErrorTerminate", "VALID")]
+)
+def test_a_late_signal_about_a_replaced_machine_says_nothing_against_its_successor(
+    fault_key: str, outcome: str
+) -> None:
+    recovery = sick(fact={"fault_key": fault_key})
+    for name, service in (("PlanRecovery", plan_recovery), ("CordonNode", cordon_node), ("RepairNode", repair_node)):
+        recovery.state(name, service)
+    recovery.world.provider.finish_all()
+    recovery.mark(instance_id(1))
+    recovery.open(ConditionKind.NODE_VALID)
+    recovery.world.clock.advance(61)
+
+    recovery.hear(a_fact(fault_key=fault_key, observed_at=recovery.now, envelope_id="late"))
+
+    assert recovery.look() == [outcome]
+
+
 # ---------------------------------------------------------------- what vouches for a machine
 
 DEEP = QUICK.but(repair=QUICK.repair.but(deep_checks_after=("hardware",), deep_check_least_seconds=1))

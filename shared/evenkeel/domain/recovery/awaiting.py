@@ -79,7 +79,7 @@ def node_valid(
         machine: Who holds the seat.
         validity: Its judgement now.
         opened_at: When the validation began.
-        last_signal_at: Latest sick signal of the incident.
+        last_signal_at: Latest sick signal of this machine.
         margin: Seconds of being well that are asked for.
         now: The time.
         check: What is known of the check that is to vouch for it.
