@@ -234,6 +234,21 @@ def test_no_cap_and_no_budget_is_passed(spending: Spending, said: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "limit",
+    [
+        {"team_budget_left_parts": 150 * PARTS},
+        {"team_cap_micros_per_hour": 40 * MICROS},
+        {"fleet_cap_micros_per_hour": 40 * MICROS},
+    ],
+)
+def test_in_one_pass_the_second_job_finds_what_the_first_has_left(limit: dict[str, int]) -> None:
+    # Each would rent at $32 an hour, for $96.
+    asks = [facts_of(a_chance(O), job=a_waiting(job_id=f"job-{n}"), spending=RICH.but(**limit)) for n in (1, 2)]
+
+    assert [each.action for each in place_in_turn(asks)] == [Placement.RENT, Placement.NOWHERE]
+
+
+@pytest.mark.parametrize(
     ("chance", "said"),
     [
         (a_chance(O, barred_until=at(60)), "not asked before 10:16:00"),
