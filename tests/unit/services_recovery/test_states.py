@@ -273,11 +273,14 @@ def test_a_late_signal_about_a_replaced_machine_says_nothing_against_its_success
     recovery.world.provider.finish_all()
     recovery.mark(instance_id(1))
     recovery.open(ConditionKind.NODE_VALID)
+    life = recovery.incident.life
+    known = FleetNode(life=life, slot=recovery.incident.slot, changed_at=recovery.now)
+    recovery.story.put(rows.node_row(life.cluster, life.instance_id, known.to_json(), 0, None))
     recovery.world.clock.advance(61)
 
-    recovery.hear(a_fact(fault_key=fault_key, observed_at=recovery.now, envelope_id="late"))
+    late = recovery.hear(a_fact(fault_key=fault_key, observed_at=recovery.now, envelope_id="late"))
 
-    assert recovery.look() == [outcome]
+    assert (late.outcome, recovery.look()) == ("JOIN", [outcome])
 
 
 # ---------------------------------------------------------------- what vouches for a machine
