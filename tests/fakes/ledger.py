@@ -55,12 +55,11 @@ class InMemoryLedger:
             there = self._states.get((table, state))
             if not there and cursor is None:
                 return Page(())
-            all_of_state = (self.rows[key] for key in there or ())
-            ours = sorted(
-                (row for row in all_of_state if not prefix or _place(row)[0].startswith(prefix)),
-                key=_place,
-                reverse=newest_first,
-            )
+            ours = [self.rows[key] for key in there or ()]
+            if prefix:
+                ours = [row for row in ours if _place(row)[0].startswith(prefix)]
+            if len(ours) > 1:
+                ours.sort(key=_place, reverse=newest_first)
             if cursor is not None:
                 last = _read_cursor(cursor)
                 ours = [row for row in ours if (_place(row) < last if newest_first else _place(row) > last)]

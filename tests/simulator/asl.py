@@ -21,6 +21,8 @@ from tests.simulator.loop import Loop
 from tests.template.documents import WORKFLOWS, machines, workflow
 
 Json = dict[str, Any]
+_REMEMBERED = 10_000
+"""Answers of one expression that are kept."""
 _PATH = re.compile(r"\$\w+(?:\.\w+)*")
 _WAITS = "arn:aws:states:::lambda:invoke.waitForTaskToken"
 
@@ -53,11 +55,10 @@ def _compiled(text: str) -> Callable[[Mapping[str, Any]], Any]:
     known: dict[Any, Any] = {}
 
     def evaluated(bindings: Mapping[str, Any]) -> Any:
-        # An expression depends on nothing but what its paths lead to. Plain values are remembered, with their types.
+        # An expression depends on nothing but what its paths lead to: what it came to is remembered for the same text.
         seen = [functools.reduce(_looked_up, names, bindings) for names in paths]
-        key = tuple((type(value), value) for value in seen)
-        is_plain = not any(isinstance(value, Mapping | list) for value in seen)
-        if is_plain and key in known:
+        key = repr(seen)
+        if key in known:
             return known[key]
         given = {name: Utils.NULL_VALUE if value is None else value for name, value in bindings.items()}
         try:
@@ -65,7 +66,7 @@ def _compiled(text: str) -> Callable[[Mapping[str, Any]], Any]:
         except JException as error:
             raise QueryError(f"{text}: {error}") from error
         value = None if value is Utils.NULL_VALUE else value
-        if is_plain and isinstance(value, bool | str | int):
+        if len(known) < _REMEMBERED and isinstance(value, bool | str | int):
             known[key] = value
         return value
 

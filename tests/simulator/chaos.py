@@ -57,10 +57,20 @@ class Chaos:
         self.injuries = 0
         """Faults so far: who compares two counts knows whether one fell between."""
         self._paused = 0
+        self._around: list[Hostile] = []
 
     def around(self, name: str, port: Any) -> Any:
         """Return a port whose calls may go wrong."""
-        return Hostile(self, name, port)
+        hostile = Hostile(self, name, port)
+        self._around.append(hostile)
+        return hostile
+
+    def calm_down(self) -> None:
+        """Have nothing go wrong any more."""
+        self.rate = 0.0
+        self.away.clear()
+        for hostile in self._around:
+            hostile.calm_down()
 
     def hits(self, scale: float = 1.0) -> bool:
         """Whether something goes wrong here."""
@@ -144,6 +154,11 @@ class Hostile:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._port, name)
+
+    def calm_down(self) -> None:
+        """Pass every call through: nothing is between a service and its port any more."""
+        for method in [one for one in vars(self) if not one.startswith("_")]:
+            setattr(self, method, getattr(self._port, method))
 
 
 def _guarded(

@@ -288,7 +288,7 @@ class WatchedLedger(InMemoryLedger):
         if self.is_strict:
             return super()._document(document)
         text = pydantic_core.to_json(document)
-        if any(end in text for end in _WHOLE):
+        if b".0," in text or b".0}" in text or b".0]" in text:  # a whole number that is a float comes back as int
             return super()._document(document)
         kept: dict[str, Any] = pydantic_core.from_json(text, allow_inf_nan=False)
         return kept
@@ -299,10 +299,6 @@ class WatchedLedger(InMemoryLedger):
         super().commit(*writes, token=token)
         if len(self.commits) > count:
             self.told([(key, row, self.rows.get(key)) for key, row in before.items()])
-
-
-_WHOLE = (b".0,", b".0}", b".0]")
-"""How a whole number ends that is a float: it comes back as int."""
 
 
 def _key_of(write: Write) -> Key:
@@ -795,8 +791,7 @@ class Simulation:
     def _calm_down(self) -> None:
         self.tell("from here on nothing goes wrong")
         self.is_calm = True
-        self.chaos.rate = 0.0
-        self.chaos.away.clear()
+        self.chaos.calm_down()
         self.absent = ""
         self.update_cluster(is_busy=False)
         self.provider.trouble = 0.0
