@@ -1,7 +1,7 @@
 """What administrators own: the policy, which is the shipped one with what the site has otherwise, and the quotas."""
 
 from evenkeel.runtime import api, api_types, entry, wiring
-from evenkeel.services import change_policy, read_setup, set_quotas
+from evenkeel.services import change_policy, read_setup, set_quotas, try_policy
 
 app = api.Resolver(lambda: wiring.world().telemetry)
 
@@ -39,6 +39,15 @@ def give_policy(cluster: str) -> api.Reply:
     base = world.policies.base
     change = change_policy.run(request, ledger=world.ledger, base=base, now=world.clock.now())
     return app.done(change.to_json())
+
+
+@app.post("/v1/clusters/<cluster>/policy/test")
+def try_policy_out(cluster: str) -> api.Reply:
+    world = wiring.world()
+    app.expect_fleet(cluster, world.settings.fleet)
+    body = app.body(api_types.PolicyTestBody)
+    base, now = world.policies.base, world.clock.now()
+    return app.done(try_policy.run(body.changes, ledger=world.ledger, base=base, since=body.since, now=now))
 
 
 @app.put("/v1/teams/<team>/quota")

@@ -45,6 +45,7 @@ NEEDS = {
     ("POST", "/v1/nodes/{nodeId}/replace"): "Operator",
     ("GET", "/v1/clusters/{cluster}/policy"): "Admin",
     ("POST", "/v1/clusters/{cluster}/policy"): "Admin",
+    ("POST", "/v1/clusters/{cluster}/policy/test"): "Admin",
     ("PUT", "/v1/clusters/{cluster}/quotas"): "Admin",
     ("PUT", "/v1/teams/{team}/quota"): "Admin",
 }

@@ -65,6 +65,39 @@ def apply(
     answer(found, output, draw)
 
 
+@app.command("test")
+def try_(
+    file: FileArgument,
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="INSTANT", help="RFC 3339; the last seven days unless given.")
+    ] = None,
+    output: asking.OutputOption = Output.TABLE,
+) -> None:
+    """Say what a site's policy file would have changed: recorded decisions, decided again under it."""
+    from evenkeel_cli.offline import policies
+
+    client = asking.current_client()
+    body = {"changes": policies.document(file)} | ({"since": since} if since else {})
+    found = client.post(f"/clusters/{client.fleet}/policy/test", body)
+    answer(found, output, lambda out: _tested(out, found))
+
+
+def _tested(out: Page, found: Json) -> None:
+    changed = found["changed"]
+    of = f"of {found['examined']} decisions since {found['since'][:19]}Z"
+    out.line(out.marked("warn" if changed else "ok", f"{len(changed)} {of} would have been others"))
+    if changed:
+        rows = [
+            [each["decisionId"], each["kind"], each["subject"], each["before"]["action"], each["after"]["action"]]
+            for each in changed
+        ]
+        out.table([Column(name) for name in ("DECISION", "KIND", "ABOUT", "WAS", "WOULD BE")], rows, indent="  ")
+    if found["cannot"]:
+        out.line(f"  {found['cannot']} cannot be decided again: another engine made them")
+    if found["isLowerBound"]:
+        out.line("  there are more incidents than were looked at: the newest were")
+
+
 def _show(out: Page, found: Json) -> None:
     change = found["change"]
     out.line(f"{out.bold(found['policy']['name'])}  policy {found['hash']}, catalogue {found['catalogueHash']}")

@@ -6,6 +6,8 @@ other answer than the recorded one would mean that the record does not hold all 
 
 from collections.abc import Callable, Mapping
 
+from pydantic import ValidationError
+
 from evenkeel.domain.decisions import ENGINE_VERSION, Alternative, Decision
 from evenkeel.domain.policy import Mode, Policy
 from evenkeel.domain.recovery.blame import BlameFacts, blame
@@ -51,18 +53,30 @@ def replay(record: Decision, policy: Policy, catalogue_hash: str = "") -> Replay
     Raises:
         CannotReplayError: engine, policy or catalogue are not those of the record, or its kind has no row here.
     """
-    if record.engine_version != ENGINE_VERSION:
-        raise CannotReplayError(
-            f"{record.decision_id}: engine {record.engine_version} decided, this is {ENGINE_VERSION}"
-        )
     if record.policy_hash != policy.hash:
         raise CannotReplayError(f"{record.decision_id}: policy {record.policy_hash} is needed, this is {policy.hash}")
     if record.catalogue_hash and catalogue_hash and record.catalogue_hash != catalogue_hash:
         raise CannotReplayError(f"{record.decision_id}: catalogue {record.catalogue_hash} is needed")
+    return under(record, policy)
+
+
+def under(record: Decision, policy: Policy) -> Replayed:
+    """Decide what a record tells of under another policy: what is in its facts stays, a fault's own figures too.
+
+    Raises:
+        CannotReplayError: the engine is not that of the record, or its kind has no row here.
+    """
+    if record.engine_version != ENGINE_VERSION:
+        raise CannotReplayError(
+            f"{record.decision_id}: engine {record.engine_version} decided, this is {ENGINE_VERSION}"
+        )
     again = _BY_KIND.get(record.kind)
     if again is None:
         raise CannotReplayError(f"{record.decision_id}: no rule decides {record.kind}")
-    return again(record, policy)
+    try:
+        return again(record, policy)
+    except ValidationError as error:
+        raise CannotReplayError(f"{record.decision_id}: its facts are not those of a {record.kind}") from error
 
 
 def _recovery(record: Decision, policy: Policy) -> Replayed:

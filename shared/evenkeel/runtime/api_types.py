@@ -173,6 +173,21 @@ class PolicyBody(Body):
     """Hash of the policy that the changes were written for; refused where another one is in force."""
 
 
+class PolicyTestBody(Body):
+    """`POST /v1/clusters/{cluster}/policy/test`."""
+
+    changes: dict[str, Any]
+    """As they would be given."""
+    since: Annotated[datetime | None, BeforeValidator(_written)] = None
+    """Decisions about incidents that were opened since; without it, the last seven days."""
+
+    @model_validator(mode="after")
+    def _has_a_zone(self) -> Self:
+        if self.since is not None and self.since.tzinfo is None:
+            raise ValueError("since needs a time zone, for example 2026-11-03T10:15:00Z")
+        return self
+
+
 class ReleaseBody(Body):
     """`POST /v1/clusters/{cluster}/automation/release`."""
 

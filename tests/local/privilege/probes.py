@@ -979,6 +979,11 @@ def shows_the_policy(_stage: Stage) -> Json:
 
 
 @probe("api_admin", comes_through=answered)
+def tries_a_policy(_stage: Stage) -> Json:
+    return a_request("POST", f"/v1/clusters/{FLEET}/policy/test", {"changes": {}})
+
+
+@probe("api_admin", comes_through=answered)
 def sets_up_what_no_team_owns(stage: Stage) -> Json:
     stage.forget(rows.fleet_quotas_key(), rows.setup_key())
     return a_request("PUT", f"/v1/clusters/{FLEET}/quotas", {"quotas": {}, "reason": "A probe."})

@@ -4,11 +4,16 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.policy import PolicyChange
+from evenkeel.domain.decisions import Decision
+from evenkeel.domain.policy import Policy, PolicyChange
+from evenkeel.domain.recovery.rollback import RollbackFacts, roll_back
+from evenkeel.domain.scheduling.jobs import Demand, ResumePoint
 from evenkeel.ports import Table, site_policy_key
 from evenkeel.runtime.policies import SitePolicy
 from evenkeel.services import rows
 from tests.unit.api.gateway import Answer, Gateway
+from tests.unit.api.seeds import a_decision, a_job, ago, an_attempt, an_incident
+from tests.unit.api.seeds import stored as keep
 
 PATH = "/v1/clusters/laptop/policy"
 OURS = {"faults": {"xid:94": {"ladder": ["replace"], "severity": "critical"}}, "repair": {"maxAttempts": 2}}
@@ -101,3 +106,66 @@ def test_what_was_written_for_another_policy_is_refused(site: Gateway) -> None:
     change = stored(site)
     assert change
     assert change.number == 1
+
+
+def a_rollback(taken_back: int) -> Decision:
+    """The record of a job that was taken back, for the fourth time at most."""
+    job = a_job(1)
+    point = ResumePoint(attempt=1, step=40, manifest="attempt=1/step=000000040/manifest.json")
+    ran: dict[str, Any] = {"launched_at": ago(minutes=6), "resumed_work_from": ago(minutes=5)}
+    descent = (an_attempt(job, 2, resume_from=point, **ran),)
+    facts = RollbackFacts(
+        hurt_attempt=1,
+        current_attempt=2,
+        descent=descent,
+        distrust_after=ago(minutes=10),
+        demand=Demand.CONVENTION,
+        distrusted_before=None,
+        demanded_before=Demand.CONVENTION,
+        rollbacks=taken_back,
+    )
+    decided = roll_back(facts, Policy().jobs)
+    return a_decision(
+        taken_back,
+        "inc-0000000001",
+        kind="ROLLBACK",
+        action=decided.action,
+        reason=decided.reason,
+        alternatives=decided.alternatives,
+        facts=facts.to_json(),
+    )
+
+
+def tried(site: Gateway, changes: Any, **more: Any) -> Answer:
+    return site.call("POST", f"{PATH}/test", {"changes": changes, **more})
+
+
+def test_a_policy_is_tried_on_what_was_decided(site: Gateway) -> None:
+    keep(site.fakes.ledger, an_incident(), a_rollback(1), a_rollback(2))
+    commits = len(site.fakes.ledger.commits)
+
+    same, other = tried(site, {}).document, tried(site, {"jobs": {"maxRollbacks": 2}}).document
+
+    assert (same["examined"], same["changed"]) == (2, [])
+    (changed,) = other["changed"]
+    assert (changed["decisionId"], changed["before"]["action"], changed["after"]["action"]) == (
+        "dec-0000000002",
+        "STOP",
+        "LIMIT",
+    )
+    assert len(site.fakes.ledger.commits) == commits
+
+
+def test_what_cannot_be_decided_again_is_counted_and_what_is_too_old_left_out(site: Gateway) -> None:
+    keep(site.fakes.ledger, an_incident(), a_decision(1, "inc-0000000001", engine_version="0"))
+    keep(site.fakes.ledger, a_decision(2, "inc-0000000001", kind="ROLLBACK"))
+
+    found = tried(site, {}).document
+
+    assert (found["examined"], found["cannot"], found["changed"]) == (2, 2, [])
+    assert tried(site, {}, since="2030-01-01T00:00:00Z").document["examined"] == 0
+
+
+def test_a_policy_that_cannot_be_used_is_not_tried(site: Gateway) -> None:
+    assert code(tried(site, {"jobs": {"maxRollbaks": 2}})) == (400, "VALIDATION_FAILED")
+    assert code(tried(site, {}, since="2026-11-03T10:15:00")) == (400, "VALIDATION_FAILED")

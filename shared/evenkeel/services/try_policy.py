@@ -1,0 +1,87 @@
+"""What a site's own policy would have changed: recorded decisions, decided again under it."""
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta
+from itertools import islice
+from typing import Any
+
+from evenkeel.domain import replay
+from evenkeel.domain.decisions import Decision
+from evenkeel.domain.health.incidents import Incident, IncidentState
+from evenkeel.domain.policy import Policy, PolicyError, changed
+from evenkeel.domain.values import rfc3339
+from evenkeel.ports import Invalid, Ledger, Table
+from evenkeel.services import paging, rows
+
+Json = dict[str, Any]
+
+LOOKS_BACK = timedelta(days=7)
+_MOST_INCIDENTS = 100
+"""The newest ones: an answer takes seconds, and what a policy does shows in few."""
+_MOST_DECISIONS = 50
+"""Of one incident."""
+
+
+def run(changes: Mapping[str, Any], *, ledger: Ledger, base: Policy, since: datetime | None, now: datetime) -> Json:
+    """Decide again, and change nothing. An admission of a job is by quotas and machines, and by no policy.
+
+    Raises:
+        Invalid: the changes cannot be used; names each field.
+    """
+    try:
+        policy = changed(base, changes)
+    except PolicyError as error:
+        raise Invalid("The changes cannot be used.", (("changes", str(error)),)) from error
+    since = since or now - LOOKS_BACK
+    incidents = list(islice(_incidents(ledger, since), _MOST_INCIDENTS + 1))
+    examined, cannot, others = 0, 0, []
+    for incident in incidents[:_MOST_INCIDENTS]:
+        for record in _decisions(ledger, incident):
+            examined += 1
+            try:
+                again = replay.under(record, policy)
+            except replay.CannotReplayError:
+                cannot += 1
+                continue
+            if again.action != record.action:
+                others.append(_changed(record, again))
+    return {
+        "policyHash": policy.hash,
+        "since": rfc3339(since),
+        "examined": examined,
+        "cannot": cannot,
+        "changed": others,
+        "isLowerBound": len(incidents) > _MOST_INCIDENTS,
+    }
+
+
+def _incidents(ledger: Ledger, since: datetime) -> Iterator[Incident]:
+    """Yield the incidents that were opened since, the newest first."""
+    token = ""
+    while True:
+        page = paging.newest_first(
+            ledger, Table.INCIDENTS, [f"INC#{state}" for state in IncidentState], paging.Request(100, token)
+        )
+        for incident in (rows.read(row, Incident) for row in page.rows):
+            if incident.opened_at < since:
+                return
+            yield incident
+        token = page.next_token
+        if not token:
+            return
+
+
+def _decisions(ledger: Ledger, incident: Incident) -> list[Decision]:
+    page = ledger.by_state(Table.INCIDENTS, f"DEC#{incident.incident_id}", limit=_MOST_DECISIONS, newest_first=True)
+    return [rows.read(row, Decision) for row in page.rows]
+
+
+def _changed(record: Decision, again: replay.Replayed) -> Json:
+    return {
+        "decisionId": record.decision_id,
+        "kind": record.kind,
+        "subject": record.subject,
+        "decidedAt": rfc3339(record.decided_at),
+        "before": {"action": record.action, "reason": record.reason},
+        "after": {"action": again.action, "reason": again.reason},
+    }
