@@ -627,7 +627,7 @@ def test_kueues_admission_fair_sharing_orders_by_what_local_queues_used(files: F
     [
         ("{kind: [ClusterQueue]}", "", "declares no quota"),
         (
-            "{InstanceGroups: [{InstanceType: ml.x1, CurrentCount: 1}], SchedulerConfig: {IdleResourceSharing: Enabled}}",
+            "{InstanceGroups: [{InstanceType: x1, CurrentCount: 1}], SchedulerConfig: {IdleResourceSharing: Enabled}}",
             "",
             "not in the catalogue",
         ),

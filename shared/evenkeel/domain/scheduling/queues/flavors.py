@@ -230,15 +230,16 @@ class FlavorAssigner:
             wanted = [self._wanted(index, counts[index]) for index in group.indexes]
             choices, attempts, failed = self._choose(group, _together(wanted), assignment.use)
             for index, requests in zip(group.indexes, wanted, strict=True):
-                own = {} if failed else {each: choices[each] for each in requests if each in choices}
-                self._take(assignment, index, requests, own)
+                if failed:
+                    own: dict[str, Choice] = {}
+                elif len(wanted) == 1:
+                    own = choices
+                else:
+                    own = {each: choices[each] for each in requests if each in choices}
+                tried.append(self._take(assignment, index, requests, own))
                 assignment.attempts.append(attempts)
-                tried.append({resource: choice.tried for resource, choice in own.items()})
-                modes = [choice.mode for choice in own.values()]
                 if failed and requests:
                     assignment.verdict = Verdict.NO_FIT
-                elif any(mode < Mode.FIT for mode in modes):
-                    assignment.verdict = min(assignment.verdict, Verdict.PREEMPT)
             if assignment.verdict is Verdict.NO_FIT:
                 break
         assignment.progress = Progress(tuple(tried), self.team.generation, self.cycle, self.workload.shape)
@@ -261,13 +262,20 @@ class FlavorAssigner:
 
     def _take(
         self, assignment: Assignment, index: int, requests: Mapping[str, int], choices: Mapping[str, Choice]
-    ) -> None:
+    ) -> dict[str, int]:
+        """Take what a pod set is given; return how far the flavors were tried."""
         assignment.choices.append(choices)
+        use, tried = assignment.use, dict[str, int]()
         for resource, choice in choices.items():
-            assignment.level = max(assignment.level, choice.level)
-            key = (choice.flavor, resource)
-            amount = requests[resource] - self._held(index, resource)
-            assignment.use[key] = assignment.use.get(key, 0) + amount
+            flavor, mode, level, tried[resource] = choice
+            amount = requests[resource]
+            if self.replaced is not None:
+                amount -= self._held(index, resource)
+            use[flavor, resource] = use.get((flavor, resource), 0) + amount
+            assignment.level = max(assignment.level, level)
+            if mode is not Mode.FIT:
+                assignment.verdict = min(assignment.verdict, Verdict.PREEMPT)
+        return tried
 
     def _choose(
         self, group: _Group, wanted: dict[str, int], used: Amounts
@@ -356,12 +364,12 @@ class FlavorAssigner:
     def _weigh(self, key: Key, wanted: int) -> tuple[Pending, Inequality]:
         """Compare what is wanted of one key with what there is."""
         node, queue = self.team.node, self.team.queue
-        slot = node.at(key)
+        slot = node.slots.get(key) or node.at(key)
         available, potential, pending = max(0, slot.available()), slot.potential, Pending.NONE
         if wanted > potential:
             mode, level, pending = Mode.NO_FIT, 0, Pending.EXCEEDS_MAX_QUOTA
         elif wanted <= available:
-            mode, level = Mode.FIT, node.level(key, wanted)[0]
+            mode, level = Mode.FIT, 0 if slot.use + wanted <= slot.sub else node.level(key, wanted)[0]
         else:
             level, is_smaller = node.level(key, wanted)
             may_borrow_and_preempt = queue.preemption.borrow_within is not None or (
