@@ -1,7 +1,7 @@
 """What researchers change: submitting, cancelling, suspending and re-ranking jobs."""
 
 from evenkeel.runtime import api, api_types, entry, wiring
-from evenkeel.services import cancel_job, rank_job, read_jobs, submit_job, suspend_job
+from evenkeel.services import cancel_job, rank_job, read_jobs, read_queue, submit_job, suspend_job
 from evenkeel.services.check_authority import Asker
 
 app = api.Resolver(lambda: wiring.world().telemetry)
@@ -25,6 +25,22 @@ def submit() -> api.Reply:
         now=world.clock.now(),
     )
     return app.accepted(read_jobs.summary(outcome.job), f"/v1/jobs/{outcome.job.job_id}")
+
+
+@app.post("/v1/jobs/plan")
+def plan() -> api.Reply:
+    world = wiring.world()
+    settings = world.settings
+    found = read_queue.plan(
+        app.body(api_types.JobBody).spec(),
+        _asker(),
+        world.ledger,
+        cluster=settings.home_cluster,
+        namespace=settings.job_namespace,
+        policy=world.policy,
+        now=world.clock.now(),
+    )
+    return app.done(found)
 
 
 @app.post("/v1/jobs/<job_id>/cancel")

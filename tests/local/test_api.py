@@ -31,6 +31,7 @@ NOT_PLACEABLE: dict[str, Any] = {
 # The least policy that each changing route needs; every read but the policy's is a viewer's.
 NEEDS = {
     ("POST", "/v1/jobs"): "Submitter",
+    ("POST", "/v1/jobs/plan"): "Submitter",
     ("POST", "/v1/jobs/{jobId}/cancel"): "Submitter",
     ("POST", "/v1/jobs/{jobId}/suspend"): "Submitter",
     ("POST", "/v1/jobs/{jobId}/resume"): "Submitter",

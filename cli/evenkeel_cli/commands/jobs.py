@@ -25,21 +25,30 @@ _ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 _POLL_SECONDS = 1.0
 
 
+WordsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="JOB.json|COMMAND",
+        help="A file with a job (- reads standard input), or after -- the command that it runs.",
+    ),
+]
+NameOption = Annotated[str | None, typer.Option(help="Name of the job.")]
+TeamOption = Annotated[str | None, typer.Option(help="Team that it counts for.")]
+ClassOption = Annotated[str | None, typer.Option("--class", help="Priority class.")]
+ImageOption = Annotated[str | None, typer.Option(help="Container image.")]
+NodesOption = Annotated[int | None, typer.Option(help="Nodes of the gang, one pod each.")]
+GpusOption = Annotated[int | None, typer.Option("--gpus-per-node", help="Accelerators on each node.")]
+
+
 @app.command("submit")
 def submit(
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="JOB.json|COMMAND",
-            help="A file with a job (- reads standard input), or after -- the command that it runs.",
-        ),
-    ] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the job.")] = None,
-    team: Annotated[str | None, typer.Option(help="Team that it counts for.")] = None,
-    priority_class: Annotated[str | None, typer.Option("--class", help="Priority class.")] = None,
-    image: Annotated[str | None, typer.Option(help="Container image.")] = None,
-    nodes: Annotated[int | None, typer.Option(help="Nodes of the gang, one pod each.")] = None,
-    gpus_per_node: Annotated[int | None, typer.Option("--gpus-per-node", help="Accelerators on each node.")] = None,
+    words: WordsArgument = None,
+    name: NameOption = None,
+    team: TeamOption = None,
+    priority_class: ClassOption = None,
+    image: ImageOption = None,
+    nodes: NodesOption = None,
+    gpus_per_node: GpusOption = None,
     checkpoint_uri: Annotated[
         str | None,
         typer.Option("--checkpoint-uri", help="s3://bucket/prefix or file:///folder/path of this job alone."),
@@ -54,17 +63,9 @@ def submit(
     output: asking.OutputOption = Output.TABLE,
 ) -> None:
     """Submit a job, from a file or from options (which win)."""
-    body = _submission(words or [])
-    given = {
-        "name": name,
-        "team": team,
-        "priorityClass": priority_class,
-        "image": image,
-        "nodes": nodes,
-        "gpusPerNode": gpus_per_node,
-        "checkpoint": {"uri": checkpoint_uri, "claim": checkpoint_claim or ""} if checkpoint_uri else None,
-    }
-    body |= {field: value for field, value in given.items() if value is not None}
+    body = _body(words, name, team, priority_class, image, nodes, gpus_per_node)
+    if checkpoint_uri:
+        body["checkpoint"] = {"uri": checkpoint_uri, "claim": checkpoint_claim or ""}
     if env:
         body["env"] = {**body.get("env", {}), **dict(_assignment(text) for text in env)}
     job = asking.current_client().post("/jobs", body, key=key)
@@ -77,6 +78,62 @@ def submit(
         case _:
             out.line(f"{out.marked(JOB[job['state']], job['jobId'])}  {plain(job['state'])}, {_size(job)}")
             out.line(f"{out.dim('next')}  evenkeel jobs wait {job['jobId']}")
+
+
+@app.command("plan")
+def plan(
+    words: WordsArgument = None,
+    name: NameOption = None,
+    team: TeamOption = None,
+    priority_class: ClassOption = None,
+    image: ImageOption = None,
+    nodes: NodesOption = None,
+    gpus_per_node: GpusOption = None,
+    output: asking.OutputOption = Output.TABLE,
+) -> None:
+    """Say what the next pass would decide about a job, without submitting it. Takes what `submit` takes."""
+    body = _body(words, name, team, priority_class, image, nodes, gpus_per_node)
+    found = asking.current_client().post("/jobs/plan", body)
+    answer(found, output, lambda out: _planned(out, found))
+
+
+def _body(
+    words: list[str] | None,
+    name: str | None,
+    team: str | None,
+    priority_class: str | None,
+    image: str | None,
+    nodes: int | None,
+    gpus_per_node: int | None,
+) -> Json:
+    given = {
+        "name": name,
+        "team": team,
+        "priorityClass": priority_class,
+        "image": image,
+        "nodes": nodes,
+        "gpusPerNode": gpus_per_node,
+    }
+    return _submission(words or []) | {field: value for field, value in given.items() if value is not None}
+
+
+def _planned(out: Page, found: Json) -> None:
+    decision = found["decision"]
+    would_start = decision["action"] == "ADMIT"
+    status = "ok" if would_start else "working" if decision["action"] == "PREEMPT" else "next"
+    said = "would start" if would_start else f"would wait: {plain(decision['action'])}"
+    out.line(f"{out.marked(status, said)}, team {found['team']}, place {found['position']} in its queue")
+    out.paragraph(decision["reason"], indent="  ")
+    out.pairs(
+        [
+            ("nodes", ", ".join(decision["nodes"])),
+            ("would stop", ", ".join(f"{each['jobId']} ({each['reason']})" for each in decision["victims"])),
+        ],
+        indent="  ",
+    )
+    for each in decision["considered"]:
+        out.paragraph(f"{each['option']}: {each['whyNot'] or 'taken'}", indent="  ")
+    out.line(f"{out.dim('next')}  evenkeel jobs submit")
 
 
 @app.command("ls")
@@ -350,6 +407,7 @@ def _show(out: Page, job: Json) -> None:
             ("checkpoints", _checkpoints(job["checkpoint"])),
             ("submitted", f"{out.when(job['submittedAt'])} by {job['submittedBy']}"),
             ("ended", out.when(job["endedAt"]) if job["endedAt"] else ""),
+            ("place", _place(out, job["queue"])),
             ("stop asked", job["stopRequest"]["reason"] if job["stopRequest"] else ""),
         ],
         indent="  ",
@@ -361,6 +419,17 @@ def _show(out: Page, job: Json) -> None:
     out.pairs([("result", result)], indent="  ")
     out.line()
     out.line(f"{out.dim('next')}  evenkeel why {job['jobId']}")
+
+
+def _place(out: Page, queue: Json | None) -> str:
+    if not queue or queue["position"] is None:
+        return ""
+    text, estimate = f"{queue['position']} in its queue", queue["estimate"]
+    if not estimate or not estimate["startsAt"]:
+        return text
+    late = out.when(estimate["latestAt"]) if estimate["latestAt"] else "no end seen"
+    band = f"{out.when(estimate['earliestAt'])} to {late}"
+    return f"{text}; expected to start {out.when(estimate['startsAt'])} ({band})"
 
 
 def _attempts(out: Page, attempts: list[Json]) -> None:

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from evenkeel.domain.scheduling import instance_types, machines
-from evenkeel.domain.scheduling.instance_types import GPU, MIG_PREFIX, NEURON
+from evenkeel.domain.scheduling.instance_types import GPU, NEURON
 from evenkeel.domain.scheduling.jobs import Charge, JobState
 from evenkeel.domain.scheduling.queues import quantities
 from evenkeel.domain.scheduling.queues.objects import Amounts
@@ -42,11 +42,11 @@ def table(setup: SetUp, charges: Sequence[Charge], pending: Mapping[str, int]) -
     held = Counter(dict.fromkeys(running, 0))
     for charge in charges:
         held[charge.team] += charge.accelerators
-    lines = lines_of(*setup.to_queues()[:2], _use(setup, charges))
+    lines = lines_of(*setup.to_queues()[:2], use_by_team(setup, charges))
     items = []
     for name in sorted({*setup.by_name, *running, *pending}):
         team = setup.by_name.get(name)
-        of_accelerators = [line for line in lines.get(name, ()) if _is_accelerator(line.key[1])]
+        of_accelerators = [line for line in lines.get(name, ()) if is_accelerator(line.key[1])]
         used = sum(line.used for line in of_accelerators) if team else held[name]
         allocated = sum(line.allocated for line in of_accelerators) if team else None
         items.append(
@@ -71,7 +71,8 @@ def table(setup: SetUp, charges: Sequence[Charge], pending: Mapping[str, int]) -
     return items
 
 
-def _use(setup: SetUp, charges: Iterable[Charge]) -> Mapping[str, Amounts]:
+def use_by_team(setup: SetUp, charges: Iterable[Charge]) -> Mapping[str, Amounts]:
+    """Return what the jobs of each team take of its quota."""
     found = setup.to_queues()
     queues = {queue.name: queue for queue in found.queues}
     flavors = {each.name: machines.with_labels(each) for each in found.flavors}
@@ -104,8 +105,9 @@ def _line(line: Line) -> Json:
     }
 
 
-def _is_accelerator(resource: str) -> bool:
-    return resource in (GPU, NEURON) and not resource.startswith(f"{MIG_PREFIX}mig-")
+def is_accelerator(resource: str) -> bool:
+    """Whether a resource counts whole accelerators."""
+    return resource in (GPU, NEURON)
 
 
 def _percent(used: int, allocated: int | None) -> int | None:

@@ -8,6 +8,7 @@ from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.scheduling.governance import check_governed, team_of
 from evenkeel.domain.scheduling.jobs import DEFAULT_TEAM, Job, JobSpec, JobState
 from evenkeel.domain.scheduling.submission import SpecFault, check_spec
+from evenkeel.domain.scheduling.teams import SetUp
 from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, Ids, Invalid, KeyReused, Ledger, Passes, Put, Row
 from evenkeel.services import check_authority, read_setup, rows
@@ -53,24 +54,7 @@ def run(
         return _again(earlier, fingerprint, ledger, passes)
 
     setup = read_setup.run(ledger).setup
-    spec = request.spec.but(team=team_of(request.spec, setup, asker.identity))
-    _refuse(check_governed(spec, setup))
-    check_authority.to_submit(asker, spec.team, setup)
-    team = setup.by_name.get(spec.team)
-    job = Job(
-        job_id=ids.new("job"),
-        spec=spec,
-        state=JobState.PENDING,
-        reason="Waits for the next scheduling pass.",
-        submitted_at=now,
-        submitted_by=asker.actor or asker.principal,
-        owner=asker.principal,
-        cluster=cluster,
-        namespace=(team.namespace if team else "") or namespace,
-        service_account=team.service_account if team else "",
-        queue=team.name if team else "",
-        priority=setup.priority_of(spec.priority_class),
-    )
+    job = job_of(request.spec, asker, setup, job_id=ids.new("job"), cluster=cluster, namespace=namespace, now=now)
     text = f"Submitted by {job.submitted_by}."
     answer = {"jobId": job.job_id, "fingerprint": fingerprint}
     guard = rows.idempotency_row(asker.principal, request.idempotency_key, answer, now)
@@ -93,6 +77,43 @@ def run(
         raise
     passes.request(f"{job.job_id} submitted")
     return Outcome(job=job, is_repeat=False)
+
+
+def job_of(
+    spec: JobSpec,
+    asker: check_authority.Asker,
+    setup: SetUp,
+    *,
+    job_id: str,
+    cluster: str,
+    namespace: str,
+    now: datetime,
+) -> Job:
+    """Return the job as it would be queued.
+
+    Raises:
+        Invalid: it asks for what cannot be, or for what its team may not have; names each field.
+        NotYourTeam: the caller may not submit for its team.
+    """
+    spec = spec.but(team=team_of(spec, setup, asker.identity))
+    _refuse(check_spec(spec.but(team=spec.team or DEFAULT_TEAM)))
+    _refuse(check_governed(spec, setup))
+    check_authority.to_submit(asker, spec.team, setup)
+    team = setup.by_name.get(spec.team)
+    return Job(
+        job_id=job_id,
+        spec=spec,
+        state=JobState.PENDING,
+        reason="Waits for the next scheduling pass.",
+        submitted_at=now,
+        submitted_by=asker.actor or asker.principal,
+        owner=asker.principal,
+        cluster=cluster,
+        namespace=(team.namespace if team else "") or namespace,
+        service_account=team.service_account if team else "",
+        queue=team.name if team else "",
+        priority=setup.priority_of(spec.priority_class),
+    )
 
 
 def _refuse(faults: tuple[SpecFault, ...]) -> None:

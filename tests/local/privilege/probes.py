@@ -913,6 +913,12 @@ def submits(_stage: Stage) -> Json:
 
 
 @probe("api_submit", comes_through=answered)
+def plans_a_job(_stage: Stage) -> Json:
+    body = {"name": "probe", "image": "registry/trainer:1", "command": ["python", "train.py"]}
+    return a_request("POST", "/v1/jobs/plan", body)
+
+
+@probe("api_submit", comes_through=answered)
 def suspends_a_job(stage: Stage) -> Json:
     job = a_job(stage, JobState.PENDING)
     stage.put(rows.job_row(job, 0))

@@ -1,5 +1,6 @@
 """Teams over HTTP: set up by version, by field, and who may do what in whose name."""
 
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from evenkeel.ports import Put
 from evenkeel.services import rows
 from tests.unit.api.gateway import ACCOUNT, FLEET, Answer, Gateway
+from tests.unit.api.seeds import a_fleet_node, a_job, ago, stored
 from tests.unit.scheduling.builders import an_attempt
 
 TEAM = "/v1/teams/nlp/quota"
@@ -290,3 +292,78 @@ _VISION = {"name": "vision", "namespace": "vision", "members": []}
 def charged(site: Gateway, job_id: str, team: str, accelerators: int) -> None:
     attempt = an_attempt(job_id=job_id, team=team, accelerators=accelerators, instance_type="ml.p5.48xlarge")
     site.fakes.ledger.commit(Put(rows.charge_row(attempt)))
+
+
+# ---------------------------------------------------------------- plans, places in the queue
+
+
+def machines(site: Gateway, count: int = 2) -> None:
+    stored(site.fakes.ledger, *(a_fleet_node(number, accelerators_in_use=0) for number in range(1, count + 1)))
+
+
+def planned(site: Gateway, caller: str = session("Nlp"), **changes: Any) -> Answer:
+    return site.post("/v1/jobs/plan", A_JOB | {"nodes": 2} | changes, caller=caller)
+
+
+def test_a_plan_says_where_a_job_would_start_and_nothing_is_recorded(site: Gateway) -> None:
+    machines(site)
+    commits = len(site.fakes.ledger.commits)
+
+    found = planned(site).document
+
+    assert (found["team"], found["position"], found["decision"]["action"]) == ("nlp", 1, "ADMIT")
+    assert found["decision"]["quota"] == {"ml.p5.48xlarge": {"nvidia.com/gpu": 16}}
+    assert len(found["decision"]["nodes"]) == 2
+    assert len(site.fakes.ledger.commits) == commits
+    assert site.get("/v1/jobs").document["items"] == []
+
+
+def test_a_plan_says_what_stands_in_the_way(site: Gateway) -> None:
+    machines(site, 4)
+    charged(site, "job-1", "nlp", 16)
+
+    over = planned(site).document["decision"]
+    never = planned(site, nodes=100).document["decision"]
+
+    assert over["action"] != "ADMIT"
+    assert never["action"] == "NEVER_FITS"
+
+
+def test_a_plan_is_held_to_what_a_submission_is_held_to(site: Gateway) -> None:
+    assert planned(site, session("Other"), team="nlp").document["code"] == "NOT_YOUR_TEAM"
+    assert planned(site, image="elsewhere/x").document["errors"][0]["field"] == "image"
+    assert planned(site, nodes=0).document["errors"][0]["field"] == "nodes"
+
+
+def test_without_teams_a_plan_goes_by_the_machines(gateway: Gateway) -> None:
+    machines(gateway)
+
+    assert planned(gateway).document["decision"]["action"] == "ADMIT"
+    assert planned(gateway, nodes=3).document["decision"]["action"] == "NEVER_FITS"
+
+
+def test_a_waiting_job_knows_its_place_and_when_it_may_start(site: Gateway) -> None:
+    machines(site)
+    for number in range(5):
+        ran = {"started_at": ago(minutes=60), "ended_at": ago(minutes=60 - 10 * (number + 1))}
+        old = a_job(20 + number, state="SUCCEEDED", **ran)
+        stored(site.fakes.ledger, old.but(spec=old.spec.but(team="nlp")))
+    first = submitted(site, key="1", nodes=2).document["jobId"]
+    second = submitted(site, key="2", nodes=2).document["jobId"]
+
+    places = [site.get(f"/v1/jobs/{job_id}").document["queue"] for job_id in (first, second)]
+
+    assert [place["position"] for place in places] == [1, 2]
+    now = site.fakes.clock.now()
+    starts = [datetime.fromisoformat(place["estimate"]["startsAt"]) - now for place in places]
+    assert starts == [timedelta(0), timedelta(minutes=30)]
+    assert places[1]["estimate"]["earliestAt"] < places[1]["estimate"]["startsAt"] < places[1]["estimate"]["latestAt"]
+    assert places[1]["estimate"]["samples"] == 5
+
+
+def test_without_enough_runs_there_is_a_place_and_no_estimate(site: Gateway) -> None:
+    job_id = submitted(site).document["jobId"]
+
+    assert site.get(f"/v1/jobs/{job_id}").document["queue"] == {"position": 1, "estimate": None}
+    site.post(f"/v1/jobs/{job_id}/cancel", {}, caller=session("Nlp"))
+    assert site.get(f"/v1/jobs/{job_id}").document["queue"] is None

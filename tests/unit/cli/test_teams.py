@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.unit.api.gateway import ACCOUNT
-from tests.unit.api.test_teams import charged
+from tests.unit.api.test_teams import charged, machines
 from tests.unit.cli.conftest import Served
 
 TEAM = f"""
@@ -149,6 +149,18 @@ def test_a_job_is_held_back_let_go_on_and_re_ranked(served: Served) -> None:
     assert ranked.out.startswith(f"○ {job_id}  class high\n")
     assert job_id in served.run("jobs", "ls", "--class", "high", "-o", "name").out
     assert served.run("jobs", "ls", "--class", "(unset)", "-o", "name").out == ""
+
+
+def test_a_plan_is_told_and_nothing_submitted(served: Served) -> None:
+    machines(served.gateway, 2)
+    flags = ["--name", "x", "--image", "i:1", "--nodes", "2", "--", "train"]
+
+    said = served.run("jobs", "plan", *flags, terminal=True)
+    never = served.run("jobs", "plan", "--gpus-per-node", "64", *flags, terminal=True)
+
+    assert said.out.startswith("● would start, team default, place 1 in its queue\n")
+    assert never.out.startswith("○ would wait: never fits, team default")
+    assert json.loads(served.run("jobs", "ls", "-o", "json").out)["items"] == []
 
 
 def test_a_file_that_there_is_not_is_named(served: Served, tmp_path: Path) -> None:

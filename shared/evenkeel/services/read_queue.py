@@ -1,0 +1,214 @@
+"""Where a waiting job stands in its queue, when it is expected to start, and what a pass would decide about another."""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from evenkeel.domain.nodes import FleetNode
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.scheduling import sharing
+from evenkeel.domain.scheduling.admission import AdmissionDecision, Request, Room, Snapshot, admit
+from evenkeel.domain.scheduling.foresight import BASIS, foresee
+from evenkeel.domain.scheduling.jobs import Charge, Job, JobSpec, JobState
+from evenkeel.domain.scheduling.queues.capacity import Tree
+from evenkeel.domain.scheduling.spending import Spent
+from evenkeel.domain.scheduling.teams import SetUp
+from evenkeel.domain.values import rfc3339
+from evenkeel.ports import Ledger, Table
+from evenkeel.services import check_authority, paging, read_setup, read_teams, rows, submit_job
+
+Json = dict[str, Any]
+
+_MOST_AHEAD = 1000
+_MOST_RUNS = 200
+_MOST_NODES = 5000
+_PLANNED = "job-planned"
+
+
+# ---------------------------------------------------------------- where a job stands
+
+
+def place_of(job: Job, ledger: Ledger, policy: Policy, *, now: datetime) -> Json | None:
+    """Return a waiting job's position in its queue, and the estimate of its start; None for one that does not wait.
+
+    The position is unknown past the first thousand. There is no estimate before enough jobs of its team have run.
+    """
+    if job.state is not JobState.PENDING:
+        return None
+    prefix = rows.queue_prefix(job.queue) if job.queue else ""
+    page = ledger.by_state(Table.JOBS, f"JOB#{JobState.PENDING}", prefix=prefix, limit=_MOST_AHEAD)
+    names = [str(row.doc["jobId"]) for row in page.rows]
+    if job.job_id not in names:
+        return {"position": None, "estimate": None}
+    index = names.index(job.job_id)
+    return {"position": index + 1, "estimate": _estimate(job, page.rows[:index], ledger, policy, now)}
+
+
+def _estimate(job: Job, ahead: Sequence[Any], ledger: Ledger, policy: Policy, now: datetime) -> Json | None:
+    runs = _runs(job.spec.team, ledger)
+    if len(runs) < policy.economy.least_samples:
+        return None
+    setup, charges = read_setup.run(ledger).setup, _charges(ledger)
+    rooms = _rooms(ledger, charges)
+    free = sum(room.free for room in rooms if room.is_open)
+    if job.queue in setup.by_name:
+        free = min(free, _free_quota(job.queue, setup, charges))
+        charges = [each for each in charges if (each.queue or each.team) == job.queue]
+    found = foresee(
+        free,
+        [(each.accelerators, (now - (each.admitted_at or now)).total_seconds()) for each in charges],
+        [_accelerators(row.doc["spec"]) for row in ahead],
+        job.spec.nodes * job.spec.accelerators_per_node,
+        runs,
+    )
+
+    def at(seconds: float | None) -> str | None:
+        return None if seconds is None else rfc3339(now + timedelta(seconds=seconds))
+
+    return {
+        "startsAt": at(found.seconds),
+        "earliestAt": at(found.earliest_seconds),
+        "latestAt": at(found.latest_seconds),
+        "samples": found.samples,
+        "basis": BASIS,
+    }
+
+
+def _runs(team: str, ledger: Ledger) -> list[float]:
+    """Return how long jobs of a team ran that ended well, from their first start."""
+    page = ledger.by_state(Table.JOBS, f"JOB#{JobState.SUCCEEDED}", limit=_MOST_RUNS, newest_first=True)
+    mine = (row.doc for row in page.rows if row.doc["spec"]["team"] == team)
+    return [
+        (datetime.fromisoformat(doc["endedAt"]) - datetime.fromisoformat(doc["startedAt"])).total_seconds()
+        for doc in mine
+        if doc.get("startedAt") and doc.get("endedAt")
+    ]
+
+
+def _accelerators(spec: Json) -> int:
+    return int(spec["nodes"]) * int(spec["acceleratorsPerNode"])
+
+
+def _free_quota(queue: str, setup: SetUp, charges: Iterable[Charge]) -> int:
+    found = setup.to_queues()
+    tree = Tree(found.queues, found.cohorts)
+    for name, amounts in read_teams.use_by_team(setup, charges).items():
+        tree.queues[name].add_all(amounts)
+    node = tree.queues[queue]
+    return sum(node.free(key) for key in node.quotas if read_teams.is_accelerator(key[1]))
+
+
+# ---------------------------------------------------------------- what would be decided
+
+
+def plan(
+    spec: JobSpec,
+    asker: check_authority.Asker,
+    ledger: Ledger,
+    *,
+    cluster: str,
+    namespace: str,
+    policy: Policy,
+    now: datetime,
+) -> Json:
+    """Decide about a job as if it were submitted now, and record nothing.
+
+    The machines are as the last sweep saw them, a minute ago at most; the quotas as they are.
+
+    Raises:
+        Invalid: it asks for what cannot be, or for what its team may not have; names each field.
+        NotYourTeam: the caller may not submit for its team.
+    """
+    setup = read_setup.run(ledger).setup
+    job = submit_job.job_of(spec, asker, setup, job_id=_PLANNED, cluster=cluster, namespace=namespace, now=now)
+    charges = _charges(ledger)
+    rooms = _rooms(ledger, charges)
+    others = _heads(ledger, setup, policy.scheduling.heads_per_pass)
+    pending = tuple(Request.of(each) for each in (*others, job))
+    if setup.has_teams:
+        tree = ledger.partition(rows.tree_key().table, rows.tree_key().pk, rows.tree_key().sk)
+        memory = sharing.Memory.model_validate((tree[0].doc.get("memory") if tree else None) or {})
+        snapshot = sharing.Snapshot(
+            setup,
+            rooms,
+            pending,
+            tuple(charges),
+            frozenset(memory.stopping) & {charge.job_id for charge in charges},
+            memory,
+            _spent(setup, job.spec.team, ledger),
+        )
+        decisions = sharing.share(snapshot, policy.scheduling, policy.economy, now)
+    else:
+        decisions = admit(Snapshot(rooms=rooms, pending=pending), policy.scheduling, now)
+    decided = next(each for each in decisions if each.job_id == _PLANNED)
+    ahead = sum(rows.queue_order(each) < rows.queue_order(job) for each in others if each.queue == job.queue)
+    return {"team": job.spec.team, "namespace": job.namespace, "position": ahead + 1, "decision": _shown(decided)}
+
+
+def _shown(decided: AdmissionDecision) -> Json:
+    return {
+        "action": decided.action,
+        "reason": decided.reason,
+        "pool": decided.pool or None,
+        "instanceType": decided.instance_type or None,
+        "nodes": list(decided.node_names),
+        "quota": decided.use,
+        "victims": [victim.to_json() for victim in decided.victims],
+        "considered": [{"option": each.option, "whyNot": each.why_not or None} for each in decided.alternatives],
+    }
+
+
+def _charges(ledger: Ledger) -> list[Charge]:
+    tree = rows.tree_key()
+    return [rows.read(row, Charge) for row in ledger.partition(tree.table, tree.pk, "CHARGE#")]
+
+
+def _heads(ledger: Ledger, setup: SetUp, heads: int) -> list[Job]:
+    prefixes = [rows.queue_prefix(team) for team in setup.by_name] or [""]
+    state = f"JOB#{JobState.PENDING}"
+    pages = (ledger.by_state(Table.JOBS, state, prefix=prefix, limit=heads) for prefix in prefixes)
+    return [rows.read(row, Job) for page in pages for row in page.rows]
+
+
+def _spent(setup: SetUp, team: str, ledger: Ledger) -> dict[tuple[str, str], Spent]:
+    if not setup.by_name[team].budgets:
+        return {}
+    table, pk, prefix = rows.spent_key(team, "").table, rows.spent_key(team, "").pk, rows.spent_key(team, "").sk
+    found = ledger.partition(table, pk, prefix)
+    return {(team, row.key.sk.removeprefix(prefix)): Spent.model_validate(row.doc) for row in found}
+
+
+def _rooms(ledger: Ledger, charges: Iterable[Charge]) -> tuple[Room, ...]:
+    """Return the machines as the last sweep saw them; what is charged to them counts though no pod is there yet."""
+    charged: dict[tuple[str, str], int] = {}
+    for charge in charges:
+        for name in charge.node_names:
+            place = (charge.cluster, name)
+            charged[place] = charged.get(place, 0) + charge.accelerators // len(charge.node_names)
+    seen, _ = paging.everything(ledger, Table.FLEET, "NODE", at_most=_MOST_NODES)
+    nodes = (rows.read(row, FleetNode) for row in seen)
+    return tuple(_room(node, charged) for node in sorted(nodes, key=lambda each: each.life.key) if not node.is_gone)
+
+
+def _room(node: FleetNode, charged: dict[tuple[str, str], int]) -> Room:
+    used = max(node.accelerators_in_use, charged.get((node.life.cluster, node.node_name), 0))
+    return Room(
+        life=node.life,
+        node_name=node.node_name,
+        cluster=node.life.cluster,
+        pool=node.pool,
+        instance_type=node.instance_type,
+        accelerators=node.accelerators,
+        free=max(0, node.accelerators - used),
+        closed_because=_closed_because(node),
+    )
+
+
+def _closed_because(node: FleetNode) -> str:
+    if not node.node_name:
+        return "not joined yet"
+    if not node.is_ready:
+        return "not ready"
+    if node.is_cordoned:
+        return "cordoned"
+    return "awaiting validation" if node.is_awaiting_validation else ""
