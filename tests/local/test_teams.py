@@ -1,0 +1,60 @@
+"""Teams that share a fleet, on a data centre of their own: a team that is set up is not taken away again."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from evenkeel_local import ACCOUNT_ID
+from evenkeel_local.data_centre import DataCentre, FleetShape
+from evenkeel_local.drills import Work
+from evenkeel_local.drills.replays import decided_otherwise
+from tests.local.training import Training
+from tests.waiting import until
+
+Json = dict[str, Any]
+
+FLEET = FleetShape(nodes=2)
+LONG = Work(nodes=2, steps=120, checkpoint_every=4, step_seconds=0.15)
+SHORT = Work(nodes=2, steps=12, checkpoint_every=4, step_seconds=0.1)
+
+
+@pytest.fixture(scope="module")
+def centre(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DataCentre]:
+    with DataCentre.start(tmp_path_factory.mktemp("shared-fleet"), fleet=FLEET) as running:
+        client = running.client()
+        people = [{"principal": f"arn:aws:iam::{ACCOUNT_ID}:user/operator", "role": "lead"}]
+        fleet = {"priorityClasses": {"low": 1, "high": 100}, "members": people}
+        client.change("PUT", f"/clusters/{client.fleet}/quotas", {"quotas": fleet, "reason": "two teams"}, version=0)
+        for name, gpus in (("red", 16), ("blue", 0)):
+            queue = {
+                "cohort": "fleet",
+                "groups": [{FLEET.instance_type: {"nvidia.com/gpu": gpus}}],
+                "preemption": {"within": "LowerPriority", "reclaim": "Any"},
+            }
+            body = {"team": {"name": name, "queue": queue}, "reason": "two teams"}
+            client.change("PUT", f"/teams/{name}/quota", body, version=0)
+        yield running
+        assert decided_otherwise(running) == []
+
+
+@pytest.mark.timeout(600)
+def test_a_job_is_preempted_by_a_higher_class_saves_and_comes_back_with_the_right_weights(centre: DataCentre) -> None:
+    low = Training.submit(centre, "low", LONG, team="red", priorityClass="low").reach(9)
+    high = Training.submit(centre, "high", SHORT, team="red", priorityClass="high")
+    other = Training.submit(centre, "other", SHORT, team="blue", priorityClass="high")
+
+    until(
+        lambda: (other.why()["decision"] or {}).get("action") == "NO_QUOTA", "the borrower to be told why it waits", 60
+    )
+    done = high.end()
+    back = low.end()
+
+    assert (done["state"], high.digest()) == ("SUCCEEDED", high.right_digest)
+    assert (back["state"], back["currentAttempt"], low.digest()) == ("SUCCEEDED", 2, low.right_digest)
+    stopped, resumed = low.attempt(1), low.attempt(2)
+    assert stopped["state"] == "STOPPED"
+    assert stopped["reason"] == f"Preempted by {high.job_id} of team red (InClusterQueue)."
+    assert resumed["resumeFrom"]["step"] >= 8
+    assert back["applicationFailures"] == 0
+    assert other.end()["state"] == "SUCCEEDED"
