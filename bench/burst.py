@@ -23,7 +23,7 @@ import statistics
 import sys
 import time
 from bisect import insort
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -241,6 +241,8 @@ class Run:
     began: float
     trains_at: float
     ends_at: float
+    expected_at: float
+    """When it should end, by the estimate; one that outruns it is reckoned as in `starts.left_of`."""
     seats: tuple[tuple[int, int], ...] = ()
     """Committed: (node, GPUs)."""
     pool: Pool | None = None
@@ -389,7 +391,8 @@ class World:
         restart = self.setup["jobs"]["restartSeconds"] if job.starts else 0
         job.starts += 1
         trains_at = now + launch + restart
-        run = Run(job, next(self.numbers), now, trains_at, trains_at + job.run - job.done, **where)
+        ends_at, expected_at = trains_at + job.run - job.done, trains_at + job.guess
+        run = Run(job, next(self.numbers), now, trains_at, ends_at, expected_at, **where)
         self.runs[run.token] = run
         heapq.heappush(self.events, (run.ends_at, next(self.numbers), 2, run.token))
         return run
@@ -482,7 +485,7 @@ class World:
         if not self.queue:
             return
         held = [
-            Held(run.job.gpus, max(0.0, run.trains_at - now) + left_of(run.job.guess, max(0.0, now - run.trains_at)))
+            Held(run.job.gpus, run.expected_at - now if run.expected_at > now else max(60.0, (now - run.trains_at) / 2))
             for run in self.runs.values()
             if run.seats
         ]
@@ -677,16 +680,19 @@ def _pools(setup: Json) -> dict[str, tuple[Pool, ...]]:
 
 def tuned(setup: Json, ways: Sequence[Way], seeds: Sequence[int]) -> tuple[Way, list[tuple[float, Way]]]:
     """Return the best knobs: all on one seed, the best quarter on three, the best four on every tuning seed."""
-    kept = list(ways)
+    kept, seen = list(ways), dict[tuple[Way, int], float]()
     for count, least in ((1, len(kept) // 4), (3, 4)):
-        ranked = sorted(((_mean(setup, way, seeds[:count]), way) for way in kept), key=lambda pair: pair[0])
+        ranked = sorted(((_mean(setup, way, seeds[:count], seen), way) for way in kept), key=lambda pair: pair[0])
         kept = [way for _, way in ranked[: max(4, least)]]
-    final = sorted(((_mean(setup, way, seeds), way) for way in kept), key=lambda pair: pair[0])
+    final = sorted(((_mean(setup, way, seeds, seen), way) for way in kept), key=lambda pair: pair[0])
     return final[0][1], final
 
 
-def _mean(setup: Json, way: Way, seeds: Iterable[int]) -> float:
-    return statistics.fmean(World(setup, way, seed).play().usd for seed in seeds)
+def _mean(setup: Json, way: Way, seeds: Sequence[int], seen: dict[tuple[Way, int], float]) -> float:
+    for seed in seeds:
+        if (way, seed) not in seen:
+            seen[way, seed] = World(setup, way, seed).play().usd
+    return statistics.fmean(seen[way, seed] for seed in seeds)
 
 
 def interval(ratios: Sequence[tuple[float, float]], seed: int = 1) -> tuple[float, float, float]:
@@ -822,7 +828,7 @@ def _more(setup: Json, best: Mapping[str, Way], rival: str, seeds: Sequence[int]
 
 
 _FRONTIER_SEEDS = 4
-_ESTIMATE_SEEDS = 12
+_ESTIMATE_SEEDS = 8
 
 
 def _pairs(ours: Mapping[int, Outcome], theirs: Mapping[int, Outcome]) -> list[tuple[float, float]]:
