@@ -138,13 +138,13 @@ class SimulatedProvider(FakeProvider):
     def _ask(self, rung: str, machine: str) -> RepairAnswer:
         if self.chance.random() < self.trouble / 2 and not self.scripted:
             self.scripted.append(self.chance.choice((RepairAnswer.NOT_NOW, RepairAnswer.FAILED, RepairAnswer.UNKNOWN)))
-        if self.chance.random() < self.trouble / 3:
+        if self.chance.random() < self.trouble / 2:
             self.lost_replies = 1
         before, was_running = self.by_id.get(machine), machine in self.running
         answer = super()._ask(rung, machine)
         self.lost_replies = 0
         if before and not was_running and machine in self.running:
-            self.shown[machine] = (self.loop.seconds + self.chance.choice((0.0, 0.0, 3.0, 15.0)), before)
+            self.shown[machine] = (self.loop.seconds + self.chance.choice((0.0, 3.0, 15.0)), before)
             self.begin(machine)
         return answer
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.faults import NODE_RUNGS
-from evenkeel.domain.health.incidents import IncidentState
+from evenkeel.domain.health.incidents import IncidentState, NodeFact
 from evenkeel.domain.nodes import join_nodes
 from evenkeel.domain.recovery.guardrails import bound
 from evenkeel.domain.replay import CannotReplayError, replay
@@ -591,11 +591,24 @@ def _forgotten(world: "Simulation", body: str) -> Iterator[str]:
             row.doc["isOver"] or (row.doc["returnedAt"] or "") >= rfc3339(fact.observed_at)
             for row in _each(world, f"LAST#{CLUSTER}/{fact.instance_id}/")
         )
-        if not is_over and not any(one in world.ledger.rows for one in kept):
+        if not is_over and not any(one in world.ledger.rows for one in kept) and not _is_of_a_burst(world, fact):
             yield f"{key} was taken from the queue and is nowhere"
         noted = world.ledger.rows.get(kept[0])
         if noted and rows.incident_key(noted.doc["incidentId"]) not in world.ledger.rows:
             yield f"{key} is noted of {noted.doc['incidentId']}, which is nowhere"
+
+
+def _is_of_a_burst(world: "Simulation", fact: NodeFact) -> bool:
+    """Whether what is remembered of an incident tells of this sign as well: a watched fault that is said again."""
+    at = rfc3339(fact.observed_at)
+    return any(
+        each["faultKey"] == fact.fault_key
+        and fact.source in each["sources"]
+        and f"/{fact.instance_id}/" in each["life"]
+        and each["firstAt"] <= at <= each["lastAt"]
+        for row in _each(world, "HISTORY#seat/")
+        for each in row.doc["occurrences"]
+    )
 
 
 @holds("uncordon-is-never-blocked", "A node that is well again and was cordoned by us is un-cordoned.", Moment.END)
