@@ -34,8 +34,8 @@ def expected_starts(free: int, held: Iterable[Held], queue: Sequence[Asked]) -> 
             starts.append(float("inf"))
             continue
         while free < asked.accelerators:
-            at, accelerators = heapq.heappop(ends)
-            now = max(now, at)
+            # Whatever ends next ends no earlier than now: starts only push later ends.
+            now, accelerators = heapq.heappop(ends)
             free += accelerators
         free -= asked.accelerators
         starts.append(now)
