@@ -452,3 +452,12 @@ def test_a_killed_process_is_like_no_other(code: int, is_said: bool) -> None:
 
     assert ending
     assert (ending.exit_code is not None) is is_said
+
+
+def test_who_was_not_ready_in_time_loses_its_place_in_its_teams_queue_and_nobody_else_does() -> None:
+    late = Ending(state=AttemptState.NEVER_RAN, reason="Its pods found no place in time.")
+    lost = Ending(state=AttemptState.LOST, reason="node-1 went out of reach.")
+
+    assert settled(late, queue="red")[1].queued_at == NOW
+    assert settled(late)[1].queued_at is None
+    assert settled(lost, queue="red")[1].queued_at is None

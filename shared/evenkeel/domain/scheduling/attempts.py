@@ -333,7 +333,13 @@ def settle(job: Job, attempt: Attempt, ending: Ending, policy: JobPolicy, now: d
     if not ending.counts_as_failure:
         never_ran = job.launch_failures + 1 if ending.state is A.NEVER_RAN else 0
         not_before = now + _pause(never_ran, policy) if never_ran else None
-        again = job.but(reason=f"{ending.reason} Waits to run again.", not_before=not_before, launch_failures=never_ran)
+        again = job.but(
+            reason=f"{ending.reason} Waits to run again.",
+            not_before=not_before,
+            launch_failures=never_ran,
+            # Who was not ready in time goes behind those of its priority that wait already; nobody else loses its place.
+            queued_at=now if never_ran and job.queue else job.queued_at,
+        )
         return _requeued(again, ended, ending)
     alike = _alike(job, ended, ending, policy, now)
     job = job.but(last_failure=alike)
