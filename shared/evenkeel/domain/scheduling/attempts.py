@@ -337,7 +337,7 @@ def settle(job: Job, attempt: Attempt, ending: Ending, policy: JobPolicy, now: d
             reason=f"{ending.reason} Waits to run again.",
             not_before=not_before,
             launch_failures=never_ran,
-            # Who was not ready in time goes behind those of its priority that wait already; nobody else loses its place.
+            # Who was not ready in time goes behind those of its priority that wait; nobody else loses its place.
             queued_at=now if never_ran and job.queue else job.queued_at,
         )
         return _requeued(again, ended, ending)
