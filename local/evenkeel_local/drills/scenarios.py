@@ -183,11 +183,11 @@ def _spot_machines(stage: Stage, count: int) -> Iterator[None]:
         for name in names
     ]
     stage.cluster.apply([pool, *pods])
-    wait_for("the spot machines", JOB_SECONDS, lambda: len(_spot_names(stage)) == count)
-    for name in names:
-        stage.cluster.delete(f"/api/v1/namespaces/default/pods/{name}")
-    wait_for("the pods to leave", JOB_SECONDS, lambda: all(not row["gpusInUse"] for row in _spot_rows(stage)))
     try:
+        wait_for("the spot machines", JOB_SECONDS, lambda: len(_spot_names(stage)) == count)
+        for name in names:
+            stage.cluster.delete(f"/api/v1/namespaces/default/pods/{name}")
+        wait_for("the pods to leave", JOB_SECONDS, lambda: all(not row["gpusInUse"] for row in _spot_rows(stage)))
         yield
     finally:
         stage.cluster.delete("/apis/karpenter.sh/v1/nodepools/spot")
@@ -236,6 +236,8 @@ def duplicate_events(stage: Stage) -> None:
     stage.strike("gpu-xid79", node)
     incident = stage.await_incident("the incident", node, lambda _incident: True)
     _tell_again(stage, node, 20)
+    wait_for("the machine to go", INCIDENT_SECONDS, lambda: not stage.machine(node["instanceId"]))
+    _tell_again(stage, node, 20)  # its successor is looked at meanwhile
     stage.settled(node)
     _tell_again(stage, node, 20)
     stage.finish()

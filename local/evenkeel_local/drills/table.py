@@ -77,7 +77,7 @@ DRILLS: Final = {
         ),
         Drill(
             "duplicate-events",
-            "The same fault is told forty times over, in any order, also after the repair.",
+            "The same fault is told sixty times, in any order, also while the successor comes and after the repair.",
             scenarios.duplicate_events,
         ),
         Drill(
