@@ -165,8 +165,9 @@ def _incident_next(incident: Incident, *, needs: bool) -> str | None:
 
 
 def _decisions(ledger: Ledger, subject: str) -> list[Decision]:
+    """Return the latest decisions, newest first; after the others how long jobs got to save, which is a detail."""
     page = ledger.by_state(Table.INCIDENTS, f"DEC#{subject}", limit=10, newest_first=True)
-    return [rows.read(row, Decision) for row in page.rows]
+    return sorted((rows.read(row, Decision) for row in page.rows), key=lambda each: each.kind == "DRAIN")
 
 
 def _first(ledger: Ledger, decision_id: str, others: list[Decision]) -> list[Decision]:

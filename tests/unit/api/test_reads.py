@@ -240,12 +240,14 @@ def test_every_state_of_a_job_has_a_sentence(gateway: Gateway, state: str) -> No
 @pytest.mark.parametrize("state", list(IncidentState))
 def test_every_state_of_an_incident_has_a_sentence(gateway: Gateway, state: IncidentState) -> None:
     incident = an_incident(1, state=state, outcome="That was it")
-    stored(gateway.fakes.ledger, incident, a_decision(1, incident.incident_id))
+    detail = a_decision(2, incident.incident_id, kind="DRAIN", reason="Its pods get 30 s to save, as it asks.")
+    stored(gateway.fakes.ledger, incident, a_decision(1, incident.incident_id), detail)
 
     why = gateway.get(f"/v1/incidents/{incident.incident_id}/why").document
 
     assert why["sentence"].startswith(f"{incident.node_name} showed ")
     assert why["decision"]["reason"] == "Xid 79 calls for a replacement."
+    assert [each["reason"] for each in why["earlier"]] == [detail.reason]
 
 
 def test_a_decision_is_given_whole(gateway: Gateway) -> None:
