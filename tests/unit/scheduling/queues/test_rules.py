@@ -714,3 +714,21 @@ def test_an_eviction_that_is_seen_late_or_twice_is_one() -> None:
     assert only(scheduler).workload.workload_id == "p"
     assert [each.workload.workload_id for each in scheduler.pending["a"].all()] == ["old"]
     assert scheduler.snapshot.teams["a"].node.at(KEY).use == 4
+
+
+def test_two_queues_that_ask_for_all_do_not_take_it_from_each_other_in_turns() -> None:
+    scheduler = a_scheduler(
+        a_queue("a", 0, reclaim=ANY),
+        a_queue("b", 0, reclaim=ANY),
+        a_queue("pool", 4),
+        waiting=(a_workload("wa", "a", 4), a_workload("wb", "b", 4, at=1)),
+        fair=True,
+    )
+    evicted = []
+    for _ in range(20):
+        for decision in scheduler.cycle():
+            evicted += [victim.workload_id for victim in decision.victims]
+            for victim in decision.victims:
+                scheduler.give_up(victim.workload_id)
+
+    assert (evicted, scheduler.holder("wa") is not None) == ([], True)
