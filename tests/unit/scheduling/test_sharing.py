@@ -311,3 +311,12 @@ def test_a_record_that_would_be_too_large_sums_up_and_says_so(monkeypatch: pytes
     assert claim.is_cut
     assert len(json.dumps(claim.to_json())) < 6_000
     assert sum(job["podSets"][0].get("count", 1) * 8 for job in claim.jobs if job["name"].startswith("job-")) < 19 * 8
+
+
+def test_a_strict_queue_whose_flavor_has_no_machine_at_all_waits_for_one() -> None:
+    strict = a_team("red", queue={"strategy": "StrictFIFO", "groups": [{"ml.p4d.24xlarge": {GPU: 8}}]})
+
+    answers = passed(a_setup(strict), rooms(1), a_request(1, team="red"))
+
+    assert answers["job-1"].action is Action.WAIT
+    assert answers["job-1"].reason.endswith("no node of the fleet fits.")

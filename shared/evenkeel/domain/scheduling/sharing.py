@@ -384,7 +384,8 @@ class _Pass:
         if not holds or assignment.level or request.job_id in self.kept:
             return
         self.kept[request.job_id] = (workload.queue, dict(assignment.use))
-        offers = self.offers.get(request.job_id) or self.turns[request.job_id].offers
+        name = request.job_id
+        offers = self.offers[name] if name in self.offers else self.turns[name].offers
         offer = max(offers, key=lambda each: (each.fitting, each.pool), default=None)
         if offer is None:
             return
