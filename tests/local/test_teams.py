@@ -1,12 +1,17 @@
 """Teams that share a fleet, on a data centre of their own: a team that is set up is not taken away again."""
 
+import json
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from evenkeel_local import ACCOUNT_ID
-from evenkeel_local.data_centre import DataCentre, FleetShape
+from evenkeel_local.data_centre import CHECKPOINTS_BUCKET, DataCentre, FleetShape
 from evenkeel_local.drills import Work
 from evenkeel_local.drills.replays import decided_otherwise
 from tests.local.training import Training
@@ -38,10 +43,42 @@ def centre(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DataCentre]:
         assert decided_otherwise(running) == []
 
 
+def by_curl(centre: DataCentre, name: str, work: Work, **changes: Any) -> Training:
+    """Submit a job as the README does: with nothing but curl and a signature."""
+    uri = f"s3://{CHECKPOINTS_BUCKET}/tests/{name}-{time.time_ns()}"
+    key = centre.operator
+    command = ["curl", "--silent", "--show-error", "--fail-with-body", "--noproxy", "*"]
+    command += ["--aws-sigv4", f"aws:amz:{key.region}:execute-api"]
+    command += ["--user", f"{key.access_key_id}:{key.secret_access_key}"]
+    command += ["--header", "Content-Type: application/json", "--header", f"Idempotency-Key: {uri}"]
+    body = json.dumps(work.submission(name, uri) | changes)
+    said = subprocess.run(
+        [*command, "--data", body, f"{centre.api_url}/jobs"], capture_output=True, text=True, check=True, timeout=60
+    )
+    return Training(centre, json.loads(said.stdout)["jobId"], uri, work)
+
+
+def by_command(centre: DataCentre, name: str, work: Work, **changes: Any) -> Training:
+    """Submit a job as a person does: `evenkeel jobs submit -`."""
+    uri = f"s3://{CHECKPOINTS_BUCKET}/tests/{name}-{time.time_ns()}"
+    context = centre.run_dir / "context-of-a-person.json"
+    context.write_text(json.dumps(centre.context()), encoding="utf-8")
+    said = subprocess.run(
+        [sys.executable, "-m", "evenkeel_cli.main", "jobs", "submit", "-", "-o", "name"],
+        input=json.dumps(work.submission(name, uri) | changes),
+        env=os.environ | {"EVENKEEL_CONTEXT": str(context)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    return Training(centre, said.stdout.strip(), uri, work)
+
+
 @pytest.mark.timeout(600)
 def test_a_job_is_preempted_by_a_higher_class_saves_and_comes_back_with_the_right_weights(centre: DataCentre) -> None:
-    low = Training.submit(centre, "low", LONG, team="red", priorityClass="low").reach(9)
-    high = Training.submit(centre, "high", SHORT, team="red", priorityClass="high")
+    low = by_curl(centre, "low", LONG, team="red", priorityClass="low").reach(9)
+    high = by_command(centre, "high", SHORT, team="red", priorityClass="high")
     other = Training.submit(centre, "other", SHORT, team="blue", priorityClass="high")
 
     until(
