@@ -59,7 +59,8 @@ def _lines(figures: Sequence[dict[str, Any]], most: int, style: str) -> Iterator
         yield f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"{style}/>'
         yield from (f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in places)
         said = f"{name}, before" if style else name
-        yield f'<text x="{places[-1][0] + 8:.1f}" y="{places[-1][1] + (15 if style else -1):.1f}" fill="{colour}">{said}</text>'
+        x, y = places[-1][0] + 8, places[-1][1] + (15 if style else -1)
+        yield f'<text x="{x:.1f}" y="{y:.1f}" fill="{colour}">{said}</text>'
 
 
 def main(words: Sequence[str]) -> int:
