@@ -732,3 +732,19 @@ def test_two_queues_that_ask_for_all_do_not_take_it_from_each_other_in_turns() -
                 scheduler.give_up(victim.workload_id)
 
     assert (evicted, scheduler.holder("wa") is not None) == ([], True)
+
+
+def test_a_queue_back_at_nominal_is_spared_and_another_gives_the_rest() -> None:
+    scheduler = a_scheduler(
+        a_queue("a", 4, reclaim=ANY),
+        a_queue("b", 4),
+        a_queue("c", 4),
+        admitted=(
+            *(holds(f"b{n}", "b", 2, at=10 + n) for n in (1, 2, 3)),
+            *(holds(f"c{n}", "c", 2, at=n) for n in (1, 2, 3)),
+        ),
+        waiting=(a_workload("w", "a", 4),),
+    )
+
+    # b2 and b1 were admitted later than c3; but without b3 what b uses is its own.
+    assert list(victims(only(scheduler))) == ["b3", "c3"]
