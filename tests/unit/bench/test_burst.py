@@ -1,16 +1,19 @@
 """The world in which policies are compared: nothing is lost in it, and no limit is passed."""
 
 import copy
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bench import elastic
-from bench.burst import Job, MarketOfNodes, Way, World, interval, jobs_of, load_setup
+from bench.burst import Job, MarketOfNodes, Way, World, interval, jobs_of, load_setup, setup_hash
 from evenkeel.domain.economics import money
 from evenkeel.domain.scheduling.pools import Market
 
+PROJECT = Path(__file__).resolve().parents[3]
 WAYS = [
     Way("committed", "arrival"),
     Way("always", "value", 0.0, spot=True),
@@ -151,3 +154,23 @@ def test_the_bound_is_the_best_of_all_ways() -> None:
         ]
 
     assert math.isclose(elastic.best(told, idle)[0], max(gained for _, gained in ways))
+
+
+# ---------------------------------------------------------------- the figures that are kept
+
+
+@pytest.mark.parametrize("name", ["burst", "elastic"])
+def test_the_figures_kept_belong_to_the_setup_and_are_those_of_the_page(name: str) -> None:
+    found = json.loads((PROJECT / "bench" / "results" / f"{name}.json").read_text("utf-8"))
+    page = (PROJECT / "docs" / "benchmarks.md").read_text("utf-8")
+
+    assert found["setup"] == setup_hash()
+    if name == "burst":
+        assert found["seeds"] == load_setup()["seeds"]["measured"]
+        shown = [f"{each['ratio']:.3f} ({each['low']:.3f} – {each['high']:.3f})" for each in found["ratios"].values()]
+        shown += [
+            f"${each['usd']:,} | ${each['rentUsd']:,} | ${each['delayUsd']:,}" for each in found["policies"].values()
+        ]
+    else:
+        shown = [f"**{found[day]['recovered']:.1%}**" for day in DAY["shapes"]]
+    assert [each for each in shown if each not in page] == []
