@@ -141,7 +141,7 @@ def claim_of(document: Json, decision: Decision, moment: Moment, scheduler: Sche
         fair_sharing=moment.rules.fair_sharing,
     )
     holders = [(each, was) for each, was in moment.holders if each.workload.queue in names]
-    single, summed = _told_apart(workload, holders, queues)
+    single, summed = _told_apart(workload, holders, queues, frozenset(decision.before.taken))
     written = quotas.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     singly = [_holder(each, was) for each, was in single]
     is_cut = _size(written) + sum(map(_size, singly)) > MOST_BYTES
@@ -246,9 +246,12 @@ def _above(queues: Iterable[Queue], cohorts: tuple[Cohort, ...]) -> list[Cohort]
 
 
 def _told_apart(
-    workload: Workload, holders: Iterable[tuple[Admitted, bool]], queues: Mapping[str, Queue]
+    workload: Workload,
+    holders: Iterable[tuple[Admitted, bool]],
+    queues: Mapping[str, Queue],
+    taken: frozenset[str],
 ) -> tuple[list[tuple[Admitted, bool]], list[Admitted]]:
-    """Tell those who could have to go for a job from all others."""
+    """Tell those who could have to go for a job, and those who go for another already, from all others."""
     queue = queues[workload.queue]
     keys = {
         (each.flavor, resource)
@@ -263,7 +266,7 @@ def _told_apart(
         policy = queue.preemption.within if is_own else queue.preemption.reclaim
         # Somebody in another queue may be asked to go under any policy but Never, whatever its own priority is.
         may = outranks(workload, each.workload, policy) and policy is not PreemptionPolicy.NEVER
-        if may and not keys.isdisjoint(each.use):
+        if each.workload.workload_id in taken or (may and not keys.isdisjoint(each.use)):
             single.append((each, was_evicted))
         else:
             summed.append(each)

@@ -124,12 +124,29 @@ def share(
     Returns:
         One decision a job, in the order in which they are to be carried out: each is right with those before it.
     """
-    return _Pass(snapshot, policy, economy, now).run()
+    last: frozenset[str] = frozenset()
+    while True:
+        answers = _Pass(snapshot, policy, economy, now, last).run()
+        started = {answer.job_id for answer in answers if answer.action is Action.ADMIT}
+        # Nobody is started to be stopped for another at once: it comes last, and takes what is left.
+        in_vain = started & {victim.job_id for answer in answers for victim in answer.victims}
+        if in_vain <= last:
+            return answers
+        last |= in_vain
 
 
 class _Pass:
-    def __init__(self, snapshot: Snapshot, policy: SchedulingPolicy, economy: EconomyPolicy, now: datetime) -> None:
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        policy: SchedulingPolicy,
+        economy: EconomyPolicy,
+        now: datetime,
+        last: frozenset[str] = frozenset(),
+    ) -> None:
         self.snapshot, self.policy, self.economy, self.now = snapshot, policy, economy, now
+        self.last = last
+        """Jobs that are weighed after all others."""
         self.rooms = snapshot.rooms
         self.catalogue = instance_types.shipped()
         found = snapshot.setup.to_queues()
@@ -188,8 +205,8 @@ class _Pass:
             if not self._is_answered(request):
                 self.requests[request.job_id] = request
                 self.documents[request.job_id] = self._document(request)
-        for is_recovery in (True, False):
-            names = [name for name, each in self.requests.items() if each.is_recovery is is_recovery]
+        for turn in (0, 1, 2):
+            names = [name for name, each in self.requests.items() if turn == self._turn(each)]
             for name in names:
                 self.scheduler.submit(self.declared.job(self.documents[name], name).workload)
             self._stick(names)
@@ -198,6 +215,9 @@ class _Pass:
             if request.job_id not in self.decided:
                 self.decided[request.job_id] = self._still_waits(request)
         return tuple(self.decided.values())
+
+    def _turn(self, request: Request) -> int:
+        return 2 if request.job_id in self.last else 0 if request.is_recovery else 1
 
     def _is_answered(self, request: Request) -> bool:
         """Whether it is not weighed at all: it pauses, is held back, or could never start here."""
