@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.api.gateway import ACCOUNT
+from tests.unit.api.gateway import ACCOUNT, ROOT
 from tests.unit.api.test_teams import charged, machines
 from tests.unit.cli.conftest import Served
 
@@ -167,3 +167,21 @@ def test_a_file_that_there_is_not_is_named(served: Served, tmp_path: Path) -> No
     said = served.run("teams", "apply", "-f", str(tmp_path / "none.yaml"), "--reason", "x")
 
     assert (said.exit_code, "none.yaml" in said.err) == (2, True)
+
+
+def test_the_readmes_teams_and_jobs_are_taken(served: Served) -> None:
+    examples = ROOT / "docs" / "examples" / "teams"
+
+    items = applied(served, str(examples / "teams.yaml"))
+    team = json.loads(served.run("teams", "show", "red", "-o", "json").out)["team"]
+    member = team["members"][0]["principal"].replace(":user/operator", ":role/Researcher")
+    served.gateway.call(
+        "PUT",
+        "/v1/teams/red/quota",
+        {"team": team | {"members": [{"principal": member, "role": "lead"}]}, "reason": "the test's own caller"},
+        headers={"If-Match": '"1"'},
+    )
+    said = [served.run("jobs", "submit", str(examples / f"{name}.json"), "-o", "name") for name in ("low", "high")]
+
+    assert [item["name"] for item in items] == ["", "red"]
+    assert [(each.exit_code, each.err) for each in said] == [(0, "")] * 2
