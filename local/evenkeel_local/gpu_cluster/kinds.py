@@ -530,8 +530,11 @@ def _admit_namespace(obj: Obj, store: Store) -> None:
 
 def _admit_claim(obj: Obj, store: Store) -> None:
     # There is one storage class here, and it binds at once.
-    obj.setdefault("spec", {}).setdefault("volumeName", f"pvc-{obj['metadata']['uid']}")
-    obj["status"] = {"phase": "Bound", "accessModes": obj["spec"].get("accessModes") or ["ReadWriteMany"]}
+    spec = obj.setdefault("spec", {})
+    if not isinstance(spec, dict):
+        raise errors.bad_request("PersistentVolumeClaim: spec is not an object")
+    spec.setdefault("volumeName", f"pvc-{obj['metadata']['uid']}")
+    obj["status"] = {"phase": "Bound", "accessModes": spec.get("accessModes") or ["ReadWriteMany"]}
 
 
 def _admit_priority(obj: Obj, store: Store) -> None:
