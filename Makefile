@@ -67,7 +67,8 @@ fuzz: setup ## run seeds of the hostile world, and say which invariant breaks (S
 mutants: setup ## plant each bug of tests/mutants, and see the seeds find it
 	@$(BIN)/python -m tests.simulator.mutants
 
-soak: setup ## twenty drills in a row at random moments
+soak: setup ## a crowd of 2,000 jobs on shared quotas, then twenty drills in a row at random moments
+	@$(BIN)/python -m tests.crowd --jobs 2000
 	@$(BIN)/python -m evenkeel_local.soak
 
 drills: setup ## every drill and the storm, a quarter of an hour of waiting
