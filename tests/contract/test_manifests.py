@@ -9,7 +9,7 @@ import pytest
 from evenkeel.adapters import workloads
 from evenkeel.domain.checkpoints import Demand, Distrust
 from evenkeel.domain.nodes import join_nodes
-from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, JobSpec
+from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, JobSpec, SecretKey
 from evenkeel.ports import LaunchSpec, ProofTerms
 from tests.fakes.system import A_MOMENT
 
@@ -258,3 +258,20 @@ def test_a_burst_node_is_read_with_its_pool_and_neuron_devices() -> None:
 @pytest.mark.parametrize("labels", [{}, {"evenkeel.io/job": "j"}, {"evenkeel.io/job": "j", "evenkeel.io/attempt": "x"}])
 def test_labels_that_we_did_not_write_name_no_attempt(labels: dict[str, str]) -> None:
     assert workloads.attempt_of({"metadata": {"name": "n", "labels": labels}}) is None
+
+
+def test_a_secret_goes_by_reference_and_takes_no_place_of_the_contract() -> None:
+    spec = a_spec()
+    secrets = {
+        "WANDB_API_KEY": SecretKey(secret="wandb", key="api-key"),
+        "WORLD_SIZE": SecretKey(secret="wandb", key="size"),
+    }
+    job = workloads.job(replace(spec, job=spec.job.but(secret_env=secrets)), "research", "nvidia.com/gpu")
+
+    (container,) = pod_of(job)["containers"]
+    told = {entry["name"]: entry for entry in container["env"]}
+    assert told["WANDB_API_KEY"] == {
+        "name": "WANDB_API_KEY",
+        "valueFrom": {"secretKeyRef": {"name": "wandb", "key": "api-key"}},
+    }
+    assert told["WORLD_SIZE"]["value"] == "2"
