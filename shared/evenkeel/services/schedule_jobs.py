@@ -156,7 +156,12 @@ def _load(
     look = _Look(tree, jobs, setup, rooms, charges, cursors=cursors)
     if not setup.has_teams:
         return look
-    return look._replace(stopping=_stopping(look, ledger, hurt), spent=_spent(setup, ledger, now))
+    holders = _read(ledger, (rows.job_key(charge.job_id) for charge in charges))
+    return look._replace(
+        charges=tuple(_as_ranked(charge, holders) for charge in charges),
+        stopping=_stopping(look, holders),
+        spent=_spent(setup, ledger, now),
+    )
 
 
 def _hurt(ledger: Ledger) -> tuple[Job, ...]:
@@ -194,12 +199,16 @@ def _read(ledger: Ledger, keys: Iterable[Key]) -> dict[str, tuple[Job, int]]:
     return {job.job_id: (job, version) for job, version in jobs}
 
 
-def _stopping(look: _Look, ledger: Ledger, hurt: Iterable[Job]) -> frozenset[str]:
+def _as_ranked(charge: Charge, holders: Mapping[str, tuple[Job, int]]) -> Charge:
+    """Return a charge with what its job is worth by now: somebody may have ranked it anew since it was admitted."""
+    holder = holders.get(charge.job_id)
+    return charge.but(priority=holder[0].priority) if holder else charge
+
+
+def _stopping(look: _Look, holders: Mapping[str, tuple[Job, int]]) -> frozenset[str]:
     """Return the jobs that were asked to stop, by whomever, and hold their charge still."""
-    asked = {job.job_id for job in hurt if job.stop_of(job.current_attempt)}
-    cancelled = ledger.by_state(Table.JOBS, f"JOB#{JobState.STOPPING}").rows
-    asked |= {str(row.doc["jobId"]) for row in cancelled} | look.memory.stopping.keys()
-    return frozenset(asked & {charge.job_id for charge in look.charges})
+    asked = {name for name, (job, _) in holders.items() if job.stop_of(job.current_attempt)}
+    return frozenset((asked | look.memory.stopping.keys()) & {charge.job_id for charge in look.charges})
 
 
 def _spent(setup: SetUp, ledger: Ledger, now: datetime) -> dict[tuple[str, str], Spent]:

@@ -7,7 +7,7 @@ import pytest
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.policy import Mode, Policy, SchedulingPolicy
 from evenkeel.domain.replay import replay
-from evenkeel.domain.scheduling.jobs import AttemptState, JobState
+from evenkeel.domain.scheduling.jobs import AttemptState, Job, JobState
 from evenkeel.domain.scheduling.teams import FleetQuotas, SetUp, Team
 from evenkeel.ports import Machine, Put, Table
 from evenkeel.services import explain, read_setup, rows, set_quotas
@@ -104,6 +104,21 @@ def test_a_higher_class_has_a_lower_one_of_its_team_stopped_and_that_one_comes_b
     resumed = story.attempt(low.job_id, 2).resume_from
     assert resumed
     assert (resumed.attempt, resumed.step) == (1, 40)
+
+
+def test_a_running_job_that_was_ranked_higher_is_worth_more_from_the_next_pass_on() -> None:
+    story = shared(size=2, red=16, blue=0)
+    low = story.running(team="red", priority_class="low")
+    found = story.world.ledger.get(rows.job_key(low.job_id))
+    assert found
+    raised = rows.read(found, Job).but(priority=20)
+    story.world.ledger.commit(Put(rows.job_row(raised, found.version)))
+    high = story.submit("high", team="red", priority_class="high")
+
+    story.run_pass()
+
+    assert story.job(low.job_id).stop_request is None
+    assert story.job(high.job_id).state is JobState.PENDING
 
 
 def test_a_teams_class_is_none_of_kubernetes_own() -> None:
