@@ -76,7 +76,8 @@ def cordon(
     if not incident.node_name:
         return Outcome(outcome="GONE", reason="The machine never joined its cluster.")
     verdict = _entered(incident, ledger, policy, now)
-    if not verdict.allowed:
+    # A machine that is gone needs no place: to wait for one would hold its seat, and whoever has it now, for ever.
+    if not verdict.allowed and cluster.node(incident.life.cluster, incident.node_name) is not None:
         guard_acts.block(incident, Act.CORDON, verdict, ledger=ledger, telemetry=telemetry, writer=WRITER, now=now)
         return Outcome(outcome="BLOCKED", reason=verdict.reason)
     found = cluster.cordon(incident.life.cluster, incident.node_name, incident.incident_id)

@@ -262,6 +262,16 @@ def test_where_the_cordon_is_barred_the_jobs_run_on_and_nothing_is_repaired() ->
     assert recovery.world.provider.asked == []
 
 
+def test_a_machine_that_is_gone_waits_for_no_place_to_be_cordoned_in() -> None:
+    recovery, sick = barred_cordon()
+    recovery.state("Cordon", cordon_node)
+    recovery.world.cluster.remove_node(f"hyperpod-{instance_id(1)}", CLUSTER)
+
+    assert recovery.state("Cordon", cordon_node).outcome == "GONE"
+    assert incident(recovery, sick).block is None
+    assert lives(recovery, Which.CORDONS) == [instance_id(5)]
+
+
 def test_jobs_of_a_dead_node_are_stopped_though_its_cordon_is_barred() -> None:
     recovery, _ = barred_cordon()
     recovery.state("Cordon", cordon_node)
