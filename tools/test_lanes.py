@@ -44,7 +44,7 @@ class Lane(threading.Thread):
 
     def run(self) -> None:
         started = time.monotonic()
-        command = [sys.executable, "-m", "pytest", "--color=no", *self.arguments]
+        command = [sys.executable, "-m", "pytest", "--color=no", "--durations=12", *self.arguments]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as pytest:
             assert pytest.stdout
             for line in pytest.stdout:
