@@ -117,7 +117,29 @@ class Moment(NamedTuple):
         )
 
 
-def claim_of(document: Json, decision: Decision, moment: Moment, scheduler: Scheduler) -> Claim:
+class Notes:
+    """What the claims of one pass share, written down once: its queues stay as they are, and so does who holds what."""
+
+    def __init__(self) -> None:
+        self._quotas: dict[str, Json] = {}
+        self._holders: dict[tuple[str, float | None, bool], tuple[Json, int]] = {}
+
+    def quotas(self, job: Workload, queues: Mapping[str, Queue], moment: Moment) -> Json:
+        """Return the queues of a job's tree and what belongs to them, in the short form."""
+        if job.queue not in self._quotas:
+            self._quotas[job.queue] = _quotas(queues, moment)
+        return self._quotas[job.queue]
+
+    def holder(self, admitted: Admitted, was_evicted: bool) -> tuple[Json, int]:
+        """Return one that holds quota, in the short form, and its size."""
+        name = (admitted.workload.workload_id, admitted.reserved_at, was_evicted)
+        if name not in self._holders:
+            document = _holder(admitted, was_evicted)
+            self._holders[name] = (document, _size(document))
+        return self._holders[name]
+
+
+def claim_of(document: Json, decision: Decision, moment: Moment, scheduler: Scheduler, notes: Notes) -> Claim:
     """Reduce the world to what one decision rests on.
 
     Args:
@@ -125,38 +147,29 @@ def claim_of(document: Json, decision: Decision, moment: Moment, scheduler: Sche
         decision: What was decided.
         moment: The world when its cycle began.
         scheduler: For the shape of its trees, which stays.
+        notes: Of the same scheduler's claims before.
     """
     workload = decision.workload
     root = scheduler.snapshot.teams[workload.queue].node.root
     names = {node.name for node in queues_below(root)}
     queues = {name: queue for name, queue in moment.queues.items() if name in names}
-    above = _above(queues.values(), moment.cohorts)
-    groups = [group for queue in queues.values() for group in queue.groups]
-    groups += [group for cohort in above for group in cohort.groups]
-    used = {each.flavor for group in groups for each in group.flavors}
-    quotas = own.OwnQuotas(
-        queues=tuple(own.OwnQueue.of(queue) for queue in queues.values()),
-        cohorts=tuple(own.OwnCohort.of(cohort) for cohort in above),
-        flavors=tuple(own.OwnFlavor.of(moment.flavors[name]) for name in sorted(used & moment.flavors.keys())),
-        fair_sharing=moment.rules.fair_sharing,
-    )
     holders = [(each, was) for each, was in moment.holders if each.workload.queue in names]
     single, summed = _told_apart(workload, holders, queues, frozenset(decision.before.taken))
-    written = quotas.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    singly = [_holder(each, was) for each, was in single]
-    is_cut = _size(written) + sum(map(_size, singly)) > MOST_BYTES
+    written = notes.quotas(workload, queues, moment)
+    singly = [notes.holder(each, was) for each, was in single]
+    room = MOST_BYTES - _size(written)
+    is_cut = sum(size for _, size in singly) > room
     if is_cut:
         keep = 0
-        room = MOST_BYTES - _size(written)
-        while keep < len(singly) and room > _size(singly[keep]):
-            room -= _size(singly[keep])
+        while keep < len(singly) and room > singly[keep][1]:
+            room -= singly[keep][1]
             keep += 1
         summed += [each for each, _ in single[keep:]]
         singly = singly[:keep]
     before = decision.before
     return Claim(
         quotas=written,
-        jobs=(*singly, *_sums(summed)),
+        jobs=(*(each for each, _ in singly), *_sums(summed)),
         job=document,
         # How use fades says who is next, and nothing of what one who is next may have.
         rules={
@@ -243,6 +256,20 @@ def _above(queues: Iterable[Queue], cohorts: tuple[Cohort, ...]) -> list[Cohort]
         found |= {each.name: each for each in beside}
         grown = bool(beside)
     return [cohort for cohort in cohorts if cohort.name in found]
+
+
+def _quotas(queues: Mapping[str, Queue], moment: Moment) -> Json:
+    above = _above(queues.values(), moment.cohorts)
+    groups = [group for queue in queues.values() for group in queue.groups]
+    groups += [group for cohort in above for group in cohort.groups]
+    used = {each.flavor for group in groups for each in group.flavors}
+    found = own.OwnQuotas(
+        queues=tuple(own.OwnQueue.of(queue) for queue in queues.values()),
+        cohorts=tuple(own.OwnCohort.of(cohort) for cohort in above),
+        flavors=tuple(own.OwnFlavor.of(moment.flavors[name]) for name in sorted(used & moment.flavors.keys())),
+        fair_sharing=moment.rules.fair_sharing,
+    )
+    return found.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
 
 def _told_apart(

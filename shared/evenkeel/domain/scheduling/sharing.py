@@ -30,7 +30,7 @@ from evenkeel.domain.scheduling.admission import (
     why_no_seats,
     without_seats,
 )
-from evenkeel.domain.scheduling.claims import Json, Moment, claim_of, holder_document
+from evenkeel.domain.scheduling.claims import Json, Moment, Notes, claim_of, holder_document
 from evenkeel.domain.scheduling.jobs import Charge
 from evenkeel.domain.scheduling.queues import own
 from evenkeel.domain.scheduling.queues.cycle import Decision, Result, Scheduler
@@ -158,6 +158,8 @@ class _Pass:
         self.requests: dict[str, Request] = {}
         """Those that are weighed."""
         self.documents: dict[str, Json] = {}
+        self.notes = Notes()
+        self.meant: dict[frozenset[str], frozenset[tuple[str, str]]] = {}
         self.turns: dict[str, _Turn] = {}
         self.offers: dict[str, tuple[Offer, ...]] = {}
         """Of those who were asked about in this cycle."""
@@ -292,8 +294,8 @@ class _Pass:
         """Say why there are no machines; take them where there are, and nobody has to stop for them first."""
         request = self.requests[workload.workload_id]
         rooms = self._with_room_of(victims) if victims else self.rooms
-        given = {flavor for flavors in assignment.flavors for flavor in flavors.values()}
-        offers = offers_for(request, rooms, self.policy, lambda room: self._is_meant(room, given))
+        meant = self._meant_by(frozenset(flavor for flavors in assignment.flavors for flavor in flavors.values()))
+        offers = offers_for(request, rooms, self.policy, lambda room: (room.cluster, room.node_name) in meant)
         self.offers[request.job_id] = offers
         said = why_no_seats(request, offers)
         if not said and not victims:
@@ -302,10 +304,18 @@ class _Pass:
             self._keep(request, workload, assignment)
         return said
 
-    def _is_meant(self, room: Room, given: set[str]) -> bool:
-        return all(
-            machines.stands_for(self.flavors[name], room.instance_type, room.pool, room.labels) for name in given
-        )
+    def _meant_by(self, given: frozenset[str]) -> frozenset[tuple[str, str]]:
+        """Return the machines that all of some flavors stand for: (cluster, node), which no pass changes."""
+        if given not in self.meant:
+            self.meant[given] = frozenset(
+                (room.cluster, room.node_name)
+                for room in self.snapshot.rooms
+                if all(
+                    machines.stands_for(self.flavors[name], room.instance_type, room.pool, room.labels)
+                    for name in given
+                )
+            )
+        return self.meant[given]
 
     def _with_room_of(self, victims: tuple[Victim, ...]) -> tuple[Room, ...]:
         """Return the rooms as they are once all who are asked to stop have stopped."""
@@ -445,7 +455,7 @@ class _Pass:
         decided = by_quota(facts, turn.decision)
         if decided.action is not Action.ADMIT and self.snapshot.told.get(request.job_id) == decided.reason:
             return decided
-        claim = claim_of(self.documents[request.job_id], turn.decision, turn.moment, self.scheduler)
+        claim = claim_of(self.documents[request.job_id], turn.decision, turn.moment, self.scheduler, self.notes)
         return decided.model_copy(update={"facts": facts.model_copy(update={"claim": claim})})
 
     def _still_waits(self, request: Request) -> AdmissionDecision:
