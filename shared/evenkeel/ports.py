@@ -359,7 +359,7 @@ class Cluster(Protocol):
         Idempotent: yes, by name; an existing Job with our labels is ALREADY_THERE.
 
         Raises:
-            Refused: a Job of that name is not ours, or the API server rejects the manifest.
+            Refused: a Job of that name is not ours, the API server rejects the manifest, or somebody else suspends it.
         """
         ...
 
@@ -377,6 +377,10 @@ class Cluster(Protocol):
 
     def foreign_pods(self, cluster: str) -> tuple[ForeignPod, ...]:
         """List the live pods that are not ours, over all namespaces; without those of a DaemonSet and static ones."""
+        ...
+
+    def kueue_namespaces(self, cluster: str) -> Mapping[str, str]:
+        """Return the namespaces in which Kueue admits jobs, each with what says so; none where there is no Kueue."""
         ...
 
     def evict(self, cluster: str, pod: ForeignPod) -> EvictResult:

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import boto3
 
+from evenkeel.adapters import workloads
 from evenkeel.adapters.cluster import KubernetesCluster
 from evenkeel.adapters.hyperpod import HyperPodProvider
 from evenkeel.adapters.kubernetes import KubernetesApi
@@ -34,6 +35,9 @@ CONFIG: dict[str, Any] = {
     "delays": {"boot": 0.0, "reboot": 0.3, "replace": 0.5, "terminate": 0.1, "heartbeat": 0.3, "nodeMonitorGrace": 1.0},
 }
 
+_DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+_QUEUES = f"/apis/kueue.x-k8s.io/v1beta2/namespaces/{NAMESPACE}/localqueues"
+
 
 class Bed(Protocol):
     """A fleet to try the ports on, and what a test may do to it behind their back."""
@@ -60,6 +64,14 @@ class Bed(Protocol):
 
     def holds(self, name: str, node_name: str, *, owner: str = "", allows_eviction: bool = True, **notes: str) -> None:
         """Have a pod that is not ours hold two GPUs of a node; `notes` are labels in snake case."""
+        ...
+
+    def installs_kueue(self, *, queue: str = "", labels: bool = False) -> None:
+        """Have Kueue there; the jobs' namespace is its own by a LocalQueue of this name, or by its label."""
+        ...
+
+    def suspends(self, spec: LaunchSpec) -> None:
+        """Have the attempt's Job suspended as it is created."""
         ...
 
     def loses(self, name: str) -> None:
@@ -129,6 +141,15 @@ class FakeBed:
         )
         if not allows_eviction:
             self.cluster.budgeted.add(name)
+
+    def installs_kueue(self, *, queue: str = "", labels: bool = False) -> None:
+        if labels:
+            self.cluster.of_kueue[NAMESPACE] = "its label kueue.x-k8s.io/managed-namespace=true"
+        if queue:
+            self.cluster.of_kueue[NAMESPACE] = f"its LocalQueue {queue}"
+
+    def suspends(self, spec: LaunchSpec) -> None:
+        self.cluster.of_kueue[spec.attempt.namespace] = ""
 
     def loses(self, name: str) -> None:
         self.cluster.lose_node(name)
@@ -210,6 +231,20 @@ class LocalBed:
             },
         )
 
+    def installs_kueue(self, *, queue: str = "", labels: bool = False) -> None:
+        self.admin.create(_DEFINITIONS, local_queues())
+        if labels:
+            mark = {"labels": {"kueue.x-k8s.io/managed-namespace": "true"}}
+            self.admin.patch(f"/api/v1/namespaces/{NAMESPACE}", {"metadata": mark})
+        if queue:
+            kind = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "LocalQueue"}
+            self.admin.create(_QUEUES, {**kind, "metadata": {"name": queue}, "spec": {"clusterQueue": "research"}})
+
+    def suspends(self, spec: LaunchSpec) -> None:
+        job = workloads.job(spec, FLEET, workloads.NVIDIA)
+        job["spec"]["suspend"] = True
+        self.admin.create(f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs", job)
+
     def loses(self, name: str) -> None:
         self._faults.append(self.handle.inject("node-lost", node=name)["faultId"])
 
@@ -229,6 +264,7 @@ class LocalBed:
         """Free every node and end every job, so that the next test finds the fleet as it was."""
         for fault in self._faults:
             self.handle.clear(fault)
+        self._remove_kueue()
         for job in self.admin.items("/apis/batch/v1/jobs"):
             metadata = job["metadata"]
             path = f"/apis/batch/v1/namespaces/{metadata['namespace']}/jobs/{metadata['name']}"
@@ -248,6 +284,33 @@ class LocalBed:
             spec = {"unschedulable": None, "taints": [TAINT] if is_tainted else None}
             mark = {"annotations": {"evenkeel.io/incident": None}}
             self.admin.patch(f"/api/v1/nodes/{name}", {"metadata": mark, "spec": spec})
+
+    def _remove_kueue(self) -> None:
+        definition = f"{_DEFINITIONS}/{local_queues()['metadata']['name']}"
+        if self.admin.get(definition) is None:
+            return
+        for queue in self.admin.items(_QUEUES):
+            self.admin.delete(f"{_QUEUES}/{queue['metadata']['name']}")
+        self.admin.delete(definition)
+        mark = {"labels": {"kueue.x-k8s.io/managed-namespace": None}}
+        self.admin.patch(f"/api/v1/namespaces/{NAMESPACE}", {"metadata": mark})
+
+
+def local_queues() -> dict[str, Any]:
+    """Return Kueue's definition of its LocalQueues, with an open schema."""
+    kept = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    schema = {"openAPIV3Schema": {"type": "object", "properties": {"spec": kept, "status": kept}}}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": "localqueues.kueue.x-k8s.io"},
+        "spec": {
+            "group": "kueue.x-k8s.io",
+            "scope": "Namespaced",
+            "names": {"plural": "localqueues", "singular": "localqueue", "kind": "LocalQueue"},
+            "versions": [{"name": "v1beta2", "served": True, "storage": True, "schema": schema}],
+        },
+    }
 
 
 def free_nodes(bed: Bed, count: int = 1) -> list[KubernetesNode]:

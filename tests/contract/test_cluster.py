@@ -217,6 +217,41 @@ def test_an_attempt_launched_twice_is_one_workload(bed: Bed) -> None:
     assert len(bed.cluster.workloads(CLUSTER)) == 1
 
 
+def test_where_there_is_no_kueue_no_namespace_is_its_own(bed: Bed) -> None:
+    assert bed.cluster.kueue_namespaces(CLUSTER) == {}
+
+
+def test_kueue_alone_makes_no_namespace_its_own(bed: Bed) -> None:
+    bed.installs_kueue()
+
+    assert bed.cluster.kueue_namespaces(CLUSTER) == {}
+
+
+def test_a_namespace_with_a_local_queue_is_kueues(bed: Bed) -> None:
+    bed.installs_kueue(queue="default", labels=True)
+
+    assert bed.cluster.kueue_namespaces(CLUSTER) == {NAMESPACE: "its LocalQueue default"}
+
+
+def test_a_namespace_that_is_labelled_so_is_kueues(bed: Bed) -> None:
+    bed.installs_kueue(labels=True)
+
+    assert bed.cluster.kueue_namespaces(CLUSTER) == {NAMESPACE: "its label kueue.x-k8s.io/managed-namespace=true"}
+
+
+def test_an_attempt_that_somebody_suspends_is_refused_and_leaves_nothing_that_stays(bed: Bed) -> None:
+    spec = a_launch(bed, free_nodes(bed))
+    bed.suspends(spec)
+
+    for _ in range(2):
+        with pytest.raises(Refused, match="suspended as it was created"):
+            bed.cluster.launch(spec)
+    bed.cluster.stop(CLUSTER, NAMESPACE, spec.attempt.job_id, 1, 1)
+
+    bed.eventually(lambda: seen(bed, spec).uid == "", "the Job to be gone")
+    assert seen(bed, spec).pods == ()
+
+
 def test_an_attempt_that_was_never_launched_is_seen_empty(bed: Bed) -> None:
     spec = a_launch(bed, free_nodes(bed))
 

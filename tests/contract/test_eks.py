@@ -95,6 +95,7 @@ def test_readers_read_and_change_nothing(
 
     assert cluster.workloads(CLUSTER) == ()
     assert cluster.accelerators_in_use(CLUSTER) == {}
+    assert cluster.kueue_namespaces(CLUSTER) == {}
     cluster.watch(CLUSTER, lambda _: None, until=iter([False, True]).__next__)
     with pytest.raises(NotAllowed):
         cluster.cordon(CLUSTER, name, "inc-1")

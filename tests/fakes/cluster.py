@@ -88,6 +88,8 @@ class FakeCluster:
         """Names of those whose disruption budget allows no eviction."""
         self.ended_at_once: set[str] = set()
         """Names of our pods that were stopped without any grace."""
+        self.of_kueue: dict[str, str] = {}
+        """Namespaces in which Kueue admits, and what says so. It suspends every Job there."""
         self.checks: dict[str, CheckSpec] = {}
         """Test jobs, by name."""
         self.check_results: dict[str, CheckResult] = {}
@@ -159,6 +161,8 @@ class FakeCluster:
         name = (attempt.namespace, attempt.job_id, attempt.attempt)
         if name in there and there[name].is_there:
             return LaunchResult.ALREADY_THERE, there[name].uid
+        if attempt.namespace in self.of_kueue:
+            raise Refused(f"{attempt.workload_name} was suspended as it was created")
         workload = Workload(spec, f"uid-{next(self._uids)}")
         for rank, node_name in enumerate(attempt.node_names):
             node = self.node(attempt.cluster, node_name)
@@ -197,6 +201,9 @@ class FakeCluster:
 
     def foreign_pods(self, cluster: str) -> tuple[ForeignPod, ...]:
         return tuple(pod for pod in self.foreign if (cluster, pod.node_name) in self.by_name or not pod.node_name)
+
+    def kueue_namespaces(self, cluster: str) -> Mapping[str, str]:
+        return dict(self.of_kueue)
 
     def evict(self, cluster: str, pod: ForeignPod) -> EvictResult:
         there = next((one for one in self.foreign_pods(cluster) if one.uid == pod.uid), None)

@@ -40,6 +40,10 @@ _LOG_HEAD = 65_536
 _NODES = "/api/v1/nodes"
 _PODS = "/api/v1/pods"
 _JOBS = "/apis/batch/v1/jobs"
+_NAMESPACES = "/api/v1/namespaces"
+_KUEUE = "/apis/kueue.x-k8s.io"
+_FOR_KUEUE = "kueue.x-k8s.io/managed-namespace=true"
+"""By convention: what Kueue's `managedJobsNamespaceSelector` asks for is known to its own configuration only."""
 
 
 Result = TypeVar("Result", CordonResult, ReleaseResult)
@@ -158,12 +162,18 @@ class KubernetesCluster:
         except AlreadyExists:
             self._check_ours(spec, f"/api/v1/namespaces/{attempt.namespace}/services/{attempt.workload_name}")
         path = f"/apis/batch/v1/namespaces/{attempt.namespace}/jobs"
+        result = LaunchResult.CREATED
         try:
-            made = api.create(path, workloads.job(spec, self._fleet, resource))
+            job = api.create(path, workloads.job(spec, self._fleet, resource))
         except AlreadyExists:
-            there = self._check_ours(spec, f"{path}/{attempt.workload_name}")
-            return LaunchResult.ALREADY_THERE, there["metadata"]["uid"]
-        return LaunchResult.CREATED, made["metadata"]["uid"]
+            result, job = LaunchResult.ALREADY_THERE, self._check_ours(spec, f"{path}/{attempt.workload_name}")
+        # We never suspend one. Kueue's webhook does as the Job is created, whatever made it take the Job for its own.
+        if job["spec"].get("suspend"):
+            raise Refused(
+                f"{attempt.workload_name} was suspended as it was created: Kueue, or another controller, "
+                f"admits jobs in namespace {attempt.namespace} of {attempt.cluster}"
+            )
+        return result, job["metadata"]["uid"]
 
     def workload(self, cluster: str, namespace: str, job_id: str, attempt: int) -> WorkloadSeen:
         job = self._api(cluster).get(f"/apis/batch/v1/namespaces/{namespace}/jobs/{job_id}-a{attempt}")
@@ -195,6 +205,19 @@ class KubernetesCluster:
         if any(workloads.owner_of(pod)[0] == "Job" for pod in pods):
             jobs = {_place(job): job for job in self._all(cluster, _JOBS)}
         return tuple(workloads.read_foreign(pod, jobs) for pod in pods)
+
+    def kueue_namespaces(self, cluster: str) -> Mapping[str, str]:
+        """Kueue writes a LocalQueue called `default` into every Job of its namespace; others it may be told to."""
+        group = self._api(cluster).get(_KUEUE)
+        if group is None:
+            return {}
+        path = f"{_KUEUE}/{group['preferredVersion']['version']}/localqueues"
+        labelled = self._all(cluster, _NAMESPACES, labelSelector=_FOR_KUEUE)
+        found = {each["metadata"]["name"]: f"its label {_FOR_KUEUE}" for each in labelled}
+        with contextlib.suppress(NotFound):  # its definitions are put in one by one
+            queues = map(_place, self._all(cluster, path))
+            found |= {namespace: f"its LocalQueue {name}" for namespace, name in queues}
+        return found
 
     def evict(self, cluster: str, pod: ForeignPod) -> EvictResult:
         body = {

@@ -26,6 +26,7 @@ from evenkeel.domain.scheduling.admission import (
     Room,
     Snapshot,
     admit,
+    beside_kueue,
     rooms_of,
     said_of,
 )
@@ -89,6 +90,8 @@ class _Look(NamedTuple):
     spent: Mapping[tuple[str, str], Spent] = {}
     cursors: Mapping[str, str] = {}
     """Where a queue goes on: by team."""
+    of_kueue: Mapping[tuple[str, str], str] = {}
+    """(cluster, namespace) in which Kueue admits → what says so."""
 
     @property
     def memory(self) -> sharing.Memory:
@@ -96,8 +99,18 @@ class _Look(NamedTuple):
         return sharing.Memory.model_validate(self.tree.doc.get("memory") or {})
 
     def pending(self) -> tuple[Request, ...]:
-        """Return what the waiting jobs ask for."""
-        return tuple(Request.of(job) for job, _ in self.jobs.values())
+        """Return what the waiting jobs ask for that may start."""
+        return tuple(
+            Request.of(job) for job, _ in self.jobs.values() if (job.cluster, job.namespace) not in self.of_kueue
+        )
+
+    def beside_kueue(self, now: datetime) -> tuple[AdmissionDecision, ...]:
+        """Return the answers to those that may not, since Kueue admits where they are to run."""
+        return tuple(
+            beside_kueue(Request.of(job), job.namespace, self.of_kueue[job.cluster, job.namespace], now)
+            for job, _ in self.jobs.values()
+            if (job.cluster, job.namespace) in self.of_kueue
+        )
 
 
 def run(
@@ -120,7 +133,10 @@ def run(
     admitted: list[str] = []
     for _ in range(_ROUNDS):
         look = _load(ledger, cluster, provider, clusters, policy, now)
-        look, decisions = _decide(look, ledger, policy, now)
+        look, weighed = _decide(look, ledger, policy, now)
+        decisions = (*look.beside_kueue(now), *weighed)
+        if _is_stale(ledger, look):
+            continue  # somebody was first, and a commit that is cancelled costs as much as one that is not
         try:
             _carry_out(decisions, look, admitted, ledger, workflows, ids, telemetry, policy=policy, mode=mode, now=now)
         except Conflict:
@@ -153,7 +169,8 @@ def _load(
     in_use = {(name, node): count for name in clusters for node, count in cluster.accelerators_in_use(name).items()}
     seen_nodes = [node for name in clusters for node in cluster.nodes(name)]
     rooms = rooms_of(join_nodes(seen_nodes, provider.nodes(), clusters[0]), in_use, charges, workloads)
-    look = _Look(tree, jobs, setup, rooms, charges, cursors=cursors)
+    of_kueue = {(name, each): by for name in clusters for each, by in cluster.kueue_namespaces(name).items()}
+    look = _Look(tree, jobs, setup, rooms, charges, cursors=cursors, of_kueue=of_kueue)
     if not setup.has_teams:
         return look
     holders = _read(ledger, (rows.job_key(charge.job_id) for charge in charges))
@@ -162,6 +179,12 @@ def _load(
         stopping=_stopping(look, holders),
         spent=_spent(setup, ledger, now),
     )
+
+
+def _is_stale(ledger: Ledger, look: _Look) -> bool:
+    """Whether the tree was raised since the look. Only the commit itself can say that it was not."""
+    now = ledger.get(look.tree.key)
+    return (now.version if now else 0) != look.tree.version
 
 
 def _hurt(ledger: Ledger) -> tuple[Job, ...]:

@@ -40,6 +40,7 @@ from evenkeel_local import PROJECT
 from evenkeel_local.data_centre import CHECKPOINTS_BUCKET, FLEET, NAMESPACE, DataCentre, FleetShape
 from evenkeel_local.deployment import STACK_NAME, stack_resources
 from evenkeel_local.identities import Credentials, make_user
+from tests.contract.beds import local_queues
 from tests.template import statements
 from tests.template.documents import Json, resources
 from tests.template.statements import Permission
@@ -145,6 +146,8 @@ class Stage:
         self.readable: dict[str, str] = {}
         """Ids of things that were stored once, to be read."""
         self._still()
+        # Only where Kueue is there is it asked what is its own.
+        centre.cluster.apply([local_queues()])
         self.nodes = self._machines()
         """The machines. Probes speak of them by their places in this list."""
         for place in range(len(self.nodes)):

@@ -86,6 +86,7 @@ def test_checkpoint_uris_that_are_refused(uri: str) -> None:
         ({"env": {f"X{number}": "" for number in range(201)}}, "env"),
         ({"labels": {"evenkeel.io/job": "x"}}, "labels.evenkeel.io/job"),
         ({"labels": {"app.kubernetes.io/name": "x"}}, "labels.app.kubernetes.io/name"),
+        ({"labels": {"kueue.x-k8s.io/queue-name": "x"}}, "labels.kueue.x-k8s.io/queue-name"),
         ({"labels": {"owner": "no spaces"}}, "labels.owner"),
         ({"labels": {f"x{number}": "" for number in range(33)}}, "labels"),
     ],

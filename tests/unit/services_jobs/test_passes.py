@@ -5,9 +5,10 @@ import pytest
 
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.policy import Mode, Policy, SchedulingPolicy
+from evenkeel.domain.replay import replay
 from evenkeel.domain.scheduling.admission import AdmissionFacts, decide
-from evenkeel.domain.scheduling.jobs import AttemptState, JobState, ResumeOption, ResumePlan
-from evenkeel.ports import Machine, Table, TransientError, Unreachable
+from evenkeel.domain.scheduling.jobs import AttemptState, Job, JobState, ResumeOption, ResumePlan
+from evenkeel.ports import Machine, Put, Table, TransientError, Unreachable
 from evenkeel.services import rows
 from evenkeel.services.launch_job import LaunchOutcome
 from tests.fakes.cluster import CLUSTER
@@ -67,6 +68,44 @@ def test_why_a_job_waits_is_written_once_and_replays() -> None:
     record = rows.read(row, Decision)
     assert (record.kind, record.action) == ("ADMISSION", "NEVER_FITS")
     assert decide(AdmissionFacts.model_validate(record.facts)).reason == story.job(job.job_id).reason
+
+
+def test_nobody_is_started_where_kueue_admits_until_it_no_longer_does() -> None:
+    story = Story()
+    job = story.submit()
+    story.world.cluster.of_kueue[job.namespace] = "its LocalQueue default"
+
+    first, commits = story.run_pass(), len(story.world.ledger.commits)
+    again = story.run_pass()
+    waiting = story.job(job.job_id)
+    story.world.cluster.of_kueue.clear()
+    then = story.run_pass()
+
+    assert (first.admitted, first.waiting, again.admitted) == ((), 1, ())
+    assert (waiting.state, waiting.current_attempt) == (JobState.PENDING, 0)
+    assert waiting.reason == (
+        "Kueue admits jobs in namespace evenkeel-jobs (its LocalQueue default): Evenkeel starts none beside it."
+    )
+    assert len(story.world.ledger.commits) == commits + 1  # what was said is not said again
+    assert then.admitted == (f"{job.job_id}-a1",)
+
+
+def test_who_is_held_back_beside_kueue_is_in_nobodys_way_and_its_record_replays() -> None:
+    story = Story(size=4)
+    held, free = story.submit("a"), story.submit("b")
+    row = story.world.ledger.get(rows.job_key(held.job_id))
+    assert row is not None
+    story.world.ledger.commit(Put(rows.job_row(rows.read(row, Job).but(namespace="kueues"), row.version)))
+    story.world.cluster.of_kueue["kueues"] = "its LocalQueue default"
+
+    outcome = story.run_pass()
+
+    (record,) = [
+        rows.read(each, Decision) for each in story.world.ledger.by_state(Table.INCIDENTS, f"DEC#{held.job_id}").rows
+    ]
+    assert outcome.admitted == (f"{free.job_id}-a1",)
+    assert record.action == "HELD"
+    assert replay(record, story.policy).reason == story.job(held.job_id).reason
 
 
 def test_in_observe_mode_the_decision_is_recorded_and_nothing_starts() -> None:

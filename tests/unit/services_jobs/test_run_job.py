@@ -13,6 +13,7 @@ from evenkeel.services import explain
 from evenkeel.services.launch_job import LaunchOutcome
 from evenkeel.services.mark_running import RunningOutcome
 from evenkeel.services.pin_resume_point import MOST_LOOKS
+from tests.fakes.cluster import CLUSTER
 from tests.unit.services_jobs.story import Story
 
 
@@ -533,6 +534,17 @@ def test_a_manifest_that_the_cluster_refuses_fails_the_job_with_its_words() -> N
     assert story.launch(job.job_id).outcome is LaunchOutcome.GIVE_UP
     assert story.settle(job.job_id).outcome is SettleOutcome.JOB_FAILED
     assert "spec.containers[0].image" in story.job(job.job_id).reason
+
+
+def test_a_namespace_that_becomes_kueues_between_pass_and_launch_fails_the_job_and_leaves_nothing() -> None:
+    story = Story()
+    job = story.started()
+    story.world.cluster.of_kueue[job.namespace] = "its LocalQueue default"
+
+    assert [story.launch(job.job_id).outcome for _ in range(2)] == [LaunchOutcome.GIVE_UP] * 2
+    assert story.settle(job.job_id).outcome is SettleOutcome.JOB_FAILED
+    assert "was suspended as it was created" in story.job(job.job_id).reason
+    assert not (story.world.cluster.workloads(CLUSTER) or story.charges())
 
 
 def test_a_bucket_that_was_never_reachable_fails_the_job() -> None:

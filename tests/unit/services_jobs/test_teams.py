@@ -121,6 +121,23 @@ def test_a_running_job_that_was_ranked_higher_is_worth_more_from_the_next_pass_o
     assert story.job(high.job_id).state is JobState.PENDING
 
 
+def test_a_team_whose_namespace_is_kueues_starts_nobody_and_nobody_has_to_stop_for_it() -> None:
+    story = shared(size=2, red=8, blue=8)
+    set_up(story, a_team("red", 8, members=MEMBERS, namespace="red"), a_team("blue", 8, members=MEMBERS))
+    low = story.submit("a", team="blue", nodes=1, priority_class="low")
+    story.run_pass()
+    held = story.submit("b", team="red", nodes=1, priority_class="high")
+    other = story.submit("c", team="blue", nodes=1, priority_class="low")
+    story.world.cluster.of_kueue["red"] = "its LocalQueue default"
+
+    story.run_pass()
+
+    assert story.job(held.job_id).reason.startswith("Kueue admits jobs in namespace red (its LocalQueue default)")
+    assert [record.action for record in records(story, held.job_id)] == ["HELD"]
+    assert story.job(low.job_id).stop_request is None
+    assert story.job(other.job_id).state is JobState.STARTING  # it borrows what the held team does not use
+
+
 def test_a_teams_class_is_none_of_kubernetes_own() -> None:
     story, without = shared(), Story()
     job, alone = story.running(team="red", priority_class="high"), without.running(priority_class="high")

@@ -186,7 +186,7 @@ class AdmissionFacts(Value):
     alike: str = ""
     """Why the job before it waits, where it asks for just the same."""
     barred: str = ""
-    """Why its queue takes nobody now."""
+    """Why nobody starts now in its queue, or where it is to run."""
     limits: tuple[Limit, ...] = ()
     """What it must stay below."""
     claim: Claim | None = None
@@ -354,6 +354,12 @@ def decide(facts: AdmissionFacts) -> AdmissionDecision:
     if said:
         return _decided(facts, Action.WAIT, said)
     return _admitted(facts, "", {})
+
+
+def beside_kueue(request: Request, namespace: str, shown_by: str, now: datetime) -> AdmissionDecision:
+    """Hold a job back whose namespace is Kueue's: of two who admit on the same machines neither keeps its limits."""
+    barred = f"Kueue admits jobs in namespace {namespace} ({shown_by}): Evenkeel starts none beside it."
+    return decide(AdmissionFacts(request=request, offers=(), barred=barred, now=now))
 
 
 def why_no_seats(request: Request, offers: Iterable[Offer]) -> str:

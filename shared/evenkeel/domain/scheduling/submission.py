@@ -35,7 +35,8 @@ RESERVED_ENV = frozenset(
     }
 )
 """The training contract's own: each attempt sets them."""
-RESERVED_LABEL_DOMAINS = ("evenkeel.io", "kubernetes.io", "k8s.io")
+RESERVED_LABEL_DOMAINS = ("evenkeel.io", "kubernetes.io", "k8s.io", "x-k8s.io")
+"""Those of controllers among them: Kueue would suspend a job that names one of its queues."""
 
 
 class SpecFault(NamedTuple):
