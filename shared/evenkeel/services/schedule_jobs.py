@@ -135,8 +135,6 @@ def run(
         look = _load(ledger, cluster, provider, clusters, policy, now)
         look, weighed = _decide(look, ledger, policy, now)
         decisions = (*look.beside_kueue(now), *weighed)
-        if _is_stale(ledger, look):
-            continue  # somebody was first, and a commit that is cancelled costs as much as one that is not
         try:
             _carry_out(decisions, look, admitted, ledger, workflows, ids, telemetry, policy=policy, mode=mode, now=now)
         except Conflict:
@@ -179,12 +177,6 @@ def _load(
         stopping=_stopping(look, holders),
         spent=_spent(setup, ledger, now),
     )
-
-
-def _is_stale(ledger: Ledger, look: _Look) -> bool:
-    """Whether the tree was raised since the look. Only the commit itself can say that it was not."""
-    now = ledger.get(look.tree.key)
-    return (now.version if now else 0) != look.tree.version
 
 
 def _hurt(ledger: Ledger) -> tuple[Job, ...]:
