@@ -1,0 +1,66 @@
+"""Rates of the two lanes, and the bare loop's transactions: those of the passes, on other tables and versions."""
+
+from typing import Any
+
+import pytest
+
+from bench.admissions import Report, held_to, moved, table
+from evenkeel.adapters.dynamo_ledger import DynamoLedger
+from evenkeel.ports import Put, Row, Table
+from evenkeel.services import rows
+
+
+def a_report(**seconds: tuple[float, ...]) -> Report:
+    return Report(writers=1, admissions=120, transactions=10, items=640, bytes=2_329_000, seconds=seconds)
+
+
+def a_transaction(version: int) -> list[dict[str, Any]]:
+    """Return what the ledger sends for one admission's row and the tree's."""
+
+    class Client:
+        def transact_write_items(self, **request: Any) -> None:
+            sent.extend(request["TransactItems"])
+
+    sent: list[dict[str, Any]] = []
+    ledger = DynamoLedger({each: f"round1-{each.lower()}" for each in Table}, Client())
+    ledger.commit(
+        Put(Row(rows.tree_key(), {"memory": {}}, version)), Put(Row(rows.job_key("job-1"), {"a": 1}, version))
+    )
+    return sent
+
+
+def test_a_pass_that_takes_twice_as_long_comes_to_half_the_rate() -> None:
+    found = a_report(**{"pass": (2.0, 4.0, 3.0), "bare": (1.0, 2.0, 1.5)}).figures()
+
+    assert (found["ratio"], found["low"], found["high"]) == (0.5, 0.5, 0.5)
+    assert found["perSecond"] == {"pass": 40.0, "bare": 80.0}
+
+
+def test_a_pass_as_quick_as_the_loop_comes_to_one() -> None:
+    assert a_report(**{"pass": (1.5, 2.5), "bare": (1.5, 2.5)}).figures()["ratio"] == 1.0
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(2.0, "met"), (2.1, "MISSED")])
+def test_the_table_says_whether_half_was_reached(seconds: float, said: str) -> None:
+    report = a_report(**{"pass": (seconds,), "bare": (1.0,)})
+
+    assert table([report.figures()])[-1].endswith(said)
+
+
+def test_a_bare_transaction_is_the_one_that_a_pass_would_send_at_that_version() -> None:
+    recorded, wanted = a_transaction(4), a_transaction(9)
+
+    found = held_to(recorded, 9)
+
+    assert found[0] == wanted[0]
+    assert found[1:] == recorded[1:]
+    assert recorded == a_transaction(4)
+
+
+def test_a_transaction_moves_to_other_tables_and_is_the_same_otherwise() -> None:
+    recorded = a_transaction(4)
+
+    found = moved(recorded, "round7")
+
+    assert [each["Put"]["TableName"] for each in found] == ["round7-quotas", "round7-jobs"]
+    assert moved(found, "round1") == recorded
