@@ -126,4 +126,4 @@ def translated(attempt: str, also: Mapping[str, type[EvenkeelError]] | None = No
 
 def encodable(text: str) -> str:
     """Return text that UTF-8 can carry: a lone surrogate, which JSON can smuggle in, becomes its escape."""
-    return text.encode("utf-8", "backslashreplace").decode()
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
