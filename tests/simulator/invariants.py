@@ -498,7 +498,7 @@ def _unrest(world: "Simulation") -> Iterator[str]:
             yield f"{doc['incidentId']} is {doc['state']}"
     for name, execution in world.engine.executions.items():
         if execution.status is ExecutionState.RUNNING and execution.document.get("incidentId") not in blocked:
-            yield f"{name[1]} runs still, since {execution.entered[-1]}"
+            yield f"{name[1]} runs still, since {(execution.entered or ['its start'])[-1]}"
     for job in _jobs(world):
         if not job.state.has_ended and job.state is not JobState.PENDING:
             yield f"{job.job_id} is {job.state}"
