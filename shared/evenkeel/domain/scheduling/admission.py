@@ -511,7 +511,7 @@ def _offer(request: Request, pool: str, instance_type: str, rooms: list[Room], p
     for room in rooms:
         if room.closed_because:
             closed[room.closed_because] += 1
-        elif room.life.key in request.avoid:
+        elif request.avoid and room.life.key in request.avoid:
             closed["to be avoided"] += 1
         elif room.free < request.accelerators_per_node:
             closed["in use"] += 1
