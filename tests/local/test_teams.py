@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from evenkeel_local import ACCOUNT_ID
-from evenkeel_local.data_centre import CHECKPOINTS_BUCKET, DataCentre, FleetShape
+from evenkeel_local.data_centre import CHECKPOINTS_BUCKET, NAMESPACE, DataCentre, FleetShape
 from evenkeel_local.drills import Work
 from evenkeel_local.drills.replays import decided_otherwise
+from tests.contract.beds import local_queues
 from tests.local.training import Training
 from tests.waiting import until
 
@@ -95,3 +96,18 @@ def test_a_job_is_preempted_by_a_higher_class_saves_and_comes_back_with_the_righ
     assert resumed["resumeFrom"]["step"] >= 8
     assert back["applicationFailures"] == 0
     assert other.end()["state"] == "SUCCEEDED"
+
+
+def test_a_job_waits_as_long_as_its_namespace_is_kueues(centre: DataCentre) -> None:
+    queue = {"name": "default", "namespace": NAMESPACE}
+    kind = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "LocalQueue"}
+    centre.cluster.apply([local_queues(), {**kind, "metadata": queue, "spec": {"clusterQueue": "research"}}])
+    job = Training.submit(centre, "beside-kueue", SHORT, team="red")
+
+    until(lambda: (job.why()["decision"] or {}).get("action") == "HELD", "the job to be held back", 60)
+    said = job.why()["sentence"]
+    centre.cluster.delete(f"/apis/kueue.x-k8s.io/v1beta2/namespaces/{NAMESPACE}/localqueues/default")
+    done = job.end()
+
+    assert f"Kueue admits jobs in namespace {NAMESPACE} (its LocalQueue default)" in said
+    assert (done["state"], done["currentAttempt"], job.digest()) == ("SUCCEEDED", 1, job.right_digest)
