@@ -347,7 +347,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m bench.admissions", description="Durable admissions a second, against a bare loop of the same."
     )
-    parser.add_argument("--rounds", type=int, default=12, help="of every lane, that count (default 12)")
+    parser.add_argument("--rounds", type=int, default=8, help="of every lane, that count (default 8)")
     parser.add_argument("--jobs", type=int, default=120, help="admitted in a round and lane (default 120)")
     parser.add_argument("--output", type=Path, help="where the figures go, as JSON")
     asked = parser.parse_args(words)
