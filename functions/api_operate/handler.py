@@ -1,6 +1,5 @@
 """What operators change: holding harmful acts and letting them go on, answering plans, cordoning and replacing."""
 
-from datetime import timedelta
 from typing import Any
 
 from evenkeel.runtime import api, api_types, entry, wiring
@@ -18,7 +17,7 @@ def hold(cluster: str) -> api.Reply:
     request = hold_automation.HoldRequest(
         by=app.caller().actor,
         reason=body.reason,
-        until=body.until or now + timedelta(seconds=body.for_seconds or 0),
+        until=body.end(now),
         pool=body.pool,
         instance_id=body.instance_id,
         request_id=app.request_id(),

@@ -8,7 +8,6 @@ from evenkeel.services import (
     read_fleet,
     read_incidents,
     read_jobs,
-    read_queue,
     read_setup,
     read_teams,
 )
@@ -62,9 +61,8 @@ def list_jobs() -> api.Reply:
 def show_job(job_id: str) -> api.Reply:
     app.query(api_types.NoQuery)
     world = wiring.world()
-    job = read_jobs.load_job(world.ledger, job_id)
-    place = read_queue.place_of(job, world.ledger, world.policy, now=world.clock.now())
-    return app.answer(read_jobs.show_job(world.ledger, job_id) | {"queue": place}, undated=("queue",))
+    found = read_jobs.show_job(world.ledger, job_id, world.policy, now=world.clock.now())
+    return app.answer(found, undated=("queue",))
 
 
 @app.get("/v1/jobs/<job_id>/timeline")

@@ -1,7 +1,7 @@
 """The shapes that requests have. Names and bounds are checked here, before any service is asked."""
 
 import unicodedata
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
@@ -161,6 +161,10 @@ class HoldBody(Body):
         if self.until is not None and self.until.tzinfo is None:
             raise ValueError("until needs a time zone, for example 2026-11-03T10:15:00Z")
         return self
+
+    def end(self, now: datetime) -> datetime:
+        """Return when the hold ends."""
+        return self.until or now + timedelta(seconds=self.for_seconds or 0)
 
 
 class PolicyBody(Body):

@@ -4,7 +4,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from evenkeel.domain.health.incidents import TimelineEntry
-from evenkeel.domain.scheduling.jobs import AttemptState, Job, JobState, StopRequest
+from evenkeel.domain.scheduling.jobs import Job, JobState
 from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, Ledger, NotFound, Passes, Put
 from evenkeel.services import check_authority, read_setup, rows
@@ -82,13 +82,4 @@ def run(request: Request, ledger: Ledger, passes: Passes, *, now: datetime) -> O
 def _cancelled(job: Job, actor: str, why: str, now: datetime) -> Job:
     if job.state in (JobState.PENDING, JobState.SUSPENDED):
         return job.but(state=JobState.CANCELLED, reason=why, ended_at=now, not_before=None)
-    request = StopRequest(
-        attempt=job.current_attempt,
-        reason=why,
-        by=f"cancel/{actor}",
-        outcome=AttemptState.STOPPED,
-        grace_seconds=job.spec.grace_seconds,
-        requested_at=now,
-    )
-    # A recovery may have asked before: its grace and its outcome stay, only the job's end is another.
-    return job.but(state=JobState.STOPPING, reason=why, stop_request=job.stop_of(job.current_attempt) or request)
+    return job.but(state=JobState.STOPPING, reason=why, stop_request=job.stop_wished(why, f"cancel/{actor}", now))

@@ -1,13 +1,15 @@
 """Jobs as people and programs see them: list, one job with its attempts, its timeline, its logs."""
 
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from typing import Any, NamedTuple
 
+from evenkeel.domain.policy import Policy
 from evenkeel.domain.scheduling.foreign import ForeignWorkload, says
 from evenkeel.domain.scheduling.jobs import Attempt, Job, JobState
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Cluster, Ledger, NotFound, Refused, Row, Table
-from evenkeel.services import paging, rows
+from evenkeel.services import paging, read_queue, rows
 
 Json = dict[str, Any]
 
@@ -56,8 +58,8 @@ def list_foreign(ledger: Ledger, clusters: Iterable[str]) -> Json:
     return {"items": [each.to_json() | {"says": says(each)} for each in listed], "nextPageToken": None}
 
 
-def show_job(ledger: Ledger, job_id: str) -> Json:
-    """Return a job and all its attempts, newest first.
+def show_job(ledger: Ledger, job_id: str, policy: Policy, *, now: datetime) -> Json:
+    """Return a job, its place in the queue, and all its attempts, newest first.
 
     Raises:
         NotFound: there is no such job.
@@ -89,6 +91,7 @@ def show_job(ledger: Ledger, job_id: str) -> Json:
         "stopRequest": job.stop_request.to_json() if job.stop_request else None,
         "attempts": [_attempt(attempt) for attempt in reversed(load_attempts(ledger, job_id))],
         "result": job.result,
+        "queue": read_queue.place_of(job, ledger, policy, now=now),
     }
 
 

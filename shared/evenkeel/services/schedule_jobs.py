@@ -157,8 +157,7 @@ def _load(
 ) -> _Look:
     tree = ledger.get(rows.tree_key()) or Row(rows.tree_key(), {})
     setup = read_setup.run(ledger).setup
-    hurt = _hurt(ledger)
-    jobs, cursors = _heads(ledger, setup, hurt, policy.scheduling.heads_per_pass)
+    jobs, cursors = _heads(ledger, setup, _hurt(ledger), policy.scheduling.heads_per_pass)
     if not jobs and not _drained(setup):
         return _Look(tree, {}, setup)
     # The order matters: a pod that is created between two of these reads is counted twice at worst, never not at all.
@@ -179,15 +178,15 @@ def _load(
     )
 
 
-def _hurt(ledger: Ledger) -> tuple[Job, ...]:
+def _hurt(ledger: Ledger) -> tuple[Key, ...]:
     """Return the jobs that open incidents hurt: a recovery brings them back wherever they stand in their queue."""
     at_work = [ledger.by_state(Table.INCIDENTS, f"INC#{state}").rows for state in OPEN_STATES]
     names = {one.job_id for page in at_work for row in page for one in rows.read(row, Incident).hurt_jobs}
-    return tuple(job for job, _ in _read(ledger, (rows.job_key(name) for name in sorted(names))).values())
+    return tuple(rows.job_key(name) for name in sorted(names))
 
 
 def _heads(
-    ledger: Ledger, setup: SetUp, hurt: Iterable[Job], heads: int
+    ledger: Ledger, setup: SetUp, hurt: Iterable[Key], heads: int
 ) -> tuple[dict[str, tuple[Job, int]], dict[str, str]]:
     """Return the first jobs of each queue, and of each where it goes on.
 
@@ -203,7 +202,7 @@ def _heads(
         found += [row.key for row in page.rows]
         if page.cursor:
             cursors[team] = page.cursor
-    jobs = _read(ledger, dict.fromkeys((*(rows.job_key(job.job_id) for job in hurt), *found)))
+    jobs = _read(ledger, dict.fromkeys((*hurt, *found)))
     return {name: each for name, each in jobs.items() if each[0].state is JobState.PENDING}, cursors
 
 

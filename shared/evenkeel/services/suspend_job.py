@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import datetime
 
 from evenkeel.domain.health.incidents import TimelineEntry
-from evenkeel.domain.scheduling.jobs import AttemptState, Job, JobState, StopRequest
+from evenkeel.domain.scheduling.jobs import Job, JobState
 from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, Ledger, NotFound, Passes, Put, Refused
 from evenkeel.services import check_authority, read_setup, rows
@@ -51,16 +51,8 @@ def suspend(request: Request, ledger: Ledger, passes: Passes, *, now: datetime) 
         why = f"Suspended by {_by(request)}."
         if job.state is JobState.PENDING:
             return job.but(state=JobState.SUSPENDED, is_suspended=True, reason=why)
-        asked = StopRequest(
-            attempt=job.current_attempt,
-            reason=why,
-            by=f"suspend/{request.asker.actor}",
-            outcome=AttemptState.STOPPED,
-            grace_seconds=job.spec.grace_seconds,
-            requested_at=now,
-        )
-        # A recovery may have asked before: its grace and its outcome stay, only what follows is another.
-        return job.but(is_suspended=True, stop_request=job.stop_of(job.current_attempt) or asked)
+        asked = job.stop_wished(why, f"suspend/{request.asker.actor}", now)
+        return job.but(is_suspended=True, stop_request=asked)
 
     return _change(request, "suspended", changed, ledger, passes, now)
 

@@ -1,6 +1,7 @@
 """Jobs and their attempts: states, and who may write each."""
 
 from collections.abc import Mapping
+from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
@@ -249,6 +250,20 @@ class Job(Value):
         """Return the request to stop this very attempt; None where there is none."""
         request = self.stop_request
         return request if request and request.attempt == attempt else None
+
+    def stop_wished(self, reason: str, by: str, now: datetime) -> StopRequest:
+        """Return the request by which a person's wish stops the current attempt, with its grace to save.
+
+        A recovery may have asked before: its grace and its outcome stay, only what follows is another.
+        """
+        return self.stop_of(self.current_attempt) or StopRequest(
+            attempt=self.current_attempt,
+            reason=reason,
+            by=by,
+            outcome=AttemptState.STOPPED,
+            grace_seconds=self.spec.grace_seconds,
+            requested_at=now,
+        )
 
     def live_plan(self) -> ResumePlan | None:
         """Return the resume plan while it is due: until an attempt later than the hurt one exists."""
