@@ -12,6 +12,7 @@ PYTHON ?=
 ENV ?= dev
 TESTS ?=
 SEEDS ?= 1..500
+RUN ?=
 
 SYSTEM_PYTHON := $(if $(PYTHON),$(PYTHON),python3)
 BIN := .venv/bin
@@ -21,10 +22,10 @@ SOURCES := $(wildcard shared cli local examples functions bench tests tools)
 export PYTHON
 export SAM_CLI_TELEMETRY := 0
 
-.PHONY: help setup demo dev test fuzz mutants lint fmt build deploy bench soak drills storm clean lock lock-check
+.PHONY: help setup demo dev test fuzz mutants drill-mutants lint fmt build deploy bench soak drills scenarios storm clean lock lock-check
 
 help: ## show this list
-	@$(SYSTEM_PYTHON) -c 'import re; [print(f"  make {name:11} {what}") for name, what in \
+	@$(SYSTEM_PYTHON) -c 'import re; [print(f"  make {name:13} {what}") for name, what in \
 		re.findall(r"^([a-z-]+):.*?## (.*)", open("Makefile").read(), re.M)]'
 
 setup: ## install everything into .venv and .tools (at once when nothing changed)
@@ -67,12 +68,18 @@ fuzz: setup ## run seeds of the hostile world, and say which invariant breaks (S
 mutants: setup ## plant each bug of tests/mutants, and see the seeds find it
 	@$(BIN)/python -m tests.simulator.mutants
 
+drill-mutants: setup ## take from each drill the rule that it stands for, and see it fail (RUN=storm takes one)
+	@$(BIN)/python -m tests.drill_mutants $(RUN)
+
 soak: setup ## a crowd of 2,000 jobs on shared quotas, then twenty drills in a row at random moments
 	@$(BIN)/python -m tests.crowd --jobs 2000
 	@$(BIN)/python -m evenkeel_local.soak
 
 drills: setup ## every drill and the storm, a quarter of an hour of waiting
 	@$(BIN)/python -m pytest tests/local -m drills -v
+
+scenarios: setup ## list the narrated scenarios of a shared fleet; RUN=preemption runs one, RUN=all all of them
+	@$(BIN)/python -m evenkeel_local.scenarios $(RUN)
 
 storm: setup ## a thousand events about 200 machines within ten seconds, and all that must hold
 	@$(BIN)/evenkeel drill run storm --full

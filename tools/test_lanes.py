@@ -15,17 +15,23 @@ import threading
 import time
 
 _APART = ("tests/local/gpu_cluster", "tests/local/test_least_privilege.py")
-"""Local tests that go with the small levels, so that both lanes end at about the same time."""
+"""Local tests that go with the small levels, and small levels that go with the local ones: so that both lanes end at
+about the same time."""
 LANES = {
     "parts": [
         "tests/unit",
         "tests/simulator",
-        "tests/contract",
         "tests/template",
-        "tests/workflow",
         *_APART,
     ],
-    "whole": ["tests/local", *(f"--ignore={path}" for path in _APART), "-m", "not drills"],
+    "whole": [
+        "tests/contract",
+        "tests/workflow",
+        "tests/local",
+        *(f"--ignore={path}" for path in _APART),
+        "-m",
+        "not drills",
+    ],
 }
 _COUNTS = re.compile(r"(\d+) (passed|failed|skipped|errors?)")
 

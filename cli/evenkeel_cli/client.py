@@ -61,7 +61,7 @@ class Client:
         Idempotent: yes, by the version that it was read with, which is another one afterwards.
 
         Args:
-            method: PUT or PATCH.
+            method: PUT, PATCH or DELETE.
             path: Relative to the base.
             body: What it is to be.
             version: The version that was read; 0 = it is not there yet.

@@ -1,7 +1,7 @@
 """What administrators own: the policy, which is the shipped one with what the site has otherwise, and the quotas."""
 
 from evenkeel.runtime import api, api_types, entry, wiring
-from evenkeel.services import change_policy, read_setup, set_quotas, try_policy
+from evenkeel.services import change_policy, read_setup, remove_team, set_quotas, try_policy
 
 app = api.Resolver(lambda: wiring.world().telemetry)
 
@@ -55,6 +55,14 @@ def set_team(team: str) -> api.Reply:
     body = app.body(api_types.TeamBody)
     app.expect(body.team.name == team, "VALIDATION_FAILED", f"team.name: the path names {team}")
     return _set(body.team, body.reason, app.expected_version())
+
+
+@app.delete("/v1/teams/<team>")
+def remove_a_team(team: str) -> api.Reply:
+    world = wiring.world()
+    reason = app.query(api_types.RemovalQuery).reason
+    request = remove_team.Request(team=team, expected=app.expected_version(), by=app.caller().actor, reason=reason)
+    return app.done(remove_team.run(request, world.ledger, world.passes, now=world.clock.now()).to_json())
 
 
 @app.put("/v1/clusters/<cluster>/quotas")

@@ -22,7 +22,9 @@ def submit() -> api.Reply:
         world.ids,
         cluster=world.settings.home_cluster,
         namespace=world.settings.job_namespace,
+        types=world.policy.job_types,
         now=world.clock.now(),
+        admission=world.settings.admission,
     )
     return app.accepted(read_jobs.summary(outcome.job), f"/v1/jobs/{outcome.job.job_id}")
 
@@ -39,6 +41,7 @@ def plan() -> api.Reply:
         namespace=settings.job_namespace,
         policy=world.policy,
         now=world.clock.now(),
+        admission=settings.admission,
     )
     return app.done(found)
 

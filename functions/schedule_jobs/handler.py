@@ -17,6 +17,7 @@ def handler(_event: entry.Json, _context: entry.Context) -> entry.Json:
         clusters=world.settings.kubernetes_clusters,
         policy=world.policy,
         mode=world.settings.mode,
+        admission=world.settings.admission,
         now=world.clock.now(),
     )
     return outcome.to_json() | {"batchItemFailures": []}

@@ -116,6 +116,7 @@ class DataCentre:
         mode: str = "act",
         policy: str = "local",
         drills_may_act: bool = True,
+        admission: str = "evenkeel",
         ticks: bool = True,
         say: Say = lambda _text: None,
     ) -> Self:
@@ -126,6 +127,7 @@ class DataCentre:
             fleet: The hardware.
             mode: `observe` or `act`.
             policy: `local` (seconds) or `production`.
+            admission: `evenkeel` or `kueue`, which is not part of it.
             drills_may_act: Whether the health agent's events, which are drills by their source, may lead to acts.
             ticks: Whether the scheduled functions run each second; without, only when somebody invokes them.
             say: Is told in a few words what happens next.
@@ -134,7 +136,9 @@ class DataCentre:
         run_dir.mkdir(parents=True)
         centre = cls(run_dir)
         try:
-            centre._bring_up(fleet or FleetShape(), mode, policy, drills_may_act=drills_may_act, say=say)
+            centre._bring_up(
+                fleet or FleetShape(), mode, policy, drills_may_act=drills_may_act, admission=admission, say=say
+            )
             if ticks:
                 centre._start_ticking()
         except BaseException:
@@ -142,7 +146,9 @@ class DataCentre:
             raise
         return centre
 
-    def _bring_up(self, fleet: FleetShape, mode: str, policy: str, *, drills_may_act: bool, say: Say) -> None:
+    def _bring_up(
+        self, fleet: FleetShape, mode: str, policy: str, *, drills_may_act: bool, admission: str, say: Say
+    ) -> None:
         say("starting the engine (IAM enforced)")
         self.engine = self._open.enter_context(Engine.start(self.run_dir / "engine"))
         self.deployer = bootstrap(self.engine)
@@ -164,6 +170,7 @@ class DataCentre:
                 "HyperPodClusterArn": self.cluster.cluster_arn,
                 "KubernetesClusters": self.cluster.eks_cluster_name,
                 "Mode": mode,
+                "Admission": admission,
                 "DrillsMayAct": str(drills_may_act).lower(),
                 "Policy": policy,
                 "SageMakerEndpoint": self.cluster.sagemaker_url,
@@ -242,10 +249,23 @@ class DataCentre:
             Bucket=CHECKPOINTS_BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION}
         )
 
+    def make_namespace(self, namespace: str) -> None:
+        """Make a team a namespace of its own, as docs/operate/teams.md says: with what functions may do in it.
+
+        Its service account has the name of the stack's own, and an identity with as much.
+        """
+        self._apply_access(namespace)
+        trainer = make_user(self.deployer, f"trainer-{namespace}", _TRAINER_STATEMENTS)
+        self.cluster.put_pod_identity(namespace, SERVICE_ACCOUNT, trainer.environment())
+
+    def _apply_access(self, namespace: str) -> None:
+        manifest = (PROJECT / "charts" / "kubernetes-access.yaml").read_text(encoding="utf-8")
+        documents = yaml.safe_load_all(manifest.replace(NAMESPACE, namespace))
+        self.cluster.apply([document for document in documents if document])
+
     def _grant_kubernetes_access(self) -> None:
         """Apply the access manifest, and give each function's role its access entry, as docs/deploy.md says."""
-        manifest = (PROJECT / "charts" / "kubernetes-access.yaml").read_text(encoding="utf-8")
-        self.cluster.apply([document for document in yaml.safe_load_all(manifest) if document])
+        self._apply_access(NAMESPACE)
         groups: dict[str, list[str]] = json.loads((PROJECT / "charts" / "access-entries.json").read_text("utf-8"))
         for pair in self.outputs["KubernetesRoleArns"].split(","):
             function, _, role = pair.partition("=")

@@ -1,4 +1,4 @@
-"""The engine's program: ministack as it is pinned, with corrections in the branches of a Parallel state and in Lambda.
+"""The engine's program: ministack as it is pinned, corrected in Parallel states, Lambda and DynamoDB's lists.
 
 Run by the engine's own interpreter, so nothing of this project can be imported here.
 
@@ -13,6 +13,8 @@ Run by the engine's own interpreter, so nothing of this project can be imported 
 * A process that dies in mid-call was told under a name that AWS does not have. On AWS it is Runtime.ExitError, which
   workflows retry.
 * A function that failed under a task token left its state waiting for ever. On AWS the state fails with it.
+* Each item of a list was measured leaf by leaf, and the condition parsed anew for each (measured: a third of all the
+  work in a storm). Here a condition is parsed once, and items are measured so only where a page may be full.
 * Two hundred calls at once started two hundred processes of a function, which on a laptop is minutes of imports and
   gigabytes. Here the calls of a function that has `AT_ONCE` processes wait in line.
 """
@@ -20,8 +22,10 @@ Run by the engine's own interpreter, so nothing of this project can be imported 
 # ruff: noqa: SLF001 - a correction reaches into what it corrects
 
 import copy
+import functools
 import hashlib
 import json
+import marshal
 import os
 import tempfile
 import threading
@@ -32,7 +36,7 @@ from typing import Any
 
 from ministack import app
 from ministack.core import lambda_runtime
-from ministack.services import lambda_svc, stepfunctions
+from ministack.services import dynamodb, lambda_svc, stepfunctions
 
 Document = dict[str, Any]
 
@@ -181,6 +185,29 @@ class SharedLayer(zipfile.ZipFile):
         return Path(os.environ["TMPDIR"]) / "layers" / digest
 
 
+def _once(check: Any) -> Any:
+    """Return a check of an expression's parts that is made once for each: an update passes them as a list."""
+    cached = functools.lru_cache(maxsize=1000)(check)
+    return lambda parts, *more: cached(tuple(parts) if isinstance(parts, list) else parts, *more)
+
+
+def quick_lists() -> None:
+    """Parse each condition once, and measure items leaf by leaf only where a page may be full."""
+    tokenize, measured = dynamodb._tokenize, dynamodb._paginate_evaluated_items
+    dynamodb._tokenize = functools.lru_cache(maxsize=1000)(lambda expression: tuple(tokenize(expression)))
+    for check in ("_check_redundant_parens", "_check_reserved_keyword_usage", "_condition_syntax_error"):
+        setattr(dynamodb, check, _once(getattr(dynamodb, check)))
+
+    def paginate(items: list[Document], limit: Any, table: Document, index_name: str | None = None) -> Any:
+        asked = items if limit is None else items[: int(limit)]
+        # What an item takes here is never less than what DynamoDB counts.
+        if sum(len(marshal.dumps(item, 0)) for item in asked) >= dynamodb._DDB_PAGE_SIZE_BYTES:
+            return measured(items, limit, table, index_name)
+        return list(asked), limit is not None and bool(asked) and len(asked) >= int(limit)
+
+    dynamodb._paginate_evaluated_items = paginate
+
+
 def shared_layers() -> None:
     """Let all workers read one copy of each layer."""
     lambda_runtime.zipfile = types.SimpleNamespace(**{**vars(zipfile), "ZipFile": SharedLayer})
@@ -191,5 +218,6 @@ if __name__ == "__main__":
     named_failures()
     few_processes()
     failing_waits()
+    quick_lists()
     shared_layers()
     app.main()

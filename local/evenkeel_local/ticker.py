@@ -22,6 +22,7 @@ from evenkeel_local import ACCOUNT_ID, REGION
 from evenkeel_local.identities import Credentials, Statement
 
 _LONGEST_INVOCATION_SECONDS: Final = 120
+_LONGEST_REST_SECONDS: Final = 10.0
 _LOG = logging.getLogger(__name__)
 
 
@@ -56,7 +57,8 @@ class Ticker:
         Args:
             credentials: Who invokes; `ticker_statements` is all that it needs.
             function_names: The functions, by name.
-            every_seconds: From the start of one invocation to the start of the next, or at once if that is past.
+            every_seconds: From the start of one invocation to the start of the next. One that took longer is followed
+                by a rest as long as itself.
             payloads: What a function is invoked with, `{}` for those not named.
         """
         self._every_seconds = every_seconds
@@ -101,7 +103,9 @@ class Ticker:
         while not self._stopping.is_set():
             started = time.monotonic()
             self._invoke(beat, payload)
-            self._stopping.wait(max(0.0, self._every_seconds - (time.monotonic() - started)))
+            took = time.monotonic() - started
+            # On a busy engine it stands back: half the time belongs to those whose work is looked after.
+            self._stopping.wait(max(self._every_seconds - took, min(took, _LONGEST_REST_SECONDS)))
 
     def _invoke(self, beat: Beat, payload: bytes) -> None:
         try:

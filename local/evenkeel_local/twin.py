@@ -35,22 +35,26 @@ def undisturbed_digest(ranks: int, steps: int, seed: int) -> str:
         "MASTER_ADDR": address,
         "MASTER_PORT": "29500",
     }
-    running = [
-        subprocess.Popen(
-            command,
-            env=environment | {"JOB_COMPLETION_INDEX": str(rank)},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
+    # Into files: a pipe that nobody reads yet fills, and a rank that cannot write keeps all others waiting.
+    logs = [folder / f"rank-{rank}.log" for rank in range(ranks)]
+    running = []
+    for rank, log in enumerate(logs):
+        with log.open("w", encoding="utf-8") as output:
+            process = subprocess.Popen(
+                command,
+                env=environment | {"JOB_COMPLETION_INDEX": str(rank)},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        running.append(process)
     try:
-        outputs = [process.communicate(timeout=TWIN_SECONDS)[0] for process in running]
+        for process in running:
+            process.wait(timeout=TWIN_SECONDS)
         for rank, process in enumerate(running):
             if process.returncode != 0:
-                raise RuntimeError(f"rank {rank} of the twin ended with {process.returncode}: {outputs[rank][-800:]}")
+                said = logs[rank].read_text(encoding="utf-8")[-800:]
+                raise RuntimeError(f"rank {rank} of the twin ended with {process.returncode}: {said}")
         result = json.loads((folder / "result" / "attempt=1.json").read_text(encoding="utf-8"))
         return str(result["digest"])
     finally:

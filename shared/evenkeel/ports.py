@@ -276,6 +276,10 @@ class LaunchSpec:
     service_account: str
     terms: ProofTerms | None = None
     """Where given, nothing is said about `resume_from`: rank 0 finds out."""
+    avoid: tuple[str, ...] = ()
+    """Nodes that its pods keep off, where the attempt names none to be on."""
+    accelerator_resource: str = ""
+    """As which its accelerators are asked for; empty = that of the nodes that the attempt names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +314,78 @@ class EvictResult(StrEnum):
     """Its disruption budget allows none now, or the server asks for a slower pace."""
 
 
-class Cluster(Protocol):
+@dataclass(frozen=True, slots=True)
+class CapacitySpec:
+    """Pods that make Karpenter launch a rental's nodes and hold them, one a node, each of them whole."""
+
+    cluster: str
+    namespace: str
+    name: str
+    """The rental's."""
+    pool: str
+    nodes: int
+    accelerators: int
+    """Of one node."""
+    accelerator_resource: str
+    image: str
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A machine that Karpenter has asked for in a pool, or has."""
+
+    name: str
+    node_name: str = ""
+    """Empty until it has joined."""
+
+
+class LimitResult(StrEnum):
+    """What setting a pool's limit found or did."""
+
+    SET = "SET"
+    ALREADY_SO = "ALREADY_SO"
+    UNBOUNDED = "UNBOUNDED"
+    """It has no limit of accelerators or nodes: left alone, and never rented from."""
+    GONE = "GONE"
+
+
+class RentedCapacity(Protocol):
+    """What renting does in a Kubernetes cluster."""
+
+    def hold_capacity(self, spec: CapacitySpec) -> None:
+        """Create a rental's capacity pods. Idempotent: yes, by name."""
+        ...
+
+    def free_capacity(self, cluster: str, namespace: str, name: str) -> bool:
+        """Delete a rental's capacity pods; True where none is left. Idempotent: yes, gone is success."""
+        ...
+
+    def limit_pool(self, cluster: str, pool: str, rented: Callable[[], tuple[int, int]]) -> LimitResult:
+        """Set a NodePool's limits to what is rented of it.
+
+        Idempotent: yes, by the pool's resourceVersion: whoever was slower counts again.
+
+        Args:
+            cluster: The cluster.
+            pool: The NodePool's name.
+            rented: Counts nodes and accelerators that are rented of it; called after the pool was read.
+        """
+        ...
+
+    def claims(self, cluster: str, pool: str) -> tuple[Claim, ...]:
+        """List the machines of a NodePool, asked for or there."""
+        ...
+
+    def delete_claim(self, cluster: str, name: str) -> None:
+        """Have Karpenter drain a machine and give it back. Idempotent: yes, gone is success."""
+        ...
+
+    def refusal(self, cluster: str, pool: str, since: datetime) -> str:
+        """Return what Karpenter was told when it found no capacity for a pool since then; empty for nothing."""
+        ...
+
+
+class Cluster(RentedCapacity, Protocol):
     """The Kubernetes clusters of the fleet, by name, reduced to what Evenkeel does with them."""
 
     def nodes(self, cluster: str) -> tuple[KubernetesNode, ...]:
@@ -359,7 +434,8 @@ class Cluster(Protocol):
         Idempotent: yes, by name; an existing Job with our labels is ALREADY_THERE.
 
         Raises:
-            Refused: a Job of that name is not ours, the API server rejects the manifest, or somebody else suspends it.
+            Refused: a Job of that name is not ours, the API server rejects the manifest, or somebody else suspends what
+                was not handed over to Kueue.
         """
         ...
 
@@ -539,6 +615,7 @@ class Machine(StrEnum):
 
     RECOVER_NODE = "recover_node"
     RUN_JOB = "run_job"
+    BURST_CAPACITY = "burst_capacity"
 
 
 class Workflows(Protocol):
@@ -550,6 +627,13 @@ class Workflows(Protocol):
 
     def state(self, machine: Machine, name: str) -> ExecutionState:
         """Look an execution up by name."""
+        ...
+
+    def running(self, machine: Machine) -> frozenset[str]:
+        """Return the names of executions under way, in a call for each thousand. Eventually consistent on AWS.
+
+        One that is missing may run all the same: ask `state`.
+        """
         ...
 
 
@@ -661,3 +745,16 @@ def every(pages: Callable[[str | None], Page]) -> Iterator[Row]:
         if page.cursor is None:
             return
         cursor = page.cursor
+
+
+_READ_AT_ONCE = 100
+
+
+def get_all(ledger: Ledger, keys: Iterable[Key]) -> dict[Key, Row]:
+    """Return the rows of any number of keys, those that exist: a round trip for each hundred, not one instant."""
+    wanted = tuple(dict.fromkeys(keys))
+    found: dict[Key, Row] = {}
+    for start in range(0, len(wanted), _READ_AT_ONCE):
+        some = wanted[start : start + _READ_AT_ONCE]
+        found |= {key: row for key, row in zip(some, ledger.get_each(*some), strict=True) if row is not None}
+    return found

@@ -19,6 +19,8 @@ from evenkeel_local.gpu_cluster import ClusterHandle
 from tests.fakes import FakeCluster, FakeProvider, FixedClock, a_node, a_provider_node
 from tests.fakes.cluster import TAINT_TEXT
 from tests.fakes.system import A_MOMENT
+from tests.kueue_stand_in import API, DEFINITIONS, local_queues, workload_of
+from tests.kueue_stand_in import workloads as kueues_workloads
 from tests.waiting import until
 
 CLUSTER = "research-eks"
@@ -35,7 +37,6 @@ CONFIG: dict[str, Any] = {
     "delays": {"boot": 0.0, "reboot": 0.3, "replace": 0.5, "terminate": 0.1, "heartbeat": 0.3, "nodeMonitorGrace": 1.0},
 }
 
-_DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 _QUEUES = f"/apis/kueue.x-k8s.io/v1beta2/namespaces/{NAMESPACE}/localqueues"
 
 
@@ -64,6 +65,10 @@ class Bed(Protocol):
 
     def holds(self, name: str, node_name: str, *, owner: str = "", allows_eviction: bool = True, **notes: str) -> None:
         """Have a pod that is not ours hold two GPUs of a node; `notes` are labels in snake case."""
+        ...
+
+    def says_of(self, spec: LaunchSpec, status: dict[str, Any], **more: Any) -> None:
+        """Have Kueue keep a Workload with this status for a Job that was launched."""
         ...
 
     def installs_kueue(self, *, queue: str = "", labels: bool = False) -> None:
@@ -122,7 +127,7 @@ class FakeBed:
             self.cluster.fail_pods(spec.attempt.job_id, spec.attempt.attempt, exit_code=exit_code)
         else:
             self.cluster.finish_pods(spec.attempt.job_id, spec.attempt.attempt)
-        for rank in range(spec.job.nodes):
+        for rank in range(spec.attempt.ranks):
             self.cluster.text[f"{spec.attempt.workload_name}-{rank}"] = f"one\ntwo\nrank {rank}\n"
 
     def holds(self, name: str, node_name: str, *, owner: str = "", allows_eviction: bool = True, **notes: str) -> None:
@@ -141,6 +146,12 @@ class FakeBed:
         )
         if not allows_eviction:
             self.cluster.budgeted.add(name)
+
+    def says_of(self, spec: LaunchSpec, status: dict[str, Any], **more: Any) -> None:
+        found = self.cluster.launched(spec.attempt.job_id, spec.attempt.attempt)
+        name = f"job-{spec.attempt.workload_name}-12345"
+        made = {"metadata": {"name": name}, "spec": {"queueName": spec.attempt.local_queue, **more}, "status": status}
+        found.kueue = workloads.read_kueue(made)
 
     def installs_kueue(self, *, queue: str = "", labels: bool = False) -> None:
         if labels:
@@ -231,8 +242,17 @@ class LocalBed:
             },
         )
 
+    def says_of(self, spec: LaunchSpec, status: dict[str, Any], **more: Any) -> None:
+        job = self.admin.get(f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs/{spec.attempt.workload_name}")
+        assert job
+        made = workload_of(job, {})
+        made["metadata"]["name"] = f"job-{spec.attempt.workload_name}-12345"
+        made["spec"] |= more
+        self.admin.create(f"{API}/namespaces/{NAMESPACE}/workloads", made | {"status": status})
+
     def installs_kueue(self, *, queue: str = "", labels: bool = False) -> None:
-        self.admin.create(_DEFINITIONS, local_queues())
+        self.admin.create(DEFINITIONS, local_queues())
+        self.admin.create(DEFINITIONS, kueues_workloads())
         if labels:
             mark = {"labels": {"kueue.x-k8s.io/managed-namespace": "true"}}
             self.admin.patch(f"/api/v1/namespaces/{NAMESPACE}", {"metadata": mark})
@@ -286,31 +306,15 @@ class LocalBed:
             self.admin.patch(f"/api/v1/nodes/{name}", {"metadata": mark, "spec": spec})
 
     def _remove_kueue(self) -> None:
-        definition = f"{_DEFINITIONS}/{local_queues()['metadata']['name']}"
-        if self.admin.get(definition) is None:
+        if self.admin.get(f"{DEFINITIONS}/{local_queues()['metadata']['name']}") is None:
             return
-        for queue in self.admin.items(_QUEUES):
-            self.admin.delete(f"{_QUEUES}/{queue['metadata']['name']}")
-        self.admin.delete(definition)
+        for kind in ("localqueues", "workloads"):
+            path = f"{API}/namespaces/{NAMESPACE}/{kind}"
+            for each in self.admin.items(path):
+                self.admin.delete(f"{path}/{each['metadata']['name']}")
+            self.admin.delete(f"{DEFINITIONS}/{kind}.kueue.x-k8s.io")
         mark = {"labels": {"kueue.x-k8s.io/managed-namespace": None}}
         self.admin.patch(f"/api/v1/namespaces/{NAMESPACE}", {"metadata": mark})
-
-
-def local_queues() -> dict[str, Any]:
-    """Return Kueue's definition of its LocalQueues, with an open schema."""
-    kept = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    schema = {"openAPIV3Schema": {"type": "object", "properties": {"spec": kept, "status": kept}}}
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": "localqueues.kueue.x-k8s.io"},
-        "spec": {
-            "group": "kueue.x-k8s.io",
-            "scope": "Namespaced",
-            "names": {"plural": "localqueues", "singular": "localqueue", "kind": "LocalQueue"},
-            "versions": [{"name": "v1beta2", "served": True, "storage": True, "schema": schema}],
-        },
-    }
 
 
 def free_nodes(bed: Bed, count: int = 1) -> list[KubernetesNode]:
@@ -335,7 +339,9 @@ def tainted_machine(bed: Bed) -> ProviderNode:
     return machine
 
 
-def a_launch(bed: Bed, nodes: list[KubernetesNode], script: str = "exec sleep 60", **spec: Any) -> LaunchSpec:
+def a_launch(
+    bed: Bed, nodes: list[KubernetesNode], script: str = "exec sleep 60", local_queue: str = "", **spec: Any
+) -> LaunchSpec:
     """Return what attempt 1 of a new job is launched from, on these nodes."""
     job = JobSpec.model_validate(
         {
@@ -356,7 +362,9 @@ def a_launch(bed: Bed, nodes: list[KubernetesNode], script: str = "exec sleep 60
         namespace=NAMESPACE,
         pool="p5-workers",
         nodes=(),
-        node_names=tuple(node.name for node in nodes),
+        local_queue=local_queue,
+        node_names=() if local_queue else tuple(node.name for node in nodes),
+        size=job.nodes,
         accelerators=job.nodes * job.accelerators_per_node,
         admitted_at=A_MOMENT,
     )

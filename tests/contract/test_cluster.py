@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 
@@ -250,6 +251,48 @@ def test_an_attempt_that_somebody_suspends_is_refused_and_leaves_nothing_that_st
 
     bed.eventually(lambda: seen(bed, spec).uid == "", "the Job to be gone")
     assert seen(bed, spec).pods == ()
+
+
+def test_what_is_handed_to_kueue_has_no_pods_before_kueue_lets_it_in(bed: Bed) -> None:
+    spec = a_launch(bed, free_nodes(bed), local_queue="research")
+
+    first = bed.cluster.launch(spec)
+
+    assert bed.cluster.launch(spec) == (LaunchResult.ALREADY_THERE, first[1])
+    found = seen(bed, spec)
+    assert (found.uid, found.is_suspended, found.pods, found.kueue) == (first[1], True, (), None)
+    assert [each.is_suspended for each in bed.cluster.workloads(CLUSTER)] == [True]
+
+
+def test_what_kueue_says_of_a_job_is_read_from_its_workload(bed: Bed) -> None:
+    bed.installs_kueue(queue="research")
+    spec = a_launch(bed, free_nodes(bed), local_queue="research")
+    bed.cluster.launch(spec)
+    since = "2026-11-03T10:00:00Z"
+    waits = {"type": "QuotaReserved", "status": "False", "reason": "WaitingForQuota", "message": "8 more needed"}
+    evicted = {"type": "Evicted", "status": "True", "reason": "Preempted", "message": "for another"}
+    status = {
+        "conditions": [{**waits, "lastTransitionTime": since}, {**evicted, "lastTransitionTime": since}],
+        "requeueState": {"count": 1, "requeueAt": since},
+        "accumulatedPastExecutionTimeSeconds": 0,
+        "admissionChecks": [{"name": "nodes", "state": "Pending", "message": "asked", "lastTransitionTime": since}],
+    }
+
+    bed.says_of(spec, status, active=False)
+
+    kueue = seen(bed, spec).kueue
+    assert kueue is not None
+    assert (kueue.queue, kueue.is_active, kueue.was_admitted, kueue.requeue_at) == (
+        "research",
+        False,
+        True,
+        datetime(2026, 11, 3, 10, tzinfo=UTC),
+    )
+    assert [(each.type, each.is_true, each.reason, each.message) for each in kueue.conditions] == [
+        ("QuotaReserved", False, "WaitingForQuota", "8 more needed"),
+        ("Evicted", True, "Preempted", "for another"),
+    ]
+    assert [(each.name, each.state, each.message) for each in kueue.checks] == [("nodes", "Pending", "asked")]
 
 
 def test_an_attempt_that_was_never_launched_is_seen_empty(bed: Bed) -> None:

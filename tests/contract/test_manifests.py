@@ -275,3 +275,14 @@ def test_a_secret_goes_by_reference_and_takes_no_place_of_the_contract() -> None
         "valueFrom": {"secretKeyRef": {"name": "wandb", "key": "api-key"}},
     }
     assert told["WORLD_SIZE"]["value"] == "2"
+
+
+def test_pods_bear_the_taints_that_their_job_type_says() -> None:
+    borne = ({"key": "dedicated", "value": "hyperpod", "effect": "NoSchedule"}, {"key": "spot", "operator": "Exists"})
+    manifest = workloads.job(a_spec(tolerations=borne), "research", "nvidia.com/gpu")
+
+    kubernetes_validate.validate(manifest, "1.33", strict=True)
+    assert pod_of(manifest)["tolerations"] == [
+        {"key": "dedicated", "operator": "Equal", "value": "hyperpod", "effect": "NoSchedule"},
+        {"key": "spot", "operator": "Exists"},
+    ]

@@ -8,6 +8,7 @@ from typing import Any
 
 from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT, KARPENTER_LABEL, KubernetesNode
 from evenkeel.domain.recovery.validation import CheckResult
+from evenkeel.domain.scheduling.followed import KueueCondition, KueueSeen
 from evenkeel.domain.scheduling.foreign import ForeignPod
 from evenkeel.domain.scheduling.jobs import PodPhase, PodSeen, WorkloadSeen
 from evenkeel.ports import (
@@ -21,6 +22,7 @@ from evenkeel.ports import (
     ReleaseResult,
     RepairAnswer,
 )
+from tests.fakes.capacity import FakeCapacity
 from tests.fakes.system import FixedClock
 
 CLUSTER = "research-eks"
@@ -64,16 +66,20 @@ class Workload:
     pods: list[PodSeen] = field(default_factory=list)
     is_there: bool = True
     """Whether the Job object exists; pods may outlive it."""
+    is_suspended: bool = False
+    kueue: KueueSeen | None = None
+    """What Kueue says of it: a test sets it."""
 
 
 Name = tuple[str, str, int]
 """Namespace, job id, attempt."""
 
 
-class FakeCluster:
+class FakeCluster(FakeCapacity):
     """All Kubernetes clusters of a fleet. Pods start Pending; a test runs and ends them, or sets `runs_at_once`."""
 
     def __init__(self, clock: FixedClock, *nodes: KubernetesNode, runs_at_once: bool = False) -> None:
+        super().__init__()
         self.clock = clock
         self.runs_at_once = runs_at_once
         self.by_name: dict[tuple[str, str], KubernetesNode] = {(node.cluster, node.name): node for node in nodes}
@@ -161,9 +167,10 @@ class FakeCluster:
         name = (attempt.namespace, attempt.job_id, attempt.attempt)
         if name in there and there[name].is_there:
             return LaunchResult.ALREADY_THERE, there[name].uid
-        if attempt.namespace in self.of_kueue:
+        if attempt.namespace in self.of_kueue and not attempt.local_queue:
             raise Refused(f"{attempt.workload_name} was suspended as it was created")
         workload = Workload(spec, f"uid-{next(self._uids)}")
+        workload.is_suspended = bool(attempt.local_queue)
         for rank, node_name in enumerate(attempt.node_names):
             node = self.node(attempt.cluster, node_name)
             fits = node is not None and node.is_schedulable
@@ -262,6 +269,40 @@ class FakeCluster:
 
     # ------------------------------------------------------------ for tests
 
+    def kueue_says(self, job_id: str, attempt: int, *conditions: KueueCondition, **facts: Any) -> None:
+        """Set what Kueue says of an attempt."""
+        found = self.launched(job_id, attempt)
+        known = {"name": f"job-{job_id}-a{attempt}", "queue": found.spec.attempt.local_queue}
+        found.kueue = KueueSeen.model_validate(known | {"conditions": conditions} | facts)
+        self._changed("job")
+
+    def kueue_admits(self, job_id: str, attempt: int, *node_names: str, **facts: Any) -> None:
+        """Let an attempt have its pods, as Kueue does: running, on these nodes."""
+        now = self.clock.now()
+        conditions = tuple(
+            KueueCondition(type=kind, is_true=True, changed_at=now) for kind in ("QuotaReserved", "Admitted")
+        )
+        self.kueue_says(job_id, attempt, *conditions, cluster_queue="research", flavors=("h100",), **facts)
+        found = self.launched(job_id, attempt)
+        found.is_suspended = False
+        found.pods = [
+            PodSeen(name=f"{job_id}-a{attempt}-{rank}", node_name=name, phase=PodPhase.RUNNING)
+            for rank, name in enumerate(node_names)
+        ]
+        self._changed("pod")
+
+    def kueue_evicts(self, job_id: str, attempt: int, reason: str = "Preempted", message: str = "for another") -> None:
+        """Take an attempt's pods, as Kueue does."""
+        now = self.clock.now()
+        found = self.launched(job_id, attempt)
+        found.pods, found.is_suspended = [], True
+        conditions = (
+            KueueCondition(type="QuotaReserved", is_true=False, reason="PendingEvaluation", changed_at=now),
+            KueueCondition(type="Admitted", is_true=False, reason="NoReservation", changed_at=now),
+            KueueCondition(type="Evicted", is_true=True, reason=reason, message=message, changed_at=now),
+        )
+        self.kueue_says(job_id, attempt, *conditions, was_admitted=True)
+
     def add_node(self, node: KubernetesNode) -> None:
         self.by_name[node.cluster, node.name] = node
         self._changed("node")
@@ -346,12 +387,17 @@ class FakeCluster:
 
 def _seen(workload: Workload) -> WorkloadSeen:
     pods = workload.pods
-    has_pods = len(pods) == len(workload.spec.attempt.node_names)
+    has_pods = len(pods) == len(workload.spec.attempt.node_names) or bool(workload.spec.attempt.local_queue)
     return WorkloadSeen(
         job_id=workload.spec.attempt.job_id,
         attempt=workload.spec.attempt.attempt,
         uid=workload.uid if workload.is_there else "",
-        has_completed=workload.is_there and has_pods and all(pod.phase is PodPhase.SUCCEEDED for pod in pods),
+        is_suspended=workload.is_there and workload.is_suspended,
+        kueue=workload.kueue if workload.is_there else None,
+        has_completed=workload.is_there
+        and bool(pods)
+        and has_pods
+        and all(pod.phase is PodPhase.SUCCEEDED for pod in pods),
         # A pod that went with its node counts as failed: nothing is started in its place.
         has_failed=workload.is_there and (not has_pods or any(pod.phase is PodPhase.FAILED for pod in pods)),
         pods=tuple(pods),

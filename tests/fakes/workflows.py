@@ -25,6 +25,10 @@ class RecordingWorkflows:
     def state(self, machine: Machine, name: str) -> ExecutionState:
         return self.states.get((machine, name), ExecutionState.NONE)
 
+    def running(self, machine: Machine) -> frozenset[str]:
+        under_way = (place for place, state in self.states.items() if state is ExecutionState.RUNNING)
+        return frozenset(name for kind, name in under_way if kind is machine)
+
     # ------------------------------------------------------------ for tests
 
     def finish(self, machine: Machine, name: str, state: ExecutionState = ExecutionState.SUCCEEDED) -> None:

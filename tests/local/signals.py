@@ -8,6 +8,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
+from evenkeel.adapters.dynamo_ledger import document_of
 from evenkeel_local.data_centre import DataCentre
 from evenkeel_local.drills import SETTLED
 from tests.waiting import until
@@ -166,7 +167,7 @@ def accepted_calls(centre: DataCentre, instance_id: str) -> dict[str, int]:
 
 def untouched_machine(centre: DataCentre) -> str:
     """Return a machine that was never repaired and never had an incident; where there is none, have one replaced."""
-    touched = {row["doc"]["M"]["life"]["M"]["instanceId"]["S"] for row in _incidents(centre)}
+    touched = {document_of(row)["life"]["instanceId"] for row in _incidents(centre)}
     machines = [str(node["instanceId"]) for node in centre.cluster.nodes()]
     untouched = [machine for machine in machines if machine not in touched and not accepted_calls(centre, machine)]
     if not untouched:

@@ -49,6 +49,7 @@ NEEDS = {
     ("POST", "/v1/clusters/{cluster}/policy/test"): "Admin",
     ("PUT", "/v1/clusters/{cluster}/quotas"): "Admin",
     ("PUT", "/v1/teams/{team}/quota"): "Admin",
+    ("DELETE", "/v1/teams/{team}"): "Admin",
 }
 
 

@@ -3,24 +3,21 @@
 The tables and their transactions are the engine's; nodes and workflows are twins in memory (`tests/crowd.py`).
 """
 
-import uuid
+from pathlib import Path
 
 import pytest
 
 from evenkeel.domain.scheduling.jobs import JobState
-from evenkeel_local.identities import Credentials, make_user
+from evenkeel_local.engine import Engine
 from tests import crowd
-from tests.contract.test_ledger import make_tables
 
 
 @pytest.mark.timeout(600)  # 200 jobs take a quiet machine half a minute, and a busy one its time
 def test_every_version_of_the_tree_is_within_its_limits_and_nobody_is_lost_or_started_twice(
-    deployer: Credentials,
+    tmp_path: Path,
 ) -> None:
-    statement = {"Effect": "Allow", "Action": "dynamodb:*", "Resource": "*"}
-    client = make_user(deployer, "crowd", [statement]).client("dynamodb")
-
-    outcome = crowd.run(make_tables(client, f"crowd-{uuid.uuid4().hex[:8]}"), jobs=200, patience_seconds=500)
+    with Engine.start(tmp_path) as engine:  # its own: the fleet's sweeps and passes would be beside it
+        outcome = crowd.run(crowd.ledger_of(engine), jobs=200, patience_seconds=500)
 
     assert outcome.errors == []
     assert outcome.faults == []

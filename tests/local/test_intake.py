@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from evenkeel.adapters.dynamo_ledger import document_of
 from evenkeel_local.data_centre import DataCentre
 from evenkeel_local.drills import SETTLED, await_whole_fleet, dead_letters
 from tests.local import signals
@@ -331,7 +332,7 @@ def test_what_hyperpod_says_of_a_group_is_remembered(data_centre: DataCentre) ->
         KeyConditionExpression="pk = :pool",
         ExpressionAttributeValues={":pool": {"S": "POOL#a-group-of-the-test"}},
     )["Items"]
-    assert [row["doc"]["M"]["kind"]["S"] for row in found] == ["NO_CAPACITY"]
+    assert [document_of(row)["kind"] for row in found] == ["NO_CAPACITY"]
 
 
 # ---------------------------------------------------------------- healthy again

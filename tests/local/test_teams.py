@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from evenkeel_local import ACCOUNT_ID
-from evenkeel_local.data_centre import CHECKPOINTS_BUCKET, NAMESPACE, DataCentre, FleetShape
+from evenkeel_local.data_centre import CHECKPOINTS_BUCKET, NAMESPACE, SERVICE_ACCOUNT, DataCentre, FleetShape
 from evenkeel_local.drills import Work
 from evenkeel_local.drills.replays import decided_otherwise
-from tests.contract.beds import local_queues
+from tests.kueue_stand_in import local_queues
 from tests.local.training import Training
 from tests.waiting import until
 
@@ -22,6 +22,7 @@ Json = dict[str, Any]
 
 FLEET = FleetShape(nodes=2)
 LONG = Work(nodes=2, steps=120, checkpoint_every=4, step_seconds=0.15)
+MIDDLING = Work(nodes=2, steps=120, checkpoint_every=4, step_seconds=0.15)
 SHORT = Work(nodes=2, steps=12, checkpoint_every=4, step_seconds=0.1)
 
 
@@ -111,3 +112,25 @@ def test_a_job_waits_as_long_as_its_namespace_is_kueues(centre: DataCentre) -> N
 
     assert f"Kueue admits jobs in namespace {NAMESPACE} (its LocalQueue default)" in said
     assert (done["state"], done["currentAttempt"], job.digest()) == ("SUCCEEDED", 1, job.right_digest)
+
+
+def test_a_team_with_a_namespace_of_its_own_runs_there_and_resumes(centre: DataCentre) -> None:
+    centre.make_namespace("green")
+    queue = {"cohort": "fleet", "groups": [{FLEET.instance_type: {"nvidia.com/gpu": 0}}]}
+    team = {"name": "green", "queue": queue, "namespace": "green", "serviceAccount": SERVICE_ACCOUNT}
+    client = centre.client()
+    client.change("PUT", "/teams/green/quota", {"team": team, "reason": "a third team"}, version=0)
+
+    job = Training.submit(centre, "own-namespace", MIDDLING, team="green").reach(6)
+    pods = centre.cluster.get("/api/v1/namespaces/green/pods")["items"]
+    client.post(f"/jobs/{job.job_id}/suspend", {"reason": "once round"})
+    job.reach_state("SUSPENDED")
+    client.post(f"/jobs/{job.job_id}/resume", {"reason": "once round"})
+    done = job.end()
+
+    assert done["namespace"] == "green"
+    assert {pod["spec"]["serviceAccountName"] for pod in pods} == {SERVICE_ACCOUNT}
+    assert (done["state"], done["currentAttempt"], job.digest()) == ("SUCCEEDED", 2, job.right_digest)
+    assert job.attempt(2)["resumeFrom"]["step"] >= 4
+    client.change("DELETE", "/teams/green?reason=over", {}, version=client.get("/teams/green/quota")["version"])
+    assert "green" not in [each["team"] for each in client.get("/teams")["items"]]

@@ -119,11 +119,11 @@ class Chaos:
                 self.pause(what)
                 return call()
 
-    def pause(self, what: str) -> None:
-        """Let the world go on while this process stands still."""
+    def pause(self, what: str, seconds: float = 0.0) -> None:
+        """Let the world go on while this process stands still, for so long or for some time."""
         if self._paused >= _LONGEST_STACK:
             return
-        seconds = self.chance.choice((0.2, 1.0, 3.0, 12.0))
+        seconds = seconds or self.chance.choice((0.2, 1.0, 3.0, 12.0))
         self._hurt(f"the process pauses {seconds:g} s at {what}")
         self._paused += 1
         try:

@@ -9,7 +9,11 @@ from evenkeel.domain.scheduling.jobs import JobState
 from tests.simulator.asl import ways
 from tests.simulator.chaos import EFFECTS_GO_WRONG, READS_GO_WRONG
 from tests.simulator.schedule import AWAY, DEEDS, FAULTS, HURTS, OUTAGES
-from tests.template.documents import WORKFLOWS
+from tests.simulator.teams import DEEDS as DEEDS_OF_TEAMS
+from tests.simulator.teams import KINDS, OUTCOMES
+
+PLAYED = ("recover_node", "run_job")
+"""The workflows that the worlds lead to: none of them rents nodes."""
 
 
 def everything() -> Iterator[str]:
@@ -18,14 +22,16 @@ def everything() -> Iterator[str]:
     yield from (f"effect {kind}" for kind in EFFECTS_GO_WRONG)
     yield from (f"fault {kind}" for kind in HURTS)
     yield from (f"shows {kind}" for kind in (*FAULTS, "a spot notice"))
-    yield from (f"deed {kind}" for kind in DEEDS)
+    yield from (f"deed {kind}" for kind in (*DEEDS, *DEEDS_OF_TEAMS))
+    yield from (f"teams {kind}" for kind in KINDS)
+    yield from (f"decision ADMISSION {action}" for action in OUTCOMES)
     yield from (f"outage {kind}" for kind in (*OUTAGES, *AWAY, "no capacity", "cluster updating", "of a function"))
     modes = ("act", "observe", "recommend", "all events are lost", "HyperPod repairs by itself")
     yield from (f"mode {kind}" for kind in (*modes, "with Karpenter's machines"))
     yield from (f"guardrail {rule}" for rule in Rule)
     yield from (f"end incident {state}" for state in IncidentState if state.is_settled)
     yield from (f"end job {state}" for state in JobState if state.has_ended)
-    for machine in WORKFLOWS:
+    for machine in PLAYED:
         yield from ways(machine)
 
 

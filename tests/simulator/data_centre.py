@@ -3,7 +3,7 @@
 import functools
 import itertools
 import random
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from evenkeel.domain.nodes import KARPENTER_LABEL, KubernetesNode, ProviderNode
@@ -20,7 +20,7 @@ from tests.simulator.loop import Loop
 FAULT_TYPES = "sagemaker.amazonaws.com/fault-types"
 _SAVES_EVERY = 20.0
 _STEPS_A_SAVE = 10
-_SPOT_POOL = "spot"
+SPOT_POOL = "spot"
 
 
 class LoopClock(FixedClock):
@@ -197,7 +197,8 @@ class SimulatedProvider(FakeProvider):
             self.loop.after(30, lambda: self._end(machine, sick_still=sick_still))
             return
         if not sick_still and (seen := self._seen(machine)):
-            self.kubernetes.set_node(seen.name, seen.cluster, labels={})  # type: ignore[union-attr]  # always given here
+            labels = unmarked(seen.labels)
+            self.kubernetes.set_node(seen.name, seen.cluster, labels=labels)  # type: ignore[union-attr]  # always given here
         rung = self.running[machine]
         now = self.finish(machine)
         self.is_told(f"{rung} of {machine} is over, {now} holds the seat" + (", sick still" if sick_still else ""))
@@ -249,7 +250,7 @@ class Trainers:
         reached = [rank for rank in running if not self._is_cut_off(workload.pods[rank].node_name)]
         if not running:
             return
-        if len(reached) == spec.job.nodes:
+        if len(reached) == spec.attempt.ranks:
             if self.loop.seconds >= ends_at:
                 self.tell(f"{attempt.workload_name} has trained to its end")
                 self.cluster.set_pods(attempt.job_id, attempt.attempt, PodPhase.SUCCEEDED)
@@ -263,7 +264,7 @@ class Trainers:
             self.loop.after(self.chance.uniform(1, 60), functools.partial(self._save, spec, step))
             step += _STEPS_A_SAVE
         elif reached and (
-            len(workload.pods) < spec.job.nodes or any(pod.node_name and self._is_gone(pod) for pod in workload.pods)
+            len(workload.pods) < attempt.ranks or any(pod.node_name and self._is_gone(pod) for pod in workload.pods)
         ):
             self.cluster.fail_pods(attempt.job_id, attempt.attempt, *reached, exit_code=PEER_LOST_EXIT)
         self.loop.after(_SAVES_EVERY, lambda: self._work(spec, step, ends_at))
@@ -276,7 +277,7 @@ class Trainers:
         attempt = spec.attempt
         document, _ = self.checkpoints.fence(uri)
         key = self.checkpoints.save(
-            uri, attempt.job_id, attempt.attempt, step, rfc3339(self.loop.now()), shards=spec.job.nodes
+            uri, attempt.job_id, attempt.attempt, step, rfc3339(self.loop.now()), shards=spec.attempt.ranks
         )
         self.started[f"{attempt.job_id} {key}"] = self.loop.seconds
         if document and document["attempt"] > attempt.attempt:
@@ -295,15 +296,20 @@ class Trainers:
         return node is None or not node.is_ready
 
 
+def unmarked(labels: Mapping[str, str]) -> dict[str, str]:
+    """Return a node's labels without HyperPod's marks: whose machine it is, they still say."""
+    return {name: value for name, value in labels.items() if name != FAULT_TYPES}
+
+
 def a_spot_node(number: int, **changes: Any) -> KubernetesNode:
     """A machine that Karpenter launched, and that EC2 may take back."""
     there = a_node(number)
     facts: dict[str, Any] = {
         "hyperpod_cluster_id": None,
         "created_at": A_MOMENT.replace(hour=8, minute=0),
-        "pool": _SPOT_POOL,
+        "pool": SPOT_POOL,
         "instance_type": "p5.48xlarge",
-        "labels": {**there.labels, KARPENTER_LABEL: _SPOT_POOL},
+        "labels": {**there.labels, KARPENTER_LABEL: SPOT_POOL},
     }
     return there.but(**{**facts, **changes})
 

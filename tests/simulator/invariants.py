@@ -13,17 +13,22 @@ from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.faults import NODE_RUNGS
 from evenkeel.domain.health.incidents import IncidentState, NodeFact
 from evenkeel.domain.nodes import join_nodes
+from evenkeel.domain.policy import Mode
 from evenkeel.domain.recovery.guardrails import bound
 from evenkeel.domain.replay import CannotReplayError, replay
-from evenkeel.domain.scheduling.admission import Action, Request, Snapshot, admit, rooms_of
+from evenkeel.domain.scheduling import sharing
+from evenkeel.domain.scheduling.admission import Action, Request, Snapshot, admit, rooms_of, said_of
 from evenkeel.domain.scheduling.attempts import is_lost
 from evenkeel.domain.scheduling.jobs import AttemptState, Charge, Job, JobState
+from evenkeel.domain.scheduling.spending import Spent
+from evenkeel.domain.scheduling.teams import SetUp
 from evenkeel.domain.values import rfc3339
 from evenkeel.events import envelope
 from evenkeel.ports import ExecutionState, Key, LaunchSpec, PermanentError, Row, Table, TransientError
-from evenkeel.services import rows
+from evenkeel.services import read_use, rows
 from tests.fakes.cluster import CLUSTER, GPUS
 from tests.fakes.system import A_MOMENT
+from tests.simulator.data_centre import FAULT_TYPES, SPOT_POOL
 
 if TYPE_CHECKING:
     from tests.simulator.asl import Json
@@ -55,14 +60,18 @@ class Invariant:
     sentence: str
     moment: Moment
     check: Callable[..., Iterator[str]]
+    is_of_teams: bool
+    """Whether it says nothing where no teams are set up."""
 
 
 TABLE: list[Invariant] = []
 
 
-def holds(name: str, sentence: str, moment: Moment) -> Callable[[Callable[..., Iterator[str]]], Callable[..., Any]]:
+def holds(
+    name: str, sentence: str, moment: Moment, *, is_of_teams: bool = False
+) -> Callable[[Callable[..., Iterator[str]]], Callable[..., Any]]:
     def register(check: Callable[..., Iterator[str]]) -> Callable[..., Any]:
-        TABLE.append(Invariant(name, sentence, moment, check))
+        TABLE.append(Invariant(name, sentence, moment, check, is_of_teams))
         return check
 
     return register
@@ -82,6 +91,8 @@ class Checks:
 
     def _make(self, moment: Moment, world: "Simulation", *facts: Any) -> None:
         for invariant in self.by_moment[moment]:
+            if invariant.is_of_teams and world.sharing is None:
+                continue
             for text in invariant.check(world, *facts):
                 world.violate(invariant.name, text)
 
@@ -119,7 +130,7 @@ class Checks:
 
     def is_at_rest(self, world: "Simulation") -> bool:
         """Whether nothing is left to be done."""
-        return world.loop.seconds > world.rests_from and not any(_unrest(world))
+        return world.loop.seconds > world.rests_from and not any(_unrest(world)) and not any(_untrue_reasons(world))
 
 
 # ---------------------------------------------------------------- what the checks read
@@ -249,10 +260,11 @@ def one_repair_per_life(world: "Simulation", rung: str, machine: str) -> Iterato
     for at, was, was_heard in world.watched.calls.get(machine, ()):
         if rung == "replace" == was and machine in world.provider.by_id and was_heard:
             yield f"{machine} is to be replaced again"
-        if world.provider.running.get(machine) == was and was_heard and rung == was:
+        # A reply that could not be recorded is as lost as one that never came: both are awaited for so long.
+        is_awaited = world.loop.seconds - at < world.policy.repair.reconcile_after_seconds
+        if world.provider.running.get(machine) == was == rung and was_heard and is_awaited:
             yield f"{was} of {machine} is in flight, accepted at {at:.1f}"
-        patience = world.policy.repair.reconcile_after_seconds
-        if not was_heard and rung == was and world.loop.seconds - at < patience and machine in world.provider.running:
+        if not was_heard and rung == was and is_awaited and machine in world.provider.running:
             yield f"{was} of {machine} had no reply at {at:.1f} and is called again so soon"
 
 
@@ -273,6 +285,8 @@ def limit_of_repairs_holds(world: "Simulation", rung: str, machine: str) -> Iter
         # in service until it is called for again.
         returned_at = (owner.doc["stages"]["returnedAt"] if owner else "") or ""
         is_called = any(ask["askedAt"] > returned_at for ask in called)
+        if owner and owner.doc["pool"] == SPOT_POOL and world.node_of(owner.doc["life"]["instanceId"]) is None:
+            continue  # Karpenter has given it back, and brings no other in its place
         is_in_repair = owner and _is_open(owner.doc) and is_called and not owner.doc["nodeBranch"]
         if owner and is_in_repair and owner.doc["life"]["instanceId"] != machine:
             others.append((owner.doc["life"]["instanceId"], owner.doc["pool"]))
@@ -289,7 +303,9 @@ def limit_of_cordons_holds(world: "Simulation", name: str) -> Iterator[str]:
     rails = world.policy.repair.guardrails
     ours = [one for one in world.cluster.by_name.values() if one.is_cordoned and one.incident_id]
     node = world.cluster.node(CLUSTER, name)
-    pool = node.pool if node else ""
+    if node is None:
+        return  # it is gone: nothing is cordoned
+    pool = node.pool
     most = bound(rails.pool_cordons, rails.pool_cordon_share, world.pool_sizes.get(pool, world.size))
     others = [one.name for one in ours if one.pool == pool]
     # What goes by itself is cordoned whatever else is out: its jobs are saved now, or not at all.
@@ -412,6 +428,15 @@ def attempts_are_alone(world: "Simulation", spec: LaunchSpec) -> Iterator[str]:
             yield f"{attempt.workload_name} starts without its fence"
 
 
+@holds("stops-have-a-reason", "Before an attempt is asked to end, its job says why.", Moment.STOP)
+def stops_have_a_reason(world: "Simulation", job_id: str, attempt: int) -> Iterator[str]:
+    row = world.ledger.rows.get(rows.attempt_key(job_id, attempt))
+    asked = rows.read(world.ledger.rows[rows.job_key(job_id)], Job).stop_of(attempt)
+    is_over = row is not None and AttemptState(row.doc["state"]).has_ended
+    if not is_over and not (asked and asked.reason):
+        yield f"{job_id}-a{attempt} is asked to end, and nothing says why"
+
+
 @holds("no-attempt-without-charge", "", Moment.LAUNCH)
 def no_attempt_without_charge(world: "Simulation", spec: LaunchSpec) -> Iterator[str]:
     row = world.ledger.rows.get(rows.attempt_key(spec.attempt.job_id, spec.attempt.attempt))
@@ -435,6 +460,9 @@ def distrusted_is_never_read(world: "Simulation", spec: LaunchSpec) -> Iterator[
         doc, facts = row.doc, row.doc["facts"]
         if doc["kind"] != "RESUME" or facts["jobId"] != attempt.job_id or facts["trust"] == "trusted":
             continue
+        decided = (datetime.fromisoformat(doc["decidedAt"]) - A_MOMENT).total_seconds()
+        if decided > world.watched.launches[attempt.workload_name]:
+            continue  # it may be pinned already: the sweeper takes the job back (`plan_resume.revise`)
         first = (datetime.fromisoformat(facts["firstSignalAt"]) - A_MOMENT).total_seconds()
         # The pin of the attempt right after the hurt one honours it; later ones go on from there.
         is_suspect = attempt.resume_from.attempt <= facts["attempt"] == attempt.attempt - 1
@@ -448,9 +476,18 @@ def distrusted_is_never_read(world: "Simulation", spec: LaunchSpec) -> Iterator[
 
 @holds("one-answer-per-wait", "A wait is given one answer, however often it is given.", Moment.ANSWER)
 def one_answer_per_wait(world: "Simulation", token: str, output: "Json") -> Iterator[str]:
-    first = world.watched.answers.setdefault(token, output)
+    first = world.watched.answers.setdefault((token, world.watched.opened[token]), output)
     if first != output:
         yield f"{token} was told {first['outcome']} and is told {output['outcome']}"
+
+
+@holds("one-answer-per-wait", "", Moment.COMMIT)
+def waits_are_told_apart(world: "Simulation", changes: Changes) -> Iterator[str]:
+    # A function that is run twice may open a wait anew whose task has its answer: that other wait's goes nowhere.
+    world.watched.opened.update(
+        after.doc["token"] for key, before, after in changes if key.sk.startswith("WAIT#") and after and not before
+    )
+    yield from ()
 
 
 @holds("one-page-per-incident", "A person is called once for one thing.", Moment.PAGE)
@@ -500,13 +537,13 @@ def _unrest(world: "Simulation") -> Iterator[str]:
         if execution.status is ExecutionState.RUNNING and execution.document.get("incidentId") not in blocked:
             yield f"{name[1]} runs still, since {(execution.entered or ['its start'])[-1]}"
     for job in _jobs(world):
-        if not job.state.has_ended and job.state is not JobState.PENDING:
+        if not job.state.is_at_rest and job.state is not JobState.PENDING:
             yield f"{job.job_id} is {job.state}"
     for key in world.ledger.rows:
         if key.sk.startswith("WAIT#") and key.pk.removeprefix("INC#") not in blocked:
             yield f"{key.pk} {key.sk} is open"
-    for decision in _pass(world):
-        if decision.action in (Action.ADMIT, Action.BACK_OFF):
+    for decision in pass_of(world):
+        if decision.action in (Action.ADMIT, Action.PREEMPT, Action.BACK_OFF):
             yield f"{decision.job_id} could start: {decision.reason}"
 
 
@@ -515,11 +552,11 @@ def _is_out_of_places(world: "Simulation", doc: "Json") -> bool:
     if not doc.get("block") or doc["block"]["rule"] not in ("POOL_CORDONS", "FLEET_CORDONS"):
         return False
     node = world.node_of(doc["life"]["instanceId"])
-    sick = node is not None and (not node.is_ready or bool(node.labels))
+    sick = node is not None and (not node.is_ready or FAULT_TYPES in node.labels)
     return sick and next(limit_of_cordons_holds(world, node.name), "") != ""
 
 
-def _pass(world: "Simulation") -> Iterator[Any]:
+def pass_of(world: "Simulation") -> Iterator[Any]:
     """What a pass would decide about the world as it is."""
     pending = [Request.of(job) for job in _jobs(world) if job.state is JobState.PENDING]
     if not pending or world.mode != "act":
@@ -528,8 +565,44 @@ def _pass(world: "Simulation") -> Iterator[Any]:
     in_use = {(CLUSTER, name): count for name, count in world.cluster.accelerators_in_use(CLUSTER).items()}
     charges = [rows.read(row, Charge) for row in _each(world, f"TREE#{rows.ROOT_TREE}", "CHARGE#")]
     seen = [(CLUSTER, one) for one in world.cluster.workloads(CLUSTER)]
-    snapshot = Snapshot(rooms=rooms_of(nodes, in_use, charges, seen), pending=tuple(pending))
-    yield from admit(snapshot, world.policy.scheduling, world.loop.now())
+    rooms, now = rooms_of(nodes, in_use, charges, seen), world.loop.now()
+    setup = world.sharing.setup if world.sharing else SetUp()
+    if not setup.has_teams:
+        yield from admit(Snapshot(rooms=rooms, pending=tuple(pending)), world.policy.scheduling, now)
+        return
+    tree = world.ledger.rows[rows.tree_key()]
+    holders = {charge.job_id: rows.read(world.ledger.rows[rows.job_key(charge.job_id)], Job) for charge in charges}
+    shared = sharing.Snapshot(
+        setup,
+        rooms,
+        tuple(pending),
+        tuple(charge.but(priority=holders[charge.job_id].priority) for charge in charges),
+        frozenset(name for name, job in holders.items() if job.stop_of(job.current_attempt)),
+        sharing.Memory.model_validate(tree.doc.get("memory") or {}).pruned(charges, setup, now),
+        _spent(world, setup),
+        used=read_use.run(setup, world.ledger, now),
+    )
+    yield from sharing.share(shared, world.policy.scheduling, world.policy.economy, now)
+
+
+def _spent(world: "Simulation", setup: SetUp) -> dict[tuple[str, str], Spent]:
+    periods = [(team.name, budget.period.key_at(world.loop.now())) for team in setup.teams for budget in team.budgets]
+    found = {place: world.ledger.rows.get(rows.spent_key(*place)) for place in periods}
+    return {place: Spent.model_validate(row.doc) for place, row in found.items() if row}
+
+
+def _untrue_reasons(world: "Simulation") -> Iterator[str]:
+    """Yield the waiting jobs that say something else than the rules say by now."""
+    jobs = {job.job_id: job for job in _jobs(world)}
+    for decision in pass_of(world):
+        said = said_of(decision, Mode(world.mode))
+        if decision.action is not Action.BACK_OFF and jobs[decision.job_id].reason_of_queue != said:
+            yield f"{decision.job_id} says: {jobs[decision.job_id].reason} The rules say: {said}"
+
+
+@holds("reasons-are-true", "At rest each job waits for what the rules say, and says so.", Moment.END)
+def reasons_are_true(world: "Simulation") -> Iterator[str]:
+    yield from _untrue_reasons(world)
 
 
 @holds("nothing-left-behind", "At rest no lease, pointer, charge or workload is left.", Moment.END)
@@ -546,7 +619,9 @@ def nothing_left_behind(world: "Simulation") -> Iterator[str]:
     yield from (f"{name} has no attempt" for name in sorted(charged - live))
     yield from (f"{name} is missing" for name in sorted(live - charged))
     for row in _each(world, "TEAM#", "USAGE"):
-        held = sum(rows.read(one, Charge).accelerators for one in _each(world, "TREE#", "CHARGE#"))
+        team = row.key.pk.removeprefix("TEAM#")
+        charges = [rows.read(one, Charge) for one in _each(world, "TREE#", "CHARGE#")]
+        held = sum(charge.accelerators for charge in charges if charge.team == team)
         if row.doc["accelerators"] != held:
             yield f"{row.key.pk} is charged with {row.doc['accelerators']}, and its attempts hold {held}"
     for workload in world.cluster.running():
@@ -586,11 +661,13 @@ def _forgotten(world: "Simulation", body: str) -> Iterator[str]:
         if fact.kind != "SICKENED":
             continue
         key = fact.fact_key
-        kept = (rows.fact_key(key), rows.unresolved_row({}, key, A_MOMENT).key)
+        kept: tuple[Key, ...] = (rows.fact_key(key), rows.unresolved_row({}, key, A_MOMENT).key)
         is_over = any(
             row.doc["isOver"] or (row.doc["returnedAt"] or "") >= rfc3339(fact.observed_at)
             for row in _each(world, f"LAST#{CLUSTER}/{fact.instance_id}/")
         )
+        if rows.node_key(CLUSTER, fact.instance_id) not in world.ledger.rows:
+            kept = (*kept, rows.early_key(fact.instance_id))  # no sweep ever saw that machine
         if not is_over and not any(one in world.ledger.rows for one in kept) and not _is_of_a_burst(world, fact):
             yield f"{key} was taken from the queue and is nowhere"
         noted = world.ledger.rows.get(kept[0])

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,14 +54,24 @@ def mutants() -> list[Mutant]:
     return [Mutant(path) for path in sorted(PATCHES.glob("*.patch"))]
 
 
-def plant(mutant: Mutant, folder: Path) -> str:
-    """Copy the tree and apply the patch; return why that failed, empty where it did not."""
-    for name in _COPIED:
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    applied = subprocess.run(
-        ["git", "apply", "--recount", "-C1", str(mutant.path)], cwd=folder, capture_output=True, text=True, check=False
-    )
-    return applied.stderr.strip()
+def copy_and_apply(patch: Path, folder: Path, names: Sequence[str]) -> str:
+    """Copy files and folders of the tree and apply a patch; return why that failed, empty where it did not."""
+    for name in names:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / name, folder / name)
+    return _git_apply(patch, folder)
+
+
+def why_unfit(patch: Path) -> str:
+    """Return why a patch would not apply to this tree; empty where it would."""
+    return _git_apply(patch, ROOT, "--check")
+
+
+def _git_apply(patch: Path, folder: Path, *options: str) -> str:
+    command = ["git", "apply", *options, "--recount", "-C1", str(patch)]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False).stderr.strip()
 
 
 def hunt(mutant: Mutant, seeds: int) -> Found:
@@ -71,7 +82,7 @@ def hunt(mutant: Mutant, seeds: int) -> Found:
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        if failed := plant(mutant, folder):
+        if failed := copy_and_apply(mutant.path, folder, _COPIED):
             raise RuntimeError(f"{mutant.name} no longer applies: {failed}")
         paths = os.pathsep.join([str(folder / "shared"), str(folder)])
         ran = subprocess.run(

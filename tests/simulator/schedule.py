@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from tests.fakes.cluster import CLUSTER
 from tests.simulator.asl import functions
+from tests.simulator.data_centre import unmarked
 
 if TYPE_CHECKING:
     from tests.simulator.simulation import Simulation
@@ -193,7 +194,7 @@ def _well(world: "Simulation", machine: str) -> None:
     node = world.node_of(machine)
     if node is not None:
         world.tell(f"{machine} shows no fault any more")
-        world.cluster.set_node(node.name, labels={})
+        world.cluster.set_node(node.name, labels=unmarked(node.labels))
         if not world.drops_events:
             world.deliver(world.event(machine, ""), 1.0)
 
@@ -203,6 +204,7 @@ def _reconnect(world: "Simulation", name: str) -> None:
     if node is not None and not node.is_ready and node.instance_id not in world.provider.running:
         world.tell(f"{node.instance_id} is back by itself")
         world.cluster.ready_node(name)
+        world.watched.returned[name] = world.loop.seconds
 
 
 def _deed(world: "Simulation") -> Callable[[], None]:

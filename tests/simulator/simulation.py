@@ -29,7 +29,6 @@ from evenkeel.ports import EvenkeelError, ExecutionState, Key, LaunchSpec, Machi
 from evenkeel.runtime import wiring
 from evenkeel.runtime.settings import Settings
 from evenkeel.services import approve_recovery, cancel_job, hold_automation, rows, submit_job
-from evenkeel.services.check_authority import Asker
 from tests.fakes.checkpoints import InMemoryCheckpoints
 from tests.fakes.cluster import CLUSTER
 from tests.fakes.crashes import Crash
@@ -38,8 +37,17 @@ from tests.fakes.messages import InMemoryDeadLetters, InMemoryInbox, InMemoryRaw
 from tests.fakes.system import RecordingTelemetry, SequenceIds
 from tests.simulator.asl import Engine, Execution, Failure, Json, Reply
 from tests.simulator.chaos import Chaos
-from tests.simulator.data_centre import FAULT_TYPES, LoopClock, SimulatedCluster, SimulatedProvider, Trainers, machines
+from tests.simulator.data_centre import (
+    FAULT_TYPES,
+    LoopClock,
+    SimulatedCluster,
+    SimulatedProvider,
+    Trainers,
+    machines,
+    unmarked,
+)
 from tests.simulator.loop import Loop
+from tests.simulator.teams import EVERY, PEOPLE, Sharing
 
 FUNCTIONS = Path(__file__).resolve().parents[2] / "functions"
 SWEEPS_EVERY = 30.0
@@ -237,14 +245,20 @@ class Watched:
     """What the checks need to remember, beside the ledger and the data centre."""
 
     open_by_life: dict[str, set[str]] = field(default_factory=dict)
-    answers: dict[str, Json] = field(default_factory=dict)
-    """What each token was told first."""
+    answers: dict[tuple[str, int], Json] = field(default_factory=dict)
+    """What each token was told first, by how often a wait was opened for it."""
+    opened: Counter[str] = field(default_factory=Counter)
+    """How often each token had a wait opened that was not there."""
     pages: dict[str, tuple[str, int]] = field(default_factory=dict)
     """By incident: the key of its page, and how often the world had gone wrong by then."""
     calls: dict[str, list[tuple[float, str, bool]]] = field(default_factory=dict)
     """Repair calls that the provider took, by machine: when, which rung, and whether the reply got through."""
+    launches: dict[str, float] = field(default_factory=dict)
+    """By attempt: when LaunchJob first looked at it."""
     persons: dict[str, float] = field(default_factory=dict)
     """Nodes that a person cordoned, and when."""
+    returned: dict[str, float] = field(default_factory=dict)
+    """Nodes that could not be reached and came back by themselves, and when."""
     delivered: list[str] = field(default_factory=list)
     """Bodies of events that the queue handed over, and that were taken."""
     settled: dict[str, str] = field(default_factory=dict)
@@ -262,6 +276,8 @@ class WatchedLedger(InMemoryLedger):
     def __init__(self, told: Callable[[list[tuple[Key, Row | None, Row | None]]], None], *, is_strict: bool) -> None:
         super().__init__()
         self.told = told
+        self.before_commit: Callable[[tuple[Write, ...]], None] | None = None
+        """Asked before each commit, where somebody wants to come first."""
         self.is_strict = is_strict
         self._values: dict[int, dict[type[Any], Any]] = {}
         """What each stored row says, by the row's identity."""
@@ -294,6 +310,8 @@ class WatchedLedger(InMemoryLedger):
         return kept
 
     def commit(self, *writes: Write, token: str = "") -> None:
+        if self.before_commit is not None:
+            self.before_commit(writes)
         before = {key: self.rows.get(key) for key in map(_key_of, writes)}
         count = len(self.commits)
         super().commit(*writes, token=token)
@@ -336,6 +354,8 @@ class Simulation:
         """Since and until when automation is held."""
         self.rests_from = 0.0
         """When the last thing that was laid out has happened."""
+        self.sharing = Sharing(self, random.Random(f"{seed} teams")) if seed % EVERY == 0 else None
+        """The teams, where there are any."""
         self._pass_is_due = self._watch_is_due = False
         self._build()
 
@@ -425,6 +445,8 @@ class Simulation:
         """Run a function once, in this process, as Lambda does."""
         call = Call(name, self.loop.seconds, self.chaos.injuries)
         self.calls.append(call)
+        if name == "launch_job":
+            self.watched.launches.setdefault(f"{event['jobId']}-a{event['attempt']}", self.loop.seconds)
         try:
             answer = handler(name)(event, SimpleNamespace(function_name=name, aws_request_id="request"))
         except Crash:
@@ -521,9 +543,10 @@ class Simulation:
     def _watch(self) -> None:
         self._watch_is_due = False
         if self.is_watching:
-            self._alone("watch_cluster")
+            self.call_alone("watch_cluster")
 
-    def _alone(self, name: str) -> None:
+    def call_alone(self, name: str) -> None:
+        """Invoke a function as its schedule does: nobody waits for it."""
         with contextlib.suppress(Crash, EvenkeelError):
             self.call(name, {})
 
@@ -537,7 +560,7 @@ class Simulation:
 
     def _sweep(self) -> None:
         if self.is_sweeping:
-            self._alone("sweep_fleet")
+            self.call_alone("sweep_fleet")
 
     def _execution_ended(self, execution: Execution) -> None:
         self.tell(f"{execution.name} ended in {execution.ended_in or 'nothing'} {execution.error}".rstrip())
@@ -570,10 +593,16 @@ class Simulation:
             grace_seconds=5,
             on_node_fault=OnNodeFault.FINISH if finishes else OnNodeFault.MOVE,
         )
-        request = submit_job.Request(spec=spec, asker=Asker(principal="ana"), idempotency_key=name)
+        asker = PEOPLE[0]
+        whose = ""
+        if self.sharing:
+            spec = spec.but(**self.sharing.governed(number, nodes))
+            asker = self.sharing.submitter()
+            whose = f", {spec.priority_class or 'no class'} of team {spec.team}"
+        request = submit_job.Request(spec=spec, asker=asker, idempotency_key=name)
         world = self.world
         self.person(
-            f"ana submits {name}: {nodes} nodes for {length:.0f} s",
+            f"{asker.actor} submits {name}: {spec.nodes} nodes for {length:.0f} s{whose}",
             lambda: submit_job.run(
                 request, world.ledger, world.passes, world.ids, cluster=CLUSTER, namespace="jobs", now=self.loop.now()
             ),
@@ -586,7 +615,7 @@ class Simulation:
             if key.pk.startswith("JOB#") and key.sk == "META" and row.doc["spec"]["name"] == f"train-{number}"
         ]
         for job_id in found:
-            request = cancel_job.Request(job_id=job_id, asker=Asker(actor="ana"))
+            request = cancel_job.Request(job_id=job_id, asker=PEOPLE[0])
             work = functools.partial(cancel_job.run, request, self.world.ledger, self.world.passes)
             self.person(f"ana cancels {job_id}", lambda work=work: work(now=self.loop.now()))  # type: ignore[misc]  # bound now
 
@@ -674,7 +703,7 @@ class Simulation:
         if node is not None and node.labels.get(FAULT_TYPES):
             self.seen["deed mend"] += 1
             self.tell(f"bo mends {machine}")
-            self.cluster.set_node(node.name, labels={})
+            self.cluster.set_node(node.name, labels=unmarked(node.labels))
 
     def without_capacity(self, machine: str) -> None:
         """Have HyperPod say of the whole group that it found no capacity."""
@@ -754,6 +783,8 @@ class Simulation:
             self.every(SWEEPS_EVERY, self._sweep)
             self.every(WATCHES_EVERY, self._watch)
             chaos_seconds = lay_out(self)
+            if self.sharing:
+                self.sharing.lay_out(chaos_seconds)
             self.loop.run(chaos_seconds, self._is_broken)
             self._calm_down()
             self.rests_from = self.loop.seconds + 65  # the last event of the queue is heard by then
@@ -820,6 +851,14 @@ class Workflows:
     def state(self, machine: Machine, name: str) -> ExecutionState:
         found = self.simulation.engine.executions.get((str(machine), name))
         return found.status if found else ExecutionState.NONE
+
+    def running(self, machine: Machine) -> frozenset[str]:
+        if self.simulation.chaos.hits():
+            return frozenset()  # the list lags behind
+        under_way = self.simulation.engine.executions.items()
+        return frozenset(
+            name for (kind, name), each in under_way if kind == str(machine) and each.status is ExecutionState.RUNNING
+        )
 
 
 class Tokens:

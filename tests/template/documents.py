@@ -16,7 +16,7 @@ Json = dict[str, Any]
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATE = ROOT / "template.yaml"
-WORKFLOWS = ("recover_node", "run_job")
+WORKFLOWS = ("recover_node", "run_job", "burst_capacity")
 _ELSEWHERE = "s3://bucket/key"
 
 

@@ -84,6 +84,7 @@ def test_endpoints_of_stand_ins_are_absent_unless_given() -> None:
 def test_first_deployment_touches_nothing() -> None:
     parameters = template()["Parameters"]
     assert parameters["Mode"]["Default"] == "observe"
+    assert parameters["Admission"]["Default"] == "evenkeel"
     assert parameters["DrillsMayAct"]["Default"] == "false"
     assert parameters["Policy"]["Default"] == "production"
     assert parameters["LocalEngine"]["Default"] == "false"

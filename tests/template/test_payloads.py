@@ -13,6 +13,7 @@ from evenkeel.domain.recovery.plan import PlanOutcome
 from evenkeel.domain.scheduling.attempts import SettleOutcome
 from evenkeel.services.launch_job import LaunchOutcome
 from evenkeel.services.mark_running import RunningOutcome
+from evenkeel.services.rent_capacity import RentOutcome
 from tests.template.documents import WORKFLOWS, Json, states, workflow
 
 ENDED = {"outcome": "ENDED", "reason": "Every pod has ended.", "facts": {"state": "SUCCEEDED"}}
@@ -27,11 +28,16 @@ VARIABLES: dict[str, Json] = {
         "failure": None,
     },
     "run_job": {"jobId": "job-llm", "attempt": 2, "ended": ENDED, "failure": None},
+    "burst_capacity": {"jobId": "job-llm", "rental": 1, "why": "job-llm is SUCCEEDED.", "failure": None},
 }
 BROKEN: dict[str, Json] = {
     "recover_node": {"plan": None, "node": None, "jobs": None, "failure": {"Error": "KeyError", "Cause": "a bug"}},
     "run_job": {"ended": None, "failure": {"Error": "KeyError", "Cause": "a bug"}},
+    "burst_capacity": {"failure": {"Error": "KeyError", "Cause": "a bug"}},
 }
+SETTLING = {"recover_node": "SettleIncident", "run_job": "SettleAttempt", "burst_capacity": "SettleRental"}
+RENTING_CHOICES = [name for name, state in states(workflow("burst_capacity")) if state["Type"] == "Choice"][1:]
+"""All but the one that checks the input."""
 CONTEXT = {"Execution": {"Id": "arn:aws:states:us-west-2:000000000000:execution:m:e"}, "Task": {"Token": "t" * 600}}
 TASKS = [
     pytest.param(machine, name, state, id=f"{machine}.{name}")
@@ -75,7 +81,7 @@ def test_service_reads_what_the_state_sends(machine: str, name: str, state: Json
 
 @pytest.mark.parametrize("machine", WORKFLOWS)
 def test_settling_is_told_of_a_failure(machine: str) -> None:
-    settling = {"recover_node": "SettleIncident", "run_job": "SettleAttempt"}[machine]
+    settling = SETTLING[machine]
     state = dict(states(workflow(machine)))[settling]
 
     payload = evaluated(state["Arguments"]["Payload"], VARIABLES[machine] | BROKEN[machine])
@@ -99,5 +105,8 @@ def test_every_settled_incident_has_an_end_of_its_own() -> None:
 def test_workflows_turn_on_exactly_what_the_services_answer() -> None:
     assert outcomes_in("run_job", "HowDidItEnd") == set(SettleOutcome)
     assert outcomes_in("run_job", "HowDidLaunchGo") == set(LaunchOutcome)
+    assert outcomes_in("burst_capacity", "WhereDoesItStand") == {"GO", "READY", "ENDING", "STALE"}
+    named = [outcomes_in("burst_capacity", choice) for choice in RENTING_CHOICES]
+    assert set().union(*named) - {"NODES_READY", "OVER", "DEADLINE_PASSED"} == set(RentOutcome) - {"RELEASED"}
     assert outcomes_in("run_job", "IsStillOurs") <= set(RunningOutcome)
     assert outcomes_in("recover_node", "ShouldAct") <= set(PlanOutcome)

@@ -13,6 +13,7 @@ WAIVERS: Final = {
     "FindKubernetes": "A list of cluster names becomes a list of ARNs only with a literal separator, so account and "
     "region are wildcards; the names are exact, and the call reaches this account and region alone.",
     "LookUpRecoveries": "Executions are named after incidents; the machine is exact.",
+    "LookUpRentals": "Executions are named after rentals; the machine is exact.",
     "LookUpAttempts": "Executions are named after attempts; the machine is exact.",
     "KeepRawEvents": "Objects of the one bucket.",
     "ReadCheckpoints": "Objects of the buckets that the parameter names.",

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from evenkeel_local.scenarios import SCENARIOS
+from tests.simulator import team_invariants  # noqa: F401 - adds its rows to the table
 from tests.simulator.invariants import TABLE
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -81,3 +83,7 @@ def test_every_page_can_be_found_from_the_first() -> None:
             ahead += [(page.parent / link).resolve() for link in _LINK.findall(page.read_text("utf-8"))]
 
     assert [page.relative_to(PROJECT) for page in PAGES if page.name != "CHANGELOG.md" and page not in seen] == []
+
+
+def test_the_page_of_scenarios_lists_each() -> None:
+    assert [row[0].strip("`") for row in table_of("operate/scenarios.md")] == list(SCENARIOS)

@@ -1,4 +1,4 @@
-"""What a drill concludes from a fence; each drill has its page."""
+"""What a drill concludes from a fence; each drill has its page, and a patch that it fails with."""
 
 from typing import Any
 
@@ -6,6 +6,8 @@ import pytest
 
 from evenkeel_local import PROJECT
 from evenkeel_local.drills import DRILLS, resumed_past_a_fence
+from tests.drill_mutants import DrillMutant, drill_mutants
+from tests.simulator.mutants import why_unfit
 
 Point = tuple[int, int] | None
 
@@ -55,3 +57,15 @@ def test_every_drill_has_a_page_and_every_page_a_drill() -> None:
 
     assert set(pages) == set(DRILLS)
     assert [name for name, text in pages.items() if f"evenkeel drill run {name}\n" not in text] == []
+
+
+def test_every_drill_has_a_patch_that_it_fails_with() -> None:
+    assert [mutant.drill for mutant in drill_mutants()] == sorted(DRILLS)
+
+
+@pytest.mark.parametrize("mutant", drill_mutants(), ids=lambda mutant: mutant.drill)
+def test_what_takes_the_rule_of_a_drill_fits_the_tree_and_names_a_check(mutant: DrillMutant) -> None:
+    sources = (PROJECT / "local" / "evenkeel_local" / "drills").glob("*.py")
+
+    assert why_unfit(mutant.path) == ""
+    assert [path.name for path in sources if f'"{mutant.fails}"' in path.read_text("utf-8")] != []

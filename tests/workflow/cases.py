@@ -216,6 +216,49 @@ RUN_JOB = [
     attempt("stopped-early", "JobCancelled", ends_as("JOB_CANCELLED", AwaitRunning=STOP), visits=("AwaitStopped",)),
     attempt("never-runs", "JobRequeued", ends_as("JOB_REQUEUED", AwaitRunning=says("DEADLINE_PASSED"))),
     attempt("unknown-running", "RunJobFailed", {"AwaitRunning": says("PONDER")}, visits=("SettleAttempt",)),
+    attempt(
+        "kueue-admits",
+        "JobSucceeded",
+        {"LaunchJob": says("QUEUED"), "AwaitAdmission": says("ADMITTED", facts={})},
+        visits=("AwaitAdmission", "AwaitRunning"),
+    ),
+    attempt(
+        "kueue-admitted-and-it-ended",
+        "JobSucceeded",
+        {"LaunchJob": says("QUEUED"), "AwaitAdmission": RUNS["AwaitEnd"]},
+        never=("AwaitRunning",),
+    ),
+    attempt(
+        "stopped-in-kueues-queue",
+        "JobCancelled",
+        ends_as("JOB_CANCELLED", LaunchJob=says("QUEUED"), AwaitAdmission=STOP),
+        visits=("AwaitStopped",),
+        never=("AwaitRunning",),
+    ),
+    attempt(
+        "kueue-never-admits",
+        "JobRequeued",
+        ends_as("JOB_REQUEUED", LaunchJob=says("QUEUED"), AwaitAdmission=says("DEADLINE_PASSED")),
+        visits=("AwaitStopped",),
+    ),
+    attempt(
+        "unknown-admission",
+        "RunJobFailed",
+        {"LaunchJob": says("QUEUED"), "AwaitAdmission": says("PONDER")},
+        visits=("SettleAttempt",),
+    ),
+    attempt(
+        "breaks-in-AwaitAdmission",
+        "RunJobFailed",
+        {"LaunchJob": says("QUEUED"), "AwaitAdmission": BROKEN},
+        visits=("SettleAttempt",),
+    ),
+    attempt(
+        "late-in-AwaitAdmission",
+        "RunJobFailed",
+        {"LaunchJob": says("QUEUED"), "AwaitAdmission": LATE},
+        visits=("SettleAttempt",),
+    ),
     attempt("stale-while-marking", "AttemptStale", {"MarkRunning": says("STALE")}, never=("SettleAttempt",)),
     attempt("stopped", "JobRequeued", ends_as("JOB_REQUEUED", AwaitEnd=STOP), visits=("AwaitStopped",)),
     attempt("runs-too-long", "JobFailed", ends_as("JOB_FAILED", AwaitEnd=says("DEADLINE_PASSED"))),
@@ -239,7 +282,68 @@ RUN_JOB = [
     attempt("no-attempt", "UnsupportedInput", document={"schemaVersion": 1, "jobId": "job-1"}),
 ]
 
-CASES = [*RECOVER_NODE, *RUN_JOB]
+# ---------------------------------------------------------------- burst_capacity
+
+RENTS = {
+    "CheckBudget": says("GO"),
+    "OpenPool": says("OPENED"),
+    "AwaitNodes": says("NODES_READY", facts={}),
+    "HandOver": says("HANDED_OVER"),
+    "NextOffer": says("OPENED"),
+    "AwaitEnd": says("OVER", facts={}),
+    "ReleasePool": says("RELEASED"),
+    "SettleRental": says("SETTLED"),
+}
+TO_GO = says("NOT_YET", waitSeconds=0)
+TURNED_DOWN: Answers = {"AwaitNodes": [says("REFUSED", facts={}), RENTS["AwaitNodes"]]}
+
+
+def rental(name: str, ends: str = "CapacityReleased", answers: Answers | None = None, **more: Any) -> Case:
+    return Case(f"rent-{name}", "burst_capacity", {**RENTS, **(answers or {})}, ends, **more)
+
+
+BURST_CAPACITY = [
+    rental("well", visits=("OpenPool", "HandOver", "AwaitEnd", "ReleasePool"), never=("NextOffer",)),
+    rental("goes-on-where-it-was-ready", answers={"CheckBudget": says("READY")}, never=("OpenPool",)),
+    rental("goes-on-giving-back", answers={"CheckBudget": says("ENDING")}, never=("OpenPool", "AwaitEnd")),
+    rental("is-over", "RentalStale", {"CheckBudget": says("STALE")}, never=("ReleasePool",)),
+    rental("stale-at-open", "RentalStale", {"OpenPool": says("STALE")}),
+    rental("stale-at-hand-over", "RentalStale", {"HandOver": says("STALE")}),
+    rental("stale-at-next", "RentalStale", {**TURNED_DOWN, "NextOffer": says("STALE")}),
+    rental("stale-at-release", "RentalStale", {"ReleasePool": says("STALE")}),
+    rental("stale-at-settle", "RentalStale", {"SettleRental": says("STALE")}),
+    rental("refused-pool", answers={"OpenPool": [says("REFUSED"), says("OPENED")]}, visits=("NextOffer",)),
+    rental("not-wanted-at-open", answers={"OpenPool": says("NOT_WANTED")}, never=("AwaitNodes",)),
+    rental("refused-nodes", answers=TURNED_DOWN, visits=("NextOffer", "HandOver")),
+    rental("late-nodes", answers={"AwaitNodes": [says("DEADLINE_PASSED"), RENTS["AwaitNodes"]]}, visits=("NextOffer",)),
+    rental("not-wanted-nodes", answers={"AwaitNodes": says("NOT_WANTED", facts={})}, never=("HandOver",)),
+    rental("no-other-pool", answers={**TURNED_DOWN, "NextOffer": says("NONE")}, never=("HandOver",)),
+    rental("next-looks-again", answers={**TURNED_DOWN, "NextOffer": [TO_GO, TO_GO, says("OPENED")]}),
+    rental("next-for-ever", answers={**TURNED_DOWN, "NextOffer": TO_GO}, never=("HandOver",)),
+    rental("hand-over-looks-again", answers={"HandOver": [TO_GO, says("HANDED_OVER")]}, visits=("PauseHandOver",)),
+    rental("hand-over-for-ever", answers={"HandOver": TO_GO, "NextOffer": says("NONE")}, never=("AwaitEnd",)),
+    rental("not-wanted-at-hand-over", answers={"HandOver": says("NOT_WANTED")}, never=("AwaitEnd",)),
+    rental("is-in-use-after-all", answers={"ReleasePool": [says("IN_USE"), says("RELEASED")]}),
+    rental("release-looks-again", answers={"ReleasePool": [TO_GO, TO_GO, says("RELEASED")]}, visits=("PauseRelease",)),
+    rental("runs-past-its-deadline", answers={"AwaitEnd": says("DEADLINE_PASSED")}),
+    rental("never-gone", "BurstCapacityFailed", {"ReleasePool": TO_GO, "SettleRental": says("NOT_YET")}),
+    *(
+        rental(f"unknown-{s}", "BurstCapacityFailed", {**TURNED_DOWN, s: says("PONDER")}, visits=("SettleRental",))
+        for s in ("CheckBudget", "OpenPool", "AwaitNodes", "HandOver", "NextOffer", "AwaitEnd")
+    ),
+    *(
+        rental(f"breaks-in-{s}", "BurstCapacityFailed", {**TURNED_DOWN, s: BROKEN}, visits=("SettleRental",))
+        for s in RENTS
+    ),
+    rental("late-in-AwaitNodes", "BurstCapacityFailed", {"AwaitNodes": LATE}, visits=("ReleasePool",)),
+    rental("late-in-AwaitEnd", "BurstCapacityFailed", {"AwaitEnd": LATE}, visits=("ReleasePool",)),
+    rental("flapping-to-the-end", "BurstCapacityFailed", {"OpenPool": FLAPPING}, visits=("ReleasePool",)),
+    Case(
+        "rent-unsupported", "burst_capacity", {}, "UnsupportedInput", document={"schemaVersion": 2, "jobId": "job-llm"}
+    ),
+]
+
+CASES = [*RECOVER_NODE, *RUN_JOB, *BURST_CAPACITY]
 
 
 def ending_states(machine: str) -> dict[str, tuple[str, str]]:

@@ -136,8 +136,12 @@ def make_role(deployer: Credentials, name: str, service: str) -> str:
 
 def usual_input(machine: str) -> Json:
     """Return an input that the machine takes."""
-    subject = {"incidentId": "inc-7qk2", "run": 1} if machine == "recover_node" else {"jobId": "job-llm", "attempt": 2}
-    return {"schemaVersion": 1, **subject}
+    subjects: dict[str, Json] = {
+        "recover_node": {"incidentId": "inc-7qk2", "run": 1},
+        "run_job": {"jobId": "job-llm", "attempt": 2},
+        "burst_capacity": {"jobId": "job-llm", "rental": 1},
+    }
+    return {"schemaVersion": 1, **subjects[machine]}
 
 
 def function_name(placeholder: str) -> str:

@@ -34,6 +34,7 @@ WordsArgument = Annotated[
 ]
 NameOption = Annotated[str | None, typer.Option(help="Name of the job.")]
 TeamOption = Annotated[str | None, typer.Option(help="Team that it counts for.")]
+TypeOption = Annotated[str | None, typer.Option("--type", help="Job type: its template fills what is left out.")]
 ClassOption = Annotated[str | None, typer.Option("--class", help="Priority class.")]
 ImageOption = Annotated[str | None, typer.Option(help="Container image.")]
 NodesOption = Annotated[int | None, typer.Option(help="Nodes of the gang, one pod each.")]
@@ -41,10 +42,11 @@ GpusOption = Annotated[int | None, typer.Option("--gpus-per-node", help="Acceler
 
 
 @app.command("submit")
-def submit(
+def submit(  # noqa: PLR0917 - options, each given by its name
     words: WordsArgument = None,
     name: NameOption = None,
     team: TeamOption = None,
+    job_type: TypeOption = None,
     priority_class: ClassOption = None,
     image: ImageOption = None,
     nodes: NodesOption = None,
@@ -56,6 +58,10 @@ def submit(
     checkpoint_claim: Annotated[
         str | None, typer.Option("--checkpoint-claim", help="PersistentVolumeClaim that holds a file:///folder.")
     ] = None,
+    min_nodes: Annotated[
+        int | None, typer.Option("--min-nodes", help="Fewest nodes that will do: its size may change.")
+    ] = None,
+    max_nodes: Annotated[int | None, typer.Option("--max-nodes", help="Most nodes that it can use.")] = None,
     env: Annotated[
         list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="Environment; may be repeated.")
     ] = None,
@@ -63,7 +69,12 @@ def submit(
     output: asking.OutputOption = Output.TABLE,
 ) -> None:
     """Submit a job, from a file or from options (which win)."""
-    body = _body(words, name, team, priority_class, image, nodes, gpus_per_node)
+    body = _body(words, name, team, job_type, priority_class, image, nodes, gpus_per_node)
+    if min_nodes is not None or max_nodes is not None:
+        wanted = body.get("nodes", 1)
+        own = {"minNodes": min_nodes, "maxNodes": max_nodes}
+        said = {field: count for field, count in own.items() if count is not None}
+        body["elastic"] = {"minNodes": wanted, "maxNodes": wanted} | (body.get("elastic") or {}) | said
     if checkpoint_uri:
         body["checkpoint"] = {"uri": checkpoint_uri, "claim": checkpoint_claim or ""}
     if env:
@@ -85,6 +96,7 @@ def plan(
     words: WordsArgument = None,
     name: NameOption = None,
     team: TeamOption = None,
+    job_type: TypeOption = None,
     priority_class: ClassOption = None,
     image: ImageOption = None,
     nodes: NodesOption = None,
@@ -92,7 +104,7 @@ def plan(
     output: asking.OutputOption = Output.TABLE,
 ) -> None:
     """Say what the next pass would decide about a job, without submitting it. Takes what `submit` takes."""
-    body = _body(words, name, team, priority_class, image, nodes, gpus_per_node)
+    body = _body(words, name, team, job_type, priority_class, image, nodes, gpus_per_node)
     found = asking.current_client().post("/jobs/plan", body)
     answer(found, output, lambda out: _planned(out, found))
 
@@ -101,6 +113,7 @@ def _body(
     words: list[str] | None,
     name: str | None,
     team: str | None,
+    job_type: str | None,
     priority_class: str | None,
     image: str | None,
     nodes: int | None,
@@ -109,6 +122,7 @@ def _body(
     given = {
         "name": name,
         "team": team,
+        "jobType": job_type,
         "priorityClass": priority_class,
         "image": image,
         "nodes": nodes,
@@ -133,7 +147,33 @@ def _planned(out: Page, found: Json) -> None:
     )
     for each in decision["considered"]:
         out.paragraph(f"{each['option']}: {each['whyNot'] or 'taken'}", indent="  ")
+    placement = found["placement"]
+    if placement["pools"]:
+        out.line()
+        _places(out, placement["pools"])
+    out.paragraph(placement["reason"], indent="  ")
     out.line(f"{out.dim('next')}  evenkeel jobs submit")
+
+
+def _places(out: Page, pools: list[Json]) -> None:
+    """Print where the job could run: the chosen row marked, the others with why not or what they would cost."""
+    columns = [Column("POOL"), Column("MARKET")]
+    columns += [Column(name, is_right=True) for name in ("STARTS", "ENDS", "RENT", "DELAY", "SHADOW", "IN ALL", "CUTS")]
+    columns.append(Column("WHY NOT", gives_way=True))
+    rows = []
+    for each in pools:
+        usd = each["usd"]
+        row = [
+            out.marked("ok" if each["isChosen"] else "failed" if each["whyNot"] else "idle", each["pool"]),
+            each["market"],
+            duration(each["startsAfterSeconds"]),
+            duration(each["endsAfterSeconds"]),
+        ]
+        row += [f"${usd[name]:,.2f}" for name in ("rent", "delay", "shadow", "total")]
+        rows.append(
+            [*row, f"{each['interruptions']:g}", each["whyNot"] or ("chosen" if each["isChosen"] else "dearer")]
+        )
+    out.table(columns, rows, indent="  ")
 
 
 @app.command("ls")
@@ -330,6 +370,13 @@ def _submission(words: list[str]) -> Json:
     return body
 
 
+def _required(requires: Json) -> str:
+    parts = [" or ".join(requires["architectures"]), " or ".join(requires["gpuModels"]), requires["fabric"]]
+    if requires["gpuMemoryGib"]:
+        parts.append(f"{requires['gpuMemoryGib']:g} GiB on each GPU")
+    return ", ".join(part for part in parts if part)
+
+
 def _checkpoints(checkpoint: Json) -> str:
     if not checkpoint["uri"]:
         return "none: it would start again from nothing"
@@ -345,7 +392,11 @@ def _assignment(text: str) -> tuple[str, str]:
 
 
 def _size(job: Json) -> str:
-    return f"{counted(job['nodes'], 'node')} × {counted(job['gpusPerNode'], 'GPU')}"
+    has, wanted = job.get("currentNodes") or job["nodes"], job["nodes"]
+    sizes = job.get("elastic")
+    elastic = f", {sizes['minNodes']} to {sizes['maxNodes']} will do" if sizes else ""
+    now = f"{has} of " if has != wanted else ""
+    return f"{now}{counted(wanted, 'node')}{elastic} × {counted(job['gpusPerNode'], 'GPU')}"
 
 
 def _foreign(out: Page, workloads: list[Json], is_wide: bool) -> None:
@@ -402,6 +453,9 @@ def _show(out: Page, job: Json) -> None:
         [
             ("size", f"{_size(job)}{' on ' + ', '.join(job['instanceTypes']) if job['instanceTypes'] else ''}"),
             ("team", f"{job['team']}, class {job['priorityClass'] or '(unset)'}"),
+            ("type", job["jobType"] or ""),
+            ("pools", ", then ".join(choice["name"] for choice in job["pools"])),
+            ("requires", _required(job["requires"])),
             ("runs", " ".join([*job["command"], *job["args"]])),
             ("image", job["image"]),
             ("checkpoints", _checkpoints(job["checkpoint"])),
@@ -415,6 +469,9 @@ def _show(out: Page, job: Json) -> None:
     if job["attempts"]:
         out.line()
         _attempts(out, job["attempts"])
+    if job.get("rentals"):
+        out.line()
+        _rentals(out, job["rentals"])
     result = json.dumps(job["result"]) if job["result"] else ""
     out.pairs([("result", result)], indent="  ")
     out.line()
@@ -454,6 +511,29 @@ def _attempts(out: Page, attempts: list[Json]) -> None:
                 attempt["reason"],
             ]
         )
+    out.table(columns, rows, indent="  ")
+
+
+def _rentals(out: Page, rentals: list[Json]) -> None:
+    columns = [
+        Column("RENTAL", is_right=True),
+        Column("STATE"),
+        Column("POOLS"),
+        Column("NODES", is_right=True),
+        Column("COST", is_right=True),
+        Column("REASON", gives_way=True),
+    ]
+    rows = [
+        [
+            str(rental["rental"]),
+            plain(rental["state"]),
+            ",".join(offer["pool"] for offer in rental["offers"]),
+            str(rental["nodes"]),
+            f"${rental['costUsd']}" if rental["costUsd"] else "–",
+            rental["reason"],
+        ]
+        for rental in rentals
+    ]
     out.table(columns, rows, indent="  ")
 
 

@@ -1,6 +1,7 @@
 """`evenkeel policy`."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,7 +9,8 @@ import typer
 
 from evenkeel_cli.commands import asking
 from evenkeel_cli.commands.answering import answer
-from evenkeel_cli.render import Column, Output, Page
+from evenkeel_cli.errors import Exit
+from evenkeel_cli.render import Column, Output, Page, note, page
 
 Json = dict[str, Any]
 
@@ -31,6 +33,57 @@ def check(file: FileArgument, base: BaseOption = "production", output: asking.Ou
         "changes": [{"field": name, "before": before, "after": after} for name, before, after in changes],
     }
     answer(found, output, lambda out: _checked(out, found))
+
+
+ValuesArgument = Annotated[
+    Path, typer.Argument(metavar="VALUES", help="Values of a Helm chart with job templates; - is standard input.")
+]
+
+
+@app.command("lint")
+def lint(values: ValuesArgument = Path("values.yaml"), output: asking.OutputOption = Output.TABLE) -> None:
+    """Say what in a values file will not do what it seems to, without a fleet; exit 1 where something cannot work."""
+    from evenkeel_cli.offline import values_files
+
+    found = values_files.lint(values)
+    answer(found, output, lambda out: _linted(out, found["findings"]))
+    if found["refused"]:
+        raise typer.Exit(Exit.FAILED)
+
+
+@app.command("import")
+def import_(
+    values: ValuesArgument,
+    into: Annotated[Path, typer.Option("--into", metavar="DIR", help="Where the documents go.")] = Path(),
+    onto: Annotated[
+        Path | None, typer.Option("--onto", metavar="FILE", help="A site's policy file: its other fields are kept.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Write over files that are there.")] = False,
+    output: asking.OutputOption = Output.TABLE,
+) -> None:
+    """Write a values file as job types (policy), classes and flavors (`teams apply`) and classes (Kubernetes)."""
+    from evenkeel_cli.offline import values_files
+
+    found = values_files.import_(values, onto)
+    if output is Output.JSON:
+        page().json(found)
+        return
+    written = values_files.write(found, into, force=force)
+
+    def draw(out: Page) -> None:
+        _linted(out, found["findings"])
+        for loss in found["losses"]:
+            note(f"lost: {loss}")
+        for addition in found["additions"]:
+            note(f"added: {addition}")
+        out.line(
+            out.marked("ok", f"{', '.join(found['policy']['jobTypes']['types'])}: written to {' and '.join(written)}")
+        )
+        out.line(f"{out.dim('next')}  kubectl apply -f {written[2]}")
+        out.line(f"{out.dim('next')}  evenkeel policy apply {written[0]} --reason …")
+        out.line(f"{out.dim('next')}  evenkeel teams apply -f {written[1]} --dry-run --reason …")
+
+    answer(found, output, draw)
 
 
 @app.command("show")
@@ -95,7 +148,19 @@ def _tested(out: Page, found: Json) -> None:
     if found["cannot"]:
         out.line(f"  {found['cannot']} cannot be decided again: another engine made them")
     if found["isLowerBound"]:
-        out.line("  there are more incidents than were looked at: the newest were")
+        out.line("  there are more incidents or jobs than were looked at: the newest were")
+    out.paragraph(found["asRecorded"], indent="  ")
+
+
+def _linted(out: Page, findings: list[Json]) -> None:
+    marks = {"refused": "failed", "changed": "next", "warning": "warn", "note": "idle"}
+    for each in findings:
+        head = out.marked(marks[each["weight"]], f"{each['trap'] or 'field':<5} {each['weight']:<7} {each['field']}")
+        out.line(head)
+        out.paragraph(each["said"], indent="    ")
+    counts = Counter(each["weight"] for each in findings)
+    told = ", ".join(f"{count} {weight}" for weight, count in sorted(counts.items()))
+    out.line(f"{len(findings)} findings: {told}" if findings else out.marked("ok", "nothing to say against it"))
 
 
 def _show(out: Page, found: Json) -> None:

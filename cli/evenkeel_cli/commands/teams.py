@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import typer
 
@@ -82,6 +83,19 @@ def apply(
             change["version"] = client.change("PUT", change["path"], body, version=change["version"])["version"]
     found = {"isDryRun": dry_run, "items": [{k: v for k, v in each.items() if k in _SAID} for each in changes]}
     answer(found, output, lambda out: _applied(out, found))
+
+
+@app.command("remove")
+def remove(
+    team: TeamArgument,
+    reason: Annotated[str, typer.Option(help="Why; recorded.")],
+    output: asking.OutputOption = Output.TABLE,
+) -> None:
+    """Remove a team that has no jobs, holds no machines and has lent nothing."""
+    client = asking.current_client()
+    version = client.get(f"/teams/{team}/quota")["version"]
+    found = client.change("DELETE", f"/teams/{team}?reason={quote(reason, safe='')}", {}, version=version)
+    answer(found, output, lambda out: out.line(out.marked("ok", f"{team}  removed")))
 
 
 _SAID = ("name", "changes", "version")

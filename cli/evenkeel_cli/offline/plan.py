@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from evenkeel.domain.scheduling.queues.documents import DocumentError, seconds
-from evenkeel.domain.scheduling.queues.kueue import NO_JOBS, expanded
+from evenkeel.domain.scheduling.queues.kueue import NO_JOBS, expanded, is_foreign
 from evenkeel.domain.scheduling.queues.replay import Events, Replay
 from evenkeel.domain.scheduling.queues.report import (
     Considered,
@@ -43,7 +43,7 @@ def run(
             for position, each in enumerate(quota_files.load(file)):
                 for found in _jobs_of(each):
                     where = f"{file}: document {position + 1}"
-                    if isinstance(found, dict) and str(found.get("kind")) in NO_JOBS:
+                    if isinstance(found, dict) and (str(found.get("kind")) in NO_JOBS or is_foreign(found)):
                         declared.told.warn(where, f"{found['kind']} is no job: it is passed over here")
                     else:
                         replay.submit(found, where)

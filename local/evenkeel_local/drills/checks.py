@@ -7,6 +7,7 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
+from evenkeel.adapters.dynamo_ledger import document_of
 from evenkeel_local.data_centre import DataCentre
 from evenkeel_local.drills.looking import (
     FLEET_SECONDS,
@@ -136,11 +137,11 @@ def left_behind(centre: DataCentre) -> list[str]:
         for item in page["Items"]:
             pk, sk = item["pk"]["S"], item["sk"]["S"]
             is_open = pk.startswith("OPEN#") or sk.startswith(("WAIT#", "CHARGE#"))
-            holder = item["doc"]["M"].get("incidentId", {}).get("S") if pk.startswith("LEASE#") else ""
+            holder = document_of(item).get("incidentId") if pk.startswith("LEASE#") else ""
             if is_open or holder:
                 left.append(f"{pk} {sk}")
     steps = centre.deployer.client("stepfunctions")
-    for machine in ("RecoverNodeArn", "RunJobArn"):
+    for machine in ("RecoverNodeArn", "RunJobArn", "BurstCapacityArn"):
         running = steps.list_executions(stateMachineArn=centre.outputs[machine], statusFilter="RUNNING")["executions"]
         left += [str(execution["name"]) for execution in running]
     return left

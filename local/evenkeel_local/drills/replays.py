@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from evenkeel.adapters.dynamo_ledger import _value as document_of
+from evenkeel.adapters.dynamo_ledger import document_of
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.policy import changed
 from evenkeel.domain.replay import CannotReplayError, replay
@@ -35,4 +35,4 @@ def rows(centre: DataCentre, prefix: str) -> Iterator[tuple[str, dict[str, Any]]
         for item in page["Items"]:
             key = f"{item['pk']['S']}/{item['sk']['S']}"
             if key.startswith(prefix):
-                yield key, document_of(item["doc"])
+                yield key, document_of(item)

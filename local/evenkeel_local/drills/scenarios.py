@@ -17,16 +17,17 @@ from evenkeel.runtime.policies import FRESH
 from evenkeel_local import PROJECT
 from evenkeel_local.data_centre import CHECKPOINTS_BUCKET
 from evenkeel_local.deployment import STACK_NAME, deploy, stack_resources
-from evenkeel_local.drills.looking import JOB_SECONDS, Json, Work, node_of_rank, wait_for
+from evenkeel_local.drills.looking import ENDED, JOB_SECONDS, Json, Work, node_of_rank, wait_for
 from evenkeel_local.drills.stage import INCIDENT_SECONDS, Stage
 from evenkeel_local.identities import make_user
 
 ONE_NODE: Final = Work(nodes=1, steps=80)
+REPAIR_CALLS: Final = {"api": "hyperpod", "operation": "Batch*ClusterNodes", "code": "ThrottlingException"}
 
 # ---------------------------------------------------------------- one fault
 
 
-def one_fault(stage: Stage, *, fault: str, ends: str = "RECOVERED", may_overlap: bool = False) -> None:
+def one_fault(stage: Stage, *, fault: str, ends: str = "RECOVERED") -> None:
     """One machine breaks, and the job goes on elsewhere meanwhile."""
     stage.submit(Work())
     stage.reach_a_moment()
@@ -34,7 +35,25 @@ def one_fault(stage: Stage, *, fault: str, ends: str = "RECOVERED", may_overlap:
     stage.strike(fault, node)
     stage.end()
     stage.settled(node, ends)
-    stage.finish(may_overlap=may_overlap)
+    stage.finish()
+
+
+def node_lost(stage: Stage) -> None:
+    """What runs behind a partition is not waited for: no reboot has ended it when the next attempt runs."""
+    stage.submit(Work())
+    stage.reach_a_moment()
+    node = stage.node()
+    with stage.calls_that("throttle", **REPAIR_CALLS):
+        stage.strike("node-lost", node)
+        wait_for("the next attempt, while the lost node is lost", INCIDENT_SECONDS, lambda: _runs_again(stage))
+    stage.end()
+    stage.settled(node)
+    stage.finish(may_overlap=True)
+
+
+def _runs_again(stage: Stage) -> bool:
+    job = stage.job()
+    return bool(job["currentAttempt"] > 1 and job["state"] in ("RUNNING", *ENDED))
 
 
 def app_crash(stage: Stage) -> None:
@@ -54,13 +73,104 @@ def no_capacity(stage: Stage) -> None:
     stage.reach_a_moment()
     node = stage.node()
     stage.strike("stuck-replace", node)
-    stage.settled(node, "WAITING_FOR_PERSON")
+    incident = stage.settled(node, "WAITING_FOR_PERSON")
     waiting = stage.job()
-    waits = waiting["state"] == "PENDING" and bool(waiting["reason"])
+    waits = waiting["state"] == "PENDING" and waiting["reason"].startswith(f"Waits for {stage.work.nodes} nodes")
     stage.result.check("the job waits and says why", waits, f"{waiting['state']}: {waiting['reason']}")
+    is_left = "waits in the queue for capacity" in incident["outcome"]
+    stage.result.check("the recovery leaves it to the queue", is_left, incident["outcome"])
     stage.clear()
     stage.say("there is capacity again: the replacement arrives")
     stage.finish()
+
+
+RENTED: Final = "burst-no-capacity"
+_RENT_MICROS: Final = 22_000_000
+
+
+def no_capacity_burst(stage: Stage) -> None:
+    """The same where nodes may be rented: the job runs there while the replacement is still awaited."""
+    with _nodes_to_rent(stage, stage.centre.node_count):
+        stage.submit(Work(nodes=stage.centre.node_count, steps=160))
+        stage.reach_a_moment()
+        node = stage.node()
+        stage.strike("stuck-replace", node)
+        wait_for("the job to run on rented nodes", JOB_SECONDS, lambda: _runs_in(stage, RENTED))
+        there = stage.cluster.nodes()
+        usable = [each["name"] for each in there if each["ready"] == "True" and not each["unschedulable"]]
+        is_missing = len(usable) < stage.centre.node_count
+        stage.result.check("it runs elsewhere while its machine is still being replaced", is_missing, str(there))
+        incident = stage.await_incident("its incident", node, lambda _incident: True)
+        planned: Json = next((each for each in stage.detail(incident)["decisions"] if each["kind"] == "RESUME"), {})
+        stage.result.check("its recovery chose to rent", planned.get("action") == "BURST", str(planned))
+        stage.settled(node, "WAITING_FOR_PERSON")
+        stage.finish()
+        rental = wait_for("the rented nodes to be given back", JOB_SECONDS, lambda: _ended_rental(stage))
+        cost = float(rental["costUsd"])
+        stage.result.check("what it cost is told", cost > 0, str(rental))
+
+
+def _runs_in(stage: Stage, pool: str) -> bool:
+    job = stage.job()
+    current = stage.attempt(job["currentAttempt"])
+    return bool(job["state"] == "RUNNING" and current.get("pool") == pool)
+
+
+def _ended_rental(stage: Stage) -> Json:
+    return next((dict(each) for each in stage.job()["rentals"] if each.get("endedAt")), {})
+
+
+@contextmanager
+def _nodes_to_rent(stage: Stage, count: int) -> Iterator[None]:
+    """Let nodes be rented for a while, by a site whose replacements take a quarter of an hour.
+
+    An hour's delay is worth so little that a pass by itself would wait: it is the recovery that weighs the standstill.
+    """
+    limits = {"nvidia.com/gpu": "0"}
+    pool = {
+        "name": RENTED,
+        "cluster": stage.centre.cluster.eks_cluster_name,
+        "market": "on-demand",
+        "instanceType": SPOT_TYPE,
+        "zone": "us-west-2a",
+        "acceleratorsPerNode": 8,
+        "mostNodes": count,
+        "microsPerNodeHour": _RENT_MICROS,
+        "launch": {"p50Seconds": 2, "p90Seconds": 4},
+        "place": {},
+    }
+    burst = {
+        "pools": [pool],
+        "fleetCapMicrosPerHour": _RENT_MICROS * count,
+        "otherTeamCapMicrosPerHour": _RENT_MICROS * count,
+        "otherDelayMicrosPerHour": 1_000_000,
+        "otherExpectedRunSeconds": 120,
+    }
+    slow = {"jobs": {"expectedReplaceSeconds": 960}, "economy": {"leastSamples": 1000, "expectedRebootSeconds": 960}}
+    stage.cluster.apply([_node_pool(RENTED, "on-demand", limits=limits)])
+    try:
+        with policy_with(stage, {"burst": burst, **slow}) as in_force:
+            in_force()
+            yield
+    finally:
+        stage.cluster.delete(f"/apis/karpenter.sh/v1/nodepools/{RENTED}")
+
+
+def _node_pool(name: str, market: str, meta: Json | None = None, limits: Json | None = None) -> Json:
+    """Return a NodePool of Karpenter's for machines of one type, had in one way."""
+    terms = {"karpenter.sh/capacity-type": market, "node.kubernetes.io/instance-type": SPOT_TYPE}
+    template: Json = {
+        "spec": {
+            "requirements": [{"key": key, "operator": "In", "values": [value]} for key, value in terms.items()],
+            "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "default"},
+        },
+    }
+    if meta:
+        template["metadata"] = meta
+    spec: Json = {"template": template, "disruption": {"consolidateAfter": "Never"}}
+    if limits:
+        spec["limits"] = limits
+    return {"apiVersion": "karpenter.sh/v1", "kind": "NodePool", "metadata": {"name": name}, "spec": spec}
 
 
 def flapping(stage: Stage) -> None:
@@ -91,9 +201,7 @@ def poisoned_checkpoint(stage: Stage) -> None:
     torn = newest - every  # surely before the sign, of which only the second is told; the newest may be on either side
     for step in (torn, newest):
         _tear(stage, step)
-    line = "NVRM: Xid (PCI:0000:b9:00): 48, pid=4242, name=python, An uncorrectable double bit error (DBE)"
-    told = {"instanceId": node["instanceId"], "line": line, "observedAt": rfc3339(first_sign_at)}
-    stage.client.post("/faults", {"faults": [told]})
+    _report(stage, node, "48, pid=4242, name=python, An uncorrectable double bit error (DBE)", first_sign_at)
     stage.say(f"a double bit error on {node['name']}, first seen at step {sound}; steps {torn} and {newest} are torn")
     stage.settled(node)
     stage.finish()
@@ -103,6 +211,16 @@ def poisoned_checkpoint(stage: Stage) -> None:
     stage.result.check("what was saved since the first sign is doubted", "DISTRUSTED" in out.values(), str(out))
     stage.result.check("what is torn is walked past", out.get(torn) == "SHARD_CHECKSUM", f"{torn}: {out}")
     stage.result.check("it resumes from before both", 0 < start < torn, f"step {start} of {out}")
+
+
+def _report(stage: Stage, node: Json, said: str, seen_at: datetime) -> None:
+    """Tell of an Xid as a site's own detector does."""
+    told = {
+        "instanceId": node["instanceId"],
+        "line": f"NVRM: Xid (PCI:0000:b9:00): {said}",
+        "observedAt": rfc3339(seen_at),
+    }
+    stage.client.post("/faults", {"faults": [told]})
 
 
 def _tear(stage: Stage, step: int) -> None:
@@ -134,7 +252,8 @@ def spot_reclaim(stage: Stage) -> None:
         stage.finish()
         incident = next(iter(stage.new_incidents(node["instanceId"])), {})
         start = (stage.attempt(2).get("resumeFrom") or {}).get("step", -1)
-        stage.result.check("the notice opened an incident", bool(incident), str(incident))
+        said = [each["faultKey"] for each in stage.detail(incident)["evidence"] if each["opened"]] if incident else []
+        stage.result.check("the notice opened an incident", said == ["ec2:spot_interruption"], f"{said} {incident}")
         stage.result.check("it saved when it was told, and resumes from there", start >= at, f"{start}, told at {at}")
         stage.result.check("the job is elsewhere", elsewhere["name"] != node["name"], f"{node} then {elsewhere}")
         stage.result.check("nobody repairs what goes", not incident.get("repairs"), str(incident))
@@ -150,24 +269,7 @@ def _spot_node(stage: Stage) -> Json:
 def _spot_machines(stage: Stage, count: int) -> Iterator[None]:
     """Have Karpenter launch some spot machines, by pods that need one each and then leave."""
     meta = {"labels": {"drill": "spot"}}
-    pool: Json = {
-        "apiVersion": "karpenter.sh/v1",
-        "kind": "NodePool",
-        "metadata": {"name": "spot"},
-        "spec": {
-            "template": {
-                "metadata": meta,
-                "spec": {
-                    "requirements": [
-                        {"key": "karpenter.sh/capacity-type", "operator": "In", "values": ["spot"]},
-                        {"key": "node.kubernetes.io/instance-type", "operator": "In", "values": [SPOT_TYPE]},
-                    ],
-                    "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "default"},
-                },
-            },
-            "disruption": {"consolidateAfter": "Never"},
-        },
-    }
+    pool = _node_pool("spot", "spot", meta)
     names = [f"wants-spot-{number}" for number in range(count)]
     pods: list[Json] = [
         {
@@ -286,7 +388,7 @@ def throttled(stage: Stage) -> None:
     stage.submit(Work())
     stage.reach_a_moment()
     node = stage.node()
-    with stage.calls_that("throttle", api="hyperpod", operation="Batch*ClusterNodes", code="ThrottlingException"):
+    with stage.calls_that("throttle", **REPAIR_CALLS):
         stage.strike("gpu-xid79", node)
         wait_for("three refusals", INCIDENT_SECONDS, lambda: _refused(stage) >= 3)
         accepted = stage.accepted(node["instanceId"])
@@ -390,10 +492,11 @@ def two_owners(stage: Stage) -> None:
     hyperpod.update_cluster(ClusterName=arn, NodeRecovery="Automatic")
     try:
         calls = len(stage.cluster.control("GET", "provider-calls")["calls"])
-        stage.submit(Work())
+        stage.submit(Work(steps=160))
         stage.reach_a_moment()
         node = stage.node()
-        stage.strike("gpu-xid79", node)
+        if not _chosen_first(stage, node)["repairs"]:  # what Evenkeel took down cannot break
+            stage.strike("gpu-xid79", node)
         incident = stage.settled(node)
         ours = stage.cluster.control("GET", "provider-calls")["calls"][calls:]
     finally:
@@ -403,6 +506,19 @@ def two_owners(stage: Stage) -> None:
     stage.result.check("HyperPod has replaced it", bool(incident["replacementInstanceId"]), str(incident))
 
 
+def _chosen_first(stage: Stage, node: Json) -> Json:
+    """Tell of a fault before its owner can see it; return the incident when Evenkeel has chosen who repairs it.
+
+    On a busy machine the owner would else have repaired it before Evenkeel looks, and any choice would do.
+    """
+    _report(stage, node, "79, pid=4242, name=python, GPU has fallen off the bus.", datetime.now(UTC))
+
+    def is_chosen(incident: Json) -> bool:
+        return any(decision["kind"] == "REPAIR" for decision in stage.detail(incident)["decisions"])
+
+    return stage.detail(stage.await_incident("the choice of who repairs it", node, is_chosen))
+
+
 def karpenter_repairs(stage: Stage) -> None:
     """Karpenter's own node repair is on: Evenkeel moves the job, and waits for the machine to be taken away."""
     with policy_with(stage, {"repair": {"karpenterRepairs": True}}) as in_force, _spot_machines(stage, 2):
@@ -410,7 +526,8 @@ def karpenter_repairs(stage: Stage) -> None:
         stage.submit(Work(nodes=1, steps=120, instance_types=(SPOT_TYPE,)))
         stage.reach(8)
         node = _spot_node(stage)
-        stage.strike("gpu-xid", node)
+        if not _chosen_first(stage, node)["repairs"]:
+            stage.strike("gpu-xid", node)
         incident = stage.settled(node)
         there = [name for name in _spot_names(stage) if name == node["name"]]
         stage.finish()

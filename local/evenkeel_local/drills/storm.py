@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+from evenkeel.adapters.dynamo_ledger import INDEX, document_of
+from evenkeel.domain.health.incidents import IncidentState
 from evenkeel_local.drills.checks import check_dead_letters, check_decisions
 from evenkeel_local.drills.looking import SETTLED, DrillTimeoutError, Json, dead_letters, wait_for
-from evenkeel_local.drills.replays import rows
 from evenkeel_local.drills.scenarios import waiting_events, waves_of
 from evenkeel_local.drills.stage import Stage
 
@@ -51,7 +52,7 @@ def _storm(stage: Stage) -> None:
     seen = Seen()
 
     def is_calm() -> bool:
-        time.sleep(1.0)  # whoever looks takes from those that work
+        time.sleep(2.0)  # whoever looks takes from those that work
         seen.look(stage)
         return seen.is_calm(len(machines)) and not waiting_events(stage)
 
@@ -131,7 +132,7 @@ class Seen:
         cordons = [node for node in stage.cluster.nodes() if node["unschedulable"]]
         for name, count in (("repairs", len(repairs)), ("cordons", len(cordons))):
             self.most[name] = max(self.most[name], count)
-        self.now = Counter(document["state"] for document in _stored(stage))
+        self.now = _states(stage)
 
     def is_calm(self, machines: int) -> bool:
         """Whether every machine has an incident that waits or is over."""
@@ -151,11 +152,21 @@ def listed(stage: Stage, path: str) -> list[Json]:
         cursor = {"nextPageToken": page["nextPageToken"]}
 
 
-def _stored(stage: Stage) -> Iterator[Json]:
-    """Yield every incident as it is stored: the API is one of those that are busy."""
-    for key, document in rows(stage.centre, "INC#"):
-        if key.endswith("/META"):
-            yield document
+def _states(stage: Stage) -> Counter[str]:
+    """Count the stored incidents by state: the API is one of those that are busy."""
+    dynamodb, table = stage.centre.deployer.client("dynamodb"), stage.centre.outputs["IncidentsTableName"]
+    pages = dynamodb.get_paginator("query")
+    counts: Counter[str] = Counter()
+    for state in IncidentState:
+        asked: Any = {
+            "TableName": table,
+            "IndexName": INDEX,
+            "KeyConditionExpression": "stateKey = :state",
+            "ExpressionAttributeValues": {":state": {"S": f"INC#{state}"}},
+            "Select": "COUNT",
+        }
+        counts[state] += sum(page["Count"] for page in pages.paginate(**asked))
+    return +counts
 
 
 def _register(stage: Stage, name: str) -> list[str]:
@@ -169,8 +180,8 @@ def _register(stage: Stage, name: str) -> list[str]:
         )
         .get("Item")
     )
-    entries = item["doc"]["M"]["entries"]["L"] if item else []
-    return [entry["M"]["life"]["S"].split("/")[1] for entry in entries]
+    entries = document_of(item)["entries"] if item else []
+    return [entry["life"].split("/")[1] for entry in entries]
 
 
 # ---------------------------------------------------------------- what must hold

@@ -37,11 +37,10 @@ DRILLS: Final = {
     drill.name: drill
     for drill in (
         _fault("gpu-xid79", "A GPU falls off the bus (Xid 79) and the training process dies with it.", "gpu-xid79"),
-        _fault(
+        Drill(
             "node-lost",
             "A node drops off the network; its processes train on behind the partition.",
-            "node-lost",
-            may_overlap=True,
+            scenarios.node_lost,
         ),
         Drill("app-crash", "One rank crashes by itself; the node is fine.", scenarios.app_crash),
         _fault(
@@ -54,6 +53,11 @@ DRILLS: Final = {
             "no-capacity",
             "A GPU falls off the bus, the replacement never arrives, and no other node is free.",
             scenarios.no_capacity,
+        ),
+        Drill(
+            "no-capacity-burst",
+            "The same where nodes may be rented: the job goes on there while its machine is still being replaced.",
+            scenarios.no_capacity_burst,
         ),
         Drill(
             "flapping",

@@ -569,16 +569,17 @@ class ApiServer:
         raise errors.no_such_path()
 
     async def _scale(self, http: web.Request, rt: ResourceType, paths: ScalePaths, request: Request) -> web.Response:
+        # The body first: whoever waits for it between read and write is overtaken.
+        wanted = await self._body(http) if request.verb == "update" else {}
+        patch = await http.read() if request.verb == "patch" else b""
         old = self._store.get(rt, request.namespace, request.name)
         shown = scale.scale_of(paths, old)
         if request.verb == "get":
             return web.json_response(shown)
-        if request.verb == "update":
-            wanted = await self._body(http)
-        else:
+        if request.verb == "patch":
             kind = self._patch_type(http, ("json", "merge", "strategic"))
             del shown["metadata"]["resourceVersion"]  # a patch states a version only where it means one
-            wanted = self._patched(rt, shown, await http.read(), kind, request)
+            wanted = self._patched(rt, shown, patch, kind, request)
         new = scale.scaled_to(paths, old, wanted)
         server_side_apply.track_write(rt, new, old, self._manager(http), "scale")
         stored = self._registry.update(rt, new, dry_run=self._dry_run(http))

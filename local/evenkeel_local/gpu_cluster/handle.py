@@ -121,6 +121,15 @@ class ClusterHandle:
         for document in documents:
             self.control("POST", "apply", dict(document))
 
+    def get(self, path: str) -> Json:
+        """Read Kubernetes objects as the admin, by their path.
+
+        Raises:
+            ClusterFailed: the API refused.
+        """
+        found: Json = json.loads(self._ask("GET", path))
+        return found
+
     def delete(self, path: str) -> None:
         """Delete a Kubernetes object as the admin, by its path.
 
@@ -129,20 +138,25 @@ class ClusterHandle:
         Raises:
             ClusterFailed: the API refused.
         """
+        self._ask("DELETE", path, fine=(http.HTTPStatus.NOT_FOUND,))
+
+    def _ask(self, method: str, path: str, fine: tuple[int, ...] = ()) -> bytes:
         request = urllib.request.Request(
-            self.kubernetes_url + path, headers={"Authorization": f"Bearer {self.admin_token}"}, method="DELETE"
+            self.kubernetes_url + path, headers={"Authorization": f"Bearer {self.admin_token}"}, method=method
         )
         https = urllib.request.HTTPSHandler(context=ssl.create_default_context(cadata=self.ca_pem))
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), https)
         try:
             with opener.open(request, timeout=10.0) as response:
-                response.read()
+                body: bytes = response.read()
+                return body
         except urllib.error.HTTPError as refused:
             with refused:
-                if refused.code != http.HTTPStatus.NOT_FOUND:
-                    raise ClusterFailed(f"DELETE {path}: {refused.code} {refused.read().decode()}") from refused
+                if refused.code not in fine:
+                    raise ClusterFailed(f"{method} {path}: {refused.code} {refused.read().decode()}") from refused
+                return b"{}"
         except OSError as failed:
-            raise ClusterFailed(f"DELETE {path}: {failed}") from failed
+            raise ClusterFailed(f"{method} {path}: {failed}") from failed
 
     def kubeconfig(self, token: str | None = None) -> Json:
         """Return a kubeconfig for kubectl and helm; kubectl reads JSON where it reads YAML.

@@ -8,10 +8,12 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
 
 from evenkeel.adapters import workloads
+from evenkeel.adapters.capacity import KubernetesCapacity
 from evenkeel.adapters.kubernetes import JSON_PATCH, AlreadyExists, Expired, Invalid, KubernetesApi, Watch
 from evenkeel.adapters.workloads import ATTEMPT_LABEL, FLEET_LABEL, INDEX_LABEL, JOB_LABEL, Json
 from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT, INCIDENT_ANNOTATION, KARPENTER_LABEL, KubernetesNode
 from evenkeel.domain.recovery.validation import CheckResult
+from evenkeel.domain.scheduling.followed import KueueSeen
 from evenkeel.domain.scheduling.foreign import ForeignPod
 from evenkeel.domain.scheduling.jobs import WorkloadSeen
 from evenkeel.ports import (
@@ -57,7 +59,7 @@ class Connections(Protocol):
         ...
 
 
-class KubernetesCluster:
+class KubernetesCluster(KubernetesCapacity):
     """The Kubernetes clusters of a fleet."""
 
     def __init__(self, connections: Connections, *, fleet: str) -> None:
@@ -156,7 +158,7 @@ class KubernetesCluster:
         attempt = spec.attempt
         api = self._api(attempt.cluster)
         first = self.node(attempt.cluster, attempt.node_names[0]) if attempt.node_names else None
-        resource = (first.accelerator_resource if first else "") or workloads.NVIDIA
+        resource = spec.accelerator_resource or (first.accelerator_resource if first else "") or workloads.NVIDIA
         try:
             api.create(f"/api/v1/namespaces/{attempt.namespace}/services", workloads.service(spec, self._fleet))
         except AlreadyExists:
@@ -167,8 +169,8 @@ class KubernetesCluster:
             job = api.create(path, workloads.job(spec, self._fleet, resource))
         except AlreadyExists:
             result, job = LaunchResult.ALREADY_THERE, self._check_ours(spec, f"{path}/{attempt.workload_name}")
-        # We never suspend one. Kueue's webhook does as the Job is created, whatever made it take the Job for its own.
-        if job["spec"].get("suspend"):
+        # Kueue's webhook suspends as the Job is created, whatever made it take for its own what was not handed over.
+        if job["spec"].get("suspend") and not attempt.local_queue:
             raise Refused(
                 f"{attempt.workload_name} was suspended as it was created: Kueue, or another controller, "
                 f"admits jobs in namespace {attempt.namespace} of {attempt.cluster}"
@@ -179,7 +181,12 @@ class KubernetesCluster:
         job = self._api(cluster).get(f"/apis/batch/v1/namespaces/{namespace}/jobs/{job_id}-a{attempt}")
         if job is not None and not workloads.is_ours(job, job_id, attempt, self._fleet):
             job = None
-        return _seen(job_id, attempt, job, self._pods(cluster, namespace, job_id, attempt))
+        kueue = None
+        if job is not None and workloads.is_handed_over(job):
+            # While it waits, its place is known from those that wait with it.
+            alone = "" if job["spec"].get("suspend") else f"{workloads.KUEUE_JOB_LABEL}={job['metadata']['uid']}"
+            kueue = self._kueues(cluster, namespace, alone).get(job["metadata"]["uid"])
+        return _seen(job_id, attempt, job, self._pods(cluster, namespace, job_id, attempt), kueue)
 
     def workloads(self, cluster: str) -> tuple[WorkloadSeen, ...]:
         ours = f"{JOB_LABEL},{FLEET_LABEL}={self._fleet}"
@@ -191,7 +198,24 @@ class KubernetesCluster:
         for pod in self._all(cluster, _PODS, labelSelector=ours):
             if name := workloads.attempt_of(pod):
                 pods[name].append(pod)
-        return tuple(_seen(*name, jobs.get(name), pods.get(name, [])) for name in sorted({*jobs, *pods}))
+        followed = self._kueues(cluster) if any(map(workloads.is_handed_over, jobs.values())) else {}
+        uids = {name: job["metadata"]["uid"] for name, job in jobs.items()}
+        return tuple(
+            _seen(*name, jobs.get(name), pods.get(name, []), followed.get(uids.get(name, "")))
+            for name in sorted({*jobs, *pods})
+        )
+
+    def _kueues(self, cluster: str, namespace: str = "", labels: str = "") -> dict[str, KueueSeen]:
+        """Return Kueue's Workloads by the UID of their Jobs; none where there is no Kueue."""
+        group = self._api(cluster).get(_KUEUE)
+        if group is None:
+            return {}
+        within = f"/namespaces/{namespace}" if namespace else ""
+        path = f"{_KUEUE}/{group['preferredVersion']['version']}{within}/workloads"
+        with contextlib.suppress(NotFound):  # its definitions are put in one by one
+            query = {"labelSelector": labels} if labels else {}
+            return workloads.read_queue(self._all(cluster, path, **query))
+        return {}
 
     def foreign_pods(self, cluster: str) -> tuple[ForeignPod, ...]:
         live = self._all(
@@ -432,17 +456,21 @@ def _releasing(item: Mapping[str, Any], *, is_cordoned: bool) -> Iterator[Json]:
             yield {"op": "remove", "path": f"/spec/taints/{index}"}
 
 
-def _seen(job_id: str, attempt: int, job: Json | None, pods: list[Json]) -> WorkloadSeen:
+def _seen(
+    job_id: str, attempt: int, job: Json | None, pods: list[Json], kueue: KueueSeen | None = None
+) -> WorkloadSeen:
     return WorkloadSeen(
         job_id=job_id,
         attempt=attempt,
         uid=job["metadata"]["uid"] if job else "",
         is_deleting=job is not None and "deletionTimestamp" in job["metadata"],
+        is_suspended=job is not None and bool(job["spec"].get("suspend")),
         has_completed=job is not None and workloads.has_condition(job, "Complete"),
         has_failed=job is not None and workloads.has_condition(job, "Failed", "FailureTarget"),
         pods=tuple(
             workloads.read_pod(pod) for pod in sorted(pods, key=lambda pod: (workloads.rank_of(pod), _place(pod)))
         ),
+        kueue=kueue,
     )
 
 

@@ -18,6 +18,7 @@ _MEANINGS: Mapping[str, type[EvenkeelError]] = {
 }
 _OVER = ("TaskTimedOut", "TaskDoesNotExist", "InvalidToken")
 """The task was answered, timed out, or was stopped: whoever asks, there is nothing left to answer."""
+_LISTED_AT_ONCE = 1000
 _LONGEST_ERROR = 256
 _LONGEST_CAUSE = 32_000
 
@@ -57,6 +58,12 @@ class StepFunctionsWorkflows:
                 return ExecutionState.SUCCEEDED
             case _:
                 return ExecutionState.FAILED
+
+    def running(self, machine: Machine) -> frozenset[str]:
+        asked = {"stateMachineArn": self._arn(machine), "statusFilter": "RUNNING", "maxResults": _LISTED_AT_ONCE}
+        with aws.translated(f"list {machine} under way", _MEANINGS):
+            pages = self._client.get_paginator("list_executions").paginate(**asked)
+            return frozenset(each["name"] for page in pages for each in page["executions"])
 
     def _arn(self, machine: Machine) -> str:
         try:

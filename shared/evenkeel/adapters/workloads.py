@@ -1,6 +1,7 @@
 """An attempt as Kubernetes objects: the manifests that are sent, and the reading of what comes back. Pure."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, TypeAlias
 
@@ -12,11 +13,12 @@ from evenkeel.domain.nodes import (
     NodeCondition,
     parse_provider_id,
 )
+from evenkeel.domain.scheduling.followed import KueueCheck, KueueCondition, KueueSeen
 from evenkeel.domain.scheduling.foreign import RESUME_ALLOWED, RESUME_LABEL, Comeback, ForeignPod
 from evenkeel.domain.scheduling.jobs import Demand, PodPhase, PodSeen
 from evenkeel.domain.scheduling.submission import RESERVED_ENV
 from evenkeel.domain.values import rfc3339
-from evenkeel.ports import CheckSpec, LaunchSpec
+from evenkeel.ports import CapacitySpec, CheckSpec, LaunchSpec
 
 Json: TypeAlias = dict[str, Any]
 
@@ -24,6 +26,12 @@ JOB_LABEL = "evenkeel.io/job"
 ATTEMPT_LABEL = "evenkeel.io/attempt"
 FLEET_LABEL = "evenkeel.io/fleet"
 CHECK_LABEL = "evenkeel.io/check"
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+"""Source: Kueue's `pkg/controller/constants`. On the Job alone: what owns its pods is admitted, not each of them."""
+KUEUE_PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
+KUEUE_JOB_LABEL = "kueue.x-k8s.io/job-uid"
+"""On a Workload: the UID of the Job that it was made for."""
+RENTAL_LABEL = "evenkeel.io/rental"
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 RENDEZVOUS_PORT = 29500
 
@@ -35,6 +43,8 @@ _KUBELETS = ("Ready", "MemoryPressure", "DiskPressure", "PIDPressure", "NetworkU
 _MESSAGE_LIMIT = 500
 """Characters of a condition's message that are kept: it goes into decision records."""
 _POOL_LABELS = (f"{_SAGEMAKER}/instance-group-name", KARPENTER_LABEL, "eks.amazonaws.com/nodegroup")
+_HOSTNAME = "kubernetes.io/hostname"
+_TYPE_LABEL = "node.kubernetes.io/instance-type"
 _USER = 1000
 _JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
 _BACKOFF_LIMIT = 6
@@ -72,21 +82,26 @@ def job(spec: LaunchSpec, fleet: str, accelerator_resource: str) -> Json:
     """The Indexed Job of an attempt.
 
     `backoffLimit: 0`, `restartPolicy: Never` and `podReplacementPolicy: Failed` keep the Job controller from running a
-    restart loop of its own; there is no TTL, since the end is read before it is cleaned up.
+    restart loop of its own; there is no TTL, since the end is read before it is cleaned up. What goes to Kueue is
+    suspended from the start, as its webhook would have it: nothing runs before Kueue has let it in.
     """
     attempt = spec.attempt
+    follows = {QUEUE_LABEL: attempt.local_queue} if attempt.local_queue else {}
+    if follows and spec.job.priority_class:
+        follows[KUEUE_PRIORITY_LABEL] = spec.job.priority_class
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": {
             "name": attempt.workload_name,
             "namespace": attempt.namespace,
-            "labels": labels(spec, fleet),
+            "labels": {**labels(spec, fleet), **follows},
         },
         "spec": {
+            **({"suspend": True} if attempt.local_queue else {}),
             "completionMode": "Indexed",
-            "completions": spec.job.nodes,
-            "parallelism": spec.job.nodes,
+            "completions": spec.attempt.ranks,
+            "parallelism": spec.attempt.ranks,
             "backoffLimit": 0,
             "podReplacementPolicy": "Failed",
             "template": {"metadata": {"labels": labels(spec, fleet)}, "spec": _pod(spec, accelerator_resource)},
@@ -98,7 +113,8 @@ def _pod(spec: LaunchSpec, accelerator_resource: str) -> Json:
     attempt = spec.attempt
     own = {JOB_LABEL: attempt.job_id, ATTEMPT_LABEL: str(attempt.attempt)}
     count = spec.job.accelerators_per_node
-    hosts = {"key": "kubernetes.io/hostname", "operator": "In", "values": list(attempt.node_names)}
+    where = _placement(spec)
+    is_ranked_by_kueue = bool(attempt.local_queue)
     return {
         "restartPolicy": "Never",
         "serviceAccountName": spec.service_account,
@@ -106,11 +122,22 @@ def _pod(spec: LaunchSpec, accelerator_resource: str) -> Json:
         "enableServiceLinks": False,
         "subdomain": attempt.workload_name,
         "terminationGracePeriodSeconds": spec.job.grace_seconds,
-        **({"priorityClassName": spec.job.priority_class} if spec.job.priority_class else {}),
+        **(
+            {"priorityClassName": spec.job.priority_class} if spec.job.priority_class and not is_ranked_by_kueue else {}
+        ),
+        **({"tolerations": [each.to_pod() for each in spec.job.tolerations]} if spec.job.tolerations else {}),
         "affinity": {
-            "nodeAffinity": {
-                "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": [hosts]}]}
-            },
+            **(
+                {
+                    "nodeAffinity": {
+                        "requiredDuringSchedulingIgnoredDuringExecution": {
+                            "nodeSelectorTerms": [{"matchExpressions": where}]
+                        }
+                    }
+                }
+                if where
+                else {}
+            ),
             # One pod a node, also where a pod takes less than a whole node.
             "podAntiAffinity": {
                 "requiredDuringSchedulingIgnoredDuringExecution": [
@@ -150,6 +177,18 @@ def _pod(spec: LaunchSpec, accelerator_resource: str) -> Json:
             }
         ],
     }
+
+
+def _placement(spec: LaunchSpec) -> list[Json]:
+    """Return on which nodes the pods may be: those of the attempt; where Kueue seats it, of which kind, and not where.
+
+    Kueue's flavors add their labels as node selectors; of what stands here it weighs the keys that its flavors label.
+    """
+    if not spec.attempt.local_queue:
+        return [{"key": _HOSTNAME, "operator": "In", "values": list(spec.attempt.node_names)}]
+    types = {"key": _TYPE_LABEL, "operator": "In", "values": list(spec.job.instance_types)}
+    avoided = {"key": _HOSTNAME, "operator": "NotIn", "values": list(spec.avoid)}
+    return [*([types] if spec.job.instance_types else []), *([avoided] if spec.avoid else [])]
 
 
 def check_job(spec: CheckSpec, fleet: str) -> Json:
@@ -196,6 +235,62 @@ def check_job(spec: CheckSpec, fleet: str) -> Json:
     }
 
 
+def capacity_job(spec: CapacitySpec, fleet: str) -> Json:
+    """The capacity pods of a rental: each takes all accelerators of one node of the pool, and does nothing.
+
+    Karpenter launches a node for each, and takes none back while its pod is there. The default tolerations are not
+    enough for a pool with taints of its own: those pods bear every taint, as the nodes are the rental's alone.
+    """
+    mine = {"app.kubernetes.io/managed-by": "evenkeel", FLEET_LABEL: fleet, RENTAL_LABEL: spec.name}
+    pod = {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": 1,
+        "nodeSelector": {KARPENTER_LABEL: spec.pool},
+        "tolerations": [{"operator": "Exists"}],
+        "affinity": {
+            "podAntiAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": [
+                    {
+                        "topologyKey": "kubernetes.io/hostname",
+                        "labelSelector": {"matchLabels": {RENTAL_LABEL: spec.name}},
+                    }
+                ]
+            }
+        },
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": _USER,
+            "runAsGroup": _USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [
+            {
+                "name": "capacity",
+                "image": spec.image,
+                "resources": {"limits": {spec.accelerator_resource: str(spec.accelerators)}},
+                "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+            }
+        ],
+    }
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": spec.name, "namespace": spec.namespace, "labels": mine},
+        "spec": {
+            "completionMode": "Indexed",
+            "completions": spec.nodes,
+            "parallelism": spec.nodes,
+            "backoffLimit": 6,
+            "template": {
+                "metadata": {"labels": mine, "annotations": {"karpenter.sh/do-not-disrupt": "true"}},
+                "spec": pod,
+            },
+        },
+    }
+
+
 def _claims(spec: LaunchSpec) -> list[tuple[str, str, str]]:
     """Volume, claim and mount path of the storage that holds the checkpoints: `file:///fsx/llama/7b` is on `/fsx`."""
     claim = spec.job.checkpoint_claim
@@ -211,7 +306,7 @@ def _environment(spec: LaunchSpec) -> list[Json]:
         "EVENKEEL_ATTEMPT": str(attempt.attempt),
         "EVENKEEL_CHECKPOINT_URI": spec.job.checkpoint_uri,
         **_resume(spec),
-        "WORLD_SIZE": str(spec.job.nodes),
+        "WORLD_SIZE": str(spec.attempt.ranks),
         "MASTER_ADDR": f"{name}-0.{name}",
         "MASTER_PORT": str(RENDEZVOUS_PORT),
     }
@@ -243,6 +338,77 @@ def _resume(spec: LaunchSpec) -> dict[str, str]:
 
 
 # ---------------------------------------------------------------- reading
+
+
+def is_handed_over(job: Mapping[str, Any]) -> bool:
+    """Whether a Job is Kueue's to admit."""
+    return QUEUE_LABEL in (job["metadata"].get("labels") or {})
+
+
+def made_for(workload: Mapping[str, Any]) -> str:
+    """Return the UID of the Job that Kueue keeps a Workload for; empty where it is for something else."""
+    owners = workload["metadata"].get("ownerReferences") or ()
+    owner = next((str(one["uid"]) for one in owners if one.get("controller") and one.get("kind") == "Job"), "")
+    return owner or str((workload["metadata"].get("labels") or {}).get(KUEUE_JOB_LABEL, ""))
+
+
+def read_kueue(workload: Mapping[str, Any], position: int | None = None) -> KueueSeen:
+    """Reduce one of Kueue's Workloads to what is decided and said about it.
+
+    Source: `apis/kueue/v1beta2/workload_types.go`; v1beta1 spells the note of past execution with an x too many.
+    """
+    spec, status = workload.get("spec") or {}, workload.get("status") or {}
+    admission = status.get("admission") or {}
+    assigned = admission.get("podSetAssignments") or ()
+    flavors = (str(flavor) for each in assigned for flavor in (each.get("flavors") or {}).values())
+    past = ("accumulatedPastExecutionTimeSeconds", "accumulatedPastExexcutionTimeSeconds")
+    return KueueSeen(
+        name=workload["metadata"]["name"],
+        queue=spec.get("queueName") or "",
+        cluster_queue=admission.get("clusterQueue") or "",
+        flavors=tuple(dict.fromkeys(flavors)),
+        is_active=spec.get("active", True) is not False,
+        conditions=tuple(
+            KueueCondition(
+                type=one["type"],
+                is_true=one["status"] == "True",
+                reason=one.get("reason") or "",
+                message=(one.get("message") or "")[:_MESSAGE_LIMIT],
+                changed_at=_instant(one.get("lastTransitionTime")),
+            )
+            for one in status.get("conditions") or ()
+        ),
+        checks=tuple(
+            KueueCheck(name=one["name"], state=one["state"], message=(one.get("message") or "")[:_MESSAGE_LIMIT])
+            for one in status.get("admissionChecks") or ()
+        ),
+        was_admitted=any(status.get(name) is not None for name in past),
+        requeue_at=_instant((status.get("requeueState") or {}).get("requeueAt")),
+        position=position,
+    )
+
+
+def read_queue(listed: Iterable[Mapping[str, Any]]) -> dict[str, KueueSeen]:
+    """Return Kueue's Workloads by the UID of their Jobs, with the place of those that wait in their LocalQueue."""
+    found = {uid: (each, read_kueue(each)) for each in listed if (uid := made_for(each))}
+    ahead: Counter[tuple[str, str]] = Counter()
+    places: dict[str, int] = {}
+    for uid, (each, seen) in sorted(found.items(), key=lambda one: _in_queue_order(*one[1])):
+        if seen.is_pending and seen.is_active:
+            place = (each["metadata"]["namespace"], seen.queue)
+            ahead[place] += 1
+            places[uid] = ahead[place]
+    return {uid: seen.but(position=places.get(uid)) for uid, (_, seen) in found.items()}
+
+
+def _in_queue_order(workload: Mapping[str, Any], seen: KueueSeen) -> tuple[int, str, str]:
+    """Higher priority first, then as Kueue's queues do: by age, or by the eviction that costs a place."""
+    priority = int((workload.get("spec") or {}).get("priority") or 0)
+    evicted = seen.condition("Evicted")
+    since = str(workload["metadata"].get("creationTimestamp") or "")
+    if evicted and evicted.is_true and evicted.reason in ("PodsReadyTimeout", "AdmissionCheck") and evicted.changed_at:
+        since = rfc3339(evicted.changed_at)
+    return (-priority, since, str(workload["metadata"]["name"]))
 
 
 def is_ours(item: Mapping[str, Any], job_id: str, attempt: int, fleet: str) -> bool:

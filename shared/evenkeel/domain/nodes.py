@@ -1,7 +1,7 @@
 """Machines: lives, seats, and what is seen of them."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
@@ -138,8 +138,12 @@ class KubernetesNode(Value):
     @property
     def is_schedulable(self) -> bool:
         """Whether a new training pod with no special tolerations could land here."""
-        blocking = any(t.endswith((":NoSchedule", ":NoExecute")) for t in self.taints)
-        return self.is_ready and not self.is_cordoned and not blocking
+        return self.is_ready and not self.is_cordoned and not self.blocking_taints
+
+    @property
+    def blocking_taints(self) -> tuple[str, ...]:
+        """The taints that keep pods off which do not tolerate them."""
+        return tuple(taint for taint in self.taints if taint.endswith((":NoSchedule", ":NoExecute")))
 
 
 class Node(Value):
@@ -219,6 +223,10 @@ class FleetNode(Value):
     incident_id: str | None = None
     """The incident whose mark the cordon carries."""
     is_awaiting_validation: bool = False
+    labels: dict[str, str] = {}
+    """Those of its node object that a site gives by itself: what its pools are told by."""
+    taints: tuple[str, ...] = ()
+    """Those that keep pods off."""
     accelerators: int = 0
     accelerators_in_use: int = 0
     others: tuple[str, ...] = ()
@@ -261,6 +269,8 @@ class FleetNode(Value):
             is_cordoned=there.is_cordoned if there else False,
             incident_id=there.incident_id if there else None,
             is_awaiting_validation=there.is_awaiting_validation if there else False,
+            labels=_own_labels(there.labels) if there else {},
+            taints=there.blocking_taints if there else (),
             accelerators=there.accelerators if there else 0,
             accelerators_in_use=accelerators_in_use,
             is_lemon=is_lemon,
@@ -290,3 +300,11 @@ class FleetNode(Value):
         return all(
             getattr(self, name) == getattr(other, name) for name in type(self).model_fields if name != "changed_at"
         )
+
+
+_OF_OTHERS = ("kubernetes.io", "k8s.io", "k8s.aws", "nvidia.com", "amazonaws.com", "karpenter.sh")
+"""Whose labels are not remembered: there are dozens on each machine, and what they say of its kind is kept apart."""
+
+
+def _own_labels(labels: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in labels.items() if not name.partition("/")[0].endswith(_OF_OTHERS)}

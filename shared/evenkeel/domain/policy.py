@@ -9,7 +9,11 @@ from typing import Any, Self
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
+from evenkeel.domain.economics import money
 from evenkeel.domain.health.faults import Catalogue, CatalogueError, FaultOverride, shipped
+from evenkeel.domain.scheduling.elastic import ElasticTerms
+from evenkeel.domain.scheduling.job_types import JobTypes
+from evenkeel.domain.scheduling.pools import Pool, Reservation
 from evenkeel.domain.values import Instant, Value
 
 
@@ -251,6 +255,36 @@ class WatchPolicy(Section):
     """Pause before a run that failed through a fault of our own is followed by another; doubles each time."""
 
 
+class ServingWorkload(Section):
+    """A Deployment that serves: its replicas without a node are demand like a waiting job."""
+
+    cluster: str
+    """Kubernetes cluster."""
+    namespace: str
+    name: str
+    priority_class: str = ""
+    """Of the fleet's; what it is worth beside jobs."""
+    priority: int = 1_000_000
+    """Where there is no such class."""
+    most_replicas: int = Field(default=100, ge=1)
+    """More than so many get no room made."""
+
+
+class ReservedPool(Reservation):
+    """A pool whose machines are held until some time only: on a training plan, or in a capacity block."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    cluster: str
+    """Kubernetes cluster."""
+    pool: str
+
+    @property
+    def stretch(self) -> Reservation:
+        """The time alone."""
+        return Reservation(starts_at=self.starts_at, ends_at=self.ends_at, closing_seconds=self.closing_seconds)
+
+
 class SchedulingPolicy(Section):
     """Admission. First come, first served on free nodes."""
 
@@ -258,6 +292,94 @@ class SchedulingPolicy(Section):
     """Free nodes per pool that only a recovery may take."""
     heads_per_pass: int = 50
     """Pending jobs that one pass weighs, in queue order."""
+    elastic: ElasticTerms = ElasticTerms()
+    """When jobs that can run at several sizes grow, and how long they wait for a spare."""
+    serving: tuple[ServingWorkload, ...] = ()
+    """Deployments for which elastic jobs make room."""
+    reservations: tuple[ReservedPool, ...] = ()
+    """Pools whose machines go at a time that is known: jobs leave them before."""
+
+    def reservation_of(self, cluster: str, pool: str) -> Reservation | None:
+        """Return for how long a pool's machines are held; None where nothing says that they go."""
+        return next((each.stretch for each in self.reservations if (each.cluster, each.pool) == (cluster, pool)), None)
+
+    @model_validator(mode="after")
+    def _pools_end_once(self) -> Self:
+        places = [(each.cluster, each.pool) for each in self.reservations]
+        if len({*places}) < len(places):
+            raise ValueError("two reservations of the same pool")
+        return self
+
+
+class RentedPool(Pool):
+    """A Karpenter NodePool that Evenkeel may rent nodes from. It is Evenkeel's alone: its limit is what is rented."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="after")
+    def _is_rented_and_bounded(self) -> Self:
+        if not self.market.is_rented:
+            raise ValueError(f"{self.name}: its market is spot or on-demand")
+        if not self.most_nodes or not self.accelerators_per_node:
+            raise ValueError(f"{self.name}: a pool without a limit is never opened, nor one without accelerators")
+        return self
+
+
+class BurstPolicy(Section):
+    """What may be rented, for whom, and how much. As shipped, nothing is."""
+
+    pools: tuple[RentedPool, ...] = ()
+    """In the order in which equals are tried."""
+    fleet_cap_micros_per_hour: int = Field(default=0, ge=0)
+    """Millionths of a dollar an hour that all rentals together may cost."""
+    team_caps_micros_per_hour: dict[str, int] = {}
+    """The same by team."""
+    other_team_cap_micros_per_hour: int = Field(default=0, ge=0)
+    """For every team not listed."""
+    delay_micros_per_hour: dict[str, int] = {}
+    """What an hour's delay is worth, in millionths of a dollar, by priority class."""
+    other_delay_micros_per_hour: int = Field(default=0, ge=0)
+    """For every class not listed; at 0 nothing is rented for it."""
+    expected_run_seconds: dict[str, int] = {}
+    """How long a job runs, by priority class."""
+    other_expected_run_seconds: int = Field(default=14_400, ge=1)
+    ready_seconds: int = Field(default=900, ge=1)
+    """How long one pool may take to bring all nodes; then the next is asked."""
+    quiet_seconds: int = Field(default=300, ge=0)
+    """How long nodes without work are kept for a job of theirs that waits again."""
+    loan_seconds: int = Field(default=86_400, ge=1)
+    """How long nodes that stand in for failed ones may be kept, if those are not back before."""
+    most_offers: int = Field(default=4, ge=1)
+    """Pools that are asked for one rental."""
+    rentals_per_pass: int = Field(default=4, ge=0)
+    """New rentals that one pass may begin."""
+    spot_checkpoint_share: float = Field(default=0.1, gt=0)
+    """Spot only where a checkpoint comes at least this often, as a share of the mean time between interruptions."""
+    capacity_pod_image: str = "registry.k8s.io/pause:3.10"
+    """Of the pods that make Karpenter launch nodes, and hold them until the job's own are there."""
+
+    def delay_of(self, priority_class: str) -> int:
+        """Return what an hour's delay of a class is worth, in micro-dollars."""
+        return self.delay_micros_per_hour.get(priority_class, self.other_delay_micros_per_hour)
+
+    def usd_of_delay(self, priority_class: str) -> float:
+        """Return what an hour's delay of a class is worth, in dollars."""
+        return self.delay_of(priority_class) / money.MICROS
+
+    def run_seconds_of(self, priority_class: str) -> int:
+        """Return how long a job of a class is expected to run."""
+        return self.expected_run_seconds.get(priority_class, self.other_expected_run_seconds)
+
+    def team_cap_of(self, team: str) -> int:
+        """Return what a team's rentals may cost, in micro-dollars an hour."""
+        return self.team_caps_micros_per_hour.get(team, self.other_team_cap_micros_per_hour)
+
+    @model_validator(mode="after")
+    def _pools_have_one_name_each(self) -> Self:
+        names = [pool.name for pool in self.pools]
+        if len({*names}) < len(names):
+            raise ValueError("two pools to rent from have the same name")
+        return self
 
 
 class Policy(Section):
@@ -271,6 +393,12 @@ class Policy(Section):
     economy: EconomyPolicy = EconomyPolicy()
     watch: WatchPolicy = WatchPolicy()
     scheduling: SchedulingPolicy = SchedulingPolicy()
+    burst: BurstPolicy = BurstPolicy()
+    job_types: JobTypes = JobTypes()
+    """What submissions leave out, by the kind of job."""
+    storage: dict[str, dict[str, str]] = {}
+    """Cluster → claim → what lies behind it there, a file system's id for instance: the same claim of two clusters is
+    the same storage only where the same stands behind it."""
     faults: dict[str, FaultOverride] = {}
     """What this site has otherwise than the catalogue, by fault key."""
 

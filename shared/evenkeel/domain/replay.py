@@ -18,7 +18,10 @@ from evenkeel.domain.recovery.resume import ResumeFacts, plan_resume
 from evenkeel.domain.recovery.rollback import RollbackFacts, roll_back
 from evenkeel.domain.recovery.seats import Holder
 from evenkeel.domain.recovery.validation import CheckFacts, choose_check, judge_node
-from evenkeel.domain.scheduling.admission import AdmissionFacts, decide, said_of
+from evenkeel.domain.scheduling.admission import AdmissionFacts, decide, said_of, with_spares
+from evenkeel.domain.scheduling.burst import LoanFacts, StayFacts, judge_loan, judge_stay
+from evenkeel.domain.scheduling.placement import PlacementFacts, place, placement_said
+from evenkeel.domain.scheduling.resizing import ResizeFacts, answer_for
 from evenkeel.domain.values import Value
 
 
@@ -116,11 +119,32 @@ def _blame(record: Decision, _policy: Policy) -> Replayed:
     return Replayed(action=blamed.instance_id, reason=blamed.reason, alternatives=blamed.alternatives)
 
 
-def _admission(record: Decision, _policy: Policy) -> Replayed:
-    decided = decide(AdmissionFacts.model_validate(record.facts))
+def _admission(record: Decision, policy: Policy) -> Replayed:
+    decided = decide(with_spares(AdmissionFacts.model_validate(record.facts), policy.scheduling))
     return Replayed(
         action=decided.action, reason=said_of(decided, Mode(record.mode)), alternatives=decided.alternatives
     )
+
+
+def _resize(record: Decision, _policy: Policy) -> Replayed:
+    answer = answer_for(ResizeFacts.model_validate(record.facts))
+    return Replayed(action=answer.action, reason=answer.reason, alternatives=answer.alternatives)
+
+
+def _placement(record: Decision, _policy: Policy) -> Replayed:
+    placed = place(PlacementFacts.model_validate(record.facts))
+    reason = placement_said(placed, Mode(record.mode))
+    return Replayed(action=placed.action, reason=reason, alternatives=placed.alternatives)
+
+
+def _stay(record: Decision, _policy: Policy) -> Replayed:
+    judged = judge_stay(StayFacts.model_validate(record.facts))
+    return Replayed(action=judged.action, reason=judged.reason, alternatives=judged.alternatives)
+
+
+def _loan(record: Decision, _policy: Policy) -> Replayed:
+    judged = judge_loan(LoanFacts.model_validate(record.facts))
+    return Replayed(action=judged.state, reason=judged.reason)
 
 
 def _validation(record: Decision, _policy: Policy) -> Replayed:
@@ -137,6 +161,10 @@ _BY_KIND: Mapping[str, Callable[[Decision, Policy], Replayed]] = {
     "DRAIN": _drain,
     "BLAME": _blame,
     "ADMISSION": _admission,
+    "RESIZE": _resize,
+    "PLACEMENT": _placement,
+    "STAY": _stay,
+    "LOAN": _loan,
     "VALIDATION": _validation,
 }
 

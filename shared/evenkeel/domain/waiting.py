@@ -14,6 +14,8 @@ from evenkeel.domain.values import Instant, Value
 class ConditionKind(StrEnum):
     """What can be waited for."""
 
+    ATTEMPT_ADMITTED = "ATTEMPT_ADMITTED"
+    """Kueue has let the attempt's Job have pods. Also answered when the attempt ends or is asked to stop first."""
     ATTEMPT_RUNNING = "ATTEMPT_RUNNING"
     """Every pod of the attempt runs. Also answered when the attempt ends or is asked to stop first."""
     ATTEMPT_ENDED = "ATTEMPT_ENDED"
@@ -30,6 +32,10 @@ class ConditionKind(StrEnum):
     """What kept hands off a machine is over: the work on it, or HyperPod's own work on the cluster."""
     RELEASED = "RELEASED"
     """No hold is in force, and the guardrails would let this one act now."""
+    RENTAL_READY = "RENTAL_READY"
+    """All nodes of a rental are there. Also answered when they are refused, or nobody wants them any more."""
+    RENTAL_OVER = "RENTAL_OVER"
+    """Nobody runs on a rental's nodes, and nobody will."""
     APPROVED = "APPROVED"
     """A person approved or declined the plan, or it is obsolete."""
 
@@ -74,6 +80,12 @@ class Wait(Value):
     condition: Condition
     state: WaitState = WaitState.OPEN
     answer: Answer | None = None
+    said: str = ""
+    """Why it still waits, where somebody else decides: as it was seen last."""
+    step: str = ""
+    """In that one's own word."""
+    position: int | None = None
+    """Among those who wait there."""
     doubted_since: Instant | None = None
     """When a first, doubtful answer was seen: given only if it still stands after a while."""
 
@@ -89,13 +101,19 @@ WAIT_NAMES = {
 
 
 def wait_name(kind: ConditionKind, attempt: int = 0) -> str:
-    """Return the name of a wait within its subject."""
+    """Return the name of a wait within its subject, by the attempt, or the rental, that it is about."""
     match kind:
+        case ConditionKind.ATTEMPT_ADMITTED:
+            return f"attempt-{attempt}-admitted"
         case ConditionKind.ATTEMPT_RUNNING:
             return f"attempt-{attempt}-running"
         case ConditionKind.ATTEMPT_ENDED:
             return f"attempt-{attempt}-ended"
         case ConditionKind.ATTEMPT_STOPPED:
             return f"attempt-{attempt}-stopped"
+        case ConditionKind.RENTAL_READY:
+            return f"rental-{attempt}-ready"
+        case ConditionKind.RENTAL_OVER:
+            return f"rental-{attempt}-over"
         case _:
             return WAIT_NAMES[kind]

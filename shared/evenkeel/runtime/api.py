@@ -66,6 +66,9 @@ PROBLEMS: Mapping[str, Kind] = {
     "NO_SUCH_ROUTE": Kind(404, "No such route", "docs/api.md lists every route."),
     "CONFLICT": Kind(409, "Something else came first", "Read it again, then decide whether to repeat."),
     "JOB_ENDED": Kind(409, "The job has ended", "Nothing is left to change; submit it again if it should run."),
+    "TEAM_IN_USE": Kind(
+        409, "The team is in use", "Cancel its jobs, wait until its quota is given back, then remove it."
+    ),
     "CORDONED_BY_PERSON": Kind(409, "A person cordoned it", "Ask them, or use kubectl uncordon."),
     "ALREADY_ANSWERED": Kind(409, "Somebody else answered first", "The first answer stands; the detail names it."),
     "PLAN_SUPERSEDED": Kind(
@@ -359,6 +362,8 @@ _SENT_AS = {
     "checkpointUri": "checkpoint.uri",
     "checkpointClaim": "checkpoint.claim",
     "maxRestarts": "recovery.maxRestarts",
+    "requires.accelerators": "requires.gpuModels",
+    "requires.acceleratorMemoryGib": "requires.gpuMemoryGib",
 }
 
 

@@ -8,7 +8,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, 
 
 from evenkeel.domain.health.incidents import IncidentState
 from evenkeel.domain.health.reports import Report
-from evenkeel.domain.scheduling.jobs import JobSpec, JobState, OnNodeFault, SecretKey
+from evenkeel.domain.scheduling.jobs import ElasticSpec, JobSpec, JobState, OnNodeFault, SecretKey
+from evenkeel.domain.scheduling.portability import Requirements
 from evenkeel.domain.scheduling.teams import FleetQuotas, Team
 from evenkeel.runtime.api import Body
 
@@ -56,6 +57,24 @@ class SecretKeyBody(Body):
     key: Text
 
 
+class RequiresBody(Body):
+    """What a job's machines must have, wherever they are."""
+
+    architectures: Annotated[tuple[Text, ...], Field(max_length=4)] = ()
+    gpu_models: Annotated[tuple[Text, ...], Field(max_length=20)] = ()
+    gpu_memory_gib: Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)] = 0
+    fabric: Literal["", "efa"] = ""
+
+
+class ElasticBody(Body):
+    """At how many nodes a job can run: from the least on in steps, or at these sizes alone."""
+
+    min_nodes: int
+    max_nodes: int
+    step: int | None = None
+    sizes: Annotated[tuple[int, ...], Field(max_length=64)] = ()
+
+
 class RecoveryBody(Body):
     """How often a job may fail by itself, and what it wants when a node of its sickens."""
 
@@ -64,48 +83,67 @@ class RecoveryBody(Body):
 
 
 class JobBody(Body):
-    """`POST /v1/jobs`. Only the shape is checked here: what a job may ask for, `domain.scheduling.submission` says."""
+    """`POST /v1/jobs`. Only the shape is checked here: what a job may ask for, `domain.scheduling.submission` says.
+
+    What is left out is filled by the template of its type, where there is one.
+    """
 
     name: Text
     team: Text = ""
     """Where the caller belongs to one team alone, that is meant by none."""
+    job_type: Text = ""
+    """Empty: the site's default, where it has one."""
     priority_class: Text = ""
-    image: Text
-    command: Annotated[tuple[Text, ...], Field(max_length=256)]
+    image: Text = ""
+    command: Annotated[tuple[Text, ...], Field(max_length=256)] = ()
     args: Annotated[tuple[Text, ...], Field(max_length=256)] = ()
     env: dict[str, Text] = {}
     secret_env: Annotated[dict[str, SecretKeyBody], Field(max_length=200)] = {}
     nodes: int = 1
+    elastic: ElasticBody | None = None
     gpus_per_node: int = 8
     instance_types: Annotated[tuple[Text, ...], Field(max_length=20)] = ()
+    requires: RequiresBody = RequiresBody()
     checkpoint: CheckpointBody | None = None
     recovery: RecoveryBody = RecoveryBody()
     grace_seconds: int = 30
     labels: dict[str, Text] = {}
 
     def spec(self) -> JobSpec:
-        """Return the job in the domain's words."""
+        """Return the job in the domain's words, with only that set in it which was said."""
+        said = self.model_fields_set
+        given: dict[str, Any] = {name: getattr(self, name) for name in _AS_SENT if name in said}
+        if "gpus_per_node" in said:
+            given["accelerators_per_node"] = self.gpus_per_node
+        if "max_restarts" in self.recovery.model_fields_set:
+            given["max_restarts"] = self.recovery.max_restarts
+        if self.elastic is not None:
+            given["elastic"] = ElasticSpec(**dict(self.elastic))
+        wanted = self.requires
         return JobSpec(
-            name=self.name,
+            # An empty team is not the default one: the caller's own may be meant.
             team=self.team,
-            priority_class=self.priority_class,
-            image=self.image,
-            command=self.command,
-            args=self.args,
-            env=self.env,
             secret_env={
                 name: SecretKey(secret=source.secret, key=source.key) for name, source in self.secret_env.items()
             },
-            nodes=self.nodes,
-            accelerators_per_node=self.gpus_per_node,
-            instance_types=self.instance_types,
+            requires=Requirements(
+                architectures=wanted.architectures,
+                accelerators=tuple(model.lower() for model in wanted.gpu_models),
+                accelerator_memory_gib=wanted.gpu_memory_gib,
+                fabric=wanted.fabric,
+            ),
             checkpoint_uri=self.checkpoint.uri if self.checkpoint else "",
             checkpoint_claim=self.checkpoint.claim if self.checkpoint else "",
-            grace_seconds=self.grace_seconds,
-            max_restarts=self.recovery.max_restarts,
             on_node_fault=self.recovery.on_node_fault,
-            labels=self.labels,
+            **given,
         )
+
+
+_AS_SENT = (
+    *("name", "job_type", "priority_class", "image", "command", "args", "env", "nodes"),
+    *("instance_types", "grace_seconds", "labels"),
+)
+"""Fields of a submission that a job has under the same name."""
 
 
 class CancelBody(Body):
@@ -294,6 +332,12 @@ def _split(value: object) -> object:
 
 class NoQuery(Body):
     """A route that takes no parameters."""
+
+
+class RemovalQuery(Body):
+    """`DELETE /v1/teams/{team}`."""
+
+    reason: Reason
 
 
 class PageQuery(Body):

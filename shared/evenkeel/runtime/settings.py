@@ -6,6 +6,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from evenkeel.domain.policy import Mode
+from evenkeel.domain.scheduling.admission import Admission
 from evenkeel.ports import PermanentError
 
 
@@ -20,6 +21,7 @@ class Settings(BaseModel):
 
     fleet: str = Field("", alias="EVENKEEL_FLEET")
     mode: Mode = Field(Mode.OBSERVE, alias="EVENKEEL_MODE")
+    admission: Admission = Field(Admission.EVENKEEL, alias="EVENKEEL_ADMISSION")
     drills_may_act: bool = Field(default=False, alias="EVENKEEL_DRILLS_MAY_ACT")
     policy_name: str = Field("production", alias="EVENKEEL_POLICY", pattern=r"^[a-z][a-z0-9-]*$")
     hyperpod_cluster_arn: str = Field("", alias="HYPERPOD_CLUSTER_ARN")
@@ -36,6 +38,7 @@ class Settings(BaseModel):
     events_queue_url: str = Field("", alias="EVENTS_QUEUE_URL")
     recover_node_arn: str = Field("", alias="RECOVER_NODE_ARN")
     run_job_arn: str = Field("", alias="RUN_JOB_ARN")
+    burst_capacity_arn: str = Field("", alias="BURST_CAPACITY_ARN")
     resolve_wait_function: str = Field("", alias="RESOLVE_WAIT_FUNCTION")
     page_topic_arn: str = Field("", alias="PAGE_TOPIC_ARN")
     job_namespace: str = Field("evenkeel-jobs", alias="JOB_NAMESPACE")

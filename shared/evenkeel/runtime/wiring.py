@@ -116,7 +116,11 @@ class World:
     def workflows(self) -> Workflows:
         from evenkeel.adapters.stepfunctions import StepFunctionsWorkflows
 
-        arns = {Machine.RECOVER_NODE: self.settings.recover_node_arn, Machine.RUN_JOB: self.settings.run_job_arn}
+        arns = {
+            Machine.RECOVER_NODE: self.settings.recover_node_arn,
+            Machine.RUN_JOB: self.settings.run_job_arn,
+            Machine.BURST_CAPACITY: self.settings.burst_capacity_arn,
+        }
         return StepFunctionsWorkflows({machine: arn for machine, arn in arns.items() if arn})
 
     @cached_property

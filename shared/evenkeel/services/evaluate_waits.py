@@ -5,16 +5,17 @@ what is waited for may have come first. Asking twice is harmless: `resolve_wait`
 """
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any
 
-from evenkeel.domain.health.incidents import Incident, NodeCheck
+from evenkeel.domain.health.incidents import HurtJob, Incident, NodeCheck, TimelineEntry
 from evenkeel.domain.nodes import KubernetesNode, NodeLife, ProviderCluster, ProviderNode
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.recovery import approval
 from evenkeel.domain.recovery import awaiting as recovery
+from evenkeel.domain.recovery.guardrails import Act
 from evenkeel.domain.recovery.leases import Lease
 from evenkeel.domain.recovery.plan import hands_off
 from evenkeel.domain.recovery.seats import Holder, SeatNow, look
@@ -28,16 +29,20 @@ from evenkeel.domain.recovery.validation import (
     margin_seconds,
 )
 from evenkeel.domain.recovery.vetoes import veto
+from evenkeel.domain.scheduling import followed
 from evenkeel.domain.scheduling.attempts import lost_nodes
 from evenkeel.domain.scheduling.awaiting import attempt_answer, is_doubtful
 from evenkeel.domain.scheduling.jobs import Attempt, Job, WorkloadSeen
+from evenkeel.domain.scheduling.renting import Offer, Rental, end_answer, nodes_answer
 from evenkeel.domain.values import Value
-from evenkeel.domain.waiting import DEADLINE_PASSED, Answer, ConditionKind, Wait, WaitState
+from evenkeel.domain.waiting import DEADLINE_PASSED, Answer, Condition, ConditionKind, Wait, WaitState
 from evenkeel.ports import (
     Cluster,
     Conflict,
     EvenkeelError,
+    Key,
     Ledger,
+    NotFound,
     Provider,
     Put,
     Row,
@@ -45,11 +50,19 @@ from evenkeel.ports import (
     Telemetry,
     WaitAnswers,
     every,
+    get_all,
 )
 from evenkeel.services import guard_queue, incident_record, plan_recovery, rows
 from evenkeel.services.guard_acts import Fleet
 
-_ATTEMPT_KINDS = (ConditionKind.ATTEMPT_RUNNING, ConditionKind.ATTEMPT_ENDED, ConditionKind.ATTEMPT_STOPPED)
+WRITER = "evaluate_waits"
+_RENTAL_KINDS = (ConditionKind.RENTAL_READY, ConditionKind.RENTAL_OVER)
+_ATTEMPT_KINDS = (
+    ConditionKind.ATTEMPT_ADMITTED,
+    ConditionKind.ATTEMPT_RUNNING,
+    ConditionKind.ATTEMPT_ENDED,
+    ConditionKind.ATTEMPT_STOPPED,
+)
 
 
 class Evaluated(Value):
@@ -82,9 +95,33 @@ class Observation:
         self._provider = provider
         self._reads_all = reads_all
         """Whether workloads are listed all at once, or read one by one."""
+        self._found: dict[Key, Row] = {}
         self._let_go: frozenset[str] | None = None
         self._nodes: dict[str, tuple[KubernetesNode, ...]] = {}
         self._workloads: dict[str, dict[tuple[str, int], WorkloadSeen]] = {}
+
+    def read_ahead(self, waits: Iterable[Wait]) -> None:
+        """Read what these waits are about in a few calls: there may be one for each machine of a fleet."""
+        about = [(wait.subject, wait.condition) for wait in waits]
+        keys = [key for subject, condition in about for key in _rests_on(subject, condition)]
+        self._found = get_all(self.ledger, keys)
+        for subject, condition in about:
+            row = self._found.get(rows.incident_key(subject)) if condition.kind is ConditionKind.JOBS_BACK else None
+            keys += [key for hurt in (rows.read(row, Incident).hurt_jobs if row else ()) for key in _rows_of(hurt)]
+        self._found |= get_all(self.ledger, (key for key in keys if key not in self._found))
+
+    def row(self, key: Key) -> Row | None:
+        """Return a row, as it was when it was first needed."""
+        return self._found.get(key) or self.ledger.get(key)
+
+    def incident(self, incident_id: str) -> Incident:
+        """Return an incident.
+
+        Raises:
+            NotFound: there is no such incident.
+        """
+        row = self._found.get(rows.incident_key(incident_id))
+        return rows.read(row, Incident) if row else incident_record.load(self.ledger, incident_id)[0]
 
     def nodes(self, cluster: str) -> tuple[KubernetesNode, ...]:
         """Return the node objects of a cluster."""
@@ -108,6 +145,12 @@ class Observation:
             self._blocked[incident.incident_id] = incident  # the index may lag behind
             self._let_go = guard_queue.let_go(self._blocked.values(), self.fleet, self._looks_well)
         return incident.incident_id in self._let_go
+
+    def needs_no_place(self, incident: Incident) -> bool:
+        """Whether an incident waits for a place to cordon its machine in, and that is gone: it would wait for ever."""
+        if incident.block is None or incident.block.act != Act.CORDON:
+            return False
+        return all(node.instance_id != incident.life.instance_id for node in self.nodes(incident.life.cluster))
 
     @cached_property
     def _blocked(self) -> dict[str, Incident]:
@@ -147,6 +190,10 @@ class Observation:
             self._workloads[attempt.cluster] = {(seen.job_id, seen.attempt): seen for seen in listed}
         nothing = WorkloadSeen(job_id=attempt.job_id, attempt=attempt.attempt)
         return self._workloads[attempt.cluster].get((attempt.job_id, attempt.attempt), nothing)
+
+    def refusal(self, offer: Offer) -> str:
+        """Return what Karpenter was told of a pool since it was opened, where it found no capacity."""
+        return self._cluster.refusal(offer.cluster, offer.pool, offer.opened_at)
 
     def seat(self, facts: Mapping[str, Any]) -> SeatNow:
         """Return who holds the seat that a wait is about."""
@@ -190,9 +237,11 @@ def run(
     """
     found = _rows(ledger, subject, repeat_answered=repeat_answered)
     world = Observation(ledger, cluster, provider, now=now, policy=policy, reads_all=len(found) > 1)
+    waits = [rows.read(row, Wait) for row in found]
+    if len(waits) > 1:
+        world.read_ahead(wait for wait in waits if wait.state is WaitState.OPEN)
     answered, failed = [], []
-    for row in found:
-        wait = rows.read(row, Wait)
+    for wait, row in zip(waits, found, strict=True):
         try:
             outcome = _ask(wait, row, world, wait_answers)
         except EvenkeelError as error:
@@ -238,6 +287,8 @@ def _ask(wait: Wait, row: Row, world: Observation, wait_answers: WaitAnswers) ->
     if wait.state is WaitState.ANSWERED and wait.answer:
         wait_answers.request(wait.subject, wait.name, wait.generation, wait.answer.to_json())
         return wait.answer.outcome
+    if wait.condition.kind is ConditionKind.ATTEMPT_ADMITTED:
+        wait, row = _follow(wait, row, world)
     answer = judge(wait, world)
     if answer is not None and is_doubtful(answer) and not _has_stood(wait, row, world):
         answer = None
@@ -253,12 +304,13 @@ def _late_from(wait: Wait, world: Observation) -> datetime:
     """Return when a wait's time is over: its deadline, but for jobs that ran on for a while."""
     if wait.condition.kind is not ConditionKind.JOBS_BACK:
         return wait.deadline_at
-    incident, _ = incident_record.load(world.ledger, wait.subject)
-    hurt = _hurt(incident, world.ledger)
+    incident = world.incident(wait.subject)
+    hurt = _hurt(incident, world)
     return recovery.late_from(hurt, incident, world.policy, deadline_at=wait.deadline_at, now=world.now)
 
 
 UNMET = {
+    ConditionKind.ATTEMPT_ADMITTED: "Kueue has not let it in.",
     ConditionKind.ATTEMPT_RUNNING: "Not every pod runs.",
     ConditionKind.ATTEMPT_ENDED: "The run has not ended.",
     ConditionKind.ATTEMPT_STOPPED: "Not every pod has ended.",
@@ -267,6 +319,8 @@ UNMET = {
     ConditionKind.JOBS_BACK: "Not every hurt job runs again.",
     ConditionKind.WAY_CLEAR: "Something is still in the way.",
     ConditionKind.RELEASED: "It is held still, or a guardrail bars it.",
+    ConditionKind.RENTAL_READY: "Not all rented nodes came.",
+    ConditionKind.RENTAL_OVER: "The rented nodes are in use still.",
     ConditionKind.APPROVED: "Nobody approved it.",
 }
 """What a person is told of a wait whose time is over."""
@@ -288,14 +342,16 @@ def judge(wait: Wait, world: Observation) -> Answer | None:
     kind, facts = wait.condition.kind, wait.condition.facts
     if kind in _ATTEMPT_KINDS:
         return _attempt(wait, world)
-    incident, _ = incident_record.load(world.ledger, wait.subject)
+    if kind in _RENTAL_KINDS:
+        return _rental(wait, world)
+    incident = world.incident(wait.subject)
     if kind is ConditionKind.JOBS_BACK:
-        return recovery.jobs_back(_hurt(incident, world.ledger), incident, world.policy, now=world.now)
+        return recovery.jobs_back(_hurt(incident, world), incident, world.policy, now=world.now)
     forbidden = _vetoed(incident, world)
     if forbidden is not None:
         return forbidden
     if kind is ConditionKind.RELEASED:
-        return recovery.released(may_go=world.may_go(incident))
+        return recovery.released(may_go=world.needs_no_place(incident) or world.may_go(incident))
     if kind is ConditionKind.APPROVED:
         nodes = world.nodes(incident.life.cluster)
         return approval.answer(incident, next((node for node in nodes if node.name == incident.node_name), None))
@@ -324,6 +380,20 @@ def judge(wait: Wait, world: Observation) -> Answer | None:
             check=_check(incident, machine, world),
         )
     return None
+
+
+def _rental(wait: Wait, world: Observation) -> Answer | None:
+    number = int(wait.condition.facts["rental"])
+    stored, row = world.row(rows.job_key(wait.subject)), world.row(rows.rental_key(wait.subject, number))
+    if stored is None or row is None:
+        raise NotFound(f"There is no rental {number} of {wait.subject}.")
+    rental, job = rows.read(row, Rental), rows.read(stored, Job)
+    nodes = world.nodes(rental.offer.cluster)
+    if wait.condition.kind is ConditionKind.RENTAL_READY:
+        return nodes_answer(rental, job, nodes, world.refusal(rental.offer))
+    held = world.row(rows.attempt_key(job.job_id, job.current_attempt)) if job.current_attempt else None
+    attempt = rows.read(held, Attempt) if held else None
+    return end_answer(rental, job, attempt, nodes, world.policy.burst.quiet_seconds, world.now)
 
 
 def _check(incident: Incident, machine: Holder, world: Observation) -> CheckResult:
@@ -362,22 +432,52 @@ def _way_clear(incident: Incident, seat: SeatNow, world: Observation) -> Answer 
 
 def _attempt(wait: Wait, world: Observation) -> Answer | None:
     number = int(wait.condition.facts["attempt"])
-    job_row = world.ledger.get(rows.job_key(wait.subject))
-    attempt_row = world.ledger.get(rows.attempt_key(wait.subject, number))
+    job_row = world.row(rows.job_key(wait.subject))
+    attempt_row = world.row(rows.attempt_key(wait.subject, number))
     if job_row is None or attempt_row is None:
         return None
     job, attempt = rows.read(job_row, Job), rows.read(attempt_row, Attempt)
     nodes = {node.name: node for node in world.nodes(attempt.cluster)}
-    lost = lost_nodes(nodes, attempt.node_names, world.now, world.policy.jobs.lost_node_seconds)
-    sick = frozenset(name for name in attempt.node_names if name in nodes and looks_sick(nodes[name]))
-    return attempt_answer(wait.condition.kind, world.workload(attempt), job, attempt, lost, sick)
+    seen = world.workload(attempt)
+    names = attempt.seats_in(seen)
+    lost = lost_nodes(nodes, names, world.now, world.policy.jobs.lost_node_seconds)
+    sick = frozenset(name for name in names if name in nodes and looks_sick(nodes[name]))
+    return attempt_answer(wait.condition.kind, seen, job, attempt, lost, sick)
 
 
-def _hurt(incident: Incident, ledger: Ledger) -> list[recovery.HurtNow]:
+def _follow(wait: Wait, row: Row, world: Observation) -> tuple[Wait, Row]:
+    """Write down where a job stands with Kueue, where that has changed: who asks for it looks into no cluster.
+
+    Told in the job's story is each step; what changes from one of Kueue's cycles to the next is on the wait alone.
+    """
+    number = int(wait.condition.facts["attempt"])
+    found = world.row(rows.attempt_key(wait.subject, number))
+    if found is None:
+        return wait, row
+    attempt = rows.read(found, Attempt)
+    seen = world.workload(attempt).kueue
+    told = wait.but(
+        said=followed.said_of(seen, attempt.local_queue, world.now),
+        step=followed.step_of(seen),
+        position=seen.position if seen else None,
+    )
+    if told == wait:
+        return wait, row
+    entry = TimelineEntry(at=world.now, kind="kueue", text=told.said, writer=WRITER)
+    story = (
+        [Put(rows.timeline_row(wait.subject, entry, f"kueue-{number}-{told.step}"))] if told.step != wait.step else []
+    )
+    try:
+        world.ledger.commit(Put(rows.wait_row(told, row.version)), *story)
+    except Conflict:  # answered, opened anew, or followed by somebody else: the next look sees it
+        return wait, row
+    return told, rows.wait_row(told, row.version + 1)
+
+
+def _hurt(incident: Incident, world: Observation) -> list[recovery.HurtNow]:
     found = []
     for hurt in incident.hurt_jobs:
-        job = ledger.get(rows.job_key(hurt.job_id))
-        attempt = ledger.get(rows.attempt_key(hurt.job_id, hurt.attempt))
+        job, attempt = map(world.row, _rows_of(hurt))
         found.append(
             recovery.HurtNow(
                 hurt=hurt,
@@ -386,3 +486,15 @@ def _hurt(incident: Incident, ledger: Ledger) -> list[recovery.HurtNow]:
             )
         )
     return found
+
+
+def _rests_on(subject: str, condition: Condition) -> tuple[Key, ...]:
+    if condition.kind in _ATTEMPT_KINDS:
+        return (rows.job_key(subject), rows.attempt_key(subject, int(condition.facts["attempt"])))
+    if condition.kind in _RENTAL_KINDS:
+        return (rows.job_key(subject), rows.rental_key(subject, int(condition.facts["rental"])))
+    return (rows.incident_key(subject),)
+
+
+def _rows_of(hurt: HurtJob) -> tuple[Key, Key]:
+    return (rows.job_key(hurt.job_id), rows.attempt_key(hurt.job_id, hurt.attempt))

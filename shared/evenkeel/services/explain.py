@@ -10,8 +10,9 @@ from evenkeel.domain.scheduling.admission import Action, AdmissionFacts
 from evenkeel.domain.scheduling.claims import changes
 from evenkeel.domain.scheduling.jobs import Attempt, Job, JobState
 from evenkeel.domain.values import rfc3339
+from evenkeel.domain.waiting import Wait
 from evenkeel.ports import Ledger, Table
-from evenkeel.services import read_incidents, read_jobs, rows
+from evenkeel.services import read_incidents, read_jobs, read_queue, rows
 
 Json = dict[str, Any]
 
@@ -32,13 +33,15 @@ def why_job(ledger: Ledger, job_id: str, *, now: datetime) -> Json:
     # What the job itself points at comes first: how it was to resume, then how its attempt was admitted.
     planned = job.resume_plan.decision_id if job.resume_plan else ""
     admitted = latest.decision_id if latest else ""
-    for named in (admitted, planned) if job.live_plan() else (planned, admitted):
+    wish = job.live_resize()
+    resized = wish.decision_id if wish else ""
+    for named in (admitted, resized, planned) if job.live_plan() else (planned, admitted, resized):
         decided = _first(ledger, named, decided)
     return {
         "subject": job_id,
         "kind": "job",
         "state": job.state,
-        "sentence": _job_sentence(job, latest, now),
+        "sentence": _job_sentence(job, latest, now, read_queue.waits_with_kueue(job, ledger)),
         "decision": _short(decided[0]) if decided else None,
         "considered": _considered(decided[0]) if decided else [],
         "changes": _changes(ledger, decided[0]) if decided and job.state is JobState.PENDING else [],
@@ -79,7 +82,7 @@ def why_incident(ledger: Ledger, incident_id: str, *, now: datetime) -> Json:
     }
 
 
-def _job_sentence(job: Job, latest: Attempt | None, now: datetime) -> str:
+def _job_sentence(job: Job, latest: Attempt | None, now: datetime, waits: Wait | None = None) -> str:
     reason = _sentence(job.reason)
     where = f"attempt {job.current_attempt}"
     match job.state:
@@ -91,6 +94,8 @@ def _job_sentence(job: Job, latest: Attempt | None, now: datetime) -> str:
                 else f"It has waited {since}."
             )
             return f"{begin} {reason or 'No pass has looked at it yet.'}"
+        case JobState.STARTING if waits is not None:
+            return f"It waits for Kueue to let it in, {where}. {_sentence(waits.said)}"
         case JobState.STARTING:
             return f"It is being started, {where}. {reason}".strip()
         case JobState.RUNNING:

@@ -97,11 +97,9 @@ class Fleet:
         return self.holds.on(incident.pool, incident.life.instance_id, self.now)
 
     def pool_machines(self, pool: str) -> int:
-        """Return how many machines of a pool can be acted on."""
-        boot_seconds = self.policy.watch.first_boot_grace_seconds
-        return sum(
-            node.pool == pool and node.can_be_acted_on(self.now, boot_seconds=boot_seconds) for node in self.nodes
-        )
+        """Return how many machines of a pool can be acted on, as the sweeper counted them; 0 where it has not."""
+        row = self.ledger.get(rows.pools_row({}, 0).key)
+        return int(row.doc["machines"].get(pool, 0)) if row else 0
 
     def is_old(self, incident: Incident) -> bool:
         """Whether an incident's evidence is so old that its machine has to be looked at again."""
@@ -111,9 +109,8 @@ class Fleet:
     def guarded(self, act: Act, incident: Incident, *, looks_well: bool = False) -> Guarded:
         """Return what a verdict about an act rests on.
 
-        How large a pool is matters only once another machine of it is out: one is always allowed, and the first cordon
-        of a pool, which is on the critical path, is not to wait for a list. A drill bars drills alone: anybody who may
-        put events can forge one.
+        How large a pool is matters only once another machine of it is out: one is always allowed. A drill bars drills
+        alone: anybody who may put events can forge one.
         """
         register, version = self.registers[_register_of(act)]
         life, pool = incident.life.key, incident.pool
@@ -262,15 +259,18 @@ def unblock(incident: Incident, ledger: Ledger) -> None:
         incident_record.amend(ledger, incident.incident_id, change)
 
 
-def tell_cause(verdict: Verdict, *, ledger: Ledger, pager: Pager, telemetry: Telemetry, now: datetime) -> None:
+def tell_cause(
+    verdict: Verdict, *, window: timedelta, ledger: Ledger, pager: Pager, telemetry: Telemetry, now: datetime
+) -> None:
     """Page once for a wave, however many machines it bars and whoever sees it first.
 
-    The row is claimed, then the page goes out, then the claim says so. A crash in between lets another take over.
-    Idempotent: yes, by the row; it counts as another wave once nothing was barred by the cause for its window.
+    A cause that clears and bars again within `window` is the same wave: the machines that fell ill before are most of
+    those that count now. The row is claimed, then the page goes out, then the claim says so. A crash in between lets
+    another take over. Idempotent: yes, by the row.
     """
     key = rows.cause_key(verdict.cause)
     row = ledger.get(key)
-    until = max(verdict.clears_at or now, now)
+    until = max(verdict.clears_at or now, now) + window
     was = row.doc if row else {}
     is_same_wave = row is not None and datetime.fromisoformat(str(was["until"])) >= now
     claimed_at = datetime.fromisoformat(str(was["claimedAt"])) if is_same_wave else None

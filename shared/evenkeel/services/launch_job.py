@@ -8,11 +8,11 @@ is launched and nothing is pinned: the attempt is given up, and the next one loo
 
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from evenkeel.domain.checkpoints import FenceUnreadableError
 from evenkeel.domain.health.incidents import TimelineEntry
-from evenkeel.domain.nodes import KubernetesNode
+from evenkeel.domain.nodes import KubernetesNode, NodeLife
 from evenkeel.domain.policy import Mode, Policy
 from evenkeel.domain.recovery.modes import launch_mode
 from evenkeel.domain.scheduling.attempts import lost_nodes
@@ -28,7 +28,7 @@ from evenkeel.ports import (
     Refused,
     Telemetry,
 )
-from evenkeel.services import attempt_rows, pin_resume_point, rows
+from evenkeel.services import attempt_rows, pin_resume_point, rentals, rows
 from evenkeel.services.pin_resume_point import Kind
 
 WRITER = "launch_job"
@@ -40,6 +40,8 @@ class LaunchOutcome(StrEnum):
     """What LaunchJob answers."""
 
     LAUNCHED = "LAUNCHED"
+    QUEUED = "QUEUED"
+    """Launched, and Kueue decides when it has pods."""
     NOT_YET = "NOT_YET"
     """The attempt before has not ended: ask again after `waitSeconds`."""
     STALE = "STALE"
@@ -87,9 +89,11 @@ def run(
     if attempt.state.has_ended or job.current_attempt != attempt.attempt:
         return Outcome(outcome=LaunchOutcome.STALE, reason=f"{attempt.workload_name} is over already.")
     if attempt.state is not AttemptState.STARTING:
-        return Outcome(outcome=LaunchOutcome.LAUNCHED, reason=f"{attempt.workload_name} was launched already.")
+        return Outcome(outcome=_launched(attempt), reason=f"{attempt.workload_name} was launched already.")
     given_up = _why_give_up(job, attempt, policy, mode, now)
-    if given_up:
+    # What a lost reply left running is recorded as what it is, and stopped as others are: to settle it here would give
+    # its nodes away under it.
+    if given_up and not cluster.workload(attempt.cluster, attempt.namespace, job.job_id, attempt.attempt).is_let_run:
         return _give_up(ledger, found, attempt, given_up, now, is_refused=attempt.is_refused)
 
     past = _look_back(attempt, ledger, cluster, policy, now)
@@ -135,21 +139,41 @@ def run(
         _, uid = cluster.launch(
             LaunchSpec(
                 # A team's class ranks its jobs in the queues: Kubernetes' scheduler would evict by it, past any quota.
-                job=job.spec.but(priority_class="") if job.queue else job.spec,
+                job=job.spec.but(priority_class="") if job.queue and not attempt.local_queue else job.spec,
                 attempt=decided,
                 resume_from=resume_from,
                 service_account=job.service_account or service_account,
                 terms=answer.terms,
+                **_as_kueue_seats_it(job, attempt, cluster),
             )
         )
     except Refused as error:
         reason = f"The cluster refused its Kubernetes Job: {error}"
         return _give_up(ledger, found, decided, reason, now, is_refused=True)
+    rentals.free_nodes(job, attempt, ledger, cluster)
     launched = decided.but(state=AttemptState.LAUNCHED, workload_uid=uid, launched_at=now)
     _record_launch(ledger, found, launched, answer, now)
     telemetry.count("AttemptsLaunched")
     telemetry.info("Attempt launched", job_id=job.job_id, attempt=attempt.attempt, resume_from=resume_from)
-    return Outcome(outcome=LaunchOutcome.LAUNCHED, reason=choice.reason)
+    return Outcome(outcome=_launched(attempt), reason=choice.reason)
+
+
+def _launched(attempt: Attempt) -> LaunchOutcome:
+    return LaunchOutcome.QUEUED if attempt.local_queue else LaunchOutcome.LAUNCHED
+
+
+def _as_kueue_seats_it(job: Job, attempt: Attempt, cluster: Cluster) -> dict[str, Any]:
+    """Return what a launch that names no nodes must say besides: what it keeps off, and as what accelerators count."""
+    if not attempt.local_queue:
+        return {}
+    nodes, plan = cluster.nodes(attempt.cluster), job.resume_plan
+    keys = plan.avoid if plan and job.is_planned(attempt.attempt) else ()
+    machines = {NodeLife.from_key(key).instance_id for key in keys}
+    kinds = [node for node in nodes if not job.spec.instance_types or node.instance_type in job.spec.instance_types]
+    return {
+        "avoid": tuple(sorted(node.name for node in nodes if node.instance_id in machines)),
+        "accelerator_resource": next((node.accelerator_resource for node in kinds if node.accelerator_resource), ""),
+    }
 
 
 def _why_give_up(job: Job, attempt: Attempt, policy: Policy, mode: Mode, now: datetime) -> str:
@@ -193,7 +217,8 @@ def _look_back(attempt: Attempt, ledger: Ledger, cluster: Cluster, policy: Polic
 def _record_launch(
     ledger: Ledger, found: attempt_rows.Found, launched: Attempt, answer: pin_resume_point.Answer, now: datetime
 ) -> None:
-    text = f"Attempt {launched.attempt} launched{_said(answer)}{_drained(launched, ledger)}"
+    how = "launched" if not launched.local_queue else f"handed to Kueue's LocalQueue {launched.local_queue}"
+    text = f"Attempt {launched.attempt} {how}{_said(answer)}{_drained(launched, ledger)}"
     entry = TimelineEntry(at=now, kind="launched", text=text, writer=WRITER)
     ledger.commit(
         Put(rows.attempt_row(launched, found.attempt_version)),
@@ -203,7 +228,8 @@ def _record_launch(
 
 def _drained(launched: Attempt, ledger: Ledger) -> str:
     """Say whether the attempt before, if it was asked to stop, used its time to save what this one resumes from."""
-    row = ledger.get(rows.attempt_key(launched.job_id, launched.attempt - 1)) if launched.is_pinned else None
+    has_past = launched.is_pinned and launched.attempt > 1
+    row = ledger.get(rows.attempt_key(launched.job_id, launched.attempt - 1)) if has_past else None
     before = rows.read(row, Attempt) if row else None
     if before is None or before.stop_asked_at is None or before.running_at is None:
         return ""

@@ -4,7 +4,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from evenkeel.domain.health.incidents import TimelineEntry
-from evenkeel.domain.scheduling.jobs import AttemptState, JobState
+from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, JobState
 from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, Ledger, Put, Telemetry
 from evenkeel.services import attempt_rows, rows
@@ -41,12 +41,14 @@ def run(request: Request, ledger: Ledger, telemetry: Telemetry, *, now: datetime
             return Outcome(outcome=RunningOutcome.RUNNING)
         if attempt.state is not AttemptState.LAUNCHED or job.current_attempt != attempt.attempt:
             return Outcome(outcome=RunningOutcome.STALE)
-        changed = job.but(launch_failures=0, started_at=job.started_at or now)
+        changed = job.but(launch_failures=0, started_at=job.started_at or now, is_preempted=False)
+        if job.has_grown_in(attempt.attempt):
+            changed = changed.but(failed_growths=0, growth_failed_at=None)
         if job.state is JobState.STARTING:
-            changed = changed.but(state=JobState.RUNNING, reason=f"Attempt {attempt.attempt} runs on {attempt.pool}.")
+            changed = changed.but(state=JobState.RUNNING, reason=_runs(attempt))
         point = attempt.resume_from
-        text = f"Attempt {attempt.attempt} runs on all {job.spec.nodes} nodes."
-        if job.spec.nodes == 1:
+        text = f"Attempt {attempt.attempt} runs on all {attempt.ranks} nodes."
+        if attempt.ranks == 1:
             text = f"Attempt {attempt.attempt} runs."
         if point:
             text = f"{text[:-1]}, again from step {point.step}."
@@ -63,3 +65,10 @@ def run(request: Request, ledger: Ledger, telemetry: Telemetry, *, now: datetime
         telemetry.seconds("AdmittedToRunning", (now - attempt.admitted_at).total_seconds())
         return Outcome(outcome=RunningOutcome.RUNNING)
     raise Conflict(f"{request.job_id} kept changing while attempt {request.attempt} was to be marked running")
+
+
+def _runs(attempt: Attempt) -> str:
+    where = (
+        f"where Kueue let it in, by LocalQueue {attempt.local_queue}" if attempt.local_queue else f"on {attempt.pool}"
+    )
+    return f"Attempt {attempt.attempt} runs {where}."

@@ -1,12 +1,17 @@
 """A signal about an instance group or the cluster: remembered for a day, for the rules that look for shared causes."""
 
+import contextlib
 from collections.abc import Mapping
 from datetime import datetime
 
 from evenkeel.domain.health.groups import GroupFact, GroupFactKind
+from evenkeel.domain.scheduling.pools import Market
+from evenkeel.domain.scheduling.shortages import Shortages
 from evenkeel.domain.values import Value
 from evenkeel.ports import Clock, Conflict, Ledger, Put, Table, Telemetry
 from evenkeel.services import rows
+
+_NO_CAPACITY, _PROVISIONED = GroupFactKind.NO_CAPACITY, GroupFactKind.PROVISIONED
 
 
 class Outcome(Value):
@@ -31,6 +36,7 @@ def run(fact: GroupFact, *, ledger: Ledger, clock: Clock, telemetry: Telemetry) 
         ledger.commit(Put(row))
     except Conflict:
         return known
+    _remember_capacity(fact, ledger)
     telemetry.count("GroupFactsNoted", kind=fact.kind)
     keys = {"group": fact.instance_group, "fact": fact.kind, "code": fact.code, "simulated": fact.is_drill}
     if fact.fault_key:
@@ -38,6 +44,25 @@ def run(fact: GroupFact, *, ledger: Ledger, clock: Clock, telemetry: Telemetry) 
     else:
         telemetry.info("GroupChanged", **keys)
     return Outcome(outcome="NOTED", reason=f"Remembered of {subject}: {fact.kind}.")
+
+
+def _remember_capacity(fact: GroupFact, ledger: Ledger) -> None:
+    """Let placements know whether a group's missing machines are likely to come back soon: a hint, lost in a crash.
+
+    A drill says nothing of capacity. Idempotent: no, each refusal weighs; guarded by the fact's own row.
+    """
+    if fact.is_drill or not fact.instance_group or fact.kind not in (_NO_CAPACITY, _PROVISIONED):
+        return
+    row = ledger.get(rows.shortages_key())
+    known = rows.read(row, Shortages) if row else Shortages()
+    after = (
+        known.with_refusal(fact.instance_group, "", Market.COMMITTED, fact.observed_at)
+        if fact.kind is _NO_CAPACITY
+        else known.with_success(fact.instance_group, "", Market.COMMITTED)
+    )
+    if after != known:
+        with contextlib.suppress(Conflict):  # somebody else remembers something: HyperPod will say it again
+            ledger.commit(Put(rows.shortages_row(after, row.version if row else 0)))
 
 
 def remembered(ledger: Ledger, pool: str, now: datetime) -> tuple[GroupFact, ...]:

@@ -9,14 +9,17 @@ from evenkeel.domain.recovery.leases import Lease, RepairAsk
 from evenkeel.domain.recovery.repair import deadline_of
 from evenkeel.domain.recovery.seats import look
 from evenkeel.domain.recovery.validation import CheckKind, margin_seconds
+from evenkeel.domain.scheduling.renting import Rental
 from evenkeel.domain.values import Value, milliseconds, rfc3339
 from evenkeel.domain.waiting import Condition, ConditionKind, Wait, wait_name
 from evenkeel.ports import Cluster, Conflict, Ledger, Provider, Put, Refused, WaitAnswers
-from evenkeel.services import evaluate_waits, incident_record, rows
+from evenkeel.services import evaluate_waits, incident_record, record_seats, rows
 
 _HELD_AGAIN_AFTER = timedelta(days=8)
 """Longer than the longest hold. Whoever waits is let go in turn; this is the net for a turn that never comes."""
 _LEAST = timedelta(seconds=1)
+_AS_LONG_AS_KUEUE_TAKES = 30_000_000
+"""Seconds, most of a year: just below the state's own net. Nobody's patience ends while a job waits in a queue."""
 
 
 class Request(Value):
@@ -29,6 +32,7 @@ class Request(Value):
     run: int = 0
     job_id: str = ""
     attempt: int = 0
+    rental: int = 0
 
     @property
     def subject(self) -> str:
@@ -54,7 +58,7 @@ def run(
     policy: Policy,
     now: datetime,
 ) -> Outcome:
-    """Put the wait's row, then evaluate it once.
+    """Put the wait's row, then evaluate it once, unless it waits for leave.
 
     A retried state overwrites the row with its new token and a higher generation; what was asked for the older one no
     longer fits. Generations rise with time, so they rise across rows too.
@@ -66,8 +70,11 @@ def run(
     """
     if not request.subject:
         raise Refused("a wait needs an incidentId or a jobId")
+    if request.kind is ConditionKind.ATTEMPT_ENDED:
+        # It runs: where, is asked at once where Kueue has chosen. A sick machine finds whom it hurts by that.
+        record_seats.run(request.job_id, request.attempt, ledger, cluster, provider)
     facts, deadline = _condition(request, ledger, cluster, provider, policy, now)
-    name = wait_name(request.kind, request.attempt)
+    name = wait_name(request.kind, request.attempt or request.rental)
     for _ in range(incident_record.TRIES):
         row = ledger.get(rows.wait_key(request.subject, name))
         last = rows.read(row, Wait).generation if row else 0
@@ -89,6 +96,9 @@ def run(
         break
     else:
         raise Conflict(f"wait {name} of {request.subject} kept changing")
+    if request.kind is ConditionKind.RELEASED:
+        # It was weighed a moment ago, and each of a wave would read all that wait: the watch does it once for all.
+        return Outcome(reason="Waits for its turn.", generation=wait.generation)
     stored = rows.wait_row(wait, fresh.version)
     asked = evaluate_waits.evaluate_one(
         wait,
@@ -110,10 +120,13 @@ def _condition(
     """Return the facts that the evaluation needs, and the deadline that policy sets."""
     jobs = policy.jobs
     seconds = {
+        ConditionKind.ATTEMPT_ADMITTED: _AS_LONG_AS_KUEUE_TAKES,
         ConditionKind.ATTEMPT_RUNNING: jobs.running_deadline_seconds,
         ConditionKind.ATTEMPT_ENDED: jobs.run_deadline_seconds,
         ConditionKind.ATTEMPT_STOPPED: jobs.stop_deadline_seconds,
     }
+    if request.rental:
+        return _rental_condition(request, ledger, policy, now)
     if request.job_id:
         return {"attempt": request.attempt}, now + timedelta(seconds=seconds[request.kind])
     if request.kind is ConditionKind.RELEASED:
@@ -144,6 +157,17 @@ def _condition(
         since=ask.asked_at,
     )
     return facts, deadline_of(ask, policy.repair, seat, incident.progress)
+
+
+def _rental_condition(
+    request: Request, ledger: Ledger, policy: Policy, now: datetime
+) -> tuple[dict[str, Any], datetime]:
+    """Return what the waits of a rental are about: its nodes have a deadline, its end has none but the run's own."""
+    rental = rows.load(
+        ledger, rows.rental_key(request.job_id, request.rental), Rental, f"rental {request.rental} of {request.job_id}"
+    )
+    late = now + timedelta(seconds=policy.jobs.run_deadline_seconds)
+    return {"rental": request.rental}, rental.ready_by if request.kind is ConditionKind.RENTAL_READY else late
 
 
 def _check_seconds(incident: Incident, policy: RepairPolicy) -> int:

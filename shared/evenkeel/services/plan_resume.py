@@ -6,6 +6,7 @@ The plan is recorded on the job; only `schedule_jobs` acts on it.
 import contextlib
 from collections.abc import Mapping
 from datetime import datetime
+from typing import NamedTuple
 
 from evenkeel.domain.decisions import Alternative, Decision
 from evenkeel.domain.economics.forecasts import forecast, launch_durations, repair_durations
@@ -29,6 +30,7 @@ from evenkeel.domain.recovery.resume import (
     plan_resume,
 )
 from evenkeel.domain.recovery.rollback import Rollback, RollbackDecision, RollbackFacts, roll_back
+from evenkeel.domain.scheduling.elastic import ElasticJob, FaultFacts
 from evenkeel.domain.scheduling.jobs import (
     Attempt,
     AttemptState,
@@ -39,18 +41,20 @@ from evenkeel.domain.scheduling.jobs import (
     StopRequest,
 )
 from evenkeel.domain.values import Value
-from evenkeel.ports import Cluster, Conflict, Ids, Ledger, Passes, Put, Table, Telemetry, Write
-from evenkeel.services import guard_acts, incident_record, rows
+from evenkeel.ports import Cluster, Conflict, Ids, Ledger, Passes, Put, Table, Telemetry, Write, get_all
+from evenkeel.services import guard_acts, incident_record, rows, seek_offers
 
 WRITER = "plan_resume"
 _INCIDENTS_MEASURED = 50
 _ATTEMPTS_MEASURED = 5
-_NOT_AVAILABLE = (
-    Offer(option=ResumeOption.SHRINK, why_not="not available here: a job keeps its number of nodes"),
-    Offer(option=ResumeOption.PREEMPT, why_not="not available here: no job gives way to another"),
-    Offer(option=ResumeOption.BURST, why_not="not available here: no nodes are rented"),
+_KEEPS_ITS_SIZE = Offer(option=ResumeOption.SHRINK, why_not="not available here: it runs at one number of nodes only")
+
+
+_ASKS_NOBODY = tuple(
+    Offer(option=option, why_not="not asked for: nodes that are there take it at once")
+    for option in (ResumeOption.PREEMPT, ResumeOption.BURST)
 )
-"""What nobody offers yet. An offer that can be had takes its place here, and is weighed like the rest."""
+"""Nothing that others give comes sooner, or for less: the rules of a pass are asked for those who need it alone."""
 
 
 class PlannedJob(Value):
@@ -98,13 +102,11 @@ def run(
         return Outcome(outcome="NO_JOBS", reason=barred or "The incident is settled.")
     if not incident.hurt_jobs:
         return Outcome(outcome="NO_JOBS", reason="No job ran on it.")
-    nodes = cluster.nodes(incident.life.cluster)
-    in_use = cluster.accelerators_in_use(incident.life.cluster)
-    past = _past_incidents(ledger)
+    seen = _look(incident, ledger, cluster)
     is_held = guard_acts.Fleet(ledger, policy, now).hold_on(incident) is not None
     planned = []
     for hurt in incident.hurt_jobs:
-        done = _plan(incident, hurt, nodes, in_use, past, ledger, ids, telemetry, policy, mode, now, is_held=is_held)
+        done = _plan(incident, hurt, seen, ledger, ids, telemetry, policy, mode, now, is_held=is_held)
         if done is not None:
             planned.append(done)
     if not planned:
@@ -116,12 +118,30 @@ def run(
     return Outcome(outcome="PLANNED", reason=f"Planned to come back: {said}.", jobs=tuple(planned))
 
 
+class _Seen(NamedTuple):
+    """What all hurt jobs of an incident are planned on."""
+
+    nodes: tuple[KubernetesNode, ...]
+    """Of the sick machine's cluster, and of the jobs' own where they ran elsewhere."""
+    in_use: Mapping[str, int]
+    past: tuple[Incident, ...]
+    """Recoveries that ended well."""
+
+
+def _look(incident: Incident, ledger: Ledger, cluster: Cluster) -> _Seen:
+    jobs = get_all(ledger, (rows.job_key(hurt.job_id) for hurt in incident.hurt_jobs)).values()
+    names = sorted({incident.life.cluster, *(rows.read(row, Job).cluster for row in jobs)})
+    return _Seen(
+        tuple(node for name in names for node in cluster.nodes(name)),
+        {node: count for name in names for node, count in cluster.accelerators_in_use(name).items()},
+        _past_incidents(ledger),
+    )
+
+
 def _plan(
     incident: Incident,
     hurt: HurtJob,
-    nodes: tuple[KubernetesNode, ...],
-    in_use: Mapping[str, int],
-    past: tuple[Incident, ...],
+    seen: _Seen,
     ledger: Ledger,
     ids: Ids,
     telemetry: Telemetry,
@@ -130,8 +150,12 @@ def _plan(
     now: datetime,
     *,
     is_held: bool = False,
+    asks_others: bool = True,
 ) -> PlannedJob | None:
-    """Plan one job; None where it needs nothing any more. Under a hold none is stopped: the sweeper does that later."""
+    """Plan one job; None where it needs nothing any more. Under a hold none is stopped: the sweeper does that later.
+
+    One that is taken back has its machines, which are well: it asks nothing of others.
+    """
     for _ in range(incident_record.TRIES):
         row = ledger.get(rows.job_key(hurt.job_id))
         attempt_row = ledger.get(rows.attempt_key(hurt.job_id, hurt.attempt))
@@ -157,9 +181,13 @@ def _plan(
                 _tell_on_its_way(incident, job, attempt, ledger)
                 return PlannedJob(job_id=job.job_id, attempt=hurt.attempt)
             attempt = rows.load(ledger, rows.attempt_key(job.job_id, job.current_attempt), Attempt, "such attempt")
-        rooms = _rooms(incident, job, attempt, nodes, in_use, policy)
-        delays = _delays(incident, past, _past_attempts(attempt, ledger), policy)
-        facts = _facts(incident, job, attempt, rooms, delays, policy, now)
+        rooms = _rooms(incident, job, attempt, seen, policy)
+        delays = _delays(incident, seen.past, _past_attempts(attempt, ledger), policy)
+        offers = seek_offers.Found(refused=_ASKS_NOBODY)
+        if asks_others and not any(room.usable >= _nodes_wanted(job) for room in rooms):
+            patient = _patient(incident, job, attempt)
+            offers = seek_offers.run(patient, seen.nodes, seen.in_use, ledger, policy=policy, now=now)
+        facts = _facts(incident, job, attempt, rooms, offers, delays, policy, now)
         decided = plan_resume(facts, policy.jobs)
         try:
             doubted = _is_doubted(job, attempt, ledger)
@@ -291,9 +319,8 @@ def revise(
             _leave_in_doubt(incident, hurt, job.current_attempt, back, ledger, ids, telemetry, policy, mode, now)
         if back.action is not Rollback.STOP:
             continue
-        nodes = cluster.nodes(incident.life.cluster)
-        in_use = cluster.accelerators_in_use(incident.life.cluster)
-        _plan(incident, hurt, nodes, in_use, _past_incidents(ledger), ledger, ids, telemetry, policy, mode, now)
+        seen = _look(incident, ledger, cluster)
+        _plan(incident, hurt, seen, ledger, ids, telemetry, policy, mode, now, asks_others=False)
         taken += 1
     return taken
 
@@ -375,11 +402,27 @@ def _delays(incident: Incident, past: tuple[Incident, ...], attempts: tuple[Atte
     )
 
 
+def _nodes_wanted(job: Job) -> int:
+    return max(job.spec.nodes, job.size) if job.spec.elastic else job.spec.nodes
+
+
+def _patient(incident: Incident, job: Job, attempt: Attempt) -> seek_offers.Patient:
+    stays = _stays_in_service(incident)
+    other = job.live_plan()
+    return seek_offers.Patient(
+        job,
+        attempt,
+        sick_node="" if stays else incident.node_name,
+        avoid=(*(other.avoid if other else ()), *(() if stays else (incident.life.key,))),
+    )
+
+
 def _facts(
     incident: Incident,
     job: Job,
     attempt: Attempt,
     rooms: tuple[PoolRoom, ...],
+    offers: seek_offers.Found,
     delays: Delays,
     policy: Policy,
     now: datetime,
@@ -391,10 +434,14 @@ def _facts(
     return ResumeFacts(
         job_id=job.job_id,
         attempt=attempt.attempt,
-        nodes=job.spec.nodes,
+        nodes=_nodes_wanted(job),
         accelerators_per_node=job.spec.accelerators_per_node,
         rooms=rooms,
-        offers=_NOT_AVAILABLE,
+        offers=offers.refused if job.spec.elastic else (_KEEPS_ITS_SIZE, *offers.refused),
+        renting=offers.renting,
+        gives_way=offers.gives_way,
+        usd_per_hour_of_delay=policy.burst.usd_of_delay(job.spec.priority_class),
+        fault=_fault(incident, job, attempt, rooms, policy, now),
         delays=delays,
         lost_work_seconds=lost_work(
             ran_seconds=(ended_at - (attempt.running_at or ended_at)).total_seconds(),
@@ -413,6 +460,32 @@ def _facts(
     )
 
 
+def _fault(
+    incident: Incident, job: Job, attempt: Attempt, rooms: tuple[PoolRoom, ...], policy: Policy, now: datetime
+) -> FaultFacts | None:
+    """Say what an elastic job lost, and what is left to it; None where it runs at one size only."""
+    if job.spec.sizes is None:
+        return None
+    nodes = max(job.spec.nodes, job.size)
+    # A gang runs in one pool.
+    left = max((room.usable for room in rooms), default=0)
+    lost = max(1, nodes - left)
+    return FaultFacts(
+        job=ElasticJob(
+            job_id=job.job_id,
+            nodes=nodes,
+            accelerators_per_node=job.spec.accelerators_per_node,
+            sizes=job.spec.sizes,
+            started_at=attempt.admitted_at,
+        ),
+        lost_nodes=lost,
+        spares=max(0, left - (nodes - lost)),
+        lost_at=incident.opened_at,
+        terms=policy.scheduling.elastic,
+        now=now,
+    )
+
+
 def _stays_in_service(incident: Incident) -> bool:
     """Whether only the jobs are blamed, so that the machine is as good as any other."""
     return incident.plan is not None and incident.plan.is_carried_out and not incident.plan.repairs_node
@@ -422,21 +495,28 @@ def _rooms(
     incident: Incident,
     job: Job,
     attempt: Attempt,
-    nodes: tuple[KubernetesNode, ...],
-    in_use: Mapping[str, int],
+    seen: _Seen,
     policy: Policy,
 ) -> tuple[PoolRoom, ...]:
-    """Count by pool the nodes that are free now, or will be when the hurt attempt has let go of them."""
+    """Count by pool the nodes that are free now, or will be when the hurt attempt has let go of them.
+
+    Rented ones are their jobs' alone.
+    """
     wanted = job.spec.instance_types
+    rented = {(pool.cluster, pool.name) for pool in policy.burst.pools}
+    keeps_rented = _stays_in_service(incident) or incident.node_name not in attempt.node_names
     usable: dict[str, int] = {}
-    for node in nodes:
+    for node in seen.nodes:
         is_sick = node.name == incident.node_name and not _stays_in_service(incident)
         if is_sick or not node.is_schedulable:
             continue
         if wanted and node.instance_type not in wanted:
             continue
         is_own = node.name in attempt.node_names
-        free = node.accelerators - (0 if is_own else in_use.get(node.name, 0))
+        is_elsewhere = node.cluster != job.cluster or (node.cluster, node.pool) in rented
+        if is_elsewhere and not (is_own and keeps_rented):
+            continue
+        free = node.accelerators - (0 if is_own else seen.in_use.get(node.name, 0))
         if free >= job.spec.accelerators_per_node:
             usable[node.pool] = usable.get(node.pool, 0) + 1
     spares = policy.scheduling.spare_nodes
@@ -487,6 +567,10 @@ def _writes(
         avoid=tuple(dict.fromkeys((*(other.avoid if other else ()), *decided.avoid))),
         distrust_after=decided.distrust_after,
         demand=decided.demand,
+        shrinks_at=decided.shrinks_at,
+        rent_worth_parts=decided.rent_worth_parts,
+        lost_committed=(incident.life.cluster, incident.pool)
+        not in {(pool.cluster, pool.name) for pool in policy.burst.pools},
         decision_id=decision.decision_id,
         planned_at=now,
     )

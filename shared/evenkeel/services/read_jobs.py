@@ -4,9 +4,11 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from evenkeel.domain.economics import money
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.scheduling.foreign import ForeignWorkload, says
 from evenkeel.domain.scheduling.jobs import Attempt, Job, JobState
+from evenkeel.domain.scheduling.renting import Rental
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Cluster, Ledger, NotFound, Refused, Row, Table
 from evenkeel.services import paging, read_queue, rows
@@ -69,7 +71,8 @@ def show_job(ledger: Ledger, job_id: str, policy: Policy, *, now: datetime) -> J
         raise NotFound(f"There is no job {job_id}.")
     job = rows.read(row, Job)
     spec = job.spec
-    return summary(job) | {
+    waits = read_queue.waits_with_kueue(job, ledger)
+    return summary(job if waits is None else job.but(reason=waits.said)) | {
         "version": row.version,
         "image": spec.image,
         "command": list(spec.command),
@@ -78,6 +81,14 @@ def show_job(ledger: Ledger, job_id: str, policy: Policy, *, now: datetime) -> J
         "envNames": sorted(spec.env),
         "secretEnv": {name: source.to_json() for name, source in spec.secret_env.items()},
         "instanceTypes": list(spec.instance_types),
+        "pools": [choice.to_json() for choice in spec.pools],
+        "tolerations": [each.to_pod() for each in spec.tolerations],
+        "requires": {
+            "architectures": list(spec.requires.architectures),
+            "gpuModels": list(spec.requires.accelerators),
+            "gpuMemoryGib": spec.requires.accelerator_memory_gib,
+            "fabric": spec.requires.fabric,
+        },
         "checkpoint": {"uri": spec.checkpoint_uri, "claim": spec.checkpoint_claim or None},
         "recovery": {"maxRestarts": spec.max_restarts, "onNodeFault": spec.on_node_fault},
         "graceSeconds": spec.grace_seconds,
@@ -90,6 +101,7 @@ def show_job(ledger: Ledger, job_id: str, policy: Policy, *, now: datetime) -> J
         "resumePlan": job.resume_plan.to_json() if job.resume_plan else None,
         "stopRequest": job.stop_request.to_json() if job.stop_request else None,
         "attempts": [_attempt(attempt) for attempt in reversed(load_attempts(ledger, job_id))],
+        "rentals": [_rental(rental) for rental in reversed(load_rentals(ledger, job_id))],
         "result": job.result,
         "queue": read_queue.place_of(job, ledger, policy, now=now),
     }
@@ -119,8 +131,8 @@ def job_logs(ledger: Ledger, cluster: Cluster, job_id: str, *, attempt: int | No
     if row is None:
         raise NotFound(f"{job_id} has no attempt {number}; its latest is {job.current_attempt}.")
     found = rows.read(row, Attempt)
-    if rank >= job.spec.nodes:
-        raise Refused(f"{job_id} runs on {job.spec.nodes} nodes: its ranks are 0 to {job.spec.nodes - 1}.")
+    if rank >= found.ranks:
+        raise Refused(f"Attempt {number} of {job_id} has {found.ranks} pods: its ranks are 0 to {found.ranks - 1}.")
     text = cluster.logs(found.cluster, found.namespace, job_id, number, rank, tail)
     return {
         "jobId": job_id,
@@ -146,10 +158,19 @@ def load_attempts(ledger: Ledger, job_id: str) -> tuple[Attempt, ...]:
     return tuple(rows.read(row, Attempt) for row in found)
 
 
+def load_rentals(ledger: Ledger, job_id: str) -> tuple[Rental, ...]:
+    """Read all rentals of a job, oldest first."""
+    found = ledger.partition(Table.JOBS, rows.job_key(job_id).pk, "RENTAL#")
+    return tuple(rows.read(row, Rental) for row in found)
+
+
 def timeline(ledger: Ledger, subject: str) -> list[Json]:
     """Return the story of a job or an incident, oldest first."""
     table, pk = rows.subject_partition(subject)
     return [row.doc for row in ledger.partition(table, pk, "EVENT#")]
+
+
+_AT_WORK = (JobState.STARTING, JobState.RUNNING, JobState.STOPPING)
 
 
 def summary(job: Job) -> Json:
@@ -159,11 +180,14 @@ def summary(job: Job) -> Json:
         "jobId": job.job_id,
         "name": spec.name,
         "team": spec.team,
+        "jobType": spec.job_type or None,
         "priorityClass": spec.priority_class or None,
         "state": job.state,
         "isSuspended": job.is_suspended,
         "reason": job.reason,
         "nodes": spec.nodes,
+        "elastic": spec.elastic.to_json() if spec.elastic else None,
+        "currentNodes": job.size or None if job.state in _AT_WORK else None,
         "gpusPerNode": spec.accelerators_per_node,
         "currentAttempt": job.current_attempt,
         "applicationFailures": job.application_failures,
@@ -181,6 +205,7 @@ def _attempt(attempt: Attempt) -> Json:
         "reason": attempt.reason,
         "execution": attempt.workload_name,
         "pool": attempt.pool,
+        "localQueue": attempt.local_queue or None,
         "nodes": [
             {"name": name, "instanceId": life.instance_id}
             for name, life in zip(attempt.node_names, attempt.nodes, strict=False)
@@ -195,6 +220,36 @@ def _attempt(attempt: Attempt) -> Json:
         "rejectedCheckpoints": list(attempt.rejected_checkpoints),
         "exitCodes": attempt.exit_codes,
         "decisionId": attempt.decision_id or None,
+    }
+
+
+def _rental(rental: Rental) -> Json:
+    return {
+        "rental": rental.number,
+        "state": rental.state,
+        "reason": rental.reason,
+        "nodes": rental.nodes,
+        "nodeNames": list(rental.node_names),
+        "offers": [
+            {
+                "pool": offer.pool,
+                "cluster": offer.cluster,
+                "market": offer.market,
+                "microsPerNodeHour": offer.micros_per_node_hour,
+                "openedAt": rfc3339(offer.opened_at),
+                "closedAt": _instant(offer.closed_at),
+                "nodesThatCame": len(offer.came),
+                "refused": offer.refused or None,
+            }
+            for offer in rental.offers
+        ],
+        "begunAt": rfc3339(rental.begun_at),
+        "handedOverAt": _instant(rental.handed_over_at),
+        "endedAt": _instant(rental.ended_at),
+        "loanFor": rental.incident_id or None,
+        "dueAt": _instant(rental.due_at),
+        "costUsd": f"{rental.cost_parts / money.PARTS:.6f}" if rental.ended_at else None,
+        "decisionId": rental.decision_id,
     }
 
 

@@ -6,16 +6,27 @@ from typing import Any
 
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.scheduling import sharing
-from evenkeel.domain.scheduling.admission import AdmissionDecision, Request, Room, Snapshot, admit
+from evenkeel.domain.scheduling import reserved, sharing, sizing
+from evenkeel.domain.scheduling.admission import (
+    TAINTED,
+    Admission,
+    AdmissionDecision,
+    Request,
+    Room,
+    Snapshot,
+    admit,
+    hand_over,
+)
 from evenkeel.domain.scheduling.foresight import BASIS, foresee
 from evenkeel.domain.scheduling.jobs import Charge, Job, JobSpec, JobState
 from evenkeel.domain.scheduling.queues.capacity import Tree
+from evenkeel.domain.scheduling.renting import kept_rooms
 from evenkeel.domain.scheduling.spending import Spent
 from evenkeel.domain.scheduling.teams import SetUp
 from evenkeel.domain.values import rfc3339
+from evenkeel.domain.waiting import ConditionKind, Wait, WaitState, wait_name
 from evenkeel.ports import Ledger, Table
-from evenkeel.services import check_authority, paging, read_setup, read_teams, rows, submit_job
+from evenkeel.services import check_authority, paging, plan_place, read_setup, read_teams, read_use, rows, submit_job
 
 Json = dict[str, Any]
 
@@ -33,6 +44,8 @@ def place_of(job: Job, ledger: Ledger, policy: Policy, *, now: datetime) -> Json
 
     The position is unknown past the first thousand. There is no estimate before enough jobs of its team have run.
     """
+    if job.state is JobState.STARTING:
+        return _place_with_kueue(job, ledger)
     if job.state is not JobState.PENDING:
         return None
     prefix = rows.queue_prefix(job.queue) if job.queue else ""
@@ -44,13 +57,28 @@ def place_of(job: Job, ledger: Ledger, policy: Policy, *, now: datetime) -> Json
     return {"position": index + 1, "estimate": _estimate(job, page.rows[:index], ledger, policy, now)}
 
 
+def waits_with_kueue(job: Job, ledger: Ledger) -> Wait | None:
+    """Return what is known of a job that waits for Kueue; None for one that does not."""
+    if job.state is not JobState.STARTING:
+        return None
+    row = ledger.get(rows.wait_key(job.job_id, wait_name(ConditionKind.ATTEMPT_ADMITTED, job.current_attempt)))
+    wait = rows.read(row, Wait) if row else None
+    return wait if wait and wait.state is WaitState.OPEN and wait.said else None
+
+
+def _place_with_kueue(job: Job, ledger: Ledger) -> Json | None:
+    """Return its place among the Workloads of its LocalQueue; when Kueue starts it, only Kueue could know."""
+    wait = waits_with_kueue(job, ledger)
+    return {"position": wait.position, "estimate": None} if wait else None
+
+
 def _estimate(job: Job, ahead: Sequence[Any], ledger: Ledger, policy: Policy, now: datetime) -> Json | None:
     runs = _runs(job.spec.team, ledger)
     if len(runs) < policy.economy.least_samples:
         return None
     setup, charges = read_setup.run(ledger).setup, _charges(ledger)
-    rooms = _rooms(ledger, charges)
-    free = sum(room.free for room in rooms if room.is_open)
+    rooms = kept_rooms(_rooms(ledger, charges), (), policy.burst.pools)
+    free = sum(room.free for room in rooms if room.is_open and not room.kept_for)
     if job.queue in setup.by_name:
         free = min(free, _free_quota(job.queue, setup, charges))
         charges = [each for each in charges if (each.queue or each.team) == job.queue]
@@ -90,7 +118,7 @@ def _accelerators(spec: Json) -> int:
 
 
 def _free_quota(queue: str, setup: SetUp, charges: Iterable[Charge]) -> int:
-    found = setup.to_queues()
+    found = setup.queues
     tree = Tree(found.queues, found.cohorts)
     for name, amounts in read_teams.use_by_team(setup, charges).items():
         tree.queues[name].add_all(amounts)
@@ -110,6 +138,7 @@ def plan(
     namespace: str,
     policy: Policy,
     now: datetime,
+    admission: Admission = Admission.EVENKEEL,
 ) -> Json:
     """Decide about a job as if it were submitted now, and record nothing.
 
@@ -120,29 +149,41 @@ def plan(
         NotYourTeam: the caller may not submit for its team.
     """
     setup = read_setup.run(ledger).setup
-    job = submit_job.job_of(spec, asker, setup, job_id=_PLANNED, cluster=cluster, namespace=namespace, now=now)
+    job = submit_job.job_of(
+        spec, asker, setup, policy.job_types, job_id=_PLANNED, cluster=cluster, namespace=namespace, now=now
+    )
+    if admission is Admission.KUEUE:
+        decided = hand_over(Request.of(job), setup.local_queue_of(job.spec.team), now)
+        return {"team": job.spec.team, "namespace": job.namespace, "position": 1, "decision": _shown(decided)}
+    submit_job.refuse_beside_kueue(job, ledger)
     charges = _charges(ledger)
-    rooms = _rooms(ledger, charges)
+    # What is rented is kept for whom it was rented for.
+    rooms = reserved.with_ends(kept_rooms(_rooms(ledger, charges), (), policy.burst.pools), policy)
     others = _heads(ledger, setup, policy.scheduling.heads_per_pass)
-    pending = tuple(Request.of(each) for each in (*others, job))
-    if setup.has_teams:
-        tree = ledger.partition(rows.tree_key().table, rows.tree_key().pk, rows.tree_key().sk)
-        memory = sharing.Memory.model_validate((tree[0].doc.get("memory") if tree else None) or {})
-        snapshot = sharing.Snapshot(
-            setup,
-            rooms,
-            pending,
-            tuple(charges),
-            frozenset(memory.stopping) & {charge.job_id for charge in charges},
-            memory,
-            _spent(setup, job.spec.team, ledger),
-        )
-        decisions = sharing.share(snapshot, policy.scheduling, policy.economy, now)
-    else:
-        decisions = admit(Snapshot(rooms=rooms, pending=pending), policy.scheduling, now)
+    pending = tuple(reserved.request_of(each, policy, now) for each in (*others, job))
+    tree = ledger.partition(rows.tree_key().table, rows.tree_key().pk, rows.tree_key().sk) if setup.has_teams else ()
+    memory = sharing.Memory.model_validate((tree[0].doc.get("memory") if tree else None) or {})
+    spent = _spent(setup, job.spec.team, ledger) if setup.has_teams else {}
+    used = read_use.run(setup, ledger, now)
+    stopping = frozenset(memory.stopping) & {charge.job_id for charge in charges}
+
+    def weigh(asked: tuple[Request, ...]) -> tuple[AdmissionDecision, ...]:
+        if not setup.has_teams:
+            return admit(Snapshot(rooms=rooms, pending=asked), policy.scheduling, now)
+        snapshot = sharing.Snapshot(setup, rooms, asked, tuple(charges), stopping, memory, spent, used=used)
+        return sharing.share(snapshot, policy.scheduling, policy.economy, now)
+
+    decisions = sizing.fit(pending, weigh(pending), weigh, now)
     decided = next(each for each in decisions if each.job_id == _PLANNED)
-    ahead = sum(rows.queue_order(each) < rows.queue_order(job) for each in others if each.queue == job.queue)
-    return {"team": job.spec.team, "namespace": job.namespace, "position": ahead + 1, "decision": _shown(decided)}
+    ahead = sorted((each for each in others if rows.queue_order(each) < rows.queue_order(job)), key=rows.queue_order)
+    return {
+        "team": job.spec.team,
+        "jobType": job.spec.job_type or None,
+        "namespace": job.namespace,
+        "position": sum(each.queue == job.queue for each in ahead) + 1,
+        "decision": _shown(decided),
+        "placement": plan_place.run(job, decided, rooms, charges, ahead, ledger, policy=policy, now=now),
+    }
 
 
 def _shown(decided: AdmissionDecision) -> Json:
@@ -201,6 +242,8 @@ def _room(node: FleetNode, charged: dict[tuple[str, str], int]) -> Room:
         accelerators=node.accelerators,
         free=max(0, node.accelerators - used),
         closed_because=_closed_because(node),
+        labels=node.labels,
+        taints=node.taints,
     )
 
 
@@ -211,4 +254,6 @@ def _closed_because(node: FleetNode) -> str:
         return "not ready"
     if node.is_cordoned:
         return "cordoned"
-    return "awaiting validation" if node.is_awaiting_validation else ""
+    if node.is_awaiting_validation:
+        return "awaiting validation"
+    return TAINTED if node.taints else ""

@@ -1,5 +1,6 @@
 """What is set up: the fleet's teams and quotas, with the versions that a change must name."""
 
+import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -57,17 +58,23 @@ def run(ledger: Ledger) -> Found:
     committed on the tree's version that was read before it, fails whole.
     """
     versions: dict[str, int] = {}
-    version, fleet = 0, FleetQuotas()
-    teams: list[Team] = []
+    version, fleet = 0, ""
+    teams: list[str] = []
+    prefix = rows.team_key("").sk
     for row in ledger.partition(rows.setup_key().table, rows.setup_key().pk):
         if row.key == rows.setup_key():
             version = row.version
         elif row.key == rows.fleet_quotas_key():
-            fleet = FleetQuotas.model_validate_json(row.doc["document"])
+            fleet = row.doc["document"]
             versions[FLEET] = row.version
         else:
-            team = Team.model_validate_json(row.doc["document"])
-            teams.append(team)
-            versions[team.name] = row.version
-    teams.sort(key=lambda team: team.name)
-    return Found(SetUp(fleet=fleet, teams=tuple(teams)), versions, version)
+            teams.append(row.doc["document"])
+            versions[row.key.sk.removeprefix(prefix)] = row.version
+    return Found(_read(fleet, tuple(teams)), versions, version)
+
+
+@functools.lru_cache(maxsize=4)
+def _read(fleet: str, teams: tuple[str, ...]) -> SetUp:
+    """Read what is written. It changes seldom and is read in every pass, so what was read last is kept."""
+    found = sorted(map(Team.model_validate_json, teams), key=lambda team: team.name)
+    return SetUp(fleet=FleetQuotas.model_validate_json(fleet) if fleet else FleetQuotas(), teams=tuple(found))

@@ -42,7 +42,7 @@ def table(setup: SetUp, charges: Sequence[Charge], pending: Mapping[str, int]) -
     held = Counter(dict.fromkeys(running, 0))
     for charge in charges:
         held[charge.team] += charge.accelerators
-    lines = lines_of(*setup.to_queues()[:2], use_by_team(setup, charges))
+    lines = lines_of(*setup.queues[:2], use_by_team(setup, charges))
     items = []
     for name in sorted({*setup.by_name, *running, *pending}):
         team = setup.by_name.get(name)
@@ -73,7 +73,7 @@ def table(setup: SetUp, charges: Sequence[Charge], pending: Mapping[str, int]) -
 
 def use_by_team(setup: SetUp, charges: Iterable[Charge]) -> Mapping[str, Amounts]:
     """Return what the jobs of each team take of its quota."""
-    found = setup.to_queues()
+    found = setup.queues
     queues = {queue.name: queue for queue in found.queues}
     flavors = {each.name: machines.with_labels(each) for each in found.flavors}
     use: dict[str, Amounts] = defaultdict(dict)

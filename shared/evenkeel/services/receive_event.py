@@ -52,8 +52,10 @@ _RETRIED_AT_ONCE = 25
 _AHEAD = timedelta(minutes=5)
 """What is said to have happened further ahead than clocks differ is taken to have happened now."""
 _WHOLE_ACCOUNT = ("ec2.notice", "health.event")
-"""Sources that speak of every machine of an account: one that the fleet's memory does not hold is another's, and no
-news. HyperPod is not asked: its machines live in another account, and one event may name hundreds."""
+"""Sources that speak of every machine of an account: one that the fleet's memory does not hold is another's, or so
+young that the sweeper has not seen it. HyperPod is not asked: its machines live in another account, and one event may
+name hundreds."""
+_EARLY_FACTS = 5
 _CLUSTER_ID = re.compile(r".*:cluster/[a-z0-9]{12}", re.ASCII)
 
 
@@ -182,6 +184,7 @@ def run(
         asked = None if fact.source in _WHOLE_ACCOUNT else provider
         seat = resolve(fact.instance_id, ledger=ledger, provider=asked, clusters=clusters)
     if seat is None and fact.source in _WHOLE_ACCOUNT:
+        _keep_in_case(fact, ledger=ledger, now=clock.now())
         return _foreign(f"No machine of this fleet is {fact.instance_id}.", fact.source, telemetry)
     fact = _not_ahead(fact, clock.now())
     if seat is None:
@@ -453,6 +456,25 @@ def _keep_for_later(fact: NodeFact, *, ledger: Ledger, clock: Clock, telemetry: 
             telemetry.count("FactsUnresolved")
             telemetry.warning("FactUnresolved", instanceId=fact.instance_id, source=fact.source)
     return Outcome(outcome=UNRESOLVED, reason=reason)
+
+
+def _keep_in_case(fact: NodeFact, *, ledger: Ledger, now: datetime) -> None:
+    """Keep a notice for an hour: a machine may be taken back before the sweeper has seen it at all."""
+    for _ in range(incident_record.TRIES):
+        row = ledger.get(rows.early_key(fact.instance_id))
+        said = early_facts(row) if row else ()
+        if any(each.fact_key == fact.fact_key for each in said):
+            return
+        kept = (*said, fact)[-_EARLY_FACTS:]
+        with contextlib.suppress(Conflict):  # another notice of it came at the same moment
+            ledger.commit(Put(rows.early_row(fact.instance_id, kept, now, row.version if row else 0)))
+            return
+    raise Conflict(f"what is kept of {fact.instance_id} kept changing")  # or the notice would be lost without a word
+
+
+def early_facts(row: Row) -> tuple[NodeFact, ...]:
+    """Return what was kept of a machine that nobody knew."""
+    return tuple(NodeFact.model_validate(each) for each in row.doc["facts"])
 
 
 def retry_unresolved(

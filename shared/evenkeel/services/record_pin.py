@@ -16,13 +16,13 @@ _REPORT = "evenkeel resume-point "
 """How rank 0 begins its line (docs/training-contract.md)."""
 
 
-def run(job_id: str, number: int, ledger: Ledger, cluster: Cluster, *, now: datetime) -> bool:
+def run(found: attempt_rows.Found, ledger: Ledger, cluster: Cluster, *, now: datetime) -> bool:
     """Record what rank 0 told, once it has; False where there is nothing to record yet, or nothing to ask.
 
     Idempotent: yes, what is recorded stays: a log may be written by anybody who trains, and only its first word counts.
     """
-    found = attempt_rows.load(ledger, job_id, number)
     job, attempt = found.job, found.attempt
+    job_id, number = job.job_id, attempt.attempt
     if attempt.is_pinned or attempt.launched_at is None or not job.spec.keeps_checkpoints_in_cluster:
         return False
     try:

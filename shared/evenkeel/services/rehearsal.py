@@ -65,6 +65,10 @@ class NothingStarts:
         del machine, name
         return ExecutionState.NONE
 
+    def running(self, machine: Machine) -> frozenset[str]:
+        del machine
+        return frozenset()
+
 
 class Silence:
     """Telemetry of what does not happen: none."""

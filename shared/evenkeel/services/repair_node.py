@@ -481,7 +481,8 @@ def _bar(
     verdict = weigh(act, guard, policy.repair.guardrails)
     guard_acts.block(incident, act, verdict, record, ledger=ledger, telemetry=telemetry, writer=WRITER, now=facts.now)
     if verdict.cause:
-        guard_acts.tell_cause(verdict, ledger=ledger, pager=pager, telemetry=telemetry, now=facts.now)
+        window = timedelta(seconds=policy.repair.guardrails.shared_cause_window_seconds)
+        guard_acts.tell_cause(verdict, window=window, ledger=ledger, pager=pager, telemetry=telemetry, now=facts.now)
 
 
 def _end(

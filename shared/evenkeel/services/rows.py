@@ -2,18 +2,20 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
-from evenkeel.domain.decisions import Decision
+from evenkeel.domain.decisions import Decision, packed
 from evenkeel.domain.health.groups import GroupFact
-from evenkeel.domain.health.incidents import Evidence, Incident, TimelineEntry
+from evenkeel.domain.health.incidents import Evidence, Incident, NodeFact, TimelineEntry
 from evenkeel.domain.health.intake import LastIncident
 from evenkeel.domain.health.recurrence import REMEMBERED, History
 from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.recovery.leases import Lease
 from evenkeel.domain.scheduling.jobs import Attempt, Charge, Job, JobState
+from evenkeel.domain.scheduling.renting import Rental, RentalHold, RentalState
+from evenkeel.domain.scheduling.shortages import Shortages
 from evenkeel.domain.scheduling.teams import FleetQuotas, Team
 from evenkeel.domain.values import Value, rfc3339
 from evenkeel.domain.waiting import Wait
@@ -27,6 +29,8 @@ FACT_KEPT = timedelta(days=30)
 """How long a fact is remembered so that a late copy of it is known."""
 GROUP_FACT_KEPT = timedelta(days=1)
 """How long what was said of a group counts, from when it happened: the longest window of the rules that read it."""
+EARLY_KEPT = timedelta(hours=1)
+"""How long what was said of a machine that is not the fleet's waits for it to become so."""
 IDEMPOTENCY_KEPT = timedelta(hours=24)
 
 _SETUP = "SETUP"
@@ -126,6 +130,17 @@ def unresolved_row(fact_doc: dict[str, Any], fact: str, now: datetime, version: 
     return Row(key, fact_doc, version, ("UNRESOLVED", rfc3339(now)), now + FACT_KEPT)
 
 
+def early_key(instance_id: str) -> Key:
+    """`EARLY#instance / META`."""
+    return Key(Table.INCIDENTS, f"EARLY#{instance_id}", "META")
+
+
+def early_row(instance_id: str, facts: Iterable[NodeFact], now: datetime, version: int) -> Row:
+    """What an account-wide source said of a machine that is not the fleet's, or not yet."""
+    doc = {"instanceId": instance_id, "facts": [fact.to_json() for fact in facts]}
+    return Row(early_key(instance_id), doc, version, ("EARLY", rfc3339(now)), now + EARLY_KEPT)
+
+
 def evidence_row(evidence: Evidence) -> Row:
     """`INC#id / EVIDENCE#time#envelope#fact`: one envelope may tell several facts of one machine at once."""
     digest = hashlib.sha256(evidence.fact.fact_key.encode()).hexdigest()[:8]
@@ -216,6 +231,19 @@ def checkpoints_row(job: Job) -> Row:
     return Row(checkpoints_key(job), {"jobId": job.job_id})
 
 
+def rental_key(job_id: str, number: int) -> Key:
+    """`JOB#id / RENTAL#n`: nodes that are, or were, rented for a job."""
+    return Key(Table.JOBS, f"JOB#{job_id}", f"RENTAL#{number:06d}")
+
+
+def rental_row(rental: Rental, version: int) -> Row:
+    """In `byState` under `RENTAL#OPEN` by its beginning until nothing of it is left."""
+    has_ended = rental.state is RentalState.ENDED
+    state = None if has_ended else ("RENTAL#OPEN", f"{rfc3339(rental.begun_at)}#{rental.name}")
+    expires_at = rental.begun_at + KEPT if has_ended else None
+    return Row(rental_key(rental.job_id, rental.number), rental.to_json(), version, state, expires_at)
+
+
 # ---------------------------------------------------------------- both: timelines, waits, decisions
 
 
@@ -259,7 +287,7 @@ def decision_row(decision: Decision) -> Row:
     """In `byState` under `DEC#<subject>` by time: the decisions about one incident or job."""
     return Row(
         decision_key(decision.decision_id),
-        decision.to_json(),
+        {**decision.to_json(), "facts": packed(decision.facts)},
         0,
         (f"DEC#{decision.subject}", rfc3339(decision.decided_at)),
         decision.decided_at + KEPT,
@@ -300,6 +328,16 @@ def foreign_key(cluster: str) -> Key:
     return Key(Table.FLEET, f"FOREIGN#{cluster}", "META")
 
 
+def kueue_key(cluster: str) -> Key:
+    """`KUEUE#cluster / META`: the namespaces there in which Kueue admits, as last seen."""
+    return Key(Table.FLEET, f"KUEUE#{cluster}", "META")
+
+
+def kueue_row(cluster: str, doc: dict[str, Any], version: int) -> Row:
+    """Name them, each with what says so. In the index, since that is all that submissions read of the fleet."""
+    return Row(kueue_key(cluster), doc, version, ("KUEUE", cluster))
+
+
 def lease_key(slot: str) -> Key:
     """`LEASE#slot / META`: who repairs a seat, and what was asked of the provider."""
     return Key(Table.FLEET, f"LEASE#{slot}", "META")
@@ -308,6 +346,11 @@ def lease_key(slot: str) -> Key:
 def register_key(name: str) -> Key:
     """`REGISTER#name / META`: the machines in repair, or those that carry our cordon."""
     return Key(Table.FLEET, f"REGISTER#{name}", "META")
+
+
+def pools_row(machines: Mapping[str, int], version: int) -> Row:
+    """`POOLS#sizes / META`: by pool how many machines can be acted on: nobody lists a fleet to weigh one act."""
+    return Row(Key(Table.FLEET, "POOLS#sizes", "META"), {"machines": dict(sorted(machines.items()))}, version)
 
 
 def cause_key(cause: str) -> Key:
@@ -323,6 +366,16 @@ def lease_row(lease: Lease, version: int) -> Row:
 def lock_key(name: str) -> Key:
     """`LOCK#name / META`: one watcher, one sweeper at a time."""
     return Key(Table.FLEET, f"LOCK#{name}", "META")
+
+
+def shortages_key() -> Key:
+    """`SHORTAGES#fleet / META`: where capacity was refused lately."""
+    return Key(Table.FLEET, "SHORTAGES#fleet", "META")
+
+
+def shortages_row(shortages: Shortages, version: int) -> Row:
+    """One small row: it forgets what has faded."""
+    return Row(shortages_key(), shortages.to_json(), version)
 
 
 def hold_key() -> Key:
@@ -359,6 +412,11 @@ def tree_key(root: str = ROOT_TREE) -> Key:
     return Key(Table.QUOTAS, f"TREE#{root}", "META")
 
 
+def turn_key() -> Key:
+    """`TREE#root / TURN`: by team how far passes have read its queue, past its heads."""
+    return Key(Table.QUOTAS, f"TREE#{ROOT_TREE}", "TURN")
+
+
 def charge_key(attempt: Attempt) -> Key:
     """`TREE#root / CHARGE#workload`: in the tree's partition, so that all charges are read strongly consistent."""
     return Key(Table.QUOTAS, f"TREE#{ROOT_TREE}", f"CHARGE#{attempt.workload_name}")
@@ -367,6 +425,16 @@ def charge_key(attempt: Attempt) -> Key:
 def charge_row(attempt: Attempt, job: Job | None = None, use: Mapping[str, Mapping[str, int]] | None = None) -> Row:
     """What an admitted attempt takes, and where: put with the attempt, deleted when it is settled, never rewritten."""
     return Row(charge_key(attempt), Charge.of(attempt, job, use).to_json())
+
+
+def rental_hold_key(job_id: str, number: int) -> Key:
+    """`TREE#root / RENTAL#job-bn`: in the tree's partition, so that caps are held by what is read consistently."""
+    return Key(Table.QUOTAS, f"TREE#{ROOT_TREE}", f"RENTAL#{job_id}-b{number}")
+
+
+def rental_hold_row(rental: Rental, version: int) -> Row:
+    """What a rental takes of caps and limits: put with it, deleted when nothing of it is left."""
+    return Row(rental_hold_key(rental.job_id, rental.number), RentalHold.of(rental).to_json(), version)
 
 
 def setup_key() -> Key:
@@ -398,6 +466,11 @@ def setup_event_row(entry: TimelineEntry, version: int) -> Row:
 def usage_key(team: str) -> Key:
     """`TEAM#team / USAGE`: accelerators charged, changed by ADD only."""
     return Key(Table.QUOTAS, f"TEAM#{team}", "USAGE")
+
+
+def used_key(team: str, week: str) -> Key:
+    """`TEAM#team / USED#week`: by submitter, what its settled attempts left of use there, changed by ADD only."""
+    return Key(Table.QUOTAS, f"TEAM#{team}", f"USED#{week}")
 
 
 def spent_key(team: str, period: str) -> Key:

@@ -8,6 +8,7 @@ which the sweeper starts. Who has to stop for another job is asked to in the com
 charge until its pods are gone, and the other job waits.
 """
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -16,21 +17,31 @@ from typing import NamedTuple
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import OPEN_STATES, Incident, TimelineEntry
 from evenkeel.domain.nodes import join_nodes
-from evenkeel.domain.policy import Mode, Policy
+from evenkeel.domain.policy import Mode, Policy, SchedulingPolicy
 from evenkeel.domain.recovery.modes import launch_mode
-from evenkeel.domain.scheduling import sharing
+from evenkeel.domain.scheduling import reserved, resizing, serving, sharing, sizing
 from evenkeel.domain.scheduling.admission import (
     Action,
+    Admission,
     AdmissionDecision,
     Request,
     Room,
     Snapshot,
     admit,
     beside_kueue,
+    hand_over,
     rooms_of,
     said_of,
 )
-from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Charge, Job, JobState, StopRequest
+from evenkeel.domain.scheduling.jobs import (
+    Attempt,
+    AttemptState,
+    Charge,
+    Job,
+    JobState,
+    PlacementNote,
+    StopRequest,
+)
 from evenkeel.domain.scheduling.queues.objects import QueueingStrategy, StopPolicy
 from evenkeel.domain.scheduling.spending import Spent
 from evenkeel.domain.scheduling.teams import SetUp
@@ -51,16 +62,23 @@ from evenkeel.ports import (
     TransientError,
     Workflows,
     Write,
+    every,
+    get_all,
 )
-from evenkeel.services import heartbeats, read_setup, rows
+from evenkeel.services import heartbeats, leave_pools, read_setup, read_use, rentals, resize_jobs, rows, seek_offers
 
 WRITER = "schedule_jobs"
 _ROUNDS = 3
 """Looks that one pass takes before it leaves the rest to the next."""
 _MOST_PAGES = 4
-"""Pages of one team's queue that a pass reads while nobody on them can start."""
+"""Pages of one team's queue that a pass reads besides, all at once, where nobody on the first can start."""
+_TURN_PAGES = 1
+"""Pages of one team's queue that a pass reads besides, from where the pass before stopped: whoever stands behind any
+number of parked jobs is looked at within so many passes as the queue has such pages."""
 _MOST_ADMISSIONS = 12
 """In one commit, which holds 100 writes and 4 MB: five writes each, one of them a record."""
+_MOST_REASONS = 12
+"""In one commit: a job each, with up to two records."""
 _MOST_VICTIMS = 40
 """In one commit: two writes each."""
 
@@ -76,6 +94,21 @@ class Outcome(Value):
     """False where others kept changing the queue under the pass; the next one goes on."""
 
 
+class _Turn(NamedTuple):
+    """How far queues are read past their heads, one pass after the other."""
+
+    row: Row
+    stopped: Mapping[str, str]
+    """Where this pass stopped, by team; whose end it saw begins anew."""
+
+    def note(self, ledger: Ledger) -> None:
+        """Let the next pass go on from there. Idempotent: yes; where another was quicker, from where that stopped."""
+        doc = {"cursors": dict(self.stopped)}
+        if (self.row.doc or {"cursors": {}}) != doc:
+            with contextlib.suppress(Conflict):
+                ledger.commit(Put(Row(self.row.key, doc, self.row.version)))
+
+
 class _Look(NamedTuple):
     """What a pass read, with the versions its writes depend on."""
 
@@ -88,21 +121,41 @@ class _Look(NamedTuple):
     stopping: frozenset[str] = frozenset()
     """Jobs whose attempts were asked to stop."""
     spent: Mapping[tuple[str, str], Spent] = {}
+    used: Mapping[str, Mapping[str, float]] = {}
+    """Of teams whose queues go by use: by submitter, what is left of what it used."""
+    at_risk: Mapping[str, float] = {}
+    """By job that holds a charge, in accelerator-seconds."""
     cursors: Mapping[str, str] = {}
     """Where a queue goes on: by team."""
+    turn: "_Turn | None" = None
     of_kueue: Mapping[tuple[str, str], str] = {}
     """(cluster, namespace) in which Kueue admits → what says so."""
+    rented: rentals.Rented = rentals.Rented()
+    elastic: Mapping[str, tuple[Job, int]] = {}
+    """Those of several sizes that hold nodes or are changing size."""
+    demands: tuple[Request, ...] = ()
+    """What serving workloads wait for."""
+    all_rooms: tuple[Room, ...] = ()
+    """`rooms`, with what is kept for those."""
 
     @property
     def memory(self) -> sharing.Memory:
         """What passes remember, as far as it still matters."""
         return sharing.Memory.model_validate(self.tree.doc.get("memory") or {})
 
-    def pending(self) -> tuple[Request, ...]:
+    def pending(self, policy: Policy, now: datetime) -> tuple[Request, ...]:
         """Return what the waiting jobs ask for that may start."""
+        terms = policy.scheduling.elastic
         return tuple(
-            Request.of(job) for job, _ in self.jobs.values() if (job.cluster, job.namespace) not in self.of_kueue
+            sizing.patient(reserved.request_of(self.rented.where_rented(job), policy, now), job.lost_at, terms)
+            for job, _ in self.jobs.values()
+            if (job.cluster, job.namespace) not in self.of_kueue
         )
+
+    def handed_over(self, now: datetime) -> tuple[AdmissionDecision, ...]:
+        """Return the answers where Kueue admits: each goes to the LocalQueue of its team."""
+        jobs = sorted((job for job, _ in self.jobs.values()), key=lambda job: Request.of(job).place_in_queue)
+        return tuple(hand_over(Request.of(job), self.setup.local_queue_of(job.spec.team), now) for job in jobs)
 
     def beside_kueue(self, now: datetime) -> tuple[AdmissionDecision, ...]:
         """Return the answers to those that may not, since Kueue admits where they are to run."""
@@ -125,6 +178,7 @@ def run(
     policy: Policy,
     mode: Mode,
     now: datetime,
+    admission: Admission = Admission.EVENKEEL,
 ) -> Outcome:
     """Run one pass. In any mode but `act` the same decisions are recorded, and nothing is admitted.
 
@@ -132,13 +186,36 @@ def run(
     """
     admitted: list[str] = []
     for _ in range(_ROUNDS):
-        look = _load(ledger, cluster, provider, clusters, policy, now)
-        look, weighed = _decide(look, ledger, policy, now)
-        decisions = (*look.beside_kueue(now), *weighed)
+        if admission is Admission.KUEUE:
+            look = _load_pending(ledger, policy)
+            decisions = look.handed_over(now)
+            placed: rentals.Places = {}
+            resizes = resizing.ResizePlan()
+        else:
+            look = _load(ledger, cluster, provider, clusters, policy, now)
+            look, weighed = _decide(look, ledger, policy, now)
+            decisions = (*look.beside_kueue(now), *weighed)
+            placed = _places(look, decisions, ledger, policy, now)
+            resizes = _resizes(look, decisions, policy, now)
         try:
-            _carry_out(decisions, look, admitted, ledger, workflows, ids, telemetry, policy=policy, mode=mode, now=now)
+            _carry_out(
+                decisions,
+                placed,
+                resizes,
+                look,
+                admitted,
+                ledger,
+                workflows,
+                ids,
+                telemetry,
+                policy=policy,
+                mode=mode,
+                now=now,
+            )
         except Conflict:
             continue  # somebody was first: look again
+        if look.turn is not None:
+            look.turn.note(ledger)
         waiting = len(decisions) - len([one for one in decisions if one.action is Action.ADMIT])
         if not waiting and len(decisions) >= policy.scheduling.heads_per_pass:
             continue  # the whole head of the queue is in: look at what came after it
@@ -152,22 +229,38 @@ def run(
 # ---------------------------------------------------------------- load
 
 
+def _load_pending(ledger: Ledger, policy: Policy) -> _Look:
+    """Read who waits, and nothing else: where Kueue admits, nobody else's quota and no machine is weighed here."""
+    tree = ledger.get(rows.tree_key()) or Row(rows.tree_key(), {})
+    setup = read_setup.run(ledger).setup
+    jobs, cursors, turn = _heads(ledger, tree, setup, policy.scheduling.heads_per_pass)
+    return _Look(tree, jobs, setup, cursors=cursors, turn=turn)
+
+
 def _load(
     ledger: Ledger, cluster: Cluster, provider: Provider, clusters: Sequence[str], policy: Policy, now: datetime
 ) -> _Look:
     tree = ledger.get(rows.tree_key()) or Row(rows.tree_key(), {})
     setup = read_setup.run(ledger).setup
-    jobs, cursors = _heads(ledger, setup, _hurt(ledger), policy.scheduling.heads_per_pass)
-    if not jobs and not _drained(setup):
+    jobs, cursors, turn = _heads(ledger, tree, setup, policy.scheduling.heads_per_pass)
+    rented = rentals.load(ledger)
+    sized = sharing.Memory.model_validate(tree.doc.get("memory") or {}).elastic
+    is_at_rest = not jobs and not _drained(setup) and not rented.rentals and not sized.is_in_use
+    if is_at_rest and not policy.scheduling.reservations:
         return _Look(tree, {}, setup)
     # The order matters: a pod that is created between two of these reads is counted twice at worst, never not at all.
     charges = tuple(rows.read(row, Charge) for row in ledger.partition(tree.key.table, tree.key.pk, "CHARGE#"))
+    elastic = resize_jobs.load(ledger, charges, sized)
+    jobs |= {name: each for name, each in elastic.items() if each[0].state is JobState.PENDING}
     workloads = [(name, seen) for name in clusters for seen in cluster.workloads(name)]
     in_use = {(name, node): count for name in clusters for node, count in cluster.accelerators_in_use(name).items()}
     seen_nodes = [node for name in clusters for node in cluster.nodes(name)]
     rooms = rooms_of(join_nodes(seen_nodes, provider.nodes(), clusters[0]), in_use, charges, workloads)
+    rooms = reserved.with_ends(rented.rooms(rooms, jobs, policy.burst.pools), policy)
     of_kueue = {(name, each): by for name in clusters for each, by in cluster.kueue_namespaces(name).items()}
-    look = _Look(tree, jobs, setup, rooms, charges, cursors=cursors, of_kueue=of_kueue)
+    look = _Look(tree, jobs, setup, rooms, charges, cursors=cursors, of_kueue=of_kueue, rented=rented, elastic=elastic)
+    look = look._replace(turn=turn)
+    look = _beside_serving(look, cluster, policy.scheduling, now)
     if not setup.has_teams:
         return look
     holders = _read(ledger, (rows.job_key(charge.job_id) for charge in charges))
@@ -175,20 +268,38 @@ def _load(
         charges=tuple(_as_ranked(charge, holders) for charge in charges),
         stopping=_stopping(look, holders),
         spent=_spent(setup, ledger, now),
+        used=read_use.run(setup, ledger, now),
+        at_risk=_at_risk(charges, holders, policy, now) if setup.fleet.switches.spares_work else {},
     )
 
 
+def _beside_serving(look: _Look, cluster: Cluster, policy: SchedulingPolicy, now: datetime) -> _Look:
+    """Keep for the replicas of serving workloads the nodes that they are about to take."""
+    names = {each.cluster for each in policy.serving}
+    pods = {name: cluster.foreign_pods(name) for name in sorted(names)}
+    demands = serving.demands_of(policy.serving, pods, look.rooms, look.setup.fleet.priority_classes, now)
+    kept = serving.kept_for(demands, look.rooms, policy)
+    return look._replace(rooms=kept, all_rooms=look.rooms, demands=demands)
+
+
 def _hurt(ledger: Ledger) -> tuple[Key, ...]:
-    """Return the jobs that open incidents hurt: a recovery brings them back wherever they stand in their queue."""
-    at_work = [ledger.by_state(Table.INCIDENTS, f"INC#{state}").rows for state in OPEN_STATES]
-    names = {one.job_id for page in at_work for row in page for one in rows.read(row, Incident).hurt_jobs}
+    """Return the jobs that open incidents hurt: a recovery brings them back wherever they stand in their queue.
+
+    And at once: the index may not hold yet what was queued again a moment ago.
+    """
+    at_work = (
+        row
+        for state in OPEN_STATES
+        for row in every(lambda cursor, s=state: ledger.by_state(Table.INCIDENTS, f"INC#{s}", cursor=cursor))  # type: ignore[misc]
+    )
+    names = {one.job_id for row in at_work for one in rows.read(row, Incident).hurt_jobs}
     return tuple(rows.job_key(name) for name in sorted(names))
 
 
 def _heads(
-    ledger: Ledger, setup: SetUp, hurt: Iterable[Key], heads: int
-) -> tuple[dict[str, tuple[Job, int]], dict[str, str]]:
-    """Return the first jobs of each queue, and of each where it goes on.
+    ledger: Ledger, tree: Row, setup: SetUp, heads: int
+) -> tuple[dict[str, tuple[Job, int]], dict[str, str], _Turn | None]:
+    """Return the first jobs of each queue, of each where it goes on, and how far those behind were read in turn.
 
     The index may lag behind, so each is read again from its own row.
     """
@@ -202,14 +313,34 @@ def _heads(
         found += [row.key for row in page.rows]
         if page.cursor:
             cursors[team] = page.cursor
-    jobs = _read(ledger, dict.fromkeys((*hurt, *found)))
-    return {name: each for name, each in jobs.items() if each[0].state is JobState.PENDING}, cursors
+    behind, turn = _in_turn(ledger, setup, cursors, heads) if cursors else ([], None)
+    # Who waits for its evictions stays the head of its queue, wherever it stands.
+    sticky = sharing.Memory.model_validate(tree.doc.get("memory") or {}).sticky.values() if cursors else ()
+    jobs = _read(ledger, (*_hurt(ledger), *map(rows.job_key, sticky), *found, *behind))
+    return {name: each for name, each in jobs.items() if each[0].state is JobState.PENDING}, cursors, turn
+
+
+def _in_turn(ledger: Ledger, setup: SetUp, cursors: Mapping[str, str], heads: int) -> tuple[list[Key], _Turn]:
+    """Read on in each long queue from where the pass before stopped; a strict one lets nobody pass its head anyway."""
+    state = f"JOB#{JobState.PENDING}"
+    row = ledger.get(rows.turn_key()) or Row(rows.turn_key(), {})
+    before: dict[str, str] = row.doc.get("cursors", {})
+    found: list[Key] = []
+    stopped: dict[str, str] = {}
+    for team, after_heads in cursors.items():
+        if setup.by_name[team].queue.strategy is QueueingStrategy.STRICT:
+            continue
+        prefix, cursor = rows.queue_prefix(team), before.get(team, after_heads)
+        page = ledger.by_state(Table.JOBS, state, prefix=prefix, limit=heads * _TURN_PAGES, cursor=cursor)
+        found += [each.key for each in page.rows]
+        if page.cursor:
+            stopped[team] = page.cursor
+    return found, _Turn(row, stopped)
 
 
 def _read(ledger: Ledger, keys: Iterable[Key]) -> dict[str, tuple[Job, int]]:
-    wanted = tuple(keys)
-    found = (row for start in range(0, len(wanted), 100) for row in ledger.get_each(*wanted[start : start + 100]))
-    jobs = ((rows.read(row, Job), row.version) for row in found if row)
+    found = get_all(ledger, keys).values()
+    jobs = ((rows.read(row, Job), row.version) for row in found)
     return {job.job_id: (job, version) for job, version in jobs}
 
 
@@ -231,6 +362,19 @@ def _spent(setup: SetUp, ledger: Ledger, now: datetime) -> dict[tuple[str, str],
     return {place: Spent.model_validate(row.doc) for place, row in zip(periods, found, strict=True) if row}
 
 
+def _at_risk(
+    charges: Iterable[Charge], holders: Mapping[str, tuple[Job, int]], policy: Policy, now: datetime
+) -> dict[str, float]:
+    """Return what each holder would lose of its work, as far as the tables know: nobody looks at its checkpoints."""
+    return {
+        charge.job_id: round(
+            charge.accelerators * seek_offers.lost_seconds(charge, holders[charge.job_id][0], policy, now)
+        )
+        for charge in charges
+        if charge.admitted_at and charge.job_id in holders
+    }
+
+
 def _drained(setup: SetUp) -> frozenset[str]:
     """Return the teams whose jobs are all to stop."""
     return frozenset(team.name for team in setup.teams if team.queue.stop is StopPolicy.HOLD_AND_DRAIN)
@@ -241,25 +385,33 @@ def _drained(setup: SetUp) -> frozenset[str]:
 
 def _decide(look: _Look, ledger: Ledger, policy: Policy, now: datetime) -> tuple[_Look, tuple[AdmissionDecision, ...]]:
     """Decide about the heads; where none of a queue can start or is in the way, about those behind them, too."""
+    pending = look.pending(policy, now)
+    decisions = _weigh(look, pending, policy, now)
+    more = _more(look, decisions, ledger, policy.scheduling.heads_per_pass * _MOST_PAGES)
+    if more is not None:
+        look, pending = more, more.pending(policy, now)
+        decisions = _weigh(look, pending, policy, now)
+    fitted = sizing.fit(pending, decisions, lambda asked: _weigh(look, asked, policy, now), now, look.rented.serving)
+    return look, fitted
+
+
+def _weigh(look: _Look, pending: tuple[Request, ...], policy: Policy, now: datetime) -> tuple[AdmissionDecision, ...]:
+    """Decide about all that wait, by the rules of this fleet."""
     if not look.setup.has_teams:
-        return look, admit(Snapshot(rooms=look.rooms, pending=look.pending()), policy.scheduling, now)
-    for _ in range(_MOST_PAGES):
-        snapshot = sharing.Snapshot(
-            look.setup,
-            look.rooms,
-            look.pending(),
-            look.charges,
-            look.stopping,
-            look.memory,
-            look.spent,
-            {name: job.reason for name, (job, _) in look.jobs.items()},
-        )
-        decisions = sharing.share(snapshot, policy.scheduling, policy.economy, now)
-        more = _more(look, decisions, ledger, policy.scheduling.heads_per_pass)
-        if more is None:
-            break
-        look = more
-    return look, decisions
+        return admit(Snapshot(rooms=look.rooms, pending=pending), policy.scheduling, now)
+    snapshot = sharing.Snapshot(
+        look.setup,
+        look.rooms,
+        pending,
+        look.charges,
+        look.stopping,
+        look.memory,
+        look.spent,
+        {name: job.reason_of_queue for name, (job, _) in look.jobs.items()},
+        look.used,
+        look.at_risk,
+    )
+    return sharing.share(snapshot, policy.scheduling, policy.economy, now)
 
 
 _IN_NOBODYS_WAY = frozenset(
@@ -267,7 +419,7 @@ _IN_NOBODYS_WAY = frozenset(
 )
 
 
-def _more(look: _Look, decisions: Iterable[AdmissionDecision], ledger: Ledger, heads: int) -> _Look | None:
+def _more(look: _Look, decisions: Iterable[AdmissionDecision], ledger: Ledger, limit: int) -> _Look | None:
     """Read on in each queue whose heads are all parked; None where none is, or none has more."""
     kinds: dict[str, set[Action]] = {}
     for decided in decisions:
@@ -278,13 +430,57 @@ def _more(look: _Look, decisions: Iterable[AdmissionDecision], ledger: Ledger, h
         if is_strict or kinds.get(team, set()) - _IN_NOBODYS_WAY:
             continue
         state = f"JOB#{JobState.PENDING}"
-        page = ledger.by_state(Table.JOBS, state, prefix=rows.queue_prefix(team), limit=heads, cursor=cursor)
+        page = ledger.by_state(Table.JOBS, state, prefix=rows.queue_prefix(team), limit=limit, cursor=cursor)
         found = _read(ledger, (row.key for row in page.rows))
         jobs |= {name: each for name, each in found.items() if each[0].state is JobState.PENDING}
         del cursors[team]
         if page.cursor:
             cursors[team] = page.cursor
-    return None if len(jobs) == len(look.jobs) else look._replace(jobs=jobs, cursors=cursors)
+    return None if cursors == look.cursors else look._replace(jobs=jobs, cursors=cursors)
+
+
+def _resizes(
+    look: _Look, decisions: tuple[AdmissionDecision, ...], policy: Policy, now: datetime
+) -> resizing.ResizePlan:
+    """Return which running jobs are to change size, for those who wait or to use what is idle."""
+
+    def weigh(fleet: resizing.Fleet) -> tuple[AdmissionDecision, ...]:
+        other = look._replace(rooms=fleet.rooms, charges=fleet.charges, stopping=fleet.stopping)
+        return _weigh(other, fleet.pending, policy, now)
+
+    facts = resizing.Facts(
+        fleet=resizing.Fleet(look.all_rooms, look.charges, look.stopping, look.pending(policy, now)),
+        decisions=decisions,
+        jobs={name: job for name, (job, _) in look.elastic.items()},
+        leaving=frozenset(look.memory.stopping),
+        memory=look.memory.elastic,
+        setup=look.setup,
+        policy=policy.scheduling,
+        now=now,
+        demands=look.demands,
+        asked_by=lambda job: reserved.request_of(job, policy, now),
+    )
+    return resizing.plan(facts, weigh)
+
+
+def _places(
+    look: _Look, decisions: Sequence[AdmissionDecision], ledger: Ledger, policy: Policy, now: datetime
+) -> rentals.Places:
+    """Return where those should run that cannot start on what is there."""
+    decide = _deciding(look, ledger, policy, now)
+    return rentals.weigh(decisions, look.jobs, look.rooms, look.charges, look.rented, ledger, decide, policy, now)
+
+
+def _deciding(look: _Look, ledger: Ledger, policy: Policy, now: datetime) -> rentals.Decide:
+    """Return the rules of this pass, to be asked about other machines, jobs and charges."""
+
+    def decide(
+        rooms: tuple[Room, ...], jobs: rentals.Jobs, charges: tuple[Charge, ...]
+    ) -> tuple[AdmissionDecision, ...]:
+        other = look._replace(rooms=rooms, jobs=jobs, charges=charges, cursors={}, rented=rentals.Rented())
+        return _decide(other, ledger, policy, now)[1]
+
+    return decide
 
 
 # ---------------------------------------------------------------- act and record
@@ -311,6 +507,8 @@ class _Tree:
 
 def _carry_out(
     decisions: Sequence[AdmissionDecision],
+    placed: rentals.Places,
+    resizes: resizing.ResizePlan,
     look: _Look,
     admitted: list[str],
     ledger: Ledger,
@@ -345,14 +543,36 @@ def _carry_out(
                 commit_batch()
     # Who starts comes first: what is said of the others, and who has to stop, counts on it.
     commit_batch()
+    reasons = _Reasons(ledger)
     for decided in decisions:
         job, version = look.jobs[decided.job_id]
         allowed = launch_mode(mode, is_planned=job.is_planned(job.current_attempt + 1))
-        if decided.action is Action.PREEMPT and allowed is Mode.ACT:
-            _commit_preemption(ledger, decided, look, tree, ids, telemetry, policy=policy, mode=allowed, now=now)
+        if decided.action is Action.PREEMPT and allowed is Mode.ACT and decided.job_id not in resizes.room:
+            asked = _commit_preemption(
+                ledger, decided, look, tree, ids, telemetry, policy=policy, mode=allowed, now=now
+            )
+            if not asked:
+                reasons.add(_reason(job, version, decided, look.setup, ids, policy, allowed, now))
+        elif decided.job_id in look.rented.serving and decided.action is not Action.ADMIT:
+            continue  # the job says already what is rented for it
+        elif rentals.is_to_rent(placed.get(decided.job_id)) and allowed is Mode.ACT and not resizes.room:
+            rental, writes, token = rentals.begin(
+                _in_queue(job, look.setup), version, placed[decided.job_id], ids, policy, allowed, now
+            )
+            ledger.commit(tree.put(tree.memory), *writes, token=token)
+            tree.raised(tree.memory)
+            telemetry.count("RentalsBegun")
+            telemetry.info("Nodes are rented for a job", job_id=job.job_id, rental=rental.name, pool=rental.offer.pool)
+            rentals.start(rental, workflows, telemetry)
         elif decided.action is not Action.ADMIT or allowed is not Mode.ACT:
-            _commit_reason(ledger, job, version, decided, look.setup, ids, policy, allowed, now)
+            note = rentals.noted(job, placed.get(decided.job_id), ids, policy, allowed, now)
+            reasons.add(_reason(job, version, decided, look.setup, ids, policy, allowed, now, *note))
+    reasons.commit()
+    desk = resize_jobs.Desk(ledger, ids, telemetry, policy, mode, now)
+    resize_jobs.carry_out(resizes, look.elastic, look.jobs, tree, desk)
     if mode is Mode.ACT:
+        _send_home(decisions, look, tree, ledger, ids, telemetry, policy, now)
+        _leave(look, tree, ledger, ids, telemetry, policy, now)
         _drain(look, tree, ledger, telemetry, now)
 
 
@@ -361,13 +581,15 @@ def _admission(job: Job, decided: AdmissionDecision, decision_id: str, now: date
         job_id=job.job_id,
         attempt=job.current_attempt + 1,
         state=AttemptState.STARTING,
-        cluster=job.cluster,
+        cluster=decided.facts.request.cluster,
         namespace=job.namespace,
+        local_queue=decided.facts.local_queue,
         pool=decided.pool,
         instance_type=decided.instance_type,
         nodes=decided.nodes,
         node_names=decided.node_names,
-        accelerators=job.spec.nodes * job.spec.accelerators_per_node,
+        size=decided.facts.request.nodes,
+        accelerators=decided.facts.request.nodes * job.spec.accelerators_per_node,
         team=job.spec.team,
         admitted_at=now,
         decision_id=decision_id,
@@ -389,24 +611,32 @@ def _commit_admissions(
     for decided, attempt, mode in batch:
         job, version = look.jobs[attempt.job_id]
         number = attempt.attempt
-        started = _in_queue(job, look.setup).but(
+        started = _in_queue(job.at_size(attempt.ranks, now), look.setup).but(
             state=JobState.STARTING,
             reason=decided.reason,
             current_attempt=number,
+            local_queue=attempt.local_queue,
             not_before=None,
             queued_at=None,
-            is_preempted=False,
+            # Who gave way has started again once Kueue has let it in.
+            is_preempted=job.is_preempted and bool(attempt.local_queue),
+            placement=None,
+            goes_home=False,
+            lost_at=None,
         )
         where = ", ".join(attempt.node_names[:4]) + (" and more" if len(attempt.node_names) > 4 else "")
         entry = TimelineEntry(
             at=now,
             kind="admitted",
-            text=f"Attempt {number} admitted to {attempt.pool}: {where}.",
+            text=f"Attempt {number} goes to Kueue's LocalQueue {attempt.local_queue}."
+            if attempt.local_queue
+            else f"Attempt {number} admitted to {attempt.pool}: {where}.",
             decision_id=attempt.decision_id,
             writer=WRITER,
         )
         usage[attempt.team] += attempt.accelerators
         memory = memory.after_admission(attempt.team, job.job_id)
+        memory = memory.but(elastic=memory.elastic.after_admission(job.job_id, is_elastic=job.spec.elastic is not None))
         writes += (
             Put(rows.charge_row(attempt, job, decided.use)),
             Put(rows.job_row(started, version)),
@@ -430,8 +660,10 @@ def _commit_preemption(
     policy: Policy,
     mode: Mode,
     now: datetime,
-) -> None:
-    """Ask those to stop who have to, with the record of why; whoever was asked before is not asked again.
+) -> bool:
+    """Ask those to stop who have to, with the record of why; False where nobody is left to ask.
+
+    Whoever was asked before is not asked again.
 
     More than fit into one commit are asked in several. After a crash between them the next pass finds the first ones
     on their way, takes them first, and asks the rest.
@@ -442,8 +674,7 @@ def _commit_preemption(
     found = _read(ledger, (rows.job_key(name) for name in fresh))
     names = [name for name in fresh if name in found and found[name][0].current_attempt == attempts.get(name)]
     if not names:
-        _commit_reason(ledger, job, version, decided, look.setup, ids, policy, mode, now)
-        return
+        return False
     for start in range(0, len(names), _MOST_VICTIMS):
         part = names[start : start + _MOST_VICTIMS]
         writes: list[Write] = []
@@ -460,6 +691,7 @@ def _commit_preemption(
         tree.raised(memory)
     telemetry.count("JobsPreempted", len(names))
     telemetry.info("Jobs asked to stop for another", job_id=job.job_id, victims=names)
+    return True
 
 
 def _stop(job: Job, version: int, why: str, by: str, now: datetime) -> tuple[Write, ...]:
@@ -500,6 +732,46 @@ def _drain(look: _Look, tree: _Tree, ledger: Ledger, telemetry: Telemetry, now: 
             telemetry.info("Job asked to stop, its queue is drained", job_id=name)
 
 
+def _send_home(
+    decisions: Sequence[AdmissionDecision],
+    look: _Look,
+    tree: _Tree,
+    ledger: Ledger,
+    ids: Ids,
+    telemetry: Telemetry,
+    policy: Policy,
+    now: datetime,
+) -> None:
+    """Ask a job on rented nodes to go on where room is paid for. Idempotent: yes, it is asked once."""
+    decide = _deciding(look, ledger, policy, now)
+    found = rentals.homeward(
+        decisions, look.rooms, look.charges, look.rented, ledger, decide, ids, policy, Mode.ACT, now
+    )
+    if found is None:
+        return
+    memory = tree.memory
+    if look.setup.has_teams:
+        memory = memory.but(stopping={**memory.stopping, found.job_id: ""})
+    ledger.commit(tree.put(memory), *found.writes, token=found.token)
+    tree.raised(memory)
+    telemetry.count("JobsSentHome")
+    telemetry.info("Job asked to go home", job_id=found.job_id)
+
+
+def _leave(
+    look: _Look, tree: _Tree, ledger: Ledger, ids: Ids, telemetry: Telemetry, policy: Policy, now: datetime
+) -> None:
+    """Ask jobs to leave machines whose reservation ends. Idempotent: yes, whoever was asked is not asked again."""
+    for part in leave_pools.due(look.charges, look.rooms, ledger, ids, policy, now):
+        memory = tree.memory
+        if look.setup.has_teams:
+            memory = memory.but(stopping={**memory.stopping, **dict.fromkeys(part.job_ids, "")})
+        ledger.commit(tree.put(memory), *part.writes, token=part.token)
+        tree.raised(memory)
+        telemetry.count("JobsLeavingPools", len(part.job_ids))
+        telemetry.info("Jobs asked to leave, a reservation ends", jobs=list(part.job_ids))
+
+
 def _in_queue(job: Job, setup: SetUp) -> Job:
     """Return a job in the queue where it belongs by now: teams may have been set up since it was submitted."""
     queue = job.spec.team if job.spec.team in setup.by_name else ""
@@ -524,8 +796,28 @@ def start_run(attempt: Attempt, workflows: Workflows, telemetry: Telemetry) -> b
     return True
 
 
-def _commit_reason(
-    ledger: Ledger,
+class _Reasons:
+    """What a pass says of those who wait: many in one commit, since each of them is a round trip."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._said: list[tuple[Write, ...]] = []
+
+    def add(self, writes: tuple[Write, ...]) -> None:
+        """Say it with the others, now or with those that follow."""
+        if writes:
+            self._said.append(writes)
+        if len(self._said) == _MOST_REASONS:
+            self.commit()
+
+    def commit(self) -> None:
+        """Say what is not said yet."""
+        if self._said:
+            self._ledger.commit(*(write for writes in self._said for write in writes))
+        self._said.clear()
+
+
+def _reason(
     job: Job,
     version: int,
     decided: AdmissionDecision,
@@ -534,21 +826,20 @@ def _commit_reason(
     policy: Policy,
     mode: Mode,
     now: datetime,
-) -> None:
-    """Say on the job why it waits, but only when that changed: a queue that stands still is not rewritten."""
-    placed = _in_queue(job, setup)
+    note: PlacementNote | None = None,
+    records: tuple[Write, ...] = (),
+) -> tuple[Write, ...]:
+    """Return what says on the job why it waits: nothing where it says so already."""
     if decided.action is Action.BACK_OFF:
-        return  # the job says already what failed
+        return ()  # the job says already what failed
     reason = said_of(decided, mode)
-    if job.reason == reason and placed == job:
-        return
-    if job.reason == reason:
-        ledger.commit(Put(rows.job_row(placed, version)))
-        return
-    record = _record(decided, ids.new("dec"), reason, policy, mode, now)
-    ledger.commit(
-        Put(rows.job_row(placed.but(reason=reason), version)), Put(rows.decision_row(record)), token=record.decision_id
-    )
+    placed = _in_queue(job, setup).but(reason=f"{reason} {note.text}" if note else reason, placement=note)
+    if placed == job:
+        return ()
+    said = (Put(rows.job_row(placed, version)), *records)
+    if job.reason_of_queue == reason:
+        return said
+    return (*said, Put(rows.decision_row(_record(decided, ids.new("dec"), reason, policy, mode, now))))
 
 
 def _record(

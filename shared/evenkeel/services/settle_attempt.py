@@ -23,7 +23,7 @@ from evenkeel.domain.scheduling.attempts import (
     settle,
 )
 from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Job, WorkloadSeen
-from evenkeel.domain.scheduling.spending import parts_of
+from evenkeel.domain.scheduling.spending import parts_of, used_in
 from evenkeel.domain.values import Value
 from evenkeel.ports import Add, Cluster, Conflict, Delete, Ledger, Passes, Put, Telemetry
 from evenkeel.services import attempt_rows, record_pin, rows
@@ -65,9 +65,10 @@ def run(
 
     Idempotent: yes, by the attempt's state; a repeat answers ALREADY_SETTLED and repeats the harmless effects.
     """
-    record_pin.run(request.job_id, request.attempt, ledger, cluster, now=now)
     for _ in range(_ROUNDS):
         found = attempt_rows.load(ledger, request.job_id, request.attempt)
+        if record_pin.run(found, ledger, cluster, now=now):
+            continue  # what was read is older now
         job, attempt = found.job, found.attempt
         seen = cluster.workload(attempt.cluster, attempt.namespace, job.job_id, attempt.attempt)
         if attempt.state.has_ended:
@@ -101,7 +102,7 @@ def _judge(
 ) -> Ending:
     """Judge by what is there now; by what the wait saw where that is gone; else the attempt is given up."""
     nodes = {node.name: node for node in cluster.nodes(attempt.cluster)}
-    lost = lost_nodes(nodes, attempt.node_names, now, policy.jobs.lost_node_seconds)
+    lost = lost_nodes(nodes, attempt.seats_in(seen), now, policy.jobs.lost_node_seconds)
     ending = judge_end(seen, job, attempt, lost)
     told = _told(request.ended)
     if told and (ending is None or not seen.pods):
@@ -151,6 +152,11 @@ def _commit(ledger: Ledger, found: attempt_rows.Found, decided: Settlement, poli
         *(
             Add(rows.spent_key(attempt.team, part.key), part.spent.to_json())
             for part in parts_of(attempt, now, policy.economy)
+        ),
+        *(
+            Add(rows.used_key(attempt.team, week), {decided.job.owner: amount})
+            for week, amount in used_in(attempt, now).items()
+            if decided.job.owner
         ),
         Put(rows.timeline_row(attempt.job_id, entry, f"settled-{attempt.attempt}")),
     )

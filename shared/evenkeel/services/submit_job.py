@@ -5,15 +5,18 @@ import json
 from datetime import datetime
 
 from evenkeel.domain.health.incidents import TimelineEntry
+from evenkeel.domain.scheduling.admission import Admission
 from evenkeel.domain.scheduling.governance import check_governed, team_of
+from evenkeel.domain.scheduling.job_types import JobTypes, check_type, filled
 from evenkeel.domain.scheduling.jobs import DEFAULT_TEAM, Job, JobSpec, JobState
 from evenkeel.domain.scheduling.submission import SpecFault, check_spec
 from evenkeel.domain.scheduling.teams import SetUp
 from evenkeel.domain.values import Value
-from evenkeel.ports import Conflict, Ids, Invalid, KeyReused, Ledger, Passes, Put, Row
+from evenkeel.ports import Conflict, Ids, Invalid, KeyReused, Ledger, Passes, Put, Row, Table
 from evenkeel.services import check_authority, read_setup, rows
 
 WRITER = "submit_job"
+NO_TYPES = JobTypes()
 
 
 class Request(Value):
@@ -33,11 +36,21 @@ class Outcome(Value):
 
 
 def run(
-    request: Request, ledger: Ledger, passes: Passes, ids: Ids, *, cluster: str, namespace: str, now: datetime
+    request: Request,
+    ledger: Ledger,
+    passes: Passes,
+    ids: Ids,
+    *,
+    cluster: str,
+    namespace: str,
+    types: JobTypes = NO_TYPES,
+    now: datetime,
+    admission: Admission = Admission.EVENKEEL,
 ) -> Outcome:
     """Queue a job and ask for a pass.
 
-    Where teams are set up, its team decides where and as whom it runs.
+    What it leaves out is filled as its type has it, once: a type that changes later changes no job. Where teams are set
+    up, its team decides where and as whom it runs.
 
     Idempotent: yes, by the key's row, which is put in the job's own transaction.
 
@@ -47,14 +60,16 @@ def run(
         KeyReused: the key came before with another job.
     """
     asker = request.asker
-    _refuse(check_spec(request.spec.but(team=request.spec.team or DEFAULT_TEAM)))
     fingerprint = _fingerprint(request.spec)
     earlier = ledger.get(rows.idempotency_key(asker.principal, request.idempotency_key))
     if earlier and not _is_over(earlier, now):
         return _again(earlier, fingerprint, ledger, passes)
 
     setup = read_setup.run(ledger).setup
-    job = job_of(request.spec, asker, setup, job_id=ids.new("job"), cluster=cluster, namespace=namespace, now=now)
+    job_id = ids.new("job")
+    job = job_of(request.spec, asker, setup, types, job_id=job_id, cluster=cluster, namespace=namespace, now=now)
+    if admission is Admission.EVENKEEL:
+        refuse_beside_kueue(job, ledger)
     text = f"Submitted by {job.submitted_by}."
     answer = {"jobId": job.job_id, "fingerprint": fingerprint}
     guard = rows.idempotency_row(asker.principal, request.idempotency_key, answer, now)
@@ -83,18 +98,21 @@ def job_of(
     spec: JobSpec,
     asker: check_authority.Asker,
     setup: SetUp,
+    types: JobTypes,
     *,
     job_id: str,
     cluster: str,
     namespace: str,
     now: datetime,
 ) -> Job:
-    """Return the job as it would be queued.
+    """Return the job as it would be queued, with what its type fills.
 
     Raises:
         Invalid: it asks for what cannot be, or for what its team may not have; names each field.
         NotYourTeam: the caller may not submit for its team.
     """
+    _refuse(check_type(spec, types))
+    spec = filled(spec, types)
     spec = spec.but(team=team_of(spec, setup, asker.identity))
     _refuse(check_spec(spec.but(team=spec.team or DEFAULT_TEAM)))
     _refuse(check_governed(spec, setup))
@@ -122,6 +140,26 @@ def _refuse(faults: tuple[SpecFault, ...]) -> None:
         raise Invalid(f"The job cannot be queued. {said}", tuple(faults))
 
 
+def refuse_beside_kueue(job: Job, ledger: Ledger) -> None:
+    """Refuse a job whose namespace is known to be Kueue's: nothing would ever start there.
+
+    Known is what the last sweep saw, a minute ago at most; what it has not seen yet, the pass holds back.
+
+    Raises:
+        Invalid: it is.
+    """
+    seen = ledger.by_state(Table.FLEET, "KUEUE", prefix=job.cluster)
+    by = next(
+        (row.doc["namespaces"].get(job.namespace) for row in seen.rows if row.doc["cluster"] == job.cluster), None
+    )
+    if by is not None:
+        fault = (
+            f"Its pods would run in namespace {job.namespace}, where Kueue admits jobs ({by}): "
+            "Evenkeel starts none beside it."
+        )
+        raise Invalid(f"The job cannot be queued. team: {fault}", (("team", fault),))
+
+
 def _refuse_anothers_checkpoints(job: Job, ledger: Ledger) -> None:
     taken = ledger.get(rows.checkpoints_key(job)) if job.spec.checkpoint_uri else None
     if taken is not None:
@@ -146,5 +184,7 @@ def _is_over(row: Row, now: datetime) -> bool:
 
 
 def _fingerprint(spec: JobSpec) -> str:
-    text = json.dumps(spec.to_json(), sort_keys=True, separators=(",", ":"))
+    # Of what was said: a type may change between a request and its repeat.
+    said = spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    text = json.dumps(said, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

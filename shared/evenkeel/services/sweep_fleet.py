@@ -13,7 +13,7 @@ from evenkeel.events import kubernetes_node
 from evenkeel.ports import EvenkeelError, Table
 from evenkeel.services import evaluate_waits, heartbeats, locks, watch_cluster
 from evenkeel.services.patient_answers import PatientWaitAnswers
-from evenkeel.services.sweep import arrivals, attempts, incidents, memory, signals
+from evenkeel.services.sweep import arrivals, attempts, incidents, memory, rentals, signals
 from evenkeel.services.sweep.round import WRITER, Round, World
 
 LOCK = "sweep"
@@ -136,6 +136,8 @@ def ask_for_pass(sweep: Round) -> int:
 
 STEPS: tuple[tuple[str, Callable[[Round], int]], ...] = (
     ("fleet", memory.refresh_fleet),
+    ("kueue", memory.refresh_kueue),
+    ("early", signals.tell_early),
     ("facts", signals.tell_facts),
     ("unresolved", signals.retry_unresolved),
     ("incidents", incidents.resume_incidents),
@@ -144,6 +146,7 @@ STEPS: tuple[tuple[str, Callable[[Round], int]], ...] = (
     ("registers", incidents.reconcile_registers),
     ("attempts", attempts.resume_attempts),
     ("workloads", attempts.clear_workloads),
+    ("rentals", rentals.resume_rentals),
     ("waits", answer_waits),
     ("arrivals", arrivals.release_arrivals),
     ("gauges", measure),

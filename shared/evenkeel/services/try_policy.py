@@ -9,6 +9,7 @@ from evenkeel.domain import replay
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import Incident, IncidentState
 from evenkeel.domain.policy import Policy, PolicyError, changed
+from evenkeel.domain.scheduling.jobs import JobState
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Invalid, Ledger, Table
 from evenkeel.services import paging, rows
@@ -18,12 +19,18 @@ Json = dict[str, Any]
 LOOKS_BACK = timedelta(days=7)
 _MOST_INCIDENTS = 100
 """The newest ones: an answer takes seconds, and what a policy does shows in few."""
+_MOST_JOBS = 100
+"""The newest ones, likewise."""
 _MOST_DECISIONS = 50
-"""Of one incident."""
+"""Of one incident or job: its newest."""
+AS_RECORDED = (
+    "Of an admission, quotas, machines, limits and budgets are as they were recorded: only spare nodes are weighed "
+    "anew, and each decision by itself."
+)
 
 
 def run(changes: Mapping[str, Any], *, ledger: Ledger, base: Policy, since: datetime | None, now: datetime) -> Json:
-    """Decide again, and change nothing. An admission of a job is by quotas and machines, and by no policy.
+    """Decide again, and change nothing: what was decided about incidents, and who was let in.
 
     Raises:
         Invalid: the changes cannot be used; names each field.
@@ -34,24 +41,27 @@ def run(changes: Mapping[str, Any], *, ledger: Ledger, base: Policy, since: date
         raise Invalid("The changes cannot be used.", (("changes", str(error)),)) from error
     since = since or now - LOOKS_BACK
     incidents = list(islice(_incidents(ledger, since), _MOST_INCIDENTS + 1))
+    jobs = paging.newest_first(ledger, Table.JOBS, [f"JOB#{state}" for state in JobState], paging.Request(_MOST_JOBS))
+    subjects = [each.incident_id for each in incidents[:_MOST_INCIDENTS]]
+    subjects += [str(row.doc["jobId"]) for row in jobs.rows]
     examined, cannot, others = 0, 0, []
-    for incident in incidents[:_MOST_INCIDENTS]:
-        for record in _decisions(ledger, incident):
-            examined += 1
-            try:
-                again = replay.under(record, policy)
-            except replay.CannotReplayError:
-                cannot += 1
-                continue
-            if again.action != record.action:
-                others.append(_changed(record, again))
+    for record in (record for subject in subjects for record in _decisions(ledger, subject, since)):
+        examined += 1
+        try:
+            again = replay.under(record, policy)
+        except replay.CannotReplayError:
+            cannot += 1
+            continue
+        if again.action != record.action:
+            others.append(_changed(record, again))
     return {
         "policyHash": policy.hash,
         "since": rfc3339(since),
         "examined": examined,
         "cannot": cannot,
         "changed": others,
-        "isLowerBound": len(incidents) > _MOST_INCIDENTS,
+        "isLowerBound": len(incidents) > _MOST_INCIDENTS or bool(jobs.next_token),
+        "asRecorded": AS_RECORDED,
     }
 
 
@@ -71,9 +81,11 @@ def _incidents(ledger: Ledger, since: datetime) -> Iterator[Incident]:
             return
 
 
-def _decisions(ledger: Ledger, incident: Incident) -> list[Decision]:
-    page = ledger.by_state(Table.INCIDENTS, f"DEC#{incident.incident_id}", limit=_MOST_DECISIONS, newest_first=True)
-    return [rows.read(row, Decision) for row in page.rows]
+def _decisions(ledger: Ledger, subject: str, since: datetime) -> list[Decision]:
+    page = ledger.by_state(Table.INCIDENTS, f"DEC#{subject}", limit=_MOST_DECISIONS, newest_first=True)
+    found = (rows.read(row, Decision) for row in page.rows)
+    # What is decided about an incident belongs to its opening; a job may have waited for weeks.
+    return [each for each in found if subject.startswith("inc-") or each.decided_at >= since]
 
 
 def _changed(record: Decision, again: replay.Replayed) -> Json:

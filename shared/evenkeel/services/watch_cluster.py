@@ -31,6 +31,8 @@ WRITER = "watch_cluster"
 LOCK = "watch"
 SETTLES = timedelta(milliseconds=200)
 """Changes come in bunches: a round waits this long after the first of one."""
+LONGEST_REST = timedelta(seconds=5)
+"""A round is followed by a rest as long as itself, and no longer than this."""
 _LOST_WATCHES = 3
 """How often one invocation takes up a watch that failed; then it leaves that to the next."""
 
@@ -104,6 +106,7 @@ class _Watch:
         self.ends_at = world.clock.now() + timedelta(seconds=policy.watch.watch_seconds)
         self.heard_at: datetime | None = None
         self.looked_at: datetime | None = None
+        self.rests_until = world.clock.now()
         self.nodes_changed = True
         self.told: set[str] = set()
         self.answers = PatientWaitAnswers(world.wait_answers, world.clock)
@@ -131,6 +134,8 @@ class _Watch:
             self.lock = locks.renew(self.world.ledger, self.lock, now=now)
         if self.lock is None or now >= self.ends_at:
             return True
+        if now < self.rests_until:
+            return False
         has_settled = self.heard_at is not None and now - self.heard_at >= SETTLES
         tick = timedelta(seconds=self.policy.watch.tick_seconds)
         if has_settled or self.looked_at is None or now - self.looked_at >= tick:
@@ -148,6 +153,9 @@ class _Watch:
             self.failed_rounds += 1
             self.world.telemetry.count("WatchRoundsFailed")
             self.world.telemetry.warning("A round of the watch failed", error=type(error).__name__, detail=str(error))
+        # In a storm every round is long and has a change behind it: the recoveries need the tables, too.
+        ended_at = self.world.clock.now()
+        self.rests_until = ended_at + min(ended_at - now, LONGEST_REST)
 
     def answer_waits(self, now: datetime) -> None:
         world = self.world

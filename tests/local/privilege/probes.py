@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+from evenkeel.adapters.workloads import RENTAL_LABEL
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import (
     OPEN_STATES,
@@ -38,10 +39,16 @@ from evenkeel.domain.scheduling.jobs import (
     PodSeen,
     StopRequest,
 )
+from evenkeel.domain.scheduling.placement import PlacementFacts, Spending, Waiting
+from evenkeel.domain.scheduling.pools import Market
+from evenkeel.domain.scheduling.renting import Offer, Rental, RentalState
+from evenkeel.domain.scheduling.shortages import Shortages
+from evenkeel.domain.scheduling.teams import Team
 from evenkeel.domain.values import rfc3339
 from evenkeel.domain.waiting import Condition, ConditionKind, Wait
-from evenkeel.ports import LaunchSpec, Row, Table
-from evenkeel.services import rows
+from evenkeel.ports import CapacitySpec, LaunchSpec, Row, Table
+from evenkeel.runtime.wiring import load_policy
+from evenkeel.services import change_policy, rows
 from evenkeel.services.guard_register import Which
 from evenkeel_local import ACCOUNT_ID
 from evenkeel_local.data_centre import CHECKPOINTS_BUCKET, FLEET, NAMESPACE, SERVICE_ACCOUNT
@@ -267,8 +274,113 @@ def of_incident(incident: Incident, **more: Any) -> Json:
     return {"schemaVersion": 1, "incidentId": incident.incident_id, "run": 1, **more}
 
 
+def of_rental(rental: Rental, **more: Any) -> Json:
+    return {"schemaVersion": 1, "jobId": rental.job_id, "rental": rental.number, **more}
+
+
 def of_attempt(attempt: Attempt, **more: Any) -> Json:
     return {"schemaVersion": 1, "jobId": attempt.job_id, "attempt": attempt.attempt, **more}
+
+
+TO_RENT: Final = "to-rent"
+"""A NodePool of a type that nobody offers: nothing is ever launched for it."""
+MARKET: Final = ("p5.48xlarge", "us-west-2a", Market.SPOT)
+
+
+def a_rental(stage: Stage, *, pool: str = TO_RENT, **changes: Any) -> Rental:
+    """Store a rental, and nothing else that would be worked on."""
+    stage.settle_everything()
+    return a_rental_beside(stage, pool=pool, **changes)
+
+
+def a_rental_beside(stage: Stage, *, pool: str = TO_RENT, **changes: Any) -> Rental:
+    """Store a job that waits, nodes that are to be rented for it, and what they take of the caps."""
+    job = a_job(stage, JobState.PENDING, rentals=1)
+    offer = Offer(
+        pool=pool,
+        cluster=stage.cluster_name,
+        market=Market.SPOT,
+        instance_type=MARKET[0],
+        zone=MARKET[1],
+        accelerators_per_node=8,
+        micros_per_node_hour=1_000_000,
+        least_billed_seconds=60,
+        opened_at=now(),
+    )
+    facts: dict[str, Any] = {
+        "job_id": job.job_id,
+        "number": 1,
+        "team": job.spec.team,
+        "namespace": NAMESPACE,
+        "state": RentalState.OPENING,
+        "reason": "A probe.",
+        "nodes": 1,
+        "offers": (offer,),
+        "begun_at": now() - timedelta(minutes=5),
+        "ready_by": now() + timedelta(minutes=5),
+        "decision_id": "dec-none",
+    }
+    rental = Rental.model_validate({**facts, **changes})
+    stage.put(rows.job_row(job, 0), rows.rental_row(rental, 0), rows.rental_hold_row(rental, 0))
+    return rental
+
+
+def a_pool_to_rent(stage: Stage, accelerators: int = 0) -> None:
+    """Have a NodePool with this limit, and nothing of it."""
+    term = {"key": "node.kubernetes.io/instance-type", "operator": "In", "values": ["none.48xlarge"]}
+    spec = {"limits": {"nvidia.com/gpu": str(accelerators)}, "template": {"spec": {"requirements": [term]}}}
+    pool = {"apiVersion": "karpenter.sh/v1", "kind": "NodePool", "metadata": {"name": TO_RENT}, "spec": spec}
+    stage.centre.cluster.apply([pool])
+
+
+def refused_lately(stage: Stage) -> None:
+    """Remember a refusal of the market that the rental's pool is of."""
+    stage.put(rows.shortages_row(Shortages().with_refusal(*MARKET, now()), 0))
+
+
+def _policy_that_rents(stage: Stage, function: str) -> Iterator[None]:
+    """Let the site's policy rent from that pool for a while; the function begins anew, and so reads it."""
+    pool = {
+        "name": TO_RENT,
+        "cluster": stage.cluster_name,
+        "market": "on-demand",
+        "instanceType": MARKET[0],
+        "acceleratorsPerNode": 8,
+        "mostNodes": 4,
+        "microsPerNodeHour": 1_000_000,
+        "launch": {"p50Seconds": 1, "p90Seconds": 1},
+        "place": {},
+    }
+    most = {"fleetCapMicrosPerHour": 10**9, "otherTeamCapMicrosPerHour": 10**9}
+    set_policy(stage, {"burst": {"pools": [pool], "otherDelayMicrosPerHour": 10**9, **most}})
+    stage.start_cold(function)
+    try:
+        yield
+    finally:
+        set_policy(stage, {})
+        stage.start_cold(function)
+
+
+def set_policy(stage: Stage, changes: Json) -> None:
+    request = change_policy.Request(
+        changes=changes, by="probe", reason="A probe.", request_id=stage.ids.new("op"), fingerprint="probe"
+    )
+    change_policy.run(request, ledger=stage.ledger, base=load_policy("local"), now=now())
+
+
+@contextmanager
+def _a_pass_that_rents(stage: Stage) -> Iterator[None]:
+    yield from _policy_that_rents(stage, "schedule_jobs")
+
+
+@contextmanager
+def _a_plan_that_rents(stage: Stage) -> Iterator[None]:
+    yield from _policy_that_rents(stage, "plan_resume")
+
+
+@contextmanager
+def _another_pool(stage: Stage) -> Iterator[None]:
+    yield from _policy_that_rents(stage, "rent_capacity")
 
 
 # ---------------------------------------------------------------- receive_event
@@ -513,6 +625,14 @@ def plans_the_way_back(stage: Stage) -> Json:
     return of_incident(planned(stage, hurt_jobs=(hurt,)))
 
 
+@probe("plan_resume", during=_a_plan_that_rents)
+def weighs_rented_nodes(stage: Stage) -> Json:
+    """More nodes than there are: nothing else can be had at once."""
+    job, attempt = a_run(stage, AttemptState.RUNNING, node=1)
+    stage.put(rows.job_row(job.but(spec=job.spec.but(nodes=99)), 0))
+    return of_incident(planned(stage, hurt_jobs=(HurtJob(job_id=job.job_id, attempt=attempt.attempt),)))
+
+
 @probe("settle_incident")
 def settles_and_pages(stage: Stage) -> Json:
     incident = planned(stage)
@@ -533,6 +653,16 @@ def waits_for_a_run_that_was_asked_to_stop(stage: Stage) -> Json:
 
 
 @probe("open_wait")
+def waits_for_kueue(stage: Stage) -> Json:
+    job = a_job(stage, JobState.STARTING)
+    seated = an_attempt(stage, job, AttemptState.LAUNCHED)
+    job, attempt = stored(stage, job, seated.but(local_queue="default", nodes=(), node_names=()))
+    stage.clear_workloads()
+    stage.cluster.launch(LaunchSpec(job.spec, attempt, "", SERVICE_ACCOUNT))
+    return of_attempt(attempt, kind="ATTEMPT_ADMITTED", token="a-token-of-no-task")
+
+
+@probe("open_wait")
 def waits_until_nothing_is_in_the_way(stage: Stage) -> Json:
     return of_incident(planned(stage), kind="WAY_CLEAR", token="a-token-of-no-task")
 
@@ -544,6 +674,12 @@ def barred(stage: Stage) -> Incident:
     stage.put(rows.incident_row(incident, 0))
     registered(stage, Which.REPAIRS, 0)
     return incident
+
+
+@probe("open_wait")
+def waits_for_rented_nodes(stage: Stage) -> Json:
+    rental = a_rental(stage)
+    return of_rental(rental, kind="RENTAL_READY", token="a-token-of-no-task")
 
 
 @probe("open_wait")
@@ -662,7 +798,109 @@ def settles_what_rank_0_alone_knows(stage: Stage) -> Json:
     return of_attempt(a_mounted_run(stage), failure={"Error": "States.Timeout", "Cause": "A probe."})
 
 
+# ---------------------------------------------------------------- burst_capacity
+
+
+def answers(*outcomes: str) -> Callable[[Seen], bool]:
+    return lambda seen: bool(seen.answer) and seen.answer["outcome"] in outcomes
+
+
+@probe("rent_capacity", comes_through=answers("OPENED"))
+def opens_a_pool(stage: Stage) -> Json:
+    a_pool_to_rent(stage)
+    return of_rental(a_rental(stage), step="OPEN")
+
+
+@probe("rent_capacity", comes_through=answers("HANDED_OVER"))
+def hands_nodes_over(stage: Stage) -> Json:
+    stage.free(0)
+    rental = a_rental(stage, pool=stage.nodes[0].pool)
+    refused_lately(stage)
+    return of_rental(rental, step="HAND_OVER")
+
+
+@probe("rent_capacity", comes_through=answers("NOT_YET", "NONE"))
+def takes_an_offer_back(stage: Stage) -> Json:
+    a_pool_to_rent(stage, 8)
+    rental = a_rental(stage)
+    stage.cluster.hold_capacity(
+        CapacitySpec(
+            cluster=stage.cluster_name,
+            namespace=NAMESPACE,
+            name=rental.name,
+            pool=TO_RENT,
+            nodes=1,
+            accelerators=8,
+            accelerator_resource="nvidia.com/gpu",
+            image="registry/pause:1",
+        )
+    )
+    pods = f"/api/v1/namespaces/{NAMESPACE}/pods"
+    until(lambda: any(stage.kubernetes.items(pods, labelSelector=f"{RENTAL_LABEL}={rental.name}")), "a capacity pod")
+    return of_rental(rental, step="NEXT", reason="A probe.")
+
+
+@probe("rent_capacity", during=_another_pool, comes_through=answers("OPENED"))
+def asks_another_pool(stage: Stage) -> Json:
+    """What it rests on is the record of a placement, as a pass wrote it."""
+    a_pool_to_rent(stage)
+    rental = a_rental(stage, pool="another")
+    job = Waiting(
+        job_id=rental.job_id,
+        team=rental.team,
+        nodes=1,
+        accelerators_per_node=8,
+        micros_per_hour_of_delay=10**9,
+        run_seconds=60,
+        p90_run_seconds=120,
+        submitted_at=now(),
+    )
+    record = Decision(
+        decision_id=stage.ids.new("dec"),
+        kind="PLACEMENT",
+        subject=rental.job_id,
+        action="RENT",
+        reason="A probe.",
+        facts=PlacementFacts(job=job, chances=(), spending=Spending(), now=now()).to_json(),
+        policy_hash="0",
+        decided_at=now(),
+    )
+    stage.put(rows.decision_row(record), rows.rental_row(rental.but(decision_id=record.decision_id), 0))
+    return of_rental(rental, step="NEXT", reason="A probe.")
+
+
+@probe("rent_capacity", comes_through=answers("NOT_YET", "RELEASED"))
+def gives_a_machine_back(stage: Stage) -> Json:
+    """The machine is a claim that nobody launches."""
+    a_pool_to_rent(stage, 8)
+    name = f"{TO_RENT}-{int(now().timestamp() * 1000)}"
+    claim = {
+        "apiVersion": "karpenter.sh/v1",
+        "kind": "NodeClaim",
+        "metadata": {"name": name, "labels": {KARPENTER_LABEL: TO_RENT}},
+        "spec": {},
+    }
+    rental = a_rental(stage)
+    stage.kubernetes.create("/apis/karpenter.sh/v1/nodeclaims", claim)
+    return of_rental(rental, step="RELEASE", reason="A probe.")
+
+
+@probe("rent_capacity", comes_through=answers("SETTLED"))
+def settles_a_rental(stage: Stage) -> Json:
+    a_pool_to_rent(stage)
+    return of_rental(a_rental(stage, state=RentalState.ENDING), step="SETTLE")
+
+
 # ---------------------------------------------------------------- what the clock starts
+
+
+@probe("schedule_jobs", during=_a_pass_that_rents)
+def rents(stage: Stage) -> Json:
+    stage.settle_everything()
+    stage.clear_workloads()
+    job = a_job(stage, JobState.PENDING)
+    stage.put(rows.job_row(job.but(spec=job.spec.but(instance_types=(MARKET[0],))), 0))
+    return {}
 
 
 @probe("schedule_jobs", comes_through=lambda seen: bool(seen.answer) and bool(seen.answer.get("admitted")))
@@ -712,6 +950,9 @@ def open_waits(stage: Stage) -> None:
     way = a_wait(incident.incident_id, ConditionKind.WAY_CLEAR, "way-clear", facts)
     turn = a_wait(barred(stage).incident_id, ConditionKind.RELEASED, "released", {})
     stage.put(*(rows.wait_row(wait, 0) for wait in (back, jobs, way, turn)))
+    rental = a_rental_beside(stage)
+    ready = a_wait(rental.job_id, ConditionKind.RENTAL_READY, "rental-1-ready", {"rental": 1})
+    stage.put(rows.wait_row(ready, 0))
 
 
 def of_a_failed_run(stage: Stage) -> None:
@@ -820,6 +1061,7 @@ def a_request(method: str, path: str, body: Json | None = None, **query: str) ->
             "Idempotency-Key": f"probe-{now().timestamp()}",
             "Content-Type": "application/json",
             **({"If-None-Match": "*"} if method == "PUT" else {}),
+            **({"If-Match": '"1"'} if method == "DELETE" else {}),
         },
         "multiValueHeaders": {},
         "queryStringParameters": query or None,
@@ -993,6 +1235,25 @@ def tries_a_policy(_stage: Stage) -> Json:
 def sets_up_what_no_team_owns(stage: Stage) -> Json:
     stage.forget(rows.fleet_quotas_key(), rows.setup_key())
     return a_request("PUT", f"/v1/clusters/{FLEET}/quotas", {"quotas": {}, "reason": "A probe."})
+
+
+_TEAM = "probe-team"
+
+
+@contextmanager
+def _is_gone_afterwards(stage: Stage) -> Iterator[None]:
+    """Leave no team behind, whoever was refused: with one, other probes' jobs would need a team, too."""
+    try:
+        yield
+    finally:
+        stage.forget(rows.team_key(_TEAM))
+
+
+@probe("api_admin", comes_through=answered, during=_is_gone_afterwards)
+def removes_a_team(stage: Stage) -> Json:
+    stage.forget(rows.team_key(_TEAM))
+    stage.put(rows.setup_row(rows.team_key(_TEAM), Team(name=_TEAM), 0))
+    return a_request("DELETE", f"/v1/teams/{_TEAM}", reason="probe")
 
 
 @probe("api_admin", comes_through=answered)

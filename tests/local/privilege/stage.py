@@ -40,7 +40,7 @@ from evenkeel_local import PROJECT
 from evenkeel_local.data_centre import CHECKPOINTS_BUCKET, FLEET, NAMESPACE, DataCentre, FleetShape
 from evenkeel_local.deployment import STACK_NAME, stack_resources
 from evenkeel_local.identities import Credentials, make_user
-from tests.contract.beds import local_queues
+from tests import kueue_stand_in
 from tests.template import statements
 from tests.template.documents import Json, resources
 from tests.template.statements import Permission
@@ -146,8 +146,8 @@ class Stage:
         self.readable: dict[str, str] = {}
         """Ids of things that were stored once, to be read."""
         self._still()
-        # Only where Kueue is there is it asked what is its own.
-        centre.cluster.apply([local_queues()])
+        # Only where Kueue is there is it asked what is its own, and what it says of a job.
+        centre.cluster.apply([kueue_stand_in.local_queues(), kueue_stand_in.workloads()])
         self.nodes = self._machines()
         """The machines. Probes speak of them by their places in this list."""
         for place in range(len(self.nodes)):
@@ -167,7 +167,7 @@ class Stage:
             scheduler.delete_schedule(Name=schedule["Name"], GroupName=schedule["GroupName"])
         for mapping in self._lambda.list_event_source_mappings()["EventSourceMappings"]:
             self._lambda.update_event_source_mapping(UUID=mapping["UUID"], Enabled=False)
-        for output in ("RecoverNodeArn", "RunJobArn"):
+        for output in ("RecoverNodeArn", "RunJobArn", "BurstCapacityArn"):
             self._workflows.update_state_machine(stateMachineArn=self.centre.outputs[output], definition=_ENDS_AT_ONCE)
 
     # ------------------------------------------------------------ invoking
@@ -418,11 +418,13 @@ class Stage:
 
     def settle_everything(self) -> None:
         """Leave nothing that a pass, the watch or the sweep would work on."""
-        for state in ("JOB#PENDING", "ATTEMPT#LIVE", "WAIT#OPEN", "WAIT#ANSWERED"):
+        for state in ("JOB#PENDING", "ATTEMPT#LIVE", "RENTAL#OPEN", "WAIT#OPEN", "WAIT#ANSWERED"):
             self.forget_state(Table.JOBS, state)
         for state in ("INC#OPEN", "INC#RECOVERING", "INC#BLOCKED", "WAIT#OPEN", "WAIT#ANSWERED", "UNRESOLVED", "OPEN"):
             self.forget_state(Table.INCIDENTS, state)
         self.forget_partition(Table.QUOTAS, rows.tree_key().pk, "CHARGE#")
+        self.forget_partition(Table.QUOTAS, rows.tree_key().pk, "RENTAL#")
+        self.forget(rows.shortages_key())
         self.forget(rows.lock_key("watch"), rows.lock_key("sweep"), rows.hold_key())
         self.forget(*(rows.heartbeat_key(function) for function in ("schedule_jobs", "watch_cluster", "sweep_fleet")))
 

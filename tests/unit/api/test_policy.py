@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.decisions import Decision
-from evenkeel.domain.policy import Policy, PolicyChange
+from evenkeel.domain.policy import Policy, PolicyChange, SchedulingPolicy
 from evenkeel.domain.recovery.rollback import RollbackFacts, roll_back
+from evenkeel.domain.scheduling.admission import Snapshot, admit
 from evenkeel.domain.scheduling.jobs import Demand, ResumePoint
 from evenkeel.ports import Table, site_policy_key
 from evenkeel.runtime.policies import SitePolicy
@@ -14,6 +15,7 @@ from evenkeel.services import rows
 from tests.unit.api.gateway import Answer, Gateway
 from tests.unit.api.seeds import a_decision, a_job, ago, an_attempt, an_incident
 from tests.unit.api.seeds import stored as keep
+from tests.unit.scheduling.builders import a_request, a_room
 
 PATH = "/v1/clusters/laptop/policy"
 OURS = {"faults": {"xid:94": {"ladder": ["replace"], "severity": "critical"}}, "repair": {"maxAttempts": 2}}
@@ -154,6 +156,31 @@ def test_a_policy_is_tried_on_what_was_decided(site: Gateway) -> None:
         "LIMIT",
     )
     assert len(site.fakes.ledger.commits) == commits
+
+
+def test_an_admission_is_tried_under_other_spare_nodes(site: Gateway) -> None:
+    request, rooms = a_request(), (a_room(1), a_room(2))
+    (decided,) = admit(Snapshot(rooms=rooms, pending=(request,)), SchedulingPolicy(), ago())
+    record = a_decision(
+        1,
+        "job-0000000001",
+        kind="ADMISSION",
+        action=decided.action,
+        reason=decided.reason,
+        alternatives=decided.alternatives,
+        facts=decided.facts.to_json(),
+        mode="act",
+    )
+    keep(site.fakes.ledger, a_job(1), record)
+
+    same = tried(site, {}).document
+    other = tried(site, {"scheduling": {"spareNodes": {"workers": 2}}}).document
+
+    assert (same["examined"], same["changed"]) == (1, [])
+    (changed,) = other["changed"]
+    assert (changed["kind"], changed["before"]["action"], changed["after"]["action"]) == ("ADMISSION", "ADMIT", "WAIT")
+    assert "workers keeps 2 free nodes for recoveries" in changed["after"]["reason"]
+    assert "quotas, machines" in other["asRecorded"]
 
 
 def test_what_cannot_be_decided_again_is_counted_and_what_is_too_old_left_out(site: Gateway) -> None:

@@ -33,7 +33,7 @@ def test_the_document_lists_every_route() -> None:
     text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     listed = {
         (method, re.sub(r"\{\w+\}", "{}", path))
-        for method, path in re.findall(r"`(GET|POST|PUT|PATCH) (/v1/[^`?]*)[^`]*`", text)
+        for method, path in re.findall(r"`(GET|POST|PUT|PATCH|DELETE) (/v1/[^`?]*)[^`]*`", text)
     }
 
     assert listed == set().union(*(routes_of(function) for function in FUNCTIONS))

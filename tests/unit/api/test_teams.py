@@ -342,6 +342,19 @@ def test_without_teams_a_plan_goes_by_the_machines(gateway: Gateway) -> None:
     assert planned(gateway, nodes=3).document["decision"]["action"] == "NEVER_FITS"
 
 
+def test_a_plan_says_at_which_size_an_elastic_job_would_start(gateway: Gateway) -> None:
+    machines(gateway)
+    place = {"uri": "s3://checkpoints/elastic"}
+    sizes = {"minNodes": 1, "maxNodes": 4}
+
+    found = planned(gateway, nodes=4, elastic=sizes, checkpoint=place).document["decision"]
+
+    assert (found["action"], len(found["nodes"])) == ("ADMIT", 2)
+    assert found["reason"].startswith("Starts with 2 of 4 nodes.")
+    refused = planned(gateway, nodes=4, elastic=sizes | {"step": 0}, checkpoint=place).document
+    assert refused["errors"][0]["field"] == "elastic.step"
+
+
 def test_a_waiting_job_knows_its_place_and_when_it_may_start(site: Gateway) -> None:
     machines(site)
     for number in range(5):
@@ -367,3 +380,73 @@ def test_without_enough_runs_there_is_a_place_and_no_estimate(site: Gateway) -> 
     assert site.get(f"/v1/jobs/{job_id}").document["queue"] == {"position": 1, "estimate": None}
     site.post(f"/v1/jobs/{job_id}/cancel", {}, caller=session("Nlp"))
     assert site.get(f"/v1/jobs/{job_id}").document["queue"] is None
+
+
+# ---------------------------------------------------------------- removing a team
+
+GONE = "/v1/teams/nlp?reason=Merged."
+AS_READ = {"If-Match": '"1"'}
+
+
+def test_a_team_without_anything_is_removed_once(site: Gateway) -> None:
+    first = site.call("DELETE", GONE, headers=AS_READ)
+    again = site.call("DELETE", GONE, headers=AS_READ)
+
+    assert (first.status, first.document) == (200, {"team": "nlp", "wasThere": True})
+    assert (again.status, again.document) == (200, {"team": "nlp", "wasThere": False})
+    assert site.get(TEAM).status == 404
+
+
+@pytest.mark.parametrize(
+    ("target", "headers", "status", "code"),
+    [
+        (GONE, {}, 428, "PRECONDITION_MISSING"),
+        (GONE, {"If-Match": '"7"'}, 412, "STALE_VERSION"),
+        ("/v1/teams/nlp", AS_READ, 400, "VALIDATION_FAILED"),
+    ],
+)
+def test_a_removal_names_what_it_was_read_with_and_why(
+    site: Gateway, target: str, headers: dict[str, str], status: int, code: str
+) -> None:
+    answer = site.call("DELETE", target, headers=headers)
+
+    assert (answer.status, answer.document["code"]) == (status, code)
+    assert site.get(TEAM).status == 200
+
+
+@pytest.mark.parametrize("state", ["waits", "is held back"])
+def test_a_team_with_jobs_is_not_removed(site: Gateway, state: str) -> None:
+    job_id = submitted(site).document["jobId"]
+    if state == "is held back":
+        site.post(f"/v1/jobs/{job_id}/suspend", {"reason": "x"}, caller=session("Nlp"), key="k2")
+
+    answer = site.call("DELETE", GONE, headers=AS_READ)
+
+    assert (answer.status, answer.document["code"]) == (409, "TEAM_IN_USE")
+    assert job_id in answer.document["detail"]
+    site.post(f"/v1/jobs/{job_id}/cancel", {"reason": "x"}, caller=session("Nlp"), key="k3")
+    assert site.call("DELETE", GONE, headers=AS_READ).status == 200
+
+
+def test_a_team_that_holds_machines_is_not_removed(site: Gateway) -> None:
+    held = an_attempt(team="nlp")
+    site.fakes.ledger.commit(Put(rows.charge_row(held)))
+
+    answer = site.call("DELETE", GONE, headers=AS_READ)
+
+    assert answer.document["detail"] == "Team nlp cannot be removed: job-1 of it still holds machines."
+
+
+def test_a_team_whose_quota_others_use_is_not_removed(site: Gateway) -> None:
+    vision = {"name": "vision", "namespace": "vision", "serviceAccount": "v", "members": []}
+    queue = {"cohort": "research", "groups": [{"ml.p5.48xlarge": {"nvidia.com/gpu": 0}}]}
+    body = {"team": a_team()["team"] | vision | {"queue": queue}, "reason": "x"}
+    assert site.call("PUT", "/v1/teams/vision/quota", body, headers=NEW).status == 200
+    held = an_attempt(team="vision", instance_type="ml.p5.48xlarge")
+    site.fakes.ledger.commit(Put(rows.charge_row(held, None, {"ml.p5.48xlarge": {"nvidia.com/gpu": 16}})))
+
+    answer = site.call("DELETE", GONE, headers=AS_READ)
+
+    assert answer.document["detail"] == (
+        "Team nlp cannot be removed: others use 16 nvidia.com/gpu of ml.p5.48xlarge of its quota."
+    )

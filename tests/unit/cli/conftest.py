@@ -105,6 +105,9 @@ class Served:
             def do_PATCH(self) -> None:
                 self._answer("PATCH")
 
+            def do_DELETE(self) -> None:
+                self._answer("DELETE")
+
             def _answer(self, method: str) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
                 headers = dict(self.headers.items())

@@ -4,12 +4,15 @@ import json
 import resource
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from evenkeel.domain.scheduling.foreign import Comeback, ForeignPod, foreign_workloads
+from evenkeel.domain.scheduling.pools import Market
+from evenkeel.domain.scheduling.renting import Offer, Rental, RentalState
 from evenkeel.ports import Put, Row
 from evenkeel.services import rows
 from evenkeel_cli.commands.automation import seconds_of
@@ -54,6 +57,17 @@ def test_options_win_over_the_file_and_a_command_over_both(served: Served) -> No
     assert said.out == "job-0000000001\n"
     assert (job["nodes"], job["command"], job["args"]) == (3, ["python", "-m", "other"], [])
     assert (job["envNames"], job["checkpoint"]["uri"]) == (["A", "B"], "s3://bucket/p")
+
+
+def test_a_job_of_several_sizes_says_which_will_do(served: Served) -> None:
+    words = ["--nodes", "2", "--min-nodes", "1", "--max-nodes", "4", "--checkpoint-uri", "s3://bucket/p", "-"]
+
+    said = served.run("jobs", "submit", *words, stdin=json.dumps(A_JOB), terminal=True)
+
+    assert "2 nodes, 1 to 4 will do × 8 GPUs" in said.out
+    assert the_job(served)["elastic"] == {"minNodes": 1, "maxNodes": 4, "step": None, "sizes": []}
+    refused = served.run("jobs", "submit", "--min-nodes", "3", *words[:2], "-", stdin=json.dumps(A_JOB))
+    assert "elastic.maxNodes" in refused.err
 
 
 def test_every_submission_has_a_fresh_key_unless_one_is_given(served: Served) -> None:
@@ -569,17 +583,18 @@ def test_durations_are_written_in_two_units(seconds: float, exact: str, coarse: 
     assert (duration(seconds), age(seconds)) == (exact, coarse)
 
 
-def test_help_takes_less_than_150_milliseconds_of_a_processor() -> None:
-    command = [sys.executable, "-m", "evenkeel_cli.main", "--help"]
-    taken = []
-    for _ in range(5):
+def test_help_takes_little_more_of_a_processor_than_its_library_does() -> None:
+    def seconds_of(*arguments: str) -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run(command, check=True, capture_output=True, cwd=ROOT, timeout=30)
+        subprocess.run([sys.executable, *arguments], check=True, capture_output=True, cwd=ROOT, timeout=30)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        taken.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    # Its own time, and the least of several: how busy the machine is says nothing about the command.
-    assert min(taken) < 0.150, taken
+    rounds = [(seconds_of("-m", "evenkeel_cli.main", "--help"), seconds_of("-c", "import typer")) for _ in range(7)]
+    ours, library = (min(taken) for taken in zip(*rounds, strict=True))
+
+    # In turn, and the least of each: how busy the machine is says nothing about the command.
+    assert ours < 2 * library, rounds
 
 
 def test_help_loads_neither_botocore_nor_rich(tmp_path: Path) -> None:
@@ -592,3 +607,39 @@ def test_help_loads_neither_botocore_nor_rich(tmp_path: Path) -> None:
     )
 
     assert done.stderr.strip() == "[]"
+
+
+def test_a_job_shows_what_was_rented_for_it_and_what_that_cost(served: Served) -> None:
+    job = a_job(1, state="FAILED")
+    offer = Offer(
+        pool="burst-spot",
+        cluster=CLUSTER,
+        market=Market.SPOT,
+        instance_type="p5.48xlarge",
+        zone="us-west-2a",
+        accelerators_per_node=8,
+        micros_per_node_hour=20_000_000,
+        least_billed_seconds=60,
+        opened_at=job.submitted_at,
+        came=("ip-1", "ip-2"),
+    )
+    rental = Rental(
+        job_id=job.job_id,
+        number=1,
+        team="default",
+        namespace="evenkeel-jobs",
+        state=RentalState.ENDING,
+        reason="It ended.",
+        nodes=2,
+        offers=(offer,),
+        begun_at=job.submitted_at,
+        ready_by=job.submitted_at,
+        decision_id="dec-1",
+    ).ended("It ended.", job.submitted_at + timedelta(seconds=100.5))
+    stored(served.gateway.fakes.ledger, job)
+    served.gateway.fakes.ledger.commit(Put(rows.rental_row(rental, 0)))
+
+    said = served.run("jobs", "show", job.job_id)
+
+    assert "burst-spot" in said.out
+    assert "$1.122222" in said.out

@@ -5,6 +5,7 @@ import io
 import json
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -317,6 +318,38 @@ def test_a_ready_timeout_costs_the_place_and_backs_off(files: Files) -> None:
     assert found["end"]["queues"][0]["parked"] == ["a"]
 
 
+@pytest.mark.parametrize(
+    ("state", "told_again_at"),
+    [
+        ({}, None),  # nobody says until when
+        ({"requeueAt": "2026-11-03T13:00:00Z", "count": 1}, "2026-11-03T13:00:00Z"),
+        ({"requeueAt": "2026-11-03T11:00:00Z"}, "2026-11-03T12:00:00Z"),  # it is over when time begins
+    ],
+)
+def test_who_is_backed_off_is_tried_once_its_time_is_over(files: Files, state: Json, told_again_at: str | None) -> None:
+    not_yet = {"type": "Requeued", "status": "False", "reason": "PodsReadyTimeout"}
+    waits = workload("waits", status={"conditions": [not_yet], "requeueState": state})
+    events: list[Json] = [{"type": "submit", "at": "2026-11-03T13:00:00Z", "jobs": []}]
+    found = files.plan(waits, events=events, options="--now 2026-11-03T12:00:00Z")
+
+    when = [each["at"] for each in found["end"]["admitted"]]
+    assert when == ([] if told_again_at is None else [datetime.fromisoformat(told_again_at).timestamp()])
+
+
+def test_a_ready_timeout_counts_those_that_were_missed_before(files: Files) -> None:
+    waits = workload("waits", status={"requeueState": {"count": 3}})
+    events: list[Json] = [
+        {"type": "notReady", "at": "2026-11-03T12:00:00Z", "job": "lab/waits"},
+        {"type": "submit", "at": "2026-11-03T12:07:59Z", "jobs": []},
+        {"type": "submit", "at": "2026-11-03T12:08:00Z", "jobs": []},  # 60 s doubled three times
+    ]
+    found = files.plan(waits, events=events, options="--now 2026-11-03T11:00:00Z")
+
+    assert [each["at"] for each in found["end"]["admitted"]] == [
+        datetime.fromisoformat("2026-11-03T12:08:00Z").timestamp()
+    ]
+
+
 def test_growing_takes_the_difference_and_ends_the_smaller_slice(files: Files) -> None:
     events = [{"at": 1, "type": "resize", "job": "a", "counts": [4]}]
     found = files.plan(job("a", 1, count=2), quota=SMALL, events=events)
@@ -332,6 +365,19 @@ def test_shrinking_frees_quota_at_once_and_wakes_the_tree(files: Files) -> None:
     found = files.plan(job("a", 1, count=4), job("b", 2, createdAt=1), quota=SMALL, events=events)
 
     assert [each["job"] for each in found["end"]["admitted"]] == ["a", "b"]
+
+
+@pytest.mark.parametrize(("lower_by", "victims"), [(0, set()), (1, {"a"})])
+def test_who_waits_is_tried_again_once_a_running_job_has_a_lower_priority(
+    files: Files, lower_by: int, victims: set[str]
+) -> None:
+    declared = yaml.safe_load(SMALL)
+    declared["queues"][0]["preemption"] = {"within": "LowerPriority"}
+    events = [{"type": "priority", "at": 5, "job": "a", "priority": 2 - lower_by}]
+    jobs = (job("a", priority=2), job("b", priority=2, createdAt=1))
+    found = files.plan(*jobs, quota=yaml.safe_dump(declared), events=events)
+
+    assert {each["job"] for cycle in found["cycles"] for each in cycle["decisions"][0]["victims"]} == victims
 
 
 def test_a_cut_of_quota_evicts_nobody_and_lets_nobody_in(files: Files) -> None:
@@ -384,6 +430,17 @@ def test_a_bad_file_is_named_with_the_field(files: Files, quota: str, words: str
     assert words in error
 
 
+@pytest.mark.parametrize("field", ["usageHalfLifeTime", "usageSamplingInterval"])
+@pytest.mark.parametrize("written", ["soon", "-5m", "2026-11-03T12:00:00Z", "7"])
+def test_a_bad_duration_is_named_with_the_field(files: Files, field: str, written: str) -> None:
+    config = files.folder / "c.yaml"
+    config.write_text(yaml.safe_dump({"admissionFairSharing": {field: written}}))
+    code, _, error = files.run(options=f"--config {config}")
+
+    assert code == 2
+    assert f"admissionFairSharing.{field}: '{written}' is no duration" in error
+
+
 def test_a_bad_event_is_named_by_its_number(files: Files) -> None:
     code, _, error = files.run(quota=SMALL, events=[{"at": 1, "type": "finish", "job": "nobody"}])
 
@@ -409,6 +466,74 @@ def test_what_is_not_known_is_told_and_nothing_else(files: Files) -> None:
         "spec.colour",
         "spec.podSets[0].template.spec.nodeSelektor",
     ]
+
+
+def amount(name: str = "cpu", nominal: str = "4", **limits: str) -> Json:
+    return {"name": name, "nominalQuota": nominal, **limits}
+
+
+def a_group(flavors: list[str], *amounts: Json) -> Json:
+    covered = [each["name"] for each in amounts]
+    return {"coveredResources": covered, "flavors": [{"name": each, "resources": list(amounts)} for each in flavors]}
+
+
+MANY = [f"f{number}" for number in range(65)]
+DOZENS = [amount(f"r{number}") for number in range(60)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "said_of_it"),
+    [
+        ("ClusterQueue", {"resourceGroups": [a_group(["f"], amount(nominal="-1"))]}, "the nominal quota is negative"),
+        (
+            "ClusterQueue",
+            {"cohort": "c", "resourceGroups": [a_group(["f"], amount(borrowingLimit="-1"))]},
+            "a limit is",
+        ),
+        (
+            "ClusterQueue",
+            {"cohort": "c", "resourceGroups": [a_group(["f"], amount(lendingLimit="5"))]},
+            "lending limit",
+        ),
+        ("ClusterQueue", {"resourceGroups": [a_group(["f"], amount(borrowingLimit="5"))]}, "limits need a cohort"),
+        (
+            "ClusterQueue",
+            {"resourceGroups": [a_group(MANY, amount())]},
+            "a group has more than 64 flavors or resources",
+        ),
+        ("ClusterQueue", {"resourceGroups": [a_group(MANY[:9], *DOZENS)]}, "more than 512 pairs"),
+        (
+            "ClusterQueue",
+            {"resourceGroups": [a_group([each], amount(each)) for each in MANY[:17]]},
+            "16 resource groups",
+        ),
+        (
+            "ClusterQueue",
+            {"resourceGroups": [a_group([f"{row}{each}" for each in MANY[:64]], amount(row)) for row in "abcde"]},
+            "there are more than 256 flavors",
+        ),
+        (
+            "ClusterQueue",
+            {"resourceGroups": [a_group(["f"], amount()), a_group(["g"], amount())]},
+            "resource cpu is in",
+        ),
+        ("Cohort", {"resourceGroups": [a_group(["f"], amount(lendingLimit="1"))]}, "limits need a parent"),
+        ("Cohort", {"parent": "c", "resourceGroups": [a_group(["f"], amount(nominal="-1"))]}, "the nominal quota is"),
+        ("Cohort", {"parent": "c", "fairSharing": {"weight": "-1"}}, "the weight is negative"),
+        ("Cohort", {"parent": "c", "resourceGroups": [a_group(["f"], amount(lendingLimit="9"))]}, ""),
+    ],
+)
+def test_what_kueues_webhook_would_refuse_is_told_and_computed(
+    files: Files, kind: str, spec: Json, said_of_it: str
+) -> None:
+    selects: Json = {"namespaceSelector": {}} if kind == "ClusterQueue" else {}
+    odd = {"kind": kind, "metadata": {"name": "odd"}, "spec": {**selects, **spec}}
+    found = files.plan(quota=QUEUE.replace("cohort: fleet", "cohort: odd") + "---\n" + yaml.safe_dump(odd))
+
+    told = [each for each in found["warnings"] if f"{kind}/odd" in each]
+    assert [(said_of_it in each, each.endswith("; Kueue would refuse it")) for each in told[:1]] == (
+        [(True, True)] if said_of_it else []
+    )
 
 
 def test_a_missing_namespace_selector_is_taken_as_every_namespace_and_said(files: Files) -> None:
@@ -573,6 +698,94 @@ def test_a_queue_that_appears_takes_who_waited_for_it_and_one_that_stops_lets_th
     assert found["end"]["unqueued"] == [{"job": "lab/second", "reason": "LocalQueue lab/main is stopped"}]
 
 
+@pytest.mark.parametrize("policy", ["Hold", "HoldAndDrain"])
+def test_a_local_queue_that_is_stopped_later_drains_and_its_jobs_come_back_once_it_goes_on(
+    files: Files, policy: str
+) -> None:
+    local: Json = {"kind": "LocalQueue", "metadata": {"name": "main", "namespace": "lab"}}
+    stopped = {**local, "spec": {"clusterQueue": "research", "stopPolicy": policy}}
+    events: list[Json] = [{"type": "quota", "at": "2026-11-03T12:00:00Z", "documents": [stopped]}]
+    jobs = (reserved("runs", HAS_QUOTA), reserved("reserved", HAS_QUOTA, NOT_YET))
+    drained = policy == "HoldAndDrain"
+
+    assert evicted(files.plan(*jobs, events=events)) == {"lab/runs": drained, "lab/reserved": True}
+    events.append({"type": "podsGone", "at": "2026-11-03T13:00:00Z", "job": "lab/reserved"})
+    found = files.plan(*jobs, events=events)
+    assert evicted(found) == {"lab/runs": drained}
+    assert found["end"]["unqueued"] == [{"job": "lab/reserved", "reason": "LocalQueue lab/main is stopped"}]
+    goes_on = {**local, "spec": {"clusterQueue": "research"}}
+    events.append({"type": "quota", "at": "2026-11-03T14:00:00Z", "documents": [goes_on]})
+    found = files.plan(*jobs, events=events)
+    assert [each["job"] for each in found["end"]["admitted"]] == ["lab/reserved", "lab/runs"]
+    assert found["cycles"][-1]["at"] == 1793714400.0  # 14:00: it was admitted anew
+
+
+def test_pods_that_are_done_are_not_asked_for_when_a_job_waits_again(files: Files) -> None:
+    runs = reserved("runs", HAS_QUOTA)
+    runs["status"]["reclaimablePods"] = [{"name": "main", "count": 3}]
+    at = "2026-11-03T12:00:00Z"
+    gone = [{"type": "evict", "at": at, "job": "lab/runs"}, {"type": "podsGone", "at": at, "job": "lab/runs"}]
+    found = files.plan(runs, events=gone)
+
+    assert [each["count"] for each in found["cycles"][0]["decisions"][0]["podSets"]] == [1]
+
+
+def test_another_weight_of_a_local_queue_counts_from_when_it_is_said(files: Files) -> None:
+    quota = QUEUE.replace("cohort: fleet", "admissionScope: {admissionMode: UsageBasedAdmissionFairSharing}")
+    used = {"consumedResources": {"cpu": "6"}, "lastUpdate": "2026-11-03T12:00:00Z"}
+    status = {"fairSharing": {"admissionFairSharingStatus": used}}
+    locals_: list[Json] = [
+        {
+            "kind": "LocalQueue",
+            "metadata": {"name": name, "namespace": "lab"},
+            "spec": {"clusterQueue": "research", "fairSharing": {"weight": weight}},
+            "status": status,
+        }
+        for name, weight in (("first", "1"), ("second", "2"), ("first", "4"))
+    ]
+    quota += "---\n" + yaml.safe_dump_all(locals_[:2])
+    config = files.folder / "c.yaml"
+    config.write_text(yaml.safe_dump({"admissionFairSharing": {"usageHalfLifeTime": "1h"}}))
+    options = f"--config {config} --now 2026-11-03T12:00:00Z"
+    at = "2026-11-03T12:00:00Z"
+    jobs = (workload("a", {"queueName": "first"}), workload("b", {"queueName": "second"}))
+    cycle = {"type": "cycle", "at": at}
+
+    assert (
+        files.plan(*jobs, quota=quota, events=[cycle], options=options)["cycles"][0]["decisions"][0]["job"] == "lab/b"
+    )
+    raised: list[Json] = [{"type": "quota", "at": at, "documents": [locals_[2]]}, cycle]
+    assert files.plan(*jobs, quota=quota, events=raised, options=options)["cycles"][0]["decisions"][0]["job"] == "lab/a"
+
+
+def test_who_waits_in_a_queue_that_is_removed_waits_again_once_it_is_back(files: Files) -> None:
+    (queue,) = (each for each in yaml.safe_load_all(QUEUE) if each["kind"] == "ClusterQueue")
+    gone: Json = {"type": "quota", "at": 2, "remove": ["research"]}
+    events: list[Json] = [{"type": "stopPolicy", "at": 0, "queue": "research", "policy": "Hold"}]
+    events += [{"type": "submit", "at": 1, "job": workload(name)} for name in ("first", "second")]
+    events += [{"type": "priority", "at": 1, "job": "lab/second", "priority": 9}, gone]
+
+    found = files.plan(events=events)
+    assert [(each["job"], each["reason"]) for each in found["end"]["unqueued"]] == [
+        ("lab/first", "there is no queue research"),
+        ("lab/second", "there is no queue research"),
+    ]
+
+    events.append({"type": "quota", "at": 3, "documents": [queue]})
+    back = files.plan(events=events)
+    taken = [(cycle["at"], each["job"]) for cycle in back["cycles"] for each in cycle["decisions"]]
+    assert taken[0] == (3, "lab/second"), "with the priority that it had been given"
+    assert back["end"]["unqueued"] == []
+
+
+def test_a_queue_whose_quota_is_held_cannot_be_removed(files: Files) -> None:
+    gone: Json = {"type": "quota", "at": 2, "remove": ["research"]}
+    code, _, error = files.run(workload("a"), events=[gone])
+
+    assert code == 2
+    assert "queue research has jobs that hold quota: lab/a" in error
+
+
 def test_who_is_not_taken_is_told_each_by_itself_and_once(files: Files) -> None:
     quota = QUEUE.replace("labels: {team: research}", "labels: {team: other}")
     ends = [{"type": "quota", "at": 5, "documents": []}]
@@ -589,6 +802,43 @@ def test_who_failed_its_checks_is_not_taken(files: Files) -> None:
     assert (decision["result"], decision["reason"]) == ("Inadmissible", "It failed its admission checks: budget.")
 
 
+GREEDY = {"requests": {"cpu": "300m"}, "limits": {"cpu": "200m"}}
+
+
+@pytest.mark.parametrize(
+    "pods",
+    [
+        {"containers": [{"resources": GREEDY}]},
+        {"containers": [], "initContainers": [{"resources": GREEDY}]},
+        {"containers": [], "resources": GREEDY},
+    ],
+)
+def test_pods_that_ask_for_more_than_their_limits_are_not_taken(files: Files, pods: Json) -> None:
+    (decision,) = files.plan(workload("a", **pods))["cycles"][0]["decisions"]
+
+    assert (decision["result"], decision["requeue"]) == ("Inadmissible", "parked")
+    assert decision["reason"] == "Its pods ask for more than their own limits: cpu."
+
+
+@pytest.mark.parametrize(
+    ("of_the_first", "labels", "left"),
+    [
+        ({"status": {"admissionChecks": [{"name": "x", "state": "Retry"}]}}, "research", ["lab/first", "lab/second"]),
+        ({"containers": [{"resources": GREEDY}]}, "research", ["lab/first", "lab/second"]),
+        ({}, "other", []),  # of a wrong namespace: it blocks nobody
+    ],
+)
+def test_a_strict_queue_waits_behind_who_is_not_taken_unless_its_namespace_is_wrong(
+    files: Files, of_the_first: Json, labels: str, left: list[str]
+) -> None:
+    quota = QUEUE.replace("cohort: fleet", "cohort: fleet\n  queueingStrategy: StrictFIFO")
+    quota = quota.replace("labels: {team: research}", f"labels: {{team: {labels}}}")
+    first = workload("first", {"priority": 1}, **of_the_first)
+    (queue,) = files.plan(first, workload("second"), quota=quota)["end"]["queues"]
+
+    assert queue["active"] == left
+
+
 def test_one_file_may_hold_queues_and_jobs(files: Files) -> None:
     both = QUEUE + "---\n" + yaml.safe_dump(workload("a"))
     (files.folder / "all.yaml").write_text(both)
@@ -598,6 +848,41 @@ def test_one_file_may_hold_queues_and_jobs(files: Files) -> None:
     assert (code, sorted(evicted(json.loads(out)))) == (0, ["lab/a"])
     assert "Workload/a: declares no quota: it is passed over here" in error
     assert "LocalQueue is no job: it is passed over here" in error
+
+
+@pytest.mark.parametrize("of_the_queue", ["", "default"])
+@pytest.mark.parametrize("of_the_job", ["", "default"])
+def test_where_no_namespace_is_written_default_is_meant(files: Files, of_the_queue: str, of_the_job: str) -> None:
+    quota = QUEUE.replace("namespace: lab}", f'namespace: "{of_the_queue}"}}').replace("name: lab,", "name: default,")
+    asks = workload("a")
+    asks["metadata"]["namespace"] = of_the_job
+    found = files.plan(asks, quota=quota)
+
+    assert [each["job"] for each in found["end"]["admitted"]] == [f"{of_the_job}/a".lstrip("/")]
+
+
+def test_what_is_wrong_in_hyperpods_json_is_told_with_the_name_of_the_object(files: Files) -> None:
+    quota = files.folder / "quota.json"
+    team: Json = {"Name": "vision", "ComputeQuotaTarget": {"TeamName": "v"}, "Colour": "red"}
+    policy: Json = {"Name": "fleet", "SchedulerConfig": {"PriorityClasses": [{"Name": "low"}]}}
+    quota.write_text(json.dumps([team, policy]))
+    code, _, error = said("plan", "--profile", "hyperpod", "--quota", str(quota))
+
+    assert code == 2
+    assert "ClusterSchedulerConfig/fleet: SchedulerConfig.PriorityClasses.0.Weight: Field required" in error
+    quota.write_text(json.dumps(team))
+    code, _, error = said("plan", "--profile", "hyperpod", "--quota", str(quota))
+    assert (code, "ComputeQuota/vision: Colour is not known" in error) == (0, True)
+
+
+def test_other_objects_of_kubernetes_are_passed_over_in_both_files_and_told(files: Files) -> None:
+    other = "{apiVersion: v1, kind: ConfigMap, metadata: {name: settings}}"
+    batch: Json = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "raw"}}
+    found = files.plan(workload("a"), batch, quota=QUEUE + "---\n" + other)
+
+    assert [each["job"] for each in found["end"]["admitted"]] == ["lab/a"]
+    assert any("ConfigMap/settings: declares no quota" in each for each in found["warnings"])
+    assert any("document 2: Job is no job" in each for each in found["warnings"])
 
 
 def test_kueues_admission_fair_sharing_orders_by_what_local_queues_used(files: Files) -> None:
@@ -622,10 +907,59 @@ def test_kueues_admission_fair_sharing_orders_by_what_local_queues_used(files: F
     assert [each["job"] for cycle in found["cycles"] for each in cycle["decisions"]] == ["lab/urgent", "lab/waits"]
 
 
+def test_what_a_local_queue_says_it_consumed_is_where_its_use_begins(files: Files) -> None:
+    quota = QUEUE.replace("cohort: fleet", "admissionScope: {admissionMode: UsageBasedAdmissionFairSharing}")
+    for name, consumed in (("greedy", "6"), ("modest", "500m")):
+        status = {"consumedResources": {"cpu": consumed}, "lastUpdate": "2026-11-03T19:59:00Z"}
+        local = {
+            "kind": "LocalQueue",
+            "metadata": {"name": name, "namespace": "lab"},
+            "spec": {"clusterQueue": "research"},
+            "status": {"fairSharing": {"weightedShare": 5, "admissionFairSharingStatus": status}},
+        }
+        quota += "---\n" + yaml.safe_dump(local)
+    config = files.folder / "c.yaml"
+    config.write_text(yaml.safe_dump({"admissionFairSharing": {"usageHalfLifeTime": "1h"}}))
+    jobs = (workload("urgent", {"priority": 9, "queueName": "greedy"}), workload("waits", {"queueName": "modest"}))
+    found = files.plan(*jobs, quota=quota, options=f"--config {config} --now 2026-11-03T20:00:00Z")
+
+    assert [each["job"] for cycle in found["cycles"] for each in cycle["decisions"]] == ["lab/waits", "lab/urgent"]
+    assert not [each for each in found["warnings"] if "LocalQueue" in each]
+
+
+@pytest.mark.parametrize(
+    ("allowance", "charged"),
+    [
+        ("-1", {"cpu": "8", "credit": "10"}),  # a pod: 4 by name, and 4 for its cpu less 3
+        ("-9", {"cpu": "8", "credit": "8"}),  # it is used up, and what is asked for by name stays
+    ],
+)
+def test_a_transformation_may_take_from_what_others_make_and_from_nothing_else(
+    files: Files, allowance: str, charged: Json
+) -> None:
+    quota = QUEUE.replace("nvidia.com/gpu", "credit")
+    asked = {"cpu": "4", "credit": "4", "voucher": "3"}
+    job = workload(
+        "a", {"podSets": [{"count": 2, "template": {"spec": {"containers": [{"resources": {"requests": asked}}]}}}]}
+    )
+    rules = [
+        {"input": "cpu", "strategy": "Retain", "outputs": {"credit": "1"}},
+        {"input": "voucher", "strategy": "Replace", "outputs": {"credit": allowance}},
+    ]
+    config = files.folder / "c.yaml"
+    config.write_text(yaml.safe_dump({"resources": {"transformations": rules}}))
+    found = files.plan(job, quota=quota.replace("nominalQuota: 8", "nominalQuota: 80"), options=f"--config {config}")
+
+    used = found["end"]["admitted"][0]["usage"]
+    assert {each["resource"]: each["amount"] for each in used} == charged
+
+
 @pytest.mark.parametrize(
     ("quota", "jobs", "said_of_it"),
     [
         ("{kind: [ClusterQueue]}", "", "declares no quota"),
+        ("{apiVersion: kueue.x-k8s.io/v1beta2, kind: ClusterQueu, metadata: {name: x}}", "", "declares no quota"),
+        ("", "{apiVersion: kueue.x-k8s.io/v1beta2, kind: Workloads, metadata: {name: x}}", "kind: Workloads is no job"),
         (
             "{InstanceGroups: [{InstanceType: x1, CurrentCount: 1}], SchedulerConfig: {IdleResourceSharing: Enabled}}",
             "",

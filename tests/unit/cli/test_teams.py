@@ -116,6 +116,14 @@ def test_a_file_that_cannot_be_used_exits_2(served: Served, text: str) -> None:
     assert said.exit_code == 2
 
 
+def test_a_team_is_removed_with_a_reason(served: Served) -> None:
+    applied(served, a_file(served, QUOTAS, "quotas.yaml"))
+    said = served.run("teams", "remove", "vision", "--reason", "merged & gone", terminal=True)
+    again = served.run("teams", "remove", "vision", "--reason", "x")
+
+    assert (said.out, said.exit_code, again.exit_code) == ("● vision  removed\n", 0, 4)
+
+
 def test_the_table_of_teams(served: Served) -> None:
     applied(served, a_file(served, TEAM), a_file(served, QUOTAS.replace("24", "16"), "quotas.yaml"))
     charged(served.gateway, "job-1", "nlp", 20)
@@ -159,6 +167,8 @@ def test_a_plan_is_told_and_nothing_submitted(served: Served) -> None:
     never = served.run("jobs", "plan", "--gpus-per-node", "64", *flags, terminal=True)
 
     assert said.out.startswith("● would start, team default, place 1 in its queue\n")
+    assert "● p5-workers  committed" in said.out
+    assert "p5-workers is paid for and has room." in said.out
     assert never.out.startswith("○ would wait: never fits, team default")
     assert json.loads(served.run("jobs", "ls", "-o", "json").out)["items"] == []
 

@@ -14,14 +14,20 @@ from evenkeel.domain.policy import JobPolicy
 from evenkeel.domain.recovery.resume import (
     ORDER,
     Delays,
+    GivesWay,
     Offer,
     PoolRoom,
+    Renting,
     ResumeDecision,
     ResumeFacts,
     lost_work,
     plan_resume,
 )
+from evenkeel.domain.scheduling.elastic import ElasticJob, FaultFacts, Sizes
 from evenkeel.domain.scheduling.jobs import ResumeOption
+from evenkeel.domain.scheduling.placement import Chance, PlacementFacts, Spending, Waiting, cheapest_rented, place
+from evenkeel.domain.scheduling.pools import LaunchDelay, Market, Pool
+from evenkeel.domain.scheduling.portability import Place
 from tests.unit.recovery.facts import LIFE, at
 
 POLICY = JobPolicy(distrust_guard_seconds=300)
@@ -222,3 +228,191 @@ def test_the_worked_example_of_the_handbook_is_what_is_decided() -> None:
     ]
     told = [(option, float(s), float(hours), float(usd)) for option, _, s, hours, usd in _ROW.findall(text)]
     assert weighed == told
+
+
+# ---------------------------------------------------------------- fewer nodes
+
+
+def a_fault(left: int, seconds: float = 300, **changes: Any) -> FaultFacts:
+    """A job of 4 nodes, 2 to 4 legal, that has so many left, some seconds after the fault."""
+    facts: dict[str, Any] = {
+        "job": ElasticJob(job_id="job-1", nodes=4, sizes=Sizes(least=2, most=4), started_at=at(0)),
+        "lost_nodes": 4 - left,
+        "spares": 0,
+        "lost_at": at(0),
+        "now": at(seconds),
+    }
+    return FaultFacts.model_validate({**facts, **changes})
+
+
+def test_an_elastic_job_goes_on_with_what_is_left_where_that_loses_less_than_the_repair() -> None:
+    decided = resume(3, nodes=4, offers=REFUSED[1:], fault=a_fault(3))
+
+    assert (decided.option, decided.nodes, decided.shrinks_at) == (ResumeOption.SHRINK, 3, at(300))
+    # (100 s of standstill x 4 nodes + 1 node for 900 s + the way back: 4 nodes for 150 s) x 8 GPUs
+    assert decided.gpu_hours_lost == pytest.approx((400 + 900 + 600) * 8 / 3600, abs=0.001)
+    waits = next(each for each in decided.alternatives if each.option == ResumeOption.WAIT_FOR_REPAIR)
+    assert waits.gpu_hours_lost == pytest.approx(1000 * 4 * 8 / 3600, abs=0.001)
+
+
+def test_a_short_repair_is_waited_for_and_past_that_the_job_shrinks_all_the_same() -> None:
+    decided = resume(3, nodes=4, offers=REFUSED[1:], fault=a_fault(3), delays=delays(repair=140))
+
+    assert decided.option is ResumeOption.WAIT_FOR_REPAIR
+    assert decided.shrinks_at == at(300 + decided.expected_seconds)
+
+
+def test_a_spare_is_given_its_time_first() -> None:
+    decided = resume(3, nodes=4, offers=REFUSED[1:], fault=a_fault(3, seconds=20))
+
+    assert (decided.option, decided.shrinks_at) == (ResumeOption.SHRINK, at(120))
+    assert decided.expected_seconds == 100 + 100
+
+
+def test_too_few_nodes_for_any_size_are_no_way() -> None:
+    decided = resume(1, nodes=4, offers=REFUSED[1:], fault=a_fault(1))
+
+    assert decided.option is ResumeOption.WAIT_FOR_REPAIR
+    assert any("No legal size fits 1 node" in each.why_not for each in decided.alternatives)
+
+
+def test_free_nodes_are_taken_before_a_job_shrinks() -> None:
+    decided = resume(4, nodes=4, offers=REFUSED[1:], fault=a_fault(3, spares=1))
+
+    assert (decided.option, decided.nodes) == (ResumeOption.FREE_NODE, 4)
+
+
+# ---------------------------------------------------------------- rented nodes, the place of others
+
+
+def renting(
+    *, micros: int = 55_040_000, cap: int = 10**10, nodes: int = 16, barred: str = "", run: float = 7200
+) -> Renting:
+    """A gang that may be rented for in one on-demand pool; nothing committed is left."""
+    pool = Pool(
+        name="on-demand-p5",
+        cluster="burst",
+        market=Market.ON_DEMAND,
+        instance_type="p5.48xlarge",
+        accelerators_per_node=8,
+        most_nodes=32,
+        micros_per_node_hour=micros,
+        launch=LaunchDelay(p50_seconds=240, p90_seconds=400),
+        place=Place(),
+    )
+    job = Waiting(
+        job_id="job-1",
+        team="nlp",
+        nodes=nodes,
+        accelerators_per_node=8,
+        micros_per_hour_of_delay=150_000_000,
+        run_seconds=run,
+        p90_run_seconds=2 * run,
+        checkpoint_seconds=900,
+        restart_seconds=1400,
+        submitted_at=at(0),
+    )
+    spending = Spending(team_cap_micros_per_hour=cap, fleet_cap_micros_per_hour=cap)
+    chances = (Chance(pool=pool, accelerators_left=256),)
+    return Renting(placement=PlacementFacts(job=job, chances=chances, spending=spending, now=at(0)), barred=barred)
+
+
+SMALL = GivesWay(
+    job_id="job-small",
+    team="vision",
+    accelerators=8,
+    save_seconds=60,
+    lost_work_seconds=450,
+    usd_per_hour_of_delay=20,
+)
+
+
+def large(**changes: Any) -> ResumeDecision:
+    """Sixteen nodes of which one is out for six hours; an hour's delay is worth $150."""
+    known = {
+        "nodes": 16,
+        "offers": REFUSED[:1],
+        "delays": delays(repair=21_600, launch=60, restore=1400),
+        "lost_work_seconds": 450,
+        "usd_per_hour_of_delay": 150,
+        "renting": renting(),
+        "gives_way": (SMALL,),
+    }
+    return resume(15, **{**known, **changes})
+
+
+def test_the_second_worked_example_of_the_handbook_is_what_is_decided() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "operate" / "resume.md").read_text(encoding="utf-8")
+    rows = re.findall(r"\| `(\w+)` \| ([\d.]+) s \| ([\d.]+) GPU-h \| \$([\d,.]+) \|", text)
+    decision = large()
+
+    weighed = [
+        (decision.option, decision.expected_seconds, decision.gpu_hours_lost, decision.usd),
+        *(
+            (each.option, each.expected_seconds, each.gpu_hours_lost, each.usd)
+            for each in sorted(decision.alternatives, key=lambda each: each.usd or 0)
+            if each.usd is not None
+        ),
+    ]
+
+    told = [(option, float(s), float(hours), float(usd.replace(",", ""))) for option, s, hours, usd in rows]
+    assert weighed == told
+    assert [option for option, *_ in told] == ["PREEMPT", "BURST", "WAIT_FOR_REPAIR"]
+
+
+def test_what_renting_is_worth_is_the_rent_at_which_the_next_best_way_loses_as_little() -> None:
+    decision = large(gives_way=())
+    worth = decision.rent_worth_parts
+    assert worth is not None
+    now = cheapest_rented(place(renting().placement).table)
+    assert now is not None
+    dearest = 55_040_000 * worth / now.rent_parts
+
+    assert decision.option is ResumeOption.BURST
+    assert large(gives_way=(), renting=renting(micros=int(dearest * 0.999))).option is ResumeOption.BURST
+    assert large(gives_way=(), renting=renting(micros=int(dearest * 1.001))).option is ResumeOption.WAIT_FOR_REPAIR
+    assert large().rent_worth_parts is None
+
+
+def test_what_a_pass_would_not_start_is_not_rented() -> None:
+    barred = large(gives_way=(), renting=renting(barred="Rented nodes would not help it: no quota."))
+    over = large(gives_way=(), renting=renting(cap=55_040_000 * 15))
+
+    for decision, why in ((barred, "no quota"), (over, "$880.64 an hour is too much")):
+        row = next(each for each in decision.alternatives if each.option == ResumeOption.BURST)
+        assert decision.option is ResumeOption.WAIT_FOR_REPAIR
+        assert (row.usd, why in row.why_not) == (None, True)
+
+
+def test_two_equals_do_not_change_places() -> None:
+    equal = SMALL.but(accelerators=128, usd_per_hour_of_delay=150)
+
+    assert large(renting=None, gives_way=(equal,)).option is ResumeOption.WAIT_FOR_REPAIR
+
+
+def test_an_hours_delay_counts_for_every_way_alike() -> None:
+    priced, unpriced = resume(1, usd_per_hour_of_delay=90), resume(1)
+
+    assert priced.option is unpriced.option
+    assert priced.usd == pytest.approx(unpriced.usd + 90 * 1000 / 3600, abs=0.01)
+
+
+@given(
+    micros=st.integers(1_000_000, 200_000_000),
+    cap=st.integers(0, 2_000_000_000),
+    run=st.integers(60, 40_000),
+    repair=st.integers(0, 40_000),
+    accelerators=st.integers(1, 256),
+)
+def test_no_way_that_can_be_had_loses_less_than_the_chosen_one_and_no_cap_is_passed(
+    micros: int, cap: int, run: int, repair: int, accelerators: int
+) -> None:
+    decision = large(
+        renting=renting(micros=micros, cap=cap, run=run),
+        gives_way=(SMALL.but(accelerators=accelerators),),
+        delays=delays(repair=repair),
+    )
+
+    assert all(decision.usd <= each.usd for each in decision.alternatives if each.usd is not None)
+    if decision.option is ResumeOption.BURST:
+        assert micros * 16 <= cap

@@ -186,6 +186,25 @@ def test_wait_for_the_jobs(state: JobState, attempt: int, branch: str, now: floa
     assert (answer.outcome if answer else None) == outcome
 
 
+@pytest.mark.parametrize(
+    ("local_queue", "attempt", "late", "outcome"),
+    [("default", 2, True, "QUEUED"), ("default", 2, False, None), ("default", 1, True, None), ("", 2, True, None)],
+)
+def test_a_job_that_was_handed_to_kueue_waits_there_and_fails_no_recovery(
+    local_queue: str, attempt: int, late: bool, outcome: str | None
+) -> None:
+    seconds = Policy().jobs.resume_deadline_seconds
+    hurt = HurtNow(
+        hurt=HurtJob(job_id="job-1", attempt=1),
+        job=a_job(state=JobState.STARTING, current_attempt=attempt, local_queue=local_queue),
+        hurt_attempt=an_attempt(ended_at=at(10)),
+    )
+
+    answer = jobs_back([hurt], an_incident(), Policy(), now=at(10 + seconds - (not late)))
+
+    assert (answer.outcome if answer else None) == outcome
+
+
 def test_one_job_on_its_way_holds_the_answer_back() -> None:
     stuck = HurtNow(hurt=HurtJob(job_id="a", attempt=1), job=a_job(state=JobState.PENDING), hurt_attempt=None)
     coming = HurtNow(

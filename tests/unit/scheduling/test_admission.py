@@ -209,6 +209,10 @@ def test_an_ended_attempt_holds_its_nodes_until_it_is_settled() -> None:
     assert [room.free for room in rooms] == [0, 0]
 
 
+def test_a_pod_that_ends_between_two_reads_frees_nothing_before_its_attempt_is_settled() -> None:
+    assert free(in_use={}, charges=[Charge.of(an_attempt())], pods=True) == [0, 0]
+
+
 @pytest.mark.parametrize(
     ("changes", "why"),
     [

@@ -88,11 +88,11 @@ def test_work_leaves_a_reservation_before_its_machines_are_taken() -> None:
 
     before, due = (
         judge_stay(stay_facts(Market.RESERVED, pool=pool, home=None, now=at(seconds)))
-        for seconds in (1.5 * HOUR - 61, 1.5 * HOUR - 60)
+        for seconds in (1.5 * HOUR - 121, 1.5 * HOUR - 120)
     )
 
     assert (before.action, due.action) == (Stay.STAY, Stay.LEAVE)
-    assert before.by == due.by == at(1.5 * HOUR - 60)
+    assert before.by == due.by == at(1.5 * HOUR - 120)
     done_first = judge_stay(stay_facts(Market.RESERVED, pool=pool, home=None, guest=a_guest(left_seconds=600)))
     assert done_first.by is None
 
@@ -171,6 +171,13 @@ def test_a_loan_is_given_back(seconds: float, is_back: bool, runs: bool, state: 
     facts = LoanFacts(loan=a_loan(), is_baseline_back=is_back, does_job_run=runs, now=at(seconds))
 
     assert judge_loan(facts).state is state
+
+
+def test_a_job_that_keeps_no_checkpoints_is_not_moved_before_its_time_is_over() -> None:
+    facts = LoanFacts(loan=a_loan(), is_baseline_back=True, does_job_run=True, keeps_checkpoints=False, now=at(60))
+
+    assert judge_loan(facts).state is LoanState.KEEP
+    assert judge_loan(facts.but(now=at(4 * HOUR))).state is LoanState.END
 
 
 def test_a_loan_that_was_given_back_is_over_and_its_team_has_paid_for_it() -> None:

@@ -67,6 +67,20 @@ def test_a_class_that_can_wait_waits() -> None:
     assert place(the_sample(2, value=1)).action is Placement.WAIT
 
 
+def test_a_recovery_rents_for_what_it_found_renting_to_be_worth_and_for_no_more() -> None:
+    facts = the_sample(1.5)
+    rent = place(the_sample(2)).table[0].rent_parts
+
+    def worth(parts: int) -> PlacementDecision:
+        return place(facts.but(job=facts.job.but(rent_worth_parts=parts)))
+
+    assert (worth(rent).action, worth(rent).pool) == (Placement.RENT, "on-demand")
+    assert worth(rent).reason.startswith("Its recovery chose to rent: on-demand costs $")
+    assert worth(rent - 1).action is Placement.WAIT
+    dear = facts.but(job=facts.job.but(rent_worth_parts=10**18), spending=Spending())
+    assert place(dear).action is Placement.WAIT
+
+
 def test_what_is_there_and_paid_for_is_taken_first_whatever_it_is_worth_to_others() -> None:
     committed = a_chance(C, accelerators_left=8, shadow_micros_per_accelerator_hour=9 * MICROS)
 
@@ -293,7 +307,7 @@ chances = st.builds(
     st.booleans(),
 )
 jobs = st.builds(
-    lambda number, team, nodes, per_node, value, run, saves, deadline: a_waiting(
+    lambda number, team, nodes, per_node, value, run, saves, deadline, worth: a_waiting(
         job_id=f"job-{number}",
         team=team,
         nodes=nodes,
@@ -303,6 +317,7 @@ jobs = st.builds(
         p90_run_seconds=2 * run,
         checkpoint_seconds=saves,
         deadline_at=at(deadline) if deadline else None,
+        rent_worth_parts=worth,
     ),
     st.integers(0, 99),
     st.sampled_from(["vision", "speech"]),
@@ -312,6 +327,7 @@ jobs = st.builds(
     st.integers(60, 100 * HOUR),
     st.sampled_from([None, 300, 900, 7200]),
     st.sampled_from([None, 2 * HOUR, 50 * HOUR]),
+    st.sampled_from([None, 0, 200 * PARTS, 10**6 * PARTS]),
 )
 pools = st.lists(chances, max_size=5, unique_by=lambda chance: chance.pool.name)
 spendings = st.builds(

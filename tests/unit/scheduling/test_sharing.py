@@ -3,7 +3,9 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.policy import EconomyPolicy, SchedulingPolicy
+from evenkeel.domain.decisions import Decision
+from evenkeel.domain.policy import EconomyPolicy, Mode, Policy, SchedulingPolicy
+from evenkeel.domain.replay import replay
 from evenkeel.domain.scheduling import claims
 from evenkeel.domain.scheduling.admission import Action, AdmissionDecision, AdmissionFacts, Request, Room, decide
 from evenkeel.domain.scheduling.jobs import Charge
@@ -13,6 +15,7 @@ from evenkeel.domain.scheduling.queues.setup import RULES, Declared, Profile
 from evenkeel.domain.scheduling.sharing import Memory, Snapshot, share
 from evenkeel.domain.scheduling.spending import Spent
 from evenkeel.domain.scheduling.teams import FleetQuotas, SetUp, Team
+from evenkeel.services import rows
 from tests.unit.scheduling.builders import CLUSTER, a_request, a_room, at
 
 P5, GPU = "ml.p5.48xlarge", "nvidia.com/gpu"
@@ -104,6 +107,17 @@ def test_who_is_borrowed_from_has_the_borrower_asked_to_stop() -> None:
     assert answer.action is Action.PREEMPT
     assert [(victim.job_id, victim.reason) for victim in answer.victims] == [("job-2", "InCohortReclamation")]
     assert answer.reason == "Waits until job-2 has stopped."
+
+
+def test_what_has_others_stopped_is_recorded_whole_though_the_same_was_said_before() -> None:
+    setup = a_setup(a_team("red"), a_team("blue"))
+    charges = [a_charge(1, "blue", 1, 2), a_charge(2, "blue", 3, 4)]
+    told = {"job-3": "Waits until job-2 has stopped."}
+
+    answers = passed(setup, rooms(4, 1, 2, 3, 4), a_request(3, nodes=2, team="red"), charges=charges, told=told)
+
+    assert answers["job-3"].action is Action.PREEMPT
+    assert answers["job-3"].facts.claim is not None
 
 
 def test_nobody_is_asked_to_stop_where_the_machines_would_not_do_even_then() -> None:
@@ -230,6 +244,15 @@ def test_a_persons_limit_counts_what_this_pass_admits() -> None:
     )
 
 
+def test_a_persons_limit_counts_the_recovery_that_this_pass_admits() -> None:
+    setup = a_setup(a_team("red", mostAcceleratorsPerUser=8))
+    back = a_request(1, team="red", owner="role/ana", is_recovery=True, attempts=1)
+
+    answers = passed(setup, rooms(4), back, a_request(2, team="red", owner="role/ana"))
+
+    assert actions(answers) == {"job-1": Action.ADMIT, "job-2": Action.HELD}
+
+
 def test_a_spent_budget_holds_the_next_job_back() -> None:
     setup = a_setup(a_team("red", budgets=[{"period": "month", "gpuHours": 10}]), a_team("blue"))
     spent = {("red", "2026-11"): Spent(accelerator_seconds=36_000)}
@@ -249,7 +272,8 @@ def test_those_who_ask_for_the_same_are_told_so() -> None:
     )
 
     assert actions(answers) == {"job-1": Action.NO_QUOTA, "job-2": Action.ALIKE}
-    assert answers["job-2"].reason.startswith("As job-1, which asks for the same: ")
+    assert answers["job-2"].reason == f"As others of its queue that ask for the same: {answers['job-1'].reason}"
+    assert answers["job-2"].facts.behind == "job-1"
 
 
 def test_a_team_that_is_gone_and_a_queue_that_is_stopped_hold_back() -> None:
@@ -282,6 +306,15 @@ def test_the_facts_are_documents_that_a_plan_reads_and_leads_to_the_same_answer(
     assert "green" not in written["quotas"]
 
 
+def test_a_record_counts_what_a_stopped_queue_lends_and_holds() -> None:
+    setup = a_setup(a_team("red"), a_team("blue", queue={"stop": "HoldAndDrain"}))
+    charges = [a_charge(1, "blue", 1)]
+
+    answers = passed(setup, rooms(8, 1), a_request(2, nodes=5, team="red"), charges=charges)
+
+    assert answers["job-2"].reason.endswith("It asks for 40 nvidia.com/gpu of ml.p5.48xlarge: 24 free, 32 at most.")
+
+
 def test_a_record_names_singly_only_those_who_could_have_to_go() -> None:
     setup = a_setup(a_team("red", gpus=800), a_team("blue", gpus=800))
     charges = [
@@ -299,7 +332,7 @@ def test_a_record_names_singly_only_those_who_could_have_to_go() -> None:
 
 
 def test_a_record_that_would_be_too_large_sums_up_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims, "MOST_BYTES", 4_000)
+    monkeypatch.setattr(claims, "MOST_BYTES", 500)
     setup = a_setup(a_team("red", gpus=160), a_team("blue", gpus=0))
     charges = [a_charge(number, "blue", number) for number in range(1, 20)]
     snapshot = Snapshot(setup, rooms(20, *range(1, 20)), (a_request(99, nodes=12, team="red"),), tuple(charges))
@@ -311,6 +344,35 @@ def test_a_record_that_would_be_too_large_sums_up_and_says_so(monkeypatch: pytes
     assert claim.is_cut
     assert len(json.dumps(claim.to_json())) < 6_000
     assert sum(job["podSets"][0].get("count", 1) * 8 for job in claim.jobs if job["name"].startswith("job-")) < 19 * 8
+
+
+def test_a_record_of_a_thousand_nodes_holds_everybody_and_replays() -> None:
+    setup = a_setup(a_team("red", gpus=8000), a_team("blue", gpus=0))
+    charges = [a_charge(number, "blue", number) for number in range(1, 1001)]
+    snapshot = Snapshot(setup, rooms(1000, *range(1, 1001)), (a_request(5000, nodes=900, team="red"),), tuple(charges))
+
+    (answer,) = share(snapshot, SchedulingPolicy(), EconomyPolicy(), at(2000))
+
+    claim = answer.facts.claim
+    assert claim
+    assert (answer.action, len(answer.victims), claim.is_cut, claim.summed) == (Action.PREEMPT, 900, False, 0)
+    facts = answer.facts.to_json()
+    record = Decision(
+        decision_id="dec-1",
+        kind="ADMISSION",
+        subject=answer.job_id,
+        action=answer.action,
+        reason=answer.reason,
+        facts=facts,
+        policy_hash=Policy().hash,
+        mode=Mode.ACT,
+        decided_at=at(2000),
+    )
+    kept = rows.decision_row(record).doc
+    assert len(json.dumps(kept)) < claims.MOST_BYTES < len(json.dumps(facts))
+    read = Decision.model_validate(json.loads(json.dumps(kept)))
+    assert read.facts == facts
+    assert replay(read, Policy()).differs_from(record) == ""
 
 
 def test_a_strict_queue_whose_flavor_has_no_machine_at_all_waits_for_one() -> None:

@@ -92,7 +92,7 @@ def _request(dice: random.Random, number: int) -> Any:
 
 def _over(setup: SetUp, charges: list[Charge]) -> list[str]:
     # A limit without a cohort is no limit of the engine's: such queues are left to it.
-    found = setup.to_queues()
+    found = setup.queues
     held = [
         Admitted(
             Workload(each.job_id, each.queue, ()),

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from evenkeel.domain.policy import EconomyPolicy
 from evenkeel.domain.scheduling.jobs import Charge
-from evenkeel.domain.scheduling.spending import Limit, Spent, limits_of, parts_of
+from evenkeel.domain.scheduling.queues.setup import RULES, Profile
+from evenkeel.domain.scheduling.spending import HALF_LIFE_SECONDS, Limit, Spent, left_of, limits_of, parts_of, used_in
 from evenkeel.domain.scheduling.teams import Period, Team
 from tests.unit.scheduling.builders import CLUSTER, an_attempt
 
@@ -52,6 +53,29 @@ def test_no_second_is_lost_or_counted_twice_in_the_months_of_a_year(begins: int,
     months = sum(count for key, count in found.items() if len(key) == 7)
     assert months == length
     assert len(found) <= 39
+
+
+@given(st.integers(0, 10_000_000), st.integers(0, 2_500_000), st.integers(0, 1_500_000))
+def test_what_is_left_of_use_is_what_faded_of_it_since(begins: int, length: int, later: int) -> None:
+    since = MIDNIGHT + timedelta(seconds=begins)
+    until, now = since + timedelta(seconds=length), since + timedelta(seconds=length + later)
+
+    left = left_of(used_in(an_attempt(admitted_at=since, accelerators=8), until), now)
+
+    halves = [seconds / HALF_LIFE_SECONDS for seconds in (later, length + later)]
+    assert abs(left - 8 * (2 ** -halves[0] - 2 ** -halves[1])) < 1e-5
+
+
+def test_use_fades_as_the_rules_say() -> None:
+    decay = RULES[Profile.EVENKEEL].decay
+    assert decay
+    assert decay.half_life_seconds == HALF_LIFE_SECONDS
+
+
+def test_what_was_used_months_ago_is_forgotten() -> None:
+    used = used_in(an_attempt(admitted_at=MIDNIGHT, accelerators=8), MIDNIGHT + timedelta(days=1))
+
+    assert left_of(used, MIDNIGHT + timedelta(weeks=9)) == 0
 
 
 def limits(team: dict[str, Any], **facts: Any) -> tuple[Limit, ...]:

@@ -102,3 +102,28 @@ def test_no_text_breaks_the_check(text: str, pairs: dict[str, str]) -> None:
     ):
         assert fault.message
         assert fault.field.isprintable() or fault.field.isascii()
+
+
+@pytest.mark.parametrize(
+    ("elastic", "field"),
+    [
+        ({"min_nodes": 0, "max_nodes": 4}, "elastic.minNodes"),
+        ({"min_nodes": 2000, "max_nodes": 4000}, "elastic.minNodes"),
+        ({"min_nodes": 3, "max_nodes": 2}, "elastic.maxNodes"),
+        ({"min_nodes": 1, "max_nodes": 100_000}, "elastic.maxNodes"),
+        ({"min_nodes": 1, "max_nodes": 4, "step": 1, "sizes": [1, 2]}, "elastic.step"),
+        ({"min_nodes": 1, "max_nodes": 4, "step": 0}, "elastic.step"),
+        ({"min_nodes": 1, "max_nodes": 4, "sizes": [1, 8]}, "elastic.sizes"),
+        ({"min_nodes": 1, "max_nodes": 999, "sizes": list(range(1, 100))}, "elastic.sizes"),
+        ({"min_nodes": 3, "max_nodes": 4}, "nodes"),
+        ({"min_nodes": 1, "max_nodes": 4, "step": 2}, "nodes"),
+        ({"min_nodes": 1, "max_nodes": 4, "sizes": [1, 4]}, "nodes"),
+    ],
+)
+def test_sizes_that_a_job_cannot_have_are_named(elastic: dict[str, Any], field: str) -> None:
+    assert fields(nodes=2, elastic=elastic) == [field]
+
+
+def test_a_size_can_only_change_where_checkpoints_are_kept() -> None:
+    assert fields(nodes=2, elastic={"min_nodes": 1, "max_nodes": 4}) == []
+    assert fields(nodes=2, elastic={"min_nodes": 1, "max_nodes": 4}, checkpoint_uri="") == ["elastic"]

@@ -119,13 +119,13 @@ def test_a_set_up_becomes_the_engines_queues() -> None:
     fleet = FleetQuotas.model_validate(
         {"cohorts": [{"name": "fleet"}], "fairSharing": False, "switches": {"minRunSeconds": 600}}
     )
-    queues = SetUp(fleet=fleet, teams=(a_team("nlp"), a_team("vision"))).to_queues()
+    queues = SetUp(fleet=fleet, teams=(a_team("nlp"), a_team("vision"))).queues
 
     assert [queue.name for queue in queues.queues] == ["nlp", "vision"]
     assert queues.queues[0].groups[0].flavors[0].quotas == {"nvidia.com/gpu": Quota(16)}
     assert [flavor.name for flavor in queues.flavors] == ["ml.p5.48xlarge"]
     assert (queues.rules.fair_sharing, queues.rules.min_run_seconds) == (False, 600)
-    assert SetUp().to_queues().queues == ()
+    assert SetUp().queues.queues == ()
 
 
 def test_a_class_that_is_gone_or_not_given_has_the_lowest_priority() -> None:
@@ -178,3 +178,26 @@ def test_a_quota_file_becomes_teams_without_people() -> None:
     assert setup.by_name["vision"].to_queue().preemption.reclaim is PreemptionPolicy.ANY
     assert setup.fleet.priority_classes == {"high-priority": 90}
     assert [fault for team in setup.teams for fault in check_team(team)] == []
+
+
+def test_a_teams_local_queue_is_its_own_name_unless_it_says_another() -> None:
+    setup = SetUp(teams=(a_team("nlp"), a_team("vision", localQueue="gpu-queue")))
+
+    assert [setup.local_queue_of(name) for name in ("nlp", "vision", "default")] == ["nlp", "gpu-queue", "default"]
+
+
+def test_a_queue_of_hyperpods_comes_with_the_local_queue_that_hyperpod_makes() -> None:
+    quotas = OwnQuotas.model_validate({"queues": [{"name": "hyperpod-ns-nlp-clusterqueue"}, {"name": "vision"}]})
+
+    setup = of_quotas(quotas)
+
+    assert [(team.name, setup.local_queue_of(team.name)) for team in setup.teams] == [
+        ("nlp", "hyperpod-ns-nlp-localqueue"),
+        ("vision", "vision"),
+    ]
+
+
+def test_a_local_queue_has_a_name_that_kubernetes_takes() -> None:
+    (fault,) = check_team(a_team(localQueue="GPU queue"))
+
+    assert fault.field == "localQueue"

@@ -136,7 +136,7 @@ def test_what_no_program_can_use_is_left_out_and_said() -> None:
     read = read_values(the_file())
 
     assert read.env == {"NCCL_DEBUG": "INFO"}
-    assert next(each for each in read.findings if each.trap == "T0-2").weight is Weight.CHANGED
+    assert next(each for each in read.findings if each.trap == "T0-2").weight is Weight.REFUSED
 
 
 def test_a_field_that_is_not_known_is_told() -> None:

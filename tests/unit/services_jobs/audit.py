@@ -34,7 +34,7 @@ def faults(commits: Iterable[tuple[Write, ...]], setup: SetUp, seats_per_node: i
 
 
 def _over(charges: Iterable[Charge], setup: SetUp, seats_per_node: int) -> Iterator[str]:
-    found = setup.to_queues()
+    found = setup.queues
     admitted = []
     nodes: Counter[str] = Counter()
     jobs: Counter[str] = Counter()

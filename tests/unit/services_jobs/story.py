@@ -5,6 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 from evenkeel.domain.policy import Mode, Policy
+from evenkeel.domain.scheduling.admission import Admission
 from evenkeel.domain.scheduling.jobs import Attempt, Job, JobSpec
 from evenkeel.ports import Put, Row, Table
 from evenkeel.services import (
@@ -46,6 +47,7 @@ class Story:
     runs_at_once: bool = False
     policy: Policy = field(default_factory=Policy)
     mode: Mode = Mode.ACT
+    admission: Admission = Admission.EVENKEEL
     plan: CrashPlan = field(default_factory=CrashPlan)
 
     def __post_init__(self) -> None:
@@ -77,6 +79,7 @@ class Story:
             cluster=CLUSTER,
             namespace=NAMESPACE,
             now=self.world.clock.now(),
+            admission=self.admission,
         )
 
     def cancel(self, job_id: str, reason: str = "") -> cancel_job.Outcome:
@@ -99,6 +102,7 @@ class Story:
             policy=self.policy,
             mode=self.mode,
             now=self.world.clock.now(),
+            admission=self.admission,
         )
 
     def launch(self, job_id: str, attempt: int = 1) -> launch_job.Outcome:

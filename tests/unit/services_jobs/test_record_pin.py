@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from evenkeel.ports import EvenkeelError, NotFound, Refused, Unreachable
-from evenkeel.services import record_pin
+from evenkeel.services import attempt_rows, record_pin
 from evenkeel.training.layout import ResumePoint
 from evenkeel.training.resume import Choice, report
 from tests.fakes import Crash, CrashPlan
@@ -45,8 +45,9 @@ def mounted(log: str, plan: CrashPlan | None = None) -> tuple[Story, str]:
     return story, job_id
 
 
-def record(story: Story, job_id: str) -> bool:
-    return record_pin.run(job_id, 2, story.ledger, story.cluster, now=story.world.clock.now())
+def record(story: Story, job_id: str, number: int = 2) -> bool:
+    found = attempt_rows.load(story.ledger, job_id, number)
+    return record_pin.run(found, story.ledger, story.cluster, now=story.world.clock.now())
 
 
 def test_what_rank_0_pinned_is_recorded_once() -> None:
@@ -116,7 +117,7 @@ def test_a_job_on_s3_is_never_asked() -> None:
     job_id = story.running().job_id
     story.world.cluster.text[f"{job_id}-a1-0"] = TOLD
 
-    assert not record_pin.run(job_id, 1, story.ledger, story.cluster, now=story.world.clock.now())
+    assert not record(story, job_id, 1)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

@@ -13,8 +13,9 @@ from evenkeel.services import explain
 from evenkeel.services.launch_job import LaunchOutcome
 from evenkeel.services.mark_running import RunningOutcome
 from evenkeel.services.pin_resume_point import MOST_LOOKS
+from tests.fakes import Crash
 from tests.fakes.cluster import CLUSTER
-from tests.unit.services_jobs.story import Story
+from tests.unit.services_jobs.story import NAMESPACE, Story
 
 
 def fence(story: Story, job: Job) -> dict[str, Any] | None:
@@ -510,6 +511,25 @@ def test_a_launch_that_takes_too_long_is_given_up() -> None:
     story.world.clock.advance(901)
 
     assert story.launch(job.job_id).outcome is LaunchOutcome.GIVE_UP
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_what_a_lost_reply_left_running_is_stopped_before_it_is_settled(*, is_late: bool) -> None:
+    story = Story(runs_at_once=True)
+    job = story.started()
+    story.plan.effects.clear()
+    story.plan.at, story.plan.when = 2, "after"
+    with pytest.raises(Crash):
+        story.launch(job.job_id)
+    assert story.plan.effects[-1] == "launch"
+    if is_late:
+        story.world.clock.advance(901)
+    else:
+        story.cancel(job.job_id)
+
+    assert story.launch(job.job_id).outcome is LaunchOutcome.LAUNCHED
+    assert story.attempt(job.job_id).state is AttemptState.LAUNCHED
+    assert story.world.cluster.workload(CLUSTER, NAMESPACE, job.job_id, 1).is_let_run
 
 
 def test_a_cancelled_job_is_not_launched() -> None:

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.health.faults import Severity
+from evenkeel.domain.health.faults import Severity, shipped
 from evenkeel.domain.health.groups import GroupFact, GroupFactKind
 from evenkeel.domain.health.incidents import Incident, IncidentState
 from evenkeel.domain.nodes import FleetNode, NodeCondition, NodeLife
@@ -13,10 +13,11 @@ from evenkeel.domain.scheduling.foreign import Comeback, ForeignPod
 from evenkeel.domain.scheduling.jobs import AttemptState, JobState
 from evenkeel.domain.waiting import Answer, Condition, ConditionKind, Wait, WaitState
 from evenkeel.ports import ExecutionState, Machine, Table, Unreachable
-from evenkeel.services import locks, note_group_fact, read_jobs, rows
+from evenkeel.services import locks, note_group_fact, read_jobs, receive_event, rows
 from tests.fakes import a_provider_node
 from tests.fakes.cluster import CLUSTER, TAINT_TEXT, a_node, instance_id
 from tests.unit.services_jobs.story import Story
+from tests.unit.services_recovery.recovery import a_fact
 
 
 def an_incident(story: Story, number: int = 1, **changes: Any) -> Incident:
@@ -101,7 +102,7 @@ def test_a_step_that_fails_leaves_the_others_alone() -> None:
 
     outcome = story.sweep()
 
-    assert {failure.partition(":")[0] for failure in outcome.failed} == {"fleet", "arrivals", "gauges"}
+    assert {failure.partition(":")[0] for failure in outcome.failed} == {"fleet", "early", "arrivals", "gauges"}
     assert outcome.mended == {"attempts": 1}
     assert story.world.workflows.names(Machine.RUN_JOB) == [f"{job.job_id}-a1"]
 
@@ -643,3 +644,35 @@ def test_others_work_is_remembered_where_it_is_and_forgotten_when_it_ends() -> N
     story.sweep()
 
     assert read_jobs.list_foreign(story.world.ledger, [CLUSTER])["items"] == []
+
+
+# ---------------------------------------------------------------- what was said too early
+
+
+def test_a_notice_about_a_machine_that_no_sweep_has_seen_yet_is_taken_in_once_one_has() -> None:
+    story = Story()
+    world = story.world
+    fact = a_fact(
+        1, source="ec2.notice", fault_key="ec2:spot_interruption", code="terminate", observed_at=world.clock.now()
+    )
+    said = receive_event.run(
+        fact,
+        ledger=world.ledger,
+        provider=world.provider,
+        workflows=world.workflows,
+        clock=world.clock,
+        ids=world.ids,
+        telemetry=world.telemetry,
+        clusters=(CLUSTER,),
+        drills_may_act=False,
+        catalogue=shipped(),
+    )
+    assert said.outcome == "FOREIGN"
+    assert not story.world.workflows.names(Machine.RECOVER_NODE)
+
+    outcome = story.sweep()
+
+    assert outcome.mended["early"] == 1
+    assert len(story.world.workflows.names(Machine.RECOVER_NODE)) == 1
+    assert story.world.ledger.get(rows.early_key(instance_id(1))) is None
+    assert "early" not in story.sweep().mended

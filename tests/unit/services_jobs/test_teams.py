@@ -1,5 +1,6 @@
 import random
 import threading
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from evenkeel.domain.replay import replay
 from evenkeel.domain.scheduling.jobs import AttemptState, Job, JobState
 from evenkeel.domain.scheduling.teams import FleetQuotas, SetUp, Team
 from evenkeel.ports import Machine, Put, Table
-from evenkeel.services import explain, read_setup, rows, set_quotas
+from evenkeel.services import explain, read_setup, read_use, rows, set_quotas
 from tests.fakes.cluster import CLUSTER
 from tests.fakes.crashes import Crash, CrashPlan, When
 from tests.unit.scheduling.test_sharing import GPU, P5, a_team
@@ -292,6 +293,59 @@ def test_a_team_that_has_spent_its_budget_starts_nobody() -> None:
     assert story.job(second.job_id).reason == (
         "Waits, whatever is free: 16 of 4 accelerator-hours of team red in 2026-11 are used."
     )
+
+
+def worked_off(story: Story, job_id: str, seconds: float) -> None:
+    """Let a job run so long, and end; its workflow may say so twice."""
+    story.run_attempt(job_id, 1)
+    story.world.clock.advance(seconds)
+    story.world.cluster.finish_pods(job_id, 1)
+    story.settle(job_id)
+    story.settle(job_id)
+
+
+def test_in_a_queue_that_goes_by_use_who_used_least_of_late_goes_first() -> None:
+    story = shared(size=2, red=16, blue=0)
+    set_up(story, a_team("red", members=MEMBERS, queue={"byUse": True}))
+    first = story.started(team="red")
+    worked_off(story, first.job_id, 3600)
+    of_ana = story.submit("again", team="red")
+    story.world.clock.advance(60)
+    of_bo = story.submission("bo's", principal="role/bo", team="red").job
+
+    story.run_pass()
+
+    assert story.job(of_bo.job_id).state is JobState.STARTING
+    assert story.job(of_ana.job_id).state is JobState.PENDING
+
+
+def test_what_was_used_of_late_is_counted_once_and_fades() -> None:
+    story = shared()
+    set_up(story, a_team("red", members=MEMBERS, queue={"byUse": True}))
+    first = story.started(team="red")
+    worked_off(story, first.job_id, 7 * 24 * 3600)
+
+    used = read_use.run(setup_of(story), story.world.ledger, story.world.clock.now())
+    week_later = read_use.run(setup_of(story), story.world.ledger, story.world.clock.now() + timedelta(weeks=1))
+
+    assert used["red"]["role/ana"] == pytest.approx(8)  # half of the 16 that it held for one half-life
+    assert week_later["red"]["role/ana"] == pytest.approx(4)
+
+
+def test_of_equals_who_loses_less_work_has_to_go_though_it_came_first() -> None:
+    story = shared(size=4, red=32, blue=0)
+    saves = story.running(team="red", nodes=2, priority_class="low")
+    story.world.clock.advance(60)
+    loses_all = story.running(team="red", nodes=2, priority_class="low", checkpoint_uri="")
+    story.world.clock.advance(24 * 3600)
+    high = story.submit("high", team="red", nodes=2, priority_class="high")
+
+    story.run_pass()
+
+    assert story.job(saves.job_id).stop_of(1)
+    assert story.job(loses_all.job_id).stop_of(1) is None
+    (record,) = records(story, high.job_id)
+    assert replay(record, story.policy).differs_from(record) == ""
 
 
 # ---------------------------------------------------------------- crashes and races

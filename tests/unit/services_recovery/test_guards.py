@@ -1,5 +1,6 @@
 """Guardrails at work: limits that no race passes, recoveries that wait their turn, approvals, what is never barred."""
 
+from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -12,7 +13,7 @@ from evenkeel.domain.nodes import FleetNode, Node, NodeLife
 from evenkeel.domain.policy import GuardrailPolicy, Mode, ModeRule, Policy
 from evenkeel.domain.recovery.guardrails import Entry, Rule
 from evenkeel.domain.waiting import ConditionKind
-from evenkeel.ports import Conflict, Ledger, Put, Write
+from evenkeel.ports import Conflict, Ledger, Put, Table, Write
 from evenkeel.services import (
     approve_recovery,
     cordon_node,
@@ -59,6 +60,11 @@ def remember(recovery: Recovery, number: int, **changes: Any) -> None:
     row = recovery.world.ledger.get(rows.node_key(CLUSTER, machine))
     fresh = rows.node_row(CLUSTER, machine, seen.to_json(), row.version if row else 0, None)
     recovery.world.ledger.commit(Put(fresh))
+    known = [rows.read(each, FleetNode) for each in recovery.world.ledger.by_state(Table.FLEET, "NODE").rows]
+    boot_seconds = recovery.policy.watch.first_boot_grace_seconds
+    able = Counter(node.pool for node in known if node.can_be_acted_on(recovery.now, boot_seconds=boot_seconds))
+    sizes = recovery.world.ledger.get(rows.pools_row({}, 0).key)
+    recovery.world.ledger.commit(Put(rows.pools_row(able, sizes.version if sizes else 0)))
 
 
 def at_repair(recovery: Recovery, number: int, **fact: Any) -> str:
@@ -272,6 +278,20 @@ def test_a_machine_that_is_gone_waits_for_no_place_to_be_cordoned_in() -> None:
     assert lives(recovery, Which.CORDONS) == [instance_id(5)]
 
 
+def test_who_waits_for_such_a_place_when_its_machine_goes_waits_no_longer() -> None:
+    recovery, sick = barred_cordon()
+    recovery.state("Cordon", cordon_node)
+    repair(recovery, sick)
+    recovery.open(K.RELEASED)
+    assert recovery.look() == []
+
+    recovery.world.cluster.remove_node(f"hyperpod-{instance_id(1)}", CLUSTER)
+
+    assert recovery.look() == ["RELEASED"]
+    assert repair(recovery, sick).outcome != "BLOCKED"
+    assert lives(recovery, Which.CORDONS) == [instance_id(5)]
+
+
 def test_jobs_of_a_dead_node_are_stopped_though_its_cordon_is_barred() -> None:
     recovery, _ = barred_cordon()
     recovery.state("Cordon", cordon_node)
@@ -377,6 +397,25 @@ def test_a_wave_in_one_zone_is_stopped_and_pages_once() -> None:
     block = incident(recovery, sick[0]).block
     assert block
     assert block.rule == Rule.SHARED_CAUSE
+
+
+def test_a_wave_that_clears_and_comes_back_soon_is_the_same_and_a_later_one_pages_again() -> None:
+    recovery = fleet(8, policy=guarded(shared_cause_count=3, shared_cause_window_seconds=300))
+    pages = recovery.world.pager.pages
+    first = at_repair(recovery, 1)
+    recovery.world.clock.advance(200)
+    second, _ = at_repair(recovery, 2), at_repair(recovery, 3)
+    assert (repair(recovery, first).outcome, len(pages)) == ("BLOCKED", 1)
+
+    recovery.world.clock.advance(120)
+    fourth = at_repair(recovery, 4)
+    assert (repair(recovery, second).outcome, repair(recovery, fourth).outcome) == ("BLOCKED", "BLOCKED")
+    assert len(pages) == 1, "told already, of two of these three machines"
+
+    recovery.world.clock.advance(1000)
+    later = [at_repair(recovery, number) for number in (5, 6, 7)]
+    assert [repair(recovery, each).outcome for each in later] == ["BLOCKED"] * 3
+    assert [page.key for page in pages] == ["shared-cause-zone/us-west-2a"] * 2
 
 
 def test_a_crash_between_the_claim_and_the_page_still_pages() -> None:

@@ -9,6 +9,8 @@ from evenkeel.domain.health.incidents import IncidentState, StageTimes
 from evenkeel.domain.policy import Mode
 from evenkeel.domain.recovery.resume import ResumeFacts
 from evenkeel.domain.recovery.resume import plan_resume as choose
+from evenkeel.domain.replay import replay
+from evenkeel.domain.scheduling.jobs import ElasticSpec
 from evenkeel.ports import Table
 from evenkeel.services import explain, plan_recovery, plan_resume, protect_jobs, rows
 from tests.unit.services_recovery.recovery import QUICK, Recovery, say
@@ -114,3 +116,28 @@ def test_where_only_the_job_is_blamed_its_machine_is_as_good_as_any_other(
     plan = recovery.job.resume_plan
     assert plan
     assert (plan.option, bool(plan.avoid)) == (option, option == "WAIT_FOR_REPAIR")
+
+
+def test_an_elastic_job_that_loses_a_node_is_planned_to_go_on_with_fewer_and_the_record_replays() -> None:
+    recovery = Recovery(
+        size=2, policy=WITH_ITS_OWN_PRICE.but(economy=WITH_ITS_OWN_PRICE.economy.but(expected_reboot_seconds=3600))
+    )
+    sizes = ElasticSpec(min_nodes=1, max_nodes=2)
+    recovery.story.set_job(
+        recovery.job.but(spec=recovery.job.spec.but(elastic=sizes, checkpoint_uri="s3://checkpoints/one"))
+    )
+    recovery.sicken()
+    for service in (plan_recovery, protect_jobs, plan_resume):
+        recovery.state("", service)
+
+    record, plan = decision(recovery), recovery.job.resume_plan
+    facts = ResumeFacts.model_validate(record.facts)
+
+    assert record.action == "SHRINK"
+    assert facts.fault
+    assert (facts.nodes, facts.fault.lost_nodes, facts.fault.spares) == (2, 1, 0)
+    assert replay(record, recovery.policy).differs_from(record) == ""
+    assert plan
+    assert plan.shrinks_at == recovery.incident.opened_at + timedelta(
+        seconds=recovery.policy.scheduling.elastic.spare_wait_seconds
+    )

@@ -141,12 +141,13 @@ def test_two_faults_of_one_machine_in_one_envelope_are_two_pieces_of_evidence() 
 
 
 @pytest.mark.parametrize("fact", [a_notice(77), a_plan(77)])
-def test_notices_about_machines_of_others_are_counted_and_dropped(fact: NodeFact) -> None:
+def test_notices_about_machines_of_others_are_counted_and_kept_in_case(fact: NodeFact) -> None:
     world = FakeWorld()
 
-    assert hear(world, fact) == ["FOREIGN"]
-    assert world.ledger.rows == {}
-    assert world.telemetry.totals["FactsForeign"] == 1
+    assert hear(world, fact, fact) == ["FOREIGN", "FOREIGN"]
+    assert list(world.ledger.rows) == [rows.early_key(fact.instance_id)]
+    assert world.ledger.rows[rows.early_key(fact.instance_id)].doc["facts"] == [fact.to_json()]
+    assert world.telemetry.totals["FactsForeign"] == 2
 
 
 @pytest.mark.parametrize("fact", [a_notice(1), a_plan(1)])

@@ -158,9 +158,12 @@ def _stopped_at(each: HurtNow, incident: Incident, now: datetime) -> datetime | 
 
 def _only_waits(each: HurtNow, incident: Incident, policy: Policy, now: datetime) -> bool:
     job, attempt = each.job, each.hurt_attempt
+    since = attempt.ended_at if attempt and attempt.ended_at else incident.opened_at
+    if job and job.state is JobState.STARTING and job.local_queue and job.current_attempt > each.hurt.attempt:
+        # It was handed to Kueue, who alone decides: that it is late there is no failure of the recovery.
+        return now - since >= timedelta(seconds=policy.jobs.resume_deadline_seconds)
     if job is None or job.state is not JobState.PENDING or incident.node_branch not in STUCK_ENDS:
         return False
-    since = attempt.ended_at if attempt and attempt.ended_at else incident.opened_at
     return now - since >= timedelta(seconds=policy.watch.execution_grace_seconds)
 
 

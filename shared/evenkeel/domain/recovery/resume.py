@@ -4,10 +4,14 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from evenkeel.domain.decisions import Alternative
+from evenkeel.domain.economics import money
 from evenkeel.domain.economics.forecasts import Forecast
 from evenkeel.domain.health.faults import CheckpointTrust
 from evenkeel.domain.policy import JobPolicy
+from evenkeel.domain.scheduling.elastic import AfterFault, FaultFacts, after_fault
 from evenkeel.domain.scheduling.jobs import Demand, ResumeOption
+from evenkeel.domain.scheduling.placement import PlacementFacts, cheapest_rented, place
+from evenkeel.domain.scheduling.renting import counted
 from evenkeel.domain.values import Instant, Value
 
 ORDER = (
@@ -46,6 +50,26 @@ class Offer(Value):
     """What it costs beyond the accelerators' own time."""
 
 
+class Renting(Value):
+    """What renting rests on, where there are pools to rent from: priced as the passes price a place."""
+
+    placement: PlacementFacts
+    barred: str = ""
+    """Why a pass would not start the job on rented nodes, so that they would not help; empty where it would."""
+
+
+class GivesWay(Value):
+    """One job that would have to stop, and wait in the place of the hurt one."""
+
+    job_id: str
+    team: str
+    accelerators: int
+    save_seconds: float
+    """Its grace: the hurt job has its nodes only after it."""
+    lost_work_seconds: float
+    usd_per_hour_of_delay: float = 0
+
+
 class Delays(Value):
     """How long each part of a way back is expected to take."""
 
@@ -68,6 +92,14 @@ class ResumeFacts(Value):
     accelerators_per_node: int
     rooms: tuple[PoolRoom, ...]
     offers: tuple[Offer, ...]
+    renting: Renting | None = None
+    """None where nothing can be rented from: then `offers` says why."""
+    gives_way: tuple[GivesWay, ...] = ()
+    """Who would have to stop by the rules of a pass; where nobody would, `offers` says why."""
+    usd_per_hour_of_delay: float = 0
+    """What an hour's delay of the job is worth to its owner, beside its accelerators' time."""
+    fault: FaultFacts | None = None
+    """What an elastic job lost, and how many nodes are left to it; None where it runs at one size only."""
     delays: Delays
     lost_work_seconds: float
     """Work done since the last checkpoint that will count, as `lost_work` estimates it."""
@@ -89,12 +121,18 @@ class ResumeDecision(Value):
     option: ResumeOption
     reason: str
     pool: str = ""
+    nodes: int
+    """It goes on with so many."""
+    shrinks_at: Instant | None = None
+    """From when on an elastic job goes on with fewer, if its way has not brought all by then."""
     avoid: tuple[str, ...] = ()
     distrust_after: Instant | None = None
     demand: Demand = Demand.CONVENTION
     expected_seconds: float
     gpu_hours_lost: float
     usd: float
+    rent_worth_parts: int | None = None
+    """Where it is to be rented for: the rent from which on another option would lose less."""
     alternatives: tuple[Alternative, ...] = ()
 
 
@@ -106,25 +144,36 @@ class _Way(Value):
     """Why it cannot be taken; empty where it can."""
     why: str = ""
     pool: str = ""
+    nodes: int = 0
+    """So many; 0 = all."""
+    shrinks_at: Instant | None = None
     seconds: float = 0
     gpu_hours: float = 0
     usd: float = 0
+    rent_parts: int = 0
 
 
 def plan_resume(facts: ResumeFacts, policy: JobPolicy) -> ResumeDecision:
     """Choose the way back for one hurt job: the least expected loss, in dollars; at equal loss the first in `ORDER`.
 
     seconds = wait for nodes + launch + restore + lost work
-    loss    = (seconds x accelerators / 3600 + what others lose) x price + what the option itself costs
+    loss    = (seconds x accelerators / 3600 + what others lose) x price + seconds x price of delay
+              + what the option itself costs
     """
     ways = sorted(_ways(facts), key=lambda way: ORDER.index(way.option))
     # Waiting is always to be had, so there is always an answer.
     best = min((way for way in ways if not way.why_not), key=lambda way: (way.usd, ORDER.index(way.option)))
     distrust = distrust_after(facts.trust, facts.first_signal_at, policy)
+    worth = None
+    if best.option is ResumeOption.BURST and facts.renting is not None:
+        next_best = min(way.usd for way in ways if not way.why_not and way is not best)
+        worth = best.rent_parts + round((next_best - best.usd) * money.PARTS)
     return ResumeDecision(
         option=best.option,
         reason=f"{best.why} {_trust_said(facts.trust, distrust)}".strip(),
         pool=best.pool,
+        nodes=best.nodes or facts.nodes,
+        shrinks_at=best.shrinks_at or _shrinks_at(facts, best),
         # A life that is rebooted comes back healthy and may be the only room there is: only a replaced one is avoided.
         avoid=(facts.sick_life,) if facts.will_be_replaced else (),
         distrust_after=distrust,
@@ -132,6 +181,7 @@ def plan_resume(facts: ResumeFacts, policy: JobPolicy) -> ResumeDecision:
         expected_seconds=best.seconds,
         gpu_hours_lost=best.gpu_hours,
         usd=best.usd,
+        rent_worth_parts=worth,
         alternatives=tuple(_passed_over(way, best) for way in ways if way is not best),
     )
 
@@ -154,6 +204,12 @@ def _ways(facts: ResumeFacts) -> Iterator[_Way]:
         why = f"A spare of {spare.pool} takes it at once; no other node is free."
         yield _weighed(facts, ResumeOption.SPARE, why, pool=spare.pool)
     yield _waiting(facts, short, most)
+    if facts.fault is not None:
+        yield _shrinking(facts, facts.fault)
+    if facts.gives_way:
+        yield _preempting(facts, _wait_seconds(facts, most))
+    if facts.renting is not None:
+        yield _renting(facts, facts.renting)
     for offer in facts.offers:
         if offer.why_not:
             yield _Way(option=offer.option, why_not=offer.why_not)
@@ -169,14 +225,96 @@ _OFFERED = {
 
 
 def _waiting(facts: ResumeFacts, short: str, most: int) -> _Way:
-    repair, capacity = facts.delays.repair.seconds, facts.delays.capacity.seconds
     short = short[0].upper() + short[1:]
+    why = f"{short}, so it waits for the repaired one."
     if not facts.is_repaired:
-        return _weighed(facts, ResumeOption.WAIT_FOR_REPAIR, f"{short}, so it waits for capacity.", wait=capacity)
-    if facts.nodes - most > 1:
-        why, wait = f"{short}: the repaired one alone is not enough, so it waits for capacity.", max(repair, capacity)
-        return _weighed(facts, ResumeOption.WAIT_FOR_REPAIR, why, wait=wait)
-    return _weighed(facts, ResumeOption.WAIT_FOR_REPAIR, f"{short}, so it waits for the repaired one.", wait=repair)
+        why = f"{short}, so it waits for capacity."
+    elif facts.nodes - most > 1:
+        why = f"{short}: the repaired one alone is not enough, so it waits for capacity."
+    return _weighed(facts, ResumeOption.WAIT_FOR_REPAIR, why, wait=_wait_seconds(facts, most))
+
+
+def _wait_seconds(facts: ResumeFacts, most: int) -> float:
+    """Return how long it takes until there are nodes for whoever waits for them."""
+    repair, capacity = facts.delays.repair.seconds, facts.delays.capacity.seconds
+    if not facts.is_repaired:
+        return capacity
+    return max(repair, capacity) if facts.nodes - most > 1 else repair
+
+
+def _renting(facts: ResumeFacts, renting: Renting) -> _Way:
+    """Weigh rented nodes as a pass would: what renting costs more than the committed hours that it leaves to others."""
+    asked = renting.placement.job
+    table = place(renting.placement).table
+    row = cheapest_rented(table)
+    if row is None:
+        why = " ".join(f"{each.pool}: {each.why_not}" for each in table if each.market.is_rented)
+        return _Way(option=ResumeOption.BURST, why_not=(why or "no pool is there to rent from").rstrip("."))
+    if renting.barred:
+        return _Way(option=ResumeOption.BURST, why_not=renting.barred.rstrip("."))
+    waits = min(
+        (each for each in table if not each.market.is_rented and not each.why_not),
+        key=lambda each: each.parts,
+        default=None,
+    )
+    premium = row.rent_parts - (waits.shadow_parts if waits else 0)
+    # Its launch, its restarts and what interruptions cost; the restore counts for every option alike.
+    wait = row.ends_after_seconds - asked.run_seconds - asked.restart_seconds
+    rent = f"{money.said(row.rent_parts)} for as long as it is expected to run"
+    why = f"{counted(asked.nodes, row.pool)} rented for it, {rent}."
+    offer = Offer(option=ResumeOption.BURST, pool=row.pool, usd=premium / money.PARTS)
+    return _weighed(facts, ResumeOption.BURST, why, wait=max(0.0, wait), offer=offer).but(rent_parts=row.rent_parts)
+
+
+def _preempting(facts: ResumeFacts, wait: float) -> _Way:
+    """Weigh the place of others: they wait as long as this job would have, and what they lose of their work is lost."""
+    delays = facts.delays
+    saved = max(each.save_seconds for each in facts.gives_way)
+    hours = usd = 0.0
+    for each in facts.gives_way:
+        stands_still = wait + delays.launch.seconds + delays.restore.seconds + each.lost_work_seconds
+        hours += stands_still * each.accelerators / 3600
+        usd += stands_still * each.usd_per_hour_of_delay / 3600
+    names = ", ".join(f"{each.job_id} of team {each.team}" for each in facts.gives_way)
+    offer = Offer(option=ResumeOption.PREEMPT, gpu_hours_taken=hours, usd=usd)
+    return _weighed(facts, ResumeOption.PREEMPT, f"It takes the place of {names}.", wait=saved, offer=offer)
+
+
+def _shrinking(facts: ResumeFacts, fault: FaultFacts) -> _Way:
+    """Weigh to go on with fewer nodes: what is missing of them is lost until it is back, and so is the way back up."""
+    found = after_fault(fault)
+    begins_at = found.look_again_at or fault.now
+    if found.action is AfterFault.WAIT:
+        found = after_fault(fault.but(now=begins_at))
+    if found.action is not AfterFault.SHRINK:
+        return _Way(option=ResumeOption.SHRINK, why_not=found.reason.rstrip("."))
+    delays, terms = facts.delays, fault.terms
+    missing_seconds = (delays.repair if facts.is_repaired else delays.capacity).seconds
+    node_seconds = (facts.nodes - found.nodes) * missing_seconds + facts.nodes * terms.resize_seconds
+    offer = Offer(
+        option=ResumeOption.SHRINK,
+        pool=facts.rooms[0].pool if facts.rooms else "",
+        gpu_hours_taken=node_seconds * facts.accelerators_per_node / 3600,
+        # On fewer nodes its work is done so much later.
+        usd=node_seconds / facts.nodes * facts.usd_per_hour_of_delay / 3600,
+    )
+    wait = (begins_at - fault.now).total_seconds()
+    when = f" from {begins_at:%H:%M:%S} UTC, if no spare comes before" if wait else ""
+    why = f"It goes on with {found.nodes} of {facts.nodes} nodes{when}, and grows back when the others are there."
+    return _weighed(facts, ResumeOption.SHRINK, why, wait=wait, offer=offer).but(
+        nodes=found.nodes, shrinks_at=begins_at
+    )
+
+
+def _shrinks_at(facts: ResumeFacts, best: _Way) -> datetime | None:
+    """Return from when on an elastic job waits no longer for what was expected to bring all its nodes."""
+    fault = facts.fault
+    if fault is None:
+        return None
+    patience = timedelta(seconds=fault.terms.spare_wait_seconds)
+    if best.option is ResumeOption.WAIT_FOR_REPAIR:
+        return fault.now + max(patience, timedelta(seconds=best.seconds))
+    return fault.now + patience
 
 
 def _weighed(
@@ -184,7 +322,8 @@ def _weighed(
 ) -> _Way:
     seconds = wait + facts.delays.launch.seconds + facts.delays.restore.seconds + facts.lost_work_seconds
     gpu_hours = seconds * facts.nodes * facts.accelerators_per_node / 3600 + (offer.gpu_hours_taken if offer else 0)
-    usd = gpu_hours * facts.usd_per_accelerator_hour + (offer.usd if offer else 0)
+    delayed = seconds * facts.usd_per_hour_of_delay / 3600
+    usd = gpu_hours * facts.usd_per_accelerator_hour + delayed + (offer.usd if offer else 0)
     return _Way(
         option=option,
         why=why,

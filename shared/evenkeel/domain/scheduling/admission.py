@@ -7,6 +7,7 @@ all others: its capacity was granted once already. Where teams share the fleet, 
 is said of a job, and how its record is decided again, stands here for both.
 """
 
+import functools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
@@ -15,13 +16,27 @@ from enum import StrEnum
 from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.nodes import Node, NodeLife
 from evenkeel.domain.policy import Mode, SchedulingPolicy
+from evenkeel.domain.scheduling import instance_types, machines
 from evenkeel.domain.scheduling.claims import Claim, weigh
-from evenkeel.domain.scheduling.jobs import Charge, Job, WorkloadSeen
+from evenkeel.domain.scheduling.jobs import Charge, Job, ResumeOption, WorkloadSeen
+from evenkeel.domain.scheduling.pool_choices import PoolChoice, Toleration, all_tolerated, place_of
+from evenkeel.domain.scheduling.portability import Needs, Requirements, differences
 from evenkeel.domain.scheduling.queues import quantities
 from evenkeel.domain.scheduling.queues.cycle import Decision, Result
 from evenkeel.domain.scheduling.queues.flavors import Mode as FlavorMode
 from evenkeel.domain.scheduling.spending import Limit
 from evenkeel.domain.values import Instant, Value
+
+TAINTED = "tainted"
+"""Why a machine is closed to those alone who do not tolerate its taints."""
+
+
+class Admission(StrEnum):
+    """Who decides which jobs start."""
+
+    EVENKEEL = "evenkeel"
+    KUEUE = "kueue"
+    """Kueue alone: Evenkeel hands each job over, and follows."""
 
 
 class Room(Value):
@@ -40,6 +55,12 @@ class Room(Value):
     """Why no pod may start on it now; empty where one may."""
     labels: dict[str, str] = {}
     """Of its node object: what flavors tell machines by."""
+    taints: tuple[str, ...] = ()
+    """`key=value:Effect`: those that keep pods off which do not tolerate them."""
+    kept_for: str = ""
+    """The job that it was rented for: nobody else may have it; empty where it is anybody's."""
+    usable_until: Instant | None = None
+    """When work must have left it; None where nothing says that it goes."""
 
     @property
     def is_open(self) -> bool:
@@ -74,16 +95,39 @@ class Request(Value):
     priority: int = 0
     queued_at: Instant | None = None
     """When it lost its place in its queue, where it did."""
+    wanted: int = 0
+    """Nodes that an elastic job asked for, whatever it is weighed at; 0 where it runs at one size only."""
+    sizes: tuple[int, ...] = ()
+    """Fewer nodes that would do, too, ascending."""
+    shrinks_at: Instant | None = None
+    """Until then it waits for all its nodes: one that lost some gives spares a chance."""
+    takes_place: bool = False
+    """Whether its recovery chose that others give way to it: where it has quota and no machines, some are stopped."""
+    is_resize: bool = False
+    """Whether it was stopped to change size: what it asks for was its own, or was idle."""
+    pools: tuple[PoolChoice, ...] = ()
+    """Where it may run, in this order; empty = anywhere."""
+    tolerations: tuple[Toleration, ...] = ()
+    requires: Requirements = Requirements()
+    stays_until: Instant | None = None
+    """The soonest that it could leave a machine again with something saved: one that goes before is none for it. None
+    where no machine is known to go."""
 
     @classmethod
     def of(cls, job: Job) -> "Request":
         """Return what a job asks for."""
-        plan = job.live_plan()
+        plan, resize = job.live_plan(), job.live_resize()
+        nodes = resize.nodes if resize else job.nodes_wanted
         return cls(
             job_id=job.job_id,
             submitted_at=job.submitted_at,
             cluster=job.cluster,
-            nodes=job.spec.nodes,
+            nodes=nodes,
+            wanted=job.spec.nodes if job.spec.sizes else 0,
+            sizes=tuple(size for size in job.spec.sizes.legal if size < nodes) if job.spec.sizes else (),
+            shrinks_at=plan.shrinks_at if plan else None,
+            takes_place=plan is not None and plan.option is ResumeOption.PREEMPT,
+            is_resize=resize is not None and not plan,
             accelerators_per_node=job.spec.accelerators_per_node,
             instance_types=job.spec.instance_types,
             not_before=job.not_before,
@@ -94,12 +138,24 @@ class Request(Value):
             owner=job.owner,
             priority=job.priority,
             queued_at=job.queued_at,
+            pools=job.spec.pools,
+            tolerations=job.spec.tolerations,
+            requires=job.spec.requires,
         )
 
     @property
     def place_in_queue(self) -> tuple[bool, datetime, str]:
         """Recoveries first, then by submission; the id makes the order total."""
-        return (not self.is_recovery, self.submitted_at, self.job_id)
+        return (not self.goes_first, self.submitted_at, self.job_id)
+
+    @property
+    def goes_first(self) -> bool:
+        """Whether its capacity was granted once already: a recovery brings it back, or it changes size."""
+        return self.is_recovery or self.is_resize
+
+    def at(self, nodes: int) -> "Request":
+        """Return the same request for another number of nodes."""
+        return self.model_copy(update={"nodes": nodes})
 
 
 class Snapshot(Value):
@@ -138,6 +194,8 @@ class Offer(Value):
     instance_type: str
     in_fleet: int
     """Machines of this kind, in whatever state."""
+    leaving: int = 0
+    """How many of those go before the gang could have saved there: they are nothing to wait for."""
     fitting: int
     """Machines with room for one pod now."""
     best: tuple[NodeLife, ...] = ()
@@ -152,6 +210,8 @@ class Offer(Value):
     """Wholly free machines that must be left over: spares, unless this is a recovery."""
     closed: dict[str, int] = {}
     """How many are out, by reason."""
+    choice: int = 0
+    """Its place among the pools that the gang means; the first is taken where several fit."""
 
     @property
     def can_take(self) -> bool:
@@ -174,6 +234,22 @@ class Offer(Value):
         return f"{text} ({out})" if out else text
 
 
+class VictimOf(Value):
+    """Somebody who has to stop for a job."""
+
+    job_id: str
+    reason: str
+    """Kueue's word for it: `InClusterQueue`, `InCohortReclamation`, …"""
+
+
+class Way(Value):
+    """How machines are made free for one that has quota: as few go as will do, of those whom its queue may have go."""
+
+    victims: tuple[VictimOf, ...]
+    offers: tuple[Offer, ...]
+    """What there is once they have stopped."""
+
+
 class AdmissionFacts(Value):
     """All that the answer for one job rests on. The decision replays from it."""
 
@@ -187,20 +263,16 @@ class AdmissionFacts(Value):
     """Why the job before it waits, where it asks for just the same."""
     barred: str = ""
     """Why nobody starts now in its queue, or where it is to run."""
+    local_queue: str = ""
+    """Kueue's LocalQueue that it goes to, where Kueue admits."""
     limits: tuple[Limit, ...] = ()
     """What it must stay below."""
     claim: Claim | None = None
     """The quota side, where that was weighed; `offers` are then those of the flavor that was found, if one was, with
     the room that is being made."""
+    way: Way | None = None
+    """Where it has quota and no machines, and takes the place of others."""
     now: Instant
-
-
-class VictimOf(Value):
-    """Somebody who has to stop for a job."""
-
-    job_id: str
-    reason: str
-    """Kueue's word for it: `InClusterQueue`, `InCohortReclamation`, …"""
 
 
 class AdmissionDecision(Value):
@@ -230,7 +302,8 @@ def rooms_of(
 ) -> tuple[Room, ...]:
     """Reduce the fleet to rooms, by life.
 
-    free = allocatable - used by live pods - charged to attempts whose pod is not there yet.
+    free = allocatable - used by live pods - charged to attempts whose pod is not there yet
+         <= allocatable - charged to all attempts, since a pod may end between two of these reads.
 
     Args:
         nodes: The joined fleet.
@@ -244,15 +317,21 @@ def rooms_of(
         for pod in seen.pods
         if pod.node_name and not pod.has_ended
     }
+    charged: dict[tuple[str, str], int] = defaultdict(int)
     reserved: dict[tuple[str, str], int] = defaultdict(int)
     for charge in charges:
         for name in charge.node_names:
+            each = charge.accelerators // max(len(charge.node_names), 1)
+            charged[charge.cluster, name] += each
             if (charge.cluster, name, charge.job_id, charge.attempt) not in seated:
-                reserved[charge.cluster, name] += charge.accelerators // max(len(charge.node_names), 1)
-    return tuple(_room(node, in_use, reserved) for node in sorted(nodes, key=lambda node: node.life.key))
+                reserved[charge.cluster, name] += each
+    taken = {
+        place: max(in_use.get(place, 0) + reserved[place], charged[place]) for place in {*in_use, *charged, *reserved}
+    }
+    return tuple(_room(node, taken) for node in sorted(nodes, key=lambda node: node.life.key))
 
 
-def _room(node: Node, in_use: Mapping[tuple[str, str], int], reserved: Mapping[tuple[str, str], int]) -> Room:
+def _room(node: Node, taken: Mapping[tuple[str, str], int]) -> Room:
     seen = node.kubernetes
     name = seen.name if seen else ""
     place = (node.life.cluster, name)
@@ -264,9 +343,10 @@ def _room(node: Node, in_use: Mapping[tuple[str, str], int], reserved: Mapping[t
         pool=node.pool,
         instance_type=node.provider.instance_type if node.provider else (seen.instance_type if seen else ""),
         accelerators=accelerators,
-        free=max(0, accelerators - in_use.get(place, 0) - reserved.get(place, 0)),
+        free=max(0, accelerators - taken.get(place, 0)),
         closed_because=_closed_because(node),
         labels=seen.labels if seen else {},
+        taints=seen.blocking_taints if seen else (),
     )
 
 
@@ -280,7 +360,7 @@ def _closed_because(node: Node) -> str:
         return "cordoned"
     if seen.is_awaiting_validation:
         return "awaiting validation"
-    return "" if seen.is_schedulable else "tainted"
+    return "" if seen.is_schedulable else TAINTED
 
 
 def admit(snapshot: Snapshot, policy: SchedulingPolicy, now: datetime) -> tuple[AdmissionDecision, ...]:
@@ -317,7 +397,7 @@ class Line:
 
 
 def _kinds(offers: Iterable[Offer]) -> frozenset[tuple[str, str]]:
-    return frozenset((offer.pool, offer.instance_type) for offer in offers)
+    return frozenset((offer.pool, offer.instance_type) for offer in offers if offer.leaving < offer.in_fleet)
 
 
 def without_seats(rooms: Iterable[Room], request: Request, lives: Iterable[NodeLife]) -> tuple[Room, ...]:
@@ -335,15 +415,19 @@ def decide(facts: AdmissionFacts) -> AdmissionDecision:
     if request.not_before and facts.now < request.not_before:
         reason = f"Pauses until {request.not_before:%H:%M:%S} UTC after a failure."
         return _decided(facts, Action.BACK_OFF, reason)
+    if facts.local_queue:
+        return _decided(facts, Action.ADMIT, f"Kueue admits here: it goes to LocalQueue {facts.local_queue}.")
     if facts.barred:
         return _decided(facts, Action.HELD, facts.barred)
     for limit in facts.limits:
         if limit.holds_back:
             return _decided(facts, Action.HELD, f"Waits, whatever is free: {limit.said}.")
     if facts.alike:
-        return _decided(facts, Action.ALIKE, f"As {facts.behind}, which asks for the same: {facts.alike}")
+        # Whoever speaks for them in a pass is among the facts: to name it here would be news for all with each pass.
+        return _decided(facts, Action.ALIKE, f"As others of its queue that ask for the same: {facts.alike}")
     if facts.claim is not None:
-        return by_quota(facts, weigh(facts.claim, facts.now.timestamp(), lambda *_: why_no_seats(request, offers)))
+        found = by_quota(facts, weigh(facts.claim, facts.now.timestamp(), lambda *_: why_no_seats(request, offers)))
+        return made_way(found)
     if all(offer.in_fleet < request.nodes for offer in offers) and request.attempts == 0:
         largest = max((offer.in_fleet for offer in offers), default=0)
         reason = f"Can never start here: it asks for {_asked(request)}, and the largest fitting pool has {largest}."
@@ -354,6 +438,21 @@ def decide(facts: AdmissionFacts) -> AdmissionDecision:
     if said:
         return _decided(facts, Action.WAIT, said)
     return _admitted(facts, "", {})
+
+
+def hand_over(request: Request, local_queue: str, now: datetime) -> AdmissionDecision:
+    """Let Kueue decide about a job: nothing of ours is weighed but the pause after a failure."""
+    return decide(AdmissionFacts(request=request, offers=(), local_queue=local_queue, now=now))
+
+
+def with_spares(facts: AdmissionFacts, policy: SchedulingPolicy) -> AdmissionFacts:
+    """Return facts as they would be if pools kept back what this policy says: machines and quotas stay as they were."""
+    if facts.request.is_recovery:
+        return facts
+    offers = tuple(
+        offer.model_copy(update={"kept_back": policy.spare_nodes.get(offer.pool, 0)}) for offer in facts.offers
+    )
+    return facts.model_copy(update={"offers": offers})
 
 
 def beside_kueue(request: Request, namespace: str, shown_by: str, now: datetime) -> AdmissionDecision:
@@ -372,13 +471,18 @@ def why_no_seats(request: Request, offers: Iterable[Offer]) -> str:
 
 
 def best_of(offers: Iterable[Offer]) -> Offer:
-    """Return the offer that a gang takes: of the tightest pool, so that large free pools stay large."""
+    """Return the offer that a gang takes: of the pool that it means first, of the tightest where it means several.
+
+    The tightest, so that large free pools stay large.
+    """
     fitting = (offer for offer in offers if offer.can_take)
-    return min(fitting, key=lambda offer: (offer.fitting, offer.pool, offer.instance_type))
+    return min(fitting, key=lambda offer: (offer.choice, offer.fitting, offer.pool, offer.instance_type))
 
 
 def _admitted(facts: AdmissionFacts, why: str, use: dict[str, dict[str, int]]) -> AdmissionDecision:
     request, chosen = facts.request, best_of(facts.offers)
+    if request.wanted > request.nodes:
+        why = f"Starts with {request.nodes} of {_count(request.wanted, 'node')}. {why}"
     return AdmissionDecision(
         job_id=request.job_id,
         action=Action.ADMIT,
@@ -411,6 +515,16 @@ def by_quota(facts: AdmissionFacts, weighed: Decision) -> AdmissionDecision:
             return _decided(facts, Action.WAIT, reason, (*_passed_over(facts, None), *considered))
         case _:
             return _decided(facts, Action.NO_QUOTA, f"{weighed.reason}{_short_of(weighed)}", considered)
+
+
+def made_way(decided: AdmissionDecision) -> AdmissionDecision:
+    """Return an answer with others stopped for it, where its quota is there and they make the machines free."""
+    way = decided.facts.way
+    if decided.action is not Action.WAIT or way is None or why_no_seats(decided.facts.request, way.offers):
+        return decided
+    names = ", ".join(victim.job_id for victim in way.victims)
+    reason = f"Its quota is there, and its recovery takes the place of others. Waits until {names} has stopped."
+    return decided.model_copy(update={"action": Action.PREEMPT, "reason": reason, "victims": way.victims})
 
 
 def _short_of(weighed: Decision) -> str:
@@ -466,11 +580,14 @@ def _decided(
     )
 
 
+_MORE_FREE = "It has more free nodes, which a larger job may need."
+
+
 def _passed_over(facts: AdmissionFacts, chosen: Offer | None) -> tuple[Alternative, ...]:
     return tuple(
         Alternative(
             option=f"{offer.pool} ({offer.instance_type})",
-            why_not="It has more free nodes, which a larger job may need."
+            why_not=("It is meant after." if chosen and offer.choice > chosen.choice else _MORE_FREE)
             if offer.can_take
             else f"{offer.why_not(facts.request)}.",
         )
@@ -491,26 +608,83 @@ def offers_for(
         is_meant: Which machines count at all; without it all do.
     """
     kinds: dict[tuple[str, str], list[Room]] = defaultdict(list)
-    for room in rooms:
+    choices: dict[tuple[str, str], int] = {}
+    is_choosy = bool(request.pools) or request.requires != _NOTHING
+    for room in _kept_or_common(request, rooms):
         if is_meant is not None and not is_meant(room):
+            continue
+        choice = _choice_of(request, room) if is_choosy else 0
+        if choice is None:
             continue
         fits_kind = not request.instance_types or room.instance_type in request.instance_types
         is_unknown = not room.accelerators and not room.is_open
         large_enough = is_unknown or room.accelerators >= request.accelerators_per_node
         if room.cluster == request.cluster and fits_kind and large_enough:
-            kinds[room.pool, room.instance_type].append(room)
+            kind = (room.pool, room.instance_type)
+            kinds[kind].append(room)
+            choices[kind] = min(choice, choices.get(kind, choice))
     return tuple(
-        _offer(request, pool, instance_type, kinds[pool, instance_type], policy)
+        _offer(request, pool, instance_type, kinds[pool, instance_type], policy, choices[pool, instance_type])
         for pool, instance_type in sorted(kinds)
     )
 
 
-def _offer(request: Request, pool: str, instance_type: str, rooms: list[Room], policy: SchedulingPolicy) -> Offer:
+def _kept_or_common(request: Request, rooms: Iterable[Room]) -> Iterable[Room]:
+    """Return the machines that a job may be offered: those rented for it, where they are enough; else nobody's."""
+    everything = tuple(rooms)
+    own = [room for room in everything if room.kept_for == request.job_id]
+    fitting = [
+        room
+        for room in own
+        if room.is_open and room.free >= request.accelerators_per_node and room.life.key not in request.avoid
+    ]
+    if own and len(fitting) >= request.nodes:
+        return own
+    return [room for room in everything if not room.kept_for]
+
+
+_NOTHING = Requirements()
+
+
+def _choice_of(request: Request, room: Room) -> int | None:
+    """Return the place of a machine among those that a job means; None where it means others, or needs them.
+
+    What was rented for it was weighed before it was rented: that needs no label, and no entry in the catalogue.
+    """
+    if room.kept_for and room.kept_for == request.job_id:
+        return 0
+    return place_of(request.pools, room.pool, room.labels) if _suits(request.requires, room.instance_type) else None
+
+
+@functools.lru_cache(maxsize=1024)
+def _suits(requires: Requirements, instance_type: str) -> bool:
+    """Whether a job would run on a machine of a type as it says that it must."""
+    return not differences(Needs(**dict(requires)), machines.place_on(instance_type, instance_types.shipped()))
+
+
+def lasts_for(request: Request, room: Room) -> bool:
+    """Whether a machine stays for as long as it has to in order to be of use to a job."""
+    return not (room.usable_until and request.stays_until and request.stays_until > room.usable_until)
+
+
+def is_open_to(request: Request, room: Room) -> bool:
+    """Whether a pod of a job may start on a machine now: taints that it tolerates keep it off no more."""
+    if room.closed_because == TAINTED and request.tolerations:
+        return all_tolerated(room.taints, request.tolerations)
+    return room.is_open
+
+
+def _offer(
+    request: Request, pool: str, instance_type: str, rooms: list[Room], policy: SchedulingPolicy, choice: int
+) -> Offer:
     closed: Counter[str] = Counter()
     fits: list[Room] = []
+    leaving = [room for room in rooms if not lasts_for(request, room)]
     for room in rooms:
-        if room.closed_because:
+        if not is_open_to(request, room):
             closed[room.closed_because] += 1
+        elif not lasts_for(request, room):
+            closed[f"to be left by {room.usable_until:%d %b %H:%M} UTC"] += 1
         elif request.avoid and room.life.key in request.avoid:
             closed["to be avoided"] += 1
         elif room.free < request.accelerators_per_node:
@@ -524,6 +698,7 @@ def _offer(request: Request, pool: str, instance_type: str, rooms: list[Room], p
         pool=pool,
         instance_type=instance_type,
         in_fleet=len(rooms),
+        leaving=len(leaving),
         fitting=len(fits),
         best=tuple(room.life for room in best),
         names=tuple(room.node_name for room in best),
@@ -531,6 +706,7 @@ def _offer(request: Request, pool: str, instance_type: str, rooms: list[Room], p
         empty_taken=sum(room.is_empty for room in best),
         kept_back=0 if request.is_recovery else policy.spare_nodes.get(pool, 0),
         closed=dict(closed),
+        choice=choice,
     )
 
 

@@ -7,6 +7,7 @@ from typing import assert_never
 
 from evenkeel.domain.nodes import KubernetesNode
 from evenkeel.domain.policy import JobPolicy
+from evenkeel.domain.scheduling.followed import eviction_of
 from evenkeel.domain.scheduling.jobs import (
     Attempt,
     AttemptState,
@@ -18,7 +19,7 @@ from evenkeel.domain.scheduling.jobs import (
     StopRequest,
     WorkloadSeen,
 )
-from evenkeel.domain.values import Value
+from evenkeel.domain.values import Instant, Value
 
 FENCED_EXIT = 75
 """EX_TEMPFAIL: the training contract's code for "a later attempt has been fenced in"."""
@@ -48,6 +49,7 @@ ATTEMPT_WRITERS: Mapping[str, frozenset[tuple[AttemptState | None, AttemptState]
     "launch_job": frozenset({(A.STARTING, A.STARTING), (A.STARTING, A.LAUNCHED)}),
     "mark_running": frozenset({(A.LAUNCHED, A.RUNNING)}),
     "record_pin": frozenset({(A.LAUNCHED, A.LAUNCHED), (A.RUNNING, A.RUNNING)}),
+    "record_seats": frozenset({(A.RUNNING, A.RUNNING)}),
     "settle_attempt": frozenset((before, after) for before in _LIVE for after in _ENDS),
 }
 """Every change of an attempt's state, by the service that may make it. None = there was no attempt."""
@@ -66,6 +68,11 @@ JOB_WRITERS: Mapping[str, frozenset[tuple[JobState | None, JobState]]] = {
     "schedule_jobs": frozenset(
         {(J.PENDING, J.PENDING), (J.PENDING, J.STARTING), (J.STARTING, J.STARTING), (J.RUNNING, J.RUNNING)}
     ),
+    # Where a waiting job is rented for, and that one on rented nodes goes home.
+    "rentals": frozenset({(J.PENDING, J.PENDING), (J.RUNNING, J.RUNNING)}),
+    # Who changes size, or has to leave machines that go, is asked to stop, and nothing else.
+    "resize_jobs": frozenset({(J.STARTING, J.STARTING), (J.RUNNING, J.RUNNING)}),
+    "leave_pools": frozenset({(J.STARTING, J.STARTING), (J.RUNNING, J.RUNNING)}),
     # A job cancelled while it started stays STOPPING when its pods run.
     "mark_running": frozenset({(J.STARTING, J.RUNNING), (J.STOPPING, J.STOPPING)}),
     "stop_attempt": frozenset((state, state) for state in (J.STARTING, J.RUNNING, J.STOPPING)),
@@ -138,6 +145,10 @@ class Ending(Value):
     """Whether the checkpoint it resumed from is at fault."""
     exit_code: int | None = None
     """Of the pod that the application is blamed by; None where nobody is blamed, or it was killed."""
+    gave_way: bool = False
+    """Whether it ended for others who needed the room, without a request of ours."""
+    asked_at: Instant | None = None
+    """When somebody else asked it to end."""
 
 
 def judge_end(
@@ -161,10 +172,14 @@ def judge_end(
     """
     codes = {pod.name: pod.exit_code for pod in seen.pods if pod.exit_code is not None}
     succeeded = [pod for pod in seen.pods if pod.phase is PodPhase.SUCCEEDED]
-    if seen.has_completed or len(succeeded) == job.spec.nodes:
+    # A pod that is told to go may say that it ended well: of a Job that is suspended, that is no success.
+    if seen.has_completed or (len(succeeded) == attempt.ranks and not seen.is_suspended):
         return Ending(state=A.SUCCEEDED, reason="Every rank ended with success.", exit_codes=codes)
     if seen.pods_alive(lost_nodes):
         return None
+    evicted = _evicted(seen, job, attempt, codes)
+    if evicted is not None:
+        return evicted
     fenced_out = [pod for pod in seen.pods if not pod.has_ended]
     failed = [pod for pod in seen.pods if pod.phase is PodPhase.FAILED]
     is_gone = not seen.uid or seen.is_deleting
@@ -176,6 +191,28 @@ def judge_end(
     if attempt.state is A.STARTING and is_gone:
         return None  # not launched yet
     return _blame(failed, fenced_out, attempt, lost_nodes, sick_nodes, codes)
+
+
+def _evicted(seen: WorkloadSeen, job: Job, attempt: Attempt, codes: dict[str, int]) -> Ending | None:
+    """Return the end of an attempt that Kueue evicted; None where it did not, or the application failed by itself.
+
+    One that never ran in full has nothing to lose, and pauses before it is handed over again: Kueue's own count of its
+    tries goes with the Workload.
+    """
+    evicted = eviction_of(seen.kueue) if seen.kueue and not seen.has_failed else None
+    if evicted is None:
+        return None
+    asked = job.stop_of(attempt.attempt)
+    if asked:
+        return _as_requested(asked, codes)
+    has_run = attempt.state is A.RUNNING or evicted.gave_way
+    return Ending(
+        state=A.STOPPED if has_run else A.NEVER_RAN,
+        reason=evicted.reason,
+        exit_codes=codes,
+        gave_way=evicted.gave_way,
+        asked_at=evicted.at,
+    )
 
 
 def _as_requested(request: StopRequest, codes: dict[str, int]) -> Ending:
@@ -266,6 +303,9 @@ def judge_abandoned(seen: WorkloadSeen, job: Job, attempt: Attempt, failure: str
     request = job.stop_of(attempt.attempt)
     if request:
         return _as_requested(request, codes)
+    evicted = _evicted(seen, job, attempt, codes)
+    if evicted is not None and not failure:
+        return evicted
     if attempt.is_refused:
         return Ending(state=A.NEVER_RAN, reason=attempt.reason, is_final=True)
     if failure:
@@ -315,7 +355,7 @@ def settle(job: Job, attempt: Attempt, ending: Ending, policy: JobPolicy, now: d
         state=ending.state,
         reason=ending.reason,
         exit_codes=ending.exit_codes,
-        stop_asked_at=asked.requested_at if asked else None,
+        stop_asked_at=asked.requested_at if asked else ending.asked_at,
         ended_at=now,
         charge_held=False,
     )
@@ -323,6 +363,7 @@ def settle(job: Job, attempt: Attempt, ending: Ending, policy: JobPolicy, now: d
     job = job.but(
         stop_request=None if asked else job.stop_request,
         damaged_checkpoints=(*job.damaged_checkpoints, *damaged),
+        is_preempted=job.is_preempted or ending.gave_way,
     )
     if ending.state is A.SUCCEEDED:
         return _final(SettleOutcome.JOB_SUCCEEDED, job, ended, ending.reason, now)
@@ -333,10 +374,13 @@ def settle(job: Job, attempt: Attempt, ending: Ending, policy: JobPolicy, now: d
     if not ending.counts_as_failure:
         never_ran = job.launch_failures + 1 if ending.state is A.NEVER_RAN else 0
         not_before = now + _pause(never_ran, policy) if never_ran else None
+        if never_ran and job.has_grown_in(attempt.attempt):
+            job = job.but(failed_growths=job.failed_growths + 1, growth_failed_at=now)
         again = job.but(
             reason=f"{ending.reason} Waits to run again.",
             not_before=not_before,
             launch_failures=never_ran,
+            lost_at=now if ending.state is A.LOST else job.lost_at,
             # Who was not ready in time goes behind those of its priority that wait; nobody else loses its place.
             queued_at=now if never_ran and job.queue else job.queued_at,
         )
@@ -359,7 +403,7 @@ def settle(job: Job, attempt: Attempt, ending: Ending, policy: JobPolicy, now: d
 def _requeued(job: Job, ended: Attempt, ending: Ending) -> Settlement:
     """It waits for capacity, or for somebody to resume it where somebody holds it back."""
     if job.is_suspended:
-        again = job.but(state=J.SUSPENDED, reason=ending.reason, not_before=None)
+        again = job.but(state=J.SUSPENDED, reason=ending.reason, not_before=None, resize=None)
     else:
         again = job.but(state=J.PENDING)
     return Settlement(outcome=SettleOutcome.JOB_REQUEUED, attempt=ended, job=again)

@@ -1,10 +1,12 @@
 """What the run of a job waits for: its pods running, ended, or stopped."""
 
 from evenkeel.domain.scheduling.attempts import Ending, judge_end
+from evenkeel.domain.scheduling.followed import eviction_of
 from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Job, PodPhase, WorkloadSeen
 from evenkeel.domain.waiting import Answer, ConditionKind
 
 RUNNING, ENDED, STOP_REQUESTED, STOPPED = "RUNNING", "ENDED", "STOP_REQUESTED", "STOPPED"
+ADMITTED = "ADMITTED"
 
 
 def attempt_answer(
@@ -20,7 +22,7 @@ def attempt_answer(
     An end counts before a stop request: what has succeeded needs no stopping, and stopping would delete the proof.
 
     Args:
-        kind: One of the three `ATTEMPT_…` kinds.
+        kind: One of the `ATTEMPT_…` kinds.
         seen: The attempt's Job and pods.
         job: Its job.
         attempt: The attempt.
@@ -40,8 +42,14 @@ def attempt_answer(
     request = job.stop_of(attempt.attempt)
     if request is not None:
         return Answer(outcome=STOP_REQUESTED, reason=request.reason)
-    if kind is ConditionKind.ATTEMPT_RUNNING and _all_run(seen, job):
-        return Answer(outcome=RUNNING, reason=f"All {job.spec.nodes} pods run.")
+    evicted = eviction_of(seen.kueue) if seen.kueue else None
+    if evicted is not None and not seen.is_suspended:
+        # Kueue let the same Job in again: its pods would begin where this attempt once began.
+        return Answer(outcome=STOP_REQUESTED, reason=evicted.reason)
+    if kind is ConditionKind.ATTEMPT_ADMITTED and seen.uid and not seen.is_suspended:
+        return Answer(outcome=ADMITTED, reason="Kueue admitted it.")
+    if kind is ConditionKind.ATTEMPT_RUNNING and _all_run(seen, attempt):
+        return Answer(outcome=RUNNING, reason=f"All {attempt.ranks} pods run.")
     return None
 
 
@@ -50,9 +58,9 @@ def is_doubtful(answer: Answer) -> bool:
     return answer.outcome == ENDED and answer.facts.get("state") == AttemptState.FAILED
 
 
-def _all_run(seen: WorkloadSeen, job: Job) -> bool:
+def _all_run(seen: WorkloadSeen, attempt: Attempt) -> bool:
     running = [pod for pod in seen.pods if pod.phase is PodPhase.RUNNING and not pod.is_terminating]
-    return len(running) >= job.spec.nodes
+    return len(running) >= attempt.ranks
 
 
 def _settled(attempt: Attempt) -> Ending:

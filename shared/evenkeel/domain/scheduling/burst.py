@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.economics import money
+from evenkeel.domain.scheduling.placement import Terms
 from evenkeel.domain.scheduling.pools import Pool
 from evenkeel.domain.values import Instant, Value
 
@@ -55,6 +56,7 @@ class StayFacts(Value):
     """What is left of its team's budget, after what has been spent by now; None where there is none."""
     team_micros_per_hour: int = 0
     """What the team's rentals cost an hour, this one included."""
+    terms: Terms = Terms()
     now: Instant
 
 
@@ -123,7 +125,7 @@ def _end_of_stay(facts: StayFacts) -> tuple[datetime, str] | None:
     done_at = facts.now + timedelta(seconds=guest.left_seconds)
     ends = []
     if pool.reservation:
-        until = pool.reservation.usable_until - timedelta(seconds=guest.save_seconds)
+        until = pool.reservation.usable_until - timedelta(seconds=guest.save_seconds + facts.terms.grace_seconds)
         ends.append(
             (until, f"The reservation of {pool.name} ends for work at {pool.reservation.usable_until:%H:%M} UTC.")
         )
@@ -224,6 +226,8 @@ class LoanFacts(Value):
     """The nodes it stands in for take work again."""
     does_job_run: bool
     """The job still runs on it."""
+    keeps_checkpoints: bool = True
+    """Where it keeps none, it is not moved before its time is over: it would begin from nothing."""
     save_seconds: float = 60
     now: Instant
 
@@ -246,6 +250,9 @@ def judge_loan(facts: LoanFacts) -> LoanDecision:
         return LoanDecision(state=LoanState.END, reason=reason, facts=facts)
     if not facts.does_job_run:
         return LoanDecision(state=LoanState.GIVE_BACK, reason=f"{loan.job_id} no longer runs on it.", facts=facts)
+    if facts.is_baseline_back and not facts.keeps_checkpoints:
+        reason = "It keeps no checkpoints: a move would begin from nothing."
+        return LoanDecision(state=LoanState.KEEP, reason=reason, facts=facts)
     if facts.is_baseline_back:
         reason = "What it stands in for is back; the job moves at its next checkpoint."
         return LoanDecision(state=LoanState.GIVE_BACK, reason=reason, facts=facts)

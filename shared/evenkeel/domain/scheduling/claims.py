@@ -13,8 +13,8 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import BeforeValidator, PlainSerializer
 
+from evenkeel.domain.decisions import packed_size
 from evenkeel.domain.scheduling.queues import own
-from evenkeel.domain.scheduling.queues.capacity import queues_below
 from evenkeel.domain.scheduling.queues.cycle import Before, Decision, Scheduler, Seats
 from evenkeel.domain.scheduling.queues.flavors import Progress
 from evenkeel.domain.scheduling.queues.objects import (
@@ -52,7 +52,9 @@ Kept = Annotated[Json, *_AS_TEXT]
 KeptAll = Annotated[tuple[Json, ...], *_AS_TEXT]
 
 MOST_BYTES = 180_000
-"""Of one record, of the 400 kB that an item may have. Beyond it, who could have to go is summed up too."""
+"""Of one record as it is kept, of the 400 kB that an item may have. Beyond it, who could have to go is summed up."""
+_MOST_PLAIN = 3_000_000
+"""Of one record as it is read: an answer of the API holds 6 MB."""
 _NEVER_GOES = 2**31 - 1
 _OTHERS = "others-of-"
 
@@ -151,19 +153,16 @@ def claim_of(document: Json, decision: Decision, moment: Moment, scheduler: Sche
     """
     workload = decision.workload
     root = scheduler.snapshot.teams[workload.queue].node.root
-    names = {node.name for node in queues_below(root)}
+    # Stopped queues, too: nobody of theirs is admitted, and what they hold and use counts.
+    names = {name for name, team in scheduler.snapshot.teams.items() if team.node.root is root}
     queues = {name: queue for name, queue in moment.queues.items() if name in names}
     holders = [(each, was) for each, was in moment.holders if each.workload.queue in names]
     single, summed = _told_apart(workload, holders, queues, frozenset(decision.before.taken))
     written = notes.quotas(workload, queues, moment)
     singly = [notes.holder(each, was) for each, was in single]
-    room = MOST_BYTES - _size(written)
-    is_cut = sum(size for _, size in singly) > room
+    keep = _most_kept(written, singly)
+    is_cut = keep < len(singly)
     if is_cut:
-        keep = 0
-        while keep < len(singly) and room > singly[keep][1]:
-            room -= singly[keep][1]
-            keep += 1
         summed += [each for each, _ in single[keep:]]
         singly = singly[:keep]
     before = decision.before
@@ -198,6 +197,23 @@ def claim_of(document: Json, decision: Decision, moment: Moment, scheduler: Sche
         summed=len(summed),
         is_cut=is_cut,
     )
+
+
+def _most_kept(written: Json, singly: list[tuple[Json, int]]) -> int:
+    """Return how many of those that are told singly a record can hold: as they are, or else packed."""
+    size = _size(written)
+    keep = 0
+    while keep < len(singly) and size + singly[keep][1] <= _MOST_PLAIN:
+        size += singly[keep][1]
+        keep += 1
+    if size <= MOST_BYTES:
+        return keep
+    while keep:
+        size = packed_size([written, *(each for each, _ in singly[:keep])])
+        if size <= MOST_BYTES:
+            break
+        keep = min(keep - 1, keep * MOST_BYTES * 19 // (size * 20))
+    return keep
 
 
 def weigh(claim: Claim, now: float, seats: Seats) -> Decision:
@@ -357,6 +373,8 @@ def holder_document(
     at: float | None,
     queued_at: float = 0.0,
     is_evicted: bool = False,
+    sub_queue: str = "",
+    work_at_risk: float | None = None,
 ) -> Json:
     """Write one that holds so much quota, in the short form: a pod set for each flavor."""
     sets: list[own.OwnPodSet] = []
@@ -376,7 +394,8 @@ def holder_document(
         priority=priority,
         created_at=queued_at,
         pod_sets=tuple(sets),
-        admitted=own.OwnAdmission(at=at, flavors=tuple(flavors), evicted=is_evicted),
+        sub_queue=sub_queue,
+        admitted=own.OwnAdmission(at=at, flavors=tuple(flavors), evicted=is_evicted, work_at_risk=work_at_risk),
     )
     return found.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 

@@ -12,7 +12,7 @@ from enum import StrEnum
 from statistics import median
 from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.values import Instant, Value
@@ -64,6 +64,8 @@ class ElasticJob(Value):
     """None where nobody knows: it is charged the median of the others, so that who reports never loses by it."""
     can_save: bool = True
     """Whether it saves before a resize: then only the resize itself is lost."""
+    may_end: bool = True
+    """Whether it may be ended for another where shrinking is not enough."""
     resize_seconds: float = 150
     """For which all its accelerators stand still."""
     resized_at: Instant | None = None
@@ -81,16 +83,20 @@ class ElasticJob(Value):
 
 
 class ElasticTerms(Value):
-    """Limits on resizing."""
+    """Limits on resizing. A part of the policy: what it does not know it refuses."""
 
-    snooze_seconds: float = 600
+    model_config = ConfigDict(extra="forbid")
+
+    resize_seconds: float = Field(default=150, gt=0)
+    """For which all accelerators of a job stand still: the save, the end, the launch and the restore."""
+    snooze_seconds: float = Field(default=600, ge=0)
     """After any resize of a job it does not grow for so long."""
-    backoff_seconds: float = 600
+    backoff_seconds: float = Field(default=600, ge=0)
     """After a failed growth; doubles with each in a row."""
-    most_backoff_seconds: float = 21_600
-    scaling_timeout_seconds: float = 0
+    most_backoff_seconds: float = Field(default=21_600, ge=0)
+    scaling_timeout_seconds: float = Field(default=0, ge=0)
     """Nodes must have been idle at least this long, however cheap the resize."""
-    spare_wait_seconds: float = 120
+    spare_wait_seconds: float = Field(default=120, ge=0)
     """After a fault so long is waited for a spare before the job shrinks."""
 
 
@@ -162,8 +168,9 @@ def grow(facts: GrowFacts) -> ResizeDecision:
     )
     job, size = found[0]
     lost = job.resize_seconds * size * job.accelerators_per_node
+    idle = "1 idle node has" if facts.idle.nodes == 1 else f"{facts.idle.nodes} idle nodes have"
     reason = (
-        f"{_nodes(facts.idle.nodes)} idle have lost {facts.idle.idle_node_seconds * job.accelerators_per_node:.0f} "
+        f"{idle} lost {facts.idle.idle_node_seconds * job.accelerators_per_node:.0f} "
         f"GPU-seconds by now, as much as the resize to {size} costs."
     )
     passed += [Alternative(option=other.job_id, why_not=f"{job.job_id} makes more of them.") for other, _ in found[1:]]
@@ -228,18 +235,20 @@ def make_room(jobs: Sequence[ElasticJob], nodes: int, priority: int) -> ResizeDe
     if sum(gives.values()) >= nodes:
         shrunk = _cheapest([job for job in victims if job.job_id in gives], gives, nodes, usual, is_killed=False)
         return _made(shrunk, nodes, usual, jobs, priority)
-    if sum(job.nodes for job in victims) < nodes:
-        short = nodes - sum(job.nodes for job in victims)
+    most = sum(job.nodes if job.may_end else gives.get(job.job_id, 0) for job in victims)
+    if most < nodes:
+        short = nodes - most
         return ResizeDecision(
             resizes=(),
-            reason=f"{_nodes(nodes)} are needed, and jobs of lower priority hold {nodes - short}: nobody is touched.",
+            reason=f"{_nodes_are(nodes)} needed, and jobs of lower priority hold {nodes - short}: nobody is touched.",
             short=short,
         )
     # As few as possible end, whoever loses least before others. All the others that can shrink do so first.
     victims.sort(key=lambda job: (job.lost_gpu_seconds(usual, is_killed=True), job.job_id))
-    for count in range(1, len(victims) + 1):
+    may_end = [job for job in victims if job.may_end]
+    for count in range(1, len(may_end) + 1):
         options = []
-        for ended in itertools.islice(itertools.combinations(victims, count), _MOST_SETS):
+        for ended in itertools.islice(itertools.combinations(may_end, count), _MOST_SETS):
             names = {job.job_id for job in ended}
             rest = [job for job in victims if job.job_id in gives and job.job_id not in names]
             freed = sum(job.nodes for job in ended)
@@ -312,7 +321,7 @@ def _made(
     lost_in_all = sum(resize.lost_gpu_seconds for resize in resizes)
     return ResizeDecision(
         resizes=tuple(resizes),
-        reason=f"{_nodes(nodes)} are freed at a loss of {lost_in_all:.0f} GPU-seconds, the least that frees enough.",
+        reason=f"{_nodes_are(nodes)} freed at a loss of {lost_in_all:.0f} GPU-seconds, the least that frees enough.",
         alternatives=tuple(
             Alternative(option=job.job_id, why_not=_why_untouched(job, priority))
             for job in jobs
@@ -382,6 +391,10 @@ def after_fault(facts: FaultFacts) -> FaultDecision:
         return FaultDecision(action=AfterFault.QUEUE, nodes=0, reason=reason, facts=facts)
     reason = f"No spare came within {facts.terms.spare_wait_seconds:.0f} s: it goes on with {_nodes(size)}."
     return FaultDecision(action=AfterFault.SHRINK, nodes=size, reason=reason, facts=facts)
+
+
+def _nodes_are(count: int) -> str:
+    return f"{_nodes(count)} {'is' if count == 1 else 'are'}"
 
 
 def _nodes(count: int) -> str:

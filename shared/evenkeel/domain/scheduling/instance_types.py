@@ -21,6 +21,12 @@ class InstanceType(Value):
     gpus: int = 0
     neuron: int = 0
     efa: int = 0
+    architecture: str = "amd64"
+    """As images name it."""
+    model: str = ""
+    """Of its accelerators, in lower case: `h100`, `trainium2`."""
+    accelerator_memory_gib: float = 0
+    """Of one accelerator, as its maker names it; 0 where there is none."""
     mig: dict[str, int] = {}
     """MIG profile → most of them on one GPU."""
 

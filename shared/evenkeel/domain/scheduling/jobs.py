@@ -6,6 +6,10 @@ from enum import StrEnum
 from typing import Any
 
 from evenkeel.domain.nodes import NodeLife
+from evenkeel.domain.scheduling.elastic import Sizes
+from evenkeel.domain.scheduling.followed import KueueSeen
+from evenkeel.domain.scheduling.pool_choices import PoolChoice, Toleration
+from evenkeel.domain.scheduling.portability import Requirements
 from evenkeel.domain.values import Instant, Value
 
 DEFAULT_TEAM = "default"
@@ -79,20 +83,33 @@ class SecretKey(Value):
     key: str
 
 
+class ElasticSpec(Value):
+    """At how many nodes a job can run, beside the number that it asks for."""
+
+    min_nodes: int
+    max_nodes: int
+    step: int | None = None
+    """From `min_nodes` on; 1 where neither this nor `sizes` is given."""
+    sizes: tuple[int, ...] = ()
+    """The only numbers of nodes, in place of a step."""
+
+
 class JobSpec(Value):
     """What a researcher asked for. Validated at the API; stored as given."""
 
     name: str
     team: str = DEFAULT_TEAM
     priority_class: str = ""
-    image: str
-    command: tuple[str, ...]
+    image: str = ""
+    command: tuple[str, ...] = ()
     args: tuple[str, ...] = ()
     env: dict[str, str] = {}
     secret_env: dict[str, SecretKey] = {}
     """Variables whose values are secrets, by reference alone."""
     nodes: int = 1
-    """Pods of the gang, one a node."""
+    """Pods of the gang, one a node; of an elastic job those that it asks for, and each attempt has its own."""
+    elastic: ElasticSpec | None = None
+    """None where it runs at one size only."""
     accelerators_per_node: int = 8
     instance_types: tuple[str, ...] = ()
     """Empty = any."""
@@ -106,11 +123,27 @@ class JobSpec(Value):
     """Application restarts; None = the policy's."""
     on_node_fault: OnNodeFault = OnNodeFault.MOVE
     labels: dict[str, str] = {}
+    job_type: str = ""
+    """Whose template filled what was left out; empty = none did."""
+    pools: tuple[PoolChoice, ...] = ()
+    """Where it may run, in this order, as its type has it; empty = anywhere."""
+    tolerations: tuple[Toleration, ...] = ()
+    """As its type has them."""
+    requires: Requirements = Requirements()
+    """What its machines must have, wherever they are."""
 
     @property
     def keeps_checkpoints_in_cluster(self) -> bool:
         """Whether its checkpoints lie on mounted storage, where only its own pods can look."""
         return self.checkpoint_uri.startswith("file://")
+
+    @property
+    def sizes(self) -> Sizes | None:
+        """The sizes that an elastic job can have; None where it runs at one only."""
+        found = self.elastic
+        if found is None:
+            return None
+        return Sizes(least=found.min_nodes, most=found.max_nodes, step=found.step, discrete=found.sizes)
 
 
 class ResumeOption(StrEnum):
@@ -156,6 +189,12 @@ class ResumePlan(Value):
     """Checkpoints whose write began after this are not to be resumed from; None = all are trusted."""
     demand: Demand = Demand.CONVENTION
     """What checkpoints of the hurt attempt and those before it must have."""
+    shrinks_at: Instant | None = None
+    """From when on an elastic job goes on with fewer nodes rather than wait for all; None where it is not elastic."""
+    rent_worth_parts: int | None = None
+    """Rent up to which it is brought back on rented nodes, in parts of `economics.money`; None where it is to wait."""
+    lost_committed: bool = False
+    """Whether the sick machine is paid for in any case: what is rented meanwhile stands in for it, on loan."""
     decision_id: str = ""
     planned_at: Instant
 
@@ -180,6 +219,20 @@ class StopRequest(Value):
     """Nodes whose pods cannot save and get no grace."""
 
 
+class ResizeWish(Value):
+    """An attempt is asked to stop so that the next one runs on another number of nodes."""
+
+    after_attempt: int
+    """The one that stops. The wish is dead once a later one exists."""
+    from_nodes: int
+    nodes: int
+    reason: str
+    for_job: str = ""
+    """Whom it makes room for; empty where it grows, or for pods that are not ours."""
+    decision_id: str = ""
+    asked_at: Instant
+
+
 class ResumePoint(Value):
     """A proven checkpoint."""
 
@@ -195,6 +248,15 @@ class LikeFailure(Value):
     exit_code: int
     resume_from: ResumePoint | None = None
     times: int = 1
+
+
+class PlacementNote(Value):
+    """What a waiting job was last told of where it might run: said anew only when the answer is another."""
+
+    key: str
+    """By what two answers are the same, though their figures differ."""
+    text: str
+    decision_id: str = ""
 
 
 class Job(Value):
@@ -224,14 +286,26 @@ class Job(Value):
     queued_at: Instant | None = None
     """When it lost its place, where it did; else it stands by its submission."""
     current_attempt: int = 0
+    local_queue: str = ""
+    """Kueue's LocalQueue that its current attempt was handed to; empty where Evenkeel admitted it itself."""
     not_before: Instant | None = None
     """Earliest next admission (back-off)."""
     application_failures: int = 0
     last_failure: LikeFailure | None = None
     launch_failures: int = 0
     """Attempts in a row that never ran."""
+    lost_at: Instant | None = None
+    """When its last attempt was lost to its machines; None once it has started again."""
     resume_plan: ResumePlan | None = None
     stop_request: StopRequest | None = None
+    size: int = 0
+    """Nodes of the current attempt; 0 before the first."""
+    resize: ResizeWish | None = None
+    resized_at: Instant | None = None
+    """When an attempt was last admitted at another size than the one before it."""
+    failed_growths: int = 0
+    """In a row: it could not be had at the size that it was stopped for, or did not come to run at it."""
+    growth_failed_at: Instant | None = None
     distrust_after: Instant | None = None
     """The strictest distrust any incident laid on this job's checkpoints; `distrust_through` says whose."""
     distrust_through: int = 0
@@ -242,6 +316,12 @@ class Job(Value):
     """How often an attempt was stopped because what it had resumed from turned out to be in doubt."""
     damaged_checkpoints: tuple[ResumePoint, ...] = ()
     """Those that an attempt was pinned to and could not read back: no later attempt is sent there."""
+    rentals: int = 0
+    """Rentals so far; the last is the one that counts."""
+    placement: PlacementNote | None = None
+    """While it waits: where it might run, and why it is not rented for. Its text ends the reason."""
+    goes_home: bool = False
+    """It was stopped on rented nodes to go on where room is paid for, and has not started again since."""
     started_at: Instant | None = None
     ended_at: Instant | None = None
     result: dict[str, Any] = {}
@@ -265,10 +345,42 @@ class Job(Value):
             requested_at=now,
         )
 
+    @property
+    def reason_of_queue(self) -> str:
+        """Why it waits, without what it was told of where else it might run."""
+        return self.reason.removesuffix(f" {self.placement.text}") if self.placement else self.reason
+
     def live_plan(self) -> ResumePlan | None:
         """Return the resume plan while it is due: until an attempt later than the hurt one exists."""
         plan = self.resume_plan
         return plan if plan and plan.after_attempt >= self.current_attempt else None
+
+    @property
+    def nodes_wanted(self) -> int:
+        """How many nodes it is to have next: what it asked for, and after a fault what it had grown to."""
+        had = self.size if self.spec.elastic and self.live_plan() else 0
+        return max(self.spec.nodes, had)
+
+    def live_resize(self) -> ResizeWish | None:
+        """Return the wish for another size while it is due: until an attempt later than the stopped one exists."""
+        wish = self.resize
+        return wish if wish and wish.after_attempt >= self.current_attempt else None
+
+    def at_size(self, nodes: int, now: datetime) -> "Job":
+        """Return this job as its next attempt is admitted to so many nodes."""
+        wish = self.live_resize()
+        has_failed = wish is not None and wish.from_nodes < wish.nodes > nodes
+        return self.but(
+            size=nodes,
+            resized_at=now if wish or self.size not in (0, nodes) else self.resized_at,
+            failed_growths=self.failed_growths + has_failed,
+            growth_failed_at=now if has_failed else self.growth_failed_at,
+        )
+
+    def has_grown_in(self, attempt: int) -> bool:
+        """Whether this attempt is the one for which a smaller one was stopped."""
+        wish = self.resize
+        return wish is not None and wish.after_attempt == attempt - 1 and wish.from_nodes < wish.nodes == self.size
 
     def is_planned(self, attempt: int) -> bool:
         """Whether this attempt carries out a recovery's plan."""
@@ -302,9 +414,13 @@ class Attempt(Value):
     cluster: str
     namespace: str
     pool: str
+    local_queue: str = ""
+    """Kueue's LocalQueue that it was handed to; empty where Evenkeel admitted it itself."""
     nodes: tuple[NodeLife, ...]
-    """Where it was admitted; its pods may run nowhere else."""
+    """Where it was admitted; its pods may run nowhere else. Where Kueue admits, none before its pods run."""
     node_names: tuple[str, ...]
+    size: int = 0
+    """Pods of its gang, one a node; 0 in an attempt that is older than elastic jobs: `ranks` knows."""
     accelerators: int
     """Charge: accelerators over all nodes."""
     instance_type: str = ""
@@ -332,9 +448,23 @@ class Attempt(Value):
     rejected_checkpoints: tuple[dict[str, Any], ...] = ()
 
     @property
+    def holds_since(self) -> datetime | None:
+        """Since when it holds what it is charged for; None where Kueue has given it nothing that was seen to run."""
+        return self.running_at if self.local_queue else self.admitted_at
+
+    def seats_in(self, seen: "WorkloadSeen") -> tuple[str, ...]:
+        """Return the nodes that it is on: where it was admitted to, else where its pods are seen."""
+        return self.node_names or tuple(dict.fromkeys(pod.node_name for pod in seen.pods if pod.node_name))
+
+    @property
     def workload_name(self) -> str:
         """Name of the Kubernetes Job and of the `run_job` execution: `<jobId>-a<n>`."""
         return f"{self.job_id}-a{self.attempt}"
+
+    @property
+    def ranks(self) -> int:
+        """Pods of its gang, one a node: another attempt of the same job may have another number."""
+        return self.size or len(self.node_names)
 
 
 class Charge(Value):
@@ -359,6 +489,8 @@ class Charge(Value):
     """By what it stood in its queue."""
     use: dict[str, dict[str, int]] = {}
     """The quota that it takes: flavor → resource → amount."""
+    is_elastic: bool = False
+    """Whether its job can have another size."""
 
     @classmethod
     def of(
@@ -380,6 +512,7 @@ class Charge(Value):
             priority=job.priority if job else 0,
             queued_at=(job.queued_at or job.submitted_at) if job else None,
             use={flavor: dict(amounts) for flavor, amounts in (use or {}).items()},
+            is_elastic=bool(job and job.spec.elastic),
         )
 
 
@@ -417,9 +550,13 @@ class WorkloadSeen(Value):
     attempt: int
     uid: str = ""
     is_deleting: bool = False
+    is_suspended: bool = False
+    """Whether its Job has, for now, no pods."""
     has_completed: bool = False
     has_failed: bool = False
     pods: tuple[PodSeen, ...] = ()
+    kueue: KueueSeen | None = None
+    """What Kueue says of it, where it was handed to Kueue and is known there."""
 
     @property
     def is_let_run(self) -> bool:

@@ -8,7 +8,8 @@ it (`shadow_price`). A rented pool costs its rent. So a job is rented for exactl
 
     price of delay x (wait for committed - start of the rented) > rent - shadow price of the committed hours
 
-or where its deadline needs it. What stands free and committed is always taken first.
+or where its deadline needs it. What stands free and committed is always taken first. A job that a recovery brings back
+was weighed by that recovery, with what its standstill costs: it is rented for up to what the recovery found it worth.
 """
 
 import math
@@ -19,6 +20,7 @@ from enum import StrEnum
 
 from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.economics import money
+from evenkeel.domain.policy import Mode
 from evenkeel.domain.scheduling.pools import Market, Pool
 from evenkeel.domain.values import Instant, Value
 
@@ -54,6 +56,8 @@ class Waiting(Value):
     """Work that is behind it and kept."""
     is_catching_up: bool = False
     """It fell behind its line on spot, and has been kept off it since."""
+    rent_worth_parts: int | None = None
+    """Rent, in parts of `economics.money`, up to which its recovery rents rather than wait; None where none does."""
 
     @property
     def accelerators(self) -> int:
@@ -220,9 +224,29 @@ def place(facts: PlacementFacts) -> PlacementDecision:
     chosen, aside = _soon_enough(facts, possible)
     if chosen.is_there:
         return _decided(facts, rows, Placement.START, f"{chosen.pool} is paid for and has room.{aside}", chosen)
+    wished = cheapest_rented(rows)
+    worth = None if facts.job.deadline_at else facts.job.rent_worth_parts
+    if not chosen.market.is_rented and wished and worth is not None and wished.rent_parts <= worth:
+        cost = (
+            f"{wished.pool} costs {money.said(wished.rent_parts)}, and up to {money.said(worth)} it loses least there"
+        )
+        return _decided(facts, rows, Placement.RENT, f"Its recovery chose to rent: {cost}.", wished)
     if chosen.market.is_rented:
         return _decided(facts, rows, Placement.RENT, _why_rent(possible, chosen) + aside, chosen)
-    return _decided(facts, rows, Placement.WAIT, _why_wait(possible, chosen) + aside, chosen)
+    return _decided(facts, rows, Placement.WAIT, _why_wait(rows, chosen) + aside, chosen)
+
+
+def cheapest_rented(rows: Iterable[Row]) -> Row | None:
+    """Return the cheapest row to rent of those that the job could have; None where there is none."""
+    to_rent = (row for row in rows if row.market.is_rented and not row.why_not)
+    return min(to_rent, key=lambda row: row.parts, default=None)
+
+
+def placement_said(placed: PlacementDecision, mode: Mode) -> str:
+    """Return the reason as it is recorded: in any mode but `act` nothing is rented, and that is said."""
+    if mode is not Mode.ACT and placed.action is Placement.RENT:
+        return f"Mode is {mode}: it would be rented for, but nothing is done. {placed.reason}"
+    return placed.reason
 
 
 def place_in_turn(asks: Sequence[PlacementFacts]) -> tuple[PlacementDecision, ...]:
@@ -455,11 +479,13 @@ def _why_rent(possible: Iterable[Row], chosen: Row) -> str:
     )
 
 
-def _why_wait(possible: Iterable[Row], chosen: Row) -> str:
-    rented = min((row for row in possible if row.market.is_rented), key=lambda row: row.parts, default=None)
+def _why_wait(rows: Sequence[Row], chosen: Row) -> str:
+    to_rent = [row for row in rows if row.market.is_rented]
+    rented = cheapest_rented(to_rent)
     waits = f"It waits about {_time(chosen.starts_after_seconds)} for {chosen.pool}"
     if rented is None:
-        return f"{waits}; nothing can be rented for it."
+        why = "".join(f" {row.pool}: {row.why_not}" for row in to_rent)
+        return f"{waits}; nothing can be rented for it.{why}"
     gain, premium = chosen.delay_parts - rented.delay_parts, rented.rent_parts - chosen.shadow_parts
     return f"{waits}: {rented.pool} would save {money.said(gain)} of delay and cost {money.said(premium)} more."
 
@@ -469,9 +495,7 @@ def _decided(
 ) -> PlacementDecision:
     from_wait = None
     if action is Placement.WAIT and chosen is not None:
-        rented = min(
-            (row for row in rows if row.market.is_rented and not row.why_not), key=lambda each: each.parts, default=None
-        )
+        rented = cheapest_rented(rows)
         price = facts.job.micros_per_hour_of_delay
         if rented and price:
             wait = next(chance.wait_seconds for chance in facts.chances if chance.pool.name == chosen.pool)

@@ -1,6 +1,8 @@
 """Whether a job could run the same elsewhere: asked before it is moved, and answered with what would differ."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+
+from pydantic import ConfigDict, Field
 
 from evenkeel.domain.values import Value
 
@@ -20,19 +22,43 @@ class Place(Value):
     cluster."""
 
 
-class Needs(Value):
-    """What a job rests on."""
+class Requirements(Value):
+    """What a job says that its machines must have."""
+
+    model_config = ConfigDict(extra="forbid")
 
     architectures: tuple[str, ...] = ()
     """That its image is built for; empty where nobody looked."""
     accelerators: tuple[str, ...] = ()
     """Models that it may run on; empty for any."""
-    accelerator_memory_gib: float = 0
+    accelerator_memory_gib: float = Field(0, ge=0, allow_inf_nan=False)
     """At least so much on each accelerator; 0 where it does not say."""
     fabric: str = ""
     """That it must have; empty for none."""
+
+
+class Needs(Requirements):
+    """What a job rests on."""
+
     storage: dict[str, str] = {}
     """Claim → what lies behind it where the job runs, or is to run first."""
+
+
+Storage = Mapping[str, Mapping[str, str]]
+"""Cluster → claim → what lies behind it there."""
+
+
+def needs_of(requires: Requirements, claim: str, cluster: str, storage: Storage) -> Needs:
+    """Return what a job rests on.
+
+    Args:
+        requires: What it says itself.
+        claim: That holds its checkpoints; empty where they are in S3, which is the same from anywhere.
+        cluster: Where it is to run first.
+        storage: What lies behind claims, as the site says. A claim of which it says nothing is like no other.
+    """
+    behind = {claim: storage.get(cluster, {}).get(claim) or f"a volume of {cluster} alone"} if claim else {}
+    return Needs(**dict(requires), storage=behind)
 
 
 def differences(needs: Needs, place: Place) -> tuple[str, ...]:
@@ -45,15 +71,16 @@ def differences(needs: Needs, place: Place) -> tuple[str, ...]:
 
 def _differences(needs: Needs, place: Place) -> Iterator[str]:
     if needs.architectures and place.architecture not in needs.architectures:
-        yield f"Its image is for {' and '.join(needs.architectures)}, the nodes are {place.architecture}."
+        there = place.architecture or "of an architecture that nobody knows"
+        yield f"Its image is for {' and '.join(needs.architectures)}, the nodes are {there}."
     if needs.accelerators and place.accelerator not in needs.accelerators:
         model = place.accelerator or "not known"
         yield f"It runs on {' or '.join(needs.accelerators)}; the accelerator there is {model}."
-    least, there = needs.accelerator_memory_gib, place.accelerator_memory_gib
-    if least and not there:
+    least, found_gib = needs.accelerator_memory_gib, place.accelerator_memory_gib
+    if least and not found_gib:
         yield f"It needs {least:g} GiB on each accelerator; nobody says what there is."
-    elif least > there:
-        yield f"It needs {least:g} GiB on each accelerator; there are {there:g}."
+    elif least > found_gib:
+        yield f"It needs {least:g} GiB on each accelerator; there are {found_gib:g}."
     if needs.fabric and place.fabric != needs.fabric:
         yield f"Its nodes talk over {needs.fabric}; there it is {place.fabric or 'an ordinary network'}."
     for claim, behind in sorted(needs.storage.items()):

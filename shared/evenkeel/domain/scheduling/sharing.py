@@ -9,10 +9,11 @@ while they wait for machines. What quota allows and machines do not is an answer
 its queue, as the queue's strategy says; and even then only those of its queue who could take the same machines.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.policy import EconomyPolicy, SchedulingPolicy
 from evenkeel.domain.scheduling import instance_types, machines
 from evenkeel.domain.scheduling.admission import (
@@ -23,14 +24,18 @@ from evenkeel.domain.scheduling.admission import (
     Offer,
     Request,
     Room,
+    VictimOf,
+    Way,
     best_of,
     by_quota,
     decide,
+    lasts_for,
+    made_way,
     offers_for,
     why_no_seats,
     without_seats,
 )
-from evenkeel.domain.scheduling.claims import Json, Moment, Notes, claim_of, holder_document
+from evenkeel.domain.scheduling.claims import Moment, Notes, claim_of, holder_document
 from evenkeel.domain.scheduling.jobs import Charge
 from evenkeel.domain.scheduling.queues import own
 from evenkeel.domain.scheduling.queues.cycle import Decision, Result, Scheduler
@@ -38,8 +43,9 @@ from evenkeel.domain.scheduling.queues.flavors import Assignment
 from evenkeel.domain.scheduling.queues.hyperpod import INSTANCE_TYPE_LABEL
 from evenkeel.domain.scheduling.queues.kueue import Expression
 from evenkeel.domain.scheduling.queues.objects import Amounts, QueueingStrategy, Workload
-from evenkeel.domain.scheduling.queues.preemption import Victim
+from evenkeel.domain.scheduling.queues.preemption import Demand, Victim, willing
 from evenkeel.domain.scheduling.queues.setup import Declared, Profile
+from evenkeel.domain.scheduling.resizing import ElasticMemory
 from evenkeel.domain.scheduling.spending import Limit, Spent, limits_of
 from evenkeel.domain.scheduling.teams import SetUp
 from evenkeel.domain.values import Instant, Value
@@ -47,6 +53,8 @@ from evenkeel.domain.values import Instant, Value
 _MOST_CYCLES = 2000
 _MOST_PAIRS = 500
 """Evictions that are remembered: the latest."""
+_ANYBODY: Mapping[str, Any] = {"job_id": "", "owner": "", "submitted_at": None, "queued_at": None}
+"""What tells two requests apart and no machine asks about."""
 
 
 class Eviction(Value):
@@ -65,6 +73,7 @@ class Memory(Value):
     stopping: dict[str, str] = {}
     """job that was asked to stop → for whom."""
     evictions: tuple[Eviction, ...] = ()
+    elastic: ElasticMemory = ElasticMemory()
 
     def after_admission(self, queue: str, job_id: str) -> "Memory":
         """Return what is remembered once a job has started."""
@@ -108,6 +117,10 @@ class Snapshot(NamedTuple):
     """(team, period's name) → what its settled attempts held."""
     told: Mapping[str, str] = {}
     """Job → why it waits, as it was said last: nothing is recorded twice, so no facts are gathered for it either."""
+    used: Mapping[str, Mapping[str, float]] = {}
+    """Team whose queue goes by use → submitter → accelerators that are left of what it used and holds no more."""
+    at_risk: Mapping[str, float] = {}
+    """Job that holds a charge → accelerator-seconds of work that would be lost if it had to go now."""
 
 
 class _Turn(NamedTuple):
@@ -149,7 +162,7 @@ class _Pass:
         """Jobs that are weighed after all others."""
         self.rooms = snapshot.rooms
         self.catalogue = instance_types.shipped()
-        found = snapshot.setup.to_queues()
+        found = snapshot.setup.queues
         self.queues = {queue.name: queue for queue in found.queues}
         self.flavors = {each.name: machines.with_labels(each) for each in found.flavors}
         self.declared = Declared(Profile.EVENKEEL, found.rules)
@@ -157,19 +170,32 @@ class _Pass:
         self.scheduler = Scheduler(found.queues, found.cohorts, self.flavors.values(), found.rules, self._seats)
         self.requests: dict[str, Request] = {}
         """Those that are weighed."""
-        self.documents: dict[str, Json] = {}
+        self.jobs: dict[str, own.Job] = {}
+        """The same, as the rules of queues read them."""
         self.notes = Notes()
         self.meant: dict[frozenset[str], frozenset[tuple[str, str]]] = {}
+        self.has_rooms = frozenset(room.kept_for for room in self.rooms)
+        """Jobs for which machines are rented."""
+        self.offered: tuple[tuple[Room, ...], dict[Request, tuple[Offer, ...]]] = (self.rooms, {})
+        """Machines, and what they could give to any job that asks for just this."""
         self.turns: dict[str, _Turn] = {}
         self.offers: dict[str, tuple[Offer, ...]] = {}
         """Of those who were asked about in this cycle."""
         self.decided: dict[str, AdmissionDecision] = {}
         """Final ones, in their order."""
+        self.waits: dict[str, AdmissionDecision] = {}
+        """Of those who were weighed and wait."""
+        self.answered: dict[str, tuple[str, Mapping[str, str]]] = {}
+        """By queue, once all stands still: the first who was weighed, and the first of each parked shape."""
         self.lines: dict[str, Line] = {}
         self.seatless: dict[str, _Turn] = {}
         """Turns in which quota was there and machines were not, while the scan of the flavors goes on."""
         self.kept: dict[str, tuple[str, Amounts]] = {}
         """Job that waits for machines only → (queue, what is kept for it)."""
+        self.kept_seats: dict[str, tuple[NodeLife, ...]] = {}
+        """The same → machines that are kept for it."""
+        self.ways: dict[str, Way | None] = {}
+        """By job that has quota and no machines, and takes the place of others."""
         self.started: dict[str, list[Charge]] = {}
         """By team, what this pass admitted: it counts for its limits."""
         self._restore()
@@ -178,6 +204,11 @@ class _Pass:
 
     def _restore(self) -> None:
         scheduler = self.scheduler
+        scheduler.snapshot.now = self.now.timestamp()
+        for name, submitters in self.snapshot.used.items():
+            resource = machines.resource_of((), self.queues[name], self.catalogue)
+            for submitter, left in submitters.items():
+                scheduler.used_before(name, submitter, {resource: left})
         for charge in sorted(self.snapshot.charges, key=lambda each: (each.admitted_at or self.now, each.job_id)):
             queue = self.queues.get(charge.queue or charge.team)
             use = machines.use_of(charge, queue, self.flavors, self.catalogue) if queue else {}
@@ -192,6 +223,8 @@ class _Pass:
                 at=(charge.admitted_at or self.now).timestamp(),
                 queued_at=charge.queued_at.timestamp() if charge.queued_at else 0.0,
                 is_evicted=charge.job_id in self.snapshot.stopping,
+                sub_queue=charge.owner if queue.by_use else "",
+                work_at_risk=self.snapshot.at_risk.get(charge.job_id),
             )
             holder = self.declared.job(document, charge.job_id).admitted
             assert holder is not None
@@ -206,11 +239,16 @@ class _Pass:
         for request in waiting:
             if not self._is_answered(request):
                 self.requests[request.job_id] = request
-                self.documents[request.job_id] = self._document(request)
+                self.jobs[request.job_id] = self._job(request)
         for turn in (0, 1, 2):
-            names = [name for name, each in self.requests.items() if turn == self._turn(each)]
+            # Who was admitted in a turn before counts for the limits of this one.
+            names = [
+                name
+                for name, each in self.requests.items()
+                if turn == self._turn(each) and not self._is_held_back(each)
+            ]
             for name in names:
-                self.scheduler.submit(self.declared.job(self.documents[name], name).workload)
+                self.scheduler.submit(self.jobs[name].to_workload(self.requests[name].priority))
             self._stick(names)
             self._until_quiet()
         for request in waiting:
@@ -219,7 +257,7 @@ class _Pass:
         return tuple(self.decided.values())
 
     def _turn(self, request: Request) -> int:
-        return 2 if request.job_id in self.last else 0 if request.is_recovery else 1
+        return 2 if request.job_id in self.last else 0 if request.goes_first else 1
 
     def _is_answered(self, request: Request) -> bool:
         """Whether it is not weighed at all: it pauses, is held back, or could never start here."""
@@ -231,9 +269,16 @@ class _Pass:
         queue = self.queues[request.team]
         if not queue.is_active:
             return self._answer(request, barred=f"Its queue admits nobody: {queue.inactive or queue.stop}.")
-        offers = offers_for(request, self.rooms, self.policy)
+        offers = self._offers(request)
         if all(offer.in_fleet < request.nodes for offer in offers) and (request.attempts == 0 or not offers):
             return self._answer(request, offers=offers)
+        # Others of its shape may be done before the machines go, so that it parks nobody with it.
+        is_cut_off = all(offer.in_fleet - offer.leaving < request.nodes for offer in offers)
+        if is_cut_off and any(offer.leaving for offer in offers):
+            return self._answer(request, offers=offers)
+        return self._is_held_back(request)
+
+    def _is_held_back(self, request: Request) -> bool:
         limits = self._limits(request)
         return any(limit.holds_back for limit in limits) and self._answer(request, limits=limits)
 
@@ -258,7 +303,7 @@ class _Pass:
             self.now,
         )
 
-    def _document(self, request: Request) -> Json:
+    def _job(self, request: Request) -> own.Job:
         queue = self.queues[request.team]
         types = Expression(key=INSTANCE_TYPE_LABEL, operator="In", values=request.instance_types)
         resource = machines.resource_of(request.instance_types, queue, self.catalogue)
@@ -270,15 +315,15 @@ class _Pass:
             selector={machines.CLUSTER_LABEL: request.cluster},
             affinity=((types,),) if request.instance_types else (),
         )
-        job = own.Job(
+        return own.Job(
             name=request.job_id,
             queue=queue.name,
             priority=request.priority,
             created_at=request.submitted_at.timestamp(),
             requeued_at=request.queued_at.timestamp() if request.queued_at else None,
+            sub_queue=request.owner if queue.by_use else "",
             pod_sets=(pods,),
         )
-        return job.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
     def _stick(self, names: Iterable[str]) -> None:
         """Let those who wait for their evictions stay the heads of their queues; a recovery before anybody."""
@@ -304,6 +349,16 @@ class _Pass:
             self._keep(request, workload, assignment)
         return said
 
+    def _offers(self, request: Request) -> tuple[Offer, ...]:
+        """Return what the machines that are left could give: reckoned once for all who ask alike."""
+        if self.offered[0] is not self.rooms:
+            self.offered = (self.rooms, {})
+        found = self.offered[1]
+        alike = request if request.job_id in self.has_rooms else request.model_copy(update=_ANYBODY)
+        if alike not in found:
+            found[alike] = offers_for(request, self.rooms, self.policy)
+        return found[alike]
+
     def _meant_by(self, given: frozenset[str]) -> frozenset[tuple[str, str]]:
         """Return the machines that all of some flavors stand for: (cluster, node), which no pass changes."""
         if given not in self.meant:
@@ -319,7 +374,10 @@ class _Pass:
 
     def _with_room_of(self, victims: tuple[Victim, ...]) -> tuple[Room, ...]:
         """Return the rooms as they are once all who are asked to stop have stopped."""
-        gone = {victim.workload_id for victim in victims} | self.snapshot.stopping
+        return self._without({victim.workload_id for victim in victims} | self.snapshot.stopping)
+
+    def _without(self, gone: Collection[str]) -> tuple[Room, ...]:
+        """Return the rooms as they are once some have stopped."""
         freed: dict[tuple[str, str], int] = {}
         for charge in self.snapshot.charges:
             for name in charge.node_names if charge.job_id in gone else ():
@@ -425,17 +483,19 @@ class _Pass:
             if (room.pool, room.instance_type) == (offer.pool, offer.instance_type)
             and room.cluster == request.cluster
             and room.is_open
+            and lasts_for(request, room)
             and room.free >= request.accelerators_per_node
             and room.life.key not in request.avoid
         ]
-        self.rooms = without_seats(self.rooms, request, [room.life for room in fits[: request.nodes]])
+        self.kept_seats[name] = tuple(room.life for room in fits[: request.nodes])
+        self.rooms = without_seats(self.rooms, request, self.kept_seats[name])
 
     def _hold_up(self, request: Request) -> None:
         """Let one that waits for machines hold up those of its queue who could take them."""
         line = self.lines.setdefault(request.team, Line())
-        line.waits(request.job_id, offers_for(request, self.rooms, self.policy))
+        line.waits(request.job_id, self._offers(request))
         for other in self._waiting_in(request.team):
-            before = line.before(offers_for(other, self.rooms, self.policy))
+            before = line.before(self._offers(other))
             if before:
                 self._withdraw(other)
                 self.decided[other.job_id] = self._behind(other, before, "free nodes")
@@ -453,23 +513,80 @@ class _Pass:
         turn = self.turns[request.job_id]
         facts = AdmissionFacts(request=request, offers=turn.offers, now=self.now)
         decided = by_quota(facts, turn.decision)
-        if decided.action is not Action.ADMIT and self.snapshot.told.get(request.job_id) == decided.reason:
+        if request.takes_place and decided.action is Action.WAIT:
+            if request.job_id not in self.ways:
+                self.ways[request.job_id] = self._way(request, turn.decision)
+            facts = facts.model_copy(update={"way": self.ways[request.job_id]})
+            decided = made_way(decided.model_copy(update={"facts": facts}))
+        is_done = decided.action in (Action.ADMIT, Action.PREEMPT)  # and so recorded, whatever was said before
+        if not is_done and self.snapshot.told.get(request.job_id) == decided.reason:
             return decided
-        claim = claim_of(self.documents[request.job_id], turn.decision, turn.moment, self.scheduler, self.notes)
+        document = self.jobs[request.job_id].model_dump(mode="json", by_alias=True, exclude_defaults=True)
+        claim = claim_of(document, turn.decision, turn.moment, self.scheduler, self.notes)
         return decided.model_copy(update={"facts": facts.model_copy(update={"claim": claim})})
+
+    def _way(self, request: Request, decision: Decision) -> Way | None:
+        """Find who makes machines free for one that has quota: in the order of its queue's policies, and no more.
+
+        Nobody does where those are enough who stop in any case.
+        """
+        for_whom = self.snapshot.memory.stopping
+        stopping = {name for name in self.snapshot.stopping if for_whom.get(name) != request.job_id}
+        is_others = {name for name in stopping if for_whom.get(name)}
+        is_others |= {victim.job_id for way in self.ways.values() if way for victim in way.victims}
+        is_others |= {victim.workload_id for turn in self.turns.values() for victim in turn.decision.victims}
+        meant = self._meant_by(frozenset(name for names in decision.assignment.flavors for name in names.values()))
+        own = frozenset(life.key for life in self.kept_seats.get(request.job_id, ()))
+
+        def offers_without(gone: Iterable[str]) -> tuple[Offer, ...]:
+            rooms = (
+                room.model_copy(update={"free": room.free + request.accelerators_per_node})
+                if room.life.key in own
+                else room
+                for room in self._without({*gone, *stopping})
+            )
+            return offers_for(request, rooms, self.policy, lambda room: (room.cluster, room.node_name) in meant)
+
+        def is_enough(gone: Iterable[str]) -> bool:
+            return not why_no_seats(request, offers_without(gone))
+
+        if is_enough(()):
+            return None
+        going: list[VictimOf] = []
+        for victim in self._willing(request, decision):
+            if victim.workload_id in is_others:
+                continue
+            going.append(VictimOf(job_id=victim.workload_id, reason=victim.reason))
+            if is_enough(each.job_id for each in going):
+                break
+        else:
+            return None
+        # Those run on whose going was not needed, from the second-last backwards.
+        for spared in going[-2::-1]:
+            if is_enough(each.job_id for each in going if each is not spared):
+                going.remove(spared)
+        return Way(victims=tuple(going), offers=offers_without(each.job_id for each in going))
+
+    def _willing(self, request: Request, decision: Decision) -> list[Victim]:
+        """Return who may be asked to stop for a job, in their order; what is kept for it is no use of its queue's."""
+        team = self.scheduler.snapshot.team_of(decision.workload)
+        wanted = {key: amount for key, amount in decision.assignment.use.items() if amount > 0}
+        _, own = self.kept.get(request.job_id, ("", {}))
+        team.node.remove_all(own)
+        demand = Demand(decision.workload, team, wanted, frozenset(wanted))
+        found = willing(demand, self.scheduler.snapshot, may_borrow=decision.assignment.level > 0)
+        team.node.add_all(own)
+        started = {charge.job_id for charges in self.started.values() for charge in charges}
+        return [each for each in found if each.workload_id not in started]
 
     def _still_waits(self, request: Request) -> AdmissionDecision:
         if request.job_id in self.turns:
-            return self._by_quota(request)
-        pending = self.scheduler.pending[request.team]
-        mine = pending.get(request.job_id)
-        others = [each.workload for each in pending.all() if each.workload.workload_id in self.turns]
-        if mine is not None and mine.workload.shape in pending.parked_shapes:
-            alike = next((each for each in others if each.shape == mine.workload.shape), None)
-            if alike is not None:
-                return self._alike(request, alike.workload_id)
-        head = next(iter(others), None)
-        name = head.workload_id if head else next(iter(self.turns), "")
+            return self._waits(request)
+        mine = self.scheduler.pending[request.team].get(request.job_id)
+        head, alike = self._answered_in(request.team)
+        if mine is not None and mine.workload.shape in alike:
+            return self._alike(request, alike[mine.workload.shape])
+        name = head or next(iter(self.turns), "")
         turn = self.turns.get(name)
         waits_for = {
             Result.PREEMPTING: "others to stop",
@@ -478,13 +595,28 @@ class _Pass:
         }
         return self._behind(request, name, waits_for.get(turn.decision.result, "quota") if turn else "its turn")
 
+    def _answered_in(self, team: str) -> tuple[str, Mapping[str, str]]:
+        if team not in self.answered:
+            pending = self.scheduler.pending[team]
+            others = [each.workload for each in pending.all() if each.workload.workload_id in self.turns]
+            parked = pending.parked_shapes
+            # Written from behind: the first of a shape is what stands.
+            alike = {each.shape: each.workload_id for each in reversed(others) if each.shape in parked}
+            self.answered[team] = (others[0].workload_id if others else "", alike)
+        return self.answered[team]
+
+    def _waits(self, request: Request) -> AdmissionDecision:
+        if request.job_id not in self.waits:
+            self.waits[request.job_id] = self._by_quota(request)
+        return self.waits[request.job_id]
+
     def _alike(self, request: Request, other: str) -> AdmissionDecision:
-        reason = self._by_quota(self.requests[other]).reason
+        reason = self._waits(self.requests[other]).reason
         facts = AdmissionFacts(request=request, offers=(), behind=other, alike=reason, now=self.now)
         return decide(facts)
 
     def _behind(self, request: Request, other: str, waits_for: str) -> AdmissionDecision:
-        offers = offers_for(request, self.rooms, self.policy)
+        offers = self._offers(request)
         facts = AdmissionFacts(request=request, offers=offers, behind=other, behind_for=waits_for, now=self.now)
         return decide(facts)
 

@@ -2,17 +2,28 @@
 
 A settled attempt adds what it held, from its admission to its end, to each period it ran in: `Spent`. What runs still
 is reckoned from its charge. Nobody is stopped by a budget: it only keeps the next job from starting.
+
+Queues that go by use need what each submitter used of late. Of `a` accelerators from b to e there are left at time t
+
+    a · (2^(-(t-e)/h) - 2^(-(t-b)/h)) = 2^(-(t-w)/h) · a · (2^((e-w)/h) - 2^((b-w)/h))        h: the half-life
+
+so each week that begins at w keeps one sum for each submitter, to which an attempt's end adds once.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from evenkeel.domain.policy import EconomyPolicy
 from evenkeel.domain.scheduling.jobs import Attempt, Charge
+from evenkeel.domain.scheduling.queues.decayed import Decay
 from evenkeel.domain.scheduling.teams import Budget, Period, Team
 from evenkeel.domain.values import Value
 
+HALF_LIFE_SECONDS = Decay().half_life_seconds
+USED_WEEKS = 8
+"""Weeks of use that are remembered: as many half-lives."""
 _MOST_PERIODS = 13
 """Periods of one kind that an attempt is added to: the last ones. A year has so many months at most."""
 
@@ -30,6 +41,39 @@ class Part(NamedTuple):
     key: str
     """`2026-11-03`, `2026-W45`, `2026-11`."""
     spent: Spent
+
+
+def used_in(attempt: Attempt, ended_at: datetime) -> dict[str, int]:
+    """Return by week what an attempt's end adds to its submitter's sum, in millionths of an accelerator."""
+    return {
+        week: round(1e6 * attempt.accelerators * (_grown(week_of(since), until) - _grown(week_of(since), since)))
+        for week, since, until in _pieces(Period.WEEK, attempt.admitted_at, ended_at)[-USED_WEEKS:]
+    }
+
+
+def left_of(sums: Mapping[str, int], now: datetime) -> float:
+    """Return what is left by now of what one submitter used: accelerators that, held ever since, would come to it.
+
+    Args:
+        sums: By week, its sum of what `used_in` said.
+        now: The time.
+    """
+    by_week = {Period.WEEK.key_at(begin): begin for begin in weeks_until(now)}
+    return sum(amount / 1e6 / _grown(by_week[week], now) for week, amount in sums.items() if week in by_week)
+
+
+def weeks_until(now: datetime) -> tuple[datetime, ...]:
+    """Return when the weeks began of which something is left, this one last: of what is older, 1 in 256 is."""
+    return tuple(week_of(now) - timedelta(weeks=count) for count in reversed(range(USED_WEEKS)))
+
+
+def week_of(instant: datetime) -> datetime:
+    """Return when an instant's week began, in UTC."""
+    return _begin_of(Period.WEEK, instant)
+
+
+def _grown(begin: datetime, instant: datetime) -> float:
+    return math.exp2((instant - begin).total_seconds() / HALF_LIFE_SECONDS)
 
 
 class Limit(Value):
@@ -55,11 +99,13 @@ class Limit(Value):
 
 def parts_of(attempt: Attempt, ended_at: datetime, economy: EconomyPolicy) -> tuple[Part, ...]:
     """Split what an attempt held into the periods it ran in."""
+    if attempt.holds_since is None:
+        return ()
     price = economy.price_of(attempt.instance_type)
     return tuple(
         Part(key, _spent(attempt.accelerators, begins, ends, price))
         for period in Period
-        for key, begins, ends in _pieces(period, attempt.admitted_at, ended_at)[-_MOST_PERIODS:]
+        for key, begins, ends in _pieces(period, attempt.holds_since, ended_at)[-_MOST_PERIODS:]
     )
 
 

@@ -14,6 +14,7 @@ MAX_ENV = 200
 MAX_TEXT = 32_768
 """Characters of command, arguments and environment together: a job's row stays far below what the ledger holds."""
 MAX_LABELS = 32
+MAX_SIZES = 64
 
 _DNS_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}", re.ASCII)
@@ -26,6 +27,8 @@ _SECRET_KEY = re.compile(r"[A-Za-z0-9._-]{1,253}", re.ASCII)
 _LABEL_KEY = re.compile(r"([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", re.ASCII)
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?", re.ASCII)
 
+ARCHITECTURES = ("amd64", "arm64")
+"""As images name them."""
 RESERVED_ENV = frozenset(
     {
         *("EVENKEEL_JOB_ID", "EVENKEEL_ATTEMPT", "EVENKEEL_CHECKPOINT_URI", "EVENKEEL_RESUME_FROM"),
@@ -72,9 +75,37 @@ def _faults(spec: JobSpec) -> Iterator[SpecFault]:
     for index, name in enumerate(spec.instance_types):
         if not _INSTANCE_TYPE.fullmatch(name):
             yield SpecFault(f"instanceTypes.{index}", "Name an instance type, for example ml.p5.48xlarge.")
+    for index, name in enumerate(spec.requires.architectures):
+        if name not in ARCHITECTURES:
+            yield SpecFault(f"requires.architectures.{index}", f"There are {' and '.join(ARCHITECTURES)}.")
+    yield from _elastic_faults(spec)
     yield from _program_faults(spec)
     yield from _label_faults(spec)
     yield from _checkpoint_faults(spec)
+
+
+def _elastic_faults(spec: JobSpec) -> Iterator[SpecFault]:
+    found = spec.elastic
+    if found is None:
+        return
+    if not 1 <= found.min_nodes <= MAX_NODES:
+        yield SpecFault("elastic.minNodes", f"Allow 1 to {MAX_NODES} nodes.")
+    elif not found.min_nodes <= found.max_nodes <= MAX_NODES:
+        yield SpecFault("elastic.maxNodes", f"Allow {found.min_nodes} (minNodes) to {MAX_NODES} nodes.")
+    elif found.step is not None and found.sizes:
+        yield SpecFault("elastic.step", "Give a step or sizes, not both.")
+    elif found.step is not None and found.step < 1:
+        yield SpecFault("elastic.step", "A step is at least 1 node.")
+    elif len(found.sizes) > MAX_SIZES:
+        yield SpecFault("elastic.sizes", f"Name at most {MAX_SIZES} sizes.")
+    elif any(not found.min_nodes <= size <= found.max_nodes for size in found.sizes):
+        yield SpecFault("elastic.sizes", "Each size lies between minNodes and maxNodes.")
+    elif spec.sizes and spec.nodes not in spec.sizes.legal:
+        legal = spec.sizes.legal
+        some = ", ".join(map(str, legal[:8])) + (", …" if len(legal) > 8 else "")
+        yield SpecFault("nodes", f"It is none of the sizes that elastic allows: {some}.")
+    if not spec.checkpoint_uri:
+        yield SpecFault("elastic", "Another size goes on from a checkpoint: say in checkpoint where they are kept.")
 
 
 def _program_faults(spec: JobSpec) -> Iterator[SpecFault]:

@@ -142,6 +142,8 @@ class Team(_Part):
     """Where its pods run; empty = the stack's own."""
     service_account: str = ""
     """As whom they run; empty = the stack's own."""
+    local_queue: str = ""
+    """Kueue's LocalQueue in that namespace, where Kueue admits; empty = the team's name."""
     images: tuple[str, ...] = ()
     """Images its jobs may run. One that ends in `*` allows all that begin so; none at all = any image."""
     most_accelerators_per_user: int | None = Field(None, ge=0)
@@ -225,8 +227,9 @@ class SetUp(Value):
         others = (each for each in self.teams if each.name != team.name)
         return self.but(teams=tuple(sorted((*others, team), key=lambda each: each.name)))
 
-    def to_queues(self) -> Queues:
-        """Return what the engine's scheduler is built from; no queue at all where no team is set up."""
+    @cached_property
+    def queues(self) -> Queues:
+        """What the engine's scheduler is built from; no queue at all where no team is set up."""
         declared = Declared(Profile.EVENKEEL, self.fleet.rules)
         declared.queues = {team.name: team.to_queue() for team in self.teams}
         declared.cohorts = {each.name: each.to_cohort() for each in self.fleet.cohorts}
@@ -245,6 +248,11 @@ class SetUp(Value):
         members = (*self.fleet.members, *(found.members if found else ()))
         roles = [each.role for each in members if identity and each.identity == identity]
         return max(roles, key=list(Role).index, default=None)
+
+    def local_queue_of(self, team: str) -> str:
+        """Return the LocalQueue that a team's jobs go to where Kueue admits."""
+        found = self.by_name.get(team)
+        return (found.local_queue if found else "") or team
 
     def teams_of(self, identity: str) -> tuple[str, ...]:
         """Return the teams that name somebody as a member, by name."""
@@ -287,6 +295,8 @@ def _team_faults(team: Team) -> Iterator[Fault]:
         yield Fault("namespace", "Name a namespace of the team's own, in lower case; not one of the system.")
     if team.service_account and not _ACCOUNT_NAME.fullmatch(team.service_account):
         yield Fault("serviceAccount", "Name a service account of the team's namespace.")
+    if team.local_queue and not _NAME.fullmatch(team.local_queue):
+        yield Fault("localQueue", "Name a LocalQueue: 1 to 63 lower-case letters, digits and dashes.")
     if len(team.images) > MOST_IMAGES:
         yield Fault("images", f"Name at most {MOST_IMAGES} images.")
     for index, pattern in enumerate(team.images):
@@ -320,8 +330,7 @@ def _fleet_faults(fleet: FleetQuotas) -> Iterator[Fault]:
         for what, name in (("name", cohort.name), ("parent", cohort.parent)):
             if not _NAME.fullmatch(name) and (name or what == "name"):
                 yield Fault(f"cohorts.{index}.{what}", "Use 1 to 63 lower-case letters, digits and dashes.")
-        held = cohort.to_cohort()
-        for said in refusals(Queue(held.name, held.parent, held.groups, held.fair_weight)):
+        for said in refusals(cohort.to_cohort()):
             yield Fault(f"cohorts.{index}", f"{said}.")
     for name in _twice(each.name for each in fleet.cohorts):
         yield Fault("cohorts", f"{name} is there twice.")
@@ -364,7 +373,8 @@ def _twice(names: Iterable[str]) -> list[str]:
 def of_quotas(quotas: OwnQuotas) -> SetUp:
     """Return the set-up that a quota file stands for: every queue is a team, without people yet.
 
-    A queue of HyperPod's, `hyperpod-ns-X-clusterqueue`, is team X in namespace `hyperpod-ns-X`.
+    A queue of HyperPod's, `hyperpod-ns-X-clusterqueue`, is team X in namespace `hyperpod-ns-X`, with the
+    LocalQueue that HyperPod makes there.
     """
     fleet = FleetQuotas(
         cohorts=quotas.cohorts,
@@ -376,5 +386,8 @@ def of_quotas(quotas: OwnQuotas) -> SetUp:
     for each in quotas.queues:
         found = _OF_HYPERPOD.fullmatch(each.name)
         queue = TeamQueue.model_validate({**each.model_dump(), "name": ""})
-        teams.append(Team(name=found[2] if found else each.name, namespace=found[1] if found else "", queue=queue))
+        names = {"name": each.name}
+        if found:
+            names = {"name": found[2], "namespace": found[1], "local_queue": f"{found[1]}-localqueue"}
+        teams.append(Team(queue=queue, **names))
     return SetUp(fleet=fleet, teams=tuple(sorted(teams, key=lambda team: team.name)))

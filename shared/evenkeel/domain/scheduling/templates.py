@@ -36,6 +36,8 @@ class ValuesError(ValueError):
 class Weight(StrEnum):
     """How much a finding matters."""
 
+    REFUSED = "refused"
+    """It cannot work as it stands."""
     CHANGED = "changed"
     """The import reads it otherwise than it stands."""
     WARNING = "warning"
@@ -262,7 +264,7 @@ def _findings_of_templates(document: Json, read: JobTemplates) -> Iterator[Findi
             behind = ", then ".join(each.pools[1:]) or "none: every other pool is off or spot"
             yield _found(
                 "T0-1",
-                Weight.CHANGED,
+                Weight.CHANGED if each.pools else Weight.REFUSED,
                 f"{path}.nodeSelector",
                 f"A hard selector keeps it off every other pool, idle or not. Read as: first {each.pools[0]}, then "
                 f"{behind}."
@@ -296,7 +298,7 @@ def _findings_of_jobs(document: Json, read: JobTemplates) -> Iterator[Finding]:
         if _hides_gpus(str(name), str(value)):
             yield _found(
                 "T0-2",
-                Weight.CHANGED,
+                Weight.REFUSED,
                 f"env.{name}",
                 f"{value!r} is no device: CUDA would see none at all. It is left out; the device plugin says which.",
             )

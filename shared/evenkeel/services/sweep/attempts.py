@@ -4,31 +4,33 @@ from datetime import timedelta
 
 from evenkeel.domain.scheduling.attempts import judge_end, lost_nodes
 from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Job, PodPhase, WorkloadSeen
-from evenkeel.ports import ExecutionState, Machine, Table
-from evenkeel.services import attempt_rows, mark_running, record_pin, rows, schedule_jobs, settle_attempt
+from evenkeel.ports import ExecutionState, Machine, Table, get_all
+from evenkeel.services import attempt_rows, mark_running, record_pin, record_seats, rows, schedule_jobs, settle_attempt
 from evenkeel.services.sweep.round import Round
 
 
 def resume_attempts(sweep: Round) -> int:
     """Start, stop or settle attempts whose workflow is not there to do it."""
-    mended = 0
-    for listed in sweep.listed(Table.JOBS, "ATTEMPT#LIVE"):
-        row = sweep.world.ledger.get(listed.key)
-        attempt = rows.read(row, Attempt) if row else None
-        if attempt and not attempt.state.has_ended:
-            sweep.live.add((attempt.job_id, attempt.attempt))
-        if attempt and attempt.state is AttemptState.RUNNING and not attempt.is_pinned:
-            record_pin.run(attempt.job_id, attempt.attempt, sweep.world.ledger, sweep.world.cluster, now=sweep.now)
-        if attempt and not attempt.state.has_ended and not sweep.is_fresh(attempt.admitted_at):
-            mended += _resume_attempt(sweep, attempt)
-    return mended
+    stored = sweep.as_stored(sweep.listed(Table.JOBS, "ATTEMPT#LIVE"))
+    live = [attempt for attempt in (rows.read(row, Attempt) for row in stored) if not attempt.state.has_ended]
+    sweep.live |= {(attempt.job_id, attempt.attempt) for attempt in live}
+    for attempt in live:
+        if attempt.state is AttemptState.RUNNING and not attempt.is_pinned:
+            found = attempt_rows.load(sweep.world.ledger, attempt.job_id, attempt.attempt)
+            record_pin.run(found, sweep.world.ledger, sweep.world.cluster, now=sweep.now)
+        if attempt.local_queue and not attempt.nodes:
+            world = sweep.world
+            record_seats.run(attempt.job_id, attempt.attempt, world.ledger, world.cluster, world.provider)
+    due = [attempt for attempt in live if not sweep.is_fresh(attempt.admitted_at)]
+    jobs = get_all(sweep.world.ledger, (rows.job_key(attempt.job_id) for attempt in due))
+    holders = [jobs.get(rows.job_key(attempt.job_id)) for attempt in due]
+    return sum(_resume_attempt(sweep, each, rows.read(job, Job)) for each, job in zip(due, holders, strict=True) if job)
 
 
-def _resume_attempt(sweep: Round, attempt: Attempt) -> bool:
-    state = sweep.world.workflows.state(Machine.RUN_JOB, attempt.workload_name)
+def _resume_attempt(sweep: Round, attempt: Attempt, job: Job) -> bool:
+    state = sweep.execution(Machine.RUN_JOB, attempt.workload_name)
     if state is ExecutionState.NONE and attempt.state is AttemptState.STARTING:
         return schedule_jobs.start_run(attempt, sweep.world.workflows, sweep.world.telemetry)
-    job = attempt_rows.load(sweep.world.ledger, attempt.job_id, attempt.attempt).job
     nothing = WorkloadSeen(job_id=attempt.job_id, attempt=attempt.attempt)
     _, seen = sweep.workloads.get((attempt.job_id, attempt.attempt), (attempt.cluster, nothing))
     request = job.stop_of(attempt.attempt)
@@ -52,14 +54,14 @@ def _resume_attempt(sweep: Round, attempt: Attempt) -> bool:
 def _without_workflow(sweep: Round, job: Job, attempt: Attempt, seen: WorkloadSeen) -> bool:
     """The workflow is over and the attempt is not: go on in its place."""
     nodes = {node.name: node for node in sweep.kubernetes if node.cluster == attempt.cluster}
-    lost = lost_nodes(nodes, attempt.node_names, sweep.now, sweep.policy.jobs.lost_node_seconds)
+    lost = lost_nodes(nodes, attempt.seats_in(seen), sweep.now, sweep.policy.jobs.lost_node_seconds)
     has_ended = judge_end(seen, job, attempt, lost) is not None
     # Nothing else takes an attempt beyond STARTING: what its launch left half done is ended, and the job queued.
     if has_ended or attempt.state is AttemptState.STARTING:
         _settle(sweep, attempt)
         return True
     running = [pod for pod in seen.pods if pod.phase is PodPhase.RUNNING]
-    if attempt.state is AttemptState.LAUNCHED and len(running) >= job.spec.nodes:
+    if attempt.state is AttemptState.LAUNCHED and len(running) >= attempt.ranks:
         request = mark_running.Request(job_id=attempt.job_id, attempt=attempt.attempt)
         mark_running.run(request, sweep.world.ledger, sweep.world.telemetry, now=sweep.now)
         return True
@@ -84,10 +86,14 @@ def clear_workloads(sweep: Round) -> int:
     world = sweep.world
     cleared = 0
     looks_at_kept = sweep.is_due("kept")
-    for (job_id, number), (cluster, seen) in sweep.workloads.items():
-        if not (seen.is_let_run or looks_at_kept) or (job_id, number) in sweep.live:
-            continue
-        row = world.ledger.get(rows.attempt_key(job_id, number))
+    left = {
+        rows.attempt_key(*place): (*place, *found)
+        for place, found in sweep.workloads.items()
+        if (found[1].is_let_run or looks_at_kept) and place not in sweep.live
+    }
+    stored = get_all(world.ledger, left)
+    for key, (job_id, number, cluster, seen) in left.items():
+        row = stored.get(key)
         attempt = rows.read(row, Attempt) if row else None
         if attempt is None or attempt.ended_at is None or sweep.is_fresh(attempt.ended_at):
             continue

@@ -9,7 +9,7 @@ from evenkeel.domain.recovery.guardrails import Entry
 from evenkeel.domain.recovery.modes import mode_now
 from evenkeel.domain.recovery.plan import not_allowed
 from evenkeel.domain.recovery.settling import runs_again_at
-from evenkeel.ports import Conflict, Delete, ExecutionState, Machine, Put, Table
+from evenkeel.ports import Conflict, Delete, ExecutionState, Machine, Put, Table, get_all
 from evenkeel.services import guard_register, incident_record, plan_resume, receive_event, rows
 from evenkeel.services.guard_register import Which
 from evenkeel.services.sweep.round import WRITER, Round
@@ -23,7 +23,7 @@ def resume_incidents(sweep: Round) -> int:
 def _resume(sweep: Round, incident: Incident) -> bool:
     if sweep.is_fresh(incident.opened_at):
         return False
-    state = sweep.world.workflows.state(Machine.RECOVER_NODE, incident.execution_name)
+    state = sweep.execution(Machine.RECOVER_NODE, incident.execution_name)
     if state is ExecutionState.RUNNING:
         return False
     if state is ExecutionState.NONE:
@@ -92,10 +92,11 @@ def close_ghosts(sweep: Round) -> int:
     """Delete pointers to incidents that are over: they would keep the next sickness of that machine out."""
     ledger = sweep.world.ledger
     closed = 0
-    for listed in sweep.listed(Table.INCIDENTS, "OPEN"):
-        pointer = ledger.get(listed.key)
-        incident = ledger.get(rows.incident_key(pointer.doc["incidentId"])) if pointer else None
-        if pointer and (incident is None or rows.read(incident, Incident).state.is_settled):
+    pointers = sweep.as_stored(sweep.listed(Table.INCIDENTS, "OPEN"))
+    incidents = get_all(ledger, (rows.incident_key(pointer.doc["incidentId"]) for pointer in pointers))
+    for pointer in pointers:
+        incident = incidents.get(rows.incident_key(pointer.doc["incidentId"]))
+        if incident is None or rows.read(incident, Incident).state.is_settled:
             with contextlib.suppress(Conflict):
                 ledger.commit(Delete(pointer.key, pointer.version))
                 closed += 1

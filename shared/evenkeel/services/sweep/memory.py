@@ -1,6 +1,8 @@
 """What the fleet looked like when it was last looked at, for all who must not ask the control planes each time."""
 
 import contextlib
+from collections import Counter
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from evenkeel.domain.nodes import FleetNode
@@ -49,7 +51,30 @@ def refresh_fleet(sweep: Round) -> int:
             row_now = ledger.get(rows.node_key(*place))
             stored_now = rows.read(row_now, FleetNode) if row_now else None
             _remember(sweep, node, stored_now, row_now.version if row_now else 0)
+    _count_pools(sweep, seen.values())
     return 0
+
+
+def refresh_kueue(sweep: Round) -> int:
+    """Remember the namespaces in which Kueue admits: who submits a job into one is told at once."""
+    for cluster in sweep.clusters:
+        doc = {"cluster": cluster, "namespaces": dict(sorted(sweep.world.cluster.kueue_namespaces(cluster).items()))}
+        row = sweep.world.ledger.get(rows.kueue_key(cluster))
+        if (row.doc if row else {"cluster": cluster, "namespaces": {}}) != doc:
+            with contextlib.suppress(Conflict):  # another round was quicker
+                sweep.world.ledger.commit(Put(rows.kueue_row(cluster, doc, row.version if row else 0)))
+    return 0
+
+
+def _count_pools(sweep: Round, nodes: Iterable[FleetNode]) -> None:
+    """Remember how large each pool is."""
+    boot_seconds = sweep.policy.watch.first_boot_grace_seconds
+    sizes = Counter(node.pool for node in nodes if node.can_be_acted_on(sweep.now, boot_seconds=boot_seconds))
+    stored = sweep.world.ledger.get(rows.pools_row({}, 0).key)
+    fresh = rows.pools_row(sizes, stored.version if stored else 0)
+    if stored is None or stored.doc != fresh.doc:
+        with contextlib.suppress(Conflict):  # another round was quicker
+            sweep.world.ledger.commit(Put(fresh))
 
 
 def _jobs_on_nodes(sweep: Round) -> dict[tuple[str, str], tuple[str, ...]]:

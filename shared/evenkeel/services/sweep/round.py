@@ -1,7 +1,7 @@
 """One round of the sweeper: what its steps know of the world, each part read once and only if it matters."""
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -16,8 +16,10 @@ from evenkeel.ports import (
     Clock,
     Cluster,
     Conflict,
+    ExecutionState,
     Ids,
     Ledger,
+    Machine,
     Passes,
     Provider,
     Put,
@@ -26,11 +28,12 @@ from evenkeel.ports import (
     Telemetry,
     WaitAnswers,
     Workflows,
+    get_all,
 )
 from evenkeel.services import rows
 
 WRITER = "sweep_fleet"
-_PACES = {"ghosts": 50, "gauges": 50, "kept": 600}
+_PACES = {"kueue": 50, "ghosts": 50, "gauges": 50, "kept": 600}
 """Seconds between two runs of what need not be done in every round, where rounds come quicker than each minute."""
 
 
@@ -73,6 +76,7 @@ class Round:
         self.pages_left = policy.watch.sweep_page_budget
         self.live: set[tuple[str, int]] = set()
         """Attempts that were seen not to be settled."""
+        self._running: dict[Machine, frozenset[str]] = {}
 
     def is_due(self, name: str) -> bool:
         """Whether this is to be done in this round; remembers when it was."""
@@ -110,23 +114,17 @@ class Round:
     @cached_property
     def open_incidents(self) -> tuple[Incident, ...]:
         """Every incident that is open now, read from its own row: the index may lag behind."""
-        found = []
-        for state in OPEN_STATES:
-            for listed in self.listed(Table.INCIDENTS, f"INC#{state}"):
-                row = self.world.ledger.get(listed.key)
-                incident = rows.read(row, Incident) if row else None
-                if incident and not incident.state.is_settled:
-                    found.append(incident)
-        return tuple({incident.incident_id: incident for incident in found}.values())
+        listed = (row for state in OPEN_STATES for row in self.listed(Table.INCIDENTS, f"INC#{state}"))
+        found = (rows.read(row, Incident) for row in self.as_stored(listed))
+        return tuple(incident for incident in found if not incident.state.is_settled)
 
     @cached_property
     def lemons(self) -> frozenset[str]:
         """The lives that are lemons now. A lease that holds the mark of what is over loses it."""
         found = set()
-        for listed in self.listed(Table.FLEET, "LEMON"):
-            row = self.world.ledger.get(listed.key)
-            lease = rows.read(row, Lease) if row else None
-            if row is None or lease is None or not lease.lemon:
+        for row in self.as_stored(self.listed(Table.FLEET, "LEMON")):
+            lease = rows.read(row, Lease)
+            if not lease.lemon:
                 continue
             if is_lemon(lease, NodeLife.from_key(lease.lemon), self.policy.repair, self.now):
                 found.add(lease.lemon)
@@ -148,6 +146,18 @@ class Round:
                 return
         self.notes[name] = cursor
         self.world.telemetry.warning("The sweep's page budget is spent; the next round goes on", list=name)
+
+    def as_stored(self, listed: Iterable[Row]) -> tuple[Row, ...]:
+        """Return the rows as they stand, each once and without those that are gone: the index may lag behind."""
+        return tuple(get_all(self.world.ledger, (row.key for row in listed)).values())
+
+    def execution(self, machine: Machine, name: str) -> ExecutionState:
+        """Look an execution up: in the list of all under way first, since thousands are not asked for one by one."""
+        if machine not in self._running:
+            self._running[machine] = self.world.workflows.running(machine)
+        if name in self._running[machine]:
+            return ExecutionState.RUNNING
+        return self.world.workflows.state(machine, name)
 
     def is_fresh(self, at: datetime) -> bool:
         """Whether this is so new that whoever works on it may not have got round to it."""

@@ -1,31 +1,54 @@
 """Signals that nobody else brought: what node objects say, and facts whose machine was not known."""
 
+import contextlib
+
+from evenkeel.domain.health.incidents import NodeFact
+from evenkeel.domain.health.intake import Intake
 from evenkeel.events import kubernetes_node
+from evenkeel.ports import Conflict, Delete, Table
 from evenkeel.services import note_group_fact, receive_event
 from evenkeel.services.sweep.round import Round
 
 
 def tell_facts(sweep: Round) -> int:
     """Tell what node objects say: the watch may have missed it."""
-    world = sweep.world
+    ending = note_group_fact.ending_reservations(sweep.world.ledger, sweep.now)
+    facts = (
+        fact
+        for node in sweep.kubernetes
+        for fact in kubernetes_node.facts_of(node, sweep.policy.watch, sweep.now, ending)
+    )
+    return sum(_tell(sweep, fact) for fact in facts)
+
+
+def tell_early(sweep: Round) -> int:
+    """Tell what was said of a machine before it was known to be the fleet's."""
+    ledger = sweep.world.ledger
+    ours = {node.life.instance_id for node in sweep.nodes}
+    said = (row for row in sweep.listed(Table.INCIDENTS, "EARLY") if row.doc["instanceId"] in ours)
     opened = 0
-    ending = note_group_fact.ending_reservations(world.ledger, sweep.now)
-    for node in sweep.kubernetes:
-        for fact in kubernetes_node.facts_of(node, sweep.policy.watch, sweep.now, ending):
-            outcome = receive_event.run(
-                fact,
-                ledger=world.ledger,
-                provider=world.provider,
-                workflows=world.workflows,
-                clock=world.clock,
-                ids=world.ids,
-                telemetry=world.telemetry,
-                clusters=sweep.clusters,
-                drills_may_act=sweep.drills_may_act,
-                catalogue=sweep.policy.catalogue,
-            )
-            opened += outcome.outcome == "OPEN"
+    for row in sweep.as_stored(said):
+        opened += sum(_tell(sweep, fact) for fact in receive_event.early_facts(row))
+        with contextlib.suppress(Conflict):  # more was said: the next round tells it
+            ledger.commit(Delete(row.key, row.version))
     return opened
+
+
+def _tell(sweep: Round, fact: NodeFact) -> bool:
+    world = sweep.world
+    outcome = receive_event.run(
+        fact,
+        ledger=world.ledger,
+        provider=world.provider,
+        workflows=world.workflows,
+        clock=world.clock,
+        ids=world.ids,
+        telemetry=world.telemetry,
+        clusters=sweep.clusters,
+        drills_may_act=sweep.drills_may_act,
+        catalogue=sweep.policy.catalogue,
+    )
+    return outcome.outcome == Intake.OPEN
 
 
 def retry_unresolved(sweep: Round) -> int:

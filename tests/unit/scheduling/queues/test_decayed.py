@@ -12,7 +12,7 @@ from evenkeel.domain.scheduling.queues.cycle import Scheduler
 from evenkeel.domain.scheduling.queues.decayed import Decay, DecayedUse
 from evenkeel.domain.scheduling.queues.objects import Admitted, Flavor, Workload
 from evenkeel.domain.scheduling.queues.snapshot import Rules
-from tests.unit.scheduling.queues.builders import GPU, a_queue, a_workload
+from tests.unit.scheduling.queues.builders import ANY, GPU, a_queue, a_workload
 
 HOUR = Decay(half_life_seconds=3600.0, entry_seconds=60.0)
 MOST = {GPU: 100}
@@ -93,23 +93,39 @@ def test_use_of_long_ago_no_longer_counts_for_much() -> None:
 
 def test_weights_say_how_much_more_one_may_use_and_none_is_last() -> None:
     uses = DecayedUse(HOUR, MOST)
-    for who, weight in (("ann", 1.0), ("bob", 4.0), ("cid", 0.0)):
-        uses.began(held(by(who, who, 8, sub_weight=weight), 0.0), 0.0)
+    for who in ("ann", "bob"):
+        uses.began(held(by(who, who, 8), 0.0), 0.0)
 
-    assert uses.of("ann", 60.0) == pytest.approx(4 * uses.of("bob", 60.0))
-    assert uses.of("cid", 60.0) == math.inf
+    assert uses.of("ann", 60.0) == pytest.approx(4 * uses.of("bob", 60.0, weight=4.0))
+    assert uses.of("cid", 60.0, weight=0.0) == math.inf  # it used nothing yet
+
+
+def test_who_has_no_weight_goes_last_even_before_anybody_used_anything() -> None:
+    jobs = (by("zoe", "z", at=0, priority=9, sub_weight=0.0), by("ann", "a", at=1))
+
+    assert order(a_scheduler(*jobs)) == ["a", "z"]
+
+
+def test_use_that_was_told_holds_what_ran_until_then() -> None:
+    uses = DecayedUse(HOUR, MOST)
+    uses.told("ann", {GPU: 20.0}, 3600.0)
+    uses.began(held(by("ann", "long", 20), 0.0), 7200.0)  # it is in the 20 until 3600, and then runs on
+    uses.told("bob", {GPU: 20.0}, 3600.0)
+
+    assert uses.of("ann", 7200.0) == pytest.approx(0.20)
+    assert uses.of("bob", 7200.0) == pytest.approx(0.10)
 
 
 def test_a_shrink_keeps_what_was_used_and_counts_less_from_then_on() -> None:
     scheduler = a_scheduler(by("ann", "a", 10), nominal=10)
     scheduler.cycle(0.0)
     scheduler.pass_time(3600.0)
-    before = scheduler.pending["a"].use_of("ann")
+    before = scheduler.pending["a"].use_of("ann", 1.0)
     scheduler.shrink("a", (0,))
 
-    assert scheduler.pending["a"].use_of("ann") == pytest.approx(before)
+    assert scheduler.pending["a"].use_of("ann", 1.0) == pytest.approx(before)
     scheduler.pass_time(7200.0)
-    assert scheduler.pending["a"].use_of("ann") == pytest.approx(before / 2)
+    assert scheduler.pending["a"].use_of("ann", 1.0) == pytest.approx(before / 2)
 
 
 def test_a_queue_that_begins_to_go_by_use_counts_who_runs() -> None:
@@ -120,8 +136,26 @@ def test_a_queue_that_begins_to_go_by_use_counts_who_runs() -> None:
         scheduler.submit(workload)
     scheduler.reconfigure((a_queue("a", 3, "", by_use=True),), (), (Flavor("hp"),))
 
-    assert scheduler.pending["a"].use_of("ann") > 0.3
+    assert scheduler.pending["a"].use_of("ann", 1.0) > 0.3
     assert [each.workload.workload_id for each in scheduler.cycle(3600.0)] == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("evicts_by_use", "fair_sharing", "gone"),
+    [(True, False, "of-greedy"), (True, True, "of-greedy"), (False, False, "of-modest"), (False, True, "of-modest")],
+)
+def test_where_evictions_go_by_use_the_greedier_sub_queue_loses_first_whatever_its_priority(
+    evicts_by_use: bool, fair_sharing: bool, gone: str
+) -> None:
+    queues = (a_queue("a", 1, by_use=True), a_queue("b", 1, reclaim=ANY))
+    rules = Rules(decay=HOUR, evicts_by_use=evicts_by_use, fair_sharing=fair_sharing)
+    scheduler = Scheduler(queues, (), (Flavor("hp"),), rules)
+    scheduler.told_use("a", "greedy", {GPU: 9.0}, 0.0)
+    scheduler.restore(held(by("greedy", "of-greedy", priority=5), 0.0))
+    scheduler.restore(held(by("modest", "of-modest", priority=1), 0.0))
+    scheduler.submit(a_workload("reclaims", "b", 1))
+
+    assert [each.workload_id for each in scheduler.cycle(10.0)[0].victims] == [gone]
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50), st.integers(1, 9)), max_size=8), st.integers(50, 99))

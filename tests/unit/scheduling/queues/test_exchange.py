@@ -137,7 +137,7 @@ def test_what_pods_can_have_of_an_instance_is_less_than_all() -> None:
 
 
 def test_an_unknown_instance_type_is_named() -> None:
-    with pytest.raises(DocumentError, match=r"ComputeQuota research: InstanceType: ml\.x1 is not in the catalogue"):
+    with pytest.raises(DocumentError, match=r"ComputeQuota/research: InstanceType: ml\.x1 is not in the catalogue"):
         held({"InstanceType": "ml.x1", "Count": 1})
 
 

@@ -32,6 +32,7 @@ from evenkeel.domain.scheduling.queues.objects import (
     Toleration,
     Workload,
 )
+from evenkeel.domain.scheduling.queues.pending import PendingQueue, Waiting
 from evenkeel.domain.scheduling.queues.preemption import order_key
 from tests.unit.scheduling.queues.builders import (
     ANY,
@@ -98,6 +99,34 @@ def test_a_quota_cut_is_seen_by_every_queue_of_the_tree() -> None:
 
     assert scheduler.snapshot.teams["b"].node.available(KEY) == -3
     assert scheduler.snapshot.teams["b"].node.free(KEY) == 0
+
+
+@pytest.mark.parametrize("amount", [-12, -8, -1, 0, 1, 8, 12])
+@pytest.mark.parametrize("used", [0, 3, 4, 16])
+def test_what_is_added_for_a_while_is_taken_away_without_a_trace(used: int, amount: int) -> None:
+    cohorts = (Cohort("west", "fleet"), Cohort("fleet"))
+    tree = Tree((a_queue("a", 4, "west", lend=2), a_queue("b", 20, "fleet")), cohorts)
+    node = tree.queues["a"]
+    node.add(KEY, used)
+    before = [each.at(KEY).use for each in (node, *node.path)]
+
+    node.add(KEY, amount)
+    node.remove(KEY, amount)
+
+    assert [each.at(KEY).use for each in (node, *node.path)] == before
+
+
+def test_a_head_of_a_queue_that_is_over_its_limit_leaves_no_trace_on_the_cohort() -> None:
+    scheduler = a_scheduler(
+        a_queue("a", 0, borrow=8, within=LOWER),
+        a_queue("b", 24),
+        cohorts=(Cohort("fleet", "company"), Cohort("company")),
+        admitted=(holds("held", "a", 16),),
+        waiting=(a_workload("waits", "a", 8, at=1),),
+    )
+
+    assert only(scheduler).result is Result.NO_CANDIDATES
+    assert [each.at(KEY).use for each in scheduler.snapshot.teams["a"].node.path] == [16, 16]
 
 
 def test_what_has_no_bound_stays_so() -> None:
@@ -187,6 +216,18 @@ def test_the_reason_is_the_mildest_over_flavors_and_the_most_severe_over_groups(
     assert [each.pending for each in decision.assignment.attempts[0] if each.flavor == "hp"] == [
         Pending.EXCEEDS_MAX_QUOTA
     ]
+
+
+@pytest.mark.parametrize(("gpus", "pending"), [(2, Pending.WAITING_FOR_QUOTA), (3, Pending.EXCEEDS_MAX_QUOTA)])
+def test_of_several_resources_in_the_way_the_one_that_can_never_fit_is_told(gpus: int, pending: Pending) -> None:
+    # CPU, which is looked at first, is all used by the other queue; of accelerators there are two in the whole tree.
+    group = ResourceGroup(("cpu", GPU), (FlavorQuotas("hp", {"cpu": Quota(1), GPU: Quota(1)}),))
+    queues = [replace(a_queue(name, 0), groups=(group,)) for name in ("a", "b")]
+    held = Admitted(Workload("h", "b", (PodSet("main", 1, {"cpu": 2}),)), ({"cpu": "hp"},), (1,), 0.0)
+    waiting = Workload("w", "a", (PodSet("main", 1, {"cpu": 2, GPU: gpus}),))
+    decision = only(a_scheduler(*queues, admitted=(held,), waiting=(waiting,)))
+
+    assert (decision.result, decision.pending) == (Result.NO_FIT, pending)
 
 
 @pytest.mark.parametrize(
@@ -583,6 +624,18 @@ def test_a_shrink_wakes_the_parked_of_the_whole_tree() -> None:
     assert only(scheduler).result is Result.ADMITTED
 
 
+def test_pods_that_were_given_up_are_not_asked_for_again_and_those_of_a_partial_admission_are() -> None:
+    # It asked for 8, was admitted with 6 of them, and 2 of these are done.
+    asked = Workload("h", "a", (PodSet("main", 8, {GPU: 1}, min_count=4),))
+    partial = Admitted(asked, ({GPU: "hp"},), (6,), 0.0)
+    scheduler = a_scheduler(a_queue("a", 12, ""), admitted=(partial,))
+    scheduler.shrink("h", (4,))
+    scheduler.evict("h")
+    scheduler.give_up("h")
+
+    assert only(scheduler).assignment.counts == (6,)
+
+
 def test_shrinking_below_what_is_left_frees_no_quota_twice() -> None:
     wide = Admitted(Workload("h", "a", (PodSet("main", 4, {GPU: 1}),)), ({GPU: "hp"},), (4,), 0.0)
     scheduler = a_scheduler(a_queue("a", 4), admitted=(wide,))
@@ -613,6 +666,39 @@ def test_a_sticky_head_that_no_longer_fits_lets_the_next_one_try() -> None:
     scheduler.submit(a_workload("next", "a", 2))
 
     assert list(cycle(scheduler)) == ["next"]
+
+
+@pytest.mark.parametrize(("parks_shape", "head"), [(False, "waits"), (True, "urgent")])
+def test_who_waits_for_its_evictions_stays_head_though_it_is_skipped_until_nobody_goes_for_it(
+    parks_shape: bool, head: str
+) -> None:
+    pending = PendingQueue(QueueingStrategy.BEST_EFFORT)
+    pending.push(Waiting(a_workload("waits", "a", 1)))
+    for is_preempting in (True, False):
+        waiting = pending.pop()
+        assert waiting is not None
+        parks = parks_shape and not is_preempting
+        pending.requeue(waiting, at_once=not parks, parks_shape=parks, is_preempting=is_preempting)
+    pending.push(Waiting(a_workload("urgent", "a", 1, priority=9)))
+    pending.wake()
+    found = pending.pop()
+
+    assert found is not None
+    assert found.workload.workload_id == head
+
+
+def test_another_priority_does_not_cost_a_sticky_head_its_place() -> None:
+    scheduler = a_scheduler(
+        a_queue("a", 4, reclaim=ANY),
+        a_queue("b", 0),
+        admitted=(holds("h", "b", 4),),
+        waiting=(a_workload("w", "a", 4, priority=2),),
+    )
+    assert only(scheduler).result is Result.PREEMPTING
+    scheduler.submit(a_workload("w", "a", 4, priority=1))
+    scheduler.submit(a_workload("urgent", "a", 2, priority=9))
+
+    assert list(cycle(scheduler)) == ["w"]
 
 
 def test_one_mode_is_worse_than_another_in_the_order_of_its_price() -> None:

@@ -87,12 +87,12 @@ class Slot:
             slot = slot.above
 
     def remove(self, amount: int) -> None:
-        """Use less: the reverse of `add`."""
+        """Use less: the reverse of `add`, also of one of less than nothing, which concerns no parent."""
         slot = self
         while True:
             past = slot.use - slot.kept
             slot.use -= amount
-            if past <= 0 or slot.above is None:
+            if past <= 0 or amount <= 0 or slot.above is None:
                 return
             amount = min(amount, past)
             slot = slot.above

@@ -6,6 +6,7 @@ heads ─▶ each weighed against the same world ─▶ in turn: fits still? ─
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -51,6 +52,8 @@ class Result(StrEnum):
     """Its queue takes it not at all."""
     SKIPPED = "Skipped"
     """Somebody before it in this cycle took the room, or the victims."""
+    BLOCKED = "Blocked"
+    """It fits, and waits until the pods of all who were admitted are ready."""
     NO_SEATS = "NoSeats"
     """Quota is there, machines are not. Only where seats are asked for."""
 
@@ -137,6 +140,8 @@ class Scheduler:
         """Use that this cycle gave away so far, taken back at its end."""
         self._is_in: list[bool] = []
         """Of each of them, whether it was admitted; else it only waits."""
+        self._has_admitted = self._waits_for_ready = False
+        """Whether this cycle admitted somebody, and whether it stands still until pods are ready."""
         self._bells: dict[Node, Bell] = {}
         self._taking_part: list[str] = []
         """The queues that admit, by name."""
@@ -175,6 +180,16 @@ class Scheduler:
         if uses is not None:
             uses.began(admitted, self.snapshot.now, is_new=is_new)
 
+    def used_before(self, queue: str, sub_queue: str, amounts: Mapping[str, float]) -> None:
+        """Say what is left by now, by resource, of what a sub-queue used and holds no more; for queues by use."""
+        if queue in self._uses:
+            self._uses[queue].left_of(sub_queue, amounts, self.snapshot.now)
+
+    def told_use(self, queue: str, sub_queue: str, amounts: Mapping[str, float], at: float) -> None:
+        """Say what a sub-queue's use had come to by then, whoever holds quota now included; for queues by use."""
+        if queue in self._uses:
+            self._uses[queue].told(sub_queue, amounts, at)
+
     def _count_no_longer(self, admitted: Admitted) -> None:
         uses = self._uses.get(admitted.workload.queue)
         if uses is not None:
@@ -197,8 +212,10 @@ class Scheduler:
                 self._uses[name] = DecayedUse(decay, most)
                 for admitted in team.admitted.values():
                     self._count(admitted)
-            uses, snapshot = self._uses[name], self.snapshot
-            self.pending[name].use_of = lambda sub, uses=uses, snapshot=snapshot: uses.of(sub, snapshot.now)  # type: ignore[misc]  # bound now
+            self.pending[name].use_of = self.snapshot.use_of[name] = partial(self._used_of_late, self._uses[name])
+
+    def _used_of_late(self, uses: DecayedUse, sub_queue: str, weight: float) -> float:
+        return uses.of(sub_queue, self.snapshot.now, weight)
 
     def _hang_bells(self) -> None:
         """Give all queues of a tree one bell."""
@@ -251,6 +268,12 @@ class Scheduler:
             admitted.is_evicted = True
             self.snapshot.team_of(admitted.workload).generation += 1
 
+    def pods_ready(self, workload_id: str) -> None:
+        """Note that all pods of a workload are ready."""
+        admitted = self.holder(workload_id)
+        if admitted is not None:
+            admitted.is_ready = True
+
     def shrink(self, workload_id: str, counts: tuple[int, ...]) -> None:
         """Lower an admitted workload's counts in place; its quota falls at once and its whole tree is woken."""
         admitted = self.holder(workload_id)
@@ -258,10 +281,27 @@ class Scheduler:
             return
         self.snapshot.release(admitted)
         self._count_no_longer(admitted)
-        smaller = Admitted(admitted.workload, admitted.flavors, counts, admitted.reserved_at, admitted.is_evicted)
-        smaller.work_at_risk = admitted.work_at_risk
+        # Pods that are done or given up are asked for no more, should it ever wait again; those that partial admission
+        # did without are.
+        gone = [old - new for old, new in zip(admitted.counts, counts, strict=True)]
+        pod_sets = tuple(
+            replace(pod_set, count=max(0, pod_set.count - less))
+            for pod_set, less in zip(admitted.workload.pod_sets, gone, strict=True)
+        )
+        workload = replace(admitted.workload, pod_sets=pod_sets)
+        smaller = replace(admitted, workload=workload, counts=counts, use={})
         self.snapshot.admit(smaller)
         self._count(smaller, is_new=False)
+        team = self.snapshot.team_of(admitted.workload)
+        team.generation += 1
+        self.wake(team.node)
+
+    def reprioritize(self, workload_id: str, priority: int) -> None:
+        """Give a workload that holds quota another priority; its whole tree is woken, since it may be a victim now."""
+        admitted = self.holder(workload_id)
+        if admitted is None or admitted.workload.priority == priority:
+            return
+        admitted.workload = replace(admitted.workload, priority=priority)
         team = self.snapshot.team_of(admitted.workload)
         team.generation += 1
         self.wake(team.node)
@@ -314,6 +354,7 @@ class Scheduler:
         taken: dict[Node, dict[str, Admitted]] = {}
         """Victims by tree: those of another tree make no room."""
         self._blocked, self._is_in = [], []
+        self._has_admitted = self._waits_for_ready = False
         self._begin_after(before, taken)
         decisions: list[tuple[_Entry, Decision]] = []
         for entry in self._in_turn(entries):
@@ -446,6 +487,9 @@ class Scheduler:
             entry.before = Before(
                 tuple((other.name, dict(amounts), is_in) for (other, amounts), is_in in blocked), tuple(taken)
             )
+        if self._waits_for_ready:
+            reason = "One before it in this cycle waits until the pods of all who were admitted are ready."
+            return self._decided(entry, Result.BLOCKED, reason, pending=Pending.WAITING_FOR_PODS_READY)
         if any(victim.workload_id in taken for victim in entry.victims):
             self._recompute(entry, taken)
         assignment = entry.assignment
@@ -488,12 +532,28 @@ class Scheduler:
             return self._decided(entry, Result.NO_SEATS, no_seats, reserved=reserved)
         taken.update((victim.workload_id, victim.admitted) for victim in entry.victims)
         block(self._net_use(entry))
+        if assignment.verdict is Verdict.FIT and self._waits_for_pods(entry):
+            self._waits_for_ready = True
+            reason = "It waits until the pods of all who were admitted before it are ready."
+            return self._decided(entry, Result.BLOCKED, reason, pending=Pending.WAITING_FOR_PODS_READY)
         if assignment.verdict is Verdict.PREEMPT:
             entry.progress = None
             names = ", ".join(victim.workload_id for victim in entry.victims)
             decision = self._decided(entry, Result.PREEMPTING, f"Waits until {names} has stopped.")
             return decision._replace(below=self._below(entry))
+        self._has_admitted = True
         return self._decided(entry, Result.ADMITTED, _told_admitted(assignment))
+
+    def _waits_for_pods(self, entry: _Entry) -> bool:
+        """Whether somebody who is admitted, in this cycle or before, keeps a head waiting: its pods are not ready.
+
+        Who holds its quota already takes nothing new, and waits for nobody.
+        """
+        if not self.rules.blocks_until_ready or entry.workload.has_reservation:
+            return False
+        if self._has_admitted:
+            return True
+        return any(not each.is_ready for team in self.snapshot.teams.values() for each in team.admitted.values())
 
     def _below(self, entry: _Entry) -> dict[str, Amounts]:
         """Return what the victims' queues then use less than their own."""
@@ -590,7 +650,8 @@ class Scheduler:
                 team.generation += 1
             assignment = decision.assignment
             use = {} if workload.replaces else dict(assignment.use)  # a slice's use is only what it asks for more
-            self._hold(Admitted(workload, assignment.flavors, assignment.counts, now, use=use))
+            is_ready = not self.rules.blocks_until_ready
+            self._hold(Admitted(workload, assignment.flavors, assignment.counts, now, use=use, is_ready=is_ready))
             queue.remove(workload.workload_id)
             return decision
         for victim in decision.victims:
@@ -598,10 +659,12 @@ class Scheduler:
             if self.rules.flap_guard_seconds:
                 self.snapshot.evicted_at[frozenset((workload.workload_id, victim.workload_id))] = now
         is_strict = team.queue.strategy is QueueingStrategy.STRICT
-        at_once = (is_strict and decision.result is not Result.INADMISSIBLE) or decision.result in (
+        passes = decision.result is Result.INADMISSIBLE and not workload.barred_holds_up
+        at_once = (is_strict and not passes) or decision.result in (
             Result.PREEMPTING,
             Result.DEFERRED,
             Result.SKIPPED,
+            Result.BLOCKED,
         )
         parked = queue.requeue(
             Waiting(workload, entry.progress),
@@ -609,6 +672,8 @@ class Scheduler:
             parks_shape=decision.result in (Result.NO_FIT, Result.NO_CANDIDATES, Result.INADMISSIBLE, Result.NO_SEATS),
             is_preempting=decision.result in (Result.PREEMPTING, Result.DEFERRED),
         )
+        if decision.result is Result.BLOCKED:
+            queue.sticky = workload.workload_id  # Kueue waits with it in its hand: nobody passes it by
         return decision._replace(parked=parked) if parked else decision
 
 

@@ -29,8 +29,9 @@ class Decay(NamedTuple):
 class _Use:
     faded: dict[str, float] = field(default_factory=dict)
     running: dict[str, float] = field(default_factory=dict)
-    weight: float = 1.0
     at: float = -math.inf
+    told_until: float = -math.inf
+    """Until then what ran is in what was told of it."""
 
 
 class DecayedUse:
@@ -48,33 +49,42 @@ class DecayedUse:
         self._most = {name: _units(name, amount) for name, amount in most.items()}
         self._known: dict[str, _Use] = {}
 
-    def of(self, sub_queue: str, now: float) -> float:
-        """Return what a sub-queue used of late, by its weight; infinite without weight."""
+    def of(self, sub_queue: str, now: float, weight: float = 1.0) -> float:
+        """Return what a sub-queue used of late, by its weight; infinite without weight, even if it used nothing."""
+        if weight <= 0:
+            return math.inf
         known = self._known.get(sub_queue)
         if known is None:
             return 0.0
         self._settle(known, now)
-        if known.weight <= 0:
-            return math.inf
         if self._weights:
-            return (
-                sum(self._weights.get(name, 1.0) * amount for name, amount in sorted(known.faded.items()))
-                / known.weight
-            )
+            return sum(self._weights.get(name, 1.0) * amount for name, amount in sorted(known.faded.items())) / weight
         parts = (amount / self._most[name] for name, amount in known.faded.items() if self._most.get(name))
-        return max(parts, default=0.0) / known.weight
+        return max(parts, default=0.0) / weight
 
     def began(self, admitted: Admitted, now: float, *, is_new: bool = True) -> None:
         """Count a workload that holds quota since it was given, or since now; if not new, what it used is counted."""
         known = self._known.setdefault(admitted.workload.sub_queue, _Use())
-        known.weight = admitted.workload.sub_weight
         self._settle(known, now)
         since = now if admitted.reserved_at is None else min(now, admitted.reserved_at)
+        entry_seconds = self._decay.entry_seconds if since >= known.told_until else 0.0
+        since = max(since, known.told_until)
         # What it would have come to by now; use of several is the sum of what each comes to.
-        part = self._part(known.at - since + self._decay.entry_seconds) if is_new else 0.0
+        part = self._part(known.at - since + entry_seconds) if is_new else 0.0
         for name, amount in _by_resource(admitted.use).items():
             known.running[name] = known.running.get(name, 0.0) + amount
             known.faded[name] = known.faded.get(name, 0.0) + amount * part
+
+    def left_of(self, sub_queue: str, amounts: Mapping[str, float], now: float) -> None:
+        """Count what is left, by resource, of what a sub-queue used before all that is counted here."""
+        known = self._known.setdefault(sub_queue, _Use())
+        self._settle(known, now)
+        for name, amount in amounts.items():
+            known.faded[name] = known.faded.get(name, 0.0) + amount
+
+    def told(self, sub_queue: str, amounts: Mapping[str, float], at: float) -> None:
+        """Begin with what a sub-queue's use had come to by then, by resource; who runs now is in it until then."""
+        self._known[sub_queue] = _Use(dict(amounts), at=at, told_until=at)
 
     def ended(self, admitted: Admitted, now: float) -> None:
         """Count it no longer; what it used fades."""

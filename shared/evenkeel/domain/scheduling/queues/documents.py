@@ -36,6 +36,11 @@ def _instant(written: str | float) -> str | float:
     return written
 
 
+def _duration(written: str) -> str:
+    duration(written)
+    return written
+
+
 Quantity = Annotated[
     int | float | str,
     AfterValidator(_quantity),
@@ -46,6 +51,7 @@ Quantity = Annotated[
         }
     ),
 ]
+Duration = Annotated[str, AfterValidator(_duration)]
 When = Annotated[
     int | float | str,
     AfterValidator(_instant),

@@ -20,6 +20,7 @@ from evenkeel.domain.scheduling.queues.preemption import (
     candidates_in,
     fits,
     give_back,
+    order,
     order_key,
     restore,
     usual_risk,
@@ -165,7 +166,7 @@ def fair_victims(demand: Demand, snapshot: Snapshot) -> list[Victim]:
     """Find who has to go; nobody where that does not help."""
     found = list(_candidates(demand, snapshot))
     usual = usual_risk(found, snapshot)
-    candidates = sorted(found, key=lambda each: order_key(each, demand.team.queue.name, snapshot.now, usual))
+    candidates = sorted(found, key=order(demand.team.queue.name, snapshot, usual))
     if not candidates:
         return []
     first, *second = snapshot.rules.fair_strategies

@@ -54,6 +54,8 @@ class Pending(StrEnum):
     """Why a workload gets no quota, the mildest first."""
 
     NONE = ""
+    WAITING_FOR_PODS_READY = "WaitingForPodsReady"
+    """Its quota is there. Not an answer about flavors: somebody else's pods are waited for."""
     WAITING_FOR_QUOTA = "WaitingForQuota"
     EXCEEDS_MAX_QUOTA = "ExceedsMaxQuota"
     NO_MATCHING_FLAVOR = "NoMatchingFlavor"
@@ -349,16 +351,20 @@ class FlavorAssigner:
                     held = ", ".join(sorted(each or "none" for each in kept))
                     why, pending, worst = f"the slice it replaces has {held}", Pending.NO_MATCHING_FLAVOR, Mode.NO_FIT
                     break
-            reason, inequality = self._weigh(key, used.get(key, 0) + amount)
+            with_earlier = used.get(key, 0) + amount
+            if worst is Mode.NO_FIT:  # whatever else there is: the severest reason is told
+                if pending is Pending.WAITING_FOR_QUOTA and with_earlier > self.team.node.at(key).potential:
+                    pending = Pending.EXCEEDS_MAX_QUOTA
+                continue
+            reason, inequality = self._weigh(key, with_earlier)
             compared.append(inequality)
             mode, level = inequality.mode, inequality.level
             if reason is not Pending.NONE and reason.severity > pending.severity:
                 pending = reason
             if (mode, level) != (worst, worst_level) and is_preferred(worst, worst_level, mode, level, fungibility):
                 worst, worst_level = mode, level
-            if worst is Mode.NO_FIT:
-                break
-            found[resource] = (flavor, mode, level)
+            if worst is not Mode.NO_FIT:
+                found[resource] = (flavor, mode, level)
         return found, Attempt(flavor, worst, worst_level, pending, why, tuple(compared))
 
     def _weigh(self, key: Key, wanted: int) -> tuple[Pending, Inequality]:

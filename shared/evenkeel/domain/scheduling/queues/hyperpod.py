@@ -136,13 +136,17 @@ class ComputeQuota(_Aws):
         """The team's name."""
         return self.compute_quota_target.team_name
 
-    def to_queue(self, types: InstanceTypes) -> Queue:
+    def to_queue(self, types: InstanceTypes, where: str = "") -> Queue:
         """Return the team's queue.
+
+        Args:
+            types: The catalogue of instance types.
+            where: What it is called where something about it is wrong.
 
         Raises:
             DocumentError: an instance type is not in the catalogue.
         """
-        where, config = f"ComputeQuota {self.name or self.team}", self.compute_quota_config
+        where, config = where or f"ComputeQuota/{self.name or self.team}", self.compute_quota_config
         held = _together(config.compute_quota_resources, types, where)
         limits = _together(config.resource_sharing_config.absolute_borrow_limits, types, where)
         sharing = config.resource_sharing_config

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from evenkeel.domain.scheduling.queues import quantities
 from evenkeel.domain.scheduling.queues.decayed import Decay
-from evenkeel.domain.scheduling.queues.documents import Document, Quantity, When, duration, seconds
+from evenkeel.domain.scheduling.queues.documents import Document, Duration, Quantity, When, duration, seconds
 from evenkeel.domain.scheduling.queues.objects import (
     PODS,
     Admitted,
@@ -38,6 +38,7 @@ from evenkeel.domain.scheduling.queues.objects import (
 )
 
 API_VERSION = "kueue.x-k8s.io/v1beta2"
+DEFAULT_NAMESPACE = "default"
 REPLACES = "kueue.x-k8s.io/workload-slice-replacement-for"
 """Annotation of a larger slice: namespace/name of the slice that it takes the place of."""
 
@@ -285,11 +286,41 @@ class LocalQueueSpec(Document):
     fair_sharing: FairSharing | None = None
 
 
+class ConsumedResources(Document):
+    consumed_resources: dict[str, Quantity] = {}
+    last_update: When | None = None
+
+
+class LocalQueueFairSharing(Document):
+    without_meaning: ClassVar[frozenset[str]] = frozenset({"weightedShare"})
+    admission_fair_sharing_status: ConsumedResources | None = None
+
+
+class LocalQueueStatus(Document):
+    without_meaning: ClassVar[frozenset[str]] = frozenset(
+        {"conditions", "pendingWorkloads", "reservingWorkloads", "admittedWorkloads", "flavors"}
+        | {"flavorsReservation", "flavorsUsage", "flavorUsage"}
+    )
+    fair_sharing: LocalQueueFairSharing | None = None
+
+
 class LocalQueue(Manifest):
     """A namespace's name for a queue."""
 
+    without_meaning: ClassVar[frozenset[str]] = frozenset()
     kind: Literal["LocalQueue"] = "LocalQueue"
     spec: LocalQueueSpec
+    status: LocalQueueStatus = LocalQueueStatus()
+
+    @property
+    def consumed(self) -> tuple[dict[str, float], float | None] | None:
+        """What it used of late, by resource, and by when; None where nothing is said."""
+        sharing = self.status.fair_sharing
+        told = sharing.admission_fair_sharing_status if sharing else None
+        if told is None:
+            return None
+        amounts = {name: float(quantities.parse(each)) for name, each in told.consumed_resources.items()}
+        return amounts, None if told.last_update is None else seconds(told.last_update)
 
 
 class WorkloadPriorityClass(Manifest):
@@ -323,6 +354,15 @@ class Resources(Document):
     def asked(self) -> dict[str, Fraction]:
         """Return requests; where one is missing, its limit stands for it."""
         return {name: quantities.parse(each) for name, each in (self.limits | self.requests).items()}
+
+    @property
+    def beyond_limits(self) -> list[str]:
+        """What is asked for above its own limit."""
+        return sorted(
+            name
+            for name, asked in self.requests.items()
+            if name in self.limits and quantities.parse(asked) > quantities.parse(self.limits[name])
+        )
 
 
 _OF_A_CONTAINER = frozenset(
@@ -402,6 +442,12 @@ class PodSpec(Document):
             total |= self.resources.asked()
         _add(total, {name: quantities.parse(each) for name, each in self.overhead.items()})
         return total
+
+    @property
+    def beyond_limits(self) -> list[str]:
+        """What a container, or the pod, asks for above its own limit."""
+        every = (*(each.resources for each in (*self.init_containers, *self.containers)), self.resources or Resources())
+        return sorted({name for each in every for name in each.beyond_limits})
 
     def terms(self) -> tuple[tuple[Requirement, ...], ...]:
         """Return the terms of the node affinity."""
@@ -539,6 +585,12 @@ class WorkloadManifest(Manifest):
         return tuple(each.name for each in self.status.admission_checks if each.state in ("Retry", "Rejected"))
 
     @property
+    def missed(self) -> int:
+        """How often it missed its ready timeout so far."""
+        state = self.status.requeue_state
+        return (state.count or 0) if state else 0
+
+    @property
     def class_name(self) -> str:
         """The priority class that it names."""
         ref = self.spec.priority_class_ref
@@ -555,6 +607,7 @@ class WorkloadManifest(Manifest):
         asks: "Asks",
         *,
         barred: str = "",
+        barred_holds_up: bool = False,
         from_eviction: bool = True,
         sub_weight: float = 1.0,
     ) -> Workload:
@@ -565,6 +618,7 @@ class WorkloadManifest(Manifest):
             priority: Its priority, once its class is looked up.
             asks: What resources are asked for in the end, given what its pods ask for.
             barred: Why its queue takes it not at all.
+            barred_holds_up: Whether a strict queue waits behind it all the same.
             from_eviction: Whether one that missed its ready timeout queues from its eviction on.
             sub_weight: Its LocalQueue's weight.
         """
@@ -585,17 +639,16 @@ class WorkloadManifest(Manifest):
             replaces=replaced,
             uid=self.metadata.uid,
             barred=barred,
-            sub_queue=f"{self.metadata.namespace}/{self.spec.queue_name}",
+            barred_holds_up=barred_holds_up,
+            sub_queue=f"{self.metadata.namespace or DEFAULT_NAMESPACE}/{self.spec.queue_name}",
             sub_weight=sub_weight,
         )
 
     def _to_pod_set(self, pods: PodSetManifest, asks: "Asks") -> PodSet:
         spec = pods.template.spec
-        # While it waits, pods that are already done ask for nothing.
-        done = 0 if self.holds_quota else self.reclaimed(pods.name)
         return PodSet(
             pods.name,
-            max(0, pods.count - done),
+            max(0, pods.count - self.reclaimed(pods.name)),  # those that are done ask for nothing, now or later
             asks(spec.asked()),
             pods.min_count,
             spec.node_selector,
@@ -611,10 +664,10 @@ class WorkloadManifest(Manifest):
         by_name = {each.name: each for each in admission.pod_set_assignments}
         flavors, counts = [], []
         use: Amounts = {}
-        for pod_set in workload.pod_sets:
+        for pod_set, pods in zip(workload.pod_sets, self.spec.pod_sets, strict=True):
             given = by_name.get(pod_set.name, PodSetAssignment(name=pod_set.name))
-            admitted = pod_set.count if given.count is None else given.count
-            count = min(admitted, max(0, pod_set.count - self.reclaimed(pod_set.name)))
+            admitted = pods.count if given.count is None else given.count
+            count = min(admitted, pod_set.count)
             flavors.append(given.flavors)
             counts.append(count)
             for resource, flavor in given.flavors.items():
@@ -630,6 +683,7 @@ class WorkloadManifest(Manifest):
             self.condition("Evicted") is not None or not self.spec.active,
             use,
             is_started=self.is_started,
+            is_ready=self.condition("PodsReady") is not None,
         )
 
 
@@ -651,6 +705,7 @@ class Asks:
     def __call__(self, asked: Mapping[str, Fraction]) -> dict[str, int]:
         """Return the amounts per pod, in the smallest units."""
         found: dict[str, Fraction] = {}
+        made: dict[str, Fraction] = {}
         for name, amount in asked.items():
             if any(name.startswith(prefix) for prefix in self.excluded):
                 continue
@@ -659,7 +714,9 @@ class Asks:
                 _add(found, {name: amount})
             if rule is not None:
                 factor = asked.get(rule.multiply_by, Fraction(1)) if rule.multiply_by else Fraction(1)
-                _add(found, {each: quantities.parse(by) * amount * factor for each, by in rule.outputs.items()})
+                _add(made, {each: quantities.parse(by) * amount * factor for each, by in rule.outputs.items()})
+        # A negative factor is an allowance on what is made of others, never on what is asked for by its own name.
+        _add(found, {name: max(Fraction(0), amount) for name, amount in made.items()})
         return {name: max(0, quantities.amount(name, amount)) for name, amount in found.items()}
 
 
@@ -690,8 +747,8 @@ class ConfiguredFairSharing(Document):
 class AdmissionFairSharing(Document):
     """Order inside a queue by what LocalQueues used of late."""
 
-    usage_half_life_time: str = "0s"
-    usage_sampling_interval: str = "5m"
+    usage_half_life_time: Duration = "0s"
+    usage_sampling_interval: Duration = "5m"
     resource_weights: dict[str, float] = {}
 
     def to_decay(self) -> Decay | None:
@@ -709,24 +766,42 @@ class RequeuingStrategy(Document):
 
 
 class WaitForPodsReady(Document):
-    without_meaning: ClassVar[frozenset[str]] = frozenset({"timeout", "recoveryTimeout", "enable"})
+    without_meaning: ClassVar[frozenset[str]] = frozenset({"timeout", "recoveryTimeout"})
     requeuing_strategy: RequeuingStrategy = RequeuingStrategy()
+    enable: bool | None = None
+    """v1beta1 alone has it; there nothing is waited for without it."""
+    block_admission: bool | None = None
 
 
 class Configuration(Document):
     """Kueue's own configuration, as far as it decides anything here."""
 
     without_meaning: ClassVar[frozenset[str]] = frozenset(
-        {"apiVersion", "kind", "metadata", "namespace", "webhook", "leaderElection", "metrics", "health"}
+        {"kind", "metadata", "namespace", "webhook", "leaderElection", "metrics", "health"}
         | {"pprofBindAddress", "controller", "tls", "manageJobsWithoutQueueName", "managedJobsNamespaceSelector"}
         | {"internalCertManagement", "clientConnection", "integrations", "objectRetentionPolicies"}
         | {"visibilityServer", "queueVisibility"}
     )
+    api_version: str = ""
     fair_sharing: ConfiguredFairSharing | None = None
     resources: ConfiguredResources = ConfiguredResources()
     wait_for_pods_ready: WaitForPodsReady = WaitForPodsReady()
     feature_gates: dict[str, bool] = {}
     admission_fair_sharing: AdmissionFairSharing | None = None
+
+    @property
+    def blocks_until_ready(self) -> bool:
+        """Whether nobody is admitted before the pods of all who are admitted are ready.
+
+        Source: Kueue's `apis/config`, `defaults.go`: v1beta1 blocks where waiting is enabled and nothing else is said;
+        v1beta2 where it is said.
+        """
+        waits = self.wait_for_pods_ready
+        if self.api_version.endswith("/v1beta1") and not waits.enable:
+            return False
+        if waits.enable is False:
+            return False
+        return bool(waits.enable) if waits.block_admission is None else waits.block_admission
 
 
 OTHER_KINDS = frozenset(
@@ -748,6 +823,15 @@ KINDS: dict[str, type[Manifest]] = {
 
 NO_JOBS = (KINDS.keys() | OTHER_KINDS) - {"Workload"}
 """Kinds that may stand in a file next to jobs."""
+
+
+def is_foreign(document: Mapping[str, Any]) -> bool:
+    """Whether this is an object of Kubernetes, and none of Kueue's: it may stand in a file next to them."""
+    version = document.get("apiVersion")
+    kind = document.get("kind")
+    if not (isinstance(version, str) and version and isinstance(kind, str)) or kind in KINDS:
+        return False
+    return version.partition("/")[0] != API_VERSION.partition("/")[0]
 
 
 def expanded(document: Any) -> list[Any]:

@@ -266,7 +266,9 @@ class Workload:
     uid: str = ""
     """What ties are broken by; its id where it has none."""
     barred: str = ""
-    """Why its queue takes it not at all: its namespace does not match."""
+    """Why its queue takes it not at all: its namespace does not match, its checks failed, or its pods cannot be."""
+    barred_holds_up: bool = False
+    """Whether a strict queue waits behind it all the same: behind anybody but one of a wrong namespace."""
     sub_queue: str = ""
     """Who submitted it, or by which LocalQueue it came: by this a queue that goes by use tells them apart."""
     sub_weight: float = 1.0
@@ -346,6 +348,8 @@ class Admitted:
     is_started: bool = True
     """Whether it was admitted, not only given quota: checks may still be open. A queue that is held lets only those
     run on that are."""
+    is_ready: bool = True
+    """Whether all its pods are ready. It matters where nobody else is admitted before they are."""
 
     def __post_init__(self) -> None:
         if self.use:

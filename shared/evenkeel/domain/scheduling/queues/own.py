@@ -223,6 +223,7 @@ class OwnAdmission(Document):
     )
     counts: tuple[int, ...] | None = None
     evicted: bool = False
+    ready: bool = Field(True, description="Whether all its pods are ready: with `blockAdmission` all wait for that.")
     work_at_risk: float | None = Field(None, description="Device-seconds since its last checkpoint, restart included.")
 
 
@@ -247,7 +248,7 @@ class Job(Document):
 
     def to_workload(self, priority: int) -> Workload:
         """Return the job as it waits."""
-        alone = OwnPodSet(count=self.count, min_count=self.min_count, requests=self.requests)
+        pod_sets = self.pod_sets or (OwnPodSet(count=self.count, min_count=self.min_count, requests=self.requests),)
         return Workload(
             self.name,
             self.queue,
@@ -262,7 +263,7 @@ class Job(Document):
                     tuple(toleration.to_toleration() for toleration in each.tolerations),
                     each.group,
                 )
-                for each in self.pod_sets or (alone,)
+                for each in pod_sets
             ),
             priority=priority,
             created_at=seconds(self.created_at),
@@ -281,7 +282,7 @@ class Job(Document):
         counts = admission.counts or workload.counts
         at = None if admission.at is None else seconds(admission.at)
         found = Admitted(workload, flavors, counts, at, admission.evicted)
-        found.work_at_risk = admission.work_at_risk
+        found.work_at_risk, found.is_ready = admission.work_at_risk, admission.ready
         return found
 
 

@@ -42,8 +42,8 @@ class PendingQueue:
     def __init__(self, strategy: QueueingStrategy, *, by_use: bool = False) -> None:
         self.strategy = strategy
         self.is_by_use = by_use
-        self.use_of: Callable[[str], float] = lambda _: 0.0
-        """What a sub-queue used of late."""
+        self.use_of: Callable[[str, float], float] = lambda _, __: 0.0
+        """What a sub-queue of some weight used of late."""
         self.sticky = ""
         """The workload that waits for its evictions: it stays head, even before higher priorities."""
         self._waiting: dict[str, Waiting] = {}
@@ -94,7 +94,8 @@ class PendingQueue:
         everybody = (*self._waiting.values(), *self._held.values())
         use = {each.workload.sub_queue: 0.0 for each in everybody}
         if self.is_by_use:
-            use = {sub: self.use_of(sub) for sub in use}
+            weights = {each.workload.sub_queue: each.workload.sub_weight for each in everybody}
+            use = {sub: self.use_of(sub, weight) for sub, weight in weights.items()}
         return sorted(
             everybody,
             key=lambda each: (
@@ -125,7 +126,9 @@ class PendingQueue:
         self._listen()
         workload = waiting.workload
         if workload.workload_id in self:
+            sticky = self.sticky
             self.remove(workload.workload_id)
+            self.sticky = sticky  # another priority or size does not cost it the head
         if not_before is not None:
             self._held[workload.workload_id] = waiting
             heapq.heappush(self._held_until, (not_before, workload.workload_id))
@@ -189,8 +192,10 @@ class PendingQueue:
     def _head(self) -> _Entry | None:
         if not self.is_by_use:
             return self._head_of("")
-        found = [(self.use_of(sub), entry) for sub in list(self._heads) if (entry := self._head_of(sub)) is not None]
-        return min(found)[1] if found else None
+        heads = [entry for sub in list(self._heads) if (entry := self._head_of(sub)) is not None]
+        if len(heads) < 2:
+            return heads[0] if heads else None
+        return min(heads, key=lambda entry: (self.use_of(entry[5], self._waiting[entry[3]].workload.sub_weight), entry))
 
     def _head_of(self, sub: str) -> _Entry | None:
         """Return the head of a sub-queue; entries that no longer hold are dropped."""
@@ -222,19 +227,17 @@ class PendingQueue:
         is_best_effort = self.strategy is QueueingStrategy.BEST_EFFORT
         if is_preempting and is_best_effort:
             self.sticky = workload.workload_id
-        elif self.sticky == workload.workload_id:
-            self.sticky = ""
-        sticky = self.sticky
+        elif self.sticky == workload.workload_id and parks_shape:
+            self.sticky = ""  # nobody can be evicted for it any more; who was only skipped stays head
         was_woken = self._woken_at >= self._pops
         has_more = waiting.progress is not None and waiting.progress.has_more
-        may_park = is_best_effort or bool(workload.barred)  # what its queue never takes blocks nobody
+        may_park = is_best_effort or bool(workload.barred)
         parks = may_park and parks_shape and not (at_once or has_more or (was_woken and not workload.barred))
         if parks:
             self._parked.add(workload.shape)
             if workload.barred:
                 self._barred.add(workload.shape)
         self.push(waiting)
-        self.sticky = sticky
         return parks
 
     def wake(self) -> int:

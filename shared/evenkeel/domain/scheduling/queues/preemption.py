@@ -5,9 +5,11 @@ of the tree holds; and *priority* ones, which only its priority outranks. They a
 then, from the second-last backwards, every one whose return still leaves room is given back.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
+from functools import cmp_to_key
+from typing import Any
 
 from evenkeel.domain.scheduling.queues.capacity import Node
 from evenkeel.domain.scheduling.queues.flavors import Mode
@@ -83,6 +85,34 @@ def order_key(
         -reserved_at,
         workload.tie,
     )
+
+
+def order(queue: str, snapshot: Snapshot, usual_risk: float | None) -> Callable[[Admitted], Any]:
+    """Return what candidates are sorted by.
+
+    Where evictions go by use, of two of one queue, who belongs to the sub-queue that used more goes first. Source:
+    Kueue's `pkg/scheduler/preemption/common/ordering.go`.
+    """
+
+    def key(candidate: Admitted) -> tuple[bool, bool, int, float, float, str]:
+        return order_key(candidate, queue, snapshot.now, usual_risk)
+
+    if not (snapshot.rules.evicts_by_use and snapshot.use_of):
+        return key
+
+    def use(workload: Workload) -> float:
+        return snapshot.use_of[workload.queue](workload.sub_queue, workload.sub_weight)
+
+    def compare(one: Admitted, other: Admitted) -> int:
+        ours, theirs = key(one), key(other)
+        workload, beside = one.workload, other.workload
+        if ours[:2] == theirs[:2] and workload.queue == beside.queue and workload.queue in snapshot.use_of:
+            used, used_beside = use(workload), use(beside)
+            if used != used_beside:
+                return -1 if used > used_beside else 1
+        return -1 if ours < theirs else int(ours > theirs)
+
+    return cmp_to_key(compare)
 
 
 def outranks(workload: Workload, other: Workload, policy: PreemptionPolicy) -> bool:
@@ -185,6 +215,26 @@ def classical_victims(demand: Demand, snapshot: Snapshot) -> list[Victim]:
     return []
 
 
+def willing(demand: Demand, snapshot: Snapshot, *, may_borrow: bool) -> list[Victim]:
+    """Return all who may be asked to go, in the order in which they are: each once those before it have gone.
+
+    For one that has quota and no machines: how far down the list it has to go, the machines say. Where shares are fair,
+    another queue gives back what it borrows to one that stays within its own, and nothing else.
+    """
+    within = demand.team.queue.preemption.within
+    own = [_Candidate(each, _Kind.WITHIN, None) for each in candidates_in(demand.team, demand, within, snapshot)]
+    hierarchical, by_priority = _outside(demand, snapshot)
+    if snapshot.rules.fair_sharing:
+        hierarchical, by_priority = ([] if may_borrow else hierarchical), []
+    found: list[Victim] = []
+    for candidate in list(_in_order(own, hierarchical, by_priority, demand.team.queue.name, snapshot)):
+        if _is_usable(candidate, demand, snapshot, may_borrow=may_borrow):
+            snapshot.release(candidate.admitted)
+            found.append(Victim(candidate.admitted, _REASONS[candidate.kind]))
+    restore(found, snapshot)
+    return found
+
+
 def _is_under_nominal(demand: Demand) -> bool:
     node = demand.team.node
     return all(slot.nominal > slot.use for slot in map(node.at, demand.contested))
@@ -198,10 +248,8 @@ def _in_order(
     snapshot: Snapshot,
 ) -> Iterator[_Candidate]:
     usual = usual_risk((each.admitted for each in (*own, *hierarchical, *by_priority)), snapshot)
-    groups = [
-        sorted(group, key=lambda each: order_key(each.admitted, queue, snapshot.now, usual))
-        for group in (hierarchical, by_priority, own)
-    ]
+    key = order(queue, snapshot, usual)
+    groups = [sorted(group, key=lambda each: key(each.admitted)) for group in (hierarchical, by_priority, own)]
     for evicted in (True, False):
         for group in groups:
             yield from (each for each in group if each.admitted.is_evicted is evicted)

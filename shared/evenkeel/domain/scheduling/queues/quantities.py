@@ -4,6 +4,7 @@ Source: https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/q
 is without bound, as Kueue has it.
 """
 
+import functools
 import re
 from fractions import Fraction
 
@@ -21,6 +22,7 @@ _SUFFIXES = {
 _QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:[eE]([+-]?\d{1,3})|([numkMGTPE]|[KMGTPE]i)?)", re.ASCII)
 
 
+@functools.lru_cache(maxsize=1024)  # the same few amounts are written in every job
 def parse(text: str | float) -> Fraction:
     """Return a quantity's value.
 

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from evenkeel.domain.scheduling.queues.cycle import Decision, Result, Scheduler
 from evenkeel.domain.scheduling.queues.documents import Document, DocumentError, Json, When, seconds
+from evenkeel.domain.scheduling.queues.kueue import DEFAULT_NAMESPACE
 from evenkeel.domain.scheduling.queues.objects import PodSet, StopPolicy, Workload
 from evenkeel.domain.scheduling.queues.report import CycleAnswer, DecisionAnswer, Plan, decision_of, state_of
 from evenkeel.domain.scheduling.queues.setup import Declared
@@ -59,6 +60,13 @@ class PodsGone(_Event):
         description="PodsReadyTimeout and AdmissionCheck cost it its place; Deactivated: it does not wait again.",
     )
     requeue_after_seconds: float | None = Field(None, description="It is not tried before that.")
+
+
+class PodsReady(_Event):
+    """All pods of a job are ready. It matters where `waitForPodsReady.blockAdmission` is on."""
+
+    type: Literal["podsReady"]
+    job: str
 
 
 class NotReady(_Event):
@@ -117,7 +125,19 @@ class Cycle(_Event):
 
 
 Event: TypeAlias = Annotated[
-    Submit | Finish | Delete | Evict | PodsGone | NotReady | Shrink | Resize | Priority | QuotaChange | Stop | Cycle,
+    Submit
+    | Finish
+    | Delete
+    | Evict
+    | PodsGone
+    | PodsReady
+    | NotReady
+    | Shrink
+    | Resize
+    | Priority
+    | QuotaChange
+    | Stop
+    | Cycle,
     Field(discriminator="type"),
 ]
 
@@ -143,11 +163,18 @@ class Replay:
     decisions: list[Decision] = field(default_factory=list)
     unqueued: dict[str, str] = field(default_factory=dict)
     _timeouts: dict[str, int] = field(default_factory=dict)
+    _aside: dict[str, Workload] = field(default_factory=dict)
+    """Who waited and waits no more, for the sake of its queue."""
     _documents: dict[str, tuple[Any, str]] = field(default_factory=dict)
     """As what each job was submitted: where its queue's set-up changes, it is read again."""
 
     def __post_init__(self) -> None:
         self.scheduler = self.declared.scheduler()
+        for (namespace, name), local in self.declared.local_queues.items():
+            if local.consumed is not None:
+                amounts, at = local.consumed
+                sub_queue = f"{namespace or DEFAULT_NAMESPACE}/{name}"
+                self.scheduler.told_use(local.spec.cluster_queue, sub_queue, amounts, self.at if at is None else at)
 
     def submit(self, found: Any, where: str) -> None:
         """Take a job in: it waits, or holds quota, or is in no queue.
@@ -160,7 +187,9 @@ class Replay:
         if self._knows(name):
             raise DocumentError(where, name, "there are two jobs of this name")
         self.unqueued.pop(name, None)
+        self._aside.pop(name, None)
         self._documents[name] = (found, where)
+        self._timeouts[name] = max(self._timeouts.get(name, 0), job.missed)
         if job.unqueued:
             self.unqueued[name] = job.unqueued
         elif job.admitted is not None:
@@ -220,7 +249,7 @@ class Replay:
 
     def _happens_to_job(
         self,
-        event: Finish | Delete | Evict | PodsGone | NotReady | Shrink | Resize | Priority,
+        event: Finish | Delete | Evict | PodsGone | PodsReady | NotReady | Shrink | Resize | Priority,
         where: str,
     ) -> None:
         waiting = self._waits(event.job)
@@ -238,6 +267,8 @@ class Replay:
                 self.scheduler.evict(event.job)
             case PodsGone():
                 self._gives_up(event)
+            case PodsReady():
+                self.scheduler.pods_ready(event.job)
             case NotReady():
                 self._misses_its_time(event.job)
             case Shrink() | Resize():
@@ -251,11 +282,35 @@ class Replay:
             self._takes_out(event.job, "it is not active")
             return
         after = event.requeue_after_seconds
-        self.scheduler.give_up(
+        self._waits_again(
             event.job,
             requeued_at=None if event.reason == "Preempted" else self.at,
             not_before=None if after is None else self.at + after,
         )
+
+    def _waits_again(self, job: str, *, requeued_at: float | None = None, not_before: float | None = None) -> None:
+        """Let a job that has stopped give its quota up and wait, unless its LocalQueue is stopped by now."""
+        self.scheduler.give_up(job, requeued_at=requeued_at, not_before=not_before)
+        known = self._documents.get(job)
+        if known is not None:
+            self._documents[job] = (_without_admission(known[0]), known[1])
+        waiting = self._waits(job)
+        if waiting is not None and self.declared.stop_of(waiting) is not StopPolicy.NONE:
+            self._set_aside(waiting, f"LocalQueue {waiting.sub_queue} is stopped")
+
+    def _set_aside(self, waiting: Workload, why: str) -> None:
+        """Let a job wait no more until its queue takes it again."""
+        self.scheduler.withdraw(waiting)
+        self.unqueued[waiting.workload_id] = why
+        self._aside[waiting.workload_id] = waiting
+
+    def _becomes(self, job: str, was: Workload | None) -> None:
+        """Give a job that waits again what events had made of it before it was set aside."""
+        waiting = self._waits(job)
+        if waiting is not None and was is not None:
+            self.scheduler.submit(
+                replace(waiting, priority=was.priority, pod_sets=was.pod_sets, requeued_at=was.requeued_at)
+            )
 
     def _takes_out(self, job: str, why: str) -> None:
         """Let a job wait no more, whatever becomes of its queue."""
@@ -272,7 +327,7 @@ class Replay:
             return
         wait = min(strategy.backoff_max_seconds, strategy.backoff_base_seconds * 2 ** (missed - 1))
         at = self.at if strategy.timestamp == "Eviction" else None
-        self.scheduler.give_up(job, requeued_at=at, not_before=self.at + wait)
+        self._waits_again(job, requeued_at=at, not_before=self.at + wait)
 
     def _resize(self, event: Shrink | Resize, waiting: Workload | None, where: str) -> None:
         admitted = self.scheduler.holder(event.job)
@@ -309,19 +364,19 @@ class Replay:
     def _reprioritize(self, event: Priority, waiting: Workload | None) -> None:
         if waiting is not None:
             self.scheduler.submit(replace(waiting, priority=event.priority))
-            return
-        admitted = self.scheduler.holder(event.job)
-        assert admitted is not None
-        admitted.workload = replace(admitted.workload, priority=event.priority)
+        else:
+            self.scheduler.reprioritize(event.job, event.priority)
 
     def _change_quota(self, event: QuotaChange, where: str) -> None:
         for index, found in enumerate(event.documents):
             self.declared.add(found, f"{where}.documents[{index}]")
         for name in event.remove:
             if name in self.declared.queues:
-                team = self.scheduler.snapshot.teams[name]
-                if team.admitted or len(self.scheduler.pending[name]):
-                    raise DocumentError(where, "remove", f"queue {name} is not empty")
+                holders = sorted(self.scheduler.snapshot.teams[name].admitted)
+                if holders:
+                    raise DocumentError(where, "remove", f"queue {name} has jobs that hold quota: {', '.join(holders)}")
+                for waiting in self.scheduler.pending[name].all():
+                    self._set_aside(waiting.workload, f"there is no queue {name}")
                 del self.declared.queues[name]
             elif self.declared.cohorts.pop(name, None) is None:
                 raise DocumentError(where, "remove", f"there is no queue or cohort {name}")
@@ -331,17 +386,30 @@ class Replay:
     def _read_again(self) -> None:
         """Let jobs follow their queues: one appeared, was stopped, or takes other namespaces now."""
         for name, (found, where) in list(self._documents.items()):
-            if self.scheduler.holder(name) is not None:
+            holder = self.scheduler.holder(name)
+            if holder is not None:
+                if self.declared.stop_of(holder.workload).ends(holder):
+                    self.scheduler.evict(name)
                 continue
             waiting, job = self._waits(name), self.declared.job(found, where)
             if waiting is None and name in self.unqueued and not job.unqueued:
+                was = self._aside.get(name)
                 self.submit(found, where)
+                self._becomes(name, was)
             elif waiting is not None and job.unqueued:
-                self.scheduler.withdraw(waiting)
-                self.unqueued[name] = job.unqueued
-            elif waiting is not None and (job.workload.queue, job.workload.barred) != (waiting.queue, waiting.barred):
-                self.scheduler.withdraw(waiting)
-                self.scheduler.submit(replace(waiting, queue=job.workload.queue, barred=job.workload.barred))
+                self._set_aside(waiting, job.unqueued)
+            elif waiting is not None:
+                now = job.workload
+                moved = replace(
+                    waiting,
+                    queue=now.queue,
+                    barred=now.barred,
+                    barred_holds_up=now.barred_holds_up,
+                    sub_weight=now.sub_weight,
+                )
+                if moved != waiting:
+                    self.scheduler.withdraw(waiting)
+                    self.scheduler.submit(moved)
 
     def _reconfigure(self) -> None:
         self.scheduler.reconfigure(*self.declared.everything())
@@ -387,7 +455,7 @@ class Replay:
         has_effect = any(each.result is Result.ADMITTED for each in decisions) or bool(set(gone) - evicted)
         if self.releases_at_once:
             for name in gone:
-                self.scheduler.give_up(name)
+                self._waits_again(name)
         return decisions, has_effect
 
     def answer(self) -> Plan:
@@ -399,6 +467,17 @@ class Replay:
             end=state_of(self.scheduler, self.at, list(self.unqueued.items())),
             warnings=tuple(self.declared.told.warnings),
         )
+
+
+def _without_admission(found: Any) -> Any:
+    """Return a job's document as it is once it holds no quota any more."""
+    if not isinstance(found, dict):
+        return found
+    status = found.get("status")
+    if isinstance(status, dict):
+        gone = ("admission", "conditions", "admissionChecks")
+        return {**found, "status": {name: each for name, each in status.items() if name not in gone}}
+    return {name: each for name, each in found.items() if name != "admitted"}
 
 
 def _tried(decision: Decision) -> object:

@@ -4,6 +4,7 @@ Three kinds of quota documents are told apart by what stands in them: Kueue's ma
 (`ComputeQuotaTarget`, `SchedulerConfig`, `InstanceGroups`) and the short form (`queues`).
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -22,6 +23,7 @@ from evenkeel.domain.scheduling.queues.objects import (
     PreemptionPolicy,
     Preference,
     Queue,
+    Quota,
     StopPolicy,
     Workload,
 )
@@ -114,16 +116,18 @@ class Declared:
         self.configuration = self.told.read(kueue.Configuration, found, where)
         sharing = self.configuration.fair_sharing
         self.rules = self.rules._replace(fair_sharing=bool(sharing and sharing.enable))
-        if sharing is not None:
+        if sharing is not None and sharing.preemption_strategies:  # none said are the default ones
             strategies: tuple[str, ...] = sharing.preemption_strategies
             if strategies not in _FAIR_CONFIGURATIONS:
                 raise DocumentError(where, "fairSharing.preemptionStrategies", f"{list(strategies)} is not allowed")
             self.rules = self.rules._replace(fair_strategies=strategies)
         by_use = self.configuration.admission_fair_sharing
         if by_use is not None:
-            self.rules = self.rules._replace(decay=by_use.to_decay())
+            self.rules = self.rules._replace(decay=by_use.to_decay(), evicts_by_use=True)
         undeclared = self.configuration.resources.quota_check_strategy == "IgnoreUndeclared"
-        self.rules = self.rules._replace(ignores_undeclared=undeclared)
+        self.rules = self.rules._replace(
+            ignores_undeclared=undeclared, blocks_until_ready=self.configuration.blocks_until_ready
+        )
         for gate, is_on in self.configuration.feature_gates.items():
             if gate == "PartialAdmission":
                 self.rules = self.rules._replace(partial_admission=is_on)
@@ -149,7 +153,7 @@ class Declared:
     def _add_manifest(self, found: Mapping[str, Any], where: str) -> None:
         kind = kueue.KINDS.get(str(found["kind"]))
         name = found["metadata"].get("name", "") if isinstance(found.get("metadata"), dict) else ""
-        if kind is kueue.WorkloadManifest or str(found["kind"]) in kueue.OTHER_KINDS:
+        if kind is kueue.WorkloadManifest or str(found["kind"]) in kueue.OTHER_KINDS or kueue.is_foreign(found):
             self.told.warn(f"{where}: {found['kind']}/{name}", "declares no quota: it is passed over here")
             return
         if kind is None:
@@ -165,6 +169,7 @@ class Declared:
                 self.queues[name], self.takes[name] = queue, document
             case kueue.CohortManifest():
                 self.cohorts[name] = document.to_cohort()
+                self._check(self.cohorts[name], where)
             case kueue.ResourceFlavor():
                 self.flavors[name] = document.to_flavor()
             case kueue.LocalQueue():
@@ -175,9 +180,11 @@ class Declared:
                 self.namespaces[name] = document.labels
 
     def _add_hyperpod(self, found: Mapping[str, Any], where: str) -> None:
+        file, name = where, found.get("Name", "")
         if "ComputeQuotaTarget" in found:
+            where = f"{file}: ComputeQuota/{name}"
             quota = self.told.read(hyperpod.ComputeQuota, found, where)
-            queue = quota.to_queue(self.types)
+            queue = quota.to_queue(self.types, where)
             self.queues[queue.name] = queue
             namespace = f"hyperpod-ns-{quota.team}"
             local = {
@@ -189,14 +196,15 @@ class Declared:
                 for each in group.flavors:
                     self.flavors.setdefault(each.flavor, hyperpod.flavor_of(each.flavor))
         for each in found.get("ComputeQuotas", ()):
-            self._add_hyperpod(each, where)
+            self._add_hyperpod(each, file)
         if "SchedulerConfig" in found:
-            config = self.told.read(hyperpod.SchedulerConfig, found, where)
+            config = self.told.read(hyperpod.SchedulerConfig, found, f"{file}: ClusterSchedulerConfig/{name}")
             self.priorities |= config.priorities
             self.rules = self.rules._replace(fair_sharing=config.scheduler_config.fair_share == "Enabled")
             self.shares_idle = config.scheduler_config.idle_resource_sharing == "Enabled"
         if "InstanceGroups" in found:
-            cluster = self.told.read(hyperpod.ClusterCapacity, found, where)
+            name = found.get("ClusterName", "")
+            cluster = self.told.read(hyperpod.ClusterCapacity, found, f"{file}: Cluster/{name}")
             self.instance_groups += cluster.instance_groups
 
     def _add_own(self, found: Mapping[str, Any], where: str) -> None:
@@ -205,14 +213,16 @@ class Declared:
             self.queues[queue.name] = queue.to_queue()
             self.takes.pop(queue.name, None)
             self._check(self.queues[queue.name], f"{where}: queue {queue.name}")
-        self.cohorts |= {each.name: each.to_cohort() for each in document.cohorts}
+        for each in document.cohorts:
+            self.cohorts[each.name] = each.to_cohort()
+            self._check(self.cohorts[each.name], f"{where}: cohort {each.name}")
         self.flavors |= {each.name: each.to_flavor() for each in document.flavors}
         self.priorities |= document.priority_classes
         if document.fair_sharing is not None:
             self.rules = self.rules._replace(fair_sharing=document.fair_sharing)
 
-    def _check(self, queue: Queue, where: str) -> None:
-        for said in refusals(queue):
+    def _check(self, declared: Queue | Cohort, where: str) -> None:
+        for said in refusals(declared):
             self.told.warn(where, f"{said}; Kueue would refuse it")
 
     # ------------------------------------------------------------ what follows
@@ -259,6 +269,8 @@ class Declared:
         """
         if isinstance(found, dict) and found.get("kind") == "Workload":
             return self._kueue_job(found, where)
+        if isinstance(found, dict) and "kind" in found:
+            raise DocumentError(where, "kind", f"{found['kind']} is no job: Workloads are, and the short form")
         name = found.get("name", "") if isinstance(found, dict) else ""
         document = self.told.read(own.Job, found, f"{where}: Job/{name}")
         priority = document.priority
@@ -289,7 +301,7 @@ class Declared:
         document = self.told.read(kueue.WorkloadManifest, found, where)
         spec, namespace = document.spec, document.metadata.namespace
         priority = self._priority(document.class_name, where) if spec.priority is None else spec.priority
-        local = self.local_queues.get((namespace, spec.queue_name))
+        local = self._local_queue(namespace, spec.queue_name)
         sub_weight = kueue.weight_of(local.spec.fair_sharing) if local else 1.0
         from_eviction = self.configuration.wait_for_pods_ready.requeuing_strategy.timestamp == "Eviction"
         if document.holds_quota:
@@ -300,38 +312,60 @@ class Declared:
             )
             missing = "" if queue in self.queues else f"there is no ClusterQueue {queue}"
             admitted = None if missing else document.to_admitted(workload)
-            if (
-                admitted is not None
-                and local is not None
-                and StopPolicy(local.spec.stop_policy or "None").ends(admitted)
-            ):
+            if admitted is not None and self.stop_of(workload).ends(admitted):
                 admitted.is_evicted = True
-            return Job(workload, admitted, None, missing)
+            return Job(workload, admitted, None, missing, document.missed)
         queue, unqueued = self._queue_of(namespace, spec.queue_name)
         if document.condition("Finished"):
             unqueued = "it is finished"
         elif not spec.active:
             unqueued = "it is not active"
+        beyond = sorted({name for pods in spec.pod_sets for name in pods.template.spec.beyond_limits})
+        is_foreign = queue in self.takes and not self.takes[queue].takes(self._labels(namespace))
         barred = ""
-        if queue in self.takes and not self.takes[queue].takes(self._labels(namespace)):
-            barred = f"Its namespace {namespace or '(none)'} does not match the queue's selector."
         if document.failed_checks:
             barred = f"It failed its admission checks: {', '.join(document.failed_checks)}."
+        elif is_foreign:
+            barred = f"Its namespace {namespace or '(none)'} does not match the queue's selector."
+        elif beyond:
+            barred = f"Its pods ask for more than their own limits: {', '.join(beyond)}."
         workload = document.to_workload(
-            queue, priority, self.asks(), barred=barred, from_eviction=from_eviction, sub_weight=sub_weight
+            queue,
+            priority,
+            self.asks(),
+            barred=barred,
+            barred_holds_up=bool(barred) and (bool(document.failed_checks) or not is_foreign),
+            from_eviction=from_eviction,
+            sub_weight=sub_weight,
         )
         state = document.status.requeue_state
         not_before = None if state is None or state.requeue_at is None else seconds(state.requeue_at)
-        if any(each.type == "Requeued" and each.status == "False" for each in document.status.conditions):
-            not_before = float("inf")
-        return Job(workload, None, not_before, unqueued)
+        if not_before is None and any(
+            each.type == "Requeued" and each.status == "False" for each in document.status.conditions
+        ):
+            not_before = float("inf")  # until when, nobody said
+        return Job(workload, None, not_before, unqueued, document.missed)
+
+    def stop_of(self, workload: Workload) -> StopPolicy:
+        """Return whether the LocalQueue that a workload came by is stopped."""
+        namespace, _, name = workload.sub_queue.partition("/")
+        local = self._local_queue(namespace, name)
+        return StopPolicy((local.spec.stop_policy if local else None) or "None")
+
+    def _local_queue(self, namespace: str, name: str) -> kueue.LocalQueue | None:
+        """Return a LocalQueue; where no namespace is written, `default` is meant, on both sides."""
+        found = self.local_queues.get((namespace, name))
+        if found is None and namespace in ("", kueue.DEFAULT_NAMESPACE):
+            found = self.local_queues.get(("" if namespace else kueue.DEFAULT_NAMESPACE, name))
+        return found
 
     def _labels(self, namespace: str) -> Mapping[str, str]:
-        return self.namespaces.get(namespace, {"kubernetes.io/metadata.name": namespace})
+        name = namespace or kueue.DEFAULT_NAMESPACE
+        return self.namespaces.get(name, {"kubernetes.io/metadata.name": name})
 
     def _queue_of(self, namespace: str, name: str) -> tuple[str, str]:
         """Return the queue that a job's queue name leads to, and why it leads nowhere."""
-        local = self.local_queues.get((namespace, name))
+        local = self._local_queue(namespace, name)
         if local is None:
             if not self.local_queues and name in self.queues:
                 return name, ""  # nobody wrote LocalQueues down: the name is the queue's
@@ -355,39 +389,59 @@ class Job:
     not_before: float | None
     unqueued: str
     """Why it is in no queue."""
+    missed: int = 0
+    """How often it missed its ready timeout before."""
 
 
-def refusals(queue: Queue) -> Iterator[str]:
-    """Yield what is not allowed about a queue's declaration."""
-    for group in queue.groups:
+def refusals(declared: Queue | Cohort) -> Iterator[str]:
+    """Yield what is not allowed about a declaration. Source: Kueue's webhooks of ClusterQueue and Cohort."""
+    for group in declared.groups:
         for each in group.flavors:
             for resource, quota in each.quotas.items():
-                what = f"{each.flavor}/{resource}"
-                if quota.nominal < 0:
-                    yield f"{what}: the nominal quota is negative"
-                if quota.lend is not None and quota.lend > quota.nominal:
-                    yield f"{what}: the lending limit is above the nominal quota"
-                if not queue.cohort and not (quota.borrow is None and quota.lend is None):
-                    yield f"{what}: limits need a cohort"
+                for said in _odd_amounts(quota, declared):
+                    yield f"{each.flavor}/{resource}: {said}"
             if {*each.quotas} != {*group.resources}:
                 yield f"{each.flavor}: its resources are not those that its group covers"
         if len(group.flavors) > 64 or len(group.resources) > 64:
             yield "a group has more than 64 flavors or resources"
-    if len(queue.groups) > 16:
+        if sum(len(each.quotas) for each in group.flavors) > 512:
+            yield "a group has more than 512 pairs of a flavor and a resource"
+    if len(declared.groups) > 16:
         yield "there are more than 16 resource groups"
-    resources = [resource for group in queue.groups for resource in group.resources]
-    flavors = [each.flavor for group in queue.groups for each in group.flavors]
+    resources = [resource for group in declared.groups for resource in group.resources]
+    flavors = [each.flavor for group in declared.groups for each in group.flavors]
     for what, names in (("resource", resources), ("flavor", flavors)):
-        for twice in sorted({name for name in names if names.count(name) > 1}):
-            yield f"{what} {twice} is in two places"
+        if len(names) > 256:
+            yield f"there are more than 256 {what}s"
+        for twice, times in sorted(Counter(names).items()):
+            if times > 1:
+                yield f"{what} {twice} is in two places"
+    if declared.fair_weight < 0:
+        yield "the weight is negative"
+    if isinstance(declared, Queue):
+        yield from _odd_policies(declared)
+
+
+def _odd_amounts(quota: Quota, declared: Queue | Cohort) -> Iterator[str]:
+    is_queue = isinstance(declared, Queue)
+    parent = declared.cohort if isinstance(declared, Queue) else declared.parent
+    if quota.nominal < 0:
+        yield "the nominal quota is negative"
+    if min(quota.borrow or 0, quota.lend or 0) < 0:
+        yield "a limit is negative"
+    if is_queue and quota.lend is not None and quota.lend > quota.nominal:
+        yield "the lending limit is above the nominal quota"
+    if not parent and not (quota.borrow is None and quota.lend is None):
+        yield f"limits need a {'cohort' if is_queue else 'parent'}"
+
+
+def _odd_policies(queue: Queue) -> Iterator[str]:
     if queue.preemption.borrow_within is not None and queue.preemption.reclaim is PreemptionPolicy.NEVER:
         yield "preemption while borrowing needs reclaim"
     both = (queue.fungibility.when_can_borrow, queue.fungibility.when_can_preempt)
     is_odd = queue.fungibility.preference is not Preference.BORROWING_OVER_PREEMPTION
     if is_odd and both != (Fungible.TRY_NEXT, Fungible.TRY_NEXT):
         yield "a preference needs both policies to be TryNextFlavor"
-    if queue.fair_weight < 0:
-        yield "the weight is negative"
 
 
 def documents(found: Iterable[Any]) -> list[Any]:

@@ -27,6 +27,9 @@ class Rules(NamedTuple):
     partial_admission: bool = True
     ignores_undeclared: bool = False
     """Whether resources that a queue does not cover count for nothing, instead of blocking."""
+    blocks_until_ready: bool = False
+    """Whether nobody is admitted before the pods of all who are admitted, in whatever queue, are ready. Kueue's
+    `waitForPodsReady.blockAdmission`, off by default."""
     flap_guard_seconds: float = 0.0
     """Ours: of two workloads, one may have the other evicted once in so long. 0: as often as the rules say."""
     min_run_seconds: float = 0.0
@@ -38,6 +41,9 @@ class Rules(NamedTuple):
     """Ours: of equal priorities, who loses least work goes first, instead of who was admitted last."""
     decay: Decay | None = None
     """How use fades, in queues that go by it. Kueue: only with a configuration of admission fair sharing."""
+    evicts_by_use: bool = False
+    """Whether in queues that go by use, of two workloads of one queue, that of the sub-queue which used more of late
+    has to go first, whatever their priorities. Kueue's, with admission fair sharing."""
 
 
 @dataclass(slots=True)
@@ -69,6 +75,8 @@ class Snapshot:
         """What a missing time of admission counts as."""
         self.evicted_at: dict[frozenset[str], float] = {}
         """When one of two workloads last had the other evicted."""
+        self.use_of: dict[str, Callable[[str, float], float]] = {}
+        """Of the queues that go by use: what a sub-queue of some weight used of late."""
         self._eligible: dict[tuple[str, tuple[object, ...]], Any] = {}
 
     def team_of(self, workload: Workload) -> Team:

@@ -1,0 +1,75 @@
+"""Values files of a Helm chart: linted, and imported as documents of Evenkeel's."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from evenkeel.domain.policy import PolicyError, changed
+from evenkeel.domain.scheduling.imported_types import imported
+from evenkeel.domain.scheduling.templates import JobTemplates, ValuesError, Weight, read_values
+from evenkeel_cli.errors import CommandFailed, Exit
+from evenkeel_cli.offline import policies, quota_files
+
+Json = dict[str, Any]
+
+
+def lint(file: Path) -> Json:
+    """Return what there is to say of a values file, and how much of it cannot work.
+
+    Raises:
+        CommandFailed: it cannot be read; names the field.
+    """
+    read = _read(file)
+    refused = sum(each.weight is Weight.REFUSED for each in read.findings)
+    return {"refused": refused, "findings": [each.to_json() for each in read.findings]}
+
+
+def import_(file: Path, onto: Path | None) -> Json:
+    """Return the documents that a values file becomes, judged as the service would judge them.
+
+    Args:
+        file: The values.
+        onto: A site's policy file whose other fields are kept.
+
+    Raises:
+        CommandFailed: it cannot be read, or what came of it would be refused; names the field.
+    """
+    read = _read(file)
+    try:
+        found = imported(read)
+        policy = (policies.document(onto) if onto else {}) | found.policy
+        changed(policies.load(None), policy)
+    except (ValuesError, PolicyError) as error:
+        raise CommandFailed(Exit.FAILED, f"{file}: {error}", code="VALUES_REFUSED") from error
+    return found.to_json() | {"policy": policy, "findings": [each.to_json() for each in read.findings]}
+
+
+def write(found: Json, into: Path, *, force: bool) -> list[str]:
+    """Write the documents; return the names of their files. Nothing is written over unless that is wanted.
+
+    Raises:
+        CommandFailed: a file is there, or cannot be written.
+    """
+    files = [
+        (into / "policy.json", found["policy"]),
+        (into / "quotas.json", found["quotas"]),
+        (into / "priority-classes.json", found["priorityClasses"]),
+    ]
+    there = [str(path) for path, _ in files if path.exists()]
+    if there and not force:
+        raise CommandFailed(Exit.USAGE, f"{there[0]} is there already.", code="USAGE", hint="--into DIR, or --force")
+    try:
+        into.mkdir(parents=True, exist_ok=True)
+        for path, document in files:
+            path.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise CommandFailed(Exit.USAGE, f"{into}: {error.strerror}", code="USAGE") from error
+    return [str(path) for path, _ in files]
+
+
+def _read(file: Path) -> JobTemplates:
+    documents = quota_files.load(file)
+    try:
+        return read_values(documents[0] if len(documents) == 1 else documents)
+    except ValuesError as error:
+        raise CommandFailed(Exit.FAILED, f"{file}: {error}", code="VALUES_REFUSED") from error

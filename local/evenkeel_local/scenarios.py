@@ -1,0 +1,688 @@
+"""`make scenarios`: stories of a fleet that is shared, rented and resized, each told while it happens and then checked.
+
+    python -m evenkeel_local.scenarios               the list
+    python -m evenkeel_local.scenarios preemption    one of them, in a data centre of its own; exit 1 if a check fails
+    python -m evenkeel_local.scenarios all           all of them, one after the other
+
+A drill breaks one thing and looks at one job; a scenario has several jobs that want the same machines. What must hold
+afterwards is the same: right weights, no two attempts at once, nothing left half done, every decision replays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any, Final
+
+from evenkeel.domain.scheduling.pools import Reservation
+from evenkeel.domain.values import rfc3339
+from evenkeel.runtime.policies import FRESH
+from evenkeel_local import ACCOUNT_ID, PROJECT
+from evenkeel_local.data_centre import CHECKPOINTS_BUCKET, DataCentre, FleetShape, Say
+from evenkeel_local.drills import (
+    ENDED,
+    SETTLED,
+    DrillTimeoutError,
+    Result,
+    Work,
+    await_whole_fleet,
+    last_step,
+    node_of_rank,
+    read_object,
+)
+from evenkeel_local.drills.checks import check_dead_letters, check_decisions, left_behind
+from evenkeel_local.engine import EngineError
+from evenkeel_local.gpu_cluster import ClusterFailed
+from evenkeel_local.processes import interruptible
+from evenkeel_local.twin import undisturbed_digest
+
+Json = dict[str, Any]
+
+WAIT_SECONDS: Final = 150.0
+_END_SECONDS: Final = 300.0
+_POLL_SECONDS: Final = 0.3
+_LEFT_SECONDS: Final = 60.0
+_SERVES: Final = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); time.sleep(3600)"
+
+
+class Play:
+    """One scenario while it runs: its jobs, what is told of them, and what is checked."""
+
+    def __init__(self, centre: DataCentre, result: Result, say: Say) -> None:
+        self.centre = centre
+        self.client = centre.client()
+        self.result = result
+        self.say = say
+        self.jobs: list[Act] = []
+        self.meter: Meter | None = None
+        self._told: set[tuple[str, str]] = set()
+
+    # ------------------------------------------------------------ the stage
+
+    def policy(self, changes: Json, reason: str) -> None:
+        """Put a site's policy in force everywhere."""
+        self.told("you", f"Put a policy in force: {reason}.")
+        self.client.post(f"/clusters/{self.client.fleet}/policy", {"changes": changes, "reason": reason})
+        time.sleep(FRESH.total_seconds())
+
+    def classes(self, **values: int) -> None:
+        """Set priority classes up, and who leads every team."""
+        people = [{"principal": f"arn:aws:iam::{ACCOUNT_ID}:user/operator", "role": "lead"}]
+        quotas = {"priorityClasses": values, "members": people}
+        path = f"/clusters/{self.client.fleet}/quotas"
+        self.client.change("PUT", path, {"quotas": quotas, "reason": "the scenario's"}, version=0)
+
+    def team(self, name: str, gpus: int, instance_type: str, **queue: Any) -> None:
+        """Set a team up with a quota."""
+        groups = [{instance_type: {"nvidia.com/gpu": gpus}}]
+        team = {"name": name, "queue": {"groups": groups, "preemption": {"within": "LowerPriority"}} | queue}
+        self.client.change("PUT", f"/teams/{name}/quota", {"team": team, "reason": "the scenario's"}, version=0)
+        self.told("you", f"Team {name} has {gpus} GPUs.")
+
+    def submit(self, name: str, work: Work, **fields: Any) -> Act:
+        """Submit a job whose checkpoints are its own; `fields` go into the request."""
+        uri = f"s3://{CHECKPOINTS_BUCKET}/scenarios/{name}-{time.time_ns()}"
+        job_id = self.client.post("/jobs", work.submission(name, uri) | fields)["jobId"]
+        act = Act(self, name, str(job_id), uri, work)
+        self.jobs.append(act)
+        self.told("you", f"Submitted {name} on {work.nodes} {'node' if work.nodes == 1 else 'nodes'}: {job_id}.")
+        return act
+
+    def serve(self, name: str, replicas: int) -> None:
+        """Scale a Deployment that serves on whole nodes, as its own autoscaler would."""
+        self.told("serving", f"{name} is to have {replicas} replicas.")
+        container = {
+            "name": "main",
+            "image": f"registry.invalid/{name}:1",
+            "command": ["python", "-c", _SERVES],
+            "resources": {"limits": {"nvidia.com/gpu": "8"}},
+        }
+        pod = {"containers": [container], "terminationGracePeriodSeconds": 1}
+        template = {"metadata": {"labels": {"app": name}}, "spec": pod}
+        spec = {"replicas": replicas, "selector": {"matchLabels": {"app": name}}, "template": template}
+        metadata = {"name": name, "namespace": "default"}
+        deployment = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec}
+        self.centre.cluster.apply([deployment])
+
+    def serving(self, name: str) -> int:
+        """Return how many replicas run."""
+        pods = self.centre.cluster.get(f"/api/v1/namespaces/default/pods?labelSelector=app%3D{name}")["items"]
+        return len([pod for pod in pods if pod["status"].get("phase") == "Running"])
+
+    # ------------------------------------------------------------ watching
+
+    def wait(self, what: str, look: Callable[[], Any], seconds: float = WAIT_SECONDS) -> Any:
+        """Look until there is something to see, and tell meanwhile what happens to the jobs.
+
+        Raises:
+            DrillTimeoutError: it did not come.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            seen = look()
+            self.tell()
+            if self.meter:
+                self.meter.read(self.centre)
+            if seen:
+                return seen
+            if time.monotonic() > deadline:
+                raise DrillTimeoutError(f"waited {seconds:.0f} s for {what}")
+            time.sleep(_POLL_SECONDS)
+
+    def tell(self) -> None:
+        """Say what is new in the jobs' stories, in order of time."""
+        fresh = []
+        for act in self.jobs:
+            for entry in self.client.get(f"/jobs/{act.job_id}/timeline")["entries"]:
+                place = (act.job_id, f"{entry['at']} {entry['text']}")
+                if place not in self._told and entry["kind"] != "submitted":  # that was told already
+                    self._told.add(place)
+                    fresh.append((str(entry["at"]), act.name, str(entry["text"])))
+        for at, name, text in sorted(fresh):
+            self.told(name, self._by_name(text), at[11:19])
+
+    def _by_name(self, text: str) -> str:
+        for act in self.jobs:
+            text = text.replace(act.job_id, act.name)
+        return text
+
+    def told(self, who: str, text: str, at: str = "") -> None:
+        """Say one line of the story: when, who, what."""
+        self.say(f"{at or datetime.now(UTC).strftime('%H:%M:%S')}  {who:<9} {text}")
+
+    def check(self, what: str, holds: object, seen: object) -> None:
+        """Note whether something holds."""
+        self.result.check(what, bool(holds), str(seen))
+
+    def finish(self) -> None:
+        """Check everything that must hold once all jobs have ended."""
+        for act in self.jobs:
+            if act.show()["state"] not in ENDED:
+                self.client.post(f"/jobs/{act.job_id}/cancel", {"reason": "its scenario is over"})
+        for act in self.jobs:
+            act.end()
+        await_whole_fleet(self.client, self.centre)
+        deadline = time.monotonic() + _LEFT_SECONDS
+        while (left := self._left()) and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+        self.tell()
+        self.check("nothing is left: no wait, charge, execution, rented machine or limit", not left, left or "nothing")
+        if self.meter:
+            self._check_money(self.meter)
+        check_dead_letters(self.result, self.centre)
+        check_decisions(self.result, self.centre)
+
+    def _left(self) -> list[str]:
+        unpaid = [
+            f"rental {each['rental']} of {act.name}"
+            for act in self.jobs
+            for each in act.show()["rentals"]
+            if not each["endedAt"]
+        ]
+        return [*left_behind(self.centre), *rented_left(self.centre), *unpaid]
+
+    def _check_money(self, meter: Meter) -> None:
+        """Check each bill against the price table and the machines that were seen, and the caps against both."""
+        rentals = [rental for act in self.jobs for rental in act.show()["rentals"]]
+        wrong = [f"{rental['costUsd']} in place of {owed_for(rental)}" for rental in rentals if not is_exact(rental)]
+        whole = sum((Decimal(rental["costUsd"] or 0) for rental in rentals), Decimal(0))
+        self.told("you", f"Rented in all for ${whole:.2f}.")
+        self.check("every bill is price x begun seconds x nodes, to the micro-dollar", not wrong, wrong or f"${whole}")
+        used = meter.least_usd()
+        self.check("and no less than what the machines themselves were seen to run", whole >= used, f"{whole}, {used}")
+        most = Decimal(meter.most_micros_per_hour) / 1_000_000
+        within = meter.most_micros_per_hour <= CAP_MICROS_PER_HOUR
+        self.check(f"never more than $120 an hour was rented: ${most:.2f} at most", within, f"${most} an hour")
+
+
+class Meter:
+    """The rented machines as the cluster itself shows them, whatever Evenkeel says."""
+
+    def __init__(self) -> None:
+        self.most_micros_per_hour = 0
+        self._seen: dict[str, tuple[str, float, float]] = {}
+        """Machine → its pool, and when it was seen first and last."""
+
+    def read(self, centre: DataCentre) -> None:
+        """Look at what is rented now."""
+        claims = centre.cluster.get("/apis/karpenter.sh/v1/nodeclaims")["items"]
+        pools = {
+            str(each["metadata"]["name"]): str(each["metadata"]["labels"][_POOL_LABEL])
+            for each in claims
+            if each.get("status", {}).get("providerID")
+        }
+        now = time.monotonic()
+        for name, pool in pools.items():
+            first = self._seen[name][1] if name in self._seen else now
+            self._seen[name] = (pool, first, now)
+        self.most_micros_per_hour = max(self.most_micros_per_hour, sum(PRICES[pool] for pool in pools.values()))
+
+    def least_usd(self) -> Decimal:
+        """Return what the machines cost at least: whole seconds between the first and the last look at each."""
+        parts = sum(PRICES[pool] * math.floor(last - first) for pool, first, last in self._seen.values())
+        return Decimal(parts) / _PARTS
+
+
+def owed_for(rental: Json) -> Decimal:
+    """Work out what a rental cost, from when its offers were open and from the price table alone."""
+    parts = 0
+    for offer in rental["offers"]:
+        if offer["nodesThatCame"]:
+            lasted = datetime.fromisoformat(offer["closedAt"]) - datetime.fromisoformat(offer["openedAt"])
+            parts += PRICES[offer["pool"]] * offer["nodesThatCame"] * max(60, math.ceil(lasted.total_seconds()))
+    return Decimal(parts) / _PARTS
+
+
+def is_exact(rental: Json) -> bool:
+    """Whether a rental has ended with the bill that it ought to have."""
+    return bool(rental["costUsd"] == f"{owed_for(rental):.6f}")
+
+
+@dataclass
+class Act:
+    """One job of a scenario."""
+
+    play: Play
+    name: str
+    job_id: str
+    uri: str
+    work: Work
+
+    def show(self) -> Json:
+        """Return the job as the API shows it."""
+        found: Json = self.play.client.get(f"/jobs/{self.job_id}")
+        return found
+
+    def why(self) -> Json:
+        """Return why it waits, or what was decided last."""
+        found: Json = self.play.client.get(f"/jobs/{self.job_id}/why")
+        return found
+
+    def attempt(self, number: int) -> Json:
+        """Return one of its attempts."""
+        return next(dict(each) for each in self.show()["attempts"] if each["attempt"] == number)
+
+    def story(self) -> str:
+        """Return its story in one text."""
+        entries = self.play.client.get(f"/jobs/{self.job_id}/timeline")["entries"]
+        return " ".join(str(entry["text"]) for entry in entries)
+
+    def step(self) -> int:
+        """Return the newest step in the log of its current attempt."""
+        return last_step(self.play.client, self.job_id)
+
+    def reach(self, step: int) -> Act:
+        """Wait for a step."""
+        self.play.wait(f"step {step} of {self.name}", lambda: self.step() >= step)
+        return self
+
+    def until(self, what: str, holds: Callable[[Json], object], seconds: float = WAIT_SECONDS) -> Json:
+        """Wait until something holds of the job, and return it."""
+
+        def look() -> Json:
+            seen = self.show()
+            if holds(seen):
+                return seen
+            if seen["state"] in ENDED:
+                raise DrillTimeoutError(f"waited for {self.name} {what}, and it is {seen['state']}: {seen['reason']}")
+            return {}
+
+        found: Json = self.play.wait(f"{self.name} {what}", look, seconds)
+        return found
+
+    def at_size(self, nodes: int) -> Json:
+        """Wait until it runs on so many nodes."""
+        return self.until(
+            f"to run on {nodes} nodes", lambda job: (job["state"], job["currentNodes"]) == ("RUNNING", nodes)
+        )
+
+    def node(self, rank: int) -> str:
+        """Return the name of the node that a rank of its current attempt runs on."""
+        return node_of_rank(self.play.centre, self.show(), rank)
+
+    def end(self) -> Json:
+        """Wait until it has ended."""
+        return self.until("to end", lambda job: job["state"] in ENDED, _END_SECONDS)
+
+    def ends_well(self, attempts: int) -> Json:
+        """Wait for its end, and check that it ends with the weights of an undisturbed run, in so many attempts."""
+        job = self.end()
+        document = read_object(self.play.centre, self.uri, f"result/attempt={job['currentAttempt']}.json")
+        seen = json.loads(document)["digest"] if document else "no result"
+        right = undisturbed_digest(self.work.nodes, self.work.steps, self.work.seed)
+        self.play.check(f"{self.name} ends well", job["state"] == "SUCCEEDED", f"{job['state']}: {job['reason']}")
+        self.play.check(f"{self.name} has the weights of an undisturbed run", seen == right, f"{seen} against {right}")
+        self.play.check(f"{self.name} took {attempts} attempts", job["currentAttempt"] == attempts, job["reason"])
+        self.play.check(f"{self.name} was nobody's failure", not job["applicationFailures"], job["applicationFailures"])
+        return job
+
+
+def rented_left(centre: DataCentre) -> list[str]:
+    """Return what renting has left: machines, capacity pods, limits."""
+    get = centre.cluster.get
+    pools = get("/apis/karpenter.sh/v1/nodepools")["items"]
+    rented = [pool for pool in pools if pool["metadata"]["name"] in _NODE_POOLS]
+    claims = get("/apis/karpenter.sh/v1/nodeclaims")["items"] if rented else []
+    pods = get("/api/v1/pods?labelSelector=evenkeel.io%2Frental")["items"]
+    open_ones = [pool for pool in rented if pool["spec"]["limits"]["nvidia.com/gpu"] != "0"]
+    return [str(each["metadata"]["name"]) for each in (*claims, *pods, *open_ones)]
+
+
+# ---------------------------------------------------------------- the scenarios
+
+TYPE: Final = FleetShape().instance_type
+LONG: Final = Work(nodes=2, steps=120, checkpoint_every=4, step_seconds=0.15)
+SHORT: Final = Work(nodes=2, steps=12, checkpoint_every=4, step_seconds=0.1)
+
+
+def preemption(play: Play) -> None:
+    """The baseline is full: a higher class has the lower one save and give way, and that one returns."""
+    play.classes(low=1, high=100)
+    play.team("red", 16, TYPE)
+    low = play.submit("low", LONG, team="red", priorityClass="low").reach(9)
+    high = play.submit("high", SHORT, team="red", priorityClass="high")
+    high.ends_well(attempts=1)
+    low.ends_well(attempts=2)
+    stopped, resumed = low.attempt(1), low.attempt(2)
+    play.check("low is told whom it gives way to", high.job_id in stopped["reason"], stopped["reason"])
+    play.check("low goes on from what it saved", resumed["resumeFrom"]["step"] >= 8, resumed["resumeFrom"])
+
+
+SIZES: Final = {"minNodes": 1, "maxNodes": 3}
+
+
+def elastic(play: Play) -> None:
+    """Idle nodes: a job grows. A higher class comes: it shrinks in place of ending, and grows back."""
+    play.classes(low=1, high=100)
+    play.team("red", 24, TYPE)
+    work = Work(nodes=2, steps=1000, checkpoint_every=4, step_seconds=0.12)
+    job = play.submit("elastic", work, team="red", priorityClass="low", elastic=SIZES)
+    job.at_size(3)
+    job.reach(job.step() + 5)
+    high = play.submit("urgent", Work(nodes=2, steps=30, step_seconds=0.1), team="red", priorityClass="high")
+    job.at_size(1)
+    high.ends_well(attempts=1)
+    job.at_size(3)
+    ended = job.ends_well(attempts=4)
+    sizes = [each["gpus"] // 8 for each in reversed(ended["attempts"])]
+    play.check("it had 2, 3, 1 and 3 nodes", sizes == [2, 3, 1, 3], sizes)
+
+
+def node_lost(play: Play) -> None:
+    """A node is lost and there is no spare: the job goes on with fewer while the replacement proceeds."""
+    play.classes(low=1)
+    play.team("red", 24, TYPE)
+    slow = {
+        "jobs": {"expectedReplaceSeconds": 120},
+        "repair": {"replaceDeadlineSeconds": 90},
+        "scheduling": {"elastic": {"spareWaitSeconds": 15}},
+    }
+    play.policy(slow, "repairs are slow here")
+    work = Work(nodes=3, steps=1000, checkpoint_every=4, step_seconds=0.12)
+    job = play.submit("elastic", work, team="red", priorityClass="low", elastic=SIZES).reach(9)
+    node = job.node(2)
+    play.centre.cluster.inject("gpu-xid79", node=node)
+    play.told("world", f"A GPU of {node} falls off the bus.")
+    job.at_size(2)
+    instance_id = node.removeprefix("hyperpod-")
+
+    def incident() -> Json:
+        found = play.client.get("/incidents", pageSize=100)["items"]
+        return next((each for each in found if each["node"]["instanceId"] == instance_id), {})
+
+    open_still = incident()
+    play.check("it runs on while its machine is repaired", open_still["state"] not in SETTLED, open_still["state"])
+    play.wait("the incident to settle", lambda: incident()["state"] in SETTLED)
+    job.at_size(3)
+    job.ends_well(attempts=3)
+    play.check("the plan was to shrink", "SHRINK" in job.story(), job.story())
+
+
+def inference_spike(play: Play) -> None:
+    """Serving wants more replicas than find a node: training shrinks for them. The spike is over: it grows back."""
+    play.classes(low=1)
+    play.team("red", 24, TYPE)
+    chat = {"cluster": play.centre.cluster.eks_cluster_name, "namespace": "default", "name": "chat"}
+    play.policy({"scheduling": {"serving": [chat]}}, "default/chat serves, and comes before training")
+    work = Work(nodes=3, steps=800, checkpoint_every=4, step_seconds=0.12)
+    job = play.submit("training", work, team="red", priorityClass="low", elastic=SIZES).reach(9)
+    play.serve("chat", 2)
+    job.at_size(1)
+    play.wait("both replicas to run", lambda: play.serving("chat") == 2)
+    play.told("serving", "Both replicas run, on nodes that training gave.")
+    play.serve("chat", 0)
+    job.at_size(3)
+    ended = job.ends_well(attempts=3)
+    sizes = [each["gpus"] // 8 for each in reversed(ended["attempts"])]
+    play.check("it had 3, 1 and 3 nodes", sizes == [3, 1, 3], sizes)
+    play.check("it says for whom it made room", "It makes room for default/chat." in job.story(), job.story())
+
+
+RENTED: Final = "p5.48xlarge"
+HOLDS: Final = Work(nodes=1, steps=3000, checkpoint_every=4, step_seconds=0.15)
+"""Until it is cancelled."""
+URGENT: Final = Work(nodes=1, steps=400, checkpoint_every=4, step_seconds=0.15)
+PRICES: Final = {"burst-spot": 22_000_000, "burst-on-demand": 55_040_000}
+"""Of a node, in micro-dollars an hour."""
+CAP_MICROS_PER_HOUR: Final = 120_000_000
+_NODE_POOLS: Final = tuple(PRICES)
+_POOL_LABEL: Final = "karpenter.sh/nodepool"
+_PARTS: Final = 3_600_000_000
+"""Micro-dollars an hour times seconds, in a dollar."""
+
+
+def _rentable(play: Play, **other: Any) -> None:
+    """Give the fleet two NodePools that nothing is rented from yet, and say what may be; `other` is more of policy."""
+    market = {"burst-spot": "spot", "burst-on-demand": "on-demand"}
+    for name in _NODE_POOLS:
+        terms = {"karpenter.sh/capacity-type": market[name], "node.kubernetes.io/instance-type": RENTED}
+        requirements = [{"key": key, "operator": "In", "values": [value]} for key, value in terms.items()]
+        node_class = {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "default"}
+        spec = {
+            "limits": {"nvidia.com/gpu": "0"},
+            "template": {"spec": {"requirements": requirements, "nodeClassRef": node_class}},
+            "disruption": {"consolidateAfter": "Never"},
+        }
+        play.centre.cluster.apply(
+            [{"apiVersion": "karpenter.sh/v1", "kind": "NodePool", "metadata": {"name": name}, "spec": spec}]
+        )
+    pools = [
+        {
+            "name": name,
+            "cluster": play.centre.cluster.eks_cluster_name,
+            "market": market[name],
+            "instanceType": RENTED,
+            "zone": "us-west-2a",
+            "acceleratorsPerNode": 8,
+            "mostNodes": 2,
+            "microsPerNodeHour": price,
+            "launch": {"p50Seconds": 2, "p90Seconds": 4},
+            "place": {},
+        }
+        for name, price in PRICES.items()
+    ]
+    may = {
+        "fleetCapMicrosPerHour": CAP_MICROS_PER_HOUR,
+        "otherTeamCapMicrosPerHour": CAP_MICROS_PER_HOUR,
+        "otherDelayMicrosPerHour": 100_000_000,
+        "otherExpectedRunSeconds": 3600,
+    }
+    play.policy({"burst": {"pools": pools, **may}, **other}, "nodes may be rented, $120 an hour at most")
+    play.meter = Meter()
+
+
+def burst_home(play: Play) -> None:
+    """The baseline is full: an urgent job is rented for. Committed room frees, and it returns home."""
+    _rentable(play)
+    first = play.submit("baseline", HOLDS).reach(9)
+    urgent = play.submit("urgent", URGENT)
+    urgent.reach(9)
+    rented = urgent.attempt(1)
+    play.check("it runs on rented nodes", rented["pool"] in _NODE_POOLS, rented["pool"])
+    play.client.post(f"/jobs/{first.job_id}/cancel", {"reason": "its room is wanted"})
+    play.told("you", "Cancelled baseline: its room is wanted.")
+    urgent.ends_well(attempts=2)
+    back = urgent.attempt(2)
+    play.check("it went home", back["pool"] == FleetShape().group, back["pool"])
+    play.check("and says why", "It goes home" in urgent.attempt(1)["reason"], urgent.attempt(1)["reason"])
+    play.check("it was rented for once", len(urgent.show()["rentals"]) == 1, urgent.show()["rentals"])
+
+
+def spot_reclaimed(play: Play) -> None:
+    """A spot machine gets its notice: the job saves inside it, and goes on where nodes are rented on demand."""
+    _rentable(play)
+    first = play.submit("baseline", HOLDS).reach(9)
+    urgent = play.submit("urgent", URGENT).reach(9)
+    told_at = urgent.step()
+    play.centre.cluster.inject("spot-reclaim", node=urgent.node(0))
+    play.told("world", f"The spot machine under urgent gets its notice, at step {told_at}.")
+    urgent.until("to start again", lambda job: job["currentAttempt"] > 1)
+    play.client.post(f"/jobs/{first.job_id}/cancel", {"reason": "seen enough"})
+    ended = urgent.end()
+    pools = [each["pool"] for each in reversed(ended["attempts"])]
+    urgent.ends_well(attempts=ended["currentAttempt"])
+    play.check("it went from spot to on demand", pools[:2] == ["burst-spot", "burst-on-demand"], pools)
+    resumed = urgent.attempt(2)["resumeFrom"]
+    play.check("it saved inside the notice", resumed["step"] >= told_at, resumed)
+    play.check("it was rented for twice", len(urgent.show()["rentals"]) == 2, urgent.show()["rentals"])
+
+
+def nowhere(play: Play) -> None:
+    """No pool has capacity: the job waits, says why and pays nothing, and starts when the baseline has room."""
+    _rentable(play)
+    for market in ("spot", "on-demand"):
+        none = {"instanceType": RENTED, "zone": "us-west-2a", "capacityType": market, "machines": 0}
+        play.centre.cluster.control("POST", "offerings", none)
+    play.told("world", "No pool has a machine to rent out.")
+    work = Work(nodes=1, steps=200, checkpoint_every=4, step_seconds=0.15)
+    first = play.submit("baseline", work).reach(4)
+    urgent = play.submit("urgent", work)
+    asked = urgent.until("to be refused", lambda job: job["rentals"] and job["rentals"][0]["endedAt"])
+    rental = asked["rentals"][0]
+    play.check("every pool refused", all(each["refused"] for each in rental["offers"]), rental["offers"])
+    play.check("which costs nothing", rental["costUsd"] == "0.000000", rental["costUsd"])
+    waiting = urgent.until("to say why it waits", lambda job: "nothing can be rented" in job["reason"])
+    play.told("urgent", waiting["reason"])
+    play.check("it is told how long it is expected to wait", "It waits about" in waiting["reason"], waiting["reason"])
+    first.ends_well(attempts=1)
+    urgent.ends_well(attempts=1)
+
+
+PLAN_SECONDS: Final = 150
+"""For which the training plan holds its machine once the policy is in force."""
+
+
+def plan_ends(play: Play) -> None:
+    """The training plan under the baseline ends: the job saves, leaves in time, and goes on where machines stay."""
+    left_by = datetime.now(UTC) + FRESH + timedelta(seconds=PLAN_SECONDS)
+    plan = {
+        "cluster": play.centre.cluster.eks_cluster_name,
+        "pool": FleetShape().group,
+        "startsAt": rfc3339(left_by - timedelta(days=30)),
+        "endsAt": rfc3339(left_by + timedelta(seconds=Reservation.model_fields["closing_seconds"].default)),
+    }
+    play.told("world", f"The training plan ends for work at {left_by:%H:%M:%S}.")
+    _rentable(play, scheduling={"reservations": [plan]})
+    work = Work(nodes=1, steps=1000, checkpoint_every=4, step_seconds=0.15)
+    job = play.submit("training", work, graceSeconds=10)
+    job.reach(9)
+    play.check("it begins on the plan", job.attempt(1)["pool"] == FleetShape().group, job.attempt(1)["pool"])
+    job.until("to be asked to leave", lambda seen: seen["currentAttempt"] > 1 or "leaves" in seen["reason"])
+    told_at = job.step()
+    job.until("to go on elsewhere", lambda seen: seen["currentAttempt"] > 1 and seen["state"] == "RUNNING")
+    first, second = job.attempt(1), job.attempt(2)
+    play.check("it left in time", datetime.fromisoformat(first["endedAt"]) < left_by, first["endedAt"])
+    play.check("and says why", "ends for work at" in first["reason"], first["reason"])
+    play.check("it goes on where machines stay", second["pool"] in _NODE_POOLS, second["pool"])
+    play.check("from what it saved on the way out", second["resumeFrom"]["step"] >= told_at, second["resumeFrom"])
+    job.ends_well(attempts=2)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One story."""
+
+    name: str
+    story: str
+    play: Callable[[Play], None]
+    fleet: FleetShape = field(default_factory=FleetShape)
+
+
+_SLOW_REPAIRS: Final = {**FleetShape().delays, "replace": 30.0}
+
+SCENARIOS: Final = {
+    scenario.name: scenario
+    for scenario in (
+        Scenario(
+            "preemption",
+            "The baseline is full: a higher class has a lower one save and give way; that one returns.",
+            preemption,
+            FleetShape(nodes=2),
+        ),
+        Scenario(
+            "burst-home",
+            "The baseline is full: an urgent job runs on rented nodes, and goes home when committed room frees.",
+            burst_home,
+            FleetShape(nodes=1),
+        ),
+        Scenario(
+            "spot-reclaimed",
+            "A spot machine gets its notice: the job saves inside it, and goes on where nodes are rented on demand.",
+            spot_reclaimed,
+            FleetShape(nodes=1),
+        ),
+        Scenario(
+            "nowhere",
+            "No pool has capacity: the job waits, says why and pays nothing, and starts when the baseline has room.",
+            nowhere,
+            FleetShape(nodes=1),
+        ),
+        Scenario(
+            "elastic",
+            "Idle nodes: a job grows; a higher class comes: it shrinks in place of ending, then grows back.",
+            elastic,
+            FleetShape(nodes=3),
+        ),
+        Scenario(
+            "inference-spike",
+            "Serving wants more replicas than find a node: training shrinks for them, then grows back.",
+            inference_spike,
+            FleetShape(nodes=3),
+        ),
+        Scenario(
+            "plan-ends",
+            "The training plan under the baseline ends: the job leaves in time, and goes on on rented nodes.",
+            plan_ends,
+            FleetShape(nodes=1),
+        ),
+        Scenario(
+            "node-lost",
+            "A node is lost and there is no spare: the job goes on with fewer while the replacement proceeds.",
+            node_lost,
+            FleetShape(nodes=3, delays=_SLOW_REPAIRS),
+        ),
+    )
+}
+
+
+def run(scenario: Scenario, centre: DataCentre, *, say: Say = lambda _text: None) -> Result:
+    """Run one scenario on a running data centre that nobody has set up yet, and check everything that must hold."""
+    result = Result(scenario.name, seed=0)
+    play = Play(centre, result, say)
+    try:
+        await_whole_fleet(play.client, centre)
+        scenario.play(play)
+        play.finish()
+    except DrillTimeoutError as late:
+        result.check("everything awaited came", False, str(late))
+    return result
+
+
+def rehearse(scenario: Scenario, *, say: Say = lambda _text: None) -> Result:
+    """Run one scenario in a data centre of its own, which ends with it."""
+    folder = PROJECT / ".evenkeel" / f"scenario-{scenario.name}"
+    with interruptible(), DataCentre.start(folder, fleet=scenario.fleet, say=say) as centre:
+        return run(scenario, centre, say=say)
+
+
+def main() -> int:
+    """List the scenarios, or run some; return 0 if every check held."""
+    options = argparse.ArgumentParser(description="Scenarios of a shared fleet, told while they happen.")
+    options.add_argument("name", nargs="?", choices=[*SCENARIOS, "all"], help="which; without it they are listed")
+    name = options.parse_args().name
+    if name is None:
+        for scenario in SCENARIOS.values():
+            print(f"{scenario.name:<14} {scenario.story}")
+        print("\nmake scenarios RUN=preemption     one of them; RUN=all: all of them")
+        return 0
+    chosen = list(SCENARIOS.values()) if name == "all" else [SCENARIOS[name]]
+    try:
+        return max(_told(scenario) for scenario in chosen)
+    except (EngineError, ClusterFailed) as failed:
+        print(f"✖ {failed}", flush=True)
+        return 1
+    except KeyboardInterrupt:
+        print("\ninterrupted: everything that was started has been ended")
+        return 130
+
+
+def _told(scenario: Scenario) -> int:
+    print(f"── {scenario.name}: {scenario.story}", flush=True)
+    began = time.monotonic()
+    result = rehearse(scenario, say=lambda text: print(f"  {text}", flush=True))
+    for what, holds, seen in result.checks:
+        print(f"{'●' if holds else '✖'} {what}{'' if holds else f': {seen}'}", flush=True)
+    failed = len(result.failures())
+    print(f"{len(result.checks) - failed} hold, {failed} do not, {time.monotonic() - began:.0f} s", flush=True)
+    return 0 if result.is_ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

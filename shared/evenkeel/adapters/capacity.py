@@ -1,0 +1,104 @@
+"""What renting does on a Kubernetes API server: capacity pods, the limits of Karpenter's pools, and its machines."""
+
+import contextlib
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any
+
+from evenkeel.adapters.kubernetes import AlreadyExists, KubernetesApi
+from evenkeel.adapters.workloads import FLEET_LABEL, NEURON, NVIDIA, RENTAL_LABEL, Json, capacity_job
+from evenkeel.domain.nodes import KARPENTER_LABEL
+from evenkeel.ports import CapacitySpec, Claim, Conflict, LimitResult
+
+_POOLS = "/apis/karpenter.sh/v1/nodepools"
+_CLAIMS = "/apis/karpenter.sh/v1/nodeclaims"
+_EVENTS = "/api/v1/namespaces/default/events"
+"""Events about objects without a namespace are kept in this one."""
+_REFUSED = "InsufficientCapacityError"
+"""The reason of Karpenter's event about a NodeClaim that it gives up, and then deletes: nothing else tells of it."""
+_TRIES = 5
+
+
+class KubernetesCapacity:
+    """The part of the port Cluster that is about renting."""
+
+    _fleet: str
+
+    def _api(self, cluster: str) -> KubernetesApi:
+        raise NotImplementedError
+
+    def _all(self, cluster: str, path: str, **query: str) -> list[Json]:
+        raise NotImplementedError
+
+    def hold_capacity(self, spec: CapacitySpec) -> None:
+        path = f"/apis/batch/v1/namespaces/{spec.namespace}/jobs"
+        with contextlib.suppress(AlreadyExists):
+            self._api(spec.cluster).create(path, capacity_job(spec, self._fleet))
+
+    def free_capacity(self, cluster: str, namespace: str, name: str) -> bool:
+        api = self._api(cluster)
+        path = f"/apis/batch/v1/namespaces/{namespace}/jobs/{name}"
+        job = api.get(path)
+        if job is not None and _labels(job).get(RENTAL_LABEL) != name:
+            job = None  # not a rental's: left alone
+        if job is not None and "deletionTimestamp" not in job["metadata"]:
+            api.delete(path, propagationPolicy="Background", preconditions={"uid": job["metadata"]["uid"]})
+        ours = f"{RENTAL_LABEL}={name},{FLEET_LABEL}={self._fleet}"
+        pods = self._all(cluster, f"/api/v1/namespaces/{namespace}/pods", labelSelector=ours)
+        for pod in pods:
+            if "deletionTimestamp" not in pod["metadata"]:
+                api.delete(f"/api/v1/namespaces/{namespace}/pods/{pod['metadata']['name']}", gracePeriodSeconds=1)
+        return job is None and not pods
+
+    def limit_pool(self, cluster: str, pool: str, rented: Callable[[], tuple[int, int]]) -> LimitResult:
+        for _ in range(_TRIES - 1):
+            with contextlib.suppress(Conflict):
+                return self._limit_once(cluster, pool, rented)
+        return self._limit_once(cluster, pool, rented)
+
+    def _limit_once(self, cluster: str, pool: str, rented: Callable[[], tuple[int, int]]) -> LimitResult:
+        found = self._api(cluster).get(f"{_POOLS}/{pool}")
+        if found is None:
+            return LimitResult.GONE
+        limits = (found.get("spec") or {}).get("limits") or {}
+        # Read after the pool: who counts a rental less than another has patched meanwhile meets a conflict.
+        nodes, accelerators = rented()
+        wanted = {name: str(accelerators) for name in (NVIDIA, NEURON) if name in limits}
+        if "nodes" in limits:
+            wanted["nodes"] = str(nodes)
+        if not wanted:
+            return LimitResult.UNBOUNDED
+        if all(str(limits[name]) == value for name, value in wanted.items()):
+            return LimitResult.ALREADY_SO
+        metadata = {"resourceVersion": found["metadata"]["resourceVersion"]}
+        self._api(cluster).patch(f"{_POOLS}/{pool}", {"metadata": metadata, "spec": {"limits": wanted}})
+        return LimitResult.SET
+
+    def claims(self, cluster: str, pool: str) -> tuple[Claim, ...]:
+        found = self._all(cluster, _CLAIMS, labelSelector=f"{KARPENTER_LABEL}={pool}")
+        return tuple(
+            Claim(name=each["metadata"]["name"], node_name=(each.get("status") or {}).get("nodeName") or "")
+            for each in found
+        )
+
+    def delete_claim(self, cluster: str, name: str) -> None:
+        self._api(cluster).delete(f"{_CLAIMS}/{name}")
+
+    def refusal(self, cluster: str, pool: str, since: datetime) -> str:
+        found = self._all(cluster, _EVENTS, fieldSelector=f"involvedObject.kind=NodeClaim,reason={_REFUSED}")
+        told = [each for each in found if _is_of_pool(each, pool) and _at(each) >= since.replace(microsecond=0)]
+        return str(max(told, key=_at).get("message") or _REFUSED)[:300] if told else ""
+
+
+def _labels(item: Mapping[str, Any]) -> Mapping[str, str]:
+    return item["metadata"].get("labels") or {}
+
+
+def _is_of_pool(event: Mapping[str, Any], pool: str) -> bool:
+    """Karpenter names a claim after its pool, with five characters behind."""
+    return str(event["involvedObject"].get("name", "")).rpartition("-")[0] == pool
+
+
+def _at(event: Mapping[str, Any]) -> datetime:
+    told = event.get("lastTimestamp") or event.get("eventTime") or event["metadata"]["creationTimestamp"]
+    return datetime.fromisoformat(told)

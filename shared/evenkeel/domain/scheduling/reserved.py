@@ -1,0 +1,41 @@
+"""Machines that go at a time that is known: who is still let on, and who has to leave them in time.
+
+    ...... work runs ......|-- restart, first checkpoint --|-- save --|- margin -|........ machines go ........|
+                           └ nobody is let on any more     └ asked to leave      └ usable until                └ ends
+
+A training plan and a capacity block end, whatever runs on them. The site says when (`scheduling.reservations`).
+"""
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.scheduling.admission import Request, Room
+from evenkeel.domain.scheduling.jobs import Job
+from evenkeel.domain.scheduling.placement import Terms
+
+
+def with_ends(rooms: Iterable[Room], policy: Policy) -> tuple[Room, ...]:
+    """Return the machines, those that are held until some time only with the time when work must have left them."""
+    ends = {(each.cluster, each.pool): each.usable_until for each in policy.scheduling.reservations}
+    if not ends:
+        return tuple(rooms)
+    return tuple(
+        room.model_copy(update={"usable_until": ends[room.cluster, room.pool]})
+        if (room.cluster, room.pool) in ends
+        else room
+        for room in rooms
+    )
+
+
+def request_of(job: Job, policy: Policy, now: datetime) -> Request:
+    """Return what a job asks for, with how long a machine has to stay to be of use to it: as `placement` reckons."""
+    asked = Request.of(job)
+    if not policy.scheduling.reservations:
+        return asked
+    run = policy.burst.run_seconds_of(job.spec.priority_class)
+    keeps = bool(job.spec.checkpoint_uri)
+    works = min(run, policy.economy.expected_checkpoint_seconds) if keeps else 2 * run
+    starts = policy.economy.expected_launch_seconds + policy.jobs.expected_resume_seconds
+    seconds = starts + works + job.spec.grace_seconds + Terms().grace_seconds
+    return asked.model_copy(update={"stays_until": now + timedelta(seconds=seconds)})

@@ -1,0 +1,33 @@
+"""Rentals whose workflow is not there to go on: it is started again, and finds by itself where they stand."""
+
+from evenkeel.domain.scheduling.renting import Rental, RentalState
+from evenkeel.ports import ExecutionState, Machine, Put, Table
+from evenkeel.services import rentals, rows
+from evenkeel.services.sweep.round import Round
+
+_RUNBOOK = "rental-stuck"
+
+
+def resume_rentals(sweep: Round) -> int:
+    """Start the workflow of each rental that has none: what is rented and not given back costs money each second.
+
+    Idempotent: yes, an execution is named after the rental and its run, and the run is raised before it is started.
+    """
+    mended = 0
+    for row in sweep.as_stored(sweep.listed(Table.JOBS, "RENTAL#OPEN")):
+        rental = rows.read(row, Rental)
+        if rental.state is RentalState.ENDED or sweep.is_fresh(rental.begun_at):
+            continue
+        state = sweep.execution(Machine.BURST_CAPACITY, rental.execution_name)
+        if state is ExecutionState.RUNNING:
+            continue
+        if state is not ExecutionState.NONE:
+            # It has failed, or was ended by somebody: its name is taken for good.
+            if rental.run >= sweep.policy.watch.max_runs:
+                sweep.world.telemetry.error(
+                    "The workflow of a rental fails again and again", rental=rental.name, runbook=_RUNBOOK
+                )
+            rental = rental.but(run=rental.run + 1)
+            sweep.world.ledger.commit(Put(rows.rental_row(rental, row.version)))
+        mended += rentals.start(rental, sweep.world.workflows, sweep.world.telemetry)
+    return mended

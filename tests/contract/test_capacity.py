@@ -1,0 +1,211 @@
+"""What renting does in a cluster: one body for the twin and for the adapter, and what Karpenter makes of it."""
+
+import contextlib
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evenkeel.adapters.cluster import KubernetesCluster
+from evenkeel.adapters.kubernetes import KubernetesApi
+from evenkeel.domain.scheduling.jobs import PodPhase
+from evenkeel.domain.scheduling.pools import Market
+from evenkeel.domain.scheduling.renting import RentalState
+from evenkeel.ports import CapacitySpec, Cluster, LimitResult
+from evenkeel_local.gpu_cluster import ClusterHandle, start
+from tests.contract.beds import CLUSTER, CONFIG, FLEET, NAMESPACE
+from tests.fakes import FakeCluster, FixedClock
+from tests.unit.services_jobs.test_rentals import ON_DEMAND, Renting, a_policy, a_pool
+from tests.waiting import until
+
+BOUNDED, OPEN = "bounded", "open"
+TYPE = "p5.48xlarge"
+
+
+def node_pool(name: str, **spec: Any) -> dict[str, Any]:
+    requirements = [{"key": "node.kubernetes.io/instance-type", "operator": "In", "values": [TYPE]}]
+    template = {"spec": {"requirements": requirements}}
+    disruption = {"consolidateAfter": "Never"}
+    return {
+        "apiVersion": "karpenter.sh/v1",
+        "kind": "NodePool",
+        "metadata": {"name": name},
+        "spec": {"template": template, "disruption": disruption, **spec},
+    }
+
+
+class Connections:
+    """One API server, whatever the cluster is called."""
+
+    def __init__(self, api: KubernetesApi) -> None:
+        self._api = api
+
+    def api(self, _cluster: str) -> KubernetesApi:
+        return self._api
+
+
+@contextlib.contextmanager
+def a_cluster(run_dir: Path) -> Iterator[ClusterHandle]:
+    offering = {"instanceType": TYPE, "zones": ["us-west-2a"], "usdPerHour": 55.04, "machines": 2}
+    settings = {"offerings": [offering], "launch": 0.2, "register": 0.1, "capacityMemory": 0.5}
+    with start({**CONFIG, "karpenter": settings}, run_dir) as running:
+        limits = {"limits": {"nvidia.com/gpu": "0", "cpu": "1000"}}
+        space: dict[str, Any] = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
+        account = {
+            "apiVersion": "v1",
+            "kind": "ServiceAccount",
+            "metadata": {"name": "trainer", "namespace": NAMESPACE},
+        }
+        space["metadata"]["labels"] = {"pod-security.kubernetes.io/enforce": "restricted"}
+        running.apply([space, account, node_pool(BOUNDED, **limits), node_pool(OPEN)])
+        yield running
+
+
+@pytest.fixture(scope="module")
+def handle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterHandle]:
+    with a_cluster(tmp_path_factory.mktemp("capacity")) as running:
+        yield running
+
+
+@pytest.fixture
+def untouched(tmp_path: Path) -> Iterator[ClusterHandle]:
+    """A cluster in which nothing was refused yet: what Karpenter says late would be taken for the next rental's."""
+    with a_cluster(tmp_path) as running:
+        yield running
+
+
+def adapter(handle: ClusterHandle) -> Cluster:
+    api = KubernetesApi(CLUSTER, handle.kubernetes_url, handle.ca_pem, lambda _: handle.admin_token)
+    return KubernetesCluster(Connections(api), fleet=FLEET)
+
+
+@pytest.fixture(params=["twin", "local"])
+def cluster(request: pytest.FixtureRequest) -> Cluster:
+    if request.param == "local":
+        return adapter(request.getfixturevalue("handle"))
+    twin = FakeCluster(FixedClock())
+    twin.limits = {(CLUSTER, BOUNDED): (0, 0), (CLUSTER, OPEN): None}
+    return twin
+
+
+def a_spec(nodes: int = 2) -> CapacitySpec:
+    return CapacitySpec(
+        cluster=CLUSTER,
+        namespace=NAMESPACE,
+        name="job-a-b1",
+        pool=BOUNDED,
+        nodes=nodes,
+        accelerators=8,
+        accelerator_resource="nvidia.com/gpu",
+        image="registry.k8s.io/pause:3.10",
+    )
+
+
+def test_a_limit_is_set_once_and_a_pool_without_one_is_left_alone(cluster: Cluster) -> None:
+    first = cluster.limit_pool(CLUSTER, BOUNDED, lambda: (1, 8))
+    second = cluster.limit_pool(CLUSTER, BOUNDED, lambda: (1, 8))
+    back = cluster.limit_pool(CLUSTER, BOUNDED, lambda: (0, 0))
+
+    assert (first, second, back) == (LimitResult.SET, LimitResult.ALREADY_SO, LimitResult.SET)
+    assert cluster.limit_pool(CLUSTER, OPEN, lambda: (1, 8)) is LimitResult.UNBOUNDED
+    assert cluster.limit_pool(CLUSTER, "none", lambda: (1, 8)) is LimitResult.GONE
+
+
+def test_what_is_not_there_is_gone(cluster: Cluster) -> None:
+    cluster.delete_claim(CLUSTER, "none-12345")
+
+    assert cluster.free_capacity(CLUSTER, NAMESPACE, "job-none-b1")
+    assert cluster.claims(CLUSTER, BOUNDED) == ()
+    assert cluster.refusal(CLUSTER, BOUNDED, datetime.now(UTC)) == ""
+
+
+def test_capacity_pods_bring_whole_nodes_within_the_limit_and_leave_nothing(handle: ClusterHandle) -> None:
+    cluster, spec = adapter(handle), a_spec()
+    cluster.hold_capacity(spec)
+    cluster.hold_capacity(spec)
+    assert cluster.claims(CLUSTER, BOUNDED) == ()
+
+    cluster.limit_pool(CLUSTER, BOUNDED, lambda: (2, 16))
+    there = until(
+        lambda: [node for node in cluster.nodes(CLUSTER) if node.pool == BOUNDED and node.is_ready][1:],
+        "two nodes of the pool",
+    )
+    until(lambda: cluster.accelerators_in_use(CLUSTER).get(there[0].name) == 8, "a capacity pod on it")
+    names = {claim.node_name for claim in cluster.claims(CLUSTER, BOUNDED)}
+    assert there[0].name in names
+    assert len(names) == 2
+    until(lambda: cluster.free_capacity(CLUSTER, NAMESPACE, spec.name), "the capacity pods to be gone")
+    cluster.limit_pool(CLUSTER, BOUNDED, lambda: (0, 0))
+    for claim in cluster.claims(CLUSTER, BOUNDED):
+        cluster.delete_claim(CLUSTER, claim.name)
+    until(lambda: not cluster.claims(CLUSTER, BOUNDED), "the machines to be gone")
+
+    assert [node.name for node in cluster.nodes(CLUSTER) if node.pool == BOUNDED] == []
+    pool = handle.get(f"/apis/karpenter.sh/v1/nodepools/{BOUNDED}")
+    assert pool["spec"]["limits"] == {"nvidia.com/gpu": "0", "cpu": "1000"}
+
+
+def test_a_refusal_is_told_by_karpenters_event_and_by_those_since_then_alone(handle: ClusterHandle) -> None:
+    cluster, spec = adapter(handle), a_spec(nodes=3)
+    began = datetime.now(UTC)
+    cluster.limit_pool(CLUSTER, BOUNDED, lambda: (3, 24))
+    cluster.hold_capacity(spec)
+
+    said = until(lambda: cluster.refusal(CLUSTER, BOUNDED, began), "the third machine to be refused")
+
+    assert "InsufficientInstanceCapacity" in said
+    assert cluster.refusal(CLUSTER, "other", began) == ""
+    assert cluster.refusal(CLUSTER, BOUNDED, datetime.now(UTC) + timedelta(minutes=1)) == ""
+    until(lambda: cluster.free_capacity(CLUSTER, NAMESPACE, spec.name), "the capacity pods to be gone")
+    cluster.limit_pool(CLUSTER, BOUNDED, lambda: (0, 0))
+    for claim in cluster.claims(CLUSTER, BOUNDED):
+        cluster.delete_claim(CLUSTER, claim.name)
+    until(lambda: not cluster.claims(CLUSTER, BOUNDED), "the machines to be gone")
+
+
+def test_a_rental_from_its_wish_to_its_bill_on_real_pods(untouched: ClusterHandle) -> None:
+    """The services on a ledger in memory; pods, nodes, limits and Karpenter are the local cluster's."""
+    pool = a_pool(ON_DEMAND, Market.ON_DEMAND, most_nodes=2).but(name=BOUNDED)
+    market = Renting(policy=a_policy(pools=(pool,)))
+    cluster = adapter(untouched)
+    market.story.cluster = cluster  # type: ignore[assignment] # the real one in place of its twin
+    market.story.world.clock.set(datetime.now(UTC))
+
+    def is_now(state: RentalState) -> bool:
+        market.advance()
+        return market.rental(job.job_id).state is state
+
+    job = market.story.submit("rented", instance_types=(TYPE,), command=("sleep", "600"), grace_seconds=1)
+
+    market.story.run_pass()
+    market.advance()
+    until(lambda: is_now(RentalState.READY), "the nodes to be ready")
+    held = cluster.accelerators_in_use(CLUSTER)
+    market.story.run_pass()
+    attempt = market.story.attempt(job.job_id)
+    market.story.launch(job.job_id)
+    running = until(
+        lambda: [
+            pod
+            for pod in cluster.workload(CLUSTER, NAMESPACE, job.job_id, 1).pods
+            if pod.phase is PodPhase.RUNNING and pod.node_name in attempt.node_names
+        ][1:],
+        "both pods to run where capacity pods stood",
+    )
+    market.story.cancel(job.job_id)
+    market.story.stop(job.job_id)
+    until(lambda: not cluster.workload(CLUSTER, NAMESPACE, job.job_id, 1).pods, "its pods to end")
+    market.story.settle(job.job_id)
+    until(lambda: is_now(RentalState.ENDED), "the rental to end")
+
+    assert running
+    assert attempt.pool == BOUNDED
+    assert set(attempt.node_names) <= set(held)
+    assert market.rental(job.job_id).offer.came == attempt.node_names
+    assert market.rental(job.job_id).cost_parts == 60 * 2 * pool.micros_per_node_hour
+    assert (market.holds(), cluster.claims(CLUSTER, BOUNDED)) == (0, ())
+    limits = untouched.get(f"/apis/karpenter.sh/v1/nodepools/{BOUNDED}")["spec"]["limits"]
+    assert limits["nvidia.com/gpu"] == "0"
+    assert cluster.free_capacity(CLUSTER, NAMESPACE, market.rental(job.job_id).pods_name)

@@ -1,0 +1,84 @@
+"""Karpenter, as far as renting sees it: pools with limits, capacity pods, and machines that come and go."""
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+from evenkeel.domain.nodes import KubernetesNode
+from evenkeel.ports import CapacitySpec, Claim, LimitResult
+
+
+class FakeCapacity:
+    """The part of the fake cluster that is about renting. A test says when the machines come: `launch_rented`."""
+
+    by_name: dict[tuple[str, str], KubernetesNode]
+    calls: list[tuple[Any, ...]]
+
+    def __init__(self) -> None:
+        self.limits: dict[tuple[str, str], tuple[int, int] | None] = {}
+        """Nodes and accelerators that a NodePool may have; None = it is unbounded. Absent = there is none."""
+        self.capacity: dict[str, CapacitySpec] = {}
+        """Capacity pods, by the name of their Job."""
+        self.claimed: dict[str, tuple[str, Claim]] = {}
+        """Machines by claim: the pool, and the claim."""
+        self.refusals: dict[str, tuple[datetime, str]] = {}
+        """By pool: when capacity was refused last, and what was said."""
+        self.slow_to_go = False
+        """Whether a machine that is given back stays until `go()`."""
+        self.going: list[str] = []
+
+    def hold_capacity(self, spec: CapacitySpec) -> None:
+        if spec.name not in self.capacity:
+            self.capacity[spec.name] = spec
+            self.calls.append(("hold_capacity", spec.name, spec.pool))
+
+    def free_capacity(self, cluster: str, namespace: str, name: str) -> bool:
+        if self.capacity.pop(name, None) is not None:
+            self.calls.append(("free_capacity", name))
+        return True
+
+    def limit_pool(self, cluster: str, pool: str, rented: Callable[[], tuple[int, int]]) -> LimitResult:
+        if (cluster, pool) not in self.limits:
+            return LimitResult.GONE
+        before = self.limits[cluster, pool]
+        wanted = rented()
+        if before is None:
+            return LimitResult.UNBOUNDED
+        if before == wanted:
+            return LimitResult.ALREADY_SO
+        self.limits[cluster, pool] = wanted
+        self.calls.append(("limit_pool", pool, *wanted))
+        return LimitResult.SET
+
+    def claims(self, cluster: str, pool: str) -> tuple[Claim, ...]:
+        return tuple(claim for name, (of, claim) in sorted(self.claimed.items()) if of == pool)
+
+    def delete_claim(self, cluster: str, name: str) -> None:
+        if name in self.claimed:
+            self.calls.append(("delete_claim", name))
+            self.going.append(name)
+            if not self.slow_to_go:
+                self.go()
+
+    def refusal(self, cluster: str, pool: str, since: datetime) -> str:
+        at, said = self.refusals.get(pool, (since, ""))
+        return said if at >= since else ""
+
+    # ------------------------------------------------------------ for tests
+
+    def launch_rented(self, node: KubernetesNode) -> None:
+        """Have a machine of a pool join."""
+        self.by_name[node.cluster, node.name] = node
+        name = f"{node.pool}-{len(self.claimed):05d}"
+        self.claimed[name] = (node.pool, Claim(name=name, node_name=node.name))
+
+    def go(self) -> None:
+        """Take away what is being given back."""
+        for name in self.going:
+            _, claim = self.claimed.pop(name, ("", Claim(name="")))
+            for place in [place for place in self.by_name if place[1] == claim.node_name]:
+                self.remove_node(claim.node_name, place[0])
+        self.going.clear()
+
+    def remove_node(self, name: str, cluster: str) -> None:
+        raise NotImplementedError

@@ -1,0 +1,189 @@
+"""Nodes by the hour, with IAM enforced: rented for a job that cannot wait, given back, and accounted for."""
+
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from evenkeel.runtime.policies import FRESH
+from evenkeel_local.data_centre import DataCentre, FleetShape
+from evenkeel_local.drills import Work
+from evenkeel_local.drills.replays import decided_otherwise
+from tests.local.training import Training
+from tests.waiting import until
+
+Json = dict[str, Any]
+
+FLEET = FleetShape(nodes=1)
+TYPE = "p5.48xlarge"
+SPOT, ON_DEMAND = "burst-spot", "burst-on-demand"
+MICROS = {SPOT: 22_000_000, ON_DEMAND: 55_040_000}
+LONG = Work(nodes=1, steps=400, checkpoint_every=4, step_seconds=0.15)
+HOLDS = Work(nodes=1, steps=3000, checkpoint_every=4, step_seconds=0.15)
+"""Holds the baseline until it is cancelled."""
+SHORT = Work(nodes=1, steps=160, checkpoint_every=4, step_seconds=0.15)
+
+
+def node_pool(name: str, market: str) -> Json:
+    terms = {"karpenter.sh/capacity-type": market, "node.kubernetes.io/instance-type": TYPE}
+    return {
+        "apiVersion": "karpenter.sh/v1",
+        "kind": "NodePool",
+        "metadata": {"name": name},
+        "spec": {
+            "limits": {"nvidia.com/gpu": "0"},
+            "template": {
+                "spec": {
+                    "requirements": [{"key": key, "operator": "In", "values": [value]} for key, value in terms.items()],
+                    "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "default"},
+                }
+            },
+            "disruption": {"consolidateAfter": "Never"},
+        },
+    }
+
+
+def rented_pool(centre: DataCentre, name: str, market: str) -> Json:
+    return {
+        "name": name,
+        "cluster": centre.cluster.eks_cluster_name,
+        "market": market,
+        "instanceType": TYPE,
+        "zone": "us-west-2a",
+        "acceleratorsPerNode": 8,
+        "mostNodes": 2,
+        "microsPerNodeHour": MICROS[name],
+        "launch": {"p50Seconds": 2, "p90Seconds": 4},
+        "place": {},
+    }
+
+
+@pytest.fixture(scope="module")
+def centre(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DataCentre]:
+    with DataCentre.start(tmp_path_factory.mktemp("burst"), fleet=FLEET) as running:
+        running.cluster.apply([node_pool(SPOT, "spot"), node_pool(ON_DEMAND, "on-demand")])
+        burst = {
+            "pools": [rented_pool(running, SPOT, "spot"), rented_pool(running, ON_DEMAND, "on-demand")],
+            "fleetCapMicrosPerHour": 120_000_000,
+            "otherTeamCapMicrosPerHour": 120_000_000,
+            "otherDelayMicrosPerHour": 100_000_000,
+            "otherExpectedRunSeconds": 3600,
+        }
+        client = running.client()
+        client.post(f"/clusters/{client.fleet}/policy", {"changes": {"burst": burst}, "reason": "burst to EKS"})
+        time.sleep(FRESH.total_seconds())
+        yield running
+        assert decided_otherwise(running) == []
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(centre: DataCentre) -> Iterator[None]:
+    yield
+    until(lambda: not left_of(centre), "everything rented to be given back", 60)
+    assert left_of(centre) == []
+
+
+def left_of(centre: DataCentre) -> list[str]:
+    """Return what renting has left: machines, capacity pods, limits, and rows that take of the caps."""
+    get = centre.cluster.get
+    claims = [each["metadata"]["name"] for each in get("/apis/karpenter.sh/v1/nodeclaims")["items"]]
+    pods = get("/api/v1/pods?labelSelector=evenkeel.io%2Frental")["items"]
+    jobs = get("/apis/batch/v1/jobs?labelSelector=evenkeel.io%2Frental")["items"]
+    pools = get("/apis/karpenter.sh/v1/nodepools")["items"]
+    limits = [pool["metadata"]["name"] for pool in pools if pool["spec"]["limits"]["nvidia.com/gpu"] != "0"]
+    rows = centre.deployer.client("dynamodb").query(
+        TableName=centre.outputs["QuotasTableName"],
+        KeyConditionExpression="pk = :pk AND begins_with(sk, :sk)",
+        ExpressionAttributeValues={":pk": {"S": "TREE#fleet"}, ":sk": {"S": "RENTAL#"}},
+    )["Items"]
+    named = [each["metadata"]["name"] for each in (*pods, *jobs)]
+    return [*claims, *named, *limits, *(row["sk"]["S"] for row in rows)]
+
+
+def rental_of(job: Training, number: int = 1) -> Json:
+    return next((each for each in job.show()["rentals"] if each["rental"] == number), {})
+
+
+def ended(job: Training, number: int = 1) -> Json:
+    def look() -> Json:
+        found = rental_of(job, number)
+        return found if found.get("endedAt") else {}
+
+    return until(look, f"rental {number} of {job.job_id} to end", 60)
+
+
+def bill_of(rental: Json) -> str:
+    """Work out what a rental cost, from its offers: price x begun seconds x nodes, to the micro-dollar."""
+    parts = 0
+    for offer in rental["offers"]:
+        if offer["nodesThatCame"]:
+            lasted = datetime.fromisoformat(offer["closedAt"]) - datetime.fromisoformat(offer["openedAt"])
+            seconds = max(60, lasted.seconds + (1 if lasted.microseconds else 0))
+            parts += offer["microsPerNodeHour"] * offer["nodesThatCame"] * seconds
+    return f"{parts / 3_600_000_000:.6f}"
+
+
+@pytest.mark.drills
+@pytest.mark.timeout(600)
+def test_urgent_job_bursts_and_returns_home_when_committed_capacity_frees(centre: DataCentre) -> None:
+    first = Training.submit(centre, "baseline", HOLDS).reach(9)
+    urgent = Training.submit(centre, "urgent", LONG)
+
+    urgent.reach(9)
+    rented = urgent.attempt(1)
+    centre.client().post(f"/jobs/{first.job_id}/cancel", {"reason": "its room is wanted"})
+    back = urgent.end()
+
+    assert rented["pool"] == SPOT
+    assert (back["state"], back["currentAttempt"], urgent.digest()) == ("SUCCEEDED", 2, urgent.right_digest)
+    assert urgent.attempt(1)["state"] == "STOPPED"
+    assert urgent.attempt(1)["reason"].startswith("It goes home: p5-workers has room")
+    assert urgent.attempt(2)["pool"] == "p5-workers"
+    assert urgent.attempt(2)["resumeFrom"]["step"] >= 8
+    rental = ended(urgent)
+    assert rental["costUsd"] == bill_of(rental)
+    assert len(urgent.show()["rentals"]) == 1
+
+
+@pytest.mark.drills
+@pytest.mark.timeout(600)
+def test_reclaimed_spot_node_is_answered_on_demand(centre: DataCentre) -> None:
+    first = Training.submit(centre, "baseline", HOLDS).reach(9)
+    urgent = Training.submit(centre, "urgent", LONG).reach(9)
+    told_at = urgent.last_step()
+
+    centre.cluster.inject("spot-reclaim", node=urgent.node())
+    until(lambda: urgent.show()["currentAttempt"] > 1, "the next attempt", 120)
+    centre.client().post(f"/jobs/{first.job_id}/cancel", {"reason": "seen enough"})
+    back = urgent.end()
+
+    assert (back["state"], urgent.digest()) == ("SUCCEEDED", urgent.right_digest)
+    assert (urgent.attempt(1)["pool"], urgent.attempt(2)["pool"]) == (SPOT, ON_DEMAND)
+    assert urgent.attempt(2)["resumeFrom"]["step"] >= told_at
+    for number in (1, 2):
+        assert ended(urgent, number)["costUsd"] == bill_of(ended(urgent, number))
+
+
+@pytest.mark.drills
+@pytest.mark.timeout(600)
+def test_without_capacity_anywhere_a_job_waits_with_its_reason(centre: DataCentre) -> None:
+    for market in ("spot", "on-demand"):
+        none = {"instanceType": TYPE, "zone": "us-west-2a", "capacityType": market, "machines": 0}
+        centre.cluster.control("POST", "offerings", none)
+    first = Training.submit(centre, "baseline", SHORT).reach(4)
+    urgent = Training.submit(centre, "urgent", SHORT)
+
+    rental = ended(urgent)
+    waiting = until(
+        lambda: urgent.show() if "nothing can be rented" in urgent.show()["reason"] else {}, "its reason", 60
+    )
+    done, after = first.end(), urgent.end()
+
+    assert all(offer["refused"] for offer in rental["offers"])
+    assert rental["costUsd"] == "0.000000"
+    assert waiting["state"] == "PENDING"
+    assert "Waits for 1 node" in waiting["reason"]
+    assert (done["state"], after["state"], urgent.digest()) == ("SUCCEEDED", "SUCCEEDED", urgent.right_digest)
+    assert urgent.attempt(1)["pool"] == "p5-workers"

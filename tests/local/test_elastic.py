@@ -1,0 +1,160 @@
+"""Elastic jobs on a data centre of their own: they grow, make room, grow back, and shrink when a node is lost."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from evenkeel_local import ACCOUNT_ID
+from evenkeel_local.data_centre import DataCentre, FleetShape
+from evenkeel_local.drills import Work, await_whole_fleet
+from evenkeel_local.drills.replays import decided_otherwise
+from tests.local import signals
+from tests.local.training import Training
+from tests.waiting import until
+
+Json = dict[str, Any]
+
+FLEET = FleetShape(nodes=3, delays={**FleetShape().delays, "replace": 30.0})
+LONG = Work(nodes=2, steps=1000, checkpoint_every=4, step_seconds=0.12)
+SHORT = Work(nodes=2, steps=30, checkpoint_every=4, step_seconds=0.1)
+SIZES = {"minNodes": 1, "maxNodes": 3}
+SECONDS = 150.0
+EKS = "research-eks"
+
+
+@pytest.fixture(scope="module")
+def centre(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DataCentre]:
+    with DataCentre.start(tmp_path_factory.mktemp("elastic-fleet"), fleet=FLEET) as running:
+        client = running.client()
+        people = [{"principal": f"arn:aws:iam::{ACCOUNT_ID}:user/operator", "role": "lead"}]
+        fleet = {"priorityClasses": {"low": 1, "high": 100}, "members": people}
+        client.change("PUT", f"/clusters/{client.fleet}/quotas", {"quotas": fleet, "reason": "one team"}, version=0)
+        queue = {
+            "groups": [{FLEET.instance_type: {"nvidia.com/gpu": 24}}],
+            "preemption": {"within": "LowerPriority"},
+        }
+        client.change(
+            "PUT", "/teams/red/quota", {"team": {"name": "red", "queue": queue}, "reason": "one team"}, version=0
+        )
+        changes = {
+            "jobs": {"expectedReplaceSeconds": 120},
+            "repair": {"replaceDeadlineSeconds": 90},
+            "scheduling": {
+                "serving": [{"cluster": EKS, "namespace": "default", "name": "chat"}],
+                "elastic": {"spareWaitSeconds": 15},
+            },
+        }
+        reason = "repairs are slow here, and chat serves"
+        client.post(f"/clusters/{client.fleet}/policy", {"changes": changes, "reason": reason})
+        yield running
+        assert decided_otherwise(running) == []
+
+
+@pytest.fixture(autouse=True)
+def _fleet_is_whole(centre: DataCentre) -> Iterator[None]:
+    client = centre.client()
+    await_whole_fleet(client, centre)
+    yield
+    for state in ("PENDING", "STARTING", "RUNNING"):
+        for job in client.get("/jobs", state=state)["items"]:
+            client.post(f"/jobs/{job['jobId']}/cancel", {"reason": "its test is over"})
+    await_whole_fleet(client, centre)
+
+
+def serve(centre: DataCentre, replicas: int) -> None:
+    """Scale the Deployment that serves, as its own autoscaler would."""
+    waits = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); time.sleep(3600)"
+    container = {
+        "name": "main",
+        "image": "registry.invalid/chat:1",
+        "command": ["python", "-c", waits],
+        "resources": {"limits": {"nvidia.com/gpu": "8"}},
+    }
+    pod = {"containers": [container], "terminationGracePeriodSeconds": 1}
+    template = {"metadata": {"labels": {"app": "chat"}}, "spec": pod}
+    spec = {"replicas": replicas, "selector": {"matchLabels": {"app": "chat"}}, "template": template}
+    metadata = {"name": "chat", "namespace": "default"}
+    centre.cluster.apply([{"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec}])
+
+
+def serving(centre: DataCentre) -> int:
+    """Count the replicas that run."""
+    pods = centre.cluster.get("/api/v1/namespaces/default/pods?labelSelector=app%3Dchat")["items"]
+    return sum(pod["status"].get("phase") == "Running" for pod in pods)
+
+
+def at_size(job: Training, nodes: int) -> Json:
+    """Wait until a job runs on so many nodes."""
+
+    def look() -> Json:
+        seen = job.show()
+        return seen if (seen["state"], seen["currentNodes"]) == ("RUNNING", nodes) else {}
+
+    return until(look, f"{job.job_id} to run on {nodes} nodes", SECONDS)
+
+
+@pytest.mark.drills
+@pytest.mark.timeout(900)
+def test_a_job_grows_on_idle_nodes_shrinks_for_a_higher_class_and_grows_back(centre: DataCentre) -> None:
+    job = Training.submit(centre, "elastic", LONG, team="red", priorityClass="low", elastic=SIZES)
+    grown = at_size(job, 3)
+    step = job.last_step()
+    job.reach(step + 5)
+    high = Training.submit(centre, "urgent", SHORT, team="red", priorityClass="high")
+    shrunk = at_size(job, 1)
+    beside = high.reach_state("RUNNING", "SUCCEEDED")
+    done = high.end()
+    back = at_size(job, 3)
+    ended = job.end()
+
+    assert [each["currentAttempt"] for each in (grown, shrunk, back)] == [2, 3, 4]
+    assert beside["state"] in ("RUNNING", "SUCCEEDED")
+    assert (done["state"], high.digest()) == ("SUCCEEDED", high.right_digest)
+    assert (ended["state"], ended["applicationFailures"], job.digest()) == ("SUCCEEDED", 0, job.right_digest)
+    attempts = [job.attempt(number) for number in (1, 2, 3, 4)]
+    assert [each["gpus"] for each in attempts] == [16, 24, 8, 24]
+    assert all(each["resumeFrom"]["step"] > 0 for each in attempts[1:])
+    story = " ".join(job.story())
+    assert "Saves and stops, to go on with 3 in place of 2 nodes." in story
+    assert f"It makes room for {high.job_id}." in story
+    assert "Attempt 4 runs on all 3 nodes, again from step" in story
+
+
+@pytest.mark.drills
+@pytest.mark.timeout(900)
+def test_a_spike_of_serving_makes_a_job_shrink_and_it_grows_back_after(centre: DataCentre) -> None:
+    work = Work(nodes=3, steps=1000, checkpoint_every=4, step_seconds=0.12)
+    job = Training.submit(centre, "beside-chat", work, team="red", priorityClass="low", elastic=SIZES).reach(9)
+
+    serve(centre, 1)
+    shrunk = at_size(job, 2)
+    until(lambda: serving(centre) == 1, "the replica to run", SECONDS)
+    serve(centre, 0)
+    back = at_size(job, 3)
+    ended = job.end()
+
+    assert (shrunk["currentAttempt"], back["currentAttempt"]) == (2, 3)
+    assert (ended["state"], ended["applicationFailures"], job.digest()) == ("SUCCEEDED", 0, job.right_digest)
+    assert "It makes room for default/chat." in " ".join(job.story())
+
+
+@pytest.mark.drills
+@pytest.mark.timeout(900)
+def test_a_job_that_loses_a_node_goes_on_with_fewer_while_that_is_repaired(centre: DataCentre) -> None:
+    work = Work(nodes=3, steps=1000, checkpoint_every=4, step_seconds=0.12)
+    job = Training.submit(centre, "loses-a-node", work, team="red", priorityClass="low", elastic=SIZES).reach(9)
+    node = job.node(2)
+
+    centre.cluster.inject("gpu-xid79", node=node)
+    shrunk = at_size(job, 2)
+    incident = signals.incidents_about(centre, node.removeprefix("hyperpod-"))[0]
+    signals.settled_incident(centre, node.removeprefix("hyperpod-"))
+    back = at_size(job, 3)
+    ended = job.end()
+
+    assert incident["state"] not in ("RECOVERED", "STOOD_DOWN")
+    assert node not in [each["name"] for each in job.attempt(2)["nodes"]]
+    assert (shrunk["currentAttempt"], back["currentAttempt"]) == (2, 3)
+    assert (ended["state"], ended["applicationFailures"], job.digest()) == ("SUCCEEDED", 0, job.right_digest)
+    assert any("SHRINK" in line for line in job.story()), job.story()

@@ -1,0 +1,18 @@
+"""Each narrated scenario, with IAM enforced: several jobs want the same machines, and what must hold does."""
+
+import pytest
+
+from evenkeel_local.data_centre import DataCentre
+from evenkeel_local.scenarios import SCENARIOS, run
+
+
+@pytest.mark.drills
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_everything_that_must_hold_does_after(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    scenario = SCENARIOS[name]
+    with DataCentre.start(tmp_path_factory.mktemp(f"scenario-{name}"), fleet=scenario.fleet) as centre:
+        result = run(scenario, centre)
+
+    assert result.failures() == []
+    assert result.checks

@@ -1,0 +1,250 @@
+"""What must hold where teams share a fleet: more rows of the same table."""
+
+import math
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from evenkeel.domain.scheduling.attempts import is_lost
+from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Charge, Job, JobState
+from evenkeel.domain.scheduling.queues.checker import overcommitted
+from evenkeel.domain.scheduling.queues.objects import Admitted, Workload
+from evenkeel.domain.scheduling.teams import SetUp, Team
+from evenkeel.ports import Key
+from evenkeel.services import rows
+from tests.fakes.cluster import CLUSTER
+from tests.simulator.invariants import Changes, Moment, holds
+
+if TYPE_CHECKING:
+    from tests.simulator.simulation import Simulation
+
+_JUST_NOW_SECONDS = 60
+"""As long as a function may be throttled that does what an answer said."""
+_CAUGHT = ("LaunchJob", "AwaitRunning", "MarkRunning", "AwaitEnd", "StopAttempt")
+"""States of run_job that lead to SettleAttempt by their Catch alone."""
+_MOST_TURNS = 3
+"""How often a job may have another stopped that came back meanwhile, and not have started itself: the world may take
+the machines that it waits for, as often as that."""
+
+
+def _admitted_in(changes: Changes) -> list[Charge]:
+    return [rows.read(after, Charge) for key, before, after in changes if after and not before and _is_charge(key)]
+
+
+def _is_charge(key: Key) -> bool:
+    return key.sk.startswith("CHARGE#")
+
+
+def _charges(world: "Simulation") -> list[Charge]:
+    return [rows.read(row, Charge) for key, row in world.ledger.rows.items() if _is_charge(key)]
+
+
+def _job(world: "Simulation", job_id: str) -> Job:
+    found: Job = rows.read(world.ledger.rows[rows.job_key(job_id)], Job)
+    return found
+
+
+def _jobs_changed(changes: Changes) -> Iterator[tuple[Job, Job]]:
+    """Yield each job that a commit changed, before and after."""
+    for key, before, after in changes:
+        if before and after and key.sk == "META" and key.pk.startswith("JOB#"):
+            yield rows.read(before, Job), rows.read(after, Job)
+
+
+# ---------------------------------------------------------------- limits
+
+
+@holds(
+    "quotas-hold",
+    "Nothing is admitted that takes its team, a cohort above it or its submitter over a limit.",
+    Moment.COMMIT,
+    is_of_teams=True,
+)
+def quotas_hold(world: "Simulation", changes: Changes) -> Iterator[str]:
+    new = _admitted_in(changes)
+    if not new or world.sharing is None:
+        return
+    setup, charges = world.sharing.setup, _charges(world)
+    if not setup.has_teams:
+        return
+    names = {charge.job_id for charge in new}
+    # A quota that was lowered stops nobody: what was over before may stay so, and nothing may be added to it.
+    before = set(_over(setup, (charge for charge in charges if charge.job_id not in names)))
+    yield from (each for each in _over(setup, charges) if each not in before)
+    for charge in new:
+        team = setup.by_name.get(charge.team)
+        if team is None or charge.queue != team.name or not charge.use:
+            yield f"{charge.job_id} of team {charge.team} takes nobody's quota"
+            continue
+        most = team.most_accelerators_per_user
+        held = sum(each.accelerators for each in charges if (each.team, each.owner) == (team.name, charge.owner))
+        if most is not None and held > most:
+            yield f"{charge.owner} holds {held} of {most} in team {team.name}"
+
+
+def _over(setup: SetUp, charges: Iterable[Charge]) -> Iterator[str]:
+    found = setup.queues
+    admitted = []
+    for charge in charges:
+        use = {(flavor, name): amount for flavor, amounts in charge.use.items() for name, amount in amounts.items()}
+        admitted.append(Admitted(Workload(charge.job_id, charge.queue, ()), (), (), use=use))
+    yield from overcommitted(found.queues, found.cohorts, admitted)
+
+
+@holds(
+    "budgets-hold",
+    "Nothing of a team starts once its budget is spent: it is exceeded by what then runs, and by no more.",
+    Moment.COMMIT,
+    is_of_teams=True,
+)
+def budgets_hold(world: "Simulation", changes: Changes) -> Iterator[str]:
+    if world.sharing is None:
+        return
+    for charge in _admitted_in(changes):
+        team = world.sharing.setup.by_name.get(charge.team)
+        assert charge.admitted_at
+        for budget in team.budgets if team else ():
+            period = budget.period.key_at(charge.admitted_at)
+            spent = _spent(world, charge.team, period, charge.admitted_at, but=charge.job_id)
+            if budget.gpu_hours is not None and spent / 3600 >= budget.gpu_hours + 0.01:
+                yield f"{charge.job_id} starts, and {spent / 3600:.3f} of {budget.gpu_hours} h of {period} are spent"
+
+
+def _spent(world: "Simulation", team: str, period: str, now: datetime, *, but: str = "") -> int:
+    """Reckon from the attempts what a team held in the day or month of `now`, in accelerator-seconds."""
+    begin = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    begin = begin if period.count("-") == 2 else begin.replace(day=1)
+    total = 0
+    for key, row in world.ledger.rows.items():
+        if key.sk.startswith("ATTEMPT#") and row.doc["team"] == team:
+            attempt = rows.read(row, Attempt)
+            is_new = attempt.job_id == but and not attempt.state.has_ended
+            ends = min(now, attempt.ended_at or now)
+            if not is_new:
+                total += attempt.accelerators * max(0, round((ends - max(begin, attempt.admitted_at)).total_seconds()))
+    return total
+
+
+@holds("budgets-hold", "", Moment.END, is_of_teams=True)
+def spending_is_counted_once(world: "Simulation") -> Iterator[str]:
+    now = world.loop.now()
+    teams: Iterable[Team] = world.sharing.setup.teams if world.sharing else ()
+    for team in teams:
+        for period in (f"{now:%Y-%m-%d}", f"{now:%Y-%m}"):
+            row = world.ledger.rows.get(rows.spent_key(team.name, period))
+            counted = row.doc["acceleratorSeconds"] if row else 0
+            held = [each for each in _charges(world) if each.team == team.name]
+            spent = _spent(world, team.name, period, now)
+            if not held and counted != spent:
+                yield f"team {team.name} held {spent} accelerator-seconds in {period}, {counted} are counted"
+
+
+# ---------------------------------------------------------------- who has to stop
+
+
+@holds(
+    "no-preempt-cycle",
+    "Of two jobs one has the other stopped once while the flap guard counts; and never over and over without starting.",
+    Moment.COMMIT,
+    is_of_teams=True,
+)
+def no_preempt_cycle(world: "Simulation", changes: Changes) -> Iterator[str]:
+    if world.sharing is None:
+        return
+    known = world.sharing.evictions
+    for before, after in _jobs_changed(changes):
+        if after.current_attempt > before.current_attempt:
+            for turn in [turn for turn in known.turns if turn[0] == after.job_id]:
+                del known.turns[turn]
+        asked = after.stop_request
+        by = asked.by.removeprefix("schedule_jobs/") if asked and asked != before.stop_request else ""
+        if not by.startswith("job-") or asked is None:
+            continue
+        pair = frozenset((by, after.job_id))
+        guard = world.sharing.setup.fleet.switches.flap_guard_seconds
+        last = known.at.get(pair)
+        if last is not None and abs((asked.requested_at - last).total_seconds()) < guard:
+            yield f"{by} has {after.job_id} stopped, and one of them did so to the other at {last:%H:%M:%S}"
+        known.at[pair] = asked.requested_at
+        known.turns[by, after.job_id] += 1
+        if known.turns[by, after.job_id] > _MOST_TURNS:
+            yield f"{by} has {after.job_id} stopped {known.turns[by, after.job_id]} times, and has not started"
+
+
+@holds(
+    "preempted-comes-back",
+    "Who gave way to another waits again in its old place, and keeps its restarts.",
+    Moment.COMMIT,
+    is_of_teams=True,
+)
+def preempted_comes_back(world: "Simulation", changes: Changes) -> Iterator[str]:
+    ended = {
+        (after.doc["jobId"], after.doc["attempt"])
+        for key, before, after in changes
+        if key.sk.startswith("ATTEMPT#") and before and after and after.doc["state"] == AttemptState.STOPPED
+    }
+    for before, after in _jobs_changed(changes) if ended else ():
+        asked = before.stop_of(before.current_attempt)
+        if not asked or not asked.by.startswith("schedule_jobs/") or (after.job_id, asked.attempt) not in ended:
+            continue
+        if before.state is JobState.STOPPING:
+            continue
+        waits = JobState.SUSPENDED if before.is_suspended else JobState.PENDING
+        if after.state is not waits or not after.reason:
+            yield f"{after.job_id} gave way, and is {after.state}, not {waits}"
+        if (after.queued_at, after.submitted_at) != (before.queued_at, before.submitted_at):
+            yield f"{after.job_id} gave way, and lost its place"
+        if (after.application_failures, after.launch_failures) != (before.application_failures, 0):
+            yield f"{after.job_id} gave way, and it counts as a failure"
+
+
+@holds(
+    "held-until-gone",
+    "Who was asked to stop holds its quota until its pods are gone, cannot be reached, or its workflow itself failed.",
+    Moment.COMMIT,
+)
+def held_until_gone(world: "Simulation", changes: Changes) -> Iterator[str]:
+    for key, before, after in changes:
+        if after is not None or before is None or not _is_charge(key):
+            continue
+        charge = rows.read(before, Charge)
+        attempt = rows.read(world.ledger.rows[rows.attempt_key(charge.job_id, charge.attempt)], Attempt)
+        run = world.engine.executions["run_job", attempt.workload_name]
+        # A workflow that fails settles at once; its pods are told to end, and count on their machines until then.
+        has_failed = run.entered[-1:] == ["SettleAttempt"] and run.entered[-2] in _CAUGHT
+        if attempt.state is not AttemptState.STOPPED or has_failed:
+            continue
+        place = (attempt.namespace, charge.job_id, charge.attempt)
+        workload = world.cluster.jobs.get(CLUSTER, {}).get(place)
+        seconds = world.policy.jobs.lost_node_seconds
+        for pod in workload.pods if workload else ():
+            # A node may come back between the answer that its pods are out of reach and what is done with that answer.
+            if world.loop.seconds - world.watched.returned.get(pod.node_name, -math.inf) < _JUST_NOW_SECONDS:
+                continue
+            node = world.cluster.node(CLUSTER, pod.node_name)
+            if pod.node_name and not pod.has_ended and not is_lost(node, world.loop.now(), seconds):
+                yield f"{attempt.workload_name} gives its charge back while {pod.name} runs on {pod.node_name}"
+
+
+# ---------------------------------------------------------------- people's wishes
+
+
+@holds(
+    "suspended-stays-suspended",
+    "Who is held back by somebody does not start, and waits again only when somebody says so.",
+    Moment.COMMIT,
+    is_of_teams=True,
+)
+def suspended_stays_suspended(_: "Simulation", changes: Changes) -> Iterator[str]:
+    is_resumed = any("#resumed-" in key.sk for key, _, _ in changes)
+    for before, after in _jobs_changed(changes):
+        if not before.is_suspended or is_resumed:
+            continue
+        if not after.is_suspended and not after.state.has_ended:
+            yield f"{after.job_id} is held back no more, and nobody said so"
+        if after.current_attempt != before.current_attempt:
+            yield f"{after.job_id} is held back, and starts"
+        if after.state is JobState.PENDING or (
+            before.state is JobState.SUSPENDED and not (after.state is before.state or after.state.has_ended)
+        ):
+            yield f"{after.job_id} is held back, and is {after.state}"

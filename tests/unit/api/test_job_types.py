@@ -1,0 +1,83 @@
+"""Job types over HTTP: a submission says little, the answer shows all."""
+
+from typing import Any
+
+import pytest
+
+from evenkeel.ports import Table
+from evenkeel.runtime.policies import SitePolicy
+from tests.unit.api.gateway import FLEET, Answer, Gateway
+
+TYPES = {
+    "default": "research",
+    "types": {
+        "production": {"image": "registry/train:1", "command": ["python"], "nodes": 2, "pools": ["plan"]},
+        "research": {"image": "registry/train:1", "command": ["python"], "acceleratorsPerNode": 2},
+    },
+}
+
+
+@pytest.fixture
+def site(gateway: Gateway) -> Gateway:
+    world = gateway.world
+    world.__dict__["policies"] = SitePolicy(gateway.fakes.policy, Table.INCIDENTS, world)
+    path = f"/v1/clusters/{FLEET}/policy"
+    assert gateway.post(path, {"changes": {"jobTypes": TYPES}, "reason": "Ours."}, key="types").status == 200
+    gateway.fakes.clock.advance(31)
+    return gateway
+
+
+def submitted(site: Gateway, key: str = "k1", **fields: Any) -> Answer:
+    return site.post("/v1/jobs", {"name": "a", **fields}, key=key)
+
+
+def shown(site: Gateway, answer: Answer) -> dict[str, Any]:
+    found: dict[str, Any] = site.get(f"/v1/jobs/{answer.document['jobId']}").document
+    return found
+
+
+def test_a_name_is_enough_where_types_are_set_up(site: Gateway) -> None:
+    job = shown(site, submitted(site))
+
+    assert (job["jobType"], job["image"], job["command"], job["nodes"], job["gpusPerNode"]) == (
+        "research",
+        "registry/train:1",
+        ["python"],
+        1,
+        2,
+    )
+
+
+def test_what_the_body_says_wins(site: Gateway) -> None:
+    job = shown(
+        site, submitted(site, jobType="production", gpusPerNode=4, requires={"gpuMemoryGib": 80, "gpuModels": ["H100"]})
+    )
+
+    assert (job["jobType"], job["nodes"], job["gpusPerNode"]) == ("production", 2, 4)
+    assert job["pools"] == [{"name": "plan", "labels": {}, "market": None}]
+    assert (job["requires"]["gpuMemoryGib"], job["requires"]["gpuModels"]) == (80, ["h100"])
+
+
+def test_a_type_that_is_not_known_is_refused_by_field(site: Gateway) -> None:
+    answer = submitted(site, jobType="prodution")
+
+    assert (answer.status, answer.document["code"]) == (400, "VALIDATION_FAILED")
+    assert answer.document["errors"][0]["field"] == "jobType"
+
+
+def test_a_repeat_gets_the_first_answer_though_the_type_has_changed_since(site: Gateway) -> None:
+    first = submitted(site)
+    path = f"/v1/clusters/{FLEET}/policy"
+    site.post(path, {"changes": {}, "reason": "Without."}, key="none")
+    site.fakes.clock.advance(31)
+
+    again = submitted(site)
+
+    assert (again.status, again.document["jobId"]) == (202, first.document["jobId"])
+    assert shown(site, again)["jobType"] == "research"
+
+
+def test_without_types_image_and_command_are_asked_for(gateway: Gateway) -> None:
+    answer = gateway.post("/v1/jobs", {"name": "a"}, key="k1")
+
+    assert (answer.status, {each["field"] for each in answer.document["errors"]}) == (400, {"image", "command"})

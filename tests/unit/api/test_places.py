@@ -1,0 +1,120 @@
+"""The table of places: every pool in dollars, with its times and its risk, before anything is spent."""
+
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.policy import changed
+from evenkeel.ports import Put
+from evenkeel.services import rows
+from tests.unit.api.gateway import Gateway
+from tests.unit.api.seeds import a_fleet_node, a_job, ago, an_attempt, stored
+
+DELAY = {"launch": {"p50Seconds": 120, "p90Seconds": 120}}
+DEMAND = {
+    "name": "burst-od",
+    "cluster": "burst",
+    "market": "on-demand",
+    "instanceType": "ml.p5.48xlarge",
+    "acceleratorsPerNode": 8,
+    "mostNodes": 4,
+    "microsPerNodeHour": 55_040_000,
+    "place": {},
+    **DELAY,
+}
+SPOT = DEMAND | {"name": "burst-spot", "market": "spot", "microsPerNodeHour": 24_000_000, "interruptionsPerNodeHour": 5}
+BURST = {
+    "pools": [SPOT, DEMAND],
+    "fleetCapMicrosPerHour": 500_000_000,
+    "otherTeamCapMicrosPerHour": 200_000_000,
+    "otherDelayMicrosPerHour": 400_000_000,
+    "expectedRunSeconds": {},
+    "otherExpectedRunSeconds": 7200,
+}
+BODY = {
+    "name": "a",
+    "image": "registry/a:1",
+    "command": ["run"],
+    "nodes": 2,
+    "checkpoint": {"uri": "s3://checkpoints/a"},
+}
+
+
+def at_work(gateway: Gateway, **burst: Any) -> Gateway:
+    """Two machines, both in use for a quarter of an hour; and two pools to rent from."""
+    policy = changed(gateway.fakes.policy, {"burst": BURST | burst})
+    gateway.world.__dict__["policies"] = type("Site", (), {"current": lambda self: policy, "base": policy})()
+    stored(gateway.fakes.ledger, a_fleet_node(1), a_fleet_node(2))
+    held = an_attempt(a_job(1), instance_type="ml.p5.48xlarge", admitted_at=ago(minutes=15))
+    gateway.fakes.ledger.commit(Put(rows.charge_row(held)))
+    return gateway
+
+
+def placed(gateway: Gateway, **fields: Any) -> dict[str, Any]:
+    answer = gateway.post("/v1/jobs/plan", BODY | fields)
+    assert answer.status == 200, answer.text
+    found: dict[str, Any] = answer.document["placement"]
+    return found
+
+
+def test_an_urgent_job_would_be_rented_for_and_each_other_pool_says_why_not(gateway: Gateway) -> None:
+    site = at_work(gateway)
+    commits = len(site.fakes.ledger.commits)
+
+    found = placed(site)
+
+    assert (found["action"], found["pool"]) == ("RENT", "burst-od")
+    chosen, *others = found["pools"]
+    assert (chosen["pool"], chosen["isChosen"], chosen["market"]) == ("burst-od", True, "on-demand")
+    # Two nodes for two hours of work, the launch and the restart, at $55.04.
+    seconds = chosen["endsAfterSeconds"]
+    assert chosen["usd"]["rent"] == pytest.approx(2 * 55.04 * seconds / 3600, abs=0.05)
+    assert {row["pool"] for row in others} == {"p5-workers", "burst-spot"}
+    spot = next(row for row in others if row["pool"] == "burst-spot")
+    assert spot["interruptions"] > 0
+    assert "too seldom" in spot["whyNot"]
+    assert all(row["startsAt"] < row["endsAt"] for row in found["pools"])
+    assert len(site.fakes.ledger.commits) == commits
+
+
+def test_what_stands_free_and_paid_for_is_chosen(gateway: Gateway) -> None:
+    site = at_work(gateway)
+    stored(site.fakes.ledger, *(a_fleet_node(number, accelerators_in_use=0) for number in (3, 4)))
+
+    found = placed(site)
+
+    assert (found["action"], found["pool"], found["pools"][0]["usd"]["rent"]) == ("START", "p5-workers", 0)
+
+
+def test_a_cap_is_told_in_dollars(gateway: Gateway) -> None:
+    found = placed(at_work(gateway, fleetCapMicrosPerHour=60_000_000))
+
+    why = next(row["whyNot"] for row in found["pools"] if row["pool"] == "burst-od")
+    assert found["action"] == "WAIT"
+    assert why == "$110.08 an hour is too much: the fleet spends $0.00 of $60.00 an hour."
+
+
+def test_nothing_is_rented_for_a_class_whose_delay_costs_nothing(gateway: Gateway) -> None:
+    found = placed(at_work(gateway, otherDelayMicrosPerHour=0))
+
+    assert found["action"] == "WAIT"
+    assert {row["whyNot"] for row in found["pools"] if row["market"] != "committed"} >= {
+        "The policy sets no price on the delay of its class: nothing is rented for it."
+    }
+
+
+def test_where_it_could_not_run_the_same_is_told_before_it_is_placed(gateway: Gateway) -> None:
+    small = DEMAND | {"name": "small", "instanceType": "p4d.24xlarge"}
+    found = placed(at_work(gateway, pools=[small]), requires={"gpuMemoryGib": 80})
+
+    row = next(row for row in found["pools"] if row["pool"] == "small")
+    assert row["differences"] == ["It needs 80 GiB on each accelerator; there are 40."]
+    assert row["whyNot"] == row["differences"][0]
+
+
+def test_without_pools_to_rent_from_the_table_has_what_is_paid_for(gateway: Gateway) -> None:
+    stored(gateway.fakes.ledger, a_fleet_node(1), a_fleet_node(2))
+
+    found = placed(gateway)
+
+    assert [(row["pool"], row["market"]) for row in found["pools"]] == [("p5-workers", "committed")]

@@ -1,0 +1,146 @@
+"""`waitForPodsReady.blockAdmission`: nobody is admitted before the pods of all who are admitted are ready.
+
+Source: Kueue's `pkg/scheduler/scheduler.go`, `waitForPodsReadyIfNeeded`, and `pkg/cache/scheduler/cache.go`.
+"""
+
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.scheduling.queues.replay import Events, Replay
+from evenkeel.domain.scheduling.queues.setup import Declared, Profile
+
+Json = dict[str, Any]
+BLOCKS: Json = {"apiVersion": "config.kueue.x-k8s.io/v1beta2", "waitForPodsReady": {"blockAdmission": True}}
+
+
+def a_replay(configuration: Json | None = None, *jobs: Json) -> Replay:
+    declared = Declared(Profile.KUEUE)
+    declared.configure(BLOCKS if configuration is None else configuration, "config")
+    quota = {"queues": [{"name": name, "groups": [{"h100": {"gpu": 8}}]} for name in ("a", "b")]}
+    declared.add(quota, "quota")
+    replay = Replay(declared)
+    for job in jobs:
+        replay.submit(job, "jobs")
+    return replay
+
+
+def a_job(name: str, queue: str, gpus: int = 2, at: int = 0, **more: Any) -> Json:
+    return {"name": name, "queue": queue, "requests": {"gpu": gpus}, "createdAt": at, **more}
+
+
+def told(replay: Replay) -> list[list[tuple[str, str]]]:
+    return [[(each.job, each.result) for each in cycle.decisions] for cycle in replay.cycles]
+
+
+def ran(replay: Replay, *events: Json) -> list[list[tuple[str, str]]]:
+    replay.run(Events.model_validate({"events": events}))
+    return told(replay)
+
+
+def test_one_is_admitted_and_the_next_waits_for_its_pods() -> None:
+    replay = a_replay(None, a_job("first", "a"), a_job("second", "b", at=1))
+
+    found = ran(replay)
+
+    assert found[0] == [("first", "Admitted"), ("second", "Blocked")]
+    assert found[1:] == [[("second", "Blocked")]]
+    decision = replay.cycles[0].decisions[1]
+    assert (decision.pending, decision.requeue) == ("WaitingForPodsReady", "sticky")
+
+
+def test_once_they_are_ready_it_is_admitted_before_a_higher_priority_that_came_later() -> None:
+    replay = a_replay(None, a_job("first", "a"), a_job("second", "b", at=1))
+
+    found = ran(
+        replay,
+        {"type": "submit", "at": 10, "job": a_job("urgent", "b", at=10, priority=100)},
+        {"type": "podsReady", "at": 20, "job": "first"},
+        {"type": "podsReady", "at": 30, "job": "second"},
+    )
+
+    admitted = [job for cycle in found for job, result in cycle if result == "Admitted"]
+    assert admitted == ["first", "second", "urgent"]
+
+
+def test_all_after_it_in_the_cycle_wait_whatever_they_ask_for() -> None:
+    replay = a_replay(None, a_job("runs", "a", admitted={"flavors": {"gpu": "h100"}, "ready": False}))
+
+    found = ran(replay, {"type": "submit", "at": 1, "jobs": [a_job("small", "a"), a_job("too-large", "b", 9, at=1)]})
+
+    assert found[0] == [("small", "Blocked"), ("too-large", "Blocked")]
+
+
+def test_who_does_not_fit_does_not_wait_for_pods() -> None:
+    replay = a_replay(None, a_job("runs", "a", 8, admitted={"flavors": {"gpu": "h100"}, "ready": False}))
+
+    found = ran(replay, {"type": "submit", "at": 1, "job": a_job("next", "a")})
+
+    assert found == [[("next", "NoCandidates")]]
+
+
+@pytest.mark.parametrize("event", ["finish", "delete"])
+def test_who_is_gone_is_waited_for_no_more(event: str) -> None:
+    replay = a_replay(None, a_job("first", "a"), a_job("second", "b", at=1))
+
+    found = ran(replay, {"type": event, "at": 5, "job": "first"})
+
+    assert found[-1] == [("second", "Admitted")]
+
+
+def test_a_workload_is_ready_where_its_condition_says_so() -> None:
+    def workload(ready: str) -> Json:
+        return {
+            "apiVersion": "kueue.x-k8s.io/v1beta2",
+            "kind": "Workload",
+            "metadata": {"name": "runs"},
+            "spec": {
+                "queueName": "a",
+                "podSets": [
+                    {
+                        "name": "main",
+                        "count": 1,
+                        "template": {"spec": {"containers": [{"name": "c", "resources": {"requests": {"gpu": "2"}}}]}},
+                    }
+                ],
+            },
+            "status": {
+                "admission": {
+                    "clusterQueue": "a",
+                    "podSetAssignments": [{"name": "main", "flavors": {"gpu": "h100"}, "count": 1}],
+                },
+                "conditions": [{"type": "QuotaReserved", "status": "True"}, {"type": "PodsReady", "status": ready}],
+            },
+        }
+
+    results = []
+    for ready in ("True", "False"):
+        replay = a_replay(None, workload(ready))
+        results.append(ran(replay, {"type": "submit", "at": 1, "job": a_job("next", "b")})[0])
+
+    assert results == [[("next", "Admitted")], [("next", "Blocked")]]
+
+
+@pytest.mark.parametrize(
+    ("configuration", "blocks"),
+    [
+        ({}, False),
+        ({"waitForPodsReady": {"timeout": "5m"}}, False),
+        ({"waitForPodsReady": {"blockAdmission": True}}, True),
+        ({"apiVersion": "config.kueue.x-k8s.io/v1beta1", "waitForPodsReady": {"blockAdmission": True}}, False),
+        ({"apiVersion": "config.kueue.x-k8s.io/v1beta1", "waitForPodsReady": {"enable": True}}, True),
+        (
+            {
+                "apiVersion": "config.kueue.x-k8s.io/v1beta1",
+                "waitForPodsReady": {"enable": True, "blockAdmission": False},
+            },
+            False,
+        ),
+    ],
+)
+def test_what_a_configuration_says_nothing_of_is_kueues_default(configuration: Json, blocks: bool) -> None:
+    replay = a_replay(configuration, a_job("first", "a"), a_job("second", "b", at=1))
+
+    found = ran(replay)
+
+    assert (found[0][1][1] == "Blocked") is blocks

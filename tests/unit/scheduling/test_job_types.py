@@ -1,0 +1,183 @@
+"""What a submission leaves out is filled by its type, and what it says stays."""
+
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.policy import Policy, PolicyError, changed
+from evenkeel.domain.scheduling.admission import Action, Request, Snapshot, admit, offers_for
+from evenkeel.domain.scheduling.job_types import JobTypes, check_type, filled
+from evenkeel.domain.scheduling.jobs import JobSpec
+from evenkeel.domain.scheduling.pool_choices import PoolChoice, Toleration
+from evenkeel.domain.scheduling.pools import Market
+from evenkeel.domain.scheduling.portability import Requirements
+from tests.unit.scheduling.builders import NOW, a_request, a_room
+
+DEDICATED = {"key": "dedicated", "operator": "Equal", "value": "hyperpod", "effect": "NoSchedule"}
+TYPES = JobTypes.model_validate(
+    {
+        "default": "development",
+        "types": {
+            "production": {
+                "priorityClass": "critical",
+                "image": "registry/train:1",
+                "command": ["python"],
+                "args": ["train.py"],
+                "env": {"NCCL_DEBUG": "INFO", "SEED": "1"},
+                "acceleratorsPerNode": 8,
+                "nodes": 2,
+                "maxRestarts": 3,
+                "pools": ["hyperpod", "demand"],
+                "tolerations": [DEDICATED],
+            },
+            "development": {"priorityClass": "high", "acceleratorsPerNode": 4, "pools": ["demand", "hyperpod"]},
+        },
+        "pools": {
+            "hyperpod": {"labels": {"node-type": "hyperpod"}, "market": "committed"},
+            "demand": {"labels": {"node-type": "eks"}, "market": "on-demand"},
+        },
+    }
+)
+
+
+def said(**fields: Any) -> JobSpec:
+    return JobSpec.model_validate({"name": "a", "image": "registry/own:1", "command": ("own",)} | fields)
+
+
+def test_a_type_fills_what_is_left_out() -> None:
+    spec = filled(JobSpec(name="a", job_type="production"), TYPES)
+    bare = filled(said(job_type="production", image="x:1", command=("y",)), TYPES)
+
+    assert (spec.image, spec.command, spec.args) == ("registry/train:1", ("python",), ("train.py",))
+    assert (spec.priority_class, spec.nodes, spec.accelerators_per_node, spec.max_restarts) == ("critical", 2, 8, 3)
+    assert (bare.image, bare.command, bare.args) == ("x:1", ("y",), ())
+
+
+def test_what_the_submission_says_wins_and_environments_are_joined() -> None:
+    spec = filled(
+        said(job_type="production", priority_class="low", nodes=1, accelerators_per_node=0, env={"SEED": "7"}), TYPES
+    )
+
+    assert (spec.priority_class, spec.nodes, spec.accelerators_per_node) == ("low", 1, 0)
+    assert spec.env == {"NCCL_DEBUG": "INFO", "SEED": "7"}
+
+
+def test_arguments_alone_go_to_the_command_of_the_type() -> None:
+    spec = filled(JobSpec(name="a", args=("b.py",), job_type="production"), TYPES)
+
+    assert (spec.command, spec.args) == (("python",), ("b.py",))
+
+
+def test_a_job_that_names_no_type_is_of_the_default_one() -> None:
+    spec = filled(said(), TYPES)
+
+    assert (spec.job_type, spec.priority_class, spec.accelerators_per_node) == ("development", "high", 4)
+    assert [choice.name for choice in spec.pools] == ["demand", "hyperpod"]
+    assert spec.pools[0].market is Market.ON_DEMAND
+
+
+def test_without_types_nothing_is_filled() -> None:
+    spec = said()
+
+    assert filled(spec, JobTypes()) is spec
+
+
+def test_a_type_that_is_not_known_names_the_field() -> None:
+    (wrong,) = check_type(said(job_type="prodution"), TYPES)
+    (none,) = check_type(said(job_type="production"), JobTypes())
+
+    assert (wrong.field, wrong.message) == (
+        "jobType",
+        "There is no job type prodution. There are development, production.",
+    )
+    assert "The site's policy sets none up." in none.message
+    assert check_type(said(), TYPES) == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [
+        ({"default": "none"}, "jobTypes"),
+        ({"types": {"a": {"prioritClass": "x"}}}, "jobTypes.types.a.prioritClass"),
+        ({"types": {"a": {"pools": ["x", "x"]}}}, "jobTypes"),
+        ({"types": {"a": {"nodes": 0}}}, "jobTypes.types.a.nodes"),
+    ],
+)
+def test_a_policy_with_types_that_cannot_be_names_the_field(changes: dict[str, Any], where: str) -> None:
+    with pytest.raises(PolicyError, match=where):
+        changed(Policy(), {"jobTypes": changes})
+
+
+# ---------------------------------------------------------------- what the choice means to a pass
+
+HYPERPOD = PoolChoice(name="hyperpod", labels={"node-type": "hyperpod"})
+DEMAND = PoolChoice(name="demand", labels={"node-type": "eks"})
+ROOMS = (
+    a_room(1, pool="plan", labels={"node-type": "hyperpod"}),
+    a_room(2, pool="burst", labels={"node-type": "eks"}),
+    a_room(3, pool="burst", labels={"node-type": "eks"}),
+    a_room(4, pool="other"),
+)
+
+
+def decided(request: Request, *rooms: Any) -> Any:
+    return admit(Snapshot(rooms=rooms or ROOMS, pending=(request,)), Policy().scheduling, NOW)[0]
+
+
+def test_the_pool_that_is_meant_first_is_taken_though_another_is_tighter() -> None:
+    first = decided(a_request(pools=(DEMAND, HYPERPOD)))
+    second = decided(a_request(pools=(HYPERPOD, DEMAND)))
+
+    assert (first.pool, second.pool) == ("burst", "plan")
+    assert [(each.option, each.why_not) for each in second.alternatives] == [
+        ("burst (ml.p5.48xlarge)", "It is meant after.")
+    ]
+
+
+def test_a_job_spills_over_where_its_first_pool_is_full_and_never_beyond_its_pools() -> None:
+    rooms = (ROOMS[0].but(free=0), *ROOMS[1:])
+
+    assert decided(a_request(pools=(HYPERPOD, DEMAND)), *rooms).pool == "burst"
+    waits = decided(a_request(pools=(HYPERPOD,)), *rooms)
+    assert (waits.action, len(waits.facts.offers)) == (Action.WAIT, 1)
+
+
+def test_a_tainted_machine_is_open_to_who_tolerates_all_of_its_taints() -> None:
+    tainted = a_room(1, closed_because="tainted", taints=("dedicated=hyperpod:NoSchedule",))
+    mine = Toleration.model_validate(DEDICATED)
+
+    assert decided(a_request(), tainted).action is Action.WAIT
+    assert decided(a_request(tolerations=(mine,)), tainted).action is Action.ADMIT
+    other = tainted.but(taints=("dedicated=hyperpod:NoSchedule", "spot=true:NoSchedule"))
+    assert decided(a_request(tolerations=(mine,)), other).action is Action.WAIT
+
+
+@pytest.mark.parametrize(
+    ("toleration", "taint", "covers"),
+    [
+        ({"key": "spot", "value": "true"}, "spot=true:NoSchedule", True),
+        ({"key": "spot", "value": "false"}, "spot=true:NoSchedule", False),
+        ({"key": "spot", "operator": "Exists"}, "spot=true:NoExecute", True),
+        ({"key": "spot", "operator": "Exists", "effect": "NoSchedule"}, "spot=true:NoExecute", False),
+        ({"key": "a"}, "a=:NoSchedule", True),
+    ],
+)
+def test_a_toleration_reads_taints_as_kubernetes_does(toleration: Any, taint: str, covers: bool) -> None:
+    assert Toleration.model_validate(toleration).covers(taint) is covers
+
+
+def test_machines_that_lack_what_a_job_requires_are_not_offered() -> None:
+    small, large = a_room(1, instance_type="ml.p4d.24xlarge"), a_room(2, instance_type="ml.p4de.24xlarge")
+    unknown = a_room(3, instance_type="ml.x9.large")
+    request = a_request(requires=Requirements(accelerator_memory_gib=80))
+
+    offers = offers_for(request, (small, large, unknown), Policy().scheduling)
+
+    assert [offer.instance_type for offer in offers] == ["ml.p4de.24xlarge"]
+
+
+def test_machines_that_were_rented_for_a_job_need_neither_label_nor_entry_in_the_catalogue() -> None:
+    rented = a_room(1, instance_type="x9.large", kept_for="job-1")
+    request = a_request(pools=(HYPERPOD,), requires=Requirements(accelerator_memory_gib=80))
+
+    assert [offer.choice for offer in offers_for(request, (rented,), Policy().scheduling)] == [0]

@@ -1,0 +1,284 @@
+"""Renting: whose machines they are, what a place rests on, when nodes are there, and when they go back."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenkeel.domain.nodes import KubernetesNode, NodeLife
+from evenkeel.domain.policy import BurstPolicy, Policy, RentedPool
+from evenkeel.domain.scheduling.admission import Request, Room, offers_for
+from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Job, JobSpec, JobState
+from evenkeel.domain.scheduling.placement import Placement, place
+from evenkeel.domain.scheduling.pools import LaunchDelay, Market
+from evenkeel.domain.scheduling.portability import Place
+from evenkeel.domain.scheduling.renting import (
+    NOBODYS,
+    NODES_READY,
+    NOT_WANTED,
+    OVER,
+    REFUSED,
+    Conditions,
+    Offer,
+    Rental,
+    RentalState,
+    end_answer,
+    kept_rooms,
+    nodes_answer,
+    placement_facts,
+)
+from evenkeel.domain.scheduling.shortages import Shortages
+from tests.fakes import a_node
+
+START = datetime(2026, 11, 3, 10, 15, tzinfo=UTC)
+POOL = RentedPool(
+    name="burst",
+    cluster="research-eks",
+    market=Market.ON_DEMAND,
+    instance_type="p5.48xlarge",
+    accelerators_per_node=8,
+    most_nodes=4,
+    micros_per_node_hour=50_000_000,
+    launch=LaunchDelay(p50_seconds=60, p90_seconds=120),
+    place=Place(),
+)
+POLICY = Policy(
+    burst=BurstPolicy(
+        pools=(POOL,),
+        fleet_cap_micros_per_hour=10**9,
+        other_team_cap_micros_per_hour=10**9,
+        other_delay_micros_per_hour=10**8,
+    )
+)
+
+
+def a_job(**changes: Any) -> Job:
+    spec = JobSpec(name="llama", image="i", command=("c",), nodes=2, checkpoint_uri="s3://b/llama")
+    facts: dict[str, Any] = {
+        "job_id": "job-a",
+        "spec": spec,
+        "state": JobState.PENDING,
+        "submitted_at": START,
+        "cluster": "research-eks",
+        "namespace": "evenkeel-jobs",
+        "rentals": 1,
+    }
+    return Job.model_validate({**facts, **changes})
+
+
+def a_rental(**changes: Any) -> Rental:
+    facts: dict[str, Any] = {
+        "job_id": "job-a",
+        "number": 1,
+        "team": "default",
+        "namespace": "evenkeel-jobs",
+        "state": RentalState.OPENING,
+        "reason": "It cannot wait.",
+        "nodes": 2,
+        "offers": (Offer.of(POOL, START),),
+        "begun_at": START,
+        "ready_by": START + timedelta(seconds=900),
+        "decision_id": "dec-1",
+    }
+    return Rental.model_validate({**facts, **changes})
+
+
+def ready(**changes: Any) -> Rental:
+    facts = {"state": RentalState.READY, "node_names": ("ip-1", "ip-2"), "handed_over_at": START}
+    return a_rental(**{**facts, **changes})
+
+
+def rented_node(number: int, **changes: Any) -> KubernetesNode:
+    return a_node(number, name=f"ip-{number}", pool="burst", hyperpod_cluster_id=None, **changes)
+
+
+def a_room(number: int, pool: str = "burst", **changes: Any) -> Room:
+    facts: dict[str, Any] = {
+        "life": NodeLife(cluster="research-eks", instance_id=f"i-{number:017x}", launched_at=START),
+        "node_name": f"ip-{number}",
+        "cluster": "research-eks",
+        "pool": pool,
+        "instance_type": "p5.48xlarge",
+        "accelerators": 8,
+        "free": 0,
+    }
+    return Room.model_validate({**facts, **changes})
+
+
+def an_attempt(state: AttemptState = AttemptState.RUNNING, **changes: Any) -> Attempt:
+    facts: dict[str, Any] = {
+        "job_id": "job-a",
+        "attempt": 1,
+        "state": state,
+        "cluster": "research-eks",
+        "namespace": "evenkeel-jobs",
+        "pool": "burst",
+        "nodes": (),
+        "node_names": ("ip-1", "ip-2"),
+        "accelerators": 16,
+        "admitted_at": START,
+    }
+    return Attempt.model_validate({**facts, **changes})
+
+
+# ---------------------------------------------------------------- whose they are
+
+
+def test_a_machine_of_a_rented_pool_is_its_jobs_or_nobodys() -> None:
+    rooms = kept_rooms([a_room(1), a_room(2), a_room(3), a_room(4, "p5-workers")], [ready()], (POOL,))
+
+    assert [(room.kept_for, room.free) for room in rooms] == [("job-a", 8), ("job-a", 8), (NOBODYS, 0), ("", 0)]
+
+
+def test_before_they_are_handed_over_and_once_they_go_back_they_are_nobodys() -> None:
+    for state in (RentalState.OPENING, RentalState.ENDING):
+        rooms = kept_rooms([a_room(1)], [ready(state=state)], (POOL,))
+        assert rooms[0].kept_for == NOBODYS
+
+
+def test_a_pool_that_the_policy_names_no_more_is_kept_while_something_of_it_is_rented() -> None:
+    assert kept_rooms([a_room(1)], [ready()], ())[0].kept_for == "job-a"
+    assert kept_rooms([a_room(1)], [], ())[0].kept_for == ""
+
+
+def test_the_job_alone_is_offered_what_is_kept_for_it_and_all_of_it_or_none() -> None:
+    kept = kept_rooms([a_room(1), a_room(2)], [ready()], (POOL,))
+    common = a_room(3, "p5-workers", free=8)
+    own, other = Request.of(a_job()), Request.of(a_job(job_id="job-b"))
+
+    assert [offer.pool for offer in offers_for(own, (*kept, common), POLICY.scheduling)] == ["burst"]
+    assert [offer.pool for offer in offers_for(other, (*kept, common), POLICY.scheduling)] == ["p5-workers"]
+    lost = (kept[0], kept[1].but(closed_because="not ready"), common)
+    assert [offer.pool for offer in offers_for(own, lost, POLICY.scheduling)] == ["p5-workers"]
+
+
+# ---------------------------------------------------------------- what a place rests on
+
+
+def conditions(*rooms: Room, **changes: Any) -> Conditions:
+    facts: dict[str, Any] = {
+        "rooms": rooms,
+        "charges": (),
+        "classes": {},
+        "queue": (a_job(),),
+        "holds": (),
+        "now": START + timedelta(seconds=5),
+    }
+    return Conditions.model_validate({**facts, **changes})
+
+
+def committed(number: int, **changes: Any) -> Room:
+    return a_room(number, "p5-workers", instance_type="ml.p5.48xlarge", **changes)
+
+
+def test_a_machine_that_boots_is_expected_back_and_not_rented_for() -> None:
+    out = [committed(1, closed_because="not ready"), committed(2, closed_because="not ready")]
+    short = Shortages().with_refusal("p5-workers", "", Market.COMMITTED, START)
+
+    soon = placement_facts(a_job(), conditions(*out), POLICY)
+    never = placement_facts(a_job(), conditions(*out, shortages=short), POLICY)
+
+    assert soon.chances[0].wait_seconds == POLICY.jobs.expected_replace_seconds
+    assert never.chances[0].wait_seconds == 30 * 86_400
+    assert (place(soon).action, place(never).action) == (Placement.WAIT, Placement.RENT)
+
+
+def test_facts_of_a_place_survive_their_record() -> None:
+    facts = placement_facts(a_job(), conditions(committed(1), committed(2)), POLICY)
+
+    again = type(facts).model_validate(facts.to_json())
+
+    assert place(again).to_json() == place(facts).to_json()
+
+
+@given(st.integers(0, 4), st.integers(0, 300_000_000))
+def test_no_placement_breaks_a_cap_or_a_limit(rented: int, cap: int) -> None:
+    burst = POLICY.burst.but(fleet_cap_micros_per_hour=cap)
+    hold = {"job_id": "job-z", "number": 1, "team": "other", "cluster": POOL.cluster, "pool": POOL.name}
+    holds = [{**hold, "nodes": rented, "accelerators_per_node": 8, "micros_per_hour": rented * 50_000_000}]
+    seen = conditions(committed(1), committed(2), holds=holds)
+
+    decision = place(placement_facts(a_job(), seen, POLICY.but(burst=burst)))
+
+    if decision.action is Placement.RENT:
+        assert rented * 50_000_000 + 2 * POOL.micros_per_node_hour <= cap
+        assert rented + 2 <= POOL.most_nodes
+
+
+# ---------------------------------------------------------------- waits
+
+
+def test_nodes_are_there_when_all_are_and_no_other_rental_has_them() -> None:
+    nodes = [rented_node(1), rented_node(2)]
+
+    assert nodes_answer(a_rental(), a_job(), nodes[:1], "") is None
+    assert outcome_of(nodes=nodes) == NODES_READY
+    assert nodes_answer(a_rental(), a_job(), nodes, "", taken=("ip-1",)) is None
+
+
+def outcome_of(**changes: Any) -> str:
+    asked: dict[str, Any] = {"rental": a_rental(), "job": a_job(), "nodes": [], "refusal": "", **changes}
+    answer = nodes_answer(**asked)
+    return answer.outcome if answer else ""
+
+
+def test_a_refusal_ends_the_wait_and_nodes_that_came_all_the_same_win() -> None:
+    assert outcome_of(refusal="no capacity") == REFUSED
+    assert outcome_of(refusal="no capacity", nodes=[rented_node(1), rented_node(2)]) == NODES_READY
+    assert outcome_of(refusal="no capacity", job=a_job(state=JobState.CANCELLED)) == NOT_WANTED
+    assert outcome_of(job=a_job(rentals=2)) == NOT_WANTED
+
+
+def ends(job: Job, attempt: Attempt | None, seconds: int = 0, nodes: int = 2) -> str:
+    there = [rented_node(number) for number in range(1, nodes + 1)]
+    answer = end_answer(ready(), job, attempt, there, 60, START + timedelta(seconds=seconds))
+    return answer.outcome if answer else ""
+
+
+def test_nodes_stay_while_the_job_runs_on_them_whatever_else_holds() -> None:
+    assert ends(a_job(state=JobState.RUNNING), an_attempt(), 10_000, nodes=0) == ""
+
+
+def test_a_job_that_ended_or_runs_elsewhere_frees_them_at_once() -> None:
+    over = an_attempt(AttemptState.SUCCEEDED, ended_at=START)
+    elsewhere = an_attempt(node_names=("hyperpod-1", "hyperpod-2"), attempt=2)
+
+    assert ends(a_job(state=JobState.SUCCEEDED), over) == OVER
+    assert ends(a_job(state=JobState.SUSPENDED), over) == OVER
+    assert ends(a_job(state=JobState.RUNNING), elsewhere) == OVER
+
+
+def test_a_job_that_waits_again_has_them_kept_for_the_quiet_period() -> None:
+    lost = an_attempt(AttemptState.FAILED, ended_at=START + timedelta(seconds=30))
+
+    assert ends(a_job(), lost, 80) == ""
+    assert ends(a_job(), lost, 90) == OVER
+    assert ends(a_job(), None, 59) == ""
+    assert ends(a_job(), None, 60) == OVER
+
+
+def test_a_job_that_goes_home_or_has_lost_a_node_has_none_kept() -> None:
+    stopped = an_attempt(AttemptState.STOPPED, ended_at=START)
+
+    assert ends(a_job(goes_home=True), stopped) == OVER
+    assert ends(a_job(), stopped, nodes=1) == OVER
+
+
+# ---------------------------------------------------------------- the bill
+
+
+@given(st.integers(1, 8), st.integers(1, 100_000_000), st.integers(0, 10**9), st.integers(1, 5))
+def test_a_bill_is_exact_and_offers_without_a_node_cost_nothing(
+    nodes: int, price: int, microseconds: int, offers: int
+) -> None:
+    empty = Offer.of(POOL, START).but(refused="no", closed_at=START + timedelta(hours=5))
+    came = tuple(f"ip-{number}" for number in range(nodes))
+    last = Offer.of(POOL.but(micros_per_node_hour=price), START).but(came=came)
+    rental = a_rental(nodes=nodes, offers=(*[empty] * offers, last))
+
+    over = rental.ended("Done.", START + timedelta(microseconds=microseconds))
+
+    seconds = max(60, -(-microseconds // 1_000_000))
+    assert over.cost_parts == price * nodes * seconds
+    assert over.state is RentalState.ENDED

@@ -1,0 +1,70 @@
+"""At which size a waiting elastic job starts, by the rules of one queue for everybody."""
+
+from evenkeel.domain.policy import SchedulingPolicy
+from evenkeel.domain.scheduling.admission import Action, AdmissionDecision, Request, Room, Snapshot, admit
+from evenkeel.domain.scheduling.sizing import fit
+from tests.unit.scheduling.builders import a_request, a_room, at
+
+POLICY = SchedulingPolicy(spare_nodes={"spared": 1})
+NOW = at(1000)
+
+
+def sized(rooms: list[Room], *pending: Request, whole: frozenset[str] = frozenset()) -> dict[str, AdmissionDecision]:
+    def weigh(asked: tuple[Request, ...]) -> tuple[AdmissionDecision, ...]:
+        return admit(Snapshot(rooms=tuple(rooms), pending=asked), POLICY, NOW)
+
+    decisions = fit(pending, weigh(pending), weigh, NOW, whole)
+    return {each.job_id: each for each in decisions}
+
+
+def sizes(found: dict[str, AdmissionDecision]) -> dict[str, int]:
+    return {name: len(each.nodes) for name, each in found.items() if each.action is Action.ADMIT}
+
+
+def elastic(number: int, nodes: int, *smaller: int, **changes: object) -> Request:
+    return a_request(number, nodes=nodes, wanted=nodes, sizes=smaller, **changes)
+
+
+def test_the_largest_legal_size_that_fits_is_taken() -> None:
+    rooms = [a_room(number) for number in range(1, 7)]
+
+    assert sizes(sized(rooms, elastic(1, 8, 1, 2, 4))) == {"job-1": 4}
+    assert sizes(sized(rooms, elastic(1, 6, 1, 2, 4))) == {"job-1": 6}
+
+
+def test_one_that_is_larger_than_the_fleet_starts_smaller_instead_of_never() -> None:
+    assert sizes(sized([a_room(1)], elastic(1, 2, 1))) == {"job-1": 1}
+
+
+def test_two_small_ones_come_before_one_large_one() -> None:
+    rooms = [a_room(number) for number in range(1, 5)]
+
+    assert sizes(sized(rooms, elastic(1, 8, 1, 2, 3, 4), elastic(2, 8, 1, 2))) == {"job-1": 3, "job-2": 1}
+
+
+def test_one_that_cannot_be_smaller_still_holds_up_those_behind_it() -> None:
+    found = sized([a_room(1), a_room(2)], a_request(1, nodes=3, attempts=1), elastic(2, 2, 1))
+
+    assert [each.action for each in found.values()] == [Action.WAIT, Action.BEHIND]
+
+
+def test_a_spare_that_is_waited_for_is_given_its_time() -> None:
+    waits = elastic(1, 2, 1, attempts=1, is_recovery=True, shrinks_at=at(1001))
+    shrinks = elastic(1, 2, 1, attempts=1, is_recovery=True, shrinks_at=at(1000))
+
+    assert sizes(sized([a_room(1)], waits)) == {}
+    assert sizes(sized([a_room(1)], shrinks)) == {"job-1": 1}
+
+
+def test_one_whose_rented_nodes_are_on_their_way_waits_for_all() -> None:
+    assert sizes(sized([a_room(1)], elastic(1, 2, 1), whole=frozenset({"job-1"}))) == {}
+
+
+def test_spare_nodes_stay_spare_at_every_size() -> None:
+    rooms = [a_room(1, pool="spared"), a_room(2, pool="spared")]
+
+    assert sizes(sized(rooms, elastic(1, 2, 1))) == {"job-1": 1}
+
+
+def test_a_pause_after_a_failure_is_kept_whatever_the_size() -> None:
+    assert sizes(sized([a_room(1)], elastic(1, 2, 1, not_before=at(2000)))) == {}

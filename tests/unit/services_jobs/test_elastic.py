@@ -1,0 +1,600 @@
+"""Elastic jobs through the pass: they start smaller, grow on what is idle, shrink for others, and come back."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evenkeel.domain.decisions import Decision
+from evenkeel.domain.policy import Mode, Policy, SchedulingPolicy, ServingWorkload
+from evenkeel.domain.replay import replay
+from evenkeel.domain.scheduling.elastic import ElasticTerms
+from evenkeel.domain.scheduling.foreign import ForeignPod
+from evenkeel.domain.scheduling.jobs import AttemptState, Job, JobState, ResumeOption, ResumePlan
+from evenkeel.domain.scheduling.teams import FleetQuotas
+from evenkeel.ports import Table
+from evenkeel.services import explain, rows
+from tests.fakes.cluster import CLUSTER, a_node
+from tests.fakes.crashes import Crash, CrashPlan, When
+from tests.unit.scheduling.test_sharing import a_team
+from tests.unit.services_jobs.story import Story
+from tests.unit.services_jobs.test_teams import MEMBERS, set_up
+
+TERMS = ElasticTerms(resize_seconds=10, snooze_seconds=30, backoff_seconds=60)
+POLICY = Policy(scheduling=SchedulingPolicy(elastic=TERMS))
+ELASTIC: dict[str, Any] = {"nodes": 2, "elastic": {"min_nodes": 1, "max_nodes": 4}}
+
+
+def a_story(size: int = 4, **more: Any) -> Story:
+    return Story(size=size, **{"policy": POLICY, **more})
+
+
+def a_shared_story(size: int = 4, red: int = 32, **more: Any) -> Story:
+    story = a_story(size, **more)
+    set_up(story, a_team("red", red, members=MEMBERS), FleetQuotas(priority_classes={"low": 1, "high": 10}))
+    return story
+
+
+def node_name(number: int) -> str:
+    return a_node(number).name
+
+
+def follow(story: Story, job_id: str) -> None:
+    """Do what run_job does once its attempt is asked to stop: end the pods, settle, and let the next pass look."""
+    number = story.job(job_id).current_attempt
+    story.save(job_id, number, 10 * number)
+    story.stop(job_id, number)
+    story.settle(job_id, number)
+
+
+def resized(story: Story, job_id: str) -> Job:
+    """Let a job that was asked to change size do so; return it at work again."""
+    for step in (
+        lambda: follow(story, job_id),
+        story.run_pass,
+        lambda: story.launch(job_id, story.job(job_id).current_attempt),
+        lambda: story.run_attempt(job_id, story.job(job_id).current_attempt),
+    ):
+        story.world.clock.advance(0.25)
+        step()
+    return story.job(job_id)
+
+
+def records(story: Story, job_id: str) -> list[Decision]:
+    found = story.world.ledger.by_state(Table.INCIDENTS, f"DEC#{job_id}").rows
+    return [each for row in found if (each := rows.read(row, Decision)).kind == "RESIZE"]
+
+
+def idle_for(story: Story, seconds: float) -> None:
+    story.run_pass()
+    story.world.clock.advance(seconds)
+    story.run_pass()
+
+
+def test_a_job_whose_full_size_does_not_fit_starts_with_the_largest_that_does() -> None:
+    story = a_story(size=3)
+
+    job = story.started(nodes=4, elastic={"min_nodes": 1, "max_nodes": 4, "sizes": [1, 2, 4]})
+
+    attempt = story.attempt(job.job_id)
+    assert (job.state, job.size, attempt.ranks, attempt.accelerators) == (JobState.STARTING, 2, 2, 16)
+    assert job.reason.startswith("Starts with 2 of 4 nodes. ")
+    assert story.usage() == 16
+
+
+def test_pods_ranks_and_the_end_go_by_the_attempts_own_size() -> None:
+    story = a_story(size=2)
+    job = story.running(nodes=4, elastic={"min_nodes": 1, "max_nodes": 4})
+
+    assert story.job(job.job_id).state is JobState.RUNNING
+    story.world.cluster.finish_pods(job.job_id, 1)
+    story.settle(job.job_id)
+
+    assert story.job(job.job_id).state is JobState.SUCCEEDED
+    assert story.usage() == 0
+
+
+def test_a_job_that_is_not_elastic_waits_for_all_its_nodes() -> None:
+    story = a_story(size=1)
+
+    assert story.started(nodes=2).state is JobState.PENDING
+
+
+def test_a_smaller_size_is_what_quota_allows_too() -> None:
+    story = a_shared_story(red=16)
+
+    job = story.started(team="red", nodes=4, elastic={"min_nodes": 1, "max_nodes": 4})
+
+    assert (job.state, job.size) == (JobState.STARTING, 2)
+
+
+def test_idle_nodes_that_have_paid_for_the_resize_make_a_job_grow() -> None:
+    story = a_story()
+    job = story.running(**ELASTIC)
+    story.run_pass()
+    story.world.clock.advance(19)
+    story.run_pass()
+    assert story.job(job.job_id).resize is None
+
+    story.world.clock.advance(2)  # two nodes for 21 seconds: 42 node-seconds, and the resize costs 4 × 10
+    story.run_pass()
+
+    asked = story.job(job.job_id)
+    assert asked.resize
+    assert (asked.resize.from_nodes, asked.resize.nodes) == (2, 4)
+    assert asked.stop_request
+    assert asked.stop_request.grace_seconds == asked.spec.grace_seconds
+    grown = resized(story, job.job_id)
+    assert (grown.state, grown.current_attempt, grown.size, grown.application_failures) == (JobState.RUNNING, 2, 4, 0)
+    assert story.attempt(job.job_id, 1).state is AttemptState.STOPPED
+    assert story.usage() == 32
+
+
+def test_the_story_tells_the_resize_in_its_steps() -> None:
+    story = a_story()
+    job = story.running(**ELASTIC)
+    idle_for(story, 21)
+
+    resized(story, job.job_id)
+
+    told = story.timeline(job.job_id)
+    assert told[told.index("resized") :] == ["resized", "settled", "admitted", "launched", "running"]
+
+
+def test_every_resize_replays_from_its_record() -> None:
+    story = a_story()
+    job = story.running(**ELASTIC)
+    idle_for(story, 21)
+
+    (record,) = records(story, job.job_id)
+
+    assert record.action == "GROW"
+    assert replay(record, POLICY).differs_from(record) == ""
+
+
+def test_what_has_ended_is_forgotten_and_what_runs_is_not() -> None:
+    story = a_story()
+    job = story.running(**ELASTIC)
+    idle_for(story, 21)
+    resized(story, job.job_id)
+    story.run_pass()
+    assert remembered(story) == {"jobs": [job.job_id], "resizing": [], "idleSince": {}, "told": {}}
+
+    story.world.cluster.finish_pods(job.job_id, 2)
+    story.settle(job.job_id, 2)
+    story.run_pass()
+
+    assert remembered(story) == {}
+
+
+def remembered(story: Story) -> dict[str, Any]:
+    row = story.world.ledger.get(rows.tree_key())
+    assert row
+    return (row.doc.get("memory") or {}).get("elastic") or {}
+
+
+def test_why_says_of_a_job_that_changes_size_what_for_and_who_did_not() -> None:
+    story = a_story()
+    job = story.running(**ELASTIC)
+    idle_for(story, 21)
+
+    said = explain.why_job(story.world.ledger, job.job_id, now=story.world.clock.now())
+
+    assert (said["decision"]["kind"], said["decision"]["action"]) == ("RESIZE", "GROW")
+    assert "as much as the resize to 4 costs" in said["decision"]["reason"]
+
+
+def test_nothing_grows_while_somebody_waits_who_could_use_the_nodes() -> None:
+    story = a_story()
+    job = story.running(**ELASTIC)
+    story.submit("large", nodes=4)
+
+    idle_for(story, 600)
+
+    assert story.job(job.job_id).resize is None
+
+
+def test_a_job_does_not_grow_again_within_its_snooze() -> None:
+    story = a_story(size=3)
+    job = story.running(nodes=1, elastic={"min_nodes": 1, "max_nodes": 4})
+    other = story.running(nodes=1)
+    idle_for(story, 25)
+    resized(story, job.job_id)
+    story.world.cluster.finish_pods(other.job_id, 1)
+    story.settle(other.job_id)
+
+    idle_for(story, 29)
+    assert story.job(job.job_id).live_resize() is None
+    story.world.clock.advance(5)
+    story.run_pass()
+    assert story.job(job.job_id).live_resize() is not None
+
+
+def test_growth_stops_at_the_teams_quota() -> None:
+    story = a_shared_story(red=24)
+    job = story.running(team="red", **ELASTIC)
+
+    idle_for(story, 100)
+
+    asked = story.job(job.job_id).live_resize()
+    assert asked
+    assert asked.nodes == 3
+
+
+def test_a_growth_whose_nodes_were_taken_falls_back_and_backs_off() -> None:
+    story = a_story()
+    job = story.running(**ELASTIC)
+    idle_for(story, 21)
+    story.world.cluster.cordon(CLUSTER, node_name(4), None)
+
+    back = resized(story, job.job_id)
+
+    assert (back.size, back.failed_growths) == (3, 1)
+    assert back.growth_failed_at is not None
+
+
+def test_a_higher_class_gets_its_nodes_by_shrinking_and_nobody_is_ended() -> None:
+    story = a_shared_story()
+    low = story.running(team="red", priority_class="low", nodes=4, elastic={"min_nodes": 1, "max_nodes": 4})
+    high = story.submit("high", team="red", priority_class="high", nodes=2)
+
+    story.run_pass()
+
+    wish = story.job(low.job_id).live_resize()
+    assert wish
+    assert (wish.nodes, wish.for_job) == (2, high.job_id)
+    assert not story.job(low.job_id).is_preempted
+    (record,) = records(story, low.job_id)
+    assert (record.action, replay(record, POLICY).differs_from(record)) == ("SHRINK", "")
+    story.run_pass()
+    story.run_pass()
+    assert len(records(story, low.job_id)) == 1
+    shrunk = resized(story, low.job_id)
+    assert (shrunk.state, shrunk.size, story.job(high.job_id).state) == (JobState.RUNNING, 2, JobState.STARTING)
+
+
+def test_after_the_higher_class_has_ended_the_job_grows_back() -> None:
+    story = a_shared_story()
+    low = story.running(team="red", priority_class="low", nodes=4, elastic={"min_nodes": 1, "max_nodes": 4})
+    high = story.submit("high", team="red", priority_class="high", nodes=2)
+    story.run_pass()
+    resized(story, low.job_id)
+    story.run_attempt(high.job_id, 1)
+    story.world.cluster.finish_pods(high.job_id, 1)
+    story.settle(high.job_id)
+
+    idle_for(story, 40)
+
+    grown = resized(story, low.job_id)
+    assert (grown.size, grown.application_failures, grown.launch_failures) == (4, 0, 0)
+
+
+def test_who_cannot_shrink_enough_is_stopped_as_the_queues_rules_say() -> None:
+    story = a_shared_story()
+    low = story.running(team="red", priority_class="low", nodes=4, elastic={"min_nodes": 3, "max_nodes": 4})
+    story.submit("high", team="red", priority_class="high", nodes=4)
+
+    story.run_pass()
+
+    assert story.job(low.job_id).is_preempted
+    assert story.job(low.job_id).live_resize() is None
+
+
+def test_an_equal_gets_back_only_what_was_beyond_what_was_asked_for() -> None:
+    story = a_story()
+    job = story.running(**ELASTIC)
+    idle_for(story, 21)
+    resized(story, job.job_id)
+    story.submit("other", nodes=1)
+
+    story.run_pass()
+
+    wish = story.job(job.job_id).live_resize()
+    assert wish
+    assert wish.nodes == 3
+    follow(story, job.job_id)
+    story.run_pass()
+    story.submit("third", nodes=3)
+    story.run_pass()
+    assert story.job(job.job_id).live_resize() is None
+
+
+def test_in_observe_mode_it_is_said_once_and_nothing_is_done() -> None:
+    story = a_story()
+    job = story.running(**ELASTIC)
+    story.mode = Mode.OBSERVE
+
+    idle_for(story, 21)
+    idle_for(story, 21)
+
+    assert len(records(story, job.job_id)) == 1
+    assert story.job(job.job_id).stop_request is None
+
+
+def test_a_suspended_job_forgets_that_it_was_to_grow() -> None:
+    story = a_story()
+    job = story.running(**ELASTIC)
+    idle_for(story, 21)
+    held = story.job(job.job_id)
+    story.set_job(held.but(is_suspended=True))
+
+    follow(story, job.job_id)
+
+    assert story.job(job.job_id).state is JobState.SUSPENDED
+    assert story.job(job.job_id).resize is None
+
+
+@pytest.mark.parametrize("when", list(When))
+@pytest.mark.parametrize("at", range(1, 30))
+def test_a_crash_at_any_effect_of_a_growth_comes_to_the_same_size(at: int, when: When) -> None:
+    story = a_story(plan=CrashPlan(0, when))
+    job = story.running(**ELASTIC)
+    story.plan.at = len(story.plan.effects) + at
+    for _ in range(60):
+        try:
+            story.run_pass()
+            current = story.job(job.job_id)
+            if current.stop_request and current.state is JobState.RUNNING:
+                follow(story, job.job_id)
+            elif current.state is JobState.STARTING:
+                story.run_attempt(job.job_id, current.current_attempt)
+        except Crash:
+            pass
+        story.world.clock.advance(7)
+
+    end = story.job(job.job_id)
+    assert (end.state, end.size, end.current_attempt) == (JobState.RUNNING, 4, 2)
+    assert story.usage() == 32
+    assert len(records(story, job.job_id)) == 1
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    size=st.integers(2, 6),
+    least=st.integers(1, 2),
+    span=st.integers(0, 4),
+    red=st.sampled_from([0, 16, 24, 48]),
+    steps=st.lists(st.sampled_from(["wait", "high", "end", "cordon"]), max_size=6),
+)
+def test_sizes_stay_legal_quota_holds_and_a_still_world_comes_to_rest(
+    size: int, least: int, span: int, red: int, steps: list[str]
+) -> None:
+    story = a_shared_story(size, red) if red else a_story(size)
+    team: dict[str, Any] = {"team": "red", "priority_class": "low"} if red else {}
+    job = story.started(nodes=least, elastic={"min_nodes": least, "max_nodes": least + span}, **team)
+    others: list[str] = []
+
+    def settle_down(rounds: int) -> int:
+        resizes = 0
+        for _ in range(rounds):
+            story.run_pass()
+            for name in (job.job_id, *others):
+                current = story.job(name)
+                if current.stop_request and current.state in (JobState.RUNNING, JobState.STARTING):
+                    follow(story, name)
+                    resizes += name == job.job_id
+                elif current.state is JobState.STARTING:
+                    story.run_attempt(name, current.current_attempt)
+            current = story.job(job.job_id)
+            assert current.size in (0, *range(least, least + span + 1))
+            assert not red or story.usage("red") <= red
+            story.world.clock.advance(20)
+        return resizes
+
+    settle_down(2)
+    for step in steps:
+        if step == "high":
+            higher = {"team": "red", "priority_class": "high"} if red else {}
+            others.append(story.submit(f"high-{len(others)}", nodes=1, **higher).job_id)
+        elif step == "end" and others:
+            name = others.pop()
+            if story.job(name).state is JobState.RUNNING:
+                story.world.cluster.finish_pods(name, story.job(name).current_attempt)
+                story.settle(name, story.job(name).current_attempt)
+            else:
+                others.append(name)
+        elif step == "cordon":
+            story.world.cluster.cordon(CLUSTER, node_name(size), None)
+        settle_down(4)
+    settle_down(40)
+    assert settle_down(40) == 0
+
+
+def loses_a_node(story: Story, job_id: str, waits_seconds: float) -> None:
+    """A node of a job is gone for good, and a recovery planned what becomes of the job."""
+    hurt = story.attempt(job_id, story.job(job_id).current_attempt)
+    story.world.cluster.remove_node(hurt.node_names[0])
+    now = story.world.clock.now()
+    stop = story.job(job_id).stop_wished("Its node is gone.", "recover_node/inc-1", now)
+    plan = ResumePlan(
+        incident_id="inc-1",
+        after_attempt=hurt.attempt,
+        option=ResumeOption.SHRINK,
+        shrinks_at=now + timedelta(seconds=waits_seconds),
+        planned_at=now,
+    )
+    story.set_job(
+        story.job(job_id).but(stop_request=stop.but(outcome=AttemptState.LOST)).with_plan(plan, is_doubted=False)
+    )
+    follow(story, job_id)
+
+
+def test_a_job_that_lost_a_node_waits_for_a_spare_and_then_goes_on_with_fewer() -> None:
+    story = a_story(size=3)
+    job = story.running(nodes=3, elastic={"min_nodes": 1, "max_nodes": 3})
+    loses_a_node(story, job.job_id, waits_seconds=60)
+
+    story.run_pass()
+    assert story.job(job.job_id).state is JobState.PENDING
+    story.world.clock.advance(61)
+    story.run_pass()
+
+    again = story.job(job.job_id)
+    assert (again.state, again.size, again.application_failures) == (JobState.STARTING, 2, 0)
+
+
+def test_a_job_that_lost_a_node_gives_a_spare_its_time_before_any_recovery_has_planned() -> None:
+    story = a_story(size=3)
+    job = story.running(nodes=3, elastic={"min_nodes": 1, "max_nodes": 3})
+    story.world.cluster.lose_node(story.attempt(job.job_id, 1).node_names[0])
+    story.world.clock.advance(POLICY.jobs.lost_node_seconds + 1)
+    story.world.cluster.fail_pods(job.job_id, 1, 1, 2, exit_code=76)
+    story.settle(job.job_id, 1)
+
+    story.run_pass()
+    waits = story.job(job.job_id)
+    story.world.clock.advance(TERMS.spare_wait_seconds)
+    story.run_pass()
+    again = story.job(job.job_id)
+
+    assert (story.attempt(job.job_id, 1).state, waits.state) == (AttemptState.LOST, JobState.PENDING)
+    assert (again.state, again.size, again.lost_at) == (JobState.STARTING, 2, None)
+
+
+def test_what_had_grown_comes_back_as_large_as_it_was() -> None:
+    story = a_shared_story(size=5)
+    job = story.running(team="red", priority_class="high", **ELASTIC)
+    idle_for(story, 21)
+    resized(story, job.job_id)
+    loses_a_node(story, job.job_id, waits_seconds=0)
+
+    story.run_pass()
+
+    again = story.job(job.job_id)
+    assert (again.state, again.size) == (JobState.STARTING, 4)
+
+
+# ---------------------------------------------------------------- serving
+
+
+CHAT = ServingWorkload(cluster=CLUSTER, namespace="serving", name="chat", most_replicas=3)
+
+
+def a_replica(number: int, node: str = "", **changes: Any) -> ForeignPod:
+    facts: dict[str, Any] = {
+        "namespace": "serving",
+        "name": f"chat-7d9f-{number}",
+        "uid": f"uid-{number}",
+        "node_name": node,
+        "accelerators": 8,
+        "kind": "ReplicaSet",
+        "workload": "chat-7d9f",
+    }
+    return ForeignPod.model_validate({**facts, **changes})
+
+
+def a_serving_story(size: int = 4) -> Story:
+    return a_story(size, policy=Policy(scheduling=SchedulingPolicy(elastic=TERMS, serving=(CHAT,))))
+
+
+def test_replicas_without_a_node_have_an_elastic_job_shrink_and_it_grows_back_after_the_spike() -> None:
+    story = a_serving_story()
+    job = story.running(nodes=4, elastic={"min_nodes": 1, "max_nodes": 4})
+    story.world.cluster.foreign = [a_replica(1), a_replica(2)]
+
+    story.run_pass()
+
+    wish = story.job(job.job_id).live_resize()
+    assert wish
+    assert (wish.nodes, wish.for_job) == (2, "serving/chat")
+    follow(story, job.job_id)
+    story.run_pass()
+    assert story.job(job.job_id).size == 2
+    story.run_attempt(job.job_id, 2)
+    free = [
+        node_name(number) for number in range(1, 5) if node_name(number) not in story.attempt(job.job_id, 2).node_names
+    ]
+    story.world.cluster.foreign = [a_replica(1, free[0]), a_replica(2, free[1])]
+    idle_for(story, 600)
+    assert story.job(job.job_id).live_resize() is None
+    story.world.cluster.foreign = []
+    idle_for(story, 31)
+    assert resized(story, job.job_id).size == 4
+
+
+def test_nodes_that_replicas_are_about_to_take_are_given_to_no_job() -> None:
+    story = a_serving_story(size=2)
+    story.world.cluster.foreign = [a_replica(1)]
+
+    job = story.started(nodes=2, elastic={"min_nodes": 1, "max_nodes": 2})
+
+    assert job.size == 1
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        a_replica(1, namespace="other"),
+        a_replica(1, workload="chatter-7d9f"),
+        a_replica(1, kind="Job", workload="chat"),
+        a_replica(1, accelerators=0),
+    ],
+)
+def test_pods_that_nobody_registered_have_nobody_shrink(pod: ForeignPod) -> None:
+    story = a_serving_story()
+    job = story.running(nodes=4, elastic={"min_nodes": 1, "max_nodes": 4})
+    story.world.cluster.foreign = [pod]
+
+    story.run_pass()
+
+    assert story.job(job.job_id).live_resize() is None
+
+
+def test_no_room_is_made_for_more_replicas_than_were_agreed() -> None:
+    story = a_serving_story(size=6)
+    job = story.running(nodes=6, elastic={"min_nodes": 1, "max_nodes": 6})
+    story.world.cluster.foreign = [a_replica(number) for number in range(5)]
+
+    story.run_pass()
+
+    wish = story.job(job.job_id).live_resize()
+    assert wish
+    assert wish.nodes == 3
+
+
+@pytest.mark.parametrize("when", list(When))
+@pytest.mark.parametrize("at", range(1, 34))
+def test_a_crash_at_any_effect_of_a_shrink_lets_both_run_and_nobody_be_ended(at: int, when: When) -> None:
+    story = a_shared_story(plan=CrashPlan(0, when))
+    low = story.running(team="red", priority_class="low", nodes=4, elastic={"min_nodes": 1, "max_nodes": 4})
+    high = story.submit("high", team="red", priority_class="high", nodes=2)
+    story.plan.at = len(story.plan.effects) + at
+    for _ in range(40):
+        try:
+            story.run_pass()
+            for name in (low.job_id, high.job_id):
+                current = story.job(name)
+                number = current.current_attempt
+                if current.stop_request and current.state in (JobState.RUNNING, JobState.STARTING):
+                    follow(story, name)
+                elif current.state is JobState.STARTING:
+                    story.run_attempt(name, number)
+        except Crash:
+            pass
+        assert story.usage("red") <= 32
+        story.world.clock.advance(3)
+
+    ends = [story.job(name) for name in (low.job_id, high.job_id)]
+    assert [(end.state, end.size, end.application_failures) for end in ends] == [
+        (JobState.RUNNING, 2, 0),
+        (JobState.RUNNING, 2, 0),
+    ]
+    assert not ends[0].is_preempted
+    assert [record.action for record in records(story, low.job_id)] == ["SHRINK"]
+
+
+def test_more_than_one_commit_holds_are_asked_pass_by_pass() -> None:
+    story = a_shared_story(size=44, red=352)
+    sizes = {"min_nodes": 1, "max_nodes": 2}
+    names = [story.running(team="red", priority_class="low", nodes=2, elastic=sizes).job_id for _ in range(22)]
+    story.submit("high", team="red", priority_class="high", nodes=22)
+    asked = []
+
+    for _ in range(3):
+        story.run_pass()
+        asked.append(sum(story.job(name).live_resize() is not None for name in names))
+
+    assert asked == [20, 22, 22]
+    assert not any(story.job(name).is_preempted for name in names)

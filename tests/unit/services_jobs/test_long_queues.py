@@ -1,0 +1,115 @@
+"""Queues longer than a pass reads: nobody stands hidden behind others for good."""
+
+import contextlib
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.policy import Policy, SchedulingPolicy
+from evenkeel.domain.scheduling.jobs import Job, JobState
+from evenkeel.ports import Put
+from evenkeel.services import rows
+from tests.fakes.crashes import Crash
+from tests.unit.scheduling.test_sharing import a_team
+from tests.unit.services_jobs.story import Story
+from tests.unit.services_jobs.test_teams import MEMBERS, set_up
+
+
+def crowded(parked: int, **more: Any) -> tuple[Story, Job]:
+    """A small job behind many that ask for what there is not, each in a way of its own."""
+    policy = Policy(scheduling=SchedulingPolicy(heads_per_pass=5))
+    story = Story(size=2, policy=policy)
+    set_up(story, a_team("red", 8, members=MEMBERS, queue=more))
+    for number in range(parked):
+        story.world.clock.advance(1)
+        # Its own shape: one that asks for just the same as another is parked with it, and says nothing new.
+        story.submit(f"large-{number}", team="red", nodes=2 + number, accelerators_per_node=8)
+    story.world.clock.advance(1)
+    return story, story.submit("small", team="red", nodes=1, accelerators_per_node=8)
+
+
+@pytest.mark.parametrize("parked", [20, 60, 100])
+def test_a_small_job_behind_any_number_of_parked_ones_is_looked_at_within_as_many_passes_as_pages(parked: int) -> None:
+    story, small = crowded(parked)
+
+    passes = 0
+    while story.job(small.job_id).state is JobState.PENDING and passes <= parked:
+        story.run_pass()
+        passes += 1
+
+    assert story.job(small.job_id).state is JobState.STARTING
+    assert passes <= parked / 5 + 1
+
+
+def test_what_is_said_of_those_who_wait_is_said_of_many_in_one_commit() -> None:
+    story, _ = crowded(30)
+    before = len(story.world.ledger.commits)
+
+    story.run_pass()
+
+    commits = story.world.ledger.commits[before:]
+    waiting = [
+        sum(isinstance(write, Put) and write.row.doc.get("state") == JobState.PENDING for write in writes)
+        for writes in commits
+    ]
+    assert sum(waiting) >= 25
+    assert [count for count in waiting if count][:2] == [12, 12]
+
+
+def test_who_waits_as_others_do_is_told_nothing_new_when_another_speaks_for_them() -> None:
+    story = Story(size=2)
+    set_up(story, a_team("red", 8, members=MEMBERS))
+    jobs = [story.submit(f"key-{number}", team="red", nodes=2, accelerators_per_node=8) for number in range(3)]
+    story.run_pass()
+    before = story.world.ledger.get(rows.job_key(jobs[2].job_id))
+    assert before
+    assert before.doc["reason"].startswith("As others of its queue")
+
+    story.cancel(jobs[0].job_id)
+    story.run_pass()
+
+    assert not story.job(jobs[1].job_id).reason.startswith("As others")
+    assert story.world.ledger.get(rows.job_key(jobs[2].job_id)) == before
+
+
+def test_a_strict_queue_is_not_read_past_its_head() -> None:
+    story, small = crowded(60, strategy="StrictFIFO")
+
+    for _ in range(20):
+        story.run_pass()
+
+    assert story.job(small.job_id).state is JobState.PENDING
+    assert story.world.ledger.get(rows.turn_key()) is None
+
+
+def test_a_pass_that_dies_before_it_notes_where_it_stopped_reads_the_same_page_again() -> None:
+    story, small = crowded(60)
+    for _ in range(3):
+        story.run_pass()
+    noted = story.world.ledger.get(rows.turn_key())
+    assert noted
+    story.plan.at = len(story.plan.effects) + 1
+    with contextlib.suppress(Crash):
+        story.run_pass()
+    story.plan.at = 0
+
+    for _ in range(13):
+        story.run_pass()
+
+    assert story.job(small.job_id).state is JobState.STARTING
+
+
+def test_once_the_end_of_a_queue_was_read_the_turn_begins_anew() -> None:
+    story, small = crowded(40)
+    for _ in range(12):
+        story.run_pass()
+    assert story.job(small.job_id).state is JobState.STARTING
+    late = story.submit("late", team="red", nodes=1, accelerators_per_node=8)
+    story.cancel(small.job_id)
+    story.stop(small.job_id)
+    story.settle(small.job_id)
+
+    for _ in range(12):
+        story.run_pass()
+
+    assert story.job(late.job_id).state is JobState.STARTING

@@ -1,0 +1,99 @@
+"""A team is removed from the set-up that was looked at, or not at all."""
+
+from typing import Any
+
+import pytest
+
+from evenkeel.ports import Add, Conflict, Write
+from evenkeel.services import read_setup, remove_team, rows
+from evenkeel.services.remove_team import TeamInUse
+from tests.fakes.crashes import Crash, CrashingLedger, When
+from tests.unit.services_jobs.story import Story
+from tests.unit.services_jobs.test_teams import shared
+
+
+def removed(story: Story, ledger: Any = None, version: int = 1) -> remove_team.Outcome:
+    request = remove_team.Request(team="blue", expected=version, by="role/Platform", reason="Merged.")
+    return remove_team.run(request, ledger or story.ledger, story.passes, now=story.world.clock.now())
+
+
+def tree_version(story: Story) -> int:
+    row = story.world.ledger.get(rows.tree_key())
+    return row.version if row else 0
+
+
+class AdmittedMeanwhile:
+    """A ledger into which a pass admits a job of the team between the look and the commit."""
+
+    def __init__(self, story: Story) -> None:
+        self._story = story
+        self._is_first = True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._story.world.ledger, name)
+
+    def commit(self, *writes: Write, token: str = "") -> None:
+        if self._is_first:
+            self._is_first = False
+            self._story.submit(team="blue", nodes=1)
+            self._story.run_pass()
+        self._story.world.ledger.commit(*writes, token=token)
+
+
+def test_it_raises_the_tree_and_asks_for_a_pass() -> None:
+    story = shared()
+    before, asked = tree_version(story), len(story.world.passes.reasons)
+
+    outcome = removed(story)
+
+    assert outcome.was_there
+    assert tree_version(story) == before + 1
+    assert story.world.passes.reasons[asked:] == ["Team blue removed"]
+    assert [team.name for team in read_setup.run(story.world.ledger).setup.teams] == ["red"]
+
+
+def test_what_is_admitted_between_the_look_and_the_commit_keeps_the_team() -> None:
+    story = shared()
+
+    with pytest.raises(TeamInUse, match="still holds machines"):
+        removed(story, AdmittedMeanwhile(story))
+
+    assert "blue" in read_setup.run(story.world.ledger).setup.by_name
+
+
+@pytest.mark.parametrize("when", [When.BEFORE, When.AFTER])
+def test_a_crash_around_the_commit_leaves_the_team_or_removes_it_whole(when: When) -> None:
+    story = shared()
+
+    with pytest.raises(Crash):
+        removed(story, CrashingLedger(story.world.ledger, 1, when))
+    outcome = removed(story)
+
+    assert outcome.was_there is (when is When.BEFORE)
+    assert "blue" not in read_setup.run(story.world.ledger).setup.by_name
+
+
+def test_its_spending_is_known_when_it_comes_again() -> None:
+    story = shared()
+    key = rows.spent_key("blue", "2026-11")
+    story.world.ledger.commit(Add(key, {"gpuSeconds": 5}))
+
+    removed(story)
+
+    row = story.world.ledger.get(key)
+    assert row
+    assert row.doc["gpuSeconds"] == 5
+
+
+def test_somebody_else_keeping_the_set_up_busy_is_a_conflict() -> None:
+    story = shared()
+
+    class Busy:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(story.world.ledger, name)
+
+        def commit(self, *_writes: Write, **_more: Any) -> None:
+            raise Conflict("Somebody was first.")
+
+    with pytest.raises(Conflict):
+        removed(story, Busy())

@@ -1,0 +1,645 @@
+"""Nodes by the hour, in memory: the pass rents, the tasks hand over and give back, a crash changes nothing."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.decisions import Decision
+from evenkeel.domain.policy import BurstPolicy, JobPolicy, Mode, Policy, RentedPool
+from evenkeel.domain.replay import replay
+from evenkeel.domain.scheduling.jobs import Job, JobState
+from evenkeel.domain.scheduling.pools import LaunchDelay, Market
+from evenkeel.domain.scheduling.portability import Place
+from evenkeel.domain.scheduling.renting import Rental, RentalState
+from evenkeel.domain.scheduling.shortages import Shortages
+from evenkeel.domain.scheduling.teams import Team
+from evenkeel.domain.waiting import DEADLINE_PASSED, ConditionKind, Wait, wait_name
+from evenkeel.ports import Delete, ExecutionState, Machine, Table
+from evenkeel.services import evaluate_waits, open_wait, rent_capacity, rows
+from evenkeel.services.rent_capacity import RentOutcome, Step
+from tests.fakes import Crash, CrashPlan, a_node
+from tests.fakes.cluster import CLUSTER
+from tests.unit.services_jobs.story import NAMESPACE, Story
+from tests.unit.services_jobs.test_teams import set_up
+
+SPOT, ON_DEMAND = "burst-spot", "burst-on-demand"
+NODE_HOUR = {SPOT: 20_000_000, ON_DEMAND: 50_000_000}
+
+
+def a_pool(name: str, market: Market, **changes: Any) -> RentedPool:
+    facts = {
+        "name": name,
+        "cluster": CLUSTER,
+        "market": market,
+        "instance_type": "p5.48xlarge",
+        "zone": "us-west-2a",
+        "accelerators_per_node": 8,
+        "most_nodes": 4,
+        "micros_per_node_hour": NODE_HOUR[name],
+        "launch": LaunchDelay(p50_seconds=60, p90_seconds=120),
+        "place": Place(),
+    }
+    return RentedPool.model_validate({**facts, **changes})
+
+
+def a_policy(**changes: Any) -> Policy:
+    facts = {
+        "pools": (a_pool(SPOT, Market.SPOT), a_pool(ON_DEMAND, Market.ON_DEMAND)),
+        "fleet_cap_micros_per_hour": 400_000_000,
+        "other_team_cap_micros_per_hour": 400_000_000,
+        "other_delay_micros_per_hour": 500_000_000,
+        "other_expected_run_seconds": 7200,
+        "quiet_seconds": 60,
+    }
+    burst = BurstPolicy.model_validate({**facts, **changes})
+    return Policy(burst=burst, jobs=JobPolicy(expected_resume_seconds=60, restart_backoff_seconds=1))
+
+
+@dataclass
+class Renting:
+    """A full fleet of two nodes, a job that waits, and Karpenter, which brings what the limit allows."""
+
+    policy: Policy = field(default_factory=a_policy)
+    mode: Mode = Mode.ACT
+    plan: CrashPlan = field(default_factory=CrashPlan)
+    has_capacity: set[str] = field(default_factory=lambda: {SPOT, ON_DEMAND})
+
+    def __post_init__(self) -> None:
+        self.story = Story(size=2, runs_at_once=True, policy=self.policy, mode=self.mode, plan=self.plan)
+        self.world = self.story.world
+        self.world.cluster.limits = {(CLUSTER, SPOT): (0, 0), (CLUSTER, ON_DEMAND): (0, 0)}
+        self.states: dict[str, str] = {}
+        self.whys: dict[str, str] = {}
+        self.launched = 0
+
+    # ------------------------------------------------------------ the world
+
+    def karpenter(self) -> None:
+        """Launch a node for each capacity pod that has none, within the limits; refuse where there is no capacity."""
+        cluster = self.world.cluster
+        for spec in list(cluster.capacity.values()):
+            limit = cluster.limits[spec.cluster, spec.pool]
+            there = len(cluster.claims(spec.cluster, spec.pool))
+            most = limit[0] if limit else 0
+            for _ in range(min(spec.nodes, most) - there):
+                if spec.pool not in self.has_capacity:
+                    cluster.refusals[spec.pool] = (self.world.clock.now(), "InsufficientInstanceCapacity")
+                    break
+                self.launched += 1
+                number = 100 + self.launched
+                cluster.launch_rented(
+                    a_node(
+                        number,
+                        name=f"ip-10-2-0-{number}",
+                        pool=spec.pool,
+                        hyperpod_cluster_id=None,
+                        created_at=self.world.clock.now(),
+                        instance_type="p5.48xlarge",
+                        labels={"karpenter.sh/nodepool": spec.pool},
+                    )
+                )
+
+    def task(self, rental: Rental, step: Step, reason: str = "") -> rent_capacity.Outcome:
+        story = self.story
+        return rent_capacity.run(
+            rent_capacity.Request(step=step, job_id=rental.job_id, rental=rental.number, reason=reason),
+            story.ledger,
+            story.cluster,
+            story.passes,
+            self.world.ids,
+            self.world.telemetry,
+            policy=self.policy,
+            mode=self.mode,
+            now=self.world.clock.now(),
+        )
+
+    def wait(self, rental: Rental, kind: ConditionKind) -> Any:
+        """Open a wait where there is none, and return its answer; None while it has none."""
+        name = wait_name(kind, rental.number)
+        row = self.world.ledger.get(rows.wait_key(rental.job_id, name))
+        ports: dict[str, Any] = {
+            "ledger": self.world.ledger,
+            "cluster": self.story.cluster,
+            "provider": self.world.provider,
+            "wait_answers": self.world.wait_answers,
+            "policy": self.policy,
+            "now": self.world.clock.now(),
+        }
+        if row is None:
+            request = open_wait.Request(kind=kind, token="t", job_id=rental.job_id, rental=rental.number)
+            open_wait.run(request, **ports)
+            row = self.world.ledger.get(rows.wait_key(rental.job_id, name))
+            assert row is not None
+        observed = evaluate_waits.Observation(
+            self.world.ledger,
+            self.story.cluster,
+            self.world.provider,
+            now=self.world.clock.now(),
+            policy=self.policy,
+            reads_all=False,
+        )
+        wait = rows.read(row, Wait)
+        answer = evaluate_waits.judge(wait, observed)
+        late = self.world.clock.now() >= wait.deadline_at
+        outcome = answer.outcome if answer else DEADLINE_PASSED if late else None
+        if outcome:
+            self.whys[rental.name] = answer.reason if answer else "Not all rented nodes came."
+            self.forget_wait(rental, kind)
+        return outcome
+
+    def forget_wait(self, rental: Rental, kind: ConditionKind) -> None:
+        row = self.world.ledger.get(rows.wait_key(rental.job_id, wait_name(kind, rental.number)))
+        if row:
+            self.world.ledger.commit(Delete(row.key, row.version))
+
+    # ------------------------------------------------------------ its workflow
+
+    def advance(self) -> None:
+        """Take every execution of burst_capacity as far as it goes."""
+        for name, document in list(self.executions().items()):
+            if self.world.workflows.state(Machine.BURST_CAPACITY, name) is not ExecutionState.RUNNING:
+                continue
+            state = self.states.get(name, "CheckBudget")
+            for _ in range(12):
+                after = self.step(state, self.rental(document["jobId"], document["rental"]))
+                self.states[name] = after
+                pauses = after in ("NextOffer", "ReleasePool")  # it looks again at what is still to go
+                if after == "Done" or (after == state and not pauses):
+                    break
+                state = after
+            if self.states[name] == "Done":
+                self.world.workflows.finish(Machine.BURST_CAPACITY, name)
+
+    def executions(self) -> dict[str, Any]:
+        return {
+            name: document
+            for (machine, name), document in self.world.workflows.executions.items()
+            if machine is Machine.BURST_CAPACITY
+        }
+
+    def step(self, state: str, rental: Rental) -> str:
+        why = self.whys.get(rental.name, "")
+        match state:
+            case "CheckBudget":
+                told = self.task(rental, Step.CHECK)
+                self.whys[rental.name] = told.reason
+                after = {"GO": "OpenPool", "READY": "AwaitEnd", "ENDING": "ReleasePool", "STALE": "Done"}
+                return after[told.outcome]
+            case "OpenPool":
+                told = self.task(rental, Step.OPEN)
+                self.whys[rental.name] = told.reason
+                after = {"OPENED": "AwaitNodes", "REFUSED": "NextOffer", "NOT_WANTED": "ReleasePool"}
+                return after[told.outcome]
+            case "AwaitNodes":
+                answer = self.wait(rental, ConditionKind.RENTAL_READY)
+                if answer is None:
+                    return "AwaitNodes"
+                return {"NODES_READY": "HandOver", "NOT_WANTED": "ReleasePool"}.get(answer, "NextOffer")
+            case "HandOver":
+                told = self.task(rental, Step.HAND_OVER)
+                after = {"HANDED_OVER": "AwaitEnd", "NOT_YET": "AwaitNodes", "NOT_WANTED": "ReleasePool"}
+                return after[told.outcome]
+            case "NextOffer":
+                told = self.task(rental, Step.NEXT, why)
+                self.whys[rental.name] = why if told.outcome is RentOutcome.NOT_YET else told.reason
+                return {"OPENED": "OpenPool", "NOT_YET": "NextOffer", "NONE": "ReleasePool"}[told.outcome]
+            case "AwaitEnd":
+                return "ReleasePool" if self.wait(rental, ConditionKind.RENTAL_OVER) else "AwaitEnd"
+            case _:
+                told = self.task(rental, Step.RELEASE, why)
+                if told.outcome is RentOutcome.RELEASED:
+                    told = self.task(rental, Step.SETTLE)
+                after = {"NOT_YET": "ReleasePool", "IN_USE": "AwaitEnd", "SETTLED": "Done", "STALE": "Done"}
+                return after[told.outcome]
+
+    # ------------------------------------------------------------ looking
+
+    def rental(self, job_id: str, number: int = 1) -> Rental:
+        return rows.load(self.world.ledger, rows.rental_key(job_id, number), Rental, "rental")
+
+    def holds(self) -> int:
+        return len(self.world.ledger.partition(Table.QUOTAS, rows.rental_hold_key("", 0).pk, "RENTAL#"))
+
+    def records(self, kind: str) -> list[Decision]:
+        found = (row for key, row in self.world.ledger.rows.items() if key.pk.startswith("DEC#"))
+        records = (rows.read(row, Decision) for row in found)
+        return [record for record in records if record.kind == kind]
+
+    def left(self) -> list[Any]:
+        cluster = self.world.cluster
+        limits = [place for place, limit in cluster.limits.items() if limit not in (None, (0, 0))]
+        return [*cluster.capacity, *cluster.claimed, *limits] + ["a hold"] * self.holds()
+
+    def full_fleet(self, **changes: Any) -> tuple[Job, Job]:
+        """Return a job that holds both nodes, and one that waits."""
+        first = self.story.submit("first", **changes)
+        self.story.run_pass()
+        self.run(first.job_id, 1)
+        self.world.clock.advance(60)
+        return first, self.story.submit("second", **changes)
+
+    def run(self, job_id: str, attempt: int) -> None:
+        self.story.launch(job_id, attempt)
+        self.story.mark_running(job_id, attempt)
+
+    def rented(self, **changes: Any) -> tuple[Job, Job]:
+        """Return the same two, the second running on rented nodes."""
+        first, second = self.full_fleet(**changes)
+        self.story.run_pass()
+        self.advance()
+        self.karpenter()
+        self.advance()
+        self.story.run_pass()
+        self.run(second.job_id, 1)
+        return first, self.story.job(second.job_id)
+
+
+def test_a_job_that_cannot_wait_is_rented_for_and_starts_on_all_its_nodes_at_once() -> None:
+    market = Renting()
+
+    _, second = market.rented()
+
+    rental = market.rental(second.job_id)
+    assert rental.state is RentalState.READY
+    assert second.state is JobState.RUNNING
+    assert market.story.attempt(second.job_id, 1).pool == SPOT
+    assert market.story.attempt(second.job_id, 1).node_names == rental.node_names
+    assert market.world.cluster.limits[CLUSTER, SPOT] == (2, 16)
+    assert market.world.cluster.capacity == {}
+
+
+def test_nothing_is_rented_as_shipped() -> None:
+    market = Renting(policy=Policy())
+
+    market.full_fleet()
+    market.story.run_pass()
+
+    assert market.executions() == {}
+    assert market.records("PLACEMENT") == []
+
+
+def test_what_is_rented_for_a_job_is_nobody_elses() -> None:
+    market = Renting()
+    _, second = market.full_fleet()
+    market.story.run_pass()
+    market.advance()
+    market.karpenter()
+    market.advance()
+
+    third = market.story.submit("third", nodes=1, checkpoint_uri="")
+    market.story.run_pass()
+
+    assert market.story.job(second.job_id).state is JobState.STARTING
+    assert market.story.job(third.job_id).state is JobState.PENDING
+
+
+def test_a_cap_holds_whatever_is_asked_for() -> None:
+    market = Renting(policy=a_policy(fleet_cap_micros_per_hour=2 * NODE_HOUR[SPOT]))
+    market.full_fleet()
+    others = [market.story.submit(f"more-{number}").job_id for number in range(3)]
+
+    for _ in range(3):
+        market.story.run_pass()
+
+    assert market.holds() == 1
+    for name in others:
+        assert "the fleet spends $40.00 of $40.00 an hour" in str(market.story.job(name).placement), name
+
+
+def test_two_passes_at_once_rent_no_more_than_one_may() -> None:
+    market = Renting(policy=a_policy(fleet_cap_micros_per_hour=2 * NODE_HOUR[SPOT]))
+    market.full_fleet()
+    market.story.submit("third")
+    raced: list[bool] = []
+    commit = market.world.ledger.commit
+
+    def race(*writes: Any, token: str = "") -> None:
+        if not raced and any("RENTAL#" in write.row.key.sk for write in writes if hasattr(write, "row")):
+            raced.append(True)
+            market.story.run_pass()
+        commit(*writes, token=token)
+
+    market.world.ledger.commit = race  # type: ignore[method-assign]
+    market.story.run_pass()
+
+    assert raced
+    assert market.holds() == 1
+
+
+def test_an_observed_rental_is_told_and_not_done() -> None:
+    market = Renting()
+    _, second = market.full_fleet()
+    market.story.mode = Mode.OBSERVE
+
+    market.story.run_pass()
+    market.story.run_pass()
+
+    assert market.holds() == 0
+    assert "Mode is observe: it would be rented for, but nothing is done." in market.story.job(second.job_id).reason
+    assert len(market.records("PLACEMENT")) == 1
+
+
+def test_what_a_job_is_told_is_written_once_while_nothing_changes() -> None:
+    market = Renting(policy=a_policy(fleet_cap_micros_per_hour=0))
+    _, second = market.full_fleet()
+    market.story.run_pass()
+    told, commits = market.story.job(second.job_id), len(market.world.ledger.commits)
+
+    market.world.clock.advance(30)
+    market.story.run_pass()
+
+    assert told.reason.startswith("Waits for 2 nodes")
+    assert told.placement is not None
+    assert told.reason.endswith(told.placement.text)
+    assert market.story.job(second.job_id) == told
+    assert [write for writes in market.world.ledger.commits[commits:] for write in writes if "JOB#" in str(write)] == []
+
+
+def test_placements_and_stays_replay() -> None:
+    market = Renting()
+    first, _ = market.rented()
+    market.world.cluster.finish_pods(first.job_id, 1)
+    market.story.settle(first.job_id, 1)
+    market.story.run_pass()
+
+    records = [*market.records("PLACEMENT"), *market.records("STAY")]
+
+    assert {record.kind for record in records} == {"PLACEMENT", "STAY"}
+    assert [replay(record, market.policy).differs_from(record) for record in records] == [""] * len(records)
+
+
+def test_a_job_goes_home_when_committed_room_is_free_and_its_nodes_go_back() -> None:
+    market = Renting()
+    first, second = market.rented()
+    market.world.cluster.finish_pods(first.job_id, 1)
+    market.story.settle(first.job_id, 1)
+
+    market.story.run_pass()
+    asked = market.story.job(second.job_id)
+    market.story.stop(second.job_id, 1)
+    market.story.settle(second.job_id, 1)
+    market.advance()
+    market.story.run_pass()
+    market.advance()
+
+    assert asked.stop_request is not None
+    assert asked.stop_request.reason.startswith("It goes home: p5-workers has room")
+    assert market.story.attempt(second.job_id, 2).pool == "p5-workers"
+    assert market.rental(second.job_id).state is RentalState.ENDED
+    assert market.left() == []
+
+
+def test_nobody_goes_home_before_those_who_wait_for_that_room() -> None:
+    market = Renting(policy=a_policy(fleet_cap_micros_per_hour=2 * NODE_HOUR[SPOT]))
+    first, second = market.rented()
+    third = market.story.submit("third")
+    market.world.cluster.finish_pods(first.job_id, 1)
+    market.story.settle(first.job_id, 1)
+
+    market.story.run_pass()
+
+    assert market.story.job(third.job_id).state is JobState.STARTING
+    assert market.story.job(second.job_id).stop_request is None
+
+
+def test_a_refused_market_is_left_for_the_next_and_remembered_for_all() -> None:
+    market = Renting(has_capacity={ON_DEMAND})
+    _, second = market.full_fleet()
+    market.story.run_pass()
+    market.advance()
+    market.karpenter()
+    market.world.clock.advance(2)
+    market.advance()
+    market.karpenter()
+    market.advance()
+    market.story.run_pass()
+
+    rental = market.rental(second.job_id)
+    assert [offer.pool for offer in rental.offers] == [SPOT, ON_DEMAND]
+    assert rental.offers[0].refused == f"{SPOT} has no capacity: InsufficientInstanceCapacity"
+    assert market.world.cluster.limits == {(CLUSTER, SPOT): (0, 0), (CLUSTER, ON_DEMAND): (2, 16)}
+    assert market.story.attempt(second.job_id, 1).pool == ON_DEMAND
+    row = market.world.ledger.get(rows.shortages_key())
+    assert row is not None
+    assert [entry.market for entry in rows.read(row, Shortages).entries] == [Market.SPOT]
+
+
+def test_no_capacity_anywhere_leaves_nothing_behind_and_a_reason() -> None:
+    market = Renting(has_capacity=set())
+    _, second = market.full_fleet()
+    market.story.run_pass()
+    for _ in range(4):
+        market.advance()
+        market.karpenter()
+        market.world.clock.advance(2)
+    market.story.run_pass()
+
+    job = market.story.job(second.job_id)
+    assert job.state is JobState.PENDING
+    assert "Waits for 2 nodes" in job.reason
+    assert job.placement is not None
+    assert market.rental(second.job_id).state is RentalState.ENDED
+    assert market.rental(second.job_id).cost_parts == 0
+    assert market.left() == []
+
+
+def test_a_part_of_a_gang_is_given_back_after_the_deadline_and_paid_for() -> None:
+    market = Renting(policy=a_policy(pools=(a_pool(ON_DEMAND, Market.ON_DEMAND),)))
+    _, second = market.full_fleet()
+    market.story.run_pass()
+    market.advance()
+    name = next(iter(market.world.cluster.capacity))
+    market.world.cluster.launch_rented(
+        a_node(77, name="ip-77", pool=ON_DEMAND, hyperpod_cluster_id=None, created_at=market.world.clock.now())
+    )
+    market.world.clock.advance(901)
+    market.advance()
+
+    rental = market.rental(second.job_id)
+    assert name == rental.name
+    assert rental.state is RentalState.ENDED
+    assert rental.offers[0].came == ("ip-77",)
+    assert rental.cost_parts == NODE_HOUR[ON_DEMAND] * 1 * 901
+    assert market.story.job(second.job_id).state is JobState.PENDING
+    assert market.left() == []
+
+
+def test_the_bill_is_price_times_begun_seconds_times_nodes() -> None:
+    market = Renting()
+    _, second = market.rented()
+    market.world.clock.advance(100.5)
+    market.world.cluster.finish_pods(second.job_id, 1)
+    market.story.settle(second.job_id, 1)
+    market.advance()
+
+    rental = market.rental(second.job_id)
+    assert rental.cost_parts == NODE_HOUR[SPOT] * 2 * 101
+    assert rental.shown_cost == "$1.12"
+    assert market.left() == []
+
+
+def test_caps_stay_taken_until_the_last_node_is_gone() -> None:
+    market = Renting()
+    market.world.cluster.slow_to_go = True
+    _, second = market.rented()
+    market.world.cluster.finish_pods(second.job_id, 1)
+    market.story.settle(second.job_id, 1)
+    market.advance()
+    before = market.holds()
+    market.world.cluster.go()
+    market.advance()
+
+    assert (before, market.holds()) == (1, 0)
+
+
+def test_a_pool_without_limits_is_refused() -> None:
+    market = Renting(policy=a_policy(pools=(a_pool(ON_DEMAND, Market.ON_DEMAND),)))
+    market.world.cluster.limits[CLUSTER, ON_DEMAND] = None
+    _, second = market.full_fleet()
+    market.story.run_pass()
+    market.advance()
+
+    assert market.rental(second.job_id).state is RentalState.ENDED
+    assert "no limit" in market.rental(second.job_id).offers[0].refused
+    assert market.world.cluster.claimed == {}
+
+
+def test_a_reclaimed_spot_node_ends_the_rental_and_the_next_is_on_demand() -> None:
+    market = Renting()
+    _, second = market.rented()
+    gone = market.rental(second.job_id).node_names[0]
+    market.world.cluster.claimed = {
+        name: each for name, each in market.world.cluster.claimed.items() if each[1].node_name != gone
+    }
+    market.world.cluster.stop(CLUSTER, NAMESPACE, second.job_id, 1, 1)
+    market.world.cluster.remove_node(gone)
+    market.story.settle(second.job_id, 1)
+    market.advance()
+    market.world.clock.advance(5)
+    market.story.run_pass()
+    market.advance()
+    market.karpenter()
+    market.advance()
+    market.story.run_pass()
+
+    assert market.rental(second.job_id, 1).state is RentalState.ENDED
+    assert market.story.attempt(second.job_id, 2).pool == ON_DEMAND
+
+
+def test_a_cancelled_job_leaves_no_rental() -> None:
+    market = Renting()
+    _, second = market.full_fleet()
+    market.story.run_pass()
+    market.advance()
+    market.karpenter()
+
+    market.story.cancel(second.job_id)
+    market.advance()
+
+    assert market.rental(second.job_id).state is RentalState.ENDED
+    assert market.left() == []
+
+
+def test_the_sweeper_starts_a_rental_whose_workflow_never_began_or_failed() -> None:
+    market = Renting()
+    _, second = market.full_fleet()
+    market.story.run_pass()
+    workflows, name = market.world.workflows, f"{second.job_id}-b1"
+    del workflows.executions[Machine.BURST_CAPACITY, name], workflows.states[Machine.BURST_CAPACITY, name]
+    market.world.clock.advance(60)
+
+    market.story.sweep()
+    workflows.finish(Machine.BURST_CAPACITY, name, ExecutionState.FAILED)
+    market.story.sweep()
+
+    assert list(market.executions()) == [name, f"{name}-r2"]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_crash_at_any_effect_ends_the_same(when: str) -> None:
+    undisturbed = _play(CrashPlan())
+    assert undisturbed.left() == []
+    effects = len(undisturbed.plan.effects)
+    for at in range(1, effects + 1):
+        market = _play(CrashPlan(at=at, when=when))
+        told = f"{when} effect {at}, {undisturbed.plan.effects[at - 1]}"
+        assert market.left() == [], told
+        assert [market.story.job(name).state for name in market.names] == [JobState.SUCCEEDED] * 2, told
+
+
+def _play(plan: CrashPlan) -> Any:
+    """Play both jobs to their ends: whatever crashes is done again by its workflow, the next pass or the sweep."""
+    market = Renting(plan=CrashPlan())
+    first, second = market.full_fleet()
+    market.names = (first.job_id, second.job_id)  # type: ignore[attr-defined]
+    market.plan.at, market.plan.when = (plan.at + len(market.plan.effects) if plan.at else 0), plan.when
+    skipped = len(market.plan.effects)
+
+    def again(do: Callable[[], object]) -> None:
+        try:
+            do()
+        except Crash:
+            market.world.clock.advance(1)
+
+    def launch_all() -> None:
+        for name in market.names:  # type: ignore[attr-defined]
+            job = market.story.job(name)
+            if job.state is JobState.STARTING:
+                market.run(name, job.current_attempt)
+
+    for turn in range(30):
+        again(market.story.run_pass)
+        again(market.advance)
+        market.karpenter()
+        again(market.advance)
+        again(launch_all)
+        if turn > 3:
+            for name in market.names:  # type: ignore[attr-defined]
+                job = market.story.job(name)
+                if job.state is JobState.RUNNING:
+                    market.world.cluster.finish_pods(name, job.current_attempt)
+                    again(lambda n=name, a=job.current_attempt: market.story.settle(n, a))  # type: ignore[misc]
+        market.world.clock.advance(20)
+        again(market.story.sweep)
+        over = all(market.story.job(name).state.has_ended for name in market.names)  # type: ignore[attr-defined]
+        if over and not market.left():
+            break
+    market.plan.effects[:] = market.plan.effects[skipped:]
+    return market
+
+
+# ---------------------------------------------------------------- teams
+
+
+def a_team_with(*groups: dict[str, dict[str, int]]) -> Team:
+    members = [{"principal": "arn:aws:iam::111122223333:role/ana"}]
+    queue = {"cohort": "fleet", "groups": list(groups)}
+    return Team.model_validate({"name": "red", "queue": queue, "members": members})
+
+
+@pytest.mark.parametrize("rented", [0, 8, 16])
+def test_a_team_is_rented_for_as_far_as_its_quota_of_that_type_goes(rented: int) -> None:
+    market = Renting()
+    quota = {"ml.p5.48xlarge": {"nvidia.com/gpu": 32}, "p5.48xlarge": {"nvidia.com/gpu": rented}}
+    set_up(market.story, a_team_with(quota))
+    first, second = market.full_fleet(team="red")
+
+    market.story.run_pass()
+
+    assert market.story.job(first.job_id).state is JobState.RUNNING
+    assert market.holds() == (1 if rented == 16 else 0)
+    if rented < 16:
+        assert "Rented nodes would not help it" in market.story.job(second.job_id).reason
+        return
+    market.advance()
+    market.karpenter()
+    market.advance()
+    market.story.run_pass()
+    (charge,) = (
+        row.doc
+        for row in market.world.ledger.partition(Table.QUOTAS, rows.tree_key().pk, "CHARGE#")
+        if row.doc["jobId"] == second.job_id
+    )
+    assert charge["use"] == {"p5.48xlarge": {"nvidia.com/gpu": 16}}

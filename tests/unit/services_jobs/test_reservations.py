@@ -1,0 +1,211 @@
+"""Machines that go at a time that is known: work leaves them in time, and nothing is put there that would not last."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.decisions import Decision
+from evenkeel.domain.policy import EconomyPolicy, Mode, Policy, ReservedPool, SchedulingPolicy
+from evenkeel.domain.replay import replay
+from evenkeel.domain.scheduling.elastic import ElasticTerms
+from evenkeel.domain.scheduling.jobs import Job, JobState
+from tests.fakes.cluster import CLUSTER
+from tests.fakes.system import A_MOMENT as NOW
+from tests.unit.scheduling.test_sharing import a_team
+from tests.unit.services_jobs.story import Story
+from tests.unit.services_jobs.test_rentals import SPOT, Renting, a_policy
+from tests.unit.services_jobs.test_teams import MEMBERS, set_up
+
+HELD_SECONDS = 3600
+"""From the beginning on, for work."""
+GRACE_SECONDS, MARGIN_SECONDS = 30, 60
+SAVES_AT = HELD_SECONDS - GRACE_SECONDS - MARGIN_SECONDS
+"""When the last save begins."""
+CHECKPOINT_SECONDS, LAUNCH_SECONDS, RESUME_SECONDS = 300, 60, 60
+LAST_START = SAVES_AT - CHECKPOINT_SECONDS - LAUNCH_SECONDS - RESUME_SECONDS
+"""Until when a job that saves is let on."""
+TERMS = ElasticTerms(resize_seconds=10, snooze_seconds=0)
+
+
+def a_plan(**changes: Any) -> ReservedPool:
+    ends_at = NOW + timedelta(seconds=HELD_SECONDS + 1800)
+    facts = {"cluster": CLUSTER, "pool": "p5-workers", "starts_at": NOW - timedelta(days=30), "ends_at": ends_at}
+    return ReservedPool.model_validate({**facts, **changes})
+
+
+def policy_with(plan: ReservedPool) -> Policy:
+    scheduling = SchedulingPolicy(reservations=(plan,), elastic=TERMS)
+    economy = EconomyPolicy(expected_checkpoint_seconds=CHECKPOINT_SECONDS, expected_launch_seconds=LAUNCH_SECONDS)
+    return a_policy().but(scheduling=scheduling, economy=economy)
+
+
+POLICY = policy_with(a_plan())
+
+
+def at_second(market: Renting, seconds: float) -> None:
+    """Let the clock go on until so long after the beginning, and run a pass."""
+    market.world.clock.advance(seconds - (market.world.clock.now() - NOW).total_seconds())
+    market.story.run_pass()
+
+
+def a_job_at_work(market: Renting, **changes: Any) -> Job:
+    job = market.story.submit("at-work", **changes)
+    market.story.run_pass()
+    market.run(job.job_id, 1)
+    return market.story.job(job.job_id)
+
+
+def stays(market: Renting) -> list[Decision]:
+    return market.records("STAY")
+
+
+def test_a_job_is_asked_to_leave_just_in_time_for_its_last_save_and_once() -> None:
+    market = Renting(policy=POLICY)
+    job = a_job_at_work(market)
+
+    at_second(market, SAVES_AT - 1)
+    before = market.story.job(job.job_id)
+    at_second(market, SAVES_AT)
+    asked = market.story.job(job.job_id)
+    at_second(market, SAVES_AT + 1)
+
+    assert before.stop_request is None
+    assert asked.stop_request is not None
+    assert asked.stop_request.grace_seconds == GRACE_SECONDS
+    assert asked.reason.startswith("It saves and leaves: The reservation of p5-workers ends for work at ")
+    assert market.story.job(job.job_id) == asked
+    assert [(record.subject, record.action) for record in stays(market)] == [(job.job_id, "LEAVE")]
+    assert replay(stays(market)[0], POLICY).differs_from(stays(market)[0]) == ""
+
+
+def test_who_left_goes_on_where_machines_stay() -> None:
+    market = Renting(policy=POLICY)
+    job = a_job_at_work(market)
+    at_second(market, SAVES_AT)
+
+    market.story.stop(job.job_id, 1)
+    market.story.settle(job.job_id, 1)
+    for step in (market.story.run_pass, market.advance, market.karpenter, market.advance, market.story.run_pass):
+        step()
+
+    assert market.story.job(job.job_id).state is JobState.STARTING
+    assert market.story.attempt(job.job_id, 2).pool == SPOT
+    assert market.story.job(job.job_id).application_failures == 0
+
+
+def test_who_is_rented_for_does_not_go_home_to_machines_that_go() -> None:
+    market = Renting(policy=POLICY)
+    first, second = market.rented()
+    at_second(market, LAST_START + 1)
+    market.world.cluster.finish_pods(first.job_id, 1)
+    market.story.settle(first.job_id, 1)
+
+    market.story.run_pass()
+
+    assert market.story.job(second.job_id).stop_request is None
+    assert stays(market) == []
+
+
+@pytest.mark.parametrize(
+    ("seconds", "change", "state"),
+    [
+        (LAST_START, {}, JobState.STARTING),
+        (LAST_START + 1, {}, JobState.PENDING),
+        (0, {"checkpoint_uri": ""}, JobState.PENDING),
+    ],
+    ids=["it can save there once", "it cannot any more", "it keeps nothing, and would not be done"],
+)
+def test_nothing_is_let_on_that_would_not_last(seconds: float, change: dict[str, Any], state: JobState) -> None:
+    market = Renting(policy=POLICY.but(burst=Policy().burst))
+    market.world.clock.advance(seconds)
+    job = market.story.submit("late", **change)
+
+    market.story.run_pass()
+
+    seen = market.story.job(job.job_id)
+    assert seen.state is state
+    assert state is JobState.STARTING or "2 to be left by" in seen.reason
+
+
+@pytest.mark.parametrize("has_teams", [False, True])
+def test_who_needs_machines_for_longer_holds_up_nobody_who_does_not(*, has_teams: bool) -> None:
+    story = Story(size=2, policy=POLICY.but(burst=Policy().burst))
+    team = {"team": "red"} if has_teams else {}
+    if has_teams:
+        set_up(story, a_team("red", 32, members=MEMBERS))
+    long = story.submit("keeps nothing", checkpoint_uri="", **team)
+    short = story.submit("saves", **team)
+
+    story.run_pass()
+
+    assert story.job(long.job_id).state is JobState.PENDING
+    assert story.job(short.job_id).state is JobState.STARTING
+
+
+def test_a_job_that_would_be_cut_off_is_rented_for() -> None:
+    market = Renting(policy=POLICY)
+    market.world.clock.advance(LAST_START + 1)
+
+    market.story.submit("late")
+    market.story.run_pass()
+
+    [record] = market.records("PLACEMENT")
+    assert record.action == "RENT"
+    assert any(
+        each.option == "p5-workers" and "before the job's first checkpoint" in each.why_not
+        for each in record.alternatives
+    )
+
+
+@pytest.mark.parametrize(("seconds", "grows"), [(0, True), (LAST_START + 1, False)])
+def test_an_elastic_job_grows_onto_machines_only_while_they_stay(seconds: float, *, grows: bool) -> None:
+    market = Renting(policy=POLICY.but(burst=Policy().burst))
+    job = a_job_at_work(market, nodes=1, elastic={"min_nodes": 1, "max_nodes": 2})
+    market.story.submit("keeps nothing, and so waits for no machine of these", nodes=1, checkpoint_uri="")
+
+    for later in (1, 60):
+        at_second(market, seconds + later)
+
+    assert (market.story.job(job.job_id).resize is not None) == grows
+
+
+def test_in_observe_mode_nobody_is_asked() -> None:
+    market = Renting(policy=POLICY)
+    job = a_job_at_work(market)
+    market.story.mode = Mode.OBSERVE
+
+    at_second(market, SAVES_AT)
+
+    assert market.story.job(job.job_id).stop_request is None
+
+
+def test_however_many_are_asked_in_one_pass_and_once_whatever_comes_between() -> None:
+    story = Story(size=40, policy=POLICY)
+    jobs = [story.submit(f"small-{number}", nodes=1) for number in range(40)]
+    for _ in range(2):
+        story.run_pass()
+    for each in jobs:
+        story.run_attempt(each.job_id, 1)
+    raced: list[bool] = []
+    commit = story.world.ledger.commit
+
+    def race(*writes: Any, token: str = "") -> None:
+        if not raced and any("leaving-1" in str(write) for write in writes):
+            raced.append(True)
+            story.run_pass()
+        commit(*writes, token=token)
+
+    story.world.clock.advance(SAVES_AT)
+    story.world.ledger.commit = race  # type: ignore[method-assign]
+    story.run_pass()
+
+    stays = [row for row in story.world.ledger.rows.values() if row.doc.get("kind") == "STAY"]
+    assert raced
+    assert all(story.job(each.job_id).stop_request is not None for each in jobs)
+    assert len(stays) == len(jobs)
+
+
+def test_a_pool_ends_once() -> None:
+    with pytest.raises(ValueError, match="two reservations of the same pool"):
+        SchedulingPolicy(reservations=(a_plan(), a_plan()))

@@ -1,0 +1,81 @@
+"""The example trainer goes on at another number of ranks from what it saved at this one, to the same last bit."""
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evenkeel_local.twin import undisturbed_digest
+
+STEPS, SEED = 40, 7
+
+
+class Attempt:
+    """So many ranks of one attempt, as processes, with checkpoints in a folder."""
+
+    def __init__(self, folder: Path, attempt: int, ranks: int, resume_from: str, *options: str) -> None:
+        self.folder, self.attempt = folder, attempt
+        # An address of its own, so that no other group's port can be in its way.
+        address = f"127.{secrets.randbelow(100) + 20}.{secrets.randbelow(250) + 1}.{secrets.randbelow(250) + 1}"
+        environment = os.environ | {
+            "EVENKEEL_JOB_ID": "job-sizes",
+            "EVENKEEL_ATTEMPT": str(attempt),
+            "EVENKEEL_CHECKPOINT_URI": str(folder),
+            "EVENKEEL_RESUME_FROM": resume_from,
+            "WORLD_SIZE": str(ranks),
+            "MASTER_ADDR": address,
+            "MASTER_PORT": "29500",
+        }
+        command = [sys.executable, "-m", "evenkeel_trainer", "--steps", str(STEPS), "--seed", str(SEED), *options]
+        self.ranks = [
+            subprocess.Popen(
+                command, env=environment | {"JOB_COMPLETION_INDEX": str(rank)}, stdout=subprocess.PIPE, text=True
+            )
+            for rank in range(ranks)
+        ]
+
+    def ended(self) -> list[int]:
+        for rank in self.ranks:
+            rank.communicate(timeout=60)
+        return [rank.returncode for rank in self.ranks]
+
+    def stopped_at(self, step: int) -> list[int]:
+        """Ask all ranks to stop once rank 0 has taken so many steps."""
+        out = self.ranks[0].stdout
+        assert out
+        for line in out:
+            told: dict[str, Any] = json.loads(line)
+            if told["event"] == "step" and told["step"] >= step:
+                break
+        for rank in self.ranks:
+            rank.send_signal(signal.SIGTERM)
+        return self.ended()
+
+    def newest(self) -> str:
+        """Return the last manifest that it saved, as a launch names it."""
+        return max(str(each.relative_to(self.folder)) for each in self.folder.glob("attempt=*/step=*/manifest.json"))
+
+
+@pytest.mark.parametrize("sizes", [(2, 3, 1), (3, 1, 2), (1, 5, 4)])
+def test_a_stop_and_another_size_change_no_bit_of_the_weights(tmp_path: Path, sizes: tuple[int, int, int]) -> None:
+    first = Attempt(tmp_path, 1, sizes[0], "", "--step-seconds", "0.03")
+    codes = first.stopped_at(8)
+    second = Attempt(tmp_path, 2, sizes[1], first.newest(), "--step-seconds", "0.03")
+    codes += second.stopped_at(20)
+    third = Attempt(tmp_path, 3, sizes[2], second.newest())
+
+    assert third.ended() == [0] * sizes[2]
+    assert set(codes) == {143}
+    result = json.loads((tmp_path / "result" / "attempt=3.json").read_text(encoding="utf-8"))
+    assert result["worldSize"] == sizes[2]
+    assert result["digest"] == undisturbed_digest(2, STEPS, SEED)
+
+
+def test_the_twin_of_a_long_job_comes_to_its_end_however_much_its_ranks_say() -> None:
+    assert undisturbed_digest(2, 1200, SEED) == undisturbed_digest(1, 1200, SEED)
