@@ -14,7 +14,7 @@ from tests.waiting import until
 
 Json = dict[str, Any]
 
-SHORT = Work(nodes=2, steps=40, checkpoint_every=4, step_seconds=0.15)
+SHORT = Work(nodes=2, steps=160, checkpoint_every=4, step_seconds=0.15, paced_attempts=1)
 LONG = Work(nodes=1, steps=4000, checkpoint_every=10, step_seconds=0.2)
 """Never ends by itself within a test."""
 SECONDS = 60.0
@@ -130,7 +130,7 @@ def cordon(centre: DataCentre, node: str, *, unschedulable: bool = True) -> None
 
 
 def test_missing_corrupt_and_unreadable_checkpoints_are_walked_past_and_it_is_said(data_centre: DataCentre) -> None:
-    work = Work(nodes=2, steps=48, checkpoint_every=4, step_seconds=0.15)
+    work = Work(nodes=2, steps=160, checkpoint_every=4, step_seconds=0.15, paced_attempts=1)
     job = Training.submit(data_centre, "shards", work).reach(18)
     data_centre.cluster.inject("app-crash", node=job.node(1))
     until(lambda: all(process["endedAt"] for process in job.processes(1)), "the first attempt's processes to end")

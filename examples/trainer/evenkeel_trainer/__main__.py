@@ -77,7 +77,8 @@ def _train(run: training.Run, options: argparse.Namespace, say: "_Speaker") -> i
             if is_stop and step < options.steps:
                 say("stopped", step=step, saved=saved_step == step)
                 return training.EXIT_STOPPED
-            _pace(run, began + options.step_seconds)
+            if not options.paced_attempts or run.attempt <= options.paced_attempts:
+                _pace(run, began + options.step_seconds)
         digest = state.digest()
         run.finish({"digest": digest, "steps": step, "loss": loss, "worldSize": run.world_size})
         say("done", step=step, digest=digest, loss=round(loss, 6), accuracy=accuracy(state.weights, options.seed))
@@ -171,6 +172,7 @@ def _options(environ: Mapping[str, str]) -> argparse.Namespace:
     option("steps", int, "200", "steps to take in all")
     option("checkpoint-every", int, "10", "steps between checkpoints")
     option("step-seconds", float, "0", "least time a step takes, so that a demonstration lasts")
+    option("paced-attempts", int, "0", "attempts that take that time, so that later ones catch up; 0 = all")
     option("seed", int, "7", "of weights and data")
     option("peer-seconds", float, "30", "how long a peer may be silent")
     option("rendezvous-seconds", float, "120", "how long to wait for all ranks")

@@ -41,6 +41,9 @@ class Work:
     step_seconds: float = 0.2
     seed: int = 7
     instance_types: tuple[str, ...] = ()
+    paced_attempts: int = 0
+    """Attempts that take `step_seconds` a step: a long first one is still there when it is disturbed, and what comes
+    after it need not take as long. 0 = all."""
 
     def submission(self, name: str, uri: str) -> dict[str, Any]:
         """Return the body of `POST /v1/jobs`."""
@@ -51,6 +54,7 @@ class Work:
             "args": [
                 *("--steps", str(self.steps), "--checkpoint-every", str(self.checkpoint_every)),
                 *("--step-seconds", str(self.step_seconds), "--seed", str(self.seed)),
+                *("--paced-attempts", str(self.paced_attempts)),
             ],
             "nodes": self.nodes,
             "gpusPerNode": 8,
