@@ -273,6 +273,17 @@ def test_a_plan_makes_a_request_a_recovery_until_a_later_attempt_exists() -> Non
     assert (dead.is_recovery, dead.avoid) == (False, ())
 
 
+def test_who_was_hurt_and_gave_way_to_another_does_not_go_before_that_other() -> None:
+    plan = ResumePlan(
+        incident_id="inc-1", after_attempt=1, option=ResumeOption.PREEMPT, avoid=("somewhere",), planned_at=NOW
+    )
+
+    gave_way = Request.of(a_job(resume_plan=plan, current_attempt=1, is_preempted=True))
+
+    assert (gave_way.is_recovery, gave_way.takes_place, gave_way.goes_first) == (False, False, False)
+    assert gave_way.avoid == ("somewhere",), "what is sick stays out"
+
+
 # ---------------------------------------------------------------- properties
 
 rooms_strategy = st.lists(

@@ -86,7 +86,7 @@ class Request(Value):
     attempts: int = 0
     """Attempts so far."""
     is_recovery: bool = False
-    """Whether a resume plan is due: it may take spares, and goes first."""
+    """Whether a resume plan is due, and it gave way to nobody since: it may take spares, and goes first."""
     avoid: tuple[str, ...] = ()
     """Life keys not to be used."""
     team: str = ""
@@ -117,6 +117,8 @@ class Request(Value):
     def of(cls, job: Job) -> "Request":
         """Return what a job asks for."""
         plan, resize = job.live_plan(), job.live_resize()
+        # Who gave way takes its old place: were it first, it would take back at once what it was stopped for.
+        comes_back = plan is not None and not job.is_preempted
         nodes = resize.nodes if resize else job.nodes_wanted
         return cls(
             job_id=job.job_id,
@@ -126,13 +128,13 @@ class Request(Value):
             wanted=job.spec.nodes if job.spec.sizes else 0,
             sizes=tuple(size for size in job.spec.sizes.legal if size < nodes) if job.spec.sizes else (),
             shrinks_at=plan.shrinks_at if plan else None,
-            takes_place=plan is not None and plan.option is ResumeOption.PREEMPT,
+            takes_place=comes_back and plan is not None and plan.option is ResumeOption.PREEMPT,
             is_resize=resize is not None and not plan,
             accelerators_per_node=job.spec.accelerators_per_node,
             instance_types=job.spec.instance_types,
             not_before=job.not_before,
             attempts=job.current_attempt,
-            is_recovery=plan is not None,
+            is_recovery=comes_back,
             avoid=plan.avoid if plan else (),
             team=job.spec.team,
             owner=job.owner,
