@@ -29,7 +29,7 @@ READS = {
     "ledger": {"get", "get_each", "partition", "by_state"},
     "cluster": {
         *("nodes", "node", "workload", "workloads", "accelerators_in_use", "foreign_pods", "check_result", "logs"),
-        "watch",
+        *("watch", "claims", "refusal"),
     },
     "provider": {"nodes", "node", "cluster"},
     "checkpoints": {"folders", "contents", "read", "fence"},
@@ -148,7 +148,7 @@ class Hostile:
     def __init__(self, chaos: Chaos, name: str, port: Any) -> None:
         self._port = port
         reads = READS.get(name, set())
-        for method in (one for one in vars(PORTS[name]) if not one.startswith("_")):
+        for method in (one for one in _methods(PORTS[name]) if not one.startswith("_")):
             harm, scale = (chaos.read, 0.15) if method in reads else (chaos.effect, 1.0)
             setattr(self, method, _guarded(chaos, name, method, getattr(port, method), harm, scale))
 
@@ -159,6 +159,12 @@ class Hostile:
         """Pass every call through: nothing is between a service and its port any more."""
         for method in [one for one in vars(self) if not one.startswith("_")]:
             setattr(self, method, getattr(self._port, method))
+
+
+def _methods(port: type) -> dict[str, Any]:
+    """Return what a port declares, of what it is made of as well."""
+    parts = [part for part in port.__mro__ if part.__module__ == ports.__name__]
+    return {name: member for part in parts for name, member in vars(part).items()}
 
 
 def _guarded(

@@ -5,7 +5,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -16,16 +16,24 @@ from evenkeel.domain.nodes import join_nodes
 from evenkeel.domain.policy import Mode
 from evenkeel.domain.recovery.guardrails import bound
 from evenkeel.domain.replay import CannotReplayError, replay
-from evenkeel.domain.scheduling import sharing
-from evenkeel.domain.scheduling.admission import Action, Request, Snapshot, admit, rooms_of, said_of
+from evenkeel.domain.scheduling import sharing, sizing
+from evenkeel.domain.scheduling.admission import (
+    Action,
+    AdmissionDecision,
+    Request,
+    Snapshot,
+    admit,
+    rooms_of,
+    said_of,
+)
 from evenkeel.domain.scheduling.attempts import is_lost
 from evenkeel.domain.scheduling.jobs import AttemptState, Charge, Job, JobState
 from evenkeel.domain.scheduling.spending import Spent
 from evenkeel.domain.scheduling.teams import SetUp
 from evenkeel.domain.values import rfc3339
 from evenkeel.events import envelope
-from evenkeel.ports import ExecutionState, Key, LaunchSpec, PermanentError, Row, Table, TransientError
-from evenkeel.services import read_use, rows
+from evenkeel.ports import CapacitySpec, ExecutionState, Key, LaunchSpec, PermanentError, Row, Table, TransientError
+from evenkeel.services import read_use, rentals, rows
 from tests.fakes.cluster import CLUSTER, GPUS
 from tests.fakes.system import A_MOMENT
 from tests.simulator.data_centre import FAULT_TYPES, SPOT_POOL
@@ -35,6 +43,8 @@ if TYPE_CHECKING:
     from tests.simulator.simulation import Call, Simulation
 
 Changes = list[tuple[Key, Row | None, Row | None]]
+_IN_THE_END = timedelta(days=1)
+"""By then everybody who waits for all its nodes would start with fewer."""
 
 
 class Moment(StrEnum):
@@ -46,6 +56,9 @@ class Moment(StrEnum):
     RELEASE = "at every un-cordon"
     LAUNCH = "at every launch"
     STOP = "at every stop"
+    RENT = "whenever nodes are asked for"
+    LIMIT = "whenever a pool's limit is set"
+    LOOK = "every ten seconds"
     ANSWER = "at every answer to a wait"
     PAGE = "at every page"
     FAILURE = "whenever a function fails"
@@ -116,6 +129,15 @@ class Checks:
     def stop(self, world: "Simulation", job_id: str, attempt: int) -> None:
         self._make(Moment.STOP, world, job_id, attempt)
 
+    def rented(self, world: "Simulation", spec: CapacitySpec) -> None:
+        self._make(Moment.RENT, world, spec)
+
+    def limited(self, world: "Simulation", pool: str, limit: tuple[int, int]) -> None:
+        self._make(Moment.LIMIT, world, pool, limit)
+
+    def looked(self, world: "Simulation") -> None:
+        self._make(Moment.LOOK, world)
+
     def answered(self, world: "Simulation", token: str, output: "Json") -> None:
         self._make(Moment.ANSWER, world, token, output)
 
@@ -130,7 +152,12 @@ class Checks:
 
     def is_at_rest(self, world: "Simulation") -> bool:
         """Whether nothing is left to be done."""
-        return world.loop.seconds > world.rests_from and not any(_unrest(world)) and not any(_untrue_reasons(world))
+        return (
+            world.loop.seconds > world.rests_from
+            and not any(_unrest(world))
+            and not any(_untrue_reasons(world))
+            and not any(_left_of_renting(world))
+        )
 
 
 # ---------------------------------------------------------------- what the checks read
@@ -164,6 +191,10 @@ def _live_attempts(world: "Simulation") -> list["Json"]:
 def _began(world: "Simulation") -> float:
     """When the call that does this began: what changed since, it could not know."""
     return world.calls[-1].began if world.calls else world.loop.seconds
+
+
+def _is_karpenters(world: "Simulation", pool: str) -> bool:
+    return pool == SPOT_POOL or (world.renting is not None and pool in world.renting.by_name)
 
 
 def _is_incident(key: Key) -> bool:
@@ -285,7 +316,11 @@ def limit_of_repairs_holds(world: "Simulation", rung: str, machine: str) -> Iter
         # in service until it is called for again.
         returned_at = (owner.doc["stages"]["returnedAt"] if owner else "") or ""
         is_called = any(ask["askedAt"] > returned_at for ask in called)
-        if owner and owner.doc["pool"] == SPOT_POOL and world.node_of(owner.doc["life"]["instanceId"]) is None:
+        if (
+            owner
+            and _is_karpenters(world, owner.doc["pool"])
+            and world.node_of(owner.doc["life"]["instanceId"]) is None
+        ):
             continue  # Karpenter has given it back, and brings no other in its place
         is_in_repair = owner and _is_open(owner.doc) and is_called and not owner.doc["nodeBranch"]
         if owner and is_in_repair and owner.doc["life"]["instanceId"] != machine:
@@ -335,7 +370,7 @@ def no_stop_while_held(world: "Simulation", job_id: str, attempt: int) -> Iterat
 
 @holds("no-harm-while-held", "", Moment.CORDON)
 def no_cordon_while_watching(world: "Simulation", name: str) -> Iterator[str]:
-    if barred := _unasked(world):
+    if barred := barred_mode(world):
         yield f"{name} is cordoned {barred}"
 
 
@@ -345,14 +380,14 @@ def no_launch_while_watching(world: "Simulation", spec: LaunchSpec) -> Iterator[
         yield f"{spec.attempt.workload_name} is launched in mode {world.mode}"
 
 
-def _unasked(world: "Simulation") -> str:
+def barred_mode(world: "Simulation") -> str:
     """Say that nobody allowed this: mode observe, or mode recommend without an approval."""
     has_approval = any((doc.get("approval") or {}).get("approves") for doc in _incidents(world))
     return "" if world.mode == "act" or (world.mode == "recommend" and has_approval) else f"in mode {world.mode}"
 
 
 def _barred(world: "Simulation") -> str:
-    if barred := _unasked(world):
+    if barred := barred_mode(world):
         return barred
     since, until = world.hold
     return "under a hold" if since < _began(world) and world.loop.seconds < until else ""
@@ -542,9 +577,16 @@ def _unrest(world: "Simulation") -> Iterator[str]:
     for key in world.ledger.rows:
         if key.sk.startswith("WAIT#") and key.pk.removeprefix("INC#") not in blocked:
             yield f"{key.pk} {key.sk} is open"
+    for row in _each(world, "JOB#", "RENTAL#"):
+        if row.doc["state"] != "ENDED":
+            yield f"rental {row.doc['number']} of {row.doc['jobId']} is {row.doc['state']}"
     for decision in pass_of(world):
         if decision.action in (Action.ADMIT, Action.PREEMPT, Action.BACK_OFF):
             yield f"{decision.job_id} could start: {decision.reason}"
+
+
+def _left_of_renting(world: "Simulation") -> Iterator[str]:
+    yield from getattr(world.cluster, "left", tuple)()
 
 
 def _is_out_of_places(world: "Simulation", doc: "Json") -> bool:
@@ -566,23 +608,37 @@ def pass_of(world: "Simulation") -> Iterator[Any]:
     charges = [rows.read(row, Charge) for row in _each(world, f"TREE#{rows.ROOT_TREE}", "CHARGE#")]
     seen = [(CLUSTER, one) for one in world.cluster.workloads(CLUSTER)]
     rooms, now = rooms_of(nodes, in_use, charges, seen), world.loop.now()
+    if world.renting:
+        # What is rented is its job's; who waits for nodes of its own is told so, and does not wait for others.
+        rented = rentals.load(world.ledger)
+        rooms = rented.rooms(rooms, {job.job_id: (job, 0) for job in _jobs(world)}, world.renting.pools)
+        pending = [request for request in pending if request.job_id not in rented.serving]
     setup = world.sharing.setup if world.sharing else SetUp()
+    asked = tuple(pending)
     if not setup.has_teams:
-        yield from admit(Snapshot(rooms=rooms, pending=tuple(pending)), world.policy.scheduling, now)
+
+        def weigh_alone(pending: tuple[Request, ...]) -> tuple[AdmissionDecision, ...]:
+            return admit(Snapshot(rooms=rooms, pending=pending), world.policy.scheduling, now)
+
+        yield from sizing.fit(asked, weigh_alone(asked), weigh_alone, now + _IN_THE_END)
         return
     tree = world.ledger.rows[rows.tree_key()]
     holders = {charge.job_id: rows.read(world.ledger.rows[rows.job_key(charge.job_id)], Job) for charge in charges}
     shared = sharing.Snapshot(
         setup,
         rooms,
-        tuple(pending),
+        asked,
         tuple(charge.but(priority=holders[charge.job_id].priority) for charge in charges),
         frozenset(name for name, job in holders.items() if job.stop_of(job.current_attempt)),
         sharing.Memory.model_validate(tree.doc.get("memory") or {}).pruned(charges, setup, now),
         _spent(world, setup),
         used=read_use.run(setup, world.ledger, now),
     )
-    yield from sharing.share(shared, world.policy.scheduling, world.policy.economy, now)
+
+    def weigh(pending: tuple[Request, ...]) -> tuple[AdmissionDecision, ...]:
+        return sharing.share(shared._replace(pending=pending), world.policy.scheduling, world.policy.economy, now)
+
+    yield from sizing.fit(asked, weigh(asked), weigh, now + _IN_THE_END)
 
 
 def _spent(world: "Simulation", setup: SetUp) -> dict[tuple[str, str], Spent]:

@@ -47,6 +47,7 @@ from tests.simulator.data_centre import (
     unmarked,
 )
 from tests.simulator.loop import Loop
+from tests.simulator.renting import Renting, RentingCluster, rents
 from tests.simulator.teams import EVERY, PEOPLE, Sharing
 
 FUNCTIONS = Path(__file__).resolve().parents[2] / "functions"
@@ -356,6 +357,12 @@ class Simulation:
         """When the last thing that was laid out has happened."""
         self.sharing = Sharing(self, random.Random(f"{seed} teams")) if seed % EVERY == 0 else None
         """The teams, where there are any."""
+        self.renting = Renting(self, random.Random(f"{seed} renting")) if rents(seed) else None
+        """What may be rented, where anything may."""
+        self.policy = self.renting.governed(self.policy) if self.renting else self.policy
+        self.elastic = Elastic(self, random.Random(f"{seed} elastic")) if is_in(seed) and not self.renting else None
+        """The jobs of several sizes, where there are any."""
+        self.policy = self.elastic.policy(self.policy) if self.elastic else self.policy
         self._pass_is_due = self._watch_is_due = False
         self._build()
 
@@ -363,7 +370,10 @@ class Simulation:
         loop, chance = self.loop, self.chance
         self.chaos = Chaos(chance, loop, self.tell, self.seen)
         self.ledger = WatchedLedger(self._committed, is_strict=self.is_strict)
-        self.cluster = SimulatedCluster(loop, chance, *machines(self.size, self.spot, chance))
+        nodes = machines(self.size, self.spot, chance)
+        self.cluster = (
+            RentingCluster(self, self.renting, *nodes) if self.renting else SimulatedCluster(loop, chance, *nodes)
+        )
         self.pool_sizes = Counter(node.pool for node in self.cluster.by_name.values())
         self.provider = SimulatedProvider(loop, chance, self.cluster, self.size - self.spot)
         self.provider.is_told = self.tell
@@ -434,6 +444,8 @@ class Simulation:
 
     def _committed(self, changes: list[tuple[Key, Row | None, Row | None]]) -> None:
         self.checks.commit(self, changes)
+        if self.elastic:
+            self.elastic.committed()
 
     def violate(self, invariant: str, text: str) -> None:
         self.tell(f"VIOLATED {invariant}: {text}")
@@ -479,6 +491,7 @@ class Simulation:
                 self.tell(f"the answer of {name} is lost")
                 result = Failure("Lambda.Unknown")
             subject = payload.get("incidentId") or f"{payload.get('jobId')}-a{payload.get('attempt')}"
+            subject = f"{payload['jobId']}-b{payload['rental']}" if "rental" in payload else subject
             said = result.error if isinstance(result, Failure) else result.get("outcome", "")
             why = f": {result.cause}" if isinstance(result, Failure) else f": {result.get('reason', '')}"
             self.tell(f"{subject} {state}: {said}{why[:160]}")
@@ -581,7 +594,9 @@ class Simulation:
 
         tried()
 
-    def submit(self, number: int, nodes: int, length: float, *, keeps: bool, finishes: bool) -> None:
+    def submit(
+        self, number: int, nodes: int, length: float, *, keeps: bool, finishes: bool, priority_class: str = ""
+    ) -> None:
         name = f"train-{number}"
         self.trainers.lengths[name] = length
         spec = JobSpec(
@@ -592,6 +607,7 @@ class Simulation:
             checkpoint_uri=f"s3://checkpoints/{name}" if keeps else "",
             grace_seconds=5,
             on_node_fault=OnNodeFault.FINISH if finishes else OnNodeFault.MOVE,
+            priority_class=priority_class,
         )
         asker = PEOPLE[0]
         whose = ""
@@ -662,7 +678,7 @@ class Simulation:
         if node is None:
             return
         if KARPENTER_LABEL in node.labels and marked and heard:
-            self._warn_of_reclaim(machine)
+            self.warn_of_reclaim(machine)
             return
         self.seen[f"shows {fault}"] += 1
         self.tell(f"{machine} shows {fault}" + ("" if marked else ", unmarked"))
@@ -675,7 +691,7 @@ class Simulation:
         if self.owner_repairs and marked:
             self.loop.after(self.chance.uniform(5, 60), lambda: self.provider.repair_by_itself(machine))
 
-    def _warn_of_reclaim(self, machine: str) -> None:
+    def warn_of_reclaim(self, machine: str) -> None:
         """Have EC2 take a Spot machine back, two minutes after it said so."""
         self.seen["shows a spot notice"] += 1
         self.tell(f"{machine} is to be taken back in {_SPOT_NOTICE:g} s")
@@ -785,6 +801,8 @@ class Simulation:
             chaos_seconds = lay_out(self)
             if self.sharing:
                 self.sharing.lay_out(chaos_seconds)
+            if self.renting:
+                self.renting.lay_out(chaos_seconds)
             self.loop.run(chaos_seconds, self._is_broken)
             self._calm_down()
             self.rests_from = self.loop.seconds + 65  # the last event of the queue is heard by then
@@ -975,3 +993,5 @@ class WatchedCluster:
     def stop(self, cluster: str, namespace: str, job_id: str, attempt: int, *rest: Any, **more: Any) -> None:
         self.simulation.checks.stop(self.simulation, job_id, attempt)
         self.simulation.cluster.stop(cluster, namespace, job_id, attempt, *rest, **more)
+        if self.simulation.elastic:
+            self.simulation.elastic.drain(job_id, attempt, *rest)

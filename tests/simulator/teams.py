@@ -138,8 +138,8 @@ class Sharing:
             quota["lend"] = dice.choice((None, None, None, 0, GPUS))
             quota["lend"] = quota["lend"] if quota["lend"] is None else min(quota["lend"], quota["nominal"])
         group = {_OURS: {_GPU: quota}}
-        if self.world.spot:
-            group[_SPOT] = {_GPU: {"nominal": dice.choice((0, GPUS))}}
+        if self.world.spot or self.world.renting:
+            group[_SPOT] = {_GPU: {"nominal": dice.choice((0, GPUS)) if self.world.renting is None else 2 * GPUS}}
         reclaim = dice.choice(("Never", "LowerPriority", "Any", "Any"))
         asked: dict[str, Any] = {
             "name": name,

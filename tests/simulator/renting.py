@@ -1,0 +1,430 @@
+"""How every tenth seed rents nodes: pools, a Karpenter that brings what it likes, and jobs that cannot wait.
+
+All of it is drawn from dice of its own, so that the worlds without pools to rent from stay as they are.
+"""
+
+import functools
+import itertools
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from evenkeel.domain.nodes import KARPENTER_LABEL, KubernetesNode
+from evenkeel.domain.policy import BurstPolicy, Policy, RentedPool
+from evenkeel.domain.scheduling.jobs import PodPhase
+from evenkeel.domain.scheduling.pools import LaunchDelay, Market
+from evenkeel.domain.scheduling.portability import Place
+from evenkeel.ports import CapacitySpec, Claim, LaunchResult, LaunchSpec, LimitResult, RepairAnswer
+from tests.fakes.cluster import CLUSTER, GPUS, FakeCluster, a_node
+from tests.simulator.data_centre import SimulatedCluster
+
+if TYPE_CHECKING:
+    from tests.simulator.simulation import Simulation
+
+EVERY, _OFFSET = 10, 3
+"""Of so many seeds one rents, from this one on: it has no teams."""
+_WITH_TEAMS = 60
+"""Of so many one rents, and its fleet is shared besides."""
+ON_DEMAND, OTHER_ZONE, SPOT = "burst-on-demand", "burst-other-zone", "burst-spot"
+_MICROS = {ON_DEMAND: 50_000_000, OTHER_ZONE: 60_000_000, SPOT: 20_000_000}
+_TYPE = "p5.48xlarge"
+_CLASSES = {"burst": 500_000_000, "patient": 0, "high": 500_000_000, "critical": 500_000_000, "low": 0}
+"""What an hour's delay of each class is worth, in micro-dollars."""
+_FIRST = 40
+"""Numbers of the jobs that come to a full fleet begin with this."""
+_LOOKS_EVERY = 10.0
+_NEVER = 1e9
+_DRAINED = "karpenter.sh/disrupted=:NoSchedule"
+"""What Karpenter puts on a machine that it is about to end."""
+TROUBLES = ("refused", "late", "never joins", "joins not ready", "dies young", "taken back", "slow to go")
+"""What Karpenter's machines do but to come and to go."""
+DEEDS = ("cancel a rented job",)
+
+
+def rents(seed: int) -> bool:
+    """Whether nodes may be rented in the world of this seed."""
+    return seed % EVERY == _OFFSET or seed % _WITH_TEAMS == _WITH_TEAMS // 2
+
+
+@dataclass
+class Machine:
+    """A machine of a rented pool, from Karpenter's asking for it to its end."""
+
+    claim: str
+    pool: str
+    asked_at: float
+    node_name: str = ""
+    joined_at: float | None = None
+    gone_at: float | None = None
+    usable_until: float | None = None
+    """When its node was last seen to take work, where it does not any more."""
+
+
+@dataclass
+class Asked:
+    """What a rental asked one pool for, and while it did."""
+
+    pool: str
+    nodes: int
+    since: float
+    until: float = math.inf
+
+
+class Renting:
+    """The pools of one world, and who is rented for."""
+
+    def __init__(self, world: "Simulation", dice: random.Random) -> None:
+        self.world, self.dice = world, dice
+        self.trouble = dice.choice((0.0, 0.15, 0.3, 0.5))
+        """Share of machines that make trouble."""
+        names = dice.choice(((ON_DEMAND,), (ON_DEMAND, SPOT), (SPOT, ON_DEMAND), (ON_DEMAND, OTHER_ZONE, SPOT)))
+        self.pools = tuple(self._pool(name) for name in names)
+        self.by_name = {pool.name: pool for pool in self.pools}
+        self.asked: dict[tuple[str, int], Asked] = {}
+        """By rental and its offers' numbers, for checks."""
+        self.home_free_since: dict[str, float] = {}
+        """Since when there was room at home for a loan's job, for checks."""
+
+    def _pool(self, name: str) -> RentedPool:
+        return RentedPool(
+            name=name,
+            cluster=CLUSTER,
+            market=Market.SPOT if name == SPOT else Market.ON_DEMAND,
+            instance_type=_TYPE,
+            zone="us-west-2b" if name == OTHER_ZONE else "us-west-2a",
+            accelerators_per_node=GPUS,
+            most_nodes=self.dice.choice((2, 3, 4)),
+            micros_per_node_hour=_MICROS[name],
+            launch=LaunchDelay(p50_seconds=20, p90_seconds=40),
+            place=Place(),
+        )
+
+    def governed(self, policy: Policy) -> Policy:
+        """Return the policy with what may be rented."""
+        dice = self.dice
+        a_node_hour = max(pool.micros_per_node_hour for pool in self.pools)
+        burst = BurstPolicy(
+            pools=self.pools,
+            fleet_cap_micros_per_hour=a_node_hour * dice.choice((2, 3, 4, 8)),
+            other_team_cap_micros_per_hour=a_node_hour * dice.choice((2, 3, 8)),
+            delay_micros_per_hour=_CLASSES,
+            other_delay_micros_per_hour=dice.choice((0, 400_000_000, 4_000_000_000)),
+            other_expected_run_seconds=dice.choice((600, 7200)),
+            ready_seconds=dice.choice((40, 60, 90)),
+            quiet_seconds=dice.choice((0, 5, 20)),
+            loan_seconds=dice.choice((60, 120, 600)),
+            most_offers=dice.choice((2, 4)),
+            rentals_per_pass=dice.choice((1, 4)),
+        )
+        jobs = policy.jobs.but(expected_resume_seconds=60, launch_retry_seconds=2)
+        return policy.but(burst=burst, jobs=jobs)
+
+    # ------------------------------------------------------------ jobs
+
+    def lay_out(self, lasts: float) -> None:
+        """Fill the fleet, and have jobs come that cannot wait for it."""
+        world, dice = self.world, self.dice
+        world.tell(f"nodes may be rented of {', '.join(self.by_name)}")
+        world.every(_LOOKS_EVERY, lambda: world.checks.looked(world))
+        if dice.random() < 0.7:
+            length = dice.choice((100.0, 200.0, 400.0))
+            self._submit_later(_FIRST, 0.7, world.size, length, "patient")
+        for number in range(_FIRST + 1, _FIRST + 1 + dice.choice((1, 2, 3))):
+            nodes, length = dice.choice((1, 1, 2, 2, 3)), dice.choice((30.0, 80.0, 200.0, 400.0))
+            self._submit_later(number, dice.uniform(2, 0.7 * lasts), nodes, length, "burst")
+        for _ in range(dice.choice((0, 0, 1))):
+            number = _FIRST + dice.choice((1, 1, 2))
+            cancel = functools.partial(world.cancel, number)
+            world.loop.after(dice.uniform(5, lasts + 60), world.seen_as("deed", DEEDS[0], cancel))
+
+    def _submit_later(self, number: int, seconds: float, nodes: int, length: float, priority_class: str) -> None:
+        keeps = self.dice.random() < 0.8
+
+        def submit() -> None:
+            self.world.submit(number, nodes, length, keeps=keeps, finishes=False, priority_class=priority_class)
+
+        self.world.loop.after(seconds, submit)
+
+
+class RentingCluster(SimulatedCluster):
+    """Kubernetes with Karpenter: capacity pods stand on nodes, and machines come for those that stand nowhere."""
+
+    def __init__(self, world: "Simulation", renting: Renting, *nodes: KubernetesNode) -> None:
+        super().__init__(world.loop, world.chance, *nodes)
+        self.world, self.renting, self.dice = world, renting, renting.dice
+        self.limits = dict.fromkeys(((CLUSTER, pool.name) for pool in renting.pools), (0, 0))
+        self.machines: dict[str, Machine] = {}
+        """All that ever were, by claim."""
+        self.stands: dict[tuple[str, int], str] = {}
+        """Where each capacity pod stands: (its Job, its number) → the node."""
+        self._going_pods: set[str] = set()
+        """Capacity Jobs that were deleted, whose pods are there still."""
+        self._held_up: list[LaunchSpec] = []
+        """Attempts whose pods wait for those of the capacity Job to go."""
+        self._versions_of_pools = dict.fromkeys(renting.by_name, 0)
+        self._numbers = itertools.count(801)
+        self._is_due = False
+
+    # ------------------------------------------------------------ the port
+
+    def hold_capacity(self, spec: CapacitySpec) -> None:
+        if spec.name not in self.capacity:
+            self.world.checks.rented(self.world, spec)
+            self.world.tell(f"{spec.nodes} capacity pods of {spec.name} ask {spec.pool}")
+        super().hold_capacity(spec)
+        self._look_soon()
+
+    def free_capacity(self, cluster: str, namespace: str, name: str) -> bool:
+        if name in self.capacity and name not in self._going_pods:
+            self._going_pods.add(name)
+            self.loop.after(self.dice.uniform(0.3, 2.0), lambda: self._pods_gone(name))
+        return name not in self.capacity
+
+    def _pods_gone(self, name: str) -> None:
+        self._going_pods.discard(name)
+        super().free_capacity(CLUSTER, "", name)
+        self.stands = {pod: node for pod, node in self.stands.items() if pod[0] != name}
+        for spec in list(self._held_up):
+            self._let_run(spec)
+        self._look_soon()
+
+    def limit_pool(self, cluster: str, pool: str, rented: Callable[[], tuple[int, int]]) -> LimitResult:
+        while True:
+            version = self._versions_of_pools.get(pool, 0)
+            wanted = rented()
+            if version == self._versions_of_pools.get(pool, 0):
+                break
+            self.world.tell(f"{pool} was patched meanwhile, and is counted again")
+        answer = super().limit_pool(cluster, pool, lambda: wanted)
+        self.world.checks.limited(self.world, pool, wanted)
+        if answer is LimitResult.SET:
+            self._versions_of_pools[pool] += 1
+            self.world.tell(f"{pool} may have {wanted[0]} nodes")
+            self._look_soon()
+        return answer
+
+    def claims(self, cluster: str, pool: str) -> tuple[Claim, ...]:
+        return tuple(
+            Claim(name=each.claim, node_name=each.node_name)
+            for each in self.machines.values()
+            if each.pool == pool and each.gone_at is None
+        )
+
+    def delete_claim(self, cluster: str, name: str) -> None:
+        machine = self.machines.get(name)
+        if machine is None or machine.gone_at is not None or name in self.going:
+            return
+        self.going.append(name)
+        seconds = self.dice.uniform(0.5, 20.0) if machine.joined_at is not None else 0.5
+        if self._makes_trouble("slow to go"):
+            seconds = self.dice.uniform(60, 150)
+        self.world.tell(f"{name} is to be given back")
+        if machine.node_name and self.node(CLUSTER, machine.node_name) is not None:
+            self.set_node(machine.node_name, taints=(_DRAINED,))
+        self.loop.after(seconds, lambda: self._gone(machine))
+
+    def delete_node(self, cluster: str, name: str, instance_id: str) -> RepairAnswer:
+        node = self.node(cluster, name)
+        if node is None or node.pool not in self.renting.by_name:
+            return super().delete_node(cluster, name, instance_id)
+        return FakeCluster.delete_node(self, cluster, name, instance_id)
+
+    def reclaim(self, name: str) -> None:
+        node = self.node(CLUSTER, name)
+        if node is not None and node.pool in self.renting.by_name:
+            self.remove_node(name)
+        else:
+            super().reclaim(name)
+
+    def remove_node(self, name: str, cluster: str = CLUSTER) -> None:
+        super().remove_node(name, cluster)
+        machine = self.machine_of(name)
+        if machine is not None:
+            self._gone(machine)
+
+    def set_node(self, name: str, cluster: str = CLUSTER, **changes: Any) -> KubernetesNode:
+        node = super().set_node(name, cluster, **changes)
+        machine = self.machine_of(name)
+        if machine is not None:
+            is_usable = node.is_ready and node.is_schedulable
+            machine.usable_until = None if is_usable else machine.usable_until or self.loop.seconds
+        return node
+
+    def accelerators_in_use(self, cluster: str) -> Mapping[str, int]:
+        used = dict(super().accelerators_in_use(cluster))
+        for (name, _), node in self.stands.items():
+            used[node] = used.get(node, 0) + self.capacity[name].accelerators
+        return used
+
+    def launch(self, spec: LaunchSpec) -> tuple[LaunchResult, str]:
+        result = FakeCluster.launch(self, spec)
+        if result[0] is LaunchResult.CREATED:
+            workload = self.launched(spec.attempt.job_id, spec.attempt.attempt)
+            taken = set(self.stands.values())
+            workload.pods = [
+                pod.but(phase=PodPhase.PENDING) if pod.node_name in taken else pod for pod in workload.pods
+            ]
+            self._held_up.append(spec)
+            self._let_run(spec)
+        return result
+
+    def _let_run(self, spec: LaunchSpec) -> None:
+        """Have the pods of an attempt run on nodes where no capacity pod stands any more; it trains on all of them."""
+        found = self.jobs.get(CLUSTER, {}).get((spec.attempt.namespace, spec.attempt.job_id, spec.attempt.attempt))
+        if found is None or not found.is_there:
+            self._held_up.remove(spec)
+            return
+        taken = set(self.stands.values())
+        found.pods = [
+            pod.but(phase=PodPhase.RUNNING)
+            if pod.phase is PodPhase.PENDING and pod.node_name and pod.node_name not in taken
+            else pod
+            for pod in found.pods
+        ]
+        self._changed("pod")
+        if not any(pod.phase is PodPhase.PENDING and pod.node_name for pod in found.pods):
+            self._held_up.remove(spec)
+            self.on_launch(spec)
+
+    # ------------------------------------------------------------ Karpenter
+
+    def machine_of(self, node_name: str) -> Machine | None:
+        """Return the rented machine behind a node; None where it is none, or gone."""
+        return next((each for each in self.alive() if each.node_name == node_name), None)
+
+    def alive(self) -> Iterator[Machine]:
+        """Yield the machines that were asked for and are not gone."""
+        return (each for each in self.machines.values() if each.gone_at is None)
+
+    def left(self) -> Iterator[str]:
+        """Say what is there of what was rented."""
+        yield from (f"{each.claim} is there, {each.node_name or 'not joined'}" for each in self.alive())
+        yield from (f"capacity pods of {name} are there" for name in self.capacity)
+        for (_, pool), limit in self.limits.items():
+            if limit != (0, 0):
+                yield f"{pool} may have {limit}"
+
+    def _makes_trouble(self, kind: str, share: float = 1.0) -> bool:
+        happens = not self.world.is_calm and self.dice.random() < self.renting.trouble * share
+        self.world.seen[f"renting {kind}"] += happens
+        return happens
+
+    def _look_soon(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            self.loop.after(self.dice.uniform(0.5, 2.0), self._look)
+
+    def _look(self) -> None:
+        """Bind the pods that can stand somewhere, and ask for a machine for each of the rest, as far as limits go."""
+        self._is_due = False
+        for name, spec in self.capacity.items():
+            if name in self._going_pods:
+                continue
+            homeless = [number for number in range(spec.nodes) if not self._stand(spec, number)]
+            coming = sum(each.pool == spec.pool and not each.node_name for each in self.alive())
+            there = sum(each.pool == spec.pool for each in self.alive())
+            most = (self.limits[CLUSTER, spec.pool] or (0, 0))[0]
+            for _ in range(min(len(homeless) - coming, most - there)):
+                if self._makes_trouble("refused"):
+                    self.refusals[spec.pool] = (self.loop.now(), "InsufficientInstanceCapacity")
+                    self.world.tell(f"{spec.pool} has no capacity")
+                    self._changed("event")
+                    self.loop.after(self.dice.uniform(5, 20), self._look_soon)
+                    break
+                self._ask(self.renting.by_name[spec.pool])
+
+    def _stand(self, spec: CapacitySpec, number: int) -> bool:
+        """Whether a capacity pod stands on a node, now at the latest."""
+        at = self.stands.get((spec.name, number), "")
+        if self.node(CLUSTER, at) is not None:
+            return True
+        self.stands.pop((spec.name, number), None)
+        used = self.accelerators_in_use(CLUSTER)
+        for node in self.nodes(CLUSTER):
+            is_going = (machine := self.machine_of(node.name)) is None or machine.claim in self.going
+            if (
+                node.pool == spec.pool
+                and node.is_ready
+                and node.is_schedulable
+                and not is_going
+                and not used.get(node.name)
+            ):
+                self.stands[spec.name, number] = node.name
+                return True
+        return False
+
+    def _ask(self, pool: RentedPool) -> None:
+        number = next(self._numbers)
+        machine = Machine(f"{pool.name}-{number:05d}", pool.name, self.loop.seconds)
+        self.machines[machine.claim] = machine
+        seconds = self.dice.uniform(5, 30)
+        if self._makes_trouble("late", 0.5):
+            seconds = self.dice.uniform(40, 120)
+        elif self._makes_trouble("never joins", 0.5):
+            seconds = _NEVER
+        self.world.tell(f"{machine.claim} is asked for")
+        self.loop.after(seconds, lambda: self._join(machine, number))
+
+    def _join(self, machine: Machine, number: int) -> None:
+        if machine.gone_at is not None or machine.claim in self.going:
+            return
+        pool = self.renting.by_name[machine.pool]
+        is_ready = not self._makes_trouble("joins not ready", 0.5)
+        node = a_node(
+            number,
+            name=f"ip-10-2-0-{number}",
+            pool=pool.name,
+            hyperpod_cluster_id=None,
+            created_at=self.loop.now(),
+            instance_type=pool.instance_type,
+            zone=pool.zone,
+            is_ready=is_ready,
+            not_ready_since=None if is_ready else self.loop.now(),
+            labels={"kubernetes.io/hostname": f"ip-10-2-0-{number}", KARPENTER_LABEL: pool.name},
+        )
+        machine.node_name, machine.joined_at = node.name, self.loop.seconds
+        self.world.tell(f"{node.name} joins {pool.name}" + ("" if is_ready else ", not ready yet"))
+        self.add_node(node)
+        self._look_soon()
+        if not is_ready:
+            machine.usable_until = self.loop.seconds
+            self.loop.after(self.dice.uniform(3, 40), lambda: self._becomes_ready(machine))
+        if self._makes_trouble("dies young", 0.5):
+            self.loop.after(self.dice.uniform(0.5, 60), lambda: self._dies(machine))
+        elif pool.market is Market.SPOT and self._makes_trouble("taken back"):
+            self.loop.after(self.dice.uniform(5, 120), lambda: self._is_taken_back(machine))
+
+    def _becomes_ready(self, machine: Machine) -> None:
+        node = self.node(CLUSTER, machine.node_name)
+        if node is not None and machine.gone_at is None and not node.is_ready:
+            self.ready_node(machine.node_name)
+            self._look_soon()
+
+    def _dies(self, machine: Machine) -> None:
+        if machine.gone_at is None:
+            self.world.tell(f"{machine.node_name} ends by itself")
+            self.remove_node(machine.node_name)
+
+    def _is_taken_back(self, machine: Machine) -> None:
+        node = self.node(CLUSTER, machine.node_name)
+        if node is None or machine.gone_at is not None:
+            return
+        if self.dice.random() < 0.5 and node.instance_id:
+            self.world.warn_of_reclaim(node.instance_id)
+        else:
+            self.world.tell(f"{machine.node_name} is taken back without a word")
+            self.remove_node(machine.node_name)
+
+    def _gone(self, machine: Machine) -> None:
+        if machine.gone_at is not None:
+            return
+        machine.gone_at = self.loop.seconds
+        self.going = [name for name in self.going if name != machine.claim]
+        self.stands = {pod: node for pod, node in self.stands.items() if node != machine.node_name}
+        self.world.tell(f"{machine.claim} is gone")
+        if machine.node_name and self.node(CLUSTER, machine.node_name) is not None:
+            self.remove_node(machine.node_name)
+        self._changed("node")
+        self._look_soon()

@@ -1,0 +1,343 @@
+"""What must hold where nodes are rented: more rows of the same table. The sums are made anew from rows and machines."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from datetime import datetime
+
+from evenkeel.domain.scheduling.jobs import AttemptState, Job, JobState
+from evenkeel.ports import CapacitySpec, LaunchSpec
+from evenkeel.services import rows
+from tests.fakes.cluster import CLUSTER, GPUS
+from tests.fakes.system import A_MOMENT
+from tests.simulator.asl import Json
+from tests.simulator.invariants import Changes, Moment, barred_mode, holds
+from tests.simulator.renting import Asked, Machine, RentingCluster
+from tests.simulator.simulation import Simulation
+
+_CALM_DELAY = 65
+_A_WHILE = 300.0
+"""Seconds within which somebody looks, and a job has saved and left, where nothing goes wrong any more."""
+
+
+def _rentals(world: Simulation) -> list[Json]:
+    kept = world.ledger.rows.items()
+    return [row.doc for key, row in kept if key.pk.startswith("JOB#") and key.sk.startswith("RENTAL#")]
+
+
+def _changed(changes: Changes) -> Iterator[tuple[Json | None, Json]]:
+    """Yield each rental that a commit changed, before and after."""
+    for key, before, after in changes:
+        if after and key.pk.startswith("JOB#") and key.sk.startswith("RENTAL#"):
+            yield before.doc if before else None, after.doc
+
+
+def _name(doc: Json) -> str:
+    return f"{doc['jobId']}-b{doc['number']}"
+
+
+def _serves(doc: Json) -> bool:
+    return doc["state"] in ("OPENING", "READY")
+
+
+def _seconds(text: str) -> float:
+    return (datetime.fromisoformat(text) - A_MOMENT).total_seconds()
+
+
+def _began(world: Simulation) -> float:
+    return world.calls[-1].began if world.calls else world.loop.seconds
+
+
+def _machine(cluster: RentingCluster, node_name: str) -> Machine | None:
+    """Return the rented machine that a node is, or was."""
+    return next((each for each in cluster.machines.values() if each.node_name == node_name), None)
+
+
+def _was_usable(machine: Machine, since: float) -> bool:
+    """Whether a machine could take work at some time since then: who looked may have seen it so."""
+    lost = [at for at in (machine.gone_at, machine.usable_until) if at is not None]
+    return machine.joined_at is not None and all(at >= since for at in lost)
+
+
+# ---------------------------------------------------------------- money
+
+
+@holds("caps-hold", "What is rented never costs more an hour than its team, or the fleet, may spend.", Moment.COMMIT)
+def caps_hold(world: Simulation, changes: Changes) -> Iterator[str]:
+    if world.renting is None or not any(_changed(changes)):
+        return
+    burst = world.policy.burst
+    spends: Counter[str] = Counter()
+    for doc in _rentals(world):
+        if doc["state"] != "ENDED":
+            spends[doc["team"]] += doc["nodes"] * doc["offers"][-1]["microsPerNodeHour"]
+    if spends.total() > burst.fleet_cap_micros_per_hour:
+        yield f"the fleet rents for {spends.total()} of {burst.fleet_cap_micros_per_hour}"
+    for team, spent in spends.items():
+        if spent > burst.team_cap_of(team):
+            yield f"team {team} rents for {spent} of {burst.team_cap_of(team)}"
+
+
+@holds("caps-hold", "", Moment.LOOK)
+def machines_are_within_caps(world: Simulation) -> Iterator[str]:
+    if world.renting is None or not isinstance(world.cluster, RentingCluster):
+        return
+    costs = sum(world.renting.by_name[machine.pool].micros_per_node_hour for machine in world.cluster.alive())
+    if costs > world.policy.burst.fleet_cap_micros_per_hour:
+        yield f"machines are there for {costs} of {world.policy.burst.fleet_cap_micros_per_hour}"
+
+
+@holds(
+    "pools-are-bounded",
+    "A pool's limit is what its rentals ask for, no more and no less, and never beyond the policy's.",
+    Moment.LIMIT,
+)
+def pools_are_bounded(world: Simulation, pool: str, limit: tuple[int, int]) -> Iterator[str]:
+    assert world.renting is not None
+    nodes, accelerators = limit
+    began, now = _began(world), world.loop.seconds
+    asked = [each for each in world.renting.asked.values() if each.pool == pool]
+    # Who began or ended while this was counted may be in it or not: the last of them counts again.
+    least = sum(each.nodes for each in asked if each.since <= began and each.until > now)
+    most = sum(each.nodes for each in asked if each.until >= began)
+    if not least <= nodes <= most:
+        yield f"{pool} may have {nodes} nodes, and rentals ask for {least} to {most}"
+    if nodes > world.renting.by_name[pool].most_nodes or accelerators != GPUS * nodes:
+        yield f"{pool} may have {nodes} nodes and {accelerators} accelerators"
+
+
+@holds("pools-are-bounded", "", Moment.COMMIT)
+def asks_are_bounded(world: Simulation, changes: Changes) -> Iterator[str]:
+    if world.renting is None:
+        return
+    asked, now = world.renting.asked, world.loop.seconds
+    for _, doc in _changed(changes):
+        for place, offer in enumerate(doc["offers"], 1):
+            one = asked.setdefault((_name(doc), place), Asked(offer["pool"], doc["nodes"], now))
+            is_over = offer["refused"] or place < len(doc["offers"]) or not _serves(doc)
+            one.until = min(one.until, now) if is_over else math.inf
+        pool = world.renting.by_name[doc["offers"][-1]["pool"]]
+        held = sum(each.nodes for each in asked.values() if each.pool == pool.name and each.until == math.inf)
+        if held > pool.most_nodes:
+            yield f"{held} nodes of {pool.name} are asked for, of {pool.most_nodes}"
+
+
+@holds(
+    "rentals-end",
+    "A rental ends when nothing of it is left; its bill is the price by the second of each node that came. "
+    "All bills of a pool are no less than its machines cost.",
+    Moment.COMMIT,
+)
+def rentals_end(world: Simulation, changes: Changes) -> Iterator[str]:
+    if not isinstance(world.cluster, RentingCluster):
+        return
+    for before, doc in _changed(changes):
+        if before is None or before["state"] == "ENDED" or doc["state"] != "ENDED":
+            continue
+        parts = 0
+        for place, offer in enumerate(doc["offers"], 1):
+            name = _name(doc) if place == 1 else f"{_name(doc)}-{place}"
+            if name in world.cluster.capacity:
+                yield f"{_name(doc)} is over, and its capacity pods are there"
+            closed = _seconds(offer["closedAt"])
+            parts += len(offer["came"]) * offer["microsPerNodeHour"] * _held_seconds(offer)
+            for node_name in offer["came"]:
+                machine = _machine(world.cluster, node_name)
+                if machine is None or machine.gone_at is None or machine.gone_at > closed:
+                    yield f"{node_name} is on the bill of {_name(doc)}, which ends before it"
+        if parts != doc["costParts"]:
+            yield f"{_name(doc)} cost {parts}, and its bill says {doc['costParts']}"
+        missing = {name for name in doc["nodeNames"] if name not in doc["offers"][-1]["came"]}
+        if missing:
+            yield f"{_name(doc)} had {', '.join(sorted(missing))}, and they are not on its bill"
+
+
+@holds("rentals-end", "", Moment.END)
+def bills_are_no_less_than_machines(world: Simulation) -> Iterator[str]:
+    if not isinstance(world.cluster, RentingCluster):
+        return
+    offers = [offer for doc in _rentals(world) for offer in doc["offers"]]
+    for pool in world.renting.pools if world.renting else ():
+        ours = [offer for offer in offers if offer["pool"] == pool.name]
+        # Two rentals of one pool may change machines: each pays for as many as it had, from its own beginning.
+        billed = sum(len(offer["came"]) * _held_seconds(offer) for offer in ours)
+        named = {name for offer in ours for name in offer["came"]}
+        there = [each for each in world.cluster.machines.values() if each.node_name in named]
+        cost = sum((each.gone_at or 0) - each.joined_at for each in there if each.joined_at is not None)
+        if cost > billed:
+            yield f"machines of {pool.name} were there for {cost:.0f} s, and {billed} s are billed"
+
+
+def _held_seconds(offer: Json) -> int:
+    seconds = _seconds(offer["closedAt"]) - _seconds(offer["openedAt"])
+    return max(int(offer["leastBilledSeconds"]), math.ceil(round(seconds, 6)))
+
+
+# ---------------------------------------------------------------- machines
+
+
+@holds("no-orphan-nodes", "At rest no machine, capacity pod, limit or hold is left of what was rented.", Moment.END)
+def no_orphan_nodes(world: Simulation) -> Iterator[str]:
+    if not isinstance(world.cluster, RentingCluster):
+        return
+    yield from world.cluster.left()
+    open_rentals = {_name(doc) for doc in _rentals(world) if doc["state"] != "ENDED"}
+    for key in world.ledger.rows:
+        is_hold = key.pk.startswith("TREE#") and key.sk.startswith("RENTAL#")
+        if is_hold and key.sk.removeprefix("RENTAL#") not in open_rentals:
+            yield f"{key.sk} is held, and its rental is over"
+
+
+@holds(
+    "rented-once",
+    "A job has one rental at a time, begun while it waits; only what an open one asks for is asked of a pool, once.",
+    Moment.COMMIT,
+)
+def rented_once(world: Simulation, changes: Changes) -> Iterator[str]:
+    for before, doc in _changed(changes):
+        others = [each for each in _rentals(world) if each["jobId"] == doc["jobId"] and each["number"] != doc["number"]]
+        if _serves(doc) and any(map(_serves, others)):
+            yield f"{_name(doc)} is {doc['state']} beside another rental of its job"
+        if before is not None:
+            continue
+        job: Job = rows.read(world.ledger.rows[rows.job_key(doc["jobId"])], Job)
+        if job.state is not JobState.PENDING or doc["nodes"] != job.spec.nodes:
+            yield f"{_name(doc)} of {doc['nodes']} nodes begins while its job of {job.spec.nodes} is {job.state}"
+        if doc["number"] != 1 + len(others):
+            yield f"{_name(doc)} is number {1 + len(others)}"
+
+
+@holds("rented-once", "", Moment.RENT)
+def asked_for_once(world: Simulation, spec: CapacitySpec) -> Iterator[str]:
+    began = _began(world)
+    for doc in _rentals(world):
+        offer, name = doc["offers"][-1], _name(doc)
+        name = name if len(doc["offers"]) == 1 else f"{name}-{len(doc['offers'])}"
+        is_meant = (spec.name, spec.pool, spec.nodes) == (name, offer["pool"], doc["nodes"])
+        if is_meant and doc["state"] == "OPENING" and not offer["refused"]:
+            return
+    # It may have ended while this was on its way.
+    assert world.renting is not None
+    for (name, place), one in world.renting.asked.items():
+        if spec.name == (name if place == 1 else f"{name}-{place}") and one.until >= began:
+            return
+    yield f"{spec.nodes} nodes of {spec.pool} are asked for {spec.name}, which no rental says"
+
+
+@holds("no-harm-while-held", "", Moment.RENT)
+def nothing_is_rented_while_watching(world: Simulation, spec: CapacitySpec) -> Iterator[str]:
+    if barred := barred_mode(world):
+        yield f"{spec.name} asks for machines {barred}"
+
+
+@holds(
+    "gang-starts-whole",
+    "Rented nodes are handed over all together, ready, to one job; it starts on all of them, and nobody else does.",
+    Moment.COMMIT,
+)
+def gang_is_handed_over_whole(world: Simulation, changes: Changes) -> Iterator[str]:
+    if not isinstance(world.cluster, RentingCluster):
+        return
+    for before, doc in _changed(changes):
+        if before is None or before["state"] != "OPENING" or doc["state"] != "READY":
+            continue
+        if len({*doc["nodeNames"]}) != doc["nodes"]:
+            yield f"{_name(doc)} is handed over with {len(doc['nodeNames'])} of {doc['nodes']} nodes"
+        others = [each for each in _rentals(world) if _name(each) != _name(doc) and _serves(each)]
+        for name in doc["nodeNames"]:
+            machine = _machine(world.cluster, name)
+            if machine is None or machine.pool != doc["offers"][-1]["pool"]:
+                yield f"{_name(doc)} is handed over with {name}, which is no node of {doc['offers'][-1]['pool']}"
+            elif not _was_usable(machine, _began(world)):
+                yield f"{_name(doc)} is handed over with {name}, which was not ready"
+            yield from (
+                f"{name} is handed over to {_name(doc)} and {_name(one)}" for one in others if name in one["nodeNames"]
+            )
+    for key, was, row in changes:
+        if key.sk.startswith("CHARGE#") and row and not was:
+            yield from _not_its_own(world, world.cluster, row.doc["jobId"], row.doc["nodeNames"])
+
+
+@holds("gang-starts-whole", "", Moment.LAUNCH)
+def gang_starts_whole(world: Simulation, spec: LaunchSpec) -> Iterator[str]:
+    attempt = spec.attempt
+    row = world.ledger.rows.get(rows.attempt_key(attempt.job_id, attempt.attempt))
+    is_over = row is not None and AttemptState(row.doc["state"]).has_ended
+    if isinstance(world.cluster, RentingCluster) and not is_over:
+        yield from _not_its_own(world, world.cluster, attempt.job_id, attempt.node_names)
+
+
+def _not_its_own(world: Simulation, cluster: RentingCluster, job_id: str, names: tuple[str, ...]) -> Iterator[str]:
+    """Say that a job is on rented nodes that are not its own, or not on all of them."""
+    if not any(_machine(cluster, name) for name in names):
+        return
+    own = [doc for doc in _rentals(world) if doc["jobId"] == job_id and doc["state"] == "READY"]
+    if not own or {*own[0]["nodeNames"]} != {*names}:
+        yield f"{job_id} is to run on {', '.join(names)}, and has {[doc['nodeNames'] for doc in own]}"
+
+
+# ---------------------------------------------------------------- loans
+
+
+@holds(
+    "loans-go-home",
+    "Nodes on loan are left when their time is over, or once there is room at home that nobody waits for.",
+    Moment.LOOK,
+)
+def loans_go_home(world: Simulation) -> Iterator[str]:
+    if world.renting is None or not world.is_calm:
+        return
+    calm_since, now = world.rests_from - _CALM_DELAY, world.loop.seconds
+    jobs = {key.pk: row.doc for key, row in world.ledger.rows.items() if key.pk.startswith("JOB#") and key.sk == "META"}
+    is_waited_for = any(doc["state"] == JobState.PENDING for doc in jobs.values())
+    for doc in _rentals(world):
+        if not doc["dueAt"] or doc["state"] != "READY":
+            continue
+        job = jobs[f"JOB#{doc['jobId']}"]
+        if job["state"] != JobState.RUNNING or job["stopRequest"]:
+            continue
+        late = now - max(_seconds(doc["dueAt"]), calm_since)
+        if late > _A_WHILE:
+            yield f"{_name(doc)} is on loan {late:.0f} s beyond its time"
+        is_home_free = not is_waited_for and job["spec"]["checkpointUri"] and _has_room(world, doc, job)
+        since = world.renting.home_free_since.setdefault(_name(doc), now) if is_home_free else now
+        if not is_home_free:
+            world.renting.home_free_since.pop(_name(doc), None)
+        if now - max(since, calm_since) > _A_WHILE:
+            yield f"{_name(doc)} is on loan, and there is room at home for {now - since:.0f} s"
+
+
+@holds("loans-go-home", "", Moment.COMMIT)
+def loans_stand_in_for_something(world: Simulation, changes: Changes) -> Iterator[str]:
+    for before, doc in _changed(changes):
+        if before is None and bool(doc["dueAt"]) != bool(doc["incidentId"]):
+            yield f"{_name(doc)} is due at {doc['dueAt']} for {doc['incidentId']}"
+        if before is None and doc["dueAt"]:
+            seconds = _seconds(doc["dueAt"]) - _seconds(doc["begunAt"])
+            if seconds != world.policy.burst.loan_seconds:
+                yield f"{_name(doc)} is lent for {seconds:.0f} s"
+            if rows.incident_key(doc["incidentId"]) not in world.ledger.rows:
+                yield f"{_name(doc)} stands in for {doc['incidentId']}, which is nowhere"
+
+
+def _has_room(world: Simulation, doc: Json, job: Json) -> bool:
+    """Whether a committed pool has whole nodes free for a gang, as nobody could doubt."""
+    assert world.renting is not None
+    if world.sharing is not None:
+        return False  # its quota at home is the rules' business
+    used = world.cluster.accelerators_in_use(CLUSTER)
+    charged = {
+        name for key, row in world.ledger.rows.items() if key.sk.startswith("CHARGE#") for name in row.doc["nodeNames"]
+    }
+    avoided = " ".join((job["resumePlan"] or {}).get("avoid", ()))
+    free = Counter(
+        node.pool
+        for node in world.cluster.by_name.values()
+        if node.is_schedulable
+        and node.pool not in world.renting.by_name
+        and node.accelerators == GPUS
+        and not used.get(node.name)
+        and node.name not in charged
+        and str(node.instance_id) not in avoided
+    )
+    return max(free.values(), default=0) >= int(doc["nodes"])
