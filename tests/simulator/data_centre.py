@@ -45,6 +45,9 @@ class SimulatedCluster(FakeCluster):
         """Pods that take their time to end."""
         self.on_change: Callable[[], None] = lambda: None
         self.on_launch: Callable[[LaunchSpec], None] = lambda _: None
+        self.on_full: Callable[[], None] | None = None
+        """Asked to seat pods whose node is full; where nobody is, nodes are never too full for what was admitted."""
+        self.node_changes = 0
         self._newcomers = itertools.count(501)
 
     def delete_node(self, cluster: str, name: str, instance_id: str) -> RepairAnswer:
@@ -65,13 +68,43 @@ class SimulatedCluster(FakeCluster):
         )
 
     def _changed(self, *kinds: str) -> None:
+        self.node_changes += "node" in kinds
         self.on_change()
 
     def launch(self, spec: LaunchSpec) -> tuple[LaunchResult, str]:
         result = super().launch(spec)
         if result[0] is LaunchResult.CREATED:
+            if self.on_full is not None:
+                self._turn_away(spec)
             self.on_launch(spec)
         return result
+
+    def _turn_away(self, spec: LaunchSpec) -> None:
+        """Have those of a new attempt's pods wait whose nodes others have taken meanwhile."""
+        workload = self.launched(spec.attempt.job_id, spec.attempt.attempt)
+        used = self.accelerators_in_use(CLUSTER)
+        full = {node.name for node in self.nodes(CLUSTER) if used.get(node.name, 0) > node.accelerators}
+        workload.pods = [
+            pod.but(node_name="", phase=PodPhase.PENDING, reason="Unschedulable") if pod.node_name in full else pod
+            for pod in workload.pods
+        ]
+        if full and self.on_full is not None:
+            self.on_full()
+
+    def seat_waiting(self) -> bool:
+        """Place pods that wait for their node where it has room by now; return whether others wait still."""
+        is_left = False
+        for workload in self.running():
+            for index, pod in enumerate(workload.pods if workload.is_there else ()):
+                if pod.phase is not PodPhase.PENDING or pod.node_name:
+                    continue
+                name = workload.spec.attempt.node_names[int(pod.name.rpartition("-")[2])]
+                node, used = self.node(CLUSTER, name), self.accelerators_in_use(CLUSTER).get(name, 0)
+                if node and node.is_schedulable and used + workload.spec.job.accelerators_per_node <= node.accelerators:
+                    workload.pods[index] = pod.but(node_name=name, phase=PodPhase.RUNNING, reason="")
+                    self._changed("pod")
+                is_left = is_left or not workload.pods[index].node_name
+        return is_left
 
     def stop(
         self,
@@ -231,6 +264,8 @@ class Trainers:
         """Attempts whose save is under way behind a lost node."""
         self.started: dict[str, float] = {}
         """When the write of each manifest began, by `<job> <manifest>`."""
+        self.reached: dict[str, int] = {}
+        """The last step that each attempt saved, by its name."""
 
     def launched(self, spec: LaunchSpec) -> None:
         attempt = spec.attempt
@@ -269,8 +304,26 @@ class Trainers:
             self.cluster.fail_pods(attempt.job_id, attempt.attempt, *reached, exit_code=PEER_LOST_EXIT)
         self.loop.after(_SAVES_EVERY, lambda: self._work(spec, step, ends_at))
 
+    def save_on_the_way_out(self, job_id: str, attempt: int, seconds: float) -> None:
+        """Have an attempt that was told to end save once more, if all of its ranks last so long."""
+        found = next((one for (_, *name), one in self.cluster.jobs[CLUSTER].items() if name == [job_id, attempt]), None)
+        if found is None:
+            return
+        spec, name = found.spec, found.spec.attempt.workload_name
+        point = spec.attempt.resume_from
+        step = self.reached.get(name, point.step if point else 0) + _STEPS_A_SAVE
+
+        def save() -> None:
+            alive = [pod for pod in found.pods if pod.phase is PodPhase.RUNNING and not self._is_cut_off(pod.node_name)]
+            if len(alive) == spec.attempt.ranks and name not in self.saving and self.reached.get(name, 0) < step:
+                self.tell(f"{name} saves step {step} on its way out")
+                self._save(spec, step)
+
+        self.loop.after(seconds, save)
+
     def _save(self, spec: LaunchSpec, step: int) -> None:
         self.saving.discard(spec.attempt.workload_name)
+        self.reached[spec.attempt.workload_name] = step
         uri = spec.job.checkpoint_uri
         if not uri:
             return

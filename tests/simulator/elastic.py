@@ -1,0 +1,353 @@
+"""How every ninth seed has jobs of several sizes: they grow on what is idle, and shrink when others come.
+
+All of it is drawn from dice of its own, so that the other worlds stay as they are.
+"""
+
+import functools
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from evenkeel.domain.policy import Policy, ServingWorkload
+from evenkeel.domain.scheduling.elastic import ElasticTerms
+from evenkeel.domain.scheduling.foreign import Comeback, ForeignPod
+from evenkeel.domain.scheduling.jobs import ElasticSpec, Job, JobSpec
+from evenkeel.ports import Put, Write
+from evenkeel.services import cancel_job, rows, suspend_job
+from tests.fakes.cluster import CLUSTER, GPUS
+from tests.fakes.crashes import Crash
+from tests.simulator.teams import PEOPLE
+
+if TYPE_CHECKING:
+    from tests.simulator.simulation import Simulation
+
+EVERY, _FIRST = 9, 4
+"""Of so many seeds one has elastic jobs, from this one on: it has no teams."""
+_WITH_TEAMS, _FIRST_WITH_TEAMS = 36, 12
+"""Of so many one has both."""
+_SHARE = 0.6
+"""Of the jobs that come anyhow so many are elastic."""
+_FEW, _TEAMS = 1, 10
+"""So many jobs come anyhow; from this number on they are of teams."""
+_OWN = 60
+"""Numbers of the elastic jobs that come besides begin with this."""
+_LATER = 70
+"""And those of the jobs that make them shrink."""
+_LAST = 80
+PASSES_EVERY = 30.0
+_POOL = "p5-workers"
+_SERVES = 0.4
+"""In so many of these worlds a Deployment serves."""
+_SEATS_AFTER = 1.0
+_MEDDLES = 0.3
+"""At so many commits about a job that changes size something happens."""
+KINDS = ("each", "step", "discrete")
+DEEDS = ("cancel", "suspend", "lose a machine", "cordon an idle machine", "take an idle machine", "die", "die after")
+
+
+def is_in(seed: int) -> bool:
+    """Whether a seed has elastic jobs."""
+    return seed % EVERY == _FIRST or seed % _WITH_TEAMS == _FIRST_WITH_TEAMS
+
+
+@dataclass
+class Growth:
+    """What is known of how a job grew."""
+
+    resized_at: datetime | None = None
+    """When an attempt was last admitted after a resize, or at another size."""
+    asked: int = 0
+    """So many nodes the attempt that is to come was stopped for, where it grows."""
+    grown: int = 0
+    """The attempt that came at that size, until it has run."""
+    failures: int = 0
+    """Growths in a row that failed."""
+    failed_at: datetime | None = None
+
+
+@dataclass
+class WatchedSizes:
+    """What the checks need to remember of sizes."""
+
+    growths: dict[str, Growth] = field(default_factory=dict)
+    made: Counter[tuple[str, int, int]] = field(default_factory=Counter)
+    """Job, from and to how many nodes → how often, since something else changed."""
+    era: tuple[int, ...] = ()
+    """Counts of all that changes from outside, as they were when `made` was begun."""
+    changes: int = 0
+    """How often a job came, ended or was changed by somebody, or a quota was."""
+    disturbed_at: float = 0.0
+    """When anything last changed that sizes depend on."""
+
+
+class Elastic:
+    """The elastic jobs of one world."""
+
+    def __init__(self, world: "Simulation", dice: random.Random) -> None:
+        self.world, self.dice = world, dice
+        self.watched = WatchedSizes()
+        self.terms = ElasticTerms(
+            resize_seconds=dice.choice((2, 4)),
+            snooze_seconds=dice.choice((10, 30)),
+            backoff_seconds=dice.choice((20, 40)),
+            most_backoff_seconds=100,
+            scaling_timeout_seconds=dice.choice((0, 0, 8)),
+            spare_wait_seconds=dice.choice((10, 25)),
+        )
+        self.serves = dice.random() < _SERVES
+        self.spares = int(dice.random() < 0.15)
+        self.repair_seconds = dice.choice((20, 60, 120))
+        self._wanted = 0
+        """Replicas that the Deployment is to have."""
+        self._replicas = 0
+        """How many pods it ever had."""
+        self._seats = False
+
+    def policy(self, policy: Policy) -> Policy:
+        """Return the policy of this world."""
+        chat = ServingWorkload(cluster=CLUSTER, namespace="serving", name="chat", most_replicas=3)
+        return policy.but(
+            scheduling=policy.scheduling.but(
+                elastic=self.terms,
+                serving=(chat,) if self.serves else (),
+                spare_nodes={_POOL: 1} if self.spares and self.world.size > 3 else {},
+            ),
+            economy=policy.economy.but(expected_reboot_seconds=self.repair_seconds),
+            jobs=policy.jobs.but(expected_replace_seconds=self.repair_seconds),
+        )
+
+    # ------------------------------------------------------------ jobs
+
+    def lay_out(self, lasts: float) -> None:
+        """Have elastic jobs come first, and others while they run."""
+        world, dice = self.world, self.dice
+        world.cluster.on_full = self._wait_for_room
+        before = world.ledger.before_commit
+
+        def meddle(writes: tuple[Write, ...]) -> None:
+            if before:
+                before(writes)
+            self._meddle(writes)
+
+        world.ledger.before_commit = meddle
+        for number in range(_OWN, _OWN + dice.choice((1, 1, 2))):
+            length = dice.choice((150.0, 300.0, 500.0))
+            world.loop.after(dice.uniform(0.5, 10), self._submit(number, 1, length))
+        for number in range(_LATER, _LATER + dice.choice((1, 2, 3))):
+            nodes = dice.choice((1, 1, 2, max(1, world.size // 2)))
+            world.loop.after(dice.uniform(25, lasts), self._submit(number, nodes, dice.choice((30.0, 80.0))))
+        for _ in range(dice.choice((1, 2)) if self.serves else 0):
+            self._spike(dice.uniform(20, lasts), dice.uniform(20, 90), dice.choice((1, 2, 2, 4)))
+        world.loop.after(dice.uniform(0, PASSES_EVERY), self._pass)
+
+    def leaves_out(self, number: int) -> bool:
+        """Whether some job that comes anyhow stays away: where all machines are in use nothing grows."""
+        return _FEW <= number < _TEAMS
+
+    def _submit(self, number: int, nodes: int, length: float) -> Callable[[], None]:
+        return functools.partial(self.world.submit, number, nodes, length, keeps=True, finishes=False)
+
+    def _pass(self) -> None:
+        self.world.call_alone("schedule_jobs")
+        self.world.loop.after(PASSES_EVERY, self._pass)
+
+    def sized(self, number: int, spec: JobSpec) -> JobSpec:
+        """Return what some job asks for, with the sizes that it can have."""
+        dice = self.dice
+        if _LATER <= number < _LAST or (number < _OWN and (not spec.checkpoint_uri or dice.random() > _SHARE)):
+            return spec
+        size, kind = self.world.size, dice.choice((*KINDS, KINDS[0]))
+        if kind == "discrete":
+            legal = sorted({1, *(dice.randint(1, size + 1) for _ in range(3))})
+            elastic = ElasticSpec(min_nodes=legal[0], max_nodes=legal[-1], sizes=tuple(legal))
+        else:
+            step = 2 if kind == "step" else None
+            least = dice.choice((1, 1, 2))
+            most = max(least, dice.choice((size, size, size // 2, size + 2)))
+            elastic = ElasticSpec(min_nodes=least, max_nodes=most, step=step)
+            legal = list(range(least, most + 1, step or 1))
+        self.world.seen[f"elastic {kind}"] += 1
+        # It asks for few most times, so that it has something to grow to.
+        return spec.but(nodes=legal[0] if dice.random() < 0.5 else dice.choice(legal), elastic=elastic)
+
+    # ------------------------------------------------------------ what serves
+
+    def _spike(self, begins: float, lasts: float, replicas: int) -> None:
+        def wanted(more: int) -> None:
+            self._wanted += more
+            self.world.seen["elastic a spike"] += more > 0
+            self.world.tell(f"the Deployment is to have {self._wanted} replicas")
+            self._deploy()
+
+        self.world.loop.after(begins, lambda: wanted(replicas))
+        self.world.loop.after(begins + lasts, lambda: wanted(-replicas))
+
+    def _deploy(self) -> None:
+        """Do what the Deployment's controller does."""
+        cluster = self.world.cluster
+        there = [pod for pod in cluster.foreign_pods(CLUSTER) if pod.namespace == "serving"]
+        for pod in there[self._wanted :]:
+            cluster.foreign.remove(pod)
+        for _ in range(self._wanted - len(there)):
+            self._replicas += 1
+            name = f"chat-5d8f-{self._replicas}"
+            pod = ForeignPod(
+                namespace="serving",
+                name=name,
+                uid=name,
+                node_name="",
+                accelerators=GPUS,
+                kind="ReplicaSet",
+                workload="chat-5d8f",
+                comeback=Comeback.BY_OWNER,
+            )
+            cluster.foreign.append(pod)
+        if len(there) != self._wanted:
+            self._disturbed()
+            self.world.hear()
+        if self._wanted:
+            self._wait_for_room()
+
+    # ------------------------------------------------------------ Kubernetes' own scheduler
+
+    def _wait_for_room(self) -> None:
+        if not self._seats:
+            self._seats = True
+            self.world.loop.after(_SEATS_AFTER, self._seat)
+
+    def _seat(self) -> None:
+        """Place the pods that have no node: replicas anywhere, those of our attempts on the nodes that they are for."""
+        self._seats = False
+        cluster = self.world.cluster
+        if self._wanted:
+            self._deploy()
+        for pod in [pod for pod in cluster.foreign if not pod.node_name and pod.namespace == "serving"]:
+            used = cluster.accelerators_in_use(CLUSTER)
+            free = [node.name for node in cluster.nodes(CLUSTER) if node.is_schedulable and not used.get(node.name)]
+            if free:
+                self.world.tell(f"{pod.name} takes {free[0]}")
+                cluster.foreign[cluster.foreign.index(pod)] = pod.but(node_name=free[0])
+                self._disturbed()
+                self.world.hear()
+        if cluster.seat_waiting() or self._wanted:
+            self._wait_for_room()
+
+    # ------------------------------------------------------------ trouble in mid-resize
+
+    def _meddle(self, writes: tuple[Write, ...]) -> None:
+        """Have something happen, or the process die, where a job is changing size."""
+        world = self.world
+        docs = [each.row.doc for each in writes if isinstance(each, Put) and each.row.key.sk == "META"]
+        jobs = [doc for doc in docs if doc.get("resize") and doc["resize"]["afterAttempt"] >= doc["currentAttempt"] - 1]
+        if not jobs or world.is_calm or not world.calls or self.dice.random() > _MEDDLES:
+            return
+        kind, seconds = self.dice.choice(DEEDS), self.dice.uniform(0.1, 8)
+        job_id, number = str(jobs[0]["jobId"]), self.dice.randrange(100)
+        world.seen[f"deed {kind} in mid-resize"] += 1
+        if kind == "die":
+            world.chaos.injuries += 1
+            world.tell("the process dies before a commit of a resize")
+            raise Crash("a commit of a resize")
+        if kind == "die after":
+            self._dies = True
+            return
+        deeds: dict[str, Callable[[], None]] = {
+            "cancel": lambda: self._cancel(job_id),
+            "suspend": lambda: self._suspend(job_id, 5 + 4 * seconds),
+            "lose a machine": lambda: self._lose(job_id, number),
+            "cordon an idle machine": lambda: self._cordon_idle(number),
+            "take an idle machine": lambda: self._take_idle(number, 10 * seconds),
+        }
+        world.loop.after(seconds, deeds[kind])
+
+    _dies = False
+
+    def committed(self) -> None:
+        """Die after a commit, where this was planned before it."""
+        if self._dies:
+            self._dies = False
+            self.world.chaos.injuries += 1
+            self.world.tell("the process dies after a commit of a resize")
+            raise Crash("after a commit of a resize")
+
+    def _cancel(self, job_id: str) -> None:
+        world = self.world
+        request = cancel_job.Request(job_id=job_id, asker=PEOPLE[0])
+        work = functools.partial(cancel_job.run, request, world.world.ledger, world.world.passes)
+        world.person(f"ana cancels {job_id}", lambda: work(now=world.loop.now()))
+
+    def _suspend(self, job_id: str, seconds: float) -> None:
+        world = self.world
+        request = suspend_job.Request(job_id=job_id, asker=PEOPLE[0], reason="later")
+
+        def say(verb: str, service: Callable[..., Any]) -> None:
+            world.person(
+                f"ana {verb} {job_id}",
+                lambda: service(request, world.world.ledger, world.world.passes, now=world.loop.now()),
+            )
+
+        say("suspends", suspend_job.suspend)
+        world.loop.after(seconds, lambda: say("resumes", suspend_job.resume))
+
+    def _lose(self, job_id: str, number: int) -> None:
+        names = [name for name in self._nodes_of(job_id) if (node := self._node(name)) and node.is_ready]
+        if names:
+            name = names[number % len(names)]
+            self.world.tell(f"{name} is cut off")
+            self.world.cluster.lose_node(name)
+
+    def _idle(self, number: int) -> str:
+        used = self.world.cluster.accelerators_in_use(CLUSTER)
+        free = [node.name for node in self.world.cluster.nodes(CLUSTER) if node.is_schedulable]
+        free = [name for name in free if not used.get(name)]
+        return free[number % len(free)] if free else ""
+
+    def _cordon_idle(self, number: int) -> None:
+        world, name = self.world, self._idle(number)
+        if name:
+            world.tell(f"bo cordons {name}")
+            world.cluster.set_node(name, is_cordoned=True)
+            world.watched.persons[name] = world.loop.seconds
+
+    def _take_idle(self, number: int, seconds: float) -> None:
+        world, name = self.world, self._idle(number)
+        if not name:
+            return
+        own = f"taken-{name}-{world.loop.seconds:.0f}"
+        pod = ForeignPod(namespace="other", name=own, uid=own, node_name=name, accelerators=GPUS)
+        world.tell(f"a pod of somebody else runs on {name} for {seconds:.0f} s")
+        world.cluster.foreign.append(pod)
+        self._disturbed()
+        world.hear()
+
+        def end() -> None:
+            if pod in world.cluster.foreign:
+                world.cluster.foreign.remove(pod)
+                self._disturbed()
+                world.hear()
+
+        world.loop.after(seconds, end)
+
+    def _disturbed(self) -> None:
+        self.watched.changes += 1
+        self.watched.disturbed_at = self.world.loop.seconds
+
+    def _node(self, name: str) -> Any:
+        return self.world.cluster.node(CLUSTER, name)
+
+    def _nodes_of(self, job_id: str) -> tuple[str, ...]:
+        job = rows.read(self.world.ledger.rows[rows.job_key(job_id)], Job)
+        row = self.world.ledger.rows.get(rows.attempt_key(job_id, job.current_attempt))
+        return tuple(row.doc["nodeNames"]) if row and not job.state.has_ended else ()
+
+    # ------------------------------------------------------------ the way out
+
+    def drain(self, job_id: str, attempt: int, grace_seconds: int, *_: object) -> None:
+        """Have an attempt that is asked to stop save once more, if it has the time and all its ranks."""
+        world = self.world
+        seconds = self.dice.uniform(0, 1.5)
+        if grace_seconds and self.dice.random() < 0.8:
+            world.trainers.save_on_the_way_out(job_id, attempt, seconds)
