@@ -52,7 +52,7 @@ from evenkeel.ports import (
     every,
     get_all,
 )
-from evenkeel.services import guard_queue, incident_record, plan_recovery, rows
+from evenkeel.services import guard_queue, incident_record, plan_recovery, rentals, rows
 from evenkeel.services.guard_acts import Fleet
 
 WRITER = "evaluate_waits"
@@ -194,6 +194,14 @@ class Observation:
     def refusal(self, offer: Offer) -> str:
         """Return what Karpenter was told of a pool since it was opened, where it found no capacity."""
         return self._cluster.refusal(offer.cluster, offer.pool, offer.opened_at)
+
+    def handed_over_but(self, rental: Rental) -> frozenset[str]:
+        """Return the nodes of other rentals: they are no sign that this one's are there."""
+        return frozenset(name for each in self._rentals if each.name != rental.name for name in each.node_names)
+
+    @cached_property
+    def _rentals(self) -> tuple[Rental, ...]:
+        return rentals.load(self.ledger).rentals
 
     def seat(self, facts: Mapping[str, Any]) -> SeatNow:
         """Return who holds the seat that a wait is about."""
@@ -390,7 +398,7 @@ def _rental(wait: Wait, world: Observation) -> Answer | None:
     rental, job = rows.read(row, Rental), rows.read(stored, Job)
     nodes = world.nodes(rental.offer.cluster)
     if wait.condition.kind is ConditionKind.RENTAL_READY:
-        return nodes_answer(rental, job, nodes, world.refusal(rental.offer))
+        return nodes_answer(rental, job, nodes, world.refusal(rental.offer), world.handed_over_but(rental))
     held = world.row(rows.attempt_key(job.job_id, job.current_attempt)) if job.current_attempt else None
     attempt = rows.read(held, Attempt) if held else None
     return end_answer(rental, job, attempt, nodes, world.policy.burst.quiet_seconds, world.now)

@@ -426,6 +426,19 @@ def test_a_refused_market_is_left_for_the_next_and_remembered_for_all() -> None:
     assert [entry.market for entry in rows.read(row, Shortages).entries] == [Market.SPOT]
 
 
+def test_nodes_of_another_rental_are_no_sign_that_ones_own_came_and_hide_no_refusal() -> None:
+    market = Renting(policy=a_policy(pools=(a_pool(ON_DEMAND, Market.ON_DEMAND),)))
+    market.rented()
+    third = market.story.submit("third")
+    market.story.run_pass()
+    market.advance()
+    market.world.cluster.refusals[ON_DEMAND] = (market.world.clock.now(), "InsufficientInstanceCapacity")
+
+    answer = market.wait(market.rental(third.job_id), ConditionKind.RENTAL_READY)
+
+    assert answer == "REFUSED"
+
+
 def test_no_capacity_anywhere_leaves_nothing_behind_and_a_reason() -> None:
     market = Renting(has_capacity=set())
     _, second = market.full_fleet()
