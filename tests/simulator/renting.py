@@ -7,6 +7,7 @@ import functools
 import itertools
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -38,9 +39,12 @@ _LOOKS_EVERY = 10.0
 _NEVER = 1e9
 _DRAINED = "karpenter.sh/disrupted=:NoSchedule"
 """What Karpenter puts on a machine that it is about to end."""
-TROUBLES = ("refused", "late", "never joins", "joins not ready", "dies young", "taken back", "slow to go")
+TROUBLES = (
+    *("refused", "late", "never joins", "joins not ready", "dies young", "taken back", "slow to go"),
+    "slow controller",
+)
 """What Karpenter's machines do but to come and to go."""
-DEEDS = ("cancel a rented job",)
+DEEDS = ("cancel a rented job", "cancel the first", "hurt a job at home")
 
 
 def rents(seed: int) -> bool:
@@ -110,7 +114,7 @@ class Renting:
             fleet_cap_micros_per_hour=a_node_hour * dice.choice((2, 3, 4, 8)),
             other_team_cap_micros_per_hour=a_node_hour * dice.choice((2, 3, 8)),
             delay_micros_per_hour=_CLASSES,
-            other_delay_micros_per_hour=dice.choice((0, 400_000_000, 4_000_000_000)),
+            other_delay_micros_per_hour=dice.choice((0, 400_000_000, 4_000_000_000, 4_000_000_000)),
             other_expected_run_seconds=dice.choice((600, 7200)),
             ready_seconds=dice.choice((40, 60, 90)),
             quiet_seconds=dice.choice((0, 5, 20)),
@@ -138,6 +142,26 @@ class Renting:
             number = _FIRST + dice.choice((1, 1, 2))
             cancel = functools.partial(world.cancel, number)
             world.loop.after(dice.uniform(5, lasts + 60), world.seen_as("deed", DEEDS[0], cancel))
+        if dice.random() < 0.3:
+            cancel = functools.partial(world.cancel, _FIRST)
+            world.loop.after(dice.uniform(10, lasts + 60), world.seen_as("deed", DEEDS[1], cancel))
+        for _ in range(dice.choice((0, 1, 1, 2))):
+            world.loop.after(dice.uniform(5, lasts), world.seen_as("deed", DEEDS[2], self._hurt_at_home))
+
+    def _hurt_at_home(self) -> None:
+        """Have a committed machine fail that a job runs on which cannot wait: nodes may be lent to it."""
+        world = self.world
+        at_work = [
+            pod.node_name
+            for workload in world.cluster.running()
+            for pod in workload.pods
+            if world.policy.burst.delay_of(workload.spec.job.priority_class) and pod.phase is PodPhase.RUNNING
+        ]
+        nodes = [
+            node for name in at_work if (node := world.cluster.node(CLUSTER, name)) and node.pool not in self.by_name
+        ]
+        if nodes and (machine := self.dice.choice(nodes).instance_id):
+            world.sicken(machine, "NvidiaErrorTerminate", marked=True, heard=True)
 
     def _submit_later(self, number: int, seconds: float, nodes: int, length: float, priority_class: str) -> None:
         keeps = self.dice.random() < 0.8
@@ -166,6 +190,8 @@ class RentingCluster(SimulatedCluster):
         self._versions_of_pools = dict.fromkeys(renting.by_name, 0)
         self._numbers = itertools.count(801)
         self._is_due = False
+        self._decided: Counter[str] = Counter()
+        """Claims that are decided on, by pool, and not created yet."""
 
     # ------------------------------------------------------------ the port
 
@@ -323,8 +349,9 @@ class RentingCluster(SimulatedCluster):
             if name in self._going_pods:
                 continue
             homeless = [number for number in range(spec.nodes) if not self._stand(spec, number)]
-            coming = sum(each.pool == spec.pool and not each.node_name for each in self.alive())
-            there = sum(each.pool == spec.pool for each in self.alive())
+            decided = self._decided[spec.pool]
+            coming = decided + sum(each.pool == spec.pool and not each.node_name for each in self.alive())
+            there = decided + sum(each.pool == spec.pool for each in self.alive())
             most = (self.limits[CLUSTER, spec.pool] or (0, 0))[0]
             for _ in range(min(len(homeless) - coming, most - there)):
                 if self._makes_trouble("refused"):
@@ -333,7 +360,10 @@ class RentingCluster(SimulatedCluster):
                     self._changed("event")
                     self.loop.after(self.dice.uniform(5, 20), self._look_soon)
                     break
-                self._ask(self.renting.by_name[spec.pool])
+                pool, seconds = self.renting.by_name[spec.pool], 0.0
+                if self._makes_trouble("slow controller"):
+                    seconds = self.dice.uniform(0.2, 2.0)  # it decides, and creates by and by
+                self._ask(pool, seconds)
 
     def _stand(self, spec: CapacitySpec, number: int) -> bool:
         """Whether a capacity pod stands on a node, now at the latest."""
@@ -355,16 +385,27 @@ class RentingCluster(SimulatedCluster):
                 return True
         return False
 
-    def _ask(self, pool: RentedPool) -> None:
+    def _ask(self, pool: RentedPool, after_seconds: float) -> None:
+        """Create a claim, whatever has become of its pod and of the limit since that was decided."""
         number = next(self._numbers)
         machine = Machine(f"{pool.name}-{number:05d}", pool.name, self.loop.seconds)
-        self.machines[machine.claim] = machine
+        self._decided[pool.name] += 1
+
+        def create() -> None:
+            self._decided[pool.name] -= 1
+            machine.asked_at = self.loop.seconds
+            self.machines[machine.claim] = machine
+            self.world.tell(f"{machine.claim} is asked for")
+            self._start(machine, number)
+
+        self.loop.after(after_seconds, create)
+
+    def _start(self, machine: Machine, number: int) -> None:
         seconds = self.dice.uniform(5, 30)
         if self._makes_trouble("late", 0.5):
             seconds = self.dice.uniform(40, 120)
         elif self._makes_trouble("never joins", 0.5):
             seconds = _NEVER
-        self.world.tell(f"{machine.claim} is asked for")
         self.loop.after(seconds, lambda: self._join(machine, number))
 
     def _join(self, machine: Machine, number: int) -> None:

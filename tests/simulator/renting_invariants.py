@@ -173,6 +173,19 @@ def _held_seconds(offer: Json) -> int:
     return max(int(offer["leastBilledSeconds"]), math.ceil(round(seconds, 6)))
 
 
+@holds(
+    "offers-end",
+    "An offer whose nodes are not all there in time is given up, and what came of it goes back.",
+    Moment.LOOK,
+)
+def offers_end(world: Simulation) -> Iterator[str]:
+    calm_since, now = world.rests_from - _CALM_DELAY, world.loop.seconds
+    for doc in _rentals(world) if world.renting and world.is_calm else ():
+        late = now - max(_seconds(doc["readyBy"]), calm_since)
+        if doc["state"] == "OPENING" and not doc["offers"][-1]["refused"] and late > _A_WHILE:
+            yield f"{_name(doc)} has waited {late:.0f} s beyond its time for nodes of {doc['offers'][-1]['pool']}"
+
+
 # ---------------------------------------------------------------- machines
 
 
@@ -313,9 +326,10 @@ def loans_stand_in_for_something(world: Simulation, changes: Changes) -> Iterato
         if before is None and bool(doc["dueAt"]) != bool(doc["incidentId"]):
             yield f"{_name(doc)} is due at {doc['dueAt']} for {doc['incidentId']}"
         if before is None and doc["dueAt"]:
-            seconds = _seconds(doc["dueAt"]) - _seconds(doc["begunAt"])
+            world.seen["renting on loan"] += 1
+            seconds = round(_seconds(doc["dueAt"]) - _seconds(doc["begunAt"]))
             if seconds != world.policy.burst.loan_seconds:
-                yield f"{_name(doc)} is lent for {seconds:.0f} s"
+                yield f"{_name(doc)} is lent for {seconds} s"
             if rows.incident_key(doc["incidentId"]) not in world.ledger.rows:
                 yield f"{_name(doc)} stands in for {doc['incidentId']}, which is nowhere"
 
