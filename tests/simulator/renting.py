@@ -35,6 +35,7 @@ _CLASSES = {"burst": 500_000_000, "patient": 0, "high": 500_000_000, "critical":
 """What an hour's delay of each class is worth, in micro-dollars."""
 _FIRST = 40
 """Numbers of the jobs that come to a full fleet begin with this."""
+_SECOND = 50
 _LOOKS_EVERY = 10.0
 _NEVER = 1e9
 _DRAINED = "karpenter.sh/disrupted=:NoSchedule"
@@ -132,9 +133,14 @@ class Renting:
         world, dice = self.world, self.dice
         world.tell(f"nodes may be rented of {', '.join(self.by_name)}")
         world.every(_LOOKS_EVERY, lambda: world.checks.looked(world))
-        if dice.random() < 0.7:
-            length = dice.choice((100.0, 200.0, 400.0))
-            self._submit_later(_FIRST, 0.7, world.size, length, "patient")
+        if dice.random() < 0.75:
+            # What one job leaves another takes, which is to be hurt there: nodes are lent to it.
+            left, length = dice.choice((0, 1, 1, 2)), dice.choice((100.0, 200.0, 400.0))
+            self._submit_later(_FIRST, 0.3, world.size - left, length, "patient")
+            for _ in range(2 * bool(left)):
+                world.loop.after(dice.uniform(10, lasts), world.seen_as("deed", DEEDS[2], self._hurt_at_home))
+            if left:
+                self._submit_later(_SECOND, 0.4, left, 400.0, "burst")
         for number in range(_FIRST + 1, _FIRST + 1 + dice.choice((1, 2, 3))):
             nodes, length = dice.choice((1, 1, 2, 2, 3)), dice.choice((30.0, 80.0, 200.0, 400.0))
             self._submit_later(number, dice.uniform(2, 0.7 * lasts), nodes, length, "burst")
@@ -145,8 +151,6 @@ class Renting:
         if dice.random() < 0.3:
             cancel = functools.partial(world.cancel, _FIRST)
             world.loop.after(dice.uniform(10, lasts + 60), world.seen_as("deed", DEEDS[1], cancel))
-        for _ in range(dice.choice((0, 1, 1, 2))):
-            world.loop.after(dice.uniform(5, lasts), world.seen_as("deed", DEEDS[2], self._hurt_at_home))
 
     def _hurt_at_home(self) -> None:
         """Have a committed machine fail that a job runs on which cannot wait: nodes may be lent to it."""
