@@ -284,6 +284,8 @@ class Trainers:
         running = [rank for rank, pod in enumerate(workload.pods) if pod.phase is PodPhase.RUNNING]
         reached = [rank for rank in running if not self._is_cut_off(workload.pods[rank].node_name)]
         if not running:
+            if self.cluster.on_full and any(pod.phase is PodPhase.PENDING for pod in workload.pods):
+                self.loop.after(_SAVES_EVERY, lambda: self._work(spec, step, ends_at))
             return
         if len(reached) == spec.attempt.ranks:
             if self.loop.seconds >= ends_at:

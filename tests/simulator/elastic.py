@@ -29,15 +29,17 @@ EVERY, _FIRST = 9, 4
 _WITH_TEAMS, _FIRST_WITH_TEAMS = 36, 12
 """Of so many one has both."""
 _SHARE = 0.6
-"""Of the jobs that come anyhow so many are elastic."""
-_FEW, _TEAMS = 1, 10
-"""So many jobs come anyhow; from this number on they are of teams."""
+"""Of the teams' jobs so many are elastic."""
+_TEAMS = 10
+"""Numbers of the jobs that come anyhow end with this."""
 _OWN = 60
 """Numbers of the elastic jobs that come besides begin with this."""
 _LATER = 70
 """And those of the jobs that make them shrink."""
 _LAST = 80
 PASSES_EVERY = 30.0
+_SOON = 8.0
+"""And so often while things go wrong: sizes change by a pass alone."""
 _POOL = "p5-workers"
 _SERVES = 0.4
 """In so many of these worlds a Deployment serves."""
@@ -89,10 +91,12 @@ class Elastic:
     def __init__(self, world: "Simulation", dice: random.Random) -> None:
         self.world, self.dice = world, dice
         self.watched = WatchedSizes()
+        self.size = dice.choice((4, 5, 6, 8))
+        """Machines of the fleet: on fewer there is little to grow to."""
         self.terms = ElasticTerms(
-            resize_seconds=dice.choice((2, 4)),
-            snooze_seconds=dice.choice((10, 30)),
-            backoff_seconds=dice.choice((20, 40)),
+            resize_seconds=dice.choice((1, 3)),
+            snooze_seconds=dice.choice((5, 20)),
+            backoff_seconds=dice.choice((10, 30)),
             most_backoff_seconds=100,
             scaling_timeout_seconds=dice.choice((0, 0, 8)),
             spare_wait_seconds=dice.choice((10, 25)),
@@ -133,26 +137,26 @@ class Elastic:
             self._meddle(writes)
 
         world.ledger.before_commit = meddle
-        for number in range(_OWN, _OWN + dice.choice((1, 1, 2))):
-            length = dice.choice((150.0, 300.0, 500.0))
+        for number in range(_OWN, _OWN + dice.choice((1, 1, 2, 2, 3))):
+            length = dice.choice((150.0, 300.0, 400.0))
             world.loop.after(dice.uniform(0.5, 10), self._submit(number, 1, length))
-        for number in range(_LATER, _LATER + dice.choice((1, 2, 3))):
+        for number in range(_LATER, _LATER + dice.choice((1, 2, 3, 4))):
             nodes = dice.choice((1, 1, 2, max(1, world.size // 2)))
-            world.loop.after(dice.uniform(25, lasts), self._submit(number, nodes, dice.choice((30.0, 80.0))))
+            world.loop.after(dice.uniform(25, lasts + 60), self._submit(number, nodes, dice.choice((20.0, 40.0))))
         for _ in range(dice.choice((1, 2)) if self.serves else 0):
-            self._spike(dice.uniform(20, lasts), dice.uniform(20, 90), dice.choice((1, 2, 2, 4)))
+            self._spike(dice.uniform(20, lasts), dice.uniform(20, 60), dice.choice((1, 2, 2, 4)))
         world.loop.after(dice.uniform(0, PASSES_EVERY), self._pass)
 
     def leaves_out(self, number: int) -> bool:
         """Whether some job that comes anyhow stays away: where all machines are in use nothing grows."""
-        return _FEW <= number < _TEAMS
+        return number < _TEAMS
 
     def _submit(self, number: int, nodes: int, length: float) -> Callable[[], None]:
         return functools.partial(self.world.submit, number, nodes, length, keeps=True, finishes=False)
 
     def _pass(self) -> None:
         self.world.call_alone("schedule_jobs")
-        self.world.loop.after(PASSES_EVERY, self._pass)
+        self.world.loop.after(PASSES_EVERY if self.world.is_calm else _SOON, self._pass)
 
     def sized(self, number: int, spec: JobSpec) -> JobSpec:
         """Return what some job asks for, with the sizes that it can have."""
@@ -161,17 +165,17 @@ class Elastic:
             return spec
         size, kind = self.world.size, dice.choice((*KINDS, KINDS[0]))
         if kind == "discrete":
-            legal = sorted({1, *(dice.randint(1, size + 1) for _ in range(3))})
+            legal = sorted({1, *(dice.randint(2, size + 1) for _ in range(3))})
             elastic = ElasticSpec(min_nodes=legal[0], max_nodes=legal[-1], sizes=tuple(legal))
         else:
             step = 2 if kind == "step" else None
             least = dice.choice((1, 1, 2))
-            most = max(least, dice.choice((size, size, size // 2, size + 2)))
+            most = max(least + 2, dice.choice((size, size, size // 2, size + 2)))
             elastic = ElasticSpec(min_nodes=least, max_nodes=most, step=step)
             legal = list(range(least, most + 1, step or 1))
         self.world.seen[f"elastic {kind}"] += 1
         # It asks for few most times, so that it has something to grow to.
-        return spec.but(nodes=legal[0] if dice.random() < 0.5 else dice.choice(legal), elastic=elastic)
+        return spec.but(nodes=legal[0] if dice.random() < 0.7 else dice.choice(legal), elastic=elastic)
 
     # ------------------------------------------------------------ what serves
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.simulator import renting_invariants, team_invariants  # noqa: F401 - add their rows to the table
+from tests.simulator import elastic_invariants, renting_invariants, team_invariants  # noqa: F401 - add their rows to the table
 from tests.simulator.coverage import everything, never, table
 from tests.simulator.invariants import Checks
 from tests.simulator.simulation import Result, Simulation

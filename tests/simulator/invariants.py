@@ -62,6 +62,7 @@ class Moment(StrEnum):
     ANSWER = "at every answer to a wait"
     PAGE = "at every page"
     FAILURE = "whenever a function fails"
+    CALM = "again and again in peace"
     END = "at the end"
 
 
@@ -75,16 +76,18 @@ class Invariant:
     check: Callable[..., Iterator[str]]
     is_of_teams: bool
     """Whether it says nothing where no teams are set up."""
+    is_of_sizes: bool
+    """Whether it says nothing where no job has several sizes."""
 
 
 TABLE: list[Invariant] = []
 
 
 def holds(
-    name: str, sentence: str, moment: Moment, *, is_of_teams: bool = False
+    name: str, sentence: str, moment: Moment, *, is_of_teams: bool = False, is_of_sizes: bool = False
 ) -> Callable[[Callable[..., Iterator[str]]], Callable[..., Any]]:
     def register(check: Callable[..., Iterator[str]]) -> Callable[..., Any]:
-        TABLE.append(Invariant(name, sentence, moment, check, is_of_teams))
+        TABLE.append(Invariant(name, sentence, moment, check, is_of_teams, is_of_sizes))
         return check
 
     return register
@@ -104,7 +107,7 @@ class Checks:
 
     def _make(self, moment: Moment, world: "Simulation", *facts: Any) -> None:
         for invariant in self.by_moment[moment]:
-            if invariant.is_of_teams and world.sharing is None:
+            if (invariant.is_of_teams and not world.sharing) or (invariant.is_of_sizes and not world.elastic):
                 continue
             for text in invariant.check(world, *facts):
                 world.violate(invariant.name, text)
@@ -146,6 +149,9 @@ class Checks:
 
     def raised(self, world: "Simulation", call: "Call", error: Exception) -> None:
         self._make(Moment.FAILURE, world, call, error)
+
+    def calm(self, world: "Simulation") -> None:
+        self._make(Moment.CALM, world)
 
     def end(self, world: "Simulation") -> None:
         self._make(Moment.END, world)

@@ -46,6 +46,7 @@ from tests.simulator.data_centre import (
     machines,
     unmarked,
 )
+from tests.simulator.elastic import Elastic, is_in
 from tests.simulator.loop import Loop
 from tests.simulator.renting import Renting, RentingCluster, rents
 from tests.simulator.teams import EVERY, PEOPLE, Sharing
@@ -362,7 +363,8 @@ class Simulation:
         self.policy = self.renting.governed(self.policy) if self.renting else self.policy
         self.elastic = Elastic(self, random.Random(f"{seed} elastic")) if is_in(seed) and not self.renting else None
         """The jobs of several sizes, where there are any."""
-        self.policy = self.elastic.policy(self.policy) if self.elastic else self.policy
+        if self.elastic:
+            self.policy, self.size = self.elastic.policy(self.policy), self.elastic.size
         self._pass_is_due = self._watch_is_due = False
         self._build()
 
@@ -597,6 +599,8 @@ class Simulation:
     def submit(
         self, number: int, nodes: int, length: float, *, keeps: bool, finishes: bool, priority_class: str = ""
     ) -> None:
+        if self.elastic and self.elastic.leaves_out(number):
+            return
         name = f"train-{number}"
         self.trainers.lengths[name] = length
         spec = JobSpec(
@@ -615,6 +619,7 @@ class Simulation:
             spec = spec.but(**self.sharing.governed(number, nodes))
             asker = self.sharing.submitter()
             whose = f", {spec.priority_class or 'no class'} of team {spec.team}"
+        spec = self.elastic.sized(number, spec) if self.elastic else spec
         request = submit_job.Request(spec=spec, asker=asker, idempotency_key=name)
         world = self.world
         self.person(
@@ -803,12 +808,15 @@ class Simulation:
                 self.sharing.lay_out(chaos_seconds)
             if self.renting:
                 self.renting.lay_out(chaos_seconds)
+            if self.elastic:
+                self.elastic.lay_out(chaos_seconds)
             self.loop.run(chaos_seconds, self._is_broken)
             self._calm_down()
             self.rests_from = self.loop.seconds + 65  # the last event of the queue is heard by then
             last = self.loop.seconds + CALM_SECONDS
             while self.loop.seconds < last and not self._is_broken():
                 self.loop.run(self.loop.seconds + SWEEPS_EVERY, self._is_broken)
+                self.checks.calm(self)
                 if self.checks.is_at_rest(self):
                     break
             if not self._is_broken():

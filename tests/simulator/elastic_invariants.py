@@ -1,0 +1,375 @@
+"""What must hold where jobs can have several sizes: more rows of the same table.
+
+What a job may have, what it has waited for and what is idle is reckoned here again, from specs, attempts and machines.
+"""
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Charge, Demand, Job, JobSpec, JobState, ResizeWish
+from evenkeel.ports import LaunchSpec, Row
+from evenkeel.services import rows
+from tests.fakes.cluster import CLUSTER
+from tests.simulator.elastic import PASSES_EVERY, Growth
+from tests.simulator.invariants import Changes, Moment, holds
+
+if TYPE_CHECKING:
+    from tests.simulator.simulation import Simulation
+
+_RESIZER = "resize_jobs/"
+
+
+def sizes_of(spec: JobSpec) -> set[int]:
+    """Return the numbers of nodes that a job may have."""
+    given = spec.elastic
+    if given is None:
+        return {spec.nodes}
+    between = range(given.min_nodes, given.max_nodes + 1)
+    if given.sizes:
+        return set(given.sizes) & set(between)
+    return {size for size in between if (size - given.min_nodes) % (given.step or 1) == 0}
+
+
+def _job(world: "Simulation", job_id: str) -> Job:
+    found: Job = rows.read(world.ledger.rows[rows.job_key(job_id)], Job)
+    return found
+
+
+def _attempt(world: "Simulation", job_id: str, number: int) -> Attempt | None:
+    row = world.ledger.rows.get(rows.attempt_key(job_id, number))
+    return rows.read(row, Attempt) if row else None
+
+
+def _jobs_changed(changes: Changes) -> Iterator[tuple[Job | None, Job]]:
+    for key, before, after in changes:
+        if after and key.sk == "META" and key.pk.startswith("JOB#"):
+            yield rows.read(before, Job) if before else None, rows.read(after, Job)
+
+
+def _attempts_changed(changes: Changes) -> Iterator[tuple[Attempt | None, Attempt]]:
+    for key, before, after in changes:
+        if after and key.sk.startswith("ATTEMPT#"):
+            yield rows.read(before, Attempt) if before else None, rows.read(after, Attempt)
+
+
+def _wishes(changes: Changes) -> Iterator[tuple[Job, ResizeWish]]:
+    """Yield each job that a commit asks to change its size."""
+    for before, after in _jobs_changed(changes):
+        if after.resize and before and after.resize != before.resize:
+            yield after, after.resize
+
+
+def _charges(world: "Simulation") -> list[Charge]:
+    kept = world.ledger.rows.items()
+    return [rows.read(row, Charge) for key, row in kept if key.sk.startswith("CHARGE#")]
+
+
+def _was_undisturbed(world: "Simulation") -> bool:
+    """Whether the function at work has seen the world as it is: nothing went wrong since it began."""
+    return bool(world.calls) and world.calls[-1].injuries == world.chaos.injuries
+
+
+# ---------------------------------------------------------------- sizes
+
+
+@holds(
+    "sizes-are-allowed", "An attempt has a size that its job can have, in its seats and in its charge.", Moment.COMMIT
+)
+def sizes_are_allowed(world: "Simulation", changes: Changes) -> Iterator[str]:
+    for before, attempt in _attempts_changed(changes):
+        if before is not None:
+            continue
+        spec = _job(world, attempt.job_id).spec
+        charge = rows.read(world.ledger.rows[rows.charge_key(attempt)], Charge)
+        if attempt.size not in sizes_of(spec):
+            yield f"{attempt.workload_name} has {attempt.size} nodes, and may have {sorted(sizes_of(spec))}"
+        held = (len(set(attempt.node_names)), attempt.accelerators, len(charge.node_names), charge.accelerators)
+        whole = attempt.size * spec.accelerators_per_node
+        if held != (attempt.size, whole, attempt.size, whole):
+            yield f"{attempt.workload_name} of {attempt.size} nodes holds {held}"
+    for job, wish in _wishes(changes):
+        if wish.nodes not in sizes_of(job.spec) or wish.nodes == wish.from_nodes:
+            yield f"{job.job_id} is to go from {wish.from_nodes} to {wish.nodes} nodes"
+
+
+@holds("sizes-are-allowed", "", Moment.LAUNCH)
+def sizes_are_launched(_: "Simulation", spec: LaunchSpec) -> Iterator[str]:
+    if spec.attempt.ranks not in sizes_of(spec.job):
+        yield f"{spec.attempt.workload_name} is launched on {spec.attempt.ranks} nodes"
+
+
+# ---------------------------------------------------------------- growth
+
+
+@holds(
+    "growth-waits",
+    "No job grows within its snooze, nor within the back-off of a growth that failed.",
+    Moment.COMMIT,
+    is_of_sizes=True,
+)
+def growth_waits(world: "Simulation", changes: Changes) -> Iterator[str]:
+    assert world.elastic
+    terms, known = world.policy.scheduling.elastic, world.elastic.watched.growths
+    for job, wish in _wishes(changes):
+        seen = known.setdefault(job.job_id, Growth())
+        if wish.nodes < wish.from_nodes:
+            continue
+        if seen.resized_at and wish.asked_at < seen.resized_at + timedelta(seconds=terms.snooze_seconds):
+            yield f"{job.job_id} grows, and changed its size at {seen.resized_at:%H:%M:%S}"
+        pause = min(terms.backoff_seconds * 2 ** max(0, seen.failures - 1), terms.most_backoff_seconds)
+        if seen.failed_at and wish.asked_at < seen.failed_at + timedelta(seconds=pause):
+            yield f"{job.job_id} grows, and failed to {seen.failures} times, last at {seen.failed_at:%H:%M:%S}"
+    for before, attempt in _attempts_changed(changes):
+        _follow(world, known.setdefault(attempt.job_id, Growth()), before, attempt)
+
+
+def _follow(world: "Simulation", seen: Growth, before: Attempt | None, attempt: Attempt) -> None:
+    """Note what an attempt's change says of its job's growth."""
+    if before is None:
+        last = _attempt(world, attempt.job_id, attempt.attempt - 1)
+        wish = _job(world, attempt.job_id).resize
+        is_resized = wish is not None and last is not None and wish.after_attempt == last.attempt
+        seen.grown = 0
+        if last and (is_resized or last.size != attempt.size):
+            seen.resized_at = attempt.admitted_at
+        if is_resized and wish and wish.nodes > wish.from_nodes:
+            if attempt.size < wish.nodes:
+                seen.failures, seen.failed_at = seen.failures + 1, attempt.admitted_at
+            elif attempt.size == wish.nodes:
+                seen.grown = attempt.attempt
+    elif attempt.attempt == seen.grown and attempt.state is not before.state:
+        if attempt.state is AttemptState.RUNNING:
+            seen.failures, seen.failed_at = 0, None
+        elif attempt.state is AttemptState.NEVER_RAN:
+            seen.failures, seen.failed_at = seen.failures + 1, attempt.ended_at
+
+
+@holds(
+    "grows-onto-idle",
+    "A job grows onto machines that nothing uses, nobody cordoned and nobody waits for.",
+    Moment.COMMIT,
+    is_of_sizes=True,
+)
+def grows_onto_idle(world: "Simulation", changes: Changes) -> Iterator[str]:
+    for job, wish in _wishes(changes):
+        if wish.nodes < wish.from_nodes or not _was_undisturbed(world):
+            continue
+        idle = _idle_for(world, job)
+        if len(idle) < wish.nodes - wish.from_nodes:
+            yield f"{job.job_id} grows from {wish.from_nodes} to {wish.nodes} nodes, and idle are {idle}"
+        if world.sharing is None and (waiting := _waiting(world, _pool_of(world, job))):
+            yield f"{job.job_id} grows, and {', '.join(waiting)} waits"
+
+
+def _pool_of(world: "Simulation", job: Job) -> tuple[str, str]:
+    attempt = _attempt(world, job.job_id, job.current_attempt)
+    return (attempt.pool, attempt.instance_type) if attempt else ("", "")
+
+
+def _kind_of(world: "Simulation", name: str) -> tuple[str, str]:
+    node = world.cluster.node(CLUSTER, name)
+    return (node.pool, node.instance_type) if node else ("", "")
+
+
+def _idle_for(world: "Simulation", job: Job) -> list[str]:
+    """Return the machines of its kind that nothing uses and that a job could have, without the spares."""
+    pool = _pool_of(world, job)
+    used, charged = (
+        world.cluster.accelerators_in_use(CLUSTER),
+        {name for one in _charges(world) for name in one.node_names},
+    )
+    there = [
+        node.name
+        for node in world.cluster.nodes(CLUSTER)
+        if node.is_schedulable and (node.pool, node.instance_type) == pool and not used.get(node.name)
+    ]
+    free = [name for name in there if name not in charged]
+    return free[: max(0, len(free) - world.policy.scheduling.spare_nodes.get(pool[0], 0))]
+
+
+def _waiting(world: "Simulation", pool: tuple[str, str]) -> list[str]:
+    """Return who waits for machines of a kind: jobs that are not too large for it, and replicas."""
+    now, found = world.loop.now(), []
+    size = sum(_kind_of(world, node.name) == pool for node in world.cluster.nodes(CLUSTER))
+    for key, row in world.ledger.rows.items():
+        if key.sk != "META" or not key.pk.startswith("JOB#") or row.doc["state"] != JobState.PENDING:
+            continue
+        job = rows.read(row, Job)
+        if job.nodes_wanted <= size and not (job.not_before and now < job.not_before):
+            found.append(job.job_id)
+    replicas = [pod for pod in world.cluster.foreign_pods(CLUSTER) if pod.namespace == "serving"]
+    most = sum(each.most_replicas for each in world.policy.scheduling.serving)
+    placed = sum(bool(pod.node_name) for pod in replicas)
+    return found + [pod.name for pod in replicas if not pod.node_name][: max(0, most - placed)]
+
+
+# ---------------------------------------------------------------- rest
+
+
+@holds(
+    "resizes-rest",
+    "While nothing else changes, no job makes the same resize twice.",
+    Moment.COMMIT,
+    is_of_sizes=True,
+)
+def resizes_rest(world: "Simulation", changes: Changes) -> Iterator[str]:
+    assert world.elastic
+    known = world.elastic.watched
+    known.changes += sum(_is_from_outside(each) for each in changes)
+    era = (known.changes, world.chaos.injuries, world.cluster.node_changes)
+    if era != known.era:
+        known.made.clear()
+        known.disturbed_at = world.loop.seconds
+    known.era = era
+    if any(key.sk.startswith("ATTEMPT#") or key.sk == "META" for key, _, _ in changes):
+        known.disturbed_at = world.loop.seconds
+    for job, wish in _wishes(changes):
+        made = (job.job_id, wish.from_nodes, wish.nodes)
+        known.made[made] += 1
+        if known.made[made] > 1:
+            yield f"{job.job_id} goes from {wish.from_nodes} to {wish.nodes} nodes again, and nothing else has changed"
+
+
+def _is_from_outside(change: tuple[object, Row | None, Row | None]) -> bool:
+    """Whether a change is none that passes make by themselves."""
+    _, before, after = change
+    row = after or before
+    if row is None:
+        return False
+    if row.key.pk.startswith("JOB#") and row.key.sk == "META":
+        was, job = (rows.read(before, Job) if before else None), rows.read(row, Job)
+        is_new = (
+            was is None or was.state.is_at_rest or was.priority != job.priority or was.is_suspended != job.is_suspended
+        )
+        return is_new or job.state.is_at_rest or job.not_before is not None
+    if row.key.sk.startswith("ATTEMPT#"):
+        return row.doc["state"] in (AttemptState.LOST, AttemptState.FAILED, AttemptState.NEVER_RAN)
+    return row.key == rows.setup_key()
+
+
+# ---------------------------------------------------------------- what a resize costs
+
+
+@holds(
+    "resize-keeps-work",
+    "A resize goes on from the newest sound checkpoint, and costs neither a restart nor the job's place.",
+    Moment.COMMIT,
+    is_of_sizes=True,
+)
+def resize_costs_nothing(world: "Simulation", changes: Changes) -> Iterator[str]:
+    ended = {
+        attempt.job_id: attempt
+        for before, attempt in _attempts_changed(changes)
+        if before and not before.state.has_ended and attempt.state.has_ended
+    }
+    for before, after in _jobs_changed(changes) if ended else ():
+        attempt = ended.get(after.job_id)
+        asked = before.stop_of(attempt.attempt) if before and attempt else None
+        if before is None or attempt is None or asked is None or not asked.by.startswith(_RESIZER):
+            continue
+        if attempt.state is AttemptState.SUCCEEDED or before.state is JobState.STOPPING:
+            continue
+        if attempt.state is not AttemptState.STOPPED:
+            yield f"{attempt.workload_name} was stopped to change size, and ends as {attempt.state}"
+        waits = JobState.SUSPENDED if before.is_suspended else JobState.PENDING
+        if after.state is not waits or not after.reason:
+            yield f"{after.job_id} changes size, and is {after.state}, not {waits}"
+        if (after.queued_at, after.submitted_at) != (before.queued_at, before.submitted_at):
+            yield f"{after.job_id} changes size, and lost its place"
+        if (after.application_failures, after.launch_failures) != (before.application_failures, 0) or after.not_before:
+            yield f"{after.job_id} changes size, and it counts as a failure"
+
+
+@holds("resize-keeps-work", "", Moment.LAUNCH, is_of_sizes=True)
+def resize_keeps_work(world: "Simulation", spec: LaunchSpec) -> Iterator[str]:
+    attempt = spec.attempt
+    job = _job(world, attempt.job_id)
+    wish = job.resize
+    if wish is None or wish.after_attempt != attempt.attempt - 1:
+        return
+    if (
+        job.distrust_through
+        or job.demand is not Demand.CONVENTION
+        or job.damaged_checkpoints
+        or not _was_undisturbed(world)
+    ):
+        return
+    newest = max((step for number, step in _saved(world, job.job_id) if number < attempt.attempt), default=0)
+    point = attempt.resume_from
+    if (point.step if point else 0) < newest:
+        yield f"{attempt.workload_name} resumes from step {point.step if point else 0}, and {newest} was saved"
+
+
+def _saved(world: "Simulation", job_id: str) -> Iterator[tuple[int, int]]:
+    """Yield the attempt and the step of each checkpoint that was written in time."""
+    for name in world.trainers.started:
+        whose, _, manifest = name.partition(" ")
+        if whose == job_id and name not in world.trainers.late:
+            number, step, _ = manifest.split("/")
+            yield int(number.partition("=")[2]), int(step.partition("=")[2])
+
+
+@holds(
+    "spares-come-first",
+    "Who lost machines goes on with fewer than it asked for only once spares had their time.",
+    Moment.COMMIT,
+    is_of_sizes=True,
+)
+def spares_come_first(world: "Simulation", changes: Changes) -> Iterator[str]:
+    for before, attempt in _attempts_changed(changes):
+        last = _attempt(world, attempt.job_id, attempt.attempt - 1) if before is None else None
+        job = _job(world, attempt.job_id)
+        if (
+            last is None
+            or last.state is not AttemptState.LOST
+            or (job.resize and job.resize.after_attempt == last.attempt)
+        ):
+            continue
+        lost_at = min([last.ended_at or attempt.admitted_at, *_signs(world, job)])
+        until = lost_at + timedelta(seconds=world.policy.scheduling.elastic.spare_wait_seconds)
+        if attempt.size < min(job.spec.nodes, last.size) and attempt.admitted_at < until:
+            yield f"{attempt.workload_name} shrinks at {attempt.admitted_at:%H:%M:%S}, lost it at {lost_at:%H:%M:%S}"
+
+
+def _signs(world: "Simulation", job: Job) -> Iterator[datetime]:
+    """Yield when the incident was opened that its plan is of."""
+    row = world.ledger.rows.get(rows.incident_key(job.resume_plan.incident_id)) if job.resume_plan else None
+    if row:
+        yield datetime.fromisoformat(row.doc["openedAt"])
+
+
+# ---------------------------------------------------------------- in peace
+
+
+@holds(
+    "grows-when-idle",
+    "In peace no job stays smaller than idle machines that nobody waits for allow.",
+    Moment.CALM,
+    is_of_sizes=True,
+)
+def grows_when_idle(world: "Simulation") -> Iterator[str]:
+    assert world.elastic
+    terms, known = world.policy.scheduling.elastic, world.elastic.watched
+    if world.mode != "act" or world.sharing:
+        return
+    for charge in _charges(world):
+        job = _job(world, charge.job_id)
+        if (
+            job.state is not JobState.RUNNING
+            or job.stop_of(job.current_attempt)
+            or job.current_attempt != charge.attempt
+        ):
+            continue
+        idle = len(_idle_for(world, job))
+        held = len(charge.node_names)
+        larger = min((size for size in sizes_of(job.spec) if held < size <= held + idle), default=0)
+        if not larger or _waiting(world, _pool_of(world, job)):
+            continue
+        seen = known.growths.get(job.job_id, Growth())
+        pays = terms.resize_seconds * (held + idle)
+        pause = terms.snooze_seconds + pays + terms.scaling_timeout_seconds + 3 * PASSES_EVERY
+        if seen.failures:
+            pause += terms.most_backoff_seconds
+        if world.loop.seconds - known.disturbed_at > pause:
+            yield f"{job.job_id} stays at {held} nodes, and {idle} idle ones would do for {larger}"
