@@ -405,6 +405,33 @@ def node_lost(play: Play) -> None:
     play.check("the plan was to shrink", "SHRINK" in job.story(), job.story())
 
 
+def place_taken(play: Play) -> None:
+    """A node of a high class is lost and there is no spare: a lower one saves and gives way, and returns."""
+    play.classes(low=1, high=100)
+    play.team("red", 24, TYPE)
+    slow = {"jobs": {"expectedReplaceSeconds": 600}, "repair": {"replaceDeadlineSeconds": 90}}
+    play.policy(slow, "repairs are slow here")
+    work = Work(nodes=2, steps=300, checkpoint_every=4, step_seconds=0.15)
+    high = play.submit("high", work, team="red", priorityClass="high", graceSeconds=20).reach(9)
+    work = Work(nodes=1, steps=300, checkpoint_every=4, step_seconds=0.15)
+    low = play.submit("low", work, team="red", priorityClass="low", graceSeconds=20).reach(9)
+    node, place = high.node(1), low.node(0)
+    play.centre.cluster.inject("gpu-xid79", node=node)
+    play.told("world", f"A GPU of {node} falls off the bus.")
+    high.until("to run again", lambda job: (job["state"], job["currentAttempt"]) == ("RUNNING", 2))
+    waits = low.show()
+    play.check("low waits meanwhile", waits["state"] == "PENDING", f"{waits['state']}: {waits['reason']}")
+    low.until("to run again", lambda job: (job["state"], job["currentAttempt"]) == ("RUNNING", 2))
+    high.ends_well(attempts=2)
+    low.ends_well(attempts=2)
+    taken = [each["name"] for each in high.attempt(2)["nodes"]]
+    play.check("high runs where low ran", place in taken and node not in taken, taken)
+    stopped, resumed = low.attempt(1), low.attempt(2)
+    play.check("low is told whom it gives way to", high.job_id in stopped["reason"], stopped["reason"])
+    play.check("low goes on from what it saved", resumed["resumeFrom"]["step"] >= 8, resumed["resumeFrom"])
+    play.check("the plan was to take a place", "PREEMPT" in high.story(), high.story())
+
+
 def inference_spike(play: Play) -> None:
     """Serving wants more replicas than find a node: training shrinks for them. The spike is over: it grows back."""
     play.classes(low=1)
@@ -626,6 +653,12 @@ SCENARIOS: Final = {
             "node-lost",
             "A node is lost and there is no spare: the job goes on with fewer while the replacement proceeds.",
             node_lost,
+            FleetShape(nodes=3, delays=_SLOW_REPAIRS),
+        ),
+        Scenario(
+            "place-taken",
+            "A node of a high class is lost and there is no spare: a lower one saves and gives way, and returns.",
+            place_taken,
             FleetShape(nodes=3, delays=_SLOW_REPAIRS),
         ),
     )
