@@ -404,9 +404,11 @@ def _kinds(offers: Iterable[Offer]) -> frozenset[tuple[str, str]]:
 
 def without_seats(rooms: Iterable[Room], request: Request, lives: Iterable[NodeLife]) -> tuple[Room, ...]:
     """Return the rooms after a job has taken its seats."""
-    taken = {life.key for life in lives}
+    taken = {life.instance_id: life for life in lives}
     return tuple(
-        room.model_copy(update={"free": room.free - request.accelerators_per_node}) if room.life.key in taken else room
+        room.model_copy(update={"free": room.free - request.accelerators_per_node})
+        if taken.get(room.life.instance_id) == room.life
+        else room
         for room in rooms
     )
 
@@ -634,7 +636,10 @@ def offers_for(
 def _kept_or_common(request: Request, rooms: Iterable[Room]) -> Iterable[Room]:
     """Return the machines that a job may be offered: those rented for it, where they are enough; else nobody's."""
     everything = tuple(rooms)
-    own = [room for room in everything if room.kept_for == request.job_id]
+    kept = [room for room in everything if room.kept_for]
+    if not kept:
+        return everything
+    own = [room for room in kept if room.kept_for == request.job_id]
     fitting = [
         room
         for room in own
@@ -681,11 +686,13 @@ def _offer(
 ) -> Offer:
     closed: Counter[str] = Counter()
     fits: list[Room] = []
-    leaving = [room for room in rooms if not lasts_for(request, room)]
+    leaving = 0
     for room in rooms:
-        if not is_open_to(request, room):
+        lasts = lasts_for(request, room) if room.usable_until else True
+        leaving += not lasts
+        if room.closed_because and not is_open_to(request, room):
             closed[room.closed_because] += 1
-        elif not lasts_for(request, room):
+        elif not lasts:
             closed[f"to be left by {room.usable_until:%d %b %H:%M} UTC"] += 1
         elif request.avoid and room.life.key in request.avoid:
             closed["to be avoided"] += 1
@@ -700,7 +707,7 @@ def _offer(
         pool=pool,
         instance_type=instance_type,
         in_fleet=len(rooms),
-        leaving=len(leaving),
+        leaving=leaving,
         fitting=len(fits),
         best=tuple(room.life for room in best),
         names=tuple(room.node_name for room in best),

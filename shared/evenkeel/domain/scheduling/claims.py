@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import BeforeValidator, PlainSerializer
+from pydantic_core import to_json
 
 from evenkeel.domain.decisions import packed_size
 from evenkeel.domain.scheduling.queues import own
@@ -39,7 +40,7 @@ Json = dict[str, Any]
 
 
 def _written(document: Any) -> str:
-    return json.dumps(document, separators=(",", ":"))
+    return to_json(document).decode()
 
 
 def _read(found: Any) -> Any:

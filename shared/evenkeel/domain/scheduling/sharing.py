@@ -9,7 +9,7 @@ while they wait for machines. What quota allows and machines do not is an answer
 its queue, as the queue's strategy says; and even then only those of its queue who could take the same machines.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -173,7 +173,7 @@ class _Pass:
         self.jobs: dict[str, own.Job] = {}
         """The same, as the rules of queues read them."""
         self.notes = Notes()
-        self.meant: dict[frozenset[str], frozenset[tuple[str, str]]] = {}
+        self.meant: dict[frozenset[str], Callable[[Room], bool] | None] = {}
         self.has_rooms = frozenset(room.kept_for for room in self.rooms)
         """Jobs for which machines are rented."""
         self.offered: tuple[tuple[Room, ...], dict[Request, tuple[Offer, ...]]] = (self.rooms, {})
@@ -340,7 +340,7 @@ class _Pass:
         request = self.requests[workload.workload_id]
         rooms = self._with_room_of(victims) if victims else self.rooms
         meant = self._meant_by(frozenset(flavor for flavors in assignment.flavors for flavor in flavors.values()))
-        offers = offers_for(request, rooms, self.policy, lambda room: (room.cluster, room.node_name) in meant)
+        offers = offers_for(request, rooms, self.policy, meant)
         self.offers[request.job_id] = offers
         said = why_no_seats(request, offers)
         if not said and not victims:
@@ -359,10 +359,10 @@ class _Pass:
             found[alike] = offers_for(request, self.rooms, self.policy)
         return found[alike]
 
-    def _meant_by(self, given: frozenset[str]) -> frozenset[tuple[str, str]]:
-        """Return the machines that all of some flavors stand for: (cluster, node), which no pass changes."""
+    def _meant_by(self, given: frozenset[str]) -> Callable[[Room], bool] | None:
+        """Return which machines all of some flavors stand for, which no pass changes; None where all are."""
         if given not in self.meant:
-            self.meant[given] = frozenset(
+            found = frozenset(
                 (room.cluster, room.node_name)
                 for room in self.snapshot.rooms
                 if all(
@@ -370,6 +370,8 @@ class _Pass:
                     for name in given
                 )
             )
+            is_all = len(found) == len(self.snapshot.rooms)
+            self.meant[given] = None if is_all else lambda room: (room.cluster, room.node_name) in found
         return self.meant[given]
 
     def _with_room_of(self, victims: tuple[Victim, ...]) -> tuple[Room, ...]:
@@ -545,7 +547,7 @@ class _Pass:
                 else room
                 for room in self._without({*gone, *stopping})
             )
-            return offers_for(request, rooms, self.policy, lambda room: (room.cluster, room.node_name) in meant)
+            return offers_for(request, rooms, self.policy, meant)
 
         def is_enough(gone: Iterable[str]) -> bool:
             return not why_no_seats(request, offers_without(gone))
