@@ -38,6 +38,9 @@ TypeOption = Annotated[str | None, typer.Option("--type", help="Job type: its te
 ClassOption = Annotated[str | None, typer.Option("--class", help="Priority class.")]
 ImageOption = Annotated[str | None, typer.Option(help="Container image.")]
 NodesOption = Annotated[int | None, typer.Option(help="Nodes of the gang, one pod each.")]
+DeadlineOption = Annotated[
+    str | None, typer.Option(metavar="INSTANT", help="When it is to be done, such as 2026-11-03T10:15:00Z.")
+]
 GpusOption = Annotated[int | None, typer.Option("--gpus-per-node", help="Accelerators on each node.")]
 
 
@@ -51,6 +54,7 @@ def submit(  # noqa: PLR0917 - options, each given by its name
     image: ImageOption = None,
     nodes: NodesOption = None,
     gpus_per_node: GpusOption = None,
+    deadline: DeadlineOption = None,
     checkpoint_uri: Annotated[
         str | None,
         typer.Option("--checkpoint-uri", help="s3://bucket/prefix or file:///folder/path of this job alone."),
@@ -69,7 +73,7 @@ def submit(  # noqa: PLR0917 - options, each given by its name
     output: asking.OutputOption = Output.TABLE,
 ) -> None:
     """Submit a job, from a file or from options (which win)."""
-    body = _body(words, name, team, job_type, priority_class, image, nodes, gpus_per_node)
+    body = _body(words, name, team, job_type, priority_class, image, nodes, gpus_per_node, deadline)
     if min_nodes is not None or max_nodes is not None:
         wanted = body.get("nodes", 1)
         own = {"minNodes": min_nodes, "maxNodes": max_nodes}
@@ -101,10 +105,11 @@ def plan(
     image: ImageOption = None,
     nodes: NodesOption = None,
     gpus_per_node: GpusOption = None,
+    deadline: DeadlineOption = None,
     output: asking.OutputOption = Output.TABLE,
 ) -> None:
     """Say what the next pass would decide about a job, without submitting it. Takes what `submit` takes."""
-    body = _body(words, name, team, job_type, priority_class, image, nodes, gpus_per_node)
+    body = _body(words, name, team, job_type, priority_class, image, nodes, gpus_per_node, deadline)
     found = asking.current_client().post("/jobs/plan", body)
     answer(found, output, lambda out: _planned(out, found))
 
@@ -118,6 +123,7 @@ def _body(
     image: str | None,
     nodes: int | None,
     gpus_per_node: int | None,
+    deadline: str | None,
 ) -> Json:
     given = {
         "name": name,
@@ -127,6 +133,7 @@ def _body(
         "image": image,
         "nodes": nodes,
         "gpusPerNode": gpus_per_node,
+        "deadline": deadline,
     }
     return _submission(words or []) | {field: value for field, value in given.items() if value is not None}
 
@@ -460,6 +467,7 @@ def _show(out: Page, job: Json) -> None:
             ("image", job["image"]),
             ("checkpoints", _checkpoints(job["checkpoint"])),
             ("submitted", f"{out.when(job['submittedAt'])} by {job['submittedBy']}"),
+            ("deadline", out.when(job["deadline"], ago=False) if job.get("deadline") else ""),
             ("ended", out.when(job["endedAt"]) if job["endedAt"] else ""),
             ("place", _place(out, job["queue"])),
             ("stop asked", job["stopRequest"]["reason"] if job["stopRequest"] else ""),

@@ -1,7 +1,8 @@
 """The shapes that requests have. Names and bounds are checked here, before any service is asked."""
 
+import re
 import unicodedata
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
@@ -35,6 +36,23 @@ def _written(value: object) -> object:
     if value is not None and not isinstance(value, str):
         raise ValueError("must be a text such as 2026-11-03T10:15:00Z")
     return value
+
+
+_RFC3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
+
+
+def _rfc3339(value: object) -> object:
+    """Other spellings are taken for what nobody meant: digits alone for seconds since 1970, a bare day for midnight."""
+    if value is not None and not (isinstance(value, str) and _RFC3339.fullmatch(value)):
+        raise ValueError("must be an instant such as 2026-11-03T10:15:00Z")
+    return value
+
+
+def _in_utc(instant: datetime | None) -> datetime | None:
+    try:
+        return instant.astimezone(UTC) if instant else None
+    except OverflowError as error:
+        raise ValueError("must be an instant of the years 1 to 9999") from error
 
 
 Text = Annotated[str, StringConstraints(max_length=32_768), AfterValidator(_printable)]
@@ -107,6 +125,8 @@ class JobBody(Body):
     checkpoint: CheckpointBody | None = None
     recovery: RecoveryBody = RecoveryBody()
     grace_seconds: int = 30
+    deadline: Annotated[datetime | None, BeforeValidator(_rfc3339), AfterValidator(_in_utc)] = None
+    """When it is to be done."""
     labels: dict[str, Text] = {}
 
     def spec(self) -> JobSpec:
@@ -117,6 +137,8 @@ class JobBody(Body):
             given["accelerators_per_node"] = self.gpus_per_node
         if "max_restarts" in self.recovery.model_fields_set:
             given["max_restarts"] = self.recovery.max_restarts
+        if self.deadline is not None:
+            given["deadline_at"] = self.deadline
         if self.elastic is not None:
             given["elastic"] = ElasticSpec(**dict(self.elastic))
         wanted = self.requires

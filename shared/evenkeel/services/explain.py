@@ -41,7 +41,7 @@ def why_job(ledger: Ledger, job_id: str, *, now: datetime) -> Json:
         "subject": job_id,
         "kind": "job",
         "state": job.state,
-        "sentence": _job_sentence(job, latest, now, read_queue.waits_with_kueue(job, ledger)),
+        "sentence": _job_sentence(job, latest, now, read_queue.waits_with_kueue(job, ledger)) + _late(job, now),
         "decision": _short(decided[0]) if decided else None,
         "considered": _considered(decided[0]) if decided else [],
         "changes": _changes(ledger, decided[0]) if decided and job.state is JobState.PENDING else [],
@@ -112,6 +112,13 @@ def _job_sentence(job: Job, latest: Attempt | None, now: datetime, waits: Wait |
             return f"It failed in {where}. {reason}".strip()
         case JobState.CANCELLED:
             return f"It was cancelled. {reason}".strip()
+
+
+def _late(job: Job, now: datetime) -> str:
+    deadline_at = job.spec.deadline_at
+    if deadline_at is None or deadline_at > now or job.state.has_ended:
+        return ""
+    return f" Its deadline passed {_ago(deadline_at, now)} ago."
 
 
 def _incident_sentence(incident: Incident, now: datetime) -> str:

@@ -60,16 +60,11 @@ def run(
 
 
 def as_decided(facts: PlacementFacts, decided: AdmissionDecision) -> PlacementFacts:
-    """Return the facts with what the pass would decide: where it starts there is room; where quota lacks, none helps.
-
-    A class whose delay costs nothing is never rented for, as in a pass.
-    """
+    """Return the facts with what the pass would decide: room where it starts; where quota lacks, none helps."""
     held = facts.job.accelerators
     aside = ""
     if decided.action not in _MACHINES_WOULD_HELP:
         aside = f"Rented nodes would not help it: {decided.reason}"
-    elif not facts.job.micros_per_hour_of_delay:
-        aside = "The policy sets no price on the delay of its class: nothing is rented for it."
     chances = []
     for chance in facts.chances:
         starts_here = decided.action is Action.ADMIT and (chance.pool.name, chance.pool.instance_type) == (

@@ -92,6 +92,7 @@ def show_job(ledger: Ledger, job_id: str, policy: Policy, *, now: datetime) -> J
         "checkpoint": {"uri": spec.checkpoint_uri, "claim": spec.checkpoint_claim or None},
         "recovery": {"maxRestarts": spec.max_restarts, "onNodeFault": spec.on_node_fault},
         "graceSeconds": spec.grace_seconds,
+        "deadline": _instant(spec.deadline_at),
         "labels": spec.labels,
         "cluster": job.cluster,
         "namespace": job.namespace,

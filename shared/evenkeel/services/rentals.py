@@ -17,7 +17,13 @@ from evenkeel.domain.policy import Mode, Policy
 from evenkeel.domain.scheduling.admission import Action, AdmissionDecision, Room
 from evenkeel.domain.scheduling.burst import Home, LoanFacts, LoanState, Stay, judge_loan, judge_stay
 from evenkeel.domain.scheduling.jobs import Attempt, Charge, Job, JobState, PlacementNote
-from evenkeel.domain.scheduling.placement import Placement, PlacementDecision, place_in_turn, placement_said
+from evenkeel.domain.scheduling.placement import (
+    Placement,
+    PlacementDecision,
+    is_behind,
+    place_in_turn,
+    placement_said,
+)
 from evenkeel.domain.scheduling.pools import Pool
 from evenkeel.domain.scheduling.renting import (
     Conditions,
@@ -114,14 +120,15 @@ def weigh(
     Each that is to be rented for would start on such nodes: the very rules of the pass are asked, with them in it.
     """
     burst = policy.burst
-    if not burst.pools:
-        return {}
     waiting = [
         jobs[each.job_id][0]
         for each in decisions
         if each.action in _MAY_BE_RENTED_FOR and each.job_id not in rented.serving
     ]
-    asked = [job for job in waiting if burst.delay_of(job.spec.priority_class)][:_MOST_ASKED]
+    # Who has a deadline is told whether anything meets it, though nothing may be rented here.
+    asked = [
+        job for job in waiting if job.spec.deadline_at or (burst.pools and burst.delay_of(job.spec.priority_class))
+    ][:_MOST_ASKED]
     if not asked:
         return {}
     row = ledger.get(rows.shortages_key())
@@ -269,7 +276,13 @@ def begin(
         due_at=due_at,
     )
     entry = TimelineEntry(at=now, kind="rented", text=reason, decision_id=record.decision_id, writer=WRITER)
-    waits = job.but(reason=reason, rentals=rental.number, placement=None, goes_home=False)
+    waits = job.but(
+        reason=reason,
+        rentals=rental.number,
+        placement=None,
+        is_catching_up=is_behind(placed.facts),
+        goes_home=False,
+    )
     writes = (
         Put(rows.rental_hold_row(rental, 0)),
         Put(rows.rental_row(rental, 0)),
@@ -303,7 +316,8 @@ def noted(
     if isinstance(answer, str):
         note = PlacementNote(key=note_key("HELD", answer.partition(":")[0], {}), text=answer)
         return (job.placement if job.placement and job.placement.key == note.key else note), ()
-    key = note_key(answer.action, answer.pool, {row.pool: row.why_not for row in answer.table})
+    why_nots = {row.pool: row.why_not for row in answer.table}
+    key = note_key(answer.action, answer.pool, why_nots, is_late=answer.late_seconds is not None)
     if job.placement and job.placement.key == key:
         return job.placement, ()
     record = record_of(answer, ids.new("dec"), policy, mode, now)

@@ -23,7 +23,7 @@ from evenkeel.domain.scheduling.admission import (
     rooms_of,
 )
 from evenkeel.domain.scheduling.jobs import Attempt, Charge, Job, JobState, ResumeOption, ResumePlan
-from evenkeel.domain.scheduling.placement import cheapest_rented, place
+from evenkeel.domain.scheduling.placement import Placement, place, would_rent
 from evenkeel.domain.scheduling.renting import Conditions, RentalState, placement_facts
 from evenkeel.domain.scheduling.shortages import Shortages
 from evenkeel.domain.scheduling.spending import Spent
@@ -86,6 +86,7 @@ def run(
 
 _NO_TEAMS = "not available here: no teams are set up, so nobody has to stop for another"
 _NO_POOLS = "not available here: the policy names no pool to rent from"
+_NO_PRICE = "the policy sets no price on the delay of its class"
 
 
 def _refused(option: ResumeOption, why_not: str) -> Offer:
@@ -292,8 +293,9 @@ def _what_is_rented(
     option, name = ResumeOption.BURST, patient.job.job_id
     if not policy.burst.pools:
         return None, _refused(option, _NO_POOLS)
-    if not policy.burst.delay_of(patient.job.spec.priority_class):
-        return None, _refused(option, "the policy sets no price on the delay of its class: nothing is rented for it")
+    price = policy.burst.delay_of(patient.job.spec.priority_class)
+    if not price and patient.job.spec.deadline_at is None:
+        return None, _refused(option, f"{_NO_PRICE}: nothing is rented for it")
     rental = fleet.rented.serving.get(name)
     if rental is not None:
         what = "are its own still" if rental.state is RentalState.READY else "are on their way"
@@ -310,9 +312,12 @@ def _what_is_rented(
         now=now,
     )
     placement = placement_facts(job, seen, policy, rentals.done_seconds(ledger, [job], now).get(name, 0.0))
-    row = cheapest_rented(place(placement).table)
+    placed = place(placement)
+    row = would_rent(placed)
     if row is None:
         return Renting(placement=placement), None
+    if not price and placed.action is not Placement.RENT:
+        return None, _refused(option, f"{_NO_PRICE}, and its deadline is met without renting")
     pool = next(each for each in policy.burst.pools if each.name == row.pool)
     jobs = {each.job_id: (each, 0) for each in (*fleet.waiting, job)}
     would = rentals.would_start(job, pool, jobs, fleet.rooms, fleet.charges, fleet.decide, now)

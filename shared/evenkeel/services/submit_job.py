@@ -9,7 +9,7 @@ from evenkeel.domain.scheduling.admission import Admission
 from evenkeel.domain.scheduling.governance import check_governed, team_of
 from evenkeel.domain.scheduling.job_types import JobTypes, check_type, filled
 from evenkeel.domain.scheduling.jobs import DEFAULT_TEAM, Job, JobSpec, JobState
-from evenkeel.domain.scheduling.submission import SpecFault, check_spec
+from evenkeel.domain.scheduling.submission import SpecFault, check_deadline, check_spec
 from evenkeel.domain.scheduling.teams import SetUp
 from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, Ids, Invalid, KeyReused, Ledger, Passes, Put, Row, Table
@@ -114,7 +114,7 @@ def job_of(
     _refuse(check_type(spec, types))
     spec = filled(spec, types)
     spec = spec.but(team=team_of(spec, setup, asker.identity))
-    _refuse(check_spec(spec.but(team=spec.team or DEFAULT_TEAM)))
+    _refuse((*check_spec(spec.but(team=spec.team or DEFAULT_TEAM)), *check_deadline(spec, now)))
     _refuse(check_governed(spec, setup))
     check_authority.to_submit(asker, spec.team, setup)
     team = setup.by_name.get(spec.team)

@@ -1,10 +1,12 @@
 """The table of places: every pool in dollars, with its times and its risk, before anything is spent."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from evenkeel.domain.policy import changed
+from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Put
 from evenkeel.services import rows
 from tests.unit.api.gateway import Gateway
@@ -118,3 +120,48 @@ def test_without_pools_to_rent_from_the_table_has_what_is_paid_for(gateway: Gate
     found = placed(gateway)
 
     assert [(row["pool"], row["market"]) for row in found["pools"]] == [("p5-workers", "committed")]
+
+
+# ---------------------------------------------------------------- deadlines
+
+
+def test_a_deadline_is_in_the_table_of_places_and_on_the_job(gateway: Gateway) -> None:
+    site = at_work(gateway, otherDelayMicrosPerHour=0)
+    deadline = rfc3339(site.fakes.clock.now() + timedelta(hours=3))
+
+    found = placed(site, deadline=deadline)
+    taken = site.post("/v1/jobs", BODY | {"deadline": deadline.replace("Z", "+00:00")}, key="k1")
+
+    assert (found["action"], found["pool"]) == ("RENT", "burst-od")
+    assert "p5-workers would be cheaper and would miss its deadline" in found["reason"]
+    assert placed(site)["action"] == "WAIT"
+    assert site.get(f"/v1/jobs/{taken.document['jobId']}").document["deadline"] == deadline
+
+
+@pytest.mark.parametrize(
+    "deadline",
+    [
+        "2020-01-01T00:00:00Z",
+        "2026-11-03",
+        "2026-11-03T10:15:00",
+        "1793700900",
+        1_793_700_900,
+        "2026-13-03T10:15:00Z",
+        "9999-12-31T23:59:59-01:00",
+        "tomorrow",
+        "",
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/jobs", "/v1/jobs/plan"])
+def test_a_deadline_that_is_no_instant_to_come_is_refused_by_name(gateway: Gateway, path: str, deadline: Any) -> None:
+    answer = gateway.post(path, BODY | {"deadline": deadline}, key="k1")
+
+    assert (answer.status, answer.document["code"]) == (400, "VALIDATION_FAILED")
+    assert [each["field"] for each in answer.document["errors"]] == ["deadline"]
+    assert answer.headers["Content-Type"] == "application/problem+json"
+
+
+def test_a_job_without_a_deadline_shows_none(gateway: Gateway) -> None:
+    taken = gateway.post("/v1/jobs", BODY | {"deadline": None}, key="k1")
+
+    assert gateway.get(f"/v1/jobs/{taken.document['jobId']}").document["deadline"] is None

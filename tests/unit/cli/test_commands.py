@@ -70,6 +70,16 @@ def test_a_job_of_several_sizes_says_which_will_do(served: Served) -> None:
     assert "elastic.maxNodes" in refused.err
 
 
+def test_a_deadline_is_said_on_submission_and_shown(served: Served) -> None:
+    said = served.run("jobs", "submit", "--deadline", "2030-01-02T10:15:00+01:00", "-", stdin=json.dumps(A_JOB))
+    assert said.err == ""
+
+    assert the_job(served)["deadline"] == "2030-01-02T09:15:00.000000Z"
+    assert "deadline" in served.run("jobs", "show", "@latest").out
+    planned = served.run("jobs", "plan", "--deadline", "soon", "-", stdin=json.dumps(A_JOB))
+    assert (planned.exit_code, "deadline: " in planned.err) == (2, True)
+
+
 def test_every_submission_has_a_fresh_key_unless_one_is_given(served: Served) -> None:
     flags = ["--name", "x", "--image", "i:1", "--", "train"]
     served.run("jobs", "submit", *flags)

@@ -12,6 +12,7 @@ from evenkeel.domain.scheduling.placement import (
     PlacementFacts,
     Spending,
     guards_deadline,
+    is_behind,
     mean_share_full,
     place,
     place_in_turn,
@@ -135,13 +136,79 @@ def test_a_deadline_buys_what_the_price_of_delay_would_not() -> None:
     assert "committed would be cheaper and would miss its deadline" in decision.reason
 
 
-def test_a_deadline_that_nothing_meets_gets_what_ends_soonest() -> None:
-    job = a_waiting(micros_per_hour_of_delay=0, deadline_at=at(HOUR))
+def test_a_deadline_that_what_is_paid_for_meets_buys_nothing() -> None:
+    job = a_waiting(micros_per_hour_of_delay=0, deadline_at=at(6 * HOUR))
 
     decision = place(facts_of(a_chance(C, wait_seconds=2 * HOUR), a_chance(O), job=job))
 
-    assert decision.pool == "on-demand"
-    assert "No pool meets its deadline; this one ends 2.0 h after it" in decision.reason
+    assert (decision.action, decision.pool, decision.late_seconds) == (Placement.WAIT, "committed", None)
+    # It would end at five hours: from an hour more of waiting on, only renting meets it.
+    assert decision.rents_from_wait_seconds == 3 * HOUR
+    later = place(facts_of(a_chance(C, wait_seconds=3 * HOUR + 1), a_chance(O), job=job))
+    assert (later.action, later.pool) == (Placement.RENT, "on-demand")
+
+
+def test_a_deadline_is_met_within_the_caps_or_not_at_all() -> None:
+    job = a_waiting(micros_per_hour_of_delay=0, deadline_at=at(4 * HOUR))
+    chances = a_chance(C, wait_seconds=2 * HOUR), a_chance(O)
+
+    capped = place(facts_of(*chances, job=job, spending=Spending()))
+    dry = place(facts_of(*chances, job=job, spending=RICH.but(team_budget_left_parts=95 * PARTS)))
+
+    for decision, said in ((capped, "an hour is too much"), (dry, "left in the budget")):
+        assert (decision.action, decision.pool) == (Placement.WAIT, "committed")
+        assert said in decision.reason
+        assert "No pool that it can have meets its deadline" in decision.reason
+
+
+@pytest.mark.parametrize("value", [0, 1])
+def test_where_no_pool_meets_a_deadline_it_buys_nothing_and_that_is_said(value: int) -> None:
+    job = a_waiting(micros_per_hour_of_delay=value * MICROS, deadline_at=at(HOUR))
+    chances = a_chance(C, wait_seconds=2 * HOUR), a_chance(O)
+
+    decision = place(facts_of(*chances, job=job))
+
+    assert (decision.action, decision.pool) == (Placement.WAIT, "committed")
+    assert "No pool that it can have meets its deadline; here it is expected to end 4.0 h after it." in decision.reason
+    assert decision.late_seconds == 4 * HOUR
+    unpriced = "It ends 120 min after the job's deadline, and the policy sets no price on the delay of its class."
+    assert why_not(facts_of(*chances, job=job), "on-demand") == ("" if value else unpriced.replace("120 min", "2.0 h"))
+
+
+def test_a_deadline_that_is_lost_leaves_the_price_of_delay_to_decide() -> None:
+    chances = a_chance(C, wait_seconds=6 * HOUR), a_chance(O), a_chance(S, pool={"launch": a_delay(600)})
+    lost = a_waiting(submitted_at=at(-9 * HOUR), deadline_at=at(-HOUR))
+
+    without, with_it = (place(facts_of(*chances, job=job)) for job in (lost.but(deadline_at=None), lost))
+
+    assert (with_it.action, with_it.pool) == (without.action, without.pool) == (Placement.RENT, "spot")
+
+
+def test_what_has_neither_a_price_nor_a_deadline_is_not_rented_for_though_nothing_else_could_have_it() -> None:
+    decision = place(facts_of(a_chance(O), job=a_waiting(micros_per_hour_of_delay=0)))
+
+    assert decision.action is Placement.NOWHERE
+    assert "no price on the delay of its class" in decision.reason
+
+
+def test_a_recovery_rents_for_what_it_found_it_worth_whether_the_deadline_is_met_or_lost() -> None:
+    facts = the_sample(1.5)
+    job = facts.job.but(rent_worth_parts=10**18)
+
+    met, lost = (place(facts.but(job=job.but(deadline_at=at(hours * HOUR)))) for hours in (5, 2))
+
+    for decision in (met, lost):
+        assert (decision.action, decision.pool) == (Placement.RENT, "on-demand")
+        assert decision.reason.startswith("Its recovery chose to rent")
+    assert (met.late_seconds, lost.late_seconds) == (None, 1.25 * HOUR)
+
+
+def test_who_is_behind_its_line_is_remembered_to_be_catching_up() -> None:
+    job = a_waiting(submitted_at=at(-10 * HOUR), deadline_at=at(10 * HOUR))
+
+    assert is_behind(facts_of(a_chance(O), job=job))
+    assert not is_behind(facts_of(a_chance(O), job=job.but(done_seconds=9 * HOUR)))
+    assert not is_behind(facts_of(a_chance(O), job=job.but(deadline_at=None)))
 
 
 @pytest.mark.parametrize(
@@ -149,6 +216,8 @@ def test_a_deadline_that_nothing_meets_gets_what_ends_soonest() -> None:
     [
         ({}, ""),
         ({"deadline_at": at(3.05 * HOUR)}, "no time for an interruption"),
+        ({"deadline_at": at(2.9 * HOUR)}, ""),
+        ({"submitted_at": at(-10 * HOUR), "deadline_at": at(-HOUR)}, ""),
         ({"submitted_at": at(-10 * HOUR), "deadline_at": at(10 * HOUR)}, "behind the line"),
         ({"submitted_at": at(-10 * HOUR), "deadline_at": at(10 * HOUR), "done_seconds": 3 * HOUR}, ""),
         (
@@ -390,6 +459,42 @@ def test_nothing_is_rented_while_committed_room_that_can_have_the_job_is_free(po
     elif there and decision.action is Placement.RENT:
         left = (job.deadline_at - NOW).total_seconds()
         assert all(row.ends_after_seconds > left for row in there)
+        assert decision.row
+        assert decision.row.ends_after_seconds <= left
+
+
+@settings(max_examples=150, deadline=None)
+@given(pools, spendings, jobs)
+def test_a_deadline_that_some_pool_meets_is_met_by_the_cheapest_that_does(pools, spending, job) -> None:  # type: ignore[no-untyped-def]
+    job = job.but(deadline_at=job.deadline_at or at(30 * HOUR), rent_worth_parts=None)
+
+    decision = place(facts_of(*pools, job=job, spending=spending))
+
+    left = (job.deadline_at - NOW).total_seconds()
+    in_time = [row for row in decision.table if not row.why_not and row.ends_after_seconds <= left]
+    assert (decision.late_seconds is None) == (bool(in_time) or decision.row is None)
+    if in_time:
+        assert decision.row in in_time
+        there = [row for row in in_time if row.is_there] or in_time
+        assert decision.row.parts == min(row.parts for row in there)
+
+
+@settings(max_examples=150, deadline=None)
+@given(pools, spendings, jobs)
+def test_who_has_no_price_of_delay_is_rented_for_only_to_meet_a_deadline_that_is_met_no_cheaper_otherwise(  # type: ignore[no-untyped-def]
+    pools, spending, job
+) -> None:
+    decision = place(
+        facts_of(*pools, job=job.but(micros_per_hour_of_delay=0, rent_worth_parts=None), spending=spending)
+    )
+
+    if decision.action is Placement.RENT:
+        assert job.deadline_at
+        left = (job.deadline_at - NOW).total_seconds()
+        paid_for = [row for row in decision.table if not row.market.is_rented and not row.why_not]
+        assert decision.row
+        assert decision.row.ends_after_seconds <= left
+        assert all(row.ends_after_seconds > left or row.parts > decision.row.parts for row in paid_for)
 
 
 @settings(max_examples=100, deadline=None)
@@ -407,12 +512,11 @@ def test_a_decision_replays_from_its_facts_as_json(pools, spending, job) -> None
 @settings(max_examples=100, deadline=None)
 @given(pools, jobs, st.integers(0, 60))
 def test_who_values_delay_more_never_ends_later_for_it(pools, job, more) -> None:  # type: ignore[no-untyped-def]
-    patient = place(facts_of(*pools, job=job.but(deadline_at=None)))
-    hurried = place(
-        facts_of(
-            *pools,
-            job=job.but(deadline_at=None, micros_per_hour_of_delay=job.micros_per_hour_of_delay + more * MICROS),
-        )
+    # Of a class without a price nothing is rented at all: that is another step than a price that rises.
+    value = max(MICROS, job.micros_per_hour_of_delay)
+    patient, hurried = (
+        place(facts_of(*pools, job=job.but(deadline_at=None, micros_per_hour_of_delay=price)))
+        for price in (value, value + more * MICROS)
     )
 
     assert (patient.row is None) == (hurried.row is None)

@@ -10,7 +10,7 @@ from evenkeel.domain.health.faults import CheckpointTrust
 from evenkeel.domain.policy import JobPolicy
 from evenkeel.domain.scheduling.elastic import AfterFault, FaultFacts, after_fault
 from evenkeel.domain.scheduling.jobs import Demand, ResumeOption
-from evenkeel.domain.scheduling.placement import PlacementFacts, cheapest_rented, place
+from evenkeel.domain.scheduling.placement import PlacementFacts, place, would_rent
 from evenkeel.domain.scheduling.renting import counted
 from evenkeel.domain.values import Instant, Value
 
@@ -245,8 +245,8 @@ def _wait_seconds(facts: ResumeFacts, most: int) -> float:
 def _renting(facts: ResumeFacts, renting: Renting) -> _Way:
     """Weigh rented nodes as a pass would: what renting costs more than the committed hours that it leaves to others."""
     asked = renting.placement.job
-    table = place(renting.placement).table
-    row = cheapest_rented(table)
+    placed = place(renting.placement)
+    table, row = placed.table, would_rent(placed)
     if row is None:
         why = " ".join(f"{each.pool}: {each.why_not}" for each in table if each.market.is_rented)
         return _Way(option=ResumeOption.BURST, why_not=(why or "no pool is there to rent from").rstrip("."))

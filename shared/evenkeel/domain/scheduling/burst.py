@@ -162,10 +162,11 @@ def _why_not_home(facts: StayFacts, saving: int, move: int) -> str:
         return "It keeps no checkpoints: a move would begin from nothing."
     if home.differences:
         return home.differences[0]
+    done_at = facts.now + timedelta(seconds=guest.left_seconds)
     gone = guest.save_seconds + home.launch_seconds + guest.restart_seconds
     if home.usable_until and facts.now + timedelta(seconds=gone + guest.checkpoint_seconds) > home.usable_until:
         return f"{home.pool} ends before it could save there."
-    if guest.deadline_at and facts.now + timedelta(seconds=gone + guest.left_seconds) > guest.deadline_at:
+    if guest.deadline_at and done_at <= guest.deadline_at < done_at + timedelta(seconds=gone):
         return "The move would cost it its deadline."
     hysteresis = move + round(guest.micros_per_hour_of_delay * guest.restart_seconds)
     if saving <= hysteresis:

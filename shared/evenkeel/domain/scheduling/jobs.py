@@ -121,6 +121,8 @@ class JobSpec(Value):
     """terminationGracePeriodSeconds of its pods: time for a last checkpoint."""
     max_restarts: int | None = None
     """Application restarts; None = the policy's."""
+    deadline_at: Instant | None = None
+    """When it is to be done. It is no place in the queue: it may have nodes rented, and keeps it off spot."""
     on_node_fault: OnNodeFault = OnNodeFault.MOVE
     labels: dict[str, str] = {}
     job_type: str = ""
@@ -320,6 +322,8 @@ class Job(Value):
     """Rentals so far; the last is the one that counts."""
     placement: PlacementNote | None = None
     """While it waits: where it might run, and why it is not rented for. Its text ends the reason."""
+    is_catching_up: bool = False
+    """When it was last rented for it was kept off spot for its deadline's sake: so it stays until it is well ahead."""
     goes_home: bool = False
     """It was stopped on rented nodes to go on where room is paid for, and has not started again since."""
     started_at: Instant | None = None

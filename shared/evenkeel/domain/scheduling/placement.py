@@ -8,7 +8,8 @@ it (`shadow_price`). A rented pool costs its rent. So a job is rented for exactl
 
     price of delay x (wait for committed - start of the rented) > rent - shadow price of the committed hours
 
-or where its deadline needs it. What stands free and committed is always taken first. A job that a recovery brings back
+or where a rented pool meets its deadline and no committed one does. Who has neither a price of delay nor a deadline
+that renting meets is not rented for. What stands free and committed is taken first. A job that a recovery brings back
 was weighed by that recovery, with what its standstill costs: it is rented for up to what the recovery found it worth.
 """
 
@@ -164,7 +165,9 @@ class PlacementDecision(Value):
     """Every pool, the best first, those it cannot have last."""
     alternatives: tuple[Alternative, ...]
     rents_from_wait_seconds: float | None = None
-    """On WAIT: the expected wait from which renting would be the cheaper; None where nothing could be rented."""
+    """On WAIT: the expected wait from which it would be rented for; None where nothing could be rented."""
+    late_seconds: float | None = None
+    """By how much it is expected to miss its deadline; None where it has none, or some pool meets it."""
     facts: PlacementFacts
 
 
@@ -213,33 +216,43 @@ def mean_share_full(by_hour_of_week: Sequence[float], now: datetime, seconds: fl
 def place(facts: PlacementFacts) -> PlacementDecision:
     """Choose the cheapest pool that is soon enough: what is there and committed first, then by cost, then by order.
 
-    A deadline narrows the choice to the pools that meet it, if any does; if none does, to the one that ends first.
+    A deadline narrows the choice to the pools that meet it. Where none does, no money buys it: what delay costs
+    decides, as without a deadline, and the reason says how late it will be.
     """
     order = {chance.pool.name: place for place, chance in enumerate(facts.chances)}
     rows = sorted(_rows(facts), key=lambda row: (bool(row.why_not), not row.is_there, row.parts, order[row.pool]))
     possible = [row for row in rows if not row.why_not]
     if not possible:
         seen = " ".join(f"{row.pool}: {row.why_not}" for row in rows) or "There is no pool."
-        return _decided(facts, rows, Placement.NOWHERE, f"No pool can have it now. {seen}", None)
-    chosen, aside = _soon_enough(facts, possible)
+        return _decided(facts, rows, Placement.NOWHERE, f"No pool can have it now. {seen}", ())
+    soon = _soon_enough(facts, possible)
+    chosen = soon[0]
     if chosen.is_there:
-        return _decided(facts, rows, Placement.START, f"{chosen.pool} is paid for and has room.{aside}", chosen)
-    wished = cheapest_rented(rows)
-    worth = None if facts.job.deadline_at else facts.job.rent_worth_parts
+        why = f"{chosen.pool} is paid for and has room."
+        return _decided(facts, rows, Placement.START, why + _of_deadline(facts, possible, chosen), soon)
+    wished = cheapest_rented(soon)
+    worth = facts.job.rent_worth_parts
     if not chosen.market.is_rented and wished and worth is not None and wished.rent_parts <= worth:
         cost = (
             f"{wished.pool} costs {money.said(wished.rent_parts)}, and up to {money.said(worth)} it loses least there"
         )
-        return _decided(facts, rows, Placement.RENT, f"Its recovery chose to rent: {cost}.", wished)
-    if chosen.market.is_rented:
-        return _decided(facts, rows, Placement.RENT, _why_rent(possible, chosen) + aside, chosen)
-    return _decided(facts, rows, Placement.WAIT, _why_wait(rows, chosen) + aside, chosen)
+        why = f"Its recovery chose to rent: {cost}."
+        return _decided(facts, rows, Placement.RENT, why + _of_deadline(facts, possible, wished), (wished,))
+    is_rent = chosen.market.is_rented
+    why = _why_rent(possible, chosen) if is_rent else _why_wait(rows, chosen)
+    action = Placement.RENT if is_rent else Placement.WAIT
+    return _decided(facts, rows, action, why + _of_deadline(facts, possible, chosen), soon)
 
 
 def cheapest_rented(rows: Iterable[Row]) -> Row | None:
     """Return the cheapest row to rent of those that the job could have; None where there is none."""
     to_rent = (row for row in rows if row.market.is_rented and not row.why_not)
     return min(to_rent, key=lambda row: row.parts, default=None)
+
+
+def would_rent(placed: PlacementDecision) -> Row | None:
+    """Return what would be rented if anything were: the cheapest that meets the deadline, where some pool does."""
+    return cheapest_rented(_soon_enough(placed.facts, [row for row in placed.table if not row.why_not]))
 
 
 def placement_said(placed: PlacementDecision, mode: Mode) -> str:
@@ -311,18 +324,19 @@ def weigh(
     per_second = pool.interruptions_per_node_hour * job.nodes / 3600
     again = launch + job.restart_seconds + _lost_each(job)
     run = job.run_seconds * (1 + per_second * again)
+    end = round(start + run, 3)
     rent = 0
     if pool.market.is_rented:
         held = max(pool.least_billed_seconds, math.ceil(launch + job.restart_seconds + run))
         rent = pool.micros_per_node_hour * job.nodes * held
-    asked = _Asked(job, chance, spending, terms, now, start, rent, changeover_seconds)
+    asked = _Asked(job, chance, spending, terms, now, start, end, rent, changeover_seconds)
     why_not = next(_whys_not(asked), "")
     return Row(
         pool=pool.name,
         market=pool.market,
         why_not=why_not,
         starts_after_seconds=round(start, 3),
-        ends_after_seconds=round(start + run, 3),
+        ends_after_seconds=end,
         rent_parts=rent,
         delay_parts=round(job.micros_per_hour_of_delay * (start + run - job.run_seconds)),
         shadow_parts=round(chance.shadow_micros_per_accelerator_hour * job.accelerators * run),
@@ -336,10 +350,13 @@ def guards_deadline(job: Waiting, changeover_seconds: float, now: datetime) -> s
 
     Its progress has to stay on the straight line from nothing at submission to all at the deadline. Once below it, the
     job is kept on demand until it is ahead by two change-overs; and from where only a change-over is left, to its end.
+    What could not be met even by running from now on is not guarded.
     """
     if job.deadline_at is None:
         return ""
     left = (job.deadline_at - now).total_seconds()
+    if job.run_seconds > left:
+        return ""
     if job.run_seconds + changeover_seconds >= left:
         return "Its deadline leaves no time for an interruption."
     whole = (job.deadline_at - job.submitted_at).total_seconds()
@@ -350,12 +367,22 @@ def guards_deadline(job: Waiting, changeover_seconds: float, now: datetime) -> s
     return ""
 
 
-def _rows(facts: PlacementFacts) -> Iterator[Row]:
+def is_behind(facts: PlacementFacts) -> bool:
+    """Whether a job is kept off spot for the sake of its deadline: remembered until it has caught up."""
+    return bool(guards_deadline(facts.job, _changeover_seconds(facts), facts.now))
+
+
+def _changeover_seconds(facts: PlacementFacts) -> float:
+    """Return how long it takes to begin again on demand."""
     job = facts.job
     on_demand = [
         chance.pool.launch.gang_seconds(job.nodes) for chance in facts.chances if chance.pool.market is Market.ON_DEMAND
     ]
-    changeover = min(on_demand, default=0.0) + job.restart_seconds
+    return min(on_demand, default=0.0) + job.restart_seconds
+
+
+def _rows(facts: PlacementFacts) -> Iterator[Row]:
+    job, changeover = facts.job, _changeover_seconds(facts)
     for chance in facts.chances:
         yield weigh(job, chance, facts.spending, facts.terms, facts.now, changeover)
 
@@ -382,6 +409,7 @@ class _Asked:
     terms: Terms
     now: datetime
     start_seconds: float
+    end_seconds: float
     rent_parts: int
     changeover_seconds: float
 
@@ -398,6 +426,7 @@ def _whys_not(asked: _Asked) -> Iterator[str]:
     yield from _past_reservation(asked)
     if not pool.market.is_rented:
         return
+    yield from _not_worth(asked)
     if _held(job, pool) > chance.accelerators_left:
         yield f"Its limit leaves room for {_count(chance.accelerators_left // pool.accelerators_per_node, 'node')}."
     if chance.barred_until and chance.barred_until > asked.now:
@@ -405,6 +434,18 @@ def _whys_not(asked: _Asked) -> Iterator[str]:
     if pool.market is Market.SPOT:
         yield from _too_risky(asked)
     yield from _too_dear(asked)
+
+
+def _not_worth(asked: _Asked) -> Iterator[str]:
+    job = asked.job
+    if job.micros_per_hour_of_delay:
+        return
+    if job.deadline_at is None:
+        yield "The policy sets no price on the delay of its class: nothing is rented for it."
+        return
+    late = asked.end_seconds - (job.deadline_at - asked.now).total_seconds()
+    if late > 0:
+        yield f"It ends {_time(late)} after the job's deadline, and the policy sets no price on the delay of its class."
 
 
 def _too_dear(asked: _Asked) -> Iterator[str]:
@@ -451,19 +492,25 @@ def _too_risky(asked: _Asked) -> Iterator[str]:
         yield why
 
 
-def _soon_enough(facts: PlacementFacts, possible: Sequence[Row]) -> tuple[Row, str]:
-    deadline = facts.job.deadline_at
-    if deadline is None:
-        return possible[0], ""
-    left = (deadline - facts.now).total_seconds()
-    in_time = [row for row in possible if row.ends_after_seconds <= left]
-    if not in_time:
-        soonest = min(possible, key=lambda row: (row.ends_after_seconds, row.parts))
-        late = _time(soonest.ends_after_seconds - left)
-        return soonest, f" No pool meets its deadline; this one ends {late} after it, the soonest of all."
-    if in_time[0] is not possible[0]:
-        return in_time[0], f" {possible[0].pool} would be cheaper and would miss its deadline."
-    return in_time[0], ""
+def _soon_enough(facts: PlacementFacts, possible: Sequence[Row]) -> Sequence[Row]:
+    """Return the rows that meet the deadline; all of them where there is none, or none meets it."""
+    return [row for row in possible if _late_seconds(facts, row) is None] or possible
+
+
+def _late_seconds(facts: PlacementFacts, row: Row) -> float | None:
+    if facts.job.deadline_at is None:
+        return None
+    late = row.ends_after_seconds - (facts.job.deadline_at - facts.now).total_seconds()
+    return round(late, 3) if late > 0 else None
+
+
+def _of_deadline(facts: PlacementFacts, possible: Sequence[Row], chosen: Row) -> str:
+    late = _late_seconds(facts, chosen)
+    if late is not None:
+        return f" No pool that it can have meets its deadline; here it is expected to end {_time(late)} after it."
+    if _late_seconds(facts, possible[0]) is not None:
+        return f" {possible[0].pool} would be cheaper and would miss its deadline."
+    return ""
 
 
 def _why_rent(possible: Iterable[Row], chosen: Row) -> str:
@@ -491,15 +538,10 @@ def _why_wait(rows: Sequence[Row], chosen: Row) -> str:
 
 
 def _decided(
-    facts: PlacementFacts, rows: Sequence[Row], action: Placement, reason: str, chosen: Row | None
+    facts: PlacementFacts, rows: Sequence[Row], action: Placement, reason: str, soon: Sequence[Row]
 ) -> PlacementDecision:
-    from_wait = None
-    if action is Placement.WAIT and chosen is not None:
-        rented = cheapest_rented(rows)
-        price = facts.job.micros_per_hour_of_delay
-        if rented and price:
-            wait = next(chance.wait_seconds for chance in facts.chances if chance.pool.name == chosen.pool)
-            from_wait = round(wait + (rented.parts - chosen.parts) / price, 3)
+    """Return the decision for the first of the rows that are soon enough; for none where no pool can have it."""
+    chosen = soon[0] if soon else None
     return PlacementDecision(
         job_id=facts.job.job_id,
         action=action,
@@ -508,9 +550,25 @@ def _decided(
         row=chosen,
         table=tuple(rows),
         alternatives=tuple(_passed_over(row, chosen) for row in rows if row is not chosen),
-        rents_from_wait_seconds=from_wait,
+        rents_from_wait_seconds=_rents_from(facts, soon) if action is Placement.WAIT else None,
+        late_seconds=_late_seconds(facts, chosen) if chosen else None,
         facts=facts,
     )
+
+
+def _rents_from(facts: PlacementFacts, soon: Sequence[Row]) -> float | None:
+    """Return the wait from which delay costs more than renting, or from which only renting meets the deadline."""
+    job, chosen = facts.job, soon[0]
+    rented = cheapest_rented(soon)
+    if rented is None:
+        return None
+    wait = next(chance.wait_seconds for chance in facts.chances if chance.pool.name == chosen.pool)
+    flips = []
+    if job.micros_per_hour_of_delay:
+        flips.append(wait + (rented.parts - chosen.parts) / job.micros_per_hour_of_delay)
+    if job.deadline_at and _late_seconds(facts, chosen) is None:
+        flips.append(wait + (job.deadline_at - facts.now).total_seconds() - chosen.ends_after_seconds)
+    return round(min(flips), 3) if flips else None
 
 
 def _passed_over(row: Row, chosen: Row | None) -> Alternative:

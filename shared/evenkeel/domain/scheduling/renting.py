@@ -297,7 +297,9 @@ def placement_facts(job: Job, seen: Conditions, policy: Policy, done_seconds: fl
         save_seconds=spec.grace_seconds,
         restart_seconds=policy.jobs.expected_resume_seconds,
         submitted_at=job.submitted_at,
+        deadline_at=spec.deadline_at,
         done_seconds=done,
+        is_catching_up=job.is_catching_up,
         rent_worth_parts=plan.rent_worth_parts if (plan := job.live_plan()) else None,
     )
     committed = (_committed(job, pool, seen, policy) for pool in committed_pools(seen.rooms, policy))
@@ -392,10 +394,10 @@ def _is_of(room: Room, pool: Pool) -> bool:
     )
 
 
-def note_key(action: str, pool: str, why_nots: Mapping[str, str]) -> str:
+def note_key(action: str, pool: str, why_nots: Mapping[str, str], *, is_late: bool = False) -> str:
     """Return by what two answers about a job's place are the same, though their figures differ."""
     barred = ",".join(sorted(name for name, why in why_nots.items() if why))
-    return f"{action}/{pool}/{barred}"
+    return f"{action}/{pool}/{barred}{'/late' if is_late else ''}"
 
 
 # ---------------------------------------------------------------- what its workflow waits for
@@ -563,6 +565,7 @@ def stay_facts(
         checkpoint_seconds=policy.economy.expected_checkpoint_seconds if keeps else None,
         save_seconds=spec.grace_seconds,
         restart_seconds=policy.jobs.expected_resume_seconds,
+        deadline_at=spec.deadline_at,
     )
     return StayFacts(guest=guest, pool=pool, home=home, now=now)
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from datetime import datetime
 from typing import NamedTuple
 
 from evenkeel.domain.scheduling.jobs import JobSpec
@@ -53,6 +54,13 @@ class SpecFault(NamedTuple):
 def check_spec(spec: JobSpec) -> tuple[SpecFault, ...]:
     """Return everything that is wrong with a job; nothing where it may be queued."""
     return tuple(_faults(spec))
+
+
+def check_deadline(spec: JobSpec, now: datetime) -> tuple[SpecFault, ...]:
+    """Return what is wrong with a deadline when a job is submitted: one that has passed can only be a mistake."""
+    if spec.deadline_at is None or spec.deadline_at > now:
+        return ()
+    return (SpecFault("deadline", f"Name an instant to come: it is {now:%Y-%m-%dT%H:%M:%SZ}."),)
 
 
 def _faults(spec: JobSpec) -> Iterator[SpecFault]:
