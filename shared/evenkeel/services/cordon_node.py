@@ -114,7 +114,11 @@ def _entered(incident: Incident, ledger: Ledger, policy: Policy, now: datetime) 
         guarded = guard_acts.Fleet(ledger, policy, now).guarded(Act.CORDON, incident)
         verdict = weigh(Act.CORDON, guarded.facts, policy.repair.guardrails)
         entry = guarded.entry(incident, now)
-        if not verdict.allowed or any(each.life == entry.life for each in guarded.register.entries):
+        # What an earlier incident left there is about to be taken out, so it is no entry of ours.
+        is_in = any(
+            (each.life, each.incident_id) == (entry.life, entry.incident_id) for each in guarded.register.entries
+        )
+        if not verdict.allowed or is_in:
             return verdict
         try:
             ledger.commit(guard_register.entering(Which.CORDONS, guarded.register, guarded.version, entry, asks=False))

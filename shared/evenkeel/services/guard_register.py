@@ -45,11 +45,13 @@ def reconcile(ledger: Ledger, which: Which, is_over: Callable[[Entry], bool], no
 
     Idempotent: yes, and a change in between is left to the next round.
     """
-    register, _ = load(ledger, which, now)
+    register, version = load(ledger, which, now)
     over = [entry.life for entry in register.entries if is_over(entry)]
-    writes = leaving(ledger, which, *over, now=now) if over else ()
+    if not over:
+        return 0
     with contextlib.suppress(Conflict):
-        ledger.commit(*writes)
+        # Under the version that was judged: whoever entered since with the same machine stays in.
+        ledger.commit(Put(Row(_key(which), register.left(*over).to_json(), version)))
         return len(over)
     return 0
 

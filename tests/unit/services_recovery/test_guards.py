@@ -241,6 +241,37 @@ def test_the_register_forgets_what_is_over_and_a_change_in_between_is_left() -> 
     assert lives(recovery, Which.CORDONS) == ["i-2"]
 
 
+def enter(recovery: Recovery, life: str, incident_id: str) -> None:
+    register, version = guard_register.load(recovery.ledger, Which.CORDONS, recovery.now)
+    entry = Entry(life=life, incident_id=incident_id, pool=P5, since=recovery.now)
+    recovery.ledger.commit(guard_register.entering(Which.CORDONS, register, version, entry, asks=False))
+
+
+def test_who_enters_a_register_while_it_is_judged_stays_in() -> None:
+    recovery = fleet()
+    enter(recovery, "c/i-1/0", "inc-1")
+
+    def over(entry: Entry) -> bool:
+        enter(recovery, "c/i-1/0", "inc-2")
+        return entry.incident_id == "inc-1"
+
+    assert guard_register.reconcile(recovery.ledger, Which.CORDONS, over, recovery.now) == 0
+    assert lives(recovery, Which.CORDONS) == ["i-1"]
+
+
+def test_what_an_earlier_incident_left_in_the_register_is_no_place_of_the_next() -> None:
+    recovery = fleet()
+    sick = recovery.sicken(1)
+    recovery.state("Plan", plan_recovery)
+    enter(recovery, recovery.incident.life.key, "inc-before")
+    recovery.world.clock.advance(300)
+
+    recovery.state("Cordon", cordon_node)
+
+    (entry,) = recovery.register(Which.CORDONS).entries
+    assert (entry.incident_id, entry.since) == (sick, recovery.now), "the sweeper takes out what is the earlier one's"
+
+
 # ---------------------------------------------------------------- cordons
 
 
