@@ -239,6 +239,8 @@ def _open(work: _Work, found: _Found) -> Outcome:
     if unwanted:
         return Outcome(outcome=RentOutcome.NOT_WANTED, reason=unwanted)
     offer = rental.offer
+    if offer.refused:  # a run before this one died while it took that back
+        return Outcome(outcome=RentOutcome.REFUSED, reason=offer.refused)
     limited = _set_limit(work, offer)
     if limited is LimitResult.UNBOUNDED:
         reason = f"NodePool {offer.pool} has no limit: such a pool is never opened."

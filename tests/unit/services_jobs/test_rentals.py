@@ -426,6 +426,22 @@ def test_a_refused_market_is_left_for_the_next_and_remembered_for_all() -> None:
     assert [entry.market for entry in rows.read(row, Shortages).entries] == [Market.SPOT]
 
 
+def test_a_run_after_a_crash_does_not_ask_a_pool_again_that_was_given_up() -> None:
+    market = Renting(has_capacity={ON_DEMAND})
+    _, second = market.full_fleet()
+    market.story.run_pass()
+    market.advance()
+    market.world.cluster.launch_rented(a_node(77, name="ip-77", pool=SPOT, hyperpod_cluster_id=None))
+    market.world.cluster.slow_to_go = True
+    market.task(market.rental(second.job_id), Step.NEXT, "It was refused.")
+
+    checked = market.task(market.rental(second.job_id), Step.CHECK)
+    opened = market.task(market.rental(second.job_id), Step.OPEN)
+
+    assert (checked.outcome, opened.outcome, opened.reason) == ("GO", "REFUSED", "It was refused.")
+    assert market.world.cluster.capacity == {}
+
+
 def test_nodes_of_another_rental_are_no_sign_that_ones_own_came_and_hide_no_refusal() -> None:
     market = Renting(policy=a_policy(pools=(a_pool(ON_DEMAND, Market.ON_DEMAND),)))
     market.rented()
