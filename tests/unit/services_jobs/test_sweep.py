@@ -649,8 +649,8 @@ def test_others_work_is_remembered_where_it_is_and_forgotten_when_it_ends() -> N
 # ---------------------------------------------------------------- what was said too early
 
 
-def test_a_notice_about_a_machine_that_no_sweep_has_seen_yet_is_taken_in_once_one_has() -> None:
-    story = Story()
+def say_too_early(story: Story) -> None:
+    """Tell of a machine that no sweep has seen yet."""
     world = story.world
     fact = a_fact(
         1, source="ec2.notice", fault_key="ec2:spot_interruption", code="terminate", observed_at=world.clock.now()
@@ -668,6 +668,11 @@ def test_a_notice_about_a_machine_that_no_sweep_has_seen_yet_is_taken_in_once_on
         catalogue=shipped(),
     )
     assert said.outcome == "FOREIGN"
+
+
+def test_a_notice_about_a_machine_that_no_sweep_has_seen_yet_is_taken_in_once_one_has() -> None:
+    story = Story()
+    say_too_early(story)
     assert not story.world.workflows.names(Machine.RECOVER_NODE)
 
     outcome = story.sweep()
@@ -676,3 +681,20 @@ def test_a_notice_about_a_machine_that_no_sweep_has_seen_yet_is_taken_in_once_on
     assert len(story.world.workflows.names(Machine.RECOVER_NODE)) == 1
     assert story.world.ledger.get(rows.early_key(instance_id(1))) is None
     assert "early" not in story.sweep().mended
+
+
+def test_a_notice_is_kept_while_sweeps_see_its_machine_and_cannot_write_it_down() -> None:
+    story = Story()
+    say_too_early(story)
+    commit = story.world.ledger.commit
+
+    def throttled(*writes: Any, token: str = "") -> None:
+        if any(getattr(write, "row", write).key == rows.node_key(CLUSTER, instance_id(1)) for write in writes):
+            raise Unreachable("commit")
+        commit(*writes, token=token)
+
+    story.world.ledger.commit = throttled  # type: ignore[method-assign]
+    story.sweep()
+    story.world.ledger.commit = commit  # type: ignore[method-assign]
+
+    assert story.sweep().mended["early"] == 1

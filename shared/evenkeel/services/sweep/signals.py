@@ -18,7 +18,7 @@ def tell_facts(sweep: Round) -> int:
         for node in sweep.kubernetes
         for fact in kubernetes_node.facts_of(node, sweep.policy.watch, sweep.now, ending)
     )
-    return sum(_tell(sweep, fact) for fact in facts)
+    return sum(_tell(sweep, fact) == Intake.OPEN for fact in facts)
 
 
 def tell_early(sweep: Round) -> int:
@@ -28,15 +28,18 @@ def tell_early(sweep: Round) -> int:
     said = (row for row in sweep.listed(Table.INCIDENTS, "EARLY") if row.doc["instanceId"] in ours)
     opened = 0
     for row in sweep.as_stored(said):
-        opened += sum(_tell(sweep, fact) for fact in receive_event.early_facts(row))
+        told = [_tell(sweep, fact) for fact in receive_event.early_facts(row)]
+        opened += told.count(Intake.OPEN)
+        if receive_event.FOREIGN in told:
+            continue  # this round saw the machine and could not write it down: the next one tells it
         with contextlib.suppress(Conflict):  # more was said: the next round tells it
             ledger.commit(Delete(row.key, row.version))
     return opened
 
 
-def _tell(sweep: Round, fact: NodeFact) -> bool:
+def _tell(sweep: Round, fact: NodeFact) -> str:
     world = sweep.world
-    outcome = receive_event.run(
+    return receive_event.run(
         fact,
         ledger=world.ledger,
         provider=world.provider,
@@ -47,8 +50,7 @@ def _tell(sweep: Round, fact: NodeFact) -> bool:
         clusters=sweep.clusters,
         drills_may_act=sweep.drills_may_act,
         catalogue=sweep.policy.catalogue,
-    )
-    return outcome.outcome == Intake.OPEN
+    ).outcome
 
 
 def retry_unresolved(sweep: Round) -> int:
