@@ -36,7 +36,7 @@ _CLASSES = {"burst": 500_000_000, "patient": 0, "high": 500_000_000, "critical":
 _FIRST = 40
 """Numbers of the jobs that come to a full fleet begin with this."""
 _SECOND = 50
-_LOOKS_EVERY = 10.0
+_LOOKS_EVERY, _PASSES_EVERY = 10.0, 60.0
 _NEVER = 1e9
 _DRAINED = "karpenter.sh/disrupted=:NoSchedule"
 """What Karpenter puts on a machine that it is about to end."""
@@ -133,6 +133,7 @@ class Renting:
         world, dice = self.world, self.dice
         world.tell(f"nodes may be rented of {', '.join(self.by_name)}")
         world.every(_LOOKS_EVERY, lambda: world.checks.looked(world))
+        world.every(_PASSES_EVERY, lambda: world.call_alone("schedule_jobs"))  # what time alone ends, a pass ends
         if dice.random() < 0.75:
             # What one job leaves another takes, which is to be hurt there: nodes are lent to it.
             left, length = dice.choice((0, 1, 1, 2)), dice.choice((100.0, 200.0, 400.0))
