@@ -1,6 +1,6 @@
 """The table of places for a job that is not submitted: every pool in dollars, with the one that would be chosen."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -27,6 +27,7 @@ def run(
     rooms: tuple[Room, ...],
     charges: Sequence[Charge],
     ahead: Sequence[Job],
+    budgets_left: Mapping[str, int],
     ledger: Ledger,
     *,
     policy: Policy,
@@ -40,6 +41,7 @@ def run(
         rooms: The machines, with what runs on them; rented ones are kept for whom they were rented for.
         charges: What unsettled attempts hold.
         ahead: Jobs that wait before it.
+        budgets_left: By team that has a budget in dollars, what is left of it.
         ledger: Read for what is rented, and what was refused lately.
         policy: Pools to rent from, prices, caps.
         now: The time.
@@ -54,6 +56,7 @@ def run(
         queue=(*ahead, job),
         holds=tuple(rows.read(row, RentalHold) for row in holds),
         shortages=rows.read(short, Shortages) if short else Shortages(),
+        budgets_left=dict(budgets_left),
         now=now,
     )
     return shown(place(as_decided(placement_facts(job, seen, policy), decided)), now)

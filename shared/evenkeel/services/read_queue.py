@@ -17,16 +17,27 @@ from evenkeel.domain.scheduling.admission import (
     admit,
     hand_over,
 )
+from evenkeel.domain.scheduling.budgets import left_by_team
 from evenkeel.domain.scheduling.foresight import BASIS, foresee
 from evenkeel.domain.scheduling.jobs import Charge, Job, JobSpec, JobState
 from evenkeel.domain.scheduling.queues.capacity import Tree
 from evenkeel.domain.scheduling.renting import kept_rooms
-from evenkeel.domain.scheduling.spending import Spent
 from evenkeel.domain.scheduling.teams import SetUp
 from evenkeel.domain.values import rfc3339
 from evenkeel.domain.waiting import ConditionKind, Wait, WaitState, wait_name
 from evenkeel.ports import Ledger, Table
-from evenkeel.services import check_authority, paging, plan_place, read_setup, read_teams, read_use, rows, submit_job
+from evenkeel.services import (
+    check_authority,
+    paging,
+    plan_place,
+    read_budgets,
+    read_setup,
+    read_teams,
+    read_use,
+    rentals,
+    rows,
+    submit_job,
+)
 
 Json = dict[str, Any]
 
@@ -163,7 +174,10 @@ def plan(
     pending = tuple(reserved.request_of(each, policy, now) for each in (*others, job))
     tree = ledger.partition(rows.tree_key().table, rows.tree_key().pk, rows.tree_key().sk) if setup.has_teams else ()
     memory = sharing.Memory.model_validate((tree[0].doc.get("memory") if tree else None) or {})
-    spent = _spent(setup, job.spec.team, ledger) if setup.has_teams else {}
+    own = setup.but(teams=tuple(team for team in setup.teams if team.name == job.spec.team and team.budgets))
+    rented = rentals.load(ledger).rentals if own.teams else ()
+    spent = read_budgets.spent(own, ledger, rented, now)
+    left = left_by_team(own, spent, charges, rented, policy.economy, now)
     used = read_use.run(setup, ledger, now)
     stopping = frozenset(memory.stopping) & {charge.job_id for charge in charges}
 
@@ -182,7 +196,7 @@ def plan(
         "namespace": job.namespace,
         "position": sum(each.queue == job.queue for each in ahead) + 1,
         "decision": _shown(decided),
-        "placement": plan_place.run(job, decided, rooms, charges, ahead, ledger, policy=policy, now=now),
+        "placement": plan_place.run(job, decided, rooms, charges, ahead, left, ledger, policy=policy, now=now),
     }
 
 
@@ -209,14 +223,6 @@ def _heads(ledger: Ledger, setup: SetUp, heads: int) -> list[Job]:
     state = f"JOB#{JobState.PENDING}"
     pages = (ledger.by_state(Table.JOBS, state, prefix=prefix, limit=heads) for prefix in prefixes)
     return [rows.read(row, Job) for page in pages for row in page.rows]
-
-
-def _spent(setup: SetUp, team: str, ledger: Ledger) -> dict[tuple[str, str], Spent]:
-    if not setup.by_name[team].budgets:
-        return {}
-    table, pk, prefix = rows.spent_key(team, "").table, rows.spent_key(team, "").pk, rows.spent_key(team, "").sk
-    found = ledger.partition(table, pk, prefix)
-    return {(team, row.key.sk.removeprefix(prefix)): Spent.model_validate(row.doc) for row in found}
 
 
 def _rooms(ledger: Ledger, charges: Iterable[Charge]) -> tuple[Room, ...]:

@@ -17,8 +17,9 @@ from evenkeel.domain.economics import money
 from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.policy import Mode, Policy
 from evenkeel.domain.recovery.modes import launch_mode
+from evenkeel.domain.scheduling.budgets import rent_parts_of
 from evenkeel.domain.scheduling.jobs import Attempt, Job
-from evenkeel.domain.scheduling.placement import Placement, PlacementFacts, place
+from evenkeel.domain.scheduling.placement import Placement, PlacementDecision, PlacementFacts, place
 from evenkeel.domain.scheduling.pools import Market
 from evenkeel.domain.scheduling.renting import (
     Offer,
@@ -36,6 +37,7 @@ from evenkeel.domain.scheduling.renting import (
 from evenkeel.domain.scheduling.shortages import Shortages
 from evenkeel.domain.values import Value
 from evenkeel.ports import (
+    Add,
     CapacitySpec,
     Claim,
     Cluster,
@@ -51,7 +53,7 @@ from evenkeel.ports import (
     Telemetry,
     Write,
 )
-from evenkeel.services import rentals, rows
+from evenkeel.services import read_budgets, rentals, rows
 
 WRITER = "rent_capacity"
 _ROUNDS = 5
@@ -335,21 +337,26 @@ def _next(work: _Work, found: _Found) -> Outcome:
         shortages,
         work.policy.burst,
         work.now,
+        read_budgets.left_beside(rental, work.ledger, work.policy, work.now),
     )
     placed = place(facts)
     if placed.action is not Placement.RENT or not _may_rent(work, found.job):
         return Outcome(outcome=RentOutcome.NONE, reason=placed.reason)
     record = rentals.record_of(placed, work.ids.new("dec"), work.policy, work.mode, work.now)
-    return _commit_offer(work, found, record, placed.pool)
+    return _commit_offer(work, found, record, placed)
 
 
-def _commit_offer(work: _Work, found: _Found, record: Decision, pool_name: str) -> Outcome:
+def _commit_offer(work: _Work, found: _Found, record: Decision, placed: PlacementDecision) -> Outcome:
     rental = found.rental
-    pool = next(each for each in work.policy.burst.pools if each.name == pool_name)
+    pool = next(each for each in work.policy.burst.pools if each.name == placed.pool)
     again = rental.with_offer(closed_at=work.now).but(
         reason=record.reason, ready_by=work.now + timedelta(seconds=work.policy.burst.ready_seconds)
     )
-    again = again.but(offers=(*again.offers, Offer.of(pool, work.now)), decision_id=record.decision_id)
+    again = again.but(
+        offers=(*again.offers, Offer.of(pool, work.now)),
+        decision_id=record.decision_id,
+        expected_parts=placed.row.rent_parts if placed.row else 0,
+    )
     held = work.ledger.get(rows.rental_hold_key(rental.job_id, rental.number))
     text = f"{pool.name} is asked next. {record.reason}"
     entry = TimelineEntry(at=work.now, kind="rented", text=text, decision_id=record.decision_id, writer=WRITER)
@@ -412,6 +419,8 @@ def _settle(work: _Work, found: _Found) -> Outcome:
         Put(rows.rental_row(over, found.version)),
         Put(rows.timeline_row(rental.job_id, entry, f"rental-ended-{rental.number}")),
         *((Delete(held.key, held.version),) if held else ()),
+        # What it cost counts against its team's budgets: added with the state that can be written once, so once.
+        *(Add(rows.spent_key(over.team, part.key), part.spent.to_json()) for part in rent_parts_of(over, work.now)),
     )
     work.passes.request(f"{rental.name} ended")
     work.telemetry.count("RentalsEnded")

@@ -69,6 +69,8 @@ class Rented(NamedTuple):
 
     rentals: tuple[Rental, ...] = ()
     holds: tuple[RentalHold, ...] = ()
+    budgets_left: Mapping[str, int] = {}
+    """By team that has a budget in dollars: what is left of it, in parts of `economics.money`."""
 
     @property
     def serving(self) -> Mapping[str, Rental]:
@@ -139,6 +141,7 @@ def weigh(
         queue=tuple(waiting),
         holds=rented.holds,
         shortages=rows.read(row, Shortages) if row else Shortages(),
+        budgets_left=dict(rented.budgets_left),
         now=now,
     )
     done = done_seconds(ledger, asked)
@@ -274,6 +277,7 @@ def begin(
         decision_id=record.decision_id,
         incident_id=plan.incident_id if plan else "",
         due_at=due_at,
+        expected_parts=placed.row.rent_parts if placed.row else 0,
     )
     entry = TimelineEntry(at=now, kind="rented", text=reason, decision_id=record.decision_id, writer=WRITER)
     waits = job.but(

@@ -33,6 +33,7 @@ from evenkeel.domain.scheduling.admission import (
     rooms_of,
     said_of,
 )
+from evenkeel.domain.scheduling.budgets import left_by_team
 from evenkeel.domain.scheduling.jobs import (
     Attempt,
     AttemptState,
@@ -43,6 +44,7 @@ from evenkeel.domain.scheduling.jobs import (
     StopRequest,
 )
 from evenkeel.domain.scheduling.queues.objects import QueueingStrategy, StopPolicy
+from evenkeel.domain.scheduling.renting import is_on
 from evenkeel.domain.scheduling.spending import Spent
 from evenkeel.domain.scheduling.teams import SetUp
 from evenkeel.domain.values import Value
@@ -65,7 +67,17 @@ from evenkeel.ports import (
     every,
     get_all,
 )
-from evenkeel.services import heartbeats, leave_pools, read_setup, read_use, rentals, resize_jobs, rows, seek_offers
+from evenkeel.services import (
+    heartbeats,
+    leave_pools,
+    read_budgets,
+    read_setup,
+    read_use,
+    rentals,
+    resize_jobs,
+    rows,
+    seek_offers,
+)
 
 WRITER = "schedule_jobs"
 _ROUNDS = 3
@@ -264,10 +276,13 @@ def _load(
     if not setup.has_teams:
         return look
     holders = _read(ledger, (rows.job_key(charge.job_id) for charge in charges))
+    spent = read_budgets.spent(setup, ledger, rented.rentals, now)
+    left = left_by_team(setup, spent, charges, rented.rentals, policy.economy, now) if policy.burst.pools else {}
     return look._replace(
         charges=tuple(_as_ranked(charge, holders) for charge in charges),
         stopping=_stopping(look, holders),
-        spent=_spent(setup, ledger, now),
+        rented=rented._replace(budgets_left=left),
+        spent=spent,
         used=read_use.run(setup, ledger, now),
         at_risk=_at_risk(charges, holders, policy, now) if setup.fleet.switches.spares_work else {},
     )
@@ -354,12 +369,6 @@ def _stopping(look: _Look, holders: Mapping[str, tuple[Job, int]]) -> frozenset[
     """Return the jobs that were asked to stop, by whomever, and hold their charge still."""
     asked = {name for name, (job, _) in holders.items() if job.stop_of(job.current_attempt)}
     return frozenset((asked | look.memory.stopping.keys()) & {charge.job_id for charge in look.charges})
-
-
-def _spent(setup: SetUp, ledger: Ledger, now: datetime) -> dict[tuple[str, str], Spent]:
-    periods = [(team.name, budget.period.key_at(now)) for team in setup.teams for budget in team.budgets]
-    found = [ledger.get(rows.spent_key(team, period)) for team, period in periods]
-    return {place: Spent.model_validate(row.doc) for place, row in zip(periods, found, strict=True) if row}
 
 
 def _at_risk(
@@ -538,7 +547,11 @@ def _carry_out(
         job, _ = look.jobs[decided.job_id]
         allowed = launch_mode(mode, is_planned=job.is_planned(job.current_attempt + 1))
         if decided.action is Action.ADMIT and allowed is Mode.ACT:
-            batch.append((decided, _admission(job, decided, ids.new("dec"), now), allowed))
+            attempt = _admission(job, decided, ids.new("dec"), now)
+            rental = look.rented.serving.get(decided.job_id)
+            if rental is not None and is_on(attempt, rental):
+                attempt = attempt.but(is_rented=True)
+            batch.append((decided, attempt, allowed))
             if len(batch) == _MOST_ADMISSIONS:
                 commit_batch()
     # Who starts comes first: what is said of the others, and who has to stop, counts on it.

@@ -22,6 +22,7 @@ from evenkeel.domain.scheduling.admission import (
     admit,
     rooms_of,
 )
+from evenkeel.domain.scheduling.budgets import left_by_team
 from evenkeel.domain.scheduling.jobs import Attempt, Charge, Job, JobState, ResumeOption, ResumePlan
 from evenkeel.domain.scheduling.placement import Placement, place, would_rent
 from evenkeel.domain.scheduling.renting import Conditions, RentalState, placement_facts
@@ -29,7 +30,7 @@ from evenkeel.domain.scheduling.shortages import Shortages
 from evenkeel.domain.scheduling.spending import Spent
 from evenkeel.domain.scheduling.teams import SetUp
 from evenkeel.ports import Ledger, Table, get_all
-from evenkeel.services import read_setup, read_use, rentals, rows
+from evenkeel.services import read_budgets, read_setup, read_use, rentals, rows
 
 _KUEUE = "Kueue admits here, and Evenkeel neither rents nor stops anybody for a job"
 
@@ -152,15 +153,16 @@ def _look(
     now: datetime,
 ) -> _Fleet:
     tree = rows.tree_key()
-    held = (rows.read(row, Charge) for row in ledger.partition(tree.table, tree.pk, "CHARGE#"))
+    held = tuple(rows.read(row, Charge) for row in ledger.partition(tree.table, tree.pk, "CHARGE#"))
     charges = tuple(charge for charge in held if charge.job_id != patient.job.job_id)
     jobs = get_all(ledger, (rows.job_key(charge.job_id) for charge in charges)).values()
     holders = {job.job_id: job for job in (rows.read(row, Job) for row in jobs)}
     lost = ((charge, lost_seconds(charge, holders.get(charge.job_id), policy, now)) for charge in charges)
     found = ledger.get(tree)
-    periods = [(team.name, budget.period.key_at(now)) for team in setup.teams for budget in team.budgets]
-    spent = {place: row for place in periods if (row := ledger.get(rows.spent_key(*place)))}
-    rented = _still_rented(patient, rentals.load(ledger))
+    rented = rentals.load(ledger)
+    spent = read_budgets.spent(setup, ledger, rented.rentals, now)
+    rented = _still_rented(patient, rented)
+    rented = rented._replace(budgets_left=left_by_team(setup, spent, held, rented.rentals, policy.economy, now))
     rooms = rented.rooms(
         _rooms(patient, nodes, in_use, charges, now), {patient.job.job_id: (patient.job, 0)}, policy.burst.pools
     )
@@ -172,7 +174,7 @@ def _look(
         rented=rented,
         setup=setup,
         memory=sharing.Memory.model_validate((found.doc.get("memory") if found else None) or {}),
-        spent={place: Spent.model_validate(row.doc) for place, row in spent.items()},
+        spent=spent,
         used=read_use.run(setup, ledger, now),
         at_risk={charge.job_id: round(charge.accelerators * seconds) for charge, seconds in lost}
         if setup.fleet.switches.spares_work
@@ -308,6 +310,7 @@ def _what_is_rented(
         classes={each.job_id: each.spec.priority_class for each in fleet.holders.values()},
         queue=(job, *fleet.waiting),  # it stands first, as recoveries do
         holds=fleet.rented.holds,
+        budgets_left=dict(fleet.rented.budgets_left),
         shortages=rows.read(short, Shortages) if short else Shortages(),
         now=now,
     )

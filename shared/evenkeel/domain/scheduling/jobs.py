@@ -429,6 +429,8 @@ class Attempt(Value):
     """Charge: accelerators over all nodes."""
     instance_type: str = ""
     """Of its nodes, which are all of one type."""
+    is_rented: bool = False
+    """Whether they are rented for it: their dollars are the rental's."""
     team: str = DEFAULT_TEAM
     charge_held: bool = True
     admitted_at: Instant
@@ -493,6 +495,8 @@ class Charge(Value):
     """By what it stood in its queue."""
     use: dict[str, dict[str, int]] = {}
     """The quota that it takes: flavor → resource → amount."""
+    is_rented: bool = False
+    """Whether its nodes are rented for it: their dollars are the rental's."""
     is_elastic: bool = False
     """Whether its job can have another size."""
 
@@ -516,6 +520,7 @@ class Charge(Value):
             priority=job.priority if job else 0,
             queued_at=(job.queued_at or job.submitted_at) if job else None,
             use={flavor: dict(amounts) for flavor, amounts in (use or {}).items()},
+            is_rented=attempt.is_rented,
             is_elastic=bool(job and job.spec.elastic),
         )
 

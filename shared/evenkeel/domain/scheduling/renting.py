@@ -118,6 +118,8 @@ class Rental(Value):
     """Of a loan: the recovery whose machines it stands in for."""
     due_at: Instant | None = None
     """Of a loan: when it goes back, whatever has become of those."""
+    expected_parts: int = 0
+    """What its placement expected it to cost, in parts of `economics.money`: so much of a budget is kept for it."""
     cost_parts: int = 0
     """On its end: what it cost, in parts of `economics.money`."""
     shown_cost: str = ""
@@ -267,6 +269,8 @@ class Conditions(Value):
     """Jobs that wait and have no rental, in the order of their turn."""
     holds: tuple[RentalHold, ...]
     shortages: Shortages = Shortages()
+    budgets_left: dict[str, int] = {}
+    """By team that has a budget in dollars: what is left of it, in parts of `economics.money`."""
     now: Instant
 
 
@@ -307,13 +311,15 @@ def placement_facts(job: Job, seen: Conditions, policy: Policy, done_seconds: fl
     return PlacementFacts(
         job=waiting,
         chances=(*committed, *rented),
-        spending=spending_of(spec.team, seen.holds, burst),
+        spending=spending_of(spec.team, seen.holds, burst, seen.budgets_left.get(spec.team)),
         terms=Terms(spot_checkpoint_share=burst.spot_checkpoint_share),
         now=seen.now,
     )
 
 
-def spending_of(team: str, holds: Iterable[RentalHold], burst: BurstPolicy) -> Spending:
+def spending_of(
+    team: str, holds: Iterable[RentalHold], burst: BurstPolicy, budget_left_parts: int | None = None
+) -> Spending:
     """Return what is rented now, and what may be."""
     listed = tuple(holds)
     return Spending(
@@ -321,6 +327,7 @@ def spending_of(team: str, holds: Iterable[RentalHold], burst: BurstPolicy) -> S
         fleet_micros_per_hour=sum(hold.micros_per_hour for hold in listed),
         team_cap_micros_per_hour=burst.team_cap_of(team),
         fleet_cap_micros_per_hour=burst.fleet_cap_micros_per_hour,
+        team_budget_left_parts=budget_left_parts,
     )
 
 
@@ -583,6 +590,7 @@ def asked_again(
     shortages: Shortages,
     burst: BurstPolicy,
     now: datetime,
+    budget_left_parts: int | None = None,
 ) -> PlacementFacts:
     """Return what the next offer of a rental rests on: the facts it began with, and what has become known since.
 
@@ -593,6 +601,7 @@ def asked_again(
         shortages: What was refused lately.
         burst: Pools and caps as they are now.
         now: The time.
+        budget_left_parts: Of its team's dollars, if this rental were none; None where there is no such budget.
     """
     others = [hold for hold in holds if (hold.job_id, hold.number) != (rental.job_id, rental.number)]
     tried = {offer.pool for offer in rental.offers}
@@ -621,4 +630,5 @@ def asked_again(
         )
         for pool in burst.pools
     )
-    return facts.but(chances=(*committed, *rented), spending=spending_of(facts.job.team, others, burst), now=now)
+    spending = spending_of(facts.job.team, others, burst, budget_left_parts)
+    return facts.but(chances=(*committed, *rented), spending=spending, now=now)

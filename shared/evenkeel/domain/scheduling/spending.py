@@ -1,7 +1,8 @@
 """What teams spend, by period, and what holds a job back although quota and machines may be there.
 
 A settled attempt adds what it held, from its admission to its end, to each period it ran in: `Spent`. What runs still
-is reckoned from its charge. Nobody is stopped by a budget: it only keeps the next job from starting.
+is reckoned from its charge. On rented nodes an attempt adds hours alone: their dollars are the rent, which the rental
+adds as it is billed (`budgets.py`). Nobody is stopped by a budget: it only keeps the next job from starting.
 
 Queues that go by use need what each submitter used of late. Of `a` accelerators from b to e there are left at time t
 
@@ -29,7 +30,7 @@ _MOST_PERIODS = 13
 
 
 class Spent(Value):
-    """What a team's settled attempts held in one period."""
+    """What a team's settled attempts held in one period, and what its nodes cost."""
 
     accelerator_seconds: int = 0
     usd_micros: int = 0
@@ -47,7 +48,7 @@ def used_in(attempt: Attempt, ended_at: datetime) -> dict[str, int]:
     """Return by week what an attempt's end adds to its submitter's sum, in millionths of an accelerator."""
     return {
         week: round(1e6 * attempt.accelerators * (_grown(week_of(since), until) - _grown(week_of(since), since)))
-        for week, since, until in _pieces(Period.WEEK, attempt.admitted_at, ended_at)[-USED_WEEKS:]
+        for week, since, until in pieces_of(Period.WEEK, attempt.admitted_at, ended_at)[-USED_WEEKS:]
     }
 
 
@@ -101,11 +102,11 @@ def parts_of(attempt: Attempt, ended_at: datetime, economy: EconomyPolicy) -> tu
     """Split what an attempt held into the periods it ran in."""
     if attempt.holds_since is None:
         return ()
-    price = economy.price_of(attempt.instance_type)
+    price = 0.0 if attempt.is_rented else economy.price_of(attempt.instance_type)
     return tuple(
         Part(key, _spent(attempt.accelerators, begins, ends, price))
         for period in Period
-        for key, begins, ends in _pieces(period, attempt.holds_since, ended_at)[-_MOST_PERIODS:]
+        for key, begins, ends in pieces_of(period, attempt.holds_since, ended_at)[-_MOST_PERIODS:]
     )
 
 
@@ -125,7 +126,7 @@ def limits_of(
         owner: The principal that submitted it.
         accelerators: What it asks for, over all nodes.
         charges: What the team's attempts hold.
-        spent: By period's name, what the team's settled attempts held.
+        spent: By period's name, what the team's settled attempts held, and its rents.
         economy: Prices.
         now: The time.
     """
@@ -140,6 +141,33 @@ def limits_of(
     return tuple(found)
 
 
+def used_of(
+    budget: Budget, charges: Iterable[Charge], spent: Mapping[str, Spent], economy: EconomyPolicy, now: datetime
+) -> Spent:
+    """Return what counts against a budget in the period that is: what has settled, and what runs by now.
+
+    Args:
+        budget: Of a team.
+        charges: What the team's attempts hold.
+        spent: By period's name, what has settled, and the rents of what is rented.
+        economy: Prices of what is not rented.
+        now: The time.
+    """
+    key = budget.period.key_at(now)
+    settled = spent.get(key, Spent())
+    running = [
+        _spent(charge.accelerators, begins, ends, 0.0 if charge.is_rented else economy.price_of(charge.instance_type))
+        for charge in charges
+        if charge.admitted_at is not None
+        for of, begins, ends in pieces_of(budget.period, charge.admitted_at, now)[-1:]
+        if of == key
+    ]
+    return Spent(
+        accelerator_seconds=settled.accelerator_seconds + sum(each.accelerator_seconds for each in running),
+        usd_micros=settled.usd_micros + sum(each.usd_micros for each in running),
+    )
+
+
 def _of_budget(
     team: Team,
     budget: Budget,
@@ -148,23 +176,14 @@ def _of_budget(
     economy: EconomyPolicy,
     now: datetime,
 ) -> list[Limit]:
-    key = budget.period.key_at(now)
-    settled = spent.get(key, Spent())
-    running = [
-        _spent(charge.accelerators, begins, ends, economy.price_of(charge.instance_type))
-        for charge in charges
-        if charge.admitted_at is not None
-        for of, begins, ends in _pieces(budget.period, charge.admitted_at, now)[-1:]
-        if of == key
-    ]
-    whose = f"of team {team.name} in {key}"
+    used = used_of(budget, charges, spent, economy, now)
+    whose = f"of team {team.name} in {budget.period.key_at(now)}"
     found = []
     if budget.gpu_hours is not None:
-        seconds = settled.accelerator_seconds + sum(each.accelerator_seconds for each in running)
-        found.append(Limit(what=f"accelerator-hours {whose}", used=round(seconds / 3600, 2), limit=budget.gpu_hours))
+        hours = round(used.accelerator_seconds / 3600, 2)
+        found.append(Limit(what=f"accelerator-hours {whose}", used=hours, limit=budget.gpu_hours))
     if budget.usd is not None:
-        micros = settled.usd_micros + sum(each.usd_micros for each in running)
-        found.append(Limit(what=f"dollars {whose}", used=round(micros / 1e6, 2), limit=budget.usd))
+        found.append(Limit(what=f"dollars {whose}", used=round(used.usd_micros / 1e6, 2), limit=budget.usd))
     return found
 
 
@@ -173,8 +192,8 @@ def _spent(accelerators: int, begins: datetime, ends: datetime, usd_per_hour: fl
     return Spent(accelerator_seconds=seconds, usd_micros=round(seconds * usd_per_hour / 3600 * 1e6))
 
 
-def _pieces(period: Period, begins: datetime, ends: datetime) -> list[tuple[str, datetime, datetime]]:
-    """Cut a stretch of time at the period's ends, the last pieces only."""
+def pieces_of(period: Period, begins: datetime, ends: datetime) -> list[tuple[str, datetime, datetime]]:
+    """Cut a stretch of time at the period's ends, the last pieces only: the period's name, from when, until when."""
     pieces: list[tuple[str, datetime, datetime]] = []
     until = max(begins, ends)
     while len(pieces) < _MOST_PERIODS:

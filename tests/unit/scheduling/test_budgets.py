@@ -1,0 +1,135 @@
+"""Teams' dollars: a rent counts as it is billed, in the periods it lasted in, and what is yet to pay is kept for it."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenkeel.domain.economics import money
+from evenkeel.domain.policy import EconomyPolicy
+from evenkeel.domain.scheduling.budgets import left_by_team, rent_parts_of, still_to_pay, with_rents
+from evenkeel.domain.scheduling.jobs import Charge
+from evenkeel.domain.scheduling.renting import Offer, Rental, RentalState
+from evenkeel.domain.scheduling.spending import Spent
+from evenkeel.domain.scheduling.teams import Period, SetUp, Team
+from tests.unit.scheduling.test_renting import POOL, ready
+
+MIDNIGHT = datetime(2026, 12, 1, tzinfo=UTC)
+"""A month's and a day's beginning, in the middle of a week."""
+HOUR = timedelta(hours=1)
+ECONOMY = EconomyPolicy(other_usd_per_accelerator_hour=2.0)
+PRICE = POOL.micros_per_node_hour
+
+
+def a_setup(*budgets: dict[str, Any]) -> SetUp:
+    return SetUp(
+        teams=(Team.model_validate({"name": "blue"}), Team.model_validate({"name": "red", "budgets": budgets}))
+    )
+
+
+def a_rental(since: datetime, **changes: Any) -> Rental:
+    offer = Offer.of(POOL, since).but(came=("ip-1", "ip-2"))
+    return ready(team="red", begun_at=since, offers=(offer,), **changes)
+
+
+def left(*rentals: Rental, budget: dict[str, Any], now: datetime, **facts: Any) -> dict[str, int]:
+    setup = a_setup(budget)
+    spent = with_rents(facts.get("spent", {}), setup, rentals, now)
+    return left_by_team(setup, spent, facts.get("charges", ()), rentals, ECONOMY, now)
+
+
+@given(
+    st.integers(0, 40 * 86_400_000_000),
+    st.integers(0, 90 * 86_400_000_000),
+    st.integers(0, 3 * 3_600_000_000),
+    st.integers(1, 99_999_999),
+)
+def test_of_each_kind_of_period_the_parts_of_a_rental_add_up_to_its_bill(
+    begins: int, length: int, first: int, price: int
+) -> None:
+    since = MIDNIGHT - timedelta(days=35) + timedelta(microseconds=begins)
+    again = since + timedelta(microseconds=first)
+    pool = POOL.but(micros_per_node_hour=price)
+    offers = (
+        Offer.of(pool, since).but(came=("ip-1",), closed_at=again, refused="no capacity"),
+        Offer.of(pool, again).but(came=("ip-2", "ip-3")),
+    )
+    rental = ready(team="red", offers=offers)
+    now = again + timedelta(microseconds=length)
+
+    parts = rent_parts_of(rental, now)
+
+    bill = rental.ended("It is over.", now).cost_parts / (money.PARTS / money.MICROS)
+    for kind in (10, 8, 7):  # `2026-11-03`, `2026-W45`, `2026-11`
+        mine = [part.spent.usd_micros for part in parts if len(part.key) == kind]
+        if length < 12 * 86_400_000_000:
+            assert sum(mine) == pytest.approx(bill, abs=len(mine))
+    assert all(part.spent.accelerator_seconds == 0 for part in parts)
+
+
+def test_a_rental_over_midnight_counts_on_both_days() -> None:
+    parts = rent_parts_of(a_rental(MIDNIGHT - HOUR), MIDNIGHT + 2 * HOUR)
+
+    found = {part.key: part.spent.usd_micros for part in parts}
+    hour = 2 * PRICE
+    assert found == {
+        "2026-11-30": hour,
+        "2026-12-01": 2 * hour,
+        "2026-W49": 3 * hour,
+        "2026-11": hour,
+        "2026-12": 2 * hour,
+    }
+
+
+def test_nodes_that_never_came_cost_nothing() -> None:
+    assert rent_parts_of(ready(team="red"), MIDNIGHT) == ()
+
+
+def test_what_is_left_is_less_by_what_has_settled_what_runs_the_rents_and_what_they_will_yet_cost() -> None:
+    charge = Charge(
+        job_id="job-b", attempt=1, team="red", cluster="c", node_names=("n",), accelerators=8, admitted_at=MIDNIGHT
+    )
+    on_rented = charge.but(is_rented=True, accelerators=16)
+    rental = a_rental(MIDNIGHT, expected_parts=10 * 2 * PRICE * 3600)
+
+    found = left(
+        rental,
+        budget={"period": Period.MONTH, "usd": 5000},
+        now=MIDNIGHT + 3 * HOUR,
+        spent={("red", "2026-12"): Spent(usd_micros=700 * money.MICROS)},
+        charges=(charge, on_rented),
+    )
+
+    # 700 before, 8 accelerators for 3 hours at $2, and ten hours of two nodes, three of which are over.
+    assert found == {"red": (5000 - 700 - 48) * money.PARTS - 10 * 2 * PRICE * 3600}
+
+
+def test_the_tightest_budget_counts_and_one_of_hours_is_none() -> None:
+    setup = a_setup({"period": Period.MONTH, "usd": 500}, {"period": Period.DAY, "usd": 30, "gpuHours": 1})
+
+    assert left_by_team(setup, {}, (), (), ECONOMY, MIDNIGHT) == {"red": 30 * money.PARTS}
+    assert left(budget={"period": Period.DAY, "gpuHours": 1}, now=MIDNIGHT) == {}
+
+
+@pytest.mark.parametrize(
+    ("state", "hours", "expected"),
+    [
+        (RentalState.READY, 1, 3 * 2 * PRICE * 3600),
+        (RentalState.READY, 6, 3 * 2 * PRICE * 3600),
+        (RentalState.ENDING, 1, 0),
+    ],
+)
+def test_a_rental_that_outlasts_what_was_expected_is_expected_to_go_on(
+    state: RentalState, hours: int, expected: int
+) -> None:
+    rental = a_rental(MIDNIGHT, state=state, expected_parts=4 * 2 * PRICE * 3600)
+
+    assert still_to_pay(rental, MIDNIGHT + hours * HOUR) == expected
+
+
+def test_what_has_ended_is_not_counted_twice() -> None:
+    over = a_rental(MIDNIGHT, state=RentalState.ENDED)
+
+    assert left(over, budget={"period": Period.MONTH, "usd": 9}, now=MIDNIGHT + HOUR) == {"red": 9 * money.PARTS}

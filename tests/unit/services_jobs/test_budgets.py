@@ -1,0 +1,152 @@
+"""Budgets in dollars and rents: what is rented stays within what is left, and counts for what it is billed at."""
+
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.decisions import Decision
+from evenkeel.domain.economics import money
+from evenkeel.domain.scheduling.jobs import JobState
+from evenkeel.domain.scheduling.placement import PlacementFacts
+from evenkeel.domain.scheduling.renting import RentalState
+from evenkeel.domain.scheduling.spending import Spent
+from evenkeel.domain.scheduling.teams import Team
+from evenkeel.ports import Row
+from evenkeel.services import explain, read_queue, rows
+from evenkeel.services.check_authority import Asker
+from tests.fakes.cluster import CLUSTER
+from tests.unit.services_jobs.story import NAMESPACE, a_spec
+from tests.unit.services_jobs.test_rentals import NODE_HOUR, ON_DEMAND, SPOT, Renting, a_policy
+from tests.unit.services_jobs.test_teams import set_up
+
+QUOTA = {"ml.p5.48xlarge": {"nvidia.com/gpu": 32}, "p5.48xlarge": {"nvidia.com/gpu": 64}}
+
+
+def sharing(*budgets: dict[str, Any], **changes: Any) -> Renting:
+    """A team with quota enough, for whose nodes nothing but rent is paid: the others' price is nothing."""
+    policy = a_policy(**changes)
+    market = Renting(policy=policy.but(economy=policy.economy.but(other_usd_per_accelerator_hour=0)))
+    members = [{"principal": "arn:aws:iam::111122223333:role/ana"}]
+    queue = {"cohort": "fleet", "groups": [QUOTA]}
+    team = {"name": "red", "queue": queue, "members": members, "budgets": budgets}
+    set_up(market.story, Team.model_validate(team))
+    return market
+
+
+def asked_last(market: Renting) -> PlacementFacts:
+    records: list[Decision] = sorted(market.records("PLACEMENT"), key=lambda each: each.decided_at)
+    return PlacementFacts.model_validate(records[-1].facts)
+
+
+@pytest.mark.parametrize(("usd", "rentals"), [(None, 1), (80, 0), (90, 1)])
+def test_no_more_is_rented_than_is_left_of_the_teams_dollars(usd: float | None, rentals: int) -> None:
+    market = sharing(*([{"period": "month", "usd": usd}] if usd else []))
+    _, second = market.full_fleet(team="red")
+
+    market.story.run_pass()
+
+    # Two hours of work and some minutes of launch and restart, on two nodes at $20.
+    assert market.holds() == rentals
+    left = asked_last(market).spending.team_budget_left_parts
+    assert left == (None if usd is None else usd * money.PARTS)
+    if not rentals:
+        told = explain.why_job(market.world.ledger, second.job_id, now=market.world.clock.now())
+        assert "is more than the $80.00 left in the budget of team red." in told["sentence"]
+
+
+def test_the_next_job_finds_what_running_rentals_are_expected_to_leave() -> None:
+    market = sharing({"period": "month", "usd": 100})
+    _, second = market.full_fleet(team="red")
+    market.story.run_pass()
+    expected = market.rental(second.job_id).expected_parts
+    market.world.clock.advance(1)
+    third = market.story.submit("third", team="red", nodes=1)
+
+    market.story.run_pass()
+
+    assert expected > 80 * money.PARTS
+    assert market.holds() == 1
+    assert asked_last(market).spending.team_budget_left_parts == 100 * money.PARTS - expected
+    assert "left in the budget of team red" in market.story.job(third.job_id).reason
+
+
+def test_two_jobs_of_one_pass_share_what_is_left() -> None:
+    held = []
+    for usd in (100, 130):
+        market = sharing({"period": "month", "usd": usd})
+        market.full_fleet(team="red")
+        market.story.submit("third", team="red", nodes=1)
+
+        market.story.run_pass()
+
+        held.append(market.holds())
+    # $81 and $41.
+    assert held == [1, 2]
+
+
+def test_the_next_offer_of_a_rental_keeps_to_the_budget_too() -> None:
+    dollars = {"period": "month", "usd": 100}
+    for budgets, asked in (((), [SPOT, ON_DEMAND]), ((dollars,), [SPOT])):
+        market = sharing(*budgets)
+        market.has_capacity = set()
+        _, second = market.full_fleet(team="red")
+        market.story.run_pass()
+        market.advance()
+        market.karpenter()
+        for _ in range(4):
+            market.advance()
+
+        assert [offer.pool for offer in market.rental(second.job_id).offers] == asked, budgets
+
+
+def test_a_rent_counts_once_as_it_is_billed_and_what_ran_on_it_adds_hours_alone() -> None:
+    market = sharing({"period": "month", "usd": 1000})
+    _, second = market.rented(team="red")
+    assert market.story.attempt(second.job_id, 1).is_rented
+    market.world.clock.advance(1800)
+    market.world.cluster.finish_pods(second.job_id, 1)
+    market.story.settle(second.job_id, 1)
+    for _ in range(3):
+        market.advance()
+
+    rental = market.rental(second.job_id)
+    row = market.world.ledger.get(rows.spent_key("red", "2026-11"))
+    assert row
+    spent = Spent.model_validate(row.doc)
+    assert rental.state is RentalState.ENDED
+    assert spent.usd_micros * 3600 == rental.cost_parts >= 2 * NODE_HOUR[SPOT] * 1800
+    assert spent.accelerator_seconds == 16 * 1800
+
+
+def test_a_rent_that_runs_holds_the_next_job_back_once_it_has_spent_the_budget() -> None:
+    market = sharing({"period": "month", "usd": 90})
+    first, _ = market.rented(team="red")
+    market.world.cluster.finish_pods(first.job_id, 1)
+    market.story.settle(first.job_id, 1)
+    third = market.story.submit("third", team="red", nodes=1)
+    market.world.clock.advance(9000)
+
+    market.story.run_pass()
+
+    assert market.story.job(third.job_id).state is JobState.PENDING
+    assert "dollars of team red in 2026-11 are used" in market.story.job(third.job_id).reason
+
+
+def test_a_plan_says_what_the_budget_leaves_no_room_for() -> None:
+    market = sharing({"period": "month", "usd": 100})
+    market.full_fleet(team="red")
+    market.story.put(Row(rows.spent_key("red", "2026-11"), Spent(usd_micros=60 * money.MICROS).to_json()))
+    market.story.sweep()
+
+    found = read_queue.plan(
+        a_spec(team="red", nodes=1),
+        Asker(principal="role/ana", identity="111122223333:role/ana"),
+        market.world.ledger,
+        cluster=CLUSTER,
+        namespace=NAMESPACE,
+        policy=market.policy,
+        now=market.world.clock.now(),
+    )
+
+    why_not = {row["pool"]: row["whyNot"] for row in found["placement"]["pools"]}
+    assert "more than the $40.00 left in the budget of team red" in why_not[SPOT]
