@@ -123,7 +123,7 @@ class Renting:
             most_offers=dice.choice((2, 4)),
             rentals_per_pass=dice.choice((1, 4)),
         )
-        jobs = policy.jobs.but(expected_resume_seconds=60, launch_retry_seconds=2)
+        jobs = policy.jobs.but(expected_resume_seconds=60)
         return policy.but(burst=burst, jobs=jobs)
 
     # ------------------------------------------------------------ jobs
@@ -409,7 +409,7 @@ class RentingCluster(SimulatedCluster):
         seconds = self.dice.uniform(5, 30)
         if self._makes_trouble("late", 0.5):
             seconds = self.dice.uniform(40, 120)
-        elif self._makes_trouble("never joins", 0.5):
+        elif self._makes_trouble("never joins"):
             seconds = _NEVER
         self.loop.after(seconds, lambda: self._join(machine, number))
 

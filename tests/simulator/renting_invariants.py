@@ -16,6 +16,8 @@ from tests.simulator.renting import Asked, Machine, RentingCluster
 from tests.simulator.simulation import Simulation
 
 _CALM_DELAY = 65
+_A_LOOK = 200.0
+"""Seconds within which somebody looks at a wait once nothing goes wrong any more."""
 _A_WHILE = 400.0
 """Seconds within which somebody looks, and a job has saved and left, where nothing goes wrong any more."""
 
@@ -166,7 +168,7 @@ def offers_end(world: Simulation) -> Iterator[str]:
     calm_since, now = world.rests_from - _CALM_DELAY, world.loop.seconds
     for doc in _rentals(world) if world.renting and world.is_calm else ():
         late = now - max(_seconds(doc["readyBy"]), calm_since)
-        if doc["state"] == "OPENING" and not doc["offers"][-1]["refused"] and late > _A_WHILE:
+        if doc["state"] == "OPENING" and not doc["offers"][-1]["refused"] and late > _A_LOOK:
             yield f"{_name(doc)} has waited {late:.0f} s beyond its time for nodes of {doc['offers'][-1]['pool']}"
 
 
