@@ -451,8 +451,13 @@ class Cluster(RentedCapacity, Protocol):
         """Return accelerators requested by live pods per node name, foreign pods included."""
         ...
 
-    def foreign_pods(self, cluster: str) -> tuple[ForeignPod, ...]:
-        """List the live pods that are not ours, over all namespaces; without those of a DaemonSet and static ones."""
+    def foreign_pods(self, cluster: str, on: str | None = None) -> tuple[ForeignPod, ...]:
+        """List the live pods that are not ours, over all namespaces; without those of a DaemonSet and static ones.
+
+        Args:
+            cluster: Kubernetes cluster.
+            on: Only those on this node; empty: those that stand on none; None: all.
+        """
         ...
 
     def kueue_namespaces(self, cluster: str) -> Mapping[str, str]:

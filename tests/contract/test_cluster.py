@@ -439,6 +439,17 @@ def test_foreign_pods_are_seen_with_whose_they_are_and_how_they_come_back(bed: B
     assert bed.cluster.accelerators_in_use(CLUSTER)[node.name] == 6
 
 
+def test_foreign_pods_can_be_listed_by_the_node_that_they_stand_on(bed: Bed) -> None:
+    here, there = free_nodes(bed, 2)
+    bed.holds("replica-0", here.name, owner="ReplicaSet")
+    bed.holds("replica-1", there.name, owner="ReplicaSet")
+    bed.eventually(lambda: len(bed.cluster.foreign_pods(CLUSTER)) == 2, "two pods")
+
+    assert [pod.name for pod in bed.cluster.foreign_pods(CLUSTER, here.name)] == ["replica-0"]
+    assert bed.cluster.foreign_pods(CLUSTER, "no-such-node") == ()
+    assert bed.cluster.foreign_pods(CLUSTER, "") == ()
+
+
 def test_an_eviction_goes_through_once(bed: Bed) -> None:
     node = free_nodes(bed)[0]
     bed.holds("kubeflow-0", node.name, owner="PyTorchJob")

@@ -206,8 +206,9 @@ class FakeCluster(FakeCapacity):
                     used[pod.node_name] = used.get(pod.node_name, 0) + workload.spec.job.accelerators_per_node
         return used
 
-    def foreign_pods(self, cluster: str) -> tuple[ForeignPod, ...]:
-        return tuple(pod for pod in self.foreign if (cluster, pod.node_name) in self.by_name or not pod.node_name)
+    def foreign_pods(self, cluster: str, on: str | None = None) -> tuple[ForeignPod, ...]:
+        there = (pod for pod in self.foreign if (cluster, pod.node_name) in self.by_name or not pod.node_name)
+        return tuple(pod for pod in there if on is None or pod.node_name == on)
 
     def kueue_namespaces(self, cluster: str) -> Mapping[str, str]:
         return dict(self.of_kueue)

@@ -90,6 +90,7 @@ def show(out: Page, found: Json) -> None:
     _gpus(out, found["gpus"])
     _jobs(out, found["jobs"])
     _teams(out, found["teams"])
+    _serving(out, found.get("serving", []))
     for incident in incidents["items"]:
         word = "NEEDS YOU" if incident["needsYou"] else "WORKING"
         name = f"{incident['incidentId']}  {incident['node']['instanceId']}  {incident['fault']['name']}"
@@ -182,6 +183,17 @@ def _teams(out: Page, teams: list[Json]) -> None:
         quota = "no quota" if held["allocated"] is None else f"of {held['allocated']}"
         title = out.bold("TEAMS") + "   " if index == 0 else "        "
         out.line(f"{title}{team['team']:<{widest}}  {held['used']} {quota} GPUs{util}{moved}")
+
+
+def _serving(out: Page, serving: list[Json]) -> None:
+    """Print which Deployments have nodes rented, and what was last decided for their replicas."""
+    for index, each in enumerate(each for each in serving if each["rentals"] or each["reason"]):
+        title = out.bold("SERVING") + " " if index == 0 else "        "
+        nodes = sum(rental["nodes"] for rental in each["rentals"])
+        rented = f": {counted(nodes, 'node')} rented" if nodes else ""
+        out.line(f"{title}{each['namespace']}/{each['name']}{rented}")
+        if each["reason"]:
+            out.paragraph(each["reason"], indent="        ")
 
 
 def _span(seconds: float | None) -> str:

@@ -217,11 +217,12 @@ class KubernetesCluster(KubernetesCapacity):
             return workloads.read_queue(self._all(cluster, path, **query))
         return {}
 
-    def foreign_pods(self, cluster: str) -> tuple[ForeignPod, ...]:
+    def foreign_pods(self, cluster: str, on: str | None = None) -> tuple[ForeignPod, ...]:
+        where = "" if on is None else f",spec.nodeName={on}"
         live = self._all(
             cluster,
             _PODS,
-            fieldSelector="status.phase!=Succeeded,status.phase!=Failed",
+            fieldSelector=f"status.phase!=Succeeded,status.phase!=Failed{where}",
             labelSelector=f"{FLEET_LABEL}!={self._fleet}",
         )
         pods = [pod for pod in live if workloads.is_movable_kind(pod)]

@@ -16,6 +16,7 @@ from evenkeel.domain.nodes import (
 from evenkeel.domain.scheduling.followed import KueueCheck, KueueCondition, KueueSeen
 from evenkeel.domain.scheduling.foreign import RESUME_ALLOWED, RESUME_LABEL, Comeback, ForeignPod
 from evenkeel.domain.scheduling.jobs import Demand, PodPhase, PodSeen
+from evenkeel.domain.scheduling.pool_choices import Effect, Operator, Toleration
 from evenkeel.domain.scheduling.submission import RESERVED_ENV
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import CapacitySpec, CheckSpec, LaunchSpec
@@ -557,6 +558,23 @@ def read_foreign(pod: Mapping[str, Any], jobs: Mapping[tuple[str, str], Mapping[
         workload=name or metadata["name"],
         comeback=comeback,
         may_move=found.get(RESUME_LABEL) == RESUME_ALLOWED,
+        created_at=_instant(metadata.get("creationTimestamp")),
+        tolerations=_tolerations((pod.get("spec") or {}).get("tolerations") or ()),
+        selector=(pod.get("spec") or {}).get("nodeSelector") or {},
+    )
+
+
+def _tolerations(told: Iterable[Mapping[str, Any]]) -> tuple[Toleration, ...]:
+    """Read a pod's tolerations; one of a kind that is not known here tolerates nothing."""
+    return tuple(
+        Toleration(
+            key=one.get("key") or "",
+            operator=Operator(one.get("operator") or Operator.EQUAL),
+            value=one.get("value") or "",
+            effect=Effect(one["effect"]) if one.get("effect") else None,
+        )
+        for one in told
+        if (one.get("operator") or Operator.EQUAL) in set(Operator) and (one.get("effect") or None) in {None, *Effect}
     )
 
 

@@ -5,7 +5,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
@@ -267,7 +267,22 @@ class ServingWorkload(Section):
     priority: int = 1_000_000
     """Where there is no such class."""
     most_replicas: int = Field(default=100, ge=1)
-    """More than so many get no room made."""
+    """More than so many get no room made, and nothing rented."""
+    rents_from: tuple[str, ...] = ()
+    """Names of `burst.pools` that are this Deployment's alone; empty = nothing is rented for it."""
+    team: str = "default"
+    """Whose cap holds for what is rented, and whose bill it is on."""
+    spike_seconds: int = Field(default=3600, ge=60)
+    """How long a rented node is expected to be wanted: what its rent is weighed with."""
+    patience_seconds: int = Field(default=30, ge=0)
+    """A replica that has found no node for less than this is not rented for: it may be about to."""
+    rented_seconds: int | None = Field(default=None, ge=60)
+    """How long a rented node may be kept though replicas stand on it; None = as long as they do."""
+
+    @property
+    def label(self) -> str:
+        """`namespace/name`."""
+        return f"{self.namespace}/{self.name}"
 
 
 class ReservedPool(Reservation):
@@ -311,10 +326,18 @@ class SchedulingPolicy(Section):
         return self
 
 
+_TAINT = r"^[^=:\s]+=[^=:\s]*:(NoSchedule|NoExecute)$"
+
+
 class RentedPool(Pool):
     """A Karpenter NodePool that Evenkeel may rent nodes from. It is Evenkeel's alone: its limit is what is rented."""
 
     model_config = ConfigDict(extra="forbid")
+
+    taints: tuple[Annotated[str, Field(pattern=_TAINT)], ...] = ()
+    """`key=value:Effect` of all its nodes: who does not tolerate them is not sent there."""
+    labels: dict[str, str] = {}
+    """Labels of all its nodes, besides those that Karpenter and Kubernetes set: what a `nodeSelector` may ask for."""
 
     @model_validator(mode="after")
     def _is_rented_and_bounded(self) -> Self:
@@ -357,6 +380,8 @@ class BurstPolicy(Section):
     """Spot only where a checkpoint comes at least this often, as a share of the mean time between interruptions."""
     capacity_pod_image: str = "registry.k8s.io/pause:3.10"
     """Of the pods that make Karpenter launch nodes, and hold them until the job's own are there."""
+    capacity_pod_namespace: str = "evenkeel-jobs"
+    """Where those pods run for a Deployment: Evenkeel may create none in its own namespace. A job's run beside it."""
 
     def delay_of(self, priority_class: str) -> int:
         """Return what an hour's delay of a class is worth, in micro-dollars."""
@@ -401,6 +426,31 @@ class Policy(Section):
     the same storage only where the same stands behind it."""
     faults: dict[str, FaultOverride] = {}
     """What this site has otherwise than the catalogue, by fault key."""
+
+    @property
+    def pools_for_jobs(self) -> tuple[RentedPool, ...]:
+        """The pools that jobs may be rented for from: none that is a Deployment's."""
+        taken = {name for each in self.scheduling.serving for name in each.rents_from}
+        return tuple(pool for pool in self.burst.pools if pool.name not in taken)
+
+    def pools_for(self, serving: ServingWorkload) -> tuple[RentedPool, ...]:
+        """Return the pools that are a Deployment's, in the order in which equals are tried."""
+        return tuple(pool for pool in self.burst.pools if pool.name in serving.rents_from)
+
+    @model_validator(mode="after")
+    def _serving_has_pools_of_its_own(self) -> Self:
+        by_name = {pool.name: pool for pool in self.burst.pools}
+        owners: dict[str, str] = {}
+        for each in self.scheduling.serving:
+            for name in each.rents_from:
+                pool = by_name.get(name)
+                if pool is None or pool.cluster != each.cluster:
+                    raise ValueError(f"serving {each.label}: there is no pool {name} to rent from in {each.cluster}")
+                if not pool.taints:
+                    raise ValueError(f"serving {each.label}: {name} needs a taint, or anybody's pods may start there")
+                if owners.setdefault(name, each.label) != each.label:
+                    raise ValueError(f"{name} is rented from for {owners[name]} and for {each.label}")
+        return self
 
     @model_validator(mode="after")
     def _knows_its_faults(self) -> Self:

@@ -32,8 +32,10 @@ from evenkeel.domain.recovery.vetoes import veto
 from evenkeel.domain.scheduling import followed
 from evenkeel.domain.scheduling.attempts import lost_nodes
 from evenkeel.domain.scheduling.awaiting import attempt_answer, is_doubtful
+from evenkeel.domain.scheduling.foreign import ForeignPod
 from evenkeel.domain.scheduling.jobs import Attempt, Job, WorkloadSeen
-from evenkeel.domain.scheduling.renting import Offer, Rental, end_answer, nodes_answer
+from evenkeel.domain.scheduling.renting import Offer, Rental, came_answer, end_answer, nodes_answer
+from evenkeel.domain.scheduling.replicas import as_seen, empty_answer, why_unwanted_for
 from evenkeel.domain.values import Value
 from evenkeel.domain.waiting import DEADLINE_PASSED, Answer, Condition, ConditionKind, Wait, WaitState
 from evenkeel.ports import (
@@ -52,7 +54,7 @@ from evenkeel.ports import (
     every,
     get_all,
 )
-from evenkeel.services import guard_queue, incident_record, plan_recovery, rentals, rows
+from evenkeel.services import guard_queue, incident_record, plan_recovery, rows
 from evenkeel.services.guard_acts import Fleet
 
 WRITER = "evaluate_waits"
@@ -99,6 +101,7 @@ class Observation:
         self._let_go: frozenset[str] | None = None
         self._nodes: dict[str, tuple[KubernetesNode, ...]] = {}
         self._workloads: dict[str, dict[tuple[str, int], WorkloadSeen]] = {}
+        self._without_node: dict[str, tuple[ForeignPod, ...]] = {}
 
     def read_ahead(self, waits: Iterable[Wait]) -> None:
         """Read what these waits are about in a few calls: there may be one for each machine of a fleet."""
@@ -195,13 +198,16 @@ class Observation:
         """Return what Karpenter was told of a pool since it was opened, where it found no capacity."""
         return self._cluster.refusal(offer.cluster, offer.pool, offer.opened_at)
 
-    def handed_over_but(self, rental: Rental) -> frozenset[str]:
-        """Return the nodes of other rentals: they are no sign that this one's are there."""
-        return frozenset(name for each in self._rentals if each.name != rental.name for name in each.node_names)
+    def replicas_on(self, rental: Rental) -> tuple[ForeignPod, ...]:
+        """Return the pods that are not ours on a rental's nodes, and none of the rest of the cluster."""
+        cluster = rental.offer.cluster
+        return tuple(pod for name in rental.node_names for pod in self._cluster.foreign_pods(cluster, name))
 
-    @cached_property
-    def _rentals(self) -> tuple[Rental, ...]:
-        return rentals.load(self.ledger).rentals
+    def without_node(self, cluster: str) -> tuple[ForeignPod, ...]:
+        """Return the pods that are not ours and stand on no node."""
+        if cluster not in self._without_node:
+            self._without_node[cluster] = self._cluster.foreign_pods(cluster, "")
+        return self._without_node[cluster]
 
     def seat(self, facts: Mapping[str, Any]) -> SeatNow:
         """Return who holds the seat that a wait is about."""
@@ -392,16 +398,40 @@ def judge(wait: Wait, world: Observation) -> Answer | None:
 
 def _rental(wait: Wait, world: Observation) -> Answer | None:
     number = int(wait.condition.facts["rental"])
-    stored, row = world.row(rows.job_key(wait.subject)), world.row(rows.rental_key(wait.subject, number))
-    if stored is None or row is None:
+    row = world.row(rows.rental_key(wait.subject, number))
+    if row is None:
         raise NotFound(f"There is no rental {number} of {wait.subject}.")
-    rental, job = rows.read(row, Rental), rows.read(stored, Job)
+    rental = rows.read(row, Rental)
     nodes = world.nodes(rental.offer.cluster)
+    if rental.serves is not None:
+        return _replicas(wait, rental, row, nodes, world)
+    stored = world.row(rows.job_key(wait.subject))
+    if stored is None:
+        raise NotFound(f"There is no {wait.subject} for rental {number}.")
+    job = rows.read(stored, Job)
     if wait.condition.kind is ConditionKind.RENTAL_READY:
-        return nodes_answer(rental, job, nodes, world.refusal(rental.offer), world.handed_over_but(rental))
+        return nodes_answer(rental, job, nodes, world.refusal(rental.offer), rental.not_its)
     held = world.row(rows.attempt_key(job.job_id, job.current_attempt)) if job.current_attempt else None
     attempt = rows.read(held, Attempt) if held else None
     return end_answer(rental, job, attempt, nodes, world.policy.burst.quiet_seconds, world.now)
+
+
+def _replicas(
+    wait: Wait, rental: Rental, row: Row, nodes: tuple[KubernetesNode, ...], world: Observation
+) -> Answer | None:
+    """Judge a node that is rented for a Deployment: on its way, or there, where it is noted whether it is used."""
+    policy = world.policy
+    if wait.condition.kind is ConditionKind.RENTAL_READY:
+        pods = world.without_node(rental.offer.cluster)
+        # What other rentals will take is not known here: the steps of the workflow know it.
+        unwanted = why_unwanted_for(rental, (), policy.scheduling.serving, pods)
+        return came_answer(rental, unwanted, nodes, world.refusal(rental.offer), rental.not_its)
+    pods = world.replicas_on(rental)
+    seen = as_seen(rental, pods, world.now)
+    if seen != rental:
+        with contextlib.suppress(Conflict):  # it is given back, or was seen by somebody else: the next look knows
+            world.ledger.commit(Put(rows.rental_row(seen, row.version)))
+    return empty_answer(seen, pods, nodes, policy.burst.quiet_seconds, world.now)
 
 
 def _check(incident: Incident, machine: Holder, world: Observation) -> CheckResult:

@@ -12,7 +12,7 @@ from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.scheduling.jobs import JobState
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Ledger, NotFound, Row, Table
-from evenkeel.services import hold_automation, paging, read_incidents, read_jobs, read_teams, rows
+from evenkeel.services import hold_automation, paging, read_incidents, read_jobs, read_serving, read_teams, rows
 
 Json = dict[str, Any]
 
@@ -87,6 +87,7 @@ def status(
             {name: value for name, value in team.items() if name != "resources"}
             for team in read_teams.list_teams(ledger, now=now)["items"][:_MOST_TEAMS]
         ],
+        "serving": read_serving.list_serving(ledger),
         "heartbeats": beats,
     }
 

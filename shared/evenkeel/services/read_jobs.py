@@ -102,7 +102,7 @@ def show_job(ledger: Ledger, job_id: str, policy: Policy, *, now: datetime) -> J
         "resumePlan": job.resume_plan.to_json() if job.resume_plan else None,
         "stopRequest": job.stop_request.to_json() if job.stop_request else None,
         "attempts": [_attempt(attempt) for attempt in reversed(load_attempts(ledger, job_id))],
-        "rentals": [_rental(rental) for rental in reversed(load_rentals(ledger, job_id))],
+        "rentals": [shown_rental(rental) for rental in reversed(load_rentals(ledger, job_id))],
         "result": job.result,
         "queue": read_queue.place_of(job, ledger, policy, now=now),
     }
@@ -224,7 +224,8 @@ def _attempt(attempt: Attempt) -> Json:
     }
 
 
-def _rental(rental: Rental) -> Json:
+def shown_rental(rental: Rental) -> Json:
+    """Return nodes that are, or were, rented, as they are shown."""
     return {
         "rental": rental.number,
         "state": rental.state,

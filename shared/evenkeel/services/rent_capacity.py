@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.economics import money
 from evenkeel.domain.health.incidents import TimelineEntry
-from evenkeel.domain.policy import Mode, Policy
+from evenkeel.domain.policy import Mode, Policy, RentedPool
 from evenkeel.domain.recovery.modes import launch_mode
 from evenkeel.domain.scheduling.budgets import rent_parts_of
 from evenkeel.domain.scheduling.jobs import Attempt, Job
@@ -34,6 +34,7 @@ from evenkeel.domain.scheduling.renting import (
     spending_of,
     why_unwanted,
 )
+from evenkeel.domain.scheduling.replicas import ServingMemory, registered_as, standing_on, why_unwanted_for
 from evenkeel.domain.scheduling.shortages import Shortages
 from evenkeel.domain.values import Value
 from evenkeel.ports import (
@@ -128,7 +129,8 @@ class Outcome(Value):
 class _Found(NamedTuple):
     rental: Rental
     version: int
-    job: Job
+    job: Job | None
+    """Whose it is; None where it is a Deployment's."""
     tree: Row
 
 
@@ -182,9 +184,10 @@ def _load(ledger: Ledger, request: Request) -> _Found:
     tree = ledger.get(rows.tree_key()) or Row(rows.tree_key(), {})
     row = ledger.get(rows.rental_key(request.job_id, request.rental))
     job = ledger.get(rows.job_key(request.job_id))
-    if row is None or job is None:
+    rental = rows.read(row, Rental) if row else None
+    if row is None or rental is None or (job is None and rental.serves is None):
         raise NotFound(f"There is no rental {request.rental} of {request.job_id}.")
-    return _Found(rows.read(row, Rental), row.version, rows.read(job, Job), tree)
+    return _Found(rental, row.version, rows.read(job, Job) if job else None, tree)
 
 
 # ---------------------------------------------------------------- the steps
@@ -194,6 +197,7 @@ def _check(work: _Work, found: _Found) -> Outcome:
     """State CheckBudget: whether it is still wanted and paid for; after a crash, where to go on."""
     rental = found.rental
     if rental.state is RentalState.READY:
+        _make_room(work, rental)
         return Outcome(outcome=RentOutcome.READY, reason="Its nodes were handed over.")
     if rental.state is RentalState.ENDING:
         return Outcome(outcome=RentOutcome.ENDING, reason=rental.reason)
@@ -206,7 +210,7 @@ def _check(work: _Work, found: _Found) -> Outcome:
 def _why_not_rented(work: _Work, found: _Found) -> str:
     """Say why nothing is to be rented after all; empty where it is. Caps may be lower by now."""
     rental, burst = found.rental, work.policy.burst
-    unwanted = why_unwanted(rental, found.job)
+    unwanted = _why_unwanted(work, found)
     if unwanted:
         return unwanted
     if not _may_rent(work, found.job):
@@ -227,9 +231,29 @@ def _why_not_rented(work: _Work, found: _Found) -> str:
     return ""
 
 
-def _may_rent(work: _Work, job: Job) -> bool:
-    """Whether the mode lets anything be rented for a job: as for the launch that it is rented for."""
-    return launch_mode(work.mode, is_planned=job.is_planned(job.current_attempt + 1)) is Mode.ACT
+def _may_rent(work: _Work, job: Job | None) -> bool:
+    """Whether the mode lets anything be rented: for a job, as for the launch that it is rented for."""
+    is_planned = job is not None and job.is_planned(job.current_attempt + 1)
+    return launch_mode(work.mode, is_planned=is_planned) is Mode.ACT
+
+
+def _why_unwanted(work: _Work, found: _Found) -> str:
+    """Say why nobody waits for a rental any more; empty where its job does, or replicas for which nothing else is."""
+    rental = found.rental
+    if found.job is not None:
+        return why_unwanted(rental, found.job)
+    pods = work.cluster.foreign_pods(rental.offer.cluster)
+    own = [each for each in rentals.load(work.ledger).rentals if each.job_id == rental.job_id]
+    return why_unwanted_for(rental, own, work.policy.scheduling.serving, pods)
+
+
+def _make_room(work: _Work, rental: Rental) -> None:
+    """End the capacity pods on a node that is a Deployment's: its own pods wait for what those use.
+
+    A job's are ended when its pods are there. Idempotent: yes, gone is success.
+    """
+    if rental.serves is not None:
+        work.cluster.free_capacity(rental.offer.cluster, rental.namespace, rental.pods_name)
 
 
 def _open(work: _Work, found: _Found) -> Outcome:
@@ -237,12 +261,15 @@ def _open(work: _Work, found: _Found) -> Outcome:
     rental = found.rental
     if rental.state is not RentalState.OPENING:
         return Outcome(outcome=RentOutcome.NOT_WANTED, reason=rental.reason)
-    unwanted = why_unwanted(rental, found.job)
+    unwanted = _why_unwanted(work, found)
     if unwanted:
         return Outcome(outcome=RentOutcome.NOT_WANTED, reason=unwanted)
     offer = rental.offer
     if offer.refused:  # a run before this one died while it took that back
         return Outcome(outcome=RentOutcome.REFUSED, reason=offer.refused)
+    seen = _beside(rental, _others(work, rental))
+    if seen != rental:
+        work.ledger.commit(Put(rows.rental_row(seen, found.version)))
     limited = _set_limit(work, offer)
     if limited is LimitResult.UNBOUNDED:
         reason = f"NodePool {offer.pool} has no limit: such a pool is never opened."
@@ -270,17 +297,20 @@ def _hand_over(work: _Work, found: _Found) -> Outcome:
     """State HandOver: name the nodes, all of them, in a commit that orders admissions; the next pass starts the job."""
     rental = found.rental
     if rental.state is not RentalState.OPENING:
-        outcome = RentOutcome.HANDED_OVER if rental.state is RentalState.READY else RentOutcome.NOT_WANTED
+        outcome = RentOutcome.NOT_WANTED
+        if rental.state is RentalState.READY:
+            outcome = RentOutcome.HANDED_OVER
+            _make_room(work, rental)
         return Outcome(outcome=outcome, reason=rental.reason)
-    unwanted = why_unwanted(rental, found.job)
+    unwanted = _why_unwanted(work, found)
     if unwanted:
         return Outcome(outcome=RentOutcome.NOT_WANTED, reason=unwanted)
     others = _others(work, rental)
     taken = {name for each in others for name in each.node_names}
     came = nodes_that_came(rental, work.cluster.nodes(rental.offer.cluster), taken)
-    usable = [node.name for node in came if is_usable(node)]
+    usable = [node.name for node in came if is_usable(node, rental.offer)]
     if len(usable) < rental.nodes:
-        seen = rental.with_came(node.name for node in came[: rental.nodes])
+        seen = _beside(rental.with_came(node.name for node in came[: rental.nodes]), others)
         if seen != rental:
             work.ledger.commit(Put(rows.rental_row(seen, found.version)))
         reason = f"{len(usable)} of {rental.nodes} nodes are there."
@@ -288,7 +318,13 @@ def _hand_over(work: _Work, found: _Found) -> Outcome:
     names = tuple(usable[: rental.nodes])
     offer = rental.offer
     text = f"{counted(len(names), offer.pool)} ready for it: {', '.join(names[:4])}{' and more' if names[4:] else ''}."
-    ready = rental.with_came(names).but(state=RentalState.READY, node_names=names, handed_over_at=work.now, reason=text)
+    ready = rental.with_came(names).but(
+        state=RentalState.READY,
+        node_names=names,
+        handed_over_at=work.now,
+        idle_since=work.now if rental.serves else None,
+        reason=text,
+    )
     entry = TimelineEntry(at=work.now, kind="handed over", text=text, writer=WRITER)
     memory = _shortages(work)
     known = rows.read(memory, Shortages) if memory.version else Shortages()
@@ -300,6 +336,7 @@ def _hand_over(work: _Work, found: _Found) -> Outcome:
         Put(rows.timeline_row(rental.job_id, entry, f"handed-over-{rental.number}")),
         *more,
     )
+    _make_room(work, ready)
     _drop_strays(work, ready)
     work.passes.request(f"{rental.name} handed over")
     work.telemetry.count("RentalsHandedOver")
@@ -320,7 +357,7 @@ def _next(work: _Work, found: _Found) -> Outcome:
         return Outcome(outcome=RentOutcome.NOT_YET, reason=left, wait_seconds=_look_seconds(work))
     found = _load(work.ledger, work.request)
     rental = found.rental
-    unwanted = why_unwanted(rental, found.job)
+    unwanted = _why_unwanted(work, found)
     if unwanted:
         return Outcome(outcome=RentOutcome.NONE, reason=unwanted)
     if len(rental.offers) >= work.policy.burst.most_offers:
@@ -335,7 +372,7 @@ def _next(work: _Work, found: _Found) -> Outcome:
         rental,
         _holds(work.ledger),
         shortages,
-        work.policy.burst,
+        work.policy.burst.but(pools=_pools_for(work.policy, rental)),
         work.now,
         read_budgets.left_beside(rental, work.ledger, work.policy, work.now),
     )
@@ -344,6 +381,14 @@ def _next(work: _Work, found: _Found) -> Outcome:
         return Outcome(outcome=RentOutcome.NONE, reason=placed.reason)
     record = rentals.record_of(placed, work.ids.new("dec"), work.policy, work.mode, work.now)
     return _commit_offer(work, found, record, placed)
+
+
+def _pools_for(policy: Policy, rental: Rental) -> tuple[RentedPool, ...]:
+    """Return the pools that a rental's next offer may be of."""
+    if rental.serves is None:
+        return policy.pools_for_jobs
+    mine = registered_as(rental, policy.scheduling.serving)
+    return policy.pools_for(mine) if mine else ()
 
 
 def _commit_offer(work: _Work, found: _Found, record: Decision, placed: PlacementDecision) -> Outcome:
@@ -394,7 +439,8 @@ def _release(work: _Work, found: _Found) -> Outcome:
     rental = found.rental
     if rental.state is not RentalState.ENDING:
         if rental.state is RentalState.READY and _runs_on_it(work, found):
-            return Outcome(outcome=RentOutcome.IN_USE, reason=f"{rental.job_id} runs on it.")
+            whose = f"Replicas of {rental.serves.label} stand" if rental.serves else f"{rental.job_id} runs"
+            return Outcome(outcome=RentOutcome.IN_USE, reason=f"{whose} on it.")
         rental = _begin_end(work, found)
     left = _take_back(work, rental)
     if left:
@@ -435,16 +481,32 @@ def _begin_end(work: _Work, found: _Found) -> Rental:
     ending = rental.but(state=RentalState.ENDING, reason=(work.request.why or rental.reason)[:1000])
     writes: list[Write] = [_raised(found.tree), Put(rows.rental_row(ending, found.version))]
     offer = rental.offer
-    there = {node.name for node in work.cluster.nodes(offer.cluster) if is_usable(node)}
+    there = {node.name for node in work.cluster.nodes(offer.cluster) if is_usable(node, offer)}
     if offer.market is Market.SPOT and set(rental.node_names) - there:
         # A market that takes machines back will do so again: leave it at once.
         memory = _shortages(work)
         known = rows.read(memory, Shortages) if memory.version else Shortages()
         after = known.with_refusal(offer.instance_type, offer.zone, offer.market, work.now)
         writes.append(Put(rows.shortages_row(after, memory.version)))
+    writes += _remembered(work, rental)
     work.ledger.commit(*writes)
     work.passes.request(f"{rental.name} is given back")
     return ending
+
+
+def _remembered(work: _Work, rental: Rental) -> list[Write]:
+    """Return what is remembered of a Deployment whose node goes back: that no replica came, or that one did again."""
+    if rental.serves is None or rental.state is not RentalState.READY:
+        return []
+    row = work.ledger.get(rows.serving_key(rental.job_id))
+    if row is None:
+        return []
+    idle_seconds = (work.now - (rental.idle_since or work.now)).total_seconds()
+    if not rental.was_used and idle_seconds < work.policy.burst.quiet_seconds:
+        return []  # it was lost before any replica could come
+    memory = rows.read(row, ServingMemory)
+    after = memory.after_end(was_used=rental.was_used, now=work.now)
+    return [] if after == memory else [Put(rows.serving_row(after, row.version))]
 
 
 _STEPS = {
@@ -461,6 +523,12 @@ _STEPS = {
 
 
 def _runs_on_it(work: _Work, found: _Found) -> bool:
+    rental = found.rental
+    if found.job is None:
+        is_due = rental.due_at is not None and work.now >= rental.due_at
+        pods = [pod for name in rental.node_names for pod in work.cluster.foreign_pods(rental.offer.cluster, name)]
+        there = {node.name for node in work.cluster.nodes(rental.offer.cluster)}
+        return not is_due and any(pod.node_name in there for pod in standing_on(rental, pods))
     row = work.ledger.get(rows.attempt_key(found.job.job_id, found.job.current_attempt))
     attempt = rows.read(row, Attempt) if row else None
     return attempt is not None and not attempt.state.has_ended and is_on(attempt, found.rental)
@@ -478,6 +546,11 @@ def _others(work: _Work, rental: Rental) -> tuple[Rental, ...]:
         for each in rentals.load(work.ledger).rentals
         if each.name != rental.name and (each.offer.cluster, each.offer.pool) == place
     )
+
+
+def _beside(rental: Rental, others: tuple[Rental, ...]) -> Rental:
+    """Return a rental with the nodes of its pool that are others': who waits for its own reads its row alone."""
+    return rental.but(not_its=tuple(sorted({name for each in others for name in each.node_names})))
 
 
 def _set_limit(work: _Work, offer: Offer) -> LimitResult:

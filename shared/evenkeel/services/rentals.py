@@ -116,10 +116,12 @@ def weigh(
     decide: Decide,
     policy: Policy,
     now: datetime,
+    begun: int = 0,
 ) -> Places:
     """Return where jobs that cannot start now should run; a sentence where rented nodes would not help.
 
     Each that is to be rented for would start on such nodes: the very rules of the pass are asked, with them in it.
+    `begun` rentals are begun in this pass already, and count among `rented.holds`.
     """
     burst = policy.burst
     waiting = [
@@ -137,7 +139,7 @@ def weigh(
     seen = Conditions(
         rooms=_left(rooms, decisions),
         charges=charges,
-        classes=_classes(ledger, charges),
+        classes=classes_of(ledger, charges),
         queue=tuple(waiting),
         holds=rented.holds,
         shortages=rows.read(row, Shortages) if row else Shortages(),
@@ -147,7 +149,6 @@ def weigh(
     done = done_seconds(ledger, asked)
     placed = place_in_turn([placement_facts(job, seen, policy, done.get(job.job_id, 0.0)) for job in asked])
     answers: dict[str, PlacementDecision | str] = {}
-    begun = 0
     for job, answer in zip(asked, placed, strict=True):
         answers[job.job_id] = answer
         if answer.action is not Placement.RENT:
@@ -157,7 +158,7 @@ def weigh(
         why_not = why_no_help(would, pool)
         if why_not:
             answers[job.job_id] = why_not
-        elif begun == burst.rentals_per_pass:
+        elif begun >= burst.rentals_per_pass:
             answers[job.job_id] = "It is rented for in one of the next passes."
         else:
             begun += 1
@@ -211,7 +212,8 @@ def _left(rooms: Iterable[Room], decisions: Iterable[AdmissionDecision]) -> tupl
     )
 
 
-def _classes(ledger: Ledger, charges: Iterable[Charge]) -> dict[str, str]:
+def classes_of(ledger: Ledger, charges: Iterable[Charge]) -> dict[str, str]:
+    """Return the priority class of each job that holds a charge."""
     found = get_all(ledger, (rows.job_key(charge.job_id) for charge in charges)).values()
     return {str(row.doc["jobId"]): str(row.doc["spec"].get("priorityClass") or "") for row in found}
 

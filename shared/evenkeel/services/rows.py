@@ -15,6 +15,7 @@ from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.recovery.leases import Lease
 from evenkeel.domain.scheduling.jobs import Attempt, Charge, Job, JobState
 from evenkeel.domain.scheduling.renting import Rental, RentalHold, RentalState
+from evenkeel.domain.scheduling.replicas import ServingMemory
 from evenkeel.domain.scheduling.shortages import Shortages
 from evenkeel.domain.scheduling.teams import FleetQuotas, Team
 from evenkeel.domain.values import Value, rfc3339
@@ -242,6 +243,16 @@ def rental_row(rental: Rental, version: int) -> Row:
     state = None if has_ended else ("RENTAL#OPEN", f"{rfc3339(rental.begun_at)}#{rental.name}")
     expires_at = rental.begun_at + KEPT if has_ended else None
     return Row(rental_key(rental.job_id, rental.number), rental.to_json(), version, state, expires_at)
+
+
+def serving_key(holder_id: str) -> Key:
+    """`JOB#srv-… / SERVING`: a Deployment that nodes are rented for. Its rentals, waits and story lie beside it."""
+    return Key(Table.JOBS, f"JOB#{holder_id}", "SERVING")
+
+
+def serving_row(memory: ServingMemory, version: int) -> Row:
+    """In `byState` under `SERVING` by its id."""
+    return Row(serving_key(memory.holder_id), memory.to_json(), version, ("SERVING", memory.holder_id))
 
 
 # ---------------------------------------------------------------- both: timelines, waits, decisions

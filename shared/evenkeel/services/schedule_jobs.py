@@ -73,6 +73,7 @@ from evenkeel.services import (
     read_budgets,
     read_setup,
     read_use,
+    rent_for_serving,
     rentals,
     resize_jobs,
     rows,
@@ -145,8 +146,12 @@ class _Look(NamedTuple):
     rented: rentals.Rented = rentals.Rented()
     elastic: Mapping[str, tuple[Job, int]] = {}
     """Those of several sizes that hold nodes or are changing size."""
+    short: tuple[serving.Short, ...] = ()
+    """Serving workloads of whose replicas some wait."""
+    covered: Mapping[str, int] = {}
+    """By such a workload, the replicas that rented nodes will take."""
     demands: tuple[Request, ...] = ()
-    """What serving workloads wait for."""
+    """What the other replicas wait for."""
     all_rooms: tuple[Room, ...] = ()
     """`rooms`, with what is kept for those."""
 
@@ -203,17 +208,20 @@ def run(
             decisions = look.handed_over(now)
             placed: rentals.Places = {}
             resizes = resizing.ResizePlan()
+            spikes: tuple[rent_for_serving.Spike, ...] = ()
         else:
             look = _load(ledger, cluster, provider, clusters, policy, now)
             look, weighed = _decide(look, ledger, policy, now)
             decisions = (*look.beside_kueue(now), *weighed)
-            placed = _places(look, decisions, ledger, policy, now)
             resizes = _resizes(look, decisions, policy, now)
+            spikes = _spikes(look, resizes, ledger, policy, now)
+            placed = _places(look, decisions, spikes, ledger, policy, now)
         try:
             _carry_out(
                 decisions,
                 placed,
                 resizes,
+                spikes,
                 look,
                 admitted,
                 ledger,
@@ -258,6 +266,7 @@ def _load(
     rented = rentals.load(ledger)
     sized = sharing.Memory.model_validate(tree.doc.get("memory") or {}).elastic
     is_at_rest = not jobs and not _drained(setup) and not rented.rentals and not sized.is_in_use
+    is_at_rest = is_at_rest and not any(each.rents_from for each in policy.scheduling.serving)
     if is_at_rest and not policy.scheduling.reservations:
         return _Look(tree, {}, setup)
     # The order matters: a pod that is created between two of these reads is counted twice at worst, never not at all.
@@ -292,9 +301,13 @@ def _beside_serving(look: _Look, cluster: Cluster, policy: SchedulingPolicy, now
     """Keep for the replicas of serving workloads the nodes that they are about to take."""
     names = {each.cluster for each in policy.serving}
     pods = {name: cluster.foreign_pods(name) for name in sorted(names)}
-    demands = serving.demands_of(policy.serving, pods, look.rooms, look.setup.fleet.priority_classes, now)
-    kept = serving.kept_for(demands, look.rooms, policy)
-    return look._replace(rooms=kept, all_rooms=look.rooms, demands=demands)
+    short = serving.short_of(policy.serving, pods)
+    classes = look.setup.fleet.priority_classes
+    # All of them take what comes free, those too for whom a node is on its way.
+    kept = serving.kept_for(serving.demands_of(short, look.rooms, classes, now), look.rooms, policy)
+    covered = rent_for_serving.covered(policy.serving, look.rented, pods)
+    demands = serving.demands_of(short, look.rooms, classes, now, covered)
+    return look._replace(rooms=kept, all_rooms=look.rooms, short=short, covered=covered, demands=demands)
 
 
 def _hurt(ledger: Ledger) -> tuple[Key, ...]:
@@ -472,12 +485,26 @@ def _resizes(
     return resizing.plan(facts, weigh)
 
 
+def _spikes(
+    look: _Look, resizes: resizing.ResizePlan, ledger: Ledger, policy: Policy, now: datetime
+) -> tuple[rent_for_serving.Spike, ...]:
+    """Return what is to be rented for replicas that find no node, though others shrink for them."""
+    seen = rent_for_serving.Seen(look.short, look.covered, look.demands, resizes.helped)
+    return rent_for_serving.weigh(seen, look.all_rooms, look.charges, look.rented, ledger, policy, now)
+
+
 def _places(
-    look: _Look, decisions: Sequence[AdmissionDecision], ledger: Ledger, policy: Policy, now: datetime
+    look: _Look,
+    decisions: Sequence[AdmissionDecision],
+    spikes: Sequence[rent_for_serving.Spike],
+    ledger: Ledger,
+    policy: Policy,
+    now: datetime,
 ) -> rentals.Places:
-    """Return where those should run that cannot start on what is there."""
+    """Return where those should run that cannot start on what is there; what is rented for replicas comes first."""
     decide = _deciding(look, ledger, policy, now)
-    return rentals.weigh(decisions, look.jobs, look.rooms, look.charges, look.rented, ledger, decide, policy, now)
+    rented, begun = rent_for_serving.beside(look.rented, spikes, policy)
+    return rentals.weigh(decisions, look.jobs, look.rooms, look.charges, rented, ledger, decide, policy, now, begun)
 
 
 def _deciding(look: _Look, ledger: Ledger, policy: Policy, now: datetime) -> rentals.Decide:
@@ -518,6 +545,7 @@ def _carry_out(
     decisions: Sequence[AdmissionDecision],
     placed: rentals.Places,
     resizes: resizing.ResizePlan,
+    spikes: Sequence[rent_for_serving.Spike],
     look: _Look,
     admitted: list[str],
     ledger: Ledger,
@@ -556,6 +584,8 @@ def _carry_out(
                 commit_batch()
     # Who starts comes first: what is said of the others, and who has to stop, counts on it.
     commit_batch()
+    desk = resize_jobs.Desk(ledger, ids, telemetry, policy, mode, now)
+    rent_for_serving.carry_out(spikes, tree, workflows, desk)
     reasons = _Reasons(ledger)
     for decided in decisions:
         job, version = look.jobs[decided.job_id]
@@ -581,7 +611,6 @@ def _carry_out(
             note = rentals.noted(job, placed.get(decided.job_id), ids, policy, allowed, now)
             reasons.add(_reason(job, version, decided, look.setup, ids, policy, allowed, now, *note))
     reasons.commit()
-    desk = resize_jobs.Desk(ledger, ids, telemetry, policy, mode, now)
     resize_jobs.carry_out(resizes, look.elastic, look.jobs, tree, desk)
     if mode is Mode.ACT:
         _send_home(decisions, look, tree, ledger, ids, telemetry, policy, now)

@@ -8,7 +8,8 @@ import pytest
 from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.health.incidents import IncidentState, StageTimes
 from evenkeel.domain.scheduling.foreign import Comeback, ForeignWorkload
-from evenkeel.domain.scheduling.jobs import ResumeOption, ResumePlan, ResumePoint
+from evenkeel.domain.scheduling.jobs import PlacementNote, ResumeOption, ResumePlan, ResumePoint
+from evenkeel.domain.scheduling.replicas import ServingMemory
 from evenkeel.ports import Delete, Put, Row
 from evenkeel.services import rows
 from tests.fakes.cluster import CLUSTER
@@ -28,6 +29,7 @@ from tests.unit.api.seeds import (
     stored,
     told,
 )
+from tests.unit.scheduling.test_replicas import CHAT, a_rental
 
 
 def job_ids(answer: dict[str, object]) -> list[str]:
@@ -329,6 +331,22 @@ def test_a_quiet_fleet_is_ok(gateway: Gateway) -> None:
             "longestWaitSeconds": None,
         }
     ]
+
+
+def test_what_is_rented_for_a_deployment_is_on_the_overview(gateway: Gateway) -> None:
+    ledger = gateway.fakes.ledger
+    rental = a_rental(1)
+    note = PlacementNote(key="RENT", text="1 node of chat-burst is rented for it.", decision_id=rental.decision_id)
+    memory = ServingMemory.of(CHAT).but(rentals=1, said=note)
+    before = gateway.get("/v1/status").document["serving"]
+    ledger.commit(Put(rows.serving_row(memory, 0)), Put(rows.rental_row(rental, 0)))
+
+    (shown,) = gateway.get("/v1/status").document["serving"]
+
+    assert before == []
+    assert (shown["id"], shown["namespace"], shown["name"]) == (rental.job_id, "serving", "chat")
+    assert (shown["reason"], shown["decisionId"]) == (note.text, rental.decision_id)
+    assert [(each["rental"], each["state"], each["nodeNames"]) for each in shown["rentals"]] == [(1, "READY", ["ip-1"])]
 
 
 def test_a_recovery_at_work_degrades_the_fleet(gateway: Gateway) -> None:

@@ -1,11 +1,13 @@
 """Work that is not ours: whose it is, how it comes back, and what is said of it."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from evenkeel.adapters import workloads
 from evenkeel.domain.scheduling.foreign import Comeback, ForeignPod, foreign_workloads, says
+from evenkeel.domain.scheduling.pool_choices import Effect, Operator, Toleration, all_tolerated
 
 NODE = "hyperpod-i-00000000000000001"
 
@@ -55,6 +57,29 @@ def test_a_pod_is_its_controllers_and_comes_back_as_that_does(
 
     assert (found.kind, found.workload, found.comeback) == whose
     assert (found.node_name, found.accelerators, found.may_move) == (NODE, 8, False)
+
+
+def test_what_a_pod_tolerates_and_selects_is_read_and_what_nobody_knows_tolerates_nothing() -> None:
+    told = [
+        {"key": "evenkeel.io/serving", "value": "chat", "effect": "NoSchedule"},
+        {"operator": "Exists"},
+        {"key": "spot", "operator": "Exists", "effect": "", "tolerationSeconds": 30},
+        {"key": "size", "operator": "Gt", "value": "8"},
+        {"key": "spot", "effect": "NoBreakfast"},
+    ]
+    pod = a_pod("ReplicaSet", creationTimestamp="2026-11-03T10:15:00Z")
+    pod["spec"] |= {"tolerations": told, "nodeSelector": {"disk": "nvme"}}
+
+    found = workloads.read_foreign(pod, {})
+
+    assert found.tolerations == (
+        Toleration(key="evenkeel.io/serving", value="chat", effect=Effect.NO_SCHEDULE),
+        Toleration(key="", operator=Operator.EXISTS),
+        Toleration(key="spot", operator=Operator.EXISTS),
+    )
+    assert all_tolerated(["any=x:NoExecute"], found.tolerations)
+    assert found.selector == {"disk": "nvme"}
+    assert found.created_at == datetime(2026, 11, 3, 10, 15, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(("value", "may_move"), [("allowed", True), ("yes", False), ("", False)])

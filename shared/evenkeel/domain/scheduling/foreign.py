@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import assert_never
 
-from evenkeel.domain.values import Value
+from evenkeel.domain.scheduling.pool_choices import Toleration
+from evenkeel.domain.values import Instant, Value
 
 RESUME_LABEL = "evenkeel.io/resume"
 RESUME_ALLOWED = "allowed"
@@ -37,6 +38,10 @@ class ForeignPod(Value):
     comeback: Comeback = Comeback.NEVER
     may_move: bool = False
     """Whether its label says that it may be moved."""
+    created_at: Instant | None = None
+    tolerations: tuple[Toleration, ...] = ()
+    selector: dict[str, str] = {}
+    """Labels that its node must bear (`nodeSelector`)."""
 
     @property
     def label(self) -> str:

@@ -60,6 +60,7 @@ class Toleration(Value):
     model_config = ConfigDict(extra="forbid")
 
     key: str
+    """Empty, with `Exists`: every taint."""
     operator: Operator = Operator.EQUAL
     value: str = ""
     effect: Effect | None = None
@@ -70,7 +71,7 @@ class Toleration(Value):
         rest, _, effect = taint.rpartition(":")
         key, _, value = rest.partition("=")
         return (
-            key == self.key
+            (key == self.key or (not self.key and self.operator is Operator.EXISTS))
             and self.effect in (None, effect)
             and (self.operator is Operator.EXISTS or value == self.value)
         )

@@ -12,14 +12,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 
+from pydantic import Field
+
 from evenkeel.domain.economics import money
 from evenkeel.domain.nodes import KubernetesNode
-from evenkeel.domain.policy import BurstPolicy, Policy
+from evenkeel.domain.policy import BurstPolicy, Policy, RentedPool
 from evenkeel.domain.scheduling.admission import Room
 from evenkeel.domain.scheduling.burst import Guest, Home, Loan, StayFacts
 from evenkeel.domain.scheduling.jobs import Attempt, Charge, Job, JobState
 from evenkeel.domain.scheduling.moving import why_not_there
 from evenkeel.domain.scheduling.placement import Chance, PlacementFacts, Spending, Terms, Waiting, shadow_price
+from evenkeel.domain.scheduling.pool_choices import Toleration, all_tolerated
 from evenkeel.domain.scheduling.pools import LaunchDelay, Market, Pool
 from evenkeel.domain.scheduling.portability import Place
 from evenkeel.domain.scheduling.shortages import Shortages
@@ -64,6 +67,8 @@ class Offer(Value):
     accelerators_per_node: int
     micros_per_node_hour: int
     least_billed_seconds: int
+    taints: tuple[str, ...] = ()
+    """That all its nodes bear: they keep nobody off for whom the pool was chosen."""
     opened_at: Instant
     """When its limit was about to be raised: nothing is billed before."""
     came: tuple[str, ...] = ()
@@ -74,7 +79,7 @@ class Offer(Value):
     """Why it was given up; empty where it was not."""
 
     @classmethod
-    def of(cls, pool: Pool, now: datetime) -> "Offer":
+    def of(cls, pool: RentedPool, now: datetime) -> "Offer":
         """Return a pool as it is asked now."""
         return cls(
             pool=pool.name,
@@ -85,16 +90,33 @@ class Offer(Value):
             accelerators_per_node=pool.accelerators_per_node,
             micros_per_node_hour=pool.micros_per_node_hour,
             least_billed_seconds=pool.least_billed_seconds,
+            taints=pool.taints,
             opened_at=now,
         )
 
 
+class Served(Value):
+    """The Deployment that a node is rented for: nobody of ours renders it, and its pods find the node themselves."""
+
+    namespace: str
+    name: str
+    accelerators_per_replica: int = Field(ge=1)
+
+    @property
+    def label(self) -> str:
+        """`namespace/name`."""
+        return f"{self.namespace}/{self.name}"
+
+
 class Rental(Value):
-    """Nodes that are rented for one job."""
+    """Nodes that are rented for one job; or one node, for replicas of a Deployment."""
 
     job_id: str
+    """Whose it is: a job's id, or `srv-…` of a Deployment."""
     number: int
     """Counts the job's rentals; the first is 1."""
+    serves: Served | None = None
+    """None where it is a job's."""
     team: str
     namespace: str
     """Of its capacity pods: the job's own."""
@@ -117,7 +139,13 @@ class Rental(Value):
     incident_id: str = ""
     """Of a loan: the recovery whose machines it stands in for."""
     due_at: Instant | None = None
-    """Of a loan: when it goes back, whatever has become of those."""
+    """When it goes back, whatever stands there: of a loan, or where a Deployment's node has a time box."""
+    not_its: tuple[str, ...] = ()
+    """Nodes of its pool that are other rentals', as far as its own steps saw: no sign that its own came."""
+    was_used: bool = False
+    """Of a Deployment's: whether a replica ever stood there."""
+    idle_since: Instant | None = None
+    """Of a Deployment's: since when no replica has stood there."""
     expected_parts: int = 0
     """What its placement expected it to cost, in parts of `economics.money`: so much of a budget is kept for it."""
     cost_parts: int = 0
@@ -307,7 +335,7 @@ def placement_facts(job: Job, seen: Conditions, policy: Policy, done_seconds: fl
         rent_worth_parts=plan.rent_worth_parts if (plan := job.live_plan()) else None,
     )
     committed = (_committed(job, pool, seen, policy) for pool in committed_pools(seen.rooms, policy))
-    rented = (_rented(job, pool, seen, policy) for pool in burst.pools)
+    rented = (_rented(job, pool, seen, policy) for pool in policy.pools_for_jobs)
     return PlacementFacts(
         job=waiting,
         chances=(*committed, *rented),
@@ -331,18 +359,53 @@ def spending_of(
     )
 
 
-def _rented(job: Job, pool: Pool, seen: Conditions, policy: Policy) -> Chance:
+def _rented(job: Job, pool: RentedPool, seen: Conditions, policy: Policy) -> Chance:
+    return rented_chance(
+        pool, seen, (*why_not_tolerated(pool, job.spec.tolerations), *why_not_there(job, pool, policy.storage))
+    )
+
+
+def why_not_tolerated(pool: RentedPool, tolerations: Iterable[Toleration]) -> tuple[str, ...]:
+    """Say which taint of a pool keeps pods off; nothing where none does."""
+    borne = tuple(tolerations)
+    return tuple(f"Its pods do not tolerate {taint}." for taint in pool.taints if not all_tolerated([taint], borne))[:1]
+
+
+def rented_chance(pool: Pool, seen: Conditions, differences: tuple[str, ...]) -> Chance:
+    """Return a pool to rent from, as far as its limit and what was refused lately leave it."""
     held = sum(hold.nodes for hold in seen.holds if (hold.cluster, hold.pool) == (pool.cluster, pool.name))
     return Chance(
         pool=pool,
         accelerators_left=max(0, pool.most_nodes - held) * pool.accelerators_per_node,
         barred_until=seen.shortages.barred_until(pool.instance_type, pool.zone, pool.market, seen.now),
-        differences=why_not_there(job, pool, policy.storage),
+        differences=differences,
     )
 
 
 def _committed(job: Job, pool: Pool, seen: Conditions, policy: Policy) -> Chance:
     """Return a pool that is paid for. The pass could not start the job there, so nothing of it is free for it now."""
+    ours, held = machines_of(pool, seen, policy)
+    ahead = [each for each in seen.queue if not why_not_there(each, pool, policy.storage)]
+    asked = [
+        Asked(each.spec.nodes * each.spec.accelerators_per_node, policy.burst.run_seconds_of(each.spec.priority_class))
+        for each in ahead
+    ]
+    starts = expected_starts(sum(room.free for room in ours if room.is_open), held, asked)
+    forecast = next((at for each, at in zip(ahead, starts, strict=True) if each.job_id == job.job_id), _LONGEST_WAIT)
+    waited = (seen.now - (job.queued_at or job.submitted_at)).total_seconds()
+    others = sum(policy.burst.delay_of(each.spec.priority_class) for each in ahead if each.job_id != job.job_id)
+    return Chance(
+        pool=pool,
+        accelerators_left=0,
+        wait_seconds=min(_LONGEST_WAIT, expected_wait(forecast, waited)),
+        shadow_micros_per_accelerator_hour=shadow_of(pool, others, policy.burst),
+        barred_until=None,
+        differences=why_not_there(job, pool, policy.storage),
+    )
+
+
+def machines_of(pool: Pool, seen: Conditions, policy: Policy) -> tuple[list[Room], list[Held]]:
+    """Return the machines of a pool that is paid for, and what is expected to come free of them, and when."""
     ours = [room for room in seen.rooms if _is_of(room, pool)]
     held = [
         Held(
@@ -363,23 +426,7 @@ def _committed(job: Job, pool: Pool, seen: Conditions, policy: Policy) -> Chance
         for room in ours
         if not room.is_open and short_until is None
     ]
-    ahead = [each for each in seen.queue if not why_not_there(each, pool, policy.storage)]
-    asked = [
-        Asked(each.spec.nodes * each.spec.accelerators_per_node, policy.burst.run_seconds_of(each.spec.priority_class))
-        for each in ahead
-    ]
-    starts = expected_starts(sum(room.free for room in ours if room.is_open), held, asked)
-    forecast = next((at for each, at in zip(ahead, starts, strict=True) if each.job_id == job.job_id), _LONGEST_WAIT)
-    waited = (seen.now - (job.queued_at or job.submitted_at)).total_seconds()
-    others = sum(policy.burst.delay_of(each.spec.priority_class) for each in ahead if each.job_id != job.job_id)
-    return Chance(
-        pool=pool,
-        accelerators_left=0,
-        wait_seconds=min(_LONGEST_WAIT, expected_wait(forecast, waited)),
-        shadow_micros_per_accelerator_hour=shadow_of(pool, others, policy.burst),
-        barred_until=None,
-        differences=why_not_there(job, pool, policy.storage),
-    )
+    return ours, held
 
 
 def shadow_of(pool: Pool, delay_micros_per_hour: int, burst: BurstPolicy) -> int:
@@ -427,9 +474,9 @@ def counted(nodes: int, pool: str) -> str:
     return f"1 node of {pool} is" if nodes == 1 else f"{nodes} nodes of {pool} are"
 
 
-def is_usable(node: KubernetesNode) -> bool:
-    """Whether the job's pods may start on a node."""
-    return node.is_ready and node.is_schedulable
+def is_usable(node: KubernetesNode, offer: Offer) -> bool:
+    """Whether the pods that a node was rented for may start on it: taints of its pool are none that keep them off."""
+    return node.is_ready and not node.is_cordoned and set(node.blocking_taints) <= set(offer.taints)
 
 
 def nodes_answer(
@@ -444,10 +491,16 @@ def nodes_answer(
         refusal: What the pool was told by those who rent machines out, since it was opened; empty for nothing.
         taken: Nodes of other rentals.
     """
-    unwanted = why_unwanted(rental, job)
+    return came_answer(rental, why_unwanted(rental, job), nodes, refusal, taken)
+
+
+def came_answer(
+    rental: Rental, unwanted: str, nodes: Iterable[KubernetesNode], refusal: str, taken: Iterable[str] = ()
+) -> Answer | None:
+    """Answer the wait for a rental's nodes, whoever it is for; `unwanted` says why nobody waits for them any more."""
     if unwanted:
         return Answer(outcome=NOT_WANTED, reason=unwanted)
-    usable = [node for node in nodes_that_came(rental, nodes, taken) if is_usable(node)]
+    usable = [node for node in nodes_that_came(rental, nodes, taken) if is_usable(node, rental.offer)]
     if len(usable) >= rental.nodes:
         return Answer(outcome=NODES_READY, reason=f"{counted(rental.nodes, rental.offer.pool)} ready.")
     if refusal:
@@ -493,7 +546,8 @@ def end_answer(
         return Answer(outcome=OVER, reason=f"{job.job_id} runs elsewhere.")
     if job.rentals != rental.number:
         return Answer(outcome=OVER, reason=f"{job.job_id} has another rental by now.")
-    there = {node.name for node in nodes if node.cluster == rental.offer.cluster and is_usable(node)}
+    offer = rental.offer
+    there = {node.name for node in nodes if node.cluster == offer.cluster and is_usable(node, offer)}
     lost = [name for name in rental.node_names if name not in there]
     if lost:
         return Answer(outcome=OVER, reason=f"{lost[0]} is out of service or was taken back.", facts={"lost": lost})
@@ -522,7 +576,7 @@ def is_on(attempt: Attempt, rental: Rental) -> bool:
 
 def loan_of(rental: Rental) -> Loan | None:
     """Return a rental as a loan; None where it stands in for nothing."""
-    if rental.due_at is None:
+    if rental.due_at is None or rental.serves is not None:
         return None
     return Loan(
         loan_id=rental.name,

@@ -144,6 +144,8 @@ class ResizePlan(Value):
     """Who waits → who makes room for it."""
     growth: Planned | None = None
     memory: ElasticMemory = ElasticMemory()
+    helped: dict[str, int] = {}
+    """By pods that are not ours: nodes that are free for them, or will be once all have gone who are asked to."""
 
 
 class Fleet(NamedTuple):
@@ -222,7 +224,7 @@ class _Plan:
             idle_since=idle,
             told=self.facts.memory.told,
         )
-        return ResizePlan(room=room, growth=growth, memory=memory)
+        return ResizePlan(room=room, growth=growth, memory=memory, helped=self._helped())
 
     # ------------------------------------------------------------ what is so
 
@@ -280,7 +282,7 @@ class _Plan:
         runners = self._runners()
         if not runners:
             return found
-        for demand in self.facts.demands[:_MOST_HELPED]:
+        for demand in self.facts.demands:
             made = self._for_demand(demand, runners)
             if made:
                 found[demand.job_id] = made
@@ -333,6 +335,16 @@ class _Plan:
         if not may or fits({}):
             return ()
         return self._fewest(demand, may, fits)
+
+    def _helped(self) -> dict[str, int]:
+        """Return for how many nodes' worth of each demand there is room, or will be; who is urgent has it first."""
+        rooms = self._after({}).rooms
+        found: dict[str, int] = {}
+        for demand in self.facts.demands:
+            fits = sum(offer.fitting for offer in offers_for(demand, rooms, self.facts.policy))
+            found[demand.job_id] = min(demand.nodes, fits)
+            rooms = kept_for((demand,), rooms, self.facts.policy)
+        return found
 
     def _fewest(
         self,

@@ -1,0 +1,429 @@
+"""Replicas that find no node: what a rented one is worth to them, who may stand there, and when it goes back."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenkeel.domain.nodes import KubernetesNode, NodeLife
+from evenkeel.domain.policy import BurstPolicy, Policy, RentedPool, SchedulingPolicy, ServingWorkload
+from evenkeel.domain.scheduling.admission import Request, Room, offers_for
+from evenkeel.domain.scheduling.foreign import ForeignPod
+from evenkeel.domain.scheduling.jobs import Charge
+from evenkeel.domain.scheduling.placement import Placement, PlacementDecision, place
+from evenkeel.domain.scheduling.pool_choices import Effect, Operator, Toleration
+from evenkeel.domain.scheduling.pools import LaunchDelay, Market
+from evenkeel.domain.scheduling.portability import Place
+from evenkeel.domain.scheduling.renting import Conditions, Offer, Rental, RentalHold, RentalState, Served
+from evenkeel.domain.scheduling.replicas import (
+    DOING_WITHOUT,
+    ServingMemory,
+    as_seen,
+    empty_answer,
+    nodes_for,
+    room_left,
+    why_not_on,
+    why_unwanted_for,
+)
+from evenkeel.domain.scheduling.serving import Short, demands_of, holder_id, kept_for, short_of
+from tests.fakes import a_node
+
+START = datetime(2026, 11, 3, 10, 15, tzinfo=UTC)
+CLUSTER, TAINT = "research-eks", "evenkeel.io/serving=chat:NoSchedule"
+BORNE = Toleration(key="evenkeel.io/serving", value="chat")
+MICROS = 40_000_000
+CHAT = ServingWorkload(
+    cluster=CLUSTER,
+    namespace="serving",
+    name="chat",
+    priority_class="critical",
+    rents_from=("chat-burst",),
+    team="chat",
+)
+POOL = RentedPool(
+    name="chat-burst",
+    cluster=CLUSTER,
+    market=Market.ON_DEMAND,
+    instance_type="p5.48xlarge",
+    accelerators_per_node=8,
+    most_nodes=4,
+    micros_per_node_hour=MICROS,
+    launch=LaunchDelay(p50_seconds=240, p90_seconds=240),
+    place=Place(),
+    taints=(TAINT,),
+)
+
+
+def a_policy(chat: ServingWorkload = CHAT, pools: tuple[RentedPool, ...] = (POOL,), **changes: Any) -> Policy:
+    facts: dict[str, Any] = {
+        "pools": pools,
+        "fleet_cap_micros_per_hour": 10**9,
+        "other_team_cap_micros_per_hour": 10**9,
+        "delay_micros_per_hour": {"critical": 2 * MICROS},
+    }
+    burst = BurstPolicy.model_validate({**facts, **changes})
+    return Policy(burst=burst, scheduling=SchedulingPolicy(serving=(chat,)))
+
+
+def a_replica(number: int = 1, node: str = "", **changes: Any) -> ForeignPod:
+    facts: dict[str, Any] = {
+        "namespace": "serving",
+        "name": f"chat-7d9f-{number}",
+        "uid": f"uid-{number}",
+        "node_name": node,
+        "accelerators": 8,
+        "kind": "ReplicaSet",
+        "workload": "chat-7d9f",
+        "created_at": START - timedelta(seconds=60),
+        "tolerations": (BORNE,),
+    }
+    return ForeignPod.model_validate({**facts, **changes})
+
+
+def a_room(number: int, free: int = 0, **changes: Any) -> Room:
+    facts: dict[str, Any] = {
+        "life": NodeLife(cluster=CLUSTER, instance_id=f"i-{number:017x}", launched_at=START),
+        "node_name": f"hyperpod-{number}",
+        "cluster": CLUSTER,
+        "pool": "p5-workers",
+        "instance_type": "ml.p5.48xlarge",
+        "accelerators": 8,
+        "free": free,
+    }
+    return Room.model_validate({**facts, **changes})
+
+
+def a_charge(number: int, ran_seconds: float = 0) -> Charge:
+    return Charge(
+        job_id=f"job-{number}",
+        attempt=1,
+        team="default",
+        cluster=CLUSTER,
+        pool="p5-workers",
+        instance_type="ml.p5.48xlarge",
+        accelerators=8,
+        node_names=(f"hyperpod-{number}",),
+        admitted_at=START - timedelta(seconds=ran_seconds),
+    )
+
+
+def a_rental(number: int = 1, state: RentalState = RentalState.READY, **changes: Any) -> Rental:
+    facts: dict[str, Any] = {
+        "job_id": holder_id(CHAT),
+        "number": number,
+        "serves": Served(namespace="serving", name="chat", accelerators_per_replica=8),
+        "team": "chat",
+        "namespace": "evenkeel-jobs",
+        "state": state,
+        "reason": "It cannot wait.",
+        "nodes": 1,
+        "offers": (Offer.of(POOL, START),),
+        "node_names": (f"ip-{number}",) if state is RentalState.READY else (),
+        "begun_at": START,
+        "ready_by": START + timedelta(seconds=900),
+        "decision_id": "dec-1",
+    }
+    return Rental.model_validate({**facts, **changes})
+
+
+def rented_node(number: int = 1, **changes: Any) -> KubernetesNode:
+    return a_node(number, name=f"ip-{number}", pool="chat-burst", hyperpod_cluster_id=None, taints=(TAINT,), **changes)
+
+
+def seen(*rooms: Room, **changes: Any) -> Conditions:
+    charges = tuple(a_charge(number) for number, room in enumerate(rooms, 1) if room.free < room.accelerators)
+    facts: dict[str, Any] = {"rooms": rooms, "charges": charges, "classes": {}, "queue": (), "holds": (), "now": START}
+    return Conditions.model_validate({**facts, **changes})
+
+
+def decided(
+    *pods: ForeignPod, policy: Policy | None = None, most: int = 4, memory: ServingMemory | None = None, **changes: Any
+) -> tuple[PlacementDecision, ...]:
+    policy = policy or a_policy()
+    (chat,) = policy.scheduling.serving
+    (short,) = short_of((chat,), {CLUSTER: pods})
+    found = seen(a_room(1), a_room(2), **changes)
+    return nodes_for(short, len(short.waiting), found, memory or ServingMemory.of(chat), policy, most=most)
+
+
+# ---------------------------------------------------------------- its id
+
+
+def test_an_id_is_a_name_that_kubernetes_and_step_functions_take() -> None:
+    for name in ("chat", "Chat.v2_prod", "a" * 200, "-"):
+        found = holder_id(CHAT.but(name=name))
+        assert found.startswith("srv-")
+        assert len(found) <= 46
+        assert set(found) <= set("abcdefghijklmnopqrstuvwxyz0123456789-"), found
+
+
+def test_no_two_deployments_have_the_same_id() -> None:
+    names = [CHAT, CHAT.but(cluster="other"), CHAT.but(namespace="serving-chat", name="x"), CHAT.but(name="chat-x")]
+
+    assert len({holder_id(each) for each in names}) == len(names)
+
+
+# ---------------------------------------------------------------- what a node is worth
+
+
+@pytest.mark.parametrize(("factor", "rents"), [(2.0, True), (1.1, False), (0.9, False), (0.0, False)])
+def test_a_node_is_rented_where_the_hour_of_its_replicas_is_worth_more_than_its_rent(
+    factor: float, rents: bool
+) -> None:
+    (answer,) = decided(a_replica(), policy=a_policy(delay_micros_per_hour={"critical": round(factor * MICROS)}))
+
+    # The first four minutes of the spike nobody is served there, and the rent runs: 64 minutes paid for 56 served.
+    assert (answer.action is Placement.RENT) is rents
+    assert {row.pool for row in answer.table} == {"p5-workers", DOING_WITHOUT, "chat-burst"}
+
+
+def test_replicas_that_share_a_node_are_worth_it_together() -> None:
+    policy = a_policy(delay_micros_per_hour={"critical": round(0.8 * MICROS)})
+    halves = [a_replica(number, accelerators=4) for number in (1, 2)]
+
+    assert [each.action for each in decided(*halves[:1], policy=policy)] == [Placement.WAIT]
+    assert [each.action for each in decided(*halves, policy=policy)] == [Placement.RENT]
+
+
+def test_committed_room_that_comes_soon_is_waited_for() -> None:
+    soon = (a_charge(1, ran_seconds=14_400 - 300), a_charge(2))
+
+    (answer,) = decided(a_replica(), charges=soon)
+
+    assert answer.action is Placement.WAIT
+    assert answer.pool == "p5-workers"
+
+
+def test_each_node_is_weighed_with_those_before_it() -> None:
+    pods = [a_replica(number) for number in range(6)]
+
+    assert [each.action for each in decided(*pods)] == [Placement.RENT] * 4
+    assert [each.action for each in decided(*pods, most=2)] == [Placement.RENT] * 2
+    assert [each.action for each in decided(*pods, policy=a_policy(fleet_cap_micros_per_hour=3 * MICROS))] == [
+        Placement.RENT
+    ] * 3
+
+
+def test_what_is_left_of_its_teams_dollars_holds() -> None:
+    pods = [a_replica(number) for number in range(4)]
+    # 64 minutes of a node: the launch, and the spike.
+    rent = MICROS * 3840
+
+    assert len(decided(*pods, budgets_left={"chat": 2 * rent})) == 2
+    (answer,) = decided(*pods, budgets_left={"chat": rent - 1})
+    assert "is more than the" in next(row.why_not for row in answer.table if row.pool == "chat-burst")
+
+
+def test_a_class_without_a_price_is_not_rented_for() -> None:
+    (answer,) = decided(a_replica(), policy=a_policy(delay_micros_per_hour={}))
+
+    assert answer.action is Placement.WAIT
+
+
+def test_who_has_just_come_is_not_weighed() -> None:
+    assert decided(a_replica(created_at=START - timedelta(seconds=29))) == ()
+    assert len(decided(a_replica(created_at=START - timedelta(seconds=30)))) == 1
+
+
+def test_after_nodes_that_nobody_came_to_none_is_rented_for_longer_and_longer() -> None:
+    memory = ServingMemory.of(CHAT)
+    waits = []
+    for _ in range(9):
+        memory = memory.after_end(was_used=False, now=START)
+        assert memory.not_before is not None
+        waits.append((memory.not_before - START).total_seconds())
+
+    (answer,) = decided(a_replica(), memory=memory)
+    assert answer.action is not Placement.RENT
+    assert waits == [900, 1800, 3600, 7200, 14_400, 28_800, 57_600, 86_400, 86_400]
+    assert memory.after_end(was_used=True, now=START) == ServingMemory.of(CHAT)
+
+
+@given(
+    replicas=st.integers(1, 12),
+    accelerators=st.sampled_from([1, 2, 4, 8]),
+    price=st.integers(0, 4 * MICROS),
+    cap=st.integers(0, 6 * MICROS),
+    held=st.integers(0, 4),
+    most=st.integers(0, 6),
+)
+def test_whatever_waits_caps_limits_and_need_hold_and_each_answer_replays(
+    replicas: int, accelerators: int, price: int, cap: int, held: int, most: int
+) -> None:
+    hold = RentalHold(
+        job_id="srv-x",
+        number=1,
+        team="chat",
+        cluster=CLUSTER,
+        pool="chat-burst",
+        nodes=held,
+        accelerators_per_node=8,
+        micros_per_hour=held * MICROS,
+    )
+    policy = a_policy(delay_micros_per_hour={"critical": price}, team_caps_micros_per_hour={"chat": cap})
+    pods = [a_replica(number, accelerators=accelerators) for number in range(replicas)]
+
+    answers = decided(*pods, policy=policy, most=most, holds=(hold,) if held else ())
+
+    rented = [each for each in answers if each.action is Placement.RENT]
+    assert len(rented) <= min(most, POOL.most_nodes - held, -(-replicas // (8 // accelerators)))
+    assert not rented or (held + len(rented)) * MICROS <= cap
+    assert not rented or len(rented) == len(answers)
+    assert [place(each.facts) for each in answers] == list(answers)
+
+
+# ---------------------------------------------------------------- who may stand there
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({}, ""),
+        ({"tolerations": (Toleration(key="evenkeel.io/serving", operator=Operator.EXISTS),)}, ""),
+        ({"tolerations": (Toleration(key="", operator=Operator.EXISTS),)}, ""),
+        ({"tolerations": (Toleration(key="evenkeel.io/serving", value="search"),)}, "do not tolerate"),
+        ({"tolerations": (BORNE.but(effect=Effect.NO_EXECUTE),)}, "do not tolerate"),
+        ({"selector": {"karpenter.sh/nodepool": "chat-burst", "kubernetes.io/arch": "amd64"}}, ""),
+        ({"selector": {"karpenter.sh/nodepool": "other"}}, "select karpenter.sh/nodepool=other"),
+        ({"selector": {"disk": "nvme"}}, "select disk=nvme"),
+    ],
+)
+def test_a_pod_stands_where_it_tolerates_and_selects_what_is_known_of_the_pool(
+    changes: dict[str, Any], why: str
+) -> None:
+    found = why_not_on(a_replica(**changes), POOL)
+
+    assert (why in found) if why else found == ""
+
+
+def test_what_a_site_says_of_a_pools_labels_is_known() -> None:
+    assert why_not_on(a_replica(selector={"disk": "nvme"}), POOL.but(labels={"disk": "nvme"})) == ""
+
+
+# ---------------------------------------------------------------- who waits still
+
+
+def test_nodes_that_are_there_or_on_their_way_take_as_many_as_fit() -> None:
+    rentals = [a_rental(1), a_rental(2, RentalState.OPENING), a_rental(3, RentalState.ENDING)]
+
+    assert room_left(rentals, [a_replica(1)]) == 2
+    assert room_left(rentals, [a_replica(1, "ip-1"), a_replica(2)]) == 1
+    assert (
+        room_left([a_rental(1, serves=Served(namespace="serving", name="chat", accelerators_per_replica=2))], []) == 4
+    )
+
+
+@pytest.mark.parametrize(
+    ("waiting", "others", "is_wanted"),
+    [
+        (1, (), True),
+        (0, (), False),
+        (1, (a_rental(1, RentalState.OPENING),), False),
+        (2, (a_rental(1, RentalState.OPENING),), True),
+        (1, (a_rental(3, RentalState.OPENING),), True),
+        (1, (a_rental(3),), False),
+    ],
+)
+def test_a_node_on_its_way_is_wanted_by_those_whom_none_before_it_takes(
+    waiting: int, others: tuple[Rental, ...], is_wanted: bool
+) -> None:
+    pods = [a_replica(number) for number in range(waiting)]
+
+    why = why_unwanted_for(a_rental(2, RentalState.OPENING), others, (CHAT,), pods)
+
+    assert (why == "") is is_wanted
+
+
+def test_a_registration_that_is_gone_wants_nothing() -> None:
+    rental = a_rental(1, RentalState.OPENING)
+
+    for registered in ((), (CHAT.but(rents_from=()),)):
+        assert "any more" in why_unwanted_for(rental, (), registered, [a_replica()])
+
+
+# ---------------------------------------------------------------- when it goes back
+
+
+def test_what_is_seen_of_a_node_is_whether_it_ever_served_and_since_when_it_does_not() -> None:
+    fresh = a_rental(idle_since=START)
+    used = as_seen(fresh, [a_replica(1, "ip-1")], START + timedelta(seconds=5))
+    idle = as_seen(used, [], START + timedelta(seconds=9))
+
+    assert (used.was_used, used.idle_since) == (True, None)
+    assert (idle.was_used, idle.idle_since) == (True, START + timedelta(seconds=9))
+    assert as_seen(idle, [], START + timedelta(seconds=20)) == idle
+    assert as_seen(used, [a_replica(1, "ip-1")], START + timedelta(seconds=20)) == used
+    assert as_seen(fresh, [a_replica(1, "elsewhere")], START) == fresh
+
+
+@pytest.mark.parametrize(
+    ("rental", "pods", "nodes", "why"),
+    [
+        (a_rental(idle_since=START), [], [rented_node()], "came there in 300 seconds"),
+        (a_rental(idle_since=START, was_used=True), [], [rented_node()], "has stood there for 300 seconds"),
+        (a_rental(idle_since=START + timedelta(seconds=1)), [], [rented_node()], ""),
+        (a_rental(), [a_replica(1, "ip-1")], [rented_node()], ""),
+        (a_rental(), [a_replica(1, "ip-1")], [rented_node(is_ready=False)], ""),
+        (a_rental(idle_since=START), [], [rented_node(is_cordoned=True)], "out of service"),
+        (a_rental(), [a_replica(1, "ip-1")], [], "was taken back"),
+        (a_rental(due_at=START), [a_replica(1, "ip-1")], [rented_node()], "Its time is over"),
+        (a_rental(due_at=START + timedelta(seconds=301)), [a_replica(1, "ip-1")], [rented_node()], ""),
+    ],
+)
+def test_a_node_goes_back_when_none_stands_there_or_its_time_is_over(
+    rental: Rental, pods: list[ForeignPod], nodes: list[KubernetesNode], why: str
+) -> None:
+    answer = empty_answer(rental, pods, nodes, 300, START + timedelta(seconds=300))
+
+    assert (answer is not None) is bool(why)
+    assert answer is None or why in answer.reason
+
+
+# ---------------------------------------------------------------- demand
+
+
+def test_replicas_ask_for_what_rented_nodes_do_not_take() -> None:
+    (short,) = short_of((CHAT,), {CLUSTER: [a_replica(number) for number in range(3)]})
+
+    assert [each.nodes for each in demands_of([short], [a_room(1)], {}, START)] == [3]
+    assert [each.nodes for each in demands_of([short], [a_room(1)], {}, START, {holder_id(CHAT): 2})] == [1]
+    assert demands_of([short], [a_room(1)], {}, START, {holder_id(CHAT): 3}) == ()
+
+
+def test_who_waits_longest_counts_first_and_no_more_than_were_agreed() -> None:
+    pods = [a_replica(number, created_at=START - timedelta(seconds=number)) for number in range(3)]
+
+    (short,) = short_of((CHAT.but(most_replicas=2),), {CLUSTER: pods})
+
+    assert isinstance(short, Short)
+    assert [pod.name for pod in short.waiting] == ["chat-7d9f-2", "chat-7d9f-1"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "fits"),
+    [
+        ({}, True),
+        ({"closed_because": "tainted", "taints": (TAINT,)}, True),
+        ({"closed_because": "tainted", "taints": ("other=x:NoSchedule",)}, False),
+        ({"labels": {"disk": "nvme"}}, True),
+    ],
+)
+def test_a_committed_node_is_kept_for_a_replica_that_may_stand_there(changes: dict[str, Any], fits: bool) -> None:
+    (short,) = short_of((CHAT,), {CLUSTER: [a_replica()]})
+    demands = demands_of([short], [a_room(1)], {}, START)
+
+    (room,) = kept_for(demands, (a_room(1, free=8, **changes),), SchedulingPolicy())
+
+    assert (room.free == 0) is fits
+
+
+def test_a_replica_that_selects_other_nodes_has_none_kept() -> None:
+    (short,) = short_of((CHAT,), {CLUSTER: [a_replica(selector={"disk": "nvme"})]})
+    (demand,) = demands_of([short], [a_room(1)], {}, START)
+
+    def fitting(asked: Request, *rooms: Room) -> int:
+        return sum(offer.fitting for offer in offers_for(asked, rooms, SchedulingPolicy()))
+
+    assert fitting(demand, a_room(1, free=8), a_room(2, free=8, labels={"disk": "nvme"})) == 1

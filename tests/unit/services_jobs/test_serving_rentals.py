@@ -1,0 +1,655 @@
+"""A spike of a Deployment on a full fleet: nodes are rented for its replicas, and go back when none stands there."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.policy import Mode, Policy, RentedPool, SchedulingPolicy, ServingWorkload
+from evenkeel.domain.replay import replay
+from evenkeel.domain.scheduling.foreign import ForeignPod
+from evenkeel.domain.scheduling.jobs import JobState
+from evenkeel.domain.scheduling.pool_choices import Toleration, all_tolerated
+from evenkeel.domain.scheduling.pools import Market
+from evenkeel.domain.scheduling.renting import Rental, RentalState
+from evenkeel.domain.scheduling.replicas import ServingMemory
+from evenkeel.domain.scheduling.serving import holder_id
+from evenkeel.domain.scheduling.shortages import Shortages
+from evenkeel.domain.waiting import ConditionKind, wait_name
+from evenkeel.ports import ExecutionState, Machine, Table
+from evenkeel.services import rows
+from evenkeel.services.rent_capacity import Step
+from tests.fakes import Crash, CrashPlan, a_node
+from tests.fakes.cluster import CLUSTER
+from tests.unit.services_jobs.test_rentals import ON_DEMAND, Renting, a_policy, a_pool
+
+SERVING, DEARER = "serving-on-demand", "serving-dearer"
+TAINT = "evenkeel.io/serving=chat:NoSchedule"
+BORNE = (Toleration(key="evenkeel.io/serving", value="chat"),)
+MICROS = 40_000_000
+CHAT = ServingWorkload(
+    cluster=CLUSTER,
+    namespace="serving",
+    name="chat",
+    priority_class="critical",
+    most_replicas=6,
+    rents_from=(SERVING, DEARER),
+    team="chat",
+)
+CHAT_ID = holder_id(CHAT)
+
+
+def a_serving_pool(name: str = SERVING, **changes: Any) -> RentedPool:
+    facts: dict[str, Any] = {
+        "name": name,
+        "micros_per_node_hour": MICROS if name == SERVING else 2 * MICROS,
+        "taints": (TAINT,),
+        "most_nodes": 3,
+        "zone": "us-west-2a" if name == SERVING else "us-west-2b",
+    }
+    pool = a_pool(ON_DEMAND, Market.ON_DEMAND)
+    return RentedPool.model_validate({**dict(pool), **facts, **changes})
+
+
+def a_serving_policy(chat: ServingWorkload = CHAT, **changes: Any) -> Policy:
+    pools = (a_pool(ON_DEMAND, Market.ON_DEMAND), a_serving_pool(), a_serving_pool(DEARER))
+    policy = a_policy(**{"pools": pools, **changes})
+    return policy.but(scheduling=SchedulingPolicy(serving=(chat,)))
+
+
+@dataclass
+class Spiking(Renting):
+    """A fleet of two committed nodes, a Deployment, Karpenter, and the scheduler of Kubernetes."""
+
+    policy: Policy = field(default_factory=a_serving_policy)
+    has_capacity: set[str] = field(default_factory=lambda: {ON_DEMAND, SERVING, DEARER})
+    per_replica: int = 8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.world.cluster.limits = {(CLUSTER, name): (0, 0) for name in (ON_DEMAND, SERVING, DEARER)}
+        self.stands: dict[str, str] = {}
+        """Capacity Job → the node of its pod."""
+        self.made = 0
+
+    # ------------------------------------------------------------ the Deployment
+
+    def scale(self, replicas: int, **changes: Any) -> None:
+        """Have so many replicas be wanted: the newest go first."""
+        cluster = self.world.cluster
+        mine = [pod for pod in cluster.foreign if pod.namespace == "serving"]
+        for pod in mine[replicas:]:
+            cluster.foreign.remove(pod)
+        for _ in range(replicas - len(mine)):
+            self.made += 1
+            facts: dict[str, Any] = {
+                "namespace": "serving",
+                "name": f"chat-7d9f-{self.made}",
+                "uid": f"uid-{self.made}",
+                "node_name": "",
+                "accelerators": self.per_replica,
+                "kind": "ReplicaSet",
+                "workload": "chat-7d9f",
+                "created_at": self.world.clock.now(),
+                "tolerations": BORNE,
+            }
+            cluster.foreign.append(ForeignPod.model_validate({**facts, **changes}))
+
+    def placed(self) -> list[str]:
+        return [pod.node_name for pod in self.world.cluster.foreign if pod.node_name]
+
+    def bind(self) -> None:
+        """Put each replica on the first node that has room for it and whose taints it tolerates."""
+        cluster = self.world.cluster
+        for place, pod in enumerate(cluster.foreign):
+            if pod.node_name:
+                continue
+            used = cluster.accelerators_in_use(CLUSTER)
+            held = {node for name, node in self.stands.items() if name in cluster.capacity}
+            for node in cluster.nodes(CLUSTER):
+                has_room = node.accelerators - used.get(node.name, 0) >= pod.accelerators
+                tolerates = all_tolerated(node.blocking_taints, pod.tolerations)
+                if has_room and tolerates and node.is_ready and node.name not in held:
+                    cluster.foreign[place] = pod.but(node_name=node.name)
+                    break
+
+    def karpenter(self) -> None:
+        cluster = self.world.cluster
+        for spec in list(cluster.capacity.values()):
+            node = self.stands.get(spec.name)
+            if node and cluster.node(CLUSTER, node):
+                continue
+            limit = cluster.limits[spec.cluster, spec.pool]
+            if len(cluster.claims(spec.cluster, spec.pool)) >= (limit[0] if limit else 0):
+                continue
+            if spec.pool not in self.has_capacity:
+                cluster.refusals[spec.pool] = (self.world.clock.now(), "InsufficientInstanceCapacity")
+                continue
+            self.launched += 1
+            name = self.stands[spec.name] = f"ip-10-3-0-{self.launched}"
+            cluster.launch_rented(
+                a_node(
+                    200 + self.launched,
+                    name=name,
+                    pool=spec.pool,
+                    hyperpod_cluster_id=None,
+                    created_at=self.world.clock.now(),
+                    instance_type="p5.48xlarge",
+                    labels={"karpenter.sh/nodepool": spec.pool},
+                    taints=(TAINT,),
+                )
+            )
+
+    # ------------------------------------------------------------ time
+
+    def turn(self, seconds: float = 20) -> None:
+        """A pass, what its workflows do, what Karpenter and Kubernetes do, and some time."""
+        self.bind()
+        self.story.run_pass()
+        self.advance()
+        self.karpenter()
+        self.advance()
+        self.bind()
+        self.world.clock.advance(seconds)
+
+    def turns(self, count: int) -> None:
+        for _ in range(count):
+            self.turn()
+
+    def spike(self, replicas: int = 2, **changes: Any) -> None:
+        """Fill the fleet with a job of one size, and scale the Deployment beyond it."""
+        self.story.submit("first", checkpoint_uri="")
+        self.story.run_pass()
+        self.run(self.first, 1)
+        self.scale(replicas, **changes)
+        self.world.clock.advance(CHAT.patience_seconds)
+
+    @property
+    def first(self) -> str:
+        (row,) = (
+            row for key, row in self.world.ledger.rows.items() if key.pk.startswith("JOB#job-") and key.sk == "META"
+        )
+        return str(row.doc["jobId"])
+
+    # ------------------------------------------------------------ looking
+
+    def rentals(self) -> list[Rental]:
+        found = self.world.ledger.partition(Table.JOBS, f"JOB#{CHAT_ID}", "RENTAL#")
+        return [rows.read(row, Rental) for row in found]
+
+    def memory(self) -> ServingMemory:
+        return rows.load(self.world.ledger, rows.serving_key(CHAT_ID), ServingMemory, "Deployment")
+
+    def said(self) -> str:
+        note = self.memory().said
+        return note.text if note else ""
+
+
+def test_a_spike_beyond_what_is_committed_is_rented_for_and_what_was_rented_goes_back() -> None:
+    market = Spiking()
+    market.spike(replicas=2)
+
+    market.turns(3)
+
+    assert [(each.state, each.nodes, each.offer.pool) for each in market.rentals()] == [
+        (RentalState.READY, 1, SERVING),
+        (RentalState.READY, 1, SERVING),
+    ]
+    assert sorted(market.placed()) == sorted(name for each in market.rentals() for name in each.node_names)
+    assert market.world.cluster.limits[CLUSTER, SERVING] == (2, 16)
+    assert market.world.cluster.capacity == {}
+    market.turns(10)
+    assert market.holds() == 2
+    market.scale(0)
+    market.turns(6)
+    assert {each.state for each in market.rentals()} == {RentalState.ENDED}
+    assert market.left() == []
+    assert market.story.job(market.first).state is JobState.RUNNING
+
+
+def test_nodes_go_back_one_by_one_as_replicas_leave_them() -> None:
+    market = Spiking()
+    market.spike(replicas=2)
+    market.turns(3)
+
+    market.scale(1)
+    market.turns(6)
+
+    (serves,) = (each for each in market.rentals() if each.state is RentalState.READY)
+    assert list(serves.node_names) == market.placed()
+    assert market.holds() == 1
+    assert market.world.cluster.limits[CLUSTER, SERVING] == (1, 8)
+
+
+def test_a_node_is_kept_for_the_quiet_period_and_a_replica_that_comes_back_finds_it() -> None:
+    market = Spiking()
+    market.spike(replicas=1)
+    market.turns(3)
+    market.scale(0)
+    market.turns(2)
+
+    market.scale(1)
+    market.turns(6)
+
+    (rental,) = market.rentals()
+    assert rental.state is RentalState.READY
+    assert market.placed() == list(rental.node_names)
+    assert rental.idle_since is None
+
+
+def test_replicas_share_a_node_as_far_as_it_goes() -> None:
+    market = Spiking(per_replica=4)
+    market.spike(replicas=3)
+
+    market.turns(3)
+
+    assert len(market.rentals()) == 2
+    assert len(market.placed()) == 3
+
+
+def test_as_shipped_and_where_no_pool_is_its_own_nothing_is_rented() -> None:
+    for policy in (Policy(), a_serving_policy(CHAT.but(rents_from=()))):
+        market = Spiking(policy=policy)
+        market.spike()
+
+        market.turns(2)
+
+        assert market.executions() == {}
+        assert market.world.ledger.get(rows.serving_key(CHAT_ID)) is None
+
+
+def test_a_replica_that_has_just_come_is_not_rented_for_yet() -> None:
+    market = Spiking()
+    market.spike(replicas=1)
+    market.scale(0)
+    market.scale(1)
+
+    market.story.run_pass()
+    before = market.holds()
+    market.world.clock.advance(CHAT.patience_seconds)
+    market.story.run_pass()
+
+    assert (before, market.holds()) == (0, 1)
+
+
+def test_an_elastic_job_that_can_shrink_does_and_nothing_is_rented() -> None:
+    market = Spiking()
+    market.story.submit("first", nodes=2, elastic={"min_nodes": 1, "max_nodes": 2})
+    market.story.run_pass()
+    market.run(market.first, 1)
+    market.scale(1)
+    market.world.clock.advance(CHAT.patience_seconds)
+
+    market.story.run_pass()
+    market.story.run_pass()
+
+    wish = market.story.job(market.first).live_resize()
+    assert wish
+    assert wish.nodes == 1
+    assert market.holds() == 0
+    assert "Committed nodes have room" in market.said()
+
+
+def test_what_shrinking_cannot_give_is_rented() -> None:
+    market = Spiking()
+    market.story.submit("first", nodes=2, elastic={"min_nodes": 1, "max_nodes": 2})
+    market.story.run_pass()
+    market.run(market.first, 1)
+    market.scale(1)
+    market.world.clock.advance(CHAT.patience_seconds)
+    market.story.run_pass()
+
+    market.scale(3)
+    market.world.clock.advance(CHAT.patience_seconds)
+    market.story.run_pass()
+
+    assert market.holds() == 2
+
+
+@pytest.mark.parametrize("mode", [Mode.OBSERVE, Mode.RECOMMEND])
+def test_an_observed_spike_is_told_once_and_nothing_is_rented(mode: Mode) -> None:
+    market = Spiking()
+    market.spike()
+    market.mode = market.story.mode = mode
+
+    market.turns(2)
+
+    assert market.holds() == 0
+    assert market.said().startswith(f"Mode is {mode}: it would be rented for, but nothing is done. {SERVING} starts it")
+    assert len(market.records("PLACEMENT")) == 1
+
+
+def test_every_record_of_a_spike_replays_and_names_what_was_weighed() -> None:
+    market = Spiking(has_capacity={ON_DEMAND, DEARER})
+    market.spike()
+    market.turns(6)
+
+    records = market.records("PLACEMENT")
+
+    assert {record.subject for record in records} == {CHAT_ID}
+    assert [replay(record, market.policy).differs_from(record) for record in records] == [""] * len(records)
+    assert {each.option for each in records[0].alternatives} == {"p5-workers", "the end of the spike", DEARER}
+
+
+def test_a_replica_whose_delay_is_worth_less_than_the_rent_waits_and_is_told_so_once() -> None:
+    market = Spiking(policy=a_serving_policy(delay_micros_per_hour={"critical": MICROS}))
+    market.spike()
+
+    market.turns(3)
+
+    assert market.holds() == 0
+    assert f"{SERVING} would save" in market.said()
+    assert len(market.records("PLACEMENT")) == 1
+
+
+def test_the_caps_of_its_team_and_of_the_fleet_hold() -> None:
+    for caps in ({"team_caps_micros_per_hour": {"chat": MICROS}}, {"fleet_cap_micros_per_hour": MICROS}):
+        market = Spiking(policy=a_serving_policy(**caps))
+        market.spike(replicas=3)
+
+        market.turns(4)
+
+        assert market.holds() == 1, caps
+        assert market.left()[1:] != []
+        assert len(market.placed()) == 1
+
+
+def test_one_pass_rents_no_more_for_jobs_and_replicas_together_than_may_be() -> None:
+    market = Spiking(policy=a_serving_policy(fleet_cap_micros_per_hour=2 * MICROS + 50_000_000))
+    market.spike(replicas=2)
+    market.story.submit("second", nodes=2)
+
+    market.story.run_pass()
+
+    assert [row.doc["jobId"] for row in market.world.ledger.partition(Table.QUOTAS, "TREE#fleet", "RENTAL#")] == [
+        CHAT_ID,
+        CHAT_ID,
+    ]
+
+
+def test_two_passes_at_once_rent_a_node_once() -> None:
+    market = Spiking()
+    market.spike(replicas=1)
+    raced: list[bool] = []
+    commit = market.world.ledger.commit
+
+    def race(*writes: Any, token: str = "") -> None:
+        if not raced and any("RENTAL#" in write.row.key.sk for write in writes if hasattr(write, "row")):
+            raced.append(True)
+            market.story.run_pass()
+        commit(*writes, token=token)
+
+    market.world.ledger.commit = race  # type: ignore[method-assign]
+    market.story.run_pass()
+
+    assert raced
+    assert market.holds() == 1
+
+
+def test_what_is_a_deployments_is_offered_to_no_job() -> None:
+    market = Spiking(policy=a_serving_policy(pools=(a_serving_pool(), a_serving_pool(DEARER))))
+    market.spike(replicas=1)
+    market.turns(3)
+    market.scale(0)
+
+    second = market.story.submit("second", nodes=1)
+    market.turns(1)
+
+    assert market.story.job(second.job_id).state is JobState.PENDING
+    assert market.story.job(second.job_id).rentals == 0
+
+
+def test_pods_that_do_not_tolerate_the_pool_are_not_rented_for_and_the_reason_says_so() -> None:
+    market = Spiking()
+    market.spike(tolerations=())
+
+    market.turns(2)
+
+    assert market.holds() == 0
+    assert f"Its pods do not tolerate {TAINT}." in market.said()
+
+
+def test_pods_that_select_what_nobody_says_of_the_pool_are_not_rented_for() -> None:
+    market = Spiking()
+    market.spike(selector={"disk": "nvme"})
+
+    market.turns(2)
+
+    assert market.holds() == 0
+    assert "Its pods select disk=nvme, and the policy does not say that nodes of" in market.said()
+
+
+def test_after_a_node_that_no_replica_came_to_none_is_rented_for_a_while() -> None:
+    market = Spiking()
+    market.bind = lambda: None  # type: ignore[method-assign]
+    market.spike(replicas=1)
+
+    market.turns(8)
+
+    (rental,) = market.rentals()
+    assert rental.state is RentalState.ENDED
+    assert "No replica of serving/chat came there in" in rental.reason
+    assert market.memory().unused == 1
+    assert "No replica came to the node that was rented last" in market.said()
+    assert market.left() == []
+    market.turns(45)
+    assert len(market.rentals()) == 2
+
+
+def test_a_refused_pool_is_left_for_its_next_one_and_remembered_for_all() -> None:
+    market = Spiking(has_capacity={ON_DEMAND, DEARER})
+    market.spike(replicas=1)
+
+    market.turns(4)
+
+    (rental,) = market.rentals()
+    assert [offer.pool for offer in rental.offers] == [SERVING, DEARER]
+    assert market.placed() == list(rental.node_names)
+    row = market.world.ledger.get(rows.shortages_key())
+    assert row is not None
+    assert [entry.zone for entry in rows.read(row, Shortages).entries] == ["us-west-2a"]
+
+
+def test_no_capacity_anywhere_leaves_nothing_behind_and_a_reason() -> None:
+    market = Spiking(has_capacity=set())
+    market.spike(replicas=1)
+
+    market.turns(8)
+
+    assert {each.state for each in market.rentals()} == {RentalState.ENDED}
+    assert "Capacity was refused there" in market.said()
+    assert market.left() == []
+
+
+def test_a_spike_that_is_over_before_its_node_came_leaves_nothing() -> None:
+    market = Spiking()
+    market.spike(replicas=1)
+    market.story.run_pass()
+    market.advance()
+
+    market.scale(0)
+    market.turns(3)
+
+    assert [each.state for each in market.rentals()] == [RentalState.ENDED]
+    assert market.left() == []
+    assert market.memory().unused == 0
+    assert market.said() == ""
+
+
+def test_a_node_too_many_is_given_back_when_it_comes() -> None:
+    market = Spiking()
+    market.spike(replicas=2)
+    market.story.run_pass()
+    market.advance()
+    market.scale(1)
+
+    market.turns(4)
+
+    assert sorted(each.state for each in market.rentals()) == [RentalState.ENDED, RentalState.READY]
+    assert len(market.placed()) == 1
+
+
+def test_a_node_that_is_taken_back_ends_its_rental_and_another_is_rented() -> None:
+    market = Spiking()
+    market.spike(replicas=1)
+    market.turns(3)
+    (gone,) = market.rentals()[0].node_names
+    market.world.cluster.claimed.clear()
+    market.world.cluster.remove_node(gone)
+    market.scale(0)
+    market.scale(1)
+
+    market.turns(8)
+
+    assert [each.state for each in market.rentals()] == [RentalState.ENDED, RentalState.READY]
+    assert len(market.placed()) == 1
+
+
+def test_a_node_on_which_a_replica_serves_is_given_back_by_its_time_box_alone() -> None:
+    market = Spiking(policy=a_serving_policy(CHAT.but(rented_seconds=3600)))
+    market.spike(replicas=1)
+    market.turns(3)
+    market.policy = market.story.policy = a_serving_policy(CHAT.but(rents_from=(), rented_seconds=3600))
+    market.turns(20)
+    before = market.rentals()[0].state
+    market.world.clock.advance(3600)
+    market.turn()
+
+    assert before is RentalState.READY
+    assert market.rentals()[0].state is RentalState.ENDED
+    assert market.rentals()[0].reason.startswith("Its time is over at")
+
+
+def test_a_replica_that_comes_in_the_last_second_keeps_its_node() -> None:
+    market = Spiking()
+    market.spike(replicas=1)
+    market.turns(3)
+    (rental,) = market.rentals()
+
+    told = market.task(rental, Step.RELEASE, "No replica has stood there.")
+
+    assert told.outcome == "IN_USE"
+    assert told.reason == "Replicas of serving/chat stand on it."
+
+
+def test_the_bill_is_its_teams_and_ends_when_the_machine_is_gone() -> None:
+    market = Spiking()
+    market.world.cluster.slow_to_go = True
+    market.spike(replicas=1)
+    market.turns(3)
+    market.scale(0)
+    market.turns(6)
+    before = market.holds()
+    market.world.cluster.go()
+    market.turns(1)
+
+    (rental,) = market.rentals()
+    assert (before, market.holds()) == (1, 0)
+    assert rental.ended_at is not None
+    assert rental.cost_parts == MICROS * round((rental.ended_at - rental.begun_at).total_seconds())
+    assert {bill.team for bill in rental.bills()} == {"chat"}
+
+
+def test_the_sweeper_starts_what_was_begun_and_has_no_workflow() -> None:
+    market = Spiking()
+    market.spike(replicas=1)
+    market.story.run_pass()
+    workflows, name = market.world.workflows, f"{CHAT_ID}-b1"
+    del workflows.executions[Machine.BURST_CAPACITY, name], workflows.states[Machine.BURST_CAPACITY, name]
+    market.world.clock.advance(60)
+
+    market.story.sweep()
+    workflows.finish(Machine.BURST_CAPACITY, name, ExecutionState.FAILED)
+    market.story.sweep()
+
+    assert list(market.executions()) == [name, f"{name}-r2"]
+
+
+def test_a_wait_that_is_opened_twice_or_answered_late_changes_nothing() -> None:
+    market = Spiking()
+    market.spike(replicas=1)
+    market.turns(3)
+    (rental,) = market.rentals()
+
+    answers = [market.wait(rental, ConditionKind.RENTAL_OVER) for _ in range(2)]
+    market.scale(0)
+    market.world.clock.advance(10)
+    answers += [market.wait(market.rentals()[0], ConditionKind.RENTAL_OVER)]
+    market.world.clock.advance(market.policy.burst.quiet_seconds)
+    answers += [market.wait(market.rentals()[0], ConditionKind.RENTAL_OVER)]
+
+    assert answers == [None, None, None, "OVER"]
+    assert market.world.ledger.get(rows.wait_key(CHAT_ID, wait_name(ConditionKind.RENTAL_OVER, 1))) is None
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_crash_at_any_effect_of_a_spike_ends_the_same(when: str) -> None:
+    undisturbed = _play(CrashPlan())
+    assert (undisturbed.left(), undisturbed.most, len(undisturbed.rentals())) == ([], 2, 2)
+    effects = len(undisturbed.plan.effects)
+    assert effects > 20
+    for at in range(1, effects + 1):
+        market = _play(CrashPlan(at=at, when=when))
+        told = f"{when} effect {at}, {undisturbed.plan.effects[at - 1]}"
+        assert market.left() == [], told
+        assert market.most == 2, told
+        assert {each.state for each in market.rentals()} == {RentalState.ENDED}, told
+
+
+def _play(plan: CrashPlan) -> Any:
+    """Play a spike from its beginning to its end; whatever crashes is done again by workflow, pass or sweep."""
+    market: Any = Spiking(plan=CrashPlan())
+    market.spike(replicas=2)
+    skipped = len(market.plan.effects)
+    market.plan.at, market.plan.when = (plan.at + skipped if plan.at else 0), plan.when
+    market.most = 0
+
+    def again(do: Callable[[], object]) -> None:
+        try:
+            do()
+        except Crash:
+            market.world.clock.advance(1)
+
+    for turn in range(40):
+        market.bind()
+        again(market.story.run_pass)
+        again(market.advance)
+        market.karpenter()
+        again(market.advance)
+        market.bind()
+        market.most = max(market.most, len(market.placed()))
+        if turn == 12:
+            market.scale(0)
+        market.world.clock.advance(20)
+        again(market.story.sweep)
+        if turn > 12 and not market.left():
+            break
+    del market.plan.effects[:skipped]
+    return market
+
+
+# ---------------------------------------------------------------- the policy
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"rents_from": ("elsewhere",)}, "there is no pool elsewhere to rent from"),
+        ({"cluster": "other-eks"}, "there is no pool serving-on-demand to rent from in other-eks"),
+        ({"rents_from": (ON_DEMAND,)}, "needs a taint"),
+    ],
+)
+def test_a_registration_that_rents_names_pools_of_its_own(changes: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        Policy.model_validate(
+            a_serving_policy().to_json() | {"scheduling": {"serving": [CHAT.but(**changes).to_json()]}}
+        )
+
+
+def test_a_pool_is_one_deployments() -> None:
+    other = CHAT.but(name="search", rents_from=(DEARER,))
+    document = a_serving_policy().to_json() | {"scheduling": {"serving": [CHAT.to_json(), other.to_json()]}}
+
+    with pytest.raises(ValueError, match=f"{DEARER} is rented from for serving/chat and for serving/search"):
+        Policy.model_validate(document)
