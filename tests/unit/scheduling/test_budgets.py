@@ -67,6 +67,7 @@ def test_of_each_kind_of_period_the_parts_of_a_rental_add_up_to_its_bill(
         if length < 12 * 86_400_000_000:
             assert sum(mine) == pytest.approx(bill, abs=len(mine))
     assert all(part.spent.accelerator_seconds == 0 for part in parts)
+    assert len({part.key for part in parts}) == len(parts)  # each is a row of the commit that ends the rental
 
 
 def test_a_rental_over_midnight_counts_on_both_days() -> None:

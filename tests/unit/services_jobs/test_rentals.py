@@ -495,6 +495,27 @@ def test_a_part_of_a_gang_is_given_back_after_the_deadline_and_paid_for() -> Non
     assert market.left() == []
 
 
+def test_a_rental_ends_that_had_nodes_of_two_pools() -> None:
+    market = Renting(has_capacity={ON_DEMAND})
+    _, second = market.full_fleet()
+    market.story.run_pass()
+    market.advance()
+    market.world.cluster.launch_rented(a_node(77, name="ip-77", pool=SPOT, hyperpod_cluster_id=None))
+    market.karpenter()
+    market.world.clock.advance(2)
+    market.advance()
+    market.karpenter()
+    market.advance()
+
+    market.story.cancel(second.job_id)
+    market.advance()
+
+    rental = market.rental(second.job_id)
+    assert [len(offer.came) for offer in rental.offers] == [1, 2]
+    assert rental.state is RentalState.ENDED
+    assert market.left() == []
+
+
 def test_the_bill_is_price_times_begun_seconds_times_nodes() -> None:
     market = Renting()
     _, second = market.rented()

@@ -6,6 +6,7 @@ A rented node costs its rent, from the moment it is asked for until it is gone; 
 accelerator-hour while an attempt holds them. Each counts in the period in which it was held.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 
@@ -23,13 +24,16 @@ Spends = Mapping[tuple[str, str], Spent]
 
 
 def rent_parts_of(rental: Rental, now: datetime) -> tuple[Part, ...]:
-    """Split what a rental has cost by now into the periods in which it did; of each kind they add up to its bill."""
-    return tuple(
-        Part(key, Spent(usd_micros=round(parts / _PARTS_OF_A_MICRO)))
-        for bill in rental.bills()
-        for period in Period
-        for key, parts in _split(bill, period, now)
-    )
+    """Split what a rental has cost by now into the periods in which it did; of each kind they add up to its bill.
+
+    Each period is there once, though several offers had nodes in it: a commit writes a row no more than once.
+    """
+    found: Counter[str] = Counter()
+    for bill in rental.bills():
+        for period in Period:
+            for key, parts in _split(bill, period, now):
+                found[key] += parts
+    return tuple(Part(key, Spent(usd_micros=round(parts / _PARTS_OF_A_MICRO))) for key, parts in found.items())
 
 
 def with_rents(spent: Spends, setup: SetUp, rentals: Iterable[Rental], now: datetime) -> dict[tuple[str, str], Spent]:
