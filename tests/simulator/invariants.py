@@ -58,7 +58,7 @@ class Moment(StrEnum):
     STOP = "at every stop"
     RENT = "whenever nodes are asked for"
     LIMIT = "whenever a pool's limit is set"
-    LOOK = "every ten seconds"
+    LOOK = "every half minute"
     ANSWER = "at every answer to a wait"
     PAGE = "at every page"
     FAILURE = "whenever a function fails"

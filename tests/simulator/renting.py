@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 EVERY, _OFFSET = 10, 3
 """Of so many seeds one rents, from this one on: it has no teams."""
-_WITH_TEAMS = 60
-"""Of so many one rents, and its fleet is shared besides."""
+_WITH_TEAMS, _SHARED = 120, 30
+"""Of so many one rents, and its fleet is shared besides: this one is the first."""
 ON_DEMAND, OTHER_ZONE, SPOT = "burst-on-demand", "burst-other-zone", "burst-spot"
 _MICROS = {ON_DEMAND: 50_000_000, OTHER_ZONE: 60_000_000, SPOT: 20_000_000}
 _TYPE = "p5.48xlarge"
@@ -36,7 +36,7 @@ _CLASSES = {"burst": 500_000_000, "patient": 0, "high": 500_000_000, "critical":
 _FIRST = 40
 """Numbers of the jobs that come to a full fleet begin with this."""
 _SECOND = 50
-_LOOKS_EVERY, _PASSES_EVERY = 10.0, 60.0
+_LOOKS_EVERY, _PASSES_EVERY = 30.0, 60.0
 _NEVER = 1e9
 _DRAINED = "karpenter.sh/disrupted=:NoSchedule"
 """What Karpenter puts on a machine that it is about to end."""
@@ -45,12 +45,14 @@ TROUBLES = (
     "slow controller",
 )
 """What Karpenter's machines do but to come and to go."""
+OUTCOMES = ("PLACEMENT RENT", "PLACEMENT WAIT", "PLACEMENT NOWHERE", "STAY GO_HOME", "LOAN END", "LOAN GIVE_BACK")
+"""Answers of the rules that some seed must have."""
 DEEDS = ("cancel a rented job", "cancel the first", "hurt a job at home")
 
 
 def rents(seed: int) -> bool:
     """Whether nodes may be rented in the world of this seed."""
-    return seed % EVERY == _OFFSET or seed % _WITH_TEAMS == _WITH_TEAMS // 2
+    return seed % EVERY == _OFFSET or seed % _WITH_TEAMS == _SHARED
 
 
 @dataclass
@@ -133,7 +135,7 @@ class Renting:
         world, dice = self.world, self.dice
         world.tell(f"nodes may be rented of {', '.join(self.by_name)}")
         world.every(_LOOKS_EVERY, lambda: world.checks.looked(world))
-        world.every(_PASSES_EVERY, lambda: world.call_alone("schedule_jobs"))  # what time alone ends, a pass ends
+        world.every(_PASSES_EVERY, self._pass)
         if dice.random() < 0.75:
             # What one job leaves another takes, which is to be hurt there: nodes are lent to it.
             left, length = dice.choice((0, 1, 1, 2)), dice.choice((100.0, 200.0, 400.0))
@@ -142,7 +144,7 @@ class Renting:
                 world.loop.after(dice.uniform(10, lasts), world.seen_as("deed", DEEDS[2], self._hurt_at_home))
             if left:
                 self._submit_later(_SECOND, 0.4, left, 400.0, "burst")
-        for number in range(_FIRST + 1, _FIRST + 1 + dice.choice((1, 2, 3))):
+        for number in range(_FIRST + 1, _FIRST + 1 + dice.choice((1, 2, 2))):
             nodes, length = dice.choice((1, 1, 2, 2, 3)), dice.choice((30.0, 80.0, 200.0, 400.0))
             self._submit_later(number, dice.uniform(2, 0.7 * lasts), nodes, length, "burst")
         for _ in range(dice.choice((0, 0, 1))):
@@ -152,6 +154,11 @@ class Renting:
         if dice.random() < 0.3:
             cancel = functools.partial(world.cancel, _FIRST)
             world.loop.after(dice.uniform(10, lasts + 60), world.seen_as("deed", DEEDS[1], cancel))
+
+    def _pass(self) -> None:
+        """Have the minute's pass look where something is rented: what time alone ends, a pass ends."""
+        if any(one.until == math.inf for one in self.asked.values()):
+            self.world.call_alone("schedule_jobs")
 
     def _hurt_at_home(self) -> None:
         """Have a committed machine fail that a job runs on which cannot wait: nodes may be lent to it."""

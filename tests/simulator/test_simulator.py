@@ -12,7 +12,7 @@ from tests.simulator.fuzz import ROOT, run_all, run_seed, story
 from tests.simulator.invariants import TABLE, Moment
 
 SEEDS = (1, 500)
-WHAT_COMES_OF_IT = ("end ", "recover_node: ", "run_job: ")
+WHAT_COMES_OF_IT = ("end ", "recover_node: ", "run_job: ", "burst_capacity: ")
 """What is done to a world is all tried in these seeds, and every guardrail trips; not every answer is needed."""
 
 
