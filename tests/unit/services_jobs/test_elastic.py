@@ -255,6 +255,39 @@ def test_a_higher_class_gets_its_nodes_by_shrinking_and_nobody_is_ended() -> Non
     assert (shrunk.state, shrunk.size, story.job(high.job_id).state) == (JobState.RUNNING, 2, JobState.STARTING)
 
 
+def test_others_shrink_for_a_higher_class_behind_many_whom_nothing_helps() -> None:
+    story = a_shared_story()
+    low = story.running(team="red", priority_class="low", nodes=4, elastic={"min_nodes": 1, "max_nodes": 4})
+    set_up(story, a_team("blue", 0, members=MEMBERS))
+    for nodes in (1, 2, 3, 4):
+        story.submit(f"hopeless-{nodes}", team="blue", nodes=nodes)
+    high = story.submit("high", team="red", priority_class="high", nodes=2)
+
+    story.run_pass()
+
+    wish = story.job(low.job_id).live_resize()
+    assert wish
+    assert (wish.nodes, wish.for_job) == (2, high.job_id)
+    assert not story.job(low.job_id).is_preempted
+
+
+def test_an_equal_gets_its_nodes_back_behind_many_whom_nothing_helps() -> None:
+    story = a_shared_story()
+    job = story.running(team="red", priority_class="low", **ELASTIC)
+    idle_for(story, 21)
+    resized(story, job.job_id)
+    set_up(story, a_team("blue", 0, members=MEMBERS))
+    for nodes in (1, 2, 3, 4):
+        story.submit(f"hopeless-{nodes}", team="blue", nodes=nodes)
+    other = story.submit("other", team="red", priority_class="low", nodes=1)
+
+    story.run_pass()
+
+    wish = story.job(job.job_id).live_resize()
+    assert wish
+    assert (wish.nodes, wish.for_job) == (3, other.job_id)
+
+
 def test_after_the_higher_class_has_ended_the_job_grows_back() -> None:
     story = a_shared_story()
     low = story.running(team="red", priority_class="low", nodes=4, elastic={"min_nodes": 1, "max_nodes": 4})

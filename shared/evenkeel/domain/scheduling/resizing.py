@@ -34,6 +34,8 @@ from evenkeel.domain.values import Instant, Value
 
 _MOST_HELPED = 3
 """Waiting jobs, each asking for something else, that a pass tries to make room for: each costs some passes."""
+_MOST_TRIED = 12
+"""Waiting jobs of which is looked whether anything helps: each costs one pass."""
 _MOST_IDLE = 256
 """Idle nodes that are remembered, those that have stood longest."""
 _MOST_TRIES = 12
@@ -293,7 +295,9 @@ class _Plan:
             if decided.action in (Action.WAIT, Action.PREEMPT, Action.NO_QUOTA, Action.BEHIND)
         ]
         tried: set[tuple[object, ...]] = set()
-        for decided in waiting:
+        helped = 0
+        # Whoever would have others stopped comes first: they shrink before that.
+        for decided in sorted(waiting, key=lambda each: each.action is not Action.PREEMPT):
             request = asked[decided.job_id]
             fresh = {each.job_id for each in decided.victims} - self.facts.fleet.stopping
             if decided.victims and not fresh and not any(self.left.get(each.job_id) for each in decided.victims):
@@ -301,21 +305,29 @@ class _Plan:
             # What did not help one does not help another that asks for the same.
             size = (request.nodes, request.accelerators_per_node, request.instance_types)
             shape = (request.team, request.priority, request.cluster, *size)
-            if shape in tried or len(tried) == _MOST_HELPED:
+            if shape in tried or len(tried) == _MOST_TRIED or helped == _MOST_HELPED:
+                continue
+            may = self._candidates(request, fresh, runners)
+            if not any(each.sizes for each in may.values()):
                 continue
             tried.add(shape)
-            made = self._for_job(request, fresh, runners)
+            # One that nothing helps takes nobody's turn, or a few of those would keep all others from theirs for ever.
+            if not self._would_help(request, may):
+                continue
+            helped += 1
+            made = self._for_job(request, may)
             if made:
                 found[request.job_id] = made
         return found
 
-    def _for_job(self, request: Request, fresh: set[str], runners: list[Job]) -> tuple[Planned, ...]:
+    def _would_help(self, request: Request, may: Mapping[str, ElasticJob]) -> bool:
+        """Whether a waiting job starts if all give what they can."""
+        given = {name: each.nodes - _gives(each) for name, each in may.items()}
+        return self._starts(request.at(min(_sizes_that_do(request))), given)
+
+    def _for_job(self, request: Request, may: Mapping[str, ElasticJob]) -> tuple[Planned, ...]:
         """Find who shrinks so that a waiting job starts, in full or at least."""
-        may = self._candidates(request, fresh, runners)
-        if not any(each.sizes for each in may.values()):
-            return ()
-        least = request.sizes[:1] if request.is_resize or not request.shrinks_at else ()
-        for size in (request.nodes, *least):
+        for size in _sizes_that_do(request):
             asked = request.at(size)
             if self._starts(asked, {}):
                 return ()  # what is on its way is enough
@@ -543,6 +555,12 @@ class _Plan:
             )
             for decided in self.facts.decisions
         ) or any(demand.cluster == kind[0] for demand in self.facts.demands)
+
+
+def _sizes_that_do(request: Request) -> tuple[int, ...]:
+    """Return the sizes that room is made for: all that a job asks for, and its least where it does not wait for all."""
+    least = request.sizes[:1] if request.is_resize or not request.shrinks_at else ()
+    return (request.nodes, *least)
 
 
 def _gives(job: ElasticJob) -> int:
