@@ -308,7 +308,8 @@ class Trainers:
 
     def save_on_the_way_out(self, job_id: str, attempt: int, seconds: float) -> None:
         """Have an attempt that was told to end save once more, if all of its ranks last so long."""
-        found = next((one for (_, *name), one in self.cluster.jobs[CLUSTER].items() if name == [job_id, attempt]), None)
+        there = self.cluster.jobs.get(CLUSTER, {})
+        found = next((one for (_, *name), one in there.items() if name == [job_id, attempt]), None)
         if found is None:
             return
         spec, name = found.spec, found.spec.attempt.workload_name

@@ -15,6 +15,7 @@ from evenkeel.domain.policy import Policy, ServingWorkload
 from evenkeel.domain.scheduling.elastic import ElasticTerms
 from evenkeel.domain.scheduling.foreign import Comeback, ForeignPod
 from evenkeel.domain.scheduling.jobs import ElasticSpec, Job, JobSpec
+from evenkeel.domain.scheduling.teams import Team
 from evenkeel.ports import Put, Write
 from evenkeel.services import cancel_job, rows, suspend_job
 from tests.fakes.cluster import CLUSTER, GPUS
@@ -23,10 +24,11 @@ from tests.simulator.teams import PEOPLE
 
 if TYPE_CHECKING:
     from tests.simulator.simulation import Simulation
+    from tests.simulator.teams import Sharing
 
 EVERY, _FIRST = 9, 4
 """Of so many seeds one has elastic jobs, from this one on: it has no teams."""
-_WITH_TEAMS, _FIRST_WITH_TEAMS = 36, 12
+_WITH_TEAMS, _FIRST_WITH_TEAMS = 18, 12
 """Of so many one has both."""
 _SHARE = 0.6
 """Of the teams' jobs so many are elastic."""
@@ -41,13 +43,18 @@ PASSES_EVERY = 30.0
 _SOON = 8.0
 """And so often while things go wrong: sizes change by a pass alone."""
 _POOL = "p5-workers"
+LENDERS = "amber"
+"""A team with a job that others of the team have shrink."""
+_ACTS = 0.9
+"""So many of these worlds act in any case."""
 _SERVES = 0.4
 """In so many of these worlds a Deployment serves."""
 _SEATS_AFTER = 1.0
-_MEDDLES = 0.3
+_MEDDLES = 0.4
 """At so many commits about a job that changes size something happens."""
+_TAKES = "take an idle machine"
 KINDS = ("each", "step", "discrete")
-DEEDS = ("cancel", "suspend", "lose a machine", "cordon an idle machine", "take an idle machine", "die", "die after")
+DEEDS = ("cancel", "suspend", "lose a machine", "cordon an idle machine", _TAKES, "die", "die after")
 
 
 def is_in(seed: int) -> bool:
@@ -93,17 +100,20 @@ class Elastic:
         self.watched = WatchedSizes()
         self.size = dice.choice((4, 5, 6, 8))
         """Machines of the fleet: on fewer there is little to grow to."""
+        self.mode = "act" if dice.random() < _ACTS else world.mode
         self.terms = ElasticTerms(
             resize_seconds=dice.choice((1, 3)),
             snooze_seconds=dice.choice((5, 20)),
-            backoff_seconds=dice.choice((10, 30)),
-            most_backoff_seconds=100,
+            backoff_seconds=dice.choice((30, 60)),
+            most_backoff_seconds=120,
             scaling_timeout_seconds=dice.choice((0, 0, 8)),
             spare_wait_seconds=dice.choice((10, 25)),
         )
         self.serves = dice.random() < _SERVES
         self.spares = int(dice.random() < 0.15)
         self.repair_seconds = dice.choice((20, 60, 120))
+        self._sizes: dict[int, ElasticSpec] = {}
+        """Those of some jobs, by number."""
         self._wanted = 0
         """Replicas that the Deployment is to have."""
         self._replicas = 0
@@ -137,15 +147,34 @@ class Elastic:
             self._meddle(writes)
 
         world.ledger.before_commit = meddle
-        for number in range(_OWN, _OWN + dice.choice((1, 1, 2, 2, 3))):
+        if world.sharing:
+            self._contest(world.sharing, lasts)
+        for number in range(_OWN, _OWN + dice.choice((1, 1, 2, 2, 3)) if world.sharing is None else _OWN):
             length = dice.choice((150.0, 300.0, 400.0))
             world.loop.after(dice.uniform(0.5, 10), self._submit(number, 1, length))
-        for number in range(_LATER, _LATER + dice.choice((1, 2, 3, 4))):
+        for number in range(_LATER, _LATER + dice.choice((1, 2, 3, 4)) if world.sharing is None else _LATER):
             nodes = dice.choice((1, 1, 2, max(1, world.size // 2)))
             world.loop.after(dice.uniform(25, lasts + 60), self._submit(number, nodes, dice.choice((20.0, 40.0))))
         for _ in range(dice.choice((1, 2)) if self.serves else 0):
             self._spike(dice.uniform(20, lasts), dice.uniform(20, 60), dice.choice((1, 2, 2, 4)))
         world.loop.after(dice.uniform(0, PASSES_EVERY), self._pass)
+
+    def _contest(self, sharing: "Sharing", lasts: float) -> None:
+        """Have a job of a team hold what others of that team come to ask for, one of them for more than there is."""
+        world, dice = self.world, self.dice
+        quota = dice.choice((2, 3, world.size - 1))
+        group = {"ml.p5.48xlarge": {"nvidia.com/gpu": {"nominal": GPUS * quota}}}
+        queue = {"groups": [group], "preemption": {"within": "LowerPriority"}}
+        members = [{"principal": "arn:aws:iam::111122223333:role/bea", "role": "submitter"}]
+        sharing.add(Team.model_validate({"name": LENDERS, "members": members, "queue": queue}))
+        nodes = dice.choice((1, quota, quota))
+        self._sizes[_OWN] = ElasticSpec(min_nodes=1, max_nodes=world.size)
+        sharing.ask(_OWN, team=LENDERS, nodes=nodes, priority_class="low")
+        world.loop.after(dice.uniform(0.5, 5), self._submit(_OWN, nodes, dice.choice((200.0, 300.0))))
+        for number, kind in enumerate(("high", "critical", "low")[: dice.choice((1, 2, 3))], _LATER):
+            asked = quota + 1 if kind == "low" else dice.choice((1, 1, max(1, quota - 1)))
+            sharing.ask(number, team=LENDERS, nodes=asked, priority_class=kind)
+            world.loop.after(dice.uniform(30, lasts + 60), self._submit(number, asked, 30.0))
 
     def leaves_out(self, number: int) -> bool:
         """Whether some job that comes anyhow stays away: where all machines are in use nothing grows."""
@@ -161,6 +190,8 @@ class Elastic:
     def sized(self, number: int, spec: JobSpec) -> JobSpec:
         """Return what some job asks for, with the sizes that it can have."""
         dice = self.dice
+        if number in self._sizes:
+            return spec.but(elastic=self._sizes[number])
         if _LATER <= number < _LAST or (number < _OWN and (not spec.checkpoint_uri or dice.random() > _SHARE)):
             return spec
         size, kind = self.world.size, dice.choice((*KINDS, KINDS[0]))
@@ -248,7 +279,10 @@ class Elastic:
         jobs = [doc for doc in docs if doc.get("resize") and doc["resize"]["afterAttempt"] >= doc["currentAttempt"] - 1]
         if not jobs or world.is_calm or not world.calls or self.dice.random() > _MEDDLES:
             return
-        kind, seconds = self.dice.choice(DEEDS), self.dice.uniform(0.1, 8)
+        is_asked = jobs[0]["state"] == "RUNNING" and jobs[0]["resize"]["afterAttempt"] == jobs[0]["currentAttempt"]
+        # Who has just been asked to grow finds most times that what was idle is not any more.
+        deeds_now = (*DEEDS, *3 * (_TAKES,)) if is_asked else DEEDS
+        kind, seconds = self.dice.choice(deeds_now), self.dice.uniform(0.1, 3 if is_asked else 8)
         job_id, number = str(jobs[0]["jobId"]), self.dice.randrange(100)
         world.seen[f"deed {kind} in mid-resize"] += 1
         if kind == "die":
@@ -263,7 +297,7 @@ class Elastic:
             "suspend": lambda: self._suspend(job_id, 5 + 4 * seconds),
             "lose a machine": lambda: self._lose(job_id, number),
             "cordon an idle machine": lambda: self._cordon_idle(number),
-            "take an idle machine": lambda: self._take_idle(number, 10 * seconds),
+            _TAKES: lambda: self._take_idle(number, 10 + 3 * seconds),
         }
         world.loop.after(seconds, deeds[kind])
 

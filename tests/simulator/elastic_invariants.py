@@ -13,6 +13,7 @@ from evenkeel.services import rows
 from tests.fakes.cluster import CLUSTER
 from tests.simulator.elastic import PASSES_EVERY, Growth
 from tests.simulator.invariants import Changes, Moment, holds
+from tests.simulator.team_invariants import over
 
 if TYPE_CHECKING:
     from tests.simulator.simulation import Simulation
@@ -337,6 +338,96 @@ def _signs(world: "Simulation", job: Job) -> Iterator[datetime]:
     row = world.ledger.rows.get(rows.incident_key(job.resume_plan.incident_id)) if job.resume_plan else None
     if row:
         yield datetime.fromisoformat(row.doc["openedAt"])
+
+
+# ---------------------------------------------------------------- who makes room
+
+
+@holds(
+    "shrunk-before-killed",
+    "Nobody is stopped for another who could start if those who are stopped shrank instead.",
+    Moment.COMMIT,
+    is_of_sizes=True,
+)
+def shrunk_before_killed(world: "Simulation", changes: Changes) -> Iterator[str]:
+    if world.sharing is None or not _was_undisturbed(world):
+        return
+    victims: dict[str, list[Charge]] = {}
+    charges = {charge.job_id: charge for charge in _charges(world)}
+    for before, after in _jobs_changed(changes):
+        asked = after.stop_request
+        is_new = before is not None and asked is not None and asked != before.stop_request
+        if is_new and asked and after.live_resize() is None and after.job_id in charges:
+            victims.setdefault(asked.by.partition("/")[2], []).append(charges[after.job_id])
+    for winner, stopped in victims.items():
+        if not winner.startswith("job-"):
+            continue
+        kept = [_at_least(world, charge) for charge in stopped]
+        if kept == stopped or _others_wait(world, winner):
+            continue
+        job = _job(world, winner)
+        rest = [charge for charge in charges.values() if charge not in stopped]
+        for charge in stopped:
+            asks = _as_charged(job, charge)
+            if not _has_machines(world, asks, stopped, kept):
+                continue
+            before_that = set(over(world.sharing.setup, [*rest, *stopped]))
+            if set(over(world.sharing.setup, [*rest, *kept, asks])) <= before_that:
+                yield f"{winner} has {', '.join(one.job_id for one in stopped)} stopped, and to shrink was enough"
+                break
+
+
+def _at_least(world: "Simulation", charge: Charge) -> Charge:
+    """Return what a job would hold at its least size."""
+    nodes = min(sizes_of(_job(world, charge.job_id).spec))
+    return _resized(charge, nodes) if nodes < len(charge.node_names) else charge
+
+
+def _resized(charge: Charge, nodes: int) -> Charge:
+    held = len(charge.node_names)
+    return charge.but(
+        node_names=charge.node_names[:nodes],
+        accelerators=charge.accelerators * nodes // held,
+        use={
+            flavor: {name: count * nodes // held for name, count in use.items()} for flavor, use in charge.use.items()
+        },
+    )
+
+
+def _as_charged(job: Job, like: Charge) -> Charge:
+    """Return what a waiting job would hold beside, or in place of, somebody."""
+    held = job.nodes_wanted * job.spec.accelerators_per_node
+    use = {flavor: dict.fromkeys(amounts, held) for flavor, amounts in like.use.items()}
+    return like.but(job_id=job.job_id, team=job.spec.team, queue=job.spec.team, accelerators=held, use=use)
+
+
+def _has_machines(world: "Simulation", asks: Charge, stopped: list[Charge], kept: list[Charge]) -> bool:
+    """Whether a waiting job finds its nodes in a pool once others have given theirs back."""
+    job = _job(world, asks.job_id)
+    each, used = job.spec.accelerators_per_node, dict(world.cluster.accelerators_in_use(CLUSTER))
+    plan = job.live_plan()
+    for charge in _charges(world):
+        for name in charge.node_names:
+            used[name] = max(used.get(name, 0), charge.accelerators // len(charge.node_names))
+    for was, left in zip(stopped, kept, strict=True):
+        for name in was.node_names[len(left.node_names) :]:
+            used[name] -= was.accelerators // len(was.node_names)
+    fits = [
+        node.name
+        for node in world.cluster.nodes(CLUSTER)
+        if node.is_schedulable
+        and (node.pool, node.instance_type) == (asks.pool, asks.instance_type)
+        and node.accelerators - used.get(node.name, 0) >= each
+        and not any(f"/{node.instance_id}/" in life for life in (plan.avoid if plan else ()))
+    ]
+    return len(fits) - world.policy.scheduling.spare_nodes.get(asks.pool, 0) >= job.nodes_wanted
+
+
+def _others_wait(world: "Simulation", winner: str) -> bool:
+    """Whether more than one job waits: then who gets what is given back is another question."""
+    kept = world.ledger.rows.items()
+    states = {row.doc["jobId"]: row.doc["state"] for key, row in kept if key.sk == "META" and key.pk.startswith("JOB#")}
+    return any(state == JobState.PENDING and name != winner for name, state in states.items())
 
 
 # ---------------------------------------------------------------- in peace

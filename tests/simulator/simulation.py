@@ -365,6 +365,7 @@ class Simulation:
         """The jobs of several sizes, where there are any."""
         if self.elastic:
             self.policy, self.size = self.elastic.policy(self.policy), self.elastic.size
+            self.mode = self.elastic.mode
         self._pass_is_due = self._watch_is_due = False
         self._build()
 

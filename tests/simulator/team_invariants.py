@@ -69,8 +69,8 @@ def quotas_hold(world: "Simulation", changes: Changes) -> Iterator[str]:
         return
     names = {charge.job_id for charge in new}
     # A quota that was lowered stops nobody: what was over before may stay so, and nothing may be added to it.
-    before = set(_over(setup, (charge for charge in charges if charge.job_id not in names)))
-    yield from (each for each in _over(setup, charges) if each not in before)
+    before = set(over(setup, (charge for charge in charges if charge.job_id not in names)))
+    yield from (each for each in over(setup, charges) if each not in before)
     for charge in new:
         team = setup.by_name.get(charge.team)
         if team is None or charge.queue != team.name or not charge.use:
@@ -82,7 +82,7 @@ def quotas_hold(world: "Simulation", changes: Changes) -> Iterator[str]:
             yield f"{charge.owner} holds {held} of {most} in team {team.name}"
 
 
-def _over(setup: SetUp, charges: Iterable[Charge]) -> Iterator[str]:
+def over(setup: SetUp, charges: Iterable[Charge]) -> Iterator[str]:
     found = setup.queues
     admitted = []
     for charge in charges:

@@ -216,6 +216,14 @@ class Sharing:
             self.world.loop.after(comes_at, submit)
             comes_at += self._whims.uniform(15, 60)
 
+    def add(self, team: Team) -> None:
+        """Set up a team besides, whose jobs `ask` names."""
+        self._set_up(team, 0)
+
+    def ask(self, number: int, **asked: Any) -> None:
+        """Say what some job asks for."""
+        self._asked[number] = {"accelerators_per_node": GPUS, **asked}
+
     def governed(self, number: int, nodes: int) -> dict[str, Any]:
         """Return what the set-up makes of some job that is submitted; those that come later are worth more."""
         if number in self._asked:
@@ -258,6 +266,7 @@ class Sharing:
         if not self._overtakes or world.is_calm:
             return
         charges = [each.row.doc for each in writes if isinstance(each, Put) and each.row.key.sk.startswith("CHARGE#")]
+        charges = [charge for charge in charges if charge["team"] in (*self.names, RIVALS)]
         if not charges:
             return
         self._overtakes -= 1
