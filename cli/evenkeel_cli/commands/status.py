@@ -187,9 +187,10 @@ def _teams(out: Page, teams: list[Json]) -> None:
 
 def _serving(out: Page, serving: list[Json]) -> None:
     """Print which Deployments have nodes rented, and what was last decided for their replicas."""
-    for index, each in enumerate(each for each in serving if each["rentals"] or each["reason"]):
+    going = [(each, [one for one in each["rentals"] if not one["endedAt"]]) for each in serving]
+    for index, (each, rentals) in enumerate((each, rented) for each, rented in going if rented or each["reason"]):
         title = out.bold("SERVING") + " " if index == 0 else "        "
-        nodes = sum(rental["nodes"] for rental in each["rentals"])
+        nodes = sum(rental["nodes"] for rental in rentals)
         rented = f": {counted(nodes, 'node')} rented" if nodes else ""
         out.line(f"{title}{each['namespace']}/{each['name']}{rented}")
         if each["reason"]:

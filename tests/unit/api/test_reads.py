@@ -339,14 +339,19 @@ def test_what_is_rented_for_a_deployment_is_on_the_overview(gateway: Gateway) ->
     note = PlacementNote(key="RENT", text="1 node of chat-burst is rented for it.", decision_id=rental.decision_id)
     memory = ServingMemory.of(CHAT).but(rentals=1, said=note)
     before = gateway.get("/v1/status").document["serving"]
-    ledger.commit(Put(rows.serving_row(memory, 0)), Put(rows.rental_row(rental, 0)))
+    over = a_rental(2).ended("No replica has stood there.", A_MOMENT)
+    memory = memory.but(rentals=2)
+    ledger.commit(Put(rows.serving_row(memory, 0)), Put(rows.rental_row(rental, 0)), Put(rows.rental_row(over, 0)))
 
     (shown,) = gateway.get("/v1/status").document["serving"]
 
     assert before == []
     assert (shown["id"], shown["namespace"], shown["name"]) == (rental.job_id, "serving", "chat")
     assert (shown["reason"], shown["decisionId"]) == (note.text, rental.decision_id)
-    assert [(each["rental"], each["state"], each["nodeNames"]) for each in shown["rentals"]] == [(1, "READY", ["ip-1"])]
+    assert [(each["rental"], each["state"], each["nodeNames"]) for each in shown["rentals"]] == [
+        (2, "ENDED", ["ip-2"]),
+        (1, "READY", ["ip-1"]),
+    ]
 
 
 def test_a_recovery_at_work_degrades_the_fleet(gateway: Gateway) -> None:

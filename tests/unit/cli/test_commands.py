@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.scheduling.foreign import Comeback, ForeignPod, foreign_workloads
+from evenkeel.domain.scheduling.jobs import PlacementNote
 from evenkeel.domain.scheduling.pools import Market
 from evenkeel.domain.scheduling.renting import Offer, Rental, RentalState
+from evenkeel.domain.scheduling.replicas import ServingMemory
 from evenkeel.ports import Put, Row
 from evenkeel.services import rows
 from evenkeel_cli.commands.automation import seconds_of
@@ -21,10 +23,13 @@ from evenkeel_cli.errors import CommandFailed
 from evenkeel_cli.main import NOUNS
 from evenkeel_cli.render import age, duration
 from tests.fakes.cluster import CLUSTER
+from tests.fakes.system import A_MOMENT
 from tests.unit.api.gateway import ROOT, Answer
 from tests.unit.api.seeds import a_fleet_node, a_job, an_incident, stored
 from tests.unit.cli.conftest import Served
 from tests.unit.cli.story import recovery_at_work
+from tests.unit.scheduling.test_replicas import CHAT
+from tests.unit.scheduling.test_replicas import a_rental as serving_rental
 
 A_JOB: dict[str, Any] = {"name": "llama", "image": "registry/trainer:1", "command": ["python", "train.py"], "nodes": 2}
 
@@ -564,6 +569,19 @@ def test_help_is_an_answer(served: Served, words: str) -> None:
     assert (said.exit_code, said.err) == (0, "")
     assert said.out.startswith("Usage: evenkeel ")
     assert max(len(line) for line in said.out.splitlines()) <= 80
+
+
+def test_the_overview_shows_what_is_rented_for_a_deployment(served: Served) -> None:
+    text = "1 node of chat-burst is rented for it."
+    memory = ServingMemory.of(CHAT).but(rentals=1, said=PlacementNote(key="RENT", text=text))
+    served.gateway.fakes.ledger.commit(Put(rows.serving_row(memory, 0)), Put(rows.rental_row(serving_rental(1), 0)))
+
+    shown = served.run("status", terminal=True).out
+    served.gateway.fakes.ledger.commit(Put(rows.serving_row(memory.but(said=None), 1)))
+    served.gateway.fakes.ledger.commit(Put(rows.rental_row(serving_rental(1).ended("It is over.", A_MOMENT), 1)))
+
+    assert f"SERVING serving/chat: 1 node rented\n        {text}\n" in shown
+    assert "SERVING" not in served.run("status", terminal=True).out
 
 
 @pytest.mark.parametrize("words", ["nonsense", "jobs nonsense", "jobs show", "jobs ls --limit many", "status -o yaml"])
