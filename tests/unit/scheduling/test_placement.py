@@ -422,15 +422,20 @@ def rate_of(decision: PlacementDecision) -> int:
     return pool.micros_per_node_hour * decision.facts.job.nodes
 
 
-@settings(max_examples=150, deadline=None)
-@given(pools, spendings, st.lists(jobs, min_size=1, max_size=6))
-def test_a_pass_never_goes_past_a_cap_a_budget_or_the_room(pools, spending, waiting) -> None:  # type: ignore[no-untyped-def]
-    decisions = place_in_turn([facts_of(*pools, job=job, spending=spending) for job in waiting])
+@settings(max_examples=300, deadline=None)
+@given(pools, spendings, spendings, st.lists(jobs, min_size=1, max_size=8))
+def test_a_pass_never_goes_past_a_cap_a_budget_or_the_room(pools, spending, others, waiting) -> None:  # type: ignore[no-untyped-def]
+    """Each team has caps and a budget of its own, and all of them the fleet's; deadlines and recoveries are in it."""
+    fleet = {name: getattr(spending, name) for name in ("fleet_micros_per_hour", "fleet_cap_micros_per_hour")}
+    spends = {"vision": spending, "speech": others.but(**fleet)}
+
+    decisions = place_in_turn([facts_of(*pools, job=job, spending=spends[job.team]) for job in waiting])
 
     rates = {
         team: sum(rate_of(each) for each in decisions if each.facts.job.team == team) for team in ("vision", "speech")
     }
     for team, rate in rates.items():
+        spending = spends[team]
         assert not rate or spending.team_micros_per_hour + rate <= spending.team_cap_micros_per_hour
         if spending.team_budget_left_parts is not None:
             rents = [
