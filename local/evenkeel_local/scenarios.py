@@ -95,7 +95,7 @@ class Play:
         self.told("you", f"Submitted {name} on {work.nodes} {'node' if work.nodes == 1 else 'nodes'}: {job_id}.")
         return act
 
-    def serve(self, name: str, replicas: int) -> None:
+    def serve(self, name: str, replicas: int, *tolerations: Json) -> None:
         """Scale a Deployment that serves on whole nodes, as its own autoscaler would."""
         self.told("serving", f"{name} is to have {replicas} replicas.")
         container = {
@@ -104,7 +104,7 @@ class Play:
             "command": ["python", "-c", _SERVES],
             "resources": {"limits": {"nvidia.com/gpu": "8"}},
         }
-        pod = {"containers": [container], "terminationGracePeriodSeconds": 1}
+        pod = {"containers": [container], "terminationGracePeriodSeconds": 1, "tolerations": list(tolerations)}
         template = {"metadata": {"labels": {"app": name}}, "spec": pod}
         spec = {"replicas": replicas, "selector": {"matchLabels": {"app": name}}, "template": template}
         metadata = {"name": name, "namespace": "default"}
@@ -113,8 +113,17 @@ class Play:
 
     def serving(self, name: str) -> int:
         """Return how many replicas run."""
+        return len(self.served_on(name))
+
+    def served_on(self, name: str) -> list[str]:
+        """Return the nodes on which replicas run."""
         pods = self.centre.cluster.get(f"/api/v1/namespaces/default/pods?labelSelector=app%3D{name}")["items"]
-        return len([pod for pod in pods if pod["status"].get("phase") == "Running"])
+        return [str(pod["spec"]["nodeName"]) for pod in pods if pod["status"].get("phase") == "Running"]
+
+    def rented_for_serving(self) -> list[Json]:
+        """Return what is, or was, rented for Deployments."""
+        found = self.client.get("/status")["serving"]
+        return [rental for each in found for rental in each["rentals"]]
 
     # ------------------------------------------------------------ watching
 
@@ -186,11 +195,12 @@ class Play:
             for each in act.show()["rentals"]
             if not each["endedAt"]
         ]
+        unpaid += [f"rental {each['rental']} of serving" for each in self.rented_for_serving() if not each["endedAt"]]
         return [*left_behind(self.centre), *rented_left(self.centre), *unpaid]
 
     def _check_money(self, meter: Meter) -> None:
         """Check each bill against the price table and the machines that were seen, and the caps against both."""
-        rentals = [rental for act in self.jobs for rental in act.show()["rentals"]]
+        rentals = [rental for act in self.jobs for rental in act.show()["rentals"]] + self.rented_for_serving()
         wrong = [f"{rental['costUsd']} in place of {owed_for(rental)}" for rental in rentals if not is_exact(rental)]
         whole = sum((Decimal(rental["costUsd"] or 0) for rental in rentals), Decimal(0))
         self.told("you", f"Rented in all for ${whole:.2f}.")
@@ -465,8 +475,9 @@ _PARTS: Final = 3_600_000_000
 """Micro-dollars an hour times seconds, in a dollar."""
 
 
-def _rentable(play: Play, **other: Any) -> None:
+def _rentable(play: Play, taint: Json | None = None, burst: Json | None = None, **other: Any) -> None:
     """Give the fleet two NodePools that nothing is rented from yet, and say what may be; `other` is more of policy."""
+    taints = [taint] if taint else []
     market = {"burst-spot": "spot", "burst-on-demand": "on-demand"}
     for name in _NODE_POOLS:
         terms = {"karpenter.sh/capacity-type": market[name], "node.kubernetes.io/instance-type": RENTED}
@@ -474,7 +485,7 @@ def _rentable(play: Play, **other: Any) -> None:
         node_class = {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "default"}
         spec = {
             "limits": {"nvidia.com/gpu": "0"},
-            "template": {"spec": {"requirements": requirements, "nodeClassRef": node_class}},
+            "template": {"spec": {"requirements": requirements, "nodeClassRef": node_class, "taints": taints}},
             "disruption": {"consolidateAfter": "Never"},
         }
         play.centre.cluster.apply(
@@ -492,6 +503,7 @@ def _rentable(play: Play, **other: Any) -> None:
             "microsPerNodeHour": price,
             "launch": {"p50Seconds": 2, "p90Seconds": 4},
             "place": {},
+            "taints": [f"{each['key']}={each['value']}:{each['effect']}" for each in taints],
         }
         for name, price in PRICES.items()
     ]
@@ -501,6 +513,7 @@ def _rentable(play: Play, **other: Any) -> None:
         "otherDelayMicrosPerHour": 100_000_000,
         "otherExpectedRunSeconds": 3600,
     }
+    may |= burst or {}
     play.policy({"burst": {"pools": pools, **may}, **other}, "nodes may be rented, $120 an hour at most")
     play.meter = Meter()
 
@@ -520,6 +533,36 @@ def burst_home(play: Play) -> None:
     play.check("it went home", back["pool"] == FleetShape().group, back["pool"])
     play.check("and says why", "It goes home" in urgent.attempt(1)["reason"], urgent.attempt(1)["reason"])
     play.check("it was rented for once", len(urgent.show()["rentals"]) == 1, urgent.show()["rentals"])
+
+
+def inference_burst(play: Play) -> None:
+    """Serving wants more than is committed, and nobody can shrink: nodes are rented for replicas, and go back."""
+    taint = {"key": "evenkeel.io/serving", "value": "chat", "effect": "NoSchedule"}
+    chat = {
+        "cluster": play.centre.cluster.eks_cluster_name,
+        "namespace": "default",
+        "name": "chat",
+        "rentsFrom": ["burst-on-demand"],
+        "spikeSeconds": 600,
+        "patienceSeconds": 2,
+    }
+    _rentable(play, taint, {"quietSeconds": 5}, scheduling={"serving": [chat]})
+    training = play.submit("baseline", HOLDS).reach(9)
+    own = training.node(0)
+    play.serve("chat", 2, {**taint, "operator": "Equal"})
+    play.wait("both replicas to run", lambda: play.serving("chat") == 2)
+    nodes = play.served_on("chat")
+    rented = [name for rental in play.rented_for_serving() for name in rental["nodeNames"]]
+    play.told("serving", f"Both replicas run, on {' and '.join(nodes)}.")
+    play.check("each replica has a rented node of its own", sorted(nodes) == sorted(rented), f"{nodes} of {rented}")
+    play.check("training runs on", training.show()["state"] == "RUNNING", training.show()["reason"])
+    play.serve("chat", 1, {**taint, "operator": "Equal"})
+    going = play.wait("one node to go back", lambda: [each for each in play.rented_for_serving() if each["endedAt"]])
+    play.check("the one that nobody stood on", going[0]["nodeNames"] != play.served_on("chat"), going)
+    play.serve("chat", 0)
+    play.wait("the other to go back", lambda: all(each["endedAt"] for each in play.rented_for_serving()))
+    play.check("training kept its node all the while", training.node(0) == own, training.node(0))
+    play.client.post(f"/jobs/{training.job_id}/cancel", {"reason": "seen enough"})
 
 
 def spot_reclaimed(play: Play) -> None:
@@ -644,6 +687,12 @@ SCENARIOS: Final = {
             FleetShape(nodes=3),
         ),
         Scenario(
+            "inference-burst",
+            "Serving wants more than is committed, and nobody can shrink: nodes are rented for replicas, and go back.",
+            inference_burst,
+            FleetShape(nodes=1),
+        ),
+        Scenario(
             "plan-ends",
             "The training plan under the baseline ends: the job leaves in time, and goes on on rented nodes.",
             plan_ends,
@@ -692,7 +741,7 @@ def main() -> int:
     name = options.parse_args().name
     if name is None:
         for scenario in SCENARIOS.values():
-            print(f"{scenario.name:<14} {scenario.story}")
+            print(f"{scenario.name:<15} {scenario.story}")
         print("\nmake scenarios RUN=preemption     one of them; RUN=all: all of them")
         return 0
     chosen = list(SCENARIOS.values()) if name == "all" else [SCENARIOS[name]]
