@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
+from evenkeel.domain.scheduling.admission import Action
 from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Charge, Demand, Job, JobSpec, JobState, ResizeWish
 from evenkeel.ports import LaunchSpec, Row
 from evenkeel.services import rows
@@ -424,10 +425,22 @@ def _has_machines(world: "Simulation", asks: Charge, stopped: list[Charge], kept
 
 
 def _others_wait(world: "Simulation", winner: str) -> bool:
-    """Whether more than one job waits: then who gets what is given back is another question."""
-    kept = world.ledger.rows.items()
-    states = {row.doc["jobId"]: row.doc["state"] for key, row in kept if key.sk == "META" and key.pk.startswith("JOB#")}
-    return any(state == JobState.PENDING and name != winner for name, state in states.items())
+    """Whether others could take what is given back: then who starts is another question.
+
+    Who has no quota takes nothing, nor does one of the same team that comes later.
+    """
+    first, said = _job(world, winner), {}
+    waiting: list[Job] = []
+    for key, row in world.ledger.rows.items():
+        if key.pk.startswith("DEC#") and row.doc["kind"] == "ADMISSION":
+            said[row.doc["subject"]] = row.doc["action"]
+        elif key.pk.startswith("JOB#") and key.sk == "META" and row.doc["state"] == JobState.PENDING:
+            waiting.append(rows.read(row, Job))
+    return any(
+        job.priority >= first.priority if job.spec.team == first.spec.team else said.get(job.job_id) != Action.NO_QUOTA
+        for job in waiting
+        if job.job_id != winner
+    )
 
 
 # ---------------------------------------------------------------- in peace
