@@ -85,7 +85,7 @@ class Seen(NamedTuple):
     demands: tuple[Request, ...]
     """What the others ask for."""
     helped: Mapping[str, int]
-    """By demand: committed nodes for it."""
+    """`cluster/demand` → committed nodes for it."""
 
 
 def weigh(
@@ -109,17 +109,18 @@ def weigh(
         for name, each in registered.items()
     }
     short = {holder_id(each.registered): each for each in seen.short}
-    places = {demand.job_id: place for place, demand in enumerate(seen.demands)}
+    places = {f"{demand.cluster}/{demand.job_id}": place for place, demand in enumerate(seen.demands)}
+    labels = {name: f"{each.cluster}/{each.label}" for name, each in registered.items()}
     common: Conditions | None = None
     left, spikes = policy.burst.rentals_per_pass, []
-    for name in sorted(registered, key=lambda each: (places.get(registered[each].label, len(places)), each)):
+    for name in sorted(registered, key=lambda each: (places.get(labels[each], len(places)), each)):
         each, (memory, version) = registered[name], memories[name]
         spike = Spike(each, memory, version)
         waiting = len(short[name].waiting) - seen.covered.get(name, 0) if name in short else 0
         if waiting > 0:
-            demand = seen.demands[places[each.label]]
+            demand = seen.demands[places[labels[name]]]
             shared = max(1, demand.accelerators_per_node // short[name].per_replica)
-            waiting -= shared * seen.helped.get(demand.job_id, 0)
+            waiting -= shared * seen.helped.get(labels[name], 0)
         if waiting > 0:
             common = common or _conditions(rooms, charges, rented, ledger, now)
             decisions = nodes_for(short[name], waiting, common, memory, policy, most=left)

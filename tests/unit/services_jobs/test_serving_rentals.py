@@ -18,9 +18,9 @@ from evenkeel.domain.scheduling.serving import holder_id
 from evenkeel.domain.scheduling.shortages import Shortages
 from evenkeel.domain.waiting import ConditionKind, wait_name
 from evenkeel.ports import ExecutionState, Machine, Table
-from evenkeel.services import rows
+from evenkeel.services import rent_capacity, rows
 from evenkeel.services.rent_capacity import Step
-from tests.fakes import Crash, CrashPlan, a_node
+from tests.fakes import Crash, CrashPlan, a_node, crashing
 from tests.fakes.cluster import CLUSTER
 from tests.unit.services_jobs.test_rentals import ON_DEMAND, Renting, a_policy, a_pool
 
@@ -65,9 +65,13 @@ class Spiking(Renting):
     policy: Policy = field(default_factory=a_serving_policy)
     has_capacity: set[str] = field(default_factory=lambda: {ON_DEMAND, SERVING, DEARER})
     per_replica: int = 8
+    does_twice: bool = False
+    """Whether each step is done again by somebody who did not hear its answer."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        effects = ("hold_capacity", "free_capacity", "limit_pool", "delete_claim")
+        self.story.cluster = crashing(self.world.cluster, self.plan, *effects)
         self.world.cluster.limits = {(CLUSTER, name): (0, 0) for name in (ON_DEMAND, SERVING, DEARER)}
         self.stands: dict[str, str] = {}
         """Capacity Job → the node of its pod."""
@@ -140,6 +144,10 @@ class Spiking(Renting):
                     taints=(TAINT,),
                 )
             )
+
+    def task(self, rental: Rental, step: Step, reason: str = "") -> rent_capacity.Outcome:
+        told = super().task(rental, step, reason)
+        return super().task(rental, step, reason) if self.does_twice else told
 
     # ------------------------------------------------------------ time
 
@@ -583,6 +591,21 @@ def test_a_wait_that_is_opened_twice_or_answered_late_changes_nothing() -> None:
     assert market.world.ledger.get(rows.wait_key(CHAT_ID, wait_name(ConditionKind.RENTAL_OVER, 1))) is None
 
 
+def test_each_step_done_twice_rents_and_gives_back_the_same() -> None:
+    market = Spiking(does_twice=True)
+    market.spike(replicas=2)
+    market.turns(3)
+    served = sorted(market.placed())
+    market.scale(0)
+    market.turns(6)
+
+    assert served == sorted(name for each in market.rentals() for name in each.node_names)
+    assert [each.state for each in market.rentals()] == [RentalState.ENDED] * 2
+    assert market.left() == []
+    deleted = [call for call in market.world.cluster.calls if call[0] == "delete_claim"]
+    assert len(deleted) == len(set(deleted)) == 2
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_crash_at_any_effect_of_a_spike_ends_the_same(when: str) -> None:
     undisturbed = _play(CrashPlan())
@@ -619,11 +642,11 @@ def _play(plan: CrashPlan) -> Any:
         again(market.advance)
         market.bind()
         market.most = max(market.most, len(market.placed()))
-        if turn == 12:
+        if turn == 7:
             market.scale(0)
         market.world.clock.advance(20)
         again(market.story.sweep)
-        if turn > 12 and not market.left():
+        if turn > 7 and not market.left():
             break
     del market.plan.effects[:skipped]
     return market

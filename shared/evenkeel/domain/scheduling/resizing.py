@@ -147,7 +147,8 @@ class ResizePlan(Value):
     growth: Planned | None = None
     memory: ElasticMemory = ElasticMemory()
     helped: dict[str, int] = {}
-    """By pods that are not ours: nodes that are free for them, or will be once all have gone who are asked to."""
+    """`cluster/demand` of pods that are not ours → nodes that are free for them, or will be once all have gone who are
+    asked to."""
 
 
 class Fleet(NamedTuple):
@@ -354,7 +355,7 @@ class _Plan:
         found: dict[str, int] = {}
         for demand in self.facts.demands:
             fits = sum(offer.fitting for offer in offers_for(demand, rooms, self.facts.policy))
-            found[demand.job_id] = min(demand.nodes, fits)
+            found[f"{demand.cluster}/{demand.job_id}"] = min(demand.nodes, fits)
             rooms = kept_for((demand,), rooms, self.facts.policy)
         return found
 
