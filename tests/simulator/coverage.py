@@ -9,6 +9,7 @@ from evenkeel.domain.scheduling.jobs import JobState
 from tests.simulator.asl import ways
 from tests.simulator.chaos import EFFECTS_GO_WRONG, READS_GO_WRONG
 from tests.simulator.renting import DEEDS as DEEDS_OF_RENTING
+from tests.simulator.renting import KINDS as KINDS_OF_POOLS
 from tests.simulator.renting import OUTCOMES as OUTCOMES_OF_RENTING
 from tests.simulator.renting import TROUBLES
 from tests.simulator.schedule import AWAY, DEEDS, FAULTS, HURTS, OUTAGES
@@ -29,7 +30,7 @@ def everything() -> Iterator[str]:
     yield from (f"teams {kind}" for kind in KINDS)
     yield from (f"decision ADMISSION {action}" for action in OUTCOMES)
     yield from (f"outage {kind}" for kind in (*OUTAGES, *AWAY, "no capacity", "cluster updating", "of a function"))
-    yield from (f"renting {kind}" for kind in (*TROUBLES, "on loan"))
+    yield from (f"renting {kind}" for kind in (*TROUBLES, *KINDS_OF_POOLS, "on loan"))
     yield from (f"deed {kind}" for kind in DEEDS_OF_RENTING)
     yield from (f"decision {outcome}" for outcome in OUTCOMES_OF_RENTING)
     modes = ("act", "observe", "recommend", "all events are lost", "HyperPod repairs by itself")

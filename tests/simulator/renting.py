@@ -47,7 +47,8 @@ TROUBLES = (
 """What Karpenter's machines do but to come and to go."""
 OUTCOMES = ("PLACEMENT RENT", "PLACEMENT WAIT", "PLACEMENT NOWHERE", "STAY GO_HOME", "LOAN END", "LOAN GIVE_BACK")
 """Answers of the rules that some seed must have."""
-DEEDS = ("cancel a rented job", "cancel the first", "hurt a job at home")
+DEEDS = ("cancel a rented job", "cancel the first", "hurt a job at home", "lower the caps", "drop a pool")
+KINDS = ("a pool without a limit", "a pool that is not there")
 
 
 def rents(seed: int) -> bool:
@@ -84,13 +85,17 @@ class Renting:
 
     def __init__(self, world: "Simulation", dice: random.Random) -> None:
         self.world, self.dice = world, dice
-        self.trouble = dice.choice((0.0, 0.15, 0.3, 0.5))
+        self.trouble = dice.choice((0.0, 0.2, 0.4, 0.6))
         """Share of machines that make trouble."""
         names = dice.choice(((ON_DEMAND,), (ON_DEMAND, SPOT), (SPOT, ON_DEMAND), (ON_DEMAND, OTHER_ZONE, SPOT)))
         self.pools = tuple(self._pool(name) for name in names)
         self.by_name = {pool.name: pool for pool in self.pools}
         self.asked: dict[tuple[str, int], Asked] = {}
         """By rental and its offers' numbers, for checks."""
+        self.policies: list[tuple[float, BurstPolicy]] = []
+        """What may be rented, and since when, for checks."""
+        self.replaced: dict[str, Policy] = {}
+        """Policies that are not in force any more, by the hash that decisions name."""
         self.home_free_since: dict[str, float] = {}
         """Since when there was room at home for a loan's job, for checks."""
 
@@ -121,10 +126,11 @@ class Renting:
             other_expected_run_seconds=dice.choice((600, 7200)),
             ready_seconds=dice.choice((40, 60, 90)),
             quiet_seconds=dice.choice((0, 5, 20)),
-            loan_seconds=dice.choice((60, 120, 600)),
+            loan_seconds=dice.choice((60, 120, 300, 600)),
             most_offers=dice.choice((2, 4)),
             rentals_per_pass=dice.choice((1, 4)),
         )
+        self.policies.append((0.0, burst))
         jobs = policy.jobs.but(expected_resume_seconds=60)
         return policy.but(burst=burst, jobs=jobs)
 
@@ -134,6 +140,10 @@ class Renting:
         """Fill the fleet, and have jobs come that cannot wait for it."""
         world, dice = self.world, self.dice
         world.tell(f"nodes may be rented of {', '.join(self.by_name)}")
+        self._have_no_limit()
+        if dice.random() < 0.18:
+            change = dice.choice((self._lower_the_caps, self._drop_a_pool))
+            world.loop.after(dice.uniform(5, lasts + 60), change)
         world.every(_LOOKS_EVERY, lambda: world.checks.looked(world))
         world.every(_PASSES_EVERY, self._pass)
         if dice.random() < 0.75:
@@ -143,7 +153,7 @@ class Renting:
             for _ in range(2 * bool(left)):
                 world.loop.after(dice.uniform(10, lasts), world.seen_as("deed", DEEDS[2], self._hurt_at_home))
             if left:
-                self._submit_later(_SECOND, 0.4, left, 400.0, "burst")
+                self._submit_later(_SECOND, 0.4, left, dice.choice((400.0, 900.0)), "burst")
         for number in range(_FIRST + 1, _FIRST + 1 + dice.choice((1, 2, 2))):
             nodes, length = dice.choice((1, 1, 2, 2, 3)), dice.choice((30.0, 80.0, 200.0, 400.0))
             self._submit_later(number, dice.uniform(2, 0.7 * lasts), nodes, length, "burst")
@@ -154,6 +164,37 @@ class Renting:
         if dice.random() < 0.3:
             cancel = functools.partial(world.cancel, _FIRST)
             world.loop.after(dice.uniform(10, lasts + 60), world.seen_as("deed", DEEDS[1], cancel))
+
+    def _have_no_limit(self) -> None:
+        """Have somebody take the limit off a pool, or the pool away, before anything is rented of it."""
+        limits, place = self.world.cluster.limits, (CLUSTER, self.dice.choice(self.pools).name)
+        chance = self.dice.random()
+        if chance < 0.04:
+            self.world.seen[f"renting {KINDS[0]}"] += 1
+            limits[place] = None
+        elif chance < 0.08:
+            self.world.seen[f"renting {KINDS[1]}"] += 1
+            del limits[place]
+
+    def _lower_the_caps(self) -> None:
+        burst = self.policies[-1][1]
+        lower = {
+            name: getattr(burst, name) // 2 for name in ("fleet_cap_micros_per_hour", "other_team_cap_micros_per_hour")
+        }
+        self._change(DEEDS[3], burst.but(**lower))
+
+    def _drop_a_pool(self) -> None:
+        burst = self.policies[-1][1]
+        self._change(DEEDS[4], burst.but(pools=burst.pools[1:]))
+
+    def _change(self, what: str, burst: BurstPolicy) -> None:
+        """Have the site apply another policy: each call reads it as it begins."""
+        world = self.world
+        world.seen[f"deed {what}"] += 1
+        world.tell(f"the platform applies a policy: {what}")
+        self.policies.append((world.loop.seconds, burst))
+        self.replaced[world.policy.hash] = world.policy
+        world.policy = world.world.policies.base = world.policy.but(burst=burst)
 
     def _pass(self) -> None:
         """Have the minute's pass look where something is rented: what time alone ends, a pass ends."""
@@ -236,7 +277,8 @@ class RentingCluster(SimulatedCluster):
                 break
             self.world.tell(f"{pool} was patched meanwhile, and is counted again")
         answer = super().limit_pool(cluster, pool, lambda: wanted)
-        self.world.checks.limited(self.world, pool, wanted)
+        if answer in (LimitResult.SET, LimitResult.ALREADY_SO):
+            self.world.checks.limited(self.world, pool, wanted)
         if answer is LimitResult.SET:
             self._versions_of_pools[pool] += 1
             self.world.tell(f"{pool} may have {wanted[0]} nodes")
@@ -341,7 +383,7 @@ class RentingCluster(SimulatedCluster):
         yield from (f"{each.claim} is there, {each.node_name or 'not joined'}" for each in self.alive())
         yield from (f"capacity pods of {name} are there" for name in self.capacity)
         for (_, pool), limit in self.limits.items():
-            if limit != (0, 0):
+            if limit not in ((0, 0), None):
                 yield f"{pool} may have {limit}"
 
     def _makes_trouble(self, kind: str, share: float = 1.0) -> bool:
@@ -364,7 +406,7 @@ class RentingCluster(SimulatedCluster):
             decided = self._decided[spec.pool]
             coming = decided + sum(each.pool == spec.pool and not each.node_name for each in self.alive())
             there = decided + sum(each.pool == spec.pool for each in self.alive())
-            most = (self.limits[CLUSTER, spec.pool] or (0, 0))[0]
+            most = (self.limits.get((CLUSTER, spec.pool)) or (0, 0))[0]
             for _ in range(min(len(homeless) - coming, most - there)):
                 if self._makes_trouble("refused"):
                     self.refusals[spec.pool] = (self.loop.now(), "InsufficientInstanceCapacity")
@@ -444,7 +486,7 @@ class RentingCluster(SimulatedCluster):
         if not is_ready:
             machine.usable_until = self.loop.seconds
             self.loop.after(self.dice.uniform(3, 40), lambda: self._becomes_ready(machine))
-        if self._makes_trouble("dies young", 0.5):
+        if self._makes_trouble("dies young", 0.7):
             self.loop.after(self.dice.uniform(0.5, 60), lambda: self._dies(machine))
         elif pool.market is Market.SPOT and self._makes_trouble("taken back"):
             self.loop.after(self.dice.uniform(5, 120), lambda: self._is_taken_back(machine))

@@ -18,7 +18,7 @@ from tests.simulator.simulation import Simulation
 _CALM_DELAY = 65
 _A_LOOK = 200.0
 """Seconds within which somebody looks at a wait once nothing goes wrong any more."""
-_A_WHILE = 400.0
+_A_WHILE = 330.0
 """Seconds within which somebody looks, and a job has saved and left, where nothing goes wrong any more."""
 
 
@@ -68,16 +68,26 @@ def _was_usable(machine: Machine, since: float) -> bool:
 def caps_hold(world: Simulation, changes: Changes) -> Iterator[str]:
     if world.renting is None or not any(_changed(changes)):
         return
-    burst = world.policy.burst
+    if not any(before is None or len(before["offers"]) < len(doc["offers"]) for before, doc in _changed(changes)):
+        return  # nothing more is rented: caps that were lowered end nothing that is ready
     spends: Counter[str] = Counter()
     for doc in _rentals(world):
         if doc["state"] != "ENDED":
             spends[doc["team"]] += doc["nodes"] * doc["offers"][-1]["microsPerNodeHour"]
-    if spends.total() > burst.fleet_cap_micros_per_hour:
-        yield f"the fleet rents for {spends.total()} of {burst.fleet_cap_micros_per_hour}"
+    policies = world.renting.policies
+    # Who began under the policy before has read that one.
+    known = [
+        burst
+        for number, (_, burst) in enumerate(policies, 1)
+        if number == len(policies) or policies[number][0] >= _began(world)
+    ]
+    fleet = max(burst.fleet_cap_micros_per_hour for burst in known)
+    if spends.total() > fleet:
+        yield f"the fleet rents for {spends.total()} of {fleet}"
     for team, spent in spends.items():
-        if spent > burst.team_cap_of(team):
-            yield f"team {team} rents for {spent} of {burst.team_cap_of(team)}"
+        most = max(burst.team_cap_of(team) for burst in known)
+        if spent > most:
+            yield f"team {team} rents for {spent} of {most}"
 
 
 @holds("caps-hold", "", Moment.LOOK)
@@ -85,8 +95,9 @@ def machines_are_within_caps(world: Simulation) -> Iterator[str]:
     if world.renting is None or not isinstance(world.cluster, RentingCluster):
         return
     costs = sum(world.renting.by_name[machine.pool].micros_per_node_hour for machine in world.cluster.alive())
-    if costs > world.policy.burst.fleet_cap_micros_per_hour:
-        yield f"machines are there for {costs} of {world.policy.burst.fleet_cap_micros_per_hour}"
+    most = world.renting.policies[0][1].fleet_cap_micros_per_hour  # it is only ever lowered
+    if costs > most:
+        yield f"machines are there for {costs} of {most}"
 
 
 @holds(
@@ -204,6 +215,12 @@ def rented_once(world: Simulation, changes: Changes) -> Iterator[str]:
             yield f"{_name(doc)} of {doc['nodes']} nodes begins while its job of {job.spec.nodes} is {job.state}"
         if doc["number"] != 1 + len(others):
             yield f"{_name(doc)} is number {1 + len(others)}"
+
+
+@holds("pools-are-bounded", "", Moment.RENT)
+def no_pool_without_limit_is_opened(world: Simulation, spec: CapacitySpec) -> Iterator[str]:
+    if world.cluster.limits.get((CLUSTER, spec.pool)) is None:
+        yield f"{spec.name} asks for machines of {spec.pool}, which has no limit or is not there"
 
 
 @holds("rented-once", "", Moment.RENT)
