@@ -13,8 +13,8 @@ from evenkeel.domain.decisions import Alternative, Decision
 from evenkeel.domain.economics import money
 from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.nodes import NodeLife
-from evenkeel.domain.policy import Mode, Policy
-from evenkeel.domain.scheduling.admission import Action, AdmissionDecision, Room
+from evenkeel.domain.policy import Mode, Policy, RentedPool
+from evenkeel.domain.scheduling.admission import TAINTED, Action, AdmissionDecision, Room
 from evenkeel.domain.scheduling.burst import Home, LoanFacts, LoanState, Stay, judge_loan, judge_stay
 from evenkeel.domain.scheduling.jobs import Attempt, Charge, Job, JobState, PlacementNote
 from evenkeel.domain.scheduling.placement import (
@@ -167,7 +167,7 @@ def weigh(
 
 def would_start(
     job: Job,
-    pool: Pool,
+    pool: RentedPool,
     jobs: Jobs,
     rooms: tuple[Room, ...],
     charges: tuple[Charge, ...],
@@ -185,6 +185,8 @@ def would_start(
             accelerators=pool.accelerators_per_node,
             free=pool.accelerators_per_node,
             labels={"karpenter.sh/nodepool": pool.name, "karpenter.sh/capacity-type": str(pool.market)},
+            closed_because=TAINTED if pool.taints else "",
+            taints=pool.taints,
             kept_for=job.job_id,
         )
         for number in range(job.spec.nodes)

@@ -295,6 +295,27 @@ def test_what_is_rented_for_a_job_is_nobody_elses() -> None:
     assert market.story.job(third.job_id).state is JobState.PENDING
 
 
+SPOT_TAINT = "spot=true:NoSchedule"
+
+
+@pytest.mark.parametrize("tolerates", [True, False])
+def test_a_pool_with_a_taint_is_rented_from_for_those_who_tolerate_it(tolerates: bool) -> None:
+    market = Renting(policy=a_policy(pools=(a_pool(SPOT, Market.SPOT, taints=(SPOT_TAINT,)),)))
+    tolerations = [{"key": "spot", "value": "true", "effect": "NoSchedule"}] if tolerates else []
+    _, second = market.full_fleet(tolerations=tolerations)
+    market.story.run_pass()
+    market.advance()
+    market.karpenter()
+    for name in market.world.cluster.claimed.values():
+        market.world.cluster.set_node(name[1].node_name, taints=(SPOT_TAINT,))
+    market.advance()
+    market.story.run_pass()
+
+    job = market.story.job(second.job_id)
+    assert (job.state is JobState.STARTING, market.holds()) == ((True, 1) if tolerates else (False, 0))
+    assert tolerates or f"{SPOT}: Its pods do not tolerate {SPOT_TAINT}." in job.reason
+
+
 def test_a_cap_holds_whatever_is_asked_for() -> None:
     market = Renting(policy=a_policy(fleet_cap_micros_per_hour=2 * NODE_HOUR[SPOT]))
     market.full_fleet()

@@ -643,7 +643,9 @@ def _kept_or_common(request: Request, rooms: Iterable[Room]) -> Iterable[Room]:
     fitting = [
         room
         for room in own
-        if room.is_open and room.free >= request.accelerators_per_node and room.life.key not in request.avoid
+        if is_open_to(request, room)
+        and room.free >= request.accelerators_per_node
+        and room.life.key not in request.avoid
     ]
     if own and len(fitting) >= request.nodes:
         return own
