@@ -1,5 +1,6 @@
 """A hurt job is rented for, or takes the place of others: where that loses least, by the rules of the passes."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -209,10 +210,32 @@ def test_a_spot_pool_that_is_too_risky_leaves_the_dearer_one() -> None:
 
 
 @pytest.mark.parametrize(
+    ("minutes", "why_not"),
+    [
+        (30, ""),
+        (90, "the policy sets no price on the delay of its class, and its deadline is met without renting"),
+        (1, "after the job's deadline, and the policy sets no price on the delay of its class"),
+    ],
+)
+def test_a_class_without_a_price_is_rented_for_only_where_its_deadline_needs_it(minutes: int, why_not: str) -> None:
+    """Two hours of work are left: done in 145 minutes on rented nodes, and in 160 on the machine that comes back."""
+    recovery = planned(
+        burst(other_delay_micros_per_hour=0), deadline_at=Recovery().now + timedelta(minutes=120 + minutes)
+    )
+
+    found = weighed(recovery, "BURST").why_not
+
+    assert (why_not in found) if why_not else "price" not in found
+    assert replay(record(recovery), recovery.policy).differs_from(record(recovery)) == ""
+
+
+@pytest.mark.parametrize(
     ("rented", "budgets", "why_not"),
     [
         (8, (), "Rented nodes would not help it: "),
         (16, ({"period": "month", "gpuHours": 4},), "16 of 4 accelerator-hours of team red in 2026-11 are used"),
+        (16, ({"period": "month", "usd": 60},), " left in the budget of team red"),
+        (16, ({"period": "month", "usd": 200},), ""),
         (16, (), ""),
     ],
 )
