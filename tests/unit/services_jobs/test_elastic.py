@@ -271,6 +271,26 @@ def test_others_shrink_for_a_higher_class_behind_many_whom_nothing_helps() -> No
     assert not story.job(low.job_id).is_preempted
 
 
+def test_who_has_the_quota_shrinks_where_another_would_lose_less() -> None:
+    story = a_story(size=7)
+    classes = FleetQuotas(priority_classes={"low": 1, "high": 10})
+    teams = [a_team(name, gpus, cohort="", members=MEMBERS) for name, gpus in (("red", 16), ("blue", 48))]
+    set_up(story, *teams, classes)
+    spec: dict[str, Any] = {"elastic": {"min_nodes": 1, "max_nodes": 3}, "priority_class": "low"}
+    blue = story.running(team="blue", nodes=1, accelerators_per_node=4, **spec)
+    idle_for(story, 21)
+    resized(story, blue.job_id)
+    low = story.running(team="red", nodes=2, **spec)
+    high = story.submit("high", team="red", priority_class="high", nodes=1)
+
+    story.run_pass()
+
+    wish = story.job(low.job_id).live_resize()
+    assert wish
+    assert (wish.nodes, wish.for_job, story.job(blue.job_id).live_resize()) == (1, high.job_id, None)
+    assert not story.job(low.job_id).is_preempted
+
+
 def test_an_equal_gets_its_nodes_back_behind_many_whom_nothing_helps() -> None:
     story = a_shared_story()
     job = story.running(team="red", priority_class="low", **ELASTIC)

@@ -9,7 +9,7 @@ a world in which the nodes are given back already: so quota, limits and machines
 
 import functools
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
 from typing import NamedTuple
 
@@ -316,7 +316,7 @@ class _Plan:
             if not self._would_help(request, may):
                 continue
             helped += 1
-            made = self._for_job(request, may)
+            made = self._for_job(request, may, {each.job_id for each in decided.victims})
             if made:
                 found[request.job_id] = made
         return found
@@ -326,15 +326,29 @@ class _Plan:
         given = {name: each.nodes - _gives(each) for name, each in may.items()}
         return self._starts(request.at(min(_sizes_that_do(request))), given)
 
-    def _for_job(self, request: Request, may: Mapping[str, ElasticJob]) -> tuple[Planned, ...]:
-        """Find who shrinks so that a waiting job starts, in full or at least."""
+    def _for_job(
+        self, request: Request, may: Mapping[str, ElasticJob], victims: Collection[str]
+    ) -> tuple[Planned, ...]:
+        """Find who shrinks so that a waiting job starts, in full or at least.
+
+        Those who lose least may give nodes and not the quota that it lacks: then whom the queues' rules let go, then
+        the jobs of each team by themselves.
+        """
+        teams = sorted({each.team for each in may.values()}, key=lambda team: (team != request.team, team))
+        groups = [
+            may,
+            {name: each for name, each in may.items() if name in victims},
+            *({name: each for name, each in may.items() if each.team == team} for team in teams),
+        ]
+        tried = [group for index, group in enumerate(groups) if group and group not in groups[:index]]
         for size in _sizes_that_do(request):
             asked = request.at(size)
             if self._starts(asked, {}):
                 return ()  # what is on its way is enough
-            made = self._fewest(asked, may, functools.partial(self._starts, asked))
-            if made:
-                return made
+            for group in tried:
+                made = self._fewest(asked, group, functools.partial(self._starts, asked))
+                if made:
+                    return made
         return ()
 
     def _for_demand(self, demand: Request, runners: list[Job]) -> tuple[Planned, ...]:
