@@ -8,6 +8,9 @@ from evenkeel.domain.recovery.guardrails import Rule
 from evenkeel.domain.scheduling.jobs import JobState
 from tests.simulator.asl import ways
 from tests.simulator.chaos import EFFECTS_GO_WRONG, READS_GO_WRONG
+from tests.simulator.elastic import DEEDS as DEEDS_IN_RESIZES
+from tests.simulator.elastic import KINDS as KINDS_OF_SIZES
+from tests.simulator.elastic import OUTCOMES as OUTCOMES_OF_SIZES
 from tests.simulator.renting import DEEDS as DEEDS_OF_RENTING
 from tests.simulator.renting import KINDS as KINDS_OF_POOLS
 from tests.simulator.renting import OUTCOMES as OUTCOMES_OF_RENTING
@@ -32,7 +35,9 @@ def everything() -> Iterator[str]:
     yield from (f"outage {kind}" for kind in (*OUTAGES, *AWAY, "no capacity", "cluster updating", "of a function"))
     yield from (f"renting {kind}" for kind in (*TROUBLES, *KINDS_OF_POOLS, "on loan"))
     yield from (f"deed {kind}" for kind in DEEDS_OF_RENTING)
-    yield from (f"decision {outcome}" for outcome in OUTCOMES_OF_RENTING)
+    yield from (f"decision {outcome}" for outcome in (*OUTCOMES_OF_RENTING, *OUTCOMES_OF_SIZES))
+    yield from (f"elastic {kind}" for kind in (*KINDS_OF_SIZES, "a spike"))
+    yield from (f"deed {kind} in mid-resize" for kind in DEEDS_IN_RESIZES)
     modes = ("act", "observe", "recommend", "all events are lost", "HyperPod repairs by itself")
     yield from (f"mode {kind}" for kind in (*modes, "with Karpenter's machines"))
     yield from (f"guardrail {rule}" for rule in Rule)

@@ -54,6 +54,8 @@ _MEDDLES = 0.4
 """At so many commits about a job that changes size something happens."""
 _TAKES = "take an idle machine"
 KINDS = ("each", "step", "discrete")
+OUTCOMES = ("RESIZE GROW", "RESIZE SHRINK", "RESUME SHRINK")
+"""Answers of the rules that some seed must have."""
 DEEDS = ("cancel", "suspend", "lose a machine", "cordon an idle machine", _TAKES, "die", "die after")
 
 

@@ -427,8 +427,10 @@ def _has_machines(world: "Simulation", asks: Charge, stopped: list[Charge], kept
 def _others_wait(world: "Simulation", winner: str) -> bool:
     """Whether others could take what is given back: then who starts is another question.
 
-    Who has no quota takes nothing, nor does one of the same team that comes later.
+    Who has no quota takes nothing, nor does one of the same team that comes later. Replicas take what they can get.
     """
+    if any(not pod.node_name for pod in world.cluster.foreign_pods(CLUSTER)):
+        return True
     first, said = _job(world, winner), {}
     waiting: list[Job] = []
     for key, row in world.ledger.rows.items():
@@ -467,7 +469,11 @@ def grows_when_idle(world: "Simulation") -> Iterator[str]:
             continue
         idle = len(_idle_for(world, job))
         held = len(charge.node_names)
-        larger = min((size for size in sizes_of(job.spec) if held < size <= held + idle), default=0)
+        # All of it stops to grow: what is cordoned by now it does not get back.
+        own = [
+            node for name in charge.node_names if (node := world.cluster.node(CLUSTER, name)) and node.is_schedulable
+        ]
+        larger = min((size for size in sizes_of(job.spec) if held < size <= len(own) + idle), default=0)
         if not larger or _waiting(world, _pool_of(world, job)):
             continue
         seen = known.growths.get(job.job_id, Growth())
