@@ -11,8 +11,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import BeforeValidator, PlainSerializer
-from pydantic_core import to_json
+from pydantic import BeforeValidator, PlainSerializer, TypeAdapter
 
 from evenkeel.domain.decisions import packed_size
 from evenkeel.domain.scheduling.queues import own
@@ -39,8 +38,11 @@ from evenkeel.domain.values import Value
 Json = dict[str, Any]
 
 
+_WRITER: TypeAdapter[Any] = TypeAdapter(Any)
+
+
 def _written(document: Any) -> str:
-    return to_json(document).decode()
+    return _WRITER.dump_json(document).decode()
 
 
 def _read(found: Any) -> Any:
