@@ -37,6 +37,8 @@ _FIRST = 40
 """Numbers of the jobs that come to a full fleet begin with this."""
 _SECOND = 50
 _LOOKS_EVERY, _PASSES_EVERY = 30.0, 60.0
+_DRY_SECONDS = 900.0
+"""A market may be empty for longer than faults come."""
 _NEVER = 1e9
 _DRAINED = "karpenter.sh/disrupted=:NoSchedule"
 """What Karpenter puts on a machine that it is about to end."""
@@ -48,7 +50,7 @@ TROUBLES = (
 OUTCOMES = ("PLACEMENT RENT", "PLACEMENT WAIT", "PLACEMENT NOWHERE", "STAY GO_HOME", "LOAN END", "LOAN GIVE_BACK")
 """Answers of the rules that some seed must have."""
 DEEDS = ("cancel a rented job", "cancel the first", "hurt a job at home", "lower the caps", "drop a pool")
-KINDS = ("a pool without a limit", "a pool that is not there")
+KINDS = ("a pool without a limit", "a pool that is not there", "a pool that runs dry")
 
 
 def rents(seed: int) -> bool:
@@ -90,12 +92,16 @@ class Renting:
         names = dice.choice(((ON_DEMAND,), (ON_DEMAND, SPOT), (SPOT, ON_DEMAND), (ON_DEMAND, OTHER_ZONE, SPOT)))
         self.pools = tuple(self._pool(name) for name in names)
         self.by_name = {pool.name: pool for pool in self.pools}
+        self.dry: dict[str, tuple[int, float]] = {}
+        """By pool: so many machines there are, and until when there are no more."""
         self.asked: dict[tuple[str, int], Asked] = {}
         """By rental and its offers' numbers, for checks."""
         self.policies: list[tuple[float, BurstPolicy]] = []
         """What may be rented, and since when, for checks."""
         self.replaced: dict[str, Policy] = {}
         """Policies that are not in force any more, by the hash that decisions name."""
+        self.refused_since: dict[tuple[str, int], float] = {}
+        """Since when an offer in force stands against a refusal, for checks."""
         self.home_free_since: dict[str, float] = {}
         """Since when there was room at home for a loan's job, for checks."""
 
@@ -124,7 +130,7 @@ class Renting:
             delay_micros_per_hour=_CLASSES,
             other_delay_micros_per_hour=dice.choice((0, 400_000_000, 4_000_000_000, 4_000_000_000)),
             other_expected_run_seconds=dice.choice((600, 7200)),
-            ready_seconds=dice.choice((40, 60, 90)),
+            ready_seconds=dice.choice((25, 40, 60)),
             quiet_seconds=dice.choice((0, 5, 20)),
             loan_seconds=dice.choice((60, 120, 300, 600)),
             most_offers=dice.choice((2, 4)),
@@ -141,6 +147,9 @@ class Renting:
         world, dice = self.world, self.dice
         world.tell(f"nodes may be rented of {', '.join(self.by_name)}")
         self._have_no_limit()
+        if dice.random() < 0.4:
+            world.seen[f"renting {KINDS[2]}"] += 1
+            self.dry[dice.choice(self.pools).name] = (dice.choice((1, 2, 2, 3)), lasts + _DRY_SECONDS)
         if dice.random() < 0.18:
             change = dice.choice((self._lower_the_caps, self._drop_a_pool))
             world.loop.after(dice.uniform(5, lasts + 60), change)
@@ -408,7 +417,9 @@ class RentingCluster(SimulatedCluster):
             there = decided + sum(each.pool == spec.pool for each in self.alive())
             most = (self.limits.get((CLUSTER, spec.pool)) or (0, 0))[0]
             for _ in range(min(len(homeless) - coming, most - there)):
-                if self._makes_trouble("refused"):
+                size, until = self.renting.dry.get(spec.pool, (math.inf, math.inf))
+                had = sum(each.pool == spec.pool for each in self.alive()) + self._decided[spec.pool]
+                if (had >= size and self.loop.seconds < until) or self._makes_trouble("refused"):
                     self.refusals[spec.pool] = (self.loop.now(), "InsufficientInstanceCapacity")
                     self.world.tell(f"{spec.pool} has no capacity")
                     self._changed("event")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from evenkeel.domain.scheduling.jobs import AttemptState, Job, JobState
+from evenkeel.domain.values import rfc3339
 from evenkeel.ports import CapacitySpec, LaunchSpec
 from evenkeel.services import rows
 from tests.fakes.cluster import CLUSTER, GPUS
@@ -16,8 +17,8 @@ from tests.simulator.renting import Asked, Machine, RentingCluster
 from tests.simulator.simulation import Simulation
 
 _CALM_DELAY = 65
-_A_LOOK = 200.0
-"""Seconds within which somebody looks at a wait once nothing goes wrong any more."""
+_A_LOOK, _SOON = 130.0, 600.0
+"""Seconds within which somebody looks at a wait once nothing goes wrong any more; half of it for so long after that."""
 _A_WHILE = 330.0
 """Seconds within which somebody looks, and a job has saved and left, where nothing goes wrong any more."""
 
@@ -172,15 +173,26 @@ def _held_seconds(offer: Json) -> int:
 
 @holds(
     "offers-end",
-    "An offer whose nodes are not all there in time is given up, and what came of it goes back.",
+    "An offer that is refused, or whose nodes are not all there in time, is given up, and what came of it goes back.",
     Moment.LOOK,
 )
 def offers_end(world: Simulation) -> Iterator[str]:
+    if world.renting is None or not world.is_calm or not isinstance(world.cluster, RentingCluster):
+        return
     calm_since, now = world.rests_from - _CALM_DELAY, world.loop.seconds
-    for doc in _rentals(world) if world.renting and world.is_calm else ():
+    most = _A_LOOK / 2 if now < calm_since + _SOON else _A_LOOK
+    for doc in _rentals(world):
+        offer = doc["offers"][-1]
+        if doc["state"] != "OPENING" or offer["refused"]:
+            continue
         late = now - max(_seconds(doc["readyBy"]), calm_since)
-        if doc["state"] == "OPENING" and not doc["offers"][-1]["refused"] and late > _A_LOOK:
-            yield f"{_name(doc)} has waited {late:.0f} s beyond its time for nodes of {doc['offers'][-1]['pool']}"
+        if late > most:
+            yield f"{_name(doc)} has waited {late:.0f} s beyond its time for nodes of {offer['pool']}"
+        told_at, _ = world.cluster.refusals.get(offer["pool"], (A_MOMENT, ""))
+        if rfc3339(told_at) >= offer["openedAt"]:
+            deaf = now - world.renting.refused_since.setdefault((_name(doc), len(doc["offers"])), now)
+            if deaf > most:
+                yield f"{_name(doc)} waits for nodes of {offer['pool']}, which was refused {deaf:.0f} s ago"
 
 
 # ---------------------------------------------------------------- machines
