@@ -20,7 +20,7 @@ _CALM_DELAY = 65
 _A_LOOK, _SOON = 130.0, 600.0
 """Seconds within which somebody looks at a wait once nothing goes wrong any more; half of it for so long after that."""
 _A_WHILE = 330.0
-"""Seconds within which somebody looks, and a job has saved and left, where nothing goes wrong any more."""
+"""The same for what a pass ends."""
 
 
 def _rentals(world: Simulation) -> list[Json]:
@@ -316,6 +316,7 @@ def loans_go_home(world: Simulation) -> Iterator[str]:
     if world.renting is None or not world.is_calm:
         return
     calm_since, now = world.rests_from - _CALM_DELAY, world.loop.seconds
+    most = _A_WHILE / 2 if now < calm_since + _SOON else _A_WHILE
     jobs = {key.pk: row.doc for key, row in world.ledger.rows.items() if key.pk.startswith("JOB#") and key.sk == "META"}
     is_waited_for = any(doc["state"] == JobState.PENDING for doc in jobs.values())
     for doc in _rentals(world):
@@ -325,13 +326,13 @@ def loans_go_home(world: Simulation) -> Iterator[str]:
         if job["state"] != JobState.RUNNING or job["stopRequest"]:
             continue
         late = now - max(_seconds(doc["dueAt"]), calm_since)
-        if late > _A_WHILE:
+        if late > most:
             yield f"{_name(doc)} is on loan {late:.0f} s beyond its time"
         is_home_free = not is_waited_for and job["spec"]["checkpointUri"] and _has_room(world, doc, job)
         since = world.renting.home_free_since.setdefault(_name(doc), now) if is_home_free else now
         if not is_home_free:
             world.renting.home_free_since.pop(_name(doc), None)
-        if now - max(since, calm_since) > _A_WHILE:
+        if now - max(since, calm_since) > most:
             yield f"{_name(doc)} is on loan, and there is room at home for {now - since:.0f} s"
 
 
