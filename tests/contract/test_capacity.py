@@ -10,9 +10,11 @@ import pytest
 
 from evenkeel.adapters.cluster import KubernetesCluster
 from evenkeel.adapters.kubernetes import KubernetesApi
+from evenkeel.domain.policy import SchedulingPolicy, ServingWorkload
 from evenkeel.domain.scheduling.jobs import PodPhase
 from evenkeel.domain.scheduling.pools import Market
 from evenkeel.domain.scheduling.renting import RentalState
+from evenkeel.domain.scheduling.serving import holder_id
 from evenkeel.ports import CapacitySpec, Cluster, LimitResult
 from evenkeel_local.gpu_cluster import ClusterHandle, start
 from tests.contract.beds import CLUSTER, CONFIG, FLEET, NAMESPACE
@@ -24,9 +26,9 @@ BOUNDED, OPEN = "bounded", "open"
 TYPE = "p5.48xlarge"
 
 
-def node_pool(name: str, **spec: Any) -> dict[str, Any]:
+def node_pool(name: str, *taints: dict[str, str], **spec: Any) -> dict[str, Any]:
     requirements = [{"key": "node.kubernetes.io/instance-type", "operator": "In", "values": [TYPE]}]
-    template = {"spec": {"requirements": requirements}}
+    template = {"spec": {"requirements": requirements, "taints": list(taints)}}
     disruption = {"consolidateAfter": "Never"}
     return {
         "apiVersion": "karpenter.sh/v1",
@@ -209,3 +211,71 @@ def test_a_rental_from_its_wish_to_its_bill_on_real_pods(untouched: ClusterHandl
     limits = untouched.get(f"/apis/karpenter.sh/v1/nodepools/{BOUNDED}")["spec"]["limits"]
     assert limits["nvidia.com/gpu"] == "0"
     assert cluster.free_capacity(CLUSTER, NAMESPACE, market.rental(job.job_id).pods_name)
+
+
+CHAT_TAINT = {"key": "evenkeel.io/serving", "value": "chat", "effect": "NoSchedule"}
+
+
+def a_deployment(replicas: int) -> dict[str, Any]:
+    """Replicas that take a node each, and tolerate what is the Deployment's alone."""
+    labels = {"app": "chat"}
+    container = {
+        "name": "main",
+        "image": "any",
+        "command": ["sh", "-c", "exec sleep 600"],
+        "resources": {"limits": {"nvidia.com/gpu": "8"}},
+    }
+    pod = {"containers": [container], "tolerations": [CHAT_TAINT], "terminationGracePeriodSeconds": 1}
+    template = {"metadata": {"labels": labels}, "spec": pod}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "chat", "namespace": "default"},
+        "spec": {"replicas": replicas, "selector": {"matchLabels": labels}, "template": template},
+    }
+
+
+def test_a_spike_of_a_deployment_is_rented_for_and_given_back_on_real_pods(untouched: ClusterHandle) -> None:
+    """The services on a ledger in memory; the Deployment, pods, nodes, limits and Karpenter are the local cluster's."""
+    name = "chat-burst"
+    pool = a_pool(
+        ON_DEMAND, Market.ON_DEMAND, most_nodes=2, taints=(f"{CHAT_TAINT['key']}={CHAT_TAINT['value']}:NoSchedule",)
+    ).but(name=name)
+    chat = ServingWorkload(cluster=CLUSTER, namespace="default", name="chat", rents_from=(name,), patience_seconds=0)
+    policy = a_policy(pools=(pool,), quiet_seconds=1, capacity_pod_namespace=NAMESPACE)
+    market = Renting(policy=policy.but(scheduling=SchedulingPolicy(serving=(chat,))))
+    cluster = adapter(untouched)
+    market.story.cluster = cluster  # type: ignore[assignment] # the real one in place of its twin
+    limits = {"nvidia.com/gpu": "0", "cpu": "1000"}
+    # Karpenter would launch a node of any pool that is open to the replicas, and of that one first.
+    untouched.apply([node_pool(OPEN, limits=limits), node_pool(name, CHAT_TAINT, limits=limits)])
+
+    def turn() -> None:
+        market.story.world.clock.set(datetime.now(UTC))
+        market.story.run_pass()
+        market.advance()
+
+    def states() -> list[RentalState]:
+        turn()
+        return [market.rental(holder_id(chat), number).state for number in range(1, len(market.executions()) + 1)]
+
+    def standing() -> list[str]:
+        return sorted(pod.node_name for pod in cluster.foreign_pods(CLUSTER) if pod.node_name)
+
+    untouched.apply([a_deployment(4)])
+    committed = until(lambda: there if len(there := standing()) == 4 else [], "four replicas on what is committed")
+    turn()
+    untouched.apply([a_deployment(5)])
+    until(lambda: states() == [RentalState.READY], "a node for the fifth")
+    rental = market.rental(holder_id(chat))
+    until(lambda: standing() == sorted((*committed, *rental.node_names)), "the fifth replica to stand on it")
+    untouched.apply([a_deployment(0)])
+    until(lambda: states() == [RentalState.ENDED], "the node to go back")
+
+    over = market.rental(holder_id(chat))
+    assert over.was_used
+    assert over.cost_parts >= 60 * pool.micros_per_node_hour
+    assert (market.holds(), cluster.claims(CLUSTER, name)) == (0, ())
+    assert standing() == []
+    assert untouched.get(f"/apis/karpenter.sh/v1/nodepools/{name}")["spec"]["limits"]["nvidia.com/gpu"] == "0"
+    assert cluster.free_capacity(CLUSTER, NAMESPACE, over.pods_name)

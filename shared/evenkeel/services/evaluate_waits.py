@@ -34,7 +34,14 @@ from evenkeel.domain.scheduling.attempts import lost_nodes
 from evenkeel.domain.scheduling.awaiting import attempt_answer, is_doubtful
 from evenkeel.domain.scheduling.foreign import ForeignPod
 from evenkeel.domain.scheduling.jobs import Attempt, Job, WorkloadSeen
-from evenkeel.domain.scheduling.renting import Offer, Rental, came_answer, end_answer, nodes_answer
+from evenkeel.domain.scheduling.renting import (
+    Offer,
+    Rental,
+    came_answer,
+    end_answer,
+    nodes_answer,
+    nodes_that_came,
+)
 from evenkeel.domain.scheduling.replicas import as_seen, empty_answer, why_unwanted_for
 from evenkeel.domain.values import Value
 from evenkeel.domain.waiting import DEADLINE_PASSED, Answer, Condition, ConditionKind, Wait, WaitState
@@ -101,7 +108,6 @@ class Observation:
         self._let_go: frozenset[str] | None = None
         self._nodes: dict[str, tuple[KubernetesNode, ...]] = {}
         self._workloads: dict[str, dict[tuple[str, int], WorkloadSeen]] = {}
-        self._without_node: dict[str, tuple[ForeignPod, ...]] = {}
 
     def read_ahead(self, waits: Iterable[Wait]) -> None:
         """Read what these waits are about in a few calls: there may be one for each machine of a fleet."""
@@ -198,16 +204,21 @@ class Observation:
         """Return what Karpenter was told of a pool since it was opened, where it found no capacity."""
         return self._cluster.refusal(offer.cluster, offer.pool, offer.opened_at)
 
-    def replicas_on(self, rental: Rental) -> tuple[ForeignPod, ...]:
-        """Return the pods that are not ours on a rental's nodes, and none of the rest of the cluster."""
-        cluster = rental.offer.cluster
-        return tuple(pod for name in rental.node_names for pod in self._cluster.foreign_pods(cluster, name))
+    def pods_on(self, cluster: str, names: Iterable[str]) -> tuple[ForeignPod, ...]:
+        """Return the pods that are not ours on these nodes, and none of the rest of the cluster."""
+        return tuple(pod for name in names for pod in self._cluster.foreign_pods(cluster, name))
 
-    def without_node(self, cluster: str) -> tuple[ForeignPod, ...]:
-        """Return the pods that are not ours and stand on no node."""
-        if cluster not in self._without_node:
-            self._without_node[cluster] = self._cluster.foreign_pods(cluster, "")
-        return self._without_node[cluster]
+    def arriving(self, rental: Rental) -> tuple[tuple[ForeignPod, ...], tuple[KubernetesNode, ...]]:
+        """Return the pods that are not ours without a node, and on nodes of a rental that is on its way; and the nodes.
+
+        The order matters: a pod that finds a node meanwhile is seen without one, or its node is seen.
+        """
+        cluster = rental.offer.cluster
+        waiting = self._cluster.foreign_pods(cluster, "")
+        nodes = self._cluster.nodes(cluster)
+        came = [node.name for node in nodes_that_came(rental, nodes, rental.not_its)]
+        known = {pod.uid for pod in waiting}
+        return (*waiting, *(pod for pod in self.pods_on(cluster, came) if pod.uid not in known)), nodes
 
     def seat(self, facts: Mapping[str, Any]) -> SeatNow:
         """Return who holds the seat that a wait is about."""
@@ -402,9 +413,9 @@ def _rental(wait: Wait, world: Observation) -> Answer | None:
     if row is None:
         raise NotFound(f"There is no rental {number} of {wait.subject}.")
     rental = rows.read(row, Rental)
-    nodes = world.nodes(rental.offer.cluster)
     if rental.serves is not None:
-        return _replicas(wait, rental, row, nodes, world)
+        return _replicas(wait, rental, row, world)
+    nodes = world.nodes(rental.offer.cluster)
     stored = world.row(rows.job_key(wait.subject))
     if stored is None:
         raise NotFound(f"There is no {wait.subject} for rental {number}.")
@@ -416,22 +427,20 @@ def _rental(wait: Wait, world: Observation) -> Answer | None:
     return end_answer(rental, job, attempt, nodes, world.policy.burst.quiet_seconds, world.now)
 
 
-def _replicas(
-    wait: Wait, rental: Rental, row: Row, nodes: tuple[KubernetesNode, ...], world: Observation
-) -> Answer | None:
+def _replicas(wait: Wait, rental: Rental, row: Row, world: Observation) -> Answer | None:
     """Judge a node that is rented for a Deployment: on its way, or there, where it is noted whether it is used."""
     policy = world.policy
     if wait.condition.kind is ConditionKind.RENTAL_READY:
-        pods = world.without_node(rental.offer.cluster)
+        pods, nodes = world.arriving(rental)
         # What other rentals will take is not known here: the steps of the workflow know it.
-        unwanted = why_unwanted_for(rental, (), policy.scheduling.serving, pods)
+        unwanted = why_unwanted_for(rental, (), policy.scheduling.serving, pods, nodes)
         return came_answer(rental, unwanted, nodes, world.refusal(rental.offer), rental.not_its)
-    pods = world.replicas_on(rental)
+    pods = world.pods_on(rental.offer.cluster, rental.node_names)
     seen = as_seen(rental, pods, world.now)
     if seen != rental:
         with contextlib.suppress(Conflict):  # it is given back, or was seen by somebody else: the next look knows
             world.ledger.commit(Put(rows.rental_row(seen, row.version)))
-    return empty_answer(seen, pods, nodes, policy.burst.quiet_seconds, world.now)
+    return empty_answer(seen, pods, world.nodes(rental.offer.cluster), policy.burst.quiet_seconds, world.now)
 
 
 def _check(incident: Incident, machine: Holder, world: Observation) -> CheckResult:

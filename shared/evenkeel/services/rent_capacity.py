@@ -242,9 +242,11 @@ def _why_unwanted(work: _Work, found: _Found) -> str:
     rental = found.rental
     if found.job is not None:
         return why_unwanted(rental, found.job)
-    pods = work.cluster.foreign_pods(rental.offer.cluster)
+    cluster = rental.offer.cluster
+    # The pods first: one that finds a node meanwhile is seen without one, or its node is seen.
+    pods, nodes = work.cluster.foreign_pods(cluster), work.cluster.nodes(cluster)
     own = [each for each in rentals.load(work.ledger).rentals if each.job_id == rental.job_id]
-    return why_unwanted_for(rental, own, work.policy.scheduling.serving, pods)
+    return why_unwanted_for(rental, own, work.policy.scheduling.serving, pods, nodes)
 
 
 def _make_room(work: _Work, rental: Rental) -> None:
@@ -310,7 +312,9 @@ def _hand_over(work: _Work, found: _Found) -> Outcome:
     came = nodes_that_came(rental, work.cluster.nodes(rental.offer.cluster), taken)
     usable = [node.name for node in came if is_usable(node, rental.offer)]
     if len(usable) < rental.nodes:
-        seen = _beside(rental.with_came(node.name for node in came[: rental.nodes]), others)
+        # A node that is not ready yet may be meant for any rental of a Deployment: it is nobody's before.
+        mine = () if rental.serves else came[: rental.nodes]
+        seen = _beside(rental.with_came(node.name for node in mine), others)
         if seen != rental:
             work.ledger.commit(Put(rows.rental_row(seen, found.version)))
         reason = f"{len(usable)} of {rental.nodes} nodes are there."

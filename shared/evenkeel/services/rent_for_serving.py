@@ -15,6 +15,7 @@ from evenkeel.domain.scheduling.foreign import ForeignPod
 from evenkeel.domain.scheduling.jobs import Charge, PlacementNote
 from evenkeel.domain.scheduling.placement import Placement, PlacementDecision, placement_said
 from evenkeel.domain.scheduling.renting import (
+    NOBODYS,
     Conditions,
     Offer,
     Rental,
@@ -31,7 +32,7 @@ from evenkeel.domain.scheduling.replicas import (
     pool_named,
     room_left,
 )
-from evenkeel.domain.scheduling.serving import Short, holder_id
+from evenkeel.domain.scheduling.serving import Short, holder_id, replicas_of
 from evenkeel.domain.scheduling.shortages import Shortages
 from evenkeel.ports import Ledger, Put, Workflows, Write, get_all
 from evenkeel.services import rentals, rows
@@ -61,16 +62,25 @@ class Spike(NamedTuple):
 
 
 def covered(
-    registered: Iterable[ServingWorkload], rented: rentals.Rented, pods: Mapping[str, Sequence[ForeignPod]]
+    registered: Iterable[ServingWorkload],
+    rented: rentals.Rented,
+    pods: Mapping[str, Sequence[ForeignPod]],
+    rooms: Iterable[Room],
 ) -> dict[str, int]:
     """Return, by the id of a Deployment, for how many more of its replicas there are rented nodes, or will be."""
-    return {
-        (name := holder_id(each)): room_left(
-            [rental for rental in rented.rentals if rental.job_id == name], pods.get(each.cluster, ())
-        )
-        for each in registered
-        if each.rents_from
-    }
+    nobodys = {(room.cluster, room.node_name): room.pool for room in rooms if room.kept_for == NOBODYS}
+    found = {}
+    for each in registered:
+        if each.rents_from:
+            name, there = holder_id(each), pods.get(each.cluster, ())
+            left = room_left([rental for rental in rented.rentals if rental.job_id == name], there)
+            # Some may stand on a node that is not handed over yet: they need no other.
+            landed = sum(
+                nobodys.get((each.cluster, pod.node_name)) in each.rents_from
+                for pod in replicas_of(each.namespace, each.name, there)
+            )
+            found[name] = max(0, left - landed)
+    return found
 
 
 # ---------------------------------------------------------------- decide

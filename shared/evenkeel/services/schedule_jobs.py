@@ -305,7 +305,7 @@ def _beside_serving(look: _Look, cluster: Cluster, policy: SchedulingPolicy, now
     classes = look.setup.fleet.priority_classes
     # All of them take what comes free, those too for whom a node is on its way.
     kept = serving.kept_for(serving.demands_of(short, look.rooms, classes, now), look.rooms, policy)
-    covered = rent_for_serving.covered(policy.serving, look.rented, pods)
+    covered = rent_for_serving.covered(policy.serving, look.rented, pods, look.rooms)
     demands = serving.demands_of(short, look.rooms, classes, now, covered)
     return look._replace(rooms=kept, all_rooms=look.rooms, short=short, covered=covered, demands=demands)
 

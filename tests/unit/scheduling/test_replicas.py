@@ -331,7 +331,7 @@ def test_a_node_on_its_way_is_wanted_by_those_whom_none_before_it_takes(
 ) -> None:
     pods = [a_replica(number) for number in range(waiting)]
 
-    why = why_unwanted_for(a_rental(2, RentalState.OPENING), others, (CHAT,), pods)
+    why = why_unwanted_for(a_rental(2, RentalState.OPENING), others, (CHAT,), pods, ())
 
     assert (why == "") is is_wanted
 
@@ -340,7 +340,21 @@ def test_a_registration_that_is_gone_wants_nothing() -> None:
     rental = a_rental(1, RentalState.OPENING)
 
     for registered in ((), (CHAT.but(rents_from=()),)):
-        assert "any more" in why_unwanted_for(rental, (), registered, [a_replica()])
+        assert "any more" in why_unwanted_for(rental, (), registered, [a_replica()], ())
+
+
+@pytest.mark.parametrize("registered", [(CHAT,), ()])
+def test_a_node_on_which_a_replica_stands_before_it_is_handed_over_is_wanted(
+    registered: tuple[ServingWorkload, ...],
+) -> None:
+    pods, nodes = [a_replica(1, "ip-7")], [rented_node(7)]
+    first, second = a_rental(1, RentalState.OPENING), a_rental(2, RentalState.OPENING)
+
+    assert why_unwanted_for(first, (second,), registered, pods, nodes) == ""
+    assert why_unwanted_for(second, (first,), registered, pods, nodes) != ""
+    assert why_unwanted_for(second, (a_rental(7),), registered, pods, nodes) != ""
+    elsewhere = first.with_offer(pool="chat-dearer")
+    assert why_unwanted_for(second, (elsewhere,), registered, pods, nodes) == ""
 
 
 # ---------------------------------------------------------------- when it goes back

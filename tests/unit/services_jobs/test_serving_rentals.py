@@ -65,6 +65,8 @@ class Spiking(Renting):
     policy: Policy = field(default_factory=a_serving_policy)
     has_capacity: set[str] = field(default_factory=lambda: {ON_DEMAND, SERVING, DEARER})
     per_replica: int = 8
+    lands_first: bool = False
+    """Whether replicas stand on a node before the capacity pod that it was launched for does."""
     does_twice: bool = False
     """Whether each step is done again by somebody who did not hear its answer."""
 
@@ -110,7 +112,7 @@ class Spiking(Renting):
             if pod.node_name:
                 continue
             used = cluster.accelerators_in_use(CLUSTER)
-            held = {node for name, node in self.stands.items() if name in cluster.capacity}
+            held = {node for name, node in self.stands.items() if name in cluster.capacity and not self.lands_first}
             for node in cluster.nodes(CLUSTER):
                 has_room = node.accelerators - used.get(node.name, 0) >= pod.accelerators
                 tolerates = all_tolerated(node.blocking_taints, pod.tolerations)
@@ -498,6 +500,24 @@ def test_a_node_too_many_is_given_back_when_it_comes() -> None:
     assert len(market.placed()) == 1
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_node_on_which_a_replica_stands_before_it_is_handed_over_is_handed_over(replicas: int) -> None:
+    market = Spiking(lands_first=True)
+    market.spike(replicas=replicas)
+    market.story.run_pass()
+    market.advance()
+    market.karpenter()
+    market.bind()
+
+    market.turns(4)
+
+    assert [each.state for each in market.rentals()] == [RentalState.READY] * replicas
+    assert sorted(market.placed()) == sorted(name for each in market.rentals() for name in each.node_names)
+    market.scale(0)
+    market.turns(6)
+    assert market.left() == []
+
+
 def test_a_node_that_is_taken_back_ends_its_rental_and_another_is_rented() -> None:
     market = Spiking()
     market.spike(replicas=1)
@@ -606,23 +626,23 @@ def test_each_step_done_twice_rents_and_gives_back_the_same() -> None:
     assert len(deleted) == len(set(deleted)) == 2
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_crash_at_any_effect_of_a_spike_ends_the_same(when: str) -> None:
-    undisturbed = _play(CrashPlan())
+@pytest.mark.parametrize(("when", "lands_first"), [("before", False), ("after", False), ("after", True)])
+def test_a_crash_at_any_effect_of_a_spike_ends_the_same(when: str, lands_first: bool) -> None:
+    undisturbed = _play(CrashPlan(), lands_first=lands_first)
     assert (undisturbed.left(), undisturbed.most, len(undisturbed.rentals())) == ([], 2, 2)
     effects = len(undisturbed.plan.effects)
     assert effects > 20
     for at in range(1, effects + 1):
-        market = _play(CrashPlan(at=at, when=when))
+        market = _play(CrashPlan(at=at, when=when), lands_first=lands_first)
         told = f"{when} effect {at}, {undisturbed.plan.effects[at - 1]}"
         assert market.left() == [], told
         assert market.most == 2, told
         assert {each.state for each in market.rentals()} == {RentalState.ENDED}, told
 
 
-def _play(plan: CrashPlan) -> Any:
+def _play(plan: CrashPlan, *, lands_first: bool) -> Any:
     """Play a spike from its beginning to its end; whatever crashes is done again by workflow, pass or sweep."""
-    market: Any = Spiking(plan=CrashPlan())
+    market: Any = Spiking(plan=CrashPlan(), lands_first=lands_first)
     market.spike(replicas=2)
     skipped = len(market.plan.effects)
     market.plan.at, market.plan.when = (plan.at + skipped if plan.at else 0), plan.when

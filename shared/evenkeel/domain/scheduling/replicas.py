@@ -30,6 +30,7 @@ from evenkeel.domain.scheduling.renting import (
     committed_pools,
     is_usable,
     machines_of,
+    nodes_that_came,
     rented_chance,
     spending_of,
     why_not_tolerated,
@@ -284,29 +285,48 @@ def _doing_without(short: Short) -> Chance:
 
 
 def why_unwanted_for(
-    rental: Rental, others: Iterable[Rental], registered: Iterable[ServingWorkload], pods: Sequence[ForeignPod]
+    rental: Rental,
+    others: Iterable[Rental],
+    registered: Iterable[ServingWorkload],
+    pods: Sequence[ForeignPod],
+    nodes: Iterable[KubernetesNode],
 ) -> str:
-    """Say why nobody waits for a node any more that is on its way; empty where replicas do.
+    """Say why nobody waits for a node any more that is on its way; empty where replicas do, or stand on it already.
+
+    Karpenter launches a node for whichever pod it sees first: a replica may stand on it before it is handed over.
 
     Args:
         rental: It is OPENING.
         others: Rentals for the same Deployment. Whoever knows of none says so later than it could.
         registered: The Deployments in the policy.
-        pods: Of the cluster, all that are not ours.
+        pods: That are not ours: those without a node, and those on the nodes of the rental's pool.
+        nodes: Of the cluster.
     """
     assert rental.serves is not None  # or it would be a job's
     mine = registered_as(rental, registered)
+    beside = [each for each in others if each.name != rental.name]
+    before = [each for each in beside if each.state is RentalState.READY or each.number < rental.number]
+    landed = len(landed_on(rental, beside, pods, nodes))
+    alike = [each for each in before if not each.node_names and each.offer.pool == rental.offer.pool]
+    if landed > room_left(alike, pods):
+        return ""  # nobody before it could be handed the node on which they stand
     if mine is None or rental.offer.pool not in mine.rents_from:
         return f"The policy rents nothing from {rental.offer.pool} for {rental.serves.label} any more."
     waiting = sum(len(each.waiting) for each in short_now(mine, pods))
-    before = [
-        each
-        for each in others
-        if each.name != rental.name and (each.state is RentalState.READY or each.number < rental.number)
-    ]
-    if waiting <= room_left(before, pods):
+    if waiting + landed <= room_left(before, pods):
         return f"The replicas of {rental.serves.label} have found nodes, or are not wanted any more."
     return ""
+
+
+def landed_on(
+    rental: Rental, others: Iterable[Rental], pods: Iterable[ForeignPod], nodes: Iterable[KubernetesNode]
+) -> tuple[ForeignPod, ...]:
+    """Return the replicas on nodes of a rental's pool that no rental has yet: one that is OPENING will have them."""
+    assert rental.serves is not None  # or it would be a job's
+    taken = {*rental.not_its, *(name for each in others for name in each.node_names)}
+    came = {node.name for node in nodes_that_came(rental, nodes, taken)}
+    mine = replicas_of(rental.serves.namespace, rental.serves.name, pods)
+    return tuple(pod for pod in mine if pod.node_name in came)
 
 
 def short_now(registered: ServingWorkload, pods: Sequence[ForeignPod]) -> tuple[Short, ...]:
