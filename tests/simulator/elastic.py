@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 EVERY, _FIRST = 9, 4
 """Of so many seeds one has elastic jobs, from this one on: it has no teams."""
-_WITH_TEAMS, _FIRST_WITH_TEAMS = 18, 12
+_WITH_TEAMS, _FIRST_WITH_TEAMS = 36, 12
 """Of so many one has both."""
 _SHARE = 0.6
 """Of the teams' jobs so many are elastic."""
