@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from evenkeel.domain.scheduling.admission import Action
-from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Charge, Demand, Job, JobSpec, JobState, ResizeWish
+from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Charge, Job, JobSpec, JobState, ResizeWish
 from evenkeel.ports import LaunchSpec, Row
 from evenkeel.services import rows
 from tests.fakes.cluster import CLUSTER
@@ -290,17 +290,23 @@ def resize_keeps_work(world: "Simulation", spec: LaunchSpec) -> Iterator[str]:
     wish = job.resize
     if wish is None or wish.after_attempt != attempt.attempt - 1:
         return
-    if (
-        job.distrust_through
-        or job.demand is not Demand.CONVENTION
-        or job.damaged_checkpoints
-        or not _was_undisturbed(world)
-    ):
+    if job.damaged_checkpoints or _was_doubted(world, job.job_id) or not _was_undisturbed(world):
         return
     newest = max((step for number, step in _saved(world, job.job_id) if number < attempt.attempt), default=0)
     point = attempt.resume_from
     if (point.step if point else 0) < newest:
         yield f"{attempt.workload_name} resumes from step {point.step if point else 0}, and {newest} was saved"
+
+
+def _was_doubted(world: "Simulation", job_id: str) -> bool:
+    """Whether any of its checkpoints was in doubt: what an attempt passed over stays behind its fence."""
+    return any(
+        key.pk.startswith("DEC#")
+        and row.doc["kind"] == "RESUME"
+        and row.doc["facts"]["jobId"] == job_id
+        and row.doc["facts"]["trust"] != "trusted"
+        for key, row in world.ledger.rows.items()
+    )
 
 
 def _saved(world: "Simulation", job_id: str) -> Iterator[tuple[int, int]]:
