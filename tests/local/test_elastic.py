@@ -15,7 +15,7 @@ from tests.waiting import until
 
 Json = dict[str, Any]
 
-FLEET = FleetShape(nodes=3, delays={**FleetShape().delays, "replace": 30.0})
+FLEET = FleetShape(nodes=3, delays={**FleetShape().delays, "replace": 90.0})
 LONG = Work(nodes=2, steps=1000, checkpoint_every=4, step_seconds=0.12)
 SHORT = Work(nodes=2, steps=30, checkpoint_every=4, step_seconds=0.1)
 SIZES = {"minNodes": 1, "maxNodes": 3}
@@ -39,10 +39,10 @@ def centre(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DataCentre]:
         )
         changes = {
             "jobs": {"expectedReplaceSeconds": 120},
-            "repair": {"replaceDeadlineSeconds": 90},
+            "repair": {"replaceDeadlineSeconds": 180},
             "scheduling": {
                 "serving": [{"cluster": EKS, "namespace": "default", "name": "chat"}],
-                "elastic": {"spareWaitSeconds": 15},
+                "elastic": {"spareWaitSeconds": 45},  # a slow machine has its plan by then
             },
         }
         reason = "repairs are slow here, and chat serves"
