@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from evenkeel_local.scenarios import SCENARIOS
-from tests.simulator import team_invariants  # noqa: F401 - adds its rows to the table
+from tests.simulator import fuzz  # noqa: F401 - brings all rows into the table
 from tests.simulator.invariants import TABLE
 
 PROJECT = Path(__file__).resolve().parents[2]
