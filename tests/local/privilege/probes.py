@@ -887,8 +887,11 @@ def gives_a_machine_back(stage: Stage) -> Json:
 
 @probe("rent_capacity", comes_through=answers("SETTLED"))
 def settles_a_rental(stage: Stage) -> Json:
+    """A machine of it came and is gone: there is a bill, which counts against its team's budgets."""
     a_pool_to_rent(stage)
-    return of_rental(a_rental(stage, state=RentalState.ENDING), step="SETTLE")
+    rental = a_rental(stage, state=RentalState.ENDING).with_offer(came=("gone",))
+    stage.put(rows.rental_row(rental, 0))
+    return of_rental(rental, step="SETTLE")
 
 
 # ---------------------------------------------------------------- what the clock starts
