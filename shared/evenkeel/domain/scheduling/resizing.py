@@ -556,7 +556,7 @@ class _Plan:
         return any(each.action is Action.ADMIT for each in decisions)
 
     def _is_waited_for(self, kind: Kind) -> bool:
-        """Whether somebody waits who could take nodes of a kind, were they enough."""
+        """Whether somebody waits who could take nodes of a kind at any of its sizes, were they enough."""
         return any(
             decided.action in (Action.WAIT, Action.PREEMPT, Action.BEHIND)
             and decided.facts.request.cluster == kind[0]
@@ -564,7 +564,8 @@ class _Plan:
                 not decided.facts.offers
                 or any(
                     (offer.pool, offer.instance_type) == kind[1:]
-                    and offer.in_fleet - offer.leaving >= decided.facts.request.nodes
+                    and offer.in_fleet - offer.leaving
+                    >= min((decided.facts.request.nodes, *decided.facts.request.sizes))
                     for offer in decided.facts.offers
                 )
             )
