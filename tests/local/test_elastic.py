@@ -7,10 +7,10 @@ import pytest
 
 from evenkeel_local import ACCOUNT_ID
 from evenkeel_local.data_centre import DataCentre, FleetShape
-from evenkeel_local.drills import Work, await_whole_fleet
+from evenkeel_local.drills import Work
 from evenkeel_local.drills.replays import decided_otherwise
 from tests.local import signals
-from tests.local.training import Training
+from tests.local.training import Training, with_a_whole_fleet
 from tests.waiting import until
 
 Json = dict[str, Any]
@@ -53,13 +53,7 @@ def centre(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DataCentre]:
 
 @pytest.fixture(autouse=True)
 def _fleet_is_whole(centre: DataCentre) -> Iterator[None]:
-    client = centre.client()
-    await_whole_fleet(client, centre)
-    yield
-    for state in ("PENDING", "STARTING", "RUNNING"):
-        for job in client.get("/jobs", state=state)["items"]:
-            client.post(f"/jobs/{job['jobId']}/cancel", {"reason": "its test is over"})
-    await_whole_fleet(client, centre)
+    yield from with_a_whole_fleet(centre)
 
 
 def serve(centre: DataCentre, replicas: int) -> None:

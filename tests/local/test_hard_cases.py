@@ -9,7 +9,7 @@ from evenkeel_local.data_centre import DataCentre, FleetShape
 from evenkeel_local.deployment import STACK_NAME, deploy
 from evenkeel_local.drills import Work, await_whole_fleet
 from tests.local import signals
-from tests.local.training import Training
+from tests.local.training import Training, with_a_whole_fleet
 from tests.waiting import until
 
 Json = dict[str, Any]
@@ -22,13 +22,7 @@ SECONDS = 60.0
 
 @pytest.fixture(autouse=True)
 def _fleet_is_whole(data_centre: DataCentre) -> Iterator[None]:
-    client = data_centre.client()
-    await_whole_fleet(client, data_centre)
-    yield
-    for state in ("PENDING", "STARTING", "RUNNING"):
-        for job in client.get("/jobs", state=state)["items"]:
-            client.post(f"/jobs/{job['jobId']}/cancel", {"reason": "its test is over"})
-    await_whole_fleet(client, data_centre)
+    yield from with_a_whole_fleet(data_centre)
 
 
 def incident_of(centre: DataCentre, node: str) -> Json:

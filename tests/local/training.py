@@ -2,11 +2,12 @@
 
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from evenkeel_local.data_centre import CHECKPOINTS_BUCKET, DataCentre
-from evenkeel_local.drills import ENDED, Work, last_step, node_of_rank, read_object
+from evenkeel_local.drills import ENDED, Work, await_whole_fleet, last_step, node_of_rank, read_object
 from evenkeel_local.twin import undisturbed_digest
 from tests.waiting import until
 
@@ -125,3 +126,14 @@ class Training:
     def end(self) -> Json:
         """Wait until the job has ended, and return it."""
         return self.reach_state(*ENDED)
+
+
+def with_a_whole_fleet(centre: DataCentre) -> Iterator[None]:
+    """Begin with every machine in service, and leave it so: whatever still trains is cancelled."""
+    client = centre.client()
+    await_whole_fleet(client, centre)
+    yield
+    for state in ("PENDING", "STARTING", "RUNNING"):
+        for job in client.get("/jobs", state=state)["items"]:
+            client.post(f"/jobs/{job['jobId']}/cancel", {"reason": "its test is over"})
+    await_whole_fleet(client, centre)

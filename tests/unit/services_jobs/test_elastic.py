@@ -196,6 +196,17 @@ def test_nothing_grows_while_somebody_waits_who_could_use_the_nodes() -> None:
     assert story.job(job.job_id).resize is None
 
 
+def test_nothing_grows_onto_what_another_could_take_at_its_least_size() -> None:
+    story = a_story(size=3)
+    job = story.running(nodes=1, elastic={"min_nodes": 1, "max_nodes": 3})
+    other = story.submit("other", nodes=4, elastic={"min_nodes": 3, "max_nodes": 4})
+    story.set_job(other.but(current_attempt=1))  # it ran when the pool was larger
+
+    idle_for(story, 600)
+
+    assert story.job(job.job_id).resize is None
+
+
 def test_a_job_does_not_grow_again_within_its_snooze() -> None:
     story = a_story(size=3)
     job = story.running(nodes=1, elastic={"min_nodes": 1, "max_nodes": 4})

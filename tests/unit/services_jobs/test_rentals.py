@@ -219,6 +219,21 @@ class Renting:
     def rental(self, job_id: str, number: int = 1) -> Rental:
         return rows.load(self.world.ledger, rows.rental_key(job_id, number), Rental, "rental")
 
+    def race_passes(self) -> None:
+        """Let a pass rent, and another do so between the first one's look and its commit."""
+        raced: list[bool] = []
+        commit = self.world.ledger.commit
+
+        def race(*writes: Any, token: str = "") -> None:
+            if not raced and any("RENTAL#" in write.row.key.sk for write in writes if hasattr(write, "row")):
+                raced.append(True)
+                self.story.run_pass()
+            commit(*writes, token=token)
+
+        self.world.ledger.commit = race  # type: ignore[method-assign]
+        self.story.run_pass()
+        assert raced
+
     def holds(self) -> int:
         return len(self.world.ledger.partition(Table.QUOTAS, rows.rental_hold_key("", 0).pk, "RENTAL#"))
 
@@ -333,19 +348,9 @@ def test_two_passes_at_once_rent_no_more_than_one_may() -> None:
     market = Renting(policy=a_policy(fleet_cap_micros_per_hour=2 * NODE_HOUR[SPOT]))
     market.full_fleet()
     market.story.submit("third")
-    raced: list[bool] = []
-    commit = market.world.ledger.commit
 
-    def race(*writes: Any, token: str = "") -> None:
-        if not raced and any("RENTAL#" in write.row.key.sk for write in writes if hasattr(write, "row")):
-            raced.append(True)
-            market.story.run_pass()
-        commit(*writes, token=token)
+    market.race_passes()
 
-    market.world.ledger.commit = race  # type: ignore[method-assign]
-    market.story.run_pass()
-
-    assert raced
     assert market.holds() == 1
 
 
