@@ -17,10 +17,14 @@ from tests.simulator.renting import Asked, Machine, RentingCluster
 from tests.simulator.simulation import Simulation
 
 _CALM_DELAY = 65
-_A_LOOK, _SOON = 130.0, 600.0
-"""Seconds within which somebody looks at a wait once nothing goes wrong any more; half of it for so long after that."""
+_A_LOOK, _AFTERMATH = 130.0, 100.0
+"""Seconds within which somebody looks at a wait once nothing goes wrong any more: in the long calm, where sweeps are
+rare; and just after the trouble, where an answer that was lost is sent again by the second sweep, and what is opened
+too late is told so by the next."""
 _A_WHILE = 330.0
-"""The same for what a pass ends."""
+"""The same for what a pass ends; half of it just after the trouble."""
+_SOON = 600.0
+"""Seconds for which it is just after the trouble."""
 
 
 def _rentals(world: Simulation) -> list[Json]:
@@ -180,7 +184,7 @@ def offers_end(world: Simulation) -> Iterator[str]:
     if world.renting is None or not world.is_calm or not isinstance(world.cluster, RentingCluster):
         return
     calm_since, now = world.rests_from - _CALM_DELAY, world.loop.seconds
-    most = _A_LOOK / 2 if now < calm_since + _SOON else _A_LOOK
+    most = _AFTERMATH if now < calm_since + _SOON else _A_LOOK
     for doc in _rentals(world):
         offer = doc["offers"][-1]
         if doc["state"] != "OPENING" or offer["refused"]:

@@ -153,7 +153,8 @@ def no_preempt_cycle(world: "Simulation", changes: Changes) -> Iterator[str]:
         return
     known = world.sharing.evictions
     for before, after in _jobs_changed(changes):
-        if after.current_attempt > before.current_attempt:
+        is_asked_anew = before.is_suspended and not after.is_suspended
+        if after.current_attempt > before.current_attempt or is_asked_anew:
             for turn in [turn for turn in known.turns if turn[0] == after.job_id]:
                 del known.turns[turn]
         asked = after.stop_request
