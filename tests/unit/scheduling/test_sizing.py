@@ -56,6 +56,15 @@ def test_a_spare_that_is_waited_for_is_given_its_time() -> None:
     assert sizes(sized([a_room(1)], shrinks)) == {"job-1": 1}
 
 
+def test_who_ran_on_fewer_nodes_than_it_asked_for_waits_for_no_more_of_them_after_a_fault() -> None:
+    ran_on_one = elastic(1, 4, 1, 2, attempts=1, is_recovery=True, shrinks_at=at(1001), had=1)
+    ran_on_two = elastic(1, 4, 1, 2, attempts=1, is_recovery=True, shrinks_at=at(1001), had=2)
+
+    assert sizes(sized([a_room(1), a_room(2)], ran_on_one)) == {"job-1": 2}
+    assert sizes(sized([a_room(1), a_room(2)], ran_on_two)) == {"job-1": 2}
+    assert sizes(sized([a_room(1)], ran_on_two)) == {}
+
+
 def test_one_whose_rented_nodes_are_on_their_way_waits_for_all() -> None:
     assert sizes(sized([a_room(1)], elastic(1, 2, 1), whole=frozenset({"job-1"}))) == {}
 

@@ -100,7 +100,9 @@ class Request(Value):
     sizes: tuple[int, ...] = ()
     """Fewer nodes that would do, too, ascending."""
     shrinks_at: Instant | None = None
-    """Until then it waits for all its nodes: one that lost some gives spares a chance."""
+    """Until then it has no fewer nodes than it had: one that lost some gives spares a chance."""
+    had: int = 0
+    """Nodes of its last attempt, where it can run at several sizes; 0 where it had none."""
     takes_place: bool = False
     """Whether its recovery chose that others give way to it: where it has quota and no machines, some are stopped."""
     is_resize: bool = False
@@ -128,6 +130,7 @@ class Request(Value):
             wanted=job.spec.nodes if job.spec.sizes else 0,
             sizes=tuple(size for size in job.spec.sizes.legal if size < nodes) if job.spec.sizes else (),
             shrinks_at=plan.shrinks_at if plan else None,
+            had=job.size if job.spec.sizes else 0,
             takes_place=comes_back and plan is not None and plan.option is ResumeOption.PREEMPT,
             is_resize=resize is not None and not plan,
             accelerators_per_node=job.spec.accelerators_per_node,

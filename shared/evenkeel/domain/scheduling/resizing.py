@@ -574,9 +574,10 @@ class _Plan:
 
 
 def _sizes_that_do(request: Request) -> tuple[int, ...]:
-    """Return the sizes that room is made for: all that a job asks for, and its least where it does not wait for all."""
-    least = request.sizes[:1] if request.is_resize or not request.shrinks_at else ()
-    return (request.nodes, *least)
+    """Return the sizes that room is made for: all that a job asks for, and its least; after a fault what it had."""
+    is_patient = bool(request.shrinks_at) and not request.is_resize
+    enough = [size for size in request.sizes if not is_patient or 0 < request.had <= size]
+    return (request.nodes, *enough[:1])
 
 
 def _gives(job: ElasticJob) -> int:

@@ -47,10 +47,10 @@ def fit(
     """
     found = {decided.job_id: decided for decided in decisions}
     waiting = [
-        request
+        request.model_copy(update={"sizes": sizes})
         for request in pending
         if request.job_id not in whole
-        and _may_be_smaller(request, now)
+        and (sizes := _smaller_sizes(request, now))
         and _is_refused(request, found[request.job_id].action)
     ]
     tried = sorted(waiting, key=lambda each: each.place_in_queue)[:_MOST_AT_ONCE]
@@ -70,8 +70,11 @@ def fit(
     return tuple(best.values())
 
 
-def _may_be_smaller(request: Request, now: datetime) -> bool:
-    return bool(request.sizes) and not (request.shrinks_at and now < request.shrinks_at)
+def _smaller_sizes(request: Request, now: datetime) -> tuple[int, ...]:
+    """Return the smaller sizes that would do by now: while spares have their time, none below what it had."""
+    if request.shrinks_at is None or now >= request.shrinks_at:
+        return request.sizes
+    return tuple(size for size in request.sizes if size >= (request.had or request.nodes))
 
 
 def _is_refused(request: Request, action: Action) -> bool:
