@@ -47,10 +47,10 @@ def fit(
     """
     found = {decided.job_id: decided for decided in decisions}
     waiting = [
-        request.model_copy(update={"sizes": sizes})
+        request.model_copy(update={"sizes": smaller})
         for request in pending
         if request.job_id not in whole
-        and (sizes := _smaller_sizes(request, now))
+        and (smaller := _smaller_sizes(request, now))
         and _is_refused(request, found[request.job_id].action)
     ]
     tried = sorted(waiting, key=lambda each: each.place_in_queue)[:_MOST_AT_ONCE]
