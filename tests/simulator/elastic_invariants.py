@@ -63,8 +63,7 @@ def _wishes(changes: Changes) -> Iterator[tuple[Job, ResizeWish]]:
 
 
 def _charges(world: "Simulation") -> list[Charge]:
-    kept = world.ledger.rows.items()
-    return [rows.read(row, Charge) for key, row in kept if key.sk.startswith("CHARGE#")]
+    return [rows.read(row, Charge) for row in world.ledger.of("CHARGE")]
 
 
 def _was_undisturbed(world: "Simulation") -> bool:

@@ -178,20 +178,16 @@ def _life(doc: "Json") -> str:
     return f"{life['cluster']}/{life['instanceId']}/{int(datetime.fromisoformat(life['launchedAt']).timestamp())}"
 
 
-def _each(world: "Simulation", prefix: str, sk: str = "META") -> list[Row]:
-    return [row for key, row in world.ledger.rows.items() if key.pk.startswith(prefix) and key.sk.startswith(sk)]
-
-
 def _incidents(world: "Simulation") -> list["Json"]:
-    return [row.doc for row in _each(world, "INC#")]
+    return [row.doc for row in world.ledger.of("META", "INC#")]
 
 
 def _jobs(world: "Simulation") -> list[Job]:
-    return [rows.read(row, Job) for row in _each(world, "JOB#")]
+    return [rows.read(row, Job) for row in world.ledger.of("META", "JOB#")]
 
 
 def _live_attempts(world: "Simulation") -> list["Json"]:
-    return [row.doc for row in _each(world, "JOB#", "ATTEMPT#") if not AttemptState(row.doc["state"]).has_ended]
+    return [row.doc for row in world.ledger.of("ATTEMPT", "JOB#") if not AttemptState(row.doc["state"]).has_ended]
 
 
 def _began(world: "Simulation") -> float:
@@ -274,7 +270,7 @@ def lease_is_its_owners(world: "Simulation", changes: Changes) -> Iterator[str]:
 
 @holds("intent-before-effect", "Before a repair call its intent and its decision are recorded.", Moment.REPAIR)
 def intent_before_effect(world: "Simulation", rung: str, machine: str) -> Iterator[str]:
-    for row in _each(world, "LEASE#"):
+    for row in world.ledger.of("META", "LEASE#"):
         asks = row.doc.get("asks", ())
         if asks and asks[-1]["life"]["instanceId"] == machine and asks[-1]["rung"] == rung and not asks[-1]["answer"]:
             break
@@ -283,7 +279,7 @@ def intent_before_effect(world: "Simulation", rung: str, machine: str) -> Iterat
         return
     decided = [
         one.doc
-        for one in _each(world, "DEC#")
+        for one in world.ledger.of("META", "DEC#")
         if one.doc["kind"] == "REPAIR"
         and one.doc["action"] == rung.upper()
         and one.doc["facts"]["life"]["instanceId"] == machine
@@ -313,7 +309,7 @@ def one_repair_per_life(world: "Simulation", rung: str, machine: str) -> Iterato
 def limit_of_repairs_holds(world: "Simulation", rung: str, machine: str) -> Iterator[str]:
     rails = world.policy.repair.guardrails
     others = []
-    for row in _each(world, "LEASE#"):
+    for row in world.ledger.of("META", "LEASE#"):
         owner = world.ledger.rows.get(rows.incident_key(row.doc["incidentId"]))
         called = [
             ask for ask in row.doc["asks"] if ask["incidentId"] == row.doc["incidentId"] and ask["rung"] in NODE_RUNGS
@@ -443,7 +439,7 @@ def no_overcommit(world: "Simulation", changes: Changes) -> Iterator[str]:
     if not any(key.sk.startswith("CHARGE#") and after for key, _, after in changes):
         return
     used: dict[str, int] = {}
-    for row in _each(world, f"TREE#{rows.ROOT_TREE}", "CHARGE#"):
+    for row in world.ledger.of("CHARGE", f"TREE#{rows.ROOT_TREE}"):
         charge = rows.read(row, Charge)
         for name in charge.node_names:
             used[name] = used.get(name, 0) + charge.accelerators // len(charge.node_names)
@@ -497,7 +493,7 @@ def distrusted_is_never_read(world: "Simulation", spec: LaunchSpec) -> Iterator[
     attempt, began = spec.attempt, world.trainers.started.get(f"{spec.attempt.job_id} {spec.resume_from}")
     if began is None or attempt.resume_from is None:
         return
-    for row in _each(world, "DEC#"):
+    for row in world.ledger.of("META", "DEC#"):
         doc, facts = row.doc, row.doc["facts"]
         if doc["kind"] != "RESUME" or facts["jobId"] != attempt.job_id or facts["trust"] == "trusted":
             continue
@@ -583,7 +579,7 @@ def _unrest(world: "Simulation") -> Iterator[str]:
     for key in world.ledger.rows:
         if key.sk.startswith("WAIT#") and key.pk.removeprefix("INC#") not in blocked:
             yield f"{key.pk} {key.sk} is open"
-    for row in _each(world, "JOB#", "RENTAL#"):
+    for row in world.ledger.of("RENTAL", "JOB#"):
         if row.doc["state"] != "ENDED":
             yield f"rental {row.doc['number']} of {row.doc['jobId']} is {row.doc['state']}"
     for decision in pass_of(world):
@@ -611,7 +607,7 @@ def pass_of(world: "Simulation") -> Iterator[Any]:
         return
     nodes = join_nodes(world.cluster.nodes(CLUSTER), world.provider.nodes(), CLUSTER)
     in_use = {(CLUSTER, name): count for name, count in world.cluster.accelerators_in_use(CLUSTER).items()}
-    charges = [rows.read(row, Charge) for row in _each(world, f"TREE#{rows.ROOT_TREE}", "CHARGE#")]
+    charges = [rows.read(row, Charge) for row in world.ledger.of("CHARGE", f"TREE#{rows.ROOT_TREE}")]
     seen = [(CLUSTER, one) for one in world.cluster.workloads(CLUSTER)]
     rooms, now = rooms_of(nodes, in_use, charges, seen), world.loop.now()
     if world.renting:
@@ -680,9 +676,9 @@ def nothing_left_behind(world: "Simulation") -> Iterator[str]:
     live = {f"CHARGE#{doc['jobId']}-a{doc['attempt']}" for doc in _live_attempts(world)}
     yield from (f"{name} has no attempt" for name in sorted(charged - live))
     yield from (f"{name} is missing" for name in sorted(live - charged))
-    for row in _each(world, "TEAM#", "USAGE"):
+    for row in world.ledger.of("USAGE", "TEAM#"):
         team = row.key.pk.removeprefix("TEAM#")
-        charges = [rows.read(one, Charge) for one in _each(world, "TREE#", "CHARGE#")]
+        charges = [rows.read(one, Charge) for one in world.ledger.of("CHARGE", "TREE#")]
         held = sum(charge.accelerators for charge in charges if charge.team == team)
         if row.doc["accelerators"] != held:
             yield f"{row.key.pk} is charged with {row.doc['accelerators']}, and its attempts hold {held}"
@@ -726,7 +722,7 @@ def _forgotten(world: "Simulation", body: str) -> Iterator[str]:
         kept: tuple[Key, ...] = (rows.fact_key(key), rows.unresolved_row({}, key, A_MOMENT).key)
         is_over = any(
             row.doc["isOver"] or (row.doc["returnedAt"] or "") >= rfc3339(fact.observed_at)
-            for row in _each(world, f"LAST#{CLUSTER}/{fact.instance_id}/")
+            for row in world.ledger.of("META", f"LAST#{CLUSTER}/{fact.instance_id}/")
         )
         if rows.node_key(CLUSTER, fact.instance_id) not in world.ledger.rows:
             kept = (*kept, rows.early_key(fact.instance_id))  # no sweep ever saw that machine
@@ -745,7 +741,7 @@ def _is_of_a_burst(world: "Simulation", fact: NodeFact) -> bool:
         and fact.source in each["sources"]
         and f"/{fact.instance_id}/" in each["life"]
         and each["firstAt"] <= at <= each["lastAt"]
-        for row in _each(world, "HISTORY#seat/")
+        for row in world.ledger.of("META", "HISTORY#seat/")
         for each in row.doc["occurrences"]
     )
 
@@ -761,7 +757,7 @@ def uncordon_is_never_blocked(world: "Simulation") -> Iterator[str]:
 @holds("decisions-replay", "Every recorded decision replays to the same answer from its own facts.", Moment.END)
 def decisions_replay(world: "Simulation") -> Iterator[str]:
     replaced = world.renting.replaced if world.renting else {}
-    for row in _each(world, "DEC#"):
+    for row in world.ledger.of("META", "DEC#"):
         record = rows.read(row, Decision)
         try:
             differs = replay(record, replaced.get(record.policy_hash, world.policy)).differs_from(record)

@@ -28,8 +28,7 @@ _SOON = 600.0
 
 
 def _rentals(world: Simulation) -> list[Json]:
-    kept = world.ledger.rows.items()
-    return [row.doc for key, row in kept if key.pk.startswith("JOB#") and key.sk.startswith("RENTAL#")]
+    return [row.doc for row in world.ledger.of("RENTAL", "JOB#")]
 
 
 def _changed(changes: Changes) -> Iterator[tuple[Json | None, Json]]:

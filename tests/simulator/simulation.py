@@ -8,7 +8,7 @@ import importlib.util
 import json
 import pkgutil
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -283,6 +283,7 @@ class WatchedLedger(InMemoryLedger):
         self.is_strict = is_strict
         self._values: dict[int, dict[type[Any], Any]] = {}
         """What each stored row says, by the row's identity."""
+        self._kinds: defaultdict[str, dict[Key, Row]] = defaultdict(dict)
 
     def read(self, row: Row, kind: type[Any]) -> Any:
         """Read a row's document as a domain value, as `rows.read` does."""
@@ -293,9 +294,17 @@ class WatchedLedger(InMemoryLedger):
             values[kind] = kind.model_validate(row.doc)
         return values[kind]
 
+    def of(self, kind: str, pk: str = "") -> list[Row]:
+        """Return all rows of a kind (`META`, `ATTEMPT`, `CHARGE`), of the partitions whose name begins so."""
+        return [row for key, row in self._kinds[kind].items() if key.pk.startswith(pk)]
+
     def _store(self, key: Key, row: Row | None) -> None:
         self._values.pop(id(self.rows.get(key)), None)
         super()._store(key, row)
+        kind = self._kinds[key.sk.partition("#")[0]]
+        kind.pop(key, None)
+        if row is not None:
+            kind[key] = row
         if row is not None and not self.is_strict:
             self._values[id(row)] = {}
 

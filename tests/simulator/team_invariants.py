@@ -36,7 +36,7 @@ def _is_charge(key: Key) -> bool:
 
 
 def _charges(world: "Simulation") -> list[Charge]:
-    return [rows.read(row, Charge) for key, row in world.ledger.rows.items() if _is_charge(key)]
+    return [rows.read(row, Charge) for row in world.ledger.of("CHARGE")]
 
 
 def _job(world: "Simulation", job_id: str) -> Job:
