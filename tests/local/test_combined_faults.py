@@ -77,7 +77,7 @@ class Trouble:
 
 
 def test_a_second_node_fails_during_the_recovery_and_then_one_of_the_new_ones(data_centre: DataCentre) -> None:
-    trouble = Trouble(data_centre, "chain", Work(nodes=2))
+    trouble = Trouble(data_centre, "chain", Work(paced_attempts=2))
     trouble.until_step(6)
 
     trouble.strike("gpu-xid79", 0, 1)
@@ -89,7 +89,7 @@ def test_a_second_node_fails_during_the_recovery_and_then_one_of_the_new_ones(da
 
 
 def test_a_job_of_one_node_trains_on_behind_the_partition_until_its_next_save(data_centre: DataCentre) -> None:
-    trouble = Trouble(data_centre, "alone", Work(nodes=1, steps=120))
+    trouble = Trouble(data_centre, "alone", Work(nodes=1, steps=120, paced_attempts=1))
     # The reboot would end the old process: it is put off until that has ended by itself.
     trouble.call_fault(
         effect="throttle", api="hyperpod", operation="BatchRebootClusterNodes", times=6, code="ThrottlingException"
@@ -106,7 +106,7 @@ def test_a_job_of_one_node_trains_on_behind_the_partition_until_its_next_save(da
 
 
 def test_every_function_dies_in_the_middle_of_a_recovery_whose_repair_has_no_reply(data_centre: DataCentre) -> None:
-    trouble = Trouble(data_centre, "dying", Work(nodes=2))
+    trouble = Trouble(data_centre, "dying", Work(paced_attempts=1))
     trouble.call_fault(effect="lost-reply", api="hyperpod", operation="BatchReplaceClusterNodes")
     trouble.until_step(6)
 

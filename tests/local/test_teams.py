@@ -21,8 +21,7 @@ from tests.waiting import until
 Json = dict[str, Any]
 
 FLEET = FleetShape(nodes=2)
-LONG = Work(nodes=2, steps=120, checkpoint_every=4, step_seconds=0.15)
-MIDDLING = Work(nodes=2, steps=120, checkpoint_every=4, step_seconds=0.15)
+LONG = Work(nodes=2, steps=120, checkpoint_every=4, step_seconds=0.15, paced_attempts=1)
 SHORT = Work(nodes=2, steps=12, checkpoint_every=4, step_seconds=0.1)
 
 
@@ -121,7 +120,7 @@ def test_a_team_with_a_namespace_of_its_own_runs_there_and_resumes(centre: DataC
     client = centre.client()
     client.change("PUT", "/teams/green/quota", {"team": team, "reason": "a third team"}, version=0)
 
-    job = Training.submit(centre, "own-namespace", MIDDLING, team="green").reach(6)
+    job = Training.submit(centre, "own-namespace", LONG, team="green").reach(6)
     pods = centre.cluster.get("/api/v1/namespaces/green/pods")["items"]
     client.post(f"/jobs/{job.job_id}/suspend", {"reason": "once round"})
     job.reach_state("SUSPENDED")

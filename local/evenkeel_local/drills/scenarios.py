@@ -21,7 +21,9 @@ from evenkeel_local.drills.looking import ENDED, JOB_SECONDS, Json, Work, node_o
 from evenkeel_local.drills.stage import INCIDENT_SECONDS, Stage
 from evenkeel_local.identities import make_user
 
-ONE_NODE: Final = Work(nodes=1, steps=80)
+HURT: Final = Work(paced_attempts=1)
+"""Long enough to be hurt; what comes back of it catches up."""
+ONE_NODE: Final = Work(nodes=1, paced_attempts=1)
 REPAIR_CALLS: Final = {"api": "hyperpod", "operation": "Batch*ClusterNodes", "code": "ThrottlingException"}
 
 # ---------------------------------------------------------------- one fault
@@ -29,7 +31,7 @@ REPAIR_CALLS: Final = {"api": "hyperpod", "operation": "Batch*ClusterNodes", "co
 
 def one_fault(stage: Stage, *, fault: str, ends: str = "RECOVERED") -> None:
     """One machine breaks, and the job goes on elsewhere meanwhile."""
-    stage.submit(Work())
+    stage.submit(HURT)
     stage.reach_a_moment()
     node = stage.node()
     stage.strike(fault, node)
@@ -40,7 +42,7 @@ def one_fault(stage: Stage, *, fault: str, ends: str = "RECOVERED") -> None:
 
 def node_lost(stage: Stage) -> None:
     """What runs behind a partition is not waited for: no reboot has ended it when the next attempt runs."""
-    stage.submit(Work())
+    stage.submit(HURT)
     stage.reach_a_moment()
     node = stage.node()
     with stage.calls_that("throttle", **REPAIR_CALLS):
@@ -58,7 +60,7 @@ def _runs_again(stage: Stage) -> bool:
 
 def app_crash(stage: Stage) -> None:
     """The machine is not to blame: no incident, no repair."""
-    stage.submit(Work())
+    stage.submit(HURT)
     stage.reach_a_moment()
     node = stage.node()
     stage.strike("app-crash", node)
@@ -69,7 +71,7 @@ def app_crash(stage: Stage) -> None:
 
 def no_capacity(stage: Stage) -> None:
     """The job needs every machine: it waits for the replacement and says so."""
-    stage.submit(Work(nodes=stage.centre.node_count))
+    stage.submit(Work(nodes=stage.centre.node_count, paced_attempts=1))
     stage.reach_a_moment()
     node = stage.node()
     stage.strike("stuck-replace", node)
@@ -175,7 +177,7 @@ def _node_pool(name: str, market: str, meta: Json | None = None, limits: Json | 
 
 def flapping(stage: Stage) -> None:
     """Back and away again: the first time it is rebooted; what returns is no longer believed, and it is replaced."""
-    stage.submit(Work())
+    stage.submit(HURT)
     stage.reach_a_moment()
     node = stage.node()
     stage.strike("node-flap", node, seconds=5)
@@ -191,7 +193,7 @@ def flapping(stage: Stage) -> None:
 
 def poisoned_checkpoint(stage: Stage) -> None:
     """What was saved after the first sign of the fault is not resumed from, nor what does not hold its checksum."""
-    stage.submit(Work(nodes=2, steps=120, checkpoint_every=4))
+    stage.submit(Work(steps=120, paced_attempts=1))
     stage.reach(30)
     node, sound = stage.node(), stage.step()
     first_sign_at = datetime.now(UTC)
@@ -313,7 +315,7 @@ def lost_events(stage: Stage) -> None:
     events = stage.centre.deployer.client("events")
     rule = stack_resources(stage.centre.deployer)["DrillEvents"]
     watcher = stage.centre.roles["watch_cluster"].rpartition("/")[2]
-    stage.submit(Work())
+    stage.submit(HURT)
     stage.reach_a_moment()
     node = stage.node()
     events.disable_rule(Name=rule.rpartition("/")[2])
@@ -332,7 +334,7 @@ def lost_events(stage: Stage) -> None:
 
 def duplicate_events(stage: Stage) -> None:
     """One incident, one execution, one replacement, however often it is told."""
-    stage.submit(Work())
+    stage.submit(HURT)
     stage.reach_a_moment()
     node = stage.node()
     stage.strike("gpu-xid79", node)
@@ -385,7 +387,7 @@ def executions(stage: Stage, incident_id: str) -> list[str]:
 
 def throttled(stage: Stage) -> None:
     """A call that was refused is made again later, and has its effect once."""
-    stage.submit(Work())
+    stage.submit(HURT)
     stage.reach_a_moment()
     node = stage.node()
     with stage.calls_that("throttle", **REPAIR_CALLS):
@@ -492,7 +494,7 @@ def two_owners(stage: Stage) -> None:
     hyperpod.update_cluster(ClusterName=arn, NodeRecovery="Automatic")
     try:
         calls = len(stage.cluster.control("GET", "provider-calls")["calls"])
-        stage.submit(Work(steps=160))
+        stage.submit(Work(steps=160, paced_attempts=1))
         stage.reach_a_moment()
         node = stage.node()
         if not _chosen_first(stage, node)["repairs"]:  # what Evenkeel took down cannot break
@@ -523,7 +525,7 @@ def karpenter_repairs(stage: Stage) -> None:
     """Karpenter's own node repair is on: Evenkeel moves the job, and waits for the machine to be taken away."""
     with policy_with(stage, {"repair": {"karpenterRepairs": True}}) as in_force, _spot_machines(stage, 2):
         in_force()
-        stage.submit(Work(nodes=1, steps=120, instance_types=(SPOT_TYPE,)))
+        stage.submit(Work(nodes=1, steps=120, instance_types=(SPOT_TYPE,), paced_attempts=1))
         stage.reach(8)
         node = _spot_node(stage)
         if not _chosen_first(stage, node)["repairs"]:
