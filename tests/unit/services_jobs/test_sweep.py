@@ -698,3 +698,24 @@ def test_a_notice_is_kept_while_sweeps_see_its_machine_and_cannot_write_it_down(
     story.world.ledger.commit = commit  # type: ignore[method-assign]
 
     assert story.sweep().mended["early"] == 1
+
+
+def test_a_notice_is_taken_in_of_a_machine_that_a_sweep_wrote_down_before_it_died_and_that_is_gone_by_now() -> None:
+    story = Story()
+    say_too_early(story)
+    by_state = story.world.ledger.by_state
+
+    def throttled(table: Table, state: str, **how: Any) -> Any:
+        if state == "EARLY":
+            raise Unreachable("by_state")
+        return by_state(table, state, **how)
+
+    story.world.ledger.by_state = throttled  # type: ignore[method-assign]
+    story.sweep()
+    story.world.ledger.by_state = by_state  # type: ignore[method-assign]
+    story.world.cluster.remove_node(a_node(1).name)
+    del story.world.provider.by_id[instance_id(1)]
+
+    assert fleet(story)[instance_id(1)].is_gone is False
+    assert story.sweep().mended["early"] == 1
+    assert story.world.ledger.get(rows.early_key(instance_id(1))) is None

@@ -1,12 +1,13 @@
 """Signals that nobody else brought: what node objects say, and facts whose machine was not known."""
 
 import contextlib
+from collections.abc import Iterable
 
 from evenkeel.domain.health.incidents import NodeFact
 from evenkeel.domain.health.intake import Intake
 from evenkeel.events import kubernetes_node
-from evenkeel.ports import Conflict, Delete, Table
-from evenkeel.services import note_group_fact, receive_event
+from evenkeel.ports import Conflict, Delete, Table, get_all
+from evenkeel.services import note_group_fact, receive_event, rows
 from evenkeel.services.sweep.round import Round
 
 
@@ -24,10 +25,10 @@ def tell_facts(sweep: Round) -> int:
 def tell_early(sweep: Round) -> int:
     """Tell what was said of a machine before it was known to be the fleet's."""
     ledger = sweep.world.ledger
-    ours = {node.life.instance_id for node in sweep.nodes}
-    said = (row for row in sweep.listed(Table.INCIDENTS, "EARLY") if row.doc["instanceId"] in ours)
+    said = {str(row.doc["instanceId"]): row for row in sweep.listed(Table.INCIDENTS, "EARLY")}
+    ours = {node.life.instance_id for node in sweep.nodes} | _remembered(sweep, said)
     opened = 0
-    for row in sweep.as_stored(said):
+    for row in sweep.as_stored(row for instance_id, row in said.items() if instance_id in ours):
         told = [_tell(sweep, fact) for fact in receive_event.early_facts(row)]
         opened += told.count(Intake.OPEN)
         if receive_event.FOREIGN in told:
@@ -35,6 +36,14 @@ def tell_early(sweep: Round) -> int:
         with contextlib.suppress(Conflict):  # more was said: the next round tells it
             ledger.commit(Delete(row.key, row.version))
     return opened
+
+
+def _remembered(sweep: Round, instance_ids: Iterable[str]) -> set[str]:
+    """Return whom an earlier round wrote down and had no time to tell of: they may be gone by now."""
+    keys = {
+        rows.node_key(cluster, instance_id): instance_id for instance_id in instance_ids for cluster in sweep.clusters
+    }
+    return {keys[key] for key in get_all(sweep.world.ledger, keys)}
 
 
 def _tell(sweep: Round, fact: NodeFact) -> str:
