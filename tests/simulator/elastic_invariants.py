@@ -474,9 +474,14 @@ def grows_when_idle(world: "Simulation") -> Iterator[str]:
             continue
         idle = len(_idle_for(world, job))
         held = len(charge.node_names)
-        # All of it stops to grow: what is cordoned by now it does not get back.
+        # All of it stops to grow: what is cordoned by now, or is to be left, it does not get back.
+        plan = job.live_plan()
         own = [
-            node for name in charge.node_names if (node := world.cluster.node(CLUSTER, name)) and node.is_schedulable
+            node
+            for name in charge.node_names
+            if (node := world.cluster.node(CLUSTER, name))
+            and node.is_schedulable
+            and not any(f"/{node.instance_id}/" in life for life in (plan.avoid if plan else ()))
         ]
         larger = min((size for size in sizes_of(job.spec) if held < size <= len(own) + idle), default=0)
         if not larger or _waiting(world, _pool_of(world, job)):
