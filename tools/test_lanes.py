@@ -20,11 +20,11 @@ about the same time."""
 LANES = {
     "parts": [
         "tests/unit",
-        "tests/simulator",
-        "tests/template",
         *_APART,
     ],
     "whole": [
+        "tests/simulator",
+        "tests/template",
         "tests/contract",
         "tests/workflow",
         "tests/local",
