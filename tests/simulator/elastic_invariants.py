@@ -364,9 +364,10 @@ def shrunk_before_killed(world: "Simulation", changes: Changes) -> Iterator[str]
         asked = after.stop_request
         is_new = before is not None and asked is not None and asked != before.stop_request
         if is_new and asked and after.live_resize() is None and after.job_id in charges:
-            victims.setdefault(asked.by.partition("/")[2], []).append(charges[after.job_id])
-    for winner, stopped in victims.items():
-        if not winner.startswith("job-"):
+            victims.setdefault(asked.by, []).append(charges[after.job_id])
+    for asker, stopped in victims.items():
+        writer, _, winner = asker.partition("/")
+        if writer != "schedule_jobs" or not winner.startswith("job-"):
             continue
         kept = [_at_least(world, charge) for charge in stopped]
         if kept == stopped or _others_wait(world, winner):
