@@ -34,7 +34,8 @@ class InMemoryLedger:
     def get_each(self, *keys: Key) -> tuple[Row | None, ...]:
         if len(keys) > 100:
             raise Refused(f"a read of {len(keys)} rows, at most 100 are possible")
-        return tuple(self.get(key) for key in keys)
+        with self._lock:
+            return tuple(self._copy(key) if key in self.rows else None for key in keys)
 
     def partition(self, table: Table, pk: str, prefix: str = "") -> tuple[Row, ...]:
         with self._lock:

@@ -15,9 +15,9 @@ from evenkeel_local.data_centre import FLEET
 from evenkeel_local.identities import make_user, set_policy
 from tests.local.privilege import listing
 from tests.local.privilege.probes import PROBES, Probe, keeps_a_malformed_event, probes_of
-from tests.local.privilege.stage import FUNCTIONS, Seen, Stage, access_entries, access_groups, verbs
+from tests.local.privilege.stage import Seen, Stage, access_entries, access_groups, verbs
 from tests.template.documents import Json
-from tests.template.statements import Permission, Statement, of_callers
+from tests.template.statements import FUNCTIONS, Permission, Statement, of_callers
 from tests.waiting import until
 
 CALLERS = of_callers()

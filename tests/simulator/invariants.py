@@ -37,6 +37,7 @@ from evenkeel.services import read_use, rentals, rows
 from tests.fakes.cluster import CLUSTER, GPUS
 from tests.fakes.system import A_MOMENT
 from tests.simulator.data_centre import FAULT_TYPES, SPOT_POOL
+from tests.simulator.privileges import granted
 
 if TYPE_CHECKING:
     from tests.simulator.asl import Json
@@ -62,6 +63,7 @@ class Moment(StrEnum):
     ANSWER = "at every answer to a wait"
     PAGE = "at every page"
     FAILURE = "whenever a function fails"
+    RETURN = "whenever a function ends"
     CALM = "again and again in peace"
     END = "at the end"
 
@@ -149,6 +151,9 @@ class Checks:
 
     def raised(self, world: "Simulation", call: "Call", error: Exception) -> None:
         self._make(Moment.FAILURE, world, call, error)
+
+    def ended(self, world: "Simulation", call: "Call") -> None:
+        self._make(Moment.RETURN, world, call)
 
     def calm(self, world: "Simulation") -> None:
         self._make(Moment.CALM, world)
@@ -543,6 +548,16 @@ def functions_do_not_break(world: "Simulation", call: "Call", error: Exception) 
     if type(error) is not TransientError and not isinstance(error, TransientError):
         kind = "refuses" if isinstance(error, PermanentError) else "breaks"
         yield f"{call.function} {kind}: {type(error).__name__}: {error}"
+
+
+@holds(
+    "no-more-than-its-role",
+    "A function asks nothing of a table that its role in the template does not let it.",
+    Moment.RETURN,
+)
+def no_more_than_its_role(world: "Simulation", call: "Call") -> Iterator[str]:
+    for ask in sorted(call.asked - granted(call.function)):
+        yield f"{call.function} needs {ask}"
 
 
 @holds("functions-do-not-break", "", Moment.END)

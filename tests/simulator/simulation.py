@@ -25,7 +25,19 @@ from evenkeel.domain.policy import GuardrailPolicy, JobPolicy, Policy, RepairPol
 from evenkeel.domain.recovery import guardrails
 from evenkeel.domain.recovery.guardrails import Act, GuardFacts, Rail
 from evenkeel.domain.scheduling.jobs import JobSpec, OnNodeFault
-from evenkeel.ports import EvenkeelError, ExecutionState, Key, LaunchSpec, Machine, PermanentError, Put, Row, Write
+from evenkeel.ports import (
+    EvenkeelError,
+    ExecutionState,
+    Key,
+    LaunchSpec,
+    Machine,
+    Page,
+    PermanentError,
+    Put,
+    Row,
+    Table,
+    Write,
+)
 from evenkeel.runtime import wiring
 from evenkeel.runtime.settings import Settings
 from evenkeel.services import approve_recovery, cancel_job, hold_automation, rows, submit_job
@@ -48,6 +60,7 @@ from tests.simulator.data_centre import (
 )
 from tests.simulator.elastic import Elastic, is_in
 from tests.simulator.loop import Loop
+from tests.simulator.privileges import Ask, ask_of
 from tests.simulator.renting import Renting, RentingCluster, rents
 from tests.simulator.teams import EVERY, PEOPLE, Sharing
 
@@ -211,6 +224,8 @@ class Call:
     began: float
     injuries: int
     """Of the whole world when it began."""
+    asked: set[Ask] = field(default_factory=set)
+    """What it asked of the tables."""
 
 
 @dataclass(frozen=True)
@@ -275,9 +290,17 @@ class WatchedLedger(InMemoryLedger):
     a test holds that it makes no difference.
     """
 
-    def __init__(self, told: Callable[[list[tuple[Key, Row | None, Row | None]]], None], *, is_strict: bool) -> None:
+    def __init__(
+        self,
+        told: Callable[[list[tuple[Key, Row | None, Row | None]]], None],
+        asks: Callable[[Ask], None],
+        *,
+        is_strict: bool,
+    ) -> None:
         super().__init__()
         self.told = told
+        self.asks = asks
+        """Is told of every call that DynamoDB would have."""
         self.before_commit: Callable[[tuple[Write, ...]], None] | None = None
         """Asked before each commit, where somebody wants to come first."""
         self.is_strict = is_strict
@@ -320,7 +343,26 @@ class WatchedLedger(InMemoryLedger):
         kept: dict[str, Any] = pydantic_core.from_json(text, allow_inf_nan=False)
         return kept
 
+    def get(self, key: Key) -> Row | None:
+        self.asks(Ask("GetItem", key.table))
+        return super().get(key)
+
+    def get_each(self, *keys: Key) -> tuple[Row | None, ...]:
+        for table in {key.table for key in keys}:
+            self.asks(Ask("BatchGetItem", table))
+        return super().get_each(*keys)
+
+    def partition(self, table: Table, pk: str, prefix: str = "") -> tuple[Row, ...]:
+        self.asks(Ask("Query", table))
+        return super().partition(table, pk, prefix)
+
+    def by_state(self, table: Table, state: str, **how: Any) -> Page:
+        self.asks(Ask("Query", table, is_of_index=True))
+        return super().by_state(table, state, **how)
+
     def commit(self, *writes: Write, token: str = "") -> None:
+        for write in writes:
+            self.asks(ask_of(write))
         if self.before_commit is not None:
             self.before_commit(writes)
         before = {key: self.rows.get(key) for key in map(_key_of, writes)}
@@ -381,7 +423,7 @@ class Simulation:
     def _build(self) -> None:
         loop, chance = self.loop, self.chance
         self.chaos = Chaos(chance, loop, self.tell, self.seen)
-        self.ledger = WatchedLedger(self._committed, is_strict=self.is_strict)
+        self.ledger = WatchedLedger(self._committed, self._asked, is_strict=self.is_strict)
         nodes = machines(self.size, self.spot, chance)
         self.cluster = (
             RentingCluster(self, self.renting, *nodes) if self.renting else SimulatedCluster(loop, chance, *nodes)
@@ -459,6 +501,10 @@ class Simulation:
         if self.elastic:
             self.elastic.committed()
 
+    def _asked(self, ask: Ask) -> None:
+        if self.calls:
+            self.calls[-1].asked.add(ask)
+
     def violate(self, invariant: str, text: str) -> None:
         self.tell(f"VIOLATED {invariant}: {text}")
         self.violations.append(Violation(invariant, text, self.loop.seconds))
@@ -479,7 +525,7 @@ class Simulation:
             self.checks.raised(self, call, error)
             raise
         finally:
-            self.calls.pop()
+            self.checks.ended(self, self.calls.pop())
         return answer
 
     def invoke(self, state: str, placeholder: str, payload: Json, reply: Reply) -> None:
@@ -592,12 +638,22 @@ class Simulation:
 
     # ------------------------------------------------------------ people
 
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Do what is not the doing of the function that is at work, which may stand still meanwhile."""
+        under_way, self.calls = self.calls, []
+        try:
+            yield
+        finally:
+            self.calls = under_way
+
     def person(self, what: str, work: Callable[[], Any]) -> None:
         """Do something as a person does, through the API: what fails is tried again."""
 
         def tried() -> None:
             try:
-                work()
+                with self.aside():
+                    work()
                 self.tell(what)
             except PermanentError as error:
                 self.tell(f"{what}: refused, {error}")

@@ -85,7 +85,8 @@ class Sharing:
         row = self.world.ledger.rows.get(rows.setup_key())
         version = row.version if row else 0
         if version != self._known[0]:
-            self._known = (version, read_setup.run(self.world.ledger).setup)
+            with self.world.aside():
+                self._known = (version, read_setup.run(self.world.ledger).setup)
         return self._known[1]
 
     # ------------------------------------------------------------ the set-up
@@ -369,7 +370,8 @@ class Sharing:
             self.world.loop.after(seconds, lambda: self._change(name, lambda team: _stopped(team, StopPolicy.NONE)))
 
     def _change(self, name: str, changed: Callable[[Team], Team]) -> None:
-        found = read_setup.run(self.world.ledger)
+        with self.world.aside():
+            found = read_setup.run(self.world.ledger)
         team = found.setup.by_name.get(name)
         if team is not None:
             self._set_up(changed(team), found.version_of(name))

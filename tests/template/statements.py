@@ -2,11 +2,16 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from tests.template.documents import Json, listed, resources
 
 _NOTHING = {"Ref": "AWS::NoValue"}
+FUNCTIONS: Final = {
+    f"{name}Role": str(spec["FunctionName"]["Fn::Sub"]).removeprefix("${AWS::StackName}-")
+    for name, spec in resources("AWS::Serverless::Function").items()
+}
+"""Role's logical id → function."""
 
 
 @dataclass(frozen=True)

@@ -1030,6 +1030,8 @@ def finds_much_left_half_done(stage: Stage) -> Json:
     )
     known = fact.but(instance_id=left_behind.life.instance_id, occurrence=job.job_id)
     stage.put(*(rows.unresolved_row(one.to_json(), one.fact_key, now()) for one in (fact, known)))
+    stage.put(rows.early_row(fact.instance_id, [fact], now(), 0))
+    stage.put(rows.lease_row(Lease(slot="nowhere/left", incident_id="", taken_at=now(), lemon=ghost.life.key), 0))
     stage.patch_node(
         2, {"spec": {"taints": [{"key": AWAITING_VALIDATION_TAINT, "value": "true", "effect": "NoSchedule"}]}}
     )

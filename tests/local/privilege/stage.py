@@ -42,17 +42,12 @@ from evenkeel_local.deployment import STACK_NAME, stack_resources
 from evenkeel_local.identities import Credentials, make_user
 from tests import kueue_stand_in
 from tests.template import statements
-from tests.template.documents import Json, resources
+from tests.template.documents import Json
 from tests.template.statements import Permission
 from tests.waiting import until
 
 ACCESS: Final = PROJECT / "charts" / "kubernetes-access.yaml"
 ENTRIES: Final = PROJECT / "charts" / "access-entries.json"
-FUNCTIONS: Final = {
-    f"{name}Role": spec["FunctionName"]["Fn::Sub"].removeprefix("${AWS::StackName}-")
-    for name, spec in resources("AWS::Serverless::Function").items()
-}
-"""Role's logical id → function."""
 
 _ENDS_AT_ONCE: Final = json.dumps(
     {"QueryLanguage": "JSONata", "StartAt": "End", "States": {"End": {"Type": "Succeed"}}}
