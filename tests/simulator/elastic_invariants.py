@@ -319,7 +319,7 @@ def _saved(world: "Simulation", job_id: str) -> Iterator[tuple[int, int]]:
 
 @holds(
     "spares-come-first",
-    "Who lost machines goes on with fewer than it asked for only once spares had their time.",
+    "Who lost machines goes on with fewer than it had only once spares had their time.",
     Moment.COMMIT,
     is_of_sizes=True,
 )

@@ -78,10 +78,11 @@ def run_all(first: int, last: int, processes: int) -> Iterator[Chunk]:
 def fingerprint() -> str:
     """Return a hash of everything that a seed's run depends on."""
     digest = hashlib.sha256()
-    for folder in ("shared/evenkeel", "functions", "statemachines", "tests/simulator", "tests/fakes"):
+    for folder in ("shared/evenkeel", "functions", "statemachines", "tests/simulator", "tests/fakes", "tests/template"):
         for path in sorted((ROOT / folder).rglob("*")):
             if path.suffix in (".py", ".json", ".csv"):
                 digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
+    digest.update((ROOT / "template.yaml").read_bytes())
     return digest.hexdigest()[:16]
 
 

@@ -21,7 +21,16 @@ from tests.simulator.fuzz import run_seed
 ROOT = Path(__file__).resolve().parents[2]
 PATCHES = ROOT / "tests" / "mutants"
 SEEDS = 500
-_COPIED = ("shared", "functions", "statemachines", "tests/fakes", "tests/simulator", "tests/template", "tests/workflow")
+_COPIED = (
+    "shared",
+    "functions",
+    "statemachines",
+    "template.yaml",
+    "tests/fakes",
+    "tests/simulator",
+    "tests/template",
+    "tests/workflow",
+)
 
 
 @dataclass(frozen=True)
