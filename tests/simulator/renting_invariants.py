@@ -21,8 +21,8 @@ _A_LOOK, _AFTERMATH = 130.0, 100.0
 """Seconds within which somebody looks at a wait once nothing goes wrong any more: in the long calm, where sweeps are
 rare; and just after the trouble, where an answer that was lost is sent again by the second sweep, and what is opened
 too late is told so by the next."""
-_A_WHILE = 330.0
-"""The same for what a pass ends; half of it just after the trouble."""
+_A_WHILE, _A_PASS = 500.0, 165.0
+"""The same for what a pass ends: where all events are lost, the pass, the stop and the end each wait for their turn."""
 _SOON = 600.0
 """Seconds for which it is just after the trouble."""
 
@@ -319,7 +319,7 @@ def loans_go_home(world: Simulation) -> Iterator[str]:
     if world.renting is None or not world.is_calm:
         return
     calm_since, now = world.rests_from - _CALM_DELAY, world.loop.seconds
-    most = _A_WHILE / 2 if now < calm_since + _SOON else _A_WHILE
+    most = _A_PASS if now < calm_since + _SOON else _A_WHILE
     jobs = {key.pk: row.doc for key, row in world.ledger.rows.items() if key.pk.startswith("JOB#") and key.sk == "META"}
     is_waited_for = any(doc["state"] == JobState.PENDING for doc in jobs.values())
     for doc in _rentals(world):
