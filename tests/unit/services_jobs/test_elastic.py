@@ -266,6 +266,22 @@ def test_a_higher_class_gets_its_nodes_by_shrinking_and_nobody_is_ended() -> Non
     assert (shrunk.state, shrunk.size, story.job(high.job_id).state) == (JobState.RUNNING, 2, JobState.STARTING)
 
 
+def test_who_stands_on_a_cordoned_node_gives_back_that_and_as_many_more_as_are_needed() -> None:
+    story = a_shared_story(size=3, red=24)
+    low = story.running(team="red", priority_class="low", nodes=3, elastic={"min_nodes": 1, "max_nodes": 3})
+    story.world.cluster.set_node(node_name(1), is_cordoned=True)
+    high = story.submit("high", team="red", priority_class="high", nodes=1)
+
+    story.run_pass()
+
+    wish = story.job(low.job_id).live_resize()
+    assert wish
+    assert (wish.nodes, wish.for_job) == (1, high.job_id)
+    assert not story.job(low.job_id).is_preempted
+    shrunk = resized(story, low.job_id)
+    assert (shrunk.state, shrunk.size, story.job(high.job_id).state) == (JobState.RUNNING, 1, JobState.STARTING)
+
+
 def test_others_shrink_for_a_higher_class_behind_many_whom_nothing_helps() -> None:
     story = a_shared_story()
     low = story.running(team="red", priority_class="low", nodes=4, elastic={"min_nodes": 1, "max_nodes": 4})

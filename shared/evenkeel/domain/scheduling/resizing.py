@@ -213,6 +213,7 @@ class _Plan:
         self.charges = {charge.job_id: charge for charge in facts.fleet.charges}
         self.seated = {life.key for decided in facts.decisions for life in decided.nodes}
         """Nodes that this very pass gives away."""
+        self.closed = {(room.cluster, room.node_name) for room in facts.fleet.rooms if not room.is_open}
         self.left: dict[str, int] = self._under_way()
         """Job that gives nodes back → how many it keeps."""
         self.stands_still = {self._kind(name) for name in self.left if name in self.charges}
@@ -384,7 +385,8 @@ class _Plan:
         for offer in offers_for(request, self._after({}).rooms, self.facts.policy):
             kind = (request.cluster, offer.pool, offer.instance_type)
             jobs = tuple(each for name, each in sorted(may.items()) if self._kind(name) == kind)
-            most = min(sum(_gives(each) for each in jobs), request.nodes + offer.kept_back)
+            useless = sum(len(self._closed_of(self.charges[each.job_id])) for each in jobs)
+            most = min(sum(_gives(each) for each in jobs), request.nodes + offer.kept_back + useless)
             tried = range(max(1, request.nodes - offer.fitting), most + 1)
             made: dict[int, tuple[Planned, ...]] = {}
 
@@ -472,12 +474,13 @@ class _Plan:
         charges: list[Charge] = []
         for charge in fleet.charges:
             kept = keeps.get(charge.job_id, len(charge.node_names))
+            held = self._sound_first(charge) if kept < len(charge.node_names) else charge
             if charge.node_names:
                 each = charge.accelerators // len(charge.node_names)
-                for name in charge.node_names[kept:]:
+                for name in held.node_names[kept:]:
                     freed[charge.cluster, name] = freed.get((charge.cluster, name), 0) + each
             if kept or not charge.node_names:
-                charges.append(_smaller(charge, kept))
+                charges.append(_smaller(held, kept))
         rooms = tuple(
             room.model_copy(update={"free": min(room.accelerators, room.free + freed[room.cluster, room.node_name])})
             if (room.cluster, room.node_name) in freed
@@ -485,6 +488,14 @@ class _Plan:
             for room in fleet.rooms
         )
         return fleet._replace(rooms=rooms, charges=tuple(charges), stopping=fleet.stopping - keeps.keys())
+
+    def _closed_of(self, charge: Charge) -> set[str]:
+        return {name for name in charge.node_names if (charge.cluster, name) in self.closed}
+
+    def _sound_first(self, charge: Charge) -> Charge:
+        """Return a charge in the order in which its job keeps nodes: it cannot start again on one that is closed."""
+        closed = self._closed_of(charge)
+        return charge.model_copy(update={"node_names": tuple(sorted(charge.node_names, key=closed.__contains__))})
 
     # ------------------------------------------------------------ who grows
 
