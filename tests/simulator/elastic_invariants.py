@@ -385,9 +385,11 @@ def shrunk_before_killed(world: "Simulation", changes: Changes) -> Iterator[str]
 
 
 def _at_least(world: "Simulation", charge: Charge) -> Charge:
-    """Return what a job would hold at its least size."""
+    """Return what a job would hold at its least size: it goes on where it can start again."""
     nodes = min(sizes_of(_job(world, charge.job_id).spec))
-    return _resized(charge, nodes) if nodes < len(charge.node_names) else charge
+    there = {name: world.cluster.node(CLUSTER, name) for name in charge.node_names}
+    names = sorted(there, key=lambda name: (node := there[name]) is None or not node.is_schedulable)
+    return _resized(charge.but(node_names=tuple(names)), nodes) if nodes < len(names) else charge
 
 
 def _resized(charge: Charge, nodes: int) -> Charge:
@@ -417,7 +419,7 @@ def _has_machines(world: "Simulation", asks: Charge, stopped: list[Charge], kept
         for name in charge.node_names:
             used[name] = max(used.get(name, 0), charge.accelerators // len(charge.node_names))
     for was, left in zip(stopped, kept, strict=True):
-        for name in was.node_names[len(left.node_names) :]:
+        for name in {*was.node_names} - {*left.node_names}:
             used[name] -= was.accelerators // len(was.node_names)
     fits = [
         node.name
