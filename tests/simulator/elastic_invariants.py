@@ -183,7 +183,10 @@ def _idle_for(world: "Simulation", job: Job) -> list[str]:
     there = [
         node.name
         for node in world.cluster.nodes(CLUSTER)
-        if node.is_schedulable and (node.pool, node.instance_type) == pool and not used.get(node.name)
+        if node.is_schedulable
+        and node.accelerators >= job.spec.accelerators_per_node
+        and (node.pool, node.instance_type) == pool
+        and not used.get(node.name)
     ]
     free = [name for name in there if name not in charged]
     return free[: max(0, len(free) - world.policy.scheduling.spare_nodes.get(pool[0], 0))]

@@ -21,7 +21,7 @@ _A_LOOK, _AFTERMATH = 130.0, 100.0
 """Seconds within which somebody looks at a wait once nothing goes wrong any more: in the long calm, where sweeps are
 rare; and just after the trouble, where an answer that was lost is sent again by the second sweep, and what is opened
 too late is told so by the next."""
-_A_WHILE, _A_PASS = 500.0, 165.0
+_A_WHILE, _A_PASS = 500.0, 200.0
 """The same for what a pass ends: where all events are lost, the pass, the stop and the end each wait for their turn."""
 _SOON = 600.0
 """Seconds for which it is just after the trouble."""
