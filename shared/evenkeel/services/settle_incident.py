@@ -146,7 +146,7 @@ def _with_it(
         is_over=replaced,
     )
     if last.returned_at is None and before is not None:
-        last = last.but(returned_at=before.returned_at)
+        last = last.but(returned_at=before.returned_at, returned_by=before.returned_by or before.incident_id)
     writes.append(Put(rows.last_row(incident.life, last, last_row.version if last_row else 0, now)))
     return writes
 

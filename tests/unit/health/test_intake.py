@@ -101,6 +101,13 @@ def test_the_same_fault_again_after_the_return_is_a_new_sickness() -> None:
     assert decide(a_fact(-5), known_as="inc-old", last=last).action is Intake.KNOWN
 
 
+def test_what_an_incident_heard_that_was_left_to_a_person_is_no_news_whatever_was_returned_before_it() -> None:
+    last = LastIncident(incident_id="inc-left", returned_at=A_MOMENT, returned_by="inc-old")
+
+    assert decide(a_fact(5), known_as="inc-left", last=last).action is Intake.KNOWN
+    assert decide(a_fact(5), known_as="inc-old", last=last).action is Intake.OPEN
+
+
 def test_nothing_said_of_a_replaced_machine_matters() -> None:
     last = LastIncident(incident_id="inc-old", is_over=True)
 

@@ -71,6 +71,8 @@ class LastIncident(Value):
     incident_id: str
     returned_at: Instant | None = None
     """When the machine was found valid again; None where it was not."""
+    returned_by: str = ""
+    """The incident that it was found valid in, this one or one before it; empty = this one."""
     is_over: bool = False
     """The machine was replaced: nothing that is said of it matters any more."""
 
@@ -118,7 +120,9 @@ def join_or_open(
         return IntakeDecision(action=Intake.LATE, reason=f"The machine was replaced by {last.incident_id}.")
     returned_at = last.returned_at if last else None
     happened_after = returned_at is None or fact.observed_at + _SOURCE_RESOLUTION > returned_at
-    if known_as and not (last and known_as == last.incident_id and returned_at and fact.observed_at > returned_at):
+    # What an incident heard that gave the machine to a person is no news for as long as the machine is theirs.
+    returned_by = (last.returned_by or last.incident_id) if last else ""
+    if known_as and not (known_as == returned_by and returned_at and fact.observed_at > returned_at):
         is_current = current is not None and current.incident_id == known_as
         reason = f"Heard before, by {known_as}."
         return IntakeDecision(action=Intake.KNOWN, reason=reason, incident=current if is_current else None)
