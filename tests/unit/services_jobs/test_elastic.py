@@ -246,6 +246,14 @@ def test_a_growth_whose_nodes_were_taken_falls_back_and_backs_off() -> None:
     assert back.growth_failed_at is not None
 
 
+def makes_room(story: Story, job_id: str, nodes: int, for_job: str) -> None:
+    """Check that a job is asked to go on with so many nodes for another, and not to end."""
+    wish = story.job(job_id).live_resize()
+    assert wish
+    assert (wish.nodes, wish.for_job) == (nodes, for_job)
+    assert not story.job(job_id).is_preempted
+
+
 def test_a_higher_class_gets_its_nodes_by_shrinking_and_nobody_is_ended() -> None:
     story = a_shared_story()
     low = story.running(team="red", priority_class="low", nodes=4, elastic={"min_nodes": 1, "max_nodes": 4})
@@ -253,10 +261,7 @@ def test_a_higher_class_gets_its_nodes_by_shrinking_and_nobody_is_ended() -> Non
 
     story.run_pass()
 
-    wish = story.job(low.job_id).live_resize()
-    assert wish
-    assert (wish.nodes, wish.for_job) == (2, high.job_id)
-    assert not story.job(low.job_id).is_preempted
+    makes_room(story, low.job_id, 2, high.job_id)
     (record,) = records(story, low.job_id)
     assert (record.action, replay(record, POLICY).differs_from(record)) == ("SHRINK", "")
     story.run_pass()
@@ -274,10 +279,7 @@ def test_who_stands_on_a_cordoned_node_gives_back_that_and_as_many_more_as_are_n
 
     story.run_pass()
 
-    wish = story.job(low.job_id).live_resize()
-    assert wish
-    assert (wish.nodes, wish.for_job) == (1, high.job_id)
-    assert not story.job(low.job_id).is_preempted
+    makes_room(story, low.job_id, 1, high.job_id)
     shrunk = resized(story, low.job_id)
     assert (shrunk.state, shrunk.size, story.job(high.job_id).state) == (JobState.RUNNING, 1, JobState.STARTING)
 
@@ -292,10 +294,7 @@ def test_others_shrink_for_a_higher_class_behind_many_whom_nothing_helps() -> No
 
     story.run_pass()
 
-    wish = story.job(low.job_id).live_resize()
-    assert wish
-    assert (wish.nodes, wish.for_job) == (2, high.job_id)
-    assert not story.job(low.job_id).is_preempted
+    makes_room(story, low.job_id, 2, high.job_id)
 
 
 def test_who_has_the_quota_shrinks_where_another_would_lose_less() -> None:

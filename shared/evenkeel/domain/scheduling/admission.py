@@ -158,6 +158,11 @@ class Request(Value):
         """Whether its capacity was granted once already: a recovery brings it back, or it changes size."""
         return self.is_recovery or self.is_resize
 
+    @property
+    def patient_sizes(self) -> tuple[int, ...]:
+        """The smaller sizes that do while spares have their time: none below what it had."""
+        return tuple(size for size in self.sizes if 0 < self.had <= size)
+
     def at(self, nodes: int) -> "Request":
         """Return the same request for another number of nodes."""
         return self.model_copy(update={"nodes": nodes})

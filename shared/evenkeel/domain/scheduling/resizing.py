@@ -490,6 +490,7 @@ class _Plan:
         return fleet._replace(rooms=rooms, charges=tuple(charges), stopping=fleet.stopping - keeps.keys())
 
     def _closed_of(self, charge: Charge) -> set[str]:
+        """Return the nodes of a charge that would not be given to anybody now."""
         return {name for name in charge.node_names if (charge.cluster, name) in self.closed}
 
     def _sound_first(self, charge: Charge) -> Charge:
@@ -587,7 +588,7 @@ class _Plan:
 def _sizes_that_do(request: Request) -> tuple[int, ...]:
     """Return the sizes that room is made for: all that a job asks for, and its least; after a fault what it had."""
     is_patient = bool(request.shrinks_at) and not request.is_resize
-    enough = [size for size in request.sizes if not is_patient or 0 < request.had <= size]
+    enough = request.patient_sizes if is_patient else request.sizes
     return (request.nodes, *enough[:1])
 
 

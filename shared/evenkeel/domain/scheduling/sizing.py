@@ -71,10 +71,9 @@ def fit(
 
 
 def _smaller_sizes(request: Request, now: datetime) -> tuple[int, ...]:
-    """Return the smaller sizes that would do by now: while spares have their time, none below what it had."""
-    if request.shrinks_at is None or now >= request.shrinks_at:
-        return request.sizes
-    return tuple(size for size in request.sizes if size >= (request.had or request.nodes))
+    """Return the smaller sizes that would do by now."""
+    is_patient = request.shrinks_at is not None and now < request.shrinks_at
+    return request.patient_sizes if is_patient else request.sizes
 
 
 def _is_refused(request: Request, action: Action) -> bool:
