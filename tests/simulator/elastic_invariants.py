@@ -373,7 +373,7 @@ def shrunk_before_killed(world: "Simulation", changes: Changes) -> Iterator[str]
         if writer != "schedule_jobs" or not winner.startswith("job-"):
             continue
         kept = [_at_least(world, charge) for charge in stopped]
-        if kept == stopped or _others_wait(world, winner) or _others_start(world, stopped):
+        if kept == stopped or _others_wait(world, winner):
             continue
         job = _job(world, winner)
         rest = [charge for charge in charges.values() if charge not in stopped]
@@ -433,13 +433,6 @@ def _has_machines(world: "Simulation", asks: Charge, stopped: list[Charge], kept
         and not any(f"/{node.instance_id}/" in life for life in (plan.avoid if plan else ()))
     ]
     return len(fits) - world.policy.scheduling.spare_nodes.get(asks.pool, 0) >= job.nodes_wanted
-
-
-def _others_start(world: "Simulation", stopped: list[Charge]) -> bool:
-    """Whether the same pass starts others: where shrinking is tried out they would have what is given back."""
-    requests = [request for charge in stopped if (request := _job(world, charge.job_id).stop_request)]
-    asked_at = {request.requested_at for request in requests}
-    return any(charge.admitted_at in asked_at for charge in _charges(world))
 
 
 def _others_wait(world: "Simulation", winner: str) -> bool:

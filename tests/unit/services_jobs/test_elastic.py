@@ -317,6 +317,21 @@ def test_who_has_the_quota_shrinks_where_another_would_lose_less() -> None:
     assert not story.job(low.job_id).is_preempted
 
 
+def test_who_starts_in_the_same_pass_takes_nothing_of_what_others_give_back() -> None:
+    story = a_story(size=5)
+    classes = FleetQuotas(priority_classes={"low": 1, "high": 10})
+    teams = [a_team(name, gpus, cohort="", members=MEMBERS) for name, gpus in (("red", 32), ("blue", 24))]
+    set_up(story, *teams, classes)
+    low = story.running(team="red", priority_class="low", nodes=4, elastic={"min_nodes": 1, "max_nodes": 4})
+    first = story.submit("first", team="blue", nodes=3, elastic={"min_nodes": 1, "max_nodes": 3})
+    high = story.submit("high", team="red", priority_class="high", nodes=2)
+
+    story.run_pass()
+
+    makes_room(story, low.job_id, 2, high.job_id)
+    assert story.job(first.job_id).size == 1
+
+
 def test_an_equal_gets_its_nodes_back_behind_many_whom_nothing_helps() -> None:
     story = a_shared_story()
     job = story.running(team="red", priority_class="low", **ELASTIC)

@@ -303,6 +303,26 @@ class AdmissionDecision(Value):
     victims: tuple[VictimOf, ...] = ()
     """Who has to stop for it, those included who were asked before."""
 
+    def to_charge(self) -> Charge:
+        """Return what an admitted job holds from now on."""
+        asked = self.facts.request
+        return Charge(
+            job_id=self.job_id,
+            attempt=asked.attempts + 1,
+            team=asked.team,
+            cluster=asked.cluster,
+            node_names=self.node_names,
+            accelerators=asked.nodes * asked.accelerators_per_node,
+            instance_type=self.instance_type,
+            pool=self.pool,
+            admitted_at=self.facts.now,
+            owner=asked.owner,
+            queue=asked.team if self.use else "",
+            priority=asked.priority,
+            queued_at=asked.queued_at or asked.submitted_at,
+            use=self.use,
+        )
+
 
 def rooms_of(
     nodes: Iterable[Node],

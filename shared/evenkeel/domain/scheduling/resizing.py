@@ -9,13 +9,13 @@ a world in which the nodes are given back already: so quota, limits and machines
 
 import functools
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime
 from typing import NamedTuple
 
 from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.policy import SchedulingPolicy
-from evenkeel.domain.scheduling.admission import Action, AdmissionDecision, Request, Room, offers_for
+from evenkeel.domain.scheduling.admission import Action, AdmissionDecision, Request, Room, offers_for, without_seats
 from evenkeel.domain.scheduling.elastic import (
     ElasticJob,
     GrowFacts,
@@ -211,8 +211,7 @@ class _Plan:
     def __init__(self, facts: Facts, weigh: Weigh) -> None:
         self.facts, self.weigh = facts, weigh
         self.charges = {charge.job_id: charge for charge in facts.fleet.charges}
-        self.seated = {life.key for decided in facts.decisions for life in decided.nodes}
-        """Nodes that this very pass gives away."""
+        self.fleet = _seated(facts.fleet, facts.decisions)
         self.closed = {(room.cluster, room.node_name) for room in facts.fleet.rooms if not room.is_open}
         self.left: dict[str, int] = self._under_way()
         """Job that gives nodes back → how many it keeps."""
@@ -468,8 +467,7 @@ class _Plan:
 
     def _after(self, left: Mapping[str, int]) -> Fleet:
         """Return the fleet once all have given back what they are to."""
-        keeps = {**self.left, **left}
-        fleet = self.facts.fleet
+        keeps, fleet = {**self.left, **left}, self.fleet
         freed: dict[tuple[str, str], int] = {}
         charges: list[Charge] = []
         for charge in fleet.charges:
@@ -506,11 +504,8 @@ class _Plan:
         before, now = self.facts.memory.idle_since, self.facts.now
         found = {
             room.life.key: before.get(room.life.key, now)
-            for room in self.facts.fleet.rooms
-            if (room.cluster, room.pool, room.instance_type) in kinds
-            and room.is_empty
-            and room.accelerators
-            and room.life.key not in self.seated
+            for room in self.fleet.rooms
+            if (room.cluster, room.pool, room.instance_type) in kinds and room.is_empty and room.accelerators
         }
         return dict(sorted(found.items(), key=lambda each: (each[1], each[0]))[:_MOST_IDLE])
 
@@ -583,6 +578,19 @@ class _Plan:
             )
             for decided in self.facts.decisions
         ) or any(demand.cluster == kind[0] for demand in self.facts.demands)
+
+
+def _seated(fleet: Fleet, decisions: Iterable[AdmissionDecision]) -> Fleet:
+    """Return the fleet with those in their seats whom this very pass admits: what is tried after that is not theirs."""
+    started = {decided.job_id: decided for decided in decisions if decided.action is Action.ADMIT and decided.nodes}
+    rooms = fleet.rooms
+    for decided in started.values():
+        rooms = without_seats(rooms, decided.facts.request, decided.nodes)
+    return fleet._replace(
+        rooms=rooms,
+        charges=(*fleet.charges, *(decided.to_charge() for decided in started.values())),
+        pending=tuple(request for request in fleet.pending if request.job_id not in started),
+    )
 
 
 def _sizes_that_do(request: Request) -> tuple[int, ...]:

@@ -451,17 +451,7 @@ class _Pass:
         decided = self._by_quota(request)
         self.decided[request.job_id] = decided
         team = self.snapshot.setup.by_name[request.team]
-        self.started.setdefault(team.name, []).append(
-            Charge(
-                job_id=request.job_id,
-                attempt=0,
-                team=team.name,
-                cluster=request.cluster,
-                node_names=decided.node_names,
-                accelerators=request.nodes * request.accelerators_per_node,
-                owner=request.owner,
-            )
-        )
+        self.started.setdefault(team.name, []).append(decided.to_charge())
         for other in self._waiting_in(request.team):
             limits = self._limits(other)
             if any(limit.holds_back for limit in limits):
