@@ -75,7 +75,7 @@ soak: setup ## a crowd of 2,000 jobs on shared quotas, then twenty drills in a r
 	@$(BIN)/python -m tests.crowd --jobs 2000
 	@$(BIN)/python -m evenkeel_local.soak
 
-drills: setup ## every drill and the storm, a quarter of an hour of waiting
+drills: setup ## every drill, the storm and the scenarios: more than a quarter of an hour
 	@$(BIN)/python -m pytest tests/local -m drills -v
 
 scenarios: setup ## list the narrated scenarios of a shared fleet; RUN=preemption runs one, RUN=all all of them

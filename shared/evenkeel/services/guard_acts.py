@@ -284,7 +284,7 @@ def tell_cause(
     if not _keep(ledger, claim):
         return  # somebody else saw it at the same moment, and pages
     kind, _, name = verdict.cause.partition("/")
-    message = f"{verdict.reason}\nRepairs there wait until it is over. Look: evenkeel incidents list --state BLOCKED"
+    message = f"{verdict.reason}\nRepairs there wait until it is over. Look: evenkeel incidents ls --state BLOCKED"
     pager.page(f"Several machines of {kind} {name} sickened at once", message, key=f"shared-cause-{verdict.cause}")
     telemetry.error("SharedCause", cause=verdict.cause, reason=verdict.reason, runbook="shared-cause")
     paged = Row(key, claim.doc | {"isPaged": True}, claim.version + 1, None, claim.expires_at)

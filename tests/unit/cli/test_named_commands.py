@@ -1,0 +1,80 @@
+"""Whatever tells a person to type a command, a page, a message or a document, names one that there is."""
+
+import importlib
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+import typer
+
+from evenkeel_cli.main import NOUNS
+
+PROJECT = Path(__file__).resolve().parents[3]
+PAGES = sorted([PROJECT / "README.md", PROJECT / "CHANGELOG.md", *(PROJECT / "docs").rglob("*.md")])
+SOURCES = sorted(
+    [
+        PROJECT / "template.yaml",
+        *(path for folder in ("shared", "functions", "cli", "local") for path in (PROJECT / folder).rglob("*.py")),
+    ]
+)
+_COMMAND = re.compile(r"(?<![\w.-])evenkeel ([a-z][a-z-]*)((?:[^`|;&\"\n]|\|(?! ))*)")
+_IN_CODE = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)
+_NO_COMMANDS = {"resume-point", "import", "and", "is"}
+"""What follows the name in texts that tell nobody to type anything."""
+
+
+@cache
+def verbs_of(noun: str) -> dict[str, frozenset[str]]:
+    """Return the options of each verb of a noun; under no name those of a noun that has no verbs."""
+    app: typer.Typer = importlib.import_module(f"evenkeel_cli.commands.{NOUNS[noun].module}").app
+    command = typer.main.get_command(app)
+    verbs = getattr(command, "commands", {"": command})
+    return {
+        name: frozenset({"--help", *(option for parameter in verb.params for option in parameter.opts)})
+        for name, verb in verbs.items()
+    }
+
+
+def named_in(text: str) -> Iterator[tuple[str, str]]:
+    """Yield each noun that follows the program's name, with the rest of its line."""
+    for found in _COMMAND.finditer(text):
+        if found[1] not in _NO_COMMANDS:
+            yield found[1], found[2].split(" -- ")[0]
+
+
+def wrong_in(text: str) -> list[str]:
+    """Return the commands and options that a text names and that are not there."""
+    wrong = []
+    for noun, rest in named_in(text):
+        if noun not in NOUNS:
+            wrong.append(noun)
+            continue
+        verbs, typed = verbs_of(noun), re.match(r" ([a-z][a-z-]*)", rest)
+        verb = typed[1] if typed and "" not in verbs else ""
+        if verb and verb not in verbs:
+            wrong.append(f"{noun} {verb}")
+            continue
+        options = re.findall(r"(?<=[ \[])--[a-z-]+", rest)
+        wrong += [f"{noun} {option}" for option in options if option not in verbs.get(verb, {"--help"})]
+    return wrong
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(PROJECT)))
+def test_every_command_on_a_page_is_there(page: Path) -> None:
+    code = "\n".join(_IN_CODE.findall(page.read_text("utf-8")))
+
+    assert wrong_in(code) == []
+
+
+def test_every_command_that_a_message_names_is_there() -> None:
+    wrong = {path.relative_to(PROJECT): found for path in SOURCES if (found := wrong_in(path.read_text("utf-8")))}
+
+    assert wrong == {}
+
+
+def test_a_command_or_an_option_that_is_not_there_is_seen() -> None:
+    text = "evenkeel incidents list\nevenkeel uncordon x\nevenkeel why x --loudly; evenkeel jobs ls --state FAILED"
+
+    assert wrong_in(text) == ["incidents list", "uncordon", "why --loudly"]
