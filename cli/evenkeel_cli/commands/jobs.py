@@ -42,6 +42,17 @@ DeadlineOption = Annotated[
     str | None, typer.Option(metavar="INSTANT", help="When it is to be done, such as 2026-11-03T10:15:00Z.")
 ]
 GpusOption = Annotated[int | None, typer.Option("--gpus-per-node", help="Accelerators on each node.")]
+UriOption = Annotated[
+    str | None, typer.Option("--checkpoint-uri", help="s3://bucket/prefix or file:///folder/path of this job alone.")
+]
+ClaimOption = Annotated[
+    str | None, typer.Option("--checkpoint-claim", help="PersistentVolumeClaim that holds a file:///folder.")
+]
+LeastOption = Annotated[int | None, typer.Option("--min-nodes", help="Fewest nodes that will do: its size may change.")]
+MostOption = Annotated[int | None, typer.Option("--max-nodes", help="Most nodes that it can use.")]
+EnvOption = Annotated[
+    list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="Environment; may be repeated.")
+]
 
 
 @app.command("submit")
@@ -55,34 +66,17 @@ def submit(  # noqa: PLR0917 - options, each given by its name
     nodes: NodesOption = None,
     gpus_per_node: GpusOption = None,
     deadline: DeadlineOption = None,
-    checkpoint_uri: Annotated[
-        str | None,
-        typer.Option("--checkpoint-uri", help="s3://bucket/prefix or file:///folder/path of this job alone."),
-    ] = None,
-    checkpoint_claim: Annotated[
-        str | None, typer.Option("--checkpoint-claim", help="PersistentVolumeClaim that holds a file:///folder.")
-    ] = None,
-    min_nodes: Annotated[
-        int | None, typer.Option("--min-nodes", help="Fewest nodes that will do: its size may change.")
-    ] = None,
-    max_nodes: Annotated[int | None, typer.Option("--max-nodes", help="Most nodes that it can use.")] = None,
-    env: Annotated[
-        list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="Environment; may be repeated.")
-    ] = None,
+    checkpoint_uri: UriOption = None,
+    checkpoint_claim: ClaimOption = None,
+    min_nodes: LeastOption = None,
+    max_nodes: MostOption = None,
+    env: EnvOption = None,
     key: asking.KeyOption = None,
     output: asking.OutputOption = Output.TABLE,
 ) -> None:
     """Submit a job, from a file or from options (which win)."""
-    body = _body(words, name, team, job_type, priority_class, image, nodes, gpus_per_node, deadline)
-    if min_nodes is not None or max_nodes is not None:
-        wanted = body.get("nodes", 1)
-        own = {"minNodes": min_nodes, "maxNodes": max_nodes}
-        said = {field: count for field, count in own.items() if count is not None}
-        body["elastic"] = {"minNodes": wanted, "maxNodes": wanted} | (body.get("elastic") or {}) | said
-    if checkpoint_uri:
-        body["checkpoint"] = {"uri": checkpoint_uri, "claim": checkpoint_claim or ""}
-    if env:
-        body["env"] = {**body.get("env", {}), **dict(_assignment(text) for text in env)}
+    fields = _fields(name, team, job_type, priority_class, image, nodes, gpus_per_node, deadline)
+    body = _body(words, fields, checkpoint_uri, checkpoint_claim, min_nodes, max_nodes, env)
     job = asking.current_client().post("/jobs", body, key=key)
     out = page()
     match only(output, (Output.TABLE, Output.JSON, Output.NAME)):
@@ -96,7 +90,7 @@ def submit(  # noqa: PLR0917 - options, each given by its name
 
 
 @app.command("plan")
-def plan(
+def plan(  # noqa: PLR0917 - options, each given by its name
     words: WordsArgument = None,
     name: NameOption = None,
     team: TeamOption = None,
@@ -106,16 +100,21 @@ def plan(
     nodes: NodesOption = None,
     gpus_per_node: GpusOption = None,
     deadline: DeadlineOption = None,
+    checkpoint_uri: UriOption = None,
+    checkpoint_claim: ClaimOption = None,
+    min_nodes: LeastOption = None,
+    max_nodes: MostOption = None,
+    env: EnvOption = None,
     output: asking.OutputOption = Output.TABLE,
 ) -> None:
     """Say what the next pass would decide about a job, without submitting it. Takes what `submit` takes."""
-    body = _body(words, name, team, job_type, priority_class, image, nodes, gpus_per_node, deadline)
+    fields = _fields(name, team, job_type, priority_class, image, nodes, gpus_per_node, deadline)
+    body = _body(words, fields, checkpoint_uri, checkpoint_claim, min_nodes, max_nodes, env)
     found = asking.current_client().post("/jobs/plan", body)
     answer(found, output, lambda out: _planned(out, found))
 
 
-def _body(
-    words: list[str] | None,
+def _fields(
     name: str | None,
     team: str | None,
     job_type: str | None,
@@ -135,7 +134,29 @@ def _body(
         "gpusPerNode": gpus_per_node,
         "deadline": deadline,
     }
-    return _submission(words or []) | {field: value for field, value in given.items() if value is not None}
+    return {field: value for field, value in given.items() if value is not None}
+
+
+def _body(
+    words: list[str] | None,
+    fields: Json,
+    checkpoint_uri: str | None,
+    checkpoint_claim: str | None,
+    min_nodes: int | None,
+    max_nodes: int | None,
+    env: list[str] | None,
+) -> Json:
+    body = _submission(words or []) | fields
+    if min_nodes is not None or max_nodes is not None:
+        wanted = body.get("nodes", 1)
+        own = {"minNodes": min_nodes, "maxNodes": max_nodes}
+        said = {field: count for field, count in own.items() if count is not None}
+        body["elastic"] = {"minNodes": wanted, "maxNodes": wanted} | (body.get("elastic") or {}) | said
+    if checkpoint_uri:
+        body["checkpoint"] = {"uri": checkpoint_uri, "claim": checkpoint_claim or ""}
+    if env:
+        body["env"] = {**body.get("env", {}), **dict(_assignment(text) for text in env)}
+    return body
 
 
 def _planned(out: Page, found: Json) -> None:

@@ -71,8 +71,9 @@ def test_a_job_of_several_sizes_says_which_will_do(served: Served) -> None:
 
     assert "2 nodes, 1 to 4 will do × 8 GPUs" in said.out
     assert the_job(served)["elastic"] == {"minNodes": 1, "maxNodes": 4, "step": None, "sizes": []}
-    refused = served.run("jobs", "submit", "--min-nodes", "3", *words[:2], "-", stdin=json.dumps(A_JOB))
-    assert "elastic.maxNodes" in refused.err
+    for verb in ("submit", "plan"):
+        refused = served.run("jobs", verb, "--min-nodes", "3", *words[:2], "-", stdin=json.dumps(A_JOB))
+        assert "elastic.maxNodes" in refused.err
 
 
 def test_a_deadline_is_said_on_submission_and_shown(served: Served) -> None:
