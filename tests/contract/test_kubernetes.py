@@ -8,11 +8,17 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
 
 import pytest
 import trustme
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from evenkeel.adapters.cluster import KubernetesCluster
 from evenkeel.adapters.kubernetes import AlreadyExists, Expired, Invalid, KubernetesApi
@@ -71,8 +77,8 @@ def script() -> Script:
     return Script()
 
 
-@pytest.fixture
-def api(script: Script) -> Iterator[KubernetesApi]:
+@contextlib.contextmanager
+def serving(script: Script, context: ssl.SSLContext, authority: str) -> Iterator[KubernetesApi]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
@@ -112,9 +118,6 @@ def api(script: Script) -> Iterator[KubernetesApi]:
         def log_message(self, *_: Any) -> None:
             pass
 
-    authority = trustme.CA()
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert("127.0.0.1").configure_cert(context)
     server = QuietServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     server.socket = context.wrap_socket(server.socket, server_side=True)
@@ -128,12 +131,21 @@ def api(script: Script) -> Iterator[KubernetesApi]:
             current[0] = next(tokens)
         return current[0]
 
-    yield KubernetesApi(
-        "research-eks", f"https://127.0.0.1:{server.server_port}", authority.cert_pem.bytes().decode(), token
-    )
-    server.shutdown()
-    server.server_close()
-    thread.join(5)
+    try:
+        yield KubernetesApi("research-eks", f"https://127.0.0.1:{server.server_port}", authority, token)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(5)
+
+
+@pytest.fixture
+def api(script: Script) -> Iterator[KubernetesApi]:
+    authority = trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    with serving(script, context, authority.cert_pem.bytes().decode()) as found:
+        yield found
 
 
 class OneApi:
@@ -189,6 +201,63 @@ def test_a_call_is_sent_once_whatever_happens(script: Script, api: KubernetesApi
         api.create(NODES, {})
 
     assert len(script.asked) == 1
+
+
+def test_a_read_whose_connection_broke_is_sent_again_and_nothing_else(script: Script, api: KubernetesApi) -> None:
+    broken = (0, b"")
+    script.on("GET", f"{NODES}/a", broken, (200, {"kind": "Node"}))
+    script.on("PATCH", f"{NODES}/a", broken, (200, {}))
+
+    assert api.get(f"{NODES}/a") == {"kind": "Node"}
+    with pytest.raises(Unreachable):
+        api.patch(f"{NODES}/a", {})
+
+    assert [method for method, *_ in script.asked] == ["GET", "GET", "PATCH"]
+
+
+def without_key_identifiers(folder: Path) -> tuple[ssl.SSLContext, str]:
+    """Return a server's context, and its authority, as old EKS clusters have them: neither names a key."""
+    names = [x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)]) for name in ("kubernetes", "server")]
+    now, keys = datetime.now(UTC), [ec.generate_private_key(ec.SECP256R1()) for _ in range(2)]
+
+    def signed(index: int, *extensions: tuple[x509.ExtensionType, bool]) -> bytes:
+        made = (
+            x509.CertificateBuilder()
+            .subject_name(names[index])
+            .issuer_name(names[0])
+            .public_key(keys[index].public_key())
+        )
+        made = made.serial_number(x509.random_serial_number())
+        made = made.not_valid_before(now - timedelta(hours=1)).not_valid_after(now + timedelta(hours=1))
+        for extension, is_critical in extensions:
+            made = made.add_extension(extension, critical=is_critical)
+        return made.sign(keys[0], hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+    authority = signed(0, (x509.BasicConstraints(ca=True, path_length=None), True))
+    place = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
+    secret = keys[1].private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    (folder / "server.pem").write_bytes(signed(1, (place, False)) + secret)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "server.pem")
+    return context, authority.decode()
+
+
+def test_an_authority_that_names_no_key_is_trusted_on_every_python(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def as_python_3_13_does(**given: Any) -> ssl.SSLContext:
+        context = default_context(**given)
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+        return context
+
+    default_context = ssl.create_default_context
+    monkeypatch.setattr(ssl, "create_default_context", as_python_3_13_does)
+    script.on("GET", f"{NODES}/a", (200, {"kind": "Node"}))
+
+    with serving(script, *without_key_identifiers(tmp_path)) as api:
+        assert api.get(f"{NODES}/a") == {"kind": "Node"}
 
 
 def test_a_token_that_ran_out_is_renewed_once(script: Script, api: KubernetesApi) -> None:
@@ -259,6 +328,16 @@ def test_a_watch_can_be_ended_from_another_thread(script: Script, api: Kubernete
     assert time.monotonic() - began < 10
 
 
+def test_a_watch_that_has_ended_by_itself_can_be_ended_again(script: Script, api: KubernetesApi) -> None:
+    chunks: queue.Queue[bytes] = queue.Queue()
+    chunks.put(b"")
+    script.on("GET", NODES, (200, chunks))
+
+    with api.watch(NODES, "5", 30) as watch:
+        assert list(watch.events()) == []
+        watch.shut()
+
+
 # ---------------------------------------------------------------- the port's loops
 
 
@@ -268,6 +347,29 @@ def a_node_object(version: str, **spec: Any) -> dict[str, Any]:
         "spec": spec,
         "status": {"conditions": [{"type": "Ready", "status": "True"}]},
     }
+
+
+def a_pod_object(name: str, gpus: str, node_name: str = "", kind: str = "ReplicaSet") -> dict[str, Any]:
+    owner = {"kind": kind, "name": "owner", "controller": True}
+    return {
+        "metadata": {"namespace": "a", "name": name, "uid": name, "ownerReferences": [owner], "managedFields": ["…"]},
+        "spec": {"nodeName": node_name, "containers": [{"resources": {"limits": {"nvidia.com/gpu": gpus}}}]},
+    }
+
+
+def test_quantities_are_read_as_api_servers_write_them(script: Script, api: KubernetesApi) -> None:
+    pods = [a_pod_object("typo", "1k"), a_pod_object("one", "8", "n1"), a_pod_object("odd", "many", "n1")]
+    script.on(
+        "GET", "/api/v1/pods", (200, {"metadata": {}, "items": [*pods, a_pod_object("d", "1", "n1", "DaemonSet")]})
+    )
+    script.on("GET", f"{NODES}/n1", (200, a_node_object("1") | {"status": {"allocatable": {"nvidia.com/gpu": "1k"}}}))
+    cluster = KubernetesCluster(OneApi(api), fleet="f")
+
+    assert cluster.accelerators_in_use("c") == {"n1": 9}
+    assert {pod.name: pod.accelerators for pod in cluster.foreign_pods("c")} == {"typo": 1000, "one": 8, "odd": 0}
+    node = cluster.node("c", "n1")
+    assert node is not None
+    assert node.accelerators == 1000
 
 
 def test_a_cordon_reads_anew_when_somebody_was_quicker(script: Script, api: KubernetesApi) -> None:

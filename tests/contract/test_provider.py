@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from botocore.exceptions import ClientError, ConnectTimeoutError, ReadTimeoutError
+from botocore.exceptions import ClientError, ConnectTimeoutError, ReadTimeoutError, SSLError
 
 from evenkeel.adapters.hyperpod import HyperPodProvider
 from evenkeel.domain.nodes import ProviderNode
@@ -166,6 +166,7 @@ def provider(*answers: Any) -> tuple[HyperPodProvider, StubClient]:
         ({}, RepairAnswer.UNKNOWN),
         (ReadTimeoutError(endpoint_url="x"), RepairAnswer.UNKNOWN),
         (ConnectTimeoutError(endpoint_url="x"), RepairAnswer.UNKNOWN),
+        (SSLError(endpoint_url="x", error=OSError("broken")), RepairAnswer.UNKNOWN),
         (refusal("InternalFailure", 500), RepairAnswer.UNKNOWN),
         (refusal("ServiceUnavailable", 503), RepairAnswer.UNKNOWN),
     ],

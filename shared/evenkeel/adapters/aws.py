@@ -9,14 +9,11 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import (
     ClientError,
-    ConnectionClosedError,
-    ConnectTimeoutError,
-    EndpointConnectionError,
     HTTPClientError,
     IncompleteReadError,
     ParamValidationError,
-    ReadTimeoutError,
 )
+from botocore.exceptions import ConnectionError as NoConnection
 
 from evenkeel.ports import EvenkeelError, NotAllowed, NotFound, Refused, Throttled, Unreachable
 
@@ -66,14 +63,7 @@ _MEANINGS: Mapping[str, type[EvenkeelError]] = {
     "ServiceUnavailableException": Unreachable,
     "ServiceException": Unreachable,
 }
-_NO_ANSWER = (
-    ConnectTimeoutError,
-    ReadTimeoutError,
-    EndpointConnectionError,
-    ConnectionClosedError,
-    HTTPClientError,
-    IncompleteReadError,
-)
+_NO_ANSWER = (NoConnection, HTTPClientError, IncompleteReadError)
 
 
 @functools.cache

@@ -41,6 +41,7 @@ _PAUSE_SECONDS = 0.5
 _LOG_HEAD = 65_536
 _NODES = "/api/v1/nodes"
 _PODS = "/api/v1/pods"
+_LIVE = "status.phase!=Succeeded,status.phase!=Failed"
 _JOBS = "/apis/batch/v1/jobs"
 _NAMESPACES = "/api/v1/namespaces"
 _KUEUE = "/apis/kueue.x-k8s.io"
@@ -121,11 +122,8 @@ class KubernetesCluster(KubernetesCapacity):
 
     def accelerators_in_use(self, cluster: str) -> Mapping[str, int]:
         used: defaultdict[str, int] = defaultdict(int)
-        for pod in self._all(cluster, _PODS, fieldSelector="status.phase!=Succeeded,status.phase!=Failed"):
-            node_name = (pod.get("spec") or {}).get("nodeName")
-            count = workloads.accelerators_requested(pod)
-            if node_name and count:
-                used[node_name] += count
+        for pod in self._lean(cluster, _PODS, workloads.lean_user, {"fieldSelector": _LIVE}):
+            used[pod["spec"]["nodeName"]] += workloads.accelerators_requested(pod)
         return dict(used)
 
     def delete_node(self, cluster: str, name: str, instance_id: str) -> RepairAnswer:
@@ -219,13 +217,8 @@ class KubernetesCluster(KubernetesCapacity):
 
     def foreign_pods(self, cluster: str, on: str | None = None) -> tuple[ForeignPod, ...]:
         where = "" if on is None else f",spec.nodeName={on}"
-        live = self._all(
-            cluster,
-            _PODS,
-            fieldSelector=f"status.phase!=Succeeded,status.phase!=Failed{where}",
-            labelSelector=f"{FLEET_LABEL}!={self._fleet}",
-        )
-        pods = [pod for pod in live if workloads.is_movable_kind(pod)]
+        query = {"fieldSelector": f"{_LIVE}{where}", "labelSelector": f"{FLEET_LABEL}!={self._fleet}"}
+        pods = self._lean(cluster, _PODS, workloads.lean_foreign, query)
         jobs: dict[tuple[str, str], Json] = {}
         if any(workloads.owner_of(pod)[0] == "Job" for pod in pods):
             jobs = {_place(job): job for job in self._all(cluster, _JOBS)}
@@ -365,10 +358,20 @@ class KubernetesCluster(KubernetesCapacity):
 
     def _all(self, cluster: str, path: str, **query: str) -> list[Json]:
         """List everything; from the start again, once, where the continuation ran out under a slow reader."""
+        return self._lean(cluster, path, lambda item: item, query)
+
+    def _lean(
+        self, cluster: str, path: str, lean: Callable[[Json], Json | None], query: Mapping[str, str]
+    ) -> list[Json]:
+        """List everything, each item reduced or dropped as its page is read: all pods fill a function."""
+
+        def listed() -> list[Json]:
+            return sorted(filter(None, map(lean, self._api(cluster).items(path, **query))), key=_place)
+
         try:
-            return sorted(self._api(cluster).items(path, **query), key=_place)
+            return listed()
         except Expired:
-            return sorted(self._api(cluster).items(path, **query), key=_place)
+            return listed()
 
 
 class _Watcher(threading.Thread):

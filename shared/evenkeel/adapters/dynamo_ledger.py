@@ -14,7 +14,6 @@ level only; a read joins the two, and the next `Put` folds them in:
 """
 
 import base64
-import binascii
 import hashlib
 import json
 import random
@@ -317,7 +316,7 @@ def _cursor(start: Mapping[str, Any]) -> str:
 def _read_cursor(cursor: str) -> Any:
     try:
         start = json.loads(base64.urlsafe_b64decode(cursor.encode()))
-    except (ValueError, binascii.Error) as error:
+    except (ValueError, RecursionError) as error:
         raise Refused(f"no such page: {cursor!r}") from error
     if not isinstance(start, dict) or set(start) != {"pk", "sk", "stateKey", "stateSort"}:
         raise Refused(f"no such page: {cursor!r}")

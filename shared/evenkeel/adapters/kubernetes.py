@@ -1,9 +1,12 @@
 """A thin Kubernetes client on urllib3: what the adapter `cluster` needs of an API server.
 
 A library with typed models costs 50 to 95 MiB and a second of every cold start, and the time from a health event to
-the cordon includes the cold start. Retries are off: whether a call may be repeated is decided where it is made.
+the cordon includes the cold start. Retries are off but for a read whose connection broke: whether another call may be
+repeated is decided where it is made.
 """
 
+import contextlib
+import functools
 import json
 import ssl
 from collections.abc import Callable, Iterator, Mapping
@@ -88,6 +91,10 @@ class KubernetesApi:
         self._endpoint = endpoint.rstrip("/")
         self._token = token
         context = ssl.create_default_context(cadata=ca_pem)
+        # From Python 3.13 on this asks for key identifiers, which the authorities of EKS clusters may lack; the chain,
+        # the name and the time are checked without it.
+        # https://github.com/kubernetes-client/python/issues/2394
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         self._pool = urllib3.PoolManager(maxsize=16, block=False, ssl_context=context, retries=False, timeout=_PATIENCE)
 
     def get(self, path: str) -> Json | None:
@@ -195,15 +202,34 @@ class KubernetesApi:
         with _no_answer_is_unreachable(f"{method} {path} of {self.name}"):
             for is_second_try in (False, True):
                 headers["Authorization"] = f"Bearer {self._token(is_second_try)}"
-                response = self._pool.request(
-                    method, url, body=payload, headers=headers, timeout=timeout, preload_content=False, redirect=False
-                )
+                response = self._sent(method, url, payload, headers, timeout)
                 if response.status != 401 or is_second_try:
                     return response
                 # The token may have run out between two uses: one fresh one, and no more.
                 response.drain_conn()
                 response.release_conn()
         raise AssertionError("unreachable")
+
+    def _sent(
+        self, method: str, url: str, body: bytes | None, headers: Mapping[str, str], timeout: urllib3.Timeout
+    ) -> urllib3.BaseHTTPResponse:
+        """Send one call: a read a second time where the connection broke, as one does that was kept over a freeze."""
+        request = functools.partial(
+            self._pool.request,
+            method,
+            url,
+            body=body,
+            headers=headers,
+            timeout=timeout,
+            preload_content=False,
+            redirect=False,
+        )
+        try:
+            return request()
+        except urllib3.exceptions.ProtocolError:
+            if method != "GET":
+                raise
+            return request()
 
     def _check(self, method: str, path: str, response: urllib3.BaseHTTPResponse) -> None:
         """Raise what a Status object says, by its reason and code; never by its message."""
@@ -244,8 +270,9 @@ class Watch:
                     yield Event(event["type"], item)
 
     def shut(self) -> None:
-        """End the stream from outside."""
-        self._response.shutdown()
+        """End the stream from outside; nothing happens where it has ended by itself."""
+        with contextlib.suppress(RuntimeError, ValueError, OSError):
+            self._response.shutdown()
 
 
 def _failure(what: str, code: int, status: Mapping[str, Any]) -> EvenkeelError:

@@ -17,6 +17,7 @@ from evenkeel.domain.scheduling.followed import KueueCheck, KueueCondition, Kueu
 from evenkeel.domain.scheduling.foreign import RESUME_ALLOWED, RESUME_LABEL, Comeback, ForeignPod
 from evenkeel.domain.scheduling.jobs import Demand, PodPhase, PodSeen
 from evenkeel.domain.scheduling.pool_choices import Effect, Operator, Toleration
+from evenkeel.domain.scheduling.queues.quantities import amount
 from evenkeel.domain.scheduling.submission import RESERVED_ENV
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import CapacitySpec, CheckSpec, LaunchSpec
@@ -530,6 +531,31 @@ def is_movable_kind(pod: Mapping[str, Any]) -> bool:
     return owner_of(pod)[0] not in ("DaemonSet", "Node")
 
 
+def lean_foreign(pod: Json) -> Json | None:
+    """Reduce a pod to what `read_foreign` looks at; None where it belongs to no workload."""
+    if not is_movable_kind(pod):
+        return None
+    told, spec = pod["metadata"], pod.get("spec") or {}
+    metadata = ("namespace", "name", "uid", "labels", "annotations", "ownerReferences", "creationTimestamp")
+    return {
+        "metadata": {name: told[name] for name in metadata if name in told},
+        "spec": {
+            **{name: spec[name] for name in ("nodeName", "tolerations", "nodeSelector") if name in spec},
+            "containers": [{"resources": one.get("resources")} for one in spec.get("containers") or ()],
+        },
+    }
+
+
+def lean_user(pod: Json) -> Json | None:
+    """Reduce a pod to which node's accelerators it takes; None where it takes none."""
+    spec = pod.get("spec") or {}
+    if not spec.get("nodeName") or not accelerators_requested(pod):
+        return None
+    containers = [{"resources": one.get("resources")} for one in spec.get("containers") or ()]
+    place = {name: pod["metadata"][name] for name in ("namespace", "name")}
+    return {"metadata": place, "spec": {"nodeName": spec["nodeName"], "containers": containers}}
+
+
 def read_foreign(pod: Mapping[str, Any], jobs: Mapping[tuple[str, str], Mapping[str, Any]]) -> ForeignPod:
     """Reduce a pod that is not ours to what decisions rest on.
 
@@ -598,8 +624,16 @@ def accelerators_requested(pod: Mapping[str, Any]) -> int:
 def _accelerators(quantities: Mapping[str, Any]) -> tuple[str, int]:
     for resource in (NVIDIA, NEURON):
         if resource in quantities:
-            return resource, int(quantities[resource])
+            return resource, _whole(resource, quantities[resource])
     return "", 0
+
+
+def _whole(resource: str, quantity: str | float) -> int:
+    """Read a quantity as an API server writes it, 1000 as `1k`; what is none counts for nothing."""
+    try:
+        return amount(resource, quantity)
+    except ValueError:
+        return 0
 
 
 def _condition(status: Mapping[str, Any], kind: str, value: str) -> Mapping[str, Any] | None:

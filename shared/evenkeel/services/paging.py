@@ -1,7 +1,6 @@
 """Lists in pages: over one or more index partitions by their sort value, continued by an opaque token."""
 
 import base64
-import binascii
 import heapq
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -157,7 +156,7 @@ def _read_token(token: str, list_name: str) -> tuple[tuple[str, str] | None, dic
         return None, {}
     try:
         document: Any = json.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
-    except (binascii.Error, UnicodeDecodeError, ValueError) as error:
+    except (ValueError, RecursionError) as error:
         raise BadPageToken("The page token cannot be read.") from error
     match document:
         case {"v": 1, "list": str(name), "after": [str(sort), str(pk)], "starts": dict(starts)} if name == list_name:
