@@ -574,10 +574,11 @@ class CheckpointStore(Protocol):
         """List checkpoint folders (`attempt=<n>/step=<9 digits>`) relative to the URI, finished or not."""
         ...
 
-    def contents(self, uri: str, folder: str) -> Mapping[str, StoredShard]:
+    def contents(self, uri: str, folder: str, *, checksums: bool = True) -> Mapping[str, StoredShard]:
         """Return size, time and stored checksum of everything in one folder, by key relative to the URI.
 
-        Never reads the data. What goes while it is looked at is left out.
+        Never reads the data. What goes while it is looked at is left out. Without checksums it is one listing, in place
+        of a question for each file besides.
         """
         ...
 
@@ -687,6 +688,10 @@ class Inbox(Protocol):
 
     def put(self, document: Mapping[str, Any]) -> None:
         """Queue one envelope. Idempotent: no, a repeat is a second copy; what it tells is known by then."""
+        ...
+
+    def deliver_again(self, receipt: str, seconds: int) -> None:
+        """Have an envelope that was not taken in delivered again in so long. Idempotent: yes, the last one counts."""
         ...
 
 

@@ -4,7 +4,7 @@ import base64
 import hashlib
 import threading
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -90,6 +90,10 @@ def test_sizes_and_checksums_are_what_the_store_itself_says(place: Place) -> Non
     assert (found.size_bytes, found.sha256) == (7, hashlib.sha256(b"weights").hexdigest())
     assert found.modified_at is not None
     assert place.store.contents(place.uri, "attempt=1/step=000000020") == {}
+    (listed,) = place.store.contents(place.uri, "attempt=1/step=000000010", checksums=False).values()
+    assert (listed.size_bytes, listed.sha256) == (7, None)
+    assert listed.modified_at is not None
+    assert abs(listed.modified_at - found.modified_at) < timedelta(seconds=1)
 
 
 def test_the_contents_of_a_folder_are_described_and_no_others(place: Place) -> None:

@@ -84,6 +84,21 @@ def test_a_dead_letter_of_200_kb_fits(engine_user: Credentials, unique: str) -> 
     assert len(message["Body"]) == 200_000
 
 
+def test_an_event_that_was_not_taken_in_comes_again_when_it_is_told_to(engine_user: Credentials, unique: str) -> None:
+    sqs = engine_user.client("sqs")
+    url = sqs.create_queue(QueueName=unique, Attributes={"VisibilityTimeout": "360"})["QueueUrl"]
+    inbox = SqsInbox(url, sqs)
+    inbox.put({"id": "e-1"})
+    (first,) = sqs.receive_message(QueueUrl=url, WaitTimeSeconds=5)["Messages"]
+
+    inbox.deliver_again(first["ReceiptHandle"], 0)
+
+    (again,) = sqs.receive_message(QueueUrl=url, WaitTimeSeconds=5)["Messages"]
+    assert again["Body"] == first["Body"]
+    with pytest.raises(Refused):
+        inbox.deliver_again("none", 10)
+
+
 def test_what_is_sendable_means_the_same_as_json() -> None:
     text = json.dumps(HOSTILE, ensure_ascii=False)
 

@@ -25,10 +25,12 @@ class InMemoryCheckpoints:
         keys = self.objects.get(_plain(uri), {})
         return tuple(sorted({key.rpartition("/")[0] for key in keys if _FOLDER.fullmatch(key.rpartition("/")[0])}))
 
-    def contents(self, uri: str, folder: str) -> Mapping[str, StoredShard]:
+    def contents(self, uri: str, folder: str, *, checksums: bool = True) -> Mapping[str, StoredShard]:
         return {
             key: StoredShard(
-                len(body), None if key in self.without_checksum else hashlib.sha256(body).hexdigest(), A_MOMENT
+                len(body),
+                hashlib.sha256(body).hexdigest() if checksums and key not in self.without_checksum else None,
+                A_MOMENT,
             )
             for key, body in self.objects.get(_plain(uri), {}).items()
             if key.startswith(f"{folder}/")

@@ -59,9 +59,13 @@ class InMemoryRawEvents:
 @dataclass
 class InMemoryInbox:
     queued: list[dict[str, Any]] = field(default_factory=list)
+    again: list[tuple[str, int]] = field(default_factory=list)
 
     def put(self, document: Mapping[str, Any]) -> None:
         self.queued.append(dict(document))
+
+    def deliver_again(self, receipt: str, seconds: int) -> None:
+        self.again.append((receipt, seconds))
 
 
 @dataclass(frozen=True)

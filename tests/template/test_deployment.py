@@ -318,7 +318,7 @@ def test_only_alarms_and_roles_that_say_so_publish_pages() -> None:
     assert statement["Condition"] == {"StringEquals": {"aws:SourceAccount": {"Ref": "AWS::AccountId"}}}
     publishers = {s.owner for s in statements.of_roles() if "sns:Publish" in s.actions}
     assert publishers == {"SettleIncidentRole", "RepairNodeRole"}
-    assert publishers == {s.owner for s in statements.of_roles() if "kms:GenerateDataKey" in s.actions}
+    assert publishers == {s.owner for s in statements.of_roles() if s.sid == "EncryptPages"}
 
 
 def test_every_log_group_forgets_and_everything_that_logs_has_one() -> None:

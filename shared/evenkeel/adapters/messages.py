@@ -13,6 +13,9 @@ from evenkeel.ports import EvenkeelError, NotFound, Refused
 _MEANINGS: Mapping[str, type[EvenkeelError]] = {
     "AWS.SimpleQueueService.NonExistentQueue": NotFound,
     "QueueDoesNotExist": NotFound,
+    "AWS.SimpleQueueService.MessageNotInflight": Refused,
+    "MessageNotInflight": Refused,
+    "ReceiptHandleIsInvalid": Refused,
     "InvalidMessageContents": Refused,
     "InvalidParameter": Refused,
     "InvalidParameterException": Refused,
@@ -63,6 +66,12 @@ class SqsInbox:
         body = json.dumps(document, ensure_ascii=False)
         with aws.translated(f"queue event {document.get('id')}", _MEANINGS):
             self._client.send_message(QueueUrl=self._queue_url, MessageBody=sendable(body))
+
+    def deliver_again(self, receipt: str, seconds: int) -> None:
+        with aws.translated("have an event delivered again", _MEANINGS):
+            self._client.change_message_visibility(
+                QueueUrl=self._queue_url, ReceiptHandle=receipt, VisibilityTimeout=seconds
+            )
 
 
 class SqsDeadLetters:

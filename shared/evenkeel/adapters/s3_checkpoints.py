@@ -41,10 +41,16 @@ class S3Checkpoints:
             found = [folder for attempt in attempts for folder in self._list_folders(bucket, f"{attempt}step=")]
         return tuple(sorted(folder.removeprefix(prefix).rstrip("/") for folder in found))
 
-    def contents(self, uri: str, folder: str) -> Mapping[str, StoredShard]:
+    def contents(self, uri: str, folder: str, *, checksums: bool = True) -> Mapping[str, StoredShard]:
         bucket, prefix = _place(uri)
         with aws.translated(f"list {folder} under {uri}"):
-            keys = [entry["Key"] for entry in self._list(bucket, f"{prefix}{folder}/")]
+            listed = list(self._list(bucket, f"{prefix}{folder}/"))
+        if not checksums:
+            return {
+                entry["Key"].removeprefix(prefix): StoredShard(entry["Size"], None, entry["LastModified"])
+                for entry in listed
+            }
+        keys = [entry["Key"] for entry in listed]
 
         def look(key: str) -> StoredShard | None:
             with aws.translated(f"describe {key} in {bucket}"):

@@ -24,6 +24,9 @@ Json: TypeAlias = dict[str, Any]
 
 ARCHIVE_NAME = re.compile(r"[A-Za-z0-9-]{1,64}", re.ASCII)
 _SHOWN_BYTES = 200
+_FIRST_PAUSE, _LAST_PAUSE = 10, 360
+"""Seconds until an event that could not be handled is delivered again: three times as long each time, up to the last.
+With the queue's eight deliveries an outage of twenty minutes loses none."""
 """How much of an unusable event a log line shows. The whole of it is in the archive and in the dead-letter queue."""
 _BOUND = ("incidentId", "jobId", "attempt", "run", "nodeLife", "cluster", "executionArn", "decisionId", "kind")
 _MARKED = ("outcome", "reason", "decisionId", "rung", "waitSeconds")
@@ -127,6 +130,7 @@ def event(
                         line.update(_picked(answer, (*_BOUND, *_MARKED, "code", "beginning")))
                 except Exception:  # noqa: BLE001 - logged by _one_line; the others of the batch go on
                     failures.append({"itemIdentifier": record["messageId"]})
+                    _again_soon(record)
             return {"batchItemFailures": failures}
 
         return wrapped
@@ -134,12 +138,29 @@ def event(
     return decorate
 
 
+def _again_soon(record: Mapping[str, Any]) -> None:
+    """Have a record that could not be handled delivered again in seconds, then in minutes.
+
+    The queue itself holds it back for six times the function's timeout, and a spot machine is gone after two minutes.
+    """
+    receipt, told = record.get("receiptHandle"), record.get("attributes") or {}
+    if not receipt:
+        return
+    tries = int(told.get("ApproximateReceiveCount") or 1)
+    world = wiring.world()
+    try:
+        world.inbox.deliver_again(receipt, min(_LAST_PAUSE, _FIRST_PAUSE * 3 ** (tries - 1)))
+    except Exception as error:  # noqa: BLE001 - then it comes when the queue lets it
+        world.telemetry.warning("DeliveredLate", error=type(error).__name__, detail=str(error))
+
+
 def scheduled(handler: Handler) -> Handler:
     """Wrap a function that a clock runs, or the queue of pass requests.
 
     A pass request carries nothing that the next pass does not find by itself. So of a batch only a transient failure
     is given back: a pass that fails for good must not block the queue's one group, and the clock's own run of the
-    same function, whose failure is raised, tells people of it.
+    same function, whose failure is raised, tells people of it. A transient one is not raised there: the next minute's
+    run makes it good, and where that does not either, the heartbeat that is missing tells.
     """
 
     @functools.wraps(handler)
@@ -150,9 +171,10 @@ def scheduled(handler: Handler) -> Handler:
                 answer = handler(event, context)
                 line.update({name: value for name, value in answer.items() if isinstance(value, str | int | float)})
                 return answer
-        except TransientError:
+        except TransientError as error:
             if not records:
-                raise
+                wiring.world().telemetry.count("RoundsPutOff")
+                return {"outcome": "PUT_OFF", "reason": str(error)}
             return {"batchItemFailures": [{"itemIdentifier": record["messageId"]} for record in records]}
         except Exception:
             if not records:

@@ -176,6 +176,7 @@ def _examine(uri: str, ref: CheckpointRef, checkpoints: CheckpointStore, doubts:
             return alone
     objects = {
         key: StoredObject(size_bytes=one.size_bytes, sha256=one.sha256, modified_at=one.modified_at)
-        for key, one in checkpoints.contents(uri, ref.folder).items()
+        # Checksums stand in a manifest or nowhere.
+        for key, one in checkpoints.contents(uri, ref.folder, checksums=manifest is not None).items()
     }
     return Evidence(manifest=manifest, objects=objects)

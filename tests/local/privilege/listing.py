@@ -34,7 +34,8 @@ def proved_of_roles() -> list[Permission]:
 
 def unproved_of_roles(owner: str) -> list[Permission]:
     """Return the permissions of a role that no test can miss, as far as they are deployed."""
-    undeployed = {statement.sid for statement in of_roles() if statement.condition == "HasVpc"}
+    conditions = {"HasVpc", "HasCheckpointEncryption"}
+    undeployed = {statement.sid for statement in of_roles() if statement.condition in conditions}
     listed = (one for one in permissions(of_roles()) if one.owner == owner and one.sid in unproved())
     return [one for one in listed if one.sid not in undeployed]
 

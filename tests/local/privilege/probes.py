@@ -478,6 +478,28 @@ def keeps_a_malformed_event(stage: Stage) -> Json:
     return an_envelope(stage, HealthSummary="none")
 
 
+@contextmanager
+def hyperpod_is_throttled(stage: Stage) -> Iterator[None]:
+    rule = {"effect": "throttle", "api": "hyperpod", "operation": "DescribeClusterNode", "times": None}
+    made = stage.centre.cluster.control("POST", "call-faults", rule | {"code": "ThrottlingException"})
+    try:
+        yield
+    finally:
+        stage.centre.cluster.control("DELETE", f"call-faults/{made['callFaultId']}")
+
+
+@probe(
+    "receive_event",
+    during=hyperpod_is_throttled,
+    comes_through=lambda seen: "batchItemFailures" in seen.told and "Throttled" in seen.told and not seen.is_refused,
+)
+def has_an_event_delivered_again(stage: Stage) -> Json:
+    forget_facts(stage)
+    envelope = an_envelope(stage)
+    envelope["Records"][0]["receiptHandle"] = "none"
+    return envelope
+
+
 # ---------------------------------------------------------------- the states of recover_node
 
 

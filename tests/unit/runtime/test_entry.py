@@ -218,6 +218,35 @@ def test_a_good_event_that_cannot_be_handled_now_goes_back_alone(world: FakeWorl
     assert world.dead_letters.letters == []
 
 
+@pytest.mark.parametrize(("deliveries", "seconds"), [(1, 10), (2, 30), (3, 90), (4, 270), (5, 360), (8, 360)])
+def test_what_goes_back_comes_again_soon_and_then_more_rarely(world: FakeWorld, deliveries: int, seconds: int) -> None:
+    handler, _ = on_events(Throttled("slow"))
+    batch = a_batch({"id": "e-1", "kind": "xid"}, {"id": "e-2", "kind": "ecc"})
+    for index, record in enumerate(batch["Records"]):
+        record |= {"receiptHandle": f"r-{index}", "attributes": {"ApproximateReceiveCount": str(deliveries)}}
+
+    handler(batch, CONTEXT)
+
+    assert world.inbox.again == [("r-0", seconds)]
+
+
+def test_what_cannot_be_put_off_waits_as_long_as_the_queue_holds_it_back(world: FakeWorld) -> None:
+    class NoQueue:
+        def deliver_again(self, receipt: str, seconds: int) -> None:
+            raise Throttled("queue")
+
+    world.inbox = NoQueue()  # type: ignore[assignment]  # the port is all that matters
+    handler, facts = on_events(Throttled("slow"))
+    batch = a_batch({"id": "e-1", "kind": "xid"}, {"id": "e-2", "kind": "ecc"})
+    batch["Records"][0]["receiptHandle"] = "r-0"
+    with wiring.using(world.as_world()):
+        answer = handler(batch, CONTEXT)
+
+    assert answer == {"batchItemFailures": [{"itemIdentifier": "m-0"}]}
+    assert len(facts) == 2
+    assert "DeliveredLate" in [line.message for line in world.telemetry.lines]
+
+
 def test_an_event_that_cannot_be_archived_goes_back_unread(world: FakeWorld) -> None:
     class FullArchive:
         def keep(self, envelope_id: str, body: bytes) -> None:
@@ -274,10 +303,18 @@ def test_a_round_logs_what_it_did(world: FakeWorld) -> None:
     assert (line.message, line.keys["admitted"], "names" in line.keys) == ("RoundDone", 2, False)
 
 
-@pytest.mark.parametrize("error", [Throttled("slow"), NotFound("gone"), ZeroDivisionError("bug")])
+@pytest.mark.parametrize("error", [NotFound("gone"), ZeroDivisionError("bug")])
 def test_a_failure_of_the_clocks_own_round_is_raised(world: FakeWorld, error: Exception) -> None:
     with pytest.raises(type(error)):
         entry.scheduled(raising(error))({}, CONTEXT)
+
+
+def test_a_round_that_the_next_one_makes_good_pages_nobody(world: FakeWorld) -> None:
+    answer = entry.scheduled(raising(Throttled("slow")))({}, CONTEXT)
+
+    assert answer == {"outcome": "PUT_OFF", "reason": "slow"}
+    assert [line.message for line in world.telemetry.lines] == ["WillBeRetried"]
+    assert world.telemetry.totals["RoundsPutOff"] == 1
 
 
 def test_pass_requests_go_back_to_the_queue_while_a_retry_may_help(world: FakeWorld) -> None:
