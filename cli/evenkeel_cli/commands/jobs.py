@@ -162,9 +162,13 @@ def _body(
 def _planned(out: Page, found: Json) -> None:
     decision = found["decision"]
     would_start = decision["action"] == "ADMIT"
+    # Let in without a node, it would be another's to place: then there is no queue of ours, and nothing to weigh.
+    is_handed_over = would_start and not decision["nodes"]
     status = "ok" if would_start else "working" if decision["action"] == "PREEMPT" else "next"
-    said = "would start" if would_start else f"would wait: {plain(decision['action'])}"
-    out.line(f"{out.marked(status, said)}, team {found['team']}, place {found['position']} in its queue")
+    starts = "would be handed over" if is_handed_over else "would start"
+    said = starts if would_start else f"would wait: {plain(decision['action'])}"
+    place = "" if is_handed_over else f", place {found['position']} in its queue"
+    out.line(f"{out.marked(status, said)}, team {found['team']}{place}")
     out.paragraph(decision["reason"], indent="  ")
     out.pairs(
         [
@@ -175,11 +179,12 @@ def _planned(out: Page, found: Json) -> None:
     )
     for each in decision["considered"]:
         out.paragraph(f"{each['option']}: {each['whyNot'] or 'taken'}", indent="  ")
-    placement = found["placement"]
-    if placement["pools"]:
+    placement = found.get("placement")
+    if placement and placement["pools"]:
         out.line()
         _places(out, placement["pools"])
-    out.paragraph(placement["reason"], indent="  ")
+    if placement:
+        out.paragraph(placement["reason"], indent="  ")
     out.line(f"{out.dim('next')}  evenkeel jobs submit")
 
 

@@ -24,7 +24,7 @@ from evenkeel_cli.main import NOUNS
 from evenkeel_cli.render import age, duration
 from tests.fakes.cluster import CLUSTER
 from tests.fakes.system import A_MOMENT
-from tests.unit.api.gateway import ROOT, Answer
+from tests.unit.api.gateway import ROOT, Answer, Gateway
 from tests.unit.api.seeds import a_fleet_node, a_job, an_incident, stored
 from tests.unit.cli.conftest import Served
 from tests.unit.cli.story import recovery_at_work
@@ -84,6 +84,23 @@ def test_a_deadline_is_said_on_submission_and_shown(served: Served) -> None:
     assert "deadline" in served.run("jobs", "show", "@latest").out
     planned = served.run("jobs", "plan", "--deadline", "soon", "-", stdin=json.dumps(A_JOB))
     assert (planned.exit_code, "deadline: " in planned.err) == (2, True)
+
+
+@pytest.mark.parametrize("placement", [{}, {"placement": None}], ids=["left out", "none"])
+def test_a_plan_says_what_there_is_where_another_places_jobs(served: Served, placement: dict[str, None]) -> None:
+    served.gateway = Gateway(environment={"EVENKEEL_ADMISSION": "kueue"})
+    given = served.gateway.post("/v1/jobs/plan", A_JOB).document
+    answer = {name: value for name, value in given.items() if name != "placement"} | placement
+    served.next_answers = [Answer(200, {}, json.dumps(answer))]
+
+    said = served.run("jobs", "plan", "-", stdin=json.dumps(A_JOB), terminal=True)
+
+    assert (said.exit_code, said.err) == (0, "")
+    assert said.out == (
+        "● would be handed over, team default\n"
+        "  Kueue admits here: it goes to LocalQueue default.\n"
+        "next  evenkeel jobs submit\n"
+    )
 
 
 def test_every_submission_has_a_fresh_key_unless_one_is_given(served: Served) -> None:
