@@ -14,7 +14,7 @@ EvenkeelError
         └── KeyReused         an idempotency key came again with another content
 """
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -24,7 +24,7 @@ from evenkeel.domain.checkpoints import Distrust
 from evenkeel.domain.nodes import KubernetesNode, ProviderCluster, ProviderNode
 from evenkeel.domain.recovery.validation import CheckResult
 from evenkeel.domain.scheduling.foreign import ForeignPod
-from evenkeel.domain.scheduling.jobs import Attempt, JobSpec, WorkloadSeen
+from evenkeel.domain.scheduling.jobs import Attempt, JobSpec, ResumePoint, WorkloadSeen
 
 
 class EvenkeelError(Exception):
@@ -70,6 +70,10 @@ class NotAllowed(PermanentError):
 
 class Refused(PermanentError):
     """The request itself was refused as wrong."""
+
+
+class TooLarge(Refused):
+    """What was to be read is too large for what it should be."""
 
 
 class Invalid(Refused):
@@ -263,6 +267,8 @@ class ProofTerms:
     distrust: Distrust | None
     accepts_convention: bool
     may_start_over: bool
+    damaged: tuple[ResumePoint, ...] = ()
+    """What an earlier attempt could not read back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -574,11 +580,10 @@ class CheckpointStore(Protocol):
         """List checkpoint folders (`attempt=<n>/step=<9 digits>`) relative to the URI, finished or not."""
         ...
 
-    def contents(self, uri: str, folder: str, *, checksums: bool = True) -> Mapping[str, StoredShard]:
-        """Return size, time and stored checksum of everything in one folder, by key relative to the URI.
+    def contents(self, uri: str, folder: str, *, checksums_of: Collection[str] = ()) -> Mapping[str, StoredShard]:
+        """Return size and time of everything in one folder, and stored checksums of some, by key relative to the URI.
 
-        Never reads the data. What goes while it is looked at is left out. Without checksums it is one listing, in place
-        of a question for each file besides.
+        Never reads the data. What goes while it is looked at is left out. One listing, and a question a checksum.
         """
         ...
 
@@ -587,6 +592,7 @@ class CheckpointStore(Protocol):
 
         Raises:
             NotFound: no such object.
+            TooLarge: it is no small object.
         """
         ...
 

@@ -11,7 +11,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from evenkeel.adapters.s3_checkpoints import S3Checkpoints
-from evenkeel.ports import CheckpointStore, Conflict, NotAllowed, NotFound, Refused, Throttled, Unreachable
+from evenkeel.ports import CheckpointStore, Conflict, NotAllowed, NotFound, Refused, Throttled, TooLarge, Unreachable
 from tests.fakes import InMemoryCheckpoints
 
 Put = Callable[[str, bytes], None]
@@ -85,12 +85,12 @@ def test_sizes_and_checksums_are_what_the_store_itself_says(place: Place) -> Non
     key = "attempt=1/step=000000010/shard-0-of-2.bin"
     place.put(key, b"weights")
 
-    (found,) = place.store.contents(place.uri, "attempt=1/step=000000010").values()
+    (found,) = place.store.contents(place.uri, "attempt=1/step=000000010", checksums_of=[key, "other"]).values()
 
     assert (found.size_bytes, found.sha256) == (7, hashlib.sha256(b"weights").hexdigest())
     assert found.modified_at is not None
     assert place.store.contents(place.uri, "attempt=1/step=000000020") == {}
-    (listed,) = place.store.contents(place.uri, "attempt=1/step=000000010", checksums=False).values()
+    (listed,) = place.store.contents(place.uri, "attempt=1/step=000000010").values()
     assert (listed.size_bytes, listed.sha256) == (7, None)
     assert listed.modified_at is not None
     assert abs(listed.modified_at - found.modified_at) < timedelta(seconds=1)
@@ -180,7 +180,8 @@ class StubClient:
         return self
 
     def paginate(self, Prefix: str, **_: Any) -> list[Any]:  # noqa: N803 - S3's own name
-        return [{"Contents": [{"Key": f"{Prefix}shard-0-of-1.bin"}]}]
+        stored = {"Key": f"{Prefix}shard-0-of-1.bin", "Size": 7, "LastModified": datetime.now(UTC)}
+        return [{"Contents": [stored]}]
 
 
 def refusal(code: str, status: int) -> ClientError:
@@ -214,6 +215,9 @@ def test_a_fence_behind_a_refusal_is_not_taken_for_none() -> None:
             S3Checkpoints(StubClient(error)).fence(URI)
 
 
+FOLDER = "attempt=1/step=000000010"
+
+
 @pytest.mark.parametrize(
     "head",
     [
@@ -225,21 +229,22 @@ def test_a_fence_behind_a_refusal_is_not_taken_for_none() -> None:
 def test_a_checksum_that_is_not_of_the_whole_object_is_none(head: dict[str, Any]) -> None:
     head = {"ContentLength": 7, "LastModified": datetime.now(UTC), **head}
 
-    (shard,) = S3Checkpoints(StubClient(head)).contents(URI, "attempt=1/step=000000010").values()
+    key = f"{FOLDER}/shard-0-of-1.bin"
+    (shard,) = S3Checkpoints(StubClient(head)).contents(URI, FOLDER, checksums_of=[key]).values()
 
     assert (shard.size_bytes, shard.sha256) == (7, None)
 
 
 def test_a_file_that_goes_while_it_is_looked_at_is_left_out_and_a_refusal_is_not() -> None:
-    folder = "attempt=1/step=000000010"
+    keys = [f"{FOLDER}/shard-0-of-1.bin"]
 
-    assert S3Checkpoints(StubClient(refusal("404", 404))).contents(URI, folder) == {}
+    assert S3Checkpoints(StubClient(refusal("404", 404))).contents(URI, FOLDER, checksums_of=keys) == {}
     with pytest.raises(NotAllowed):
-        S3Checkpoints(StubClient(refusal("403", 403))).contents(URI, folder)
+        S3Checkpoints(StubClient(refusal("403", 403))).contents(URI, FOLDER, checksums_of=keys)
 
 
 def test_a_manifest_too_large_to_be_one_is_refused() -> None:
-    with pytest.raises(Refused):
+    with pytest.raises(TooLarge):
         S3Checkpoints(StubClient({"ContentLength": 10**9})).read(URI, "k")
 
 

@@ -9,7 +9,7 @@ import pytest
 from evenkeel.adapters import workloads
 from evenkeel.domain.checkpoints import Demand, Distrust
 from evenkeel.domain.nodes import join_nodes
-from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, JobSpec, SecretKey
+from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, JobSpec, ResumePoint, SecretKey
 from evenkeel.ports import LaunchSpec, ProofTerms
 from tests.fakes.system import A_MOMENT
 
@@ -85,6 +85,10 @@ def test_the_claim_that_holds_the_checkpoints_is_mounted_where_their_address_say
         (
             ProofTerms(Distrust(after=None, through_attempt=2, demand=Demand.EVIDENCE), False, False),
             {"EVENKEEL_DISTRUST_THROUGH": "2", "EVENKEEL_DISTRUST_DEMAND": "EVIDENCE"},
+        ),
+        (
+            ProofTerms(None, False, False, tuple(ResumePoint(attempt=1, step=at, manifest="") for at in (20, 30))),
+            {"EVENKEEL_DAMAGED": "1/20,1/30"},
         ),
     ],
 )

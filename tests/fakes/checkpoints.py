@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from evenkeel.ports import Conflict, NotFound, Refused, StoredShard
@@ -25,11 +25,11 @@ class InMemoryCheckpoints:
         keys = self.objects.get(_plain(uri), {})
         return tuple(sorted({key.rpartition("/")[0] for key in keys if _FOLDER.fullmatch(key.rpartition("/")[0])}))
 
-    def contents(self, uri: str, folder: str, *, checksums: bool = True) -> Mapping[str, StoredShard]:
+    def contents(self, uri: str, folder: str, *, checksums_of: Collection[str] = ()) -> Mapping[str, StoredShard]:
         return {
             key: StoredShard(
                 len(body),
-                hashlib.sha256(body).hexdigest() if checksums and key not in self.without_checksum else None,
+                hashlib.sha256(body).hexdigest() if key in checksums_of and key not in self.without_checksum else None,
                 A_MOMENT,
             )
             for key, body in self.objects.get(_plain(uri), {}).items()

@@ -3,14 +3,15 @@
 import base64
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from evenkeel.adapters import aws
-from evenkeel.ports import Conflict, EvenkeelError, NotFound, Refused, StoredShard
+from evenkeel.ports import Conflict, EvenkeelError, NotFound, Refused, StoredShard, TooLarge
 
 _URI = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(.*))?", re.ASCII | re.DOTALL)
 _FENCE = "_fence"
@@ -25,6 +26,7 @@ _LOST_THE_RACE: Mapping[str, type[EvenkeelError]] = {
     "412": Conflict,
     "409": Conflict,
 }
+_CLIENT = aws.READS_AND_IDEMPOTENT_WRITES.merge(Config(max_pool_connections=_AT_ONCE))
 _GONE = ("NoSuchKey", "404", "NotFound")
 
 
@@ -32,7 +34,7 @@ class S3Checkpoints:
     """Objects under `s3://bucket/prefix`."""
 
     def __init__(self, client: Any = None) -> None:
-        self._client = client or aws.client("s3")
+        self._client = client or aws.client("s3", _CLIENT)
 
     def folders(self, uri: str) -> tuple[str, ...]:
         bucket, prefix = _place(uri)
@@ -41,21 +43,18 @@ class S3Checkpoints:
             found = [folder for attempt in attempts for folder in self._list_folders(bucket, f"{attempt}step=")]
         return tuple(sorted(folder.removeprefix(prefix).rstrip("/") for folder in found))
 
-    def contents(self, uri: str, folder: str, *, checksums: bool = True) -> Mapping[str, StoredShard]:
+    def contents(self, uri: str, folder: str, *, checksums_of: Collection[str] = ()) -> Mapping[str, StoredShard]:
         bucket, prefix = _place(uri)
         with aws.translated(f"list {folder} under {uri}"):
-            listed = list(self._list(bucket, f"{prefix}{folder}/"))
-        if not checksums:
-            return {
+            found = {
                 entry["Key"].removeprefix(prefix): StoredShard(entry["Size"], None, entry["LastModified"])
-                for entry in listed
+                for entry in self._list(bucket, f"{prefix}{folder}/")
             }
-        keys = [entry["Key"] for entry in listed]
 
         def look(key: str) -> StoredShard | None:
             with aws.translated(f"describe {key} in {bucket}"):
                 try:
-                    head = self._client.head_object(Bucket=bucket, Key=key, ChecksumMode="ENABLED")
+                    head = self._client.head_object(Bucket=bucket, Key=prefix + key, ChecksumMode="ENABLED")
                 except ClientError as error:
                     if aws.code_of(error) in _GONE:
                         return None
@@ -63,9 +62,10 @@ class S3Checkpoints:
             return StoredShard(head["ContentLength"], _sha256(head), head["LastModified"])
 
         # S3 has no call that gives the checksums of a listing, so this is one HEAD a file, many at a time.
+        asked = [key for key in found if key in checksums_of]
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            found = zip(keys, pool.map(look, keys), strict=True)
-            return {key.removeprefix(prefix): stored for key, stored in found if stored is not None}
+            answers = dict(zip(asked, pool.map(look, asked), strict=True))
+        return {key: stored for key, listed in found.items() if (stored := answers.get(key, listed)) is not None}
 
     def read(self, uri: str, key: str) -> bytes:
         bucket, prefix = _place(uri)
@@ -121,7 +121,7 @@ def _place(uri: str) -> tuple[str, str]:
 
 def _body(answer: Mapping[str, Any], what: str) -> bytes:
     if answer["ContentLength"] > _LARGEST_READ:
-        raise Refused(f"{what} has {answer['ContentLength']} bytes: too large for what it should be")
+        raise TooLarge(f"{what} has {answer['ContentLength']} bytes: too large for what it should be")
     content: bytes = answer["Body"].read()
     return content
 

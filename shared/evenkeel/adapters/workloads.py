@@ -329,13 +329,14 @@ def _resume(spec: LaunchSpec) -> dict[str, str]:
     terms = spec.terms
     if terms is None:
         return {"EVENKEEL_RESUME_FROM": spec.resume_from}
-    doubt = terms.distrust
+    doubt, damaged = terms.distrust, ",".join(f"{each.attempt}/{each.step}" for each in terms.damaged)
     return {
         **({"EVENKEEL_DISTRUST_AFTER": rfc3339(doubt.after)} if doubt and doubt.after else {}),
         **({"EVENKEEL_DISTRUST_THROUGH": str(doubt.through_attempt)} if doubt else {}),
         **({"EVENKEEL_DISTRUST_DEMAND": doubt.demand} if doubt and doubt.demand is not Demand.CONVENTION else {}),
         **({"EVENKEEL_ACCEPT_CONVENTION": "1"} if terms.accepts_convention else {}),
         **({"EVENKEEL_START_OVER": "1"} if terms.may_start_over else {}),
+        **({"EVENKEEL_DAMAGED": damaged} if damaged else {}),
     }
 
 

@@ -5,7 +5,7 @@ attempt is stale. Whatever still runs behind a lost node ends at its next save, 
 
 Calls on the store, where there are A attempts and the newest checkpoints L hold no proof: one GET of the fence, 1 + A
 LISTs for the folders, for each of L + 1 checkpoints one GET and, unless the manifest alone settles it, one LIST and a
-HEAD a file, and one PUT. L is at most `MOST_LOOKS`; lists of more than 1,000 entries take more pages.
+HEAD a shard, and one PUT. L is at most `MOST_LOOKS`; lists of more than 1,000 entries take more pages.
 """
 
 from enum import StrEnum
@@ -25,6 +25,7 @@ from evenkeel.domain.checkpoints import (
     StoredObject,
     choose_resume_point,
     fence_of,
+    parse_manifest,
     raised,
     ref_of_folder,
     standing,
@@ -32,7 +33,7 @@ from evenkeel.domain.checkpoints import (
 )
 from evenkeel.domain.policy import RESTART, JobPolicy
 from evenkeel.domain.scheduling.jobs import Attempt, Demand, Job
-from evenkeel.ports import CheckpointStore, Conflict, NotFound, ProofTerms
+from evenkeel.ports import CheckpointStore, Conflict, NotFound, ProofTerms, TooLarge
 
 MOST_LOOKS = 50
 """Checkpoints that one launch looks at before it asks a person."""
@@ -137,6 +138,7 @@ def _terms(job: Job, attempt: Attempt, policy: JobPolicy) -> ProofTerms:
         distrust=strictest,
         accepts_convention=_accepts_convention(job, attempt, policy),
         may_start_over=policy.start_over_when_unproved,
+        damaged=job.damaged_checkpoints,
     )
 
 
@@ -164,19 +166,23 @@ def _choose(
 
 
 def _examine(uri: str, ref: CheckpointRef, checkpoints: CheckpointStore, doubts: tuple[Distrust, ...]) -> Evidence:
-    """Collect what the store says about one checkpoint: its manifest, and size and checksum of each file."""
+    """Collect what the store says about one checkpoint: its manifest and, if that settles nothing, its files."""
+    named: set[str] = set()
     try:
-        manifest = checkpoints.read(uri, ref.manifest_key)
+        manifest: bytes | None = checkpoints.read(uri, ref.manifest_key)
     except NotFound:
         manifest = None  # never finished, or written by another convention
+    except TooLarge:
+        manifest = b""  # no manifest is as large as that: unreadable like any other nonsense
     if manifest is not None:
         alone = Evidence(manifest=manifest, objects={})
         verdict = weigh(ref, alone, doubts)
         if isinstance(verdict, Rejection) and verdict.code in _SETTLED_BY_MANIFEST:
             return alone
+        # Only what it names has a checksum to compare with, and each is a question of its own.
+        named = {shard.key for shard in parse_manifest(ref, manifest).shards}
     objects = {
         key: StoredObject(size_bytes=one.size_bytes, sha256=one.sha256, modified_at=one.modified_at)
-        # Checksums stand in a manifest or nowhere.
-        for key, one in checkpoints.contents(uri, ref.folder, checksums=manifest is not None).items()
+        for key, one in checkpoints.contents(uri, ref.folder, checksums_of=named).items()
     }
     return Evidence(manifest=manifest, objects=objects)

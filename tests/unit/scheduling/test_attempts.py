@@ -269,6 +269,20 @@ def test_a_cancelled_job_ends_cancelled_whatever_the_attempt_did() -> None:
     assert (outcome, job.state, job.stop_request) == (SettleOutcome.JOB_CANCELLED, JobState.CANCELLED, None)
 
 
+def test_what_is_damaged_is_not_resumed_from_over_and_over_for_nothing() -> None:
+    damage = Ending(state=AttemptState.LOST, reason="It is damaged.", is_damage=True)
+    point = ResumePoint(attempt=1, step=20, manifest="attempt=1/step=000000020/manifest.json")
+    attempt = an_attempt(resume_from=point)
+
+    first = settle(a_job(), attempt, damage, POLICY, NOW)
+    again = settle(first.job.but(state=JobState.RUNNING), attempt, damage, POLICY, NOW)
+
+    assert (first.attempt.state, first.job.application_failures) == (AttemptState.LOST, 0)
+    assert first.job.damaged_checkpoints == again.job.damaged_checkpoints == (point,)
+    assert (again.attempt.state, again.job.application_failures) == (AttemptState.FAILED, 1)
+    assert again.attempt.reason == "It is damaged. That was known, and it was resumed from again."
+
+
 def test_what_infrastructure_took_is_given_back_at_once_and_free() -> None:
     lost = Ending(state=AttemptState.LOST, reason="Its node died.")
 

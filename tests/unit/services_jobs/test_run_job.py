@@ -8,7 +8,7 @@ from evenkeel.domain.policy import JobPolicy, Mode, Policy
 from evenkeel.domain.recovery.validation import HEALTH_STATUS
 from evenkeel.domain.scheduling.attempts import SettleOutcome
 from evenkeel.domain.scheduling.jobs import AttemptState, Demand, Job, JobState, PodPhase, ResumeOption, ResumePlan
-from evenkeel.ports import NotAllowed, Refused
+from evenkeel.ports import NotAllowed, Refused, TooLarge
 from evenkeel.services import explain
 from evenkeel.services.launch_job import LaunchOutcome
 from evenkeel.services.mark_running import RunningOutcome
@@ -172,6 +172,27 @@ def test_what_an_attempt_could_not_read_back_is_passed_over_by_the_next() -> Non
     assert (settled.outcome, ended.state) == (SettleOutcome.JOB_REQUEUED, AttemptState.LOST)
     assert ended.reason == "What it resumed from, step 20 of attempt 1, is damaged."
     assert story.job(job.job_id).application_failures == 0
+
+
+def test_a_manifest_too_large_to_be_read_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    story = Story()
+    job = story.running()
+    older, newer = (story.save(job.job_id, 1, step) for step in (10, 20))
+    lost(story, job)
+
+    def read(uri: str, key: str) -> bytes:
+        if key == newer:
+            raise TooLarge("17 MiB")
+        return small(uri, key)
+
+    small = story.world.checkpoints.read
+    monkeypatch.setattr(story.world.checkpoints, "read", read)
+    story.launch(job.job_id, 2)
+
+    second = story.attempt(job.job_id, 2)
+    assert second.resume_from
+    assert second.resume_from.manifest == older
+    assert [(out["step"], out["code"]) for out in second.rejected_checkpoints] == [(20, "MANIFEST_UNREADABLE")]
 
 
 def test_when_all_that_is_left_is_damaged_nothing_is_begun_over() -> None:

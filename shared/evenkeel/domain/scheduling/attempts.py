@@ -359,10 +359,15 @@ def settle(job: Job, attempt: Attempt, ending: Ending, policy: JobPolicy, now: d
         ended_at=now,
         charge_held=False,
     )
-    damaged = (attempt.resume_from,) if ending.is_damage and attempt.resume_from else ()
+    damaged = {attempt.resume_from} if ending.is_damage and attempt.resume_from else set()
+    if damaged & {*job.damaged_checkpoints}:
+        # Rank 0 chose it, and an old library does not hear what is damaged: without a count that goes on for ever.
+        reason = f"{ending.reason} That was known, and it was resumed from again."
+        ending = ending.but(state=A.FAILED, counts_as_failure=True, reason=reason)
+        ended = ended.but(state=ending.state, reason=reason)
     job = job.but(
         stop_request=None if asked else job.stop_request,
-        damaged_checkpoints=(*job.damaged_checkpoints, *damaged),
+        damaged_checkpoints=tuple(dict.fromkeys((*job.damaged_checkpoints, *damaged))),
         is_preempted=job.is_preempted or ending.gave_way,
     )
     if ending.state is A.SUCCEEDED:
