@@ -27,6 +27,12 @@ LimitOption = Annotated[int, typer.Option("--limit", min=1, max=1000, help="At m
 _FULL_ID = re.compile(r"(job|inc|dec|op)-[0-9a-z]{10}", re.ASCII)
 _LOOKED_THROUGH = 600
 """Newest items among which a prefix or a name is looked for."""
+_AGE = {"/jobs": "submittedAt", "/incidents": "openedAt", "/nodes": "launchedAt"}
+"""By which instant the newest of a list is told; the lists themselves are not all in that order."""
+ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
+"""States of jobs that nothing follows."""
+_MOST_NAMED = 10
+"""Candidates that a refusal lists."""
 
 
 def group(help_text: str) -> typer.Typer:
@@ -69,9 +75,20 @@ def items(client: Client, path: str, limit: int, **query: Any) -> list[Json]:
     return found[:limit]
 
 
-def find_job(client: Client, typed: str) -> str:
-    """Return the id of the job that was typed: an id, a unique beginning of one, a name, or `@latest`."""
-    return _find(client, "/jobs", "jobId", typed, names=("name",))
+def find_job(client: Client, typed: str, *, is_to_change: bool = False) -> str:
+    """Return the id of the job that was typed: an id, a unique beginning of one, a name, or `@latest`.
+
+    Of several jobs with one name the newest is meant.
+
+    Args:
+        client: To look with.
+        typed: What stands on the command line.
+        is_to_change: Whether the job is going to be changed: then of several that have not ended none is picked.
+
+    Raises:
+        CommandFailed: there is none, or more than one could be meant.
+    """
+    return _find(client, "/jobs", "jobId", typed, names=("name",), is_to_change=is_to_change)
 
 
 def find_incident(client: Client, typed: str) -> str:
@@ -81,12 +98,19 @@ def find_incident(client: Client, typed: str) -> str:
 
 def find_node(client: Client, typed: str) -> str:
     """Return the instance id of the node that was typed: an id or name, or a unique beginning of one."""
-    if re.fullmatch(r"i-[0-9a-f]{17}", typed, re.ASCII):
+    if is_instance_id(typed):
         return typed
     return _find(client, "/nodes", "instanceId", typed, names=("name", "slot"))
 
 
-def _find(client: Client, path: str, key: str, typed: str, names: tuple[str, ...] = ()) -> str:
+def is_instance_id(typed: str) -> bool:
+    """Whether this is a machine's whole id."""
+    return re.fullmatch(r"i-[0-9a-f]{17}", typed, re.ASCII) is not None
+
+
+def _find(
+    client: Client, path: str, key: str, typed: str, names: tuple[str, ...] = (), *, is_to_change: bool = False
+) -> str:
     what = path[1:-1]
     if _FULL_ID.fullmatch(typed):
         return typed
@@ -95,12 +119,19 @@ def _find(client: Client, path: str, key: str, typed: str, names: tuple[str, ...
         latest = items(client, path, 200)
         if not latest:
             raise CommandFailed(Exit.NOT_FOUND, f"There is no {what} yet.", code="NOT_FOUND")
-        return str(max(latest, key=lambda item: item.get("submittedAt") or "")[key])
+        return str(_newest(latest, path)[key])
     known = items(client, path, _LOOKED_THROUGH)
     exact = [item for item in known if typed in (item[key], *(item.get(name) for name in names))]
+    going = [item for item in exact if item["state"] not in ENDED] if is_to_change else []
+    if len(going) > 1:
+        raise CommandFailed(
+            Exit.USAGE,
+            f"{len(going)} {what}s that have not ended are named {typed!r}: {_some(going, key)}.",
+            code="AMBIGUOUS",
+            hint="Name the one that you mean by its id.",
+        )
     if exact:
-        # Of several with one name the newest is meant.
-        return str(exact[0][key])
+        return str(_newest(exact, path)[key])
     close = [
         item
         for item in known
@@ -109,7 +140,16 @@ def _find(client: Client, path: str, key: str, typed: str, names: tuple[str, ...
     if len(close) == 1:
         return str(close[0][key])
     if close:
-        some = ", ".join(str(item[key]) for item in close[:5])
-        raise CommandFailed(Exit.USAGE, f"{typed!r} begins {len(close)} {what}s: {some}.", code="AMBIGUOUS")
+        raise CommandFailed(
+            Exit.USAGE, f"{typed!r} begins {len(close)} {what}s: {_some(close, key)}.", code="AMBIGUOUS"
+        )
     hint = f"evenkeel {what}s ls"
     raise CommandFailed(Exit.NOT_FOUND, f"There is no {what} {typed!r}.", code="NOT_FOUND", hint=hint)
+
+
+def _newest(found: list[Json], path: str) -> Json:
+    return max(found, key=lambda item: item[_AGE[path]] or "")
+
+
+def _some(found: list[Json], key: str) -> str:
+    return ", ".join(str(item[key]) for item in found[:_MOST_NAMED]) + (", …" if len(found) > _MOST_NAMED else "")

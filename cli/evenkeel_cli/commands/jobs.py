@@ -21,7 +21,6 @@ app = asking.group("Submit, list, show, follow, hold back and cancel training jo
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Id, unique beginning of one, name, or @latest.")]
 ReasonOption = Annotated[str, typer.Option(help="Why; recorded.")]
-_ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 _POLL_SECONDS = 1.0
 
 
@@ -309,12 +308,12 @@ def cancel(
 ) -> None:
     """Cancel a job; it gets its grace for a last checkpoint."""
     client = asking.current_client()
-    job_id = asking.find_job(client, job)
+    job_id = asking.find_job(client, job, is_to_change=True)
     found = client.post(f"/jobs/{job_id}/cancel", {"reason": reason} if reason else {}, key=key)
 
     def draw(out: Page) -> None:
         out.line(f"{out.marked(JOB[found['state']], job_id)}  {plain(found['state'])}")
-        if found["state"] not in _ENDED:
+        if found["state"] not in asking.ENDED:
             out.line(f"{out.dim('next')}  evenkeel jobs wait {job_id}")
 
     answer(found, output, draw)
@@ -351,7 +350,7 @@ def priority(
 ) -> None:
     """Give a job another priority class: another place in its queue, and others whom it may have preempted."""
     client = asking.current_client()
-    job_id = asking.find_job(client, job)
+    job_id = asking.find_job(client, job, is_to_change=True)
     body = {"priorityClass": priority_class} | ({"reason": reason} if reason else {})
     for tries_left in (2, 1, 0):
         version = client.get(f"/jobs/{job_id}")["version"]
@@ -372,7 +371,7 @@ def _ranked(out: Page, job: Json) -> None:
 
 def _hold_back(job: str, verb: str, reason: str, key: str | None, output: Output, *, follows: str) -> None:
     client = asking.current_client()
-    job_id = asking.find_job(client, job)
+    job_id = asking.find_job(client, job, is_to_change=True)
     found = client.post(f"/jobs/{job_id}/{verb}", {"reason": reason} if reason else {}, key=key)
 
     def draw(out: Page) -> None:
@@ -602,7 +601,7 @@ def _await(client: Client, job_id: str, until: str, timeout: float | None) -> Js
     while True:
         job = client.get(f"/jobs/{job_id}")
         line = f"{plain(job['state'])}{', attempt ' + str(job['currentAttempt']) if job['currentAttempt'] else ''}"
-        is_over = job["state"] in _ENDED or (until == "running" and job["state"] == "RUNNING")
+        is_over = job["state"] in asking.ENDED or (until == "running" and job["state"] == "RUNNING")
         if line != said and not is_over:
             note(f"{job_id}  {line}  {job['reason']}".rstrip())
             said = line
@@ -622,7 +621,7 @@ def _await(client: Client, job_id: str, until: str, timeout: float | None) -> Js
 def _follow(client: Client, job_id: str, seen: str, read: Any) -> None:
     try:
         while True:
-            over = client.get(f"/jobs/{job_id}")["state"] in _ENDED
+            over = client.get(f"/jobs/{job_id}")["state"] in asking.ENDED
             text = read()["text"]
             sys.stdout.write(added(seen, text))
             sys.stdout.flush()

@@ -307,6 +307,31 @@ def test_an_ambiguous_beginning_exits_2_and_names_the_candidates(served: Served)
     assert "[AMBIGUOUS]" in said.err
 
 
+def namesakes(served: Served, *states: str) -> None:
+    """Store jobs of one name, the oldest first; job 1 waits in the queue of a team, which is listed before all."""
+    jobs = [a_job(number, state=state, queue="research") for number, state in enumerate(states, 1)]
+    stored(served.gateway.fakes.ledger, *(job.but(spec=job.spec.but(name="llama")) for job in jobs))
+
+
+def test_of_jobs_with_one_name_the_newest_is_shown(served: Served) -> None:
+    namesakes(served, "PENDING", "RUNNING", "SUCCEEDED")
+
+    shown = [served.run(*words.split(), "-o", "json").out for words in ("jobs show llama", "jobs show @latest")]
+
+    assert [json.loads(text)["jobId"] for text in shown] == ["job-0000000003"] * 2
+
+
+@pytest.mark.parametrize("words", ["cancel llama", "suspend llama", "resume llama", "priority llama high"])
+def test_no_job_of_several_with_one_name_is_changed(served: Served, words: str) -> None:
+    namesakes(served, "PENDING", "RUNNING", "SUCCEEDED")
+
+    said = served.run("jobs", *words.split())
+
+    assert (said.exit_code, said.out) == (2, "")
+    assert "2 jobs that have not ended are named 'llama': job-0000000001, job-0000000002. [AMBIGUOUS]" in said.err
+    assert {method for method, _, _ in served.requests} == {"GET"}
+
+
 @pytest.mark.parametrize(
     "words", ["jobs show nope", "incidents show @latest", "nodes show i-1", "why inc-0000000404", "why dec-0000000404"]
 )
