@@ -70,6 +70,9 @@ PROBLEMS: Mapping[str, Kind] = {
         409, "The team is in use", "Cancel its jobs, wait until its quota is given back, then remove it."
     ),
     "CORDONED_BY_PERSON": Kind(409, "A person cordoned it", "Ask them, or use kubectl uncordon."),
+    "CORDONED_BY_RECOVERY": Kind(
+        409, "A recovery cordoned it", "Take its cordon off first (evenkeel nodes uncordon), then cordon the node."
+    ),
     "ALREADY_ANSWERED": Kind(409, "Somebody else answered first", "The first answer stands; the detail names it."),
     "PLAN_SUPERSEDED": Kind(
         409, "The plan does not ask any more", "Read the incident again; answer the plan that asks now, if one does."

@@ -37,16 +37,31 @@ class NotOurs(Refused):
     code = "CORDONED_BY_PERSON"
 
 
+class CordonedByRecovery(Refused):
+    """A recovery cordoned it: that cordon is the recovery's to take off, and a person's cannot stand beside it."""
+
+    code = "CORDONED_BY_RECOVERY"
+
+
 def cordon(request: Request, *, ledger: Ledger, cluster: Cluster, clusters: Iterable[str], now: datetime) -> Outcome:
     """Cordon a node as a person: without our mark, so that no recovery takes it off.
 
-    Idempotent: yes, a cordoned node is success.
+    Idempotent: yes, a node that a person has cordoned is success.
 
     Raises:
         NotFound: the fleet does not know the machine, or it has not joined its cluster.
+        CordonedByRecovery: a recovery's cordon is on it, which the recovery would take off.
     """
     node = _find(request.instance_id, ledger, clusters)
     found = cluster.cordon(node.life.cluster, node.node_name, None)
+    if found in (CordonResult.BY_OTHER_INCIDENT, CordonResult.ALREADY_OURS):
+        seen = cluster.node(node.life.cluster, node.node_name)
+        whose = (seen.incident_id if seen else None) or "a recovery"
+        raise CordonedByRecovery(
+            f"{node.node_name} carries the cordon of {whose}, which is taken off when that recovery is done with it. "
+            f"To have one of your own: evenkeel nodes uncordon {request.instance_id}, which ends that recovery, "
+            f"then evenkeel nodes cordon {request.instance_id}."
+        )
     if found is CordonResult.GONE:
         raise NotFound(f"{node.node_name} is gone from {node.life.cluster}.")
     if found is CordonResult.CORDONED:

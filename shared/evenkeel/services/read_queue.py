@@ -165,7 +165,15 @@ def plan(
     )
     if admission is Admission.KUEUE:
         decided = hand_over(Request.of(job), setup.local_queue_of(job.spec.team), now)
-        return {"team": job.spec.team, "namespace": job.namespace, "position": 1, "decision": _shown(decided)}
+        return {
+            "team": job.spec.team,
+            "jobType": job.spec.job_type or None,
+            "namespace": job.namespace,
+            "position": 1,
+            "decision": _shown(decided),
+            # Where it starts, Kueue decides: there are no places of ours to weigh.
+            "placement": None,
+        }
     submit_job.refuse_beside_kueue(job, ledger)
     charges = _charges(ledger)
     # What is rented is kept for whom it was rented for.

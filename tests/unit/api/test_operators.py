@@ -130,6 +130,23 @@ def test_a_persons_cordon_stays(gateway: Gateway) -> None:
     assert (refused.status, refused.document["code"]) == (409, "CORDONED_BY_PERSON")
 
 
+def test_a_recoverys_cordon_is_not_passed_off_as_a_persons(gateway: Gateway) -> None:
+    stored(gateway.fakes.ledger, an_incident(1), a_fleet_node(1))
+    gateway.fakes.cluster.cordon(CLUSTER, f"hyperpod-{NODE}", "inc-0000000001")
+
+    refused = gateway.post(f"/v1/nodes/{NODE}/cordon", {"reason": "mine"})
+    gateway.post(f"/v1/nodes/{NODE}/uncordon", {"reason": "mine"}, key="k2")
+    cordoned = gateway.post(f"/v1/nodes/{NODE}/cordon", {"reason": "mine"}, key="k3")
+
+    assert (refused.status, refused.document["code"]) == (409, "CORDONED_BY_RECOVERY")
+    assert "inc-0000000001" in refused.document["detail"]
+    assert f"evenkeel nodes uncordon {NODE}" in refused.document["detail"]
+    assert (cordoned.status, cordoned.document["outcome"]) == (200, "CORDONED")
+    seen = gateway.fakes.cluster.node(CLUSTER, f"hyperpod-{NODE}")
+    assert seen
+    assert (seen.is_cordoned, seen.incident_id) == (True, None)
+
+
 @pytest.mark.parametrize("verb", ["cordon", "uncordon"])
 def test_a_node_that_nobody_knows_is_not_found(gateway: Gateway, verb: str) -> None:
     assert gateway.post(f"/v1/nodes/{NODE}/{verb}", {}).status == 404

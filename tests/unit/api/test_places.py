@@ -165,3 +165,13 @@ def test_a_job_without_a_deadline_shows_none(gateway: Gateway) -> None:
     taken = gateway.post("/v1/jobs", BODY | {"deadline": None}, key="k1")
 
     assert gateway.get(f"/v1/jobs/{taken.document['jobId']}").document["deadline"] is None
+
+
+def test_where_kueue_admits_a_plan_has_the_same_fields_and_no_places(gateway: Gateway) -> None:
+    with_kueue = Gateway(environment={"EVENKEEL_ADMISSION": "kueue"})
+
+    own, handed = (each.post("/v1/jobs/plan", BODY) for each in (gateway, with_kueue))
+
+    assert (own.status, handed.status) == (200, 200)
+    assert handed.document.keys() == own.document.keys()
+    assert (handed.document["jobType"], handed.document["placement"]) == (None, None)
