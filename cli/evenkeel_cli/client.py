@@ -12,7 +12,7 @@ from evenkeel_cli.context import Context
 from evenkeel_cli.errors import CommandFailed, Exit, Problem, exit_for
 
 if TYPE_CHECKING:
-    from botocore.credentials import Credentials
+    from botocore.credentials import Credentials, ReadOnlyCredentials
     from botocore.httpsession import URLLib3Session
 
 Json = dict[str, Any]
@@ -89,7 +89,7 @@ class Client:
         from botocore.exceptions import BotoCoreError
 
         request = AWSRequest(method, self.context.url + path, data=body, headers=dict(headers))
-        SigV4Auth(self._credentials, "execute-api", self.context.region).add_auth(request)
+        SigV4Auth(self._frozen_credentials(), "execute-api", self.context.region).add_auth(request)
         try:
             answer = self._session.send(request.prepare())
         except BotoCoreError as error:
@@ -118,22 +118,26 @@ class Client:
             return Credentials(key.access_key_id, key.secret_access_key)
         return _found_credentials(self.context.profile)
 
+    def _frozen_credentials(self) -> "ReadOnlyCredentials":
+        """Return what to sign one request with: short-lived credentials are fetched anew before they end."""
+        from botocore.exceptions import BotoCoreError
+
+        try:
+            return self._credentials.get_frozen_credentials()
+        except (BotoCoreError, RuntimeError) as error:
+            # botocore raises a plain RuntimeError where what it fetched has ended already.
+            raise CommandFailed(
+                Exit.NOT_ALLOWED,
+                f"AWS credentials cannot be used: {error}",
+                code="BAD_CREDENTIALS",
+                hint="Where you use IAM Identity Center: aws sso login",
+            ) from error
+
 
 def _found_credentials(profile: str | None) -> "Credentials":
-    from botocore.exceptions import BotoCoreError
     from botocore.session import Session
 
-    try:
-        found = Session(profile=profile).get_credentials()
-        if found is not None:
-            frozen = found.get_frozen_credentials()
-    except BotoCoreError as error:
-        raise CommandFailed(
-            Exit.NOT_ALLOWED,
-            f"AWS credentials cannot be used: {error}",
-            code="BAD_CREDENTIALS",
-            hint="Where you use IAM Identity Center: aws sso login",
-        ) from error
+    found = Session(profile=profile).get_credentials()
     if found is None:
         raise CommandFailed(
             Exit.NOT_ALLOWED,
@@ -141,9 +145,7 @@ def _found_credentials(profile: str | None) -> "Credentials":
             code="NO_CREDENTIALS",
             hint="Sign in as for the AWS CLI (aws sso login), or set EVENKEEL_PROFILE.",
         )
-    from botocore.credentials import Credentials
-
-    return Credentials(frozen.access_key or "", frozen.secret_key or "", frozen.token)
+    return found
 
 
 def read_answer(status: int, content: bytes) -> Json:
