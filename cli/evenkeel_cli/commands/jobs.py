@@ -22,6 +22,10 @@ app = asking.group("Submit, list, show, follow, hold back and cancel training jo
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Id, unique beginning of one, name, or @latest.")]
 ReasonOption = Annotated[str, typer.Option(help="Why; recorded.")]
 _POLL_SECONDS = 1.0
+_WHOLE = 5000
+"""Lines: as much of a log as the API gives."""
+_LOOK = 200
+"""Lines that a look at a log takes at least: what is added between two looks should not be more."""
 
 
 WordsArgument = Annotated[
@@ -260,14 +264,14 @@ def logs(
     """Print one rank's log."""
     client = asking.current_client()
     job_id = asking.find_job(client, job)
-
-    def read() -> Json:
-        return client.get(f"/jobs/{job_id}/logs", rank=rank, attempt=attempt, tail=tail)
-
-    said = read()
-    sys.stdout.write(_ending_in_newline(said["text"]))
     if follow:
-        _follow(client, job_id, said["text"], read)
+        try:
+            _follow(client, job_id, rank, attempt, tail)
+        except KeyboardInterrupt:
+            raise CommandFailed(Exit.INTERRUPTED, "No longer following; the job goes on.") from None
+        return
+    said = client.get(f"/jobs/{job_id}/logs", rank=rank, attempt=attempt, tail=tail)
+    sys.stdout.write(said["text"] + _line_end(said["text"]))
 
 
 @app.command("wait")
@@ -595,42 +599,103 @@ def tell(out: Page, entries: list[Json]) -> None:
 _KINDS = {"sickened": "warn", "failed": "failed", "paged": "failed", "held": "warn", "lost": "warn", "planned": "next"}
 
 
+class _Patience:
+    """Reads for as long as somebody watches: throttled or unreachable, the API is asked again at the next look."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._told: set[str] = set()
+
+    def get(self, path: str, **query: str | int | None) -> Json | None:
+        """Read; None = not now, which is told once.
+
+        Raises:
+            CommandFailed: asking again would not help.
+        """
+        try:
+            return self._client.get(path, **query)
+        except CommandFailed as failed:
+            if failed.exit_code is not Exit.TRY_AGAIN:
+                raise
+            if failed.text not in self._told:
+                note(f"{failed.text.rstrip('.')}: it is asked again until it answers.")
+            self._told.add(failed.text)
+            return None
+
+
 def _await(client: Client, job_id: str, until: str, timeout: float | None) -> Json:
     deadline = None if timeout is None else time.monotonic() + timeout
-    said = ""
+    said, patience = "", _Patience(client)
     while True:
-        job = client.get(f"/jobs/{job_id}")
-        line = f"{plain(job['state'])}{', attempt ' + str(job['currentAttempt']) if job['currentAttempt'] else ''}"
-        is_over = job["state"] in asking.ENDED or (until == "running" and job["state"] == "RUNNING")
-        if line != said and not is_over:
-            note(f"{job_id}  {line}  {job['reason']}".rstrip())
-            said = line
-        if is_over:
-            return job
+        job = patience.get(f"/jobs/{job_id}")
+        if job is not None:
+            line = f"{plain(job['state'])}{', attempt ' + str(job['currentAttempt']) if job['currentAttempt'] else ''}"
+            if job["state"] in asking.ENDED or (until == "running" and job["state"] == "RUNNING"):
+                return job
+            if line != said:
+                note(f"{job_id}  {line}  {job['reason']}".rstrip())
+                said = line
         left = None if deadline is None else deadline - time.monotonic()
         if left is not None and left <= 0:
+            stands = f"is still {said}" if job is not None else f"cannot be read (last seen: {said or 'never'})"
             raise CommandFailed(
                 Exit.TIMED_OUT,
-                f"{job_id} is still {line} after {duration(timeout or 0)}.",
+                f"{job_id} {stands} after {duration(timeout or 0)}.",
                 code="TIMEOUT",
                 hint=f"evenkeel why {job_id}",
             )
         time.sleep(_POLL_SECONDS if left is None else min(_POLL_SECONDS, max(0.0, left)))
 
 
-def _follow(client: Client, job_id: str, seen: str, read: Any) -> None:
-    try:
-        while True:
-            over = client.get(f"/jobs/{job_id}")["state"] in asking.ENDED
-            text = read()["text"]
-            sys.stdout.write(added(seen, text))
+def _follow(client: Client, job_id: str, rank: int, attempt: int | None, tail: int) -> None:
+    """Print a log and what is added to it, attempt after attempt, until the job ends, or the attempt asked for.
+
+    Between two attempts there is no log: that is nothing new.
+    """
+    path, patience, lines = f"/jobs/{job_id}/logs", _Patience(client), max(tail, _LOOK)
+    current, seen, is_awaited = 0, "", False
+    while True:
+        job = patience.get(f"/jobs/{job_id}")
+        is_over = job is not None and _is_over(job, attempt)
+        found = None
+        try:
+            if job is not None:
+                found = patience.get(path, rank=rank, attempt=attempt, tail=lines)
+            if found and found["attempt"] != current and (current or is_awaited):
+                found = patience.get(path, rank=rank, attempt=found["attempt"], tail=_WHOLE)
+            is_over = is_over and found is not None
+        except CommandFailed as failed:
+            if failed.exit_code is not Exit.NOT_FOUND or (is_over and not current):
+                raise
+            found = None
+            if not current and not is_awaited:
+                note(f"{job_id} has no log yet: it follows.")
+                is_awaited = True
+        if found:
+            if current and found["attempt"] != current:
+                sys.stdout.write(_line_end(seen))
+                sys.stdout.flush()
+                note(f"Attempt {found['attempt']} of {job_id}, from its beginning:")
+                seen = ""
+            is_first = not current and not is_awaited
+            text = found["text"]
+            sys.stdout.write(_last_lines(text, tail) if is_first else added(seen, text))
             sys.stdout.flush()
-            seen = text
-            if over:
-                return
-            time.sleep(_POLL_SECONDS)
-    except KeyboardInterrupt:
-        raise CommandFailed(Exit.INTERRUPTED, "No longer following; the job goes on.") from None
+            current, seen = found["attempt"], _last_lines(text, lines)
+        if is_over:
+            sys.stdout.write(_line_end(seen))
+            return
+        time.sleep(_POLL_SECONDS)
+
+
+def _is_over(job: Json, attempt: int | None) -> bool:
+    """Whether nothing is added any more: the job has ended, or the one attempt that is meant."""
+    is_settled = any(each["attempt"] == attempt and each["endedAt"] for each in job["attempts"])
+    return job["state"] in asking.ENDED or is_settled
+
+
+def _last_lines(text: str, count: int) -> str:
+    return "".join(text.splitlines(keepends=True)[-count:])
 
 
 def added(seen: str, now: str) -> str:
@@ -645,5 +710,6 @@ def added(seen: str, now: str) -> str:
     return now
 
 
-def _ending_in_newline(text: str) -> str:
-    return text if not text or text.endswith("\n") else text + "\n"
+def _line_end(text: str) -> str:
+    """Return what a text lacks to end with its line."""
+    return "" if not text or text.endswith("\n") else "\n"

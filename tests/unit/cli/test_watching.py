@@ -1,12 +1,37 @@
 """Commands that go on for long: credentials that end, an API that is away for a while, jobs that move meanwhile."""
 
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from tests.unit.api.seeds import a_job, stored
+from evenkeel.ports import LaunchSpec
+from tests.unit.api.gateway import Answer, Gateway
+from tests.unit.api.seeds import a_job, an_attempt, stored
 from tests.unit.cli.conftest import Served
+
+NOT_NOW = [Answer(503, {}, '{"code": "UNAVAILABLE", "detail": "Not now."}')] * 3
+"""A look that fails, with all its tries."""
+
+
+def there_is(served: Served, state: str, attempt: int = 1, *, ended: int = 0, log: str = "") -> None:
+    """Let the API know one job in this state, whose first attempts have ended, and a log of its latest attempt."""
+    served.gateway = Gateway()
+    job = a_job(1, state=state, current_attempt=attempt, reason="So it is.")
+    attempts = [an_attempt(job, n, ended_at=job.submitted_at if n <= ended else None) for n in range(1, attempt + 1)]
+    stored(served.gateway.fakes.ledger, job, *attempts)
+    if log:
+        cluster = served.gateway.fakes.cluster
+        cluster.launch(LaunchSpec(job.spec, attempts[-1], "", "trainer"))
+        cluster.text[f"{job.job_id}-a{attempt}-0"] = log
+
+
+def meanwhile(monkeypatch: pytest.MonkeyPatch, *steps: Callable[[], object]) -> None:
+    """Let things happen between one look and the next, in place of the time that passes."""
+    ahead = iter(steps)
+    monkeypatch.setattr("time.sleep", lambda _seconds: next(ahead)())
+
 
 # ---------------------------------------------------------------- credentials
 
@@ -47,3 +72,81 @@ def test_credentials_that_cannot_be_fetched_anew_end_the_command_plainly(
     said = served.run("jobs", "show", "llama-1")
 
     assert (len(served.requests), said.exit_code, "[BAD_CREDENTIALS]" in said.err) == (1, 6, True)
+
+
+# ---------------------------------------------------------------- waiting
+
+
+def test_waiting_outlasts_an_api_that_is_away(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    there_is(served, "RUNNING")
+    away, again = (lambda: served.next_answers.extend(NOT_NOW), lambda: there_is(served, "SUCCEEDED"))
+    meanwhile(monkeypatch, away, away, again)
+
+    said = served.run("jobs", "wait", "job-0000000001")
+
+    assert (said.exit_code, said.out) == (0, "● job-0000000001  succeeded  So it is.\n")
+    assert said.err.splitlines() == [
+        "job-0000000001  running, attempt 1  So it is.",
+        "Not now: it is asked again until it answers.",
+    ]
+
+
+def test_waiting_for_an_api_that_stays_away_ends_at_its_timeout(served: Served) -> None:
+    served.next_answers = [*NOT_NOW]
+
+    said = served.run("jobs", "wait", "job-0000000001", "--timeout", "0")
+
+    assert said.exit_code == 124
+    assert "job-0000000001 cannot be read (last seen: never) after 0s. [TIMEOUT]" in said.err
+
+
+# ---------------------------------------------------------------- logs
+
+
+def test_following_goes_on_with_the_next_attempt_from_its_beginning(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there_is(served, "RUNNING", 1, log="0\na\nb")
+    meanwhile(
+        monkeypatch,
+        lambda: there_is(served, "PENDING", 1, ended=1),
+        lambda: served.next_answers.extend(NOT_NOW),
+        lambda: there_is(served, "RUNNING", 2, ended=1, log="\n".join(map(str, range(300)))),
+        lambda: there_is(served, "SUCCEEDED", 2, ended=2, log="\n".join(map(str, range(302)))),
+    )
+
+    said = served.run("jobs", "logs", "-f", "job-0000000001", "--tail", "1")
+
+    assert (said.exit_code, said.out.splitlines()) == (0, ["b", *map(str, range(302))])
+    assert said.err.splitlines() == [
+        "Not now: it is asked again until it answers.",
+        "Attempt 2 of job-0000000001, from its beginning:",
+    ]
+
+
+def test_following_waits_for_the_first_attempt(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    there_is(served, "PENDING", 0)
+    meanwhile(
+        monkeypatch,
+        lambda: there_is(served, "RUNNING", log="a\nb"),
+        lambda: there_is(served, "FAILED", ended=1),
+    )
+
+    said = served.run("jobs", "logs", "-f", "job-0000000001", "--tail", "1")
+
+    assert (said.exit_code, said.out, said.err) == (0, "a\nb\n", "job-0000000001 has no log yet: it follows.\n")
+
+
+def test_following_one_attempt_ends_with_it(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    there_is(served, "RUNNING", log="a")
+    meanwhile(monkeypatch, lambda: there_is(served, "STARTING", 2, ended=1))
+
+    said = served.run("jobs", "logs", "-f", "job-0000000001", "--attempt", "1")
+
+    assert (said.exit_code, said.out) == (0, "a\n")
+
+
+def test_the_log_of_a_job_that_ended_without_one_exits_4(served: Served) -> None:
+    there_is(served, "FAILED", ended=1)
+
+    assert served.run("jobs", "logs", "-f", "job-0000000001").exit_code == 4
