@@ -8,6 +8,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_address
@@ -20,12 +21,16 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from evenkeel.adapters import workloads
 from evenkeel.adapters.cluster import KubernetesCluster
 from evenkeel.adapters.kubernetes import AlreadyExists, Expired, Invalid, KubernetesApi
+from evenkeel.domain.recovery.validation import CheckResult
 from evenkeel.ports import (
+    CapacitySpec,
     Conflict,
     CordonResult,
     EvenkeelError,
+    EvictResult,
     NotAllowed,
     NotFound,
     Refused,
@@ -33,6 +38,7 @@ from evenkeel.ports import (
     Throttled,
     Unreachable,
 )
+from tests.contract.test_manifests import a_spec
 from tests.waiting import until
 
 Answer = tuple[int, Any]
@@ -370,6 +376,67 @@ def test_quantities_are_read_as_api_servers_write_them(script: Script, api: Kube
     node = cluster.node("c", "n1")
     assert node is not None
     assert node.accelerators == 1000
+
+
+def test_an_eviction_that_two_budgets_are_about_is_answered_201_and_did_not_happen(
+    script: Script, api: KubernetesApi
+) -> None:
+    script.on("POST", "/api/v1/namespaces/a/pods/p/eviction", (201, status(500, "InternalError")))
+    script.on("GET", "/api/v1/pods", (200, {"metadata": {}, "items": [a_pod_object("p", "8", "n1")]}))
+    cluster = KubernetesCluster(OneApi(api), fleet="f")
+    (pod,) = cluster.foreign_pods("c")
+
+    assert cluster.evict("c", pod) is EvictResult.NOT_NOW
+
+
+def test_a_test_job_that_cannot_end_on_its_dead_node_has_failed(script: Script, api: KubernetesApi) -> None:
+    job = {"status": {"conditions": [{"type": "FailureTarget", "status": "True"}]}}
+    script.on("GET", "/apis/batch/v1/namespaces/a/jobs/check", (200, job))
+
+    assert KubernetesCluster(OneApi(api), fleet="f").check_result("c", "a", "check") is CheckResult.FAILED
+
+
+def test_capacity_pods_bear_their_pools_taints_and_no_others(script: Script, api: KubernetesApi) -> None:
+    taints = [{"key": "team", "value": "red", "effect": "NoSchedule"}, {"key": "nvidia.com/gpu", "effect": "NoExecute"}]
+    late = [{"key": "evenkeel.io/awaiting-validation", "value": "true", "effect": "NoSchedule"}]
+    nodes = {"template": {"spec": {"taints": taints, "startupTaints": late}}}
+    script.on("GET", "/apis/karpenter.sh/v1/nodepools/burst", (200, {"spec": nodes}))
+    script.on("POST", "/apis/batch/v1/namespaces/a/jobs", (201, {}))
+    spec = CapacitySpec(
+        cluster="c",
+        namespace="a",
+        name="job-a-b1",
+        pool="burst",
+        nodes=1,
+        accelerators=8,
+        accelerator_resource="nvidia.com/gpu",
+        image="registry.k8s.io/pause:3.10",
+    )
+
+    KubernetesCluster(OneApi(api), fleet="f").hold_capacity(spec)
+
+    (made,) = [body for method, _, body, _ in script.asked if method == "POST"]
+    borne = made["spec"]["template"]["spec"]["tolerations"]
+    assert borne == [
+        {"key": "evenkeel.io/awaiting-validation", "operator": "Exists", "effect": "NoSchedule"},
+        {"key": "team", "operator": "Exists", "effect": "NoSchedule"},
+        {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoExecute"},
+    ]
+
+
+def test_a_job_that_is_not_taken_leaves_no_service(script: Script, api: KubernetesApi) -> None:
+    spec = a_spec()
+    space, name = f"namespaces/{spec.attempt.namespace}", spec.attempt.workload_name
+    mine = workloads.service(spec, "f")
+    script.on("POST", f"/api/v1/{space}/services", (201, mine))
+    script.on("POST", f"/apis/batch/v1/{space}/jobs", (403, status(403, "Forbidden")))
+    script.on("GET", f"/api/v1/{space}/services/{name}", (200, mine))
+    script.on("DELETE", f"/api/v1/{space}/services/{name}", (200, {}))
+
+    with pytest.raises(NotAllowed):
+        KubernetesCluster(OneApi(api), fleet="f").launch(replace(spec, accelerator_resource="nvidia.com/gpu"))
+
+    assert [path for method, path, *_ in script.asked if method == "DELETE"] == [f"/api/v1/{space}/services/{name}"]
 
 
 def test_a_cordon_reads_anew_when_somebody_was_quicker(script: Script, api: KubernetesApi) -> None:

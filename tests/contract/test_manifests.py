@@ -193,6 +193,7 @@ def a_pod(**status: Any) -> dict[str, Any]:
             137,
         ),
         ({"reason": "NodeLost"}, "NodeLost", None),
+        ({"reason": "UnexpectedAdmissionError"}, "UnexpectedAdmissionError", None),
         (
             {
                 "conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}],
@@ -222,6 +223,14 @@ def test_a_pods_most_telling_reason_is_kept(status: dict[str, Any], reason: str,
     pod = workloads.read_pod(a_pod(**status))
 
     assert (pod.reason, pod.exit_code) == (reason, exit_code)
+
+
+@pytest.mark.parametrize(("reason", "said"), [("PodFailurePolicy", True), ("BackoffLimitExceeded", False)])
+@pytest.mark.parametrize("kind", ["Failed", "FailureTarget"])
+def test_a_job_says_that_a_pod_of_it_was_evicted(kind: str, reason: str, said: bool) -> None:
+    condition = {"type": kind, "status": "True", "reason": reason}
+
+    assert workloads.was_disrupted({"status": {"conditions": [condition]}}) is said
 
 
 def test_a_bare_node_object_can_be_read() -> None:

@@ -32,8 +32,11 @@ class KubernetesCapacity:
 
     def hold_capacity(self, spec: CapacitySpec) -> None:
         path = f"/apis/batch/v1/namespaces/{spec.namespace}/jobs"
+        pool = self._api(spec.cluster).get(f"{_POOLS}/{spec.pool}") or {}
+        nodes = ((pool.get("spec") or {}).get("template") or {}).get("spec") or {}
+        taints = (*(nodes.get("taints") or ()), *(nodes.get("startupTaints") or ()))
         with contextlib.suppress(AlreadyExists):
-            self._api(spec.cluster).create(path, capacity_job(spec, self._fleet))
+            self._api(spec.cluster).create(path, capacity_job(spec, self._fleet, taints))
 
     def free_capacity(self, cluster: str, namespace: str, name: str) -> bool:
         api = self._api(cluster)

@@ -148,7 +148,8 @@ class KubernetesCluster(KubernetesCapacity):
         held = {each["type"] for each in conditions if each.get("status") == "True"}
         if "Complete" in held:
             return CheckResult.PASSED
-        return CheckResult.FAILED if "Failed" in held else CheckResult.PENDING
+        # On a node that is gone no pod ends, and `Failed` waits for all of them.
+        return CheckResult.FAILED if held & {"Failed", "FailureTarget"} else CheckResult.PENDING
 
     # ------------------------------------------------------------ workloads
 
@@ -167,6 +168,9 @@ class KubernetesCluster(KubernetesCapacity):
             job = api.create(path, workloads.job(spec, self._fleet, resource))
         except AlreadyExists:
             result, job = LaunchResult.ALREADY_THERE, self._check_ours(spec, f"{path}/{attempt.workload_name}")
+        except PermanentError:
+            self._delete_objects(api, attempt.namespace, attempt.job_id, attempt.attempt)  # no Job: no Service either
+            raise
         # Kueue's webhook suspends as the Job is created, whatever made it take for its own what was not handed over.
         if job["spec"].get("suspend") and not attempt.local_queue:
             raise Refused(
@@ -245,12 +249,13 @@ class KubernetesCluster(KubernetesCapacity):
             "deleteOptions": {"preconditions": {"uid": pod.uid}},
         }
         try:
-            self._api(cluster).create(f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/eviction", body)
+            said = self._api(cluster).create(f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/eviction", body)
         except (NotFound, Conflict):
             return EvictResult.GONE  # of this name there is none, or another one by now
         except Throttled:
             return EvictResult.NOT_NOW
-        return EvictResult.EVICTED
+        # Of a pod with two disruption budgets the server says 201, and in the body that it failed.
+        return EvictResult.NOT_NOW if said.get("status") == "Failure" else EvictResult.EVICTED
 
     def stop(
         self,
@@ -471,6 +476,7 @@ def _seen(
         is_suspended=job is not None and bool(job["spec"].get("suspend")),
         has_completed=job is not None and workloads.has_condition(job, "Complete"),
         has_failed=job is not None and workloads.has_condition(job, "Failed", "FailureTarget"),
+        was_disrupted=job is not None and workloads.was_disrupted(job),
         pods=tuple(
             workloads.read_pod(pod) for pod in sorted(pods, key=lambda pod: (workloads.rank_of(pod), _place(pod)))
         ),

@@ -37,6 +37,11 @@ RENTAL_LABEL = "evenkeel.io/rental"
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 RENDEZVOUS_PORT = 29500
 
+_FAILED = ("Failed", "FailureTarget")
+_DISRUPTED = {"type": "DisruptionTarget", "status": "True"}
+"""Kubernetes' mark on a pod that is ended for its node's sake, or for another pod's."""
+_LEFT_ALONE = {"karpenter.sh/do-not-disrupt": "true"}
+"""Karpenter does not take a node of such a pod to save something, nor because it is old."""
 NVIDIA, NEURON = "nvidia.com/gpu", "aws.amazon.com/neuron"
 _SAGEMAKER = "sagemaker.amazonaws.com"
 _DETAILS = (f"{_SAGEMAKER}/fault-details", f"{_SAGEMAKER}/fault-detail")
@@ -106,7 +111,13 @@ def job(spec: LaunchSpec, fleet: str, accelerator_resource: str) -> Json:
             "parallelism": spec.attempt.ranks,
             "backoffLimit": 0,
             "podReplacementPolicy": "Failed",
-            "template": {"metadata": {"labels": labels(spec, fleet)}, "spec": _pod(spec, accelerator_resource)},
+            # An evicted pod is gone once its Job has counted it, and peers that lost it fail by themselves: the Job's
+            # condition is what still says whose doing it was.
+            "podFailurePolicy": {"rules": [{"action": "FailJob", "onPodConditions": [_DISRUPTED]}]},
+            "template": {
+                "metadata": {"labels": labels(spec, fleet), "annotations": _LEFT_ALONE},
+                "spec": _pod(spec, accelerator_resource),
+            },
         },
     }
 
@@ -237,12 +248,20 @@ def check_job(spec: CheckSpec, fleet: str) -> Json:
     }
 
 
-def capacity_job(spec: CapacitySpec, fleet: str) -> Json:
+def capacity_job(spec: CapacitySpec, fleet: str, taints: Iterable[Mapping[str, Any]] = ()) -> Json:
     """The capacity pods of a rental: each takes all accelerators of one node of the pool, and does nothing.
 
-    Karpenter launches a node for each, and takes none back while its pod is there. The default tolerations are not
-    enough for a pool with taints of its own: those pods bear every taint, as the nodes are the rental's alone.
+    Karpenter launches a node for each, and takes none back while its pod is there.
+
+    Args:
+        spec: The rental.
+        fleet: Its fleet.
+        taints: What the pool gives its nodes. No other is tolerated: nodes of another rental that are about to go, and
+            those that are cordoned, would have the pods, and no machine would come.
     """
+    borne = dict.fromkeys(
+        [(AWAITING_VALIDATION_TAINT, "NoSchedule"), *((each["key"], each["effect"]) for each in taints)]
+    )
     mine = {"app.kubernetes.io/managed-by": "evenkeel", FLEET_LABEL: fleet, RENTAL_LABEL: spec.name}
     pod = {
         "restartPolicy": "Never",
@@ -250,7 +269,7 @@ def capacity_job(spec: CapacitySpec, fleet: str) -> Json:
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": 1,
         "nodeSelector": {KARPENTER_LABEL: spec.pool},
-        "tolerations": [{"operator": "Exists"}],
+        "tolerations": [{"key": key, "operator": "Exists", "effect": effect} for key, effect in borne],
         "affinity": {
             "podAntiAffinity": {
                 "requiredDuringSchedulingIgnoredDuringExecution": [
@@ -285,10 +304,9 @@ def capacity_job(spec: CapacitySpec, fleet: str) -> Json:
             "completions": spec.nodes,
             "parallelism": spec.nodes,
             "backoffLimit": 6,
-            "template": {
-                "metadata": {"labels": mine, "annotations": {"karpenter.sh/do-not-disrupt": "true"}},
-                "spec": pod,
-            },
+            # A node that goes takes its pod along: another one is made, however often that happens.
+            "podFailurePolicy": {"rules": [{"action": "Ignore", "onPodConditions": [_DISRUPTED]}]},
+            "template": {"metadata": {"labels": mine, "annotations": _LEFT_ALONE}, "spec": pod},
         },
     }
 
@@ -431,6 +449,13 @@ def has_condition(item: Mapping[str, Any], *kinds: str) -> bool:
     """Whether one of these conditions is true."""
     conditions = (item.get("status") or {}).get("conditions") or ()
     return any(one["type"] in kinds and one["status"] == "True" for one in conditions)
+
+
+def was_disrupted(job: Mapping[str, Any]) -> bool:
+    """Whether a Job failed since a pod of it was evicted, or went with its node: its failure policy says so."""
+    conditions = (job.get("status") or {}).get("conditions") or ()
+    told = {one.get("reason") for one in conditions if one["type"] in _FAILED and one["status"] == "True"}
+    return "PodFailurePolicy" in told
 
 
 def rank_of(pod: Mapping[str, Any]) -> int:

@@ -23,6 +23,8 @@ from evenkeel.ports import (
     Cluster,
     LaunchSpec,
     Ledger,
+    NotAllowed,
+    NotFound,
     PermanentError,
     Put,
     Refused,
@@ -150,6 +152,12 @@ def run(
     except Refused as error:
         reason = f"The cluster refused its Kubernetes Job: {error}"
         return _give_up(ledger, found, decided, reason, now, is_refused=True)
+    except (NotAllowed, NotFound) as error:
+        # A namespace's quota and most policies answer 403: what they say may be another thing in a while.
+        telemetry.count("LaunchesNotAllowed")
+        telemetry.warning("Launch not allowed", job_id=job.job_id, attempt=attempt.attempt, detail=str(error))
+        reason = f"The cluster does not take its Kubernetes Job now: {error}"
+        return _give_up(ledger, found, decided, reason, now, is_refused=False)
     rentals.free_nodes(job, attempt, ledger, cluster)
     launched = decided.but(state=AttemptState.LAUNCHED, workload_uid=uid, launched_at=now)
     _record_launch(ledger, found, launched, answer, now)

@@ -148,7 +148,10 @@ def test_a_sick_node_takes_the_blame_but_its_pods_are_waited_for() -> None:
     assert judged(a_pod(0, FAILED, 1), a_pod(1), sick={"node-2"}) is None
 
 
-@pytest.mark.parametrize("reason", ["NodeLost", "Evicted", "DeletionByTaintManager"])
+@pytest.mark.parametrize(
+    "reason",
+    ["NodeLost", "Evicted", "DeletionByTaintManager", "TerminationByKubelet", "EvictionByEvictionAPI", "Terminated"],
+)
 def test_a_pod_that_its_node_took_is_lost(reason: str) -> None:
     assert state(judged(a_pod(0, FAILED, 137, reason=reason), a_pod(1, FAILED, 143))) is AttemptState.LOST
 
@@ -236,6 +239,35 @@ def test_pods_that_will_not_go_are_settled_as_requested() -> None:
     ending = abandoned(a_pod(0), job=a_job(stop_request=a_stop(AttemptState.LOST)))
 
     assert ending.state is AttemptState.LOST
+
+
+def test_a_job_whose_evicted_pod_is_gone_already_is_nobodys_fault() -> None:
+    ending = judged(a_pod(1, FAILED, 1), was_disrupted=True)
+
+    assert ending
+    assert (ending.state, ending.counts_as_failure) == (AttemptState.LOST, False)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(AttemptState.LAUNCHED, AttemptState.NEVER_RAN), (AttemptState.RUNNING, AttemptState.LOST)],
+)
+def test_a_pod_that_its_node_does_not_run_is_nobodys_fault(before: AttemptState, after: AttemptState) -> None:
+    rejected = a_pod(0, FAILED, reason="UnexpectedAdmissionError")
+    seen = a_workload(rejected, a_pod(1, FAILED, 1))
+
+    ending = judge_end(seen, a_job(), an_attempt(state=before), NOTHING)
+
+    assert ending
+    assert (ending.state, ending.counts_as_failure) == (after, False)
+    assert ending.reason == f"{rejected.name} was not run by its node (UnexpectedAdmissionError)."
+
+
+def test_a_pod_that_is_told_to_go_and_ends_with_0_has_not_finished() -> None:
+    told, alone = a_pod(0, SUCCEEDED, 0, is_terminating=True), an_attempt(node_names=("node-1",))
+    asked = a_job(stop_request=a_stop())
+
+    assert state(judge_end(a_workload(told, is_deleting=True), asked, alone, NOTHING)) is AttemptState.STOPPED
 
 
 def test_a_run_past_its_deadline_is_not_repeated() -> None:

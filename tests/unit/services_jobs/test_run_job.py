@@ -8,7 +8,7 @@ from evenkeel.domain.policy import JobPolicy, Mode, Policy
 from evenkeel.domain.recovery.validation import HEALTH_STATUS
 from evenkeel.domain.scheduling.attempts import SettleOutcome
 from evenkeel.domain.scheduling.jobs import AttemptState, Demand, Job, JobState, PodPhase, ResumeOption, ResumePlan
-from evenkeel.ports import NotAllowed, Refused, TooLarge
+from evenkeel.ports import NotAllowed, NotFound, Refused, TooLarge
 from evenkeel.services import explain
 from evenkeel.services.launch_job import LaunchOutcome
 from evenkeel.services.mark_running import RunningOutcome
@@ -575,6 +575,24 @@ def test_a_manifest_that_the_cluster_refuses_fails_the_job_with_its_words() -> N
     assert story.launch(job.job_id).outcome is LaunchOutcome.GIVE_UP
     assert story.settle(job.job_id).outcome is SettleOutcome.JOB_FAILED
     assert "spec.containers[0].image" in story.job(job.job_id).reason
+
+
+@pytest.mark.parametrize("error", [NotAllowed("exceeded quota: gpus"), NotFound('namespaces "red" not found')])
+def test_what_a_namespace_does_not_take_now_is_tried_again_after_a_pause_and_in_its_words(error: Exception) -> None:
+    story = Story()
+    job = story.started()
+
+    def refuse(spec: Any) -> Any:
+        raise error
+
+    story.world.cluster.launch = refuse  # type: ignore[method-assign]
+
+    assert story.launch(job.job_id).outcome is LaunchOutcome.GIVE_UP
+    assert story.settle(job.job_id).outcome is SettleOutcome.JOB_REQUEUED
+    waiting = story.job(job.job_id)
+    assert str(error) in waiting.reason
+    assert waiting.not_before
+    assert waiting.application_failures == 0
 
 
 def test_a_namespace_that_becomes_kueues_between_pass_and_launch_fails_the_job_and_leaves_nothing() -> None:

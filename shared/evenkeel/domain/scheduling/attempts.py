@@ -34,9 +34,16 @@ DO_NOT_REQUEUE_EXIT = 93
 _KILLED = (137, 143)
 """SIGKILL and SIGTERM: how pods end when somebody ends them."""
 _LOST_REASONS = frozenset(
-    {"NodeLost", "NodeShutdown", "Evicted", "DeletionByTaintManager", "DeletionByPodGC", "Terminated", "Shutdown"}
+    {
+        *("NodeLost", "NodeShutdown", "Evicted", "Terminated", "Shutdown", "Preempting"),
+        *("DeletionByTaintManager", "DeletionByPodGC", "EvictionByEvictionAPI"),
+        *("PreemptionByScheduler", "TerminationByKubelet"),
+    }
 )
-"""Pod reasons of an end that the node, not the application, brought about."""
+"""Pod reasons of an end that the application did not bring about: the kubelet's own, and those of `DisruptionTarget`.
+
+Source: https://kubernetes.io/docs/concepts/workloads/pods/disruptions/#pod-disruption-conditions
+"""
 
 # ---------------------------------------------------------------- states and their writers
 
@@ -171,8 +178,8 @@ def judge_end(
         sick_nodes: Nodes with an open incident or NotReady: they take the blame for what failed on them.
     """
     codes = {pod.name: pod.exit_code for pod in seen.pods if pod.exit_code is not None}
-    succeeded = [pod for pod in seen.pods if pod.phase is PodPhase.SUCCEEDED]
-    # A pod that is told to go may say that it ended well: of a Job that is suspended, that is no success.
+    # A pod that is told to go may say that it ended well, and of a Job that is suspended that is no success either.
+    succeeded = [pod for pod in seen.pods if pod.phase is PodPhase.SUCCEEDED and not pod.is_terminating]
     if seen.has_completed or (len(succeeded) == attempt.ranks and not seen.is_suspended):
         return Ending(state=A.SUCCEEDED, reason="Every rank ended with success.", exit_codes=codes)
     if seen.pods_alive(lost_nodes):
@@ -190,6 +197,8 @@ def judge_end(
         return _as_requested(request, codes)
     if attempt.state is A.STARTING and is_gone:
         return None  # not launched yet
+    if seen.was_disrupted and not fenced_out:
+        return Ending(state=A.LOST, reason="A pod of it was evicted, or went with its node.", exit_codes=codes)
     return _blame(failed, fenced_out, attempt, lost_nodes, sick_nodes, codes)
 
 
@@ -254,10 +263,14 @@ def _blame(
     if last_word:
         reason = f"{last_word.name} said that it is not to be started again (exit code {DO_NOT_REQUEUE_EXIT})."
         return Ending(state=A.FAILED, reason=reason, exit_codes=codes, counts_as_failure=True, is_final=True)
+    refused = next((pod for pod in failed if pod.exit_code is None), None)
+    if refused:
+        state = A.LOST if attempt.state is A.RUNNING else A.NEVER_RAN
+        reason = f"{refused.name} was not run by its node ({refused.reason or 'it does not say why'})."
+        return Ending(state=state, reason=reason, exit_codes=codes)
     cause = min(failed, key=_by_guilt)
-    how = f"exit code {cause.exit_code}" if cause.exit_code is not None else "no exit code"
     why = f", {cause.reason}" if cause.reason not in ("", "Error") else ""
-    reason = f"{cause.name} failed ({how}{why})."
+    reason = f"{cause.name} failed (exit code {cause.exit_code}{why})."
     ending = Ending(
         state=A.FAILED,
         reason=reason,

@@ -563,6 +563,8 @@ class WorkloadSeen(Value):
     """Whether its Job has, for now, no pods."""
     has_completed: bool = False
     has_failed: bool = False
+    was_disrupted: bool = False
+    """Whether it failed since a pod of it was evicted, or went with its node."""
     pods: tuple[PodSeen, ...] = ()
     kueue: KueueSeen | None = None
     """What Kueue says of it, where it was handed to Kueue and is known there."""
