@@ -44,15 +44,39 @@ class Client:
         joint = "&" if "?" in path else "?"
         return self._send("GET", path + (f"{joint}{urlencode(given, quote_via=quote)}" if given else ""), None, {})
 
-    def post(self, path: str, body: Json, *, key: str | None = None) -> Json:
+    def post(self, path: str, body: Json, *, key: str | None = None, repeat: str = "") -> Json:
         """Change something.
 
         Idempotent: yes, by the idempotency key, which is a fresh one unless given.
 
+        Args:
+            path: Relative to the base.
+            body: What is asked.
+            key: The idempotency key.
+            repeat: Further options that repeat this very change, where what was typed does not say all of it.
+
+        Raises:
+            CommandFailed: with the exit code that the answer means; where it is not known whether the change was
+                made, the hint says how to repeat it as itself.
+        """
+        key = key or f"cli-{secrets.token_hex(12)}"
+        headers = {"Content-Type": "application/json", "Idempotency-Key": key}
+        try:
+            return self._send("POST", path, json.dumps(body).encode(), headers)
+        except CommandFailed as failed:
+            if failed.exit_code in (Exit.TRY_AGAIN, Exit.FAILED):
+                again = f"It may have been done: the same command with --idempotency-key {key}{repeat} does it once."
+                failed.hint = f"{failed.hint}\n  {again}" if failed.hint else again
+            raise
+
+    def ask(self, path: str, body: Json) -> Json:
+        """Ask what needs a document to be asked; nothing is changed.
+
         Raises:
             CommandFailed: with the exit code that the answer means.
         """
-        headers = {"Content-Type": "application/json", "Idempotency-Key": key or f"cli-{secrets.token_hex(12)}"}
+        # The API asks a key of every POST.
+        headers = {"Content-Type": "application/json", "Idempotency-Key": f"cli-{secrets.token_hex(12)}"}
         return self._send("POST", path, json.dumps(body).encode(), headers)
 
     def change(self, method: str, path: str, body: Json, *, version: int | None = None) -> Json:

@@ -76,7 +76,7 @@ def report(
     if code == "-" and not line:
         raise CommandFailed(Exit.USAGE, "Without a code, give --line.", code="USAGE")
     body = {"faults": [{name: value for name, value in fault.items() if value}]}
-    found = asking.current_client().post("/faults", body, key=key)
+    found = asking.current_client().post("/faults", body, key=key, repeat="" if at else f" --at {fault['observedAt']}")
 
     def draw(out: Page) -> None:
         said = f"{found['accepted']} reported" if found["accepted"] else "the line says nothing of the node"

@@ -113,7 +113,7 @@ def plan(  # noqa: PLR0917 - options, each given by its name
     """Say what the next pass would decide about a job, without submitting it. Takes what `submit` takes."""
     fields = _fields(name, team, job_type, priority_class, image, nodes, gpus_per_node, deadline)
     body = _body(words, fields, checkpoint_uri, checkpoint_claim, min_nodes, max_nodes, env)
-    found = asking.current_client().post("/jobs/plan", body)
+    found = asking.current_client().ask("/jobs/plan", body)
     answer(found, output, lambda out: _planned(out, found))
 
 

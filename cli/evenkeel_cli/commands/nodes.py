@@ -80,12 +80,12 @@ def replace(
     client = asking.current_client()
     node_id = asking.find_node(client, node)
     body = {"reason": reason, **({"code": code} if code else {})}
-    if is_dry_run or not is_sure:
-        planned = client.post(f"/nodes/{node_id}/replace", {**body, "dryRun": True}, key=key if is_dry_run else None)
-        if is_dry_run:
-            answer(planned, output, lambda out: _plan(out, planned))
-            return
-        _ask(planned)
+    if is_dry_run:
+        planned = client.post(f"/nodes/{node_id}/replace", {**body, "dryRun": True}, key=key)
+        answer(planned, output, lambda out: _plan(out, planned))
+        return
+    if not is_sure:
+        _ask(client.ask(f"/nodes/{node_id}/replace", {**body, "dryRun": True}))
     found = client.post(f"/nodes/{node_id}/replace", body, key=key)
 
     def draw(out: Page) -> None:

@@ -131,7 +131,7 @@ def try_(
 
     client = asking.current_client()
     body = {"changes": policies.document(file)} | ({"since": since} if since else {})
-    found = client.post(f"/clusters/{client.fleet}/policy/test", body)
+    found = client.ask(f"/clusters/{client.fleet}/policy/test", body)
     answer(found, output, lambda out: _tested(out, found))
 
 

@@ -1,6 +1,7 @@
 """What commands send, how they end, and what programs get from them."""
 
 import json
+import re
 import resource
 import subprocess
 import sys
@@ -503,6 +504,40 @@ def test_a_long_throttle_exits_8(served: Served) -> None:
     served.next_answers = [Answer(503, {}, '{"code": "UNAVAILABLE", "detail": "Not now."}')] * 3
 
     assert served.run("status").exit_code == 8
+
+
+@pytest.mark.parametrize(
+    ("words", "status"), [("jobs submit --name x --image i:1 -- train", 503), ("nodes cordon i-00000000000000001", 500)]
+)
+def test_a_change_whose_answer_was_lost_can_be_repeated_as_itself(served: Served, words: str, status: int) -> None:
+    stored(served.gateway.fakes.ledger, a_fleet_node(1))
+    served.next_answers = [Answer(status, {}, '{"code": "LOST", "detail": "Nobody knows.", "hint": "Look."}')] * 3
+
+    said = served.run(*words.split())
+
+    sent = {headers["Idempotency-Key"] for method, _, headers in served.requests if method == "POST"}
+    named = re.findall(r"the same command with --idempotency-key (\S+) does it once", said.err)
+    assert (said.exit_code, set(named)) == (8 if status == 503 else 1, sent)
+    assert "  Look.\n" in said.err
+
+
+def test_a_report_whose_answer_was_lost_is_repeated_with_its_instant(served: Served) -> None:
+    served.next_answers = [Answer(500, {}, '{"code": "LOST", "detail": "Nobody knows."}')]
+
+    said = served.run("faults", "report", "i-00000000000000001", "xid:79")
+
+    assert re.search(r"--idempotency-key cli-\w+ --at \d{4}-\d\d-\d\dT[\d:]{8}Z does it once", said.err)
+
+
+@pytest.mark.parametrize(
+    "words", ["jobs plan --name x --image i:1 -- train", "nodes replace i-00000000000000001 --reason old"]
+)
+def test_what_only_asks_names_no_key_where_its_answer_was_lost(served: Served, words: str) -> None:
+    served.next_answers = [Answer(500, {}, '{"code": "LOST", "detail": "Nobody knows."}')]
+
+    said = served.run(*words.split())
+
+    assert (said.exit_code, said.err) == (1, "✖ Nobody knows. [LOST]\n")
 
 
 def test_something_else_on_that_address_is_told_apart(served: Served) -> None:
