@@ -52,6 +52,9 @@ EXIT_STOPPED = 143
 PART_BYTES = 256 * 1024 * 1024
 """A shard above this is written in parts: S3 takes 5 GiB in one PUT, and keeps a comparable checksum only of those."""
 
+PATIENCE_SECONDS = 600
+"""How long ranks wait in the store for each other where nobody says."""
+
 Gather = Callable[[JsonObject], Sequence[JsonObject] | None]
 """The caller's own gather: takes this rank's record, returns every rank's, in rank order, at least on rank 0."""
 
@@ -148,7 +151,7 @@ class Run:
         distrust: Distrust | None = None,
         accepts_convention: bool = False,
         may_start_over: bool = False,
-        patience_seconds: float = 600,
+        patience_seconds: float = PATIENCE_SECONDS,
         part_bytes: int = PART_BYTES,
     ) -> None:
         self.job_id = job_id
@@ -368,8 +371,11 @@ class Run:
         return Saved(checkpoint.step, checkpoint.manifest_key, is_complete)
 
 
-def attach(environ: Mapping[str, str] | None = None) -> Run:
+def attach(environ: Mapping[str, str] | None = None, *, patience_seconds: float | None = None) -> Run:
     """Join the attempt that the environment describes, and listen for SIGTERM (where this is the main thread).
+
+    `patience_seconds` is how long ranks wait in the store for each other: for rank 0's word where to resume, and rank 0
+    for what each has saved. None = what the environment says.
 
     | variable | |
     |---|---|
@@ -382,7 +388,10 @@ def attach(environ: Mapping[str, str] | None = None) -> Run:
     | `EVENKEEL_DISTRUST_THROUGH` | optional: the last attempt that these are about; absent = all |
     | `EVENKEEL_ACCEPT_CONVENTION` | `1`: where rank 0 finds out, DCP's convention is enough |
     | `EVENKEEL_START_OVER` | `1`: where rank 0 finds out that no checkpoint holds, it begins at the beginning |
-    | `WORLD_SIZE`, `JOB_COMPLETION_INDEX` (or `RANK`) | 1 and 0 where absent |
+    | `EVENKEEL_PATIENCE_SECONDS` | optional: how long ranks wait for each other; 600 where absent |
+    | `RANK`, `WORLD_SIZE` | where torchrun or one like it set them (`LOCAL_RANK` or `TORCHELASTIC_RUN_ID` says so) |
+    | `OMPI_COMM_WORLD_RANK`, `OMPI_COMM_WORLD_SIZE` | otherwise, where mpirun set both |
+    | `JOB_COMPLETION_INDEX` (or `RANK`), `WORLD_SIZE` | otherwise: those of the pod; 0 and 1 where absent |
 
     Raises:
         NotInAnAttemptError: A variable is missing or cannot be read.
@@ -391,11 +400,8 @@ def attach(environ: Mapping[str, str] | None = None) -> Run:
     uri = given.get("EVENKEEL_CHECKPOINT_URI", "")
     if not uri:
         raise NotInAnAttemptError("EVENKEEL_CHECKPOINT_URI is not set: where should checkpoints go?")
-    world_size = _whole(given, "WORLD_SIZE", 1, default="1")
-    rank_name = "JOB_COMPLETION_INDEX" if "JOB_COMPLETION_INDEX" in given else "RANK"
-    rank = _whole(given, rank_name, 0, default="0")
-    if rank >= world_size:
-        raise NotInAnAttemptError(f"{rank_name}={rank} does not fit WORLD_SIZE={world_size}")
+    rank, world_size = _place(given)
+    patience_in_environment = _whole(given, "EVENKEEL_PATIENCE_SECONDS", 1, default=str(PATIENCE_SECONDS))
     try:
         storage = open_storage(uri)
         distrust = _distrust(given)
@@ -411,10 +417,37 @@ def attach(environ: Mapping[str, str] | None = None) -> Run:
         distrust=distrust,
         accepts_convention=given.get("EVENKEEL_ACCEPT_CONVENTION", "") == "1",
         may_start_over=given.get("EVENKEEL_START_OVER", "") == "1",
+        patience_seconds=patience_in_environment if patience_seconds is None else patience_seconds,
     )
     if threading.current_thread() is threading.main_thread():
         _listen(run)
     return run
+
+
+def _place(given: Mapping[str, str]) -> tuple[int, int]:
+    """Return this process's rank, and of how many.
+
+    A pod has one JOB_COMPLETION_INDEX, which every process in it inherits: where a launcher starts several, only what
+    it tells each of them counts. Without a launcher's sign, RANK may be anybody's, and the pod's own number counts.
+    """
+    rank_name, size_name = _place_names(given)
+    rank, world_size = _whole(given, rank_name, 0, default="0"), _whole(given, size_name, 1, default="1")
+    if rank >= world_size:
+        raise NotInAnAttemptError(f"{rank_name}={rank} does not fit {size_name}={world_size}")
+    return rank, world_size
+
+
+def _place_names(given: Mapping[str, str]) -> tuple[str, str]:
+    # https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
+    signs = [f"{name}={given[name]}" for name in ("LOCAL_RANK", "TORCHELASTIC_RUN_ID") if given.get(name)]
+    if signs and given.get("RANK"):
+        return "RANK", "WORLD_SIZE"
+    if signs and signs != ["LOCAL_RANK=0"]:  # that alone may be a job's own setting: the one process of its pod
+        raise NotInAnAttemptError(f"{signs[0]} says that a launcher started this process, but RANK is not set")
+    # https://docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html
+    if given.get("OMPI_COMM_WORLD_RANK") and given.get("OMPI_COMM_WORLD_SIZE"):
+        return "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"
+    return ("JOB_COMPLETION_INDEX" if given.get("JOB_COMPLETION_INDEX") else "RANK"), "WORLD_SIZE"
 
 
 def _distrust(given: Mapping[str, str]) -> Distrust | None:

@@ -367,13 +367,72 @@ def test_environment_says_everything(tmp_path: Path) -> None:
             "EVENKEEL_RESUME_FROM": "",
             "WORLD_SIZE": "4",
             "JOB_COMPLETION_INDEX": "2",
-            "RANK": "1",
         }
     )
 
     assert (run.job_id, run.attempt, run.world_size, run.rank) == ("job-rings", 3, 4, 2)
     assert run.checkpoint_uri == f"file://{tmp_path}"
     assert run.resume() is None
+
+
+POD = {"JOB_COMPLETION_INDEX": "1", "WORLD_SIZE": "2"}
+"""The second pod of two, before a launcher starts anything in it."""
+ELASTIC = {"LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "place"),
+    [
+        pytest.param({}, (0, 1), id="a laptop"),
+        pytest.param(POD, (1, 2), id="a pod"),
+        pytest.param({"RANK": "1", "WORLD_SIZE": "2"}, (1, 2), id="a pod of another operator"),
+        pytest.param(POD | {"RANK": "0"}, (1, 2), id="a rank that no launcher vouches for"),
+        pytest.param(
+            POD | ELASTIC | {"RANK": "6", "LOCAL_RANK": "2", "WORLD_SIZE": "8"}, (6, 8), id="a worker of torchrun"
+        ),
+        pytest.param(
+            POD | ELASTIC | {"RANK": "7", "LOCAL_RANK": "0", "WORLD_SIZE": "8"}, (7, 8), id="with --virtual-local-rank"
+        ),
+        pytest.param(POD | {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}, (3, 4), id="another launcher"),
+        pytest.param(POD | {"LOCAL_RANK": "0"}, (1, 2), id="the only process of its pod"),
+        pytest.param(POD | {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8"}, (5, 8), id="mpirun"),
+        pytest.param(
+            POD | {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}
+            | {"RANK": "6", "LOCAL_RANK": "2", "WORLD_SIZE": "8"},
+            (6, 8),
+            id="torchrun, itself started by mpirun",
+        ),
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("sigterm")
+def test_rank_is_the_launchers_where_one_started_the_process(
+    environ: dict[str, str], place: tuple[int, int], tmp_path: Path
+) -> None:
+    run = training.attach({"EVENKEEL_CHECKPOINT_URI": str(tmp_path), "EVENKEEL_ATTEMPT": "1"} | environ)
+
+    assert (run.rank, run.world_size) == place
+
+
+@pytest.mark.usefixtures("sigterm")
+def test_workers_of_two_pods_make_one_checkpoint_with_a_shard_each(tmp_path: Path) -> None:
+    given = {"EVENKEEL_CHECKPOINT_URI": str(tmp_path), "EVENKEEL_ATTEMPT": "1", "EVENKEEL_PATIENCE_SECONDS": "5"}
+    workers = [
+        training.attach(
+            given
+            | {"TORCHELASTIC_RUN_ID": "none"}
+            | {"JOB_COMPLETION_INDEX": str(rank // 2), "LOCAL_RANK": str(rank % 2)}
+            | {"RANK": str(rank), "WORLD_SIZE": "4"}
+        )
+        for rank in range(4)
+    ]
+
+    assert together(workers, lambda run: run.resume()) == [None] * 4
+    saved = together(workers, lambda run: run.save(10, f"rank {run.rank}".encode()))
+
+    assert [each.is_complete for each in saved] == [True, False, False, False]
+    resume = a_run(str(tmp_path), 2).resume()
+    assert resume is not None
+    assert list(resume.shards()) == [b"rank 0", b"rank 1", b"rank 2", b"rank 3"]
 
 
 @pytest.mark.usefixtures("sigterm")
@@ -385,9 +444,24 @@ def test_attach_works_outside_the_main_thread(tmp_path: Path) -> None:
     assert not run.should_stop()
 
 
+@pytest.mark.parametrize(("said", "environ", "waited"), [(None, "1", "1 s"), (0.5, "600", "0 s"), (0, None, "0 s")])
+@pytest.mark.usefixtures("sigterm")
+def test_ranks_wait_for_rank_0_as_long_as_the_code_or_else_the_environment_says(
+    said: float | None, environ: str | None, waited: str, tmp_path: Path
+) -> None:
+    given = {"EVENKEEL_CHECKPOINT_URI": str(tmp_path), "EVENKEEL_ATTEMPT": "1"} | POD
+    told = {} if environ is None else {"EVENKEEL_PATIENCE_SECONDS": environ}
+    run = training.attach(given | told, patience_seconds=said)
+
+    with pytest.raises(TimeoutError, match=f"waited {waited} for rank 0 to pin"):
+        run.resume()
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"EVENKEEL_PATIENCE_SECONDS": "0"}, "EVENKEEL_PATIENCE_SECONDS='0' is not a whole number of at least 1"),
+        ({"EVENKEEL_PATIENCE_SECONDS": "long"}, "EVENKEEL_PATIENCE_SECONDS='long'"),
         ({"EVENKEEL_CHECKPOINT_URI": ""}, "EVENKEEL_CHECKPOINT_URI is not set"),
         ({"EVENKEEL_CHECKPOINT_URI": "gs://x/y"}, "no checkpoint URI"),
         ({"EVENKEEL_ATTEMPT": ""}, "EVENKEEL_ATTEMPT is not set"),
@@ -395,6 +469,9 @@ def test_attach_works_outside_the_main_thread(tmp_path: Path) -> None:
         ({"EVENKEEL_ATTEMPT": "two"}, "EVENKEEL_ATTEMPT='two'"),
         ({"WORLD_SIZE": "0"}, "WORLD_SIZE"),
         ({"RANK": "4", "WORLD_SIZE": "4"}, "RANK=4 does not fit WORLD_SIZE=4"),
+        ({"JOB_COMPLETION_INDEX": "4", "WORLD_SIZE": "4"}, "JOB_COMPLETION_INDEX=4 does not fit WORLD_SIZE=4"),
+        ({"JOB_COMPLETION_INDEX": "0", "LOCAL_RANK": "1"}, "LOCAL_RANK=1 says that a launcher .* RANK is not set"),
+        ({"JOB_COMPLETION_INDEX": "0", "TORCHELASTIC_RUN_ID": "none"}, "TORCHELASTIC_RUN_ID=none .* RANK is not set"),
         ({"EVENKEEL_DISTRUST_AFTER": "yesterday"}, "'yesterday' is no instant"),
     ],
 )
