@@ -142,9 +142,9 @@ def show_decision(decision_id: str) -> api.Reply:
 
 @app.get("/v1/nodes")
 def list_nodes() -> api.Reply:
-    query = app.query(api_types.PageQuery)
+    query = app.query(api_types.NodesQuery)
     page = paging.Request(query.page_size, query.next_page_token)
-    return app.answer(read_fleet.list_nodes(wiring.world().ledger, page))
+    return app.answer(read_fleet.list_nodes(wiring.world().ledger, page, with_gone=bool(query.gone)))
 
 
 @app.get("/v1/nodes/<node_id>")

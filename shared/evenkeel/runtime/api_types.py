@@ -369,6 +369,13 @@ class PageQuery(Body):
     next_page_token: Annotated[str, StringConstraints(max_length=8192)] = ""
 
 
+class NodesQuery(PageQuery):
+    """`GET /v1/nodes`."""
+
+    gone: Literal["", "true"] = ""
+    """`true`: with those that are gone, which are remembered for 30 days."""
+
+
 class JobsQuery(PageQuery):
     """`GET /v1/jobs`."""
 

@@ -13,6 +13,10 @@ _MOST_EXAMINED = 2000
 """Rows that one page looks at: where a filter passes most of them over, a page is short and the next one goes on."""
 
 
+_MOST_PASSED_OVER = 4
+"""Where all of a partition that a filter keeps is wanted: so many times as many rows are looked at."""
+
+
 class BadPageToken(Refused):
     """A page token that this list did not hand out."""
 
@@ -128,17 +132,33 @@ def _merged(
     return Answer(tuple(rows))
 
 
-def everything(ledger: Ledger, table: Table, partition: str, *, at_most: int) -> tuple[tuple[Row, ...], bool]:
-    """Return up to `at_most` rows of one partition, oldest first, and whether there are more."""
+def everything(
+    ledger: Ledger,
+    table: Table,
+    partition: str,
+    *,
+    at_most: int,
+    keep: Callable[[Row], bool] | None = None,
+    newest_first: bool = False,
+) -> tuple[tuple[Row, ...], bool]:
+    """Return up to `at_most` rows of one partition, oldest first, and whether there are more.
+
+    Rows that `keep` passes over do not use the limit up, until there are many times as many of them.
+    """
     rows: list[Row] = []
-    cursor: str | None = None
+    examined, cursor = 0, None
+    most_examined = at_most if keep is None else _MOST_PASSED_OVER * at_most
     while True:
-        page = ledger.by_state(table, partition, limit=min(1000, at_most - len(rows)), cursor=cursor)
-        rows.extend(page.rows)
+        size = min(1000, most_examined - examined)
+        page = ledger.by_state(table, partition, limit=size, cursor=cursor, newest_first=newest_first)
+        examined += len(page.rows)
+        rows.extend(row for row in page.rows if keep is None or keep(row))
         cursor = page.cursor
+        if len(rows) > at_most:
+            return tuple(rows[:at_most]), True
         if cursor is None:
             return tuple(rows), False
-        if len(rows) >= at_most:
+        if len(rows) == at_most or examined >= most_examined:
             return tuple(rows), True
 
 

@@ -4,15 +4,23 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
-from itertools import chain
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 from evenkeel.domain.health.incidents import OPEN_STATES, Incident
 from evenkeel.domain.nodes import FleetNode
-from evenkeel.domain.scheduling.jobs import JobState
+from evenkeel.domain.scheduling.jobs import Job, JobState
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Ledger, NotFound, Row, Table
-from evenkeel.services import hold_automation, paging, read_incidents, read_jobs, read_serving, read_teams, rows
+from evenkeel.services import (
+    hold_automation,
+    paging,
+    read_incidents,
+    read_jobs,
+    read_queue,
+    read_serving,
+    read_teams,
+    rows,
+)
 
 Json = dict[str, Any]
 
@@ -22,7 +30,16 @@ DEAF_AFTER = timedelta(minutes=10)
 _MOST_NODES = 5000
 _MOST_JOBS = 2000
 """Jobs of one state that the overview counts; past it the count is a lower bound and says so."""
-_MOST_INCIDENTS = 50
+_MOST_OPEN = 1000
+"""Open incidents of one state that the overview counts; past it the counts are lower bounds and say so."""
+_MOST_UNHAPPY = 100
+"""Incidents of one unhappy end that are weighed, the newest; older ones are found by what they left behind."""
+_MOST_LEFT = 50
+"""Older incidents that are looked up by the machines and jobs which they left behind."""
+_MOST_HURT = 200
+"""Hurt jobs that are looked up one by one, where not all that are alive could be listed."""
+_MOST_SHOWN = 50
+"""Incidents at work, and as many that need a person, that are shown and not only counted."""
 _MOST_TEAMS = 100
 
 
@@ -59,15 +76,36 @@ class _Work(TypedDict):
     is_lower_bound: bool
 
 
+class _Incidents(NamedTuple):
+    needing: Sequence[Incident]
+    """Those that wait for a person: first for an approval, then those that ended unhappily."""
+    working: Sequence[Incident]
+    """The open ones that go on by themselves."""
+    asking: Sequence[Incident]
+    """The open ones that wait for an approval."""
+    is_lower_bound: bool
+
+    @property
+    def in_repair(self) -> set[str]:
+        """The machines that an open incident is about."""
+        return {incident.life.key for incident in (*self.working, *self.asking)}
+
+    def counted(self, incidents: Sequence[Incident], verbs: tuple[str, str]) -> str:
+        """Write how many: `1 incident works`, or `50+ incidents work` where there may be more."""
+        number = f"{len(incidents)}+" if self.is_lower_bound else str(len(incidents))
+        return f"{number} incident {verbs[0]}" if number == "1" else f"{number} incidents {verbs[1]}"
+
+
 def status(
     ledger: Ledger, *, fleet: str, clusters: Iterable[str], mode: str, drills_may_act: bool, now: datetime
 ) -> Json:
     """Return the overview: what burns, whether it is handled, and what the fleet and the jobs do."""
-    nodes = _nodes(ledger)
-    working, needing = _incidents(ledger, nodes, now)
+    nodes, has_more_nodes = _nodes(ledger)
+    work = _work(ledger)
+    incidents = _incidents(ledger, nodes, work, now)
     automation = hold_automation.show(ledger, mode=mode, drills_may_act=drills_may_act, now=now)
     beats = _heartbeats(ledger, now)
-    health, reasons = _judge(len(working), len(needing), automation, beats, nodes, working)
+    health, reasons = _judge(incidents, automation, beats, nodes)
     return {
         "asOf": rfc3339(now),
         "fleet": fleet,
@@ -75,14 +113,16 @@ def status(
         "reasons": reasons,
         "automation": automation,
         "incidents": {
-            "working": len(working),
-            "needYou": len(needing),
-            "items": [_incident(ledger, incident, needs_you=True) for incident in needing]
-            + [_incident(ledger, incident, needs_you=False) for incident in working],
+            "working": len(incidents.working),
+            "needYou": len(incidents.needing),
+            "isLowerBound": incidents.is_lower_bound,
+            "items": [_incident(ledger, incident, needs_you=True) for incident in incidents.needing[:_MOST_SHOWN]]
+            + [_incident(ledger, incident, needs_you=False) for incident in incidents.working[:_MOST_SHOWN]],
         },
-        "nodes": _pools(nodes, {incident.life.key for incident in working}),
-        "gpus": _gpus(nodes, {incident.life.key for incident in working}),
-        "jobs": _jobs(ledger, clusters, now),
+        "next": _next(incidents),
+        "nodes": _pools(nodes, incidents.in_repair) | {"isLowerBound": has_more_nodes},
+        "gpus": _gpus(nodes, incidents.in_repair),
+        "jobs": _jobs(ledger, work, clusters, now),
         "teams": [
             {name: value for name, value in team.items() if name != "resources"}
             for team in read_teams.list_teams(ledger, now=now)["items"][:_MOST_TEAMS]
@@ -92,12 +132,15 @@ def status(
     }
 
 
-def list_nodes(ledger: Ledger, page: paging.Request) -> Json:
-    """Return one page of nodes, by pool."""
-    answer = paging.newest_first(ledger, Table.FLEET, ["NODE"], page)
-    incidents = {incident.life.key: incident for incident in _open_incidents(ledger)}
-    nodes = (rows.read(row, FleetNode) for row in answer.rows)
-    items = [_node(node, incidents.get(node.life.key)) for node in nodes]
+def list_nodes(ledger: Ledger, page: paging.Request, *, with_gone: bool = False) -> Json:
+    """Return one page of nodes, by pool; those that are gone, which are remembered for a while, only if asked for."""
+    answer = paging.newest_first(ledger, Table.FLEET, ["NODE"], page, None if with_gone else read_queue.is_there)
+    nodes = [rows.read(row, FleetNode) for row in answer.rows]
+    found, is_cut = _open_incidents(ledger)
+    incidents = {incident.life.key: incident for incident in found}
+    items = [
+        _node(node, incidents.get(node.life.key) or (_incident_of(ledger, node) if is_cut else None)) for node in nodes
+    ]
     return {"items": items, "nextPageToken": answer.next_token or None}
 
 
@@ -111,9 +154,7 @@ def show_node(ledger: Ledger, clusters: Iterable[str], instance_id: str) -> Json
         row = ledger.get(rows.node_key(cluster, instance_id))
         if row is not None:
             node = rows.read(row, FleetNode)
-            opened = ledger.get(rows.open_key(node.life))
-            found = ledger.get(rows.incident_key(str(opened.doc["incidentId"]))) if opened else None
-            return _node(node, rows.read(found, Incident) if found else None)
+            return _node(node, _incident_of(ledger, node))
     raise NotFound(f"There is no node {instance_id}.")
 
 
@@ -159,30 +200,106 @@ def _node(node: FleetNode, incident: Incident | None) -> Json:
     }
 
 
-def _nodes(ledger: Ledger) -> tuple[FleetNode, ...]:
-    found, _ = paging.everything(ledger, Table.FLEET, "NODE", at_most=_MOST_NODES)
-    nodes = (rows.read(row, FleetNode) for row in found)
-    return tuple(node for node in nodes if not node.is_gone)
+def _nodes(ledger: Ledger) -> tuple[tuple[FleetNode, ...], bool]:
+    found, more = paging.everything(ledger, Table.FLEET, "NODE", at_most=_MOST_NODES, keep=read_queue.is_there)
+    return tuple(rows.read(row, FleetNode) for row in found), more
 
 
-def _open_incidents(ledger: Ledger) -> list[Incident]:
-    pages = (
-        ledger.by_state(Table.INCIDENTS, f"INC#{state}", limit=_MOST_INCIDENTS, newest_first=True)
-        for state in OPEN_STATES
-    )
-    return [rows.read(row, Incident) for row in chain.from_iterable(page.rows for page in pages)]
+def _open_incidents(ledger: Ledger) -> tuple[list[Incident], bool]:
+    found: list[Incident] = []
+    is_lower_bound = False
+    for state in OPEN_STATES:
+        seen, more = paging.everything(ledger, Table.INCIDENTS, f"INC#{state}", at_most=_MOST_OPEN, newest_first=True)
+        found += [rows.read(row, Incident) for row in seen]
+        is_lower_bound |= more
+    return found, is_lower_bound
 
 
-def _incidents(ledger: Ledger, nodes: Iterable[FleetNode], now: datetime) -> tuple[list[Incident], list[Incident]]:
+def _incident_of(ledger: Ledger, node: FleetNode) -> Incident | None:
+    opened = ledger.get(rows.open_key(node.life))
+    found = ledger.get(rows.incident_key(str(opened.doc["incidentId"]))) if opened else None
+    return rows.read(found, Incident) if found else None
+
+
+def _incidents(ledger: Ledger, nodes: Iterable[FleetNode], work: Mapping[JobState, _Work], now: datetime) -> _Incidents:
+    found, is_cut = _open_incidents(ledger)
+    asking = [incident for incident in found if read_incidents.asks(incident)]
+    working = [incident for incident in found if not read_incidents.asks(incident)]
+    ended, may_be_more = _unhappy(ledger, nodes, work, found, now)
+    alive = _Alive(ledger, work)
     holders = {node.slot: node for node in nodes}
-    needing: list[Incident] = []
+    needing = [
+        incident
+        for incident in ended
+        if read_incidents.needs_person(incident, alive.of(incident), holders.get(incident.slot), now)
+    ]
+    return _Incidents([*asking, *needing], working, asking, is_cut or may_be_more or alive.is_cut)
+
+
+class _Alive:
+    """The jobs that live: of one that is not among them an incident wants nothing more."""
+
+    def __init__(self, ledger: Ledger, work: Mapping[JobState, _Work]) -> None:
+        self._ledger = ledger
+        self._known: dict[str, Row | None] = {row.doc["jobId"]: row for each in work.values() for row in each["rows"]}
+        self._lookups = _MOST_HURT if any(each["is_lower_bound"] for each in work.values()) else 0
+        self._is_whole = not self._lookups
+        self.is_cut = False
+
+    def of(self, incident: Incident) -> list[Job]:
+        """Return those that an incident hurt."""
+        found = (self._row(hurt.job_id) for hurt in incident.hurt_jobs)
+        return [rows.read(row, Job) for row in found if row is not None]
+
+    def _row(self, job_id: str) -> Row | None:
+        if job_id not in self._known and not self._is_whole:
+            if not self._lookups:
+                self.is_cut = True
+                return None
+            self._lookups -= 1
+            self._known[job_id] = self._ledger.get(rows.job_key(job_id))
+        return self._known.get(job_id)
+
+
+def _unhappy(
+    ledger: Ledger,
+    nodes: Iterable[FleetNode],
+    work: Mapping[JobState, _Work],
+    others: Iterable[Incident],
+    now: datetime,
+) -> tuple[list[Incident], bool]:
+    """Return the incidents that ended so that a person may be needed, and whether that may not be all.
+
+    The newest are read as they lie. Older ones still need somebody only for what they left behind: a machine that bears
+    their mark, a job that is to resume by their plan. By these they are looked up.
+    """
+    found: list[Incident] = []
+    has_older = is_lower_bound = False
     for state in read_incidents.ASKS_FOR_PERSON:
-        page = ledger.by_state(Table.INCIDENTS, f"INC#{state}", limit=_MOST_INCIDENTS, newest_first=True)
-        for incident in (rows.read(row, Incident) for row in page.rows):
-            jobs = read_incidents.load_hurt(ledger, incident).values()
-            if read_incidents.needs_person(incident, jobs, holders.get(incident.slot), now):
-                needing.append(incident)
-    return _open_incidents(ledger), needing
+        partition = f"INC#{state}"
+        seen, more = paging.everything(ledger, Table.INCIDENTS, partition, at_most=_MOST_UNHAPPY, newest_first=True)
+        newest = [rows.read(row, Incident) for row in seen]
+        found += newest
+        has_older |= more
+        # So many of a day: of those left out some may be news still.
+        is_lower_bound |= more and now - newest[-1].opened_at < read_incidents.NEWS_FOR
+    if not has_older:
+        return found, is_lower_bound
+    docs = (row.doc for each in work.values() for row in each["rows"])
+    named = {node.incident_id for node in nodes} | {(doc.get("resumePlan") or {}).get("incidentId") for doc in docs}
+    known = {incident.incident_id for incident in (*found, *others)}
+    older = sorted({name for name in named if name} - known, reverse=True)
+    left = map(ledger.get, map(rows.incident_key, older[:_MOST_LEFT]))
+    found += [rows.read(row, Incident) for row in left if row is not None]
+    return found, is_lower_bound or len(older) > _MOST_LEFT
+
+
+def _next(incidents: _Incidents) -> str | None:
+    """Return the command that somebody is best served with now."""
+    if incidents.asking:
+        return f"evenkeel incidents approve {incidents.asking[0].incident_id}"
+    shown = [*incidents.needing, *incidents.working]
+    return f"evenkeel incidents show {shown[0].incident_id}" if shown else None
 
 
 def _incident(ledger: Ledger, incident: Incident, *, needs_you: bool) -> Json:
@@ -224,12 +341,15 @@ def _gpus(nodes: Sequence[FleetNode], in_repair: set[str]) -> Json:
     }
 
 
-def _jobs(ledger: Ledger, clusters: Iterable[str], now: datetime) -> Json:
-    live = [state for state in JobState if not state.has_ended]
+def _work(ledger: Ledger) -> dict[JobState, _Work]:
     found: dict[JobState, _Work] = {}
-    for state in live:
+    for state in (state for state in JobState if not state.has_ended):
         seen, more = paging.everything(ledger, Table.JOBS, f"JOB#{state}", at_most=_MOST_JOBS)
         found[state] = _Work(rows=seen, is_lower_bound=more)
+    return found
+
+
+def _jobs(ledger: Ledger, found: Mapping[JobState, _Work], clusters: Iterable[str], now: datetime) -> Json:
     classes: dict[str, dict[JobState, list[Json]]] = defaultdict(lambda: defaultdict(list))
     for state, work in found.items():
         for row in work["rows"]:
@@ -293,27 +413,22 @@ def _heartbeats(ledger: Ledger, now: datetime) -> list[Json]:
 
 
 def _judge(
-    working: int,
-    needing: int,
-    automation: Json,
-    beats: Sequence[Json],
-    nodes: Sequence[FleetNode],
-    open_incidents: Sequence[Incident],
+    incidents: _Incidents, automation: Json, beats: Sequence[Json], nodes: Sequence[FleetNode]
 ) -> tuple[Health, list[str]]:
     silent = [beat["function"] for beat in beats if beat["isSilent"]]
-    in_repair = {incident.life.key for incident in open_incidents}
+    in_repair = incidents.in_repair
     states = Counter(node_state(node, is_in_repair=node.life.key in in_repair) for node in nodes)
     critical = []
-    if needing:
-        critical.append(f"{needing} {'incident needs' if needing == 1 else 'incidents need'} a person")
+    if incidents.needing:
+        critical.append(incidents.counted(incidents.needing, ("needs a person", "need a person")))
     if silent:
         critical.append(f"no heartbeat from {', '.join(silent)} for 10 minutes")
     unheard = [beat["function"] for beat in beats if beat["at"] is None]
     degraded = []
     if unheard:
         degraded.append(f"no heartbeat yet from {', '.join(unheard)}")
-    if working:
-        degraded.append(f"{working} {'incident' if working == 1 else 'incidents'} working")
+    if incidents.working:
+        degraded.append(incidents.counted(incidents.working, ("working", "working")))
     if states[NodeState.NOT_READY]:
         degraded.append(f"{states[NodeState.NOT_READY]} not ready without an incident")
     if automation["isHeld"]:

@@ -19,7 +19,7 @@ from evenkeel.services.read_jobs import timeline
 Json = dict[str, Any]
 
 ASKS_FOR_PERSON = (IncidentState.WAITING_FOR_PERSON, IncidentState.JOB_NOT_BACK, IncidentState.FAILED)
-_NEWS_FOR = timedelta(days=1)
+NEWS_FOR = timedelta(days=1)
 """How long an unhappy end asks for a person where nothing tells whether somebody has dealt with it."""
 
 
@@ -197,7 +197,7 @@ def needs_person(incident: Incident, jobs: Iterable[Job], holder: FleetNode | No
     if any(not is_job_back(job, hurt[job.job_id]) for job in jobs if job.job_id in hurt):
         return True
     if holder is None:
-        return now - (incident.stages.settled_at or incident.opened_at) < _NEWS_FOR
+        return now - (incident.stages.settled_at or incident.opened_at) < NEWS_FOR
     return not holder.is_ready or holder.is_awaiting_validation or holder.incident_id == incident.incident_id
 
 

@@ -25,7 +25,7 @@ from evenkeel.domain.scheduling.renting import kept_rooms
 from evenkeel.domain.scheduling.teams import SetUp
 from evenkeel.domain.values import rfc3339
 from evenkeel.domain.waiting import ConditionKind, Wait, WaitState, wait_name
-from evenkeel.ports import Ledger, Table
+from evenkeel.ports import Ledger, Row, Table
 from evenkeel.services import (
     check_authority,
     paging,
@@ -240,9 +240,14 @@ def _rooms(ledger: Ledger, charges: Iterable[Charge]) -> tuple[Room, ...]:
         for name in charge.node_names:
             place = (charge.cluster, name)
             charged[place] = charged.get(place, 0) + charge.accelerators // len(charge.node_names)
-    seen, _ = paging.everything(ledger, Table.FLEET, "NODE", at_most=_MOST_NODES)
+    seen, _ = paging.everything(ledger, Table.FLEET, "NODE", at_most=_MOST_NODES, keep=is_there)
     nodes = (rows.read(row, FleetNode) for row in seen)
-    return tuple(_room(node, charged) for node in sorted(nodes, key=lambda each: each.life.key) if not node.is_gone)
+    return tuple(_room(node, charged) for node in sorted(nodes, key=lambda each: each.life.key))
+
+
+def is_there(row: Row) -> bool:
+    """Whether a node's row, read as it lies, is about a machine that is not gone."""
+    return not row.doc.get("isGone")
 
 
 def _room(node: FleetNode, charged: dict[tuple[str, str], int]) -> Room:

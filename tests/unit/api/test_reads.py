@@ -6,12 +6,12 @@ from datetime import timedelta
 import pytest
 
 from evenkeel.domain.decisions import Alternative
-from evenkeel.domain.health.incidents import IncidentState, StageTimes
+from evenkeel.domain.health.incidents import IncidentState, RecoveryBrief, StageTimes
 from evenkeel.domain.scheduling.foreign import Comeback, ForeignWorkload
 from evenkeel.domain.scheduling.jobs import PlacementNote, ResumeOption, ResumePlan, ResumePoint
 from evenkeel.domain.scheduling.replicas import ServingMemory
-from evenkeel.ports import Delete, Put, Row
-from evenkeel.services import rows
+from evenkeel.ports import Delete, Put, Row, Table
+from evenkeel.services import paging, read_queue, rows
 from tests.fakes.cluster import CLUSTER
 from tests.fakes.system import A_MOMENT
 from tests.unit.api.gateway import Gateway
@@ -30,6 +30,17 @@ from tests.unit.api.seeds import (
     told,
 )
 from tests.unit.scheduling.test_replicas import CHAT, a_rental
+
+ASKS = RecoveryBrief(
+    run=1,
+    outcome="ASK",
+    repairs_node=True,
+    settle_seconds=0,
+    max_repairs=3,
+    decision_id="dec-0000000001",
+    reason="Waits for approval. Would: replace, and move the jobs.",
+    fault_key="xid:79",
+)
 
 
 def job_ids(answer: dict[str, object]) -> list[str]:
@@ -278,7 +289,7 @@ def test_a_node_is_judged_by_what_was_seen_of_it(gateway: Gateway, changes: dict
     stored(gateway.fakes.ledger, a_fleet_node(1, **changes))
 
     shown = gateway.get(f"/v1/nodes/{a_life(1).instance_id}").document
-    listed = gateway.get("/v1/nodes").document["items"]
+    listed = gateway.get("/v1/nodes?gone=true").document["items"]
 
     assert shown["state"] == state
     assert [node["state"] for node in listed] == [state]
@@ -316,6 +327,7 @@ def test_a_quiet_fleet_is_ok(gateway: Gateway) -> None:
                 "states": {"IN_SERVICE": 2},
             }
         ],
+        "isLowerBound": False,
     }
     assert status["gpus"] == {"total": 16, "inService": 16, "inUse": 8, "free": 8}
     assert status["jobs"]["classes"] == [
@@ -409,6 +421,85 @@ def test_an_incident_whose_job_is_not_back_needs_a_person(gateway: Gateway) -> N
     stored(ledger, job, a_fleet_node(1), an_incident(1, state="WAITING_FOR_PERSON", hurt_jobs=hurt(job)))
 
     assert gateway.get("/v1/status").document["incidents"]["needYou"] == 1
+
+
+def test_a_plan_that_asks_needs_a_person_and_next_is_the_answer(gateway: Gateway) -> None:
+    heartbeats(gateway.fakes.ledger)
+    at_work = an_incident(2)
+    stored(gateway.fakes.ledger, an_incident(1, plan=ASKS), at_work, a_fleet_node(1), a_fleet_node(2))
+
+    status = gateway.get("/v1/status").document
+
+    assert status["reasons"] == ["1 incident needs a person", "1 incident working"]
+    assert (status["incidents"]["working"], status["incidents"]["needYou"]) == (1, 1)
+    assert status["next"] == "evenkeel incidents approve inc-0000000001"
+    assert [item["needsYou"] for item in status["incidents"]["items"]] == [True, False]
+    assert status["nodes"]["pools"][0]["states"] == {"REPAIRING": 2}
+
+
+def test_an_old_incident_that_needs_a_person_is_seen_behind_any_number_of_newer_ones(gateway: Gateway) -> None:
+    ledger = gateway.fakes.ledger
+    heartbeats(ledger)
+    forgotten = an_incident(1, state="FAILED", opened_at=ago(days=9))
+    doubted = an_incident(2, state="FAILED", opened_at=ago(days=8))
+    job = a_job(
+        1,
+        resume_plan=ResumePlan(
+            incident_id=doubted.incident_id,
+            after_attempt=1,
+            option=ResumeOption.WAIT_FOR_REPAIR,
+            planned_at=ago(days=8),
+        ),
+    )
+    stored(ledger, forgotten, doubted.but(hurt_jobs=hurt(job)), job.but(current_attempt=1))
+    stored(ledger, a_fleet_node(1, is_cordoned=True, incident_id=forgotten.incident_id), a_fleet_node(2))
+    newer = (an_incident(n, state="FAILED", opened_at=ago(days=2), slot="settled") for n in range(10, 160))
+    stored(ledger, *newer, a_fleet_node(3, slot="settled"))
+
+    incidents = gateway.get("/v1/status").document["incidents"]
+
+    assert {item["incidentId"] for item in incidents["items"]} == {forgotten.incident_id, doubted.incident_id}
+    assert (incidents["needYou"], incidents["isLowerBound"]) == (2, False)
+
+
+def test_more_open_incidents_than_are_shown_are_counted_and_their_nodes_judged(gateway: Gateway) -> None:
+    ledger = gateway.fakes.ledger
+    heartbeats(ledger)
+    stored(ledger, *(an_incident(n) for n in range(1, 71)), *(a_fleet_node(n) for n in range(1, 71)))
+
+    status = gateway.get("/v1/status").document
+    nodes = gateway.get("/v1/nodes?pageSize=200").document["items"]
+
+    assert (status["incidents"]["working"], status["incidents"]["isLowerBound"]) == (70, False)
+    assert status["nodes"]["pools"][0]["states"] == {"REPAIRING": 70}
+    assert len(status["incidents"]["items"]) == 50
+    assert {node["state"] for node in nodes} == {"REPAIRING"}
+
+
+def test_what_was_not_counted_to_its_end_says_so(gateway: Gateway) -> None:
+    ledger = gateway.fakes.ledger
+    heartbeats(ledger)
+    stored(ledger, *(an_incident(n) for n in range(1, 1002)))
+    stored(ledger, *(an_incident(n, state="FAILED", opened_at=ago(hours=3)) for n in range(2001, 2102)))
+
+    status = gateway.get("/v1/status").document
+
+    assert status["incidents"]["isLowerBound"] is True
+    assert status["reasons"][:2] == ["100+ incidents need a person", "1000+ incidents working"]
+
+
+def test_machines_that_are_gone_do_not_stand_before_those_that_are_there(gateway: Gateway) -> None:
+    ledger = gateway.fakes.ledger
+    stored(ledger, *(a_fleet_node(n, is_gone=True, pool="z") for n in range(1, 31)), a_fleet_node(99))
+
+    there = gateway.get("/v1/nodes?pageSize=5").document
+    remembered = gateway.get("/v1/nodes?pageSize=200&gone=true").document
+    kept, more = paging.everything(ledger, Table.FLEET, "NODE", at_most=8, keep=read_queue.is_there)
+
+    assert [node["instanceId"] for node in there["items"]] == [a_life(99).instance_id]
+    assert there["nextPageToken"] is None
+    assert len(remembered["items"]) == 31
+    assert ([row.doc["life"]["instanceId"] for row in kept], more) == ([a_life(99).instance_id], False)
 
 
 def test_a_held_fleet_says_so(gateway: Gateway) -> None:
