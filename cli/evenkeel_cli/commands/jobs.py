@@ -152,14 +152,29 @@ def _body(
     body = _submission(words or []) | fields
     if min_nodes is not None or max_nodes is not None:
         wanted = body.get("nodes", 1)
-        own = {"minNodes": min_nodes, "maxNodes": max_nodes}
-        said = {field: count for field, count in own.items() if count is not None}
-        body["elastic"] = {"minNodes": wanted, "maxNodes": wanted} | (body.get("elastic") or {}) | said
-    if checkpoint_uri:
-        body["checkpoint"] = {"uri": checkpoint_uri, "claim": checkpoint_claim or ""}
+        sizes = {"minNodes": min_nodes, "maxNodes": max_nodes}
+        said: Json = {field: count for field, count in sizes.items() if count is not None}
+        body["elastic"] = {"minNodes": wanted, "maxNodes": wanted} | _part(body, "elastic") | said
+    if checkpoint_uri and not checkpoint_uri.startswith("file:"):
+        # A claim holds folders only: the file's own goes with its folder.
+        checkpoint_claim = checkpoint_claim or ""
+    own = {"uri": checkpoint_uri or None, "claim": checkpoint_claim}
+    said = {field: value for field, value in own.items() if value is not None}
+    if said:
+        body["checkpoint"] = _part(body, "checkpoint") | said
     if env:
-        body["env"] = {**body.get("env", {}), **dict(_assignment(text) for text in env)}
+        body["env"] = _part(body, "env") | dict(_assignment(text) for text in env)
     return body
+
+
+def _part(body: Json, field: str) -> Json:
+    """Return what a job's file has in a field of several values, which options are laid over."""
+    part = body.get(field)
+    if part is not None and not isinstance(part, dict):
+        raise CommandFailed(
+            Exit.USAGE, f"{field} must be a JSON object in the job's file, not {json.dumps(part)}.", code="NOT_JSON"
+        )
+    return part or {}
 
 
 def _planned(out: Page, found: Json) -> None:

@@ -47,6 +47,8 @@ class Served:
         self.gateway = gateway
         self.folder = folder
         self.requests: list[tuple[str, str, dict[str, str]]] = []
+        self.bodies: list[str] = []
+        """Of the same requests."""
         self.next_answers: list[Answer] = []
         """Given instead of the API's own, in order."""
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
@@ -112,6 +114,7 @@ class Served:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
                 headers = dict(self.headers.items())
                 served.requests.append((method, self.path, headers))
+                served.bodies.append(body)
                 answer = served.answer(method, self.path, body, headers)
                 content = answer.text.encode()
                 self.send_response(answer.status)

@@ -27,7 +27,7 @@ from tests.fakes.cluster import CLUSTER
 from tests.fakes.system import A_MOMENT
 from tests.unit.api.gateway import ROOT, Answer, Gateway
 from tests.unit.api.seeds import a_fleet_node, a_job, an_incident, stored
-from tests.unit.cli.conftest import Served
+from tests.unit.cli.conftest import Said, Served
 from tests.unit.cli.story import recovery_at_work
 from tests.unit.scheduling.test_replicas import CHAT
 from tests.unit.scheduling.test_replicas import a_rental as serving_rental
@@ -63,6 +63,48 @@ def test_options_win_over_the_file_and_a_command_over_both(served: Served) -> No
     assert said.out == "job-0000000001\n"
     assert (job["nodes"], job["command"], job["args"]) == (3, ["python", "-m", "other"], [])
     assert (job["envNames"], job["checkpoint"]["uri"]) == (["A", "B"], "s3://bucket/p")
+
+
+FOLDER, OTHER = "file:///data/llama", "file:///data/other"
+
+
+@pytest.mark.parametrize("verb", ["submit", "plan"])
+@pytest.mark.parametrize(
+    ("options", "checkpoint"),
+    [
+        (["--checkpoint-claim", "fast"], {"uri": FOLDER, "claim": "fast"}),
+        (["--checkpoint-uri", OTHER], {"uri": OTHER, "claim": "slow"}),
+        (["--checkpoint-uri", OTHER, "--checkpoint-claim", ""], {"uri": OTHER, "claim": ""}),
+        (["--checkpoint-uri", "s3://bucket/p"], {"uri": "s3://bucket/p", "claim": ""}),
+        (["--checkpoint-uri", ""], {"uri": FOLDER, "claim": "slow"}),
+        ([], {"uri": FOLDER, "claim": "slow"}),
+    ],
+)
+def test_options_replace_only_that_of_the_files_checkpoints_which_they_name(
+    served: Served, verb: str, options: list[str], checkpoint: dict[str, str]
+) -> None:
+    body = json.dumps({**A_JOB, "checkpoint": {"uri": FOLDER, "claim": "slow"}})
+
+    served.run("jobs", verb, *options, "-", stdin=body)
+
+    assert json.loads(served.bodies[-1])["checkpoint"] == checkpoint
+
+
+@pytest.mark.parametrize(
+    "options", [["--env", "A=b"], ["--checkpoint-uri", OTHER], ["--min-nodes", "1"]], ids=lambda options: options[0]
+)
+def test_options_fill_what_a_file_leaves_empty_and_refuse_what_is_no_object(served: Served, options: list[str]) -> None:
+    def submitted(value: object) -> Said:
+        body = json.dumps({**A_JOB, "env": value, "checkpoint": value, "elastic": value})
+        return served.run("jobs", "plan", *options, "-", stdin=body)
+
+    empty, wrong = submitted(None), submitted(["x"])
+
+    assert "Traceback" not in empty.err
+    assert (wrong.exit_code, 'must be a JSON object in the job\'s file, not ["x"]. [NOT_JSON]' in wrong.err) == (
+        2,
+        True,
+    )
 
 
 def test_a_job_of_several_sizes_says_which_will_do(served: Served) -> None:
