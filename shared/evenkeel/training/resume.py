@@ -300,7 +300,7 @@ def weigh(
 def prove(manifest: Manifest, listing: Mapping[str, StoredObject]) -> Proof | Rejection:
     """Compare a manifest with what the store says, shard by shard in the manifest's order."""
     checkpoint = manifest.checkpoint
-    rank = _rank_without_shard(manifest)
+    rank = rank_without_shard(manifest)
     if rank is not None:
         detail = f"The manifest names no shard of rank {rank} of {manifest.world_size}."
         return Rejection(checkpoint, "SHARD_MISSING", detail)
@@ -336,7 +336,8 @@ def _is_finite(value: object) -> bool:
     return isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
 
 
-def _rank_without_shard(manifest: Manifest) -> int | None:
+def rank_without_shard(manifest: Manifest) -> int | None:
+    """Return the first rank that a manifest names no shard of; None where every rank has one, or none claims a rank."""
     places = [rank_and_world(shard.key.rpartition("/")[2]) for shard in manifest.shards]
     ranks = {place[0] for place in places if place is not None}
     if not ranks:

@@ -7,8 +7,9 @@ import os
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from types import FrameType
 from typing import Any
@@ -22,6 +23,7 @@ from evenkeel.training.layout import (
     UnreadableError,
     checkpoint_of_key,
     parse_manifest,
+    rank_and_world,
     read_instant,
     write_instant,
 )
@@ -36,6 +38,7 @@ from evenkeel.training.resume import (
     Fenced,
     pin,
     raised,
+    rank_without_shard,
     report,
 )
 from evenkeel.training.storage import Storage, open_storage
@@ -52,6 +55,8 @@ EXIT_STOPPED = 143
 PART_BYTES = 256 * 1024 * 1024
 """A shard above this is written in parts: S3 takes 5 GiB in one PUT, and keeps a comparable checksum only of those."""
 
+LARGEST_MANIFEST_BYTES = 16 * 1024 * 1024
+"""Evenkeel's functions read no larger one."""
 PATIENCE_SECONDS = 600
 """How long ranks wait in the store for each other where nobody says."""
 
@@ -75,7 +80,7 @@ class Saved:
     manifest: str
     """Key of the manifest, relative to the checkpoint URI."""
     is_complete: bool
-    """Whether this rank knows the manifest to be written. Only rank 0 does, and any rank that saves a step again."""
+    """Whether this rank knows the manifest to be written. Only rank 0 does, and any rank that finds it in the store."""
 
 
 class Resume:
@@ -166,6 +171,10 @@ class Run:
         self._patience_seconds = patience_seconds
         self._part_bytes = part_bytes
         self._last_step = -1
+        self._saved: Saved | None = None
+        """What this process saved last. What it resumed from is not among it."""
+        self._unwritten: Manifest | None = None
+        """On rank 0, the manifest of that step, until it is in the store."""
         self._has_been_asked_to_stop = False
 
     @property
@@ -223,36 +232,50 @@ class Run:
         Raises:
             Fenced: A later attempt has taken over. Nothing was made complete; end the process.
             TimeoutError: Some rank's receipt did not come in time.
+            ValueError: The ranks' records do not make one checkpoint, or its manifest would be too large to be read.
+                Nothing was made complete.
         """
         if step < self._last_step:
             raise ValueError(f"step {step} cannot be saved after step {self._last_step}")
-        started_at = datetime.now(UTC)
-        self.check_fence()
         checkpoint = Checkpoint(step=step, attempt=self.attempt)
-        if self._storage.get(checkpoint.manifest_key) is not None:
-            return self._saved(checkpoint, is_complete=True)
-        record: JsonObject = {"startedAt": write_instant(started_at), "shards": self._put_parts(checkpoint, shard)}
-        records = self._receipts(checkpoint, record) if gather is None else gather(record)
-        if self.rank != 0:
-            return self._saved(checkpoint, is_complete=False)
-        everyone = list(records or ())
-        if len(everyone) != self.world_size:
-            raise ValueError(f"{len(everyone)} of {self.world_size} ranks gave their records to rank 0")
+        if self._saved is not None and self._saved.step == step:
+            # Every rank that gave its record has come this far, whatever it would see in the store by now: that could
+            # differ from rank to rank, and those that went on would wait for the others in `gather`.
+            return self._completed(checkpoint) if self._unwritten is not None else self._saved
+        started_at = datetime.now(UTC)
         manifest = Manifest(
             job_id=self.job_id,
             checkpoint=checkpoint,
-            started_at=min(read_instant(mine["startedAt"]) for mine in everyone),
-            created_at=datetime.now(UTC),
+            started_at=started_at,
+            created_at=started_at,
             world_size=self.world_size,
-            shards=tuple(Shard.from_json(entry) for mine in everyone for entry in mine["shards"]),
+            shards=(),
             metrics={name: value if math.isfinite(value) else str(value) for name, value in (metrics or {}).items()},
             is_finite=is_finite,
             extra=extra or {},
         )
-        # Last look, last write. A fence raised between the two makes the manifest late, and late ones never count.
+        _require_readable_size(manifest)
         self.check_fence()
-        self._storage.put_new(checkpoint.manifest_key, manifest.to_bytes())
-        return self._saved(checkpoint, is_complete=True)
+        if self._storage.get(checkpoint.manifest_key) is not None:
+            return self._remember(checkpoint, is_complete=True)
+        record: JsonObject = {"startedAt": write_instant(started_at), "shards": self._put_parts(checkpoint, shard)}
+        records = self._receipts(checkpoint, record) if gather is None else gather(record)
+        saved = self._remember(checkpoint, is_complete=False)
+        if self.rank != 0:
+            return saved
+        everyone = list(records or ())
+        if len(everyone) != self.world_size:
+            raise ValueError(f"{len(everyone)} of {self.world_size} ranks gave their records to rank 0")
+        manifest = replace(
+            manifest,
+            started_at=min(read_instant(mine["startedAt"]) for mine in everyone),
+            created_at=datetime.now(UTC),
+            shards=tuple(Shard.from_json(entry) for mine in everyone for entry in mine["shards"]),
+        )
+        _require_whole(manifest)
+        _require_readable_size(manifest)
+        self._unwritten = manifest
+        return self._completed(checkpoint)
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Publish what the attempt achieved, under `result/attempt=<n>.json`. Only rank 0 writes; the first one stands.
@@ -366,9 +389,46 @@ class Run:
             time.sleep(pause_seconds)
             pause_seconds = min(pause_seconds * 2, 2.0)
 
-    def _saved(self, checkpoint: Checkpoint, *, is_complete: bool) -> Saved:
+    def _completed(self, checkpoint: Checkpoint) -> Saved:
+        """Write the manifest that every rank has given its record for."""
+        assert self._unwritten is not None
+        # Last look, last write. A fence raised between the two makes the manifest late, and late ones never count.
+        self.check_fence()
+        self._storage.put_new(checkpoint.manifest_key, self._unwritten.to_bytes())
+        self._unwritten = None
+        return self._remember(checkpoint, is_complete=True)
+
+    def _remember(self, checkpoint: Checkpoint, *, is_complete: bool) -> Saved:
         self._last_step = checkpoint.step
-        return Saved(checkpoint.step, checkpoint.manifest_key, is_complete)
+        self._saved = Saved(checkpoint.step, checkpoint.manifest_key, is_complete)
+        return self._saved
+
+
+def _require_whole(manifest: Manifest) -> None:
+    """Make sure that the records of all ranks are of one step, a shard for each rank and none twice."""
+    step, size = manifest.checkpoint.step, manifest.world_size
+    which = "do RANK and WORLD_SIZE tell each process its own place?"
+    times = Counter(shard.key for shard in manifest.shards)
+    for key, count in times.items():
+        if not key.startswith(f"{manifest.checkpoint.folder}/"):
+            raise ValueError(f"{key} came to rank 0 for step {step}: all ranks must save the same step")
+        place = rank_and_world(key.rpartition("/")[2])
+        if place is not None and place[1] != size:
+            raise ValueError(f"{key} came to rank 0, which counts {size} ranks: {which}")
+        if count > 1:
+            raise ValueError(f"{count} ranks say that they wrote {key}: {which}")
+    missing = rank_without_shard(manifest)
+    if missing is not None:
+        raise ValueError(f"no shard of rank {missing} of {size} came to rank 0 for step {step}: {which}")
+
+
+def _require_readable_size(manifest: Manifest) -> None:
+    size = len(manifest.to_bytes())
+    if size > LARGEST_MANIFEST_BYTES:
+        raise ValueError(
+            f"the manifest of step {manifest.checkpoint.step} would have {size} bytes, and one of more than "
+            f"{LARGEST_MANIFEST_BYTES} is never read: keep `extra` small, and put what is large into the shards"
+        )
 
 
 def attach(environ: Mapping[str, str] | None = None, *, patience_seconds: float | None = None) -> Run:

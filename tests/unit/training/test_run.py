@@ -1,5 +1,6 @@
 """Saving and resuming, as a training script does it."""
 
+import contextlib
 import hashlib
 import json
 import signal
@@ -12,14 +13,19 @@ from typing import Any
 import pytest
 
 from evenkeel import training
+from evenkeel.training.layout import Checkpoint
 from evenkeel.training.resume import choose, pin
-from evenkeel.training.run import Run
+from evenkeel.training.run import LARGEST_MANIFEST_BYTES, Run
 from evenkeel.training.storage import Storage, open_storage
 
 
 def a_run(uri: str, attempt: int = 1, **changes: Any) -> Run:
     given: dict[str, Any] = {"job_id": "job-rings", "attempt": attempt, "patience_seconds": 20, **changes}
     return Run(open_storage(uri), **given)
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def chosen_step(uri: str, attempt: int) -> int | None:
@@ -134,6 +140,142 @@ def test_gather_that_loses_a_rank_makes_nothing_complete(uri: str) -> None:
         a_run(uri, rank=0, world_size=2).save(10, b"half", gather=lambda mine: [mine])
 
     assert chosen_step(uri, 2) is None
+
+
+def a_record(step: int, rank: int, world_size: int) -> dict[str, Any]:
+    """What one rank gives to rank 0."""
+    key = Checkpoint(step=step, attempt=1).shard_key(rank, world_size)
+    shard = {"key": key, "sizeBytes": 5, "sha256": _sha256(b"state")}
+    return {"startedAt": "2026-11-03T10:00:00.000000Z", "shards": [shard]}
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (a_record(10, 0, 3), "2 ranks say that they wrote .*shard-0-of-3.bin: do RANK and WORLD_SIZE"),
+        (a_record(10, 2, 3) | {"shards": []}, "no shard of rank 1 of 3 came to rank 0 for step 10"),
+        (
+            a_record(11, 1, 3),
+            "step=000000011/shard-1-of-3.bin came to rank 0 for step 10: all ranks must save the same",
+        ),
+        (a_record(10, 1, 8), "shard-1-of-8.bin came to rank 0, which counts 3 ranks"),
+    ],
+)
+def test_records_that_do_not_make_one_checkpoint_make_nothing_complete(
+    uri: str, other: dict[str, Any], message: str
+) -> None:
+    run = a_run(uri, rank=0, world_size=3)
+
+    with pytest.raises(ValueError, match=message):
+        run.save(10, b"state", gather=lambda mine: [mine, other, a_record(10, 2, 3)])
+
+    assert open_storage(uri).get("attempt=1/step=000000010/manifest.json") is None
+
+
+def test_extra_that_would_make_the_manifest_too_large_is_refused_before_anything_is_put(uri: str) -> None:
+    run = a_run(uri)
+
+    with pytest.raises(ValueError, match=r"manifest of step 10 would have \d+ bytes, .*16777216"):
+        run.save(10, b"state", extra={"order": "x" * LARGEST_MANIFEST_BYTES})
+
+    assert open_storage(uri).checkpoints() == []
+
+
+def test_records_that_would_make_the_manifest_too_large_make_nothing_complete(tmp_path: Path) -> None:
+    run = a_run(str(tmp_path))
+    entry = a_record(10, 0, 1)["shards"][0]
+    names = (f"attempt=1/step=000000010/shard-0-of-1.p{number:05d}.bin" for number in range(100_000))
+    record = a_record(10, 0, 1) | {"shards": [entry | {"key": name} for name in names]}
+
+    with pytest.raises(ValueError, match="is never read"):
+        run.save(10, b"state", gather=lambda _: [record])
+
+    assert open_storage(str(tmp_path)).get("attempt=1/step=000000010/manifest.json") is None
+
+
+class _Collective:
+    """An all-gather of two ranks, as a process group does it: whoever calls it waits for the other."""
+
+    def __init__(self) -> None:
+        self._barrier = threading.Barrier(2)
+        self._records: dict[int, dict[str, Any]] = {}
+
+    def of(self, rank: int) -> Callable[[dict[str, Any]], list[dict[str, Any]]]:
+        def gather(mine: dict[str, Any]) -> list[dict[str, Any]]:
+            self._records[rank] = mine
+            self._barrier.wait(timeout=5)
+            return [self._records[0], self._records[1]]
+
+        return gather
+
+
+class _SlowToShowManifests:
+    """A store in which rank 0's manifest is written after the other rank has looked for it."""
+
+    def __init__(self, uri: str) -> None:
+        self._real = open_storage(uri)
+        self.failures = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def put_new(self, key: str, content: bytes) -> bool:
+        if self.failures:
+            self.failures -= 1
+            raise OSError("the store is away for a moment")
+        return self._real.put_new(key, content)
+
+    def get(self, key: str) -> bytes | None:
+        return None if key.endswith("manifest.json") else self._real.get(key)
+
+
+def test_step_saved_twice_with_gather_hangs_nobody_whatever_each_rank_sees_of_it(uri: str) -> None:
+    collective = _Collective()
+    unseeing: Storage = _SlowToShowManifests(uri)
+    zero = a_run(uri, rank=0, world_size=2)
+    one = Run(unseeing, job_id="job-rings", attempt=1, rank=1, world_size=2)
+
+    def save(run: Run) -> training.Saved:
+        return run.save(10, f"rank {run.rank}".encode(), gather=collective.of(run.rank))
+
+    first = together([zero, one], save)
+    again = together([zero, one], save)
+
+    assert again == first
+    assert chosen_step(uri, 2) == 10
+
+
+def test_manifest_that_could_not_be_written_is_written_when_the_step_is_saved_again(uri: str) -> None:
+    collective = _Collective()
+    failing = _SlowToShowManifests(uri)
+    failing.failures = 1
+    store: Storage = failing
+    zero = Run(store, job_id="job-rings", attempt=1, rank=0, world_size=2)
+    one = a_run(uri, rank=1, world_size=2)
+
+    def save(run: Run) -> training.Saved | None:
+        with contextlib.suppress(OSError):
+            return run.save(10, f"rank {run.rank}".encode(), gather=collective.of(run.rank))
+        return None
+
+    first = together([zero, one], save)
+    assert first[0] is None
+    assert chosen_step(uri, 2) is None
+    again = together([zero, one], save)
+
+    assert [again[0].is_complete, again[1]] == [True, first[1]]
+    assert chosen_step(uri, 2) == 10
+
+
+def test_step_that_was_resumed_from_is_not_taken_for_saved(uri: str) -> None:
+    a_run(uri, 1).save(10, b"state")
+    second = a_run(uri, 2)
+    second.resume()
+
+    saved = second.save(10, b"state again")
+
+    assert saved.manifest == "attempt=2/step=000000010/manifest.json"
+    assert open_storage(uri).get(saved.manifest) is not None
 
 
 def test_older_attempt_ends_at_its_next_save(uri: str) -> None:
@@ -282,10 +424,6 @@ def test_shard_damaged_after_the_proof_is_noticed_when_read(uri: str) -> None:
         resume.shard(0)
     with pytest.raises(training.DamagedError, match="no shard of rank 1"):
         resume.shard(1)
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), -float("inf")])
