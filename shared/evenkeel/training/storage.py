@@ -132,26 +132,30 @@ class FolderStorage:
 
     def checkpoints(self) -> list[Checkpoint]:
         found = []
-        for folder in self._root.glob("attempt=*/step=*/"):
-            checkpoint = checkpoint_of_folder(folder.relative_to(self._root).as_posix())
-            if checkpoint is not None:
-                found.append(checkpoint)
+        for attempt in self._entries(""):
+            if not attempt.name.startswith("attempt="):
+                continue
+            for step in self._entries(attempt.name):
+                checkpoint = checkpoint_of_folder(f"{attempt.name}/{step.name}")
+                if checkpoint is not None and step.is_dir():
+                    found.append(checkpoint)
         return found
 
     def examine(self, checkpoint: Checkpoint) -> Mapping[str, StoredObject]:
         found = {}
-        for path in sorted((self._root / checkpoint.folder).glob("*")):
-            if not path.is_file() or path.name.startswith(_TEMPORARY):
+        for entry in sorted(self._entries(checkpoint.folder), key=lambda entry: entry.name):
+            if entry.name.startswith(_TEMPORARY) or not entry.is_file():
                 continue
-            with path.open("rb") as stream:
+            with open(entry.path, "rb") as stream:  # noqa: PTH123 - an entry of a listing has no method for it
                 digest = hashlib.file_digest(stream, "sha256").hexdigest()
-            status = path.stat()
+                status = os.fstat(stream.fileno())
             modified_at = datetime.fromtimestamp(status.st_mtime, UTC)
-            found[f"{checkpoint.folder}/{path.name}"] = StoredObject(status.st_size, digest, modified_at)
+            found[f"{checkpoint.folder}/{entry.name}"] = StoredObject(status.st_size, digest, modified_at)
         return found
 
     def read_fence(self) -> StandingFence:
-        names = [path.stem for path in (self._root / f"{FENCE_KEY}.d").glob("*.json")]
+        files = [entry.name for entry in self._entries(f"{FENCE_KEY}.d") if entry.name.endswith(".json")]
+        names = [name.removesuffix(".json") for name in files]
         highest = max((int(name) for name in names if name.isdecimal()), default=0)
         if not highest:
             return StandingFence(None)
@@ -169,6 +173,19 @@ class FolderStorage:
         # the history that it carries, and this attempt never runs.
         standing = self.read_fence().fence
         return standing is not None and standing.attempt == fence.attempt
+
+    def _entries(self, folder: str) -> list[os.DirEntry[str]]:
+        """List a folder; what is not there is empty.
+
+        Whatever else goes wrong is raised: to take a broken mount for an empty folder would be to begin again from
+        nothing. That is why this is not `Path.glob`, which passes over folders that it may not or cannot read.
+        https://docs.python.org/3/library/pathlib.html#pathlib.Path.glob
+        """
+        try:
+            with os.scandir(self._root / folder) as listing:
+                return list(listing)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
 
     @contextlib.contextmanager
     def _written(self, key: str, content: bytes | memoryview) -> Iterator[Path]:

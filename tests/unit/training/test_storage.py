@@ -1,6 +1,7 @@
 """The promises that the training contract rests on, held by folder and bucket alike."""
 
 import hashlib
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -151,6 +152,69 @@ def test_folder_fence_under_a_wrong_name_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(UnreadableError, match="speaks of attempt 2"):
         storage.read_fence()
+
+
+@pytest.mark.parametrize("broken", ["", "attempt=1", SAVED.folder])
+def test_folder_that_cannot_be_listed_is_an_error_and_not_an_empty_one(tmp_path: Path, broken: str) -> None:
+    folder = tmp_path / "checkpoints" / broken
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.symlink_to(folder)  # as a broken mount, and for root, too, it can be neither listed nor looked at
+    storage = open_storage(str(tmp_path / "checkpoints"))
+
+    with pytest.raises(OSError, match="symbolic links"):
+        storage.checkpoints()
+
+
+def test_files_that_cannot_be_looked_at_are_an_error(tmp_path: Path) -> None:
+    folder = tmp_path / SAVED.folder
+    folder.parent.mkdir(parents=True)
+    folder.symlink_to(folder)
+    storage = open_storage(str(tmp_path))
+
+    with pytest.raises(OSError, match="symbolic links"):
+        storage.examine(SAVED)
+
+    folder.unlink()
+    folder.mkdir()
+    shard = folder / "shard-0-of-1.bin"
+    shard.symlink_to(shard)
+    with pytest.raises(OSError, match="symbolic links"):
+        storage.examine(SAVED)
+
+
+def test_fence_that_cannot_be_listed_is_an_error_and_no_start_from_nothing(tmp_path: Path) -> None:
+    (tmp_path / "_fence.d").symlink_to(tmp_path / "_fence.d")
+
+    with pytest.raises(OSError, match="symbolic links"):
+        open_storage(str(tmp_path)).read_fence()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
+@pytest.mark.parametrize("forbidden", ["", "attempt=1", SAVED.folder, "_fence.d"])
+def test_folder_that_may_not_be_read_is_an_error(tmp_path: Path, forbidden: str) -> None:
+    storage = open_storage(str(tmp_path / "checkpoints"))
+    _put(storage, SAVED.manifest_key, b"{}")
+    storage.raise_fence(Fence(Pin(1, None)), storage.read_fence())
+    folder = tmp_path / "checkpoints" / forbidden
+    folder.chmod(0)
+
+    try:
+        with pytest.raises(PermissionError):
+            (storage.read_fence(), storage.checkpoints(), storage.examine(SAVED))
+    finally:
+        folder.chmod(0o700)
+
+
+def test_what_is_no_folder_holds_no_checkpoints(tmp_path: Path) -> None:
+    storage = open_storage(str(tmp_path))
+    (tmp_path / "attempt=1").mkdir()
+    (tmp_path / "attempt=1" / "step=000000010").write_bytes(b"a file")
+    (tmp_path / "attempt=2").write_bytes(b"a file")
+    (tmp_path / "_fence.d").write_bytes(b"a file")
+
+    assert storage.checkpoints() == []
+    assert dict(storage.examine(SAVED)) == {}
+    assert storage.read_fence() == StandingFence(None)
 
 
 @mock_aws
