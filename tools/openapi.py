@@ -40,6 +40,7 @@ class Operation:
     body: type[Body] | None
     is_accepted: bool
     needs_key: bool
+    remembers_key: bool
     needs_version: bool
 
     @property
@@ -48,7 +49,7 @@ class Operation:
         yield from (400, 403, 404, 429, 500, 503, 504)
         if self.method != "get":
             yield from (409, 413)
-        if self.needs_key:
+        if self.remembers_key:
             yield 422
         if self.needs_version:
             yield from (412, 428)
@@ -74,8 +75,11 @@ def _route(decorator: ast.expr) -> tuple[str, str] | None:
 
 def _operation(function: str, node: ast.FunctionDef, method: str, path: str) -> Operation:
     calls: dict[str, list[ast.expr]] = {}
+    named: set[str | None] = set()
     for call in ast.walk(node):
         match call:
+            case ast.keyword(arg=name):
+                named.add(name)
             case ast.Call(func=ast.Attribute(value=ast.Name(id="app"), attr=name), args=arguments):
                 calls[name] = arguments
     return Operation(
@@ -87,6 +91,8 @@ def _operation(function: str, node: ast.FunctionDef, method: str, path: str) -> 
         body=_model(calls.get("body")),
         is_accepted="accepted" in calls,
         needs_key=bool(calls.keys() & {"idempotency_key", "request_id"}),
+        # A service that remembers a key is given it by this name, or with what tells one request from another.
+        remembers_key=bool(named & {"idempotency_key", "fingerprint"}),
         needs_version="expected_version" in calls,
     )
 
@@ -152,6 +158,7 @@ def _described(operation: Operation, bodies: dict[str, Json]) -> Json:
         parameters += [
             # Several values stand in one parameter with commas between.
             {"name": name, "in": "query", "style": "form", "explode": False, "schema": part}
+            | ({"required": True} if name in schema.get("required", ()) else {})
             for name, part in _untitled(_inlined(schema.get("properties", {}), schema.get("$defs", {}))).items()
         ]
     if operation.needs_key:

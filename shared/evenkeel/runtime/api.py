@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -173,8 +174,15 @@ class Resolver(APIGatewayRestResolver):
         """Read the query string.
 
         Raises:
-            Problem: a parameter is wrong or unknown.
+            Problem: a parameter is wrong or unknown, or given twice: of two values one would be passed over unsaid.
         """
+        given = self.incoming.multi_value_query_string_parameters
+        faults = tuple(
+            FieldError(name, "is given more than once; several values stand in one, with commas between")
+            for name, values in given.items()
+            if len(values) > 1
+        )
+        self._expect_fields(faults)
         return _validated(model, dict(self.incoming.query_string_parameters or {}))
 
     def idempotency_key(self) -> str:
@@ -239,6 +247,10 @@ class Resolver(APIGatewayRestResolver):
         if not holds:
             raise Problem(code, detail)
 
+    def _expect_fields(self, faults: tuple[FieldError, ...]) -> None:
+        if faults:
+            raise Problem("VALIDATION_FAILED", "; ".join(": ".join(fault) for fault in faults), faults)
+
     def expect_fleet(self, named: str, own: str) -> None:
         """Hold the path to this stack's fleet.
 
@@ -278,7 +290,11 @@ class Resolver(APIGatewayRestResolver):
         if len(text) > LARGEST_BODY:
             raise Problem("NOT_JSON", f"The body has {len(text)} characters; at most {LARGEST_BODY} are read.")
         try:
-            document = json.loads(text) if text.strip() else {}
+            document = json.loads(text, parse_float=_finite, parse_constant=_finite) if text.strip() else {}
+            # Half a surrogate pair could be taken in, and never be given out again.
+            json.dumps(document, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise Problem("NOT_JSON", "The body has half of a surrogate pair, which is no character.") from error
         except ValueError as error:
             raise Problem("NOT_JSON", f"The body cannot be read as JSON: {error}.") from error
         except RecursionError as error:
@@ -407,6 +423,14 @@ def _validated(model: type[B], document: Json) -> B:
         first = errors[0]
         more = f" ({len(errors) - 1} more)" if len(errors) > 1 else ""
         raise Problem("VALIDATION_FAILED", f"{first.field}: {first.message}{more}", errors) from error
+
+
+def _finite(text: str) -> float:
+    """Read a number. What is infinite or none at all is no JSON, and would be kept as null."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:20]} is no number that can be kept")
+    return value
 
 
 def _field(location: tuple[int | str, ...]) -> str:

@@ -5,7 +5,7 @@ import unicodedata
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, ValidationInfo, model_validator
 
 from evenkeel.domain.health.incidents import IncidentState
 from evenkeel.domain.health.reports import Report
@@ -31,30 +31,28 @@ def _one_line(text: str) -> str:
     return text
 
 
-def _written(value: object) -> object:
-    """A number could be seconds or milliseconds: an instant is written out."""
-    if value is not None and not isinstance(value, str):
-        raise ValueError("must be a text such as 2026-11-03T10:15:00Z")
-    return value
-
-
 _RFC3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
 
 
 def _rfc3339(value: object) -> object:
-    """Other spellings are taken for what nobody meant: digits alone for seconds since 1970, a bare day for midnight."""
-    if value is not None and not (isinstance(value, str) and _RFC3339.fullmatch(value)):
+    """Hold an instant to how it is written out, with its zone.
+
+    Other spellings are taken for what nobody meant: digits alone for seconds since 1970, a bare day for midnight.
+    """
+    if not (isinstance(value, str) and _RFC3339.fullmatch(value)):
         raise ValueError("must be an instant such as 2026-11-03T10:15:00Z")
     return value
 
 
-def _in_utc(instant: datetime | None) -> datetime | None:
+def _in_utc(instant: datetime) -> datetime:
     try:
-        return instant.astimezone(UTC) if instant else None
+        return instant.astimezone(UTC)
     except OverflowError as error:
         raise ValueError("must be an instant of the years 1 to 9999") from error
 
 
+Written = Annotated[datetime, BeforeValidator(_rfc3339), AfterValidator(_in_utc)]
+"""An instant in RFC 3339, in UTC from here on."""
 Text = Annotated[str, StringConstraints(max_length=32_768), AfterValidator(_printable)]
 Reason = Annotated[
     str, StringConstraints(min_length=1, max_length=300, strip_whitespace=True), AfterValidator(_one_line)
@@ -125,7 +123,7 @@ class JobBody(Body):
     checkpoint: CheckpointBody | None = None
     recovery: RecoveryBody = RecoveryBody()
     grace_seconds: int = 30
-    deadline: Annotated[datetime | None, BeforeValidator(_rfc3339), AfterValidator(_in_utc)] = None
+    deadline: Written | None = None
     """When it is to be done."""
     labels: dict[str, Text] = {}
 
@@ -209,7 +207,7 @@ class HoldBody(Body):
     """`POST /v1/clusters/{cluster}/automation/hold`."""
 
     reason: Reason
-    until: Annotated[datetime | None, BeforeValidator(_written)] = None
+    until: Written | None = None
     for_seconds: Annotated[int, Field(ge=1, le=7 * 86_400)] | None = None
     pool: PoolName = ""
     instance_id: InstanceId = ""
@@ -218,8 +216,6 @@ class HoldBody(Body):
     def _one_end(self) -> Self:
         if (self.until is None) == (self.for_seconds is None):
             raise ValueError("give either until or forSeconds: a hold has an end")
-        if self.until is not None and self.until.tzinfo is None:
-            raise ValueError("until needs a time zone, for example 2026-11-03T10:15:00Z")
         return self
 
     def end(self, now: datetime) -> datetime:
@@ -242,14 +238,8 @@ class PolicyTestBody(Body):
 
     changes: dict[str, Any]
     """As they would be given."""
-    since: Annotated[datetime | None, BeforeValidator(_written)] = None
+    since: Written | None = None
     """Decisions about incidents that were opened since; without it, the last seven days."""
-
-    @model_validator(mode="after")
-    def _has_a_zone(self) -> Self:
-        if self.since is not None and self.since.tzinfo is None:
-            raise ValueError("since needs a time zone, for example 2026-11-03T10:15:00Z")
-        return self
 
 
 class ReleaseBody(Body):
@@ -307,7 +297,7 @@ class FaultBody(Body):
     gpu: Annotated[str, StringConstraints(max_length=64, pattern=r"^[A-Za-z0-9:._-]*$")] = ""
     """UUID or PCI address."""
     detail: Annotated[str, StringConstraints(max_length=500), AfterValidator(_one_line)] = ""
-    observed_at: Annotated[datetime, BeforeValidator(_written)]
+    observed_at: Written
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
@@ -319,8 +309,6 @@ class FaultBody(Body):
             raise ValueError("give either code or faultKey")
         if not (self.code or self.fault_key or self.line):
             raise ValueError("name the fault, by code, faultKey or line")
-        if self.observed_at.tzinfo is None:
-            raise ValueError("observedAt needs a time zone, for example 2026-11-03T10:15:00Z")
         return self
 
 
@@ -349,7 +337,14 @@ class FaultsBody(Body):
 
 
 def _split(value: object) -> object:
-    return tuple(part for part in value.split(",") if part) if isinstance(value, str) else value
+    return tuple(dict.fromkeys(part for part in value.split(",") if part)) if isinstance(value, str) else value
+
+
+def _alone(value: str, others: ValidationInfo) -> str:
+    said = any(map(others.data.get, ("state", "team", "next_page_token")))
+    if value and (said or others.data.get("priority_class") is not None):
+        raise ValueError("stands alone: work that Evenkeel did not start has no state, team, class or further page")
+    return value
 
 
 class NoQuery(Body):
@@ -383,7 +378,7 @@ class JobsQuery(PageQuery):
     team: Annotated[str, StringConstraints(max_length=63)] = ""
     priority_class: Annotated[str | None, StringConstraints(max_length=63), Field(alias="class")] = None
     """Empty: those without one."""
-    foreign: Literal["", "true"] = ""
+    foreign: Annotated[Literal["", "true"], AfterValidator(_alone)] = ""
     """`true`: the work that Evenkeel did not start, instead."""
 
 

@@ -137,7 +137,10 @@ class Gateway:
             "headers": sent,
             "multiValueHeaders": {name: [value] for name, value in sent.items()},
             "queryStringParameters": dict(query) or None,
-            "multiValueQueryStringParameters": {name: [value] for name, value in query} or None,
+            "multiValueQueryStringParameters": {
+                name: [value for other, value in query if other == name] for name, _ in query
+            }
+            or None,
             "pathParameters": parameters or None,
             "stageVariables": None,
             "requestContext": {

@@ -110,6 +110,7 @@ def test_a_body_nested_without_end_is_refused(gateway: Gateway, body: str) -> No
         "2020-01-01T00:00:00Z",
         "2099-01-01T00:00:00Z",
         "9999-12-31T23:59:59-12:00",
+        "1793700840",
         1793700840,
         0,
     ],
@@ -138,3 +139,12 @@ def test_a_reason_cannot_mislead_a_terminal(gateway: Gateway, target: str, reaso
     answer = gateway.post(target, {"reason": reason})
 
     assert (answer.status, answer.document["errors"][0]["field"]) == (400, "reason")
+
+
+@pytest.mark.parametrize("value", ['"\\ud800"', '{"a\\udfff": 1}', "Infinity", "-Infinity", "NaN", "1e999", "-1e999"])
+@pytest.mark.parametrize("field", ["changes", "reason", "colour"])
+def test_what_could_not_be_given_out_again_is_not_taken_in(gateway: Gateway, field: str, value: str) -> None:
+    answer = gateway.post(f"/v1/clusters/{FLEET}/policy", f'{{"changes": {{}}, "reason": "x", "{field}": {value}}}')
+
+    assert (answer.status, answer.document["code"]) == (400, "NOT_JSON")
+    assert gateway.fakes.ledger.commits == []

@@ -196,3 +196,14 @@ def test_what_cannot_be_decided_again_is_counted_and_what_is_too_old_left_out(si
 def test_a_policy_that_cannot_be_used_is_not_tried(site: Gateway) -> None:
     assert code(tried(site, {"jobs": {"maxRollbaks": 2}})) == (400, "VALIDATION_FAILED")
     assert code(tried(site, {}, since="2026-11-03T10:15:00")) == (400, "VALIDATION_FAILED")
+
+
+@pytest.mark.parametrize(
+    "since", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-12:00", "1793700840", "2026-11-03", 1793700840]
+)
+def test_a_policy_is_tried_since_an_instant_that_can_be(site: Gateway, since: Any) -> None:
+    refused = tried(site, {}, since=since)
+
+    assert code(refused) == (400, "VALIDATION_FAILED")
+    assert [error["field"] for error in refused.document["errors"]] == ["since"]
+    assert tried(site, {}, since="0001-01-01T00:00:00Z").status == 200

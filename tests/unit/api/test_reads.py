@@ -66,6 +66,13 @@ def test_a_filter_by_states_keeps_only_those(gateway: Gateway) -> None:
     assert job_ids(gateway.get("/v1/jobs?state=RUNNING,PENDING").document) == ["job-0000000002", "job-0000000001"]
 
 
+@pytest.mark.parametrize("states", ["PENDING,PENDING", "PENDING,RUNNING,PENDING"])
+def test_a_state_that_is_named_twice_gives_no_job_twice(gateway: Gateway, states: str) -> None:
+    stored(gateway.fakes.ledger, *(a_job(n) for n in (1, 2, 3)))
+
+    assert sorted(job_ids(gateway.get(f"/v1/jobs?state={states}").document)) == [f"job-{n:010d}" for n in (1, 2, 3)]
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 200])
 def test_pages_put_together_are_the_whole_list_once(gateway: Gateway, size: int) -> None:
     states = ["PENDING", "RUNNING", "SUCCEEDED", "FAILED"]

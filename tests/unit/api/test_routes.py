@@ -1,7 +1,9 @@
 """The template's routes, the functions' routes and docs/api.md say the same."""
 
 import importlib
+import json
 import re
+from typing import Any
 
 import pytest
 
@@ -64,3 +66,33 @@ def test_every_problem_has_a_title_and_a_hint(code: str) -> None:
 
     assert kind.title
     assert kind.hint.endswith((".", ")"))
+
+
+def test_the_description_asks_for_what_a_query_must_have() -> None:
+    parameters = openapi.document()["paths"]["/v1/teams/{team}"]["delete"]["parameters"]
+
+    assert [each["name"] for each in parameters if each["in"] == "query" and each.get("required")] == ["reason"]
+
+
+def test_only_routes_that_remember_keys_say_that_one_may_be_another_requests() -> None:
+    described = openapi.document()["paths"]
+    remember = {path.removeprefix("/v1/clusters/{cluster}") for path in described if "422" in _answers(described[path])}
+
+    assert remember == {
+        "/v1/jobs",
+        "/v1/faults",
+        "/v1/nodes/{nodeId}/replace",
+        "/automation/hold",
+        "/automation/release",
+        "/policy",
+    }
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    said = next(part for part in text.split("\n* ") if part.startswith("**Idempotency-Key**"))
+    remembered, forgotten = said.split("All others")
+    verbs = {path.rsplit("/", 1)[-1] for path in described if "Idempotency-Key" in json.dumps(described[path])}
+    assert all(path.rsplit("/", 1)[-1] in remembered for path in remember)
+    assert all(f"`{verb}`" in forgotten for verb in verbs - {path.rsplit("/", 1)[-1] for path in remember})
+
+
+def _answers(path: dict[str, Any]) -> set[str]:
+    return {status for operation in path.values() for status in operation["responses"]}
