@@ -114,6 +114,11 @@ def _find(
     what = path[1:-1]
     if _FULL_ID.fullmatch(typed):
         return typed
+    if not typed.strip():
+        # As a script's variable that is not set: the empty word begins every name.
+        raise CommandFailed(Exit.USAGE, f"An empty word names no {what}.", code="USAGE", hint=f"evenkeel {what}s ls")
+    if typed == "@latest" and path == "/nodes":
+        raise CommandFailed(Exit.USAGE, "@latest names no node: say which.", code="USAGE", hint="evenkeel nodes ls")
     if typed == "@latest":
         # Jobs that wait are listed by their queues, before the newest.
         latest = items(client, path, 200)

@@ -13,8 +13,8 @@ from evenkeel_cli.render import Output, Page
 
 Json = dict[str, Any]
 
-PoolOption = Annotated[str, typer.Option("--pool", help="Only this pool.", metavar="POOL")]
-NodeOption = Annotated[str, typer.Option("--node", help="Only this machine.", metavar="NODE")]
+PoolOption = Annotated[str | None, typer.Option("--pool", help="Only this pool.", metavar="POOL")]
+NodeOption = Annotated[str | None, typer.Option("--node", help="Only this machine.", metavar="NODE")]
 
 app = asking.group("Hold harmful acts (repairs, stopping jobs), or let them go on. Un-cordon is never held.")
 
@@ -34,8 +34,8 @@ def show(output: asking.OutputOption = Output.TABLE) -> None:
 def hold(
     reason: Annotated[str, typer.Option(help="Why; recorded and shown.")],
     length: Annotated[str, typer.Option("--for", help="How long: 30m, 2h, 1d.", metavar="TIME")] = "1h",
-    pool: PoolOption = "",
-    node: NodeOption = "",
+    pool: PoolOption = None,
+    node: NodeOption = None,
     key: asking.KeyOption = None,
     output: asking.OutputOption = Output.TABLE,
 ) -> None:
@@ -54,8 +54,8 @@ def hold(
 @app.command("release")
 def release(
     reason: Annotated[str, typer.Option(help="Why; recorded.")] = "",
-    pool: PoolOption = "",
-    node: NodeOption = "",
+    pool: PoolOption = None,
+    node: NodeOption = None,
     key: asking.KeyOption = None,
     output: asking.OutputOption = Output.TABLE,
 ) -> None:
@@ -71,8 +71,11 @@ def release(
     answer(found, output, draw)
 
 
-def _scope(client: Client, pool: str, node: str) -> Json:
-    machine = asking.find_node(client, node) if node else ""
+def _scope(client: Client, pool: str | None, node: str | None) -> Json:
+    if pool is not None and not pool.strip():
+        # As a script's variable that is not set: taken for none, it would mean the whole fleet.
+        raise CommandFailed(Exit.USAGE, "--pool takes the name of a pool.", code="USAGE")
+    machine = None if node is None else asking.find_node(client, node)
     return {name: value for name, value in (("pool", pool), ("instanceId", machine)) if value}
 
 

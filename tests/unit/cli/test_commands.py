@@ -340,6 +340,28 @@ def test_ids_names_and_unique_beginnings_find_a_job(served: Served) -> None:
     assert found["job-00000000011"].exit_code == 4
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["jobs", verb, ""] for verb in ("show", "cancel", "suspend", "logs")),
+        *(["nodes", verb, name] for verb in ("show", "cordon") for name in ("", " ", "@latest")),
+        *(["incidents", verb, ""] for verb in ("show", "approve")),
+        ["automation", "hold", "--reason", "x", "--node", ""],
+        ["automation", "release", "--pool", ""],
+        ["why", ""],
+    ],
+    ids=" ".join,
+)
+def test_a_variable_that_is_not_set_names_nothing(served: Served, words: list[str]) -> None:
+    stored(served.gateway.fakes.ledger, a_job(1), a_fleet_node(1), an_incident(1))
+
+    said = served.run(*words)
+
+    assert (said.exit_code, said.out) == (2, "")
+    assert "[USAGE]" in said.err
+    assert {method for method, _, _ in served.requests} <= {"GET"}
+
+
 def test_an_ambiguous_beginning_exits_2_and_names_the_candidates(served: Served) -> None:
     stored(served.gateway.fakes.ledger, a_job(1), a_job(2))
 
