@@ -72,6 +72,13 @@ class DamagedError(Exception):
     """A shard's bytes are not those that its manifest promises."""
 
 
+class NotInCheckpointError(LookupError):
+    """What was asked for is not part of the checkpoint, which is none the worse for it.
+
+    No reason for `EXIT_DAMAGED`: the message says where what is needed can be read instead.
+    """
+
+
 @dataclass(frozen=True, slots=True)
 class Saved:
     """What one call of `save` did."""
@@ -101,7 +108,10 @@ class Resume:
 
     @property
     def world_size(self) -> int:
-        """How many ranks wrote it. It may differ from how many read it."""
+        """How many ranks wrote it. It may differ from how many read it.
+
+        This and the rest raise `NotInCheckpointError` where there is no manifest (its grade is then not `PROVED`).
+        """
         return self._read().world_size
 
     @property
@@ -115,10 +125,21 @@ class Resume:
     def shard(self, rank: int) -> bytes:
         """Read what one rank wrote.
 
+        A job that comes back on another number of ranks may read any of them, by the numbers of those that wrote.
+
         Raises:
+            NotInCheckpointError: It was written by fewer ranks, or has no manifest, or names no shards by rank.
             DamagedError: The bytes are not those that the manifest promises.
         """
-        parts = self._read().shards_of(rank)
+        manifest = self._read()
+        if not 0 <= rank < manifest.world_size:
+            raise NotInCheckpointError(
+                f"{self.key} was written by {manifest.world_size} ranks, so it has no shard of rank {rank}: read those "
+                f"of 0 to {manifest.world_size - 1}, or all with shards(), and share them out anew"
+            )
+        parts = manifest.shards_of(rank)
+        if not parts and rank_without_shard(manifest) is None:
+            raise NotInCheckpointError(f"{self.key} names no files by rank: read them from {self.uri} by their names")
         if not parts:
             raise DamagedError(f"{self.key} names no shard of rank {rank}")
         return b"".join(self._part(part) for part in parts)
@@ -137,7 +158,10 @@ class Resume:
 
     def _read(self) -> Manifest:
         if self._manifest is None:
-            raise DamagedError(f"{self.key} has no manifest: read it from {self.uri} by its own convention")
+            raise NotInCheckpointError(
+                f"{self.key} is complete by its own convention and has no manifest, so there are no shards, metrics or "
+                f"extra to read here: load it from {self.uri}, as DCP does from its checkpoint_id"
+            )
         return self._manifest
 
 

@@ -422,8 +422,35 @@ def test_shard_damaged_after_the_proof_is_noticed_when_read(uri: str) -> None:
 
     with pytest.raises(training.DamagedError, match="5 bytes that are not those"):
         resume.shard(0)
-    with pytest.raises(training.DamagedError, match="no shard of rank 1"):
-        resume.shard(1)
+
+
+def test_rank_that_the_checkpoint_never_had_is_no_damage(uri: str) -> None:
+    ranks = [a_run(uri, rank=rank, world_size=2) for rank in range(2)]
+    together(ranks, lambda run: run.save(10, f"rank {run.rank}".encode()))
+    resume = a_run(uri, 2, rank=0, world_size=4).resume()
+    assert resume is not None
+
+    for rank in (2, -1):
+        with pytest.raises(
+            training.NotInCheckpointError, match=rf"written by 2 ranks, .* rank {rank}: read those of 0"
+        ):
+            resume.shard(rank)
+
+    assert not issubclass(training.NotInCheckpointError, training.DamagedError)
+    assert list(resume.shards()) == [b"rank 0", b"rank 1"]
+
+
+def test_files_that_are_not_named_by_rank_are_no_damage(uri: str) -> None:
+    record = a_record(10, 0, 1)
+    record["shards"][0]["key"] = "attempt=1/step=000000010/weights.safetensors"
+    open_storage(uri).put(record["shards"][0]["key"], b"state", _sha256(b"state"))
+    a_run(uri).save(10, b"", gather=lambda _: [record])
+
+    resume = a_run(uri, 2).resume()
+
+    assert resume is not None
+    with pytest.raises(training.NotInCheckpointError, match="names no files by rank: read them from"):
+        resume.shard(0)
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), -float("inf")])
@@ -474,8 +501,13 @@ def test_checkpoint_by_convention_is_handed_over_as_a_folder(uri: str) -> None:
     assert resume is not None
     assert (resume.step, resume.grade) == (10, "COMPLETE_BY_CONVENTION")
     assert resume.uri == f"{uri}/attempt=1/step=000000010"
-    with pytest.raises(training.DamagedError, match="own convention"):
+    for asked in ("world_size", "metrics", "extra"):
+        with pytest.raises(training.NotInCheckpointError, match=r"no manifest, .* load it from .*step=000000010"):
+            getattr(resume, asked)
+    with pytest.raises(training.NotInCheckpointError, match="no manifest"):
         resume.shard(0)
+    with pytest.raises(training.NotInCheckpointError, match="no manifest"):
+        resume.shards()
 
 
 @pytest.fixture
