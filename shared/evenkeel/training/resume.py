@@ -1,7 +1,7 @@
 """Where to resume: the newest checkpoint that counts and holds, pinned once for the attempt.
 
 The rule is the one by which Evenkeel itself chooses for checkpoints in S3. It runs here where Evenkeel cannot look: in
-the cluster, on a mounted folder, and there it reads every byte.
+the cluster, on a mounted folder, and there it reads every byte of what a manifest promises.
 
     attempt 1 writes 10, 20, 30 ...          (its node is lost; it runs on)
     attempt 2 proves step 20, then puts fence {attempt 2, resumeFrom (1, 20)}
@@ -37,6 +37,7 @@ NONE = "NONE"
 MAX_REJECTIONS_KEPT = 20
 CONVENTION, PROOF, EVIDENCE = DEMANDS = ("CONVENTION", "PROOF", "EVIDENCE")
 """What a checkpoint must have to be resumed from, weakest first: the last asks for signs that its numbers are sound."""
+_SETTLED_BY_MANIFEST = ("DISTRUSTED", "MANIFEST_UNREADABLE")
 UNPROVED = frozenset(
     {
         *("MANIFEST_UNREADABLE", "SHARD_MISSING", "SHARD_SIZE", "SHARD_CHECKSUM", "METRIC_NOT_FINITE"),
@@ -155,7 +156,13 @@ def choose(
         if verdict is None:
             content = storage.get(checkpoint.manifest_key)
             looked_at[checkpoint] = _readable(checkpoint, content)
-            outcome = weigh(checkpoint, content, storage.examine(checkpoint), distrust)
+            outcome = _settled(checkpoint, content, distrust) or weigh(
+                # Checksums stand in a manifest or nowhere.
+                checkpoint,
+                content,
+                storage.examine(checkpoint, checksums=content is not None),
+                distrust,
+            )
             if isinstance(outcome, Proof):
                 lacks = _short_of(_demanded(checkpoint, distrust, accepts_convention), outcome, looked_at)
                 if lacks is None:
@@ -164,6 +171,14 @@ def choose(
             verdict = outcome
         rejected.append(verdict)
     return _nothing(rejected)
+
+
+def _settled(checkpoint: Checkpoint, content: bytes | None, distrust: Distrust | None) -> Rejection | None:
+    """Judge a checkpoint where its manifest alone settles it: in a folder, to look further is to read every byte."""
+    if content is None:
+        return None
+    alone = weigh(checkpoint, content, {}, distrust)
+    return alone if isinstance(alone, Rejection) and alone.code in _SETTLED_BY_MANIFEST else None
 
 
 def _demanded(checkpoint: Checkpoint, distrust: Distrust | None, accepts_convention: bool) -> str:

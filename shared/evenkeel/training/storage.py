@@ -71,8 +71,11 @@ class Storage(Protocol):
     def checkpoints(self) -> list[Checkpoint]:
         """List every checkpoint folder, finished or not."""
 
-    def examine(self, checkpoint: Checkpoint) -> Mapping[str, StoredObject]:
-        """List a checkpoint's files with size and checksum: S3's stored ones, or computed by reading every byte."""
+    def examine(self, checkpoint: Checkpoint, *, checksums: bool = True) -> Mapping[str, StoredObject]:
+        """List a checkpoint's files with size and checksum: S3's stored ones, or computed by reading every byte.
+
+        Without `checksums` nothing is read, and nothing asked of single files.
+        """
 
     def read_fence(self) -> StandingFence:
         """Read the fence."""
@@ -141,14 +144,13 @@ class FolderStorage:
                     found.append(checkpoint)
         return found
 
-    def examine(self, checkpoint: Checkpoint) -> Mapping[str, StoredObject]:
+    def examine(self, checkpoint: Checkpoint, *, checksums: bool = True) -> Mapping[str, StoredObject]:
         found = {}
         for entry in sorted(self._entries(checkpoint.folder), key=lambda entry: entry.name):
             if entry.name.startswith(_TEMPORARY) or not entry.is_file():
                 continue
-            with open(entry.path, "rb") as stream:  # noqa: PTH123 - an entry of a listing has no method for it
-                digest = hashlib.file_digest(stream, "sha256").hexdigest()
-                status = os.fstat(stream.fileno())
+            digest = _digest(Path(entry.path)) if checksums else None
+            status = entry.stat()
             modified_at = datetime.fromtimestamp(status.st_mtime, UTC)
             found[f"{checkpoint.folder}/{entry.name}"] = StoredObject(status.st_size, digest, modified_at)
         return found
@@ -204,6 +206,11 @@ class FolderStorage:
             temporary.unlink(missing_ok=True)
 
 
+def _digest(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
 def _sync_folder(folder: Path) -> None:
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -252,17 +259,17 @@ class BucketStorage:
                     found.append(checkpoint)
         return found
 
-    def examine(self, checkpoint: Checkpoint) -> Mapping[str, StoredObject]:
+    def examine(self, checkpoint: Checkpoint, *, checksums: bool = True) -> Mapping[str, StoredObject]:
         prefix = f"{self._prefix}{checkpoint.folder}/"
         pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix)
         listed = [entry for page in pages for entry in page.get("Contents", [])]
         keys = [entry["Key"] for entry in listed]
         # A listing carries no checksums, so one HEAD a shard asks for them; the data itself is never read.
         with ThreadPoolExecutor(max_workers=8) as pool:
-            checksums = dict(zip(keys, pool.map(self._checksum, keys), strict=True))
+            known = dict(zip(keys, pool.map(self._checksum, keys), strict=True)) if checksums else {}
         return {
             entry["Key"].removeprefix(self._prefix): StoredObject(
-                entry["Size"], checksums[entry["Key"]], entry["LastModified"]
+                entry["Size"], known.get(entry["Key"]), entry["LastModified"]
             )
             for entry in listed
         }

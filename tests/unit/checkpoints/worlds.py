@@ -227,9 +227,9 @@ class WorldStorage:
         found = (training_layout.checkpoint_of_folder(folder) for folder in self._world.folders())
         return [checkpoint for checkpoint in found if checkpoint is not None]
 
-    def examine(self, checkpoint: training_layout.Checkpoint) -> Mapping[str, StoredObject]:
+    def examine(self, checkpoint: training_layout.Checkpoint, *, checksums: bool = True) -> Mapping[str, StoredObject]:
         return {
-            key: StoredObject(len(content), self._world.digest(key), START)
+            key: StoredObject(len(content), self._world.digest(key) if checksums else None, START)
             for key, content in self._world.objects.items()
             if key.startswith(f"{checkpoint.folder}/")
         }

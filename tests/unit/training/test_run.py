@@ -5,8 +5,9 @@ import hashlib
 import json
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ import pytest
 
 from evenkeel import training
 from evenkeel.training.layout import Checkpoint
-from evenkeel.training.resume import choose, pin
+from evenkeel.training.resume import Distrust, choose, pin
 from evenkeel.training.run import LARGEST_MANIFEST_BYTES, Run
-from evenkeel.training.storage import Storage, open_storage
+from evenkeel.training.storage import Storage, StoredObject, open_storage
 
 
 def a_run(uri: str, attempt: int = 1, **changes: Any) -> Run:
@@ -38,6 +39,48 @@ def together(runs: Sequence[Run], what: Callable[[Run], Any]) -> list[Any]:
     """Run every rank in a thread of its own."""
     with ThreadPoolExecutor(len(runs)) as pool:
         return [done.result(timeout=30) for done in [pool.submit(what, run) for run in runs]]
+
+
+class _Reads:
+    """A store that remembers of which checkpoints it was asked for the checksums, and of which for names and sizes."""
+
+    def __init__(self, uri: str) -> None:
+        self._real = open_storage(uri)
+        self.hashed: list[int] = []
+        self.listed: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def examine(self, checkpoint: Checkpoint, *, checksums: bool = True) -> Mapping[str, StoredObject]:
+        (self.hashed if checksums else self.listed).append(checkpoint.step)
+        return self._real.examine(checkpoint, checksums=checksums)
+
+
+def test_only_what_a_manifest_leaves_open_is_read(uri: str) -> None:
+    run = a_run(uri)
+    run.save(10, b"before the fault")
+    after = datetime.now(UTC)
+    run.save(20, b"after the fault")
+    storage = open_storage(uri)
+    for name in ("attempt=1/step=000000030/manifest.json", "attempt=1/step=000000040/shard-0-of-1.bin"):
+        storage.put(name, b"{", _sha256(b"{"))  # a manifest that is cut off; a checkpoint that was never finished
+    for name in (".metadata", "__0_0.distcp"):
+        storage.put(f"attempt=1/step=000000050/{name}", b"", _sha256(b""))
+    reads = _Reads(uri)
+    store: Storage = reads
+
+    choice = choose(store, 2, None, Distrust(after))
+
+    assert [(out["step"], out["code"]) for out in choice.rejected] == [
+        (50, "SHARD_SIZE"),
+        (40, "MANIFEST_MISSING"),
+        (30, "MANIFEST_UNREADABLE"),
+        (20, "DISTRUSTED"),
+    ]
+    assert choice.resume_from is not None
+    assert (choice.resume_from.step, choice.grade) == (10, "PROVED")
+    assert (reads.listed, reads.hashed) == ([50, 40], [10])
 
 
 def test_first_attempt_starts_from_the_beginning(uri: str) -> None:

@@ -89,6 +89,16 @@ def test_store_tells_size_and_checksum(uri: str) -> None:
     assert all(stored.modified_at is not None and stored.modified_at.tzinfo is not None for stored in seen.values())
 
 
+def test_names_and_sizes_alone_are_told_without_reading(uri: str) -> None:
+    storage = open_storage(uri)
+    _put(storage, f"{SAVED.folder}/shard-0-of-1.bin", b"weights")
+
+    (seen,) = storage.examine(SAVED, checksums=False).values()
+
+    assert seen == StoredObject(7, None, seen.modified_at)
+    assert seen.modified_at is not None
+
+
 def test_fence_rises_from_what_was_read_and_carries_its_history(uri: str) -> None:
     storage = open_storage(uri)
     first = Fence(Pin(1, None))
