@@ -545,10 +545,22 @@ def _distrust(given: Mapping[str, str]) -> Distrust | None:
 
 
 def _listen(run: Run) -> None:
+    listener = os.getpid()
+
     def heard(_signal: int, _frame: FrameType | None) -> None:
-        run.ask_to_stop()
+        if os.getpid() == listener:
+            run.ask_to_stop()
+        else:  # a fork that was told to end before it had forgotten what it inherited
+            forget()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def forget() -> None:
+        if signal.getsignal(signal.SIGTERM) is heard:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     signal.signal(signal.SIGTERM, heard)
+    # Forked children (data loaders' workers) train nothing: what would make this process finish its step ends them.
+    os.register_at_fork(after_in_child=forget)
 
 
 def _whole(given: Mapping[str, str], name: str, least: int, default: str = "") -> int:

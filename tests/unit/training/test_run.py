@@ -4,6 +4,8 @@ import contextlib
 import hashlib
 import json
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -568,6 +570,45 @@ def test_sigterm_asks_to_stop(tmp_path: Path) -> None:
     signal.raise_signal(signal.SIGTERM)
 
     assert run.should_stop()
+
+
+FORKS = """
+import multiprocessing, os, signal, sys, time
+from evenkeel import training
+
+run = training.attach({"EVENKEEL_CHECKPOINT_URI": sys.argv[1], "EVENKEEL_ATTEMPT": "1"})
+inherited = signal.getsignal(signal.SIGTERM)
+
+def work(kind, ready):
+    if kind == "early":
+        signal.signal(signal.SIGTERM, inherited)
+    if kind == "own":
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
+    ready.set()
+    time.sleep(30)
+
+fork = multiprocessing.get_context("fork")
+for kind in ("loader", "early", "own"):
+    ready = fork.Event()
+    worker = fork.Process(target=work, args=(kind, ready), daemon=True)
+    worker.start()
+    ready.wait(20)
+    worker.terminate()
+    worker.join(5)
+    print(kind, worker.exitcode)
+    worker.kill()
+print("asked", run.should_stop())
+signal.raise_signal(signal.SIGTERM)
+print("asked", run.should_stop())
+"""
+
+
+def test_sigterm_ends_forked_children_and_asks_only_the_rank_itself(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert done.stdout.splitlines() == ["loader -15", "early -15", "own 7", "asked False", "asked True"], done.stderr
 
 
 @pytest.mark.usefixtures("sigterm")
