@@ -14,6 +14,8 @@ from evenkeel_cli.render import Output
 
 Json = dict[str, Any]
 
+MOST_LISTED = 1000
+
 OutputOption = Annotated[Output, typer.Option("-o", "--output", help="Form of the answer.")]
 KeyOption = Annotated[
     str | None,
@@ -22,7 +24,7 @@ KeyOption = Annotated[
 StateOption = Annotated[
     str | None, typer.Option("--state", help="Only these states, comma between.", metavar="STATE,…")
 ]
-LimitOption = Annotated[int, typer.Option("--limit", min=1, max=1000, help="At most so many, newest first.")]
+LimitOption = Annotated[int, typer.Option("--limit", min=1, max=MOST_LISTED, help="At most so many, newest first.")]
 
 _FULL_ID = re.compile(r"(job|inc|dec|op)-[0-9a-z]{10}", re.ASCII)
 _LOOKED_THROUGH = 600
@@ -64,15 +66,25 @@ def current_client() -> Client:
 
 def items(client: Client, path: str, limit: int, **query: Any) -> list[Json]:
     """Read a list to its end or to `limit`, page by page."""
+    return listed(client, path, limit, **query)[0]
+
+
+def listed(client: Client, path: str, limit: int, **query: Any) -> tuple[list[Json], str | None]:
+    """Read a list to its end or to `limit`; also return the token by which the API goes on, None at the end."""
     found: list[Json] = []
     token: str | None = None
     while len(found) < limit:
         page = client.get(path, pageSize=min(200, limit - len(found)), nextPageToken=token, **query)
         found.extend(page["items"])
-        token = page.get("nextPageToken")
+        token = page.get("nextPageToken") or None
         if not token:
             break
-    return found[:limit]
+    return found, token
+
+
+def looked_through(client: Client, path: str) -> list[Json]:
+    """Read as much of a list as names are looked for in."""
+    return items(client, path, _LOOKED_THROUGH)
 
 
 def find_job(client: Client, typed: str, *, is_to_change: bool = False) -> str:
@@ -125,7 +137,7 @@ def _find(
         if not latest:
             raise CommandFailed(Exit.NOT_FOUND, f"There is no {what} yet.", code="NOT_FOUND")
         return str(_newest(latest, path)[key])
-    known = items(client, path, _LOOKED_THROUGH)
+    known = looked_through(client, path)
     exact = [item for item in known if typed in (item[key], *(item.get(name) for name in names))]
     going = [item for item in exact if item["state"] not in ENDED] if is_to_change else []
     if len(going) > 1:

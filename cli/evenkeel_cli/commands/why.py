@@ -19,7 +19,9 @@ app = asking.single("why")
 def why(
     subject: Annotated[
         str,
-        typer.Argument(metavar="JOB|INCIDENT|DECISION", help="Id, unique beginning, job's name; @latest = incident."),
+        typer.Argument(
+            metavar="JOB|INCIDENT|NODE|DECISION", help="Id, unique beginning, job's or node's name; @latest = incident."
+        ),
     ],
     output: asking.OutputOption = Output.TABLE,
 ) -> None:
@@ -42,7 +44,7 @@ def why(
 
 
 def _ask(client: Client, subject: str) -> Json:
-    """Ask about an incident, or else about a job: the id says which, a name is a job's."""
+    """Ask about an incident, a job, or what happened to a node: the id says which, a name is a job's, else a node's."""
     if subject.startswith("inc-") or subject == "@latest":
         try:
             return client.get(f"/incidents/{asking.find_incident(client, subject)}/why")
@@ -50,7 +52,47 @@ def _ask(client: Client, subject: str) -> Json:
             # @latest means the newest incident, and the newest job where nothing has gone wrong yet.
             if subject != "@latest" or failed.exit_code is not Exit.NOT_FOUND:
                 raise
-    return client.get(f"/jobs/{asking.find_job(client, subject)}/why")
+    if not asking.is_instance_id(subject):
+        try:
+            return client.get(f"/jobs/{asking.find_job(client, subject)}/why")
+        except CommandFailed as failed:
+            if failed.exit_code is not Exit.NOT_FOUND or subject.startswith(("job-", "@")):
+                raise
+            no_job = failed
+        try:
+            subject = asking.find_node(client, subject)
+        except CommandFailed as failed:
+            if failed.exit_code is Exit.NOT_FOUND:
+                raise no_job from None
+            raise
+    return client.get(f"/incidents/{_incident_of(client, subject)}/why")
+
+
+def _incident_of(client: Client, instance_id: str) -> str:
+    """Return the incident of a node that is open, else its last one.
+
+    Raises:
+        CommandFailed: nothing happened to it, as far back as is looked, or there is no such node.
+    """
+    gone: CommandFailed | None = None
+    try:
+        opened = client.get(f"/nodes/{instance_id}")["incidentId"]
+        if opened:
+            return str(opened)
+    except CommandFailed as failed:
+        if failed.exit_code is not Exit.NOT_FOUND:
+            raise
+        # It was replaced, perhaps: then its incident is there still.
+        gone = failed
+    for incident in asking.looked_through(client, "/incidents"):
+        if incident["node"]["instanceId"] == instance_id:
+            return str(incident["incidentId"])
+    raise gone or CommandFailed(
+        Exit.NOT_FOUND,
+        f"No incident of {instance_id} is known.",
+        code="NOT_FOUND",
+        hint=f"evenkeel nodes show {instance_id}",
+    )
 
 
 def _answer(out: Page, found: Json) -> None:
