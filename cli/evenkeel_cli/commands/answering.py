@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from evenkeel_cli.commands import asking
 from evenkeel_cli.render import Output, Page, note, only, page
 
 Json = dict[str, Any]
@@ -25,6 +26,8 @@ def answer_list(
     name_key: str,
     nothing: str,
     table: Callable[[Page, list[Json], bool], None],
+    page_token: str | None = None,
+    ends_after: int | None = None,
 ) -> None:
     """Answer with a list.
 
@@ -34,11 +37,13 @@ def answer_list(
         name_key: Key of what `-o name` prints.
         nothing: What a person is told where there are none.
         table: Draws the items; whether the wide form is wanted comes last.
+        page_token: By which the API goes on after these.
+        ends_after: How many were wanted; None = the list has no pages.
     """
     out = page()
     match output:
         case Output.JSON:
-            out.json({"items": found})
+            out.json({"items": found} | ({} if ends_after is None else {"nextPageToken": page_token}))
         case Output.NAME:
             for item in found:
                 out.line(item[name_key])
@@ -46,3 +51,6 @@ def answer_list(
             note(nothing)
         case _:
             table(out, found, output is Output.WIDE)
+    if page_token:
+        way = f": --limit takes up to {asking.MOST_LISTED}" if ends_after != asking.MOST_LISTED else ""
+        note(f"The list ends after {ends_after}, and there may be more{way}.")

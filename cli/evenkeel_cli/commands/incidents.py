@@ -28,9 +28,9 @@ def list_incidents(
     output: asking.OutputOption = Output.TABLE,
 ) -> None:
     """List incidents, newest first."""
-    found = asking.items(asking.current_client(), "/incidents", limit, state=state and state.upper())
+    found, token = asking.listed(asking.current_client(), "/incidents", limit, state=state and state.upper())
     nothing = "No incidents." if not state else f"No incidents are {plain(state)}."
-    answer_list(found, output, name_key="incidentId", nothing=nothing, table=_table)
+    answer_list(found, output, name_key="incidentId", nothing=nothing, table=_table, page_token=token, ends_after=limit)
 
 
 @app.command("show")

@@ -247,9 +247,9 @@ def list_jobs(
     path = "/jobs?class=" if priority_class == "(unset)" else "/jobs"
     given = None if priority_class == "(unset)" else priority_class
     found = {"state": state and state.upper(), "team": team, "class": given}
-    jobs = asking.items(asking.current_client(), path, limit, **found)
+    jobs, token = asking.listed(asking.current_client(), path, limit, **found)
     nothing = "No jobs." if not state else f"No jobs are {state.lower()}."
-    answer_list(jobs, output, name_key="jobId", nothing=nothing, table=_table)
+    answer_list(jobs, output, name_key="jobId", nothing=nothing, table=_table, page_token=token, ends_after=limit)
 
 
 @app.command("show")

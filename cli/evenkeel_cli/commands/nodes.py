@@ -29,11 +29,11 @@ def list_nodes(
     output: asking.OutputOption = Output.TABLE,
 ) -> None:
     """List nodes by pool."""
-    nodes = [node for node in asking.items(asking.current_client(), "/nodes", limit) if node["state"] != "GONE"]
-    nodes = [node for node in nodes if node["isLemon"] or not lemons]
+    found, token = asking.listed(asking.current_client(), "/nodes", limit)
+    nodes = [node for node in found if node["state"] != "GONE" and (node["isLemon"] or not lemons)]
     nodes.sort(key=lambda node: (node["pool"], node["slot"]))
     nothing = "No node is a lemon." if lemons else "No nodes are known yet: the first sweep brings them."
-    answer_list(nodes, output, name_key="instanceId", nothing=nothing, table=_table)
+    answer_list(nodes, output, name_key="instanceId", nothing=nothing, table=_table, page_token=token, ends_after=limit)
 
 
 @app.command("show")

@@ -26,7 +26,7 @@ from evenkeel_cli.render import age, duration
 from tests.fakes.cluster import CLUSTER
 from tests.fakes.system import A_MOMENT
 from tests.unit.api.gateway import ROOT, Answer, Gateway
-from tests.unit.api.seeds import a_fleet_node, a_job, an_incident, stored
+from tests.unit.api.seeds import a_fleet_node, a_job, ago, an_incident, stored
 from tests.unit.cli.conftest import Said, Served
 from tests.unit.cli.story import recovery_at_work
 from tests.unit.scheduling.test_replicas import CHAT
@@ -312,6 +312,25 @@ def test_a_list_longer_than_a_page_is_read_to_its_end(served: Served) -> None:
     assert said.out.split() == [f"job-{n:010d}" for n in range(250, 10, -1)]
 
 
+MORE = "The list ends after 2, and there may be more: --limit takes up to 1000.\n"
+
+
+@pytest.mark.parametrize("noun", ["jobs", "incidents", "nodes"])
+@pytest.mark.parametrize("form", ["table", "wide", "json", "name"])
+def test_a_list_that_ends_before_its_end_says_so(served: Served, noun: str, form: str) -> None:
+    for number in (1, 2, 3):
+        stored(served.gateway.fakes.ledger, a_job(number), an_incident(number), a_fleet_node(number))
+
+    cut, whole = (served.run(noun, "ls", "--limit", limit, "-o", form) for limit in ("2", "3"))
+
+    assert (cut.err, whole.err) == (MORE, "")
+    if form == "json":
+        token = json.loads(cut.out)["nextPageToken"]
+        rest = served.gateway.get(f"/v1/{noun}?nextPageToken={token}").document["items"]
+        (missing,) = [item for item in json.loads(whole.out)["items"] if item not in json.loads(cut.out)["items"]]
+        assert ([missing], json.loads(whole.out)["nextPageToken"]) == (rest, None)
+
+
 @pytest.mark.parametrize(("state", "code"), [("RECOVERING", 20), ("RECOVERED", 0), ("WAITING_FOR_PERSON", 21)])
 def test_status_check_tells_cron(served: Served, state: str, code: int) -> None:
     from tests.unit.api.seeds import heartbeats
@@ -370,6 +389,40 @@ def test_an_ambiguous_beginning_exits_2_and_names_the_candidates(served: Served)
     assert said.exit_code == 2
     assert "job-0000000001" in said.err
     assert "[AMBIGUOUS]" in said.err
+
+
+@pytest.mark.parametrize("typed", ["i-00000000000000001", "hyperpod-i-00000000000000001", "hyperpod-i-"])
+@pytest.mark.parametrize("state", ["RECOVERING", "RECOVERED"])
+def test_why_of_a_node_tells_of_its_open_incident_or_its_last(served: Served, typed: str, state: str) -> None:
+    earlier, now = an_incident(1, state="RECOVERED", opened_at=ago(days=1)), an_incident(2, state=state)
+    stored(served.gateway.fakes.ledger, a_job(1), a_fleet_node(1), earlier, now.but(life=earlier.life))
+
+    said = served.run("why", typed, "-o", "json")
+
+    assert json.loads(said.out) == served.gateway.get("/v1/incidents/inc-0000000002/why").document
+
+
+def test_why_of_a_node_that_was_replaced_tells_of_its_incident(served: Served) -> None:
+    stored(served.gateway.fakes.ledger, an_incident(1, state="RECOVERED"))
+
+    assert served.run("why", "i-00000000000000001").out.startswith("● inc-0000000001  recovered\n")
+
+
+def test_why_of_a_node_to_which_nothing_happened_names_the_way_to_see_it(served: Served) -> None:
+    stored(served.gateway.fakes.ledger, a_fleet_node(1), an_incident(2))
+
+    said = served.run("why", "hyperpod-i-00000000000000001")
+
+    assert said.exit_code == 4
+    assert said.err == (
+        "✖ No incident of i-00000000000000001 is known. [NOT_FOUND]\n  evenkeel nodes show i-00000000000000001\n"
+    )
+
+
+def test_why_of_what_is_neither_job_nor_node_says_so(served: Served) -> None:
+    said = served.run("why", "nope")
+
+    assert (said.exit_code, "There is no job 'nope'. [NOT_FOUND]" in said.err) == (4, True)
 
 
 def namesakes(served: Served, *states: str) -> None:
