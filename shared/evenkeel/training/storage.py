@@ -12,8 +12,9 @@ import contextlib
 import hashlib
 import os
 import secrets
+import time
 import urllib.parse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 _TEMPORARY = ".writing-"
 _CONFLICT_TRIES = 5
+READ_PAUSES_SECONDS = (1, 4, 15)
+"""Between the tries of one object in a bucket whose bytes broke off on the way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,10 +225,13 @@ def _sync_folder(folder: Path) -> None:
 class BucketStorage:
     """Checkpoints under a prefix of an S3 bucket. boto3 is imported on first use."""
 
-    def __init__(self, uri: str, bucket: str, prefix: str) -> None:
+    def __init__(
+        self, uri: str, bucket: str, prefix: str, read_pauses_seconds: Sequence[float] = READ_PAUSES_SECONDS
+    ) -> None:
         self.uri = uri
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
+        self._read_pauses_seconds = read_pauses_seconds
         self._opened: S3Client | None = None
 
     @property
@@ -284,15 +290,36 @@ class BucketStorage:
         return self._put_if(FENCE_KEY, fence.to_bytes(), IfMatch=over.version)
 
     def _get(self, key: str) -> tuple[bytes, str] | None:
-        from botocore.exceptions import ClientError
+        from botocore.exceptions import (
+            ClientError,
+            ConnectionClosedError,
+            ConnectionError,  # noqa: A004 - botocore's own
+            IncompleteReadError,
+            ReadTimeoutError,
+            ResponseStreamingError,
+        )
 
-        try:
-            answer = self._client.get_object(Bucket=self._bucket, Key=self._prefix + key)
-        except ClientError as error:
-            if _code(error) == "NoSuchKey":
-                return None
-            raise
-        return answer["Body"].read(), answer["ETag"]
+        for pause_seconds in (*self._read_pauses_seconds, None):
+            try:
+                answer = self._client.get_object(Bucket=self._bucket, Key=self._prefix + key)
+            except ClientError as error:
+                if _code(error) == "NoSuchKey":
+                    return None
+                raise
+            # botocore tries a request again until its answer begins; what breaks while the body is read is ours.
+            try:
+                return answer["Body"].read(), answer["ETag"]
+            except (
+                ReadTimeoutError,
+                ResponseStreamingError,
+                IncompleteReadError,
+                ConnectionClosedError,
+                ConnectionError,
+            ):
+                if pause_seconds is None:
+                    raise
+                time.sleep(pause_seconds)
+        raise AssertionError("unreachable: the last try returns or raises")
 
     def _put_if(self, key: str, content: bytes, **condition: str) -> bool:
         from botocore.exceptions import ClientError

@@ -580,6 +580,8 @@ run = training.attach({"EVENKEEL_CHECKPOINT_URI": sys.argv[1], "EVENKEEL_ATTEMPT
 inherited = signal.getsignal(signal.SIGTERM)
 
 def work(kind, ready):
+    if kind == "loader":
+        print("default", signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, flush=True)
     if kind == "early":
         signal.signal(signal.SIGTERM, inherited)
     if kind == "own":
@@ -595,7 +597,7 @@ for kind in ("loader", "early", "own"):
     ready.wait(20)
     worker.terminate()
     worker.join(5)
-    print(kind, worker.exitcode)
+    print(kind, worker.exitcode, flush=True)
     worker.kill()
 print("asked", run.should_stop())
 signal.raise_signal(signal.SIGTERM)
@@ -608,7 +610,14 @@ def test_sigterm_ends_forked_children_and_asks_only_the_rank_itself(tmp_path: Pa
         [sys.executable, "-c", FORKS, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
     )
 
-    assert done.stdout.splitlines() == ["loader -15", "early -15", "own 7", "asked False", "asked True"], done.stderr
+    assert done.stdout.splitlines() == [
+        "default True",
+        "loader -15",
+        "early -15",
+        "own 7",
+        "asked False",
+        "asked True",
+    ], done.stderr
 
 
 @pytest.mark.usefixtures("sigterm")

@@ -2,15 +2,20 @@
 
 import hashlib
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
+from typing import ClassVar
 
 import boto3
 import pytest
+from botocore.exceptions import BotoCoreError
 from moto import mock_aws
 
 from evenkeel.training.layout import Checkpoint, Fence, Pin, ResumePoint, UnreadableError
-from evenkeel.training.storage import StandingFence, Storage, StoredObject, open_storage
+from evenkeel.training.storage import BucketStorage, StandingFence, Storage, StoredObject, open_storage
 
 SAVED = Checkpoint(step=10, attempt=1)
 
@@ -236,6 +241,59 @@ def test_object_whose_checksum_the_bucket_does_not_keep_is_seen_without() -> Non
     (seen,) = open_storage("s3://checkpoints").examine(SAVED).values()
 
     assert seen == StoredObject(15, None, seen.modified_at)
+
+
+class _BreaksOff(BaseHTTPRequestHandler):
+    """A bucket that sends half of an object before the line goes dead, as often as it is to."""
+
+    breaks: ClassVar[list[str]] = []
+    asked: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        is_broken = bool(self.breaks) and self.breaks.pop() == "off"
+        self.send_response(200)
+        self.send_header("Content-Length", "14")
+        self.send_header("ETag", '"tag"')
+        self.end_headers()
+        self.wfile.write(b"half a " if is_broken else b"half a loaf...")
+        self.close_connection = True
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as the base class has it
+        """Say nothing."""
+
+
+@pytest.fixture
+def shaky(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[_BreaksOff]]:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    _BreaksOff.breaks.clear()
+    _BreaksOff.asked.clear()
+    with ThreadingHTTPServer(("127.0.0.1", 0), _BreaksOff) as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{server.server_port}")
+        serving = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        serving.start()
+        yield _BreaksOff
+        server.shutdown()
+        serving.join()
+
+
+def test_object_whose_bytes_break_off_is_read_again(shaky: type[_BreaksOff]) -> None:
+    shaky.breaks.extend(["off", "off"])
+    storage = BucketStorage("s3://checkpoints/job", "checkpoints", "job", read_pauses_seconds=(0, 0))
+
+    assert storage.get("shard") == b"half a loaf..."
+    assert shaky.asked == ["/checkpoints/job/shard"] * 3
+
+
+def test_object_whose_bytes_keep_breaking_off_is_given_up(shaky: type[_BreaksOff]) -> None:
+    shaky.breaks.extend(["off"] * 9)
+    storage = BucketStorage("s3://checkpoints/job", "checkpoints", "job", read_pauses_seconds=(0, 0))
+
+    with pytest.raises(BotoCoreError):
+        storage.get("shard")
+    assert len(shaky.asked) == 3
 
 
 @mock_aws
