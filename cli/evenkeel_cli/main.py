@@ -4,7 +4,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 import typer
 
@@ -38,7 +38,15 @@ NOUNS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    code = _run(list(sys.argv[1:] if arguments is None else arguments) or ["--help"])
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _let_go(sys.stdout)
+    return code
+
+
+def _run(words: list[str]) -> int:
     try:
         answer = _root(words)(args=words, prog_name="evenkeel", standalone_mode=False)
     except CommandFailed as failed:
@@ -51,11 +59,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hint = f"evenkeel {noun} --help" if noun else "evenkeel --help"
         _say(CommandFailed(Exit.USAGE, wrong.format_message(), code="USAGE", hint=hint))
         return Exit.USAGE
-    except BrokenPipeError:
-        # The reader of a pipe had enough (`evenkeel jobs ls | head`): not worth a word.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except SystemExit as ended:
+        # The reader of a pipe had enough (`evenkeel jobs ls | head`): not worth a word. Typer makes exit 1 of it.
+        if not isinstance(ended.__context__, BrokenPipeError):
+            raise
+        _let_go(sys.stdout)
         return Exit.DONE
     return answer if isinstance(answer, int) else Exit.DONE
+
+
+def _let_go(stream: TextIO) -> None:
+    """Let what is still to be written to a closed pipe go nowhere: Python would complain of it as it ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def _root(words: Sequence[str]) -> typer.Typer:
@@ -84,11 +101,15 @@ def _nothing() -> None:
 
 def _say(failed: CommandFailed) -> None:
     code = f" [{failed.code}]" if failed.code else ""
-    print(f"✖ {failed.text}{code}" if _has_unicode() else f"x {failed.text}{code}", file=sys.stderr)
+    lines = [f"✖ {failed.text}{code}" if _has_unicode() else f"x {failed.text}{code}"]
     if failed.hint:
-        print(f"  {failed.hint}", file=sys.stderr)
+        lines.append(f"  {failed.hint}")
     if failed.request_id and failed.exit_code is Exit.FAILED:
-        print(f"  request {failed.request_id}", file=sys.stderr)
+        lines.append(f"  request {failed.request_id}")
+    try:
+        print(*lines, sep="\n", file=sys.stderr, flush=True)
+    except BrokenPipeError:
+        _let_go(sys.stderr)
 
 
 def _has_unicode() -> bool:

@@ -1,6 +1,7 @@
 """What commands send, how they end, and what programs get from them."""
 
 import json
+import os
 import re
 import resource
 import subprocess
@@ -818,6 +819,28 @@ def test_help_takes_little_more_of_a_processor_than_its_library_does() -> None:
 
     # In turn, and the least of each: how busy the machine is says nothing about the command.
     assert ours < 2 * library, rounds
+
+
+@pytest.mark.parametrize(
+    ("words", "code"), [("faults ls -o json", 0), ("version", 0), ("--help", 0), ("jobs nonsense", 2)]
+)
+def test_a_reader_that_had_enough_is_no_failure(tmp_path: Path, words: str, code: int) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    environment = {**os.environ, "HOME": str(tmp_path)}
+
+    done = subprocess.run(
+        [sys.executable, "-m", "evenkeel_cli.main", *words.split()],
+        check=False,
+        stdout=writer,
+        stderr=writer if code else subprocess.PIPE,
+        text=True,
+        env=environment,
+        timeout=30,
+    )
+    os.close(writer)
+
+    assert (done.returncode, done.stderr or "") == (code, "")
 
 
 def test_help_loads_neither_botocore_nor_rich(tmp_path: Path) -> None:
