@@ -100,16 +100,26 @@ def read(document: Any, source: str, environment: Mapping[str, str]) -> Context:
     )
     if not region:
         _refuse(source, "the region is not known: set AWS_REGION")
-    key = document.get("credentials")
     return Context(
         name=str(document.get("name") or ""),
         url=url,
         region=str(region),
-        key=StaticKey(str(key["accessKeyId"]), str(key["secretAccessKey"])) if key else None,
+        key=_key(document.get("credentials"), source),
         profile=environment.get("EVENKEEL_PROFILE") or document.get("profile"),
         control_url=str(document.get("controlUrl") or "").rstrip("/"),
         source=source,
     )
+
+
+def _key(document: Any, source: str) -> StaticKey | None:
+    if document is None:
+        return None
+    if not isinstance(document, dict):
+        _refuse(source, "credentials must be a JSON object")
+    for field in ("accessKeyId", "secretAccessKey"):
+        if not isinstance(document.get(field), str) or not document[field]:
+            _refuse(source, f"credentials.{field} is missing")
+    return StaticKey(document["accessKeyId"], document["secretAccessKey"])
 
 
 def _refuse(source: str, why: str) -> NoReturn:

@@ -690,6 +690,25 @@ def test_a_context_that_cannot_be_used_exits_2(served: Served, document: object,
     assert (said.exit_code, f"[{code}]" in said.err) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("credentials", "missing"),
+    [
+        ({"accessKeyId": "AKIA"}, "credentials.secretAccessKey is missing"),
+        ({"accessKeyId": "AKIA", "secretAccessKey": None}, "credentials.secretAccessKey is missing"),
+        ({"secretAccessKey": "x"}, "credentials.accessKeyId is missing"),
+        ({}, "credentials.accessKeyId is missing"),
+        ("AKIA", "credentials must be a JSON object"),
+    ],
+)
+def test_what_credentials_of_a_context_lack_is_named(served: Served, credentials: object, missing: str) -> None:
+    served.write_context({**served.context, "credentials": credentials})
+
+    said = served.run("status")
+
+    assert (said.exit_code, said.out) == (2, "")
+    assert f"cannot be used: {missing}. [BAD_CONTEXT]" in said.err
+
+
 def test_without_a_context_the_way_to_one_is_named(served: Served) -> None:
     (served.folder / ".evenkeel" / "context.json").unlink()
 
