@@ -8,7 +8,7 @@ from evenkeel.domain.health.faults import shipped
 from evenkeel.domain.health.incidents import Incident, IncidentState
 from evenkeel.domain.scheduling.admission import Action, AdmissionFacts
 from evenkeel.domain.scheduling.claims import changes
-from evenkeel.domain.scheduling.jobs import Attempt, Job, JobState
+from evenkeel.domain.scheduling.jobs import Attempt, Job, JobState, StopRequest
 from evenkeel.domain.values import rfc3339
 from evenkeel.domain.waiting import Wait
 from evenkeel.ports import Ledger, Table
@@ -85,6 +85,7 @@ def why_incident(ledger: Ledger, incident_id: str, *, now: datetime) -> Json:
 def _job_sentence(job: Job, latest: Attempt | None, now: datetime, waits: Wait | None = None) -> str:
     reason = _sentence(job.reason)
     where = f"attempt {job.current_attempt}"
+    stop = _stop(job)
     match job.state:
         case JobState.PENDING:
             since = _ago(job.submitted_at, now)
@@ -94,6 +95,9 @@ def _job_sentence(job: Job, latest: Attempt | None, now: datetime, waits: Wait |
                 else f"It has waited {since}."
             )
             return f"{begin} {reason or 'No pass has looked at it yet.'}"
+        case JobState.STARTING | JobState.RUNNING if stop is not None:
+            asked = f"Asked for {_ago(stop.requested_at, now)} ago by {_asker(stop)}."
+            return f"It is being stopped, {where}. {_sentence(stop.reason)} {asked} {_after_stop(job, stop)}"
         case JobState.STARTING if waits is not None:
             return f"It waits for Kueue to let it in, {where}. {_sentence(waits.said)}"
         case JobState.STARTING:
@@ -103,7 +107,7 @@ def _job_sentence(job: Job, latest: Attempt | None, now: datetime, waits: Wait |
             resumed = f", resumed from step {point.step} of attempt {point.attempt}" if point else ""
             return f"It runs, {where}{resumed}. {reason}".strip()
         case JobState.STOPPING:
-            return f"It is being stopped. {reason}".strip()
+            return f"It is being stopped, and is cancelled then. {reason}".strip()
         case JobState.SUSPENDED:
             return f"It is suspended. {reason}".strip()
         case JobState.SUCCEEDED:
@@ -112,6 +116,37 @@ def _job_sentence(job: Job, latest: Attempt | None, now: datetime, waits: Wait |
             return f"It failed in {where}. {reason}".strip()
         case JobState.CANCELLED:
             return f"It was cancelled. {reason}".strip()
+
+
+def _stop(job: Job) -> StopRequest | None:
+    """Return the request to stop what the job is doing now, until it has stopped."""
+    is_at_work = job.state in (JobState.STARTING, JobState.RUNNING)
+    return job.stop_of(job.current_attempt) if is_at_work else None
+
+
+def _asker(stop: StopRequest) -> str:
+    kind, _, who = stop.by.partition("/")
+    if kind in ("cancel", "suspend"):
+        return who
+    return f"the recovery of {who}" if kind == "recover_node" else f"Evenkeel ({kind.replace('_', ' ')})"
+
+
+def _after_stop(job: Job, stop: StopRequest) -> str:
+    """Say what follows once the attempt has stopped."""
+    begin = "When it has stopped"
+    if job.is_suspended:
+        return f"{begin} it is held back until somebody resumes it."
+    if stop.is_final:
+        return f"{begin} it has failed: another attempt could not end otherwise."
+    wish = job.live_resize()
+    point = (
+        "goes on from its last checkpoint" if job.spec.checkpoint_uri else "begins anew, since it keeps no checkpoint"
+    )
+    if wish is not None and wish.after_attempt == stop.attempt:
+        return f"{begin} it starts on {wish.nodes} nodes and {point}."
+    if stop.counts_as_failure:
+        return f"{begin} that counts as a failure of its own; with a restart left it waits for capacity and {point}."
+    return f"{begin} it waits for capacity and {point}."
 
 
 def _late(job: Job, now: datetime) -> str:
@@ -157,6 +192,8 @@ _DOING = {
 
 
 def _job_next(job: Job) -> str | None:
+    if _stop(job) is not None:
+        return f"evenkeel jobs {'resume' if job.is_suspended else 'wait'} {job.job_id}"
     match job.state:
         case JobState.PENDING | JobState.STARTING | JobState.STOPPING:
             return f"evenkeel jobs wait {job.job_id}"

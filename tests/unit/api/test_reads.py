@@ -2,13 +2,21 @@
 
 import time
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
 from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.health.incidents import IncidentState, RecoveryBrief, StageTimes
 from evenkeel.domain.scheduling.foreign import Comeback, ForeignWorkload
-from evenkeel.domain.scheduling.jobs import PlacementNote, ResumeOption, ResumePlan, ResumePoint
+from evenkeel.domain.scheduling.jobs import (
+    PlacementNote,
+    ResizeWish,
+    ResumeOption,
+    ResumePlan,
+    ResumePoint,
+    StopRequest,
+)
 from evenkeel.domain.scheduling.replicas import ServingMemory
 from evenkeel.ports import Delete, Put, Row, Table
 from evenkeel.services import paging, read_queue, rows
@@ -255,6 +263,76 @@ def test_every_state_of_a_job_has_a_sentence(gateway: Gateway, state: str) -> No
     why = gateway.get("/v1/jobs/job-0000000001/why").document
 
     assert why["sentence"].endswith("Because.")
+
+
+def a_stop(by: str, reason: str, **more: Any) -> StopRequest:
+    return StopRequest(attempt=2, reason=reason, by=by, grace_seconds=30, requested_at=ago(seconds=40), **more)
+
+
+@pytest.mark.parametrize(
+    ("job", "said", "following"),
+    [
+        (
+            {"is_suspended": True, "stop_request": a_stop("suspend/role/Lead (bo)", "Suspended by role/Lead (bo).")},
+            (
+                "Suspended by role/Lead (bo). Asked for 40s ago by role/Lead (bo). "
+                "When it has stopped it is held back until somebody resumes it."
+            ),
+            "resume",
+        ),
+        (
+            {"is_preempted": True, "stop_request": a_stop("schedule_jobs/job-7", "It gives way to job-7")},
+            (
+                "It gives way to job-7. Asked for 40s ago by Evenkeel (schedule jobs). "
+                "When it has stopped it waits for capacity and goes on from its last checkpoint."
+            ),
+            "wait",
+        ),
+        (
+            {"stop_request": a_stop("recover_node/inc-1", "Its node is sick.", outcome="LOST")},
+            (
+                "Its node is sick. Asked for 40s ago by the recovery of inc-1. "
+                "When it has stopped it waits for capacity and goes on from its last checkpoint."
+            ),
+            "wait",
+        ),
+        (
+            {"stop_request": a_stop("run_job", "Its pods hang.", counts_as_failure=True)},
+            "with a restart left it waits for capacity and goes on from its last checkpoint.",
+            "wait",
+        ),
+        (
+            {"stop_request": a_stop("run_job", "It cannot start.", is_final=True)},
+            "When it has stopped it has failed: another attempt could not end otherwise.",
+            "wait",
+        ),
+        (
+            {
+                "stop_request": a_stop("resize_jobs/job-1", "It grows."),
+                "resize": ResizeWish(after_attempt=2, from_nodes=2, nodes=4, reason="It grows.", asked_at=ago()),
+            },
+            "When it has stopped it starts on 4 nodes and goes on from its last checkpoint.",
+            "wait",
+        ),
+    ],
+)
+def test_why_of_a_job_that_is_being_stopped_says_so_and_what_follows(
+    gateway: Gateway, job: dict[str, Any], said: str, following: str
+) -> None:
+    stored(gateway.fakes.ledger, a_job(1, state="RUNNING", current_attempt=2, reason="Runs on 2 nodes.", **job))
+
+    why = gateway.get("/v1/jobs/job-0000000001/why").document
+
+    assert why["sentence"].startswith("It is being stopped, attempt 2. ")
+    assert why["sentence"].endswith(said)
+    assert why["next"] == f"evenkeel jobs {following} job-0000000001"
+
+
+def test_a_stop_of_an_attempt_that_is_over_is_not_told_of_the_one_that_runs(gateway: Gateway) -> None:
+    job = a_job(1, state="RUNNING", current_attempt=3, stop_request=a_stop("recover_node/inc-1", "Its node is sick."))
+    stored(gateway.fakes.ledger, job)
+
+    assert gateway.get("/v1/jobs/job-0000000001/why").document["sentence"] == "It runs, attempt 3."
 
 
 @pytest.mark.parametrize("state", list(IncidentState))
