@@ -106,9 +106,21 @@ class Page:
         """Return the title of a column of `when`: in a pipe it holds instants, not ages."""
         return "AGE" if self.is_terminal else instant
 
-    def clock(self, instant: str) -> str:
-        """Say the time of day on a terminal, RFC 3339 in a pipe."""
-        return f"{instant[11:19]}" if self.is_terminal else instant
+    def clocks(self, instants: Iterable[str]) -> list[str]:
+        """Say the times of lines that follow one another: RFC 3339 in a pipe.
+
+        On a terminal they are times of day in UTC, aligned, with the date where it is not that of the line before; the
+        first line is compared with today.
+        """
+        if not self.is_terminal:
+            return list(instants)
+        texts, day = [], f"{self.now().astimezone(UTC):%Y-%m-%d}"
+        for instant in instants:
+            own = instant[:10]
+            texts.append(f"{instant[11:19]}Z" if own == day else f"{own} {instant[11:19]}Z")
+            day = own
+        widest = max(map(len, texts), default=0)
+        return [text.rjust(widest) for text in texts]
 
     def now(self) -> datetime:
         """Return the present; `EVENKEEL_NOW` sets it, so that a picture in a document can be made again."""

@@ -187,12 +187,12 @@ def _show(out: Page, incident: Json) -> None:
     lanes(out, incident, indent="  ")
     if incident["took"]:
         out.line()
+        steps = incident["took"]
+        clocks = out.clocks(step["at"] for step in steps)
+        after = ["", *(f"+{duration(step['seconds'])}" for step in steps[1:])]
         out.table(
             [Column("REACHED"), Column("AT"), Column("AFTER", is_right=True)],
-            [
-                [step["stage"], out.clock(step["at"]), "" if index == 0 else f"+{duration(step['seconds'])}"]
-                for index, step in enumerate(incident["took"])
-            ],
+            [[step["stage"], at, later] for step, at, later in zip(steps, clocks, after, strict=True)],
             indent="  ",
         )
     out.line()
@@ -206,10 +206,10 @@ def _evidence(out: Page, evidence: list[Json]) -> None:
     rows = [
         [
             fact["faultKey"] or plain(fact["kind"]),
-            out.clock(fact["observedAt"]),
+            seen,
             fact["source"],
             fact["detail"],
         ]
-        for fact in evidence
+        for fact, seen in zip(evidence, out.clocks(fact["observedAt"] for fact in evidence), strict=True)
     ]
     out.table(columns, rows, indent="  ")

@@ -599,10 +599,10 @@ def _ran(out: Page, attempt: Json) -> str:
 def tell(out: Page, entries: list[Json]) -> None:
     """Print a story, one line a step, aligned; long texts wrap under themselves."""
     widest = max((len(entry["kind"]) for entry in entries), default=0)
-    for entry in entries:
+    for entry, at in zip(entries, out.clocks(entry["at"] for entry in entries), strict=True):
         status = _KINDS.get(entry["kind"], "ok")
-        head = f"{out.dim(out.clock(entry['at']))} {out.glyph(status)} {entry['kind']:<{widest}}  "
-        room = len(out.clock(entry["at"])) + widest + 5
+        head = f"{out.dim(at)} {out.glyph(status)} {entry['kind']:<{widest}}  "
+        room = len(at) + widest + 5
         first, *others = out.wrapped(entry["text"] + (f" [{entry['decisionId']}]" if entry["decisionId"] else ""), room)
         out.line(head + first)
         for text in others:

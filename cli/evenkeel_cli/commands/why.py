@@ -118,7 +118,8 @@ def _answer(out: Page, found: Json) -> None:
     if earlier:
         out.line()
         columns = [Column("BEFORE"), Column("DECIDED"), Column("DECISION"), Column("BECAUSE", gives_way=True)]
-        rows = [[out.clock(d["decidedAt"]), d["action"], d["decisionId"], d["reason"]] for d in earlier]
+        clocks = out.clocks(each["decidedAt"] for each in earlier)
+        rows = [[at, d["action"], d["decisionId"], d["reason"]] for at, d in zip(clocks, earlier, strict=True)]
         out.table(columns, rows, indent="  ")
     evidence = found["evidence"]
     resumed, rejected = evidence.get("resumedFrom"), evidence.get("rejectedCheckpoints") or []

@@ -1,9 +1,11 @@
 """What people see at 80 columns, to the letter."""
 
+from datetime import UTC, datetime
 from textwrap import dedent
 
 import pytest
 
+from tests.unit.api.seeds import a_job, stored, told
 from tests.unit.cli.conftest import Served
 from tests.unit.cli.story import recovery_at_work
 
@@ -57,28 +59,28 @@ INCIDENT = """\
   node  ◐ replacing for 11m48s
   job   ● job-0000000001 (llama-1) running again, attempt 2
 
-  REACHED       AT        AFTER
-  detected      10:03:02
-  planned       10:03:03  +1.8s
-  cordoned      10:03:04  +0.3s
-  jobs stopped  10:03:12  +7.9s
-  repair asked  10:03:14  +2.0s
+  REACHED       AT         AFTER
+  detected      10:03:02Z
+  planned       10:03:03Z  +1.8s
+  cordoned      10:03:04Z  +0.3s
+  jobs stopped  10:03:12Z  +7.9s
+  repair asked  10:03:14Z  +2.0s
 
-  EVIDENCE  SEEN      SOURCE                DETAIL
-  xid:79    10:03:02  hyperpod.node-health  NVRM: Xid (PCI:0000:b3:00): 79, GPU…
+  EVIDENCE  SEEN       SOURCE                DETAIL
+  xid:79    10:03:02Z  hyperpod.node-health  NVRM: Xid (PCI:0000:b3:00): 79, GP…
 
 next  evenkeel incidents timeline inc-0000000001
 """
 
 TIMELINE = """\
-10:03:02 ▲ sickened  hyperpod-i-00000000000000001: Xid 79, GPU has fallen off
-                     the bus.
-10:03:04 ● decided   ACT: Xid 79 calls for a replacement.
-10:03:05 ● cordoned  New pods stay off the node.
-10:03:12 ● job       job-0000000001: attempt 1 is stopped; it resumes on a free
-                     node.
-10:03:14 ● repair    Replace was asked of HyperPod and accepted; published p90
-                     of a replacement is about 16 minutes.
+10:03:02Z ▲ sickened  hyperpod-i-00000000000000001: Xid 79, GPU has fallen off
+                      the bus.
+10:03:04Z ● decided   ACT: Xid 79 calls for a replacement.
+10:03:05Z ● cordoned  New pods stay off the node.
+10:03:12Z ● job       job-0000000001: attempt 1 is stopped; it resumes on a free
+                      node.
+10:03:14Z ● repair    Replace was asked of HyperPod and accepted; published p90
+                      of a replacement is about 16 minutes.
 """
 
 NODES = """\
@@ -105,8 +107,8 @@ WHY = """\
                                                 16 minutes, and the job would
                                                 stand still.
 
-  BEFORE    DECIDED  DECISION        BECAUSE
-  10:03:03  ACT      dec-0000000001  Xid 79 calls for a replacement.
+  BEFORE     DECIDED  DECISION        BECAUSE
+  10:03:03Z  ACT      dec-0000000001  Xid 79 calls for a replacement.
 
   execution  inc-0000000001-r1
   next       evenkeel incidents timeline inc-0000000001
@@ -134,6 +136,43 @@ def test_a_person_sees(served: Served, words: str, picture: str) -> None:
     assert said.out == picture
     assert (said.exit_code, said.err) == (0, "")
     assert max(len(line) for line in said.out.splitlines()) <= 80
+
+
+OVERNIGHT = """\
+2026-11-01 23:59:50Z ● submitted  Submitted by role/Researcher (ana).
+           23:59:59Z ● running    Attempt 1 runs on 2 nodes; it began from
+                                  nothing.
+2026-11-02 00:00:10Z ▲ lost       Its node failed.
+           09:00:00Z ● running    Attempt 2 runs, from step 412.
+2026-11-03 10:15:00Z ● ended      Every pod ended with 0.
+"""
+
+
+def test_a_story_of_several_days_names_each_day_once(served: Served) -> None:
+    stored(served.gateway.fakes.ledger, a_job(1))
+    told(
+        served.gateway.fakes.ledger,
+        "job-0000000001",
+        (datetime(2026, 11, 1, 23, 59, 50, tzinfo=UTC), "submitted", "Submitted by role/Researcher (ana)."),
+        (datetime(2026, 11, 1, 23, 59, 59, tzinfo=UTC), "running", "Attempt 1 runs on 2 nodes; it began from nothing."),
+        (datetime(2026, 11, 2, 0, 0, 10, tzinfo=UTC), "lost", "Its node failed."),
+        (datetime(2026, 11, 2, 9, 0, tzinfo=UTC), "running", "Attempt 2 runs, from step 412."),
+        (datetime(2026, 11, 3, 10, 15, tzinfo=UTC), "ended", "Every pod ended with 0."),
+    )
+
+    assert served.run("jobs", "timeline", "llama-1", terminal=True).out == OVERNIGHT
+
+
+def test_an_incident_of_another_day_fits_the_screen(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    recovery_at_work(served.gateway)
+    monkeypatch.setenv("EVENKEEL_NOW", "2026-11-04T02:00:00+00:00")
+
+    shown = [served.run(*f"{words} @latest".split(), terminal=True).out for words in ("incidents show", "why")]
+
+    assert "  detected      2026-11-03 10:03:02Z\n  planned                  10:03:03Z  +1.8s\n" in shown[0]
+    assert "  xid:79    2026-11-03 10:03:02Z  hyperpod.node-health  NVRM: Xid" in shown[0]
+    assert "  2026-11-03 10:03:03Z  ACT      dec-0000000001  Xid 79 calls for" in shown[1]
+    assert max(len(line) for text in shown for line in text.splitlines()) <= 80
 
 
 def test_a_pipe_gets_instants_and_whole_texts(served: Served) -> None:
@@ -175,8 +214,6 @@ def test_a_terminal_without_unicode_gets_ascii(served: Served) -> None:
 
 
 def test_text_from_elsewhere_cannot_drive_the_terminal(served: Served) -> None:
-    from tests.unit.api.seeds import a_job, stored
-
     stored(served.gateway.fakes.ledger, a_job(1, reason="a\x1b[2Jb\x07c\rd\x9b31m"))
 
     said = served.run("jobs", "show", "llama-1", terminal=True)
