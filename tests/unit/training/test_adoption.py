@@ -1,5 +1,6 @@
 """What the documentation promises to whoever adopts the contract."""
 
+import os
 import re
 import runpy
 import signal
@@ -24,7 +25,7 @@ def attempt_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setenv("EVENKEEL_CHECKPOINT_URI", str(tmp_path / "checkpoints"))
     monkeypatch.setenv("EVENKEEL_ATTEMPT", "1")
-    for name in ("EVENKEEL_RESUME_FROM", "WORLD_SIZE", "RANK", "JOB_COMPLETION_INDEX"):
+    for name in ("EVENKEEL_RESUME_FROM", "WORLD_SIZE", "RANK", "LOCAL_RANK", "JOB_COMPLETION_INDEX"):
         monkeypatch.delenv(name, raising=False)
     yield tmp_path
     signal.signal(signal.SIGTERM, before)
@@ -49,6 +50,54 @@ def test_script_on_the_page_saves_and_comes_back(attempt_1: Path, monkeypatch: p
     assert loaded == [b"weights"]
     assert trained == list(range(1000, 1200))
     assert Checkpoint(step=1000, attempt=1) in open_storage(str(attempt_1 / "checkpoints")).checkpoints()
+
+
+TORCHRUN = f"""#!{sys.executable}
+# As torchrun does: it passes SIGTERM on, and ends with 1 whatever its worker ended with.
+import signal, subprocess, sys
+worker = subprocess.Popen([sys.executable, sys.argv[-1]])
+signal.signal(signal.SIGTERM, lambda *_: worker.terminate())
+sys.exit(1 if worker.wait() else 0)
+"""
+HEARS = "signal.signal(signal.SIGTERM, lambda *_: end(143)); print('ready', flush=True); time.sleep(30)"
+
+
+@pytest.mark.parametrize(
+    ("worker", "is_stopped", "code"),
+    [
+        ("end(66)", False, 66),
+        ("pathlib.Path(os.environ['EXIT_CODE_FILE']).write_text('66'); end(143)", False, 66),
+        ("sys.exit(9)", False, 1),
+        ("pass", False, 0),
+        (HEARS, True, 143),
+    ],
+)
+def test_command_on_the_page_ends_with_the_code_that_torchrun_swallows(
+    worker: str, is_stopped: bool, code: int, tmp_path: Path
+) -> None:
+    torchrun = tmp_path / "torchrun"
+    torchrun.write_text(TORCHRUN)
+    torchrun.chmod(0o755)
+    page = PAGE.read_text()
+    command = page.split("```sh\n")[1].split("```")[0]
+    end = page.split("```python\ndef end")[1].split("```")[0]
+    imports = "import contextlib, os, pathlib, signal, sys, time"
+    (tmp_path / "train.py").write_text(f"{imports}\ndef end{end}\n{worker}\n")
+
+    pod = subprocess.Popen(
+        ["sh", "-c", command],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    if is_stopped:
+        assert pod.stdout
+        assert pod.stdout.readline() == "ready\n"
+        pod.terminate()
+
+    pod.communicate(timeout=60)
+    assert pod.returncode == code
 
 
 def test_bare_interpreter_can_prove_a_folder(tmp_path: Path) -> None:
