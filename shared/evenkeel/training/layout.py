@@ -197,6 +197,14 @@ def parse_manifest(checkpoint: Checkpoint, content: bytes) -> Manifest:
     return manifest
 
 
+def job_of_manifest(content: bytes) -> str:
+    """Return the job that a manifest says it is of; empty where it cannot be read."""
+    try:
+        return _text(_document(content), "jobId")
+    except UnreadableError:
+        return ""
+
+
 def _require_consistent(manifest: Manifest) -> None:
     if len({shard.key for shard in manifest.shards}) != len(manifest.shards):
         raise UnreadableError("it names a shard twice")

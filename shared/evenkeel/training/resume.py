@@ -147,6 +147,7 @@ def choose(
     distrust: Distrust | None = None,
     *,
     accepts_convention: bool = False,
+    job_id: str = "",
 ) -> Choice:
     """Walk back from the newest step until one checkpoint counts for `attempt`, is trusted and holds."""
     rejected: list[Rejection] = []
@@ -155,13 +156,14 @@ def choose(
         verdict = refusal(fence, attempt, checkpoint)
         if verdict is None:
             content = storage.get(checkpoint.manifest_key)
-            looked_at[checkpoint] = _readable(checkpoint, content)
-            outcome = _settled(checkpoint, content, distrust) or weigh(
+            looked_at[checkpoint] = _readable(checkpoint, content, job_id)
+            outcome = _settled(checkpoint, content, distrust, job_id) or weigh(
                 # Checksums stand in a manifest or nowhere.
                 checkpoint,
                 content,
                 storage.examine(checkpoint, checksums=content is not None),
                 distrust,
+                job_id=job_id,
             )
             if isinstance(outcome, Proof):
                 lacks = _short_of(_demanded(checkpoint, distrust, accepts_convention), outcome, looked_at)
@@ -173,11 +175,11 @@ def choose(
     return _nothing(rejected)
 
 
-def _settled(checkpoint: Checkpoint, content: bytes | None, distrust: Distrust | None) -> Rejection | None:
+def _settled(checkpoint: Checkpoint, content: bytes | None, distrust: Distrust | None, job_id: str) -> Rejection | None:
     """Judge a checkpoint where its manifest alone settles it: in a folder, to look further is to read every byte."""
     if content is None:
         return None
-    alone = weigh(checkpoint, content, {}, distrust)
+    alone = weigh(checkpoint, content, {}, distrust, job_id=job_id)
     return alone if isinstance(alone, Rejection) and alone.code in _SETTLED_BY_MANIFEST else None
 
 
@@ -218,11 +220,23 @@ def _says_sound(manifest: Manifest) -> bool:
     return manifest.is_finite is True or "loss" in manifest.metrics
 
 
-def _readable(checkpoint: Checkpoint, content: bytes | None) -> Manifest | None:
+def _readable(checkpoint: Checkpoint, content: bytes | None, job_id: str) -> Manifest | None:
     try:
-        return None if content is None else parse_manifest(checkpoint, content)
+        return None if content is None else own_manifest(checkpoint, content, job_id)
     except UnreadableError:
         return None
+
+
+def own_manifest(checkpoint: Checkpoint, content: bytes, job_id: str) -> Manifest:
+    """Read the manifest of one checkpoint of a job; an empty `job_id` is any.
+
+    Raises:
+        UnreadableError: It is no manifest of this checkpoint, or another job's.
+    """
+    manifest = parse_manifest(checkpoint, content)
+    if job_id and manifest.job_id and manifest.job_id != job_id:
+        raise UnreadableError(f"it is of job {manifest.job_id}, and this is {job_id}")
+    return manifest
 
 
 def pin(
@@ -232,6 +246,7 @@ def pin(
     *,
     accepts_convention: bool = False,
     may_start_over: bool = False,
+    job_id: str = "",
 ) -> Choice:
     """Raise the fence to `attempt` and pin what it resumes from, in one conditional write.
 
@@ -248,7 +263,7 @@ def pin(
             raise Fenced(attempt, fence.attempt)
         if fence is not None and fence.attempt == attempt:
             return Choice(fence.pin.resume_from, fence.grade, fence.reason, fence.rejected, fence.began_at)
-        choice = choose(storage, attempt, fence, distrust, accepts_convention=accepts_convention)
+        choice = choose(storage, attempt, fence, distrust, accepts_convention=accepts_convention, job_id=job_id)
         if choice.would_disown_work and not may_start_over:
             raise Unproved(attempt, choice.reason)
         # Each turn that is lost to another writer finds the fence higher than before, so the loop ends.
@@ -298,6 +313,8 @@ def weigh(
     content: bytes | None,
     listing: Mapping[str, StoredObject],
     distrust: Distrust | None = None,
+    *,
+    job_id: str = "",
 ) -> Proof | Rejection:
     """Judge one checkpoint by its manifest, or by DCP's convention where it has none."""
     if content is None:
@@ -306,7 +323,7 @@ def weigh(
             return by_convention
         return _doubt(checkpoint, by_convention.began_at, distrust) or by_convention
     try:
-        manifest = parse_manifest(checkpoint, content)
+        manifest = own_manifest(checkpoint, content, job_id)
     except UnreadableError as error:
         return Rejection(checkpoint, "MANIFEST_UNREADABLE", f"The manifest cannot be used: {error}.")
     return _doubt(checkpoint, manifest.started_at, distrust) or prove(manifest, listing)

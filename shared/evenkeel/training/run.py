@@ -22,6 +22,7 @@ from evenkeel.training.layout import (
     Shard,
     UnreadableError,
     checkpoint_of_key,
+    job_of_manifest,
     parse_manifest,
     rank_and_world,
     read_instant,
@@ -256,8 +257,8 @@ class Run:
         Raises:
             Fenced: A later attempt has taken over. Nothing was made complete; end the process.
             TimeoutError: Some rank's receipt did not come in time.
-            ValueError: The ranks' records do not make one checkpoint, or its manifest would be too large to be read.
-                Nothing was made complete.
+            ValueError: The ranks' records do not make one checkpoint, or its manifest would be too large to be read, or
+                another job has saved this step here. Nothing was made complete.
         """
         if step < self._last_step:
             raise ValueError(f"step {step} cannot be saved after step {self._last_step}")
@@ -280,7 +281,9 @@ class Run:
         )
         _require_readable_size(manifest)
         self.check_fence()
-        if self._storage.get(checkpoint.manifest_key) is not None:
+        found = self._storage.get(checkpoint.manifest_key)
+        if found is not None:
+            self._require_own(checkpoint, found)
             return self._remember(checkpoint, is_complete=True)
         record: JsonObject = {"startedAt": write_instant(started_at), "shards": self._put_parts(checkpoint, shard)}
         records = self._receipts(checkpoint, record) if gather is None else gather(record)
@@ -341,6 +344,7 @@ class Run:
                     self._distrust,
                     accepts_convention=self._accepts_convention,
                     may_start_over=self._may_start_over,
+                    job_id=self.job_id,
                 )
                 print(report(self.attempt, choice), flush=True)
                 return choice
@@ -412,6 +416,14 @@ class Run:
                 raise TimeoutError(f"waited {self._patience_seconds:.0f} s for {what}")
             time.sleep(pause_seconds)
             pause_seconds = min(pause_seconds * 2, 2.0)
+
+    def _require_own(self, checkpoint: Checkpoint, content: bytes) -> None:
+        theirs = job_of_manifest(content)
+        if self.job_id and theirs and theirs != self.job_id:
+            raise ValueError(
+                f"{checkpoint.manifest_key} under {self._storage.uri} is of job {theirs}, and this is {self.job_id}: "
+                "each job needs a checkpoint URI of its own"
+            )
 
     def _completed(self, checkpoint: Checkpoint) -> Saved:
         """Write the manifest that every rank has given its record for."""

@@ -85,6 +85,38 @@ def test_only_what_a_manifest_leaves_open_is_read(uri: str) -> None:
     assert (reads.listed, reads.hashed) == ([50, 40], [10])
 
 
+def test_checkpoint_of_another_job_is_not_resumed_from(uri: str) -> None:
+    a_run(uri, job_id="job-rings").save(10, b"state")
+    a_run(uri, 2, job_id="job-moons").save(20, b"another's")
+
+    with pytest.raises(training.Unproved, match=r"step 20 of attempt 2 \(MANIFEST_UNREADABLE\), step 10 of attempt 1"):
+        a_run(uri, 3, job_id="job-stars").resume()
+    resume = a_run(uri, 3, job_id="job-rings").resume()
+
+    assert resume is not None
+    assert resume.step == 10
+    fence = open_storage(uri).read_fence().fence
+    assert fence is not None
+    (passed_over,) = [out["detail"] for out in fence.rejected]
+    assert passed_over == "The manifest cannot be used: it is of job job-moons, and this is job-rings."
+
+
+def test_checkpoint_is_resumed_from_where_either_job_is_unknown(uri: str) -> None:
+    a_run(uri, job_id="").save(10, b"state")
+
+    named = a_run(uri, 2, job_id="job-rings").resume()
+    nameless = a_run(uri, 3, job_id="").resume()
+
+    assert [found and found.step for found in (named, nameless)] == [10, 10]
+
+
+def test_step_that_another_job_saved_here_is_not_taken_for_saved(uri: str) -> None:
+    a_run(uri, job_id="job-moons").save(10, b"another's")
+
+    with pytest.raises(ValueError, match="is of job job-moons, and this is job-rings: each job needs a checkpoint URI"):
+        a_run(uri, job_id="job-rings").save(10, b"state")
+
+
 def test_first_attempt_starts_from_the_beginning(uri: str) -> None:
     assert a_run(uri).resume() is None
 
