@@ -11,6 +11,7 @@ from evenkeel_cli import context
 from evenkeel_cli.client import Client
 from evenkeel_cli.errors import CommandFailed, Exit
 from evenkeel_cli.render import Output
+from evenkeel_cli.words import JOB
 
 Json = dict[str, Any]
 
@@ -82,9 +83,15 @@ def listed(client: Client, path: str, limit: int, **query: Any) -> tuple[list[Js
     return found, token
 
 
-def looked_through(client: Client, path: str) -> list[Json]:
+def looked_through(client: Client, path: str, count: int = _LOOKED_THROUGH) -> list[Json]:
     """Read as much of a list as names are looked for in."""
-    return items(client, path, _LOOKED_THROUGH)
+    found, token = listed(client, path, count)
+    if token and path == "/jobs":
+        # Those that wait in queues stand before all others, and may have filled the list.
+        known = {item["jobId"] for item in found}
+        others = items(client, path, count, state=",".join(state for state in JOB if state != "PENDING"))
+        found += [item for item in others if item["jobId"] not in known]
+    return found
 
 
 def find_job(client: Client, typed: str, *, is_to_change: bool = False) -> str:
@@ -132,8 +139,7 @@ def _find(
     if typed == "@latest" and path == "/nodes":
         raise CommandFailed(Exit.USAGE, "@latest names no node: say which.", code="USAGE", hint="evenkeel nodes ls")
     if typed == "@latest":
-        # Jobs that wait are listed by their queues, before the newest.
-        latest = items(client, path, 200)
+        latest = looked_through(client, path, 200)
         if not latest:
             raise CommandFailed(Exit.NOT_FOUND, f"There is no {what} yet.", code="NOT_FOUND")
         return str(_newest(latest, path)[key])

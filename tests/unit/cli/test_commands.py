@@ -440,6 +440,17 @@ def test_of_jobs_with_one_name_the_newest_is_shown(served: Served) -> None:
     assert [json.loads(text)["jobId"] for text in shown] == ["job-0000000003"] * 2
 
 
+@pytest.mark.parametrize(("typed", "number"), [("llama-700", 700), ("@latest", 701)])
+def test_jobs_that_run_are_found_behind_a_long_queue(served: Served, typed: str, number: int) -> None:
+    waiting = (a_job(n, queue="research") for n in range(1, 610))
+    stored(served.gateway.fakes.ledger, *waiting, a_job(700, state="RUNNING"), a_job(701, state="RUNNING"))
+
+    said = served.run("jobs", "show", typed, "-o", "json")
+
+    assert said.err == ""
+    assert json.loads(said.out)["jobId"] == f"job-{number:010d}"
+
+
 @pytest.mark.parametrize("words", ["cancel llama", "suspend llama", "resume llama", "priority llama high"])
 def test_no_job_of_several_with_one_name_is_changed(served: Served, words: str) -> None:
     namesakes(served, "PENDING", "RUNNING", "SUCCEEDED")
