@@ -1,7 +1,7 @@
 """What administrators own: the policy, which is the shipped one with what the site has otherwise, and the quotas."""
 
 from evenkeel.runtime import api, api_types, entry, wiring
-from evenkeel.services import change_policy, read_setup, remove_team, set_quotas, try_policy
+from evenkeel.services import change_policy, read_policy, read_setup, remove_team, set_quotas, try_policy
 
 app = api.Resolver(lambda: wiring.world().telemetry)
 
@@ -12,15 +12,7 @@ def show_policy(cluster: str) -> api.Reply:
     world = wiring.world()
     app.expect_fleet(cluster, world.settings.fleet)
     policy = world.policy
-    change = world.policies.change
-    return app.answer(
-        {
-            "hash": policy.hash,
-            "catalogueHash": policy.catalogue.hash,
-            "policy": policy.to_json(),
-            "change": change.to_json() if change else None,
-        }
-    )
+    return app.answer(read_policy.show(policy, world.policies.base, world.policies.change))
 
 
 @app.post("/v1/clusters/<cluster>/policy")

@@ -36,7 +36,9 @@ def run(request: Request, *, ledger: Ledger, base: Policy, now: datetime) -> Pol
         KeyReused: the request id was used for something else.
     """
     try:
-        changed(base, request.changes)
+        # As it is, and as it will be read back: JSON has no infinity, and what is null there may mean something else.
+        for changes in (request.changes, request.to_json()["changes"]):
+            changed(base, changes)
     except PolicyError as error:
         raise Invalid("The changes cannot be used.", (("changes", str(error)),)) from error
     for _ in range(_TRIES):

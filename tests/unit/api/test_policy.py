@@ -1,17 +1,20 @@
 """An administrator gives the site's own policy: judged, recorded, in force once, whatever is repeated."""
 
+import copy
+import math
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from evenkeel.domain.decisions import Decision
-from evenkeel.domain.policy import Policy, PolicyChange, SchedulingPolicy
+from evenkeel.domain.policy import Policy, PolicyChange, PolicyError, SchedulingPolicy, Section, changed
 from evenkeel.domain.recovery.rollback import RollbackFacts, roll_back
 from evenkeel.domain.scheduling.admission import Snapshot, admit
 from evenkeel.domain.scheduling.jobs import Demand, ResumePoint
-from evenkeel.ports import Table, site_policy_key
+from evenkeel.ports import Invalid, Put, Row, Table, site_policy_key
 from evenkeel.runtime.policies import SitePolicy
-from evenkeel.services import rows
+from evenkeel.services import change_policy, rows
 from tests.unit.api.gateway import Answer, Gateway
 from tests.unit.api.seeds import a_decision, a_job, ago, an_attempt, an_incident
 from tests.unit.api.seeds import stored as keep
@@ -207,3 +210,148 @@ def test_a_policy_is_tried_since_an_instant_that_can_be(site: Gateway, since: An
     assert code(refused) == (400, "VALIDATION_FAILED")
     assert [error["field"] for error in refused.document["errors"]] == ["since"]
     assert tried(site, {}, since="0001-01-01T00:00:00Z").status == 200
+
+
+# ---------------------------------------------------------------- numbers
+
+
+POOL = {
+    "name": "spot",
+    "cluster": "burst",
+    "market": "spot",
+    "instanceType": "ml.p5.48xlarge",
+    "acceleratorsPerNode": 8,
+    "mostNodes": 4,
+    "microsPerNodeHour": 24_000_000,
+    "launch": {"p50Seconds": 120, "p90Seconds": 600},
+    "interruptionsPerNodeHour": 0.1,
+    "reservation": {"startsAt": "2026-11-03T00:00:00Z", "endsAt": "2026-11-04T00:00:00Z", "closingSeconds": 1800},
+    "place": {},
+    "taints": ["spot=yes:NoSchedule"],
+}
+FULL: dict[str, Any] = {
+    "economy": {"usdPerAcceleratorHour": {"ml.p5.48xlarge": 5.0}},
+    "burst": {
+        "pools": [POOL],
+        "teamCapsMicrosPerHour": {"nlp": 1},
+        "delayMicrosPerHour": {"high": 1},
+        "expectedRunSeconds": {"high": 60},
+    },
+    "scheduling": {
+        "spareNodes": {"workers": 1},
+        "serving": [{"cluster": "c", "namespace": "n", "name": "chat", "rentedSeconds": 3600}],
+        "reservations": [
+            {"cluster": "c", "pool": "p", "startsAt": "2026-11-03T00:00:00Z", "endsAt": "2026-11-04T00:00:00Z"}
+        ],
+    },
+    "jobTypes": {
+        "types": {"a": {"nodes": 2, "acceleratorsPerNode": 8, "maxRestarts": 1, "graceSeconds": 30}},
+    },
+    "faults": {"xid:94": {"drainSeconds": 30, "recurCount": 2, "recurWindowHours": 24, "settleSeconds": 10}},
+}
+WHOLE = changed(Policy(), FULL).to_json()
+
+
+def numbers(part: Any, way: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """The way to every number of a document."""
+    if isinstance(part, dict | list):
+        for name, each in part.items() if isinstance(part, dict) else enumerate(part):
+            yield from numbers(each, (*way, name))
+    elif isinstance(part, int | float) and not isinstance(part, bool):
+        yield way
+
+
+def with_number(way: tuple[str | int, ...], value: float) -> dict[str, Any]:
+    """The whole policy with one of its numbers replaced."""
+    document = copy.deepcopy(WHOLE)
+    part: Any = document
+    for name in way[:-1]:
+        part = part[name]
+    part[way[-1]] = value
+    return document
+
+
+@pytest.mark.parametrize("way", list(numbers(WHOLE)), ids=lambda way: ".".join(map(str, way)))
+def test_no_number_of_the_policy_is_without_bounds(way: tuple[str | int, ...]) -> None:
+    for value in (-(10**18), 10**18, math.inf, -math.inf, math.nan):
+        with pytest.raises(PolicyError):
+            changed(Policy(), with_number(way, value))
+
+
+def test_no_section_has_a_field_without_bounds() -> None:
+    schema = Policy.model_json_schema()
+    sections = {each.__name__ for each in Section.__subclasses__()}
+
+    def is_open(part: Any) -> bool:
+        match part:
+            case {"type": "integer" | "number"}:
+                lower, upper = part.keys() & {"minimum", "exclusiveMinimum"}, part.keys() & {"maximum"}
+                return not (lower and upper)
+            case {"anyOf": list(ways)}:
+                return any(map(is_open, ways))
+            case {"additionalProperties": dict(values)}:
+                return is_open(values)
+        return False
+
+    found = [
+        f"{name}.{field}"
+        for name in sections & schema["$defs"].keys()
+        for field, part in schema["$defs"][name]["properties"].items()
+        if is_open(part)
+    ]
+    assert found == []
+    assert {"EconomyPolicy", "WatchPolicy", "SchedulingPolicy", "BurstPolicy", "ServingWorkload"} <= sections
+
+
+@pytest.mark.parametrize("heads", [0, -1, 100_000])
+def test_a_pass_weighs_at_least_one_job_and_no_endless_many(site: Gateway, heads: int) -> None:
+    refused = give(site, {"scheduling": {"headsPerPass": heads}})
+
+    assert code(refused) == (400, "VALIDATION_FAILED")
+    assert "scheduling.headsPerPass" in refused.document["detail"]
+    assert stored(site) is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"economy": {"otherUsdPerAcceleratorHour": math.inf}},
+        {"repair": {"guardrails": {"poolRepairShare": math.nan}}},
+        {"scheduling": {"elastic": {"resizeSeconds": math.inf}}},
+    ],
+)
+def test_what_would_be_kept_as_null_is_no_change(site: Gateway, changes: dict[str, Any]) -> None:
+    request = change_policy.Request(changes=changes, by="role/Admin", reason="x", request_id="r", fingerprint="f")
+
+    with pytest.raises(Invalid):
+        change_policy.run(request, ledger=site.fakes.ledger, base=Policy(), now=ago())
+    assert stored(site) is None
+
+
+def test_margins_that_would_outlast_the_calendar_are_refused() -> None:
+    with pytest.raises(PolicyError, match="over a year"):
+        changed(Policy(), {"repair": {"flapMarginFactor": 10, "lemonReturns": 1000}})
+    with pytest.raises(PolicyError, match="nine of ten launches"):
+        changed(Policy(), {"burst": {"pools": [POOL | {"launch": {"p50Seconds": 1e-9, "p90Seconds": 600}}]}})
+
+
+def test_a_change_that_this_release_cannot_use_is_shown_with_the_one_that_counts(site: Gateway) -> None:
+    give(site)
+    give(site, {"repair": {"maxAttempts": 1}}, key="k2")
+    change = stored(site)
+    assert change
+    nonsense = change.but(changes={"repair": {"noLonger": 1}}, number=3, before=change.changes)
+    given = site.get(PATH).document
+    key = site_policy_key(Table.INCIDENTS)
+    row = site.fakes.ledger.get(key)
+    assert row
+    site.fakes.ledger.commit(Put(Row(key, nonsense.to_json(), row.version)))
+    site.fakes.clock.advance(31)
+
+    shown = site.get(PATH).document
+
+    assert (given["refused"], given["inForce"]) == (None, 2)
+    assert shown["inForce"] == 2
+    assert "change 3 by" in shown["refused"]
+    assert "repair.noLonger: there is no such field" in shown["refused"]
+    assert shown["policy"]["repair"]["maxAttempts"] == 1
