@@ -11,7 +11,7 @@ the cluster, on a mounted folder, and there it reads every byte of what a manife
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -41,7 +41,7 @@ _SETTLED_BY_MANIFEST = ("DISTRUSTED", "MANIFEST_UNREADABLE")
 UNPROVED = frozenset(
     {
         *("MANIFEST_UNREADABLE", "SHARD_MISSING", "SHARD_SIZE", "SHARD_CHECKSUM", "METRIC_NOT_FINITE"),
-        *("NO_EVIDENCE", "NO_CLEAN_RUN", "BELOW_GRADE"),
+        *("NO_EVIDENCE", "NO_CLEAN_RUN", "BELOW_GRADE", "DAMAGED"),
     }
 )
 """Rejections of work that was finished once and may be worth saving."""
@@ -148,12 +148,16 @@ def choose(
     *,
     accepts_convention: bool = False,
     job_id: str = "",
+    damaged: Collection[Checkpoint] = (),
 ) -> Choice:
     """Walk back from the newest step until one checkpoint counts for `attempt`, is trusted and holds."""
     rejected: list[Rejection] = []
     looked_at: dict[Checkpoint, Manifest | None] = {}
     for checkpoint in sorted(storage.checkpoints(), reverse=True):
         verdict = refusal(fence, attempt, checkpoint)
+        if verdict is None and checkpoint in damaged:
+            detail = "An earlier attempt could not resume from it: its bytes are not those its manifest promises."
+            verdict = Rejection(checkpoint, "DAMAGED", detail)
         if verdict is None:
             content = storage.get(checkpoint.manifest_key)
             looked_at[checkpoint] = _readable(checkpoint, content, job_id)
@@ -247,6 +251,7 @@ def pin(
     accepts_convention: bool = False,
     may_start_over: bool = False,
     job_id: str = "",
+    damaged: Collection[Checkpoint] = (),
 ) -> Choice:
     """Raise the fence to `attempt` and pin what it resumes from, in one conditional write.
 
@@ -263,7 +268,15 @@ def pin(
             raise Fenced(attempt, fence.attempt)
         if fence is not None and fence.attempt == attempt:
             return Choice(fence.pin.resume_from, fence.grade, fence.reason, fence.rejected, fence.began_at)
-        choice = choose(storage, attempt, fence, distrust, accepts_convention=accepts_convention, job_id=job_id)
+        choice = choose(
+            storage,
+            attempt,
+            fence,
+            distrust,
+            accepts_convention=accepts_convention,
+            job_id=job_id,
+            damaged=damaged,
+        )
         if choice.would_disown_work and not may_start_over:
             raise Unproved(attempt, choice.reason)
         # Each turn that is lost to another writer finds the fence higher than before, so the loop ends.

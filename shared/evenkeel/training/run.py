@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from types import FrameType
@@ -181,6 +181,7 @@ class Run:
         distrust: Distrust | None = None,
         accepts_convention: bool = False,
         may_start_over: bool = False,
+        damaged: Collection[Checkpoint] = (),
         patience_seconds: float = PATIENCE_SECONDS,
         part_bytes: int = PART_BYTES,
     ) -> None:
@@ -193,6 +194,7 @@ class Run:
         self._distrust = distrust
         self._accepts_convention = accepts_convention
         self._may_start_over = may_start_over
+        self._damaged = frozenset(damaged)
         self._patience_seconds = patience_seconds
         self._part_bytes = part_bytes
         self._last_step = -1
@@ -345,6 +347,7 @@ class Run:
                     accepts_convention=self._accepts_convention,
                     may_start_over=self._may_start_over,
                     job_id=self.job_id,
+                    damaged=self._damaged,
                 )
                 print(report(self.attempt, choice), flush=True)
                 return choice
@@ -431,11 +434,11 @@ class Run:
         # Last look, last write. A fence raised between the two makes the manifest late, and late ones never count.
         self.check_fence()
         self._storage.put_new(checkpoint.manifest_key, self._unwritten.to_bytes())
-        self._unwritten = None
         return self._remember(checkpoint, is_complete=True)
 
     def _remember(self, checkpoint: Checkpoint, *, is_complete: bool) -> Saved:
         self._last_step = checkpoint.step
+        self._unwritten = None
         self._saved = Saved(checkpoint.step, checkpoint.manifest_key, is_complete)
         return self._saved
 
@@ -483,6 +486,7 @@ def attach(environ: Mapping[str, str] | None = None, *, patience_seconds: float 
     | `EVENKEEL_DISTRUST_DEMAND` | optional, `PROOF` or `EVIDENCE`: what the others must have |
     | `EVENKEEL_DISTRUST_THROUGH` | optional: the last attempt that these are about; absent = all |
     | `EVENKEEL_ACCEPT_CONVENTION` | `1`: where rank 0 finds out, DCP's convention is enough |
+    | `EVENKEEL_DAMAGED` | optional, `attempt/step,…`: where rank 0 finds out, these could not be read back before |
     | `EVENKEEL_START_OVER` | `1`: where rank 0 finds out that no checkpoint holds, it begins at the beginning |
     | `EVENKEEL_PATIENCE_SECONDS` | optional: how long ranks wait for each other; 600 where absent |
     | `RANK`, `WORLD_SIZE` | where torchrun or one like it set them (`LOCAL_RANK` or `TORCHELASTIC_RUN_ID` says so) |
@@ -500,7 +504,7 @@ def attach(environ: Mapping[str, str] | None = None, *, patience_seconds: float 
     patience_in_environment = _whole(given, "EVENKEEL_PATIENCE_SECONDS", 1, default=str(PATIENCE_SECONDS))
     try:
         storage = open_storage(uri)
-        distrust = _distrust(given)
+        distrust, damaged = _distrust(given), _damaged(given)
     except (ValueError, UnreadableError) as error:
         raise NotInAnAttemptError(str(error)) from error
     run = Run(
@@ -513,11 +517,21 @@ def attach(environ: Mapping[str, str] | None = None, *, patience_seconds: float 
         distrust=distrust,
         accepts_convention=given.get("EVENKEEL_ACCEPT_CONVENTION", "") == "1",
         may_start_over=given.get("EVENKEEL_START_OVER", "") == "1",
+        damaged=damaged,
         patience_seconds=patience_in_environment if patience_seconds is None else patience_seconds,
     )
     if threading.current_thread() is threading.main_thread():
         _listen(run)
     return run
+
+
+def _damaged(given: Mapping[str, str]) -> frozenset[Checkpoint]:
+    """Return the checkpoints that earlier attempts could not read back: `1/20,1/30`, attempt and step of each."""
+    try:
+        pairs = [each.split("/") for each in filter(None, given.get("EVENKEEL_DAMAGED", "").split(","))]
+        return frozenset(Checkpoint(attempt=int(attempt), step=int(step)) for attempt, step in pairs)
+    except ValueError as error:
+        raise NotInAnAttemptError(f"EVENKEEL_DAMAGED={given['EVENKEEL_DAMAGED']!r} cannot be read") from error
 
 
 def _place(given: Mapping[str, str]) -> tuple[int, int]:

@@ -344,6 +344,21 @@ def test_manifest_that_could_not_be_written_is_written_when_the_step_is_saved_ag
     assert chosen_step(uri, 2) == 10
 
 
+def test_manifest_that_could_not_be_written_is_not_written_as_another_steps(uri: str) -> None:
+    failing = _SlowToShowManifests(uri)
+    failing.failures = 1
+    store: Storage = failing
+    run = Run(store, job_id="job-rings", attempt=1)
+    with pytest.raises(OSError, match="away"):
+        run.save(10, b"state")
+    with pytest.raises(ValueError, match="0 of 1 ranks"):
+        run.save(20, b"state", gather=lambda _: [])
+
+    run.save(20, b"state")
+
+    assert open_storage(uri).get("attempt=1/step=000000020/manifest.json") is None
+
+
 def test_step_that_was_resumed_from_is_not_taken_for_saved(uri: str) -> None:
     a_run(uri, 1).save(10, b"state")
     second = a_run(uri, 2)
@@ -566,6 +581,22 @@ def test_rank_0_tells_what_it_pinned_where_nobody_else_can_look(uri: str, capsys
     document = json.loads(line.removeprefix("evenkeel resume-point "))
     assert (document["attempt"], document["resumeFrom"]["step"], document["grade"]) == (2, 10, "PROVED")
     assert document["beganAt"]
+
+
+@pytest.mark.usefixtures("sigterm")
+def test_rank_0_passes_over_what_could_not_be_read_back_before(tmp_path: Path) -> None:
+    for step in (10, 20):
+        a_run(str(tmp_path), 1).save(step, b"state")
+    given = {"EVENKEEL_JOB_ID": "job-rings", "EVENKEEL_CHECKPOINT_URI": str(tmp_path)}
+
+    second = training.attach({**given, "EVENKEEL_ATTEMPT": "2", "EVENKEEL_DAMAGED": "1/20"}).resume()
+
+    assert second is not None
+    assert second.step == 10
+    with pytest.raises(training.Unproved, match="DAMAGED"):
+        training.attach({**given, "EVENKEEL_ATTEMPT": "3", "EVENKEEL_DAMAGED": "1/20,1/10"}).resume()
+    with pytest.raises(training.NotInAnAttemptError, match="EVENKEEL_DAMAGED='1'"):
+        training.attach({**given, "EVENKEEL_ATTEMPT": "2", "EVENKEEL_DAMAGED": "1"})
 
 
 def test_checkpoint_by_convention_is_handed_over_as_a_folder(uri: str) -> None:
