@@ -169,6 +169,10 @@ def _show(out: Page, found: Json) -> None:
     if not change:
         out.line("  as shipped")
         return
+    if found.get("refused"):
+        instead = f"change {found['inForce']} is" if found["inForce"] else "the policy as shipped is"
+        out.line(out.marked("warn", f"change {change['number']} cannot be used, and {instead} in force:"))
+        out.paragraph(found["refused"], indent="  ")
     out.pairs(
         [
             ("changed", f"{out.when(change['at'])} by {change['by']}, change {change['number']}"),

@@ -82,7 +82,9 @@ def show(out: Page, found: Json) -> None:
     held = "  HELD" if automation["isHeld"] else ""
     _spread(out, out.bold(f"fleet {found['fleet']}"), f"mode: {automation['mode']}{held}  {seen}")
     head = out.marked(HEALTH[found["health"]], out.bold(found["health"]))
-    counts = f"{counted(incidents['working'], 'incident')} working, {_need(incidents['needYou'])}"
+    more = "+" if incidents.get("isLowerBound") else ""
+    working = counted(incidents["working"], "incident").replace(" ", f"{more} ", 1)
+    counts = f"{working} working, {_need(incidents['needYou'], more)}"
     out.line(f"{head}  {counts}")
     for reason in _others(found["reasons"]):
         out.line(f"  {reason}")
@@ -105,8 +107,8 @@ def show(out: Page, found: Json) -> None:
     _next(out, found)
 
 
-def _need(number: int) -> str:
-    return f"{number} {'needs' if number == 1 else 'need'} you"
+def _need(number: int, more: str = "") -> str:
+    return f"{number}{more} {'needs' if number == 1 and not more else 'need'} you"
 
 
 def _others(reasons: list[str]) -> list[str]:
@@ -202,9 +204,8 @@ def _span(seconds: float | None) -> str:
 
 
 def _next(out: Page, found: Json) -> None:
-    items = found["incidents"]["items"]
-    if items:
-        out.line(f"{out.bold('NEXT')}    evenkeel incidents show {items[0]['incidentId']}")
+    if found.get("next"):
+        out.line(f"{out.bold('NEXT')}    {found['next']}")
     elif found["automation"]["isHeld"]:
         [hold, *_] = found["automation"]["holds"]
         out.line(f"{out.bold('NEXT')}    evenkeel automation release{scope_options(hold)}")

@@ -342,6 +342,29 @@ def test_status_check_tells_cron(served: Served, state: str, code: int) -> None:
     assert served.run("status", "--check").exit_code == code
 
 
+def test_status_names_the_answer_that_a_plan_waits_for(served: Served) -> None:
+    from tests.unit.api.test_reads import ASKS
+
+    stored(served.gateway.fakes.ledger, an_incident(1, plan=ASKS))
+
+    said = served.run("status", terminal=True).out
+
+    assert "0 incidents working, 1 needs you" in said
+    assert said.endswith("NEXT    evenkeel incidents approve inc-0000000001\n")
+
+
+def test_a_policy_that_cannot_be_used_is_shown_with_the_one_that_counts(served: Served) -> None:
+    change = {"number": 3, "at": "2026-01-01T00:00:00Z", "by": "ana", "reason": "x", "changes": {"a": 1}}
+    shown = {"hash": "h", "catalogueHash": "c", "policy": {"name": "default"}, "change": change}
+    document = shown | {"refused": "change 3 by ana: a: there is no such field", "inForce": 2}
+    served.next_answers.append(Answer(200, {}, json.dumps(document)))
+
+    said = served.run("policy", "show", terminal=True).out
+
+    assert "change 3 cannot be used, and change 2 is in force:" in said
+    assert "a: there is no such field" in said
+
+
 # ---------------------------------------------------------------- finding things
 
 
