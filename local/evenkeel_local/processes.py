@@ -76,11 +76,9 @@ class ProcessMark:
         if not self.is_alive():
             return False
         _signal_group(self.pid, signal.SIGTERM)
-        deadline = time.monotonic() + grace_seconds
-        while group_members(self.pid) and time.monotonic() < deadline:
-            time.sleep(_POLL_SECONDS)
-        if group_members(self.pid):
+        if not _is_over(self.pid, grace_seconds):
             _signal_group(self.pid, signal.SIGKILL)
+            _is_over(self.pid, GRACE_SECONDS)
         return True
 
 
@@ -181,6 +179,7 @@ class Child:
                 self.wait(grace_seconds)
             # The leader is ended or unwilling; either way it still holds the group's number, so this hits no stranger.
             _signal_group(self.pid, signal.SIGKILL)
+            _is_over(self.pid, GRACE_SECONDS)  # what is killed dies a moment later
             self._process.wait()
         if self._lifeline is not None:
             os.close(self._lifeline)
@@ -194,6 +193,16 @@ class Child:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+def _is_over(group: int, seconds: float) -> bool:
+    """Wait until no process of a group is left alive; return whether that came to be in time."""
+    deadline = time.monotonic() + seconds
+    while members := group_members(group):
+        if time.monotonic() >= deadline:
+            break
+        time.sleep(_POLL_SECONDS)
+    return not members
 
 
 def group_members(group: int) -> list[int]:
