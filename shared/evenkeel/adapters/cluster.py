@@ -143,13 +143,10 @@ class KubernetesCluster(KubernetesCapacity):
             self._api(spec.cluster).create(path, workloads.check_job(spec, self._fleet))
 
     def check_result(self, cluster: str, namespace: str, name: str) -> CheckResult:
-        job = self._api(cluster).get(f"/apis/batch/v1/namespaces/{namespace}/jobs/{name}")
-        conditions = ((job or {}).get("status") or {}).get("conditions") or ()
-        held = {each["type"] for each in conditions if each.get("status") == "True"}
-        if "Complete" in held:
+        job = self._api(cluster).get(f"/apis/batch/v1/namespaces/{namespace}/jobs/{name}") or {}
+        if workloads.has_condition(job, "Complete"):
             return CheckResult.PASSED
-        # On a node that is gone no pod ends, and `Failed` waits for all of them.
-        return CheckResult.FAILED if held & {"Failed", "FailureTarget"} else CheckResult.PENDING
+        return CheckResult.FAILED if workloads.has_failed(job) else CheckResult.PENDING
 
     # ------------------------------------------------------------ workloads
 
@@ -475,7 +472,7 @@ def _seen(
         is_deleting=job is not None and "deletionTimestamp" in job["metadata"],
         is_suspended=job is not None and bool(job["spec"].get("suspend")),
         has_completed=job is not None and workloads.has_condition(job, "Complete"),
-        has_failed=job is not None and workloads.has_condition(job, "Failed", "FailureTarget"),
+        has_failed=job is not None and workloads.has_failed(job),
         was_disrupted=job is not None and workloads.was_disrupted(job),
         pods=tuple(
             workloads.read_pod(pod) for pod in sorted(pods, key=lambda pod: (workloads.rank_of(pod), _place(pod)))

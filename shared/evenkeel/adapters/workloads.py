@@ -451,6 +451,11 @@ def has_condition(item: Mapping[str, Any], *kinds: str) -> bool:
     return any(one["type"] in kinds and one["status"] == "True" for one in conditions)
 
 
+def has_failed(job: Mapping[str, Any]) -> bool:
+    """Whether a Job has failed: `FailureTarget` says so at once, `Failed` when no pod of it is left."""
+    return has_condition(job, *_FAILED)
+
+
 def was_disrupted(job: Mapping[str, Any]) -> bool:
     """Whether a Job failed since a pod of it was evicted, or went with its node: its failure policy says so."""
     conditions = (job.get("status") or {}).get("conditions") or ()
@@ -567,7 +572,7 @@ def lean_foreign(pod: Json) -> Json | None:
         "metadata": {name: told[name] for name in metadata if name in told},
         "spec": {
             **{name: spec[name] for name in ("nodeName", "tolerations", "nodeSelector") if name in spec},
-            "containers": [{"resources": one.get("resources")} for one in spec.get("containers") or ()],
+            "containers": _what_containers_take(spec),
         },
     }
 
@@ -577,9 +582,12 @@ def lean_user(pod: Json) -> Json | None:
     spec = pod.get("spec") or {}
     if not spec.get("nodeName") or not accelerators_requested(pod):
         return None
-    containers = [{"resources": one.get("resources")} for one in spec.get("containers") or ()]
     place = {name: pod["metadata"][name] for name in ("namespace", "name")}
-    return {"metadata": place, "spec": {"nodeName": spec["nodeName"], "containers": containers}}
+    return {"metadata": place, "spec": {"nodeName": spec["nodeName"], "containers": _what_containers_take(spec)}}
+
+
+def _what_containers_take(spec: Mapping[str, Any]) -> list[Json]:
+    return [{"resources": one.get("resources")} for one in spec.get("containers") or ()]
 
 
 def read_foreign(pod: Mapping[str, Any], jobs: Mapping[tuple[str, str], Mapping[str, Any]]) -> ForeignPod:

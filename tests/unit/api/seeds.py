@@ -4,7 +4,15 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from evenkeel.domain.decisions import Decision
-from evenkeel.domain.health.incidents import Evidence, FactKind, HurtJob, Incident, NodeFact, TimelineEntry
+from evenkeel.domain.health.incidents import (
+    Evidence,
+    FactKind,
+    HurtJob,
+    Incident,
+    NodeFact,
+    RecoveryBrief,
+    TimelineEntry,
+)
 from evenkeel.domain.nodes import FleetNode, NodeLife
 from evenkeel.domain.scheduling.jobs import Attempt, Job, JobSpec
 from evenkeel.domain.values import rfc3339
@@ -15,6 +23,17 @@ from tests.fakes.cluster import CLUSTER, instance_id
 from tests.fakes.system import A_MOMENT
 
 POOL = "p5-workers"
+ASKS = RecoveryBrief(
+    run=1,
+    outcome="ASK",
+    repairs_node=True,
+    settle_seconds=0,
+    max_repairs=3,
+    decision_id="dec-0000000001",
+    reason="Waits for approval. Would: replace, and move the jobs.",
+    fault_key="xid:79",
+)
+"""A plan that waits for a person's approval."""
 
 
 def ago(**parts: float) -> datetime:

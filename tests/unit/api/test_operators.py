@@ -4,30 +4,20 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.health.incidents import Block, RecoveryBrief
+from evenkeel.domain.health.incidents import Block
 from evenkeel.services import rows
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.unit.api.gateway import ACCOUNT, Gateway
-from tests.unit.api.seeds import a_fleet_node, ago, an_incident, stored
+from tests.unit.api.seeds import ASKS, a_fleet_node, ago, an_incident, stored
 
 NODE = instance_id(1)
 BO = f"arn:aws:sts::{ACCOUNT}:assumed-role/Operator/bo"
-PLAN = RecoveryBrief(
-    run=1,
-    outcome="ASK",
-    repairs_node=True,
-    settle_seconds=0,
-    max_repairs=3,
-    decision_id="dec-0000000001",
-    reason="Waits for approval. Would: replace, and move the jobs.",
-    fault_key="xid:79",
-)
-YES = {"decisionId": PLAN.decision_id, "reason": "go on"}
+YES = {"decisionId": ASKS.decision_id, "reason": "go on"}
 
 
 @pytest.fixture
 def asking(gateway: Gateway) -> Gateway:
-    stored(gateway.fakes.ledger, an_incident(1, plan=PLAN, mode="recommend"), a_fleet_node(1))
+    stored(gateway.fakes.ledger, an_incident(1, plan=ASKS, mode="recommend"), a_fleet_node(1))
     return gateway
 
 
@@ -39,11 +29,11 @@ def test_a_plan_that_asks_is_shown_and_approved_by_its_decision(asking: Gateway)
     before = asking.get("/v1/incidents/inc-0000000001").document
     answer = answer_to(asking, "approve", YES)
 
-    assert before["asks"] == {"decisionId": PLAN.decision_id, "reason": PLAN.reason}
+    assert before["asks"] == {"decisionId": ASKS.decision_id, "reason": ASKS.reason}
     assert before["nodeLane"]["phase"] == "waits for approval"
     assert (answer.status, answer.document["asks"]) == (202, None)
     assert answer.document["approval"] | {"at": ""} == {
-        "decisionId": PLAN.decision_id,
+        "decisionId": ASKS.decision_id,
         "approves": True,
         "by": "role/Researcher (ana)",
         "reason": "go on",
@@ -61,7 +51,7 @@ def test_the_second_approver_loses_politely(asking: Gateway) -> None:
 
 @pytest.mark.parametrize("body", [{"decisionId": "dec-0000000009"}, {"decisionId": "dec-0000000001"}])
 def test_an_answer_to_what_does_not_ask_is_refused(gateway: Gateway, body: dict[str, Any]) -> None:
-    plan = PLAN.but(outcome="ACT") if body["decisionId"] == PLAN.decision_id else PLAN
+    plan = ASKS.but(outcome="ACT") if body["decisionId"] == ASKS.decision_id else ASKS
     stored(gateway.fakes.ledger, an_incident(1, plan=plan))
 
     answer = answer_to(gateway, "approve", body)

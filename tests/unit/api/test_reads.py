@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.decisions import Alternative
-from evenkeel.domain.health.incidents import IncidentState, RecoveryBrief, StageTimes
+from evenkeel.domain.health.incidents import IncidentState, StageTimes
 from evenkeel.domain.scheduling.foreign import Comeback, ForeignWorkload
 from evenkeel.domain.scheduling.jobs import (
     PlacementNote,
@@ -24,6 +24,7 @@ from tests.fakes.cluster import CLUSTER
 from tests.fakes.system import A_MOMENT
 from tests.unit.api.gateway import Gateway
 from tests.unit.api.seeds import (
+    ASKS,
     a_decision,
     a_fleet_node,
     a_job,
@@ -38,17 +39,6 @@ from tests.unit.api.seeds import (
     told,
 )
 from tests.unit.scheduling.test_replicas import CHAT, a_rental
-
-ASKS = RecoveryBrief(
-    run=1,
-    outcome="ASK",
-    repairs_node=True,
-    settle_seconds=0,
-    max_repairs=3,
-    decision_id="dec-0000000001",
-    reason="Waits for approval. Would: replace, and move the jobs.",
-    fault_key="xid:79",
-)
 
 
 def job_ids(answer: dict[str, object]) -> list[str]:

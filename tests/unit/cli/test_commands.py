@@ -27,7 +27,7 @@ from evenkeel_cli.render import age, duration
 from tests.fakes.cluster import CLUSTER
 from tests.fakes.system import A_MOMENT
 from tests.unit.api.gateway import ROOT, Answer, Gateway
-from tests.unit.api.seeds import a_fleet_node, a_job, ago, an_incident, stored
+from tests.unit.api.seeds import ASKS, a_fleet_node, a_job, ago, an_incident, stored
 from tests.unit.cli.conftest import Said, Served
 from tests.unit.cli.story import recovery_at_work
 from tests.unit.scheduling.test_replicas import CHAT
@@ -343,8 +343,6 @@ def test_status_check_tells_cron(served: Served, state: str, code: int) -> None:
 
 
 def test_status_names_the_answer_that_a_plan_waits_for(served: Served) -> None:
-    from tests.unit.api.test_reads import ASKS
-
     stored(served.gateway.fakes.ledger, an_incident(1, plan=ASKS))
 
     said = served.run("status", terminal=True).out

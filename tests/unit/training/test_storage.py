@@ -1,13 +1,15 @@
 """The promises that the training contract rests on, held by folder and bucket alike."""
 
+import errno
 import hashlib
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import boto3
 import pytest
@@ -204,20 +206,35 @@ def test_fence_that_cannot_be_listed_is_an_error_and_no_start_from_nothing(tmp_p
         open_storage(str(tmp_path)).read_fence()
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
+@contextmanager
+def unreadable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Forbid a folder, and to root, to whom nothing is forbidden, the listing of all that lies in it."""
+
+    def scandir(path: Path) -> Any:
+        if os.geteuid() == 0 and Path(path).is_relative_to(folder):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return listed(path)
+
+    listed = os.scandir
+    monkeypatch.setattr(os, "scandir", scandir)
+    folder.chmod(0)
+    try:
+        yield
+    finally:
+        folder.chmod(0o700)
+        monkeypatch.undo()
+
+
 @pytest.mark.parametrize("forbidden", ["", "attempt=1", SAVED.folder, "_fence.d"])
-def test_folder_that_may_not_be_read_is_an_error(tmp_path: Path, forbidden: str) -> None:
+def test_folder_that_may_not_be_read_is_an_error(
+    tmp_path: Path, forbidden: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     storage = open_storage(str(tmp_path / "checkpoints"))
     _put(storage, SAVED.manifest_key, b"{}")
     storage.raise_fence(Fence(Pin(1, None)), storage.read_fence())
-    folder = tmp_path / "checkpoints" / forbidden
-    folder.chmod(0)
 
-    try:
-        with pytest.raises(PermissionError):
-            (storage.read_fence(), storage.checkpoints(), storage.examine(SAVED))
-    finally:
-        folder.chmod(0o700)
+    with unreadable(tmp_path / "checkpoints" / forbidden, monkeypatch), pytest.raises(PermissionError):
+        (storage.read_fence(), storage.checkpoints(), storage.examine(SAVED))
 
 
 def test_what_is_no_folder_holds_no_checkpoints(tmp_path: Path) -> None:
