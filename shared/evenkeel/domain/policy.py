@@ -281,6 +281,26 @@ class WatchPolicy(Section):
     """Pause before a run that failed through a fault of our own is followed by another; doubles each time."""
 
 
+class SourcePolicy(Section):
+    """How long each kind of source may stay silent before its facts are shown as stale. A sweep runs each minute."""
+
+    kubernetes_list_seconds: Seconds = 180
+    """The nodes, pods and Jobs of one cluster, listed completely."""
+    kubernetes_watch_seconds: Seconds = 180
+    kueue_seconds: Seconds = 600
+    hyperpod_seconds: Seconds = 300
+    event_queue_seconds: Seconds = 600
+    """Events that wait longer than this without any being handled."""
+    scheduling_cycle_seconds: Seconds = 300
+    waits_seconds: Seconds = 300
+    sweep_seconds: Seconds = 600
+    """One step of the sweeper."""
+
+    def threshold_seconds(self, kind: str) -> int:
+        """Return the threshold of a kind of source, such as `kubernetes-list`."""
+        return int(getattr(self, f"{kind.replace('-', '_')}_seconds"))
+
+
 class ServingWorkload(Section):
     """A Deployment that serves: its replicas without a node are demand like a waiting job."""
 
@@ -446,6 +466,7 @@ class Policy(Section):
     jobs: JobPolicy = JobPolicy()
     economy: EconomyPolicy = EconomyPolicy()
     watch: WatchPolicy = WatchPolicy()
+    sources: SourcePolicy = SourcePolicy()
     scheduling: SchedulingPolicy = SchedulingPolicy()
     burst: BurstPolicy = BurstPolicy()
     job_types: JobTypes = JobTypes()

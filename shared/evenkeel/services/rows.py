@@ -411,7 +411,7 @@ def automation_event_row(entry: TimelineEntry, request_id: str) -> Row:
 
 
 def heartbeat_key(function: str) -> Key:
-    """`HEARTBEAT#function / META`: when a scheduled function last finished a round."""
+    """`HEARTBEAT#function / META`: when a function last ended a run, and what it learned from each source."""
     return Key(Table.FLEET, f"HEARTBEAT#{function}", "META")
 
 

@@ -1,0 +1,260 @@
+"""What Evenkeel sees: every source of facts, when it last answered, and whether that is recent enough to trust.
+
+A scheduled function reports after each run which sources answered it and which failed. `judge` turns the reports into
+one age per source. A source that was never read is UNKNOWN, which is neither CURRENT nor STALE.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Annotated, Self
+
+from pydantic import StringConstraints
+
+from evenkeel.domain.policy import SourcePolicy
+from evenkeel.domain.values import Instant, Value
+
+CLOCK_SKEW = timedelta(seconds=60)
+"""A report from further in the future than this comes from a wrong clock. It says nothing about the source."""
+_LONGEST_ERROR = 300
+SWEEP_STEPS = (
+    "fleet",
+    "kueue",
+    "early",
+    "facts",
+    "unresolved",
+    "incidents",
+    "rollbacks",
+    "ghosts",
+    "registers",
+    "attempts",
+    "workloads",
+    "rentals",
+    "waits",
+    "arrivals",
+    "gauges",
+    "pass",
+)
+"""The steps of the sweeper, each a source of its own."""
+
+ErrorText = Annotated[str, StringConstraints(max_length=_LONGEST_ERROR)]
+
+
+class SourceKind(StrEnum):
+    """The kinds of sources. Each has its own threshold in the policy."""
+
+    KUBERNETES_LIST = "kubernetes-list"
+    """The nodes, pods and Jobs of one cluster, listed completely."""
+    KUBERNETES_WATCH = "kubernetes-watch"
+    """The open watch on one cluster's nodes, pods and Jobs."""
+    KUEUE = "kueue"
+    """The namespaces of one cluster in which Kueue admits."""
+    HYPERPOD = "hyperpod"
+    """HyperPod's list of its nodes."""
+    EVENT_QUEUE = "event-queue"
+    """The queue of events from AWS: its events are handled."""
+    SCHEDULING_CYCLE = "scheduling-cycle"
+    """A scheduling cycle that ran to its end."""
+    WAITS = "waits"
+    """All open waits of workflows, each one judged."""
+    SWEEP = "sweep"
+    """One step of the sweeper."""
+
+
+class Source(Value):
+    """One source of facts: its kind, and the cluster or sweep step where a kind has several."""
+
+    kind: SourceKind
+    target: str = ""
+    """Cluster name or sweep step; empty where the kind has one source only."""
+
+    @property
+    def name(self) -> str:
+        """`kubernetes-list/research-eks`, or `hyperpod`."""
+        return f"{self.kind}/{self.target}" if self.target else str(self.kind)
+
+    @property
+    def words(self) -> str:
+        """Name the source in a sentence."""
+        match self.kind:
+            case SourceKind.KUBERNETES_LIST:
+                return f"cluster {self.target}"
+            case SourceKind.KUBERNETES_WATCH:
+                return f"the watch on cluster {self.target}"
+            case SourceKind.KUEUE:
+                return f"Kueue on cluster {self.target}"
+            case SourceKind.HYPERPOD:
+                return "HyperPod"
+            case SourceKind.EVENT_QUEUE:
+                return "the event queue"
+            case SourceKind.SCHEDULING_CYCLE:
+                return "the scheduling cycle"
+            case SourceKind.WAITS:
+                return "the evaluation of waits"
+            case SourceKind.SWEEP:
+                return f"sweep step {self.target}"
+
+
+class SourceReport(Value):
+    """What one function last learned from one source."""
+
+    tried_at: Instant
+    seen_at: Instant | None = None
+    """When it last answered; none if it never did."""
+    failing_since: Instant | None = None
+    """The first failure after the last answer; none if the last try succeeded."""
+    error: ErrorText = ""
+    """The last failure; empty if the last try succeeded."""
+
+    @classmethod
+    def after(cls, before: Self | None, error: str, now: datetime) -> Self:
+        """Return the report of a try that failed with `error`, or succeeded where that is empty."""
+        if not error:
+            return cls(tried_at=now, seen_at=now)
+        known = before if before is not None and before.tried_at <= now + CLOCK_SKEW else None
+        return cls(
+            tried_at=now,
+            seen_at=known.seen_at if known else None,
+            failing_since=(known.failing_since if known else None) or now,
+            error=error[:_LONGEST_ERROR],
+        )
+
+    def joined(self, other: Self) -> Self:
+        """Return what two functions together know: the newest answer, and any failure that came after it."""
+        answers = [each.seen_at for each in (self, other) if each.seen_at]
+        seen_at = max(answers, default=None)
+        failed = [each for each in (self, other) if each.error and (seen_at is None or each.tried_at > seen_at)]
+        last = max(failed, key=lambda each: each.tried_at, default=None)
+        first = min((each.failing_since or each.tried_at for each in failed), default=None)
+        return type(self)(
+            tried_at=max(self.tried_at, other.tried_at),
+            seen_at=seen_at,
+            failing_since=max(first, seen_at) if first and seen_at else first,
+            error=last.error if last else "",
+        )
+
+
+class SourceState(StrEnum):
+    """How far a source can be trusted now."""
+
+    CURRENT = "CURRENT"
+    """It answered recently."""
+    FAILING = "FAILING"
+    """It answered recently enough, and its last try failed."""
+    STALE = "STALE"
+    """It has not answered for longer than its threshold: what is known of it may be wrong."""
+    UNKNOWN = "UNKNOWN"
+    """It was never read, or the report's clock is wrong."""
+    OFF = "OFF"
+    """The schedules are off, so nothing reads it."""
+
+
+class SourceAge(Value):
+    """One source as it stands now."""
+
+    source: Source
+    state: SourceState
+    seen_at: Instant | None = None
+    age_seconds: int | None = None
+    """Seconds since the last answer; none if it never answered."""
+    threshold_seconds: int
+    failing_since: Instant | None = None
+    error: str = ""
+    reason: str
+    """One sentence: what is the matter, or when it last answered."""
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether facts from this source may be shown as facts of now."""
+        return self.state in (SourceState.CURRENT, SourceState.FAILING)
+
+
+def expected_sources(clusters: Sequence[str], *, has_hyperpod: bool) -> tuple[Source, ...]:
+    """Return every source that a fleet of this shape has. Sources of removed clusters are not expected any more."""
+    return (
+        *(Source(kind=SourceKind.KUBERNETES_LIST, target=cluster) for cluster in clusters),
+        *(Source(kind=SourceKind.KUBERNETES_WATCH, target=cluster) for cluster in clusters[:1]),
+        *(Source(kind=SourceKind.KUEUE, target=cluster) for cluster in clusters),
+        *([Source(kind=SourceKind.HYPERPOD)] if has_hyperpod else []),
+        Source(kind=SourceKind.EVENT_QUEUE),
+        Source(kind=SourceKind.SCHEDULING_CYCLE),
+        Source(kind=SourceKind.WAITS),
+        *(Source(kind=SourceKind.SWEEP, target=step) for step in SWEEP_STEPS),
+    )
+
+
+def judge(
+    expected: Iterable[Source],
+    reports: Mapping[str, SourceReport],
+    policy: SourcePolicy,
+    now: datetime,
+    *,
+    is_running: bool = True,
+) -> tuple[SourceAge, ...]:
+    """Return the age of every expected source, by the reports on their names."""
+    return tuple(_judge_one(each, reports.get(each.name), policy, now, is_running=is_running) for each in expected)
+
+
+def _judge_one(
+    source: Source, report: SourceReport | None, policy: SourcePolicy, now: datetime, *, is_running: bool
+) -> SourceAge:
+    threshold = policy.threshold_seconds(source.kind)
+    seen_at = report.seen_at if report else None
+    age = None if seen_at is None else max(0, round((now - seen_at).total_seconds()))
+    state, reason = _state(source, report, threshold, now, is_running=is_running)
+    return SourceAge(
+        source=source,
+        state=state,
+        seen_at=seen_at,
+        age_seconds=age,
+        threshold_seconds=threshold,
+        failing_since=report.failing_since if report else None,
+        error=report.error if report else "",
+        reason=reason,
+    )
+
+
+def _state(
+    source: Source, report: SourceReport | None, threshold: int, now: datetime, *, is_running: bool
+) -> tuple[SourceState, str]:
+    words = source.words
+    if not is_running:
+        return SourceState.OFF, f"Nothing reads {words}: the schedules are off."
+    if report is None:
+        return SourceState.UNKNOWN, f"Nothing has read {words} yet."
+    if report.tried_at > now + CLOCK_SKEW:
+        ahead = span((report.tried_at - now).total_seconds())
+        return SourceState.UNKNOWN, f"The last report on {words} is {ahead} in the future: a clock is wrong."
+    limit = timedelta(seconds=threshold)
+    failure = f" since {_clock(report.failing_since)}: {report.error}" if report.failing_since else ""
+    if report.seen_at is None:
+        since = report.failing_since or report.tried_at
+        state = SourceState.STALE if now - since > limit else SourceState.UNKNOWN
+        return state, f"{_capital(words)} has never answered{failure}."
+    ago = f"last answer {span((now - report.seen_at).total_seconds())} ago"
+    if now - report.seen_at > limit:
+        if failure:
+            return SourceState.STALE, f"{_capital(words)} does not answer{failure} ({ago})."
+        return SourceState.STALE, f"Nothing has read {words} lately ({ago})."
+    if report.error:
+        return SourceState.FAILING, f"{_capital(words)} did not answer the last try ({ago}): {report.error}"
+    return SourceState.CURRENT, f"{_capital(words)} answered ({ago})."
+
+
+def span(seconds: float) -> str:
+    """Write a duration: `40 s`, `12 min`, `5 h`, `3 days`."""
+    if seconds < 90:
+        return f"{max(0, round(seconds))} s"
+    if seconds < 5400:
+        return f"{round(seconds / 60)} min"
+    if seconds < 129_600:
+        return f"{round(seconds / 3600)} h"
+    return f"{round(seconds / 86_400)} days"
+
+
+def _capital(words: str) -> str:
+    return words[0].upper() + words[1:]
+
+
+def _clock(instant: datetime | None) -> str:
+    return instant.strftime("%Y-%m-%d %H:%M:%SZ") if instant else ""

@@ -1,0 +1,139 @@
+"""How old each source of facts is, and when its facts may no longer be trusted."""
+
+from datetime import timedelta
+
+import pytest
+
+from evenkeel.domain.policy import SourcePolicy
+from evenkeel.domain.sources import (
+    SWEEP_STEPS,
+    Source,
+    SourceKind,
+    SourceReport,
+    SourceState,
+    expected_sources,
+    judge,
+    span,
+)
+from evenkeel.services import sweep_fleet
+from tests.fakes.system import A_MOMENT
+
+LIST = Source(kind=SourceKind.KUBERNETES_LIST, target="research-eks")
+POLICY = SourcePolicy(kubernetes_list_seconds=180)
+
+
+def seconds(number: float) -> timedelta:
+    return timedelta(seconds=number)
+
+
+def judged(report: SourceReport | None, *, is_running: bool = True) -> tuple[SourceState, str]:
+    reports = {LIST.name: report} if report else {}
+    (age,) = judge([LIST], reports, POLICY, A_MOMENT, is_running=is_running)
+    return age.state, age.reason
+
+
+def test_source_never_read_is_unknown() -> None:
+    assert judged(None) == (SourceState.UNKNOWN, "Nothing has read cluster research-eks yet.")
+
+
+@pytest.mark.parametrize(("age", "state"), [(180, SourceState.CURRENT), (181, SourceState.STALE)])
+def test_source_is_stale_past_its_threshold(age: float, state: SourceState) -> None:
+    seen = A_MOMENT - seconds(age)
+    assert judged(SourceReport(tried_at=seen, seen_at=seen))[0] is state
+
+
+def test_failing_source_stays_trusted_until_its_threshold() -> None:
+    seen = SourceReport.after(None, "", A_MOMENT - seconds(100))
+    failed = SourceReport.after(seen, "Unreachable: no answer", A_MOMENT - seconds(40))
+    again = SourceReport.after(failed, "Unreachable: no answer", A_MOMENT)
+
+    assert again.failing_since == A_MOMENT - seconds(40)
+    assert judged(again)[0] is SourceState.FAILING
+
+
+def test_stale_source_tells_since_when_it_fails() -> None:
+    seen = SourceReport.after(None, "", A_MOMENT - seconds(720))
+    failed = SourceReport.after(seen, "Unreachable: no answer", A_MOMENT - seconds(700))
+
+    state, reason = judged(failed)
+
+    assert state is SourceState.STALE
+    assert "cluster research-eks does not answer since".lower() in reason.lower()
+    assert "last answer 12 min ago" in reason
+
+
+def test_source_that_never_answered_becomes_stale() -> None:
+    first = SourceReport.after(None, "NotAllowed: 403", A_MOMENT - seconds(60))
+    late = SourceReport.after(None, "NotAllowed: 403", A_MOMENT - seconds(200))
+
+    assert judged(first)[0] is SourceState.UNKNOWN
+    assert judged(late)[0] is SourceState.STALE
+
+
+def test_report_from_the_future_is_unknown() -> None:
+    ahead = SourceReport.after(None, "", A_MOMENT + seconds(600))
+
+    state, reason = judged(ahead)
+
+    assert state is SourceState.UNKNOWN
+    assert "10 min in the future" in reason
+
+
+def test_correct_clock_overwrites_a_report_from_the_future() -> None:
+    ahead = SourceReport.after(None, "", A_MOMENT + seconds(600))
+
+    assert judged(SourceReport.after(ahead, "", A_MOMENT))[0] is SourceState.CURRENT
+    assert SourceReport.after(ahead, "Unreachable", A_MOMENT).seen_at is None
+
+
+def test_every_source_is_off_while_schedules_are_off() -> None:
+    seen = SourceReport.after(None, "", A_MOMENT)
+    assert judged(seen, is_running=False)[0] is SourceState.OFF
+    assert judged(None, is_running=False)[0] is SourceState.OFF
+
+
+def test_newest_answer_of_two_functions_counts() -> None:
+    old = SourceReport.after(None, "Unreachable: old", A_MOMENT - seconds(50))
+    new = SourceReport.after(None, "", A_MOMENT)
+
+    for joined in (old.joined(new), new.joined(old)):
+        assert (joined.seen_at, joined.error, joined.failing_since) == (A_MOMENT, "", None)
+
+
+def test_newer_failure_of_another_function_is_kept() -> None:
+    answered = SourceReport.after(None, "", A_MOMENT - seconds(50))
+    failed = SourceReport.after(None, "NotAllowed: 403", A_MOMENT)
+
+    joined = answered.joined(failed)
+
+    assert (joined.seen_at, joined.error) == (A_MOMENT - seconds(50), "NotAllowed: 403")
+    assert judged(joined)[0] is SourceState.FAILING
+
+
+def test_expected_sources_follow_the_shape_of_the_fleet() -> None:
+    both = [source.name for source in expected_sources(["home", "burst"], has_hyperpod=True)]
+    half = [source.name for source in expected_sources(["home"], has_hyperpod=False)]
+
+    assert {"kubernetes-list/home", "kubernetes-list/burst", "kubernetes-watch/home", "hyperpod"} <= set(both)
+    assert "kubernetes-watch/burst" not in both
+    assert "hyperpod" not in half
+    assert "kubernetes-list/burst" not in half
+
+
+def test_every_sweep_step_is_a_source() -> None:
+    assert tuple(name for name, _ in sweep_fleet.STEPS) == SWEEP_STEPS
+
+
+@pytest.mark.parametrize("kind", SourceKind)
+def test_every_kind_has_a_threshold_and_words(kind: SourceKind) -> None:
+    assert SourcePolicy().threshold_seconds(kind) > 0
+    assert Source(kind=kind, target="research-eks").words
+
+
+def test_report_keeps_the_beginning_of_a_long_error() -> None:
+    assert len(SourceReport.after(None, "x" * 10_000, A_MOMENT).error) == 300
+
+
+@pytest.mark.parametrize(("length", "said"), [(40, "40 s"), (720, "12 min"), (18_000, "5 h"), (260_000, "3 days")])
+def test_span_is_written_in_one_unit(length: float, said: str) -> None:
+    assert span(length) == said

@@ -1,0 +1,98 @@
+"""A heartbeat records what a run learned from each source."""
+
+from datetime import timedelta
+
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.sources import Source, SourceKind, SourceState
+from evenkeel.ports import Unreachable
+from evenkeel.services import heartbeats, read_sources, rows
+from evenkeel.services.heartbeats import Results
+from tests.fakes import InMemoryLedger
+from tests.fakes.system import A_MOMENT, RecordingTelemetry
+
+LIST = Source(kind=SourceKind.KUBERNETES_LIST, target="home")
+HYPERPOD = Source(kind=SourceKind.HYPERPOD)
+
+
+def beat(ledger: InMemoryLedger, function: str = "sweep_fleet", after: float = 0, **results: str) -> None:
+    """Record a run in which `home` or `hyperpod` failed with a text, or answered where that is empty."""
+    found = Results()
+    for name, error in results.items():
+        source = LIST if name == "home" else HYPERPOD
+        if error:
+            found.failed(source, Unreachable(error))
+        else:
+            found.answered(source)
+    heartbeats.beat(ledger, RecordingTelemetry(), function, A_MOMENT + timedelta(seconds=after), found)
+
+
+def states(ledger: InMemoryLedger, after: float = 0) -> dict[str, SourceState]:
+    now = A_MOMENT + timedelta(seconds=after)
+    ages = read_sources.run(ledger, clusters=["home"], has_hyperpod=True, policy=Policy(), now=now)
+    return {age.source.name: age.state for age in ages}
+
+
+def test_nothing_is_known_before_the_first_run() -> None:
+    assert set(states(InMemoryLedger()).values()) == {SourceState.UNKNOWN}
+
+
+def test_run_that_fails_for_one_source_keeps_the_other() -> None:
+    ledger = InMemoryLedger()
+    beat(ledger, home="", hyperpod="")
+    beat(ledger, after=400, home="no answer", hyperpod="")
+
+    found = states(ledger, after=400)
+
+    assert (found["kubernetes-list/home"], found["hyperpod"]) == (SourceState.STALE, SourceState.CURRENT)
+
+
+def test_source_not_tried_keeps_its_report() -> None:
+    ledger = InMemoryLedger()
+    beat(ledger, home="", hyperpod="")
+    beat(ledger, after=60, home="")
+
+    assert heartbeats.load(ledger)["hyperpod"].seen_at == A_MOMENT
+
+
+def test_change_is_recorded_within_the_pace() -> None:
+    ledger = InMemoryLedger()
+    beat(ledger, home="")
+    beat(ledger, after=1, home="no answer")
+    failed = heartbeats.load(ledger)["kubernetes-list/home"].error
+    beat(ledger, after=2, home="")
+
+    assert (failed, heartbeats.load(ledger)["kubernetes-list/home"].error) == ("Unreachable: no answer", "")
+
+
+def test_unchanged_results_within_the_pace_are_not_written() -> None:
+    ledger = InMemoryLedger()
+    beat(ledger, home="")
+    commits = len(ledger.commits)
+    beat(ledger, after=1, home="")
+
+    assert len(ledger.commits) == commits
+
+
+def test_heartbeat_of_a_wrong_clock_is_overwritten() -> None:
+    ledger = InMemoryLedger()
+    beat(ledger, after=3600, home="")
+    beat(ledger, home="")
+
+    assert states(ledger)["kubernetes-list/home"] is SourceState.CURRENT
+
+
+def test_one_failure_in_a_run_outweighs_its_answers() -> None:
+    found = Results()
+    found.answered(LIST)
+    found.failed(LIST, Unreachable("pods"))
+    found.answered(LIST)
+
+    assert found.errors == {"kubernetes-list/home": "Unreachable: pods"}
+
+
+def test_heartbeat_without_sources_is_read() -> None:
+    ledger = InMemoryLedger()
+    heartbeats.beat(ledger, RecordingTelemetry(), "watch_cluster", A_MOMENT)
+
+    assert heartbeats.load(ledger) == {}
+    assert ledger.get(rows.heartbeat_key("watch_cluster")) is not None
