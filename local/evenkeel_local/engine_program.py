@@ -15,6 +15,8 @@ Run by the engine's own interpreter, so nothing of this project can be imported 
 * A function that failed under a task token left its state waiting for ever. On AWS the state fails with it.
 * Each item of a list was measured leaf by leaf, and the condition parsed anew for each (measured: a third of all the
   work in a storm). Here a condition is parsed once, and items are measured so only where a page may be full.
+* It answered for every host name and every origin, so a web page could reach it through a name of its own that points
+  at 127.0.0.1. Here it answers for loopback alone, and to no web page.
 * Two hundred calls at once started two hundred processes of a function, which on a laptop is minutes of imports and
   gigabytes. Here the calls of a function that has `AT_ONCE` processes wait in line.
 """
@@ -33,6 +35,7 @@ import types
 import zipfile
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from ministack import app
 from ministack.core import lambda_runtime
@@ -208,6 +211,41 @@ def quick_lists() -> None:
     dynamodb._paginate_evaluated_items = paginate
 
 
+def only_local_names() -> None:
+    """Answer 421 to a request for another host, and 403 to one from another origin."""
+    serve = app.app
+
+    async def serve_local_names(scope: Document, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            await serve(scope, receive, send)
+            return
+        given = [(name.lower(), value.decode("latin-1")) for name, value in scope["headers"]]
+        hosts = [f"//{value}" for name, value in given if name in (b"host", b":authority")]
+        origins = [value for name, value in given if name == b"origin"]
+        status = 0 if all(map(_is_local, origins)) else 403
+        if len(hosts) != 1 or not _is_local(hosts[0]):
+            status = 421
+        if not status:
+            await serve(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            await send({"type": "http.response.start", "status": status, "headers": []})
+            await send({"type": "http.response.body", "body": b"The engine serves 127.0.0.1 and localhost only.\n"})
+
+    app.app = serve_local_names
+
+
+def _is_local(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        name, _ = parts.hostname, parts.port
+    except ValueError:
+        return False
+    return name in ("127.0.0.1", "localhost") and parts.username is None
+
+
 def shared_layers() -> None:
     """Let all workers read one copy of each layer."""
     lambda_runtime.zipfile = types.SimpleNamespace(**{**vars(zipfile), "ZipFile": SharedLayer})
@@ -220,4 +258,5 @@ if __name__ == "__main__":
     failing_waits()
     quick_lists()
     shared_layers()
+    only_local_names()
     app.main()

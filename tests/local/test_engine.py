@@ -57,6 +57,24 @@ def invoke(credentials: Credentials, name: str) -> Any:
     return document
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "status"),
+    [
+        ("Host", "attacker.example", 421),
+        ("Host", "127.0.0.1.attacker.example:4566", 421),
+        ("Origin", "https://attacker.example", 403),
+    ],
+)
+def test_engine_refuses_web_pages_and_other_hosts(engine: Engine, name: str, value: str, status: int) -> None:
+    request = urllib.request.Request(f"{engine.endpoint_url}/_ministack/health", headers={name: value})
+
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request, timeout=10)
+
+    refused.value.close()
+    assert refused.value.code == status
+
+
 @pytest.fixture
 def taken_port() -> Iterator[int]:
     """A port that something else, which answers nothing, listens on."""

@@ -36,6 +36,7 @@ from evenkeel_local.gpu_cluster.event_bus import EventBus
 from evenkeel_local.gpu_cluster.faults import FaultTable
 from evenkeel_local.gpu_cluster.garbage_collector import GarbageCollector
 from evenkeel_local.gpu_cluster.health_agent import HealthAgent
+from evenkeel_local.gpu_cluster.host_names import only_local_names
 from evenkeel_local.gpu_cluster.hyperpod import HyperPod
 from evenkeel_local.gpu_cluster.job_controller import JobController
 from evenkeel_local.gpu_cluster.karpenter import Karpenter
@@ -349,6 +350,7 @@ class Host:
         return app
 
     async def _serve(self, app: web.Application, sock: socket.socket, tls: Any = None) -> None:
+        app.middlewares.insert(0, only_local_names)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
         await runner.setup()
         await web.SockSite(runner, sock, ssl_context=tls).start()

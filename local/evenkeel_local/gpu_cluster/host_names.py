@@ -1,0 +1,39 @@
+"""Refuses requests that a web page sends: a listener on loopback is open to every browser of the machine.
+
+A page can point its own host name at 127.0.0.1 (DNS rebinding), and can post to 127.0.0.1 from its own origin. Both
+name the page: the first in `Host`, the second in `Origin`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+from urllib.parse import urlsplit
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+ALLOWED: Final = frozenset(
+    {"127.0.0.1", "localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"},
+)
+"""Names in the API server's certificate, and the loopback address."""
+
+
+@web.middleware
+async def only_local_names(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer 421 to a request for another host, and 403 to one from another origin."""
+    hosts = request.headers.getall("Host", [])
+    if len(hosts) != 1 or not is_local(f"//{hosts[0]}"):
+        return web.Response(status=421, text="This listener serves 127.0.0.1 and localhost only.\n")
+    if not all(map(is_local, request.headers.getall("Origin", []))):
+        return web.Response(status=403, text="This listener takes no requests from web pages.\n")
+    return await handler(request)
+
+
+def is_local(url: str) -> bool:
+    """Whether a URL names this machine's loopback address."""
+    try:
+        parts = urlsplit(url)
+        name, _ = parts.hostname, parts.port
+    except ValueError:
+        return False
+    return name in ALLOWED and parts.username is None

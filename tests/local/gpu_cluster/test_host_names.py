@@ -1,0 +1,54 @@
+"""Every listener of the cluster answers for loopback alone, and to no web page."""
+
+import http.client
+import ssl
+from urllib.parse import urlsplit
+
+import pytest
+
+from evenkeel_local.gpu_cluster import ClusterHandle
+from evenkeel_local.gpu_cluster.host_names import is_local
+
+LISTENERS = {"sagemaker_url": "/clusters", "kubernetes_url": "/version", "control_url": "/control/health"}
+
+
+def status(cluster: ClusterHandle, listener: str, **headers: str) -> int:
+    """Ask a listener, with a Host and an Origin of our choice."""
+    url = urlsplit(getattr(cluster, listener))
+    assert url.hostname
+    assert url.port
+    if url.scheme == "https":
+        context = ssl.create_default_context(cadata=cluster.ca_pem)
+        connection = http.client.HTTPSConnection(url.hostname, url.port, timeout=10, context=context)
+    else:
+        connection = http.client.HTTPConnection(url.hostname, url.port, timeout=10)
+    connection.putrequest("GET", LISTENERS[listener], skip_host=True)
+    for name, value in ({"Host": url.netloc} | headers).items():
+        connection.putheader(name, value)
+    connection.endheaders()
+    answer = connection.getresponse().status
+    connection.close()
+    return answer
+
+
+@pytest.mark.parametrize("listener", LISTENERS)
+@pytest.mark.parametrize("host", ["attacker.example", "attacker.example:80", "localhost.attacker.example", "10.0.0.1"])
+def test_listener_refuses_another_host(cluster: ClusterHandle, listener: str, host: str) -> None:
+    assert status(cluster, listener, Host=host) == 421
+
+
+@pytest.mark.parametrize("listener", LISTENERS)
+@pytest.mark.parametrize("origin", ["https://attacker.example", "http://127.0.0.1.attacker.example", "null"])
+def test_listener_refuses_a_web_page(cluster: ClusterHandle, listener: str, origin: str) -> None:
+    assert status(cluster, listener, Origin=origin) == 403
+
+
+@pytest.mark.parametrize("listener", LISTENERS)
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "localhost:1234"])
+def test_listener_answers_loopback_names(cluster: ClusterHandle, listener: str, host: str) -> None:
+    assert status(cluster, listener, Host=host) not in (403, 421)
+
+
+@pytest.mark.parametrize("url", ["//", "//127.0.0.1@attacker.example", "//[::1", "//a@127.0.0.1", "//127.0.0.1:port"])
+def test_unreadable_host_is_not_local(url: str) -> None:
+    assert not is_local(url)
