@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from evenkeel.domain.metrics import check_declared
+
 A_MOMENT = datetime(2026, 11, 3, 10, 15, 2, tzinfo=UTC)
 
 
@@ -55,7 +57,7 @@ class LogLine:
 
 @dataclass
 class RecordingTelemetry:
-    """Keeps metrics and log lines."""
+    """Keeps metrics and log lines. Takes declared metrics only, as the real one does."""
 
     metrics: list[Metric] = field(default_factory=list)
     lines: list[LogLine] = field(default_factory=list)
@@ -65,9 +67,11 @@ class RecordingTelemetry:
         self.bound = dict(keys)
 
     def count(self, name: str, value: float = 1.0, **dimensions: str) -> None:
+        check_declared(name, "Count", dimensions)
         self.metrics.append(Metric(name, value, "Count", dimensions))
 
     def seconds(self, name: str, value: float, **dimensions: str) -> None:
+        check_declared(name, "Seconds", dimensions)
         self.metrics.append(Metric(name, value, "Seconds", dimensions))
 
     def info(self, message: str, **keys: Any) -> None:

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from aws_lambda_powertools import Logger
-from aws_lambda_powertools.metrics import MetricUnit, single_metric
+from aws_lambda_powertools.metrics.base import SingleMetric
 from pydantic.alias_generators import to_camel, to_pascal
 
+from evenkeel.domain.metrics import FLEET_DIMENSION, Unit, check_declared
 from evenkeel.runtime.settings import Settings
 
 SECRET_KEYS = frozenset({"token", "taskToken", "env", "credentials", "authorization"})
@@ -32,7 +33,7 @@ _RESERVED = frozenset(vars(logging.makeLogRecord({}))) | {
 class LambdaTelemetry:
     """Powertools' logger and EMF. Keys bound with `bind` are on every line until the next `bind`.
 
-    Each data point carries the dimension `Cluster` (the fleet's name) and at most two more, given by keyword:
+    Each data point has the dimension `Cluster` (the fleet's name) and those that its metric declares, and no other:
     `count("Heartbeat", function="sweep_fleet")` has `Cluster` and `Function`.
     """
 
@@ -48,10 +49,10 @@ class LambdaTelemetry:
         self._logger.structure_logs(append=False, **_loggable(keys))
 
     def count(self, name: str, value: float = 1.0, **dimensions: str) -> None:
-        self._emit(name, MetricUnit.Count, value, dimensions)
+        self._emit(name, Unit.COUNT, value, dimensions)
 
     def seconds(self, name: str, value: float, **dimensions: str) -> None:
-        self._emit(name, MetricUnit.Seconds, value, dimensions)
+        self._emit(name, Unit.SECONDS, value, dimensions)
 
     def info(self, message: str, **keys: Any) -> None:
         self._logger.info(message, extra=_loggable(keys), stacklevel=3)
@@ -66,13 +67,15 @@ class LambdaTelemetry:
         """Log a bug with its stack."""
         self._logger.error(message, exc_info=error, extra=_loggable(keys))
 
-    def _emit(self, name: str, unit: MetricUnit, value: float, dimensions: Mapping[str, str]) -> None:
-        if len(dimensions) > 2:
-            raise ValueError(f"metric {name} has {len(dimensions) + 1} dimensions, at most three are possible")
-        with single_metric(name=name, unit=unit, value=value, namespace=self._namespace) as metric:
-            metric.add_dimension(name="Cluster", value=self._fleet)
-            for dimension, text in dimensions.items():
-                metric.add_dimension(name=to_pascal(dimension), value=text or "none")
+    def _emit(self, name: str, unit: Unit, value: float, dimensions: Mapping[str, str]) -> None:
+        check_declared(name, unit, dimensions)
+        # An empty service: otherwise the library adds a dimension of its own where POWERTOOLS_SERVICE_NAME is set.
+        metric = SingleMetric(namespace=self._namespace, service="")
+        metric.add_metric(name=name, unit=unit.value, value=value)
+        metric.add_dimension(name=FLEET_DIMENSION, value=self._fleet)
+        for dimension, text in dimensions.items():
+            metric.add_dimension(name=to_pascal(dimension), value=text or "none")
+        print(json.dumps(metric.serialize_metric_set(), separators=(",", ":")))
 
 
 def _loggable(keys: Mapping[str, Any]) -> dict[str, Any]:

@@ -153,7 +153,7 @@ def _is_of_another_cluster(said: str, ours: str) -> bool:
 
 
 def _foreign(reason: str, source: str, telemetry: Telemetry) -> Outcome:
-    telemetry.count("FactsForeign", source=source)
+    telemetry.count("FactsForeign", source=source.partition(":")[0])
     return Outcome(outcome=FOREIGN, reason=reason)
 
 

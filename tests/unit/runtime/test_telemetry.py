@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from evenkeel.domain.metrics import UndeclaredMetric
 from evenkeel.runtime.settings import Settings
 from evenkeel.runtime.telemetry import LambdaTelemetry
 
@@ -83,19 +84,30 @@ def test_a_bug_is_logged_with_its_stack(capsys: pytest.CaptureFixture[str]) -> N
     assert (line["level"], line["exception_name"], line["milliseconds"]) == ("ERROR", "ZeroDivisionError", 3)
 
 
-def test_a_metric_is_an_emf_line_with_the_fleet_and_at_most_two_more_dimensions(
-    capsys: pytest.CaptureFixture[str],
+def test_metric_is_an_emf_line_with_declared_dimensions(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("POWERTOOLS_SERVICE_NAME", "evenkeel")
     telemetry = made()
     telemetry.count("Heartbeat", function="sweep_fleet")
-    telemetry.seconds("TimeToResume", 3.5)
+    telemetry.seconds("DetectedToCordoned", 3.5)
 
-    beat, resume = lines(capsys)
+    beat, cordoned = lines(capsys)
     (directive,) = beat["_aws"]["CloudWatchMetrics"]
     assert directive["Namespace"] == "Evenkeel"
     assert directive["Dimensions"] == [["Cluster", "Function"]]
     assert directive["Metrics"] == [{"Name": "Heartbeat", "Unit": "Count"}]
     assert (beat["Cluster"], beat["Function"], beat["Heartbeat"]) == ("research", "sweep_fleet", [1.0])
-    assert resume["_aws"]["CloudWatchMetrics"][0]["Metrics"] == [{"Name": "TimeToResume", "Unit": "Seconds"}]
-    with pytest.raises(ValueError, match="dimensions"):
-        telemetry.count("X", a="1", b="2", c="3")
+    assert cordoned["_aws"]["CloudWatchMetrics"][0]["Metrics"] == [{"Name": "DetectedToCordoned", "Unit": "Seconds"}]
+
+
+def test_undeclared_metric_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    telemetry = made()
+
+    with pytest.raises(UndeclaredMetric, match="not declared"):
+        telemetry.count("Hartbeat", function="sweep_fleet")
+    with pytest.raises(UndeclaredMetric, match="dimensions"):
+        telemetry.count("Heartbeat")
+    with pytest.raises(UndeclaredMetric, match="declared in Count"):
+        telemetry.seconds("Heartbeat", 1.0, function="sweep_fleet")
+    assert capsys.readouterr().out == ""

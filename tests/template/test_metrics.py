@@ -1,0 +1,271 @@
+"""Alarms, dashboards and documents name metrics as the functions emit them in the environment of the template."""
+
+import ast
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from pydantic.alias_generators import to_pascal
+
+from evenkeel.domain.metrics import FLEET_DIMENSION, METRICS, MOST_DIMENSIONS, NAMESPACE
+from evenkeel.runtime.settings import Settings
+from evenkeel.runtime.wiring import World
+from evenkeel.services import schedule_jobs, watch_cluster
+from evenkeel.services.sweep import round as sweep_round
+from tests.template.documents import ROOT, Json, resources, template
+
+FUNCTIONS = resources("AWS::Serverless::Function")
+ALARMS = resources("AWS::CloudWatch::Alarm")
+DOCUMENTS = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"])
+LIST = ROOT / "docs" / "operate" / "metrics.md"
+SAID = {"FleetName": "research", "KubernetesClusters": ["research-eks", "burst-eks"]}
+"""Parameters of a deployment; others have their defaults."""
+LAMBDA = {"AWS_REGION": "us-west-2", "AWS_LAMBDA_FUNCTION_NAME": "evenkeel-main-x", "_X_AMZN_TRACE_ID": "Root=1"}
+"""What Lambda itself puts into the environment."""
+VALUES = {
+    ("Heartbeat", "function"): (schedule_jobs.WRITER, watch_cluster.WRITER, sweep_round.WRITER),
+}
+"""The values of dimensions that an alarm may choose one of."""
+OF_AWS = {
+    # https://docs.aws.amazon.com/lambda/latest/dg/monitoring-metrics-types.html
+    ("AWS/Lambda", "Errors"): {"FunctionName"},
+    # https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-available-cloudwatch-metrics.html
+    ("AWS/SQS", "ApproximateNumberOfMessagesVisible"): {"QueueName"},
+    ("AWS/SQS", "ApproximateAgeOfOldestMessage"): {"QueueName"},
+    # https://docs.aws.amazon.com/step-functions/latest/dg/procedure-cw-metrics.html
+    ("AWS/States", "ExecutionsFailed"): {"StateMachineArn"},
+    ("AWS/States", "ExecutionsTimedOut"): {"StateMachineArn"},
+    ("AWS/States", "ExecutionsAborted"): {"StateMachineArn"},
+    # https://docs.aws.amazon.com/apigateway/latest/developerguide/api-gateway-metrics-and-dimensions.html
+    ("AWS/ApiGateway", "5XXError"): {"ApiName"},
+    # A rule on the default bus: https://docs.aws.amazon.com/eventbridge/latest/userguide/eb-monitoring.html
+    ("AWS/Events", "InvocationsFailedToBeSentToDlq"): {"RuleName"},
+}
+"""Metrics of AWS services that an alarm may watch, with their dimensions."""
+GAUGES = {"IncidentsBlocked": "Minimum"}
+"""Metrics whose data points are levels: a sum of them means nothing."""
+
+
+class Series(NamedTuple):
+    """One time series of CloudWatch."""
+
+    namespace: str
+    name: str
+    dimensions: frozenset[tuple[str, str]]
+
+
+def resolved(value: Any) -> Any:
+    """Return what CloudFormation makes of a value: parameters as said, conditions as if everything were there."""
+    match value:
+        case {"Ref": "AWS::NoValue"}:
+            return None
+        case {"Ref": str(name)} if name in template()["Parameters"]:
+            return SAID.get(name, template()["Parameters"][name]["Default"])
+        case {"Ref": str(name)}:
+            return name
+        case {"Fn::GetAtt": target}:
+            return ".".join(target) if isinstance(target, list) else target
+        case {"Fn::If": [_, given, _]}:
+            return resolved(given)
+        case {"Fn::Join": [separator, parts]}:
+            return separator.join(resolved(parts))
+        case {"Fn::Sub": _}:
+            return "substituted"
+    return value
+
+
+def environment_of(function: str) -> dict[str, str]:
+    """Return the environment that Lambda gives to a function."""
+    common = template()["Globals"]["Function"]["Environment"]["Variables"]
+    own = FUNCTIONS[function].get("Environment", {}).get("Variables", {})
+    given = {name: resolved(value) for name, value in {**common, **own}.items()}
+    return {name: str(value) for name, value in given.items() if value is not None} | LAMBDA
+
+
+def emitted(
+    function: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[tuple[Series, str]]:
+    """Yield every series, with its unit, that the real telemetry emits in the environment of one function."""
+    for name in list(os.environ):
+        monkeypatch.delenv(name)
+    for name, value in environment_of(function).items():
+        monkeypatch.setenv(name, value)
+    telemetry = World(Settings.from_environment(os.environ)).telemetry
+    capsys.readouterr()
+    for metric in METRICS.values():
+        emit = telemetry.count if metric.unit == "Count" else telemetry.seconds
+        chosen = next((each for each in VALUES if each[0] == metric.name), None)
+        for value in VALUES[chosen] if chosen else ("any",):
+            emit(metric.name, 1.0, **dict.fromkeys(metric.dimensions, str(value)))
+    for line in capsys.readouterr().out.splitlines():
+        document = json.loads(line)
+        (directive,) = document["_aws"]["CloudWatchMetrics"]
+        (dimensions,) = directive["Dimensions"]
+        (definition,) = directive["Metrics"]
+        pairs = frozenset((name, document[name]) for name in dimensions)
+        yield Series(directive["Namespace"], definition["Name"], pairs), definition["Unit"]
+
+
+def watched_by(alarm: Json) -> Iterator[tuple[Series, Json]]:
+    """Yield each series that an alarm watches, with its statistic and unit."""
+    for one in [alarm, *(query["MetricStat"] for query in alarm.get("Metrics", ()) if "MetricStat" in query)]:
+        metric = one.get("Metric", one)
+        if "MetricName" in metric:
+            pairs = frozenset((each["Name"], resolved(each["Value"])) for each in metric.get("Dimensions", ()))
+            yield Series(metric["Namespace"], metric["MetricName"], pairs), one
+
+
+def watched_by_dashboards() -> Iterator[tuple[str, Series]]:
+    """Yield each series that a widget shows."""
+    for name, dashboard in resources("AWS::CloudWatch::Dashboard").items():
+        written = dashboard["DashboardBody"]
+        text = written["Fn::Sub"] if isinstance(written, dict) else written
+        body = json.loads(text.replace("${FleetName}", str(SAID["FleetName"])))
+        for widget in body["widgets"]:
+            for namespace, metric, *rest in widget["properties"].get("metrics", ()):
+                flat = [part for part in rest if isinstance(part, str)]
+                yield name, Series(namespace, metric, frozenset(zip(flat[::2], flat[1::2], strict=True)))
+
+
+@pytest.mark.parametrize("function", sorted(FUNCTIONS))
+def test_every_alarm_and_widget_watches_an_emitted_series(
+    function: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    units = dict(emitted(function, monkeypatch, capsys))
+    watched = [(name, *each) for name, alarm in ALARMS.items() for each in watched_by(alarm)]
+    watched += [(name, series, {}) for name, series in watched_by_dashboards()]
+    ours = [each for each in watched if not each[1].namespace.startswith("AWS/")]
+
+    assert ours
+    for name, series, how in ours:
+        assert series in units, f"{name} watches {series}, which {function} never emits"
+        assert how.get("Unit", units[series]) == units[series], name
+
+
+@pytest.mark.parametrize("function", sorted(FUNCTIONS))
+def test_every_metric_has_exactly_its_declared_dimensions(
+    function: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for series, unit in emitted(function, monkeypatch, capsys):
+        metric = METRICS[series.name]
+        names = {name for name, _ in series.dimensions}
+        assert series.namespace == NAMESPACE
+        assert names == {FLEET_DIMENSION, *map(to_pascal, metric.dimensions)}
+        assert len(names) <= MOST_DIMENSIONS
+        assert unit == metric.unit
+        assert (FLEET_DIMENSION, SAID["FleetName"]) in series.dimensions
+
+
+@pytest.mark.parametrize("name", sorted(ALARMS))
+def test_alarm_on_a_service_of_aws_names_its_real_dimensions(name: str) -> None:
+    for series, how in watched_by(ALARMS[name]):
+        if series.namespace == NAMESPACE:
+            continue
+        assert {dimension for dimension, _ in series.dimensions} == OF_AWS[series.namespace, series.name]
+        ((_, value),) = series.dimensions
+        kinds = {logical: resource["Type"] for logical, resource in template()["Resources"].items()}
+        match series.namespace:
+            case "AWS/Lambda":
+                assert kinds[value] == "AWS::Serverless::Function"
+            case "AWS/SQS":
+                logical, _, attribute = value.partition(".")
+                assert (kinds[logical], attribute) == ("AWS::SQS::Queue", "QueueName")
+            case "AWS/States":
+                assert kinds[value] == "AWS::Serverless::StateMachine"
+            case "AWS/Events":
+                assert kinds[value] == "AWS::Events::Rule"
+                assert "EventBusName" not in template()["Resources"][value]["Properties"]
+            case "AWS/ApiGateway":
+                (api,) = resources("AWS::Serverless::Api").values()
+                assert resolved(api["Name"]) == value
+        assert "Unit" not in how
+
+
+@pytest.mark.parametrize("name", sorted(ALARMS))
+def test_alarm_evaluates_in_a_way_that_fits_its_metric(name: str) -> None:
+    alarm = ALARMS[name]
+    is_silence = alarm["MetricName"] == "Heartbeat"
+    level = "Maximum" if alarm["Namespace"] == "AWS/SQS" else "Sum"
+
+    assert alarm["TreatMissingData"] == ("breaching" if is_silence else "notBreaching")
+    assert alarm["ComparisonOperator"] == ("LessThanThreshold" if is_silence else "GreaterThanThreshold")
+    assert alarm["Statistic"] == GAUGES.get(alarm["MetricName"], level)
+    assert alarm["Period"] % 60 == 0
+    assert alarm["Period"] * alarm["EvaluationPeriods"] <= 86_400
+    assert alarm["Threshold"] >= (1 if is_silence else 0)
+
+
+# ---------------------------------------------------------------- what the code emits, and what documents say
+
+
+class Emission(NamedTuple):
+    """One call in the code that emits a metric."""
+
+    place: str
+    name: re.Pattern[str]
+    unit: str
+    dimensions: frozenset[str]
+
+
+def emissions() -> Iterator[Emission]:
+    """Yield every call of `telemetry.count` and `telemetry.seconds` in the product's code."""
+    for path in sorted([*(ROOT / "shared" / "evenkeel").rglob("*.py"), *(ROOT / "functions").rglob("*.py")]):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr in ("count", "seconds")
+                and "telemetry" in ast.unparse(node.func.value)
+            ):
+                unit = "Count" if node.func.attr == "count" else "Seconds"
+                names = frozenset(word.arg or "**" for word in node.keywords if word.arg != "value")
+                yield Emission(f"{path.name}:{node.lineno}", _pattern(node.args[0]), unit, names)
+
+
+def _pattern(name: ast.expr) -> re.Pattern[str]:
+    """Return what a name may be: a literal, or literals with anything between."""
+    if isinstance(name, ast.JoinedStr):
+        parts = [re.escape(part.value) if isinstance(part, ast.Constant) else "[A-Za-z]+" for part in name.values]
+        return re.compile("".join(parts))
+    assert isinstance(name, ast.Constant), ast.unparse(name)
+    return re.compile(re.escape(name.value))
+
+
+def test_every_emission_is_declared() -> None:
+    found = list(emissions())
+    assert len(found) > 50
+    for each in found:
+        declared = [metric for metric in METRICS.values() if each.name.fullmatch(metric.name)]
+        assert declared, f"{each.place} emits {each.name.pattern}, which is not declared"
+        alike = [m for m in declared if m.unit == each.unit and frozenset(m.dimensions) == each.dimensions]
+        assert alike, f"{each.place} emits {each.name.pattern} with {sorted(each.dimensions)}"
+
+
+def test_every_declared_metric_is_emitted_somewhere() -> None:
+    patterns = [each.name for each in emissions()]
+    assert not [name for name in METRICS if not any(pattern.fullmatch(name) for pattern in patterns)]
+
+
+def test_the_list_of_metrics_is_the_declared_one() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ([^|]*) \| ([^|]*) \|$", LIST.read_text(encoding="utf-8"), re.MULTILINE)
+    assert rows == [
+        (each.name, each.unit, ", ".join(f"`{to_pascal(name)}`" for name in each.dimensions) or "–", each.meaning)
+        for each in METRICS.values()
+    ]
+
+
+def test_the_list_of_alarms_is_the_template_s() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| `([\w/]+) (\w+)` \| (.*) \|$", LIST.read_text(encoding="utf-8"), re.MULTILINE)
+    written = [(name, namespace, metric) for name, namespace, metric, _ in rows]
+    assert written == [(name, each["Namespace"], each["MetricName"]) for name, each in sorted(ALARMS.items())]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_documents_name_only_emitted_metrics(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    named = re.findall(r"metrics? `(\w+)`", text)
+    assert set(named) <= set(METRICS) | {name for _, name in OF_AWS}
