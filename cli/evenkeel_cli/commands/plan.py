@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from evenkeel_cli.commands import asking
-from evenkeel_cli.commands.answering import answer
+from evenkeel_cli.commands.answering import answer_model
 from evenkeel_cli.render import Output, note
 
 app = asking.single("plan")
@@ -53,7 +53,7 @@ def plan(
         note(f"warning: {warning}")
     if why:
         reasons = offline.explain(replay, why)
-        answer(reasons.model_dump(mode="json", by_alias=True), output, lambda out: offline.draw_why(out, reasons))
+        answer_model(reasons, output, lambda out: offline.draw_why(out, reasons))
         return
     found = replay.answer()
-    answer(found.model_dump(mode="json", by_alias=True), output, lambda out: offline.draw(out, found))
+    answer_model(found, output, lambda out: offline.draw(out, found))

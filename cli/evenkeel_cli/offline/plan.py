@@ -1,10 +1,12 @@
 """The scheduler on files: what it would decide, cycle by cycle, and why."""
 
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evenkeel.domain.scheduling.queues.documents import DocumentError, seconds
 from evenkeel.domain.scheduling.queues.kueue import NO_JOBS, expanded, is_foreign
+from evenkeel.domain.scheduling.queues.quantities import short_text
 from evenkeel.domain.scheduling.queues.replay import Events, Replay
 from evenkeel.domain.scheduling.queues.report import (
     Considered,
@@ -15,12 +17,16 @@ from evenkeel.domain.scheduling.queues.report import (
     decision_of,
 )
 from evenkeel.domain.scheduling.queues.setup import Declared, Profile
-from evenkeel.domain.scheduling.queues.why import Why, why
 from evenkeel_cli.errors import CommandFailed, Exit
 from evenkeel_cli.offline import quota_files
 from evenkeel_cli.render import Column, Page
 
+if TYPE_CHECKING:
+    from evenkeel.domain.scheduling.queues.why import Why
+
 Json = dict[str, Any]
+_FIRST_UNIX_TIME = 10**8
+"""Seconds, in 1973: a smaller instant counts from a beginning of the files' own."""
 
 
 def run(
@@ -89,7 +95,7 @@ def draw(out: Page, plan: Plan) -> None:
 
 
 def _draw_cycle(out: Page, cycle: CycleAnswer) -> None:
-    out.line(out.bold(f"cycle {cycle.number}") + out.dim(f"  at {cycle.at:.15g}"))
+    out.line(out.bold(f"cycle {cycle.number}") + out.dim(f"  at {_instant(cycle.at)}"))
     out.table(
         [Column("JOB"), Column("QUEUE"), Column("RESULT"), Column("FLAVORS"), Column("LEVEL", True), Column("BECAUSE")],
         [
@@ -100,6 +106,13 @@ def _draw_cycle(out: Page, cycle: CycleAnswer) -> None:
         is_whole=True,
     )
     out.line()
+
+
+def _instant(at: float) -> str:
+    """Show an instant: RFC 3339 where the files count from 1970, else the seconds as they were written."""
+    if at < _FIRST_UNIX_TIME:
+        return f"{at:.15g}"
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="auto").replace("+00:00", "Z")
 
 
 def _flavors(each: DecisionAnswer) -> str:
@@ -120,7 +133,11 @@ def _because(each: DecisionAnswer) -> str:
 
 def _row(node: NodeAnswer) -> list[list[str]]:
     share = "∞" if node.share.value is None else str(node.share.value)
-    used = "  ".join(f"{each.flavor}/{each.resource} {each.used} of {each.subtree}" for each in node.quotas)
+    used = "  ".join(
+        f"{each.flavor}/{each.resource} {short_text(each.resource, each.used)} of"
+        f" {short_text(each.resource, each.subtree)}"
+        for each in node.quotas
+    )
     return [[node.name, node.parent or "–", used, share]]
 
 
@@ -160,12 +177,14 @@ def releases(how: str) -> bool:
     return how == "released"
 
 
-def explain(replay: Replay, job: str) -> Why:
+def explain(replay: Replay, job: str) -> "Why":
     """Explain a job that waits, or, once it is in, the decision that let it in.
 
     Raises:
         CommandFailed: there is no such job, or no decision about it.
     """
+    from evenkeel.domain.scheduling.queues.why import Why, why
+
     if job in replay.unqueued:
         raise CommandFailed(Exit.NOT_FOUND, f"{job} is in no queue: {replay.unqueued[job]}.", code="NOT_QUEUED")
     scheduler = replay.scheduler
@@ -186,7 +205,7 @@ def explain(replay: Replay, job: str) -> Why:
     )
 
 
-def draw_why(out: Page, found: Why) -> None:
+def draw_why(out: Page, found: "Why") -> None:
     """Draw why for a person."""
     out.line(f"{out.bold(found.job)} in {found.queue}: {found.sentence}")
     rows = [
@@ -204,6 +223,7 @@ def draw_why(out: Page, found: Why) -> None:
 
 def _compared(each: Considered) -> str:
     return "; ".join(
-        f"{key.resource} wants {key.wanted}, {key.available} available, {key.potential} at most"
+        f"{key.resource} wants {short_text(key.resource, key.wanted)},"
+        f" {short_text(key.resource, key.available)} available, {short_text(key.resource, key.potential)} at most"
         for key in each.compared
     )

@@ -410,13 +410,19 @@ def test_evicted_jobs_hold_their_quota_unless_they_are_released(files: Files) ->
     [
         ("a: [", "q.yaml is neither YAML nor JSON"),
         ("x: 1", "q.yaml: is neither a Kueue manifest"),
-        ("{kind: ClusterQueue, metadata: {}}", "q.yaml: ClusterQueue/: metadata.name: Field required"),
-        (QUEUE.replace("1Ti", "1Tx"), "resourceGroups.0.flavors.0.resources.1.nominalQuota"),
+        ("{kind: ClusterQueue, metadata: {}}", "q.yaml: ClusterQueue/: metadata.name: is required"),
+        (
+            QUEUE.replace("1Ti", "1Tx"),
+            "resourceGroups[0].flavors[0].resources[1].nominalQuota: '1Tx' is not a quantity",
+        ),
         (
             QUEUE.replace("matchLabels: {team", "matchExpressions: [{key: a, operator: Has}], matchLabels: {team"),
             "operator",
         ),
-        ("{queues: [{name: q, strategy: Random}]}", "queues.0.strategy"),
+        (
+            "{queues: [{name: q, strategy: Random}]}",
+            "queues[0].strategy: must be 'BestEffortFIFO' or 'StrictFIFO', not 'Random'",
+        ),
         (
             "{ComputeQuotaTarget: {TeamName: a}, ComputeQuotaConfig: {ComputeQuotaResources: [{InstanceType: x}]}}",
             "x is not in the catalogue",
@@ -642,7 +648,8 @@ def test_quota_files_are_written_in_another_spelling_and_what_is_lost_is_said(fi
 
 def reserved(name: str, *conditions: Json) -> Json:
     """Return a Workload that holds quota, with what else is said of it."""
-    assignment = {"name": "main", "flavors": {"cpu": "p5"}, "resourceUsage": {"cpu": "2"}, "count": 4}
+    flavors, usage = {"cpu": "p5", "nvidia.com/gpu": "p5"}, {"cpu": "2", "nvidia.com/gpu": "0"}
+    assignment = {"name": "main", "flavors": flavors, "resourceUsage": usage, "count": 4}
     admission = {"clusterQueue": "research", "podSetAssignments": [assignment]}
     return workload(name, status={"admission": admission, "conditions": list(conditions)})
 
@@ -869,7 +876,7 @@ def test_what_is_wrong_in_hyperpods_json_is_told_with_the_name_of_the_object(fil
     code, _, error = said("plan", "--profile", "hyperpod", "--quota", str(quota))
 
     assert code == 2
-    assert "ClusterSchedulerConfig/fleet: SchedulerConfig.PriorityClasses.0.Weight: Field required" in error
+    assert "ClusterSchedulerConfig/fleet: SchedulerConfig.PriorityClasses[0].Weight: is required" in error
     quota.write_text(json.dumps(team))
     code, _, error = said("plan", "--profile", "hyperpod", "--quota", str(quota))
     assert (code, "ComputeQuota/vision: Colour is not known" in error) == (0, True)
@@ -965,9 +972,9 @@ def test_a_transformation_may_take_from_what_others_make_and_from_nothing_else(
             "",
             "not in the catalogue",
         ),
-        ("", "{jobs: 5}", "Input should be"),
-        ("", "{kind: WorkloadList, items: 5}", "Input should be"),
-        ("", "{name: a, queue: research, minCount: -1}", "greater than or equal to 0"),
+        ("", "{jobs: 5}", "must be an object, not 5"),
+        ("", "{kind: WorkloadList, items: 5}", "must be an object, not 5"),
+        ("", "{name: a, queue: research, minCount: -1}", "minCount: must be at least 0, not -1"),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_name(files: Files, quota: str, jobs: str, said_of_it: str) -> None:
@@ -978,3 +985,162 @@ def test_what_makes_no_sense_is_refused_by_name(files: Files, quota: str, jobs: 
 
     assert code == 2
     assert said_of_it in error
+
+
+# ---------------------------------------------------------------- loops, admissions, gates, wording
+
+ENDLESS = """
+queues:
+  - {name: q0, cohort: c, groups: [{f: {gpu: 0}}],
+     preemption: {within: LowerPriority, reclaim: Any, borrowWithin: true}}
+  - {name: q1, cohort: c, groups: [{f: {gpu: 4}}]}
+  - {name: q2, cohort: c, groups: [{f: {gpu: 3}}],
+     preemption: {within: LowerOrNewerEqualPriority, reclaim: Any, borrowWithin: true}}
+"""
+ENDLESS_JOBS: tuple[Json, ...] = (
+    {"name": "small", "queue": "q2", "createdAt": 4, "requests": {"gpu": 1}},
+    {"name": "held", "queue": "q1", "priority": 2, "createdAt": 5, "requests": {"gpu": 3}},
+    {"name": "borrows", "queue": "q0", "priority": 1, "createdAt": 5, "requests": {"gpu": 4}},
+    {"name": "large", "queue": "q2", "createdAt": 2, "requests": {"gpu": 4}},
+)
+
+
+def test_endless_evictions_stop_and_name_jobs_and_settings(files: Files) -> None:
+    found = files.plan(*ENDLESS_JOBS, quota=ENDLESS, options="--profile kueue --evictions released")
+
+    (loop,) = found["loops"]
+    assert loop["jobs"] == ["borrows", "large", "small"]
+    assert loop["lastCycle"] == found["cycles"][-1]["number"] < 20
+    assert {"queue": "q2", "field": "withinClusterQueue", "value": "LowerPriority"} in loop["settings"]
+    assert any("evict each other without end" in each for each in found["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes"), [("within: LowerOrNewerEqualPriority", "within: LowerPriority")], ids=["within"]
+)
+def test_named_setting_ends_the_loop(files: Files, was: str, becomes: str) -> None:
+    quota = ENDLESS.replace(was, becomes)
+
+    assert files.plan(*ENDLESS_JOBS, quota=quota, options="--profile kueue --evictions released")["loops"] == []
+
+
+def test_later_events_happen_after_a_loop(files: Files) -> None:
+    events = [{"type": "delete", "at": 9, "job": "borrows"}]
+    options = "--profile kueue --evictions released"
+    found = files.plan(*ENDLESS_JOBS, quota=ENDLESS, events=events, options=options)
+
+    assert [each["at"] for each in found["loops"]] == [0]
+    assert [each["job"] for each in found["end"]["admitted"]] == ["held", "large"]
+
+
+def test_held_evictions_come_to_rest(files: Files) -> None:
+    assert files.plan(*ENDLESS_JOBS, quota=ENDLESS, options="--profile kueue")["loops"] == []
+
+
+@pytest.mark.parametrize(
+    ("admitted", "words"),
+    [
+        ({"flavors": {"gpu": "nosuch"}}, "flavor nosuch, which nothing declares"),
+        ({"flavors": {}}, "pod set main requests gpu, and its admission names no flavor for it"),
+    ],
+)
+def test_admission_without_a_declared_flavor_is_refused(files: Files, admitted: Json, words: str) -> None:
+    code, _, error = files.run(job("a", admitted=admitted), quota=SMALL)
+
+    assert code == 2
+    assert "Job/a: admitted.flavors" in error
+    assert words in error
+
+
+@pytest.mark.parametrize("flavors", [{"cpu": "p5"}, {"cpu": "p5", "nvidia.com/gpu": "p6"}])
+def test_workload_admitted_without_a_flavor_is_refused(files: Files, flavors: Json) -> None:
+    given = {"name": "main", "flavors": flavors, "count": 4}
+    status = {"admission": {"clusterQueue": "research", "podSetAssignments": [given]}, "conditions": [HAS_QUOTA]}
+    code, _, error = files.run(workload("a", status=status))
+
+    assert code == 2
+    assert "nvidia.com/gpu" in error
+
+
+def test_undeclared_resources_need_no_flavor_where_ignored(files: Files) -> None:
+    config = files.folder / "c.yaml"
+    config.write_text("resources: {quotaCheckStrategy: IgnoreUndeclared}")
+    admitted = {"flavors": {"gpu": "f"}}
+    found = files.plan(
+        job("a", requests={"gpu": 1, "disk": 1}, admitted=admitted), quota=SMALL, options=f"--config {config}"
+    )
+
+    assert [each["job"] for each in found["end"]["admitted"]] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("gates", "expected"),
+    [
+        ({"TopologyAwareScheduling": True, "MultiKueue": True, "ConcurrentAdmission": False}, []),
+        ({"LendingLimit": True, "HierarchicalCohorts": True}, []),
+        ({"ConcurrentAdmission": True}, ["featureGates.ConcurrentAdmission: true is not supported, the rules stay"]),
+        ({"FlavorFungibility": False}, ["featureGates.FlavorFungibility: false is not supported, the rules stay"]),
+        ({"NoSuchGate": True}, ["featureGates.NoSuchGate: Kueue has no such gate up to version 0.20"]),
+    ],
+)
+def test_only_unusual_feature_gates_are_warned_about(files: Files, gates: Json, expected: list[str]) -> None:
+    config = files.folder / "c.yaml"
+    config.write_text(yaml.safe_dump({"featureGates": gates}))
+    found = files.plan(quota=SMALL, options=f"--config {config}")
+
+    assert [each.partition(": ")[2] for each in found["warnings"] if "featureGates" in each] == expected
+
+
+@pytest.mark.parametrize(
+    ("odd", "words"),
+    [
+        ({"count": True}, "count: must be a number, not true"),
+        ({"requests": {"gpu": True}}, "requests.gpu: must be a number, not true"),
+        ({"requests": {"gpu": [1]}}, "requests.gpu: must be a number or text, not a list"),
+        ({"requests": {"gpu": "8x"}}, "requests.gpu: '8x' is not a quantity"),
+        ({"requests": 3}, "requests: must be an object, not 3"),
+        ({"createdAt": {"a": 1}}, "createdAt: must be a number or text, not an object"),
+        ({"createdAt": "2020"}, "createdAt: '2020' is not an RFC 3339 time with a time zone"),
+        ({"count": "many"}, "count: must be a whole number, not 'many'"),
+        ({"admitted": {"flavors": [1]}}, "admitted.flavors"),
+        ({"podSets": [{"name": "a", "count": -1}]}, "podSets[0].count: must be at least 0, not -1"),
+        ({"name": None}, "name: is required"),
+    ],
+)
+def test_refusals_name_the_field_in_plain_words(files: Files, odd: Json, words: str) -> None:
+    code, _, error = files.run({**job("a"), **odd}, quota=SMALL)
+
+    assert code == 2
+    assert words in error
+    assert not any(each in error for each in ("Input should", "function-", "union", "tuple[", "dict[", "pydantic"))
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        ({"at": 1}, "events[0].type: is required"),
+        ({"type": "explode"}, "events[0].type: must be one of"),
+        ({"type": "cycle", "count": 0}, "events[0].count: must be at least 1, not 0"),
+    ],
+)
+def test_refused_events_name_the_field(files: Files, event: Json, words: str) -> None:
+    code, _, error = files.run(job("a"), quota=SMALL, events=[event])
+
+    assert code == 2
+    assert words in error
+    assert "Input" not in error
+
+
+def test_tables_show_memory_with_suffixes_and_times_as_rfc3339(files: Files) -> None:
+    container = {"name": "c", "resources": {"requests": {"memory": "3Gi", "cpu": "1500m", "nvidia.com/gpu": 1}}}
+    waits = workload("a", {"podSets": [{"name": "main", "template": {"spec": {"containers": [container]}}}]})
+    _, out, _ = files.run(waits, options="--now 2026-11-03T20:00:00Z -o table")
+
+    assert "at 2026-11-03T20:00:00Z" in out
+    assert "p5/memory 3Gi of 1Ti" in out
+
+
+def test_tables_show_small_instants_as_written(files: Files) -> None:
+    _, out, _ = files.run(job("a"), quota=SMALL, options="--now 30.5 -o table")
+
+    assert "cycle 1  at 30.5" in out

@@ -3,16 +3,18 @@
 A document keeps quantities and instants in the spelling in which they came, so that it can be written again unchanged.
 """
 
+import math
 import re
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 from pydantic.alias_generators import to_camel
 
 from evenkeel.domain.scheduling.queues import quantities
 from evenkeel.domain.scheduling.queues.objects import Amounts
+from evenkeel.domain.wrong_fields import wrong_fields
 
 Json = dict[str, Any]
 Kind = TypeVar("Kind", bound="Document")
@@ -25,6 +27,13 @@ class DocumentError(ValueError):
         super().__init__(f"{where}: {path}: {said}" if path else f"{where}: {said}")
 
 
+def _no_boolean(written: Any) -> Any:
+    """Refuse `true` for a number: Python would take it for 1."""
+    if isinstance(written, bool):
+        raise ValueError(f"must be a number, not {str(written).lower()}")  # noqa: TRY004 - pydantic reports ValueError
+    return written
+
+
 def _quantity(written: str | float) -> str | float:
     quantities.parse(written)
     return written
@@ -32,7 +41,12 @@ def _quantity(written: str | float) -> str | float:
 
 def _instant(written: str | float) -> str | float:
     if isinstance(written, str):
-        seconds(written)
+        try:
+            seconds(written)
+        except ValueError as error:
+            raise ValueError(f"{written!r} is not an RFC 3339 time with a time zone") from error
+    elif not math.isfinite(written):
+        raise ValueError(f"{written} is not a time")
     return written
 
 
@@ -43,6 +57,7 @@ def _duration(written: str) -> str:
 
 Quantity = Annotated[
     int | float | str,
+    BeforeValidator(_no_boolean),
     AfterValidator(_quantity),
     WithJsonSchema(
         {
@@ -51,9 +66,12 @@ Quantity = Annotated[
         }
     ),
 ]
+Whole = Annotated[int, BeforeValidator(_no_boolean)]
+Number = Annotated[float, BeforeValidator(_no_boolean), Field(allow_inf_nan=False)]
 Duration = Annotated[str, AfterValidator(_duration)]
 When = Annotated[
     int | float | str,
+    BeforeValidator(_no_boolean),
     AfterValidator(_instant),
     WithJsonSchema(
         {
@@ -68,7 +86,12 @@ class Document(BaseModel):
     """One document, or a part of one. Fields that are not known are kept aside, to be told."""
 
     model_config = ConfigDict(
-        extra="allow", alias_generator=to_camel, populate_by_name=True, frozen=True, coerce_numbers_to_str=True
+        extra="allow",
+        alias_generator=to_camel,
+        populate_by_name=True,
+        frozen=True,
+        coerce_numbers_to_str=True,
+        defer_build=True,
     )
     without_meaning: ClassVar[frozenset[str]] = frozenset()
     """Fields that may stand here and decide nothing."""
@@ -77,7 +100,9 @@ class Document(BaseModel):
 class Output(BaseModel):
     """A part of an answer."""
 
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True, ser_json_inf_nan="null")
+    model_config = ConfigDict(
+        alias_generator=to_camel, populate_by_name=True, frozen=True, ser_json_inf_nan="null", defer_build=True
+    )
 
 
 class AmountOf(Output):
@@ -102,12 +127,12 @@ def read(kind: type[Kind], found: Any, where: str) -> Kind:
     Raises:
         DocumentError: a field is missing or cannot be what it is.
     """
+    given = _without_nulls(found)
     try:
-        return kind.model_validate(_without_nulls(found))
+        return kind.model_validate(given)
     except ValidationError as error:
-        first = error.errors()[0]
-        said = first["msg"].removeprefix("Value error, ")
-        raise DocumentError(where, ".".join(map(str, first["loc"])), said) from error
+        first = wrong_fields(error, given)[0]
+        raise DocumentError(where, first.field, first.message) from error
 
 
 def _without_nulls(found: Any) -> Any:

@@ -21,7 +21,7 @@ from pydantic.alias_generators import to_pascal
 
 from evenkeel.domain.scheduling.instance_types import EFA, MIG_PREFIX, InstanceType, InstanceTypes
 from evenkeel.domain.scheduling.queues import quantities
-from evenkeel.domain.scheduling.queues.documents import Document, DocumentError
+from evenkeel.domain.scheduling.queues.documents import Document, DocumentError, Number, Whole
 from evenkeel.domain.scheduling.queues.objects import (
     UNLIMITED,
     Flavor,
@@ -49,17 +49,17 @@ class _Aws(Document):
 
 class Partition(_Aws):
     type: str
-    count: int = Field(ge=0)
+    count: Whole = Field(ge=0)
 
 
 class QuotaResources(_Aws):
     """So much of one instance type."""
 
     instance_type: str
-    count: int | None = Field(None, ge=0)
-    accelerators: int | None = Field(None, ge=0)
-    v_cpu: float | None = Field(None, ge=0)
-    memory_in_gi_b: float | None = Field(None, ge=0, alias="MemoryInGiB")
+    count: Whole | None = Field(None, ge=0)
+    accelerators: Whole | None = Field(None, ge=0)
+    v_cpu: Number | None = Field(None, ge=0)
+    memory_in_gi_b: Number | None = Field(None, ge=0, alias="MemoryInGiB")
     accelerator_partition: Partition | None = None
 
     def amounts(self, instance: InstanceType) -> dict[str, int]:
@@ -99,19 +99,19 @@ def _share(said: float | None, whole: float) -> Fraction:
 
 class ResourceSharing(_Aws):
     strategy: Literal["Lend", "DontLend", "LendAndBorrow"] = "LendAndBorrow"
-    borrow_limit: int | None = Field(None, ge=0, le=10000)
+    borrow_limit: Whole | None = Field(None, ge=0, le=10000)
     absolute_borrow_limits: tuple[QuotaResources, ...] = ()
 
 
 class QuotaConfig(_Aws):
     compute_quota_resources: tuple[QuotaResources, ...] = ()
-    resource_sharing_config: ResourceSharing = ResourceSharing()
+    resource_sharing_config: ResourceSharing = Field(default_factory=ResourceSharing)
     preempt_team_tasks: Literal["Never", "LowerPriority"] = "LowerPriority"
 
 
 class QuotaTarget(_Aws):
     team_name: str
-    fair_share_weight: int = Field(0, ge=0, le=100)
+    fair_share_weight: Whole = Field(0, ge=0, le=100)
 
 
 _OF_AN_ANSWER = frozenset(
@@ -127,7 +127,7 @@ class ComputeQuota(_Aws):
 
     without_meaning: ClassVar[frozenset[str]] = _OF_AN_ANSWER
     name: str = ""
-    compute_quota_config: QuotaConfig = QuotaConfig()
+    compute_quota_config: QuotaConfig = Field(default_factory=QuotaConfig)
     compute_quota_target: QuotaTarget
     activation_state: Literal["Enabled", "Disabled"] = "Enabled"
 
@@ -173,7 +173,7 @@ class ComputeQuota(_Aws):
 
 class PriorityClass(_Aws):
     name: str
-    weight: int = Field(ge=0, le=100)
+    weight: Whole = Field(ge=0, le=100)
 
 
 class Scheduling(_Aws):
@@ -202,7 +202,7 @@ class InstanceGroup(_Aws):
         | {"OverrideVpcConfig", "CapacityRequirements", "KubernetesConfig", "SoftwareUpdateStatus"}
     )
     instance_type: str
-    current_count: int = Field(ge=0)
+    current_count: Whole = Field(ge=0)
 
 
 class ClusterCapacity(_Aws):

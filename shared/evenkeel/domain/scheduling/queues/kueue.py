@@ -11,7 +11,16 @@ from pydantic import Field
 
 from evenkeel.domain.scheduling.queues import quantities
 from evenkeel.domain.scheduling.queues.decayed import Decay
-from evenkeel.domain.scheduling.queues.documents import Document, Duration, Quantity, When, duration, seconds
+from evenkeel.domain.scheduling.queues.documents import (
+    Document,
+    Duration,
+    Number,
+    Quantity,
+    When,
+    Whole,
+    duration,
+    seconds,
+)
 from evenkeel.domain.scheduling.queues.objects import (
     PODS,
     Admitted,
@@ -112,7 +121,7 @@ def weight_of(sharing: FairSharing | None) -> float:
 
 class BorrowWithinCohort(Document):
     policy: Literal["Never", "LowerPriority", ""] = "Never"
-    max_priority_threshold: int | None = None
+    max_priority_threshold: Whole | None = None
 
 
 class QueuePreemption(Document):
@@ -186,14 +195,14 @@ class ClusterQueueSpec(Document):
     preemption: QueuePreemption | None = None
     stop_policy: Literal["None", "Hold", "HoldAndDrain", ""] | None = None
     fair_sharing: FairSharing | None = None
-    admission_scope: AdmissionScope = AdmissionScope()
+    admission_scope: AdmissionScope = Field(default_factory=AdmissionScope)
 
 
 class ClusterQueue(Manifest):
     """A queue: what a team holds of each flavor, and how it borrows, lends and preempts."""
 
     kind: Literal["ClusterQueue"] = "ClusterQueue"
-    spec: ClusterQueueSpec = ClusterQueueSpec()
+    spec: ClusterQueueSpec = Field(default_factory=ClusterQueueSpec)
 
     def to_queue(self) -> Queue:
         """Return the queue as it is scheduled."""
@@ -228,7 +237,7 @@ class CohortManifest(Manifest):
     """A node above queues and other cohorts."""
 
     kind: Literal["Cohort"] = "Cohort"
-    spec: CohortSpec = CohortSpec()
+    spec: CohortSpec = Field(default_factory=CohortSpec)
 
     def to_cohort(self) -> Cohort:
         """Return the cohort as it is scheduled."""
@@ -268,7 +277,7 @@ class ResourceFlavor(Manifest):
     """A kind of capacity."""
 
     kind: Literal["ResourceFlavor"] = "ResourceFlavor"
-    spec: ResourceFlavorSpec = ResourceFlavorSpec()
+    spec: ResourceFlavorSpec = Field(default_factory=ResourceFlavorSpec)
 
     def to_flavor(self) -> Flavor:
         """Return the flavor as it is scheduled."""
@@ -310,7 +319,7 @@ class LocalQueue(Manifest):
     without_meaning: ClassVar[frozenset[str]] = frozenset()
     kind: Literal["LocalQueue"] = "LocalQueue"
     spec: LocalQueueSpec
-    status: LocalQueueStatus = LocalQueueStatus()
+    status: LocalQueueStatus = Field(default_factory=LocalQueueStatus)
 
     @property
     def consumed(self) -> tuple[dict[str, float], float | None] | None:
@@ -328,7 +337,7 @@ class WorkloadPriorityClass(Manifest):
 
     without_meaning: ClassVar[frozenset[str]] = frozenset({"description", "globalDefault", "preemptionPolicy"})
     kind: Literal["WorkloadPriorityClass", "PriorityClass"] = "WorkloadPriorityClass"
-    value: int
+    value: Whole
 
 
 class Namespace(Manifest):
@@ -382,7 +391,7 @@ _OF_A_POD = frozenset(
 
 class Container(Document):
     without_meaning: ClassVar[frozenset[str]] = _OF_A_CONTAINER
-    resources: Resources = Resources()
+    resources: Resources = Field(default_factory=Resources)
     restart_policy: str = ""
 
 
@@ -463,7 +472,7 @@ def _add(to: dict[str, Fraction], amounts: Mapping[str, Fraction]) -> None:
 
 class PodTemplate(Document):
     without_meaning: ClassVar[frozenset[str]] = frozenset({"metadata"})
-    spec: PodSpec = PodSpec()
+    spec: PodSpec = Field(default_factory=PodSpec)
 
 
 class TopologyRequest(Document):
@@ -472,9 +481,9 @@ class TopologyRequest(Document):
 
 class PodSetManifest(Document):
     name: str = "main"
-    count: int = Field(1, ge=0)
-    min_count: int | None = Field(None, ge=0)
-    template: PodTemplate = PodTemplate()
+    count: Whole = Field(1, ge=0)
+    min_count: Whole | None = Field(None, ge=0)
+    template: PodTemplate = Field(default_factory=PodTemplate)
     topology_request: TopologyRequest | None = None
 
 
@@ -487,7 +496,7 @@ class WorkloadSpec(Document):
     without_meaning: ClassVar[frozenset[str]] = frozenset({"maximumExecutionTimeSeconds", "priorityClassSource"})
     pod_sets: tuple[PodSetManifest, ...]
     queue_name: str = ""
-    priority: int | None = None
+    priority: Whole | None = None
     priority_class_name: str = Field("", description="v1beta1.")
     priority_class_ref: PriorityClassRef | None = None
     active: bool = True
@@ -505,7 +514,7 @@ class PodSetAssignment(Document):
     name: str = "main"
     flavors: dict[str, str] = {}
     resource_usage: dict[str, Quantity] | None = None
-    count: int | None = None
+    count: Whole | None = None
 
 
 class Admission(Document):
@@ -515,11 +524,11 @@ class Admission(Document):
 
 class ReclaimablePod(Document):
     name: str
-    count: int
+    count: Whole
 
 
 class RequeueState(Document):
-    count: int | None = None
+    count: Whole | None = None
     requeue_at: When | None = None
 
 
@@ -553,7 +562,7 @@ class WorkloadManifest(Manifest):
     without_meaning: ClassVar[frozenset[str]] = frozenset()
     kind: Literal["Workload"] = "Workload"
     spec: WorkloadSpec
-    status: WorkloadStatus = WorkloadStatus()
+    status: WorkloadStatus = Field(default_factory=WorkloadStatus)
 
     @property
     def workload_id(self) -> str:
@@ -749,7 +758,7 @@ class AdmissionFairSharing(Document):
 
     usage_half_life_time: Duration = "0s"
     usage_sampling_interval: Duration = "5m"
-    resource_weights: dict[str, float] = {}
+    resource_weights: dict[str, Number] = {}
 
     def to_decay(self) -> Decay | None:
         """Return how use fades; None with a half-life of nothing: then nothing is remembered."""
@@ -760,14 +769,14 @@ class AdmissionFairSharing(Document):
 
 class RequeuingStrategy(Document):
     timestamp: Literal["Eviction", "Creation"] = "Eviction"
-    backoff_base_seconds: int = 60
-    backoff_max_seconds: int = 3600
-    backoff_limit_count: int | None = None
+    backoff_base_seconds: Whole = 60
+    backoff_max_seconds: Whole = 3600
+    backoff_limit_count: Whole | None = None
 
 
 class WaitForPodsReady(Document):
     without_meaning: ClassVar[frozenset[str]] = frozenset({"timeout", "recoveryTimeout"})
-    requeuing_strategy: RequeuingStrategy = RequeuingStrategy()
+    requeuing_strategy: RequeuingStrategy = Field(default_factory=RequeuingStrategy)
     enable: bool | None = None
     """v1beta1 alone has it; there nothing is waited for without it."""
     block_admission: bool | None = None
@@ -784,8 +793,8 @@ class Configuration(Document):
     )
     api_version: str = ""
     fair_sharing: ConfiguredFairSharing | None = None
-    resources: ConfiguredResources = ConfiguredResources()
-    wait_for_pods_ready: WaitForPodsReady = WaitForPodsReady()
+    resources: ConfiguredResources = Field(default_factory=ConfiguredResources)
+    wait_for_pods_ready: WaitForPodsReady = Field(default_factory=WaitForPodsReady)
     feature_gates: dict[str, bool] = {}
     admission_fair_sharing: AdmissionFairSharing | None = None
 

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from evenkeel.domain.scheduling.queues import kueue, quantities
-from evenkeel.domain.scheduling.queues.documents import Document, Quantity, When, seconds
+from evenkeel.domain.scheduling.queues.documents import Document, Number, Quantity, When, Whole, seconds
 from evenkeel.domain.scheduling.queues.objects import (
     Admitted,
     BorrowWithin,
@@ -80,7 +80,7 @@ class OwnPreemption(Document):
     within: PreemptionPolicy = PreemptionPolicy.NEVER
     reclaim: PreemptionPolicy = PreemptionPolicy.NEVER
     borrow_within: bool = False
-    max_priority_threshold: int | None = None
+    max_priority_threshold: Whole | None = None
 
 
 class OwnFungibility(Document):
@@ -95,9 +95,9 @@ class OwnQueue(Document):
     name: str
     cohort: str = ""
     groups: tuple[Group, ...] = ()
-    weight: float = Field(1.0, ge=0)
-    preemption: OwnPreemption = OwnPreemption()
-    fungibility: OwnFungibility = OwnFungibility()
+    weight: Number = Field(1.0, ge=0)
+    preemption: OwnPreemption = Field(default_factory=OwnPreemption)
+    fungibility: OwnFungibility = Field(default_factory=OwnFungibility)
     strategy: QueueingStrategy = QueueingStrategy.BEST_EFFORT
     stop: StopPolicy = StopPolicy.NONE
     by_use: bool = Field(
@@ -151,7 +151,7 @@ class OwnCohort(Document):
     name: str
     parent: str = ""
     groups: tuple[Group, ...] = ()
-    weight: float = Field(1.0, ge=0)
+    weight: Number = Field(1.0, ge=0)
 
     def to_cohort(self) -> Cohort:
         return Cohort(self.name, self.parent, tuple(_to_group(group) for group in self.groups), self.weight)
@@ -199,14 +199,14 @@ class OwnQuotas(Document):
     queues: tuple[OwnQueue, ...] = ()
     cohorts: tuple[OwnCohort, ...] = ()
     flavors: tuple[OwnFlavor, ...] = ()
-    priority_classes: dict[str, int] = {}
+    priority_classes: dict[str, Whole] = {}
     fair_sharing: bool | None = Field(None, description="On or off; without it, as the profile has it.")
 
 
 class OwnPodSet(Document):
     name: str = "main"
-    count: int = Field(1, ge=0)
-    min_count: int | None = Field(None, ge=0, description="Fewest that will do.")
+    count: Whole = Field(1, ge=0)
+    min_count: Whole | None = Field(None, ge=0, description="Fewest that will do.")
     requests: dict[str, Quantity] = Field({}, description="Per pod.")
     selector: dict[str, str] = {}
     affinity: tuple[tuple[kueue.Expression, ...], ...] = Field((), description="Terms, of which one must hold.")
@@ -221,10 +221,10 @@ class OwnAdmission(Document):
     flavors: tuple[dict[str, str], ...] | dict[str, str] = Field(
         description="resource → flavor: one for all pod sets, or one for each."
     )
-    counts: tuple[int, ...] | None = None
+    counts: tuple[Whole, ...] | None = None
     evicted: bool = False
     ready: bool = Field(True, description="Whether all its pods are ready: with `blockAdmission` all wait for that.")
-    work_at_risk: float | None = Field(None, description="Device-seconds since its last checkpoint, restart included.")
+    work_at_risk: Number | None = Field(None, description="Device-seconds since its last checkpoint, restart included.")
 
 
 class Job(Document):
@@ -233,14 +233,14 @@ class Job(Document):
     kind: Literal["Job"] = "Job"
     name: str
     queue: str
-    priority: int | None = None
+    priority: Whole | None = None
     priority_class: str = ""
     created_at: When = 0
     sub_queue: str = Field("", description="Who submitted it: queues that go by use tell jobs apart by this.")
     requeued_at: When | None = Field(None, description="When it lost its place in the queue, if it did.")
     uid: str = ""
-    count: int = Field(1, ge=0)
-    min_count: int | None = Field(None, ge=0)
+    count: Whole = Field(1, ge=0)
+    min_count: Whole | None = Field(None, ge=0)
     requests: dict[str, Quantity] = {}
     pod_sets: tuple[OwnPodSet, ...] = ()
     replaces: str = Field("", description="The admitted job of which this is the larger slice.")

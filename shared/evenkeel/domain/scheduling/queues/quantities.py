@@ -52,3 +52,19 @@ def text(resource: str, units: int) -> str:
     if resource != CPU:
         return str(units)
     return str(units // 1000) if units % 1000 == 0 else f"{units}m"
+
+
+_IN_BYTES = ("memory", "ephemeral-storage", "storage", "hugepages-")
+_BINARY = ("Ei", "Pi", "Ti", "Gi", "Mi", "Ki")
+
+
+def short_text(resource: str, quantity: str) -> str:
+    """Shorten a quantity that `text` wrote, for a table: bytes with the largest binary suffix that keeps them exact."""
+    if not resource.startswith(_IN_BYTES) or not quantity.isdecimal():
+        return quantity
+    units = int(quantity)
+    for suffix in _BINARY:
+        size = int(_SUFFIXES[suffix])
+        if units and units % size == 0:
+            return f"{units // size}{suffix}"
+    return quantity

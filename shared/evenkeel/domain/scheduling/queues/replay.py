@@ -1,5 +1,6 @@
 """Events in order of time, and the cycles between them: what would have happened, without a cluster."""
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, TypeAlias
@@ -7,14 +8,32 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import Field
 
 from evenkeel.domain.scheduling.queues.cycle import Decision, Result, Scheduler
-from evenkeel.domain.scheduling.queues.documents import Document, DocumentError, Json, When, seconds
+from evenkeel.domain.scheduling.queues.documents import Document, DocumentError, Json, Number, When, Whole, seconds
+from evenkeel.domain.scheduling.queues.eviction_loops import (
+    Setting,
+    candidate_settings,
+    evictions_of,
+    state_digest,
+)
 from evenkeel.domain.scheduling.queues.kueue import DEFAULT_NAMESPACE
 from evenkeel.domain.scheduling.queues.objects import PodSet, StopPolicy, Workload
-from evenkeel.domain.scheduling.queues.report import CycleAnswer, DecisionAnswer, Plan, decision_of, state_of
-from evenkeel.domain.scheduling.queues.setup import Declared
+from evenkeel.domain.scheduling.queues.report import (
+    CycleAnswer,
+    DecisionAnswer,
+    LoopAnswer,
+    Plan,
+    SettingAnswer,
+    decision_of,
+    state_of,
+)
+from evenkeel.domain.scheduling.queues.setup import Declared, Told
 
-_MOST_CYCLES = 10_000
-"""Cycles without an event between them, after which something is wrong with the engine."""
+_MOST_EVICTING_CYCLES = 10_000
+"""Cycles of one instant that evict, after which a plan stops without having seen a state twice."""
+_MOST_SETTINGS = 8
+"""Settings that are tried against a loop: each is a run of its own."""
+_CYCLES_TO_REST = 500
+"""Cycles within which a setting must bring a loop to rest."""
 
 
 class _Event(Document):
@@ -59,7 +78,7 @@ class PodsGone(_Event):
         "Preempted",
         description="PodsReadyTimeout and AdmissionCheck cost it its place; Deactivated: it does not wait again.",
     )
-    requeue_after_seconds: float | None = Field(None, description="It is not tried before that.")
+    requeue_after_seconds: Number | None = Field(None, description="It is not tried before that.")
 
 
 class PodsReady(_Event):
@@ -81,7 +100,7 @@ class Shrink(_Event):
 
     type: Literal["shrink"]
     job: str
-    counts: tuple[int, ...] = Field(description="By pod set.")
+    counts: tuple[Whole, ...] = Field(description="By pod set.")
 
 
 class Resize(_Event):
@@ -89,7 +108,7 @@ class Resize(_Event):
 
     type: Literal["resize"]
     job: str
-    counts: tuple[int, ...]
+    counts: tuple[Whole, ...]
     slice: str = Field("", description="Name of the larger slice; without it, the job's name and `-2`, `-3`, …")
 
 
@@ -98,7 +117,7 @@ class Priority(_Event):
 
     type: Literal["priority"]
     job: str
-    priority: int
+    priority: Whole
 
 
 class QuotaChange(_Event):
@@ -121,7 +140,7 @@ class Cycle(_Event):
     """So many cycles, here and nowhere else: with one such event, no cycle runs of itself."""
 
     type: Literal["cycle"]
-    count: int = Field(1, ge=1)
+    count: Whole = Field(1, ge=1)
 
 
 Event: TypeAlias = Annotated[
@@ -160,8 +179,12 @@ class Replay:
     at: float = 0.0
     scheduler: Scheduler = field(init=False)
     cycles: list[CycleAnswer] = field(default_factory=list)
+    loops: list[LoopAnswer] = field(default_factory=list)
+    """Instants at which jobs evict each other without end: cycles stop there after one period."""
     decisions: list[Decision] = field(default_factory=list)
     unqueued: dict[str, str] = field(default_factory=dict)
+    is_trial: bool = False
+    """Whether this is a run with one setting changed, made to see whether a loop ends."""
     _timeouts: dict[str, int] = field(default_factory=dict)
     _aside: dict[str, Workload] = field(default_factory=dict)
     """Who waited and waits no more, for the sake of its queue."""
@@ -417,9 +440,11 @@ class Replay:
     # ------------------------------------------------------------ cycles
 
     def _until_quiet(self) -> None:
-        """Run cycles until one more could change nothing."""
+        """Run cycles until one more could change nothing, or would only repeat what was already decided."""
         seen: set[object] = set()
-        for ran in range(_MOST_CYCLES):
+        states: dict[bytes, int] = {}
+        evicting: list[tuple[Decision, ...]] = []
+        for ran in itertools.count():
             if self.most_cycles is not None and ran >= self.most_cycles:
                 return
             decisions, has_effect = self._cycle()
@@ -427,6 +452,13 @@ class Replay:
                 return
             if has_effect:
                 seen.clear()
+                if self.releases_at_once and any(each.victims for each in decisions):
+                    state = state_digest(self.scheduler)
+                    evicting.append(tuple(decisions))
+                    if state in states or len(evicting) >= _MOST_EVICTING_CYCLES:
+                        self._note_loop(evicting[states.get(state, 0) :], self.scheduler.cycles)
+                        return
+                    states[state] = len(evicting)
                 continue
             mark = tuple(
                 (each.workload.workload_id, each.result, each.assignment.flavors, each.parked, _tried(each))
@@ -436,7 +468,43 @@ class Replay:
                 del self.cycles[-1]  # said before, and so on for ever
                 return
             seen.add(repr(mark))
-        raise AssertionError(f"{_MOST_CYCLES} cycles without rest")
+
+    def _note_loop(self, evicting: list[tuple[Decision, ...]], last_cycle: int) -> None:
+        """Record jobs that evict each other without end, and the settings that would stop it, each found by a run."""
+        evictions = evictions_of(itertools.chain(*evicting))
+        settings: dict[tuple[str, str], Setting] = {}
+        if not self.is_trial:
+            for each in itertools.islice(candidate_settings(self.scheduler, evictions), _MOST_SETTINGS):
+                if (each.queue, each.field) not in settings and self._rests_with(each):
+                    settings[each.queue, each.field] = each  # the smallest change of this field that is enough
+        loop = LoopAnswer(
+            at=self.at,
+            last_cycle=last_cycle,
+            jobs=tuple(sorted({name for each in evictions for name in (each.by, each.victim)})),
+            settings=tuple(
+                SettingAnswer(queue=each.queue, field=each.field, value=each.value) for each in settings.values()
+            ),
+        )
+        self.loops.append(loop)
+        if not self.is_trial:
+            self.declared.told.warn("plan", loop.sentence)
+
+    def _rests_with(self, setting: Setting) -> bool:
+        """Whether the same jobs would come to rest with another preemption setting of one queue."""
+        queue = replace(self.declared.queues[setting.queue], preemption=setting.preemption)
+        declared = replace(self.declared, queues={**self.declared.queues, setting.queue: queue}, told=Told())
+        trial = Replay(declared, _CYCLES_TO_REST, self.releases_at_once, self.at, is_trial=True)
+        for team in self.scheduler.snapshot.teams.values():
+            for admitted in team.admitted.values():
+                trial.scheduler.restore(replace(admitted))
+        for pending in self.scheduler.pending.values():
+            *waiting, _backing_off = pending.by_state()
+            for name in itertools.chain(*waiting):
+                found = pending.get(name)
+                assert found is not None
+                trial.scheduler.submit(found.workload)
+        trial.run(Events())
+        return not trial.loops and len(trial.cycles) < _CYCLES_TO_REST
 
     def _cycle(self) -> tuple[list[Decision], bool]:
         """Run one cycle; return what was decided, and whether anything was admitted or newly evicted."""
@@ -464,6 +532,7 @@ class Replay:
             profile=str(self.declared.profile),
             fair_sharing=self.scheduler.rules.fair_sharing,
             cycles=tuple(self.cycles),
+            loops=tuple(self.loops),
             end=state_of(self.scheduler, self.at, list(self.unqueued.items())),
             warnings=tuple(self.declared.told.warnings),
         )

@@ -21,6 +21,9 @@ _MODES = {
     Mode.FIT: "Fit",
 }
 
+_MOST_NAMED = 10
+"""Jobs that a sentence names."""
+
 
 class ChosenFlavor(Output):
     """The flavor of one resource of a pod set."""
@@ -180,12 +183,45 @@ class State(Output):
     unqueued: tuple[UnqueuedAnswer, ...] = Field(description="Jobs that are in no queue, and why.")
 
 
+class SettingAnswer(Output):
+    """A preemption setting of a queue."""
+
+    queue: str
+    field: str = Field(description="Below `spec.preemption` of a ClusterQueue.")
+    value: str
+
+
+class LoopAnswer(Output):
+    """Jobs that evict each other without end. The plan stops at the first repetition, and goes on with later events."""
+
+    at: float
+    last_cycle: int = Field(description="Number of the cycle after which everything stood as before.")
+    jobs: tuple[str, ...] = Field(description="Jobs that evict or are evicted, by name.")
+    settings: tuple[SettingAnswer, ...] = Field(
+        description="Changes that would each end the loop, found by running the scheduler with the change made."
+    )
+
+    @property
+    def sentence(self) -> str:
+        """Say what happens and what would end it."""
+        shown = ", ".join(self.jobs[:_MOST_NAMED])
+        more = f" and {len(self.jobs) - _MOST_NAMED} more" if len(self.jobs) > _MOST_NAMED else ""
+        text = f"jobs {shown}{more} evict each other without end; the plan stops after cycle {self.last_cycle}."
+        changes = [f"`preemption.{each.field}: {each.value}` of queue {each.queue}" for each in self.settings]
+        if not changes:
+            return (
+                f"{text} No single preemption setting ends this; `--evictions held` shows the plan until the jobs stop"
+            )
+        return f"{text} Each of these settings alone ends it: {'; '.join(changes)}"
+
+
 class Plan(Output):
     """The answer of `evenkeel plan -o json`."""
 
     profile: str
     fair_sharing: bool
     cycles: tuple[CycleAnswer, ...]
+    loops: tuple[LoopAnswer, ...] = Field((), description="With `--evictions released`: jobs that never come to rest.")
     end: State
     warnings: tuple[str, ...]
 

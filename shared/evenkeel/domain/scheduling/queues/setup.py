@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from evenkeel.domain.scheduling import instance_types
-from evenkeel.domain.scheduling.queues import hyperpod, kueue, own
+from evenkeel.domain.scheduling.queues import feature_gates, hyperpod, kueue, own
 from evenkeel.domain.scheduling.queues.cycle import Scheduler
 from evenkeel.domain.scheduling.queues.decayed import Decay
 from evenkeel.domain.scheduling.queues.documents import DocumentError, Kind, read, seconds, unknown_fields
@@ -35,12 +35,6 @@ _FAIR_CONFIGURATIONS = (
     ("LessThanOrEqualToFinalShare", "LessThanInitialShare"),
 )
 _OF_HYPERPOD = frozenset({"ComputeQuotaTarget", "ComputeQuotas", "SchedulerConfig", "InstanceGroups"})
-_GATES_ON = frozenset(
-    {"FairSharingPreemptWithinNominal", "FairSharingPrioritizeNonBorrowing", "FlavorFungibilityPreserveScanProgress"}
-    | {"RecomputeAssignmentUponPreemptionTargetsOverlap", "SchedulingEquivalenceHashing", "FlavorFungibility"}
-    | {"PrioritySortingWithinCohort", "PartialAdmission", "ElasticJobsViaWorkloadSlices", "ReclaimablePods"}
-    | {"LendingLimit", "HierarchicalCohorts"}
-)
 
 
 class Profile(StrEnum):
@@ -131,7 +125,9 @@ class Declared:
         for gate, is_on in self.configuration.feature_gates.items():
             if gate == "PartialAdmission":
                 self.rules = self.rules._replace(partial_admission=is_on)
-            elif is_on != (gate in _GATES_ON):
+            elif gate not in feature_gates.DEFAULT_ON | feature_gates.DEFAULT_OFF:
+                self.told.warn(where, f"featureGates.{gate}: Kueue has no such gate up to version 0.20")
+            elif is_on != (gate in feature_gates.DEFAULT_ON):
                 self.told.warn(where, f"featureGates.{gate}: {str(is_on).lower()} is not supported, the rules stay")
 
     def add(self, found: Any, where: str) -> None:
@@ -284,7 +280,39 @@ class Declared:
             said = getattr(document.admitted, field_name)
             if isinstance(said, tuple) and len(said) != len(workload.pod_sets):
                 raise DocumentError(f"{where}: Job/{name}", f"admitted.{field_name}", "one for each pod set is needed")
-        return Job(workload, document.to_admitted(workload), None, "")
+        admitted = document.to_admitted(workload)
+        self._check_flavors(admitted, f"{where}: Job/{name}", "admitted.flavors")
+        return Job(workload, admitted, None, "")
+
+    def _check_flavors(self, admitted: Admitted, where: str, field_name: str) -> None:
+        """Refuse an admission that cannot be counted: its use would be wrong by what has no flavor, or a wrong one.
+
+        Raises:
+            DocumentError: a flavor is declared nowhere, or a requested resource has none.
+        """
+        nodes: tuple[Queue | Cohort, ...] = (*self.queues.values(), *self.cohorts.values())
+        quotas = {each.flavor for node in nodes for group in node.groups for each in group.flavors}
+        known = quotas | self.flavors.keys()
+        queue = self.queues[admitted.workload.queue]
+        covered = {resource for group in queue.groups for resource in group.resources}
+        for pod_set, flavors, count in zip(admitted.workload.pod_sets, admitted.flavors, admitted.counts, strict=True):
+            for resource, flavor in flavors.items():
+                if flavor not in known:
+                    declared = ", ".join(sorted(known)) or "none"
+                    raise DocumentError(
+                        where,
+                        field_name,
+                        f"{resource} of pod set {pod_set.name} has flavor {flavor}, "
+                        f"which nothing declares; declared flavors: {declared}",
+                    )
+            for resource, amount in pod_set.requests.items():
+                is_counted = resource in covered or not self.rules.ignores_undeclared
+                if amount and count and is_counted and resource not in flavors:
+                    raise DocumentError(
+                        where,
+                        field_name,
+                        f"pod set {pod_set.name} requests {resource}, and its admission names no flavor for it",
+                    )
 
     def _priority(self, name: str, job: str) -> int:
         if name in self.priorities:
@@ -312,6 +340,8 @@ class Declared:
             )
             missing = "" if queue in self.queues else f"there is no ClusterQueue {queue}"
             admitted = None if missing else document.to_admitted(workload)
+            if admitted is not None:
+                self._check_flavors(admitted, where, "status.admission.podSetAssignments")
             if admitted is not None and self.stop_of(workload).ends(admitted):
                 admitted.is_evicted = True
             return Job(workload, admitted, None, missing, document.missed)

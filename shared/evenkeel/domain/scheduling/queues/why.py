@@ -148,7 +148,10 @@ def _tightest(decision: Decision) -> str:
             if attempt.why:
                 return f"({attempt.why})"
             for each in reversed(attempt.compared):
-                wanted, there = (quantities.text(each.resource, amount) for amount in (each.wanted, each.available))
+                wanted, there = (
+                    quantities.short_text(each.resource, quantities.text(each.resource, amount))
+                    for amount in (each.wanted, each.available)
+                )
                 sign = "≤" if each.wanted <= each.available else ">"
                 return f"({attempt.flavor}/{each.resource}: wants {wanted} {sign} {there} available)"
     return ""
@@ -217,7 +220,7 @@ def _by_quota(world: World, workload: Workload) -> Change | None:
         return None
     _, flavor, more = best
     amounts = {name: quantities.text(name, amount) for name, amount in more.items()}
-    told = " and ".join(f"{amount} more of {name}" for name, amount in amounts.items())
+    told = " and ".join(f"{quantities.short_text(name, amount)} more of {name}" for name, amount in amounts.items())
     return Change(kind="quota", said=f"{told} on {flavor} for {queue.name}.", flavor=flavor, amounts=amounts)
 
 

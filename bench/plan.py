@@ -1,0 +1,95 @@
+"""How long `evenkeel plan` takes: 2,000 jobs in 50 queues, and the start of the command.
+
+    python -m bench.plan [--rounds 5]
+
+Prints processor seconds (user and system) of whole processes, with median and spread, beside those of a process that
+only imports what every such command imports. The ratio says more than the seconds: those are this machine's.
+"""
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+JOBS, QUEUES = 2_000, 50
+_EMPTY = "import typer, pydantic, yaml"
+
+
+def main() -> int:
+    """Measure each lane in turn, so that a busy moment meets all of them."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    rounds = parser.parse_args().rounds
+    with tempfile.TemporaryDirectory() as folder:
+        lanes = _lanes(Path(folder))
+        seconds: dict[str, list[float]] = {name: [] for name in lanes}
+        for _ in range(rounds):
+            for name, command in lanes.items():
+                seconds[name].append(_processor_seconds(command))
+    empty = statistics.median(seconds["imports alone"])
+    for name, found in seconds.items():
+        middle = statistics.median(found)
+        print(f"{name:30} {middle:5.2f} s  ({min(found):.2f}–{max(found):.2f})  {middle / empty:5.2f} × imports alone")
+    return 0
+
+
+def _lanes(folder: Path) -> dict[str, list[str]]:
+    quota, jobs, few = folder / "q.json", folder / "j.json", folder / "few.json"
+    quota.write_text(json.dumps({"queues": _queues()}), encoding="utf-8")
+    jobs.write_text(json.dumps({"jobs": _jobs(JOBS)}), encoding="utf-8")
+    few.write_text(json.dumps({"jobs": _jobs(2)}), encoding="utf-8")
+    command = [sys.executable, "-m", "evenkeel_cli.main", "plan", "-q", str(quota), "-o", "json", "-j"]
+    return {
+        "imports alone": [sys.executable, "-c", _EMPTY],
+        "plan --help": [*command[:4], "--help"],
+        "2 jobs": [*command, str(few)],
+        **{f"{JOBS} jobs, {name}": [*command, str(jobs), "--profile", name] for name in ("kueue", "evenkeel")},
+    }
+
+
+def _processor_seconds(command: list[str]) -> float:
+    before = os.times()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    after = os.times()
+    return after.children_user - before.children_user + after.children_system - before.children_system
+
+
+def _queues() -> list[dict[str, Any]]:
+    quotas = {
+        "p5": {"nvidia.com/gpu": 64, "cpu": 1536, "memory": "8Ti"},
+        "p4d": {"nvidia.com/gpu": 32, "cpu": 768, "memory": "4Ti"},
+    }
+    preemption = {"within": "LowerPriority", "reclaim": "Any"}
+    return [
+        {"name": f"q{number}", "cohort": f"c{number % 5}", "groups": [quotas], "preemption": preemption}
+        for number in range(QUEUES)
+    ]
+
+
+def _jobs(count: int) -> list[dict[str, Any]]:
+    dice = random.Random(1)
+    return [
+        {
+            "name": f"j{number}",
+            "queue": f"q{dice.randrange(QUEUES)}",
+            "priority": dice.choice([0, 0, 10, 100]),
+            "createdAt": number,
+            "count": dice.choice([1, 1, 2, 4]),
+            "requests": {
+                "nvidia.com/gpu": dice.choice([1, 2, 4, 8]),
+                "cpu": dice.choice([8, 96]),
+                "memory": dice.choice(["64Gi", "1Ti"]),
+            },
+        }
+        for number in range(count)
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

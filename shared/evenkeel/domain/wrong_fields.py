@@ -1,0 +1,118 @@
+"""Say in plain words which fields of a document are wrong, without the names of Python classes and validators."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+
+_MOST_SHOWN = 40
+"""Characters of a wrong value that a message repeats."""
+
+_EXPECTED = {
+    "int": "a whole number",
+    "float": "a number",
+    "string": "text",
+    "bool": "true or false",
+    "tuple": "a list",
+    "list": "a list",
+    "set": "a list",
+    "dict": "an object",
+    "mapping": "an object",
+    "model": "an object",
+}
+"""What a field must be, by the first word of pydantic's error type."""
+_LIMITS = {
+    "greater_than": ("more than", "gt"),
+    "greater_than_equal": ("at least", "ge"),
+    "less_than": ("less than", "lt"),
+    "less_than_equal": ("at most", "le"),
+}
+
+
+class WrongField(NamedTuple):
+    """One field that cannot be used."""
+
+    field: str
+    """Its path in the document, as in `spec.podSets[0].count`; empty for the document itself."""
+    message: str
+    """What is wrong, to be read after the field's name."""
+
+
+def wrong_fields(error: ValidationError, document: Any) -> tuple[WrongField, ...]:
+    """Return every wrong field once, in the order in which the model declares them.
+
+    Args:
+        error: What validation found.
+        document: The document that was validated. Parts of a location that are not in it name validators and are left
+            out.
+    """
+    messages: dict[str, list[str]] = {}
+    for fault in error.errors(include_url=False):
+        field = _field(fault["loc"], document, is_missing=fault["type"] in ("missing", "union_tag_not_found"))
+        if fault["type"].startswith("union_tag"):
+            tag = str(fault["ctx"]["discriminator"]).strip("'")
+            field = f"{field}.{tag}" if field else tag
+        messages.setdefault(field, []).append(_message(fault))
+    return tuple(WrongField(field, _together(said)) for field, said in messages.items())
+
+
+def _field(location: Sequence[int | str], document: Any, *, is_missing: bool) -> str:
+    path, value = "", document
+    for position, part in enumerate(location):
+        if isinstance(part, int) and isinstance(value, list | tuple) and part < len(value):
+            path, value = f"{path}[{part}]", value[part]
+        elif isinstance(value, Mapping) and part in value:
+            path, value = f"{path}.{part}" if path else str(part), value[part]
+        elif is_missing and position == len(location) - 1:
+            path = f"{path}.{part}" if path else str(part)
+    return path
+
+
+def _message(fault: Any) -> str:
+    kind, context = fault["type"], fault.get("ctx", {})
+    match kind:
+        case "missing" | "union_tag_not_found":
+            return "is required"
+        case "extra_forbidden":
+            return "is not a known field"
+        case "value_error" | "assertion_error":
+            return str(context.get("error", fault["msg"]))
+        case "literal_error" | "enum":
+            return f"must be {context['expected']}, not {_shown(fault['input'])}"
+        case "union_tag_invalid":
+            return f"must be one of {context['expected_tags']}, not {_shown(context['tag'])}"
+        case _ if kind in _LIMITS:
+            words, name = _LIMITS[kind]
+            return f"must be {words} {context[name]}, not {_shown(fault['input'])}"
+    expected = _EXPECTED.get(kind.partition("_")[0])
+    if expected and kind.rpartition("_")[2] in ("type", "parsing", "float", "size"):
+        return f"must be {expected}, not {_shown(fault['input'])}"
+    return str(fault["msg"])
+
+
+def _together(messages: Sequence[str]) -> str:
+    """Join what is wrong by each kind that a field may be: `must be a whole number, a number or text, not a list`."""
+    distinct = list(dict.fromkeys(messages))
+    ends = {message.rpartition(", not ")[2] for message in distinct}
+    if len(distinct) == 1 or len(ends) > 1 or not all(each.startswith("must be ") for each in distinct):
+        # A validator of ours knows best what the value should have been.
+        return next((each for each in distinct if not each.startswith("must be ")), distinct[0])
+    kinds = [each.rpartition(", not ")[0].removeprefix("must be ") for each in distinct]
+    kinds = [each for each in kinds if not (each == "a whole number" and "a number" in kinds)]
+    listed = f"{', '.join(kinds[:-1])} or {kinds[-1]}" if len(kinds) > 1 else kinds[0]
+    return f"must be {listed}, not {ends.pop()}"
+
+
+def _shown(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return str(value).lower()
+        case Mapping():
+            return "an object"
+        case list() | tuple():
+            return "a list"
+        case _:
+            text = repr(value) if isinstance(value, str) else str(value)
+            return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 1]}…"
