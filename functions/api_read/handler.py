@@ -2,6 +2,7 @@
 
 from evenkeel.runtime import api, api_types, entry, wiring
 from evenkeel.services import (
+    disclosure,
     explain,
     hold_automation,
     paging,
@@ -11,8 +12,17 @@ from evenkeel.services import (
     read_setup,
     read_teams,
 )
+from evenkeel.services.check_authority import Asker
 
 app = api.Resolver(lambda: wiring.world().telemetry)
+
+
+def _reader() -> disclosure.Reader:
+    """Return the caller, as what it may read of other teams' jobs is decided by."""
+    world = wiring.world()
+    caller = app.caller()
+    asker = Asker(principal=caller.principal, identity=caller.identity, actor=caller.actor)
+    return disclosure.Reader.of(asker, world.ledger, world.settings.operators)
 
 
 @app.get("/v1/status")
@@ -54,28 +64,28 @@ def list_jobs() -> api.Reply:
         return app.answer(read_jobs.list_foreign(world.ledger, world.settings.kubernetes_clusters))
     page = paging.Request(query.page_size, query.next_page_token)
     asked = read_jobs.Filter(states=query.state, team=query.team, priority_class=query.priority_class)
-    return app.answer(read_jobs.list_jobs(wiring.world().ledger, asked, page))
+    return app.answer(read_jobs.list_jobs(wiring.world().ledger, asked, page, _reader()))
 
 
 @app.get("/v1/jobs/<job_id>")
 def show_job(job_id: str) -> api.Reply:
     app.query(api_types.NoQuery)
     world = wiring.world()
-    found = read_jobs.show_job(world.ledger, job_id, world.policy, now=world.clock.now())
+    found = read_jobs.show_job(world.ledger, job_id, _reader(), world.policy, now=world.clock.now())
     return app.answer(found, undated=("queue",))
 
 
 @app.get("/v1/jobs/<job_id>/timeline")
 def job_timeline(job_id: str) -> api.Reply:
     app.query(api_types.NoQuery)
-    return app.answer(read_jobs.job_timeline(wiring.world().ledger, job_id))
+    return app.answer(read_jobs.job_timeline(wiring.world().ledger, job_id, _reader()))
 
 
 @app.get("/v1/jobs/<job_id>/why")
 def why_job(job_id: str) -> api.Reply:
     app.query(api_types.NoQuery)
     world = wiring.world()
-    return app.answer(explain.why_job(world.ledger, job_id, now=world.clock.now()))
+    return app.answer(explain.why_job(world.ledger, job_id, _reader(), now=world.clock.now()))
 
 
 @app.get("/v1/jobs/<job_id>/logs")
@@ -83,7 +93,9 @@ def job_logs(job_id: str) -> api.Reply:
     query = app.query(api_types.LogsQuery)
     world = wiring.world()
     return app.answer(
-        read_jobs.job_logs(world.ledger, world.cluster, job_id, attempt=query.attempt, rank=query.rank, tail=query.tail)
+        read_jobs.job_logs(
+            world.ledger, world.cluster, job_id, _reader(), attempt=query.attempt, rank=query.rank, tail=query.tail
+        )
     )
 
 
@@ -118,26 +130,26 @@ def list_incidents() -> api.Reply:
 @app.get("/v1/incidents/<incident_id>")
 def show_incident(incident_id: str) -> api.Reply:
     app.query(api_types.NoQuery)
-    return app.answer(read_incidents.show_incident(wiring.world().ledger, incident_id))
+    return app.answer(read_incidents.show_incident(wiring.world().ledger, incident_id, _reader()))
 
 
 @app.get("/v1/incidents/<incident_id>/timeline")
 def incident_timeline(incident_id: str) -> api.Reply:
     app.query(api_types.NoQuery)
-    return app.answer(read_incidents.incident_timeline(wiring.world().ledger, incident_id))
+    return app.answer(read_incidents.incident_timeline(wiring.world().ledger, incident_id, _reader()))
 
 
 @app.get("/v1/incidents/<incident_id>/why")
 def why_incident(incident_id: str) -> api.Reply:
     app.query(api_types.NoQuery)
     world = wiring.world()
-    return app.answer(explain.why_incident(world.ledger, incident_id, now=world.clock.now()))
+    return app.answer(explain.why_incident(world.ledger, incident_id, _reader(), now=world.clock.now()))
 
 
 @app.get("/v1/decisions/<decision_id>")
 def show_decision(decision_id: str) -> api.Reply:
     app.query(api_types.NoQuery)
-    return app.answer(read_incidents.show_decision(wiring.world().ledger, decision_id))
+    return app.answer(read_incidents.show_decision(wiring.world().ledger, decision_id, _reader()))
 
 
 @app.get("/v1/nodes")

@@ -38,6 +38,7 @@ CHECKPOINTS_BUCKET: Final = "evenkeel-checkpoints"
 FLEET: Final = "laptop"
 NAMESPACE: Final = "evenkeel-jobs"
 SERVICE_ACCOUNT: Final = "trainer"
+_OPERATOR: Final = "operator"
 SCHEDULED: Final = ("WatchClusterFunction", "SweepFleetFunction", "ScheduleJobsFunction")
 TICK_SECONDS: Final = 1.0
 UP_SECONDS: Final = 240.0
@@ -176,6 +177,8 @@ class DataCentre:
                 "SageMakerEndpoint": self.cluster.sagemaker_url,
                 "EksEndpoint": self.cluster.eks_url,
                 "CheckpointBuckets": f"arn:aws:s3:::{CHECKPOINTS_BUCKET}",
+                # Made below, when the API that it may call exists.
+                "OperatorPrincipals": f"arn:aws:iam::{self.engine.account_id}:user/{_OPERATOR}",
                 "LocalEngine": "true",
             },
             run_dir=self.run_dir,
@@ -184,7 +187,7 @@ class DataCentre:
         say("granting Kubernetes access")
         self._grant_kubernetes_access()
         self._give_pods_their_identity()
-        self.operator = make_user(self.deployer, "operator", [_may_call_the_api(self.outputs["ApiId"])])
+        self.operator = make_user(self.deployer, _OPERATOR, [_may_call_the_api(self.outputs["ApiId"])])
         (self.run_dir / "state.json").write_text(json.dumps(self.state(), indent=2), encoding="utf-8")
 
     def _start_ticking(self) -> None:

@@ -500,6 +500,9 @@ def _show(out: Page, job: Json) -> None:
     if job["reason"]:
         out.paragraph(job["reason"], indent="  ")
     out.line()
+    if job.get("isRedacted"):
+        _show_redacted(out, job)
+        return
     out.pairs(
         [
             ("size", f"{_size(job)}{' on ' + ', '.join(job['instanceTypes']) if job['instanceTypes'] else ''}"),
@@ -530,6 +533,25 @@ def _show(out: Page, job: Json) -> None:
     out.line(f"{out.dim('next')}  evenkeel why {job['jobId']}")
 
 
+def _show_redacted(out: Page, job: Json) -> None:
+    """Print what everybody may see of another team's job."""
+    out.pairs(
+        [
+            ("size", f"{_size(job)}{' on ' + ', '.join(job['instanceTypes']) if job['instanceTypes'] else ''}"),
+            ("team", f"{job['team']}, class {job['priorityClass'] or '(unset)'}"),
+            ("requires", _required(job["requires"])),
+            ("submitted", f"{out.when(job['submittedAt'])} by {job['submittedBy']}"),
+            ("ended", out.when(job["endedAt"]) if job["endedAt"] else ""),
+            ("place", _place(out, job["queue"])),
+            ("withheld", f"Team {job['team']} and operators alone see its command, logs, checkpoints and failures."),
+        ],
+        indent="  ",
+    )
+    if job["attempts"]:
+        out.line()
+        _attempts(out, job["attempts"])
+
+
 def _place(out: Page, queue: Json | None) -> str:
     if not queue or queue["position"] is None:
         return ""
@@ -552,15 +574,15 @@ def _attempts(out: Page, attempts: list[Json]) -> None:
     ]
     rows = []
     for attempt in attempts:
-        point = attempt["resumeFrom"]
+        point = attempt.get("resumeFrom")
         rows.append(
             [
                 str(attempt["attempt"]),
                 out.marked(ATTEMPT[attempt["state"]], plain(attempt["state"])),
-                f"step {point['step']}" if point else "start" if attempt["isPinned"] else "–",
+                f"step {point['step']}" if point else "start" if attempt.get("isPinned") else "–",
                 _ran(out, attempt),
                 ",".join(node["instanceId"][-5:] for node in attempt["nodes"]),
-                attempt["reason"],
+                attempt.get("reason", ""),
             ]
         )
     out.table(columns, rows, indent="  ")

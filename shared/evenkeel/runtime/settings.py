@@ -43,11 +43,13 @@ class Settings(BaseModel):
     page_topic_arn: str = Field("", alias="PAGE_TOPIC_ARN")
     job_namespace: str = Field("evenkeel-jobs", alias="JOB_NAMESPACE")
     job_service_account: str = Field("trainer", alias="JOB_SERVICE_ACCOUNT")
+    operators: tuple[str, ...] = Field((), alias="OPERATOR_PRINCIPALS")
+    """ARNs of the roles and users that see the jobs of every team."""
     service_name: str = Field("evenkeel", alias="POWERTOOLS_SERVICE_NAME")
     metrics_namespace: str = Field("Evenkeel", alias="POWERTOOLS_METRICS_NAMESPACE")
     region: str = Field("us-west-2", alias="AWS_REGION")
 
-    @field_validator("kubernetes_clusters", mode="before")
+    @field_validator("kubernetes_clusters", "operators", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         return tuple(name.strip() for name in value.split(",") if name.strip()) if isinstance(value, str) else value

@@ -12,7 +12,8 @@ from evenkeel.domain.scheduling.jobs import Attempt, Job, JobState, StopRequest
 from evenkeel.domain.values import rfc3339
 from evenkeel.domain.waiting import Wait
 from evenkeel.ports import Ledger, Table
-from evenkeel.services import read_incidents, read_jobs, read_queue, rows
+from evenkeel.services import disclosure, read_incidents, read_jobs, read_queue, rows
+from evenkeel.services.disclosure import Reader
 
 Json = dict[str, Any]
 
@@ -20,16 +21,20 @@ _MOST_BEFORE = 3
 """Jobs that are looked through, each behind the next, for what they wait for."""
 
 
-def why_job(ledger: Ledger, job_id: str, *, now: datetime) -> Json:
+def why_job(ledger: Ledger, job_id: str, reader: Reader, *, now: datetime) -> Json:
     """Explain a job: why it waits, why it runs where it runs, why it was moved or how it ended.
 
     Raises:
         NotFound: there is no such job.
     """
-    job = read_jobs.load_job(ledger, job_id)
-    attempts = read_jobs.load_attempts(ledger, job_id)
+    whole = read_jobs.load_job(ledger, job_id)
+    sees_all = reader.sees(whole)
+    job = reader.view(whole)
+    attempts = read_jobs.load_attempts(ledger, job_id) if sees_all else ()
     latest = attempts[-1] if attempts else None
     decided = _decisions(ledger, job_id)
+    if not sees_all:
+        decided = [each for each in decided if each.kind in disclosure.QUEUE_KINDS]
     # What the job itself points at comes first: how it was to resume, then how its attempt was admitted.
     planned = job.resume_plan.decision_id if job.resume_plan else ""
     admitted = latest.decision_id if latest else ""
@@ -46,7 +51,8 @@ def why_job(ledger: Ledger, job_id: str, *, now: datetime) -> Json:
         "considered": _considered(decided[0]) if decided else [],
         "changes": _changes(ledger, decided[0]) if decided and job.state is JobState.PENDING else [],
         "earlier": [_short(decision) for decision in decided[1:]],
-        "next": _job_next(job),
+        "next": _job_next(job) if sees_all else None,
+        "isRedacted": not sees_all,
         "evidence": {
             "execution": latest.workload_name if latest else None,
             "resumedFrom": latest.resume_from.to_json() if latest and latest.resume_from else None,
@@ -56,14 +62,15 @@ def why_job(ledger: Ledger, job_id: str, *, now: datetime) -> Json:
     }
 
 
-def why_incident(ledger: Ledger, incident_id: str, *, now: datetime) -> Json:
+def why_incident(ledger: Ledger, incident_id: str, reader: Reader, *, now: datetime) -> Json:
     """Explain an incident: what was seen, what was decided on it, and what comes next.
 
     Raises:
         NotFound: there is no such incident.
     """
     incident = read_incidents.load_incident(ledger, incident_id)
-    decided = _decisions(ledger, incident_id)
+    sees_all = reader.sees_all_of(incident, ledger)
+    decided = [each for each in _decisions(ledger, incident_id) if sees_all or each.kind in disclosure.NODE_KINDS]
     jobs = read_incidents.load_hurt(ledger, incident)
     return {
         "subject": incident_id,

@@ -13,7 +13,8 @@ from evenkeel.domain.recovery.approval import ASK
 from evenkeel.domain.scheduling.jobs import Job, JobState
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Ledger, Table
-from evenkeel.services import paging, rows
+from evenkeel.services import disclosure, paging, rows
+from evenkeel.services.disclosure import Reader
 from evenkeel.services.read_jobs import timeline
 
 Json = dict[str, Any]
@@ -31,42 +32,65 @@ def list_incidents(ledger: Ledger, states: Sequence[IncidentState], page: paging
     return {"items": items, "nextPageToken": answer.next_token or None}
 
 
-def show_incident(ledger: Ledger, incident_id: str) -> Json:
+def show_incident(ledger: Ledger, incident_id: str, reader: Reader) -> Json:
     """Return an incident with its evidence, the two lanes of its recovery, and the decisions about it.
 
     Raises:
         NotFound: there is no such incident.
     """
     incident = load_incident(ledger, incident_id)
-    evidence = ledger.partition(Table.INCIDENTS, rows.incident_key(incident_id).pk, "EVIDENCE#")
+    stored = ledger.partition(Table.INCIDENTS, rows.incident_key(incident_id).pk, "EVIDENCE#")
+    evidence = [_visible(rows.read(row, Evidence), reader, ledger) for row in stored]
     return summary(incident) | {
         "nodeLane": node_lane(incident),
         "jobLanes": job_lanes(incident, load_hurt(ledger, incident)),
         "stages": incident.stages.to_json(),
         "took": stage_seconds(incident.stages),
-        "evidence": [_evidence(rows.read(row, Evidence)) for row in evidence],
-        "decisions": decisions_about(ledger, incident_id),
+        "evidence": [_evidence(each) for each in evidence],
+        "decisions": decisions_about(ledger, incident_id, reader.sees_all_of(incident, ledger)),
         "execution": incident.execution_name,
     }
 
 
-def incident_timeline(ledger: Ledger, incident_id: str) -> Json:
+def incident_timeline(ledger: Ledger, incident_id: str, reader: Reader) -> Json:
     """Return an incident's story, oldest first.
 
     Raises:
         NotFound: there is no such incident.
     """
-    load_incident(ledger, incident_id)
-    return {"subject": incident_id, "entries": timeline(ledger, incident_id)}
+    entries = timeline(ledger, incident_id)
+    if not reader.sees_all_of(load_incident(ledger, incident_id), ledger):
+        entries = disclosure.incident_timeline(entries)
+    return {"subject": incident_id, "entries": entries}
 
 
-def show_decision(ledger: Ledger, decision_id: str) -> Json:
-    """Return the whole record of one decision: it replays from this.
+def show_decision(ledger: Ledger, decision_id: str, reader: Reader) -> Json:
+    """Return the record of one decision, which replays from it; `isRedacted` where the facts are a team's own.
 
     Raises:
         NotFound: there is no such decision.
     """
-    return rows.load(ledger, rows.decision_key(decision_id), Decision, f"decision {decision_id}").to_json()
+    found = rows.load(ledger, rows.decision_key(decision_id), Decision, f"decision {decision_id}")
+    shown = found if _sees_decision(found, reader, ledger) else disclosure.public_decision(found)
+    return shown.to_json() | {"isRedacted": shown != found}
+
+
+def _sees_decision(decision: Decision, reader: Reader, ledger: Ledger) -> bool:
+    subject = decision.subject
+    if reader.sees_every_team:
+        return True
+    if subject.startswith("inc-"):
+        row = ledger.get(rows.incident_key(subject))
+        return row is not None and reader.sees_all_of(rows.read(row, Incident), ledger)
+    return reader.sees_job(subject, ledger)
+
+
+def _visible(evidence: Evidence, reader: Reader, ledger: Ledger) -> Evidence:
+    """Return evidence without the words of a detector that looked into another team's job."""
+    fact = evidence.fact
+    if not fact.job_id or reader.sees_job(fact.job_id, ledger):
+        return evidence
+    return evidence.but(fact=fact.but(detail=""))
 
 
 def load_incident(ledger: Ledger, incident_id: str) -> Incident:
@@ -84,7 +108,7 @@ def load_hurt(ledger: Ledger, incident: Incident) -> dict[str, Job]:
     return {job_id: rows.read(row, Job) for job_id, row in found.items() if row is not None}
 
 
-def decisions_about(ledger: Ledger, subject: str, *, at_most: int = 20) -> list[Json]:
+def decisions_about(ledger: Ledger, subject: str, sees_all: bool, *, at_most: int = 20) -> list[Json]:
     """Return the decisions about a job or an incident in short, newest first."""
     page = ledger.by_state(Table.INCIDENTS, f"DEC#{subject}", limit=at_most, newest_first=True)
     return [
@@ -95,8 +119,13 @@ def decisions_about(ledger: Ledger, subject: str, *, at_most: int = 20) -> list[
             "reason": decision.reason,
             "decidedAt": rfc3339(decision.decided_at),
         }
-        for decision in (rows.read(row, Decision) for row in page.rows)
+        for decision in (disclosed(rows.read(row, Decision), sees_all) for row in page.rows)
     ]
+
+
+def disclosed(decision: Decision, sees_all: bool) -> Decision:
+    """Return a decision as somebody may see it who sees everything of its subject, or does not."""
+    return decision if sees_all else disclosure.public_decision(decision)
 
 
 def summary(incident: Incident) -> Json:

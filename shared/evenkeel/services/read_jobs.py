@@ -11,7 +11,8 @@ from evenkeel.domain.scheduling.jobs import Attempt, Job, JobState
 from evenkeel.domain.scheduling.renting import Rental
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Cluster, Ledger, NotFound, Refused, Row, Table
-from evenkeel.services import paging, read_queue, rows
+from evenkeel.services import disclosure, paging, read_queue, rows
+from evenkeel.services.disclosure import Reader
 
 Json = dict[str, Any]
 
@@ -35,7 +36,7 @@ class Filter(NamedTuple):
         return fits_team and self.priority_class in (None, spec.get("priorityClass") or "")
 
 
-def list_jobs(ledger: Ledger, asked: Filter, page: paging.Request) -> Json:
+def list_jobs(ledger: Ledger, asked: Filter, page: paging.Request, reader: Reader) -> Json:
     """Return one page of jobs, newest first; those that wait alone, in the order of their queue.
 
     Where teams are set up, those that wait come before all others, by team, the last of each queue first: they are kept
@@ -50,7 +51,8 @@ def list_jobs(ledger: Ledger, asked: Filter, page: paging.Request) -> Json:
         answer = paging.in_order(ledger, Table.JOBS, partitions[0], page, keep)
     else:
         answer = paging.newest_first(ledger, Table.JOBS, partitions, page, keep)
-    return {"items": [summary(rows.read(row, Job)) for row in answer.rows], "nextPageToken": answer.next_token or None}
+    items = [summary(reader.view(rows.read(row, Job))) for row in answer.rows]
+    return {"items": items, "nextPageToken": answer.next_token or None}
 
 
 def list_foreign(ledger: Ledger, clusters: Iterable[str]) -> Json:
@@ -60,8 +62,10 @@ def list_foreign(ledger: Ledger, clusters: Iterable[str]) -> Json:
     return {"items": [each.to_json() | {"says": says(each)} for each in listed], "nextPageToken": None}
 
 
-def show_job(ledger: Ledger, job_id: str, policy: Policy, *, now: datetime) -> Json:
+def show_job(ledger: Ledger, job_id: str, reader: Reader, policy: Policy, *, now: datetime) -> Json:
     """Return a job, its place in the queue, and all its attempts, newest first.
+
+    A caller from outside of its team gets fewer fields, and `isRedacted` says so.
 
     Raises:
         NotFound: there is no such job.
@@ -69,62 +73,76 @@ def show_job(ledger: Ledger, job_id: str, policy: Policy, *, now: datetime) -> J
     row = ledger.get(rows.job_key(job_id))
     if row is None:
         raise NotFound(f"There is no job {job_id}.")
-    job = rows.read(row, Job)
+    whole = rows.read(row, Job)
+    is_redacted = not reader.sees(whole)
+    job = reader.view(whole)
     spec = job.spec
     waits = read_queue.waits_with_kueue(job, ledger)
-    return summary(job if waits is None else job.but(reason=waits.said)) | {
+    attempts = load_attempts(ledger, job_id)
+    public = summary(job if waits is None else job.but(reason=waits.said)) | {
         "version": row.version,
-        "image": spec.image,
-        "command": list(spec.command),
-        "args": list(spec.args),
-        # Values may hold what is nobody else's business; the names are enough to see what was set.
-        "envNames": sorted(spec.env),
-        "secretEnv": {name: source.to_json() for name, source in spec.secret_env.items()},
+        "isRedacted": is_redacted,
+        "cluster": job.cluster,
         "instanceTypes": list(spec.instance_types),
-        "pools": [choice.to_json() for choice in spec.pools],
-        "tolerations": [each.to_pod() for each in spec.tolerations],
         "requires": {
             "architectures": list(spec.requires.architectures),
             "gpuModels": list(spec.requires.accelerators),
             "gpuMemoryGib": spec.requires.accelerator_memory_gib,
             "fabric": spec.requires.fabric,
         },
+        "notBefore": _instant(job.not_before),
+        "queue": read_queue.place_of(job, ledger, policy, now=now),
+    }
+    if is_redacted:
+        return public | {"attempts": [public_attempt(attempt) for attempt in reversed(attempts)]}
+    return public | {
+        "image": spec.image,
+        "command": list(spec.command),
+        "args": list(spec.args),
+        # Values may hold what is nobody else's business; the names are enough to see what was set.
+        "envNames": sorted(spec.env),
+        "secretEnv": {name: source.to_json() for name, source in spec.secret_env.items()},
+        "pools": [choice.to_json() for choice in spec.pools],
+        "tolerations": [each.to_pod() for each in spec.tolerations],
         "checkpoint": {"uri": spec.checkpoint_uri, "claim": spec.checkpoint_claim or None},
         "recovery": {"maxRestarts": spec.max_restarts, "onNodeFault": spec.on_node_fault},
         "graceSeconds": spec.grace_seconds,
         "deadline": _instant(spec.deadline_at),
         "labels": spec.labels,
-        "cluster": job.cluster,
         "namespace": job.namespace,
         "serviceAccount": job.service_account or None,
-        "notBefore": _instant(job.not_before),
         "distrustAfter": _instant(job.distrust_after),
         "resumePlan": job.resume_plan.to_json() if job.resume_plan else None,
         "stopRequest": job.stop_request.to_json() if job.stop_request else None,
-        "attempts": [_attempt(attempt) for attempt in reversed(load_attempts(ledger, job_id))],
+        "attempts": [_attempt(attempt) for attempt in reversed(attempts)],
         "rentals": [shown_rental(rental) for rental in reversed(load_rentals(ledger, job_id))],
         "result": job.result,
-        "queue": read_queue.place_of(job, ledger, policy, now=now),
     }
 
 
-def job_timeline(ledger: Ledger, job_id: str) -> Json:
+def job_timeline(ledger: Ledger, job_id: str, reader: Reader) -> Json:
     """Return a job's story, oldest first.
 
     Raises:
         NotFound: there is no such job.
     """
-    load_job(ledger, job_id)
-    return {"subject": job_id, "entries": timeline(ledger, job_id)}
+    entries = timeline(ledger, job_id)
+    if not reader.sees(load_job(ledger, job_id)):
+        entries = disclosure.job_timeline(entries)
+    return {"subject": job_id, "entries": entries}
 
 
-def job_logs(ledger: Ledger, cluster: Cluster, job_id: str, *, attempt: int | None, rank: int, tail: int) -> Json:
+def job_logs(
+    ledger: Ledger, cluster: Cluster, job_id: str, reader: Reader, *, attempt: int | None, rank: int, tail: int
+) -> Json:
     """Return the last lines of one rank's log, of the latest attempt unless another is named.
 
     Raises:
+        NotYourTeam: the caller is not of the job's team.
         NotFound: no such job, attempt or pod; a pod's log goes with the pod.
     """
     job = load_job(ledger, job_id)
+    reader.require(job)
     number = job.current_attempt if attempt is None else attempt
     if number == 0:
         raise NotFound(f"{job_id} has not started yet, so it has no log.")
@@ -199,12 +217,12 @@ def summary(job: Job) -> Json:
     }
 
 
-def _attempt(attempt: Attempt) -> Json:
+def public_attempt(attempt: Attempt) -> Json:
+    """Return the fields of an attempt that everybody sees."""
+    attempt = disclosure.public_attempt(attempt)
     return {
         "attempt": attempt.attempt,
         "state": attempt.state,
-        "reason": attempt.reason,
-        "execution": attempt.workload_name,
         "pool": attempt.pool,
         "localQueue": attempt.local_queue or None,
         "nodes": [
@@ -216,6 +234,13 @@ def _attempt(attempt: Attempt) -> Json:
         "launchedAt": _instant(attempt.launched_at),
         "runningAt": _instant(attempt.running_at),
         "endedAt": _instant(attempt.ended_at),
+    }
+
+
+def _attempt(attempt: Attempt) -> Json:
+    return public_attempt(attempt) | {
+        "reason": attempt.reason,
+        "execution": attempt.workload_name,
         "resumeFrom": attempt.resume_from.to_json() if attempt.resume_from else None,
         "isPinned": attempt.is_pinned,
         "rejectedCheckpoints": list(attempt.rejected_checkpoints),

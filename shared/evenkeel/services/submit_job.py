@@ -6,7 +6,7 @@ from datetime import datetime
 
 from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.scheduling.admission import Admission
-from evenkeel.domain.scheduling.governance import check_governed, team_of
+from evenkeel.domain.scheduling.governance import check_governed, may_read, team_of
 from evenkeel.domain.scheduling.job_types import JobTypes, check_type, filled
 from evenkeel.domain.scheduling.jobs import DEFAULT_TEAM, Job, JobSpec, JobState
 from evenkeel.domain.scheduling.submission import SpecFault, check_deadline, check_spec
@@ -88,7 +88,7 @@ def run(
         first = ledger.get(guard.key)
         if first is not None and not _is_over(first, now):
             return _again(first, fingerprint, ledger, passes)
-        _refuse_anothers_checkpoints(job, ledger)
+        _refuse_anothers_checkpoints(job, asker, setup, ledger)
         raise
     passes.request(f"{job.job_id} submitted")
     return Outcome(job=job, is_repeat=False)
@@ -160,10 +160,13 @@ def refuse_beside_kueue(job: Job, ledger: Ledger) -> None:
         raise Invalid(f"The job cannot be queued. team: {fault}", (("team", fault),))
 
 
-def _refuse_anothers_checkpoints(job: Job, ledger: Ledger) -> None:
+def _refuse_anothers_checkpoints(job: Job, asker: check_authority.Asker, setup: SetUp, ledger: Ledger) -> None:
     taken = ledger.get(rows.checkpoints_key(job)) if job.spec.checkpoint_uri else None
     if taken is not None:
-        fault = f"Holds the checkpoints of {taken.doc['jobId']}: give each job a path of its own."
+        other = str(taken.doc["jobId"])
+        row = ledger.get(rows.job_key(other))
+        is_visible = row is not None and may_read(setup, rows.read(row, Job), asker.identity, asker.principal)
+        fault = f"Holds the checkpoints of {other if is_visible else 'another job'}: give each job a path of its own."
         raise Invalid("the job would write over another's checkpoints", (("checkpointUri", fault),))
 
 

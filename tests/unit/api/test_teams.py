@@ -119,7 +119,7 @@ def test_a_team_bears_the_name_of_its_path(gateway: Gateway) -> None:
 def test_a_member_submits_and_the_team_says_where_and_as_whom(site: Gateway) -> None:
     answer = submitted(site, priorityClass="high")
 
-    job = site.get(f"/v1/jobs/{answer.document['jobId']}").document
+    job = site.get(f"/v1/jobs/{answer.document['jobId']}", caller=session("Nlp")).document
     assert (answer.status, job["team"], job["namespace"], job["serviceAccount"]) == (202, "nlp", "nlp", "nlp-trainer")
 
 

@@ -27,7 +27,7 @@ from evenkeel_cli.render import age, duration
 from tests.fakes.cluster import CLUSTER
 from tests.fakes.system import A_MOMENT
 from tests.unit.api.gateway import ROOT, Answer, Gateway
-from tests.unit.api.seeds import ASKS, a_fleet_node, a_job, ago, an_incident, stored
+from tests.unit.api.seeds import ASKS, a_fleet_node, a_job, ago, an_attempt, an_incident, stored
 from tests.unit.cli.conftest import Said, Served
 from tests.unit.cli.story import recovery_at_work
 from tests.unit.scheduling.test_replicas import CHAT
@@ -940,3 +940,24 @@ def test_a_job_shows_what_was_rented_for_it_and_what_that_cost(served: Served) -
 
     assert "burst-spot" in said.out
     assert "$1.122222" in said.out
+
+
+def test_another_teams_job_is_shown_in_part(served: Served) -> None:
+    team = {"name": "nlp", "namespace": "nlp", "members": []}
+    new = {"If-None-Match": "*"}
+    assert served.gateway.call("PUT", "/v1/teams/nlp/quota", {"team": team, "reason": "x"}, headers=new).status == 200
+    job = a_job(1, state="FAILED", reason="The exit message.", current_attempt=1)
+    stored(served.gateway.fakes.ledger, job.but(spec=job.spec.but(team="nlp")), an_attempt(job, state="FAILED"))
+
+    shown, why, logs = (
+        served.run(*words, terminal=True)
+        for words in (
+            ("jobs", "show", "job-0000000001"),
+            ("why", "job-0000000001"),
+            ("jobs", "logs", "job-0000000001"),
+        )
+    )
+
+    assert (shown.exit_code, why.exit_code, logs.exit_code) == (0, 0, 6)
+    assert "Team nlp and operators alone see its command" in " ".join(shown.out.split())
+    assert "The exit message." not in shown.out + why.out

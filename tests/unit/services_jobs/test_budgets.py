@@ -14,6 +14,7 @@ from evenkeel.domain.scheduling.teams import Team
 from evenkeel.ports import Row
 from evenkeel.services import explain, read_queue, rows
 from evenkeel.services.check_authority import Asker
+from evenkeel.services.disclosure import Reader
 from tests.fakes.cluster import CLUSTER
 from tests.unit.services_jobs.story import NAMESPACE, a_spec
 from tests.unit.services_jobs.test_rentals import NODE_HOUR, ON_DEMAND, SPOT, Renting, a_policy
@@ -50,7 +51,7 @@ def test_no_more_is_rented_than_is_left_of_the_teams_dollars(usd: float | None, 
     left = asked_last(market).spending.team_budget_left_parts
     assert left == (None if usd is None else usd * money.PARTS)
     if not rentals:
-        told = explain.why_job(market.world.ledger, second.job_id, now=market.world.clock.now())
+        told = explain.why_job(market.world.ledger, second.job_id, Reader(), now=market.world.clock.now())
         assert "is more than the $80.00 left in the budget of team red." in told["sentence"]
 
 

@@ -11,6 +11,7 @@ from evenkeel.domain.scheduling.jobs import Job, JobState
 from evenkeel.domain.scheduling.placement import PlacementFacts
 from evenkeel.ports import Invalid
 from evenkeel.services import explain
+from evenkeel.services.disclosure import Reader
 from tests.unit.services_jobs.test_rentals import ON_DEMAND, SPOT, Renting, a_policy
 
 HOUR = 3600
@@ -60,7 +61,7 @@ def test_a_deadline_is_no_way_past_a_cap_and_the_job_is_told_that_it_will_miss_i
     job = waiting(market, 3)
 
     assert market.holds() == 0
-    told = explain.why_job(market.world.ledger, job.job_id, now=market.world.clock.now())
+    told = explain.why_job(market.world.ledger, job.job_id, Reader(), now=market.world.clock.now())
     assert "an hour is too much: the fleet spends $0.00" in told["sentence"]
     assert "No pool that it can have meets its deadline" in told["sentence"]
 
@@ -86,7 +87,7 @@ def test_a_deadline_that_has_passed_is_said_until_the_job_has_ended() -> None:
     market.world.clock.advance(2 * HOUR)
 
     def sentence() -> str:
-        return str(explain.why_job(market.world.ledger, job.job_id, now=market.world.clock.now())["sentence"])
+        return str(explain.why_job(market.world.ledger, job.job_id, Reader(), now=market.world.clock.now())["sentence"])
 
     assert sentence().endswith("Its deadline passed 1h ago.")
     market.story.set_job(market.story.job(job.job_id).but(state=JobState.CANCELLED))

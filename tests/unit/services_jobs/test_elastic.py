@@ -16,6 +16,7 @@ from evenkeel.domain.scheduling.jobs import AttemptState, Job, JobState, ResumeO
 from evenkeel.domain.scheduling.teams import FleetQuotas
 from evenkeel.ports import Table
 from evenkeel.services import explain, rows
+from evenkeel.services.disclosure import Reader
 from tests.fakes.cluster import CLUSTER, a_node
 from tests.fakes.crashes import Crash, CrashPlan, When
 from tests.unit.scheduling.test_sharing import a_team
@@ -180,7 +181,7 @@ def test_why_says_of_a_job_that_changes_size_what_for_and_who_did_not() -> None:
     job = story.running(**ELASTIC)
     idle_for(story, 21)
 
-    said = explain.why_job(story.world.ledger, job.job_id, now=story.world.clock.now())
+    said = explain.why_job(story.world.ledger, job.job_id, Reader(), now=story.world.clock.now())
 
     assert (said["decision"]["kind"], said["decision"]["action"]) == ("RESIZE", "GROW")
     assert "as much as the resize to 4 costs" in said["decision"]["reason"]

@@ -13,6 +13,7 @@ from evenkeel.domain.scheduling.jobs import Job, JobState, ResumeOption, ResumeP
 from evenkeel.domain.scheduling.renting import RentalState, loan_of
 from evenkeel.domain.values import rfc3339
 from evenkeel.services import read_jobs
+from evenkeel.services.disclosure import Reader
 from tests.unit.services_jobs.test_rentals import SPOT, Renting, a_policy
 
 DEAR = 100_000_000_000
@@ -64,7 +65,9 @@ def test_what_a_recovery_rents_is_on_loan_and_on_the_quota_of_its_team() -> None
     assert loan
     assert (loan.incident_id, loan.due_at) == ("inc-1", rental.begun_at + timedelta(hours=2))
     assert loan.rental.micros_per_hour == sum(bill.micros_per_hour for bill in rental.bills())
-    shown = read_jobs.show_job(town.world.ledger, second.job_id, town.policy, now=town.world.clock.now())["rentals"][0]
+    shown = read_jobs.show_job(town.world.ledger, second.job_id, Reader(), town.policy, now=town.world.clock.now())[
+        "rentals"
+    ][0]
     assert (shown["loanFor"], shown["dueAt"]) == ("inc-1", rfc3339(loan.due_at))
     assert town.story.usage() == 32  # both jobs, wherever they run
     told = [row.doc["text"] for row in town.world.ledger.rows.values() if row.key.sk.startswith("EVENT#")]

@@ -10,6 +10,7 @@ from evenkeel.domain.scheduling.attempts import SettleOutcome
 from evenkeel.domain.scheduling.jobs import AttemptState, Demand, Job, JobState, PodPhase, ResumeOption, ResumePlan
 from evenkeel.ports import NotAllowed, NotFound, Refused, TooLarge
 from evenkeel.services import explain
+from evenkeel.services.disclosure import Reader
 from evenkeel.services.launch_job import LaunchOutcome
 from evenkeel.services.mark_running import RunningOutcome
 from evenkeel.services.pin_resume_point import MOST_LOOKS
@@ -143,7 +144,10 @@ def test_when_every_finished_checkpoint_fails_its_proof_nothing_is_launched_or_d
     assert [out["code"] for out in attempt.rejected_checkpoints] == ["SHARD_MISSING"]
     assert (waiting.state, waiting.application_failures, story.usage()) == (JobState.PENDING, 0, 0)
     assert "SHARD_MISSING" in waiting.reason
-    assert "SHARD_MISSING" in explain.why_job(story.world.ledger, job.job_id, now=story.world.clock.now())["sentence"]
+    assert (
+        "SHARD_MISSING"
+        in explain.why_job(story.world.ledger, job.job_id, Reader(), now=story.world.clock.now())["sentence"]
+    )
     assert fence(story, job) == before
     assert f"{job.job_id}-a2" not in [call[1] for call in story.world.cluster.calls]
     assert story.world.telemetry.totals["LaunchesUnproved"] == 2

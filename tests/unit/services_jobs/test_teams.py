@@ -12,6 +12,7 @@ from evenkeel.domain.scheduling.jobs import AttemptState, Job, JobState
 from evenkeel.domain.scheduling.teams import FleetQuotas, SetUp, Team
 from evenkeel.ports import Machine, Put, Table
 from evenkeel.services import explain, read_setup, read_use, rows, set_quotas
+from evenkeel.services.disclosure import Reader
 from tests.fakes.cluster import CLUSTER
 from tests.fakes.crashes import Crash, CrashPlan, When
 from tests.unit.scheduling.test_sharing import GPU, P5, a_team
@@ -224,7 +225,7 @@ def test_why_names_the_smallest_changes_that_would_let_a_job_in_and_they_do() ->
     story.run_pass()
 
     for job in (waiting, behind):
-        found = explain.why_job(story.world.ledger, job.job_id, now=story.world.clock.now())
+        found = explain.why_job(story.world.ledger, job.job_id, Reader(), now=story.world.clock.now())
         by_kind = {each["kind"]: each for each in found["changes"]}
         assert (by_kind["quota"]["amounts"], by_kind["size"]["counts"]) == ({GPU: "8"}, [2])
     set_up(story, a_team("red", 16, members=MEMBERS))

@@ -17,6 +17,7 @@ from evenkeel.domain.waiting import ConditionKind, Wait
 from evenkeel.ports import Invalid, Put, Table
 from evenkeel.services import explain, open_wait, read_jobs, read_queue, rows
 from evenkeel.services.check_authority import Asker
+from evenkeel.services.disclosure import Reader
 from evenkeel.services.launch_job import LaunchOutcome
 from tests.fakes.cluster import a_node, instance_id
 from tests.fakes.crashes import Crash, CrashPlan, When
@@ -196,10 +197,10 @@ def test_a_job_waits_for_kueue_without_a_deadline_and_says_why() -> None:
     assert story.world.wait_answers.requests == []
     now = story.world.clock.now()
     said = f"Waits in Kueue's queue default, 2nd of its LocalQueue. There is no quota free for it: {message}."
-    assert explain.why_job(story.world.ledger, job.job_id, now=now)["sentence"] == (
+    assert explain.why_job(story.world.ledger, job.job_id, Reader(), now=now)["sentence"] == (
         f"It waits for Kueue to let it in, attempt 1. {said}"
     )
-    shown = read_jobs.show_job(story.world.ledger, job.job_id, story.policy, now=now)
+    shown = read_jobs.show_job(story.world.ledger, job.job_id, Reader(), story.policy, now=now)
     assert (shown["reason"], shown["queue"]) == (said, {"position": 2, "estimate": None})
 
 

@@ -13,6 +13,7 @@ from evenkeel.domain.scheduling.foreign import Comeback, ForeignPod
 from evenkeel.domain.scheduling.jobs import JobState, OnNodeFault
 from evenkeel.ports import Table
 from evenkeel.services import cordon_node, explain, plan_recovery, plan_resume, protect_jobs, repair_node, rows
+from evenkeel.services.disclosure import Reader
 from tests.fakes import CrashPlan
 from tests.fakes.cluster import instance_id
 from tests.unit.services_recovery.recovery import QUICK, Recovery
@@ -171,7 +172,7 @@ def test_only_what_its_label_allows_is_moved_at_once() -> None:
     assert evicted(recovery) == ["allowed"]
     # What it does not move is named only where it holds accelerators.
     assert recovery.incident.others == ("PyTorchJob research/allowed",)
-    why = explain.why_incident(recovery.world.ledger, recovery.incident_id, now=recovery.now)
+    why = explain.why_incident(recovery.world.ledger, recovery.incident_id, Reader(), now=recovery.now)
     assert why["evidence"]["others"] == ["PyTorchJob research/allowed"]
 
 

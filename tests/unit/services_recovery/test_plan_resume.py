@@ -13,6 +13,7 @@ from evenkeel.domain.replay import replay
 from evenkeel.domain.scheduling.jobs import ElasticSpec
 from evenkeel.ports import Table
 from evenkeel.services import explain, plan_recovery, plan_resume, protect_jobs, rows
+from evenkeel.services.disclosure import Reader
 from tests.unit.services_recovery.recovery import QUICK, Recovery, say
 
 WITH_ITS_OWN_PRICE = QUICK.but(
@@ -74,7 +75,7 @@ def test_the_record_replays_to_the_same_answer() -> None:
 def test_why_shows_every_option_with_its_figures_or_why_it_is_not_to_be_had() -> None:
     recovery = planned(size=2)
 
-    table = explain.why_job(recovery.world.ledger, recovery.job_id, now=recovery.now)["considered"]
+    table = explain.why_job(recovery.world.ledger, recovery.job_id, Reader(), now=recovery.now)["considered"]
 
     chosen, *others = table
     assert (chosen["option"], chosen["chosen"]) == ("WAIT_FOR_REPAIR", True)

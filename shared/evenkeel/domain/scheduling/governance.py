@@ -40,6 +40,13 @@ def may_submit(setup: SetUp, team: str, identity: str) -> bool:
     return not setup.has_teams or (role is not None and role.covers(Role.SUBMITTER))
 
 
+def may_read(setup: SetUp, job: Job, identity: str, principal: str) -> bool:
+    """Whether somebody belongs to a job's team, or submitted the job before its team was set up."""
+    if not setup.has_teams or setup.role_in(job.spec.team, identity) is not None:
+        return True
+    return bool(principal) and job.owner == principal and job.spec.team not in setup.by_name
+
+
 def may_change(setup: SetUp, job: Job, identity: str, principal: str) -> bool:
     """Whether somebody may cancel, suspend, resume or re-rank a job: its submitter, or a lead of its team."""
     role = setup.role_in(job.spec.team, identity)
