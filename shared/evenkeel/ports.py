@@ -14,6 +14,8 @@ EvenkeelError
         └── KeyReused         an idempotency key came again with another content
 """
 
+import json
+import re
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -180,6 +182,50 @@ class Add:
 
 Write = Put | Delete | Check | Add
 
+LARGEST_ROW = 400_000
+"""Bytes of one stored row, names and keys included. DynamoDB takes 400 KB; this is a little below in any counting."""
+LARGEST_COMMIT = 4 * 1024 * 1024
+"""Bytes of all rows of one commit: the limit of DynamoDB."""
+MOST_WRITES = 100
+"""Writes of one commit: the limit of DynamoDB."""
+LONGEST_PK = 2048
+"""Bytes of a partition key, also of the index."""
+LONGEST_SK = 1024
+"""Bytes of a sort key, also of the index."""
+_ROW_OVERHEAD = 64
+"""Bytes of a row's attribute names, version and expiry, rounded up."""
+_ENCODE = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def document_text(doc: Mapping[str, Any]) -> str:
+    """Return a row's document as the JSON text that is stored. A lone surrogate becomes its escape, as in keys.
+
+    Raises:
+        Refused: it is not JSON.
+    """
+    try:
+        text = _ENCODE(doc)
+    except (TypeError, ValueError) as error:
+        raise Refused(f"a document that is not JSON: {error}") from error
+    return text if text.isascii() else _SURROGATE.sub(lambda found: f"\\\\u{ord(found[0]):04x}", text)
+
+
+def row_bytes(row: Row, text: str | None = None) -> int:
+    """Return how many bytes a row takes in the ledger.
+
+    Args:
+        row: The row.
+        text: Its `document_text`, where the caller has it already.
+    """
+    parts = (document_text(row.doc) if text is None else text, row.key.pk, row.key.sk, *(row.state or ()))
+    return _ROW_OVERHEAD + sum(utf8_bytes(part) for part in parts)
+
+
+def utf8_bytes(text: str) -> int:
+    """Return how many bytes a text takes as UTF-8."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "backslashreplace"))
+
 
 @dataclass(frozen=True, slots=True)
 class Page:
@@ -224,13 +270,14 @@ class Ledger(Protocol):
         ...
 
     def commit(self, *writes: Write, token: str = "") -> None:
-        """Do all writes or none (at most 100).
+        """Do all writes or none: at most `MOST_WRITES` of them, `LARGEST_COMMIT` bytes, each row `LARGEST_ROW`.
 
         Idempotent: yes where `token` is given (the same token and writes within 10 minutes succeed without effect);
         else guarded by the writes' own conditions.
 
         Raises:
             Conflict: a condition failed; `failed` names which.
+            Refused: a row, a key or the whole is larger than the ledger takes, or a document is not JSON.
             Throttled, Unreachable: nothing is known about the effect.
         """
         ...

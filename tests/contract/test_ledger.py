@@ -27,6 +27,7 @@ from evenkeel.ports import (
     Throttled,
     Unreachable,
     every,
+    row_bytes,
 )
 from tests.fakes import InMemoryLedger
 
@@ -280,6 +281,70 @@ def test_a_hundred_writes_over_all_tables_are_one_commit(ledger: Ledger) -> None
     ledger.commit(*(Put(Row(Key(tables[n % 4], f"P#{n % 4}", f"EVENT#{n:03d}"), {"n": n})) for n in range(100)))
 
     assert [len(ledger.partition(table, f"P#{n}")) for n, table in enumerate(tables)] == [25] * 4
+
+
+def filled(sk: str, size: int, text: str = "x") -> Put:
+    """Return a row that takes just this many bytes in DynamoDB: names and values, in UTF-8."""
+    key = Key(Table.JOBS, "JOB#job-1", sk)
+    names_and_keys = len("pk" + key.pk + "sk" + sk + "version" + "doc") + len('{"text":""}') + 2
+    count, rest = divmod(size - names_and_keys, len(text.encode()))
+    return Put(Row(key, {"text": text * count + "x" * rest}))
+
+
+@pytest.mark.parametrize("text", ["x", "\u20ac", "\U0001f600"])
+def test_a_row_holds_400_kilobytes_of_utf8(ledger: Ledger, text: str) -> None:
+    ledger.commit(filled("FITS", 400_000, text))
+
+    with pytest.raises(Refused):
+        ledger.commit(filled("LARGE", 400_001, text))
+
+    assert [row.key.sk for row in ledger.partition(Table.JOBS, "JOB#job-1")] == ["FITS"]
+
+
+def test_a_commit_holds_four_megabytes(ledger: Ledger) -> None:
+    size = 4 * 1024 * 1024 // 16
+    ledger.commit(*(filled(f"FITS#{n:02d}", size) for n in range(16)))
+
+    with pytest.raises(Refused):
+        ledger.commit(*(filled(f"LARGE#{n:02d}", size + (n == 0)) for n in range(16)))
+
+    assert len(ledger.partition(Table.JOBS, "JOB#job-1")) == 16
+
+
+@pytest.mark.parametrize(
+    ("pk", "sk", "state"),
+    [
+        ("x" * 2049, "META", None),
+        ("\u20ac" * 683, "META", None),
+        ("JOB#1", "x" * 1025, None),
+        ("JOB#1", "META", ("x" * 2049, "1")),
+        ("JOB#1", "META", ("S", "x" * 1025)),
+        ("", "META", None),
+    ],
+)
+def test_a_key_beyond_its_length_is_refused(ledger: Ledger, pk: str, sk: str, state: tuple[str, str] | None) -> None:
+    with pytest.raises(Refused):
+        ledger.commit(Put(Row(Key(Table.JOBS, pk, sk), {}, 0, state)))
+
+
+def test_keys_of_the_full_length_are_kept(ledger: Ledger) -> None:
+    key = Key(Table.JOBS, "p" * 2048, "s" * 1024)
+    ledger.commit(Put(Row(key, {"n": 1}, 0, ("x" * 2048, "y" * 1024))))
+
+    assert stored(ledger, key).doc == {"n": 1}
+
+
+@given(
+    doc=st.dictionaries(st.text(max_size=20), st.text(max_size=200), max_size=5),
+    sk=st.text(min_size=1, max_size=40),
+    state=st.none() | st.tuples(st.text(min_size=1, max_size=20), st.text(min_size=1, max_size=20)),
+)
+def test_a_rows_size_is_never_underestimated(doc: dict[str, str], sk: str, state: tuple[str, str] | None) -> None:
+    row = Row(Key(Table.JOBS, "JOB#job-1", sk), doc, 123, state, datetime(2027, 1, 2, tzinfo=UTC))
+    item = _stored(row, 124)
+    size = sum(len(name) + len(next(iter(value.values())).encode()) for name, value in item.items())
+
+    assert size <= row_bytes(row) <= size + 64
 
 
 def test_an_empty_commit_is_nothing(ledger: Ledger) -> None:

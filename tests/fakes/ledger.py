@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from evenkeel.ports import Add, Check, Conflict, Delete, Key, Page, Put, Refused, Row, Table, Write
+from evenkeel.ports import Add, Check, Conflict, Delete, Key, Page, Put, Refused, Row, Table, Write, document_text
 
 
 class InMemoryLedger:
@@ -84,6 +84,7 @@ class InMemoryLedger:
             if failed:
                 raise Conflict(f"conditions failed: {[keys[index] for index in failed]}", failed)
             changed = {key: self._after(write) for key, write in zip(keys, writes, strict=True)}
+            _expect_sizes(changed, self.rows)
             for key, row in changed.items():
                 self._store(key, row)
             self.commits.append(writes)
@@ -155,9 +156,6 @@ class InMemoryLedger:
             }
 
 
-_ENCODED = json.JSONEncoder(allow_nan=False).encode
-
-
 def _number(text: str) -> float:
     """Read a number that is written as a float: a whole one comes back as int."""
     number = float(text)
@@ -188,24 +186,37 @@ def _read_cursor(cursor: str) -> tuple[str, str, str]:
 
 
 def _stored(document: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        text = _ENCODED(document)
-    except (TypeError, ValueError) as error:
-        raise Refused(f"a document that is not JSON: {error}") from error
-    if len(text) > 400_000:
-        raise Refused(f"a document of {len(text)} bytes, at most 400 kB are possible")
+    text = document_text(document)
     stored: dict[str, Any] = _DECODED(text)[0]
-    return _plain(stored) if "\\u" in text else stored
+    return stored
 
 
-def _plain(value: Any) -> Any:
-    """What comes back from the store: text that UTF-8 can carry, which half a surrogate pair is not."""
-    match value:
-        case str():
-            return value.encode("utf-8", "backslashreplace").decode()
-        case dict():
-            return {_plain(name): _plain(item) for name, item in value.items()}
-        case list():
-            return [_plain(item) for item in value]
-        case _:
-            return value
+def _expect_sizes(changed: Mapping[Key, Row | None], before: Mapping[Key, Row]) -> None:
+    """Refuse what DynamoDB refuses: keys, items and transactions are counted in bytes of UTF-8.
+
+    An item that is deleted, checked or added to counts, too, as it is stored.
+    """
+    total = 0
+    for key, row in changed.items():
+        state = (row.state if row else None) or ("-", "-")
+        for name, text, longest in zip(
+            ("pk", "sk", "stateKey", "stateSort"), (key.pk, key.sk, *state), (2048, 1024, 2048, 1024), strict=True
+        ):
+            size = len(text.encode("utf-8", "backslashreplace"))
+            if not 1 <= size <= longest:
+                raise Refused(f"{key.table} {key.pk[:80]}: {name} has {size} bytes, 1 to {longest} are possible")
+        stored = row or before.get(key)
+        size = 0 if stored is None else _item_bytes(stored)
+        if size > 400_000:
+            raise Refused(f"{key.table} {key.pk} {key.sk}: a row of {size} bytes, at most 400 KB are possible")
+        total += size
+    if total > 4 * 1024 * 1024:
+        raise Refused(f"a commit of {total} bytes, at most 4 MB are possible")
+
+
+def _item_bytes(row: Row) -> int:
+    attributes = {"pk": row.key.pk, "sk": row.key.sk, "doc": document_text(row.doc)}
+    if row.state:
+        attributes |= {"stateKey": row.state[0], "stateSort": row.state[1]}
+    texts = sum(len(name) + len(text.encode("utf-8", "backslashreplace")) for name, text in attributes.items())
+    return texts + len("version") + len(str(row.version)) // 2 + 2 + (len("ttl") + 7 if row.expires_at else 0)

@@ -17,7 +17,6 @@ import base64
 import hashlib
 import json
 import random
-import re
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -28,6 +27,11 @@ from botocore.exceptions import ClientError
 
 from evenkeel.adapters import aws
 from evenkeel.ports import (
+    LARGEST_COMMIT,
+    LARGEST_ROW,
+    LONGEST_PK,
+    LONGEST_SK,
+    MOST_WRITES,
     Add,
     Check,
     Conflict,
@@ -42,11 +46,12 @@ from evenkeel.ports import (
     Throttled,
     Unreachable,
     Write,
+    document_text,
+    utf8_bytes,
 )
 
 INDEX = "byState"
 _SUM = "sum:"
-_MOST_WRITES = 100
 _MOST_READS = 100
 _CONFLICT_TRIES = 4
 _LONGEST_TOKEN = 36
@@ -151,12 +156,13 @@ class DynamoLedger:
     def commit(self, *writes: Write, token: str = "") -> None:
         if not writes:
             return
-        if len(writes) > _MOST_WRITES:
-            raise Refused(f"a commit of {len(writes)} writes, at most {_MOST_WRITES} are possible")
+        if len(writes) > MOST_WRITES:
+            raise Refused(f"a commit of {len(writes)} writes, at most {MOST_WRITES} are possible")
         keys = [write.row.key if isinstance(write, Put) else write.key for write in writes]
         if len(set(keys)) < len(keys):
             raise Refused("two writes of one commit touch the same row")
         items = [self._item(write) for write in writes]
+        _check_sizes(items, keys)
         request = {"TransactItems": items, "ClientRequestToken": _request_token(token)}
         for tries_left in reversed(range(_CONFLICT_TRIES)):
             try:
@@ -235,6 +241,36 @@ def _cancelled(error: ClientError, named: str) -> EvenkeelError:
     return next(kind for kind in (Refused, Throttled, Unreachable) if kind in kinds)(message)
 
 
+def _check_sizes(items: list[dict[str, Any]], keys: list[Key]) -> None:
+    """Refuse what DynamoDB would refuse for its size. It does not name the row; this does.
+
+    Raises:
+        Refused: a key, a row or the whole commit is too large.
+    """
+    total = 0
+    for item, key in zip(items, keys, strict=True):
+        ((action, request),) = item.items()
+        stored = request["Item"] if action == "Put" else request["Key"]
+        for name, longest in _LONGEST_KEYS.items():
+            size = utf8_bytes(stored[name]["S"]) if name in stored else 1
+            if not 1 <= size <= longest:
+                raise Refused(f"write {key.table} {key.pk[:80]} {key.sk[:80]}: {name} has {size} bytes of {longest}")
+        size = sum(len(name) + _value_bytes(value) for name, value in stored.items())
+        if size > LARGEST_ROW:
+            raise Refused(f"write {key.table} {key.pk} {key.sk}: the row has {size} bytes of {LARGEST_ROW}")
+        total += size
+    if total > LARGEST_COMMIT:
+        raise Refused(f"a commit of {total} bytes, at most {LARGEST_COMMIT} are possible")
+
+
+_LONGEST_KEYS = {"pk": LONGEST_PK, "sk": LONGEST_SK, "stateKey": LONGEST_PK, "stateSort": LONGEST_SK}
+
+
+def _value_bytes(value: Mapping[str, str]) -> int:
+    """Return how many bytes DynamoDB counts for a value; of a number, at most."""
+    return utf8_bytes(value["S"]) if "S" in value else len(value["N"]) // 2 + 2
+
+
 def _request_token(token: str) -> str:
     """DynamoDB takes 36 characters; what is longer is named by its digest."""
     if len(token) > _LONGEST_TOKEN:
@@ -261,7 +297,7 @@ def _text(text: str) -> dict[str, str]:
 
 
 def _stored(row: Row, version: int) -> dict[str, Any]:
-    item = {**_key(row.key), "version": {"N": str(version)}, "doc": {"S": _written(row.doc)}}
+    item = {**_key(row.key), "version": {"N": str(version)}, "doc": {"S": document_text(row.doc)}}
     if row.state:
         item |= {"stateKey": _text(row.state[0]), "stateSort": _text(row.state[1])}
     if row.expires_at:
@@ -289,24 +325,13 @@ def document_of(item: Mapping[str, Any]) -> dict[str, Any]:
     return doc
 
 
-def _written(doc: Mapping[str, Any]) -> str:
-    """Write a document as JSON that UTF-8 can carry: half a surrogate pair becomes its escape, as in keys."""
-    try:
-        text = _WRITE(doc)
-    except (TypeError, ValueError) as error:
-        raise Refused(f"a document that is not JSON: {error}") from error
-    return text if text.isascii() else _SURROGATE.sub(lambda found: f"\\\\u{ord(found[0]):04x}", text)
-
-
 def _number(text: str) -> float:
     """Read a number that is written as a float: a whole one comes back as int, as sums do."""
     number = float(text)
     return int(number) if number.is_integer() else number
 
 
-_WRITE = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 _READ = json.JSONDecoder(parse_float=_number).decode
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def _cursor(start: Mapping[str, Any]) -> str:
