@@ -8,7 +8,6 @@ with a reason (`domain/scheduling/reserved.py`).
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
-from typing import NamedTuple
 
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import TimelineEntry
@@ -20,26 +19,17 @@ from evenkeel.domain.scheduling.renting import committed_pools, stay_facts
 from evenkeel.domain.scheduling.submission import MAX_GRACE_SECONDS
 from evenkeel.ports import Ids, Ledger, Put, Write, get_all
 from evenkeel.services import rows
+from evenkeel.services.batches import Part
 
 WRITER = "leave_pools"
-_MOST_AT_ONCE = 30
-"""In one commit, which holds 100 writes: three each."""
 _AHEAD = timedelta(seconds=MAX_GRACE_SECONDS + 600)
 """Nobody's last save begins sooner before the end: until then no job is read for it."""
 
 
-class Leaving(NamedTuple):
-    """Jobs that have to leave now: what their commit holds, beside the tree."""
-
-    job_ids: tuple[str, ...]
-    writes: tuple[Write, ...]
-    token: str
-
-
 def due(
     charges: Iterable[Charge], rooms: Sequence[Room], ledger: Ledger, ids: Ids, policy: Policy, now: datetime
-) -> list[Leaving]:
-    """Return who has to leave now, in parts that one commit holds each. Who was asked to stop already is not again.
+) -> list[Part]:
+    """Return what asks each job to leave that has to leave now. Jobs that were asked to stop are not asked again.
 
     Args:
         charges: What attempts hold.
@@ -54,7 +44,7 @@ def due(
     if not held:
         return []
     pools = {(pool.cluster, pool.name, pool.instance_type): pool for pool in committed_pools(rooms, policy)}
-    asked: list[tuple[str, tuple[Write, ...], str]] = []
+    asked: list[Part] = []
     for row in get_all(ledger, map(rows.job_key, sorted(held))).values():
         job, charge = rows.read(row, Job), held[str(row.doc["jobId"])]
         pool = pools.get((charge.cluster, charge.pool, charge.instance_type))
@@ -64,12 +54,8 @@ def due(
         judged = judge_stay(stay_facts(job, len(charge.node_names), pool, None, policy, now, ran_seconds=ran))
         if judged.action is Stay.LEAVE:
             record = _record(job, judged, ids, policy, now)
-            asked.append((job.job_id, _writes(job, row.version, record, now), record.decision_id))
-    parts = (asked[start : start + _MOST_AT_ONCE] for start in range(0, len(asked), _MOST_AT_ONCE))
-    return [
-        Leaving(tuple(name for name, _, _ in part), tuple(each for _, writes, _ in part for each in writes), part[0][2])
-        for part in parts
-    ]
+            asked.append(Part(job.job_id, _writes(job, row.version, record, now)))
+    return asked
 
 
 def _runs_there(job: Job, charge: Charge) -> bool:

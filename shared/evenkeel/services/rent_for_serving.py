@@ -34,8 +34,8 @@ from evenkeel.domain.scheduling.replicas import (
 )
 from evenkeel.domain.scheduling.serving import Short, holder_id, replicas_of
 from evenkeel.domain.scheduling.shortages import Shortages
-from evenkeel.ports import Ledger, Put, Workflows, Write, get_all
-from evenkeel.services import rentals, rows
+from evenkeel.ports import Ledger, Put, Refused, Workflows, Write, get_all
+from evenkeel.services import batches, rentals, rows
 from evenkeel.services.resize_jobs import Desk, Tree
 
 WRITER = "rent_for_serving"
@@ -180,12 +180,15 @@ def carry_out(spikes: Sequence[Spike], tree: Tree, workflows: Workflows, desk: D
     room in the next pass.
     """
     for each in spikes:
-        if not each.wished or desk.mode is not Mode.ACT:
-            _say(each, desk)
-            continue
-        spike = each
-        for decided in each.wished:
-            spike = _begin(spike, decided, tree, workflows, desk)
+        try:
+            if not each.wished or desk.mode is not Mode.ACT:
+                _say(each, desk)
+                continue
+            spike = each
+            for decided in each.wished:
+                spike = _begin(spike, decided, tree, workflows, desk)
+        except Refused as refused:
+            batches.note_refusal(desk.telemetry, each.memory.holder_id, refused)
 
 
 def _begin(spike: Spike, decided: PlacementDecision, tree: Tree, workflows: Workflows, desk: Desk) -> Spike:

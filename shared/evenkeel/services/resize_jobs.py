@@ -16,12 +16,10 @@ from evenkeel.domain.policy import Mode, Policy
 from evenkeel.domain.scheduling.jobs import AttemptState, Charge, Job, JobState, StopRequest
 from evenkeel.domain.scheduling.resizing import ElasticMemory, Planned, ResizePlan, answer_for, wish_of
 from evenkeel.domain.scheduling.sharing import Memory
-from evenkeel.ports import Ids, Key, Ledger, Put, Telemetry, Write, get_all
-from evenkeel.services import rows
+from evenkeel.ports import Ids, Key, Ledger, Put, Refused, Telemetry, Write, get_all
+from evenkeel.services import batches, rows
 
 WRITER = "resize_jobs"
-_MOST_AT_ONCE = 20
-"""Jobs that one commit asks, which holds 100 writes: four each."""
 
 
 class Tree(Protocol):
@@ -91,7 +89,10 @@ def carry_out(
     )
     pending = tree.memory.but(elastic=memory)
     for made in (*plan.room.values(), *([(plan.growth,)] if plan.growth else [])):
-        pending = _commit(made, found, known, pending, tree, desk)
+        try:
+            pending = _commit(made, found, known, pending, tree, desk)
+        except Refused as refused:
+            batches.note_refusal(desk.telemetry, ", ".join(each.job_id for each in made[:4]), refused)
     if pending != tree.memory:
         desk.ledger.commit(tree.put(pending))
         tree.raised(pending)
@@ -111,38 +112,15 @@ def _commit(
     due = [each for each in made if each.job_id in jobs and _may_stop(jobs[each.job_id][0], each.attempt)]
     if len(due) < len(made):
         return memory  # somebody ended or was asked meanwhile: the next pass looks again
+    records = {each.job_id: _record(each, desk) for each in due}
+    parts = [_part(each, jobs[each.job_id], records[each.job_id], waiting, desk) for each in due]
     # The next pass counts on those who were asked, and asks the rest.
-    due = due[:_MOST_AT_ONCE]
-    writes: list[Write] = []
-    first = ""
-    for each in due:
-        job, version = jobs[each.job_id]
-        record = _record(each, desk)
-        first = first or record.decision_id
-        asked = _asked(job, each, record, desk.now)
-        entry = TimelineEntry(
-            at=desk.now,
-            kind=_KIND[record.action],
-            text=_said(each, record),
-            decision_id=record.decision_id,
-            writer=WRITER,
-        )
-        writes += (
-            Put(rows.job_row(asked, version)),
-            Put(rows.decision_row(record)),
-            Put(rows.timeline_row(each.job_id, entry, f"resized-{each.attempt}")),
-        )
-        if each.for_whom in waiting:
-            told = TimelineEntry(
-                at=desk.now,
-                kind="room is made",
-                text=each.resize.reason,
-                decision_id=record.decision_id,
-                writer=WRITER,
-            )
-            writes.append(Put(rows.timeline_row(each.for_whom, told, f"room-{record.decision_id}")))
+    first = next(batches.cut(parts, besides=(tree.put(memory),)))
+    names = {part.subject for part in first}
+    due = [each for each in due if each.job_id in names]
     changed = _remembered(due, memory, waiting)
-    desk.ledger.commit(tree.put(changed), *writes, token=first)
+    writes = (write for part in first for write in part.writes)
+    desk.ledger.commit(tree.put(changed), *writes, token=records[first[0].subject].decision_id)
     tree.raised(changed)
     for each in due:
         action = answer_for(each.facts).action
@@ -155,6 +133,35 @@ def _commit(
             for_whom=each.for_whom,
         )
     return changed
+
+
+def _part(
+    planned: Planned, found: tuple[Job, int], record: Decision, waiting: frozenset[str], desk: Desk
+) -> batches.Part:
+    """Return what asks one job to stop for another size."""
+    job, version = found
+    entry = TimelineEntry(
+        at=desk.now,
+        kind=_KIND[record.action],
+        text=_said(planned, record),
+        decision_id=record.decision_id,
+        writer=WRITER,
+    )
+    writes: list[Write] = [
+        Put(rows.job_row(_asked(job, planned, record, desk.now), version)),
+        Put(rows.decision_row(record)),
+        Put(rows.timeline_row(planned.job_id, entry, f"resized-{planned.attempt}")),
+    ]
+    if planned.for_whom in waiting:
+        told = TimelineEntry(
+            at=desk.now,
+            kind="room is made",
+            text=planned.resize.reason,
+            decision_id=record.decision_id,
+            writer=WRITER,
+        )
+        writes.append(Put(rows.timeline_row(planned.for_whom, told, f"room-{record.decision_id}")))
+    return batches.Part(planned.job_id, tuple(writes))
 
 
 _KIND = {"GROW": "resized", "SHRINK": "resized", "END": "preempted"}
@@ -202,10 +209,12 @@ def _say(made: Sequence[Planned], memory: Memory, tree: Tree, desk: Desk) -> Mem
     if all(memory.elastic.told.get(name) == said for name, said in told.items()):
         return memory
     changed = memory.but(elastic=memory.elastic.but(told={**memory.elastic.told, **told}))
-    records = [_record(each, desk) for each in made]
-    puts = [Put(rows.decision_row(record)) for record in records]
-    desk.ledger.commit(tree.put(changed), *puts, token=records[0].decision_id)
-    tree.raised(changed)
+    records = {each.job_id: _record(each, desk) for each in made}
+    parts = [batches.Part(name, (Put(rows.decision_row(record)),)) for name, record in records.items()]
+    for some in batches.cut(parts, besides=(tree.put(changed),)):
+        writes = (write for part in some for write in part.writes)
+        desk.ledger.commit(tree.put(changed), *writes, token=records[some[0].subject].decision_id)
+        tree.raised(changed)
     return changed
 
 

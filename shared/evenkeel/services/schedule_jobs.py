@@ -11,7 +11,7 @@ charge until its pods are gone, and the other job waits.
 import contextlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from evenkeel.domain.decisions import Decision
@@ -58,6 +58,7 @@ from evenkeel.ports import (
     Machine,
     Provider,
     Put,
+    Refused,
     Row,
     Table,
     Telemetry,
@@ -68,6 +69,7 @@ from evenkeel.ports import (
     get_all,
 )
 from evenkeel.services import (
+    batches,
     heartbeats,
     leave_pools,
     read_budgets,
@@ -88,12 +90,10 @@ _MOST_PAGES = 4
 _TURN_PAGES = 1
 """Pages of one team's queue that a pass reads besides, from where the pass before stopped: whoever stands behind any
 number of parked jobs is looked at within so many passes as the queue has such pages."""
-_MOST_ADMISSIONS = 12
-"""In one commit, which holds 100 writes and 4 MB: five writes each, one of them a record."""
 _MOST_REASONS = 12
-"""In one commit: a job each, with up to two records."""
-_MOST_VICTIMS = 40
-"""In one commit: two writes each."""
+"""In one commit, where `batches.cut` lets so many be."""
+_ASIDE = timedelta(hours=1)
+"""How long a job is not tried again after the ledger refused to store what was decided about it."""
 
 
 class Outcome(Value):
@@ -154,6 +154,8 @@ class _Look(NamedTuple):
     """What the other replicas wait for."""
     all_rooms: tuple[Room, ...] = ()
     """`rooms`, with what is kept for those."""
+    aside: frozenset[str] = frozenset()
+    """Jobs whose admission the ledger refused in this cycle: nothing is decided about them."""
 
     @property
     def memory(self) -> sharing.Memory:
@@ -166,12 +168,13 @@ class _Look(NamedTuple):
         return tuple(
             sizing.patient(reserved.request_of(self.rented.where_rented(job), policy, now), job.lost_at, terms)
             for job, _ in self.jobs.values()
-            if (job.cluster, job.namespace) not in self.of_kueue
+            if (job.cluster, job.namespace) not in self.of_kueue and job.job_id not in self.aside
         )
 
     def handed_over(self, now: datetime) -> tuple[AdmissionDecision, ...]:
         """Return the answers where Kueue admits: each goes to the LocalQueue of its team."""
-        jobs = sorted((job for job, _ in self.jobs.values()), key=lambda job: Request.of(job).place_in_queue)
+        waiting = (job for job, _ in self.jobs.values() if job.job_id not in self.aside)
+        jobs = sorted(waiting, key=lambda job: Request.of(job).place_in_queue)
         return tuple(hand_over(Request.of(job), self.setup.local_queue_of(job.spec.team), now) for job in jobs)
 
     def beside_kueue(self, now: datetime) -> tuple[AdmissionDecision, ...]:
@@ -179,7 +182,7 @@ class _Look(NamedTuple):
         return tuple(
             beside_kueue(Request.of(job), job.namespace, self.of_kueue[job.cluster, job.namespace], now)
             for job, _ in self.jobs.values()
-            if (job.cluster, job.namespace) in self.of_kueue
+            if (job.cluster, job.namespace) in self.of_kueue and job.job_id not in self.aside
         )
 
 
@@ -202,22 +205,23 @@ def run(
     Idempotent: yes, every admission is conditional on the tree's and the job's version; concurrent passes are safe.
     """
     admitted: list[str] = []
+    aside: set[str] = set()
     for _ in range(_ROUNDS):
         if admission is Admission.KUEUE:
-            look = _load_pending(ledger, policy)
+            look = _load_pending(ledger, policy)._replace(aside=frozenset(aside))
             decisions = look.handed_over(now)
             placed: rentals.Places = {}
             resizes = resizing.ResizePlan()
             spikes: tuple[rent_for_serving.Spike, ...] = ()
         else:
-            look = _load(ledger, cluster, provider, clusters, policy, now)
+            look = _load(ledger, cluster, provider, clusters, policy, now)._replace(aside=frozenset(aside))
             look, weighed = _decide(look, ledger, policy, now)
             decisions = (*look.beside_kueue(now), *weighed)
             resizes = _resizes(look, decisions, policy, now)
             spikes = _spikes(look, resizes, ledger, policy, now)
             placed = _places(look, decisions, spikes, ledger, policy, now)
         try:
-            _carry_out(
+            refused = _carry_out(
                 decisions,
                 placed,
                 resizes,
@@ -234,6 +238,9 @@ def run(
             )
         except Conflict:
             continue  # somebody was first: look again
+        if refused:
+            aside |= refused
+            continue  # others may have what was decided for these jobs
         if look.turn is not None:
             look.turn.note(ledger)
         waiting = len(decisions) - len([one for one in decisions if one.action is Action.ADMIT])
@@ -556,66 +563,115 @@ def _carry_out(
     policy: Policy,
     mode: Mode,
     now: datetime,
-) -> None:
+) -> frozenset[str]:
+    """Commit what was decided. Returns the jobs whose admission the ledger refused; then nothing else was committed."""
     tree = _Tree(look, now)
-    batch: list[tuple[AdmissionDecision, Attempt, Mode]] = []
-
-    def commit_batch() -> None:
-        if not batch:
-            return
-        _commit_admissions(ledger, batch, look, tree, policy, now)
-        for _, attempt, _ in batch:
-            admitted.append(attempt.workload_name)
-            telemetry.count("JobsAdmitted")
-            telemetry.info("Job admitted", job_id=attempt.job_id, attempt=attempt.attempt, pool=attempt.pool)
-            start_run(attempt, workflows, telemetry)
-        batch.clear()
-
-    for decided in decisions:
-        job, _ = look.jobs[decided.job_id]
-        allowed = launch_mode(mode, is_planned=job.is_planned(job.current_attempt + 1))
-        if decided.action is Action.ADMIT and allowed is Mode.ACT:
-            attempt = _admission(job, decided, ids.new("dec"), now)
-            rental = look.rented.serving.get(decided.job_id)
-            if rental is not None and is_on(attempt, rental):
-                attempt = attempt.but(is_rented=True)
-            batch.append((decided, attempt, allowed))
-            if len(batch) == _MOST_ADMISSIONS:
-                commit_batch()
-    # Who starts comes first: what is said of the others, and who has to stop, counts on it.
-    commit_batch()
     desk = resize_jobs.Desk(ledger, ids, telemetry, policy, mode, now)
+    # Who starts comes first: what is said of the others, and who has to stop, counts on it.
+    refused_jobs = _admit(decisions, look, tree, admitted, workflows, desk)
+    if refused_jobs:
+        return refused_jobs
     rent_for_serving.carry_out(spikes, tree, workflows, desk)
-    reasons = _Reasons(ledger)
+    reasons = _Reasons(ledger, telemetry)
     for decided in decisions:
         job, version = look.jobs[decided.job_id]
         allowed = launch_mode(mode, is_planned=job.is_planned(job.current_attempt + 1))
         if decided.action is Action.PREEMPT and allowed is Mode.ACT and decided.job_id not in resizes.room:
-            asked = _commit_preemption(
-                ledger, decided, look, tree, ids, telemetry, policy=policy, mode=allowed, now=now
-            )
+            try:
+                asked = _commit_preemption(
+                    ledger, decided, look, tree, ids, telemetry, policy=policy, mode=allowed, now=now
+                )
+            except Refused as refused:
+                _set_aside(decided.job_id, refused, ledger, telemetry, now)
+                continue
             if not asked:
-                reasons.add(_reason(job, version, decided, look.setup, ids, policy, allowed, now))
+                reasons.add(_reason(job, version, decided, look.setup, ids, policy, allowed, now), job.job_id)
         elif decided.job_id in look.rented.serving and decided.action is not Action.ADMIT:
             continue  # the job says already what is rented for it
         elif rentals.is_to_rent(placed.get(decided.job_id)) and allowed is Mode.ACT and not resizes.room:
             rental, writes, token = rentals.begin(
                 _in_queue(job, look.setup), version, placed[decided.job_id], ids, policy, allowed, now
             )
-            ledger.commit(tree.put(tree.memory), *writes, token=token)
+            try:
+                ledger.commit(tree.put(tree.memory), *writes, token=token)
+            except Refused as refused:
+                _set_aside(decided.job_id, refused, ledger, telemetry, now)
+                continue
             tree.raised(tree.memory)
             telemetry.count("RentalsBegun")
             telemetry.info("Nodes are rented for a job", job_id=job.job_id, rental=rental.name, pool=rental.offer.pool)
             rentals.start(rental, workflows, telemetry)
         elif decided.action is not Action.ADMIT or allowed is not Mode.ACT:
             note = rentals.noted(job, placed.get(decided.job_id), ids, policy, allowed, now)
-            reasons.add(_reason(job, version, decided, look.setup, ids, policy, allowed, now, *note))
+            reasons.add(_reason(job, version, decided, look.setup, ids, policy, allowed, now, *note), job.job_id)
     reasons.commit()
     resize_jobs.carry_out(resizes, look.elastic, look.jobs, tree, desk)
     if mode is Mode.ACT:
         _send_home(decisions, look, tree, ledger, ids, telemetry, policy, now)
         _leave(look, tree, ledger, ids, telemetry, policy, now)
         _drain(look, tree, ledger, telemetry, now)
+    return frozenset()
+
+
+def _admit(
+    decisions: Sequence[AdmissionDecision],
+    look: _Look,
+    tree: _Tree,
+    admitted: list[str],
+    workflows: Workflows,
+    desk: resize_jobs.Desk,
+) -> frozenset[str]:
+    """Create the attempts that were decided, and start them. Returns the jobs whose admission the ledger refused."""
+    found: list[tuple[AdmissionDecision, Attempt, Mode]] = []
+    for decided in decisions:
+        job, _ = look.jobs[decided.job_id]
+        allowed = launch_mode(desk.mode, is_planned=job.is_planned(job.current_attempt + 1))
+        if decided.action is Action.ADMIT and allowed is Mode.ACT:
+            attempt = _admission(job, decided, desk.ids.new("dec"), desk.now)
+            rental = look.rented.serving.get(decided.job_id)
+            if rental is not None and is_on(attempt, rental):
+                attempt = attempt.but(is_rented=True)
+            found.append((decided, attempt, allowed))
+    attempts = {attempt.job_id: attempt for _, attempt, _ in found}
+    refused_jobs: set[str] = set()
+
+    def commit(some: Sequence[batches.Part]) -> None:
+        _commit_admissions(desk.ledger, [attempts[part.subject] for part in some], some, look, tree)
+        for attempt in (attempts[part.subject] for part in some):
+            admitted.append(attempt.workload_name)
+            desk.telemetry.count("JobsAdmitted")
+            desk.telemetry.info("Job admitted", job_id=attempt.job_id, attempt=attempt.attempt, pool=attempt.pool)
+            start_run(attempt, workflows, desk.telemetry)
+
+    def set_aside(part: batches.Part, refused: Refused) -> None:
+        refused_jobs.add(part.subject)
+        _set_aside(part.subject, refused, desk.ledger, desk.telemetry, desk.now)
+
+    parts = (_admission_part(each, look, desk.policy, desk.now) for each in found)
+    for some in batches.cut(parts, besides=(tree.put(tree.memory),), besides_each=1):
+        batches.commit_each(some, commit, set_aside)
+    return frozenset(refused_jobs)
+
+
+def _set_aside(job_id: str, refused: Refused, ledger: Ledger, telemetry: Telemetry, now: datetime) -> None:
+    """Tell a job that the ledger refused what was decided about it, and try it again later. Idempotent: yes.
+
+    Its own row may be what is refused. Then the log and the metric tell it, and every cycle finds it again.
+    """
+    batches.note_refusal(telemetry, job_id, refused)
+    row = ledger.get(rows.job_key(job_id))
+    if row is None:
+        return
+    job = rows.read(row, Job)
+    if job.state is not JobState.PENDING:
+        return
+    text = f"The ledger refused to store what was decided about it. It is tried again after {_ASIDE.seconds // 60} min."
+    entry = TimelineEntry(at=now, kind="set aside", text=text, writer=WRITER)
+    with contextlib.suppress(Conflict, Refused):
+        ledger.commit(
+            Put(rows.job_row(job.but(reason=text, placement=None, not_before=now + _ASIDE), row.version)),
+            Put(rows.timeline_row(job_id, entry, "set-aside")),
+        )
 
 
 def _admission(job: Job, decided: AdmissionDecision, decision_id: str, now: datetime) -> Attempt:
@@ -638,56 +694,63 @@ def _admission(job: Job, decided: AdmissionDecision, decision_id: str, now: date
     )
 
 
-def _commit_admissions(
-    ledger: Ledger,
-    batch: Sequence[tuple[AdmissionDecision, Attempt, Mode]],
-    look: _Look,
-    tree: _Tree,
-    policy: Policy,
-    now: datetime,
-) -> None:
-    """Create attempts: all of them or none, and only if nobody admitted anything since the look."""
-    memory = tree.memory
-    usage: Counter[str] = Counter()
-    writes: list[Write] = []
-    for decided, attempt, mode in batch:
-        job, version = look.jobs[attempt.job_id]
-        number = attempt.attempt
-        started = _in_queue(job.at_size(attempt.ranks, now), look.setup).but(
-            state=JobState.STARTING,
-            reason=decided.reason,
-            current_attempt=number,
-            local_queue=attempt.local_queue,
-            not_before=None,
-            queued_at=None,
-            # Who gave way has started again once Kueue has let it in.
-            is_preempted=job.is_preempted and bool(attempt.local_queue),
-            placement=None,
-            goes_home=False,
-            lost_at=None,
-        )
-        where = ", ".join(attempt.node_names[:4]) + (" and more" if len(attempt.node_names) > 4 else "")
-        entry = TimelineEntry(
-            at=now,
-            kind="admitted",
-            text=f"Attempt {number} goes to Kueue's LocalQueue {attempt.local_queue}."
-            if attempt.local_queue
-            else f"Attempt {number} admitted to {attempt.pool}: {where}.",
-            decision_id=attempt.decision_id,
-            writer=WRITER,
-        )
-        usage[attempt.team] += attempt.accelerators
-        memory = memory.after_admission(attempt.team, job.job_id)
-        memory = memory.but(elastic=memory.elastic.after_admission(job.job_id, is_elastic=job.spec.elastic is not None))
-        writes += (
+def _admission_part(
+    admission: tuple[AdmissionDecision, Attempt, Mode], look: _Look, policy: Policy, now: datetime
+) -> batches.Part:
+    """Return what admits one job: its attempt with its charge, the record and the line of its timeline."""
+    decided, attempt, mode = admission
+    job, version = look.jobs[attempt.job_id]
+    number = attempt.attempt
+    started = _in_queue(job.at_size(attempt.ranks, now), look.setup).but(
+        state=JobState.STARTING,
+        reason=decided.reason,
+        current_attempt=number,
+        local_queue=attempt.local_queue,
+        not_before=None,
+        queued_at=None,
+        # Who gave way has started again once Kueue has let it in.
+        is_preempted=job.is_preempted and bool(attempt.local_queue),
+        placement=None,
+        goes_home=False,
+        lost_at=None,
+    )
+    where = ", ".join(attempt.node_names[:4]) + (" and more" if len(attempt.node_names) > 4 else "")
+    entry = TimelineEntry(
+        at=now,
+        kind="admitted",
+        text=f"Attempt {number} goes to Kueue's LocalQueue {attempt.local_queue}."
+        if attempt.local_queue
+        else f"Attempt {number} admitted to {attempt.pool}: {where}.",
+        decision_id=attempt.decision_id,
+        writer=WRITER,
+    )
+    return batches.Part(
+        job.job_id,
+        (
             Put(rows.charge_row(attempt, job, decided.use)),
             Put(rows.job_row(started, version)),
             Put(rows.attempt_row(attempt, 0)),
             Put(rows.decision_row(_record(decided, attempt.decision_id, decided.reason, policy, mode, now))),
             Put(rows.timeline_row(job.job_id, entry, f"admitted-{number}")),
-        )
+        ),
+    )
+
+
+def _commit_admissions(
+    ledger: Ledger, attempts: Sequence[Attempt], parts: Sequence[batches.Part], look: _Look, tree: _Tree
+) -> None:
+    """Create attempts: all of them or none, and only if nobody admitted anything since the look."""
+    memory = tree.memory
+    usage: Counter[str] = Counter()
+    for attempt in attempts:
+        job, _ = look.jobs[attempt.job_id]
+        usage[attempt.team] += attempt.accelerators
+        memory = memory.after_admission(attempt.team, job.job_id)
+        memory = memory.but(elastic=memory.elastic.after_admission(job.job_id, is_elastic=job.spec.elastic is not None))
     sums = (Add(rows.usage_key(team), {"accelerators": count}) for team, count in usage.items())
-    ledger.commit(tree.put(memory), *sums, *writes, token=batch[0][1].decision_id)
+    # Some of a refused batch are other writes, so they need another token.
+    token = f"{attempts[0].decision_id}/{len(attempts)}"
+    ledger.commit(tree.put(memory), *sums, *(write for part in parts for write in part.writes), token=token)
     tree.raised(memory)
 
 
@@ -717,20 +780,17 @@ def _commit_preemption(
     names = [name for name in fresh if name in found and found[name][0].current_attempt == attempts.get(name)]
     if not names:
         return False
-    for start in range(0, len(names), _MOST_VICTIMS):
-        part = names[start : start + _MOST_VICTIMS]
-        writes: list[Write] = []
-        for name in part:
-            victim, victims_version = found[name]
-            why = f"Preempted by {job.job_id} of team {job.spec.team} ({fresh[name]})."
-            writes += _stop(victim, victims_version, why, f"schedule_jobs/{job.job_id}", now)
-        memory = tree.memory.after_preemption(job.spec.team, job.job_id, part, now)
-        record = _record(decided, ids.new("dec"), decided.reason, policy, mode, now)
-        if start == 0:
-            waits = _in_queue(job, look.setup).but(reason=decided.reason)
-            writes += (Put(rows.job_row(waits, version)), Put(rows.decision_row(record)))
-        ledger.commit(tree.put(memory), *writes, token=record.decision_id)
+    why = {name: f"Preempted by {job.job_id} of team {job.spec.team} ({fresh[name]})." for name in names}
+    parts = [batches.Part(name, _stop(*found[name], why[name], f"schedule_jobs/{job.job_id}", now)) for name in names]
+    record = _record(decided, ids.new("dec"), decided.reason, policy, mode, now)
+    waits = _in_queue(job, look.setup).but(reason=decided.reason)
+    own: tuple[Write, ...] = (Put(rows.job_row(waits, version)), Put(rows.decision_row(record)))
+    token = record.decision_id
+    for some in batches.cut(parts, besides=(tree.put(tree.memory), *own)):
+        memory = tree.memory.after_preemption(job.spec.team, job.job_id, [part.subject for part in some], now)
+        ledger.commit(tree.put(memory), *(write for part in some for write in part.writes), *own, token=token)
         tree.raised(memory)
+        own, token = (), ids.new("dec")
     telemetry.count("JobsPreempted", len(names))
     telemetry.info("Jobs asked to stop for another", job_id=job.job_id, victims=names)
     return True
@@ -769,7 +829,11 @@ def _drain(look: _Look, tree: _Tree, ledger: Ledger, telemetry: Telemetry, now: 
         writes = _stop(job, version, f"The queue of team {job.spec.team} is drained.", f"{WRITER}/drain", now)
         memory = tree.memory.but(stopping={**tree.memory.stopping, name: ""})
         if writes:
-            ledger.commit(tree.put(memory), *writes)
+            try:
+                ledger.commit(tree.put(memory), *writes)
+            except Refused as refused:
+                batches.note_refusal(telemetry, name, refused)
+                continue
             tree.raised(memory)
             telemetry.info("Job asked to stop, its queue is drained", job_id=name)
 
@@ -794,7 +858,11 @@ def _send_home(
     memory = tree.memory
     if look.setup.has_teams:
         memory = memory.but(stopping={**memory.stopping, found.job_id: ""})
-    ledger.commit(tree.put(memory), *found.writes, token=found.token)
+    try:
+        ledger.commit(tree.put(memory), *found.writes, token=found.token)
+    except Refused as refused:
+        batches.note_refusal(telemetry, found.job_id, refused)
+        return
     tree.raised(memory)
     telemetry.count("JobsSentHome")
     telemetry.info("Job asked to go home", job_id=found.job_id)
@@ -804,14 +872,20 @@ def _leave(
     look: _Look, tree: _Tree, ledger: Ledger, ids: Ids, telemetry: Telemetry, policy: Policy, now: datetime
 ) -> None:
     """Ask jobs to leave machines whose reservation ends. Idempotent: yes, whoever was asked is not asked again."""
-    for part in leave_pools.due(look.charges, look.rooms, ledger, ids, policy, now):
+    parts = leave_pools.due(look.charges, look.rooms, ledger, ids, policy, now)
+
+    def commit(some: Sequence[batches.Part]) -> None:
         memory = tree.memory
+        names = [part.subject for part in some]
         if look.setup.has_teams:
-            memory = memory.but(stopping={**memory.stopping, **dict.fromkeys(part.job_ids, "")})
-        ledger.commit(tree.put(memory), *part.writes, token=part.token)
+            memory = memory.but(stopping={**memory.stopping, **dict.fromkeys(names, "")})
+        ledger.commit(tree.put(memory), *(write for part in some for write in part.writes))
         tree.raised(memory)
-        telemetry.count("JobsLeavingPools", len(part.job_ids))
-        telemetry.info("Jobs asked to leave, a reservation ends", jobs=list(part.job_ids))
+        telemetry.count("JobsLeavingPools", len(names))
+        telemetry.info("Jobs asked to leave, a reservation ends", jobs=names)
+
+    for some in batches.cut(parts, besides=(tree.put(tree.memory),)):
+        batches.commit_each(some, commit, lambda part, refused: batches.note_refusal(telemetry, part.subject, refused))
 
 
 def _in_queue(job: Job, setup: SetUp) -> Job:
@@ -841,22 +915,27 @@ def start_run(attempt: Attempt, workflows: Workflows, telemetry: Telemetry) -> b
 class _Reasons:
     """What a pass says of those who wait: many in one commit, since each of them is a round trip."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, telemetry: Telemetry) -> None:
         self._ledger = ledger
-        self._said: list[tuple[Write, ...]] = []
+        self._telemetry = telemetry
+        self._parts: list[batches.Part] = []
 
-    def add(self, writes: tuple[Write, ...]) -> None:
+    def add(self, writes: tuple[Write, ...], job_id: str) -> None:
         """Say it with the others, now or with those that follow."""
         if writes:
-            self._said.append(writes)
-        if len(self._said) == _MOST_REASONS:
+            self._parts.append(batches.Part(job_id, writes))
+        if len(self._parts) == _MOST_REASONS:
             self.commit()
 
     def commit(self) -> None:
-        """Say what is not said yet."""
-        if self._said:
-            self._ledger.commit(*(write for writes in self._said for write in writes))
-        self._said.clear()
+        """Say what is not said yet. A reason that the ledger refuses is counted; the others are said."""
+        for some in batches.cut(self._parts):
+            batches.commit_each(
+                some,
+                lambda parts: self._ledger.commit(*(write for part in parts for write in part.writes)),
+                lambda part, refused: batches.note_refusal(self._telemetry, part.subject, refused),
+            )
+        self._parts.clear()
 
 
 def _reason(

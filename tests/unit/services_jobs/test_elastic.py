@@ -681,15 +681,15 @@ def test_a_crash_at_any_effect_of_a_shrink_lets_both_run_and_nobody_be_ended(at:
 
 
 def test_more_than_one_commit_holds_are_asked_pass_by_pass() -> None:
-    story = a_shared_story(size=44, red=352)
+    story = a_shared_story(size=60, red=480)
     sizes = {"min_nodes": 1, "max_nodes": 2}
-    names = [story.running(team="red", priority_class="low", nodes=2, elastic=sizes).job_id for _ in range(22)]
-    story.submit("high", team="red", priority_class="high", nodes=22)
+    names = [story.running(team="red", priority_class="low", nodes=2, elastic=sizes).job_id for _ in range(30)]
+    story.submit("high", team="red", priority_class="high", nodes=30)
     asked = []
 
     for _ in range(3):
         story.run_pass()
         asked.append(sum(story.job(name).live_resize() is not None for name in names))
 
-    assert asked == [20, 22, 22]
+    assert asked == [24, 30, 30]
     assert not any(story.job(name).is_preempted for name in names)

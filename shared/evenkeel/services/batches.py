@@ -1,0 +1,83 @@
+"""Commits of many independent parts: cut by what one commit holds, and split where the ledger refuses one.
+
+parts ── cut at BATCH_BYTES and MOST_WRITES ── commit ──┬── done
+                                                        └── Refused: halves, until one part is left: set it aside
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from evenkeel.ports import LARGEST_COMMIT, MOST_WRITES, Put, Refused, Telemetry, Write, row_bytes
+
+BATCH_BYTES = 3_000_000
+"""Bytes of one batch. The rest of `LARGEST_COMMIT` is for rows whose stored size a writer does not know."""
+assert BATCH_BYTES < LARGEST_COMMIT
+_UNKNOWN_BYTES = 1024
+"""Counted for a write that does not carry its row: `Add`, `Delete` and `Check`."""
+
+
+class Part(NamedTuple):
+    """Writes that belong together: all of them are in one commit, or none."""
+
+    subject: str
+    """Id of the job or incident that they are about."""
+    writes: tuple[Write, ...]
+
+
+def size_of(writes: Iterable[Write]) -> int:
+    """Return about how many bytes some writes take of a commit."""
+    return sum(row_bytes(write.row) if isinstance(write, Put) else _UNKNOWN_BYTES for write in writes)
+
+
+def cut(parts: Iterable[Part], *, besides: Sequence[Write] = (), besides_each: int = 0) -> Iterator[tuple[Part, ...]]:
+    """Yield the parts in order, in batches that one commit holds.
+
+    Args:
+        parts: What is to be written. A part that is too large by itself is a batch of its own, and is refused.
+        besides: Writes that every commit holds, too.
+        besides_each: So many small writes come with each part.
+    """
+    least_bytes, least_writes = size_of(besides), len(besides)
+    batch: list[Part] = []
+    held_bytes, held_writes = least_bytes, least_writes
+    for part in parts:
+        part_bytes = size_of(part.writes) + besides_each * _UNKNOWN_BYTES
+        part_writes = len(part.writes) + besides_each
+        is_full = held_bytes + part_bytes > BATCH_BYTES or held_writes + part_writes > MOST_WRITES
+        if batch and is_full:
+            yield tuple(batch)
+            batch, held_bytes, held_writes = [], least_bytes, least_writes
+        batch.append(part)
+        held_bytes += part_bytes
+        held_writes += part_writes
+    if batch:
+        yield tuple(batch)
+
+
+def commit_each(
+    batch: Sequence[Part],
+    commit: Callable[[Sequence[Part]], None],
+    set_aside: Callable[[Part, Refused], None],
+) -> None:
+    """Commit a batch; where the ledger refuses it, commit its halves, and set aside only the part that is refused.
+
+    Args:
+        batch: The parts.
+        commit: Commits some of them at once. It may raise `Conflict`, which ends the whole.
+        set_aside: Called with each part that the ledger refuses alone.
+    """
+    try:
+        commit(batch)
+    except Refused as refused:
+        if len(batch) == 1:
+            set_aside(batch[0], refused)
+            return
+        middle = len(batch) // 2
+        commit_each(batch[:middle], commit, set_aside)
+        commit_each(batch[middle:], commit, set_aside)
+
+
+def note_refusal(telemetry: Telemetry, subject: str, refused: Refused) -> None:
+    """Count a write that the ledger refused: the alarm `WritesRefusedTicket` rests on it."""
+    telemetry.count("WritesRefused")
+    telemetry.warning("WriteRefused", subject=subject, error=str(refused)[:1000])

@@ -1,0 +1,186 @@
+"""What a scheduling cycle does when the ledger refuses to store what was decided."""
+
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.scheduling.jobs import JobState
+from evenkeel.ports import Ledger, Put, Refused, Row, Table, Write, row_bytes
+from evenkeel.services import batches, rows
+from tests.unit.services_jobs.story import Story
+from tests.unit.services_jobs.test_elastic import a_shared_story
+
+
+class RefusingLedger:
+    """Refuses every commit that holds a row of one of these jobs in this state, and no other commit."""
+
+    def __init__(self, inner: Ledger, *jobs: str, states: tuple[str, ...] = ("STARTING",)) -> None:
+        self.inner = inner
+        self.jobs = set(jobs)
+        self.states = states
+        self.refusals = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def commit(self, *writes: Write, token: str = "") -> None:
+        for write in writes:
+            row = write.row if isinstance(write, Put) else None
+            if row and row.doc.get("jobId") in self.jobs and row.doc.get("state") in self.states:
+                self.refusals += 1
+                raise Refused("the row is too large")
+        self.inner.commit(*writes, token=token)
+
+
+def refuse(story: Story, *jobs: str, **more: Any) -> RefusingLedger:
+    ledger = RefusingLedger(story.ledger, *jobs, **more)
+    story.ledger = ledger  # type: ignore[assignment]
+    return ledger
+
+
+def test_one_refused_admission_leaves_the_others_admitted() -> None:
+    story = Story(size=24)
+    jobs = [story.submit(f"key-{n}", nodes=1).job_id for n in range(20)]
+    refuse(story, jobs[7])
+
+    outcome = story.run_pass()
+
+    assert len(outcome.admitted) == 19
+    assert story.job(jobs[7]).state is JobState.PENDING
+    assert all(story.job(each).state is JobState.STARTING for each in jobs if each != jobs[7])
+
+
+def test_a_refused_job_is_told_why_and_counted() -> None:
+    story = Story()
+    job = story.submit().job_id
+    refuse(story, job)
+
+    story.run_pass()
+
+    assert story.job(job).reason.startswith("The ledger refused to store what was decided about it.")
+    assert "set aside" in story.timeline(job)
+    assert story.world.telemetry.totals["WritesRefused"] == 1
+
+
+def test_a_refused_job_holds_no_nodes_back() -> None:
+    story = Story(size=2)
+    first, second = story.submit("first").job_id, story.submit("second").job_id
+    refuse(story, first)
+
+    story.run_pass()
+
+    assert [story.job(each).state for each in (first, second)] == [JobState.PENDING, JobState.STARTING]
+
+
+def test_a_job_whose_every_write_is_refused_holds_nothing_back() -> None:
+    story = Story(size=2)
+    first, second = story.submit("first").job_id, story.submit("second").job_id
+    refuse(story, first, states=("STARTING", "PENDING"))
+
+    for _ in range(2):
+        story.run_pass()
+
+    assert [story.job(each).state for each in (first, second)] == [JobState.PENDING, JobState.STARTING]
+
+
+def test_a_refused_job_is_tried_again_later() -> None:
+    story = Story()
+    job = story.submit().job_id
+    ledger = refuse(story, job)
+    story.run_pass()
+    refusals = ledger.refusals
+    story.run_pass()
+    assert ledger.refusals == refusals
+    ledger.jobs.clear()
+
+    story.world.clock.advance(3601)
+    story.run_pass()
+
+    assert story.job(job).state is JobState.STARTING
+
+
+def test_a_refused_reason_leaves_the_others_told() -> None:
+    story = Story(size=1)
+    jobs = [story.submit(f"key-{n}", nodes=2).job_id for n in range(6)]
+    refuse(story, jobs[0], states=("PENDING",))
+
+    story.run_pass()
+
+    told = [story.job(each).reason for each in jobs]
+    assert told[0] == "Waits for the next scheduling pass."
+    assert "Waits for the next scheduling pass." not in told[1:]
+    assert story.world.telemetry.totals["WritesRefused"] == 1
+
+
+def test_a_refused_preemption_leaves_other_jobs_admitted() -> None:
+    story = a_shared_story(size=4, red=32)
+    low = [story.running(team="red", priority_class="low", nodes=2).job_id for _ in range(2)]
+    high = story.submit("high", team="red", priority_class="high", nodes=2).job_id
+    ledger = refuse(story, high, states=("PENDING",))
+
+    story.run_pass()
+
+    assert ledger.refusals
+    assert story.world.telemetry.totals["WritesRefused"] >= 1
+    assert all(story.job(each).state is JobState.RUNNING for each in low)
+
+
+def test_jobs_of_the_full_size_are_admitted_in_several_commits() -> None:
+    story = Story(size=24)
+    jobs = [story.submit(f"key-{n}", nodes=1).job_id for n in range(20)]
+    for each in jobs:
+        row = story.world.ledger.rows[rows.job_key(each)]
+        story.put(Row(row.key, {**row.doc, "submittedBy": "x" * 350_000}, row.version, row.state))
+
+    outcome = story.run_pass()
+
+    assert len(outcome.admitted) == 20
+
+
+def parts_of(*sizes: int) -> list[batches.Part]:
+    return [
+        batches.Part(f"job-{n}", (Put(Row(rows.decision_key(f"dec-{n}"), {"text": "x" * size})),))
+        for n, size in enumerate(sizes)
+    ]
+
+
+def test_batches_stay_below_three_megabytes_and_a_hundred_writes() -> None:
+    parts = parts_of(*[300_000] * 25, *[10] * 250)
+    besides = (Put(Row(rows.tree_key(), {"memory": "x" * 200_000})),)
+
+    found = list(batches.cut(parts, besides=besides, besides_each=1))
+
+    assert [part for some in found for part in some] == parts
+    assert all(2 * len(some) + 1 <= 100 for some in found)
+    assert all(batches.size_of([*besides, *(part.writes[0] for part in some)]) <= 3_000_000 for some in found)
+    assert len(found) <= 9
+
+
+def test_a_part_too_large_for_a_batch_is_one_alone() -> None:
+    parts = [batches.Part("job-1", tuple(part.writes[0] for part in parts_of(*[390_000] * 9))), *parts_of(1)]
+
+    assert [len(some) for some in batches.cut(parts)] == [1, 1]
+
+
+@pytest.mark.parametrize("offenders", [(), (0,), (3, 4), (0, 1, 2, 3, 4, 5, 6)])
+def test_only_the_refused_parts_are_set_aside(offenders: tuple[int, ...]) -> None:
+    parts = parts_of(*[1] * 7)
+    bad = {parts[n].subject for n in offenders}
+    done: list[str] = []
+    aside: list[str] = []
+
+    def commit(some: Any) -> None:
+        if bad & {part.subject for part in some}:
+            raise Refused("no")
+        done.extend(part.subject for part in some)
+
+    batches.commit_each(parts, commit, lambda part, _refused: aside.append(part.subject))
+
+    assert done == [part.subject for part in parts if part.subject not in bad]
+    assert aside == sorted(bad)
+
+
+def test_a_rows_size_counts_utf8() -> None:
+    key = rows.decision_key("dec-1")
+    assert key.table is Table.INCIDENTS
+    assert row_bytes(Row(key, {"a": "\u20ac" * 100})) == row_bytes(Row(key, {"a": "x" * 300}))
