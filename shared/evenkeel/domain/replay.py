@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from pydantic import ValidationError
 
-from evenkeel.domain.decisions import ENGINE_VERSION, Alternative, Decision
+from evenkeel.domain.decisions import ENGINE_VERSION, MOST_ALTERNATIVES, OMITTED, Alternative, Decision
 from evenkeel.domain.policy import Mode, Policy
 from evenkeel.domain.recovery.blame import BlameFacts, blame
 from evenkeel.domain.recovery.draining import DrainFacts, drain_of
@@ -22,7 +22,7 @@ from evenkeel.domain.scheduling.admission import AdmissionFacts, decide, said_of
 from evenkeel.domain.scheduling.burst import LoanFacts, StayFacts, judge_loan, judge_stay
 from evenkeel.domain.scheduling.placement import PlacementFacts, place, placement_said
 from evenkeel.domain.scheduling.resizing import ResizeFacts, answer_for
-from evenkeel.domain.values import Value
+from evenkeel.domain.values import Sentence, Value
 
 
 class CannotReplayError(ValueError):
@@ -33,13 +33,15 @@ class Replayed(Value):
     """What the same facts lead to now."""
 
     action: str
-    reason: str
+    reason: Sentence
     alternatives: tuple[Alternative, ...] = ()
 
     def differs_from(self, record: Decision) -> str:
         """Say in what this answer is another than the recorded one; empty where it is the same."""
         for name in ("action", "reason", "alternatives"):
             now, then = getattr(self, name), getattr(record, name)
+            if name == "alternatives":
+                now, then = now[:MOST_ALTERNATIVES], then[:MOST_ALTERNATIVES]
             if now != then:
                 return f"its {name} was {then!r} and would be {now!r}"
         return ""
@@ -73,6 +75,8 @@ def under(record: Decision, policy: Policy) -> Replayed:
         raise CannotReplayError(
             f"{record.decision_id}: engine {record.engine_version} decided, this is {ENGINE_VERSION}"
         )
+    if OMITTED in record.facts:
+        raise CannotReplayError(f"{record.decision_id}: its facts were not kept: {record.facts[OMITTED]}")
     again = _BY_KIND.get(record.kind)
     if again is None:
         raise CannotReplayError(f"{record.decision_id}: no rule decides {record.kind}")

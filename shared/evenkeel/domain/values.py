@@ -29,6 +29,20 @@ Instant = Annotated[datetime, AfterValidator(_utc), PlainSerializer(rfc3339, ret
 """An aware instant in UTC. In JSON: `2026-11-03T10:15:02.000000Z`."""
 
 
+LONGEST_SENTENCE = 2_000
+"""Characters of one thing that is told to people: a reason, a line of a timeline."""
+
+
+def _cut(text: str, most: int = LONGEST_SENTENCE) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+Sentence = Annotated[str, AfterValidator(_cut)]
+"""Text for people. What names many things is cut, so that no row grows with them."""
+Sentences = Annotated[str, AfterValidator(functools.partial(_cut, most=3 * LONGEST_SENTENCE))]
+"""Up to three of them."""
+
+
 class Value(BaseModel):
     """A frozen value. JSON that leaves the process is camelCase; unknown keys are ignored when read back."""
 

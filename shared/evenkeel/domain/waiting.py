@@ -8,7 +8,7 @@ evaluates the open rows again. A row is answered once: OPEN -> ANSWERED is a con
 from enum import StrEnum
 from typing import Any
 
-from evenkeel.domain.values import Instant, Value
+from evenkeel.domain.values import Instant, Sentence, Value
 
 
 class ConditionKind(StrEnum):
@@ -58,7 +58,7 @@ class Answer(Value):
     """How a wait ended: the output of the waiting state."""
 
     outcome: str
-    reason: str
+    reason: Sentence
     facts: dict[str, Any] = {}
 
 

@@ -287,8 +287,8 @@ class Resolver(APIGatewayRestResolver):
             text = self.incoming.decoded_body or ""
         except ValueError as error:
             raise Problem("NOT_JSON", "The body is not text in UTF-8.") from error
-        if len(text) > LARGEST_BODY:
-            raise Problem("NOT_JSON", f"The body has {len(text)} characters; at most {LARGEST_BODY} are read.")
+        if (size := len(text.encode("utf-8", "surrogatepass"))) > LARGEST_BODY:
+            raise Problem("NOT_JSON", f"The body has {size} bytes; at most {LARGEST_BODY} are read.")
         try:
             document = json.loads(text, parse_float=_finite, parse_constant=_finite) if text.strip() else {}
             # Half a surrogate pair could be taken in, and never be given out again.

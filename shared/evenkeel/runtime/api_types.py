@@ -11,6 +11,15 @@ from evenkeel.domain.health.incidents import IncidentState
 from evenkeel.domain.health.reports import Report
 from evenkeel.domain.scheduling.jobs import ElasticSpec, JobSpec, JobState, OnNodeFault, SecretKey
 from evenkeel.domain.scheduling.portability import Requirements
+from evenkeel.domain.scheduling.submission import (
+    MAX_ENV,
+    MAX_INSTANCE_TYPES,
+    MAX_LABELS,
+    MAX_MODELS,
+    MAX_SIZES,
+    MAX_TEXT,
+    MAX_WORDS,
+)
 from evenkeel.domain.scheduling.teams import FleetQuotas, Team
 from evenkeel.runtime.api import Body
 
@@ -53,7 +62,15 @@ def _in_utc(instant: datetime) -> datetime:
 
 Written = Annotated[datetime, BeforeValidator(_rfc3339), AfterValidator(_in_utc)]
 """An instant in RFC 3339, in UTC from here on."""
-Text = Annotated[str, StringConstraints(max_length=32_768), AfterValidator(_printable)]
+Text = Annotated[str, StringConstraints(max_length=MAX_TEXT), AfterValidator(_printable)]
+"""Of a job's program: `domain.scheduling.submission` bounds the bytes of all of it together."""
+Label = Annotated[str, StringConstraints(max_length=63), AfterValidator(_printable)]
+"""A name of up to 63 characters: its alphabet is checked where it is used, with a message that helps."""
+LongName = Annotated[str, StringConstraints(max_length=253), AfterValidator(_printable)]
+ShortName = Annotated[str, StringConstraints(max_length=41), AfterValidator(_printable)]
+ImageName = Annotated[str, StringConstraints(max_length=512), AfterValidator(_printable)]
+Uri = Annotated[str, StringConstraints(max_length=1024), AfterValidator(_printable)]
+LogLine = Annotated[str, StringConstraints(max_length=8192), AfterValidator(_printable)]
 Reason = Annotated[
     str, StringConstraints(min_length=1, max_length=300, strip_whitespace=True), AfterValidator(_one_line)
 ]
@@ -62,22 +79,22 @@ Reason = Annotated[
 class CheckpointBody(Body):
     """Where a job keeps its checkpoints."""
 
-    uri: Text
-    claim: Text = ""
+    uri: Uri
+    claim: LongName = ""
 
 
 class SecretKeyBody(Body):
     """One value of a Kubernetes Secret."""
 
-    secret: Text
-    key: Text
+    secret: LongName
+    key: LongName
 
 
 class RequiresBody(Body):
     """What a job's machines must have, wherever they are."""
 
-    architectures: Annotated[tuple[Text, ...], Field(max_length=4)] = ()
-    gpu_models: Annotated[tuple[Text, ...], Field(max_length=20)] = ()
+    architectures: Annotated[tuple[ShortName, ...], Field(max_length=2)] = ()
+    gpu_models: Annotated[tuple[ShortName, ...], Field(max_length=MAX_MODELS)] = ()
     gpu_memory_gib: Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)] = 0
     fabric: Literal["", "efa"] = ""
 
@@ -88,7 +105,7 @@ class ElasticBody(Body):
     min_nodes: int
     max_nodes: int
     step: int | None = None
-    sizes: Annotated[tuple[int, ...], Field(max_length=64)] = ()
+    sizes: Annotated[tuple[int, ...], Field(max_length=MAX_SIZES)] = ()
 
 
 class RecoveryBody(Body):
@@ -104,28 +121,28 @@ class JobBody(Body):
     What is left out is filled by the template of its type, where there is one.
     """
 
-    name: Text
-    team: Text = ""
+    name: Label
+    team: Label = ""
     """Where the caller belongs to one team alone, that is meant by none."""
-    job_type: Text = ""
+    job_type: Label = ""
     """Empty: the site's default, where it has one."""
-    priority_class: Text = ""
-    image: Text = ""
-    command: Annotated[tuple[Text, ...], Field(max_length=256)] = ()
-    args: Annotated[tuple[Text, ...], Field(max_length=256)] = ()
-    env: dict[str, Text] = {}
-    secret_env: Annotated[dict[str, SecretKeyBody], Field(max_length=200)] = {}
+    priority_class: Label = ""
+    image: ImageName = ""
+    command: Annotated[tuple[Text, ...], Field(max_length=MAX_WORDS)] = ()
+    args: Annotated[tuple[Text, ...], Field(max_length=MAX_WORDS)] = ()
+    env: Annotated[dict[str, Text], Field(max_length=MAX_ENV)] = {}
+    secret_env: Annotated[dict[str, SecretKeyBody], Field(max_length=MAX_ENV)] = {}
     nodes: int = 1
     elastic: ElasticBody | None = None
     gpus_per_node: int = 8
-    instance_types: Annotated[tuple[Text, ...], Field(max_length=20)] = ()
+    instance_types: Annotated[tuple[ShortName, ...], Field(max_length=MAX_INSTANCE_TYPES)] = ()
     requires: RequiresBody = RequiresBody()
     checkpoint: CheckpointBody | None = None
     recovery: RecoveryBody = RecoveryBody()
     grace_seconds: int = 30
     deadline: Written | None = None
     """When it is to be done."""
-    labels: dict[str, Text] = {}
+    labels: Annotated[dict[str, Label], Field(max_length=MAX_LABELS)] = {}
 
     def spec(self) -> JobSpec:
         """Return the job in the domain's words, with only that set in it which was said."""
@@ -175,7 +192,7 @@ class CancelBody(Body):
 class RankBody(Body):
     """`PATCH /v1/jobs/{id}`."""
 
-    priority_class: Text
+    priority_class: Label
     """Empty: none, which is the lowest."""
     reason: Annotated[str, StringConstraints(max_length=300), AfterValidator(_one_line)] = ""
 
@@ -292,7 +309,7 @@ class FaultBody(Body):
     """A key of the catalogue, the number of an Xid, or a name as HyperPod or the EKS agent spell it."""
     fault_key: FaultCode = ""
     """A key of the catalogue."""
-    line: Text = ""
+    line: LogLine = ""
     """A line of the kernel log or of HyperPod's agent: read where neither code nor key is given."""
     gpu: Annotated[str, StringConstraints(max_length=64, pattern=r"^[A-Za-z0-9:._-]*$")] = ""
     """UUID or PCI address."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
-from evenkeel.domain.decisions import Decision, packed
+from evenkeel.domain.decisions import MOST_ALTERNATIVES, Decision, packed
 from evenkeel.domain.health.groups import GroupFact
 from evenkeel.domain.health.incidents import Evidence, Incident, NodeFact, TimelineEntry
 from evenkeel.domain.health.intake import LastIncident
@@ -298,7 +298,10 @@ def decision_row(decision: Decision) -> Row:
     """In `byState` under `DEC#<subject>` by time: the decisions about one incident or job."""
     return Row(
         decision_key(decision.decision_id),
-        {**decision.to_json(), "facts": packed(decision.facts)},
+        {
+            **decision.but(facts={}, alternatives=decision.alternatives[:MOST_ALTERNATIVES]).to_json(),
+            "facts": packed(decision.facts),
+        },
         0,
         (f"DEC#{decision.subject}", rfc3339(decision.decided_at)),
         decision.decided_at + KEPT,

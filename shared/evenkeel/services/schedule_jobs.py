@@ -538,7 +538,7 @@ class _Tree:
 
     def put(self, memory: sharing.Memory) -> Put:
         """Return the write that raises it."""
-        told = memory.to_json() if memory != sharing.Memory() else None
+        told = memory.to_row()
         doc = {name: value for name, value in self._row.doc.items() if name != "memory"}
         return Put(Row(self._row.key, {**doc, "memory": told} if told else doc, self._row.version))
 

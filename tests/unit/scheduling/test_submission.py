@@ -127,3 +127,42 @@ def test_sizes_that_a_job_cannot_have_are_named(elastic: dict[str, Any], field: 
 def test_a_size_can_only_change_where_checkpoints_are_kept() -> None:
     assert fields(nodes=2, elastic={"min_nodes": 1, "max_nodes": 4}) == []
     assert fields(nodes=2, elastic={"min_nodes": 1, "max_nodes": 4}, checkpoint_uri="") == ["elastic"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"requires": {"accelerators": ("x" * 41,)}}, "requires.accelerators.0"),
+        ({"requires": {"accelerators": ("h100\u20ac",)}}, "requires.accelerators.0"),
+        ({"requires": {"accelerators": ("H100",)}}, "requires.accelerators.0"),
+        ({"requires": {"accelerators": tuple(f"m{n}" for n in range(21))}}, "requires.accelerators"),
+        ({"requires": {"fabric": "x" * 100}}, "requires.fabric"),
+        ({"instance_types": tuple(f"ml.p{n}.large" for n in range(21))}, "instanceTypes"),
+        ({"args": ("x",) * 257}, "args"),
+        ({"command": ("x",) * 257}, "command"),
+        ({"args": ("\u20ac" * 11_000,)}, "command"),
+        ({"args": ("\x1b[31m",)}, "command"),
+        ({"env": {"A": "\x00"}}, "command"),
+        ({"env": {"A": "\x7f"}}, "command"),
+        (
+            {
+                "nodes": 2,
+                "checkpoint_uri": "s3://bucket/a",
+                "elastic": {"min_nodes": 1, "max_nodes": 2, "step": 10**400},
+            },
+            "elastic.step",
+        ),
+    ],
+)
+def test_every_text_and_list_has_a_limit(changes: dict[str, Any], field: str) -> None:
+    assert fields(**changes) == [field]
+
+
+def test_the_whole_job_has_a_limit_in_bytes() -> None:
+    secrets = {f"V{n:03d}{'A' * 200}": {"secret": "s" * 253, "key": "k" * 253} for n in range(100)}
+
+    assert fields(secret_env=secrets) == ["job"]
+
+
+def test_scripts_with_line_ends_and_any_letters_are_taken() -> None:
+    assert fields(args=("set -e\n\techo \u00fcber \U0001f600\r\n",)) == []

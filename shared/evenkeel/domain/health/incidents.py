@@ -5,7 +5,7 @@ from enum import StrEnum
 
 from evenkeel.domain.health.faults import Rung, Severity
 from evenkeel.domain.nodes import NodeLife
-from evenkeel.domain.values import Instant, Value
+from evenkeel.domain.values import Instant, Sentence, Value
 
 
 class FactKind(StrEnum):
@@ -114,14 +114,14 @@ class Progress(Value):
     at: Instant
     instance_id: str
     """The machine it was said of: after a replacement, its successor."""
-    message: str = ""
+    message: Sentence = ""
 
 
 class Block(Value):
     """The guardrail that bars the next act."""
 
     rule: str
-    reason: str
+    reason: Sentence
     """One sentence an operator could read aloud."""
     since: Instant
     act: str = ""
@@ -199,7 +199,7 @@ class RecoveryBrief(Value):
     work_may_run_until: Instant | None = None
     """Until when the work on the machine may come to its own end; None where it is stopped at once, or not at all."""
     decision_id: str
-    reason: str
+    reason: Sentence
     fault_key: str = ""
     """The fault that it was made for: a worse one makes it obsolete while it waits for approval."""
     boot_id: str = ""
@@ -281,7 +281,7 @@ class Incident(Value):
     asked_rung: str = ""
     """The gentlest rung that will do, where another signal or a repetition asks for more than the fault's own first;
     else empty. `page_human` where only a person is left."""
-    asked_because: str = ""
+    asked_because: Sentence = ""
     """Why, in one sentence."""
     deadline_at: Instant | None = None
     """The earliest of the times at which the machine goes, by its evidence."""
@@ -311,7 +311,7 @@ class Incident(Value):
     node_branch: str = ""
     """How the node branch ended, once it has: `RETURNED`, `WAITING_FOR_PERSON`, `STOOD_DOWN`, …"""
     paged_at: Instant | None = None
-    outcome: str = ""
+    outcome: Sentence = ""
     """One sentence for the operator once settled, or why it waits."""
     stages: StageTimes = StageTimes()
 
@@ -343,7 +343,7 @@ class TimelineEntry(Value):
     at: Instant
     kind: str
     """Past participle, lower case: `sickened`, `decided`, `cordoned`, `job`, `repair`, `returned`, …"""
-    text: str
+    text: Sentence
     decision_id: str = ""
     writer: str = ""
     """The service that wrote it."""

@@ -25,7 +25,7 @@ from evenkeel.domain.scheduling.queues import quantities
 from evenkeel.domain.scheduling.queues.cycle import Decision, Result
 from evenkeel.domain.scheduling.queues.flavors import Mode as FlavorMode
 from evenkeel.domain.scheduling.spending import Limit
-from evenkeel.domain.values import Instant, Value
+from evenkeel.domain.values import Instant, Sentence, Value
 
 TAINTED = "tainted"
 """Why a machine is closed to those alone who do not tolerate its taints."""
@@ -290,7 +290,7 @@ class AdmissionDecision(Value):
 
     job_id: str
     action: Action
-    reason: str
+    reason: Sentence
     """One sentence an operator could read aloud."""
     alternatives: tuple[Alternative, ...] = ()
     facts: AdmissionFacts

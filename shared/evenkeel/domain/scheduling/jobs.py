@@ -10,7 +10,7 @@ from evenkeel.domain.scheduling.elastic import Sizes
 from evenkeel.domain.scheduling.followed import KueueSeen
 from evenkeel.domain.scheduling.pool_choices import PoolChoice, Toleration
 from evenkeel.domain.scheduling.portability import Requirements
-from evenkeel.domain.values import Instant, Value
+from evenkeel.domain.values import Instant, Sentence, Sentences, Value
 
 DEFAULT_TEAM = "default"
 
@@ -205,7 +205,7 @@ class StopRequest(Value):
     """Somebody wants an attempt to end."""
 
     attempt: int
-    reason: str
+    reason: Sentence
     """One sentence."""
     by: str
     """`recover_node/inc-…`, `cancel/<principal>`."""
@@ -228,7 +228,7 @@ class ResizeWish(Value):
     """The one that stops. The wish is dead once a later one exists."""
     from_nodes: int
     nodes: int
-    reason: str
+    reason: Sentence
     for_job: str = ""
     """Whom it makes room for; empty where it grows, or for pods that are not ours."""
     decision_id: str = ""
@@ -257,7 +257,7 @@ class PlacementNote(Value):
 
     key: str
     """By what two answers are the same, though their figures differ."""
-    text: str
+    text: Sentence
     decision_id: str = ""
 
 
@@ -267,7 +267,7 @@ class Job(Value):
     job_id: str
     spec: JobSpec
     state: JobState
-    reason: str = ""
+    reason: Sentences = ""
     """Why it is in this state, one sentence."""
     submitted_at: Instant
     submitted_by: str = ""
@@ -449,7 +449,7 @@ class Attempt(Value):
     launched_at: Instant | None = None
     running_at: Instant | None = None
     ended_at: Instant | None = None
-    reason: str = ""
+    reason: Sentence = ""
     exit_codes: dict[str, int] = {}
     rejected_checkpoints: tuple[dict[str, Any], ...] = ()
 

@@ -27,7 +27,7 @@ from evenkeel.domain.scheduling.pools import LaunchDelay, Market, Pool
 from evenkeel.domain.scheduling.portability import Place
 from evenkeel.domain.scheduling.shortages import Shortages
 from evenkeel.domain.scheduling.starts import Asked, Held, expected_starts, expected_wait, left_of
-from evenkeel.domain.values import Instant, Value
+from evenkeel.domain.values import Instant, Sentence, Value
 from evenkeel.domain.waiting import Answer
 
 NOBODYS = "-"
@@ -121,7 +121,7 @@ class Rental(Value):
     namespace: str
     """Of its capacity pods: the job's own."""
     state: RentalState
-    reason: str
+    reason: Sentence
     """One sentence."""
     nodes: int
     offers: tuple[Offer, ...]

@@ -13,6 +13,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from pydantic import model_validator
+
+from evenkeel.domain.decisions import packed, unpacked
 from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.policy import EconomyPolicy, SchedulingPolicy
 from evenkeel.domain.scheduling import instance_types, machines
@@ -74,6 +77,19 @@ class Memory(Value):
     """job that was asked to stop → for whom."""
     evictions: tuple[Eviction, ...] = ()
     elastic: ElasticMemory = ElasticMemory()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_kept(cls, kept: Any) -> Any:
+        return unpacked(kept)
+
+    def to_row(self) -> dict[str, Any] | None:
+        """Return it as the tree's row keeps it, packed where it is long; None where nothing is remembered.
+
+        It grows with the jobs that are asked to stop. What is too large even then is forgotten: jobs carry their own
+        stop requests, and a flap guard that is lost costs a move.
+        """
+        return packed(self.to_json()) if self != Memory() else None
 
     def after_admission(self, queue: str, job_id: str) -> "Memory":
         """Return what is remembered once a job has started."""

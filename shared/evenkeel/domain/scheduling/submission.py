@@ -1,5 +1,6 @@
 """Submission: what a job may ask for, as far as that can be said without looking at the world."""
 
+import json
 import re
 from collections.abc import Iterator
 from datetime import datetime
@@ -12,14 +13,25 @@ MAX_ACCELERATORS_PER_NODE = 128
 MAX_GRACE_SECONDS = 3600
 MAX_RESTARTS = 100
 MAX_ENV = 200
+MAX_WORDS = 256
+"""Of the command, and of its arguments."""
 MAX_TEXT = 32_768
-"""Characters of command, arguments and environment together: a job's row stays far below what the ledger holds."""
+"""Bytes of command, arguments and environment together, as UTF-8."""
+MAX_SPEC = 65_536
+"""Bytes of the whole job as JSON in UTF-8: its row, its records and the transactions that hold them have room for it.
+
+What a row of the ledger may hold is 400 kB, and one record of a decision repeats parts of it."""
+MAX_INSTANCE_TYPES = 20
+MAX_MODELS = 20
 MAX_LABELS = 32
 MAX_SIZES = 64
 
 _DNS_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}", re.ASCII)
 _INSTANCE_TYPE = re.compile(r"(ml\.)?[a-z0-9-]{2,20}\.[a-z0-9-]{2,20}", re.ASCII)
+_MODEL = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}", re.ASCII)
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
+"""What no text may hold: control characters but tab and line ends, and halves of characters."""
 _IMAGE = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._:/@-]{0,511}", re.ASCII)
 _S3_URI = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9!_.*'()=-]{1,256}){1,32}/?", re.ASCII)
 _FILE_URI = re.compile(r"file://(/[A-Za-z0-9!_.*'()=-]{1,255}){2,32}/?", re.ASCII)
@@ -86,10 +98,33 @@ def _faults(spec: JobSpec) -> Iterator[SpecFault]:
     for index, name in enumerate(spec.requires.architectures):
         if name not in ARCHITECTURES:
             yield SpecFault(f"requires.architectures.{index}", f"There are {' and '.join(ARCHITECTURES)}.")
+    yield from _requirement_faults(spec)
     yield from _elastic_faults(spec)
     yield from _program_faults(spec)
     yield from _label_faults(spec)
     yield from _checkpoint_faults(spec)
+    if (size := _bytes_of(spec)) > MAX_SPEC:
+        yield SpecFault("job", f"The job takes {size} bytes as JSON; at most {MAX_SPEC} are possible.")
+
+
+def _bytes_of(spec: JobSpec) -> int:
+    return len(json.dumps(spec.to_json(), ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass"))
+
+
+def _requirement_faults(spec: JobSpec) -> Iterator[SpecFault]:
+    if spec.requires.fabric not in ("", "efa"):
+        yield SpecFault("requires.fabric", "There is efa, or nothing.")
+    for field, names, most in (
+        ("instanceTypes", spec.instance_types, MAX_INSTANCE_TYPES),
+        ("requires.architectures", spec.requires.architectures, len(ARCHITECTURES)),
+        ("requires.accelerators", spec.requires.accelerators, MAX_MODELS),
+    ):
+        if len(names) > most:
+            yield SpecFault(field, f"Name at most {most}.")
+    for index, name in enumerate(spec.requires.accelerators):
+        if not _MODEL.fullmatch(name):
+            text = "Name a GPU model, for example h100: at most 40 letters, digits, dots, dashes and underscores."
+            yield SpecFault(f"requires.accelerators.{index}", text)
 
 
 def _elastic_faults(spec: JobSpec) -> Iterator[SpecFault]:
@@ -102,8 +137,8 @@ def _elastic_faults(spec: JobSpec) -> Iterator[SpecFault]:
         yield SpecFault("elastic.maxNodes", f"Allow {found.min_nodes} (minNodes) to {MAX_NODES} nodes.")
     elif found.step is not None and found.sizes:
         yield SpecFault("elastic.step", "Give a step or sizes, not both.")
-    elif found.step is not None and found.step < 1:
-        yield SpecFault("elastic.step", "A step is at least 1 node.")
+    elif found.step is not None and not 1 <= found.step <= MAX_NODES:
+        yield SpecFault("elastic.step", f"A step is 1 to {MAX_NODES} nodes.")
     elif len(found.sizes) > MAX_SIZES:
         yield SpecFault("elastic.sizes", f"Name at most {MAX_SIZES} sizes.")
     elif any(not found.min_nodes <= size <= found.max_nodes for size in found.sizes):
@@ -129,10 +164,14 @@ def _program_faults(spec: JobSpec) -> Iterator[SpecFault]:
             shown = name[:40].encode("unicode_escape").decode()
             yield SpecFault(f"env.{shown}", "Use letters, digits and underscores; no digit first.")
     texts = (*spec.command, *spec.args, *spec.env, *spec.env.values())
-    if sum(map(len, texts)) > MAX_TEXT:
-        yield SpecFault("command", f"Command, arguments and environment take at most {MAX_TEXT} characters together.")
-    if any("\0" in text or (not text.isascii() and not _is_text(text)) for text in texts):
-        yield SpecFault("command", "Command, arguments and environment are text without null characters.")
+    for field, words in (("command", spec.command), ("args", spec.args)):
+        if len(words) > MAX_WORDS:
+            yield SpecFault(field, f"Give at most {MAX_WORDS} words.")
+    if sum(len(text.encode("utf-8", "surrogatepass")) for text in texts) > MAX_TEXT:
+        yield SpecFault("command", f"Command, arguments and environment take at most {MAX_TEXT} bytes together.")
+    if any(_CONTROL.search(text) for text in texts):
+        text = "Command, arguments and environment hold no control characters but tab and line ends."
+        yield SpecFault("command", text)
 
 
 def _secret_faults(spec: JobSpec) -> Iterator[SpecFault]:
@@ -180,11 +219,3 @@ def _checkpoint_faults(spec: JobSpec) -> Iterator[SpecFault]:
 def _is_checkpoint_uri(uri: str) -> bool:
     is_known = _S3_URI.fullmatch(uri) or _FILE_URI.fullmatch(uri)
     return len(uri) <= 1024 and is_known is not None and not {".", ".."} & set(uri.partition("://")[2].split("/"))
-
-
-def _is_text(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
