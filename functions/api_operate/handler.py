@@ -93,7 +93,7 @@ def replace(node_id: str) -> api.Reply:
         code=body.code,
         reason=body.reason,
         dry_run=body.dry_run,
-        caller=app.caller().principal,
+        caller=app.caller().actor,
         request_id=app.request_id(),
         fingerprint=app.fingerprint(),
     )

@@ -55,7 +55,7 @@ def explain(
 @app.command("report")
 def report(
     node: Annotated[str, typer.Argument(metavar="NODE", help="Instance id, or the node's whole name.")],
-    code: Annotated[str, typer.Argument(help="xid:79, 79, NvidiaErrorReboot, …; - where --line tells it.")],
+    code: Annotated[str, typer.Argument(help="xid:79, 79, gpu:driver_hang, …; - where --line tells it.")],
     line: Annotated[str, typer.Option(help="Line of the kernel log, or of HyperPod's agent.")] = "",
     gpu: Annotated[str, typer.Option(help="UUID or PCI address of the device.")] = "",
     detail: Annotated[str, typer.Option(help="What was seen, in your own words.")] = "",

@@ -1,6 +1,7 @@
-"""evenkeel.api / Evenkeel Reported Faults: what a site's own detectors report through the API.
+"""evenkeel.api / Evenkeel Reported Faults: what a site's own detectors and operators report through the API.
 
-The API puts these envelopes on the queue itself; no rule lets the bus deliver one, so who reports is who signed.
+The API puts these envelopes on the queue itself; no rule lets the bus deliver one, so who reports is who signed. A
+detector's envelope that names a provider's or a person's fault was not made by the API, and is refused.
 """
 
 import re
@@ -8,14 +9,16 @@ from datetime import datetime
 
 from evenkeel.domain.health.faults import shipped
 from evenkeel.domain.health.incidents import FactKind, NodeFact
+from evenkeel.domain.health.reports import Filer
 from evenkeel.domain.values import rfc3339
 from evenkeel.events import agent_log, driver_lines, eks_conditions, fields
 from evenkeel.events.driver_lines import Reading
-from evenkeel.events.outcomes import Heard, Ignored
+from evenkeel.events.outcomes import BadEvent, Heard, Ignored
 
 SOURCE = "evenkeel.api"
 DETAIL_TYPE = "Evenkeel Reported Faults"
 
+_SOURCES = {Filer.DETECTOR: "site", Filer.OPERATOR: "person"}
 _DIGITS = re.compile(r"[0-9]{1,4}", re.ASCII)
 
 
@@ -45,9 +48,9 @@ def fault_key(code: str) -> str:
     return named.fault_key if named and named.fault_key.startswith(("xid:", "eks:", "gpu:")) else ""
 
 
-def detail_of(caller: str, facts: list[dict[str, str]]) -> dict[str, object]:
+def detail_of(caller: str, filer: Filer, facts: list[dict[str, str]]) -> dict[str, object]:
     """Return the `detail` of an envelope that `parse` reads back."""
-    return {"caller": caller, "faults": facts}
+    return {"caller": caller, "filer": filer, "faults": facts}
 
 
 def fault_of(
@@ -73,6 +76,9 @@ def parse(envelope: fields.Envelope) -> Heard | Ignored:
         BadEvent: at the first fault.
     """
     caller = fields.plain_text_of(envelope.detail, "caller", "detail.caller")
+    filed_as = fields.plain_text_of(envelope.detail, "filer", "detail.filer", required=False)
+    # An envelope that says nothing is a detector's: the one with the least authority.
+    filer = Filer.OPERATOR if filed_as == Filer.OPERATOR else Filer.DETECTOR
     envelope_id, _ = envelope.identity()
     facts = []
     for path, fault in fields.list_of(envelope.detail, "faults", "detail.faults"):
@@ -81,11 +87,13 @@ def parse(envelope: fields.Envelope) -> Heard | Ignored:
             for name in ("instanceId", "faultKey", "code", "gpu", "link", "jobId", "observedAt", "detail")
         }
         fields.check_instance_id(text["instanceId"], f"{path}.instanceId")
+        if not filer.may_name(text["faultKey"]):
+            raise BadEvent("EVENT_NOT_ITS_FAULT", f"{path}.faultKey: {text['faultKey']} is not a detector's to report")
         facts.append(
             NodeFact(
                 kind=FactKind.SICKENED,
                 # One witness per caller, however much it says.
-                source=f"site:{caller}",
+                source=f"{_SOURCES[filer]}:{caller}",
                 instance_id=text["instanceId"],
                 fault_key=text["faultKey"],
                 code=text["code"],

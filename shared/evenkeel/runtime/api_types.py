@@ -344,6 +344,7 @@ class FaultsBody(Body):
                 job_id=fault.job_id,
                 rank=fault.rank,
                 code=fault.fault_key or fault.code,
+                code_field="faultKey" if fault.fault_key else "code",
                 line=fault.line,
                 gpu=fault.gpu,
                 detail=fault.detail,

@@ -9,7 +9,7 @@ from typing import Any
 
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import NodeFact
-from evenkeel.domain.health.reports import Report
+from evenkeel.domain.health.reports import Filer, Report
 from evenkeel.domain.policy import Mode, Policy
 from evenkeel.domain.values import Value
 from evenkeel.events import envelope, reported_faults
@@ -33,6 +33,7 @@ class Request(Value):
     reason: str
     dry_run: bool
     caller: str
+    """The operator, with the session."""
     request_id: str
     fingerprint: str
 
@@ -117,6 +118,7 @@ def _report(request: Request, now: datetime) -> report_faults.Request:
             Report(instance_id=request.instance_id, code=code, detail=request.reason, observed_at=now) for code in said
         ),
         caller=request.caller,
+        filer=Filer.OPERATOR,
         request_id=request.request_id,
         fingerprint=request.fingerprint,
     )

@@ -17,7 +17,7 @@ from typing import Any
 
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import Incident
-from evenkeel.domain.health.reports import Report
+from evenkeel.domain.health.reports import DETECTOR_FAMILIES, Filer, Report
 from evenkeel.domain.nodes import INSTANCE_ID, FleetNode, NodeLife
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.recovery.blame import LOOK_BACK, Blamed, BlameFacts, blame, facts_of
@@ -42,7 +42,9 @@ class Request(Value):
 
     reports: tuple[Report, ...]
     caller: str
-    """Who signed, without a session: the one witness that all its reports are."""
+    """Who signed. A detector without its session: it is one witness, whatever its session."""
+    filer: Filer = Filer.DETECTOR
+    """By which route it came: decides which faults it may name."""
     request_id: str
     """Identity of the request: a repeat of it changes nothing."""
     fingerprint: str
@@ -142,9 +144,12 @@ def _checked(request: Request, now: datetime) -> list[tuple[Reading, ...]]:
     read: list[tuple[Reading, ...]] = []
     for index, report in enumerate(request.reports):
         place = f"faults[{index}]"
-        read.append(reported_faults.readings(report.code, report.line))
-        if report.code and not read[-1]:
-            wrong.append((f"{place}.code", "is not in the fault catalogue (evenkeel faults ls)"))
+        found = reported_faults.readings(report.code, report.line)
+        read.append(tuple(each for each in found if request.filer.may_name(each.fault_key)))
+        if report.code and not found:
+            wrong.append((f"{place}.{report.code_field}", "is not in the fault catalogue (evenkeel faults ls)"))
+        elif found and not read[-1]:
+            wrong.append((f"{place}.{report.code_field if report.code else 'line'}", _reserved(found[0].fault_key)))
         if report.observed_at > now + _AHEAD:
             wrong.append((f"{place}.observedAt", "lies in the future"))
         if report.observed_at < now - _OLDEST:
@@ -152,6 +157,14 @@ def _checked(request: Request, now: datetime) -> list[tuple[Reading, ...]]:
     if wrong:
         raise Invalid("the report cannot be taken in", tuple(wrong))
     return read
+
+
+def _reserved(fault_key: str) -> str:
+    allowed = ", ".join(f"{family}:" for family in DETECTOR_FAMILIES)
+    return (
+        f"names {fault_key}, which is not a detector's to report: a provider or an operator says so itself. "
+        f"Report what was observed, under {allowed}; operators use evenkeel nodes replace"
+    )
 
 
 def _machines(
@@ -250,7 +263,7 @@ def _enveloped(request: Request, faults: list[dict[str, str]], now: datetime) ->
         "source": reported_faults.SOURCE,
         "detail-type": reported_faults.DETAIL_TYPE,
         "time": rfc3339(now),
-        "detail": reported_faults.detail_of(request.caller, faults),
+        "detail": reported_faults.detail_of(request.caller, request.filer, faults),
     }
     size = len(json.dumps(document, ensure_ascii=False).encode())
     if size > envelope.LARGEST_BYTES:

@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.decisions import Decision
+from evenkeel.domain.health.assessment import family_of
 from evenkeel.domain.health.faults import shipped
 from evenkeel.domain.health.incidents import NodeFact
+from evenkeel.domain.health.reports import Filer
 from evenkeel.domain.replay import replay
 from evenkeel.domain.values import rfc3339
 from evenkeel.events import envelope
-from evenkeel.events.outcomes import Heard
+from evenkeel.events.outcomes import Heard, Malformed, Unknown
 from evenkeel.ports import Table, Unreachable
 from evenkeel.services import receive_event
 from tests.fakes.cluster import CLUSTER, instance_id
@@ -52,13 +54,13 @@ def told(gateway: Gateway) -> list[NodeFact]:
 
 
 def test_a_report_becomes_facts_of_one_witness(fleet: Gateway) -> None:
-    answer = report(fleet, a_fault(detail="our own probe", gpu="GPU-5d1f7c0a"), a_fault(2, code="NvidiaErrorReboot"))
+    answer = report(fleet, a_fault(detail="our own probe", gpu="GPU-5d1f7c0a"), a_fault(2, code="dcgm_diag_failed"))
 
     assert (answer.status, answer.headers["Location"]) == (202, "/v1/incidents")
     assert (answer.document["accepted"], answer.document["passedOver"]) == (2, 0)
     first, second = told(fleet)
     assert (first.fault_key, first.gpu, first.detail) == ("xid:79", "GPU-5d1f7c0a", "our own probe")
-    assert (second.instance_id, second.fault_key) == (instance_id(2), "hp:NvidiaErrorReboot")
+    assert (second.instance_id, second.fault_key) == (instance_id(2), "gpu:dcgm_diag_failed")
     assert {fact.source for fact in (first, second)} == {"site:role/Researcher"}
     assert {fact.observed_at for fact in (first, second)} == {A_MOMENT}
     assert answer.document["envelopeId"] == first.envelope_id
@@ -135,7 +137,7 @@ def test_a_machine_that_is_gone_is_not_found(gateway: Gateway) -> None:
             json.dumps(
                 {"details: ": {"reason": "XidUserAppError", "message": XID}, "HealthMonitoringAgentDetectionEvent": 1}
             ),
-            ["xid:79", "hp:XidUserAppError"],
+            ["xid:79"],
         ),
         ("Xid 79 in a format of tomorrow", ["xid:*"]),
     ],
@@ -160,7 +162,7 @@ def test_a_line_without_evidence_is_passed_over_and_said_so(fleet: Gateway, line
     ("changes", "field"),
     [
         ({"code": "no-such-fault"}, "faults[0].code"),
-        ({"code": None, "faultKey": "xid:12345"}, "faults[0].code"),
+        ({"code": None, "faultKey": "xid:12345"}, "faults[0].faultKey"),
         ({"observedAt": rfc3339(A_MOMENT + timedelta(minutes=6))}, "faults[0].observedAt"),
         ({"observedAt": rfc3339(A_MOMENT - timedelta(days=8))}, "faults[0].observedAt"),
         ({"observedAt": 1793700840}, "faults[0].observedAt"),
@@ -287,3 +289,73 @@ def test_a_job_that_cannot_be_meant_is_refused(training: Gateway, changes: dict[
 
     assert report(training, fault).status == status
     assert told(training) == []
+
+
+# ---------------------------------------------------------------- whose fault it is to report
+
+AGENT_LINE = {"details": {"reason": "NvidiaErrorTerminate"}, "HealthMonitoringAgentDetectionEvent": 1}
+NOT_A_DETECTORS = sorted(key for key in shipped() if not Filer.DETECTOR.may_name(key))
+
+
+def test_only_detectors_families_are_open() -> None:
+    families = {key.partition(":")[0] for key in NOT_A_DETECTORS}
+
+    assert families == {"person", "hp", "ec2", "health", "eks", "node"}
+    assert [key for key in NOT_A_DETECTORS if key.startswith("node:")] == ["node:not_ready", "node:pressure"]
+
+
+@pytest.mark.parametrize("field", ["code", "faultKey"])
+@pytest.mark.parametrize("key", NOT_A_DETECTORS)
+def test_detector_cannot_speak_for_providers_or_people(fleet: Gateway, key: str, field: str) -> None:
+    answer = report(fleet, a_fault(2), a_fault(**{"code": None, field: key}))
+
+    assert (answer.status, [each["field"] for each in answer.document["errors"]]) == (400, [f"faults[1].{field}"])
+    assert key in answer.document["detail"]
+    assert fleet.fakes.inbox.queued == []
+
+
+@pytest.mark.parametrize("code", ["NvidiaErrorTerminate", "instance_retirement", " person:replace", "PERSON:REPLACE"])
+def test_other_spellings_of_reserved_faults_are_refused(fleet: Gateway, code: str) -> None:
+    assert report(fleet, a_fault(code=code)).status == 400
+    assert fleet.fakes.inbox.queued == []
+
+
+def test_agents_verdict_in_a_line_is_refused(fleet: Gateway) -> None:
+    answer = report(fleet, a_fault(code=None, line=json.dumps(AGENT_LINE)))
+
+    assert (answer.status, answer.document["errors"][0]["field"]) == (400, "faults[0].line")
+
+
+@pytest.mark.parametrize("filer", [{}, {"filer": "detector"}, {"filer": "OPERATOR"}, {"filer": ""}])
+def test_forged_envelope_is_refused(fleet: Gateway, filer: dict[str, str]) -> None:
+    report(fleet, a_fault())
+    (document,) = fleet.fakes.inbox.queued
+    detail = {name: value for name, value in document["detail"].items() if name != "filer"} | filer
+    detail["faults"][0]["faultKey"] = "person:replace"
+
+    heard = envelope.parse(json.dumps(document | {"detail": detail}).encode())
+
+    assert isinstance(heard, Malformed)
+    assert heard.code == "EVENT_NOT_ITS_FAULT"
+
+
+def test_operators_order_is_recorded_under_the_session(fleet: Gateway) -> None:
+    operator = "arn:aws:sts::000000000000:assumed-role/Operator/ana.smith"
+    answer = fleet.post(
+        f"/v1/nodes/{instance_id(1)}/replace", {"reason": "It smells.", "code": "xid:79"}, caller=operator
+    )
+
+    assert answer.status == 202
+    assert [(fact.fault_key, fact.source) for fact in told(fleet)] == [
+        ("person:replace", "person:role/Operator (ana.smith)"),
+        ("xid:79", "person:role/Operator (ana.smith)"),
+    ]
+    assert {family_of(fact.source) for fact in told(fleet)} == {"person:role/Operator"}
+
+
+@pytest.mark.parametrize("source", ["evenkeel.drill", "aws.sagemaker", "custom.site"])
+def test_no_other_event_source_files_reports(fleet: Gateway, source: str) -> None:
+    report(fleet, a_fault())
+    (document,) = fleet.fakes.inbox.queued
+
+    assert isinstance(envelope.parse(json.dumps(document | {"source": source}).encode()), Unknown)

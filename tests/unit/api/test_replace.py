@@ -89,7 +89,7 @@ def test_without_it_the_wish_goes_the_way_of_every_fault_and_comes_to_the_same(f
     assert recorded(fleet, planned["decisionId"]).facts["faultKey"] == "xid:79"
     incident = fakes.ledger.get(rows.incident_key(outcomes[0].incident_id))
     assert incident
-    assert (incident.doc["faultKey"], incident.doc["sources"]) == ("xid:79", ["site:role/Researcher"])
+    assert (incident.doc["faultKey"], incident.doc["sources"]) == ("xid:79", ["person:role/Researcher (ana)"])
 
 
 def test_the_same_request_again_queues_nothing_and_another_under_its_key_is_refused(fleet: Gateway) -> None:

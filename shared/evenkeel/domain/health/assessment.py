@@ -96,9 +96,12 @@ def bursts(signals: Iterable[Signal]) -> tuple[tuple[Signal, ...], ...]:
 def family_of(source: str) -> str:
     """Return who stands behind a source: one agent that speaks by several ways is one witness.
 
-    `hyperpod.node-health` and `hyperpod.node-labels` are one; a site's detectors, `site:<caller>`, are each its own.
+    `hyperpod.node-health` and `hyperpod.node-labels` are one. A site's detectors, `site:<caller>`, are each its own. So
+    are operators, `person:<caller> (<session>)`, whatever their session.
     """
-    return source if source.startswith("site") else source.partition(".")[0]
+    if source.startswith(("site:", "person:")):
+        return source.partition(" (")[0]
+    return source.partition(".")[0]
 
 
 def witnesses(signals: Iterable[Signal], catalogue: Catalogue) -> tuple[str, ...]:

@@ -1,6 +1,36 @@
-"""What a site's own detectors report."""
+"""What a site's own detectors and operators report, and which faults each may name."""
+
+from enum import StrEnum
 
 from evenkeel.domain.values import Instant, Value
+
+
+class Filer(StrEnum):
+    """On whose authority a report is filed: by the route that took it, never by what it says."""
+
+    DETECTOR = "detector"
+    """`POST /v1/faults`, which the Detector policy opens."""
+    OPERATOR = "operator"
+    """`POST /v1/nodes/{id}/replace`, which the Operator policy opens."""
+
+    def may_name(self, fault_key: str) -> bool:
+        """Whether a report may name this fault of the catalogue."""
+        return self is Filer.OPERATOR or is_detectors_own(fault_key)
+
+
+DETECTOR_FAMILIES = (
+    *("xid", "sxid", "gpu", "mem", "fabric", "efa", "thermal", "pcie", "disk", "neuron", "node", "train"),
+)
+"""First parts of the keys that a site's detectors observe by themselves.
+
+All others are somebody else's to say: HyperPod's (`hp`), EC2's, AWS Health's, the EKS agent's (`eks`), an operator's
+(`person`)."""
+_SAID_BY_KUBERNETES = ("node:not_ready", "node:pressure")
+
+
+def is_detectors_own(fault_key: str) -> bool:
+    """Whether a detector may report a fault as seen by itself."""
+    return fault_key.partition(":")[0] in DETECTOR_FAMILIES and fault_key not in _SAID_BY_KUBERNETES
 
 
 class Report(Value):
@@ -15,6 +45,8 @@ class Report(Value):
     """The rank that showed it, where the detector knows."""
     code: str = ""
     """A key of the catalogue, the number of an Xid, or a name as HyperPod or the EKS agent spell it."""
+    code_field: str = "code"
+    """The field of the request that holds `code`."""
     line: str = ""
     """A line of the kernel log or of HyperPod's agent: says which fault it is where `code` is empty."""
     gpu: str = ""
