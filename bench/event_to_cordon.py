@@ -33,7 +33,7 @@ AIMED: Final = f"{EVENKEEL}/{EMPTY}"
 """The comparison that has an aim."""
 AIM: Final = 1.5
 """At the median."""
-SOURCES: Final = {EVENKEEL: "evenkeel.drill", EMPTY: "evenkeel.bench.empty", BARE: "evenkeel.bench.bare"}
+SOURCES: Final = {EVENKEEL: "aws.sagemaker", EMPTY: "evenkeel.bench.empty", BARE: "evenkeel.bench.bare"}
 FUNCTIONS: Final = ("receive_event", "plan_recovery", "cordon_node")
 ON_THE_WAY: Final = {
     EVENKEEL: tuple(f"{STACK_NAME}-{function}" for function in FUNCTIONS),

@@ -74,7 +74,7 @@ class Track:
         self._watch = watch
         self._admin = admin_api(centre.cluster)
         sender = [{"Effect": "Allow", "Action": "events:PutEvents", "Resource": "*"}]
-        self._bus = make_user(centre.deployer, "bench-sender", sender).client("events")
+        self._bus = make_user(centre.deployer, "aws-bench", sender).client("events")
         self._states = centre.deployer.client("stepfunctions")
         self._functions = centre.deployer.client("lambda")
         self._turn = 0

@@ -129,7 +129,7 @@ class DataCentre:
             mode: `observe` or `act`.
             policy: `local` (seconds) or `production`.
             admission: `evenkeel` or `kueue`, which is not part of it.
-            drills_may_act: Whether the health agent's events, which are drills by their source, may lead to acts.
+            drills_may_act: Whether events of the source `evenkeel.drill` come in, and may lead to acts.
             ticks: Whether the scheduled functions run each second; without, only when somebody invokes them.
             say: Is told in a few words what happens next.
         """
@@ -160,7 +160,7 @@ class DataCentre:
             fleet.config(),
             self.run_dir / "gpu-cluster",
             engine_endpoint=self.engine.endpoint_url,
-            credentials=make_user(self.deployer, "gpu-cluster", _CLUSTER_STATEMENTS),
+            credentials=make_user(self.deployer, SERVICES_USER, _CLUSTER_STATEMENTS),
         )
         self._open.callback(self.cluster.stop)
         self.outputs = deploy(
@@ -280,6 +280,8 @@ class DataCentre:
         self.cluster.put_pod_identity(NAMESPACE, SERVICE_ACCOUNT, trainer.environment())
 
 
+SERVICES_USER: Final = "aws-services"
+"""The GPU cluster's: the engine lets it put events as AWS's services do, since its name begins with `aws-`."""
 _CLUSTER_STATEMENTS: Final[list[dict[str, Any]]] = [
     {
         "Effect": "Allow",

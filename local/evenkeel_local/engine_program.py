@@ -19,16 +19,20 @@ Run by the engine's own interpreter, so nothing of this project can be imported 
   at 127.0.0.1. Here it answers for loopback alone, and to no web page.
 * Two hundred calls at once started two hundred processes of a function, which on a laptop is minutes of imports and
   gigabytes. Here the calls of a function that has `AT_ONCE` processes wait in line.
+* Nobody could put events of AWS's own sources. On AWS the services can: here an IAM user whose name begins with
+  `SERVICE_PREFIX` stands in for them. Everybody else is refused, as on AWS.
 """
 
 # ruff: noqa: SLF001 - a correction reaches into what it corrects
 
+import contextvars
 import copy
 import functools
 import hashlib
 import json
 import marshal
 import os
+import re
 import tempfile
 import threading
 import types
@@ -39,12 +43,13 @@ from urllib.parse import urlsplit
 
 from ministack import app
 from ministack.core import lambda_runtime
-from ministack.services import dynamodb, lambda_svc, stepfunctions
+from ministack.services import dynamodb, eventbridge, iam, lambda_svc, stepfunctions
 
 Document = dict[str, Any]
 
 AT_ONCE = 4
 """Processes of one function: enough for every race, few enough for two processors."""
+SERVICE_PREFIX = "aws-"
 FAILURE = "__evenkeel_handler_failure__"
 _TOLD_AS_BROKEN = '{"status": "error", "error": str(e), "trace": traceback.format_exc()}'
 _TOLD_BY_NAME = (
@@ -246,6 +251,24 @@ def _is_local(url: str) -> bool:
     return name in ("127.0.0.1", "localhost") and parts.username is None
 
 
+def service_events() -> None:
+    """Let users that stand in for AWS's services put events under the sources of those."""
+    handle, put = eventbridge.handle_request, eventbridge._put_events
+    caller: contextvars.ContextVar[str] = contextvars.ContextVar("caller", default="")
+
+    async def handle_for_caller(method: str, path: str, headers: Document, body: Any, query: Any) -> Any:
+        key = re.search(r"Credential=([^/]+)/", str(headers.get("authorization", "")))
+        user = iam._access_keys.get(key[1], {}).get("UserName", "") if key else ""
+        caller.set(user)
+        return await handle(method, path, headers, body, query)
+
+    def put_for_caller(data: Document, allow_aws_source: bool = False) -> Any:
+        return put(data, allow_aws_source or caller.get().startswith(SERVICE_PREFIX))
+
+    eventbridge.handle_request = handle_for_caller
+    eventbridge._put_events = put_for_caller
+
+
 def shared_layers() -> None:
     """Let all workers read one copy of each layer."""
     lambda_runtime.zipfile = types.SimpleNamespace(**{**vars(zipfile), "ZipFile": SharedLayer})
@@ -257,6 +280,7 @@ if __name__ == "__main__":
     few_processes()
     failing_waits()
     quick_lists()
+    service_events()
     shared_layers()
     only_local_names()
     app.main()

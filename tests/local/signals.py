@@ -16,7 +16,7 @@ from tests.waiting import until
 Json = dict[str, Any]
 
 HEALTH_EVENT = "SageMaker HyperPod Cluster Node Health Event"
-TRACED = ("INC#", "OPEN#", "LAST#", "FACT#", "UNRESOLVED#")
+TRACED = ("INC#", "OPEN#", "LAST#", "FACT#", "UNRESOLVED#", "DRILL-OPEN#", "DRILL-LAST#")
 """What partitions of incidents begin with; the others hold decisions."""
 SETTLED_SECONDS = 90.0
 HANDLED_SECONDS = 60.0
@@ -30,7 +30,7 @@ def health_event(
     fault: str = "NvidiaErrorReboot",
     at: datetime | None = None,
     event_id: str = "",
-    source: str = "evenkeel.drill",
+    source: str = "aws.sagemaker",
 ) -> Json:
     """Return a node health event in its envelope, as EventBridge delivers it."""
     arn = "arn:aws:sagemaker:us-west-2:000000000000:cluster/k3v9x2m7q1ab"

@@ -270,9 +270,9 @@ def untouched(centre: DataCentre, job: Training, node: str) -> list[Any]:
     ]
 
 
-def observed(centre: DataCentre, node: str, fault: str) -> Json:
+def observed(centre: DataCentre, node: str, fault: str, source: str = "aws.sagemaker") -> Json:
     """Let a fault of a node be told, and return its incident once it is settled."""
-    event = signals.health_event(machine(centre, node)["instanceId"], fault=fault)
+    event = signals.health_event(machine(centre, node)["instanceId"], fault=fault, source=source)
     signals.queue(centre, event)
     signals.await_handled(centre, event["id"])
     return settled(centre, node)
@@ -284,7 +284,7 @@ def test_where_it_may_not_act_the_same_is_decided_and_nothing_touched(careful: D
     node = job.node()
     before = untouched(careful, job, node)
 
-    drill = observed(careful, node, "NvidiaErrorReboot")
+    drill = observed(careful, node, "NvidiaErrorReboot", source="evenkeel.drill")
     switch(careful, Mode="observe", DrillsMayAct="true")
     pending = Training.submit(careful, "in-observe", LONG)
     watched = observed(careful, node, "NvidiaErrorTerminate")

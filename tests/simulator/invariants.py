@@ -211,12 +211,13 @@ def _is_incident(key: Key) -> bool:
 # ---------------------------------------------------------------- incidents
 
 
-@holds("one-incident-per-life", "A node life has one open incident at most.", Moment.COMMIT)
+@holds("one-incident-per-life", "A node life has one open incident at most, and one drill.", Moment.COMMIT)
 def one_incident_per_life(world: "Simulation", changes: Changes) -> Iterator[str]:
     for key, _, after in changes:
         if after is None or not _is_incident(key):
             continue
         life, incident = _life(after.doc), after.doc["incidentId"]
+        life += " in drills" if after.doc["isDrill"] else ""
         others = world.watched.open_by_life.setdefault(life, set())
         if _is_open(after.doc):
             others.add(incident)
@@ -230,7 +231,8 @@ def one_incident_per_life(world: "Simulation", changes: Changes) -> Iterator[str
 def pointer_is_true(world: "Simulation", changes: Changes) -> Iterator[str]:
     for key, _, after in changes:
         if _is_incident(key) and after:
-            pointer = world.ledger.rows.get(Key(Table.INCIDENTS, f"OPEN#{_life(after.doc)}", "META"))
+            kind = "DRILL-" if after.doc["isDrill"] else ""
+            pointer = world.ledger.rows.get(Key(Table.INCIDENTS, f"{kind}OPEN#{_life(after.doc)}", "META"))
             points = pointer is not None and pointer.doc["incidentId"] == after.doc["incidentId"]
             if points != _is_open(after.doc):
                 yield f"{after.doc['incidentId']} is {after.doc['state']}, and its pointer says {points}"
@@ -239,6 +241,24 @@ def pointer_is_true(world: "Simulation", changes: Changes) -> Iterator[str]:
             still = world.watched.open_by_life.get(life)
             if still and not any(_is_incident(other) for other, _, _ in changes):
                 yield f"the pointer of {life} goes while {', '.join(sorted(still))} is open"
+
+
+@holds("drills-stay-apart", "No drill joins a real incident or is remembered with one; nor the reverse.", Moment.COMMIT)
+def drills_stay_apart(world: "Simulation", changes: Changes) -> Iterator[str]:
+    for key, before, after in changes:
+        if after is None or key.table is not Table.INCIDENTS:
+            continue
+        if key.sk.startswith("EVIDENCE#"):
+            subject = world.ledger.rows[Key(key.table, key.pk, "META")].doc
+            if subject["isDrill"] != after.doc["fact"]["isDrill"]:
+                yield f"{key.pk} takes in {after.doc['fact']['faultKey'] or after.doc['fact']['kind']} of another kind"
+        elif _is_incident(key) and before is not None and before.doc["isDrill"] != after.doc["isDrill"]:
+            yield f"{key.pk} was a drill: {before.doc['isDrill']}, and is one: {after.doc['isDrill']}"
+        elif key.sk == "META" and "incidentId" in after.doc and not _is_incident(key):
+            named = world.ledger.rows.get(rows.incident_key(after.doc["incidentId"]))
+            is_of_drills = key.pk.startswith(("DRILL-", "FACT#drill/"))
+            if named and named.doc["isDrill"] != is_of_drills:
+                yield f"{key.pk} names {after.doc['incidentId']}, which is of the other kind"
 
 
 @holds("ends-stand", "An incident, an attempt or a job that has ended stays as it ended.", Moment.COMMIT)
@@ -681,11 +701,11 @@ def reasons_are_true(world: "Simulation") -> Iterator[str]:
 @holds("nothing-left-behind", "At rest no lease, pointer, charge or workload is left.", Moment.END)
 def nothing_left_behind(world: "Simulation") -> Iterator[str]:
     for key, row in world.ledger.rows.items():
-        if key.pk.startswith("OPEN#"):
+        if key.pk.removeprefix("DRILL-").startswith("OPEN#"):
             incident = world.ledger.rows.get(rows.incident_key(row.doc["incidentId"]))
             if incident is None or not _is_out_of_places(world, incident.doc):
                 yield key.pk
-        elif key.pk.startswith("LEASE#") and row.doc.get("incidentId"):
+        elif key.pk.removeprefix("DRILL-").startswith("LEASE#") and row.doc.get("incidentId"):
             yield f"{key.pk} is held by {row.doc['incidentId']}"
     charged = {key.sk for key in world.ledger.rows if key.sk.startswith("CHARGE#")}
     live = {f"CHARGE#{doc['jobId']}-a{doc['attempt']}" for doc in _live_attempts(world)}
@@ -731,7 +751,7 @@ def _sick_and_unnoticed(world: "Simulation") -> Iterator[str]:
 def _forgotten(world: "Simulation", body: str) -> Iterator[str]:
     parsed: Any = envelope.parse(body.encode())
     for fact in getattr(parsed, "facts", (parsed,)):
-        if fact.kind != "SICKENED":
+        if fact.kind != "SICKENED" or fact.is_drill:
             continue
         key = fact.fact_key
         kept: tuple[Key, ...] = (rows.fact_key(key), rows.unresolved_row({}, key, A_MOMENT).key)

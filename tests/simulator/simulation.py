@@ -25,6 +25,7 @@ from evenkeel.domain.policy import GuardrailPolicy, JobPolicy, Policy, RepairPol
 from evenkeel.domain.recovery import guardrails
 from evenkeel.domain.recovery.guardrails import Act, GuardFacts, Rail
 from evenkeel.domain.scheduling.jobs import JobSpec, OnNodeFault
+from evenkeel.events import envelope
 from evenkeel.ports import (
     EvenkeelError,
     ExecutionState,
@@ -73,6 +74,8 @@ _SPOT_NOTICE = 120.0
 CALM_SECONDS = 30_000.0
 """After the last fault everything must have come to rest within this: eight hours, for fleets that may ask for two
 repairs an hour."""
+_FORGED_EVERY, _FORGED_FIRST = 7, 3
+"""Every seventh seed has drills that somebody forged, though drills may not act."""
 _RECEIVES = 5
 _SEEN_AGAIN_AFTER = 20.0
 _RUN_TWICE = 0.04
@@ -383,6 +386,7 @@ class Simulation:
         self.seed = seed
         self.is_strict = is_strict
         self.chance = random.Random(seed)
+        self.forger = random.Random(f"{seed} drills") if seed % _FORGED_EVERY == _FORGED_FIRST else None
         self.loop = Loop()
         self.story: list[tuple[float, str]] = []
         self.violations: list[Violation] = []
@@ -572,7 +576,29 @@ class Simulation:
         self.loop.after(seconds, run)
 
     def deliver(self, body: str, seconds: float, receives: int = 1) -> None:
-        """Hand an event to its function through its queue."""
+        """Hand an event to its function through its queue, with drills that somebody forged beside it."""
+        if self.forger and receives == 1:
+            for _ in range(self.forger.choice((0, 1, 2))):
+                self._queue(self._forged(body), self.forger.choice((0.1, 0.5, 2.0, 15.0, 90.0)))
+        self._queue(body, seconds, receives)
+
+    def _forged(self, body: str) -> str:
+        """Return a drill that looks like an event: the same, of another fault, healthy again, or of another minute."""
+        assert self.forger
+        event = json.loads(body)
+        event["source"] = envelope.DRILL_SOURCE
+        health = event["detail"].get("HealthSummary")
+        if health and self.forger.random() < 0.6:
+            fault = self.forger.choice(("", "NvidiaErrorTerminate", "NvidiaErrorReboot"))
+            reason = f"The agent has detected fault type {fault} on this node." if fault else ""
+            health |= {"HealthStatus": "Unhealthy" if fault else "Healthy", "HealthStatusReason": reason}
+        at = self.loop.now() + timedelta(seconds=self.forger.choice((0, 0, -60, 60)))
+        if self.forger.random() < 0.5:
+            event["time"] = at.strftime("%Y-%m-%dT%H:%M:%SZ")
+        self.seen["shows a forged drill"] += 1
+        return json.dumps(event)
+
+    def _queue(self, body: str, seconds: float, receives: int = 1) -> None:
 
         def run() -> None:
             record = {"messageId": "m-1", "body": body}
@@ -583,7 +609,7 @@ class Simulation:
             if not failed:
                 self.watched.delivered.append(body)
             elif receives < _RECEIVES:
-                self.deliver(body, _SEEN_AGAIN_AFTER, receives + 1)
+                self._queue(body, _SEEN_AGAIN_AFTER, receives + 1)
 
         self.loop.after(seconds, run)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from evenkeel.events import envelope, reported_faults
-from tests.template.documents import ROOT, Json, resources
+from tests.template.documents import ROOT, Json, resources, template
 
 RULES = resources("AWS::Events::Rule")
 EVENTS = ROOT / "tests" / "fixtures" / "events"
@@ -64,6 +64,12 @@ def test_every_kind_that_has_a_parser_has_a_rule_and_a_detectors_report_has_none
 )
 def test_what_does_not_concern_machines_stays_out(source: str, kind: str, detail: Json) -> None:
     assert rules_for({"source": source, "detail-type": kind, "detail": detail}) == []
+
+
+def test_rule_for_drills_is_enabled_only_where_drills_may_act() -> None:
+    assert RULES["DrillEvents"]["State"] == {"Fn::If": ["LetsDrillsAct", "ENABLED", "DISABLED"]}
+    assert template()["Conditions"]["LetsDrillsAct"] == {"Fn::Equals": [{"Ref": "DrillsMayAct"}, "true"]}
+    assert [name for name, rule in RULES.items() if "State" in rule] == ["DrillEvents"]
 
 
 def test_something_new_of_hyperpod_is_seen() -> None:

@@ -82,7 +82,7 @@ def _told(stage: Stage, machine: str) -> Iterator[Json]:
             "version": "0",
             "id": f"storm-{stage.seed}-{machine}-{number}",
             "detail-type": HEALTH_EVENT,
-            "source": "evenkeel.drill",
+            "source": "aws.sagemaker",
             "account": stage.cluster.cluster_arn.split(":")[4],
             "time": f"{now - timedelta(seconds=TOLD_EACH - number):%Y-%m-%dT%H:%M:%SZ}",
             "region": stage.centre.deployer.region,

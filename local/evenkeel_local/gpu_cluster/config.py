@@ -154,7 +154,6 @@ class ClusterConfig(Settings):
     reorder_events: bool = False
     cluster_events: bool = False
     """Send the HyperPod cluster and state-change events too; they are always in ListClusterEvents."""
-    drill_source: str = "evenkeel.drill"
     karpenter: KarpenterSettings | None = None
     access_entries: tuple[AccessEntry, ...] = ()
     pod_identities: tuple[PodIdentity, ...] = ()

@@ -18,6 +18,13 @@ RETRY_SECONDS = 0.3
 SPREAD_SECONDS = 0.3
 
 
+def source_of(detail_type: str) -> str:
+    """Return the AWS service that sends events of this type."""
+    if detail_type.startswith("SageMaker "):
+        return "aws.sagemaker"
+    return "aws.health" if detail_type == "AWS Health Event" else "aws.ec2"
+
+
 class EventBus:
     """Puts events on the engine's default bus; without an engine it only remembers them."""
 
@@ -33,7 +40,7 @@ class EventBus:
         if copies is None:
             copies = self._random.choice((2, 3)) if self._config.duplicate_events else 1
         entry = {
-            "Source": self._config.drill_source,
+            "Source": source_of(detail_type),
             "DetailType": detail_type,
             "Detail": json.dumps(detail),
             "Resources": resources,

@@ -176,8 +176,7 @@ def _from_reservation(node: KubernetesNode, ending: Mapping[str, GroupFact], now
         return
     reading = Reading("ec2:capacity_block_expiring", reservation)
     detail = f"Its capacity reservation {reservation} takes node {node.name} back at {rfc3339(goes_at)}."
-    # What a drill says stays a drill, and is another fact: the real one is news after it.
-    occurrence = f"{reservation}-{rfc3339(goes_at)}{'-drill' if said.is_drill else ''}"
+    occurrence = f"{reservation}-{rfc3339(goes_at)}"
     fact = _fact(node, SOURCE_RESERVATION, reading, now, occurrence=occurrence, detail=detail)
     yield fact.but(deadline_at=goes_at, is_drill=said.is_drill)
 

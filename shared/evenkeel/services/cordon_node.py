@@ -56,7 +56,8 @@ def run(
     """
     incident, _ = incident_record.load(ledger, request.incident_id)
     allowed = mode_now(mode, incident.mode, is_approved=is_approved(incident))
-    barred = not_allowed(allowed, is_drill=incident.is_drill, drills_may_act=drills_may_act)
+    may_act = incident_record.drill_may_act(incident, ledger, drills_may_act=drills_may_act)
+    barred = not_allowed(allowed, is_drill=incident.is_drill, drills_may_act=may_act)
     if barred or incident.state.is_settled:
         return Outcome(outcome="HELD", reason=barred or "The incident is settled.")
     if incident.plan is not None and not incident.plan.repairs_node:
@@ -91,7 +92,7 @@ def cordon(
         life = current.life.key
         writes: list[Write] = []
         if not carries_ours:
-            writes += guard_register.leaving(ledger, Which.CORDONS, life, now=now)
+            writes += guard_register.leaving(ledger, Which.CORDONS, life, now=now, is_drill=current.is_drill)
         after = current
         if current.block is not None and current.block.act == Act.CORDON:
             after = guard_acts.unblocked(after)
@@ -121,7 +122,11 @@ def _entered(incident: Incident, ledger: Ledger, policy: Policy, now: datetime) 
         if not verdict.allowed or is_in:
             return verdict
         try:
-            ledger.commit(guard_register.entering(Which.CORDONS, guarded.register, guarded.version, entry, asks=False))
+            ledger.commit(
+                guard_register.entering(
+                    Which.CORDONS, guarded.register, guarded.version, entry, asks=False, is_drill=incident.is_drill
+                )
+            )
         except Conflict:
             continue
         return verdict

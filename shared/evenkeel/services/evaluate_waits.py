@@ -182,7 +182,7 @@ class Observation:
 
     def returns_of(self, incident: Incident) -> int:
         """Return how often the machine of an incident was returned to service lately."""
-        row = self.ledger.get(rows.lease_key(incident.slot))
+        row = self.ledger.get(rows.lease_key(incident.slot, is_drill=incident.is_drill))
         since = self.now - timedelta(hours=self.policy.repair.flap_window_hours)
         return len(rows.read(row, Lease).returns_of(incident.life, since)) if row else 0
 

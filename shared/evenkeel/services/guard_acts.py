@@ -88,9 +88,13 @@ class Fleet:
         return rows.read(row, Holds) if row else Holds()
 
     @cached_property
-    def registers(self) -> dict[Which, tuple[Register, int]]:
-        """Both registers."""
-        return {which: guard_register.load(self.ledger, which, self.now) for which in Which}
+    def registers(self) -> dict[tuple[Which, bool], tuple[Register, int]]:
+        """Both registers, of real recoveries and of drills."""
+        return {
+            (which, is_drill): guard_register.load(self.ledger, which, self.now, is_drill=is_drill)
+            for which in Which
+            for is_drill in (False, True)
+        }
 
     def hold_on(self, incident: Incident) -> Hold | None:
         """Return the hold in force on an incident's machine."""
@@ -112,14 +116,17 @@ class Fleet:
         How large a pool is matters only once another machine of it is out: one is always allowed. A drill bars drills
         alone: anybody who may put events can forge one.
         """
-        register, version = self.registers[_register_of(act)]
+        which = _register_of(act)
+        register, version = self.registers[which, incident.is_drill]
+        real, _ = self.registers[which, False]
+        under_way = real.beside(register) if incident.is_drill else real
         life, pool = incident.life.key, incident.pool
         facts = GuardFacts(
             life=life,
             pool=pool,
             hold=self.hold_on(incident) if act is not Act.CORDON else None,
-            under_way=register,
-            pool_machines=self.pool_machines(pool) if register.others(life, pool) else 0,
+            under_way=under_way,
+            pool_machines=self.pool_machines(pool) if under_way.others(life, pool) else 0,
             looks_well=looks_well,
             evidence_at=_evidence_at(incident),
             goes_at=incident.deadline_at,
@@ -260,7 +267,14 @@ def unblock(incident: Incident, ledger: Ledger) -> None:
 
 
 def tell_cause(
-    verdict: Verdict, *, window: timedelta, ledger: Ledger, pager: Pager, telemetry: Telemetry, now: datetime
+    verdict: Verdict,
+    *,
+    is_drill: bool,
+    window: timedelta,
+    ledger: Ledger,
+    pager: Pager,
+    telemetry: Telemetry,
+    now: datetime,
 ) -> None:
     """Page once for a wave, however many machines it bars and whoever sees it first.
 
@@ -268,7 +282,7 @@ def tell_cause(
     those that count now. The row is claimed, then the page goes out, then the claim says so. A crash in between lets
     another take over. Idempotent: yes, by the row.
     """
-    key = rows.cause_key(verdict.cause)
+    key = rows.cause_key(verdict.cause, is_drill=is_drill)
     row = ledger.get(key)
     until = max(verdict.clears_at or now, now) + window
     was = row.doc if row else {}
@@ -285,7 +299,9 @@ def tell_cause(
         return  # somebody else saw it at the same moment, and pages
     kind, _, name = verdict.cause.partition("/")
     message = f"{verdict.reason}\nRepairs there wait until it is over. Look: evenkeel incidents ls --state BLOCKED"
-    pager.page(f"Several machines of {kind} {name} sickened at once", message, key=f"shared-cause-{verdict.cause}")
+    drill, of_drills = ("[drill] ", "drill-") if is_drill else ("", "")
+    subject = f"{drill}Several machines of {kind} {name} sickened at once"
+    pager.page(subject, message, key=f"{of_drills}shared-cause-{verdict.cause}")
     telemetry.error("SharedCause", cause=verdict.cause, reason=verdict.reason, runbook="shared-cause")
     paged = Row(key, claim.doc | {"isPaged": True}, claim.version + 1, None, claim.expires_at)
     _keep(ledger, paged)

@@ -37,5 +37,6 @@ def _waiting(incident: Incident, fleet: Fleet, looks_well: Callable[[Incident], 
         severity=incident.severity,
         opened_at=incident.opened_at,
         act=act,
+        is_drill=incident.is_drill,
         facts=fleet.guarded(act, incident, looks_well=is_well).facts,
     )

@@ -76,6 +76,14 @@ def amend_once(ledger: Ledger, incident_id: str, change: Change) -> Incident:
     return after
 
 
+def drill_may_act(incident: Incident, ledger: Ledger, *, drills_may_act: bool) -> bool:
+    """Return whether a drill may act now: where the stack allows it, and no real incident is open for the machine.
+
+    A real incident takes no notice of a drill, so the drill gives way. Only drills are asked for.
+    """
+    return drills_may_act and (not incident.is_drill or ledger.get(rows.open_key(incident.life)) is None)
+
+
 def told(subject: str, kind: str, text: str, *, at: datetime, writer: str, decision_id: str = "") -> Put:
     """Return the write of one line of a story."""
     return Put(told_row(subject, kind, text, at=at, writer=writer, decision_id=decision_id))

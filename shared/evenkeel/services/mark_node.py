@@ -118,7 +118,8 @@ def _leave(request: Request, node: FleetNode, incident_id: str, ledger: Ledger, 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         text = f"{node.node_name} was un-cordoned by {request.by}" + (f": {request.reason}" if request.reason else ".")
         line = incident_record.told(current.incident_id, "uncordoned", text, at=now, writer=request.by)
-        return current, [*guard_register.leaving(ledger, Which.CORDONS, node.life.key, now=now), line]
+        leaves = guard_register.leaving(ledger, Which.CORDONS, node.life.key, now=now, is_drill=current.is_drill)
+        return current, [*leaves, line]
 
     try:
         incident_record.amend(ledger, incident_id, change)

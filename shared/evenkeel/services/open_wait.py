@@ -193,7 +193,7 @@ def _seat(incident: Incident, ask: RepairAsk | None) -> dict[str, Any]:
 
 def last_ask(ledger: Ledger, incident: Incident) -> RepairAsk | None:
     """Return the last call that an incident made for its machine."""
-    row = ledger.get(rows.lease_key(incident.slot))
+    row = ledger.get(rows.lease_key(incident.slot, is_drill=incident.is_drill))
     if row is None:
         return None
     asks = [ask for ask in rows.read(row, Lease).asks if ask.incident_id == incident.incident_id]

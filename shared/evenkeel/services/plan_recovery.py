@@ -84,8 +84,9 @@ def run(
             return None
         fault_class = policy.catalogue.look_up(current.fault_key).fault_class
         mode = mode_for(stack_mode, policy.modes, fault_class, _pool(current, seat.patient.node))
+        may_act = incident_record.drill_may_act(current, ledger, drills_may_act=drills_may_act)
         facts = _facts(
-            current, seat, nodes.result(), settings, cluster, policy.catalogue, mode=mode, drills_may_act=drills_may_act
+            current, seat, nodes.result(), settings, cluster, policy.catalogue, mode=mode, drills_may_act=may_act
         )
         plan = plan_recovery(facts, policy.repair)
         if _is_still_later(current, plan, request):

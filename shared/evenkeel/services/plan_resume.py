@@ -4,6 +4,7 @@ The plan is recorded on the job; only `schedule_jobs` acts on it.
 """
 
 import contextlib
+import itertools
 from collections.abc import Mapping
 from datetime import datetime
 from typing import NamedTuple
@@ -41,11 +42,12 @@ from evenkeel.domain.scheduling.jobs import (
     StopRequest,
 )
 from evenkeel.domain.values import Value
-from evenkeel.ports import Cluster, Conflict, Ids, Ledger, Passes, Put, Table, Telemetry, Write, get_all
+from evenkeel.ports import Cluster, Conflict, Ids, Ledger, Passes, Put, Table, Telemetry, Write, every, get_all
 from evenkeel.services import guard_acts, incident_record, rows, seek_offers
 
 WRITER = "plan_resume"
 _INCIDENTS_MEASURED = 50
+_INCIDENTS_LISTED = 200
 _ATTEMPTS_MEASURED = 5
 _KEEPS_ITS_SIZE = Offer(option=ResumeOption.SHRINK, why_not="not available here: it runs at one number of nodes only")
 
@@ -97,7 +99,8 @@ def run(
     """
     incident, _ = incident_record.load(ledger, request.incident_id)
     allowed = mode_now(mode, incident.mode, is_approved=is_approved(incident))
-    barred = not_allowed(allowed, is_drill=incident.is_drill, drills_may_act=drills_may_act)
+    may_act = incident_record.drill_may_act(incident, ledger, drills_may_act=drills_may_act)
+    barred = not_allowed(allowed, is_drill=incident.is_drill, drills_may_act=may_act)
     if barred or incident.state.is_settled:
         return Outcome(outcome="NO_JOBS", reason=barred or "The incident is settled.")
     if not incident.hurt_jobs:
@@ -134,7 +137,7 @@ def _look(incident: Incident, ledger: Ledger, cluster: Cluster) -> _Seen:
     return _Seen(
         tuple(node for name in names for node in cluster.nodes(name)),
         {node: count for name in names for node, count in cluster.accelerators_in_use(name).items()},
-        _past_incidents(ledger),
+        _past_incidents(ledger, is_drill=incident.is_drill),
     )
 
 
@@ -375,11 +378,16 @@ def _can_still_doubt(job: Job, hurt: HurtJob, ledger: Ledger) -> bool:
     return job.current_attempt == hurt.attempt + 1 and row is not None and rows.read(row, Attempt).launched_at is None
 
 
-def _past_incidents(ledger: Ledger) -> tuple[Incident, ...]:
-    """Return the last recoveries that ended well: what they took is what this one is expected to take."""
+def _past_incidents(ledger: Ledger, *, is_drill: bool) -> tuple[Incident, ...]:
+    """Return the last recoveries that ended well: what they took is what this one is expected to take.
+
+    A drill's tell nothing of a real one.
+    """
     state = f"INC#{IncidentState.RECOVERED}"
-    page = ledger.by_state(Table.INCIDENTS, state, limit=_INCIDENTS_MEASURED, newest_first=True)
-    return tuple(rows.read(row, Incident) for row in page.rows)
+    listed = every(lambda cursor: ledger.by_state(Table.INCIDENTS, state, cursor=cursor, newest_first=True))
+    found = (rows.read(row, Incident) for row in itertools.islice(listed, _INCIDENTS_LISTED))
+    of_its_kind = (each for each in found if each.is_drill is is_drill)
+    return tuple(itertools.islice(of_its_kind, _INCIDENTS_MEASURED))
 
 
 def _past_attempts(attempt: Attempt, ledger: Ledger) -> tuple[Attempt, ...]:

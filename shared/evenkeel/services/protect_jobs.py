@@ -68,7 +68,8 @@ def run(
     """
     incident, _ = incident_record.load(ledger, request.incident_id)
     allowed = mode_now(mode, incident.mode, is_approved=is_approved(incident))
-    barred = not_allowed(allowed, is_drill=incident.is_drill, drills_may_act=drills_may_act)
+    may_act = incident_record.drill_may_act(incident, ledger, drills_may_act=drills_may_act)
+    barred = not_allowed(allowed, is_drill=incident.is_drill, drills_may_act=may_act)
     if barred or incident.state.is_settled:
         return Outcome(outcome="NO_JOBS", reason=barred or "The incident is settled.")
     if incident.plan is not None and incident.plan.jobs is JobAct.LEAVE:

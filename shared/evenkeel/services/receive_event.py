@@ -43,7 +43,7 @@ from evenkeel.ports import (
 )
 from evenkeel.services import incident_record, note_group_fact, rows
 
-UNRESOLVED = "UNRESOLVED"
+UNRESOLVED, UNRESOLVED_DRILL = "UNRESOLVED", "UNRESOLVED-DRILL"
 FOREIGN = "FOREIGN"
 WRITER = "receive_event"
 _GIVE_UP_AFTER = timedelta(hours=6)
@@ -183,6 +183,8 @@ def run(
     else:
         asked = None if fact.source in _WHOLE_ACCOUNT else provider
         seat = resolve(fact.instance_id, ledger=ledger, provider=asked, clusters=clusters)
+    if seat is None and fact.is_drill and not drills_may_act:
+        return _foreign(f"A drill about {fact.instance_id}, which is no machine of this fleet.", fact.source, telemetry)
     if seat is None and fact.source in _WHOLE_ACCOUNT:
         _keep_in_case(fact, ledger=ledger, now=clock.now())
         return _foreign(f"No machine of this fleet is {fact.instance_id}.", fact.source, telemetry)
@@ -197,7 +199,6 @@ def run(
         clock=clock,
         ids=ids,
         telemetry=telemetry,
-        drills_may_act=drills_may_act,
         catalogue=catalogue,
     )
 
@@ -215,10 +216,10 @@ def _seat_in_repair(fact: NodeFact, ledger: Ledger, clusters: tuple[str, ...]) -
     Of a replacement either machine may be named, and one that never ran; HyperPod is not asked about it.
     """
     own = resolve(fact.instance_id, ledger=ledger, provider=None, clusters=clusters)
-    if own is not None and ledger.get(rows.open_key(own.life)) is not None:
+    if own is not None and ledger.get(rows.open_key(own.life, is_drill=fact.is_drill)) is not None:
         return own
     slot = f"{clusters[0]}/{fact.logical_id}" if clusters and fact.logical_id else ""
-    pointer = ledger.get(rows.seat_key(slot)) if slot else None
+    pointer = ledger.get(rows.seat_key(slot, is_drill=fact.is_drill)) if slot else None
     row = ledger.get(rows.incident_key(pointer.doc["incidentId"])) if pointer else None
     incident = rows.read(row, Incident) if row else None
     if incident is None or incident.state.is_settled:
@@ -266,7 +267,6 @@ def note_fact(
     clock: Clock,
     ids: Ids,
     telemetry: Telemetry,
-    drills_may_act: bool,
     catalogue: Catalogue,
 ) -> Outcome:
     """Let a fact about a known machine join or open its incident, and see that the recovery runs.
@@ -278,9 +278,7 @@ def note_fact(
     """
     for _ in range(incident_record.TRIES):
         try:
-            decision = _note_once(
-                fact, seat, ledger=ledger, clock=clock, ids=ids, drills_may_act=drills_may_act, catalogue=catalogue
-            )
+            decision = _note_once(fact, seat, ledger=ledger, clock=clock, ids=ids, catalogue=catalogue)
         except Conflict:
             continue
         break
@@ -315,20 +313,19 @@ def _note_once(
     ledger: Ledger,
     clock: Clock,
     ids: Ids,
-    drills_may_act: bool,
     catalogue: Catalogue,
 ) -> IntakeDecision:
-    now = clock.now()
+    now, is_drill = clock.now(), fact.is_drill
     if fact.job_id:
         seat = seat.but(job_ids=(fact.job_id,))
     remembered_at = places(catalogue.look_up(fact.fault_key), seat) if fact.kind is FactKind.SICKENED else ()
     known, last_row, pointer, forgotten, in_seat, *history_rows = ledger.get_each(
         rows.fact_key(fact.fact_key),
-        rows.last_key(seat.life),
-        rows.open_key(seat.life),
+        rows.last_key(seat.life, is_drill=is_drill),
+        rows.open_key(seat.life, is_drill=is_drill),
         rows.unresolved_row({}, fact.fact_key, now).key,
-        rows.seat_key(seat.slot),
-        *map(rows.history_key, remembered_at),
+        rows.seat_key(seat.slot, is_drill=is_drill),
+        *(rows.history_key(place, is_drill=is_drill) for place in remembered_at),
     )
     histories = dict(zip(remembered_at, history_rows, strict=True))
     current_row = ledger.get(rows.incident_key(pointer.doc["incidentId"])) if pointer else None
@@ -338,7 +335,6 @@ def _note_once(
         known_as=known.doc["incidentId"] if known else "",
         last=rows.read(last_row, LastIncident) if last_row else None,
         current=rows.read(current_row, Incident) if current_row else None,
-        drills_may_act=drills_may_act,
         new_id=ids.new("inc"),
         now=now,
         histories={place: rows.read(row, History) for place, row in histories.items() if row},
@@ -353,10 +349,11 @@ def _note_once(
         writes = _recorded(decision.incident, fact, known, pointer, current_row, decision.action, now, catalogue)
     if decision.action is Intake.OPEN:
         # The rows are not of one instant: an incident that was settled between two reads would seem not to have been.
-        writes.append(Check(rows.last_key(seat.life), last_row.version if last_row else 0))
+        writes.append(Check(rows.last_key(seat.life, is_drill=is_drill), last_row.version if last_row else 0))
     for place, history in decision.histories.items():
         before = histories[place]
-        writes.append(Put(rows.history_row(place, history, before.version if before else 0, now)))
+        version = before.version if before else 0
+        writes.append(Put(rows.history_row(place, history, version, now, is_drill=is_drill)))
     if decision.action is Intake.OPEN and decision.incident:
         writes.append(Put(rows.seat_row(decision.incident, in_seat.version if in_seat else 0, now)))
     if forgotten is not None:
@@ -386,7 +383,7 @@ def _recorded(
     return [
         Put(rows.fact_row(fact.fact_key, subject, now, known.version if known else 0)),
         # The pointer is put by the first and held by every other: two first-comers cannot both open.
-        Put(rows.open_row(incident.life, subject), born=milliseconds(now))
+        Put(rows.open_row(incident.life, subject, is_drill=incident.is_drill), born=milliseconds(now))
         if opens
         else Check(pointer.key, pointer.version),  # type: ignore[union-attr]  # joins only what is open
         Put(rows.incident_row(incident, 0 if opens else current.version)),  # type: ignore[union-attr]  # the same
@@ -461,13 +458,14 @@ def _keep_for_later(fact: NodeFact, *, ledger: Ledger, clock: Clock, telemetry: 
 def _keep_in_case(fact: NodeFact, *, ledger: Ledger, now: datetime) -> None:
     """Keep a notice for an hour: a machine may be taken back before the sweeper has seen it at all."""
     for _ in range(incident_record.TRIES):
-        row = ledger.get(rows.early_key(fact.instance_id))
+        row = ledger.get(rows.early_key(fact.instance_id, is_drill=fact.is_drill))
         said = early_facts(row) if row else ()
         if any(each.fact_key == fact.fact_key for each in said):
             return
         kept = (*said, fact)[-_EARLY_FACTS:]
         with contextlib.suppress(Conflict):  # another notice of it came at the same moment
-            ledger.commit(Put(rows.early_row(fact.instance_id, kept, now, row.version if row else 0)))
+            version = row.version if row else 0
+            ledger.commit(Put(rows.early_row(fact.instance_id, kept, now, version, is_drill=fact.is_drill)))
             return
     raise Conflict(f"what is kept of {fact.instance_id} kept changing")  # or the notice would be lost without a word
 
@@ -491,29 +489,60 @@ def retry_unresolved(
 ) -> tuple[Outcome, ...]:
     """Try again to resolve the facts that were kept; give up those that nobody ever knew. For the sweeper.
 
+    A call takes the next facts of the list, so each one has its turn however many there are. Drills come after real
+    facts, and not at all where drills may not act.
+
     Idempotent: yes, as `note_fact` is.
+
+    Raises:
+        EvenkeelError: the first failure, once each fact was tried.
     """
-    page = ledger.by_state(Table.INCIDENTS, UNRESOLVED, limit=_RETRIED_AT_ONCE)
-    outcomes = []
-    for row in page.rows:
+    outcomes: list[Outcome] = []
+    failures: list[EvenkeelError] = []
+    rest: dict[str, Any] = {
+        "ledger": ledger,
+        "workflows": workflows,
+        "clock": clock,
+        "ids": ids,
+        "telemetry": telemetry,
+        "catalogue": catalogue,
+    }
+    for row in _next_unresolved(ledger, drills_may_act=drills_may_act):
         fact = rows.read(row, NodeFact)
-        seat = resolve(fact.instance_id, ledger=ledger, provider=provider, clusters=clusters)
-        if seat is not None:
-            rest: dict[str, Any] = {
-                "ledger": ledger,
-                "workflows": workflows,
-                "clock": clock,
-                "ids": ids,
-                "telemetry": telemetry,
-                "drills_may_act": drills_may_act,
-                "catalogue": catalogue,
-            }
-            outcomes.append(note_fact(fact, seat, **rest))
-        elif clock.now() - _kept_since(row) > _GIVE_UP_AFTER:
+        try:
+            seat = resolve(fact.instance_id, ledger=ledger, provider=provider, clusters=clusters)
+            if seat is not None:
+                outcomes.append(note_fact(fact, seat, **rest))
+                continue
+        except EvenkeelError as error:
+            failures.append(error)  # this fact has its next turn; the facts behind it have theirs now
+            continue
+        if clock.now() - _kept_since(row) > _GIVE_UP_AFTER:
             telemetry.count("FactsGivenUp")
             with contextlib.suppress(Conflict):  # somebody resolved it meanwhile
                 ledger.commit(Delete(row.key, row.version))
+    if failures:
+        raise failures[0]
     return tuple(outcomes)
+
+
+def _next_unresolved(ledger: Ledger, *, drills_may_act: bool) -> list[Row]:
+    """Return the facts to retry now, and remember where the next call goes on."""
+    kept = ledger.get(rows.retried_key())
+    cursors = dict(kept.doc) if kept else {}
+    found: list[Row] = []
+    for state in (UNRESOLVED, UNRESOLVED_DRILL) if drills_may_act else (UNRESOLVED,):
+        if len(found) < _RETRIED_AT_ONCE:
+            page = ledger.by_state(
+                Table.INCIDENTS, state, limit=_RETRIED_AT_ONCE - len(found), cursor=cursors.get(state) or None
+            )
+            found += page.rows
+            cursors[state] = page.cursor or ""
+    if cursors != (dict(kept.doc) if kept else {}):
+        after = Row(rows.retried_key(), cursors, kept.version if kept else 0)
+        with contextlib.suppress(Conflict):  # another sweep goes on from where it came to
+            ledger.commit(Put(after))
+    return found
 
 
 def _kept_since(row: Row) -> datetime:

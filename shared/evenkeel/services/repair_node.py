@@ -115,7 +115,7 @@ def run(
     incident, _ = incident_record.load(ledger, request.incident_id)
     if incident.state.is_settled or request.run < incident.run:
         return Outcome(outcome="STAND_DOWN", reason="The incident is settled, or another run took over.")
-    lease_row = ledger.get(rows.lease_key(incident.slot))
+    lease_row = ledger.get(rows.lease_key(incident.slot, is_drill=incident.is_drill))
     lease = rows.read(lease_row, Lease) if lease_row else None
     facts = _facts(incident, lease, ledger, cluster, provider, policy, mode, drills_may_act, now)
     decision = choose_repair(facts, policy.repair)
@@ -210,7 +210,12 @@ def _facts(
         opened_at=incident.opened_at,
         boot_id_at_opening=incident.boot_id,
         has_recovered=recovered is not None and recovered > (incident.last_signal_at or incident.first_signal_at),
-        not_allowed=_not_allowed(incident, policy, mode, drills_may_act=drills_may_act),
+        not_allowed=_not_allowed(
+            incident,
+            policy,
+            mode,
+            drills_may_act=incident_record.drill_may_act(incident, ledger, drills_may_act=drills_may_act),
+        ),
         is_persons_cordon=patient is not None and patient.is_cordoned and patient.incident_id is None,
         lease_holder=_other_holder(lease, incident, ledger),
         asks=asks,
@@ -320,7 +325,9 @@ def _call(
 ) -> Outcome:
     ask = _ask(facts, decision.rung, "")
     entry = guarded.entry(incident, facts.now)
-    enters = guard_register.entering(Which.REPAIRS, guarded.register, guarded.version, entry, asks=True)
+    enters = guard_register.entering(
+        Which.REPAIRS, guarded.register, guarded.version, entry, asks=True, is_drill=incident.is_drill
+    )
     _record_ask(incident, lease, lease_row, ask, enters, decision, record, ledger)
     machine = incident.life.instance_id
     try:
@@ -417,7 +424,7 @@ def _record_ask(
         line = incident_record.told(
             current.incident_id, said, decision.reason, at=ask.asked_at, writer=WRITER, decision_id=record.decision_id
         )
-        lease_write = Put(rows.lease_row(ours, version))
+        lease_write = Put(rows.lease_row(ours, version, is_drill=incident.is_drill))
         return after, [lease_write, *([enters] if enters else []), Put(rows.decision_row(record)), line]
 
     incident_record.amend_once(ledger, incident.incident_id, change)
@@ -426,7 +433,7 @@ def _record_ask(
 def _record_answer(incident: Incident, ask: RepairAsk, answer: str, ledger: Ledger) -> None:
     """Complete the ask. Lost to a crash it stays open, which the next visit takes for a call without a reply."""
     for _ in range(incident_record.TRIES):
-        row = ledger.get(rows.lease_key(incident.slot))
+        row = ledger.get(rows.lease_key(incident.slot, is_drill=incident.is_drill))
         if row is None:
             return
         lease = rows.read(row, Lease)
@@ -435,7 +442,7 @@ def _record_answer(incident: Incident, ask: RepairAsk, answer: str, ledger: Ledg
             for each in lease.asks
         )
         try:
-            ledger.commit(Put(rows.lease_row(lease.but(asks=asks), row.version)))
+            ledger.commit(Put(rows.lease_row(lease.but(asks=asks), row.version, is_drill=incident.is_drill)))
         except Conflict:
             continue
         return
@@ -482,7 +489,15 @@ def _bar(
     guard_acts.block(incident, act, verdict, record, ledger=ledger, telemetry=telemetry, writer=WRITER, now=facts.now)
     if verdict.cause:
         window = timedelta(seconds=policy.repair.guardrails.shared_cause_window_seconds)
-        guard_acts.tell_cause(verdict, window=window, ledger=ledger, pager=pager, telemetry=telemetry, now=facts.now)
+        guard_acts.tell_cause(
+            verdict,
+            is_drill=incident.is_drill,
+            window=window,
+            ledger=ledger,
+            pager=pager,
+            telemetry=telemetry,
+            now=facts.now,
+        )
 
 
 def _end(

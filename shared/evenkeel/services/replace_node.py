@@ -84,7 +84,6 @@ def run(
             clock=clock,
             ids=ids,
             telemetry=silence,
-            drills_may_act=drills_may_act,
             catalogue=policy.catalogue,
         )
     if not noted.incident_id:

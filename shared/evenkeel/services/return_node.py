@@ -61,6 +61,9 @@ def run(
     node = machine.node
     if node is None:
         return _record(incident, Outcome(outcome=GONE, reason="No machine holds the seat any more."), "", ledger, now)
+    if incident.is_drill and ledger.get(rows.open_key(incident.life)) is not None:
+        reason = f"{node.name} stays cordoned: a real incident is open for it."
+        return _record(incident, Outcome(outcome=NOT_OURS, reason=reason), machine.instance_id, ledger, now)
     mark = _mark(node.incident_id, incident, ledger)
     found = cluster.release(incident.life.cluster, node.name, mark)
     outcome, text = _SAID[found]
@@ -78,7 +81,9 @@ def _mark(found: str | None, incident: Incident, ledger: Ledger) -> str:
     if found and found != incident.incident_id:
         row = ledger.get(rows.incident_key(found))
         earlier = rows.read(row, Incident) if row else None
-        if earlier and earlier.state.is_settled and earlier.life == incident.life:
+        # A drill gives way to a real incident, so that one takes off its cordon though it is not settled yet.
+        is_over = earlier is not None and (earlier.state.is_settled or (earlier.is_drill and not incident.is_drill))
+        if earlier and is_over and earlier.life == incident.life:
             return found
     return incident.incident_id
 
@@ -94,8 +99,8 @@ def _record(incident: Incident, answer: Outcome, machine: str, ledger: Ledger, n
             after = after.at_stage("returned_at", now)
         life = current.life.key
         leaves = [
-            *guard_register.leaving(ledger, Which.REPAIRS, life, now=now),
-            *guard_register.leaving(ledger, Which.CORDONS, life, now=now),
+            *guard_register.leaving(ledger, Which.REPAIRS, life, now=now, is_drill=current.is_drill),
+            *guard_register.leaving(ledger, Which.CORDONS, life, now=now, is_drill=current.is_drill),
         ]
         after = guard_acts.unblocked(after)
         kind = "returned" if answer.outcome == RETURNED else "node"

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from evenkeel.domain.decisions import MOST_ALTERNATIVES, Decision, packed
 from evenkeel.domain.health.groups import GroupFact
-from evenkeel.domain.health.incidents import Evidence, Incident, NodeFact, TimelineEntry
+from evenkeel.domain.health.incidents import DRILL_PREFIX, Evidence, Incident, NodeFact, TimelineEntry
 from evenkeel.domain.health.intake import LastIncident
 from evenkeel.domain.health.recurrence import REMEMBERED, History
 from evenkeel.domain.nodes import NodeLife
@@ -57,6 +57,14 @@ def read(row: Row, kind: type[T]) -> T:
 
 
 # ---------------------------------------------------------------- Incidents
+#
+# A drill has rows of its own, whose keys begin with DRILL-: no drill can reach what a real recovery reads or writes.
+
+_DRILL = "DRILL-"
+
+
+def _own(pk: str, *, is_drill: bool) -> str:
+    return f"{_DRILL}{pk}" if is_drill else pk
 
 
 def incident_key(incident_id: str) -> Key:
@@ -75,24 +83,25 @@ def incident_row(incident: Incident, version: int) -> Row:
     )
 
 
-def open_key(life: NodeLife) -> Key:
-    """`OPEN#life`: exists exactly while an incident of that life is open."""
-    return Key(Table.INCIDENTS, f"OPEN#{life.key}", "META")
+def open_key(life: NodeLife, *, is_drill: bool = False) -> Key:
+    """`OPEN#life`: exists exactly while an incident of that life is open; one for real facts and one for drills."""
+    return Key(Table.INCIDENTS, _own(f"OPEN#{life.key}", is_drill=is_drill), "META")
 
 
-def open_row(life: NodeLife, incident_id: str, version: int = 0) -> Row:
+def open_row(life: NodeLife, incident_id: str, version: int = 0, *, is_drill: bool = False) -> Row:
     """Points from the life to its open incident. In `byState` under `OPEN`, so that a ghost can be found."""
-    return Row(open_key(life), {"incidentId": incident_id}, version, ("OPEN", life.key))
+    return Row(open_key(life, is_drill=is_drill), {"incidentId": incident_id}, version, ("OPEN", life.key))
 
 
-def seat_key(slot: str) -> Key:
+def seat_key(slot: str, *, is_drill: bool = False) -> Key:
     """`SEAT#slot`: the latest incident of a seat, whichever machine it was of."""
-    return Key(Table.INCIDENTS, f"SEAT#{slot}", "META")
+    return Key(Table.INCIDENTS, _own(f"SEAT#{slot}", is_drill=is_drill), "META")
 
 
 def seat_row(incident: Incident, version: int, now: datetime) -> Row:
     """News of a replacement names the new machine: this leads it to the incident of the old one."""
-    return Row(seat_key(incident.slot), {"incidentId": incident.incident_id}, version, None, now + FACT_KEPT)
+    key = seat_key(incident.slot, is_drill=incident.is_drill)
+    return Row(key, {"incidentId": incident.incident_id}, version, None, now + FACT_KEPT)
 
 
 def fact_key(fact: str) -> Key:
@@ -105,41 +114,49 @@ def fact_row(fact: str, incident_id: str, now: datetime, version: int = 0) -> Ro
     return Row(fact_key(fact), {"incidentId": incident_id}, version, None, now + FACT_KEPT)
 
 
-def last_key(life: NodeLife) -> Key:
+def last_key(life: NodeLife, *, is_drill: bool = False) -> Key:
     """`LAST#life / META`: how the last settled incident of a life left it."""
-    return Key(Table.INCIDENTS, f"LAST#{life.key}", "META")
+    return Key(Table.INCIDENTS, _own(f"LAST#{life.key}", is_drill=is_drill), "META")
 
 
-def last_row(life: NodeLife, last: LastIncident, version: int, now: datetime) -> Row:
+def last_row(life: NodeLife, last: LastIncident, version: int, now: datetime, *, is_drill: bool = False) -> Row:
     """Kept as long as facts are: it is what tells old news from new."""
-    return Row(last_key(life), last.to_json(), version, None, now + FACT_KEPT)
+    return Row(last_key(life, is_drill=is_drill), last.to_json(), version, None, now + FACT_KEPT)
 
 
-def history_key(place: str) -> Key:
+def history_key(place: str, *, is_drill: bool = False) -> Key:
     """`HISTORY#place / META`: the faults that came before in a seat, a job or an instance group."""
-    return Key(Table.INCIDENTS, f"HISTORY#{place}", "META")
+    return Key(Table.INCIDENTS, _own(f"HISTORY#{place}", is_drill=is_drill), "META")
 
 
-def history_row(place: str, history: History, version: int, now: datetime) -> Row:
+def history_row(place: str, history: History, version: int, now: datetime, *, is_drill: bool = False) -> Row:
     """Kept as long as the longest window in which a fault is counted."""
-    return Row(history_key(place), history.to_json(), version, None, now + REMEMBERED)
+    return Row(history_key(place, is_drill=is_drill), history.to_json(), version, None, now + REMEMBERED)
 
 
 def unresolved_row(fact_doc: dict[str, Any], fact: str, now: datetime, version: int = 0) -> Row:
-    """A fact whose node life could not be resolved yet: the sweeper tries again."""
+    """A fact whose node life could not be resolved yet: the sweeper tries again. Drills are listed apart."""
     key = Key(Table.INCIDENTS, f"UNRESOLVED#{fact}", "META")
-    return Row(key, fact_doc, version, ("UNRESOLVED", rfc3339(now)), now + FACT_KEPT)
+    state = "UNRESOLVED-DRILL" if fact.startswith(DRILL_PREFIX) else "UNRESOLVED"
+    return Row(key, fact_doc, version, (state, rfc3339(now)), now + FACT_KEPT)
 
 
-def early_key(instance_id: str) -> Key:
+def retried_key() -> Key:
+    """`RETRIED / META`: how far the list of unresolved facts was retried."""
+    return Key(Table.INCIDENTS, "RETRIED", "META")
+
+
+def early_key(instance_id: str, *, is_drill: bool = False) -> Key:
     """`EARLY#instance / META`."""
-    return Key(Table.INCIDENTS, f"EARLY#{instance_id}", "META")
+    return Key(Table.INCIDENTS, _own(f"EARLY#{instance_id}", is_drill=is_drill), "META")
 
 
-def early_row(instance_id: str, facts: Iterable[NodeFact], now: datetime, version: int) -> Row:
+def early_row(
+    instance_id: str, facts: Iterable[NodeFact], now: datetime, version: int, *, is_drill: bool = False
+) -> Row:
     """What an account-wide source said of a machine that is not the fleet's, or not yet."""
     doc = {"instanceId": instance_id, "facts": [fact.to_json() for fact in facts]}
-    return Row(early_key(instance_id), doc, version, ("EARLY", rfc3339(now)), now + EARLY_KEPT)
+    return Row(early_key(instance_id, is_drill=is_drill), doc, version, ("EARLY", rfc3339(now)), now + EARLY_KEPT)
 
 
 def evidence_row(evidence: Evidence) -> Row:
@@ -352,14 +369,14 @@ def kueue_row(cluster: str, doc: dict[str, Any], version: int) -> Row:
     return Row(kueue_key(cluster), doc, version, ("KUEUE", cluster))
 
 
-def lease_key(slot: str) -> Key:
+def lease_key(slot: str, *, is_drill: bool = False) -> Key:
     """`LEASE#slot / META`: who repairs a seat, and what was asked of the provider."""
-    return Key(Table.FLEET, f"LEASE#{slot}", "META")
+    return Key(Table.FLEET, _own(f"LEASE#{slot}", is_drill=is_drill), "META")
 
 
-def register_key(name: str) -> Key:
+def register_key(name: str, *, is_drill: bool = False) -> Key:
     """`REGISTER#name / META`: the machines in repair, or those that carry our cordon."""
-    return Key(Table.FLEET, f"REGISTER#{name}", "META")
+    return Key(Table.FLEET, _own(f"REGISTER#{name}", is_drill=is_drill), "META")
 
 
 def pools_row(machines: Mapping[str, int], version: int) -> Row:
@@ -367,14 +384,15 @@ def pools_row(machines: Mapping[str, int], version: int) -> Row:
     return Row(Key(Table.FLEET, "POOLS#sizes", "META"), {"machines": dict(sorted(machines.items()))}, version)
 
 
-def cause_key(cause: str) -> Key:
+def cause_key(cause: str, *, is_drill: bool = False) -> Key:
     """`CAUSE#kind/name / META`: a shared cause that people were told of."""
-    return Key(Table.FLEET, f"CAUSE#{cause}", "META")
+    return Key(Table.FLEET, _own(f"CAUSE#{cause}", is_drill=is_drill), "META")
 
 
-def lease_row(lease: Lease, version: int) -> Row:
-    """In `byState` under `LEMON` while its machine is one."""
-    return Row(lease_key(lease.slot), lease.to_json(), version, ("LEMON", lease.slot) if lease.lemon else None)
+def lease_row(lease: Lease, version: int, *, is_drill: bool = False) -> Row:
+    """In `byState` under `LEMON` while its machine is one. A drill makes none."""
+    state = ("LEMON", lease.slot) if lease.lemon and not is_drill else None
+    return Row(lease_key(lease.slot, is_drill=is_drill), lease.to_json(), version, state)
 
 
 def lock_key(name: str) -> Key:

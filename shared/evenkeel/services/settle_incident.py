@@ -120,12 +120,13 @@ def _with_it(
     writes: list[Write] = [
         incident_record.told(subject, "settled", f"{_SAID[decided.state]} {decided.reason}", at=now, writer=WRITER)
     ]
-    writes += guard_register.leaving(ledger, Which.REPAIRS, incident.life.key, now=now)
-    pointer = ledger.get(rows.open_key(incident.life))
+    is_drill = incident.is_drill
+    writes += guard_register.leaving(ledger, Which.REPAIRS, incident.life.key, now=now, is_drill=is_drill)
+    pointer = ledger.get(rows.open_key(incident.life, is_drill=is_drill))
     if pointer is not None and pointer.doc["incidentId"] == subject:
         writes.append(Delete(pointer.key, pointer.version))
     was_returned = request.node is not None and request.node.outcome == "RETURNED"
-    lease_row = ledger.get(rows.lease_key(incident.slot))
+    lease_row = ledger.get(rows.lease_key(incident.slot, is_drill=is_drill))
     lease = rows.read(lease_row, Lease) if lease_row else Lease(slot=incident.slot, incident_id="", taken_at=now)
     if lease.incident_id in ("", subject) and (lease_row is not None or was_returned):
         released = lease_after(
@@ -136,8 +137,8 @@ def _with_it(
             is_over=bool(incident.replacement_instance_id),
             now=now,
         )
-        writes.append(Put(rows.lease_row(released, lease_row.version if lease_row else 0)))
-    last_row = ledger.get(rows.last_key(incident.life))
+        writes.append(Put(rows.lease_row(released, lease_row.version if lease_row else 0, is_drill=is_drill)))
+    last_row = ledger.get(rows.last_key(incident.life, is_drill=is_drill))
     before = rows.read(last_row, LastIncident) if last_row else None
     replaced = bool(incident.replacement_instance_id)
     last = LastIncident(
@@ -147,7 +148,8 @@ def _with_it(
     )
     if last.returned_at is None and before is not None:
         last = last.but(returned_at=before.returned_at, returned_by=before.returned_by or before.incident_id)
-    writes.append(Put(rows.last_row(incident.life, last, last_row.version if last_row else 0, now)))
+    version = last_row.version if last_row else 0
+    writes.append(Put(rows.last_row(incident.life, last, version, now, is_drill=is_drill)))
     return writes
 
 

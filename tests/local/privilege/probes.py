@@ -393,7 +393,7 @@ def an_envelope(stage: Stage, node: int = 0, instance_id: str = "", **detail: An
         "version": "0",
         "id": stage.ids.new("evt"),
         "detail-type": "SageMaker HyperPod Cluster Node Health Event",
-        "source": "evenkeel.drill",
+        "source": "aws.sagemaker",
         "account": ACCOUNT_ID,
         "time": rfc3339(now()),
         "region": "us-west-2",
@@ -450,7 +450,6 @@ def joins_an_incident_and_forgets_what_was_unresolved(stage: Stage) -> Json:
         fault_key="hp:NvidiaErrorReboot",
         observed_at=observed_at,
         envelope_id="probe",
-        is_drill=True,
     )
     stage.put(rows.unresolved_row(fact.to_json(), fact.fact_key, now()))
     return envelope

@@ -39,7 +39,7 @@ def a_fact(seconds: float = 0, **changes: Any) -> NodeFact:
 
 
 def decide(fact: NodeFact, **changes: Any) -> IntakeDecision:
-    facts: dict[str, Any] = {"known_as": "", "last": None, "current": None, "drills_may_act": False}
+    facts: dict[str, Any] = {"known_as": "", "last": None, "current": None}
     return join_or_open(fact, SEAT, **{**facts, **changes}, new_id="inc-new", now=A_MOMENT + timedelta(seconds=1))
 
 
@@ -163,7 +163,7 @@ def test_only_the_last_ten_pieces_of_news_are_kept_in_order_of_time() -> None:
     incident = an_incident()
     for second in reversed(range(12)):
         news = a_fact(second, kind=FactKind.PROGRESS, fault_key="", code=f"step_{second}")
-        incident = joined(incident, news, drills_may_act=False)
+        incident = joined(incident, news)
 
     assert [each.code for each in incident.progress] == [f"step_{second}" for second in range(2, 12)]
 
@@ -172,11 +172,11 @@ def test_the_earliest_deadline_counts() -> None:
     early, late = A_MOMENT + timedelta(minutes=2), A_MOMENT + timedelta(hours=1)
     incident = an_incident(a_fact(deadline_at=late))
 
-    sooner = joined(incident, a_fact(1, deadline_at=early), drills_may_act=False)
+    sooner = joined(incident, a_fact(1, deadline_at=early))
 
     assert incident.deadline_at == late
     assert sooner.deadline_at == early
-    assert joined(sooner, a_fact(2), drills_may_act=False).deadline_at == early
+    assert joined(sooner, a_fact(2)).deadline_at == early
 
 
 # ---------------------------------------------------------------- the worst fault wins
@@ -203,14 +203,14 @@ def test_the_earliest_deadline_counts() -> None:
 )
 def test_the_worst_row_names_the_fault_and_an_exact_code_refines_a_vague_one(one: str, other: str, wins: str) -> None:
     for first, second in ((one, other), (other, one)):
-        both = joined(an_incident(a_fact(fault_key=first)), a_fact(1, fault_key=second), drills_may_act=False)
+        both = joined(an_incident(a_fact(fault_key=first)), a_fact(1, fault_key=second))
         assert both.fault_key == wins
 
 
 def test_an_xid_never_makes_gentler_what_hyperpod_asks_for() -> None:
     incident = an_incident(a_fact(fault_key="hp:NvidiaErrorTerminate"))
 
-    refined = joined(incident, a_fact(fault_key="xid:79"), drills_may_act=False)
+    refined = joined(incident, a_fact(fault_key="xid:79"))
 
     assert refined.fault_key == "xid:79"
     assert ladder_of(refined) == ("replace",)
@@ -219,7 +219,7 @@ def test_an_xid_never_makes_gentler_what_hyperpod_asks_for() -> None:
 def test_hyperpod_asking_for_more_after_the_xid_raises_the_rung() -> None:
     incident = an_incident(a_fact(fault_key="xid:79"))
 
-    raised = joined(incident, a_fact(fault_key="hp:NvidiaErrorTerminate"), drills_may_act=False)
+    raised = joined(incident, a_fact(fault_key="hp:NvidiaErrorTerminate"))
 
     assert (ladder_of(incident), ladder_of(raised)) == (("reboot", "replace"), ("replace",))
 
@@ -230,7 +230,7 @@ def test_hyperpod_asking_for_more_after_the_xid_raises_the_rung() -> None:
 def test_the_drivers_verdict_raises_the_rung_however_late_it_comes() -> None:
     incident = an_incident(a_fact(fault_key="xid:13"))
 
-    late = joined(incident, a_fact(45, fault_key="xid:154/node_reboot_required"), drills_may_act=False)
+    late = joined(incident, a_fact(45, fault_key="xid:154/node_reboot_required"))
 
     assert rungs_of(incident)[0] is Rung.RESTART_JOB
     assert rungs_of(late) == ("reboot", "replace")
@@ -240,7 +240,7 @@ def test_the_drivers_verdict_raises_the_rung_however_late_it_comes() -> None:
 def test_no_verdict_lowers_a_rung_or_closes_an_incident(verdict: str) -> None:
     incident = an_incident(a_fact(fault_key="xid:64"))
 
-    after = joined(incident, a_fact(45, fault_key=f"xid:154/{verdict}"), drills_may_act=False)
+    after = joined(incident, a_fact(45, fault_key=f"xid:154/{verdict}"))
 
     assert rungs_of(after) == rungs_of(incident) == ("replace",)
     assert after.recovered_at is None
@@ -249,7 +249,7 @@ def test_no_verdict_lowers_a_rung_or_closes_an_incident(verdict: str) -> None:
 def test_a_code_that_waits_for_the_verdict_takes_it() -> None:
     waiting = an_incident(a_fact(fault_key="xid:145/eval154"))
 
-    told = joined(waiting, a_fact(30, fault_key="xid:154/node_reboot_required"), drills_may_act=False)
+    told = joined(waiting, a_fact(30, fault_key="xid:154/node_reboot_required"))
 
     assert rungs_of(waiting)[0] is Rung.OBEY_154
     assert rungs_of(told) == ("reboot", "replace")
@@ -263,7 +263,7 @@ def test_a_cleanup_code_opens_nothing_and_changes_nothing() -> None:
     incident = an_incident(a_fact(fault_key="node:pressure"))
 
     assert decide(trace).action is Intake.IDLE
-    assert joined(incident, trace, drills_may_act=False) == incident.but(evidence_count=2)
+    assert joined(incident, trace) == incident.but(evidence_count=2)
 
 
 def test_planned_work_opens_nothing() -> None:
@@ -276,10 +276,8 @@ def test_planned_work_opens_nothing() -> None:
 def test_one_agent_that_speaks_two_ways_is_one_witness() -> None:
     incident = an_incident(a_fact(fault_key="gpu:driver_hang"))
 
-    again = joined(
-        incident, a_fact(9, fault_key="gpu:driver_hang", source="hyperpod.node-labels"), drills_may_act=False
-    )
-    other = joined(again, a_fact(9, fault_key="xid:31", source="kubernetes.node"), drills_may_act=False)
+    again = joined(incident, a_fact(9, fault_key="gpu:driver_hang", source="hyperpod.node-labels"))
+    other = joined(again, a_fact(9, fault_key="xid:31", source="kubernetes.node"))
 
     assert again.witnesses == ("hyperpod",)
     assert other.witnesses == ("hyperpod", "kubernetes")
@@ -288,7 +286,7 @@ def test_one_agent_that_speaks_two_ways_is_one_witness() -> None:
 def test_what_calls_for_nothing_bears_no_witness() -> None:
     incident = an_incident(a_fact(fault_key="gpu:driver_hang"))
 
-    after = joined(incident, a_fact(9, fault_key="eks:IODelays", source="kubernetes.node"), drills_may_act=False)
+    after = joined(incident, a_fact(9, fault_key="eks:IODelays", source="kubernetes.node"))
 
     assert after.witnesses == ("hyperpod",)
 
@@ -296,7 +294,7 @@ def test_what_calls_for_nothing_bears_no_witness() -> None:
 def test_each_detector_of_a_site_is_a_witness_of_its_own() -> None:
     incident = an_incident(a_fact(fault_key="gpu:driver_hang", source="site:prober"))
 
-    after = joined(incident, a_fact(fault_key="gpu:driver_hang", source="site:ranker"), drills_may_act=False)
+    after = joined(incident, a_fact(fault_key="gpu:driver_hang", source="site:ranker"))
 
     assert after.witnesses == ("site:prober", "site:ranker")
 
@@ -324,14 +322,14 @@ def test_a_second_witness_finds_the_first_though_its_incident_is_settled() -> No
 
 def test_a_machine_of_two_faults_is_sick_until_both_are_gone() -> None:
     incident = an_incident(a_fact(fault_key="eks:ForkFailedOutOfPIDs", source="kubernetes.node"))
-    incident = joined(incident, a_fact(5, fault_key="xid:79", source="kubernetes.node"), drills_may_act=False)
+    incident = joined(incident, a_fact(5, fault_key="xid:79", source="kubernetes.node"))
     gone = [
         a_fact(60, kind=FactKind.RECOVERED, fault_key=key, source="kubernetes.node")
         for key in ("eks:ForkFailedOutOfPIDs", "xid:79")
     ]
 
-    partly = joined(incident, gone[0], drills_may_act=False)
-    wholly = joined(partly, gone[1], drills_may_act=False)
+    partly = joined(incident, gone[0])
+    wholly = joined(partly, gone[1])
 
     assert partly.recovered_at is None
     assert wholly.recovered_at == gone[1].observed_at
@@ -339,17 +337,17 @@ def test_a_machine_of_two_faults_is_sick_until_both_are_gone() -> None:
 
 def test_one_agent_does_not_speak_for_another() -> None:
     incident = an_incident(a_fact(fault_key="disk:read_only", source="site:prober"))
-    incident = joined(incident, a_fact(5), drills_may_act=False)
+    incident = joined(incident, a_fact(5))
 
-    after = joined(incident, a_fact(60, kind=FactKind.RECOVERED, fault_key=""), drills_may_act=False)
+    after = joined(incident, a_fact(60, kind=FactKind.RECOVERED, fault_key=""))
 
     assert after.recovered_at is None
 
 
 def test_a_fault_that_comes_again_after_its_cure_is_there_again() -> None:
-    incident = joined(an_incident(), a_fact(60, kind=FactKind.RECOVERED, fault_key=""), drills_may_act=False)
+    incident = joined(an_incident(), a_fact(60, kind=FactKind.RECOVERED, fault_key=""))
 
-    again = joined(incident, a_fact(70), drills_may_act=False)
+    again = joined(incident, a_fact(70))
 
     assert incident.recovered_at
     assert again.recovered_at is None
@@ -380,7 +378,7 @@ def judged(facts: list[NodeFact]) -> dict[str, Any]:
     evidence = [fact for fact in facts if fact.kind is FactKind.SICKENED and decide(fact).action is Intake.OPEN]
     incident = an_incident(evidence[0])
     for fact in (each for each in facts if each is not evidence[0]):
-        incident = joined(incident, fact, drills_may_act=False)
+        incident = joined(incident, fact)
     return {name: getattr(incident, name) for name in _JUDGED}
 
 
@@ -409,7 +407,7 @@ def test_severity_never_falls_and_no_rung_gets_gentler_than_what_may_act_asks_fo
     incident, asked = an_incident(), Rung.REBOOT.strength
     for key in keys:
         fault = shipped().look_up(key)
-        after = joined(incident, a_fact(fault_key=key), drills_may_act=False)
+        after = joined(incident, a_fact(fault_key=key))
         if fault.acts_alone and fault.ladder[0] is not Rung.IGNORE:
             asked = max(asked, fault.ladder[0].strength)
             assert after.severity.rank >= fault.severity.rank
@@ -421,7 +419,7 @@ def test_severity_never_falls_and_no_rung_gets_gentler_than_what_may_act_asks_fo
 def test_what_may_not_act_alone_does_not_keep_what_may_from_acting() -> None:
     incident = an_incident(a_fact(fault_key="gpu:driver_hang"))
 
-    after = joined(incident, a_fact(5, fault_key="xid:31"), drills_may_act=False)
+    after = joined(incident, a_fact(5, fault_key="xid:31"))
 
     assert (after.fault_key, after.severity) == ("xid:31", Severity.MAJOR)
 
@@ -430,9 +428,9 @@ def test_what_may_not_act_alone_does_not_keep_what_may_from_acting() -> None:
 def test_a_verdict_never_lowers_what_the_codes_ask_for(keys: list[str], verdict: str) -> None:
     incident = an_incident()
     for key in keys:
-        incident = joined(incident, a_fact(fault_key=key), drills_may_act=False)
+        incident = joined(incident, a_fact(fault_key=key))
 
-    after = joined(incident, a_fact(45, fault_key=verdict), drills_may_act=False)
+    after = joined(incident, a_fact(45, fault_key=verdict))
 
     assert rungs_of(after)[0].strength >= rungs_of(incident)[0].strength
     assert after.severity.rank >= incident.severity.rank
@@ -442,7 +440,7 @@ def test_two_faults_that_alternate_do_not_put_off_the_first_signal() -> None:
     incident = an_incident(a_fact(fault_key="eks:NvidiaXIDError"))
     for minute in range(1, 30):
         key = "xid:31" if minute % 2 else "eks:DCGMHealthCodeFatal"
-        incident = joined(incident, a_fact(60 * minute, fault_key=key), drills_may_act=False)
+        incident = joined(incident, a_fact(60 * minute, fault_key=key))
 
     assert incident.first_signal_at == A_MOMENT
     assert incident.last_signal_at == A_MOMENT + timedelta(minutes=29)
@@ -451,32 +449,42 @@ def test_two_faults_that_alternate_do_not_put_off_the_first_signal() -> None:
 # ---------------------------------------------------------------- drills
 
 
-def test_a_forged_drill_changes_nothing_of_a_real_incident() -> None:
+DRILLED = [
+    a_fact(5, fault_key="hp:NvidiaErrorTerminate", is_drill=True),
+    a_fact(5, kind=FactKind.RECOVERED, fault_key="", is_drill=True),
+    a_fact(5, kind=FactKind.PROGRESS, fault_key="", code="replacement_failed", is_drill=True),
+    a_fact(5, fault_key="ec2:spot_interruption", deadline_at=A_MOMENT, is_drill=True),
+]
+
+
+@pytest.mark.parametrize("drill", DRILLED, ids=lambda fact: f"{fact.kind} {fact.fault_key}")
+def test_drill_changes_nothing_of_a_real_incident(drill: NodeFact) -> None:
     incident = an_incident()
-    drill = a_fact(5, fault_key="hp:NvidiaErrorTerminate", is_drill=True)
 
-    after = joined(incident, drill, drills_may_act=False)
-
-    assert after == incident.but(evidence_count=2)
+    assert joined(incident, drill) == incident
 
 
-def test_a_real_signal_makes_a_drill_real_and_only_its_own_fault_counts() -> None:
-    drill = an_incident(a_fact(fault_key="hp:NvidiaErrorTerminate", is_drill=True))
+@pytest.mark.parametrize("fact", [a_fact(5), a_fact(5, kind=FactKind.RECOVERED, fault_key="")])
+def test_real_fact_changes_nothing_of_a_drill(fact: NodeFact) -> None:
+    drill = an_incident(a_fact(is_drill=True))
 
-    after = joined(drill, a_fact(fault_key="node:not_ready", source="kubernetes.node"), drills_may_act=False)
-
-    assert drill.is_drill
-    assert not after.is_drill
-    assert (after.fault_key, after.asked_rung, after.severity) == ("node:not_ready", "", Severity.MAJOR)
+    assert joined(drill, fact) == drill
 
 
-def test_where_drills_may_act_they_count_like_real_ones() -> None:
-    incident = an_incident(a_fact(fault_key="node:not_ready", source="kubernetes.node"))
+@pytest.mark.parametrize("is_drill", [True, False])
+def test_drill_and_real_incident_open_side_by_side(is_drill: bool) -> None:
+    other = an_incident(a_fact(is_drill=not is_drill))
 
-    after = joined(incident, a_fact(fault_key="hp:NvidiaErrorTerminate", is_drill=True), drills_may_act=True)
+    decision = decide(a_fact(5, is_drill=is_drill), current=other)
 
-    assert ladder_of(after) == ("replace",)
-    assert not after.is_drill
+    assert decision.action is Intake.OPEN
+    assert decision.incident
+    assert decision.incident.is_drill is is_drill
+
+
+def test_drill_has_a_fact_key_of_its_own() -> None:
+    for fact in (a_fact(), a_fact(kind=FactKind.PROGRESS, code="reboot_in_progress"), a_fact(occurrence="boot-1")):
+        assert fact.but(is_drill=True).fact_key != fact.fact_key
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,6 @@ def test_a_new_incident_begins_where_the_last_one_ended() -> None:
         known_as="",
         last=None,
         current=None,
-        drills_may_act=False,
         new_id="inc-new",
         now=A_MOMENT,
         histories={PLACE: a_history(0)},
@@ -206,16 +205,13 @@ def test_a_repetition_of_the_lesser_fault_keeps_nobody_from_repairing_the_worse(
         known_as="",
         last=None,
         current=None,
-        drills_may_act=False,
         new_id="inc-new",
         now=A_MOMENT,
     ).incident
     assert incident
     unknown = a_history(*range(-5, 0), fault_key="xid:4711")
 
-    after = joined(
-        incident, a_fact(1, fault_key="xid:4711"), drills_may_act=False, seat=SEAT, histories={PLACE: unknown}
-    )
+    after = joined(incident, a_fact(1, fault_key="xid:4711"), seat=SEAT, histories={PLACE: unknown})
 
     assert after.repetitions
     assert rungs_of(after) == ("replace",)
@@ -230,7 +226,6 @@ def test_what_is_watched_proves_itself_by_coming_often_and_a_doubtful_repair_doe
             known_as="",
             last=None,
             current=None,
-            drills_may_act=False,
             new_id="inc-new",
             now=A_MOMENT,
             histories={PLACE: a_history(0, fault_key=key, seat=seats[0])},
@@ -240,29 +235,11 @@ def test_what_is_watched_proves_itself_by_coming_often_and_a_doubtful_repair_doe
         assert (len(incident.witnesses) > 1) == proves
 
 
-def test_a_forged_drill_is_held_against_nobody() -> None:
-    decision = join_or_open(
-        a_fact(is_drill=True),
-        SEAT,
-        known_as="",
-        last=None,
-        current=None,
-        drills_may_act=False,
-        new_id="inc-new",
-        now=A_MOMENT,
-        histories={PLACE: a_history(-1)},
-    )
-
-    assert decision.incident
-    assert decision.histories == {}
-    assert decision.incident.repetitions == ()
-
-
 # ---------------------------------------------------------------- what goes on and on
 
 
 def heard(fact: NodeFact, history: History, seat: SickSeat = SEAT, **more: Any) -> IntakeDecision:
-    given: dict[str, Any] = {"known_as": "", "last": None, "current": None, "drills_may_act": False, **more}
+    given: dict[str, Any] = {"known_as": "", "last": None, "current": None, **more}
     return join_or_open(fact, seat, **given, new_id="inc-new", now=A_MOMENT, histories={PLACE: history})
 
 

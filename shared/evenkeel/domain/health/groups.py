@@ -2,6 +2,7 @@
 
 from enum import StrEnum
 
+from evenkeel.domain.health.incidents import DRILL_PREFIX
 from evenkeel.domain.values import Instant, Value
 
 
@@ -56,6 +57,6 @@ class GroupFact(Value):
 
     @property
     def fact_key(self) -> str:
-        """Identity of the fact under however many envelopes: what, about whom, as what, in which minute."""
-        when = self.observed_at.strftime("%Y%m%dT%H%M")
+        """Identity of the fact under however many envelopes: kind, code, machine and minute, and whether a drill."""
+        when = f"{DRILL_PREFIX if self.is_drill else ''}{self.observed_at:%Y%m%dT%H%M}"
         return f"{when}/{self.kind}/{self.code}/{self.instance_id}"

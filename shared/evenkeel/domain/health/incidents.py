@@ -7,6 +7,9 @@ from evenkeel.domain.health.faults import Rung, Severity
 from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.values import Instant, Sentence, Value
 
+DRILL_PREFIX = "drill/"
+"""Begins the key of every fact of a drill. No source has this name."""
+
 
 class FactKind(StrEnum):
     """What a signal says about a node."""
@@ -56,12 +59,14 @@ class NodeFact(Value):
 
         Source: SageMaker may send several events for one state change, so the envelope id is not enough; the minute in
         which it happened is part of the key, so that the same fault on another day is another fact. So are the device
-        and the link: what repeats on one of them is counted.
+        and the link: what repeats on one of them is counted. A drill never has the key of a real fact: anybody who may
+        put events could otherwise make the real one look like a copy.
         """
         when = self.occurrence or self.observed_at.strftime("%Y%m%dT%H%M")
         what = self.fault_key or (self.code if self.kind is FactKind.PROGRESS else "")
         where = "".join(f"@{part}" for part in (self.gpu, self.link) if part)
-        return f"{self.source}/{self.instance_id}/{self.kind}/{what}{where}/{when}"
+        drill = DRILL_PREFIX if self.is_drill else ""
+        return f"{drill}{self.source}/{self.instance_id}/{self.kind}/{what}{where}/{when}"
 
 
 class IncidentState(StrEnum):
@@ -266,6 +271,7 @@ class Incident(Value):
     run: int = 1
     """Number of the `recover_node` execution: `<incidentId>-r<run>`."""
     is_drill: bool = False
+    """Whether every fact of it is a drill's. Real facts and drills never share an incident, so this never changes."""
     mode: str = ""
     evidence_count: int = 1
     sources: tuple[str, ...] = ()

@@ -95,7 +95,6 @@ def join_or_open(
     known_as: str,
     last: LastIncident | None,
     current: Incident | None,
-    drills_may_act: bool,
     new_id: str,
     now: datetime,
     histories: Mapping[str, History] | None = None,
@@ -103,19 +102,22 @@ def join_or_open(
 ) -> IntakeDecision:
     """Decide what a fact means.
 
+    Drills and real facts are kept apart: `known_as`, `last`, `current` and `histories` are of the fact's own kind.
+
     Args:
         fact: The fact.
         seat: The machine it is about.
         known_as: Incident that this very fact joined before; empty where it is new.
         last: How the last settled incident of this life ended.
         current: The open incident of this life.
-        drills_may_act: Whether drill events count as much as real ones here.
         new_id: Id for a new incident.
         now: The time.
         histories: What is remembered at each of the fault's `places`.
         catalogue: The faults as the site has them; None = as shipped.
     """
     catalogue, histories = catalogue or shipped(), histories or {}
+    if current is not None and current.is_drill is not fact.is_drill:
+        current = None
     if last and last.is_over:
         return IntakeDecision(action=Intake.LATE, reason=f"The machine was replaced by {last.incident_id}.")
     returned_at = last.returned_at if last else None
@@ -136,10 +138,8 @@ def join_or_open(
         return IntakeDecision(
             action=Intake.JOIN,
             reason=f"Joins {current.incident_id}, open for this machine.",
-            incident=joined(
-                current, fact, drills_may_act=drills_may_act, seat=seat, histories=histories, catalogue=catalogue
-            ),
-            histories=_remembered(fact, seat, current.incident_id, histories, catalogue, drills_may_act=drills_may_act),
+            incident=joined(current, fact, seat=seat, histories=histories, catalogue=catalogue),
+            histories=_remembered(fact, seat, current.incident_id, histories, catalogue),
         )
     if fact.kind is FactKind.RECOVERED:
         return IntakeDecision(action=Intake.IDLE, reason="Healthy, and no incident is open.")
@@ -154,7 +154,7 @@ def join_or_open(
         return IntakeDecision(
             action=Intake.IDLE,
             reason=f"{fault.name}: still the burst that {same.incident_id} recorded.",
-            histories=_remembered(fact, seat, same.incident_id, histories, catalogue, drills_may_act=drills_may_act),
+            histories=_remembered(fact, seat, same.incident_id, histories, catalogue),
         )
     return IntakeDecision(
         action=Intake.OPEN,
@@ -164,12 +164,11 @@ def join_or_open(
             seat,
             incident_id=new_id,
             now=now,
-            drills_may_act=drills_may_act,
             returned_at=returned_at,
             histories=histories,
             catalogue=catalogue,
         ),
-        histories=_remembered(fact, seat, new_id, histories, catalogue, drills_may_act=drills_may_act),
+        histories=_remembered(fact, seat, new_id, histories, catalogue),
     )
 
 
@@ -214,12 +213,10 @@ def _remembered(
     incident_id: str,
     histories: Mapping[str, History],
     catalogue: Catalogue,
-    *,
-    drills_may_act: bool,
 ) -> dict[str, History]:
-    """Return the histories that change. What may not act is not held against a machine."""
+    """Return the histories that change."""
     fault = catalogue.look_up(fact.fault_key)
-    if fact.kind is not FactKind.SICKENED or not is_evidence(fault) or (fact.is_drill and not drills_may_act):
+    if fact.kind is not FactKind.SICKENED or not is_evidence(fault):
         return {}
     at = {place: histories.get(place, History()) for place in places(fault, seat)}
     after = {place: remembered(history, fact, seat, incident_id) for place, history in at.items()}
@@ -232,7 +229,6 @@ def opened(
     *,
     incident_id: str,
     now: datetime,
-    drills_may_act: bool,
     returned_at: datetime | None,
     histories: Mapping[str, History],
     catalogue: Catalogue,
@@ -257,10 +253,9 @@ def opened(
         stages=StageTimes(detected_at=now),
     )
     signals: tuple[Signal, ...] = ()
-    if drills_may_act or not fact.is_drill:
-        for each in _still_bearing_witness(fact, seat, returned_at, histories):
-            signals = merged(signals, each)
-    repeated = _repetitions((), fact, seat, incident_id, histories, catalogue, drills_may_act=drills_may_act)
+    for each in _still_bearing_witness(fact, seat, returned_at, histories):
+        signals = merged(signals, each)
+    repeated = _repetitions((), fact, seat, incident_id, histories, catalogue)
     return _assessed(ours, merged(signals, _signal(fact)), repeated, catalogue)
 
 
@@ -290,12 +285,16 @@ def joined(
     incident: Incident,
     fact: NodeFact,
     *,
-    drills_may_act: bool,
     seat: SickSeat | None = None,
     histories: Mapping[str, History] | None = None,
     catalogue: Catalogue | None = None,
 ) -> Incident:
-    """Return an incident with one more signal, judged anew. In whatever order signals join, they come to the same."""
+    """Return an incident with one more signal, judged anew. In whatever order signals join, they come to the same.
+
+    A drill never joins a real incident, nor a real fact a drill's: such an incident stays as it is.
+    """
+    if fact.is_drill is not incident.is_drill:
+        return incident
     catalogue = catalogue or shipped()
     counted = incident.but(evidence_count=incident.evidence_count + 1)
     if fact.kind is FactKind.PROGRESS:
@@ -304,16 +303,9 @@ def joined(
     if fact.kind is FactKind.RECOVERED:
         cures = cures_with(incident.cures, Cure(fault_key=fact.fault_key, source=fact.source, at=fact.observed_at))
         return counted.but(cures=cures, recovered_at=cured_at(signals_of(incident), cures))
-    if fact.is_drill and not incident.is_drill and not drills_may_act:
-        # Anybody who may put events can forge a drill: it is kept as evidence, and changes nothing.
-        return counted
     if not is_evidence(catalogue.look_up(fact.fault_key)):
         return counted
     before, repeated = signals_of(incident), incident.repetitions
-    if incident.is_drill and not fact.is_drill and not drills_may_act:
-        # The first real signal: from here on only what is real counts.
-        counted = counted.but(severity=catalogue.look_up(fact.fault_key).severity)
-        before, repeated = (), ()
     repeated = _repetitions(
         repeated,
         fact,
@@ -321,11 +313,9 @@ def joined(
         incident.incident_id,
         histories or {},
         catalogue,
-        drills_may_act=drills_may_act,
     )
     deadlines = [at for at in (incident.deadline_at, fact.deadline_at) if at]
     after = counted.but(
-        is_drill=incident.is_drill and fact.is_drill,
         deadline_at=min(deadlines, default=None),
         last_signal_at=max(incident.last_signal_at or fact.observed_at, fact.observed_at),
     )
@@ -357,12 +347,8 @@ def _repetitions(
     incident_id: str,
     histories: Mapping[str, History],
     catalogue: Catalogue,
-    *,
-    drills_may_act: bool,
 ) -> tuple[Repetition, ...]:
     """Return the repetitions known before with that of this fact; of one fault the highest count stands."""
-    if fact.is_drill and not drills_may_act:
-        return tuple(before)
     found = repetition(
         catalogue.look_up(fact.fault_key),
         fact,

@@ -87,6 +87,10 @@ class Register(Value):
         asked = (*self.asked, entry.since) if asks else self.asked
         return Register(entries=(*kept, entry), asked=asked)
 
+    def beside(self, other: "Register") -> "Register":
+        """Return both registers as one."""
+        return Register(entries=(*self.entries, *other.entries), asked=tuple(sorted((*self.asked, *other.asked))))
+
     def left(self, *lives: str) -> "Register":
         """Return it without some machines. What was asked for them stays: it counts by time alone."""
         return self.but(entries=tuple(each for each in self.entries if each.life not in lives))
@@ -319,18 +323,19 @@ class Waiting(Value):
     opened_at: Instant
     act: Act
     facts: GuardFacts
+    is_drill: bool = False
 
 
 def may_go(waiting: Iterable[Waiting], policy: GuardrailPolicy) -> frozenset[str]:
     """Return the incidents that may act now, were all of them to do so at once.
 
-    The worst fault goes first, then the oldest incident. Whoever is let go counts as under way for those behind it, so
-    a guardrail that clears lets in as many as there are places, and not the whole crowd. Stale evidence lets go as
-    well: what looks well is looked at again.
+    The worst fault goes first, then the oldest incident; drills go last. Whoever is let go counts as under way for
+    those behind it, so a guardrail that clears lets in as many as there are places, and not the whole crowd. Stale
+    evidence lets go as well: what looks well is looked at again.
     """
     let_go: set[str] = set()
     entered: dict[Act, list[Entry]] = {Act.CORDON: [], Act.REPLACE: [], Act.STOP: []}
-    for each in sorted(waiting, key=lambda one: (-one.severity.rank, one.opened_at, one.incident_id)):
+    for each in sorted(waiting, key=_order):
         ahead = entered[Act.REPLACE if each.act in REPAIRS else each.act]
         under_way = each.facts.under_way
         for entry in ahead:
@@ -346,6 +351,10 @@ def may_go(waiting: Iterable[Waiting], policy: GuardrailPolicy) -> frozenset[str
         if verdict.allowed or is_stale:
             let_go.add(each.incident_id)
     return frozenset(let_go)
+
+
+def _order(one: Waiting) -> tuple[bool, int, datetime, str]:
+    return (one.is_drill, -one.severity.rank, one.opened_at, one.incident_id)
 
 
 # ---------------------------------------------------------------- what machines share

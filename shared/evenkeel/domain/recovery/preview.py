@@ -76,7 +76,7 @@ def preview(fault: Fault, policy: Policy) -> Preview:
     both = None
     if incident and not fault.acts_alone:
         second = _signal(fault).but(source="another.witness", envelope_id="another")
-        incident = joined(incident, second, drills_may_act=False, seat=_SEAT, catalogue=policy.catalogue)
+        incident = joined(incident, second, seat=_SEAT, catalogue=policy.catalogue)
         both = _plan(incident, policy)
     planned = both or alone
     trust, since = doubt_of(incident, policy.catalogue) if incident else (fault.checkpoint_trust, _AT)
@@ -114,7 +114,6 @@ def _incident(fault: Fault, policy: Policy, history: History) -> Incident | None
         known_as="",
         last=None,
         current=None,
-        drills_may_act=False,
         new_id="inc-preview",
         now=_AT,
         histories={"seat/eks/seat": history},

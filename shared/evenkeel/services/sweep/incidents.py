@@ -85,7 +85,8 @@ def take_back_jobs(sweep: Round) -> int:
 def _may_act_on(sweep: Round, incident: Incident) -> bool:
     planned = incident.plan is not None and incident.plan.is_carried_out
     allowed = mode_now(sweep.mode, incident.mode, is_approved=is_approved(incident))
-    return planned and not not_allowed(allowed, is_drill=incident.is_drill, drills_may_act=sweep.drills_may_act)
+    may_act = incident_record.drill_may_act(incident, sweep.world.ledger, drills_may_act=sweep.drills_may_act)
+    return planned and not not_allowed(allowed, is_drill=incident.is_drill, drills_may_act=may_act)
 
 
 def close_ghosts(sweep: Round) -> int:
@@ -118,6 +119,8 @@ def reconcile_registers(sweep: Round) -> int:
         return (life.cluster, life.instance_id) not in marks and not sweep.is_fresh(entry.since)
 
     ledger = sweep.world.ledger
-    return guard_register.reconcile(ledger, Which.REPAIRS, is_settled, sweep.now) + guard_register.reconcile(
-        ledger, Which.CORDONS, is_free, sweep.now
+    return sum(
+        guard_register.reconcile(ledger, which, is_over, sweep.now, is_drill=is_drill)
+        for which, is_over in ((Which.REPAIRS, is_settled), (Which.CORDONS, is_free))
+        for is_drill in (False, True)
     )

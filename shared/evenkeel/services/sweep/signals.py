@@ -25,10 +25,10 @@ def tell_facts(sweep: Round) -> int:
 def tell_early(sweep: Round) -> int:
     """Tell what was said of a machine before it was known to be the fleet's."""
     ledger = sweep.world.ledger
-    said = {str(row.doc["instanceId"]): row for row in sweep.listed(Table.INCIDENTS, "EARLY")}
-    ours = {node.life.instance_id for node in sweep.nodes} | _remembered(sweep, said)
+    said = [(str(row.doc["instanceId"]), row) for row in sweep.listed(Table.INCIDENTS, "EARLY")]
+    ours = {node.life.instance_id for node in sweep.nodes} | _remembered(sweep, {machine for machine, _ in said})
     opened = 0
-    for row in sweep.as_stored(row for instance_id, row in said.items() if instance_id in ours):
+    for row in sweep.as_stored(row for machine, row in said if machine in ours):
         told = [_tell(sweep, fact) for fact in receive_event.early_facts(row)]
         opened += told.count(Intake.OPEN)
         if receive_event.FOREIGN in told:

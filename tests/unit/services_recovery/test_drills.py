@@ -1,0 +1,395 @@
+"""Drills and real incidents are kept apart: whatever drills say, and whenever, a real recovery runs as if alone."""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evenkeel.domain.health.groups import GroupFact, GroupFactKind
+from evenkeel.domain.health.incidents import FactKind, Incident, IncidentState, NodeFact
+from evenkeel.ports import Table
+from evenkeel.services import note_group_fact, plan_recovery, receive_event, rows, settle_incident
+from tests.fakes import a_provider_node
+from tests.fakes.cluster import CLUSTER, instance_id
+from tests.unit.services_recovery.recovery import Recovery, a_fact
+
+T = TypeVar("T")
+
+
+class DrillIds:
+    """Ids that a test tells from those of real incidents."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+
+    def new(self, prefix: str) -> str:
+        return f"{prefix}-drill-{next(self._numbers)}"
+
+
+@dataclass(frozen=True)
+class Drill:
+    """One event of a drill, relative to the moment at which it comes."""
+
+    fact: dict[str, Any]
+    seconds: float
+    runs: bool
+    """Whether the workflow that it starts runs at once."""
+
+
+@dataclass
+class Disturbed(Recovery):
+    """A recovery with drills before any of its steps."""
+
+    drills: dict[int, list[Drill]] = field(default_factory=dict)
+    """By number of the call before which they come."""
+
+    def __post_init__(self) -> None:
+        self.calls = 0
+        self.is_drilling = False
+        self.drill_ids = DrillIds()
+        super().__post_init__()
+
+    def until_done(self, call: Callable[[], T]) -> T:
+        if not self.is_drilling:
+            self.is_drilling = True
+            for drill in self.drills.get(self.calls, []):
+                self.play(drill)
+            self.calls += 1
+            self.is_drilling = False
+        return super().until_done(call)
+
+    def play(self, drill: Drill) -> None:
+        world = self.world
+        at = self.now + timedelta(seconds=drill.seconds)
+        if "kind" in drill.fact and drill.fact["kind"] in set(GroupFactKind):
+            group = GroupFact.model_validate(
+                {
+                    "source": "hyperpod.cluster-event",
+                    "envelope_id": "d",
+                    **drill.fact,
+                    "observed_at": at,
+                    "is_drill": True,
+                }
+            )
+            note_group_fact.run(group, ledger=world.ledger, clock=world.clock, telemetry=world.telemetry)
+            return
+        outcome = receive_event.run(
+            a_fact(**{**drill.fact, "observed_at": drill.fact.get("observed_at", at)}, is_drill=True),
+            ledger=world.ledger,
+            provider=world.provider,
+            workflows=world.workflows,
+            clock=world.clock,
+            ids=self.drill_ids,
+            telemetry=world.telemetry,
+            clusters=(CLUSTER,),
+            drills_may_act=self.drills_may_act,
+            catalogue=self.policy.catalogue,
+        )
+        if drill.runs and outcome.started and not self.drills_may_act:
+            self.run_drill(outcome.incident_id)
+
+    def run_drill(self, incident_id: str) -> None:
+        """Run the workflow of a drill that may not act: plan and settle."""
+        world = self.world
+        request = {"incident_id": incident_id, "run": 1}
+        plan = plan_recovery.run(
+            plan_recovery.Request(**request),  # type: ignore[arg-type]
+            ledger=world.ledger,
+            cluster=world.cluster,
+            provider=world.provider,
+            ids=self.drill_ids,
+            telemetry=world.telemetry,
+            policy=self.policy,
+            mode=self.mode,
+            drills_may_act=False,
+            now=self.now,
+        )
+        ended = {"outcome": plan.outcome, "reason": plan.reason}
+        settle_incident.run(
+            settle_incident.Request.model_validate({**request, "plan": ended}),
+            ledger=world.ledger,
+            pager=world.pager,
+            telemetry=world.telemetry,
+            policy=self.policy,
+            now=self.now,
+        )
+
+    def real(self) -> dict[str, Any]:
+        """Return all that a real recovery reads, writes and does, to the letter."""
+        world = self.world
+        return {
+            "rows": {
+                f"{key.pk} {key.sk}": (row.doc, row.version, row.state)
+                for key, row in world.ledger.rows.items()
+                if "drill" not in f"{key.pk}{key.sk}".lower()
+            },
+            "visited": self.visited,
+            "executions": [name for name in self.executions() if "drill" not in name],
+            "nodes": dict(world.cluster.by_name),
+            "rebooted": world.provider.accepted_calls("reboot"),
+            "replaced": world.provider.accepted_calls("replace"),
+            "pages": [(page.subject, page.key) for page in world.pager.pages],
+        }
+
+
+def reboots(recovery: Recovery) -> None:
+    recovery.sicken()
+    recovery.recover()
+
+
+def is_replaced(recovery: Recovery) -> None:
+    recovery.sicken(fault_key="hp:NvidiaErrorTerminate")
+    recovery.recover()
+
+
+def escalates(recovery: Recovery) -> None:
+    recovery.comes_back_sick = True
+    recovery.sicken()
+    recovery.recover()
+
+
+def is_well_again(recovery: Recovery) -> None:
+    recovery.sicken()
+    recovery.hear(a_fact(kind=FactKind.RECOVERED, fault_key="", observed_at="2026-11-03T10:15:30Z", envelope_id="well"))
+    recovery.recover()
+
+
+def comes_again(recovery: Recovery) -> None:
+    recovery.sicken()
+    recovery.recover()
+    recovery.sicken(observed_at=recovery.now + timedelta(seconds=1), envelope_id="again")
+    recovery.recover()
+
+
+def is_watched(recovery: Recovery) -> None:
+    """A fault that is counted: the third time it calls for more."""
+    for _ in range(3):
+        recovery.sicken(fault_key="xid:31", observed_at=recovery.now, envelope_id=f"at {recovery.now}")
+        recovery.recover()
+        recovery.world.clock.advance(600)
+
+
+def tells_its_progress(recovery: Recovery) -> None:
+    recovery.sicken(fault_key="hp:NvidiaErrorTerminate")
+    recovery.hear(a_fact(kind=FactKind.PROGRESS, fault_key="", code="replacement_started", envelope_id="p"))
+    recovery.recover()
+
+
+def is_noticed_early(recovery: Recovery) -> None:
+    """EC2 tells of a machine that the sweeper has not seen yet."""
+    recovery.hear(a_fact(77, source="ec2.notice", fault_key="ec2:spot_interruption", envelope_id="notice"))
+    recovery.sicken()
+    recovery.recover()
+
+
+STORIES = [
+    reboots,
+    is_replaced,
+    escalates,
+    is_well_again,
+    comes_again,
+    is_watched,
+    tells_its_progress,
+    is_noticed_early,
+]
+
+FACTS = st.one_of(
+    st.fixed_dictionaries(
+        {
+            "number": st.sampled_from([1, 1, 1, 2, 77]),
+            "source": st.sampled_from(
+                ["hyperpod.node-health", "kubernetes.node", "ec2.notice", "hyperpod.node-labels"]
+            ),
+            "fault_key": st.sampled_from(
+                ["hp:NvidiaErrorReboot", "hp:NvidiaErrorTerminate", "node:not_ready", "xid:31", "ec2:spot_interruption"]
+            ),
+        },
+        optional={"observed_at": st.just("2026-11-03T10:15:00Z"), "deadline_at": st.just("2026-11-03T10:17:00Z")},
+    ),
+    st.fixed_dictionaries(
+        {
+            "number": st.sampled_from([1, 2]),
+            "kind": st.just(FactKind.RECOVERED),
+            "fault_key": st.sampled_from(["", "hp:NvidiaErrorReboot"]),
+        }
+    ),
+    st.fixed_dictionaries(
+        {
+            "number": st.sampled_from([1, 2]),
+            "kind": st.just(FactKind.PROGRESS),
+            "fault_key": st.just(""),
+            "code": st.sampled_from(
+                ["reboot_in_progress", "replacement_started", "replacement_completed", "replacement_failed"]
+            ),
+            "logical_id": st.sampled_from(["", "seat-1"]),
+        },
+    ),
+    st.fixed_dictionaries(
+        {
+            "kind": st.sampled_from(
+                [GroupFactKind.NO_CAPACITY, GroupFactKind.CLUSTER_FAILED, GroupFactKind.PROVISIONED]
+            ),
+            "instance_group": st.sampled_from(["", "p5-workers"]),
+        }
+    ),
+)
+DRILLS = st.dictionaries(
+    st.integers(0, 40),
+    st.lists(st.builds(Drill, fact=FACTS, seconds=st.sampled_from([-60, 0, 0, 60]), runs=st.booleans()), max_size=3),
+    max_size=8,
+)
+
+
+@pytest.mark.parametrize("drills_may_act", [False, True])
+@pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
+def test_real_recovery_is_the_same_whatever_drills_come(
+    story: Callable[[Recovery], None], *, drills_may_act: bool
+) -> None:
+    alone = Disturbed(drills_may_act=drills_may_act)
+    story(alone)
+    expected = alone.real()
+
+    @settings(max_examples=40)
+    @given(drills=DRILLS)
+    def holds(drills: dict[int, list[Drill]]) -> None:
+        disturbed = Disturbed(drills=drills, drills_may_act=drills_may_act)
+        story(disturbed)
+        assert disturbed.real() == expected
+
+    holds()
+
+
+# ---------------------------------------------------------------- one by one
+
+
+def real_incident(recovery: Recovery) -> Incident:
+    [found] = [each for each in recovery.incidents() if not each.is_drill]
+    return found
+
+
+@pytest.mark.parametrize("drills_may_act", [False, True])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_drill_of_the_same_fact_hides_no_real_one(*, is_first: bool, drills_may_act: bool) -> None:
+    recovery = Recovery(drills_may_act=drills_may_act)
+    facts = [a_fact(), a_fact(is_drill=True)]
+
+    outcomes = [recovery.hear(fact).outcome for fact in (facts[::-1] if is_first else facts)]
+
+    assert outcomes == ["OPEN", "OPEN"]
+    assert real_incident(recovery).evidence_count == 1
+
+
+def test_drill_that_comes_between_plan_and_settle_leaves_the_end_alone() -> None:
+    recovery = Recovery(with_job=False)
+    recovery.sicken(fault_key="gpu:slow_throttle_thermal")
+    recovery.state("PlanRecovery", plan_recovery)
+    recovery.hear(a_fact(kind=FactKind.RECOVERED, fault_key="", observed_at=recovery.now, is_drill=True))
+    before = real_incident(recovery)
+
+    recovery.hear(a_fact(fault_key="hp:NvidiaErrorTerminate", observed_at=recovery.now, is_drill=True))
+
+    assert real_incident(recovery) == before
+
+
+def test_notice_survives_any_number_of_drills_about_its_machine() -> None:
+    recovery = Recovery(drills_may_act=True)
+    notice = a_fact(77, source="ec2.notice", fault_key="ec2:spot_interruption", envelope_id="real")
+    drills = [notice.but(is_drill=True, occurrence=str(number)) for number in range(9)]
+    for fact in [*drills[:4], notice, *drills[4:]]:
+        recovery.hear(fact)
+
+    row = recovery.world.ledger.get(rows.early_key(instance_id(77)))
+
+    assert row
+    assert receive_event.early_facts(row) == (notice,)
+
+
+def ports(recovery: Recovery) -> dict[str, Any]:
+    world = recovery.world
+    return {
+        "ledger": world.ledger,
+        "provider": world.provider,
+        "workflows": world.workflows,
+        "clock": world.clock,
+        "ids": world.ids,
+        "telemetry": world.telemetry,
+        "clusters": (CLUSTER,),
+        "drills_may_act": recovery.drills_may_act,
+        "catalogue": recovery.policy.catalogue,
+    }
+
+
+def unknown(number: int, **changes: Any) -> NodeFact:
+    return a_fact(number, occurrence=f"{number}", envelope_id=f"of {number}", **changes)
+
+
+@pytest.mark.parametrize("drills_may_act", [False, True])
+def test_real_unresolved_fact_is_retried_before_any_drill(*, drills_may_act: bool) -> None:
+    recovery = Recovery(drills_may_act=drills_may_act)
+    for number in range(100, 160):
+        recovery.hear(unknown(number, is_drill=True))
+    recovery.hear(unknown(77))
+    recovery.world.provider.by_id[instance_id(77)] = a_provider_node(77)
+
+    outcomes = receive_event.retry_unresolved(**ports(recovery))
+
+    assert [each.outcome for each in outcomes] == ["OPEN"]
+
+
+def test_every_unresolved_fact_is_retried_within_as_many_calls_as_pages() -> None:
+    recovery = Recovery()
+    for number in range(100, 160):
+        recovery.hear(unknown(number))
+        recovery.world.clock.advance(1)
+    recovery.world.provider.by_id[instance_id(159)] = a_provider_node(159)
+
+    outcomes = [receive_event.retry_unresolved(**ports(recovery)) for _ in range(3)]
+
+    assert [each.outcome for found in outcomes for each in found] == ["OPEN"]
+
+
+def test_unresolved_facts_of_drills_have_their_turn_too() -> None:
+    recovery = Recovery(drills_may_act=True)
+    recovery.hear(unknown(78, is_drill=True))
+    recovery.world.provider.by_id[instance_id(78)] = a_provider_node(78)
+
+    assert [each.outcome for each in receive_event.retry_unresolved(**ports(recovery))] == ["OPEN"]
+
+
+def test_drill_stands_down_where_a_real_incident_is_open() -> None:
+    recovery = Recovery(drills_may_act=True)
+    recovery.sicken()
+    recovery.sicken(is_drill=True, envelope_id="drill")
+
+    assert recovery.recover() == IncidentState.OBSERVED
+    assert recovery.executions()
+    assert not recovery.world.provider.accepted_calls("reboot")
+
+
+def test_real_recovery_takes_over_the_node_that_a_drill_cordoned() -> None:
+    recovery = Recovery(drills_may_act=True)
+    drill = recovery.sicken(is_drill=True, envelope_id="drill")
+    recovery.state("PlanRecovery", plan_recovery)
+    assert recovery.cluster.cordon(CLUSTER, f"hyperpod-{instance_id(1)}", drill)
+
+    recovery.sicken()
+
+    assert recovery.recover() == IncidentState.RECOVERED
+    assert not any(node.is_cordoned for node in recovery.world.cluster.by_name.values())
+
+
+def test_drills_wait_behind_real_recoveries_and_take_no_place_from_them() -> None:
+    recovery = Recovery(drills_may_act=True)
+    recovery.sicken(2, is_drill=True, fault_key="hp:NvidiaErrorTerminate")
+    recovery.recover()
+
+    rows_of_registers = {key.pk: row.doc for key, row in recovery.world.ledger.rows.items() if "REGISTER#" in key.pk}
+
+    assert all(pk.startswith("DRILL-") for pk in rows_of_registers)
+    assert recovery.world.ledger.get(rows.lease_key(recovery.incident.slot)) is None
+    assert recovery.world.ledger.by_state(Table.FLEET, "LEMON").rows == ()
