@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
+from urllib.parse import urlsplit
 
 from evenkeel_cli.errors import CommandFailed, Exit
 
@@ -40,6 +41,10 @@ class Context:
     profile: str | None = None
     control_url: str = ""
     """The local GPU cluster's control address; empty for a fleet in the cloud."""
+    stack: str = "evenkeel"
+    """Name of the CloudFormation stack."""
+    aws_endpoint_url: str = ""
+    """The local engine's address; empty for AWS."""
     source: str = ""
     """Where this context was found, for messages."""
 
@@ -107,6 +112,8 @@ def read(document: Any, source: str, environment: Mapping[str, str]) -> Context:
         key=_key(document.get("credentials"), source),
         profile=environment.get("EVENKEEL_PROFILE") or document.get("profile"),
         control_url=str(document.get("controlUrl") or "").rstrip("/"),
+        stack=str(document.get("stack") or environment.get("STACK") or "evenkeel"),
+        aws_endpoint_url=_endpoint(document.get("awsEndpointUrl"), source),
         source=source,
     )
 
@@ -120,6 +127,15 @@ def _key(document: Any, source: str) -> StaticKey | None:
         if not isinstance(document.get(field), str) or not document[field]:
             _refuse(source, f"credentials.{field} is missing")
     return StaticKey(document["accessKeyId"], document["secretAccessKey"])
+
+
+def _endpoint(url: Any, source: str) -> str:
+    if not url:
+        return ""
+    # Requests to it are signed like those to AWS: nobody else may receive them.
+    if urlsplit(str(url)).hostname not in ("127.0.0.1", "localhost"):
+        _refuse(source, "awsEndpointUrl is for the local engine, on this machine")
+    return str(url)
 
 
 def _refuse(source: str, why: str) -> NoReturn:

@@ -31,6 +31,7 @@ NOUNS = {
     "policy": Noun("policy", "The limits, deadlines and faults that decisions are made by."),
     "plan": Noun("plan", "Run the scheduler on files: who is admitted where, who has to go, and why."),
     "quota": Noun("quota", "Quota files: from one spelling into another."),
+    "doctor": Noun("doctor", "Check everything that Evenkeel needs, and say what to fix."),
     "drill": Noun("drill", "Break something in the local data centre."),
     "dev": Noun("dev", "The local data centre: up, down, status."),
     "version": Noun("version", "Print the version."),

@@ -10,12 +10,10 @@ Everything is on loopback, on free ports, under one run folder, and ends with `s
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
-import signal
-import sys
-import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -30,18 +28,17 @@ from evenkeel_cli.context import Context, StaticKey
 from evenkeel_local import ACCOUNT_ID, PROJECT, REGION, gpu_cluster
 from evenkeel_local.deployment import STACK_NAME, Outputs, deploy
 from evenkeel_local.engine import Engine
-from evenkeel_local.identities import Credentials, bootstrap, make_user
-from evenkeel_local.processes import Child, ProcessMark, interruptible
+from evenkeel_local.identities import Credentials, bootstrap, make_user, policy_statements
 from evenkeel_local.ticker import Ticker, ticker_statements
 
 CHECKPOINTS_BUCKET: Final = "evenkeel-checkpoints"
+PAGES_QUEUE: Final = "evenkeel-pages"
 FLEET: Final = "laptop"
 NAMESPACE: Final = "evenkeel-jobs"
 SERVICE_ACCOUNT: Final = "trainer"
 _OPERATOR: Final = "operator"
 SCHEDULED: Final = ("WatchClusterFunction", "SweepFleetFunction", "ScheduleJobsFunction")
 TICK_SECONDS: Final = 1.0
-UP_SECONDS: Final = 240.0
 SPOT_NOTICE_SECONDS: Final = 15.0
 """Two minutes in life, where a save takes longer too."""
 KARPENTER_REPAIR_SECONDS: Final = 8.0
@@ -104,7 +101,9 @@ class DataCentre:
         self.cluster: gpu_cluster.ClusterHandle
         self.deployer: Credentials
         self.operator: Credentials
+        self.ticker: Ticker | None = None
         self.node_count = 0
+        self._cluster_data: Path | None = None
         self.outputs: Outputs = {}
         self.roles: dict[str, str] = {}
 
@@ -119,6 +118,7 @@ class DataCentre:
         drills_may_act: bool = True,
         admission: str = "evenkeel",
         ticks: bool = True,
+        keeps_cluster: bool = False,
         say: Say = lambda _text: None,
     ) -> Self:
         """Bring everything up; on any failure, Ctrl-C included, bring down what was up.
@@ -130,12 +130,14 @@ class DataCentre:
             policy: `local` (seconds) or `production`.
             admission: `evenkeel` or `kueue`, which is not part of it.
             drills_may_act: Whether events of the source `evenkeel.drill` come in, and may lead to acts.
+            keeps_cluster: Whether the GPU cluster writes its state down, so that it can be started again.
             ticks: Whether the scheduled functions run each second; without, only when somebody invokes them.
             say: Is told in a few words what happens next.
         """
         shutil.rmtree(run_dir, ignore_errors=True)
         run_dir.mkdir(parents=True)
         centre = cls(run_dir)
+        centre._cluster_data = run_dir / "gpu-cluster-state" if keeps_cluster else None
         try:
             centre._bring_up(
                 fleet or FleetShape(), mode, policy, drills_may_act=drills_may_act, admission=admission, say=say
@@ -156,13 +158,17 @@ class DataCentre:
         self._make_checkpoints_bucket()
         self.node_count = fleet.nodes
         say(f"starting the GPU cluster ({fleet.nodes} nodes, {fleet.instance_type})")
-        self.cluster = gpu_cluster.start(
+        identity = make_user(self.deployer, SERVICES_USER, _CLUSTER_STATEMENTS)
+        self._start_cluster = functools.partial(
+            gpu_cluster.start,
             fleet.config(),
             self.run_dir / "gpu-cluster",
             engine_endpoint=self.engine.endpoint_url,
-            credentials=make_user(self.deployer, SERVICES_USER, _CLUSTER_STATEMENTS),
+            credentials=identity,
+            data_dir=self._cluster_data,
         )
-        self._open.callback(self.cluster.stop)
+        self.cluster = self._start_cluster()
+        self._open.callback(self._stop_cluster)
         self.outputs = deploy(
             self.engine,
             self.deployer,
@@ -187,18 +193,35 @@ class DataCentre:
         say("granting Kubernetes access")
         self._grant_kubernetes_access()
         self._give_pods_their_identity()
-        self.operator = make_user(self.deployer, _OPERATOR, [_may_call_the_api(self.outputs["ApiId"])])
-        (self.run_dir / "state.json").write_text(json.dumps(self.state(), indent=2), encoding="utf-8")
+        self._subscribe_to_pages()
+        on_call = policy_statements(self.deployer, self.outputs["EvenkeelOnCallPolicy"])
+        tests_itself = _may_test_functions([f"{STACK_NAME}-{function}" for function in self.roles])
+        routes = _may_call_the_api(self.outputs["ApiId"])
+        self.operator = make_user(self.deployer, _OPERATOR, [routes, tests_itself, _MAY_READ_RULES, *on_call])
 
     def _start_ticking(self) -> None:
         functions = [self.outputs[name] for name in SCHEDULED]
         invoker = make_user(self.deployer, "ticker", ticker_statements(functions))
-        self._open.enter_context(Ticker(invoker, functions, every_seconds=TICK_SECONDS))
+        self.ticker = self._open.enter_context(Ticker(invoker, functions, every_seconds=TICK_SECONDS))
+
+    def _stop_cluster(self) -> None:
+        """Stop the cluster of the moment, which may have been started again."""
+        self.cluster.stop()
+
+    def restart_cluster(self) -> None:
+        """Start the GPU cluster again after it died: at the same addresses, from the state that it wrote down."""
+        self.cluster.stop()
+        self.cluster = self._start_cluster(after=self.cluster)
+
+    def restart_ticker(self) -> None:
+        """Let the scheduled functions be invoked again."""
+        if self.ticker is not None:
+            self.ticker.stop()
+        self._start_ticking()
 
     def stop(self) -> None:
         """End everything that `start` began. Idempotent: yes."""
         self._open.close()
-        (self.run_dir / "state.json").unlink(missing_ok=True)
 
     def __enter__(self) -> Self:
         return self
@@ -222,6 +245,7 @@ class DataCentre:
             "controlUrl": self.cluster.control_url,
             "kubernetesUrl": self.cluster.kubernetes_url,
             "runDir": str(self.run_dir),
+            "pids": {"engine": self.engine.pid, "gpuCluster": self.cluster.pid},
             "outputs": self.outputs,
         }
 
@@ -241,6 +265,9 @@ class DataCentre:
             "url": self.api_url,
             "region": REGION,
             "controlUrl": self.cluster.control_url,
+            "stack": STACK_NAME,
+            "awsEndpointUrl": self.engine.endpoint_url,
+            "sagemakerEndpointUrl": self.cluster.sagemaker_url,
             "credentials": {
                 "accessKeyId": self.operator.access_key_id,
                 "secretAccessKey": self.operator.secret_access_key,
@@ -275,6 +302,16 @@ class DataCentre:
             self.roles[function] = role
             self.cluster.put_access_entry(role, groups[function])
 
+    def _subscribe_to_pages(self) -> None:
+        """Let pages go to a queue, where they can be read: nobody has a pager here."""
+        url = self.deployer.client("sqs").create_queue(QueueName=PAGES_QUEUE)["QueueUrl"]
+        arn = f"arn:aws:sqs:{REGION}:{ACCOUNT_ID}:{PAGES_QUEUE}"
+        allow = {"Effect": "Allow", "Principal": {"Service": "sns.amazonaws.com"}, "Action": "sqs:SendMessage"}
+        policy = json.dumps({"Version": "2012-10-17", "Statement": [{**allow, "Resource": arn}]})
+        self.deployer.client("sqs").set_queue_attributes(QueueUrl=url, Attributes={"Policy": policy})
+        topic = self.outputs["PageTopicArn"]
+        self.deployer.client("sns").subscribe(TopicArn=topic, Protocol="sqs", Endpoint=arn)
+
     def _give_pods_their_identity(self) -> None:
         trainer = make_user(self.deployer, "trainer", _TRAINER_STATEMENTS)
         self.cluster.put_pod_identity(NAMESPACE, SERVICE_ACCOUNT, trainer.environment())
@@ -301,108 +338,20 @@ _TRAINER_STATEMENTS: Final[list[dict[str, Any]]] = [
 ]
 
 
+_MAY_READ_RULES: Final[dict[str, Any]] = {
+    # The engine spells the ARN of a rule with its bus, AWS that of a rule on the default bus without it.
+    "Effect": "Allow",
+    "Action": "events:DescribeRule",
+    "Resource": f"arn:aws:events:{REGION}:{ACCOUNT_ID}:rule/default/{STACK_NAME}-*",
+}
+
+
+def _may_test_functions(names: list[str]) -> dict[str, Any]:
+    """What `evenkeel doctor` needs besides the stack's own policy: as much as being the functions."""
+    arns = [f"arn:aws:lambda:{REGION}:{ACCOUNT_ID}:function:{name}" for name in names]
+    return {"Effect": "Allow", "Action": "lambda:InvokeFunction", "Resource": arns}
+
+
 def _may_call_the_api(api_id: str) -> dict[str, Any]:
     arn = f"arn:aws:execute-api:{REGION}:{ACCOUNT_ID}:{api_id}/*"
     return {"Effect": "Allow", "Action": "execute-api:Invoke", "Resource": arn}
-
-
-# ---------------------------------------------------------------- kept up: `evenkeel dev`
-
-
-def up(root: Path, foreground: bool = False) -> int:
-    """Bring a data centre up and keep it up: until Ctrl-C in the foreground, else until `down`.
-
-    Returns:
-        An exit code: 0 up, 1 it failed, 5 one is up already.
-    """
-    run_dir = root / ".evenkeel" / "dev"
-    if status(root)["isUp"]:
-        print("A data centre is up already. Look: evenkeel dev status. End it: evenkeel dev down.", file=sys.stderr)
-        return 5
-    if foreground:
-        return _keep_up(root, run_dir)
-    log = root / ".evenkeel" / "dev.log"
-    log.unlink(missing_ok=True)
-    child = Child.start(
-        [sys.executable, "-m", "evenkeel_local.data_centre", str(root)], log=log, detached=True, cwd=root
-    )
-    deadline, told = time.monotonic() + UP_SECONDS, 0
-    while time.monotonic() < deadline:
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
-        for line in lines[told:]:
-            print(line, file=sys.stderr)
-        told = len(lines)
-        if status(root)["isUp"]:
-            return 0
-        if not child.is_running():
-            break
-        time.sleep(0.1)
-    print(f"The data centre did not come up: see {log}.", file=sys.stderr)
-    child.mark.stop_group()
-    return 1
-
-
-def _keep_up(root: Path, run_dir: Path) -> int:
-    pid_file, context, kubectl = (root / ".evenkeel" / name for name in ("dev.pid", "context.json", "kubeconfig"))
-    began = time.monotonic()
-
-    def say(text: str) -> None:
-        print(f"  {time.monotonic() - began:5.1f}s  {text}", file=sys.stderr, flush=True)
-
-    try:
-        with interruptible(), DataCentre.start(run_dir, say=say) as centre:
-            _write_private(context, centre.context())
-            _write_private(kubectl, centre.cluster.kubeconfig())
-            mark = ProcessMark.of(os.getpid())
-            if mark is not None:
-                mark.write(pid_file)
-            say(f"up: {centre.api_url}")
-            say("try: evenkeel status · evenkeel drill faults · end it with Ctrl-C or evenkeel dev down")
-            signal.pause()
-    except KeyboardInterrupt:
-        say("ending everything")
-    finally:
-        pid_file.unlink(missing_ok=True)
-        context.unlink(missing_ok=True)
-        kubectl.unlink(missing_ok=True)
-    return 0
-
-
-def _write_private(file: Path, document: dict[str, Any]) -> None:
-    """Write a file that only its owner may read, from its first moment on."""
-    file.unlink(missing_ok=True)
-    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as out:
-        json.dump(document, out)
-
-
-def down(root: Path) -> int:
-    """End the data centre that `up` started, and everything in it. Idempotent: yes. Returns 0."""
-    mark = ProcessMark.read(root / ".evenkeel" / "dev.pid")
-    if mark is None or not mark.is_alive():
-        return 0
-    os.kill(mark.pid, signal.SIGTERM)
-    deadline = time.monotonic() + 30
-    while mark.is_alive() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    if mark.is_alive():
-        mark.stop_group()
-    return 0
-
-
-def kubeconfig(root: Path) -> dict[str, Any]:
-    """Return a kubeconfig of the GPU cluster that is up, as its administrator."""
-    document: dict[str, Any] = json.loads((root / ".evenkeel" / "kubeconfig").read_text(encoding="utf-8"))
-    return document
-
-
-def status(root: Path) -> dict[str, Any]:
-    """Return whether one is up, and its addresses."""
-    mark = ProcessMark.read(root / ".evenkeel" / "dev.pid")
-    state = root / ".evenkeel" / "dev" / "state.json"
-    if mark is None or not mark.is_alive() or not state.exists():
-        return {"isUp": False}
-    return {"isUp": True, "stack": STACK_NAME, **json.loads(state.read_text(encoding="utf-8"))}
-
-
-if __name__ == "__main__":
-    sys.exit(_keep_up(Path(sys.argv[1]), Path(sys.argv[1]) / ".evenkeel" / "dev"))

@@ -110,6 +110,15 @@ def make_user(maker: Credentials, name: str, statements: Sequence[Statement]) ->
     )
 
 
+def policy_statements(maker: Credentials, arn: str) -> list[Statement]:
+    """Return the statements of a managed policy, as they are deployed."""
+    iam: IAMClient = maker.client("iam")
+    version = iam.get_policy(PolicyArn=arn)["Policy"]["DefaultVersionId"]
+    found: Any = iam.get_policy_version(PolicyArn=arn, VersionId=version)["PolicyVersion"]["Document"]
+    document = json.loads(found) if isinstance(found, str) else found
+    return list(document["Statement"])
+
+
 def set_policy(maker: Credentials, name: str, statements: Sequence[Statement]) -> None:
     """Replace the policy of the user `name`; its access key stays.
 

@@ -84,6 +84,10 @@ class Ticker:
             thread.start()
         return self
 
+    def is_running(self) -> bool:
+        """Whether each function's thread is there still."""
+        return all(thread.is_alive() for thread in self._threads)
+
     def stop(self, wait_seconds: float = 2.0) -> None:
         """Invoke nothing from now on. An invocation under way is given `wait_seconds`, then left to the engine."""
         self._stopping.set()

@@ -350,6 +350,19 @@ class CheckSpec:
     deadline_seconds: int
 
 
+@dataclass(frozen=True, slots=True)
+class Right:
+    """One verb on one kind of Kubernetes object."""
+
+    verb: str
+    group: str
+    """API group; empty for the core group."""
+    resource: str
+    """Plural name, with its subresource: `pods/eviction`."""
+    namespace: str = ""
+    """Empty: at the scope of the whole cluster."""
+
+
 class LaunchResult(StrEnum):
     """What a launch found or did."""
 
@@ -440,6 +453,14 @@ class RentedCapacity(Protocol):
 
 class Cluster(RentedCapacity, Protocol):
     """The Kubernetes clusters of the fleet, by name, reduced to what Evenkeel does with them."""
+
+    def server_version(self, cluster: str) -> str:
+        """Return the API server's version, as it spells it: `v1.33.1-eks-595af52`."""
+        ...
+
+    def missing_rights(self, cluster: str, rights: Iterable[Right]) -> tuple[Right, ...]:
+        """Return those of the rights that the caller's own identity lacks, in the order given. Changes nothing."""
+        ...
 
     def nodes(self, cluster: str) -> tuple[KubernetesNode, ...]:
         """List all nodes."""

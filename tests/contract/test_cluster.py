@@ -32,6 +32,10 @@ def bed(request: pytest.FixtureRequest) -> Iterator[Bed]:
         yield from on_both(request.getfixturevalue("gpu_cluster"), request.param)
 
 
+def test_server_version_is_the_servers_own(bed: Bed) -> None:
+    assert bed.cluster.server_version(CLUSTER).startswith("v1.")
+
+
 def test_a_healthy_node_reads_as_one(bed: Bed) -> None:
     node = free_nodes(bed)[0]
 

@@ -14,7 +14,8 @@ import yaml
 from evenkeel.adapters.cluster import KubernetesCluster
 from evenkeel.adapters.eks import EksConnections, EksToken
 from evenkeel.adapters.kubernetes import KubernetesApi
-from evenkeel.ports import CordonResult, LaunchResult, NotAllowed, NotFound, PermanentError, ReleaseResult
+from evenkeel.ports import CordonResult, LaunchResult, NotAllowed, NotFound, PermanentError, ReleaseResult, Right
+from evenkeel_cli.offline import access
 from evenkeel_local.engine import Engine
 from evenkeel_local.gpu_cluster import ClusterHandle, start
 from evenkeel_local.identities import Credentials, make_user
@@ -143,6 +144,26 @@ def log_of(cluster: KubernetesCluster, job_id: str) -> str:
         return cluster.logs(CLUSTER, NAMESPACE, job_id, 1, 0, 5)
     except (NotFound, PermanentError):
         return ""
+
+
+@pytest.mark.parametrize("function", access.functions())
+def test_role_has_exactly_the_rights_of_its_groups(
+    function: str, guarded: ClusterHandle, caller: Credentials, connections: EksConnections
+) -> None:
+    let_in(guarded, caller, *access.groups_of(function))
+    cluster = KubernetesCluster(connections, fleet=FLEET)
+    needed = [Right(*right) for right in access.rights_of(function, [NAMESPACE])]
+    never = Right("delete", "", "namespaces")
+
+    assert cluster.missing_rights(CLUSTER, [*needed, never]) == (never,)
+
+
+def test_server_version_is_read_by_every_function(
+    guarded: ClusterHandle, caller: Credentials, connections: EksConnections
+) -> None:
+    let_in(guarded, caller, "evenkeel:cordoners")
+
+    assert KubernetesCluster(connections, fleet=FLEET).server_version(CLUSTER).startswith("v1.")
 
 
 def test_a_cluster_that_does_not_exist_is_not_found(connections: EksConnections) -> None:

@@ -21,6 +21,7 @@ from evenkeel.ports import (
     Refused,
     ReleaseResult,
     RepairAnswer,
+    Right,
 )
 from tests.fakes.capacity import FakeCapacity
 from tests.fakes.system import FixedClock
@@ -96,6 +97,8 @@ class FakeCluster(FakeCapacity):
         """Names of our pods that were stopped without any grace."""
         self.of_kueue: dict[str, str] = {}
         """Namespaces in which Kueue admits, and what says so. It suspends every Job there."""
+        self.refused_rights: set[Right] = set()
+        """What the caller's role lacks."""
         self.checks: dict[str, CheckSpec] = {}
         """Test jobs, by name."""
         self.check_results: dict[str, CheckResult] = {}
@@ -111,6 +114,12 @@ class FakeCluster(FakeCapacity):
         self._uids = itertools.count(1)
 
     # ------------------------------------------------------------ the port
+
+    def server_version(self, cluster: str) -> str:
+        return "v1.33.0"
+
+    def missing_rights(self, cluster: str, rights: Iterable[Right]) -> tuple[Right, ...]:
+        return tuple(right for right in rights if right in self.refused_rights)
 
     def nodes(self, cluster: str) -> tuple[KubernetesNode, ...]:
         return tuple(node for (where, _), node in sorted(self.by_name.items()) if where == cluster)

@@ -69,13 +69,22 @@ def of_roles() -> tuple[Statement, ...]:
     )
 
 
+ON_CALL: Final = "EvenkeelOnCall"
+
+
 def of_callers() -> tuple[Statement, ...]:
-    """Return the statements of the managed policies that people's identities are given."""
-    return tuple(
-        statement
-        for policy, properties in resources("AWS::IAM::ManagedPolicy").items()
-        for statement in of_document(policy, properties["PolicyDocument"])
-    )
+    """Return the statements of the managed policies that open routes of the API to people's identities."""
+    return tuple(statement for statement in _managed() if statement.owner != ON_CALL)
+
+
+def of_on_call() -> tuple[Statement, ...]:
+    """Return the statements of the managed policy for `evenkeel doctor` and the runbooks."""
+    return tuple(statement for statement in _managed() if statement.owner == ON_CALL)
+
+
+def _managed() -> Iterator[Statement]:
+    for policy, properties in resources("AWS::IAM::ManagedPolicy").items():
+        yield from of_document(policy, properties["PolicyDocument"])
 
 
 def permissions(statements: tuple[Statement, ...]) -> tuple[Permission, ...]:

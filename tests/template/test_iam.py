@@ -12,7 +12,7 @@ from tests.template.statements import Permission, Statement
 from tests.template.waivers import WAIVERS
 
 ROLES = statements.of_roles()
-CALLERS = statements.of_callers()
+CALLERS = statements.of_callers() + statements.of_on_call()
 FUNCTIONS = resources("AWS::Serverless::Function")
 MACHINES = resources("AWS::Serverless::StateMachine")
 ENVIRONMENT_OF_TABLE = {f"{table}Table": f"{table.upper()}_TABLE" for table in ("Jobs", "Incidents", "Fleet", "Quotas")}

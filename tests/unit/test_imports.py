@@ -67,7 +67,7 @@ ROOMS = (
     Room(
         "runtime",
         ("shared/evenkeel/runtime",),
-        ("evenkeel.runtime", "evenkeel.adapters", "evenkeel.ports", "evenkeel.domain"),
+        ("evenkeel.runtime", "evenkeel.adapters", "evenkeel.ports", "evenkeel.domain", "evenkeel.__version__"),
         frozenset({"aws_lambda_powertools", "pydantic"}),
     ),
     Room("training", ("shared/evenkeel/training",), ("evenkeel.training",), only_late=AWS),

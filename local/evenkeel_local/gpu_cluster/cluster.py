@@ -276,7 +276,7 @@ class Host:
         self._config = options.config
         self._mark = secrets.token_hex(8)
         self._guard = Guard(self._mark)
-        self._admin_token = secrets.token_urlsafe(32)
+        self._admin_token = _kept_token(options.data_dir) or secrets.token_urlsafe(32)
         self._engine: Engine | None = None
         self._warming: asyncio.Task[None] | None = None
         self._saving: asyncio.Task[None] | None = None
@@ -357,14 +357,21 @@ class Host:
         self._runners.append(runner)
 
     def _certificates(self, run_dir: Path) -> tuple[str, str]:
-        authority = trustme.CA()
-        leaf = authority.issue_cert(LOOPBACK, "localhost", "kubernetes", "kubernetes.default")
-        certificate, key = run_dir / "apiserver.pem", run_dir / "apiserver.key"
-        key.touch(mode=0o600)
-        leaf.private_key_pem.write_to_path(str(key))
-        for number, blob in enumerate(leaf.cert_chain_pems):
-            blob.write_to_path(str(certificate), append=number > 0)
-        self._ca_pem = authority.cert_pem.bytes().decode()
+        # With a data folder they outlive the process: clients keep the authority for as long as they live.
+        folder = self._options.data_dir or run_dir
+        certificate, key, ca = folder / "apiserver.pem", folder / "apiserver.key", folder / "ca.pem"
+        if not (self._options.data_dir and ca.exists()):
+            authority = trustme.CA()
+            leaf = authority.issue_cert(LOOPBACK, "localhost", "kubernetes", "kubernetes.default")
+            key.touch(mode=0o600)
+            leaf.private_key_pem.write_to_path(str(key))
+            for number, blob in enumerate(leaf.cert_chain_pems):
+                blob.write_to_path(str(certificate), append=number > 0)
+            # The last of the three to be written, so that it vouches for the others.
+            authority.cert_pem.write_to_path(str(ca))
+        if self._options.data_dir:
+            _keep_token(self._options.data_dir, self._admin_token)
+        self._ca_pem = ca.read_text()
         (run_dir / "ca.pem").write_text(self._ca_pem)
         return str(certificate), str(key)
 
@@ -439,6 +446,18 @@ class Host:
         remove_folder(self._options.run_dir / "pods")
         if self._options.state_file is not None:
             self._options.state_file.unlink(missing_ok=True)
+
+
+def _kept_token(folder: Path | None) -> str:
+    """Return the admin's token that a former process left in the data folder; empty where there is none."""
+    path = folder / "admin-token" if folder else None
+    return path.read_text() if path is not None and path.exists() else ""
+
+
+def _keep_token(folder: Path, token: str) -> None:
+    path = folder / "admin-token"
+    path.touch(mode=0o600)
+    path.write_text(token)
 
 
 def _listen(port: int) -> socket.socket:

@@ -16,6 +16,7 @@ import urllib.request
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, Self
+from urllib.parse import urlsplit
 
 READY_SECONDS = 30.0
 STOP_SECONDS = 10.0
@@ -60,6 +61,12 @@ class ClusterHandle:
     def is_running(self) -> bool:
         """Whether the process runs."""
         return self._process.poll() is None
+
+    def port_options(self) -> list[str]:
+        """Return the options by which another process listens where this one does."""
+        urls = {"--aws-port": self.sagemaker_url, "--kubernetes-port": self.kubernetes_url}
+        urls["--control-port"] = self.control_url
+        return [word for option, url in urls.items() for word in (option, str(urlsplit(url).port))]
 
     def control(self, method: str, path: str, body: Json | None = None, timeout: float = 10.0) -> Json:
         """Call the control address: `control("POST", "faults", {...})`.
@@ -208,6 +215,7 @@ def start(
     engine_endpoint: str | None = None,
     credentials: Mapping[str, str] | HasEnvironment | None = None,
     data_dir: Path | str | None = None,
+    after: ClusterHandle | None = None,
 ) -> ClusterHandle:
     """Start a cluster in a process group of its own and wait until it is ready. It ends when this process does.
 
@@ -217,6 +225,7 @@ def start(
         engine_endpoint: the AWS emulator; without it nobody is asked who they are, and events are only remembered.
         credentials: `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` and perhaps `AWS_SESSION_TOKEN` of the cluster itself.
         data_dir: where to keep the state across restarts; without it the state is in memory alone.
+        after: a cluster that has ended, whose addresses this one takes over.
 
     Raises:
         ClusterFailed: it did not get ready; the message holds what it printed.
@@ -231,10 +240,11 @@ def start(
     command += ["--engine-endpoint", engine_endpoint] if engine_endpoint else ["--no-auth"]
     command.append("--stop-with-stdin")
     command += ["--data", str(data_dir)] if data_dir is not None else []
+    command += after.port_options() if after is not None else []
     env = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     if credentials is not None:
         env.update(credentials if isinstance(credentials, Mapping) else credentials.environment())
-    with log_file.open("wb") as log:
+    with log_file.open("ab" if after is not None else "wb") as log:
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=env, start_new_session=True
         )

@@ -28,6 +28,7 @@ from evenkeel.ports import (
     Refused,
     ReleaseResult,
     RepairAnswer,
+    Right,
     Throttled,
     TransientError,
 )
@@ -39,6 +40,7 @@ _LOOK_SECONDS = 0.1
 """How often a watch asks whether it should end."""
 _PAUSE_SECONDS = 0.5
 _LOG_HEAD = 65_536
+_ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _NODES = "/api/v1/nodes"
 _PODS = "/api/v1/pods"
 _LIVE = "status.phase!=Succeeded,status.phase!=Failed"
@@ -66,6 +68,18 @@ class KubernetesCluster(KubernetesCapacity):
     def __init__(self, connections: Connections, *, fleet: str) -> None:
         self._connections = connections
         self._fleet = fleet
+
+    # ------------------------------------------------------------ the API server itself
+
+    def server_version(self, cluster: str) -> str:
+        return str((self._api(cluster).get("/version") or {}).get("gitVersion", ""))
+
+    def missing_rights(self, cluster: str, rights: Iterable[Right]) -> tuple[Right, ...]:
+        return tuple(right for right in rights if not self._has_right(cluster, right))
+
+    def _has_right(self, cluster: str, right: Right) -> bool:
+        answer = self._api(cluster).create(_ACCESS_REVIEWS, workloads.access_review(right))
+        return (answer.get("status") or {}).get("allowed") is True
 
     # ------------------------------------------------------------ nodes
 

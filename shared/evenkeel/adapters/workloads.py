@@ -20,7 +20,7 @@ from evenkeel.domain.scheduling.pool_choices import Effect, Operator, Toleration
 from evenkeel.domain.scheduling.queues.quantities import amount
 from evenkeel.domain.scheduling.submission import RESERVED_ENV
 from evenkeel.domain.values import rfc3339
-from evenkeel.ports import CapacitySpec, CheckSpec, LaunchSpec
+from evenkeel.ports import CapacitySpec, CheckSpec, LaunchSpec, Right
 
 Json: TypeAlias = dict[str, Any]
 
@@ -245,6 +245,17 @@ def check_job(spec: CheckSpec, fleet: str) -> Json:
             "ttlSecondsAfterFinished": 3600,
             "template": {"metadata": {"labels": mine}, "spec": pod},
         },
+    }
+
+
+def access_review(right: Right) -> Json:
+    """The question whether the caller itself has a right. It is answered and not stored."""
+    resource, _, subresource = right.resource.partition("/")
+    asked = {"verb": right.verb, "group": right.group, "resource": resource, "namespace": right.namespace}
+    return {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": {**asked, **({"subresource": subresource} if subresource else {})}},
     }
 
 

@@ -44,6 +44,25 @@ class Context(Protocol):
 
 Handler: TypeAlias = Callable[[Json, Any], Json]
 
+_SELF_TEST = "selfTest"
+
+
+def _with_self_test(handler: Handler) -> Handler:
+    """Answer an event that holds nothing but a self-test; every other one goes to the handler.
+
+    No workflow, queue, clock or gateway sends such an event: `evenkeel doctor` invokes the function with it.
+    """
+
+    @functools.wraps(handler)
+    def wrapped(event: Json, context: Any) -> Json:
+        if event.keys() == {_SELF_TEST}:
+            from evenkeel.runtime import self_test
+
+            return self_test.run(event[_SELF_TEST], wiring.world())
+        return handler(event, context)
+
+    return wrapped
+
 
 def task(handler: Handler) -> Handler:
     """Wrap the function behind one state of a workflow.
@@ -62,7 +81,7 @@ def task(handler: Handler) -> Handler:
             line.update(_picked(answer, _MARKED))
             return answer
 
-    return wrapped
+    return _with_self_test(wrapped)
 
 
 class Malformed(Protocol):
@@ -181,7 +200,7 @@ def scheduled(handler: Handler) -> Handler:
                 raise
             return {"batchItemFailures": []}
 
-    return wrapped
+    return _with_self_test(wrapped)
 
 
 def api(handler: Handler) -> Handler:
@@ -206,7 +225,7 @@ def api(handler: Handler) -> Handler:
 
             return failure(error, str(request.get("requestId") or ""))
 
-    return wrapped
+    return _with_self_test(wrapped)
 
 
 @contextmanager

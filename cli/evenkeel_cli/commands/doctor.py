@@ -1,0 +1,108 @@
+"""`evenkeel doctor`."""
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from evenkeel_cli import context
+from evenkeel_cli.client import Client
+from evenkeel_cli.commands import asking
+from evenkeel_cli.errors import CommandFailed, Exit
+from evenkeel_cli.render import Output, Page, only, page
+
+if TYPE_CHECKING:
+    from evenkeel_cli.doctor.findings import Finding
+    from evenkeel_cli.doctor.site import BotocoreAws, Site
+
+app = asking.single("doctor")
+
+_SIGNS = {"ok": "ok", "warning": "warn", "failed": "failed", "unknown": "next"}
+
+
+@app.command("doctor")
+def doctor(
+    stack: Annotated[str, typer.Option("--stack", help="The CloudFormation stack.", metavar="NAME")] = "",
+    skip: Annotated[str, typer.Option("--skip", help="Leave these checks out, comma between.", metavar="CHECK,…")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
+    output: asking.OutputOption = Output.TABLE,
+) -> None:
+    """Check everything that Evenkeel needs, and say what to fix.
+
+    It only reads. Exit 0: nothing failed. 1: something failed. 2: something could not be checked.
+    """
+    from evenkeel_cli.doctor import checks, findings
+    from evenkeel_cli.doctor.site import BotocoreAws, Site
+    from evenkeel_cli.offline import access
+
+    skipped = {name.strip() for name in skip.split(",") if name.strip()}
+    known = [check.name for check in checks.CHECKS]
+    if wrong := sorted(skipped - set(known)):
+        raise CommandFailed(
+            Exit.USAGE, f"There is no check {wrong[0]!r}.", code="USAGE", hint=f"The checks: {', '.join(known)}"
+        )
+    form = Output.JSON if as_json else only(output, (Output.TABLE, Output.JSON))
+    where = _context(stack)
+    aws = BotocoreAws(where)
+    site = Site(aws, Client(where) if where.url else None, where, stack or where.stack, access)
+    out = page()
+    where = _located(site, aws)
+    found = checks.run(site, out.now(), skipped)
+    then = findings.next_step(found, checks.ENABLE)
+    if form is Output.JSON:
+        fleet, as_of = site.fleet(), out.now().isoformat()
+        out.json(findings.to_json(found, fleet=fleet, stack=site.stack, region=where.region, as_of=as_of, then=then))
+    else:
+        _show(out, f"fleet {site.fleet()}  stack {site.stack}  {where.region}", found, then)
+    raise typer.Exit(findings.exit_code(found))
+
+
+def _context(stack: str) -> context.Context:
+    """Return the context in force. With `--stack` the API's address is found from the stack where none is known."""
+    try:
+        return asking.current_context()
+    except CommandFailed as failed:
+        region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+        if failed.code != "NO_CONTEXT" or not stack or not region:
+            raise
+        profile = os.environ.get("EVENKEEL_PROFILE")
+        return context.Context(name="", url="", region=region, profile=profile, source=f"the stack {stack}")
+
+
+def _located(site: "Site", aws: "BotocoreAws") -> context.Context:
+    """Complete what is known of the site from the stack's own description, where that can be read."""
+    from evenkeel_cli.doctor.findings import CouldNotCheck
+
+    try:
+        aws.endpoints = {"sagemaker": site.parameter("SageMakerEndpoint"), "eks": site.parameter("EksEndpoint")}
+        if not site.context.url:
+            site.context = replace(site.context, url=site.output("ApiUrl"))
+            site.client = Client(site.context)
+    except CouldNotCheck:
+        pass  # the check `stack` says so
+    return site.context
+
+
+def _show(out: Page, head: str, found: list["Finding"], then: str) -> None:
+    out.line(out.bold(f"evenkeel doctor  {head}"))
+    widest = max((len(finding.check) for finding in found), default=0)
+    indent = " " * (widest + 13)
+    last = ""
+    for finding in found:
+        name = finding.check if finding.check != last else ""
+        last = finding.check
+        mark = out.marked(_SIGNS[finding.status.value], f"{finding.status.value:<7}")
+        text = f"{finding.subject}: {finding.text}" if finding.subject else finding.text
+        first, *more = out.wrapped(text, len(indent))
+        out.line(f"{name:<{widest}}  {mark}  {first}")
+        for line in more:
+            out.line(indent + line)
+        if finding.fix:
+            first, *more = out.wrapped(f"fix: {finding.fix}", len(indent))
+            for line in (first, *more):
+                out.line(indent + out.dim(line))
+    counts = {name: sum(finding.status.value == name for finding in found) for name in _SIGNS}
+    out.line(out.bold(", ".join(f"{number} {name}" for name, number in counts.items())))
+    if then:
+        out.paragraph(f"next  {then}")

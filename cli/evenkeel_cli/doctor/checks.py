@@ -1,0 +1,270 @@
+"""The table of checks: for each a reader of facts and the judgement on them."""
+
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+from evenkeel_cli.doctor import judgements
+from evenkeel_cli.doctor.findings import CouldNotCheck, Finding, failed, unknown
+from evenkeel_cli.doctor.site import KUEUE_READER, BadCredentials, NotThere, Site
+from evenkeel_cli.errors import CommandFailed
+
+Json = dict[str, Any]
+
+SCHEDULED = ("schedule_jobs", "sweep_fleet", "watch_cluster")
+RULES = ("HyperPodEvents", "Ec2Notices", "Ec2InstanceStates", "HealthEvents")
+_DAY = timedelta(days=1)
+_AT_ONCE = 6
+
+
+class Check(NamedTuple):
+    """One line of the table."""
+
+    name: str
+    run: Callable[[Site, datetime], list[Finding]]
+    title: str
+    """What it answers, for the help and the document."""
+
+
+def credentials(site: Site, _now: datetime) -> list[Finding]:
+    try:
+        arn = site.aws.call("sts", "get_caller_identity")["Arn"]
+    except BadCredentials as error:
+        return [failed(error.reason, error.fix)]
+    return judgements.judge_credentials(arn)
+
+
+def api(site: Site, _now: datetime) -> list[Finding]:
+    try:
+        status = site.status()
+    except CommandFailed as problem:
+        return judgements.judge_api(problem.text, problem.hint or "evenkeel status", {})
+    return judgements.judge_api("", "", status)
+
+
+def stack(site: Site, _now: datetime) -> list[Finding]:
+    site.read_stack()  # raises why not, where it cannot be described
+    url = site.context.url
+    is_ours = not url or site.output("ApiId") in url
+    return judgements.judge_stack(site.described()["StackStatus"], is_ours, url)
+
+
+def api_logs(site: Site, _now: datetime) -> list[Finding]:
+    return judgements.judge_api_log_role(site.aws.call("apigateway", "get_account").get("cloudwatchRoleArn") or "")
+
+
+def hyperpod(site: Site, _now: datetime) -> list[Finding]:
+    arn = site.parameter("HyperPodClusterArn")
+    if not arn:
+        return judgements.judge_hyperpod("", None)
+    try:
+        found = site.aws.call("sagemaker", "describe_cluster", ClusterName=arn)
+    except NotThere:
+        return judgements.judge_hyperpod(arn, None)
+    return judgements.judge_hyperpod(arn, found)
+
+
+def kubernetes(site: Site, _now: datetime) -> list[Finding]:
+    states = {cluster: _eks_state(site, cluster) for cluster in site.clusters()}
+    return judgements.judge_kubernetes(states, site.self_tests()[0])
+
+
+def _eks_state(site: Site, cluster: str) -> str:
+    try:
+        return str(site.aws.call("eks", "describe_cluster", name=cluster)["cluster"].get("status", ""))
+    except NotThere:
+        return "NOT_FOUND"
+    except CouldNotCheck:
+        return ""  # the functions' own answers say more
+
+
+def access(site: Site, _now: datetime) -> list[Finding]:
+    tests, problems = site.self_tests()
+    groups = {function: site.rights.groups_of(function) for function in tests}
+    untold = site.namespaces_problem()
+    partly = [unknown(f"Namespaces of teams were not tested: {untold}", "evenkeel teams ls", "teams")] if untold else []
+    return [*judgements.judge_access(tests, site.roles(), groups), *judgements.judge_untested(problems), *partly]
+
+
+def kueue(site: Site, _now: datetime) -> list[Finding]:
+    return judgements.judge_kueue(_reader(site), site.namespaces())
+
+
+def policy(site: Site, _now: datetime) -> list[Finding]:
+    return judgements.judge_policy(_reader(site)["policy"])
+
+
+def _reader(site: Site) -> Json:
+    tests, problems = site.self_tests()
+    if KUEUE_READER not in tests:
+        raise CouldNotCheck(*problems.get(KUEUE_READER, ("No function could be asked.", "docs/operate/doctor.md")))
+    return tests[KUEUE_READER]
+
+
+def versions(site: Site, _now: datetime) -> list[Finding]:
+    from importlib.metadata import version
+
+    tests, _ = site.self_tests()
+    if not tests:
+        _reader(site)
+    return judgements.judge_versions(version("evenkeel"), tests)
+
+
+def queues(site: Site, _now: datetime) -> list[Finding]:
+    return judgements.judge_queues(_waiting(site, "EventsQueue"), _waiting(site, "PassesQueue"))
+
+
+def dead_letters(site: Site, _now: datetime) -> list[Finding]:
+    return judgements.judge_dead_letters({name: _waiting(site, name) for name in judgements.DEAD_LETTERS})
+
+
+def _waiting(site: Site, queue: str) -> int:
+    names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
+    url = site.output(f"{queue}Url")
+    found = site.aws.call("sqs", "get_queue_attributes", QueueUrl=url, AttributeNames=names)["Attributes"]
+    return sum(int(found[name]) for name in names)
+
+
+def schedules(site: Site, _now: datetime) -> list[Finding]:
+    return judgements.judge_schedules({function: _schedule(site, function) for function in SCHEDULED}, ENABLE)
+
+
+def _schedule(site: Site, function: str) -> str:
+    try:
+        return str(site.aws.call("scheduler", "get_schedule", Name=f"{site.stack}-{function}").get("State", ""))
+    except NotThere:
+        return ""
+
+
+def ages(site: Site, now: datetime) -> list[Finding]:
+    try:
+        status = site.status()
+    except CommandFailed as problem:
+        raise CouldNotCheck(f"The API does not tell: {problem.text}", problem.hint) from problem
+    states = {}
+    for function in SCHEDULED:
+        try:
+            states[function] = _schedule(site, function)
+        except CouldNotCheck:
+            continue
+    found = {one["function"]: _age(one["at"], now) for one in status["heartbeats"]}
+    return judgements.judge_ages(found, states, _deployed_seconds(site, now))
+
+
+def _deployed_seconds(site: Site, now: datetime) -> float | None:
+    """Return how long ago the stack was deployed; None where that cannot be read."""
+    try:
+        described = site.described()
+    except CouldNotCheck:
+        return None
+    at = described.get("LastUpdatedTime") or described.get("CreationTime")
+    return None if at is None else max(0.0, (now - at).total_seconds())
+
+
+def _age(instant: str | None, now: datetime) -> float | None:
+    return None if instant is None else max(0.0, (now - datetime.fromisoformat(instant)).total_seconds())
+
+
+def concurrency(site: Site, now: datetime) -> list[Finding]:
+    limits = site.aws.call("lambda", "get_account_settings")["AccountLimit"]
+    try:
+        peak = _metric(site, now, "AWS/Lambda", "ConcurrentExecutions", "Maximum")
+    except CouldNotCheck:
+        peak = None
+    return judgements.judge_concurrency(limits["ConcurrentExecutions"], limits["UnreservedConcurrentExecutions"], peak)
+
+
+def events(site: Site, now: datetime) -> list[Finding]:
+    has_metrics = site.parameter("LocalEngine") != "true"
+    found: dict[str, Json] = {}
+    for logical in RULES:
+        name = site.resources().get(logical, "")
+        found[logical] = {"state": _rule(site, name), "matched": None, "failed": None}
+        if has_metrics and name:
+            for field, metric in (("matched", "MatchedEvents"), ("failed", "FailedInvocations")):
+                found[logical][field] = _metric(site, now, "AWS/Events", metric, "Sum", RuleName=name) or 0.0
+    return judgements.judge_events(found)
+
+
+def _rule(site: Site, name: str) -> str:
+    if not name:
+        return ""
+    try:
+        return str(site.aws.call("events", "describe_rule", Name=name.rpartition("|")[2]).get("State", ""))
+    except NotThere:
+        return ""
+
+
+def _metric(site: Site, now: datetime, namespace: str, name: str, statistic: str, **dimensions: str) -> float | None:
+    """Return a metric's sum or maximum of the last day; None where there is no data point."""
+    answer = site.aws.call(
+        "cloudwatch",
+        "get_metric_statistics",
+        Namespace=namespace,
+        MetricName=name,
+        Dimensions=[{"Name": key, "Value": value} for key, value in dimensions.items()],
+        StartTime=now - _DAY,
+        EndTime=now,
+        Period=3600,
+        Statistics=[statistic],
+    )
+    points = [float(point[statistic]) for point in answer.get("Datapoints", ())]
+    if not points:
+        return None
+    return max(points) if statistic == "Maximum" else sum(points)
+
+
+def pages(site: Site, _now: datetime) -> list[Finding]:
+    topic = site.output("PageTopicArn")
+    found = site.aws.call("sns", "list_subscriptions_by_topic", TopicArn=topic)["Subscriptions"]
+    return judgements.judge_pages([one["SubscriptionArn"] for one in found], topic)
+
+
+ENABLE = "deploy with the schedules on (docs/deploy.md)"
+"""How schedules are turned on."""
+
+CHECKS = (
+    Check("credentials", credentials, "as whom you act"),
+    Check("stack", stack, "whether the stack is deployed, and is the one that the command talks to"),
+    Check("api", api, "whether the API answers you, the mode, holds"),
+    Check("api-logs", api_logs, "whether API Gateway has a role to write logs with"),
+    Check("hyperpod", hyperpod, "the HyperPod cluster: state, `NodeRecovery`, patch level"),
+    Check("kubernetes", kubernetes, "which EKS clusters answer the functions"),
+    Check("access", access, "which verbs each function's role lacks in Kubernetes"),
+    Check("kueue", kueue, "whether Kueue admits where Evenkeel's jobs run"),
+    Check("queues", queues, "what waits in the queues"),
+    Check("dead-letters", dead_letters, "what was set aside"),
+    Check("schedules", schedules, "whether the schedules are on"),
+    Check("ages", ages, "how long ago each scheduled function finished"),
+    Check("concurrency", concurrency, "how many Lambda invocations at once are left"),
+    Check("events", events, "whether the event rules are on, and matched events in the last day"),
+    Check("pages", pages, "whether anybody is told of alarms"),
+    Check("policy", policy, "which policy is in force"),
+    Check("versions", versions, "versions of the command, the functions, their layer and the API servers"),
+)
+
+
+def run(site: Site, now: datetime, skipped: Collection[str] = (), table: Iterable[Check] = CHECKS) -> list[Finding]:
+    """Run the checks side by side and return what they found, in the order of the table.
+
+    A check that cannot read its facts, or breaks, gives one unknown finding and stops no other.
+    """
+    chosen = [check for check in table if check.name not in skipped]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        found = pool.map(lambda check: _found(check, site, now), chosen)
+        return [replace(one, check=check.name) for check, each in zip(chosen, found, strict=True) for one in each]
+
+
+def _found(check: Check, site: Site, now: datetime) -> list[Finding]:
+    try:
+        return check.run(site, now) or [unknown("The check found nothing to judge.", "docs/operate/doctor.md")]
+    except CouldNotCheck as error:
+        return [unknown(error.reason, error.fix)]
+    except NotThere as error:
+        return [unknown(str(error), "Deploy the stack again: make deploy")]
+    except CommandFailed as error:
+        return [unknown(error.text, error.hint)]
+    except Exception as error:  # noqa: BLE001 - a broken check is said, and stops no other
+        return [unknown(f"The check broke: {type(error).__name__}: {error}", "docs/operate/doctor.md")]

@@ -1,0 +1,114 @@
+"""What a check finds: a status, one sentence, and the fix."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+SCHEMA_VERSION = 1
+
+
+class Status(StrEnum):
+    """How one thing stands."""
+
+    OK = "ok"
+    WARNING = "warning"
+    """It works, and a person should know about it."""
+    FAILED = "failed"
+    UNKNOWN = "unknown"
+    """It could not be checked. Nothing is known, so nothing is said to be fine."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report."""
+
+    status: Status
+    text: str
+    """What was found, in one sentence or two."""
+    fix: str = ""
+    """An exact command, or the page that says what to do. A finding that is not ok has one."""
+    subject: str = ""
+    """Which of several things of one check; empty where there is one."""
+    check: str = ""
+    """Name of the check; the table fills it in."""
+
+
+class CouldNotCheck(Exception):
+    """Facts could not be read. It says why, and what to do about it."""
+
+    def __init__(self, reason: str, fix: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.fix = fix
+
+
+def ok(text: str, subject: str = "") -> Finding:
+    return Finding(Status.OK, text, subject=subject)
+
+
+def warning(text: str, fix: str, subject: str = "") -> Finding:
+    return Finding(Status.WARNING, text, fix, subject)
+
+
+def failed(text: str, fix: str, subject: str = "") -> Finding:
+    return Finding(Status.FAILED, text, fix, subject)
+
+
+def unknown(text: str, fix: str = "", subject: str = "") -> Finding:
+    return Finding(Status.UNKNOWN, text, fix, subject)
+
+
+def exit_code(findings: Iterable[Finding]) -> int:
+    """Return 1 where something failed, 2 where something could not be checked, else 0. Warnings change nothing."""
+    statuses = {finding.status for finding in findings}
+    if Status.FAILED in statuses:
+        return 1
+    return 2 if Status.UNKNOWN in statuses else 0
+
+
+def merged(findings: Sequence[Finding]) -> list[Finding]:
+    """Join findings that differ in nothing but their subject, in the place of the first."""
+    subjects: dict[Finding, list[str]] = {}
+    for finding in findings:
+        subjects.setdefault(replace(finding, subject=""), []).append(finding.subject)
+    return [replace(one, subject=", ".join(filter(None, names))) for one, names in subjects.items()]
+
+
+def next_step(findings: Sequence[Finding], enable: str) -> str:
+    """Return what to do next, where the schedules are off: turn them on once nothing else is wrong.
+
+    Args:
+        findings: All of them.
+        enable: How schedules are turned on.
+    """
+    are_off = any(one.check == "schedules" and one.status is Status.WARNING for one in findings)
+    if not are_off:
+        return ""
+    others = [one for one in findings if one.check != "schedules"]
+    if any(one.status is Status.FAILED for one in others):
+        return "Fix what has failed, run this again, then turn the schedules on."
+    if any(one.status is Status.UNKNOWN for one in others):
+        return f"Find out about what is unknown. If it is in order, turn the schedules on: {enable}"
+    return f"Everything else is in order. Turn the schedules on: {enable}"
+
+
+def to_json(findings: Sequence[Finding], *, fleet: str, stack: str, region: str, as_of: str, then: str) -> Any:
+    """Return the report as docs/schemas/doctor.schema.json describes it."""
+    counts = Counter(finding.status for finding in findings)
+    return {
+        "schemaVersion": SCHEMA_VERSION,
+        "asOf": as_of,
+        "fleet": fleet,
+        "stack": stack,
+        "region": region,
+        "exitCode": exit_code(findings),
+        "summary": {status.value: counts[status] for status in Status},
+        "findings": [
+            {name: str(value) for name, value in asdict(finding).items() if name != "status"}
+            | {"status": finding.status.value}
+            for finding in findings
+        ],
+        "next": then,
+    }

@@ -1,0 +1,329 @@
+"""Where facts come from: AWS and the API, as the caller, and the functions' own self-tests. Every call reads."""
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
+
+from evenkeel_cli.client import Client
+from evenkeel_cli.context import Context
+from evenkeel_cli.doctor.findings import CouldNotCheck
+from evenkeel_cli.errors import CommandFailed, Exit
+
+if TYPE_CHECKING:
+    from botocore.session import Session
+
+Json = dict[str, Any]
+
+SIGN_IN = "Sign in as for the AWS CLI (aws sso login), or set EVENKEEL_PROFILE."
+_ATTACH = "Use an identity with the stack's EvenkeelOnCallPolicy (docs/operate/doctor.md)."
+_INVOKE = "Use an identity that may invoke the functions, or leave this out: --skip access (docs/operate/doctor.md)."
+_DENIED = frozenset({"AccessDenied", "AccessDeniedException", "AuthorizationError", "UnauthorizedOperation", "403"})
+_BAD_CREDENTIALS = frozenset(
+    {
+        *("ExpiredToken", "ExpiredTokenException", "InvalidClientTokenId", "UnrecognizedClientException"),
+        *("SignatureDoesNotMatch", "InvalidSignatureException", "RequestExpired", "IncompleteSignature"),
+    }
+)
+_NOT_THERE = frozenset(
+    {"ResourceNotFoundException", "ResourceNotFound", "NotFoundException", "ValidationError", "NotFound", "404"}
+)
+_NOT_OFFERED = frozenset({"InvalidAction", "UnknownOperationException", "NotImplemented", "UnsupportedOperation"})
+_AT_ONCE = 8
+"""Self-tests under way at once."""
+_TEAMS = 50
+
+
+class NotThere(Exception):
+    """What was asked about does not exist."""
+
+
+class BadCredentials(CouldNotCheck):
+    """There are no credentials, or AWS does not accept them."""
+
+
+class Aws(Protocol):
+    """AWS, one call at a time."""
+
+    def call(self, service: str, operation: str, **parameters: Any) -> Json:
+        """Return the answer.
+
+        Raises:
+            NotThere: there is no such thing.
+            CouldNotCheck: it did not answer, or refused.
+        """
+        ...
+
+
+class BotocoreAws:
+    """AWS by botocore, as the context says, with its answers to failures said in words."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._clients: dict[str, Any] = {}
+        self._lock = threading.Lock()
+        self.endpoints: dict[str, str] = {}
+        """Endpoints of single services that are elsewhere than AWS."""
+
+    def call(self, service: str, operation: str, **parameters: Any) -> Json:
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        spelled = "".join(word.capitalize() for word in operation.split("_"))
+        try:
+            answer: Json = getattr(self._client(service), operation)(**parameters)
+        except ClientError as error:
+            raise _failure(service, spelled, error) from error
+        except (BotoCoreError, RuntimeError) as error:
+            name = type(error).__name__
+            if "Credential" in name or "Token" in name or "SSO" in name or "Profile" in name:
+                raise BadCredentials(f"AWS credentials cannot be used: {error}", SIGN_IN) from error
+            raise CouldNotCheck(
+                f"{service}:{spelled} did not answer: {error}", "Check network, proxy and region."
+            ) from error
+        if hasattr(answer.get("Payload"), "read"):
+            answer["Payload"] = answer["Payload"].read()
+        return answer
+
+    def _client(self, service: str) -> Any:
+        from botocore.config import Config
+
+        with self._lock:
+            if service not in self._clients:
+                options = Config(connect_timeout=5, read_timeout=75, retries={"mode": "standard", "max_attempts": 2})
+                endpoint = self.endpoints.get(service) or self._context.aws_endpoint_url or None
+                self._clients[service] = self._session.create_client(
+                    service, region_name=self._context.region, endpoint_url=endpoint, config=options
+                )
+            return self._clients[service]
+
+    @cached_property
+    def _session(self) -> "Session":
+        from botocore.session import Session
+
+        session = Session(profile=self._context.profile)
+        if self._context.key is not None:
+            session.set_credentials(self._context.key.access_key_id, self._context.key.secret_access_key)
+        return session
+
+
+def _failure(service: str, operation: str, error: Any) -> Exception:
+    told = error.response.get("Error", {})
+    code, text = str(told.get("Code", "")), str(told.get("Message", ""))
+    call = f"{service}:{operation}"
+    if code in _BAD_CREDENTIALS:
+        return BadCredentials(f"AWS does not accept the credentials: {code}: {text}", SIGN_IN)
+    if code in _DENIED:
+        fix = _INVOKE if operation == "Invoke" else _ATTACH
+        return CouldNotCheck(f"Your identity may not call {call}.", fix)
+    if code in _NOT_OFFERED:
+        return CouldNotCheck(f"This endpoint does not offer {call}.", "docs/operate/doctor.md")
+    if code in _NOT_THERE or code.endswith(("NotFoundException", "NonExistentQueue")):
+        return NotThere(f"{call}: {code}: {text}")
+    return CouldNotCheck(f"{call} failed: {code}: {text}", "Try again in a minute.")
+
+
+class Site:
+    """One stack and its surroundings. What several checks need is read once."""
+
+    def __init__(self, aws: Aws, client: Client | None, context: Context, stack: str, rights: "RightsTable") -> None:
+        self.aws = aws
+        self.client = client
+        self.context = context
+        self.stack = stack
+        self.rights = rights
+        self._lock = threading.RLock()
+        self._known: dict[str, Any] = {}
+
+    def once(self, name: str, read: Callable[[], Any]) -> Any:
+        """Return what `read` gives, read once; a failure is remembered as well and raised each time."""
+        with self._lock:
+            if name not in self._known:
+                try:
+                    self._known[name] = read()
+                except (CouldNotCheck, NotThere) as error:
+                    self._known[name] = error
+        found = self._known[name]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    # ------------------------------------------------------------ the stack
+
+    def described(self) -> Json:
+        """Return the stack as CloudFormation describes it.
+
+        Raises:
+            CouldNotCheck: it cannot be described; the check `stack` says why.
+        """
+        try:
+            return self.read_stack()
+        except CouldNotCheck as error:
+            raise CouldNotCheck("It needs the stack's description: see the check `stack`.", error.fix) from error
+
+    def read_stack(self) -> Json:
+        """Return the stack as CloudFormation describes it, or raise why not."""
+
+        def read() -> Json:
+            try:
+                found: Json = self.aws.call("cloudformation", "describe_stacks", StackName=self.stack)["Stacks"][0]
+            except NotThere:
+                text = f"There is no stack {self.stack} in {self.context.region}."
+                raise CouldNotCheck(text, "Name it by --stack, or deploy it: docs/deploy.md") from None
+            return found
+
+        found: Json = self.once("stack", read)
+        return found
+
+    def output(self, name: str) -> str:
+        """Return an output of the stack."""
+        found = {one["OutputKey"]: one["OutputValue"] for one in self.described().get("Outputs", ())}
+        if name not in found:
+            raise CouldNotCheck(f"The stack has no output {name}.", "Deploy it again: make deploy")
+        return str(found[name])
+
+    def parameter(self, name: str) -> str:
+        """Return a parameter of the stack; empty where it has none of the name."""
+        found = {one["ParameterKey"]: one.get("ParameterValue", "") for one in self.described().get("Parameters", ())}
+        return str(found.get(name, ""))
+
+    def resources(self) -> Mapping[str, str]:
+        """Return the physical ids of the stack's resources by their logical ids."""
+
+        def read() -> dict[str, str]:
+            found: dict[str, str] = {}
+            token: dict[str, str] = {}
+            while True:
+                page = self.aws.call("cloudformation", "list_stack_resources", StackName=self.stack, **token)
+                for one in page["StackResourceSummaries"]:
+                    found[one["LogicalResourceId"]] = one.get("PhysicalResourceId", "")
+                if not page.get("NextToken"):
+                    return found
+                token = {"NextToken": page["NextToken"]}
+
+        found: Mapping[str, str] = self.once("resources", read)
+        return found
+
+    def clusters(self) -> tuple[str, ...]:
+        names = (name.strip() for name in self.parameter("KubernetesClusters").split(","))
+        return tuple(name for name in names if name and name != "none")
+
+    def roles(self) -> Mapping[str, str]:
+        """Return the role's ARN of each function that calls Kubernetes."""
+        pairs = (pair.partition("=") for pair in self.output("KubernetesRoleArns").split(","))
+        return {name: arn for name, _, arn in pairs}
+
+    def fleet(self) -> str:
+        """Return the fleet's name; empty where nothing tells it."""
+        try:
+            return self.context.name or self.parameter("FleetName")
+        except CouldNotCheck:
+            return ""
+
+    # ------------------------------------------------------------ the API
+
+    def status(self) -> Json:
+        """Return `GET /status`.
+
+        Raises:
+            CommandFailed: it was refused, or did not answer.
+        """
+        client = self.client
+        if client is None:
+            raise CommandFailed(Exit.USAGE, "No API is known here.", code="NO_CONTEXT", hint="Set EVENKEEL_URL.")
+        found: Json = self._asked("status", lambda: client.get("/status"))
+        return found
+
+    def namespaces(self) -> tuple[str, ...]:
+        """Return the namespaces in which jobs run: the stack's own, and each team's as far as they can be read."""
+        own = self.parameter("JobNamespace") or "evenkeel-jobs"
+        return tuple(dict.fromkeys([own, *self._of_teams()[0]]))
+
+    def namespaces_problem(self) -> str:
+        """Return why the teams' namespaces are not known; empty where they are."""
+        return self._of_teams()[1]
+
+    def _of_teams(self) -> tuple[tuple[str, ...], str]:
+        def read() -> tuple[tuple[str, ...], str]:
+            client = self.client
+            if client is None:
+                return (), "no API is known here"
+            try:
+                listed = client.get("/teams")["items"]
+                # Teams that only have jobs are not set up, and have no namespace of their own.
+                teams = [one["team"] for one in listed if one["weight"] is not None]
+                found = [client.get(f"/teams/{team}/quota")["team"] for team in teams[:_TEAMS]]
+            except CommandFailed as failed:
+                return (), failed.text
+            more = f"only the first {_TEAMS} of {len(teams)} teams were read" if len(teams) > _TEAMS else ""
+            return tuple(name for one in found if (name := one.get("namespace"))), more
+
+        found: tuple[tuple[str, ...], str] = self.once("teams", read)
+        return found
+
+    def _asked(self, name: str, read: Callable[[], Json]) -> Json:
+        with self._lock:
+            if name not in self._known:
+                try:
+                    self._known[name] = read()
+                except CommandFailed as failed:
+                    self._known[name] = failed
+        found = self._known[name]
+        if isinstance(found, CommandFailed):
+            raise found
+        return dict(found)
+
+    # ------------------------------------------------------------ the functions' self-tests
+
+    def self_tests(self) -> tuple[Mapping[str, Json], Mapping[str, tuple[str, str]]]:
+        """Return the answers by function, and for those that gave none the reason and what to do."""
+
+        def read() -> tuple[dict[str, Json], dict[str, tuple[str, str]]]:
+            names = [name for name in self.rights.functions() if name in self.roles()]
+            namespaces = self.namespaces()
+            with ThreadPoolExecutor(_AT_ONCE) as pool:
+                answers = dict(zip(names, pool.map(lambda name: self._tested(name, namespaces), names), strict=True))
+            good = {name: one for name, one in answers.items() if isinstance(one, dict)}
+            bad = {name: (one.reason, one.fix) for name, one in answers.items() if isinstance(one, CouldNotCheck)}
+            return good, bad
+
+        found: tuple[Mapping[str, Json], Mapping[str, tuple[str, str]]] = self.once("self-tests", read)
+        return found
+
+    def _tested(self, function: str, namespaces: tuple[str, ...]) -> Json | CouldNotCheck:
+        rights = self.rights.rights_of(function, namespaces)
+        asked = {
+            "rights": [right._asdict() for right in rights],
+            "readsKueue": function == KUEUE_READER,
+            "readsPolicy": function == KUEUE_READER,
+        }
+        name = f"{self.stack}-{function}"
+        try:
+            answer = self.aws.call(
+                "lambda", "invoke", FunctionName=name, Payload=json.dumps({"selfTest": asked}).encode()
+            )
+        except NotThere:
+            return CouldNotCheck(f"There is no function {name}.", "Deploy the stack again: make deploy")
+        except CouldNotCheck as error:
+            return error
+        document = json.loads(answer["Payload"] or b"{}")
+        if answer.get("FunctionError") or not isinstance(document, dict) or "clusters" not in document:
+            told = document.get("errorMessage") or document.get("error") if isinstance(document, dict) else document
+            text = f"The self-test of {function} failed: {told or 'it gave no answer'}"
+            return CouldNotCheck(text, "docs/runbooks/function-errors.md")
+        return document
+
+
+KUEUE_READER = "schedule_jobs"
+"""The function that acts on what it reads about Kueue and on the policy."""
+
+
+class RightsTable(Protocol):
+    """What each function must be allowed: the module `offline.access`."""
+
+    def functions(self) -> tuple[str, ...]: ...
+
+    def groups_of(self, function: str) -> tuple[str, ...]: ...
+
+    def rights_of(self, function: str, namespaces: Any) -> tuple[Any, ...]: ...

@@ -1,0 +1,96 @@
+"""What each function must be allowed in Kubernetes: read from the manifests that the deployment applies.
+
+`charts/kubernetes-access.yaml` says what each group may do, `charts/access-entries.json` in which groups the role of
+each function is. A wheel carries both; in a clone they are found where they are edited.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+Json = dict[str, Any]
+
+JOBS_NAMESPACE = "evenkeel-jobs"
+"""As the manifest spells it: each namespace in which jobs run gets the same."""
+_PACKAGED = Path(__file__).parents[1] / "charts"
+_CLONED = Path(__file__).parents[3] / "charts"
+
+
+class Right(NamedTuple):
+    """One verb on one kind of object; an empty namespace means the whole cluster."""
+
+    verb: str
+    group: str
+    resource: str
+    namespace: str
+
+    def __str__(self) -> str:
+        kind = f"{self.resource}.{self.group}" if self.group else self.resource
+        return f"{self.verb} {kind}" + (f" in {self.namespace}" if self.namespace else "")
+
+
+def functions() -> tuple[str, ...]:
+    """Return the functions that call Kubernetes."""
+    return tuple(_entries())
+
+
+def groups_of(function: str) -> tuple[str, ...]:
+    """Return the Kubernetes groups that the access entry of a function's role must name."""
+    return tuple(_entries()[function])
+
+
+def rights_of(function: str, namespaces: Sequence[str]) -> tuple[Right, ...]:
+    """Return every right that a function's groups grant, in each of the namespaces in which jobs run."""
+    granted = _granted()
+    found = (right for group in groups_of(function) for right in granted.get(group, ()))
+    return tuple(dict.fromkeys(one for right in found for one in _spread(right, namespaces)))
+
+
+def _spread(right: Right, namespaces: Sequence[str]) -> Iterator[Right]:
+    if right.namespace != JOBS_NAMESPACE:
+        yield right
+        return
+    for namespace in namespaces:
+        yield right._replace(namespace=namespace)
+
+
+@cache
+def _entries() -> dict[str, list[str]]:
+    entries: dict[str, list[str]] = json.loads(_text("access-entries.json"))
+    return entries
+
+
+@cache
+def _granted() -> dict[str, tuple[Right, ...]]:
+    documents = [document for document in yaml.safe_load_all(_text("kubernetes-access.yaml")) if document]
+    rules = {_key(one): one["rules"] for one in documents if one["kind"] in ("ClusterRole", "Role")}
+    found: dict[str, tuple[Right, ...]] = {}
+    for binding in documents:
+        if binding["kind"] not in ("ClusterRoleBinding", "RoleBinding"):
+            continue
+        namespace = binding["metadata"].get("namespace", "")
+        own = tuple(_rights(rules[binding["roleRef"]["kind"], namespace, binding["roleRef"]["name"]], namespace))
+        for subject in binding["subjects"]:
+            found[subject["name"]] = (*found.get(subject["name"], ()), *own)
+    return found
+
+
+def _key(role: Json) -> tuple[str, str, str]:
+    return role["kind"], role["metadata"].get("namespace", ""), role["metadata"]["name"]
+
+
+def _rights(rules: Iterable[Json], namespace: str) -> Iterator[Right]:
+    for rule in rules:
+        for group in rule["apiGroups"]:
+            for resource in rule["resources"]:
+                for verb in rule["verbs"]:
+                    yield Right(verb, group, resource, namespace)
+
+
+def _text(name: str) -> str:
+    folder = _PACKAGED if _PACKAGED.is_dir() else _CLONED
+    return (folder / name).read_text(encoding="utf-8")

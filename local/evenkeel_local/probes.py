@@ -1,0 +1,108 @@
+"""Whether each part of a data centre answers now: tried, not remembered."""
+
+from __future__ import annotations
+
+import base64
+import json
+import ssl
+import threading
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from evenkeel_cli.client import Client
+from evenkeel_cli.context import read
+
+ANSWER_SECONDS: Final = 5.0
+"""A part that takes longer counts as down."""
+SILENT_SECONDS: Final = 180.0
+"""The scheduled functions run every few seconds here."""
+
+Json = dict[str, Any]
+_DIRECT: Final = urllib.request.ProxyHandler({})
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What one part said."""
+
+    part: str
+    is_up: bool
+    detail: str
+
+
+def probe(state: Mapping[str, Any], context: Json, kubeconfig: Json) -> list[Probe]:
+    """Try every part of a data centre, side by side.
+
+    Args:
+        state: What it wrote about itself when it came up.
+        context: The command line's context.
+        kubeconfig: The administrator's way into Kubernetes.
+    """
+    tries: dict[str, Callable[[], str]] = {
+        "engine": lambda: _get(f"{state['engineUrl']}/_ministack/health"),
+        "GPU cluster": lambda: _get(f"{state['controlUrl']}/control/health"),
+        "Kubernetes": lambda: _kubernetes(kubeconfig),
+        "API": lambda: _api(context),
+        "schedules": lambda: _schedules(context),
+    }
+    found: dict[str, Probe] = {}
+    threads = [threading.Thread(target=_try, args=(found, part, one), daemon=True) for part, one in tries.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(ANSWER_SECONDS + 1)
+    silent = f"no answer within {ANSWER_SECONDS:.0f} s"
+    return [found.get(part, Probe(part, is_up=False, detail=silent)) for part in tries]
+
+
+def _try(found: dict[str, Probe], part: str, one: Callable[[], str]) -> None:
+    try:
+        found[part] = Probe(part, is_up=True, detail=one())
+    except Exception as error:  # noqa: BLE001 - whatever it fails by, the part does not answer as it should
+        found[part] = Probe(part, is_up=False, detail=str(error) or type(error).__name__)
+
+
+def _get(url: str) -> str:
+    with urllib.request.build_opener(_DIRECT).open(url, timeout=ANSWER_SECONDS) as answer:
+        answer.read()
+    return url
+
+
+def _kubernetes(kubeconfig: Json) -> str:
+    cluster, user = kubeconfig["clusters"][0]["cluster"], kubeconfig["users"][0]["user"]
+    authority = base64.b64decode(cluster["certificate-authority-data"]).decode()
+    https = urllib.request.HTTPSHandler(context=ssl.create_default_context(cadata=authority))
+    url = f"{cluster['server']}/api/v1/nodes?limit=1"
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {user['token']}"})
+    with urllib.request.build_opener(_DIRECT, https).open(request, timeout=ANSWER_SECONDS) as answer:
+        json.load(answer)
+    return str(cluster["server"])
+
+
+def _status(context: Json) -> Json:
+    return Client(read(context, "the data centre", {})).get("/status")
+
+
+def _api(context: Json) -> str:
+    _status(context)
+    return str(context["url"])
+
+
+def _schedules(context: Json) -> str:
+    """Return how old the oldest heartbeat is.
+
+    Raises:
+        RuntimeError: a scheduled function is silent.
+    """
+    now, oldest = datetime.now(UTC), 0.0
+    for beat in _status(context)["heartbeats"]:
+        if beat["at"] is None:
+            return f"{beat['function']} has not finished its first run yet"
+        age = (now - datetime.fromisoformat(beat["at"])).total_seconds()
+        if age > SILENT_SECONDS:
+            raise RuntimeError(f"{beat['function']} was last seen {age:.0f} s ago")
+        oldest = max(oldest, age)
+    return f"every function ran within {oldest:.0f} s"

@@ -1,0 +1,126 @@
+"""Keeps a data centre up: a part that dies is started again, with growing pauses and not for ever.
+
+What is kept and what is lost differs. The GPU cluster writes its state down each second, so it comes back with its
+objects and machines, as after a power cut. The engine keeps its tables in memory: when it dies, jobs, incidents and
+decisions are gone, and the whole data centre is built anew.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Final, Protocol
+
+FIRST_PAUSE_SECONDS: Final = 1.0
+LONGEST_PAUSE_SECONDS: Final = 30.0
+MOST_DEATHS: Final = 5
+"""Within the window; after one more the data centre is given up."""
+WINDOW_SECONDS: Final = 600.0
+_POLL_SECONDS: Final = 0.25
+
+Say = Callable[[str], None]
+
+
+class GivenUp(Exception):
+    """A part died too often. The message names it and its log."""
+
+
+@dataclass(frozen=True)
+class Restart:
+    """A part that died and was started again."""
+
+    part: str
+    at: str
+    """When it was up again, RFC 3339."""
+    kept: str
+    lost: str
+
+
+@dataclass
+class Backoff:
+    """How long to wait before a part is started again, by how often it died lately. Pure: the caller tells the time."""
+
+    deaths: dict[str, list[float]] = field(default_factory=dict)
+
+    def died(self, part: str, now: float) -> float | None:
+        """Count a death and return the pause in seconds; None when the part has died too often."""
+        recent = [*(at for at in self.deaths.get(part, []) if now - at < WINDOW_SECONDS), now]
+        self.deaths[part] = recent
+        if len(recent) > MOST_DEATHS:
+            return None
+        return float(min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** (len(recent) - 1)))
+
+
+class Part(Protocol):
+    """One part of a data centre."""
+
+    @property
+    def name(self) -> str: ...
+
+    def is_running(self) -> bool: ...
+
+    def restart(self) -> tuple[str, str]:
+        """Start it again; return what was kept and what was lost, each as a sentence."""
+        ...
+
+
+class Supervisor:
+    """Looks at the parts until it is stopped, and starts again what has died."""
+
+    def __init__(
+        self,
+        parts: Callable[[], tuple[Part, ...]],
+        *,
+        say: Say,
+        restarted: Callable[[list[Restart]], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Prepare to supervise.
+
+        Args:
+            parts: The parts as they are now; looked at in this order.
+            say: Is told in a few words what happens.
+            restarted: Is given all restarts so far, after each.
+            clock: Seconds that only grow.
+        """
+        self._parts = parts
+        self._say = say
+        self._restarted = restarted
+        self._clock = clock
+        self._backoff = Backoff()
+        self.restarts: list[Restart] = []
+
+    def run(self, stopping: threading.Event) -> None:
+        """Supervise until `stopping` is set.
+
+        Raises:
+            GivenUp: a part died too often.
+        """
+        while not stopping.wait(_POLL_SECONDS):
+            dead = next((part for part in self._parts() if not part.is_running()), None)
+            if dead is not None and not self._revive(dead, stopping):
+                return
+
+    def _revive(self, part: Part, stopping: threading.Event) -> bool:
+        """Start a part again, however often that fails within bounds; return False where it was told to stop."""
+        why = f"{part.name} died"
+        while True:
+            pause = self._backoff.died(part.name, self._clock())
+            if pause is None:
+                raise GivenUp(f"{why}: it died more than {MOST_DEATHS} times in {WINDOW_SECONDS / 60:.0f} minutes")
+            self._say(f"{why}: it is started again in {pause:.0f} s")
+            if stopping.wait(pause):
+                return False
+            try:
+                kept, lost = part.restart()
+            except Exception as error:  # noqa: BLE001 - whatever a start failed by, the next one may succeed
+                why = f"{part.name} did not start ({error})"
+                continue
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            self.restarts.append(Restart(part.name, now, kept, lost))
+            self._say(f"{part.name} runs again. Kept: {kept} Lost: {lost}")
+            self._restarted(self.restarts)
+            return True

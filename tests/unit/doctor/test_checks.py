@@ -1,0 +1,749 @@
+"""Each check: once with everything in order, and once for each fault that it must find."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jsonschema
+import pytest
+
+import evenkeel
+from evenkeel_cli.context import Context
+from evenkeel_cli.doctor import checks, findings
+from evenkeel_cli.doctor.checks import CHECKS
+from evenkeel_cli.doctor.findings import CouldNotCheck, Finding, Status
+from evenkeel_cli.doctor.judgements import DEAD_LETTERS
+from evenkeel_cli.doctor.site import BadCredentials, NotThere, Site
+from evenkeel_cli.errors import CommandFailed, Exit
+from evenkeel_cli.offline import access
+from tests.fakes.system import A_MOMENT
+
+ROOT = Path(__file__).parents[3]
+Json = dict[str, Any]
+
+CLUSTER = "research-eks"
+HYPERPOD = "arn:aws:sagemaker:us-west-2:111122223333:cluster/k3v9x2m7q1ab"
+URL = "https://a1b2c3.execute-api.us-west-2.amazonaws.com/api/v1"
+DENIED = CouldNotCheck("Your identity may not call it.", "Use another identity.")
+
+
+def self_test(function: str, **changes: Any) -> Json:
+    """What a function in order answers."""
+    reads = function == "schedule_jobs"
+    cluster: Json = {
+        "cluster": CLUSTER,
+        "serverVersion": "v1.33.1-eks-595af52",
+        "missing": [],
+        "error": "",
+        "kueueNamespaces": {} if reads else None,
+        "kueueError": "",
+    }
+    found = {
+        "version": evenkeel.__version__,
+        "mode": "act",
+        "admission": "evenkeel",
+        "policy": {"name": "production", "hash": "a1b2c3d4", "refused": "", "inForce": 0} if reads else None,
+        "clusters": [cluster],
+    }
+    for name, value in changes.items():
+        (cluster if name in cluster else found)[name] = value
+    return found
+
+
+@dataclass
+class FakeAws:
+    """An account in which all is well. A test plants faults: another answer to one call, or an error."""
+
+    planted: dict[str, Any] = field(default_factory=dict)
+    """By `service:operation`, or `service:operation:ARGUMENT` where the argument is any of the call's values."""
+    tests: dict[str, Any] = field(default_factory=dict)
+    """Self-tests that are not in order, by function."""
+    calls: list[tuple[str, Json]] = field(default_factory=list)
+
+    def call(self, service: str, operation: str, **parameters: Any) -> Json:
+        name = f"{service}:{operation}"
+        self.calls.append((name, parameters))
+        places = [f"{name}:{value}" for value in parameters.values() if isinstance(value, str)]
+        for place in (*places, name):
+            if place in self.planted:
+                planted = self.planted[place]
+                if isinstance(planted, Exception):
+                    raise planted
+                return dict(planted)
+        return self._answer(name, parameters)
+
+    def _answer(self, name: str, parameters: Json) -> Json:
+        match name:
+            case "sts:get_caller_identity":
+                return {"Arn": "arn:aws:sts::111122223333:assumed-role/OnCall/ana"}
+            case "cloudformation:describe_stacks":
+                return {"Stacks": [a_stack()]}
+            case "cloudformation:list_stack_resources":
+                ids = [{"LogicalResourceId": one, "PhysicalResourceId": f"evenkeel-{one}-1X"} for one in checks.RULES]
+                return {"StackResourceSummaries": ids}
+            case "apigateway:get_account":
+                return {"cloudwatchRoleArn": "arn:aws:iam::111122223333:role/api-logs"}
+            case "sagemaker:describe_cluster":
+                return a_hyperpod()
+            case "eks:describe_cluster":
+                return {"cluster": {"status": "ACTIVE"}}
+            case "lambda:invoke":
+                function = str(parameters["FunctionName"]).removeprefix("evenkeel-")
+                answer = self.tests.get(function, self_test(function))
+                if isinstance(answer, Exception):
+                    raise answer
+                return {"Payload": json.dumps(answer).encode()}
+            case "lambda:get_account_settings":
+                return {"AccountLimit": {"ConcurrentExecutions": 1000, "UnreservedConcurrentExecutions": 1000}}
+            case "sqs:get_queue_attributes":
+                return messages(0)
+            case "scheduler:get_schedule" | "events:describe_rule":
+                return {"State": "ENABLED"}
+            case "cloudwatch:get_metric_statistics":
+                return {
+                    "Datapoints": [{parameters["Statistics"][0]: 0.0 if "Failed" in parameters["MetricName"] else 3.0}]
+                }
+            case "sns:list_subscriptions_by_topic":
+                return {"Subscriptions": [{"SubscriptionArn": "arn:aws:sns:us-west-2:111122223333:pages:1"}]}
+        raise AssertionError(name)
+
+
+def a_stack(status: str = "CREATE_COMPLETE", **parameters: str) -> Json:
+    said = {
+        "FleetName": "research",
+        "HyperPodClusterArn": HYPERPOD,
+        "KubernetesClusters": CLUSTER,
+        "JobNamespace": "evenkeel-jobs",
+        "LocalEngine": "false",
+        **parameters,
+    }
+    queues = ("EventsQueue", "PassesQueue", *DEAD_LETTERS)
+    outputs = {f"{name}Url": f"https://sqs/{name}" for name in queues} | {
+        "ApiId": "a1b2c3",
+        "ApiUrl": URL,
+        "PageTopicArn": "arn:aws:sns:us-west-2:111122223333:pages",
+        "KubernetesRoleArns": ",".join(f"{name}=arn:aws:iam::111122223333:role/{name}" for name in access.functions()),
+    }
+    return {
+        "StackStatus": status,
+        "CreationTime": A_MOMENT - timedelta(days=1),
+        "Parameters": [{"ParameterKey": key, "ParameterValue": value} for key, value in said.items()],
+        "Outputs": [{"OutputKey": key, "OutputValue": value} for key, value in outputs.items()],
+    }
+
+
+def stack_with(status: str = "CREATE_COMPLETE", **parameters: str) -> Json:
+    return {"Stacks": [a_stack(status, **parameters)]}
+
+
+def a_hyperpod(level: str | None = "UpToDate", **changes: Any) -> Json:
+    group = {"InstanceGroupName": "p5-workers", **({"ImageVersionStatus": level} if level else {})}
+    cluster = {
+        "ClusterName": "research",
+        "ClusterStatus": "InService",
+        "NodeRecovery": "None",
+        "InstanceGroups": [group],
+    }
+    return cluster | changes
+
+
+def messages(count: int) -> Json:
+    return {"Attributes": {"ApproximateNumberOfMessages": str(count), "ApproximateNumberOfMessagesNotVisible": "0"}}
+
+
+class FakeApi:
+    """The API, where all is well."""
+
+    def __init__(self) -> None:
+        self.problem: CommandFailed | None = None
+        self.status: Json = {
+            "fleet": "research",
+            "automation": {"mode": "act", "isHeld": False},
+            "heartbeats": [
+                {"function": name, "at": (A_MOMENT - timedelta(seconds=40)).isoformat()} for name in checks.SCHEDULED
+            ],
+        }
+        self.teams: list[Json] = []
+
+    def get(self, path: str, **_query: Any) -> Json:
+        if self.problem:
+            raise self.problem
+        match path:
+            case "/status":
+                return self.status
+            case "/teams":
+                return {"items": self.teams}
+            case _:
+                return {"team": {"namespace": f"ns-{path.split('/')[2]}"}}
+
+
+@dataclass
+class Bed:
+    """Where a fault is planted."""
+
+    aws: FakeAws = field(default_factory=FakeAws)
+    api: FakeApi = field(default_factory=FakeApi)
+    context: Context = field(default_factory=lambda: Context("research", URL, "us-west-2"))
+
+    def run(self, *skipped: str) -> list[Finding]:
+        client: Any = self.api
+        return checks.run(Site(self.aws, client, self.context, "evenkeel", access), A_MOMENT, skipped)
+
+    def of(self, check: str) -> list[Finding]:
+        others = {one.name for one in CHECKS} - {check}
+        return self.run(*others)
+
+
+def plant(call: str, answer: Any) -> Callable[[Bed], None]:
+    return lambda bed: bed.aws.planted.__setitem__(call, answer)
+
+
+def answers(function: str, **changes: Any) -> Callable[[Bed], None]:
+    return lambda bed: bed.aws.tests.__setitem__(function, self_test(function, **changes))
+
+
+def everywhere(**changes: Any) -> Callable[[Bed], None]:
+    return lambda bed: bed.aws.tests.update({name: self_test(name, **changes) for name in access.functions()})
+
+
+def heartbeat(seconds: float | None) -> Callable[[Bed], None]:
+    at = None if seconds is None else (A_MOMENT - timedelta(seconds=seconds)).isoformat()
+    return lambda bed: bed.api.status.update(heartbeats=[{"function": "sweep_fleet", "at": at}])
+
+
+def api_says(problem: CommandFailed) -> Callable[[Bed], None]:
+    return lambda bed: setattr(bed.api, "problem", problem)
+
+
+def both(first: Callable[[Bed], None], second: Callable[[Bed], None]) -> Callable[[Bed], None]:
+    def plants(bed: Bed) -> None:
+        first(bed)
+        second(bed)
+
+    return plants
+
+
+class Fault(NamedTuple):
+    check: str
+    plant: Callable[[Bed], None]
+    status: str
+    says: str
+    fix: str
+
+
+REFUSED = CommandFailed(Exit.NOT_ALLOWED, "You may not read the status.", hint="Ask for EvenkeelViewerPolicy.")
+NO_ENTRY = "NotAllowed: GET /version of research-eks: 401 Unauthorized"
+NO_REACH = "Unreachable: GET /version of research-eks: no answer"
+NO_DISCOVERY = "NotAllowed: GET /apis/kueue.x-k8s.io of research-eks: 403 Forbidden"
+LACKS = [{"verb": "patch", "group": "", "resource": "nodes", "namespace": ""}]
+LACKS_JOBS = [{"verb": "create", "group": "batch", "resource": "jobs", "namespace": "ns-nlp"}]
+
+FAULTS = [
+    Fault(
+        "credentials",
+        plant("sts:get_caller_identity", BadCredentials("They have expired.", "aws sso login")),
+        "failed",
+        "expired",
+        "aws sso login",
+    ),
+    Fault(
+        "credentials",
+        plant("sts:get_caller_identity", {"Arn": "arn:aws:iam::1:root"}),
+        "warning",
+        "root user",
+        "Use a role",
+    ),
+    Fault(
+        "credentials",
+        plant("sts:get_caller_identity", CouldNotCheck("No answer.", "proxy")),
+        "unknown",
+        "No answer",
+        "proxy",
+    ),
+    Fault(
+        "stack",
+        plant("cloudformation:describe_stacks", NotThere("no")),
+        "unknown",
+        "no stack evenkeel in us-west-2",
+        "--stack",
+    ),
+    Fault(
+        "stack",
+        plant("cloudformation:describe_stacks", stack_with("ROLLBACK_COMPLETE")),
+        "failed",
+        "ROLLBACK_COMPLETE",
+        "make deploy",
+    ),
+    Fault(
+        "stack",
+        plant("cloudformation:describe_stacks", stack_with("UPDATE_ROLLBACK_COMPLETE")),
+        "warning",
+        "rolled back",
+        "make deploy",
+    ),
+    Fault(
+        "stack",
+        plant("cloudformation:describe_stacks", stack_with("UPDATE_IN_PROGRESS")),
+        "warning",
+        "under way",
+        "again",
+    ),
+    Fault(
+        "stack",
+        lambda bed: setattr(bed, "context", Context("x", "https://other.example/v1", "us-west-2")),
+        "failed",
+        "not this stack's API",
+        "EVENKEEL_URL",
+    ),
+    Fault("api", api_says(REFUSED), "failed", "may not read", "EvenkeelViewerPolicy"),
+    Fault(
+        "api",
+        lambda bed: bed.api.status["automation"].update(isHeld=True),
+        "warning",
+        "held",
+        "evenkeel automation show",
+    ),
+    Fault("api-logs", plant("apigateway:get_account", {}), "failed", "no role", "ApiLogRole=set-up"),
+    Fault("api-logs", plant("apigateway:get_account", DENIED), "unknown", "may not", "identity"),
+    Fault(
+        "hyperpod",
+        plant("sagemaker:describe_cluster", NotThere("no")),
+        "failed",
+        "no HyperPod cluster",
+        "HyperPodClusterArn",
+    ),
+    Fault(
+        "hyperpod",
+        plant("sagemaker:describe_cluster", a_hyperpod(ClusterStatus="Failed", FailureMessage="no quota")),
+        "failed",
+        "no quota",
+        "describe-cluster",
+    ),
+    Fault(
+        "hyperpod",
+        plant("sagemaker:describe_cluster", a_hyperpod(ClusterStatus="Updating")),
+        "warning",
+        "Updating",
+        "describe-cluster",
+    ),
+    Fault(
+        "hyperpod",
+        plant("sagemaker:describe_cluster", a_hyperpod("SecurityUpdateRequired")),
+        "failed",
+        "need a patch",
+        "update-cluster-software",
+    ),
+    Fault(
+        "hyperpod",
+        plant("sagemaker:describe_cluster", a_hyperpod("UpdateAvailable")),
+        "warning",
+        "Newer images",
+        "update-cluster-software",
+    ),
+    Fault(
+        "hyperpod",
+        plant("sagemaker:describe_cluster", a_hyperpod(None)),
+        "unknown",
+        "no patch level",
+        "update-cluster-software",
+    ),
+    Fault(
+        "hyperpod",
+        plant("sagemaker:describe_cluster", a_hyperpod(NodeRecovery="Sometimes")),
+        "unknown",
+        "Sometimes",
+        "ownership",
+    ),
+    Fault(
+        "kubernetes",
+        plant("eks:describe_cluster", NotThere("no")),
+        "failed",
+        "no cluster research-eks",
+        "KubernetesClusters",
+    ),
+    Fault(
+        "kubernetes",
+        plant("eks:describe_cluster", {"cluster": {"status": "UPDATING"}}),
+        "warning",
+        "UPDATING",
+        "describe-cluster",
+    ),
+    Fault("kubernetes", everywhere(error=NO_REACH), "failed", "does not answer 17 of 17", "SubnetIds"),
+    Fault("kubernetes", answers("launch_job", error=NO_REACH), "failed", "does not answer 1 of 17", "SubnetIds"),
+    Fault("kubernetes", plant("lambda:invoke", DENIED), "unknown", "No function could try", "invoke the functions"),
+    Fault(
+        "kubernetes",
+        plant("cloudformation:describe_stacks", stack_with(KubernetesClusters="none")),
+        "failed",
+        "No Kubernetes cluster",
+        "KubernetesClusters",
+    ),
+    Fault(
+        "access",
+        answers("cordon_node", missing=LACKS),
+        "failed",
+        "lacks: patch nodes.",
+        "--principal-arn arn:aws:iam::111122223333:role/cordon_node --kubernetes-groups evenkeel:cordoners",
+    ),
+    Fault(
+        "access",
+        answers("launch_job", missing=LACKS_JOBS),
+        "failed",
+        "create jobs.batch in ns-nlp",
+        "kubernetes-access.yaml",
+    ),
+    Fault("access", answers("api_read", error=NO_ENTRY), "failed", "does not let api_read in", "create-access-entry"),
+    Fault("access", plant("lambda:invoke:evenkeel-repair_node", DENIED), "unknown", "may not call", "identity"),
+    Fault(
+        "access",
+        plant("lambda:invoke:evenkeel-repair_node", NotThere("no")),
+        "unknown",
+        "no function evenkeel-repair_node",
+        "make deploy",
+    ),
+    Fault(
+        "access",
+        plant(
+            "lambda:invoke:evenkeel-repair_node", {"Payload": b'{"errorMessage": "boom"}', "FunctionError": "Unhandled"}
+        ),
+        "unknown",
+        "boom",
+        "function-errors",
+    ),
+    Fault("access", api_says(REFUSED), "unknown", "Namespaces of teams", "evenkeel teams ls"),
+    Fault(
+        "kueue",
+        answers("schedule_jobs", kueueNamespaces={"evenkeel-jobs": "its label"}),
+        "failed",
+        "Kueue admits in evenkeel-jobs",
+        "Admission=kueue",
+    ),
+    Fault("kueue", answers("schedule_jobs", admission="kueue"), "failed", "jobs there never start", "LocalQueue"),
+    Fault(
+        "kueue",
+        answers("schedule_jobs", kueueError=NO_DISCOVERY, kueueNamespaces=None),
+        "failed",
+        "cannot be read",
+        "system:discovery",
+    ),
+    Fault(
+        "kueue", answers("schedule_jobs", error=NO_REACH, kueueNamespaces=None), "unknown", "was not asked", "invoke"
+    ),
+    Fault("kueue", plant("lambda:invoke:evenkeel-schedule_jobs", DENIED), "unknown", "may not", "identity"),
+    Fault(
+        "queues",
+        plant("sqs:get_queue_attributes:https://sqs/EventsQueue", messages(1001)),
+        "failed",
+        "1001 events wait",
+        "events-delayed",
+    ),
+    Fault(
+        "queues",
+        plant("sqs:get_queue_attributes:https://sqs/PassesQueue", messages(51)),
+        "failed",
+        "51 scheduling requests wait",
+        "passes-delayed",
+    ),
+    Fault("queues", plant("sqs:get_queue_attributes", DENIED), "unknown", "may not", "identity"),
+    Fault(
+        "dead-letters",
+        plant("sqs:get_queue_attributes:https://sqs/DeadLetterQueue", messages(2)),
+        "failed",
+        "holds 2 messages",
+        "malformed-events",
+    ),
+    Fault(
+        "dead-letters",
+        plant("sqs:get_queue_attributes:https://sqs/UndeliveredPagesQueue", messages(1)),
+        "failed",
+        "holds 1 message",
+        "undelivered-pages",
+    ),
+    Fault(
+        "dead-letters",
+        plant("sqs:get_queue_attributes:https://sqs/FailedPassesQueue", DENIED),
+        "unknown",
+        "may not",
+        "identity",
+    ),
+    Fault(
+        "schedules",
+        plant("scheduler:get_schedule:evenkeel-sweep_fleet", {"State": "DISABLED"}),
+        "warning",
+        "sweep_fleet are off",
+        "schedules",
+    ),
+    Fault(
+        "schedules",
+        plant("scheduler:get_schedule:evenkeel-sweep_fleet", NotThere("no")),
+        "failed",
+        "no schedule for sweep_fleet",
+        "make deploy",
+    ),
+    Fault("schedules", plant("scheduler:get_schedule", DENIED), "unknown", "may not", "identity"),
+    Fault("ages", heartbeat(601), "failed", "10min ago", "sweep-silent"),
+    Fault("ages", heartbeat(None), "failed", "never run", "sweep-silent"),
+    Fault("ages", heartbeat(240), "warning", "4min ago", "sweep-silent"),
+    Fault(
+        "ages",
+        both(heartbeat(None), plant("scheduler:get_schedule", {"State": "DISABLED"})),
+        "warning",
+        "schedule is off",
+        "Turn",
+    ),
+    Fault(
+        "ages",
+        both(
+            heartbeat(None),
+            plant(
+                "cloudformation:describe_stacks",
+                {"Stacks": [a_stack() | {"LastUpdatedTime": A_MOMENT - timedelta(seconds=60)}]},
+            ),
+        ),
+        "warning",
+        "not finished a run yet",
+        "again",
+    ),
+    Fault("ages", api_says(REFUSED), "unknown", "does not tell", "EvenkeelViewerPolicy"),
+    Fault(
+        "concurrency",
+        plant(
+            "lambda:get_account_settings",
+            {"AccountLimit": {"ConcurrentExecutions": 10, "UnreservedConcurrentExecutions": 10}},
+        ),
+        "failed",
+        "7 of 10",
+        "service-quotas",
+    ),
+    Fault(
+        "concurrency",
+        plant(
+            "lambda:get_account_settings",
+            {"AccountLimit": {"ConcurrentExecutions": 100, "UnreservedConcurrentExecutions": 100}},
+        ),
+        "warning",
+        "97 of 100",
+        "service-quotas",
+    ),
+    Fault(
+        "concurrency",
+        plant("cloudwatch:get_metric_statistics", {"Datapoints": [{"Maximum": 990.0}]}),
+        "failed",
+        "10 of 1000",
+        "service-quotas",
+    ),
+    Fault("concurrency", plant("lambda:get_account_settings", DENIED), "unknown", "may not", "identity"),
+    Fault(
+        "events",
+        plant("events:describe_rule:evenkeel-HyperPodEvents-1X", {"State": "DISABLED"}),
+        "failed",
+        "HyperPodEvents is DISABLED",
+        "enable-rule",
+    ),
+    Fault(
+        "events",
+        plant("events:describe_rule:evenkeel-HealthEvents-1X", NotThere("no")),
+        "failed",
+        "not there",
+        "Deploy",
+    ),
+    Fault(
+        "events",
+        plant("cloudwatch:get_metric_statistics:FailedInvocations", {"Datapoints": [{"Sum": 2.0}]}),
+        "failed",
+        "could not deliver 2",
+        "undelivered-events",
+    ),
+    Fault(
+        "events",
+        plant("cloudwatch:get_metric_statistics", {"Datapoints": []}),
+        "warning",
+        "no event matched",
+        "drill event",
+    ),
+    Fault(
+        "events",
+        plant("cloudformation:describe_stacks", stack_with(LocalEngine="true")),
+        "unknown",
+        "no such metrics",
+        "doctor.md",
+    ),
+    Fault("events", plant("cloudwatch:get_metric_statistics", DENIED), "unknown", "may not", "identity"),
+    Fault(
+        "pages",
+        plant("sns:list_subscriptions_by_topic", {"Subscriptions": []}),
+        "failed",
+        "no person",
+        "aws sns subscribe",
+    ),
+    Fault(
+        "pages",
+        plant("sns:list_subscriptions_by_topic", {"Subscriptions": [{"SubscriptionArn": "PendingConfirmation"}]}),
+        "failed",
+        "Nobody confirmed",
+        "Confirm",
+    ),
+    Fault("pages", plant("sns:list_subscriptions_by_topic", DENIED), "unknown", "may not", "identity"),
+    Fault(
+        "policy",
+        answers("schedule_jobs", policy={"name": "production", "hash": "x", "refused": "It is old.", "inForce": 1}),
+        "failed",
+        "It is old.",
+        "policy-refused",
+    ),
+    Fault(
+        "policy",
+        answers("schedule_jobs", policy={"error": "Unreachable: x"}),
+        "failed",
+        "cannot be read",
+        "policy-refused",
+    ),
+    Fault("policy", plant("lambda:invoke", DENIED), "unknown", "may not", "identity"),
+    Fault("versions", answers("launch_job", version="0.0.1"), "failed", "different versions", "make deploy"),
+    Fault("versions", everywhere(version="0.0.1"), "warning", "the functions and their layer are 0.0.1", "alike"),
+    Fault("versions", plant("lambda:invoke", DENIED), "unknown", "may not", "identity"),
+]
+
+
+@pytest.mark.parametrize("check", [check.name for check in CHECKS])
+def test_check_is_ok_when_all_is_well(check: str) -> None:
+    found = Bed().of(check)
+
+    assert {one.status for one in found} == {Status.OK}, found
+    assert {one.check for one in found} == {check}
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.check}-{fault.says[:40]}")
+def test_planted_fault_is_found_with_its_fix(fault: Fault) -> None:
+    bed = Bed()
+    fault.plant(bed)
+
+    found = [one for one in bed.of(fault.check) if one.status is not Status.OK]
+
+    assert {one.status.value for one in found} == {fault.status}, found
+    assert fault.says in found[0].text
+    assert fault.fix in found[0].fix
+
+
+def test_each_check_has_a_planted_fault() -> None:
+    assert {fault.check for fault in FAULTS if fault.status != "unknown"} == {check.name for check in CHECKS}
+    assert {fault.check for fault in FAULTS if fault.status == "unknown"} == {check.name for check in CHECKS} - {"api"}
+
+
+def test_no_finding_is_ok_when_nothing_can_be_read() -> None:
+    bed = Bed()
+    bed.api.problem = REFUSED
+    bed.aws.call = lambda *_a, **_k: (_ for _ in ()).throw(DENIED)  # type: ignore[method-assign]
+
+    found = bed.run()
+
+    assert {one.check for one in found} == {check.name for check in CHECKS}
+    assert [one for one in found if one.status is Status.OK] == []
+    assert all(one.fix for one in found)
+
+
+def test_check_that_breaks_stops_no_other() -> None:
+    def breaks(_site: Site, _now: Any) -> list[Finding]:
+        raise ZeroDivisionError("bug")
+
+    table = [checks.Check("broken", breaks, ""), CHECKS[0]]
+    client: Any = FakeApi()
+    site = Site(FakeAws(), client, Context("x", URL, "us-west-2"), "evenkeel", access)
+
+    first, second = checks.run(site, A_MOMENT, (), table)
+
+    assert (first.status, first.text) == (Status.UNKNOWN, "The check broke: ZeroDivisionError: bug")
+    assert second.status is Status.OK
+
+
+def test_every_call_reads_but_the_self_test() -> None:
+    bed = Bed()
+    bed.run()
+
+    verbs = {name.split(":")[1].split("_")[0] for name, _ in bed.aws.calls}
+    assert verbs == {"describe", "get", "list", "invoke"}
+    invoked = [parameters for name, parameters in bed.aws.calls if name == "lambda:invoke"]
+    assert all(json.loads(parameters["Payload"]).keys() == {"selfTest"} for parameters in invoked)
+
+
+def test_rights_are_asked_for_in_each_teams_namespace() -> None:
+    bed = Bed()
+    bed.api.teams = [{"team": "nlp", "weight": 1.0}, {"team": "unset", "weight": None}]
+
+    bed.of("access")
+
+    (asked,) = [
+        json.loads(parameters["Payload"])["selfTest"]
+        for name, parameters in bed.aws.calls
+        if name == "lambda:invoke" and parameters["FunctionName"] == "evenkeel-launch_job"
+    ]
+    namespaces = {right["namespace"] for right in asked["rights"] if right["verb"] == "create"}
+    assert namespaces == {"evenkeel-jobs", "ns-nlp"}
+
+
+@pytest.mark.parametrize(
+    ("statuses", "expected"),
+    [("ok", 0), ("ok warning", 0), ("ok unknown", 2), ("warning failed unknown", 1), ("failed", 1)],
+)
+def test_exit_code_is_1_for_failed_2_for_unknown(statuses: str, expected: int) -> None:
+    assert findings.exit_code(Finding(Status(one), "") for one in statuses.split()) == expected
+
+
+OFF = Finding(Status.WARNING, "off", "on", check="schedules")
+
+
+@pytest.mark.parametrize(
+    ("others", "expected"),
+    [
+        ("ok", "Everything else is in order. Turn the schedules on: HOW"),
+        ("failed", "Fix what has failed, run this again, then turn the schedules on."),
+        ("unknown", "Find out about what is unknown. If it is in order, turn the schedules on: HOW"),
+    ],
+)
+def test_schedules_are_turned_on_when_all_else_is_well(others: str, expected: str) -> None:
+    assert findings.next_step([OFF, Finding(Status(others), "", check="api")], "HOW") == expected
+
+
+def test_nothing_is_next_while_schedules_are_on() -> None:
+    assert findings.next_step([Finding(Status.OK, "", check="schedules")], "HOW") == ""
+
+
+def test_json_follows_its_schema() -> None:
+    schema = json.loads((ROOT / "docs" / "schemas" / "doctor.schema.json").read_text(encoding="utf-8"))
+    bed = Bed()
+    bed.aws.planted["scheduler:get_schedule"] = {"State": "DISABLED"}
+    document = findings.to_json(
+        bed.run(), fleet="research", stack="evenkeel", region="us-west-2", as_of=A_MOMENT.isoformat(), then="now"
+    )
+
+    jsonschema.validate(document, schema)
+    assert schema["properties"]["findings"]["items"]["properties"]["check"]["enum"] == [one.name for one in CHECKS]
+    assert document["summary"]["warning"] == 1
+
+
+def test_the_page_describes_every_check() -> None:
+    page = (ROOT / "docs" / "operate" / "doctor.md").read_text(encoding="utf-8")
+
+    assert [one.name for one in CHECKS if f"| `{one.name}` |" not in page] == []
+
+
+def test_rights_come_from_the_manifests_that_are_applied() -> None:
+    rights = access.rights_of("cordon_node", ["evenkeel-jobs"])
+
+    assert [str(right) for right in rights] == ["get nodes", "patch nodes"]
+    assert {str(one) for one in access.rights_of("launch_job", ["a", "b"])} >= {
+        "create jobs.batch in a",
+        "create jobs.batch in b",
+    }
+    assert "list events in default" in map(str, access.rights_of("open_wait", ["a"]))
+
+
+def test_import_of_the_command_stays_light() -> None:
+    code = "import sys; from evenkeel_cli.main import main; main(['doctor', '-h']); sys.exit('botocore' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0

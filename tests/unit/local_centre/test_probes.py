@@ -1,0 +1,147 @@
+"""`dev status` tries each part: what does not answer is down, whatever a file says."""
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evenkeel_cli.main import main
+from evenkeel_local import kept_up, probes
+from evenkeel_local.processes import ProcessMark
+
+Json = dict[str, Any]
+KUBECONFIG: Json = {
+    "clusters": [{"cluster": {"server": "https://127.0.0.1:1", "certificate-authority-data": ""}}],
+    "users": [{"user": {"token": "t"}}],
+}
+
+
+class Server:
+    """Engine, control address and API of a data centre; a part answers unless it is named as broken."""
+
+    def __init__(self) -> None:
+        self.broken: set[str] = set()
+        self.beat_at = datetime.now(UTC)
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                status = 503 if any(part in self.path for part in server.broken) else 200
+                beats = [{"function": "sweep_fleet", "at": server.beat_at.isoformat()}]
+                body = json.dumps({"fleet": "laptop", "heartbeats": beats}).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_arguments: object) -> None:
+                pass
+
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._http.server_port}"
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.01,), daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+
+    def probe(self) -> dict[str, probes.Probe]:
+        key = {"accessKeyId": "AKIA", "secretAccessKey": "s"}
+        context = {"name": "laptop", "url": f"{self.url}/v1", "region": "us-west-2", "credentials": key}
+        state = {"engineUrl": self.url, "controlUrl": self.url}
+        return {one.part: one for one in probes.probe(state, context, KUBECONFIG)}
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    found = Server()
+    yield found
+    found.stop()
+
+
+def down(found: dict[str, probes.Probe]) -> set[str]:
+    return {part for part, one in found.items() if not one.is_up} - {"Kubernetes"}
+
+
+def test_parts_that_answer_are_up(server: Server) -> None:
+    found = server.probe()
+
+    assert down(found) == set()
+    assert not found["Kubernetes"].is_up  # nothing listens there
+
+
+@pytest.mark.parametrize(
+    ("broken", "parts"),
+    [
+        ("_ministack/health", {"engine"}),
+        ("control/health", {"GPU cluster"}),
+        ("/v1/status", {"API", "schedules"}),
+    ],
+)
+def test_part_that_does_not_answer_is_down(
+    server: Server, broken: str, parts: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evenkeel_cli.client._PAUSE_SECONDS", 0.0)
+    server.broken = {broken}
+
+    assert down(server.probe()) == parts
+
+
+def test_silent_scheduled_function_is_down(server: Server) -> None:
+    server.beat_at = datetime.now(UTC) - timedelta(seconds=probes.SILENT_SECONDS + 5)
+
+    found = server.probe()
+
+    assert down(found) == {"schedules"}
+    assert "sweep_fleet was last seen" in found["schedules"].detail
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "template.yaml").touch()
+    (tmp_path / "local").mkdir()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_status_exits_1_where_none_was_brought_up(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dev", "status"]) == 1
+    assert "none was brought up here" in capsys.readouterr().out
+
+
+def test_status_exits_1_when_the_supervisor_is_gone(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ProcessMark(1, "another boot").write(kept_up.Places(project).pid)
+
+    assert main(["dev", "status", "-o", "json"]) == 1
+    assert json.loads(capsys.readouterr().out) == {
+        "isUp": False,
+        "parts": [{"part": "data centre", "isUp": False, "detail": "the process that supervised it is gone"}],
+    }
+
+
+def test_status_exits_1_and_names_the_part_that_is_down(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = kept_up.Places(project)
+    mark = ProcessMark.of(os.getpid())
+    assert mark is not None
+    mark.write(places.pid)
+    places.run_dir.mkdir()
+    restart = {"part": "engine", "at": "2026-11-23T01:00:00+00:00", "kept": "the logs.", "lost": "all jobs."}
+    places.state.write_text(json.dumps({"runDir": "x", "restarts": [restart]}))
+    places.context.write_text("{}")
+    places.kubeconfig.write_text("{}")
+    said = [probes.Probe("engine", is_up=True, detail="x"), probes.Probe("GPU cluster", is_up=False, detail="refused")]
+    monkeypatch.setattr(probes, "probe", lambda *_: said)
+
+    assert main(["dev", "status"]) == 1
+    shown = capsys.readouterr().out
+    assert "down: GPU cluster" in shown
+    assert "lost: all jobs." in shown

@@ -1,0 +1,95 @@
+"""A function that is asked about itself: what it answers, and that its business never hears of it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import evenkeel
+from evenkeel.ports import NotAllowed, Right, Unreachable
+from evenkeel.runtime import entry, self_test, wiring
+from tests.fakes import FakeWorld
+from tests.fakes.cluster import CLUSTER
+from tests.unit.runtime.test_entry import CONTEXT
+
+PATCH = {"verb": "patch", "group": "", "resource": "nodes", "namespace": ""}
+
+
+@pytest.fixture
+def world() -> Iterator[FakeWorld]:
+    fake = FakeWorld()
+    with wiring.using(fake.as_world()):
+        yield fake
+
+
+def asked(world: FakeWorld, **request: Any) -> Any:
+    return self_test.run(request, world.as_world())
+
+
+@pytest.mark.parametrize("wrapper", [entry.task, entry.scheduled, entry.api], ids=lambda wrapper: wrapper.__name__)
+def test_self_test_never_reaches_the_handler(world: FakeWorld, wrapper: Any) -> None:
+    def handler(event: entry.Json, _context: Any) -> entry.Json:
+        raise AssertionError(event)
+
+    assert wrapper(handler)({"selfTest": {}}, CONTEXT)["version"] == evenkeel.__version__
+    assert world.cluster.calls == []
+
+
+@pytest.mark.parametrize("event", [{"selfTest": {}, "incidentId": "inc-1"}, {"incidentId": "inc-1"}, {}])
+def test_any_other_event_goes_to_the_handler(world: FakeWorld, event: entry.Json) -> None:
+    @entry.task
+    def handler(event: entry.Json, _context: Any) -> entry.Json:
+        return {"outcome": "HANDLED"}
+
+    assert handler(event, CONTEXT) == {"outcome": "HANDLED"}
+
+
+def test_missing_rights_are_named_for_each_cluster(world: FakeWorld) -> None:
+    world.cluster.refused_rights = {Right("patch", "", "nodes")}
+
+    answer = asked(world, rights=[PATCH, {**PATCH, "verb": "get"}])
+
+    assert answer["clusters"] == [
+        {
+            "cluster": CLUSTER,
+            "serverVersion": "v1.33.0",
+            "missing": [PATCH],
+            "error": "",
+            "kueueNamespaces": None,
+            "kueueError": "",
+        }
+    ]
+
+
+def test_cluster_that_does_not_answer_is_an_answer(world: FakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    def silent(_cluster: str) -> str:
+        raise Unreachable("no answer")
+
+    monkeypatch.setattr(world.cluster, "server_version", silent)
+
+    assert asked(world)["clusters"][0]["error"] == "Unreachable: no answer"
+
+
+def test_kueue_that_may_not_be_read_is_said_apart(world: FakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_cluster: str) -> dict[str, str]:
+        raise NotAllowed("403")
+
+    monkeypatch.setattr(world.cluster, "kueue_namespaces", refused)
+
+    (found,) = asked(world, readsKueue=True)["clusters"]
+    assert (found["error"], found["kueueError"]) == ("", "NotAllowed: 403")
+
+
+def test_policy_in_force_is_told_when_asked_for(world: FakeWorld) -> None:
+    assert asked(world)["policy"] is None
+    assert asked(world, readsPolicy=True)["policy"] == {
+        "name": "production",
+        "hash": world.policy.hash,
+        "refused": "",
+        "inForce": 0,
+    }
+
+
+@pytest.mark.parametrize("request_", [{"rights": [{"verb": "x"}]}, {"rights": [PATCH] * 501}, {"other": 1}, [], "x"])
+def test_what_is_no_self_test_asks_nothing(world: FakeWorld, request_: Any) -> None:
+    assert "not a self-test" in self_test.run(request_, world.as_world())["error"]
