@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Job, JobState
+from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Charge, Job, JobState
 from evenkeel.domain.scheduling.teams import FleetQuotas, SetUp, Team
-from evenkeel.ports import Conflict, Ledger, Table, Throttled, Unreachable, Write, get_all
+from evenkeel.ports import Conflict, Ledger, Put, Table, Throttled, Unreachable, Write, get_all
 from evenkeel.services import read_setup, rows, set_quotas
 from evenkeel.services.launch_job import LaunchOutcome
 from tests.fakes.crashes import Crash
@@ -153,7 +153,7 @@ def run(
         preempted=sum("preempted" in story.timeline(job) for job in crowd.jobs),
         died=witness.died,
         admissions=sum(
-            getattr(write, "row", None) is not None and write.row.key.sk.startswith("CHARGE#")  # type: ignore[union-attr]
+            isinstance(write, Put) and write.row.key.sk.startswith("CHARGE#") and rows.read(write.row, Charge).is_held
             for writes in commits
             for write in writes
         ),

@@ -13,7 +13,7 @@ from evenkeel.ports import LaunchSpec, Row
 from evenkeel.services import rows
 from tests.fakes.cluster import CLUSTER
 from tests.simulator.elastic import PASSES_EVERY, Growth
-from tests.simulator.invariants import Changes, Moment, holds
+from tests.simulator.invariants import Changes, Moment, held_charges, holds
 from tests.simulator.team_invariants import over
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def _wishes(changes: Changes) -> Iterator[tuple[Job, ResizeWish]]:
 
 
 def _charges(world: "Simulation") -> list[Charge]:
-    return [rows.read(row, Charge) for row in world.ledger.of("CHARGE")]
+    return held_charges(world)
 
 
 def _was_undisturbed(world: "Simulation") -> bool:

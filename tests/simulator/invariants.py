@@ -191,6 +191,12 @@ def _jobs(world: "Simulation") -> list[Job]:
     return [rows.read(row, Job) for row in world.ledger.of("META", "JOB#")]
 
 
+def held_charges(world: "Simulation") -> list[Charge]:
+    """Return what live attempts hold: a released charge only names the waiting job that had it."""
+    charges = (rows.read(row, Charge) for row in world.ledger.of("CHARGE", f"TREE#{rows.ROOT_TREE}"))
+    return [charge for charge in charges if charge.is_held]
+
+
 def _live_attempts(world: "Simulation") -> list["Json"]:
     return [row.doc for row in world.ledger.of("ATTEMPT", "JOB#") if not AttemptState(row.doc["state"]).has_ended]
 
@@ -454,9 +460,10 @@ def charge_with_attempt(world: "Simulation", changes: Changes) -> Iterator[str]:
             continue
         name = f"{after.doc['jobId']}-a{after.doc['attempt']}"
         charge = world.ledger.rows.get(Key(Table.QUOTAS, f"TREE#{rows.ROOT_TREE}", f"CHARGE#{name}"))
+        is_held = charge is not None and rows.read(charge, Charge).is_held
         is_live = not AttemptState(after.doc["state"]).has_ended
-        if is_live != (charge is not None):
-            yield f"{name} is {after.doc['state']} and its charge is {'there' if charge else 'not there'}"
+        if is_live != is_held:
+            yield f"{name} is {after.doc['state']} and its charge is {'held' if is_held else 'not held'}"
 
 
 @holds("no-overcommit", "No node is charged with more accelerators than it has.", Moment.COMMIT)
@@ -464,8 +471,7 @@ def no_overcommit(world: "Simulation", changes: Changes) -> Iterator[str]:
     if not any(key.sk.startswith("CHARGE#") and after for key, _, after in changes):
         return
     used: dict[str, int] = {}
-    for row in world.ledger.of("CHARGE", f"TREE#{rows.ROOT_TREE}"):
-        charge = rows.read(row, Charge)
+    for charge in held_charges(world):
         for name in charge.node_names:
             used[name] = used.get(name, 0) + charge.accelerators // len(charge.node_names)
     yield from (f"{name} is charged with {count}" for name, count in used.items() if count > GPUS)
@@ -503,7 +509,8 @@ def stops_have_a_reason(world: "Simulation", job_id: str, attempt: int) -> Itera
 def no_attempt_without_charge(world: "Simulation", spec: LaunchSpec) -> Iterator[str]:
     row = world.ledger.rows.get(rows.attempt_key(spec.attempt.job_id, spec.attempt.attempt))
     is_over = row is not None and AttemptState(row.doc["state"]).has_ended
-    if not is_over and rows.charge_key(spec.attempt) not in world.ledger.rows:
+    charge = world.ledger.rows.get(rows.charge_key(spec.attempt))
+    if not is_over and not (charge and rows.read(charge, Charge).is_held):
         yield f"{spec.attempt.workload_name} is launched without a charge"
 
 
@@ -642,7 +649,7 @@ def pass_of(world: "Simulation") -> Iterator[Any]:
         return
     nodes = join_nodes(world.cluster.nodes(CLUSTER), world.provider.nodes(), CLUSTER)
     in_use = {(CLUSTER, name): count for name, count in world.cluster.accelerators_in_use(CLUSTER).items()}
-    charges = [rows.read(row, Charge) for row in world.ledger.of("CHARGE", f"TREE#{rows.ROOT_TREE}")]
+    charges = held_charges(world)
     seen = [(CLUSTER, one) for one in world.cluster.workloads(CLUSTER)]
     rooms, now = rooms_of(nodes, in_use, charges, seen), world.loop.now()
     if world.renting:
@@ -707,14 +714,13 @@ def nothing_left_behind(world: "Simulation") -> Iterator[str]:
                 yield key.pk
         elif key.pk.removeprefix("DRILL-").startswith("LEASE#") and row.doc.get("incidentId"):
             yield f"{key.pk} is held by {row.doc['incidentId']}"
-    charged = {key.sk for key in world.ledger.rows if key.sk.startswith("CHARGE#")}
+    charged = {f"CHARGE#{each.job_id}-a{each.attempt}" for each in held_charges(world)}
     live = {f"CHARGE#{doc['jobId']}-a{doc['attempt']}" for doc in _live_attempts(world)}
     yield from (f"{name} has no attempt" for name in sorted(charged - live))
     yield from (f"{name} is missing" for name in sorted(live - charged))
     for row in world.ledger.of("USAGE", "TEAM#"):
         team = row.key.pk.removeprefix("TEAM#")
-        charges = [rows.read(one, Charge) for one in world.ledger.of("CHARGE", "TREE#")]
-        held = sum(charge.accelerators for charge in charges if charge.team == team)
+        held = sum(charge.accelerators for charge in held_charges(world) if charge.team == team)
         if row.doc["accelerators"] != held:
             yield f"{row.key.pk} is charged with {row.doc['accelerators']}, and its attempts hold {held}"
     for workload in world.cluster.running():

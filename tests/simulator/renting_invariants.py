@@ -12,7 +12,7 @@ from evenkeel.services import rows
 from tests.fakes.cluster import CLUSTER, GPUS
 from tests.fakes.system import A_MOMENT
 from tests.simulator.asl import Json
-from tests.simulator.invariants import Changes, Moment, barred_mode, holds
+from tests.simulator.invariants import Changes, Moment, barred_mode, held_charges, holds
 from tests.simulator.renting import Asked, Machine, RentingCluster
 from tests.simulator.simulation import Simulation
 
@@ -359,9 +359,7 @@ def _has_room(world: Simulation, doc: Json, job: Json) -> bool:
     if world.sharing is not None:
         return False  # its quota at home is the rules' business
     used = world.cluster.accelerators_in_use(CLUSTER)
-    charged = {
-        name for key, row in world.ledger.rows.items() if key.sk.startswith("CHARGE#") for name in row.doc["nodeNames"]
-    }
+    charged = {name for charge in held_charges(world) for name in charge.node_names}
     avoided = " ".join((job["resumePlan"] or {}).get("avoid", ()))
     free = Counter(
         node.pool

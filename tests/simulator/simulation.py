@@ -24,7 +24,7 @@ from evenkeel.domain.nodes import KARPENTER_LABEL
 from evenkeel.domain.policy import GuardrailPolicy, JobPolicy, Policy, RepairPolicy, WatchPolicy
 from evenkeel.domain.recovery import guardrails
 from evenkeel.domain.recovery.guardrails import Act, GuardFacts, Rail
-from evenkeel.domain.scheduling.jobs import JobSpec, OnNodeFault
+from evenkeel.domain.scheduling.jobs import Charge, JobSpec, JobState, OnNodeFault
 from evenkeel.events import envelope
 from evenkeel.ports import (
     EvenkeelError,
@@ -283,6 +283,14 @@ class Watched:
     """Bodies of events that the queue handed over, and that were taken."""
     settled: dict[str, str] = field(default_factory=dict)
     """How each incident, attempt and job ended, by its row."""
+    given_back: dict[str, Charge] = field(default_factory=dict)
+    """By job: what its last attempt held when it was settled."""
+
+
+_WAITS = f"JOB#{JobState.PENDING}"
+_LAGS_EVERY = 4
+"""Seeds of which one has an index that lags."""
+_INDEX_LAG = 2.0
 
 
 class WatchedLedger(InMemoryLedger):
@@ -304,6 +312,11 @@ class WatchedLedger(InMemoryLedger):
         self.told = told
         self.asks = asks
         """Is told of every call that DynamoDB would have."""
+        self.lag = 0.0
+        """Seconds for which the index does not show that a job waits: on AWS it is eventually consistent."""
+        self.seconds: Callable[[], float] = lambda: 0.0
+        self._waits_since: dict[Key, float] = {}
+        """Jobs by the moment at which they came to wait."""
         self.before_commit: Callable[[tuple[Write, ...]], None] | None = None
         """Asked before each commit, where somebody wants to come first."""
         self.is_strict = is_strict
@@ -325,7 +338,10 @@ class WatchedLedger(InMemoryLedger):
         return [row for key, row in self._kinds[kind].items() if key.pk.startswith(pk)]
 
     def _store(self, key: Key, row: Row | None) -> None:
-        self._values.pop(id(self.rows.get(key)), None)
+        before = self.rows.get(key)
+        self._values.pop(id(before), None)
+        if self.lag and row and row.state and row.state[0] == _WAITS and not (before and before.state == row.state):
+            self._waits_since[key] = self.seconds()
         super()._store(key, row)
         kind = self._kinds[key.sk.partition("#")[0]]
         kind.pop(key, None)
@@ -361,7 +377,11 @@ class WatchedLedger(InMemoryLedger):
 
     def by_state(self, table: Table, state: str, **how: Any) -> Page:
         self.asks(Ask("Query", table, is_of_index=True))
-        return super().by_state(table, state, **how)
+        page = super().by_state(table, state, **how)
+        if not self.lag or state != _WAITS:
+            return page
+        shown = (row for row in page.rows if self.seconds() - self._waits_since.get(row.key, -self.lag) >= self.lag)
+        return Page(tuple(shown), page.cursor)
 
     def commit(self, *writes: Write, token: str = "") -> None:
         for write in writes:
@@ -428,6 +448,9 @@ class Simulation:
         loop, chance = self.loop, self.chance
         self.chaos = Chaos(chance, loop, self.tell, self.seen)
         self.ledger = WatchedLedger(self._committed, self._asked, is_strict=self.is_strict)
+        if self.seed % _LAGS_EVERY == 0 and not self.elastic:
+            self.ledger.lag = _INDEX_LAG
+        self.ledger.seconds = lambda: loop.seconds
         nodes = machines(self.size, self.spot, chance)
         self.cluster = (
             RentingCluster(self, self.renting, *nodes) if self.renting else SimulatedCluster(loop, chance, *nodes)

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from evenkeel.domain.scheduling.admission import Request
 from evenkeel.domain.scheduling.attempts import is_lost
 from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Charge, Job, JobState
 from evenkeel.domain.scheduling.queues.checker import overcommitted
@@ -13,7 +14,7 @@ from evenkeel.domain.scheduling.teams import SetUp, Team
 from evenkeel.ports import Key
 from evenkeel.services import rows
 from tests.fakes.cluster import CLUSTER
-from tests.simulator.invariants import Changes, Moment, holds
+from tests.simulator.invariants import Changes, Moment, held_charges, holds
 
 if TYPE_CHECKING:
     from tests.simulator.simulation import Simulation
@@ -36,7 +37,7 @@ def _is_charge(key: Key) -> bool:
 
 
 def _charges(world: "Simulation") -> list[Charge]:
-    return [rows.read(row, Charge) for row in world.ledger.of("CHARGE")]
+    return held_charges(world)
 
 
 def _job(world: "Simulation", job_id: str) -> Job:
@@ -205,8 +206,8 @@ def preempted_comes_back(world: "Simulation", changes: Changes) -> Iterator[str]
     Moment.COMMIT,
 )
 def held_until_gone(world: "Simulation", changes: Changes) -> Iterator[str]:
-    for key, before, after in changes:
-        if after is not None or before is None or not _is_charge(key):
+    for key, before, _ in changes:
+        if before is None or not _is_charge(key) or not rows.read(before, Charge).is_held:
             continue
         charge = rows.read(before, Charge)
         attempt = rows.read(world.ledger.rows[rows.attempt_key(charge.job_id, charge.attempt)], Attempt)
@@ -225,6 +226,69 @@ def held_until_gone(world: "Simulation", changes: Changes) -> Iterator[str]:
             node = world.cluster.node(CLUSTER, pod.node_name)
             if pod.node_name and not pod.has_ended and not is_lost(node, world.loop.now(), seconds):
                 yield f"{attempt.workload_name} gives its charge back while {pod.name} runs on {pod.node_name}"
+
+
+# ---------------------------------------------------------------- who was interrupted
+
+
+@holds(
+    "interrupted-comes-first",
+    "No younger job of its queue and priority takes what an interrupted job gave back, where that one could start.",
+    Moment.COMMIT,
+)
+def interrupted_comes_first(world: "Simulation", changes: Changes) -> Iterator[str]:
+    given_back = world.watched.given_back
+    for key, before, _ in changes:
+        if before and _is_charge(key) and rows.read(before, Charge).is_held:
+            charge = rows.read(before, Charge)
+            given_back[charge.job_id] = charge
+    tree = next((before for key, before, _ in changes if before and key == rows.tree_key()), None)
+    sticky = ((tree.doc.get("memory") or {}).get("sticky") or {}).values() if tree else ()
+    were = {before.job_id: before for before, _ in _jobs_changed(changes)}
+    for charge in _admitted_in(changes):
+        younger = were[charge.job_id]
+        is_others = Request.of(younger).goes_first or younger.job_id in sticky or charge.is_rented
+        for name, had in list(given_back.items()) if not is_others else ():
+            job = _job(world, name)
+            if job.state is not JobState.PENDING or job.current_attempt != had.attempt:
+                del given_back[name]
+            elif _comes_before(job, younger, charge, world) and _was_taken(had, charge, world):
+                yield f"{younger.job_id} takes what {name} gave back, which waits and is older"
+
+
+def _comes_before(job: Job, younger: Job, charge: Charge, world: "Simulation") -> bool:
+    """Whether a waiting job is an older equal of one that was admitted, and could run on just those nodes."""
+    if (job.queue, job.priority, job.cluster) != (younger.queue, younger.priority, younger.cluster):
+        return False
+    if job.not_before and job.not_before > world.loop.now():
+        return False
+    team = world.sharing.setup.by_name.get(job.queue) if world.sharing else None
+    if team and (team.queue.by_use or (team.most_accelerators_per_user is not None and job.owner != younger.owner)):
+        return False
+    mine, other = Request.of(job), Request.of(younger)
+    if (mine.queued_at or mine.submitted_at, job.job_id) > (other.queued_at or other.submitted_at, younger.job_id):
+        return False
+    fits = mine.nodes <= len(charge.node_names) and mine.accelerators_per_node <= other.accelerators_per_node
+    asks_alike = (mine.instance_types, mine.pools, mine.tolerations) == (
+        other.instance_types,
+        other.pools,
+        other.tolerations,
+    )
+    avoided = " ".join(mine.avoid)
+    is_free_to_go = not any(name.removeprefix("hyperpod-") in avoided for name in charge.node_names)
+    has_rental = world.renting is not None and any(row.state for row in world.ledger.of("RENTAL", f"JOB#{job.job_id}"))
+    return fits and asks_alike and is_free_to_go and not has_rental
+
+
+def _was_taken(had: Charge, charge: Charge, world: "Simulation") -> bool:
+    """Whether an admitted job holds nodes that another gave back, or leaves too little quota for it to come back."""
+    if set(had.node_names) & set(charge.node_names):
+        return True
+    setup, held = (world.sharing.setup if world.sharing else None), held_charges(world)
+    if setup is None or not setup.has_teams:
+        return False
+    before = set(over(setup, (*(each for each in held if each.job_id != charge.job_id), had)))
+    return any(each not in before for each in over(setup, (*held, had)))
 
 
 # ---------------------------------------------------------------- people's wishes

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from evenkeel.domain.scheduling.foreign import ForeignPod
-from evenkeel.domain.scheduling.jobs import Job, JobState
+from evenkeel.domain.scheduling.jobs import Charge, Job, JobState
 from evenkeel.domain.scheduling.queues.objects import StopPolicy
 from evenkeel.domain.scheduling.teams import FleetQuotas, SetUp, Team
 from evenkeel.ports import Put, Write
@@ -31,6 +31,7 @@ _FICKLE = 0.7
 """In so many cases who had another stopped is suspended, and resumed once that other may run again."""
 NAMES = ("blue", "gold", "green", "red")
 RIVALS = "violet"
+SUCCESSORS = "white"
 """A team with quota for one job, and two jobs that want it."""
 _CONTESTS = 0.6
 """In so many worlds there is one."""
@@ -42,11 +43,13 @@ _LATER = 10
 """Numbers of the jobs that come while others run begin with this."""
 _RIVAL = 20
 """And those of the two that want the same quota."""
+_SUCCESSION = 40
+"""And those of the two of which the older one is interrupted while the younger one waits."""
 _LATEST = 30
 """And those of the jobs that overtake others."""
 PEOPLE = tuple(Asker(principal=name, identity=f"111122223333:role/{name}", actor=name) for name in ("ana", "bea"))
 """Ana leads every team; Bea submits."""
-DEEDS = ("suspend", "resume", "rank", "quota", "drain", "foreign pod", "overtake", "give back")
+DEEDS = ("suspend", "resume", "rank", "quota", "drain", "foreign pod", "overtake", "give back", "interrupt")
 KINDS = ("fair sharing", "a strict queue", "budgets", "limits per member", "queues by use", "cohorts in cohorts")
 OUTCOMES = ("PREEMPT", "NO_QUOTA", "HELD", "WAIT", "BEHIND")
 """Answers of the rules that some seed must have."""
@@ -103,6 +106,8 @@ class Sharing:
             self._submit_later(number, dice.uniform(10, lasts))
         if self._whims.random() < _CONTESTS:
             self._contest()
+        if world.ledger.lag:
+            self._succession()
         for _ in range(dice.choice((1, 2, 3, 4))):
             world.loop.after(dice.uniform(3, lasts + 60), self._deed())
         for _ in range(dice.choice((0, 2, 4))):
@@ -217,6 +222,27 @@ class Sharing:
             self.world.loop.after(comes_at, submit)
             comes_at += self._whims.uniform(15, 60)
 
+    def _succession(self) -> None:
+        """Have a younger equal wait for all the quota of its team while the job that holds it is interrupted."""
+        queue = {"groups": [{_OURS: {_GPU: GPUS}}]}
+        self._set_up(
+            Team.model_validate({"name": SUCCESSORS, "members": [_member("bea", "submitter")], "queue": queue}), 0
+        )
+        for number, comes_at in enumerate((1.0, 20.0), _SUCCESSION):
+            self._asked[number] = {"team": SUCCESSORS, "nodes": 1, "priority_class": "", "accelerators_per_node": GPUS}
+            submit = functools.partial(self.world.submit, number, 1, 300.0, keeps=True, finishes=False)
+            self.world.loop.after(comes_at, submit)
+        for after in (40.0, 55.0, 70.0):
+            self.world.loop.after(after, self.world.seen_as("deed", "interrupt", self._delete_job))
+
+    def _delete_job(self) -> None:
+        """Delete the Kubernetes Job of the older one behind Evenkeel's back."""
+        name = f"train-{_SUCCESSION}"
+        docs = [row.doc for row in self.world.ledger.of("META", "JOB#") if row.doc["spec"]["name"] == name]
+        for doc in docs:
+            self.world.tell(f"somebody deletes the Kubernetes Job of {doc['jobId']}")
+            self.world.cluster.stop(CLUSTER, doc["namespace"], doc["jobId"], doc["currentAttempt"], 5)
+
     def add(self, team: Team) -> None:
         """Set up a team besides, whose jobs `ask` names."""
         self._set_up(team, 0)
@@ -266,7 +292,7 @@ class Sharing:
         world = self.world
         if not self._overtakes or world.is_calm:
             return
-        charges = [each.row.doc for each in writes if isinstance(each, Put) and each.row.key.sk.startswith("CHARGE#")]
+        charges = [each.row.doc for each in writes if isinstance(each, Put) and _is_admission(each)]
         charges = [charge for charge in charges if charge["team"] in (*self.names, RIVALS)]
         if not charges:
             return
@@ -297,7 +323,7 @@ class Sharing:
     # ------------------------------------------------------------ people
 
     def _deed(self) -> Callable[[], None]:
-        kind = self.dice.choice((*DEEDS[:-2], "suspend", "quota"))
+        kind = self.dice.choice((*DEEDS[:-3], "suspend", "quota"))
         number, seconds = self.dice.randrange(100), self.dice.uniform(20, 120)
         deeds: dict[str, Callable[[], None]] = {
             "suspend": lambda: self._suspend_some(number, seconds),
@@ -397,6 +423,10 @@ class Sharing:
                 self.world.hear()
 
         self.world.loop.after(seconds, end)
+
+
+def _is_admission(put: Put) -> bool:
+    return put.row.key.sk.startswith("CHARGE#") and rows.read(put.row, Charge).is_held
 
 
 def _without_quota(team: Team) -> Team:

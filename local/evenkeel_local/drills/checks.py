@@ -136,7 +136,9 @@ def left_behind(centre: DataCentre) -> list[str]:
     ):
         for item in page["Items"]:
             pk, sk = item["pk"]["S"], item["sk"]["S"]
-            is_open = pk.startswith("OPEN#") or sk.startswith(("WAIT#", "CHARGE#"))
+            # A released charge is no open end: it says whose the quota was, until that job runs again.
+            is_held = sk.startswith("CHARGE#") and not document_of(item).get("releasedAt")
+            is_open = is_held or pk.startswith("OPEN#") or sk.startswith("WAIT#")
             holder = document_of(item).get("incidentId") if pk.startswith("LEASE#") else ""
             if is_open or holder:
                 left.append(f"{pk} {sk}")

@@ -5,12 +5,11 @@ from datetime import datetime
 
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.scheduling.budgets import left_by_team, with_rents
-from evenkeel.domain.scheduling.jobs import Charge
 from evenkeel.domain.scheduling.renting import Rental
 from evenkeel.domain.scheduling.spending import Spent
 from evenkeel.domain.scheduling.teams import SetUp
 from evenkeel.ports import Ledger
-from evenkeel.services import read_setup, rentals, rows
+from evenkeel.services import read_charges, read_setup, rentals, rows
 
 
 def spent(setup: SetUp, ledger: Ledger, rented: Iterable[Rental], now: datetime) -> dict[tuple[str, str], Spent]:
@@ -36,7 +35,6 @@ def left_beside(rental: Rental, ledger: Ledger, policy: Policy, now: datetime) -
         return None
     only = setup.but(teams=(team,))
     rented = rentals.load(ledger).rentals
-    tree = rows.tree_key()
-    charges = [rows.read(row, Charge) for row in ledger.partition(tree.table, tree.pk, "CHARGE#")]
+    charges = read_charges.held(ledger)
     others = [each for each in rented if each.name != rental.name]
     return left_by_team(only, spent(only, ledger, rented, now), charges, others, policy.economy, now)[team.name]

@@ -31,6 +31,7 @@ from evenkeel.services import (
     paging,
     plan_place,
     read_budgets,
+    read_charges,
     read_setup,
     read_teams,
     read_use,
@@ -87,12 +88,12 @@ def _estimate(job: Job, ahead: Sequence[Any], ledger: Ledger, policy: Policy, no
     runs = _runs(job.spec.team, ledger)
     if len(runs) < policy.economy.least_samples:
         return None
-    setup, charges = read_setup.run(ledger).setup, _charges(ledger)
+    setup, charges = read_setup.run(ledger).setup, read_charges.held(ledger)
     rooms = kept_rooms(_rooms(ledger, charges), (), policy.burst.pools)
     free = sum(room.free for room in rooms if room.is_open and not room.kept_for)
     if job.queue in setup.by_name:
         free = min(free, _free_quota(job.queue, setup, charges))
-        charges = [each for each in charges if (each.queue or each.team) == job.queue]
+        charges = tuple(each for each in charges if (each.queue or each.team) == job.queue)
     found = foresee(
         free,
         [(each.accelerators, (now - (each.admitted_at or now)).total_seconds()) for each in charges],
@@ -175,7 +176,7 @@ def plan(
             "placement": None,
         }
     submit_job.refuse_beside_kueue(job, ledger)
-    charges = _charges(ledger)
+    charges = read_charges.held(ledger)
     # What is rented is kept for whom it was rented for.
     rooms = reserved.with_ends(kept_rooms(_rooms(ledger, charges), (), policy.burst.pools), policy)
     others = _heads(ledger, setup, policy.scheduling.heads_per_pass)
@@ -219,11 +220,6 @@ def _shown(decided: AdmissionDecision) -> Json:
         "victims": [victim.to_json() for victim in decided.victims],
         "considered": [{"option": each.option, "whyNot": each.why_not or None} for each in decided.alternatives],
     }
-
-
-def _charges(ledger: Ledger) -> list[Charge]:
-    tree = rows.tree_key()
-    return [rows.read(row, Charge) for row in ledger.partition(tree.table, tree.pk, "CHARGE#")]
 
 
 def _heads(ledger: Ledger, setup: SetUp, heads: int) -> list[Job]:

@@ -14,7 +14,7 @@ from evenkeel.domain.scheduling.tables import Line, lines_of
 from evenkeel.domain.scheduling.teams import SetUp
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Ledger, Table
-from evenkeel.services import paging, read_setup, rows
+from evenkeel.services import paging, read_charges, read_setup
 
 Json = dict[str, Any]
 
@@ -25,8 +25,7 @@ _MOST_WAITING = 2000
 def list_teams(ledger: Ledger, *, now: datetime) -> Json:
     """Return the table of teams. Where none are set up: who uses accelerators, without a quota."""
     setup = read_setup.run(ledger).setup
-    tree = rows.tree_key()
-    charges = [rows.read(row, Charge) for row in ledger.partition(tree.table, tree.pk, "CHARGE#")]
+    charges = read_charges.held(ledger)
     waiting, is_cut = paging.everything(ledger, Table.JOBS, f"JOB#{JobState.PENDING}", at_most=_MOST_WAITING)
     pending = Counter(str(row.doc["spec"]["team"]) for row in waiting)
     return {

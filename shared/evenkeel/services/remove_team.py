@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from evenkeel.domain.health.incidents import TimelineEntry
-from evenkeel.domain.scheduling.jobs import Charge, JobState
+from evenkeel.domain.scheduling.jobs import JobState
 from evenkeel.domain.scheduling.teams import SetUp
 from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, Delete, Ledger, Passes, Put, Refused, Row, StaleVersion, Table, every
-from evenkeel.services import read_setup, read_teams, rows
+from evenkeel.services import read_charges, read_setup, read_teams, rows
 
 WRITER = "remove_team"
 _TRIES = 5
@@ -89,15 +89,16 @@ def _tree(ledger: Ledger) -> Row:
 
 def _why_in_use(team: str, setup: SetUp, ledger: Ledger) -> str:
     """Say what a team still has; empty where that is nothing."""
-    tree = rows.tree_key()
-    charges = [rows.read(row, Charge) for row in ledger.partition(tree.table, tree.pk, "CHARGE#")]
-    held = [charge for charge in charges if team in (charge.team, charge.queue)]
+    charges = read_charges.run(ledger)
+    held = [charge for charge in charges.held if team in (charge.team, charge.queue)]
     if held:
         return f"{_and_more([charge.job_id for charge in held])} of it still holds machines"
-    waiting = _waiting(team, ledger)
+    # The index may not list an interrupted job yet.
+    returning = next((charge.job_id for charge, _ in charges.released if charge.team == team), "")
+    waiting = returning or _waiting(team, ledger)
     if waiting:
         return f"{waiting} of it waits: cancel it first"
-    lent = next((line for each in read_teams.table(setup, charges, {}) for line in _lent_by(each, team)), "")
+    lent = next((line for each in read_teams.table(setup, charges.held, {}) for line in _lent_by(each, team)), "")
     return f"others use {lent} of its quota" if lent else ""
 
 

@@ -455,8 +455,13 @@ def charge_key(attempt: Attempt) -> Key:
 
 
 def charge_row(attempt: Attempt, job: Job | None = None, use: Mapping[str, Mapping[str, int]] | None = None) -> Row:
-    """What an admitted attempt takes, and where: put with the attempt, deleted when it is settled, never rewritten."""
+    """What an admitted attempt takes, and where: put with the attempt, released or deleted when it is settled."""
     return Row(charge_key(attempt), Charge.of(attempt, job, use).to_json())
+
+
+def released_row(attempt: Attempt, version: int, now: datetime) -> Row:
+    """Mark a charge as released by a job that waits again. The row stays, so that freed quota names its owner."""
+    return Row(charge_key(attempt), Charge.of(attempt).but(released_at=now).to_json(), version)
 
 
 def rental_hold_key(job_id: str, number: int) -> Key:

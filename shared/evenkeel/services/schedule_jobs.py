@@ -1,9 +1,12 @@
 """A scheduling pass: admit what fits, and say of the rest why it waits. The only service that creates attempts.
 
-    read TREE (version v) ── set-up, charges, pods, nodes, queues ─ decide ─ commit if TREE is still v ── start run_job
+    read TREE (version v) ── set-up, queues, charges, jobs, nodes ─ decide ─ commit if TREE is still v ── start run_job
 
 Whatever another pass admits raises TREE, and so does every change of the set-up: a commit on an older look fails whole.
-What is released meanwhile only makes room. A crash after the commit leaves a STARTING attempt without its workflow,
+A release raises nothing: it marks the charge in place, and the jobs are read after the charges. So a cycle that sees
+freed quota sees the interrupted job that had it, too, and that job is weighed with all others.
+
+A crash after the commit leaves a STARTING attempt without its workflow,
 which the sweeper starts. Who has to stop for another job is asked to in the commit that records why; it keeps its
 charge until its pods are gone, and the other job waits.
 """
@@ -15,7 +18,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from evenkeel.domain.decisions import Decision
-from evenkeel.domain.health.incidents import OPEN_STATES, Incident, TimelineEntry
+from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.nodes import join_nodes
 from evenkeel.domain.policy import Mode, Policy, SchedulingPolicy
 from evenkeel.domain.recovery.modes import launch_mode
@@ -52,6 +55,7 @@ from evenkeel.ports import (
     Add,
     Cluster,
     Conflict,
+    Delete,
     Ids,
     Key,
     Ledger,
@@ -65,7 +69,6 @@ from evenkeel.ports import (
     TransientError,
     Workflows,
     Write,
-    every,
     get_all,
 )
 from evenkeel.services import (
@@ -73,6 +76,7 @@ from evenkeel.services import (
     heartbeats,
     leave_pools,
     read_budgets,
+    read_charges,
     read_setup,
     read_use,
     rent_for_serving,
@@ -94,6 +98,9 @@ _MOST_REASONS = 12
 """In one commit, where `batches.cut` lets so many be."""
 _ASIDE = timedelta(hours=1)
 """How long a job is not tried again after the ledger refused to store what was decided about it."""
+
+
+_NO_SIZES = resizing.ElasticMemory()
 
 
 class Outcome(Value):
@@ -129,8 +136,14 @@ class _Look(NamedTuple):
     jobs: Mapping[str, tuple[Job, int]]
     """By id: the job and its row's version."""
     setup: SetUp = SetUp()
+    released: read_charges.Charges = read_charges.Charges()
+    """The charges as they were read, with those that waiting jobs released."""
+    outdated: tuple[Row, ...] = ()
+    """Released charges that nobody needs any more."""
     rooms: tuple[Room, ...] = ()
     charges: tuple[Charge, ...] = ()
+    holders: Mapping[str, tuple[Job, int]] = {}
+    """Jobs that hold a charge, where teams share the fleet. Each is asked to stop only as it was read here."""
     stopping: frozenset[str] = frozenset()
     """Jobs whose attempts were asked to stop."""
     spent: Mapping[tuple[str, str], Spent] = {}
@@ -207,20 +220,20 @@ def run(
     admitted: list[str] = []
     aside: set[str] = set()
     for _ in range(_ROUNDS):
-        if admission is Admission.KUEUE:
-            look = _load_pending(ledger, policy)._replace(aside=frozenset(aside))
-            decisions = look.handed_over(now)
-            placed: rentals.Places = {}
-            resizes = resizing.ResizePlan()
-            spikes: tuple[rent_for_serving.Spike, ...] = ()
-        else:
-            look = _load(ledger, cluster, provider, clusters, policy, now)._replace(aside=frozenset(aside))
-            look, weighed = _decide(look, ledger, policy, now)
-            decisions = (*look.beside_kueue(now), *weighed)
-            resizes = _resizes(look, decisions, policy, now)
-            spikes = _spikes(look, resizes, ledger, policy, now)
-            placed = _places(look, decisions, spikes, ledger, policy, now)
         try:
+            if admission is Admission.KUEUE:
+                look = _load_pending(ledger, policy)._replace(aside=frozenset(aside))
+                decisions = look.handed_over(now)
+                placed: rentals.Places = {}
+                resizes = resizing.ResizePlan()
+                spikes: tuple[rent_for_serving.Spike, ...] = ()
+            else:
+                look = _load(ledger, cluster, provider, clusters, policy, now)._replace(aside=frozenset(aside))
+                look, weighed = _decide(look, ledger, policy, now)
+                decisions = (*look.beside_kueue(now), *weighed)
+                resizes = _resizes(look, decisions, policy, now)
+                spikes = _spikes(look, resizes, ledger, policy, now)
+                placed = _places(look, decisions, spikes, ledger, policy, now)
             refused = _carry_out(
                 decisions,
                 placed,
@@ -241,6 +254,7 @@ def run(
         if refused:
             aside |= refused
             continue  # others may have what was decided for these jobs
+        read_charges.delete(look.outdated, ledger)
         if look.turn is not None:
             look.turn.note(ledger)
         waiting = len(decisions) - len([one for one in decisions if one.action is Action.ADMIT])
@@ -260,8 +274,8 @@ def _load_pending(ledger: Ledger, policy: Policy) -> _Look:
     """Read who waits, and nothing else: where Kueue admits, nobody else's quota and no machine is weighed here."""
     tree = ledger.get(rows.tree_key()) or Row(rows.tree_key(), {})
     setup = read_setup.run(ledger).setup
-    jobs, cursors, turn = _heads(ledger, tree, setup, policy.scheduling.heads_per_pass)
-    return _Look(tree, jobs, setup, cursors=cursors, turn=turn)
+    queued = _queued(ledger, tree, setup, policy.scheduling.heads_per_pass)
+    return _with_jobs(_Look(tree, {}, setup, cursors=queued.cursors, turn=queued.turn), queued, ledger)
 
 
 def _load(
@@ -269,25 +283,24 @@ def _load(
 ) -> _Look:
     tree = ledger.get(rows.tree_key()) or Row(rows.tree_key(), {})
     setup = read_setup.run(ledger).setup
-    jobs, cursors, turn = _heads(ledger, tree, setup, policy.scheduling.heads_per_pass)
+    queued = _queued(ledger, tree, setup, policy.scheduling.heads_per_pass)
+    # The order matters. A rental that ends between two reads is counted twice at worst, never not at all; and so is a
+    # pod that is created. Jobs come after the charges: what an attempt gave back is seen with the job that had it.
     rented = rentals.load(ledger)
     sized = sharing.Memory.model_validate(tree.doc.get("memory") or {}).elastic
+    look = _with_jobs(_Look(tree, {}, setup, cursors=queued.cursors, turn=queued.turn), queued, ledger, sized)
+    jobs, charges, elastic = dict(look.jobs), look.charges, look.elastic
     is_at_rest = not jobs and not _drained(setup) and not rented.rentals and not sized.is_in_use
     is_at_rest = is_at_rest and not any(each.rents_from for each in policy.scheduling.serving)
     if is_at_rest and not policy.scheduling.reservations:
-        return _Look(tree, {}, setup)
-    # The order matters: a pod that is created between two of these reads is counted twice at worst, never not at all.
-    charges = tuple(rows.read(row, Charge) for row in ledger.partition(tree.key.table, tree.key.pk, "CHARGE#"))
-    elastic = resize_jobs.load(ledger, charges, sized)
-    jobs |= {name: each for name, each in elastic.items() if each[0].state is JobState.PENDING}
+        return look
     workloads = [(name, seen) for name in clusters for seen in cluster.workloads(name)]
     in_use = {(name, node): count for name in clusters for node, count in cluster.accelerators_in_use(name).items()}
     seen_nodes = [node for name in clusters for node in cluster.nodes(name)]
     rooms = rooms_of(join_nodes(seen_nodes, provider.nodes(), clusters[0]), in_use, charges, workloads)
     rooms = reserved.with_ends(rented.rooms(rooms, jobs, policy.burst.pools), policy)
     of_kueue = {(name, each): by for name in clusters for each, by in cluster.kueue_namespaces(name).items()}
-    look = _Look(tree, jobs, setup, rooms, charges, cursors=cursors, of_kueue=of_kueue, rented=rented, elastic=elastic)
-    look = look._replace(turn=turn)
+    look = look._replace(rooms=rooms, of_kueue=of_kueue, rented=rented, elastic=elastic)
     look = _beside_serving(look, cluster, policy.scheduling, now)
     if not setup.has_teams:
         return look
@@ -296,6 +309,7 @@ def _load(
     left = left_by_team(setup, spent, charges, rented.rentals, policy.economy, now) if policy.burst.pools else {}
     return look._replace(
         charges=tuple(_as_ranked(charge, holders) for charge in charges),
+        holders=holders,
         stopping=_stopping(look, holders),
         rented=rented._replace(budgets_left=left),
         spent=spent,
@@ -317,27 +331,17 @@ def _beside_serving(look: _Look, cluster: Cluster, policy: SchedulingPolicy, now
     return look._replace(rooms=kept, all_rooms=look.rooms, short=short, covered=covered, demands=demands)
 
 
-def _hurt(ledger: Ledger) -> tuple[Key, ...]:
-    """Return the jobs that open incidents hurt: a recovery brings them back wherever they stand in their queue.
+class _Queued(NamedTuple):
+    """Where jobs that wait are to be found. The index may lag behind, so each is read from its own row afterwards."""
 
-    And at once: the index may not hold yet what was queued again a moment ago.
-    """
-    at_work = (
-        row
-        for state in OPEN_STATES
-        for row in every(lambda cursor, s=state: ledger.by_state(Table.INCIDENTS, f"INC#{s}", cursor=cursor))  # type: ignore[misc]
-    )
-    names = {one.job_id for row in at_work for one in rows.read(row, Incident).hurt_jobs}
-    return tuple(rows.job_key(name) for name in sorted(names))
+    keys: tuple[Key, ...]
+    cursors: dict[str, str]
+    """By team whose queue is longer than a page: where it goes on."""
+    turn: _Turn | None
 
 
-def _heads(
-    ledger: Ledger, tree: Row, setup: SetUp, heads: int
-) -> tuple[dict[str, tuple[Job, int]], dict[str, str], _Turn | None]:
-    """Return the first jobs of each queue, of each where it goes on, and how far those behind were read in turn.
-
-    The index may lag behind, so each is read again from its own row.
-    """
+def _queued(ledger: Ledger, tree: Row, setup: SetUp, heads: int) -> _Queued:
+    """Return the first jobs of each queue, of each where it goes on, and how far those behind were read in turn."""
     state = f"JOB#{JobState.PENDING}"
     # What was submitted before there were teams stands first, and where all fit on a page there is nothing to ask for.
     first = ledger.by_state(Table.JOBS, state, limit=heads)
@@ -351,8 +355,28 @@ def _heads(
     behind, turn = _in_turn(ledger, setup, cursors, heads) if cursors else ([], None)
     # Who waits for its evictions stays the head of its queue, wherever it stands.
     sticky = sharing.Memory.model_validate(tree.doc.get("memory") or {}).sticky.values() if cursors else ()
-    jobs = _read(ledger, (*_hurt(ledger), *map(rows.job_key, sticky), *found, *behind))
-    return {name: each for name, each in jobs.items() if each[0].state is JobState.PENDING}, cursors, turn
+    return _Queued((*map(rows.job_key, sticky), *found, *behind), cursors, turn)
+
+
+def _with_jobs(look: _Look, queued: _Queued, ledger: Ledger, sized: resizing.ElasticMemory = _NO_SIZES) -> _Look:
+    """Return the look with the charges, and with the jobs that wait and those of several sizes, read after them.
+
+    An interrupted job waits wherever the index lists it, or does not list it yet: its released charge names it.
+
+    Raises:
+        Conflict: an attempt is being settled this instant.
+    """
+    charges = read_charges.run(ledger)
+    elastic = resize_jobs.load(ledger, charges.held, sized)
+    read = {**_read(ledger, (*map(rows.job_key, charges.owners), *queued.keys)), **elastic}
+    charges = charges.agreed(read)
+    return look._replace(
+        jobs={name: each for name, each in read.items() if each[0].state is JobState.PENDING},
+        elastic=elastic,
+        charges=charges.held,
+        released=charges,
+        outdated=charges.outdated(read),
+    )
 
 
 def _in_turn(ledger: Ledger, setup: SetUp, cursors: Mapping[str, str], heads: int) -> tuple[list[Key], _Turn]:
@@ -454,6 +478,7 @@ def _more(look: _Look, decisions: Iterable[AdmissionDecision], ledger: Ledger, l
     for decided in decisions:
         kinds.setdefault(look.jobs[decided.job_id][0].spec.team, set()).add(decided.action)
     jobs, cursors = dict(look.jobs), dict(look.cursors)
+    held = frozenset(charge.job_id for charge in look.charges)
     for team, cursor in look.cursors.items():
         is_strict = look.setup.by_name[team].queue.strategy is QueueingStrategy.STRICT
         if is_strict or kinds.get(team, set()) - _IN_NOBODYS_WAY:
@@ -461,7 +486,8 @@ def _more(look: _Look, decisions: Iterable[AdmissionDecision], ledger: Ledger, l
         state = f"JOB#{JobState.PENDING}"
         page = ledger.by_state(Table.JOBS, state, prefix=rows.queue_prefix(team), limit=limit, cursor=cursor)
         found = _read(ledger, (row.key for row in page.rows))
-        jobs |= {name: each for name, each in found.items() if each[0].state is JobState.PENDING}
+        # A job whose charge the look still holds was settled since: the next cycle weighs it.
+        jobs |= {name: each for name, each in found.items() if each[0].state is JobState.PENDING and name not in held}
         del cursors[team]
         if page.cursor:
             cursors[team] = page.cursor
@@ -605,7 +631,7 @@ def _carry_out(
             note = rentals.noted(job, placed.get(decided.job_id), ids, policy, allowed, now)
             reasons.add(_reason(job, version, decided, look.setup, ids, policy, allowed, now, *note), job.job_id)
     reasons.commit()
-    resize_jobs.carry_out(resizes, look.elastic, look.jobs, tree, desk)
+    resize_jobs.carry_out(resizes, {**look.holders, **look.elastic}, look.jobs, tree, desk)
     if mode is Mode.ACT:
         _send_home(decisions, look, tree, ledger, ids, telemetry, policy, now)
         _leave(look, tree, ledger, ids, telemetry, policy, now)
@@ -724,6 +750,7 @@ def _admission_part(
         decision_id=attempt.decision_id,
         writer=WRITER,
     )
+    released = look.released.released_by(job)
     return batches.Part(
         job.job_id,
         (
@@ -732,6 +759,7 @@ def _admission_part(
             Put(rows.attempt_row(attempt, 0)),
             Put(rows.decision_row(_record(decided, attempt.decision_id, decided.reason, policy, mode, now))),
             Put(rows.timeline_row(job.job_id, entry, f"admitted-{number}")),
+            *((Delete(released.key, released.version),) if released else ()),
         ),
     )
 
@@ -768,7 +796,8 @@ def _commit_preemption(
 ) -> bool:
     """Ask those to stop who have to, with the record of why; False where nobody is left to ask.
 
-    Whoever was asked before is not asked again.
+    Whoever was asked before is not asked again. Each is asked as it was read with the look: one that was ranked higher,
+    suspended or settled since makes the commit fail, and the cycle decides again.
 
     More than fit into one commit are asked in several. After a crash between them the next pass finds the first ones
     on their way, takes them first, and asks the rest.
@@ -776,7 +805,7 @@ def _commit_preemption(
     job, version = look.jobs[decided.job_id]
     fresh = {each.job_id: each.reason for each in decided.victims if each.job_id not in look.stopping}
     attempts = {charge.job_id: charge.attempt for charge in look.charges}
-    found = _read(ledger, (rows.job_key(name) for name in fresh))
+    found = look.holders
     names = [name for name in fresh if name in found and found[name][0].current_attempt == attempts.get(name)]
     if not names:
         return False

@@ -30,7 +30,7 @@ from evenkeel.domain.scheduling.shortages import Shortages
 from evenkeel.domain.scheduling.spending import Spent
 from evenkeel.domain.scheduling.teams import SetUp
 from evenkeel.ports import Ledger, Table, get_all
-from evenkeel.services import read_budgets, read_setup, read_use, rentals, rows
+from evenkeel.services import read_budgets, read_charges, read_setup, read_use, rentals, rows
 
 _KUEUE = "Kueue admits here, and Evenkeel neither rents nor stops anybody for a job"
 
@@ -153,7 +153,7 @@ def _look(
     now: datetime,
 ) -> _Fleet:
     tree = rows.tree_key()
-    held = tuple(rows.read(row, Charge) for row in ledger.partition(tree.table, tree.pk, "CHARGE#"))
+    held = read_charges.held(ledger)
     charges = tuple(charge for charge in held if charge.job_id != patient.job.job_id)
     jobs = get_all(ledger, (rows.job_key(charge.job_id) for charge in charges)).values()
     holders = {job.job_id: job for job in (rows.read(row, Job) for row in jobs)}

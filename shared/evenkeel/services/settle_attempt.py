@@ -22,10 +22,10 @@ from evenkeel.domain.scheduling.attempts import (
     outcome_of,
     settle,
 )
-from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Job, WorkloadSeen
+from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Job, JobState, WorkloadSeen
 from evenkeel.domain.scheduling.spending import parts_of, used_in
 from evenkeel.domain.values import Value
-from evenkeel.ports import Add, Cluster, Conflict, Delete, Ledger, Passes, Put, Telemetry
+from evenkeel.ports import Add, Cluster, Conflict, Delete, Ledger, Passes, Put, Telemetry, Write
 from evenkeel.services import attempt_rows, record_pin, rows
 
 WRITER = "settle_attempt"
@@ -145,8 +145,7 @@ def _commit(ledger: Ledger, found: attempt_rows.Found, decided: Settlement, poli
     ledger.commit(
         Put(rows.attempt_row(attempt, found.attempt_version)),
         Put(rows.job_row(decided.job, found.job_version)),
-        # The charge is rewritten by nobody, so its first version is its only one: this is "still held".
-        Delete(rows.charge_key(attempt), 1),
+        _released(decided, now),
         Add(rows.usage_key(attempt.team), {"accelerators": -attempt.accelerators}),
         # What its team has spent: added with the state that can be written once, so once.
         *(
@@ -160,6 +159,16 @@ def _commit(ledger: Ledger, found: attempt_rows.Found, decided: Settlement, poli
         ),
         Put(rows.timeline_row(attempt.job_id, entry, f"settled-{attempt.attempt}")),
     )
+
+
+def _released(decided: Settlement, now: datetime) -> Write:
+    """Give the charge back. A job that waits again stays noted as its owner until it runs again.
+
+    Only this write changes a charge, so version 1 means that it is still held.
+    """
+    if decided.job.state is JobState.PENDING:
+        return Put(rows.released_row(decided.attempt, 1, now))
+    return Delete(rows.charge_key(decided.attempt), 1)
 
 
 _SAID = {

@@ -809,6 +809,14 @@ def settles_a_failure_of_the_application(stage: Stage) -> Json:
 
 
 @probe("settle_attempt")
+def settles_a_success(stage: Stage) -> Json:
+    stage.clear_workloads()
+    _, attempt = a_run(stage, AttemptState.RUNNING)
+    facts = {"state": "SUCCEEDED", "reason": "Every rank ended with success.", "exitCodes": {"0": 0}}
+    return of_attempt(attempt, ended={"outcome": "ENDED", "reason": "A probe.", "facts": facts})
+
+
+@probe("settle_attempt")
 def settles_what_still_runs(stage: Stage) -> Json:
     _, attempt = a_run(stage, AttemptState.RUNNING, launched=True)
     return of_attempt(attempt, failure={"Error": "States.Timeout", "Cause": "A probe."})
@@ -932,7 +940,10 @@ def admits(stage: Stage) -> Json:
     stage.settle_everything()
     stage.clear_workloads()
     stage.free(0)
-    stage.put(rows.job_row(a_job(stage, JobState.PENDING), 0))
+    job = a_job(stage, JobState.PENDING)
+    earlier = an_attempt(stage, job, AttemptState.LOST)
+    stored(stage, job, earlier)
+    stage.put(rows.released_row(earlier, 0, now()))
     return {}
 
 
@@ -1041,6 +1052,9 @@ def finds_much_left_half_done(stage: Stage) -> Json:
     stage.put(rows.open_row(ghost.life, ghost.incident_id))
     job, attempt = a_run(stage, AttemptState.STARTING)
     stage.end_run(attempt.workload_name)
+    cancelled, ending = a_run(stage, AttemptState.STARTING)
+    stage.put(rows.job_row(cancelled.but(state=JobState.STOPPING), 0))
+    stage.end_run(ending.workload_name)
     fact = NodeFact(
         kind=FactKind.SICKENED,
         source="hyperpod.node-health",

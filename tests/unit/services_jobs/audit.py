@@ -18,11 +18,15 @@ def faults(commits: Iterable[tuple[Write, ...]], setup: SetUp, seats_per_node: i
     for writes in commits:
         for write in writes:
             if isinstance(write, Put) and write.row.key.sk.startswith("CHARGE#"):
+                charge = rows.read(write.row, Charge)
+                if not charge.is_held:
+                    del held[write.row.key.sk]
+                    continue
                 if write.row.key.sk in held:
                     yield f"{write.row.key.sk} is charged twice"
-                held[write.row.key.sk] = rows.read(write.row, Charge)
+                held[write.row.key.sk] = charge
             if isinstance(write, Delete) and write.key.sk.startswith("CHARGE#"):
-                del held[write.key.sk]
+                held.pop(write.key.sk, None)  # a charge that was released before it was deleted
         versions = [
             write.row.version for write in writes if isinstance(write, Put) and write.row.key == rows.tree_key()
         ]

@@ -12,6 +12,7 @@ from evenkeel.services import (
     cancel_job,
     launch_job,
     mark_running,
+    read_charges,
     rows,
     schedule_jobs,
     settle_attempt,
@@ -201,8 +202,7 @@ class Story:
         return int(row.doc["accelerators"]) if row else 0
 
     def charges(self) -> list[str]:
-        tree = rows.tree_key()
-        return [row.key.sk for row in self.world.ledger.partition(tree.table, tree.pk, "CHARGE#")]
+        return [f"CHARGE#{each.job_id}-a{each.attempt}" for each in read_charges.held(self.world.ledger)]
 
     def set_job(self, job: Job) -> None:
         """Write a job as another service would."""

@@ -37,6 +37,11 @@ class JobState(StrEnum):
         return self in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
 
     @property
+    def has_live_attempt(self) -> bool:
+        """Whether its current attempt is not settled yet."""
+        return self in (JobState.STARTING, JobState.RUNNING, JobState.STOPPING)
+
+    @property
     def is_at_rest(self) -> bool:
         """Whether nothing is to be done for the job: it has ended, or somebody holds it back."""
         return self.has_ended or self is JobState.SUSPENDED
@@ -474,7 +479,7 @@ class Attempt(Value):
 
 
 class Charge(Value):
-    """What one admitted attempt holds until it is settled."""
+    """What one admitted attempt holds until it is settled. A released charge says which waiting job had the quota."""
 
     job_id: str
     attempt: int
@@ -499,6 +504,13 @@ class Charge(Value):
     """Whether its nodes are rented for it: their dollars are the rental's."""
     is_elastic: bool = False
     """Whether its job can have another size."""
+    released_at: Instant | None = None
+    """When its attempt was settled and its job went back to the queue; None while the attempt is live."""
+
+    @property
+    def is_held(self) -> bool:
+        """Whether its attempt is live: a released charge takes no quota and no node, and only names its owner."""
+        return self.released_at is None
 
     @classmethod
     def of(

@@ -1,0 +1,176 @@
+"""Freed quota and its owner: an attempt is settled between any two ledger calls of a scheduling cycle.
+
+One body for the ledger in memory, DynamoDB in moto, and DynamoDB on the engine.
+"""
+
+import itertools
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.scheduling.jobs import Job, JobState
+from evenkeel.ports import Ledger, Table
+from evenkeel.services import read_charges, rows
+from tests.contract.test_ledger import ledger as three_beds
+from tests.fakes import InMemoryLedger
+from tests.fakes.cluster import CLUSTER
+from tests.interleaving import Interleaved, every_point
+from tests.unit.scheduling.test_sharing import a_team
+from tests.unit.services_jobs.story import Story
+from tests.unit.services_jobs.test_teams import MEMBERS, set_up
+
+ledger = three_beds
+
+
+def a_fleet(ledger: Ledger, run: str, *, teams: bool, size: int) -> Story:
+    story = Story(size=size)
+    story.world.ledger = story.ledger = ledger  # type: ignore[assignment]
+    # DynamoDB remembers the tokens of commits: no two runs in one account may use one id.
+    story.world.ids._numbers = itertools.count(1000 * zlib.crc32(run.encode()))
+    if teams:
+        set_up(story, a_team("red", 16, members=MEMBERS))
+    return story
+
+
+def alpha_and_beta(story: Story, team: str) -> tuple[Job, Job]:
+    """Run `alpha` on one node; `beta`, which is younger, waits for two."""
+    alpha = story.submit("alpha", team=team, nodes=1)
+    story.run_pass()
+    story.run_attempt(alpha.job_id, 1)
+    story.world.clock.advance(1)
+    beta = story.submit("beta", team=team, nodes=2)
+    story.run_pass()
+    assert (story.job(alpha.job_id).state, story.job(beta.job_id).state) == (JobState.RUNNING, JobState.PENDING)
+    return alpha, beta
+
+
+def lose_node(story: Story, job: Job) -> None:
+    story.world.cluster.remove_node(story.attempt(job.job_id).node_names[0])
+
+
+def end_pods(story: Story, job: Job) -> None:
+    story.world.cluster.stop(CLUSTER, job.namespace, job.job_id, 1, 0)
+
+
+def run_cycle(story: Story, at: int, act: Callable[[], Any], *, lags: bool) -> int:
+    """Run one cycle with `act` before its ledger call number `at`; return how many calls it made."""
+    real = story.ledger
+    interleaved = Interleaved(real, at, act, lags=lags)
+    story.ledger = interleaved  # type: ignore[assignment]
+    try:
+        story.run_pass()
+    finally:
+        story.ledger = real
+    return interleaved.calls
+
+
+@pytest.mark.parametrize("lags", [False, True], ids=["index-current", "index-lags"])
+@pytest.mark.parametrize(
+    ("ledger", "team", "size", "interrupt"),
+    [
+        ("memory", "red", 4, lose_node),
+        ("memory", "red", 4, end_pods),
+        ("memory", "default", 2, end_pods),
+        ("moto", "red", 4, lose_node),
+        ("engine", "red", 4, lose_node),
+    ],
+    indirect=["ledger"],
+    ids=["memory-lost-node", "memory-ended-pods", "memory-no-teams", "moto-lost-node", "engine-lost-node"],
+)
+def test_interrupted_job_keeps_quota_from_younger_job(
+    unique: str,
+    request: pytest.FixtureRequest,
+    ledger: Ledger,
+    team: str,
+    size: int,
+    interrupt: Callable[[Story, Job], None],
+    lags: bool,
+) -> None:
+    fresh = fresh_ledgers(ledger, request)
+
+    def run(at: int) -> int:
+        story = a_fleet(next(fresh), f"{unique}-{at}", teams=team == "red", size=size)
+        alpha, beta = alpha_and_beta(story, team)
+        interrupt(story, alpha)
+
+        calls = run_cycle(story, at, lambda: story.settle(alpha.job_id), lags=lags)
+        story.settle(alpha.job_id)
+        story.run_pass()
+
+        assert (story.job(alpha.job_id).state, story.job(beta.job_id).state) == (
+            JobState.STARTING,
+            JobState.PENDING,
+        ), f"settled before call {at}: {story.job(alpha.job_id).reason}"
+        charges = read_charges.run(story.world.ledger)
+        assert [charge.job_id for charge in charges.held] == [alpha.job_id]
+        assert not charges.released
+        return calls
+
+    assert len(list(every_point(run))) >= 6
+
+
+def fresh_ledgers(ledger: Ledger, request: pytest.FixtureRequest) -> Any:
+    """Yield a ledger without rows for each run: in memory a new one, else the same tables emptied."""
+    while True:
+        if isinstance(ledger, InMemoryLedger):
+            yield InMemoryLedger()
+            continue
+        yield ledger
+        empty(ledger)
+
+
+def empty(ledger: Any) -> None:
+    for table in Table:
+        name = ledger._name(table)
+        for page in ledger._client.get_paginator("scan").paginate(TableName=name):
+            for item in page["Items"]:
+                ledger._client.delete_item(TableName=name, Key={"pk": item["pk"], "sk": item["sk"]})
+
+
+def test_cycle_deletes_released_charge_of_cancelled_job() -> None:
+    story = Story(size=2)
+    alpha, beta = alpha_and_beta(story, "default")
+    end_pods(story, alpha)
+    story.settle(alpha.job_id)
+    story.cancel(alpha.job_id)
+
+    story.run_pass()
+
+    charges = read_charges.run(story.world.ledger)
+    assert [charge.job_id for charge in charges.held] == [beta.job_id]
+    assert not charges.released
+
+
+def test_cycle_reads_again_where_a_settlement_is_half_visible() -> None:
+    story = Story(size=2)
+    alpha, beta = alpha_and_beta(story, "default")
+    end_pods(story, alpha)
+    running = story.world.ledger.get(rows.job_key(alpha.job_id))
+    story.settle(alpha.job_id)
+    torn = HalfVisible(story.world.ledger, running)
+    story.ledger = torn  # type: ignore[assignment]
+
+    story.run_pass()
+
+    assert torn.shown == 1
+    assert (story.job(alpha.job_id).state, story.job(beta.job_id).state) == (JobState.STARTING, JobState.PENDING)
+
+
+class HalfVisible:
+    """Shows a row once more as it was: other reads may see a transaction item by item."""
+
+    def __init__(self, ledger: Ledger, row: Any) -> None:
+        self._ledger, self._row = ledger, row
+        self.shown = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ledger, name)
+
+    def get_each(self, *keys: Any) -> Any:
+        found = self._ledger.get_each(*keys)
+        if self._row.key in keys and not self.shown:
+            self.shown += 1
+            return tuple(self._row if key == self._row.key else row for key, row in zip(keys, found, strict=True))
+        return found

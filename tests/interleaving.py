@@ -1,0 +1,63 @@
+"""Run another writer between any two ledger calls of a service, with an index that lags behind or not."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from evenkeel.domain.scheduling.jobs import JobState
+from evenkeel.ports import Key, Ledger, Page, Put, Row, Table, Write, every
+from tests.fakes import InMemoryLedger
+
+PENDING = f"JOB#{JobState.PENDING}"
+
+
+class Interleaved:
+    """A ledger that runs `act` right before its call number `at`, once.
+
+    With `lags` the index of waiting jobs keeps showing what it showed before `act`: on AWS it is eventually consistent.
+    """
+
+    def __init__(self, ledger: Ledger, at: int, act: Callable[[], Any], *, lags: bool = False) -> None:
+        self._ledger, self._at, self._act, self._lags = ledger, at, act, lags
+        self.calls = 0
+        self._stale: InMemoryLedger | None = None
+
+    def _step(self) -> None:
+        self.calls += 1
+        if self.calls != self._at:
+            return
+        if self._lags:
+            self._stale = InMemoryLedger()
+            for row in every(lambda cursor: self._ledger.by_state(Table.JOBS, PENDING, cursor=cursor)):
+                self._stale.commit(Put(replace(row, version=0)))
+        self._act()
+
+    def get(self, key: Key) -> Row | None:
+        self._step()
+        return self._ledger.get(key)
+
+    def get_each(self, *keys: Key) -> tuple[Row | None, ...]:
+        self._step()
+        return self._ledger.get_each(*keys)
+
+    def partition(self, table: Table, pk: str, prefix: str = "") -> tuple[Row, ...]:
+        self._step()
+        return self._ledger.partition(table, pk, prefix)
+
+    def by_state(self, table: Table, state: str, **options: Any) -> Page:
+        self._step()
+        if self._stale is not None and (table, state) == (Table.JOBS, PENDING):
+            return self._stale.by_state(table, state, **options)
+        return self._ledger.by_state(table, state, **options)
+
+    def commit(self, *writes: Write, token: str = "") -> None:
+        self._step()
+        self._ledger.commit(*writes, token=token)
+
+
+def every_point(run: Callable[[int], int]) -> Iterator[int]:
+    """Call `run` for each point until the service makes fewer calls; yield each point once it has been run."""
+    at = 1
+    while run(at) >= at:
+        yield at
+        at += 1
