@@ -103,6 +103,7 @@ METRICS = {
         Metric("JobsProtected", _COUNT, (), "Jobs that were stopped before a repair of their node."),
         Metric("JobsTakenBack", _COUNT, (), "A job was stopped to resume from an older checkpoint."),
         Metric("JobsLeftInDoubt", _COUNT, (), "A job runs on from a checkpoint in doubt."),
+        Metric("WritesRefused", _COUNT, (), "A write that the ledger refused."),
         Metric("JobsSentHome", _COUNT, (), "A job was asked to migrate back to committed capacity."),
         Metric("JobsLeavingPools", _COUNT, (), "Jobs asked to leave a pool whose reservation ends."),
         Metric("ResumesPlanned", _COUNT, ("option",), "How an interrupted job will resume."),
