@@ -1,20 +1,24 @@
 """Which API a command talks to, and as whom.
 
-Looked for in this order: `EVENKEEL_URL`; the file that `EVENKEEL_CONTEXT` names; `.evenkeel/context.json` here or in a
-folder above; `~/.config/evenkeel/context.json`.
+Looked for in this order: `EVENKEEL_URL`; the file that `EVENKEEL_CONTEXT` names; `.evenkeel/context.json` of the folder
+that the command runs in, where nobody else can write it; `~/.config/evenkeel/context.json`.
 """
 
 import json
+import os
 import re
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from evenkeel_cli.errors import CommandFailed, Exit
 
-_API_HOST = re.compile(r"https://[a-z0-9]+\.execute-api\.([a-z0-9-]+)\.amazonaws\.com")
+_API_HOST = re.compile(r"[a-z0-9]+\.execute-api\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?", re.ASCII)
+_HOST = re.compile(r"[a-z0-9.:-]+", re.ASCII)
+_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,8 @@ def find(environment: Mapping[str, str], folder: Path) -> Context:
         return read(document, "EVENKEEL_URL", environment)
     for file in _places(environment, folder):
         if file.is_file():
+            if file == _of_project(folder):
+                _check_owner(file)
             try:
                 return read(json.loads(file.read_text(encoding="utf-8")), str(file), environment)
             except (OSError, ValueError) as error:
@@ -70,7 +76,8 @@ def find(environment: Mapping[str, str], folder: Path) -> Context:
         Exit.USAGE,
         f"The context file {named} does not exist." if named else "No Evenkeel API is known here.",
         code="NO_CONTEXT",
-        hint="Set EVENKEEL_URL to the stack's ApiUrl (it ends in /v1), or start a local data centre: evenkeel dev up",
+        hint="Set EVENKEEL_URL to the stack's ApiUrl (it ends in /v1), or start a local data centre: evenkeel dev up. "
+        "A local data centre's commands run in the folder of the project itself.",
     )
 
 
@@ -79,10 +86,37 @@ def _places(environment: Mapping[str, str], folder: Path) -> Iterator[Path]:
     if named:
         yield Path(named)
         return
-    for here in (folder, *folder.parents):
-        yield here / ".evenkeel" / "context.json"
+    yield _of_project(folder)
     settings = environment.get("XDG_CONFIG_HOME")
     yield (Path(settings) if settings else Path(environment.get("HOME", "/"), ".config")) / "evenkeel" / "context.json"
+
+
+def _of_project(folder: Path) -> Path:
+    return folder / ".evenkeel" / "context.json"
+
+
+def _check_owner(file: Path) -> None:
+    """Refuse a context that somebody else may have put there: it says where signed requests go.
+
+    Raises:
+        CommandFailed: the file or a folder of it is another user's, is a link, or can be written by everybody.
+    """
+    for place in (file.parent.parent, file.parent, file):
+        found = place.lstat()
+        why = ""
+        if found.st_uid != os.geteuid():
+            why = "belongs to another user"
+        elif stat.S_ISLNK(found.st_mode):
+            why = "is a symbolic link"
+        elif found.st_mode & stat.S_IWOTH:
+            why = "can be written by everybody"
+        if why:
+            raise CommandFailed(
+                Exit.USAGE,
+                f"The context {file} is not used: {place} {why}.",
+                code="UNSAFE_CONTEXT",
+                hint=f"If you trust it: EVENKEEL_CONTEXT={file}",
+            )
 
 
 def read(document: Any, source: str, environment: Mapping[str, str]) -> Context:
@@ -94,9 +128,10 @@ def read(document: Any, source: str, environment: Mapping[str, str]) -> Context:
     if not isinstance(document, dict):
         _refuse(source, "it is no JSON object")
     url = str(document.get("url", "")).rstrip("/")
-    if not url.startswith(("https://", "http://127.0.0.1", "http://localhost")) or not url.endswith("/v1"):
-        _refuse(source, f"the URL {url!r} must begin with https:// and end in /v1")
-    host = _API_HOST.match(url)
+    parts = _endpoint(url, source, "the URL")
+    if not parts.path.endswith("/v1"):
+        _refuse(source, f"the URL {url!r} must end in /v1")
+    host = _API_HOST.fullmatch(parts.hostname or "")
     region = (
         document.get("region")
         or (host and host[1])
@@ -111,11 +146,29 @@ def read(document: Any, source: str, environment: Mapping[str, str]) -> Context:
         region=str(region),
         key=_key(document.get("credentials"), source),
         profile=environment.get("EVENKEEL_PROFILE") or document.get("profile"),
-        control_url=str(document.get("controlUrl") or "").rstrip("/"),
+        control_url=_local_address(document, "controlUrl", source),
         stack=str(document.get("stack") or environment.get("STACK") or "evenkeel"),
-        aws_endpoint_url=_endpoint(document.get("awsEndpointUrl"), source),
+        aws_endpoint_url=_local_address(document, "awsEndpointUrl", source),
         source=source,
     )
+
+
+def _endpoint(url: str, source: str, what: str) -> SplitResult:
+    """Return the parts of an endpoint.
+
+    Raises:
+        CommandFailed: it is no plain https URL, or http URL of this machine.
+    """
+    try:
+        parts = urlsplit(url)
+        name, _ = parts.hostname, parts.port
+    except ValueError:
+        _refuse(source, f"{what} {url!r} cannot be read")
+    is_safe = parts.scheme == "https" or (parts.scheme == "http" and name in _LOOPBACK)
+    is_named = name is not None and _HOST.fullmatch(name) is not None
+    if not is_safe or not is_named or "@" in parts.netloc or parts.query or parts.fragment or not url.isprintable():
+        _refuse(source, f"{what} {url!r} must begin with https:// and name a host, and nothing besides a path")
+    return parts
 
 
 def _key(document: Any, source: str) -> StaticKey | None:
@@ -129,13 +182,16 @@ def _key(document: Any, source: str) -> StaticKey | None:
     return StaticKey(document["accessKeyId"], document["secretAccessKey"])
 
 
-def _endpoint(url: Any, source: str) -> str:
-    if not url:
-        return ""
-    # Requests to it are signed like those to AWS: nobody else may receive them.
-    if urlsplit(str(url)).hostname not in ("127.0.0.1", "localhost"):
-        _refuse(source, "awsEndpointUrl is for the local engine, on this machine")
-    return str(url)
+def _local_address(document: Mapping[str, Any], field: str, source: str) -> str:
+    """Return an endpoint of the local data centre; empty where the context names none.
+
+    Raises:
+        CommandFailed: it is not on this machine: requests to it are signed like those to AWS.
+    """
+    url = str(document.get(field) or "").rstrip("/")
+    if url and _endpoint(url, source, field).hostname not in _LOOPBACK:
+        _refuse(source, f"{field} {url!r} must be on this machine: 127.0.0.1 or localhost")
+    return url
 
 
 def _refuse(source: str, why: str) -> NoReturn:

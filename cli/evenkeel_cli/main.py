@@ -109,20 +109,20 @@ def _nothing() -> None:
 
 
 def _say(failed: CommandFailed) -> None:
+    from evenkeel_cli.render import Page
+
     code = f" [{failed.code}]" if failed.code else ""
-    lines = [f"✖ {failed.text}{code}" if _has_unicode() else f"x {failed.text}{code}"]
+    lines = [f"✖ {failed.text}{code}"]
     if failed.hint:
         lines.append(f"  {failed.hint}")
     if failed.request_id and failed.exit_code is Exit.FAILED:
         lines.append(f"  request {failed.request_id}")
     try:
-        print(*lines, sep="\n", file=sys.stderr, flush=True)
+        for line in lines:
+            Page(sys.stderr, os.environ).line(line)
+        sys.stderr.flush()
     except BrokenPipeError:
         _let_go(sys.stderr)
-
-
-def _has_unicode() -> bool:
-    return "utf" in (sys.stderr.encoding or "").lower()
 
 
 if __name__ == "__main__":

@@ -1,8 +1,13 @@
-"""What people see: aligned columns, a glyph and a word, relative times on a terminal and RFC 3339 in a pipe."""
+"""What people see: aligned columns, a glyph and a word, relative times on a terminal and RFC 3339 in a pipe.
+
+All output passes `Page`, and all text in it `neutral`: what comes from jobs, detectors and providers moves no cursor,
+sets no colour and turns no text around.
+"""
 
 import json
 import os
 import re
+import secrets
 import shutil
 import sys
 import unicodedata
@@ -21,9 +26,16 @@ _GLYPHS = {"ok": "●", "working": "◐", "warn": "▲", "failed": "✖", "next"
 _ASCII = {"ok": "*", "working": "~", "warn": "!", "failed": "x", "next": "o", "idle": "."}
 _COLOURS = {"ok": "32", "working": "36", "warn": "33", "failed": "31", "next": "2", "idle": "2"}
 _PLAIN = str.maketrans({"…": "~", "–": "-", "→": ">", "✔": "y", "✖": "x", "·": ".", "●": "*", "◐": "~", "▲": "!"})
-# What a terminal would act on (other escapes, movements of the cursor) has no place in text that came from elsewhere.
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-_STYLED = re.compile(r"\x1b\[[0-9;]*m")
+_OURS = secrets.token_hex(8)
+"""Marks the styles that this module sets: text from elsewhere cannot know it."""
+_STYLED = re.compile(rf"\x1b{_OURS}\[([0-9;]*)m")
+_RESET = f"\x1b{_OURS}[0m"
+_ACTED_ON = re.compile(
+    # Controls but tab and line feed; soft hyphen; what turns or joins text; line and paragraph ends; what is invisible.
+    "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\xad\\u061c\\u180e\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f"
+    "\\ufeff\\ufff9-\\ufffb\\ud800-\\udfff\\U000e0000-\\U000e007f]"
+)
+"""Characters that a terminal acts on, or that make a text look like another."""
 
 
 class Output(StrEnum):
@@ -76,7 +88,7 @@ class Page:
     # ------------------------------------------------------------ words
 
     def style(self, text: str, codes: str) -> str:
-        return f"\x1b[{codes}m{text}\x1b[0m" if self.has_colour and text else text
+        return f"\x1b{_OURS}[{codes}m{text}{_RESET}" if self.has_colour and text else text
 
     def bold(self, text: str) -> str:
         return self.style(text, "1")
@@ -134,10 +146,34 @@ class Page:
 
     def line(self, text: str = "") -> None:
         """Write one line."""
-        clean = "".join(part if _STYLED.fullmatch(part) else _CONTROL.sub("?", part) for part in _split(text))
-        clean = clean if self.has_unicode else clean.translate(_PLAIN)
+        clean = "".join(_painted(part) or neutral(part) for part in _split(text))
+        self._write(clean if self.has_unicode else clean.translate(_PLAIN))
+        self._write("\n")
+
+    def text(self, text: str) -> None:
+        """Write text of several lines that came from elsewhere, such as a log, at once."""
+        # A progress bar returns to the begin of its line to write over it: here each state has a line of its own.
+        self._write(neutral(re.sub(r"\r+\n?", "\n", text)))
+        self.stream.flush()
+
+    def raw(self, text: str) -> None:
+        """Write text exactly as it is: only where a person asks for it."""
+        buffer = getattr(self.stream, "buffer", None)
+        if buffer is None:
+            self.stream.write(text)
+        else:
+            self.stream.flush()
+            buffer.write(text.encode("utf-8", "surrogateescape"))
+        self.stream.flush()
+
+    def clear(self) -> None:
+        """Begin a terminal's screen anew."""
+        if self.is_terminal:
+            self.stream.write("\x1b[H\x1b[J")
+
+    def _write(self, text: str) -> None:
         encoding = getattr(self.stream, "encoding", None) or "utf-8"
-        print(clean.encode(encoding, "replace").decode(encoding), file=self.stream)
+        self.stream.write(text.encode(encoding, "replace").decode(encoding))
 
     def table(
         self, columns: Sequence[Column], rows: Iterable[Sequence[str]], *, indent: str = "", is_whole: bool = False
@@ -182,13 +218,12 @@ class Page:
             self.line(indent + line)
 
     def json(self, document: Any, *, one_line: bool = False) -> None:
-        """Write the API's own object, unchanged."""
-        ensure_ascii = not self.has_unicode
-        print(
-            json.dumps(document, ensure_ascii=ensure_ascii, indent=None if one_line else 2),
-            file=self.stream,
-            flush=one_line,
-        )
+        """Write the API's own object, unchanged; what a terminal would act on is spelled as JSON's escapes."""
+        text = json.dumps(document, ensure_ascii=not self.has_unicode, indent=None if one_line else 2)
+        self._write(_ACTED_ON.sub(_escaped, text))
+        self._write("\n")
+        if one_line:
+            self.stream.flush()
 
     def cut(self, text: str, room: int) -> str:
         return text if visible(text) <= room else text[: max(1, room - 1)] + "…"
@@ -244,6 +279,23 @@ def age(seconds: float) -> str:
     return f"{left}s"
 
 
+def neutral(text: str) -> str:
+    """Return a text with `?` in the place of each character that a terminal would act on."""
+    return _ACTED_ON.sub("?", text)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    """Return a character of a JSON string as JSON's escape."""
+    units = found[0].encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
+
+
+def _painted(part: str) -> str:
+    """Return one of our own styles as terminals know it; empty for anything else."""
+    found = _STYLED.fullmatch(part)
+    return f"\x1b[{found[1]}m" if found else ""
+
+
 def visible(text: str) -> int:
     """Return how many columns a text takes on a terminal."""
     plain = _STYLED.sub("", text)
@@ -259,7 +311,7 @@ def _columns(character: str) -> int:
 
 
 def _split(text: str) -> list[str]:
-    return [part for part in re.split(r"(\x1b\[[0-9;]*m)", text) if part]
+    return [part for part in re.split(rf"(\x1b{_OURS}\[[0-9;]*m)", text) if part]
 
 
 def _row(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> str:
@@ -281,7 +333,7 @@ def _clipped(text: str, room: int) -> str:
             continue
         for character in part:
             if used + _columns(character) > room - 1:
-                return kept + "…" + ("\x1b[0m" if styled else "")
+                return kept + "…" + (_RESET if styled else "")
             kept, used = kept + character, used + _columns(character)
     return kept
 

@@ -169,6 +169,7 @@ class DataCentre:
         )
         self.cluster = self._start_cluster()
         self._open.callback(self._stop_cluster)
+        users = f"arn:aws:iam::{self.engine.account_id}:user"
         self.outputs = deploy(
             self.engine,
             self.deployer,
@@ -183,8 +184,8 @@ class DataCentre:
                 "SageMakerEndpoint": self.cluster.sagemaker_url,
                 "EksEndpoint": self.cluster.eks_url,
                 "CheckpointBuckets": f"arn:aws:s3:::{CHECKPOINTS_BUCKET}",
-                # Made below, when the API that it may call exists.
-                "OperatorPrincipals": f"arn:aws:iam::{self.engine.account_id}:user/{_OPERATOR}",
+                # The operator is made below, when the API that it may call exists. The deployer sends events again.
+                "OperatorPrincipals": f"{users}/{_OPERATOR},{users}/deployer",
                 "LocalEngine": "true",
             },
             run_dir=self.run_dir,

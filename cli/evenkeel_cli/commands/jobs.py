@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -275,18 +276,21 @@ def logs(
     attempt: Annotated[int | None, typer.Option(min=1, help="Which attempt; the latest unless given.")] = None,
     tail: Annotated[int, typer.Option(min=1, max=5000, help="How many lines from the end.")] = 200,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job ends.")] = False,
+    is_raw: Annotated[bool, typer.Option("--raw", help="As the job wrote it, escapes for terminals too.")] = False,
 ) -> None:
-    """Print one rank's log."""
+    """Print one rank's log; `?` stands for what a terminal would act on."""
+    out = page()
+    write = out.raw if is_raw else out.text
     client = asking.current_client()
     job_id = asking.find_job(client, job)
     if follow:
         try:
-            _follow(client, job_id, rank, attempt, tail)
+            _follow(client, job_id, rank, attempt, tail, write)
         except KeyboardInterrupt:
             raise CommandFailed(Exit.INTERRUPTED, "No longer following; the job goes on.") from None
         return
     said = client.get(f"/jobs/{job_id}/logs", rank=rank, attempt=attempt, tail=tail)
-    sys.stdout.write(said["text"] + _line_end(said["text"]))
+    write(said["text"] + _line_end(said["text"]))
 
 
 @app.command("wait")
@@ -684,7 +688,9 @@ def _await(client: Client, job_id: str, until: str, timeout: float | None) -> Js
         time.sleep(_POLL_SECONDS if left is None else min(_POLL_SECONDS, max(0.0, left)))
 
 
-def _follow(client: Client, job_id: str, rank: int, attempt: int | None, tail: int) -> None:
+def _follow(
+    client: Client, job_id: str, rank: int, attempt: int | None, tail: int, write: Callable[[str], None]
+) -> None:
     """Print a log and what is added to it, attempt after attempt, until the job ends, or the attempt asked for.
 
     Between two attempts there is no log: that is nothing new.
@@ -710,17 +716,15 @@ def _follow(client: Client, job_id: str, rank: int, attempt: int | None, tail: i
                 is_awaited = True
         if found:
             if current and found["attempt"] != current:
-                sys.stdout.write(_line_end(seen))
-                sys.stdout.flush()
+                write(_line_end(seen))
                 note(f"Attempt {found['attempt']} of {job_id}, from its beginning:")
                 seen = ""
             is_first = not current and not is_awaited
             text = found["text"]
-            sys.stdout.write(_last_lines(text, tail) if is_first else added(seen, text))
-            sys.stdout.flush()
+            write(_last_lines(text, tail) if is_first else added(seen, text))
             current, seen = found["attempt"], _last_lines(text, lines)
         if is_over:
-            sys.stdout.write(_line_end(seen))
+            write(_line_end(seen))
             return
         time.sleep(_POLL_SECONDS)
 

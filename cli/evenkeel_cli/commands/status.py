@@ -18,7 +18,6 @@ Json = dict[str, Any]
 app = asking.single("status")
 
 _EVERY_SECONDS = 2.0
-_HOME_AND_CLEAR = "\x1b[H\x1b[J"
 
 
 @app.command("status")
@@ -58,8 +57,7 @@ def _watch(client: Client, out: Page, form: Output) -> None:
                 if form is Output.JSON:
                     out.json(found, one_line=True)
                 else:
-                    if out.is_terminal:
-                        out.stream.write(_HOME_AND_CLEAR)
+                    out.clear()
                     show(out, found)
                 out.stream.flush()
             time.sleep(_EVERY_SECONDS)

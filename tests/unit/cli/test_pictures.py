@@ -193,10 +193,12 @@ def test_colour_is_added_to_words_and_never_alone(served: Served, monkeypatch: p
     from evenkeel_cli.render import Page
     from tests.unit.cli.conftest import _Terminal
 
-    coloured = Page(_Terminal(), {"TERM": "xterm"})
+    terminal = _Terminal()
+    coloured = Page(terminal, {"TERM": "xterm"})
+    coloured.line(coloured.marked("failed", "quarantined"))
 
     assert "\x1b" not in plain
-    assert coloured.marked("failed", "quarantined") == "\x1b[31m✖\x1b[0m quarantined"
+    assert terminal.getvalue() == "\x1b[31m✖\x1b[0m quarantined\n"
 
 
 def test_a_terminal_without_unicode_gets_ascii(served: Served) -> None:

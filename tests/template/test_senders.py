@@ -1,0 +1,104 @@
+"""Every queue and topic takes messages from the senders that the template gives it, and from nobody else."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.template import statements
+from tests.template.documents import Json, listed, resources
+
+SEND = {"AWS::SQS::Queue": "sqs:SendMessage", "AWS::SNS::Topic": "sns:Publish"}
+POLICIES = {
+    "AWS::SQS::Queue": ("AWS::SQS::QueuePolicy", "Queues"),
+    "AWS::SNS::Topic": ("AWS::SNS::TopicPolicy", "Topics"),
+}
+RECEIVERS = sorted((name, kind) for kind in SEND for name in resources(kind))
+SERVICES = {
+    "EventsQueue": "events.amazonaws.com",
+    "UndeliveredEventsQueue": "events.amazonaws.com",
+    "UndeliveredPagesQueue": "sns.amazonaws.com",
+    "PageTopic": "cloudwatch.amazonaws.com",
+}
+"""The service of AWS that may send, besides the stack's own roles."""
+FOR_OPERATORS = {"EventsQueue", "PageTopic"}
+"""What operators send to by hand, as runbooks say."""
+
+
+def document_of(name: str, kind: str) -> list[Json]:
+    """Return the statements of the one policy of a queue or topic."""
+    policy_kind, field = POLICIES[kind]
+    found = [each for each in resources(policy_kind).values() if each[field] == [{"Ref": name}]]
+    assert len(found) == 1, f"{name} has {len(found)} policies"
+    document: list[Json] = found[0]["PolicyDocument"]["Statement"]
+    return document
+
+
+def denials(name: str, kind: str) -> Iterator[Json]:
+    for statement in document_of(name, kind):
+        written = statement.get("Fn::If", [None, statement])[1]
+        if written["Effect"] == "Deny":
+            yield statement
+
+
+def names_itself(statement: Json, name: str) -> bool:
+    return statement["Resource"] in ({"Fn::GetAtt": [name, "Arn"]}, {"Ref": name})
+
+
+def senders(name: str, kind: str) -> set[str]:
+    """Return the roles that the template lets send."""
+    return {
+        each.owner
+        for each in statements.of_roles()
+        if SEND[kind] in each.actions
+        and any(resource in ({"Fn::GetAtt": [name, "Arn"]}, {"Ref": name}) for resource in each.resources)
+    }
+
+
+def arns(condition: Json, operator: str) -> list[Any]:
+    return listed(condition.get(operator, {}).get("aws:PrincipalArn", []))
+
+
+@pytest.mark.parametrize(("name", "kind"), RECEIVERS)
+def test_only_its_senders_may_send(name: str, kind: str) -> None:
+    (statement,) = [each for each in denials(name, kind) if each.get("Sid") == "OnlyItsSenders"]
+
+    assert (statement["Principal"], statement["Action"], names_itself(statement, name)) == ("*", SEND[kind], True)
+    condition = dict(statement["Condition"])
+    assert condition.pop("Bool") == {"aws:PrincipalIsAWSService": "false"}
+    assert {each["Fn::GetAtt"][0] for each in arns(condition, "ArnNotEquals")} == senders(name, kind)
+    condition.pop("ArnNotEquals", None)
+    operators = {"aws:PrincipalArn": {"Fn::Split": [",", {"Ref": "OperatorPrincipals"}]}}
+    expected = {"ArnNotLike": {"Fn::If": ["HasOperators", operators, {"Ref": "AWS::NoValue"}]}}
+    assert condition == (expected if name in FOR_OPERATORS else {})
+
+
+@pytest.mark.parametrize(("name", "kind"), RECEIVERS)
+def test_nobody_sends_without_tls(name: str, kind: str) -> None:
+    (conditional,) = [each["Fn::If"] for each in denials(name, kind) if "Fn::If" in each]
+
+    condition, statement, otherwise = conditional
+    assert (condition, otherwise) == ("SpeaksTls", {"Ref": "AWS::NoValue"})
+    assert (statement["Principal"], names_itself(statement, name)) == ("*", True)
+    assert statement["Action"] in ("sqs:*", SEND[kind])
+    assert statement["Condition"] == {"Bool": {"aws:SecureTransport": "false"}}
+
+
+@pytest.mark.parametrize(("name", "kind"), RECEIVERS)
+def test_a_service_sends_only_from_a_named_source(name: str, kind: str) -> None:
+    allowed = [each for each in document_of(name, kind) if each.get("Effect") == "Allow"]
+
+    assert [each["Principal"] for each in allowed] == ([{"Service": SERVICES[name]}] if name in SERVICES else [])
+    for statement in allowed:
+        assert names_itself(statement, name)
+        text = json.dumps(statement["Condition"])
+        assert "aws:SourceArn" in text or "aws:SourceAccount" in text
+
+
+def test_events_come_from_the_rules_of_this_stack() -> None:
+    rules = {json.dumps({"Fn::GetAtt": [rule, "Arn"]}) for rule in resources("AWS::Events::Rule")}
+    for name in ("EventsQueue", "UndeliveredEventsQueue"):
+        allow = document_of(name, "AWS::SQS::Queue")[0]
+
+        assert {json.dumps(source) for source in allow["Condition"]["ArnEquals"]["aws:SourceArn"]} == rules

@@ -1,0 +1,144 @@
+"""Which API a command talks to: only one that the caller itself chose, at the very host that it names."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from evenkeel_cli import context
+from evenkeel_cli.errors import CommandFailed
+
+GOOD = {"name": "prod", "url": "https://abc.execute-api.us-west-2.amazonaws.com/api/v1"}
+
+
+def put(folder: Path, document: object = GOOD) -> Path:
+    (folder / ".evenkeel").mkdir(parents=True)
+    file = folder / ".evenkeel" / "context.json"
+    file.write_text(json.dumps(document), encoding="utf-8")
+    return file
+
+
+def refused(folder: Path) -> str:
+    with pytest.raises(CommandFailed) as failed:
+        context.find({"HOME": "/nonexistent"}, folder)
+    return failed.value.code
+
+
+def test_context_of_the_folder_is_used(tmp_path: Path) -> None:
+    file = put(tmp_path)
+
+    found = context.find({"HOME": "/nonexistent"}, tmp_path)
+
+    assert (found.name, found.region, found.source) == ("prod", "us-west-2", str(file))
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_context_of_a_parent_folder_is_not_used(tmp_path: Path, depth: int) -> None:
+    put(tmp_path)
+    below = tmp_path.joinpath(*"abcde"[:depth])
+    below.mkdir(parents=True)
+
+    assert refused(below) == "NO_CONTEXT"
+
+
+def test_parents_context_does_not_hide_the_users_own(tmp_path: Path) -> None:
+    put(tmp_path, GOOD | {"name": "planted"})
+    below, home = tmp_path / "work", tmp_path / "home"
+    below.mkdir()
+    (home / ".config" / "evenkeel").mkdir(parents=True)
+    (home / ".config" / "evenkeel" / "context.json").write_text(json.dumps(GOOD), encoding="utf-8")
+
+    assert context.find({"HOME": str(home)}, below).name == "prod"
+
+
+@pytest.mark.parametrize("place", ["", ".evenkeel", ".evenkeel/context.json"])
+def test_context_that_everybody_can_write_is_refused(tmp_path: Path, place: str) -> None:
+    put(tmp_path)
+    (tmp_path / place).chmod(0o777)
+
+    assert refused(tmp_path) == "UNSAFE_CONTEXT"
+
+
+@pytest.mark.parametrize("place", ["", ".evenkeel", ".evenkeel/context.json"])
+def test_context_of_another_user_is_refused(tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path)
+    theirs, own = tmp_path / place, Path.lstat
+
+    def lstat(path: Path) -> os.stat_result:
+        found = own(path)
+        # A test may not give files away: only root can.
+        return os.stat_result((*found[:4], found.st_uid + 1, *found[5:10])) if path == theirs else found
+
+    monkeypatch.setattr(Path, "lstat", lstat)
+
+    assert refused(tmp_path) == "UNSAFE_CONTEXT"
+
+
+@pytest.mark.parametrize("place", [".evenkeel", ".evenkeel/context.json"])
+def test_context_behind_a_link_is_refused(tmp_path: Path, place: str) -> None:
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    put(here)
+    put(elsewhere)
+    target = here / place
+    target.rename(here / "moved")
+    target.symlink_to(elsewhere / place)
+
+    assert refused(here) == "UNSAFE_CONTEXT"
+
+
+def test_named_context_is_used_wherever_it_is(tmp_path: Path) -> None:
+    file = put(tmp_path)
+    file.chmod(0o666)
+
+    assert context.find({"EVENKEEL_CONTEXT": str(file)}, tmp_path / "elsewhere").name == "prod"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.0.0.1.attacker.example/v1",
+        "http://localhost.attacker.example/v1",
+        "http://127.0.0.1@attacker.example/v1",
+        "http://localhost:80@attacker.example/v1",
+        "https://user:secret@attacker.example/v1",
+        "http://attacker.example/v1",
+        "http://10.0.0.1/v1",
+        "https:///v1",
+        "https://[::1/v1",
+        "https://host:port/v1",
+        "https://host/v1?x=/v1",
+        "https://host/#/v1",
+        "ftp://host/v1",
+        "file:///v1",
+        "https://host/v1\n",
+        "https://ho st/v1",
+        "https://host/api",
+        "https:\\\\host/v1",
+    ],
+)
+def test_endpoint_that_names_another_host_is_refused(url: str) -> None:
+    with pytest.raises(CommandFailed) as failed:
+        context.read({"url": url, "region": "us-west-2"}, "a test", {})
+
+    assert failed.value.code == "BAD_CONTEXT"
+
+
+@pytest.mark.parametrize(
+    "url", ["https://evenkeel.example/v1", "http://127.0.0.1:4566/a/v1", "http://localhost/v1", "http://[::1]:80/v1"]
+)
+def test_plain_endpoints_are_taken(url: str) -> None:
+    assert context.read({"url": url, "region": "us-west-2"}, "a test", {}).url == url
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1.attacker.example", "https://attacker.example", "http://a@b"])
+def test_control_address_is_on_this_machine(url: str) -> None:
+    with pytest.raises(CommandFailed):
+        context.read(GOOD | {"controlUrl": url}, "a test", {})
+
+
+def test_region_comes_from_aws_hosts_alone() -> None:
+    forged = {"url": "https://abc.execute-api.eu-west-1.amazonaws.com.attacker.example/v1"}
+
+    assert context.read(GOOD, "a test", {}).region == "us-west-2"
+    assert context.read(forged, "a test", {"AWS_REGION": "us-east-1"}).region == "us-east-1"

@@ -1,0 +1,111 @@
+"""Text from jobs, detectors and providers cannot act on a terminal, whatever command prints it."""
+
+import ast
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+import evenkeel_cli
+from evenkeel.ports import LaunchSpec
+from evenkeel_cli.main import main
+from evenkeel_cli.render import Page, neutral
+from tests.unit.api.gateway import Answer
+from tests.unit.api.seeds import a_job, an_attempt, stored
+from tests.unit.cli.conftest import Served
+
+CLI = Path(evenkeel_cli.__file__).parent
+EVIL = "\x1b]0;owned\x07\x1b[2J\x1b[8mhidden\x9b31m\u202eexe.txt\u2066\u200b\u061c\u2028\ufeff\U000e0041\x7f\b"
+ACTED_ON = set(EVIL) - set("]0;owned[2J8mhidden31mexe.txt")
+
+
+class Terminal(io.StringIO):
+    encoding = "utf-8"  # type: ignore[assignment]
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_only_the_page_writes() -> None:
+    """Every other way to print would pass the one function that neutralises text."""
+    found = []
+    for path in sorted(CLI.rglob("*.py")):
+        if path.name == "render.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call):
+                called = ast.unparse(node.func)
+                is_print = called in {"print", "typer.echo", "typer.secho", "click.echo", "pprint", "rich.print"}
+                is_write = called.endswith((".write", ".writelines")) and ("std" in called or "stream" in called)
+                if is_print or is_write or called == "os.write":
+                    found.append(f"{path.name}:{node.lineno} {called}")
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in {"typer.confirm", "typer.prompt"}:
+                # What it asks is a word of ours: what it is about was said by `note` before.
+                assert not any(isinstance(part, ast.Subscript) for part in ast.walk(node.args[0]))
+
+    assert found == []
+
+
+def test_lines_tables_and_logs_neutralise_everything() -> None:
+    stream = Terminal()
+    page = Page(stream, {"NO_COLOR": "1"}, columns=80)
+
+    page.line(EVIL)
+    page.text(f"one\r\ntwo\rthree {EVIL}\n")
+    page.pairs([("detail", EVIL)])
+
+    assert set(stream.getvalue()) & ACTED_ON == set()
+    assert "one\ntwo\nthree " in stream.getvalue()
+
+
+def test_text_cannot_borrow_our_styles() -> None:
+    stream = Terminal()
+    page = Page(stream, {}, columns=80)
+
+    page.line(f"{page.bold('ours')} \x1b[31mtheirs\x1b[0m")
+
+    assert stream.getvalue() == "\x1b[1mours\x1b[0m ?[31mtheirs?[0m\n"
+
+
+def test_json_is_escaped_and_means_the_same() -> None:
+    stream = Terminal()
+
+    Page(stream, {}).json({"detail": EVIL, "half": "\ud800"})
+
+    assert set(stream.getvalue()) & ACTED_ON == set()
+    assert json.loads(stream.getvalue()) == {"detail": EVIL, "half": "\ud800"}
+
+
+@pytest.mark.parametrize("follow", [(), ("-f",)])
+def test_logs_are_neutralised_unless_raw_is_asked_for(served: Served, follow: tuple[str, ...]) -> None:
+    job = a_job(1, state="SUCCEEDED", current_attempt=1)
+    attempt = an_attempt(job, 1, ended_at=job.submitted_at)
+    stored(served.gateway.fakes.ledger, job, attempt)
+    served.gateway.fakes.cluster.launch(LaunchSpec(job.spec, attempt, "", "trainer"))
+    served.gateway.fakes.cluster.text[f"{job.job_id}-a1-0"] = "\x1b[2Jlog\u202e"
+
+    plain = served.run("jobs", "logs", job.job_id, *follow, terminal=True)
+    raw = served.run("jobs", "logs", job.job_id, *follow, "--raw", terminal=True)
+
+    assert (plain.out.strip(), raw.out.strip()) == ("?[2Jlog?", "\x1b[2Jlog\u202e")
+
+
+def test_failures_are_neutralised(served: Served) -> None:
+    problem = {"code": "REFUSED", "detail": f"bad {EVIL}", "hint": EVIL, "requestId": "r"}
+    served.next_answers = [Answer(400, {}, json.dumps(problem))] * 3
+
+    said = served.run("jobs", "ls", terminal=True)
+
+    assert said.exit_code == 2
+    assert set(said.err) & ACTED_ON == set()
+
+
+def test_wrong_usage_is_neutralised(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["jobs", f"--{EVIL}"]) == 2
+
+    assert set(capsys.readouterr().err) & ACTED_ON == set()
+
+
+def test_tabs_and_lines_stay() -> None:
+    assert neutral("a\tb\nc é 日本 ●") == "a\tb\nc é 日本 ●"
