@@ -1,0 +1,114 @@
+"""Every change is recorded with the role and the session of its caller, in one form."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.scheduling.jobs import JobState
+from tests.fakes.cluster import CLUSTER, instance_id
+from tests.unit.api.gateway import ACCOUNT, FLEET, Answer, Gateway, template_routes
+from tests.unit.api.seeds import ASKS, a_fleet_node, a_job, an_incident, stored
+
+NODE = instance_id(1)
+JOB = "/v1/jobs/job-0000000009"
+PLAN = {"decisionId": ASKS.decision_id}
+NEW, AS_READ = {"If-None-Match": "*"}, {"If-Match": '"1"'}
+TEAM = {"team": {"name": "nlp", "namespace": "nlp"}, "reason": "x"}
+HOLD = {"reason": "x", "forSeconds": 60}
+
+CALLERS = {
+    f"arn:aws:sts::{ACCOUNT}:assumed-role/Operator/ana.smith@example.com": "role/Operator (ana.smith@example.com)",
+    f"arn:aws:iam::{ACCOUNT}:user/division/ana": "user/ana",
+    f"arn:aws:sts::{ACCOUNT}:federated-user/ana": "federated-user/ana",
+    f"arn:aws:iam::{ACCOUNT}:root": "root",
+    "arn:aws:sts::999988887777:assumed-role/Operator/ana": "999988887777:role/Operator (ana)",
+    "arn:aws-cn:sts::999988887777:assumed-role/Operator/ana": "999988887777:role/Operator (ana)",
+}
+
+Change = Callable[[Gateway, str], Answer]
+
+
+def post(target: str, body: dict[str, Any]) -> Change:
+    return lambda gateway, caller: gateway.post(target, body, caller=caller)
+
+
+def call(method: str, target: str, body: dict[str, Any] | None, headers: Mapping[str, str]) -> Change:
+    return lambda gateway, caller: gateway.call(method, target, body, caller=caller, headers=headers)
+
+
+def after(first: Change, then: Change) -> Change:
+    def both(gateway: Gateway, caller: str) -> Answer:
+        assert first(gateway, f"arn:aws:iam::{ACCOUNT}:user/somebody-else").status < 300
+        return then(gateway, caller)
+
+    return both
+
+
+def after_our_cordon(gateway: Gateway, caller: str) -> Answer:
+    gateway.fakes.cluster.cordon(CLUSTER, f"hyperpod-{NODE}", "inc-0000000001")
+    return gateway.post(f"/v1/nodes/{NODE}/uncordon", {}, caller=caller)
+
+
+CHANGES: Mapping[tuple[str, str], Change | None] = {
+    ("POST", "/v1/jobs"): post("/v1/jobs", {"name": "a", "image": "r/a:1", "command": ["a"]}),
+    ("POST", "/v1/jobs/plan"): None,  # decides only
+    ("POST", "/v1/jobs/{jobId}/cancel"): post(f"{JOB}/cancel", {}),
+    ("POST", "/v1/jobs/{jobId}/suspend"): post(f"{JOB}/suspend", {}),
+    ("POST", "/v1/jobs/{jobId}/resume"): after(
+        post(f"{JOB}/suspend", {}), lambda gateway, caller: gateway.post(f"{JOB}/resume", {}, caller=caller, key="k2")
+    ),
+    ("PATCH", "/v1/jobs/{jobId}"): call("PATCH", JOB, {"priorityClass": "high"}, AS_READ),
+    ("POST", "/v1/clusters/{cluster}/automation/hold"): post(f"/v1/clusters/{FLEET}/automation/hold", HOLD),
+    ("POST", "/v1/clusters/{cluster}/automation/release"): post(f"/v1/clusters/{FLEET}/automation/release", {}),
+    ("POST", "/v1/incidents/{incidentId}/approve"): post("/v1/incidents/inc-0000000001/approve", PLAN),
+    ("POST", "/v1/incidents/{incidentId}/decline"): post("/v1/incidents/inc-0000000001/decline", PLAN),
+    ("POST", "/v1/nodes/{nodeId}/cordon"): post(f"/v1/nodes/{NODE}/cordon", {}),
+    ("POST", "/v1/nodes/{nodeId}/uncordon"): after_our_cordon,
+    ("POST", "/v1/nodes/{nodeId}/replace"): post(f"/v1/nodes/{NODE}/replace", {"reason": "x"}),
+    ("POST", "/v1/faults"): None,  # a detector is one witness, whatever its session
+    ("POST", "/v1/clusters/{cluster}/policy"): post(f"/v1/clusters/{FLEET}/policy", {"changes": {}, "reason": "x"}),
+    ("POST", "/v1/clusters/{cluster}/policy/test"): None,  # decides only
+    ("PUT", "/v1/teams/{team}/quota"): call("PUT", "/v1/teams/nlp/quota", TEAM, NEW),
+    ("DELETE", "/v1/teams/{team}"): after(
+        call("PUT", "/v1/teams/nlp/quota", TEAM, NEW), call("DELETE", "/v1/teams/nlp?reason=x", None, AS_READ)
+    ),
+    ("PUT", "/v1/clusters/{cluster}/quotas"): call(
+        "PUT", f"/v1/clusters/{FLEET}/quotas", {"quotas": {}, "reason": "x"}, NEW
+    ),
+}
+"""Every route that changes something, and a request that does; None where nothing is changed by a person."""
+
+
+@pytest.fixture
+def site(gateway: Gateway) -> Gateway:
+    ledger = gateway.fakes.ledger
+    stored(ledger, an_incident(1, plan=ASKS, mode="recommend"), a_fleet_node(1, node_name=f"hyperpod-{NODE}"))
+    stored(ledger, a_job(9, state=JobState.PENDING))
+    return gateway
+
+
+def test_every_changing_route_has_a_row() -> None:
+    assert {(route.method, route.path) for route in template_routes() if route.method != "GET"} == set(CHANGES)
+
+
+@pytest.mark.parametrize("caller", CALLERS)
+@pytest.mark.parametrize("route", [route for route, change in CHANGES.items() if change], ids=" ".join)
+def test_change_records_role_and_session(site: Gateway, route: tuple[str, str], caller: str) -> None:
+    change = CHANGES[route]
+    assert change
+
+    answer = change(site, caller)
+
+    assert answer.status in (200, 202), answer.text
+    records = [row.doc for row in site.fakes.ledger.rows.values()] + site.fakes.inbox.queued
+    assert any(CALLERS[caller] in written for written in texts(records))
+
+
+def texts(value: Any) -> list[str]:
+    match value:
+        case dict():
+            return [text for each in value.values() for text in texts(each)]
+        case list() | tuple():
+            return [text for each in value for text in texts(each)]
+    return [str(value)]
