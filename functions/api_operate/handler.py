@@ -20,10 +20,13 @@ def hold(cluster: str) -> api.Reply:
         until=body.end(now),
         pool=body.pool,
         instance_id=body.instance_id,
+        allows_unknown=body.allow_unknown,
         request_id=app.request_id(),
         fingerprint=app.fingerprint(),
     )
-    return app.done(hold_automation.hold(world.ledger, request, now=now).to_json())
+    clusters = world.settings.kubernetes_clusters
+    held = hold_automation.hold(world.ledger, request, clusters=clusters, policy=world.policy, now=now)
+    return app.done(held.to_json())
 
 
 @app.post("/v1/clusters/<cluster>/automation/release")
@@ -39,7 +42,8 @@ def release(cluster: str) -> api.Reply:
         request_id=app.request_id(),
         fingerprint=app.fingerprint(),
     )
-    return app.done(hold_automation.release(world.ledger, request, now=world.clock.now()))
+    clusters, now = world.settings.kubernetes_clusters, world.clock.now()
+    return app.done(hold_automation.release(world.ledger, request, clusters=clusters, policy=world.policy, now=now))
 
 
 @app.post("/v1/incidents/<incident_id>/approve")

@@ -784,7 +784,9 @@ class Simulation:
         )
 
         def work() -> None:
-            hold_automation.hold(self.world.ledger, request, now=self.loop.now())
+            hold_automation.hold(
+                self.world.ledger, request, clusters=(CLUSTER,), policy=self.policy, now=self.loop.now()
+            )
             self.hold = (self.loop.seconds, since + seconds)
 
         if seconds > 10:

@@ -36,12 +36,16 @@ def hold(
     length: Annotated[str, typer.Option("--for", help="How long: 30m, 2h, 1d.", metavar="TIME")] = "1h",
     pool: PoolOption = None,
     node: NodeOption = None,
+    allow_unknown: Annotated[
+        bool, typer.Option("--allow-unknown", help="Hold also a pool that is to come, or a node's instance id.")
+    ] = False,
     key: asking.KeyOption = None,
     output: asking.OutputOption = Output.TABLE,
 ) -> None:
     """Hold harmful acts for a while. What runs already goes on."""
     client = asking.current_client()
     body = {"reason": reason, "forSeconds": seconds_of(length), **_scope(client, pool, node)}
+    body |= {"allowUnknown": True} if allow_unknown else {}
     found = client.post(f"/clusters/{client.fleet}/automation/hold", body, key=key)
 
     def draw(out: Page) -> None:

@@ -228,6 +228,8 @@ class HoldBody(Body):
     for_seconds: Annotated[int, Field(ge=1, le=7 * 86_400)] | None = None
     pool: PoolName = ""
     instance_id: InstanceId = ""
+    allow_unknown: bool = False
+    """Hold also a pool or machine that the fleet does not know: one that is to come."""
 
     @model_validator(mode="after")
     def _one_end(self) -> Self:

@@ -1,13 +1,15 @@
 """A person holds harmful acts for a while, or releases them. Un-cordon and recording are never held."""
 
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
 from evenkeel.domain.health.incidents import TimelineEntry
+from evenkeel.domain.policy import Policy
 from evenkeel.domain.recovery.leases import Hold, Holds
 from evenkeel.domain.values import Value, milliseconds, rfc3339
 from evenkeel.ports import Conflict, Delete, Invalid, KeyReused, Ledger, Put, Row, Write
-from evenkeel.services import rows
+from evenkeel.services import known_names, rows
 
 Json = dict[str, Any]
 
@@ -25,6 +27,8 @@ class HoldRequest(Value):
     """Only machines of this pool; empty for all."""
     instance_id: str = ""
     """Only this machine; empty for all."""
+    allows_unknown: bool = False
+    """Whether a pool or machine that the fleet does not know is meant to come."""
     request_id: str
     """Identity of the request: a repeat of it changes nothing."""
     fingerprint: str
@@ -55,22 +59,21 @@ def show(ledger: Ledger, *, mode: str, drills_may_act: bool, now: datetime) -> J
     }
 
 
-def hold(ledger: Ledger, request: HoldRequest, *, now: datetime) -> Hold:
+def hold(ledger: Ledger, request: HoldRequest, *, clusters: Iterable[str], policy: Policy, now: datetime) -> Hold:
     """Hold harmful acts until `request.until`; a hold in force of the same scope is replaced.
 
     Idempotent: yes, by the request id, which is recorded in the same commit.
 
     Raises:
-        Invalid: the end is past, or further away than the longest hold.
+        Invalid: the end is past, or further away than the longest hold; the fleet has no such pool or machine.
         KeyReused: the request id was used for something else.
     """
-    lies_ahead = now < request.until <= now + LONGEST_HOLD
-    if (
-        not lies_ahead
-        and _first_answer(ledger.get(rows.automation_request_key(request.request_id)), request, now) is None
-    ):
-        fault = f"must lie ahead, by {LONGEST_HOLD.days} days at most"
-        raise Invalid(f"a hold until {request.until.isoformat()}", (("until", fault),))
+    if _first_answer(ledger.get(rows.automation_request_key(request.request_id)), request, now) is None:
+        if not now < request.until <= now + LONGEST_HOLD:
+            fault = f"must lie ahead, by {LONGEST_HOLD.days} days at most"
+            raise Invalid(f"a hold until {request.until.isoformat()}", (("until", fault),))
+        if not request.allows_unknown:
+            _check_scope(request, ledger, clusters, policy)
     wanted = Hold(
         by=request.by,
         reason=request.reason,
@@ -85,14 +88,30 @@ def hold(ledger: Ledger, request: HoldRequest, *, now: datetime) -> Hold:
     )
 
 
-def release(ledger: Ledger, request: ReleaseRequest, *, now: datetime) -> Json:
+def _check_scope(
+    request: HoldRequest | ReleaseRequest, ledger: Ledger, clusters: Iterable[str], policy: Policy
+) -> None:
+    if request.pool:
+        known_names.check_pool(request.pool, ledger, policy)
+    if request.instance_id:
+        known_names.check_machine(request.instance_id, ledger, clusters)
+
+
+def release(ledger: Ledger, request: ReleaseRequest, *, clusters: Iterable[str], policy: Policy, now: datetime) -> Json:
     """End the hold of a scope, if there is one. What waited for it is let go by the next evaluation of waits.
 
     Idempotent: yes, by the request id, and no hold is success.
 
     Raises:
+        Invalid: nothing is held under this name, and the fleet has no such pool or machine.
         KeyReused: the request id was used for something else.
     """
+    row = ledger.get(rows.hold_key())
+    scopes = {each.scope for each in (rows.read(row, Holds).at(now) if row else ())}
+    if (request.pool, request.instance_id) not in scopes:
+        is_new = _first_answer(ledger.get(rows.automation_request_key(request.request_id)), request, now) is None
+        if is_new:
+            _check_scope(request, ledger, clusters, policy)
     text = f"Released by {request.by}" + (f": {request.reason}" if request.reason else "")
     return _once(ledger, request, TimelineEntry(at=now, kind="released", text=text, writer=request.by), None)
 

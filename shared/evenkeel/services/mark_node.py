@@ -7,7 +7,7 @@ from evenkeel.domain.health.incidents import Incident, TimelineEntry
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.values import Value
 from evenkeel.ports import Cluster, Conflict, CordonResult, Ledger, NotFound, Put, Refused, ReleaseResult, Write
-from evenkeel.services import guard_register, incident_record, rows
+from evenkeel.services import guard_register, incident_record, known_names, rows
 from evenkeel.services.guard_register import Which
 
 
@@ -98,7 +98,7 @@ def _find(instance_id: str, ledger: Ledger, clusters: Iterable[str]) -> FleetNod
         node = rows.read(row, FleetNode) if row else None
         if node is not None and node.node_name:
             return node
-    raise NotFound(f"There is no node {instance_id}.")
+    raise known_names.no_node(instance_id, ledger)
 
 
 def _record(request: Request, text: str, kind: str, ledger: Ledger, now: datetime) -> None:

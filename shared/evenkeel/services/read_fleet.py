@@ -10,9 +10,10 @@ from evenkeel.domain.health.incidents import OPEN_STATES, Incident
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.scheduling.jobs import Job, JobState
 from evenkeel.domain.values import rfc3339
-from evenkeel.ports import Ledger, NotFound, Row, Table
+from evenkeel.ports import Ledger, Row, Table
 from evenkeel.services import (
     hold_automation,
+    known_names,
     paging,
     read_incidents,
     read_jobs,
@@ -155,7 +156,7 @@ def show_node(ledger: Ledger, clusters: Iterable[str], instance_id: str) -> Json
         if row is not None:
             node = rows.read(row, FleetNode)
             return _node(node, _incident_of(ledger, node))
-    raise NotFound(f"There is no node {instance_id}.")
+    raise known_names.no_node(instance_id, ledger)
 
 
 def node_state(node: FleetNode, *, is_in_repair: bool) -> NodeState:

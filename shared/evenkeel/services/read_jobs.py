@@ -5,12 +5,13 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from evenkeel.domain.economics import money
+from evenkeel.domain.names import unknown
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.scheduling.foreign import ForeignWorkload, says
 from evenkeel.domain.scheduling.jobs import Attempt, Job, JobState
 from evenkeel.domain.scheduling.renting import Rental
 from evenkeel.domain.values import rfc3339
-from evenkeel.ports import Cluster, Ledger, NotFound, Refused, Row, Table
+from evenkeel.ports import Cluster, Invalid, Ledger, NotFound, Refused, Row, Table
 from evenkeel.services import disclosure, paging, read_queue, rows
 from evenkeel.services.disclosure import Reader
 
@@ -44,6 +45,7 @@ def list_jobs(ledger: Ledger, asked: Filter, page: paging.Request, reader: Reade
 
     Raises:
         BadPageToken: the token is not one of this list's.
+        Invalid: nothing matches, and a name in the filter is nobody's.
     """
     keep = asked.keeps if asked.team or asked.priority_class is not None else None
     partitions = [f"JOB#{state}" for state in asked.states or JobState]
@@ -51,8 +53,26 @@ def list_jobs(ledger: Ledger, asked: Filter, page: paging.Request, reader: Reade
         answer = paging.in_order(ledger, Table.JOBS, partitions[0], page, keep)
     else:
         answer = paging.newest_first(ledger, Table.JOBS, partitions, page, keep)
+    if not answer.rows and not page.token:
+        _check_names(asked, reader)
     items = [summary(reader.view(rows.read(row, Job))) for row in answer.rows]
     return {"items": items, "nextPageToken": answer.next_token or None}
+
+
+def _check_names(asked: Filter, reader: Reader) -> None:
+    """Tell a misspelt filter from a list that is empty.
+
+    Raises:
+        Invalid: no such team or priority class is set up. Where none is, any name may be a job's.
+    """
+    wrong = []
+    classes = reader.setup.fleet.priority_classes
+    if asked.team and reader.setup.has_teams and asked.team not in reader.setup.by_name:
+        wrong.append(("team", unknown("team", asked.team, reader.setup.by_name)))
+    if asked.priority_class and classes and asked.priority_class not in classes:
+        wrong.append(("class", unknown("priority class", asked.priority_class, classes)))
+    if wrong:
+        raise Invalid("No job can match.", tuple(wrong))
 
 
 def list_foreign(ledger: Ledger, clusters: Iterable[str]) -> Json:

@@ -4,6 +4,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from evenkeel.domain.names import unknown
 from evenkeel.domain.scheduling.teams import FleetQuotas, SetUp, Team
 from evenkeel.ports import Ledger, NotFound
 from evenkeel.services import rows
@@ -34,7 +35,7 @@ def show_team(ledger: Ledger, team: str) -> dict[str, Any]:
     """
     row = ledger.get(rows.team_key(team))
     if row is None:
-        raise NotFound(f"There is no team {team}.")
+        raise NotFound(unknown("team", team, run(ledger).setup.by_name))
     return shown(Team.model_validate_json(row.doc["document"]), row.version)
 
 

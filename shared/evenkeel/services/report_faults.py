@@ -18,6 +18,7 @@ from typing import Any
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.health.reports import DETECTOR_FAMILIES, Filer, Report
+from evenkeel.domain.names import unknown
 from evenkeel.domain.nodes import INSTANCE_ID, FleetNode, NodeLife
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.recovery.blame import LOOK_BACK, Blamed, BlameFacts, blame, facts_of
@@ -190,7 +191,12 @@ def _machines(
             instance_id = by_name.get(report.node_name, "")
         if not instance_id or not _is_ours(instance_id, ledger, clusters):
             named = report.instance_id or report.node_name
-            raise NotFound(f"No machine of this fleet is {named}; a new one is known within a minute or two.")
+            nodes = (rows.read(row, FleetNode) for row in ledger.by_state(Table.FLEET, "NODE").rows)
+            near = (
+                (report.instance_id and node.life.instance_id) or node.node_name for node in nodes if not node.is_gone
+            )
+            said = unknown("machine", named, near)
+            raise NotFound(f"{said} A new one is known within a minute or two.")
         found.append(instance_id)
     return found, laid
 

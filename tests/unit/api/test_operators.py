@@ -146,6 +146,7 @@ def test_a_node_that_nobody_knows_is_not_found(gateway: Gateway, verb: str) -> N
 
 
 def test_holds_of_a_pool_and_a_machine_stand_side_by_side(gateway: Gateway) -> None:
+    stored(gateway.fakes.ledger, a_fleet_node(1))
     hold = "/v1/clusters/laptop/automation/hold"
     for number, scope in enumerate(({}, {"pool": "p5-workers"}, {"instanceId": NODE})):
         gateway.post(hold, {"reason": "x", "forSeconds": 600, **scope}, key=f"k{number}")

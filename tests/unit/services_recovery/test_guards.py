@@ -557,9 +557,10 @@ def hold(recovery: Recovery, **scope: str) -> None:
         until=recovery.now + timedelta(seconds=600),
         request_id=f"r{scope}",
         fingerprint="f",
+        allows_unknown=True,
         **scope,
     )
-    hold_automation.hold(recovery.ledger, request, now=recovery.now)
+    hold_automation.hold(recovery.ledger, request, clusters=(CLUSTER,), policy=recovery.policy, now=recovery.now)
 
 
 @pytest.mark.parametrize(
@@ -586,7 +587,9 @@ def test_releasing_one_scope_leaves_the_others() -> None:
     hold(recovery, pool=P5)
     release = hold_automation.ReleaseRequest(by="bo", reason="", request_id="x", fingerprint="f")
 
-    answer = hold_automation.release(recovery.ledger, release, now=recovery.now)
+    answer = hold_automation.release(
+        recovery.ledger, release, clusters=(CLUSTER,), policy=recovery.policy, now=recovery.now
+    )
 
     shown = hold_automation.show(recovery.ledger, mode="act", drills_may_act=False, now=recovery.now)
     assert answer["wasHeld"] is True

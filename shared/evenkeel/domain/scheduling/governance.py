@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from evenkeel.domain.names import unknown
 from evenkeel.domain.scheduling.jobs import DEFAULT_TEAM, Job, JobSpec
 from evenkeel.domain.scheduling.submission import SpecFault
 from evenkeel.domain.scheduling.teams import Role, SetUp
@@ -24,14 +25,15 @@ def _faults(spec: JobSpec, setup: SetUp) -> Iterator[SpecFault]:
     team = setup.by_name.get(spec.team)
     if team is None:
         there = ", ".join(list(setup.by_name)[:10])
-        said = f"There is no team {spec.team}." if spec.team else "Name the team that it is for."
-        yield SpecFault("team", f"{said} There are {there}{' and more' if len(setup.teams) > 10 else ''}.")
+        more = " and more" if len(setup.teams) > 10 else ""
+        ask = f"Name the team that it is for. There are {there}{more}."
+        yield SpecFault("team", unknown("team", spec.team, setup.by_name) if spec.team else ask)
     elif not team.allows_image(spec.image):
         yield SpecFault("image", f"Team {team.name} runs only {', '.join(team.images[:10])}.")
     classes = setup.fleet.priority_classes
     if spec.priority_class and spec.priority_class not in classes:
-        there = f"There are {', '.join(sorted(classes)[:10])}" if classes else "None is set up"
-        yield SpecFault("priorityClass", f"There is no priority class {spec.priority_class}. {there}.")
+        said = unknown("priority class", spec.priority_class, classes)
+        yield SpecFault("priorityClass", said if classes else f"{said} None is set up.")
 
 
 def may_submit(setup: SetUp, team: str, identity: str) -> bool:

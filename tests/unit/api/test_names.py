@@ -1,0 +1,142 @@
+"""A name that nothing has is an error that says what may have been meant, wherever a name is taken."""
+
+from typing import Any
+
+import pytest
+
+from tests.fakes.cluster import instance_id
+from tests.unit.api.gateway import FLEET, Gateway
+from tests.unit.api.seeds import POOL, a_fleet_node, a_job, stored
+
+HOLD = f"/v1/clusters/{FLEET}/automation/hold"
+RELEASE = f"/v1/clusters/{FLEET}/automation/release"
+NODE = instance_id(1)
+NEAR = NODE[:-1] + "f"
+NEW = {"If-None-Match": "*"}
+
+
+def hold(gateway: Gateway, key: str = "key-1", **scope: Any) -> Any:
+    return gateway.post(HOLD, {"reason": "x", "forSeconds": 60, **scope}, key=key)
+
+
+@pytest.fixture
+def fleet(gateway: Gateway) -> Gateway:
+    stored(gateway.fakes.ledger, a_fleet_node(1), a_fleet_node(2, is_gone=True, pool="old-workers"))
+    return gateway
+
+
+@pytest.mark.parametrize("pool", ["nosuch", "p5-worker", "P5-WORKERS", "old-workers"])
+def test_hold_of_an_unknown_pool_is_refused(fleet: Gateway, pool: str) -> None:
+    answer = hold(fleet, pool=pool)
+
+    assert (answer.status, [each["field"] for each in answer.document["errors"]]) == (400, ["pool"])
+    assert f"There is no pool {pool}." in answer.document["detail"]
+    assert POOL in answer.document["detail"]
+    assert not fleet.get(f"/v1/clusters/{FLEET}/automation").document["isHeld"]
+
+
+def test_near_names_are_suggested(fleet: Gateway) -> None:
+    assert "Did you mean p5-workers?" in hold(fleet, pool="p5-worker").document["detail"]
+
+
+def test_hold_of_an_unknown_node_is_refused(fleet: Gateway) -> None:
+    answer = hold(fleet, instanceId=NEAR)
+
+    assert (answer.status, answer.document["errors"][0]["field"]) == (400, "instanceId")
+    assert f"Did you mean {NODE}?" in answer.document["detail"]
+
+
+@pytest.mark.parametrize("scope", [{"pool": POOL}, {"instanceId": NODE}, {}])
+def test_hold_of_what_is_there_is_taken(fleet: Gateway, scope: dict[str, str]) -> None:
+    assert hold(fleet, **scope).status == 200
+
+
+@pytest.mark.parametrize("scope", [{"pool": "p6-workers"}, {"instanceId": NEAR}])
+def test_what_is_to_come_can_be_held(fleet: Gateway, scope: dict[str, str]) -> None:
+    held = hold(fleet, allowUnknown=True, **scope)
+    released = fleet.post(RELEASE, scope, key="k2")
+
+    assert (held.status, released.document["wasHeld"]) == (200, True)
+
+
+def test_before_a_sweep_nobody_can_tell(gateway: Gateway) -> None:
+    answer = hold(gateway, pool=POOL)
+
+    assert answer.status == 400
+    assert "no sweep has seen the fleet yet" in answer.document["detail"]
+    assert hold(gateway, "k2", pool=POOL, allowUnknown=True).status == 200
+    assert hold(gateway, "k3").status == 200
+
+
+def test_repeated_hold_is_answered_after_its_pool_is_gone(fleet: Gateway) -> None:
+    first = hold(fleet, pool=POOL)
+    fleet.fakes.ledger.rows = {
+        key: row for key, row in fleet.fakes.ledger.rows.items() if not key.sk.startswith("NODE")
+    }
+
+    assert hold(fleet, pool=POOL).document == first.document
+
+
+@pytest.mark.parametrize(("scope", "field"), [({"pool": "nosuch"}, "pool"), ({"instanceId": NEAR}, "instanceId")])
+def test_release_of_an_unknown_name_is_refused(fleet: Gateway, scope: dict[str, str], field: str) -> None:
+    answer = fleet.post(RELEASE, scope)
+
+    assert (answer.status, answer.document["errors"][0]["field"]) == (400, field)
+
+
+def test_release_of_what_is_not_held_is_no_error(fleet: Gateway) -> None:
+    assert fleet.post(RELEASE, {"pool": POOL}).document["wasHeld"] is False
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("GET", "/v1/nodes/{}", None),
+        ("POST", "/v1/nodes/{}/cordon", {}),
+        ("POST", "/v1/nodes/{}/uncordon", {}),
+        ("POST", "/v1/nodes/{}/replace", {"reason": "x"}),
+        ("POST", "/v1/nodes/{}/replace", {"reason": "x", "dryRun": True}),
+    ],
+)
+def test_unknown_node_in_a_path_is_not_found(fleet: Gateway, method: str, path: str, body: Any) -> None:
+    answer = fleet.call(method, path.format(NEAR), body)
+
+    assert (answer.status, answer.document["code"]) == (404, "NOT_FOUND")
+    assert f"Did you mean {NODE}?" in answer.document["detail"]
+
+
+@pytest.fixture
+def site(gateway: Gateway) -> Gateway:
+    """A fleet of one team and one priority class."""
+    quotas = {"quotas": {"priorityClasses": {"high": 100}}, "reason": "x"}
+    assert gateway.call("PUT", f"/v1/clusters/{FLEET}/quotas", quotas, headers=NEW).status == 200
+    team = {"team": {"name": "vision", "namespace": "vision"}, "reason": "x"}
+    assert gateway.call("PUT", "/v1/teams/vision/quota", team, headers=NEW).status == 200
+    return gateway
+
+
+@pytest.mark.parametrize(
+    ("query", "field", "near"),
+    [("team=visoin", "team", "vision"), ("class=hihg", "class", "high"), ("state=PENDING&team=x", "team", "vision")],
+)
+def test_misspelt_filter_is_no_empty_list(site: Gateway, query: str, field: str, near: str) -> None:
+    answer = site.get(f"/v1/jobs?{query}")
+
+    assert (answer.status, answer.document["errors"][0]["field"]) == (400, field)
+    assert near in answer.document["detail"]
+
+
+def test_jobs_of_a_team_that_was_removed_are_still_listed(site: Gateway) -> None:
+    job = a_job(1)
+    stored(site.fakes.ledger, job.but(spec=job.spec.but(team="speech")))
+
+    assert len(site.get("/v1/jobs?team=speech").document["items"]) == 1
+    assert site.get("/v1/jobs?team=vision").document["items"] == []
+
+
+def test_unknown_team_is_suggested(site: Gateway) -> None:
+    shown = site.get("/v1/teams/visoin/quota")
+    submitted = site.post("/v1/jobs", {"name": "a", "image": "r/a:1", "command": ["a"], "team": "visoin"})
+
+    assert (shown.status, "Did you mean vision?" in shown.document["detail"]) == (404, True)
+    assert submitted.status in (400, 403)
