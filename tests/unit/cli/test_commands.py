@@ -507,10 +507,13 @@ def test_automation_is_held_and_released(served: Served) -> None:
 
 
 def test_a_hold_of_a_pool_says_so_and_how_to_end_it(served: Served) -> None:
+    stored(served.gateway.fakes.ledger, a_fleet_node(1))
+    unknown = served.run("automation", "hold", "--reason", "x", "--pool", "p5-worker")
     held = served.run("automation", "hold", "--reason", "new switch", "--pool", "p5-workers")
     shown, status = served.run("automation", "show"), served.run("status")
     released = served.run("automation", "release", "--pool", "p5-workers")
 
+    assert (unknown.exit_code, "Did you mean p5-workers?" in unknown.err) == (2, True)
     assert held.out.startswith("▲ held on p5-workers, until ")
     assert "evenkeel automation release --pool p5-workers" in shown.out
     assert "NEXT    evenkeel automation release --pool p5-workers" in status.out
