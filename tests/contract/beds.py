@@ -241,6 +241,9 @@ class LocalBed:
                 "spec": {"nodeName": node_name, "terminationGracePeriodSeconds": 1, "containers": [container]},
             },
         )
+        # A pod that waits may always be evicted, whatever its budget says.
+        path = f"/api/v1/namespaces/default/pods/{name}"
+        self.eventually(lambda: (self.admin.get(path) or {})["status"]["phase"] == "Running", "the pod to run")
 
     def says_of(self, spec: LaunchSpec, status: dict[str, Any], **more: Any) -> None:
         job = self.admin.get(f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs/{spec.attempt.workload_name}")

@@ -20,9 +20,11 @@ from evenkeel_local.gpu_cluster import (
     errors,
     exec_session,
     field_table,
+    kinds,
     metrics,
     patches,
     protobuf,
+    quantities,
     scale,
     schemas,
     selectors,
@@ -38,6 +40,7 @@ from evenkeel_local.gpu_cluster.identity import User
 from evenkeel_local.gpu_cluster.registry import Registry
 from evenkeel_local.gpu_cluster.selectors import Predicate
 from evenkeel_local.gpu_cluster.store import Change, ResourceType, ScalePaths, Store, clone, name_of
+from evenkeel_local.gpu_cluster.validation import causes
 
 _log = logging.getLogger(__name__)
 _warnings: ContextVar[list[str]] = ContextVar("warnings")
@@ -60,7 +63,17 @@ RETURNED_WHEN_DELETED = frozenset(
     )
 )
 """Kinds whose deletion answers with the object; the others' answers with a Status (`ReturnDeletedObject`)."""
-POLICIES = '"Foreground", "Background", "Orphan"'
+PODS_STAY = (
+    "child pods are preserved by default when jobs are deleted; set propagationPolicy=Background to remove them or set "
+    "propagationPolicy=Orphan to suppress this warning"
+)
+POLICIES = ("Foreground", "Background", "Orphan")
+LONGEST_MANAGER = 128
+JSON, YAML = "application/json", "application/yaml"
+ANSWERS = {JSON: JSON, "application/*": JSON, "*/*": JSON, YAML: YAML}
+"""What an answer can be written as, by what a client accepts."""
+OTHER_ANSWERS = frozenset({"log", "exec", "attach", "portforward"})
+UNDYING = frozenset({"default", "kube-system", "kube-public"})
 PATCH_TYPES = {
     "application/json-patch+json": "json",
     "application/merge-patch+json": "merge",
@@ -200,8 +213,12 @@ class ApiServer:
                     "The server has received too many requests and has asked us to try again later", None, 1
                 ) from None
             raise ApiError(fault.status, fault.code, fault.message) from None
+        form = _form(http, request)
         answer = await self._dispatch(http, rt, request, user, call)
         self._faults.after(call)
+        if form == YAML and isinstance(answer, web.Response) and answer.content_type == JSON:
+            written = yaml.safe_dump(json.loads(answer.text or "null"))
+            return web.Response(text=written, status=answer.status, content_type=YAML)
         return answer
 
     def _impersonated(self, http: web.Request, user: User) -> User:
@@ -280,7 +297,7 @@ class ApiServer:
                 f"application/yaml, {protobuf.CONTENT_TYPE}"
             )
         try:
-            body = yaml.safe_load(raw) if "yaml" in http.content_type else json.loads(raw)
+            body = yaml.safe_load(raw) if "yaml" in http.content_type else _read_json(raw)
         except (ValueError, yaml.YAMLError) as broken:
             raise errors.bad_request(f"the object provided is unrecognized: {broken}") from broken
         if not isinstance(body, dict):
@@ -295,7 +312,7 @@ class ApiServer:
         """
         unknown: list[str] = []
         message = None if rt.custom else field_table.table().message_of(rt.api_version, rt.kind)
-        if not rt.custom:
+        if message is None and not rt.custom:
             body = shapes.without_nulls(body)
         if message is not None:
             try:
@@ -313,11 +330,8 @@ class ApiServer:
         told = [f'unknown field "{path}"' for path in unknown]
         directive = http.query.get("fieldValidation") or "Warn"
         if directive not in ("Ignore", "Warn", "Strict"):
-            supported = '"Ignore", "Warn", "Strict"'
-            why = f'Unsupported value: "{directive}": supported values: {supported}'
-            raise errors.invalid(
-                "meta.k8s.io", "CreateOptions", "", [("FieldValueNotSupported", "fieldValidation", why)]
-            )
+            cause = causes.not_supported("fieldValidation", directive, ("", "Ignore", "Strict", "Warn"))
+            raise errors.invalid("meta.k8s.io", _options_of(http), "", [cause])
         if told and directive == "Strict":
             strict = f"strict decoding error: {', '.join(told)}"
             if http.method == "PATCH":
@@ -329,12 +343,8 @@ class ApiServer:
     def _dry_run(self, http: web.Request, body: Obj | None = None) -> bool:
         stated = http.query.getall("dryRun", []) or (body or {}).get("dryRun") or []
         if any(value != "All" for value in stated):
-            raise errors.invalid(
-                "meta.k8s.io",
-                "CreateOptions",
-                "",
-                [("FieldValueNotSupported", "dryRun", f"Unsupported value: {stated}")],
-            )
+            cause = causes.not_supported("dryRun", stated, ("All",))
+            raise errors.invalid("meta.k8s.io", _options_of(http), "", [cause])
         return bool(stated)
 
     # Verbs
@@ -360,7 +370,7 @@ class ApiServer:
             return await self._patch(http, rt, request, "")
         if request.verb == "delete":
             return await self._delete(http, rt, request)
-        if request.verb == "deletecollection":
+        if request.verb == "deletecollection" and rt.key != catalogue.NAMESPACES.key:
             return await self._delete_all(http, rt, request)
         raise ApiError(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
 
@@ -375,28 +385,30 @@ class ApiServer:
     async def _update(self, http: web.Request, rt: ResourceType, request: Request, subresource: str) -> web.Response:
         body = self._decoded(http, rt, await self._body(http))
         metadata = body["metadata"]
-        if metadata.get("name", request.name) != request.name:
-            raise errors.bad_request("the name of the object does not match the name on the URL")
+        _check_names(request, {**metadata, "name": metadata.get("name", request.name)})
         metadata["name"] = request.name
         if rt.namespaced:
             metadata["namespace"] = self._namespace(rt, request)
         old = self._store.get(rt, request.namespace, request.name)
+        self._registry.check_replacement(rt, body, old)
         server_side_apply.track_write(rt, body, old, self._manager(http), subresource)
         stored = self._registry.update(rt, body, subresource=subresource, dry_run=self._dry_run(http))
         return self._one(http, rt, stored)
 
     async def _patch(self, http: web.Request, rt: ResourceType, request: Request, subresource: str) -> web.Response:
         kind = self._patch_type(http, ("json", "merge", "apply") if rt.custom else tuple(PATCH_TYPES.values()))
+        if kind != "apply" and "force" in http.query:
+            cause = causes.forbidden("force", "may not be specified for non-apply patch")
+            raise errors.invalid("meta.k8s.io", "PatchOptions", "", [cause])
         raw = await http.read()
         dry_run = self._dry_run(http)
         if kind == "apply":
             return self._apply(http, rt, request, subresource, raw, dry_run)
         old = self._store.get(rt, request.namespace, request.name)
         new = self._decoded(http, rt, self._patched(rt, old, raw, kind, request))
+        _check_names(request, new["metadata"])
         if rt.namespaced:
-            new.setdefault("metadata", {})["namespace"] = request.namespace
-        if new["metadata"].get("name") != request.name:
-            raise errors.bad_request("the name of the object does not match the name on the URL")
+            new["metadata"]["namespace"] = request.namespace
         server_side_apply.track_write(rt, new, old, self._manager(http), subresource)
         stored = self._registry.update(rt, new, subresource=subresource, dry_run=dry_run)
         return self._one(http, rt, stored)
@@ -413,7 +425,7 @@ class ApiServer:
 
     def _patched(self, rt: ResourceType, old: Obj, raw: bytes, kind: str, request: Request) -> Obj:
         try:
-            patch = json.loads(raw)
+            patch = _read_json(raw)
         except ValueError as broken:
             raise errors.bad_request(f"error decoding patch: {broken}") from broken
         try:
@@ -437,12 +449,8 @@ class ApiServer:
     ) -> web.Response:
         manager = http.query.get("fieldManager", "")
         if not manager:
-            raise errors.invalid(
-                "meta.k8s.io",
-                "PatchOptions",
-                "",
-                [("FieldValueRequired", "fieldManager", "Required value: is required for apply patch")],
-            )
+            cause = causes.required("fieldManager", "is required for apply patch")
+            raise errors.invalid("meta.k8s.io", "PatchOptions", "", [cause])
         try:
             config = yaml.safe_load(raw)
         except yaml.YAMLError as broken:
@@ -477,7 +485,7 @@ class ApiServer:
         message = None if rt.custom else field_table.table().message_of(rt.api_version, rt.kind)
         if message is not None:
             try:
-                config = field_table.decoded(message, shapes.without_nulls(config), unknown)
+                config = field_table.decoded(message, config, unknown)
             except field_table.Undecodable as failed:
                 unknown.append(str(failed))
         if unknown:
@@ -491,10 +499,16 @@ class ApiServer:
 
     def _manager(self, http: web.Request) -> str:
         stated = http.query.get("fieldManager")
+        if stated and len(stated) > LONGEST_MANAGER:
+            cause = causes.too_long("fieldManager", LONGEST_MANAGER)
+            raise errors.invalid("meta.k8s.io", _options_of(http), "", [cause])
         return stated or http.headers.get("User-Agent", "unknown").split("/", 1)[0][:128]
 
     async def _delete(self, http: web.Request, rt: ResourceType, request: Request) -> web.Response:
         options = self._delete_options(http, await self._body(http))
+        self._warn_of_orphans(rt, options)
+        if rt.key == catalogue.NAMESPACES.key and request.name in UNDYING:
+            raise errors.forbidden("", "namespaces", request.name, "this namespace may not be deleted")
         last, done = self._registry.delete(
             rt, request.namespace, request.name, options, dry_run=self._dry_run(http, options)
         )
@@ -508,27 +522,32 @@ class ApiServer:
 
     def _delete_options(self, http: web.Request, body: Obj) -> Obj:
         options = dict(body)
-        if "gracePeriodSeconds" in http.query:
-            options["gracePeriodSeconds"] = int(http.query["gracePeriodSeconds"])
+        if (grace := http.query.get("gracePeriodSeconds")) is not None:
+            try:
+                options["gracePeriodSeconds"] = int(grace)
+            except ValueError as broken:
+                raise errors.bad_request(f"invalid gracePeriodSeconds: {broken}") from broken
         if "propagationPolicy" in http.query:
             options["propagationPolicy"] = http.query["propagationPolicy"]
-        if options.get("propagationPolicy") not in (None, "", "Foreground", "Background", "Orphan"):
-            raise errors.invalid(
-                "meta.k8s.io",
-                "DeleteOptions",
-                "",
-                [
-                    (
-                        "FieldValueNotSupported",
-                        "propagationPolicy",
-                        f'Unsupported value: "{options["propagationPolicy"]}": supported values: {POLICIES}',
-                    )
-                ],
-            )
+        if "orphanDependents" in http.query:
+            options["orphanDependents"] = http.query["orphanDependents"] in ("true", "1")
+        policy, found = options.get("propagationPolicy"), []
+        if policy and options.get("orphanDependents") is not None:
+            told = "orphanDependents and deletionPropagation cannot be both set"
+            found.append(causes.invalid("propagationPolicy", policy, told))
+        if policy and policy not in POLICIES:
+            found.append(causes.not_supported("propagationPolicy", policy, (*POLICIES, "nil")))
+        if found:
+            raise errors.invalid("meta.k8s.io", "DeleteOptions", "", found)
         return options
+
+    def _warn_of_orphans(self, rt: ResourceType, options: Obj) -> None:
+        if rt.key in kinds.ORPHANING and not options.get("propagationPolicy") and "orphanDependents" not in options:
+            _warnings.get().append(PODS_STAY)
 
     async def _delete_all(self, http: web.Request, rt: ResourceType, request: Request) -> web.Response:
         options = self._delete_options(http, await self._body(http))
+        self._warn_of_orphans(rt, options)
         chosen = self._select(http, rt, request)
         for obj in chosen:
             self._registry.delete(
@@ -589,8 +608,11 @@ class ApiServer:
         body = await self._body(http)
         node = str((body.get("target") or {}).get("name") or "")
         pod = self._store.get(catalogue.PODS, request.namespace, request.name)
-        if pod["spec"].get("nodeName"):
-            raise errors.conflict("", "pods/binding", request.name, "pod is already assigned to a node")
+        if not node:
+            raise errors.invalid("", "Binding", request.name, [causes.required("target.name")])
+        if taken := pod["spec"].get("nodeName"):
+            told = f'pod {request.name} is already assigned to node "{taken}"'
+            raise errors.conflict("", "pods/binding", request.name, told)
         self._registry.mutate(
             catalogue.PODS, request.namespace, request.name, lambda obj: obj["spec"].update(nodeName=node)
         )
@@ -599,20 +621,21 @@ class ApiServer:
         )
 
     async def _finalize(self, http: web.Request, request: Request) -> web.Response:
-        body = await self._body(http)
-        finalizers = (body.get("spec") or {}).get("finalizers") or []
-        version = (body.get("metadata") or {}).get("resourceVersion")
-        if (
-            version
-            and version != self._store.get(catalogue.NAMESPACES, "", request.name)["metadata"]["resourceVersion"]
-        ):
+        body = self._decoded(http, catalogue.NAMESPACES, await self._body(http))
+        old = self._store.get(catalogue.NAMESPACES, "", request.name)
+        stated = body["metadata"]
+        self._registry.check_replacement(catalogue.NAMESPACES, body, old)
+        if stated.get("resourceVersion") not in (None, old["metadata"]["resourceVersion"]):
             raise errors.conflict("", "namespaces", request.name)
-        stored = self._registry.mutate(
-            catalogue.NAMESPACES, "", request.name, lambda obj: obj["spec"].update(finalizers=finalizers)
-        )
-        if stored is None:
-            raise errors.not_found("", "namespaces", request.name)
-        return web.json_response(stored)
+
+        def finalize(obj: Obj) -> None:
+            obj["spec"]["finalizers"] = (body.get("spec") or {}).get("finalizers") or []
+            for field in ("finalizers", "labels", "annotations"):
+                if field in stated:
+                    obj["metadata"][field] = stated[field]
+
+        stored = self._registry.mutate(catalogue.NAMESPACES, "", request.name, finalize)
+        return self._one(http, catalogue.NAMESPACES, stored or old)
 
     async def _exec(self, http: web.Request, request: Request) -> web.StreamResponse:
         pod = self._store.get(catalogue.PODS, request.namespace, request.name)
@@ -691,6 +714,7 @@ class ApiServer:
         return objects if predicate is None else [obj for obj in objects if predicate(obj)]
 
     def _list(self, http: web.Request, rt: ResourceType, request: Request) -> web.Response:
+        _check_list_options(http)
         try:
             limit = int(http.query.get("limit") or 0)
         except ValueError as broken:
@@ -727,7 +751,9 @@ class ApiServer:
             table = tables.table(rt, objects, metadata, include)
             return web.json_response(table)
         head = json.dumps({"kind": f"{rt.kind}List", "apiVersion": rt.api_version, "metadata": metadata})
-        items = b",".join(self.encoded(rt, obj) for obj in objects)
+        items = b",".join(
+            self.encoded(rt, obj) if rt.custom else self._store.encoded_item(rt.key, obj) for obj in objects
+        )
         body = head[:-1].encode() + b',"items":[' + items + b"]}\n"
         return web.Response(body=body, content_type="application/json")
 
@@ -747,6 +773,7 @@ class ApiServer:
     async def _watch(self, http: web.Request, rt: ResourceType, request: Request, call: Call) -> web.StreamResponse:
         namespace = request.namespace if rt.namespaced and request.namespace else None
         predicate = self._predicate(http, rt)
+        _check_list_options(http)
         if request.name:
             name, inner = request.name, predicate
             predicate = lambda obj: name_of(obj) == name and (inner is None or inner(obj))  # noqa: E731 (a closure)
@@ -908,6 +935,82 @@ def _as_seen(change: Change, namespace: str | None, predicate: Predicate | None)
     if now:
         return ("MODIFIED" if before else "ADDED"), change.new
     return ("DELETED", change.new) if before else None
+
+
+def _check_names(request: Request, metadata: Obj) -> None:
+    """Refuse a body that names another object than its path.
+
+    Raises:
+        ApiError: 400 for another name or namespace.
+    """
+    for field, on_url in (("name", request.name), ("namespace", request.namespace)):
+        stated = metadata.get(field) or ""
+        if stated != on_url and (field == "name" or (stated and on_url)):
+            told = f"the {field} of the object ({stated}) does not match the {field} on the URL ({on_url})"
+            raise errors.bad_request(told)
+
+
+def _form(http: web.Request, request: Request) -> str:
+    """Return the media type to answer in.
+
+    Raises:
+        ApiError: 406 when the client accepts nothing that can be written.
+    """
+    accepted = [clause.partition(";")[0].strip() for clause in http.headers.get("Accept", "*/*").split(",")]
+    for media in accepted:
+        if media in ANSWERS:
+            return ANSWERS[media]
+    if request.subresource in OTHER_ANSWERS:
+        return ""
+    raise ApiError(406, "NotAcceptable", f"only the following media types are accepted: {JSON}, {YAML}")
+
+
+def _check_list_options(http: web.Request) -> None:
+    """Refuse parameters of a list or watch that do not go together.
+
+    Raises:
+        ApiError: 422 for such parameters, 400 for a version beside a continue token.
+    """
+    match, version = http.query.get("resourceVersionMatch") or "", http.query.get("resourceVersion") or ""
+    following, is_watch = http.query.get("continue"), http.query.get("watch") in ("true", "1")
+    initial, field, found = http.query.get("sendInitialEvents"), "resourceVersionMatch", []
+    if initial is not None and not is_watch:
+        found.append(causes.forbidden("sendInitialEvents", "sendInitialEvents is forbidden for list"))
+    if initial is not None and match != "NotOlderThan":
+        told = "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"
+        found.append(causes.forbidden(field, told))
+    elif match and initial is None:
+        if is_watch:
+            found.append(causes.forbidden(field, "resourceVersionMatch is forbidden for watch"))
+        if not version:
+            told = "resourceVersionMatch is forbidden unless resourceVersion is provided"
+            found.append(causes.forbidden(field, told))
+        if following:
+            found.append(causes.forbidden(field, "resourceVersionMatch is forbidden when continue is provided"))
+        if match not in ("Exact", "NotOlderThan"):
+            found.append(causes.not_supported(field, match, ("Exact", "NotOlderThan", "")))
+        if match == "Exact" and version == "0":
+            told = 'resourceVersionMatch "exact" is forbidden for resourceVersion "0"'
+            found.append(causes.forbidden(field, told))
+    if found:
+        raise errors.invalid("meta.k8s.io", "ListOptions", "", found)
+    if following and version not in ("", "0"):
+        raise errors.bad_request("specifying resource version is not allowed when using continue")
+
+
+def _options_of(http: web.Request) -> str:
+    """Return the kind of the options that a request's parameters are."""
+    kinds_of_method = {"POST": "CreateOptions", "PUT": "UpdateOptions", "PATCH": "PatchOptions"}
+    return kinds_of_method.get(http.method, "DeleteOptions")
+
+
+def _read_json(raw: bytes) -> Any:
+    """Return what JSON says; numbers with a fraction keep their text, which a quantity may be."""
+    return json.loads(raw, parse_float=quantities.WrittenFloat, parse_constant=_no_number)
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(f"invalid character in literal: {text}")
 
 
 def _cannot_be_handled(rt: ResourceType, why: str) -> str:

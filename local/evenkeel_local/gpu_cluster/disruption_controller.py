@@ -50,9 +50,11 @@ class DisruptionController:
         expected = len(pods)
         if (most := spec.get("maxUnavailable")) is not None:
             desired = max(expected - scaled(most, expected), 0)
+        elif (least := spec.get("minAvailable")) is not None:
+            desired = scaled(least, expected)
         else:
-            desired = scaled(spec.get("minAvailable", 1), expected)
-        allowed = max(healthy - desired, 0)
+            expected = desired = 0
+        allowed = max(healthy - desired, 0) if expected else 0
 
         def write(obj: Obj) -> None:
             status = obj.setdefault("status", {})

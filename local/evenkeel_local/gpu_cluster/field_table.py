@@ -16,7 +16,7 @@ from datetime import datetime
 from importlib import resources
 from typing import Any
 
-from evenkeel_local.gpu_cluster import selectors
+from evenkeel_local.gpu_cluster import quantities
 from evenkeel_local.gpu_cluster.errors import Obj
 
 TYPES = {"s": (str, "string"), "b": (bool, "bool"), "i": (int, "int64"), "y": (str, "[]uint8")}
@@ -113,6 +113,8 @@ def _members(known: dict[str, Field], value: Obj, path: str, unknown: list[str])
         if told is None:
             unknown.append(at)
             continue
+        if item is None:
+            continue
         fitting = _fitting(told.kind, item, at, unknown)
         if fitting or not told.left_out_when_zero:
             found[name] = fitting
@@ -120,8 +122,8 @@ def _members(known: dict[str, Field], value: Obj, path: str, unknown: list[str])
 
 
 def _fitting(kind: str, value: Any, path: str, unknown: list[str]) -> Any:
-    if value is None:
-        return None
+    if value is None:  # of a list or a map: Go puts the zero value of the type there
+        return _zero(kind)
     if kind.startswith("[]"):
         if not isinstance(value, list):
             raise _mismatch(value, path, "[]")
@@ -134,8 +136,21 @@ def _fitting(kind: str, value: Any, path: str, unknown: list[str]) -> Any:
         if not isinstance(value, dict):
             raise _mismatch(value, path, kind.replace("/", "."))
         return _members(table().by_name[kind], value, path, unknown)
+    if kind == "quantity":
+        try:
+            return quantities.canonical(value)
+        except ValueError as broken:
+            raise Undecodable(f"{path}: {broken}") from broken
     _check_leaf(kind, value, path)
     return value
+
+
+def _zero(kind: str) -> Any:
+    if kind.startswith("[]"):
+        return []
+    if "/" in kind or kind.startswith("{}"):
+        return {}
+    return {"s": "", "y": "", "b": False, "i": 0, "intorstring": 0, "quantity": "0"}.get(kind)
 
 
 def _check_leaf(kind: str, value: Any, path: str) -> None:
@@ -148,8 +163,6 @@ def _check_leaf(kind: str, value: Any, path: str) -> None:
             base64.b64decode(value, validate=True)
         elif kind in ("time", "microtime"):
             datetime.fromisoformat(value)
-        elif kind == "quantity":
-            selectors.quantity(value)
         elif kind == "intorstring" and (isinstance(value, bool) or not isinstance(value, int | str)):
             raise _mismatch(value, path, "IntOrString")
     except (ValueError, TypeError, binascii.Error) as broken:

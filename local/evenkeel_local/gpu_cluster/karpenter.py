@@ -30,9 +30,10 @@ from evenkeel_local.gpu_cluster.kubelet import Directory, Kubelet, Variables
 from evenkeel_local.gpu_cluster.machines import PODS_PER_NODE, shape_of
 from evenkeel_local.gpu_cluster.pod_topology import Amounts, NodeRoom
 from evenkeel_local.gpu_cluster.processes import Guard
+from evenkeel_local.gpu_cluster.quantities import quantity
 from evenkeel_local.gpu_cluster.registry import Registry, condition_of, owner_reference, set_condition
 from evenkeel_local.gpu_cluster.scheduler import refusal, requests_of
-from evenkeel_local.gpu_cluster.selectors import matches_expression, quantity
+from evenkeel_local.gpu_cluster.selectors import matches_expression
 from evenkeel_local.gpu_cluster.store import ResourceType, Store, name_of, namespace_of
 
 GROUP = "karpenter.sh"

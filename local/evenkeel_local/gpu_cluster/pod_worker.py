@@ -6,6 +6,7 @@ import asyncio
 import base64
 import contextlib
 import json
+import math
 import re
 import signal
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from evenkeel_local.gpu_cluster.errors import Obj
 from evenkeel_local.gpu_cluster.exec_session import Session
 from evenkeel_local.gpu_cluster.kinds import GPU
 from evenkeel_local.gpu_cluster.processes import Guard, Running
+from evenkeel_local.gpu_cluster.quantities import quantity
 from evenkeel_local.gpu_cluster.registry import set_condition, timestamp
 from evenkeel_local.gpu_cluster.store import Store, clone, name_of, namespace_of
 
@@ -407,7 +409,6 @@ class PodWorker:
         data = {name: str(value) for name, value in (found.get("data") or {}).items()}
         if key == catalogue.SECRETS.key:
             data = {name: base64.b64decode(value).decode("utf-8", "replace") for name, value in data.items()}
-            data.update(found.get("stringData") or {})
         return data
 
     def _value_from(self, source: Obj, container: Container) -> str | None:
@@ -415,7 +416,8 @@ class PodWorker:
             return field_value(self._current(), ref["fieldPath"])
         if ref := source.get("resourceFieldRef"):
             part, _, name = ref["resource"].partition(".")
-            return str(((container.spec.get("resources") or {}).get(part) or {}).get(name, "0"))
+            amount = quantity(((container.spec.get("resources") or {}).get(part) or {}).get(name, "0"))
+            return str(math.ceil(amount / (quantity(ref.get("divisor") or "0") or 1)))
         for kind, key in (("configMapKeyRef", catalogue.CONFIG_MAPS.key), ("secretKeyRef", catalogue.SECRETS.key)):
             if ref := source.get(kind):
                 data = self._data(key, ref)

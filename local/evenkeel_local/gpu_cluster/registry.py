@@ -6,21 +6,20 @@ directly, so the rules of deletion hold for them too.
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from evenkeel_local.gpu_cluster import catalogue, errors, kinds, schemas, server_side_apply, shapes
+from evenkeel_local.gpu_cluster import catalogue, errors, kinds, schemas, server_side_apply, shapes, validation
 from evenkeel_local.gpu_cluster.catalogue import Catalogue
 from evenkeel_local.gpu_cluster.errors import ApiError, Obj
 from evenkeel_local.gpu_cluster.selectors import matches_selector
 from evenkeel_local.gpu_cluster.store import Change, ResourceType, Store, clone, name_of, namespace_of
+from evenkeel_local.gpu_cluster.validation import metadata as metadata_rules
 
 FOREGROUND = "foregroundDeletion"
 ORPHAN = "orphan"
-NO_NEW = "Forbidden: no new finalizers can be added if the object is being deleted, found new finalizers []string"
 SERVER_FIELDS = ("uid", "creationTimestamp", "resourceVersion", "generation", "deletionTimestamp", "selfLink")
 
 
@@ -102,26 +101,21 @@ class Registry:
             metadata.pop(field, None)
         if not metadata.get("name"):
             if not metadata.get("generateName"):
-                raise errors.invalid(
-                    rt.group,
-                    rt.kind,
-                    "",
-                    [("FieldValueRequired", "metadata.name", "Required value: name or generateName is required")],
-                )
-            metadata["name"] = metadata["generateName"] + kinds.random_suffix()
+                raise errors.invalid(rt.group, rt.kind, "", [metadata_rules.name_is_required()])
+            metadata["name"] = kinds.generated_name(metadata["generateName"])
         metadata["uid"] = str(uuid.uuid4())
         metadata["creationTimestamp"] = timestamp()
         if rt.has_status and not trusted and rt.key != catalogue.NODES.key:  # kubelets bring their node's first status
             obj.pop("status", None)
-        if rt.key in kinds.NEEDS_SPEC and not isinstance(obj.get("spec"), dict):
-            raise errors.invalid(
-                rt.group, rt.kind, metadata["name"], [("FieldValueRequired", "spec", "Required value")]
-            )
+        if rt.key in kinds.NEEDS_SPEC:
+            obj.setdefault("spec", {})
         if rt.key in kinds.WITH_GENERATION or rt.custom:
             metadata["generation"] = 1
         if rt.custom:
             obj = self._shaped(rt, obj)
             metadata = obj["metadata"]
+        if (fill := kinds.DEFAULTS.get(rt.key)) is not None:
+            fill(obj)
         admit = kinds.ADMISSION.get(rt.key)
         kept = obj.get("status")
         if admit is not None:
@@ -134,7 +128,7 @@ class Registry:
             obj["status"].update(podIP=address, podIPs=[{"ip": address}])
         if rt.key == catalogue.NODES.key and not trusted:
             kinds.taint_new_node(obj)
-        self._validate(rt, obj)
+        self._validate(rt, obj, is_new=True)
         if dry_run:
             if self.store.find(rt.key, namespace_of(obj), name_of(obj)) is not None:
                 raise errors.already_exists(rt.group, rt.plural, name_of(obj))
@@ -182,12 +176,12 @@ class Registry:
             return obj
         return dict(schemas.fill_defaults(rt.schema, schemas.prune(rt.schema, obj)))
 
-    def _validate(self, rt: ResourceType, obj: Obj) -> None:
-        causes = list(kinds.check_metadata(rt, obj))
+    def _validate(self, rt: ResourceType, obj: Obj, *, is_new: bool = False) -> None:
+        causes = list(metadata_rules.check_metadata(rt, obj))
         if rt.schema is not None:
             causes.extend(schemas.check(rt.schema, obj))
-        check = kinds.CHECKS.get(rt.key)
-        if check is not None:
+        check = validation.CHECKS.get(rt.key)
+        if check is not None and (is_new or rt.key not in validation.JUDGED_ONCE):
             causes.extend(check(obj))
         if causes:
             raise errors.invalid(rt.group, rt.kind, name_of(obj), causes)
@@ -207,10 +201,13 @@ class Registry:
         A write to the object leaves its status alone, a write to `status` changes nothing else.
 
         Raises:
-            ApiError: 404, 409 on a stale version or another UID, 422 when the new object is invalid.
+            ApiError: 404, 409 on a stale version, 422 when the new object is invalid or has another UID.
         """
         old = self.store.get(rt, namespace_of(obj), name_of(obj))
         self._check_version(rt, obj, old)
+        causes = list(metadata_rules.check_metadata_update(obj["metadata"], old["metadata"]))
+        if causes:
+            raise errors.invalid(rt.group, rt.kind, name_of(obj), causes)
         new: Obj = clone(obj) if rt.custom else shapes.without_nulls(obj)
         shapes.check(rt, new)
         new["apiVersion"], new["kind"] = old["apiVersion"], old["kind"]
@@ -239,28 +236,58 @@ class Registry:
                 new["status"] = old["status"]
             else:
                 new.pop("status", None)
-        self._check_finalizers(rt, new, old)
         if subresource == "":
-            self._validate(rt, new)
-            check = kinds.UPDATE_CHECKS.get(rt.key)
-            causes = list(check(new, old)) if check is not None else []
-            if causes:
-                raise errors.invalid(rt.group, rt.kind, name_of(new), causes)
-            self._raise_generation(rt, new, old)
-            if rt.key == catalogue.DEPLOYMENTS.key and metadata.get("annotations") != before.get("annotations"):
-                # A Deployment hands its annotations down to its ReplicaSet: they are part of what was asked for.
-                metadata["generation"] = int(before.get("generation") or 1) + 1
+            self._settle(rt, new, old)
         if dry_run:
             return new
         return self._write(rt, new, old)
 
+    def _settle(self, rt: ResourceType, new: Obj, old: Obj) -> None:
+        """Fill up, validate and number a new version of an object.
+
+        Raises:
+            ApiError: 422 when the object, or the step from the stored one to it, is invalid.
+        """
+        if rt.key in kinds.NEEDS_SPEC:
+            new.setdefault("spec", {})
+        if (fill := kinds.DEFAULTS.get(rt.key)) is not None:
+            fill(new)
+        if (keep := kinds.KEPT.get(rt.key)) is not None:
+            keep(new, old)
+        self._validate(rt, new)
+        check = validation.UPDATE_CHECKS.get(rt.key)
+        causes = list(check(new, old)) if check is not None else []
+        if causes:
+            raise errors.invalid(rt.group, rt.kind, name_of(new), causes)
+        self._raise_generation(rt, new, old)
+        before = old["metadata"]
+        if rt.key == catalogue.DEPLOYMENTS.key and new["metadata"].get("annotations") != before.get("annotations"):
+            # A Deployment hands its annotations down to its ReplicaSet: they are part of what was asked for.
+            new["metadata"]["generation"] = int(before.get("generation") or 1) + 1
+
     def _check_version(self, rt: ResourceType, obj: Obj, old: Obj) -> None:
         stated, stored = obj["metadata"], old["metadata"]
-        if stated.get("uid") and stated["uid"] != stored["uid"]:
-            told = f"Precondition failed: UID in precondition: {stated['uid']}, UID in object meta: {stored['uid']}"
-            raise errors.conflict(rt.group, rt.plural, name_of(obj), told)
         if stated.get("resourceVersion") and stated["resourceVersion"] != stored["resourceVersion"]:
             raise errors.conflict(rt.group, rt.plural, name_of(obj))
+
+    def check_replacement(self, rt: ResourceType, obj: Obj, old: Obj) -> None:
+        """Hold a client that replaces an object to the one that it means: a stated UID is a precondition.
+
+        Raises:
+            ApiError: 409 for another object of the same name, 422 without a version where one must be stated.
+        """
+        stated, stored = obj["metadata"], old["metadata"]
+        if stated.get("uid") and stated["uid"] != stored["uid"]:
+            key = "/".join(filter(None, ("/registry", rt.plural, namespace_of(old), name_of(old))))
+            told = (
+                f"StorageError: invalid object, Code: 4, Key: {key}, ResourceVersion: 0, AdditionalErrorMsg: "
+                f"Precondition failed: UID in precondition: {stated['uid']}, UID in object meta: {stored['uid']}"
+            )
+            raise errors.conflict(rt.group, rt.plural, name_of(old), told)
+        if not stated.get("resourceVersion") and (rt.custom or rt.key in kinds.NEEDS_VERSION):
+            told = "Invalid value: 0x0: must be specified for an update"
+            causes = [("FieldValueInvalid", "metadata.resourceVersion", told)]
+            raise errors.invalid(rt.group, rt.plural, name_of(old), causes)
 
     def apply(self, config: Obj, manager: str, *, force: bool = True) -> Obj:
         """Create or update an object by server-side apply.
@@ -289,25 +316,6 @@ class Registry:
             body = {key: value for key, value in new.items() if key not in outside}
             if body != {key: value for key, value in old.items() if key not in outside}:
                 new["metadata"]["generation"] = int(old["metadata"].get("generation") or 1) + 1
-
-    def _check_finalizers(self, rt: ResourceType, new: Obj, old: Obj) -> None:
-        if not old["metadata"].get("deletionTimestamp"):
-            return
-        added = set(new["metadata"].get("finalizers") or ()) - set(old["metadata"].get("finalizers") or ())
-        if added:
-            listed = ", ".join(map(json.dumps, sorted(added)))
-            raise errors.invalid(
-                rt.group,
-                rt.kind,
-                name_of(new),
-                [
-                    (
-                        "FieldValueForbidden",
-                        "metadata.finalizers",
-                        f"{NO_NEW}{{{listed}}}",
-                    )
-                ],
-            )
 
     def _write(self, rt: ResourceType, new: Obj, old: Obj) -> Obj:
         """Store an update, or remove the object when its deletion waited for just this."""
@@ -360,13 +368,11 @@ class Registry:
         new = clone(old)
         metadata = new["metadata"]
         finalizers: list[str] = metadata.get("finalizers") or []
-        policy = options.get("propagationPolicy") or self._default_policy(options)
-        if policy == "Foreground" and FOREGROUND not in finalizers and not metadata.get("deletionTimestamp"):
-            finalizers = [*finalizers, FOREGROUND]
-        if policy == "Orphan" and ORPHAN not in finalizers and not metadata.get("deletionTimestamp"):
-            finalizers = [*finalizers, ORPHAN]
-        if policy == "Background":
+        stated = options.get("propagationPolicy") or self._old_policy(options)
+        policy = stated or self._policy_of(rt, finalizers)
+        if stated or not metadata.get("deletionTimestamp"):
             finalizers = [finalizer for finalizer in finalizers if finalizer not in (FOREGROUND, ORPHAN)]
+            finalizers += {"Foreground": [FOREGROUND], "Orphan": [ORPHAN]}.get(policy, [])
         if finalizers:
             metadata["finalizers"] = finalizers
         else:
@@ -382,9 +388,16 @@ class Registry:
             return new, False
         return self.store.update(rt, new), False
 
-    def _default_policy(self, options: Obj) -> str:
+    def _old_policy(self, options: Obj) -> str:
         orphans = options.get("orphanDependents")
         return "" if orphans is None else ("Orphan" if orphans else "Background")
+
+    def _policy_of(self, rt: ResourceType, finalizers: list[str]) -> str:
+        """Return what becomes of the dependants where the deletion says nothing: the object's word, then its kind's."""
+        for finalizer, policy in ((ORPHAN, "Orphan"), (FOREGROUND, "Foreground")):
+            if finalizer in finalizers:
+                return policy
+        return "Orphan" if rt.key in kinds.ORPHANING else "Background"
 
     def _mark(self, new: Obj, grace: int, rt: ResourceType) -> None:
         metadata = new["metadata"]
@@ -406,7 +419,7 @@ class Registry:
             asked = obj["spec"].get("terminationGracePeriodSeconds", 30)
         if not obj["spec"].get("nodeName") or obj["status"].get("phase") in ("Succeeded", "Failed"):
             return 0
-        return max(int(asked), 0)
+        return int(asked) if int(asked) >= 0 else 1  # a negative time means a second
 
     def _check_preconditions(self, rt: ResourceType, obj: Obj, preconditions: Obj) -> None:
         metadata = obj["metadata"]
@@ -416,7 +429,8 @@ class Registry:
                 rt.group,
                 rt.plural,
                 name_of(obj),
-                f"Precondition failed: UID in precondition: {wanted}, UID in object meta: {metadata['uid']}",
+                f"the UID in the precondition ({wanted}) does not match the UID in record ({metadata['uid']}). "
+                "The object might have been deleted and then recreated",
             )
         version = preconditions.get("resourceVersion")
         if version and version != metadata["resourceVersion"]:
@@ -424,8 +438,8 @@ class Registry:
                 rt.group,
                 rt.plural,
                 name_of(obj),
-                f"Precondition failed: ResourceVersion in precondition: {version}, "
-                f"ResourceVersion in object meta: {metadata['resourceVersion']}",
+                f"the ResourceVersion in the precondition ({version}) does not match the ResourceVersion in record "
+                f"({metadata['resourceVersion']}). The object might have been modified",
             )
 
     # Evict

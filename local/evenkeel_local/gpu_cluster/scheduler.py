@@ -11,8 +11,9 @@ from typing import Any
 from evenkeel_local.gpu_cluster import catalogue
 from evenkeel_local.gpu_cluster.errors import Obj
 from evenkeel_local.gpu_cluster.pod_topology import Amounts, Neighbours, NodeRoom, is_choosy, labels_of
+from evenkeel_local.gpu_cluster.quantities import quantity
 from evenkeel_local.gpu_cluster.registry import Registry, mark_disrupted, set_condition
-from evenkeel_local.gpu_cluster.selectors import matches_expression, quantity
+from evenkeel_local.gpu_cluster.selectors import matches_expression
 from evenkeel_local.gpu_cluster.store import Change, Store, name_of, namespace_of
 from evenkeel_local.gpu_cluster.volumes import missing_claim
 

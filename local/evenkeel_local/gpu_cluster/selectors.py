@@ -1,11 +1,9 @@
-"""Label selectors, field selectors and quantities, read as the API server reads them."""
+"""Label selectors and field selectors, read as the API server reads them."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from decimal import Decimal, InvalidOperation
-from functools import lru_cache
 from typing import Any
 
 from evenkeel_local.gpu_cluster import errors
@@ -23,26 +21,6 @@ _REQUIREMENT = re.compile(
     )\s*(?:,|$)""",
     re.VERBOSE,
 )
-_SUFFIXES = {
-    "n": Decimal("1e-9"),
-    "u": Decimal("1e-6"),
-    "m": Decimal("1e-3"),
-    "": Decimal(1),
-    "k": Decimal(10) ** 3,
-    "M": Decimal(10) ** 6,
-    "G": Decimal(10) ** 9,
-    "T": Decimal(10) ** 12,
-    "P": Decimal(10) ** 15,
-    "E": Decimal(10) ** 18,
-    "Ki": Decimal(2) ** 10,
-    "Mi": Decimal(2) ** 20,
-    "Gi": Decimal(2) ** 30,
-    "Ti": Decimal(2) ** 40,
-    "Pi": Decimal(2) ** 50,
-    "Ei": Decimal(2) ** 60,
-}
-_QUANTITY = re.compile(r"^([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)([a-zA-Z]{0,2})$")
-
 FIELDS: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("", "pods"): (
         "spec.nodeName",
@@ -77,26 +55,6 @@ FIELDS: Mapping[tuple[str, str], tuple[str, ...]] = {
 
 Source: the `AddFieldLabelConversionFunc` calls of each API group of kube-apiserver.
 """
-
-
-def quantity(value: Any) -> Decimal:
-    """Read a resource quantity such as `8`, `500m` or `2Ti`.
-
-    Raises:
-        ValueError: the text is no quantity.
-    """
-    return _quantity(str(value))
-
-
-@lru_cache(maxsize=4096)
-def _quantity(value: str) -> Decimal:
-    match = _QUANTITY.match(value.strip())
-    if match is None or match.group(2) not in _SUFFIXES:
-        raise ValueError(f"quantities must match the regular expression; got {value!r}")
-    try:
-        return Decimal(match.group(1)) * _SUFFIXES[match.group(2)]
-    except InvalidOperation as broken:
-        raise ValueError(f"not a quantity: {value!r}") from broken
 
 
 def label_selector(text: str) -> Predicate:

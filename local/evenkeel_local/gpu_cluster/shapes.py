@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from evenkeel_local.gpu_cluster import catalogue, errors, schemas, selectors
+from evenkeel_local.gpu_cluster import catalogue, errors, schemas
 from evenkeel_local.gpu_cluster.errors import Obj
 from evenkeel_local.gpu_cluster.store import ResourceType, TypeKey
 
@@ -41,29 +41,26 @@ METADATA = _object(
     labels=TEXT_MAP,
     annotations=TEXT_MAP,
     finalizers=TEXTS,
-    ownerReferences=_list(
-        _object(("apiVersion", "kind", "name", "uid"), apiVersion=TEXT, kind=TEXT, name=TEXT, uid=TEXT, controller=FLAG)
-    ),
+    ownerReferences=_list(_object(apiVersion=TEXT, kind=TEXT, name=TEXT, uid=TEXT, controller=FLAG)),
     managedFields=_list(_object(manager=TEXT, operation=TEXT, subresource=TEXT, fieldsV1=ANY_OBJECT)),
 )
 CONDITIONS = _list(
     _object(("type", "status"), type=TEXT, status=TEXT, reason=TEXT, message=TEXT, lastTransitionTime=TEXT)
 )
-EXPRESSION = _object(("key", "operator"), key=TEXT, operator=TEXT, values=TEXTS)
+EXPRESSION = _object(key=TEXT, operator=TEXT, values=TEXTS)
 SELECTOR = _object(matchLabels=TEXT_MAP, matchExpressions=_list(EXPRESSION))
-POD_TERM = _object(("topologyKey",), topologyKey=TEXT, labelSelector=SELECTOR, namespaces=TEXTS)
+POD_TERM = _object(topologyKey=TEXT, labelSelector=SELECTOR, namespaces=TEXTS)
 VOLUME = _object(
-    ("name",),
     name=TEXT,
-    persistentVolumeClaim=_object(("claimName",), claimName=TEXT),
-    hostPath=_object(("path",), path=TEXT),
+    persistentVolumeClaim=_object(claimName=TEXT),
+    hostPath=_object(path=TEXT),
     emptyDir=ANY_OBJECT,
     configMap=_object(name=TEXT, optional=FLAG),
     secret=_object(secretName=TEXT, optional=FLAG),
 )
 NODE_TERM = _object(matchExpressions=_list(EXPRESSION), matchFields=_list(EXPRESSION))
-KEY_REF = _object(("key", "name"), key=TEXT, name=TEXT, optional=FLAG)
-NAME_REF = _object(("name",), name=TEXT, optional=FLAG)
+KEY_REF = _object(key=TEXT, name=TEXT, optional=FLAG)
+NAME_REF = _object(name=TEXT, optional=FLAG)
 CONTAINER = _object(
     name=TEXT,
     image=TEXT,
@@ -71,12 +68,11 @@ CONTAINER = _object(
     args=TEXTS,
     env=_list(
         _object(
-            ("name",),
             name=TEXT,
             value=TEXT,
             valueFrom=_object(
-                fieldRef=_object(("fieldPath",), fieldPath=TEXT),
-                resourceFieldRef=_object(("resource",), resource=TEXT),
+                fieldRef=_object(fieldPath=TEXT),
+                resourceFieldRef=_object(resource=TEXT),
                 configMapKeyRef=KEY_REF,
                 secretKeyRef=KEY_REF,
             ),
@@ -86,7 +82,7 @@ CONTAINER = _object(
     resources=_object(limits=AMOUNTS, requests=AMOUNTS),
     ports=_list(_object(containerPort=NUMBER, protocol=TEXT, name=TEXT)),
     terminationMessagePolicy=TEXT,
-    volumeMounts=_list(_object(("mountPath", "name"), name=TEXT, mountPath=TEXT, subPath=TEXT)),
+    volumeMounts=_list(_object(name=TEXT, mountPath=TEXT, subPath=TEXT)),
 )
 POD_SPEC = _object(
     containers=_list(CONTAINER),
@@ -108,16 +104,14 @@ POD_SPEC = _object(
     tolerations=_list(_object(key=TEXT, operator=TEXT, value=TEXT, effect=TEXT, tolerationSeconds=NUMBER)),
     volumes=_list(VOLUME),
     topologySpreadConstraints=_list(
-        _object(("topologyKey",), topologyKey=TEXT, maxSkew=NUMBER, minDomains=NUMBER, labelSelector=SELECTOR)
+        _object(topologyKey=TEXT, maxSkew=NUMBER, minDomains=NUMBER, labelSelector=SELECTOR)
     ),
     affinity=_object(
         podAffinity=_object(requiredDuringSchedulingIgnoredDuringExecution=_list(POD_TERM)),
         podAntiAffinity=_object(requiredDuringSchedulingIgnoredDuringExecution=_list(POD_TERM)),
         nodeAffinity=_object(
             requiredDuringSchedulingIgnoredDuringExecution=_object(nodeSelectorTerms=_list(NODE_TERM)),
-            preferredDuringSchedulingIgnoredDuringExecution=_list(
-                _object(("preference", "weight"), weight=NUMBER, preference=NODE_TERM)
-            ),
+            preferredDuringSchedulingIgnoredDuringExecution=_list(_object(weight=NUMBER, preference=NODE_TERM)),
         ),
     ),
 )
@@ -139,10 +133,9 @@ JOB_SPEC = _object(
     podFailurePolicy=_object(
         rules=_list(
             _object(
-                ("action",),
                 action=TEXT,
-                onExitCodes=_object(("operator", "values"), operator=TEXT, values=_list(NUMBER), containerName=TEXT),
-                onPodConditions=_list(_object(("type",), type=TEXT, status=TEXT)),
+                onExitCodes=_object(operator=TEXT, values=_list(NUMBER), containerName=TEXT),
+                onPodConditions=_list(_object(type=TEXT, status=TEXT)),
             )
         )
     ),
@@ -162,7 +155,7 @@ RULES = _list(
 ROLE = _object(rules=RULES, aggregationRule=_object(clusterRoleSelectors=_list(SELECTOR)))
 BINDING = _object(
     roleRef=_object(apiGroup=TEXT, kind=TEXT, name=TEXT),
-    subjects=_list(_object(("kind", "name"), kind=TEXT, name=TEXT, namespace=TEXT, apiGroup=TEXT)),
+    subjects=_list(_object(kind=TEXT, name=TEXT, namespace=TEXT, apiGroup=TEXT)),
 )
 DEFINITION_VERSION = _object(
     ("name",),
@@ -231,7 +224,7 @@ SHAPES: dict[TypeKey, Obj] = {
             type=TEXT,
             clusterIP=TEXT,
             selector=TEXT_MAP,
-            ports=_list(_object(("port",), port=NUMBER, name=TEXT, protocol=TEXT, targetPort=EITHER)),
+            ports=_list(_object(port=NUMBER, name=TEXT, protocol=TEXT, targetPort=EITHER)),
         )
     ),
     catalogue.NAMESPACES.key: _object(spec=_object(finalizers=TEXTS), status=_object(phase=TEXT)),
@@ -288,22 +281,9 @@ def check(rt: ResourceType, obj: Obj) -> None:
     for name, part in (schema.get("properties") or {}).items():
         if name in obj:
             problems.extend(schemas.check(part, obj[name], name))
-    if not problems and rt.key == catalogue.NODES.key:
-        problems.extend(_bad_amounts(obj))
     if problems:
         _, field, told = problems[0]
         raise errors.bad_request(
             f'{rt.kind} in version "{rt.version}" cannot be handled as a {rt.kind}: '
             f"json: cannot unmarshal {field}: {told}"
         )
-
-
-def _bad_amounts(node: Obj) -> list[tuple[str, str, str]]:
-    found = []
-    for part in ("capacity", "allocatable"):
-        for name, amount in ((node.get("status") or {}).get(part) or {}).items():
-            try:
-                selectors.quantity(amount)
-            except ValueError as broken:
-                found.append(("FieldValueInvalid", f"status.{part}[{name}]", str(broken)))
-    return found

@@ -131,6 +131,7 @@ class Store:
         self._telling = False
         self._pages: dict[str, _Page] = {}
         self._encoded: dict[tuple[TypeKey, str, str], bytes] = {}
+        self._items: dict[tuple[TypeKey, str, str], bytes] = {}
         self._by_node: dict[str, dict[tuple[str, str], None]] = defaultdict(dict)
         self._by_owner: dict[str, dict[tuple[TypeKey, str, str], None]] = defaultdict(dict)
         self.revision = 1
@@ -186,6 +187,18 @@ class Store:
             data = self._encoded[(key, *where)] = json.dumps(obj, separators=(",", ":")).encode()
         return data
 
+    def encoded_item(self, key: TypeKey, obj: Obj) -> bytes:
+        """Return an object as an item of a list of built-in objects, which does not repeat kind and version."""
+        where = (namespace_of(obj), name_of(obj))
+        data = self._items.get((key, *where))
+        if data is not None and self._objects[key].get(where) is obj:
+            return data
+        item = {name: value for name, value in obj.items() if name not in ("apiVersion", "kind")}
+        data = json.dumps(item, separators=(",", ":")).encode()
+        if self._objects[key].get(where) is obj:
+            self._items[(key, *where)] = data
+        return data
+
     # Writing
 
     def create(self, rt: ResourceType, obj: Obj) -> Obj:
@@ -220,6 +233,7 @@ class Store:
         if old is not None:
             self._unindex(key, where, old)
             self._encoded.pop((key, *where), None)
+            self._items.pop((key, *where), None)
         if kind == "DELETED":
             del self._objects[key][where]
         else:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import boto3
@@ -11,7 +15,8 @@ from botocore.config import Config
 
 from evenkeel_local import gpu_cluster
 from evenkeel_local.gpu_cluster import ClusterHandle
-from tests.local.gpu_cluster.kube_client import KubeClient, eventually
+from tests.local.gpu_cluster.contract import REAL, empty
+from tests.local.gpu_cluster.kube_client import KubeClient, Refused, eventually
 
 QUICK: dict[str, Any] = {
     "instanceGroups": [{"name": "p5-workers", "instanceType": "ml.p5.48xlarge", "count": 3}],
@@ -71,3 +76,42 @@ def kube(cluster: ClusterHandle) -> Iterator[KubeClient]:
 def sagemaker(cluster: ClusterHandle) -> Any:
     """A boto3 client of the HyperPod operations."""
     return aws_client("sagemaker", cluster.sagemaker_url)
+
+
+@pytest.fixture(scope="module")
+def api(request: pytest.FixtureRequest) -> Iterator[KubeClient]:
+    """A client of the API under test, as a member of `system:masters`: a real server's where one is named."""
+    if REAL:
+        ca = Path(os.environ["EVENKEEL_KUBE_CA"]).read_text()
+        client = KubeClient(REAL, ca, os.environ["EVENKEEL_KUBE_TOKEN"])
+    else:
+        handle = request.getfixturevalue("running_cluster")
+        client = KubeClient(handle.kubernetes_url, handle.ca_pem, handle.admin_token)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def space(api: KubeClient) -> Iterator[str]:
+    """A namespace of the test's own, with the service account that its pods need; the path to it."""
+    name = f"contract-{uuid.uuid4().hex[:8]}"
+    path = f"/api/v1/namespaces/{name}"
+    api.create("/api/v1/namespaces", {"metadata": {"name": name}})
+    try:
+        api.create(f"{path}/serviceaccounts", {"metadata": {"name": "default"}})
+    except Refused as refused:
+        assert refused.reason == "AlreadyExists"  # noqa: PT017 (a controller was quicker, where there is one)
+    yield path
+    with contextlib.suppress(Refused):  # a test may have ended it itself
+        api.delete(path)
+    if REAL:
+        empty(api, path)
+
+
+@pytest.fixture
+def node(api: KubeClient) -> Iterator[str]:
+    """A node object that no kubelet stands behind; the path to it."""
+    name = f"contract-{uuid.uuid4().hex[:8]}"
+    api.create("/api/v1/nodes", {"metadata": {"name": name, "labels": {"a": "1"}}})
+    yield f"/api/v1/nodes/{name}"
+    api.delete(f"/api/v1/nodes/{name}")

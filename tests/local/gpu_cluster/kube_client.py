@@ -61,6 +61,15 @@ class KubeClient:
         finally:
             self._headers = {}
 
+    @contextmanager
+    def accepting(self, media: str) -> Iterator[None]:
+        """Ask for the answers that follow in another form."""
+        self._headers = {"Accept": media}
+        try:
+            yield
+        finally:
+            self._headers = {}
+
     def call(self, method: str, path: str, body: Any = None, content_type: str = "application/json") -> Any:
         """Return the decoded answer; raise `Refused` for a failure."""
         data = body if isinstance(body, bytes | str) else None if body is None else json.dumps(body)

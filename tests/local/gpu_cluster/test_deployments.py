@@ -345,6 +345,7 @@ class Apart:
         self.store = Store()
         self.registry = Registry(self.store, Catalogue())
         self.registry.create(catalogue.NAMESPACES, "", {"metadata": {"name": "default"}})
+        self.registry.create(catalogue.SERVICE_ACCOUNTS, "default", {"metadata": {"name": "default"}})
         self.replica_sets, self.deployments = ReplicaSetController(self.registry), DeploymentController(self.registry)
 
     def look(self) -> None:

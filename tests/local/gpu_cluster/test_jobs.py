@@ -179,12 +179,13 @@ def test_the_environment_is_what_the_spec_says(kube: KubeClient) -> None:
             {"name": "NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
             {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
             {"name": "APP", "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['app']"}}},
-            {"name": "GPUS", "valueFrom": {"resourceFieldRef": {"resource": "limits.nvidia.com/gpu"}}},
+            {"name": "CPUS", "valueFrom": {"resourceFieldRef": {"resource": "limits.cpu"}}},
             {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "key", "key": "token"}}},
             {"name": "GREETING", "value": "hello $(NAME) $$(NAME) $(UNKNOWN)"},
         ],
         envFrom=[{"configMapRef": {"name": "settings"}, "prefix": "MY_"}],
     )
+    pod["spec"]["containers"][0]["resources"]["limits"]["cpu"] = "1"
     kube.create(PODS, pod)
 
     stored = until_over(kube, "env")
@@ -193,7 +194,7 @@ def test_the_environment_is_what_the_spec_says(kube: KubeClient) -> None:
     assert env["NAME"] == "env"
     assert env["APP"] == "env"
     assert env["IP"] == stored["status"]["podIP"]
-    assert (env["GPUS"], env["TOKEN"], env["MY_LEVEL"]) == ("1", "s3cret", "7")
+    assert (env["CPUS"], env["TOKEN"], env["MY_LEVEL"]) == ("1", "s3cret", "7")
     assert env["GREETING"] == "hello env $(NAME) $(UNKNOWN)"
     assert "AWS_ACCESS_KEY_ID" not in env
 
@@ -218,6 +219,7 @@ def test_a_pod_waits_for_a_config_map_it_needs(kube: KubeClient) -> None:
 
 def test_pod_identity_is_in_the_environment(cluster: ClusterHandle, kube: KubeClient) -> None:
     cluster.put_pod_identity("default", "trainer", {"AWS_ACCESS_KEY_ID": "AKIAEXAMPLE"})
+    kube.create("/api/v1/namespaces/default/serviceaccounts", {"metadata": {"name": "trainer"}})
     command = ("python", "-c", "import os; print(os.environ.get('AWS_ACCESS_KEY_ID'))")
     kube.create(PODS, a_pod("with", *command, serviceAccountName="trainer"))
     kube.create(PODS, a_pod("without", *command))

@@ -47,7 +47,7 @@ spec:
       - name: main
         image: registry.invalid/train:1
         command: [python, -c, "import time\\nfor n in range(600): print('step', n, flush=True); time.sleep(0.1)"]
-        resources: {limits: {nvidia.com/gpu: 8}}
+        resources: {limits: {nvidia.com/gpu: "8"}}
 ---
 apiVersion: v1
 kind: ConfigMap

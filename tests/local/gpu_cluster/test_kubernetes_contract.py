@@ -7,15 +7,14 @@ kubelet beside it) is marked `needs_controllers`. Every name is of this run, and
 
 import base64
 import contextlib
-import os
 import threading
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.local.gpu_cluster.contract import REAL, budgets_of, deployments_of, finalize, jobs_of
 from tests.local.gpu_cluster.kube_client import (
     APPLY,
     JSON_PATCH,
@@ -29,7 +28,6 @@ from tests.local.gpu_cluster.kube_client import (
     eventually,
 )
 
-REAL = os.environ.get("EVENKEEL_KUBE_APISERVER")
 RUN = uuid.uuid4().hex[:8]
 GROUP = f"r{RUN}.example.evenkeel.io"
 WIDGETS: Json = {
@@ -73,18 +71,6 @@ WIDGETS: Json = {
 needs_controllers = pytest.mark.skipif(bool(REAL), reason="a bare API server runs no controllers")
 
 
-@pytest.fixture(scope="module")
-def api(request: pytest.FixtureRequest) -> Iterator[KubeClient]:
-    if REAL:
-        ca = Path(os.environ["EVENKEEL_KUBE_CA"]).read_text()
-        client = KubeClient(REAL, ca, os.environ["EVENKEEL_KUBE_TOKEN"])
-    else:
-        handle = request.getfixturevalue("running_cluster")
-        client = KubeClient(handle.kubernetes_url, handle.ca_pem, handle.admin_token)
-    yield client
-    client.close()
-
-
 def answers(api: KubeClient, path: str) -> bool:
     try:
         api.get(path)
@@ -94,61 +80,8 @@ def answers(api: KubeClient, path: str) -> bool:
 
 
 @pytest.fixture
-def space(api: KubeClient) -> Iterator[str]:
-    """A namespace of the test's own, with the service account that its pods need; the path to it."""
-    name = f"contract-{uuid.uuid4().hex[:8]}"
-    path = f"/api/v1/namespaces/{name}"
-    api.create("/api/v1/namespaces", {"metadata": {"name": name}})
-    try:
-        api.create(f"{path}/serviceaccounts", {"metadata": {"name": "default"}})
-    except Refused as refused:
-        assert refused.reason == "AlreadyExists"  # noqa: PT017 (a controller was quicker, where there is one)
-    yield path
-    with contextlib.suppress(Refused):  # a test may have ended it itself
-        api.delete(path)
-    if REAL:
-        empty(api, path)
-
-
-def empty(api: KubeClient, space: str) -> None:
-    """Take everything out of a namespace and end it, as the namespace controller does where there is one."""
-    for collection in (
-        f"{space}/pods",
-        f"{space}/configmaps",
-        f"{space}/serviceaccounts",
-        jobs_of(space),
-        deployments_of(space),
-        budgets_of(space),
-    ):
-        for item in api.items(collection):
-            path = f"{collection}/{item['metadata']['name']}"
-            if item["metadata"].get("finalizers"):
-                api.patch(path, {"metadata": {"finalizers": None}})
-            with contextlib.suppress(Refused):
-                api.delete(path, {"gracePeriodSeconds": 0, "propagationPolicy": "Background"})
-    with contextlib.suppress(Refused):
-        finalize(api, space)
-
-
-def finalize(api: KubeClient, space: str) -> Json:
-    """Let a namespace go as far as its content is concerned."""
-    name = space.rsplit("/", 1)[1]
-    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}, "spec": {"finalizers": []}}
-    return dict(api.call("PUT", f"{space}/finalize", body))
-
-
-@pytest.fixture
 def maps(space: str) -> str:
     return f"{space}/configmaps"
-
-
-@pytest.fixture
-def node(api: KubeClient) -> Iterator[str]:
-    """A node object that no kubelet stands behind; the path to it."""
-    name = f"contract-{uuid.uuid4().hex[:8]}"
-    api.create("/api/v1/nodes", {"metadata": {"name": name, "labels": {"a": "1"}}})
-    yield f"/api/v1/nodes/{name}"
-    api.delete(f"/api/v1/nodes/{name}")
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +92,7 @@ def widgets(api: KubeClient) -> Iterator[str]:
     api.until(
         f"{path}/widgets.{GROUP}",
         lambda crd: any(
-            c["type"] == "Established" and c["status"] == "True" for c in crd["status"].get("conditions", [])
+            c["type"] == "Established" and c["status"] == "True" for c in crd["status"].get("conditions") or ()
         ),
         "the definition to be established",
     )
@@ -167,18 +100,6 @@ def widgets(api: KubeClient) -> Iterator[str]:
     eventually(lambda: answers(api, f"/apis/{GROUP}/v1/widgets"), "the widgets to be served")
     yield "widgets"
     api.delete(f"{path}/widgets.{GROUP}")
-
-
-def jobs_of(space: str) -> str:
-    return space.replace("/api/v1", "/apis/batch/v1") + "/jobs"
-
-
-def deployments_of(space: str) -> str:
-    return space.replace("/api/v1", "/apis/apps/v1") + "/deployments"
-
-
-def budgets_of(space: str) -> str:
-    return space.replace("/api/v1", "/apis/policy/v1") + "/poddisruptionbudgets"
 
 
 def of_widgets(space: str) -> str:
@@ -330,12 +251,26 @@ def test_a_patch_with_a_stale_version_is_a_conflict(api: KubeClient, maps: str) 
         assert (refused.code, refused.reason) == (409, "Conflict")
 
 
-def test_a_patch_with_another_uid_is_a_conflict(api: KubeClient, maps: str) -> None:
+@pytest.mark.parametrize("kind", [MERGE, STRATEGIC])
+def test_a_patch_may_not_change_the_uid(api: KubeClient, maps: str, kind: str) -> None:
     api.create(maps, a_map("one", a="1"))
 
-    refused = api.status_of("PATCH", f"{maps}/one", {"metadata": {"uid": str(uuid.uuid4())}}, MERGE)
+    refused = api.status_of("PATCH", f"{maps}/one", {"metadata": {"uid": str(uuid.uuid4())}}, kind)
+
+    assert (refused.code, refused.reason) == (422, "Invalid")
+    (cause,) = refused.status["details"]["causes"]
+    assert (cause["reason"], cause["field"]) == ("FieldValueInvalid", "metadata.uid")
+    assert cause["message"].endswith("field is immutable")
+
+
+def test_a_replacement_states_the_uid_as_a_precondition(api: KubeClient, maps: str) -> None:
+    first = api.create(maps, a_map("one", a="1"))
+    body = {**first, "metadata": {**first["metadata"], "uid": str(uuid.uuid4())}}
+
+    refused = api.status_of("PUT", f"{maps}/one", body)
 
     assert (refused.code, refused.reason) == (409, "Conflict")
+    assert "Precondition failed: UID in precondition" in str(refused.status["message"])
 
 
 @pytest.mark.parametrize("kind", [MERGE, STRATEGIC])
@@ -554,7 +489,7 @@ def test_initial_events_end_with_a_bookmark(api: KubeClient, maps: str) -> None:
             break
 
     assert [event["type"] for event in events] == ["ADDED", "BOOKMARK"]
-    assert events[-1]["object"]["metadata"]["annotations"] == {"k8s.io/initial-events-end": "true"}
+    assert events[-1]["object"]["metadata"]["annotations"]["k8s.io/initial-events-end"] == "true"
 
 
 # Deletion
@@ -1283,11 +1218,13 @@ def test_a_secret_of_no_base64_is_400(api: KubeClient, space: str) -> None:
     assert (refused.code, refused.reason) == (400, "BadRequest")
 
 
-def test_a_zero_that_its_type_leaves_out_is_nothing(api: KubeClient, node: str) -> None:
-    patched = api.patch(node, {"spec": {"unschedulable": False}, "metadata": {"annotations": {}}})
+def test_a_zero_that_its_type_leaves_out_is_nothing(api: KubeClient, node: str, maps: str) -> None:
+    patched = api.patch(node, {"spec": {"unschedulable": False}})
+    created = api.create(maps, {"metadata": {"name": "one", "annotations": {}}, "data": {}})
 
     assert "unschedulable" not in patched["spec"]
-    assert "annotations" not in patched["metadata"]
+    assert "annotations" not in created["metadata"]
+    assert "data" not in created
 
 
 def test_null_is_nothing(api: KubeClient, maps: str) -> None:

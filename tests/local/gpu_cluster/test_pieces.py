@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenkeel_local.gpu_cluster import catalogue, patches, protobuf, schemas, selectors, server_side_apply, tables
+from evenkeel_local.gpu_cluster import (
+    catalogue,
+    patches,
+    protobuf,
+    quantities,
+    schemas,
+    selectors,
+    server_side_apply,
+    tables,
+)
 from evenkeel_local.gpu_cluster.catalogue import Catalogue
 from evenkeel_local.gpu_cluster.errors import ApiError
 from evenkeel_local.gpu_cluster.job_controller import read_indexes, write_indexes
@@ -105,13 +114,13 @@ def test_a_strategic_patch_joins_finalizers_and_removes_from_them() -> None:
     [("8", 8), ("500m", 0.5), ("2Ki", 2048), ("1.5Gi", 1.5 * 2**30), ("1e3", 1000), ("3k", 3000), ("1E", 10**18)],
 )
 def test_quantities(text: str, expected: float) -> None:
-    assert float(selectors.quantity(text)) == expected
+    assert float(quantities.quantity(text)) == expected
 
 
 @pytest.mark.parametrize("text", ["", "8 Gi", "x", "1KiB", "--1"])
 def test_what_is_no_quantity(text: str) -> None:
     with pytest.raises(ValueError, match="quantit"):
-        selectors.quantity(text)
+        quantities.quantity(text)
 
 
 @pytest.mark.parametrize(
@@ -287,6 +296,7 @@ def a_budget(**status: int) -> Registry:
     """Return a registry with a running pod that is not ready and a budget that covers it."""
     registry = Registry(Store(), Catalogue())
     registry.create(catalogue.NAMESPACES, "", {"metadata": {"name": "default"}})
+    registry.create(catalogue.SERVICE_ACCOUNTS, "default", {"metadata": {"name": "default"}})
     pod = {
         "metadata": {"name": "one", "labels": {"app": "one"}},
         "spec": {"containers": [{"name": "m", "image": "i:1"}], "schedulerName": "nobody"},
@@ -540,6 +550,7 @@ def test_a_body_that_makes_no_sense_is_refused_and_never_a_bug(case: tuple[Any, 
     rt, body = case
     registry = Registry(Store(), Catalogue())
     registry.create(catalogue.NAMESPACES, "", {"metadata": {"name": "default"}})
+    registry.create(catalogue.SERVICE_ACCOUNTS, "default", {"metadata": {"name": "default"}})
 
     with contextlib.suppress(ApiError):
         registry.create(rt, "default" if rt.namespaced else "", body)

@@ -59,6 +59,7 @@ class Objects(RuleBasedStateMachine):
         self.registry = Registry(self.store, Catalogue())
         self.garbage = GarbageCollector(self.registry, 1.0)
         self.registry.create(catalogue.NAMESPACES, "", {"metadata": {"name": "default"}})
+        self.registry.create(catalogue.SERVICE_ACCOUNTS, "default", {"metadata": {"name": "default"}})
         spec = {"minAvailable": 1, "selector": {"matchLabels": {"kind": "pod"}}}
         self.registry.create(catalogue.BUDGETS, "default", {"metadata": {"name": BUDGET}, "spec": spec})
         self.model: dict[Where, Json] = {}
@@ -165,7 +166,7 @@ class Objects(RuleBasedStateMachine):
         changed["metadata"]["annotations"] = {"v": value}
         stored, refused = attempt(lambda: self.registry.update(rt, changed))
         if stored is None:
-            self._refused(refused, 404, 409)
+            self._refused(refused, 404, 422)
             assert current is None or current["metadata"]["uid"] != seen["metadata"]["uid"]
             return
         assert current is not None

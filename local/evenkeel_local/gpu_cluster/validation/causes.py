@@ -1,0 +1,88 @@
+"""The causes of a 422, worded as the API server words them.
+
+Source: `k8s.io/apimachinery/pkg/util/validation/field`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+Cause = tuple[str, str, str]
+"""(reason, field, message) as in a Status's `details.causes`."""
+
+
+def shown(value: Any) -> str:
+    """Return a value as a message quotes it: text in quotation marks, nothing as `"null"`, the rest as JSON."""
+    if value is None:
+        return '"null"'
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def required(field: str, detail: str = "") -> Cause:
+    """Return the cause for a value that must be given."""
+    return ("FieldValueRequired", field, _with_detail("Required value", detail))
+
+
+def invalid(field: str, value: Any, detail: str) -> Cause:
+    """Return the cause for a value that breaks a rule."""
+    return ("FieldValueInvalid", field, _with_detail(f"Invalid value: {shown(value)}", detail))
+
+
+def invalid_unquoted(field: str, detail: str) -> Cause:
+    """Return the cause for a value that the message leaves out."""
+    return ("FieldValueInvalid", field, f"Invalid value: {detail}")
+
+
+def immutable(field: str, value: Any) -> Cause:
+    """Return the cause for a field that must not change."""
+    return invalid(field, value, "field is immutable")
+
+
+def not_supported(field: str, value: Any, choices: Iterable[str]) -> Cause:
+    """Return the cause for a value that is none of the choices."""
+    listed = ", ".join(json.dumps(choice) for choice in choices)
+    return ("FieldValueNotSupported", field, f"Unsupported value: {shown(value)}: supported values: {listed}")
+
+
+def forbidden(field: str, detail: str) -> Cause:
+    """Return the cause for a value that is not allowed here."""
+    return ("FieldValueForbidden", field, f"Forbidden: {detail}")
+
+
+def duplicate(field: str, value: Any, detail: str = "") -> Cause:
+    """Return the cause for a value that occurs twice."""
+    return ("FieldValueDuplicate", field, _with_detail(f"Duplicate value: {shown(value)}", detail))
+
+
+def not_found(field: str, value: Any) -> Cause:
+    """Return the cause for a reference to something that is not there."""
+    return ("FieldValueNotFound", field, f"Not found: {shown(value)}")
+
+
+def too_long(field: str, most: int) -> Cause:
+    """Return the cause for a value of too many bytes."""
+    return ("FieldValueTooLong", field, f"Too long: may not be more than {most} bytes")
+
+
+def too_many(field: str, count: int, most: int) -> Cause:
+    """Return the cause for a list of too many items."""
+    return ("FieldValueTooMany", field, f"Too many: {count}: must have at most {most} items")
+
+
+def at_least_zero(field: str, value: Any) -> Iterable[Cause]:
+    """Yield the cause for a negative number."""
+    if isinstance(value, int) and value < 0:
+        yield invalid(field, value, "must be greater than or equal to 0")
+
+
+def one_of(field: str, value: Any, choices: Iterable[str], *, sort: bool = True) -> Iterable[Cause]:
+    """Yield the cause for a value that is given and none of the choices."""
+    known = list(choices)
+    if value is not None and value not in known:
+        yield not_supported(field, value, sorted(known) if sort else known)
+
+
+def _with_detail(message: str, detail: str) -> str:
+    return f"{message}: {detail}" if detail else message

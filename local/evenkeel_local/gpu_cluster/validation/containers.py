@@ -1,0 +1,295 @@
+"""What is wrong with a pod's containers: names, images, environment, mounts, ports, probes and resources.
+
+Source: `pkg/apis/core/validation` of Kubernetes 1.33.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from evenkeel_local.gpu_cluster.errors import Obj
+from evenkeel_local.gpu_cluster.quantities import quantity
+from evenkeel_local.gpu_cluster.validation import names
+from evenkeel_local.gpu_cluster.validation.causes import (
+    Cause,
+    at_least_zero,
+    duplicate,
+    forbidden,
+    invalid,
+    not_found,
+    not_supported,
+    one_of,
+    required,
+)
+
+STANDARD_RESOURCES = frozenset(
+    {"cpu", "memory", "ephemeral-storage", "storage", "pods", "services", "secrets", "configmaps", "resourcequotas"}
+)
+CONTAINER_RESOURCES = frozenset({"cpu", "memory", "ephemeral-storage"})
+HUGE_PAGES = "hugepages-"
+ENV_FIELDS = (
+    "metadata.name",
+    "metadata.namespace",
+    "metadata.uid",
+    "spec.nodeName",
+    "spec.serviceAccountName",
+    "status.hostIP",
+    "status.hostIPs",
+    "status.podIP",
+    "status.podIPs",
+)
+OTHER_FIELDS = ("metadata.annotations", "metadata.labels", "spec.restartPolicy", "spec.schedulerName", "status.phase")
+SUBSCRIPT = re.compile(r"^metadata\.(annotations|labels)\['([^']*)'\]$")
+SOURCES = ("fieldRef", "resourceFieldRef", "configMapKeyRef", "secretKeyRef")
+ACTIONS = ("exec", "httpGet", "tcpSocket", "grpc")
+
+
+def check_containers(spec: Obj, path: str) -> Iterator[Cause]:
+    """Yield what is wrong with the containers of a pod's spec."""
+    volumes = {volume.get("name") for volume in spec.get("volumes") or ()}
+    if not spec.get("containers"):
+        yield required(f"{path}.containers")
+    seen: set[str] = set()
+    host_ports: set[tuple[Any, ...]] = set()
+    for part in ("containers", "initContainers"):
+        for number, container in enumerate(spec.get(part) or ()):
+            at, name = f"{path}.{part}[{number}]", container.get("name") or ""
+            yield from _check_container(container, volumes, at)
+            if name in seen and name:
+                yield duplicate(f"{at}.name", name)
+            seen.add(name)
+            yield from _check_ports(container.get("ports") or (), f"{at}.ports", bool(spec.get("hostNetwork")))
+            if part == "containers":
+                yield from _check_host_ports(container.get("ports") or (), f"{at}.ports", host_ports)
+
+
+def _check_container(container: Obj, volumes: set[Any], at: str) -> Iterator[Cause]:
+    name, image = container.get("name") or "", container.get("image") or ""
+    if not name:
+        yield required(f"{at}.name")
+    else:
+        yield from names.causes(f"{at}.name", name, names.label(name))
+    if not image:
+        yield required(f"{at}.image")
+    elif image != image.strip():
+        yield invalid(f"{at}.image", image, "must not have leading or trailing whitespace")
+    yield from one_of(
+        f"{at}.terminationMessagePolicy", container.get("terminationMessagePolicy"), ("FallbackToLogsOnError", "File")
+    )
+    yield from one_of(f"{at}.imagePullPolicy", container.get("imagePullPolicy"), ("Always", "IfNotPresent", "Never"))
+    yield from _check_environment(container, at)
+    yield from _check_mounts(container, volumes, at)
+    yield from check_resources(container.get("resources") or {}, f"{at}.resources")
+    for probe in ("livenessProbe", "readinessProbe", "startupProbe"):
+        if container.get(probe) is not None:
+            yield from _check_probe(container[probe], f"{at}.{probe}")
+
+
+# Environment
+
+
+def _check_environment(container: Obj, at: str) -> Iterator[Cause]:
+    for number, variable in enumerate(container.get("env") or ()):
+        here, name = f"{at}.env[{number}]", variable.get("name") or ""
+        if not name:
+            yield required(f"{here}.name")
+        else:
+            yield from names.causes(f"{here}.name", name, names.environment_name(name))
+        if (source := variable.get("valueFrom")) is not None:
+            yield from _check_source(variable, source, f"{here}.valueFrom")
+    for number, source in enumerate(container.get("envFrom") or ()):
+        here = f"{at}.envFrom[{number}]"
+        if prefix := source.get("prefix"):
+            yield from names.causes(f"{here}.prefix", prefix, names.environment_name(prefix))
+        given = [part for part in ("configMapRef", "secretRef") if source.get(part) is not None]
+        for part in given:
+            yield from _check_reference(source[part].get("name") or "", f"{here}.{part}.name")
+        if not given:
+            yield invalid(here, "", "must specify one of: `configMapRef` or `secretRef`")
+        elif len(given) > 1:
+            yield invalid(here, "", "may not have more than one field specified at a time")
+
+
+def _check_source(variable: Obj, source: Obj, at: str) -> Iterator[Cause]:
+    given = [part for part in SOURCES if source.get(part) is not None]
+    if "fieldRef" in given:
+        yield from _check_field(source["fieldRef"].get("fieldPath") or "", f"{at}.fieldRef")
+    if "resourceFieldRef" in given:
+        yield from _check_resource_field(source["resourceFieldRef"].get("resource") or "", f"{at}.resourceFieldRef")
+    for part in ("configMapKeyRef", "secretKeyRef"):
+        if part in given:
+            key = source[part].get("key") or ""
+            yield from _check_reference(source[part].get("name") or "", f"{at}.{part}.name")
+            if not key:
+                yield required(f"{at}.{part}.key")
+            else:
+                yield from names.causes(f"{at}.{part}.key", key, names.config_key(key))
+    if not given:
+        listed = f"{', '.join(f'`{part}`' for part in SOURCES[:-1])} or `{SOURCES[-1]}`"
+        yield invalid(at, "", f"must specify one of: {listed}")
+    if variable.get("value") and given:
+        yield invalid(at, "", "may not be specified when `value` is not empty")
+    elif len(given) > 1:
+        yield invalid(at, "", "may not have more than one field specified at a time")
+
+
+def _check_reference(name: str, field: str) -> Iterator[Cause]:
+    if not name:
+        yield required(field)
+    else:
+        yield from names.causes(field, name, names.subdomain(name))
+
+
+def _check_field(path: str, at: str) -> Iterator[Cause]:
+    subscript = SUBSCRIPT.match(path)
+    if not path:
+        yield required(f"{at}.fieldPath")
+    elif subscript is not None:
+        key = subscript.group(2)
+        yield from names.causes(at, key, names.qualified_name(key.lower()))
+    elif path in OTHER_FIELDS:
+        yield not_supported(f"{at}.fieldPath", path, ENV_FIELDS)
+    elif path not in ENV_FIELDS:
+        told = f"error converting fieldPath: field label not supported: {path}"
+        yield invalid(f"{at}.fieldPath", path, told)
+
+
+def _check_resource_field(resource: str, at: str) -> Iterator[Cause]:
+    choices = [f"{part}.{name}" for part in ("limits", "requests") for name in ("cpu", "ephemeral-storage", "memory")]
+    if not resource:
+        yield required(f"{at}.resource")
+    elif resource not in choices and f".{HUGE_PAGES}" not in resource:
+        yield not_supported(f"{at}.resource", resource, choices)
+
+
+# Mounts and ports
+
+
+def _check_mounts(container: Obj, volumes: set[Any], at: str) -> Iterator[Cause]:
+    seen: set[str] = set()
+    for number, mount in enumerate(container.get("volumeMounts") or ()):
+        here, name, path = f"{at}.volumeMounts[{number}]", mount.get("name") or "", mount.get("mountPath") or ""
+        if not name:
+            yield required(f"{here}.name")
+        if name not in volumes:
+            yield not_found(f"{here}.name", name)
+        if not path:
+            yield required(f"{here}.mountPath")
+        if path in seen:
+            yield invalid(f"{here}.mountPath", path, "must be unique")
+        seen.add(path)
+        sub = mount.get("subPath") or ""
+        if sub and mount.get("subPathExpr"):
+            yield invalid(f"{here}.subPathExpr", mount["subPathExpr"], "subPathExpr and subPath are mutually exclusive")
+        for field in ("subPath", "subPathExpr"):
+            yield from _check_descending(mount.get(field) or "", f"{here}.{field}")
+
+
+def _check_descending(path: str, field: str) -> Iterator[Cause]:
+    if path.startswith("/"):
+        yield invalid(field, path, "must be a relative path")
+    if ".." in path.split("/"):
+        yield invalid(field, path, "must not contain '..'")
+
+
+def _check_ports(ports: Any, path: str, on_host: bool) -> Iterator[Cause]:
+    seen: set[str] = set()
+    for number, port in enumerate(ports):
+        at, name, value = f"{path}[{number}]", port.get("name") or "", port.get("containerPort") or 0
+        if name:
+            told = names.port_name(name)
+            yield from names.causes(f"{at}.name", name, told)
+            if not told and name in seen:
+                yield duplicate(f"{at}.name", name)
+            seen.add(name)
+        if not value:
+            yield required(f"{at}.containerPort")
+        else:
+            yield from names.causes(f"{at}.containerPort", value, names.port_number(value))
+        if host := port.get("hostPort"):
+            yield from names.causes(f"{at}.hostPort", host, names.port_number(host))
+            if on_host and host != value:
+                yield invalid(f"{at}.hostPort", host, "must match `containerPort` when `hostNetwork` is true")
+        yield from one_of(f"{at}.protocol", port.get("protocol"), ("SCTP", "TCP", "UDP"))
+
+
+def _check_host_ports(ports: Any, path: str, taken: set[tuple[Any, ...]]) -> Iterator[Cause]:
+    for number, port in enumerate(ports):
+        if host := port.get("hostPort"):
+            use = (port.get("protocol") or "TCP", port.get("hostIP") or "", host)
+            if use in taken:
+                yield duplicate(f"{path}[{number}].hostPort", "/".join(map(str, use)))
+            taken.add(use)
+
+
+def _check_probe(probe: Obj, at: str) -> Iterator[Cause]:
+    given = [action for action in ACTIONS if probe.get(action) is not None]
+    if not given:
+        yield required(at, "must specify a handler type")
+    for action in given[1:]:
+        yield forbidden(f"{at}.{action}", "may not specify more than 1 handler type")
+    if "exec" in given and not probe["exec"].get("command"):
+        yield required(f"{at}.exec.command")
+    for action in ("httpGet", "tcpSocket"):
+        if action in given and isinstance(port := probe[action].get("port"), int):
+            yield from names.causes(f"{at}.{action}.port", port, names.port_number(port))
+    for field in ("initialDelaySeconds", "timeoutSeconds", "periodSeconds", "successThreshold", "failureThreshold"):
+        yield from at_least_zero(f"{at}.{field}", probe.get(field))
+
+
+# Resources
+
+
+def check_resources(resources: Obj, at: str) -> Iterator[Cause]:
+    """Yield what is wrong with a container's limits and requests."""
+    limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
+    for part, amounts in (("limits", limits), ("requests", requests)):
+        for name, amount in amounts.items():
+            field = f"{at}.{part}[{name}]"
+            yield from check_resource_name(name, field)
+            if "/" not in name and name not in CONTAINER_RESOURCES and not name.startswith(HUGE_PAGES):
+                yield invalid(field, name, "must be a standard resource for containers")
+            yield from check_amount(name, amount, field)
+            if part == "requests":
+                yield from _check_against_limit(name, amount, limits, at)
+
+
+def check_resource_name(name: str, field: str) -> Iterator[Cause]:
+    """Yield what is wrong with the name of a resource."""
+    told = names.qualified_name(name)
+    yield from names.causes(field, name, told)
+    if not told and "/" not in name and name not in STANDARD_RESOURCES and not name.startswith(HUGE_PAGES):
+        yield invalid(field, name, "must be a standard resource type or fully qualified")
+
+
+def check_amount(name: str, amount: Any, field: str) -> Iterator[Cause]:
+    """Yield what is wrong with the amount of a resource."""
+    try:
+        value = quantity(amount)
+    except ValueError as broken:
+        yield invalid(field, amount, str(broken))
+        return
+    if value < 0:
+        yield invalid(field, amount, "must be greater than or equal to 0")
+    if is_extended(name) and value != int(value):
+        yield invalid(field, amount, "must be an integer")
+
+
+def _check_against_limit(name: str, amount: Any, limits: Obj, at: str) -> Iterator[Cause]:
+    in_full = is_extended(name) or name.startswith(HUGE_PAGES)
+    if name not in limits:
+        if in_full:
+            yield required(f"{at}.limits", "Limit must be set for non overcommitable resources")
+        return
+    value, limit = quantity(amount), quantity(limits[name])
+    if in_full and value != limit:
+        yield invalid(f"{at}.requests", amount, f"must be equal to {name} limit of {limits[name]}")
+    elif value > limit:
+        yield invalid(f"{at}.requests", amount, f"must be less than or equal to {name} limit of {limits[name]}")
+
+
+def is_extended(name: str) -> bool:
+    """Whether a resource is counted in whole units, such as GPUs and network adapters."""
+    return "/" in name and not name.partition("/")[0].endswith("kubernetes.io")

@@ -1,0 +1,106 @@
+"""What is wrong with an object's metadata, when it is made and when it is changed.
+
+Source: `k8s.io/apimachinery/pkg/api/validation/objectmeta.go`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+
+from evenkeel_local.gpu_cluster import catalogue
+from evenkeel_local.gpu_cluster.errors import Obj
+from evenkeel_local.gpu_cluster.store import ResourceType, TypeKey
+from evenkeel_local.gpu_cluster.validation import names
+from evenkeel_local.gpu_cluster.validation.causes import Cause, forbidden, immutable, invalid, required, too_long
+
+ANNOTATION_BYTES = 256 * 1024
+PROPAGATING = ("orphan", "foregroundDeletion")
+STANDARD_FINALIZERS = ("kubernetes", *PROPAGATING)
+NAMES: dict[TypeKey, Callable[[str], list[str]]] = {
+    catalogue.SERVICES.key: names.service_name,
+    catalogue.NAMESPACES.key: names.label,
+    catalogue.BUDGETS.key: names.path_segment,
+    catalogue.ROLES.key: names.path_segment,
+    catalogue.ROLE_BINDINGS.key: names.path_segment,
+    catalogue.CLUSTER_ROLES.key: names.path_segment,
+    catalogue.CLUSTER_ROLE_BINDINGS.key: names.path_segment,
+}
+"""How the names of a kind are judged; all others are DNS subdomains."""
+
+
+def check_metadata(rt: ResourceType, obj: Obj) -> Iterator[Cause]:
+    """Yield what is wrong with an object's metadata."""
+    metadata = obj["metadata"]
+    name = metadata.get("name") or ""
+    judge = NAMES.get(rt.key, names.subdomain)
+    if prefix := metadata.get("generateName"):
+        masked = f"{prefix[:-1]}a" if prefix.endswith("-") else prefix
+        yield from names.causes("metadata.generateName", prefix, judge(masked))
+    yield from names.causes("metadata.name", name, judge(name))
+    yield from names.check_labels(metadata.get("labels"), "metadata.labels")
+    yield from check_annotations(metadata.get("annotations") or {}, "metadata.annotations")
+    yield from _check_owners(metadata.get("ownerReferences") or [])
+    yield from _check_finalizers(rt, metadata.get("finalizers") or [])
+
+
+def check_annotations(annotations: dict[str, str], field: str) -> Iterator[Cause]:
+    """Yield what is wrong with annotations."""
+    for key in annotations:
+        yield from names.causes(field, key, names.qualified_name(key.lower()))
+    if sum(len(key.encode()) + len(value.encode()) for key, value in annotations.items()) > ANNOTATION_BYTES:
+        yield too_long(field, ANNOTATION_BYTES)
+
+
+def _check_owners(references: list[Obj]) -> Iterator[Cause]:
+    field, controller = "metadata.ownerReferences", ""
+    for reference in references:
+        if not (reference.get("apiVersion") or "").rpartition("/")[2]:
+            yield invalid(f"{field}.apiVersion", reference.get("apiVersion", ""), "version must not be empty")
+        for part in ("kind", "name", "uid"):
+            if not reference.get(part):
+                yield invalid(f"{field}.{part}", reference.get(part, ""), "must not be empty")
+        if (reference.get("apiVersion"), reference.get("kind")) == ("v1", "Event"):
+            yield invalid(field, reference, "/v1, Kind=Event is disallowed from being an owner")
+        if reference.get("controller"):
+            this = f"{reference.get('kind')}/{reference.get('name')}"
+            if controller:
+                told = 'Only one reference can have Controller set to true. Found "true" in references for'
+                yield invalid(field, references, f"{told} {controller} and {this}")
+            controller = controller or this
+
+
+def _check_finalizers(rt: ResourceType, finalizers: list[str]) -> Iterator[Cause]:
+    field = "metadata.finalizers"
+    for number, finalizer in enumerate(finalizers):
+        yield from names.causes(field, finalizer, names.qualified_name(finalizer))
+        if not rt.custom and "/" not in finalizer and finalizer not in STANDARD_FINALIZERS:
+            told = "name is neither a standard finalizer name nor is it fully qualified"
+            yield invalid(f"{field}[{number}]", finalizer, told)
+    if all(name in finalizers for name in PROPAGATING):
+        yield invalid(field, finalizers, "finalizer orphan and foregroundDeletion cannot be both set")
+
+
+def check_metadata_update(stated: Obj, stored: Obj) -> Iterator[Cause]:
+    """Yield what a change of an object's metadata may not do; `stated` is the metadata as the client sent it.
+
+    The server ignores a stated creation time and generation, so these are not looked at.
+    """
+    if stored.get("deletionTimestamp"):
+        added = sorted(set(stated.get("finalizers") or ()) - set(stored.get("finalizers") or ()))
+        if added:
+            listed = ", ".join(map(json.dumps, added))
+            told = "no new finalizers can be added if the object is being deleted, found new finalizers []string"
+            yield forbidden("metadata.finalizers", f"{told}{{{listed}}}")
+    if stated.get("uid") and stated["uid"] != stored["uid"]:
+        yield immutable("metadata.uid", stated["uid"])
+    elif stated.get("deletionTimestamp") and not stored.get("deletionTimestamp"):
+        yield immutable("metadata.deletionTimestamp", stated["deletionTimestamp"])
+    seconds = stated.get("deletionGracePeriodSeconds")
+    if seconds is not None and seconds != stored.get("deletionGracePeriodSeconds"):
+        yield immutable("metadata.deletionGracePeriodSeconds", seconds)
+
+
+def name_is_required() -> Cause:
+    """Return the cause for an object without a name and without the beginning of one."""
+    return required("metadata.name", "name or generateName is required")

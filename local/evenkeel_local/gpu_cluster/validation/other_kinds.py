@@ -1,0 +1,148 @@
+"""What is wrong with nodes, services, bindings, priority classes, quotas and definitions, and what may change.
+
+Source: `pkg/apis/{core,rbac,scheduling}/validation` of Kubernetes 1.33.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from evenkeel_local.gpu_cluster.errors import Obj
+from evenkeel_local.gpu_cluster.store import name_of
+from evenkeel_local.gpu_cluster.validation import names
+from evenkeel_local.gpu_cluster.validation.causes import (
+    Cause,
+    duplicate,
+    forbidden,
+    immutable,
+    invalid,
+    not_supported,
+    one_of,
+    required,
+)
+from evenkeel_local.gpu_cluster.validation.containers import check_amount
+from evenkeel_local.gpu_cluster.validation.pods import check_taints
+
+HIGHEST_PRIORITY = 1_000_000_000
+RESERVED = "system-"
+LIMIT_TYPES = ("Container", "PersistentVolumeClaim", "Pod")
+SERVICE_TYPES = ("ClusterIP", "ExternalName", "LoadBalancer", "NodePort")
+
+
+def check_node(obj: Obj) -> Iterator[Cause]:
+    """Yield what is wrong with a node. The server names taints under `metadata`."""
+    yield from check_taints((obj.get("spec") or {}).get("taints") or (), "metadata.taints")
+    for part in ("capacity", "allocatable"):
+        for name, amount in ((obj.get("status") or {}).get(part) or {}).items():
+            yield from check_amount(name, amount, f"status.{part}.{name}")
+
+
+def check_node_update(obj: Obj, old: Obj) -> Iterator[Cause]:
+    """Yield what a change of a node may not do."""
+    before, after = old["spec"].get("providerID"), (obj.get("spec") or {}).get("providerID")
+    if before and before != after:
+        yield forbidden("spec.providerID", 'node updates may not change providerID except from "" to valid')
+
+
+def check_service(obj: Obj) -> Iterator[Cause]:
+    """Yield what is wrong with a service."""
+    spec = obj.get("spec") or {}
+    kind, ports = spec.get("type"), spec.get("ports") or []
+    if not ports and spec.get("clusterIP") != "None" and kind != "ExternalName":
+        yield required("spec.ports")
+    yield from one_of("spec.type", kind, SERVICE_TYPES)
+    yield from names.check_labels(spec.get("selector"), "spec.selector")
+    taken: set[str] = set()
+    for number, port in enumerate(ports):
+        at, name = f"spec.ports[{number}]", port.get("name") or ""
+        if not name and len(ports) > 1:
+            yield required(f"{at}.name")
+        elif name:
+            yield from names.causes(f"{at}.name", name, names.label(name))
+            if name in taken:
+                yield duplicate(f"{at}.name", name)
+            taken.add(name)
+        yield from names.causes(f"{at}.port", port.get("port") or 0, names.port_number(port.get("port") or 0))
+        yield from one_of(f"{at}.protocol", port.get("protocol"), ("SCTP", "TCP", "UDP"))
+        if isinstance(target := port.get("targetPort"), int):
+            yield from names.causes(f"{at}.targetPort", target, names.port_number(target))
+
+
+def check_priority(obj: Obj) -> Iterator[Cause]:
+    """Yield what is wrong with a priority class."""
+    if name_of(obj).startswith(RESERVED):
+        told = f"priority class names with '{RESERVED}' prefix are reserved for system use only"
+        yield forbidden("metadata.name", told)
+    if (obj.get("value") or 0) > HIGHEST_PRIORITY:
+        yield forbidden("value", f"maximum allowed value of a user defined priority is {HIGHEST_PRIORITY}")
+    yield from one_of("preemptionPolicy", obj.get("preemptionPolicy"), ("Never", "PreemptLowerPriority"))
+
+
+def check_priority_update(obj: Obj, old: Obj) -> Iterator[Cause]:
+    """Yield what a change of a priority class may not do."""
+    if obj.get("value") != old.get("value"):
+        yield forbidden("value", "may not be changed in an update.")
+    if obj.get("preemptionPolicy") != old.get("preemptionPolicy"):
+        yield immutable("preemptionPolicy", obj.get("preemptionPolicy"))
+
+
+def check_quota(obj: Obj) -> Iterator[Cause]:
+    """Yield what is wrong with a ResourceQuota."""
+    for name, amount in ((obj.get("spec") or {}).get("hard") or {}).items():
+        at = f"spec.hard[{name}]"
+        yield from names.causes(at, name, names.qualified_name(name))
+        yield from check_amount(name, amount, at)
+
+
+def check_limits(obj: Obj) -> Iterator[Cause]:
+    """Yield what is wrong with a LimitRange."""
+    seen: set[str] = set()
+    for number, limit in enumerate((obj.get("spec") or {}).get("limits") or ()):
+        at, kind = f"spec.limits[{number}]", limit.get("type") or ""
+        if "/" not in kind:
+            yield from one_of(f"{at}.type", kind, LIMIT_TYPES)
+        if kind in seen:
+            yield duplicate(f"{at}.type", kind)
+        seen.add(kind)
+        for part in ("max", "min", "default", "defaultRequest"):
+            for name, amount in (limit.get(part) or {}).items():
+                yield from check_amount(name, amount, f"{at}.{part}[{name}]")
+
+
+def check_binding(obj: Obj) -> Iterator[Cause]:
+    """Yield what is wrong with a role binding."""
+    ref = obj.get("roleRef") or {}
+    yield from one_of("roleRef.kind", ref.get("kind") or "", ("Role", "ClusterRole"), sort=False)
+    if not ref.get("name"):
+        yield required("roleRef.name")
+    for number, subject in enumerate(obj.get("subjects") or ()):
+        at, kind = f"subjects[{number}]", subject.get("kind") or ""
+        if not subject.get("name"):
+            yield required(f"{at}.name")
+        if kind not in ("ServiceAccount", "User", "Group"):
+            yield not_supported(f"{at}.kind", kind, ("ServiceAccount", "User", "Group"))
+        elif kind == "ServiceAccount" and not subject.get("namespace"):
+            yield required(f"{at}.namespace")
+
+
+def check_binding_update(obj: Obj, old: Obj) -> Iterator[Cause]:
+    """Yield what a change of a role binding may not do."""
+    if obj.get("roleRef") != old.get("roleRef"):
+        yield invalid("roleRef", obj.get("roleRef"), "cannot change roleRef")
+
+
+def check_definition(obj: Obj) -> Iterator[Cause]:
+    """Yield what is wrong with a custom resource definition."""
+    spec = obj.get("spec") or {}
+    named = spec.get("names") or {}
+    for field in ("group", "scope", "versions"):
+        if not spec.get(field):
+            yield required(f"spec.{field}")
+    for field in ("plural", "kind"):
+        if not named.get(field):
+            yield required(f"spec.names.{field}")
+    if named.get("plural") and name_of(obj) != f"{named['plural']}.{spec.get('group')}":
+        yield invalid("metadata.name", name_of(obj), 'must be spec.names.plural+"."+spec.group')
+    for number, version in enumerate(spec.get("versions") or ()):
+        if not (version.get("schema") or {}).get("openAPIV3Schema"):
+            yield required(f"spec.versions[{number}].schema.openAPIV3Schema", "schemas are required")

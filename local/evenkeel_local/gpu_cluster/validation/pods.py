@@ -1,0 +1,278 @@
+"""What is wrong with a pod's spec, and what of it may change.
+
+Source: `pkg/apis/core/validation` of Kubernetes 1.33.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from evenkeel_local.gpu_cluster.errors import Obj
+from evenkeel_local.gpu_cluster.quantities import quantity
+from evenkeel_local.gpu_cluster.store import clone
+from evenkeel_local.gpu_cluster.validation import names
+from evenkeel_local.gpu_cluster.validation.causes import (
+    Cause,
+    duplicate,
+    forbidden,
+    invalid,
+    not_supported,
+    one_of,
+    required,
+    shown,
+)
+from evenkeel_local.gpu_cluster.validation.containers import check_containers
+
+RESTART_POLICIES = ("Always", "OnFailure", "Never")
+DNS_POLICIES = ("ClusterFirst", "ClusterFirstWithHostNet", "Default", "None")
+EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
+LONGEST_DEADLINE = 2**31 - 1
+NODE_OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt")
+CHANGEABLE = (
+    "pod updates may not change fields other than `spec.containers[*].image`,"
+    "`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing "
+    "tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)"
+)
+
+
+def check_pod(obj: Obj) -> Iterator[Cause]:
+    """Yield what is wrong with a pod."""
+    yield from check_pod_spec(obj.get("spec") or {}, "spec")
+
+
+def check_pod_template(template: Obj, path: str) -> Iterator[Cause]:
+    """Yield what is wrong with the pod template of a Job or Deployment."""
+    metadata = template.get("metadata") or {}
+    yield from names.check_labels(metadata.get("labels"), f"{path}.labels")
+    for key in metadata.get("annotations") or {}:
+        yield from names.causes(f"{path}.annotations", key, names.qualified_name(key.lower()))
+    yield from check_pod_spec(template.get("spec") or {}, f"{path}.spec")
+
+
+def check_pod_spec(spec: Obj, path: str) -> Iterator[Cause]:
+    """Yield what is wrong with a pod's spec."""
+    yield from _check_volumes(spec.get("volumes") or (), f"{path}.volumes")
+    yield from check_containers(spec, path)
+    yield from one_of(f"{path}.restartPolicy", spec.get("restartPolicy"), RESTART_POLICIES, sort=False)
+    yield from one_of(f"{path}.dnsPolicy", spec.get("dnsPolicy"), DNS_POLICIES)
+    yield from names.check_labels(spec.get("nodeSelector"), f"{path}.nodeSelector")
+    yield from _check_affinity(spec.get("affinity") or {}, f"{path}.affinity")
+    for number, secret in enumerate(spec.get("imagePullSecrets") or ()):
+        if not secret.get("name"):
+            yield required(f"{path}.imagePullSecrets[{number}].name")
+    for number, rule in enumerate(spec.get("topologySpreadConstraints") or ()):
+        yield from _check_spread(rule, f"{path}.topologySpreadConstraints[{number}]")
+    for field in ("serviceAccountName", "nodeName", "priorityClassName", "runtimeClassName"):
+        if value := spec.get(field):
+            yield from names.causes(f"{path}.{field}", value, names.subdomain(value))
+    seconds = spec.get("activeDeadlineSeconds")
+    if seconds is not None and not 1 <= seconds <= LONGEST_DEADLINE:
+        yield invalid(f"{path}.activeDeadlineSeconds", seconds, _between(1, LONGEST_DEADLINE))
+    for field in ("hostname", "subdomain"):
+        if value := spec.get(field):
+            yield from names.causes(f"{path}.{field}", value, names.label(value))
+    yield from check_tolerations(spec.get("tolerations") or (), f"{path}.tolerations")
+    policies = ("Never", "PreemptLowerPriority")
+    yield from one_of(f"{path}.preemptionPolicy", spec.get("preemptionPolicy"), policies)
+
+
+def _between(least: int, most: int) -> str:
+    return f"must be between {least} and {most}, inclusive"
+
+
+# Volumes
+
+
+def _check_volumes(volumes: Iterable[Obj], path: str) -> Iterator[Cause]:
+    seen: set[str] = set()
+    for number, volume in enumerate(volumes):
+        at, name = f"{path}[{number}]", volume.get("name") or ""
+        sources = [part for part, value in volume.items() if part != "name" and value is not None]
+        for source in sources[1:]:
+            yield forbidden(f"{at}.{source}", "may not specify more than 1 volume type")
+        if not sources:
+            yield required(at, "must specify a volume type")
+        yield from _check_volume_source(volume, at)
+        if not name:
+            yield required(f"{at}.name")
+        else:
+            yield from names.causes(f"{at}.name", name, names.label(name))
+        if name and name in seen:
+            yield duplicate(f"{at}.name", name)
+        seen.add(name)
+
+
+def _check_volume_source(volume: Obj, at: str) -> Iterator[Cause]:
+    for source, field in (
+        ("hostPath", "path"),
+        ("persistentVolumeClaim", "claimName"),
+        ("configMap", "name"),
+        ("secret", "secretName"),
+    ):
+        if volume.get(source) is not None and not volume[source].get(field):
+            yield required(f"{at}.{source}.{field}")
+    if ".." in ((volume.get("hostPath") or {}).get("path") or "").split("/"):
+        yield invalid(f"{at}.hostPath.path", volume["hostPath"]["path"], "must not contain '..'")
+    limit = (volume.get("emptyDir") or {}).get("sizeLimit")
+    if limit is not None and quantity(limit) < 0:
+        yield forbidden(f"{at}.emptyDir.sizeLimit", "SizeLimit field must be a valid resource quantity")
+
+
+# Where a pod may go
+
+
+def check_tolerations(tolerations: Iterable[Obj], path: str) -> Iterator[Cause]:
+    """Yield what is wrong with tolerations."""
+    for number, toleration in enumerate(tolerations):
+        at = f"{path}[{number}]"
+        key, operator = toleration.get("key") or "", toleration.get("operator") or ""
+        value, effect = toleration.get("value") or "", toleration.get("effect") or ""
+        if key:
+            yield from names.causes(f"{at}.key", key, names.qualified_name(key))
+        elif operator != "Exists":
+            rule = 'operator must be Exists when `key` is empty, which means "match all values and all keys"'
+            yield invalid(f"{at}.operator", operator, rule)
+        if toleration.get("tolerationSeconds") is not None and effect != "NoExecute":
+            yield invalid(f"{at}.effect", effect, "effect must be 'NoExecute' when `tolerationSeconds` is set")
+        if operator in ("Equal", ""):
+            yield from names.causes(
+                f"{at}.operator", value, [";".join(told)] if (told := names.label_value(value)) else ()
+            )
+        elif operator != "Exists":
+            yield not_supported(f"{at}.operator", operator, ("Equal", "Exists"))
+        elif value:
+            yield invalid(f"{at}.operator", toleration, "value must be empty when `operator` is 'Exists'")
+        if effect:
+            yield from one_of(f"{at}.effect", effect, EFFECTS, sort=False)
+
+
+def check_taints(taints: Iterable[Obj], path: str) -> Iterator[Cause]:
+    """Yield what is wrong with a node's taints."""
+    seen: set[tuple[str, str]] = set()
+    for number, taint in enumerate(taints):
+        at, key, effect = f"{path}[{number}]", taint.get("key") or "", taint.get("effect") or ""
+        yield from names.causes(f"{at}.key", key, names.qualified_name(key))
+        if told := names.label_value(taint.get("value") or ""):
+            yield invalid(f"{at}.value", taint["value"], ";".join(told))
+        if not effect:
+            yield required(f"{at}.effect")
+        else:
+            yield from one_of(f"{at}.effect", effect, EFFECTS, sort=False)
+        if (key, effect) in seen:
+            yield duplicate(at, taint, "taints must be unique by key and effect pair")
+        seen.add((key, effect))
+
+
+def _check_affinity(affinity: Obj, path: str) -> Iterator[Cause]:
+    node = affinity.get("nodeAffinity") or {}
+    needed, wished = "requiredDuringSchedulingIgnoredDuringExecution", "preferredDuringSchedulingIgnoredDuringExecution"
+    if (terms := node.get(needed)) is not None:
+        at = f"{path}.nodeAffinity.{needed}.nodeSelectorTerms"
+        if not terms.get("nodeSelectorTerms"):
+            yield required(at, "must have at least one node selector term")
+        for number, term in enumerate(terms.get("nodeSelectorTerms") or ()):
+            yield from _check_node_term(term, f"{at}[{number}]")
+    for number, choice in enumerate(node.get(wished) or ()):
+        at = f"{path}.nodeAffinity.{wished}[{number}]"
+        yield from _check_weight(choice, at)
+        yield from _check_node_term(choice.get("preference") or {}, f"{at}.preference")
+    for part in ("podAffinity", "podAntiAffinity"):
+        for number, term in enumerate((affinity.get(part) or {}).get(needed) or ()):
+            yield from _check_pod_term(term, f"{path}.{part}.{needed}[{number}]")
+        for number, choice in enumerate((affinity.get(part) or {}).get(wished) or ()):
+            at = f"{path}.{part}.{wished}[{number}]"
+            yield from _check_weight(choice, at)
+            yield from _check_pod_term(choice.get("podAffinityTerm") or {}, f"{at}.podAffinityTerm")
+
+
+def _check_weight(choice: Obj, at: str) -> Iterator[Cause]:
+    weight = choice.get("weight") or 0
+    if not 1 <= weight <= 100:
+        yield invalid(f"{at}.weight", weight, "must be in the range 1-100")
+
+
+def _check_node_term(term: Obj, path: str) -> Iterator[Cause]:
+    for number, expression in enumerate(term.get("matchExpressions") or ()):
+        at = f"{path}.matchExpressions[{number}]"
+        operator, values = expression.get("operator") or "", expression.get("values") or []
+        if operator in ("In", "NotIn") and not values:
+            yield required(f"{at}.values", "must be specified when `operator` is 'In' or 'NotIn'")
+        elif operator in ("Exists", "DoesNotExist") and values:
+            yield forbidden(f"{at}.values", "may not be specified when `operator` is 'Exists' or 'DoesNotExist'")
+        elif operator in ("Gt", "Lt") and len(values) != 1:
+            yield required(f"{at}.values", "must be specified single value when `operator` is 'Lt' or 'Gt'")
+        elif operator not in NODE_OPERATORS:
+            yield invalid(f"{at}.operator", operator, "not a valid selector operator")
+        key = expression.get("key") or ""
+        yield from names.causes(f"{at}.key", key, names.qualified_name(key))
+
+
+def _check_pod_term(term: Obj, at: str) -> Iterator[Cause]:
+    yield from names.check_selector(term.get("labelSelector"), f"{at}.labelSelector")
+    key = term.get("topologyKey") or ""
+    if not key:
+        yield required(f"{at}.topologyKey", "can not be empty")
+    yield from names.causes(f"{at}.topologyKey", key, names.qualified_name(key))
+
+
+def _check_spread(rule: Obj, at: str) -> Iterator[Cause]:
+    skew, key = rule.get("maxSkew") or 0, rule.get("topologyKey") or ""
+    if skew <= 0:
+        yield invalid(f"{at}.maxSkew", skew, "must be greater than zero")
+    if not key:
+        yield required(f"{at}.topologyKey", "can not be empty")
+    else:
+        yield from names.causes(f"{at}.topologyKey", key, names.qualified_name(key))
+    when = rule.get("whenUnsatisfiable") or ""
+    yield from one_of(f"{at}.whenUnsatisfiable", when, ("DoNotSchedule", "ScheduleAnyway"))
+    yield from names.check_selector(rule.get("labelSelector"), f"{at}.labelSelector")
+
+
+# Changes
+
+
+def check_pod_update(obj: Obj, old: Obj) -> Iterator[Cause]:
+    """Yield what a change of a pod may not do. The server does not judge the rest of the spec again: it is fixed."""
+    new_spec, old_spec = obj["spec"], old["spec"]
+    for part in ("containers", "initContainers"):
+        if len(new_spec.get(part) or ()) != len(old_spec.get(part) or ()):
+            yield forbidden(f"spec.{part}", "pod updates may not add or remove containers")
+            return
+        for number, container in enumerate(new_spec.get(part) or ()):
+            if not container.get("image"):
+                yield required(f"spec.{part}[{number}].image")
+    yield from check_tolerations(new_spec.get("tolerations") or (), "spec.tolerations")
+    before, after = old_spec.get("activeDeadlineSeconds"), new_spec.get("activeDeadlineSeconds")
+    if before is not None and after is None:
+        told = "must not update from a positive integer to nil value"
+        yield invalid("spec.activeDeadlineSeconds", None, told)
+    elif before is not None and after > before:
+        yield invalid("spec.activeDeadlineSeconds", after, "must be less than or equal to previous value")
+    tolerated = [_without_seconds(item) for item in new_spec.get("tolerations") or ()]
+    if any(_without_seconds(item) not in tolerated for item in old_spec.get("tolerations") or ()):
+        told = "existing toleration can not be modified except its tolerationSeconds"
+        yield forbidden("spec.tolerations", told)
+    gates = {gate.get("name") for gate in old_spec.get("schedulingGates") or ()}
+    added = {gate.get("name") for gate in new_spec.get("schedulingGates") or ()} - gates
+    if added:
+        told = f"only deletion is allowed, but found new scheduling gates '{','.join(sorted(map(str, added)))}'"
+        yield forbidden("spec.schedulingGates", told)
+    if _fixed_part(new_spec, gated=bool(gates)) != _fixed_part(old_spec, gated=bool(gates)):
+        yield forbidden("spec", CHANGEABLE)
+
+
+def _without_seconds(toleration: Obj) -> str:
+    return shown({key: value for key, value in sorted(toleration.items()) if key != "tolerationSeconds"})
+
+
+def _fixed_part(spec: Obj, *, gated: bool) -> Any:
+    fixed = clone(spec)
+    for container in [*(fixed.get("containers") or ()), *(fixed.get("initContainers") or ())]:
+        container.pop("image", None)
+    for field in ("activeDeadlineSeconds", "tolerations", "schedulingGates"):
+        fixed.pop(field, None)
+    if gated:  # a pod that waits behind a gate may be sent elsewhere
+        for field in ("nodeSelector", "affinity"):
+            fixed.pop(field, None)
+    return fixed

@@ -1,0 +1,49 @@
+"""What the suites about the API itself share: the real server if one is named, paths, and how a namespace ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from tests.local.gpu_cluster.kube_client import Json, KubeClient, Refused
+
+REAL = os.environ.get("EVENKEEL_KUBE_APISERVER")
+
+
+def jobs_of(space: str) -> str:
+    return space.replace("/api/v1", "/apis/batch/v1") + "/jobs"
+
+
+def deployments_of(space: str) -> str:
+    return space.replace("/api/v1", "/apis/apps/v1") + "/deployments"
+
+
+def budgets_of(space: str) -> str:
+    return space.replace("/api/v1", "/apis/policy/v1") + "/poddisruptionbudgets"
+
+
+def empty(api: KubeClient, space: str) -> None:
+    """Take everything out of a namespace and end it, as the namespace controller does where there is one."""
+    for collection in (
+        f"{space}/pods",
+        f"{space}/configmaps",
+        f"{space}/serviceaccounts",
+        jobs_of(space),
+        deployments_of(space),
+        budgets_of(space),
+    ):
+        for item in api.items(collection):
+            path = f"{collection}/{item['metadata']['name']}"
+            if item["metadata"].get("finalizers"):
+                api.patch(path, {"metadata": {"finalizers": None}})
+            with contextlib.suppress(Refused):
+                api.delete(path, {"gracePeriodSeconds": 0, "propagationPolicy": "Background"})
+    with contextlib.suppress(Refused):
+        finalize(api, space)
+
+
+def finalize(api: KubeClient, space: str) -> Json:
+    """Let a namespace go as far as its content is concerned."""
+    name = space.rsplit("/", 1)[1]
+    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}, "spec": {"finalizers": []}}
+    return dict(api.call("PUT", f"{space}/finalize", body))
