@@ -10,6 +10,7 @@ from urllib.parse import quote, urlencode
 
 from evenkeel_cli.context import Context
 from evenkeel_cli.errors import CommandFailed, Exit, Problem, exit_for
+from evenkeel_cli.render import warn
 
 if TYPE_CHECKING:
     from botocore.credentials import Credentials, ReadOnlyCredentials
@@ -28,6 +29,7 @@ class Client:
     def __init__(self, context: Context, *, pause: Callable[[float], None] = time.sleep) -> None:
         self.context = context
         self._pause = pause
+        self._warned: set[str] = set()
 
     @cached_property
     def fleet(self) -> str:
@@ -42,7 +44,12 @@ class Client:
         """
         given = {name: value for name, value in query.items() if value not in (None, "")}
         joint = "&" if "?" in path else "?"
-        return self._send("GET", path + (f"{joint}{urlencode(given, quote_via=quote)}" if given else ""), None, {})
+        found = self._send("GET", path + (f"{joint}{urlencode(given, quote_via=quote)}" if given else ""), None, {})
+        for text in found.get("stale") or ():
+            if text not in self._warned:
+                self._warned.add(text)
+                warn(f"These facts may be stale. {text}")
+        return found
 
     def post(self, path: str, body: Json, *, key: str | None = None, repeat: str = "") -> Json:
         """Change something.

@@ -114,6 +114,12 @@ class Page:
         text = age(abs(seconds))
         return f"in {text}" if seconds < -1 else f"{text} ago" if ago else text
 
+    def last_seen(self, item: Mapping[str, Any]) -> str:
+        """Say since when nothing was seen of a node or job whose cluster does not answer; nothing where it does."""
+        if not item.get("isStale"):
+            return ""
+        return f", last seen {self.when(item['lastSeenAt'])}" if item.get("lastSeenAt") else ", never seen"
+
     def age_title(self, instant: str) -> str:
         """Return the title of a column of `when`: in a pipe it holds instants, not ages."""
         return "AGE" if self.is_terminal else instant

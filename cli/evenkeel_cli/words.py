@@ -41,7 +41,8 @@ NODE = {
     "NOT_READY": "warn",
     "GONE": "idle",
 }
-HEALTH = {"OK": "ok", "DEGRADED": "warn", "CRITICAL": "failed"}
+HEALTH = {"OK": "ok", "DEGRADED": "warn", "CRITICAL": "failed", "NOT_RUNNING": "failed"}
+SOURCE = {"CURRENT": "ok", "FAILING": "warn", "STALE": "failed", "UNKNOWN": "warn", "OFF": "idle"}
 
 
 def plain(state: str) -> str:

@@ -1,5 +1,6 @@
 """GET routes: what is so, and why. Changes nothing."""
 
+from evenkeel.domain.sources import SourceAge
 from evenkeel.runtime import api, api_types, entry, wiring
 from evenkeel.services import (
     disclosure,
@@ -10,6 +11,7 @@ from evenkeel.services import (
     read_incidents,
     read_jobs,
     read_setup,
+    read_sources,
     read_teams,
 )
 from evenkeel.services.check_authority import Asker
@@ -25,6 +27,25 @@ def _reader() -> disclosure.Reader:
     return disclosure.Reader.of(asker, world.ledger, world.settings.operators)
 
 
+def _ages() -> tuple[SourceAge, ...]:
+    """Return the age of every source of facts."""
+    world = wiring.world()
+    settings = world.settings
+    return read_sources.run(
+        world.ledger,
+        clusters=settings.kubernetes_clusters,
+        has_hyperpod=bool(settings.hyperpod_cluster_arn),
+        policy=world.policy,
+        now=world.clock.now(),
+        is_running=settings.schedules_are_on,
+    )
+
+
+def _seen(document: entry.Json) -> entry.Json:
+    """Return an answer that says which of its facts are stale."""
+    return read_sources.marked(document, _ages())
+
+
 @app.get("/v1/status")
 def status() -> api.Reply:
     app.query(api_types.NoQuery)
@@ -38,6 +59,7 @@ def status() -> api.Reply:
             clusters=settings.kubernetes_clusters,
             mode=settings.mode,
             drills_may_act=settings.drills_may_act,
+            sources=_ages(),
             now=now,
         )
     )
@@ -61,10 +83,10 @@ def list_jobs() -> api.Reply:
     query = app.query(api_types.JobsQuery)
     if query.foreign:
         world = wiring.world()
-        return app.answer(read_jobs.list_foreign(world.ledger, world.settings.kubernetes_clusters))
+        return app.answer(_seen(read_jobs.list_foreign(world.ledger, world.settings.kubernetes_clusters)))
     page = paging.Request(query.page_size, query.next_page_token)
     asked = read_jobs.Filter(states=query.state, team=query.team, priority_class=query.priority_class)
-    return app.answer(read_jobs.list_jobs(wiring.world().ledger, asked, page, _reader()))
+    return app.answer(_seen(read_jobs.list_jobs(wiring.world().ledger, asked, page, _reader())))
 
 
 @app.get("/v1/jobs/<job_id>")
@@ -72,7 +94,7 @@ def show_job(job_id: str) -> api.Reply:
     app.query(api_types.NoQuery)
     world = wiring.world()
     found = read_jobs.show_job(world.ledger, job_id, _reader(), world.policy, now=world.clock.now())
-    return app.answer(found, undated=("queue",))
+    return app.answer(_seen(found), undated=("queue",))
 
 
 @app.get("/v1/jobs/<job_id>/timeline")
@@ -85,7 +107,7 @@ def job_timeline(job_id: str) -> api.Reply:
 def why_job(job_id: str) -> api.Reply:
     app.query(api_types.NoQuery)
     world = wiring.world()
-    return app.answer(explain.why_job(world.ledger, job_id, _reader(), now=world.clock.now()))
+    return app.answer(_seen(explain.why_job(world.ledger, job_id, _reader(), now=world.clock.now())))
 
 
 @app.get("/v1/jobs/<job_id>/logs")
@@ -103,7 +125,7 @@ def job_logs(job_id: str) -> api.Reply:
 def list_teams() -> api.Reply:
     app.query(api_types.NoQuery)
     world = wiring.world()
-    return app.answer(read_teams.list_teams(world.ledger, now=world.clock.now()))
+    return app.answer(_seen(read_teams.list_teams(world.ledger, now=world.clock.now())))
 
 
 @app.get("/v1/teams/<team>/quota")
@@ -124,13 +146,13 @@ def show_quotas(cluster: str) -> api.Reply:
 def list_incidents() -> api.Reply:
     query = app.query(api_types.IncidentsQuery)
     page = paging.Request(query.page_size, query.next_page_token)
-    return app.answer(read_incidents.list_incidents(wiring.world().ledger, query.state, page))
+    return app.answer(_seen(read_incidents.list_incidents(wiring.world().ledger, query.state, page)))
 
 
 @app.get("/v1/incidents/<incident_id>")
 def show_incident(incident_id: str) -> api.Reply:
     app.query(api_types.NoQuery)
-    return app.answer(read_incidents.show_incident(wiring.world().ledger, incident_id, _reader()))
+    return app.answer(_seen(read_incidents.show_incident(wiring.world().ledger, incident_id, _reader())))
 
 
 @app.get("/v1/incidents/<incident_id>/timeline")
@@ -143,7 +165,7 @@ def incident_timeline(incident_id: str) -> api.Reply:
 def why_incident(incident_id: str) -> api.Reply:
     app.query(api_types.NoQuery)
     world = wiring.world()
-    return app.answer(explain.why_incident(world.ledger, incident_id, _reader(), now=world.clock.now()))
+    return app.answer(_seen(explain.why_incident(world.ledger, incident_id, _reader(), now=world.clock.now())))
 
 
 @app.get("/v1/decisions/<decision_id>")
@@ -156,14 +178,14 @@ def show_decision(decision_id: str) -> api.Reply:
 def list_nodes() -> api.Reply:
     query = app.query(api_types.NodesQuery)
     page = paging.Request(query.page_size, query.next_page_token)
-    return app.answer(read_fleet.list_nodes(wiring.world().ledger, page, with_gone=bool(query.gone)))
+    return app.answer(_seen(read_fleet.list_nodes(wiring.world().ledger, page, with_gone=bool(query.gone))))
 
 
 @app.get("/v1/nodes/<node_id>")
 def show_node(node_id: str) -> api.Reply:
     app.query(api_types.NoQuery)
     world = wiring.world()
-    return app.answer(read_fleet.show_node(world.ledger, world.settings.kubernetes_clusters, node_id))
+    return app.answer(_seen(read_fleet.show_node(world.ledger, world.settings.kubernetes_clusters, node_id)))
 
 
 @entry.api

@@ -15,6 +15,7 @@ def handler(_event: entry.Json, _context: entry.Context) -> entry.Json:
         workflows=world.workflows,
         wait_answers=world.wait_answers,
         passes=world.passes,
+        inbox=world.inbox,
         clock=world.clock,
         ids=world.ids,
         telemetry=world.telemetry,
@@ -25,5 +26,6 @@ def handler(_event: entry.Json, _context: entry.Context) -> entry.Json:
         policy=world.policy,
         mode=world.settings.mode,
         drills_may_act=world.settings.drills_may_act,
+        has_hyperpod=bool(world.settings.hyperpod_cluster_arn),
     )
     return outcome.to_json()

@@ -572,11 +572,19 @@ class Cluster(RentedCapacity, Protocol):
         """
         ...
 
-    def watch(self, cluster: str, on_change: Callable[[str], None], *, until: Callable[[], bool]) -> None:
+    def watch(
+        self,
+        cluster: str,
+        on_change: Callable[[str], None],
+        *,
+        until: Callable[[], bool],
+        on_state: Callable[[str, str], None] | None = None,
+    ) -> None:
         """Call `on_change(kind)` (`node`, `pod`, `job`) at each change until `until()` is true. Relists after 410.
 
-        Both are called in the caller's own thread, `until` several times a second even when nothing changes: the caller
-        does its work in it.
+        `on_state(kind, error)` reports each time that the watch of a kind answered (the error is empty) or broke; a
+        broken one is opened again. All are called in the caller's own thread, `until` several times a second even when
+        nothing changes: the caller does its work in it.
         """
         ...
 
@@ -762,6 +770,10 @@ class Inbox(Protocol):
 
     def put(self, document: Mapping[str, Any]) -> None:
         """Queue one envelope. Idempotent: no, a repeat is a second copy; what it tells is known by then."""
+        ...
+
+    def waiting(self) -> int:
+        """Return about how many envelopes wait to be taken in."""
         ...
 
     def deliver_again(self, receipt: str, seconds: int) -> None:

@@ -99,6 +99,16 @@ def test_an_event_that_was_not_taken_in_comes_again_when_it_is_told_to(engine_us
         inbox.deliver_again("none", 10)
 
 
+def test_waiting_events_are_counted(engine_user: Credentials, unique: str) -> None:
+    sqs = engine_user.client("sqs")
+    inbox = SqsInbox(sqs.create_queue(QueueName=unique)["QueueUrl"], sqs)
+    before = inbox.waiting()
+    inbox.put({"id": "e-1"})
+    inbox.put({"id": "e-2"})
+
+    assert (before, inbox.waiting()) == (0, 2)
+
+
 def test_what_is_sendable_means_the_same_as_json() -> None:
     text = json.dumps(HOSTILE, ensure_ascii=False)
 

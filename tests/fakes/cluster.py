@@ -22,6 +22,7 @@ from evenkeel.ports import (
     ReleaseResult,
     RepairAnswer,
     Right,
+    Unreachable,
 )
 from tests.fakes.capacity import FakeCapacity
 from tests.fakes.system import FixedClock
@@ -108,6 +109,10 @@ class FakeCluster(FakeCapacity):
         """Effects that changed something: (method, name, …)."""
         self.changes: deque[str] = deque()
         """What the next watch will report."""
+        self.watch_errors: dict[str, str] = {}
+        """By kind of object: why its watch is broken."""
+        self.blind: dict[str, set[str]] = {}
+        """By cluster: the lists that get no answer (`nodes`, `workloads`, …); `*` for all."""
         self.idle_seconds = 1.0
         """How far a watch with nothing to report moves the clock."""
         self._versions = itertools.count(2)
@@ -121,7 +126,14 @@ class FakeCluster(FakeCapacity):
     def missing_rights(self, cluster: str, rights: Iterable[Right]) -> tuple[Right, ...]:
         return tuple(right for right in rights if right in self.refused_rights)
 
+    def _answer(self, cluster: str, what: str) -> None:
+        """Raise where a test has this cluster, or this list of it, give no answer."""
+        lists = self.blind.get(cluster, set())
+        if what in lists or "*" in lists:
+            raise Unreachable(f"{what} of {cluster}: no answer")
+
     def nodes(self, cluster: str) -> tuple[KubernetesNode, ...]:
+        self._answer(cluster, "nodes")
         return tuple(node for (where, _), node in sorted(self.by_name.items()) if where == cluster)
 
     def node(self, cluster: str, name: str) -> KubernetesNode | None:
@@ -198,13 +210,16 @@ class FakeCluster(FakeCapacity):
         return LaunchResult.CREATED, workload.uid
 
     def workload(self, cluster: str, namespace: str, job_id: str, attempt: int) -> WorkloadSeen:
+        self._answer(cluster, "workload")
         found = self.jobs.get(cluster, {}).get((namespace, job_id, attempt))
         return WorkloadSeen(job_id=job_id, attempt=attempt) if found is None else _seen(found)
 
     def workloads(self, cluster: str) -> tuple[WorkloadSeen, ...]:
+        self._answer(cluster, "workloads")
         return tuple(_seen(found) for _, found in sorted(self.jobs.get(cluster, {}).items()))
 
     def accelerators_in_use(self, cluster: str) -> Mapping[str, int]:
+        self._answer(cluster, "accelerators_in_use")
         used = dict(self.foreign_accelerators)
         for foreign in self.foreign_pods(cluster):
             if foreign.accelerators:
@@ -216,10 +231,12 @@ class FakeCluster(FakeCapacity):
         return used
 
     def foreign_pods(self, cluster: str, on: str | None = None) -> tuple[ForeignPod, ...]:
+        self._answer(cluster, "foreign_pods")
         there = (pod for pod in self.foreign if (cluster, pod.node_name) in self.by_name or not pod.node_name)
         return tuple(pod for pod in there if on is None or pod.node_name == on)
 
     def kueue_namespaces(self, cluster: str) -> Mapping[str, str]:
+        self._answer(cluster, "kueue_namespaces")
         return dict(self.of_kueue)
 
     def evict(self, cluster: str, pod: ForeignPod) -> EvictResult:
@@ -270,7 +287,16 @@ class FakeCluster(FakeCapacity):
         text = self.text.get(name, "")
         return text[:65_536] if tail_lines is None else "\n".join(text.splitlines()[-tail_lines:])
 
-    def watch(self, cluster: str, on_change: Callable[[str], None], *, until: Callable[[], bool]) -> None:
+    def watch(
+        self,
+        cluster: str,
+        on_change: Callable[[str], None],
+        *,
+        until: Callable[[], bool],
+        on_state: Callable[[str, str], None] | None = None,
+    ) -> None:
+        for kind in ("node", "pod", "job") if on_state else ():
+            on_state(kind, self.watch_errors.get(kind, ""))
         while not until():
             if self.changes:
                 on_change(self.changes.popleft())

@@ -60,6 +60,11 @@ class InMemoryRawEvents:
 class InMemoryInbox:
     queued: list[dict[str, Any]] = field(default_factory=list)
     again: list[tuple[str, int]] = field(default_factory=list)
+    backlog: int = 0
+    """Envelopes that wait to be taken in."""
+
+    def waiting(self) -> int:
+        return self.backlog
 
     def put(self, document: Mapping[str, Any]) -> None:
         self.queued.append(dict(document))

@@ -142,8 +142,17 @@ class SimulatedCluster(FakeCluster):
             self.loop.after(self.chance.uniform(0, 15), functools.partial(self._dead, workload, names))
         super().ready_node(name, cluster, **changes)
 
-    def watch(self, cluster: str, on_change: Callable[[str], None], *, until: Callable[[], bool]) -> None:
+    def watch(
+        self,
+        cluster: str,
+        on_change: Callable[[str], None],
+        *,
+        until: Callable[[], bool],
+        on_state: Callable[[str, str], None] | None = None,
+    ) -> None:
         """One look: a watch whose connection ends at once. The next invocation is the loop's business."""
+        for kind in ("node", "pod", "job") if on_state else ():
+            on_state(kind, "")
         until()
 
     def running(self) -> list[Workload]:

@@ -12,6 +12,7 @@ import pytest
 from pydantic.alias_generators import to_pascal
 
 from evenkeel.domain.metrics import FLEET_DIMENSION, METRICS, MOST_DIMENSIONS, NAMESPACE
+from evenkeel.domain.sources import SourceKind
 from evenkeel.runtime.settings import Settings
 from evenkeel.runtime.wiring import World
 from evenkeel.services import schedule_jobs, watch_cluster
@@ -28,6 +29,7 @@ LAMBDA = {"AWS_REGION": "us-west-2", "AWS_LAMBDA_FUNCTION_NAME": "evenkeel-main-
 """What Lambda itself puts into the environment."""
 VALUES = {
     ("Heartbeat", "function"): (schedule_jobs.WRITER, watch_cluster.WRITER, sweep_round.WRITER),
+    ("SourcesStale", "source"): tuple(SourceKind),
 }
 """The values of dimensions that an alarm may choose one of."""
 OF_AWS = {
@@ -46,7 +48,7 @@ OF_AWS = {
     ("AWS/Events", "InvocationsFailedToBeSentToDlq"): {"RuleName"},
 }
 """Metrics of AWS services that an alarm may watch, with their dimensions."""
-GAUGES = {"IncidentsBlocked": "Minimum"}
+GAUGES = {"IncidentsBlocked": "Minimum", "SourcesStale": "Maximum"}
 """Metrics whose data points are levels: a sum of them means nothing."""
 
 
@@ -199,6 +201,11 @@ def test_alarm_evaluates_in_a_way_that_fits_its_metric(name: str) -> None:
     assert alarm["Threshold"] >= (1 if is_silence else 0)
 
 
+def test_every_kind_of_source_has_an_alarm() -> None:
+    watched = {pair for alarm in ALARMS.values() for series, _ in watched_by(alarm) for pair in series.dimensions}
+    assert {value for name, value in watched if name == "Source"} == set(SourceKind)
+
+
 # ---------------------------------------------------------------- what the code emits, and what documents say
 
 
@@ -229,10 +236,10 @@ def emissions() -> Iterator[Emission]:
 def _pattern(name: ast.expr) -> re.Pattern[str]:
     """Return what a name may be: a literal, or literals with anything between."""
     if isinstance(name, ast.JoinedStr):
-        parts = [re.escape(part.value) if isinstance(part, ast.Constant) else "[A-Za-z]+" for part in name.values]
+        parts = [re.escape(str(part.value)) if isinstance(part, ast.Constant) else "[A-Za-z]+" for part in name.values]
         return re.compile("".join(parts))
     assert isinstance(name, ast.Constant), ast.unparse(name)
-    return re.compile(re.escape(name.value))
+    return re.compile(re.escape(str(name.value)))
 
 
 def test_every_emission_is_declared() -> None:

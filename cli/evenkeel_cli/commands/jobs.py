@@ -470,6 +470,10 @@ def _foreign(out: Page, workloads: list[Json], is_wide: bool) -> None:
     out.table(columns, rows)
 
 
+def _sign(job: Json) -> str:
+    return "warn" if job.get("isStale") else JOB[job["state"]]
+
+
 def _table(out: Page, jobs: list[Json], is_wide: bool) -> None:
     columns = [
         Column("JOB"),
@@ -487,7 +491,7 @@ def _table(out: Page, jobs: list[Json], is_wide: bool) -> None:
         row = [
             job["jobId"],
             job["name"],
-            out.marked(JOB[job["state"]], plain(job["state"])),
+            out.marked(_sign(job), plain(job["state"]) + out.last_seen(job)),
             str(job["nodes"]),
             str(job["currentAttempt"]),
             out.when(job["submittedAt"], ago=False),

@@ -131,7 +131,7 @@ def _mark(typed: str, verb: str, reason: str, key: str | None, output: Output) -
 
 def _show(out: Page, found: Json) -> None:
     state = found["state"]
-    out.line(f"{out.marked(NODE[state], out.bold(found['instanceId']))}  {plain(state)}")
+    out.line(f"{out.marked(_sign(found), out.bold(found['instanceId']))}  {plain(state)}{out.last_seen(found)}")
     out.line()
     out.pairs(
         [
@@ -156,6 +156,10 @@ def _show(out: Page, found: Json) -> None:
         out.line(f"{out.dim('next')}  evenkeel why {found['incidentId']}")
 
 
+def _sign(node: Json) -> str:
+    return "warn" if node.get("isStale") else NODE[node["state"]]
+
+
 def _table(out: Page, nodes: list[Json], is_wide: bool) -> None:
     columns = [
         Column("NODE"),
@@ -173,7 +177,7 @@ def _table(out: Page, nodes: list[Json], is_wide: bool) -> None:
         row = [
             node["instanceId"],
             node["pool"],
-            out.marked(NODE[node["state"]], plain(node["state"])),
+            out.marked(_sign(node), plain(node["state"]) + out.last_seen(node)),
             f"{node['gpusInUse']}/{node['gpus']}",
             out.when(node["launchedAt"], ago=False),
         ]

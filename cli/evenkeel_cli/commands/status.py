@@ -1,6 +1,8 @@
 """`evenkeel status`."""
 
+import re
 import time
+from collections import Counter
 from typing import Annotated, Any
 
 import typer
@@ -11,7 +13,7 @@ from evenkeel_cli.commands.automation import scope_options
 from evenkeel_cli.commands.incidents import lanes
 from evenkeel_cli.errors import CommandFailed, Exit
 from evenkeel_cli.render import Output, Page, age, duration, only, page, visible
-from evenkeel_cli.words import HEALTH, NODE, counted, plain
+from evenkeel_cli.words import HEALTH, NODE, SOURCE, counted, plain
 
 Json = dict[str, Any]
 
@@ -41,7 +43,7 @@ def status(
     if form is Output.JSON:
         out.json(found)
     else:
-        show(out, found)
+        show(out, found, is_wide=form is Output.WIDE)
 
 
 def _watch(client: Client, out: Page, form: Output) -> None:
@@ -58,7 +60,7 @@ def _watch(client: Client, out: Page, form: Output) -> None:
                     out.json(found, one_line=True)
                 else:
                     out.clear()
-                    show(out, found)
+                    show(out, found, is_wide=form is Output.WIDE)
                 out.stream.flush()
             time.sleep(_EVERY_SECONDS)
     except KeyboardInterrupt:
@@ -72,8 +74,8 @@ def _line(out: Page, found: Json, form: Output) -> None:
         out.line(f"{out.marked(HEALTH[found['health']], found['health'])}  {'; '.join(found['reasons'])}".rstrip())
 
 
-def show(out: Page, found: Json) -> None:
-    """Print the overview."""
+def show(out: Page, found: Json, *, is_wide: bool = False) -> None:
+    """Print the overview; the wide form names every source with its age."""
     automation, incidents = found["automation"], found["incidents"]
     old = out.seconds_since(found["asOf"])
     seen = f"{found['asOf'][11:19]}Z" + (f" ({duration(old)} old)" if out.is_terminal and old >= 2 else "")
@@ -86,6 +88,7 @@ def show(out: Page, found: Json) -> None:
     out.line(f"{head}  {counts}")
     for reason in _others(found["reasons"]):
         out.line(f"  {reason}")
+    _sources(out, found.get("sources", []), is_wide=is_wide)
     _nodes(out, found["nodes"])
     _gpus(out, found["gpus"])
     _jobs(out, found["jobs"])
@@ -111,7 +114,20 @@ def _need(number: int, more: str = "") -> str:
 
 def _others(reasons: list[str]) -> list[str]:
     """Return the reasons that the counts of incidents do not say already."""
-    return [reason for reason in reasons if "incident" not in reason.split(" without ")[0]]
+    return [reason for reason in reasons if not re.match(r"[0-9]+[+]? incidents? ", reason)]
+
+
+def _sources(out: Page, sources: list[Json], *, is_wide: bool) -> None:
+    """Print how many sources of facts are current; in the wide form each one, with its age."""
+    if not sources or all(source["state"] == "OFF" for source in sources):
+        return
+    counts = Counter(source["state"] for source in sources)
+    said = "  ".join(
+        f"{counts[state]} {plain(state)} {out.glyph(sign)}" for state, sign in SOURCE.items() if counts[state]
+    )
+    out.line(f"{out.bold('SOURCES')} {said}")
+    for source in sources if is_wide else ():
+        out.line(f"        {out.marked(SOURCE[source['state']], source['reason'])}")
 
 
 def _nodes(out: Page, nodes: Json) -> None:
@@ -122,12 +138,15 @@ def _nodes(out: Page, nodes: Json) -> None:
     for index, pool in enumerate(nodes["pools"]):
         states = "  ".join(
             f"{number} {plain(state)} {out.glyph(NODE[state])}" for state, number in pool["states"].items()
-        )
+        ) + out.last_seen(pool)
         title = out.bold("NODES") + "   " if index == 0 else "        "
         out.line(f"{title}{pool['pool']:<{widest}}  {counted(pool['total'], 'node')}: {states}")
 
 
 def _gpus(out: Page, gpus: Json) -> None:
+    if gpus["total"] is None:
+        out.line(f"{out.bold('GPUs')}    unknown: no list of nodes was read yet")
+        return
     in_use = f" {100 * gpus['inUse'] / gpus['total']:.0f}%" if gpus["total"] else ""
     out.line(
         f"{out.bold('GPUs')}    {gpus['total']} in the fleet  {gpus['inUse']} in use{in_use}  "

@@ -5,7 +5,7 @@ import queue
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from evenkeel.adapters import workloads
 from evenkeel.adapters.capacity import KubernetesCapacity
@@ -340,13 +340,20 @@ class KubernetesCluster(KubernetesCapacity):
 
     # ------------------------------------------------------------ changes
 
-    def watch(self, cluster: str, on_change: Callable[[str], None], *, until: Callable[[], bool]) -> None:
+    def watch(
+        self,
+        cluster: str,
+        on_change: Callable[[str], None],
+        *,
+        until: Callable[[], bool],
+        on_state: Callable[[str, str], None] | None = None,
+    ) -> None:
         """Every kind is reported once at the start and after each relist: what came before is not known otherwise.
 
         `on_change` is called in the caller's own thread.
         """
         ours = f"{JOB_LABEL},{FLEET_LABEL}={self._fleet}"
-        heard: queue.SimpleQueue[str | PermanentError] = queue.SimpleQueue()
+        heard: queue.SimpleQueue[str | _WatchState | PermanentError] = queue.SimpleQueue()
         watchers = [
             _Watcher(self._api(cluster), "node", _NODES, {}, heard),
             _Watcher(self._api(cluster), "pod", _PODS, {"labelSelector": ours}, heard),
@@ -362,7 +369,11 @@ class KubernetesCluster(KubernetesCapacity):
                     continue
                 if isinstance(change, PermanentError):
                     raise change
-                on_change(change)
+                if isinstance(change, _WatchState):
+                    if on_state is not None:
+                        on_state(change.kind, change.error)
+                else:
+                    on_change(change)
         finally:
             for watcher in watchers:
                 watcher.end()
@@ -390,6 +401,14 @@ class KubernetesCluster(KubernetesCapacity):
             return listed()
 
 
+class _WatchState(NamedTuple):
+    """What became of the watch on one kind of object."""
+
+    kind: str
+    error: str
+    """Empty where the server answers."""
+
+
 class _Watcher(threading.Thread):
     """Watches one kind of object until told to end; puts the kind's name into the queue at each change."""
 
@@ -399,7 +418,7 @@ class _Watcher(threading.Thread):
         kind: str,
         path: str,
         query: Mapping[str, str],
-        heard: "queue.SimpleQueue[str | PermanentError]",
+        heard: "queue.SimpleQueue[str | _WatchState | PermanentError]",
     ) -> None:
         super().__init__(name=f"watch-{api.name}-{kind}", daemon=True)
         self._server = api
@@ -418,11 +437,15 @@ class _Watcher(threading.Thread):
                 if not version:
                     version = self._server.version(self._path, **self._query)
                     self._heard.put(self._kind)
+                    self._heard.put(_WatchState(self._kind, ""))
                 version = self._follow(version)
+                # A server that accepts the call and then says nothing has not answered; one that ends it in time has.
+                self._heard.put(_WatchState(self._kind, ""))
             except Expired:
                 version = ""
-            except TransientError:
+            except TransientError as error:
                 # A lost connection goes on from the last version seen; the server says so if that is too old.
+                self._heard.put(_WatchState(self._kind, f"{type(error).__name__}: {error}"))
                 self._ended.wait(_PAUSE_SECONDS)
             except PermanentError as error:
                 self._heard.put(error)

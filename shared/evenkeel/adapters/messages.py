@@ -67,6 +67,12 @@ class SqsInbox:
         with aws.translated(f"queue event {document.get('id')}", _MEANINGS):
             self._client.send_message(QueueUrl=self._queue_url, MessageBody=sendable(body))
 
+    def waiting(self) -> int:
+        name = "ApproximateNumberOfMessages"
+        with aws.translated("count the events that wait", _MEANINGS):
+            answer = self._client.get_queue_attributes(QueueUrl=self._queue_url, AttributeNames=[name])
+        return int(answer["Attributes"][name])
+
     def deliver_again(self, receipt: str, seconds: int) -> None:
         with aws.translated("have an event delivered again", _MEANINGS):
             self._client.change_message_visibility(

@@ -46,6 +46,8 @@ METRICS = {
     for metric in (
         # Evenkeel itself
         Metric("Heartbeat", _COUNT, ("function",), "A run of a scheduled function ended."),
+        Metric("SourcesStale", _COUNT, ("source",), "Sources of one kind that have been silent past their threshold."),
+        Metric("SourceAgeSeconds", _SECONDS, ("source", "target"), "Time since one source last answered."),
         Metric("RoundsPutOff", _COUNT, (), "A scheduled run met a transient failure and was left to the next one."),
         Metric("WatchesLost", _COUNT, (), "The watch on the cluster broke and was opened again."),
         Metric("WatchRoundsFailed", _COUNT, (), "A snapshot during the watch failed in part."),

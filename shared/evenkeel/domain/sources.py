@@ -23,6 +23,7 @@ SWEEP_STEPS = (
     "early",
     "facts",
     "unresolved",
+    "events",
     "incidents",
     "rollbacks",
     "ghosts",
@@ -93,6 +94,17 @@ class Source(Value):
                 return "the evaluation of waits"
             case SourceKind.SWEEP:
                 return f"sweep step {self.target}"
+
+    @property
+    def verb(self) -> str:
+        """Say what a source does that is stale and fails."""
+        match self.kind:
+            case SourceKind.EVENT_QUEUE:
+                return "is not emptied"
+            case SourceKind.SCHEDULING_CYCLE | SourceKind.WAITS | SourceKind.SWEEP:
+                return "fails"
+            case _:
+                return "does not answer"
 
 
 class SourceReport(Value):
@@ -183,6 +195,10 @@ def expected_sources(clusters: Sequence[str], *, has_hyperpod: bool) -> tuple[So
     )
 
 
+FACTS = (SourceKind.KUBERNETES_LIST, SourceKind.HYPERPOD)
+"""The kinds that facts about nodes and jobs come from."""
+
+
 def judge(
     expected: Iterable[Source],
     reports: Mapping[str, SourceReport],
@@ -193,6 +209,37 @@ def judge(
 ) -> tuple[SourceAge, ...]:
     """Return the age of every expected source, by the reports on their names."""
     return tuple(_judge_one(each, reports.get(each.name), policy, now, is_running=is_running) for each in expected)
+
+
+def complaints(ages: Iterable[SourceAge]) -> tuple[list[str], list[str]]:
+    """Return what is stale, and what is not known yet, each as phrases for one line of reasons."""
+    ages = tuple(ages)
+    if ages and all(age.state is SourceState.UNKNOWN and age.seen_at is None and not age.error for age in ages):
+        return [], ["nothing has been observed yet"]
+    stale = [age for age in ages if age.state is SourceState.STALE]
+    failing = [age for age in stale if age.error]
+    silent = [age.source for age in stale if not age.error]
+    unknown = [age.source for age in ages if age.state is SourceState.UNKNOWN]
+    blind = {age.source.target for age in failing if age.source.kind is SourceKind.KUBERNETES_LIST}
+    # A cluster that does not answer has no watch and no Kueue either: it is named once.
+    named = [
+        age
+        for age in failing
+        if age.source.kind not in (SourceKind.KUBERNETES_WATCH, SourceKind.KUEUE) or age.source.target not in blind
+    ]
+    said = [age.reason.removesuffix(".") for age in named]
+    if silent:
+        said.append(f"nothing has read {_listed(silent)} for too long")
+    return said, [f"nothing is known yet of {_listed(unknown)}"] if unknown else []
+
+
+def _listed(sources: Sequence[Source]) -> str:
+    """Name sources in a row; all steps of the sweep in one."""
+    steps = [source for source in sources if source.kind is SourceKind.SWEEP]
+    words = [source.words for source in sources if source.kind is not SourceKind.SWEEP]
+    if steps:
+        words.append(steps[0].words if len(steps) == 1 else f"{len(steps)} sweep steps")
+    return ", ".join(words)
 
 
 def _judge_one(
@@ -234,10 +281,10 @@ def _state(
     ago = f"last answer {span((now - report.seen_at).total_seconds())} ago"
     if now - report.seen_at > limit:
         if failure:
-            return SourceState.STALE, f"{_capital(words)} does not answer{failure} ({ago})."
+            return SourceState.STALE, f"{_capital(words)} {source.verb}{failure} ({ago})."
         return SourceState.STALE, f"Nothing has read {words} lately ({ago})."
     if report.error:
-        return SourceState.FAILING, f"{_capital(words)} did not answer the last try ({ago}): {report.error}"
+        return SourceState.FAILING, f"The last try of {words} failed ({ago}): {report.error}"
     return SourceState.CURRENT, f"{_capital(words)} answered ({ago})."
 
 

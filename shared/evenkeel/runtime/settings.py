@@ -1,7 +1,7 @@
 """What the deployment says: environment variables as one frozen value."""
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -23,6 +23,8 @@ class Settings(BaseModel):
     mode: Mode = Field(Mode.OBSERVE, alias="EVENKEEL_MODE")
     admission: Admission = Field(Admission.EVENKEEL, alias="EVENKEEL_ADMISSION")
     drills_may_act: bool = Field(default=False, alias="EVENKEEL_DRILLS_MAY_ACT")
+    schedules: Literal["on", "off"] = Field("on", alias="EVENKEEL_SCHEDULES")
+    """Whether the clocks of the stack run. They are off in a new stack until somebody turns them on."""
     policy_name: str = Field("production", alias="EVENKEEL_POLICY", pattern=r"^[a-z][a-z0-9-]*$")
     hyperpod_cluster_arn: str = Field("", alias="HYPERPOD_CLUSTER_ARN")
     """Empty where the fleet has no HyperPod half."""
@@ -66,6 +68,11 @@ class Settings(BaseModel):
         except ValidationError as error:
             faults = "; ".join(f"{fault['loc'][0]}: {fault['msg']}" for fault in error.errors(include_input=False))
             raise BadSetting(f"the environment cannot be read: {faults}") from error
+
+    @property
+    def schedules_are_on(self) -> bool:
+        """Whether the scheduled functions are invoked at all."""
+        return self.schedules == "on"
 
     @property
     def home_cluster(self) -> str:

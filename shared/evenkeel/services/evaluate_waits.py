@@ -5,10 +5,10 @@ what is waited for may have come first. Asking twice is harmless: `resolve_wait`
 """
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from evenkeel.domain.health.incidents import HurtJob, Incident, NodeCheck, TimelineEntry
 from evenkeel.domain.nodes import KubernetesNode, NodeLife, ProviderCluster, ProviderNode
@@ -57,6 +57,7 @@ from evenkeel.ports import (
     Row,
     Table,
     Telemetry,
+    Unreachable,
     WaitAnswers,
     every,
     get_all,
@@ -64,6 +65,7 @@ from evenkeel.ports import (
 from evenkeel.services import guard_queue, incident_record, plan_recovery, rows
 from evenkeel.services.guard_acts import Fleet
 
+T = TypeVar("T")
 WRITER = "evaluate_waits"
 _RENTAL_KINDS = (ConditionKind.RENTAL_READY, ConditionKind.RENTAL_OVER)
 _ATTEMPT_KINDS = (
@@ -82,6 +84,13 @@ class Evaluated(Value):
     """`<subject>/<name>: <outcome>` of each answer that was asked for."""
     failed: tuple[str, ...] = ()
     """Waits that could not be judged this time, and why."""
+
+    @property
+    def failure(self) -> str:
+        """One sentence on the waits that could not be judged; empty if all were."""
+        if not self.failed:
+            return ""
+        return f"{len(self.failed)} of {self.open} waits could not be judged. The first: {self.failed[0]}"
 
 
 class Observation:
@@ -108,6 +117,17 @@ class Observation:
         self._let_go: frozenset[str] | None = None
         self._nodes: dict[str, tuple[KubernetesNode, ...]] = {}
         self._workloads: dict[str, dict[tuple[str, int], WorkloadSeen]] = {}
+        self._no_answer: dict[str, Unreachable] = {}
+        """By cluster, or `HyperPod`: the call that got no answer. It is not called again for each of many waits."""
+
+    def _ask(self, whom: str, read: Callable[[], T]) -> T:
+        if whom in self._no_answer:
+            raise Unreachable(str(self._no_answer[whom]))
+        try:
+            return read()
+        except Unreachable as error:
+            self._no_answer[whom] = error
+            raise
 
     def read_ahead(self, waits: Iterable[Wait]) -> None:
         """Read what these waits are about in a few calls: there may be one for each machine of a fleet."""
@@ -135,13 +155,13 @@ class Observation:
     def nodes(self, cluster: str) -> tuple[KubernetesNode, ...]:
         """Return the node objects of a cluster."""
         if cluster not in self._nodes:
-            self._nodes[cluster] = self._cluster.nodes(cluster)
+            self._nodes[cluster] = self._ask(cluster, lambda: self._cluster.nodes(cluster))
         return self._nodes[cluster]
 
     @cached_property
     def records(self) -> tuple[ProviderNode, ...]:
         """HyperPod's list of its machines."""
-        return self._provider.nodes()
+        return self._ask("HyperPod", self._provider.nodes)
 
     @cached_property
     def fleet(self) -> Fleet:
@@ -188,14 +208,15 @@ class Observation:
 
     def has_work(self, node: KubernetesNode) -> bool:
         """Whether a pod with accelerators runs on a node."""
-        return self._cluster.accelerators_in_use(node.cluster).get(node.name, 0) > 0
+        in_use = self._ask(node.cluster, lambda: self._cluster.accelerators_in_use(node.cluster))
+        return in_use.get(node.name, 0) > 0
 
     def workload(self, attempt: Attempt) -> WorkloadSeen:
         """Return an attempt's Job and pods."""
         if not self._reads_all:
             return self._cluster.workload(attempt.cluster, attempt.namespace, attempt.job_id, attempt.attempt)
         if attempt.cluster not in self._workloads:
-            listed = self._cluster.workloads(attempt.cluster)
+            listed = self._ask(attempt.cluster, lambda: self._cluster.workloads(attempt.cluster))
             self._workloads[attempt.cluster] = {(seen.job_id, seen.attempt): seen for seen in listed}
         nothing = WorkloadSeen(job_id=attempt.job_id, attempt=attempt.attempt)
         return self._workloads[attempt.cluster].get((attempt.job_id, attempt.attempt), nothing)
@@ -270,7 +291,7 @@ def run(
         try:
             outcome = _ask(wait, row, world, wait_answers)
         except EvenkeelError as error:
-            failed.append(f"{wait.subject}/{wait.name}: {type(error).__name__}")
+            failed.append(f"{wait.subject}/{wait.name}: {type(error).__name__}: {error}")
             telemetry.warning("WaitNotJudged", subject=wait.subject, wait=wait.name, detail=str(error))
             continue
         if outcome:

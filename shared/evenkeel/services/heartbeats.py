@@ -17,23 +17,19 @@ PACE = timedelta(seconds=10)
 
 
 class Results:
-    """What one run of a function learned from its sources. A source that failed once in a run has failed in it."""
+    """What one run of a function learned from its sources: the last result of each counts."""
 
     def __init__(self) -> None:
         self._errors: dict[str, str] = {}
 
     def answered(self, source: Source) -> None:
-        """Note that a source answered, unless something else of it failed in this run."""
-        self._errors.setdefault(source.name, "")
+        """Note that a source answered."""
+        self._errors[source.name] = ""
 
     def failed(self, source: Source, error: EvenkeelError | str) -> None:
-        """Note that a source failed. The first failure of a run stays."""
+        """Note that a source failed."""
         text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
-        self._errors[source.name] = self._errors.get(source.name) or text or "failed"
-
-    def renewed(self, source: Source) -> None:
-        """Note that a source answers again in the same run."""
-        self._errors[source.name] = ""
+        self._errors[source.name] = text or "failed"
 
     @property
     def errors(self) -> Mapping[str, str]:

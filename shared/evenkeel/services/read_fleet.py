@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypedDict
 from evenkeel.domain.health.incidents import OPEN_STATES, Incident
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.scheduling.jobs import Job, JobState
+from evenkeel.domain.sources import FACTS, Source, SourceAge, SourceKind, SourceState, complaints
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Ledger, Row, Table
 from evenkeel.services import (
@@ -19,6 +20,7 @@ from evenkeel.services import (
     read_jobs,
     read_queue,
     read_serving,
+    read_sources,
     read_teams,
     rows,
 )
@@ -51,7 +53,9 @@ class Health(StrEnum):
     DEGRADED = "DEGRADED"
     """Something is being worked on, or automation is held."""
     CRITICAL = "CRITICAL"
-    """A person is needed."""
+    """A person is needed, or what Evenkeel shows is stale."""
+    NOT_RUNNING = "NOT_RUNNING"
+    """The schedules are off: nothing is watched, repaired or started."""
 
 
 class NodeState(StrEnum):
@@ -98,7 +102,14 @@ class _Incidents(NamedTuple):
 
 
 def status(
-    ledger: Ledger, *, fleet: str, clusters: Iterable[str], mode: str, drills_may_act: bool, now: datetime
+    ledger: Ledger,
+    *,
+    fleet: str,
+    clusters: Iterable[str],
+    mode: str,
+    drills_may_act: bool,
+    sources: Sequence[SourceAge],
+    now: datetime,
 ) -> Json:
     """Return the overview: what burns, whether it is handled, and what the fleet and the jobs do."""
     nodes, has_more_nodes = _nodes(ledger)
@@ -106,7 +117,7 @@ def status(
     incidents = _incidents(ledger, nodes, work, now)
     automation = hold_automation.show(ledger, mode=mode, drills_may_act=drills_may_act, now=now)
     beats = _heartbeats(ledger, now)
-    health, reasons = _judge(incidents, automation, beats, nodes)
+    health, reasons = _judge(incidents, automation, beats, nodes, sources)
     return {
         "asOf": rfc3339(now),
         "fleet": fleet,
@@ -121,8 +132,8 @@ def status(
             + [_incident(ledger, incident, needs_you=False) for incident in incidents.working[:_MOST_SHOWN]],
         },
         "next": _next(incidents),
-        "nodes": _pools(nodes, incidents.in_repair) | {"isLowerBound": has_more_nodes},
-        "gpus": _gpus(nodes, incidents.in_repair),
+        "nodes": _pools(nodes, incidents.in_repair, sources) | {"isLowerBound": has_more_nodes},
+        "gpus": _gpus(nodes, incidents.in_repair, sources),
         "jobs": _jobs(ledger, work, clusters, now),
         "teams": [
             {name: value for name, value in team.items() if name != "resources"}
@@ -130,6 +141,8 @@ def status(
         ],
         "serving": read_serving.list_serving(ledger),
         "heartbeats": beats,
+        "isRunning": not _is_off(sources),
+        "sources": [age.to_json() for age in sources],
     }
 
 
@@ -311,7 +324,7 @@ def _incident(ledger: Ledger, incident: Incident, *, needs_you: bool) -> Json:
     }
 
 
-def _pools(nodes: Sequence[FleetNode], in_repair: set[str]) -> Json:
+def _pools(nodes: Sequence[FleetNode], in_repair: set[str], sources: Iterable[SourceAge]) -> Json:
     pools: dict[tuple[str, str], list[FleetNode]] = defaultdict(list)
     for node in nodes:
         pools[node.life.cluster, node.pool].append(node)
@@ -325,12 +338,28 @@ def _pools(nodes: Sequence[FleetNode], in_repair: set[str]) -> Json:
                 "kind": "committed" if any(node.provider_status for node in members) else "burst",
                 "total": len(members),
                 "states": {state: counts[state] for state in NodeState if counts[state]},
+                **_sight(cluster, sources),
             }
         )
-    return {"total": len(nodes), "pools": items}
+    return {"total": len(nodes) if nodes or _has_seen_nodes(sources) else None, "pools": items}
 
 
-def _gpus(nodes: Sequence[FleetNode], in_repair: set[str]) -> Json:
+def _sight(cluster: str, sources: Iterable[SourceAge]) -> Json:
+    """Return whether what is known of a cluster is stale, and since when."""
+    ages = [age for age in sources if age.source == Source(kind=SourceKind.KUBERNETES_LIST, target=cluster)]
+    is_stale = not all(age.is_trusted for age in ages)
+    seen_at = min((age.seen_at for age in ages if age.seen_at), default=None) if is_stale else None
+    return {"isStale": is_stale, "lastSeenAt": rfc3339(seen_at) if seen_at else None}
+
+
+def _has_seen_nodes(sources: Iterable[SourceAge]) -> bool:
+    """Whether any list of nodes was ever read: before that there is no number of nodes, not even none."""
+    return any(age.seen_at for age in sources if age.source.kind in FACTS)
+
+
+def _gpus(nodes: Sequence[FleetNode], in_repair: set[str], sources: Iterable[SourceAge]) -> Json:
+    if not nodes and not _has_seen_nodes(sources):
+        return {"total": None, "inService": None, "inUse": None, "free": None}
     serving = [
         node for node in nodes if node_state(node, is_in_repair=node.life.key in in_repair) is NodeState.IN_SERVICE
     ]
@@ -413,10 +442,20 @@ def _heartbeats(ledger: Ledger, now: datetime) -> list[Json]:
     return beats
 
 
+def _is_off(sources: Iterable[SourceAge]) -> bool:
+    return any(age.state is SourceState.OFF for age in sources)
+
+
 def _judge(
-    incidents: _Incidents, automation: Json, beats: Sequence[Json], nodes: Sequence[FleetNode]
+    incidents: _Incidents,
+    automation: Json,
+    beats: Sequence[Json],
+    nodes: Sequence[FleetNode],
+    sources: Sequence[SourceAge],
 ) -> tuple[Health, list[str]]:
-    silent = [beat["function"] for beat in beats if beat["isSilent"]]
+    is_off = _is_off(sources)
+    stale, unknown = complaints(sources)
+    silent = [] if is_off else [beat["function"] for beat in beats if beat["isSilent"]]
     in_repair = incidents.in_repair
     states = Counter(node_state(node, is_in_repair=node.life.key in in_repair) for node in nodes)
     critical = []
@@ -424,8 +463,9 @@ def _judge(
         critical.append(incidents.counted(incidents.needing, ("needs a person", "need a person")))
     if silent:
         critical.append(f"no heartbeat from {', '.join(silent)} for 10 minutes")
-    unheard = [beat["function"] for beat in beats if beat["at"] is None]
-    degraded = []
+    critical += stale
+    unheard = [] if is_off else [beat["function"] for beat in beats if beat["at"] is None]
+    degraded = list(unknown)
     if unheard:
         degraded.append(f"no heartbeat yet from {', '.join(unheard)}")
     if incidents.working:
@@ -434,5 +474,7 @@ def _judge(
         degraded.append(f"{states[NodeState.NOT_READY]} not ready without an incident")
     if automation["isHeld"]:
         degraded.append("automation is held")
+    if is_off:
+        return Health.NOT_RUNNING, [read_sources.NOT_RUNNING, *critical, *degraded]
     health = Health.CRITICAL if critical else Health.DEGRADED if degraded else Health.OK
     return health, critical + degraded

@@ -228,6 +228,7 @@ def summary(job: Job) -> Json:
         "elastic": spec.elastic.to_json() if spec.elastic else None,
         "currentNodes": job.size or None if job.state in _AT_WORK else None,
         "gpusPerNode": spec.accelerators_per_node,
+        "cluster": job.cluster or None,
         "currentAttempt": job.current_attempt,
         "applicationFailures": job.application_failures,
         "submittedAt": rfc3339(job.submitted_at),

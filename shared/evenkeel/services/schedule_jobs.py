@@ -50,12 +50,14 @@ from evenkeel.domain.scheduling.queues.objects import QueueingStrategy, StopPoli
 from evenkeel.domain.scheduling.renting import is_on
 from evenkeel.domain.scheduling.spending import Spent
 from evenkeel.domain.scheduling.teams import SetUp
+from evenkeel.domain.sources import Source, SourceKind
 from evenkeel.domain.values import Value
 from evenkeel.ports import (
     Add,
     Cluster,
     Conflict,
     Delete,
+    EvenkeelError,
     Ids,
     Key,
     Ledger,
@@ -217,6 +219,48 @@ def run(
 
     Idempotent: yes, every admission is conditional on the tree's and the job's version; concurrent passes are safe.
     """
+    cycle = Source(kind=SourceKind.SCHEDULING_CYCLE)
+    results = heartbeats.Results()
+    try:
+        outcome = _run(
+            ledger,
+            cluster,
+            provider,
+            workflows,
+            ids,
+            telemetry,
+            clusters=clusters,
+            policy=policy,
+            mode=mode,
+            now=now,
+            admission=admission,
+        )
+    except EvenkeelError as error:
+        results.failed(cycle, error)
+        heartbeats.beat(ledger, telemetry, WRITER, now, results)
+        raise
+    if outcome.is_complete:
+        results.answered(cycle)
+    else:
+        results.failed(cycle, "The queue changed during every try.")
+    heartbeats.beat(ledger, telemetry, WRITER, now, results)
+    return outcome
+
+
+def _run(
+    ledger: Ledger,
+    cluster: Cluster,
+    provider: Provider,
+    workflows: Workflows,
+    ids: Ids,
+    telemetry: Telemetry,
+    *,
+    clusters: Sequence[str],
+    policy: Policy,
+    mode: Mode,
+    now: datetime,
+    admission: Admission,
+) -> Outcome:
     admitted: list[str] = []
     aside: set[str] = set()
     for _ in range(_ROUNDS):
@@ -260,9 +304,7 @@ def run(
         waiting = len(decisions) - len([one for one in decisions if one.action is Action.ADMIT])
         if not waiting and len(decisions) >= policy.scheduling.heads_per_pass:
             continue  # the whole head of the queue is in: look at what came after it
-        heartbeats.beat(ledger, telemetry, WRITER, now)
         return Outcome(admitted=tuple(admitted), waiting=waiting)
-    heartbeats.beat(ledger, telemetry, WRITER, now)
     telemetry.warning("A pass ended before the queue's head stood still; the next one goes on", rounds=_ROUNDS)
     return Outcome(admitted=tuple(admitted), is_complete=False)
 

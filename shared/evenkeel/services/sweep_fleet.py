@@ -3,15 +3,17 @@
 Each step stands alone: one that fails is reported and comes again in the next round, and the others go on.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from evenkeel.domain.health.incidents import IncidentState
 from evenkeel.domain.policy import Mode, Policy
 from evenkeel.domain.scheduling.jobs import JobState
+from evenkeel.domain.sources import Source, SourceAge, SourceKind, SourceState
 from evenkeel.domain.values import Value
 from evenkeel.events import kubernetes_node
-from evenkeel.ports import EvenkeelError, Table
-from evenkeel.services import evaluate_waits, heartbeats, locks, watch_cluster
+from evenkeel.ports import EvenkeelError, Table, Telemetry
+from evenkeel.services import evaluate_waits, heartbeats, locks, read_sources, watch_cluster
 from evenkeel.services.patient_answers import PatientWaitAnswers
 from evenkeel.services.sweep import arrivals, attempts, incidents, memory, rentals, signals
 from evenkeel.services.sweep.round import WRITER, Round, World
@@ -30,10 +32,18 @@ class Outcome(Value):
     mended: dict[str, int] = {}
     """What had been left half done, by step: the miss rate of everything above this net."""
     failed: tuple[str, ...] = ()
-    """Steps that failed, and why."""
+    """Steps that failed and sources that could not be read, and why."""
 
 
-def run(world: World, *, clusters: Sequence[str], policy: Policy, mode: Mode, drills_may_act: bool) -> Outcome:
+def run(
+    world: World,
+    *,
+    clusters: Sequence[str],
+    policy: Policy,
+    mode: Mode,
+    drills_may_act: bool,
+    has_hyperpod: bool = True,
+) -> Outcome:
     """Sweep once.
 
     Idempotent: yes, each step is, and a round that finds nothing amiss changes nothing but the heartbeat.
@@ -53,22 +63,80 @@ def run(world: World, *, clusters: Sequence[str], policy: Policy, mode: Mode, dr
             break
         if not sweep.is_due(name):
             continue
-        try:
+        sweep.failures = []
+        count = 0
+        with sweep.item(name):
             count = step(sweep)
-        except EvenkeelError as error:
-            failed.append(f"{name}: {type(error).__name__}")
+        source = Source(kind=SourceKind.SWEEP, target=name)
+        if sweep.failures:
+            failed.append(f"{name}: {sweep.failures[0]}")
+            sweep.results.failed(source, "; ".join(sweep.failures))
             world.telemetry.count("SweepStepsFailed", step=name)
             world.telemetry.warning(
-                "A step of the sweep failed", step=name, error=type(error).__name__, detail=str(error)
+                "A step of the sweep failed", step=name, failures=len(sweep.failures), detail=sweep.failures[0]
             )
-            continue
+        else:
+            sweep.results.answered(source)
         if count:
             mended[name] = count
             world.telemetry.count("SweepMended", count, step=name)
+    measures = sweep.is_due("sources")
     if held is not None:
         locks.release(world.ledger, held, now=world.clock.now(), notes=sweep.notes)
-    heartbeats.beat(world.ledger, world.telemetry, WRITER, world.clock.now())
+    _note_lists(sweep, has_hyperpod=has_hyperpod)
+    steps = f"{SourceKind.SWEEP}/"
+    failed += [
+        f"{name}: {error}" for name, error in sweep.results.errors.items() if error and not name.startswith(steps)
+    ]
+    now = world.clock.now()
+    heartbeats.beat(world.ledger, world.telemetry, WRITER, now, sweep.results)
+    if measures:
+        ages = read_sources.run(world.ledger, clusters=clusters, has_hyperpod=has_hyperpod, policy=policy, now=now)
+        _measure_sources(ages, world.telemetry)
     return Outcome(outcome="SWEPT", mended=mended, failed=tuple(failed))
+
+
+def _note_lists(sweep: Round, *, has_hyperpod: bool) -> None:
+    """Note which clusters were listed completely, and whether HyperPod was, where this run came so far."""
+    for cluster in sweep.clusters:
+        source = Source(kind=SourceKind.KUBERNETES_LIST, target=cluster)
+        if cluster in sweep.blind:
+            sweep.results.failed(source, sweep.blind[cluster])
+        elif sweep.has_listed:
+            sweep.results.answered(source)
+    if not has_hyperpod or not sweep.has_listed:
+        return
+    if sweep.hyperpod_error:
+        sweep.results.failed(Source(kind=SourceKind.HYPERPOD), sweep.hyperpod_error)
+    else:
+        sweep.results.answered(Source(kind=SourceKind.HYPERPOD))
+
+
+def _measure_sources(ages: Sequence[SourceAge], telemetry: Telemetry) -> None:
+    """Emit the age of each source that ever answered, and how many of each kind are stale."""
+    for age in ages:
+        if age.age_seconds is not None:
+            telemetry.seconds(
+                "SourceAgeSeconds", age.age_seconds, source=age.source.kind, target=age.source.target or "fleet"
+            )
+    stale = Counter(age.source.kind for age in ages if age.state is SourceState.STALE)
+    for kind in sorted({age.source.kind for age in ages}):
+        telemetry.count("SourcesStale", stale[kind], source=kind)
+
+
+def read_event_queue(sweep: Round) -> int:
+    """Look whether events wait: a queue that nobody empties is a source that nobody hears."""
+    source = Source(kind=SourceKind.EVENT_QUEUE)
+    try:
+        waiting = sweep.world.inbox.waiting()
+    except EvenkeelError as error:
+        sweep.unread(source, error)
+        return 0
+    if waiting:
+        sweep.results.failed(source, f"{waiting} events wait to be handled.")
+    else:
+        sweep.results.answered(source)
+    return 0
 
 
 def answer_waits(sweep: Round) -> int:
@@ -83,7 +151,7 @@ def answer_waits(sweep: Round) -> int:
         sweep.notes.pop("asked", {}),
         leaves_first_to_watch=locks.is_held(world.ledger, watch_cluster.LOCK, now=sweep.now),
     )
-    evaluate_waits.run(
+    judged = evaluate_waits.run(
         ledger=world.ledger,
         cluster=world.cluster,
         provider=world.provider,
@@ -94,6 +162,11 @@ def answer_waits(sweep: Round) -> int:
         repeat_answered=True,
     )
     sweep.notes["asked"] = answers.asked
+    source = Source(kind=SourceKind.WAITS)
+    if judged.failure:
+        sweep.results.failed(source, judged.failure)
+    else:
+        sweep.results.answered(source)
     return answers.requests
 
 
@@ -107,10 +180,11 @@ def measure(sweep: Round) -> int:
     world.telemetry.count("IncidentsOpen", len(sweep.open_incidents))
     blocked = sum(incident.state is IncidentState.BLOCKED for incident in sweep.open_incidents)
     world.telemetry.count("IncidentsBlocked", blocked)
-    ready = sum(node.kubernetes is not None and node.kubernetes.is_ready for node in sweep.nodes)
-    world.telemetry.count("NodesReady", ready)
-    world.telemetry.count("NodesNotReady", len(sweep.nodes) - ready)
-    world.telemetry.count("NodesLemon", sum(node.life.key in sweep.lemons for node in sweep.nodes))
+    if not sweep.blind and not sweep.hyperpod_error:  # a count over a part of the fleet would look like a loss
+        ready = sum(node.kubernetes is not None and node.kubernetes.is_ready for node in sweep.nodes)
+        world.telemetry.count("NodesReady", ready)
+        world.telemetry.count("NodesNotReady", len(sweep.nodes) - ready)
+        world.telemetry.count("NodesLemon", sum(node.life.key in sweep.lemons for node in sweep.nodes))
     stale = [kubernetes_node.stale_conditions(node, sweep.policy.watch, sweep.now) for node in sweep.kubernetes]
     world.telemetry.count("ConditionsStale", sum(map(len, stale)))
     return 0
@@ -140,6 +214,7 @@ STEPS: tuple[tuple[str, Callable[[Round], int]], ...] = (
     ("early", signals.tell_early),
     ("facts", signals.tell_facts),
     ("unresolved", signals.retry_unresolved),
+    ("events", read_event_queue),
     ("incidents", incidents.resume_incidents),
     ("rollbacks", incidents.take_back_jobs),
     ("ghosts", incidents.close_ghosts),

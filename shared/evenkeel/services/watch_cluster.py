@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
+from evenkeel.domain.nodes import KubernetesNode
 from evenkeel.domain.policy import Policy
+from evenkeel.domain.sources import Source, SourceKind
 from evenkeel.domain.values import Value
 from evenkeel.events import kubernetes_node
 from evenkeel.ports import (
@@ -78,7 +80,7 @@ def run(world: World, *, clusters: Sequence[str], policy: Policy, drills_may_act
     finally:
         if watch.lock is not None:
             locks.release(world.ledger, watch.lock, now=world.clock.now())
-    heartbeats.beat(world.ledger, world.telemetry, WRITER, world.clock.now())
+    heartbeats.beat(world.ledger, world.telemetry, WRITER, world.clock.now(), watch.results())
     return Outcome(
         outcome="WATCHED",
         rounds=watch.rounds,
@@ -111,16 +113,45 @@ class _Watch:
         self.told: set[str] = set()
         self.answers = PatientWaitAnswers(world.wait_answers, world.clock)
         self.rounds = self.failed_rounds = 0
+        self.watch_states: dict[str, str] = {}
+        """By kind of object: why its watch is broken; empty where it answers."""
+        self.waits = ""
+        """Why not every wait could be judged in the last snapshot; empty if all were."""
+
+    def results(self) -> heartbeats.Results:
+        """Return what this invocation learned from its sources."""
+        results = heartbeats.Results()
+        broken = [f"{kind}: {error}" for kind, error in sorted(self.watch_states.items()) if error]
+        source = Source(kind=SourceKind.KUBERNETES_WATCH, target=self.clusters[0])
+        if broken or (not self.watch_states and self.lock is not None):
+            results.failed(source, "; ".join(broken) or "The watch was not opened.")
+        elif self.watch_states:
+            results.answered(source)
+        waits = Source(kind=SourceKind.WAITS)
+        if self.waits:
+            results.failed(waits, self.waits)
+        elif self.rounds:
+            results.answered(waits)
+        return results
 
     def until_time_is_up(self) -> None:
         for _ in range(_LOST_WATCHES):
+            is_lost_for_good = False
             try:
-                self.world.cluster.watch(self.clusters[0], self.hear, until=self.is_over)
-            except TransientError as error:
+                self.world.cluster.watch(self.clusters[0], self.hear, until=self.is_over, on_state=self.note_state)
+            except EvenkeelError as error:
+                self.note_state("watch", f"{type(error).__name__}: {error}")
+                is_lost_for_good = not isinstance(error, TransientError)
                 self.world.telemetry.count("WatchesLost")
-                self.world.telemetry.warning("The watch was lost and is taken up again", error=str(error))
-            if self.is_over():
+                self.world.telemetry.warning("The watch was lost", error=type(error).__name__, detail=str(error))
+            if self.is_over() or is_lost_for_good:
                 return
+
+    def note_state(self, kind: str, error: str) -> None:
+        """Remember whether the watch of a kind answers."""
+        if not error:
+            self.watch_states.pop("watch", None)
+        self.watch_states[kind] = error
 
     def hear(self, kind: str) -> None:
         """Remember that something changed."""
@@ -146,51 +177,72 @@ class _Watch:
         """Take one look at the world. A part that fails leaves the others alone and comes again in the next round."""
         self.heard_at, self.looked_at = None, now
         self.rounds += 1
-        try:
-            self.answer_waits(now)
-            self.tell_facts(now)
-        except EvenkeelError as error:
+        failures = [error for error in (self.answer_waits(now), *self.tell_facts(now)) if error]
+        if failures:
             self.failed_rounds += 1
             self.world.telemetry.count("WatchRoundsFailed")
-            self.world.telemetry.warning("A round of the watch failed", error=type(error).__name__, detail=str(error))
+            self.world.telemetry.warning("A round of the watch failed", detail="; ".join(failures))
         # In a storm every round is long and has a change behind it: the recoveries need the tables, too.
         ended_at = self.world.clock.now()
         self.rests_until = ended_at + min(ended_at - now, LONGEST_REST)
 
-    def answer_waits(self, now: datetime) -> None:
+    def answer_waits(self, now: datetime) -> str:
+        """Judge every wait; return why some could not be judged, or nothing."""
         world = self.world
-        evaluate_waits.run(
-            ledger=world.ledger,
-            cluster=world.cluster,
-            provider=world.provider,
-            wait_answers=self.answers,
-            telemetry=world.telemetry,
-            policy=self.policy,
-            now=now,
-        )
+        try:
+            judged = evaluate_waits.run(
+                ledger=world.ledger,
+                cluster=world.cluster,
+                provider=world.provider,
+                wait_answers=self.answers,
+                telemetry=world.telemetry,
+                policy=self.policy,
+                now=now,
+            )
+        except EvenkeelError as error:
+            self.waits = f"{type(error).__name__}: {error}"
+            return self.waits
+        self.waits = judged.failure
+        return ""
 
-    def tell_facts(self, now: datetime) -> None:
-        """Tell what node objects say, once an invocation each. Nodes are read only when that may say something new."""
+    def tell_facts(self, now: datetime) -> list[str]:
+        """Tell what node objects say, once an invocation each; return what failed.
+
+        Nodes are read only when that may say something new. A cluster or a node that fails leaves the others alone.
+        """
         if not self.nodes_changed:
-            return
-        world = self.world
-        nodes = [node for cluster in self.clusters for node in world.cluster.nodes(cluster)]
+            return []
+        failures: list[str] = []
+        nodes: list[KubernetesNode] = []
+        for cluster in self.clusters:
+            try:
+                nodes += self.world.cluster.nodes(cluster)
+            except EvenkeelError as error:
+                failures.append(f"nodes of {cluster}: {type(error).__name__}: {error}")
         for node in nodes:
-            for fact in kubernetes_node.facts_of(node, self.policy.watch, now):
-                if fact.fact_key in self.told:
-                    continue
-                receive_event.run(
-                    fact,
-                    ledger=world.ledger,
-                    provider=world.provider,
-                    workflows=world.workflows,
-                    clock=world.clock,
-                    ids=world.ids,
-                    telemetry=world.telemetry,
-                    clusters=self.clusters,
-                    drills_may_act=self.drills_may_act,
-                    catalogue=self.policy.catalogue,
-                )
-                self.told.add(fact.fact_key)
+            try:
+                self._tell_facts_of(node, now)
+            except EvenkeelError as error:
+                failures.append(f"node {node.name}: {type(error).__name__}: {error}")
         # A node that is not Ready sickens by time alone, so it is looked at again without a change.
-        self.nodes_changed = any(not node.is_ready for node in nodes)
+        self.nodes_changed = bool(failures) or any(not node.is_ready for node in nodes)
+        return failures
+
+    def _tell_facts_of(self, node: KubernetesNode, now: datetime) -> None:
+        world = self.world
+        for fact in kubernetes_node.facts_of(node, self.policy.watch, now):
+            if fact.fact_key in self.told:
+                continue
+            receive_event.run(
+                fact,
+                ledger=world.ledger,
+                provider=world.provider,
+                workflows=world.workflows,
+                clock=world.clock,
+                ids=world.ids,
+                telemetry=world.telemetry,
+                clusters=self.clusters,
+                drills_may_act=self.drills_may_act,
+                catalogue=self.policy.catalogue,
+            )
+            self.told.add(fact.fact_key)

@@ -17,6 +17,7 @@ from evenkeel.runtime import wiring
 from evenkeel.runtime.settings import Settings
 from tests.fakes import FakeWorld
 from tests.fakes.cluster import CLUSTER
+from tests.fakes.world import CLUSTER_ARN
 
 ROOT = Path(__file__).resolve().parents[3]
 ACCOUNT = "000000000000"
@@ -95,6 +96,7 @@ class Gateway:
                 "EVENKEEL_MODE": "act",
                 "EVENKEEL_DRILLS_MAY_ACT": "true",
                 "KUBERNETES_CLUSTERS": CLUSTER,
+                "HYPERPOD_CLUSTER_ARN": CLUSTER_ARN,
                 **self.environment,
             }
         )

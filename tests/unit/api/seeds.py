@@ -15,6 +15,7 @@ from evenkeel.domain.health.incidents import (
 )
 from evenkeel.domain.nodes import FleetNode, NodeLife
 from evenkeel.domain.scheduling.jobs import Attempt, Job, JobSpec
+from evenkeel.domain.sources import SourceReport, expected_sources
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Put, Row
 from evenkeel.services import rows
@@ -163,9 +164,17 @@ def stored(ledger: InMemoryLedger, *things: object) -> None:
             ledger.commit(Put(rows.open_row(thing.life, thing.incident_id)))
 
 
-def heartbeats(ledger: InMemoryLedger, at: datetime = A_MOMENT) -> None:
+def heartbeats(ledger: InMemoryLedger, at: datetime = A_MOMENT, **errors: str) -> None:
+    """Have every function report that every source answered; those named by kind failed, since ten minutes before."""
+    expected = expected_sources([CLUSTER], has_hyperpod=True)
+    reports = {}
+    for source in expected:
+        seen = SourceReport.after(None, "", at)
+        error = errors.get(source.kind.replace("-", "_"), "")
+        reports[source.name] = SourceReport.after(seen, error, at) if error else seen
     for function in ("schedule_jobs", "sweep_fleet", "watch_cluster"):
-        ledger.commit(Put(Row(rows.heartbeat_key(function), {"at": rfc3339(at)})))
+        doc = {"at": rfc3339(at), "sources": {name: report.to_json() for name, report in reports.items()}}
+        ledger.commit(Put(Row(rows.heartbeat_key(function), doc)))
 
 
 def _row(thing: object) -> Row:

@@ -18,6 +18,8 @@ from evenkeel.domain.scheduling.jobs import (
     StopRequest,
 )
 from evenkeel.domain.scheduling.replicas import ServingMemory
+from evenkeel.domain.sources import SourceKind, SourceReport
+from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Delete, Put, Row, Table
 from evenkeel.services import paging, read_queue, rows
 from tests.fakes.cluster import CLUSTER
@@ -400,6 +402,8 @@ def test_a_quiet_fleet_is_ok(gateway: Gateway) -> None:
                 "kind": "committed",
                 "total": 2,
                 "states": {"IN_SERVICE": 2},
+                "isStale": False,
+                "lastSeenAt": None,
             }
         ],
         "isLowerBound": False,
@@ -656,3 +660,102 @@ def test_who_gave_way_who_is_held_back_and_what_is_not_ours_are_told_apart(gatew
     (line,) = jobs["classes"]
     assert [line[name] for name in ("running", "pending", "preempted", "suspended")] == [0, 1, 2, 1]
     assert jobs["foreign"] == {"workloads": 1, "pods": 2, "gpus": 16}
+
+
+# ---------------------------------------------------------------- what Evenkeel cannot see
+
+
+def dead_cluster(gateway: Gateway) -> None:
+    """Twelve minutes ago the cluster stopped to answer; everything else is as it should be."""
+    ledger = gateway.fakes.ledger
+    heartbeats(ledger)
+    for function in ("schedule_jobs", "watch_cluster"):
+        ledger.rows.pop(rows.heartbeat_key(function))
+    row = ledger.rows[rows.heartbeat_key("sweep_fleet")]
+    reports = dict(row.doc["sources"])
+    reports["kubernetes-list/research-eks"] = {
+        "triedAt": rfc3339(A_MOMENT),
+        "seenAt": rfc3339(ago(minutes=12)),
+        "failingSince": rfc3339(ago(minutes=11)),
+        "error": "nodes: Unreachable: no answer",
+    }
+    for function in ("schedule_jobs", "sweep_fleet", "watch_cluster"):
+        ledger.rows.pop(rows.heartbeat_key(function), None)
+        ledger.commit(Put(Row(rows.heartbeat_key(function), {"at": rfc3339(A_MOMENT), "sources": reports})))
+    stored(
+        ledger,
+        a_fleet_node(1, accelerators_in_use=8),
+        a_job(1, state="RUNNING", started_at=ago(hours=2)),
+        a_job(2, state="PENDING"),
+    )
+
+
+def test_status_is_never_ok_while_a_cluster_does_not_answer(gateway: Gateway) -> None:
+    dead_cluster(gateway)
+
+    status = gateway.get("/v1/status").document
+
+    assert status["health"] == "CRITICAL"
+    (reason,) = status["reasons"]
+    assert reason.startswith("Cluster research-eks does not answer since 2026-11-03 10:04:02Z: nodes: Unreachable")
+    assert reason.endswith("(last answer 12 min ago)")
+    (pool,) = status["nodes"]["pools"]
+    assert (pool["isStale"], pool["lastSeenAt"]) == (True, rfc3339(ago(minutes=12)))
+
+
+def test_facts_of_a_dead_cluster_are_shown_as_stale(gateway: Gateway) -> None:
+    dead_cluster(gateway)
+
+    nodes = gateway.get("/v1/nodes").document
+    jobs = {job["state"]: job for job in gateway.get("/v1/jobs").document["items"]}
+
+    assert [(node["isStale"], node["lastSeenAt"]) for node in nodes["items"]] == [(True, rfc3339(ago(minutes=12)))]
+    assert [text.split(" since ")[0] for text in nodes["stale"]] == ["Cluster research-eks does not answer"]
+    assert (jobs["RUNNING"]["isStale"], jobs["PENDING"]["isStale"]) == (True, False)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/jobs", "/v1/jobs/job-0000000001", "/v1/jobs/job-0000000001/why", "/v1/nodes", "/v1/incidents", "/v1/teams"],
+)
+def test_every_list_says_what_is_stale(gateway: Gateway, path: str) -> None:
+    dead_cluster(gateway)
+
+    assert len(gateway.get(path).document["stale"]) == 1
+
+
+@pytest.mark.parametrize("kind", SourceKind)
+def test_no_kind_of_source_is_stale_under_ok(gateway: Gateway, kind: SourceKind) -> None:
+    heartbeats(gateway.fakes.ledger, A_MOMENT - timedelta(minutes=9))
+    row = gateway.fakes.ledger.rows[rows.heartbeat_key("sweep_fleet")]
+    fresh = SourceReport.after(None, "", A_MOMENT).to_json()
+    reports = {name: old if name.startswith(kind) else fresh for name, old in row.doc["sources"].items()}
+    for function in ("schedule_jobs", "sweep_fleet", "watch_cluster"):
+        gateway.fakes.ledger.rows.pop(rows.heartbeat_key(function))
+        doc = {"at": rfc3339(A_MOMENT), "sources": reports}
+        gateway.fakes.ledger.commit(Put(Row(rows.heartbeat_key(function), doc)))
+    gateway.fakes.clock.advance(120)  # eleven minutes for this kind, two for the others
+
+    status = gateway.get("/v1/status").document
+
+    assert status["health"] == "CRITICAL"
+    assert {each["source"]["kind"] for each in status["sources"] if each["state"] == "STALE"} == {kind}
+
+
+def test_fleet_never_observed_is_unknown_and_not_empty(gateway: Gateway) -> None:
+    status = gateway.get("/v1/status").document
+
+    assert status["health"] == "DEGRADED"
+    assert status["reasons"][0] == "nothing has been observed yet"
+    assert (status["nodes"]["total"], status["gpus"]["total"], status["gpus"]["free"]) == (None, None, None)
+    assert {each["state"] for each in status["sources"]} == {"UNKNOWN"}
+
+
+def test_status_says_that_evenkeel_is_not_running() -> None:
+    gateway = Gateway(environment={"EVENKEEL_SCHEDULES": "off"})
+
+    status = gateway.get("/v1/status").document
+
+    assert (status["health"], status["isRunning"]) == ("NOT_RUNNING", False)
+    assert status["reasons"][0].startswith("Evenkeel is not running: its schedules are off.")
+    assert gateway.get("/v1/nodes").document["stale"] == [status["reasons"][0]]

@@ -14,6 +14,7 @@ import pytest
 from evenkeel_cli.main import main
 from tests.fakes.system import A_MOMENT
 from tests.unit.api.gateway import FLEET, Answer, Gateway
+from tests.unit.api.seeds import heartbeats
 
 _KEPT = ("Idempotency-Key", "If-None-Match", "If-Match")
 
@@ -141,6 +142,9 @@ class Served:
 
 @pytest.fixture
 def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
-    api = Served(Gateway(), tmp_path, monkeypatch)
+    """The command and the API of a fleet in which every source answers."""
+    gateway = Gateway()
+    heartbeats(gateway.fakes.ledger)
+    api = Served(gateway, tmp_path, monkeypatch)
     yield api
     api.stop()

@@ -11,7 +11,6 @@ from tests.unit.api.seeds import (
     ago,
     an_attempt,
     an_incident,
-    heartbeats,
     hurt,
     some_evidence,
     stored,
@@ -22,7 +21,6 @@ from tests.unit.api.seeds import (
 def recovery_at_work(gateway: Gateway) -> None:
     """Job 1 runs again on attempt 2 while node 1 is being replaced; job 2 waits; job 3 is over."""
     ledger = gateway.fakes.ledger
-    heartbeats(ledger)
     plan = ResumePlan(
         incident_id="inc-0000000001",
         after_attempt=1,

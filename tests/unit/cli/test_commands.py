@@ -334,9 +334,6 @@ def test_a_list_that_ends_before_its_end_says_so(served: Served, noun: str, form
 
 @pytest.mark.parametrize(("state", "code"), [("RECOVERING", 20), ("RECOVERED", 0), ("WAITING_FOR_PERSON", 21)])
 def test_status_check_tells_cron(served: Served, state: str, code: int) -> None:
-    from tests.unit.api.seeds import heartbeats
-
-    heartbeats(served.gateway.fakes.ledger)
     stored(served.gateway.fakes.ledger, an_incident(1, state=state))
 
     assert served.run("status", "--check").exit_code == code

@@ -12,6 +12,7 @@ from tests.unit.cli.story import recovery_at_work
 STATUS = """\
 fleet laptop                                                mode: act  10:15:02Z
 ▲ DEGRADED  1 incident working, 0 need you
+SOURCES 24 current ●
 NODES   p5-workers  4 nodes: 3 in service ●  1 repairing ◐
 GPUs    32 in the fleet  16 in use 50%  8 free in service
 JOBS    class    run  pend  preempted  avg run  max run  avg wait  max wait
@@ -224,18 +225,26 @@ def test_text_from_elsewhere_cannot_drive_the_terminal(served: Served) -> None:
 
 
 def test_an_empty_fleet_says_so_plainly(served: Served) -> None:
+    served.gateway.fakes.ledger.rows.clear()
+
     said = served.run("status", terminal=True)
 
     assert said.out == dedent("""\
         fleet laptop                                                mode: act  10:15:02Z
         ▲ DEGRADED  0 incidents working, 0 need you
+          nothing has been observed yet
           no heartbeat yet from schedule_jobs, sweep_fleet, watch_cluster
+        SOURCES 24 unknown ▲
         NODES   none known yet: the first sweep brings them
-        GPUs    0 in the fleet  0 in use  0 free in service
+        GPUs    unknown: no list of nodes was read yet
         JOBS    none running, none pending
         """)
-    assert [served.run(*words.split(), terminal=True).err for words in ("jobs ls", "incidents ls", "nodes ls")] == [
-        "No jobs.\n",
-        "No incidents.\n",
-        "No nodes are known yet: the first sweep brings them.\n",
+    told = [
+        served.run(*words.split(), terminal=True).err.splitlines() for words in ("jobs ls", "incidents ls", "nodes ls")
     ]
+    assert [lines[-1] for lines in told] == [
+        "No jobs.",
+        "No incidents.",
+        "No nodes are known yet: the first sweep brings them.",
+    ]
+    assert {lines[0] for lines in told} == {"▲ These facts may be stale. Nothing has read cluster research-eks yet."}

@@ -8,7 +8,7 @@ import pytest
 
 from evenkeel.ports import LaunchSpec
 from tests.unit.api.gateway import Answer, Gateway
-from tests.unit.api.seeds import a_job, an_attempt, stored
+from tests.unit.api.seeds import a_job, an_attempt, heartbeats, stored
 from tests.unit.cli.conftest import Served
 
 NOT_NOW = [Answer(503, {}, '{"code": "UNAVAILABLE", "detail": "Not now."}')] * 3
@@ -18,6 +18,7 @@ NOT_NOW = [Answer(503, {}, '{"code": "UNAVAILABLE", "detail": "Not now."}')] * 3
 def there_is(served: Served, state: str, attempt: int = 1, *, ended: int = 0, log: str = "") -> None:
     """Let the API know one job in this state, whose first attempts have ended, and a log of its latest attempt."""
     served.gateway = Gateway()
+    heartbeats(served.gateway.fakes.ledger)
     job = a_job(1, state=state, current_attempt=attempt, reason="So it is.")
     attempts = [an_attempt(job, n, ended_at=job.submitted_at if n <= ended else None) for n in range(1, attempt + 1)]
     stored(served.gateway.fakes.ledger, job, *attempts)

@@ -138,7 +138,7 @@ class Story:
             now=self.world.clock.now(),
         )
 
-    def sweep(self) -> sweep_fleet.Outcome:
+    def sweep(self, *clusters: str) -> sweep_fleet.Outcome:
         ports = World(
             ledger=self.ledger,
             cluster=self.cluster,
@@ -146,13 +146,15 @@ class Story:
             workflows=self.workflows,
             wait_answers=self.world.wait_answers,
             passes=self.passes,
+            inbox=self.world.inbox,
             clock=self.world.clock,
             ids=self.world.ids,
             telemetry=self.world.telemetry,
         )
-        return sweep_fleet.run(ports, clusters=(CLUSTER,), policy=self.policy, mode=self.mode, drills_may_act=True)
+        names = clusters or (CLUSTER,)
+        return sweep_fleet.run(ports, clusters=names, policy=self.policy, mode=self.mode, drills_may_act=True)
 
-    def watch(self) -> watch_cluster.Outcome:
+    def watch(self, *clusters: str) -> watch_cluster.Outcome:
         ports = watch_cluster.World(
             ledger=self.ledger,
             cluster=self.cluster,
@@ -163,7 +165,8 @@ class Story:
             ids=self.world.ids,
             telemetry=self.world.telemetry,
         )
-        return watch_cluster.run(ports, clusters=(CLUSTER,), policy=self.policy, drills_may_act=True)
+        names = clusters or (CLUSTER,)
+        return watch_cluster.run(ports, clusters=names, policy=self.policy, drills_may_act=True)
 
     # ------------------------------------------------------------ several beats at once
 

@@ -81,11 +81,10 @@ def test_heartbeat_of_a_wrong_clock_is_overwritten() -> None:
     assert states(ledger)["kubernetes-list/home"] is SourceState.CURRENT
 
 
-def test_one_failure_in_a_run_outweighs_its_answers() -> None:
+def test_last_result_of_a_run_counts() -> None:
     found = Results()
     found.answered(LIST)
     found.failed(LIST, Unreachable("pods"))
-    found.answered(LIST)
 
     assert found.errors == {"kubernetes-list/home": "Unreachable: pods"}
 

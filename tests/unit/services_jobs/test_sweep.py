@@ -6,16 +6,20 @@ import pytest
 from evenkeel.domain.health.faults import Severity, shipped
 from evenkeel.domain.health.groups import GroupFact, GroupFactKind
 from evenkeel.domain.health.incidents import Incident, IncidentState
-from evenkeel.domain.nodes import FleetNode, NodeCondition, NodeLife
+from evenkeel.domain.nodes import FleetNode, KubernetesNode, NodeCondition, NodeLife
 from evenkeel.domain.policy import Mode, Policy, RepairPolicy, WatchPolicy
+from evenkeel.domain.recovery.guardrails import Entry, Register
 from evenkeel.domain.recovery.leases import Lease, Return
 from evenkeel.domain.scheduling.foreign import Comeback, ForeignPod
 from evenkeel.domain.scheduling.jobs import AttemptState, JobState
+from evenkeel.domain.sources import SourceState
 from evenkeel.domain.waiting import Answer, Condition, ConditionKind, Wait, WaitState
-from evenkeel.ports import ExecutionState, Machine, Table, Unreachable
-from evenkeel.services import locks, note_group_fact, read_jobs, receive_event, rows
+from evenkeel.ports import ExecutionState, Machine, Table, Throttled, Unreachable
+from evenkeel.services import guard_register, locks, note_group_fact, read_jobs, read_sources, receive_event, rows
+from evenkeel.services.guard_register import Which
 from tests.fakes import a_provider_node
 from tests.fakes.cluster import CLUSTER, TAINT_TEXT, a_node, instance_id
+from tests.fakes.system import A_MOMENT
 from tests.unit.services_jobs.story import Story
 from tests.unit.services_recovery.recovery import a_fact
 
@@ -98,11 +102,12 @@ def test_a_step_that_fails_leaves_the_others_alone() -> None:
     story.run_pass()
     del story.world.workflows.start
     later(story)
-    story.world.provider.nodes = _refuse  # type: ignore[method-assign]
+    story.submit("key-waits", nodes=4)
+    story.world.passes.request = _refuse  # type: ignore[method-assign]
 
     outcome = story.sweep()
 
-    assert {failure.partition(":")[0] for failure in outcome.failed} == {"fleet", "early", "arrivals", "gauges"}
+    assert {failure.partition(":")[0] for failure in outcome.failed} == {"pass"}
     assert outcome.mended == {"attempts": 1}
     assert story.world.workflows.names(Machine.RUN_JOB) == [f"{job.job_id}-a1"]
 
@@ -719,3 +724,200 @@ def test_a_notice_is_taken_in_of_a_machine_that_a_sweep_wrote_down_before_it_die
     assert fleet(story)[instance_id(1)].is_gone is False
     assert story.sweep().mended["early"] == 1
     assert story.world.ledger.get(rows.early_key(instance_id(1))) is None
+
+
+# ---------------------------------------------------------------- a cluster or HyperPod gives no answer
+
+BURST = "burst-eks"
+
+
+def a_burst_node(number: int = 9, **changes: Any) -> KubernetesNode:
+    """A node of a second cluster, which HyperPod knows nothing of."""
+    facts = {"cluster": BURST, "name": f"burst-{number}", "hyperpod_cluster_id": "", "created_at": A_MOMENT}
+    return a_node(number, **{**facts, **changes})
+
+
+def sources(story: Story, *clusters: str, after: float = 0) -> dict[str, SourceState]:
+    now = story.world.clock.now() + timedelta(seconds=after)
+    names = clusters or (CLUSTER,)
+    ages = read_sources.run(story.world.ledger, clusters=names, has_hyperpod=True, policy=story.policy, now=now)
+    return {age.source.name: age.state for age in ages}
+
+
+def test_sweep_reports_every_source_it_read() -> None:
+    story = Story()
+
+    story.sweep()
+
+    found = sources(story)
+    read = {name for name, state in found.items() if state is SourceState.CURRENT}
+    assert read == set(found) - {f"kubernetes-watch/{CLUSTER}", "scheduling-cycle"}
+
+
+@pytest.mark.parametrize("lists", ["*", "nodes", "workloads", "accelerators_in_use", "foreign_pods"])
+def test_machines_of_a_blind_cluster_are_not_gone(lists: str) -> None:
+    story = Story()
+    story.sweep()
+    before = fleet(story)
+    story.world.cluster.blind[CLUSTER] = {lists}
+    later(story, 600)
+
+    story.sweep()
+
+    assert fleet(story) == before
+    assert sources(story)[f"kubernetes-list/{CLUSTER}"] is SourceState.STALE
+
+
+@pytest.mark.parametrize("blind", [CLUSTER, BURST])
+def test_blind_cluster_does_not_hide_the_other(blind: str) -> None:
+    story = Story()
+    story.world.cluster.add_node(a_burst_node())
+    story.sweep(CLUSTER, BURST)
+    story.world.cluster.blind[blind] = {"*"}
+    seen = BURST if blind == CLUSTER else CLUSTER
+    name = "burst-9" if blind == CLUSTER else story.world.cluster.nodes(CLUSTER)[0].name
+    story.world.cluster.set_node(name, cluster=seen, is_cordoned=True)
+    later(story, 600)
+
+    outcome = story.sweep(CLUSTER, BURST)
+
+    changed = [node for node in fleet(story).values() if node.is_cordoned]
+    assert [node.node_name for node in changed] == [name]
+    assert {each.split(":")[0] for each in outcome.failed} == {f"kubernetes-list/{blind}", f"kueue/{blind}"}
+    found = sources(story, CLUSTER, BURST)
+    assert found[f"kubernetes-list/{blind}"] is SourceState.STALE
+    assert found[f"kubernetes-list/{seen}"] is SourceState.CURRENT
+
+
+def test_attempt_on_a_blind_cluster_is_neither_settled_nor_stopped() -> None:
+    story = Story()
+    job = story.running()
+    story.world.workflows.finish(Machine.RUN_JOB, f"{job.job_id}-a1", ExecutionState.FAILED)
+    story.world.cluster.blind[CLUSTER] = {"*"}
+    later(story, 600)
+    calls = len(story.world.cluster.calls)
+
+    story.sweep()
+
+    assert story.attempt(job.job_id).state is AttemptState.RUNNING
+    assert story.world.cluster.calls[calls:] == []
+
+
+def test_cordon_on_a_blind_cluster_keeps_its_place() -> None:
+    story = Story()
+    incident = an_incident(story, state=IncidentState.RECOVERED)
+    entry = Entry(incident_id=incident.incident_id, life=incident.life.key, pool="p5-workers", since=A_MOMENT)
+    story.put(guard_register.entering(Which.CORDONS, Register(), 0, entry, asks=False).row)
+    story.world.cluster.blind[CLUSTER] = {"*"}
+    later(story, 600)
+
+    story.sweep()
+
+    register, _ = guard_register.load(story.world.ledger, Which.CORDONS, story.world.clock.now())
+    assert [each.incident_id for each in register.entries] == ["inc-1"]
+
+
+def test_hyperpod_without_answer_does_not_stop_the_sweep() -> None:
+    story = Story()
+    story.world.cluster.add_node(a_burst_node())
+    story.sweep(CLUSTER, BURST)
+    before = fleet(story)
+    story.world.provider.nodes = _throttle  # type: ignore[method-assign]
+    story.world.cluster.set_node("burst-9", cluster=BURST, is_cordoned=True)
+    later(story, 600)
+
+    outcome = story.sweep(CLUSTER, BURST)
+
+    after = fleet(story)
+    assert {name for name in after if after[name] != before[name]} == {instance_id(9)}
+    assert [each.split(":")[0] for each in outcome.failed] == ["hyperpod"]
+    found = sources(story, CLUSTER, BURST)
+    assert (found["hyperpod"], found[f"kubernetes-list/{CLUSTER}"]) == (SourceState.STALE, SourceState.CURRENT)
+
+
+def _throttle(*_: Any, **__: Any) -> Any:
+    raise Throttled("Rate exceeded")
+
+
+def test_nodes_of_a_blind_fleet_are_not_counted() -> None:
+    story = Story()
+    story.world.cluster.blind[CLUSTER] = {"*"}
+
+    story.sweep()
+
+    assert not [metric for metric in story.world.telemetry.metrics if metric.name.startswith("Nodes")]
+
+
+def test_pool_sizes_of_a_blind_fleet_stay() -> None:
+    story = Story()
+    story.sweep()
+    before = story.world.ledger.get(rows.pools_row({}, 0).key)
+    story.world.cluster.blind[CLUSTER] = {"*"}
+    later(story)
+
+    story.sweep()
+
+    assert before is not None
+    assert story.world.ledger.get(before.key) == before
+
+
+def test_kueue_that_cannot_be_read_is_reported_alone() -> None:
+    story = Story()
+    story.sweep()
+    story.world.cluster.blind[CLUSTER] = {"kueue_namespaces"}
+    later(story, 660)
+
+    outcome = story.sweep()
+
+    found = sources(story)
+    assert [each.split(":")[0] for each in outcome.failed] == [f"kueue/{CLUSTER}"]
+    assert {name for name, state in found.items() if state is SourceState.STALE} == {f"kueue/{CLUSTER}"}
+
+
+def test_step_that_fails_for_one_item_goes_on_with_the_others() -> None:
+    story = Story()
+    first, second = story.started(nodes=1), story.started(nodes=1)
+    for job in (first, second):
+        story.world.workflows.executions.pop((Machine.RUN_JOB, f"{job.job_id}-a1"))
+        story.world.workflows.states.pop((Machine.RUN_JOB, f"{job.job_id}-a1"))
+    later(story, 600)
+    state = story.world.workflows.state
+
+    def refuse_first(machine: Machine, name: str) -> ExecutionState:
+        if name.startswith(first.job_id):
+            raise Unreachable("no answer")
+        return state(machine, name)
+
+    story.world.workflows.state = refuse_first  # type: ignore[method-assign]
+
+    outcome = story.sweep()
+
+    assert [each.split(":")[0] for each in outcome.failed] == ["attempts"]
+    assert f"{second.job_id}-a1" in story.world.workflows.names(Machine.RUN_JOB)
+
+
+def test_stale_sources_are_counted_by_kind() -> None:
+    story = Story()
+    story.sweep()
+    story.world.cluster.blind[CLUSTER] = {"*"}
+    later(story, 600)
+    story.world.telemetry.metrics.clear()
+
+    story.sweep()
+
+    stale = {m.dimensions["source"]: m.value for m in story.world.telemetry.metrics if m.name == "SourcesStale"}
+    assert (stale["kubernetes-list"], stale["hyperpod"]) == (1, 0)
+    ages = {m.dimensions["source"]: m.value for m in story.world.telemetry.metrics if m.name == "SourceAgeSeconds"}
+    assert ages["kubernetes-list"] == 600
+
+
+def test_events_that_nobody_handles_are_reported() -> None:
+    story = Story()
+    story.sweep()
+    story.world.inbox.backlog = 12
+    later(story, 660)
+
+    outcome = story.sweep()
+
+    assert outcome.failed == ("event-queue: 12 events wait to be handled.",)
+    assert sources(story)["event-queue"] is SourceState.STALE

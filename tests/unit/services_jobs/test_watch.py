@@ -1,9 +1,12 @@
 from typing import Any
 
+import pytest
+
 from evenkeel.domain.policy import Policy, WatchPolicy
 from evenkeel.domain.waiting import Condition, ConditionKind, Wait
-from evenkeel.ports import Machine, Unreachable
-from evenkeel.services import locks, rows
+from evenkeel.ports import Machine, NotAllowed, Unreachable
+from evenkeel.services import evaluate_waits, heartbeats, locks, rows
+from tests.fakes.cluster import a_node
 from tests.fakes.messages import WaitRequest
 from tests.unit.services_jobs.story import Story
 
@@ -104,11 +107,11 @@ def test_a_watcher_whose_lock_was_taken_ends() -> None:
     story = Story(policy=LOCAL)
     cluster_watch = story.world.cluster.watch
 
-    def stolen(cluster: str, on_change: Any, *, until: Any) -> None:
+    def stolen(cluster: str, on_change: Any, **given: Any) -> None:
         row = story.world.ledger.get(rows.lock_key("watch"))
         assert row
         story.put(row)  # another version: somebody else wrote it
-        cluster_watch(cluster, on_change, until=until)
+        cluster_watch(cluster, on_change, **given)
 
     story.world.cluster.watch = stolen  # type: ignore[method-assign]
 
@@ -128,10 +131,10 @@ def test_a_watch_that_breaks_is_taken_up_again() -> None:
     cluster_watch = story.world.cluster.watch
     broken = iter([True, True])
 
-    def watch(cluster: str, on_change: Any, *, until: Any) -> None:
+    def watch(cluster: str, on_change: Any, **given: Any) -> None:
         if next(broken, False):
             raise Unreachable("the connection was reset")
-        cluster_watch(cluster, on_change, until=until)
+        cluster_watch(cluster, on_change, **given)
 
     story.world.cluster.watch = watch  # type: ignore[method-assign]
 
@@ -167,3 +170,91 @@ def test_the_watch_leaves_a_heartbeat() -> None:
 
     assert story.world.ledger.get(rows.heartbeat_key("watch_cluster"))
     assert story.world.telemetry.totals["Heartbeat"] == 1
+
+
+# ---------------------------------------------------------------- what the heartbeat says
+
+
+def reports(story: Story) -> dict[str, str]:
+    """Return the last error of each source that has reported; empty where it answered."""
+    return {name: report.error for name, report in heartbeats.load(story.world.ledger).items()}
+
+
+def test_watch_that_answers_is_reported() -> None:
+    story = Story(policy=LOCAL)
+
+    story.watch()
+
+    assert reports(story) == {"kubernetes-watch/research-eks": "", "waits": ""}
+
+
+def test_watch_broken_for_one_kind_is_reported() -> None:
+    story = Story(policy=LOCAL)
+    story.world.cluster.watch_errors["pod"] = "Unreachable: no answer"
+
+    story.watch()
+
+    assert reports(story)["kubernetes-watch/research-eks"] == "pod: Unreachable: no answer"
+
+
+@pytest.mark.parametrize("error", [Unreachable("no answer"), NotAllowed("403 Forbidden")])
+def test_watch_that_cannot_be_opened_is_reported(error: Exception) -> None:
+    story = Story(policy=LOCAL)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise error
+
+    story.world.cluster.watch = refuse  # type: ignore[method-assign]
+
+    assert story.watch().outcome == "WATCHED"
+    assert str(error) in reports(story)["kubernetes-watch/research-eks"]
+
+
+def test_wait_that_cannot_be_judged_is_reported() -> None:
+    story = Story(policy=LOCAL)
+    job = story.started()
+    story.launch(job.job_id)
+    a_wait(story, job.job_id)
+    story.world.cluster.blind["research-eks"] = {"*"}
+
+    story.watch()
+
+    assert "1 of 1 waits could not be judged" in reports(story)["waits"]
+
+
+def test_cluster_without_answer_does_not_hide_the_other() -> None:
+    story = Story(policy=LOCAL)
+    lost = a_node(7, cluster="burst-eks", name="burst-7", is_ready=False, not_ready_since=story.world.clock.now())
+    story.world.cluster.add_node(lost)
+    story.world.cluster.blind["research-eks"] = {"*"}
+
+    outcome = story.watch("research-eks", "burst-eks")
+
+    assert (outcome.facts, outcome.failed_rounds > 0) == (1, True)
+
+
+def test_unreachable_cluster_is_asked_once_for_all_waits() -> None:
+    story = Story(policy=LOCAL)
+    for _ in range(3):
+        job = story.started(nodes=1)
+        story.launch(job.job_id)
+        a_wait(story, job.job_id)
+    asked = []
+
+    def refuse(cluster: str) -> Any:
+        asked.append(cluster)
+        raise Unreachable("no answer")
+
+    story.world.cluster.nodes = refuse  # type: ignore[method-assign]
+    story.world.cluster.workloads = refuse  # type: ignore[method-assign]
+    found = evaluate_waits.run(
+        ledger=story.world.ledger,
+        cluster=story.world.cluster,
+        provider=story.world.provider,
+        wait_answers=story.world.wait_answers,
+        telemetry=story.world.telemetry,
+        policy=story.policy,
+        now=story.world.clock.now(),
+    )
+
+    assert (len(found.failed), asked) == (3, ["research-eks"])

@@ -31,8 +31,9 @@ def release_arrivals(sweep: Round) -> int:
             continue
         _record_release(sweep, node, machine, expected, verdict)
         if sweep.mode is Mode.ACT:
-            result = sweep.world.cluster.release(there.cluster, there.name, None)
-            released += result is ReleaseResult.RELEASED
+            with sweep.item(there.name):
+                result = sweep.world.cluster.release(there.cluster, there.name, None)
+                released += result is ReleaseResult.RELEASED
     if released:
         sweep.world.passes.request("machines arrived")
         sweep.world.telemetry.count("NodesArrived", released)

@@ -15,22 +15,35 @@ def resume_attempts(sweep: Round) -> int:
     live = [attempt for attempt in (rows.read(row, Attempt) for row in stored) if not attempt.state.has_ended]
     sweep.live |= {(attempt.job_id, attempt.attempt) for attempt in live}
     for attempt in live:
-        if attempt.state is AttemptState.RUNNING and not attempt.is_pinned:
-            found = attempt_rows.load(sweep.world.ledger, attempt.job_id, attempt.attempt)
-            record_pin.run(found, sweep.world.ledger, sweep.world.cluster, now=sweep.now)
-        if attempt.local_queue and not attempt.nodes:
-            world = sweep.world
-            record_seats.run(attempt.job_id, attempt.attempt, world.ledger, world.cluster, world.provider)
+        if sweep.sees(attempt.cluster):
+            with sweep.item(attempt.workload_name):
+                _record(sweep, attempt)
     due = [attempt for attempt in live if not sweep.is_fresh(attempt.admitted_at)]
     jobs = get_all(sweep.world.ledger, (rows.job_key(attempt.job_id) for attempt in due))
     holders = [jobs.get(rows.job_key(attempt.job_id)) for attempt in due]
-    return sum(_resume_attempt(sweep, each, rows.read(job, Job)) for each, job in zip(due, holders, strict=True) if job)
+    resumed = 0
+    for attempt, job in zip(due, holders, strict=True):
+        if job is not None:
+            with sweep.item(attempt.workload_name):
+                resumed += _resume_attempt(sweep, attempt, rows.read(job, Job))
+    return resumed
+
+
+def _record(sweep: Round, attempt: Attempt) -> None:
+    world = sweep.world
+    if attempt.state is AttemptState.RUNNING and not attempt.is_pinned:
+        found = attempt_rows.load(world.ledger, attempt.job_id, attempt.attempt)
+        record_pin.run(found, world.ledger, world.cluster, now=sweep.now)
+    if attempt.local_queue and not attempt.nodes:
+        record_seats.run(attempt.job_id, attempt.attempt, world.ledger, world.cluster, world.provider)
 
 
 def _resume_attempt(sweep: Round, attempt: Attempt, job: Job) -> bool:
     state = sweep.execution(Machine.RUN_JOB, attempt.workload_name)
     if state is ExecutionState.NONE and attempt.state is AttemptState.STARTING:
         return schedule_jobs.start_run(attempt, sweep.world.workflows, sweep.world.telemetry)
+    if attempt.cluster in sweep.clusters and not sweep.sees(attempt.cluster):
+        return False  # what runs there is unknown: nothing is stopped or settled on that
     nothing = WorkloadSeen(job_id=attempt.job_id, attempt=attempt.attempt)
     _, seen = sweep.workloads.get((attempt.job_id, attempt.attempt), (attempt.cluster, nothing))
     request = job.stop_of(attempt.attempt)
@@ -97,12 +110,13 @@ def clear_workloads(sweep: Round) -> int:
         attempt = rows.read(row, Attempt) if row else None
         if attempt is None or attempt.ended_at is None or sweep.is_fresh(attempt.ended_at):
             continue
-        if seen.is_let_run:
-            job = attempt_rows.load(world.ledger, job_id, number).job
-            world.cluster.stop(cluster, attempt.namespace, job_id, number, job.spec.grace_seconds)
-            cleared += 1
-        elif _is_kept_no_longer(sweep, attempt) and not seen.is_deleting:
-            world.cluster.stop(cluster, attempt.namespace, job_id, number, 0)
+        with sweep.item(attempt.workload_name):
+            if seen.is_let_run:
+                job = attempt_rows.load(world.ledger, job_id, number).job
+                world.cluster.stop(cluster, attempt.namespace, job_id, number, job.spec.grace_seconds)
+                cleared += 1
+            elif _is_kept_no_longer(sweep, attempt) and not seen.is_deleting:
+                world.cluster.stop(cluster, attempt.namespace, job_id, number, 0)
     return cleared
 
 

@@ -64,19 +64,19 @@ def take_back_jobs(sweep: Round) -> int:
     """Take back jobs that run again from a checkpoint which a later signal of an open incident casts doubt on."""
     world = sweep.world
     acting = (each for each in sweep.open_incidents if each.hurt_jobs and _may_act_on(sweep, each))
-    taken = sum(
-        plan_resume.revise(
-            incident,
-            ledger=world.ledger,
-            cluster=world.cluster,
-            ids=world.ids,
-            telemetry=world.telemetry,
-            policy=sweep.policy,
-            mode=sweep.mode,
-            now=sweep.now,
-        )
-        for incident in acting
-    )
+    taken = 0
+    for incident in acting:
+        with sweep.item(incident.incident_id):
+            taken += plan_resume.revise(
+                incident,
+                ledger=world.ledger,
+                cluster=world.cluster,
+                ids=world.ids,
+                telemetry=world.telemetry,
+                policy=sweep.policy,
+                mode=sweep.mode,
+                now=sweep.now,
+            )
     if taken:
         world.passes.request("jobs were taken back")
     return taken
@@ -116,6 +116,8 @@ def reconcile_registers(sweep: Round) -> int:
 
     def is_free(entry: Entry) -> bool:
         life = NodeLife.from_key(entry.life)
+        if life.cluster in sweep.clusters and life.cluster not in sweep.nodes_of:
+            return False  # whether its mark is still there is unknown
         return (life.cluster, life.instance_id) not in marks and not sweep.is_fresh(entry.since)
 
     ledger = sweep.world.ledger

@@ -7,7 +7,8 @@ from datetime import datetime, timedelta
 
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.scheduling.foreign import foreign_workloads
-from evenkeel.ports import Conflict, Put, Row, Table
+from evenkeel.domain.sources import Source, SourceKind
+from evenkeel.ports import Conflict, EvenkeelError, Put, Row, Table
 from evenkeel.services import rows
 from evenkeel.services.sweep.round import Round
 
@@ -17,14 +18,15 @@ _FOREIGN_LISTED = 500
 
 
 def refresh_fleet(sweep: Round) -> int:
-    """Write what changed about each machine, and mark those that no control plane shows any more."""
+    """Write what changed about each machine, and mark those that no control plane shows any more.
+
+    The rows of a cluster that could not be read completely stay as they are: its machines are not seen, and not gone.
+    """
     ledger = sweep.world.ledger
-    in_use = {
-        (cluster, name): count
-        for cluster in sweep.clusters
-        for name, count in sweep.world.cluster.accelerators_in_use(cluster).items()
-    }
+    in_use_of = sweep.of_each_cluster("pods", sweep.world.cluster.accelerators_in_use)
+    in_use = {(cluster, name): count for cluster, counts in in_use_of.items() for name, count in counts.items()}
     others, jobs = _others(sweep), _jobs_on_nodes(sweep)
+    read = _read_completely(sweep)
     seen = {
         (node.life.cluster, node.life.instance_id): FleetNode.seen(
             node,
@@ -35,6 +37,7 @@ def refresh_fleet(sweep: Round) -> int:
             job_ids=jobs.get((node.life.cluster, node.kubernetes.name), ()) if node.kubernetes else (),
         )
         for node in sweep.nodes
+        if node.life.cluster in read
     }
     known: set[tuple[str, str]] = set()
     for row in sweep.listed(Table.FLEET, "NODE"):
@@ -43,7 +46,7 @@ def refresh_fleet(sweep: Round) -> int:
         known.add(place)
         if place in seen:
             _remember(sweep, seen[place], stored, row.version)
-        elif not stored.is_gone:
+        elif not stored.is_gone and (stored.life.cluster in read or stored.life.cluster not in sweep.clusters):
             gone = stored.but(is_gone=True, is_ready=False, changed_at=sweep.now)
             _remember(sweep, gone, stored, row.version, expires_at=sweep.now + _GONE_KEPT)
     for place, node in seen.items():
@@ -51,14 +54,29 @@ def refresh_fleet(sweep: Round) -> int:
             row_now = ledger.get(rows.node_key(*place))
             stored_now = rows.read(row_now, FleetNode) if row_now else None
             _remember(sweep, node, stored_now, row_now.version if row_now else 0)
-    _count_pools(sweep, seen.values())
+    if read == set(sweep.clusters):
+        _count_pools(sweep, seen.values())
     return 0
+
+
+def _read_completely(sweep: Round) -> set[str]:
+    """Return the clusters of which every list was read, HyperPod's for its own."""
+    home = sweep.clusters[0]
+    seen = {cluster for cluster in sweep.clusters if sweep.sees(cluster) and cluster not in sweep.blind}
+    return seen if sweep.records is not None else seen - {home}
 
 
 def refresh_kueue(sweep: Round) -> int:
     """Remember the namespaces in which Kueue admits: who submits a job into one is told at once."""
     for cluster in sweep.clusters:
-        doc = {"cluster": cluster, "namespaces": dict(sorted(sweep.world.cluster.kueue_namespaces(cluster).items()))}
+        source = Source(kind=SourceKind.KUEUE, target=cluster)
+        try:
+            namespaces = sweep.world.cluster.kueue_namespaces(cluster)
+        except EvenkeelError as error:
+            sweep.unread(source, error)
+            continue
+        sweep.results.answered(source)
+        doc = {"cluster": cluster, "namespaces": dict(sorted(namespaces.items()))}
         row = sweep.world.ledger.get(rows.kueue_key(cluster))
         if (row.doc if row else {"cluster": cluster, "namespaces": {}}) != doc:
             with contextlib.suppress(Conflict):  # another round was quicker
@@ -90,8 +108,7 @@ def _jobs_on_nodes(sweep: Round) -> dict[tuple[str, str], tuple[str, ...]]:
 def _others(sweep: Round) -> dict[tuple[str, str], tuple[str, ...]]:
     """Remember the work that is not ours; return which of it holds accelerators of each node."""
     found: dict[tuple[str, str], set[str]] = {}
-    for cluster in sweep.clusters:
-        pods = sweep.world.cluster.foreign_pods(cluster)
+    for cluster, pods in sweep.of_each_cluster("pods", sweep.world.cluster.foreign_pods).items():
         listed = [each for each in foreign_workloads(cluster, pods) if each.accelerators]
         for each in listed:
             for name in each.node_names:

@@ -1,23 +1,26 @@
 """One round of the sweeper: what its steps know of the world, each part read once and only if it matters."""
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from evenkeel.domain.health.incidents import OPEN_STATES, Incident
 from evenkeel.domain.nodes import KubernetesNode, Node, NodeLife, ProviderNode, join_nodes
 from evenkeel.domain.policy import Mode, Policy
 from evenkeel.domain.recovery.leases import Lease, is_lemon
 from evenkeel.domain.scheduling.jobs import WorkloadSeen
+from evenkeel.domain.sources import Source
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import (
     Clock,
     Cluster,
     Conflict,
+    EvenkeelError,
     ExecutionState,
     Ids,
+    Inbox,
     Ledger,
     Machine,
     Passes,
@@ -26,14 +29,17 @@ from evenkeel.ports import (
     Row,
     Table,
     Telemetry,
+    Unreachable,
     WaitAnswers,
     Workflows,
     get_all,
 )
 from evenkeel.services import rows
+from evenkeel.services.heartbeats import Results
 
+T = TypeVar("T")
 WRITER = "sweep_fleet"
-_PACES = {"kueue": 50, "ghosts": 50, "gauges": 50, "kept": 600}
+_PACES = {"kueue": 50, "ghosts": 50, "gauges": 50, "sources": 50, "kept": 600}
 """Seconds between two runs of what need not be done in every round, where rounds come quicker than each minute."""
 
 
@@ -46,6 +52,7 @@ class World(NamedTuple):
     workflows: Workflows
     wait_answers: WaitAnswers
     passes: Passes
+    inbox: Inbox
     clock: Clock
     ids: Ids
     telemetry: Telemetry
@@ -76,6 +83,16 @@ class Round:
         self.pages_left = policy.watch.sweep_page_budget
         self.live: set[tuple[str, int]] = set()
         """Attempts that were seen not to be settled."""
+        self.results = Results()
+        """What this run learned from its sources."""
+        self.blind: dict[str, str] = {}
+        """By cluster: the first of its lists that could not be read, and why. What it holds is unknown, not gone."""
+        self.hyperpod_error = ""
+        """Why HyperPod's list could not be read; empty if it was."""
+        self.failures: list[str] = []
+        """Items of the step at work that failed while the others went on."""
+        self._no_answer: set[str] = set()
+        """Clusters that are not called again in this run."""
         self._running: dict[Machine, frozenset[str]] = {}
 
     def is_due(self, name: str) -> bool:
@@ -90,25 +107,87 @@ class Round:
         self.notes["doneAt"] = {**done, name: rfc3339(self.now)}
         return True
 
-    @cached_property
-    def kubernetes(self) -> tuple[KubernetesNode, ...]:
-        return tuple(node for cluster in self.clusters for node in self.world.cluster.nodes(cluster))
+    def of_each_cluster(self, what: str, read: Callable[[str], T]) -> dict[str, T]:
+        """Read something of each cluster. A cluster that fails is noted as blind and left out; the others go on."""
+        found: dict[str, T] = {}
+        for cluster in self.clusters:
+            if cluster in self._no_answer:
+                continue
+            try:
+                found[cluster] = read(cluster)
+            except EvenkeelError as error:
+                self.blind.setdefault(cluster, f"{what}: {type(error).__name__}: {error}")
+                self._warn(f"cluster {cluster}", error)
+                if isinstance(error, Unreachable):
+                    self._no_answer.add(cluster)
+        return found
+
+    def unread(self, source: Source, error: EvenkeelError) -> None:
+        """Note that a source could not be read."""
+        self.results.failed(source, error)
+        self._warn(source.words, error)
+
+    def _warn(self, whom: str, error: EvenkeelError) -> None:
+        self.world.telemetry.warning(
+            "A source could not be read", what=whom, error=type(error).__name__, detail=str(error)
+        )
+
+    @contextlib.contextmanager
+    def item(self, name: str) -> Iterator[None]:
+        """Work on one of a step's items: where it fails, that is noted and the next item's turn comes."""
+        try:
+            yield
+        except EvenkeelError as error:
+            self.failures.append(f"{name}: {type(error).__name__}: {error}")
 
     @cached_property
-    def records(self) -> tuple[ProviderNode, ...]:
-        return self.world.provider.nodes()
+    def nodes_of(self) -> dict[str, tuple[KubernetesNode, ...]]:
+        """The node objects of each cluster whose nodes could be listed."""
+        return self.of_each_cluster("nodes", self.world.cluster.nodes)
+
+    @cached_property
+    def workloads_of(self) -> dict[str, tuple[WorkloadSeen, ...]]:
+        """The attempts' Jobs and pods of each cluster whose Jobs and pods could be listed."""
+        return self.of_each_cluster("workloads", self.world.cluster.workloads)
+
+    @property
+    def has_listed(self) -> bool:
+        """Whether this run came so far as to list the fleet, whatever answered."""
+        return {"nodes_of", "workloads_of", "records"} <= vars(self).keys()
+
+    def sees(self, cluster: str) -> bool:
+        """Whether the nodes, Jobs and pods of a cluster could be listed: only then is something missing really gone."""
+        return cluster in self.nodes_of and cluster in self.workloads_of
+
+    @cached_property
+    def kubernetes(self) -> tuple[KubernetesNode, ...]:
+        """The node objects of all clusters that could be listed."""
+        return tuple(node for nodes in self.nodes_of.values() for node in nodes)
+
+    @cached_property
+    def records(self) -> tuple[ProviderNode, ...] | None:
+        """HyperPod's list; None where it could not be read."""
+        try:
+            return self.world.provider.nodes()
+        except EvenkeelError as error:
+            self.hyperpod_error = f"{type(error).__name__}: {error}"
+            self._warn("HyperPod", error)
+            return None
 
     @cached_property
     def nodes(self) -> tuple[Node, ...]:
-        return join_nodes(self.kubernetes, self.records, self.clusters[0])
+        """The machines of which both sides are known: a side that could not be read leaves its machines out."""
+        home = self.clusters[0]
+        records = self.records or () if home in self.nodes_of else ()
+        return join_nodes(self.kubernetes, records, home)
 
     @cached_property
     def workloads(self) -> dict[tuple[str, int], tuple[str, WorkloadSeen]]:
-        """Every attempt's Job and pods with its cluster, by job and attempt."""
+        """Every attempt's Job and pods with its cluster, by job and attempt, where they could be listed."""
         return {
             (seen.job_id, seen.attempt): (cluster, seen)
-            for cluster in self.clusters
-            for seen in self.world.cluster.workloads(cluster)
+            for cluster, listed in self.workloads_of.items()
+            for seen in listed
         }
 
     @cached_property

@@ -19,7 +19,11 @@ def tell_facts(sweep: Round) -> int:
         for node in sweep.kubernetes
         for fact in kubernetes_node.facts_of(node, sweep.policy.watch, sweep.now, ending)
     )
-    return sum(_tell(sweep, fact) == Intake.OPEN for fact in facts)
+    opened = 0
+    for fact in facts:
+        with sweep.item(fact.instance_id):
+            opened += _tell(sweep, fact) == Intake.OPEN
+    return opened
 
 
 def tell_early(sweep: Round) -> int:
