@@ -18,8 +18,10 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from evenkeel.domain.sources import SourceKind, SourceState
 from evenkeel.runtime import api_types
 from evenkeel.runtime.api import PROBLEMS, Body
+from evenkeel.services.read_fleet import Health
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "openapi.json"
@@ -137,7 +139,9 @@ def document() -> Json:
                     "x-amazon-apigateway-authtype": "awsSigv4",
                 }
             },
-            "schemas": _untitled(_reached(definitions.get("$defs", {}), bodies) | {"Problem": _PROBLEM}),
+            "schemas": _untitled(
+                _reached(definitions.get("$defs", {}), bodies) | {"Problem": _PROBLEM, "SourceAge": _SOURCE_AGE}
+            ),
             "responses": {
                 "Problem": {
                     "description": "A problem.",
@@ -175,7 +179,7 @@ def _described(operation: Operation, bodies: dict[str, Json]) -> Json:
         "responses": {
             "202" if operation.is_accepted else "200": {
                 "description": "Accepted; Location names it." if operation.is_accepted else "Done.",
-                "content": {"application/json": {"schema": {"type": "object"}}},
+                "content": {"application/json": {"schema": _ANSWERS.get(operation.name, {"type": "object"})}},
             },
             **{str(status): {"$ref": "#/components/responses/Problem"} for status in sorted(operation.problems)},
         },
@@ -227,6 +231,64 @@ def _camel(name: str) -> str:
     return first + "".join(part.capitalize() for part in others)
 
 
+_SOURCE_AGE: Json = {
+    "type": "object",
+    "description": "One source of facts: when it last answered, and whether its facts can be trusted.",
+    "required": [
+        "name",
+        "source",
+        "state",
+        "seenAt",
+        "ageSeconds",
+        "thresholdSeconds",
+        "failingSince",
+        "error",
+        "reason",
+    ],
+    "properties": {
+        "name": {"type": "string", "examples": ["kubernetes-list/research-eks"]},
+        "source": {
+            "type": "object",
+            "required": ["kind", "target"],
+            "properties": {"kind": {"enum": [*map(str, SourceKind)]}, "target": {"type": "string"}},
+        },
+        "state": {"enum": [*map(str, SourceState)]},
+        "seenAt": {"type": ["string", "null"], "format": "date-time"},
+        "ageSeconds": {"type": ["integer", "null"]},
+        "thresholdSeconds": {"type": "integer"},
+        "failingSince": {"type": ["string", "null"], "format": "date-time"},
+        "error": {"type": "string"},
+        "reason": {"type": "string"},
+    },
+}
+_OF_CLUSTERS = (
+    *("list_jobs", "show_job", "why_job", "list_nodes", "show_node"),
+    *("list_incidents", "show_incident", "why_incident", "list_teams"),
+)
+_MAY_BE_STALE: Json = {
+    "type": "object",
+    "required": ["stale"],
+    "properties": {
+        "stale": {
+            "type": "array",
+            "items": {"type": "string"},
+            "description": "One sentence for each source whose facts cannot be trusted now.",
+        }
+    },
+}
+_ANSWERS: dict[str, Json] = {
+    "status": {
+        "type": "object",
+        "required": ["health", "reasons", "isRunning", "sources"],
+        "properties": {
+            "health": {"enum": [*map(str, Health)]},
+            "reasons": {"type": "array", "items": {"type": "string"}},
+            "isRunning": {"type": "boolean"},
+            "sources": {"type": "array", "items": {"$ref": "#/components/schemas/SourceAge"}},
+        },
+    },
+    **dict.fromkeys(_OF_CLUSTERS, _MAY_BE_STALE),
+}
 _REFERENCE = r"#/components/schemas/(\w+)"
 
 _SERVER = {

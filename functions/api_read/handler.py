@@ -1,6 +1,5 @@
 """GET routes: what is so, and why. Changes nothing."""
 
-from evenkeel.domain.sources import SourceAge
 from evenkeel.runtime import api, api_types, entry, wiring
 from evenkeel.services import (
     disclosure,
@@ -27,7 +26,7 @@ def _reader() -> disclosure.Reader:
     return disclosure.Reader.of(asker, world.ledger, world.settings.operators)
 
 
-def _ages() -> tuple[SourceAge, ...]:
+def _ages() -> read_sources.Ages:
     """Return the age of every source of facts."""
     world = wiring.world()
     settings = world.settings

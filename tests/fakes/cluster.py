@@ -295,8 +295,9 @@ class FakeCluster(FakeCapacity):
         until: Callable[[], bool],
         on_state: Callable[[str, str], None] | None = None,
     ) -> None:
-        for kind in ("node", "pod", "job") if on_state else ():
-            on_state(kind, self.watch_errors.get(kind, ""))
+        if on_state is not None:
+            for kind in ("node", "pod", "job"):
+                on_state(kind, self.watch_errors.get(kind, ""))
         while not until():
             if self.changes:
                 on_change(self.changes.popleft())

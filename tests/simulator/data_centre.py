@@ -151,8 +151,9 @@ class SimulatedCluster(FakeCluster):
         on_state: Callable[[str, str], None] | None = None,
     ) -> None:
         """One look: a watch whose connection ends at once. The next invocation is the loop's business."""
-        for kind in ("node", "pod", "job") if on_state else ():
-            on_state(kind, "")
+        if on_state is not None:
+            for kind in ("node", "pod", "job"):
+                on_state(kind, "")
         until()
 
     def running(self) -> list[Workload]:

@@ -142,7 +142,7 @@ def status(
         "serving": read_serving.list_serving(ledger),
         "heartbeats": beats,
         "isRunning": not _is_off(sources),
-        "sources": [age.to_json() for age in sources],
+        "sources": [{"name": age.source.name, **age.to_json()} for age in sources],
     }
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeAlias
 
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.sources import FACTS, SourceAge, SourceKind, SourceState, expected_sources, judge
@@ -11,6 +11,7 @@ from evenkeel.ports import Ledger
 from evenkeel.services import heartbeats
 
 Json = dict[str, Any]
+Ages: TypeAlias = tuple[SourceAge, ...]
 
 NOT_RUNNING = (
     "Evenkeel is not running: its schedules are off. Nothing is watched, repaired or started. "
@@ -26,7 +27,7 @@ def run(
     policy: Policy,
     now: datetime,
     is_running: bool = True,
-) -> tuple[SourceAge, ...]:
+) -> Ages:
     """Return the age of every source that the fleet should have, by the reports of all functions."""
     expected = expected_sources(clusters, has_hyperpod=has_hyperpod)
     return judge(expected, heartbeats.load(ledger), policy.sources, now, is_running=is_running)

@@ -17,6 +17,7 @@ from evenkeel.domain.scheduling.jobs import PlacementNote
 from evenkeel.domain.scheduling.pools import Market
 from evenkeel.domain.scheduling.renting import Offer, Rental, RentalState
 from evenkeel.domain.scheduling.replicas import ServingMemory
+from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Put, Row
 from evenkeel.services import rows
 from evenkeel_cli.commands.automation import seconds_of
@@ -961,3 +962,55 @@ def test_another_teams_job_is_shown_in_part(served: Served) -> None:
     assert (shown.exit_code, why.exit_code, logs.exit_code) == (0, 0, 6)
     assert "Team nlp and operators alone see its command" in " ".join(shown.out.split())
     assert "The exit message." not in shown.out + why.out
+
+
+# ---------------------------------------------------------------- what Evenkeel cannot see
+
+
+def cluster_dies(served: Served) -> None:
+    """Twelve minutes ago the cluster stopped to answer."""
+    ledger = served.gateway.fakes.ledger
+    for function in ("schedule_jobs", "sweep_fleet", "watch_cluster"):
+        row = ledger.rows[rows.heartbeat_key(function)]
+        sources = dict(row.doc["sources"])
+        sources["kubernetes-list/research-eks"] = {
+            "triedAt": rfc3339(A_MOMENT),
+            "seenAt": rfc3339(ago(minutes=12)),
+            "failingSince": rfc3339(ago(minutes=11)),
+            "error": "nodes: Unreachable: no answer",
+        }
+        ledger.commit(Put(Row(row.key, {**row.doc, "sources": sources}, row.version)))
+    stored(ledger, a_fleet_node(1), a_job(1, state="RUNNING", started_at=ago(minutes=25)))
+
+
+def test_status_check_fails_while_a_cluster_does_not_answer(served: Served) -> None:
+    cluster_dies(served)
+
+    said = served.run("status", "--check")
+
+    assert said.exit_code == 21
+    assert "Cluster research-eks does not answer since 2026-11-03 10:04:02Z" in said.out
+
+
+def test_lists_show_when_stale_facts_were_last_seen(served: Served) -> None:
+    cluster_dies(served)
+
+    nodes, jobs = (served.run(noun, "ls", terminal=True) for noun in ("nodes", "jobs"))
+
+    assert "in service, last seen 12m ago" in nodes.out
+    assert "running, last seen 12m ago" in jobs.out
+    assert all("These facts may be stale. Cluster research-eks does not answer" in each.err for each in (nodes, jobs))
+
+
+@pytest.mark.parametrize("words", ["why llama-1", "incidents ls", "jobs show llama-1"])
+def test_every_answer_warns_of_stale_facts(served: Served, words: str) -> None:
+    cluster_dies(served)
+
+    assert "These facts may be stale." in served.run(*words.split(), terminal=True).err
+
+
+def test_wide_status_names_every_source(served: Served) -> None:
+    said = served.run("status", "-o", "wide", terminal=True).out
+
+    assert "Cluster research-eks answered (last answer 0 s ago)." in said
+    assert "Sweep step rentals answered" in said

@@ -8,11 +8,35 @@ from evenkeel.domain.policy import Mode, Policy, SchedulingPolicy
 from evenkeel.domain.replay import replay
 from evenkeel.domain.scheduling.admission import AdmissionFacts, decide
 from evenkeel.domain.scheduling.jobs import AttemptState, Job, JobState, ResumeOption, ResumePlan
+from evenkeel.domain.sources import SourceReport
 from evenkeel.ports import Machine, Put, Table, TransientError, Unreachable
-from evenkeel.services import rows
+from evenkeel.services import heartbeats, rows
 from evenkeel.services.launch_job import LaunchOutcome
 from tests.fakes.cluster import CLUSTER
 from tests.unit.services_jobs.story import Story
+
+
+def cycle_report(story: Story) -> SourceReport:
+    return heartbeats.load(story.world.ledger)["scheduling-cycle"]
+
+
+def test_cycle_that_succeeds_is_reported() -> None:
+    story = Story()
+    story.run_pass()
+
+    assert (cycle_report(story).error, cycle_report(story).seen_at) == ("", story.world.clock.now())
+
+
+def test_cycle_that_fails_is_reported_with_its_error() -> None:
+    story = Story()
+    story.submit()
+    story.world.cluster.blind[CLUSTER] = {"*"}
+
+    with pytest.raises(Unreachable):
+        story.run_pass()
+
+    assert cycle_report(story).error.startswith("Unreachable: ")
+    assert cycle_report(story).seen_at is None
 
 
 def test_an_admission_is_one_commit_and_one_execution() -> None:
