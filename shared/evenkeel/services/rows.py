@@ -232,6 +232,11 @@ def idempotency_row(principal: str, key: str, answer: dict[str, Any], now: datet
     return Row(idempotency_key(principal, key), answer, 0, None, now + IDEMPOTENCY_KEPT)
 
 
+def open_jobs_key(name: str) -> Key:
+    """`JOBS-OPEN#name / META`: how many jobs of a principal or a queue have not ended."""
+    return Key(Table.JOBS, f"JOBS-OPEN#{name}", "META")
+
+
 def checkpoints_key(job: Job) -> Key:
     """`CHECKPOINTS#place / META`: whose checkpoints lie there. Put in the job's own transaction, and never deleted.
 
