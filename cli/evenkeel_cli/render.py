@@ -232,7 +232,7 @@ class Page:
             self.stream.flush()
 
     def cut(self, text: str, room: int) -> str:
-        return text if visible(text) <= room else text[: max(1, room - 1)] + "…"
+        return _clipped(text, max(1, room))
 
     def _fit(self, columns: Sequence[Column], widths: list[int], indent: int) -> None:
         if self.width is None:

@@ -25,7 +25,6 @@ def submit() -> api.Reply:
         types=world.policy.job_types,
         now=world.clock.now(),
         admission=world.settings.admission,
-        limits=world.policy.scheduling,
     )
     return app.accepted(read_jobs.summary(outcome.job), f"/v1/jobs/{outcome.job.job_id}")
 

@@ -484,6 +484,13 @@ class Cluster(RentedCapacity, Protocol):
         """
         ...
 
+    def uncordon(self, cluster: str, name: str) -> ReleaseResult:
+        """Un-cordon a node without a mark of ours, and change nothing else; NOT_OURS where it carries a recovery's.
+
+        Idempotent: yes, reads first, patches what it read.
+        """
+        ...
+
     def delete_node(self, cluster: str, name: str, instance_id: str) -> "RepairAnswer":
         """Delete the node object of a machine of Karpenter's, which then drains it and gives the machine back.
 

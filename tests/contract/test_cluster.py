@@ -120,6 +120,18 @@ def test_a_release_for_no_incident_takes_the_taint_off_an_uncordoned_node(bed: B
     assert not any(AWAITING_VALIDATION_TAINT in taint for taint in node.taints)
 
 
+def test_a_persons_cordon_is_taken_off_and_a_recoverys_stays(bed: Bed) -> None:
+    name = free_nodes(bed)[0].name
+    bed.cordon_as_a_person(name)
+
+    first, second = bed.cluster.uncordon(CLUSTER, name), bed.cluster.uncordon(CLUSTER, name)
+    bed.cluster.cordon(CLUSTER, name, "inc-1")
+
+    assert (first, second) == (ReleaseResult.RELEASED, ReleaseResult.ALREADY_FREE)
+    assert bed.cluster.uncordon(CLUSTER, name) is ReleaseResult.NOT_OURS
+    assert bed.cluster.uncordon(CLUSTER, "hyperpod-i-0aaaaaaaaaaaaaaaa") is ReleaseResult.GONE
+
+
 def test_of_two_incidents_that_cordon_at_once_one_owns_the_cordon(bed: Bed) -> None:
     name = free_nodes(bed)[0].name
     answers: dict[str, CordonResult] = {}

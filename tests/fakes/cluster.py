@@ -164,6 +164,18 @@ class FakeCluster(FakeCapacity):
         self.calls.append(("release", name, incident_id))
         return ReleaseResult.RELEASED
 
+    def uncordon(self, cluster: str, name: str) -> ReleaseResult:
+        node = self.node(cluster, name)
+        if node is None:
+            return ReleaseResult.GONE
+        if not node.is_cordoned:
+            return ReleaseResult.ALREADY_FREE
+        if node.incident_id is not None:
+            return ReleaseResult.NOT_OURS
+        self.set_node(name, cluster, is_cordoned=False)
+        self.calls.append(("uncordon", name))
+        return ReleaseResult.RELEASED
+
     def delete_node(self, cluster: str, name: str, instance_id: str) -> RepairAnswer:
         node = self.node(cluster, name)
         if node is None or node.instance_id != instance_id:

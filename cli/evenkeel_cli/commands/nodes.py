@@ -62,7 +62,7 @@ def uncordon(
     key: asking.KeyOption = None,
     output: asking.OutputOption = Output.TABLE,
 ) -> None:
-    """Take Evenkeel's cordon off a node, whatever is held or barred. A recovery of it stands down."""
+    """Take a cordon off that Evenkeel or a person set through it, whatever is held. A recovery of it stands down."""
     _mark(node, "uncordon", reason, key, output)
 
 
@@ -121,10 +121,9 @@ def _mark(typed: str, verb: str, reason: str, key: str | None, output: Output) -
 
     def draw(out: Page) -> None:
         out.line(out.marked("ok", f"{found['instanceId']}  {plain(found['outcome'])}"))
-        # A person's own cordon is a person's to take off: Evenkeel cannot know whose it was.
-        is_persons = found["outcome"] == "CORDONED"
-        way = f"kubectl uncordon {found['nodeName']}" if is_persons else f"evenkeel nodes show {found['instanceId']}"
-        out.line(f"{out.dim('next')}  {way}{' takes it off again' if is_persons else ''}")
+        is_cordoned = found["outcome"] == "CORDONED"
+        verb, ends = ("uncordon", " takes it off again") if is_cordoned else ("show", "")
+        out.line(f"{out.dim('next')}  evenkeel nodes {verb} {found['instanceId']}{ends}")
 
     answer(found, output, draw)
 
@@ -137,6 +136,7 @@ def _show(out: Page, found: Json) -> None:
         [
             ("incident", found["incidentId"] or ""),
             ("waits", f"{found['block']['rule']}: {found['block']['reason']}" if found["block"] else ""),
+            ("cordoned", cordoned(out, found)),
             ("name", found["name"] or "has not joined its cluster"),
             ("cluster", found["cluster"]),
             ("pool", f"{found['pool']}, {found['instanceType']}, {found['zone'] or 'zone unknown'}"),
@@ -160,6 +160,15 @@ def _sign(node: Json) -> str:
     return "warn" if node.get("isStale") else NODE[node["state"]]
 
 
+def cordoned(out: Page, node: Json) -> str:
+    """Say who cordoned a node, why and when; empty where nobody did through Evenkeel."""
+    cordon = node.get("cordon")
+    if not cordon:
+        return ""
+    why = f": {cordon['reason']}" if cordon["reason"] else ", without a reason"
+    return f"{out.when(cordon['at'])} by {cordon['by']}{why}"
+
+
 def _table(out: Page, nodes: list[Json], is_wide: bool) -> None:
     columns = [
         Column("NODE"),
@@ -172,6 +181,9 @@ def _table(out: Page, nodes: list[Json], is_wide: bool) -> None:
         columns += [Column("TYPE"), Column("ZONE"), Column("NAME"), Column("SEAT"), Column("HYPERPOD")]
         columns.append(Column("OTHERS' WORK"))
     columns.append(Column("INCIDENT"))
+    has_cordons = any(node.get("cordon") for node in nodes)
+    if has_cordons:
+        columns.append(Column("CORDONED BY", gives_way=True))
     rows = []
     for node in nodes:
         row = [
@@ -186,5 +198,7 @@ def _table(out: Page, nodes: list[Json], is_wide: bool) -> None:
             row += [node["instanceType"], *seat, ", ".join(node["others"]) or "–"]
         # The rule stands next to the node that waits for it.
         rule = f" ({plain(node['block']['rule'])})" if node["block"] else ""
-        rows.append([*row, f"{node['incidentId'] or '–'}{rule}"])
+        cordon = node.get("cordon")
+        whose = f"{cordon['by']}{': ' + cordon['reason'] if cordon['reason'] else ''}" if cordon else "–"
+        rows.append([*row, f"{node['incidentId'] or '–'}{rule}", *([whose] if has_cordons else [])])
     out.table(columns, rows, is_whole=is_wide)

@@ -97,7 +97,7 @@ def show(out: Page, found: Json, *, is_wide: bool = False) -> None:
     for incident in incidents["items"]:
         word = "NEEDS YOU" if incident["needsYou"] else "WORKING"
         name = f"{incident['incidentId']}  {incident['node']['instanceId']}  {incident['fault']['name']}"
-        out.line(out.cut(f"{out.bold(word)} {name}", (out.width or 10_000) + 8))
+        out.line(out.cut(f"{out.bold(word)} {name}", out.width or 10_000))
         lanes(out, incident, indent="        ")
         if incident["needsYou"] and incident["outcome"]:
             out.paragraph(incident["outcome"], indent="        ")
@@ -105,6 +105,9 @@ def show(out: Page, found: Json, *, is_wide: bool = False) -> None:
         where = hold["instanceId"] or hold["pool"]
         what = f"{where} by" if where else "by"
         out.line(f"{out.bold('HELD')}    {what} {hold['by']}, until {hold['until'][:19]}Z: {hold['reason']}")
+    for cordon in found.get("cordons", []):
+        why = f": {cordon['reason']}" if cordon["reason"] else ""
+        out.line(f"{out.bold('CORDONED')} {cordon['instanceId']} by {cordon['by']}, {out.when(cordon['at'])}{why}")
     _next(out, found)
 
 

@@ -6,9 +6,10 @@ import typer
 
 from evenkeel_cli.client import Client
 from evenkeel_cli.commands import asking
+from evenkeel_cli.commands.nodes import cordoned
 from evenkeel_cli.errors import CommandFailed, Exit
 from evenkeel_cli.render import Column, Output, Page, duration, only, page
-from evenkeel_cli.words import INCIDENT, JOB, plain
+from evenkeel_cli.words import INCIDENT, JOB, NODE, plain
 
 Json = dict[str, Any]
 
@@ -39,6 +40,8 @@ def why(
     found = _ask(client, subject)
     if form is Output.JSON:
         out.json(found)
+    elif found.get("cordon"):
+        _cordoned(out, found)
     else:
         _answer(out, found)
 
@@ -65,7 +68,26 @@ def _ask(client: Client, subject: str) -> Json:
             if failed.exit_code is Exit.NOT_FOUND:
                 raise no_job from None
             raise
-    return client.get(f"/incidents/{_incident_of(client, subject)}/why")
+    node = _cordoned_node(client, subject)
+    return node or client.get(f"/incidents/{_incident_of(client, subject)}/why")
+
+
+def _cordoned_node(client: Client, instance_id: str) -> Json | None:
+    """Return a node that a person keeps out of service: no incident says why."""
+    try:
+        node = client.get(f"/nodes/{instance_id}")
+    except CommandFailed as failed:
+        if failed.exit_code is not Exit.NOT_FOUND:
+            raise
+        return None
+    return node if node.get("cordon") and not node["incidentId"] else None
+
+
+def _cordoned(out: Page, node: Json) -> None:
+    out.line(f"{out.marked(NODE[node['state']], out.bold(node['instanceId']))}  {plain(node['state'])}")
+    out.paragraph(f"A person cordoned it, {cordoned(out, node)}.", indent="  ")
+    out.line()
+    out.line(f"{out.dim('next')}  evenkeel nodes uncordon {node['instanceId']}")
 
 
 def _incident_of(client: Client, instance_id: str) -> str:

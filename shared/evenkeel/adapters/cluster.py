@@ -134,6 +134,24 @@ class KubernetesCluster(KubernetesCapacity):
 
         return _again_on_conflict(once)
 
+    def uncordon(self, cluster: str, name: str) -> ReleaseResult:
+        def once() -> ReleaseResult:
+            node = self.node(cluster, name)
+            if node is None:
+                return ReleaseResult.GONE
+            if not node.is_cordoned:
+                return ReleaseResult.ALREADY_FREE
+            if node.incident_id is not None:
+                return ReleaseResult.NOT_OURS
+            changes = {"metadata": {"resourceVersion": node.resource_version}, "spec": {"unschedulable": None}}
+            try:
+                self._api(cluster).patch(f"{_NODES}/{name}", changes)
+            except NotFound:
+                return ReleaseResult.GONE
+            return ReleaseResult.RELEASED
+
+        return _again_on_conflict(once)
+
     def accelerators_in_use(self, cluster: str) -> Mapping[str, int]:
         used: defaultdict[str, int] = defaultdict(int)
         for pod in self._lean(cluster, _PODS, workloads.lean_user, {"fieldSelector": _LIVE}):

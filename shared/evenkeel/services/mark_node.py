@@ -5,9 +5,10 @@ from datetime import datetime
 
 from evenkeel.domain.health.incidents import Incident, TimelineEntry
 from evenkeel.domain.nodes import FleetNode
+from evenkeel.domain.recovery.leases import PersonCordon
 from evenkeel.domain.values import Value
 from evenkeel.ports import Cluster, Conflict, CordonResult, Ledger, NotFound, Put, Refused, ReleaseResult, Write
-from evenkeel.services import guard_register, incident_record, known_names, rows
+from evenkeel.services import guard_register, incident_record, known_names, person_cordons, rows
 from evenkeel.services.guard_register import Which
 
 
@@ -46,14 +47,24 @@ class CordonedByRecovery(Refused):
 def cordon(request: Request, *, ledger: Ledger, cluster: Cluster, clusters: Iterable[str], now: datetime) -> Outcome:
     """Cordon a node as a person: without our mark, so that no recovery takes it off.
 
-    Idempotent: yes, a node that a person has cordoned is success.
+    Who did it and why is recorded first: the node cannot say, and `uncordon` takes off what is recorded. Idempotent:
+    yes, a node that a person has cordoned is success, and whoever cordoned it first stays its author.
 
     Raises:
         NotFound: the fleet does not know the machine, or it has not joined its cluster.
         CordonedByRecovery: a recovery's cordon is on it, which the recovery would take off.
     """
     node = _find(request.instance_id, ledger, clusters)
+    life = node.life.key
+    is_known = life in person_cordons.load(ledger)
+    if not is_known:
+        person_cordons.put(ledger, PersonCordon(life=life, by=request.by, reason=request.reason, at=now))
     found = cluster.cordon(node.life.cluster, node.node_name, None)
+    if found is not CordonResult.CORDONED and (not is_known or found is not CordonResult.BY_PERSON):
+        person_cordons.forget(ledger, life)
+    elif found is CordonResult.CORDONED and is_known:
+        # It was taken off by other means since, and is this person's now.
+        person_cordons.put(ledger, PersonCordon(life=life, by=request.by, reason=request.reason, at=now))
     if found in (CordonResult.BY_OTHER_INCIDENT, CordonResult.ALREADY_OURS):
         seen = cluster.node(node.life.cluster, node.node_name)
         whose = (seen.incident_id if seen else None) or "a recovery"
@@ -72,11 +83,11 @@ def cordon(request: Request, *, ledger: Ledger, cluster: Cluster, clusters: Iter
 def uncordon(request: Request, *, ledger: Ledger, cluster: Cluster, clusters: Iterable[str], now: datetime) -> Outcome:
     """Take our cordon off a node, with the taint that waits for its validation. A recovery of it stands down.
 
-    Idempotent: yes, a node that is free is success.
+    So is one that a person set through `cordon`. Idempotent: yes, a node that is free is success.
 
     Raises:
         NotFound: the fleet does not know the machine, or it has not joined its cluster.
-        NotOurs: a person cordoned it.
+        NotOurs: a person cordoned it by other means.
     """
     node = _find(request.instance_id, ledger, clusters)
     seen = cluster.node(node.life.cluster, node.node_name)
@@ -84,8 +95,15 @@ def uncordon(request: Request, *, ledger: Ledger, cluster: Cluster, clusters: It
     found = cluster.release(node.life.cluster, node.node_name, incident_id or None)
     if found is ReleaseResult.GONE:
         raise NotFound(f"{node.node_name} is gone from {node.life.cluster}.")
+    if found is ReleaseResult.NOT_OURS and node.life.key in person_cordons.load(ledger):
+        found = cluster.uncordon(node.life.cluster, node.node_name)
+    if found in (ReleaseResult.RELEASED, ReleaseResult.ALREADY_FREE):
+        person_cordons.forget(ledger, node.life.key)
     if found is ReleaseResult.NOT_OURS:
-        raise NotOurs(f"A person cordoned {node.node_name}; kubectl uncordon takes that off.")
+        raise NotOurs(
+            f"{node.node_name} was not cordoned through Evenkeel: a person or another program did it, and knows why. "
+            f"kubectl uncordon {node.node_name} takes that off."
+        )
     if found is ReleaseResult.RELEASED:
         _record(request, f"{node.node_name} un-cordoned by {request.by}", "uncordoned", ledger, now)
     _leave(request, node, incident_id, ledger, now)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypedDict
 
 from evenkeel.domain.health.incidents import OPEN_STATES, Incident
 from evenkeel.domain.nodes import FleetNode
+from evenkeel.domain.recovery.leases import PersonCordon
 from evenkeel.domain.scheduling.jobs import Job, JobState
 from evenkeel.domain.sources import FACTS, Source, SourceAge, SourceKind, SourceState, complaints
 from evenkeel.domain.values import rfc3339
@@ -16,6 +17,7 @@ from evenkeel.services import (
     hold_automation,
     known_names,
     paging,
+    person_cordons,
     read_incidents,
     read_jobs,
     read_queue,
@@ -134,6 +136,7 @@ def status(
         "next": _next(incidents),
         "nodes": _pools(nodes, incidents.in_repair, sources) | {"isLowerBound": has_more_nodes},
         "gpus": _gpus(nodes, incidents.in_repair, sources),
+        "cordons": _cordons(ledger, nodes),
         "jobs": _jobs(ledger, work, clusters, now),
         "teams": [
             {name: value for name, value in team.items() if name != "resources"}
@@ -152,8 +155,14 @@ def list_nodes(ledger: Ledger, page: paging.Request, *, with_gone: bool = False)
     nodes = [rows.read(row, FleetNode) for row in answer.rows]
     found, is_cut = _open_incidents(ledger)
     incidents = {incident.life.key: incident for incident in found}
+    cordons = person_cordons.load(ledger)
     items = [
-        _node(node, incidents.get(node.life.key) or (_incident_of(ledger, node) if is_cut else None)) for node in nodes
+        _node(
+            node,
+            incidents.get(node.life.key) or (_incident_of(ledger, node) if is_cut else None),
+            cordons.get(node.life.key),
+        )
+        for node in nodes
     ]
     return {"items": items, "nextPageToken": answer.next_token or None}
 
@@ -168,7 +177,7 @@ def show_node(ledger: Ledger, clusters: Iterable[str], instance_id: str) -> Json
         row = ledger.get(rows.node_key(cluster, instance_id))
         if row is not None:
             node = rows.read(row, FleetNode)
-            return _node(node, _incident_of(ledger, node))
+            return _node(node, _incident_of(ledger, node), person_cordons.load(ledger).get(node.life.key))
     raise known_names.no_node(instance_id, ledger)
 
 
@@ -185,7 +194,7 @@ def node_state(node: FleetNode, *, is_in_repair: bool) -> NodeState:
     return NodeState.NOT_READY if node.node_name and node.not_ready_since else NodeState.STARTING
 
 
-def _node(node: FleetNode, incident: Incident | None) -> Json:
+def _node(node: FleetNode, incident: Incident | None, cordon: PersonCordon | None) -> Json:
     is_open = incident is not None and not incident.state.is_settled
     block = incident.block if incident and is_open else None
     state = NodeState.BLOCKED if block else node_state(node, is_in_repair=is_open)
@@ -203,6 +212,7 @@ def _node(node: FleetNode, incident: Incident | None) -> Json:
         "providerStatus": node.provider_status or None,
         "isReady": node.is_ready,
         "isCordoned": node.is_cordoned,
+        "cordon": _cordon(cordon) if cordon else None,
         "isLemon": node.is_lemon,
         "isAwaitingValidation": node.is_awaiting_validation,
         "gpus": node.accelerators,
@@ -212,6 +222,21 @@ def _node(node: FleetNode, incident: Incident | None) -> Json:
         "notReadySince": rfc3339(node.not_ready_since) if node.not_ready_since else None,
         "changedAt": rfc3339(node.changed_at),
     }
+
+
+def _cordon(cordon: PersonCordon) -> Json:
+    return {"by": cordon.by, "reason": cordon.reason, "at": rfc3339(cordon.at)}
+
+
+def _cordons(ledger: Ledger, nodes: Iterable[FleetNode]) -> list[Json]:
+    """Return the nodes that persons cordoned through Evenkeel, the newest first."""
+    known = person_cordons.load(ledger)
+    found = [(known[node.life.key], node) for node in nodes if node.life.key in known] if known else []
+    found.sort(key=lambda each: each[0].at, reverse=True)
+    return [
+        {"instanceId": node.life.instance_id, "name": node.node_name, "pool": node.pool, **_cordon(cordon)}
+        for cordon, node in found[:_MOST_SHOWN]
+    ]
 
 
 def _nodes(ledger: Ledger) -> tuple[tuple[FleetNode, ...], bool]:

@@ -232,11 +232,6 @@ def idempotency_row(principal: str, key: str, answer: dict[str, Any], now: datet
     return Row(idempotency_key(principal, key), answer, 0, None, now + IDEMPOTENCY_KEPT)
 
 
-def open_jobs_key(name: str) -> Key:
-    """`JOBS-OPEN#name / META`: how many jobs of a principal or a queue have not ended."""
-    return Key(Table.JOBS, f"JOBS-OPEN#{name}", "META")
-
-
 def checkpoints_key(job: Job) -> Key:
     """`CHECKPOINTS#place / META`: whose checkpoints lie there. Put in the job's own transaction, and never deleted.
 
@@ -418,6 +413,11 @@ def shortages_row(shortages: Shortages, version: int) -> Row:
 def hold_key() -> Key:
     """`HOLD#fleet / META`: every hold, of the fleet, of a pool or of a machine."""
     return Key(Table.FLEET, "HOLD#fleet", "META")
+
+
+def person_cordons_key() -> Key:
+    """`HOLD#fleet / CORDONS`: who cordoned which node through Evenkeel, and why."""
+    return Key(Table.FLEET, hold_key().pk, "CORDONS")
 
 
 def automation_request_key(request_id: str) -> Key:

@@ -5,7 +5,6 @@ import json
 from datetime import datetime
 
 from evenkeel.domain.health.incidents import TimelineEntry
-from evenkeel.domain.policy import SchedulingPolicy
 from evenkeel.domain.scheduling.admission import Admission
 from evenkeel.domain.scheduling.governance import check_governed, may_read, team_of
 from evenkeel.domain.scheduling.job_types import JobTypes, check_type, filled
@@ -13,12 +12,10 @@ from evenkeel.domain.scheduling.jobs import DEFAULT_TEAM, Job, JobSpec, JobState
 from evenkeel.domain.scheduling.submission import SpecFault, check_deadline, check_spec
 from evenkeel.domain.scheduling.teams import SetUp
 from evenkeel.domain.values import Value
-from evenkeel.ports import Conflict, Ids, Invalid, KeyReused, Ledger, Passes, Put, Row, Table, Throttled
-from evenkeel.services import check_authority, open_jobs, read_setup, rows
+from evenkeel.ports import Conflict, Ids, Invalid, KeyReused, Ledger, Passes, Put, Row, Table
+from evenkeel.services import check_authority, read_setup, rows
 
 WRITER = "submit_job"
-_TRIES = 50
-"""Each that fails means that another submission, or the end of a job, came through."""
 NO_TYPES = JobTypes()
 
 
@@ -49,7 +46,6 @@ def run(
     types: JobTypes = NO_TYPES,
     now: datetime,
     admission: Admission = Admission.EVENKEEL,
-    limits: SchedulingPolicy = open_jobs.SHIPPED_LIMITS,
 ) -> Outcome:
     """Queue a job and ask for a pass.
 
@@ -62,8 +58,6 @@ def run(
         Invalid: the job asks for what cannot be, another job's checkpoints among it; names each field.
         NotYourTeam: the caller may not submit for its team.
         KeyReused: the key came before with another job.
-        TooManyOpenJobs: the caller or the team has as many open jobs as the policy allows.
-        Throttled: others submitted all the time.
     """
     asker = request.asker
     fingerprint = _fingerprint(request.spec)
@@ -76,29 +70,28 @@ def run(
     job = job_of(request.spec, asker, setup, types, job_id=job_id, cluster=cluster, namespace=namespace, now=now)
     if admission is Admission.EVENKEEL:
         refuse_beside_kueue(job, ledger)
-    job = job.but(counted_in=open_jobs.names_of(job))
     text = f"Submitted by {job.submitted_by}."
     answer = {"jobId": job.job_id, "fingerprint": fingerprint}
     guard = rows.idempotency_row(asker.principal, request.idempotency_key, answer, now)
-    entry = TimelineEntry(at=now, kind="submitted", text=text, writer=WRITER)
-    for _ in range(_TRIES):
-        try:
-            ledger.commit(
-                Put(rows.job_row(job, 0)),
-                Put(Row(guard.key, guard.doc, earlier.version if earlier else 0, None, guard.expires_at)),
-                Put(rows.timeline_row(job.job_id, entry, "submitted")),
-                *([Put(rows.checkpoints_row(job))] if job.spec.checkpoint_uri else []),
-                *open_jobs.counted(job, ledger, limits),
-            )
-        except Conflict:
-            first = ledger.get(guard.key)
-            if first is not None and not _is_over(first, now):
-                return _again(first, fingerprint, ledger, passes)
-            _refuse_anothers_checkpoints(job, asker, setup, ledger)
-            continue  # another submission or end was counted in between
-        passes.request(f"{job.job_id} submitted")
-        return Outcome(job=job, is_repeat=False)
-    raise Throttled("others submitted jobs all the time")
+    try:
+        ledger.commit(
+            Put(rows.job_row(job, 0)),
+            Put(Row(guard.key, guard.doc, earlier.version if earlier else 0, None, guard.expires_at)),
+            Put(
+                rows.timeline_row(
+                    job.job_id, TimelineEntry(at=now, kind="submitted", text=text, writer=WRITER), "submitted"
+                )
+            ),
+            *([Put(rows.checkpoints_row(job))] if job.spec.checkpoint_uri else []),
+        )
+    except Conflict:
+        first = ledger.get(guard.key)
+        if first is not None and not _is_over(first, now):
+            return _again(first, fingerprint, ledger, passes)
+        _refuse_anothers_checkpoints(job, asker, setup, ledger)
+        raise
+    passes.request(f"{job.job_id} submitted")
+    return Outcome(job=job, is_repeat=False)
 
 
 def job_of(

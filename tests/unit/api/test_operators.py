@@ -1,14 +1,17 @@
 """What operators say to plans, and do to nodes: by whom, once, and what is shown of it."""
 
+import json
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from evenkeel.domain.health.incidents import Block
-from evenkeel.services import rows
+from evenkeel.domain.recovery.leases import MOST_PERSON_CORDONS, PersonCordon, PersonCordons
+from evenkeel.services import person_cordons, rows
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.unit.api.gateway import ACCOUNT, Gateway
-from tests.unit.api.seeds import ASKS, a_fleet_node, ago, an_incident, stored
+from tests.unit.api.seeds import ASKS, a_fleet_node, a_life, ago, an_incident, stored
 
 NODE = instance_id(1)
 BO = f"arn:aws:sts::{ACCOUNT}:assumed-role/Operator/bo"
@@ -111,13 +114,65 @@ def test_our_cordon_is_taken_off_and_twice_is_the_same(gateway: Gateway) -> None
     assert [row.doc["text"] for row in story] == [f"{name} un-cordoned by role/Researcher (ana): it is well"]
 
 
-def test_a_persons_cordon_stays(gateway: Gateway) -> None:
+def test_a_cordon_from_outside_evenkeel_stays(gateway: Gateway) -> None:
     stored(gateway.fakes.ledger, a_fleet_node(1))
+    gateway.fakes.cluster.cordon(CLUSTER, f"hyperpod-{NODE}", None)
     cordoned = gateway.post(f"/v1/nodes/{NODE}/cordon", {})
     refused = gateway.post(f"/v1/nodes/{NODE}/uncordon", {}, key="k2")
 
     assert (cordoned.status, cordoned.document["outcome"]) == (200, "CORDONED")
     assert (refused.status, refused.document["code"]) == (409, "CORDONED_BY_PERSON")
+    assert gateway.get(f"/v1/nodes/{NODE}").document["cordon"] is None
+
+
+def test_uncordon_undoes_cordon(gateway: Gateway) -> None:
+    stored(gateway.fakes.ledger, a_fleet_node(1))
+    gateway.post(f"/v1/nodes/{NODE}/cordon", {"reason": "fan noise"})
+    by_another = gateway.post(f"/v1/nodes/{NODE}/uncordon", {}, key="k2", caller=BO)
+    again = gateway.post(f"/v1/nodes/{NODE}/uncordon", {}, key="k3")
+
+    assert [each.document["outcome"] for each in (by_another, again)] == ["RELEASED", "ALREADY_FREE"]
+    node = gateway.fakes.cluster.node(CLUSTER, f"hyperpod-{NODE}")
+    assert node
+    assert not node.is_cordoned
+    assert gateway.get(f"/v1/nodes/{NODE}").document["cordon"] is None
+
+
+def test_cordon_shows_its_author_and_reason_everywhere(gateway: Gateway) -> None:
+    stored(gateway.fakes.ledger, a_fleet_node(1), a_fleet_node(2))
+    gateway.post(f"/v1/nodes/{NODE}/cordon", {"reason": "fan noise"})
+    gateway.post(f"/v1/nodes/{NODE}/cordon", {"reason": "me too"}, key="k2", caller=BO)
+
+    shown = gateway.get(f"/v1/nodes/{NODE}").document["cordon"]
+    listed = {each["instanceId"]: each["cordon"] for each in gateway.get("/v1/nodes").document["items"]}
+    (told,) = gateway.get("/v1/status").document["cordons"]
+
+    assert (shown["by"], shown["reason"]) == ("role/Researcher (ana)", "fan noise")
+    assert listed == {NODE: shown, instance_id(2): None}
+    assert (told["instanceId"], told["by"], told["reason"]) == (NODE, shown["by"], shown["reason"])
+
+
+def test_cordon_taken_off_elsewhere_is_forgotten(gateway: Gateway) -> None:
+    fakes = gateway.fakes
+    stored(fakes.ledger, a_fleet_node(1), a_fleet_node(2))
+    gateway.post(f"/v1/nodes/{NODE}/cordon", {"reason": "fan noise"})
+    gateway.post(f"/v1/nodes/{instance_id(2)}/cordon", {}, key="k2")
+    still = frozenset({a_life(2).key})
+
+    early = person_cordons.prune(fakes.ledger, still, fakes.clock.now())
+    late = person_cordons.prune(fakes.ledger, still, fakes.clock.now() + timedelta(minutes=3))
+
+    assert (early, late, list(person_cordons.load(fakes.ledger))) == (0, 1, [a_life(2).key])
+
+
+def test_no_more_cordons_are_remembered_than_fit_a_row(gateway: Gateway) -> None:
+    known = PersonCordons()
+    for number in range(MOST_PERSON_CORDONS + 5):
+        known = known.with_cordon(PersonCordon(life=f"l{number}", by="b" * 200, reason="\U0001f600" * 300, at=ago()))
+
+    assert len(known.cordons) == MOST_PERSON_CORDONS
+    assert known.cordons[-1].life == f"l{MOST_PERSON_CORDONS + 4}"
+    assert len(json.dumps(known.to_json(), ensure_ascii=False).encode()) < 400_000
 
 
 def test_a_recoverys_cordon_is_not_passed_off_as_a_persons(gateway: Gateway) -> None:

@@ -563,7 +563,7 @@ def test_a_node_is_cordoned_and_our_cordon_taken_off(served: Served) -> None:
     freed = served.run("nodes", "uncordon", a_fleet_node(2).life.instance_id)
 
     assert cordoned.out.startswith(f"● {a_fleet_node(1).life.instance_id}  cordoned\n")
-    assert f"kubectl uncordon {a_fleet_node(1).node_name} takes it off again" in cordoned.out
+    assert f"evenkeel nodes uncordon {a_fleet_node(1).life.instance_id} takes it off again" in cordoned.out
     assert freed.out.startswith(f"● {a_fleet_node(2).life.instance_id}  released\n")
 
 
@@ -1014,3 +1014,19 @@ def test_wide_status_names_every_source(served: Served) -> None:
 
     assert "Cluster research-eks answered (last answer 0 s ago)." in said
     assert "Sweep step rentals answered" in said
+
+
+def test_a_cordons_author_and_reason_are_shown(served: Served) -> None:
+    node = a_fleet_node(1).life.instance_id
+    stored(served.gateway.fakes.ledger, a_fleet_node(1))
+    served.run("nodes", "cordon", node, "--reason", "fan noise")
+
+    said = {
+        words: served.run(*words) for words in (("nodes", "ls"), ("nodes", "show", node), ("status",), ("why", node))
+    }
+    freed = served.run("nodes", "uncordon", node)
+
+    assert [words for words, answer in said.items() if "fan noise" not in answer.out or "(ana)" not in answer.out] == []
+    assert f"next  evenkeel nodes uncordon {node}" in said["why", node].out
+    assert freed.exit_code == 0
+    assert "fan noise" not in served.run("nodes", "show", node).out

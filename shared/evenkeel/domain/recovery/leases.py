@@ -74,6 +74,40 @@ def is_lemon(lease: Lease, life: NodeLife, policy: RepairPolicy, now: datetime) 
     return len(lease.returns_of(life, since)) >= policy.lemon_returns
 
 
+class PersonCordon(Value):
+    """A cordon that a person set through Evenkeel. The node itself does not say whose it is."""
+
+    life: str
+    """Key of the node life."""
+    by: str
+    reason: str
+    at: Instant
+
+
+class PersonCordons(Value):
+    """Every cordon that a person set through Evenkeel and that was not taken off since, in one row."""
+
+    cordons: tuple[PersonCordon, ...] = ()
+
+    @property
+    def by_life(self) -> dict[str, PersonCordon]:
+        """The cordons by the key of their node life."""
+        return {cordon.life: cordon for cordon in self.cordons}
+
+    def with_cordon(self, cordon: PersonCordon) -> "PersonCordons":
+        """Return these with one more; the oldest is forgotten where there would be too many for one row."""
+        others = tuple(each for each in self.cordons if each.life != cordon.life)
+        return PersonCordons(cordons=(*others, cordon)[-MOST_PERSON_CORDONS:])
+
+    def without(self, life: str) -> "PersonCordons":
+        """Return these without the one of a node life."""
+        return PersonCordons(cordons=tuple(each for each in self.cordons if each.life != life))
+
+
+MOST_PERSON_CORDONS = 200
+"""Cordons of persons that are remembered: a reason has 300 characters of four bytes at most, and a row 400 kB."""
+
+
 class Hold(Value):
     """A person holds harmful acts until a time. Un-cordon is never held."""
 

@@ -9,7 +9,7 @@ from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.scheduling.foreign import foreign_workloads
 from evenkeel.domain.sources import Source, SourceKind
 from evenkeel.ports import Conflict, EvenkeelError, Put, Row, Table
-from evenkeel.services import rows
+from evenkeel.services import person_cordons, rows
 from evenkeel.services.sweep.round import Round
 
 _GONE_KEPT = timedelta(days=30)
@@ -55,6 +55,9 @@ def refresh_fleet(sweep: Round) -> int:
             stored_now = rows.read(row_now, FleetNode) if row_now else None
             _remember(sweep, node, stored_now, row_now.version if row_now else 0)
     if read == set(sweep.clusters):
+        cordoned = frozenset(node.life.key for node in seen.values() if node.is_cordoned)
+        with contextlib.suppress(Conflict):  # somebody cordons or un-cordons now: the next round sees
+            person_cordons.prune(ledger, cordoned, sweep.now)
         _count_pools(sweep, seen.values())
     return 0
 
