@@ -198,7 +198,9 @@ class DataCentre:
         on_call = policy_statements(self.deployer, self.outputs["EvenkeelOnCallPolicy"])
         tests_itself = _may_test_functions([f"{STACK_NAME}-{function}" for function in self.roles])
         routes = _may_call_the_api(self.outputs["ApiId"])
-        self.operator = make_user(self.deployer, _OPERATOR, [routes, tests_itself, _MAY_READ_RULES, *on_call])
+        self.operator = make_user(
+            self.deployer, _OPERATOR, [routes, tests_itself, *_WHERE_THE_ENGINE_DIFFERS, *on_call]
+        )
 
     def _start_ticking(self) -> None:
         functions = [self.outputs[name] for name in SCHEDULED]
@@ -339,12 +341,16 @@ _TRAINER_STATEMENTS: Final[list[dict[str, Any]]] = [
 ]
 
 
-_MAY_READ_RULES: Final[dict[str, Any]] = {
-    # The engine spells the ARN of a rule with its bus, AWS that of a rule on the default bus without it.
-    "Effect": "Allow",
-    "Action": "events:DescribeRule",
-    "Resource": f"arn:aws:events:{REGION}:{ACCOUNT_ID}:rule/default/{STACK_NAME}-*",
-}
+_BUS: Final = f"arn:aws:events:{REGION}:{ACCOUNT_ID}"
+_WHERE_THE_ENGINE_DIFFERS: Final[list[dict[str, Any]]] = [
+    # It spells the ARN of a rule with its bus; AWS spells that of a rule on the default bus without it.
+    {"Effect": "Allow", "Action": "events:DescribeRule", "Resource": f"{_BUS}:rule/default/{STACK_NAME}-*"},
+    # It does not know the condition key `events:source`.
+    {"Effect": "Allow", "Action": "events:PutEvents", "Resource": f"{_BUS}:event-bus/default"},
+    # It looks for the queue in `QueueUrl` alone, which this call does not have.
+    {"Effect": "Allow", "Action": "sqs:StartMessageMoveTask", "Resource": "*"},
+]
+"""What the stack's policy allows on AWS and not here."""
 
 
 def _may_test_functions(names: list[str]) -> dict[str, Any]:

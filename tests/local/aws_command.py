@@ -1,0 +1,109 @@
+"""As much of the AWS CLI as the runbooks use, on botocore: `python aws_command.py sqs receive-message --queue-url …`.
+
+The real one is no dependency of the project. Options are checked against the service's own model, so a misspelled one
+fails here as it does there.
+"""
+
+import json
+import re
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jmespath
+from botocore import xform_name
+from botocore.exceptions import BotoCoreError, ClientError
+from botocore.session import Session
+
+Json = dict[str, Any]
+_SPANS = {"m": 60, "h": 3600}
+
+
+def main(words: Sequence[str]) -> int:
+    """Run one command; return 0, or 254 as the AWS CLI does where the service refuses."""
+    try:
+        return _run(*words[:2], list(words[2:]))
+    except (BotoCoreError, ClientError) as error:
+        print(error, file=sys.stderr)
+        return 254
+
+
+def _run(service: str, verb: str, words: list[str]) -> int:
+    if (service, verb) == ("s3", "cp"):
+        bucket, key = words[0].removeprefix("s3://").split("/", 1)
+        assert words[1] == "-", "only to standard output"
+        sys.stdout.write(_client("s3").get_object(Bucket=bucket, Key=key)["Body"].read().decode())
+        return 0
+    if (service, verb) == ("logs", "tail"):
+        return _tail(words)
+    client = _client(service)
+    operation = next(name for name in client.meta.service_model.operation_names if xform_name(name, "-") == verb)
+    shape = client.meta.service_model.operation_model(operation).input_shape
+    options, plain = _options(words)
+    query, output = options.pop("query", [None])[0], options.pop("output", ["json"])[0]
+    most = options.pop("max-items", None)
+    members = {xform_name(name, "-"): (name, member) for name, member in shape.members.items()}
+    given = {members[name][0]: _value(members[name][1], values) for name, values in options.items()}
+    answer = getattr(client, xform_name(operation))(**given)
+    answer.pop("ResponseMetadata", None)
+    if plain:  # of `lambda invoke`: where the function's answer goes
+        body = answer.pop("Payload").read()
+        Path(plain[0]).write_bytes(body)
+        assert "FunctionError" not in answer, body
+    if most:
+        answer = {key: each[: int(most[0])] if isinstance(each, list) else each for key, each in answer.items()}
+    found = jmespath.search(query, answer) if query else answer
+    if output == "text" and not isinstance(found, dict):
+        print("\t".join(map(str, found)) if isinstance(found, list) else found)
+    else:
+        print(json.dumps(found, default=str))
+    return 0
+
+
+def _tail(words: list[str]) -> int:
+    options, (group,) = _options(words)
+    count, unit = re.fullmatch(r"(\d+)([mh])", options.pop("since", ["10m"])[0]).groups()  # type: ignore[union-attr]
+    pattern = options.pop("filter-pattern", None)
+    assert not options, options
+    since = int((time.time() - int(count) * _SPANS[unit]) * 1000)
+    more = {"filterPattern": pattern[0]} if pattern else {}
+    for event in _client("logs").filter_log_events(logGroupName=group, startTime=since, **more)["events"]:
+        print(event["message"].rstrip())
+    return 0
+
+
+def _options(words: list[str]) -> tuple[dict[str, list[str]], list[str]]:
+    options: dict[str, list[str]] = {}
+    plain: list[str] = []
+    name = ""
+    for word in words:
+        if word.startswith("--"):
+            name = word[2:]
+            options[name] = []
+        elif name and (not options[name] or name.endswith("-names")):
+            options[name].append(word)
+        else:
+            plain.append(word)
+    return options, plain
+
+
+def _value(shape: Any, values: list[str]) -> Any:
+    match shape.type_name:
+        case "integer" | "long":
+            return int(values[0])
+        case "list":
+            return json.loads(values[0]) if values[0].startswith("[") else values
+        case "structure" | "map":
+            return json.loads(values[0])
+        case _:
+            return values[0]
+
+
+def _client(service: str) -> Any:
+    return Session().create_client(service)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,145 @@
+"""`evenkeel doctor` in a data centre: as it comes up, and with faults planted in its real parts."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evenkeel_cli.offline import access
+from evenkeel_local.data_centre import DataCentre
+from evenkeel_local.deployment import STACK_NAME
+from evenkeel_local.identities import make_user
+from tests.waiting import until
+
+pytestmark = pytest.mark.timeout(300)
+
+Json = dict[str, Any]
+UNKNOWN_HERE = {("hyperpod", "patch level"), ("events", "")}
+"""What the local HyperPod and the local engine do not tell."""
+
+
+class Bed:
+    """A data centre and the command."""
+
+    def __init__(self, centre: DataCentre, folder: Path) -> None:
+        self.centre = centre
+        self.folder = folder
+        self.context = centre.context()
+
+    def run(self) -> tuple[int, list[Json]]:
+        (self.folder / "context.json").write_text(json.dumps(self.context), encoding="utf-8")
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "EVENKEEL_"))}
+        said = subprocess.run(
+            [sys.executable, "-m", "evenkeel_cli.main", "doctor", "--json"],
+            env=environment | {"EVENKEEL_CONTEXT": str(self.folder / "context.json")},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert said.stderr == ""
+        document = json.loads(said.stdout)
+        assert document["exitCode"] == said.returncode
+        return said.returncode, document["findings"]
+
+    def wrong(self) -> dict[tuple[str, str], Json]:
+        """Return what is not ok, by check and subject."""
+        return {(one["check"], one["subject"]): one for one in self.run()[1] if one["status"] != "ok"}
+
+
+@pytest.fixture(scope="module")
+def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
+    folder = tmp_path_factory.mktemp("doctor")
+    with DataCentre.start(folder / "run") as centre:
+        found = Bed(centre, folder)
+        until(lambda: not any(check == "ages" for check, _ in found.wrong()), "every function to have run", 120)
+        yield found
+
+
+def test_data_centre_in_order_leaves_two_things_unknown(bed: Bed) -> None:
+    code, findings = bed.run()
+
+    wrong = {(one["check"], one["subject"]): one["status"] for one in findings if one["status"] != "ok"}
+    assert wrong == dict.fromkeys(UNKNOWN_HERE, "unknown")
+    assert code == 2
+
+
+def test_schedule_that_is_off_is_a_warning_with_the_way_on(bed: Bed) -> None:
+    scheduler, name = bed.centre.deployer.client("scheduler"), f"{STACK_NAME}-sweep_fleet"
+    schedule = scheduler.get_schedule(Name=name)
+    kept = {key: schedule[key] for key in ("Name", "ScheduleExpression", "Target", "FlexibleTimeWindow")}
+    scheduler.update_schedule(**kept, State="DISABLED")
+    try:
+        found = bed.wrong()
+    finally:
+        scheduler.update_schedule(**kept, State="ENABLED")
+
+    assert found["schedules", ""]["status"] == "warning"
+    assert "sweep_fleet" in found["schedules", ""]["text"]
+
+
+def test_message_in_a_dead_letter_queue_names_its_runbook(bed: Bed) -> None:
+    sqs, url = bed.centre.deployer.client("sqs"), bed.centre.outputs["FailedPassesQueueUrl"]
+    sqs.send_message(QueueUrl=url, MessageBody="{}", MessageGroupId="g", MessageDeduplicationId="d")
+    try:
+        found = bed.wrong()
+    finally:
+        sqs.purge_queue(QueueUrl=url)
+
+    assert found["dead-letters", "FailedPassesQueue"]["fix"] == "docs/runbooks/failed-passes.md"
+
+
+def test_access_entry_without_a_group_is_told_by_its_verbs(bed: Bed) -> None:
+    role = bed.centre.roles["repair_node"]
+    groups = access.groups_of("repair_node")
+    bed.centre.cluster.put_access_entry(role, [group for group in groups if group != "evenkeel:retirers"])
+    try:
+        found = bed.wrong()
+    finally:
+        bed.centre.cluster.put_access_entry(role, groups)
+
+    finding = found["access", "repair_node"]
+    assert (finding["status"], "lacks: delete nodes." in finding["text"]) == ("failed", True)
+    assert f"--principal-arn {role} --kubernetes-groups {' '.join(groups)}" in finding["fix"]
+
+
+def test_identity_that_may_do_less_gets_unknown_never_ok(bed: Bed) -> None:
+    less = make_user(bed.centre.deployer, "doctor-without-rights", [])
+    bed.context = bed.context | {
+        "credentials": {"accessKeyId": less.access_key_id, "secretAccessKey": less.secret_access_key}
+    }
+    try:
+        code, findings = bed.run()
+    finally:
+        bed.context = bed.centre.context()
+
+    assert code == 1  # the API refuses it
+    # The engine lets everybody read the account's limits.
+    assert {one["check"] for one in findings if one["status"] == "ok"} == {"credentials", "concurrency"}
+
+
+def test_wrong_secret_is_a_failure_of_the_credentials(bed: Bed) -> None:
+    key = bed.context["credentials"]["accessKeyId"]
+    bed.context = bed.context | {"credentials": {"accessKeyId": key, "secretAccessKey": "wrong"}}
+    try:
+        found = bed.wrong()
+    finally:
+        bed.context = bed.centre.context()
+
+    assert found["credentials", ""]["status"] == "failed"
+
+
+def test_dead_gpu_cluster_is_found_by_the_functions(bed: Bed) -> None:
+    """The last test: nothing starts the cluster again here."""
+    os.kill(bed.centre.cluster.pid, signal.SIGKILL)
+
+    found = bed.wrong()
+
+    assert found["kubernetes", bed.centre.cluster.eks_cluster_name]["status"] == "failed"
+    assert found["kueue", bed.centre.cluster.eks_cluster_name]["status"] == "unknown"
+    assert found["hyperpod", ""]["status"] == "unknown"

@@ -1,0 +1,182 @@
+"""Every command of the runbooks, run as the local operator where there are a job, an incident and dead letters."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evenkeel_local import PROJECT, kept_up
+from evenkeel_local.data_centre import DataCentre
+from tests.waiting import until
+
+pytestmark = pytest.mark.timeout(300)
+
+RUNBOOKS = sorted([*(PROJECT / "docs" / "runbooks").glob("*.md"), *(PROJECT / "docs" / "operate").glob("*.md")])
+_FENCED = re.compile(r"^ *```\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
+_INLINE = re.compile(r"`((?:aws|kubectl|evenkeel) [^`]+)`")
+_BAD_EXITS = {
+    1: "the tool failed",
+    2: "the command is wrong",
+    6: "the local operator may not do this",
+    126: "not a command",
+    127: "no such command",
+    252: "the command is wrong",
+    254: "AWS refused",
+}
+
+_OTHER_STACK = "evenkeel doctor --stack evenkeel-dev"
+NOT_RUN = {
+    "aws sns subscribe …": "Whom to subscribe is the site's.",
+    "kubectl delete nodeclaim <name>": "No node is rented here.",
+    _OTHER_STACK: "There is one stack here.",
+    "evenkeel policy": "Needs a site's policy file; tests/unit/cli/test_policy.py has some.",
+}
+"""Beginnings of commands that cannot be run here, and why."""
+_RUN_ALL_THE_SAME = ("evenkeel policy show",)
+_FRAGMENT = re.compile(
+    r"\b(FILE|NODE|TEAM|JOB|DECISION)\b|drill (run|inject)|<(fault|key|incident)>|\[--|jobs (plan|submit|show)$|why$"
+    r"|quota (import|export)|evenkeel plan|automation$|faults report|ours\.json|incidents approve|mail -s"
+    r"|teams apply|decision\.json|\| jq"
+)
+"""What names a command without saying it whole, or is about files: `test_named_commands` reads it."""
+
+
+@dataclass(frozen=True)
+class Typed:
+    """One command of a page."""
+
+    page: str
+    number: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page}-{self.number}-{self.text[:50]}"
+
+
+def typed_on(page: Path) -> Iterator[Typed]:
+    text = page.read_text(encoding="utf-8")
+    found = [
+        line.strip()
+        for block in _FENCED.findall(text)
+        for line in block.replace("\\\n", " ").splitlines()
+        if re.match(r" *(aws|kubectl|evenkeel) ", line)
+    ]
+    found += [re.sub(r"\s*\n\s*", " ", inline) for inline in _INLINE.findall(_FENCED.sub("", text))]
+    for number, command in enumerate(dict.fromkeys(found)):
+        is_run = not command.startswith(tuple(NOT_RUN)) or command.startswith(_RUN_ALL_THE_SAME)
+        if is_run and not _FRAGMENT.search(command.partition("  #")[0].strip()):
+            yield Typed(page.name, number, command)
+
+
+COMMANDS = [typed for page in RUNBOOKS for typed in typed_on(page)]
+
+
+@dataclass
+class Desk:
+    """A shell of the operator's, with what a runbook's placeholders stand for."""
+
+    folder: Path
+    environment: dict[str, str]
+    names: dict[str, str]
+
+    def run(self, command: str) -> subprocess.CompletedProcess[str]:
+        page = (PROJECT / "docs" / "runbooks" / "README.md").read_text(encoding="utf-8")
+        (function,) = re.findall(r"^output\(\) \{.*?\}$", page, re.DOTALL | re.MULTILINE)
+        for name, value in self.names.items():
+            command = command.replace(name, value)
+        said = f"{function}\n{command}"
+        return subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", said],
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            check=False,
+            timeout=150,
+        )
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+    root = tmp_path_factory.mktemp("runbooks")
+    with DataCentre.start(root / ".evenkeel" / "dev", mode="observe") as centre:
+        yield Desk(root, _environment(root, centre), _names(centre))
+
+
+def _environment(root: Path, centre: DataCentre) -> dict[str, str]:
+    places = kept_up.Places(root)
+    places.context.write_text(json.dumps(centre.context()), encoding="utf-8")
+    places.kubeconfig.write_text(json.dumps(centre.cluster.kubeconfig()), encoding="utf-8")
+    tools = root / "bin"
+    tools.mkdir()
+    for name, command in (
+        ("aws", f'"{sys.executable}" "{Path(__file__).with_name("aws_command.py")}"'),
+        ("evenkeel", f'"{sys.executable}" -m evenkeel_cli.main'),
+    ):
+        (tools / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n', encoding="utf-8")
+        (tools / name).chmod(0o755)
+    kept = {name: os.environ[name] for name in ("HOME", "LANG", "PYTHONPATH") if name in os.environ}
+    path = f"{tools}:{PROJECT / '.tools' / 'kubectl'}:{PROJECT / '.tools' / 'kubectl' / 'bin'}:{os.environ['PATH']}"
+    return kept | kept_up.environment(root) | {"PATH": path}
+
+
+def _names(centre: DataCentre) -> dict[str, str]:
+    client = centre.client()
+    body = {"name": "llama", "image": "registry/trainer:1", "command": ["sleep", "600"], "nodes": 1}
+    job = client.post("/jobs", body)["jobId"]
+    until(lambda: len(client.get("/nodes")["items"]) == centre.node_count, "all nodes to be known", 120)
+    node = client.get("/nodes")["items"][-1]
+    centre.cluster.inject("gpu-xid79", node=node["name"])
+    incident = until(lambda: client.get("/incidents")["items"], "an incident", 120)[0]["incidentId"]
+    bad: dict[str, Any] = {"source": "aws.sagemaker", "detail-type": "SageMaker HyperPod Cluster Node Health Event"}
+    sqs, url = centre.deployer.client("sqs"), centre.outputs["DeadLetterQueueUrl"]
+    for number in range(3):
+        sqs.send_message(QueueUrl=url, MessageBody=json.dumps({**bad, "id": f"bad-{number}", "detail": {}}))
+    s3, bucket = centre.deployer.client("s3"), centre.outputs["RawEventsBucketName"]
+    kept = until(lambda: s3.list_objects_v2(Bucket=bucket).get("Contents"), "an archived event", 60)
+    envelope = kept[0]["Key"].removeprefix("events/").removesuffix(".json")
+    return {
+        "incidents show <id>": f"incidents show {incident}",
+        "incidents timeline <id>": f"incidents timeline {incident}",
+        "<incidentId>": incident,
+        "<jobId>": job,
+        "<job>": job,
+        "<id>": job,
+        "<instance id>": node["instanceId"],
+        "kubectl uncordon <node>": f"kubectl uncordon {node['name']}",
+        "<node>": node["instanceId"],
+        "<pool>": node["pool"],
+        "<function>": "receive_event",
+        "<envelopeId>": envelope,
+        "--cluster-name …": f"--cluster-name {centre.cluster.cluster_arn}",
+        '"…"': '"a test"',
+        "--reason …": "--reason test",
+    }
+
+
+def test_every_command_that_is_not_run_is_on_a_page() -> None:
+    text = "\n".join(page.read_text(encoding="utf-8") for page in RUNBOOKS)
+
+    assert [command for command in NOT_RUN if command not in text] == []
+
+
+@pytest.mark.parametrize("typed", COMMANDS, ids=str)
+def test_command_of_a_page_runs_as_the_operator(desk: Desk, typed: Typed) -> None:
+    if typed.text.startswith("kubectl") and not shutil.which("kubectl", path=desk.environment["PATH"]):
+        pytest.skip("kubectl is unpacked on x86_64 Linux only")
+
+    said = desk.run(typed.text)
+
+    # The doctor's own 1 and 2 are its findings.
+    bad = {code: why for code, why in _BAD_EXITS.items() if code > 2 or not typed.text.startswith("evenkeel doctor")}
+    told = f"{said.stdout[-500:]}\n{said.stderr[-2000:]}"
+    assert said.returncode not in bad, f"{bad[said.returncode]}:\n{told}"

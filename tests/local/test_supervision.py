@@ -1,0 +1,109 @@
+"""A data centre that is kept up: each part is killed, is missed, and comes back."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evenkeel_cli.client import Client
+from evenkeel_cli.context import read
+from evenkeel_local import kept_up
+from tests.waiting import until
+
+pytestmark = pytest.mark.timeout(420)
+
+Json = dict[str, Any]
+_UP_SECONDS = 240.0
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of a data centre that is kept up by a process of its own, as `evenkeel dev up` leaves one behind."""
+    folder = tmp_path_factory.mktemp("kept-up")
+    assert kept_up.up(folder) == 0
+    yield folder
+    kept_up.down(folder)
+    assert kept_up.status(folder)["isUp"] is False
+
+
+def parts_down(root: Path) -> set[str]:
+    return {part["part"] for part in kept_up.status(root)["parts"] if not part["isUp"]}
+
+
+def state(root: Path) -> Json:
+    found: Json = json.loads(kept_up.Places(root).state.read_text(encoding="utf-8"))
+    return found
+
+
+def client(root: Path) -> Client:
+    context = json.loads(kept_up.Places(root).context.read_text(encoding="utf-8"))
+    return Client(read(context, "the data centre", {}))
+
+
+def restarts(root: Path, part: str) -> list[Json]:
+    if not kept_up.Places(root).state.exists():
+        return []
+    return [one for one in state(root)["restarts"] if one["part"] == part]
+
+
+def machines(root: Path) -> set[str]:
+    return {node["instanceId"] for node in client(root).get("/nodes")["items"] if node["state"] == "IN_SERVICE"}
+
+
+def command_of_engine(root: Path) -> int:
+    """The engine itself; the process that leads its group only stands guard."""
+    leader = state(root)["pids"]["engine"]
+    children = Path(f"/proc/{leader}/task/{leader}/children").read_text(encoding="utf-8").split()
+    return int(children[0])
+
+
+def test_every_part_that_is_up_answers(root: Path) -> None:
+    assert parts_down(root) == set()
+
+
+def test_killed_gpu_cluster_comes_back_with_its_machines(root: Path) -> None:
+    before = until(lambda: len(found := machines(root)) == 5 and found, "five nodes in service", _UP_SECONDS)
+
+    os.kill(state(root)["pids"]["gpuCluster"], signal.SIGKILL)
+
+    until(lambda: parts_down(root) >= {"GPU cluster", "Kubernetes"}, "the loss to be seen", 30)
+    until(lambda: restarts(root, "GPU cluster"), "the restart to be told", 60)
+    assert "every running process" in restarts(root, "GPU cluster")[-1]["lost"]
+    assert until(lambda: machines(root) == before, "the same machines in service", 120)
+    assert parts_down(root) == set()
+
+
+@pytest.mark.parametrize("whom", ["the engine", "its guard"])
+def test_killed_engine_comes_back_and_its_loss_is_told(root: Path, whom: str) -> None:
+    told = len(restarts(root, "engine"))
+    pid = command_of_engine(root) if whom == "the engine" else state(root)["pids"]["engine"]
+
+    os.kill(pid, signal.SIGKILL)
+
+    until(lambda: len(restarts(root, "engine")) > told, "the data centre to be built anew", _UP_SECONDS)
+    assert "all jobs, incidents" in restarts(root, "engine")[-1]["lost"]
+    assert (kept_up.Places(root).lost_dir / "engine" / "engine.log").exists()
+    assert parts_down(root) == set()
+    assert client(root).get("/status")["fleet"] == "laptop"
+    assert until(lambda: len(machines(root)) == 5, "five nodes in service again", _UP_SECONDS)
+
+
+def test_status_of_the_command_fails_after_the_supervisor_is_killed(root: Path) -> None:
+    mark = kept_up.ProcessMark.read(kept_up.Places(root).pid)
+    assert mark is not None
+    (root / "template.yaml").touch()
+    (root / "local").mkdir(exist_ok=True)
+
+    os.kill(mark.pid, signal.SIGKILL)
+    until(lambda: not mark.is_alive(), "the supervisor to be gone", 10)
+
+    command = [sys.executable, "-m", "evenkeel_cli.main", "dev", "status"]
+    said = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert said.returncode == 1
+    assert "the process that supervised it is gone" in said.stdout
