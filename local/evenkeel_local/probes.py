@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import ssl
 import threading
@@ -15,8 +16,8 @@ from typing import Any, Final
 from evenkeel_cli.client import Client
 from evenkeel_cli.context import read
 
-ANSWER_SECONDS: Final = 5.0
-"""A part that takes longer counts as down."""
+ANSWER_SECONDS: Final = 20.0
+"""A part that takes longer counts as down. The API's first answer waits for a function to start."""
 SILENT_SECONDS: Final = 180.0
 """The scheduled functions run every few seconds here."""
 
@@ -41,12 +42,22 @@ def probe(state: Mapping[str, Any], context: Json, kubeconfig: Json) -> list[Pro
         context: The command line's context.
         kubeconfig: The administrator's way into Kubernetes.
     """
+    lock = threading.Lock()
+
+    @functools.cache
+    def asked() -> Json:
+        return Client(read(context, "the data centre", {})).get("/status")
+
+    def status() -> Json:
+        with lock:
+            return asked()
+
     tries: dict[str, Callable[[], str]] = {
         "engine": lambda: _get(f"{state['engineUrl']}/_ministack/health"),
         "GPU cluster": lambda: _get(f"{state['controlUrl']}/control/health"),
         "Kubernetes": lambda: _kubernetes(kubeconfig),
-        "API": lambda: _api(context),
-        "schedules": lambda: _schedules(context),
+        "API": lambda: str(context["url"]) if status() else "",
+        "schedules": lambda: _schedules(status()),
     }
     found: dict[str, Probe] = {}
     threads = [threading.Thread(target=_try, args=(found, part, one), daemon=True) for part, one in tries.items()]
@@ -82,23 +93,14 @@ def _kubernetes(kubeconfig: Json) -> str:
     return str(cluster["server"])
 
 
-def _status(context: Json) -> Json:
-    return Client(read(context, "the data centre", {})).get("/status")
-
-
-def _api(context: Json) -> str:
-    _status(context)
-    return str(context["url"])
-
-
-def _schedules(context: Json) -> str:
+def _schedules(status: Json) -> str:
     """Return how old the oldest heartbeat is.
 
     Raises:
         RuntimeError: a scheduled function is silent.
     """
     now, oldest = datetime.now(UTC), 0.0
-    for beat in _status(context)["heartbeats"]:
+    for beat in status["heartbeats"]:
         if beat["at"] is None:
             return f"{beat['function']} has not finished its first run yet"
         age = (now - datetime.fromisoformat(beat["at"])).total_seconds()

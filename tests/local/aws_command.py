@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jmespath
+import jmespath  # type: ignore[import-untyped]  # it has no types
 from botocore import xform_name
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.session import Session
@@ -24,7 +24,7 @@ _SPANS = {"m": 60, "h": 3600}
 def main(words: Sequence[str]) -> int:
     """Run one command; return 0, or 254 as the AWS CLI does where the service refuses."""
     try:
-        return _run(*words[:2], list(words[2:]))
+        return _run(words[0], words[1], list(words[2:]))
     except (BotoCoreError, ClientError) as error:
         print(error, file=sys.stderr)
         return 254
