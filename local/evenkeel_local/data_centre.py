@@ -347,8 +347,6 @@ _WHERE_THE_ENGINE_DIFFERS: Final[list[dict[str, Any]]] = [
     {"Effect": "Allow", "Action": "events:DescribeRule", "Resource": f"{_BUS}:rule/default/{STACK_NAME}-*"},
     # It does not know the condition key `events:source`.
     {"Effect": "Allow", "Action": "events:PutEvents", "Resource": f"{_BUS}:event-bus/default"},
-    # It looks for the queue in `QueueUrl` alone, which this call does not have.
-    {"Effect": "Allow", "Action": "sqs:StartMessageMoveTask", "Resource": "*"},
 ]
 """What the stack's policy allows on AWS and not here."""
 

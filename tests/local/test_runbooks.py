@@ -35,6 +35,7 @@ _BAD_EXITS = {
 _OTHER_STACK = "evenkeel doctor --stack evenkeel-dev"
 NOT_RUN = {
     "aws sns subscribe …": "Whom to subscribe is the site's.",
+    "aws sqs start-message-move-task": "The local engine does not have this call; the page says so.",
     "kubectl delete nodeclaim <name>": "No node is rented here.",
     _OTHER_STACK: "There is one stack here.",
     "evenkeel policy": "Needs a site's policy file; tests/unit/cli/test_policy.py has some.",
