@@ -57,7 +57,11 @@ def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
     folder = tmp_path_factory.mktemp("doctor")
     with DataCentre.start(folder / "run") as centre:
         found = Bed(centre, folder)
-        until(lambda: not any(check == "ages" for check, _ in found.wrong()), "every function to have run", 120)
+        until(
+            lambda: not any(check in ("ages", "sources") for check, _ in found.wrong()),
+            "every function to have run",
+            120,
+        )
         yield found
 
 

@@ -138,11 +138,22 @@ def _schedule(site: Site, function: str) -> str:
         return ""
 
 
-def ages(site: Site, now: datetime) -> list[Finding]:
+def sources(site: Site, _now: datetime) -> list[Finding]:
+    found = _status(site).get("sources")
+    if not found:
+        raise CouldNotCheck("The API of this deployment tells no ages of sources.", "Deploy this version: make deploy")
+    return judgements.judge_sources(found)
+
+
+def _status(site: Site) -> Json:
     try:
-        status = site.status()
+        return site.status()
     except CommandFailed as problem:
-        raise CouldNotCheck(f"The API does not tell: {problem.text}", problem.hint) from problem
+        raise CouldNotCheck(f"The API does not tell: {problem.text}", problem.hint or "evenkeel status") from problem
+
+
+def ages(site: Site, now: datetime) -> list[Finding]:
+    status = _status(site)
     states = {}
     for function in SCHEDULED:
         try:
@@ -222,7 +233,7 @@ def pages(site: Site, _now: datetime) -> list[Finding]:
     return judgements.judge_pages([one["SubscriptionArn"] for one in found], topic)
 
 
-ENABLE = "deploy with the schedules on (docs/deploy.md)"
+ENABLE = "deploy with the parameter Schedules=on (docs/deploy.md)"
 """How schedules are turned on."""
 
 CHECKS = (
@@ -238,6 +249,7 @@ CHECKS = (
     Check("dead-letters", dead_letters, "what was set aside"),
     Check("schedules", schedules, "whether the schedules are on"),
     Check("ages", ages, "how long ago each scheduled function finished"),
+    Check("sources", sources, "when each source of facts last answered"),
     Check("concurrency", concurrency, "how many Lambda invocations at once are left"),
     Check("events", events, "whether the event rules are on, and matched events in the last day"),
     Check("pages", pages, "whether anybody is told of alarms"),

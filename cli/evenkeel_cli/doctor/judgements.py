@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from evenkeel_cli.doctor.findings import Finding, failed, merged, ok, unknown, warning
+from evenkeel_cli.doctor.findings import Finding, Status, failed, merged, ok, unknown, warning
 
 Json = dict[str, Any]
 
@@ -319,21 +319,27 @@ def judge_ages(
     return found
 
 
-def judge_sources(sources: Sequence[Json], fix: str) -> list[Finding]:
-    """Judge the age of each source of facts, as the API tells it."""
-    by_state = {
-        "CURRENT": lambda one: ok(one["reason"], one["name"]),
-        "FAILING": lambda one: warning(one["reason"], fix, one["name"]),
-        "STALE": lambda one: failed(one["reason"], fix, one["name"]),
-        "OFF": lambda one: warning(one["reason"], "Turn the schedules on.", one["name"]),
-    }
-    found = []
-    for one in sources:
-        judge = by_state.get(one["state"])
-        found.append(judge(one) if judge else unknown(one["reason"], fix, one["name"]))
-    bad = [finding for finding in found if finding.status.value != "ok"]
+def judge_sources(sources: Sequence[Json]) -> list[Finding]:
+    """Judge when each source of facts last answered, as the API tells it."""
+    found = [_source(one) for one in sources]
+    bad = [finding for finding in found if finding.status is not Status.OK]
     good = len(found) - len(bad)
     return [*([ok(f"{good} of {len(found)} sources of facts are current.")] if good else []), *merged(bad)]
+
+
+def _source(one: Json) -> Finding:
+    name, reason = one["name"], one["reason"]
+    match one["state"]:
+        case "CURRENT":
+            return ok(reason, name)
+        case "FAILING":
+            return warning(reason, "docs/runbooks/source-stale.md", name)
+        case "STALE":
+            return failed(reason, "docs/runbooks/source-stale.md", name)
+        case "OFF":
+            return warning("The schedules are off, so nothing reads it.", "Turn the schedules on.", name)
+        case _:
+            return unknown(reason, "docs/runbooks/source-stale.md", name)
 
 
 def _span(seconds: float) -> str:

@@ -156,6 +156,14 @@ def messages(count: int) -> Json:
     return {"Attributes": {"ApproximateNumberOfMessages": str(count), "ApproximateNumberOfMessagesNotVisible": "0"}}
 
 
+def a_source(state: str, name: str = "hyperpod") -> Json:
+    return {"name": name, "state": state, "reason": f"{name} is {state.lower()}."}
+
+
+def sources(*states: str) -> Callable[["Bed"], None]:
+    return lambda bed: bed.api.status.update(sources=[a_source(state, f"source-{state}") for state in states])
+
+
 class FakeApi:
     """The API, where all is well."""
 
@@ -164,6 +172,7 @@ class FakeApi:
         self.status: Json = {
             "fleet": "research",
             "automation": {"mode": "act", "isHeld": False},
+            "sources": [a_source("CURRENT")],
             "heartbeats": [
                 {"function": name, "at": (A_MOMENT - timedelta(seconds=40)).isoformat()} for name in checks.SCHEDULED
             ],
@@ -476,7 +485,7 @@ FAULTS = [
         plant("scheduler:get_schedule:evenkeel-sweep_fleet", {"State": "DISABLED"}),
         "warning",
         "sweep_fleet are off",
-        "schedules",
+        "Schedules=on",
     ),
     Fault(
         "schedules",
@@ -510,6 +519,12 @@ FAULTS = [
         "again",
     ),
     Fault("ages", api_says(REFUSED), "unknown", "does not tell", "EvenkeelViewerPolicy"),
+    Fault("sources", sources("CURRENT", "STALE"), "failed", "source-STALE is stale", "source-stale.md"),
+    Fault("sources", sources("CURRENT", "FAILING"), "warning", "source-FAILING is failing", "source-stale.md"),
+    Fault("sources", sources("OFF"), "warning", "schedules are off", "Turn"),
+    Fault("sources", sources("UNKNOWN"), "unknown", "source-UNKNOWN is unknown", "source-stale.md"),
+    Fault("sources", sources(), "unknown", "tells no ages", "make deploy"),
+    Fault("sources", api_says(REFUSED), "unknown", "does not tell", "EvenkeelViewerPolicy"),
     Fault(
         "concurrency",
         plant(
