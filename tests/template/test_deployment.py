@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -146,7 +147,8 @@ def test_queue_gives_up_to_a_dead_letter_queue_of_its_kind(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(DEAD_LETTERS))
 def test_dead_letter_queue_keeps_long_and_is_watched(name: str) -> None:
-    assert QUEUES[name]["MessageRetentionPeriod"] == 14 * A_DAY
+    # A request for a pass is made good by the next pass: it is kept no longer than its alarm needs.
+    assert QUEUES[name]["MessageRetentionPeriod"] == (900 if name == "FailedPassesQueue" else 14 * A_DAY)
     assert watched("AWS/SQS", "ApproximateNumberOfMessagesVisible", "QueueName")[name]["Threshold"] == 0
 
 
@@ -168,16 +170,39 @@ def test_functions_behind_queues_report_item_by_item_and_end_before_the_message_
 
 
 @pytest.mark.parametrize("name", sorted(SCHEDULES))
-def test_schedule_keeps_what_it_cannot_start(name: str) -> None:
+def test_schedule_is_off_until_it_is_turned_on(name: str) -> None:
+    assert template()["Parameters"]["Schedules"]["Default"] == "off"
+    assert SCHEDULES[name]["State"] == {"Fn::If": ["SchedulesAreOn", "ENABLED", "DISABLED"]}
+
+
+@pytest.mark.parametrize("environment", ["local", "dev", "prod"])
+def test_only_the_local_data_centre_begins_with_schedules_on(environment: str) -> None:
+    settings = tomllib.loads((ROOT / "samconfig.toml").read_text(encoding="utf-8"))
+    said = settings[environment]["deploy"]["parameters"]["parameter_overrides"]
+    assert [each for each in said if each.startswith("Schedules=")] == [
+        "Schedules=on" if environment == "local" else "Schedules=off"
+    ]
+
+
+@pytest.mark.parametrize("name", sorted(SCHEDULES))
+def test_failed_clock_run_leaves_nothing_to_purge(name: str) -> None:
     target = SCHEDULES[name]["Target"]
-    assert arn_of(target["DeadLetterConfig"]["Arn"]) in DEAD_LETTERS
+    function = FUNCTIONS[arn_of(target["Arn"])]
+    assert "DeadLetterConfig" not in target, "an alarm on it would stay until somebody purges it"
+    assert "DestinationConfig" not in function["EventInvokeConfig"]
+    assert function["EventInvokeConfig"]["MaximumRetryAttempts"] == 0
     assert target["RetryPolicy"]["MaximumEventAgeInSeconds"] <= 60, "the next minute does the same work"
     assert arn_of(target["RoleArn"]) == "SchedulerRole"
 
 
+def clocked() -> set[str]:
+    """Return the functions that a clock invokes."""
+    return {arn_of(schedule["Target"]["Arn"]) for schedule in SCHEDULES.values()}
+
+
 def asynchronous() -> set[str]:
     """Return the functions that somebody invokes without waiting for them."""
-    scheduled = {arn_of(schedule["Target"]["Arn"]) for schedule in SCHEDULES.values()}
+    scheduled = clocked()
     invoked = {
         arn_of(resource)
         for statement in statements.of_roles()
@@ -191,7 +216,7 @@ def test_asynchronous_functions_are_these() -> None:
     assert asynchronous() == {"ScheduleJobs", "WatchCluster", "SweepFleet", "ResolveWait"}
 
 
-@pytest.mark.parametrize("name", sorted(asynchronous()))
+@pytest.mark.parametrize("name", sorted(asynchronous() - clocked()))
 def test_asynchronous_function_keeps_what_it_gives_up(name: str) -> None:
     config = FUNCTIONS[name]["EventInvokeConfig"]
     assert config["MaximumEventAgeInSeconds"] <= 3600
@@ -226,6 +251,7 @@ def test_silence_of_a_scheduled_function_is_an_alarm() -> None:
         assert alarm["TreatMissingData"] == "breaching"
         assert {"Name": "Cluster", "Value": {"Ref": "FleetName"}} in alarm["Dimensions"]
         assert alarm["Period"] * alarm["EvaluationPeriods"] == 600
+        assert alarm["ActionsEnabled"] == {"Fn::If": ["SchedulesAreOn", True, False]}
 
 
 def runbook_of(alarm: Json) -> str:

@@ -48,7 +48,7 @@ METRICS = {
         Metric("Heartbeat", _COUNT, ("function",), "A run of a scheduled function ended."),
         Metric("SourcesStale", _COUNT, ("source",), "Sources of one kind that have been silent past their threshold."),
         Metric("SourceAgeSeconds", _SECONDS, ("source", "target"), "Time since one source last answered."),
-        Metric("RoundsPutOff", _COUNT, (), "A scheduled run met a transient failure and was left to the next one."),
+        Metric("RoundsPutOff", _COUNT, (), "A scheduled run failed and was left to the next one."),
         Metric("WatchesLost", _COUNT, (), "The watch on the cluster broke and was opened again."),
         Metric("WatchRoundsFailed", _COUNT, (), "A snapshot during the watch failed in part."),
         Metric("SweepStepsFailed", _COUNT, ("step",), "A step of the sweep failed."),

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias
 
-from evenkeel.ports import PermanentError, TransientError
+from evenkeel.ports import EvenkeelError, PermanentError, TransientError
 from evenkeel.runtime import wiring
 
 Json: TypeAlias = dict[str, Any]
@@ -177,9 +177,10 @@ def scheduled(handler: Handler) -> Handler:
     """Wrap a function that a clock runs, or the queue of pass requests.
 
     A pass request carries nothing that the next pass does not find by itself. So of a batch only a transient failure
-    is given back: a pass that fails for good must not block the queue's one group, and the clock's own run of the
-    same function, whose failure is raised, tells people of it. A transient one is not raised there: the next minute's
-    run makes it good, and where that does not either, the heartbeat that is missing tells.
+    is given back: a pass that fails for good must not block the queue's one group.
+
+    A clock's run that fails for a known reason ends as `PUT_OFF`: the next minute's run does the same work. Its
+    heartbeat names the source that failed, and the age of the last success is the alarm. A bug is raised.
     """
 
     @functools.wraps(handler)
@@ -190,10 +191,12 @@ def scheduled(handler: Handler) -> Handler:
                 answer = handler(event, context)
                 line.update({name: value for name, value in answer.items() if isinstance(value, str | int | float)})
                 return answer
-        except TransientError as error:
+        except EvenkeelError as error:
             if not records:
                 wiring.world().telemetry.count("RoundsPutOff")
-                return {"outcome": "PUT_OFF", "reason": str(error)}
+                return {"outcome": "PUT_OFF", "reason": f"{type(error).__name__}: {error}"}
+            if not isinstance(error, TransientError):
+                return {"batchItemFailures": []}
             return {"batchItemFailures": [{"itemIdentifier": record["messageId"]} for record in records]}
         except Exception:
             if not records:

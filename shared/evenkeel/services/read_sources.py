@@ -15,7 +15,7 @@ Ages: TypeAlias = tuple[SourceAge, ...]
 
 NOT_RUNNING = (
     "Evenkeel is not running: its schedules are off. Nothing is watched, repaired or started. "
-    "Deploy with the parameter Schedules=on (docs/deploy.md)."
+    "Run `evenkeel doctor`, then deploy with Schedules=on (docs/deploy.md)."
 )
 
 

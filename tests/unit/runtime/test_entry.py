@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 
-from evenkeel.ports import Conflict, NotAllowed, NotFound, PermanentError, Refused, Throttled, TransientError
+from evenkeel.ports import (
+    Conflict,
+    NotAllowed,
+    NotFound,
+    PermanentError,
+    Refused,
+    Throttled,
+    TransientError,
+    Unreachable,
+)
 from evenkeel.runtime import entry, wiring
 from tests.fakes import FakeWorld
 from tests.fakes.messages import DeadLetter
@@ -303,16 +312,23 @@ def test_a_round_logs_what_it_did(world: FakeWorld) -> None:
     assert (line.message, line.keys["admitted"], "names" in line.keys) == ("RoundDone", 2, False)
 
 
-@pytest.mark.parametrize("error", [NotFound("gone"), ZeroDivisionError("bug")])
-def test_a_failure_of_the_clocks_own_round_is_raised(world: FakeWorld, error: Exception) -> None:
-    with pytest.raises(type(error)):
-        entry.scheduled(raising(error))({}, CONTEXT)
+def test_bug_in_a_scheduled_run_is_raised() -> None:
+    with pytest.raises(ZeroDivisionError):
+        entry.scheduled(raising(ZeroDivisionError("bug")))({}, CONTEXT)
+
+
+@pytest.mark.parametrize("error", [NotAllowed("403 Forbidden"), NotFound("gone"), Unreachable("no answer")])
+def test_scheduled_run_without_access_is_put_off(world: FakeWorld, error: Exception) -> None:
+    answer = entry.scheduled(raising(error))({}, CONTEXT)
+
+    assert answer == {"outcome": "PUT_OFF", "reason": f"{type(error).__name__}: {error}"}
+    assert world.telemetry.totals["RoundsPutOff"] == 1
 
 
 def test_a_round_that_the_next_one_makes_good_pages_nobody(world: FakeWorld) -> None:
     answer = entry.scheduled(raising(Throttled("slow")))({}, CONTEXT)
 
-    assert answer == {"outcome": "PUT_OFF", "reason": "slow"}
+    assert answer == {"outcome": "PUT_OFF", "reason": "Throttled: slow"}
     assert [line.message for line in world.telemetry.lines] == ["WillBeRetried"]
     assert world.telemetry.totals["RoundsPutOff"] == 1
 
