@@ -30,8 +30,8 @@ def why_job(ledger: Ledger, job_id: str, reader: Reader, *, now: datetime) -> Js
     whole = read_jobs.load_job(ledger, job_id)
     sees_all = reader.sees(whole)
     job = reader.view(whole)
-    attempts = read_jobs.load_attempts(ledger, job_id) if sees_all else ()
-    latest = attempts[-1] if attempts else None
+    attempts = read_jobs.load_attempts(ledger, job_id)
+    latest = attempts[-1] if attempts and sees_all else None
     decided = _decisions(ledger, job_id)
     if not sees_all:
         decided = [each for each in decided if each.kind in disclosure.QUEUE_KINDS]
@@ -40,17 +40,25 @@ def why_job(ledger: Ledger, job_id: str, reader: Reader, *, now: datetime) -> Js
     admitted = latest.decision_id if latest else ""
     wish = job.live_resize()
     resized = wish.decision_id if wish else ""
-    for named in (admitted, resized, planned) if job.live_plan() else (planned, admitted, resized):
-        decided = _first(ledger, named, decided)
+    head: Decision | None = None
+    if job.state is JobState.PENDING:
+        if job.live_plan():
+            decided = _first(ledger, planned, decided)
+        head = _why_pending(decided, planned, attempts[-1] if attempts else None)
+        decided = [each for each in decided if each != head]
+    else:
+        for named in (admitted, resized, planned) if job.live_plan() else (planned, admitted, resized):
+            decided = _first(ledger, named, decided)
+        head, decided = (decided[0], decided[1:]) if decided else (None, [])
     return {
         "subject": job_id,
         "kind": "job",
         "state": job.state,
         "sentence": _job_sentence(job, latest, now, read_queue.waits_with_kueue(job, ledger)) + _late(job, now),
-        "decision": _short(decided[0]) if decided else None,
-        "considered": _considered(decided[0]) if decided else [],
-        "changes": _changes(ledger, decided[0]) if decided and job.state is JobState.PENDING else [],
-        "earlier": [_short(decision) for decision in decided[1:]],
+        "decision": _short(head) if head else None,
+        "considered": _considered(head) if head else [],
+        "changes": _changes(ledger, head) if head and job.state is JobState.PENDING else [],
+        "earlier": [_short(decision) for decision in decided],
         "next": _job_next(job) if sees_all else None,
         "isRedacted": not sees_all,
         "evidence": {
@@ -224,6 +232,25 @@ def _decisions(ledger: Ledger, subject: str) -> list[Decision]:
     """Return the latest decisions, newest first; after the others how long jobs got to save, which is a detail."""
     page = ledger.by_state(Table.INCIDENTS, f"DEC#{subject}", limit=10, newest_first=True)
     return sorted((rows.read(row, Decision) for row in page.rows), key=lambda each: each.kind == "DRAIN")
+
+
+def _why_pending(decided: list[Decision], planned: str, latest: Attempt | None) -> Decision | None:
+    """Return the newest decision that says why a job is pending now; None where nothing was decided since it is.
+
+    An admission belongs to the attempt that it began, and so does every decision before it.
+    """
+    found = [
+        each
+        for each in decided
+        if each.decision_id == planned
+        or (
+            each.kind in ("ADMISSION", "PLACEMENT", "RESIZE")
+            and each.action != Action.ADMIT
+            and (latest is None or each.decided_at > latest.admitted_at)
+        )
+    ]
+    # Where it might be rented for is said beside why it waits, and in the same cycle.
+    return max(found, key=lambda each: (each.kind != "PLACEMENT", each.decided_at), default=None)
 
 
 def _first(ledger: Ledger, decision_id: str, others: list[Decision]) -> list[Decision]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.decisions import Alternative
+from evenkeel.domain.decisions import Alternative, Decision
 from evenkeel.domain.health.incidents import IncidentState, StageTimes
 from evenkeel.domain.scheduling.foreign import Comeback, ForeignWorkload
 from evenkeel.domain.scheduling.jobs import (
@@ -325,6 +325,59 @@ def test_a_stop_of_an_attempt_that_is_over_is_not_told_of_the_one_that_runs(gate
     stored(gateway.fakes.ledger, job)
 
     assert gateway.get("/v1/jobs/job-0000000001/why").document["sentence"] == "It runs, attempt 3."
+
+
+def requeued(gateway: Gateway, *decisions: Decision, **changes: Any) -> dict[str, Any]:
+    """Return why a job waits whose first attempt was admitted 20 minutes ago and lost since."""
+    job = a_job(1, state="PENDING", reason="Its node failed. Waits to run again.", current_attempt=1, **changes)
+    lost = an_attempt(job, state="LOST", ended_at=ago(minutes=5), decision_id="dec-0000000002")
+    admit = a_decision(2, job.job_id, kind="ADMISSION", action="ADMIT", reason="It fits.", decided_at=ago(minutes=20))
+    stored(gateway.fakes.ledger, job, lost, admit, *decisions)
+    return gateway.get(f"/v1/jobs/{job.job_id}/why").document
+
+
+def admission(number: int, action: str, **before: float) -> Decision:
+    job_id, at = "job-0000000001", ago(**before)
+    return a_decision(number, job_id, kind="ADMISSION", action=action, reason=f"Because {number}.", decided_at=at)
+
+
+def test_pending_job_heads_with_why_it_waits_now(gateway: Gateway) -> None:
+    found = requeued(
+        gateway,
+        admission(1, "NO_ROOM", minutes=25),
+        admission(3, "NO_QUOTA", minutes=4),
+        admission(4, "NO_ROOM", minutes=2),
+    )
+
+    assert found["state"] == "PENDING"
+    assert found["decision"]["decisionId"] == "dec-0000000004"
+    assert [each["decisionId"] for each in found["earlier"]] == ["dec-0000000003", "dec-0000000002", "dec-0000000001"]
+
+
+def test_pending_job_never_heads_with_an_old_admission(gateway: Gateway) -> None:
+    found = requeued(gateway, admission(1, "NO_ROOM", minutes=25))
+
+    assert (found["decision"], found["considered"], found["changes"]) == (None, [], [])
+    assert [each["action"] for each in found["earlier"]] == ["ADMIT", "NO_ROOM"]
+    assert "waits for capacity to run again" in found["sentence"]
+
+
+def test_pending_job_heads_with_its_resume_plan_until_a_cycle_decides(gateway: Gateway) -> None:
+    plan = ResumePlan(
+        incident_id="inc-0000000001",
+        after_attempt=1,
+        option=ResumeOption.SPARE,
+        decision_id="dec-0000000005",
+        planned_at=ago(minutes=6),
+    )
+    resume = a_decision(5, "inc-0000000001", kind="RESUME", action="SPARE", decided_at=ago(minutes=6))
+
+    planned = requeued(gateway, resume, resume_plan=plan)
+    stored(gateway.fakes.ledger, admission(6, "NO_ROOM", minutes=3))
+    decided = gateway.get("/v1/jobs/job-0000000001/why").document
+
+    assert planned["decision"]["decisionId"] == "dec-0000000005"
+    assert decided["decision"]["decisionId"] == "dec-0000000006"
 
 
 @pytest.mark.parametrize("state", list(IncidentState))
