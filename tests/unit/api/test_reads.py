@@ -8,6 +8,7 @@ import pytest
 
 from evenkeel.domain.decisions import Alternative, Decision
 from evenkeel.domain.health.incidents import IncidentState, StageTimes
+from evenkeel.domain.scheduling.admission import AdmissionFacts, Request
 from evenkeel.domain.scheduling.foreign import Comeback, ForeignWorkload
 from evenkeel.domain.scheduling.jobs import (
     PlacementNote,
@@ -338,7 +339,10 @@ def requeued(gateway: Gateway, *decisions: Decision, **changes: Any) -> dict[str
 
 def admission(number: int, action: str, **before: float) -> Decision:
     job_id, at = "job-0000000001", ago(**before)
-    return a_decision(number, job_id, kind="ADMISSION", action=action, reason=f"Because {number}.", decided_at=at)
+    request = Request(job_id=job_id, submitted_at=ago(hours=1), cluster=CLUSTER, nodes=2, accelerators_per_node=8)
+    facts = AdmissionFacts(request=request, offers=(), now=at).to_json()
+    said = f"Because {number}."
+    return a_decision(number, job_id, kind="ADMISSION", action=action, reason=said, decided_at=at, facts=facts)
 
 
 def test_pending_job_heads_with_why_it_waits_now(gateway: Gateway) -> None:
