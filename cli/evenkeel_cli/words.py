@@ -39,6 +39,7 @@ NODE = {
     "QUARANTINED": "failed",
     "CORDONED": "warn",
     "NOT_READY": "warn",
+    "UNHEALTHY": "failed",
     "GONE": "idle",
 }
 HEALTH = {"OK": "ok", "DEGRADED": "warn", "CRITICAL": "failed", "NOT_RUNNING": "failed"}

@@ -78,13 +78,15 @@ def _say(typed: str, verb: str, reason: str, is_sure: bool, key: str | None, out
     client = asking.current_client()
     incident_id = asking.find_incident(client, typed)
     asked = client.get(f"/incidents/{incident_id}")
-    if asked["asks"] is None:
+    late = asked["lateApproval"] if verb == "approve" else None
+    plan = asked["asks"] or late
+    if plan is None:
         said = asked["approval"]
         was = f" {said['by']} {'approved' if said['approves'] else 'declined'} it." if said else ""
         raise CommandFailed(Exit.CONFLICT, f"{incident_id} asks nobody.{was}", code="PLAN_SUPERSEDED")
     if not is_sure:
-        _ask(asked, verb)
-    body = {"decisionId": asked["asks"]["decisionId"], **({"reason": reason} if reason else {})}
+        _ask(asked, plan, verb)
+    body = {"decisionId": plan["decisionId"], **({"reason": reason} if reason else {})}
     found = client.post(f"/incidents/{incident_id}/{verb}", body, key=key)
 
     def draw(out: Page) -> None:
@@ -95,13 +97,13 @@ def _say(typed: str, verb: str, reason: str, is_sure: bool, key: str | None, out
     answer(found, output, draw)
 
 
-def _ask(asked: Json, verb: str) -> None:
+def _ask(asked: Json, plan: Json, verb: str) -> None:
     """Say what will happen, and ask whether it shall."""
     if not sys.stdin.isatty():
         raise CommandFailed(Exit.USAGE, f"Say --yes to {verb} without being asked.", code="USAGE")
     node, jobs = asked["node"], ", ".join(hurt["jobId"] for hurt in asked["hurtJobs"])
     note(f"{asked['incidentId']}: {asked['fault']['name']} on {node['instanceId']}, pool {node['pool']}.")
-    note(f"{asked['asks']['reason']} ({asked['asks']['decisionId']})")
+    note(f"{plan['reason']} ({plan['decisionId']})")
     note(f"Jobs that would be stopped and moved: {jobs or 'those that run there by then'}.")
     note("Every guardrail is weighed again when it is done." if verb == "approve" else "Nothing would be touched.")
     typer.confirm(f"{verb.capitalize()}?", abort=True, err=True)
@@ -179,6 +181,9 @@ def _show(out: Page, incident: Json) -> None:
             ("mode", incident["mode"]),
             ("waits", f"{incident['block']['rule']}: {incident['block']['reason']}" if incident["block"] else ""),
             ("asks", f"{incident['asks']['reason']} ({incident['asks']['decisionId']})" if incident["asks"] else ""),
+            ("silence", incident["asks"]["onSilence"] if incident["asks"] else ""),
+            ("approve", _late(incident)),
+            ("goes on from", incident["resumes"] or ""),
             ("execution", incident["execution"]),
         ],
         indent="  ",
@@ -199,6 +204,12 @@ def _show(out: Page, incident: Json) -> None:
     _evidence(out, incident["evidence"])
     out.line()
     out.line(f"{out.dim('next')}  evenkeel incidents timeline {incident['incidentId']}")
+
+
+def _late(incident: Json) -> str:
+    """Say how a plan that nobody approved in time may be approved after all."""
+    late = incident["lateApproval"]
+    return f"while the node is unhealthy: evenkeel incidents approve {incident['incidentId']}" if late else ""
 
 
 def _evidence(out: Page, evidence: list[Json]) -> None:

@@ -135,6 +135,8 @@ def _show(out: Page, found: Json) -> None:
     out.pairs(
         [
             ("incident", found["incidentId"] or ""),
+            ("unhealthy", found["unhealthy"]["reason"] if found["unhealthy"] else ""),
+            ("marks", ", ".join(found["marks"])),
             ("waits", f"{found['block']['rule']}: {found['block']['reason']}" if found["block"] else ""),
             ("cordoned", cordoned(out, found)),
             ("name", found["name"] or "has not joined its cluster"),

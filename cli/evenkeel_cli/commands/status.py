@@ -101,6 +101,14 @@ def show(out: Page, found: Json, *, is_wide: bool = False) -> None:
         lanes(out, incident, indent="        ")
         if incident["needsYou"] and incident["outcome"]:
             out.paragraph(incident["outcome"], indent="        ")
+        if incident["asks"]:
+            out.paragraph(incident["asks"]["onSilence"], indent="        ")
+    for node in found.get("unhealthy", []):
+        since = f" since {node['since'][11:16]}Z" if node["since"] else ""
+        out.line(f"{out.bold('UNHEALTHY')} {node['instanceId']}  {node['incidentId'] or ''}{since}")
+        out.paragraph(node["reason"], indent="        ")
+        if node["marks"]:
+            out.paragraph(f"marks: {', '.join(node['marks'])}", indent="        ")
     for hold in automation["holds"]:
         where = hold["instanceId"] or hold["pool"]
         what = f"{where} by" if where else "by"

@@ -78,6 +78,7 @@ METRICS = {
         Metric("IncidentsStuck", _COUNT, (), "An incident whose workflow ended again and again without settling it."),
         Metric("IncidentsSettled", _COUNT, ("outcome",), "An incident ended."),
         Metric("RecoveriesPlanned", _COUNT, ("outcome",), "A recovery was planned."),
+        Metric("RecoveriesResumed", _COUNT, (), "Work on an unhealthy node was resumed."),
         Metric("RecoveriesOutgrown", _COUNT, (), "A worse fault made a recovery begin anew."),
         Metric("RecoveryRunsFailed", _COUNT, (), "A run of a recovery failed through a fault of Evenkeel."),
         Metric("PlansAnswered", _COUNT, ("answer",), "A person approved or declined a plan."),

@@ -229,6 +229,8 @@ class FleetNode(Value):
     """Those that keep pods off."""
     accelerators: int = 0
     accelerators_in_use: int = 0
+    marks: tuple[str, ...] = ()
+    """What marks it as broken: the provider's labels and taints, and the conditions of agents."""
     others: tuple[str, ...] = ()
     """Work with accelerators on it that Evenkeel did not start: `PyTorchJob research/llama`."""
     job_ids: tuple[str, ...] = ()
@@ -248,6 +250,7 @@ class FleetNode(Value):
         now: datetime,
         *,
         is_lemon: bool = False,
+        marks: tuple[str, ...] = (),
         others: tuple[str, ...] = (),
         job_ids: tuple[str, ...] = (),
     ) -> "FleetNode":
@@ -274,6 +277,7 @@ class FleetNode(Value):
             accelerators=there.accelerators if there else 0,
             accelerators_in_use=accelerators_in_use,
             is_lemon=is_lemon,
+            marks=marks,
             others=others,
             job_ids=job_ids,
             changed_at=now,

@@ -24,6 +24,7 @@ SWEEP_STEPS = (
     "facts",
     "unresolved",
     "events",
+    "unhealthy",
     "incidents",
     "rollbacks",
     "ghosts",

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from evenkeel.domain.health.faults import shipped
+from evenkeel.domain.health.faults import Catalogue, shipped
 from evenkeel.domain.health.groups import GroupFact
 from evenkeel.domain.health.incidents import FactKind, NodeFact
 from evenkeel.domain.nodes import KubernetesNode, NodeCondition
@@ -69,6 +69,19 @@ def facts_of(
         *_from_eks(node, policy, now),
         *_from_reservation(node, ending or {}, now),
     )
+
+
+def marks_of(node: KubernetesNode, policy: WatchPolicy, catalogue: Catalogue, now: datetime) -> tuple[str, ...]:
+    """Return what marks a node as broken now: labels, taints and conditions. None where no fault calls for a repair."""
+    said = (*_from_hyperpod(node, policy, now), *_from_eks(node, policy, now)) if node.instance_id else ()
+    faults = (catalogue.look_up(fact.fault_key) for fact in said if fact.kind is FactKind.SICKENED)
+    if not any(fault.repairs_node for fault in faults):
+        return ()
+    keys = (*FAULT_TYPES, HEALTH_STATUS, DEEP_CHECK_STATUS)
+    labels = [f"{key}={node.labels[key]}" for key in keys if node.labels.get(key)]
+    taints = [taint for taint in node.taints if taint.startswith(f"{HEALTH_STATUS}=")]
+    conditions = [f"{one.type}={one.status} ({one.reason})" for one in node.conditions if _is_sick(one)]
+    return (*labels, *taints, *conditions)
 
 
 def stale_conditions(node: KubernetesNode, policy: WatchPolicy, now: datetime) -> tuple[str, ...]:

@@ -35,7 +35,10 @@ class PlanSuperseded(Refused):
 def run(request: Request, *, ledger: Ledger, telemetry: Telemetry, now: datetime) -> Incident:
     """Record the answer, unless another one stands or the plan does not ask any more.
 
-    Idempotent: yes, the same answer by the same person is success; the first answer stands.
+    A plan that was declined, or not answered in time, may be approved as long as its node is unhealthy: the sweeper
+    then resumes work on it. Otherwise the first answer stands.
+
+    Idempotent: yes, the same answer by the same person is success.
 
     Raises:
         NotFound: there is no such incident.
@@ -49,7 +52,9 @@ def run(request: Request, *, ledger: Ledger, telemetry: Telemetry, now: datetime
         if said is not None and said.decision_id == request.decision_id == asks:
             if (said.by, said.approves) == (request.by, request.approves):
                 return None
-            raise AlreadyAnswered(f"{told(said).rstrip('.')}. That answer stands.")
+            # A plan that was declined may be approved later, while its node is unhealthy still.
+            if not (request.approves and not said.approves and current.state.is_settled):
+                raise AlreadyAnswered(f"{told(said).rstrip('.')}. That answer stands.")
         why = _why_not(current, request, ledger)
         if why:
             raise PlanSuperseded(why)
@@ -77,13 +82,20 @@ def run(request: Request, *, ledger: Ledger, telemetry: Telemetry, now: datetime
 
 def _why_not(incident: Incident, request: Request, ledger: Ledger) -> str:
     plan = incident.plan
-    if incident.state.is_settled:
+    if incident.state.is_settled and not (request.approves and _is_left_unhealthy(incident, ledger)):
         return f"{incident.incident_id} is settled: {incident.outcome}"
     if plan is None or plan.outcome != ASK:
         return f"{incident.incident_id} asks nobody."
     if plan.decision_id != request.decision_id:
         return f"{request.decision_id} is not what asks now: {plan.decision_id} is."
     return why_superseded(incident, _node(incident, ledger))
+
+
+def _is_left_unhealthy(incident: Incident, ledger: Ledger) -> bool:
+    """Whether the node waits for a repair still, and no later incident works on it: the sweeper acts on an approval."""
+    row = ledger.get(rows.unhealthy_key(incident.life))
+    is_its = row is not None and row.doc["incidentId"] == incident.incident_id
+    return is_its and ledger.get(rows.open_key(incident.life)) is None
 
 
 def _node(incident: Incident, ledger: Ledger) -> KubernetesNode | None:

@@ -1,5 +1,6 @@
 """A person cordons a node, or takes our cordon off. Un-cordon is never barred: not by a hold, a guardrail or a mode."""
 
+import contextlib
 from collections.abc import Iterable
 from datetime import datetime
 
@@ -7,7 +8,7 @@ from evenkeel.domain.health.incidents import Incident, TimelineEntry
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.recovery.leases import PersonCordon
 from evenkeel.domain.values import Value
-from evenkeel.ports import Cluster, Conflict, CordonResult, Ledger, NotFound, Put, Refused, ReleaseResult, Write
+from evenkeel.ports import Cluster, Conflict, CordonResult, Delete, Ledger, NotFound, Put, Refused, ReleaseResult, Write
 from evenkeel.services import guard_register, incident_record, known_names, person_cordons, rows
 from evenkeel.services.guard_register import Which
 
@@ -107,7 +108,16 @@ def uncordon(request: Request, *, ledger: Ledger, cluster: Cluster, clusters: It
     if found is ReleaseResult.RELEASED:
         _record(request, f"{node.node_name} un-cordoned by {request.by}", "uncordoned", ledger, now)
     _leave(request, node, incident_id, ledger, now)
+    _trust(node, ledger)
     return Outcome(outcome=found, instance_id=request.instance_id, node_name=node.node_name, incident_id=incident_id)
+
+
+def _trust(node: FleetNode, ledger: Ledger) -> None:
+    """Take a person's word that a node is healthy, where an incident left it unhealthy."""
+    row = ledger.get(rows.unhealthy_key(node.life))
+    if row is not None:
+        with contextlib.suppress(Conflict):  # an incident of it opened or ended at this moment: that is newer
+            ledger.commit(Delete(row.key, row.version))
 
 
 def _find(instance_id: str, ledger: Ledger, clusters: Iterable[str]) -> FleetNode:

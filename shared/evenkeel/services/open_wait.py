@@ -132,7 +132,9 @@ def _condition(
     if request.kind is ConditionKind.RELEASED:
         return {}, now + _HELD_AGAIN_AFTER
     if request.kind is ConditionKind.APPROVED:
-        return {}, now + timedelta(seconds=policy.repair.approval_deadline_seconds)
+        plan = incident_record.load(ledger, request.incident_id)[0].plan
+        late = now + timedelta(seconds=policy.repair.approval_deadline_seconds)
+        return {}, plan.answer_by if plan and plan.answer_by else late
     incident, _ = incident_record.load(ledger, request.incident_id)
     if request.kind is ConditionKind.JOBS_BACK:
         return {}, incident.opened_at + timedelta(seconds=jobs.resume_deadline_seconds)

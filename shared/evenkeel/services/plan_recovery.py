@@ -1,7 +1,7 @@
 """State PlanRecovery of recover_node: what is to be done about this node, and may we?"""
 
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.faults import Catalogue
@@ -82,8 +82,7 @@ def run(
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         if _already(current, request, seat):
             return None
-        fault_class = policy.catalogue.look_up(current.fault_key).fault_class
-        mode = mode_for(stack_mode, policy.modes, fault_class, _pool(current, seat.patient.node))
+        mode = _mode(current, seat, policy, stack_mode)
         may_act = incident_record.drill_may_act(current, ledger, drills_may_act=drills_may_act)
         facts = _facts(
             current, seat, nodes.result(), settings, cluster, policy.catalogue, mode=mode, drills_may_act=may_act
@@ -93,6 +92,9 @@ def run(
             return None
         approved = _approved_before(current, facts, plan, request)
         planned = _planned(current, facts, plan, seat.patient.node, request.run, approved or decision_id, mode, now)
+        if plan.outcome is PlanOutcome.ASK and planned.plan:
+            answer_by = now + timedelta(seconds=policy.repair.approval_deadline_seconds)
+            planned = planned.but(plan=planned.plan.but(answer_by=answer_by))
         if approved:
             text = f"Run {request.run} goes on with what was approved."
             return planned, [
@@ -123,6 +125,27 @@ def run(
     telemetry.count("RecoveriesPlanned", outcome=outcome.outcome)
     telemetry.info("RecoveryPlanned", decisionId=outcome.decision_id, outcome=outcome.outcome, reason=outcome.reason)
     return outcome
+
+
+def would_plan(
+    incident: Incident,
+    seat: SeatNow,
+    *,
+    nodes: tuple[KubernetesNode, ...],
+    settings: ProviderCluster | None,
+    cluster: Cluster,
+    policy: Policy,
+    stack_mode: Mode,
+) -> RecoveryPlan:
+    """Return what would be planned now for a real incident. Records nothing."""
+    mode = _mode(incident, seat, policy, stack_mode)
+    facts = _facts(incident, seat, nodes, settings, cluster, policy.catalogue, mode=mode, drills_may_act=False)
+    return plan_recovery(facts, policy.repair)
+
+
+def _mode(incident: Incident, seat: SeatNow, policy: Policy, stack_mode: Mode) -> Mode:
+    fault_class = policy.catalogue.look_up(incident.fault_key).fault_class
+    return mode_for(stack_mode, policy.modes, fault_class, _pool(incident, seat.patient.node))
 
 
 def _already(incident: Incident, request: Request, seat: SeatNow | None = None) -> Outcome | None:

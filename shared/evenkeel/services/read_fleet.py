@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypedDict
 from evenkeel.domain.health.incidents import OPEN_STATES, Incident
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.recovery.leases import PersonCordon
+from evenkeel.domain.recovery.unhealthy import UnhealthyNode
 from evenkeel.domain.scheduling.jobs import Job, JobState
 from evenkeel.domain.sources import FACTS, Source, SourceAge, SourceKind, SourceState, complaints
 from evenkeel.domain.values import rfc3339
@@ -75,12 +76,20 @@ class NodeState(StrEnum):
     CORDONED = "CORDONED"
     """Cordoned by a person."""
     NOT_READY = "NOT_READY"
+    UNHEALTHY = "UNHEALTHY"
+    """Marked as broken, or left so by an incident: in service, and nobody works on it."""
     GONE = "GONE"
 
 
 class _Work(TypedDict):
     rows: Sequence[Row]
     is_lower_bound: bool
+
+
+def _works(incident: Incident) -> bool:
+    """Whether an open incident is at work on its node: a drill is only where it may act."""
+    acts = bool(incident.repairs) or (incident.plan is not None and incident.plan.is_carried_out)
+    return acts or not incident.is_drill
 
 
 class _Incidents(NamedTuple):
@@ -95,7 +104,7 @@ class _Incidents(NamedTuple):
     @property
     def in_repair(self) -> set[str]:
         """The machines that an open incident is about."""
-        return {incident.life.key for incident in (*self.working, *self.asking)}
+        return {incident.life.key for incident in (*self.working, *self.asking) if _works(incident)}
 
     def counted(self, incidents: Sequence[Incident], verbs: tuple[str, str]) -> str:
         """Write how many: `1 incident works`, or `50+ incidents work` where there may be more."""
@@ -119,7 +128,14 @@ def status(
     incidents = _incidents(ledger, nodes, work, now)
     automation = hold_automation.show(ledger, mode=mode, drills_may_act=drills_may_act, now=now)
     beats = _heartbeats(ledger, now)
-    health, reasons = _judge(incidents, automation, beats, nodes, sources)
+    unhealthy = _unhealthy_nodes(ledger)
+    states = {
+        node.life.key: node_state(
+            node, is_in_repair=node.life.key in incidents.in_repair, is_unhealthy=node.life.key in unhealthy
+        )
+        for node in nodes
+    }
+    health, reasons = _judge(incidents, automation, beats, states, sources)
     return {
         "asOf": rfc3339(now),
         "fleet": fleet,
@@ -130,12 +146,17 @@ def status(
             "working": len(incidents.working),
             "needYou": len(incidents.needing),
             "isLowerBound": incidents.is_lower_bound,
-            "items": [_incident(ledger, incident, needs_you=True) for incident in incidents.needing[:_MOST_SHOWN]]
-            + [_incident(ledger, incident, needs_you=False) for incident in incidents.working[:_MOST_SHOWN]],
+            "items": _shown(ledger, incidents),
         },
-        "next": _next(incidents),
-        "nodes": _pools(nodes, incidents.in_repair, sources) | {"isLowerBound": has_more_nodes},
-        "gpus": _gpus(nodes, incidents.in_repair, sources),
+        "next": _next(incidents, unhealthy),
+        "nodes": _pools(nodes, states, sources) | {"isLowerBound": has_more_nodes},
+        "unhealthy": [
+            {"instanceId": node.life.instance_id, "name": node.node_name or None, "pool": node.pool}
+            | {"marks": list(node.marks), **_why_unhealthy(unhealthy.get(node.life.key))}
+            for node in nodes
+            if states[node.life.key] is NodeState.UNHEALTHY
+        ][:_MOST_SHOWN],
+        "gpus": _gpus(nodes, states, sources),
         "cordons": _cordons(ledger, nodes),
         "jobs": _jobs(ledger, work, clusters, now),
         "teams": [
@@ -154,13 +175,17 @@ def list_nodes(ledger: Ledger, page: paging.Request, *, with_gone: bool = False)
     answer = paging.newest_first(ledger, Table.FLEET, ["NODE"], page, None if with_gone else read_queue.is_there)
     nodes = [rows.read(row, FleetNode) for row in answer.rows]
     found, is_cut = _open_incidents(ledger)
-    incidents = {incident.life.key: incident for incident in found}
+    # Real incidents come last, so that a drill hides none.
+    working = sorted(filter(_works, found), key=lambda incident: not incident.is_drill)
+    incidents = {incident.life.key: incident for incident in working}
+    unhealthy = _unhealthy_nodes(ledger)
     cordons = person_cordons.load(ledger)
     items = [
         _node(
             node,
             incidents.get(node.life.key) or (_incident_of(ledger, node) if is_cut else None),
             cordons.get(node.life.key),
+            unhealthy.get(node.life.key),
         )
         for node in nodes
     ]
@@ -177,11 +202,13 @@ def show_node(ledger: Ledger, clusters: Iterable[str], instance_id: str) -> Json
         row = ledger.get(rows.node_key(cluster, instance_id))
         if row is not None:
             node = rows.read(row, FleetNode)
-            return _node(node, _incident_of(ledger, node), person_cordons.load(ledger).get(node.life.key))
+            left = ledger.get(rows.unhealthy_key(node.life))
+            why = rows.read(left, UnhealthyNode) if left else None
+            return _node(node, _incident_of(ledger, node), person_cordons.load(ledger).get(node.life.key), why)
     raise known_names.no_node(instance_id, ledger)
 
 
-def node_state(node: FleetNode, *, is_in_repair: bool) -> NodeState:
+def node_state(node: FleetNode, *, is_in_repair: bool, is_unhealthy: bool = False) -> NodeState:
     """Judge one machine by what was last seen of it."""
     if node.is_gone:
         return NodeState.GONE
@@ -189,15 +216,21 @@ def node_state(node: FleetNode, *, is_in_repair: bool) -> NodeState:
         return NodeState.REPAIRING
     if node.is_cordoned:
         return NodeState.QUARANTINED if node.incident_id else NodeState.CORDONED
+    if node.is_ready and (node.marks or is_unhealthy):
+        return NodeState.UNHEALTHY
     if node.is_ready:
         return NodeState.STARTING if node.is_awaiting_validation else NodeState.IN_SERVICE
     return NodeState.NOT_READY if node.node_name and node.not_ready_since else NodeState.STARTING
 
 
-def _node(node: FleetNode, incident: Incident | None, cordon: PersonCordon | None) -> Json:
+def _node(
+    node: FleetNode, incident: Incident | None, cordon: PersonCordon | None, unhealthy: UnhealthyNode | None
+) -> Json:
     is_open = incident is not None and not incident.state.is_settled
     block = incident.block if incident and is_open else None
-    state = NodeState.BLOCKED if block else node_state(node, is_in_repair=is_open)
+    seen = node_state(node, is_in_repair=is_open, is_unhealthy=unhealthy is not None)
+    state = NodeState.BLOCKED if block else seen
+    last = unhealthy.incident_id if unhealthy and state is NodeState.UNHEALTHY else node.incident_id
     return {
         "instanceId": node.life.instance_id,
         "name": node.node_name or None,
@@ -207,7 +240,9 @@ def _node(node: FleetNode, incident: Incident | None, cordon: PersonCordon | Non
         "zone": node.zone,
         "slot": node.slot,
         "state": state,
-        "incidentId": incident.incident_id if incident and is_open else node.incident_id,
+        "incidentId": incident.incident_id if incident and is_open else last,
+        "marks": list(node.marks),
+        "unhealthy": _why_unhealthy(unhealthy) if state is NodeState.UNHEALTHY else None,
         "block": block.to_json() if block else None,
         "providerStatus": node.provider_status or None,
         "isReady": node.is_ready,
@@ -252,6 +287,18 @@ def _open_incidents(ledger: Ledger) -> tuple[list[Incident], bool]:
         found += [rows.read(row, Incident) for row in seen]
         is_lower_bound |= more
     return found, is_lower_bound
+
+
+def _unhealthy_nodes(ledger: Ledger) -> dict[str, UnhealthyNode]:
+    """Return the nodes that incidents left unhealthy, by life."""
+    found, _ = paging.everything(ledger, Table.INCIDENTS, "UNHEALTHY", at_most=_MOST_NODES)
+    return {node.life.key: node for node in (rows.read(row, UnhealthyNode) for row in found)}
+
+
+def _why_unhealthy(node: UnhealthyNode | None) -> Json:
+    if node is None:
+        return {"incidentId": None, "since": None, "reason": "It is marked as broken, and no incident says so yet."}
+    return {"incidentId": node.incident_id, "since": rfc3339(node.since), "reason": node.reason}
 
 
 def _incident_of(ledger: Ledger, node: FleetNode) -> Incident | None:
@@ -333,12 +380,21 @@ def _unhappy(
     return found, is_lower_bound or len(older) > _MOST_LEFT
 
 
-def _next(incidents: _Incidents) -> str | None:
+def _next(incidents: _Incidents, unhealthy: Mapping[str, UnhealthyNode]) -> str | None:
     """Return the command that somebody is best served with now."""
     if incidents.asking:
         return f"evenkeel incidents approve {incidents.asking[0].incident_id}"
-    shown = [*incidents.needing, *incidents.working]
-    return f"evenkeel incidents show {shown[0].incident_id}" if shown else None
+    shown = [incident.incident_id for incident in (*incidents.needing, *incidents.working)]
+    shown += [node.incident_id for node in unhealthy.values()]
+    return f"evenkeel incidents show {shown[0]}" if shown else None
+
+
+def _shown(ledger: Ledger, incidents: _Incidents) -> list[Json]:
+    needing = read_incidents.with_jobs(ledger, incidents.needing[:_MOST_SHOWN])
+    working = read_incidents.with_jobs(ledger, incidents.working[:_MOST_SHOWN])
+    return [_incident(ledger, incident, needs_you=True) for incident in needing] + [
+        _incident(ledger, incident, needs_you=False) for incident in working
+    ]
 
 
 def _incident(ledger: Ledger, incident: Incident, *, needs_you: bool) -> Json:
@@ -349,13 +405,13 @@ def _incident(ledger: Ledger, incident: Incident, *, needs_you: bool) -> Json:
     }
 
 
-def _pools(nodes: Sequence[FleetNode], in_repair: set[str], sources: Iterable[SourceAge]) -> Json:
+def _pools(nodes: Sequence[FleetNode], states: Mapping[str, NodeState], sources: Iterable[SourceAge]) -> Json:
     pools: dict[tuple[str, str], list[FleetNode]] = defaultdict(list)
     for node in nodes:
         pools[node.life.cluster, node.pool].append(node)
     items = []
     for (cluster, pool), members in sorted(pools.items()):
-        counts = Counter(node_state(node, is_in_repair=node.life.key in in_repair) for node in members)
+        counts = Counter(states[node.life.key] for node in members)
         items.append(
             {
                 "cluster": cluster,
@@ -382,12 +438,10 @@ def _has_seen_nodes(sources: Iterable[SourceAge]) -> bool:
     return any(age.seen_at for age in sources if age.source.kind in FACTS)
 
 
-def _gpus(nodes: Sequence[FleetNode], in_repair: set[str], sources: Iterable[SourceAge]) -> Json:
+def _gpus(nodes: Sequence[FleetNode], states: Mapping[str, NodeState], sources: Iterable[SourceAge]) -> Json:
     if not nodes and not _has_seen_nodes(sources):
         return {"total": None, "inService": None, "inUse": None, "free": None}
-    serving = [
-        node for node in nodes if node_state(node, is_in_repair=node.life.key in in_repair) is NodeState.IN_SERVICE
-    ]
+    serving = [node for node in nodes if states[node.life.key] is NodeState.IN_SERVICE]
     return {
         "total": sum(node.accelerators for node in nodes),
         "inService": sum(node.accelerators for node in serving),
@@ -475,14 +529,13 @@ def _judge(
     incidents: _Incidents,
     automation: Json,
     beats: Sequence[Json],
-    nodes: Sequence[FleetNode],
+    node_states: Mapping[str, NodeState],
     sources: Sequence[SourceAge],
 ) -> tuple[Health, list[str]]:
     is_off = _is_off(sources)
     stale, unknown = complaints(sources)
     silent = [] if is_off else [beat["function"] for beat in beats if beat["isSilent"]]
-    in_repair = incidents.in_repair
-    states = Counter(node_state(node, is_in_repair=node.life.key in in_repair) for node in nodes)
+    states = Counter(node_states.values())
     critical = []
     if incidents.needing:
         critical.append(incidents.counted(incidents.needing, ("needs a person", "need a person")))
@@ -497,6 +550,8 @@ def _judge(
         degraded.append(incidents.counted(incidents.working, ("working", "working")))
     if states[NodeState.NOT_READY]:
         degraded.append(f"{states[NodeState.NOT_READY]} not ready without an incident")
+    if states[NodeState.UNHEALTHY]:
+        degraded.append(f"{states[NodeState.UNHEALTHY]} unhealthy, and nobody works on it")
     if automation["isHeld"]:
         degraded.append("automation is held")
     if is_off:

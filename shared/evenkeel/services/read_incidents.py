@@ -1,5 +1,6 @@
 """Incidents as people and programs see them: list, one incident with its two lanes, its timeline, decisions."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from itertools import pairwise
@@ -7,10 +8,10 @@ from typing import Any
 
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.faults import shipped
-from evenkeel.domain.health.incidents import Evidence, Incident, IncidentState, StageTimes
+from evenkeel.domain.health.incidents import Evidence, HurtJob, Incident, IncidentState, StageTimes
 from evenkeel.domain.nodes import FleetNode
-from evenkeel.domain.recovery.approval import ASK
-from evenkeel.domain.scheduling.jobs import Job, JobState
+from evenkeel.domain.recovery.approval import ASK, is_approved
+from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Job, JobState
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Ledger, Table
 from evenkeel.services import disclosure, paging, rows
@@ -19,6 +20,9 @@ from evenkeel.services.read_jobs import timeline
 
 Json = dict[str, Any]
 
+_BLAMED_BEFORE = timedelta(minutes=10)
+"""An attempt that ended so long before the first signal may have ended by the fault."""
+_MOST_ATTEMPTS = 1000
 ASKS_FOR_PERSON = (IncidentState.WAITING_FOR_PERSON, IncidentState.JOB_NOT_BACK, IncidentState.FAILED)
 NEWS_FOR = timedelta(days=1)
 """How long an unhappy end asks for a person where nothing tells whether somebody has dealt with it."""
@@ -39,11 +43,16 @@ def show_incident(ledger: Ledger, incident_id: str, reader: Reader) -> Json:
         NotFound: there is no such incident.
     """
     incident = load_incident(ledger, incident_id)
-    stored = ledger.partition(Table.INCIDENTS, rows.incident_key(incident_id).pk, "EVIDENCE#")
+    # An incident that goes on from another has that one's evidence as well.
+    stored = [
+        row
+        for subject in filter(None, (incident.resumes, incident_id))
+        for row in ledger.partition(Table.INCIDENTS, rows.incident_key(subject).pk, "EVIDENCE#")
+    ]
     evidence = [_visible(rows.read(row, Evidence), reader, ledger) for row in stored]
     return summary(incident) | {
         "nodeLane": node_lane(incident),
-        "jobLanes": job_lanes(incident, load_hurt(ledger, incident)),
+        "jobLanes": job_lanes(there := with_jobs(ledger, [incident])[0], load_hurt(ledger, there)),
         "stages": incident.stages.to_json(),
         "took": stage_seconds(incident.stages),
         "evidence": [_evidence(each) for each in evidence],
@@ -147,6 +156,7 @@ def summary(incident: Incident) -> Json:
         },
         "block": incident.block.to_json() if incident.block else None,
         "asks": asks(incident),
+        "lateApproval": _late_approval(incident),
         "approval": incident.approval.to_json() if incident.approval else None,
         "replacementInstanceId": incident.replacement_instance_id or None,
         "repairs": list(incident.repairs),
@@ -159,16 +169,45 @@ def summary(incident: Incident) -> Json:
         "isDrill": incident.is_drill,
         "mode": incident.mode,
         "run": incident.run,
+        "resumes": incident.resumes or None,
     }
 
 
 def asks(incident: Incident) -> Json | None:
-    """Return the plan that waits for a person's approval; None where nothing does."""
+    """Return the plan that waits for a person's approval, and what comes of silence; None where nothing waits."""
     plan = incident.plan
     if plan is None or plan.outcome != ASK or incident.state.is_settled:
         return None
     said = incident.approval
     if said is not None and said.decision_id == plan.decision_id:
+        return None
+    return {
+        "decisionId": plan.decision_id,
+        "reason": plan.reason,
+        "answerBy": _instant(plan.answer_by),
+        "onSilence": _on_silence(incident),
+    }
+
+
+def _on_silence(incident: Incident) -> str:
+    by = incident.plan.answer_by if incident.plan else None
+    clock = f"No answer by {by:%H:%M}Z" if by else "Without an answer"
+    where = incident.node_name or incident.life.instance_id
+    plan = incident.plan
+    if plan is not None and not plan.repairs_node:
+        return f"{clock}: nothing is done; its jobs stay as they are."
+    return (
+        f"{clock}: nothing is done; the node stays unhealthy and new pods may land on {where}. "
+        f"It can be approved later: evenkeel incidents approve {incident.incident_id}."
+    )
+
+
+def _late_approval(incident: Incident) -> Json | None:
+    """Return the plan that was declined or not answered, and may be approved while its node is unhealthy; or None."""
+    plan, said = incident.plan, incident.approval
+    if plan is None or plan.outcome != ASK or (said and said.approves) or incident.is_drill:
+        return None
+    if incident.state is not IncidentState.OBSERVED:
         return None
     return {"decisionId": plan.decision_id, "reason": plan.reason}
 
@@ -204,9 +243,44 @@ def node_lane(incident: Incident) -> Json:
     return {"phase": reached[1], "status": status, "since": _instant(reached[0]), "rung": rung or None}
 
 
+def with_jobs(ledger: Ledger, incidents: Iterable[Incident]) -> list[Incident]:
+    """Return incidents with the jobs on their nodes, where no recovery has looked for those: a plan that only asks.
+
+    An attempt that was lost or failed there since about the first signal counts too.
+    """
+    listed = list(incidents)
+    blind = [each for each in listed if not each.hurt_jobs and not _has_looked(each)]
+    if not blind:
+        return listed
+    since = min(each.first_signal_at for each in blind) - _BLAMED_BEFORE
+    found, _ = paging.everything(ledger, Table.JOBS, "ATTEMPT#LIVE", at_most=_MOST_ATTEMPTS)
+    ended, _ = paging.everything(ledger, Table.JOBS, "ATTEMPT#ENDED", at_most=_MOST_ATTEMPTS, newest_first=True)
+    attempts = [rows.read(row, Attempt) for row in (*found, *ended)]
+    there: dict[str, dict[str, HurtJob]] = defaultdict(dict)
+    for attempt in sorted(attempts, key=lambda each: each.attempt):
+        was_hurt = attempt.state in (AttemptState.LOST, AttemptState.FAILED) and (attempt.ended_at or since) >= since
+        if attempt.ended_at is None or was_hurt:
+            for life in attempt.nodes:
+                there[life.key][attempt.job_id] = HurtJob(job_id=attempt.job_id, attempt=attempt.attempt)
+    return [each.but(hurt_jobs=tuple(there[each.life.key].values())) if each in blind else each for each in listed]
+
+
+def _has_looked(incident: Incident) -> bool:
+    """Whether the recovery has looked for the jobs on its node, so that none means none."""
+    plan = incident.plan
+    if plan is None:
+        return False
+    is_allowed = plan.outcome == "ACT" or is_approved(incident)
+    return is_allowed and (incident.state.is_settled or incident.stages.cordoned_at is not None)
+
+
 def job_lanes(incident: Incident, jobs: dict[str, Job]) -> list[Json]:
     """Say where each hurt job stands."""
-    return [_job_lane(hurt.job_id, hurt.attempt, jobs.get(hurt.job_id)) for hurt in incident.hurt_jobs]
+    is_stopped = incident.plan is not None and (incident.plan.outcome == "ACT" or is_approved(incident))
+    return [
+        _job_lane(hurt.job_id, hurt.attempt, jobs.get(hurt.job_id), is_stopped=is_stopped)
+        for hurt in incident.hurt_jobs
+    ]
 
 
 def is_job_back(job: Job, hurt_attempt: int) -> bool:
@@ -244,7 +318,7 @@ def _stage(field: str) -> str:
     return field.removesuffix("_at").replace("_", " ")
 
 
-def _job_lane(job_id: str, attempt: int, job: Job | None) -> Json:
+def _job_lane(job_id: str, attempt: int, job: Job | None, *, is_stopped: bool) -> Json:
     lane: Json = {"jobId": job_id, "name": job.spec.name if job else None, "hurtAttempt": attempt}
     if job is None:
         return lane | {"phase": "no longer known", "status": "idle", "since": None}
@@ -256,6 +330,8 @@ def _job_lane(job_id: str, attempt: int, job: Job | None) -> Json:
             phase, status = "starting again", "working"
         case JobState.PENDING:
             phase, status = "waits for capacity", "working"
+        case JobState.RUNNING | JobState.STARTING if not is_stopped:
+            phase, status = "runs on the unhealthy node", "warn"
         case JobState.SUCCEEDED | JobState.CANCELLED | JobState.SUSPENDED:
             phase, status = job.state.lower(), "ok"
         case JobState.FAILED:

@@ -18,10 +18,11 @@ from typing import Any
 
 from evenkeel.domain.health.faults import Catalogue
 from evenkeel.domain.health.groups import GroupFact
-from evenkeel.domain.health.incidents import Evidence, FactKind, Incident, IncidentState, NodeFact, SickSeat
+from evenkeel.domain.health.incidents import Cure, Evidence, FactKind, Incident, IncidentState, NodeFact, SickSeat
 from evenkeel.domain.health.intake import Intake, IntakeDecision, LastIncident, join_or_open
 from evenkeel.domain.health.recurrence import History, places
 from evenkeel.domain.nodes import FleetNode, Node, NodeLife
+from evenkeel.domain.recovery.unhealthy import UnhealthyNode, with_cure
 from evenkeel.domain.values import Value, milliseconds
 from evenkeel.events import driver_lines
 from evenkeel.ports import (
@@ -344,6 +345,8 @@ def _note_once(
     if decision.action is Intake.EXPECTED and decision.incident:
         version = known.version if known else 0
         writes = [Put(rows.fact_row(fact.fact_key, decision.incident.incident_id, now, version))]
+    if decision.action is Intake.IDLE and fact.kind is FactKind.RECOVERED and not is_drill:
+        writes = _cured(fact, seat, ledger)
     if decision.action in (Intake.OPEN, Intake.JOIN):
         assert decision.incident
         writes = _recorded(decision.incident, fact, known, pointer, current_row, decision.action, now, catalogue)
@@ -361,6 +364,18 @@ def _note_once(
     if writes:
         ledger.commit(*writes)
     return decision
+
+
+def _cured(fact: NodeFact, seat: SickSeat, ledger: Ledger) -> list[Write]:
+    """Remember what is gone of a node that a settled incident left unhealthy; forget the node once all of it is."""
+    row = ledger.get(rows.unhealthy_key(seat.life))
+    if row is None:
+        return []
+    left = rows.read(row, UnhealthyNode)
+    incident, _ = incident_record.load(ledger, left.incident_id)
+    cure = Cure(fault_key=fact.fault_key, source=fact.source, at=fact.observed_at)
+    after = with_cure(left, incident, cure)
+    return [Put(rows.unhealthy_row(after, row.version)) if after else Delete(row.key, row.version)]
 
 
 def _recorded(

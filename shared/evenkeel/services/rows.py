@@ -13,6 +13,7 @@ from evenkeel.domain.health.intake import LastIncident
 from evenkeel.domain.health.recurrence import REMEMBERED, History
 from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.recovery.leases import Lease
+from evenkeel.domain.recovery.unhealthy import UnhealthyNode
 from evenkeel.domain.scheduling.jobs import Attempt, Charge, Job, JobState
 from evenkeel.domain.scheduling.renting import Rental, RentalHold, RentalState
 from evenkeel.domain.scheduling.replicas import ServingMemory
@@ -139,6 +140,16 @@ def unresolved_row(fact_doc: dict[str, Any], fact: str, now: datetime, version: 
     key = Key(Table.INCIDENTS, f"UNRESOLVED#{fact}", "META")
     state = "UNRESOLVED-DRILL" if fact.startswith(DRILL_PREFIX) else "UNRESOLVED"
     return Row(key, fact_doc, version, (state, rfc3339(now)), now + FACT_KEPT)
+
+
+def unhealthy_key(life: NodeLife) -> Key:
+    """`UNHEALTHY#life / META`: exists while an incident left that node unhealthy and nobody works on it."""
+    return Key(Table.INCIDENTS, f"UNHEALTHY#{life.key}", "META")
+
+
+def unhealthy_row(node: UnhealthyNode, version: int) -> Row:
+    """In `byState` under `UNHEALTHY`: the sweeper resumes work on it, and `status` shows it."""
+    return Row(unhealthy_key(node.life), node.to_json(), version, ("UNHEALTHY", node.life.key), node.since + KEPT)
 
 
 def retried_key() -> Key:

@@ -9,11 +9,12 @@ from typing import Any
 
 from evenkeel.domain.health.faults import shipped
 from evenkeel.domain.health.incidents import Incident, IncidentState
-from evenkeel.domain.health.intake import LastIncident, rungs_of
+from evenkeel.domain.health.intake import LastIncident, ladder_of, rungs_of
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.recovery.leases import Lease
 from evenkeel.domain.recovery.leases import settled as lease_after
 from evenkeel.domain.recovery.settling import PAGED, Ended, Settling, outgrown, plain, runs_again, settle
+from evenkeel.domain.recovery.unhealthy import left_unhealthy
 from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, Delete, Ledger, Pager, Put, Telemetry, Write
 from evenkeel.services import guard_acts, guard_register, incident_record, rows
@@ -150,7 +151,18 @@ def _with_it(
         last = last.but(returned_at=before.returned_at, returned_by=before.returned_by or before.incident_id)
     version = last_row.version if last_row else 0
     writes.append(Put(rows.last_row(incident.life, last, version, now, is_drill=is_drill)))
+    if not is_drill:
+        writes += _unhealthy(incident, ledger, policy, is_well=was_returned or replaced)
     return writes
+
+
+def _unhealthy(incident: Incident, ledger: Ledger, policy: Policy, *, is_well: bool) -> list[Write]:
+    """Remember the node that is left unhealthy; forget it once it is repaired."""
+    row = ledger.get(rows.unhealthy_key(incident.life))
+    left = left_unhealthy(incident, ladder_of(incident, policy.catalogue))
+    if left is not None:
+        return [Put(rows.unhealthy_row(left, row.version if row else 0))]
+    return [Delete(row.key, row.version)] if row and is_well else []
 
 
 _SAID = {

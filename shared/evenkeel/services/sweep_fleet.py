@@ -15,7 +15,7 @@ from evenkeel.events import kubernetes_node
 from evenkeel.ports import EvenkeelError, Table, Telemetry
 from evenkeel.services import evaluate_waits, heartbeats, locks, read_sources, watch_cluster
 from evenkeel.services.patient_answers import PatientWaitAnswers
-from evenkeel.services.sweep import arrivals, attempts, incidents, memory, rentals, signals
+from evenkeel.services.sweep import arrivals, attempts, incidents, memory, rentals, signals, unhealthy
 from evenkeel.services.sweep.round import WRITER, Round, World
 
 LOCK = "sweep"
@@ -215,6 +215,7 @@ STEPS: tuple[tuple[str, Callable[[Round], int]], ...] = (
     ("facts", signals.tell_facts),
     ("unresolved", signals.retry_unresolved),
     ("events", read_event_queue),
+    ("unhealthy", unhealthy.resume_work),
     ("incidents", incidents.resume_incidents),
     ("rollbacks", incidents.take_back_jobs),
     ("ghosts", incidents.close_ghosts),

@@ -32,6 +32,7 @@ ASKS = RecoveryBrief(
     max_repairs=3,
     decision_id="dec-0000000001",
     reason="Waits for approval. Would: replace, and move the jobs.",
+    answer_by=datetime(2026, 11, 3, 14, 5, tzinfo=UTC),
     fault_key="xid:79",
 )
 """A plan that waits for a person's approval."""

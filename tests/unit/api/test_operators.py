@@ -32,7 +32,13 @@ def test_a_plan_that_asks_is_shown_and_approved_by_its_decision(asking: Gateway)
     before = asking.get("/v1/incidents/inc-0000000001").document
     answer = answer_to(asking, "approve", YES)
 
-    assert before["asks"] == {"decisionId": ASKS.decision_id, "reason": ASKS.reason}
+    assert before["asks"] == {
+        "decisionId": ASKS.decision_id,
+        "reason": ASKS.reason,
+        "answerBy": "2026-11-03T14:05:00.000000Z",
+        "onSilence": "No answer by 14:05Z: nothing is done; the node stays unhealthy and new pods may land on "
+        "hyperpod-i-00000000000000001. It can be approved later: evenkeel incidents approve inc-0000000001.",
+    }
     assert before["nodeLane"]["phase"] == "waits for approval"
     assert (answer.status, answer.document["asks"]) == (202, None)
     assert answer.document["approval"] | {"at": ""} == {

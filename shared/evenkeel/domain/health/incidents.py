@@ -205,6 +205,8 @@ class RecoveryBrief(Value):
     """Until when the work on the machine may come to its own end; None where it is stopped at once, or not at all."""
     decision_id: str
     reason: Sentence
+    answer_by: Instant | None = None
+    """Until when a plan that asks waits for an answer; None where it asks nobody."""
     fault_key: str = ""
     """The fault that it was made for: a worse one makes it obsolete while it waits for approval."""
     boot_id: str = ""
@@ -273,6 +275,10 @@ class Incident(Value):
     is_drill: bool = False
     """Whether every fact of it is a drill's. Real facts and drills never share an incident, so this never changes."""
     mode: str = ""
+    resumes: str = ""
+    """The settled incident whose unhealthy node this one goes on with; empty for a new sickness."""
+    resumed: int = 0
+    """How often work on this sickness was resumed."""
     evidence_count: int = 1
     sources: tuple[str, ...] = ()
     """Who saw it sick, each once. Some faults need two independent witnesses."""

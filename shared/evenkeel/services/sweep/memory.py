@@ -5,9 +5,10 @@ from collections import Counter
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
-from evenkeel.domain.nodes import FleetNode
+from evenkeel.domain.nodes import FleetNode, Node
 from evenkeel.domain.scheduling.foreign import foreign_workloads
 from evenkeel.domain.sources import Source, SourceKind
+from evenkeel.events import kubernetes_node
 from evenkeel.ports import Conflict, EvenkeelError, Put, Row, Table
 from evenkeel.services import person_cordons, rows
 from evenkeel.services.sweep.round import Round
@@ -33,6 +34,7 @@ def refresh_fleet(sweep: Round) -> int:
             in_use.get((node.life.cluster, node.kubernetes.name), 0) if node.kubernetes else 0,
             sweep.now,
             is_lemon=node.life.key in sweep.lemons,
+            marks=_marks(sweep, node),
             others=others.get((node.life.cluster, node.kubernetes.name), ()) if node.kubernetes else (),
             job_ids=jobs.get((node.life.cluster, node.kubernetes.name), ()) if node.kubernetes else (),
         )
@@ -67,6 +69,12 @@ def _read_completely(sweep: Round) -> set[str]:
     home = sweep.clusters[0]
     seen = {cluster for cluster in sweep.clusters if sweep.sees(cluster) and cluster not in sweep.blind}
     return seen if sweep.records is not None else seen - {home}
+
+
+def _marks(sweep: Round, node: Node) -> tuple[str, ...]:
+    if node.kubernetes is None:
+        return ()
+    return kubernetes_node.marks_of(node.kubernetes, sweep.policy.watch, sweep.policy.catalogue, sweep.now)
 
 
 def refresh_kueue(sweep: Round) -> int:

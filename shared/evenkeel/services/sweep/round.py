@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 from evenkeel.domain.health.incidents import OPEN_STATES, Incident
-from evenkeel.domain.nodes import KubernetesNode, Node, NodeLife, ProviderNode, join_nodes
+from evenkeel.domain.nodes import KubernetesNode, Node, NodeLife, ProviderCluster, ProviderNode, join_nodes
 from evenkeel.domain.policy import Mode, Policy
 from evenkeel.domain.recovery.leases import Lease, is_lemon
 from evenkeel.domain.scheduling.jobs import WorkloadSeen
@@ -34,7 +34,7 @@ from evenkeel.ports import (
     Workflows,
     get_all,
 )
-from evenkeel.services import rows
+from evenkeel.services import plan_recovery, rows
 from evenkeel.services.heartbeats import Results
 
 T = TypeVar("T")
@@ -180,6 +180,11 @@ class Round:
         home = self.clusters[0]
         records = self.records or () if home in self.nodes_of else ()
         return join_nodes(self.kubernetes, records, home)
+
+    @cached_property
+    def settings(self) -> ProviderCluster | None:
+        """HyperPod's settings and status; None in a fleet without that half."""
+        return plan_recovery.settings_of(self.world.provider)
 
     @cached_property
     def workloads(self) -> dict[tuple[str, int], tuple[str, WorkloadSeen]]:

@@ -1,0 +1,333 @@
+"""A node that nobody repairs is shown as unhealthy, and work on it is resumed as soon as that is allowed."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.health.incidents import FactKind, Incident, IncidentState
+from evenkeel.domain.policy import Mode, ModeRule
+from evenkeel.domain.recovery.unhealthy import UnhealthyNode
+from evenkeel.domain.recovery.vetoes import AUTOMATION_LABEL
+from evenkeel.ports import Refused
+from evenkeel.services import mark_node, plan_recovery, read_fleet, read_incidents, rows
+from evenkeel.services.sweep import memory, unhealthy
+from evenkeel.services.sweep.round import Round, World
+from tests.fakes.cluster import CLUSTER, instance_id
+from tests.unit.services_recovery.recovery import QUICK, Recovery, a_fact, say
+
+
+def name_of(recovery: Recovery) -> str:
+    [name] = [node.name for node in recovery.world.cluster.by_name.values() if node.instance_id == instance_id(1)]
+    return name
+
+
+def a_round(recovery: Recovery) -> Round:
+    world = recovery.world
+    ports = World(
+        ledger=world.ledger,
+        cluster=world.cluster,
+        provider=world.provider,
+        workflows=world.workflows,
+        wait_answers=world.wait_answers,
+        passes=world.passes,
+        clock=world.clock,
+        ids=world.ids,
+        telemetry=world.telemetry,
+    )
+    return Round(ports, (CLUSTER,), recovery.policy, recovery.mode, {}, recovery.now, drills_may_act=False)
+
+
+def sweep(recovery: Recovery) -> int:
+    """Look at the fleet as the sweeper does; return how many recoveries were resumed."""
+    one = a_round(recovery)
+    memory.refresh_fleet(one)
+    return unhealthy.resume_work(one)
+
+
+def newest(recovery: Recovery) -> Incident:
+    return max(recovery.incidents(), key=lambda each: (each.opened_at, each.incident_id))
+
+
+def go_on(recovery: Recovery) -> str:
+    """Follow the recovery that the sweeper resumed."""
+    assert sweep(recovery) == 1
+    recovery.incident_id, recovery.run = newest(recovery).incident_id, 1
+    assert f"{recovery.incident_id}-r1" in recovery.executions()
+    return recovery.recover()
+
+
+def status(recovery: Recovery) -> dict[str, Any]:
+    return read_fleet.status(
+        recovery.world.ledger,
+        fleet="f",
+        clusters=(CLUSTER,),
+        mode=recovery.mode,
+        drills_may_act=False,
+        now=recovery.now,
+    )
+
+
+def left(recovery: Recovery) -> UnhealthyNode | None:
+    row = recovery.world.ledger.get(rows.unhealthy_key(recovery.incident.life))
+    return rows.read(row, UnhealthyNode) if row else None
+
+
+def declined(mode: Mode = Mode.RECOMMEND, **more: Any) -> Recovery:
+    recovery = Recovery(mode=mode, with_job=False, **more)
+    recovery.sicken()
+    recovery.meanwhile = lambda: None if recovery.incident.approval else say(recovery, approves=False) and None
+    assert recovery.recover() == IncidentState.OBSERVED
+    recovery.meanwhile = None
+    return recovery
+
+
+def unanswered() -> Recovery:
+    recovery = Recovery(mode=Mode.RECOMMEND, with_job=False)
+    recovery.sicken()
+    assert recovery.recover() == IncidentState.OBSERVED
+    return recovery
+
+
+def only_observed() -> Recovery:
+    recovery = Recovery(mode=Mode.OBSERVE, with_job=False)
+    recovery.sicken()
+    assert recovery.recover() == IncidentState.OBSERVED
+    return recovery
+
+
+ENDS = [declined, unanswered, only_observed]
+
+
+# ---------------------------------------------------------------- how it is shown
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_unrepaired_node_is_unhealthy_and_its_gpus_are_not_free(end: Callable[[], Recovery]) -> None:
+    recovery = end()
+    sweep(recovery)
+    overview = status(recovery)
+    node = read_fleet.show_node(recovery.world.ledger, (CLUSTER,), instance_id(1))
+
+    assert overview["nodes"]["pools"][0]["states"] == {"IN_SERVICE": 2, "UNHEALTHY": 1}
+    assert overview["gpus"]["free"] == overview["gpus"]["inService"] == 16
+    assert overview["health"] != "OK"
+    assert [each["incidentId"] for each in overview["unhealthy"]] == [recovery.incident_id]
+    assert overview["next"] == f"evenkeel incidents show {recovery.incident_id}"
+    assert node["state"] == "UNHEALTHY"
+    assert node["unhealthy"]["reason"] == recovery.incident.outcome
+    assert node["marks"] == ["sagemaker.amazonaws.com/fault-types=NvidiaErrorReboot"]
+
+
+def test_marked_node_is_unhealthy_before_any_incident() -> None:
+    recovery = Recovery(with_job=False)
+    recovery.mark(instance_id(1), "NvidiaErrorReboot")
+    sweep(recovery)
+
+    assert status(recovery)["nodes"]["pools"][0]["states"] == {"IN_SERVICE": 2, "UNHEALTHY": 1}
+
+
+def test_fault_without_a_mark_leaves_its_node_unhealthy() -> None:
+    recovery = Recovery(mode=Mode.OBSERVE, with_job=False)
+    recovery.sicken(fault_key="xid:79", source="site:prober")
+    recovery.recover()
+    sweep(recovery)
+
+    assert status(recovery)["nodes"]["pools"][0]["states"] == {"IN_SERVICE": 2, "UNHEALTHY": 1}
+
+
+def test_fault_that_needs_no_repair_leaves_its_node_in_service() -> None:
+    recovery = Recovery(mode=Mode.OBSERVE, with_job=False)
+    recovery.sicken(fault_key="xid:31")
+    recovery.recover()
+    sweep(recovery)
+
+    assert left(recovery) is None
+    assert status(recovery)["nodes"]["pools"][0]["states"] == {"IN_SERVICE": 3}
+
+
+# ---------------------------------------------------------------- when work is resumed
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_back_in_act_the_node_is_repaired(end: Callable[[], Recovery]) -> None:
+    recovery = end()
+    before = recovery.incident
+    recovery.mode = Mode.ACT
+
+    assert go_on(recovery) == IncidentState.RECOVERED
+    assert recovery.incident.resumes == before.incident_id
+    assert recovery.incident.signals == before.signals
+    assert recovery.world.provider.accepted_calls("reboot").total() == 1
+    assert left(recovery) is None
+    sweep(recovery)
+    assert status(recovery)["nodes"]["pools"][0]["states"] == {"IN_SERVICE": 3}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_nothing_is_resumed_while_nothing_changes(end: Callable[[], Recovery]) -> None:
+    recovery = end()
+
+    resumed = []
+    for _ in range(50):
+        resumed.append(sweep(recovery))
+        recovery.world.clock.advance(600)
+
+    assert sum(resumed) == 0
+    assert left(recovery) is not None
+
+
+@pytest.mark.parametrize("end", [declined, unanswered])
+def test_plan_is_approved_after_its_end_and_carried_out(end: Callable[[], Recovery]) -> None:
+    recovery = end()
+    plan = recovery.incident.plan
+    say(recovery, by="role/Op (bo)")
+
+    assert go_on(recovery) == IncidentState.RECOVERED
+    assert plan
+    assert recovery.incident.plan
+    assert recovery.incident.plan.decision_id == plan.decision_id
+    assert "AwaitApproval: APPROVED" in recovery.visited
+
+
+def test_approval_after_a_repair_is_refused() -> None:
+    recovery = declined()
+    first = recovery.incident_id
+    recovery.mode = Mode.ACT
+    go_on(recovery)
+    recovery.incident_id = first
+
+    with pytest.raises(Refused):
+        say(recovery)
+
+
+def test_second_decline_after_the_end_is_refused() -> None:
+    recovery = declined()
+
+    with pytest.raises(Refused):
+        say(recovery, approves=False, by="role/Op (bo)")
+
+
+def test_observe_then_recommend_asks_a_person() -> None:
+    recovery = only_observed()
+    recovery.mode = Mode.RECOMMEND
+    recovery.meanwhile = lambda: None if recovery.incident.approval else say(recovery) and None
+
+    assert go_on(recovery) == IncidentState.RECOVERED
+
+
+def test_policy_that_lets_the_class_act_resumes_work() -> None:
+    watched = QUICK.but(modes=(ModeRule(mode=Mode.OBSERVE),))
+    recovery = Recovery(with_job=False, policy=watched)
+    recovery.sicken()
+    assert recovery.recover() == IncidentState.OBSERVED
+    assert sweep(recovery) == 0
+    recovery.policy = QUICK
+
+    assert go_on(recovery) == IncidentState.RECOVERED
+
+
+def test_lifted_veto_resumes_work() -> None:
+    recovery = Recovery(with_job=False)
+    recovery.sicken()
+    node = next(each for each in recovery.world.cluster.by_name.values() if each.name == name_of(recovery))
+    recovery.world.cluster.set_node(node.name, labels={**node.labels, AUTOMATION_LABEL: "off"})
+    assert recovery.recover() == IncidentState.STOOD_DOWN
+    assert sweep(recovery) == 0
+    recovery.world.cluster.set_node(node.name, labels=node.labels)
+
+    assert go_on(recovery) == IncidentState.RECOVERED
+
+
+def test_recovery_that_the_mode_stopped_midway_goes_on() -> None:
+    recovery = Recovery(with_job=False)
+    recovery.sicken()
+    recovery.state("PlanRecovery", plan_recovery)
+    recovery.mode = Mode.OBSERVE
+    assert recovery.recover() == IncidentState.STOOD_DOWN
+    assert sweep(recovery) == 0
+    recovery.mode = Mode.ACT
+    recovery.world.clock.advance(timedelta(minutes=6).total_seconds())
+
+    assert go_on(recovery) == IncidentState.RECOVERED
+
+
+# ---------------------------------------------------------------- when it is over
+
+
+def test_healthy_again_ends_it() -> None:
+    recovery = declined()
+    recovery.mark(instance_id(1))
+    recovery.hear(
+        a_fact(kind=FactKind.RECOVERED, fault_key="", observed_at=recovery.now, occurrence="w", envelope_id="well")
+    )
+
+    assert left(recovery) is None
+
+
+def test_half_a_cure_does_not_end_it() -> None:
+    recovery = Recovery(mode=Mode.OBSERVE, with_job=False)
+    recovery.sicken()
+    recovery.hear(a_fact(source="site:prober", fault_key="xid:79", envelope_id="other"))
+    recovery.recover()
+    cured = {"kind": FactKind.RECOVERED, "fault_key": "", "occurrence": "w", "envelope_id": "well"}
+    recovery.hear(a_fact(observed_at=recovery.now, **cured))
+    assert left(recovery) is not None
+    recovery.hear(a_fact(source="site:prober", observed_at=recovery.now, **cured))
+
+    assert left(recovery) is None
+
+
+def test_reboot_by_a_person_ends_it() -> None:
+    recovery = declined()
+    recovery.mark(instance_id(1))
+    recovery.world.cluster.set_node(name_of(recovery), boot_id="another-boot")
+
+    assert sweep(recovery) == 0
+    assert left(recovery) is None
+
+
+def test_machine_that_is_gone_ends_it() -> None:
+    recovery = declined()
+    recovery.world.cluster.by_name.pop((CLUSTER, name_of(recovery)))
+    del recovery.world.provider.by_id[instance_id(1)]
+
+    assert sweep(recovery) == 0
+    assert left(recovery) is None
+
+
+def test_uncordon_by_a_person_ends_it() -> None:
+    recovery = declined()
+    sweep(recovery)
+    request = mark_node.Request(instance_id=instance_id(1), by="role/Op (bo)", reason="mended", request_id="r-1")
+    mark_node.uncordon(
+        request, ledger=recovery.world.ledger, cluster=recovery.world.cluster, clusters=(CLUSTER,), now=recovery.now
+    )
+
+    assert left(recovery) is None
+
+
+# ---------------------------------------------------------------- what a plan that asks says
+
+
+def test_plan_that_asks_says_its_deadline_and_what_silence_means() -> None:
+    recovery = Recovery(mode=Mode.RECOMMEND)
+    recovery.sicken()
+    recovery.state("PlanRecovery", plan_recovery)
+    asked = read_incidents.asks(recovery.incident)
+
+    assert asked
+    by = recovery.now + timedelta(seconds=QUICK.repair.approval_deadline_seconds)
+    assert asked["answerBy"] == f"{by:%Y-%m-%dT%H:%M:%S}.000000Z"
+    assert asked["onSilence"].startswith(f"No answer by {by:%H:%M}Z: nothing is done; the node stays unhealthy and ")
+
+
+def test_plan_that_asks_names_the_jobs_on_its_node() -> None:
+    recovery = Recovery(mode=Mode.RECOMMEND)
+    recovery.sicken()
+    recovery.state("PlanRecovery", plan_recovery)
+    [there] = read_incidents.with_jobs(recovery.world.ledger, [recovery.incident])
+    lanes = read_incidents.job_lanes(there, read_incidents.load_hurt(recovery.world.ledger, there))
+
+    assert [(lane["jobId"], lane["phase"]) for lane in lanes] == [(recovery.job_id, "runs on the unhealthy node")]
