@@ -1,6 +1,6 @@
 """Rows as the other services write them: each builder states only what matters."""
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from evenkeel.domain.decisions import Decision

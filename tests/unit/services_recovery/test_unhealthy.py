@@ -253,6 +253,22 @@ def test_recovery_that_the_mode_stopped_midway_goes_on() -> None:
     assert go_on(recovery) == IncidentState.RECOVERED
 
 
+@pytest.mark.parametrize("mode", [Mode.ACT, Mode.RECOMMEND])
+def test_node_that_a_person_cordoned_is_not_resumed(mode: Mode) -> None:
+    recovery = Recovery(mode=mode, with_job=False)
+    recovery.sicken()
+    recovery.meanwhile = lambda: None if recovery.incident.approval else say(recovery) and None
+    recovery.world.cluster.set_node(name_of(recovery), is_cordoned=True)
+    recovery.recover()
+
+    resumed = []
+    for _ in range(50):
+        resumed.append(sweep(recovery))
+        recovery.world.clock.advance(600)
+
+    assert sum(resumed) == 0
+
+
 # ---------------------------------------------------------------- when it is over
 
 

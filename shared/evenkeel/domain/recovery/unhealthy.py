@@ -8,7 +8,7 @@ from evenkeel.domain.health.faults import NODE_RUNGS
 from evenkeel.domain.health.incidents import Approval, Cure, Incident, IncidentState, StageTimes
 from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.recovery.approval import ASK, is_approved
-from evenkeel.domain.recovery.plan import PlanOutcome, RecoveryPlan
+from evenkeel.domain.recovery.plan import Owner, PlanOutcome, RecoveryPlan
 from evenkeel.domain.recovery.seats import Holder
 from evenkeel.domain.recovery.validation import judge_node
 from evenkeel.domain.values import Instant, Sentence, Value
@@ -102,17 +102,17 @@ def why_resume(incident: Incident, plan: RecoveryPlan, *, now: datetime) -> str:
         plan: What would be planned now.
         now: The time.
     """
-    before = incident.plan
-    if before is None:
+    before, said = incident.plan, incident.approval
+    if before is None or plan.owner is Owner.PERSON or plan.outcome not in (PlanOutcome.ACT, PlanOutcome.ASK):
         return ""
-    if before.outcome == ASK and is_approved(incident) and plan.outcome in (PlanOutcome.ACT, PlanOutcome.ASK):
-        said = incident.approval
-        return f"{said.by} approved the plan after all." if said else ""
-    if plan.outcome is PlanOutcome.ACT and before.outcome == PlanOutcome.ACT:
+    settled_at = incident.stages.settled_at or incident.opened_at
+    is_late = before.outcome == ASK and is_approved(incident) and said is not None and said.at >= settled_at
+    if is_late and said:
+        return f"{said.by} approved the plan after all."
+    if incident.state is IncidentState.STOOD_DOWN and (before.outcome == PlanOutcome.ACT or is_approved(incident)):
         # It stood down midway, for a reason that a new plan may not see: each further try waits longer.
         pause = min(_FIRST_PAUSE * 2**incident.resumed, _LONGEST_PAUSE)
-        settled_at = incident.stages.settled_at or incident.opened_at
-        return "What it stood down for is over." if now - settled_at >= pause else ""
+        return "It may be repaired again." if now - settled_at >= pause else ""
     if plan.outcome is PlanOutcome.ACT:
         return f"It may be repaired now: {plan.reason}"
     if before.outcome != ASK:
