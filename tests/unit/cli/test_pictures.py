@@ -12,7 +12,7 @@ from tests.unit.cli.story import recovery_at_work
 STATUS = """\
 fleet laptop                                                mode: act  10:15:02Z
 ▲ DEGRADED  1 incident working, 0 need you
-SOURCES 24 current ●
+SOURCES 25 current ●
 NODES   p5-workers  4 nodes: 3 in service ●  1 repairing ◐
 GPUs    32 in the fleet  16 in use 50%  8 free in service
 JOBS    class    run  pend  preempted  avg run  max run  avg wait  max wait
@@ -234,7 +234,7 @@ def test_an_empty_fleet_says_so_plainly(served: Served) -> None:
         ▲ DEGRADED  0 incidents working, 0 need you
           nothing has been observed yet
           no heartbeat yet from schedule_jobs, sweep_fleet, watch_cluster
-        SOURCES 24 unknown ▲
+        SOURCES 25 unknown ▲
         NODES   none known yet: the first sweep brings them
         GPUs    unknown: no list of nodes was read yet
         JOBS    none running, none pending

@@ -32,6 +32,7 @@ def a_round(recovery: Recovery) -> Round:
         workflows=world.workflows,
         wait_answers=world.wait_answers,
         passes=world.passes,
+        inbox=world.inbox,
         clock=world.clock,
         ids=world.ids,
         telemetry=world.telemetry,
@@ -64,6 +65,7 @@ def status(recovery: Recovery) -> dict[str, Any]:
         fleet="f",
         clusters=(CLUSTER,),
         mode=recovery.mode,
+        sources=(),
         drills_may_act=False,
         now=recovery.now,
     )

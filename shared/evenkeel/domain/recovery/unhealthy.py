@@ -106,8 +106,7 @@ def why_resume(incident: Incident, plan: RecoveryPlan, *, now: datetime) -> str:
     if before is None or plan.owner is Owner.PERSON or plan.outcome not in (PlanOutcome.ACT, PlanOutcome.ASK):
         return ""
     settled_at = incident.stages.settled_at or incident.opened_at
-    is_late = before.outcome == ASK and is_approved(incident) and said is not None and said.at >= settled_at
-    if is_late and said:
+    if before.outcome == ASK and is_approved(incident) and said and said.at >= settled_at:
         return f"{said.by} approved the plan after all."
     if incident.state is IncidentState.STOOD_DOWN and (before.outcome == PlanOutcome.ACT or is_approved(incident)):
         # It stood down midway, for a reason that a new plan may not see: each further try waits longer.
