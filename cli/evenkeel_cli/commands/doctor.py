@@ -54,7 +54,7 @@ def doctor(
         fleet, as_of = site.fleet(), out.now().isoformat()
         out.json(findings.to_json(found, fleet=fleet, stack=site.stack, region=where.region, as_of=as_of, then=then))
     else:
-        _show(out, f"fleet {site.fleet()}  stack {site.stack}  {where.region}", found, then)
+        show(out, f"fleet {site.fleet()}  stack {site.stack}  {where.region}", found, then)
     raise typer.Exit(findings.exit_code(found))
 
 
@@ -84,7 +84,8 @@ def _located(site: "Site", aws: "BotocoreAws") -> context.Context:
     return site.context
 
 
-def _show(out: Page, head: str, found: list["Finding"], then: str) -> None:
+def show(out: Page, head: str, found: list["Finding"], then: str) -> None:
+    """Print a line for each finding, with its fix below."""
     out.line(out.bold(f"evenkeel doctor  {head}"))
     widest = max((len(finding.check) for finding in found), default=0)
     indent = " " * (widest + 13)

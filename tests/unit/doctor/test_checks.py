@@ -1,5 +1,6 @@
 """Each check: once with everything in order, and once for each fault that it must find."""
 
+import io
 import json
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import jsonschema
 import pytest
 
 import evenkeel
+from evenkeel_cli.commands.doctor import show
 from evenkeel_cli.context import Context
 from evenkeel_cli.doctor import checks, findings
 from evenkeel_cli.doctor.checks import CHECKS
@@ -21,7 +23,9 @@ from evenkeel_cli.doctor.judgements import DEAD_LETTERS
 from evenkeel_cli.doctor.site import BadCredentials, NotThere, Site
 from evenkeel_cli.errors import CommandFailed, Exit
 from evenkeel_cli.offline import access
+from evenkeel_cli.render import Page
 from tests.fakes.system import A_MOMENT
+from tests.template.statements import of_on_call
 
 ROOT = Path(__file__).parents[3]
 Json = dict[str, Any]
@@ -686,6 +690,23 @@ def test_every_call_reads_but_the_self_test() -> None:
     assert all(json.loads(parameters["Payload"]).keys() == {"selfTest"} for parameters in invoked)
 
 
+_NAMED_OTHERWISE = {"apigateway:GetAccount": "apigateway:GET", "lambda:Invoke": "lambda:InvokeFunction"}
+_NEEDS_NO_RIGHT = {"sts:GetCallerIdentity"}
+
+
+def test_on_call_policy_allows_every_call() -> None:
+    bed = Bed()
+    bed.run()
+
+    called = {f"{service}:{''.join(map(str.capitalize, words.split('_')))}" for service, words in split(bed)}
+    allowed = {action for statement in of_on_call() for action in statement.actions}
+    assert {_NAMED_OTHERWISE.get(call, call) for call in called - _NEEDS_NO_RIGHT} - allowed == set()
+
+
+def split(bed: Bed) -> set[tuple[str, str]]:
+    return {(name.split(":")[0], name.split(":")[1]) for name, _ in bed.aws.calls}
+
+
 def test_rights_are_asked_for_in_each_teams_namespace() -> None:
     bed = Bed()
     bed.api.teams = [{"team": "nlp", "weight": 1.0}, {"team": "unset", "weight": None}]
@@ -762,3 +783,19 @@ def test_import_of_the_command_stays_light() -> None:
     code = "import sys; from evenkeel_cli.main import main; main(['doctor', '-h']); sys.exit('botocore' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0
+
+
+def test_every_line_fits_80_columns_but_for_long_names() -> None:
+    out = io.StringIO()
+    found = [one for fault in FAULTS for one in planted(fault)]
+
+    show(Page(out, {"NO_COLOR": "1"}, columns=80), "fleet research", found, "Turn the schedules on.")
+
+    wide = [line for line in out.getvalue().splitlines() if len(line) > 80]
+    assert [line for line in wide if len(max(line.split(), key=len)) < 50] == []
+
+
+def planted(fault: Fault) -> list[Finding]:
+    bed = Bed()
+    fault.plant(bed)
+    return bed.of(fault.check)
