@@ -17,6 +17,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -102,6 +103,7 @@ class DataCentre:
         self.deployer: Credentials
         self.operator: Credentials
         self.ticker: Ticker | None = None
+        self.up_since = ""
         self.node_count = 0
         self._cluster_data: Path | None = None
         self.outputs: Outputs = {}
@@ -198,6 +200,7 @@ class DataCentre:
         on_call = policy_statements(self.deployer, self.outputs["EvenkeelOnCallPolicy"])
         tests_itself = _may_test_functions([f"{STACK_NAME}-{function}" for function in self.roles])
         routes = _may_call_the_api(self.outputs["ApiId"])
+        self.up_since = datetime.now(UTC).isoformat(timespec="seconds")
         self.operator = make_user(
             self.deployer, _OPERATOR, [routes, tests_itself, *_WHERE_THE_ENGINE_DIFFERS, *on_call]
         )
@@ -243,6 +246,7 @@ class DataCentre:
         """Return what others need to find this data centre: addresses and the outputs, no secrets."""
         return {
             "pid": os.getpid(),
+            "upSince": self.up_since,
             "engineUrl": self.engine.endpoint_url,
             "apiUrl": self.api_url,
             "controlUrl": self.cluster.control_url,

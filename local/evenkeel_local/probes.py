@@ -57,7 +57,7 @@ def probe(state: Mapping[str, Any], context: Json, kubeconfig: Json) -> list[Pro
         "GPU cluster": lambda: _get(f"{state['controlUrl']}/control/health"),
         "Kubernetes": lambda: _kubernetes(kubeconfig),
         "API": lambda: str(context["url"]) if status() else "",
-        "schedules": lambda: _schedules(status()),
+        "schedules": lambda: _schedules(status(), state["upSince"]),
     }
     found: dict[str, Probe] = {}
     threads = [threading.Thread(target=_try, args=(found, part, one), daemon=True) for part, one in tries.items()]
@@ -93,18 +93,17 @@ def _kubernetes(kubeconfig: Json) -> str:
     return str(cluster["server"])
 
 
-def _schedules(status: Json) -> str:
-    """Return how old the oldest heartbeat is.
+def _schedules(status: Json, up_since: str) -> str:
+    """Return how long ago the slowest scheduled function finished.
 
     Raises:
-        RuntimeError: a scheduled function is silent.
+        RuntimeError: one is silent, or has never finished although there was time.
     """
     now, oldest = datetime.now(UTC), 0.0
     for beat in status["heartbeats"]:
-        if beat["at"] is None:
-            return f"{beat['function']} has not finished its first run yet"
-        age = (now - datetime.fromisoformat(beat["at"])).total_seconds()
+        age = (now - datetime.fromisoformat(beat["at"] or up_since)).total_seconds()
         if age > SILENT_SECONDS:
-            raise RuntimeError(f"{beat['function']} was last seen {age:.0f} s ago")
+            did = "last finished" if beat["at"] else "was first started, and never finished,"
+            raise RuntimeError(f"{beat['function']} {did} {age:.0f} s ago")
         oldest = max(oldest, age)
-    return f"every function ran within {oldest:.0f} s"
+    return f"every function ran, or was started, within the last {oldest:.0f} s"

@@ -27,13 +27,14 @@ class Server:
 
     def __init__(self) -> None:
         self.broken: set[str] = set()
-        self.beat_at = datetime.now(UTC)
+        self.beat_at: datetime | None = datetime.now(UTC)
+        self.up_since = datetime.now(UTC)
         server = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 status = 503 if any(part in self.path for part in server.broken) else 200
-                beats = [{"function": "sweep_fleet", "at": server.beat_at.isoformat()}]
+                beats = [{"function": "sweep_fleet", "at": server.beat_at and server.beat_at.isoformat()}]
                 body = json.dumps({"fleet": "laptop", "heartbeats": beats}).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(body)))
@@ -55,7 +56,7 @@ class Server:
     def probe(self) -> dict[str, probes.Probe]:
         key = {"accessKeyId": "AKIA", "secretAccessKey": "s"}
         context = {"name": "laptop", "url": f"{self.url}/v1", "region": "us-west-2", "credentials": key}
-        state = {"engineUrl": self.url, "controlUrl": self.url}
+        state = {"engineUrl": self.url, "controlUrl": self.url, "upSince": self.up_since.isoformat()}
         return {one.part: one for one in probes.probe(state, context, KUBECONFIG)}
 
 
@@ -100,7 +101,15 @@ def test_silent_scheduled_function_is_down(server: Server) -> None:
     found = server.probe()
 
     assert down(found) == {"schedules"}
-    assert "sweep_fleet was last seen" in found["schedules"].detail
+    assert "sweep_fleet last finished" in found["schedules"].detail
+
+
+@pytest.mark.parametrize(("seconds", "parts"), [(10, set()), (probes.SILENT_SECONDS + 5, {"schedules"})])
+def test_function_that_never_finished_gets_some_time(server: Server, seconds: float, parts: set[str]) -> None:
+    server.beat_at = None
+    server.up_since = datetime.now(UTC) - timedelta(seconds=seconds)
+
+    assert down(server.probe()) == parts
 
 
 @pytest.fixture
