@@ -95,6 +95,19 @@ def test_a_taken_port_is_an_error_not_a_hang(running_cluster: ClusterHandle) -> 
     assert told == (1, f"the cluster cannot start: port {port} of 127.0.0.1: Address already in use\n")
 
 
+def test_killed_cluster_comes_back_at_its_addresses_with_its_certificates(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    first = gpu_cluster.start(QUICK, tmp_path / "run", data_dir=data)
+    os.kill(first.pid, signal.SIGKILL)
+    eventually(lambda: not first.is_running, "the cluster to be gone")
+    first.stop()
+
+    with gpu_cluster.start(QUICK, tmp_path / "run", data_dir=data, after=first) as second:
+        same = ("sagemaker_url", "kubernetes_url", "control_url", "ca_pem", "admin_token", "cluster_arn")
+        assert [name for name in same if getattr(first, name) != getattr(second, name)] == []
+        assert second.get("/api/v1/namespaces/default")["metadata"]["name"] == "default"
+
+
 def test_a_folder_serves_one_cluster_at_a_time(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with gpu_cluster.start(QUICK, tmp_path / "run", data_dir=data):
