@@ -5,7 +5,7 @@ import json
 from evenkeel_local.data_centre import DataCentre
 from evenkeel_local.drills import ENDED, JOB_SECONDS, Work, await_whole_fleet, last_step, node_of_rank, wait_for
 from evenkeel_local.twin import undisturbed_digest
-from tests.local.gpu_cluster.kube_client import KubeClient
+from tests.local.gpu_cluster.kube_client import KubeClient, a_claim
 
 WORK = Work(nodes=2, steps=200, checkpoint_every=4, step_seconds=0.15, seed=11, paced_attempts=1)
 
@@ -13,7 +13,7 @@ WORK = Work(nodes=2, steps=200, checkpoint_every=4, step_seconds=0.15, seed=11, 
 def test_a_job_with_its_checkpoints_on_a_claim_resumes_after_a_fault(data_centre: DataCentre) -> None:
     client, cluster = data_centre.client(), data_centre.cluster
     kube = KubeClient(cluster.kubernetes_url, cluster.ca_pem, cluster.admin_token)
-    kube.create("/api/v1/namespaces/evenkeel-jobs/persistentvolumeclaims", {"metadata": {"name": "fsx"}, "spec": {}})
+    kube.create("/api/v1/namespaces/evenkeel-jobs/persistentvolumeclaims", a_claim("fsx"))
     kube.close()
     await_whole_fleet(client, data_centre)
     body = WORK.submission("mounted", "") | {"checkpoint": {"uri": "file:///fsx/research/mounted", "claim": "fsx"}}

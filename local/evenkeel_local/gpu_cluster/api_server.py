@@ -22,6 +22,7 @@ from evenkeel_local.gpu_cluster import (
     field_table,
     kinds,
     metrics,
+    options,
     patches,
     protobuf,
     quantities,
@@ -67,12 +68,6 @@ PODS_STAY = (
     "child pods are preserved by default when jobs are deleted; set propagationPolicy=Background to remove them or set "
     "propagationPolicy=Orphan to suppress this warning"
 )
-POLICIES = ("Foreground", "Background", "Orphan")
-LONGEST_MANAGER = 128
-JSON, YAML = "application/json", "application/yaml"
-ANSWERS = {JSON: JSON, "application/*": JSON, "*/*": JSON, YAML: YAML}
-"""What an answer can be written as, by what a client accepts."""
-OTHER_ANSWERS = frozenset({"log", "exec", "attach", "portforward"})
 UNDYING = frozenset({"default", "kube-system", "kube-public"})
 PATCH_TYPES = {
     "application/json-patch+json": "json",
@@ -213,12 +208,12 @@ class ApiServer:
                     "The server has received too many requests and has asked us to try again later", None, 1
                 ) from None
             raise ApiError(fault.status, fault.code, fault.message) from None
-        form = _form(http, request)
+        form = options.form(http, request.subresource)
         answer = await self._dispatch(http, rt, request, user, call)
         self._faults.after(call)
-        if form == YAML and isinstance(answer, web.Response) and answer.content_type == JSON:
+        if form == options.YAML and isinstance(answer, web.Response) and answer.content_type == options.JSON:
             written = yaml.safe_dump(json.loads(answer.text or "null"))
-            return web.Response(text=written, status=answer.status, content_type=YAML)
+            return web.Response(text=written, status=answer.status, content_type=options.YAML)
         return answer
 
     def _impersonated(self, http: web.Request, user: User) -> User:
@@ -328,10 +323,7 @@ class ApiServer:
 
     def _judge_unknown(self, http: web.Request, rt: ResourceType, unknown: list[str]) -> None:
         told = [f'unknown field "{path}"' for path in unknown]
-        directive = http.query.get("fieldValidation") or "Warn"
-        if directive not in ("Ignore", "Warn", "Strict"):
-            cause = causes.not_supported("fieldValidation", directive, ("", "Ignore", "Strict", "Warn"))
-            raise errors.invalid("meta.k8s.io", _options_of(http), "", [cause])
+        directive = options.directive(http)
         if told and directive == "Strict":
             strict = f"strict decoding error: {', '.join(told)}"
             if http.method == "PATCH":
@@ -339,13 +331,6 @@ class ApiServer:
             raise errors.bad_request(_cannot_be_handled(rt, strict))
         if told and directive == "Warn":
             _warnings.get().extend(told)
-
-    def _dry_run(self, http: web.Request, body: Obj | None = None) -> bool:
-        stated = http.query.getall("dryRun", []) or (body or {}).get("dryRun") or []
-        if any(value != "All" for value in stated):
-            cause = causes.not_supported("dryRun", stated, ("All",))
-            raise errors.invalid("meta.k8s.io", _options_of(http), "", [cause])
-        return bool(stated)
 
     # Verbs
 
@@ -377,9 +362,9 @@ class ApiServer:
     async def _create(self, http: web.Request, rt: ResourceType, request: Request) -> web.Response:
         body = self._decoded(http, rt, await self._body(http))
         namespace = self._namespace(rt, request)
-        manager = self._manager(http)
+        manager = options.manager(http)
         server_side_apply.track_write(rt, body, None, manager, "")
-        created = self._registry.create(rt, namespace, body, dry_run=self._dry_run(http))
+        created = self._registry.create(rt, namespace, body, dry_run=options.dry_run(http))
         return self._one(http, rt, created, 201)
 
     async def _update(self, http: web.Request, rt: ResourceType, request: Request, subresource: str) -> web.Response:
@@ -391,8 +376,8 @@ class ApiServer:
             metadata["namespace"] = self._namespace(rt, request)
         old = self._store.get(rt, request.namespace, request.name)
         self._registry.check_replacement(rt, body, old)
-        server_side_apply.track_write(rt, body, old, self._manager(http), subresource)
-        stored = self._registry.update(rt, body, subresource=subresource, dry_run=self._dry_run(http))
+        server_side_apply.track_write(rt, body, old, options.manager(http), subresource)
+        stored = self._registry.update(rt, body, subresource=subresource, dry_run=options.dry_run(http))
         return self._one(http, rt, stored)
 
     async def _patch(self, http: web.Request, rt: ResourceType, request: Request, subresource: str) -> web.Response:
@@ -401,7 +386,7 @@ class ApiServer:
             cause = causes.forbidden("force", "may not be specified for non-apply patch")
             raise errors.invalid("meta.k8s.io", "PatchOptions", "", [cause])
         raw = await http.read()
-        dry_run = self._dry_run(http)
+        dry_run = options.dry_run(http)
         if kind == "apply":
             return self._apply(http, rt, request, subresource, raw, dry_run)
         old = self._store.get(rt, request.namespace, request.name)
@@ -409,7 +394,7 @@ class ApiServer:
         _check_names(request, new["metadata"])
         if rt.namespaced:
             new["metadata"]["namespace"] = request.namespace
-        server_side_apply.track_write(rt, new, old, self._manager(http), subresource)
+        server_side_apply.track_write(rt, new, old, options.manager(http), subresource)
         stored = self._registry.update(rt, new, subresource=subresource, dry_run=dry_run)
         return self._one(http, rt, stored)
 
@@ -497,20 +482,13 @@ class ApiServer:
         shapes.check(rt, config)
         return config
 
-    def _manager(self, http: web.Request) -> str:
-        stated = http.query.get("fieldManager")
-        if stated and len(stated) > LONGEST_MANAGER:
-            cause = causes.too_long("fieldManager", LONGEST_MANAGER)
-            raise errors.invalid("meta.k8s.io", _options_of(http), "", [cause])
-        return stated or http.headers.get("User-Agent", "unknown").split("/", 1)[0][:128]
-
     async def _delete(self, http: web.Request, rt: ResourceType, request: Request) -> web.Response:
-        options = self._delete_options(http, await self._body(http))
-        self._warn_of_orphans(rt, options)
+        asked = options.deletion(http, await self._body(http))
+        self._warn_of_orphans(rt, asked)
         if rt.key == catalogue.NAMESPACES.key and request.name in UNDYING:
             raise errors.forbidden("", "namespaces", request.name, "this namespace may not be deleted")
         last, done = self._registry.delete(
-            rt, request.namespace, request.name, options, dry_run=self._dry_run(http, options)
+            rt, request.namespace, request.name, asked, dry_run=options.dry_run(http, asked)
         )
         if done and rt.key not in RETURNED_WHEN_DELETED:
             details = {"name": name_of(last), "kind": rt.plural, "uid": last["metadata"]["uid"]}
@@ -520,38 +498,17 @@ class ApiServer:
             return web.json_response(body)
         return self._one(http, rt, last)
 
-    def _delete_options(self, http: web.Request, body: Obj) -> Obj:
-        options = dict(body)
-        if (grace := http.query.get("gracePeriodSeconds")) is not None:
-            try:
-                options["gracePeriodSeconds"] = int(grace)
-            except ValueError as broken:
-                raise errors.bad_request(f"invalid gracePeriodSeconds: {broken}") from broken
-        if "propagationPolicy" in http.query:
-            options["propagationPolicy"] = http.query["propagationPolicy"]
-        if "orphanDependents" in http.query:
-            options["orphanDependents"] = http.query["orphanDependents"] in ("true", "1")
-        policy, found = options.get("propagationPolicy"), []
-        if policy and options.get("orphanDependents") is not None:
-            told = "orphanDependents and deletionPropagation cannot be both set"
-            found.append(causes.invalid("propagationPolicy", policy, told))
-        if policy and policy not in POLICIES:
-            found.append(causes.not_supported("propagationPolicy", policy, (*POLICIES, "nil")))
-        if found:
-            raise errors.invalid("meta.k8s.io", "DeleteOptions", "", found)
-        return options
-
-    def _warn_of_orphans(self, rt: ResourceType, options: Obj) -> None:
-        if rt.key in kinds.ORPHANING and not options.get("propagationPolicy") and "orphanDependents" not in options:
+    def _warn_of_orphans(self, rt: ResourceType, asked: Obj) -> None:
+        if rt.key in kinds.ORPHANING and not asked.get("propagationPolicy") and "orphanDependents" not in asked:
             _warnings.get().append(PODS_STAY)
 
     async def _delete_all(self, http: web.Request, rt: ResourceType, request: Request) -> web.Response:
-        options = self._delete_options(http, await self._body(http))
-        self._warn_of_orphans(rt, options)
+        asked = options.deletion(http, await self._body(http))
+        self._warn_of_orphans(rt, asked)
         chosen = self._select(http, rt, request)
         for obj in chosen:
             self._registry.delete(
-                rt, obj["metadata"].get("namespace") or "", name_of(obj), options, dry_run=self._dry_run(http, options)
+                rt, obj["metadata"].get("namespace") or "", name_of(obj), asked, dry_run=options.dry_run(http, asked)
             )
         return self._items(http, rt, chosen, self._store.revision, None, 0)
 
@@ -572,7 +529,7 @@ class ApiServer:
             return await self._scale(http, rt, rt.scale, request)
         if rt.key == catalogue.PODS.key and sub == "eviction" and request.verb == "create":
             body = await self._body(http)
-            self._registry.evict(request.namespace, request.name, body, dry_run=self._dry_run(http))
+            self._registry.evict(request.namespace, request.name, body, dry_run=options.dry_run(http))
             done = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}
             return web.json_response(done, status=201)
         if rt.key == catalogue.PODS.key and sub == "log" and request.verb == "get":
@@ -600,8 +557,8 @@ class ApiServer:
             del shown["metadata"]["resourceVersion"]  # a patch states a version only where it means one
             wanted = self._patched(rt, shown, patch, kind, request)
         new = scale.scaled_to(paths, old, wanted)
-        server_side_apply.track_write(rt, new, old, self._manager(http), "scale")
-        stored = self._registry.update(rt, new, dry_run=self._dry_run(http))
+        server_side_apply.track_write(rt, new, old, options.manager(http), "scale")
+        stored = self._registry.update(rt, new, dry_run=options.dry_run(http))
         return web.json_response(scale.scale_of(paths, stored))
 
     async def _bind(self, http: web.Request, request: Request) -> web.Response:
@@ -714,7 +671,7 @@ class ApiServer:
         return objects if predicate is None else [obj for obj in objects if predicate(obj)]
 
     def _list(self, http: web.Request, rt: ResourceType, request: Request) -> web.Response:
-        _check_list_options(http)
+        options.check_list(http)
         try:
             limit = int(http.query.get("limit") or 0)
         except ValueError as broken:
@@ -773,7 +730,7 @@ class ApiServer:
     async def _watch(self, http: web.Request, rt: ResourceType, request: Request, call: Call) -> web.StreamResponse:
         namespace = request.namespace if rt.namespaced and request.namespace else None
         predicate = self._predicate(http, rt)
-        _check_list_options(http)
+        options.check_list(http)
         if request.name:
             name, inner = request.name, predicate
             predicate = lambda obj: name_of(obj) == name and (inner is None or inner(obj))  # noqa: E731 (a closure)
@@ -948,60 +905,6 @@ def _check_names(request: Request, metadata: Obj) -> None:
         if stated != on_url and (field == "name" or (stated and on_url)):
             told = f"the {field} of the object ({stated}) does not match the {field} on the URL ({on_url})"
             raise errors.bad_request(told)
-
-
-def _form(http: web.Request, request: Request) -> str:
-    """Return the media type to answer in.
-
-    Raises:
-        ApiError: 406 when the client accepts nothing that can be written.
-    """
-    accepted = [clause.partition(";")[0].strip() for clause in http.headers.get("Accept", "*/*").split(",")]
-    for media in accepted:
-        if media in ANSWERS:
-            return ANSWERS[media]
-    if request.subresource in OTHER_ANSWERS:
-        return ""
-    raise ApiError(406, "NotAcceptable", f"only the following media types are accepted: {JSON}, {YAML}")
-
-
-def _check_list_options(http: web.Request) -> None:
-    """Refuse parameters of a list or watch that do not go together.
-
-    Raises:
-        ApiError: 422 for such parameters, 400 for a version beside a continue token.
-    """
-    match, version = http.query.get("resourceVersionMatch") or "", http.query.get("resourceVersion") or ""
-    following, is_watch = http.query.get("continue"), http.query.get("watch") in ("true", "1")
-    initial, field, found = http.query.get("sendInitialEvents"), "resourceVersionMatch", []
-    if initial is not None and not is_watch:
-        found.append(causes.forbidden("sendInitialEvents", "sendInitialEvents is forbidden for list"))
-    if initial is not None and match != "NotOlderThan":
-        told = "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"
-        found.append(causes.forbidden(field, told))
-    elif match and initial is None:
-        if is_watch:
-            found.append(causes.forbidden(field, "resourceVersionMatch is forbidden for watch"))
-        if not version:
-            told = "resourceVersionMatch is forbidden unless resourceVersion is provided"
-            found.append(causes.forbidden(field, told))
-        if following:
-            found.append(causes.forbidden(field, "resourceVersionMatch is forbidden when continue is provided"))
-        if match not in ("Exact", "NotOlderThan"):
-            found.append(causes.not_supported(field, match, ("Exact", "NotOlderThan", "")))
-        if match == "Exact" and version == "0":
-            told = 'resourceVersionMatch "exact" is forbidden for resourceVersion "0"'
-            found.append(causes.forbidden(field, told))
-    if found:
-        raise errors.invalid("meta.k8s.io", "ListOptions", "", found)
-    if following and version not in ("", "0"):
-        raise errors.bad_request("specifying resource version is not allowed when using continue")
-
-
-def _options_of(http: web.Request) -> str:
-    """Return the kind of the options that a request's parameters are."""
-    kinds_of_method = {"POST": "CreateOptions", "PUT": "UpdateOptions", "PATCH": "PatchOptions"}
-    return kinds_of_method.get(http.method, "DeleteOptions")
 
 
 def _read_json(raw: bytes) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import functools
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -33,8 +34,52 @@ SHOWN: dict[str, Obj] = {
 }
 
 
+WIDE = frozenset(
+    {
+        "activeDeadlineSeconds",
+        "deletionGracePeriodSeconds",
+        "expirationSeconds",
+        "fsGroup",
+        "generation",
+        "gracePeriodSeconds",
+        "observedGeneration",
+        "revision",
+        "runAsGroup",
+        "runAsUser",
+        "sizeBytes",
+        "supplementalGroups",
+        "terminationGracePeriodSeconds",
+        "tolerationSeconds",
+    }
+)
+"""Fields of 64 bits; all other numbers have 32."""
+INDEX = re.compile(r"\[[0-9]+\]")
+
+
 class Undecodable(Exception):
     """A value does not fit its field; the message says which and why."""
+
+
+@dataclass(frozen=True)
+class _At:
+    """Where a value stands: the Go struct that has the field, and the path to it."""
+
+    struct: str
+    path: str
+
+    def inside(self, step: str) -> _At:
+        """Return where an item of a list or map stands."""
+        return _At(self.struct, self.path + step)
+
+    @property
+    def name(self) -> str:
+        """The name of the field."""
+        return self.path.rpartition(".")[2].partition("[")[0]
+
+    @property
+    def shown(self) -> str:
+        """The field as Go names it, without the places in lists."""
+        return f"Go struct field {self.struct}.{INDEX.sub('', self.path)}"
 
 
 @dataclass(frozen=True)
@@ -100,12 +145,13 @@ def decoded(message: str, obj: Obj, unknown: list[str]) -> Obj:
     Raises:
         Undecodable: a value is of another type than its field.
     """
-    known = table().by_name[message]
     kept: Obj = {key: obj[key] for key in ("apiVersion", "kind") if key in obj}
-    return kept | _members(known, {key: value for key, value in obj.items() if key not in kept}, "", unknown)
+    return kept | _members(message, {key: value for key, value in obj.items() if key not in kept}, "", unknown)
 
 
-def _members(known: dict[str, Field], value: Obj, path: str, unknown: list[str]) -> Obj:
+def _members(message: str, value: Obj, path: str, unknown: list[str]) -> Obj:
+    known = table().by_name[message]
+    struct = message.partition("/")[2]
     found: Obj = {}
     for name, item in value.items():
         at = f"{path}.{name}" if path else name
@@ -115,34 +161,47 @@ def _members(known: dict[str, Field], value: Obj, path: str, unknown: list[str])
             continue
         if item is None:
             continue
-        fitting = _fitting(told.kind, item, at, unknown)
+        fitting = _fitting(told.kind, item, _At(struct, at), unknown)
         if fitting or not told.left_out_when_zero:
             found[name] = fitting
     return found
 
 
-def _fitting(kind: str, value: Any, path: str, unknown: list[str]) -> Any:
+def _fitting(kind: str, value: Any, at: _At, unknown: list[str]) -> Any:
     if value is None:  # of a list or a map: Go puts the zero value of the type there
         return _zero(kind)
     if kind.startswith("[]"):
         if not isinstance(value, list):
-            raise _mismatch(value, path, "[]")
-        return [_fitting(kind[2:], item, f"{path}[{number}]", unknown) for number, item in enumerate(value)]
+            raise _mismatch(value, at, _go_type(kind, at))
+        return [_fitting(kind[2:], item, at.inside(f"[{number}]"), unknown) for number, item in enumerate(value)]
     if kind.startswith("{}"):
         if not isinstance(value, dict):
-            raise _mismatch(value, path, "map[string]")
-        return {key: _fitting(kind[2:], item, f"{path}.{key}", unknown) for key, item in value.items()}
+            raise _mismatch(value, at, _go_type(kind, at))
+        return {key: _fitting(kind[2:], item, at.inside(f".{key}"), unknown) for key, item in value.items()}
     if "/" in kind:
         if not isinstance(value, dict):
-            raise _mismatch(value, path, kind.replace("/", "."))
-        return _members(table().by_name[kind], value, path, unknown)
+            raise _mismatch(value, at, _go_type(kind, at))
+        return _members(kind, value, at.path, unknown)
     if kind == "quantity":
         try:
             return quantities.canonical(value)
         except ValueError as broken:
-            raise Undecodable(f"{path}: {broken}") from broken
-    _check_leaf(kind, value, path)
+            raise Undecodable(str(broken)) from broken
+    _check_leaf(kind, value, at)
     return value
+
+
+def _go_type(kind: str, at: _At) -> str:
+    """Return a type as Go writes it."""
+    if kind.startswith("[]"):
+        return f"[]{_go_type(kind[2:], at)}"
+    if kind.startswith("{}"):
+        return f"map[string]{_go_type(kind[2:], at)}"
+    if "/" in kind:
+        return f"v1.{kind.partition('/')[2]}"
+    if kind == "i":
+        return "int64" if at.name in WIDE else "int32"
+    return TYPES[kind][1] if kind in TYPES else kind
 
 
 def _zero(kind: str) -> Any:
@@ -153,25 +212,28 @@ def _zero(kind: str) -> Any:
     return {"s": "", "y": "", "b": False, "i": 0, "intorstring": 0, "quantity": "0"}.get(kind)
 
 
-def _check_leaf(kind: str, value: Any, path: str) -> None:
-    if kind in TYPES:
-        python, shown = TYPES[kind]
-        if not isinstance(value, python) or (kind == "i" and isinstance(value, bool)):
-            raise _mismatch(value, path, shown)
+def _check_leaf(kind: str, value: Any, at: _At) -> None:
+    if kind in TYPES and (not isinstance(value, TYPES[kind][0]) or (kind == "i" and isinstance(value, bool))):
+        raise _mismatch(value, at, _go_type(kind, at))
+    if kind == "i" and not -(bound := 2**63 if at.name in WIDE else 2**31) <= value < bound:
+        raise Undecodable(f"json: cannot unmarshal number {value} into {at.shown} of type {_go_type(kind, at)}")
+    if kind == "intorstring" and (isinstance(value, bool) or not isinstance(value, int | str)):
+        raise _mismatch(value, at, "IntOrString")
     try:
         if kind == "y":
             base64.b64decode(value, validate=True)
         elif kind in ("time", "microtime"):
             datetime.fromisoformat(value)
-        elif kind == "intorstring" and (isinstance(value, bool) or not isinstance(value, int | str)):
-            raise _mismatch(value, path, "IntOrString")
     except (ValueError, TypeError, binascii.Error) as broken:
-        raise Undecodable(f"{path}: {broken}") from broken
+        raise Undecodable(f"{at.path}: {broken}") from broken
 
 
-def _mismatch(value: Any, path: str, wanted: str) -> Undecodable:
-    names = {str: "string", bool: "bool", int: "number", float: "number", dict: "object", list: "array"}
-    return Undecodable(f"json: cannot unmarshal {names.get(type(value), 'value')} into field {path} of type {wanted}")
+def _mismatch(value: Any, at: _At, wanted: str) -> Undecodable:
+    names = {str: "string", bool: "bool", dict: "object", list: "array"}
+    found = next((name for kind, name in names.items() if isinstance(value, kind)), "number")
+    if isinstance(value, float):
+        found = f"number {value}"
+    return Undecodable(f"json: cannot unmarshal {found} into {at.shown} of type {wanted}")
 
 
 def schemas(message: str) -> dict[str, Obj]:

@@ -238,7 +238,8 @@ def _keep_addresses(new: Obj, old: Obj) -> None:
 
 
 def _admit_namespace(obj: Obj, store: Store) -> None:
-    obj["spec"] = {"finalizers": ["kubernetes"]}
+    stated = (obj.get("spec") or {}).get("finalizers") or []
+    obj["spec"] = {"finalizers": [*stated, *(["kubernetes"] if "kubernetes" not in stated else [])]}
     obj["metadata"].setdefault("labels", {})["kubernetes.io/metadata.name"] = obj["metadata"]["name"]
     obj["status"] = {"phase": "Active"}
 
@@ -270,10 +271,19 @@ def _default_limits(obj: Obj) -> None:
 def _admit_claim(obj: Obj, store: Store) -> None:
     # There is one storage class here, and it binds at once.
     spec = obj.setdefault("spec", {})
-    if not isinstance(spec, dict):
-        raise errors.bad_request("PersistentVolumeClaim: spec is not an object")
     spec.setdefault("volumeName", f"pvc-{obj['metadata']['uid']}")
-    obj["status"] = {"phase": "Bound", "accessModes": spec.get("accessModes") or ["ReadWriteMany"]}
+    obj["status"] = {"phase": "Bound", "accessModes": spec.get("accessModes") or []}
+
+
+def _default_claim(obj: Obj) -> None:
+    obj.setdefault("spec", {}).setdefault("volumeMode", "Filesystem")
+
+
+def _default_binding(obj: Obj) -> None:
+    obj.setdefault("roleRef", {}).setdefault("apiGroup", catalogue.RBAC)
+    for subject in obj.get("subjects") or ():
+        if subject.get("kind") in ("User", "Group"):
+            subject.setdefault("apiGroup", catalogue.RBAC)
 
 
 def _default_priority(obj: Obj) -> None:
@@ -306,6 +316,9 @@ DEFAULTS: dict[TypeKey, Default] = {
     catalogue.SECRETS.key: _default_secret,
     catalogue.PRIORITY_CLASSES.key: _default_priority,
     catalogue.LIMIT_RANGES.key: _default_limits,
+    catalogue.VOLUME_CLAIMS.key: _default_claim,
+    catalogue.ROLE_BINDINGS.key: _default_binding,
+    catalogue.CLUSTER_ROLE_BINDINGS.key: _default_binding,
 }
 """What every write of a kind is filled up with."""
 ADMISSION: dict[TypeKey, Admission] = {

@@ -7,7 +7,7 @@ directly, so the rules of deletion hold for them too.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -17,6 +17,7 @@ from evenkeel_local.gpu_cluster.errors import ApiError, Obj
 from evenkeel_local.gpu_cluster.selectors import matches_selector
 from evenkeel_local.gpu_cluster.store import Change, ResourceType, Store, clone, name_of, namespace_of
 from evenkeel_local.gpu_cluster.validation import metadata as metadata_rules
+from evenkeel_local.gpu_cluster.validation.causes import Cause
 
 FOREGROUND = "foregroundDeletion"
 ORPHAN = "orphan"
@@ -183,8 +184,11 @@ class Registry:
         check = validation.CHECKS.get(rt.key)
         if check is not None and (is_new or rt.key not in validation.JUDGED_ONCE):
             causes.extend(check(obj))
-        if causes:
-            raise errors.invalid(rt.group, rt.kind, name_of(obj), causes)
+        self._refuse(rt, obj, causes)
+
+    def _refuse(self, rt: ResourceType, obj: Obj, causes: Iterable[Cause]) -> None:
+        if found := list(causes):
+            raise errors.invalid(rt.group, rt.kind, name_of(obj), found)
 
     # Update
 
@@ -205,9 +209,7 @@ class Registry:
         """
         old = self.store.get(rt, namespace_of(obj), name_of(obj))
         self._check_version(rt, obj, old)
-        causes = list(metadata_rules.check_metadata_update(obj["metadata"], old["metadata"]))
-        if causes:
-            raise errors.invalid(rt.group, rt.kind, name_of(obj), causes)
+        self._refuse(rt, obj, metadata_rules.check_metadata_update(obj["metadata"], old["metadata"]))
         new: Obj = clone(obj) if rt.custom else shapes.without_nulls(obj)
         shapes.check(rt, new)
         new["apiVersion"], new["kind"] = old["apiVersion"], old["kind"]
@@ -238,6 +240,8 @@ class Registry:
                 new.pop("status", None)
         if subresource == "":
             self._settle(rt, new, old)
+        elif subresource == "status" and (check := validation.STATUS_CHECKS.get(rt.key)) is not None:
+            self._refuse(rt, new, check(new))
         if dry_run:
             return new
         return self._write(rt, new, old)
@@ -256,9 +260,7 @@ class Registry:
             keep(new, old)
         self._validate(rt, new)
         check = validation.UPDATE_CHECKS.get(rt.key)
-        causes = list(check(new, old)) if check is not None else []
-        if causes:
-            raise errors.invalid(rt.group, rt.kind, name_of(new), causes)
+        self._refuse(rt, new, check(new, old) if check is not None else ())
         self._raise_generation(rt, new, old)
         before = old["metadata"]
         if rt.key == catalogue.DEPLOYMENTS.key and new["metadata"].get("annotations") != before.get("annotations"):

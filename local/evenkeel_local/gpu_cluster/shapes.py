@@ -149,9 +149,7 @@ REPLICA_SPEC = {
     "selector": SELECTOR,
     "template": _object(metadata=METADATA, spec=POD_SPEC),
 }
-RULES = _list(
-    _object(("verbs",), verbs=TEXTS, apiGroups=TEXTS, resources=TEXTS, resourceNames=TEXTS, nonResourceURLs=TEXTS)
-)
+RULES = _list(_object(verbs=TEXTS, apiGroups=TEXTS, resources=TEXTS, resourceNames=TEXTS, nonResourceURLs=TEXTS))
 ROLE = _object(rules=RULES, aggregationRule=_object(clusterRoleSelectors=_list(SELECTOR)))
 BINDING = _object(
     roleRef=_object(apiGroup=TEXT, kind=TEXT, name=TEXT),
@@ -227,6 +225,7 @@ SHAPES: dict[TypeKey, Obj] = {
             ports=_list(_object(port=NUMBER, name=TEXT, protocol=TEXT, targetPort=EITHER)),
         )
     ),
+    catalogue.VOLUME_CLAIMS.key: _object(spec=ANY_OBJECT),
     catalogue.NAMESPACES.key: _object(spec=_object(finalizers=TEXTS), status=_object(phase=TEXT)),
     catalogue.CONFIG_MAPS.key: _object(data=TEXT_MAP, binaryData=TEXT_MAP, immutable=FLAG),
     catalogue.SECRETS.key: _object(data=TEXT_MAP, stringData=TEXT_MAP, type=TEXT, immutable=FLAG),

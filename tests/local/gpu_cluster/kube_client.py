@@ -158,6 +158,12 @@ def a_pod(name: str, *command: str, gpus: int = 0, **spec: Any) -> Json:
     }
 
 
+def a_claim(name: str) -> Json:
+    """Return a claim of a shared file system."""
+    spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1200Gi"}}}
+    return {"metadata": {"name": name}, "spec": spec}
+
+
 def a_job(name: str, *command: str, completions: int = 1, gpus: int = 0, spec: Json | None = None, **pod: Any) -> Json:
     """Return an Indexed Job as Evenkeel makes them: no retries, replaced only when failed."""
     template = a_pod(name, *command, gpus=gpus, **pod)

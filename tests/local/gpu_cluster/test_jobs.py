@@ -16,6 +16,7 @@ from tests.local.gpu_cluster.kube_client import (
     STRATEGIC,
     Json,
     KubeClient,
+    a_claim,
     a_job,
     a_pod,
     condition,
@@ -477,7 +478,7 @@ def test_a_claims_folder_is_shared_and_reached_by_its_mount_path(kube: KubeClien
     write += "(p / 'a').write_text(open(sys.argv[1]).read())"
     kube.create(PODS, with_volume("writer", write, "/etc/settings/level"))
     waiting = kube.until(f"{PODS}/writer", lambda pod: condition(pod, "PodScheduled") == "False", "it to wait")
-    kube.create("/api/v1/namespaces/default/persistentvolumeclaims", {"metadata": {"name": "fsx"}, "spec": {}})
+    kube.create("/api/v1/namespaces/default/persistentvolumeclaims", a_claim("fsx"))
     assert phase(until_over(kube, "writer")) == "Succeeded"
     kube.create(PODS, with_volume("reader", "import sys; print(open(sys.argv[1][6:]).read())", "--dir=/fsx/run/a"))
 

@@ -18,6 +18,7 @@ from tests.local.gpu_cluster.kube_client import (
     Json,
     KubeClient,
     Refused,
+    a_claim,
     a_job,
     a_pod,
     eventually,
@@ -730,3 +731,77 @@ def test_an_answer_is_written_as_the_client_accepts_it(api: KubeClient, space: s
 
 def test_collections_of_namespaces_are_not_deleted(api: KubeClient) -> None:
     assert api.status_of("DELETE", "/api/v1/namespaces?labelSelector=nobody=x").code == 405
+
+
+# Values of another type
+
+TYPE_RULES: list[tuple[str, Any, str]] = [
+    ("spec.parallelism", "two", "cannot unmarshal string into Go struct field JobSpec.spec.parallelism of type int32"),
+    ("spec.parallelism", 2**31, "into Go struct field JobSpec.spec.parallelism of type int32"),
+    ("spec.activeDeadlineSeconds", 2**63, "into Go struct field JobSpec.spec.activeDeadlineSeconds of type int64"),
+    (
+        "spec.template.spec.containers.0.env",
+        [{"name": "A", "value": 1}],
+        "cannot unmarshal number into Go struct field EnvVar.spec.template.spec.containers.env.value of type string",
+    ),
+    (
+        "spec.template.spec.containers.0.resources",
+        {"limits": {"cpu": "a lot"}},
+        "quantities must match the regular expression",
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "told"), TYPE_RULES)
+def test_a_value_of_another_type_is_told(api: KubeClient, space: str, path: str, value: Any, told: str) -> None:
+    body = put_at(a_job("one", "true", spec={"suspend": True}), path, value)
+
+    refused = api.status_of("POST", jobs_of(space), body)
+
+    assert (refused.code, refused.reason) == (400, "BadRequest")
+    assert str(refused.status["message"]).startswith('Job in version "v1" cannot be handled as a Job: ')
+    assert told in str(refused.status["message"])
+
+
+# Status, claims and roles
+
+
+def test_the_status_of_a_node_is_validated(api: KubeClient, node: str) -> None:
+    refused = api.status_of("PATCH", f"{node}/status", {"status": {"capacity": {"cpu": "-1"}}}, MERGE)
+
+    assert causes_of(refused) == {(INVALID, "status.capacity.cpu")}
+
+
+def test_the_status_of_a_budget_is_validated(api: KubeClient, space: str) -> None:
+    api.create(budgets_of(space), {"metadata": {"name": "one"}, "spec": {"minAvailable": 1}})
+
+    refused = api.status_of("PATCH", f"{budgets_of(space)}/one/status", {"status": {"disruptionsAllowed": -1}}, MERGE)
+
+    assert causes_of(refused) == {(INVALID, "status.disruptionsAllowed")}
+
+
+def test_a_claim_states_its_size_and_modes(api: KubeClient, space: str) -> None:
+    path = f"{space}/persistentvolumeclaims"
+
+    refused = api.status_of("POST", path, {"metadata": {"name": "one"}, "spec": {}})
+    created = api.create(path, a_claim("one"))
+    fixed = api.status_of("PATCH", f"{path}/one", {"spec": {"accessModes": ["ReadWriteOnce"]}}, MERGE)
+
+    assert causes_of(refused) == {(REQUIRED, "spec.accessModes"), (REQUIRED, "spec.resources[storage]")}
+    assert created["spec"]["volumeMode"] == "Filesystem"
+    assert causes_of(fixed) == {(FORBIDDEN, "spec")}
+
+
+@pytest.mark.parametrize(
+    ("rule", "cause"),
+    [
+        ({"apiGroups": [""], "resources": ["pods"]}, (REQUIRED, "rules[0].verbs")),
+        ({"verbs": ["get"], "resources": ["pods"]}, (REQUIRED, "rules[0].apiGroups")),
+        ({"verbs": ["get"], "apiGroups": [""]}, (REQUIRED, "rules[0].resources")),
+        ({"verbs": ["get"], "nonResourceURLs": ["/metrics"]}, (INVALID, "rules[0].nonResourceURLs")),
+    ],
+)
+def test_an_invalid_role_is_refused(api: KubeClient, space: str, rule: Json, cause: tuple[str, str]) -> None:
+    path = space.replace("/api/v1", "/apis/rbac.authorization.k8s.io/v1") + "/roles"
+
+    assert cause in causes_of(api.status_of("POST", path, {"metadata": {"name": "one"}, "rules": [rule]}))

@@ -29,11 +29,19 @@ CHECKS: dict[TypeKey, Check] = {
     catalogue.RESOURCE_QUOTAS.key: other_kinds.check_quota,
     catalogue.LIMIT_RANGES.key: other_kinds.check_limits,
     catalogue.BUDGETS.key: budgets.check_budget,
+    catalogue.VOLUME_CLAIMS.key: other_kinds.check_claim,
+    catalogue.ROLES.key: other_kinds.check_role,
+    catalogue.CLUSTER_ROLES.key: other_kinds.check_role,
     catalogue.ROLE_BINDINGS.key: other_kinds.check_binding,
     catalogue.CLUSTER_ROLE_BINDINGS.key: other_kinds.check_binding,
     catalogue.DEFINITIONS.key: other_kinds.check_definition,
 }
 """What is wrong with an object as a whole, when it is made and after every change."""
+STATUS_CHECKS: dict[TypeKey, Check] = {
+    catalogue.NODES.key: other_kinds.check_node,
+    catalogue.BUDGETS.key: other_kinds.check_budget_status,
+}
+"""What is wrong with an object after a change of its status."""
 JUDGED_ONCE = frozenset({catalogue.PODS.key})
 """Kinds whose objects are judged as a whole only when they are made."""
 UPDATE_CHECKS: dict[TypeKey, UpdateCheck] = {
@@ -44,6 +52,7 @@ UPDATE_CHECKS: dict[TypeKey, UpdateCheck] = {
     catalogue.CONFIG_MAPS.key: configs.check_config_map_update,
     catalogue.SECRETS.key: configs.check_secret_update,
     catalogue.NODES.key: other_kinds.check_node_update,
+    catalogue.VOLUME_CLAIMS.key: other_kinds.check_claim_update,
     catalogue.PRIORITY_CLASSES.key: other_kinds.check_priority_update,
     catalogue.ROLE_BINDINGS.key: other_kinds.check_binding_update,
     catalogue.CLUSTER_ROLE_BINDINGS.key: other_kinds.check_binding_update,

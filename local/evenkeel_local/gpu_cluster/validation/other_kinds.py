@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from evenkeel_local.gpu_cluster.errors import Obj
-from evenkeel_local.gpu_cluster.store import name_of
+from evenkeel_local.gpu_cluster.store import clone, name_of
 from evenkeel_local.gpu_cluster.validation import names
 from evenkeel_local.gpu_cluster.validation.causes import (
     Cause,
+    at_least_zero,
     duplicate,
     forbidden,
     immutable,
@@ -25,6 +26,7 @@ from evenkeel_local.gpu_cluster.validation.pods import check_taints
 
 HIGHEST_PRIORITY = 1_000_000_000
 RESERVED = "system-"
+ACCESS_MODES = ("ReadOnlyMany", "ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod")
 LIMIT_TYPES = ("Container", "PersistentVolumeClaim", "Pod")
 SERVICE_TYPES = ("ClusterIP", "ExternalName", "LoadBalancer", "NodePort")
 
@@ -146,3 +148,59 @@ def check_definition(obj: Obj) -> Iterator[Cause]:
     for number, version in enumerate(spec.get("versions") or ()):
         if not (version.get("schema") or {}).get("openAPIV3Schema"):
             yield required(f"spec.versions[{number}].schema.openAPIV3Schema", "schemas are required")
+
+
+def check_role(obj: Obj) -> Iterator[Cause]:
+    """Yield what is wrong with a role."""
+    for number, rule in enumerate(obj.get("rules") or ()):
+        at = f"rules[{number}]"
+        if not rule.get("verbs"):
+            yield required(f"{at}.verbs", "verbs must contain at least one value")
+        if rule.get("nonResourceURLs"):
+            if obj["metadata"].get("namespace"):
+                told = "namespaced rules cannot apply to non-resource URLs"
+                yield invalid(f"{at}.nonResourceURLs", rule["nonResourceURLs"], told)
+            if any(rule.get(part) for part in ("apiGroups", "resources", "resourceNames")):
+                told = "rules cannot apply to both regular resources and non-resource URLs"
+                yield invalid(f"{at}.nonResourceURLs", rule["nonResourceURLs"], told)
+            continue
+        if not rule.get("apiGroups"):
+            yield required(f"{at}.apiGroups", "resource rules must supply at least one api group")
+        if not rule.get("resources"):
+            yield required(f"{at}.resources", "resource rules must supply at least one resource")
+
+
+def check_claim(obj: Obj) -> Iterator[Cause]:
+    """Yield what is wrong with a volume claim."""
+    spec = obj.get("spec") or {}
+    if not spec.get("accessModes"):
+        yield required("spec.accessModes", "at least 1 access mode is required")
+    for mode in spec.get("accessModes") or ():
+        yield from one_of("spec.accessModes", mode, ACCESS_MODES)
+    amount = ((spec.get("resources") or {}).get("requests") or {}).get("storage")
+    if amount is None:
+        yield required("spec.resources[storage]")
+    else:
+        yield from check_amount("storage", amount, "spec.resources[storage]")
+
+
+def check_claim_update(obj: Obj, old: Obj) -> Iterator[Cause]:
+    """Yield what a change of a volume claim may not do: it may only grow."""
+    new_spec, old_spec = clone(obj["spec"]), clone(old["spec"])
+    for spec in (new_spec, old_spec):
+        (spec.get("resources") or {}).pop("requests", None)
+        spec.pop("volumeAttributesClassName", None)
+    if new_spec != old_spec:
+        told = (
+            "spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims"
+        )
+        yield forbidden("spec", told)
+
+
+# Status
+
+
+def check_budget_status(obj: Obj) -> Iterator[Cause]:
+    """Yield what is wrong with the status of a budget."""
+    for field in ("disruptionsAllowed", "currentHealthy", "desiredHealthy", "expectedPods"):
+        yield from at_least_zero(f"status.{field}", (obj.get("status") or {}).get(field))

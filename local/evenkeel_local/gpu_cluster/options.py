@@ -1,0 +1,141 @@
+"""The parameters of a request: what they must be, and what goes together.
+
+Source: `k8s.io/apimachinery/pkg/apis/meta/v1/validation` and `pkg/apis/meta/internalversion/validation`.
+"""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from evenkeel_local.gpu_cluster import errors
+from evenkeel_local.gpu_cluster.errors import ApiError, Obj
+from evenkeel_local.gpu_cluster.validation import causes
+
+GROUP = "meta.k8s.io"
+POLICIES = ("Foreground", "Background", "Orphan")
+DIRECTIVES = ("Ignore", "Warn", "Strict")
+LONGEST_MANAGER = 128
+JSON, YAML = "application/json", "application/yaml"
+ANSWERS = {JSON: JSON, "application/*": JSON, "*/*": JSON, YAML: YAML}
+"""What an answer can be written as, by what a client accepts."""
+OTHER_ANSWERS = frozenset({"log", "exec", "attach", "portforward"})
+
+
+def kind_of(http: web.Request) -> str:
+    """Return the kind of the options that a request's parameters are."""
+    kinds = {"POST": "CreateOptions", "PUT": "UpdateOptions", "PATCH": "PatchOptions"}
+    return kinds.get(http.method, "DeleteOptions")
+
+
+def dry_run(http: web.Request, body: Obj | None = None) -> bool:
+    """Return whether a request is only tried out.
+
+    Raises:
+        ApiError: 422 for another value than `All`.
+    """
+    stated = http.query.getall("dryRun", []) or (body or {}).get("dryRun") or []
+    if any(value != "All" for value in stated):
+        cause = causes.not_supported("dryRun", stated, ("All",))
+        raise errors.invalid(GROUP, kind_of(http), "", [cause])
+    return bool(stated)
+
+
+def manager(http: web.Request) -> str:
+    """Return the name under which a writer owns fields.
+
+    Raises:
+        ApiError: 422 for a name that is too long.
+    """
+    stated = http.query.get("fieldManager")
+    if stated and len(stated) > LONGEST_MANAGER:
+        cause = causes.too_long("fieldManager", LONGEST_MANAGER)
+        raise errors.invalid(GROUP, kind_of(http), "", [cause])
+    return stated or http.headers.get("User-Agent", "unknown").split("/", 1)[0][:128]
+
+
+def directive(http: web.Request) -> str:
+    """Return what is to be done about unknown fields.
+
+    Raises:
+        ApiError: 422 for another value than the three that there are.
+    """
+    stated = http.query.get("fieldValidation") or "Warn"
+    if stated not in DIRECTIVES:
+        cause = causes.not_supported("fieldValidation", stated, ("", *sorted(DIRECTIVES)))
+        raise errors.invalid(GROUP, kind_of(http), "", [cause])
+    return stated
+
+
+def deletion(http: web.Request, body: Obj) -> Obj:
+    """Return the options of a deletion, of its parameters and its body.
+
+    Raises:
+        ApiError: 422 for options that do not fit, 400 for a time that is no number.
+    """
+    options = dict(body)
+    if (grace := http.query.get("gracePeriodSeconds")) is not None:
+        try:
+            options["gracePeriodSeconds"] = int(grace)
+        except ValueError as broken:
+            raise errors.bad_request(f"invalid gracePeriodSeconds: {broken}") from broken
+    if "propagationPolicy" in http.query:
+        options["propagationPolicy"] = http.query["propagationPolicy"]
+    if "orphanDependents" in http.query:
+        options["orphanDependents"] = http.query["orphanDependents"] in ("true", "1")
+    policy, found = options.get("propagationPolicy"), []
+    if policy and options.get("orphanDependents") is not None:
+        told = "orphanDependents and deletionPropagation cannot be both set"
+        found.append(causes.invalid("propagationPolicy", policy, told))
+    if policy and policy not in POLICIES:
+        found.append(causes.not_supported("propagationPolicy", policy, (*POLICIES, "nil")))
+    if found:
+        raise errors.invalid(GROUP, "DeleteOptions", "", found)
+    return options
+
+
+def check_list(http: web.Request) -> None:
+    """Refuse parameters of a list or watch that do not go together.
+
+    Raises:
+        ApiError: 422 for such parameters, 400 for a version beside a continue token.
+    """
+    match, version = http.query.get("resourceVersionMatch") or "", http.query.get("resourceVersion") or ""
+    following, is_watch = http.query.get("continue"), http.query.get("watch") in ("true", "1")
+    initial, field, found = http.query.get("sendInitialEvents"), "resourceVersionMatch", []
+    if initial is not None and not is_watch:
+        found.append(causes.forbidden("sendInitialEvents", "sendInitialEvents is forbidden for list"))
+    if initial is not None and match != "NotOlderThan":
+        told = "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"
+        found.append(causes.forbidden(field, told))
+    elif match and initial is None:
+        if is_watch:
+            found.append(causes.forbidden(field, "resourceVersionMatch is forbidden for watch"))
+        if not version:
+            told = "resourceVersionMatch is forbidden unless resourceVersion is provided"
+            found.append(causes.forbidden(field, told))
+        if following:
+            found.append(causes.forbidden(field, "resourceVersionMatch is forbidden when continue is provided"))
+        if match not in ("Exact", "NotOlderThan"):
+            found.append(causes.not_supported(field, match, ("Exact", "NotOlderThan", "")))
+        if match == "Exact" and version == "0":
+            told = 'resourceVersionMatch "exact" is forbidden for resourceVersion "0"'
+            found.append(causes.forbidden(field, told))
+    if found:
+        raise errors.invalid(GROUP, "ListOptions", "", found)
+    if following and version not in ("", "0"):
+        raise errors.bad_request("specifying resource version is not allowed when using continue")
+
+
+def form(http: web.Request, subresource: str) -> str:
+    """Return the media type to answer in.
+
+    Raises:
+        ApiError: 406 when the client accepts nothing that can be written.
+    """
+    accepted = [clause.partition(";")[0].strip() for clause in http.headers.get("Accept", "*/*").split(",")]
+    for media in accepted:
+        if media in ANSWERS:
+            return ANSWERS[media]
+    if subresource in OTHER_ANSWERS:
+        return ""
+    raise ApiError(406, "NotAcceptable", f"only the following media types are accepted: {JSON}, {YAML}")
