@@ -8,4 +8,4 @@ from evenkeel.services import stop_attempt
 def handler(event: entry.Json, _context: entry.Context) -> entry.Json:
     request = stop_attempt.Request.model_validate(event)
     world = wiring.world()
-    return stop_attempt.run(request, world.ledger, world.cluster, now=world.clock.now()).to_json()
+    return stop_attempt.run(request, world.ledger, world.cluster, world.telemetry, now=world.clock.now()).to_json()

@@ -377,7 +377,31 @@ class EvictResult(StrEnum):
     """It ends within its own grace; another one of its name may follow."""
     GONE = "GONE"
     NOT_NOW = "NOT_NOW"
-    """Its disruption budget allows none now, or the server asks for a slower pace."""
+    """Disruption budgets allow none now, the server cannot do it now, or the pod's namespace is being deleted."""
+    REFUSED = "REFUSED"
+    """Access control or an admission webhook refuses it. Asking again helps once somebody changes that."""
+    NO_ANSWER = "NO_ANSWER"
+    """Whether it took effect is unknown; asking again is harmless."""
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """The answer to one eviction. No answer is an error: a drain goes on with its other pods."""
+
+    result: EvictResult
+    why: str = ""
+    """What the server said; empty for EVICTED and GONE."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogTail:
+    """The end of the log of one pod, or why it could not be read."""
+
+    pod_name: str
+    node_name: str
+    text: str = ""
+    why: str = ""
+    """Empty where it was read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -512,7 +536,7 @@ class Cluster(RentedCapacity, Protocol):
     def launch(self, spec: LaunchSpec) -> tuple[LaunchResult, str]:
         """Create the headless Service and the Indexed Job of an attempt; return what happened and the Job's UID.
 
-        Idempotent: yes, by name; an existing Job with our labels is ALREADY_THERE.
+        Idempotent: yes, by name; an existing Job that carries the attempt's decision is ALREADY_THERE.
 
         Raises:
             Refused: a Job of that name is not ours, the API server rejects the manifest, or somebody else suspends what
@@ -520,20 +544,25 @@ class Cluster(RentedCapacity, Protocol):
         """
         ...
 
-    def workload(self, cluster: str, namespace: str, job_id: str, attempt: int) -> WorkloadSeen:
-        """Read an attempt's Job and pods."""
+    def workload(self, attempt: Attempt) -> WorkloadSeen:
+        """Read an attempt's own Job and pods: in its namespace, with its UID (`Attempt.owns`)."""
         ...
 
     def workloads(self, cluster: str) -> tuple[WorkloadSeen, ...]:
-        """List every attempt's Job and pods that carry our labels, over all namespaces (two list calls)."""
+        """List every Job with its pods that carries our labels, over all namespaces (two list calls).
+
+        Labels prove nothing: `Attempt.own` picks an attempt's.
+        """
         ...
 
     def accelerators_in_use(self, cluster: str) -> Mapping[str, int]:
         """Return accelerators requested by live pods per node name, foreign pods included."""
         ...
 
-    def foreign_pods(self, cluster: str, on: str | None = None) -> tuple[ForeignPod, ...]:
-        """List the live pods that are not ours, over all namespaces; without those of a DaemonSet and static ones.
+    def pods(self, cluster: str, on: str | None = None) -> tuple[ForeignPod, ...]:
+        """List the live pods of all namespaces, without those of a DaemonSet and static ones.
+
+        Which of them are not Evenkeel's, `services/unmanaged.py` tells.
 
         Args:
             cluster: Kubernetes cluster.
@@ -545,37 +574,39 @@ class Cluster(RentedCapacity, Protocol):
         """Return the namespaces in which Kueue admits jobs, each with what says so; none where there is no Kueue."""
         ...
 
-    def evict(self, cluster: str, pod: ForeignPod) -> EvictResult:
-        """Ask for the eviction of this very pod, within its disruption budget. Idempotent: yes, by its uid."""
+    def evict(self, cluster: str, pod: ForeignPod) -> Eviction:
+        """Ask for the eviction of this very pod, within its disruption budget.
+
+        Never raises for what the server answers, or where it does not answer. Idempotent: yes, by its uid.
+        """
         ...
 
-    def stop(
-        self,
-        cluster: str,
-        namespace: str,
-        job_id: str,
-        attempt: int,
-        grace_seconds: int,
-        at_once_on: Container[str] = (),
-    ) -> None:
-        """Delete an attempt's Job and pods, with this grace; without any on the nodes named.
+    def stop(self, attempt: Attempt, grace_seconds: int, at_once_on: Container[str] = ()) -> None:
+        """Delete an attempt's own Job and pods, with this grace; without any on the nodes named.
 
         Idempotent: yes, gone is success.
         """
         ...
 
-    def forget_pods(self, cluster: str, namespace: str, job_id: str, attempt: int, node_names: Iterable[str]) -> None:
-        """Force-delete the attempt's pod objects on lost nodes. Only once the fence is raised or the node is gone.
+    def forget_pods(self, attempt: Attempt, node_names: Iterable[str]) -> None:
+        """Force-delete the attempt's own pods on lost nodes. Only once the fence is raised or the node is gone.
 
         Idempotent: yes.
         """
         ...
 
-    def logs(self, cluster: str, namespace: str, job_id: str, attempt: int, rank: int, tail_lines: int | None) -> str:
-        """Return the last lines of one rank's log; with None its beginning, 64 KiB at most.
+    def logs(self, attempt: Attempt, rank: int, tail_lines: int | None) -> str:
+        """Return the last lines of the log of an attempt's own pod; with None its beginning, 64 KiB at most.
 
         Raises:
             NotFound: no such pod.
+        """
+        ...
+
+    def tails(self, attempt: Attempt, lines: int, most: int, within_seconds: float) -> Mapping[int, LogTail]:
+        """Return the last lines of the attempt's own pods by rank, of `most` pods, those that failed first.
+
+        A log that could not be read within the time says why. Ranks without a pod are missing.
         """
         ...
 

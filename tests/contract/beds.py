@@ -1,7 +1,9 @@
 """Where the contract bodies of Cluster and Provider run: the twins, and the adapters on the local GPU cluster."""
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, Protocol
 
 import boto3
@@ -12,9 +14,9 @@ from evenkeel.adapters.hyperpod import HyperPodProvider
 from evenkeel.adapters.kubernetes import KubernetesApi
 from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT, KubernetesNode, ProviderNode
 from evenkeel.domain.recovery.validation import CheckResult
-from evenkeel.domain.scheduling.foreign import Comeback, ForeignPod
-from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, JobSpec, WorkloadSeen
-from evenkeel.ports import Cluster, LaunchSpec, Provider
+from evenkeel.domain.scheduling.foreign import Comeback, ForeignPod, Owned, PodClaim
+from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, JobSpec, PodPhase, PodSeen, WorkloadSeen
+from evenkeel.ports import Cluster, EvenkeelError, Eviction, EvictResult, LaunchSpec, Provider
 from evenkeel_local.gpu_cluster import ClusterHandle
 from tests.fakes import FakeCluster, FakeProvider, FixedClock, a_node, a_provider_node
 from tests.fakes.cluster import TAINT_TEXT
@@ -65,6 +67,30 @@ class Bed(Protocol):
 
     def holds(self, name: str, node_name: str, *, owner: str = "", allows_eviction: bool = True, **notes: str) -> None:
         """Have a pod that is not ours hold two GPUs of a node; `notes` are labels in snake case."""
+        ...
+
+    def is_running(self, pod: ForeignPod) -> bool:
+        """Whether a pod that is not ours runs: an eviction of one that does not asks no budget."""
+        ...
+
+    def budgets(self, name: str, count: int) -> None:
+        """Have so many disruption budgets cover a pod that is not ours, each allowing one eviction."""
+        ...
+
+    def ends_namespace(self, name: str) -> None:
+        """Have the namespace of a pod that is not ours be deleted, with the pod still in it."""
+        ...
+
+    def forges_job(self, spec: LaunchSpec, namespace: str) -> None:
+        """Have somebody create a Job of an attempt's name, labels and annotations, whose one pod succeeds at once."""
+        ...
+
+    def forges_pod(self, spec: LaunchSpec, node_name: str) -> None:
+        """Have somebody create a bare pod with an attempt's labels and annotations in its namespace."""
+        ...
+
+    def deletes_job(self, spec: LaunchSpec) -> None:
+        """Have somebody delete an attempt's Job with its pods."""
         ...
 
     def says_of(self, spec: LaunchSpec, status: dict[str, Any], **more: Any) -> None:
@@ -146,6 +172,48 @@ class FakeBed:
         )
         if not allows_eviction:
             self.cluster.budgeted.add(name)
+
+    def is_running(self, pod: ForeignPod) -> bool:
+        return pod in self.cluster.foreign
+
+    def budgets(self, name: str, count: int) -> None:
+        if count > 1:
+            self.cluster.evictions[name] = Eviction(EvictResult.NOT_NOW, "500 : more than one PodDisruptionBudget")
+
+    def ends_namespace(self, name: str) -> None:
+        self.cluster.evictions[name] = Eviction(EvictResult.NOT_NOW, "403 Forbidden: being terminated")
+
+    def forges_job(self, spec: LaunchSpec, namespace: str) -> None:
+        attempt = spec.attempt
+        pod = PodSeen(name="forged-0", node_name=a_node(4).name, phase=PodPhase.SUCCEEDED, exit_code=0)
+        seen = WorkloadSeen(
+            job_id=attempt.job_id,
+            attempt=attempt.attempt,
+            namespace=namespace,
+            job_uid="uid-forged",
+            uid="uid-forged",
+            decision_id=attempt.decision_id,
+            has_completed=True,
+            pods=(pod,),
+        )
+        self.cluster.forged.append(seen)
+
+    def forges_pod(self, spec: LaunchSpec, node_name: str) -> None:
+        attempt = spec.attempt
+        claim = PodClaim(
+            kind=Owned.ATTEMPT,
+            name=attempt.workload_name,
+            job_id=attempt.job_id,
+            attempt=attempt.attempt,
+            decision_id=attempt.decision_id,
+        )
+        self.holds(f"{attempt.workload_name}-0", node_name)
+        forged = self.cluster.foreign.pop()
+        self.cluster.foreign.append(forged.but(namespace=attempt.namespace, claim=claim))
+
+    def deletes_job(self, spec: LaunchSpec) -> None:
+        attempt = spec.attempt
+        del self.cluster.jobs[CLUSTER][attempt.namespace, attempt.job_id, attempt.attempt]
 
     def says_of(self, spec: LaunchSpec, status: dict[str, Any], **more: Any) -> None:
         found = self.cluster.launched(spec.attempt.job_id, spec.attempt.attempt)
@@ -244,6 +312,63 @@ class LocalBed:
         # A pod that waits may always be evicted, whatever its budget says.
         path = f"/api/v1/namespaces/default/pods/{name}"
         self.eventually(lambda: (self.admin.get(path) or {})["status"]["phase"] == "Running", "the pod to run")
+
+    def is_running(self, pod: ForeignPod) -> bool:
+        found = self.admin.get(f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}") or {"status": {}}
+        return bool(found["status"].get("phase") == "Running")
+
+    def budgets(self, name: str, count: int) -> None:
+        for number in range(count):
+            budget = {"maxUnavailable": 1, "selector": {"matchLabels": {"name": name}}}
+            metadata = {"name": f"{name}-{number}"}
+            self.admin.create(
+                "/apis/policy/v1/namespaces/default/poddisruptionbudgets",
+                {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": metadata, "spec": budget},
+            )
+
+    def ends_namespace(self, name: str) -> None:
+        space = f"ending-{next(self._numbers)}"
+        self.admin.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": space}})
+        pod = self.admin.get(f"/api/v1/namespaces/default/pods/{name}")
+        assert pod
+        self.admin.delete(f"/api/v1/namespaces/default/pods/{name}", gracePeriodSeconds=0)
+        # A pod that takes its time to end keeps its namespace, which takes nothing new meanwhile.
+        script = "trap '' TERM; echo ready; while :; do sleep 0.1; done"
+        container = {"name": "main", "image": "any", "command": ["sh", "-c", script]}
+        node_name = pod["spec"]["nodeName"]
+        spec = {"nodeName": node_name, "terminationGracePeriodSeconds": 60, "containers": [container]}
+        path = f"/api/v1/namespaces/{space}/pods"
+        self.admin.create(path, {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec})
+        until(lambda: "ready" in _log(self.admin, f"{path}/{name}/log"), "the pod to run")
+        self.admin.delete(f"/api/v1/namespaces/{space}")
+
+    def forges_job(self, spec: LaunchSpec, namespace: str) -> None:
+        job = workloads.job(replace(spec, attempt=spec.attempt.but(namespace=namespace)), FLEET, workloads.NVIDIA)
+        pod = job["spec"]["template"]["spec"]
+        pod["containers"][0] |= {"command": ["sh", "-c", "exit 0"], "resources": {}}
+        self.admin.create(f"/apis/batch/v1/namespaces/{namespace}/jobs", job)
+
+    def forges_pod(self, spec: LaunchSpec, node_name: str) -> None:
+        metadata = {
+            "name": f"{spec.attempt.workload_name}-0",
+            "labels": {**workloads.labels(spec, FLEET), workloads.INDEX_LABEL: "0"},
+            "annotations": {workloads.DECISION_NOTE: spec.attempt.decision_id},
+        }
+        container = {
+            "name": "trainer",
+            "image": "any",
+            "command": ["sh", "-c", "exec sleep 60"],
+            "resources": {"limits": {"nvidia.com/gpu": "2"}},
+        }
+        pod = {"nodeName": node_name, "terminationGracePeriodSeconds": 1, "containers": [container]}
+        self.admin.create(
+            f"/api/v1/namespaces/{NAMESPACE}/pods",
+            {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod},
+        )
+
+    def deletes_job(self, spec: LaunchSpec) -> None:
+        path = f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs/{spec.attempt.workload_name}"
+        self.admin.delete(path, propagationPolicy="Background", gracePeriodSeconds=0)
 
     def says_of(self, spec: LaunchSpec, status: dict[str, Any], **more: Any) -> None:
         job = self.admin.get(f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs/{spec.attempt.workload_name}")
@@ -370,13 +495,14 @@ def a_launch(
         size=job.nodes,
         accelerators=job.nodes * job.accelerators_per_node,
         admitted_at=A_MOMENT,
+        decision_id="dec-contract",
     )
     return LaunchSpec(job, attempt, "", "trainer")
 
 
 def seen(bed: Bed, spec: LaunchSpec) -> WorkloadSeen:
     """Read the workload of a launch."""
-    return bed.cluster.workload(CLUSTER, NAMESPACE, spec.attempt.job_id, spec.attempt.attempt)
+    return bed.cluster.workload(spec.attempt)
 
 
 def on_both(local: ClusterHandle, kind: str) -> Iterator[Bed]:
@@ -387,3 +513,10 @@ def on_both(local: ClusterHandle, kind: str) -> Iterator[Bed]:
     bed = LocalBed(local)
     yield bed
     bed.restore()
+
+
+def _log(api: KubernetesApi, path: str) -> str:
+    """Return a pod's log; nothing before it has begun."""
+    with contextlib.suppress(EvenkeelError):
+        return api.text(path)
+    return ""

@@ -191,14 +191,14 @@ def test_a_rental_from_its_wish_to_its_bill_on_real_pods(untouched: ClusterHandl
     running = until(
         lambda: [
             pod
-            for pod in cluster.workload(CLUSTER, NAMESPACE, job.job_id, 1).pods
+            for pod in cluster.workload(market.story.attempt(job.job_id)).pods
             if pod.phase is PodPhase.RUNNING and pod.node_name in attempt.node_names
         ][1:],
         "both pods to run where capacity pods stood",
     )
     market.story.cancel(job.job_id)
     market.story.stop(job.job_id)
-    until(lambda: not cluster.workload(CLUSTER, NAMESPACE, job.job_id, 1).pods, "its pods to end")
+    until(lambda: not cluster.workload(market.story.attempt(job.job_id)).pods, "its pods to end")
     market.story.settle(job.job_id)
     until(lambda: is_now(RentalState.ENDED), "the rental to end")
 
@@ -260,7 +260,7 @@ def test_a_spike_of_a_deployment_is_rented_for_and_given_back_on_real_pods(untou
         return [market.rental(holder_id(chat), number).state for number in range(1, len(market.executions()) + 1)]
 
     def standing() -> list[str]:
-        return sorted(pod.node_name for pod in cluster.foreign_pods(CLUSTER) if pod.node_name)
+        return sorted(pod.node_name for pod in cluster.pods(CLUSTER) if pod.node_name and pod.claim is None)
 
     untouched.apply([a_deployment(4)])
     committed = until(lambda: there if len(there := standing()) == 4 else [], "four replicas on what is committed")

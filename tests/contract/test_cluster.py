@@ -9,13 +9,14 @@ import pytest
 
 from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT
 from evenkeel.domain.recovery.validation import CheckResult
-from evenkeel.domain.scheduling.foreign import Comeback
+from evenkeel.domain.scheduling.foreign import Comeback, ForeignPod
 from evenkeel.domain.scheduling.jobs import PodPhase
 from evenkeel.ports import (
     CheckSpec,
     CordonResult,
     EvictResult,
     LaunchResult,
+    LaunchSpec,
     NotFound,
     Refused,
     ReleaseResult,
@@ -263,7 +264,7 @@ def test_an_attempt_that_somebody_suspends_is_refused_and_leaves_nothing_that_st
     for _ in range(2):
         with pytest.raises(Refused, match="suspended as it was created"):
             bed.cluster.launch(spec)
-    bed.cluster.stop(CLUSTER, NAMESPACE, spec.attempt.job_id, 1, 1)
+    bed.cluster.stop(spec.attempt, 1)
 
     bed.eventually(lambda: seen(bed, spec).uid == "", "the Job to be gone")
     assert seen(bed, spec).pods == ()
@@ -317,10 +318,10 @@ def test_an_attempt_that_was_never_launched_is_seen_empty(bed: Bed) -> None:
     found = seen(bed, spec)
 
     assert (found.uid, found.pods) == ("", ())
-    bed.cluster.stop(CLUSTER, NAMESPACE, spec.attempt.job_id, 1, 1)
-    bed.cluster.forget_pods(CLUSTER, NAMESPACE, spec.attempt.job_id, 1, spec.attempt.node_names)
+    bed.cluster.stop(spec.attempt, 1)
+    bed.cluster.forget_pods(spec.attempt, spec.attempt.node_names)
     with pytest.raises(NotFound):
-        bed.cluster.logs(CLUSTER, NAMESPACE, spec.attempt.job_id, 1, 0, 10)
+        bed.cluster.logs(spec.attempt, 0, 10)
 
 
 def test_an_attempt_that_succeeds_is_seen_completed(bed: Bed) -> None:
@@ -356,13 +357,32 @@ def test_the_last_lines_of_a_ranks_log_are_read(bed: Bed) -> None:
     bed.eventually(lambda: seen(bed, spec).has_completed, "the job to be complete")
 
     def tail(rank: int) -> str:
-        return bed.cluster.logs(CLUSTER, NAMESPACE, spec.attempt.job_id, 1, rank, 2)
+        return bed.cluster.logs(spec.attempt, rank, 2)
 
     assert [tail(rank).splitlines() for rank in (0, 1)] == [["two", "rank 0"], ["two", "rank 1"]]
-    head = bed.cluster.logs(CLUSTER, NAMESPACE, spec.attempt.job_id, 1, 0, None)
+    head = bed.cluster.logs(spec.attempt, 0, None)
     assert head.splitlines() == ["one", "two", "rank 0"]
     with pytest.raises(NotFound):
         tail(2)
+
+
+def test_ends_of_all_logs_are_read_by_rank(bed: Bed) -> None:
+    nodes = free_nodes(bed, 2)
+    spec = a_launch(bed, nodes, 'echo one; echo two; echo "rank $JOB_COMPLETION_INDEX"')
+    bed.cluster.launch(spec)
+    bed.ends(spec, 0)
+    bed.eventually(lambda: seen(bed, spec).has_completed, "the job to be complete")
+
+    tails = bed.cluster.tails(spec.attempt, 2, 64, 10.0)
+
+    assert {rank: (tail.text.splitlines(), tail.why) for rank, tail in tails.items()} == {
+        0: (["two", "rank 0"], ""),
+        1: (["two", "rank 1"], ""),
+    }
+    assert {tail.node_name for tail in tails.values()} == {node.name for node in nodes}
+    first, second = bed.cluster.tails(spec.attempt, 2, 1, 10.0).values()
+    assert (bool(first.text), first.why, second.text, bool(second.why)) == (True, "", "", True)
+    assert bed.cluster.tails(spec.attempt.but(attempt=9), 2, 64, 10.0) == {}
 
 
 def test_a_stopped_attempt_is_gone_and_frees_its_accelerators(bed: Bed) -> None:
@@ -371,7 +391,7 @@ def test_a_stopped_attempt_is_gone_and_frees_its_accelerators(bed: Bed) -> None:
     attempt = spec.attempt
 
     for _ in range(2):
-        bed.cluster.stop(CLUSTER, NAMESPACE, attempt.job_id, 1, 1)
+        bed.cluster.stop(attempt, 1)
 
     bed.eventually(lambda: seen(bed, spec).pods == () and seen(bed, spec).uid == "", "the pods to be gone")
     assert bed.cluster.accelerators_in_use(CLUSTER) == {}
@@ -387,13 +407,13 @@ def test_a_stopped_attempts_pod_on_a_lost_node_stays_until_it_is_forgotten(bed: 
     bed.loses(lost)
     bed.eventually(lambda: (node := bed.cluster.node(CLUSTER, lost)) and not node.is_ready, "the node to be NotReady")
 
-    bed.cluster.stop(CLUSTER, NAMESPACE, spec.attempt.job_id, 1, 1)
+    bed.cluster.stop(spec.attempt, 1)
     bed.eventually(lambda: len(seen(bed, spec).pods) == 1, "the other pod to be gone")
 
     (pod,) = seen(bed, spec).pods
     assert (pod.node_name, pod.is_terminating) == (lost, True)
     for _ in range(2):
-        bed.cluster.forget_pods(CLUSTER, NAMESPACE, spec.attempt.job_id, 1, [lost])
+        bed.cluster.forget_pods(spec.attempt, [lost])
     bed.eventually(lambda: seen(bed, spec).pods == (), "the pod to be forgotten")
 
 
@@ -402,7 +422,7 @@ def test_only_pods_on_the_named_nodes_are_forgotten(bed: Bed) -> None:
     bed.cluster.launch(spec)
     bed.eventually(lambda: seen(bed, spec).pods, "a pod")
 
-    bed.cluster.forget_pods(CLUSTER, NAMESPACE, spec.attempt.job_id, 1, ["hyperpod-i-0aaaaaaaaaaaaaaaa"])
+    bed.cluster.forget_pods(spec.attempt, ["hyperpod-i-0aaaaaaaaaaaaaaaa"])
 
     assert len(seen(bed, spec).pods) == 1
     assert seen(bed, spec).uid
@@ -427,11 +447,90 @@ def test_another_attempt_of_the_job_is_another_workload(bed: Bed) -> None:
     bed.cluster.launch(spec)
     bed.cluster.launch(later)
 
-    bed.cluster.stop(CLUSTER, NAMESPACE, spec.attempt.job_id, 1, 1)
+    bed.cluster.stop(spec.attempt, 1)
 
     bed.eventually(lambda: seen(bed, spec).pods == (), "attempt 1 to be gone")
     assert seen(bed, later).uid
     assert [workload.attempt for workload in bed.cluster.workloads(CLUSTER)] == [2]
+
+
+# ---------------------------------------------------------------- labels prove nothing
+
+
+def test_job_with_borrowed_labels_elsewhere_is_not_the_attempts(bed: Bed) -> None:
+    spec = a_launch(bed, free_nodes(bed))
+    _, uid = bed.cluster.launch(spec)
+    recorded = spec.attempt.but(workload_uid=uid)
+    bed.forges_job(spec, "default")
+
+    bed.eventually(lambda: [each for each in bed.cluster.workloads(CLUSTER) if each.has_completed], "a forged success")
+
+    for attempt in (spec.attempt, recorded):
+        found = bed.cluster.workload(attempt)
+        assert (found.uid, found.namespace, found.has_completed, len(found.pods)) == (uid, NAMESPACE, False, 1)
+        assert attempt.own(bed.cluster.workloads(CLUSTER)) == found
+    bed.cluster.stop(recorded, 1)
+    bed.eventually(lambda: [each.namespace for each in bed.cluster.workloads(CLUSTER)] == ["default"], "one Job")
+
+
+def test_job_that_another_creates_under_the_name_is_not_adopted(bed: Bed) -> None:
+    spec = a_launch(bed, free_nodes(bed))
+    forged = replace(spec, attempt=spec.attempt.but(decision_id="dec-forged"))
+    bed.cluster.launch(forged)
+
+    with pytest.raises(Refused):
+        bed.cluster.launch(spec)
+
+    assert (seen(bed, spec).uid, seen(bed, spec).pods) == ("", ())
+    bed.cluster.stop(spec.attempt, 1)
+    assert seen(bed, forged).uid
+
+
+def test_recreated_job_of_another_uid_is_not_the_attempts(bed: Bed) -> None:
+    spec = a_launch(bed, free_nodes(bed))
+    _, uid = bed.cluster.launch(spec)
+    recorded = spec.attempt.but(workload_uid=uid)
+    bed.deletes_job(spec)
+    bed.eventually(lambda: not bed.cluster.workload(recorded).uid, "the Job to be gone")
+
+    again = bed.eventually(lambda: created_anew(bed, spec), "another Job of its name")
+
+    assert again != uid
+    found = bed.cluster.workload(recorded)
+    assert found.uid == ""
+    assert recorded.own(bed.cluster.workloads(CLUSTER)) == found
+    bed.cluster.stop(recorded, 1)
+    assert seen(bed, spec).uid == again
+
+
+def created_anew(bed: Bed, spec: LaunchSpec) -> str:
+    result, uid = bed.cluster.launch(spec)
+    return uid if result is LaunchResult.CREATED else ""
+
+
+def test_bare_pod_with_borrowed_labels_is_not_the_attempts(bed: Bed) -> None:
+    here, there = free_nodes(bed, 2)
+    spec = a_launch(bed, [here], "echo mine; exec sleep 60")
+    bed.cluster.launch(spec)
+    bed.forges_pod(spec, there.name)
+
+    def claims() -> list[ForeignPod]:
+        pods = [pod for pod in bed.cluster.pods(CLUSTER) if pod.claim]
+        return pods if len(pods) == 2 else []
+
+    pods = bed.eventually(claims, "two pods that claim the attempt")
+
+    assert {(pod.node_name, pod.claim.controller == spec.attempt.workload_name) for pod in pods if pod.claim} == {
+        (here.name, True),
+        (there.name, False),
+    }
+    assert [pod.node_name for pod in seen(bed, spec).pods] == [here.name]
+    bed.cluster.stop(spec.attempt, 1)
+    bed.cluster.forget_pods(spec.attempt, [there.name])
+    bed.eventually(lambda: seen(bed, spec).pods == () and seen(bed, spec).uid == "", "the attempt to be gone")
+    assert [pod.node_name for pod in bed.cluster.pods(CLUSTER)] == [there.name]
+    with pytest.raises(NotFound):
+        bed.cluster.logs(spec.attempt, 0, 10)
 
 
 # ---------------------------------------------------------------- work that is not ours
@@ -444,7 +543,11 @@ def test_foreign_pods_are_seen_with_whose_they_are_and_how_they_come_back(bed: B
     bed.holds("kubeflow-0", node.name, owner="PyTorchJob", resume="allowed")
     bed.holds("hyperpod-0", node.name, owner="HyperPodPyTorchJob", resume="allowed")
 
-    found = bed.eventually(lambda: pods if len(pods := bed.cluster.foreign_pods(CLUSTER)) == 3 else (), "three pods")
+    def foreign() -> list[ForeignPod]:
+        pods = [pod for pod in bed.cluster.pods(CLUSTER) if pod.claim is None]
+        return pods if len(pods) == 3 else []
+
+    found = bed.eventually(foreign, "three pods")
 
     assert {(pod.name, pod.kind, pod.workload, pod.comeback, pod.may_move, pod.is_movable) for pod in found} == {
         ("bare", "", "bare", Comeback.NEVER, False, False),
@@ -459,40 +562,65 @@ def test_foreign_pods_can_be_listed_by_the_node_that_they_stand_on(bed: Bed) -> 
     here, there = free_nodes(bed, 2)
     bed.holds("replica-0", here.name, owner="ReplicaSet")
     bed.holds("replica-1", there.name, owner="ReplicaSet")
-    bed.eventually(lambda: len(bed.cluster.foreign_pods(CLUSTER)) == 2, "two pods")
+    bed.eventually(lambda: len(bed.cluster.pods(CLUSTER)) == 2, "two pods")
 
-    assert [pod.name for pod in bed.cluster.foreign_pods(CLUSTER, here.name)] == ["replica-0"]
-    assert bed.cluster.foreign_pods(CLUSTER, "no-such-node") == ()
-    assert bed.cluster.foreign_pods(CLUSTER, "") == ()
+    assert [pod.name for pod in bed.cluster.pods(CLUSTER, here.name)] == ["replica-0"]
+    assert bed.cluster.pods(CLUSTER, "no-such-node") == ()
+    assert bed.cluster.pods(CLUSTER, "") == ()
 
 
 def test_an_eviction_goes_through_once(bed: Bed) -> None:
     node = free_nodes(bed)[0]
     bed.holds("kubeflow-0", node.name, owner="PyTorchJob")
-    (pod,) = bed.eventually(lambda: bed.cluster.foreign_pods(CLUSTER), "a pod")
+    (pod,) = bed.eventually(lambda: bed.cluster.pods(CLUSTER), "a pod")
 
-    assert bed.cluster.evict(CLUSTER, pod) is EvictResult.EVICTED
+    assert bed.cluster.evict(CLUSTER, pod).result is EvictResult.EVICTED
 
-    bed.eventually(lambda: not bed.cluster.foreign_pods(CLUSTER), "the pod to be gone")
-    assert bed.cluster.evict(CLUSTER, pod) is EvictResult.GONE
+    bed.eventually(lambda: not bed.cluster.pods(CLUSTER), "the pod to be gone")
+    assert bed.cluster.evict(CLUSTER, pod).result is EvictResult.GONE
 
 
 def test_a_later_pod_of_the_same_name_is_not_evicted_for_the_one_before(bed: Bed) -> None:
     node = free_nodes(bed)[0]
     bed.holds("kubeflow-0", node.name, owner="PyTorchJob")
-    (pod,) = bed.eventually(lambda: bed.cluster.foreign_pods(CLUSTER), "a pod")
+    (pod,) = bed.eventually(lambda: bed.cluster.pods(CLUSTER), "a pod")
 
-    assert bed.cluster.evict(CLUSTER, pod.but(uid="another")) is EvictResult.GONE
-    assert bed.cluster.foreign_pods(CLUSTER)
+    assert bed.cluster.evict(CLUSTER, pod.but(uid="another")).result is EvictResult.GONE
+    assert bed.cluster.pods(CLUSTER)
 
 
 def test_a_disruption_budget_is_respected(bed: Bed) -> None:
     node = free_nodes(bed)[0]
     bed.holds("kubeflow-0", node.name, owner="PyTorchJob", allows_eviction=False)
-    (pod,) = bed.eventually(lambda: bed.cluster.foreign_pods(CLUSTER), "a pod")
+    (pod,) = bed.eventually(lambda: bed.cluster.pods(CLUSTER), "a pod")
 
-    assert bed.cluster.evict(CLUSTER, pod) is EvictResult.NOT_NOW
-    assert bed.cluster.foreign_pods(CLUSTER)
+    assert bed.cluster.evict(CLUSTER, pod).result is EvictResult.NOT_NOW
+    assert bed.cluster.pods(CLUSTER)
+
+
+def test_pod_under_two_budgets_is_not_evicted_now(bed: Bed) -> None:
+    node = free_nodes(bed)[0]
+    bed.holds("kubeflow-0", node.name, owner="PyTorchJob")
+    bed.budgets("kubeflow-0", 2)
+    (pod,) = bed.eventually(lambda: bed.cluster.pods(CLUSTER), "a pod")
+    bed.eventually(lambda: bed.is_running(pod), "the pod to run")
+
+    eviction = bed.cluster.evict(CLUSTER, pod)
+
+    assert (eviction.result, "more than one PodDisruptionBudget" in eviction.why) == (EvictResult.NOT_NOW, True)
+    assert bed.cluster.pods(CLUSTER)
+
+
+def test_pod_of_a_namespace_that_ends_is_not_evicted_now(bed: Bed) -> None:
+    node = free_nodes(bed)[0]
+    bed.holds("kubeflow-0", node.name)
+    bed.eventually(lambda: bed.cluster.pods(CLUSTER), "a pod")
+    bed.ends_namespace("kubeflow-0")
+    (pod,) = bed.eventually(lambda: bed.cluster.pods(CLUSTER), "a pod")
+
+    eviction = bed.cluster.evict(CLUSTER, pod)
+
+    assert (eviction.result, "being terminated" in eviction.why) == (EvictResult.NOT_NOW, True)
 
 
 def test_a_watch_reports_changes_of_nodes_pods_and_jobs(bed: Bed) -> None:

@@ -14,6 +14,7 @@ import yaml
 from evenkeel.adapters.cluster import KubernetesCluster
 from evenkeel.adapters.eks import EksConnections, EksToken
 from evenkeel.adapters.kubernetes import KubernetesApi
+from evenkeel.domain.scheduling.jobs import Attempt
 from evenkeel.ports import CordonResult, LaunchResult, NotAllowed, NotFound, PermanentError, ReleaseResult, Right
 from evenkeel_cli.offline import access
 from evenkeel_local.engine import Engine
@@ -129,19 +130,18 @@ def test_launchers_launch_stop_and_forget_and_log_readers_read_logs(
     )
     assert node is not None
     spec = a_launch(Numbers(), [node], "echo hello; exec sleep 60")  # type: ignore[arg-type]  # only its numbers
-    job_id = spec.attempt.job_id
 
     assert cluster.launch(spec)[0] is LaunchResult.CREATED
-    until(lambda: "hello" in log_of(cluster, job_id), "the first line of the log")
-    cluster.stop(CLUSTER, NAMESPACE, job_id, 1, 1)
-    cluster.forget_pods(CLUSTER, NAMESPACE, job_id, 1, spec.attempt.node_names)
+    until(lambda: "hello" in log_of(cluster, spec.attempt), "the first line of the log")
+    cluster.stop(spec.attempt, 1)
+    cluster.forget_pods(spec.attempt, spec.attempt.node_names)
 
     until(lambda: cluster.workloads(CLUSTER) == (), "the workload to be gone")
 
 
-def log_of(cluster: KubernetesCluster, job_id: str) -> str:
+def log_of(cluster: KubernetesCluster, attempt: Attempt) -> str:
     try:
-        return cluster.logs(CLUSTER, NAMESPACE, job_id, 1, 0, 5)
+        return cluster.logs(attempt, 0, 5)
     except (NotFound, PermanentError):
         return ""
 

@@ -23,7 +23,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from evenkeel.adapters import workloads
 from evenkeel.adapters.cluster import KubernetesCluster
-from evenkeel.adapters.kubernetes import AlreadyExists, Expired, Invalid, KubernetesApi
+from evenkeel.adapters.kubernetes import (
+    AlreadyExists,
+    Expired,
+    Invalid,
+    KubernetesApi,
+    NamespaceTerminating,
+    ServerFailed,
+)
 from evenkeel.domain.recovery.validation import CheckResult
 from evenkeel.ports import (
     CapacitySpec,
@@ -43,6 +50,7 @@ from tests.waiting import until
 
 Answer = tuple[int, Any]
 NODES = "/api/v1/nodes"
+TERMINATING = {"causes": [{"reason": "NamespaceTerminating", "message": "namespace a is being terminated"}]}
 
 
 class Script:
@@ -174,7 +182,8 @@ class OneApi:
         ((415, status(415, "UnsupportedMediaType")), Refused),
         ((422, status(422, "Invalid")), Invalid),
         ((429, status(429, "TooManyRequests")), Throttled),
-        ((500, status(500, "InternalError")), Unreachable),
+        ((500, status(500, "InternalError")), ServerFailed),
+        ((403, status(403, "Forbidden", details=TERMINATING)), NamespaceTerminating),
         ((504, status(504, "Timeout")), Unreachable),
         ((502, b"<html>a proxy</html>"), Unreachable),
         ((400, b"[]"), Refused),
@@ -372,21 +381,52 @@ def test_quantities_are_read_as_api_servers_write_them(script: Script, api: Kube
     cluster = KubernetesCluster(OneApi(api), fleet="f")
 
     assert cluster.accelerators_in_use("c") == {"n1": 9}
-    assert {pod.name: pod.accelerators for pod in cluster.foreign_pods("c")} == {"typo": 1000, "one": 8, "odd": 0}
+    assert {pod.name: pod.accelerators for pod in cluster.pods("c")} == {"typo": 1000, "one": 8, "odd": 0}
     node = cluster.node("c", "n1")
     assert node is not None
     assert node.accelerators == 1000
 
 
-def test_an_eviction_that_two_budgets_are_about_is_answered_201_and_did_not_happen(
-    script: Script, api: KubernetesApi
+BUDGET = {"causes": [{"reason": "DisruptionBudget", "message": "needs 2 healthy pods and has 2 currently"}]}
+EVICTIONS: list[tuple[Answer, EvictResult]] = [
+    ((201, {"kind": "Status", "status": "Success", "code": 201}), EvictResult.EVICTED),
+    ((200, b""), EvictResult.EVICTED),
+    ((201, status(500, "")), EvictResult.NOT_NOW),
+    ((500, status(500, "")), EvictResult.NOT_NOW),
+    ((500, status(500, "InternalError")), EvictResult.NOT_NOW),
+    ((429, status(429, "TooManyRequests", details=BUDGET)), EvictResult.NOT_NOW),
+    ((429, status(429, "TooManyRequests", details={"retryAfterSeconds": 10})), EvictResult.NOT_NOW),
+    ((429, b"slow down"), EvictResult.NOT_NOW),
+    ((403, status(403, "Forbidden", details=TERMINATING)), EvictResult.NOT_NOW),
+    ((403, status(403, "Forbidden")), EvictResult.REFUSED),
+    ((401, status(401, "Unauthorized")), EvictResult.REFUSED),
+    ((400, status(400, "BadRequest")), EvictResult.REFUSED),
+    ((422, status(422, "Invalid")), EvictResult.REFUSED),
+    ((405, status(405, "MethodNotAllowed")), EvictResult.REFUSED),
+    ((404, status(404, "NotFound")), EvictResult.GONE),
+    ((409, status(409, "Conflict")), EvictResult.GONE),
+    ((410, status(410, "Gone")), EvictResult.NO_ANSWER),
+    ((503, status(503, "ServiceUnavailable")), EvictResult.NO_ANSWER),
+    ((504, status(504, "Timeout")), EvictResult.NO_ANSWER),
+    ((502, b"<html>bad gateway</html>"), EvictResult.NO_ANSWER),
+    ((200, b"<html>welcome</html>"), EvictResult.NO_ANSWER),
+    ((0, None), EvictResult.NO_ANSWER),
+]
+
+
+@pytest.mark.parametrize(("answer", "result"), EVICTIONS)
+def test_every_answer_to_an_eviction_is_a_result(
+    script: Script, api: KubernetesApi, answer: Answer, result: EvictResult
 ) -> None:
-    script.on("POST", "/api/v1/namespaces/a/pods/p/eviction", (201, status(500, "InternalError")))
+    script.on("POST", "/api/v1/namespaces/a/pods/p/eviction", answer)
     script.on("GET", "/api/v1/pods", (200, {"metadata": {}, "items": [a_pod_object("p", "8", "n1")]}))
     cluster = KubernetesCluster(OneApi(api), fleet="f")
-    (pod,) = cluster.foreign_pods("c")
+    (pod,) = cluster.pods("c")
 
-    assert cluster.evict("c", pod) is EvictResult.NOT_NOW
+    eviction = cluster.evict("c", pod)
+
+    assert eviction.result is result
+    assert bool(eviction.why) is (result not in (EvictResult.EVICTED, EvictResult.GONE))
 
 
 def test_a_test_job_that_cannot_end_on_its_dead_node_has_failed(script: Script, api: KubernetesApi) -> None:
@@ -428,6 +468,7 @@ def test_a_job_that_is_not_taken_leaves_no_service(script: Script, api: Kubernet
     spec = a_spec()
     space, name = f"namespaces/{spec.attempt.namespace}", spec.attempt.workload_name
     mine = workloads.service(spec, "f")
+    mine["metadata"]["uid"] = "uid-1"
     script.on("POST", f"/api/v1/{space}/services", (201, mine))
     script.on("POST", f"/apis/batch/v1/{space}/jobs", (403, status(403, "Forbidden")))
     script.on("GET", f"/api/v1/{space}/services/{name}", (200, mine))

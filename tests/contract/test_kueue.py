@@ -29,7 +29,7 @@ def kueue(bed: LocalBed) -> Iterator[KueueStandIn]:
 
 
 def seen(bed: LocalBed, spec: LaunchSpec) -> WorkloadSeen:
-    return bed.cluster.workload(CLUSTER, NAMESPACE, spec.attempt.job_id, 1)
+    return bed.cluster.workload(spec.attempt)
 
 
 def said(bed: LocalBed, spec: LaunchSpec) -> str:

@@ -37,6 +37,7 @@ def a_spec(**changes: Any) -> LaunchSpec:
         node_names=("hyperpod-i-1", "hyperpod-i-2"),
         accelerators=16,
         admitted_at=A_MOMENT,
+        decision_id="dec-1",
     )
     resume = "attempt=2/step=000000020/manifest.json"
     return LaunchSpec(JobSpec.model_validate({**facts, **changes}), attempt, resume, "trainer")

@@ -15,7 +15,6 @@ from evenkeel.ports import Ledger, Table
 from evenkeel.services import read_charges, rows
 from tests.contract.test_ledger import ledger as three_beds
 from tests.fakes import InMemoryLedger
-from tests.fakes.cluster import CLUSTER
 from tests.interleaving import Interleaved, every_point
 from tests.unit.scheduling.test_sharing import a_team
 from tests.unit.services_jobs.story import Story
@@ -51,7 +50,7 @@ def lose_node(story: Story, job: Job) -> None:
 
 
 def end_pods(story: Story, job: Job) -> None:
-    story.world.cluster.stop(CLUSTER, job.namespace, job.job_id, 1, 0)
+    story.world.cluster.stop(story.attempt(job.job_id), 0)
 
 
 def run_cycle(story: Story, at: int, act: Callable[[], Any], *, lags: bool) -> int:

@@ -2,21 +2,23 @@
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT, KARPENTER_LABEL, KubernetesNode
 from evenkeel.domain.recovery.validation import CheckResult
 from evenkeel.domain.scheduling.followed import KueueCondition, KueueSeen
-from evenkeel.domain.scheduling.foreign import ForeignPod
-from evenkeel.domain.scheduling.jobs import PodPhase, PodSeen, WorkloadSeen
+from evenkeel.domain.scheduling.foreign import ForeignPod, Owned, PodClaim
+from evenkeel.domain.scheduling.jobs import Attempt, PodPhase, PodSeen, WorkloadSeen
 from evenkeel.ports import (
     CheckSpec,
     CordonResult,
+    Eviction,
     EvictResult,
     LaunchResult,
     LaunchSpec,
+    LogTail,
     NotFound,
     Refused,
     ReleaseResult,
@@ -92,8 +94,12 @@ class FakeCluster(FakeCapacity):
         """Accelerators in use by pods that are not ours, by node name."""
         self.foreign: list[ForeignPod] = []
         """Pods that are not ours."""
+        self.forged: list[WorkloadSeen] = []
+        """Jobs and pods of other people that carry the labels of an attempt."""
         self.budgeted: set[str] = set()
         """Names of those whose disruption budget allows no eviction."""
+        self.evictions: dict[str, Eviction] = {}
+        """How the server answers the eviction of a pod, by its name."""
         self.ended_at_once: set[str] = set()
         """Names of our pods that were stopped without any grace."""
         self.of_kueue: dict[str, str] = {}
@@ -199,6 +205,8 @@ class FakeCluster(FakeCapacity):
         there = self.jobs.setdefault(attempt.cluster, {})
         name = (attempt.namespace, attempt.job_id, attempt.attempt)
         if name in there and there[name].is_there:
+            if there[name].spec.attempt.decision_id != attempt.decision_id:
+                raise Refused(f"{attempt.workload_name} was not created by this launch")
             return LaunchResult.ALREADY_THERE, there[name].uid
         if attempt.namespace in self.of_kueue and not attempt.local_queue:
             raise Refused(f"{attempt.workload_name} was suspended as it was created")
@@ -221,14 +229,17 @@ class FakeCluster(FakeCapacity):
         self._changed("job", "pod")
         return LaunchResult.CREATED, workload.uid
 
-    def workload(self, cluster: str, namespace: str, job_id: str, attempt: int) -> WorkloadSeen:
-        self._answer(cluster, "workload")
-        found = self.jobs.get(cluster, {}).get((namespace, job_id, attempt))
-        return WorkloadSeen(job_id=job_id, attempt=attempt) if found is None else _seen(found)
+    def workload(self, attempt: Attempt) -> WorkloadSeen:
+        self._answer(attempt.cluster, "workload")
+        return attempt.own(self._listed(attempt.cluster))
 
     def workloads(self, cluster: str) -> tuple[WorkloadSeen, ...]:
         self._answer(cluster, "workloads")
-        return tuple(_seen(found) for _, found in sorted(self.jobs.get(cluster, {}).items()))
+        return self._listed(cluster)
+
+    def _listed(self, cluster: str) -> tuple[WorkloadSeen, ...]:
+        own = (_seen(found) for _, found in sorted(self.jobs.get(cluster, {}).items()))
+        return (*self.forged, *own)
 
     def accelerators_in_use(self, cluster: str) -> Mapping[str, int]:
         self._answer(cluster, "accelerators_in_use")
@@ -242,8 +253,13 @@ class FakeCluster(FakeCapacity):
                     used[pod.node_name] = used.get(pod.node_name, 0) + workload.spec.job.accelerators_per_node
         return used
 
+    def pods(self, cluster: str, on: str | None = None) -> tuple[ForeignPod, ...]:
+        self._answer(cluster, "pods")
+        ours = (pod for found in self.jobs.get(cluster, {}).values() for pod in _as_listed(found))
+        return (*self.foreign_pods(cluster, on), *(pod for pod in ours if on is None or pod.node_name == on))
+
     def foreign_pods(self, cluster: str, on: str | None = None) -> tuple[ForeignPod, ...]:
-        self._answer(cluster, "foreign_pods")
+        """Return the pods that a test put there: none of an attempt's own."""
         there = (pod for pod in self.foreign if (cluster, pod.node_name) in self.by_name or not pod.node_name)
         return tuple(pod for pod in there if on is None or pod.node_name == on)
 
@@ -251,53 +267,66 @@ class FakeCluster(FakeCapacity):
         self._answer(cluster, "kueue_namespaces")
         return dict(self.of_kueue)
 
-    def evict(self, cluster: str, pod: ForeignPod) -> EvictResult:
+    def evict(self, cluster: str, pod: ForeignPod) -> Eviction:
         there = next((one for one in self.foreign_pods(cluster) if one.uid == pod.uid), None)
         if there is None:
-            return EvictResult.GONE
+            return Eviction(EvictResult.GONE)
+        if there.name in self.evictions:
+            self.calls.append(("ask to evict", there.name))
+            return self.evictions[there.name]
         if there.name in self.budgeted:
-            return EvictResult.NOT_NOW
+            return Eviction(EvictResult.NOT_NOW, "429 TooManyRequests: its budget allows no eviction")
         self.calls.append(("evict", there.name))
         self.foreign.remove(there)
         self._changed("pod")
-        return EvictResult.EVICTED
+        return Eviction(EvictResult.EVICTED)
 
-    def stop(
-        self,
-        cluster: str,
-        namespace: str,
-        job_id: str,
-        attempt: int,
-        grace_seconds: int,
-        at_once_on: Container[str] = (),
-    ) -> None:
-        found = self.jobs.get(cluster, {}).get((namespace, job_id, attempt))
+    def stop(self, attempt: Attempt, grace_seconds: int, at_once_on: Container[str] = ()) -> None:
+        found = self._own(attempt)
         if found is None:
             return
-        self.calls.append(("stop", f"{job_id}-a{attempt}", grace_seconds))
+        self.calls.append(("stop", attempt.workload_name, grace_seconds))
         self.ended_at_once |= {pod.name for pod in found.pods if pod.node_name in at_once_on}
         found.is_there = False
-        found.pods = [pod.but(is_terminating=True) for pod in found.pods if self._is_unreachable(cluster, pod)]
-        self._forget_empty(cluster)
+        found.pods = [pod.but(is_terminating=True) for pod in found.pods if self._is_unreachable(attempt.cluster, pod)]
+        self._forget_empty(attempt.cluster)
         self._changed("job", "pod")
 
-    def forget_pods(self, cluster: str, namespace: str, job_id: str, attempt: int, node_names: Iterable[str]) -> None:
-        found = self.jobs.get(cluster, {}).get((namespace, job_id, attempt))
+    def forget_pods(self, attempt: Attempt, node_names: Iterable[str]) -> None:
+        found = self._own(attempt)
         names = set(node_names)
         if found is None or not any(pod.node_name in names for pod in found.pods):
             return
         found.pods = [pod for pod in found.pods if pod.node_name not in names]
-        self.calls.append(("forget_pods", f"{job_id}-a{attempt}", tuple(sorted(names))))
-        self._forget_empty(cluster)
+        self.calls.append(("forget_pods", attempt.workload_name, tuple(sorted(names))))
+        self._forget_empty(attempt.cluster)
         self._changed("pod")
 
-    def logs(self, cluster: str, namespace: str, job_id: str, attempt: int, rank: int, tail_lines: int | None) -> str:
-        found = self.jobs.get(cluster, {}).get((namespace, job_id, attempt))
-        name = f"{job_id}-a{attempt}-{rank}"
+    def logs(self, attempt: Attempt, rank: int, tail_lines: int | None) -> str:
+        found = self._own(attempt)
+        name = f"{attempt.workload_name}-{rank}"
         if found is None or name not in {pod.name for pod in found.pods}:
-            raise NotFound(f"no pod {name} in {namespace}")
+            raise NotFound(f"no pod {name} in {attempt.namespace}")
         text = self.text.get(name, "")
         return text[:65_536] if tail_lines is None else "\n".join(text.splitlines()[-tail_lines:])
+
+    def tails(self, attempt: Attempt, lines: int, most: int, within_seconds: float) -> Mapping[int, LogTail]:
+        found = self._own(attempt)
+        tails = {}
+        for rank, pod in enumerate(found.pods if found else ()):
+            is_read = rank < most and not self._is_out_of_reach(attempt.cluster, pod)
+            text = "".join(self.text.get(pod.name, "").splitlines(keepends=True)[-lines:])
+            why = "" if is_read else "no answer: its node is out of reach"
+            tails[rank] = LogTail(pod_name=pod.name, node_name=pod.node_name, text=text if is_read else "", why=why)
+        return tails
+
+    def _is_out_of_reach(self, cluster: str, pod: PodSeen) -> bool:
+        node = self.node(cluster, pod.node_name)
+        return node is None or not node.is_ready
+
+    def _own(self, attempt: Attempt) -> Workload | None:
+        found = self.jobs.get(attempt.cluster, {}).get((attempt.namespace, attempt.job_id, attempt.attempt))
+        return found if found and attempt.owns(_seen(found)) else None
 
     def watch(
         self,
@@ -440,6 +469,9 @@ def _seen(workload: Workload) -> WorkloadSeen:
     return WorkloadSeen(
         job_id=workload.spec.attempt.job_id,
         attempt=workload.spec.attempt.attempt,
+        namespace=workload.spec.attempt.namespace,
+        job_uid=workload.uid,
+        decision_id=workload.spec.attempt.decision_id,
         uid=workload.uid if workload.is_there else "",
         is_suspended=workload.is_there and workload.is_suspended,
         kueue=workload.kueue if workload.is_there else None,
@@ -451,3 +483,29 @@ def _seen(workload: Workload) -> WorkloadSeen:
         has_failed=workload.is_there and (not has_pods or any(pod.phase is PodPhase.FAILED for pod in pods)),
         pods=tuple(pods),
     )
+
+
+def _as_listed(workload: Workload) -> Iterator[ForeignPod]:
+    """An attempt's live pods as a list of all pods has them."""
+    attempt = workload.spec.attempt
+    claim = PodClaim(
+        kind=Owned.ATTEMPT,
+        name=attempt.workload_name,
+        job_id=attempt.job_id,
+        attempt=attempt.attempt,
+        controller=attempt.workload_name,
+        controller_uid=workload.uid,
+        decision_id=attempt.decision_id,
+    )
+    for pod in workload.pods:
+        if pod.phase in _ALIVE:
+            yield ForeignPod(
+                namespace=attempt.namespace,
+                name=pod.name,
+                uid=f"{workload.uid}-{pod.name}",
+                node_name=pod.node_name,
+                accelerators=workload.spec.job.accelerators_per_node,
+                kind="Job",
+                workload=attempt.workload_name,
+                claim=claim,
+            )

@@ -28,7 +28,7 @@ PORTS: dict[str, type] = {
 READS = {
     "ledger": {"get", "get_each", "partition", "by_state"},
     "cluster": {
-        *("nodes", "node", "workload", "workloads", "accelerators_in_use", "foreign_pods", "check_result", "logs"),
+        *("nodes", "node", "workload", "workloads", "accelerators_in_use", "pods", "check_result", "logs", "tails"),
         *("watch", "claims", "refusal"),
     },
     "provider": {"nodes", "node", "cluster"},

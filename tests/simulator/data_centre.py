@@ -8,7 +8,7 @@ from typing import Any
 
 from evenkeel.domain.nodes import KARPENTER_LABEL, KubernetesNode, ProviderNode
 from evenkeel.domain.scheduling.attempts import PEER_LOST_EXIT
-from evenkeel.domain.scheduling.jobs import PodPhase, PodSeen
+from evenkeel.domain.scheduling.jobs import Attempt, PodPhase, PodSeen
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import LaunchResult, LaunchSpec, RepairAnswer
 from tests.fakes.checkpoints import InMemoryCheckpoints
@@ -106,24 +106,16 @@ class SimulatedCluster(FakeCluster):
                 is_left = is_left or not workload.pods[index].node_name
         return is_left
 
-    def stop(
-        self,
-        cluster: str,
-        namespace: str,
-        job_id: str,
-        attempt: int,
-        grace_seconds: int,
-        at_once_on: Container[str] = (),
-    ) -> None:
+    def stop(self, attempt: Attempt, grace_seconds: int, at_once_on: Container[str] = ()) -> None:
         """Delete a Job; what runs and can be reached uses some of its grace."""
-        found = self.jobs.get(cluster, {}).get((namespace, job_id, attempt))
+        found = self._own(attempt)
         if found and found.is_there and grace_seconds:
             names = {
                 pod.name for pod in found.pods if pod.phase is PodPhase.RUNNING and pod.node_name not in at_once_on
             }
             self.dying |= names
             self.loop.after(self.chance.uniform(0, grace_seconds), lambda: self._dead(found, names))
-        super().stop(cluster, namespace, job_id, attempt, grace_seconds, at_once_on)
+        super().stop(attempt, grace_seconds, at_once_on)
 
     def _dead(self, workload: Workload, names: set[str]) -> None:
         self.dying -= names
@@ -268,6 +260,8 @@ class Trainers:
         self.loop, self.chance, self.cluster, self.checkpoints, self.tell = loop, chance, cluster, checkpoints, tell
         self.lengths: dict[str, float] = {}
         """Seconds each job trains, by name."""
+        self.finished: set[str] = set()
+        """Attempts whose own pods have all succeeded."""
         self.late: set[str] = set()
         """`<job> <manifest>` of what was written although a higher fence stood."""
         self.saving: set[str] = set()
@@ -300,6 +294,7 @@ class Trainers:
         if len(reached) == spec.attempt.ranks:
             if self.loop.seconds >= ends_at:
                 self.tell(f"{attempt.workload_name} has trained to its end")
+                self.finished.add(attempt.workload_name)
                 self.cluster.set_pods(attempt.job_id, attempt.attempt, PodPhase.SUCCEEDED)
                 return
             if attempt.workload_name not in self.saving:

@@ -27,7 +27,7 @@ from evenkeel.domain.scheduling.admission import (
     said_of,
 )
 from evenkeel.domain.scheduling.attempts import is_lost
-from evenkeel.domain.scheduling.jobs import AttemptState, Charge, Job, JobState
+from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Charge, Job, JobState
 from evenkeel.domain.scheduling.spending import Spent
 from evenkeel.domain.scheduling.teams import SetUp
 from evenkeel.domain.values import rfc3339
@@ -283,6 +283,16 @@ def ends_stand(world: "Simulation", changes: Changes) -> Iterator[str]:
         now = after.doc["state"] if after else "gone"
         if is_over and now != before.doc["state"]:
             yield f"{key.pk} {key.sk} was {before.doc['state']} and is {now}"
+
+
+@holds("labels-prove-nothing", "An attempt succeeds only if its own pods did.", Moment.COMMIT)
+def labels_prove_nothing(world: "Simulation", changes: Changes) -> Iterator[str]:
+    for key, _, after in changes:
+        if not key.sk.startswith("ATTEMPT#") or after is None or after.doc["state"] != AttemptState.SUCCEEDED:
+            continue
+        attempt = rows.read(after, Attempt)
+        if attempt.workload_name not in world.trainers.finished:
+            yield f"{attempt.workload_name} has succeeded, and its own pods have not"
 
 
 @holds("lease-is-its-owners", "A lease is let go by its owner alone, or once its owner is settled.", Moment.COMMIT)

@@ -1,9 +1,11 @@
 """What happens to a seed's world: faults of machines, people, outages and jobs, laid out before it begins."""
 
 import functools
+import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from evenkeel.domain.scheduling.jobs import PodPhase, PodSeen, WorkloadSeen
 from tests.fakes.cluster import CLUSTER
 from tests.simulator.asl import functions
 from tests.simulator.data_centre import unmarked
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
 
 OUTAGES = ("is_watching", "is_sweeping", "has_capacity")
 _RARELY = 0.04
+_FORGED = 0.3
 _LONGER_THAN_RETRIES = 500.0
 """Twelve tries take some 200 s, and the last of a run begins while faults still come."""
 AWAY = ("provider", "cluster")
@@ -21,7 +24,7 @@ CHAOS_SECONDS = (60.0, 100.0, 160.0)
 FAULTS = ("NvidiaErrorReboot", "NvidiaErrorTerminate", "EfaError", "XidHardwareFailure", "XidUserAppError", "NewThing")
 
 HURTS = ("together", "newcomer", "marked", "unmarked", "cut_off", "dead", "broken", "aborted", "scarce")
-DEEDS = ("cordon", "uncordon", "adopt", "hold", "mend", "cancel", "answer")
+DEEDS = ("cordon", "uncordon", "adopt", "hold", "mend", "cancel", "answer", "forge")
 
 
 def lay_out(world: "Simulation") -> float:
@@ -60,7 +63,41 @@ def lay_out(world: "Simulation") -> float:
     if chance.random() < 0.4:
         number = chance.randrange(3)
         world.loop.after(chance.uniform(3, 2 * lasts), lambda: world.cancel(number))
+    _forgeries(world, random.Random(f"{world.seed} forgeries"), lasts)
     return lasts
+
+
+def _forgeries(world: "Simulation", chance: random.Random, lasts: float) -> None:
+    """Let somebody create Jobs and pods with the labels of an attempt, in another namespace or under its name."""
+
+    def forge(phase: PodPhase, namespace: str, number: int) -> None:
+        running = [one for one in world.cluster.running() if one.is_there]
+        if not running:
+            return
+        attempt = running[number % len(running)].spec.attempt
+        world.tell(f"somebody creates pods with the labels of {attempt.workload_name}: {phase}")
+        nodes = sorted(node.name for node in world.cluster.nodes(CLUSTER))
+        pods = tuple(
+            PodSeen(name=f"forged-{rank}", node_name=nodes[(number + rank) % len(nodes)], phase=phase)
+            for rank in range(attempt.ranks)
+        )
+        forged = WorkloadSeen(
+            job_id=attempt.job_id,
+            attempt=attempt.attempt,
+            namespace=namespace or attempt.namespace,
+            job_uid=f"forged-{number}",
+            uid=f"forged-{number}",
+            decision_id=attempt.decision_id,
+            has_completed=phase is PodPhase.SUCCEEDED,
+            has_failed=phase is PodPhase.FAILED,
+            pods=pods,
+        )
+        world.cluster.forged.insert(0, forged)
+
+    if chance.random() < _FORGED:
+        phases = (PodPhase.SUCCEEDED, PodPhase.FAILED, PodPhase.RUNNING)
+        deed = functools.partial(forge, chance.choice(phases), chance.choice(("other-team", "")), chance.randrange(100))
+        world.loop.after(chance.uniform(5, lasts), world.seen_as("deed", "forge", deed))
 
 
 def _jobs(world: "Simulation") -> None:

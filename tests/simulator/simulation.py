@@ -24,7 +24,7 @@ from evenkeel.domain.nodes import KARPENTER_LABEL
 from evenkeel.domain.policy import GuardrailPolicy, JobPolicy, Policy, RepairPolicy, WatchPolicy
 from evenkeel.domain.recovery import guardrails
 from evenkeel.domain.recovery.guardrails import Act, GuardFacts, Rail
-from evenkeel.domain.scheduling.jobs import Charge, JobSpec, JobState, OnNodeFault
+from evenkeel.domain.scheduling.jobs import Attempt, Charge, JobSpec, JobState, OnNodeFault
 from evenkeel.events import envelope
 from evenkeel.ports import (
     EvenkeelError,
@@ -1115,8 +1115,8 @@ class WatchedCluster:
         self.simulation.tell(f"launch {spec.attempt.workload_name} {at}: {result[0]}")
         return result
 
-    def stop(self, cluster: str, namespace: str, job_id: str, attempt: int, *rest: Any, **more: Any) -> None:
-        self.simulation.checks.stop(self.simulation, job_id, attempt)
-        self.simulation.cluster.stop(cluster, namespace, job_id, attempt, *rest, **more)
+    def stop(self, attempt: Attempt, *rest: Any, **more: Any) -> None:
+        self.simulation.checks.stop(self.simulation, attempt.job_id, attempt.attempt)
+        self.simulation.cluster.stop(attempt, *rest, **more)
         if self.simulation.elastic:
-            self.simulation.elastic.drain(job_id, attempt, *rest)
+            self.simulation.elastic.drain(attempt.job_id, attempt.attempt, *rest)

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from evenkeel.domain.scheduling.foreign import ForeignPod
-from evenkeel.domain.scheduling.jobs import Charge, Job, JobState
+from evenkeel.domain.scheduling.jobs import Attempt, Charge, Job, JobState
 from evenkeel.domain.scheduling.queues.objects import StopPolicy
 from evenkeel.domain.scheduling.teams import FleetQuotas, SetUp, Team
 from evenkeel.ports import Put, Write
@@ -241,7 +241,9 @@ class Sharing:
         docs = [row.doc for row in self.world.ledger.of("META", "JOB#") if row.doc["spec"]["name"] == name]
         for doc in docs:
             self.world.tell(f"somebody deletes the Kubernetes Job of {doc['jobId']}")
-            self.world.cluster.stop(CLUSTER, doc["namespace"], doc["jobId"], doc["currentAttempt"], 5)
+            row = self.world.ledger.rows.get(rows.attempt_key(doc["jobId"], doc["currentAttempt"]))
+            if row is not None:
+                self.world.cluster.stop(rows.read(row, Attempt), 5)
 
     def add(self, team: Team) -> None:
         """Set up a team besides, whose jobs `ask` names."""

@@ -291,6 +291,9 @@ def logs(
         return
     said = client.get(f"/jobs/{job_id}/logs", rank=rank, attempt=attempt, tail=tail)
     write(said["text"] + _line_end(said["text"]))
+    if said.get("note"):
+        sys.stdout.flush()
+        note(said["note"])
 
 
 @app.command("wait")
@@ -724,7 +727,9 @@ def _follow(
                 note(f"Attempt {found['attempt']} of {job_id}, from its beginning:")
                 seen = ""
             is_first = not current and not is_awaited
-            text = found["text"]
+            # Kept lines of an attempt that was followed are a copy of what was printed.
+            is_copy = current == found["attempt"] and bool(found.get("keptAt"))
+            text = seen if is_copy else found["text"]
             write(_last_lines(text, tail) if is_first else added(seen, text))
             current, seen = found["attempt"], _last_lines(text, lines)
         if is_over:

@@ -450,8 +450,10 @@ class Registry:
         """Delete a pod if the disruption budgets that cover it allow that.
 
         Raises:
-            ApiError: 404 without the pod, 429 when a budget blocks it, 500 when two budgets cover it.
+            ApiError: 403 in a namespace that is being deleted, 404 without the pod, 429 when a budget blocks it, 500
+                when two budgets cover it.
         """
+        self._check_namespace(catalogue.PODS, namespace, {"metadata": {"name": name}})
         pod = self.store.get(catalogue.PODS, namespace, name)
         if ((eviction.get("metadata") or {}).get("name") or name) != name:
             raise errors.bad_request("name in URL does not match name in Eviction object")

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from evenkeel.adapters.kubernetes import AlreadyExists, KubernetesApi
-from evenkeel.adapters.workloads import FLEET_LABEL, NEURON, NVIDIA, RENTAL_LABEL, Json, capacity_job
+from evenkeel.adapters.workloads import FLEET_LABEL, NEURON, NVIDIA, RENTAL_LABEL, Json, capacity_job, job_that_controls
 from evenkeel.domain.nodes import KARPENTER_LABEL
 from evenkeel.ports import CapacitySpec, Claim, Conflict, LimitResult
 
@@ -47,10 +47,13 @@ class KubernetesCapacity:
         if job is not None and "deletionTimestamp" not in job["metadata"]:
             api.delete(path, propagationPolicy="Background", preconditions={"uid": job["metadata"]["uid"]})
         ours = f"{RENTAL_LABEL}={name},{FLEET_LABEL}={self._fleet}"
-        pods = self._all(cluster, f"/api/v1/namespaces/{namespace}/pods", labelSelector=ours)
+        listed = self._all(cluster, f"/api/v1/namespaces/{namespace}/pods", labelSelector=ours)
+        # Anybody's pod may carry the labels: the rental's are those that its Job controls.
+        pods = [pod for pod in listed if job_that_controls(pod)[0] == name]
         for pod in pods:
             if "deletionTimestamp" not in pod["metadata"]:
-                api.delete(f"/api/v1/namespaces/{namespace}/pods/{pod['metadata']['name']}", gracePeriodSeconds=1)
+                path = f"/api/v1/namespaces/{namespace}/pods/{pod['metadata']['name']}"
+                api.delete(path, gracePeriodSeconds=1)
         return job is None and not pods
 
     def limit_pool(self, cluster: str, pool: str, rented: Callable[[], tuple[int, int]]) -> LimitResult:

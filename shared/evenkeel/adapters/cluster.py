@@ -5,24 +5,37 @@ import queue
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from evenkeel.adapters import workloads
 from evenkeel.adapters.capacity import KubernetesCapacity
-from evenkeel.adapters.kubernetes import JSON_PATCH, AlreadyExists, Expired, Invalid, KubernetesApi, Watch
+from evenkeel.adapters.kubernetes import (
+    JSON_PATCH,
+    AlreadyExists,
+    Expired,
+    Invalid,
+    KubernetesApi,
+    NamespaceTerminating,
+    ServerFailed,
+    Watch,
+)
 from evenkeel.adapters.workloads import ATTEMPT_LABEL, FLEET_LABEL, INDEX_LABEL, JOB_LABEL, Json
 from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT, INCIDENT_ANNOTATION, KARPENTER_LABEL, KubernetesNode
 from evenkeel.domain.recovery.validation import CheckResult
 from evenkeel.domain.scheduling.followed import KueueSeen
 from evenkeel.domain.scheduling.foreign import ForeignPod
-from evenkeel.domain.scheduling.jobs import WorkloadSeen
+from evenkeel.domain.scheduling.jobs import Attempt, WorkloadSeen
 from evenkeel.ports import (
     CheckSpec,
     Conflict,
     CordonResult,
+    EvenkeelError,
+    Eviction,
     EvictResult,
     LaunchResult,
     LaunchSpec,
+    LogTail,
     NotFound,
     PermanentError,
     Refused,
@@ -41,6 +54,11 @@ _LOOK_SECONDS = 0.1
 _PAUSE_SECONDS = 0.5
 _LOG_HEAD = 65_536
 _ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+_TAIL_BYTES = 4_000_000
+"""Of one pod's last lines: a runtime splits a line at 16 KB, so 200 lines are less."""
+_READERS = 8
+_WHY = 300
+"""Characters of a refusal that are kept."""
 _NODES = "/api/v1/nodes"
 _PODS = "/api/v1/pods"
 _LIVE = "status.phase!=Succeeded,status.phase!=Failed"
@@ -190,15 +208,15 @@ class KubernetesCluster(KubernetesCapacity):
         try:
             api.create(f"/api/v1/namespaces/{attempt.namespace}/services", workloads.service(spec, self._fleet))
         except AlreadyExists:
-            self._check_ours(spec, f"/api/v1/namespaces/{attempt.namespace}/services/{attempt.workload_name}")
+            self._check_own(attempt, f"/api/v1/namespaces/{attempt.namespace}/services/{attempt.workload_name}")
         path = f"/apis/batch/v1/namespaces/{attempt.namespace}/jobs"
         result = LaunchResult.CREATED
         try:
             job = api.create(path, workloads.job(spec, self._fleet, resource))
         except AlreadyExists:
-            result, job = LaunchResult.ALREADY_THERE, self._check_ours(spec, f"{path}/{attempt.workload_name}")
+            result, job = LaunchResult.ALREADY_THERE, self._check_own(attempt, f"{path}/{attempt.workload_name}")
         except PermanentError:
-            self._delete_objects(api, attempt.namespace, attempt.job_id, attempt.attempt)  # no Job: no Service either
+            self._delete_objects(api, attempt, None)  # no Job: no Service either
             raise
         # Kueue's webhook suspends as the Job is created, whatever made it take for its own what was not handed over.
         if job["spec"].get("suspend") and not attempt.local_queue:
@@ -208,36 +226,24 @@ class KubernetesCluster(KubernetesCapacity):
             )
         return result, job["metadata"]["uid"]
 
-    def workload(self, cluster: str, namespace: str, job_id: str, attempt: int) -> WorkloadSeen:
-        job = self._api(cluster).get(f"/apis/batch/v1/namespaces/{namespace}/jobs/{job_id}-a{attempt}")
-        if job is not None and not workloads.is_ours(job, job_id, attempt, self._fleet):
-            job = None
-        kueue = None
+    def workload(self, attempt: Attempt) -> WorkloadSeen:
+        job, pods = self._objects(attempt)
+        kueue: Mapping[tuple[str, str], KueueSeen] = {}
         if job is not None and workloads.is_handed_over(job):
             # While it waits, its place is known from those that wait with it.
             alone = "" if job["spec"].get("suspend") else f"{workloads.KUEUE_JOB_LABEL}={job['metadata']['uid']}"
-            kueue = self._kueues(cluster, namespace, alone).get(job["metadata"]["uid"])
-        return _seen(job_id, attempt, job, self._pods(cluster, namespace, job_id, attempt), kueue)
+            kueue = self._kueues(attempt.cluster, attempt.namespace, alone)
+        return attempt.own(workloads.read_workloads([job] if job else [], pods, kueue))
 
     def workloads(self, cluster: str) -> tuple[WorkloadSeen, ...]:
         ours = f"{JOB_LABEL},{FLEET_LABEL}={self._fleet}"
-        jobs: dict[tuple[str, int], Json] = {}
-        pods: defaultdict[tuple[str, int], list[Json]] = defaultdict(list)
-        for job in self._all(cluster, _JOBS, labelSelector=ours):
-            if name := workloads.attempt_of(job):
-                jobs[name] = job
-        for pod in self._all(cluster, _PODS, labelSelector=ours):
-            if name := workloads.attempt_of(pod):
-                pods[name].append(pod)
-        followed = self._kueues(cluster) if any(map(workloads.is_handed_over, jobs.values())) else {}
-        uids = {name: job["metadata"]["uid"] for name, job in jobs.items()}
-        return tuple(
-            _seen(*name, jobs.get(name), pods.get(name, []), followed.get(uids.get(name, "")))
-            for name in sorted({*jobs, *pods})
-        )
+        jobs = self._all(cluster, _JOBS, labelSelector=ours)
+        pods = self._all(cluster, _PODS, labelSelector=ours)
+        kueue = self._kueues(cluster) if any(map(workloads.is_handed_over, jobs)) else {}
+        return workloads.read_workloads(jobs, pods, kueue)
 
-    def _kueues(self, cluster: str, namespace: str = "", labels: str = "") -> dict[str, KueueSeen]:
-        """Return Kueue's Workloads by the UID of their Jobs; none where there is no Kueue."""
+    def _kueues(self, cluster: str, namespace: str = "", labels: str = "") -> dict[tuple[str, str], KueueSeen]:
+        """Return Kueue's Workloads by namespace and UID of their Jobs; none where there is no Kueue."""
         group = self._api(cluster).get(_KUEUE)
         if group is None:
             return {}
@@ -248,14 +254,13 @@ class KubernetesCluster(KubernetesCapacity):
             return workloads.read_queue(self._all(cluster, path, **query))
         return {}
 
-    def foreign_pods(self, cluster: str, on: str | None = None) -> tuple[ForeignPod, ...]:
+    def pods(self, cluster: str, on: str | None = None) -> tuple[ForeignPod, ...]:
         where = "" if on is None else f",spec.nodeName={on}"
-        query = {"fieldSelector": f"{_LIVE}{where}", "labelSelector": f"{FLEET_LABEL}!={self._fleet}"}
-        pods = self._lean(cluster, _PODS, workloads.lean_foreign, query)
+        pods = self._lean(cluster, _PODS, workloads.lean_foreign, {"fieldSelector": f"{_LIVE}{where}"})
         jobs: dict[tuple[str, str], Json] = {}
         if any(workloads.owner_of(pod)[0] == "Job" for pod in pods):
             jobs = {_place(job): job for job in self._all(cluster, _JOBS)}
-        return tuple(workloads.read_foreign(pod, jobs) for pod in pods)
+        return tuple(workloads.read_foreign(pod, jobs, self._fleet) for pod in pods)
 
     def kueue_namespaces(self, cluster: str) -> Mapping[str, str]:
         """Kueue writes a LocalQueue called `default` into every Job of its namespace; others it may be told to."""
@@ -270,7 +275,7 @@ class KubernetesCluster(KubernetesCapacity):
             found |= {namespace: f"its LocalQueue {name}" for namespace, name in queues}
         return found
 
-    def evict(self, cluster: str, pod: ForeignPod) -> EvictResult:
+    def evict(self, cluster: str, pod: ForeignPod) -> Eviction:
         body = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
@@ -280,80 +285,101 @@ class KubernetesCluster(KubernetesCapacity):
         try:
             said = self._api(cluster).create(f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/eviction", body)
         except (NotFound, Conflict):
-            return EvictResult.GONE  # of this name there is none, or another one by now
-        except Throttled:
-            return EvictResult.NOT_NOW
-        # Of a pod with two disruption budgets the server says 201, and in the body that it failed.
-        return EvictResult.NOT_NOW if said.get("status") == "Failure" else EvictResult.EVICTED
+            return Eviction(EvictResult.GONE)  # of this name there is none, or another one by now
+        except (Throttled, NamespaceTerminating, ServerFailed) as error:
+            # A server that finds two disruption budgets for one pod answers 500 without a reason.
+            return Eviction(EvictResult.NOT_NOW, _brief(error))
+        except TransientError as error:
+            return Eviction(EvictResult.NO_ANSWER, _brief(error))
+        except PermanentError as error:
+            return Eviction(EvictResult.REFUSED, _brief(error))
+        if said.get("status") == "Failure":  # some servers answer 201, and in the body that it failed
+            return Eviction(EvictResult.NOT_NOW, str(said.get("message") or "")[:_WHY])
+        return Eviction(EvictResult.EVICTED)
 
-    def stop(
-        self,
-        cluster: str,
-        namespace: str,
-        job_id: str,
-        attempt: int,
-        grace_seconds: int,
-        at_once_on: Container[str] = (),
-    ) -> None:
+    def stop(self, attempt: Attempt, grace_seconds: int, at_once_on: Container[str] = ()) -> None:
         """Pods go first, with the grace asked for; deleting the Job would give them their own.
 
         A grace of 0 means "forget the pod at once, whatever its process does" to Kubernetes: one second is the least.
         """
-        api = self._api(cluster)
-        for pod in self._pods(cluster, namespace, job_id, attempt):
-            path = f"/api/v1/namespaces/{namespace}/pods/{pod['metadata']['name']}"
+        api = self._api(attempt.cluster)
+        job, pods = self._objects(attempt)
+        for pod in pods:
             is_sick = (pod.get("spec") or {}).get("nodeName") in at_once_on
-            api.delete(path, gracePeriodSeconds=1 if is_sick else max(1, grace_seconds))
-        self._delete_objects(api, namespace, job_id, attempt)
+            _delete_pod(api, pod, gracePeriodSeconds=1 if is_sick else max(1, grace_seconds))
+        self._delete_objects(api, attempt, job)
 
-    def forget_pods(self, cluster: str, namespace: str, job_id: str, attempt: int, node_names: Iterable[str]) -> None:
+    def forget_pods(self, attempt: Attempt, node_names: Iterable[str]) -> None:
         names = set(node_names)
-        api = self._api(cluster)
-        lost = [
-            pod
-            for pod in self._pods(cluster, namespace, job_id, attempt)
-            if (pod.get("spec") or {}).get("nodeName") in names
-        ]
+        api = self._api(attempt.cluster)
+        job, pods = self._objects(attempt)
+        lost = [pod for pod in pods if (pod.get("spec") or {}).get("nodeName") in names]
         if not lost:
             return
         # While its Job exists, a pod keeps the Job controller's finalizer and would stay.
-        self._delete_objects(api, namespace, job_id, attempt)
+        self._delete_objects(api, attempt, job)
         for pod in lost:
-            metadata = pod["metadata"]
-            path = f"/api/v1/namespaces/{namespace}/pods/{metadata['name']}"
-            api.delete(path, gracePeriodSeconds=0, preconditions={"uid": metadata["uid"]})
+            _delete_pod(api, pod, gracePeriodSeconds=0)
 
-    def logs(self, cluster: str, namespace: str, job_id: str, attempt: int, rank: int, tail_lines: int | None) -> str:
-        pods = self._pods(cluster, namespace, job_id, attempt, f",{INDEX_LABEL}={rank}")
+    def logs(self, attempt: Attempt, rank: int, tail_lines: int | None) -> str:
+        _, pods = self._objects(attempt, f",{INDEX_LABEL}={rank}")
         if not pods:
-            raise NotFound(f"no pod of rank {rank} of {job_id}-a{attempt} in {namespace}")
-        path = f"/api/v1/namespaces/{namespace}/pods/{pods[-1]['metadata']['name']}/log"
+            raise NotFound(f"no pod of rank {rank} of {attempt.workload_name} in {attempt.namespace}")
+        path = f"/api/v1/namespaces/{attempt.namespace}/pods/{pods[-1]['metadata']['name']}/log"
         part = {"limitBytes": str(_LOG_HEAD)} if tail_lines is None else {"tailLines": str(tail_lines)}
-        return self._api(cluster).text(path, container="trainer", **part)
+        return self._api(attempt.cluster).text(path, container="trainer", **part)
 
-    def _pods(self, cluster: str, namespace: str, job_id: str, attempt: int, more: str = "") -> list[Json]:
-        selector = f"{JOB_LABEL}={job_id},{ATTEMPT_LABEL}={attempt},{FLEET_LABEL}={self._fleet}{more}"
-        return self._all(cluster, f"/api/v1/namespaces/{namespace}/pods", labelSelector=selector)
+    def tails(self, attempt: Attempt, lines: int, most: int, within_seconds: float) -> Mapping[int, LogTail]:
+        _, pods = self._objects(attempt)
+        by_rank = {rank: pod for pod in pods if (rank := workloads.rank_of(pod)) < attempt.ranks}
+        first = sorted(by_rank, key=lambda rank: ((by_rank[rank].get("status") or {}).get("phase") != "Failed", rank))
+        # Many at once, and none of them waited for beyond the time: a kubelet out of reach answers nothing.
+        pool = ThreadPoolExecutor(_READERS, thread_name_prefix="tails")
+        reads = {rank: pool.submit(self._tail, attempt, by_rank[rank], lines) for rank in first[:most]}
+        wait(reads.values(), within_seconds)
+        late = f"It was not read within {within_seconds:g} s."
+        found = {
+            rank: read.result() if read.done() else workloads.tail_of(by_rank[rank], why=late)
+            for rank, read in reads.items()
+        }
+        pool.shutdown(wait=False, cancel_futures=True)
+        left_out = f"Only {most} logs of an attempt are kept."
+        return found | {rank: workloads.tail_of(by_rank[rank], why=left_out) for rank in first[most:]}
 
-    def _delete_objects(self, api: KubernetesApi, namespace: str, job_id: str, attempt: int) -> None:
-        name = f"{job_id}-a{attempt}"
-        jobs = f"/apis/batch/v1/namespaces/{namespace}/jobs"
-        job = api.get(f"{jobs}/{name}")
-        if job is not None and workloads.is_ours(job, job_id, attempt, self._fleet):
-            uid = job["metadata"]["uid"]
-            api.delete(f"{jobs}/{name}", propagationPolicy="Background", preconditions={"uid": uid})
-        services = f"/api/v1/namespaces/{namespace}/services"
-        found = api.get(f"{services}/{name}")
-        if found is not None and workloads.is_ours(found, job_id, attempt, self._fleet):
-            api.delete(f"{services}/{name}")
+    def _tail(self, attempt: Attempt, pod: Json, lines: int) -> LogTail:
+        path = f"/api/v1/namespaces/{attempt.namespace}/pods/{pod['metadata']['name']}/log"
+        query = {"container": "trainer", "tailLines": str(lines), "limitBytes": str(_TAIL_BYTES)}
+        try:
+            return workloads.tail_of(pod, text=self._api(attempt.cluster).text(path, **query))
+        except EvenkeelError as error:
+            return workloads.tail_of(pod, why=_brief(error))
 
-    def _check_ours(self, spec: LaunchSpec, path: str) -> Json:
-        attempt = spec.attempt
+    def _objects(self, attempt: Attempt, more: str = "") -> tuple[Json | None, list[Json]]:
+        """Read an attempt's own Job and pods. Labels only narrow the list; UID or decision prove whose they are."""
+        api, space = self._api(attempt.cluster), f"namespaces/{attempt.namespace}"
+        job = api.get(f"/apis/batch/v1/{space}/jobs/{attempt.workload_name}")
+        selector = f"{JOB_LABEL}={attempt.job_id},{ATTEMPT_LABEL}={attempt.attempt},{FLEET_LABEL}={self._fleet}{more}"
+        pods = self._all(attempt.cluster, f"/api/v1/{space}/pods", labelSelector=selector)
+        own = attempt.own(workloads.read_workloads([job] if job else [], pods, {}))
+        is_own = job is not None and job["metadata"]["uid"] == own.uid
+        return job if is_own else None, [pod for pod in pods if _is_controlled_by(pod, own.job_uid)]
+
+    def _delete_objects(self, api: KubernetesApi, attempt: Attempt, job: Json | None) -> None:
+        space, name = f"namespaces/{attempt.namespace}", attempt.workload_name
+        if job is not None:
+            preconditions = {"uid": job["metadata"]["uid"]}
+            path = f"/apis/batch/v1/{space}/jobs/{name}"
+            api.delete(path, propagationPolicy="Background", preconditions=preconditions)
+        found = api.get(f"/api/v1/{space}/services/{name}")
+        if found is not None and workloads.is_of(found, attempt, self._fleet):
+            api.delete(f"/api/v1/{space}/services/{name}", preconditions={"uid": found["metadata"]["uid"]})
+
+    def _check_own(self, attempt: Attempt, path: str) -> Json:
         found = self._api(attempt.cluster).get(path)
         if found is None:
             raise Conflict(f"{path} of {attempt.cluster} was there, and is gone")
-        if not workloads.is_ours(found, attempt.job_id, attempt.attempt, self._fleet):
-            raise Refused(f"{path} of {attempt.cluster} is not ours: its labels are not {attempt.workload_name}'s")
+        if not workloads.is_of(found, attempt, self._fleet):
+            raise Refused(f"{path} of {attempt.cluster} was not created by the launch of {attempt.workload_name}")
         return found
 
     # ------------------------------------------------------------ changes
@@ -517,23 +543,21 @@ def _releasing(item: Mapping[str, Any], *, is_cordoned: bool) -> Iterator[Json]:
             yield {"op": "remove", "path": f"/spec/taints/{index}"}
 
 
-def _seen(
-    job_id: str, attempt: int, job: Json | None, pods: list[Json], kueue: KueueSeen | None = None
-) -> WorkloadSeen:
-    return WorkloadSeen(
-        job_id=job_id,
-        attempt=attempt,
-        uid=job["metadata"]["uid"] if job else "",
-        is_deleting=job is not None and "deletionTimestamp" in job["metadata"],
-        is_suspended=job is not None and bool(job["spec"].get("suspend")),
-        has_completed=job is not None and workloads.has_condition(job, "Complete"),
-        has_failed=job is not None and workloads.has_failed(job),
-        was_disrupted=job is not None and workloads.was_disrupted(job),
-        pods=tuple(
-            workloads.read_pod(pod) for pod in sorted(pods, key=lambda pod: (workloads.rank_of(pod), _place(pod)))
-        ),
-        kueue=kueue,
-    )
+def _is_controlled_by(pod: Json, job_uid: str) -> bool:
+    return bool(job_uid) and workloads.job_that_controls(pod)[1] == job_uid
+
+
+def _brief(error: EvenkeelError) -> str:
+    """Return what a server answered, without the path that was asked."""
+    return str(error).partition(": ")[2][:_WHY]
+
+
+def _delete_pod(api: KubernetesApi, pod: Json, **options: Any) -> None:
+    """Delete this very pod: a later one of its name stays."""
+    metadata = pod["metadata"]
+    path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
+    with contextlib.suppress(Conflict):  # of this name there is another one by now
+        api.delete(path, preconditions={"uid": metadata["uid"]}, **options)
 
 
 def _place(item: Mapping[str, Any]) -> tuple[str, str]:

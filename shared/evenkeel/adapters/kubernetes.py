@@ -44,6 +44,14 @@ class Expired(TransientError):
     """410: the resourceVersion or the list's continuation is too old. List again."""
 
 
+class ServerFailed(Unreachable):
+    """500: the server was reached and could not do it. Whether anything took effect is unknown."""
+
+
+class NamespaceTerminating(NotAllowed):
+    """403: the namespace is being deleted, and takes nothing new."""
+
+
 class Invalid(Refused):
     """422: the object is not valid, or a JSON patch's `test` did not hold."""
 
@@ -63,6 +71,7 @@ _BY_CODE: Mapping[int, type[EvenkeelError]] = {
     410: Expired,
     422: Invalid,
     429: Throttled,
+    500: ServerFailed,
 }
 
 
@@ -164,8 +173,13 @@ class KubernetesApi:
         body: Any = None,
         content_type: str = "application/json",
     ) -> Json:
-        answer = json.loads(self._request(method, path, query, body, content_type) or b"{}")
-        assert isinstance(answer, dict)
+        said = self._request(method, path, query, body, content_type) or b"{}"
+        try:
+            answer = json.loads(said)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise Unreachable(f"{method} {path} of {self.name}: no JSON object: {said[:100]!r}")
         return answer
 
     def _request(
@@ -277,6 +291,9 @@ class Watch:
 
 def _failure(what: str, code: int, status: Mapping[str, Any]) -> EvenkeelError:
     reason = str(status.get("reason") or "")
+    causes = (status.get("details") or {}).get("causes") or ()
+    if any(cause.get("reason") == "NamespaceTerminating" for cause in causes):
+        return NamespaceTerminating(f"{what}: {code} {reason}: {status.get('message', '')}")
     kind = _BY_REASON.get(reason) or _BY_CODE.get(code) or (Unreachable if code >= 500 else Refused)
     return kind(f"{what}: {code} {reason}: {status.get('message', '')}")
 

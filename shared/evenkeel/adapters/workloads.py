@@ -14,13 +14,13 @@ from evenkeel.domain.nodes import (
     parse_provider_id,
 )
 from evenkeel.domain.scheduling.followed import KueueCheck, KueueCondition, KueueSeen
-from evenkeel.domain.scheduling.foreign import RESUME_ALLOWED, RESUME_LABEL, Comeback, ForeignPod
-from evenkeel.domain.scheduling.jobs import Demand, PodPhase, PodSeen
+from evenkeel.domain.scheduling.foreign import RESUME_ALLOWED, RESUME_LABEL, Comeback, ForeignPod, Owned, PodClaim
+from evenkeel.domain.scheduling.jobs import Attempt, Demand, PodPhase, PodSeen, WorkloadSeen
 from evenkeel.domain.scheduling.pool_choices import Effect, Operator, Toleration
 from evenkeel.domain.scheduling.queues.quantities import amount
 from evenkeel.domain.scheduling.submission import RESERVED_ENV
 from evenkeel.domain.values import rfc3339
-from evenkeel.ports import CapacitySpec, CheckSpec, LaunchSpec, Right
+from evenkeel.ports import CapacitySpec, CheckSpec, LaunchSpec, LogTail, Right
 
 Json: TypeAlias = dict[str, Any]
 
@@ -34,6 +34,8 @@ KUEUE_PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 KUEUE_JOB_LABEL = "kueue.x-k8s.io/job-uid"
 """On a Workload: the UID of the Job that it was made for."""
 RENTAL_LABEL = "evenkeel.io/rental"
+DECISION_NOTE = "evenkeel.io/decision"
+"""Annotation: the decision that admitted the attempt. It proves whose a Job is until its UID is recorded."""
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 RENDEZVOUS_PORT = 29500
 
@@ -53,6 +55,7 @@ _POOL_LABELS = (f"{_SAGEMAKER}/instance-group-name", KARPENTER_LABEL, "eks.amazo
 _HOSTNAME = "kubernetes.io/hostname"
 _TYPE_LABEL = "node.kubernetes.io/instance-type"
 _USER = 1000
+_MIRROR = "kubernetes.io/config.mirror"
 _JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
 _BACKOFF_LIMIT = 6
 """Kubernetes' own default."""
@@ -75,7 +78,12 @@ def service(spec: LaunchSpec, fleet: str) -> Json:
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": {"name": name, "namespace": spec.attempt.namespace, "labels": labels(spec, fleet)},
+        "metadata": {
+            "name": name,
+            "namespace": spec.attempt.namespace,
+            "labels": labels(spec, fleet),
+            "annotations": {DECISION_NOTE: spec.attempt.decision_id},
+        },
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
@@ -103,6 +111,7 @@ def job(spec: LaunchSpec, fleet: str, accelerator_resource: str) -> Json:
             "name": attempt.workload_name,
             "namespace": attempt.namespace,
             "labels": {**labels(spec, fleet), **follows},
+            "annotations": {DECISION_NOTE: attempt.decision_id},
         },
         "spec": {
             **({"suspend": True} if attempt.local_queue else {}),
@@ -115,7 +124,10 @@ def job(spec: LaunchSpec, fleet: str, accelerator_resource: str) -> Json:
             # condition is what still says whose doing it was.
             "podFailurePolicy": {"rules": [{"action": "FailJob", "onPodConditions": [_DISRUPTED]}]},
             "template": {
-                "metadata": {"labels": labels(spec, fleet), "annotations": _LEFT_ALONE},
+                "metadata": {
+                    "labels": labels(spec, fleet),
+                    "annotations": {**_LEFT_ALONE, DECISION_NOTE: attempt.decision_id},
+                },
                 "spec": _pod(spec, accelerator_resource),
             },
         },
@@ -377,11 +389,9 @@ def is_handed_over(job: Mapping[str, Any]) -> bool:
     return QUEUE_LABEL in (job["metadata"].get("labels") or {})
 
 
-def made_for(workload: Mapping[str, Any]) -> str:
-    """Return the UID of the Job that Kueue keeps a Workload for; empty where it is for something else."""
-    owners = workload["metadata"].get("ownerReferences") or ()
-    owner = next((str(one["uid"]) for one in owners if one.get("controller") and one.get("kind") == "Job"), "")
-    return owner or str((workload["metadata"].get("labels") or {}).get(KUEUE_JOB_LABEL, ""))
+def made_for(workload: Mapping[str, Any]) -> tuple[str, str]:
+    """Return namespace and UID of the Job that controls one of Kueue's Workloads; no UID where none does."""
+    return (str(workload["metadata"].get("namespace", "")), job_that_controls(workload)[1])
 
 
 def read_kueue(workload: Mapping[str, Any], position: int | None = None) -> KueueSeen:
@@ -420,11 +430,11 @@ def read_kueue(workload: Mapping[str, Any], position: int | None = None) -> Kueu
     )
 
 
-def read_queue(listed: Iterable[Mapping[str, Any]]) -> dict[str, KueueSeen]:
-    """Return Kueue's Workloads by the UID of their Jobs, with the place of those that wait in their LocalQueue."""
-    found = {uid: (each, read_kueue(each)) for each in listed if (uid := made_for(each))}
+def read_queue(listed: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], KueueSeen]:
+    """Return Kueue's Workloads by namespace and UID of their Jobs, with the place of those that wait."""
+    found = {job: (each, read_kueue(each)) for each in listed if (job := made_for(each))[1]}
     ahead: Counter[tuple[str, str]] = Counter()
-    places: dict[str, int] = {}
+    places: dict[tuple[str, str], int] = {}
     for uid, (each, seen) in sorted(found.items(), key=lambda one: _in_queue_order(*one[1])):
         if seen.is_pending and seen.is_active:
             place = (each["metadata"]["namespace"], seen.queue)
@@ -443,10 +453,78 @@ def _in_queue_order(workload: Mapping[str, Any], seen: KueueSeen) -> tuple[int, 
     return (-priority, since, str(workload["metadata"]["name"]))
 
 
-def is_ours(item: Mapping[str, Any], job_id: str, attempt: int, fleet: str) -> bool:
-    """Whether an object carries the labels of this attempt."""
+def is_of(item: Mapping[str, Any], attempt: Attempt, fleet: str) -> bool:
+    """Whether an object of an attempt's namespace and name is what the attempt's launch created."""
     found = item["metadata"].get("labels") or {}
-    return (found.get(JOB_LABEL), found.get(ATTEMPT_LABEL), found.get(FLEET_LABEL)) == (job_id, str(attempt), fleet)
+    ours = (attempt.job_id, str(attempt.attempt), fleet)
+    has_labels = (found.get(JOB_LABEL), found.get(ATTEMPT_LABEL), found.get(FLEET_LABEL)) == ours
+    return has_labels and bool(attempt.decision_id) and decision_of(item) == attempt.decision_id
+
+
+def decision_of(item: Mapping[str, Any]) -> str:
+    """Return the decision that an object says it was created for; empty where it says nothing."""
+    return str((item["metadata"].get("annotations") or {}).get(DECISION_NOTE, ""))
+
+
+def job_that_controls(item: Mapping[str, Any]) -> tuple[str, str]:
+    """Return name and UID of the Kubernetes Job that controls an object; empty where no Job does."""
+    owners = item["metadata"].get("ownerReferences") or ()
+    jobs = (one for one in owners if one.get("controller") and one.get("kind") == "Job")
+    return next(
+        ((str(one["name"]), str(one["uid"])) for one in jobs if str(one.get("apiVersion", "")).startswith("batch/")),
+        ("", ""),
+    )
+
+
+def read_workloads(
+    jobs: Iterable[Json], pods: Iterable[Json], kueue: Mapping[tuple[str, str], KueueSeen]
+) -> tuple[WorkloadSeen, ...]:
+    """Group Jobs and pods by the Job that controls them; each group names the attempt that its labels name.
+
+    A Job counts under the name that a launch gives it alone, and a pod under the Job that controls it alone.
+    """
+    found: dict[_Group, Json] = {}
+    members: dict[_Group, list[Json]] = {}
+    for job in jobs:
+        name = attempt_of(job)
+        if name and job["metadata"]["name"] == _workload_name(*name):
+            found[(job["metadata"]["namespace"], *name, job["metadata"]["uid"])] = job
+    for pod in pods:
+        name, (controller, uid) = attempt_of(pod), job_that_controls(pod)
+        if name and uid and controller == _workload_name(*name):
+            members.setdefault((pod["metadata"]["namespace"], *name, uid), []).append(pod)
+    return tuple(
+        _workload(group, found.get(group), members.get(group, []), kueue.get((group[0], group[3])))
+        for group in sorted({*found, *members})
+    )
+
+
+_Group: TypeAlias = tuple[str, str, int, str]
+"""Namespace, job and attempt by the labels, UID of the Kubernetes Job."""
+
+
+def _workload_name(job_id: str, attempt: int) -> str:
+    return f"{job_id}-a{attempt}"
+
+
+def _workload(group: _Group, job: Json | None, pods: list[Json], kueue: KueueSeen | None) -> WorkloadSeen:
+    namespace, job_id, attempt, uid = group
+    decisions = {decision_of(item) for item in ([job] if job else pods)}
+    return WorkloadSeen(
+        job_id=job_id,
+        attempt=attempt,
+        namespace=namespace,
+        job_uid=uid,
+        decision_id=decisions.pop() if len(decisions) == 1 else "",
+        uid=uid if job else "",
+        is_deleting=job is not None and "deletionTimestamp" in job["metadata"],
+        is_suspended=job is not None and bool(job["spec"].get("suspend")),
+        has_completed=job is not None and has_condition(job, "Complete"),
+        has_failed=job is not None and has_failed(job),
+        was_disrupted=job is not None and was_disrupted(job),
+        pods=tuple(read_pod(pod) for pod in sorted(pods, key=lambda pod: (rank_of(pod), pod["metadata"]["name"]))),
+        kueue=kueue if job else None,
+    )
 
 
 def attempt_of(item: Mapping[str, Any]) -> tuple[str, int] | None:
@@ -479,6 +557,13 @@ def rank_of(pod: Mapping[str, Any]) -> int:
     metadata = pod["metadata"]
     text = (metadata.get("labels") or {}).get(INDEX_LABEL) or (metadata.get("annotations") or {}).get(INDEX_LABEL, "")
     return int(text) if text.isascii() and text.isdigit() else 1_000_000
+
+
+def tail_of(pod: Mapping[str, Any], *, text: str = "", why: str = "") -> LogTail:
+    """Return what was read of a pod's log, with whose and where it is."""
+    return LogTail(
+        pod_name=pod["metadata"]["name"], node_name=(pod.get("spec") or {}).get("nodeName") or "", text=text, why=why
+    )
 
 
 def read_pod(pod: Mapping[str, Any]) -> PodSeen:
@@ -569,8 +654,28 @@ def owner_of(item: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def is_movable_kind(pod: Mapping[str, Any]) -> bool:
-    """Whether a pod belongs to a workload at all: those of a DaemonSet, and static ones, belong to their node."""
-    return owner_of(pod)[0] not in ("DaemonSet", "Node")
+    """Whether a pod belongs to a workload at all: those of a DaemonSet, and static ones, belong to their node.
+
+    Only a kubelet may create a mirror pod; anybody may write a Node into `ownerReferences`.
+    """
+    kind = owner_of(pod)[0]
+    return kind != "DaemonSet" and not (kind == "Node" and _MIRROR in (pod["metadata"].get("annotations") or {}))
+
+
+def claim_of(pod: Mapping[str, Any], fleet: str) -> PodClaim | None:
+    """Return what of Evenkeel's a pod says it belongs to; None where its labels name nothing."""
+    found = pod["metadata"].get("labels") or {}
+    if found.get(FLEET_LABEL) != fleet:
+        return None
+    controller, uid = job_that_controls(pod)
+    said: Json = {"controller": controller, "controller_uid": uid, "decision_id": decision_of(pod)}
+    if name := attempt_of(pod):
+        job_id, attempt = name
+        return PodClaim(kind=Owned.ATTEMPT, name=_workload_name(*name), job_id=job_id, attempt=attempt, **said)
+    for label, kind in ((RENTAL_LABEL, Owned.RENTAL), (CHECK_LABEL, Owned.CHECK)):
+        if found.get(label):
+            return PodClaim(kind=kind, name=found[label], **said)
+    return None
 
 
 def lean_foreign(pod: Json) -> Json | None:
@@ -601,14 +706,15 @@ def _what_containers_take(spec: Mapping[str, Any]) -> list[Json]:
     return [{"resources": one.get("resources")} for one in spec.get("containers") or ()]
 
 
-def read_foreign(pod: Mapping[str, Any], jobs: Mapping[tuple[str, str], Mapping[str, Any]]) -> ForeignPod:
-    """Reduce a pod that is not ours to what decisions rest on.
+def read_foreign(pod: Mapping[str, Any], jobs: Mapping[tuple[str, str], Mapping[str, Any]], fleet: str) -> ForeignPod:
+    """Reduce a pod to what decisions rest on.
 
     Source: JobSet (and with it Kubeflow's TrainJob) names itself in a label of its pods, whose controller is a Job.
 
     Args:
         pod: The pod.
         jobs: The Jobs of its cluster, by namespace and name.
+        fleet: The fleet whose labels count.
     """
     metadata = pod["metadata"]
     found, notes = metadata.get("labels") or {}, metadata.get("annotations") or {}
@@ -632,6 +738,7 @@ def read_foreign(pod: Mapping[str, Any], jobs: Mapping[tuple[str, str], Mapping[
         created_at=_instant(metadata.get("creationTimestamp")),
         tolerations=_tolerations((pod.get("spec") or {}).get("tolerations") or ()),
         selector=(pod.get("spec") or {}).get("nodeSelector") or {},
+        claim=claim_of(pod, fleet),
     )
 
 

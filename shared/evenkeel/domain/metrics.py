@@ -53,6 +53,7 @@ METRICS = {
         Metric("WatchRoundsFailed", _COUNT, (), "A snapshot during the watch failed in part."),
         Metric("SweepStepsFailed", _COUNT, ("step",), "A step of the sweep failed."),
         Metric("SweepMended", _COUNT, ("step",), "What a crash left half done and a sweep step finished."),
+        Metric("UnownedWorkloads", _COUNT, (), "Kubernetes Jobs with labels of attempts that do not own them."),
         Metric("PolicyRefused", _COUNT, (), "The site's policy cannot be used by this release."),
         # Events and facts
         Metric("EventsReceived", _COUNT, (), "An event was parsed."),

@@ -116,7 +116,7 @@ class Observation:
         self._found: dict[Key, Row] = {}
         self._let_go: frozenset[str] | None = None
         self._nodes: dict[str, tuple[KubernetesNode, ...]] = {}
-        self._workloads: dict[str, dict[tuple[str, int], WorkloadSeen]] = {}
+        self._workloads: dict[str, dict[tuple[str, int], list[WorkloadSeen]]] = {}
         self._no_answer: dict[str, Unreachable] = {}
         """By cluster, or `HyperPod`: the call that got no answer. It is not called again for each of many waits."""
 
@@ -214,28 +214,29 @@ class Observation:
     def workload(self, attempt: Attempt) -> WorkloadSeen:
         """Return an attempt's Job and pods."""
         if not self._reads_all:
-            return self._cluster.workload(attempt.cluster, attempt.namespace, attempt.job_id, attempt.attempt)
+            return self._cluster.workload(attempt)
         if attempt.cluster not in self._workloads:
             listed = self._ask(attempt.cluster, lambda: self._cluster.workloads(attempt.cluster))
-            self._workloads[attempt.cluster] = {(seen.job_id, seen.attempt): seen for seen in listed}
-        nothing = WorkloadSeen(job_id=attempt.job_id, attempt=attempt.attempt)
-        return self._workloads[attempt.cluster].get((attempt.job_id, attempt.attempt), nothing)
+            by_name = self._workloads.setdefault(attempt.cluster, {})
+            for seen in listed:
+                by_name.setdefault((seen.job_id, seen.attempt), []).append(seen)
+        return attempt.own(self._workloads[attempt.cluster].get((attempt.job_id, attempt.attempt), ()))
 
     def refusal(self, offer: Offer) -> str:
         """Return what Karpenter was told of a pool since it was opened, where it found no capacity."""
         return self._cluster.refusal(offer.cluster, offer.pool, offer.opened_at)
 
     def pods_on(self, cluster: str, names: Iterable[str]) -> tuple[ForeignPod, ...]:
-        """Return the pods that are not ours on these nodes, and none of the rest of the cluster."""
-        return tuple(pod for name in names for pod in self._cluster.foreign_pods(cluster, name))
+        """Return the pods on these nodes, and none of the rest of the cluster."""
+        return tuple(pod for name in names for pod in self._cluster.pods(cluster, name))
 
     def arriving(self, rental: Rental) -> tuple[tuple[ForeignPod, ...], tuple[KubernetesNode, ...]]:
-        """Return the pods that are not ours without a node, and on nodes of a rental that is on its way; and the nodes.
+        """Return the pods without a node, and on nodes of a rental that is on its way; and the nodes.
 
         The order matters: a pod that finds a node meanwhile is seen without one, or its node is seen.
         """
         cluster = rental.offer.cluster
-        waiting = self._cluster.foreign_pods(cluster, "")
+        waiting = self._cluster.pods(cluster, "")
         nodes = self._cluster.nodes(cluster)
         came = [node.name for node in nodes_that_came(rental, nodes, rental.not_its)]
         known = {pod.uid for pod in waiting}

@@ -63,6 +63,7 @@ class Outcome(Value):
 class _Past(NamedTuple):
     """What is left of one earlier attempt."""
 
+    attempt: Attempt
     seen: WorkloadSeen
     holds_back: tuple[str, ...]
     """Its pods that may still run where they can be reached."""
@@ -95,15 +96,14 @@ def run(
     given_up = _why_give_up(job, attempt, policy, mode, now)
     # What a lost reply left running is recorded as what it is, and stopped as others are: to settle it here would give
     # its nodes away under it.
-    if given_up and not cluster.workload(attempt.cluster, attempt.namespace, job.job_id, attempt.attempt).is_let_run:
+    if given_up and not cluster.workload(attempt).is_let_run:
         return _give_up(ledger, found, attempt, given_up, now, is_refused=attempt.is_refused)
 
     past = _look_back(attempt, ledger, cluster, policy, now)
     for left in past:
         if left.seen.is_let_run:
             # Settled, and yet not asked to end: a crash came between the two.
-            grace_seconds = job.spec.grace_seconds
-            cluster.stop(attempt.cluster, attempt.namespace, job.job_id, left.seen.attempt, grace_seconds)
+            cluster.stop(left.attempt, job.spec.grace_seconds)
     holds_back = [pod for left in past for pod in left.holds_back]
     if holds_back:
         reason = f"Waits for {', '.join(holds_back[:3])} of an earlier attempt to end."
@@ -135,7 +135,7 @@ def run(
         return _give_up(ledger, found, decided, reason, now, is_refused=False)
     for left in past:
         if left.out_of_reach:
-            cluster.forget_pods(attempt.cluster, attempt.namespace, job.job_id, left.seen.attempt, left.out_of_reach)
+            cluster.forget_pods(left.attempt, left.out_of_reach)
     resume_from = choice.resume_from.manifest if choice.resume_from else ""
     try:
         _, uid = cluster.launch(
@@ -205,16 +205,19 @@ def _look_back(attempt: Attempt, ledger: Ledger, cluster: Cluster, policy: Polic
     found: list[_Past] = []
     nodes: dict[str, KubernetesNode] | None = None
     for number in range(attempt.attempt - 1, 0, -1):
-        seen = cluster.workload(attempt.cluster, attempt.namespace, attempt.job_id, number)
+        row = ledger.get(rows.attempt_key(attempt.job_id, number))
+        if row is None:
+            continue
+        before = rows.read(row, Attempt)
+        seen = cluster.workload(before)
         alive = seen.pods_alive()
         if alive and nodes is None:
             nodes = {node.name: node for node in cluster.nodes(attempt.cluster)}
         names = tuple(sorted({pod.node_name for pod in alive if pod.node_name}))
         lost = lost_nodes(nodes or {}, names, now, policy.jobs.lost_node_seconds)
         holds_back = tuple(pod.name for pod in seen.pods_alive(lost))
-        found.append(_Past(seen=seen, holds_back=holds_back, out_of_reach=tuple(sorted(lost))))
-        row = ledger.get(rows.attempt_key(attempt.job_id, number))
-        if row and rows.read(row, Attempt).launched_at is not None:
+        found.append(_Past(attempt=before, seen=seen, holds_back=holds_back, out_of_reach=tuple(sorted(lost))))
+        if before.launched_at is not None:
             break
     return tuple(found)
 

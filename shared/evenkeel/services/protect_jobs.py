@@ -5,7 +5,7 @@ For each hurt job: a StopRequest on the job, then its workload is deleted. Its o
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import assert_never
 
@@ -31,11 +31,25 @@ from evenkeel.domain.recovery.resume import distrust_after
 from evenkeel.domain.scheduling.foreign import ForeignPod
 from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Job, OnNodeFault, StopRequest
 from evenkeel.domain.values import Value
-from evenkeel.ports import Cluster, Conflict, EvictResult, Ids, Ledger, Put, Table, Telemetry, Write, every
-from evenkeel.services import guard_acts, incident_record, rows
+from evenkeel.ports import (
+    Cluster,
+    Conflict,
+    EvenkeelError,
+    EvictResult,
+    Ids,
+    Ledger,
+    Put,
+    Table,
+    Telemetry,
+    Write,
+    every,
+)
+from evenkeel.services import attempt_rows, guard_acts, incident_record, keep_logs, rows, unmanaged
 
 WRITER = "protect_jobs"
 _OTHERS_KEPT = 20
+_UNANSWERED = 3
+"""So many evictions without an answer end a visit: each takes some 15 seconds."""
 _LOOKS = 20
 
 Request = incident_record.Request
@@ -116,7 +130,7 @@ def protect(
         return Outcome(outcome="PROTECTED", reason=f"The jobs run on. {verdict.reason}", jobs=incident.hurt_jobs)
     incident, finishing = _let_finish(incident, ledger, policy, now)
     leaving = [hurt for hurt in incident.hurt_jobs if hurt.job_id not in finishing]
-    stopped = [hurt for hurt in leaving if _stop(incident, hurt, ledger, cluster, ids, policy, now)]
+    stopped = [hurt for hurt in leaving if _stop(incident, hurt, ledger, cluster, ids, telemetry, policy, now)]
     _tell(incident, stopped, ledger, now)
     telemetry.count("JobsProtected", len(stopped))
     said = [f"Stopped to be moved: {', '.join(hurt.job_id for hurt in leaving)}."] if leaving else []
@@ -131,11 +145,10 @@ def find_hurt(incident: Incident, *, ledger: Ledger, cluster: Cluster, policy: P
     may still be on its way back, and what it saved last may be as sick as the node. Its pods may be gone with the node,
     so the ledger tells.
     """
-    candidates = {
-        (seen.job_id, seen.attempt)
-        for seen in cluster.workloads(incident.life.cluster)
-        if any(pod.node_name == incident.node_name for pod in seen.pods)
-    }
+    here = incident.life.cluster
+    there = [seen for seen in cluster.workloads(here) if any(pod.node_name == incident.node_name for pod in seen.pods)]
+    owned = attempt_rows.owned(ledger, ((here, seen) for seen in there))
+    candidates = {(attempt.job_id, attempt.attempt) for attempt, _ in owned}
     for attempt in (*_live(ledger), *_ended_since(_hurt_since(incident, policy), ledger)):
         if any(life.key == incident.life.key for life in attempt.nodes):
             candidates.add((attempt.job_id, attempt.attempt))
@@ -298,7 +311,14 @@ def _request(incident: Incident, hurt: HurtJob, drain: Drain, policy: Policy, no
 
 
 def _stop(
-    incident: Incident, hurt: HurtJob, ledger: Ledger, cluster: Cluster, ids: Ids, policy: Policy, now: datetime
+    incident: Incident,
+    hurt: HurtJob,
+    ledger: Ledger,
+    cluster: Cluster,
+    ids: Ids,
+    telemetry: Telemetry,
+    policy: Policy,
+    now: datetime,
 ) -> bool:
     """Ask an attempt to stop and delete its workload; False where it has ended or somebody else had asked."""
     for _ in range(incident_record.TRIES):
@@ -324,14 +344,13 @@ def _stop(
                 )
             except Conflict:
                 continue
-        cluster.stop(
-            attempt.cluster,
-            attempt.namespace,
-            attempt.job_id,
-            attempt.attempt,
-            asked.grace_seconds,
-            asked.at_once_on,
-        )
+            within = keep_logs.BEFORE_STOP_SECONDS
+            keep_logs.run(job, attempt, ledger, cluster, telemetry, within_seconds=within, now=now)
+        try:
+            cluster.stop(attempt, asked.grace_seconds, asked.at_once_on)
+        except EvenkeelError as error:
+            # The request is recorded: the attempt's own workflow and the sweeper carry it out, too.
+            telemetry.warning("Pods were not stopped", job_id=job.job_id, attempt=hurt.attempt, detail=str(error))
         return asked.by == by
     raise Conflict(f"{hurt.job_id} kept changing while its attempt {hurt.attempt} was to be stopped")
 
@@ -382,16 +401,16 @@ def move_allowed(
 
     Idempotent: yes, each eviction names one pod by its uid.
     """
-    here = [pod for pod in cluster.foreign_pods(incident.life.cluster) if pod.node_name == incident.node_name]
+    here = unmanaged.pods(ledger, cluster, incident.life.cluster, incident.node_name) if incident.node_name else ()
     incident = _name_others(incident, here, ledger, now)
     movable = [pod for pod in here if pod.is_movable and may_stop]
-    moved = [pod for pod in movable if cluster.evict(incident.life.cluster, pod) is _EVICTED]
+    incident, moved = _evict(incident, movable, ledger, cluster, now)
     if moved:
         _tell_foreign(incident, [f"{pod.label} is moved, as its label allows" for pod in moved], ledger, now)
     return incident, len(moved)
 
 
-def _name_others(incident: Incident, here: list[ForeignPod], ledger: Ledger, now: datetime) -> Incident:
+def _name_others(incident: Incident, here: Sequence[ForeignPod], ledger: Ledger, now: datetime) -> Incident:
     labels = tuple(sorted({pod.label for pod in here if pod.accelerators or pod.is_movable}))
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
@@ -414,7 +433,8 @@ def drain_foreign(
     """
     fault = policy.catalogue.look_up(incident.fault_key)
     until = drained_by(fault, opened_at=incident.opened_at, deadline_at=incident.deadline_at, policy=policy)
-    here = [pod for pod in cluster.foreign_pods(incident.life.cluster) if pod.node_name == incident.node_name]
+    here = unmanaged.pods(ledger, cluster, incident.life.cluster, incident.node_name) if incident.node_name else ()
+    leaving: dict[str, ForeignPod] = {}
     said: dict[str, str] = {}
     waits, asks = False, ""
     for pod in here:
@@ -424,26 +444,76 @@ def drain_foreign(
         match verdict.act:
             case Foreign.EVICT:
                 waits = True
-                if cluster.evict(incident.life.cluster, pod) is _EVICTED:
-                    said[pod.label] = verdict.reason
+                leaving[pod.uid] = pod
+                said[pod.uid] = verdict.reason
             case Foreign.LEAVE:
                 waits = waits or now < until
             case Foreign.ASK:
-                asks = asks or verdict.reason
+                asks = asks or f"{verdict.reason}{_why_it_stayed(incident, pod)}"
             case _:
                 assert_never(verdict.act)
-    if said:
-        _tell_foreign(incident, list(said.values()), ledger, now)
+    incident, evicted = _evict(incident, list(leaving.values()), ledger, cluster, now)
+    if evicted:
+        _tell_foreign(incident, list({pod.label: said[pod.uid] for pod in evicted}.values()), ledger, now)
     left = math.ceil((until - now).total_seconds())
     # A long drain is looked at less often: the workflow's rounds are counted, and are to last until its end.
     pause = max(policy.repair.retry_seconds, left // _LOOKS)
     return ForeignDrain(wait_seconds=min(left, pause) if waits else 0, ask=asks)
 
 
+def _evict(
+    incident: Incident, pods: Sequence[ForeignPod], ledger: Ledger, cluster: Cluster, now: datetime
+) -> tuple[Incident, list[ForeignPod]]:
+    """Ask for each pod's eviction; return those that go, and the incident with what the server said of the others.
+
+    Whatever it says of one, the next is asked for. A server that answers nothing would use up the function's time, so
+    the visit ends after a few such pods; the next visit begins with another one.
+    """
+    evicted, refused, unanswered = [], {}, 0
+    start = int(now.timestamp()) % len(pods) if pods else 0
+    for pod in (*pods[start:], *pods[:start]):
+        if unanswered == _UNANSWERED:
+            refused[_name(pod)] = "not asked for: the API server did not answer for other pods"
+            continue
+        answer = cluster.evict(incident.life.cluster, pod)
+        unanswered += answer.result is EvictResult.NO_ANSWER
+        if answer.result is EvictResult.EVICTED:
+            evicted.append(pod)
+        elif answer.result is not EvictResult.GONE:
+            refused[_name(pod)] = answer.why
+    return _note_refusals(incident, pods, refused, ledger, now), evicted
+
+
+def _note_refusals(
+    incident: Incident, asked: Sequence[ForeignPod], refused: dict[str, str], ledger: Ledger, now: datetime
+) -> Incident:
+    names = {_name(pod) for pod in asked}
+
+    def change(current: Incident) -> tuple[Incident, list[Write]] | None:
+        kept = {name: why for name, why in current.unevicted.items() if name not in names}
+        unevicted = dict(list((kept | refused).items())[-_OTHERS_KEPT:])
+        if unevicted == current.unevicted:
+            return None
+        new = [f"{name} was not evicted: {why}" for name, why in refused.items() if name not in current.unevicted]
+        text = " ".join(one.rstrip(".") + "." for one in new[:4]) + (f" And {len(new) - 4} more." if new[4:] else "")
+        lines: list[Write] = [
+            incident_record.told(current.incident_id, "job", text, at=now, writer=f"{WRITER}-unevicted")
+        ]
+        return current.but(unevicted=unevicted), lines if new else []
+
+    return incident_record.amend(ledger, incident.incident_id, change)
+
+
+def _name(pod: ForeignPod) -> str:
+    return f"{pod.namespace}/{pod.name}"
+
+
+def _why_it_stayed(incident: Incident, pod: ForeignPod) -> str:
+    why = incident.unevicted.get(_name(pod), "")
+    return f" Its pod {_name(pod)} was not evicted: {why.rstrip('.')}." if why else ""
+
+
 def _tell_foreign(incident: Incident, said: list[str], ledger: Ledger, now: datetime) -> None:
     text = f"{' '.join(one.rstrip('.') + '.' for one in said[:4])}{' And more.' if len(said) > 4 else ''}"
     with contextlib.suppress(Conflict):  # told before, in the very same instant
         ledger.commit(incident_record.told(incident.incident_id, "job", text, at=now, writer=f"{WRITER}-foreign"))
-
-
-_EVICTED = EvictResult.EVICTED

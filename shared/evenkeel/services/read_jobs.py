@@ -5,13 +5,14 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from evenkeel.domain.economics import money
+from evenkeel.domain.kept_logs import KeptLog
 from evenkeel.domain.names import unknown
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.scheduling.foreign import ForeignWorkload, says
 from evenkeel.domain.scheduling.jobs import Attempt, Job, JobState
 from evenkeel.domain.scheduling.renting import Rental
 from evenkeel.domain.values import rfc3339
-from evenkeel.ports import Cluster, Invalid, Ledger, NotFound, Refused, Row, Table
+from evenkeel.ports import Cluster, Invalid, Ledger, NotFound, Refused, Row, Table, TransientError
 from evenkeel.services import disclosure, paging, read_queue, rows
 from evenkeel.services.disclosure import Reader
 
@@ -157,9 +158,11 @@ def job_logs(
 ) -> Json:
     """Return the last lines of one rank's log, of the latest attempt unless another is named.
 
+    Where the pod is gone or out of reach, these are the lines that were kept with the attempt.
+
     Raises:
         NotYourTeam: the caller is not of the job's team.
-        NotFound: no such job, attempt or pod; a pod's log goes with the pod.
+        NotFound: no such job or attempt, or neither a pod nor kept lines; it says why.
     """
     job = load_job(ledger, job_id)
     reader.require(job)
@@ -172,14 +175,40 @@ def job_logs(
     found = rows.read(row, Attempt)
     if rank >= found.ranks:
         raise Refused(f"Attempt {number} of {job_id} has {found.ranks} pods: its ranks are 0 to {found.ranks - 1}.")
-    text = cluster.logs(found.cluster, found.namespace, job_id, number, rank, tail)
-    return {
-        "jobId": job_id,
-        "attempt": number,
-        "rank": rank,
-        "text": text[-LARGEST_LOG:],
-        "isCut": len(text) > LARGEST_LOG,
-    }
+    said: Json = {"jobId": job_id, "attempt": number, "rank": rank}
+    try:
+        text = cluster.logs(found, rank, tail)
+    except (NotFound, Refused, TransientError) as error:
+        stored = ledger.get(rows.kept_log_key(job_id, number, rank))
+        kept = rows.read(stored, KeptLog) if stored else None
+        if kept is None or not kept.text:
+            if not isinstance(error, NotFound) and found.ended_at is None:
+                raise
+            raise NotFound(_why_no_log(found, rank, kept, str(error))) from error
+        lines = kept.text.splitlines(keepends=True)
+        text = "".join(lines[-tail:])
+        is_cut = kept.is_cut or len(lines) > tail
+        return said | {"text": text, "isCut": is_cut, "keptAt": rfc3339(kept.kept_at), "note": _note(found, kept)}
+    return said | {"text": text[-LARGEST_LOG:], "isCut": len(text) > LARGEST_LOG, "keptAt": None, "note": None}
+
+
+def _why_no_log(attempt: Attempt, rank: int, kept: KeptLog | None, error: str) -> str:
+    if kept is not None:
+        why = f"It could not be read at {rfc3339(kept.kept_at)}: {kept.why or 'it was empty'}"
+        return f"Rank {rank} of {attempt.workload_name} has no kept log. {why.rstrip('.')}. {_elsewhere(attempt, kept)}"
+    how = f"The attempt ended: {attempt.reason}" if attempt.ended_at else f"Its pod cannot be read: {error}"
+    return f"Rank {rank} of {attempt.workload_name} has no pod and no kept log. {how}"
+
+
+def _note(attempt: Attempt, kept: KeptLog) -> str:
+    what = "The last lines" if kept.is_cut else "The whole log"
+    return f"{what} of pod {kept.pod_name}, kept at {rfc3339(kept.kept_at)}. {_elsewhere(attempt, kept)}"
+
+
+def _elsewhere(attempt: Attempt, kept: KeptLog) -> str:
+    place = f"/var/log/pods/{attempt.namespace}_{kept.pod_name}_*"
+    node = kept.node_name or "its node"
+    return f"The rest was on {node} in {place}, as long as that machine and pod exist; else ask your log collector."
 
 
 def load_job(ledger: Ledger, job_id: str) -> Job:

@@ -26,7 +26,7 @@ def run(found: attempt_rows.Found, ledger: Ledger, cluster: Cluster, *, now: dat
     if attempt.is_pinned or attempt.launched_at is None or not job.spec.keeps_checkpoints_in_cluster:
         return False
     try:
-        text = cluster.logs(attempt.cluster, attempt.namespace, job_id, number, 0, None)
+        text = cluster.logs(attempt, 0, None)
     except (NotFound, Refused, TransientError):
         return False  # no pod, one that has not begun, or one whose node is out of reach: nothing may wait for a log
     choice = _told(text, attempt)

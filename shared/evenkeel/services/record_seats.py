@@ -19,7 +19,7 @@ def run(job_id: str, number: int, ledger: Ledger, cluster: Cluster, provider: Pr
     attempt = found.attempt
     if not attempt.local_queue or attempt.nodes or attempt.state is not AttemptState.RUNNING:
         return False
-    seen = cluster.workload(attempt.cluster, attempt.namespace, job_id, number)
+    seen = cluster.workload(attempt)
     names = attempt.seats_in(seen)
     joined = join_nodes(cluster.nodes(attempt.cluster), provider.nodes(), attempt.cluster)
     by_name = {node.kubernetes.name: node for node in joined if node.kubernetes}

@@ -244,7 +244,7 @@ def _why_unwanted(work: _Work, found: _Found) -> str:
         return why_unwanted(rental, found.job)
     cluster = rental.offer.cluster
     # The pods first: one that finds a node meanwhile is seen without one, or its node is seen.
-    pods, nodes = work.cluster.foreign_pods(cluster), work.cluster.nodes(cluster)
+    pods, nodes = work.cluster.pods(cluster), work.cluster.nodes(cluster)
     own = [each for each in rentals.load(work.ledger).rentals if each.job_id == rental.job_id]
     return why_unwanted_for(rental, own, work.policy.scheduling.serving, pods, nodes)
 
@@ -530,7 +530,7 @@ def _runs_on_it(work: _Work, found: _Found) -> bool:
     rental = found.rental
     if found.job is None:
         is_due = rental.due_at is not None and work.now >= rental.due_at
-        pods = [pod for name in rental.node_names for pod in work.cluster.foreign_pods(rental.offer.cluster, name)]
+        pods = [pod for name in rental.node_names for pod in work.cluster.pods(rental.offer.cluster, name)]
         there = {node.name for node in work.cluster.nodes(rental.offer.cluster)}
         return not is_due and any(pod.node_name in there for pod in standing_on(rental, pods))
     row = work.ledger.get(rows.attempt_key(found.job.job_id, found.job.current_attempt))

@@ -50,6 +50,7 @@ from evenkeel.ports import (
     Write,
 )
 from evenkeel.services import (
+    attempt_rows,
     cordon_node,
     guard_acts,
     guard_register,
@@ -299,11 +300,13 @@ def _drain(
     if node is None or not node.is_ready:
         return 0
     until = now
-    for seen in cluster.workloads(incident.life.cluster):
-        if not any(pod.node_name == node.name for pod in seen.pods_alive()):
-            continue
-        row = ledger.get(rows.job_key(seen.job_id))
-        asked = rows.read(row, Job).stop_of(seen.attempt) if row else None
+    here = incident.life.cluster
+    seen_here = [
+        seen for seen in cluster.workloads(here) if any(pod.node_name == node.name for pod in seen.pods_alive())
+    ]
+    for attempt, _ in attempt_rows.owned(ledger, ((here, seen) for seen in seen_here)):
+        row = ledger.get(rows.job_key(attempt.job_id))
+        asked = rows.read(row, Job).stop_of(attempt.attempt) if row else None
         if asked is not None:
             until = max(until, asked.requested_at + timedelta(seconds=asked.grace_seconds))
     return max(0, round((until - now).total_seconds()))

@@ -11,6 +11,7 @@ from evenkeel.domain.health.groups import GroupFact
 from evenkeel.domain.health.incidents import DRILL_PREFIX, Evidence, Incident, NodeFact, TimelineEntry
 from evenkeel.domain.health.intake import LastIncident
 from evenkeel.domain.health.recurrence import REMEMBERED, History
+from evenkeel.domain.kept_logs import KeptLog
 from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.recovery.leases import Lease
 from evenkeel.domain.recovery.unhealthy import UnhealthyNode
@@ -258,6 +259,17 @@ def checkpoints_key(job: Job) -> Key:
 def checkpoints_row(job: Job) -> Row:
     """Say whose checkpoints lie there."""
     return Row(checkpoints_key(job), {"jobId": job.job_id})
+
+
+def kept_log_key(job_id: str, attempt: int, rank: int) -> Key:
+    """`JOB#id / LOG#n#rank`: the end of one rank's log, kept when its pod went."""
+    return Key(Table.JOBS, f"JOB#{job_id}", f"LOG#{attempt:06d}#{rank:06d}")
+
+
+def kept_log_row(log: KeptLog, version: int, expires_at: datetime) -> Row:
+    """In no index: a log is read by its job, attempt and rank."""
+    key = kept_log_key(log.job_id, log.attempt, log.rank)
+    return Row(key, log.to_json(), version, None, expires_at)
 
 
 def rental_key(job_id: str, number: int) -> Key:

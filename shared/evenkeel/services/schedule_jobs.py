@@ -74,6 +74,7 @@ from evenkeel.ports import (
     get_all,
 )
 from evenkeel.services import (
+    attempt_rows,
     batches,
     heartbeats,
     leave_pools,
@@ -336,7 +337,8 @@ def _load(
     is_at_rest = is_at_rest and not any(each.rents_from for each in policy.scheduling.serving)
     if is_at_rest and not policy.scheduling.reservations:
         return look
-    workloads = [(name, seen) for name in clusters for seen in cluster.workloads(name)]
+    listed = [(name, seen) for name in clusters for seen in cluster.workloads(name)]
+    workloads = [(attempt.cluster, seen) for attempt, seen in attempt_rows.owned(ledger, listed)]
     in_use = {(name, node): count for name in clusters for node, count in cluster.accelerators_in_use(name).items()}
     seen_nodes = [node for name in clusters for node in cluster.nodes(name)]
     rooms = rooms_of(join_nodes(seen_nodes, provider.nodes(), clusters[0]), in_use, charges, workloads)
@@ -363,7 +365,7 @@ def _load(
 def _beside_serving(look: _Look, cluster: Cluster, policy: SchedulingPolicy, now: datetime) -> _Look:
     """Keep for the replicas of serving workloads the nodes that they are about to take."""
     names = {each.cluster for each in policy.serving}
-    pods = {name: cluster.foreign_pods(name) for name in sorted(names)}
+    pods = {name: cluster.pods(name) for name in sorted(names)}
     short = serving.short_of(policy.serving, pods)
     classes = look.setup.fleet.priority_classes
     # All of them take what comes free, those too for whom a node is on its way.

@@ -15,6 +15,7 @@ from evenkeel.domain.scheduling.attempts import (
     Ending,
     Settlement,
     SettleOutcome,
+    contradicted,
     excused,
     judge_abandoned,
     judge_end,
@@ -26,7 +27,7 @@ from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Job, JobState
 from evenkeel.domain.scheduling.spending import parts_of, used_in
 from evenkeel.domain.values import Value
 from evenkeel.ports import Add, Cluster, Conflict, Delete, Ledger, Passes, Put, Telemetry, Write
-from evenkeel.services import attempt_rows, record_pin, rows
+from evenkeel.services import attempt_rows, keep_logs, record_pin, rows
 
 WRITER = "settle_attempt"
 _ROUNDS = 5
@@ -70,8 +71,9 @@ def run(
         if record_pin.run(found, ledger, cluster, now=now):
             continue  # what was read is older now
         job, attempt = found.job, found.attempt
-        seen = cluster.workload(attempt.cluster, attempt.namespace, job.job_id, attempt.attempt)
+        seen = cluster.workload(attempt)
         if attempt.state.has_ended:
+            _keep(job, attempt, seen, ledger, cluster, telemetry, now)
             _clear(job, attempt, seen, cluster)
             passes.request(f"{attempt.workload_name} settled")
             reason = f"{attempt.workload_name} was settled before: {outcome_of(job)}."
@@ -82,8 +84,9 @@ def run(
             _commit(ledger, found, decided, policy, now)
         except Conflict:
             continue
-        _clear(job, decided.attempt, seen, cluster)
         passes.request(f"{attempt.workload_name} settled")
+        _keep(job, decided.attempt, seen, ledger, cluster, telemetry, now)
+        _clear(job, decided.attempt, seen, cluster)
         telemetry.count("AttemptsSettled", state=decided.attempt.state)
         telemetry.info("Attempt settled", job_id=job.job_id, attempt=attempt.attempt, outcome=decided.outcome)
         return Outcome(outcome=decided.outcome, reason=decided.job.reason)
@@ -106,7 +109,7 @@ def _judge(
     ending = judge_end(seen, job, attempt, lost)
     told = _told(request.ended)
     if told and (ending is None or not seen.pods):
-        ending = told
+        ending = contradicted(told, seen) or told
     if ending is None:
         return judge_abandoned(seen, job, attempt, _failure(request.failure))
     if ending.state is AttemptState.FAILED and job.stop_of(attempt.attempt) is None:
@@ -180,7 +183,21 @@ _SAID = {
 }
 
 
+def _keep(
+    job: Job,
+    attempt: Attempt,
+    seen: WorkloadSeen,
+    ledger: Ledger,
+    cluster: Cluster,
+    telemetry: Telemetry,
+    now: datetime,
+) -> None:
+    if seen.pods:
+        within = keep_logs.AT_END_SECONDS
+        keep_logs.run(job, attempt, ledger, cluster, telemetry, within_seconds=within, now=now)
+
+
 def _clear(job: Job, attempt: Attempt, seen: WorkloadSeen, cluster: Cluster) -> None:
     """Delete what could still run. A Job that has ended by itself stays a while, so that its logs can be read."""
     if seen.is_let_run:
-        cluster.stop(attempt.cluster, attempt.namespace, job.job_id, attempt.attempt, job.spec.grace_seconds)
+        cluster.stop(attempt, job.spec.grace_seconds)

@@ -7,8 +7,8 @@ from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.scheduling.attempts import judge_abandoned
 from evenkeel.domain.scheduling.jobs import Attempt, Job, StopRequest
 from evenkeel.domain.values import Value
-from evenkeel.ports import Cluster, Conflict, Ledger, Put
-from evenkeel.services import attempt_rows, rows
+from evenkeel.ports import Cluster, Conflict, Ledger, Put, Telemetry
+from evenkeel.services import attempt_rows, keep_logs, rows
 
 WRITER = "stop_attempt"
 _ROUNDS = 5
@@ -29,7 +29,7 @@ class Outcome(Value):
     reason: str
 
 
-def run(request: Request, ledger: Ledger, cluster: Cluster, *, now: datetime) -> Outcome:
+def run(request: Request, ledger: Ledger, cluster: Cluster, telemetry: Telemetry, *, now: datetime) -> Outcome:
     """Delete an attempt's Kubernetes Job and pods with the grace that the request allows.
 
     Where nobody asked, a deadline passed: then that is recorded as the request first, so that the end is judged by it.
@@ -41,15 +41,9 @@ def run(request: Request, ledger: Ledger, cluster: Cluster, *, now: datetime) ->
     if found.attempt.state.has_ended:
         return Outcome(reason=found.attempt.reason)
     wanted = found.job.stop_of(request.attempt) or _record_deadline(request, ledger, cluster, now)
-    attempt = found.attempt
-    cluster.stop(
-        attempt.cluster,
-        attempt.namespace,
-        attempt.job_id,
-        attempt.attempt,
-        wanted.grace_seconds,
-        wanted.at_once_on,
-    )
+    within = keep_logs.BEFORE_STOP_SECONDS
+    keep_logs.run(found.job, found.attempt, ledger, cluster, telemetry, within_seconds=within, now=now)
+    cluster.stop(found.attempt, wanted.grace_seconds, wanted.at_once_on)
     return Outcome(reason=wanted.reason)
 
 
@@ -74,8 +68,7 @@ def _record_deadline(request: Request, ledger: Ledger, cluster: Cluster, now: da
 
 
 def _request(job: Job, attempt: Attempt, cluster: Cluster, now: datetime) -> StopRequest:
-    seen = cluster.workload(attempt.cluster, attempt.namespace, job.job_id, attempt.attempt)
-    ending = judge_abandoned(seen, job, attempt, failure="")
+    ending = judge_abandoned(cluster.workload(attempt), job, attempt, failure="")
     return StopRequest(
         attempt=attempt.attempt,
         reason=ending.reason,

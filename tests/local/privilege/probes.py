@@ -205,7 +205,7 @@ def a_foreign_pod(stage: Stage, node_name: str) -> None:
 
 def pods_of(stage: Stage, attempt: Attempt) -> tuple[PodSeen, ...]:
     """Return an attempt's pods, as the admin sees them."""
-    return stage.cluster.workload(attempt.cluster, attempt.namespace, attempt.job_id, attempt.attempt).pods
+    return stage.cluster.workload(attempt).pods
 
 
 def an_incident(stage: Stage, state: IncidentState, node: int = 1, **changes: Any) -> Incident:

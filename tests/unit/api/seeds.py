@@ -96,6 +96,7 @@ def an_attempt(job: Job, number: int = 1, nodes: tuple[int, ...] = (1, 2), **cha
         "node_names": tuple(f"hyperpod-{instance_id(n)}" for n in nodes),
         "accelerators": 8 * len(nodes),
         "admitted_at": ago(minutes=20),
+        "decision_id": f"dec-{job.job_id}-{number}",
     }
     return Attempt.model_validate({**facts, **changes})
 

@@ -191,6 +191,7 @@ def seeded(gateway: Gateway) -> None:
     )
     heartbeats(ledger)
     gateway.fakes.cluster.launch(LaunchSpec(job.spec, secret_attempt(job), "", "trainer"))
+    gateway.fakes.cluster.launched(job.job_id, 1).uid = SECRET
     gateway.fakes.cluster.text[f"{job.job_id}-a1-0"] = f"{SECRET} line\n"
 
 

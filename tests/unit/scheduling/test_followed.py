@@ -102,7 +102,7 @@ def test_what_was_never_admitted_and_taken_back_is_no_eviction(found: KueueSeen)
 
 
 def a_workload(name: str, *, priority: int = 0, at: int = 0, queue: str = "nlp", **status: Any) -> dict[str, Any]:
-    owner = {"kind": "Job", "name": name, "uid": f"uid-{name}", "controller": True}
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": f"uid-{name}", "controller": True}
     made = f"2026-11-03T10:00:{at:02d}Z"
     metadata = {"name": name, "namespace": "jobs", "creationTimestamp": made, "ownerReferences": [owner]}
     return {"metadata": metadata, "spec": {"queueName": queue, "priority": priority}, "status": status}
@@ -120,7 +120,7 @@ def test_places_in_a_local_queue_go_by_priority_then_age() -> None:
         a_workload("elsewhere", at=40, queue="vision"),
     ]
 
-    places = {uid: one.position for uid, one in read_queue(listed).items()}
+    places = {uid: one.position for (_, uid), one in read_queue(listed).items()}
 
     assert places == {
         "uid-urgent": 1,

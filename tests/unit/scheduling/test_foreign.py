@@ -53,7 +53,7 @@ def test_a_pod_is_its_controllers_and_comes_back_as_that_does(
 ) -> None:
     jobs = {("research", "llama"): job} if job else {}
 
-    found = workloads.read_foreign(pod, jobs)
+    found = workloads.read_foreign(pod, jobs, "research")
 
     assert (found.kind, found.workload, found.comeback) == whose
     assert (found.node_name, found.accelerators, found.may_move) == (NODE, 8, False)
@@ -70,7 +70,7 @@ def test_what_a_pod_tolerates_and_selects_is_read_and_what_nobody_knows_tolerate
     pod = a_pod("ReplicaSet", creationTimestamp="2026-11-03T10:15:00Z")
     pod["spec"] |= {"tolerations": told, "nodeSelector": {"disk": "nvme"}}
 
-    found = workloads.read_foreign(pod, {})
+    found = workloads.read_foreign(pod, {}, "research")
 
     assert found.tolerations == (
         Toleration(key="evenkeel.io/serving", value="chat", effect=Effect.NO_SCHEDULE),
@@ -86,12 +86,16 @@ def test_what_a_pod_tolerates_and_selects_is_read_and_what_nobody_knows_tolerate
 def test_only_the_very_word_allows_a_move(value: str, may_move: bool) -> None:
     pod = a_pod("PyTorchJob", labels={"evenkeel.io/resume": value})
 
-    assert workloads.read_foreign(pod, {}).may_move is may_move
+    assert workloads.read_foreign(pod, {}, "research").may_move is may_move
 
 
 @pytest.mark.parametrize(("kind", "is_work"), [("DaemonSet", False), ("Node", False), ("PyTorchJob", True), ("", True)])
 def test_what_belongs_to_its_node_is_no_workload(kind: str, is_work: bool) -> None:
-    assert workloads.is_movable_kind(a_pod(kind)) is is_work
+    assert workloads.is_movable_kind(a_pod(kind, annotations={"kubernetes.io/config.mirror": "x"})) is is_work
+
+
+def test_pod_that_only_names_a_node_as_owner_is_a_workload() -> None:
+    assert workloads.is_movable_kind(a_pod("Node"))
 
 
 def a_foreign(name: str, workload: str, node: str = NODE, **changes: Any) -> ForeignPod:

@@ -125,7 +125,7 @@ class Story:
 
     def stop(self, job_id: str, attempt: int = 1) -> stop_attempt.Outcome:
         request = stop_attempt.Request(job_id=job_id, attempt=attempt)
-        return stop_attempt.run(request, self.ledger, self.cluster, now=self.world.clock.now())
+        return stop_attempt.run(request, self.ledger, self.cluster, self.world.telemetry, now=self.world.clock.now())
 
     def settle(self, job_id: str, attempt: int = 1, **more: Any) -> settle_attempt.Outcome:
         return settle_attempt.run(

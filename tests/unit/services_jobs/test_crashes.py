@@ -161,7 +161,7 @@ class Play:
         job, attempt = self.story.job(execution.job_id), self.story.attempt(execution.job_id, execution.attempt)
         nodes = {node.name: node for node in world.cluster.nodes(attempt.cluster)}
         lost = lost_nodes(nodes, attempt.node_names, world.clock.now(), POLICY.jobs.lost_node_seconds)
-        seen = world.cluster.workload(attempt.cluster, attempt.namespace, job.job_id, attempt.attempt)
+        seen = world.cluster.workload(attempt)
         return attempt_answer(kinds[execution.state], seen, job, attempt, lost)
 
 

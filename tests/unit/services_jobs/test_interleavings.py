@@ -10,7 +10,7 @@ from evenkeel.domain.scheduling.teams import FleetQuotas, Team
 from evenkeel.ports import Put, Write
 from evenkeel.services import read_charges, rows
 from evenkeel.services.check_authority import Asker
-from tests.fakes.cluster import CLUSTER, GPUS
+from tests.fakes.cluster import GPUS
 from tests.interleaving import Interleaved, every_point
 from tests.unit.scheduling.test_sharing import a_team
 from tests.unit.services_jobs import audit
@@ -59,7 +59,7 @@ class Fleet:
         return self.story.job(job.job_id)
 
     def settle(self, job: Job) -> None:
-        self.story.world.cluster.stop(CLUSTER, job.namespace, job.job_id, 1, 0)
+        self.story.world.cluster.stop(self.story.attempt(job.job_id), 0)
         self.story.settle(job.job_id)
 
 
@@ -135,7 +135,7 @@ def settle_alpha_and_run_another_cycle(fleet: Fleet) -> None:
 
 def sweep(fleet: Fleet) -> None:
     ledger, fleet.story.ledger = fleet.story.ledger, fleet.story.world.ledger  # type: ignore[assignment]
-    fleet.story.world.cluster.stop(CLUSTER, fleet.alpha.namespace, fleet.alpha.job_id, 1, 0)
+    fleet.story.world.cluster.stop(fleet.story.attempt(fleet.alpha.job_id), 0)
     fleet.story.sweep()
     fleet.story.settle(fleet.alpha.job_id)
     fleet.story.ledger = ledger

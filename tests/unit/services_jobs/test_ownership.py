@@ -76,7 +76,7 @@ class AuditedLedger:
     def _audit(self, write: Put) -> None:
         key, after = write.row.key, write.row.doc.get("state")
         there = self._ledger.get(key)
-        before = there.doc["state"] if there else None
+        before = there.doc.get("state") if there else None
         writer = calling_service()
         if key.sk == "META" and key.pk.startswith("JOB#"):
             allowed = job_writers(JobState(before) if before else None, JobState(str(after)))

@@ -157,7 +157,7 @@ def test_a_job_that_a_recovery_brings_back_takes_the_spare_and_goes_first() -> N
         avoid=(story.attempt(hurt.job_id).nodes[0].key,),
         planned_at=story.world.clock.now(),
     )
-    story.world.cluster.stop(CLUSTER, hurt.namespace, hurt.job_id, 1, 0)
+    story.world.cluster.stop(story.attempt(hurt.job_id), 0)
     story.settle(hurt.job_id)
     story.set_job(story.job(hurt.job_id).with_plan(plan, is_doubted=False))
 
@@ -275,7 +275,7 @@ def test_what_an_approved_recovery_stopped_comes_back_and_nothing_else_starts(mo
     plan = ResumePlan(
         incident_id="inc-1", after_attempt=1, option=ResumeOption.FREE_NODE, planned_at=story.world.clock.now()
     )
-    story.world.cluster.stop(CLUSTER, hurt.namespace, hurt.job_id, 1, 0)
+    story.world.cluster.stop(story.attempt(hurt.job_id), 0)
     story.settle(hurt.job_id)
     story.set_job(story.job(hurt.job_id).with_plan(plan, is_doubted=False))
     story.mode = mode

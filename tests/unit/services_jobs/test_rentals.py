@@ -21,7 +21,7 @@ from evenkeel.services import evaluate_waits, open_wait, rent_capacity, rows
 from evenkeel.services.rent_capacity import RentOutcome, Step
 from tests.fakes import Crash, CrashPlan, a_node
 from tests.fakes.cluster import CLUSTER
-from tests.unit.services_jobs.story import NAMESPACE, Story
+from tests.unit.services_jobs.story import Story
 from tests.unit.services_jobs.test_teams import set_up
 
 SPOT, ON_DEMAND = "burst-spot", "burst-on-demand"
@@ -589,7 +589,7 @@ def test_a_reclaimed_spot_node_ends_the_rental_and_the_next_is_on_demand() -> No
     market.world.cluster.claimed = {
         name: each for name, each in market.world.cluster.claimed.items() if each[1].node_name != gone
     }
-    market.world.cluster.stop(CLUSTER, NAMESPACE, second.job_id, 1, 1)
+    market.world.cluster.stop(market.story.attempt(second.job_id), 1)
     market.world.cluster.remove_node(gone)
     market.story.settle(second.job_id, 1)
     market.advance()

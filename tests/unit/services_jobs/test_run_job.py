@@ -16,7 +16,7 @@ from evenkeel.services.mark_running import RunningOutcome
 from evenkeel.services.pin_resume_point import MOST_LOOKS
 from tests.fakes import Crash
 from tests.fakes.cluster import CLUSTER
-from tests.unit.services_jobs.story import NAMESPACE, Story
+from tests.unit.services_jobs.story import Story
 
 
 def fence(story: Story, job: Job) -> dict[str, Any] | None:
@@ -554,7 +554,7 @@ def test_what_a_lost_reply_left_running_is_stopped_before_it_is_settled(*, is_la
 
     assert story.launch(job.job_id).outcome is LaunchOutcome.LAUNCHED
     assert story.attempt(job.job_id).state is AttemptState.LAUNCHED
-    assert story.world.cluster.workload(CLUSTER, NAMESPACE, job.job_id, 1).is_let_run
+    assert story.world.cluster.workload(story.attempt(job.job_id)).is_let_run
 
 
 def test_a_cancelled_job_is_not_launched() -> None:

@@ -754,7 +754,7 @@ def test_sweep_reports_every_source_it_read() -> None:
     assert read == set(found) - {f"kubernetes-watch/{CLUSTER}", "scheduling-cycle"}
 
 
-@pytest.mark.parametrize("lists", ["*", "nodes", "workloads", "accelerators_in_use", "foreign_pods"])
+@pytest.mark.parametrize("lists", ["*", "nodes", "workloads", "accelerators_in_use", "pods"])
 def test_machines_of_a_blind_cluster_are_not_gone(lists: str) -> None:
     story = Story()
     story.sweep()

@@ -13,7 +13,6 @@ from evenkeel.domain.scheduling.teams import FleetQuotas, SetUp, Team
 from evenkeel.ports import Machine, Put, Table
 from evenkeel.services import explain, read_setup, read_use, rows, set_quotas
 from evenkeel.services.disclosure import Reader
-from tests.fakes.cluster import CLUSTER
 from tests.fakes.crashes import Crash, CrashPlan, When
 from tests.unit.scheduling.test_sharing import GPU, P5, a_team
 from tests.unit.services_jobs import audit
@@ -91,7 +90,7 @@ def test_a_higher_class_has_a_lower_one_of_its_team_stopped_and_that_one_comes_b
     assert (story.job(high.job_id).state, len(story.charges())) == (JobState.PENDING, 1)
 
     story.stop(low.job_id)
-    story.world.cluster.stop(CLUSTER, low.namespace, low.job_id, 1, 0)
+    story.world.cluster.stop(story.attempt(low.job_id), 0)
     story.settle(low.job_id)
     story.run_pass()
 

@@ -130,7 +130,7 @@ def test_a_crash_anywhere_between_hand_over_and_requeue_leaves_one_attempt_at_a_
     ]
     assert story.job(job.job_id).current_attempt == 2
     assert story.charges() == [f"CHARGE#{job.job_id}-a2"]
-    assert not story.world.cluster.workload("research-eks", NAMESPACE, job.job_id, 1).is_let_run
+    assert not story.world.cluster.workload(story.attempt(job.job_id)).is_let_run
 
 
 def test_a_pause_after_a_failure_is_kept() -> None:

@@ -11,7 +11,7 @@ from evenkeel.domain.policy import RepairPolicy
 from evenkeel.domain.replay import replay
 from evenkeel.domain.scheduling.foreign import Comeback, ForeignPod
 from evenkeel.domain.scheduling.jobs import JobState, OnNodeFault
-from evenkeel.ports import Table
+from evenkeel.ports import Eviction, EvictResult, NotAllowed, Table
 from evenkeel.services import cordon_node, explain, plan_recovery, plan_resume, protect_jobs, repair_node, rows
 from evenkeel.services.disclosure import Reader
 from tests.fakes import CrashPlan
@@ -202,6 +202,88 @@ def test_before_a_repair_the_others_are_evicted_and_a_budget_is_respected_until_
     recovery.state("RepairNode", repair_node)
     assert recovery.state("RepairNode", repair_node).outcome == "ASKED"
     assert evicted(recovery) == ["silent", "kept"]
+
+
+ANSWERS = [
+    Eviction(EvictResult.NOT_NOW, "429 TooManyRequests: its budget allows no eviction"),
+    Eviction(EvictResult.NOT_NOW, "500 : This pod has more than one PodDisruptionBudget"),
+    Eviction(EvictResult.NOT_NOW, "403 Forbidden: namespace research is being terminated"),
+    Eviction(EvictResult.REFUSED, "403 Forbidden: evenkeel may not create pods/eviction"),
+    Eviction(EvictResult.NO_ANSWER, "no answer: timed out"),
+    Eviction(EvictResult.GONE),
+]
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_no_answer_to_one_eviction_ends_the_drain(answer: Eviction) -> None:
+    recovery = drained(with_job=False, pods=[a_pod("kept"), a_pod("other"), a_pod("third")])
+    recovery.world.cluster.evictions["kept"] = answer
+
+    first = recovery.state("RepairNode", repair_node)
+
+    assert (first.outcome, sorted(evicted(recovery))) == ("RETRY", ["other", "third"])
+    assert recovery.incident.unevicted == ({"research/kept": answer.why} if answer.why else {})
+    recovery.world.clock.advance(3600)
+    last = recovery.state("RepairNode", repair_node)
+    assert last.outcome == "ASK_PERSON"
+    assert ("PyTorchJob research/kept is still there" in last.reason, answer.why in last.reason) == (True, True)
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_repair_goes_on_where_the_policy_ends_what_stays(answer: Eviction) -> None:
+    policy = SAVES.but(repair=SAVES.repair.but(ends_foreign_pods=True))
+    recovery = drained(with_job=False, policy=policy, pods=[a_pod("kept")])
+    recovery.world.cluster.evictions["kept"] = answer
+    recovery.state("RepairNode", repair_node)
+
+    recovery.world.clock.advance(3600)
+
+    assert recovery.state("RepairNode", repair_node).outcome == "ASKED"
+
+
+def test_refused_eviction_is_told_once_with_pod_and_reason() -> None:
+    recovery = drained(with_job=False, pods=[a_pod("kept")])
+    recovery.world.cluster.evictions["kept"] = ANSWERS[1]
+
+    for _ in range(3):
+        recovery.world.clock.advance(5)
+        recovery.state("RepairNode", repair_node)
+
+    lines = recovery.world.ledger.partition(Table.INCIDENTS, f"INC#{recovery.incident_id}", "EVENT#")
+    told = [row.doc["text"] for row in lines if "was not evicted" in row.doc["text"]]
+    assert told == [f"research/kept was not evicted: {ANSWERS[1].why}."]
+
+
+def test_silent_server_is_asked_for_a_few_pods_a_visit_in_turn() -> None:
+    recovery = drained(with_job=False, pods=[a_pod(f"pod-{number:02d}") for number in range(10)])
+    for number in range(9):
+        recovery.world.cluster.evictions[f"pod-{number:02d}"] = Eviction(EvictResult.NO_ANSWER, "no answer")
+    asked = []
+
+    for _ in range(10):
+        before = len(recovery.world.cluster.calls)
+        recovery.state("RepairNode", repair_node)
+        recovery.world.clock.advance(1)
+        asked.append([call for call in recovery.world.cluster.calls[before:] if call[0] == "ask to evict"])
+
+    assert max(len(each) for each in asked) <= 3
+    assert evicted(recovery) == ["pod-09"]
+
+
+def test_job_whose_pods_cannot_be_deleted_does_not_end_the_recovery() -> None:
+    recovery = Recovery(policy=SAVES)
+
+    def stop(*_: Any) -> None:
+        raise NotAllowed("DELETE pods: 403 Forbidden")
+
+    recovery.world.cluster.stop = stop  # type: ignore[method-assign, assignment]
+    recovery.sicken()
+
+    for service in (plan_recovery, cordon_node, protect_jobs):
+        outcome = recovery.state("", service)
+
+    assert outcome.outcome == "PROTECTED"
+    assert recovery.job.stop_of(1) is not None
 
 
 def test_what_is_still_there_after_the_drain_is_a_persons_to_decide_unless_the_policy_does() -> None:

@@ -393,7 +393,7 @@ def test_what_was_chosen_the_pass_does_and_its_record_replays() -> None:
     story.run_pass()  # nobody else is asked meanwhile
     assert (recovery.job.state, len(story.charges())) == (JobState.PENDING, 1)
     story.stop(other)
-    recovery.world.cluster.stop(CLUSTER, story.job(other).namespace, other, 1, 0)
+    recovery.world.cluster.stop(story.attempt(other), 0)
     story.settle(other)
     story.run_pass()
     assert (recovery.job.state, story.job(other).state) == (JobState.STARTING, JobState.PENDING)

@@ -308,6 +308,8 @@ class Incident(Value):
     hurt_jobs: tuple[HurtJob, ...] = ()
     others: tuple[str, ...] = ()
     """Work on the node that Evenkeel did not start, as it was seen first."""
+    unevicted: dict[str, str] = {}
+    """Pods whose eviction did not happen when it was last asked for, as `namespace/name`, and what the server said."""
     repairs: tuple[str, ...] = ()
     """Rungs asked for so far, in order: `reboot`, `replace`."""
     replacement_instance_id: str = ""

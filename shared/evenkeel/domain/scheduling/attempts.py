@@ -180,7 +180,8 @@ def judge_end(
     codes = {pod.name: pod.exit_code for pod in seen.pods if pod.exit_code is not None}
     # A pod that is told to go may say that it ended well, and of a Job that is suspended that is no success either.
     succeeded = [pod for pod in seen.pods if pod.phase is PodPhase.SUCCEEDED and not pod.is_terminating]
-    if seen.has_completed or (len(succeeded) == attempt.ranks and not seen.is_suspended):
+    has_succeeded = seen.has_completed or (len(succeeded) == attempt.ranks and not seen.is_suspended)
+    if has_succeeded and not seen.pods_alive():
         return Ending(state=A.SUCCEEDED, reason="Every rank ended with success.", exit_codes=codes)
     if seen.pods_alive(lost_nodes):
         return None
@@ -200,6 +201,24 @@ def judge_end(
     if seen.was_disrupted and not fenced_out:
         return Ending(state=A.LOST, reason="A pod of it was evicted, or went with its node.", exit_codes=codes)
     return _blame(failed, fenced_out, attempt, lost_nodes, sick_nodes, codes)
+
+
+def contradicted(told: Ending, seen: WorkloadSeen) -> Ending | None:
+    """Return the end of an attempt that was seen to end by itself and has live pods; None where it has none.
+
+    A success would drop the job while it runs, and a failure would blame it. It is queued again instead: the next
+    launch waits for the pods or fences them out.
+
+    Args:
+        told: How the attempt was seen to end before.
+        seen: Its Job and pods now.
+    """
+    alive = seen.pods_alive()
+    if told.state not in (A.SUCCEEDED, A.FAILED) or not alive:
+        return None
+    names = ", ".join(pod.name for pod in alive[:3])
+    reason = f"It was seen as {told.state}, but pods of it are alive: {names}. It is queued again."
+    return Ending(state=A.LOST, reason=reason, exit_codes=told.exit_codes)
 
 
 def _evicted(seen: WorkloadSeen, job: Job, attempt: Attempt, codes: dict[str, int]) -> Ending | None:

@@ -23,8 +23,30 @@ class Comeback(StrEnum):
     """Nobody makes another one."""
 
 
+class Owned(StrEnum):
+    """What Evenkeel starts in a cluster."""
+
+    ATTEMPT = "ATTEMPT"
+    RENTAL = "RENTAL"
+    CHECK = "CHECK"
+
+
+class PodClaim(Value):
+    """Whose pod a pod says it is. Anybody may write labels: `services/unmanaged.py` compares it with the ledger."""
+
+    kind: Owned
+    name: str
+    """Name of the Kubernetes Job that Evenkeel starts for it, by the pod's labels."""
+    job_id: str = ""
+    attempt: int = 0
+    controller: str = ""
+    """Name of the Kubernetes Job that controls the pod; empty where no Job does."""
+    controller_uid: str = ""
+    decision_id: str = ""
+
+
 class ForeignPod(Value):
-    """One pod that is not ours, reduced to what decisions rest on. Pods of a DaemonSet and static pods are none."""
+    """One pod, reduced to what decisions rest on. Pods of a DaemonSet and static pods are not listed."""
 
     namespace: str
     name: str
@@ -42,6 +64,8 @@ class ForeignPod(Value):
     tolerations: tuple[Toleration, ...] = ()
     selector: dict[str, str] = {}
     """Labels that its node must bear (`nodeSelector`)."""
+    claim: PodClaim | None = None
+    """What of Evenkeel's it says it belongs to; None for a pod without Evenkeel's labels."""
 
     @property
     def label(self) -> str:
@@ -66,6 +90,8 @@ class ForeignWorkload(Value):
     node_names: tuple[str, ...]
     comeback: Comeback
     may_move: bool
+    claims: str = ""
+    """The attempt, rental or node test whose labels it carries without belonging to it; empty for none."""
 
     @property
     def label(self) -> str:
@@ -74,7 +100,12 @@ class ForeignWorkload(Value):
 
 
 def says(workload: ForeignWorkload) -> str:
-    """Say in one sentence what happens to it when its machine sickens."""
+    """Say what happens to it when its machine sickens, and whether it only looks like Evenkeel's."""
+    said = _on_sick_node(workload)
+    return f"{said} It carries the labels of {workload.claims} and does not belong to it." if workload.claims else said
+
+
+def _on_sick_node(workload: ForeignWorkload) -> str:
     match workload.comeback:
         case Comeback.BY_HYPERPOD:
             return "HyperPod restarts it, so Evenkeel keeps its hands off."
@@ -106,6 +137,7 @@ def foreign_workloads(cluster: str, pods: Iterable[ForeignPod]) -> tuple[Foreign
             node_names=tuple(sorted({pod.node_name for pod in group if pod.node_name})),
             comeback=group[0].comeback,
             may_move=all(pod.may_move for pod in group),
+            claims=next((pod.claim.name for pod in group if pod.claim), ""),
         )
         for (namespace, kind, name), group in sorted(groups.items())
     )

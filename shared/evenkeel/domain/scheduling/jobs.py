@@ -1,6 +1,6 @@
 """Jobs and their attempts: states, and who may write each."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -446,7 +446,7 @@ class Attempt(Value):
     resumed_work_from: Instant | None = None
     """When the write of what it resumes from began: work after that was lost."""
     workload_uid: str = ""
-    """UID of the Kubernetes Job."""
+    """UID of the Kubernetes Job; empty until the launch is recorded."""
     is_refused: bool = False
     """The cluster would not take its Kubernetes Job as it stands: trying again cannot help."""
     stop_asked_at: Instant | None = None
@@ -466,6 +466,23 @@ class Attempt(Value):
     def seats_in(self, seen: "WorkloadSeen") -> tuple[str, ...]:
         """Return the nodes that it is on: where it was admitted to, else where its pods are seen."""
         return self.node_names or tuple(dict.fromkeys(pod.node_name for pod in seen.pods if pod.node_name))
+
+    def owns(self, seen: "WorkloadSeen") -> bool:
+        """Whether a Job with its pods is this attempt's. Labels prove nothing: anybody may write them anywhere.
+
+        The namespace and the recorded UID prove it. Until the launch is recorded, the decision that admitted the
+        attempt does: the Job carries its id, which nobody knows before the admission.
+        """
+        if (seen.namespace, seen.job_id, seen.attempt) != (self.namespace, self.job_id, self.attempt):
+            return False
+        if self.workload_uid:
+            return seen.job_uid == self.workload_uid
+        return bool(self.decision_id) and seen.decision_id == self.decision_id
+
+    def own(self, listed: Iterable["WorkloadSeen"]) -> "WorkloadSeen":
+        """Return this attempt's Job and pods among those of its cluster; an empty one where there is none."""
+        nothing = WorkloadSeen(job_id=self.job_id, attempt=self.attempt, namespace=self.namespace)
+        return next(filter(self.owns, listed), nothing)
 
     @property
     def workload_name(self) -> str:
@@ -565,10 +582,18 @@ class PodSeen(Value):
 
 
 class WorkloadSeen(Value):
-    """An attempt's Kubernetes Job and pods. `uid` empty = no such Job."""
+    """A Kubernetes Job and its pods whose labels name an attempt. `uid` empty = no such Job.
+
+    Whether it is that attempt's, `Attempt.owns` says.
+    """
 
     job_id: str
     attempt: int
+    namespace: str = ""
+    job_uid: str = ""
+    """UID of the Job that controls the pods, whether or not the Job still exists."""
+    decision_id: str = ""
+    """Decision that admitted the attempt, as the Job says; as the pods say where the Job is gone."""
     uid: str = ""
     is_deleting: bool = False
     is_suspended: bool = False

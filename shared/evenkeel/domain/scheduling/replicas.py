@@ -299,7 +299,7 @@ def why_unwanted_for(
         rental: It is OPENING.
         others: Rentals for the same Deployment. Whoever knows of none says so later than it could.
         registered: The Deployments in the policy.
-        pods: That are not ours: those without a node, and those on the nodes of the rental's pool.
+        pods: Those without a node, and those on the nodes of the rental's pool.
         nodes: Of the cluster.
     """
     assert rental.serves is not None  # or it would be a job's
@@ -348,7 +348,7 @@ def empty_answer(
 
     Args:
         rental: It is READY, and as it is seen now.
-        pods: Of the cluster, all that are not ours.
+        pods: All of the cluster.
         nodes: Of the cluster.
         quiet_seconds: How long a node is kept on which none stands.
         now: The time.

@@ -57,7 +57,7 @@ def short_of(registered: Iterable[ServingWorkload], pods: Mapping[str, Sequence[
 
     Args:
         registered: All of them.
-        pods: By cluster, all that are not ours.
+        pods: By cluster, all of them.
     """
     found = []
     for each in registered:

@@ -5,7 +5,16 @@ from datetime import timedelta
 from evenkeel.domain.scheduling.attempts import judge_end, lost_nodes
 from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Job, PodPhase, WorkloadSeen
 from evenkeel.ports import ExecutionState, Machine, Table, get_all
-from evenkeel.services import attempt_rows, mark_running, record_pin, record_seats, rows, schedule_jobs, settle_attempt
+from evenkeel.services import (
+    attempt_rows,
+    keep_logs,
+    mark_running,
+    record_pin,
+    record_seats,
+    rows,
+    schedule_jobs,
+    settle_attempt,
+)
 from evenkeel.services.sweep.round import Round
 
 
@@ -13,7 +22,6 @@ def resume_attempts(sweep: Round) -> int:
     """Start, stop or settle attempts whose workflow is not there to do it."""
     stored = sweep.as_stored(sweep.listed(Table.JOBS, "ATTEMPT#LIVE"))
     live = [attempt for attempt in (rows.read(row, Attempt) for row in stored) if not attempt.state.has_ended]
-    sweep.live |= {(attempt.job_id, attempt.attempt) for attempt in live}
     for attempt in live:
         if sweep.sees(attempt.cluster):
             with sweep.item(attempt.workload_name):
@@ -44,20 +52,12 @@ def _resume_attempt(sweep: Round, attempt: Attempt, job: Job) -> bool:
         return schedule_jobs.start_run(attempt, sweep.world.workflows, sweep.world.telemetry)
     if attempt.cluster in sweep.clusters and not sweep.sees(attempt.cluster):
         return False  # what runs there is unknown: nothing is stopped or settled on that
-    nothing = WorkloadSeen(job_id=attempt.job_id, attempt=attempt.attempt)
-    _, seen = sweep.workloads.get((attempt.job_id, attempt.attempt), (attempt.cluster, nothing))
+    seen = sweep.workload(attempt)
     request = job.stop_of(attempt.attempt)
     is_stopped_again = False
     if request and not sweep.is_fresh(request.requested_at) and seen.is_let_run:
         # Asked to stop, and nobody told the cluster.
-        sweep.world.cluster.stop(
-            attempt.cluster,
-            attempt.namespace,
-            attempt.job_id,
-            attempt.attempt,
-            request.grace_seconds,
-            request.at_once_on,
-        )
+        sweep.world.cluster.stop(attempt, request.grace_seconds, request.at_once_on)
         is_stopped_again = True
     if state is ExecutionState.RUNNING:
         return is_stopped_again
@@ -99,24 +99,20 @@ def clear_workloads(sweep: Round) -> int:
     world = sweep.world
     cleared = 0
     looks_at_kept = sweep.is_due("kept")
-    left = {
-        rows.attempt_key(*place): (*place, *found)
-        for place, found in sweep.workloads.items()
-        if (found[1].is_let_run or looks_at_kept) and place not in sweep.live
-    }
-    stored = get_all(world.ledger, left)
-    for key, (job_id, number, cluster, seen) in left.items():
-        row = stored.get(key)
-        attempt = rows.read(row, Attempt) if row else None
-        if attempt is None or attempt.ended_at is None or sweep.is_fresh(attempt.ended_at):
+    for attempt, seen in sweep.workloads:
+        if attempt.ended_at is None or sweep.is_fresh(attempt.ended_at):
             continue
         with sweep.item(attempt.workload_name):
             if seen.is_let_run:
-                job = attempt_rows.load(world.ledger, job_id, number).job
-                world.cluster.stop(cluster, attempt.namespace, job_id, number, job.spec.grace_seconds)
+                job = attempt_rows.load(world.ledger, attempt.job_id, attempt.attempt).job
+                within = keep_logs.BEFORE_STOP_SECONDS
+                keep_logs.run(
+                    job, attempt, world.ledger, world.cluster, world.telemetry, within_seconds=within, now=sweep.now
+                )
+                world.cluster.stop(attempt, job.spec.grace_seconds)
                 cleared += 1
-            elif _is_kept_no_longer(sweep, attempt) and not seen.is_deleting:
-                world.cluster.stop(cluster, attempt.namespace, job_id, number, 0)
+            elif looks_at_kept and _is_kept_no_longer(sweep, attempt) and not seen.is_deleting:
+                world.cluster.stop(attempt, 0)
     return cleared
 
 

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from evenkeel.domain.nodes import FleetNode, Node
-from evenkeel.domain.scheduling.foreign import foreign_workloads
+from evenkeel.domain.scheduling.foreign import ForeignPod, foreign_workloads
 from evenkeel.domain.sources import Source, SourceKind
 from evenkeel.events import kubernetes_node
 from evenkeel.ports import Conflict, EvenkeelError, Put, Row, Table
-from evenkeel.services import person_cordons, rows
+from evenkeel.services import person_cordons, rows, unmanaged
 from evenkeel.services.sweep.round import Round
 
 _GONE_KEPT = timedelta(days=30)
@@ -109,17 +109,21 @@ def _count_pools(sweep: Round, nodes: Iterable[FleetNode]) -> None:
 def _jobs_on_nodes(sweep: Round) -> dict[tuple[str, str], tuple[str, ...]]:
     """Return which jobs have pods on each node: a fault that comes again is counted on them."""
     found: dict[tuple[str, str], set[str]] = {}
-    for cluster, workload in sweep.workloads.values():
+    for attempt, workload in sweep.workloads:
         for pod in workload.pods_alive():
             if pod.node_name:
-                found.setdefault((cluster, pod.node_name), set()).add(workload.job_id)
+                found.setdefault((attempt.cluster, pod.node_name), set()).add(attempt.job_id)
     return {place: tuple(sorted(jobs)) for place, jobs in found.items()}
 
 
 def _others(sweep: Round) -> dict[tuple[str, str], tuple[str, ...]]:
     """Remember the work that is not ours; return which of it holds accelerators of each node."""
     found: dict[tuple[str, str], set[str]] = {}
-    for cluster, pods in sweep.of_each_cluster("pods", sweep.world.cluster.foreign_pods).items():
+
+    def unmanaged_pods(cluster: str) -> tuple[ForeignPod, ...]:
+        return unmanaged.pods(sweep.world.ledger, sweep.world.cluster, cluster)
+
+    for cluster, pods in sweep.of_each_cluster("pods", unmanaged_pods).items():
         listed = [each for each in foreign_workloads(cluster, pods) if each.accelerators]
         for each in listed:
             for name in each.node_names:

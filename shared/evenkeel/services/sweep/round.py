@@ -10,7 +10,7 @@ from evenkeel.domain.health.incidents import OPEN_STATES, Incident
 from evenkeel.domain.nodes import KubernetesNode, Node, NodeLife, ProviderCluster, ProviderNode, join_nodes
 from evenkeel.domain.policy import Mode, Policy
 from evenkeel.domain.recovery.leases import Lease, is_lemon
-from evenkeel.domain.scheduling.jobs import WorkloadSeen
+from evenkeel.domain.scheduling.jobs import Attempt, WorkloadSeen
 from evenkeel.domain.sources import Source
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import (
@@ -34,7 +34,7 @@ from evenkeel.ports import (
     Workflows,
     get_all,
 )
-from evenkeel.services import plan_recovery, rows
+from evenkeel.services import attempt_rows, plan_recovery, rows
 from evenkeel.services.heartbeats import Results
 
 T = TypeVar("T")
@@ -81,8 +81,6 @@ class Round:
         self.notes = dict(notes)
         """Where long lists were left off, for the next round."""
         self.pages_left = policy.watch.sweep_page_budget
-        self.live: set[tuple[str, int]] = set()
-        """Attempts that were seen not to be settled."""
         self.results = Results()
         """What this run learned from its sources."""
         self.blind: dict[str, str] = {}
@@ -187,13 +185,31 @@ class Round:
         return plan_recovery.settings_of(self.world.provider)
 
     @cached_property
-    def workloads(self) -> dict[tuple[str, int], tuple[str, WorkloadSeen]]:
-        """Every attempt's Job and pods with its cluster, by job and attempt, where they could be listed."""
-        return {
-            (seen.job_id, seen.attempt): (cluster, seen)
-            for cluster, listed in self.workloads_of.items()
-            for seen in listed
-        }
+    def workloads(self) -> tuple[tuple[Attempt, WorkloadSeen], ...]:
+        """Every attempt's own Job and pods, where they could be listed.
+
+        What only carries the labels of an attempt is logged and left out.
+        """
+        listed = [(name, seen) for name, found in self.workloads_of.items() for seen in found]
+        owned = attempt_rows.owned(self.world.ledger, listed)
+        proved = {(attempt.cluster, seen.job_uid) for attempt, seen in owned}
+        others = [(cluster, seen) for cluster, seen in listed if (cluster, seen.job_uid) not in proved]
+        if others:
+            names = [f"{cluster}/{seen.namespace}/{seen.job_id}-a{seen.attempt}" for cluster, seen in others[:10]]
+            self.world.telemetry.count("UnownedWorkloads", len(others))
+            self.world.telemetry.warning("Kubernetes Jobs carry labels of attempts that do not own them", jobs=names)
+        return tuple(owned)
+
+    def workload(self, attempt: Attempt) -> WorkloadSeen:
+        """Return an attempt's own Job and pods."""
+        return attempt.own(self._by_name.get((attempt.job_id, attempt.attempt), ()))
+
+    @cached_property
+    def _by_name(self) -> dict[tuple[str, int], list[WorkloadSeen]]:
+        found: dict[tuple[str, int], list[WorkloadSeen]] = {}
+        for attempt, seen in self.workloads:
+            found.setdefault((attempt.job_id, attempt.attempt), []).append(seen)
+        return found
 
     @cached_property
     def open_incidents(self) -> tuple[Incident, ...]:

@@ -1,0 +1,88 @@
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenkeel.domain.kept_logs import KEPT_BYTES, KEPT_LINES, escaped, redacted, secrets_of, shortened
+
+SECRETS = [
+    "AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
+    "key AKIAIOSFODNN7EXAMPLE is in use",
+    "Authorization: Bearer abcdefghijklmnop.qrstuvwx",
+    "login with hf_AbCdEfGhIjKlMnOpQrStUv",
+    "wandb_api_key: 0123456789abcdef0123456789abcdef01234567",
+    '{"password": "hunter2hunter2"}',
+    "postgres://ana:s3cr3tpass@db:5432/x",
+    "https://b.s3.amazonaws.com/k?X-Amz-Signature=deadbeefdeadbeef&X-Amz-Expires=60",
+    "-----BEGIN RSA PRIVATE KEY-----\nMIIEowIBAAKCAQEA\n-----END RSA PRIVATE KEY-----",
+    "jwt eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2lnbmF0dXJl",
+]
+HIDDEN = [
+    "wJalrXUtnFEMI",
+    "AKIAIOSFODNN7EXAMPLE",
+    "abcdefghijklmnop",
+    "AbCdEfGhIjKlMnOpQrStUv",
+    "0123456789abcdef",
+    "hunter2",
+    "s3cr3tpass",
+    "deadbeef",
+    "MIIEowIBAAKCAQEA",
+    "c2lnbmF0dXJl",
+]
+
+
+@pytest.mark.parametrize(("line", "secret"), list(zip(SECRETS, HIDDEN, strict=True)))
+def test_what_looks_like_a_secret_is_masked(line: str, secret: str) -> None:
+    kept = redacted(f"before\n{line}\nafter")
+
+    assert secret not in kept
+    assert kept.startswith("before\n")
+    assert kept.endswith("\nafter")
+
+
+def test_values_of_secret_variables_are_masked_wherever_they_stand() -> None:
+    env = {"WANDB_API_KEY": "not-a-known-form", "STEPS": "1000000", "TOKEN": "abc"}
+
+    assert secrets_of(env) == ("not-a-known-form",)
+    assert redacted("using not-a-known-form for 1000000", secrets_of(env)) == "using [redacted] for 1000000"
+
+
+def test_ordinary_training_output_is_untouched() -> None:
+    line = "step 1200 loss=2.713 tokens/s 41000 lr 3e-4 grad_norm 0.8"
+
+    assert redacted(line) == line
+
+
+def test_controls_and_bidi_marks_become_escapes() -> None:
+    assert escaped("a\x1b[31mred\x07\u202eevil\u200b\x00\tb\r\nc\rd\n") == (
+        "a\\x1b[31mred\\x07\\u202eevil\\u200b\\x00\tb\nc\nd\n"
+    )
+
+
+@given(st.text(alphabet=st.characters(), max_size=400).map(lambda text: text * 120), st.text(max_size=20))
+def test_kept_text_is_bounded_and_printable(text: str, secret: str) -> None:
+    kept, _ = shortened(text, (secret,) if len(secret) >= 6 else ())
+
+    assert len(kept.encode()) <= KEPT_BYTES
+    assert len(kept.splitlines()) <= KEPT_LINES
+    assert all(each in "\n\t" or each.isprintable() for each in kept)
+
+
+def test_secret_across_the_cut_leaves_no_half() -> None:
+    secret = "AWS_SECRET_ACCESS_KEY=" + "A1b2" * 10
+    kept, is_cut = shortened(secret + " " + "x" * (KEPT_BYTES - 10), ())
+
+    assert is_cut
+    assert "A1b2" not in kept
+
+
+@pytest.mark.parametrize(
+    "piece", ["x", "a-", "token", "token=", "://a:", "basic ", "-----BEGIN PRIVATE KEY-----", "eyJ"]
+)
+def test_masking_takes_time_in_proportion_to_the_text(piece: str) -> None:
+    began = time.process_time()
+    kept, _ = shortened(piece * (4_000_000 // len(piece)), ())
+
+    assert len(kept.encode()) <= KEPT_BYTES
+    assert time.process_time() - began < 2
