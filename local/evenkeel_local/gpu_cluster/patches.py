@@ -24,14 +24,21 @@ MERGE_KEYS: dict[str, str] = {
     "secrets": "name",
     "topologySpreadConstraints": "topologyKey",
     "resourceClaims": "name",
+    "schedulingGates": "name",
+    "podIPs": "ip",
+    "hostIPs": "ip",
 }
 """List fields that a strategic merge merges item by item, with the key that tells items apart.
 
 Source: the `patchMergeKey` tags of `k8s.io/api/core/v1/types.go`. `taints` and `tolerations` have none: they are
 replaced.
 """
-SET_LISTS = frozenset({"finalizers"})
+SET_LISTS = frozenset({"finalizers", "podCIDRs"})
 """Lists of plain values that a strategic merge joins as sets (`patchStrategy: merge` without a key)."""
+
+
+MOST_OPERATIONS = 10_000
+DIRECTIVES = (None, "delete", "merge", "replace")
 
 
 class PatchFailed(Exception):
@@ -55,15 +62,20 @@ def json_patch(target: Any, operations: Any) -> Any:
     """Apply an RFC 6902 patch.
 
     Raises:
-        ApiError: 400 when the patch itself cannot be read.
-        PatchFailed: a test failed or a path is missing.
+        ApiError: 400 when the patch itself cannot be read, 413 when it has too many operations.
+        PatchFailed: a test failed, a path is missing or an operation is unknown.
     """
     if not isinstance(operations, list):
         raise errors.bad_request("json: cannot unmarshal object into Go value of type jsonpatch.Patch")
+    if len(operations) > MOST_OPERATIONS:
+        told = f"The allowed maximum operations in a JSON patch is {MOST_OPERATIONS}, got {len(operations)}"
+        raise errors.ApiError(413, "RequestEntityTooLarge", told)
     document = clone(target)
     for operation in operations:
-        if not isinstance(operation, dict) or not isinstance(operation.get("path"), str):
-            raise errors.bad_request("a JSON patch operation needs 'op' and 'path'")
+        if not isinstance(operation, dict):
+            raise errors.bad_request("json: cannot unmarshal value into Go value of type jsonpatch.Operation")
+        if not isinstance(operation.get("path"), str):
+            raise PatchFailed("an operation needs a path")
         document = _apply_one(document, operation)
     return document
 
@@ -71,7 +83,7 @@ def json_patch(target: Any, operations: Any) -> Any:
 def _apply_one(document: Any, operation: Obj) -> Any:
     kind, path = operation.get("op"), _pointer(operation["path"])
     if kind == "test":
-        if _read(document, path) != operation.get("value"):
+        if _tested(document, path) != operation.get("value"):
             raise PatchFailed(f"testing value {operation['path']} failed")
         return document
     if kind == "add":
@@ -85,7 +97,7 @@ def _apply_one(document: Any, operation: Obj) -> Any:
         source = _pointer(str(operation.get("from") or ""))
         value = clone(_read(document, source))
         return _add(_remove(document, source) if kind == "move" else document, path, value)
-    raise errors.bad_request(f"Unexpected kind: {kind}")
+    raise PatchFailed(f"Unexpected kind: {kind}")
 
 
 def _pointer(text: str) -> list[str]:
@@ -116,6 +128,15 @@ def _read(document: Any, path: list[str]) -> Any:
     for part in path:
         document = _step(document, part)
     return document
+
+
+def _tested(document: Any, path: list[str]) -> Any:
+    """Return what a test looks at; a member that is not there tests as null."""
+    if path:
+        parent = _read(document, path[:-1])
+        if isinstance(parent, dict):
+            return parent.get(path[-1])
+    return _read(document, path)
 
 
 def _add(document: Any, path: list[str], value: Any) -> Any:
@@ -162,6 +183,8 @@ def strategic_patch(target: Any, patch: Any, kind: str = "") -> Any:
     if not isinstance(patch, dict):
         return clone(patch)
     directive = patch.get("$patch")
+    if directive not in DIRECTIVES:
+        raise errors.bad_request(f"Unknown patch type found: {directive}")
     if directive == "delete":
         return {}
     result = {} if directive == "replace" or not isinstance(target, dict) else dict(target)
@@ -200,7 +223,7 @@ def _strategic_list(field: str, current: Any, patch: list[Any], kind: str, order
         return [item for item in clone(patch) if item != {"$patch": "replace"}]
     for item in patch:
         if key not in item:
-            raise errors.bad_request(f"map: map[] does not contain declared merge key: {key}")
+            raise errors.ApiError(500, "", f"map: map[] does not contain declared merge key: {key}")
         at = next((n for n, old in enumerate(present) if old.get(key) == item[key]), None)
         if item.get("$patch") == "delete":
             present = [old for old in present if old.get(key) != item[key]]
@@ -209,6 +232,18 @@ def _strategic_list(field: str, current: Any, patch: list[Any], kind: str, order
         else:
             present[at] = strategic_patch(present[at], item, kind)
     if order:
-        ranks = {entry[key]: rank for rank, entry in enumerate(order) if key in entry}
-        present.sort(key=lambda item: ranks.get(item.get(key), len(ranks)))
+        stored = [item.get(key) for item in current] if isinstance(current, list) else []
+        return _ordered(present, [entry[key] for entry in order if key in entry], stored, key)
     return present
+
+
+def _ordered(items: list[Any], order: list[Any], stored: list[Any], key: str) -> list[Any]:
+    """Return items in the order that a patch states; those that it leaves out stay before what they stood before."""
+    named = sorted((item for item in items if item.get(key) in order), key=lambda item: order.index(item.get(key)))
+    others = [item for item in items if item.get(key) not in order]
+    result: list[Any] = []
+    while named and others:
+        left, right = others[0].get(key), named[0].get(key)
+        goes_first = left in stored and right in stored and stored.index(left) < stored.index(right)
+        result.append(others.pop(0) if goes_first else named.pop(0))
+    return result + others + named

@@ -37,7 +37,21 @@ LIST_KEYS: dict[str, tuple[str, ...]] = {
     "schedulingGates": ("name",),
 }
 SETS = frozenset({"finalizers"})
-ATOMIC = frozenset({"nodeSelector", "selector", "roleRef", "securityContext", "valueFrom", "affinity", "secretRef"})
+ATOMIC = frozenset(
+    {
+        "nodeSelector",
+        "selector",
+        "labelSelector",
+        "roleRef",
+        "secretRef",
+        "fieldRef",
+        "resourceFieldRef",
+        "configMapKeyRef",
+        "secretKeyRef",
+        "involvedObject",
+        "requiredDuringSchedulingIgnoredDuringExecution",
+    }
+)
 NEVER_OWNED = frozenset(
     {
         "name",
@@ -87,7 +101,7 @@ class _Shape:
         """Whether a map is one field."""
         if self._rt.custom:
             return (self._schema or {}).get("x-kubernetes-map-type") == "atomic"
-        return name in ATOMIC and not (name == "selector" and self._rt.kind == "Service")
+        return name in ATOMIC
 
     def keys(self, name: str) -> tuple[str, ...]:
         """Return the keys that tell a list's items apart, none for a list that is one field."""
@@ -352,19 +366,30 @@ def _shown(path: Path) -> str:
 
 
 def _conflict(rt: ResourceType, conflicts: dict[Writer, set[Path]]) -> errors.ApiError:
+    clashes = [(_manager_shown(writer), _shown(path)) for writer in conflicts for path in sorted(conflicts[writer])]
     causes = [
-        {
-            "reason": "FieldManagerConflict",
-            "message": f'conflict with "{writer.manager}"'
-            + (f" using {writer.api_version}" if writer.operation != "Apply" else ""),
-            "field": _shown(path),
-        }
-        for writer, paths in conflicts.items()
-        for path in sorted(paths)
+        {"reason": "FieldManagerConflict", "message": f"conflict with {manager}", "field": field}
+        for manager, field in clashes
     ]
-    many = f"Apply failed with {len(causes)} conflict{'s' if len(causes) > 1 else ''}: "
-    told = many + ", ".join(f"{cause['message']}: {cause['field']}" for cause in causes)
+    if len(clashes) == 1:
+        told = f"Apply failed with 1 conflict: conflict with {clashes[0][0]}: {clashes[0][1]}"
+    else:
+        lines = []
+        for manager in sorted({manager for manager, _ in clashes}):
+            lines += [f"conflicts with {manager}:", *(f"- {field}" for by, field in clashes if by == manager)]
+        told = f"Apply failed with {len(clashes)} conflicts: " + "\n".join(lines)
     return errors.ApiError(409, "Conflict", told, {"causes": causes})
+
+
+def _manager_shown(writer: Writer) -> str:
+    text = json.dumps(writer.manager)
+    if writer.operation == "Apply":
+        return text
+    return (
+        text
+        + (f' with subresource "{writer.subresource}"' if writer.subresource else "")
+        + (f" using {writer.api_version}")
+    )
 
 
 def _merged(old: Any, config: Any, name: str, shape: _Shape) -> Any:
