@@ -233,7 +233,7 @@ def pages(site: Site, _now: datetime) -> list[Finding]:
     return judgements.judge_pages([one["SubscriptionArn"] for one in found], topic)
 
 
-ENABLE = "deploy with the parameter Schedules=on (docs/deploy.md)"
+ENABLE = "set Schedules=on in samconfig.toml, then make deploy (docs/deploy.md, step 9)"
 """How schedules are turned on."""
 
 CHECKS = (

@@ -395,7 +395,7 @@ def judge_events(rules: Mapping[str, Json]) -> list[Finding]:
     seen = ", ".join(f"{name} {count:.0f}" for name, count in counts.items() if count)
     if not seen:
         text = "All rules are on, and no event matched any of them in the last day."
-        return [warning(text, "Send a drill event (docs/deploy.md, step 10) and look again after a minute.")]
+        return [warning(text, "Send a drill event (docs/deploy.md, step 11) and look again after a minute.")]
     quiet = ", ".join(name for name, count in counts.items() if not count)
     return [ok(f"Events in the last day: {seen}." + (f" None by {quiet}." if quiet else ""))]
 

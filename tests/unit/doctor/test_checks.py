@@ -745,6 +745,20 @@ def test_schedules_are_turned_on_when_all_else_is_well(others: str, expected: st
     assert findings.next_step([OFF, Finding(Status(others), "", check="api")], "HOW") == expected
 
 
+def test_new_stack_in_order_is_told_to_turn_schedules_on() -> None:
+    bed = Bed()
+    bed.aws.planted["scheduler:get_schedule"] = {"State": "DISABLED"}
+    bed.api.status |= {
+        "sources": [a_source("OFF")],
+        "heartbeats": [{"function": name, "at": None} for name in checks.SCHEDULED],
+    }
+
+    found = bed.run()
+
+    assert findings.exit_code(found) == 0
+    assert findings.next_step(found, checks.ENABLE).startswith("Everything else is in order. Turn the schedules on: ")
+
+
 def test_nothing_is_next_while_schedules_are_on() -> None:
     assert findings.next_step([Finding(Status.OK, "", check="schedules")], "HOW") == ""
 
