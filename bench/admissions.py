@@ -231,6 +231,7 @@ def _a_queue(credentials: Credentials, prefix: str, jobs: int) -> int:
         Team.model_validate(
             {
                 "name": name,
+                "namespace": name,
                 "members": [{"principal": "arn:aws:iam::111122223333:role/ana"}],
                 "queue": {
                     "cohort": "fleet",

@@ -169,6 +169,7 @@ def _set_up(story: Story, nodes: int) -> SetUp:
         Team.model_validate(
             {
                 "name": name,
+                "namespace": name,
                 "members": members,
                 "queue": {
                     "cohort": "fleet",

@@ -67,7 +67,13 @@ def set_quotas_of_the_fleet(cluster: str) -> api.Reply:
 def _set(part: set_quotas.Part, reason: str, expected: int) -> api.Reply:
     world = wiring.world()
     request = set_quotas.Request(part=part, expected=expected, by=app.caller().actor, reason=reason)
-    outcome = set_quotas.run(request, world.ledger, world.passes, now=world.clock.now())
+    outcome = set_quotas.run(
+        request,
+        world.ledger,
+        world.passes,
+        own_namespaces=(world.settings.job_namespace, world.policy.burst.capacity_pod_namespace),
+        now=world.clock.now(),
+    )
     return app.done(read_setup.shown(outcome.part, outcome.version))
 
 

@@ -23,6 +23,7 @@ def submit() -> api.Reply:
         cluster=world.settings.home_cluster,
         namespace=world.settings.job_namespace,
         types=world.policy.job_types,
+        classes=world.policy.priority_classes,
         now=world.clock.now(),
         admission=world.settings.admission,
     )
@@ -85,7 +86,9 @@ def rank(job_id: str) -> api.Reply:
         asker=_asker(),
         reason=body.reason,
     )
-    job = rank_job.run(request, world.ledger, world.passes, now=world.clock.now())
+    job = rank_job.run(
+        request, world.ledger, world.passes, classes=world.policy.priority_classes, now=world.clock.now()
+    )
     return app.done(read_jobs.summary(job))
 
 

@@ -237,3 +237,41 @@ def test_each_refusal_has_its_meaning(error: str, meaning: type[Exception]) -> N
 def test_no_answer_is_unreachable() -> None:
     with pytest.raises(Unreachable):
         SqsPasses("u", StubClient(EndpointConnectionError(endpoint_url="x"))).request("r")
+
+
+class Recording:
+    """Keeps what a client was asked to send."""
+
+    def __init__(self) -> None:
+        self.sent: list[dict[str, Any]] = []
+
+    def publish(self, **request: Any) -> None:
+        self.sent.append(request)
+
+    def send_message(self, **request: Any) -> None:
+        self.sent.append(request)
+
+
+def bytes_of(request: dict[str, Any], body: str) -> int:
+    """Count what SNS and SQS count: the message, and names, types and values of its attributes."""
+    attributes = request["MessageAttributes"]
+    texts = [(name, each["DataType"], each["StringValue"]) for name, each in attributes.items()]
+    return len(request[body].encode()) + sum(len(text.encode()) for part in texts for text in part)
+
+
+@pytest.mark.parametrize("character", ["x", "\u20ac", "\U0001f600", "\x00"])
+def test_a_page_of_any_length_fits_the_topic(character: str) -> None:
+    client = Recording()
+
+    SnsPager("arn", client).page("subject", character * 300_000, key="\u20ac" * 200)
+
+    assert 190_000 < bytes_of(client.sent[0], "Message") <= 262_144
+
+
+@pytest.mark.parametrize("character", ["x", "\u20ac", "\U0001f600", "\x00"])
+def test_a_dead_letter_of_any_length_fits_the_queue(character: str) -> None:
+    client = Recording()
+
+    SqsDeadLetters("url", client).put(character * 300_000, "EVENT_TOO_LARGE", "\U0001f600" * 1_000)
+
+    assert 250_000 < bytes_of(client.sent[0], "MessageBody") <= 262_144

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from evenkeel_local import ACCOUNT_ID
-from evenkeel_local.data_centre import CHECKPOINTS_BUCKET, NAMESPACE, SERVICE_ACCOUNT, DataCentre, FleetShape
+from evenkeel_local.data_centre import CHECKPOINTS_BUCKET, SERVICE_ACCOUNT, DataCentre, FleetShape
 from evenkeel_local.drills import Work
 from evenkeel_local.drills.replays import decided_otherwise
 from tests.kueue_stand_in import local_queues
@@ -38,7 +38,9 @@ def centre(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DataCentre]:
                 "groups": [{FLEET.instance_type: {"nvidia.com/gpu": gpus}}],
                 "preemption": {"within": "LowerPriority", "reclaim": "Any"},
             }
-            body = {"team": {"name": name, "queue": queue}, "reason": "two teams"}
+            running.make_namespace(name)
+            team = {"name": name, "queue": queue, "namespace": name, "serviceAccount": SERVICE_ACCOUNT}
+            body = {"team": team, "reason": "two teams"}
             client.change("PUT", f"/teams/{name}/quota", body, version=0)
         yield running
         assert decided_otherwise(running) == []
@@ -99,17 +101,17 @@ def test_a_job_is_preempted_by_a_higher_class_saves_and_comes_back_with_the_righ
 
 
 def test_a_job_waits_as_long_as_its_namespace_is_kueues(centre: DataCentre) -> None:
-    queue = {"name": "default", "namespace": NAMESPACE}
+    queue = {"name": "default", "namespace": "red"}
     kind = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "LocalQueue"}
     centre.cluster.apply([local_queues(), {**kind, "metadata": queue, "spec": {"clusterQueue": "research"}}])
     job = Training.submit(centre, "beside-kueue", SHORT, team="red")
 
     until(lambda: (job.why()["decision"] or {}).get("action") == "HELD", "the job to be held back", 60)
     said = job.why()["sentence"]
-    centre.cluster.delete(f"/apis/kueue.x-k8s.io/v1beta2/namespaces/{NAMESPACE}/localqueues/default")
+    centre.cluster.delete("/apis/kueue.x-k8s.io/v1beta2/namespaces/red/localqueues/default")
     done = job.end()
 
-    assert f"Kueue admits jobs in namespace {NAMESPACE} (its LocalQueue default)" in said
+    assert "Kueue admits jobs in namespace red (its LocalQueue default)" in said
     assert (done["state"], done["currentAttempt"], job.digest()) == ("SUCCEEDED", 1, job.right_digest)
 
 

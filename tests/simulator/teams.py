@@ -147,10 +147,11 @@ class Sharing:
         if self.world.spot or self.world.renting:
             group[_SPOT] = {_GPU: {"nominal": dice.choice((0, GPUS)) if self.world.renting is None else 2 * GPUS}}
         reclaim = dice.choice(("Never", "LowerPriority", "Any", "Any"))
+        dice.random()  # drawn and not used, so that worlds stay as they were
         asked: dict[str, Any] = {
             "name": name,
             "members": [_member("bea", "submitter")],
-            "namespace": name if dice.random() < 0.3 else "",
+            "namespace": name,
             "queue": {
                 "cohort": "" if is_alone else COHORT,
                 "groups": [group],

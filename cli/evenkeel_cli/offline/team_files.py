@@ -9,7 +9,7 @@ from evenkeel.domain.scheduling.queues.documents import read as read_document
 from evenkeel.domain.scheduling.queues.exchange import Spelling, exchanged
 from evenkeel.domain.scheduling.queues.own import OwnQuotas
 from evenkeel.domain.scheduling.queues.setup import RULES, Declared, Profile
-from evenkeel.domain.scheduling.teams import FleetQuotas, Team, of_quotas
+from evenkeel.domain.scheduling.teams import FleetQuotas, SetUp, Team, check_fleet, check_set_up, check_team, of_quotas
 from evenkeel_cli.offline import quota_files
 
 Json = dict[str, Any]
@@ -53,7 +53,25 @@ def read(files: list[Path]) -> Wanted:
         wanted.queues = {team.name: team.to_json() for team in setup.teams}
         said = setup.fleet.to_json()
         wanted.fleet = {name: said[name] for name in OF_QUOTA_FILES if _says(name, found.documents[0])}
+    _check(wanted, ", ".join(map(str, files)))
     return wanted
+
+
+def _check(wanted: Wanted, files: str) -> None:
+    """Check what the service would refuse, as far as the files alone show it.
+
+    Raises:
+        CommandFailed: names the team and its first fault.
+    """
+    teams = [Team.model_validate(each) for each in {**wanted.queues, **wanted.teams}.values()]
+    found = [(f"team {team.name}", fault) for team in teams for fault in check_team(team)]
+    if wanted.quotas is not None:
+        found += [("quotas", fault) for fault in check_fleet(FleetQuotas.model_validate(wanted.quotas))]
+    if not found:
+        together = SetUp(teams=tuple(sorted(teams, key=lambda team: team.name)))
+        found = [("teams", fault) for fault in check_set_up(together)]
+    for where, fault in found:
+        raise quota_files.refused(DocumentError(f"{files}: {where}", fault.field, fault.message))
 
 
 def _says(name: str, document: Json) -> bool:

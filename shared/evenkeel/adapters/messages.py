@@ -26,7 +26,10 @@ _ASK_AGAIN_SECONDS = 4.0
 """How long after a request for the same wait another one is worth sending."""
 _LONGEST_REASON = 200
 _LONGEST_SUBJECT = 100
-_LONGEST_PAGE = 200_000
+_LARGEST_PAGE = 200_000
+"""Bytes: SNS takes 256 KiB, attributes included."""
+_LARGEST_LETTER = 260_000
+"""Bytes: SQS takes 256 KiB, attributes included."""
 
 _NOT_IN_SQS = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """SQS takes the characters of XML 1.0 and refuses the message for any other."""
@@ -35,6 +38,11 @@ _NOT_IN_SQS = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]
 def sendable(text: str) -> str:
     r"""Return text that SQS and SNS take; another character becomes its escape, which in JSON means the same."""
     return _NOT_IN_SQS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def _within(text: str, most: int) -> str:
+    """Return the beginning of a text that takes at most so many bytes."""
+    return text if len(text) * 4 <= most else text.encode()[:most].decode(errors="ignore")
 
 
 class SqsPasses:
@@ -89,10 +97,12 @@ class SqsDeadLetters:
 
     def put(self, body: str, code: str, reason: str) -> None:
         attributes = {"code": code, "reason": sendable(reason)[:_LONGEST_REASON] or code}
+        # The archive has the event whole.
+        letter = _within(sendable(body), _LARGEST_LETTER) or "{}"
         with aws.translated(f"dead-letter an event ({code})", _MEANINGS):
             self._client.send_message(
                 QueueUrl=self._queue_url,
-                MessageBody=sendable(body) or "{}",
+                MessageBody=letter,
                 MessageAttributes={
                     name: {"DataType": "String", "StringValue": value} for name, value in attributes.items()
                 },
@@ -112,7 +122,7 @@ class SnsPager:
             self._client.publish(
                 TopicArn=self._topic_arn,
                 Subject=_headline(subject),
-                Message=sendable(message)[:_LONGEST_PAGE],
+                Message=_within(sendable(message), _LARGEST_PAGE),
                 MessageAttributes={"key": {"DataType": "String", "StringValue": sendable(key) or "none"}},
             )
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Annotated, Any, NamedTuple, Self
 
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
 
 from evenkeel.domain.economics import money
 from evenkeel.domain.health.faults import Catalogue, CatalogueError, FaultOverride, shipped
@@ -21,6 +21,13 @@ LONGEST_SECONDS = 31_536_000
 LARGEST = 10**12
 """Of all other numbers that have no bound of their own. Sums and products of such are still counted exactly."""
 
+
+def _no_system_class(name: str) -> str:
+    if name.startswith("system-"):
+        raise ValueError("classes that begin with system- are Kubernetes' own")
+    return name
+
+
 Seconds = Annotated[int, Field(ge=0, le=LONGEST_SECONDS)]
 """A pause or a margin, which may be none."""
 Deadline = Annotated[int, Field(ge=1, le=LONGEST_SECONDS)]
@@ -30,6 +37,9 @@ Tries = Annotated[int, Field(ge=0, le=1000)]
 Usd = Annotated[float, Field(ge=0, le=10_000)]
 Micros = Annotated[int, Field(ge=0, le=10**15)]
 Scale = Annotated[float, Field(ge=0, le=100)]
+
+
+PriorityClass = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"), AfterValidator(_no_system_class)]
 
 
 class Section(Value):
@@ -70,13 +80,13 @@ class GuardrailPolicy(Section):
     three may still lose one.
     """
 
-    fleet_repairs: int = Field(default=10, ge=1, le=1_000_000)
-    """Machines in repair at a time."""
+    fleet_repairs: int = Field(default=10, ge=1, le=1000)
+    """Machines in repair at a time. They are one row of the ledger, as the cordoned ones are: hence the most."""
     pool_repairs: int | None = Field(default=4, ge=1, le=1_000_000)
     pool_repair_share: float | None = Field(default=0.1, gt=0, le=1)
-    repairs_per_hour: int = Field(default=20, ge=1, le=1_000_000)
+    repairs_per_hour: int = Field(default=20, ge=1, le=1000)
     """Repair calls of the whole fleet."""
-    fleet_cordons: int = Field(default=60, ge=1, le=1_000_000)
+    fleet_cordons: int = Field(default=60, ge=1, le=1000)
     """Machines that carry our cordon at a time."""
     pool_cordons: int | None = Field(default=20, ge=1, le=1_000_000)
     pool_cordon_share: float | None = Field(default=0.3, gt=0, le=1)
@@ -178,6 +188,8 @@ class RepairPolicy(Section):
 class JobPolicy(Section):
     """Limits and deadlines of attempts."""
 
+    priority_classes: Annotated[tuple[PriorityClass, ...], Field(max_length=100)] = ()
+    """Kubernetes PriorityClasses that pods may have where no teams are set up; none of Kubernetes' own."""
     launch_deadline_seconds: Deadline = 900
     """How long the previous attempt's remains may delay a launch."""
     running_deadline_seconds: Deadline = 900
@@ -528,6 +540,12 @@ class Policy(Section):
     def catalogue(self) -> Catalogue:
         """The fault catalogue as this site has it."""
         return shipped().overridden(self.faults)
+
+    @functools.cached_property
+    def priority_classes(self) -> frozenset[str]:
+        """The priority classes that a job may name where no teams are set up: those that any part of this names."""
+        burst = self.burst
+        return frozenset((*self.jobs.priority_classes, *burst.delay_micros_per_hour, *burst.expected_run_seconds))
 
     @functools.cached_property
     def hash(self) -> str:

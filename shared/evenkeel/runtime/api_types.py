@@ -18,6 +18,7 @@ from evenkeel.domain.scheduling.submission import (
     MAX_MODELS,
     MAX_SIZES,
     MAX_TEXT,
+    MAX_URI,
     MAX_WORDS,
 )
 from evenkeel.domain.scheduling.teams import FleetQuotas, Team
@@ -69,7 +70,7 @@ Label = Annotated[str, StringConstraints(max_length=63), AfterValidator(_printab
 LongName = Annotated[str, StringConstraints(max_length=253), AfterValidator(_printable)]
 ShortName = Annotated[str, StringConstraints(max_length=41), AfterValidator(_printable)]
 ImageName = Annotated[str, StringConstraints(max_length=512), AfterValidator(_printable)]
-Uri = Annotated[str, StringConstraints(max_length=1024), AfterValidator(_printable)]
+Uri = Annotated[str, StringConstraints(max_length=MAX_URI), AfterValidator(_printable)]
 LogLine = Annotated[str, StringConstraints(max_length=8192), AfterValidator(_printable)]
 Reason = Annotated[
     str, StringConstraints(min_length=1, max_length=300, strip_whitespace=True), AfterValidator(_one_line)

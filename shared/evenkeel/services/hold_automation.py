@@ -13,6 +13,8 @@ from evenkeel.services import known_names, rows
 
 Json = dict[str, Any]
 
+MOST_HOLDS = 100
+"""In force at a time: all of them are one row, which every harmful act reads."""
 LONGEST_HOLD = timedelta(days=7)
 """Who needs longer holds again: a hold that nobody remembers would leave the fleet without repairs."""
 
@@ -127,6 +129,9 @@ def _once(ledger: Ledger, request: HoldRequest | ReleaseRequest, entry: Timeline
         row = ledger.get(rows.hold_key())
         in_force = rows.read(row, Holds).at(now) if row else ()
         others = tuple(hold for hold in in_force if hold.scope != (request.pool, request.instance_id))
+        if wanted and len(others) >= MOST_HOLDS:
+            fault = f"there are {len(others)} holds in force: release some, or hold a pool or the fleet"
+            raise Invalid("one hold too many", (("instanceId" if request.instance_id else "pool", fault),))
         was_held = len(others) < len(in_force)
         answer = wanted.to_json() if wanted else {"wasHeld": was_held, "releasedAt": rfc3339(now)}
         record = {"fingerprint": request.fingerprint, "answer": answer}

@@ -16,7 +16,7 @@ from evenkeel.domain.nodes import KubernetesNode, NodeLife
 from evenkeel.domain.policy import Mode, Policy
 from evenkeel.domain.recovery.modes import launch_mode
 from evenkeel.domain.scheduling.attempts import lost_nodes
-from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Job, WorkloadSeen
+from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Job, JobSpec, WorkloadSeen
 from evenkeel.domain.values import Value
 from evenkeel.ports import (
     CheckpointStore,
@@ -140,8 +140,7 @@ def run(
     try:
         _, uid = cluster.launch(
             LaunchSpec(
-                # A team's class ranks its jobs in the queues: Kubernetes' scheduler would evict by it, past any quota.
-                job=job.spec.but(priority_class="") if job.queue and not attempt.local_queue else job.spec,
+                job=_ranked(job, attempt, policy),
                 attempt=decided,
                 resume_from=resume_from,
                 service_account=job.service_account or service_account,
@@ -257,6 +256,15 @@ def _said(answer: pin_resume_point.Answer) -> str:
     point = choice.resume_from
     begin = f"from step {point.step} of attempt {point.attempt}" if point else "from the beginning"
     return f", {begin}. {choice.reason}" if choice.rejected else f", {begin}."
+
+
+def _ranked(job: Job, attempt: Attempt, policy: Policy) -> JobSpec:
+    """Return what is launched, with the priority class that Kubernetes or Kueue may see; without one where none may.
+
+    A team's class ranks its jobs in the queues: Kubernetes' scheduler would evict by it, past any quota.
+    """
+    is_allowed = bool(attempt.local_queue) if job.queue else job.spec.priority_class in policy.jobs.priority_classes
+    return job.spec if is_allowed or not job.spec.priority_class else job.spec.but(priority_class="")
 
 
 def _give_up(

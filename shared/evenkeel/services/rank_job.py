@@ -1,5 +1,6 @@
 """Give a job another priority class."""
 
+from collections.abc import Collection
 from datetime import datetime
 
 from evenkeel.domain.health.incidents import TimelineEntry
@@ -25,7 +26,7 @@ class Request(Value):
     reason: str = ""
 
 
-def run(request: Request, ledger: Ledger, passes: Passes, *, now: datetime) -> Job:
+def run(request: Request, ledger: Ledger, passes: Passes, *, classes: Collection[str] = (), now: datetime) -> Job:
     """Set a job's priority class, and with it its place in the queue and whom it may have preempted.
 
     A job that runs keeps running; what it is worth against others changes with the next pass.
@@ -48,7 +49,7 @@ def run(request: Request, ledger: Ledger, passes: Passes, *, now: datetime) -> J
     if job.state.has_ended or job.state is JobState.STOPPING:
         raise JobEnded(job.reason or f"{job.job_id} has ended.")
     spec = job.spec.but(priority_class=request.priority_class)
-    faults = (*check_spec(spec), *check_governed(spec, setup))
+    faults = (*check_spec(spec), *check_governed(spec, setup, classes))
     wrong = tuple(fault for fault in faults if fault.field == "priorityClass")
     if wrong:
         raise Invalid("The job cannot have this class.", wrong)

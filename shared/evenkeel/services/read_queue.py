@@ -162,7 +162,15 @@ def plan(
     """
     setup = read_setup.run(ledger).setup
     job = submit_job.job_of(
-        spec, asker, setup, policy.job_types, job_id=_PLANNED, cluster=cluster, namespace=namespace, now=now
+        spec,
+        asker,
+        setup,
+        policy.job_types,
+        policy.priority_classes,
+        job_id=_PLANNED,
+        cluster=cluster,
+        namespace=namespace,
+        now=now,
     )
     if admission is Admission.KUEUE:
         decided = hand_over(Request.of(job), setup.local_queue_of(job.spec.team), now)

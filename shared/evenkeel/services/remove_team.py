@@ -89,6 +89,15 @@ def _tree(ledger: Ledger) -> Row:
 
 def _why_in_use(team: str, setup: SetUp, ledger: Ledger) -> str:
     """Say what a team still has; empty where that is nothing."""
+    if jobs := jobs_of(team, ledger):
+        return jobs
+    charges = read_charges.run(ledger)
+    lent = next((line for each in read_teams.table(setup, charges.held, {}) for line in _lent_by(each, team)), "")
+    return f"others use {lent} of its quota" if lent else ""
+
+
+def jobs_of(team: str, ledger: Ledger) -> str:
+    """Say which jobs of a team have not ended; empty where all have."""
     charges = read_charges.run(ledger)
     held = [charge for charge in charges.held if team in (charge.team, charge.queue)]
     if held:
@@ -96,10 +105,7 @@ def _why_in_use(team: str, setup: SetUp, ledger: Ledger) -> str:
     # The index may not list an interrupted job yet.
     returning = next((charge.job_id for charge, _ in charges.released if charge.team == team), "")
     waiting = returning or _waiting(team, ledger)
-    if waiting:
-        return f"{waiting} of it waits: cancel it first"
-    lent = next((line for each in read_teams.table(setup, charges.held, {}) for line in _lent_by(each, team)), "")
-    return f"others use {lent} of its quota" if lent else ""
+    return f"{waiting} of it waits: cancel it first" if waiting else ""
 
 
 def _waiting(team: str, ledger: Ledger) -> str:

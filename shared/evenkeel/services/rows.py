@@ -244,21 +244,32 @@ def idempotency_row(principal: str, key: str, answer: dict[str, Any], now: datet
     return Row(idempotency_key(principal, key), answer, 0, None, now + IDEMPOTENCY_KEPT)
 
 
-def checkpoints_key(job: Job) -> Key:
+def checkpoint_place(job: Job) -> str:
+    """Return what names the place of a job's checkpoints: its URI, with the claim that holds it where one does."""
+    place = job.spec.checkpoint_uri.rstrip("/")
+    if job.spec.keeps_checkpoints_in_cluster:
+        place = f"{job.cluster}/{job.namespace}/{job.spec.checkpoint_claim}#{place}"
+    return place
+
+
+def checkpoints_key(place: str) -> Key:
     """`CHECKPOINTS#place / META`: whose checkpoints lie there. Put in the job's own transaction, and never deleted.
 
     Attempt numbers begin at one in each job: under one path, the fences and checkpoints of two would be taken for each
     other's.
     """
-    place = job.spec.checkpoint_uri.rstrip("/")
-    if job.spec.keeps_checkpoints_in_cluster:
-        place = f"{job.cluster}/{job.namespace}/{job.spec.checkpoint_claim}#{place}"
     return Key(Table.JOBS, f"CHECKPOINTS#{place}", "META")
 
 
-def checkpoints_row(job: Job) -> Row:
-    """Say whose checkpoints lie there."""
-    return Row(checkpoints_key(job), {"jobId": job.job_id})
+def checkpoints_row(job: Job, version: int = 0) -> Row:
+    """Say whose checkpoints lie there. In `byState` under `CHECKPOINTS` by place, so that what lies in it is found."""
+    place = checkpoint_place(job)
+    return Row(checkpoints_key(place), {"jobId": job.job_id}, version, checkpoints_entry(place))
+
+
+def checkpoints_entry(place: str) -> tuple[str, str]:
+    """Return the index entry of a place; those of the places in it begin with its own."""
+    return ("CHECKPOINTS", f"{place}/")
 
 
 def kept_log_key(job_id: str, attempt: int, rank: int) -> Key:
@@ -375,6 +386,21 @@ def group_fact_row(fact: GroupFact, now: datetime) -> Row:
     key = Key(Table.FLEET, pool_partition(fact.instance_group), f"FACT#{fact.fact_key}")
     expires_at = max(fact.observed_at + GROUP_FACT_KEPT, now + timedelta(hours=1))
     return Row(key, fact.to_json(), 0, None, max(expires_at, fact.deadline_at or expires_at))
+
+
+LARGEST_LIST = 300_000
+"""Bytes of a list that is one row."""
+
+
+def fitting(documents: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the first documents of a list, as many as one row holds."""
+    size, kept = 0, []
+    for document in documents:
+        size += len(json.dumps(document))
+        if size > LARGEST_LIST:
+            break
+        kept.append(document)
+    return kept
 
 
 def foreign_key(cluster: str) -> Key:

@@ -13,7 +13,7 @@ charge until its pods are gone, and the other job waits.
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
@@ -33,6 +33,7 @@ from evenkeel.domain.scheduling.admission import (
     admit,
     beside_kueue,
     hand_over,
+    in_anothers_namespace,
     rooms_of,
     said_of,
 )
@@ -183,23 +184,40 @@ class _Look(NamedTuple):
         terms = policy.scheduling.elastic
         return tuple(
             sizing.patient(reserved.request_of(self.rented.where_rented(job), policy, now), job.lost_at, terms)
-            for job, _ in self.jobs.values()
-            if (job.cluster, job.namespace) not in self.of_kueue and job.job_id not in self.aside
+            for job in self._asking()
+            if (job.cluster, job.namespace) not in self.of_kueue
         )
 
     def handed_over(self, now: datetime) -> tuple[AdmissionDecision, ...]:
         """Return the answers where Kueue admits: each goes to the LocalQueue of its team."""
-        waiting = (job for job, _ in self.jobs.values() if job.job_id not in self.aside)
-        jobs = sorted(waiting, key=lambda job: Request.of(job).place_in_queue)
+        jobs = sorted(self._asking(), key=lambda job: Request.of(job).place_in_queue)
         return tuple(hand_over(Request.of(job), self.setup.local_queue_of(job.spec.team), now) for job in jobs)
 
     def beside_kueue(self, now: datetime) -> tuple[AdmissionDecision, ...]:
         """Return the answers to those that may not, since Kueue admits where they are to run."""
         return tuple(
             beside_kueue(Request.of(job), job.namespace, self.of_kueue[job.cluster, job.namespace], now)
-            for job, _ in self.jobs.values()
-            if (job.cluster, job.namespace) in self.of_kueue and job.job_id not in self.aside
+            for job in self._asking()
+            if (job.cluster, job.namespace) in self.of_kueue
         )
+
+    def misplaced(self, now: datetime) -> tuple[AdmissionDecision, ...]:
+        """Return the answers to those that may not start, since their namespace is another team's."""
+        owners = ((job, self._other_owner(job)) for job, _ in self.jobs.values())
+        return tuple(
+            in_anothers_namespace(Request.of(job), job.namespace, owner, now) for job, owner in owners if owner
+        )
+
+    def _asking(self) -> Iterator[Job]:
+        """Yield the waiting jobs that rules are asked about."""
+        for job, _ in self.jobs.values():
+            if job.job_id not in self.aside and not self._other_owner(job):
+                yield job
+
+    def _other_owner(self, job: Job) -> str:
+        """Return the team whose own a job's namespace is, where that is not the job's team; else an empty name."""
+        owner = self.setup.namespaces.get(job.namespace, "")
+        return owner if owner != job.spec.team else ""
 
 
 def run(
@@ -268,14 +286,14 @@ def _run(
         try:
             if admission is Admission.KUEUE:
                 look = _load_pending(ledger, policy)._replace(aside=frozenset(aside))
-                decisions = look.handed_over(now)
+                decisions = (*look.misplaced(now), *look.handed_over(now))
                 placed: rentals.Places = {}
                 resizes = resizing.ResizePlan()
                 spikes: tuple[rent_for_serving.Spike, ...] = ()
             else:
                 look = _load(ledger, cluster, provider, clusters, policy, now)._replace(aside=frozenset(aside))
                 look, weighed = _decide(look, ledger, policy, now)
-                decisions = (*look.beside_kueue(now), *weighed)
+                decisions = (*look.misplaced(now), *look.beside_kueue(now), *weighed)
                 resizes = _resizes(look, decisions, policy, now)
                 spikes = _spikes(look, resizes, ledger, policy, now)
                 placed = _places(look, decisions, spikes, ledger, policy, now)

@@ -1,22 +1,26 @@
 """Take a job into the queue, once for each idempotency key."""
 
 import hashlib
+import itertools
 import json
+from collections.abc import Collection, Iterator
 from datetime import datetime
 
 from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.scheduling.admission import Admission
 from evenkeel.domain.scheduling.governance import check_governed, may_read, team_of
 from evenkeel.domain.scheduling.job_types import JobTypes, check_type, filled
-from evenkeel.domain.scheduling.jobs import DEFAULT_TEAM, Job, JobSpec, JobState
+from evenkeel.domain.scheduling.jobs import DEFAULT_TEAM, Attempt, Job, JobSpec, JobState
 from evenkeel.domain.scheduling.submission import SpecFault, check_deadline, check_spec
 from evenkeel.domain.scheduling.teams import SetUp
 from evenkeel.domain.values import Value
-from evenkeel.ports import Conflict, Ids, Invalid, KeyReused, Ledger, Passes, Put, Row, Table
+from evenkeel.ports import Conflict, Ids, Invalid, KeyReused, Ledger, Passes, Put, Row, Table, every
 from evenkeel.services import check_authority, read_setup, rows
 
 WRITER = "submit_job"
 NO_TYPES = JobTypes()
+_MOST_INSIDE = 20
+"""Claims in a place that are looked at: all but one of them would have to be of jobs that never ran."""
 
 
 class Request(Value):
@@ -44,6 +48,7 @@ def run(
     cluster: str,
     namespace: str,
     types: JobTypes = NO_TYPES,
+    classes: Collection[str] = (),
     now: datetime,
     admission: Admission = Admission.EVENKEEL,
 ) -> Outcome:
@@ -67,7 +72,17 @@ def run(
 
     setup = read_setup.run(ledger).setup
     job_id = ids.new("job")
-    job = job_of(request.spec, asker, setup, types, job_id=job_id, cluster=cluster, namespace=namespace, now=now)
+    job = job_of(
+        request.spec,
+        asker,
+        setup,
+        types,
+        classes,
+        job_id=job_id,
+        cluster=cluster,
+        namespace=namespace,
+        now=now,
+    )
     if admission is Admission.EVENKEEL:
         refuse_beside_kueue(job, ledger)
     text = f"Submitted by {job.submitted_by}."
@@ -82,13 +97,13 @@ def run(
                     job.job_id, TimelineEntry(at=now, kind="submitted", text=text, writer=WRITER), "submitted"
                 )
             ),
-            *([Put(rows.checkpoints_row(job))] if job.spec.checkpoint_uri else []),
+            *claim_of(job, asker, setup, ledger),
         )
-    except Conflict:
+    except (Conflict, Invalid):
         first = ledger.get(guard.key)
         if first is not None and not _is_over(first, now):
             return _again(first, fingerprint, ledger, passes)
-        _refuse_anothers_checkpoints(job, asker, setup, ledger)
+        claim_of(job, asker, setup, ledger)
         raise
     passes.request(f"{job.job_id} submitted")
     return Outcome(job=job, is_repeat=False)
@@ -99,6 +114,7 @@ def job_of(
     asker: check_authority.Asker,
     setup: SetUp,
     types: JobTypes,
+    classes: Collection[str] = (),
     *,
     job_id: str,
     cluster: str,
@@ -115,7 +131,7 @@ def job_of(
     spec = filled(spec, types)
     spec = spec.but(team=team_of(spec, setup, asker.identity))
     _refuse((*check_spec(spec.but(team=spec.team or DEFAULT_TEAM)), *check_deadline(spec, now)))
-    _refuse(check_governed(spec, setup))
+    _refuse(check_governed(spec, setup, classes))
     check_authority.to_submit(asker, spec.team, setup)
     team = setup.by_name.get(spec.team)
     return Job(
@@ -160,14 +176,54 @@ def refuse_beside_kueue(job: Job, ledger: Ledger) -> None:
         raise Invalid(f"The job cannot be queued. team: {fault}", (("team", fault),))
 
 
-def _refuse_anothers_checkpoints(job: Job, asker: check_authority.Asker, setup: SetUp, ledger: Ledger) -> None:
-    taken = ledger.get(rows.checkpoints_key(job)) if job.spec.checkpoint_uri else None
-    if taken is not None:
-        other = str(taken.doc["jobId"])
-        row = ledger.get(rows.job_key(other))
-        is_visible = row is not None and may_read(setup, rows.read(row, Job), asker.identity, asker.principal)
-        fault = f"Holds the checkpoints of {other if is_visible else 'another job'}: give each job a path of its own."
-        raise Invalid("the job would write over another's checkpoints", (("checkpointUri", fault),))
+def claim_of(job: Job, asker: check_authority.Asker, setup: SetUp, ledger: Ledger) -> tuple[Put, ...]:
+    """Return the write that makes a checkpoint place this job's; nothing where it keeps no checkpoints.
+
+    Of two jobs that claim one place at once one commit fails. A place in another one, or around it, is refused as far
+    as the index shows it. Names of the layout are refused in every place, so neither writes into the other even then.
+
+    Raises:
+        Invalid: another job holds the place, one around it or one in it.
+    """
+    if not job.spec.checkpoint_uri:
+        return ()
+    place = rows.checkpoint_place(job)
+    own = ledger.get(rows.checkpoints_key(place))
+    around = (ledger.get(rows.checkpoints_key(each)) for each in _around(place))
+    state, prefix = rows.checkpoints_entry(place)
+    inside = every(lambda cursor: ledger.by_state(Table.JOBS, state, prefix=prefix, cursor=cursor))
+    for taken in (own, *around, *itertools.islice(inside, _MOST_INSIDE)):
+        if taken is not None and _is_kept(taken, ledger):
+            other = str(taken.doc["jobId"])
+            row = ledger.get(rows.job_key(other))
+            is_visible = row is not None and may_read(setup, rows.read(row, Job), asker.identity, asker.principal)
+            holds = "Holds" if taken.key == rows.checkpoints_key(place) else "Lies in, or around, the place of"
+            fault = f"{holds} the checkpoints of {other if is_visible else 'another job'}: give each a path of its own."
+            raise Invalid("the job would write over another's checkpoints", (("checkpointUri", fault),))
+    return (Put(rows.checkpoints_row(job, own.version if own else 0)),)
+
+
+def _around(place: str) -> Iterator[str]:
+    """Yield the folders around a place, the closest first."""
+    root, separator, path = place.partition("://")
+    parts = path.lstrip("/").split("/")
+    lead = "/" if path.startswith("/") else ""
+    for count in range(len(parts) - 1, 0, -1):
+        yield f"{root}{separator}{lead}{'/'.join(parts[:count])}"
+
+
+def _is_kept(claim: Row, ledger: Ledger) -> bool:
+    """Whether a place is its job's still: not once the job is gone, or has ended without ever writing there."""
+    row = ledger.get(rows.job_key(str(claim.doc["jobId"])))
+    if row is None:
+        return False
+    job = rows.read(row, Job)
+    if not job.state.has_ended or job.current_attempt > 1:
+        return True
+    if job.current_attempt == 0:
+        return False
+    first = ledger.get(rows.attempt_key(job.job_id, 1))
+    return first is not None and rows.read(first, Attempt).launched_at is not None
 
 
 def _again(earlier: Row, fingerprint: str, ledger: Ledger, passes: Passes) -> Outcome:

@@ -18,6 +18,7 @@ queue:
   preemption: {{within: LowerPriority, reclaim: Any}}
 members:
   - {{principal: "arn:aws:iam::{ACCOUNT}:role/Researcher", role: lead}}
+namespace: nlp
 budgets: [{{period: month, gpuHours: 2000, usd: 6000}}]
 """
 QUOTAS = """
@@ -100,7 +101,7 @@ def test_what_was_read_at_another_version_is_refused(served: Served) -> None:
     applied(served, a_file(served, TEAM))
     read = json.loads(served.run("teams", "show", "nlp", "-o", "json").out)
     applied(served, a_file(served, QUOTAS, "quotas.yaml"))
-    read["team"]["namespace"] = "nlp"
+    read["team"]["namespace"] = "language"
 
     said = served.run("teams", "apply", "-f", a_file(served, json.dumps(read), "old.json"), "--reason", "x")
 
@@ -108,10 +109,16 @@ def test_what_was_read_at_another_version_is_refused(served: Served) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["[1, 2", "name: nlp\nqueue: {groups: [{a: {gpu: many}}]}", "name: nlp\nqueue: {}\nmembrs: []"]
+    "text",
+    [
+        *("[1, 2", "name: nlp\nqueue: {groups: [{a: {gpu: many}}]}", "name: nlp\nqueue: {}\nmembrs: []"),
+        *("name: nlp\nqueue: {}\nnamespace: kube-system", "name: nlp\nqueue: {}\nimages: ['registry*']"),
+        "name: nlp\nqueue: {}\nnamespace: a\n---\nname: vision\nqueue: {}\nnamespace: a",
+        "name: nlp\nqueue: {}\nnamespace: a\n---\nname: vision\nqueue: {}",
+    ],
 )
 def test_a_file_that_cannot_be_used_exits_2(served: Served, text: str) -> None:
-    said = served.run("teams", "apply", "-f", a_file(served, text), "--reason", "x")
+    said = served.run("teams", "apply", "-f", a_file(served, text), "--reason", "x", "--dry-run")
 
     assert said.exit_code == 2
 
@@ -143,6 +150,7 @@ def test_the_table_of_teams(served: Served) -> None:
 
 
 def test_a_job_is_held_back_let_go_on_and_re_ranked(served: Served) -> None:
+    applied(served, a_file(served, TEAM), a_file(served, QUOTAS, "quotas.yaml"))
     flags = ["--name", "x", "--image", "i:1", "--", "train"]
     job_id = served.run("jobs", "submit", "-o", "name", *flags).out.strip()
 

@@ -17,11 +17,15 @@ def member(identity: str, role: str) -> dict[str, str]:
 
 
 SETUP = SetUp(
-    fleet=FleetQuotas.model_validate({"priorityClasses": {"high": 100}, "members": [member(PLATFORM, "lead")]}),
+    fleet=FleetQuotas.model_validate(
+        {"priorityClasses": {"high": 100, "top": 200}, "members": [member(PLATFORM, "lead")]}
+    ),
     teams=(
         a_team(
             "nlp",
             images=["registry/nlp/*"],
+            checkpoints=["s3://bucket/nlp", "file:///fsx/nlp"],
+            priorityClasses=["high"],
             members=[member(ANA, "submitter"), member(LEAD, "lead"), member(LOOKER, "viewer")],
         ),
         a_team("vision", members=[member(LEAD, "submitter")]),
@@ -34,26 +38,54 @@ def owned(**changes: Any) -> Job:
     return a_job(spec=a_spec(team="nlp"), owner="role/Ana").but(**changes)
 
 
+NLP: dict[str, Any] = {"team": "nlp", "image": "registry/nlp/train:1", "checkpoint_uri": "s3://bucket/nlp/llama"}
+VISION: dict[str, Any] = {"team": "vision", "checkpoint_uri": "s3://bucket/vision"}
+
+
 @pytest.mark.parametrize(
     ("changes", "fields"),
     [
-        ({"team": "nlp", "image": "registry/nlp/train:1"}, []),
-        ({"team": "nlp", "image": "registry/nlp/train:1", "priority_class": "high"}, []),
-        ({"team": "nlp", "image": "elsewhere/train:1"}, ["image"]),
-        ({"team": "vision", "image": "elsewhere/train:1"}, []),
+        (NLP, []),
+        ({**NLP, "priority_class": "high"}, []),
+        ({**NLP, "image": "elsewhere/train:1"}, ["image"]),
+        ({**VISION, "image": "elsewhere/train:1"}, []),
         ({"team": "speech"}, ["team"]),
         ({"team": ""}, ["team"]),
-        ({"team": "vision", "priority_class": "hihg"}, ["priorityClass"]),
+        ({**VISION, "priority_class": "hihg"}, ["priorityClass"]),
+        ({**VISION, "priority_class": "top"}, []),
+        ({**NLP, "priority_class": "top"}, ["priorityClass"]),
+        ({**NLP, "priority_class": "system-node-critical"}, ["priorityClass", "priorityClass"]),
+        ({**NLP, "checkpoint_uri": ""}, []),
+        ({**NLP, "checkpoint_uri": "s3://bucket/nlp-2/x"}, ["checkpointUri"]),
+        ({**NLP, "checkpoint_uri": "s3://bucket/NLP/x"}, ["checkpointUri"]),
+        ({**NLP, "checkpoint_uri": "s3://bucket"}, ["checkpointUri"]),
+        ({**NLP, "checkpoint_uri": "file:///fsx/nlp/x", "checkpoint_claim": "fsx"}, []),
+        ({**NLP, "checkpoint_uri": "file:///fsx/vision/x", "checkpoint_claim": "fsx"}, ["checkpointUri"]),
+        ({**VISION, "checkpoint_uri": "s3://bucket/nlp/mine"}, ["checkpointUri"]),
+        ({**VISION, "checkpoint_uri": "s3://bucket/nlp"}, ["checkpointUri"]),
+        ({**VISION, "checkpoint_uri": "s3://bucket/nlp-vision"}, []),
     ],
 )
 def test_what_a_team_may_not_have_is_named_by_field(changes: dict[str, Any], fields: list[str]) -> None:
     assert [fault.field for fault in check_governed(a_spec(**changes), SETUP)] == fields
 
 
-def test_without_teams_any_team_class_and_image_will_do() -> None:
-    spec = a_spec(team="whatever", priority_class="made-up")
+def test_a_team_without_a_namespace_beside_others_starts_nothing() -> None:
+    old = SetUp(teams=(a_team("nlp", namespace=""), a_team("vision")))
 
-    assert check_governed(spec, NOTHING) == ()
+    assert [fault.field for fault in check_governed(a_spec(team="nlp"), old)] == ["team"]
+    assert check_governed(a_spec(team="vision"), old) == ()
+
+
+def test_without_teams_the_policy_says_which_classes_there_are() -> None:
+    spec = a_spec(team="whatever", priority_class="system-node-critical")
+
+    assert [fault.field for fault in check_governed(spec, NOTHING, {"high"})] == ["priorityClass"]
+    assert check_governed(spec.but(priority_class="high"), NOTHING, {"high"}) == ()
+
+
+def test_without_teams_any_team_and_image_will_do() -> None:
+    assert check_governed(a_spec(team="whatever"), NOTHING) == ()
     assert may_submit(NOTHING, "whatever", "")
     assert may_change(NOTHING, owned(), OTHER, "role/Other")
 

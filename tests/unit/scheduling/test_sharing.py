@@ -28,7 +28,7 @@ def a_team(name: str, gpus: int = 16, cohort: str = "fleet", **changes: Any) -> 
         "preemption": {"within": "LowerPriority", "reclaim": "Any"},
         **changes.pop("queue", {}),
     }
-    return Team.model_validate({"name": name, "queue": queue, **changes})
+    return Team.model_validate({"name": name, "queue": queue, "namespace": name, **changes})
 
 
 def a_setup(*teams: Team, **fleet: Any) -> SetUp:

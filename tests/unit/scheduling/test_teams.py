@@ -1,3 +1,4 @@
+import hashlib
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,6 +12,7 @@ from evenkeel.domain.scheduling.teams import (
     Role,
     SetUp,
     Team,
+    check_change,
     check_fleet,
     check_set_up,
     check_team,
@@ -23,7 +25,25 @@ ROLE = "arn:aws:iam::111122223333:role/Research"
 
 def a_team(name: str = "nlp", **changes: Any) -> Team:
     queue = {"cohort": "fleet", "groups": [{"ml.p5.48xlarge": {"nvidia.com/gpu": 16}}]}
-    return Team.model_validate({"name": name, "queue": queue, "members": [{"principal": ROLE}], **changes})
+    members = [{"principal": ROLE}]
+    return Team.model_validate({"name": name, "queue": queue, "members": members, "namespace": name, **changes})
+
+
+SYSTEM = (
+    *("default", "kube-system", "kube-public", "kube-node-lease", "amazon-guardduty", "aws-hyperpod", "eks-x"),
+    *("amazon-cloudwatch", "hyperpod", "hyperpod-inference-system", "hyperpod-ns-", "kueue-system", "karpenter"),
+    *("evenkeel", "evenkeel-jobs", "evenkeel-system", "cert-manager", "sagemaker-operators", "NLP", "nlp ", "a/b", "-"),
+)
+BAD_IMAGES = (
+    *("registry/*/x", "*", "registry*", "123.dkr.ecr.us-west-2.amazonaws.com*", "123.dkr.ecr.us-west-2.amazonaws.*"),
+    *("registry.example/../*", "registry.example//*", "registry.example/./x", "registry.example/nlp/../vision"),
+    *("/x*", "user@registry/x*", "registry/x:*y", "registry/x@sha256:*", "registry/NLP*", ""),
+)
+BAD_FOLDERS = (
+    *("s3://", "s3://Bucket/x", "s3://bucket/../x", "s3://bucket//x", "s3://bucket/%2e%2e/x", "s3://bucket/x*y z"),
+    *("https://bucket/x", "file://host/x", "file:///", "/fsx/x", "s3://bucket/./x", "s3://bucket/x\n", "x" * 1025),
+)
+LONG_FOLDERS = [f"s3://bucket/{n}/{'/'.join(['x' * 240] * 4)}" for n in range(50)]
 
 
 def test_an_ordinary_team_has_no_fault() -> None:
@@ -41,7 +61,7 @@ def test_an_ordinary_team_has_no_fault() -> None:
 @pytest.mark.parametrize(
     ("changes", "fields"),
     [
-        ({"name": "NLP"}, ["name"]),
+        ({"name": "NLP", "namespace": "nlp"}, ["name"]),
         ({"queue": {"name": "vision"}}, ["queue.name"]),
         ({"queue": {"borowLimit": 3}}, ["queue.borowLimit"]),
         ({"membres": []}, ["membres"]),
@@ -53,7 +73,13 @@ def test_an_ordinary_team_has_no_fault() -> None:
         ({"members": [{"principal": ROLE}, {"principal": ROLE, "role": "lead"}]}, ["members"]),
         ({"namespace": "kube-system"}, ["namespace"]),
         ({"serviceAccount": "no good"}, ["serviceAccount"]),
-        ({"images": ["registry/*/x"]}, ["images.0"]),
+        *(({"namespace": name}, ["namespace"]) for name in SYSTEM),
+        *(({"images": [pattern]}, ["images.0"]) for pattern in BAD_IMAGES),
+        *(({"checkpoints": [folder]}, ["checkpoints.0"]) for folder in BAD_FOLDERS),
+        ({"checkpoints": [f"s3://bucket/{n}" for n in range(51)]}, ["checkpoints"]),
+        ({"priorityClasses": ["High"]}, ["priorityClasses.0"]),
+        ({"members": [{"principal": f"{ROLE}{n}{'x' * 40}"} for n in range(101)]}, ["members"]),
+        ({"images": [f"registry/{n}{'x' * 500}" for n in range(50)], "checkpoints": LONG_FOLDERS}, [""]),
         ({"budgets": [{"period": "day"}]}, ["budgets.0"]),
         ({"budgets": [{"usd": 1}, {"gpuHours": 1}]}, ["budgets"]),
     ],
@@ -71,6 +97,8 @@ def test_faults_of_a_team_are_named(changes: dict[str, Any], fields: list[str]) 
         ({"cohorts": [{"name": "A"}]}, ["cohorts.0.name"]),
         ({"priorityClasses": {"High!": 1}}, ["priorityClasses.High!"]),
         ({"priorityClasses": {"high": 2**40}}, ["priorityClasses.high"]),
+        ({"priorityClasses": {"system-node-critical": 1}}, ["priorityClasses.system-node-critical"]),
+        ({"priorityClasses": {f"c{n}": n for n in range(101)}}, ["priorityClasses"]),
         ({"switches": {"flapGard": 1}}, ["switches.flapGard"]),
         ({"flavors": [{"name": "a"}, {"name": "a"}]}, ["flavors"]),
     ],
@@ -84,6 +112,78 @@ def test_two_teams_never_share_a_namespace() -> None:
 
     assert [fault.field for fault in check_set_up(setup)] == ["namespace"]
     assert check_set_up(SetUp(teams=(a_team("nlp"), a_team("vision")))) == ()
+
+
+def test_with_two_teams_each_names_a_namespace() -> None:
+    nlp, vision = a_team("nlp", namespace=""), a_team("vision")
+
+    assert check_set_up(SetUp(teams=(nlp,))) == ()
+    (fault,) = check_set_up(SetUp(teams=(nlp, vision)))
+    assert (fault.field, "Team nlp has none" in fault.message) == ("namespace", True)
+
+
+def test_teams_without_namespaces_are_mended_one_by_one() -> None:
+    old = SetUp(teams=tuple(a_team(name, namespace="") for name in ("a", "b", "c")))
+
+    assert check_change(old, old.with_team(a_team("a")), "a") == ()
+    assert [fault.field for fault in check_change(old, old.with_team(a_team("a", namespace="", images=["x"])), "a")]
+    assert [fault.field for fault in check_change(old, old.with_team(a_team("d", namespace="")), "d")] == ["namespace"]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "is_refused"),
+    [
+        ("s3://b/team-a", "s3://b/team-abc", False),
+        ("s3://b/team-a/", "s3://b/team-a", True),
+        ("s3://b/team-a", "s3://b/team-a/x", True),
+        ("s3://b", "s3://b/team-a/x", True),
+        ("s3://b/a", "s3://c/a", False),
+        ("s3://b/a", "s3://b/A", False),
+        ("file:///fsx/a", "file:///fsx/a/b", False),
+    ],
+)
+def test_folders_of_two_teams_are_apart(ours: str, theirs: str, is_refused: bool) -> None:
+    for one, other in ((ours, theirs), (theirs, ours)):
+        setup = SetUp(teams=(a_team("nlp", checkpoints=[one, "s3://z/1"]), a_team("vision", checkpoints=[other])))
+        assert [fault.field for fault in check_set_up(setup)] == (["checkpoints"] if is_refused else [])
+
+
+def test_a_folder_between_a_teams_own_is_found() -> None:
+    nlp = a_team("nlp", checkpoints=["s3://b/a", "s3://b/a/b"])
+
+    assert check_set_up(SetUp(teams=(nlp, a_team("vision", checkpoints=["s3://b/a/c"]))))
+
+
+def test_all_queues_together_have_a_limit() -> None:
+    def team(n: int) -> Team:
+        group = {f"{hashlib.sha256(f'{n} {k}'.encode()).hexdigest()[:60]}": {"nvidia.com/gpu": 8} for k in range(60)}
+        return a_team(f"team-{n:03d}", queue={"groups": [group]})
+
+    assert "queue" in {fault.field for fault in check_set_up(SetUp(teams=tuple(team(n) for n in range(100))))}
+    assert check_set_up(SetUp(teams=tuple(a_team(f"team-{n:03d}") for n in range(500)))) == ()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "image", "is_allowed"),
+    [
+        ("r.example/nlp/*", "r.example/nlp/train:1", True),
+        ("r.example/nlp/*", "r.example/nlp/train@sha256:0f", True),
+        ("r.example/*", "r.example.evil.example/x", False),
+        ("r.example/nlp/*", "r.example/nlp/../vision/x", False),
+        ("r.example/nlp/*", "r.example/nlp//x", False),
+        ("r.example/nlp/*", "R.EXAMPLE/nlp/x", False),
+        ("r.example/nlp/*", "r.example:5000/nlp/x", False),
+        ("r.example/nlp/*", "r.example@evil.example/nlp/x", False),
+        ("r.example/nlp/train:1", "r.example/nlp/train:1", True),
+        ("r.example/nlp/train:1", "r.example/nlp/train:10", False),
+        ("r.example/nlp/train:1", "r.example/nlp/train:1@sha256:0f", False),
+    ],
+)
+def test_an_image_is_matched_by_its_registry_and_path(pattern: str, image: str, is_allowed: bool) -> None:
+    team = a_team(images=[pattern])
+
+    assert check_team(team) == ()
+    assert team.allows_image(image) is is_allowed
 
 
 @pytest.mark.parametrize(
@@ -173,7 +273,7 @@ def test_a_quota_file_becomes_teams_without_people() -> None:
 
     assert [(team.name, team.namespace, team.members) for team in setup.teams] == [
         ("nlp", "hyperpod-ns-nlp", ()),
-        ("vision", "", ()),
+        ("vision", "vision", ()),
     ]
     assert setup.by_name["vision"].to_queue().preemption.reclaim is PreemptionPolicy.ANY
     assert setup.fleet.priority_classes == {"high-priority": 90}

@@ -79,6 +79,7 @@ class Story:
             self.world.ids,
             cluster=CLUSTER,
             namespace=NAMESPACE,
+            classes=self.policy.priority_classes,
             now=self.world.clock.now(),
             admission=self.admission,
         )

@@ -24,12 +24,12 @@ def test_what_is_set_up_is_read_back_with_its_version() -> None:
     put(world, a_team("vision"))
     put(world, a_team("nlp"))
     put(world, FleetQuotas(priority_classes={"high": 10}))
-    put(world, a_team("nlp", namespace="nlp"), expected=1)
+    put(world, a_team("nlp", namespace="language"), expected=1)
 
     found = read_setup.run(world.ledger)
 
     assert [team.name for team in found.setup.teams] == ["nlp", "vision"]
-    assert found.setup.by_name["nlp"].namespace == "nlp"
+    assert found.setup.by_name["nlp"].namespace == "language"
     assert found.setup.priority_of("high") == 10
     assert found.versions == {"nlp": 2, "vision": 1, read_setup.FLEET: 1}
     assert found.version == 4
@@ -109,6 +109,28 @@ def test_two_changes_at_once_are_checked_together() -> None:
 
     with pytest.raises(Invalid):
         put(world, a_team("nlp", namespace="shared"), ledger=ledger)
+
+
+def test_of_two_teams_that_name_one_namespace_at_once_one_is_refused() -> None:
+    world = FakeWorld()
+    put(world, a_team("nlp"))
+    put(world, a_team("vision"))
+    ledger = Meanwhile(world.ledger, lambda: put(world, a_team("vision", namespace="shared"), expected=1))
+
+    with pytest.raises(Invalid):
+        put(world, a_team("nlp", namespace="shared"), expected=1, ledger=ledger)
+
+    assert read_setup.run(world.ledger).setup.namespaces == {"nlp": "nlp", "shared": "vision"}
+
+
+def test_no_team_has_a_namespace_of_the_stack() -> None:
+    world = FakeWorld()
+    request = set_quotas.Request(part=a_team(namespace="training"), expected=0, by="role/Ops", reason="x")
+
+    with pytest.raises(Invalid):
+        set_quotas.run(request, world.ledger, world.passes, own_namespaces=("training",), now=world.clock.now())
+
+    assert not read_setup.run(world.ledger).setup.has_teams
 
 
 def test_a_pass_on_the_older_set_up_fails_whole() -> None:

@@ -1,10 +1,11 @@
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from evenkeel.domain.scheduling.jobs import AttemptState, JobState
-from evenkeel.ports import Invalid, KeyReused, NotFound
+from evenkeel.ports import Delete, Invalid, KeyReused, Ledger, NotFound, Table, Write
 from evenkeel.services import rows
 from evenkeel.services.cancel_job import CancelOutcome
 from tests.unit.services_jobs.story import Story
@@ -140,7 +141,11 @@ def test_the_key_is_put_with_the_job() -> None:
     ("first", "second", "is_taken"),
     [
         ({"checkpoint_uri": "s3://bucket/llama"}, {"checkpoint_uri": "s3://bucket/llama/"}, True),
-        ({"checkpoint_uri": "s3://bucket/llama"}, {"checkpoint_uri": "s3://bucket/llama/2"}, False),
+        ({"checkpoint_uri": "s3://bucket/llama"}, {"checkpoint_uri": "s3://bucket/llama/2"}, True),
+        ({"checkpoint_uri": "s3://bucket/llama/2"}, {"checkpoint_uri": "s3://bucket/llama"}, True),
+        ({"checkpoint_uri": "s3://bucket/a/llama/2"}, {"checkpoint_uri": "s3://bucket/a"}, True),
+        ({"checkpoint_uri": "s3://bucket/llama"}, {"checkpoint_uri": "s3://bucket/llama-2"}, False),
+        ({"checkpoint_uri": "s3://bucket/llama"}, {"checkpoint_uri": "s3://bucket/Llama"}, False),
         ({"checkpoint_uri": ""}, {"checkpoint_uri": ""}, False),
         (MOUNTED, MOUNTED, True),
         (MOUNTED, {**MOUNTED, "checkpoint_claim": "other"}, False),
@@ -160,3 +165,73 @@ def test_a_path_holds_the_checkpoints_of_one_job(first: dict[str, Any], second: 
     assert field == "checkpointUri"
     assert owner.job_id in fault
     assert story.submit("key-1", **first).job_id == owner.job_id
+
+
+class MeetingAtPlace:
+    """Lets another submission commit right before the first commit that claims a place."""
+
+    def __init__(self, inner: Ledger, meanwhile: Callable[[], object]) -> None:
+        self.inner, self.meanwhile = inner, [meanwhile]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def commit(self, *writes: Write, token: str = "") -> None:
+        if self.meanwhile:
+            self.meanwhile.pop()()
+        self.inner.commit(*writes, token=token)
+
+
+def test_of_two_jobs_that_claim_one_place_at_once_one_is_refused() -> None:
+    story, other = Story(), Story()
+    other.ledger = story.ledger
+    other.world.ids = story.world.ids
+    place = {"checkpoint_uri": "s3://bucket/llama"}
+    meeting = MeetingAtPlace(story.ledger, lambda: other.submit("key-2", **place))
+    story.ledger = meeting  # type: ignore[assignment]
+
+    with pytest.raises(Invalid) as refused:
+        story.submit("key-1", **place)
+
+    assert [field for field, _ in refused.value.faults] == ["checkpointUri"]
+    assert len(story.world.ledger.by_state(Table.JOBS, "JOB#PENDING").rows) == 1
+
+
+def test_a_place_is_free_once_its_job_ended_before_it_ran() -> None:
+    story = Story()
+    place = {"checkpoint_uri": "s3://bucket/llama"}
+    story.cancel(story.submit("key-1", **place).job_id)
+
+    second = story.submit("key-2", **place)
+    with pytest.raises(Invalid):
+        story.submit("key-3", **place)
+
+    assert story.job(second.job_id).spec.checkpoint_uri == "s3://bucket/llama"
+
+
+def test_a_place_is_free_once_its_job_is_gone() -> None:
+    story = Story()
+    place = {"checkpoint_uri": "s3://bucket/llama"}
+    row = story.world.ledger.get(rows.job_key(story.submit("key-1", **place).job_id))
+    assert row
+    story.world.ledger.commit(Delete(row.key, row.version))
+
+    assert story.submit("key-2", **place).state is JobState.PENDING
+
+
+def test_a_place_where_a_job_ran_stays_its_own() -> None:
+    story = Story()
+    place = {"checkpoint_uri": "s3://bucket/llama"}
+    job = story.running(**place)
+    story.world.cluster.finish_pods(job.job_id, 1)
+    story.settle(job.job_id)
+    assert story.job(job.job_id).state is JobState.SUCCEEDED
+
+    with pytest.raises(Invalid):
+        story.submit("another", **place)
+
+
+@pytest.mark.parametrize("part", ["attempt=1", "step=000000001", "_fence", "manifest.json"])
+def test_no_place_has_a_name_of_the_layout(part: str) -> None:
+    with pytest.raises(Invalid):
+        Story().submit(checkpoint_uri=f"s3://bucket/llama/{part}/x")

@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.decisions import Decision
-from evenkeel.domain.policy import Mode, Policy, SchedulingPolicy
+from evenkeel.domain.policy import BurstPolicy, JobPolicy, Mode, Policy, SchedulingPolicy
 from evenkeel.domain.replay import replay
 from evenkeel.domain.scheduling.jobs import AttemptState, Job, JobState
 from evenkeel.domain.scheduling.teams import FleetQuotas, SetUp, Team
 from evenkeel.ports import Machine, Put, Table
 from evenkeel.services import explain, read_setup, read_use, rows, set_quotas
 from evenkeel.services.disclosure import Reader
+from evenkeel.services.remove_team import TeamInUse
 from tests.fakes.crashes import Crash, CrashPlan, When
 from tests.unit.scheduling.test_sharing import GPU, P5, a_team
 from tests.unit.services_jobs import audit
@@ -139,12 +140,63 @@ def test_a_team_whose_namespace_is_kueues_starts_nobody_and_nobody_has_to_stop_f
     assert story.job(other.job_id).state is JobState.STARTING  # it borrows what the held team does not use
 
 
-def test_a_teams_class_is_none_of_kubernetes_own() -> None:
-    story, without = shared(), Story()
-    job, alone = story.running(team="red", priority_class="high"), without.running(priority_class="high")
+def test_only_classes_of_the_policy_reach_kubernetes() -> None:
+    allowed = Policy(jobs=JobPolicy(priority_classes=("high",)))
+    priced = Policy(burst=BurstPolicy(delay_micros_per_hour={"high": 1}))
+    stories = [shared(), Story(policy=allowed), Story(policy=priced)]
+    jobs = [stories[0].running(team="red", priority_class="high")]
+    jobs += [story.running(priority_class="high") for story in stories[1:]]
+
+    classes = [
+        story.world.cluster.launched(job.job_id, 1).spec.job.priority_class
+        for story, job in zip(stories, jobs, strict=True)
+    ]
+    assert classes == ["", "high", ""]
+
+
+def test_a_class_that_the_policy_took_away_reaches_nothing() -> None:
+    story = Story(policy=Policy(jobs=JobPolicy(priority_classes=("high",))))
+    job = story.started(priority_class="high")
+    story.policy = Policy()
+
+    story.run_attempt(job.job_id, 1)
 
     assert story.world.cluster.launched(job.job_id, 1).spec.job.priority_class == ""
-    assert without.world.cluster.launched(alone.job_id, 1).spec.job.priority_class == "high"
+
+
+def test_a_job_waits_whose_namespace_became_another_teams() -> None:
+    story = shared()
+    job = story.submit(team="red")
+    # An older release let a team leave its namespace while it had jobs there.
+    for name, namespace in (("red", "rouge"), ("blue", "red")):
+        row = story.world.ledger.get(rows.team_key(name))
+        assert row
+        team = Team.model_validate_json(row.doc["document"])
+        story.put(rows.setup_row(row.key, team.but(namespace=namespace), row.version))
+
+    story.run_pass()
+
+    assert story.job(job.job_id).state is JobState.PENDING
+    assert story.job(job.job_id).reason.startswith("Namespace red is team blue's by now")
+    assert replay(records(story, job.job_id)[-1], story.policy).action == "HELD"
+
+
+def test_a_team_keeps_its_namespace_while_it_has_jobs() -> None:
+    story = shared()
+    waiting = story.submit(team="red")
+    moved = setup_of(story).by_name["red"].but(namespace="rouge")
+
+    for _ in range(2):
+        with pytest.raises(TeamInUse):
+            set_up(story, moved)
+        story.run_pass()
+    story.cancel(waiting.job_id)
+    story.launch(waiting.job_id)
+    story.stop(waiting.job_id)
+    story.settle(waiting.job_id)
+    set_up(story, moved)
+
+    assert setup_of(story).by_name["red"].namespace == "rouge"
 
 
 def test_who_has_to_stop_is_asked_once() -> None:

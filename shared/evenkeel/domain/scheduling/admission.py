@@ -493,6 +493,12 @@ def beside_kueue(request: Request, namespace: str, shown_by: str, now: datetime)
     return decide(AdmissionFacts(request=request, offers=(), barred=barred, now=now))
 
 
+def in_anothers_namespace(request: Request, namespace: str, owner: str, now: datetime) -> AdmissionDecision:
+    """Hold a job back whose namespace has become another team's: it would run beside that team's secrets."""
+    barred = f"Namespace {namespace} is team {owner}'s by now: cancel the job, and submit it again."
+    return decide(AdmissionFacts(request=request, offers=(), barred=barred, now=now))
+
+
 def why_no_seats(request: Request, offers: Iterable[Offer]) -> str:
     """Say why no pool has room for a gang now; empty where one has."""
     weighed = tuple(offers)

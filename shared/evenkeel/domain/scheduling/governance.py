@@ -1,11 +1,11 @@
 """What a job may ask for in its team's name, and who may change it."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from evenkeel.domain.names import unknown
 from evenkeel.domain.scheduling.jobs import DEFAULT_TEAM, Job, JobSpec
 from evenkeel.domain.scheduling.submission import SpecFault
-from evenkeel.domain.scheduling.teams import Role, SetUp
+from evenkeel.domain.scheduling.teams import Role, SetUp, Team, is_under
 
 
 def team_of(spec: JobSpec, setup: SetUp, identity: str) -> str:
@@ -16,9 +16,22 @@ def team_of(spec: JobSpec, setup: SetUp, identity: str) -> str:
     return mine[0] if len(mine) == 1 else ""
 
 
-def check_governed(spec: JobSpec, setup: SetUp) -> tuple[SpecFault, ...]:
-    """Return what a job asks for that its team may not have; nothing where no teams are set up."""
-    return tuple(_faults(spec, setup)) if setup.has_teams else ()
+def check_governed(spec: JobSpec, setup: SetUp, classes: Collection[str] = ()) -> tuple[SpecFault, ...]:
+    """Return what a job asks for that it may not have.
+
+    Args:
+        spec: What it asks for.
+        setup: The teams.
+        classes: Priority classes that jobs may name where no teams are set up, as the policy has them.
+    """
+    return tuple(_faults(spec, setup) if setup.has_teams else _faults_without_teams(spec, classes))
+
+
+def _faults_without_teams(spec: JobSpec, classes: Collection[str]) -> Iterator[SpecFault]:
+    if spec.priority_class and spec.priority_class not in classes:
+        there = f"There are {', '.join(sorted(classes)[:10])}" if classes else "It allows none"
+        text = f"The site's policy does not allow priority class {spec.priority_class} (jobs.priorityClasses). {there}."
+        yield SpecFault("priorityClass", text)
 
 
 def _faults(spec: JobSpec, setup: SetUp) -> Iterator[SpecFault]:
@@ -28,12 +41,40 @@ def _faults(spec: JobSpec, setup: SetUp) -> Iterator[SpecFault]:
         more = " and more" if len(setup.teams) > 10 else ""
         ask = f"Name the team that it is for. There are {there}{more}."
         yield SpecFault("team", unknown("team", spec.team, setup.by_name) if spec.team else ask)
-    elif not team.allows_image(spec.image):
-        yield SpecFault("image", f"Team {team.name} runs only {', '.join(team.images[:10])}.")
+    else:
+        yield from _team_faults(spec, team, setup)
     classes = setup.fleet.priority_classes
     if spec.priority_class and spec.priority_class not in classes:
         said = unknown("priority class", spec.priority_class, classes)
         yield SpecFault("priorityClass", said if classes else f"{said} None is set up.")
+
+
+def _team_faults(spec: JobSpec, team: Team, setup: SetUp) -> Iterator[SpecFault]:
+    if not team.namespace and len(setup.teams) > 1:
+        text = f"Team {team.name} has no namespace of its own: whoever administers the fleet names one."
+        yield SpecFault("team", text)
+    if not team.allows_image(spec.image):
+        yield SpecFault("image", f"Team {team.name} runs only {', '.join(team.images[:10])}.")
+    if spec.priority_class and team.priority_classes and spec.priority_class not in team.priority_classes:
+        there = ", ".join(team.priority_classes[:10])
+        yield SpecFault("priorityClass", f"Jobs of team {team.name} have one of these classes: {there}.")
+    if not spec.checkpoint_uri:
+        return
+    others = (each for each in setup.teams if each.name != team.name)
+    owner = next((each.name for each in others if _is_of(spec, each)), "")
+    if team.checkpoints and not team.has_checkpoints(spec.checkpoint_uri):
+        there = ", ".join(team.checkpoints[:10])
+        yield SpecFault("checkpointUri", f"Team {team.name} keeps checkpoints under {there}.")
+    elif owner:
+        yield SpecFault("checkpointUri", f"It lies in a folder of team {owner}.")
+
+
+def _is_of(spec: JobSpec, other: Team) -> bool:
+    # A folder on a claim lies in the namespace of the job's own team, whatever its path.
+    uri = spec.checkpoint_uri
+    if spec.keeps_checkpoints_in_cluster:
+        return False
+    return other.has_checkpoints(uri) or any(is_under(each, uri) for each in other.checkpoints)
 
 
 def may_submit(setup: SetUp, team: str, identity: str) -> bool:

@@ -21,6 +21,8 @@ MAX_SPEC = 65_536
 """Bytes of the whole job as JSON in UTF-8: its row, its records and the transactions that hold them have room for it.
 
 What a row of the ledger may hold is 400 kB, and one record of a decision repeats parts of it."""
+MAX_URI = 512
+"""Characters of a checkpoint place, which is part of a key of the ledger."""
 MAX_INSTANCE_TYPES = 20
 MAX_MODELS = 20
 MAX_LABELS = 32
@@ -35,6 +37,8 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 _IMAGE = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._:/@-]{0,511}", re.ASCII)
 _S3_URI = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9!_.*'()=-]{1,256}){1,32}/?", re.ASCII)
 _FILE_URI = re.compile(r"file://(/[A-Za-z0-9!_.*'()=-]{1,255}){2,32}/?", re.ASCII)
+_OF_LAYOUT = re.compile(r"(attempt|step)=.*|_fence|manifest\.json", re.ASCII)
+"""Names that `domain.checkpoints.layout` gives to what lies under a job's place."""
 _DNS_SUBDOMAIN = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([a-z0-9.-]*[a-z0-9])?", re.ASCII)
 _SECRET_KEY = re.compile(r"[A-Za-z0-9._-]{1,253}", re.ASCII)
 _LABEL_KEY = re.compile(r"([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", re.ASCII)
@@ -82,7 +86,7 @@ def _faults(spec: JobSpec) -> Iterator[SpecFault]:
         yield SpecFault("team", "Use 1 to 63 lower-case letters, digits and dashes; a dash neither first nor last.")
     if spec.priority_class and not _DNS_LABEL.fullmatch(spec.priority_class):
         yield SpecFault("priorityClass", "Use 1 to 63 lower-case letters, digits and dashes.")
-    if not _IMAGE.fullmatch(spec.image):
+    if not _IMAGE.fullmatch(spec.image) or {"", ".", ".."} & set(spec.image.split("/")):
         yield SpecFault("image", "Name a container image, for example registry/name:tag.")
     if not 1 <= spec.nodes <= MAX_NODES:
         yield SpecFault("nodes", f"Ask for 1 to {MAX_NODES} nodes.")
@@ -218,4 +222,7 @@ def _checkpoint_faults(spec: JobSpec) -> Iterator[SpecFault]:
 
 def _is_checkpoint_uri(uri: str) -> bool:
     is_known = _S3_URI.fullmatch(uri) or _FILE_URI.fullmatch(uri)
-    return len(uri) <= 1024 and is_known is not None and not {".", ".."} & set(uri.partition("://")[2].split("/"))
+    parts = uri.partition("://")[2].rstrip("/").split("/")
+    # Within such a folder a job would write into another one's checkpoints.
+    is_of_a_layout = any(_OF_LAYOUT.fullmatch(part) for part in parts[1:])
+    return len(uri) <= MAX_URI and is_known is not None and not {".", ".."} & set(parts) and not is_of_a_layout

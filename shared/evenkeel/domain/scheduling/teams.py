@@ -8,6 +8,7 @@ Nothing set up means one queue for everybody and no limit but the machines. The 
 short form of `queues/own.py`.
 """
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,6 +20,7 @@ from typing import Annotated, NamedTuple, Self
 
 from pydantic import Field, WithJsonSchema, model_validator
 
+from evenkeel.domain.decisions import packed_size
 from evenkeel.domain.scheduling.queues.documents import Document, unknown_fields
 from evenkeel.domain.scheduling.queues.objects import Cohort, Flavor, Queue
 from evenkeel.domain.scheduling.queues.own import OwnCohort, OwnFlavor, OwnQueue, OwnQuotas
@@ -30,14 +32,38 @@ MOST_TEAMS = 500
 MOST_MEMBERS = 100
 MOST_IMAGES = 50
 MOST_COHORTS = 500
+MOST_CLASSES = 100
+MOST_CHECKPOINTS = 50
+MOST_FLAVORS = 500
+LARGEST_PART = 65_536
+"""Bytes of one team, or of the fleet's part, as JSON in UTF-8."""
+LARGEST_QUOTAS = 1_000_000
+"""Bytes of the queues of all teams and the fleet's part together, as JSON."""
+LARGEST_PACKED_QUOTAS = 120_000
+"""Characters that the same takes where it is packed: each record of an admission holds it."""
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
 _ACCOUNT_NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([a-z0-9.-]*[a-z0-9])?", re.ASCII)
-_IMAGES = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._:/@-]{0,511}\*?", re.ASCII)
+_IMAGES = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._:/@-]{0,511}", re.ASCII)
+_BEGINNING_OF_IMAGES = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9.:-]{0,252}/([a-z0-9][a-z0-9._/-]{0,255})?\*", re.ASCII)
+"""A registry, a slash, and perhaps the beginning of a repository: `registry*` would match `registry.evil.example`."""
+_CHECKPOINTS = re.compile(
+    r"(s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9!_.*'()=-]{1,256})*|file://(/[A-Za-z0-9!_.*'()=-]{1,255})+)/?",
+    re.ASCII,
+)
 _PRINCIPAL = re.compile(r"arn:aws[a-z-]*:iam::(\d{12}):(role|user)/(?:[\x21-\x7e]*/)?([\w+=,.@-]{1,64})", re.ASCII)
 _SESSION = re.compile(r"arn:aws[a-z-]*:sts::(\d{12}):assumed-role/([\w+=,.@-]{1,64})/.+", re.ASCII)
 _OF_HYPERPOD = re.compile(r"(hyperpod-ns-(.+))-clusterqueue")
-_SYSTEM_NAMESPACES = ("kube-", "amazon-", "aws-")
+_SYSTEM_NAMESPACES = (
+    *("kube-", "amazon-", "aws-", "eks-", "hyperpod", "sagemaker", "kueue", "karpenter", "evenkeel", "cert-manager"),
+    *("gatekeeper-", "gpu-operator", "istio-", "kubeflow", "nvidia-", "training-operator", "velero"),
+)
+"""Beginnings of namespaces that no team may have; `default` is another. HyperPod makes `hyperpod-ns-X` for team X."""
+_HYPERPODS_TEAM = "hyperpod-ns-"
+
+
+SYSTEM_CLASSES = "system-"
+"""How Kubernetes' own priority classes begin."""
 
 
 class Fault(NamedTuple):
@@ -145,7 +171,12 @@ class Team(_Part):
     local_queue: str = ""
     """Kueue's LocalQueue in that namespace, where Kueue admits; empty = the team's name."""
     images: tuple[str, ...] = ()
-    """Images its jobs may run. One that ends in `*` allows all that begin so; none at all = any image."""
+    """Images its jobs may run. One that ends in `*`, behind a registry and a slash, allows all that begin so; none at
+    all = any image."""
+    checkpoints: tuple[str, ...] = ()
+    """Folders under which its jobs may keep checkpoints; none at all = anywhere but in another team's."""
+    priority_classes: tuple[str, ...] = ()
+    """Priority classes of the fleet that its jobs may have; none at all = all of them."""
     most_accelerators_per_user: int | None = Field(None, ge=0)
     budgets: tuple[Budget, ...] = ()
 
@@ -154,10 +185,20 @@ class Team(_Part):
         return replace(self.queue.to_queue(), name=self.name)
 
     def allows_image(self, image: str) -> bool:
-        """Whether its jobs may run this image."""
+        """Whether its jobs may run this image. One with `.`, `..` or an empty part in its path matches no beginning."""
+        is_plain = not {"", ".", ".."} & set(image.split("/"))
         return not self.images or any(
-            image.startswith(each[:-1]) if each.endswith("*") else image == each for each in self.images
+            is_plain and image.startswith(each[:-1]) if each.endswith("*") else image == each for each in self.images
         )
+
+    def has_checkpoints(self, uri: str) -> bool:
+        """Whether a place lies under one of its folders."""
+        return any(is_under(uri, each) for each in self.checkpoints)
+
+
+def is_under(uri: str, folder: str) -> bool:
+    """Whether a checkpoint place is a folder, or lies in it: `s3://b/team-a/x` is not in `s3://b/team`."""
+    return f"{uri.rstrip('/')}/".startswith(f"{folder.rstrip('/')}/")
 
 
 class Switches(_Part):
@@ -222,6 +263,11 @@ class SetUp(Value):
         """The teams by their names."""
         return {team.name: team for team in self.teams}
 
+    @cached_property
+    def namespaces(self) -> Mapping[str, str]:
+        """Namespaces that are a team's own, each with its team."""
+        return {team.namespace: team.name for team in self.teams if team.namespace}
+
     def with_team(self, team: Team) -> "SetUp":
         """Return this set-up with a team in the place of the one of its name."""
         others = (each for each in self.teams if each.name != team.name)
@@ -279,6 +325,16 @@ def check_set_up(setup: SetUp) -> tuple[Fault, ...]:
     return tuple(_faults_between(setup))
 
 
+def check_change(before: SetUp, after: SetUp, team: str = "") -> tuple[Fault, ...]:
+    """Return what a change makes wrong between the parts, and what stays wrong with the team that is changed.
+
+    What an older release let in is mended team by team: the others' faults do not stand in the way of that.
+    """
+    known = set(check_set_up(before))
+    mine = f"Team {team} "
+    return tuple(fault for fault in check_set_up(after) if fault not in known or (team and mine in fault.message))
+
+
 def _team_faults(team: Team) -> Iterator[Fault]:
     for path in unknown_fields(team):
         yield Fault(path, "is not a known field")
@@ -291,23 +347,61 @@ def _team_faults(team: Team) -> Iterator[Fault]:
     if team.queue.cohort and not _NAME.fullmatch(team.queue.cohort):
         yield Fault("queue.cohort", "Use 1 to 63 lower-case letters, digits and dashes; a dash neither first nor last.")
     yield from _member_faults(team.members)
-    if team.namespace and (not _NAME.fullmatch(team.namespace) or team.namespace.startswith(_SYSTEM_NAMESPACES)):
+    if team.namespace and (not _NAME.fullmatch(team.namespace) or _is_of_the_system(team.namespace)):
         yield Fault("namespace", "Name a namespace of the team's own, in lower case; not one of the system.")
     if team.service_account and not _ACCOUNT_NAME.fullmatch(team.service_account):
         yield Fault("serviceAccount", "Name a service account of the team's namespace.")
     if team.local_queue and not _NAME.fullmatch(team.local_queue):
         yield Fault("localQueue", "Name a LocalQueue: 1 to 63 lower-case letters, digits and dashes.")
-    if len(team.images) > MOST_IMAGES:
-        yield Fault("images", f"Name at most {MOST_IMAGES} images.")
-    for index, pattern in enumerate(team.images):
-        if not _IMAGES.fullmatch(pattern):
-            yield Fault(f"images.{index}", "Name an image; a `*` may stand at the end only.")
+    yield from _image_faults(team.images)
+    yield from _checkpoint_faults(team.checkpoints)
+    if len(team.priority_classes) > MOST_CLASSES:
+        yield Fault("priorityClasses", f"Name at most {MOST_CLASSES} classes.")
+    for index, name in enumerate(team.priority_classes):
+        if not _NAME.fullmatch(name):
+            yield Fault(f"priorityClasses.{index}", "Use 1 to 63 lower-case letters, digits and dashes.")
+    yield from _size_faults(team)
     for period, times in Counter(each.period for each in team.budgets).items():
         if times > 1:
             yield Fault("budgets", f"There are {times} budgets for a {period}: one can name hours and dollars.")
     for index, budget in enumerate(team.budgets):
         if budget.gpu_hours is None and budget.usd is None:
             yield Fault(f"budgets.{index}", "Name gpuHours, usd or both.")
+
+
+def _is_of_the_system(namespace: str) -> bool:
+    is_hyperpods_team = namespace.startswith(_HYPERPODS_TEAM) and namespace != _HYPERPODS_TEAM
+    return namespace == "default" or (namespace.startswith(_SYSTEM_NAMESPACES) and not is_hyperpods_team)
+
+
+def _image_faults(images: tuple[str, ...]) -> Iterator[Fault]:
+    if len(images) > MOST_IMAGES:
+        yield Fault("images", f"Name at most {MOST_IMAGES} images.")
+    for index, pattern in enumerate(images):
+        parts = set(pattern.removesuffix("*").removesuffix("/").split("/"))
+        is_known = _BEGINNING_OF_IMAGES if pattern.endswith("*") else _IMAGES
+        if not is_known.fullmatch(pattern) or {"", ".", ".."} & parts:
+            text = "Name an image. A `*` may stand at the end only, behind a registry and a slash: my.registry/nlp/*."
+            yield Fault(f"images.{index}", text)
+
+
+def _checkpoint_faults(folders: tuple[str, ...]) -> Iterator[Fault]:
+    if len(folders) > MOST_CHECKPOINTS:
+        yield Fault("checkpoints", f"Name at most {MOST_CHECKPOINTS} folders.")
+    for index, folder in enumerate(folders):
+        parts = folder.partition("://")[2].split("/")
+        if len(folder) > 1024 or not _CHECKPOINTS.fullmatch(folder) or {".", ".."} & set(parts):
+            yield Fault(f"checkpoints.{index}", "Name a folder: s3://bucket/prefix or file:///folder/path.")
+
+
+def _size_faults(part: "Team | FleetQuotas") -> Iterator[Fault]:
+    if (size := len(_text(part.to_json()).encode())) > LARGEST_PART:
+        yield Fault("", f"It takes {size} bytes as JSON; at most {LARGEST_PART} are possible.")
+
+
+def _text(document: object) -> str:
+    # As rows keep it: every character that is not ASCII is an escape.
+    return json.dumps(document, separators=(",", ":"))
 
 
 def _member_faults(members: tuple[Member, ...]) -> Iterator[Fault]:
@@ -336,18 +430,28 @@ def _fleet_faults(fleet: FleetQuotas) -> Iterator[Fault]:
         yield Fault("cohorts", f"{name} is there twice.")
     for name in _twice(each.name for each in fleet.flavors):
         yield Fault("flavors", f"{name} is there twice.")
-    for name in fleet.priority_classes:
-        if not _NAME.fullmatch(name):
-            shown = name[:80].encode("unicode_escape").decode()
-            yield Fault(f"priorityClasses.{shown}", "Use 1 to 63 lower-case letters, digits and dashes.")
-    for name, value in fleet.priority_classes.items():
-        if abs(value) >= 2**31:
-            yield Fault(f"priorityClasses.{name}", "Choose a number of 32 bits.")
+    if len(fleet.flavors) > MOST_FLAVORS:
+        yield Fault("flavors", f"There may be {MOST_FLAVORS} flavors.")
+    yield from _class_faults(fleet.priority_classes)
     parents = {each.name: each.parent for each in fleet.cohorts}
     for name in sorted(parents):
         if name in _above(name, parents):
             yield Fault("cohorts", f"{name} is among its own parents: nobody below it could be admitted.")
     yield from _member_faults(fleet.members)
+    yield from _size_faults(fleet)
+
+
+def _class_faults(classes: Mapping[str, int]) -> Iterator[Fault]:
+    if len(classes) > MOST_CLASSES:
+        yield Fault("priorityClasses", f"There may be {MOST_CLASSES} priority classes.")
+    for name, value in classes.items():
+        if not _NAME.fullmatch(name):
+            shown = name[:80].encode("unicode_escape").decode()
+            yield Fault(f"priorityClasses.{shown}", "Use 1 to 63 lower-case letters, digits and dashes.")
+        elif name.startswith(SYSTEM_CLASSES):
+            yield Fault(f"priorityClasses.{name}", "Classes that begin with system- are Kubernetes' own.")
+        if abs(value) >= 2**31:
+            yield Fault(f"priorityClasses.{name[:80]}", "Choose a number of 32 bits.")
 
 
 def _faults_between(setup: SetUp) -> Iterator[Fault]:
@@ -357,6 +461,25 @@ def _faults_between(setup: SetUp) -> Iterator[Fault]:
     for namespace in _twice(team.namespace for team in setup.teams if team.namespace):
         owners = ", ".join(team.name for team in setup.teams if team.namespace == namespace)
         yield Fault("namespace", f"{namespace} would be that of {owners}: each team has one of its own.")
+    for team in setup.teams if len(setup.teams) > 1 else ():
+        if not team.namespace:
+            yield Fault("namespace", f"Team {team.name} has none: with two or more teams each has one of its own.")
+    folders = sorted((f"{each.rstrip('/')}/", team.name) for team in setup.teams for each in team.checkpoints)
+    around: list[tuple[str, str]] = []
+    for folder, name in folders:
+        while around and not folder.startswith(around[-1][0]):
+            around.pop()
+        # A folder on a claim lies in its team's own namespace, whatever its path.
+        for outer, owner in around if folder.startswith("s3://") else ():
+            if owner != name:
+                yield Fault("checkpoints", f"{folder} of team {name} lies in {outer} of team {owner}.")
+        around.append((folder, name))
+    queues = [*(team.queue.model_dump(mode="json", by_alias=True) for team in setup.teams), setup.fleet.to_json()]
+    if (size := len(_text(queues).encode())) > LARGEST_QUOTAS:
+        yield Fault("queue", f"All queues together take {size} bytes as JSON; at most {LARGEST_QUOTAS} are possible.")
+    elif size > LARGEST_PACKED_QUOTAS and (size := packed_size(queues)) > LARGEST_PACKED_QUOTAS:
+        text = f"All queues together take {size} characters packed; at most {LARGEST_PACKED_QUOTAS} are possible."
+        yield Fault("queue", text)
 
 
 def _above(name: str, parents: Mapping[str, str]) -> set[str]:
@@ -371,7 +494,7 @@ def _twice(names: Iterable[str]) -> list[str]:
 
 
 def of_quotas(quotas: OwnQuotas) -> SetUp:
-    """Return the set-up that a quota file stands for: every queue is a team, without people yet.
+    """Return the set-up that a quota file stands for: every queue is a team in a namespace of its name, without people.
 
     A queue of HyperPod's, `hyperpod-ns-X-clusterqueue`, is team X in namespace `hyperpod-ns-X`, with the
     LocalQueue that HyperPod makes there.
@@ -386,7 +509,7 @@ def of_quotas(quotas: OwnQuotas) -> SetUp:
     for each in quotas.queues:
         found = _OF_HYPERPOD.fullmatch(each.name)
         queue = TeamQueue.model_validate({**each.model_dump(), "name": ""})
-        names = {"name": each.name}
+        names = {"name": each.name, "namespace": each.name}
         if found:
             names = {"name": found[2], "namespace": found[1], "local_queue": f"{found[1]}-localqueue"}
         teams.append(Team(queue=queue, **names))

@@ -87,7 +87,9 @@ def refresh_kueue(sweep: Round) -> int:
             sweep.unread(source, error)
             continue
         sweep.results.answered(source)
-        doc = {"cluster": cluster, "namespaces": dict(sorted(namespaces.items()))}
+        # What does not fit is held back by the pass, as what is not known yet.
+        kept = rows.fitting({namespace: by} for namespace, by in sorted(namespaces.items()))
+        doc = {"cluster": cluster, "namespaces": {name: by for each in kept for name, by in each.items()}}
         row = sweep.world.ledger.get(rows.kueue_key(cluster))
         if (row.doc if row else {"cluster": cluster, "namespaces": {}}) != doc:
             with contextlib.suppress(Conflict):  # another round was quicker
@@ -129,7 +131,7 @@ def _others(sweep: Round) -> dict[tuple[str, str], tuple[str, ...]]:
             for name in each.node_names:
                 found.setdefault((cluster, name), set()).add(each.label)
         row = sweep.world.ledger.get(rows.foreign_key(cluster))
-        doc = {"workloads": [each.to_json() for each in listed[:_FOREIGN_LISTED]]}
+        doc = {"workloads": rows.fitting(each.to_json() for each in listed[:_FOREIGN_LISTED])}
         if (row.doc if row else {"workloads": []}) != doc:
             with contextlib.suppress(Conflict):  # another round was quicker
                 sweep.world.ledger.commit(Put(Row(rows.foreign_key(cluster), doc, row.version if row else 0)))

@@ -1,0 +1,258 @@
+"""The largest documents that are accepted, on a ledger that holds rows and commits to DynamoDB's sizes."""
+
+import random
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evenkeel.domain.decisions import OMITTED, Decision, packed, unpacked
+from evenkeel.domain.health.incidents import TimelineEntry
+from evenkeel.domain.nodes import NodeLife
+from evenkeel.domain.policy import Policy, PolicyChange
+from evenkeel.domain.replay import CannotReplayError, replay
+from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Charge, JobSpec, JobState
+from evenkeel.domain.scheduling.sharing import Memory
+from evenkeel.domain.scheduling.submission import MAX_SPEC, MAX_TEXT, check_spec
+from evenkeel.domain.scheduling.teams import FleetQuotas, Team, check_team
+from evenkeel.ports import LARGEST_ROW, Invalid, Put, Row, row_bytes
+from evenkeel.runtime.api import LARGEST_BODY
+from evenkeel.services import batches, hold_automation, rows
+from tests.unit.scheduling.test_sharing import a_team
+from tests.unit.services_jobs.story import Story, a_spec
+from tests.unit.services_jobs.test_teams import MEMBERS, set_up
+
+NOW = datetime(2026, 11, 3, tzinfo=UTC)
+WORST = ("x", '"', "\\", "\n", "\u20ac", "\U0001f600")
+"""Characters that take one byte, two as JSON, three or four as UTF-8."""
+LONG_MODELS = tuple(f"{n:02d}{'m' * 38}" for n in range(19))
+
+
+def largest_spec(character: str, key: str, **more: Any) -> JobSpec:
+    """Return a job that is accepted, and that one more secret variable or argument would have refused."""
+    text = character * (MAX_TEXT // len(character.encode()) - 40)
+    escaped = 2 if character in '"\\\n' else 1
+    program = text[: len(text) // escaped]
+    spec = a_spec(
+        name=key,
+        checkpoint_uri=f"s3://checkpoints/{key}/{'/'.join(['p' * 200] * 2)}",
+        args=(program,),
+        labels={f"{'l' * 200}.example/{n:02d}{'k' * 60}": "v" * 63 for n in range(10)},
+        requires={"accelerators": ("h100", *LONG_MODELS), "architectures": ("amd64", "arm64")},
+        instance_types=(),
+        **more,
+    )
+    secrets: dict[str, Any] = {}
+    while not check_spec(larger := spec.but(secret_env=secrets)):
+        spec = larger
+        secrets = {**secrets, f"V{len(secrets):03d}{'A' * 240}": {"secret": "s" * 253, "key": "k" * 253}}
+    return spec
+
+
+def submit(story: Story, key: str, character: str, **more: Any) -> str:
+    spec = largest_spec(character, key, **more)
+    return story.submit(key, **{name: getattr(spec, name) for name in spec.model_fields_set}).job_id
+
+
+@pytest.mark.parametrize("character", WORST)
+def test_the_largest_job_is_far_from_the_largest_row(character: str) -> None:
+    spec = largest_spec(character, "a")
+    story = Story()
+    job = story.job(submit(story, "a", character))
+
+    assert check_spec(spec) == ()
+    assert len(spec.model_dump_json(by_alias=True).encode()) > MAX_SPEC - 2_000
+    assert row_bytes(rows.job_row(job, 1)) < LARGEST_ROW // 4
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    args=st.lists(st.text(max_size=400), max_size=60),
+    env=st.dictionaries(st.from_regex(r"[A-Z_]{1,20}", fullmatch=True), st.text(max_size=2000), max_size=20),
+    models=st.lists(st.text(max_size=60), max_size=25),
+)
+def test_whatever_is_accepted_fits_its_rows(args: list[str], env: dict[str, str], models: list[str]) -> None:
+    spec = a_spec(args=tuple(args), env=env, requires={"accelerators": tuple(models)})
+    if check_spec(spec):
+        return
+    story = Story()
+    job = story.submit(**{name: getattr(spec, name) for name in spec.model_fields_set})
+
+    story.run_pass()
+
+    assert story.job(job.job_id).state is JobState.STARTING
+    assert story.world.telemetry.totals["WritesRefused"] == 0
+
+
+@pytest.mark.parametrize("character", ["x", '"', "\U0001f600"])
+@pytest.mark.parametrize("has_teams", [False, True])
+def test_a_cycle_a_plan_and_a_settle_take_the_largest_jobs(character: str, has_teams: bool) -> None:
+    story = Story(size=14)
+    more: dict[str, Any] = {"nodes": 1}
+    if has_teams:
+        set_up(story, a_team("red", 8 * 14, members=MEMBERS), FleetQuotas(priority_classes={"low": 1, "high": 10}))
+        more |= {"team": "red"}
+    classes = {"priority_class": "low"} if has_teams else {}
+    jobs = [submit(story, f"key-{n}", character, **more, **classes) for n in range(30)]
+
+    story.run_pass()
+    running = [name for name in jobs if story.job(name).state is JobState.STARTING]
+    for name in running:
+        story.run_attempt(name, 1)
+    if has_teams:
+        urgent = submit(story, "urgent", character, **(more | {"nodes": 12}), priority_class="high")
+        story.run_pass()
+        assert sum(story.job(name).stop_of(1) is not None for name in running) == 12
+        assert story.job(urgent).state is JobState.PENDING
+    first = running[0]
+    story.world.cluster.fail_pods(first, 1)
+    story.settle(first)
+    story.sweep()
+    story.run_pass()
+
+    assert len(running) == 14
+    assert story.attempt(first).state.has_ended
+    assert all(story.job(name).reason != "Waits for the next scheduling pass." for name in jobs)
+    assert story.world.telemetry.totals["WritesRefused"] == 0
+
+
+def test_an_attempt_on_a_thousand_nodes_fits_its_row() -> None:
+    names = tuple(f"{n:04d}{'n' * 59}" for n in range(1024))
+    attempt = Attempt(
+        job_id=f"job-{'j' * 40}",
+        attempt=99_999,
+        state=AttemptState.RUNNING,
+        cluster="c" * 60,
+        namespace="n" * 63,
+        pool="p" * 63,
+        instance_type="ml.p6e-gb200.36xlarge",
+        nodes=tuple(NodeLife(cluster="c" * 60, instance_id=f"i-{n:017x}", launched_at=NOW) for n in range(1024)),
+        node_names=names,
+        accelerators=8192,
+        team="t" * 63,
+        admitted_at=NOW,
+        exit_codes={str(n): 139 for n in range(1024)},
+        reason="r" * 10_000,
+        decision_id="dec-1",
+    )
+
+    assert row_bytes(rows.attempt_row(attempt, 1)) < LARGEST_ROW
+    assert row_bytes(Row(rows.charge_key(attempt), Charge.of(attempt).to_json())) < LARGEST_ROW
+
+
+def a_decision(facts: dict[str, Any], **changes: Any) -> Decision:
+    told: dict[str, Any] = {"decision_id": "dec-1", "kind": "ADMISSION", "subject": "job-1", "action": "WAIT"}
+    return Decision.model_validate(
+        {**told, "reason": "r", "policy_hash": Policy().hash, "decided_at": NOW, "facts": facts, **changes}
+    )
+
+
+@pytest.mark.parametrize("size", [10, 65_000, 66_000, 300_000, 3_000_000])
+def test_a_record_fits_its_row_whatever_it_rests_on(size: int) -> None:
+    noise = random.Random(1).randbytes(size // 2).hex()
+    why = [{"option": "o" * 9_000, "why_not": "\u20ac" * 9_000} for _ in range(400)]
+
+    row = rows.decision_row(a_decision({"noise": noise}, alternatives=why, reason="\U0001f600" * 9_000))
+
+    assert row_bytes(row) < 700_000
+    read = rows.read(row, Decision)
+    if OMITTED not in read.facts:
+        assert read.facts == {"noise": noise}
+        return
+    assert size > 300_000
+    with pytest.raises(CannotReplayError, match="not kept"):
+        replay(read, Policy())
+
+
+@pytest.mark.parametrize("count", [0, 10, 5_000, 60_000])
+def test_the_trees_row_fits_however_many_jobs_stop(count: int) -> None:
+    noise = random.Random(2)
+    memory = Memory(
+        stopping={f"job-{noise.randbytes(13).hex()}": f"job-{noise.randbytes(13).hex()}" for _ in range(count)}
+    )
+
+    kept = memory.to_row()
+
+    assert row_bytes(Row(rows.tree_key(), {"memory": kept, "setUps": 10**9})) < LARGEST_ROW
+    assert Memory.model_validate(kept or {}) == (memory if count <= 5_000 else Memory())
+
+
+def test_facts_are_unpacked_as_they_were() -> None:
+    facts = {"text": "\u20ac" * 50_000, "list": [1, 2.5, None]}
+
+    assert unpacked(packed(facts)) == facts
+
+
+def test_what_is_told_is_cut() -> None:
+    entry = TimelineEntry(at=NOW, kind="told", text="\U0001f600" * 100_000)
+
+    assert row_bytes(rows.timeline_row("job-1", entry, "x")) < 10_000
+
+
+def test_a_policy_of_the_largest_body_fits_its_rows() -> None:
+    changes = {"name": "\U0001f600" * (LARGEST_BODY // 4)}
+    change = PolicyChange(number=1, changes=changes, before=changes, by="b" * 200, reason="r" * 300, at=NOW)
+    row = Row(rows.decision_key("x"), change.to_json())
+
+    assert batches.size_of([Put(row)] * 3) < batches.BATCH_BYTES
+    assert row_bytes(row) < LARGEST_ROW
+
+
+@pytest.mark.parametrize("character", ["x", "-", "\u20ac"])
+def test_a_team_has_a_limit_that_fits_its_row(character: str) -> None:
+    def team(count: int) -> Team:
+        group = {f"f{n}": {"nvidia.com/gpu": 8} for n in range(count)}
+        return a_team("red", queue={"groups": [group]}, serviceAccount="a", localQueue="b", images=[f"r/{character}"])
+
+    accepted = [count for count in range(0, 1200, 100) if not check_team(team(count))] if character == "x" else [0]
+    assert accepted[-1] < 1100
+    assert row_bytes(rows.setup_row(rows.team_key("red"), team(accepted[-1]), 1)) < LARGEST_ROW // 2
+
+
+def test_a_cycle_takes_the_largest_set_up() -> None:
+    story = Story(size=2)
+    teams = [a_team(f"{'t' * 59}{n:03d}", members=MEMBERS) for n in range(60)]
+    set_up(story, *teams)
+    jobs = [submit(story, f"key-{n}", "x", team=team.name, nodes=1) for n, team in enumerate(teams)]
+
+    story.run_pass()
+
+    states = [story.job(name).state for name in jobs]
+    assert states.count(JobState.STARTING) == 2
+    assert all(story.job(name).reason != "Waits for the next scheduling pass." for name in jobs)
+    assert story.world.telemetry.totals["WritesRefused"] == 0
+
+
+def test_holds_have_a_limit() -> None:
+    story = Story()
+
+    def hold(number: int) -> None:
+        request = hold_automation.HoldRequest(
+            by="b" * 200,
+            reason="\U0001f600" * 300,
+            until=story.world.clock.now() + timedelta(hours=1),
+            instance_id=f"i-{number:017x}",
+            request_id=f"request-{number}",
+            fingerprint=str(number),
+        )
+        hold_automation.hold(story.ledger, request, now=story.world.clock.now())
+
+    for number in range(hold_automation.MOST_HOLDS):
+        hold(number)
+    with pytest.raises(Invalid):
+        hold(1000)
+
+    row = story.world.ledger.get(rows.hold_key())
+    assert row
+    assert row_bytes(row) < LARGEST_ROW
+
+
+def test_a_list_is_cut_where_its_row_would_be_full() -> None:
+    documents = [{"name": f"{n}{'x' * 1_000}"} for n in range(1_000)]
+
+    kept = rows.fitting(documents)
+
+    assert kept == documents[: len(kept)]
+    assert 250 < len(kept) < 300
