@@ -740,7 +740,14 @@ class Simulation:
         self.person(
             f"{asker.actor} submits {name}: {spec.nodes} nodes for {length:.0f} s{whose}",
             lambda: submit_job.run(
-                request, world.ledger, world.passes, world.ids, cluster=CLUSTER, namespace="jobs", now=self.loop.now()
+                request,
+                world.ledger,
+                world.passes,
+                world.ids,
+                cluster=CLUSTER,
+                namespace="jobs",
+                classes=self.policy.priority_classes,
+                now=self.loop.now(),
             ),
         )
 

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
+from evenkeel.domain.policy import JobPolicy, Policy
 from evenkeel.domain.scheduling.jobs import JobState
+from tests.fakes import FakeWorld
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.unit.api.gateway import ACCOUNT, FLEET, Answer, Gateway, template_routes
 from tests.unit.api.seeds import ASKS, a_fleet_node, a_job, an_incident, stored
@@ -81,7 +83,8 @@ CHANGES: Mapping[tuple[str, str], Change | None] = {
 
 
 @pytest.fixture
-def site(gateway: Gateway) -> Gateway:
+def site() -> Gateway:
+    gateway = Gateway(FakeWorld(policy=Policy(jobs=JobPolicy(priority_classes=("high",)))))
     ledger = gateway.fakes.ledger
     stored(ledger, an_incident(1, plan=ASKS, mode="recommend"), a_fleet_node(1, node_name=f"hyperpod-{NODE}"))
     stored(ledger, a_job(9, state=JobState.PENDING))

@@ -12,6 +12,7 @@ from evenkeel.domain.decisions import OMITTED, Decision, packed, unpacked
 from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.policy import Policy, PolicyChange
+from evenkeel.domain.recovery.leases import Hold, Holds
 from evenkeel.domain.replay import CannotReplayError, replay
 from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Charge, JobSpec, JobState
 from evenkeel.domain.scheduling.sharing import Memory
@@ -20,6 +21,7 @@ from evenkeel.domain.scheduling.teams import FleetQuotas, Team, check_team
 from evenkeel.ports import LARGEST_ROW, Invalid, Put, Row, row_bytes
 from evenkeel.runtime.api import LARGEST_BODY
 from evenkeel.services import batches, hold_automation, rows
+from tests.fakes.cluster import CLUSTER
 from tests.unit.scheduling.test_sharing import a_team
 from tests.unit.services_jobs.story import Story, a_spec
 from tests.unit.services_jobs.test_teams import MEMBERS, set_up
@@ -227,25 +229,26 @@ def test_a_cycle_takes_the_largest_set_up() -> None:
 
 def test_holds_have_a_limit() -> None:
     story = Story()
-
-    def hold(number: int) -> None:
-        request = hold_automation.HoldRequest(
+    now = story.world.clock.now()
+    held = tuple(
+        Hold(
             by="b" * 200,
             reason="\U0001f600" * 300,
-            until=story.world.clock.now() + timedelta(hours=1),
-            instance_id=f"i-{number:017x}",
-            request_id=f"request-{number}",
-            fingerprint=str(number),
+            since=now,
+            until=now + timedelta(hours=1),
+            instance_id=f"i-{n:017x}",
         )
-        hold_automation.hold(story.ledger, request, now=story.world.clock.now())
+        for n in range(hold_automation.MOST_HOLDS)
+    )
+    row = Row(rows.hold_key(), Holds(holds=held).to_json())
+    story.put(row)
 
-    for number in range(hold_automation.MOST_HOLDS):
-        hold(number)
-    with pytest.raises(Invalid):
-        hold(1000)
+    request = hold_automation.HoldRequest(
+        by="b", reason="r", until=now + timedelta(hours=1), request_id="request-1", fingerprint="1"
+    )
+    with pytest.raises(Invalid, match="one hold too many"):
+        hold_automation.hold(story.ledger, request, clusters=(CLUSTER,), policy=Policy(), now=now)
 
-    row = story.world.ledger.get(rows.hold_key())
-    assert row
     assert row_bytes(row) < LARGEST_ROW
 
 
