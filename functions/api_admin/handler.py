@@ -39,7 +39,16 @@ def try_policy_out(cluster: str) -> api.Reply:
     app.expect_fleet(cluster, world.settings.fleet)
     body = app.body(api_types.PolicyTestBody)
     base, now = world.policies.base, world.clock.now()
-    return app.done(try_policy.run(body.changes, ledger=world.ledger, base=base, since=body.since, now=now))
+    found = try_policy.run(
+        body.changes,
+        ledger=world.ledger,
+        base=base,
+        current=world.policy,
+        stack_mode=world.settings.mode,
+        since=body.since,
+        now=now,
+    )
+    return app.done(found)
 
 
 @app.put("/v1/teams/<team>/quota")

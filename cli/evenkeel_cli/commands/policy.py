@@ -141,7 +141,7 @@ def _tested(out: Page, found: Json) -> None:
     out.line(out.marked("warn" if changed else "ok", f"{len(changed)} {of} would have been others"))
     if changed:
         rows = [
-            [each["decisionId"], each["kind"], each["subject"], each["before"]["action"], each["after"]["action"]]
+            [each["decisionId"], each["kind"], each["subject"], _answered(each["before"]), _answered(each["after"])]
             for each in changed
         ]
         out.table([Column(name) for name in ("DECISION", "KIND", "ABOUT", "WAS", "WOULD BE")], rows, indent="  ")
@@ -150,6 +150,10 @@ def _tested(out: Page, found: Json) -> None:
     if found["isLowerBound"]:
         out.line("  there are more incidents or jobs than were looked at: the newest were")
     out.paragraph(found["asRecorded"], indent="  ")
+
+
+def _answered(said: Json) -> str:
+    return f"{said['action']} in {said['mode']}" if said.get("mode") else str(said["action"])
 
 
 def _linted(out: Page, findings: list[Json]) -> None:

@@ -12,7 +12,7 @@ from evenkeel.domain.decisions import ENGINE_VERSION, MOST_ALTERNATIVES, OMITTED
 from evenkeel.domain.policy import Mode, Policy
 from evenkeel.domain.recovery.blame import BlameFacts, blame
 from evenkeel.domain.recovery.draining import DrainFacts, drain_of
-from evenkeel.domain.recovery.plan import PlanFacts, plan_recovery
+from evenkeel.domain.recovery.plan import PlanFacts, PlanOutcome, not_allowed, outcome_of, plan_recovery
 from evenkeel.domain.recovery.repair import RepairFacts, choose_repair
 from evenkeel.domain.recovery.resume import ResumeFacts, plan_resume
 from evenkeel.domain.recovery.rollback import RollbackFacts, roll_back
@@ -86,6 +86,27 @@ def under(record: Decision, policy: Policy) -> Replayed:
         raise CannotReplayError(f"{record.decision_id}: its facts are not those of a {record.kind}") from error
 
 
+def in_mode(record: Decision, mode: Mode) -> Decision:
+    """Return a record as if its incident had been in another mode; as it is where its kind does not weigh the mode."""
+    if record.kind == "RECOVERY":
+        facts: Value = PlanFacts.model_validate(record.facts).but(mode=mode)
+    elif record.kind == "REPAIR":
+        # That drills may not act is no matter of the mode.
+        was = RepairFacts.model_validate(record.facts)
+        barred = not_allowed(mode, is_drill=False, drills_may_act=True)
+        facts = was.but(not_allowed=barred if was.not_allowed in _BY_MODE else was.not_allowed)
+    else:
+        return record
+    return record.but(facts=facts.to_json(), mode=mode)
+
+
+def effect_of(record: Decision, intent: str) -> str:
+    """Return what becomes of an answer in the mode of its record: of a plan, whether it is carried out."""
+    if record.kind != "RECOVERY":
+        return intent
+    return outcome_of(PlanOutcome(intent), PlanFacts.model_validate(record.facts))
+
+
 def _recovery(record: Decision, policy: Policy) -> Replayed:
     plan = plan_recovery(PlanFacts.model_validate(record.facts), policy.repair)
     return Replayed(action=plan.intent, reason=plan.reason, alternatives=plan.alternatives)
@@ -156,6 +177,8 @@ def _validation(record: Decision, _policy: Policy) -> Replayed:
     return Replayed(action="RELEASE" if verdict.is_valid else "KEEP", reason=verdict.reason)
 
 
+_BY_MODE = {"", *(not_allowed(mode, is_drill=False, drills_may_act=True) for mode in Mode)}
+"""What a repair's facts say where only the mode decides whether it may act."""
 _BY_KIND: Mapping[str, Callable[[Decision, Policy], Replayed]] = {
     "RECOVERY": _recovery,
     "REPAIR": _repair,

@@ -8,16 +8,22 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.decisions import Decision
-from evenkeel.domain.policy import Policy, PolicyChange, PolicyError, SchedulingPolicy, Section, changed
+from evenkeel.domain.policy import Mode, Policy, PolicyChange, PolicyError, SchedulingPolicy, Section, changed
+from evenkeel.domain.recovery.guardrails import Entry, Register
+from evenkeel.domain.recovery.plan import plan_recovery
+from evenkeel.domain.recovery.repair import choose_repair
 from evenkeel.domain.recovery.rollback import RollbackFacts, roll_back
 from evenkeel.domain.scheduling.admission import Snapshot, admit
 from evenkeel.domain.scheduling.jobs import Demand, ResumePoint
 from evenkeel.ports import Invalid, Put, Row, Table, site_policy_key
 from evenkeel.runtime.policies import SitePolicy
 from evenkeel.services import change_policy, rows
+from tests.fakes.system import A_MOMENT
 from tests.unit.api.gateway import Answer, Gateway
 from tests.unit.api.seeds import a_decision, a_job, ago, an_attempt, an_incident
 from tests.unit.api.seeds import stored as keep
+from tests.unit.recovery.facts import plan_facts, repair_facts
+from tests.unit.recovery.test_guardrails import guard_facts
 from tests.unit.scheduling.builders import a_request, a_room
 
 PATH = "/v1/clusters/laptop/policy"
@@ -184,6 +190,73 @@ def test_an_admission_is_tried_under_other_spare_nodes(site: Gateway) -> None:
     assert (changed["kind"], changed["before"]["action"], changed["after"]["action"]) == ("ADMISSION", "ADMIT", "WAIT")
     assert "workers keeps 2 free nodes for recoveries" in changed["after"]["reason"]
     assert "quotas, machines" in other["asRecorded"]
+
+
+def a_plan(number: int, subject: str, mode: Mode = Mode.ACT) -> Decision:
+    """The record of a plan that was made in a mode."""
+    facts = plan_facts(mode=mode)
+    plan = plan_recovery(facts, Policy().repair)
+    said: dict[str, Any] = {"action": plan.intent, "reason": plan.reason, "alternatives": plan.alternatives}
+    return a_decision(number, subject, facts=facts.to_json(), mode=mode, **said)
+
+
+def a_repair(number: int, subject: str, **changes: Any) -> Decision:
+    other = Entry(life="another", incident_id="inc-9", pool="others", since=A_MOMENT)
+    under_way = Register(entries=(other,))
+    facts = repair_facts(guard=guard_facts(now=A_MOMENT, evidence_at=A_MOMENT, under_way=under_way, **changes))
+    decided = choose_repair(facts, Policy().repair)
+    said: dict[str, Any] = {"action": decided.action, "reason": decided.reason, "alternatives": decided.alternatives}
+    return a_decision(number, subject, kind="REPAIR", facts=facts.to_json(), mode="act", **said)
+
+
+@pytest.mark.parametrize(
+    ("rule", "after"),
+    [
+        ({"mode": "observe"}, "OBSERVE"),
+        ({"mode": "recommend"}, "ASK"),
+        ({"mode": "observe", "pool": "p5-workers"}, "OBSERVE"),
+        ({"mode": "observe", "faultClass": "hardware"}, "OBSERVE"),
+        ({"mode": "observe", "pool": "others"}, ""),
+        ({"mode": "observe", "faultClass": "network"}, ""),
+        ({"mode": "act"}, ""),
+    ],
+)
+def test_modes_of_a_policy_are_tried(site: Gateway, rule: dict[str, str], after: str) -> None:
+    keep(site.fakes.ledger, an_incident(), a_plan(1, "inc-0000000001"))
+
+    found = tried(site, {"modes": [rule]}).document
+
+    changes = [(each["before"], each["after"]["action"], each["after"]["mode"]) for each in found["changed"]]
+    assert [(before["action"], before["mode"], action) for before, action, _ in changes] == (
+        [("ACT", "act", after)] if after else []
+    )
+    assert found["cannot"] == 0
+
+
+def test_modes_taken_away_are_tried(site: Gateway) -> None:
+    give(site, {"modes": [{"mode": "observe"}]})
+    site.fakes.clock.advance(31)
+    keep(site.fakes.ledger, an_incident(mode="observe"), a_plan(1, "inc-0000000001", Mode.OBSERVE))
+
+    same, freed = tried(site, {"modes": [{"mode": "observe"}]}).document, tried(site, {}).document
+
+    assert same["changed"] == []
+    assert [(each["before"]["action"], each["after"]["action"]) for each in freed["changed"]] == [("OBSERVE", "ACT")]
+
+
+def test_a_repair_is_tried_in_other_modes_and_limits(site: Gateway) -> None:
+    keep(site.fakes.ledger, an_incident(), a_repair(1, "inc-0000000001"))
+
+    same = tried(site, {}).document
+    observed = tried(site, {"modes": [{"mode": "observe"}]}).document
+    limited = tried(site, {"repair": {"guardrails": {"fleetRepairs": 1}}}).document
+
+    assert (same["examined"], same["changed"], same["cannot"]) == (1, [], 0)
+    assert [each["kind"] for each in observed["changed"]] == ["REPAIR"]
+    assert "Mode is observe" in observed["changed"][0]["after"]["reason"]
+    assert [(each["before"]["action"], each["after"]["action"]) for each in limited["changed"]] == [
+        ("REBOOT", "BLOCKED")
+    ]
 
 
 def test_what_cannot_be_decided_again_is_counted_and_what_is_too_old_left_out(site: Gateway) -> None:

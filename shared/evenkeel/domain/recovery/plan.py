@@ -136,16 +136,24 @@ def hands_off(cluster_status: str, node_status: str) -> str:
 def plan_recovery(facts: PlanFacts, policy: RepairPolicy) -> RecoveryPlan:
     """Decide what to do about an incident. The mode is weighed last, so that every mode records the same intent."""
     wanted = _wanted(facts, policy)
-    if wanted.intent not in (PlanOutcome.ACT, PlanOutcome.LATER):
-        return wanted
-    barred = not_allowed(facts.mode, is_drill=facts.is_drill, drills_may_act=facts.drills_may_act)
-    if facts.mode is Mode.RECOMMEND and (facts.drills_may_act or not facts.is_drill):
-        if wanted.intent is PlanOutcome.LATER:
-            return wanted  # to wait touches nothing: a person is asked once there is something to approve
-        return wanted.but(outcome=PlanOutcome.ASK, reason=f"Waits for approval. Would: {wanted.reason}")
-    if barred:
-        return wanted.but(outcome=PlanOutcome.OBSERVE, reason=f"{barred} Would: {wanted.reason}")
+    outcome = outcome_of(wanted.intent, facts)
+    if outcome is PlanOutcome.ASK:
+        return wanted.but(outcome=outcome, reason=f"Waits for approval. Would: {wanted.reason}")
+    if outcome is PlanOutcome.OBSERVE:
+        barred = not_allowed(facts.mode, is_drill=facts.is_drill, drills_may_act=facts.drills_may_act)
+        return wanted.but(outcome=outcome, reason=f"{barred} Would: {wanted.reason}")
     return wanted
+
+
+def outcome_of(intent: PlanOutcome, facts: PlanFacts) -> PlanOutcome:
+    """Return what becomes of an intent in the mode of its facts."""
+    if intent not in (PlanOutcome.ACT, PlanOutcome.LATER):
+        return intent
+    if facts.mode is Mode.RECOMMEND and (facts.drills_may_act or not facts.is_drill):
+        # To wait touches nothing: a person is asked once there is something to approve.
+        return PlanOutcome.ASK if intent is PlanOutcome.ACT else intent
+    barred = not_allowed(facts.mode, is_drill=facts.is_drill, drills_may_act=facts.drills_may_act)
+    return PlanOutcome.OBSERVE if barred else intent
 
 
 def _wanted(facts: PlanFacts, policy: RepairPolicy) -> RecoveryPlan:
