@@ -26,9 +26,19 @@ _TIMEOUT_SECONDS = 35
 class Client:
     """One API. Reads are tried again where the answer invites it; changes carry an idempotency key, so they are too."""
 
-    def __init__(self, context: Context, *, pause: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self, context: Context, *, pause: Callable[[float], None] = time.sleep, warns_of_stale: bool = True
+    ) -> None:
+        """Prepare a client; nothing is sent yet.
+
+        Args:
+            context: Which API, and as whom.
+            pause: Waits so many seconds between tries.
+            warns_of_stale: Whether answers with stale facts are said on standard error; `doctor` judges them itself.
+        """
         self.context = context
         self._pause = pause
+        self._warns_of_stale = warns_of_stale
         self._warned: set[str] = set()
 
     @cached_property
@@ -46,7 +56,7 @@ class Client:
         joint = "&" if "?" in path else "?"
         found = self._send("GET", path + (f"{joint}{urlencode(given, quote_via=quote)}" if given else ""), None, {})
         for text in found.get("stale") or ():
-            if text not in self._warned:
+            if self._warns_of_stale and text not in self._warned:
                 self._warned.add(text)
                 warn(f"These facts may be stale. {text}")
         return found

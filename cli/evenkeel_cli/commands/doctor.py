@@ -45,7 +45,7 @@ def doctor(
     form = Output.JSON if as_json else only(output, (Output.TABLE, Output.JSON))
     where = _context(stack)
     aws = BotocoreAws(where)
-    site = Site(aws, Client(where) if where.url else None, where, stack or where.stack, access)
+    site = Site(aws, _client(where) if where.url else None, where, stack or where.stack, access)
     out = page()
     where = _located(site, aws)
     found = checks.run(site, out.now(), skipped)
@@ -70,6 +70,10 @@ def _context(stack: str) -> context.Context:
         return context.Context(name="", url="", region=region, profile=profile, source=f"the stack {stack}")
 
 
+def _client(where: context.Context) -> Client:
+    return Client(where, warns_of_stale=False)  # the check `sources` says it
+
+
 def _located(site: "Site", aws: "BotocoreAws") -> context.Context:
     """Complete what is known of the site from the stack's own description, where that can be read."""
     from evenkeel_cli.doctor.findings import CouldNotCheck
@@ -78,7 +82,7 @@ def _located(site: "Site", aws: "BotocoreAws") -> context.Context:
         aws.endpoints = {"sagemaker": site.parameter("SageMakerEndpoint"), "eks": site.parameter("EksEndpoint")}
         if not site.context.url:
             site.context = replace(site.context, url=site.output("ApiUrl"))
-            site.client = Client(site.context)
+            site.client = _client(site.context)
     except CouldNotCheck:
         pass  # the check `stack` says so
     return site.context
