@@ -184,8 +184,8 @@ Write = Put | Delete | Check | Add
 
 LARGEST_ROW = 400_000
 """Bytes of one stored row, names and keys included. DynamoDB takes 400 KB; this is a little below in any counting."""
-LARGEST_COMMIT = 4 * 1024 * 1024
-"""Bytes of all rows of one commit: the limit of DynamoDB."""
+LARGEST_COMMIT = 4_000_000
+"""Bytes of all rows of one commit. DynamoDB takes 4 MB; this is a little below in any counting."""
 MOST_WRITES = 100
 """Writes of one commit: the limit of DynamoDB."""
 LONGEST_PK = 2048

@@ -302,7 +302,7 @@ def test_a_row_holds_400_kilobytes_of_utf8(ledger: Ledger, text: str) -> None:
 
 
 def test_a_commit_holds_four_megabytes(ledger: Ledger) -> None:
-    size = 4 * 1024 * 1024 // 16
+    size = 4_000_000 // 16
     ledger.commit(*(filled(f"FITS#{n:02d}", size) for n in range(16)))
 
     with pytest.raises(Refused):

@@ -210,7 +210,7 @@ def _expect_sizes(changed: Mapping[Key, Row | None], before: Mapping[Key, Row]) 
         if size > 400_000:
             raise Refused(f"{key.table} {key.pk} {key.sk}: a row of {size} bytes, at most 400 KB are possible")
         total += size
-    if total > 4 * 1024 * 1024:
+    if total > 4_000_000:
         raise Refused(f"a commit of {total} bytes, at most 4 MB are possible")
 
 
