@@ -94,7 +94,7 @@ def _why_not(incident: Incident, request: Request, ledger: Ledger) -> str:
 def _is_left_unhealthy(incident: Incident, ledger: Ledger) -> bool:
     """Whether the node waits for a repair still, and no later incident works on it: the sweeper acts on an approval."""
     row = ledger.get(rows.unhealthy_key(incident.life))
-    is_its = row is not None and row.doc["incidentId"] == incident.incident_id
+    is_its = row is not None and row.doc["incidentId"] == incident.incident_id and not row.doc["trustedBy"]
     return is_its and ledger.get(rows.open_key(incident.life)) is None
 
 

@@ -7,8 +7,9 @@ from datetime import datetime
 from evenkeel.domain.health.incidents import Incident, TimelineEntry
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.recovery.leases import PersonCordon
+from evenkeel.domain.recovery.unhealthy import UnhealthyNode
 from evenkeel.domain.values import Value
-from evenkeel.ports import Cluster, Conflict, CordonResult, Delete, Ledger, NotFound, Put, Refused, ReleaseResult, Write
+from evenkeel.ports import Cluster, Conflict, CordonResult, Ledger, NotFound, Put, Refused, ReleaseResult, Write
 from evenkeel.services import guard_register, incident_record, known_names, person_cordons, rows
 from evenkeel.services.guard_register import Which
 
@@ -108,16 +109,17 @@ def uncordon(request: Request, *, ledger: Ledger, cluster: Cluster, clusters: It
     if found is ReleaseResult.RELEASED:
         _record(request, f"{node.node_name} un-cordoned by {request.by}", "uncordoned", ledger, now)
     _leave(request, node, incident_id, ledger, now)
-    _trust(node, ledger)
+    _trust(node, request.by, ledger)
     return Outcome(outcome=found, instance_id=request.instance_id, node_name=node.node_name, incident_id=incident_id)
 
 
-def _trust(node: FleetNode, ledger: Ledger) -> None:
+def _trust(node: FleetNode, by: str, ledger: Ledger) -> None:
     """Take a person's word that a node is healthy, where an incident left it unhealthy."""
     row = ledger.get(rows.unhealthy_key(node.life))
     if row is not None:
         with contextlib.suppress(Conflict):  # an incident of it opened or ended at this moment: that is newer
-            ledger.commit(Delete(row.key, row.version))
+            trusted = rows.read(row, UnhealthyNode).but(trusted_by=by)
+            ledger.commit(Put(rows.unhealthy_row(trusted, row.version)))
 
 
 def _find(instance_id: str, ledger: Ledger, clusters: Iterable[str]) -> FleetNode:

@@ -203,7 +203,7 @@ def show_node(ledger: Ledger, clusters: Iterable[str], instance_id: str) -> Json
         if row is not None:
             node = rows.read(row, FleetNode)
             left = ledger.get(rows.unhealthy_key(node.life))
-            why = rows.read(left, UnhealthyNode) if left else None
+            why = rows.read(left, UnhealthyNode) if left and not left.doc["trustedBy"] else None
             return _node(node, _incident_of(ledger, node), person_cordons.load(ledger).get(node.life.key), why)
     raise known_names.no_node(instance_id, ledger)
 

@@ -149,8 +149,9 @@ def unhealthy_key(life: NodeLife) -> Key:
 
 
 def unhealthy_row(node: UnhealthyNode, version: int) -> Row:
-    """In `byState` under `UNHEALTHY`: the sweeper resumes work on it, and `status` shows it."""
-    return Row(unhealthy_key(node.life), node.to_json(), version, ("UNHEALTHY", node.life.key), node.since + KEPT)
+    """In `byState` under `UNHEALTHY` until a person trusts the node: the sweeper and `status` find it there."""
+    state = None if node.trusted_by else ("UNHEALTHY", node.life.key)
+    return Row(unhealthy_key(node.life), node.to_json(), version, state, node.since + KEPT)
 
 
 def retried_key() -> Key:

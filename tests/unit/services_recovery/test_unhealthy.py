@@ -73,7 +73,7 @@ def status(recovery: Recovery) -> dict[str, Any]:
 
 def left(recovery: Recovery) -> UnhealthyNode | None:
     row = recovery.world.ledger.get(rows.unhealthy_key(recovery.incident.life))
-    return rows.read(row, UnhealthyNode) if row else None
+    return rows.read(row, UnhealthyNode) if row and row.state else None
 
 
 def declined(mode: Mode = Mode.RECOMMEND, **more: Any) -> Recovery:

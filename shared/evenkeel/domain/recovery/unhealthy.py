@@ -30,6 +30,8 @@ class UnhealthyNode(Value):
     """Why nothing is done."""
     cures: tuple[Cure, ...] = ()
     """What was said to be gone since."""
+    trusted_by: str = ""
+    """Who said that the node is healthy; empty while nobody did."""
 
 
 def left_unhealthy(incident: Incident, ladder: Iterable[str]) -> UnhealthyNode | None:
