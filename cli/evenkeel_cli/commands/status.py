@@ -94,7 +94,12 @@ def show(out: Page, found: Json, *, is_wide: bool = False) -> None:
     _jobs(out, found["jobs"])
     _teams(out, found["teams"])
     _serving(out, found.get("serving", []))
+    in_outage = {name for outage in found.get("outages", []) for name in outage["incidentIds"]}
+    for outage in found.get("outages", []):
+        out.line(f"{out.bold('OUTAGE')}  {outage['cause']}: {', '.join(outage['instanceIds'])}")
     for incident in incidents["items"]:
+        if incident["incidentId"] in in_outage and not incident["needsYou"]:
+            continue
         word = "NEEDS YOU" if incident["needsYou"] else "WORKING"
         name = f"{incident['incidentId']}  {incident['node']['instanceId']}  {incident['fault']['name']}"
         out.line(out.cut(f"{out.bold(word)} {name}", out.width or 10_000))

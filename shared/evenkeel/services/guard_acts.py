@@ -228,7 +228,14 @@ def block(
         if current.state.is_settled or (is_same and before and before.reason == verdict.reason):
             return None
         since = before.since if is_same and before else now
-        barred = Block(rule=verdict.rule, reason=verdict.reason, since=since, act=act, clears_at=verdict.clears_at)
+        barred = Block(
+            rule=verdict.rule,
+            reason=verdict.reason,
+            since=since,
+            act=act,
+            clears_at=verdict.clears_at,
+            cause=verdict.cause,
+        )
         after = current.but(state=IncidentState.BLOCKED, block=barred)
         if is_same:
             return after, []

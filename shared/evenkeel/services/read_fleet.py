@@ -136,6 +136,8 @@ def status(
         for node in nodes
     }
     health, reasons = _judge(incidents, automation, beats, states, sources)
+    outages = _outages(incidents.working)
+    reasons = [*(outage["headline"] for outage in outages), *reasons]
     return {
         "asOf": rfc3339(now),
         "fleet": fleet,
@@ -148,6 +150,7 @@ def status(
             "isLowerBound": incidents.is_lower_bound,
             "items": _shown(ledger, incidents),
         },
+        "outages": outages,
         "next": _next(incidents, unhealthy),
         "nodes": _pools(nodes, states, sources) | {"isLowerBound": has_more_nodes},
         "unhealthy": [
@@ -387,6 +390,33 @@ def _next(incidents: _Incidents, unhealthy: Mapping[str, UnhealthyNode]) -> str 
     shown = [incident.incident_id for incident in (*incidents.needing, *incidents.working)]
     shown += [node.incident_id for node in unhealthy.values()]
     return f"evenkeel incidents show {shown[0]}" if shown else None
+
+
+def _outages(working: Iterable[Incident]) -> list[Json]:
+    """Return the shared causes that bar repairs, the largest first: each is one headline, however many nodes it has."""
+    barred: dict[str, list[Incident]] = defaultdict(list)
+    for incident in sorted(working, key=lambda each: (each.opened_at, each.incident_id)):
+        if incident.block and incident.block.cause and not incident.is_drill:
+            barred[incident.block.cause].append(incident)
+    return [_outage(cause, barred[cause]) for cause in sorted(barred, key=lambda each: (-len(barred[each]), each))]
+
+
+def _outage(cause: str, members: Sequence[Incident]) -> Json:
+    kind, _, name = cause.partition("/")
+    since = min(incident.first_signal_at for incident in members)
+    clears = [incident.block.clears_at for incident in members if incident.block and incident.block.clears_at]
+    until = f"until {max(clears):%H:%M}Z at the earliest" if clears else "until it is over"
+    nodes = f"{len(members)} nodes of" if len(members) > 1 else "1 node of"
+    verb = "are" if len(members) > 1 else "is"
+    return {
+        "cause": cause,
+        "headline": f"{nodes} {kind} {name} {verb} unhealthy since {since:%H:%M}Z; "
+        f"repairs wait (SHARED_CAUSE) {until}; look at the {kind}",
+        "since": rfc3339(since),
+        "rule": "SHARED_CAUSE",
+        "incidentIds": [incident.incident_id for incident in members],
+        "instanceIds": [incident.life.instance_id for incident in members],
+    }
 
 
 def _shown(ledger: Ledger, incidents: _Incidents) -> list[Json]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.decisions import Alternative, Decision
-from evenkeel.domain.health.incidents import IncidentState, StageTimes
+from evenkeel.domain.health.incidents import Block, IncidentState, StageTimes
 from evenkeel.domain.scheduling.admission import AdmissionFacts, Request
 from evenkeel.domain.scheduling.foreign import Comeback, ForeignWorkload
 from evenkeel.domain.scheduling.jobs import (
@@ -816,3 +816,20 @@ def test_status_says_that_evenkeel_is_not_running() -> None:
     assert (status["health"], status["isRunning"]) == ("NOT_RUNNING", False)
     assert status["reasons"][0].startswith("Evenkeel is not running: its schedules are off.")
     assert gateway.get("/v1/nodes").document["stale"] == [status["reasons"][0]]
+
+
+def test_outage_of_a_zone_is_one_headline() -> None:
+    gateway = Gateway()
+    since = ago(minutes=10)
+    block = Block(rule="SHARED_CAUSE", reason="3 of 4.", since=since, act="replace", cause="zone/usw2-az2")
+    barred = {"state": IncidentState.BLOCKED, "first_signal_at": since}
+    down = [an_incident(number, block=block, **barred) for number in (1, 2, 3)]
+    alone = an_incident(4, block=block.but(rule="POOL_REPAIRS", cause=""), **barred)
+    stored(gateway.fakes.ledger, *down, alone)
+
+    overview = gateway.get("/v1/status").document
+
+    headline = f"3 nodes of zone usw2-az2 are unhealthy since {since:%H:%M}Z; repairs wait (SHARED_CAUSE) "
+    assert [outage["incidentIds"] for outage in overview["outages"]] == [[each.incident_id for each in down]]
+    assert overview["outages"][0]["headline"].startswith(headline)
+    assert overview["reasons"][0].startswith(headline)

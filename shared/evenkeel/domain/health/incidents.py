@@ -133,6 +133,8 @@ class Block(Value):
     """What it bars: an `Act`."""
     clears_at: Instant | None = None
     """When it clears by time alone; None where something else must happen first."""
+    cause: str = ""
+    """Key of the shared cause: `zone/usw2-az2`; empty for every other rule."""
 
 
 class Approval(Value):
