@@ -33,7 +33,7 @@ from evenkeel.domain.scheduling.teams import SetUp
 from evenkeel.domain.values import rfc3339
 from evenkeel.events import envelope
 from evenkeel.ports import CapacitySpec, ExecutionState, Key, LaunchSpec, PermanentError, Row, Table, TransientError
-from evenkeel.services import read_use, rentals, rows
+from evenkeel.services import read_fleet, read_sources, read_use, rentals, rows
 from tests.fakes.cluster import CLUSTER, GPUS
 from tests.fakes.system import A_MOMENT
 from tests.simulator.data_centre import FAULT_TYPES, SPOT_POOL
@@ -64,6 +64,7 @@ class Moment(StrEnum):
     PAGE = "at every page"
     FAILURE = "whenever a function fails"
     RETURN = "whenever a function ends"
+    BLIND = "every ten seconds"
     CALM = "again and again in peace"
     END = "at the end"
 
@@ -142,6 +143,9 @@ class Checks:
 
     def looked(self, world: "Simulation") -> None:
         self._make(Moment.LOOK, world)
+
+    def blind(self, world: "Simulation") -> None:
+        self._make(Moment.BLIND, world)
 
     def answered(self, world: "Simulation", token: str, output: "Json") -> None:
         self._make(Moment.ANSWER, world, token, output)
@@ -795,6 +799,39 @@ def _is_of_a_burst(world: "Simulation", fact: NodeFact) -> bool:
         for row in world.ledger.of("META", "HISTORY#seat/")
         for each in row.doc["occurrences"]
     )
+
+
+_SOURCE_OF = {"cluster": f"kubernetes-list/{CLUSTER}", "provider": "hyperpod"}
+
+
+@holds(
+    "blind-is-never-ok",
+    "A control plane silent past its threshold is shown as stale, and the status is not OK.",
+    Moment.BLIND,
+)
+def blind_is_never_ok(world: "Simulation") -> Iterator[str]:
+    policy, now = world.policy, world.loop.now()
+    limits = {"cluster": policy.sources.kubernetes_list_seconds, "provider": policy.sources.hyperpod_seconds}
+    late = {port for port, since in world.away_since.items() if world.loop.seconds - since > limits[port] + 1}
+    if not late:
+        return
+    world.seen["status while blind"] += 1
+    ages = read_sources.run(world.ledger, clusters=(CLUSTER,), has_hyperpod=True, policy=policy, now=now)
+    by_name = {age.source.name: age for age in ages}
+    for port in sorted(late):
+        if by_name[_SOURCE_OF[port]].is_trusted:
+            yield f"the {port} does not answer, and {by_name[_SOURCE_OF[port]].reason}"
+    said = read_fleet.status(
+        world.ledger,
+        fleet="research",
+        clusters=(CLUSTER,),
+        mode=world.mode,
+        drills_may_act=False,
+        sources=ages,
+        now=now,
+    )
+    if said["health"] == "OK":
+        yield f"status says OK, and {', '.join(sorted(late))} does not answer"
 
 
 @holds("uncordon-is-never-blocked", "A node that is well again and was cordoned by us is un-cordoned.", Moment.END)

@@ -135,10 +135,12 @@ def _absences(world: "Simulation", lasts: float) -> None:
         world.seen[f"outage {port}"] += 1
         world.tell(f"the {port} does not answer any more")
         world.chaos.away.add(port)
+        world.away_since[port] = world.loop.seconds
 
     def come_back(port: str) -> None:
         world.tell(f"the {port} answers again")
         world.chaos.away.discard(port)
+        world.away_since.pop(port, None)
 
     for port in AWAY:
         if chance.random() < 2 * _RARELY:

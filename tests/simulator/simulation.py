@@ -21,7 +21,7 @@ import pydantic_core
 
 import evenkeel.services
 from evenkeel.domain.nodes import KARPENTER_LABEL
-from evenkeel.domain.policy import GuardrailPolicy, JobPolicy, Policy, RepairPolicy, WatchPolicy
+from evenkeel.domain.policy import GuardrailPolicy, JobPolicy, Policy, RepairPolicy, SourcePolicy, WatchPolicy
 from evenkeel.domain.recovery import guardrails
 from evenkeel.domain.recovery.guardrails import Act, GuardFacts, Rail
 from evenkeel.domain.scheduling.jobs import Attempt, Charge, JobSpec, JobState, OnNodeFault
@@ -68,6 +68,7 @@ from tests.simulator.teams import EVERY, PEOPLE, Sharing
 FUNCTIONS = Path(__file__).resolve().parents[2] / "functions"
 SWEEPS_EVERY = 30.0
 WATCHES_EVERY = 30.0
+STATUS_EVERY = 10.0
 _LONG_CALM, _SELDOM = 600.0, 4
 """After so many seconds in which nothing went wrong only time is waited for: everybody looks so much more seldom."""
 _SPOT_NOTICE = 120.0
@@ -120,6 +121,7 @@ POLICY = Policy(
         execution_grace_seconds=20,
         max_runs=20,
     ),
+    sources=SourcePolicy(kubernetes_list_seconds=31, hyperpod_seconds=31),
 )
 
 DEFAULT = GuardrailPolicy(shared_cause_window_seconds=240, stale_after_seconds=300)
@@ -427,6 +429,8 @@ class Simulation:
         self.is_calm = False
         self.is_watching = not self.drops_events
         self.is_sweeping = True
+        self.away_since: dict[str, float] = {}
+        """By control plane: since when it does not answer."""
         self.hold: tuple[float, float] = (0.0, 0.0)
         """Since and until when automation is held."""
         self.rests_from = 0.0
@@ -927,6 +931,7 @@ class Simulation:
             self.loop.after(0.2, self._sweep)
             self.every(SWEEPS_EVERY, self._sweep)
             self.every(WATCHES_EVERY, self._watch)
+            self.every(STATUS_EVERY, self._show_status)
             chaos_seconds = lay_out(self)
             if self.sharing:
                 self.sharing.lay_out(chaos_seconds)
@@ -969,10 +974,19 @@ class Simulation:
             elif key.sk == "META" and key.pk.startswith(("INC#", "JOB#")):
                 self.seen[f"end {'incident' if key.pk.startswith('INC#') else 'job'} {row.doc['state']}"] += 1
 
+    def _show_status(self) -> None:
+        """Have the status judged. What it reads is asked by no function that is paused meanwhile."""
+        calls, self.calls = self.calls, []
+        try:
+            self.checks.blind(self)
+        finally:
+            self.calls = calls
+
     def _calm_down(self) -> None:
         self.tell("from here on nothing goes wrong")
         self.is_calm = True
         self.chaos.calm_down()
+        self.away_since.clear()
         self.absent = ""
         self.update_cluster(is_busy=False)
         self.provider.trouble = 0.0

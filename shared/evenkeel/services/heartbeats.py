@@ -37,8 +37,17 @@ class Results:
         return self._errors
 
 
-def beat(ledger: Ledger, telemetry: Telemetry, function: str, now: datetime, results: Results | None = None) -> None:
+def beat(
+    ledger: Ledger,
+    telemetry: Telemetry,
+    function: str,
+    now: datetime,
+    results: Results | None = None,
+    read_at: datetime | None = None,
+) -> None:
     """Record that a run ended, and what it learned from each source. Sources that were not tried keep their report.
+
+    What was read is as old as the beginning of the run (`read_at`), not as its end.
 
     Idempotent: yes, the latest of several beats stays.
     """
@@ -48,7 +57,8 @@ def beat(ledger: Ledger, telemetry: Telemetry, function: str, now: datetime, res
     errors = results.errors if results else {}
     if row is not None and not _is_news(row, before, errors, now):
         return
-    reports = before | {name: SourceReport.after(before.get(name), error, now) for name, error in errors.items()}
+    at = read_at or now
+    reports = before | {name: SourceReport.after(before.get(name), error, at) for name, error in errors.items()}
     doc = {"at": rfc3339(now), "sources": {name: report.to_json() for name, report in sorted(reports.items())}}
     try:
         ledger.commit(Put(Row(key, doc, row.version if row else 0)))

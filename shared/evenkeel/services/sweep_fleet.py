@@ -89,7 +89,7 @@ def run(
         f"{name}: {error}" for name, error in sweep.results.errors.items() if error and not name.startswith(steps)
     ]
     now = world.clock.now()
-    heartbeats.beat(world.ledger, world.telemetry, WRITER, now, sweep.results)
+    heartbeats.beat(world.ledger, world.telemetry, WRITER, now, sweep.results, read_at=sweep.now)
     if measures:
         ages = read_sources.run(world.ledger, clusters=clusters, has_hyperpod=has_hyperpod, policy=policy, now=now)
         _measure_sources(ages, world.telemetry)

@@ -81,6 +81,16 @@ def test_heartbeat_of_a_wrong_clock_is_overwritten() -> None:
     assert states(ledger)["kubernetes-list/home"] is SourceState.CURRENT
 
 
+def test_facts_are_as_old_as_the_beginning_of_the_run() -> None:
+    ledger = InMemoryLedger()
+    found = Results()
+    found.answered(LIST)
+    ended = A_MOMENT + timedelta(seconds=200)
+    heartbeats.beat(ledger, RecordingTelemetry(), "sweep_fleet", ended, found, read_at=A_MOMENT)
+
+    assert heartbeats.load(ledger)["kubernetes-list/home"].seen_at == A_MOMENT
+
+
 def test_last_result_of_a_run_counts() -> None:
     found = Results()
     found.answered(LIST)
