@@ -1,18 +1,20 @@
 """What administrators own: the policy, which is the shipped one with what the site has otherwise, and the quotas."""
 
 from evenkeel.runtime import api, api_types, entry, wiring
-from evenkeel.services import change_policy, read_policy, read_setup, remove_team, set_quotas, try_policy
+from evenkeel.services import change_policy, paging, read_policy, read_setup, remove_team, set_quotas, try_policy
 
 app = api.Resolver(lambda: wiring.world().telemetry)
 
 
 @app.get("/v1/clusters/<cluster>/policy")
 def show_policy(cluster: str) -> api.Reply:
-    app.query(api_types.NoQuery)
+    query = app.query(api_types.PageQuery)
     world = wiring.world()
     app.expect_fleet(cluster, world.settings.fleet)
+    page = paging.Request(query.page_size, query.next_page_token)
     policy = world.policy
-    return app.answer(read_policy.show(policy, world.policies.base, world.policies.change))
+    shown = read_policy.show(policy, world.policies.base, world.policies.change, ledger=world.ledger, page=page)
+    return app.answer(shown)
 
 
 @app.post("/v1/clusters/<cluster>/policy")

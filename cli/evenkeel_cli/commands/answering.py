@@ -55,7 +55,7 @@ def answer_list(
             out.json({"items": found} | ({} if ends_after is None else {"nextPageToken": page_token}))
         case Output.NAME:
             for item in found:
-                out.line(item[name_key])
+                out.line(str(item[name_key]))
         case _ if not found:
             note(nothing)
         case _:

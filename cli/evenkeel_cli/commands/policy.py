@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from evenkeel_cli.commands import asking
-from evenkeel_cli.commands.answering import answer
+from evenkeel_cli.commands.answering import answer, answer_list
 from evenkeel_cli.errors import Exit
 from evenkeel_cli.render import Column, Output, Page, note, page
 
@@ -92,6 +92,39 @@ def show(output: asking.OutputOption = Output.TABLE) -> None:
     client = asking.current_client()
     found = client.get(f"/clusters/{client.fleet}/policy")
     answer(found, output, lambda out: _show(out, found))
+
+
+@app.command("history")
+def history(limit: asking.LimitOption = 1000, output: asking.OutputOption = Output.TABLE) -> None:
+    """List every change of the policy, the newest first: who, when, why and what."""
+    client = asking.current_client()
+    changes: list[Json] = []
+    token: str | None = None
+    while len(changes) < limit:
+        size = min(200, limit - len(changes))
+        page_of = client.get(f"/clusters/{client.fleet}/policy", pageSize=size, nextPageToken=token)["history"]
+        changes += page_of["items"]
+        token = page_of["nextPageToken"]
+        if not token:
+            break
+    nothing = "The policy is as shipped: no change was made."
+    answer_list(changes, output, name_key="number", nothing=nothing, table=_history, page_token=token, ends_after=limit)
+
+
+def _history(out: Page, changes: list[Json], is_wide: bool) -> None:
+    columns = [Column("CHANGE", is_right=True), Column("AT"), Column("BY"), Column("BECAUSE", gives_way=True)]
+    columns.append(Column("HAS", gives_way=True))
+    rows = [
+        [
+            str(change["number"]),
+            out.when(change["at"]),
+            change["by"],
+            change["reason"],
+            json.dumps(change["changes"], ensure_ascii=False) if change["changes"] else "nothing of its own",
+        ]
+        for change in changes
+    ]
+    out.table(columns, rows, is_whole=is_wide)
 
 
 @app.command("apply")

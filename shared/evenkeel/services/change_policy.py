@@ -9,6 +9,8 @@ from evenkeel.ports import Conflict, Invalid, Key, KeyReused, Ledger, Put, Row, 
 from evenkeel.services import rows
 
 _TRIES = 5
+HISTORY = "POLICY"
+"""State under which every change is listed, by its number."""
 
 
 class Request(Value):
@@ -66,7 +68,9 @@ def run(request: Request, *, ledger: Ledger, base: Policy, now: datetime) -> Pol
             ledger.commit(
                 Put(Row(site_policy_key(Table.INCIDENTS), change.to_json(), version)),
                 Put(Row(site_policy_key(Table.JOBS), change.to_json(), version)),
-                Put(Row(_request_key(request.request_id), record, 0, None, now + rows.KEPT)),
+                Put(
+                    Row(_request_key(request.request_id), record, 0, (HISTORY, f"{change.number:09d}"), now + rows.KEPT)
+                ),
             )
         except Conflict:
             continue

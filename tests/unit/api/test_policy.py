@@ -285,6 +285,30 @@ def test_a_policy_is_tried_since_an_instant_that_can_be(site: Gateway, since: An
     assert tried(site, {}, since="0001-01-01T00:00:00Z").status == 200
 
 
+@pytest.mark.parametrize("size", [1, 2, 50])
+def test_history_lists_every_change_newest_first(site: Gateway, size: int) -> None:
+    for number in range(1, 6):
+        assert give(site, {"repair": {"maxAttempts": number}}, key=f"k{number}").status == 200
+    give(site, {"repair": {"maxAttempts": 3}}, key="k3")  # a late repeat is no change
+
+    seen, token = [], ""
+    while True:
+        found = site.get(f"{PATH}?pageSize={size}" + (f"&nextPageToken={token}" if token else "")).document["history"]
+        seen += found["items"]
+        token = found["nextPageToken"]
+        if not token:
+            break
+
+    assert [(each["number"], each["changes"]["repair"]["maxAttempts"]) for each in seen] == [
+        (number, number) for number in (5, 4, 3, 2, 1)
+    ]
+    assert {(each["by"], each["reason"]) for each in seen} == {("role/Researcher (ana)", "Ours.")}
+
+
+def test_history_is_empty_as_shipped(site: Gateway) -> None:
+    assert site.get(PATH).document["history"] == {"items": [], "nextPageToken": None}
+
+
 # ---------------------------------------------------------------- numbers
 
 

@@ -45,3 +45,18 @@ def test_a_policy_written_for_another_ends_with_conflict(site: Served) -> None:
     words = ["policy", "apply", "ours.json", "--reason", "Ours.", "--based-on", "0123456789ab"]
 
     assert site.run(*words).exit_code == 5
+
+
+def test_history_shows_every_change(served: Served) -> None:
+    for number in (1, 2, 3):
+        body = {"changes": {"repair": {"maxAttempts": number}}, "reason": f"Reason {number}."}
+        assert served.gateway.post("/v1/clusters/laptop/policy", body, key=f"k{number}").status == 200
+
+    table, names, first = (
+        served.run("policy", "history"),
+        served.run("policy", "history", "-o", "name"),
+        served.run("policy", "history", "--limit", "1", "-o", "name"),
+    )
+
+    assert [f"Reason {number}." in table.out for number in (1, 2, 3)] == [True] * 3
+    assert (names.out.split(), first.out.split()) == (["3", "2", "1"], ["3"])
