@@ -400,15 +400,16 @@ def test_an_operator_takes_our_cordon_off_under_any_hold_and_twice_is_once(*, is
     assert repair(recovery, sick).outcome == "STAND_DOWN", "a person said no"
 
 
-def test_a_persons_cordon_is_refused_to_be_taken_off_and_carries_no_mark() -> None:
+def test_cordon_from_elsewhere_is_not_taken_off() -> None:
     recovery = fleet()
     ports: dict[str, Any] = {"ledger": recovery.ledger, "cluster": recovery.cluster, "clusters": (CLUSTER,)}
+    node = recovery.world.cluster.by_name[CLUSTER, f"hyperpod-{instance_id(1)}"]
+    recovery.world.cluster.set_node(node.name, is_cordoned=True)
 
-    assert mark_node.cordon(by_operator(1), **ports, now=recovery.now).outcome == "CORDONED"
     with pytest.raises(mark_node.NotOurs):
         mark_node.uncordon(by_operator(1), **ports, now=recovery.now)
 
-    assert recovery.world.cluster.by_name[CLUSTER, f"hyperpod-{instance_id(1)}"].incident_id is None
+    assert recovery.world.cluster.by_name[CLUSTER, node.name].is_cordoned
 
 
 # ---------------------------------------------------------------- shared causes, old evidence
