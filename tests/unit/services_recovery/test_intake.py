@@ -10,6 +10,7 @@ import pytest
 
 from evenkeel.domain.health.faults import shipped
 from evenkeel.domain.health.incidents import Evidence, FactKind, IncidentState, NodeFact
+from evenkeel.domain.nodes import FleetNode, Node, NodeLife
 from evenkeel.ports import Key, Put, Row, Table
 from evenkeel.services import receive_event, rows
 from tests.fakes import FakeWorld, a_provider_node
@@ -239,3 +240,18 @@ def test_healthy_again_before_anything_was_done_ends_the_incident_quietly() -> N
 
     assert recovery.recover() == IncidentState.OBSERVED
     assert recovery.world.cluster.calls.count(("cordon", "hyperpod-" + instance_id(1), recovery.incident_id)) == 0
+
+
+def test_a_fault_on_a_machine_with_hundreds_of_jobs_is_taken_in() -> None:
+    world = FakeWorld()
+    fact = a_fact(fault_key="xid:43")
+    hear(world, a_fact(fault_key="xid:43", envelope_id="earlier", observed_at="2026-11-03T09:00:00Z"))
+    node = Node(
+        life=NodeLife(cluster=CLUSTER, instance_id=fact.instance_id, launched_at=world.clock.now()),
+        provider=a_provider_node(1),
+    )
+    seen = FleetNode.seen(node, 0, world.clock.now()).but(job_ids=tuple(f"job-{n:03d}" for n in range(250)))
+    row = rows.node_row(CLUSTER, fact.instance_id, seen.to_json(), 0, None)
+    world.ledger.commit(Put(row))
+
+    assert hear(world, fact).outcome in ("OPEN", "JOIN")

@@ -40,11 +40,15 @@ class History(Value):
     """By first signal, oldest first."""
 
 
+_MOST_JOBS = 40
+"""Jobs of one machine on which a fault is counted: each is a row of the commit that takes a fact in."""
+
+
 def places(fault: Fault, seat: SickSeat) -> tuple[str, ...]:
     """Return where a fault of this seat is remembered: its seat always, and what else it is counted on."""
     more: tuple[str, ...] = ()
     if fault.recur_key is RecurKey.JOB:
-        more = tuple(f"job/{job}" for job in seat.job_ids)
+        more = tuple(f"job/{job}" for job in seat.job_ids[:_MOST_JOBS])
     elif fault.recur_key is RecurKey.GROUP and seat.pool:
         more = (f"group/{seat.life.cluster}/{seat.pool}",)
     return (seat_place(seat.slot), *more)
