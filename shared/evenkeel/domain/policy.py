@@ -365,6 +365,10 @@ class SchedulingPolicy(Section):
     """Free nodes per pool that only a recovery may take."""
     heads_per_pass: int = Field(default=50, ge=1, le=1000)
     """Pending jobs that one pass weighs, in queue order."""
+    most_open_jobs_per_principal: int = Field(default=500, ge=1, le=100_000)
+    """Jobs of one submitter that have not ended. A submission beyond it is refused."""
+    most_open_jobs_per_team: int = Field(default=2000, ge=1, le=100_000)
+    """The same for one team; where no teams are set up, for all jobs together."""
     elastic: ElasticTerms = ElasticTerms()
     """When jobs that can run at several sizes grow, and how long they wait for a spare."""
     serving: tuple[ServingWorkload, ...] = ()

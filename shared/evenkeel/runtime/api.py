@@ -67,6 +67,9 @@ PROBLEMS: Mapping[str, Kind] = {
     "NO_SUCH_ROUTE": Kind(404, "No such route", "docs/api.md lists every route."),
     "CONFLICT": Kind(409, "Something else came first", "Read it again, then decide whether to repeat."),
     "JOB_ENDED": Kind(409, "The job has ended", "Nothing is left to change; submit it again if it should run."),
+    "TOO_MANY_OPEN_JOBS": Kind(
+        409, "Too many open jobs", "Cancel jobs that are not needed, or submit again when some have ended."
+    ),
     "TEAM_IN_USE": Kind(
         409, "The team is in use", "Cancel its jobs, wait until its quota is given back, then remove it."
     ),

@@ -7,7 +7,7 @@ from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.scheduling.jobs import Job, JobState
 from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, Ledger, NotFound, Passes, Put
-from evenkeel.services import check_authority, read_setup, rows
+from evenkeel.services import check_authority, open_jobs, read_setup, rows
 
 WRITER = "cancel_job"
 _ROUNDS = 5
@@ -70,6 +70,7 @@ def run(request: Request, ledger: Ledger, passes: Passes, *, now: datetime) -> O
             ledger.commit(
                 Put(rows.job_row(changed, row.version)),
                 Put(rows.timeline_row(job.job_id, entry, f"cancelled-{row.version}")),
+                *(open_jobs.ended(changed) if changed.state.has_ended else ()),
             )
         except Conflict:
             continue

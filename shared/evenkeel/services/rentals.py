@@ -130,9 +130,10 @@ def weigh(
         if each.action in _MAY_BE_RENTED_FOR and each.job_id not in rented.serving
     ]
     # Who has a deadline is told whether anything meets it, though nothing may be rented here.
-    asked = [
-        job for job in waiting if job.spec.deadline_at or (burst.pools and burst.delay_of(job.spec.priority_class))
-    ][:_MOST_ASKED]
+    asked = in_turn(
+        [job for job in waiting if job.spec.deadline_at or (burst.pools and burst.delay_of(job.spec.priority_class))],
+        now,
+    )
     if not asked:
         return {}
     row = ledger.get(rows.shortages_key())
@@ -163,6 +164,18 @@ def weigh(
         else:
             begun += 1
     return answers
+
+
+def in_turn(jobs: Sequence[Job], now: datetime) -> list[Job]:
+    """Return the jobs that one cycle weighs: the first of the queue, and one page of the others, by the minute.
+
+    Else jobs at the head that no pool could take would keep all jobs behind them from rented nodes.
+    """
+    size = _MOST_ASKED // 2
+    head, others = list(jobs[:size]), list(jobs[size:])
+    pages = max(1, -(-len(others) // size))
+    start = int(now.timestamp()) // 60 % pages * size
+    return head + others[start : start + size]
 
 
 def would_start(

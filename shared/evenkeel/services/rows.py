@@ -245,6 +245,11 @@ def idempotency_row(principal: str, key: str, answer: dict[str, Any], now: datet
     return Row(idempotency_key(principal, key), answer, 0, None, now + IDEMPOTENCY_KEPT)
 
 
+def open_jobs_key(name: str) -> Key:
+    """`JOBS-OPEN#name / META`: how many jobs of a principal or a queue have not ended."""
+    return Key(Table.JOBS, f"JOBS-OPEN#{name}", "META")
+
+
 def checkpoint_place(job: Job) -> str:
     """Return what names the place of a job's checkpoints: its URI, with the claim that holds it where one does."""
     place = job.spec.checkpoint_uri.rstrip("/")

@@ -104,6 +104,9 @@ _ASIDE = timedelta(hours=1)
 """How long a job is not tried again after the ledger refused to store what was decided about it."""
 
 
+_EVERY_QUEUE = ""
+"""In the place of a team's name: the list of all waiting jobs. Where no teams are set up it is the one queue; else it
+also holds jobs that were submitted before there were teams, and those of teams that were removed."""
 _NO_SIZES = resizing.ElasticMemory()
 
 
@@ -124,10 +127,39 @@ class _Turn(NamedTuple):
     row: Row
     stopped: Mapping[str, str]
     """Where this pass stopped, by team; whose end it saw begins anew."""
+    page: frozenset[str] = frozenset()
+    """Jobs that were read from the list of all waiting jobs, behind its head."""
+    began: str = ""
+    """The cursor of that page."""
+    barriers: tuple[tuple[str, str], ...] = ()
+    """Jobs that wait for machines and stand before the page, each with the cursor at which the jobs behind it begin."""
+
+    def after(self, decisions: Iterable[AdmissionDecision], after_heads: str) -> "_Turn":
+        """Return how the next cycle goes on where no teams are set up: those who wait still stand before the rest."""
+        if _EVERY_QUEUE not in self.stopped:
+            return self._replace(barriers=())
+        known = {name for name, _ in self.barriers}
+        waits = [each.job_id for each in decisions if each.action is Action.WAIT and each.job_id not in known]
+        found = sorted((name in self.page, name) for name in waits)
+        added = tuple((name, self.began if is_behind else after_heads) for is_behind, name in found)
+        return self._replace(barriers=(*self.barriers, *added))
+
+    def back_to_whom_it_passed(self, decisions: Iterable[AdmissionDecision]) -> "_Turn | None":
+        """Return the turn as it goes back to the first job that waits no more; None where all of them still wait.
+
+        The jobs behind that one stood in its shadow, so they come before those of this page.
+        """
+        waits = {each.job_id for each in decisions if each.action in (Action.WAIT, Action.BEHIND)}
+        for index, (name, cursor) in enumerate(self.barriers):
+            if name not in waits:
+                stopped = {**self.stopped, _EVERY_QUEUE: cursor}
+                return self._replace(stopped=stopped, barriers=self.barriers[:index])
+        return None
 
     def note(self, ledger: Ledger) -> None:
         """Let the next pass go on from there. Idempotent: yes; where another was quicker, from where that stopped."""
-        doc = {"cursors": dict(self.stopped)}
+        barriers = {"barriers": [list(each) for each in self.barriers]} if self.barriers else {}
+        doc = {"cursors": dict(self.stopped), **barriers}
         if (self.row.doc or {"cursors": {}}) != doc:
             with contextlib.suppress(Conflict):
                 ledger.commit(Put(Row(self.row.key, doc, self.row.version)))
@@ -157,6 +189,8 @@ class _Look(NamedTuple):
     """By job that holds a charge, in accelerator-seconds."""
     cursors: Mapping[str, str] = {}
     """Where a queue goes on: by team."""
+    after_heads: Mapping[str, str] = {}
+    """The same where only the heads were read."""
     turn: "_Turn | None" = None
     of_kueue: Mapping[tuple[str, str], str] = {}
     """(cluster, namespace) in which Kueue admits → what says so."""
@@ -336,7 +370,9 @@ def _load_pending(ledger: Ledger, policy: Policy) -> _Look:
     tree = ledger.get(rows.tree_key()) or Row(rows.tree_key(), {})
     setup = read_setup.run(ledger).setup
     queued = _queued(ledger, tree, setup, policy.scheduling.heads_per_pass)
-    return _with_jobs(_Look(tree, {}, setup, cursors=queued.cursors, turn=queued.turn), queued, ledger)
+    return _with_jobs(
+        _Look(tree, {}, setup, cursors=queued.cursors, after_heads=queued.cursors, turn=queued.turn), queued, ledger
+    )
 
 
 def _load(
@@ -349,7 +385,12 @@ def _load(
     # pod that is created. Jobs come after the charges: what an attempt gave back is seen with the job that had it.
     rented = rentals.load(ledger)
     sized = sharing.Memory.model_validate(tree.doc.get("memory") or {}).elastic
-    look = _with_jobs(_Look(tree, {}, setup, cursors=queued.cursors, turn=queued.turn), queued, ledger, sized)
+    look = _with_jobs(
+        _Look(tree, {}, setup, cursors=queued.cursors, after_heads=queued.cursors, turn=queued.turn),
+        queued,
+        ledger,
+        sized,
+    )
     jobs, charges, elastic = dict(look.jobs), look.charges, look.elastic
     is_at_rest = not jobs and not _drained(setup) and not rented.rentals and not sized.is_in_use
     is_at_rest = is_at_rest and not any(each.rents_from for each in policy.scheduling.serving)
@@ -408,7 +449,7 @@ def _queued(ledger: Ledger, tree: Row, setup: SetUp, heads: int) -> _Queued:
     # What was submitted before there were teams stands first, and where all fit on a page there is nothing to ask for.
     first = ledger.by_state(Table.JOBS, state, limit=heads)
     found = [row.key for row in first.rows]
-    cursors: dict[str, str] = {}
+    cursors: dict[str, str] = {_EVERY_QUEUE: first.cursor} if first.cursor else {}
     for team in setup.by_name if first.cursor else ():
         page = ledger.by_state(Table.JOBS, state, prefix=rows.queue_prefix(team), limit=heads)
         found += [row.key for row in page.rows]
@@ -417,7 +458,8 @@ def _queued(ledger: Ledger, tree: Row, setup: SetUp, heads: int) -> _Queued:
     behind, turn = _in_turn(ledger, setup, cursors, heads) if cursors else ([], None)
     # Who waits for its evictions stays the head of its queue, wherever it stands.
     sticky = sharing.Memory.model_validate(tree.doc.get("memory") or {}).sticky.values() if cursors else ()
-    return _Queued((*map(rows.job_key, sticky), *found, *behind), cursors, turn)
+    barriers = [name for name, _ in turn.barriers] if turn else ()
+    return _Queued((*map(rows.job_key, (*sticky, *barriers)), *found, *behind), cursors, turn)
 
 
 def _with_jobs(look: _Look, queued: _Queued, ledger: Ledger, sized: resizing.ElasticMemory = _NO_SIZES) -> _Look:
@@ -434,6 +476,9 @@ def _with_jobs(look: _Look, queued: _Queued, ledger: Ledger, sized: resizing.Ela
     charges = charges.agreed(read)
     return look._replace(
         jobs={name: each for name, each in read.items() if each[0].state is JobState.PENDING},
+        cursors=queued.cursors,
+        after_heads=queued.cursors,
+        turn=queued.turn,
         elastic=elastic,
         charges=charges.held,
         released=charges,
@@ -448,15 +493,30 @@ def _in_turn(ledger: Ledger, setup: SetUp, cursors: Mapping[str, str], heads: in
     before: dict[str, str] = row.doc.get("cursors", {})
     found: list[Key] = []
     stopped: dict[str, str] = {}
+    turn = _Turn(row, stopped)
     for team, after_heads in cursors.items():
-        if setup.by_name[team].queue.strategy is QueueingStrategy.STRICT:
+        if _is_strict(team, setup):
             continue
-        prefix, cursor = rows.queue_prefix(team), before.get(team, after_heads)
-        page = ledger.by_state(Table.JOBS, state, prefix=prefix, limit=heads * _TURN_PAGES, cursor=cursor)
-        found += [each.key for each in page.rows]
+        cursor = before.get(team, after_heads)
+        page = ledger.by_state(Table.JOBS, state, prefix=_prefix(team), limit=heads * _TURN_PAGES, cursor=cursor)
+        # Each team's queue is read by itself.
+        found += [each.key for each in page.rows if team or each.doc.get("queue", "") not in setup.by_name]
         if page.cursor:
             stopped[team] = page.cursor
-    return found, _Turn(row, stopped)
+        if team == _EVERY_QUEUE and not setup.has_teams:
+            barriers = tuple((str(name), str(at)) for name, at in row.doc.get("barriers", ()))
+            turn = turn._replace(
+                page=frozenset(str(each.doc["jobId"]) for each in page.rows), began=cursor, barriers=barriers
+            )
+    return found, turn
+
+
+def _prefix(team: str) -> str:
+    return "" if team == _EVERY_QUEUE else rows.queue_prefix(team)
+
+
+def _is_strict(team: str, setup: SetUp) -> bool:
+    return team != _EVERY_QUEUE and setup.by_name[team].queue.strategy is QueueingStrategy.STRICT
 
 
 def _read(ledger: Ledger, keys: Iterable[Key]) -> dict[str, tuple[Job, int]]:
@@ -506,6 +566,16 @@ def _decide(look: _Look, ledger: Ledger, policy: Policy, now: datetime) -> tuple
     if more is not None:
         look, pending = more, more.pending(policy, now)
         decisions = _weigh(look, pending, policy, now)
+    turn = look.turn if not look.setup.has_teams else None
+    if turn is not None:
+        back = turn.back_to_whom_it_passed(decisions)
+        if back is not None:
+            jobs = {name: each for name, each in look.jobs.items() if name not in back.page}
+            look = look._replace(jobs=jobs, turn=back)
+            pending = look.pending(policy, now)
+            decisions = _weigh(look, pending, policy, now)
+        elif _EVERY_QUEUE in look.after_heads:
+            look = look._replace(turn=turn.after(decisions, look.after_heads[_EVERY_QUEUE]))
     fitted = sizing.fit(pending, decisions, lambda asked: _weigh(look, asked, policy, now), now, look.rented.serving)
     return look, fitted
 
@@ -529,6 +599,8 @@ def _weigh(look: _Look, pending: tuple[Request, ...], policy: Policy, now: datet
     return sharing.share(snapshot, policy.scheduling, policy.economy, now)
 
 
+_MOVES = frozenset({Action.ADMIT, Action.PREEMPT})
+"""Where no teams are set up, jobs are read in order: whoever waits holds up those behind it for its machines alone."""
 _IN_NOBODYS_WAY = frozenset(
     {Action.NO_QUOTA, Action.WAIT, Action.ALIKE, Action.HELD, Action.BACK_OFF, Action.NEVER_FITS}
 )
@@ -538,22 +610,28 @@ def _more(look: _Look, decisions: Iterable[AdmissionDecision], ledger: Ledger, l
     """Read on in each queue whose heads are all parked; None where none is, or none has more."""
     kinds: dict[str, set[Action]] = {}
     for decided in decisions:
-        kinds.setdefault(look.jobs[decided.job_id][0].spec.team, set()).add(decided.action)
-    jobs, cursors = dict(look.jobs), dict(look.cursors)
+        team = look.jobs[decided.job_id][0].spec.team if look.setup.has_teams else _EVERY_QUEUE
+        kinds.setdefault(team, set()).add(decided.action)
+    jobs, cursors, turn = dict(look.jobs), dict(look.cursors), look.turn
     held = frozenset(charge.job_id for charge in look.charges)
     for team, cursor in look.cursors.items():
-        is_strict = look.setup.by_name[team].queue.strategy is QueueingStrategy.STRICT
-        if is_strict or kinds.get(team, set()) - _IN_NOBODYS_WAY:
+        if team == _EVERY_QUEUE and look.setup.has_teams:
+            continue  # each team's queue is read by itself
+        found_kinds = kinds.get(team, set())
+        goes_on = not found_kinds & _MOVES if team == _EVERY_QUEUE else not found_kinds - _IN_NOBODYS_WAY
+        if _is_strict(team, look.setup) or not goes_on:
             continue
         state = f"JOB#{JobState.PENDING}"
-        page = ledger.by_state(Table.JOBS, state, prefix=rows.queue_prefix(team), limit=limit, cursor=cursor)
+        page = ledger.by_state(Table.JOBS, state, prefix=_prefix(team), limit=limit, cursor=cursor)
         found = _read(ledger, (row.key for row in page.rows))
         # A job whose charge the look still holds was settled since: the next cycle weighs it.
         jobs |= {name: each for name, each in found.items() if each[0].state is JobState.PENDING and name not in held}
+        if turn is not None and team == _EVERY_QUEUE:
+            turn = turn._replace(page=turn.page - found.keys())  # these were read in order, without a gap
         del cursors[team]
         if page.cursor:
             cursors[team] = page.cursor
-    return None if cursors == look.cursors else look._replace(jobs=jobs, cursors=cursors)
+    return None if cursors == look.cursors else look._replace(jobs=jobs, cursors=cursors, turn=turn)
 
 
 def _resizes(
@@ -608,7 +686,7 @@ def _deciding(look: _Look, ledger: Ledger, policy: Policy, now: datetime) -> ren
     def decide(
         rooms: tuple[Room, ...], jobs: rentals.Jobs, charges: tuple[Charge, ...]
     ) -> tuple[AdmissionDecision, ...]:
-        other = look._replace(rooms=rooms, jobs=jobs, charges=charges, cursors={}, rented=rentals.Rented())
+        other = look._replace(rooms=rooms, jobs=jobs, charges=charges, cursors={}, turn=None, rented=rentals.Rented())
         return _decide(other, ledger, policy, now)[1]
 
     return decide

@@ -27,7 +27,7 @@ from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Job, JobState
 from evenkeel.domain.scheduling.spending import parts_of, used_in
 from evenkeel.domain.values import Value
 from evenkeel.ports import Add, Cluster, Conflict, Delete, Ledger, Passes, Put, Telemetry, Write
-from evenkeel.services import attempt_rows, keep_logs, record_pin, rows
+from evenkeel.services import attempt_rows, keep_logs, open_jobs, record_pin, rows
 
 WRITER = "settle_attempt"
 _ROUNDS = 5
@@ -148,6 +148,7 @@ def _commit(ledger: Ledger, found: attempt_rows.Found, decided: Settlement, poli
     ledger.commit(
         Put(rows.attempt_row(attempt, found.attempt_version)),
         Put(rows.job_row(decided.job, found.job_version)),
+        *(open_jobs.ended(decided.job) if decided.job.state.has_ended else ()),
         _released(decided, now),
         Add(rows.usage_key(attempt.team), {"accelerators": -attempt.accelerators}),
         # What its team has spent: added with the state that can be written once, so once.

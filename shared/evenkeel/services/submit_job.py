@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator
 from datetime import datetime
 
 from evenkeel.domain.health.incidents import TimelineEntry
+from evenkeel.domain.policy import SchedulingPolicy
 from evenkeel.domain.scheduling.admission import Admission
 from evenkeel.domain.scheduling.governance import check_governed, may_read, team_of
 from evenkeel.domain.scheduling.job_types import JobTypes, check_type, filled
@@ -14,10 +15,12 @@ from evenkeel.domain.scheduling.jobs import DEFAULT_TEAM, Attempt, Job, JobSpec,
 from evenkeel.domain.scheduling.submission import SpecFault, check_deadline, check_spec
 from evenkeel.domain.scheduling.teams import SetUp
 from evenkeel.domain.values import Value
-from evenkeel.ports import Conflict, Ids, Invalid, KeyReused, Ledger, Passes, Put, Row, Table, every
-from evenkeel.services import check_authority, read_setup, rows
+from evenkeel.ports import Conflict, Ids, Invalid, KeyReused, Ledger, Passes, Put, Row, Table, Throttled, every
+from evenkeel.services import check_authority, open_jobs, read_setup, rows
 
 WRITER = "submit_job"
+_TRIES = 50
+"""Each that fails means that another submission, or the end of a job, came through."""
 NO_TYPES = JobTypes()
 _MOST_INSIDE = 20
 """Claims in a place that are looked at: all but one of them would have to be of jobs that never ran."""
@@ -51,6 +54,7 @@ def run(
     classes: Collection[str] = (),
     now: datetime,
     admission: Admission = Admission.EVENKEEL,
+    limits: SchedulingPolicy = open_jobs.SHIPPED_LIMITS,
 ) -> Outcome:
     """Queue a job and ask for a pass.
 
@@ -63,6 +67,8 @@ def run(
         Invalid: the job asks for what cannot be, another job's checkpoints among it; names each field.
         NotYourTeam: the caller may not submit for its team.
         KeyReused: the key came before with another job.
+        TooManyOpenJobs: the caller or the team has as many open jobs as the policy allows.
+        Throttled: others submitted all the time.
     """
     asker = request.asker
     fingerprint = _fingerprint(request.spec)
@@ -85,28 +91,30 @@ def run(
     )
     if admission is Admission.EVENKEEL:
         refuse_beside_kueue(job, ledger)
+    job = job.but(counted_in=open_jobs.names_of(job))
     text = f"Submitted by {job.submitted_by}."
     answer = {"jobId": job.job_id, "fingerprint": fingerprint}
     guard = rows.idempotency_row(asker.principal, request.idempotency_key, answer, now)
-    try:
-        ledger.commit(
-            Put(rows.job_row(job, 0)),
-            Put(Row(guard.key, guard.doc, earlier.version if earlier else 0, None, guard.expires_at)),
-            Put(
-                rows.timeline_row(
-                    job.job_id, TimelineEntry(at=now, kind="submitted", text=text, writer=WRITER), "submitted"
-                )
-            ),
-            *claim_of(job, asker, setup, ledger),
-        )
-    except (Conflict, Invalid):
-        first = ledger.get(guard.key)
-        if first is not None and not _is_over(first, now):
-            return _again(first, fingerprint, ledger, passes)
-        claim_of(job, asker, setup, ledger)
-        raise
-    passes.request(f"{job.job_id} submitted")
-    return Outcome(job=job, is_repeat=False)
+    entry = TimelineEntry(at=now, kind="submitted", text=text, writer=WRITER)
+    for _ in range(_TRIES):
+        try:
+            ledger.commit(
+                Put(rows.job_row(job, 0)),
+                Put(Row(guard.key, guard.doc, earlier.version if earlier else 0, None, guard.expires_at)),
+                Put(rows.timeline_row(job.job_id, entry, "submitted")),
+                *claim_of(job, asker, setup, ledger),
+                *open_jobs.counted(job, ledger, limits),
+            )
+        except (Conflict, Invalid, open_jobs.TooManyOpenJobs) as error:
+            first = ledger.get(guard.key)
+            if first is not None and not _is_over(first, now):
+                return _again(first, fingerprint, ledger, passes)
+            if isinstance(error, Conflict):
+                continue  # another submission or end was counted, or another job claimed the checkpoints
+            raise
+        passes.request(f"{job.job_id} submitted")
+        return Outcome(job=job, is_repeat=False)
+    raise Throttled("others submitted jobs all the time")
 
 
 def job_of(

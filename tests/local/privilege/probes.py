@@ -128,6 +128,7 @@ def a_job(stage: Stage, state: JobState, *, nodes: int = 1, **changes: Any) -> J
         "submitted_by": "user/probe",
         "cluster": stage.cluster_name,
         "namespace": NAMESPACE,
+        "counted_in": ("principal#user/probe",),
     }
     return Job.model_validate({**facts, **changes})
 
@@ -1198,6 +1199,13 @@ def submits(_stage: Stage) -> Json:
 def plans_a_job(_stage: Stage) -> Json:
     body = {"name": "probe", "image": "registry/trainer:1", "command": ["python", "train.py"]}
     return a_request("POST", "/v1/jobs/plan", body)
+
+
+@probe("api_submit", comes_through=answered)
+def cancels_a_job(stage: Stage) -> Json:
+    job = a_job(stage, JobState.PENDING)
+    stage.put(rows.job_row(job, 0))
+    return a_request("POST", f"/v1/jobs/{job.job_id}/cancel", {})
 
 
 @probe("api_submit", comes_through=answered)

@@ -1,13 +1,14 @@
 """Queues longer than a pass reads: nobody stands hidden behind others for good."""
 
 import contextlib
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from evenkeel.domain.policy import Policy, SchedulingPolicy
 from evenkeel.domain.scheduling.jobs import Job, JobState
-from evenkeel.ports import Put
+from evenkeel.ports import Put, Table
 from evenkeel.services import rows
 from tests.fakes.crashes import Crash
 from tests.unit.scheduling.test_sharing import a_team
@@ -79,7 +80,8 @@ def test_a_strict_queue_is_not_read_past_its_head() -> None:
         story.run_pass()
 
     assert story.job(small.job_id).state is JobState.PENDING
-    assert story.world.ledger.get(rows.turn_key()) is None
+    turn = story.world.ledger.get(rows.turn_key())
+    assert turn is None or "red" not in turn.doc["cursors"]
 
 
 def test_a_pass_that_dies_before_it_notes_where_it_stopped_reads_the_same_page_again() -> None:
@@ -113,3 +115,98 @@ def test_once_the_end_of_a_queue_was_read_the_turn_begins_anew() -> None:
         story.run_pass()
 
     assert story.job(late.job_id).state is JobState.STARTING
+
+
+def crowded_without_teams(parked: int, **asked: Any) -> tuple[Story, Job]:
+    """A small job behind many that cannot start, in the one queue that there is without teams."""
+    story = Story(size=2, policy=Policy(scheduling=SchedulingPolicy(heads_per_pass=5)))
+    for number in range(parked):
+        story.world.clock.advance(1)
+        story.submit(f"large-{number}", **{"nodes": 3, **asked})
+    story.world.clock.advance(1)
+    return story, story.submit("small", nodes=1)
+
+
+def cycles_until_started(story: Story, job: Job, most: int) -> int:
+    cycles = 0
+    while story.job(job.job_id).state is JobState.PENDING and cycles < most:
+        story.run_pass()
+        cycles += 1
+    assert story.job(job.job_id).state is JobState.STARTING
+    return cycles
+
+
+@pytest.mark.parametrize("parked", [5, 20, 60, 100])
+@pytest.mark.parametrize(
+    "asked",
+    [{"nodes": 64}, {"accelerators_per_node": 9}, {"instance_types": ("ml.p9.xlarge",)}],
+    ids=["too-many-nodes", "too-many-accelerators", "unknown-type"],
+)
+def test_unfit_jobs_without_teams_starve_nobody(parked: int, asked: dict[str, Any]) -> None:
+    story, small = crowded_without_teams(parked, **asked)
+
+    assert cycles_until_started(story, small, parked) <= parked / 5 + 1
+
+
+def test_paused_jobs_without_teams_starve_nobody() -> None:
+    story, small = crowded_without_teams(60, nodes=1)
+    for row in story.world.ledger.by_state(Table.JOBS, "JOB#PENDING", limit=60).rows:
+        job = rows.read(row, Job)
+        story.set_job(job.but(not_before=story.world.clock.now() + timedelta(hours=1)))
+
+    assert cycles_until_started(story, small, 20) <= 13
+
+
+def test_jobs_of_a_removed_team_starve_nobody() -> None:
+    story = Story(size=2, policy=Policy(scheduling=SchedulingPolicy(heads_per_pass=5)))
+    set_up(story, a_team("red", 16, members=MEMBERS))
+    for number in range(40):
+        job = story.submit(f"key-{number}", team="red", nodes=1)
+        story.set_job(job.but(spec=job.spec.but(team="gone"), queue="a-gone"))
+    late = story.submit("late", team="red", nodes=1)
+
+    assert cycles_until_started(story, late, 10) == 1
+    for _ in range(10):
+        story.run_pass()
+    told = [row.doc["reason"] for row in story.world.ledger.by_state(Table.JOBS, "JOB#PENDING").rows]
+    assert set(told) == {"There is no team gone any more."}
+
+
+def test_jobs_from_before_teams_are_looked_at_in_turn() -> None:
+    story = Story(size=2, policy=Policy(scheduling=SchedulingPolicy(heads_per_pass=5)))
+    jobs = [story.submit(f"key-{number}", team="nobodys", nodes=1) for number in range(30)]
+    known = story.submit("known", team="red", nodes=1)
+    set_up(story, a_team("red", 16, members=MEMBERS))
+
+    assert cycles_until_started(story, known, 7) <= 7
+    for _ in range(8):
+        story.run_pass()
+    assert {story.job(job.job_id).reason for job in jobs} == {"There is no team nobodys any more."}
+
+
+@pytest.mark.parametrize("cycles", range(1, 14))
+def test_younger_job_does_not_overtake_on_a_later_page(cycles: int) -> None:
+    story = Story(size=3, policy=Policy(scheduling=SchedulingPolicy(heads_per_pass=5)))
+    holders = [story.running(nodes=1) for _ in range(3)]
+    for number in range(30):
+        story.submit(f"unfit-{number}", nodes=64)
+    story.world.clock.advance(1)
+    first = story.submit("first", nodes=2)
+    second = story.submit("second", nodes=1)
+    story.world.clock.advance(1)
+    for number in range(15):
+        story.submit(f"more-{number}", nodes=64)
+    story.world.clock.advance(1)
+    last = story.submit("last", nodes=1)
+    for _ in range(10 + cycles):
+        story.run_pass()
+
+    order: list[str] = []
+    for holder in holders:
+        story.world.cluster.finish_pods(holder.job_id, 1)
+        story.settle(holder.job_id)
+        for _ in range(1 if holder is not holders[-1] else 20):
+            order += [name.removesuffix("-a1") for name in story.run_pass().admitted]
+
+    assert order == [first.job_id, second.job_id]
+    assert story.job(last.job_id).state is JobState.PENDING

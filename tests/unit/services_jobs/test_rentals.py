@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from evenkeel.domain.scheduling.shortages import Shortages
 from evenkeel.domain.scheduling.teams import Team
 from evenkeel.domain.waiting import DEADLINE_PASSED, ConditionKind, Wait, wait_name
 from evenkeel.ports import Delete, ExecutionState, Machine, Table
-from evenkeel.services import evaluate_waits, open_wait, rent_capacity, rows
+from evenkeel.services import evaluate_waits, open_wait, rent_capacity, rentals, rows
 from evenkeel.services.rent_capacity import RentOutcome, Step
 from tests.fakes import Crash, CrashPlan, a_node
 from tests.fakes.cluster import CLUSTER
@@ -269,6 +270,16 @@ class Renting:
         self.story.run_pass()
         self.run(second.job_id, 1)
         return first, self.story.job(second.job_id)
+
+
+def test_every_waiting_job_is_weighed_for_rent_in_turn() -> None:
+    story = Story()
+    jobs = [story.submit(f"key-{number}") for number in range(75)]
+    weighed = [rentals.in_turn(jobs, story.world.clock.now() + timedelta(minutes=minute)) for minute in range(7)]
+
+    assert all(part[:10] == jobs[:10] and len(part) <= 20 for part in weighed)
+    assert {job.job_id for part in weighed for job in part} == {job.job_id for job in jobs}
+    assert rentals.in_turn(jobs[:20], story.world.clock.now()) == jobs[:20]
 
 
 def test_a_job_that_cannot_wait_is_rented_for_and_starts_on_all_its_nodes_at_once() -> None:

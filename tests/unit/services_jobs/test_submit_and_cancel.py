@@ -131,7 +131,7 @@ def test_the_key_is_put_with_the_job() -> None:
     job = story.submit()
 
     (commit,) = story.world.ledger.commits
-    assert len(commit) == 4
+    assert len(commit) == 6
     row = story.world.ledger.get(rows.idempotency_key("role/ana", "key-1"))
     assert row
     assert row.doc["jobId"] == job.job_id

@@ -331,6 +331,8 @@ class Job(Value):
     """When it was last rented for it was kept off spot for its deadline's sake: so it stays until it is well ahead."""
     goes_home: bool = False
     """It was stopped on rented nodes to go on where room is paid for, and has not started again since."""
+    counted_in: tuple[str, ...] = ()
+    """The counters of open jobs that count it until it ends; none if it is older than the limits."""
     started_at: Instant | None = None
     ended_at: Instant | None = None
     result: dict[str, Any] = {}
