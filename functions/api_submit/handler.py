@@ -26,7 +26,7 @@ def submit() -> api.Reply:
         classes=world.policy.priority_classes,
         now=world.clock.now(),
         admission=world.settings.admission,
-        limits=world.policy.scheduling,
+        policy=world.policy,
     )
     return app.accepted(read_jobs.summary(outcome.job), f"/v1/jobs/{outcome.job.job_id}")
 

@@ -21,11 +21,11 @@ from tests.unit.api.gateway import template_routes
 from tests.waiting import until
 
 POLICIES = ("Viewer", "Submitter", "Operator", "Admin")
-NOT_PLACEABLE: dict[str, Any] = {
-    "name": "too-big",
+SMALL: dict[str, Any] = {
+    "name": "small",
     "image": "registry/trainer:1",
     "command": ["true"],
-    "nodes": 900,
+    "nodes": 1,
 }
 
 # The least policy that each changing route needs; every read but the policy's is a viewer's.
@@ -133,7 +133,7 @@ def test_a_detector_may_report_and_not_even_read(data_centre: DataCentre, people
 
     assert (reported, taken["passedOver"]) == ("VALIDATION_FAILED", 1)
     assert asked(lambda: detector.get("/status")) in {"NOT_ALLOWED", "HTTP_403"}
-    assert asked(lambda: detector.post("/jobs", NOT_PLACEABLE)) in {"NOT_ALLOWED", "HTTP_403"}
+    assert asked(lambda: detector.post("/jobs", SMALL)) in {"NOT_ALLOWED", "HTTP_403"}
 
 
 def test_an_unsigned_request_is_refused(data_centre: DataCentre) -> None:
@@ -160,8 +160,8 @@ def test_a_job_is_submitted_once_shown_and_cancelled(people: People) -> None:
     submitter = people["Submitter"]
     key = f"key-{secrets.token_hex(4)}"
 
-    jobs = [submitter.post("/jobs", NOT_PLACEABLE, key=key) for _ in range(2)]
-    reused = asked(lambda: submitter.post("/jobs", {**NOT_PLACEABLE, "nodes": 901}, key=key))
+    jobs = [submitter.post("/jobs", SMALL, key=key) for _ in range(2)]
+    reused = asked(lambda: submitter.post("/jobs", {**SMALL, "nodes": 2}, key=key))
     job_id = jobs[0]["jobId"]
     shown = people["Viewer"].get(f"/jobs/{job_id}")
     cancelled = submitter.post(f"/jobs/{job_id}/cancel", {"reason": "seen enough"})
@@ -173,13 +173,13 @@ def test_a_job_is_submitted_once_shown_and_cancelled(people: People) -> None:
     assert jobs[1]["jobId"] == job_id
     assert reused == "IDEMPOTENCY_KEY_REUSED"
     assert shown["submittedBy"] == "user/person-submitter"
-    assert cancelled["state"] == "CANCELLED"
+    assert cancelled["state"] in ("CANCELLED", "STOPPING")  # it may have been admitted by then
     assert "seen enough" in listed[0]["reason"]
 
 
 def test_a_malformed_job_names_its_field(people: People) -> None:
     with pytest.raises(Problem) as caught:
-        people["Submitter"].post("/jobs", {**NOT_PLACEABLE, "nodes": 0})
+        people["Submitter"].post("/jobs", {**SMALL, "nodes": 0})
 
     assert (caught.value.code, caught.value.text.partition(":")[0]) == ("VALIDATION_FAILED", "nodes")
 

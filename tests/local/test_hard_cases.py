@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from evenkeel_cli.errors import Problem
 from evenkeel_local.data_centre import DataCentre, FleetShape
 from evenkeel_local.deployment import STACK_NAME, deploy
 from evenkeel_local.drills import Work, await_whole_fleet
@@ -206,18 +207,16 @@ def test_a_pending_job_is_cancelled_at_once_and_never_starts(data_centre: DataCe
 # ---------------------------------------------------------------- the queue
 
 
-def test_a_job_that_can_never_fit_says_so_and_holds_up_nobody(data_centre: DataCentre) -> None:
-    too_big = Training.submit(data_centre, "too-big", Work(nodes=6))
-    until(lambda: "never" in too_big.show()["reason"], "a pass to look at it", SECONDS)
-    small = Training.submit(data_centre, "small", Work(nodes=1, steps=8, step_seconds=0.05))
+def test_job_that_can_never_fit_is_refused(data_centre: DataCentre) -> None:
+    until(lambda: len(data_centre.client().get("/nodes")["items"]) >= 5, "a sweep of the fleet", SECONDS)
 
-    ended = small.end()
-    waiting = too_big.show()
+    with pytest.raises(Problem) as caught:
+        Training.submit(data_centre, "too-big", Work(nodes=6))
+    ended = Training.submit(data_centre, "small", Work(nodes=1, steps=8, step_seconds=0.05)).end()
 
+    assert (caught.value.code, caught.value.text.partition(":")[0]) == ("VALIDATION_FAILED", "nodes")
+    assert "the largest fitting pool has 5" in caught.value.text
     assert ended["state"] == "SUCCEEDED"
-    assert waiting["state"] == "PENDING"
-    assert waiting["reason"].startswith("Can never start here: it asks for 6 nodes with 8 free accelerators each")
-    assert "the largest fitting pool has 5" in too_big.why()["sentence"]
 
 
 def test_a_job_in_the_queue_starts_when_there_is_room(data_centre: DataCentre) -> None:

@@ -751,6 +751,7 @@ class Simulation:
                 cluster=CLUSTER,
                 namespace="jobs",
                 classes=self.policy.priority_classes,
+                policy=self.policy,
                 now=self.loop.now(),
             ),
         )

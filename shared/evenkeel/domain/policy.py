@@ -14,7 +14,7 @@ from evenkeel.domain.health.faults import Catalogue, CatalogueError, FaultOverri
 from evenkeel.domain.scheduling.elastic import ElasticTerms
 from evenkeel.domain.scheduling.job_types import JobTypes
 from evenkeel.domain.scheduling.pools import Pool, Reservation
-from evenkeel.domain.values import Instant, Value
+from evenkeel.domain.values import NOT_A_NUMBER, Instant, Value, booleans_for_numbers
 
 LONGEST_SECONDS = 31_536_000
 """A year: what waits longer is no deadline, and no workflow lives to see it."""
@@ -643,6 +643,9 @@ def changed(base: Policy, changes: Mapping[str, Any]) -> Policy:
     Raises:
         PolicyError: a field is not known, or its value makes no sense.
     """
+    wrong = [f"{_where(place)}{NOT_A_NUMBER}" for place in booleans_for_numbers(Policy, changes)]
+    if wrong:
+        raise PolicyError("; ".join(wrong))
     try:
         return Policy.model_validate(_laid_over(base.to_json(), changes))
     except ValidationError as error:

@@ -1,8 +1,10 @@
 """The one base of every value: frozen, camelCase outside, snake_case inside."""
 
 import functools
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any, Self
+from types import UnionType
+from typing import Annotated, Any, Self, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, PlainSerializer
 from pydantic.alias_generators import to_camel
@@ -62,3 +64,54 @@ class Value(BaseModel):
         """Return a copy with some fields changed, validated again."""
         fields = {name: getattr(self, name) for name in type(self).model_fields}
         return type(self).model_validate({**fields, **changes})
+
+
+Place = tuple[str | int, ...]
+"""Where something stands in a document: names of fields, and indexes."""
+NOT_A_NUMBER = "must be a number, not a boolean"
+
+
+def booleans_for_numbers(kind: Any, document: Any, place: Place = ()) -> Iterator[Place]:
+    """Yield the place of each boolean in a document where its type wants a number.
+
+    Pydantic takes `true` for 1. Whoever writes `nodes: true` means something else.
+
+    Args:
+        kind: The type: a model, or what a field of one is annotated with.
+        document: As it was sent, before it is validated.
+        place: Where the document stands in a larger one.
+    """
+    if isinstance(document, bool):
+        parts = {kind, *_parts_of(kind)}
+        if parts & {int, float} and bool not in parts:
+            yield place
+    elif isinstance(document, Mapping):
+        yield from _in_mapping(kind, document, place)
+    elif isinstance(document, list | tuple):
+        inner = next((get_args(part)[0] for part in _parts_of(kind) if get_origin(part) in _LISTS), None)
+        for index, each in enumerate(document):
+            yield from booleans_for_numbers(inner, each, (*place, index))
+
+
+def _in_mapping(kind: Any, document: Mapping[Any, Any], place: Place) -> Iterator[Place]:
+    models = [part for part in _parts_of(kind) if isinstance(part, type) and issubclass(part, BaseModel)]
+    values = next((get_args(part)[1] for part in _parts_of(kind) if get_origin(part) in (dict, Mapping)), None)
+    fields = {
+        name: field.annotation
+        for known, field in (models[0].model_fields.items() if len(models) == 1 else ())
+        for name in (known, field.alias or known)
+    }
+    for name, each in document.items():
+        yield from booleans_for_numbers(fields.get(name, values), each, (*place, str(name)))
+
+
+_LISTS = (tuple, list, set, frozenset, Sequence)
+
+
+def _parts_of(kind: Any) -> tuple[Any, ...]:
+    """Return the alternatives of a type, without what only annotates them."""
+    if get_origin(kind) is Annotated:
+        return _parts_of(get_args(kind)[0])
+    if get_origin(kind) in (Union, UnionType):
+        return tuple(part for each in get_args(kind) for part in _parts_of(each))
+    return (kind,)

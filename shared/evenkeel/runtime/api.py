@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.alias_generators import to_camel
 
 from evenkeel.domain.scheduling.teams import identity_of
+from evenkeel.domain.values import NOT_A_NUMBER, booleans_for_numbers
 from evenkeel.ports import (
     Conflict,
     EvenkeelError,
@@ -416,6 +417,9 @@ def read_caller(arn: str, *, own_account: str) -> Caller:
 
 
 def _validated(model: type[B], document: Json) -> B:
+    wrong = tuple(FieldError(_field(place), NOT_A_NUMBER) for place in booleans_for_numbers(model, document))[:20]
+    if wrong:
+        raise Problem("VALIDATION_FAILED", f"{wrong[0].field}: {wrong[0].message}", wrong)
     try:
         return model.model_validate(document)
     except ValidationError as error:

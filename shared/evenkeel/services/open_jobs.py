@@ -9,8 +9,6 @@ from evenkeel.domain.scheduling.jobs import Job
 from evenkeel.ports import Add, Ledger, Put, Refused, Row
 from evenkeel.services import rows
 
-SHIPPED_LIMITS = SchedulingPolicy()
-
 
 class TooManyOpenJobs(Refused):
     """A principal or a team has as many open jobs as the policy allows."""

@@ -9,6 +9,7 @@ from evenkeel.domain.policy import Policy
 from evenkeel.domain.scheduling import reserved, sharing, sizing
 from evenkeel.domain.scheduling.admission import (
     TAINTED,
+    Action,
     Admission,
     AdmissionDecision,
     Request,
@@ -28,6 +29,7 @@ from evenkeel.domain.waiting import ConditionKind, Wait, WaitState, wait_name
 from evenkeel.ports import Ledger, Row, Table
 from evenkeel.services import (
     check_authority,
+    check_fit,
     paging,
     plan_place,
     read_budgets,
@@ -89,6 +91,8 @@ def _estimate(job: Job, ahead: Sequence[Any], ledger: Ledger, policy: Policy, no
     if len(runs) < policy.economy.least_samples:
         return None
     setup, charges = read_setup.run(ledger).setup, read_charges.held(ledger)
+    if check_fit.why_never(job, check_fit.read_fleet(job.cluster, ledger), setup, policy, now):
+        return None
     rooms = kept_rooms(_rooms(ledger, charges), (), policy.burst.pools)
     free = sum(room.free for room in rooms if room.is_open and not room.kept_for)
     if job.queue in setup.by_name:
@@ -184,6 +188,7 @@ def plan(
             "placement": None,
         }
     submit_job.refuse_beside_kueue(job, ledger)
+    submit_job.refuse_unfit(job, setup, ledger, policy, now)
     charges = read_charges.held(ledger)
     # What is rented is kept for whom it was rented for.
     rooms = reserved.with_ends(kept_rooms(_rooms(ledger, charges), (), policy.burst.pools), policy)
@@ -206,6 +211,9 @@ def plan(
 
     decisions = sizing.fit(pending, weigh(pending), weigh, now)
     decided = next(each for each in decisions if each.job_id == _PLANNED)
+    if not rooms:
+        unread = "No sweep has read the fleet yet: nothing is known of where it could start."
+        decided = decided.model_copy(update={"action": Action.WAIT, "reason": unread, "alternatives": ()})
     ahead = sorted((each for each in others if rows.queue_order(each) < rows.queue_order(job)), key=rows.queue_order)
     return {
         "team": job.spec.team,
@@ -213,7 +221,9 @@ def plan(
         "namespace": job.namespace,
         "position": sum(each.queue == job.queue for each in ahead) + 1,
         "decision": _shown(decided),
-        "placement": plan_place.run(job, decided, rooms, charges, ahead, left, ledger, policy=policy, now=now),
+        "placement": plan_place.run(job, decided, rooms, charges, ahead, left, ledger, policy=policy, now=now)
+        if rooms
+        else None,
     }
 
 

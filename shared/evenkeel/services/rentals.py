@@ -188,7 +188,14 @@ def would_start(
     now: datetime,
 ) -> AdmissionDecision | None:
     """Return what the rules of a pass would say of a job if nodes of a pool were rented for it; None if nothing."""
-    wished = tuple(
+    on_its_cluster = {**jobs, job.job_id: (job.but(cluster=pool.cluster), jobs[job.job_id][1])}
+    answers = decide((*rooms, *wished_rooms(job, pool, now)), on_its_cluster, charges)
+    return next((each for each in answers if each.job_id == job.job_id), None)
+
+
+def wished_rooms(job: Job, pool: RentedPool, now: datetime) -> tuple[Room, ...]:
+    """Return the nodes of a pool as they would be if they were rented for a job."""
+    return tuple(
         Room(
             life=NodeLife(cluster=pool.cluster, instance_id=f"to-be-rented-{number}", launched_at=now),
             node_name=f"to-be-rented-{number}",
@@ -204,9 +211,6 @@ def would_start(
         )
         for number in range(job.spec.nodes)
     )
-    on_its_cluster = {**jobs, job.job_id: (job.but(cluster=pool.cluster), jobs[job.job_id][1])}
-    answers = decide((*rooms, *wished), on_its_cluster, charges)
-    return next((each for each in answers if each.job_id == job.job_id), None)
 
 
 def why_no_help(would: AdmissionDecision | None, pool: Pool) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from datetime import datetime
 
 from evenkeel.domain.health.incidents import TimelineEntry
-from evenkeel.domain.policy import SchedulingPolicy
+from evenkeel.domain.policy import Policy
 from evenkeel.domain.scheduling.admission import Admission
 from evenkeel.domain.scheduling.governance import check_governed, may_read, team_of
 from evenkeel.domain.scheduling.job_types import JobTypes, check_type, filled
@@ -16,7 +16,7 @@ from evenkeel.domain.scheduling.submission import SpecFault, check_deadline, che
 from evenkeel.domain.scheduling.teams import SetUp
 from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, Ids, Invalid, KeyReused, Ledger, Passes, Put, Row, Table, Throttled, every
-from evenkeel.services import check_authority, open_jobs, read_setup, rows
+from evenkeel.services import check_authority, check_fit, open_jobs, read_setup, rows
 
 WRITER = "submit_job"
 _TRIES = 50
@@ -24,6 +24,7 @@ _TRIES = 50
 NO_TYPES = JobTypes()
 _MOST_INSIDE = 20
 """Claims in a place that are looked at: all but one of them would have to be of jobs that never ran."""
+SHIPPED = Policy()
 
 
 class Request(Value):
@@ -54,7 +55,7 @@ def run(
     classes: Collection[str] = (),
     now: datetime,
     admission: Admission = Admission.EVENKEEL,
-    limits: SchedulingPolicy = open_jobs.SHIPPED_LIMITS,
+    policy: Policy = SHIPPED,
 ) -> Outcome:
     """Queue a job and ask for a pass.
 
@@ -64,7 +65,8 @@ def run(
     Idempotent: yes, by the key's row, which is put in the job's own transaction.
 
     Raises:
-        Invalid: the job asks for what cannot be, another job's checkpoints among it; names each field.
+        Invalid: the job asks for what cannot be, another job's checkpoints among it, or for what the fleet as it is
+            configured could never give; names each field.
         NotYourTeam: the caller may not submit for its team.
         KeyReused: the key came before with another job.
         TooManyOpenJobs: the caller or the team has as many open jobs as the policy allows.
@@ -91,6 +93,7 @@ def run(
     )
     if admission is Admission.EVENKEEL:
         refuse_beside_kueue(job, ledger)
+        refuse_unfit(job, setup, ledger, policy, now)
     job = job.but(counted_in=open_jobs.names_of(job))
     text = f"Submitted by {job.submitted_by}."
     answer = {"jobId": job.job_id, "fingerprint": fingerprint}
@@ -103,7 +106,7 @@ def run(
                 Put(Row(guard.key, guard.doc, earlier.version if earlier else 0, None, guard.expires_at)),
                 Put(rows.timeline_row(job.job_id, entry, "submitted")),
                 *claim_of(job, asker, setup, ledger),
-                *open_jobs.counted(job, ledger, limits),
+                *open_jobs.counted(job, ledger, policy.scheduling),
             )
         except (Conflict, Invalid, open_jobs.TooManyOpenJobs) as error:
             first = ledger.get(guard.key)
@@ -182,6 +185,17 @@ def refuse_beside_kueue(job: Job, ledger: Ledger) -> None:
             "Evenkeel starts none beside it."
         )
         raise Invalid(f"The job cannot be queued. team: {fault}", (("team", fault),))
+
+
+def refuse_unfit(job: Job, setup: SetUp, ledger: Ledger, policy: Policy, now: datetime) -> None:
+    """Refuse a job that could never start on the fleet as it is configured. A fleet that nobody has read refuses none.
+
+    Raises:
+        Invalid: it could not; names the field that keeps it from starting.
+    """
+    fault = check_fit.why_never(job, check_fit.read_fleet(job.cluster, ledger), setup, policy, now)
+    if fault is not None:
+        raise Invalid(f"The job cannot be queued. {fault.field}: {fault.message}", (fault,))
 
 
 def claim_of(job: Job, asker: check_authority.Asker, setup: SetUp, ledger: Ledger) -> tuple[Put, ...]:

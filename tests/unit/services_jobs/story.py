@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
-from evenkeel.domain.policy import Mode, Policy, SchedulingPolicy
+from evenkeel.domain.policy import Mode, Policy
 from evenkeel.domain.scheduling.admission import Admission
 from evenkeel.domain.scheduling.jobs import Attempt, Job, JobSpec
 from evenkeel.ports import Put, Row, Table
@@ -12,7 +12,6 @@ from evenkeel.services import (
     cancel_job,
     launch_job,
     mark_running,
-    open_jobs,
     read_charges,
     rows,
     schedule_jobs,
@@ -50,7 +49,6 @@ class Story:
     policy: Policy = field(default_factory=Policy)
     mode: Mode = Mode.ACT
     admission: Admission = Admission.EVENKEEL
-    limits: SchedulingPolicy = open_jobs.SHIPPED_LIMITS
     plan: CrashPlan = field(default_factory=CrashPlan)
 
     def __post_init__(self) -> None:
@@ -84,7 +82,7 @@ class Story:
             classes=self.policy.priority_classes,
             now=self.world.clock.now(),
             admission=self.admission,
-            limits=self.limits,
+            policy=self.policy,
         )
 
     def cancel(self, job_id: str, reason: str = "") -> cancel_job.Outcome:

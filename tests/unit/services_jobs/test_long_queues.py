@@ -162,7 +162,7 @@ def test_jobs_of_a_removed_team_starve_nobody() -> None:
     set_up(story, a_team("red", 16, members=MEMBERS))
     for number in range(40):
         job = story.submit(f"key-{number}", team="red", nodes=1)
-        story.set_job(job.but(spec=job.spec.but(team="gone"), queue="a-gone"))
+        story.set_job(job.but(spec=job.spec.but(team="gone"), queue="a-gone", namespace="gone"))
     late = story.submit("late", team="red", nodes=1)
 
     assert cycles_until_started(story, late, 10) == 1

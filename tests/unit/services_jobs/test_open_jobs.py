@@ -7,19 +7,18 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.policy import SchedulingPolicy
+from evenkeel.domain.policy import Policy, SchedulingPolicy
 from evenkeel.domain.scheduling.jobs import JobState
 from evenkeel.ports import Key, Ledger, Row, Table
-from evenkeel.services import open_jobs, rows
+from evenkeel.services import rows
 from evenkeel.services.open_jobs import TooManyOpenJobs
-from tests.fakes.cluster import CLUSTER
 from tests.unit.services_jobs.story import Story
 from tests.unit.services_jobs.test_passes import _locked
 from tests.unit.services_jobs.test_teams import shared
 
 
 def a_story(**limits: int) -> Story:
-    return Story(limits=SchedulingPolicy.model_validate(limits))
+    return Story(policy=Policy(scheduling=SchedulingPolicy.model_validate(limits)))
 
 
 def open_of(story: Story, name: str) -> int:
@@ -41,7 +40,7 @@ def test_submission_beyond_principals_limit_is_refused() -> None:
 
 def test_submission_beyond_teams_limit_is_refused() -> None:
     story = shared()
-    story.limits = SchedulingPolicy(most_open_jobs_per_team=1)
+    story.policy = Policy(scheduling=SchedulingPolicy(most_open_jobs_per_team=1))
     story.submit("a", team="red")
 
     with pytest.raises(TooManyOpenJobs, match=r"Team red has 1 open jobs.*scheduling.mostOpenJobsPerTeam"):
@@ -82,7 +81,7 @@ def test_ended_jobs_free_their_place() -> None:
 def test_interrupted_job_stays_open() -> None:
     story = a_story()
     job = story.running()
-    story.world.cluster.stop(CLUSTER, job.namespace, job.job_id, 1, 0)
+    story.world.cluster.stop(story.attempt(job.job_id), 0)
 
     story.settle(job.job_id)
 
@@ -139,5 +138,5 @@ def test_racing_submissions_stay_within_the_limit() -> None:
 
 
 def test_shipped_limits_are_the_policys_defaults() -> None:
-    shipped = open_jobs.SHIPPED_LIMITS
+    shipped = Policy().scheduling
     assert (shipped.most_open_jobs_per_principal, shipped.most_open_jobs_per_team) == (500, 2000)

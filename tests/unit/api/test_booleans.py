@@ -1,0 +1,89 @@
+"""A boolean in the place of a number is refused, wherever somebody may write one."""
+
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from evenkeel.domain.policy import Policy, PolicyError, changed
+from evenkeel.domain.scheduling.teams import Team
+from evenkeel.domain.values import NOT_A_NUMBER, booleans_for_numbers
+from evenkeel.runtime import api_types
+from evenkeel.runtime.api import Body
+from tests.unit.api.gateway import Gateway
+from tests.unit.api.test_changes import A_JOB, HOLD
+from tests.unit.api.test_faults import report
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"nodes": True}, "nodes"),
+        ({"gpusPerNode": False}, "gpusPerNode"),
+        ({"recovery": {"maxRestarts": True}}, "recovery.maxRestarts"),
+        ({"elastic": {"minNodes": 1, "maxNodes": True}}, "elastic.maxNodes"),
+        ({"elastic": {"minNodes": 1, "maxNodes": 2, "sizes": [1, True]}}, "elastic.sizes[1]"),
+        ({"requires": {"gpuMemoryGib": True}}, "requires.gpuMemoryGib"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/jobs", "/v1/jobs/plan"])
+def test_boolean_in_a_submission_is_refused(gateway: Gateway, path: str, changes: dict[str, Any], field: str) -> None:
+    answer = gateway.post(path, {**A_JOB, **changes})
+
+    assert (answer.status, answer.document["code"]) == (400, "VALIDATION_FAILED")
+    assert answer.document["errors"] == [{"field": field, "message": NOT_A_NUMBER}]
+
+
+def test_boolean_in_other_requests_is_refused(gateway: Gateway) -> None:
+    hold = gateway.post(HOLD, {"reason": "A look.", "forSeconds": True})
+    fault = report(gateway, {"jobId": "job-1", "rank": True, "code": "79", "observedAt": "2026-11-03T10:15:00Z"})
+    page = gateway.get("/v1/jobs?pageSize=true")
+
+    assert [answer.status for answer in (hold, fault, page)] == [400, 400, 400]
+    assert hold.document["errors"] == [{"field": "forSeconds", "message": NOT_A_NUMBER}]
+    assert fault.document["errors"] == [{"field": "faults[0].rank", "message": NOT_A_NUMBER}]
+
+
+def test_boolean_in_a_team_is_found() -> None:
+    team = {"name": "red", "mostAcceleratorsPerUser": True, "budgets": [{"period": "day", "gpuHours": True}]}
+
+    assert list(booleans_for_numbers(Team, team)) == [("mostAcceleratorsPerUser",), ("budgets", 0, "gpuHours")]
+
+
+def test_boolean_in_a_policy_is_refused() -> None:
+    with pytest.raises(PolicyError, match=r"scheduling\.headsPerPass: must be a number"):
+        changed(Policy(), {"scheduling": {"headsPerPass": True, "spareNodes": {"p5": True}}})
+
+
+def numbers(model: type[BaseModel], document: Any, place: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Return the place of each number in a document that a model has written."""
+    if isinstance(document, dict):
+        return [each for name, value in document.items() for each in numbers(model, value, (*place, name))]
+    return [place] if isinstance(document, int | float) and not isinstance(document, bool) else []
+
+
+def test_every_number_of_the_policy_is_no_boolean() -> None:
+    places = numbers(Policy, Policy().to_json())
+    assert len(places) > 80
+
+    for place in places:
+        changes: Any = True
+        for name in reversed(place):
+            changes = {name: changes}
+        assert list(booleans_for_numbers(Policy, changes)) == [place]
+
+
+def test_every_number_of_every_body_is_no_boolean() -> None:
+    bodies = [each for each in vars(api_types).values() if isinstance(each, type) and issubclass(each, Body)]
+    found = 0
+    for body in bodies:
+        for name, field in body.model_fields.items():
+            kinds = {field.annotation, *getattr(field.annotation, "__args__", ())}
+            if (
+                kinds & {int, float}
+                and bool not in kinds
+                and getattr(field.annotation, "__origin__", None) is not tuple
+            ):
+                found += 1
+                assert list(booleans_for_numbers(body, {field.alias or name: True})) == [(field.alias or name,)]
+    assert found > 10
