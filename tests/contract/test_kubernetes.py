@@ -584,3 +584,21 @@ def test_a_watch_ends_soon_after_it_should_and_leaves_no_thread(script: Script, 
         quiet.put(b"")
     assert time.monotonic() - began < 5
     until(lambda: not [t for t in threading.enumerate() if t.name.startswith("watch-")], "the watchers to end")
+
+
+def test_watch_reports_which_kinds_answer(script: Script, api: KubernetesApi) -> None:
+    listed = (200, {"metadata": {"resourceVersion": "6"}, "items": []})
+    change = {"type": "MODIFIED", "object": {"metadata": {"resourceVersion": "7"}}}
+    script.on("GET", NODES, listed, (200, lines(change)), (200, lines(change)))
+    script.on("GET", "/api/v1/pods", (503, status(503, "ServiceUnavailable")))
+    script.on("GET", "/apis/batch/v1/jobs", (503, status(503, "ServiceUnavailable")))
+    states: dict[str, str] = {}
+    cluster = KubernetesCluster(OneApi(api), fleet="f")
+
+    cluster.watch("c", lambda _: None, until=lambda: len(states) == 3, on_state=states.__setitem__)
+
+    assert {kind: error.partition(":")[0] for kind, error in states.items()} == {
+        "node": "",
+        "pod": "Unreachable",
+        "job": "Unreachable",
+    }
