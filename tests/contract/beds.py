@@ -345,6 +345,7 @@ class LocalBed:
     def forges_job(self, spec: LaunchSpec, namespace: str) -> None:
         job = workloads.job(replace(spec, attempt=spec.attempt.but(namespace=namespace)), FLEET, workloads.NVIDIA)
         pod = job["spec"]["template"]["spec"]
+        pod["serviceAccountName"] = "default"
         pod["containers"][0] |= {"command": ["sh", "-c", "exit 0"], "resources": {}}
         self.admin.create(f"/apis/batch/v1/namespaces/{namespace}/jobs", job)
 
