@@ -199,6 +199,8 @@ class Sharing:
         self.world.seen[f"teams {kind}"] += there_is
 
     def _set_up(self, part: Team | FleetQuotas, expected: int) -> None:
+        if isinstance(part, Team) and not part.namespace:
+            part = part.but(namespace=part.name)  # no two teams share one
         request = set_quotas.Request(part=part, expected=expected, by="role/platform", reason="A plan.")
         world = self.world
         name = part.name if isinstance(part, Team) else "what holds for all teams"
