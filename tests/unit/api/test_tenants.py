@@ -99,6 +99,7 @@ def a_team(name: str, *members: tuple[str, str]) -> dict[str, Any]:
     team = {
         "name": name,
         "namespace": name,
+        "queue": {"groups": [{"ml.p5.48xlarge": {"nvidia.com/gpu": 16}}]},
         "members": [{"principal": role(each), "role": given} for each, given in members],
     }
     return {"team": team, "reason": "x"}
