@@ -99,7 +99,8 @@ def _check_owner(file: Path) -> None:
     """Refuse a context that somebody else may have put there: it says where signed requests go.
 
     Raises:
-        CommandFailed: the file or a folder of it is another user's, is a link, or can be written by everybody.
+        CommandFailed: the file or a folder of it is another user's, is a link, or can be written by everybody or by
+            another group than the user's own.
     """
     for place in (file.parent.parent, file.parent, file):
         found = place.lstat()
@@ -110,6 +111,8 @@ def _check_owner(file: Path) -> None:
             why = "is a symbolic link"
         elif found.st_mode & stat.S_IWOTH:
             why = "can be written by everybody"
+        elif found.st_mode & stat.S_IWGRP and found.st_gid != os.getegid():
+            why = "can be written by a group of users"
         if why:
             raise CommandFailed(
                 Exit.USAGE,

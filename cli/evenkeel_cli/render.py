@@ -206,7 +206,11 @@ class Page:
                 self.line(f"{indent}{head}  {part}")
 
     def wrapped(self, text: str, indent: int) -> list[str]:
-        """Break a text at spaces so that it fits beside an indent; a pipe gets it whole."""
+        """Break a text at spaces so that it fits beside an indent; a pipe gets it whole.
+
+        Line breaks become spaces: a reason cannot begin a line that looks like one of ours.
+        """
+        text = text.replace("\n", " ")
         width = self.width
         if width is None:
             return [text]

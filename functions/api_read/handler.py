@@ -85,7 +85,8 @@ def list_jobs() -> api.Reply:
         return app.answer(_seen(read_jobs.list_foreign(world.ledger, world.settings.kubernetes_clusters)))
     page = paging.Request(query.page_size, query.next_page_token)
     asked = read_jobs.Filter(states=query.state, team=query.team, priority_class=query.priority_class)
-    return app.answer(_seen(read_jobs.list_jobs(wiring.world().ledger, asked, page, _reader())))
+    world = wiring.world()
+    return app.answer(_seen(read_jobs.list_jobs(world.ledger, asked, page, _reader(), world.policy.priority_classes)))
 
 
 @app.get("/v1/jobs/<job_id>")

@@ -1,6 +1,6 @@
 """Jobs as people and programs see them: list, one job with its attempts, its timeline, its logs."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -38,7 +38,9 @@ class Filter(NamedTuple):
         return fits_team and self.priority_class in (None, spec.get("priorityClass") or "")
 
 
-def list_jobs(ledger: Ledger, asked: Filter, page: paging.Request, reader: Reader) -> Json:
+def list_jobs(
+    ledger: Ledger, asked: Filter, page: paging.Request, reader: Reader, classes: Collection[str] = ()
+) -> Json:
     """Return one page of jobs, newest first; those that wait alone, in the order of their queue.
 
     Where teams are set up, those that wait come before all others, by team, the last of each queue first: they are kept
@@ -55,22 +57,28 @@ def list_jobs(ledger: Ledger, asked: Filter, page: paging.Request, reader: Reade
     else:
         answer = paging.newest_first(ledger, Table.JOBS, partitions, page, keep)
     if not answer.rows and not page.token:
-        _check_names(asked, reader)
+        _check_names(asked, reader, classes)
     items = [summary(reader.view(rows.read(row, Job))) for row in answer.rows]
     return {"items": items, "nextPageToken": answer.next_token or None}
 
 
-def _check_names(asked: Filter, reader: Reader) -> None:
+def _check_names(asked: Filter, reader: Reader, classes: Collection[str]) -> None:
     """Tell a misspelt filter from a list that is empty.
 
+    Args:
+        asked: The filter.
+        reader: Knows the teams and the priority classes that are set up.
+        classes: Priority classes that the policy allows where no teams are set up.
+
     Raises:
-        Invalid: no such team or priority class is set up. Where none is, any name may be a job's.
+        Invalid: there is no such team or priority class. Where no teams are set up, a job may name any team.
     """
     wrong = []
-    classes = reader.setup.fleet.priority_classes
+    if reader.setup.has_teams:
+        classes = reader.setup.fleet.priority_classes
     if asked.team and reader.setup.has_teams and asked.team not in reader.setup.by_name:
         wrong.append(("team", unknown("team", asked.team, reader.setup.by_name)))
-    if asked.priority_class and classes and asked.priority_class not in classes:
+    if asked.priority_class and asked.priority_class not in classes:
         wrong.append(("class", unknown("priority class", asked.priority_class, classes)))
     if wrong:
         raise Invalid("No job can match.", tuple(wrong))

@@ -61,7 +61,7 @@ def run(
         NotFound: the machine is none of this fleet's.
     """
     if request.code and not reported_faults.readings(request.code, ""):
-        raise Invalid("nothing is asked for", (("code", "is not in the fault catalogue (evenkeel faults ls)"),))
+        raise Invalid("nothing is asked for", (("code", report_faults.unknown_code(request.code)),))
     now = clock.now()
     report = _report(request, now)
     if not request.dry_run:

@@ -16,6 +16,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from evenkeel.domain.decisions import Decision
+from evenkeel.domain.health.faults import shipped
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.health.reports import DETECTOR_FAMILIES, Filer, Report
 from evenkeel.domain.names import unknown
@@ -148,7 +149,7 @@ def _checked(request: Request, now: datetime) -> list[tuple[Reading, ...]]:
         found = reported_faults.readings(report.code, report.line)
         read.append(tuple(each for each in found if request.filer.may_name(each.fault_key)))
         if report.code and not found:
-            wrong.append((f"{place}.{report.code_field}", "is not in the fault catalogue (evenkeel faults ls)"))
+            wrong.append((f"{place}.{report.code_field}", unknown_code(report.code)))
         elif found and not read[-1]:
             wrong.append((f"{place}.{report.code_field if report.code else 'line'}", _reserved(found[0].fault_key)))
         if report.observed_at > now + _AHEAD:
@@ -158,6 +159,12 @@ def _checked(request: Request, now: datetime) -> list[tuple[Reading, ...]]:
     if wrong:
         raise Invalid("the report cannot be taken in", tuple(wrong))
     return read
+
+
+def unknown_code(code: str) -> str:
+    """Say that a code is none of the catalogue, and which are near."""
+    near = " or ".join(shipped().nearest(code, 3))
+    return f"is not in the fault catalogue (evenkeel faults ls).{f' Did you mean {near}?' if near else ''}"
 
 
 def _reserved(fault_key: str) -> str:

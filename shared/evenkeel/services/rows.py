@@ -251,11 +251,16 @@ def open_jobs_key(name: str) -> Key:
 
 
 def checkpoint_place(job: Job) -> str:
-    """Return what names the place of a job's checkpoints: its URI, with the claim that holds it where one does."""
+    """Return what names the place of a job's checkpoints: its S3 URI, or its path on the claim that holds it.
+
+    The first folder of a file URI is only where the claim is mounted: `file:///fsx/llama` and `file:///data/llama` are
+    one folder of a claim.
+    """
     place = job.spec.checkpoint_uri.rstrip("/")
-    if job.spec.keeps_checkpoints_in_cluster:
-        place = f"{job.cluster}/{job.namespace}/{job.spec.checkpoint_claim}#{place}"
-    return place
+    if not job.spec.keeps_checkpoints_in_cluster:
+        return place
+    _, _, path = place.removeprefix("file:///").partition("/")
+    return f"{job.cluster}/{job.namespace}/{job.spec.checkpoint_claim}#file:///{path}"
 
 
 def checkpoints_key(place: str) -> Key:

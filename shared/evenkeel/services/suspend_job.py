@@ -74,7 +74,7 @@ def resume(request: Request, ledger: Ledger, passes: Passes, *, now: datetime) -
             return None
         if job.state is not JobState.SUSPENDED:
             return job.but(is_suspended=False)
-        return job.but(state=JobState.PENDING, is_suspended=False, reason=f"Resumed by {_by(request)}.")
+        return job.but(state=JobState.PENDING, is_suspended=False, reason=f"Resumed by {request.asker.actor}.")
 
     return _change(request, "resumed", changed, ledger, passes, now)
 

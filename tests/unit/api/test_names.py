@@ -140,3 +140,20 @@ def test_unknown_team_is_suggested(site: Gateway) -> None:
 
     assert (shown.status, "Did you mean vision?" in shown.document["detail"]) == (404, True)
     assert submitted.status in (400, 403)
+
+
+@pytest.mark.parametrize("query", ["class=hihg", "class=hihg&state=RUNNING"])
+def test_misspelt_class_is_refused_without_teams(gateway: Gateway, query: str) -> None:
+    answer = gateway.get(f"/v1/jobs?{query}")
+
+    assert (answer.status, answer.document["errors"][0]["field"]) == (400, "class")
+
+
+@pytest.mark.parametrize(("code", "near"), [("xidd:79", "xid:79"), ("NvidiaErorReboot", "hp:NvidiaErrorReboot")])
+def test_near_fault_codes_are_suggested(fleet: Gateway, code: str, near: str) -> None:
+    fault = {"instanceId": NODE, "code": code, "observedAt": "2026-11-03T10:15:00Z"}
+    reported = fleet.post("/v1/faults", {"faults": [fault]})
+    replaced = fleet.post(f"/v1/nodes/{NODE}/replace", {"code": code, "reason": "x"})
+
+    assert (reported.status, replaced.status) == (400, 400)
+    assert all(near in answer.document["errors"][0]["message"] for answer in (reported, replaced))

@@ -301,6 +301,36 @@ def test_submitter_who_left_the_team_reads_no_more(site: Gateway) -> None:
     assert SECRET not in site.get("/v1/jobs/job-0000000001", caller=session("Nlp")).text
 
 
+def test_words_of_who_resumed_a_job_stay_in_the_team(site: Gateway) -> None:
+    held = a_job(2, state="SUSPENDED", is_suspended=True, owner="role/NlpLead")
+    stored(site.fakes.ledger, held.but(spec=held.spec.but(team="nlp")))
+    body = {"reason": f"{SECRET} is fixed"}
+    assert site.post("/v1/jobs/job-0000000002/resume", body, caller=session("NlpLead")).status == 202
+
+    shown = [
+        site.get(f"/v1/jobs{path}", caller=session("Stranger"))
+        for path in ("?state=PENDING", "/job-0000000002", "/job-0000000002/why", "/job-0000000002/timeline")
+    ]
+
+    assert [(answer.status, SECRET in answer.text) for answer in shown] == [(200, False)] * 4
+    assert "Resumed by role/NlpLead" in shown[1].document["reason"]
+    assert SECRET in site.get("/v1/jobs/job-0000000002/timeline", caller=session("Nlp")).text
+
+
+@pytest.mark.parametrize("route", ["/v1/jobs", "/v1/jobs/plan"])
+def test_other_callers_learn_no_rule_of_a_team(site: Gateway, route: str) -> None:
+    ruled = a_team("nlp", ("NlpLead", "lead"))
+    ruled["team"] |= {"images": [f"registry/{SECRET}/*"], "checkpoints": [f"s3://{SECRET}"]}
+    assert site.call("PUT", "/v1/teams/nlp/quota", ruled, headers={"If-Match": '"1"'}).status == 200
+    body = {"name": "a", "team": "nlp", "image": "a:1", "command": ["a"], "checkpoint": {"uri": "s3://other/a"}}
+
+    others = site.post(route, body, caller=session("VisionLead"))
+    own = site.post(route, body, caller=session("NlpLead"))
+
+    assert (others.document["code"], SECRET in others.text) == ("NOT_YOUR_TEAM", False)
+    assert (own.document["code"], SECRET in own.text) == ("VALIDATION_FAILED", True)
+
+
 def test_public_fields_exist_and_a_new_field_is_private() -> None:
     job, attempt = secret_job(), secret_attempt(secret_job())
 

@@ -61,6 +61,21 @@ def test_context_that_everybody_can_write_is_refused(tmp_path: Path, place: str)
 
 
 @pytest.mark.parametrize("place", ["", ".evenkeel", ".evenkeel/context.json"])
+@pytest.mark.parametrize(("group", "code"), [(1, "UNSAFE_CONTEXT"), (0, "")])
+def test_context_that_another_group_can_write_is_refused(
+    tmp_path: Path, place: str, group: int, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tmp_path)
+    (tmp_path / place).chmod(0o775)
+    monkeypatch.setattr(os, "getegid", lambda: (tmp_path / place).lstat().st_gid + group)
+
+    if code:
+        assert refused(tmp_path) == code
+    else:
+        assert context.find({"HOME": "/nonexistent"}, tmp_path).name == "prod"
+
+
+@pytest.mark.parametrize("place", ["", ".evenkeel", ".evenkeel/context.json"])
 def test_context_of_another_user_is_refused(tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path)
     theirs, own = tmp_path / place, Path.lstat

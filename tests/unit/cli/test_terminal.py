@@ -109,3 +109,14 @@ def test_wrong_usage_is_neutralised(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_tabs_and_lines_stay() -> None:
     assert neutral("a\tb\nc é 日本 ●") == "a\tb\nc é 日本 ●"
+
+
+@pytest.mark.parametrize("columns", [None, 80])
+def test_a_reason_cannot_begin_a_line(columns: int | None) -> None:
+    stream = io.StringIO()
+    page = Page(stream, {}, columns=columns)
+
+    page.pairs([("reason", "failed\nstate   SUCCEEDED")])
+    page.paragraph("failed\nstate   SUCCEEDED")
+
+    assert [line for line in stream.getvalue().splitlines() if line.startswith("state")] == []

@@ -33,6 +33,7 @@ SYSTEM = (
     *("default", "kube-system", "kube-public", "kube-node-lease", "amazon-guardduty", "aws-hyperpod", "eks-x"),
     *("amazon-cloudwatch", "hyperpod", "hyperpod-inference-system", "hyperpod-ns-", "kueue-system", "karpenter"),
     *("evenkeel", "evenkeel-jobs", "evenkeel-system", "cert-manager", "sagemaker-operators", "NLP", "nlp ", "a/b", "-"),
+    *("flux-system", "cattle-system", "kserve-system", "kube-system.", "Kube-System", "default.", "nlp-system"),
 )
 BAD_IMAGES = (
     *("registry/*/x", "*", "registry*", "123.dkr.ecr.us-west-2.amazonaws.com*", "123.dkr.ecr.us-west-2.amazonaws.*"),
@@ -301,3 +302,21 @@ def test_a_local_queue_has_a_name_that_kubernetes_takes() -> None:
     (fault,) = check_team(a_team(localQueue="GPU queue"))
 
     assert fault.field == "localQueue"
+
+
+def test_namespace_of_hyperpods_team_may_end_in_system() -> None:
+    assert check_team(a_team(namespace="hyperpod-ns-vision-system")) == ()
+
+
+def test_alias_of_a_bucket_is_no_teams_folder() -> None:
+    faults = check_team(a_team(checkpoints=["s3://nlp", "s3://nlp-ap-x7k2-s3alias/a", "s3://nlp-x7k2--ol-s3"]))
+
+    assert [fault.field for fault in faults] == ["checkpoints.1", "checkpoints.2"]
+
+
+def test_unknown_priority_class_of_a_team_is_refused() -> None:
+    setup = SetUp(fleet=FleetQuotas(priority_classes={"high": 10}), teams=(a_team(priority_classes=["hihg"]),))
+
+    (fault,) = check_set_up(setup)
+
+    assert (fault.field, "Did you mean high?" in fault.message) == ("priorityClasses", True)

@@ -149,6 +149,10 @@ def test_the_key_is_put_with_the_job() -> None:
         ({"checkpoint_uri": ""}, {"checkpoint_uri": ""}, False),
         (MOUNTED, MOUNTED, True),
         (MOUNTED, {**MOUNTED, "checkpoint_claim": "other"}, False),
+        (MOUNTED, {**MOUNTED, "checkpoint_uri": "file:///data/llama"}, True),
+        (MOUNTED, {**MOUNTED, "checkpoint_uri": "file:///data/llama/2"}, True),
+        ({**MOUNTED, "checkpoint_uri": "file:///fsx/a/b"}, {**MOUNTED, "checkpoint_uri": "file:///b/a"}, True),
+        (MOUNTED, {**MOUNTED, "checkpoint_uri": "file:///data/llama-2"}, False),
     ],
 )
 def test_a_path_holds_the_checkpoints_of_one_job(first: dict[str, Any], second: dict[str, Any], is_taken: bool) -> None:
@@ -235,3 +239,15 @@ def test_a_place_where_a_job_ran_stays_its_own() -> None:
 def test_no_place_has_a_name_of_the_layout(part: str) -> None:
     with pytest.raises(Invalid):
         Story().submit(checkpoint_uri=f"s3://bucket/llama/{part}/x")
+
+
+@pytest.mark.parametrize("bucket", ["team-a-ap-x7k2-s3alias", "team-a-x7k2--ol-s3", "mfzwi23gnjvgw.mrap"])
+def test_alias_of_a_bucket_is_no_checkpoint_place(bucket: str) -> None:
+    with pytest.raises(Invalid) as refused:
+        Story().submit(checkpoint_uri=f"s3://{bucket}/llama")
+
+    assert [field for field, _ in refused.value.faults] == ["checkpointUri"]
+
+
+def test_bucket_that_only_looks_like_an_alias_is_taken() -> None:
+    assert Story().submit(checkpoint_uri="s3://s3alias-data/llama-s3alias").job_id

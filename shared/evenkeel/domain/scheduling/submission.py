@@ -37,6 +37,9 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 _IMAGE = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._:/@-]{0,511}", re.ASCII)
 _S3_URI = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9!_.*'()=-]{1,256}){1,32}/?", re.ASCII)
 _FILE_URI = re.compile(r"file://(/[A-Za-z0-9!_.*'()=-]{1,255}){2,32}/?", re.ASCII)
+_BUCKET_ALIASES = ("-s3alias", "--ol-s3", ".mrap")
+"""Ends of the aliases that AWS gives to S3 access points. An alias is another name of a bucket: two jobs, or two teams,
+could have one folder under two names. No bucket may have such a name."""
 _OF_LAYOUT = re.compile(r"(attempt|step)=.*|_fence|manifest\.json", re.ASCII)
 """Names that `domain.checkpoints.layout` gives to what lies under a job's place."""
 _DNS_SUBDOMAIN = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([a-z0-9.-]*[a-z0-9])?", re.ASCII)
@@ -70,6 +73,12 @@ class SpecFault(NamedTuple):
 def check_spec(spec: JobSpec) -> tuple[SpecFault, ...]:
     """Return everything that is wrong with a job; nothing where it may be queued."""
     return tuple(_faults(spec))
+
+
+def names_an_alias(uri: str) -> bool:
+    """Return whether an S3 URI names a bucket by the alias of an access point."""
+    scheme, _, path = uri.partition("://")
+    return scheme == "s3" and path.partition("/")[0].endswith(_BUCKET_ALIASES)
 
 
 def check_deadline(spec: JobSpec, now: datetime) -> tuple[SpecFault, ...]:
@@ -211,6 +220,8 @@ def _checkpoint_faults(spec: JobSpec) -> Iterator[SpecFault]:
     if spec.checkpoint_uri and not _is_checkpoint_uri(spec.checkpoint_uri):
         text = "Give s3://bucket/prefix or file:///folder/path, with a path that is this job's alone, or nothing."
         yield SpecFault("checkpointUri", text)
+    elif names_an_alias(spec.checkpoint_uri):
+        yield SpecFault("checkpointUri", "Name the bucket itself, not the alias of an access point.")
     elif spec.keeps_checkpoints_in_cluster and not spec.checkpoint_claim:
         text = "Name the PersistentVolumeClaim that holds the folder: what a pod writes elsewhere goes with the pod."
         yield SpecFault("checkpointClaim", text)

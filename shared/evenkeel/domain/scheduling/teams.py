@@ -21,11 +21,13 @@ from typing import Annotated, NamedTuple, Self
 from pydantic import Field, WithJsonSchema, model_validator
 
 from evenkeel.domain.decisions import packed_size
+from evenkeel.domain.names import unknown
 from evenkeel.domain.scheduling.queues.documents import Document, unknown_fields
 from evenkeel.domain.scheduling.queues.objects import Cohort, Flavor, Queue
 from evenkeel.domain.scheduling.queues.own import OwnCohort, OwnFlavor, OwnQueue, OwnQuotas
 from evenkeel.domain.scheduling.queues.setup import RULES, Declared, Profile, refusals
 from evenkeel.domain.scheduling.queues.snapshot import Rules
+from evenkeel.domain.scheduling.submission import names_an_alias
 from evenkeel.domain.values import Value
 
 MOST_TEAMS = 500
@@ -59,6 +61,8 @@ _SYSTEM_NAMESPACES = (
     *("gatekeeper-", "gpu-operator", "istio-", "kubeflow", "nvidia-", "training-operator", "velero"),
 )
 """Beginnings of namespaces that no team may have; `default` is another. HyperPod makes `hyperpod-ns-X` for team X."""
+_SYSTEM_SUFFIX = "-system"
+"""How controllers commonly end the names of their namespaces: `flux-system`, `kserve-system`."""
 _HYPERPODS_TEAM = "hyperpod-ns-"
 
 
@@ -371,7 +375,8 @@ def _team_faults(team: Team) -> Iterator[Fault]:
 
 def _is_of_the_system(namespace: str) -> bool:
     is_hyperpods_team = namespace.startswith(_HYPERPODS_TEAM) and namespace != _HYPERPODS_TEAM
-    return namespace == "default" or (namespace.startswith(_SYSTEM_NAMESPACES) and not is_hyperpods_team)
+    is_system = namespace.startswith(_SYSTEM_NAMESPACES) or namespace.endswith(_SYSTEM_SUFFIX)
+    return namespace == "default" or (is_system and not is_hyperpods_team)
 
 
 def _image_faults(images: tuple[str, ...]) -> Iterator[Fault]:
@@ -392,6 +397,8 @@ def _checkpoint_faults(folders: tuple[str, ...]) -> Iterator[Fault]:
         parts = folder.partition("://")[2].split("/")
         if len(folder) > 1024 or not _CHECKPOINTS.fullmatch(folder) or {".", ".."} & set(parts):
             yield Fault(f"checkpoints.{index}", "Name a folder: s3://bucket/prefix or file:///folder/path.")
+        elif names_an_alias(folder):
+            yield Fault(f"checkpoints.{index}", "Name the bucket itself, not the alias of an access point.")
 
 
 def _size_faults(part: "Team | FleetQuotas") -> Iterator[Fault]:
@@ -464,6 +471,13 @@ def _faults_between(setup: SetUp) -> Iterator[Fault]:
     for team in setup.teams if len(setup.teams) > 1 else ():
         if not team.namespace:
             yield Fault("namespace", f"Team {team.name} has none: with two or more teams each has one of its own.")
+    classes = setup.fleet.priority_classes
+    for team in setup.teams:
+        for name in team.priority_classes:
+            if name not in classes:
+                yield Fault(
+                    "priorityClasses", f"Team {team.name} names one. {unknown('priority class', name, classes)}"
+                )
     folders = sorted((f"{each.rstrip('/')}/", team.name) for team in setup.teams for each in team.checkpoints)
     around: list[tuple[str, str]] = []
     for folder, name in folders:
