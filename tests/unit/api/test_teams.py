@@ -100,6 +100,9 @@ def test_another_change_under_an_old_etag_is_refused(site: Gateway) -> None:
         (a_team(queue={"groups": [{"a": {"gpu": "many"}}]}), "team.queue.groups[0].a.gpu"),
         ({"team": a_team()["team"]}, "reason"),
         ({"reason": "x"}, "team"),
+        (a_team(budgets=[{"usd": 1e308}]), "team.budgets[0].usd"),
+        (a_team(budgets=[{"gpuHours": 1e308}]), "team.budgets[0].gpuHours"),
+        (a_team(mostAcceleratorsPerUser=10**40), "team.mostAcceleratorsPerUser"),
     ],
 )
 def test_what_is_wrong_with_a_team_is_named_by_field(gateway: Gateway, body: dict[str, Any], field: str) -> None:

@@ -8,8 +8,9 @@ import pytest
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.policy import BurstPolicy, JobPolicy, Mode, Policy, SchedulingPolicy
 from evenkeel.domain.replay import replay
+from evenkeel.domain.scheduling.budgets import left_by_team
 from evenkeel.domain.scheduling.jobs import AttemptState, Job, JobState
-from evenkeel.domain.scheduling.teams import FleetQuotas, SetUp, Team
+from evenkeel.domain.scheduling.teams import MOST_GPU_HOURS, MOST_USD, FleetQuotas, SetUp, Team
 from evenkeel.ports import Machine, Put, Table
 from evenkeel.services import explain, read_setup, read_use, rows, set_quotas
 from evenkeel.services.disclosure import Reader
@@ -516,3 +517,17 @@ class _Locked:
     def new(self, kind: str) -> str:
         with self._lock:
             return str(self._inner.new(kind))
+
+
+def test_largest_budgets_leave_admission_at_work() -> None:
+    story = shared(red=16)
+    budgets = [{"usd": MOST_USD, "gpuHours": MOST_GPU_HOURS, "period": period} for period in ("day", "week", "month")]
+    team = a_team("red", 16, members=MEMBERS)
+    set_up(story, Team.model_validate({**team.model_dump(by_alias=True), "budgets": budgets}))
+    job = story.submit(team="red")
+
+    story.run_pass()
+
+    assert story.job(job.job_id).state is JobState.STARTING
+    left = left_by_team(setup_of(story), {}, (), (), story.policy.economy, story.world.clock.now())
+    assert left["red"] > 0

@@ -577,7 +577,8 @@ def _short_of(weighed: Decision) -> str:
                     )
                     return f" It asks for {wanted} {each.resource} of {attempt.flavor}: {free} free, {most} at most."
             if attempt.why:
-                return f" {attempt.flavor}: {attempt.why}"
+                whole = f"{attempt.why[:1].upper()}{attempt.why[1:]}."
+                return f" {attempt.flavor}: {attempt.why}" if attempt.flavor else f" {whole}"
     return ""
 
 

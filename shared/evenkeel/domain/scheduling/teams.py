@@ -37,6 +37,12 @@ MOST_COHORTS = 500
 MOST_CLASSES = 100
 MOST_CHECKPOINTS = 50
 MOST_FLAVORS = 500
+MOST_GPU_HOURS = 1_000_000_000
+"""Of a budget. More than any fleet has; beyond such bounds a sum in micro-dollars is no number any more."""
+MOST_USD = 1_000_000_000_000
+MOST_ACCELERATORS = 10_000_000
+MOST_SECONDS = 366 * 86_400
+"""For which a switch protects a job."""
 LARGEST_PART = 65_536
 """Bytes of one team, or of the fleet's part, as JSON in UTF-8."""
 LARGEST_QUOTAS = 1_000_000
@@ -146,8 +152,8 @@ class Budget(_Part):
     """What a team may spend in a period: no job of it starts once that is spent."""
 
     period: Period = Period.MONTH
-    gpu_hours: float | None = Field(None, ge=0, allow_inf_nan=False)
-    usd: float | None = Field(None, ge=0, allow_inf_nan=False)
+    gpu_hours: float | None = Field(None, ge=0, le=MOST_GPU_HOURS, allow_inf_nan=False)
+    usd: float | None = Field(None, ge=0, le=MOST_USD, allow_inf_nan=False)
 
 
 def _of_plan(what: str) -> WithJsonSchema:
@@ -181,7 +187,7 @@ class Team(_Part):
     """Folders under which its jobs may keep checkpoints; none at all = anywhere but in another team's."""
     priority_classes: tuple[str, ...] = ()
     """Priority classes of the fleet that its jobs may have; none at all = all of them."""
-    most_accelerators_per_user: int | None = Field(None, ge=0)
+    most_accelerators_per_user: int | None = Field(None, ge=0, le=MOST_ACCELERATORS)
     budgets: tuple[Budget, ...] = ()
 
     def to_queue(self) -> Queue:
@@ -208,8 +214,10 @@ def is_under(uri: str, folder: str) -> bool:
 class Switches(_Part):
     """What goes beyond Kueue's rules, and can be turned off."""
 
-    flap_guard_seconds: float = Field(RULES[Profile.EVENKEEL].flap_guard_seconds, ge=0, allow_inf_nan=False)
-    min_run_seconds: float = Field(RULES[Profile.EVENKEEL].min_run_seconds, ge=0, allow_inf_nan=False)
+    flap_guard_seconds: float = Field(
+        RULES[Profile.EVENKEEL].flap_guard_seconds, ge=0, le=MOST_SECONDS, allow_inf_nan=False
+    )
+    min_run_seconds: float = Field(RULES[Profile.EVENKEEL].min_run_seconds, ge=0, le=MOST_SECONDS, allow_inf_nan=False)
     never_overcommits: bool = RULES[Profile.EVENKEEL].never_overcommits
     spares_work: bool = RULES[Profile.EVENKEEL].spares_work
 
