@@ -91,4 +91,9 @@ def _is_news(row: Row, before: Mapping[str, SourceReport], errors: Mapping[str, 
     age = now - datetime.fromisoformat(str(row.doc["at"]))
     if age >= PACE or age < -CLOCK_SKEW:
         return True
-    return any(name not in before or bool(before[name].error) != bool(error) for name, error in errors.items())
+    return any(_is_news_of(before.get(name), error, now) for name, error in errors.items())
+
+
+def _is_news_of(report: SourceReport | None, error: str, now: datetime) -> bool:
+    """Whether a result is worth a write. A source that is read rarely is recorded each time it is read."""
+    return report is None or bool(report.error) != bool(error) or now - report.tried_at >= PACE

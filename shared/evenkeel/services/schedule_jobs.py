@@ -2,6 +2,9 @@
 
     read TREE (version v) ── set-up, queues, charges, jobs, nodes ─ decide ─ commit if TREE is still v ── start run_job
 
+A cluster that cannot be read stops admissions on itself alone. Its jobs stay pending, its nodes are offered to nobody,
+and the jobs that run there keep their quota and are not asked to stop.
+
 Whatever another pass admits raises TREE, and so does every change of the set-up: a commit on an older look fails whole.
 A release raises nothing: it marks the charge in place, and the jobs are read after the charges. So a cycle that sees
 freed quota sees the interrupted job that had it, too, and that job is weighed with all others.
@@ -19,7 +22,7 @@ from typing import NamedTuple
 
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import TimelineEntry
-from evenkeel.domain.nodes import join_nodes
+from evenkeel.domain.nodes import KubernetesNode, ProviderNode, join_nodes
 from evenkeel.domain.policy import Mode, Policy, SchedulingPolicy
 from evenkeel.domain.recovery.modes import launch_mode
 from evenkeel.domain.scheduling import reserved, resizing, serving, sharing, sizing
@@ -34,10 +37,12 @@ from evenkeel.domain.scheduling.admission import (
     beside_kueue,
     hand_over,
     in_anothers_namespace,
+    on_unreadable_cluster,
     rooms_of,
     said_of,
 )
 from evenkeel.domain.scheduling.budgets import left_by_team
+from evenkeel.domain.scheduling.foreign import ForeignPod
 from evenkeel.domain.scheduling.jobs import (
     Attempt,
     AttemptState,
@@ -46,6 +51,7 @@ from evenkeel.domain.scheduling.jobs import (
     JobState,
     PlacementNote,
     StopRequest,
+    WorkloadSeen,
 )
 from evenkeel.domain.scheduling.queues.objects import QueueingStrategy, StopPolicy
 from evenkeel.domain.scheduling.renting import is_on
@@ -205,6 +211,8 @@ class _Look(NamedTuple):
     """What the other replicas wait for."""
     all_rooms: tuple[Room, ...] = ()
     """`rooms`, with what is kept for those."""
+    unreadable: Mapping[str, EvenkeelError] = {}
+    """Clusters whose nodes, pods and Jobs could not be read, each with the error."""
     aside: frozenset[str] = frozenset()
     """Jobs whose admission the ledger refused in this cycle: nothing is decided about them."""
 
@@ -219,7 +227,7 @@ class _Look(NamedTuple):
         return tuple(
             sizing.patient(reserved.request_of(self.rented.where_rented(job), policy, now), job.lost_at, terms)
             for job in self._asking()
-            if (job.cluster, job.namespace) not in self.of_kueue
+            if (job.cluster, job.namespace) not in self.of_kueue and not self._is_unreadable(job)
         )
 
     def handed_over(self, now: datetime) -> tuple[AdmissionDecision, ...]:
@@ -232,7 +240,15 @@ class _Look(NamedTuple):
         return tuple(
             beside_kueue(Request.of(job), job.namespace, self.of_kueue[job.cluster, job.namespace], now)
             for job in self._asking()
-            if (job.cluster, job.namespace) in self.of_kueue
+            if (job.cluster, job.namespace) in self.of_kueue and not self._is_unreadable(job)
+        )
+
+    def on_unreadable_clusters(self, now: datetime) -> tuple[AdmissionDecision, ...]:
+        """Return the answers to the jobs that are to run where nothing could be read."""
+        return tuple(
+            on_unreadable_cluster(Request.of(self.rented.where_rented(job)), now)
+            for job in self._asking()
+            if self._is_unreadable(job)
         )
 
     def misplaced(self, now: datetime) -> tuple[AdmissionDecision, ...]:
@@ -241,6 +257,9 @@ class _Look(NamedTuple):
         return tuple(
             in_anothers_namespace(Request.of(job), job.namespace, owner, now) for job, owner in owners if owner
         )
+
+    def _is_unreadable(self, job: Job) -> bool:
+        return self.rented.where_rented(job).cluster in self.unreadable
 
     def _asking(self) -> Iterator[Job]:
         """Yield the waiting jobs that rules are asked about."""
@@ -287,6 +306,7 @@ def run(
             mode=mode,
             now=now,
             admission=admission,
+            results=results,
         )
     except EvenkeelError as error:
         results.failed(cycle, error)
@@ -313,6 +333,7 @@ def _run(
     mode: Mode,
     now: datetime,
     admission: Admission,
+    results: heartbeats.Results,
 ) -> Outcome:
     admitted: list[str] = []
     aside: set[str] = set()
@@ -326,8 +347,11 @@ def _run(
                 spikes: tuple[rent_for_serving.Spike, ...] = ()
             else:
                 look = _load(ledger, cluster, provider, clusters, policy, now)._replace(aside=frozenset(aside))
+                for name, error in look.unreadable.items():
+                    results.failed(Source(kind=SourceKind.KUBERNETES_LIST, target=name), error)
                 look, weighed = _decide(look, ledger, policy, now)
-                decisions = (*look.misplaced(now), *look.beside_kueue(now), *weighed)
+                barred = (*look.misplaced(now), *look.on_unreadable_clusters(now), *look.beside_kueue(now))
+                decisions = (*barred, *weighed)
                 resizes = _resizes(look, decisions, policy, now)
                 spikes = _spikes(look, resizes, ledger, policy, now)
                 placed = _places(look, decisions, spikes, ledger, policy, now)
@@ -357,6 +381,8 @@ def _run(
         waiting = len(decisions) - len([one for one in decisions if one.action is Action.ADMIT])
         if not waiting and len(decisions) >= policy.scheduling.heads_per_pass:
             continue  # the whole head of the queue is in: look at what came after it
+        if look.unreadable.keys() >= set(clusters):
+            raise look.unreadable[clusters[0]]  # the jobs say why they wait; the request for this cycle is repeated
         return Outcome(admitted=tuple(admitted), waiting=waiting)
     telemetry.warning("A pass ended before the queue's head stood still; the next one goes on", rounds=_ROUNDS)
     return Outcome(admitted=tuple(admitted), is_complete=False)
@@ -396,22 +422,28 @@ def _load(
     is_at_rest = is_at_rest and not any(each.rents_from for each in policy.scheduling.serving)
     if is_at_rest and not policy.scheduling.reservations:
         return look
-    listed = [(name, seen) for name in clusters for seen in cluster.workloads(name)]
-    workloads = [(attempt.cluster, seen) for attempt, seen in attempt_rows.owned(ledger, listed)]
-    in_use = {(name, node): count for name in clusters for node, count in cluster.accelerators_in_use(name).items()}
-    seen_nodes = [node for name in clusters for node in cluster.nodes(name)]
-    rooms = rooms_of(join_nodes(seen_nodes, provider.nodes(), clusters[0]), in_use, charges, workloads)
+    serves = frozenset(each.cluster for each in policy.scheduling.serving)
+    seen, unreadable = _read_clusters(cluster, provider, clusters, serves)
+    listed = [(name, each) for name, facts in seen.items() for each in facts.workloads]
+    workloads = [(attempt.cluster, each) for attempt, each in attempt_rows.owned(ledger, listed)]
+    in_use = {(name, node): count for name, facts in seen.items() for node, count in facts.in_use.items()}
+    seen_nodes = [node for name in clusters if name in seen for node in seen[name].nodes]
+    provider_nodes = seen[clusters[0]].provider_nodes if clusters[0] in seen else ()
+    rooms = rooms_of(join_nodes(seen_nodes, provider_nodes, clusters[0]), in_use, charges, workloads)
     rooms = reserved.with_ends(rented.rooms(rooms, jobs, policy.burst.pools), policy)
-    of_kueue = {(name, each): by for name in clusters for each, by in cluster.kueue_namespaces(name).items()}
-    look = look._replace(rooms=rooms, of_kueue=of_kueue, rented=rented, elastic=elastic)
-    look = _beside_serving(look, cluster, policy.scheduling, now)
+    of_kueue = {(name, each): by for name, facts in seen.items() for each, by in facts.of_kueue.items()}
+    elsewhere = {charge.job_id for charge in charges if charge.cluster in unreadable}
+    elastic = {name: each for name, each in elastic.items() if name not in elsewhere}
+    look = look._replace(rooms=rooms, of_kueue=of_kueue, rented=rented, elastic=elastic, unreadable=unreadable)
+    pods = {name: facts.pods for name, facts in seen.items() if name in serves}
+    look = _beside_serving(look, pods, _readable(policy, look).scheduling, now)
     if not setup.has_teams:
         return look
     holders = _read(ledger, (rows.job_key(charge.job_id) for charge in charges))
     spent = read_budgets.spent(setup, ledger, rented.rentals, now)
     left = left_by_team(setup, spent, charges, rented.rentals, policy.economy, now) if policy.burst.pools else {}
     return look._replace(
-        charges=tuple(_as_ranked(charge, holders) for charge in charges),
+        charges=(*(_as_ranked(charge, holders) for charge in charges), *_kept_quota(look)),
         holders=holders,
         stopping=_stopping(look, holders),
         rented=rented._replace(budgets_left=left),
@@ -421,10 +453,68 @@ def _load(
     )
 
 
-def _beside_serving(look: _Look, cluster: Cluster, policy: SchedulingPolicy, now: datetime) -> _Look:
+class _ClusterFacts(NamedTuple):
+    """What was read of one cluster."""
+
+    workloads: tuple[WorkloadSeen, ...]
+    in_use: Mapping[str, int]
+    nodes: tuple[KubernetesNode, ...]
+    of_kueue: Mapping[str, str]
+    provider_nodes: Sequence[ProviderNode]
+    pods: Sequence[ForeignPod]
+
+
+def _read_clusters(
+    cluster: Cluster, provider: Provider, names: Sequence[str], serves: frozenset[str]
+) -> tuple[dict[str, _ClusterFacts], dict[str, EvenkeelError]]:
+    """Read each cluster by itself, and HyperPod's nodes with the first one. If one read fails, all of it is left out.
+
+    Args:
+        cluster: Kubernetes.
+        provider: HyperPod, whose nodes join the first cluster.
+        names: Every cluster of the fleet.
+        serves: Those with serving workloads, whose pods are read, too.
+    """
+    seen: dict[str, _ClusterFacts] = {}
+    unreadable: dict[str, EvenkeelError] = {}
+    for name in names:
+        try:
+            seen[name] = _ClusterFacts(
+                cluster.workloads(name),
+                cluster.accelerators_in_use(name),
+                cluster.nodes(name),
+                cluster.kueue_namespaces(name),
+                provider.nodes() if name == names[0] else (),
+                cluster.pods(name) if name in serves else (),
+            )
+        except EvenkeelError as error:
+            unreadable[name] = error
+    return seen, unreadable
+
+
+def _readable(policy: Policy, look: _Look) -> Policy:
+    """Return the policy with the serving workloads of clusters that could be read."""
+    serves = tuple(each for each in policy.scheduling.serving if each.cluster not in look.unreadable)
+    return policy.but(scheduling=policy.scheduling.but(serving=serves)) if look.unreadable else policy
+
+
+def _kept_quota(look: _Look) -> Iterator[Charge]:
+    """Yield what interrupted jobs on unreadable clusters released: it stays theirs until those can be read.
+
+    A preempted job is no such job: what it released was taken for another.
+    """
+    for charge, _ in look.released.released:
+        job = look.jobs[charge.job_id][0] if charge.job_id in look.jobs else None
+        if job is None or charge.cluster not in look.unreadable or job.current_attempt != charge.attempt:
+            continue
+        if not job.is_preempted:
+            yield charge
+
+
+def _beside_serving(
+    look: _Look, pods: Mapping[str, Sequence[ForeignPod]], policy: SchedulingPolicy, now: datetime
+) -> _Look:
     """Keep for the replicas of serving workloads the nodes that they are about to take."""
-    names = {each.cluster for each in policy.serving}
-    pods = {name: cluster.pods(name) for name in sorted(names)}
     short = serving.short_of(policy.serving, pods)
     classes = look.setup.fleet.priority_classes
     # All of them take what comes free, those too for whom a node is on its way.
@@ -595,6 +685,7 @@ def _weigh(look: _Look, pending: tuple[Request, ...], policy: Policy, now: datet
         {name: job.reason_of_queue for name, (job, _) in look.jobs.items()},
         look.used,
         look.at_risk,
+        frozenset(look.unreadable),
     )
     return sharing.share(snapshot, policy.scheduling, policy.economy, now)
 
@@ -663,7 +754,8 @@ def _spikes(
 ) -> tuple[rent_for_serving.Spike, ...]:
     """Return what is to be rented for replicas that find no node, though others shrink for them."""
     seen = rent_for_serving.Seen(look.short, look.covered, look.demands, resizes.helped)
-    return rent_for_serving.weigh(seen, look.all_rooms, look.charges, look.rented, ledger, policy, now)
+    readable = _readable(policy, look)
+    return rent_for_serving.weigh(seen, look.all_rooms, look.charges, look.rented, ledger, readable, now)
 
 
 def _places(
@@ -1019,9 +1111,9 @@ def _send_home(
 ) -> None:
     """Ask a job on rented nodes to go on where room is paid for. Idempotent: yes, it is asked once."""
     decide = _deciding(look, ledger, policy, now)
-    found = rentals.homeward(
-        decisions, look.rooms, look.charges, look.rented, ledger, decide, ids, policy, Mode.ACT, now
-    )
+    there = tuple(each for each in look.rented.rentals if each.offer.cluster not in look.unreadable)
+    rented = look.rented._replace(rentals=there)
+    found = rentals.homeward(decisions, look.rooms, look.charges, rented, ledger, decide, ids, policy, Mode.ACT, now)
     if found is None:
         return
     memory = tree.memory

@@ -50,6 +50,7 @@ class Story:
     mode: Mode = Mode.ACT
     admission: Admission = Admission.EVENKEEL
     plan: CrashPlan = field(default_factory=CrashPlan)
+    clusters: tuple[str, ...] = (CLUSTER,)
 
     def __post_init__(self) -> None:
         self.world = FakeWorld(size=self.size, runs_at_once=self.runs_at_once, policy=self.policy)
@@ -101,7 +102,7 @@ class Story:
             self.workflows,
             self.world.ids,
             self.world.telemetry,
-            clusters=(CLUSTER,),
+            clusters=self.clusters,
             policy=self.policy,
             mode=self.mode,
             now=self.world.clock.now(),

@@ -73,6 +73,15 @@ def test_unchanged_results_within_the_pace_are_not_written() -> None:
     assert len(ledger.commits) == commits
 
 
+def test_source_that_is_read_rarely_is_recorded_each_time() -> None:
+    ledger = InMemoryLedger()
+    beat(ledger, home="", hyperpod="")
+    beat(ledger, after=45, home="")
+    beat(ledger, after=50, home="", hyperpod="")
+
+    assert heartbeats.load(ledger)["hyperpod"].seen_at == A_MOMENT + timedelta(seconds=50)
+
+
 def test_heartbeat_of_a_wrong_clock_is_overwritten() -> None:
     ledger = InMemoryLedger()
     beat(ledger, after=3600, home="")

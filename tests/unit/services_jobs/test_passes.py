@@ -27,14 +27,15 @@ def test_cycle_that_succeeds_is_reported() -> None:
     assert (cycle_report(story).error, cycle_report(story).seen_at) == ("", story.world.clock.now())
 
 
-def test_cycle_that_fails_is_reported_with_its_error() -> None:
+def test_cycle_that_reads_no_cluster_fails_and_says_so() -> None:
     story = Story()
-    story.submit()
+    job = story.submit()
     story.world.cluster.blind[CLUSTER] = {"*"}
 
     with pytest.raises(Unreachable):
         story.run_pass()
 
+    assert story.job(job.job_id).reason.startswith(f"Cluster {CLUSTER} cannot be read")
     assert cycle_report(story).error.startswith("Unreachable: ")
     assert cycle_report(story).seen_at is None
 

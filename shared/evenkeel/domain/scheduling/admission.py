@@ -493,6 +493,12 @@ def beside_kueue(request: Request, namespace: str, shown_by: str, now: datetime)
     return decide(AdmissionFacts(request=request, offers=(), barred=barred, now=now))
 
 
+def on_unreadable_cluster(request: Request, now: datetime) -> AdmissionDecision:
+    """Hold a job back whose cluster cannot be read: nobody knows which of its nodes are free."""
+    barred = f"Cluster {request.cluster} cannot be read, so its free nodes are unknown. The job waits until it answers."
+    return decide(AdmissionFacts(request=request, offers=(), barred=barred, now=now))
+
+
 def in_anothers_namespace(request: Request, namespace: str, owner: str, now: datetime) -> AdmissionDecision:
     """Hold a job back whose namespace has become another team's: it would run beside that team's secrets."""
     barred = f"Namespace {namespace} is team {owner}'s by now: cancel the job, and submit it again."

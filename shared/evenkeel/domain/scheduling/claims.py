@@ -349,6 +349,7 @@ def _holder(admitted: Admitted, was_evicted: bool) -> Json:
             counts=admitted.counts,
             evicted=was_evicted,
             work_at_risk=admitted.work_at_risk,
+            pinned=admitted.is_pinned,
         ),
     )
     return found.model_dump(mode="json", by_alias=True, exclude_defaults=True)
@@ -378,6 +379,7 @@ def holder_document(
     is_evicted: bool = False,
     sub_queue: str = "",
     work_at_risk: float | None = None,
+    is_pinned: bool = False,
 ) -> Json:
     """Write one that holds so much quota, in the short form: a pod set for each flavor."""
     sets: list[own.OwnPodSet] = []
@@ -398,7 +400,9 @@ def holder_document(
         created_at=queued_at,
         pod_sets=tuple(sets),
         sub_queue=sub_queue,
-        admitted=own.OwnAdmission(at=at, flavors=tuple(flavors), evicted=is_evicted, work_at_risk=work_at_risk),
+        admitted=own.OwnAdmission(
+            at=at, flavors=tuple(flavors), evicted=is_evicted, work_at_risk=work_at_risk, pinned=is_pinned
+        ),
     )
     return found.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 

@@ -137,6 +137,8 @@ class Snapshot(NamedTuple):
     """Team whose queue goes by use → submitter → accelerators that are left of what it used and holds no more."""
     at_risk: Mapping[str, float] = {}
     """Job that holds a charge → accelerator-seconds of work that would be lost if it had to go now."""
+    unreadable: frozenset[str] = frozenset()
+    """Clusters that cannot be read: the jobs there hold their quota, and none of them is asked to stop."""
 
 
 class _Turn(NamedTuple):
@@ -241,6 +243,7 @@ class _Pass:
                 is_evicted=charge.job_id in self.snapshot.stopping,
                 sub_queue=charge.owner if queue.by_use else "",
                 work_at_risk=self.snapshot.at_risk.get(charge.job_id),
+                is_pinned=charge.cluster in self.snapshot.unreadable,
             )
             holder = self.declared.job(document, charge.job_id).admitted
             assert holder is not None

@@ -350,6 +350,8 @@ class Admitted:
     run on that are."""
     is_ready: bool = True
     """Whether all its pods are ready. It matters where nobody else is admitted before they are."""
+    is_pinned: bool = False
+    """Whether it may not be evicted, whoever waits."""
 
     def __post_init__(self) -> None:
         if self.use:

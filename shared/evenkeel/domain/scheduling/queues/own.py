@@ -225,6 +225,7 @@ class OwnAdmission(Document):
     evicted: bool = False
     ready: bool = Field(True, description="Whether all its pods are ready: with `blockAdmission` all wait for that.")
     work_at_risk: Number | None = Field(None, description="Device-seconds since its last checkpoint, restart included.")
+    pinned: bool = Field(False, description="It may not be evicted, whoever waits.")
 
 
 class Job(Document):
@@ -283,6 +284,7 @@ class Job(Document):
         at = None if admission.at is None else seconds(admission.at)
         found = Admitted(workload, flavors, counts, at, admission.evicted)
         found.work_at_risk, found.is_ready = admission.work_at_risk, admission.ready
+        found.is_pinned = admission.pinned
         return found
 
 

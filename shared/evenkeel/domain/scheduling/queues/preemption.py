@@ -142,7 +142,7 @@ def candidates_in(team: Team, demand: Demand, policy: PreemptionPolicy, snapshot
     workload, contested = demand.workload, demand.contested
     is_guarded = snapshot.rules.min_run_seconds or snapshot.rules.flap_guard_seconds
     for admitted in team.admitted.values():
-        if admitted.workload.workload_id == demand.replaced or contested.isdisjoint(admitted.use):
+        if admitted.is_pinned or admitted.workload.workload_id == demand.replaced or contested.isdisjoint(admitted.use):
             continue
         if not outranks(workload, admitted.workload, policy):
             continue
