@@ -17,6 +17,7 @@ from botocore.credentials import Credentials as Key
 from botocore.exceptions import ClientError
 
 from evenkeel_local import gpu_cluster
+from evenkeel_local.data_centre import SERVICES_USER
 from evenkeel_local.engine import Engine
 from evenkeel_local.gpu_cluster import ClusterHandle, rbac
 from evenkeel_local.gpu_cluster.api_server import Request
@@ -67,7 +68,7 @@ def handler(event, context):
 @pytest.fixture(scope="module")
 def guarded(engine: Engine, deployer: Credentials, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterHandle]:
     """A cluster that asks the engine who is calling."""
-    own = make_user(deployer, "gpu-cluster-test", OWN_STATEMENTS)
+    own = make_user(deployer, SERVICES_USER, OWN_STATEMENTS)
     run_dir = tmp_path_factory.mktemp("guarded")
     with gpu_cluster.start(QUICK, run_dir, engine_endpoint=engine.endpoint_url, credentials=own) as handle:
         yield handle
