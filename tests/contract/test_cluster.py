@@ -515,10 +515,10 @@ def test_bare_pod_with_borrowed_labels_is_not_the_attempts(bed: Bed) -> None:
     bed.forges_pod(spec, there.name)
 
     def claims() -> list[ForeignPod]:
-        pods = [pod for pod in bed.cluster.pods(CLUSTER) if pod.claim]
+        pods = [pod for pod in bed.cluster.pods(CLUSTER) if pod.claim and pod.node_name]
         return pods if len(pods) == 2 else []
 
-    pods = bed.eventually(claims, "two pods that claim the attempt")
+    pods = bed.eventually(claims, "two placed pods that claim the attempt")
 
     assert {(pod.node_name, pod.claim.controller == spec.attempt.workload_name) for pod in pods if pod.claim} == {
         (here.name, True),

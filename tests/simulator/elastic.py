@@ -15,7 +15,6 @@ from evenkeel.domain.policy import Policy, ServingWorkload
 from evenkeel.domain.scheduling.elastic import ElasticTerms
 from evenkeel.domain.scheduling.foreign import Comeback, ForeignPod
 from evenkeel.domain.scheduling.jobs import ElasticSpec, Job, JobSpec
-from evenkeel.domain.scheduling.teams import Team
 from evenkeel.ports import Put, Write
 from evenkeel.services import cancel_job, rows, suspend_job
 from tests.fakes.cluster import CLUSTER, GPUS
@@ -167,8 +166,7 @@ class Elastic:
         quota = dice.choice((2, 3, world.size - 1))
         group = {"ml.p5.48xlarge": {"nvidia.com/gpu": {"nominal": GPUS * quota}}}
         queue = {"groups": [group], "preemption": {"within": "LowerPriority"}}
-        members = [{"principal": "arn:aws:iam::111122223333:role/bea", "role": "submitter"}]
-        sharing.add(Team.model_validate({"name": LENDERS, "members": members, "queue": queue}))
+        sharing.add(LENDERS, queue)
         nodes = dice.choice((1, quota, quota))
         self._sizes[_OWN] = ElasticSpec(min_nodes=1, max_nodes=world.size)
         sharing.ask(_OWN, team=LENDERS, nodes=nodes, priority_class="low")

@@ -700,8 +700,12 @@ class Simulation:
         finally:
             self.calls = under_way
 
-    def person(self, what: str, work: Callable[[], Any]) -> None:
-        """Do something as a person does, through the API: what fails is tried again."""
+    def person(self, what: str, work: Callable[[], Any], *, must_succeed: bool = False) -> None:
+        """Do something as a person does, through the API: what fails is tried again.
+
+        Raises:
+            PermanentError: the API refuses what must succeed. A world without it would test less than it says.
+        """
 
         def tried() -> None:
             try:
@@ -709,6 +713,8 @@ class Simulation:
                     work()
                 self.tell(what)
             except PermanentError as error:
+                if must_succeed:
+                    raise
                 self.tell(f"{what}: refused, {error}")
             except (Crash, EvenkeelError):
                 self.loop.after(5, tried)

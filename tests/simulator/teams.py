@@ -207,6 +207,7 @@ class Sharing:
         world.person(
             f"the platform sets up {name}",
             lambda: set_quotas.run(request, world.world.ledger, world.world.passes, now=world.loop.now()),
+            must_succeed=not expected,
         )
 
     # ------------------------------------------------------------ jobs
@@ -215,8 +216,7 @@ class Sharing:
         """Have a job that is worth more come while another of its team holds all that the team may have."""
         group = {_OURS: {_GPU: GPUS}}
         queue = {"groups": [group], "preemption": {"within": "LowerPriority"}}
-        members = [_member("bea", "submitter")]
-        self._set_up(Team.model_validate({"name": RIVALS, "members": members, "queue": queue}), 0)
+        self._set_up(_team_of(RIVALS, queue), 0)
         comes_at = self._whims.uniform(0, 5)
         for number, priority_class in enumerate(("low", "critical"), _RIVAL):
             asked = {"team": RIVALS, "nodes": 1, "priority_class": priority_class, "accelerators_per_node": GPUS}
@@ -228,9 +228,7 @@ class Sharing:
     def _succession(self) -> None:
         """Have a younger equal wait for all the quota of its team while the job that holds it is interrupted."""
         queue = {"groups": [{_OURS: {_GPU: GPUS}}]}
-        self._set_up(
-            Team.model_validate({"name": SUCCESSORS, "members": [_member("bea", "submitter")], "queue": queue}), 0
-        )
+        self._set_up(_team_of(SUCCESSORS, queue), 0)
         for number, comes_at in enumerate((1.0, 20.0), _SUCCESSION):
             self._asked[number] = {"team": SUCCESSORS, "nodes": 1, "priority_class": "", "accelerators_per_node": GPUS}
             submit = functools.partial(self.world.submit, number, 1, 300.0, keeps=True, finishes=False)
@@ -248,9 +246,9 @@ class Sharing:
             if row is not None:
                 self.world.cluster.stop(rows.read(row, Attempt), 5)
 
-    def add(self, team: Team) -> None:
-        """Set up a team besides, whose jobs `ask` names."""
-        self._set_up(team, 0)
+    def add(self, name: str, queue: dict[str, Any]) -> None:
+        """Set up one more team; `ask` names its jobs."""
+        self._set_up(_team_of(name, queue), 0)
 
     def ask(self, number: int, **asked: Any) -> None:
         """Say what some job asks for."""
@@ -442,6 +440,12 @@ def _without_quota(team: Team) -> Team:
 
 def _stopped(team: Team, stop: StopPolicy) -> Team:
     return team.but(queue=team.queue.model_copy(update={"stop": stop}))
+
+
+def _team_of(name: str, queue: dict[str, Any]) -> Team:
+    """Return a team that has a namespace of its own, as two or more teams must."""
+    members = [_member("bea", "submitter")]
+    return Team.model_validate({"name": name, "members": members, "namespace": name, "queue": queue})
 
 
 def _member(name: str, role: str) -> dict[str, str]:
