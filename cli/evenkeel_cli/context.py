@@ -110,9 +110,9 @@ def _check_owner(file: Path) -> None:
         elif stat.S_ISLNK(found.st_mode):
             why = "is a symbolic link"
         elif found.st_mode & stat.S_IWOTH:
-            why = "can be written by everybody"
+            why = "is writable by every user"
         elif found.st_mode & stat.S_IWGRP and found.st_gid != os.getegid():
-            why = "can be written by a group of users"
+            why = "is writable by another group"
         if why:
             raise CommandFailed(
                 Exit.USAGE,

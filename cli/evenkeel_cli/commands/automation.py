@@ -37,7 +37,7 @@ def hold(
     pool: PoolOption = None,
     node: NodeOption = None,
     allow_unknown: Annotated[
-        bool, typer.Option("--allow-unknown", help="Hold also a pool that is to come, or a node's instance id.")
+        bool, typer.Option("--allow-unknown", help="Also hold a pool or a node that does not exist yet.")
     ] = False,
     key: asking.KeyOption = None,
     output: asking.OutputOption = Output.TABLE,

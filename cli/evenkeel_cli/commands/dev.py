@@ -31,7 +31,7 @@ def down() -> None:
 
 @app.command("status")
 def status(output: asking.OutputOption = Output.TABLE) -> None:
-    """Try each part, and say which answer, and where; exit 1 where one is down."""
+    """Try each part and print its address; exit 1 if a part is down."""
     found: dict[str, Any] = _data_centre().status(_root())
     out = page()
     if only(output, (Output.TABLE, Output.JSON)) is Output.JSON:

@@ -24,7 +24,7 @@ _SIGNS = {"ok": "ok", "warning": "warn", "failed": "failed", "unknown": "next"}
 @app.command("doctor")
 def doctor(
     stack: Annotated[str, typer.Option("--stack", help="The CloudFormation stack.", metavar="NAME")] = "",
-    skip: Annotated[str, typer.Option("--skip", help="Leave these checks out, comma between.", metavar="CHECK,…")] = "",
+    skip: Annotated[str, typer.Option("--skip", help="Skip these checks (comma-separated).", metavar="CHECK,…")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
     output: asking.OutputOption = Output.TABLE,
 ) -> None:

@@ -276,9 +276,9 @@ def logs(
     attempt: Annotated[int | None, typer.Option(min=1, help="Which attempt; the latest unless given.")] = None,
     tail: Annotated[int, typer.Option(min=1, max=5000, help="How many lines from the end.")] = 200,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job ends.")] = False,
-    is_raw: Annotated[bool, typer.Option("--raw", help="As the job wrote it, escapes for terminals too.")] = False,
+    is_raw: Annotated[bool, typer.Option("--raw", help="Print the bytes unchanged, with escapes.")] = False,
 ) -> None:
-    """Print one rank's log; `?` stands for what a terminal would act on."""
+    """Print one rank's log; `?` replaces control characters."""
     out = page()
     write = out.raw if is_raw else out.text
     client = asking.current_client()
@@ -554,7 +554,7 @@ def _show_redacted(out: Page, job: Json) -> None:
             ("submitted", f"{out.when(job['submittedAt'])} by {job['submittedBy']}"),
             ("ended", out.when(job["endedAt"]) if job["endedAt"] else ""),
             ("place", _place(out, job["queue"])),
-            ("withheld", f"Team {job['team']} and operators alone see its command, logs, checkpoints and failures."),
+            ("withheld", f"Only team {job['team']} and operators see its command, logs, checkpoints and failures."),
         ],
         indent="  ",
     )

@@ -62,7 +62,7 @@ def uncordon(
     key: asking.KeyOption = None,
     output: asking.OutputOption = Output.TABLE,
 ) -> None:
-    """Take a cordon off that Evenkeel or a person set through it, whatever is held. A recovery of it stands down."""
+    """Remove a cordon that Evenkeel or one of its users set; holds do not prevent it. The node's recovery ends."""
     _mark(node, "uncordon", reason, key, output)
 
 
@@ -122,7 +122,7 @@ def _mark(typed: str, verb: str, reason: str, key: str | None, output: Output) -
     def draw(out: Page) -> None:
         out.line(out.marked("ok", f"{found['instanceId']}  {plain(found['outcome'])}"))
         is_cordoned = found["outcome"] == "CORDONED"
-        verb, ends = ("uncordon", " takes it off again") if is_cordoned else ("show", "")
+        verb, ends = ("uncordon", " removes it") if is_cordoned else ("show", "")
         out.line(f"{out.dim('next')}  evenkeel nodes {verb} {found['instanceId']}{ends}")
 
     answer(found, output, draw)

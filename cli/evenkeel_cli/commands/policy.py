@@ -120,7 +120,7 @@ def _history(out: Page, changes: list[Json], is_wide: bool) -> None:
             out.when(change["at"]),
             change["by"],
             change["reason"],
-            json.dumps(change["changes"], ensure_ascii=False) if change["changes"] else "nothing of its own",
+            json.dumps(change["changes"], ensure_ascii=False) if change["changes"] else "no changes",
         ]
         for change in changes
     ]

@@ -141,7 +141,7 @@ def _schedule(site: Site, function: str) -> str:
 def sources(site: Site, _now: datetime) -> list[Finding]:
     found = _status(site).get("sources")
     if not found:
-        raise CouldNotCheck("The API of this deployment tells no ages of sources.", "Deploy this version: make deploy")
+        raise CouldNotCheck("The deployed API does not report the ages of sources.", "Deploy this version: make deploy")
     return judgements.judge_sources(found)
 
 
@@ -149,7 +149,7 @@ def _status(site: Site) -> Json:
     try:
         return site.status()
     except CommandFailed as problem:
-        raise CouldNotCheck(f"The API does not tell: {problem.text}", problem.hint or "evenkeel status") from problem
+        raise CouldNotCheck(f"The API call failed: {problem.text}", problem.hint or "evenkeel status") from problem
 
 
 def ages(site: Site, now: datetime) -> list[Finding]:
@@ -237,7 +237,7 @@ ENABLE = "set Schedules=on in samconfig.toml, then make deploy (docs/deploy.md, 
 """How schedules are turned on."""
 
 CHECKS = (
-    Check("credentials", credentials, "as whom you act"),
+    Check("credentials", credentials, "your identity in AWS"),
     Check("stack", stack, "whether the stack is deployed, and is the one that the command talks to"),
     Check("api", api, "whether the API answers you, the mode, holds"),
     Check("api-logs", api_logs, "whether API Gateway has a role to write logs with"),
@@ -245,14 +245,14 @@ CHECKS = (
     Check("kubernetes", kubernetes, "which EKS clusters answer the functions"),
     Check("access", access, "which verbs each function's role lacks in Kubernetes"),
     Check("kueue", kueue, "whether Kueue admits where Evenkeel's jobs run"),
-    Check("queues", queues, "what waits in the queues"),
-    Check("dead-letters", dead_letters, "what was set aside"),
+    Check("queues", queues, "messages that wait in the queues"),
+    Check("dead-letters", dead_letters, "messages in the dead-letter queues"),
     Check("schedules", schedules, "whether the schedules are on"),
     Check("ages", ages, "how long ago each scheduled function finished"),
     Check("sources", sources, "when each source of facts last answered"),
-    Check("concurrency", concurrency, "how many Lambda invocations at once are left"),
+    Check("concurrency", concurrency, "free concurrent Lambda invocations"),
     Check("events", events, "whether the event rules are on, and matched events in the last day"),
-    Check("pages", pages, "whether anybody is told of alarms"),
+    Check("pages", pages, "whether alarms reach a person"),
     Check("policy", policy, "which policy is in force"),
     Check("versions", versions, "versions of the command, the functions, their layer and the API servers"),
 )
@@ -279,4 +279,4 @@ def _found(check: Check, site: Site, now: datetime) -> list[Finding]:
     except CommandFailed as error:
         return [unknown(error.text, error.hint)]
     except Exception as error:  # noqa: BLE001 - a broken check is said, and stops no other
-        return [unknown(f"The check broke: {type(error).__name__}: {error}", "docs/operate/doctor.md")]
+        return [unknown(f"The check itself failed: {type(error).__name__}: {error}", "docs/operate/doctor.md")]

@@ -139,11 +139,11 @@ def judge_kubernetes(states: Mapping[str, str], tests: Mapping[str, Json]) -> li
             fix = "Check the cluster's endpoint, and the parameters SubnetIds and SecurityGroupIds."
             found.append(failed(text, fix, cluster))
         elif not answers:
-            found.append(unknown(f"No function could try {cluster}.", _INVOKE, cluster))
+            found.append(unknown(f"No function tested {cluster}.", _INVOKE, cluster))
         else:
             versions = sorted({one["serverVersion"] for one in answers.values() if one["serverVersion"]})
-            said = f"{cluster} answers all {len(answers)} functions that could be asked"
-            found.append(ok(f"{said}, version {', '.join(versions) or 'not told'}.", cluster))
+            said = f"{cluster} answers all {len(answers)} functions that were tested"
+            found.append(ok(f"{said}, version {', '.join(versions) or 'unknown'}.", cluster))
         if state and state != "ACTIVE":
             found.append(
                 warning(f"EKS says {cluster} is {state}.", f"aws eks describe-cluster --name {cluster}", cluster)
@@ -379,7 +379,7 @@ def judge_events(rules: Mapping[str, Json]) -> list[Finding]:
     found = []
     for name, rule in rules.items():
         if rule["state"] != "ENABLED":
-            text = f"Rule {name} is {rule['state'] or 'not there'}: its events are lost."
+            text = f"Rule {name} is {rule['state'] or 'missing'}: its events are lost."
             found.append(failed(text, "Deploy the stack again, or: aws events enable-rule --name RULE", name))
         elif rule["failed"]:
             text = f"EventBridge could not deliver {rule['failed']:.0f} events of rule {name} in the last day."
@@ -441,7 +441,10 @@ def judge_versions(command: str, tests: Mapping[str, Json]) -> list[Finding]:
         return [failed(text, "Deploy the stack again: make deploy", "functions"), *found]
     if versions != [command]:
         text = f"The command is {command}, the functions and their layer are {versions[0]}."
-        return [warning(text, "Deploy the stack, or install the command, so that both are alike.", "functions"), *found]
+        return [
+            warning(text, "Deploy the stack or update the command: both need one version.", "functions"),
+            *found,
+        ]
     return [ok(f"The command, {len(tests)} functions and their layer are version {command}.", "functions"), *found]
 
 

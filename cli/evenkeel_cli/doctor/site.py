@@ -231,7 +231,12 @@ class Site:
         """
         client = self.client
         if client is None:
-            raise CommandFailed(Exit.USAGE, "No API is known here.", code="NO_CONTEXT", hint="Set EVENKEEL_URL.")
+            raise CommandFailed(
+                Exit.USAGE,
+                "No API address is set.",
+                code="NO_CONTEXT",
+                hint="Set EVENKEEL_URL.",
+            )
         found: Json = self._asked("status", lambda: client.get("/status"))
         return found
 

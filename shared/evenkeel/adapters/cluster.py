@@ -337,13 +337,13 @@ class KubernetesCluster(KubernetesCapacity):
         pool = ThreadPoolExecutor(_READERS, thread_name_prefix="tails")
         reads = {rank: pool.submit(self._tail, attempt, by_rank[rank], lines) for rank in first[:most]}
         wait(reads.values(), within_seconds)
-        late = f"It was not read within {within_seconds:g} s."
+        late = f"The log was not read within {within_seconds:g} s."
         found = {
             rank: read.result() if read.done() else workloads.tail_of(by_rank[rank], why=late)
             for rank, read in reads.items()
         }
         pool.shutdown(wait=False, cancel_futures=True)
-        left_out = f"Only {most} logs of an attempt are kept."
+        left_out = f"Evenkeel keeps at most {most} logs of an attempt."
         return found | {rank: workloads.tail_of(by_rank[rank], why=left_out) for rank in first[most:]}
 
     def _tail(self, attempt: Attempt, pod: Json, lines: int) -> LogTail:

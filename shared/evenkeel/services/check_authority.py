@@ -42,4 +42,4 @@ def to_change(asker: Asker, job: Job, setup: SetUp) -> None:
     """
     if not may_change(setup, job, asker.identity, asker.principal):
         needed = f"its submitter, or a lead of team {job.spec.team}"
-        raise NotYourTeam(f"{asker.principal} may not change {job.job_id}: that takes {needed}.")
+        raise NotYourTeam(f"{asker.principal} may not change {job.job_id}. Allowed: {needed}.")

@@ -83,7 +83,7 @@ def why_never(job: Job, fleet: Fleet, setup: SetUp, policy: Policy, now: datetim
     if answer.action is Action.ADMIT:
         return None
     field = next((name for name, spec in _relaxed(job.spec) if decided(spec).action is Action.ADMIT), "nodes")
-    return SpecFault(field, f"It could never start on the fleet as it is configured. {answer.reason}")
+    return SpecFault(field, f"The job could never start on the configured fleet. {answer.reason}")
 
 
 def _relaxed(spec: JobSpec) -> Iterable[tuple[str, JobSpec]]:

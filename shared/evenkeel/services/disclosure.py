@@ -95,7 +95,7 @@ class Reader(Value):
         """
         if not self.sees(job):
             needed = f"a member of team {job.spec.team}, a lead of every team, or an operator"
-            raise NotYourTeam(f"{self.asker.principal} may not read the logs of {job.job_id}: that takes {needed}.")
+            raise NotYourTeam(f"{self.asker.principal} may not read the logs of {job.job_id}. Allowed: {needed}.")
 
 
 def public_job(job: Job) -> Job:

@@ -72,7 +72,7 @@ def hold(ledger: Ledger, request: HoldRequest, *, clusters: Iterable[str], polic
     """
     if _first_answer(ledger.get(rows.automation_request_key(request.request_id)), request, now) is None:
         if not now < request.until <= now + LONGEST_HOLD:
-            fault = f"must lie ahead, by {LONGEST_HOLD.days} days at most"
+            fault = f"must be in the future, at most {LONGEST_HOLD.days} days from now"
             raise Invalid(f"a hold until {request.until.isoformat()}", (("until", fault),))
         if not request.allows_unknown:
             _check_scope(request, ledger, clusters, policy)
@@ -131,7 +131,7 @@ def _once(ledger: Ledger, request: HoldRequest | ReleaseRequest, entry: Timeline
         others = tuple(hold for hold in in_force if hold.scope != (request.pool, request.instance_id))
         if wanted and len(others) >= MOST_HOLDS:
             fault = f"there are {len(others)} holds in force: release some, or hold a pool or the fleet"
-            raise Invalid("one hold too many", (("instanceId" if request.instance_id else "pool", fault),))
+            raise Invalid("too many holds", (("instanceId" if request.instance_id else "pool", fault),))
         was_held = len(others) < len(in_force)
         answer = wanted.to_json() if wanted else {"wasHeld": was_held, "releasedAt": rfc3339(now)}
         record = {"fingerprint": request.fingerprint, "answer": answer}

@@ -22,10 +22,10 @@ def check_pool(pool: str, ledger: Ledger, policy: Policy) -> None:
     if pool in known:
         return
     if not found:
-        said = f"Whether there is a pool {pool} is not known: no sweep has seen the fleet yet."
+        said = f"Evenkeel cannot check pool {pool}: no sweep has listed the fleet yet."
     else:
         said = unknown("pool", pool, known)
-    raise Invalid(said, (("pool", f"{said} For a pool that is to come, set allowUnknown."),))
+    raise Invalid(said, (("pool", f"{said} To name a pool that does not exist yet, set allowUnknown."),))
 
 
 def check_machine(instance_id: str, ledger: Ledger, clusters: Iterable[str]) -> None:
@@ -40,10 +40,10 @@ def check_machine(instance_id: str, ledger: Ledger, clusters: Iterable[str]) -> 
             return
     nodes = [rows.read(row, FleetNode) for row in _nodes(ledger)]
     if not nodes:
-        said = f"Whether there is a node {instance_id} is not known: no sweep has seen the fleet yet."
+        said = f"Evenkeel cannot check node {instance_id}: no sweep has listed the fleet yet."
     else:
         said = unknown("node", instance_id, (node.life.instance_id for node in nodes))
-    raise Invalid(said, (("instanceId", f"{said} For a node that is to come, set allowUnknown."),))
+    raise Invalid(said, (("instanceId", f"{said} To name a node that does not exist yet, set allowUnknown."),))
 
 
 def no_node(instance_id: str, ledger: Ledger) -> NotFound:

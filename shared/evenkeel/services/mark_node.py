@@ -103,8 +103,8 @@ def uncordon(request: Request, *, ledger: Ledger, cluster: Cluster, clusters: It
         person_cordons.forget(ledger, node.life.key)
     if found is ReleaseResult.NOT_OURS:
         raise NotOurs(
-            f"{node.node_name} was not cordoned through Evenkeel: a person or another program did it, and knows why. "
-            f"kubectl uncordon {node.node_name} takes that off."
+            f"{node.node_name} was cordoned by a person or another program, not through Evenkeel. "
+            f"To remove that cordon: kubectl uncordon {node.node_name}."
         )
     if found is ReleaseResult.RELEASED:
         _record(request, f"{node.node_name} un-cordoned by {request.by}", "uncordoned", ledger, now)

@@ -61,4 +61,4 @@ def _change(ledger: Ledger, change: Callable[[PersonCordons], PersonCordons]) ->
         except Conflict:
             continue
         return
-    raise Conflict("The record of persons' cordons kept changing.")
+    raise Conflict("The record of cordons changed during every try. Try again.")

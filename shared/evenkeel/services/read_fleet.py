@@ -300,7 +300,11 @@ def _unhealthy_nodes(ledger: Ledger) -> dict[str, UnhealthyNode]:
 
 def _why_unhealthy(node: UnhealthyNode | None) -> Json:
     if node is None:
-        return {"incidentId": None, "since": None, "reason": "It is marked as broken, and no incident says so yet."}
+        return {
+            "incidentId": None,
+            "since": None,
+            "reason": "The node is marked as broken. It has no incident yet.",
+        }
     return {"incidentId": node.incident_id, "since": rfc3339(node.since), "reason": node.reason}
 
 
@@ -581,7 +585,7 @@ def _judge(
     if states[NodeState.NOT_READY]:
         degraded.append(f"{states[NodeState.NOT_READY]} not ready without an incident")
     if states[NodeState.UNHEALTHY]:
-        degraded.append(f"{states[NodeState.UNHEALTHY]} unhealthy, and nobody works on it")
+        degraded.append(f"{states[NodeState.UNHEALTHY]} unhealthy, without a running recovery")
     if automation["isHeld"]:
         degraded.append("automation is held")
     if is_off:

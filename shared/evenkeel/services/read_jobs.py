@@ -81,7 +81,7 @@ def _check_names(asked: Filter, reader: Reader, classes: Collection[str]) -> Non
     if asked.priority_class and asked.priority_class not in classes:
         wrong.append(("class", unknown("priority class", asked.priority_class, classes)))
     if wrong:
-        raise Invalid("No job can match.", tuple(wrong))
+        raise Invalid("No job can match the filter.", tuple(wrong))
 
 
 def list_foreign(ledger: Ledger, clusters: Iterable[str]) -> Json:
@@ -216,7 +216,7 @@ def _note(attempt: Attempt, kept: KeptLog) -> str:
 def _elsewhere(attempt: Attempt, kept: KeptLog) -> str:
     place = f"/var/log/pods/{attempt.namespace}_{kept.pod_name}_*"
     node = kept.node_name or "its node"
-    return f"The rest was on {node} in {place}, as long as that machine and pod exist; else ask your log collector."
+    return f"The rest is on {node} in {place} while the node and the pod exist; afterwards ask your log collector."
 
 
 def load_job(ledger: Ledger, job_id: str) -> Job:

@@ -93,7 +93,7 @@ def _why_in_use(team: str, setup: SetUp, ledger: Ledger) -> str:
         return jobs
     charges = read_charges.run(ledger)
     lent = next((line for each in read_teams.table(setup, charges.held, {}) for line in _lent_by(each, team)), "")
-    return f"others use {lent} of its quota" if lent else ""
+    return f"other teams use {lent} of its quota" if lent else ""
 
 
 def jobs_of(team: str, ledger: Ledger) -> str:
@@ -105,7 +105,7 @@ def jobs_of(team: str, ledger: Ledger) -> str:
     # The index may not list an interrupted job yet.
     returning = next((charge.job_id for charge, _ in charges.released if charge.team == team), "")
     waiting = returning or _waiting(team, ledger)
-    return f"{waiting} of it waits: cancel it first" if waiting else ""
+    return f"its job {waiting} waits: cancel it first" if waiting else ""
 
 
 def _waiting(team: str, ledger: Ledger) -> str:

@@ -170,8 +170,8 @@ def unknown_code(code: str) -> str:
 def _reserved(fault_key: str) -> str:
     allowed = ", ".join(f"{family}:" for family in DETECTOR_FAMILIES)
     return (
-        f"names {fault_key}, which is not a detector's to report: a provider or an operator says so itself. "
-        f"Report what was observed, under {allowed}; operators use evenkeel nodes replace"
+        f"names {fault_key}, which a detector may not report. "
+        f"Report a fault whose key begins with {allowed}; operators use evenkeel nodes replace"
     )
 
 
@@ -203,7 +203,7 @@ def _machines(
                 (report.instance_id and node.life.instance_id) or node.node_name for node in nodes if not node.is_gone
             )
             said = unknown("machine", named, near)
-            raise NotFound(f"{said} A new one is known within a minute or two.")
+            raise NotFound(f"{said} Evenkeel lists a new node within two minutes.")
         found.append(instance_id)
     return found, laid
 

@@ -923,7 +923,7 @@ def _set_aside(job_id: str, refused: Refused, ledger: Ledger, telemetry: Telemet
     job = rows.read(row, Job)
     if job.state is not JobState.PENDING:
         return
-    text = f"The ledger refused to store what was decided about it. It is tried again after {_ASIDE.seconds // 60} min."
+    text = f"The ledger refused to store this job's decision. Evenkeel tries again after {_ASIDE.seconds // 60} min."
     entry = TimelineEntry(at=now, kind="set aside", text=text, writer=WRITER)
     with contextlib.suppress(Conflict, Refused):
         ledger.commit(
@@ -1143,7 +1143,7 @@ def _leave(
         ledger.commit(tree.put(memory), *(write for part in some for write in part.writes))
         tree.raised(memory)
         telemetry.count("JobsLeavingPools", len(names))
-        telemetry.info("Jobs asked to leave, a reservation ends", jobs=names)
+        telemetry.info("Jobs asked to stop before a reservation ends", jobs=names)
 
     for some in batches.cut(parts, besides=(tree.put(tree.memory),)):
         batches.commit_each(some, commit, lambda part, refused: batches.note_refusal(telemetry, part.subject, refused))

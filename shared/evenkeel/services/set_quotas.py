@@ -67,7 +67,7 @@ def run(
     field = "team" if isinstance(request.part, Team) else "quotas"
     _refuse(check_team(request.part) if isinstance(request.part, Team) else check_fleet(request.part), field)
     if isinstance(request.part, Team) and request.part.namespace in own_namespaces:
-        _refuse((Fault("namespace", f"{request.part.namespace} is Evenkeel's own."),), field)
+        _refuse((Fault("namespace", f"{request.part.namespace} is reserved for Evenkeel."),), field)
     for _ in range(_TRIES):
         found = read_setup.run(ledger)
         version = found.version_of(name)
@@ -108,7 +108,7 @@ def _refuse_while_in_use(part: Part, setup: SetUp, ledger: Ledger) -> None:
 def _refuse(faults: tuple[Fault, ...], field: str) -> None:
     if faults:
         named = tuple((f"{field}.{fault.field}".rstrip("."), fault.message) for fault in faults)
-        raise Invalid("It cannot be set up so.", named)
+        raise Invalid("The setup is not valid.", named)
 
 
 def _key(name: str) -> Key:

@@ -117,7 +117,7 @@ def run(
             raise
         passes.request(f"{job.job_id} submitted")
         return Outcome(job=job, is_repeat=False)
-    raise Throttled("others submitted jobs all the time")
+    raise Throttled("other submissions changed the same rows during every try: submit again")
 
 
 def job_of(
@@ -222,9 +222,9 @@ def claim_of(job: Job, asker: check_authority.Asker, setup: SetUp, ledger: Ledge
             other = str(taken.doc["jobId"])
             row = ledger.get(rows.job_key(other))
             is_visible = row is not None and may_read(setup, rows.read(row, Job), asker.identity, asker.principal)
-            holds = "Holds" if taken.key == rows.checkpoints_key(place) else "Lies in, or around, the place of"
-            fault = f"{holds} the checkpoints of {other if is_visible else 'another job'}: give each a path of its own."
-            raise Invalid("the job would write over another's checkpoints", (("checkpointUri", fault),))
+            holds = "The path holds" if taken.key == rows.checkpoints_key(place) else "The path overlaps the path of"
+            fault = f"{holds} the checkpoints of {other if is_visible else 'another job'}: give each job its own path."
+            raise Invalid("the job would overwrite the checkpoints of another job", (("checkpointUri", fault),))
     return (Put(rows.checkpoints_row(job, own.version if own else 0)),)
 
 

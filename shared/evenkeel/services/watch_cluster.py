@@ -181,7 +181,7 @@ class _Watch:
         if failures:
             self.failed_rounds += 1
             self.world.telemetry.count("WatchRoundsFailed")
-            self.world.telemetry.warning("A round of the watch failed", detail="; ".join(failures))
+            self.world.telemetry.warning("A snapshot of the watch failed", detail="; ".join(failures))
         # In a storm every round is long and has a change behind it: the recoveries need the tables, too.
         ended_at = self.world.clock.now()
         self.rests_until = ended_at + min(ended_at - now, LONGEST_REST)

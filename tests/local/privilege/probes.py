@@ -950,7 +950,7 @@ def admits(stage: Stage) -> Json:
 
 def looked(seen: Seen) -> bool:
     """Whether a whole round came through, and then the watch itself was refused."""
-    failed = ("A round of the watch failed", "WaitNotJudged")
+    failed = ("A snapshot of the watch failed", "WaitNotJudged")
     return seen.refuses_verb("watch", "jobs") and not any(word in seen.told for word in failed)
 
 

@@ -50,7 +50,7 @@ def test_job_beyond_the_fleet_is_refused_by_field(
     assert (answer.status, answer.document["code"]) == (400, "VALIDATION_FAILED")
     (error,) = answer.document["errors"]
     assert error["field"] == field
-    assert "It could never start on the fleet as it is configured." in error["message"]
+    assert "The job could never start on the configured fleet." in error["message"]
     assert site.get("/v1/jobs").document["items"] == []
 
 

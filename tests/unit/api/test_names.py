@@ -63,7 +63,7 @@ def test_before_a_sweep_nobody_can_tell(gateway: Gateway) -> None:
     answer = hold(gateway, pool=POOL)
 
     assert answer.status == 400
-    assert "no sweep has seen the fleet yet" in answer.document["detail"]
+    assert "no sweep has listed the fleet yet" in answer.document["detail"]
     assert hold(gateway, "k2", pool=POOL, allowUnknown=True).status == 200
     assert hold(gateway, "k3").status == 200
 

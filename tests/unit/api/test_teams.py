@@ -450,5 +450,5 @@ def test_a_team_whose_quota_others_use_is_not_removed(site: Gateway) -> None:
     answer = site.call("DELETE", GONE, headers=AS_READ)
 
     assert answer.document["detail"] == (
-        "Team nlp cannot be removed: others use 16 nvidia.com/gpu of ml.p5.48xlarge of its quota."
+        "Team nlp cannot be removed: other teams use 16 nvidia.com/gpu of ml.p5.48xlarge of its quota."
     )

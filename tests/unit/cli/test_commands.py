@@ -563,7 +563,7 @@ def test_a_node_is_cordoned_and_our_cordon_taken_off(served: Served) -> None:
     freed = served.run("nodes", "uncordon", a_fleet_node(2).life.instance_id)
 
     assert cordoned.out.startswith(f"● {a_fleet_node(1).life.instance_id}  cordoned\n")
-    assert f"evenkeel nodes uncordon {a_fleet_node(1).life.instance_id} takes it off again" in cordoned.out
+    assert f"evenkeel nodes uncordon {a_fleet_node(1).life.instance_id} removes it" in cordoned.out
     assert freed.out.startswith(f"● {a_fleet_node(2).life.instance_id}  released\n")
 
 
@@ -960,7 +960,7 @@ def test_another_teams_job_is_shown_in_part(served: Served) -> None:
     )
 
     assert (shown.exit_code, why.exit_code, logs.exit_code) == (0, 0, 6)
-    assert "Team nlp and operators alone see its command" in " ".join(shown.out.split())
+    assert "Only team nlp and operators see its command" in " ".join(shown.out.split())
     assert "The exit message." not in shown.out + why.out
 
 

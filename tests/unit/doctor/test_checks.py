@@ -388,7 +388,7 @@ FAULTS = [
     ),
     Fault("kubernetes", everywhere(error=NO_REACH), "failed", "does not answer 17 of 17", "SubnetIds"),
     Fault("kubernetes", answers("launch_job", error=NO_REACH), "failed", "does not answer 1 of 17", "SubnetIds"),
-    Fault("kubernetes", plant("lambda:invoke", DENIED), "unknown", "No function could try", "invoke the functions"),
+    Fault("kubernetes", plant("lambda:invoke", DENIED), "unknown", "No function tested", "invoke the functions"),
     Fault(
         "kubernetes",
         plant("cloudformation:describe_stacks", stack_with(KubernetesClusters="none")),
@@ -522,13 +522,13 @@ FAULTS = [
         "not finished a run yet",
         "again",
     ),
-    Fault("ages", api_says(REFUSED), "unknown", "does not tell", "EvenkeelViewerPolicy"),
+    Fault("ages", api_says(REFUSED), "unknown", "API call failed", "EvenkeelViewerPolicy"),
     Fault("sources", sources("CURRENT", "STALE"), "failed", "source-STALE is stale", "source-stale.md"),
     Fault("sources", sources("CURRENT", "FAILING"), "warning", "source-FAILING is failing", "source-stale.md"),
     Fault("sources", sources("OFF"), "warning", "schedules are off", "Turn"),
     Fault("sources", sources("UNKNOWN"), "unknown", "source-UNKNOWN is unknown", "source-stale.md"),
-    Fault("sources", sources(), "unknown", "tells no ages", "make deploy"),
-    Fault("sources", api_says(REFUSED), "unknown", "does not tell", "EvenkeelViewerPolicy"),
+    Fault("sources", sources(), "unknown", "does not report the ages", "make deploy"),
+    Fault("sources", api_says(REFUSED), "unknown", "API call failed", "EvenkeelViewerPolicy"),
     Fault(
         "concurrency",
         plant(
@@ -568,7 +568,7 @@ FAULTS = [
         "events",
         plant("events:describe_rule:evenkeel-HealthEvents-1X", NotThere("no")),
         "failed",
-        "not there",
+        "is missing",
         "Deploy",
     ),
     Fault(
@@ -624,7 +624,7 @@ FAULTS = [
     ),
     Fault("policy", plant("lambda:invoke", DENIED), "unknown", "may not", "identity"),
     Fault("versions", answers("launch_job", version="0.0.1"), "failed", "different versions", "make deploy"),
-    Fault("versions", everywhere(version="0.0.1"), "warning", "the functions and their layer are 0.0.1", "alike"),
+    Fault("versions", everywhere(version="0.0.1"), "warning", "the functions and their layer are 0.0.1", "one version"),
     Fault("versions", plant("lambda:invoke", DENIED), "unknown", "may not", "identity"),
 ]
 
@@ -676,7 +676,7 @@ def test_check_that_breaks_stops_no_other() -> None:
 
     first, second = checks.run(site, A_MOMENT, (), table)
 
-    assert (first.status, first.text) == (Status.UNKNOWN, "The check broke: ZeroDivisionError: bug")
+    assert (first.status, first.text) == (Status.UNKNOWN, "The check itself failed: ZeroDivisionError: bug")
     assert second.status is Status.OK
 
 

@@ -41,7 +41,7 @@ def test_stopped_attempts_logs_are_kept_before_its_pods_go() -> None:
         said = shown(story, job.job_id, rank)
         assert said["text"] == f"step 1\nrank {rank} says goodbye\n"
         assert said["keptAt"]
-        assert "The rest was on hyperpod-i-" in said["note"]
+        assert "The rest is on hyperpod-i-" in said["note"]
 
 
 def test_settled_attempts_logs_outlive_their_node() -> None:
@@ -83,7 +83,7 @@ def test_log_that_cannot_be_read_says_why() -> None:
     with pytest.raises(NotFound, match="no answer: its node is out of reach") as caught:
         shown(story, job.job_id)
 
-    assert f"The rest was on {name}" in str(caught.value)
+    assert f"The rest is on {name}" in str(caught.value)
 
 
 def test_attempt_without_pods_or_kept_lines_says_how_it_ended() -> None:

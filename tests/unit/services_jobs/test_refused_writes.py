@@ -57,7 +57,7 @@ def test_a_refused_job_is_told_why_and_counted() -> None:
 
     story.run_pass()
 
-    assert story.job(job).reason.startswith("The ledger refused to store what was decided about it.")
+    assert story.job(job).reason.startswith("The ledger refused to store this job's decision.")
     assert "set aside" in story.timeline(job)
     assert story.world.telemetry.totals["WritesRefused"] == 1
 

@@ -86,13 +86,13 @@ def why_over(incident: Incident, machine: Holder, *, expected: int) -> str:
     if node is None:
         return ""
     if incident.cordon_marked_at is not None and not node.is_cordoned:
-        return "A person took its cordon off."
+        return "A person removed its cordon."
     if node.is_cordoned or not judge_node(machine, expected=expected).is_valid:
         return ""
     if incident.boot_id and node.boot_id and node.boot_id != incident.boot_id:
-        return "It booted again, and looks well."
+        return "The node rebooted and shows no fault."
     if all(signal.source in _SHOWN_ON_NODE for signal in signals_of(incident)):
-        return "Its node shows no fault any more."
+        return "The node no longer shows the fault."
     return ""
 
 
@@ -109,15 +109,15 @@ def why_resume(incident: Incident, plan: RecoveryPlan, *, now: datetime) -> str:
         return ""
     settled_at = incident.stages.settled_at or incident.opened_at
     if before.outcome == ASK and is_approved(incident) and said and said.at >= settled_at:
-        return f"{said.by} approved the plan after all."
+        return f"{said.by} approved the plan."
     if incident.state is IncidentState.STOOD_DOWN and (before.outcome == PlanOutcome.ACT or is_approved(incident)):
         # It stood down midway, for a reason that a new plan may not see: each further try waits longer.
         pause = min(_FIRST_PAUSE * 2**incident.resumed, _LONGEST_PAUSE)
-        return "It may be repaired again." if now - settled_at >= pause else ""
+        return "Another repair is allowed." if now - settled_at >= pause else ""
     if plan.outcome is PlanOutcome.ACT:
-        return f"It may be repaired now: {plan.reason}"
+        return f"A repair is now allowed: {plan.reason}"
     if before.outcome != ASK:
-        return f"A person may approve its repair now: {plan.reason}"
+        return f"A person can now approve the repair: {plan.reason}"
     return ""
 
 

@@ -29,7 +29,7 @@ def check_governed(spec: JobSpec, setup: SetUp, classes: Collection[str] = ()) -
 
 def _faults_without_teams(spec: JobSpec, classes: Collection[str]) -> Iterator[SpecFault]:
     if spec.priority_class and spec.priority_class not in classes:
-        there = f"There are {', '.join(sorted(classes)[:10])}" if classes else "It allows none"
+        there = f"It allows {', '.join(sorted(classes)[:10])}" if classes else "It allows none"
         text = f"The site's policy does not allow priority class {spec.priority_class} (jobs.priorityClasses). {there}."
         yield SpecFault("priorityClass", text)
 
@@ -39,19 +39,19 @@ def _faults(spec: JobSpec, setup: SetUp) -> Iterator[SpecFault]:
     if team is None:
         there = ", ".join(list(setup.by_name)[:10])
         more = " and more" if len(setup.teams) > 10 else ""
-        ask = f"Name the team that it is for. There are {there}{more}."
+        ask = f"Name the job's team. The teams are {there}{more}."
         yield SpecFault("team", unknown("team", spec.team, setup.by_name) if spec.team else ask)
     else:
         yield from _team_faults(spec, team, setup)
     classes = setup.fleet.priority_classes
     if spec.priority_class and spec.priority_class not in classes:
         said = unknown("priority class", spec.priority_class, classes)
-        yield SpecFault("priorityClass", said if classes else f"{said} None is set up.")
+        yield SpecFault("priorityClass", said if classes else f"{said} No priority class is set up.")
 
 
 def _team_faults(spec: JobSpec, team: Team, setup: SetUp) -> Iterator[SpecFault]:
     if not team.namespace and len(setup.teams) > 1:
-        text = f"Team {team.name} has no namespace of its own: whoever administers the fleet names one."
+        text = f"Team {team.name} has no namespace of its own. Ask an administrator to set one: evenkeel teams apply."
         yield SpecFault("team", text)
     if not team.allows_image(spec.image):
         yield SpecFault("image", f"Team {team.name} runs only {', '.join(team.images[:10])}.")
@@ -66,7 +66,7 @@ def _team_faults(spec: JobSpec, team: Team, setup: SetUp) -> Iterator[SpecFault]
         there = ", ".join(team.checkpoints[:10])
         yield SpecFault("checkpointUri", f"Team {team.name} keeps checkpoints under {there}.")
     elif owner:
-        yield SpecFault("checkpointUri", f"It lies in a folder of team {owner}.")
+        yield SpecFault("checkpointUri", f"The path is in a folder of team {owner}.")
 
 
 def _is_of(spec: JobSpec, other: Team) -> bool:

@@ -126,7 +126,7 @@ def _bytes_of(spec: JobSpec) -> int:
 
 def _requirement_faults(spec: JobSpec) -> Iterator[SpecFault]:
     if spec.requires.fabric not in ("", "efa"):
-        yield SpecFault("requires.fabric", "There is efa, or nothing.")
+        yield SpecFault("requires.fabric", "Use efa, or leave the field empty.")
     for field, names, most in (
         ("instanceTypes", spec.instance_types, MAX_INSTANCE_TYPES),
         ("requires.architectures", spec.requires.architectures, len(ARCHITECTURES)),

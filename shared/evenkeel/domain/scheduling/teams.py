@@ -446,7 +446,7 @@ def _fleet_faults(fleet: FleetQuotas) -> Iterator[Fault]:
     for name in _twice(each.name for each in fleet.flavors):
         yield Fault("flavors", f"{name} is there twice.")
     if len(fleet.flavors) > MOST_FLAVORS:
-        yield Fault("flavors", f"There may be {MOST_FLAVORS} flavors.")
+        yield Fault("flavors", f"Name at most {MOST_FLAVORS} flavors.")
     yield from _class_faults(fleet.priority_classes)
     parents = {each.name: each.parent for each in fleet.cohorts}
     for name in sorted(parents):
@@ -458,7 +458,7 @@ def _fleet_faults(fleet: FleetQuotas) -> Iterator[Fault]:
 
 def _class_faults(classes: Mapping[str, int]) -> Iterator[Fault]:
     if len(classes) > MOST_CLASSES:
-        yield Fault("priorityClasses", f"There may be {MOST_CLASSES} priority classes.")
+        yield Fault("priorityClasses", f"Name at most {MOST_CLASSES} priority classes.")
     for name, value in classes.items():
         if not _NAME.fullmatch(name):
             shown = name[:80].encode("unicode_escape").decode()
@@ -466,7 +466,7 @@ def _class_faults(classes: Mapping[str, int]) -> Iterator[Fault]:
         elif name.startswith(SYSTEM_CLASSES):
             yield Fault(f"priorityClasses.{name}", "Classes that begin with system- are Kubernetes' own.")
         if abs(value) >= 2**31:
-            yield Fault(f"priorityClasses.{name[:80]}", "Choose a number of 32 bits.")
+            yield Fault(f"priorityClasses.{name[:80]}", "Use a 32-bit integer.")
 
 
 def _faults_between(setup: SetUp) -> Iterator[Fault]:
@@ -478,13 +478,14 @@ def _faults_between(setup: SetUp) -> Iterator[Fault]:
         yield Fault("namespace", f"{namespace} would be that of {owners}: each team has one of its own.")
     for team in setup.teams if len(setup.teams) > 1 else ():
         if not team.namespace:
-            yield Fault("namespace", f"Team {team.name} has none: with two or more teams each has one of its own.")
+            yield Fault("namespace", f"Team {team.name} has no namespace. With two or more teams, each needs one.")
     classes = setup.fleet.priority_classes
     for team in setup.teams:
         for name in team.priority_classes:
             if name not in classes:
                 yield Fault(
-                    "priorityClasses", f"Team {team.name} names one. {unknown('priority class', name, classes)}"
+                    "priorityClasses",
+                    f"Team {team.name} names an unknown class. {unknown('priority class', name, classes)}",
                 )
     folders = sorted((f"{each.rstrip('/')}/", team.name) for team in setup.teams for each in team.checkpoints)
     around: list[tuple[str, str]] = []

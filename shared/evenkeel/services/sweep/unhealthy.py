@@ -72,10 +72,14 @@ def _resume(sweep: Round, row: Row, left: UnhealthyNode, before: Incident, reaso
             Put(rows.incident_row(after, 0)),
             Put(rows.seat_row(after, in_seat.version if in_seat else 0, now)),
             incident_record.told(
-                after.incident_id, "resumed", f"Goes on from {before.incident_id}. {reason}", at=now, writer=WRITER
+                after.incident_id, "resumed", f"Continues {before.incident_id}. {reason}", at=now, writer=WRITER
             ),
             incident_record.told(
-                before.incident_id, "resumed", f"{after.incident_id} goes on. {reason}", at=now, writer=WRITER
+                before.incident_id,
+                "resumed",
+                f"{after.incident_id} continues this. {reason}",
+                at=now,
+                writer=WRITER,
             ),
         )
     except Conflict:
