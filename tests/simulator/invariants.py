@@ -33,7 +33,7 @@ from evenkeel.domain.scheduling.teams import SetUp
 from evenkeel.domain.values import rfc3339
 from evenkeel.events import envelope
 from evenkeel.ports import CapacitySpec, ExecutionState, Key, LaunchSpec, PermanentError, Row, Table, TransientError
-from evenkeel.services import read_fleet, read_sources, read_use, rentals, rows
+from evenkeel.services import read_fleet, read_sources, read_use, rentals, rows, unhealthy_nodes
 from tests.fakes.cluster import CLUSTER, GPUS
 from tests.fakes.system import A_MOMENT
 from tests.simulator.data_centre import FAULT_TYPES, SPOT_POOL
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from tests.simulator.simulation import Call, Simulation
 
 Changes = list[tuple[Key, Row | None, Row | None]]
+_A_CYCLE = timedelta(minutes=2)
+"""No scheduling cycle takes longer."""
 _IN_THE_END = timedelta(days=1)
 """By then everybody who waits for all its nodes would start with fewer."""
 
@@ -510,6 +512,22 @@ def attempts_are_alone(world: "Simulation", spec: LaunchSpec) -> Iterator[str]:
             yield f"{attempt.workload_name} starts without its fence"
 
 
+@holds("unhealthy-takes-no-work", "No job is admitted to a node that an incident left unhealthy.", Moment.COMMIT)
+def unhealthy_takes_no_work(world: "Simulation", changes: Changes) -> Iterator[str]:
+    admitted = [after.doc for key, before, after in changes if after and not before and key.sk.startswith("CHARGE#")]
+    if not admitted:
+        return
+    left = [row.doc for key, row in world.ledger.rows.items() if key.pk.startswith("UNHEALTHY#")]
+    # A cycle may have read the node before its incident ended.
+    known = [doc for doc in left if world.loop.now() - datetime.fromisoformat(doc["since"]) > _A_CYCLE]
+    for doc in known:
+        node = world.node_of(doc["life"]["instanceId"])
+        if node is not None and not doc["trustedBy"]:
+            for charge in admitted:
+                if node.name in charge["nodeNames"]:
+                    yield f"{charge['jobId']} was admitted to {node.name}, unhealthy since {doc['since']}"
+
+
 @holds("stops-have-a-reason", "Before an attempt is asked to end, its job says why.", Moment.STOP)
 def stops_have_a_reason(world: "Simulation", job_id: str, attempt: int) -> Iterator[str]:
     row = world.ledger.rows.get(rows.attempt_key(job_id, attempt))
@@ -665,7 +683,9 @@ def pass_of(world: "Simulation") -> Iterator[Any]:
     in_use = {(CLUSTER, name): count for name, count in world.cluster.accelerators_in_use(CLUSTER).items()}
     charges = held_charges(world)
     seen = [(CLUSTER, one) for one in world.cluster.workloads(CLUSTER)]
-    rooms, now = rooms_of(nodes, in_use, charges, seen), world.loop.now()
+    now = world.loop.now()
+    unhealthy = unhealthy_nodes.among(world.cluster.nodes(CLUSTER), world.ledger, world.policy, now)
+    rooms = rooms_of(nodes, in_use, charges, seen, unhealthy)
     if world.renting:
         # What is rented is its job's; who waits for nodes of its own is told so, and does not wait for others.
         rented = rentals.load(world.ledger)

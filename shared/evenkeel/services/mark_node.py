@@ -109,17 +109,24 @@ def uncordon(request: Request, *, ledger: Ledger, cluster: Cluster, clusters: It
     if found is ReleaseResult.RELEASED:
         _record(request, f"{node.node_name} un-cordoned by {request.by}", "uncordoned", ledger, now)
     _leave(request, node, incident_id, ledger, now)
-    _trust(node, request.by, ledger)
+    _trust(node, request.by, incident_id, ledger, now)
     return Outcome(outcome=found, instance_id=request.instance_id, node_name=node.node_name, incident_id=incident_id)
 
 
-def _trust(node: FleetNode, by: str, ledger: Ledger) -> None:
-    """Take a person's word that a node is healthy, where an incident left it unhealthy."""
+def _trust(node: FleetNode, by: str, incident_id: str, ledger: Ledger, now: datetime) -> None:
+    """Take a person's word that a node is healthy, where an incident or a mark says that it is not."""
     row = ledger.get(rows.unhealthy_key(node.life))
-    if row is not None:
-        with contextlib.suppress(Conflict):  # an incident of it opened or ended at this moment: that is newer
-            trusted = rows.read(row, UnhealthyNode).but(trusted_by=by)
-            ledger.commit(Put(rows.unhealthy_row(trusted, row.version)))
+    if row is None and not node.marks and not incident_id:
+        return
+    reason = f"{by} says that it is healthy."
+    left = (
+        rows.read(row, UnhealthyNode)
+        if row
+        else UnhealthyNode(life=node.life, incident_id=incident_id, since=now, reason=reason)
+    )
+    with contextlib.suppress(Conflict):  # an incident of it opened or ended at this moment: that is newer
+        trusted = left.but(trusted_by=by, trusted_at=now)
+        ledger.commit(Put(rows.unhealthy_row(trusted, row.version if row else 0)))
 
 
 def _find(instance_id: str, ledger: Ledger, clusters: Iterable[str]) -> FleetNode:

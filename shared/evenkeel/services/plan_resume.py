@@ -43,7 +43,7 @@ from evenkeel.domain.scheduling.jobs import (
 )
 from evenkeel.domain.values import Value
 from evenkeel.ports import Cluster, Conflict, Ids, Ledger, Passes, Put, Table, Telemetry, Write, every, get_all
-from evenkeel.services import guard_acts, incident_record, rows, seek_offers
+from evenkeel.services import guard_acts, incident_record, rows, seek_offers, unhealthy_nodes
 
 WRITER = "plan_resume"
 _INCIDENTS_MEASURED = 50
@@ -105,7 +105,7 @@ def run(
         return Outcome(outcome="NO_JOBS", reason=barred or "The incident is settled.")
     if not incident.hurt_jobs:
         return Outcome(outcome="NO_JOBS", reason="No job ran on it.")
-    seen = _look(incident, ledger, cluster)
+    seen = _look(incident, ledger, cluster, policy, now)
     is_held = guard_acts.Fleet(ledger, policy, now).hold_on(incident) is not None
     planned = []
     for hurt in incident.hurt_jobs:
@@ -125,17 +125,24 @@ class _Seen(NamedTuple):
     """What all hurt jobs of an incident are planned on."""
 
     nodes: tuple[KubernetesNode, ...]
-    """Of the sick machine's cluster, and of the jobs' own where they ran elsewhere."""
+    """Healthy ones of the incident's cluster and of the jobs' own clusters, and the incident's own node."""
     in_use: Mapping[str, int]
     past: tuple[Incident, ...]
     """Recoveries that ended well."""
 
 
-def _look(incident: Incident, ledger: Ledger, cluster: Cluster) -> _Seen:
+def _look(incident: Incident, ledger: Ledger, cluster: Cluster, policy: Policy, now: datetime) -> _Seen:
     jobs = get_all(ledger, (rows.job_key(hurt.job_id) for hurt in incident.hurt_jobs)).values()
     names = sorted({incident.life.cluster, *(rows.read(row, Job).cluster for row in jobs)})
+    nodes = tuple(node for name in names for node in cluster.nodes(name))
+    unhealthy = unhealthy_nodes.among(nodes, ledger, policy, now)
     return _Seen(
-        tuple(node for name in names for node in cluster.nodes(name)),
+        # The plan itself says what becomes of the incident's own node.
+        tuple(
+            node
+            for node in nodes
+            if (node.cluster, node.name) not in unhealthy or node.instance_id == incident.life.instance_id
+        ),
         {node: count for name in names for node, count in cluster.accelerators_in_use(name).items()},
         _past_incidents(ledger, is_drill=incident.is_drill),
     )
@@ -322,7 +329,7 @@ def revise(
             _leave_in_doubt(incident, hurt, job.current_attempt, back, ledger, ids, telemetry, policy, mode, now)
         if back.action is not Rollback.STOP:
             continue
-        seen = _look(incident, ledger, cluster)
+        seen = _look(incident, ledger, cluster, policy, now)
         _plan(incident, hurt, seen, ledger, ids, telemetry, policy, mode, now, asks_others=False)
         taken += 1
     return taken

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypedDict
 from evenkeel.domain.health.incidents import OPEN_STATES, Incident
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.recovery.leases import PersonCordon
-from evenkeel.domain.recovery.unhealthy import UnhealthyNode
+from evenkeel.domain.recovery.unhealthy import UnhealthyNode, is_unhealthy
 from evenkeel.domain.scheduling.jobs import Job, JobState
 from evenkeel.domain.sources import FACTS, Source, SourceAge, SourceKind, SourceState, complaints
 from evenkeel.domain.values import rfc3339
@@ -26,6 +26,7 @@ from evenkeel.services import (
     read_sources,
     read_teams,
     rows,
+    unhealthy_nodes,
 )
 
 Json = dict[str, Any]
@@ -128,10 +129,11 @@ def status(
     incidents = _incidents(ledger, nodes, work, now)
     automation = hold_automation.show(ledger, mode=mode, drills_may_act=drills_may_act, now=now)
     beats = _heartbeats(ledger, now)
-    unhealthy = _unhealthy_nodes(ledger)
+    left = unhealthy_nodes.load(ledger)
+    unhealthy = _untrusted(left)
     states = {
         node.life.key: node_state(
-            node, is_in_repair=node.life.key in incidents.in_repair, is_unhealthy=node.life.key in unhealthy
+            node, is_in_repair=node.life.key in incidents.in_repair, is_unhealthy=unhealthy_nodes.is_left(node, left)
         )
         for node in nodes
     }
@@ -181,7 +183,8 @@ def list_nodes(ledger: Ledger, page: paging.Request, *, with_gone: bool = False)
     # Real incidents come last, so that a drill hides none.
     working = sorted(filter(_works, found), key=lambda incident: not incident.is_drill)
     incidents = {incident.life.key: incident for incident in working}
-    unhealthy = _unhealthy_nodes(ledger)
+    left = unhealthy_nodes.load(ledger)
+    unhealthy = _untrusted(left)
     cordons = person_cordons.load(ledger)
     items = [
         _node(
@@ -189,6 +192,7 @@ def list_nodes(ledger: Ledger, page: paging.Request, *, with_gone: bool = False)
             incidents.get(node.life.key) or (_incident_of(ledger, node) if is_cut else None),
             cordons.get(node.life.key),
             unhealthy.get(node.life.key),
+            is_unhealthy=unhealthy_nodes.is_left(node, left),
         )
         for node in nodes
     ]
@@ -205,9 +209,12 @@ def show_node(ledger: Ledger, clusters: Iterable[str], instance_id: str) -> Json
         row = ledger.get(rows.node_key(cluster, instance_id))
         if row is not None:
             node = rows.read(row, FleetNode)
-            left = ledger.get(rows.unhealthy_key(node.life))
-            why = rows.read(left, UnhealthyNode) if left and not left.doc["trustedBy"] else None
-            return _node(node, _incident_of(ledger, node), person_cordons.load(ledger).get(node.life.key), why)
+            row = ledger.get(rows.unhealthy_key(node.life))
+            left = rows.read(row, UnhealthyNode) if row else None
+            why = left if left and not left.trusted_by else None
+            person = person_cordons.load(ledger).get(node.life.key)
+            sick = is_unhealthy(node.marks, left)
+            return _node(node, _incident_of(ledger, node), person, why, is_unhealthy=sick)
     raise known_names.no_node(instance_id, ledger)
 
 
@@ -219,7 +226,7 @@ def node_state(node: FleetNode, *, is_in_repair: bool, is_unhealthy: bool = Fals
         return NodeState.REPAIRING
     if node.is_cordoned:
         return NodeState.QUARANTINED if node.incident_id else NodeState.CORDONED
-    if node.is_ready and (node.marks or is_unhealthy):
+    if node.is_ready and is_unhealthy:
         return NodeState.UNHEALTHY
     if node.is_ready:
         return NodeState.STARTING if node.is_awaiting_validation else NodeState.IN_SERVICE
@@ -227,11 +234,16 @@ def node_state(node: FleetNode, *, is_in_repair: bool, is_unhealthy: bool = Fals
 
 
 def _node(
-    node: FleetNode, incident: Incident | None, cordon: PersonCordon | None, unhealthy: UnhealthyNode | None
+    node: FleetNode,
+    incident: Incident | None,
+    cordon: PersonCordon | None,
+    unhealthy: UnhealthyNode | None,
+    *,
+    is_unhealthy: bool,
 ) -> Json:
     is_open = incident is not None and not incident.state.is_settled
     block = incident.block if incident and is_open else None
-    seen = node_state(node, is_in_repair=is_open, is_unhealthy=unhealthy is not None)
+    seen = node_state(node, is_in_repair=is_open, is_unhealthy=is_unhealthy)
     state = NodeState.BLOCKED if block else seen
     last = unhealthy.incident_id if unhealthy and state is NodeState.UNHEALTHY else node.incident_id
     return {
@@ -292,10 +304,9 @@ def _open_incidents(ledger: Ledger) -> tuple[list[Incident], bool]:
     return found, is_lower_bound
 
 
-def _unhealthy_nodes(ledger: Ledger) -> dict[str, UnhealthyNode]:
+def _untrusted(left: unhealthy_nodes.Left) -> dict[str, UnhealthyNode]:
     """Return the nodes that incidents left unhealthy, by life."""
-    found, _ = paging.everything(ledger, Table.INCIDENTS, "UNHEALTHY", at_most=_MOST_NODES)
-    return {node.life.key: node for node in (rows.read(row, UnhealthyNode) for row in found)}
+    return {node.life.key: node for node in left.values() if not node.trusted_by}
 
 
 def _why_unhealthy(node: UnhealthyNode | None) -> Json:

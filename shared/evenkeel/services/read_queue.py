@@ -9,6 +9,7 @@ from evenkeel.domain.policy import Policy
 from evenkeel.domain.scheduling import reserved, sharing, sizing
 from evenkeel.domain.scheduling.admission import (
     TAINTED,
+    UNHEALTHY,
     Action,
     Admission,
     AdmissionDecision,
@@ -40,6 +41,7 @@ from evenkeel.services import (
     rentals,
     rows,
     submit_job,
+    unhealthy_nodes,
 )
 
 Json = dict[str, Any]
@@ -256,7 +258,8 @@ def _rooms(ledger: Ledger, charges: Iterable[Charge]) -> tuple[Room, ...]:
             charged[place] = charged.get(place, 0) + charge.accelerators // len(charge.node_names)
     seen, _ = paging.everything(ledger, Table.FLEET, "NODE", at_most=_MOST_NODES, keep=is_there)
     nodes = (rows.read(row, FleetNode) for row in seen)
-    return tuple(_room(node, charged) for node in sorted(nodes, key=lambda each: each.life.key))
+    left = unhealthy_nodes.load(ledger)
+    return tuple(_room(node, charged, left) for node in sorted(nodes, key=lambda each: each.life.key))
 
 
 def is_there(row: Row) -> bool:
@@ -264,7 +267,7 @@ def is_there(row: Row) -> bool:
     return not row.doc.get("isGone")
 
 
-def _room(node: FleetNode, charged: dict[tuple[str, str], int]) -> Room:
+def _room(node: FleetNode, charged: dict[tuple[str, str], int], left: unhealthy_nodes.Left) -> Room:
     used = max(node.accelerators_in_use, charged.get((node.life.cluster, node.node_name), 0))
     return Room(
         life=node.life,
@@ -274,13 +277,13 @@ def _room(node: FleetNode, charged: dict[tuple[str, str], int]) -> Room:
         instance_type=node.instance_type,
         accelerators=node.accelerators,
         free=max(0, node.accelerators - used),
-        closed_because=_closed_because(node),
+        closed_because=_closed_because(node, is_unhealthy=unhealthy_nodes.is_left(node, left)),
         labels=node.labels,
         taints=node.taints,
     )
 
 
-def _closed_because(node: FleetNode) -> str:
+def _closed_because(node: FleetNode, *, is_unhealthy: bool) -> str:
     if not node.node_name:
         return "not joined yet"
     if not node.is_ready:
@@ -289,4 +292,6 @@ def _closed_because(node: FleetNode) -> str:
         return "cordoned"
     if node.is_awaiting_validation:
         return "awaiting validation"
+    if is_unhealthy:
+        return UNHEALTHY
     return TAINTED if node.taints else ""

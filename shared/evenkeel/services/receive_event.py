@@ -372,6 +372,8 @@ def _cured(fact: NodeFact, seat: SickSeat, ledger: Ledger) -> list[Write]:
     if row is None:
         return []
     left = rows.read(row, UnhealthyNode)
+    if left.trusted_by:
+        return []
     incident, _ = incident_record.load(ledger, left.incident_id)
     cure = Cure(fault_key=fact.fault_key, source=fact.source, at=fact.observed_at)
     after = with_cure(left, incident, cure)

@@ -144,13 +144,13 @@ def unresolved_row(fact_doc: dict[str, Any], fact: str, now: datetime, version: 
 
 
 def unhealthy_key(life: NodeLife) -> Key:
-    """`UNHEALTHY#life / META`: exists while an incident left that node unhealthy and nobody works on it."""
+    """`UNHEALTHY#life / META`: an incident left that node unhealthy and nobody works on it, or a person trusts it."""
     return Key(Table.INCIDENTS, f"UNHEALTHY#{life.key}", "META")
 
 
 def unhealthy_row(node: UnhealthyNode, version: int) -> Row:
-    """In `byState` under `UNHEALTHY` until a person trusts the node: the sweeper and `status` find it there."""
-    state = None if node.trusted_by else ("UNHEALTHY", node.life.key)
+    """In `byState` under `UNHEALTHY`, a trusted node too: the sweeper, the scheduler and `status` find it there."""
+    state = ("UNHEALTHY", node.life.key)
     return Row(unhealthy_key(node.life), node.to_json(), version, state, node.since + KEPT)
 
 

@@ -94,6 +94,7 @@ from evenkeel.services import (
     resize_jobs,
     rows,
     seek_offers,
+    unhealthy_nodes,
 )
 
 WRITER = "schedule_jobs"
@@ -429,7 +430,8 @@ def _load(
     in_use = {(name, node): count for name, facts in seen.items() for node, count in facts.in_use.items()}
     seen_nodes = [node for name in clusters if name in seen for node in seen[name].nodes]
     provider_nodes = seen[clusters[0]].provider_nodes if clusters[0] in seen else ()
-    rooms = rooms_of(join_nodes(seen_nodes, provider_nodes, clusters[0]), in_use, charges, workloads)
+    unhealthy = unhealthy_nodes.among(seen_nodes, ledger, policy, now)
+    rooms = rooms_of(join_nodes(seen_nodes, provider_nodes, clusters[0]), in_use, charges, workloads, unhealthy)
     rooms = reserved.with_ends(rented.rooms(rooms, jobs, policy.burst.pools), policy)
     of_kueue = {(name, each): by for name, facts in seen.items() for each, by in facts.of_kueue.items()}
     elsewhere = {charge.job_id for charge in charges if charge.cluster in unreadable}

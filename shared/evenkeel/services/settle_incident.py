@@ -14,7 +14,7 @@ from evenkeel.domain.policy import Policy
 from evenkeel.domain.recovery.leases import Lease
 from evenkeel.domain.recovery.leases import settled as lease_after
 from evenkeel.domain.recovery.settling import PAGED, Ended, Settling, outgrown, plain, runs_again, settle
-from evenkeel.domain.recovery.unhealthy import left_unhealthy
+from evenkeel.domain.recovery.unhealthy import UnhealthyNode, left_unhealthy
 from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, Delete, Ledger, Pager, Put, Telemetry, Write
 from evenkeel.services import guard_acts, guard_register, incident_record, rows
@@ -161,6 +161,9 @@ def _unhealthy(incident: Incident, ledger: Ledger, policy: Policy, *, is_well: b
     row = ledger.get(rows.unhealthy_key(incident.life))
     left = left_unhealthy(incident, ladder_of(incident, policy.catalogue))
     if left is not None:
+        before = rows.read(row, UnhealthyNode) if row else None
+        if before and before.trusted_at and before.trusted_at >= incident.opened_at:
+            return []  # a person took the node from this very incident
         return [Put(rows.unhealthy_row(left, row.version if row else 0))]
     return [Delete(row.key, row.version)] if row and is_well else []
 

@@ -73,7 +73,7 @@ def status(recovery: Recovery) -> dict[str, Any]:
 
 def left(recovery: Recovery) -> UnhealthyNode | None:
     row = recovery.world.ledger.get(rows.unhealthy_key(recovery.incident.life))
-    return rows.read(row, UnhealthyNode) if row and row.state else None
+    return rows.read(row, UnhealthyNode) if row and not row.doc["trustedBy"] else None
 
 
 def declined(mode: Mode = Mode.RECOMMEND, **more: Any) -> Recovery:
@@ -274,6 +274,13 @@ def test_node_that_a_person_cordoned_is_not_resumed(mode: Mode) -> None:
 # ---------------------------------------------------------------- when it is over
 
 
+def uncordon(recovery: Recovery) -> None:
+    request = mark_node.Request(instance_id=instance_id(1), by="role/Op (bo)", reason="mended", request_id="r-1")
+    mark_node.uncordon(
+        request, ledger=recovery.world.ledger, cluster=recovery.world.cluster, clusters=(CLUSTER,), now=recovery.now
+    )
+
+
 def test_healthy_again_ends_it() -> None:
     recovery = declined()
     recovery.mark(instance_id(1))
@@ -318,10 +325,7 @@ def test_machine_that_is_gone_ends_it() -> None:
 def test_uncordon_by_a_person_ends_it() -> None:
     recovery = declined()
     sweep(recovery)
-    request = mark_node.Request(instance_id=instance_id(1), by="role/Op (bo)", reason="mended", request_id="r-1")
-    mark_node.uncordon(
-        request, ledger=recovery.world.ledger, cluster=recovery.world.cluster, clusters=(CLUSTER,), now=recovery.now
-    )
+    uncordon(recovery)
 
     assert left(recovery) is None
 
@@ -349,3 +353,17 @@ def test_plan_that_asks_names_the_jobs_on_its_node() -> None:
     lanes = read_incidents.job_lanes(there, read_incidents.load_hurt(recovery.world.ledger, there))
 
     assert [(lane["jobId"], lane["phase"]) for lane in lanes] == [(recovery.job_id, "runs on the unhealthy node")]
+
+
+def test_fault_after_a_persons_word_makes_the_node_unhealthy_again() -> None:
+    recovery = declined()
+    sweep(recovery)
+    uncordon(recovery)
+    recovery.world.clock.advance(3600)
+    recovery.hear(a_fact(source="site:prober", fault_key="xid:79", envelope_id="new", observed_at=recovery.now))
+    recovery.incident_id, recovery.run = newest(recovery).incident_id, 1
+    recovery.mode = Mode.OBSERVE
+    recovery.recover()
+    sweep(recovery)
+
+    assert left(recovery) is not None

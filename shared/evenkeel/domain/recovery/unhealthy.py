@@ -32,6 +32,18 @@ class UnhealthyNode(Value):
     """What was said to be gone since."""
     trusted_by: str = ""
     """Who said that the node is healthy; empty while nobody did."""
+    trusted_at: Instant | None = None
+    """When that person said so."""
+
+
+def is_unhealthy(marks: Iterable[str], left: UnhealthyNode | None) -> bool:
+    """Whether a Ready node may take no work. A person's word outweighs the marks until the next incident opens.
+
+    Args:
+        marks: What marks the node as broken now.
+        left: What the last incident of the node, or a person, left behind.
+    """
+    return not left.trusted_by if left else any(marks)
 
 
 def left_unhealthy(incident: Incident, ladder: Iterable[str]) -> UnhealthyNode | None:

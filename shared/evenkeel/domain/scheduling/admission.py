@@ -9,7 +9,7 @@ is said of a job, and how its record is decided again, stands here for both.
 
 import functools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import datetime
 from enum import StrEnum
 
@@ -29,6 +29,8 @@ from evenkeel.domain.values import Instant, Sentence, Value
 
 TAINTED = "tainted"
 """Why a machine is closed to those alone who do not tolerate its taints."""
+UNHEALTHY = "unhealthy"
+"""Why a node is closed that needs a repair and gets none, cordoned or not."""
 
 
 class Admission(StrEnum):
@@ -329,6 +331,7 @@ def rooms_of(
     in_use: Mapping[tuple[str, str], int],
     charges: Iterable[Charge],
     workloads: Iterable[tuple[str, WorkloadSeen]],
+    unhealthy: Collection[tuple[str, str]] = (),
 ) -> tuple[Room, ...]:
     """Reduce the fleet to rooms, by life.
 
@@ -340,6 +343,7 @@ def rooms_of(
         in_use: Accelerators that live pods request, by (cluster, node name), foreign pods included.
         charges: What unsettled attempts hold.
         workloads: Attempts' pods, with the name of their cluster.
+        unhealthy: Nodes that need a repair and get none, by (cluster, node name).
     """
     seated = {
         (cluster, pod.node_name, seen.job_id, seen.attempt)
@@ -358,10 +362,10 @@ def rooms_of(
     taken = {
         place: max(in_use.get(place, 0) + reserved[place], charged[place]) for place in {*in_use, *charged, *reserved}
     }
-    return tuple(_room(node, taken) for node in sorted(nodes, key=lambda node: node.life.key))
+    return tuple(_room(node, taken, unhealthy) for node in sorted(nodes, key=lambda node: node.life.key))
 
 
-def _room(node: Node, taken: Mapping[tuple[str, str], int]) -> Room:
+def _room(node: Node, taken: Mapping[tuple[str, str], int], unhealthy: Collection[tuple[str, str]]) -> Room:
     seen = node.kubernetes
     name = seen.name if seen else ""
     place = (node.life.cluster, name)
@@ -374,13 +378,13 @@ def _room(node: Node, taken: Mapping[tuple[str, str], int]) -> Room:
         instance_type=node.provider.instance_type if node.provider else (seen.instance_type if seen else ""),
         accelerators=accelerators,
         free=max(0, accelerators - taken.get(place, 0)),
-        closed_because=_closed_because(node),
+        closed_because=_closed_because(node, is_unhealthy=place in unhealthy),
         labels=seen.labels if seen else {},
         taints=seen.blocking_taints if seen else (),
     )
 
 
-def _closed_because(node: Node) -> str:
+def _closed_because(node: Node, *, is_unhealthy: bool) -> str:
     seen = node.kubernetes
     if seen is None:
         return "not joined yet"
@@ -390,6 +394,8 @@ def _closed_because(node: Node) -> str:
         return "cordoned"
     if seen.is_awaiting_validation:
         return "awaiting validation"
+    if is_unhealthy:
+        return UNHEALTHY
     return "" if seen.is_schedulable else TAINTED
 
 

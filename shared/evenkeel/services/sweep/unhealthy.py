@@ -25,7 +25,7 @@ def _look(sweep: Round, row: Row) -> bool:
     ledger = sweep.world.ledger
     left = rows.read(row, UnhealthyNode)
     if left.trusted_by:
-        return False  # the index lags behind
+        return False
     incident, _ = incident_record.load(ledger, left.incident_id)
     if ledger.get(rows.open_key(left.life)) is not None:
         return False  # a newer incident works on it
