@@ -120,7 +120,7 @@ def test_with_two_teams_each_names_a_namespace() -> None:
 
     assert check_set_up(SetUp(teams=(nlp,))) == ()
     (fault,) = check_set_up(SetUp(teams=(nlp, vision)))
-    assert (fault.field, "Team nlp has none" in fault.message) == ("namespace", True)
+    assert (fault.field, "Team nlp has no namespace" in fault.message) == ("namespace", True)
 
 
 def test_teams_without_namespaces_are_mended_one_by_one() -> None:
