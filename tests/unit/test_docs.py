@@ -87,3 +87,9 @@ def test_every_page_can_be_found_from_the_first() -> None:
 
 def test_the_page_of_scenarios_lists_each() -> None:
     assert [row[0].strip("`") for row in table_of("operate/scenarios.md")] == list(SCENARIOS)
+
+
+def test_changelog_has_each_heading_once() -> None:
+    headings = [line for line in (PROJECT / "CHANGELOG.md").read_text().splitlines() if line.startswith("### ")]
+
+    assert headings == ["### Changed", "### Added", "### Fixed"]
