@@ -14,7 +14,7 @@ from evenkeel.domain.health.faults import Catalogue, CatalogueError, FaultOverri
 from evenkeel.domain.scheduling.elastic import ElasticTerms
 from evenkeel.domain.scheduling.job_types import JobTypes
 from evenkeel.domain.scheduling.pools import Pool, Reservation
-from evenkeel.domain.values import NOT_A_NUMBER, Instant, Value, booleans_for_numbers
+from evenkeel.domain.values import NOT_A_NUMBER, Image, Instant, Line, ProgramText, Value, Word, booleans_for_numbers
 
 LONGEST_SECONDS = 31_536_000
 """A year: what waits longer is no deadline, and no workflow lives to see it."""
@@ -39,7 +39,9 @@ Micros = Annotated[int, Field(ge=0, le=10**15)]
 Scale = Annotated[float, Field(ge=0, le=100)]
 
 
-PriorityClass = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"), AfterValidator(_no_system_class)]
+PriorityClass = Annotated[
+    str, Field(max_length=63, pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"), AfterValidator(_no_system_class)
+]
 
 
 class Section(Value):
@@ -66,9 +68,9 @@ class Mode(StrEnum):
 class ModeRule(Section):
     """How far automation may go about some faults in some pools; the stack's own mode is the ceiling."""
 
-    fault_class: str = ""
+    fault_class: Word = ""
     """As in the catalogue; empty for all."""
-    pool: str = ""
+    pool: Word = ""
     """Empty for all."""
     mode: Mode
 
@@ -158,17 +160,17 @@ class RepairPolicy(Section):
     drain_scale: Scale = 1.0
     """Factor on the catalogue's drain seconds."""
     validation_deadline_seconds: Deadline = 600
-    deep_checks_after: tuple[str, ...] = ()
+    deep_checks_after: tuple[Word, ...] = ()
     """Fault classes after which HyperPod's deep health check validates, where the fault's row asks for `deep`. It takes
     about two hours a node, and HyperPod itself repairs what fails it."""
     deep_check_least_seconds: Seconds = 300
     """What the node says of a deep check younger than this may be said of an older one."""
     deep_check_deadline_seconds: Deadline = 14_400
-    test_job_image: str = ""
+    test_job_image: Image = ""
     """Image of the test job that validates a machine; empty = none. It gets all accelerators of the node."""
-    test_job_command: tuple[str, ...] = ()
+    test_job_command: tuple[ProgramText, ...] = ()
     """What it runs; exit code 0 is a pass. Empty = what the image runs by itself."""
-    test_jobs_after: tuple[str, ...] = ("hardware", "mixed", "network", "software")
+    test_jobs_after: tuple[Word, ...] = ("hardware", "mixed", "network", "software")
     """Fault classes after which a test job validates, where no deep check does."""
     test_job_deadline_seconds: Deadline = 900
     return_margin_seconds: Seconds = 10
@@ -219,7 +221,7 @@ class JobPolicy(Section):
     """Ended pods of settled attempts are kept this long, so that their logs can be read; they hold no accelerator."""
     distrust_guard_seconds: Seconds = 300
     """Checkpoints whose write began after the first signal minus this are distrusted where the fault can corrupt."""
-    convention_accepted_after: tuple[str, ...] = (
+    convention_accepted_after: tuple[Word, ...] = (
         *("application", "capacity", "hardware", "info", "mixed", "network", "software"),
         RESTART,
     )
@@ -249,7 +251,7 @@ class JobPolicy(Section):
 class EconomyPolicy(Section):
     """What an accelerator's time is worth, and how long things take where nothing measured says better."""
 
-    usd_per_accelerator_hour: dict[str, Usd] = {}
+    usd_per_accelerator_hour: dict[Word, Usd] = {}
     """By instance type, as the site pays for it."""
     other_usd_per_accelerator_hour: Usd = 5.0
     """For every type not listed: a round figure by which options can be compared, nobody's price."""
@@ -316,19 +318,19 @@ class SourcePolicy(Section):
 class ServingWorkload(Section):
     """A Deployment that serves: its replicas without a node are demand like a waiting job."""
 
-    cluster: str
+    cluster: Word
     """Kubernetes cluster."""
-    namespace: str
-    name: str
-    priority_class: str = ""
+    namespace: Word
+    name: Word
+    priority_class: Word = ""
     """Of the fleet's; what it is worth beside jobs."""
     priority: int = Field(default=1_000_000, ge=-2_147_483_648, le=2_000_001_000)
     """Where there is no such class."""
     most_replicas: int = Field(default=100, ge=1, le=100_000)
     """More than so many get no room made, and nothing rented."""
-    rents_from: tuple[str, ...] = ()
+    rents_from: tuple[Word, ...] = ()
     """Names of `burst.pools` that are this Deployment's alone; empty = nothing is rented for it."""
-    team: str = "default"
+    team: Word = "default"
     """Whose cap holds for what is rented, and whose bill it is on."""
     spike_seconds: int = Field(default=3600, ge=60, le=LONGEST_SECONDS)
     """How long a rented node is expected to be wanted: what its rent is weighed with."""
@@ -348,9 +350,9 @@ class ReservedPool(Reservation):
 
     model_config = ConfigDict(extra="forbid")
 
-    cluster: str
+    cluster: Word
     """Kubernetes cluster."""
-    pool: str
+    pool: Word
 
     @property
     def stretch(self) -> Reservation:
@@ -361,7 +363,7 @@ class ReservedPool(Reservation):
 class SchedulingPolicy(Section):
     """Admission. First come, first served on free nodes."""
 
-    spare_nodes: dict[str, Count] = {}
+    spare_nodes: dict[Word, Count] = {}
     """Free nodes per pool that only a recovery may take."""
     heads_per_pass: int = Field(default=50, ge=1, le=1000)
     """Pending jobs that one pass weighs, in queue order."""
@@ -388,7 +390,7 @@ class SchedulingPolicy(Section):
         return self
 
 
-_TAINT = r"^[^=:\s]+=[^=:\s]*:(NoSchedule|NoExecute)$"
+_TAINT = r"^[!-9;<>-~]+=[!-9;<>-~]*:(NoSchedule|NoExecute)$"
 
 
 class RentedPool(Pool):
@@ -396,9 +398,10 @@ class RentedPool(Pool):
 
     model_config = ConfigDict(extra="forbid")
 
-    taints: tuple[Annotated[str, Field(pattern=_TAINT)], ...] = ()
+    name: Word
+    taints: tuple[Annotated[str, Field(max_length=400, pattern=_TAINT)], ...] = ()
     """`key=value:Effect` of all its nodes: who does not tolerate them is not sent there."""
-    labels: dict[str, str] = {}
+    labels: dict[Word, Word] = {}
     """Labels of all its nodes, besides those that Karpenter and Kubernetes set: what a `nodeSelector` may ask for."""
 
     @model_validator(mode="after")
@@ -420,15 +423,15 @@ class BurstPolicy(Section):
     """In the order in which equals are tried."""
     fleet_cap_micros_per_hour: Micros = 0
     """Millionths of a dollar an hour that all rentals together may cost."""
-    team_caps_micros_per_hour: dict[str, Micros] = {}
+    team_caps_micros_per_hour: dict[Word, Micros] = {}
     """The same by team."""
     other_team_cap_micros_per_hour: Micros = 0
     """For every team not listed."""
-    delay_micros_per_hour: dict[str, Micros] = {}
+    delay_micros_per_hour: dict[Word, Micros] = {}
     """What an hour's delay is worth, in millionths of a dollar, by priority class."""
     other_delay_micros_per_hour: Micros = 0
     """For every class not listed; at 0 nothing is rented for it."""
-    expected_run_seconds: dict[str, Deadline] = {}
+    expected_run_seconds: dict[Word, Deadline] = {}
     """How long a job runs, by priority class."""
     other_expected_run_seconds: Deadline = 14_400
     ready_seconds: Deadline = 900
@@ -443,9 +446,9 @@ class BurstPolicy(Section):
     """New rentals that one pass may begin."""
     spot_checkpoint_share: float = Field(default=0.1, gt=0, le=100)
     """Spot only where a checkpoint comes at least this often, as a share of the mean time between interruptions."""
-    capacity_pod_image: str = "registry.k8s.io/pause:3.10"
+    capacity_pod_image: Image = "registry.k8s.io/pause:3.10"
     """Of the pods that make Karpenter launch nodes, and hold them until the job's own are there."""
-    capacity_pod_namespace: str = "evenkeel-jobs"
+    capacity_pod_namespace: Word = "evenkeel-jobs"
     """Where those pods run for a Deployment: Evenkeel may create none in its own namespace. A job's run beside it."""
 
     def delay_of(self, priority_class: str) -> int:
@@ -475,7 +478,7 @@ class BurstPolicy(Section):
 class Policy(Section):
     """The whole policy, one version of it."""
 
-    name: str = "production"
+    name: Line = "production"
     modes: tuple[ModeRule, ...] = ()
     """Where automation may go less far than the stack allows."""
     repair: RepairPolicy = RepairPolicy()
@@ -487,10 +490,10 @@ class Policy(Section):
     burst: BurstPolicy = BurstPolicy()
     job_types: JobTypes = JobTypes()
     """What submissions leave out, by the kind of job."""
-    storage: dict[str, dict[str, str]] = {}
+    storage: dict[Word, dict[Word, Line]] = {}
     """Cluster → claim → what lies behind it there, a file system's id for instance: the same claim of two clusters is
     the same storage only where the same stands behind it."""
-    faults: dict[str, FaultOverride] = {}
+    faults: dict[Word, FaultOverride] = {}
     """What this site has otherwise than the catalogue, by fault key."""
 
     @property
@@ -650,7 +653,13 @@ def changed(base: Policy, changes: Mapping[str, Any]) -> Policy:
         return Policy.model_validate(_laid_over(base.to_json(), changes))
     except ValidationError as error:
         faults = error.errors(include_url=False, include_input=False, include_context=False)
-        raise PolicyError("; ".join(f"{_where(fault['loc'])}{_said(fault)}" for fault in faults)) from error
+        raise PolicyError(
+            "; ".join(f"{_where(fault['loc'])}{_said(fault)}" for fault in faults[:_MOST_TOLD])
+        ) from error
+
+
+_MOST_TOLD = 20
+"""Faults of one policy that a message names."""
 
 
 def _laid_over(base: Any, changes: Any) -> Any:

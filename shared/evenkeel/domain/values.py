@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from types import UnionType
 from typing import Annotated, Any, Self, Union, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, PlainSerializer
+from pydantic import AfterValidator, BaseModel, ConfigDict, PlainSerializer, StringConstraints
 from pydantic.alias_generators import to_camel
 
 
@@ -43,6 +43,20 @@ Sentence = Annotated[str, AfterValidator(_cut)]
 """Text for people. What names many things is cut, so that no row grows with them."""
 Sentences = Annotated[str, AfterValidator(functools.partial(_cut, most=3 * LONGEST_SENTENCE))]
 """Up to three of them."""
+
+
+LONGEST_TEXT = 32_768
+"""Characters of the longest text that anybody may write: an argument or a variable of a program."""
+Word = Annotated[str, StringConstraints(max_length=253, pattern=r"^[!-~]*$")]
+"""A name of Kubernetes, AWS or the site: printable ASCII without spaces, as long as the longest name there."""
+Image = Annotated[str, StringConstraints(max_length=512, pattern=r"^[!-~]*$")]
+"""A container image."""
+Line = Annotated[str, StringConstraints(max_length=300, pattern=r"^[^\p{C}]*$")]
+"""One line in any script, without control characters."""
+ProgramText = Annotated[
+    str, StringConstraints(max_length=LONGEST_TEXT, pattern=r"^[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x{9f}]*$")
+]
+"""An argument or a variable of a program: no control characters but tab and line ends."""
 
 
 class Value(BaseModel):

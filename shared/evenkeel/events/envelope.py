@@ -8,6 +8,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, TypeAlias
 
+from pydantic import ValidationError
+
 from evenkeel.events import (
     aws_health,
     ec2_notices,
@@ -52,6 +54,9 @@ def parse(body: bytes) -> Answer:
         return _routed(_document(body))
     except BadEvent as bad:
         return bad.malformed
+    except ValidationError as error:  # a fact has a limit for each text
+        fault = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        return Malformed("EVENT_TOO_LARGE", f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}")
 
 
 def _document(body: bytes) -> dict[str, Any]:

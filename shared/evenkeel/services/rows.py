@@ -570,9 +570,16 @@ def usage_key(team: str) -> Key:
     return Key(Table.QUOTAS, f"TEAM#{team}", "USAGE")
 
 
-def used_key(team: str, week: str) -> Key:
-    """`TEAM#team / USED#week`: by submitter, what its settled attempts left of use there, changed by ADD only."""
-    return Key(Table.QUOTAS, f"TEAM#{team}", f"USED#{week}")
+USED = "USED#"
+
+
+def used_key(team: str, week: str, submitter: str) -> Key:
+    """`TEAM#team / USED#week#digest`: what one submitter's settled attempts left of use there, changed by ADD only.
+
+    A row for each submitter: sessions make any number of them, and one row for all would be full one day.
+    """
+    digest = hashlib.sha256(submitter.encode()).hexdigest()[:32]
+    return Key(Table.QUOTAS, f"TEAM#{team}", f"{USED}{week}#{digest}")
 
 
 def spent_key(team: str, period: str) -> Key:

@@ -157,7 +157,7 @@ def _commit(ledger: Ledger, found: attempt_rows.Found, decided: Settlement, poli
             for part in parts_of(attempt, now, policy.economy)
         ),
         *(
-            Add(rows.used_key(attempt.team, week), {decided.job.owner: amount})
+            Add(rows.used_key(attempt.team, week, decided.job.owner), {decided.job.owner: amount})
             for week, amount in used_in(attempt, now).items()
             if decided.job.owner
         ),

@@ -10,8 +10,9 @@ from evenkeel.domain.policy import BurstPolicy, JobPolicy, Mode, Policy, Schedul
 from evenkeel.domain.replay import replay
 from evenkeel.domain.scheduling.budgets import left_by_team
 from evenkeel.domain.scheduling.jobs import AttemptState, Job, JobState
-from evenkeel.domain.scheduling.teams import MOST_GPU_HOURS, MOST_USD, FleetQuotas, SetUp, Team
-from evenkeel.ports import Machine, Put, Table
+from evenkeel.domain.scheduling.spending import week_of
+from evenkeel.domain.scheduling.teams import MOST_GPU_HOURS, MOST_USD, FleetQuotas, Period, SetUp, Team
+from evenkeel.ports import Key, Machine, Put, Row, Table, row_bytes
 from evenkeel.services import explain, read_setup, read_use, rows, set_quotas
 from evenkeel.services.disclosure import Reader
 from evenkeel.services.remove_team import TeamInUse
@@ -383,6 +384,24 @@ def test_what_was_used_of_late_is_counted_once_and_fades() -> None:
 
     assert used["red"]["role/ana"] == pytest.approx(8)  # half of the 16 that it held for one half-life
     assert week_later["red"]["role/ana"] == pytest.approx(4)
+
+
+def test_any_number_of_submitters_leave_use_behind() -> None:
+    story = shared()
+    set_up(story, a_team("red", members=MEMBERS, queue={"byUse": True}))
+    first = story.started(team="red")
+    now = story.world.clock.now()
+    begin = week_of(now)
+    many = {f"role/{'s' * 100}{n:05d}": 10 ** (10 if n < 55 else 9) for n in range(3_225)}
+    older_release = Row(Key(Table.QUOTAS, "TEAM#red", f"USED#{Period.WEEK.key_at(begin)}"), many)
+    story.put(older_release)
+
+    worked_off(story, first.job_id, 3600)
+
+    used = read_use.run(setup_of(story), story.world.ledger, story.world.clock.now())["red"]
+    assert row_bytes(older_release) > 399_900
+    assert len(used) == 3_226
+    assert used["role/ana"] > 0
 
 
 def test_of_equals_who_loses_less_work_has_to_go_though_it_came_first() -> None:

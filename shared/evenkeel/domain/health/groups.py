@@ -2,7 +2,15 @@
 
 from enum import StrEnum
 
-from evenkeel.domain.health.incidents import DRILL_PREFIX
+from evenkeel.domain.health.incidents import (
+    DRILL_PREFIX,
+    DeliveryId,
+    FactArn,
+    FactDetail,
+    FactText,
+    FactWord,
+    SourceName,
+)
 from evenkeel.domain.values import Instant, Value
 
 
@@ -39,20 +47,20 @@ class GroupFact(Value):
     """One signal about a group or the cluster."""
 
     kind: GroupFactKind
-    source: str
-    cluster_arn: str = ""
-    instance_group: str = ""
+    source: SourceName
+    cluster_arn: FactArn = ""
+    instance_group: FactDetail = ""
     """Empty where it is about the whole cluster."""
-    fault_key: str = ""
+    fault_key: FactWord = ""
     """Key in the fault catalogue; empty for what is no fault."""
-    code: str = ""
-    instance_id: str = ""
+    code: FactText = ""
+    instance_id: FactWord = ""
     """The machine on which it showed, where the source tells: several are several facts."""
     deadline_at: Instant | None = None
     observed_at: Instant
-    detail: str = ""
+    detail: FactDetail = ""
     """The source's own words, as in `NodeFact`."""
-    envelope_id: str
+    envelope_id: DeliveryId
     is_drill: bool = False
 
     @property

@@ -2,6 +2,9 @@
 
 from datetime import datetime
 from enum import StrEnum
+from typing import Annotated
+
+from pydantic import StringConstraints
 
 from evenkeel.domain.health.faults import Rung, Severity
 from evenkeel.domain.nodes import NodeLife
@@ -9,6 +12,18 @@ from evenkeel.domain.values import Instant, Sentence, Value
 
 DRILL_PREFIX = "drill/"
 """Begins the key of every fact of a drill. No source has this name."""
+
+
+FactWord = Annotated[str, StringConstraints(max_length=128, pattern=r"^[ -~]*$")]
+"""A part of a fact's key: with all others it fits the key of a row."""
+JobName = Annotated[str, StringConstraints(max_length=80, pattern=r"^[ -~]*$")]
+SourceName = Annotated[str, StringConstraints(max_length=256, pattern=r"^[ -~]*$")]
+"""Who says a fact."""
+DeliveryId = Annotated[str, StringConstraints(max_length=512, pattern=r"^[ -~]*$")]
+FactArn = Annotated[str, StringConstraints(max_length=2048)]
+FactText = Annotated[str, StringConstraints(max_length=128)]
+FactDetail = Annotated[str, StringConstraints(max_length=500)]
+"""The source's own words."""
 
 
 class FactKind(StrEnum):
@@ -24,33 +39,33 @@ class NodeFact(Value):
     """One signal about one node, as a parser understood it. The life is resolved later."""
 
     kind: FactKind
-    source: str
+    source: SourceName
     """`hyperpod.node-health`, `kubernetes.node`, …"""
-    instance_id: str
-    logical_id: str = ""
+    instance_id: FactWord
+    logical_id: FactWord = ""
     """HyperPod's NodeLogicalId, where the source tells: news of a replacement names either machine of the seat."""
-    cluster_arn: str = ""
-    fault_key: str = ""
+    cluster_arn: FactArn = ""
+    fault_key: FactWord = ""
     """Key in the fault catalogue; empty for RECOVERED."""
-    code: str = ""
+    code: FactText = ""
     """The code as the source spelled it; of PROGRESS what is done: `reboot_in_progress`, `replacement_started`,
     `replacement_completed`, `replacement_failed`, `insufficient_capacity`, `provisioned`, `terminating`, …"""
-    gpu: str = ""
+    gpu: FactWord = ""
     """UUID or PCI address of the device, where the source tells."""
-    link: str = ""
+    link: FactWord = ""
     """The link, where the source tells."""
-    job_id: str = ""
+    job_id: JobName = ""
     """The job it was seen in, where the source tells."""
     deadline_at: Instant | None = None
     """When the machine goes, whatever anybody does: spot, reservation, retirement."""
     observed_at: Instant
     """When the source says it happened, not when it arrived."""
-    envelope_id: str
+    envelope_id: DeliveryId
     """Identity of the delivery, and the name of the raw copy."""
-    detail: str = ""
+    detail: FactDetail = ""
     """The source's own words, at most 500 characters, printable."""
     is_drill: bool = False
-    occurrence: str = ""
+    occurrence: FactWord = ""
     """Tells one occurrence from the next where the source knows better than the minute: an exact time, a boot id."""
 
     @property

@@ -17,6 +17,8 @@ REMEMBERED = timedelta(days=30)
 SILENCE = timedelta(minutes=3)
 """Codes of one node belong to one burst until they are silent for longer. Source: NVIDIA's Xid documentation."""
 _MOST_REMEMBERED = 60
+_MOST_SOURCES = 10
+"""Sources of one occurrence that are remembered: all occurrences of a place are one row."""
 
 
 class Occurrence(Value):
@@ -74,8 +76,8 @@ def remembered(history: History, fact: NodeFact, seat: SickSeat, incident_id: st
     )
     same = [each for each in history.occurrences if _is_same(each, seen)]
     merged = seen.but(
-        sources=tuple(sorted({*seen.sources, *(source for each in same for source in each.sources)})),
-        jobs=tuple(sorted({*seen.jobs, *(job for each in same for job in each.jobs)})),
+        sources=tuple(sorted({*seen.sources, *(source for each in same for source in each.sources)}))[:_MOST_SOURCES],
+        jobs=tuple(sorted({*seen.jobs, *(job for each in same for job in each.jobs)}))[:_MOST_JOBS],
         first_at=min(each.first_at for each in (seen, *same)),
         last_at=max(each.last_at for each in (seen, *same)),
     )

@@ -1,7 +1,7 @@
 """Job types: what a submission leaves out is filled from the template of its type, as the site's policy has it."""
 
 from collections.abc import Iterator
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -9,7 +9,10 @@ from evenkeel.domain.scheduling.jobs import JobSpec
 from evenkeel.domain.scheduling.pool_choices import PoolChoice, Toleration
 from evenkeel.domain.scheduling.pools import Market
 from evenkeel.domain.scheduling.submission import SpecFault
-from evenkeel.domain.values import Value
+from evenkeel.domain.values import Image, ProgramText, Value, Word
+
+_MOST = 20
+"""Pools and tolerations of one type: each job of it carries all of them."""
 
 
 class JobType(Value):
@@ -17,19 +20,19 @@ class JobType(Value):
 
     model_config = ConfigDict(extra="forbid")
 
-    priority_class: str = ""
-    image: str = ""
-    command: tuple[str, ...] = ()
-    args: tuple[str, ...] = ()
-    env: dict[str, str] = {}
+    priority_class: Word = ""
+    image: Image = ""
+    command: tuple[ProgramText, ...] = ()
+    args: tuple[ProgramText, ...] = ()
+    env: dict[Word, ProgramText] = {}
     nodes: int | None = Field(None, ge=1)
     accelerators_per_node: int | None = Field(None, ge=0)
-    instance_types: tuple[str, ...] = ()
+    instance_types: tuple[Word, ...] = ()
     max_restarts: int | None = Field(None, ge=0)
     grace_seconds: int | None = Field(None, ge=0)
-    pools: tuple[str, ...] = ()
+    pools: Annotated[tuple[Word, ...], Field(max_length=_MOST)] = ()
     """Where its jobs may run, in this order; empty = anywhere."""
-    tolerations: tuple[Toleration, ...] = ()
+    tolerations: Annotated[tuple[Toleration, ...], Field(max_length=_MOST)] = ()
     """Taints of the site's own that its pods put up with. A submission cannot name any."""
 
 
@@ -38,7 +41,7 @@ class PoolWords(Value):
 
     model_config = ConfigDict(extra="forbid")
 
-    labels: dict[str, str] = {}
+    labels: dict[Word, Word] = {}
     """All machines that bear them."""
     market: Market | None = None
     """How its nodes are had: pools to rent are meant by this while they have no machines."""
@@ -49,10 +52,10 @@ class JobTypes(Value):
 
     model_config = ConfigDict(extra="forbid")
 
-    default: str = ""
+    default: Word = ""
     """The type of a job that names none; empty = it has none then."""
-    types: dict[str, JobType] = {}
-    pools: dict[str, PoolWords] = {}
+    types: dict[Word, JobType] = {}
+    pools: dict[Word, PoolWords] = {}
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:

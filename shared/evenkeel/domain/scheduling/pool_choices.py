@@ -6,7 +6,7 @@ from enum import StrEnum
 from pydantic import ConfigDict
 
 from evenkeel.domain.scheduling.pools import Market, Pool
-from evenkeel.domain.values import Value
+from evenkeel.domain.values import Value, Word
 
 
 class PoolChoice(Value):
@@ -14,8 +14,8 @@ class PoolChoice(Value):
 
     model_config = ConfigDict(extra="forbid")
 
-    name: str
-    labels: dict[str, str] = {}
+    name: Word
+    labels: dict[Word, Word] = {}
     market: Market | None = None
     """How its nodes are had. A pool to rent has no machines yet whose labels could be read: it is meant by this."""
 
@@ -59,10 +59,10 @@ class Toleration(Value):
 
     model_config = ConfigDict(extra="forbid")
 
-    key: str
+    key: Word
     """Empty, with `Exists`: every taint."""
     operator: Operator = Operator.EQUAL
-    value: str = ""
+    value: Word = ""
     effect: Effect | None = None
     """None = every effect."""
 

@@ -9,7 +9,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from evenkeel.domain.scheduling.portability import Place
-from evenkeel.domain.values import Instant, Value
+from evenkeel.domain.values import Instant, Line, Value, Word
 
 
 class Market(StrEnum):
@@ -79,11 +79,11 @@ class Reservation(Value):
 class Pool(Value):
     """One instance group or NodePool of one instance type, in one zone, had in one way."""
 
-    name: str
-    cluster: str
+    name: Line
+    cluster: Word
     market: Market
-    instance_type: str
-    zone: str = ""
+    instance_type: Word
+    zone: Word = ""
     accelerators_per_node: int = Field(ge=0)
     most_nodes: int = Field(ge=0)
     """A committed pool's size; of a rented one the limit, without which none may be opened."""

@@ -4,20 +4,20 @@ from collections.abc import Iterator, Mapping
 
 from pydantic import ConfigDict, Field
 
-from evenkeel.domain.values import Value
+from evenkeel.domain.values import Line, Value, Word
 
 
 class Place(Value):
     """What a job finds on a node of a pool."""
 
-    architecture: str = "amd64"
-    accelerator: str = ""
+    architecture: Word = "amd64"
+    accelerator: Word = ""
     """Its model, as its maker names it: `a100`, `h100`; empty where nobody says."""
     accelerator_memory_gib: float = 0
     """Of one accelerator; 0 where nobody says."""
-    fabric: str = ""
+    fabric: Word = ""
     """What joins its nodes: `efa`, or empty."""
-    storage: dict[str, str] = {}
+    storage: dict[Word, Line] = {}
     """Claim or mount → what lies behind it: a file system's id, a bucket. A name alone says nothing: claims are per
     cluster."""
 

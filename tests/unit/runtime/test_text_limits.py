@@ -1,0 +1,98 @@
+"""Every text that comes from outside has a limit: requests, what parsers make of events, and the policy."""
+
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import pytest
+from pydantic import BaseModel, Field, StringConstraints
+
+from evenkeel.domain.health.groups import GroupFact
+from evenkeel.domain.health.incidents import NodeFact
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.scheduling.submission import MAX_SPEC
+from evenkeel.domain.scheduling.teams import LARGEST_PART, FleetQuotas, Team
+from evenkeel.runtime import api_types
+from evenkeel.runtime.api import LARGEST_BODY, Body
+
+LIMITED_AS_A_WHOLE: dict[str, str] = {
+    "TeamBody.team": "check_team limits names and the bytes of the team",
+    "QuotasBody.quotas": "check_fleet limits names and the bytes of the whole",
+    "JobBody.env keys": "check_spec limits names and the bytes of the job",
+    "JobBody.secretEnv keys": "check_spec limits names and the bytes of the job",
+    "JobBody.labels keys": "check_spec limits names and the bytes of the job",
+    "PolicyBody.changes keys": "the policy model refuses unknown fields",
+    "PolicyTestBody.changes keys": "the policy model refuses unknown fields",
+}
+"""Texts without a limit of their own, by place, and what limits them."""
+REQUESTS = [
+    model
+    for _, model in inspect.getmembers(api_types, inspect.isclass)
+    if issubclass(model, Body) and model is not Body
+]
+_WITHOUT_END = re.compile(r"(?<!\\)[*+]|\{\d+,\}")
+
+
+def unlimited(model: type[BaseModel]) -> list[str]:
+    """Return the places of a model at which a text may be as long as anybody likes."""
+    schema = model.model_json_schema()
+    found = _texts(schema, model.__name__, schema.get("$defs", {}), frozenset())
+    return sorted({place for place in found if not any(place.startswith(known) for known in LIMITED_AS_A_WHOLE)})
+
+
+def _texts(schema: Any, place: str, models: dict[str, Any], above: frozenset[str]) -> Iterator[str]:
+    if not isinstance(schema, dict):
+        return
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        if name not in above:
+            yield from _texts(models[name], place, models, above | {name})
+        return
+    for each in (part for word in ("anyOf", "oneOf", "allOf") for part in schema.get(word, ())):
+        yield from _texts(each, place, models, above)
+    if schema.get("type") == "string" and not _is_limited(schema):
+        yield place
+    for each in (*schema.get("prefixItems", ()), schema.get("items")):
+        yield from _texts(each, f"{place}[]", models, above)
+    for name, each in schema.get("properties", {}).items():
+        yield from _texts(each, f"{place}.{name}", models, above)
+    if schema.get("type") == "object" and "properties" not in schema:
+        values = [schema.get("additionalProperties"), *schema.get("patternProperties", {}).values()]
+        if not _is_limited(schema.get("propertyNames", {})) and schema.get("additionalProperties") is not False:
+            yield f"{place} keys"
+        for each in values:
+            yield from _texts(each, f"{place}{{}}", models, above)
+
+
+def _is_limited(schema: dict[str, Any]) -> bool:
+    if schema.keys() & {"enum", "const", "maxLength", "format", "$ref"}:
+        return True
+    return "pattern" in schema and not _WITHOUT_END.search(schema["pattern"])
+
+
+@pytest.mark.parametrize("model", [*REQUESTS, Policy, NodeFact, GroupFact], ids=lambda model: model.__name__)
+def test_every_text_from_outside_has_a_limit(model: type[BaseModel]) -> None:
+    assert unlimited(model) == []
+
+
+def test_text_without_a_limit_is_found() -> None:
+    class Inner(BaseModel):
+        note: str = ""
+
+    class Example(BaseModel):
+        free: str
+        deep: dict[Annotated[str, Field(max_length=5)], tuple[Inner, ...]] = {}
+        keys: dict[str, int] = {}
+        endless: Annotated[str, StringConstraints(pattern="^a+$")] = ""
+        short: Annotated[str, StringConstraints(max_length=5)] = ""
+        bounded: Annotated[str, StringConstraints(pattern="^a{1,5}$")] = ""
+
+    assert unlimited(Example) == ["Example.deep{}[].note", "Example.endless", "Example.free", "Example.keys keys"]
+
+
+def test_every_exception_is_needed() -> None:
+    needed = {place for place in LIMITED_AS_A_WHOLE if any(place.startswith(each.__name__) for each in REQUESTS)}
+    assert needed == set(LIMITED_AS_A_WHOLE)
+    assert {Team, FleetQuotas} <= {field.annotation for each in REQUESTS for field in each.model_fields.values()}
+    assert max(LARGEST_BODY, LARGEST_PART, MAX_SPEC) < 70_000

@@ -1,0 +1,157 @@
+"""The largest policies that are accepted: jobs are still taken, admitted, recovered and settled under them."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.policy import Mode, Policy, PolicyError, changed
+from evenkeel.domain.scheduling.jobs import JobState
+from evenkeel.ports import LARGEST_ROW, row_bytes
+from evenkeel.runtime.api import LARGEST_BODY
+from evenkeel.services import change_policy
+from tests.fakes.cluster import CLUSTER
+from tests.unit.services_jobs.story import Story
+from tests.unit.services_recovery.recovery import QUICK, Recovery
+
+WIDE = "\U0001f600"
+NAME = "n" * 240
+Build = Callable[[int], dict[str, Any]]
+
+
+def a_pool(n: int) -> dict[str, Any]:
+    return {
+        "name": f"{n:04d}{NAME}",
+        "cluster": CLUSTER,
+        "market": "spot",
+        "instanceType": "p5.48xlarge",
+        "zone": "z" * 253,
+        "acceleratorsPerNode": 8,
+        "mostNodes": 8,
+        "microsPerNodeHour": 30_000_000,
+        "launch": {"p50Seconds": 60, "p90Seconds": 120},
+        "place": {"accelerator": "h100", "storage": {"s" * 253: WIDE * 300}},
+        "taints": [f"{'t' * 150}=v:NoSchedule"],
+        "labels": {"l" * 250: "v" * 250},
+    }
+
+
+def a_type(n: int) -> dict[str, Any]:
+    return {f"t{n:03d}": {"image": "registry/llama:1", "env": {"E": WIDE * 1000}, "args": ['"' * 1000]}}
+
+
+SECTIONS: dict[str, Build] = {
+    "name and modes": lambda n: {
+        "name": WIDE * 300,
+        "modes": [{"faultClass": f"{n}{NAME}", "pool": NAME, "mode": "observe"} for n in range(n)],
+    },
+    "pools to rent from": lambda n: {
+        "burst": {
+            "pools": [a_pool(each) for each in range(n)],
+            "fleetCapMicrosPerHour": 10**12,
+            "otherTeamCapMicrosPerHour": 10**12,
+            "otherDelayMicrosPerHour": 10**12,
+        }
+    },
+    "caps": lambda n: {"burst": {"teamCapsMicrosPerHour": {f"{each}{NAME}": 10**15 for each in range(n)}}},
+    "reservations": lambda n: {
+        "scheduling": {
+            "reservations": [
+                {
+                    "cluster": CLUSTER,
+                    "pool": f"{each}{NAME}",
+                    "startsAt": "2026-11-01T00:00:00Z",
+                    "endsAt": "2027-11-01T00:00:00Z",
+                }
+                for each in range(n)
+            ]
+        }
+    },
+    "spare nodes": lambda n: {"scheduling": {"spareNodes": {f"{each}{NAME}": 1 for each in range(n)}}},
+    "job types": lambda n: {"jobTypes": {"types": {k: v for each in range(n) for k, v in a_type(each).items()}}},
+    "pools of a job type": lambda n: {
+        "jobTypes": {
+            "default": "all",
+            "types": {
+                "all": {
+                    "pools": ["workers", *(f"p{each}" for each in range(n))],
+                    "tolerations": [{"key": NAME, "value": NAME}] * n,
+                }
+            },
+            "pools": {f"p{each}": {"labels": {"k" * 200: "v" * 200, "l" * 200: "v" * 200}} for each in range(n)},
+        }
+    },
+    "storage": lambda n: {"storage": {CLUSTER: {f"{each}{NAME}": WIDE * 300 for each in range(n)}}},
+    "faults": lambda n: {"faults": {"xid:79": {"ladder": ["reboot"] * n}}},
+    "prices": lambda n: {"economy": {"usdPerAcceleratorHour": {f"{each}{NAME}": 9_999.25 for each in range(n)}}},
+    "test job": lambda n: {"repair": {"testJobImage": "i" * 512, "testJobCommand": [WIDE * 2000] * n}},
+}
+
+
+def size(changes: dict[str, Any]) -> int:
+    return len(json.dumps({"changes": changes, "reason": "r"}, ensure_ascii=False).encode())
+
+
+def largest(build: Build) -> dict[str, Any]:
+    """Return the largest changes that one request holds and that the policy takes."""
+    count = next(n for n in range(1, 20_000) if size(build(n + 1)) > LARGEST_BODY)
+    while count > 1:
+        try:
+            changed(QUICK, build(count))
+        except PolicyError:
+            count //= 2
+        else:
+            break
+    return build(count)
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_the_largest_policy_lets_jobs_run_and_recover(name: str) -> None:
+    changes = largest(SECTIONS[name])
+    policy = changed(QUICK, changes)
+    story = Story(size=4, policy=policy)
+    for n in range(3):
+        request = change_policy.Request(
+            changes=changes, by="b" * 100, reason=WIDE * 300, request_id=f"r{n}", fingerprint="f"
+        )
+        change_policy.run(request, ledger=story.ledger, base=QUICK, now=story.world.clock.now())
+    jobs = [story.submit(f"key-{n}").job_id for n in range(30)]
+
+    story.run_pass()
+    started = [each for each in jobs if story.job(each).state is JobState.STARTING]
+    for each in started:
+        story.run_attempt(each, 1)
+        story.world.cluster.fail_pods(each, 1)
+        story.settle(each)
+    story.sweep()
+    story.run_pass()
+
+    assert len(started) == 2
+    assert all(story.job(each).reason != "Waits for the next scheduling pass." for each in jobs)
+    assert story.world.telemetry.totals["WritesRefused"] == 0
+    recovery = Recovery(policy=policy, mode=Mode.ACT)
+    recovery.sicken()
+    assert recovery.recover() == "RECOVERED"
+    for world in (story.world, recovery.world):
+        assert all(row_bytes(row) < LARGEST_ROW for row in world.ledger.rows.values())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"name": "two\nlines"},
+        {"modes": [{"pool": "p" * 254, "mode": "act"}]},
+        {"modes": [{"faultClass": "caf\u00e9", "mode": "act"}]},
+        {"burst": {"capacityPodImage": "an image"}},
+        {"repair": {"testJobCommand": ["\x1b[2J"]}},
+        {"jobTypes": {"types": {"t": {"env": {"E": "\x00"}}}}},
+        {"jobTypes": {"types": {"t": {"tolerations": [{"key": "a b"}]}}}},
+        {"storage": {"c": {"claim": "fs\u202e"}}},
+        {"scheduling": {"spareNodes": {"a pool": 1}}},
+        {"jobTypes": {"types": {"t": {"pools": [f"p{n}" for n in range(21)]}}}},
+    ],
+)
+def test_text_of_a_policy_has_an_alphabet(changes: dict[str, Any]) -> None:
+    with pytest.raises(PolicyError):
+        changed(Policy(), changes)

@@ -1,0 +1,157 @@
+"""The largest events that are read, on a ledger that holds rows, keys and commits to DynamoDB's sizes."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.health.incidents import HurtJob, NodeFact
+from evenkeel.domain.health.reports import Filer
+from evenkeel.domain.scheduling.jobs import ResumeOption
+from evenkeel.events import envelope, reported_faults
+from evenkeel.events.outcomes import Heard, Ignored, Malformed, Unknown
+from evenkeel.ports import LARGEST_ROW, row_bytes
+from evenkeel.services import plan_resume, protect_jobs, receive_event
+from tests.fakes.cluster import CLUSTER, instance_id
+from tests.unit.services_recovery.recovery import Recovery
+
+EVENTS = sorted((Path(__file__).parents[2] / "fixtures/events").glob("*.json"))
+REPORT = {
+    "id": "report-1",
+    "source": reported_faults.SOURCE,
+    "detail-type": reported_faults.DETAIL_TYPE,
+    "time": "2026-11-03T10:15:00Z",
+    "detail": reported_faults.detail_of(
+        "role/Detector",
+        Filer.DETECTOR,
+        [
+            {
+                **dict.fromkeys(("gpu", "link", "jobId", "detail"), "x"),
+                "instanceId": instance_id(1),
+                "faultKey": "xid:79",
+                "code": "79",
+                "observedAt": "2026-11-03T10:15:00Z",
+            }
+        ],
+    ),
+}
+SAMPLES = {**{path.stem: json.loads(path.read_text()) for path in EVENTS}, "report": REPORT}
+CHARACTERS = ("x", '"', "\n", "\u20ac", "\U0001f600")
+LENGTHS = (40, 64, 80, 128, 500, 512, 2_000, 2_048, 8_192)
+MOST_JOBS_OF_A_NODE = 737
+"""Pods that EKS runs on one node at most."""
+
+
+def places(part: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield where the texts of a document stand."""
+    match part:
+        case dict():
+            for name, each in part.items():
+                yield from places(each, (*above, name))
+        case list():
+            for index, each in enumerate(part):
+                yield from places(each, (*above, index))
+        case str():
+            yield above
+
+
+def with_text(document: Any, place: tuple[Any, ...], text: str) -> Any:
+    changed = json.loads(json.dumps(document))
+    part = changed
+    for step in place[:-1]:
+        part = part[step]
+    part[place[-1]] = text
+    return changed
+
+
+def read(document: Any) -> Heard | Ignored | Unknown | Malformed:
+    return envelope.parse(json.dumps(document, ensure_ascii=False).encode())
+
+
+def largest(document: Any, character: str) -> Any:
+    """Return a document in which every text is as long as its parser takes it, as far as one event goes."""
+    for place in sorted(places(document), key=str):
+        texts = (character * length for length in reversed(LENGTHS))
+        longer = (with_text(document, place, text) for text in texts)
+        document = next((each for each in longer if isinstance(read(each), Heard)), document)
+    return document
+
+
+@pytest.mark.parametrize("character", CHARACTERS)
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_largest_event_of_each_kind_is_taken_in(name: str, character: str) -> None:
+    recovery = Recovery(with_job=False)
+    document = largest(SAMPLES[name], character)
+    said = read(document)
+    assert isinstance(said, Heard | Ignored)
+
+    facts = said.facts if isinstance(said, Heard) else ()
+    about_a_node = [fact.but(instance_id=instance_id(1)) for fact in facts if isinstance(fact, NodeFact)]
+    world = recovery.world
+    receive_event.hear(
+        (*facts, *about_a_node),
+        ledger=world.ledger,
+        provider=world.provider,
+        workflows=world.workflows,
+        clock=world.clock,
+        ids=world.ids,
+        telemetry=world.telemetry,
+        clusters=(CLUSTER,),
+        cluster_arn="arn:aws:sagemaker:us-west-2:111122223333:cluster/ours",
+        drills_may_act=True,
+        catalogue=recovery.policy.catalogue,
+    )
+    recovery.story.sweep()
+
+    assert all(row_bytes(row) < LARGEST_ROW for row in recovery.world.ledger.rows.values())
+
+
+@pytest.mark.parametrize("field", ["gpu", "link", "code", "jobId"])
+def test_a_text_beyond_its_limit_makes_an_event_malformed(field: str) -> None:
+    document = json.loads(json.dumps(REPORT))
+    document["detail"]["faults"][0][field] = "x" * 5_000
+
+    said = read(document)
+
+    assert isinstance(said, Malformed)
+    assert said.code == "EVENT_TOO_LARGE"
+
+
+def test_a_node_about_which_everything_is_said_recovers() -> None:
+    recovery = Recovery(size=4)
+    recovery.sicken()
+    for detector in range(12):
+        for n in range(40):
+            said = NodeFact(
+                kind="SICKENED",  # type: ignore[arg-type]  # pydantic reads it
+                source=f"site:role/{detector:02d}{'d' * 230}",
+                instance_id=instance_id(1),
+                fault_key="xid:79",
+                code="c" * 128,
+                gpu=f"{n:04d}{'g' * 124}",
+                link="l" * 128,
+                observed_at=recovery.now,
+                envelope_id="e" * 512,
+                detail="\U0001f600" * 500,
+            )
+            recovery.hear(said)
+
+    assert recovery.recover() == "RECOVERED"
+    assert all(row_bytes(row) < LARGEST_ROW for row in recovery.world.ledger.rows.values())
+
+
+def test_answers_about_the_most_jobs_of_a_node_fit_a_workflow() -> None:
+    names = [f"job-{n:026d}" for n in range(MOST_JOBS_OF_A_NODE)]
+    hurt = tuple(HurtJob(job_id=name, attempt=99_999, is_forgiven=True, left_in_doubt=99_999) for name in names)
+    back = tuple(
+        plan_resume.PlannedJob(job_id=name, attempt=99_999, option=max(ResumeOption, key=len)) for name in names
+    )
+    reason = ", ".join(f"{each.job_id} ({each.option})" for each in back)
+
+    stopped = protect_jobs.Outcome(outcome="PROTECTED", reason=reason, jobs=hurt)
+    planned = plan_resume.Outcome(outcome="PLANNED", reason=reason, jobs=back)
+
+    assert len(json.dumps(stopped.to_json())) < 200_000
+    assert len(json.dumps(planned.to_json())) < 200_000
