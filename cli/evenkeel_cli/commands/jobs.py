@@ -507,7 +507,8 @@ def _table(out: Page, jobs: list[Json], is_wide: bool) -> None:
 
 
 def _show(out: Page, job: Json) -> None:
-    out.line(f"{out.marked(JOB[job['state']], out.bold(job['jobId']))}  {job['name']}  {plain(job['state'])}")
+    state = plain(job["state"]) + out.last_seen(job)
+    out.line(f"{out.marked(_sign(job), out.bold(job['jobId']))}  {job['name']}  {state}")
     if job["reason"]:
         out.paragraph(job["reason"], indent="  ")
     out.line()

@@ -153,7 +153,8 @@ def _nodes(out: Page, nodes: Json) -> None:
     widest = max(len(pool["pool"]) for pool in nodes["pools"])
     for index, pool in enumerate(nodes["pools"]):
         states = "  ".join(
-            f"{number} {plain(state)} {out.glyph(NODE[state])}" for state, number in pool["states"].items()
+            f"{number} {plain(state)} {out.glyph('warn' if pool.get('isStale') else NODE[state])}"
+            for state, number in pool["states"].items()
         ) + out.last_seen(pool)
         title = out.bold("NODES") + "   " if index == 0 else "        "
         out.line(f"{title}{pool['pool']:<{widest}}  {counted(pool['total'], 'node')}: {states}")
@@ -166,7 +167,7 @@ def _gpus(out: Page, gpus: Json) -> None:
     in_use = f" {100 * gpus['inUse'] / gpus['total']:.0f}%" if gpus["total"] else ""
     out.line(
         f"{out.bold('GPUs')}    {gpus['total']} in the fleet  {gpus['inUse']} in use{in_use}  "
-        f"{gpus['free']} free in service"
+        f"{gpus['free']} free in service{out.last_seen(gpus)}"
     )
 
 
@@ -202,6 +203,8 @@ def _jobs(out: Page, jobs: Json) -> None:
     suspended = sum(entry["suspended"] for entry in jobs["classes"])
     if suspended:
         out.line(f"        {counted(suspended, 'job')} suspended")
+    if jobs.get("isStale") and any(entry["running"] for entry in jobs["classes"]):
+        out.line(f"        running{out.last_seen(jobs)}")
     if jobs["isLowerBound"]:
         out.line("        more than 2000 in one state: the counts are lower bounds")
 
@@ -242,6 +245,8 @@ def _next(out: Page, found: Json) -> None:
     elif found["automation"]["isHeld"]:
         [hold, *_] = found["automation"]["holds"]
         out.line(f"{out.bold('NEXT')}    evenkeel automation release{scope_options(hold)}")
+    elif any(source["state"] == "STALE" for source in found.get("sources", [])):
+        out.line(f"{out.bold('NEXT')}    evenkeel doctor")
 
 
 def _spread(out: Page, left: str, right: str) -> None:

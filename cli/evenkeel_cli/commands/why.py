@@ -119,7 +119,8 @@ def _incident_of(client: Client, instance_id: str) -> str:
 
 def _answer(out: Page, found: Json) -> None:
     states = JOB if found["kind"] == "job" else INCIDENT
-    out.line(f"{out.marked(states[found['state']], out.bold(found['subject']))}  {plain(found['state'])}")
+    sign = "warn" if found.get("isStale") else states[found["state"]]
+    out.line(f"{out.marked(sign, out.bold(found['subject']))}  {plain(found['state'])}{out.last_seen(found)}")
     out.paragraph(found["sentence"], indent="  ")
     decision = found["decision"]
     if decision:

@@ -541,6 +541,13 @@ class Policy(Section):
             shipped().overridden(self.faults)
         except CatalogueError as error:
             raise ValueError(f"faults: {error}") from error
+        known = {fault.fault_class for fault in self.catalogue.values()}
+        for rule in self.modes:
+            if rule.fault_class and rule.fault_class not in known:
+                raise ValueError(
+                    f"modes: there is no fault class {rule.fault_class}; leave faultClass out for all, or name one of "
+                    f"{', '.join(sorted(known))}"
+                )
         return self
 
     @functools.cached_property

@@ -53,6 +53,7 @@ def why_job(ledger: Ledger, job_id: str, reader: Reader, *, now: datetime) -> Js
     return {
         "subject": job_id,
         "kind": "job",
+        "cluster": latest.cluster if latest else job.cluster,
         "state": job.state,
         "sentence": _job_sentence(job, latest, now, read_queue.waits_with_kueue(job, ledger)) + _late(job, now),
         "decision": _short(head) if head else None,

@@ -163,7 +163,7 @@ def status(
         ][:_MOST_SHOWN],
         "gpus": _gpus(nodes, states, sources),
         "cordons": _cordons(ledger, nodes),
-        "jobs": _jobs(ledger, work, clusters, now),
+        "jobs": _jobs(ledger, work, clusters, now) | _sight_of_all(sources),
         "teams": [
             {name: value for name, value in team.items() if name != "resources"}
             for team in read_teams.list_teams(ledger, now=now)["items"][:_MOST_TEAMS]
@@ -478,6 +478,14 @@ def _sight(cluster: str, sources: Iterable[SourceAge]) -> Json:
     return {"isStale": is_stale, "lastSeenAt": rfc3339(seen_at) if seen_at else None}
 
 
+def _sight_of_all(sources: Iterable[SourceAge]) -> Json:
+    """Return whether what is known of any cluster is stale, and the oldest answer of those."""
+    ages = [age for age in sources if age.source.kind is SourceKind.KUBERNETES_LIST and not age.is_trusted]
+    answers = [age.seen_at for age in ages if age.seen_at]
+    seen_at = min(answers) if answers and len(answers) == len(ages) else None
+    return {"isStale": bool(ages), "lastSeenAt": rfc3339(seen_at) if seen_at else None}
+
+
 def _has_seen_nodes(sources: Iterable[SourceAge]) -> bool:
     """Whether any list of nodes was ever read: before that there is no number of nodes, not even none."""
     return any(age.seen_at for age in sources if age.source.kind in FACTS)
@@ -485,13 +493,14 @@ def _has_seen_nodes(sources: Iterable[SourceAge]) -> bool:
 
 def _gpus(nodes: Sequence[FleetNode], states: Mapping[str, NodeState], sources: Iterable[SourceAge]) -> Json:
     if not nodes and not _has_seen_nodes(sources):
-        return {"total": None, "inService": None, "inUse": None, "free": None}
+        return {"total": None, "inService": None, "inUse": None, "free": None, **_sight_of_all(sources)}
     serving = [node for node in nodes if states[node.life.key] is NodeState.IN_SERVICE]
     return {
         "total": sum(node.accelerators for node in nodes),
         "inService": sum(node.accelerators for node in serving),
         "inUse": sum(node.accelerators_in_use for node in nodes),
         "free": sum(max(0, node.accelerators - node.accelerators_in_use) for node in serving),
+        **_sight_of_all(sources),
     }
 
 

@@ -452,3 +452,8 @@ def test_a_change_that_this_release_cannot_use_is_shown_with_the_one_that_counts
     assert "change 3 by" in shown["refused"]
     assert "repair.noLonger: there is no such field" in shown["refused"]
     assert shown["policy"]["repair"]["maxAttempts"] == 1
+
+
+def test_mode_rule_for_an_unknown_fault_class_is_refused() -> None:
+    with pytest.raises(ValueError, match="there is no fault class \\*; leave faultClass out for all"):
+        Policy.model_validate({"modes": [{"faultClass": "*", "mode": "observe"}]})

@@ -465,7 +465,14 @@ def test_a_quiet_fleet_is_ok(gateway: Gateway) -> None:
         ],
         "isLowerBound": False,
     }
-    assert status["gpus"] == {"total": 16, "inService": 16, "inUse": 8, "free": 8}
+    assert status["gpus"] == {
+        "total": 16,
+        "inService": 16,
+        "inUse": 8,
+        "free": 8,
+        "isStale": False,
+        "lastSeenAt": None,
+    }
     assert status["jobs"]["classes"] == [
         {
             "priorityClass": None,
@@ -757,7 +764,8 @@ def test_status_is_never_ok_while_a_cluster_does_not_answer(gateway: Gateway) ->
     assert reason.startswith("Cluster research-eks does not answer since 2026-11-03 10:04:02Z: nodes: Unreachable")
     assert reason.endswith("(last answer 12 min ago)")
     (pool,) = status["nodes"]["pools"]
-    assert (pool["isStale"], pool["lastSeenAt"]) == (True, rfc3339(ago(minutes=12)))
+    for numbers in (pool, status["gpus"], status["jobs"]):
+        assert (numbers["isStale"], numbers["lastSeenAt"]) == (True, rfc3339(ago(minutes=12)))
 
 
 def test_facts_of_a_dead_cluster_are_shown_as_stale(gateway: Gateway) -> None:

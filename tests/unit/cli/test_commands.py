@@ -1002,6 +1002,26 @@ def test_lists_show_when_stale_facts_were_last_seen(served: Served) -> None:
     assert all("These facts may be stale. Cluster research-eks does not answer" in each.err for each in (nodes, jobs))
 
 
+def test_job_is_never_shown_running_without_its_age(served: Served) -> None:
+    cluster_dies(served)
+
+    said = [served.run(noun, *words, "llama-1", terminal=True).out for noun, *words in (("why",), ("jobs", "show"))]
+
+    assert ["running, last seen 12m ago" in each.splitlines()[0] for each in said] == [True, True]
+
+
+def test_status_shows_the_age_of_stale_numbers(served: Served) -> None:
+    cluster_dies(served)
+
+    lines = served.run("status", terminal=True).out.splitlines()
+
+    nodes, gpus = (next(line for line in lines if line.startswith(title)) for title in ("NODES", "GPUs"))
+    assert "1 in service ▲, last seen 12m ago" in nodes
+    assert gpus.endswith("free in service, last seen 12m ago")
+    assert "        running, last seen 12m ago" in lines
+    assert lines[-1] == "NEXT    evenkeel doctor"
+
+
 @pytest.mark.parametrize("words", ["why llama-1", "incidents ls", "jobs show llama-1"])
 def test_every_answer_warns_of_stale_facts(served: Served, words: str) -> None:
     cluster_dies(served)
