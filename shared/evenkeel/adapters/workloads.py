@@ -49,6 +49,8 @@ _SAGEMAKER = "sagemaker.amazonaws.com"
 _DETAILS = (f"{_SAGEMAKER}/fault-details", f"{_SAGEMAKER}/fault-detail")
 _KUBELETS = ("Ready", "MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable")
 """Conditions of the kubelet itself and of the network plugin: eviction by taint owns what they say."""
+_NAME_LIMIT = 128
+"""Characters of a name that a kubelet, an agent or an annotation gives: the API server limits none of these."""
 _MESSAGE_LIMIT = 500
 """Characters of a condition's message that are kept: it goes into decision records."""
 _POOL_LABELS = (f"{_SAGEMAKER}/instance-group-name", KARPENTER_LABEL, "eks.amazonaws.com/nodegroup")
@@ -612,12 +614,12 @@ def read_node(cluster: str, node: Mapping[str, Any]) -> KubernetesNode:
         pool=next((found[label] for label in _POOL_LABELS if label in found), ""),
         instance_type=found.get("node.kubernetes.io/instance-type", ""),
         zone=found.get("topology.kubernetes.io/zone", ""),
-        boot_id=(status.get("nodeInfo") or {}).get("bootID", ""),
+        boot_id=(status.get("nodeInfo") or {}).get("bootID", "")[:_NAME_LIMIT],
         resource_version=metadata.get("resourceVersion", ""),
         is_ready=is_ready,
         not_ready_since=None if is_ready or not since else datetime.fromisoformat(since),
         is_cordoned=is_cordoned,
-        incident_id=notes.get(INCIDENT_ANNOTATION) if is_cordoned else None,
+        incident_id=notes[INCIDENT_ANNOTATION][:_NAME_LIMIT] if is_cordoned and INCIDENT_ANNOTATION in notes else None,
         is_awaiting_validation=any(taint["key"] == AWAITING_VALIDATION_TAINT for taint in taints),
         taints=tuple(f"{taint['key']}={taint.get('value') or ''}:{taint['effect']}" for taint in taints),
         accelerators=count,
@@ -628,7 +630,7 @@ def read_node(cluster: str, node: Mapping[str, Any]) -> KubernetesNode:
             NodeCondition(
                 type=one["type"],
                 status=one["status"],
-                reason=one.get("reason") or "",
+                reason=(one.get("reason") or "")[:_NAME_LIMIT],
                 message=(one.get("message") or "")[:_MESSAGE_LIMIT],
                 changed_at=_instant(one.get("lastTransitionTime")),
             )

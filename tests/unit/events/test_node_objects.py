@@ -3,8 +3,10 @@
 from typing import Any
 
 from evenkeel.adapters.workloads import read_node
+from evenkeel.domain.nodes import INCIDENT_ANNOTATION
 from evenkeel.domain.policy import WatchPolicy
 from evenkeel.events.kubernetes_node import facts_of
+from evenkeel.services import rows
 from tests.fakes.system import A_MOMENT
 
 SAGEMAKER = "sagemaker.amazonaws.com"
@@ -66,3 +68,19 @@ def test_the_annotation_is_read_in_both_spellings() -> None:
 
     expected = ["hp:NvidiaErrorReboot", "xid:79"]
     assert told(an_object(fault_details=details)) == told(an_object(fault_detail=details)) == expected
+
+
+def test_long_names_on_a_node_fit_the_ledger() -> None:
+    long = "x" * 300_000
+    node = an_object(a_condition(reason=long, message=long), node_health=long)
+    node["spec"]["unschedulable"] = True
+    node["metadata"]["annotations"][INCIDENT_ANNOTATION] = long
+    node["status"]["nodeInfo"] = {"bootID": long}
+
+    seen = read_node("eks", node)
+    facts = facts_of(seen, WatchPolicy(), A_MOMENT)
+
+    assert facts
+    assert all(len(fact.fact_key) < 1024 for fact in facts)
+    assert len(rows.incident_key(seen.incident_id or "").pk) < 1024
+    assert len(seen.boot_id) + sum(len(one.reason) for one in seen.conditions) <= 256
