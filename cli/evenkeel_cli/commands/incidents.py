@@ -203,7 +203,8 @@ def _show(out: Page, incident: Json) -> None:
     out.line()
     _evidence(out, incident["evidence"])
     out.line()
-    out.line(f"{out.dim('next')}  evenkeel incidents timeline {incident['incidentId']}")
+    verb = "approve" if incident["asks"] else "timeline"
+    out.line(f"{out.dim('next')}  evenkeel incidents {verb} {incident['incidentId']}")
 
 
 def _late(incident: Json) -> str:

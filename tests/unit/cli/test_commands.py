@@ -1010,6 +1010,14 @@ def test_job_is_never_shown_running_without_its_age(served: Served) -> None:
     assert ["running, last seen 12m ago" in each.splitlines()[0] for each in said] == [True, True]
 
 
+def test_incident_that_asks_names_the_answer_as_next_step(served: Served) -> None:
+    asking(served)
+
+    said = served.run("incidents", "show", "inc-0000000001").out
+
+    assert said.splitlines()[-1] == "next  evenkeel incidents approve inc-0000000001"
+
+
 def test_status_shows_the_age_of_stale_numbers(served: Served) -> None:
     cluster_dies(served)
 
