@@ -146,7 +146,7 @@ class _Turn(NamedTuple):
         if _EVERY_QUEUE not in self.stopped:
             return self._replace(barriers=())
         known = {name for name, _ in self.barriers}
-        waits = [each.job_id for each in decisions if each.action is Action.WAIT and each.job_id not in known]
+        waits = [each.job_id for each in decisions if each.holds_up and each.job_id not in known]
         found = sorted((name in self.page, name) for name in waits)
         added = tuple((name, self.began if is_behind else after_heads) for is_behind, name in found)
         return self._replace(barriers=(*self.barriers, *added))

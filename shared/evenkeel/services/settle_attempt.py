@@ -111,10 +111,11 @@ def _judge(
     if told and (ending is None or not seen.pods):
         ending = contradicted(told, seen) or told
     if ending is None:
-        return judge_abandoned(seen, job, attempt, _failure(request.failure))
-    if ending.state is AttemptState.FAILED and job.stop_of(attempt.attempt) is None:
+        ending = judge_abandoned(seen, job, attempt, _failure(request.failure))
+    if job.stop_of(attempt.attempt) is None:
+        gone = lost_nodes(nodes, attempt.node_names, now, policy.jobs.lost_node_seconds)
         sick = _sick(attempt, ledger) | {name for name, node in nodes.items() if looks_sick(node)}
-        return excused(ending, attempt, frozenset(sick))
+        return excused(ending, attempt, gone | sick)
     return ending
 
 

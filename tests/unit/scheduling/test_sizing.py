@@ -77,3 +77,20 @@ def test_spare_nodes_stay_spare_at_every_size() -> None:
 
 def test_a_pause_after_a_failure_is_kept_whatever_the_size() -> None:
     assert sizes(sized([a_room(1)], elastic(1, 2, 1, not_before=at(2000)))) == {}
+
+
+def test_elastic_jobs_that_cannot_start_starve_no_later_ones() -> None:
+    rooms = [a_room(number, instance_type="ml.p4d.24xlarge", pool="p4") for number in range(1, 9)] + [a_room(20)]
+    too_large = [elastic(number, 8, 4, instance_types=("ml.p5.48xlarge",)) for number in range(1, 7)]
+
+    found = sized(rooms, *too_large, elastic(7, 12, 1, 2, instance_types=("ml.p4d.24xlarge",)))
+
+    assert sizes(found) == {"job-7": 2}
+
+
+def test_many_elastic_jobs_start_small_before_one_is_enlarged() -> None:
+    rooms = [a_room(number) for number in range(1, 9)]
+
+    found = sized(rooms, *(elastic(number, 16, 1, 2, 4) for number in range(1, 8)))
+
+    assert sizes(found) == {"job-1": 2} | {f"job-{number}": 1 for number in range(2, 8)}

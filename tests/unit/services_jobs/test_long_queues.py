@@ -210,3 +210,18 @@ def test_younger_job_does_not_overtake_on_a_later_page(cycles: int) -> None:
 
     assert order == [first.job_id, second.job_id]
     assert story.job(last.job_id).state is JobState.PENDING
+
+
+def test_jobs_without_a_matching_node_are_not_remembered_as_barriers() -> None:
+    story, small = crowded_without_teams(60, nodes=1, instance_types=("ml.p9.xlarge",))
+    for row in story.world.ledger.by_state(Table.JOBS, "JOB#PENDING", limit=60).rows:
+        job = rows.read(row, Job)
+        story.set_job(job.but(current_attempt=1))  # the machines that they ran on are gone for good
+
+    for _ in range(10):
+        story.run_pass()
+
+    turn = story.world.ledger.get(rows.turn_key())
+    assert turn
+    assert "barriers" not in turn.doc
+    assert cycles_until_started(story, small, 5) <= 5

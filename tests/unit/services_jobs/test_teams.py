@@ -550,3 +550,47 @@ def test_largest_budgets_leave_admission_at_work() -> None:
     assert story.job(job.job_id).state is JobState.STARTING
     left = left_by_team(setup_of(story), {}, (), (), story.policy.economy, story.world.clock.now())
     assert left["red"] > 0
+
+
+def test_job_keeps_its_place_where_the_next_node_is_lost_too() -> None:
+    story = Story(size=4)
+    set_up(story, a_team("red", 16, members=MEMBERS, queue={"cohort": ""}))
+    older = story.running(team="red", nodes=1)
+    story.world.clock.advance(1)
+    younger = story.submit("younger", team="red", nodes=2)
+    story.world.cluster.remove_node(story.attempt(older.job_id).node_names[0])
+    story.settle(older.job_id)
+    story.run_pass()
+    story.world.cluster.remove_node(story.attempt(older.job_id, 2).node_names[0])
+    story.launch(older.job_id, 2)
+
+    story.settle(older.job_id, 2)
+    story.run_pass()
+
+    assert story.attempt(older.job_id, 2).state is AttemptState.LOST
+    assert (story.job(older.job_id).current_attempt, story.job(older.job_id).state) == (3, JobState.STARTING)
+    assert story.job(younger.job_id).state is JobState.PENDING
+
+
+def test_younger_job_takes_no_nodes_from_interrupted_job() -> None:
+    story = Story(size=4)
+    set_up(story, a_team("red", 32, members=MEMBERS), a_team("blue", 16, members=MEMBERS))
+    older = story.running(team="red", nodes=2)
+    for _ in range(2):
+        story.running(team="blue", nodes=1)
+    story.world.clock.advance(1)
+    younger = story.submit("younger", team="red", nodes=1)
+    story.world.cluster.remove_node(story.attempt(older.job_id).node_names[0])
+    story.world.cluster.stop(story.attempt(older.job_id), 0)
+    story.settle(older.job_id)
+
+    story.run_pass()
+
+    assert story.job(older.job_id).resume_plan is None
+    assert story.job(older.job_id).reason.startswith("Its quota is there. Waits for 2 nodes")
+    assert story.job(younger.job_id).state is JobState.PENDING
+
+    story.world.clock.advance(story.policy.repair.replace_deadline_seconds)  # nobody knows when a replacement comes
+    story.run_pass()
+
+    assert story.job(younger.job_id).state is JobState.STARTING

@@ -89,6 +89,9 @@ class Request(Value):
     """Attempts so far."""
     is_recovery: bool = False
     """Whether a resume plan is due, and it gave way to nobody since: it may take spares, and goes first."""
+    is_interrupted: bool = False
+    """Whether its last attempt was lost and it was not preempted, for as long as a replacement may take: nodes are kept
+    for it, as for a recovery, also before a resume plan is there."""
     avoid: tuple[str, ...] = ()
     """Life keys not to be used."""
     team: str = ""
@@ -159,6 +162,11 @@ class Request(Value):
     def goes_first(self) -> bool:
         """Whether its capacity was granted once already: a recovery brings it back, or it changes size."""
         return self.is_recovery or self.is_resize
+
+    @property
+    def keeps_nodes(self) -> bool:
+        """Whether nodes and quota are kept for it while too few nodes are there."""
+        return self.is_recovery or self.is_interrupted
 
     @property
     def patient_sizes(self) -> tuple[int, ...]:
@@ -304,6 +312,11 @@ class AdmissionDecision(Value):
     """The quota that it takes: flavor → resource → amount."""
     victims: tuple[VictimOf, ...] = ()
     """Who has to stop for it, those included who were asked before."""
+
+    @property
+    def holds_up(self) -> bool:
+        """Whether it blocks jobs behind it: it waits for machines that exist and that other jobs could take, too."""
+        return self.action is Action.WAIT and bool(_kinds(self.facts.offers))
 
     def to_charge(self) -> Charge:
         """Return what an admitted job holds from now on."""

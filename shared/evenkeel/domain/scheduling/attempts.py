@@ -301,11 +301,15 @@ def _blame(
 
 
 def excused(ending: Ending, attempt: Attempt, sick_nodes: frozenset[str]) -> Ending:
-    """Return the end without the application's blame where one of its nodes is sick: the whole gang fails with it."""
+    """Return the end without blame for the job where one of its nodes is lost or sick: the whole gang ends with it.
+
+    An attempt that never ran for that reason counts as LOST, so its job keeps its place and does not pause.
+    """
     ill = sorted(sick_nodes & set(attempt.node_names))
-    if ending.state is not A.FAILED or not ill or ending.is_final:
+    if ending.state not in (A.FAILED, A.NEVER_RAN) or not ill or ending.is_final:
         return ending
-    reason = f"It failed on {_named(ill)}, which is sick: {ending.reason}"
+    said = "It failed" if ending.state is A.FAILED else "It did not start"
+    reason = f"{said} on {_named(ill)}, which is lost or sick: {ending.reason}"
     return ending.but(state=A.LOST, reason=reason, counts_as_failure=False)
 
 

@@ -29,8 +29,14 @@ def with_ends(rooms: Iterable[Room], policy: Policy) -> tuple[Room, ...]:
 
 
 def request_of(job: Job, policy: Policy, now: datetime) -> Request:
-    """Return what a job asks for, with how long a machine has to stay to be of use to it: as `placement` reckons."""
+    """Return what a job asks for, whether nodes are kept for it, and how long a machine has to stay to be of use to it.
+
+    The last is estimated as `placement` does.
+    """
     asked = Request.of(job)
+    if job.lost_at is not None and not job.is_preempted:
+        replaced_by = job.lost_at + timedelta(seconds=policy.repair.replace_deadline_seconds)
+        asked = asked.model_copy(update={"is_interrupted": now < replaced_by})
     if not policy.scheduling.reservations:
         return asked
     run = policy.burst.run_seconds_of(job.spec.priority_class)

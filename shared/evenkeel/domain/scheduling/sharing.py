@@ -5,8 +5,9 @@
     heads of queues ─┘         │ quota, then seats: both or neither
 
 Recoveries are weighed in cycles of their own before all others, may take spares, and what is their own is kept for them
-while they wait for machines. What quota allows and machines do not is an answer of its own: it is parked, or holds up
-its queue, as the queue's strategy says; and even then only those of its queue who could take the same machines.
+while they wait for machines. It is kept for other interrupted jobs, too, so that no younger job takes their nodes. What
+quota allows and machines do not is an answer of its own: it is parked, or holds up its queue, as the queue's strategy
+says; and even then only those of its queue who could take the same machines.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -453,7 +454,7 @@ class _Pass:
         # No other flavor would do: that machines are missing is what there is to say.
         self.turns[request.job_id] = seatless
         is_strict = self._is_strict(workload)
-        if not is_strict and not request.is_recovery:
+        if not is_strict and not request.keeps_nodes:
             return False  # parked: others go on
         self.scheduler.withdraw(workload)
         self._keep(request, workload, seatless.decision.assignment)
@@ -479,7 +480,7 @@ class _Pass:
 
     def _keep(self, request: Request, workload: Workload, assignment: Assignment) -> None:
         """Keep for one that waits for machines what is its own: nobody borrows it, nor takes those that are there."""
-        holds = self._is_strict(workload) or request.is_recovery
+        holds = self._is_strict(workload) or request.keeps_nodes
         if not holds or assignment.level or request.job_id in self.kept:
             return
         self.kept[request.job_id] = (workload.queue, dict(assignment.use))

@@ -15,8 +15,9 @@ from evenkeel.domain.scheduling.elastic import ElasticTerms
 Weigh = Callable[[tuple[Request, ...]], tuple[AdmissionDecision, ...]]
 """Decides about all that wait, by the rules of the pass."""
 
-_MOST_AT_ONCE = 4
-"""Jobs of one pass that are tried at other sizes: each costs some passes over the queue."""
+_MOST_ENLARGED = 4
+"""Jobs of one cycle whose largest size is sought, since each costs some cycles over the queue. The others start at
+their smallest size, and may grow later."""
 _STAYS = frozenset({Action.ADMIT, Action.BACK_OFF})
 
 
@@ -53,20 +54,19 @@ def fit(
         and (smaller := _smaller_sizes(request, now))
         and _is_refused(request, found[request.job_id].action)
     ]
-    tried = sorted(waiting, key=lambda each: each.place_in_queue)[:_MOST_AT_ONCE]
-    if not tried:
-        return decisions
+    tried = sorted(waiting, key=lambda each: each.place_in_queue)
     sizes = {request.job_id: request.sizes[0] for request in tried}
-    smallest = _weighed(pending, sizes, weigh)
-    sizes = {name: size for name, size in sizes.items() if smallest[name].action is Action.ADMIT}
+    best = found
+    while sizes:
+        best = _weighed(pending, sizes, weigh)
+        starting = {name: size for name, size in sizes.items() if best[name].action is Action.ADMIT}
+        if len(starting) == len(sizes):
+            break
+        sizes = starting  # the others ask for all their nodes again, and that may change what fits
     if not sizes:
         return decisions
-    best = _weighed(pending, sizes, weigh)
-    if any(best[name].action is not Action.ADMIT for name in sizes):
-        return decisions
-    for request in tried:
-        if request.job_id in sizes:
-            best = _enlarged(request, pending, sizes, best, weigh)
+    for request in [each for each in tried if each.job_id in sizes][:_MOST_ENLARGED]:
+        best = _enlarged(request, pending, sizes, best, weigh)
     return tuple(best.values())
 
 
