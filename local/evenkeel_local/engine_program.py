@@ -216,6 +216,10 @@ def quick_lists() -> None:
     dynamodb._paginate_evaluated_items = paginate
 
 
+_AUTHORITY = re.compile(r"[a-z0-9.-]+(:[0-9]{1,5})?", re.ASCII | re.IGNORECASE)
+"""A host name and perhaps a port. `urlsplit` also takes paths, spaces and tabs in it."""
+
+
 def only_local_names() -> None:
     """Answer 421 to a request for another host, and 403 to one from another origin."""
     serve = app.app
@@ -225,10 +229,12 @@ def only_local_names() -> None:
             await serve(scope, receive, send)
             return
         given = [(name.lower(), value.decode("latin-1")) for name, value in scope["headers"]]
-        hosts = [f"//{value}" for name, value in given if name in (b"host", b":authority")]
+        hosts = [value for name, value in given if name in (b"host", b":authority")]
         origins = [value for name, value in given if name == b"origin"]
         status = 0 if all(map(_is_local, origins)) else 403
-        if len(hosts) != 1 or not _is_local(hosts[0]):
+        # A target such as `GET http://attacker.example/` names a host as well, and counts more than `Host`.
+        is_named_so = len(hosts) == 1 and _AUTHORITY.fullmatch(hosts[0]) is not None and scope["path"].startswith("/")
+        if not is_named_so or not _is_local(f"//{hosts[0]}"):
             status = 421
         if not status:
             await serve(scope, receive, send)

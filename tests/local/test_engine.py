@@ -62,6 +62,8 @@ def invoke(credentials: Credentials, name: str) -> Any:
     [
         ("Host", "attacker.example", 421),
         ("Host", "127.0.0.1.attacker.example:4566", 421),
+        ("Host", "127.0.0.1/attacker.example", 421),
+        ("Host", "localhost.", 421),
         ("Origin", "https://attacker.example", 403),
     ],
 )

@@ -6,6 +6,7 @@ name the page: the first in `Host`, the second in `Origin`.
 
 from __future__ import annotations
 
+import re
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -17,12 +18,17 @@ ALLOWED: Final = frozenset(
 )
 """Names in the API server's certificate, and the loopback address."""
 
+_AUTHORITY: Final = re.compile(r"[a-z0-9.-]+(:[0-9]{1,5})?", re.ASCII | re.IGNORECASE)
+"""A host name and perhaps a port. `urlsplit` also takes paths, spaces and tabs in it."""
+
 
 @web.middleware
 async def only_local_names(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Answer 421 to a request for another host, and 403 to one from another origin."""
     hosts = request.headers.getall("Host", [])
-    if len(hosts) != 1 or not is_local(f"//{hosts[0]}"):
+    # A target such as `GET http://attacker.example/` names the host as well, and counts more than `Host`.
+    is_named_so = len(hosts) == 1 and _AUTHORITY.fullmatch(hosts[0]) is not None and is_local(str(request.url))
+    if not is_named_so or not is_local(f"//{hosts[0]}"):
         return web.Response(status=421, text="This listener serves 127.0.0.1 and localhost only.\n")
     if not all(map(is_local, request.headers.getall("Origin", []))):
         return web.Response(status=403, text="This listener takes no requests from web pages.\n")

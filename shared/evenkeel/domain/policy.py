@@ -427,11 +427,11 @@ class BurstPolicy(Section):
     """The same by team."""
     other_team_cap_micros_per_hour: Micros = 0
     """For every team not listed."""
-    delay_micros_per_hour: dict[Word, Micros] = {}
+    delay_micros_per_hour: dict[PriorityClass, Micros] = {}
     """What an hour's delay is worth, in millionths of a dollar, by priority class."""
     other_delay_micros_per_hour: Micros = 0
     """For every class not listed; at 0 nothing is rented for it."""
-    expected_run_seconds: dict[Word, Deadline] = {}
+    expected_run_seconds: dict[PriorityClass, Deadline] = {}
     """How long a job runs, by priority class."""
     other_expected_run_seconds: Deadline = 14_400
     ready_seconds: Deadline = 900

@@ -12,8 +12,14 @@ from evenkeel_local.gpu_cluster.host_names import is_local
 LISTENERS = {"sagemaker_url": "/clusters", "kubernetes_url": "/version", "control_url": "/control/health"}
 
 
-def status(cluster: ClusterHandle, listener: str, **headers: str) -> int:
-    """Ask a listener, with a Host and an Origin of our choice."""
+OTHERS = (
+    *("attacker.example", "attacker.example:80", "localhost.attacker.example", "10.0.0.1", "localhost.", "[::1]"),
+    *("127.0.0.1/attacker.example", "127.0.0.1#x", "127.0.0.1?x", "local\thost", "127.0.0.1, x", "127.1", ""),
+)
+
+
+def status(cluster: ClusterHandle, listener: str, *, origin_of_target: str = "", **headers: str) -> int:
+    """Ask a listener, with a Host and an Origin of our choice; perhaps by a target with a host of its own."""
     url = urlsplit(getattr(cluster, listener))
     assert url.hostname
     assert url.port
@@ -22,7 +28,7 @@ def status(cluster: ClusterHandle, listener: str, **headers: str) -> int:
         connection = http.client.HTTPSConnection(url.hostname, url.port, timeout=10, context=context)
     else:
         connection = http.client.HTTPConnection(url.hostname, url.port, timeout=10)
-    connection.putrequest("GET", LISTENERS[listener], skip_host=True)
+    connection.putrequest("GET", origin_of_target + LISTENERS[listener], skip_host=True)
     for name, value in ({"Host": url.netloc} | headers).items():
         connection.putheader(name, value)
     connection.endheaders()
@@ -32,9 +38,15 @@ def status(cluster: ClusterHandle, listener: str, **headers: str) -> int:
 
 
 @pytest.mark.parametrize("listener", LISTENERS)
-@pytest.mark.parametrize("host", ["attacker.example", "attacker.example:80", "localhost.attacker.example", "10.0.0.1"])
+@pytest.mark.parametrize("host", OTHERS)
 def test_listener_refuses_another_host(cluster: ClusterHandle, listener: str, host: str) -> None:
     assert status(cluster, listener, Host=host) == 421
+
+
+@pytest.mark.parametrize("listener", LISTENERS)
+def test_listener_refuses_a_target_of_another_host(cluster: ClusterHandle, listener: str) -> None:
+    assert status(cluster, listener, origin_of_target="http://attacker.example", Host="127.0.0.1") == 421
+    assert status(cluster, listener, origin_of_target="http://localhost", Host="127.0.0.1") not in (403, 421)
 
 
 @pytest.mark.parametrize("listener", LISTENERS)

@@ -457,3 +457,26 @@ def test_a_change_that_this_release_cannot_use_is_shown_with_the_one_that_counts
 def test_mode_rule_for_an_unknown_fault_class_is_refused() -> None:
     with pytest.raises(ValueError, match="there is no fault class \\*; leave faultClass out for all"):
         Policy.model_validate({"modes": [{"faultClass": "*", "mode": "observe"}]})
+
+
+@pytest.mark.parametrize("text", ["a\u202eb", "a\x1b[31m", "a\nb", "a" * 2000])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        lambda text: {"name": text},
+        lambda text: {"repair": {"testJobImage": text}},
+        lambda text: {"burst": {"teamCapsMicrosPerHour": {text: 1}}},
+        lambda text: {"burst": {"delayMicrosPerHour": {text: 1}}},
+        lambda text: {"modes": [{"mode": "act", "pool": text}]},
+    ],
+)
+def test_texts_of_a_policy_are_one_plain_line(gateway: Gateway, changes: Any, text: str) -> None:
+    answer = gateway.post("/v1/clusters/laptop/policy/test", {"changes": changes(text)})
+
+    assert (answer.status, answer.document["code"]) == (400, "VALIDATION_FAILED")
+
+
+def test_classes_of_kubernetes_have_no_price(gateway: Gateway) -> None:
+    changes = {"burst": {"expectedRunSeconds": {"system-node-critical": 60}}}
+
+    assert gateway.post("/v1/clusters/laptop/policy/test", {"changes": changes}).status == 400
