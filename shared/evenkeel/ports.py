@@ -25,6 +25,8 @@ from typing import Any, NamedTuple, Protocol
 from evenkeel.domain.checkpoints import Distrust
 from evenkeel.domain.nodes import KubernetesNode, ProviderCluster, ProviderNode
 from evenkeel.domain.recovery.validation import CheckResult
+from evenkeel.domain.scheduling import efa
+from evenkeel.domain.scheduling.efa import Network
 from evenkeel.domain.scheduling.foreign import ForeignPod
 from evenkeel.domain.scheduling.jobs import Attempt, JobSpec, ResumePoint, WorkloadSeen
 
@@ -333,6 +335,8 @@ class LaunchSpec:
     """Nodes that its pods keep off, where the attempt names none to be on."""
     accelerator_resource: str = ""
     """As which its accelerators are asked for; empty = that of the nodes that the attempt names."""
+    network: Network = efa.NONE
+    """What each pod asks for to use EFA."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,6 +422,8 @@ class CapacitySpec:
     """Of one node."""
     accelerator_resource: str
     image: str
+    efa: int = 0
+    """EFA interfaces of one node. Karpenter attaches them to a machine only if a pod that it launches it for asks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,12 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
-from evenkeel.adapters import workloads
+from evenkeel.adapters import operators, workloads
 from evenkeel.domain.checkpoints import Demand, Distrust
 from evenkeel.domain.nodes import join_nodes
+from evenkeel.domain.scheduling.efa import Network
 from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, JobSpec, ResumePoint, SecretKey
-from evenkeel.ports import LaunchSpec, ProofTerms
+from evenkeel.ports import CapacitySpec, LaunchSpec, ProofTerms
 from tests.fakes.system import A_MOMENT
 
 
@@ -138,6 +139,69 @@ def test_pods_meet_the_restricted_security_standard() -> None:
     assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
     assert [set(volume) for volume in pod["volumes"]] == [{"name", "emptyDir"}]
     assert pod["automountServiceAccountToken"] is False
+
+
+@pytest.mark.parametrize(
+    ("resource", "accelerators", "interfaces"),
+    [("nvidia.com/gpu", 8, 32), ("nvidia.com/gpu", 8, 4), ("aws.amazon.com/neuron", 16, 8)],
+)
+def test_pods_ask_for_efa_and_its_memory(resource: str, accelerators: int, interfaces: int) -> None:
+    spec = replace(a_spec(accelerators_per_node=accelerators), network=Network(interfaces, 5120))
+
+    manifest = workloads.job(spec, "research", resource)
+
+    kubernetes_validate.validate(manifest, "1.33", strict=True)
+    pod = pod_of(manifest)
+    (container,) = pod["containers"]
+    assert container["resources"] == {
+        "limits": {resource: str(accelerators), "vpc.amazonaws.com/efa": str(interfaces), "hugepages-2Mi": "5120Mi"},
+        "requests": {"cpu": "1"},
+    }
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"], "add": ["IPC_LOCK"]},
+    }
+    assert {"name": "shared-memory", "emptyDir": {"medium": "Memory"}} in pod["volumes"]
+    assert {"name": "shared-memory", "mountPath": "/dev/shm"} in container["volumeMounts"]
+
+
+def test_pods_without_huge_pages_request_nothing_else() -> None:
+    spec = replace(a_spec(), network=Network(16))
+
+    (container,) = pod_of(workloads.job(spec, "research", "nvidia.com/gpu"))["containers"]
+
+    assert container["resources"] == {"limits": {"nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "16"}}
+
+
+def test_training_operators_get_the_same_network() -> None:
+    spec = replace(a_spec(), network=Network(32, 5120))
+
+    job = operators.pytorch_job(spec, "research", "nvidia.com/gpu")
+
+    (container,) = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+    assert container["resources"]["limits"]["vpc.amazonaws.com/efa"] == "32"
+    assert container["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
+
+
+def test_capacity_pods_ask_for_their_nodes_interfaces() -> None:
+    spec = CapacitySpec("c", "a", "job-a-b1", "burst", 2, 8, "nvidia.com/gpu", "pause", efa=32)
+
+    (container,) = pod_of(workloads.capacity_job(spec, "f"))["containers"]
+    (without,) = pod_of(workloads.capacity_job(replace(spec, efa=0), "f"))["containers"]
+
+    assert container["resources"] == {"limits": {"nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "32"}}
+    assert without["resources"] == {"limits": {"nvidia.com/gpu": "8"}}
+
+
+def test_a_node_is_read_with_its_network() -> None:
+    offers = {"nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "32", "hugepages-2Mi": "10256Mi"}
+    item = {"metadata": {"name": "n"}, "status": {"allocatable": offers}}
+
+    node = workloads.read_node("c", item)
+
+    assert (node.efa, node.huge_pages_mib) == (32, 10_256)
+    bare = workloads.read_node("c", {"metadata": {"name": "n"}})
+    assert (bare.efa, bare.huge_pages_mib) == (0, 0)
 
 
 def test_a_job_is_told_the_training_contract_and_cannot_change_it() -> None:

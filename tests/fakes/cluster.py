@@ -56,6 +56,8 @@ def a_node(number: int = 1, **changes: Any) -> KubernetesNode:
         "is_ready": True,
         "accelerators": GPUS,
         "accelerator_resource": "nvidia.com/gpu",
+        "efa": 32,
+        "huge_pages_mib": 10_256,
         "labels": {"kubernetes.io/hostname": f"hyperpod-{machine}"},
     }
     return KubernetesNode.model_validate({**facts, **changes})

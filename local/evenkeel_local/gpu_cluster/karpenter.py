@@ -27,7 +27,7 @@ from evenkeel_local.gpu_cluster.config import ClusterConfig, KarpenterSettings
 from evenkeel_local.gpu_cluster.errors import ApiError, Obj
 from evenkeel_local.gpu_cluster.kinds import random_suffix
 from evenkeel_local.gpu_cluster.kubelet import Directory, Kubelet, Variables
-from evenkeel_local.gpu_cluster.machines import PODS_PER_NODE, shape_of
+from evenkeel_local.gpu_cluster.machines import EFA, PODS_PER_NODE, shape_of
 from evenkeel_local.gpu_cluster.pod_topology import Amounts, NodeRoom
 from evenkeel_local.gpu_cluster.processes import Guard
 from evenkeel_local.gpu_cluster.quantities import quantity
@@ -336,6 +336,10 @@ class Karpenter:
     def _create_claim(
         self, pool: Obj, template: Obj, labels: dict[str, str], offering: Offering, wanted: Amounts
     ) -> Obj:
+        resources = offering.resources
+        if EFA not in wanted:
+            # As AWS' provider does: a machine gets EFA interfaces only if a pod that it is launched for asks for them.
+            resources = {name: amount for name, amount in resources.items() if name != EFA}
         claim: Obj = {
             "metadata": {
                 "name": f"{name_of(pool)}-{random_suffix()}",
@@ -350,7 +354,7 @@ class Karpenter:
                 "nodeClassRef": template.get("nodeClassRef") or {},
                 "resources": {"requests": {name: _plain(amount) for name, amount in wanted.items()}},
             },
-            "status": {"capacity": offering.resources, "allocatable": offering.resources},
+            "status": {"capacity": resources, "allocatable": resources},
         }
         created = self._registry.create(self._type("NodeClaim"), "", claim, trusted=True)
         instance = Instance(name_of(created), offering)
@@ -424,8 +428,8 @@ class Karpenter:
                 },
                 "spec": {"providerID": provider, **({"taints": taints} if taints else {})},
                 "status": {
-                    "capacity": instance.offering.resources,
-                    "allocatable": instance.offering.resources,
+                    "capacity": claim["status"]["capacity"],
+                    "allocatable": claim["status"]["allocatable"],
                     "addresses": [
                         {"type": "InternalIP", "address": address},
                         {"type": "Hostname", "address": instance.node_name},

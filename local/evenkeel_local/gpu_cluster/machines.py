@@ -28,21 +28,26 @@ Status = Literal[
     "Running", "Failure", "Pending", "ShuttingDown", "SystemUpdating", "DeepHealthCheckInProgress", "NotFound"
 ]
 
+EFA = "vpc.amazonaws.com/efa"
 SHAPES: dict[str, dict[str, str]] = {
-    "ml.p5.48xlarge": {"nvidia.com/gpu": "8", "cpu": "192", "memory": "2048Gi", "vpc.amazonaws.com/efa": "32"},
-    "ml.p5e.48xlarge": {"nvidia.com/gpu": "8", "cpu": "192", "memory": "2048Gi", "vpc.amazonaws.com/efa": "32"},
-    "ml.p5en.48xlarge": {"nvidia.com/gpu": "8", "cpu": "192", "memory": "2048Gi", "vpc.amazonaws.com/efa": "16"},
-    "ml.p5.4xlarge": {"nvidia.com/gpu": "1", "cpu": "16", "memory": "256Gi"},
-    "ml.p6-b200.48xlarge": {"nvidia.com/gpu": "8", "cpu": "192", "memory": "2048Gi", "vpc.amazonaws.com/efa": "8"},
-    "ml.p4de.24xlarge": {"nvidia.com/gpu": "8", "cpu": "96", "memory": "1152Gi", "vpc.amazonaws.com/efa": "4"},
-    "ml.p4d.24xlarge": {"nvidia.com/gpu": "8", "cpu": "96", "memory": "1152Gi", "vpc.amazonaws.com/efa": "4"},
-    "ml.g5.8xlarge": {"nvidia.com/gpu": "1", "cpu": "32", "memory": "128Gi"},
-    "ml.g5.48xlarge": {"nvidia.com/gpu": "8", "cpu": "192", "memory": "768Gi", "vpc.amazonaws.com/efa": "1"},
-    "ml.g6.12xlarge": {"nvidia.com/gpu": "4", "cpu": "48", "memory": "192Gi"},
+    "ml.p5.48xlarge": {"nvidia.com/gpu": "8", "cpu": "192", "memory": "2048Gi", EFA: "32"},
+    "ml.p5e.48xlarge": {"nvidia.com/gpu": "8", "cpu": "192", "memory": "2048Gi", EFA: "32"},
+    "ml.p5en.48xlarge": {"nvidia.com/gpu": "8", "cpu": "192", "memory": "2048Gi", EFA: "16"},
+    "ml.p5.4xlarge": {"nvidia.com/gpu": "1", "cpu": "16", "memory": "256Gi", EFA: "1"},
+    "ml.p6-b200.48xlarge": {"nvidia.com/gpu": "8", "cpu": "192", "memory": "2048Gi", EFA: "8"},
+    "ml.p4de.24xlarge": {"nvidia.com/gpu": "8", "cpu": "96", "memory": "1152Gi", EFA: "4"},
+    "ml.p4d.24xlarge": {"nvidia.com/gpu": "8", "cpu": "96", "memory": "1152Gi", EFA: "4"},
+    "ml.g5.8xlarge": {"nvidia.com/gpu": "1", "cpu": "32", "memory": "128Gi", EFA: "1"},
+    "ml.g5.48xlarge": {"nvidia.com/gpu": "8", "cpu": "192", "memory": "768Gi", EFA: "1"},
+    "ml.g6.12xlarge": {"nvidia.com/gpu": "4", "cpu": "48", "memory": "192Gi", EFA: "1"},
+    "ml.trn1.32xlarge": {"aws.amazon.com/neuron": "16", "cpu": "128", "memory": "512Gi", EFA: "8"},
+    "ml.trn2.48xlarge": {"aws.amazon.com/neuron": "16", "cpu": "192", "memory": "2048Gi", EFA: "16"},
     "ml.m5.2xlarge": {"cpu": "8", "memory": "32Gi"},
     "ml.c5.4xlarge": {"cpu": "16", "memory": "32Gi"},
 }
 """What nodes of an instance type offer. Source: the AWS pages of each EC2 type."""
+HUGE_PAGES = {"hugepages-2Mi": "10256Mi"}
+"""What nodes with EFA set aside: EKS' accelerated images reserve 5128 pages of 2 MiB."""
 DEFAULT_SHAPE = {"cpu": "16", "memory": "64Gi"}
 PODS_PER_NODE = "110"
 NO_CAPACITY = {
@@ -61,7 +66,8 @@ BOOT_FAILURES = {
 
 def shape_of(instance_type: str) -> dict[str, str]:
     """Return what a node of an instance type offers; EC2's names lack the `ml.` of SageMaker's."""
-    return SHAPES.get(f"ml.{instance_type.removeprefix('ml.')}", DEFAULT_SHAPE)
+    shape = SHAPES.get(f"ml.{instance_type.removeprefix('ml.')}", DEFAULT_SHAPE)
+    return {**shape, **HUGE_PAGES} if EFA in shape else shape
 
 
 class EventSink(Protocol):

@@ -15,6 +15,7 @@ from evenkeel.domain.nodes import (
 )
 from evenkeel.domain.scheduling.followed import KueueCheck, KueueCondition, KueueSeen
 from evenkeel.domain.scheduling.foreign import RESUME_ALLOWED, RESUME_LABEL, Comeback, ForeignPod, Owned, PodClaim
+from evenkeel.domain.scheduling.instance_types import EFA
 from evenkeel.domain.scheduling.jobs import Attempt, Demand, PodPhase, PodSeen, WorkloadSeen
 from evenkeel.domain.scheduling.pool_choices import Effect, Operator, Toleration
 from evenkeel.domain.scheduling.queues.quantities import amount
@@ -45,6 +46,8 @@ _DISRUPTED = {"type": "DisruptionTarget", "status": "True"}
 _LEFT_ALONE = {"karpenter.sh/do-not-disrupt": "true"}
 """Karpenter does not take a node of such a pod to save something, nor because it is old."""
 NVIDIA, NEURON = "nvidia.com/gpu", "aws.amazon.com/neuron"
+_HUGE_PAGES = "hugepages-2Mi"
+_MIB = 2**20
 _SAGEMAKER = "sagemaker.amazonaws.com"
 _DETAILS = (f"{_SAGEMAKER}/fault-details", f"{_SAGEMAKER}/fault-detail")
 _KUBELETS = ("Ready", "MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable")
@@ -139,7 +142,6 @@ def job(spec: LaunchSpec, fleet: str, accelerator_resource: str) -> Json:
 def _pod(spec: LaunchSpec, accelerator_resource: str) -> Json:
     attempt = spec.attempt
     own = {JOB_LABEL: attempt.job_id, ATTEMPT_LABEL: str(attempt.attempt)}
-    count = spec.job.accelerators_per_node
     where = _placement(spec)
     is_ranked_by_kueue = bool(attempt.local_queue)
     return {
@@ -172,7 +174,7 @@ def _pod(spec: LaunchSpec, accelerator_resource: str) -> Json:
                 ]
             },
         },
-        # The "restricted" pod security standard, in full.
+        # The "restricted" pod security standard, in full; with EFA, IPC_LOCK besides, which only "privileged" allows.
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": _USER,
@@ -193,8 +195,12 @@ def _pod(spec: LaunchSpec, accelerator_resource: str) -> Json:
                 **({"args": list(spec.job.args)} if spec.job.args else {}),
                 "env": _environment(spec),
                 "ports": [{"name": "rendezvous", "containerPort": RENDEZVOUS_PORT}],
-                "resources": {"limits": {accelerator_resource: str(count)}} if count else {},
-                "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+                "resources": _resources(spec, accelerator_resource),
+                "securityContext": {
+                    "allowPrivilegeEscalation": False,
+                    # EFA pins the memory that it reads and writes.
+                    "capabilities": {"drop": ["ALL"], **({"add": ["IPC_LOCK"]} if spec.network.interfaces else {})},
+                },
                 "volumeMounts": [
                     {"name": "shared-memory", "mountPath": "/dev/shm"},  # noqa: S108 - inside the pod
                     *({"name": name, "mountPath": path} for name, _, path in _claims(spec)),
@@ -203,6 +209,21 @@ def _pod(spec: LaunchSpec, accelerator_resource: str) -> Json:
                 "terminationMessagePolicy": "FallbackToLogsOnError",
             }
         ],
+    }
+
+
+def _resources(spec: LaunchSpec, accelerator_resource: str) -> Json:
+    """Return what one pod asks for: accelerators, and where it uses EFA its interfaces and huge pages."""
+    count, network = spec.job.accelerators_per_node, spec.network
+    limits = {
+        **({accelerator_resource: str(count)} if count else {}),
+        **({EFA: str(network.interfaces)} if network.interfaces else {}),
+        **({_HUGE_PAGES: f"{network.huge_pages_mib}Mi"} if network.huge_pages_mib else {}),
+    }
+    # Kubernetes takes huge pages only from containers that request memory or CPU as well.
+    return {
+        **({"limits": limits} if limits else {}),
+        **({"requests": {"cpu": "1"}} if network.huge_pages_mib else {}),
     }
 
 
@@ -315,7 +336,12 @@ def capacity_job(spec: CapacitySpec, fleet: str, taints: Iterable[Mapping[str, A
             {
                 "name": "capacity",
                 "image": spec.image,
-                "resources": {"limits": {spec.accelerator_resource: str(spec.accelerators)}},
+                "resources": {
+                    "limits": {
+                        spec.accelerator_resource: str(spec.accelerators),
+                        **({EFA: str(spec.efa)} if spec.efa else {}),
+                    }
+                },
                 "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
             }
         ],
@@ -604,7 +630,8 @@ def read_node(cluster: str, node: Mapping[str, Any]) -> KubernetesNode:
     is_ready = ready is not None and ready["status"] == "True"
     since = (ready or {}).get("lastTransitionTime") or metadata.get("creationTimestamp")
     is_cordoned = bool(spec.get("unschedulable"))
-    resource, count = _accelerators(status.get("allocatable") or {})
+    allocatable = status.get("allocatable") or {}
+    resource, count = _accelerators(allocatable)
     return KubernetesNode(
         cluster=cluster,
         name=metadata["name"],
@@ -624,6 +651,8 @@ def read_node(cluster: str, node: Mapping[str, Any]) -> KubernetesNode:
         taints=tuple(f"{taint['key']}={taint.get('value') or ''}:{taint['effect']}" for taint in taints),
         accelerators=count,
         accelerator_resource=resource,
+        efa=_whole(EFA, allocatable.get(EFA, 0)),
+        huge_pages_mib=_whole(_HUGE_PAGES, allocatable.get(_HUGE_PAGES, 0)) // _MIB,
         labels=found,
         fault_details=next((notes[key] for key in _DETAILS if notes.get(key)), ""),
         conditions=tuple(

@@ -129,6 +129,10 @@ class KubernetesNode(Value):
     """Allocatable GPUs or Neuron devices."""
     accelerator_resource: str = ""
     """`nvidia.com/gpu`, `aws.amazon.com/neuron`, or empty."""
+    efa: int = 0
+    """Allocatable EFA interfaces."""
+    huge_pages_mib: int = 0
+    """Allocatable huge pages of 2 MiB, together."""
     labels: dict[str, str] = {}
     fault_details: str = ""
     """HyperPod's `fault-details` annotation, verbatim."""

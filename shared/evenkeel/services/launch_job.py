@@ -15,6 +15,7 @@ from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.nodes import KubernetesNode, NodeLife
 from evenkeel.domain.policy import Mode, Policy
 from evenkeel.domain.recovery.modes import launch_mode
+from evenkeel.domain.scheduling import efa
 from evenkeel.domain.scheduling.attempts import lost_nodes
 from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Job, JobSpec, WorkloadSeen
 from evenkeel.domain.values import Value
@@ -137,6 +138,7 @@ def run(
         if left.out_of_reach:
             cluster.forget_pods(left.attempt, left.out_of_reach)
     resume_from = choice.resume_from.manifest if choice.resume_from else ""
+    seated = (_as_kueue_seats_it if attempt.local_queue else _on_its_nodes)(job, attempt, cluster, policy)
     try:
         _, uid = cluster.launch(
             LaunchSpec(
@@ -145,7 +147,7 @@ def run(
                 resume_from=resume_from,
                 service_account=job.service_account or service_account,
                 terms=answer.terms,
-                **_as_kueue_seats_it(job, attempt, cluster),
+                **seated,
             )
         )
     except Refused as error:
@@ -159,7 +161,7 @@ def run(
         return _give_up(ledger, found, decided, reason, now, is_refused=False)
     rentals.free_nodes(job, attempt, ledger, cluster)
     launched = decided.but(state=AttemptState.LAUNCHED, workload_uid=uid, launched_at=now)
-    _record_launch(ledger, found, launched, answer, now)
+    _record_launch(ledger, found, launched, answer, now, seated["network"])
     telemetry.count("AttemptsLaunched")
     telemetry.info("Attempt launched", job_id=job.job_id, attempt=attempt.attempt, resume_from=resume_from)
     return Outcome(outcome=_launched(attempt), reason=choice.reason)
@@ -169,15 +171,37 @@ def _launched(attempt: Attempt) -> LaunchOutcome:
     return LaunchOutcome.QUEUED if attempt.local_queue else LaunchOutcome.LAUNCHED
 
 
-def _as_kueue_seats_it(job: Job, attempt: Attempt, cluster: Cluster) -> dict[str, Any]:
-    """Return what a launch that names no nodes must say besides: what it keeps off, and as what accelerators count."""
-    if not attempt.local_queue:
-        return {}
+def _on_its_nodes(job: Job, attempt: Attempt, cluster: Cluster, policy: Policy) -> dict[str, Any]:
+    """Return what the pods ask for on the attempt's nodes. All are of one type and pool: the first is read."""
+    node = cluster.node(attempt.cluster, attempt.node_names[0]) if attempt.node_names else None
+    if node is None:
+        machine, huge_pages_mib = efa.Machine(attempt.pool, attempt.instance_type), 0
+    else:
+        machine, huge_pages_mib = efa.Machine.of(node), node.huge_pages_mib
+    own, by_pool = job.spec.accelerators_per_node, policy.scheduling.efa_interfaces
+    return {
+        "accelerator_resource": node.accelerator_resource if node else "",
+        "network": efa.network_of(machine, attempt.ranks, own, by_pool, huge_pages_mib),
+    }
+
+
+def _as_kueue_seats_it(job: Job, attempt: Attempt, cluster: Cluster, policy: Policy) -> dict[str, Any]:
+    """Return what a launch that names no nodes must say besides: what it keeps off, and what its pods ask for.
+
+    Kueue may admit it on any type that it names: its pods ask for the interfaces that each of these types has. They ask
+    for no huge pages: a ClusterQueue admits no job that asks for a resource that it does not cover.
+    """
     nodes, plan = cluster.nodes(attempt.cluster), job.resume_plan
     keys = plan.avoid if plan and job.is_planned(attempt.attempt) else ()
     machines = {NodeLife.from_key(key).instance_id for key in keys}
     kinds = [node for node in nodes if not job.spec.instance_types or node.instance_type in job.spec.instance_types]
+    own, by_pool = job.spec.accelerators_per_node, policy.scheduling.efa_interfaces
+    fitting = [efa.Machine.of(node) for node in kinds if node.accelerators >= own]
+    there = {machine.instance_type for machine in fitting}
+    machines_of_types = [efa.Machine("", name) for name in job.spec.instance_types if name not in there]
+    interfaces = efa.least_interfaces((*fitting, *machines_of_types), attempt.ranks, own, by_pool)
     return {
+        "network": efa.Network(interfaces),
         "avoid": tuple(sorted(node.name for node in nodes if node.instance_id in machines)),
         "accelerator_resource": next((node.accelerator_resource for node in kinds if node.accelerator_resource), ""),
     }
@@ -225,10 +249,15 @@ def _look_back(attempt: Attempt, ledger: Ledger, cluster: Cluster, policy: Polic
 
 
 def _record_launch(
-    ledger: Ledger, found: attempt_rows.Found, launched: Attempt, answer: pin_resume_point.Answer, now: datetime
+    ledger: Ledger,
+    found: attempt_rows.Found,
+    launched: Attempt,
+    answer: pin_resume_point.Answer,
+    now: datetime,
+    network: efa.Network,
 ) -> None:
     how = "launched" if not launched.local_queue else f"handed to Kueue's LocalQueue {launched.local_queue}"
-    text = f"Attempt {launched.attempt} {how}{_said(answer)}{_drained(launched, ledger)}"
+    text = f"Attempt {launched.attempt} {how}{_said(answer)}{_drained(launched, ledger)}{_connected(launched, network)}"
     entry = TimelineEntry(at=now, kind="launched", text=text, writer=WRITER)
     ledger.commit(
         Put(rows.attempt_row(launched, found.attempt_version)),
@@ -247,6 +276,14 @@ def _drained(launched: Attempt, ledger: Ledger) -> str:
     if point and point.attempt == before.attempt and began and began >= before.stop_asked_at:
         return f" Step {point.step} was saved while attempt {before.attempt} was stopped."
     return f" Nothing that counts was saved while attempt {before.attempt} was stopped."
+
+
+def _connected(launched: Attempt, network: efa.Network) -> str:
+    """Say over what the pods of an attempt with several talk to each other."""
+    if launched.ranks < 2:
+        return ""
+    count = network.interfaces
+    return f" Each pod asks for {count} EFA interface{'s'[: count != 1]}." if count else " Its pods ask for no EFA."
 
 
 def _said(answer: pin_resume_point.Answer) -> str:

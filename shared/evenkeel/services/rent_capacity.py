@@ -17,6 +17,7 @@ from evenkeel.domain.economics import money
 from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.policy import Mode, Policy, RentedPool
 from evenkeel.domain.recovery.modes import launch_mode
+from evenkeel.domain.scheduling import efa
 from evenkeel.domain.scheduling.budgets import rent_parts_of
 from evenkeel.domain.scheduling.jobs import Attempt, Job
 from evenkeel.domain.scheduling.placement import Placement, PlacementDecision, PlacementFacts, place
@@ -288,6 +289,7 @@ def _open(work: _Work, found: _Found) -> Outcome:
             accelerators=offer.accelerators_per_node,
             accelerator_resource=_resource(offer),
             image=work.policy.burst.capacity_pod_image,
+            efa=_efa(work, rental, offer),
         )
     )
     reason = f"{counted(rental.nodes, offer.pool)} asked for."
@@ -631,6 +633,14 @@ def _note_came(work: _Work, rental: Rental, names: list[str]) -> None:
 def _look_seconds(work: _Work) -> int:
     """Return the pause between two looks at what is still to go: machines take minutes."""
     return 2 * work.policy.jobs.launch_retry_seconds
+
+
+def _efa(work: _Work, rental: Rental, offer: Offer) -> int:
+    """Return the EFA interfaces that each rented node must have: all of them where a job with several nodes gets it."""
+    if rental.serves or rental.nodes < 2:
+        return 0
+    machine = efa.Machine(offer.pool, offer.instance_type)
+    return efa.interfaces_of(machine, work.policy.scheduling.efa_interfaces)
 
 
 def _resource(offer: Offer) -> str:

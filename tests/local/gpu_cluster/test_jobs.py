@@ -275,6 +275,27 @@ def test_gpus_are_given_once(kube: KubeClient) -> None:
     until_running(kube, waiting["metadata"]["name"])
 
 
+def test_a_third_job_finds_no_efa_interfaces(kube: KubeClient) -> None:
+    def submit(name: str) -> list[str]:
+        names = [f"{name}-{rank}" for rank in range(3)]
+        for each in names:
+            pod = a_pod(each, *SLEEPS, gpus=2)
+            pod["spec"]["containers"][0]["resources"]["limits"]["vpc.amazonaws.com/efa"] = "16"
+            kube.create(PODS, pod)
+        return names
+
+    for each in (*submit("first"), *submit("second")):
+        until_running(kube, each)
+    (third, *_) = submit("third")
+    pod = kube.until(f"{PODS}/{third}", lambda pod: condition(pod, "PodScheduled") == "False", "the reason")
+
+    told = next(entry for entry in pod["status"]["conditions"] if entry["type"] == "PodScheduled")
+    assert told["message"].startswith("0/3 nodes are available: 3 Insufficient vpc.amazonaws.com/efa.")
+    for rank in range(3):
+        kube.delete(f"{PODS}/first-{rank}")
+    until_running(kube, third)
+
+
 def test_taints_cordons_selectors_and_affinity_are_obeyed(kube: KubeClient) -> None:
     first, second, third = (node["metadata"]["name"] for node in kube.items(NODES))
     taint = {"key": "team", "value": "a", "effect": "NoSchedule"}

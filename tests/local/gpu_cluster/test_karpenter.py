@@ -107,6 +107,19 @@ def test_a_pod_that_fits_nowhere_gets_the_cheapest_node_that_fits(burst: Cluster
     assert len(kube.items(CLAIMS)) == 2
 
 
+@pytest.mark.parametrize(("asked", "offered"), [("16", "32"), ("", None)])
+def test_a_machine_has_efa_if_its_pod_asks(kube: KubeClient, asked: str, offered: str | None) -> None:
+    kube.create(POOLS, a_pool())
+    pod = a_pod("large", *SLEEPS, gpus=8)
+    if asked:
+        pod["spec"]["containers"][0]["resources"]["limits"]["vpc.amazonaws.com/efa"] = asked
+    kube.create(PODS, pod)
+
+    node = kube.get(f"{NODES}/{running(kube, 'large')['spec']['nodeName']}")
+
+    assert node["status"]["allocatable"].get("vpc.amazonaws.com/efa") == offered
+
+
 def test_pods_share_a_node_that_is_on_its_way(kube: KubeClient) -> None:
     kube.create(POOLS, a_pool())
     for number in range(4):

@@ -98,6 +98,7 @@ class Renting:
                         hyperpod_cluster_id=None,
                         created_at=self.world.clock.now(),
                         instance_type="p5.48xlarge",
+                        efa=spec.efa,
                         labels={"karpenter.sh/nodepool": spec.pool},
                     )
                 )
@@ -509,6 +510,15 @@ def test_no_capacity_anywhere_leaves_nothing_behind_and_a_reason() -> None:
     assert market.rental(second.job_id).state is RentalState.ENDED
     assert market.rental(second.job_id).cost_parts == 0
     assert market.left() == []
+
+
+def test_nodes_rented_for_a_gang_have_efa() -> None:
+    market = Renting(policy=a_policy(pools=(a_pool(ON_DEMAND, Market.ON_DEMAND),)))
+    market.full_fleet()
+    market.story.run_pass()
+    market.advance()
+
+    assert [(spec.nodes, spec.efa) for spec in market.world.cluster.capacity.values()] == [(2, 32)]
 
 
 def test_a_part_of_a_gang_is_given_back_after_the_deadline_and_paid_for() -> None:

@@ -16,7 +16,7 @@ from enum import StrEnum
 from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.nodes import Node, NodeLife
 from evenkeel.domain.policy import Mode, SchedulingPolicy
-from evenkeel.domain.scheduling import instance_types, machines
+from evenkeel.domain.scheduling import efa, instance_types, machines
 from evenkeel.domain.scheduling.claims import Claim, weigh
 from evenkeel.domain.scheduling.jobs import Charge, Job, ResumeOption, WorkloadSeen
 from evenkeel.domain.scheduling.pool_choices import PoolChoice, Toleration, all_tolerated, place_of
@@ -59,6 +59,8 @@ class Room(Value):
     """Of its node object: what flavors tell machines by."""
     taints: tuple[str, ...] = ()
     """`key=value:Effect`: those that keep pods off which do not tolerate them."""
+    efa: int | None = None
+    """EFA interfaces that its node object offers; None where no node object says so yet."""
     kept_for: str = ""
     """The job that it was rented for: nobody else may have it; empty where it is anybody's."""
     usable_until: Instant | None = None
@@ -112,6 +114,8 @@ class Request(Value):
     """Whether its recovery chose that others give way to it: where it has quota and no machines, some are stopped."""
     is_resize: bool = False
     """Whether it was stopped to change size: what it asks for was its own, or was idle."""
+    is_serving: bool = False
+    """Whether it is replicas of a Deployment: their pods ask for no EFA."""
     pools: tuple[PoolChoice, ...] = ()
     """Where it may run, in this order; empty = anywhere."""
     tolerations: tuple[Toleration, ...] = ()
@@ -391,6 +395,7 @@ def _room(node: Node, taken: Mapping[tuple[str, str], int], unhealthy: Collectio
         instance_type=node.provider.instance_type if node.provider else (seen.instance_type if seen else ""),
         accelerators=accelerators,
         free=max(0, accelerators - taken.get(place, 0)),
+        efa=seen.efa if seen else None,
         closed_because=_closed_because(node, is_unhealthy=place in unhealthy),
         labels=seen.labels if seen else {},
         taints=seen.blocking_taints if seen else (),
@@ -743,6 +748,15 @@ def is_open_to(request: Request, room: Room) -> bool:
     return room.is_open
 
 
+def lacks_efa(request: Request, room: Room, policy: SchedulingPolicy) -> str:
+    """Return what a machine lacks of the EFA interfaces that each pod of a job asks for; empty where it lacks none."""
+    if room.efa is None or request.nodes < 2 or request.is_serving:
+        return ""
+    machine = efa.Machine(room.pool, room.instance_type, room.accelerators, room.efa)
+    asked = efa.interfaces_per_pod(machine, request.nodes, request.accelerators_per_node, policy.efa_interfaces)
+    return f"offering {room.efa} of {asked} EFA interfaces" if room.efa < asked else ""
+
+
 def _offer(
     request: Request, pool: str, instance_type: str, rooms: list[Room], policy: SchedulingPolicy, choice: int
 ) -> Offer:
@@ -760,6 +774,8 @@ def _offer(
             closed["to be avoided"] += 1
         elif room.free < request.accelerators_per_node:
             closed["in use"] += 1
+        elif lacking := lacks_efa(request, room, policy):
+            closed[lacking] += 1
         else:
             fits.append(room)
     # The fullest node that still has room first, so that wholly free nodes stay free for gangs that need them.

@@ -21,6 +21,9 @@ class InstanceType(Value):
     gpus: int = 0
     neuron: int = 0
     efa: int = 0
+    """EFA interfaces."""
+    efa_varies: bool = False
+    """Whether `efa` is only the most that a node can have: sites attach fewer, and the node says how many."""
     architecture: str = "amd64"
     """As images name it."""
     model: str = ""

@@ -103,6 +103,7 @@ def demands_of(
                 cluster=registered.cluster,
                 nodes=-(-len(left) // shared),
                 accelerators_per_node=per_replica * shared,
+                is_serving=True,
                 priority=priorities.get(registered.priority_class, registered.priority),
                 tolerations=left[0].tolerations,
                 pools=(PoolChoice(name="", labels=selector),) if selector else (),

@@ -33,6 +33,7 @@ from evenkeel.domain.scheduling.admission import (
     best_of,
     by_quota,
     decide,
+    lacks_efa,
     lasts_for,
     made_way,
     offers_for,
@@ -498,6 +499,7 @@ class _Pass:
             and lasts_for(request, room)
             and room.free >= request.accelerators_per_node
             and room.life.key not in request.avoid
+            and not lacks_efa(request, room, self.policy)
         ]
         self.kept_seats[name] = tuple(room.life for room in fits[: request.nodes])
         self.rooms = without_seats(self.rooms, request, self.kept_seats[name])
