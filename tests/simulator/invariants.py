@@ -552,6 +552,15 @@ def fenced_is_never_read(world: "Simulation", spec: LaunchSpec) -> Iterator[str]
         yield f"{spec.attempt.workload_name} resumes from {spec.resume_from}, which was written late"
 
 
+@holds("gangs-use-efa", "Pods of a job with several nodes ask for their share of the node's EFA.", Moment.LAUNCH)
+def gangs_use_efa(world: "Simulation", spec: LaunchSpec) -> Iterator[str]:
+    node = world.cluster.node(CLUSTER, spec.attempt.node_names[0]) if spec.attempt.node_names else None
+    own, asked = spec.job.accelerators_per_node, spec.network.interfaces
+    share = node.efa * own // node.accelerators if node and spec.attempt.ranks > 1 else 0
+    if node and asked != share:
+        yield f"{spec.attempt.workload_name} asks for {asked} EFA interfaces, and {share} are its share"
+
+
 @holds("distrusted-is-never-read", "What was written under suspicion is not resumed from.", Moment.LAUNCH)
 def distrusted_is_never_read(world: "Simulation", spec: LaunchSpec) -> Iterator[str]:
     attempt, began = spec.attempt, world.trainers.started.get(f"{spec.attempt.job_id} {spec.resume_from}")
