@@ -9,6 +9,7 @@ import pytest
 
 from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT
 from evenkeel.domain.recovery.validation import CheckResult
+from evenkeel.domain.scheduling.efa import Network
 from evenkeel.domain.scheduling.foreign import Comeback, ForeignPod
 from evenkeel.domain.scheduling.jobs import PodPhase
 from evenkeel.ports import (
@@ -44,6 +45,7 @@ def test_a_healthy_node_reads_as_one(bed: Bed) -> None:
     assert node.name == f"hyperpod-{node.instance_id}"
     assert (node.is_ready, node.not_ready_since, node.is_cordoned, node.incident_id) == (True, None, False, None)
     assert (node.accelerators, node.accelerator_resource) == (8, "nvidia.com/gpu")
+    assert (node.efa, node.huge_pages_mib) == (32, 10_256)
     assert (node.pool, node.instance_type) == ("p5-workers", "ml.p5.48xlarge")
     assert node.boot_id
     assert node.labels["kubernetes.io/hostname"]
@@ -233,6 +235,18 @@ def test_an_attempt_launched_twice_is_one_workload(bed: Bed) -> None:
 
     assert second == (LaunchResult.ALREADY_THERE, first[1])
     assert len(bed.cluster.workloads(CLUSTER)) == 1
+
+
+def test_a_gang_with_efa_gets_its_nodes(bed: Bed) -> None:
+    nodes = free_nodes(bed)[:2]
+    spec = replace(a_launch(bed, nodes), network=Network(32, 5120))
+
+    bed.cluster.launch(spec)
+
+    def placed() -> bool:
+        return {pod.node_name for pod in seen(bed, spec).pods} == {node.name for node in nodes}
+
+    bed.eventually(placed, "the pods to have nodes")
 
 
 def test_where_there_is_no_kueue_no_namespace_is_its_own(bed: Bed) -> None:

@@ -31,6 +31,7 @@ from evenkeel.domain.recovery.resume import (
     plan_resume,
 )
 from evenkeel.domain.recovery.rollback import Rollback, RollbackDecision, RollbackFacts, roll_back
+from evenkeel.domain.scheduling import efa
 from evenkeel.domain.scheduling.elastic import ElasticJob, FaultFacts
 from evenkeel.domain.scheduling.jobs import (
     Attempt,
@@ -532,7 +533,9 @@ def _rooms(
         if is_elsewhere and not (is_own and keeps_rented):
             continue
         free = node.accelerators - (0 if is_own else seen.in_use.get(node.name, 0))
-        if free >= job.spec.accelerators_per_node:
+        own, by_pool = job.spec.accelerators_per_node, policy.scheduling.efa_interfaces
+        has_efa = node.efa >= efa.interfaces_per_pod(efa.Machine.of(node), attempt.ranks, own, by_pool)
+        if free >= own and has_efa:
             usable[node.pool] = usable.get(node.pool, 0) + 1
     spares = policy.scheduling.spare_nodes
     # The pool it ran in first: its data and its peers are near.

@@ -13,6 +13,7 @@ from evenkeel.domain.scheduling.efa import (
     least_interfaces,
     network_of,
 )
+from evenkeel.domain.scheduling.portability import Requirements
 from evenkeel_local.gpu_cluster.machines import SHAPES
 from tests.fakes.cluster import a_node
 from tests.unit.scheduling.builders import a_life, a_request, a_room, at
@@ -134,6 +135,14 @@ def test_work_that_asks_for_no_efa_starts(changes: dict[str, Any], policy: dict[
     answer = decided(rooms, a_request(accelerators_per_node=8, **changes), SchedulingPolicy.model_validate(policy))
 
     assert answer.action is Action.ADMIT
+
+
+def test_a_pool_without_efa_suits_no_job_that_requires_it() -> None:
+    policy = SchedulingPolicy(efa_interfaces={"workers": 0})
+    request = a_request(nodes=2, accelerators_per_node=8, requires=Requirements(fabric="efa"))
+
+    assert decided([a_room(1), a_room(2)], request).action is Action.ADMIT
+    assert decided([a_room(1), a_room(2)], request, policy).action is Action.NEVER_FITS
 
 
 def test_a_slice_starts_where_its_share_is_offered() -> None:

@@ -119,6 +119,19 @@ def test_where_only_the_job_is_blamed_its_machine_is_as_good_as_any_other(
     assert (plan.option, bool(plan.avoid)) == (option, option == "WAIT_FOR_REPAIR")
 
 
+@pytest.mark.parametrize(("offered", "option"), [(32, "FREE_NODE"), (0, "WAIT_FOR_REPAIR")])
+def test_a_free_node_without_efa_brings_no_gang_back(offered: int, option: str) -> None:
+    recovery = Recovery(size=3)
+    recovery.sicken(fault_key="hp:NvidiaErrorTerminate")
+    used, by_name = recovery.story.attempt(recovery.job_id).node_names, recovery.world.cluster.by_name
+    (spare,) = (place for place in by_name if place[1] not in used)
+    by_name[spare] = by_name[spare].but(efa=offered)
+    for service in (plan_recovery, protect_jobs, plan_resume):
+        recovery.state("", service)
+
+    assert decision(recovery).action == option
+
+
 def test_an_elastic_job_that_loses_a_node_is_planned_to_go_on_with_fewer_and_the_record_replays() -> None:
     recovery = Recovery(
         size=2, policy=WITH_ITS_OWN_PRICE.but(economy=WITH_ITS_OWN_PRICE.economy.but(expected_reboot_seconds=3600))

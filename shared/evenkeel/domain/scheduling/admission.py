@@ -683,7 +683,7 @@ def offers_for(
         if is_meant is not None and not is_meant(room):
             continue
         choice = _choice_of(request, room) if is_choosy else 0
-        if choice is None:
+        if choice is None or (request.requires.fabric and policy.efa_interfaces.get(room.pool) == 0):
             continue
         fits_kind = not request.instance_types or room.instance_type in request.instance_types
         is_unknown = not room.accelerators and not room.is_open
