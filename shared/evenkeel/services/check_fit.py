@@ -18,8 +18,9 @@ from evenkeel.domain.scheduling.portability import Requirements
 from evenkeel.domain.scheduling.queues.objects import StopPolicy
 from evenkeel.domain.scheduling.submission import SpecFault
 from evenkeel.domain.scheduling.teams import SetUp
+from evenkeel.domain.sources import Source, SourceKind
 from evenkeel.ports import Ledger, Table
-from evenkeel.services import paging, rentals, rows
+from evenkeel.services import heartbeats, paging, rentals, rows
 
 MOST_NODES = 5000
 _UNKNOWN_ACCELERATORS = 1024
@@ -40,7 +41,16 @@ def read_fleet(cluster: str, ledger: Ledger) -> Fleet:
     nodes = [node for node in (rows.read(row, FleetNode) for row in found) if node.life.cluster == cluster]
     # Of the machines that held one seat one after the other, one counts.
     by_seat = {node.slot or node.life.key: node for node in nodes}
-    return Fleet(tuple(map(_idle, by_seat.values())), bool(nodes) and not is_cut)
+    is_whole = bool(nodes) and not is_cut and not _unread(cluster, ledger)
+    return Fleet(tuple(map(_idle, by_seat.values())), is_whole)
+
+
+def _unread(cluster: str, ledger: Ledger) -> bool:
+    """Whether a source of this cluster's machines has failed and never answered: then some of them are unknown."""
+    reports = heartbeats.load(ledger)
+    sources = (Source(kind=SourceKind.KUBERNETES_LIST, target=cluster), Source(kind=SourceKind.HYPERPOD))
+    found = (reports.get(source.name) for source in sources)
+    return any(report is not None and report.seen_at is None for report in found)
 
 
 def _idle(node: FleetNode) -> Room:

@@ -8,7 +8,9 @@ from evenkeel.domain.policy import Policy, changed
 from evenkeel.domain.scheduling.jobs import Job
 from evenkeel.domain.scheduling.submission import SpecFault
 from evenkeel.domain.scheduling.teams import SetUp
-from evenkeel.services import check_fit
+from evenkeel.domain.sources import Source, SourceKind
+from evenkeel.services import check_fit, heartbeats
+from tests.fakes.cluster import CLUSTER
 from tests.fakes.system import A_MOMENT
 from tests.unit.api.gateway import Answer, Gateway
 from tests.unit.api.seeds import a_fleet_node, a_job, stored
@@ -144,3 +146,12 @@ def test_pool_to_rent_from_counts_up_to_its_limit(site: Gateway) -> None:
 
     assert why(site, most, SetUp(), policy, accelerators_per_node=kind.accelerators_per_node) is None
     assert why(site, most + 5, SetUp(), policy, accelerators_per_node=kind.accelerators_per_node)
+
+
+@pytest.mark.parametrize("kind", [SourceKind.KUBERNETES_LIST, SourceKind.HYPERPOD])
+def test_fleet_with_a_source_that_never_answered_refuses_nothing(site: Gateway, kind: SourceKind) -> None:
+    results = heartbeats.Results()
+    results.failed(Source(kind=kind, target=CLUSTER if kind is SourceKind.KUBERNETES_LIST else ""), "Unreachable")
+    heartbeats.beat(site.fakes.ledger, site.fakes.telemetry, "sweep_fleet", A_MOMENT, results)
+
+    assert asked(site, "/v1/jobs", nodes=5).status == 202
