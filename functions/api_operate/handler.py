@@ -37,6 +37,7 @@ def release(cluster: str) -> api.Reply:
     request = hold_automation.ReleaseRequest(
         by=app.caller().actor,
         reason=body.reason,
+        cause=body.cause,
         pool=body.pool,
         instance_id=body.instance_id,
         request_id=app.request_id(),

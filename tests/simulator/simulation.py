@@ -810,6 +810,20 @@ class Simulation:
         if seconds > 10:
             self.person(f"bo holds automation for {seconds:.0f} s", work)
 
+    def end_cause(self, cause: str) -> None:
+        """Have the person who was paged say that a shared cause is over, after the time that it lasts."""
+        lasts = self.chance.choice((60.0, 400.0, 1200.0))
+        request = hold_automation.ReleaseRequest(
+            by="bo", reason="it is back", cause=cause, request_id=f"end-{cause}-{self.loop.seconds}", fingerprint=""
+        )
+
+        def work() -> None:
+            hold_automation.release(
+                self.world.ledger, request, clusters=(CLUSTER,), policy=self.policy, now=self.loop.now()
+            )
+
+        self.loop.after(lasts, lambda: self.person(f"bo ends the shared cause {cause}", work))
+
     # ------------------------------------------------------------ faults
 
     def sicken(self, machine: str, fault: str, *, marked: bool, heard: bool) -> None:
@@ -1076,6 +1090,8 @@ class Pager:
         self.simulation.tell(f"PAGE {key}: {message.splitlines()[0][:160]}")
         self.simulation.checks.paged(self.simulation, key)
         self.simulation.pager.page(subject, message, key=key)
+        if "shared-cause-" in key:
+            self.simulation.end_cause(key.partition("shared-cause-")[2])
 
 
 class WatchedProvider:

@@ -60,16 +60,19 @@ def release(
     reason: Annotated[str, typer.Option(help="Why; recorded.")] = "",
     pool: PoolOption = None,
     node: NodeOption = None,
+    cause: Annotated[str, typer.Option(help="A shared cause that is over, like zone/use1-az1.")] = "",
     key: asking.KeyOption = None,
     output: asking.OutputOption = Output.TABLE,
 ) -> None:
-    """End the hold that was given with the same --pool or --node; what waited for it goes on in turn."""
+    """End the hold that was given with the same --pool or --node, or a shared cause; what waited goes on in turn."""
     client = asking.current_client()
     path = f"/clusters/{client.fleet}/automation/release"
-    found = client.post(path, {**({"reason": reason} if reason else {}), **_scope(client, pool, node)}, key=key)
+    given = {name: value for name, value in (("reason", reason), ("cause", cause)) if value}
+    found = client.post(path, {**given, **_scope(client, pool, node)}, key=key)
 
     def draw(out: Page) -> None:
-        out.line(out.marked("ok", "released" if found["wasHeld"] else "nothing was held"))
+        held = "released" if found.get("wasHeld") else "nothing was held"
+        out.line(out.marked("ok", f"{cause} is over: repairs go on, a few at a time" if cause else held))
         out.line(f"{out.dim('next')}  evenkeel status")
 
     answer(found, output, draw)

@@ -268,6 +268,8 @@ class ReleaseBody(Body):
     reason: Annotated[str, StringConstraints(max_length=300), AfterValidator(_one_line)] = ""
     pool: PoolName = ""
     instance_id: InstanceId = ""
+    cause: Annotated[str, StringConstraints(pattern=r"^((zone|UltraServer|image)/[ -~]{1,200})?$")] = ""
+    """A shared cause that is over, instead of a hold: `zone/use1-az1`. It needs a reason."""
 
 
 class MarkBody(Body):

@@ -73,11 +73,11 @@ class Fleet:
 
     @cached_property
     def sick(self) -> tuple[Incident, ...]:
-        """The incidents of machines that sickened within the window, with a fault that calls for a repair."""
+        """The incidents that sickened a machine within the window or are open, with a fault that calls for a repair."""
         return tuple(
             incident
             for state in _SICK
-            for incident in self._opened_lately(state)
+            for incident in self._counted(state)
             if ladder_of(incident, self.policy.catalogue)
         )
 
@@ -135,12 +135,14 @@ class Fleet:
         if act in REPAIRS:
             boot_seconds = self.policy.watch.first_boot_grace_seconds
             sick = [
-                SickNow(each.life.key, each.pool, each.opened_at)
+                SickNow(each.life.key, each.pool, each.opened_at, self._is_still_sick(each))
                 for each in self.sick
                 if incident.is_drill or not each.is_drill
             ]
             facts = facts.but(
-                causes=causes_of(life, pool, self.nodes, sick, now=self.now, boot_seconds=boot_seconds),
+                causes=causes_of(
+                    life, pool, self.nodes, sick, now=self.now, boot_seconds=boot_seconds, ended=self._ended
+                ),
                 troubles=tuple(
                     fact
                     for fact in note_group_fact.remembered(self.ledger, pool, self.now)
@@ -153,13 +155,29 @@ class Fleet:
     def _window(self) -> timedelta:
         return timedelta(seconds=self.policy.repair.guardrails.shared_cause_window_seconds)
 
-    def _opened_lately(self, state: IncidentState) -> Iterator[Incident]:
+    def _is_still_sick(self, incident: Incident) -> bool:
+        """Whether an incident is open and its machine was not seen well, by evidence that is not old."""
+        node = self._by_life.get(incident.life.key)
+        is_well = node is not None and node.is_ready and not node.marks and node.provider_status in ("", "Running")
+        return not incident.state.is_settled and not (is_well and self.is_old(incident))
+
+    @cached_property
+    def _by_life(self) -> dict[str, FleetNode]:
+        return {node.life.key: node for node in self.nodes}
+
+    @cached_property
+    def _ended(self) -> dict[str, datetime]:
+        """When a person ended a shared cause, by its key."""
+        row = self.ledger.get(rows.ended_causes_key())
+        return {key: datetime.fromisoformat(end["at"]) for key, end in row.doc["causes"].items()} if row else {}
+
+    def _counted(self, state: IncidentState) -> Iterator[Incident]:
         found = every(
             lambda cursor: self.ledger.by_state(Table.INCIDENTS, f"INC#{state}", cursor=cursor, newest_first=True)
         )
         for row in found:
             incident = rows.read(row, Incident)
-            if self.now - incident.opened_at >= self._window:
+            if state.is_settled and self.now - incident.opened_at >= self._window:
                 return
             yield incident
 
@@ -285,23 +303,25 @@ def tell_cause(
 ) -> None:
     """Page once for a wave, however many machines it bars and whoever sees it first.
 
-    A cause that clears and bars again within `window` is the same wave: the machines that fell ill before are most of
-    those that count now. The row is claimed, then the page goes out, then the claim says so. A crash in between lets
+    A cause with a machine that was sick when people were told is the same wave, however long it lasts. The row is
+    claimed, then the page goes out, then the claim says so. A crash in between lets
     another take over. Idempotent: yes, by the row.
     """
     key = rows.cause_key(verdict.cause, is_drill=is_drill)
     row = ledger.get(key)
     until = max(verdict.clears_at or now, now) + window
     was = row.doc if row else {}
-    is_same_wave = row is not None and datetime.fromisoformat(str(was["until"])) >= now
-    claimed_at = datetime.fromisoformat(str(was["claimedAt"])) if is_same_wave else None
+    told_at = datetime.fromisoformat(str(was["claimedAt"])) if row else None
+    is_same_wave = told_at is not None and (verdict.since or now) <= told_at
+    claimed_at = told_at if is_same_wave else None
     is_paged = is_same_wave and was["isPaged"]
     doc = {"claimedAt": rfc3339(claimed_at or now), "until": rfc3339(until), "isPaged": bool(is_paged)}
+    expires_at = until + rows.KEPT
     if claimed_at is not None and (is_paged or now - claimed_at < _TOLD_AGAIN_AFTER):
-        if is_paged and rfc3339(until) > was["until"]:
-            _keep(ledger, Row(key, doc, row.version if row else 0, None, until + rows.GROUP_FACT_KEPT))
+        if is_paged and until - datetime.fromisoformat(str(was["until"])) > window:
+            _keep(ledger, Row(key, doc, row.version if row else 0, None, expires_at))
         return
-    claim = Row(key, doc | {"claimedAt": rfc3339(now)}, row.version if row else 0, None, until + rows.GROUP_FACT_KEPT)
+    claim = Row(key, doc | {"claimedAt": rfc3339(now)}, row.version if row else 0, None, expires_at)
     if not _keep(ledger, claim):
         return  # somebody else saw it at the same moment, and pages
     kind, _, name = verdict.cause.partition("/")

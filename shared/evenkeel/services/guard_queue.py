@@ -33,6 +33,7 @@ def _waiting(incident: Incident, fleet: Fleet, looks_well: Callable[[Incident], 
     # Looked at only where it matters: a control plane that does not answer is not to keep the whole queue waiting.
     is_well = act is not Act.STOP and fleet.is_old(incident) and looks_well(incident)
     return Waiting(
+        cause=incident.block.cause if incident.block else "",
         incident_id=incident.incident_id,
         severity=incident.severity,
         opened_at=incident.opened_at,

@@ -15,6 +15,8 @@ Json = dict[str, Any]
 
 MOST_HOLDS = 100
 """In force at a time: all of them are one row, which every harmful act reads."""
+MOST_ENDED_CAUSES = 200
+"""Ends of shared causes that are remembered: all of them are one row."""
 LONGEST_HOLD = timedelta(days=7)
 """Who needs longer holds again: a hold that nobody remembers would leave the fleet without repairs."""
 
@@ -44,6 +46,8 @@ class ReleaseRequest(Value):
     reason: str
     pool: str = ""
     instance_id: str = ""
+    cause: str = ""
+    """A shared cause to end instead of a hold: `zone/use1-az1`."""
     request_id: str
     fingerprint: str
 
@@ -108,6 +112,8 @@ def release(ledger: Ledger, request: ReleaseRequest, *, clusters: Iterable[str],
         Invalid: nothing is held under this name, and the fleet has no such pool or machine.
         KeyReused: the request id was used for something else.
     """
+    if request.cause:
+        return _end_cause(ledger, request, now)
     row = ledger.get(rows.hold_key())
     scopes = {each.scope for each in (rows.read(row, Holds).at(now) if row else ())}
     if (request.pool, request.instance_id) not in scopes:
@@ -116,6 +122,43 @@ def release(ledger: Ledger, request: ReleaseRequest, *, clusters: Iterable[str],
             _check_scope(request, ledger, clusters, policy)
     text = f"Released by {request.by}" + (f": {request.reason}" if request.reason else "")
     return _once(ledger, request, TimelineEntry(at=now, kind="released", text=text, writer=request.by), None)
+
+
+def _end_cause(ledger: Ledger, request: ReleaseRequest, now: datetime) -> Json:
+    """End a shared cause: machines that sickened before now no longer count for it, and are repaired in turn."""
+    if not request.reason:
+        raise Invalid("a shared cause is ended with a reason", (("reason", "say why the cause is over"),))
+    if request.pool or request.instance_id:
+        raise Invalid("a cause has no scope", (("cause", "give it without pool and instanceId"),))
+    for _ in range(5):
+        earlier = ledger.get(rows.automation_request_key(request.request_id))
+        given = _first_answer(earlier, request, now)
+        if given is not None:
+            return given
+        told = (ledger.get(rows.cause_key(request.cause, is_drill=is_drill)) for is_drill in (False, True))
+        if not any(told):
+            fault = "no such cause was paged: evenkeel incidents ls --state BLOCKED names those that bar repairs"
+            raise Invalid(f"no shared cause {request.cause}", (("cause", fault),))
+        answer: Json = {"cause": request.cause, "endedAt": rfc3339(now)}
+        row = ledger.get(rows.ended_causes_key())
+        known = {key: end for key, end in (row.doc["causes"] if row else {}).items() if key != request.cause}
+        # The oldest go: their machines were repaired or replaced long ago.
+        kept = dict(sorted(known.items(), key=lambda item: str(item[1]["at"]))[-MOST_ENDED_CAUSES:])
+        ended = {"causes": kept | {request.cause: {"at": rfc3339(now), "by": request.by, "reason": request.reason}}}
+        text = f"Shared cause {request.cause} ended by {request.by}: {request.reason}"
+        entry = TimelineEntry(at=now, kind="cause-ended", text=text, writer=request.by)
+        record = {"fingerprint": request.fingerprint, "answer": answer}
+        fresh = rows.automation_request_row(request.request_id, record, now)
+        try:
+            ledger.commit(
+                Put(Row(fresh.key, fresh.doc, earlier.version if earlier else 0, None, fresh.expires_at)),
+                Put(rows.automation_event_row(entry, request.request_id)),
+                Put(Row(rows.ended_causes_key(), ended, row.version if row else 0)),
+            )
+        except Conflict:
+            continue
+        return answer
+    raise Conflict("The cause kept changing under this request.")
 
 
 def _once(ledger: Ledger, request: HoldRequest | ReleaseRequest, entry: TimelineEntry, wanted: Hold | None) -> Json:

@@ -449,6 +449,11 @@ def cause_key(cause: str, *, is_drill: bool = False) -> Key:
     return Key(Table.FLEET, _own(f"CAUSE#{cause}", is_drill=is_drill), "META")
 
 
+def ended_causes_key() -> Key:
+    """`CAUSES#ended / META`: the shared causes that a person ended, each with when, by whom and why."""
+    return Key(Table.FLEET, "CAUSES#ended", "META")
+
+
 def lease_row(lease: Lease, version: int, *, is_drill: bool = False) -> Row:
     """In `byState` under `LEMON` while its machine is one. A drill makes none."""
     state = ("LEMON", lease.slot) if lease.lemon and not is_drill else None

@@ -13,7 +13,7 @@ from evenkeel.domain.nodes import FleetNode, Node, NodeLife
 from evenkeel.domain.policy import GuardrailPolicy, Mode, ModeRule, Policy
 from evenkeel.domain.recovery.guardrails import Entry, Rule
 from evenkeel.domain.waiting import ConditionKind
-from evenkeel.ports import Conflict, Ledger, Put, Table, Write
+from evenkeel.ports import Conflict, Invalid, Ledger, Put, Table, Write
 from evenkeel.services import (
     approve_recovery,
     cordon_node,
@@ -431,7 +431,7 @@ def test_a_wave_in_one_zone_is_stopped_and_pages_once() -> None:
     assert block.rule == Rule.SHARED_CAUSE
 
 
-def test_a_wave_that_clears_and_comes_back_soon_is_the_same_and_a_later_one_pages_again() -> None:
+def test_cause_pages_once_while_it_lasts_and_again_after_its_end() -> None:
     recovery = fleet(8, policy=guarded(shared_cause_count=3, shared_cause_window_seconds=300))
     pages = recovery.world.pager.pages
     first = at_repair(recovery, 1)
@@ -444,7 +444,14 @@ def test_a_wave_that_clears_and_comes_back_soon_is_the_same_and_a_later_one_page
     assert (repair(recovery, second).outcome, repair(recovery, fourth).outcome) == ("BLOCKED", "BLOCKED")
     assert len(pages) == 1, "told already, of two of these three machines"
 
-    recovery.world.clock.advance(1000)
+    for number in (1, 2, 3, 4):
+        go_dark(recovery, number)
+    recovery.world.clock.advance(100_000)
+    assert repair(recovery, at_repair(recovery, 8)).outcome == "BLOCKED"
+    assert len(pages) == 1, "the cause that people were told of lasts"
+
+    end_cause(recovery)
+    recovery.world.clock.advance(10)
     later = [at_repair(recovery, number) for number in (5, 6, 7)]
     assert [repair(recovery, each).outcome for each in later] == ["BLOCKED"] * 3
     assert [page.key for page in pages] == ["shared-cause-zone/us-west-2a"] * 2
@@ -465,20 +472,95 @@ def test_a_crash_between_the_claim_and_the_page_still_pages() -> None:
     assert len(recovery.world.pager.pages) == 1
 
 
-def test_the_wave_clears_when_nothing_more_sickens_and_few_go_at_once() -> None:
-    recovery = fleet(policy=guarded(shared_cause_count=3, shared_cause_window_seconds=300, pool_repairs=2))
-    sick = [at_repair(recovery, number) for number in (1, 2, 3, 4)]
-    for each in sick:
-        repair(recovery, each)
-        recovery.open(K.RELEASED)
-    recovery.world.clock.advance(301)
+def end_cause(recovery: Recovery, cause: str = "zone/us-west-2a", **changes: Any) -> dict[str, Any]:
+    request = hold_automation.ReleaseRequest(
+        by="role/Op (bo)", reason="the zone is back", cause=cause, request_id="e-1", fingerprint="f"
+    ).but(**changes)
+    return hold_automation.release(
+        recovery.world.ledger, request, clusters=(CLUSTER,), policy=recovery.policy, now=recovery.now
+    )
 
-    let_go = {}
+
+def go_dark(recovery: Recovery, number: int) -> None:
+    [node] = [each for each in recovery.world.cluster.by_name.values() if each.instance_id == instance_id(number)]
+    recovery.world.cluster.set_node(node.name, is_ready=False, not_ready_since=recovery.now)
+    remember(recovery, number)
+
+
+def blocked_wave(**limits: Any) -> tuple[Recovery, list[str]]:
+    limits = {"shared_cause_count": 3, "shared_cause_window_seconds": 300, **limits}
+    recovery = fleet(8, policy=guarded(**limits))
+    sick = [at_repair(recovery, number) for number in (1, 2, 3, 4)]
+    for number in (1, 2, 3, 4):
+        go_dark(recovery, number)
+    for each in sick:
+        assert repair(recovery, each).outcome == "BLOCKED"
+        recovery.open(K.RELEASED)
+    return recovery, sick
+
+
+def released(recovery: Recovery, sick: list[str]) -> list[list[str]]:
+    let_go = []
     for each in sick:
         recovery.incident_id = each
-        let_go[each] = recovery.look()
+        let_go.append(recovery.look())
+    return let_go
 
-    assert let_go == {sick[0]: ["RELEASED"], sick[1]: ["RELEASED"], sick[2]: [], sick[3]: []}
+
+@pytest.mark.parametrize("seconds", [301, 3_600, 86_400])
+def test_shared_cause_outlasts_its_window_while_machines_are_unhealthy(seconds: float) -> None:
+    recovery, sick = blocked_wave()
+    recovery.world.clock.advance(seconds)
+
+    assert released(recovery, sick) == [[], [], [], []]
+    assert [repair(recovery, each).outcome for each in sick] == ["BLOCKED"] * 4
+    assert recovery.world.provider.asked == []
+    assert len(recovery.world.pager.pages) == 1
+
+
+def test_shared_cause_behind_a_hold_is_paged_once_the_hold_ends() -> None:
+    recovery = fleet(8, policy=guarded(shared_cause_count=3, shared_cause_window_seconds=300))
+    recovery.hold(seconds=60)
+    sick = [at_repair(recovery, number) for number in (1, 2, 3)]
+    for number, each in enumerate(sick, start=1):
+        go_dark(recovery, number)
+        assert repair(recovery, each).outcome == "HELD"
+        recovery.open(K.RELEASED)
+    recovery.world.clock.advance(61)
+
+    assert released(recovery, sick) == [["RELEASED"]] * 3
+    assert [repair(recovery, each).outcome for each in sick] == ["BLOCKED"] * 3
+    assert len(recovery.world.pager.pages) == 1
+
+
+def test_shared_cause_ends_when_too_few_machines_are_unhealthy() -> None:
+    recovery, sick = blocked_wave()
+    recovery.world.clock.advance(301)
+    for number in (1, 2):
+        remember(recovery, number, is_gone=True, is_ready=False)
+
+    assert repair(recovery, sick[2]).outcome == "ASKED"
+
+
+def test_person_ends_a_shared_cause_and_few_go_at_once() -> None:
+    recovery, sick = blocked_wave(pool_repairs=2)
+    recovery.world.clock.advance(301)
+    answer = end_cause(recovery)
+
+    assert end_cause(recovery) == answer, "the same request again"
+    assert released(recovery, sick) == [["RELEASED"], ["RELEASED"], [], []]
+    row = recovery.world.ledger.get(rows.ended_causes_key())
+    assert row
+    end = row.doc["causes"]["zone/us-west-2a"]
+    assert (end["by"], end["reason"]) == ("role/Op (bo)", "the zone is back")
+
+
+@pytest.mark.parametrize("changes", [{"cause": "zone/nowhere"}, {"reason": ""}, {"pool": P5}])
+def test_end_of_an_unknown_or_unexplained_cause_is_refused(changes: dict[str, Any]) -> None:
+    recovery, _ = blocked_wave()
+
+    with pytest.raises(Invalid):
+        end_cause(recovery, **changes)
 
 
 @pytest.mark.parametrize(("is_drill", "outcome"), [(True, "BLOCKED"), (False, "ASKED")])

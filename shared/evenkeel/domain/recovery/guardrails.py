@@ -10,9 +10,10 @@ to the version that the verdict was given on: two acts that race for the last pl
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
+from types import MappingProxyType
 from typing import NamedTuple
 
 from evenkeel.domain.health.faults import Severity
@@ -105,7 +106,9 @@ class Cause(Value):
     machines: int
     """How many share it and can be acted on."""
     sick_at: tuple[Instant, ...] = ()
-    """When each of those that sickened within the window did, in order."""
+    """When each of those that sickened within the window, or have an open incident, did, in order."""
+    open_at: tuple[Instant, ...] = ()
+    """When each of those with an open incident sickened, in order: of any age, but not seen well, nor gone."""
 
     @property
     def key(self) -> str:
@@ -154,6 +157,8 @@ class Verdict(Value):
     """When it clears by time alone; None where something else must happen first."""
     cause: str = ""
     """Key of the shared cause, of which people are told once."""
+    since: Instant | None = None
+    """When the first machine that counts for the shared cause sickened."""
 
 
 ALLOWED = Verdict(allowed=True, reason="No guardrail bars it.")
@@ -163,6 +168,7 @@ class _Trip(NamedTuple):
     reason: str
     clears_at: datetime | None = None
     cause: str = ""
+    since: datetime | None = None
 
 
 class Rail(NamedTuple):
@@ -179,7 +185,12 @@ def weigh(act: Act, facts: GuardFacts, policy: GuardrailPolicy) -> Verdict:
         trip = rail.judge(act, facts, policy) if act in rail.acts else None
         if trip is not None:
             return Verdict(
-                allowed=False, rule=rail.rule, reason=trip.reason, clears_at=trip.clears_at, cause=trip.cause
+                allowed=False,
+                rule=rail.rule,
+                reason=trip.reason,
+                clears_at=trip.clears_at,
+                cause=trip.cause,
+                since=trip.since,
             )
     return ALLOWED
 
@@ -220,18 +231,39 @@ def _group_trouble(act: Act, facts: GuardFacts, policy: GuardrailPolicy) -> _Tri
     return _Trip(f"{group}: {said}, told at {_clock(trouble.observed_at)}.", trouble.observed_at + window)
 
 
-def _shared_cause(_act: Act, facts: GuardFacts, policy: GuardrailPolicy) -> _Trip | None:
+def _shared_cause(act: Act, facts: GuardFacts, policy: GuardrailPolicy) -> _Trip | None:
+    """A cause lasts while enough of its machines are unhealthy, or until a person ends it.
+
+    A machine that looks well after a long wait is not repaired but validated, which may end the cause.
+    """
+    if _stale_evidence(act, facts, policy) is not None:
+        return None
     window = timedelta(seconds=policy.shared_cause_window_seconds)
     for cause in facts.causes:
         needed = max(policy.shared_cause_count, math.ceil(policy.shared_cause_share * cause.machines))
         sick = [at for at in cause.sick_at if facts.now - at < window]
+        still = cause.open_at
+        if _is_wave(still, needed, window):
+            count = max(len(sick), len(still))
+            share = f"{count} of {max(cause.machines, count)} machines of {cause.kind} {cause.name}"
+            reason = (
+                f"{share} are unhealthy, {needed} or more of them since within {_span(window)}, which is one cause and "
+                f"not {count} repairs: somebody should look. It ends when fewer are unhealthy, or by evenkeel "
+                f"automation release --cause {cause.key!r}."
+            )
+            return _Trip(reason, None, cause.key, still[0])
         if len(sick) >= needed:
             reason = (
                 f"{len(sick)} of {max(cause.machines, len(sick))} machines of {cause.kind} {cause.name} sickened within"
                 f" {_span(window)}, which is one cause and not {len(sick)} repairs: somebody should look."
             )
-            return _Trip(reason, sick[-needed] + window, cause.key)
+            return _Trip(reason, sick[-needed] + window, cause.key, sick[0])
     return None
+
+
+def _is_wave(times: Sequence[datetime], needed: int, window: timedelta) -> bool:
+    """Whether as many as needed began within one window, whenever that was."""
+    return any(last - first < window for first, last in zip(times, times[needed - 1 :], strict=False))
 
 
 def _stale_evidence(_act: Act, facts: GuardFacts, policy: GuardrailPolicy) -> _Trip | None:
@@ -323,6 +355,8 @@ class Waiting(Value):
     opened_at: Instant
     act: Act
     facts: GuardFacts
+    cause: str = ""
+    """Key of the shared cause that its block names."""
     is_drill: bool = False
 
 
@@ -348,7 +382,9 @@ def may_go(waiting: Iterable[Waiting], policy: GuardrailPolicy) -> frozenset[str
             # What waits for a place to be cordoned in, and looks well by now, needs none.
             each.act is Act.CORDON and _stale_evidence(each.act, each.facts, policy) is not None
         )
-        if verdict.allowed or is_stale:
+        # A shared cause that its block does not name, after a hold for instance: its recovery shows it and pages.
+        is_untold = verdict.cause not in ("", each.cause)
+        if verdict.allowed or is_stale or is_untold:
             let_go.add(each.incident_id)
     return frozenset(let_go)
 
@@ -366,10 +402,19 @@ class SickNow(NamedTuple):
     life: str
     pool: str
     at: datetime
+    is_open: bool = False
+    """Whether its incident is open and the machine was not seen well since."""
 
 
 def causes_of(
-    life: str, pool: str, fleet: Iterable[FleetNode], sick: Iterable[SickNow], *, now: datetime, boot_seconds: int
+    life: str,
+    pool: str,
+    fleet: Iterable[FleetNode],
+    sick: Iterable[SickNow],
+    *,
+    now: datetime,
+    boot_seconds: int,
+    ended: Mapping[str, datetime] = MappingProxyType({}),
 ) -> tuple[Cause, ...]:
     """Return what a machine shares with others, and which of those sickened: its zone, UltraServer and image.
 
@@ -380,16 +425,24 @@ def causes_of(
         life: The machine.
         pool: Its instance group or NodePool.
         fleet: Every machine that is remembered, those that are gone lately included.
-        sick: The machines that sickened lately.
+        sick: The machines that sickened lately, or have an open incident.
         now: The time.
         boot_seconds: As in `FleetNode.can_be_acted_on`.
+        ended: When a person ended a cause, by its key. A machine that sickened before and had that cause counts for no
+            cause.
     """
     known = {node.life.key: node for node in fleet}
     sick_at: dict[str, datetime] = {}
+    open_at: dict[str, datetime] = {}
     for each in sorted(sick, key=lambda one: one.at, reverse=True):
         node = known.get(each.life)
+        keys = (f"{kind}/{name}" for kind, name in _shared(node, node.pool if node else each.pool))
+        if any(key in ended and each.at <= ended[key] for key in keys):
+            continue
         if node is None or node.is_gone or not node.is_maintained:
             sick_at[each.life] = each.at
+            if each.is_open and not (node and node.is_gone):
+                open_at[each.life] = each.at
     pools = {**{each.life: each.pool for each in sick}, **{key: node.pool for key, node in known.items()}}
     mine = known.get(life)
     causes = []
@@ -401,7 +454,8 @@ def causes_of(
             and (key in sick_at or known[key].can_be_acted_on(now, boot_seconds=boot_seconds))
         }
         at = sorted(sick_at[key] for key in members if key in sick_at)
-        causes.append(Cause(kind=kind, name=name, machines=len(members), sick_at=tuple(at)))
+        still = sorted(open_at[key] for key in members if key in open_at)
+        causes.append(Cause(kind=kind, name=name, machines=len(members), sick_at=tuple(at), open_at=tuple(still)))
     return tuple(causes)
 
 
