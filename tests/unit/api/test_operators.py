@@ -8,6 +8,7 @@ import pytest
 
 from evenkeel.domain.health.incidents import Block
 from evenkeel.domain.recovery.leases import MOST_PERSON_CORDONS, PersonCordon, PersonCordons
+from evenkeel.ports import Put, Row
 from evenkeel.services import person_cordons, rows
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.unit.api.gateway import ACCOUNT, Gateway
@@ -222,3 +223,22 @@ def test_holds_of_a_pool_and_a_machine_stand_side_by_side(gateway: Gateway) -> N
 def test_a_scope_that_cannot_be_is_refused(gateway: Gateway, scope: dict[str, str]) -> None:
     body = {"reason": "x", "forSeconds": 600, **scope}
     assert gateway.post("/v1/clusters/laptop/automation/hold", body).document["code"] == "VALIDATION_FAILED"
+
+
+def test_person_ends_a_shared_cause_and_the_record_names_them(gateway: Gateway) -> None:
+    ledger = gateway.fakes.ledger
+    ledger.commit(Put(Row(rows.cause_key("zone/usw2-az2"), {})))
+    body = {"cause": "zone/usw2-az2", "reason": "power is back"}
+    answers = [gateway.post("/v1/clusters/laptop/automation/release", body, key="e").document for _ in range(2)]
+
+    end = ledger.rows[rows.ended_causes_key()].doc["causes"]["zone/usw2-az2"]
+    assert answers[0] == answers[1] == {"cause": "zone/usw2-az2", "endedAt": end["at"]}
+    assert end["by"].startswith("role/")
+    assert end["reason"] == "power is back"
+
+
+@pytest.mark.parametrize("body", [{"cause": "zone/nowhere", "reason": "x"}, {"cause": "rack/a", "reason": "x"}])
+def test_cause_that_bars_nothing_is_refused(gateway: Gateway, body: dict[str, str]) -> None:
+    answer = gateway.post("/v1/clusters/laptop/automation/release", body)
+
+    assert (answer.status, answer.document["code"]) == (400, "VALIDATION_FAILED")
