@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from tests.simulator.simulation import Call, Simulation
 
 Changes = list[tuple[Key, Row | None, Row | None]]
-_A_CYCLE = timedelta(minutes=2)
-"""No scheduling cycle takes longer."""
 _IN_THE_END = timedelta(days=1)
 """By then everybody who waits for all its nodes would start with fewer."""
 
@@ -510,22 +508,6 @@ def attempts_are_alone(world: "Simulation", spec: LaunchSpec) -> Iterator[str]:
         fence, _ = world.checkpoints.fence(spec.job.checkpoint_uri)
         if fence is None or fence["attempt"] < attempt.attempt:
             yield f"{attempt.workload_name} starts without its fence"
-
-
-@holds("unhealthy-takes-no-work", "No job is admitted to a node that an incident left unhealthy.", Moment.COMMIT)
-def unhealthy_takes_no_work(world: "Simulation", changes: Changes) -> Iterator[str]:
-    admitted = [after.doc for key, before, after in changes if after and not before and key.sk.startswith("CHARGE#")]
-    if not admitted:
-        return
-    left = [row.doc for key, row in world.ledger.rows.items() if key.pk.startswith("UNHEALTHY#")]
-    # A cycle may have read the node before its incident ended.
-    known = [doc for doc in left if world.loop.now() - datetime.fromisoformat(doc["since"]) > _A_CYCLE]
-    for doc in known:
-        node = world.node_of(doc["life"]["instanceId"])
-        if node is not None and not doc["trustedBy"]:
-            for charge in admitted:
-                if node.name in charge["nodeNames"]:
-                    yield f"{charge['jobId']} was admitted to {node.name}, unhealthy since {doc['since']}"
 
 
 @holds("stops-have-a-reason", "Before an attempt is asked to end, its job says why.", Moment.STOP)
