@@ -25,7 +25,9 @@ def status(cluster: ClusterHandle, listener: str, *, origin_of_target: str = "",
     assert url.port
     if url.scheme == "https":
         context = ssl.create_default_context(cadata=cluster.ca_pem)
-        connection = http.client.HTTPSConnection(url.hostname, url.port, timeout=10, context=context)
+        connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+            url.hostname, url.port, timeout=10, context=context
+        )
     else:
         connection = http.client.HTTPConnection(url.hostname, url.port, timeout=10)
     connection.putrequest("GET", origin_of_target + LISTENERS[listener], skip_host=True)

@@ -29,6 +29,7 @@ from evenkeel.domain.health.incidents import (
 from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT, KARPENTER_LABEL, FleetNode, NodeLife
 from evenkeel.domain.recovery.guardrails import Entry, Register
 from evenkeel.domain.recovery.leases import Hold, Lease
+from evenkeel.domain.recovery.unhealthy import UnhealthyNode
 from evenkeel.domain.scheduling.foreign import RESUME_ALLOWED, RESUME_LABEL
 from evenkeel.domain.scheduling.jobs import (
     Attempt,
@@ -1196,7 +1197,14 @@ def submits(_stage: Stage) -> Json:
 
 
 @probe("api_submit", comes_through=answered)
-def plans_a_job(_stage: Stage) -> Json:
+def plans_a_job(stage: Stage) -> Json:
+    healthy, broken = stage.nodes[1], stage.nodes[2]
+    node = FleetNode.seen(healthy, 8, now())
+    left = UnhealthyNode(life=broken.life, incident_id="inc-probe", since=now(), reason="A probe.")
+    stage.put(
+        rows.node_row(healthy.life.cluster, healthy.life.instance_id, node.to_json(), 0, None),
+        rows.unhealthy_row(left, 0),
+    )
     body = {"name": "probe", "image": "registry/trainer:1", "command": ["python", "train.py"]}
     return a_request("POST", "/v1/jobs/plan", body)
 

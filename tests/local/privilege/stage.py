@@ -415,7 +415,16 @@ class Stage:
         """Leave nothing that a pass, the watch or the sweep would work on."""
         for state in ("JOB#PENDING", "ATTEMPT#LIVE", "RENTAL#OPEN", "WAIT#OPEN", "WAIT#ANSWERED"):
             self.forget_state(Table.JOBS, state)
-        for state in ("INC#OPEN", "INC#RECOVERING", "INC#BLOCKED", "WAIT#OPEN", "WAIT#ANSWERED", "UNRESOLVED", "OPEN"):
+        for state in (
+            "INC#OPEN",
+            "INC#RECOVERING",
+            "INC#BLOCKED",
+            "WAIT#OPEN",
+            "WAIT#ANSWERED",
+            "UNRESOLVED",
+            "OPEN",
+            "UNHEALTHY",
+        ):
             self.forget_state(Table.INCIDENTS, state)
         self.forget_partition(Table.QUOTAS, rows.tree_key().pk, "CHARGE#")
         self.forget_partition(Table.QUOTAS, rows.tree_key().pk, "RENTAL#")

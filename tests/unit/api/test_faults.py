@@ -307,7 +307,7 @@ def test_only_detectors_families_are_open() -> None:
 @pytest.mark.parametrize("field", ["code", "faultKey"])
 @pytest.mark.parametrize("key", NOT_A_DETECTORS)
 def test_detector_cannot_speak_for_providers_or_people(fleet: Gateway, key: str, field: str) -> None:
-    answer = report(fleet, a_fault(2), a_fault(**{"code": None, field: key}))
+    answer = report(fleet, a_fault(2), a_fault(1, **{"code": None, field: key}))
 
     assert (answer.status, [each["field"] for each in answer.document["errors"]]) == (400, [f"faults[1].{field}"])
     assert key in answer.document["detail"]

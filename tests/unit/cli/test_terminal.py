@@ -21,7 +21,7 @@ ACTED_ON = set(EVIL) - set("]0;owned[2J8mhidden31mexe.txt")
 
 
 class Terminal(io.StringIO):
-    encoding = "utf-8"  # type: ignore[assignment]
+    encoding = "utf-8"
 
     def isatty(self) -> bool:
         return True

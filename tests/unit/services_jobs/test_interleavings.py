@@ -123,7 +123,7 @@ def settle_alpha_and_lower_the_quota(fleet: Fleet) -> None:
 
 
 def run_another_cycle(fleet: Fleet) -> None:
-    ledger, fleet.story.ledger = fleet.story.ledger, fleet.story.world.ledger  # type: ignore[assignment]
+    ledger, fleet.story.ledger = fleet.story.ledger, fleet.story.world.ledger
     fleet.story.run_pass()
     fleet.story.ledger = ledger
 
@@ -134,7 +134,7 @@ def settle_alpha_and_run_another_cycle(fleet: Fleet) -> None:
 
 
 def sweep(fleet: Fleet) -> None:
-    ledger, fleet.story.ledger = fleet.story.ledger, fleet.story.world.ledger  # type: ignore[assignment]
+    ledger, fleet.story.ledger = fleet.story.ledger, fleet.story.world.ledger
     fleet.story.world.cluster.stop(fleet.story.attempt(fleet.alpha.job_id), 0)
     fleet.story.sweep()
     fleet.story.settle(fleet.alpha.job_id)
@@ -170,7 +170,7 @@ def test_no_writer_in_mid_cycle_moves_quota_against_the_rules(act: Callable[[Fle
         interleaved = Interleaved(story.world.ledger, at, lambda: act(fleet), lags=lags)
         story.ledger = interleaved  # type: ignore[assignment]
         story.run_pass()
-        story.ledger = story.world.ledger  # type: ignore[assignment]
+        story.ledger = story.world.ledger
         if interleaved.calls < at:
             return interleaved.calls
         story.run_pass()

@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
+from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.recovery.unhealthy import UnhealthyNode
 from evenkeel.domain.scheduling.jobs import JobState
-from evenkeel.ports import Delete
+from evenkeel.ports import Delete, Row
 from evenkeel.services import mark_node, read_queue, rows
 from evenkeel.services.check_authority import Asker
 from tests.fakes.cluster import CLUSTER, instance_id
@@ -25,12 +26,12 @@ def mark(story: Story, number: int = 1, fault: str = "NvidiaErrorReboot") -> Non
     story.world.cluster.set_node(name_of(story, number), labels=labels)
 
 
-def leave(story: Story, number: int = 1) -> rows.Row:
+def leave(story: Story, number: int = 1) -> Row:
     """Leave a node unhealthy, as a recovery does that nobody approved."""
     story.sweep()
     row = story.world.ledger.get(rows.node_key(CLUSTER, instance_id(number)))
     assert row
-    life = rows.read(row, mark_node.FleetNode).life
+    life = rows.read(row, FleetNode).life
     left = UnhealthyNode(life=life, incident_id="inc-1", since=story.world.clock.now(), reason="It was declined.")
     written = rows.unhealthy_row(left, 0)
     story.put(written)

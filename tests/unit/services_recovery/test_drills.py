@@ -98,7 +98,7 @@ class Disturbed(Recovery):
         world = self.world
         request = {"incident_id": incident_id, "run": 1}
         plan = plan_recovery.run(
-            plan_recovery.Request(**request),  # type: ignore[arg-type]
+            plan_recovery.Request(**request),
             ledger=world.ledger,
             cluster=world.cluster,
             provider=world.provider,

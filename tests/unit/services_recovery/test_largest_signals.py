@@ -125,7 +125,7 @@ def test_a_node_about_which_everything_is_said_recovers() -> None:
     for detector in range(12):
         for n in range(40):
             said = NodeFact(
-                kind="SICKENED",  # type: ignore[arg-type]  # pydantic reads it
+                kind="SICKENED",
                 source=f"site:role/{detector:02d}{'d' * 230}",
                 instance_id=instance_id(1),
                 fault_key="xid:79",

@@ -76,10 +76,16 @@ def left(recovery: Recovery) -> UnhealthyNode | None:
     return rows.read(row, UnhealthyNode) if row and not row.doc["trustedBy"] else None
 
 
+def answer_once(recovery: Recovery, *, approves: bool = True) -> None:
+    """Answer the plan unless it has an answer."""
+    if recovery.incident.approval is None:
+        say(recovery, approves=approves)
+
+
 def declined(mode: Mode = Mode.RECOMMEND, **more: Any) -> Recovery:
     recovery = Recovery(mode=mode, with_job=False, **more)
     recovery.sicken()
-    recovery.meanwhile = lambda: None if recovery.incident.approval else say(recovery, approves=False) and None
+    recovery.meanwhile = lambda: answer_once(recovery, approves=False)
     assert recovery.recover() == IncidentState.OBSERVED
     recovery.meanwhile = None
     return recovery
@@ -214,7 +220,7 @@ def test_second_decline_after_the_end_is_refused() -> None:
 def test_observe_then_recommend_asks_a_person() -> None:
     recovery = only_observed()
     recovery.mode = Mode.RECOMMEND
-    recovery.meanwhile = lambda: None if recovery.incident.approval else say(recovery) and None
+    recovery.meanwhile = lambda: answer_once(recovery)
 
     assert go_on(recovery) == IncidentState.RECOVERED
 
@@ -259,7 +265,7 @@ def test_recovery_that_the_mode_stopped_midway_goes_on() -> None:
 def test_node_that_a_person_cordoned_is_not_resumed(mode: Mode) -> None:
     recovery = Recovery(mode=mode, with_job=False)
     recovery.sicken()
-    recovery.meanwhile = lambda: None if recovery.incident.approval else say(recovery) and None
+    recovery.meanwhile = lambda: answer_once(recovery)
     recovery.world.cluster.set_node(name_of(recovery), is_cordoned=True)
     recovery.recover()
 
@@ -296,7 +302,7 @@ def test_half_a_cure_does_not_end_it() -> None:
     recovery.sicken()
     recovery.hear(a_fact(source="site:prober", fault_key="xid:79", envelope_id="other"))
     recovery.recover()
-    cured = {"kind": FactKind.RECOVERED, "fault_key": "", "occurrence": "w", "envelope_id": "well"}
+    cured: dict[str, Any] = {"kind": FactKind.RECOVERED, "fault_key": "", "occurrence": "w", "envelope_id": "well"}
     recovery.hear(a_fact(observed_at=recovery.now, **cured))
     assert left(recovery) is not None
     recovery.hear(a_fact(source="site:prober", observed_at=recovery.now, **cured))
