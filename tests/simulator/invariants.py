@@ -253,7 +253,11 @@ def pointer_is_true(world: "Simulation", changes: Changes) -> Iterator[str]:
                 yield f"the pointer of {life} goes while {', '.join(sorted(still))} is open"
 
 
-@holds("drills-stay-apart", "No drill joins a real incident or is remembered with one; nor the reverse.", Moment.COMMIT)
+@holds(
+    "drills-stay-apart",
+    "No drill joins a real incident or shares its records, and no real fact joins a drill.",
+    Moment.COMMIT,
+)
 def drills_stay_apart(world: "Simulation", changes: Changes) -> Iterator[str]:
     for key, before, after in changes:
         if after is None or key.table is not Table.INCIDENTS:

@@ -233,7 +233,7 @@ def held_until_gone(world: "Simulation", changes: Changes) -> Iterator[str]:
 
 @holds(
     "interrupted-comes-first",
-    "No younger job of its queue and priority takes what an interrupted job gave back, where that one could start.",
+    "No younger job of the same queue and priority takes the quota of an interrupted job that could start.",
     Moment.COMMIT,
 )
 def interrupted_comes_first(world: "Simulation", changes: Changes) -> Iterator[str]:

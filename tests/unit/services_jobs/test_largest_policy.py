@@ -44,7 +44,7 @@ def a_type(n: int) -> dict[str, Any]:
 SECTIONS: dict[str, Build] = {
     "name and modes": lambda n: {
         "name": WIDE * 300,
-        "modes": [{"faultClass": f"{n}{NAME}", "pool": NAME, "mode": "observe"} for n in range(n)],
+        "modes": [{"faultClass": "hardware", "pool": f"{n}{NAME}"[:253], "mode": "observe"} for n in range(n)],
     },
     "pools to rent from": lambda n: {
         "burst": {
