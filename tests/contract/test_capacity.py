@@ -184,7 +184,10 @@ def test_a_rental_from_its_wish_to_its_bill_on_real_pods(untouched: ClusterHandl
     market.story.run_pass()
     market.advance()
     until(lambda: is_now(RentalState.READY), "the nodes to be ready")
-    held = cluster.accelerators_in_use(CLUSTER)
+    held = until(
+        lambda: found if len(found := cluster.accelerators_in_use(CLUSTER)) == 2 else None,
+        "the capacity pods to be bound to the ready nodes",
+    )
     market.story.run_pass()
     attempt = market.story.attempt(job.job_id)
     market.story.launch(job.job_id)
@@ -204,7 +207,7 @@ def test_a_rental_from_its_wish_to_its_bill_on_real_pods(untouched: ClusterHandl
 
     assert running
     assert attempt.pool == BOUNDED
-    assert set(attempt.node_names) <= set(held)
+    assert set(attempt.node_names) <= set(held or {})
     assert market.rental(job.job_id).offer.came == attempt.node_names
     assert market.rental(job.job_id).cost_parts == 60 * 2 * pool.micros_per_node_hour
     assert (market.holds(), cluster.claims(CLUSTER, BOUNDED)) == (0, ())

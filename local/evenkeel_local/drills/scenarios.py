@@ -9,13 +9,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from evenkeel.domain.values import rfc3339
 from evenkeel.runtime.policies import FRESH
-from evenkeel_local import PROJECT
-from evenkeel_local.data_centre import CHECKPOINTS_BUCKET
+from evenkeel_cli.errors import CommandFailed
+from evenkeel_local import ACCOUNT_ID, PROJECT
+from evenkeel_local.data_centre import CHECKPOINTS_BUCKET, FleetShape
 from evenkeel_local.deployment import STACK_NAME, deploy, stack_resources
 from evenkeel_local.drills.looking import ENDED, JOB_SECONDS, Json, Work, node_of_rank, wait_for
 from evenkeel_local.drills.stage import INCIDENT_SECONDS, Stage
@@ -51,6 +53,70 @@ def node_lost(stage: Stage) -> None:
     stage.end()
     stage.settled(node)
     stage.finish(may_overlap=True)
+
+
+_TEAM: Final = "drills"
+
+
+def younger_job(stage: Stage) -> None:
+    """An interrupted job starts before a younger job of its team each time, though only the younger fills the quota."""
+    with _one_team(stage, gpus=16):
+        stage.submit(Work(nodes=1, steps=600, checkpoint_every=10, paced_attempts=3), team=_TEAM)
+        stage.reach(1)
+        younger = stage.submit_beside("younger", Work(steps=8), team=_TEAM)
+        wait_for("the younger job to wait", JOB_SECONDS, lambda: stage.job(younger)["reason"])
+        for attempt in range(1, 4):
+            stage.reach(stage.step() + 2)
+            node = stage.node()
+            stage.strike("node-lost", node)
+            wait_for("the next start", INCIDENT_SECONDS, partial(_has_started, stage, attempt + 1, younger))
+            behind = stage.job(younger)
+            is_first = behind["currentAttempt"] == 0
+            stage.result.check("the interrupted job starts before the younger one", is_first, str(behind))
+            if not is_first:
+                break
+            wait_for("the next attempt to run", INCIDENT_SECONDS, partial(_runs, stage, attempt + 1))
+            stage.settled(node)
+        stage.end()
+        ended = stage.end(younger)
+        stage.result.check("the younger job runs afterwards", ended["state"] == "SUCCEEDED", str(ended["reason"]))
+        stage.finish(may_overlap=True)
+
+
+def _has_started(stage: Stage, attempt: int, younger: str) -> bool:
+    return bool(stage.job()["currentAttempt"] >= attempt or stage.job(younger)["currentAttempt"])
+
+
+def _runs(stage: Stage, attempt: int) -> bool:
+    job = stage.job()
+    return bool(job["currentAttempt"] >= attempt and job["state"] in ("RUNNING", *ENDED))
+
+
+@contextmanager
+def _one_team(stage: Stage, gpus: int) -> Iterator[None]:
+    """Have one team with a quota of its own for a while."""
+    path = f"/teams/{_TEAM}/quota"
+    team = {
+        "name": _TEAM,
+        "queue": {"groups": [{FleetShape().instance_type: {"nvidia.com/gpu": gpus}}]},
+        "members": [{"principal": f"arn:aws:iam::{ACCOUNT_ID}:user/operator", "role": "lead"}],
+    }
+    stage.client.change("PUT", path, {"team": team, "reason": f"the drill {stage.name}"}, version=0)
+    try:
+        yield
+    finally:
+        stage.leave()
+        wait_for("the team to have no jobs", JOB_SECONDS, lambda: _removed(stage))
+
+
+def _removed(stage: Stage) -> bool:
+    path = f"/teams/{_TEAM}/quota"
+    version = int(stage.client.get(path)["version"])
+    try:
+        stage.client.change("DELETE", f"/teams/{_TEAM}?reason=over", {}, version=version)
+    except CommandFailed:
+        return False  # an attempt still stops
+    return True
 
 
 def _runs_again(stage: Stage) -> bool:

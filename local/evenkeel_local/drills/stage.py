@@ -42,6 +42,7 @@ class Stage:
         self.work = Work()
         self.uri = ""
         self._faults: list[str] = []
+        self._beside: list[str] = []
         self._struck_at = time.monotonic()
         await_whole_fleet(self.client, centre)
         self._before = Counters.read(centre)
@@ -49,17 +50,28 @@ class Stage:
 
     # ------------------------------------------------------------ the job
 
-    def submit(self, work: Work) -> None:
+    def submit(self, work: Work, *, team: str = "") -> None:
         """Submit the job that the drill disturbs."""
         self.work = work
         self.uri = f"s3://{CHECKPOINTS_BUCKET}/drills/{self.name}-{self.seed}-{time.time_ns()}"
-        job = self.client.post("/jobs", work.submission(f"{self.name}-{self.seed}", self.uri))
-        self.result.job_id = job["jobId"]
-        self.say(f"submitted {job['jobId']}")
+        self.result.job_id = self._submit(f"{self.name}-{self.seed}", work, self.uri, team)
 
-    def job(self) -> Json:
-        """Return the job as the API shows it."""
-        job: Json = self.client.get(f"/jobs/{self.result.job_id}")
+    def submit_beside(self, name: str, work: Work, *, team: str = "") -> str:
+        """Submit another job, which the drill does not disturb; return its id."""
+        uri = f"s3://{CHECKPOINTS_BUCKET}/drills/{self.name}-{self.seed}-{name}-{time.time_ns()}"
+        job_id = self._submit(f"{self.name}-{self.seed}-{name}", work, uri, team)
+        self._beside.append(job_id)
+        return job_id
+
+    def _submit(self, name: str, work: Work, uri: str, team: str) -> str:
+        body = work.submission(name, uri) | ({"team": team} if team else {})
+        job_id = str(self.client.post("/jobs", body)["jobId"])
+        self.say(f"submitted {job_id}")
+        return job_id
+
+    def job(self, job_id: str = "") -> Json:
+        """Return a job as the API shows it; if omitted, the job that the drill disturbs."""
+        job: Json = self.client.get(f"/jobs/{job_id or self.result.job_id}")
         return job
 
     def attempt(self, number: int) -> Json:
@@ -87,11 +99,11 @@ class Stage:
         chosen = self.dice.randrange(self.work.nodes) if rank is None else rank
         return self.machine(node_of_rank(self.centre, self.job(), chosen))
 
-    def end(self) -> Json:
-        """Wait until the job has ended, and return it."""
+    def end(self, job_id: str = "") -> Json:
+        """Wait until a job has ended, and return it; if omitted, the job that the drill disturbs."""
 
         def look() -> Json:
-            job = self.job()
+            job = self.job(job_id)
             return job if job["state"] in ENDED else {}
 
         ended: Json = wait_for("the job to end", JOB_SECONDS, look)
@@ -125,8 +137,9 @@ class Stage:
     def leave(self) -> None:
         """Take back what a drill that broke off has left: its faults, and a job that others would queue behind."""
         self.clear()
-        if self.result.job_id and self.job()["state"] not in ENDED:
-            self.client.post(f"/jobs/{self.result.job_id}/cancel", {"reason": "its drill is over"})
+        for job_id in filter(None, (self.result.job_id, *self._beside)):
+            if self.job(job_id)["state"] not in ENDED:
+                self.client.post(f"/jobs/{job_id}/cancel", {"reason": "its drill is over"})
 
     @contextmanager
     def calls_that(self, effect: str, **rule: Any) -> Iterator[None]:

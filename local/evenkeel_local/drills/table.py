@@ -42,6 +42,11 @@ DRILLS: Final = {
             "A node drops off the network; its processes train on behind the partition.",
             scenarios.node_lost,
         ),
+        Drill(
+            "younger-job",
+            "A job loses its node three times, while a younger job of its team waits for the whole quota.",
+            scenarios.younger_job,
+        ),
         Drill("app-crash", "One rank crashes by itself; the node is fine.", scenarios.app_crash),
         _fault(
             "stuck-replace",

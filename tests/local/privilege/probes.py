@@ -147,6 +147,7 @@ def an_attempt(stage: Stage, job: Job, state: AttemptState, number: int = 1, nod
         "node_names": (stage.name_of(machine),),
         "accelerators": 8,
         "admitted_at": now() - timedelta(seconds=20),
+        "decision_id": stage.ids.new("dec"),
     }
     return Attempt.model_validate({**facts, **changes})
 
@@ -945,7 +946,7 @@ def admits(stage: Stage) -> Json:
     job = a_job(stage, JobState.PENDING)
     earlier = an_attempt(stage, job, AttemptState.LOST)
     stored(stage, job, earlier)
-    stage.put(rows.released_row(earlier, 0, now()))
+    stage.put(rows.released_row(earlier, 0, now()), rows.unhealthy_row(left_unhealthy(stage), 0))
     return {}
 
 
@@ -1122,6 +1123,11 @@ def a_request(method: str, path: str, body: Json | None = None, **query: str) ->
     }
 
 
+def left_unhealthy(stage: Stage) -> UnhealthyNode:
+    """Return a node that a recovery left unhealthy."""
+    return UnhealthyNode(life=stage.nodes[2].life, incident_id="inc-probe", since=now(), reason="A probe.")
+
+
 def answered(seen: Seen) -> bool:
     return bool(seen.answer) and seen.answer["statusCode"] < 300
 
@@ -1148,6 +1154,7 @@ def things_to_read(stage: Stage) -> dict[str, str]:
     entry = TimelineEntry(at=now(), kind="decided", text="A probe.", writer="probe")
     stage.put(
         rows.node_row(machine.life.cluster, machine.life.instance_id, node.to_json(), 0, None),
+        rows.unhealthy_row(left_unhealthy(stage), 0),
         rows.decision_row(decision),
         rows.timeline_row(incident.incident_id, entry, "probe"),
         rows.timeline_row(job.job_id, entry, "probe"),
@@ -1198,12 +1205,11 @@ def submits(_stage: Stage) -> Json:
 
 @probe("api_submit", comes_through=answered)
 def plans_a_job(stage: Stage) -> Json:
-    healthy, broken = stage.nodes[1], stage.nodes[2]
+    healthy = stage.nodes[1]
     node = FleetNode.seen(healthy, 8, now())
-    left = UnhealthyNode(life=broken.life, incident_id="inc-probe", since=now(), reason="A probe.")
     stage.put(
         rows.node_row(healthy.life.cluster, healthy.life.instance_id, node.to_json(), 0, None),
-        rows.unhealthy_row(left, 0),
+        rows.unhealthy_row(left_unhealthy(stage), 0),
     )
     body = {"name": "probe", "image": "registry/trainer:1", "command": ["python", "train.py"]}
     return a_request("POST", "/v1/jobs/plan", body)
