@@ -39,6 +39,11 @@ def run(
     try:
         tails = cluster.tails(attempt, KEPT_LINES, KEPT_RANKS, within_seconds)
         kept = [_kept(job, attempt, rank, tail, now) for rank, tail in sorted(tails.items())]
+        for log in kept:
+            if log.why:
+                telemetry.warning(
+                    "A log was not read", job_id=log.job_id, attempt=log.attempt, pod=log.pod_name, detail=log.why
+                )
         if kept:
             _store(kept, ledger, now)
     except EvenkeelError as error:

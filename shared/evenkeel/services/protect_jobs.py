@@ -90,7 +90,9 @@ def run(
         return Outcome(outcome="NO_JOBS", reason="What runs on it may run on.")
     if incident.plan is not None and incident.plan.repairs_node:
         verdict = guard_acts.may_stop(incident, ledger=ledger, cluster=cluster, policy=policy, now=now)
-        incident, moved = move_allowed(incident, ledger=ledger, cluster=cluster, now=now, may_stop=verdict.allowed)
+        incident, moved = move_allowed(
+            incident, ledger=ledger, cluster=cluster, telemetry=telemetry, now=now, may_stop=verdict.allowed
+        )
         telemetry.count("ForeignPodsMoved", moved)
     protected = protect(incident, ledger=ledger, cluster=cluster, ids=ids, telemetry=telemetry, policy=policy, now=now)
     if incident.plan is None or incident.plan.repairs_node or not protected.jobs:
@@ -393,7 +395,7 @@ class ForeignDrain(Value):
 
 
 def move_allowed(
-    incident: Incident, *, ledger: Ledger, cluster: Cluster, now: datetime, may_stop: bool
+    incident: Incident, *, ledger: Ledger, cluster: Cluster, telemetry: Telemetry, now: datetime, may_stop: bool
 ) -> tuple[Incident, int]:
     """Name the work on the node that is not ours, and evict what its label allows, to be started elsewhere at once.
 
@@ -404,7 +406,7 @@ def move_allowed(
     here = unmanaged.pods(ledger, cluster, incident.life.cluster, incident.node_name) if incident.node_name else ()
     incident = _name_others(incident, here, ledger, now)
     movable = [pod for pod in here if pod.is_movable and may_stop]
-    incident, moved = _evict(incident, movable, ledger, cluster, now)
+    incident, moved = _evict(incident, movable, ledger, cluster, telemetry, now)
     if moved:
         _tell_foreign(incident, [f"{pod.label} is moved, as its label allows" for pod in moved], ledger, now)
     return incident, len(moved)
@@ -425,7 +427,7 @@ def _name_others(incident: Incident, here: Sequence[ForeignPod], ledger: Ledger,
 
 
 def drain_foreign(
-    incident: Incident, *, ledger: Ledger, cluster: Cluster, policy: Policy, now: datetime
+    incident: Incident, *, ledger: Ledger, cluster: Cluster, telemetry: Telemetry, policy: Policy, now: datetime
 ) -> ForeignDrain:
     """Clear a node of work that is not ours before its repair, within disruption budgets until the drain is over.
 
@@ -452,7 +454,7 @@ def drain_foreign(
                 asks = asks or f"{verdict.reason}{_why_it_stayed(incident, pod)}"
             case _:
                 assert_never(verdict.act)
-    incident, evicted = _evict(incident, list(leaving.values()), ledger, cluster, now)
+    incident, evicted = _evict(incident, list(leaving.values()), ledger, cluster, telemetry, now)
     if evicted:
         _tell_foreign(incident, list({pod.label: said[pod.uid] for pod in evicted}.values()), ledger, now)
     left = math.ceil((until - now).total_seconds())
@@ -462,7 +464,12 @@ def drain_foreign(
 
 
 def _evict(
-    incident: Incident, pods: Sequence[ForeignPod], ledger: Ledger, cluster: Cluster, now: datetime
+    incident: Incident,
+    pods: Sequence[ForeignPod],
+    ledger: Ledger,
+    cluster: Cluster,
+    telemetry: Telemetry,
+    now: datetime,
 ) -> tuple[Incident, list[ForeignPod]]:
     """Ask for each pod's eviction; return those that go, and the incident with what the server said of the others.
 
@@ -481,6 +488,7 @@ def _evict(
             evicted.append(pod)
         elif answer.result is not EvictResult.GONE:
             refused[_name(pod)] = answer.why
+            telemetry.warning("A pod was not evicted", pod=_name(pod), result=str(answer.result), detail=answer.why)
     return _note_refusals(incident, pods, refused, ledger, now), evicted
 
 

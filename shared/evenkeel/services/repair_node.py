@@ -138,7 +138,9 @@ def run(
     if decision.drains:
         wait = _drain(incident, ledger, cluster, ids, telemetry, policy, facts, now)
         if decision.rung:
-            others = protect_jobs.drain_foreign(incident, ledger=ledger, cluster=cluster, policy=policy, now=now)
+            others = protect_jobs.drain_foreign(
+                incident, ledger=ledger, cluster=cluster, telemetry=telemetry, policy=policy, now=now
+            )
             if others.ask:
                 return Outcome(outcome="ASK_PERSON", reason=others.ask)
             wait = max(wait, others.wait_seconds)

@@ -165,7 +165,8 @@ def stored(stage: Stage, job: Job, *attempts: Attempt) -> tuple[Job, Attempt]:
 def a_run(stage: Stage, state: AttemptState, *, launched: bool = False, node: int = 0) -> tuple[Job, Attempt]:
     """Store a job with its first attempt, with pods in the cluster if it was launched."""
     job = a_job(stage, JobState.STARTING if state is AttemptState.STARTING else JobState.RUNNING)
-    job, attempt = stored(stage, job, an_attempt(stage, job, state, node=node))
+    since = {"launched_at": now() - timedelta(seconds=10)} if launched and state is not AttemptState.STARTING else {}
+    job, attempt = stored(stage, job, an_attempt(stage, job, state, node=node, **since))
     if launched:
         launch(stage, job, attempt)
     return job, attempt
@@ -646,6 +647,7 @@ def returns(stage: Stage) -> Json:
 def plans_the_way_back(stage: Stage) -> Json:
     job, attempt = a_run(stage, AttemptState.RUNNING, node=1)
     hurt = HurtJob(job_id=job.job_id, attempt=attempt.attempt)
+    stage.put(rows.unhealthy_row(left_unhealthy(stage), 0))
     return of_incident(planned(stage, hurt_jobs=(hurt,)))
 
 
@@ -1041,7 +1043,10 @@ def leave_unresolved(stage: Stage, place: int) -> None:
 
 
 def swept(seen: Seen) -> bool:
-    return bool(seen.answer) and seen.answer["outcome"] == "SWEPT" and not seen.answer["failed"]
+    """Whether every step came through. Events that other probes queued may wait: the queue was read."""
+    if not seen.answer or seen.answer["outcome"] != "SWEPT":
+        return False
+    return all(each.endswith("wait to be handled.") for each in seen.answer["failed"])
 
 
 @probe("sweep_fleet", comes_through=swept)
