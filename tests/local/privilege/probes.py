@@ -165,7 +165,9 @@ def stored(stage: Stage, job: Job, *attempts: Attempt) -> tuple[Job, Attempt]:
 def a_run(stage: Stage, state: AttemptState, *, launched: bool = False, node: int = 0) -> tuple[Job, Attempt]:
     """Store a job with its first attempt, with pods in the cluster if it was launched."""
     job = a_job(stage, JobState.STARTING if state is AttemptState.STARTING else JobState.RUNNING)
-    since = {"launched_at": now() - timedelta(seconds=10)} if launched and state is not AttemptState.STARTING else {}
+    since: dict[str, Any] = (
+        {"launched_at": now() - timedelta(seconds=10)} if launched and state is not AttemptState.STARTING else {}
+    )
     job, attempt = stored(stage, job, an_attempt(stage, job, state, node=node, **since))
     if launched:
         launch(stage, job, attempt)
