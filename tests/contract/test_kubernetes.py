@@ -340,7 +340,7 @@ def test_a_watch_can_be_ended_from_another_thread(script: Script, api: Kubernete
 
     timer.join()
     chunks.put(b"")
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
 
 
 def test_a_watch_that_has_ended_by_itself_can_be_ended_again(script: Script, api: KubernetesApi) -> None:
@@ -582,7 +582,7 @@ def test_a_watch_ends_soon_after_it_should_and_leaves_no_thread(script: Script, 
 
     for _ in range(3):
         quiet.put(b"")
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
     until(lambda: not [t for t in threading.enumerate() if t.name.startswith("watch-")], "the watchers to end")
 
 

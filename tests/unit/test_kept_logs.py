@@ -85,4 +85,5 @@ def test_masking_takes_time_in_proportion_to_the_text(piece: str) -> None:
     kept, _ = shortened(piece * (4_000_000 // len(piece)), ())
 
     assert len(kept.encode()) <= KEPT_BYTES
-    assert time.process_time() - began < 2
+    # A pattern that backtracks needs hours for such a text, others less than a second.
+    assert time.process_time() - began < 30

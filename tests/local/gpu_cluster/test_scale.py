@@ -10,8 +10,8 @@ from tests.local.gpu_cluster.conftest import QUICK
 from tests.local.gpu_cluster.kube_client import NODES, PODS, Json, KubeClient, a_pod, eventually
 
 NODE_COUNT, POD_COUNT, PAGE = 1000, 10_000, 500
-PAGE_LOOP_SECONDS = 2.0
-LOOPS = 3  # the best counts
+# Listing takes about 1 s. A list that copies the whole store for each page takes minutes.
+PAGE_LOOP_SECONDS = 20.0
 
 
 def resident_bytes(pid: int) -> int:
@@ -57,14 +57,12 @@ def test_a_large_cluster_is_listed_in_one_page_loop(tmp_path: Path) -> None:
         ]
         handle.control("PUT", "snapshot", snapshot, timeout=60)
 
-        took: list[float] = []
-        for _ in range(LOOPS):
-            began = processor_seconds(handle.pid)
-            listed = pages(kube, PODS)
-            took.append(processor_seconds(handle.pid) - began)
+        began = processor_seconds(handle.pid)
+        listed = pages(kube, PODS)
+        took = processor_seconds(handle.pid) - began
         memory = resident_bytes(handle.pid)
         kube.close()
 
     assert len(listed) == POD_COUNT + 1
-    assert min(took) < PAGE_LOOP_SECONDS
+    assert took < PAGE_LOOP_SECONDS
     assert memory < 2**30

@@ -200,10 +200,11 @@ def test_any_text_has_an_answer_in_the_catalogue(text: str) -> None:
 
 
 @pytest.mark.parametrize("part", [XID, "Xid (PCI:0", "SXid ", "Link 1 ", "a", "0000:", '{"a":', "non-"])
-def test_a_long_text_costs_little(part: str) -> None:
-    text = (part * 8192)[:8192]
+def test_reading_takes_time_in_proportion_to_the_text(part: str) -> None:
+    text = (part * 100_000)[:100_000]
     began = time.process_time()
     agent_log.readings(text)
     eks_conditions.reading(text, text)
 
-    assert time.process_time() - began < 0.1
+    # A pattern that backtracks needs minutes for such a text, others a few milliseconds.
+    assert time.process_time() - began < 10

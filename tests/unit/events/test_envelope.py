@@ -282,9 +282,9 @@ REPEATED = (
 
 @pytest.mark.parametrize("name", [path.name for path in sorted(EVENTS.glob("*.json"))])
 @pytest.mark.parametrize("text", REPEATED)
-def test_a_long_text_anywhere_costs_little(name: str, text: str) -> None:
+def test_parsing_takes_time_in_proportion_to_a_text(name: str, text: str) -> None:
     event = json.loads(body(name))
-    long = (text * 8192)[:8192]
+    long = (text * 100_000)[:100_000]
     variants = []
     for *parents, last in places(event)[1:]:
         variant = copy.deepcopy(event)
@@ -297,7 +297,8 @@ def test_a_long_text_anywhere_costs_little(name: str, text: str) -> None:
     for raw in variants:
         envelope.parse(raw)
 
-    assert (time.process_time() - began) / len(variants) < 0.05
+    # A pattern that backtracks needs minutes for such a text, others a few milliseconds.
+    assert time.process_time() - began < 10
 
 
 def test_a_number_beyond_every_float_is_malformed() -> None:
