@@ -1,13 +1,14 @@
 """The table of checks: for each a reader of facts and the judgement on them."""
 
 from collections.abc import Callable, Collection, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, NamedTuple
 
 from evenkeel_cli.doctor import judgements
-from evenkeel_cli.doctor.findings import CouldNotCheck, Finding, failed, unknown
+from evenkeel_cli.doctor.deadlines import CHECK_SECONDS, answers_within
+from evenkeel_cli.doctor.findings import CouldNotCheck, Finding, Status, failed, unknown
 from evenkeel_cli.doctor.site import KUEUE_READER, BadCredentials, NotThere, Site
 from evenkeel_cli.errors import CommandFailed
 
@@ -16,7 +17,6 @@ Json = dict[str, Any]
 SCHEDULED = ("schedule_jobs", "sweep_fleet", "watch_cluster")
 RULES = ("HyperPodEvents", "Ec2Notices", "Ec2InstanceStates", "HealthEvents")
 _DAY = timedelta(days=1)
-_AT_ONCE = 6
 
 
 class Check(NamedTuple):
@@ -26,6 +26,8 @@ class Check(NamedTuple):
     run: Callable[[Site, datetime], list[Finding]]
     title: str
     """What it answers, for the help and the document."""
+    silence: Status = Status.UNKNOWN
+    """What it means that the check has no answer in time."""
 
 
 def credentials(site: Site, _now: datetime) -> list[Finding]:
@@ -67,8 +69,9 @@ def hyperpod(site: Site, _now: datetime) -> list[Finding]:
 
 
 def kubernetes(site: Site, _now: datetime) -> list[Finding]:
+    tests, problems = site.self_tests()
     states = {cluster: _eks_state(site, cluster) for cluster in site.clusters()}
-    return judgements.judge_kubernetes(states, site.self_tests()[0])
+    return judgements.judge_kubernetes(states, tests, problems)
 
 
 def _eks_state(site: Site, cluster: str) -> str:
@@ -239,7 +242,7 @@ ENABLE = "set Schedules=on in samconfig.toml, then make deploy (docs/deploy.md, 
 CHECKS = (
     Check("credentials", credentials, "your identity in AWS"),
     Check("stack", stack, "whether the stack is deployed, and is the one that the command talks to"),
-    Check("api", api, "whether the API answers you, the mode, holds"),
+    Check("api", api, "whether the API answers you, the mode, holds", silence=Status.FAILED),
     Check("api-logs", api_logs, "whether API Gateway has a role to write logs with"),
     Check("hyperpod", hyperpod, "the HyperPod cluster: state, `NodeRecovery`, patch level"),
     Check("kubernetes", kubernetes, "which EKS clusters answer the functions"),
@@ -258,15 +261,26 @@ CHECKS = (
 )
 
 
-def run(site: Site, now: datetime, skipped: Collection[str] = (), table: Iterable[Check] = CHECKS) -> list[Finding]:
-    """Run the checks side by side and return what they found, in the order of the table.
+def run(
+    site: Site,
+    now: datetime,
+    skipped: Collection[str] = (),
+    table: Iterable[Check] = CHECKS,
+    seconds: float = CHECK_SECONDS,
+) -> list[Finding]:
+    """Run the checks side by side and return their findings, in the order of the table.
 
-    A check that cannot read its facts, or breaks, gives one unknown finding and stops no other.
+    A check that cannot read its facts, breaks, or has no answer after `seconds` gives one finding and stops no other.
     """
     chosen = [check for check in table if check.name not in skipped]
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        found = pool.map(lambda check: _found(check, site, now), chosen)
-        return [replace(one, check=check.name) for check, each in zip(chosen, found, strict=True) for one in each]
+    # All at once: most of them wait for the network, and a silent part delays no check that does not need it.
+    answers = answers_within(seconds, [partial(_found, check, site, now) for check in chosen], len(chosen))
+    found = [(check, answer or [_silent(check, seconds)]) for check, answer in zip(chosen, answers, strict=True)]
+    return [replace(one, check=check.name) for check, each in found for one in each]
+
+
+def _silent(check: Check, seconds: float) -> Finding:
+    return Finding(check.silence, f"No answer in {seconds:g} s.", "docs/operate/doctor.md#no-answer")
 
 
 def _found(check: Check, site: Site, now: datetime) -> list[Finding]:

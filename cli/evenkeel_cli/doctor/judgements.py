@@ -116,12 +116,15 @@ def _pairs(found: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {value}" for name, value in sorted(found.items()))
 
 
-def judge_kubernetes(states: Mapping[str, str], tests: Mapping[str, Json]) -> list[Finding]:
+def judge_kubernetes(
+    states: Mapping[str, str], tests: Mapping[str, Json], problems: Mapping[str, tuple[str, str]]
+) -> list[Finding]:
     """Judge which clusters answer.
 
     Args:
         states: EKS's own state of each cluster; `NOT_FOUND` where there is none, empty where it could not be asked.
         tests: Each function's self-test, by function.
+        problems: (reason, fix) of the functions that gave no self-test.
     """
     if not states:
         return [failed("No Kubernetes cluster is configured.", "Deploy with the parameter KubernetesClusters.")]
@@ -132,14 +135,12 @@ def judge_kubernetes(states: Mapping[str, str], tests: Mapping[str, Json]) -> li
             found.append(failed(text, "Deploy with the right names in KubernetesClusters.", cluster))
             continue
         answers = {function: one for function, test in tests.items() if (one := _of(test, cluster))}
-        dead = {name: one["error"] for name, one in answers.items() if one["error"] and not _is_refusal(one)}
+        dead = {name: one for name, one in answers.items() if one["error"] and not _is_refusal(one)}
         if dead:
-            name, error = next(iter(sorted(dead.items())))
-            text = f"{cluster} does not answer {len(dead)} of {len(answers)} functions. {name} says: {error}"
-            fix = "Check the cluster's endpoint, and the parameters SubnetIds and SecurityGroupIds."
-            found.append(failed(text, fix, cluster))
+            found.append(_dead(cluster, dead, len(answers)))
         elif not answers:
-            found.append(unknown(f"No function tested {cluster}.", _INVOKE, cluster))
+            reason, fix = next(iter(problems.values()), ("", _INVOKE))
+            found.append(unknown(f"No function tested {cluster}. {reason}".rstrip(), fix, cluster))
         else:
             versions = sorted({one["serverVersion"] for one in answers.values() if one["serverVersion"]})
             said = f"{cluster} answers all {len(answers)} functions that were tested"
@@ -149,6 +150,16 @@ def judge_kubernetes(states: Mapping[str, str], tests: Mapping[str, Json]) -> li
                 warning(f"EKS says {cluster} is {state}.", f"aws eks describe-cluster --name {cluster}", cluster)
             )
     return found
+
+
+def _dead(cluster: str, dead: Mapping[str, Json], asked: int) -> Finding:
+    name, one = next(iter(sorted(dead.items())))
+    saw = f"{name} saw: {one['error']}"
+    if one["serverVersion"]:
+        text = f"{cluster} answers, and {len(dead)} of {asked} functions can read nothing there. {saw}"
+        return failed(text, "Check the cluster's control plane: kubectl get --raw='/readyz?verbose'", cluster)
+    text = f"{cluster} does not answer {len(dead)} of {asked} functions. {saw}"
+    return failed(text, "Check the cluster's endpoint, and the parameters SubnetIds and SecurityGroupIds.", cluster)
 
 
 _INVOKE = "Run this as an identity that may invoke the functions (docs/operate/doctor.md)."

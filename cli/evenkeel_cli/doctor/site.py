@@ -3,12 +3,12 @@
 import json
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from evenkeel_cli.client import Client
 from evenkeel_cli.context import Context
+from evenkeel_cli.doctor.deadlines import AWS_SECONDS, SELF_TEST_SECONDS, answers_within
 from evenkeel_cli.doctor.findings import CouldNotCheck
 from evenkeel_cli.errors import CommandFailed, Exit
 
@@ -34,6 +34,7 @@ _NOT_OFFERED = frozenset({"InvalidAction", "UnknownOperationException", "NotImpl
 _AT_ONCE = 8
 """Self-tests under way at once."""
 _TEAMS = 50
+_NETWORK = "Check network, proxy and region."
 
 
 class NotThere(Exception):
@@ -79,9 +80,7 @@ class BotocoreAws:
             name = type(error).__name__
             if "Credential" in name or "Token" in name or "SSO" in name or "Profile" in name:
                 raise BadCredentials(f"AWS credentials cannot be used: {error}", SIGN_IN) from error
-            raise CouldNotCheck(
-                f"{service}:{spelled} did not answer: {error}", "Check network, proxy and region."
-            ) from error
+            raise CouldNotCheck(f"{service}:{spelled}: {_silence(error)}.", _NETWORK) from error
         if hasattr(answer.get("Payload"), "read"):
             answer["Payload"] = answer["Payload"].read()
         return answer
@@ -91,7 +90,10 @@ class BotocoreAws:
 
         with self._lock:
             if service not in self._clients:
-                options = Config(connect_timeout=5, read_timeout=75, retries={"mode": "standard", "max_attempts": 2})
+                patience = SELF_TEST_SECONDS if service == "lambda" else AWS_SECONDS
+                options = Config(
+                    connect_timeout=5, read_timeout=patience, retries={"mode": "standard", "total_max_attempts": 2}
+                )
                 endpoint = self.endpoints.get(service) or self._context.aws_endpoint_url or None
                 self._clients[service] = self._session.create_client(
                     service, region_name=self._context.region, endpoint_url=endpoint, config=options
@@ -106,6 +108,19 @@ class BotocoreAws:
         if self._context.key is not None:
             session.set_credentials(self._context.key.access_key_id, self._context.key.secret_access_key)
         return session
+
+
+def _silence(error: Exception) -> str:
+    """Return why a call has no answer. The texts of urllib3 within some of these errors show Python objects."""
+    from botocore.exceptions import BotoCoreError, ConnectTimeoutError, HTTPClientError, ReadTimeoutError, SSLError
+
+    if isinstance(error, (ReadTimeoutError, ConnectTimeoutError)):
+        return f"no answer in time from {error.kwargs.get('endpoint_url')}"
+    if isinstance(error, SSLError):
+        return f"the TLS connection to {error.kwargs.get('endpoint_url')} failed"
+    if type(error) is HTTPClientError or not isinstance(error, BotoCoreError):
+        return f"the connection failed ({type(error.__context__ or error).__name__})"
+    return str(error).rstrip(".")
 
 
 def _failure(service: str, operation: str, error: Any) -> Exception:
@@ -133,16 +148,22 @@ class Site:
         self.context = context
         self.stack = stack
         self.rights = rights
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
+        self._reading: dict[str, threading.Lock] = {}
         self._known: dict[str, Any] = {}
 
     def once(self, name: str, read: Callable[[], Any]) -> Any:
-        """Return what `read` gives, read once; a failure is remembered as well and raised each time."""
+        """Return what `read` gives, read once; a failure is remembered as well and raised each time.
+
+        A read that is slow delays only those who need the same.
+        """
         with self._lock:
+            reading = self._reading.setdefault(name, threading.Lock())
+        with reading:
             if name not in self._known:
                 try:
                     self._known[name] = read()
-                except (CouldNotCheck, NotThere) as error:
+                except (CouldNotCheck, NotThere, CommandFailed) as error:
                     self._known[name] = error
         found = self._known[name]
         if isinstance(found, Exception):
@@ -237,7 +258,7 @@ class Site:
                 code="NO_CONTEXT",
                 hint="Set EVENKEEL_URL.",
             )
-        found: Json = self._asked("status", lambda: client.get("/status"))
+        found: Json = self.once("status", lambda: client.get("/status"))
         return found
 
     def namespaces(self) -> tuple[str, ...]:
@@ -267,18 +288,6 @@ class Site:
         found: tuple[tuple[str, ...], str] = self.once("teams", read)
         return found
 
-    def _asked(self, name: str, read: Callable[[], Json]) -> Json:
-        with self._lock:
-            if name not in self._known:
-                try:
-                    self._known[name] = read()
-                except CommandFailed as failed:
-                    self._known[name] = failed
-        found = self._known[name]
-        if isinstance(found, CommandFailed):
-            raise found
-        return dict(found)
-
     # ------------------------------------------------------------ the functions' self-tests
 
     def self_tests(self) -> tuple[Mapping[str, Json], Mapping[str, tuple[str, str]]]:
@@ -287,8 +296,10 @@ class Site:
         def read() -> tuple[dict[str, Json], dict[str, tuple[str, str]]]:
             names = [name for name in self.rights.functions() if name in self.roles()]
             namespaces = self.namespaces()
-            with ThreadPoolExecutor(_AT_ONCE) as pool:
-                answers = dict(zip(names, pool.map(lambda name: self._tested(name, namespaces), names), strict=True))
+            calls = [partial(self._tested, name, namespaces) for name in names]
+            silent = CouldNotCheck(f"No answer in {SELF_TEST_SECONDS:g} s.", "docs/operate/doctor.md#no-answer")
+            answered = answers_within(SELF_TEST_SECONDS, calls, _AT_ONCE)
+            answers = {name: one or silent for name, one in zip(names, answered, strict=True)}
             good = {name: one for name, one in answers.items() if isinstance(one, dict)}
             bad = {name: (one.reason, one.fix) for name, one in answers.items() if isinstance(one, CouldNotCheck)}
             return good, bad

@@ -15,6 +15,7 @@ from botocore.exceptions import (
 )
 from botocore.exceptions import ConnectionError as NoConnection
 
+from evenkeel.adapters.connection_errors import describe_connection_error
 from evenkeel.ports import EvenkeelError, NotAllowed, NotFound, Refused, Throttled, Unreachable
 
 READS_AND_IDEMPOTENT_WRITES = Config(
@@ -109,7 +110,7 @@ def translated(attempt: str, also: Mapping[str, type[EvenkeelError]] | None = No
             raise
         raise meaning(f"{attempt}: {code}: {error.response['Error'].get('Message', '')}") from error
     except _NO_ANSWER as error:
-        raise Unreachable(f"{attempt}: no answer: {error}") from error
+        raise Unreachable(f"{attempt}: no answer: {describe_connection_error(error)}") from error
     except ParamValidationError as error:
         raise Refused(f"{attempt}: {error}") from error
 

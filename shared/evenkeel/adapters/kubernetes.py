@@ -17,6 +17,7 @@ from urllib.parse import urlencode
 
 import urllib3
 
+from evenkeel.adapters.connection_errors import describe_connection_error
 from evenkeel.ports import (
     Conflict,
     EvenkeelError,
@@ -303,4 +304,4 @@ def _no_answer_is_unreachable(what: str) -> Iterator[None]:
     try:
         yield
     except (urllib3.exceptions.HTTPError, OSError) as error:
-        raise Unreachable(f"{what}: no answer: {error}") from error
+        raise Unreachable(f"{what}: no answer: {describe_connection_error(error)}") from error

@@ -4,7 +4,9 @@ import io
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -12,15 +14,17 @@ from typing import Any, NamedTuple
 
 import jsonschema
 import pytest
+from botocore.exceptions import EndpointConnectionError, HTTPClientError, ReadTimeoutError, SSLError
 
 import evenkeel
 from evenkeel_cli.commands.doctor import show
 from evenkeel_cli.context import Context
 from evenkeel_cli.doctor import checks, findings
+from evenkeel_cli.doctor import site as site_module
 from evenkeel_cli.doctor.checks import CHECKS
 from evenkeel_cli.doctor.findings import CouldNotCheck, Finding, Status
 from evenkeel_cli.doctor.judgements import DEAD_LETTERS
-from evenkeel_cli.doctor.site import BadCredentials, NotThere, Site
+from evenkeel_cli.doctor.site import BadCredentials, BotocoreAws, NotThere, Site
 from evenkeel_cli.errors import CommandFailed, Exit
 from evenkeel_cli.offline import access
 from evenkeel_cli.render import Page
@@ -204,8 +208,11 @@ class Bed:
     context: Context = field(default_factory=lambda: Context("research", URL, "us-west-2"))
 
     def run(self, *skipped: str) -> list[Finding]:
+        return checks.run(self.site(), A_MOMENT, skipped)
+
+    def site(self) -> Site:
         client: Any = self.api
-        return checks.run(Site(self.aws, client, self.context, "evenkeel", access), A_MOMENT, skipped)
+        return Site(self.aws, client, self.context, "evenkeel", access)
 
     def of(self, check: str) -> list[Finding]:
         others = {one.name for one in CHECKS} - {check}
@@ -252,6 +259,7 @@ class Fault(NamedTuple):
 REFUSED = CommandFailed(Exit.NOT_ALLOWED, "You may not read the status.", hint="Ask for EvenkeelViewerPolicy.")
 NO_ENTRY = "NotAllowed: GET /version of research-eks: 401 Unauthorized"
 NO_REACH = "Unreachable: GET /version of research-eks: no answer"
+NO_STORE = "Unreachable: GET /api/v1/nodes/evenkeel-self-test of research-eks: 503 ServiceUnavailable: try later"
 NO_DISCOVERY = "NotAllowed: GET /apis/kueue.x-k8s.io of research-eks: 403 Forbidden"
 LACKS = [{"verb": "patch", "group": "", "resource": "nodes", "namespace": ""}]
 LACKS_JOBS = [{"verb": "create", "group": "batch", "resource": "jobs", "namespace": "ns-nlp"}]
@@ -386,9 +394,28 @@ FAULTS = [
         "UPDATING",
         "describe-cluster",
     ),
-    Fault("kubernetes", everywhere(error=NO_REACH), "failed", "does not answer 17 of 17", "SubnetIds"),
-    Fault("kubernetes", answers("launch_job", error=NO_REACH), "failed", "does not answer 1 of 17", "SubnetIds"),
-    Fault("kubernetes", plant("lambda:invoke", DENIED), "unknown", "No function tested", "invoke the functions"),
+    Fault(
+        "kubernetes",
+        everywhere(error=NO_REACH, serverVersion=""),
+        "failed",
+        "does not answer 17 of 17",
+        "SubnetIds",
+    ),
+    Fault(
+        "kubernetes",
+        answers("launch_job", error=NO_REACH, serverVersion=""),
+        "failed",
+        "does not answer 1 of 17",
+        "SubnetIds",
+    ),
+    Fault("kubernetes", everywhere(error=NO_STORE), "failed", "17 of 17 functions can read nothing", "readyz"),
+    Fault(
+        "kubernetes",
+        plant("lambda:invoke", DENIED),
+        "unknown",
+        "No function tested research-eks. Your identity may not",
+        "another identity",
+    ),
     Fault(
         "kubernetes",
         plant("cloudformation:describe_stacks", stack_with(KubernetesClusters="none")),
@@ -678,6 +705,104 @@ def test_check_that_breaks_stops_no_other() -> None:
 
     assert (first.status, first.text) == (Status.UNKNOWN, "The check itself failed: ZeroDivisionError: bug")
     assert second.status is Status.OK
+
+
+class Silent:
+    """A part that does not answer until the test is over."""
+
+    def __init__(self) -> None:
+        self.has_begun, self.is_over = threading.Event(), threading.Event()
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        self.has_begun.set()
+        self.is_over.wait(60)
+        raise DENIED
+
+
+@pytest.fixture
+def silent() -> Iterator[Silent]:
+    part = Silent()
+    yield part
+    part.is_over.set()
+
+
+def test_silent_check_is_unknown_and_stops_no_other(silent: Silent) -> None:
+    table = [checks.Check("silent", silent, ""), CHECKS[0]]
+
+    first, second = checks.run(Bed().site(), A_MOMENT, (), table, seconds=0.5)
+
+    assert (first.status, first.text, first.check) == (Status.UNKNOWN, "No answer in 0.5 s.", "silent")
+    assert second.status is Status.OK
+
+
+def test_silent_api_is_a_failure(silent: Silent) -> None:
+    bed = Bed()
+    bed.api.get = silent  # type: ignore[method-assign]
+
+    (found,) = checks.run(bed.site(), A_MOMENT, (), [check for check in CHECKS if check.name == "api"], seconds=0.5)
+
+    assert found.status is Status.FAILED
+    assert found.text.startswith("No answer in ")
+
+
+def test_slow_read_delays_no_other_read(silent: Silent) -> None:
+    site = Bed().site()
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(site.once, "slow", silent)
+        silent.has_begun.wait(60)
+        assert not slow.done()
+
+        assert site.once("quick", lambda: "read") == "read"
+        assert not slow.done()
+        silent.is_over.set()
+
+
+def test_functions_that_answered_are_judged_beside_silent_ones(silent: Silent, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(site_module, "SELF_TEST_SECONDS", 1.0)
+    bed = Bed()
+    answer = bed.aws.call
+
+    def call(service: str, operation: str, **parameters: Any) -> Json:
+        if parameters.get("FunctionName") == "evenkeel-repair_node":
+            silent()
+        return answer(service, operation, **parameters)
+
+    bed.aws.call = call  # type: ignore[method-assign]
+
+    access_, kubernetes = bed.of("access"), bed.of("kubernetes")
+
+    assert [(one.status, one.text, one.subject) for one in access_ if one.status is not Status.OK] == [
+        (Status.UNKNOWN, "No answer in 1 s.", "repair_node")
+    ]
+    assert "answers all 16 functions" in kubernetes[0].text
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ReadTimeoutError(endpoint_url="https://x"), "eks:DescribeCluster: no answer in time from https://x."),
+        (EndpointConnectionError(endpoint_url="https://x"), 'Could not connect to the endpoint URL: "https://x".'),
+        (HTTPClientError(error="HTTPSConnectionPool(host='x')"), "the connection failed (HTTPClientError)."),
+        (
+            SSLError(endpoint_url="https://x", error=OSError("HTTPSConnectionPool()")),
+            "the TLS connection to https://x failed.",
+        ),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_aws_without_answer_is_said_plainly(error: Exception, expected: str) -> None:
+    class Client:
+        def describe_cluster(self) -> Json:
+            raise error
+
+    aws = BotocoreAws(Context("x", URL, "us-west-2"))
+    aws._clients["eks"] = Client()
+
+    with pytest.raises(CouldNotCheck) as caught:
+        aws.call("eks", "describe_cluster")
+
+    assert expected in caught.value.reason
+    assert "ConnectionPool" not in caught.value.reason
 
 
 def test_every_call_reads_but_the_self_test() -> None:

@@ -70,6 +70,28 @@ def test_cluster_that_does_not_answer_is_an_answer(world: FakeWorld, monkeypatch
     assert asked(world)["clusters"][0]["error"] == "Unreachable: no answer"
 
 
+GET = {**PATCH, "verb": "get"}
+
+
+def test_server_that_cannot_read_its_store_is_found(world: FakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unavailable(_cluster: str, name: str) -> None:
+        raise Unreachable(f"GET /api/v1/nodes/{name} of research-eks: 503 ServiceUnavailable")
+
+    monkeypatch.setattr(world.cluster, "node", unavailable)
+
+    (found,) = asked(world, rights=[GET])["clusters"]
+
+    assert found["error"].endswith("of research-eks: 503 ServiceUnavailable")
+    assert found["serverVersion"] == "v1.33.0"
+
+
+@pytest.mark.parametrize("rights", [[], [PATCH]])
+def test_node_is_not_read_without_the_right(world: FakeWorld, monkeypatch: pytest.MonkeyPatch, rights: Any) -> None:
+    monkeypatch.setattr(world.cluster, "node", lambda *_: pytest.fail("read"))
+
+    assert asked(world, rights=rights)["clusters"][0]["error"] == ""
+
+
 def test_kueue_that_may_not_be_read_is_said_apart(world: FakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(_cluster: str) -> dict[str, str]:
         raise NotAllowed("403")

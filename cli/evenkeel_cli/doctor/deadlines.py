@@ -1,0 +1,46 @@
+"""Calls side by side, each of which may stay without an answer."""
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from typing import TypeVar
+
+T = TypeVar("T")
+
+CHECK_SECONDS = 40.0
+"""How long a check is waited for."""
+SELF_TEST_SECONDS = 35.0
+"""How long the functions' self-tests are waited for: less, so that the answers that came are judged."""
+AWS_SECONDS = 8.0
+"""How long one AWS call is waited for; it is tried twice."""
+
+
+def answers_within(seconds: float, calls: Sequence[Callable[[], T]], at_once: int) -> list[T | None]:
+    """Run calls in threads and return their results, None for each that has none after `seconds`.
+
+    The threads do not keep the process alive.
+
+    Raises:
+        Exception: what a call raised.
+    """
+    futures: list[Future[T]] = [Future() for _ in calls]
+    waiting: queue.SimpleQueue[tuple[Callable[[], T], Future[T]]] = queue.SimpleQueue()
+    for pair in zip(calls, futures, strict=True):
+        waiting.put(pair)
+
+    def work() -> None:
+        while True:
+            try:
+                call, future = waiting.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                future.set_result(call())
+            except Exception as error:  # noqa: BLE001 - handed to the caller
+                future.set_exception(error)
+
+    for _ in range(min(at_once, len(calls))):
+        threading.Thread(target=work, daemon=True).start()
+    done, _ = wait(futures, timeout=seconds)
+    return [future.result() if future in done else None for future in futures]

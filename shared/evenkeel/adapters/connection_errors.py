@@ -1,0 +1,50 @@
+"""Words for a connection that failed: the libraries' own texts show Python objects."""
+
+import ssl
+
+import urllib3
+from botocore.exceptions import BotoCoreError, HTTPClientError, SSLError
+
+_NAMED: tuple[tuple[type[Exception], str], ...] = (
+    (urllib3.exceptions.NameResolutionError, "host name not found"),
+    (urllib3.exceptions.SSLError, "TLS failed"),
+    (ssl.SSLError, "TLS failed"),
+    (urllib3.exceptions.ProxyError, "the proxy failed"),
+)
+_UNNAMED: tuple[tuple[type[Exception], str], ...] = (
+    (urllib3.exceptions.TimeoutError, "timed out"),
+    (TimeoutError, "timed out"),
+    (urllib3.exceptions.ProtocolError, "the connection broke"),
+)
+
+
+def describe_connection_error(error: BaseException) -> str:
+    """Return in plain words why a call got no answer, such as `connection refused` or `timed out`."""
+    if isinstance(error, BotoCoreError) and type(error) not in (HTTPClientError, SSLError):
+        return str(error).rstrip(".")  # botocore's own sentence, which names the endpoint
+    causes = [error, *_causes(error)]
+    for kind, words in _NAMED:
+        if found := next((each for each in causes if isinstance(each, kind)), None):
+            return _with_reason(words, found)
+    for each in causes:
+        if isinstance(each, OSError) and each.strerror:
+            return each.strerror[0].lower() + each.strerror[1:]
+    for kind, words in _UNNAMED:
+        if any(isinstance(each, kind) for each in causes):
+            return words
+    return type(error).__name__
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """Return the errors that this one wraps, outermost first."""
+    wrapped = [each for each in error.args if isinstance(each, BaseException)]
+    if isinstance(error, BotoCoreError) and isinstance(inner := error.kwargs.get("error"), BaseException):
+        wrapped.append(inner)
+    if error.__cause__ is not None:
+        wrapped.append(error.__cause__)
+    return [found for each in wrapped for found in (each, *_causes(each))]
+
+
+def _with_reason(words: str, error: BaseException) -> str:
+    reason = next((str(each.reason) for each in (error, *_causes(error)) if isinstance(each, ssl.SSLError)), "")
+    return f"{words} ({reason.replace('_', ' ').lower()})" if reason and reason != "None" else words

@@ -1,0 +1,76 @@
+"""Words for failed connections: plain, and without the libraries' objects."""
+
+import socket
+import ssl
+from collections.abc import Iterator
+
+import pytest
+import trustme
+import urllib3
+from botocore.exceptions import EndpointConnectionError, HTTPClientError, ReadTimeoutError
+
+from evenkeel.adapters.connection_errors import describe_connection_error
+from evenkeel.adapters.kubernetes import KubernetesApi
+from evenkeel.ports import Unreachable
+
+CERTIFICATE = trustme.CA().cert_pem.bytes().decode()
+
+
+@pytest.fixture
+def unused_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+@pytest.fixture
+def silent_port() -> Iterator[int]:
+    """A server that is stopped: the kernel accepts the connection, and nobody answers."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        yield int(listening.getsockname()[1])
+
+
+def test_refused_connection_is_said_without_python_objects(unused_port: int) -> None:
+    api = KubernetesApi("research-eks", f"https://127.0.0.1:{unused_port}", CERTIFICATE, lambda _: "token")
+
+    with pytest.raises(Unreachable) as caught:
+        api.get("/version")
+
+    assert str(caught.value) == "GET /version of research-eks: no answer: connection refused"
+
+
+def test_stopped_server_is_said_to_have_timed_out(silent_port: int) -> None:
+    pool = urllib3.PoolManager(retries=False, timeout=urllib3.Timeout(connect=0.1, read=0.1))
+
+    with pytest.raises(urllib3.exceptions.HTTPError) as caught:
+        pool.request("GET", f"https://127.0.0.1:{silent_port}/version")
+
+    assert describe_connection_error(caught.value) == "timed out"
+
+
+RAW = urllib3.exceptions.ReadTimeoutError(urllib3.HTTPSConnectionPool("h"), "/", "HTTPSConnectionPool(host='h'): Read")
+UNTRUSTED = ssl.SSLCertVerificationError(1, "[SSL: CERTIFICATE_VERIFY_FAILED] (_ssl.c:1006)")
+UNTRUSTED.reason = "CERTIFICATE_VERIFY_FAILED"
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (RAW, "timed out"),
+        (HTTPClientError(error=RAW), "timed out"),
+        (urllib3.exceptions.SSLError(UNTRUSTED), "TLS failed (certificate verify failed)"),
+        (urllib3.exceptions.ProtocolError("Connection aborted.", ConnectionResetError(104, "Connection reset by peer")),
+         "connection reset by peer"),
+        (urllib3.exceptions.ProtocolError("Response ended prematurely"), "the connection broke"),
+        (urllib3.exceptions.NameResolutionError("h", urllib3.HTTPConnectionPool("h"), socket.gaierror(-2, "x")),  # type: ignore[arg-type]
+         "host name not found"),
+        (ReadTimeoutError(endpoint_url="https://x"), 'Read timeout on endpoint URL: "https://x"'),
+        (EndpointConnectionError(endpoint_url="https://x"), 'Could not connect to the endpoint URL: "https://x"'),
+        (OSError("odd"), "OSError"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_each_failure_has_plain_words(error: Exception, expected: str) -> None:
+    assert describe_connection_error(error) == expected
