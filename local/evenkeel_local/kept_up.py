@@ -26,9 +26,10 @@ from evenkeel_local import probes
 from evenkeel_local.data_centre import DataCentre, Say
 from evenkeel_local.deployment import STACK_NAME
 from evenkeel_local.processes import Child, ProcessMark, interruptible
-from evenkeel_local.supervisor import GivenUp, Part, Restart, Supervisor
+from evenkeel_local.supervisor import GivenUp, Part, Restart, Silence, Supervisor
 
 UP_SECONDS: Final = 240.0
+_ANSWER_SECONDS: Final = 3.0
 
 Json = dict[str, Any]
 
@@ -112,6 +113,7 @@ class _KeptUp:
         self.places = places
         self._say = say
         self._centre: DataCentre | None = None
+        self._cluster_silence = Silence(self._ask_cluster)
 
     def start(self) -> None:
         self._centre = DataCentre.start(self.places.run_dir, keeps_cluster=True, say=self._say)
@@ -134,7 +136,9 @@ class _KeptUp:
         ticker = centre.ticker
         return (
             _Part("engine", centre.engine.is_running, self._rebuild),
-            _Part("GPU cluster", lambda: centre.cluster.is_running, self._restart_cluster),
+            _Part(
+                "GPU cluster", lambda: centre.cluster.is_running, self._restart_cluster, self._cluster_silence.is_silent
+            ),
             _Part("ticker", lambda: ticker is None or ticker.is_running(), self._restart_ticker),
         )
 
@@ -157,9 +161,14 @@ class _KeptUp:
         lost = "all jobs, incidents, decisions, teams and checkpoints, the nodes' history, and every address."
         return f"the logs of the one before, in {self.places.lost_dir}.", lost
 
+    def _ask_cluster(self) -> None:
+        assert self._centre is not None
+        self._centre.cluster.control("GET", "health", timeout=_ANSWER_SECONDS)
+
     def _restart_cluster(self) -> tuple[str, str]:
         assert self._centre is not None
         self._centre.restart_cluster()
+        self._cluster_silence = Silence(self._ask_cluster)
         kept = "Kubernetes objects, machines, access entries and addresses."
         return kept, "every running process: the machines restarted, as after a power cut."
 
@@ -174,6 +183,8 @@ class _Part:
     name: str
     is_running: Callable[[], bool]
     restart: Callable[[], tuple[str, str]]
+    is_silent: Callable[[], bool] = lambda: False
+    """The engine is never judged by its silence: a restart would lose all its tables."""
 
 
 def _write_private(file: Path, document: Json) -> None:

@@ -1,4 +1,4 @@
-"""Keeps a data centre up: a part that dies is started again, with growing pauses and not for ever.
+"""Keeps a data centre up: a part that dies, or stops answering, is started again, with growing pauses and not for ever.
 
 What is kept and what is lost differs. The GPU cluster writes its state down each second, so it comes back with its
 objects and machines, as after a power cut. The engine keeps its tables in memory: when it dies, jobs, incidents and
@@ -19,6 +19,10 @@ LONGEST_PAUSE_SECONDS: Final = 30.0
 MOST_DEATHS: Final = 5
 """Within the window; after one more the data centre is given up."""
 WINDOW_SECONDS: Final = 600.0
+PROBE_SECONDS: Final = 5.0
+"""Between two probes of a part that runs."""
+SILENT_SECONDS: Final = 30.0
+"""A part whose probes all fail for this long counts as dead. Long, because a restart ends its processes."""
 _POLL_SECONDS: Final = 0.25
 
 Say = Callable[[str], None]
@@ -30,13 +34,36 @@ class GivenUp(Exception):
 
 @dataclass(frozen=True)
 class Restart:
-    """A part that died and was started again."""
+    """A part that was started again."""
 
     part: str
     at: str
     """When it was up again, RFC 3339."""
     kept: str
     lost: str
+
+
+@dataclass
+class Silence:
+    """Whether a part that runs has stopped answering, as a stopped or hung process does."""
+
+    probe: Callable[[], None]
+    """Returns once the part answered, raises otherwise."""
+    clock: Callable[[], float] = time.monotonic
+    _probed_at: float | None = None
+    _failing_since: float | None = None
+
+    def is_silent(self) -> bool:
+        """Return whether every probe has failed for `SILENT_SECONDS`; probe at most every `PROBE_SECONDS`."""
+        now = self.clock()
+        if self._probed_at is None or now - self._probed_at >= PROBE_SECONDS:
+            try:
+                self.probe()
+                self._failing_since = None
+            except Exception:  # noqa: BLE001 - whatever it fails by, the part did not answer
+                self._failing_since = now if self._failing_since is None else self._failing_since
+            self._probed_at = self.clock()
+        return self._failing_since is not None and self._probed_at - self._failing_since >= SILENT_SECONDS
 
 
 @dataclass
@@ -61,6 +88,10 @@ class Part(Protocol):
     def name(self) -> str: ...
 
     def is_running(self) -> bool: ...
+
+    def is_silent(self) -> bool:
+        """Whether it runs, and has not answered for `SILENT_SECONDS`."""
+        ...
 
     def restart(self) -> tuple[str, str]:
         """Start it again; return what was kept and what was lost, each as a sentence."""
@@ -100,13 +131,16 @@ class Supervisor:
             GivenUp: a part died too often.
         """
         while not stopping.wait(_POLL_SECONDS):
-            dead = next((part for part in self._parts() if not part.is_running()), None)
-            if dead is not None and not self._revive(dead, stopping):
-                return
+            for part in self._parts():
+                why = _trouble(part)
+                if not why:
+                    continue
+                if not self._revive(part, why, stopping):
+                    return
+                break  # other parts may rest on it: look anew
 
-    def _revive(self, part: Part, stopping: threading.Event) -> bool:
+    def _revive(self, part: Part, why: str, stopping: threading.Event) -> bool:
         """Start a part again, however often that fails within bounds; return False where it was told to stop."""
-        why = f"{part.name} died"
         while True:
             pause = self._backoff.died(part.name, self._clock())
             if pause is None:
@@ -124,3 +158,10 @@ class Supervisor:
             self._say(f"{part.name} runs again. Kept: {kept} Lost: {lost}")
             self._restarted(self.restarts)
             return True
+
+
+def _trouble(part: Part) -> str:
+    """Return why a part must be started again; empty if it need not."""
+    if not part.is_running():
+        return f"{part.name} died"
+    return f"{part.name} has not answered for {SILENT_SECONDS:.0f} s" if part.is_silent() else ""

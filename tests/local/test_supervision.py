@@ -88,6 +88,16 @@ def test_killed_gpu_cluster_comes_back_with_its_machines(root: Path) -> None:
     assert command(root, "dev", "status").returncode == 0
 
 
+def test_stopped_gpu_cluster_is_started_again(root: Path) -> None:
+    told = len(restarts(root, "GPU cluster"))
+    before = until(lambda: len(found := machines(root)) == 5 and found, "five nodes in service", _UP_SECONDS)
+
+    os.kill(state(root)["pids"]["gpuCluster"], signal.SIGSTOP)
+
+    until(lambda: len(restarts(root, "GPU cluster")) > told, "the restart to be told", 120)
+    assert until(lambda: machines(root) == before, "the same machines in service", 120)
+
+
 @pytest.mark.parametrize("whom", ["the engine", "its guard"])
 def test_killed_engine_comes_back_and_its_loss_is_told(root: Path, whom: str) -> None:
     told = len(restarts(root, "engine"))

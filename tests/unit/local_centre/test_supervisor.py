@@ -5,7 +5,16 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from evenkeel_local.supervisor import MOST_DEATHS, WINDOW_SECONDS, Backoff, GivenUp, Restart, Supervisor
+from evenkeel_local.supervisor import (
+    MOST_DEATHS,
+    PROBE_SECONDS,
+    WINDOW_SECONDS,
+    Backoff,
+    GivenUp,
+    Restart,
+    Silence,
+    Supervisor,
+)
 
 
 class Stopping(threading.Event):
@@ -28,10 +37,14 @@ class FakePart:
     name: str
     states: list[bool]
     failures: int = 0
+    silent: list[bool] = field(default_factory=list)
     restarts: list[str] = field(default_factory=list)
 
     def is_running(self) -> bool:
         return self.states.pop(0) if self.states else True
+
+    def is_silent(self) -> bool:
+        return self.silent.pop(0) if self.silent else False
 
     def restart(self) -> tuple[str, str]:
         self.restarts.append(self.name)
@@ -62,6 +75,62 @@ def test_dead_part_is_started_again_and_its_loss_is_said() -> None:
     ]
     assert [(one.part, one.lost) for one in published[-1]] == [("GPU cluster", "its processes.")]
     assert supervisor.restarts == published[-1]
+
+
+def test_part_that_stopped_answering_is_started_again() -> None:
+    part = FakePart("GPU cluster", [], silent=[False, True])
+
+    _, said, published = supervised(FakePart("engine", []), part)
+
+    assert said[0] == "GPU cluster has not answered for 30 s: it is started again in 1 s"
+    assert [one.part for one in published[-1]] == ["GPU cluster"]
+
+
+class Probe:
+    """Answers or fails as told, and tells the time."""
+
+    def __init__(self) -> None:
+        self.now, self.is_answering, self.calls = 0.0, True, 0
+
+    def __call__(self) -> None:
+        self.calls += 1
+        if not self.is_answering:
+            raise TimeoutError
+
+    def look(self, silence: Silence, seconds: float) -> bool:
+        self.now += seconds
+        return silence.is_silent()
+
+
+def test_part_is_silent_after_failing_probes_alone() -> None:
+    probe = Probe()
+    silence = Silence(probe, clock=lambda: probe.now)
+    assert not probe.look(silence, 0)
+
+    probe.is_answering = False
+    assert [probe.look(silence, PROBE_SECONDS) for _ in range(7)] == [False] * 6 + [True]
+
+
+def test_one_answer_ends_the_silence() -> None:
+    probe = Probe()
+    silence = Silence(probe, clock=lambda: probe.now)
+    probe.is_answering = False
+    assert not any(probe.look(silence, PROBE_SECONDS) for _ in range(6))
+
+    probe.is_answering = True
+    assert not probe.look(silence, PROBE_SECONDS)
+    probe.is_answering = False
+    assert not any(probe.look(silence, PROBE_SECONDS) for _ in range(6))
+
+
+def test_part_is_probed_no_more_often_than_needed() -> None:
+    probe = Probe()
+    silence = Silence(probe, clock=lambda: probe.now)
+
+    for _ in range(40):
+        probe.look(silence, PROBE_SECONDS / 20)
+
+    assert probe.calls == 2
 
 
 def test_nothing_is_started_again_while_all_runs() -> None:
