@@ -9,8 +9,6 @@ from evenkeel.ports import Conflict, Invalid, Key, KeyReused, Ledger, Put, Row, 
 from evenkeel.services import rows
 
 _TRIES = 5
-HISTORY = "POLICY"
-"""State under which every change is listed, by its number."""
 
 
 class Request(Value):
@@ -69,7 +67,13 @@ def run(request: Request, *, ledger: Ledger, base: Policy, now: datetime) -> Pol
                 Put(Row(site_policy_key(Table.INCIDENTS), change.to_json(), version)),
                 Put(Row(site_policy_key(Table.JOBS), change.to_json(), version)),
                 Put(
-                    Row(_request_key(request.request_id), record, 0, (HISTORY, f"{change.number:09d}"), now + rows.KEPT)
+                    Row(
+                        _request_key(request.request_id),
+                        record,
+                        0,
+                        (rows.POLICY_CHANGES, f"{change.number:09d}"),
+                        now + rows.KEPT,
+                    )
                 ),
             )
         except Conflict:

@@ -15,7 +15,6 @@ from evenkeel.domain.recovery.validation import CheckDecision, CheckFacts, Check
 from evenkeel.domain.values import Value
 from evenkeel.ports import CheckSpec, Cluster, Ids, Ledger, Provider, Put, RepairAnswer, Telemetry, Write
 from evenkeel.services import incident_record, rows
-from evenkeel.services.open_wait import last_ask
 
 WRITER = "check_node"
 
@@ -47,7 +46,7 @@ def run(
     Idempotent: yes, by the incident's note of the check, one for each machine, boot and failed validation.
     """
     incident, _ = incident_record.load(ledger, request.incident_id)
-    ask = last_ask(ledger, incident)
+    ask = incident_record.last_ask(ledger, incident)
     seat = look(
         incident.life,
         incident.slot,

@@ -95,7 +95,7 @@ def cordon(
             writes += guard_register.leaving(ledger, Which.CORDONS, life, now=now, is_drill=current.is_drill)
         after = current
         if current.block is not None and current.block.act == Act.CORDON:
-            after = guard_acts.unblocked(after)
+            after = after.without_block()
         if is_marked and current.cordon_marked_at is None:
             after = after.but(cordon_marked_at=now)
         if current.stages.cordoned_at is None and outcome in ("CORDONED", "BY_PERSON"):

@@ -270,14 +270,6 @@ def block(
         telemetry.info("ActBlocked", rule=verdict.rule, act=act, reason=verdict.reason)
 
 
-def unblocked(incident: Incident) -> Incident:
-    """Return an incident that nothing bars any more."""
-    if incident.block is None:
-        return incident
-    state = IncidentState.RECOVERING if incident.state is IncidentState.BLOCKED else incident.state
-    return incident.but(state=state, block=None)
-
-
 def unblock(incident: Incident, ledger: Ledger) -> None:
     """Take the guardrail's mark off an incident whose next step needs no leave.
 
@@ -285,7 +277,7 @@ def unblock(incident: Incident, ledger: Ledger) -> None:
     """
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
-        return None if current.block is None else (unblocked(current), [])
+        return None if current.block is None else (current.without_block(), [])
 
     if incident.block is not None:
         incident_record.amend(ledger, incident.incident_id, change)

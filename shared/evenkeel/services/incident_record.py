@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from evenkeel.domain.health.incidents import Incident, TimelineEntry
+from evenkeel.domain.recovery.leases import Lease, RepairAsk
 from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, Ledger, NotFound, Put, Row, Write
 from evenkeel.services import rows
@@ -93,3 +94,12 @@ def told_row(subject: str, kind: str, text: str, *, at: datetime, writer: str, d
     """Return the row of one line of a story."""
     entry = TimelineEntry(at=at, kind=kind, text=text, decision_id=decision_id, writer=writer)
     return rows.timeline_row(subject, entry, "-".join(part for part in (writer, kind, decision_id) if part))
+
+
+def last_ask(ledger: Ledger, incident: Incident) -> RepairAsk | None:
+    """Return the last call that an incident made for its machine."""
+    row = ledger.get(rows.lease_key(incident.slot, is_drill=incident.is_drill))
+    if row is None:
+        return None
+    asks = [ask for ask in rows.read(row, Lease).asks if ask.incident_id == incident.incident_id]
+    return asks[-1] if asks else None

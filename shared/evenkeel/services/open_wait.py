@@ -5,7 +5,7 @@ from typing import Any
 
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.policy import Policy, RepairPolicy
-from evenkeel.domain.recovery.leases import Lease, RepairAsk
+from evenkeel.domain.recovery.leases import RepairAsk
 from evenkeel.domain.recovery.repair import deadline_of
 from evenkeel.domain.recovery.seats import look
 from evenkeel.domain.recovery.validation import CheckKind, margin_seconds
@@ -142,7 +142,7 @@ def _condition(
         until = now + timedelta(seconds=policy.repair.way_deadline_seconds)
         work_until = incident.plan.work_may_run_until if incident.plan else None
         return _seat(incident, None), min(until, work_until) if work_until and work_until > now else until
-    ask = last_ask(ledger, incident)
+    ask = incident_record.last_ask(ledger, incident)
     facts = _seat(incident, ask)
     if request.kind is ConditionKind.NODE_VALID:
         # The deadline allows for the longest margin: one that keeps coming back has to be well for longer.
@@ -191,12 +191,3 @@ def _seat(incident: Incident, ask: RepairAsk | None) -> dict[str, Any]:
         "bootId": ask.boot_id if ask else "",
         "owner": incident.plan.owner if incident.plan else "",
     }
-
-
-def last_ask(ledger: Ledger, incident: Incident) -> RepairAsk | None:
-    """Return the last call that an incident made for its machine."""
-    row = ledger.get(rows.lease_key(incident.slot, is_drill=incident.is_drill))
-    if row is None:
-        return None
-    asks = [ask for ask in rows.read(row, Lease).asks if ask.incident_id == incident.incident_id]
-    return asks[-1] if asks else None

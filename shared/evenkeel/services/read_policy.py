@@ -4,7 +4,7 @@ from typing import Any
 
 from evenkeel.domain.policy import Policy, PolicyChange, standing
 from evenkeel.ports import Ledger, Table
-from evenkeel.services import change_policy, paging
+from evenkeel.services import paging, rows
 
 Json = dict[str, Any]
 
@@ -18,7 +18,7 @@ def show(policy: Policy, base: Policy, change: PolicyChange | None, *, ledger: L
         BadPageToken: the token is not one of this list's.
     """
     found = standing(base, change)
-    changes = paging.newest_first(ledger, Table.INCIDENTS, [change_policy.HISTORY], page)
+    changes = paging.newest_first(ledger, Table.INCIDENTS, [rows.POLICY_CHANGES], page)
     return {
         "hash": policy.hash,
         "catalogueHash": policy.catalogue.hash,

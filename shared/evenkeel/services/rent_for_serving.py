@@ -36,7 +36,7 @@ from evenkeel.domain.scheduling.serving import Short, holder_id, replicas_of
 from evenkeel.domain.scheduling.shortages import Shortages
 from evenkeel.ports import Ledger, Put, Refused, Workflows, Write, get_all
 from evenkeel.services import batches, rentals, rows
-from evenkeel.services.resize_jobs import Desk, Tree
+from evenkeel.services.context import Desk, Tree
 
 WRITER = "rent_for_serving"
 _ROOM = PlacementNote(key="ROOM", text="Committed nodes have room for its replicas, or will once others have made it.")

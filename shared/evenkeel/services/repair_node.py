@@ -424,7 +424,7 @@ def _record_ask(
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         repairs = current.repairs if ask.rung in OWNERS else (*current.repairs, ask.rung)
-        after = guard_acts.unblocked(current).but(repairs=repairs).at_stage("repair_asked_at", ask.asked_at)
+        after = current.without_block().but(repairs=repairs).at_stage("repair_asked_at", ask.asked_at)
         said = "watched" if ask.rung in OWNERS else ask.rung
         line = incident_record.told(
             current.incident_id, said, decision.reason, at=ask.asked_at, writer=WRITER, decision_id=record.decision_id

@@ -8,43 +8,18 @@ follows any stop: a crash anywhere leaves a job that waits, and that goes before
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import NamedTuple, Protocol
 
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import TimelineEntry
-from evenkeel.domain.policy import Mode, Policy
+from evenkeel.domain.policy import Mode
 from evenkeel.domain.scheduling.jobs import AttemptState, Charge, Job, JobState, StopRequest
 from evenkeel.domain.scheduling.resizing import ElasticMemory, Planned, ResizePlan, answer_for, wish_of
 from evenkeel.domain.scheduling.sharing import Memory
-from evenkeel.ports import Ids, Key, Ledger, Put, Refused, Telemetry, Write, get_all
+from evenkeel.ports import Key, Ledger, Put, Refused, Write, get_all
 from evenkeel.services import batches, rows
+from evenkeel.services.context import Desk, Tree
 
 WRITER = "resize_jobs"
-
-
-class Tree(Protocol):
-    """The tree as the pass last wrote it."""
-
-    memory: Memory
-
-    def put(self, memory: Memory) -> Put:
-        """Return the write that raises it."""
-        ...
-
-    def raised(self, memory: Memory) -> None:
-        """Note that it was written."""
-        ...
-
-
-class Desk(NamedTuple):
-    """What every commit of a pass needs."""
-
-    ledger: Ledger
-    ids: Ids
-    telemetry: Telemetry
-    policy: Policy
-    mode: Mode
-    now: datetime
 
 
 def load(ledger: Ledger, charges: Iterable[Charge], memory: ElasticMemory) -> dict[str, tuple[Job, int]]:

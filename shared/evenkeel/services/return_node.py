@@ -6,9 +6,8 @@ from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.recovery.seats import look
 from evenkeel.domain.values import Value
 from evenkeel.ports import Cluster, Ledger, Passes, Provider, ReleaseResult, Telemetry, Write
-from evenkeel.services import guard_acts, guard_register, incident_record, rows
+from evenkeel.services import guard_register, incident_record, rows
 from evenkeel.services.guard_register import Which
-from evenkeel.services.open_wait import last_ask
 
 WRITER = "return_node"
 RETURNED, NOT_OURS, GONE = "RETURNED", "NOT_OURS", "GONE"
@@ -48,7 +47,7 @@ def run(
     Idempotent: yes, a node that is free already is success.
     """
     incident, _ = incident_record.load(ledger, request.incident_id)
-    ask = last_ask(ledger, incident)
+    ask = incident_record.last_ask(ledger, incident)
     seat = look(
         incident.life,
         incident.slot,
@@ -102,7 +101,7 @@ def _record(incident: Incident, answer: Outcome, machine: str, ledger: Ledger, n
             *guard_register.leaving(ledger, Which.REPAIRS, life, now=now, is_drill=current.is_drill),
             *guard_register.leaving(ledger, Which.CORDONS, life, now=now, is_drill=current.is_drill),
         ]
-        after = guard_acts.unblocked(after)
+        after = after.without_block()
         kind = "returned" if answer.outcome == RETURNED else "node"
         line = incident_record.told(current.incident_id, kind, answer.reason, at=now, writer=WRITER)
         return after, [*leaves, line]

@@ -136,6 +136,10 @@ def history_row(place: str, history: History, version: int, now: datetime, *, is
     return Row(history_key(place, is_drill=is_drill), history.to_json(), version, None, now + REMEMBERED)
 
 
+POLICY_CHANGES = "POLICY"
+"""Index key of the policy changes, listed by number."""
+
+
 def unresolved_row(fact_doc: dict[str, Any], fact: str, now: datetime, version: int = 0) -> Row:
     """A fact whose node life could not be resolved yet: the sweeper tries again. Drills are listed apart."""
     key = Key(Table.INCIDENTS, f"UNRESOLVED#{fact}", "META")

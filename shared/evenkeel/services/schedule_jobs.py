@@ -25,6 +25,7 @@ from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.nodes import KubernetesNode, ProviderNode, join_nodes
 from evenkeel.domain.policy import Mode, Policy, SchedulingPolicy
 from evenkeel.domain.recovery.modes import launch_mode
+from evenkeel.domain.recovery.resume import lost_seconds
 from evenkeel.domain.scheduling import reserved, resizing, serving, sharing, sizing
 from evenkeel.domain.scheduling.admission import (
     Action,
@@ -93,9 +94,9 @@ from evenkeel.services import (
     rentals,
     resize_jobs,
     rows,
-    seek_offers,
     unhealthy_nodes,
 )
+from evenkeel.services.context import Desk
 
 WRITER = "schedule_jobs"
 _ROUNDS = 3
@@ -635,7 +636,8 @@ def _at_risk(
     """Return what each holder would lose of its work, as far as the tables know: nobody looks at its checkpoints."""
     return {
         charge.job_id: round(
-            charge.accelerators * seek_offers.lost_seconds(charge, holders[charge.job_id][0], policy, now)
+            charge.accelerators
+            * lost_seconds(charge, holders[charge.job_id][0], policy.economy.expected_checkpoint_seconds, now)
         )
         for charge in charges
         if charge.admitted_at and charge.job_id in holders
@@ -826,7 +828,7 @@ def _carry_out(
 ) -> frozenset[str]:
     """Commit what was decided. Returns the jobs whose admission the ledger refused; then nothing else was committed."""
     tree = _Tree(look, now)
-    desk = resize_jobs.Desk(ledger, ids, telemetry, policy, mode, now)
+    desk = Desk(ledger, ids, telemetry, policy, mode, now)
     # Who starts comes first: what is said of the others, and who has to stop, counts on it.
     refused_jobs = _admit(decisions, look, tree, admitted, workflows, desk)
     if refused_jobs:
@@ -879,7 +881,7 @@ def _admit(
     tree: _Tree,
     admitted: list[str],
     workflows: Workflows,
-    desk: resize_jobs.Desk,
+    desk: Desk,
 ) -> frozenset[str]:
     """Create the attempts that were decided, and start them. Returns the jobs whose admission the ledger refused."""
     found: list[tuple[AdmissionDecision, Attempt, Mode]] = []

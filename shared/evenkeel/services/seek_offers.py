@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from evenkeel.domain.nodes import KubernetesNode, Node, NodeLife
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.recovery.resume import GivesWay, Offer, Renting, lost_work
+from evenkeel.domain.recovery.resume import GivesWay, Offer, Renting, lost_seconds
 from evenkeel.domain.scheduling import reserved, sharing, sizing
 from evenkeel.domain.scheduling.admission import (
     Action,
@@ -157,7 +157,10 @@ def _look(
     charges = tuple(charge for charge in held if charge.job_id != patient.job.job_id)
     jobs = get_all(ledger, (rows.job_key(charge.job_id) for charge in charges)).values()
     holders = {job.job_id: job for job in (rows.read(row, Job) for row in jobs)}
-    lost = ((charge, lost_seconds(charge, holders.get(charge.job_id), policy, now)) for charge in charges)
+    lost = (
+        (charge, lost_seconds(charge, holders.get(charge.job_id), policy.economy.expected_checkpoint_seconds, now))
+        for charge in charges
+    )
     found = ledger.get(tree)
     rented = rentals.load(ledger)
     spent = read_budgets.spent(setup, ledger, rented.rentals, now)
@@ -271,18 +274,8 @@ def _gives_way(charge: Charge, holder: Job | None, policy: Policy, now: datetime
         team=charge.team,
         accelerators=charge.accelerators,
         save_seconds=spec.grace_seconds if spec else 0,
-        lost_work_seconds=lost_seconds(charge, holder, policy, now),
+        lost_work_seconds=lost_seconds(charge, holder, policy.economy.expected_checkpoint_seconds, now),
         usd_per_hour_of_delay=policy.burst.usd_of_delay(spec.priority_class if spec else ""),
-    )
-
-
-def lost_seconds(charge: Charge, holder: Job | None, policy: Policy, now: datetime) -> float:
-    """Return the seconds of work that a holder would lose if it had to stop now, as far as the tables know."""
-    return lost_work(
-        ran_seconds=(now - charge.admitted_at).total_seconds() if charge.admitted_at else 0.0,
-        keeps_checkpoints=bool(holder and holder.spec.checkpoint_uri),
-        distrusted_seconds=0.0,
-        expected_checkpoint_seconds=policy.economy.expected_checkpoint_seconds,
     )
 
 

@@ -17,7 +17,7 @@ from evenkeel.domain.recovery.settling import PAGED, Ended, Settling, outgrown, 
 from evenkeel.domain.recovery.unhealthy import UnhealthyNode, left_unhealthy
 from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, Delete, Ledger, Pager, Put, Telemetry, Write
-from evenkeel.services import guard_acts, guard_register, incident_record, rows
+from evenkeel.services import guard_register, incident_record, rows
 from evenkeel.services.guard_register import Which
 
 WRITER = "settle_incident"
@@ -100,7 +100,7 @@ def _leave_open(
     reason = f"{decided.reason} Run {incident.run + 1} goes on after a while."
     told = incident_record.told(incident.incident_id, "failed", reason, at=now, writer=WRITER)
     # Nobody waits for a guardrail any more: it would keep a place in the line of those who do.
-    after = guard_acts.unblocked(incident).but(failed_at=now, outcome=reason)
+    after = incident.without_block().but(failed_at=now, outcome=reason)
     ledger.commit(Put(rows.incident_row(after, version)), told)
     telemetry.count("RecoveryRunsFailed")
     telemetry.warning("RecoveryRunFailed", run=incident.run, reason=decided.reason)

@@ -351,6 +351,13 @@ class Incident(Value):
         """Name of the workflow execution of this run."""
         return f"{self.incident_id}-r{self.run}"
 
+    def without_block(self) -> "Incident":
+        """Return this incident after its guardrail let it go on."""
+        if self.block is None:
+            return self
+        state = IncidentState.RECOVERING if self.state is IncidentState.BLOCKED else self.state
+        return self.but(state=state, block=None)
+
     def at_stage(self, name: str, at: datetime) -> "Incident":
         """Return this incident with a stage reached; the first time counts."""
         if getattr(self.stages, name) is not None:

@@ -9,7 +9,7 @@ from evenkeel.domain.economics.forecasts import Forecast
 from evenkeel.domain.health.faults import CheckpointTrust
 from evenkeel.domain.policy import JobPolicy
 from evenkeel.domain.scheduling.elastic import AfterFault, FaultFacts, after_fault
-from evenkeel.domain.scheduling.jobs import Demand, ResumeOption
+from evenkeel.domain.scheduling.jobs import Charge, Demand, Job, ResumeOption
 from evenkeel.domain.scheduling.placement import PlacementFacts, place, would_rent
 from evenkeel.domain.scheduling.renting import counted
 from evenkeel.domain.values import Instant, Value
@@ -371,6 +371,23 @@ def lost_work(
     if not keeps_checkpoints:
         return max(0.0, ran_seconds)
     return max(0.0, min(ran_seconds, distrusted_seconds + expected_checkpoint_seconds / 2))
+
+
+def lost_seconds(charge: Charge, job: Job | None, expected_checkpoint_seconds: float, now: datetime) -> float:
+    """Estimate the seconds of work that a job would lose if its attempt stopped now.
+
+    Args:
+        charge: The quota that the attempt holds.
+        job: The job of the charge; None if its row is gone. Such a job counts as one without checkpoints.
+        expected_checkpoint_seconds: Usual time between two checkpoints.
+        now: Time of the estimate.
+    """
+    return lost_work(
+        ran_seconds=(now - charge.admitted_at).total_seconds() if charge.admitted_at else 0.0,
+        keeps_checkpoints=bool(job and job.spec.checkpoint_uri),
+        distrusted_seconds=0.0,
+        expected_checkpoint_seconds=expected_checkpoint_seconds,
+    )
 
 
 def distrust_after(trust: CheckpointTrust, first_signal_at: datetime, policy: JobPolicy) -> datetime | None:
