@@ -37,7 +37,9 @@ from evenkeel.domain.scheduling.jobs import JobState
 from evenkeel.domain.scheduling.teams import FleetQuotas, Team
 from evenkeel.domain.values import Value
 from evenkeel.ports import Put, Table
-from evenkeel.services import rows, schedule_jobs, set_quotas
+from evenkeel.services.admin import set_quotas
+from evenkeel.services.scheduling import schedule_jobs
+from evenkeel.services.storage import rows
 from evenkeel_local.engine import Engine
 from evenkeel_local.identities import Credentials, bootstrap, make_user
 from tests.contract.test_ledger import make_tables

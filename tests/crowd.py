@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any, cast
 from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Charge, Job, JobState
 from evenkeel.domain.scheduling.teams import FleetQuotas, SetUp, Team
 from evenkeel.ports import Conflict, Ledger, Put, Table, Throttled, Unreachable, Write, get_all
-from evenkeel.services import read_setup, rows, set_quotas
-from evenkeel.services.launch_job import LaunchOutcome
+from evenkeel.services.admin import set_quotas
+from evenkeel.services.attempts.launch_job import LaunchOutcome
+from evenkeel.services.storage import read_setup, rows
 from tests.fakes.crashes import Crash
 from tests.unit.services_jobs import audit
 from tests.unit.services_jobs.story import Story

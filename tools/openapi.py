@@ -21,7 +21,7 @@ from pydantic.json_schema import models_json_schema
 from evenkeel.domain.sources import SourceKind, SourceState
 from evenkeel.runtime import api_types
 from evenkeel.runtime.api import PROBLEMS, Body
-from evenkeel.services.read_fleet import Health
+from evenkeel.services.queries.read_fleet import Health
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "openapi.json"

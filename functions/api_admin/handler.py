@@ -1,7 +1,9 @@
 """What administrators own: the policy, which is the shipped one with what the site has otherwise, and the quotas."""
 
 from evenkeel.runtime import api, api_types, entry, wiring
-from evenkeel.services import change_policy, paging, read_policy, read_setup, remove_team, set_quotas, try_policy
+from evenkeel.services.admin import change_policy, remove_team, set_quotas, try_policy
+from evenkeel.services.queries import read_policy
+from evenkeel.services.storage import paging, read_setup
 
 app = api.Resolver(lambda: wiring.world().telemetry)
 

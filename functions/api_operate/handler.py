@@ -3,7 +3,9 @@
 from typing import Any
 
 from evenkeel.runtime import api, api_types, entry, wiring
-from evenkeel.services import approve_recovery, hold_automation, mark_node, read_incidents, replace_node, report_faults
+from evenkeel.services.incidents import approve_recovery, report_faults
+from evenkeel.services.queries import read_incidents
+from evenkeel.services.recovery import hold_automation, mark_node, replace_node
 
 app = api.Resolver(lambda: wiring.world().telemetry)
 

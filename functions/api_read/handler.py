@@ -1,19 +1,18 @@
 """GET routes: what is so, and why. Changes nothing."""
 
 from evenkeel.runtime import api, api_types, entry, wiring
-from evenkeel.services import (
+from evenkeel.services.jobs.check_authority import Asker
+from evenkeel.services.queries import (
     disclosure,
     explain,
-    hold_automation,
-    paging,
     read_fleet,
     read_incidents,
     read_jobs,
-    read_setup,
     read_sources,
     read_teams,
 )
-from evenkeel.services.check_authority import Asker
+from evenkeel.services.recovery import hold_automation
+from evenkeel.services.storage import paging, read_setup
 
 app = api.Resolver(lambda: wiring.world().telemetry)
 

@@ -1,8 +1,9 @@
 """What researchers change: submitting, cancelling, suspending and re-ranking jobs."""
 
 from evenkeel.runtime import api, api_types, entry, wiring
-from evenkeel.services import cancel_job, rank_job, read_jobs, read_queue, submit_job, suspend_job
-from evenkeel.services.check_authority import Asker
+from evenkeel.services.jobs import cancel_job, rank_job, submit_job, suspend_job
+from evenkeel.services.jobs.check_authority import Asker
+from evenkeel.services.queries import read_jobs, read_queue
 
 app = api.Resolver(lambda: wiring.world().telemetry)
 

@@ -1,7 +1,7 @@
 """State CheckNode of recover_node: begin the check that is to vouch for a machine before it takes work again."""
 
 from evenkeel.runtime import entry, wiring
-from evenkeel.services import check_node
+from evenkeel.services.recovery import check_node
 
 
 @entry.task

@@ -1,7 +1,7 @@
 """State CordonNode of recover_node: keep new pods off a suspect node."""
 
 from evenkeel.runtime import entry, wiring
-from evenkeel.services import cordon_node
+from evenkeel.services.recovery import cordon_node
 
 
 @entry.task

@@ -1,7 +1,7 @@
 """State LaunchJob of run_job: fence the past out, pin the resume point, create the Kubernetes Job."""
 
 from evenkeel.runtime import entry, wiring
-from evenkeel.services import launch_job
+from evenkeel.services.attempts import launch_job
 
 
 @entry.task

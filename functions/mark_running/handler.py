@@ -1,7 +1,7 @@
 """State MarkRunning of run_job: every pod of the attempt runs."""
 
 from evenkeel.runtime import entry, wiring
-from evenkeel.services import mark_running
+from evenkeel.services.attempts import mark_running
 
 
 @entry.task

@@ -1,7 +1,7 @@
 """States Await… of both workflows: put the wait, look once. The answer comes through `resolve_wait`."""
 
 from evenkeel.runtime import entry, wiring
-from evenkeel.services import open_wait
+from evenkeel.services.waits import open_wait
 
 
 @entry.task

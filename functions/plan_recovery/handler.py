@@ -1,7 +1,7 @@
 """State PlanRecovery of recover_node: what is to be done about this node, and may we?"""
 
 from evenkeel.runtime import entry, wiring
-from evenkeel.services import plan_recovery
+from evenkeel.services.recovery import plan_recovery
 
 
 @entry.task

@@ -1,7 +1,7 @@
 """State PlanResume of recover_node: choose for each hurt job the way back with the least loss."""
 
 from evenkeel.runtime import entry, wiring
-from evenkeel.services import plan_resume
+from evenkeel.services.resume import plan_resume
 
 
 @entry.task

@@ -1,7 +1,7 @@
 """State ProtectJobs of recover_node: stop what runs on the node, with the grace that its fault allows."""
 
 from evenkeel.runtime import entry, wiring
-from evenkeel.services import protect_jobs
+from evenkeel.services.recovery import protect_jobs
 
 
 @entry.task

@@ -3,7 +3,7 @@
 from evenkeel.events import envelope
 from evenkeel.events.outcomes import Heard, Ignored, Malformed, Unknown
 from evenkeel.runtime import entry, wiring
-from evenkeel.services import receive_event
+from evenkeel.services.incidents import receive_event
 
 
 @entry.event(parse=envelope.parse, malformed=Malformed, passed_over=(Ignored, Unknown))

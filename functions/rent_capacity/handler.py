@@ -1,7 +1,7 @@
 """The tasks of burst_capacity: open a pool, hand its nodes over, ask elsewhere, give everything back."""
 
 from evenkeel.runtime import entry, wiring
-from evenkeel.services import rent_capacity
+from evenkeel.services.rentals import rent_capacity
 
 
 @entry.task

@@ -1,7 +1,7 @@
 """State RepairNode of recover_node: choose the next rung, record the intent, ask the provider once."""
 
 from evenkeel.runtime import entry, wiring
-from evenkeel.services import repair_node
+from evenkeel.services.recovery import repair_node
 
 
 @entry.task

@@ -1,7 +1,7 @@
 """The only sender of task success: answers one wait, once."""
 
 from evenkeel.runtime import entry, wiring
-from evenkeel.services import resolve_wait
+from evenkeel.services.waits import resolve_wait
 
 
 @entry.task

@@ -1,7 +1,7 @@
 """State ReturnNode of recover_node: give the machine in the seat back to the scheduler."""
 
 from evenkeel.runtime import entry, wiring
-from evenkeel.services import return_node
+from evenkeel.services.recovery import return_node
 
 
 @entry.task

@@ -1,7 +1,7 @@
 """A scheduling pass: asked for through the queue `passes`, and each minute."""
 
 from evenkeel.runtime import entry, wiring
-from evenkeel.services import schedule_jobs
+from evenkeel.services.scheduling import schedule_jobs
 
 
 @entry.scheduled

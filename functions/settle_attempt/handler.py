@@ -1,7 +1,7 @@
 """State SettleAttempt of run_job: the attempt's end, its charge, and what becomes of the job."""
 
 from evenkeel.runtime import entry, wiring
-from evenkeel.services import settle_attempt
+from evenkeel.services.attempts import settle_attempt
 
 
 @entry.task

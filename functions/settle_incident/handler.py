@@ -1,7 +1,7 @@
 """State SettleIncident of recover_node: close the incident and, if need be, call a person."""
 
 from evenkeel.runtime import entry, wiring
-from evenkeel.services import settle_incident
+from evenkeel.services.incidents import settle_incident
 
 
 @entry.task

@@ -1,7 +1,7 @@
 """State StopAttempt of run_job: end the attempt's pods, with time for a last checkpoint."""
 
 from evenkeel.runtime import entry, wiring
-from evenkeel.services import stop_attempt
+from evenkeel.services.attempts import stop_attempt
 
 
 @entry.task

@@ -1,7 +1,7 @@
 """Each minute: compare ledger and world, and repeat what a crash left half done."""
 
 from evenkeel.runtime import entry, wiring
-from evenkeel.services import sweep_fleet
+from evenkeel.services.sweep import sweep_fleet
 from evenkeel.services.sweep.round import World
 
 

@@ -1,7 +1,7 @@
 """Each minute: watch the cluster for most of it, and resolve waits in about a second."""
 
 from evenkeel.runtime import entry, wiring
-from evenkeel.services import watch_cluster
+from evenkeel.services.sweep import watch_cluster
 
 
 @entry.scheduled

@@ -568,7 +568,7 @@ class Cluster(RentedCapacity, Protocol):
     def pods(self, cluster: str, on: str | None = None) -> tuple[ForeignPod, ...]:
         """List the live pods of all namespaces, without those of a DaemonSet and static ones.
 
-        Which of them are not Evenkeel's, `services/unmanaged.py` tells.
+        Which of them are not Evenkeel's, `services/recovery/unmanaged.py` tells.
 
         Args:
             cluster: Kubernetes cluster.

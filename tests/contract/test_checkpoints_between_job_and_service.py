@@ -13,7 +13,7 @@ from evenkeel.adapters.s3_checkpoints import S3Checkpoints
 from evenkeel.domain import checkpoints as service_side
 from evenkeel.domain.policy import JobPolicy
 from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Job, JobSpec, JobState
-from evenkeel.services import pin_resume_point
+from evenkeel.services.attempts import pin_resume_point
 from evenkeel.training import Fenced
 from evenkeel.training.layout import ResumePoint
 from evenkeel.training.resume import pin

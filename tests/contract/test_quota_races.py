@@ -12,7 +12,7 @@ import pytest
 
 from evenkeel.domain.scheduling.jobs import Job, JobState
 from evenkeel.ports import Ledger, Table
-from evenkeel.services import read_charges, rows
+from evenkeel.services.storage import read_charges, rows
 from tests.contract.test_ledger import ledger as three_beds
 from tests.fakes import InMemoryLedger
 from tests.interleaving import Interleaved, every_point

@@ -16,7 +16,8 @@ from evenkeel.domain.scheduling.elastic import ElasticTerms
 from evenkeel.domain.scheduling.foreign import Comeback, ForeignPod
 from evenkeel.domain.scheduling.jobs import ElasticSpec, Job, JobSpec
 from evenkeel.ports import Put, Write
-from evenkeel.services import cancel_job, rows, suspend_job
+from evenkeel.services.jobs import cancel_job, suspend_job
+from evenkeel.services.storage import rows
 from tests.fakes.cluster import CLUSTER, GPUS
 from tests.fakes.crashes import Crash
 from tests.simulator.teams import PEOPLE

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from evenkeel.domain.scheduling.admission import Action
 from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Charge, Job, JobSpec, JobState, ResizeWish
 from evenkeel.ports import LaunchSpec, Row
-from evenkeel.services import rows
+from evenkeel.services.storage import rows
 from tests.fakes.cluster import CLUSTER
 from tests.simulator.elastic import PASSES_EVERY, Growth
 from tests.simulator.invariants import Changes, Moment, held_charges, holds

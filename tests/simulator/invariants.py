@@ -33,7 +33,11 @@ from evenkeel.domain.scheduling.teams import SetUp
 from evenkeel.domain.values import rfc3339
 from evenkeel.events import envelope
 from evenkeel.ports import CapacitySpec, ExecutionState, Key, LaunchSpec, PermanentError, Row, Table, TransientError
-from evenkeel.services import read_fleet, read_sources, read_use, rentals, rows, unhealthy_nodes
+from evenkeel.services.incidents import unhealthy_nodes
+from evenkeel.services.queries import read_fleet, read_sources
+from evenkeel.services.rentals import rentals
+from evenkeel.services.scheduling import read_use
+from evenkeel.services.storage import rows
 from tests.fakes.cluster import CLUSTER, GPUS
 from tests.fakes.system import A_MOMENT
 from tests.simulator.data_centre import FAULT_TYPES, SPOT_POOL

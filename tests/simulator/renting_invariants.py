@@ -8,7 +8,7 @@ from datetime import datetime
 from evenkeel.domain.scheduling.jobs import AttemptState, Job, JobState
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import CapacitySpec, LaunchSpec
-from evenkeel.services import rows
+from evenkeel.services.storage import rows
 from tests.fakes.cluster import CLUSTER, GPUS
 from tests.fakes.system import A_MOMENT
 from tests.simulator.asl import Json

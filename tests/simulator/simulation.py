@@ -41,7 +41,10 @@ from evenkeel.ports import (
 )
 from evenkeel.runtime import wiring
 from evenkeel.runtime.settings import Settings
-from evenkeel.services import approve_recovery, cancel_job, hold_automation, rows, submit_job
+from evenkeel.services.incidents import approve_recovery
+from evenkeel.services.jobs import cancel_job, submit_job
+from evenkeel.services.recovery import hold_automation
+from evenkeel.services.storage import rows
 from tests.fakes.checkpoints import InMemoryCheckpoints
 from tests.fakes.cluster import CLUSTER
 from tests.fakes.crashes import Crash
@@ -182,8 +185,8 @@ class InTurn:
 
 @functools.cache
 def _with_threads() -> tuple[Any, ...]:
-    names = [found.name for found in pkgutil.iter_modules(evenkeel.services.__path__)]
-    modules = [importlib.import_module(f"evenkeel.services.{name}") for name in names]
+    found = pkgutil.walk_packages(evenkeel.services.__path__, "evenkeel.services.")
+    modules = [importlib.import_module(each.name) for each in found]
     return tuple(module for module in modules if hasattr(module, "ThreadPoolExecutor"))
 
 

@@ -12,7 +12,7 @@ from evenkeel.domain.scheduling.queues.checker import overcommitted
 from evenkeel.domain.scheduling.queues.objects import Admitted, Workload
 from evenkeel.domain.scheduling.teams import SetUp, Team
 from evenkeel.ports import Key
-from evenkeel.services import rows
+from evenkeel.services.storage import rows
 from tests.fakes.cluster import CLUSTER
 from tests.simulator.invariants import Changes, Moment, held_charges, holds
 

@@ -16,8 +16,10 @@ from evenkeel.domain.scheduling.jobs import Attempt, Charge, Job, JobState
 from evenkeel.domain.scheduling.queues.objects import StopPolicy
 from evenkeel.domain.scheduling.teams import FleetQuotas, SetUp, Team
 from evenkeel.ports import Put, Write
-from evenkeel.services import rank_job, read_setup, rows, set_quotas, suspend_job
-from evenkeel.services.check_authority import Asker
+from evenkeel.services.admin import set_quotas
+from evenkeel.services.jobs import rank_job, suspend_job
+from evenkeel.services.jobs.check_authority import Asker
+from evenkeel.services.storage import read_setup, rows
 from tests.fakes.cluster import CLUSTER, GPUS
 
 if TYPE_CHECKING:

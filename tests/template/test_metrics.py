@@ -15,8 +15,9 @@ from evenkeel.domain.metrics import FLEET_DIMENSION, METRICS, MOST_DIMENSIONS, N
 from evenkeel.domain.sources import SourceKind
 from evenkeel.runtime.settings import Settings
 from evenkeel.runtime.wiring import World
-from evenkeel.services import schedule_jobs, watch_cluster
+from evenkeel.services.scheduling import schedule_jobs
 from evenkeel.services.sweep import round as sweep_round
+from evenkeel.services.sweep import watch_cluster
 from tests.template.documents import ROOT, Json, resources, template
 
 FUNCTIONS = resources("AWS::Serverless::Function")

@@ -11,9 +11,9 @@ from jsonata.utils import Utils
 from evenkeel.domain.health.incidents import IncidentState
 from evenkeel.domain.recovery.plan import PlanOutcome
 from evenkeel.domain.scheduling.attempts import SettleOutcome
-from evenkeel.services.launch_job import LaunchOutcome
-from evenkeel.services.mark_running import RunningOutcome
-from evenkeel.services.rent_capacity import RentOutcome
+from evenkeel.services.attempts.launch_job import LaunchOutcome
+from evenkeel.services.attempts.mark_running import RunningOutcome
+from evenkeel.services.rentals.rent_capacity import RentOutcome
 from tests.template.documents import WORKFLOWS, Json, states, workflow
 
 ENDED = {"outcome": "ENDED", "reason": "Every pod has ended.", "facts": {"state": "SUCCEEDED"}}

@@ -242,3 +242,50 @@ def test_what_a_room_may_reach_is_let_through(place: str, source: str) -> None:
 
     assert room is not None
     assert offences(room, source) == []
+
+
+# ---------------------------------------------------------------- packages of the services
+
+# Bottom to top: a package imports only from those before it.
+SERVICE_PACKAGES = (
+    "storage",
+    "context",
+    "incidents",
+    "rentals",
+    "attempts",
+    "scheduling",
+    "jobs",
+    "recovery",
+    "resume",
+    "waits",
+    "queries",
+    "admin",
+    "sweep",
+)
+
+
+def higher_imports(package: str, tree: ast.Module, order: tuple[str, ...], root: str) -> list[str]:
+    """List the imports of a module that reach a package above its own."""
+    allowed = order[: order.index(package) + 1]
+    names = [
+        f"{node.module}.{alias.name}".removeprefix(f"{root}.").partition(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and is_within(node.module or "", (root,))
+        for alias in node.names
+    ]
+    return [name for name in names if name not in allowed]
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path.startswith("shared/evenkeel/services/")])
+def test_service_imports_only_packages_below_its_own(path: str) -> None:
+    package = Path(path).relative_to("shared/evenkeel/services").with_suffix("").parts[0]
+    tree = ast.parse((PROJECT / path).read_text(encoding="utf-8"))
+
+    if package != "__init__":
+        assert higher_imports(package, tree, SERVICE_PACKAGES, "evenkeel.services") == []
+
+
+def test_import_of_a_higher_service_package_is_found() -> None:
+    tree = ast.parse("from evenkeel.services.recovery import plan_recovery")
+
+    assert higher_imports("incidents", tree, SERVICE_PACKAGES, "evenkeel.services") == ["recovery"]

@@ -49,8 +49,9 @@ from evenkeel.domain.values import rfc3339
 from evenkeel.domain.waiting import Condition, ConditionKind, Wait
 from evenkeel.ports import CapacitySpec, LaunchSpec, Row, Table
 from evenkeel.runtime.wiring import load_policy
-from evenkeel.services import change_policy, rows
-from evenkeel.services.guard_register import Which
+from evenkeel.services.admin import change_policy
+from evenkeel.services.storage import rows
+from evenkeel.services.storage.guard_register import Which
 from evenkeel_local import ACCOUNT_ID
 from evenkeel_local.data_centre import CHECKPOINTS_BUCKET, FLEET, NAMESPACE, SERVICE_ACCOUNT
 from tests.local.privilege.stage import Seen, Stage

@@ -35,7 +35,7 @@ from evenkeel.domain.recovery.validation import FAULT_TYPES
 from evenkeel.events import kubernetes_node
 from evenkeel.ports import Delete, Put, Row, Table
 from evenkeel.ports import Key as RowKey
-from evenkeel.services import rows
+from evenkeel.services.storage import rows
 from evenkeel_local import PROJECT
 from evenkeel_local.data_centre import CHECKPOINTS_BUCKET, FLEET, NAMESPACE, DataCentre, FleetShape
 from evenkeel_local.deployment import STACK_NAME, stack_resources

@@ -18,7 +18,7 @@ from evenkeel.domain.scheduling.jobs import Attempt, Job, JobSpec
 from evenkeel.domain.sources import SourceReport, expected_sources
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Put, Row
-from evenkeel.services import rows
+from evenkeel.services.storage import rows
 from tests.fakes import InMemoryLedger
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.fakes.system import A_MOMENT

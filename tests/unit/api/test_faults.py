@@ -16,7 +16,7 @@ from evenkeel.domain.values import rfc3339
 from evenkeel.events import envelope
 from evenkeel.events.outcomes import Heard, Malformed, Unknown
 from evenkeel.ports import Table, Unreachable
-from evenkeel.services import receive_event
+from evenkeel.services.incidents import receive_event
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.fakes.system import A_MOMENT
 from tests.fakes.world import CLUSTER_ARN

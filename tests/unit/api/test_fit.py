@@ -9,7 +9,8 @@ from evenkeel.domain.scheduling.jobs import Job
 from evenkeel.domain.scheduling.submission import SpecFault
 from evenkeel.domain.scheduling.teams import SetUp
 from evenkeel.domain.sources import Source, SourceKind
-from evenkeel.services import check_fit, heartbeats
+from evenkeel.services.jobs import check_fit
+from evenkeel.services.storage import heartbeats
 from tests.fakes.cluster import CLUSTER
 from tests.fakes.system import A_MOMENT
 from tests.unit.api.gateway import Answer, Gateway

@@ -9,7 +9,8 @@ import pytest
 from evenkeel.domain.health.incidents import Block
 from evenkeel.domain.recovery.leases import MOST_PERSON_CORDONS, PersonCordon, PersonCordons
 from evenkeel.ports import Put, Row
-from evenkeel.services import person_cordons, rows
+from evenkeel.services.recovery import person_cordons
+from evenkeel.services.storage import rows
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.unit.api.gateway import ACCOUNT, Gateway
 from tests.unit.api.seeds import ASKS, a_fleet_node, a_life, ago, an_incident, stored

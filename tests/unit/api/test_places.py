@@ -8,7 +8,7 @@ import pytest
 from evenkeel.domain.policy import changed
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Put
-from evenkeel.services import rows
+from evenkeel.services.storage import rows
 from tests.unit.api.gateway import Gateway
 from tests.unit.api.seeds import a_fleet_node, a_job, ago, an_attempt, stored
 

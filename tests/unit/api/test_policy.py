@@ -17,7 +17,8 @@ from evenkeel.domain.scheduling.admission import Snapshot, admit
 from evenkeel.domain.scheduling.jobs import Demand, ResumePoint
 from evenkeel.ports import Invalid, Put, Row, Table, site_policy_key
 from evenkeel.runtime.policies import SitePolicy
-from evenkeel.services import change_policy, rows
+from evenkeel.services.admin import change_policy
+from evenkeel.services.storage import rows
 from tests.fakes.system import A_MOMENT
 from tests.unit.api.gateway import Answer, Gateway
 from tests.unit.api.seeds import a_decision, a_job, ago, an_attempt, an_incident

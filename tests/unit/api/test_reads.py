@@ -21,7 +21,8 @@ from evenkeel.domain.scheduling.replicas import ServingMemory
 from evenkeel.domain.sources import SourceKind, SourceReport
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Delete, Put, Row, Table
-from evenkeel.services import paging, read_queue, rows
+from evenkeel.services.queries import read_queue
+from evenkeel.services.storage import paging, rows
 from tests.fakes.cluster import CLUSTER
 from tests.fakes.system import A_MOMENT
 from tests.unit.api.gateway import Gateway

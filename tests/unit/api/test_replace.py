@@ -9,7 +9,8 @@ from evenkeel.domain.decisions import Decision
 from evenkeel.domain.replay import replay
 from evenkeel.events import envelope
 from evenkeel.events.outcomes import Heard
-from evenkeel.services import receive_event, rows
+from evenkeel.services.incidents import receive_event
+from evenkeel.services.storage import rows
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.fakes.world import CLUSTER_ARN
 from tests.unit.api.gateway import Answer, Gateway

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from evenkeel.ports import Put
-from evenkeel.services import rows
+from evenkeel.services.storage import rows
 from tests.unit.api.gateway import ACCOUNT, FLEET, Answer, Gateway
 from tests.unit.api.seeds import a_fleet_node, a_job, ago, stored
 from tests.unit.scheduling.builders import an_attempt

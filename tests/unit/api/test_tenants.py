@@ -13,7 +13,7 @@ import pytest
 from evenkeel.domain.health.incidents import IncidentState
 from evenkeel.domain.scheduling.jobs import Attempt, Job, ResumePoint, SecretKey, StopRequest
 from evenkeel.ports import LaunchSpec
-from evenkeel.services import disclosure
+from evenkeel.services.queries import disclosure
 from tests.unit.api.gateway import ACCOUNT, FLEET, Answer, Gateway, template_routes
 from tests.unit.api.seeds import (
     a_decision,

@@ -7,7 +7,7 @@ import pytest
 from bench.admissions import Report, held_to, moved, table
 from evenkeel.adapters.dynamo_ledger import DynamoLedger
 from evenkeel.ports import Put, Row, Table
-from evenkeel.services import rows
+from evenkeel.services.storage import rows
 
 
 def a_report(**seconds: tuple[float, ...]) -> Report:

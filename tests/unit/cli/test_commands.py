@@ -19,7 +19,7 @@ from evenkeel.domain.scheduling.renting import Offer, Rental, RentalState
 from evenkeel.domain.scheduling.replicas import ServingMemory
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Put, Row
-from evenkeel.services import rows
+from evenkeel.services.storage import rows
 from evenkeel_cli.commands.automation import seconds_of
 from evenkeel_cli.commands.jobs import added
 from evenkeel_cli.errors import CommandFailed

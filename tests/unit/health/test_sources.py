@@ -15,7 +15,7 @@ from evenkeel.domain.sources import (
     judge,
     span,
 )
-from evenkeel.services import sweep_fleet
+from evenkeel.services.sweep import sweep_fleet
 from tests.fakes.system import A_MOMENT
 
 LIST = Source(kind=SourceKind.KUBERNETES_LIST, target="research-eks")

@@ -15,7 +15,7 @@ from evenkeel.domain.scheduling.queues.setup import RULES, Declared, Profile
 from evenkeel.domain.scheduling.sharing import Memory, Snapshot, share
 from evenkeel.domain.scheduling.spending import Spent
 from evenkeel.domain.scheduling.teams import FleetQuotas, SetUp, Team
-from evenkeel.services import rows
+from evenkeel.services.storage import rows
 from tests.unit.scheduling.builders import CLUSTER, a_request, a_room, at
 
 P5, GPU = "ml.p5.48xlarge", "nvidia.com/gpu"

@@ -8,7 +8,7 @@ from evenkeel.domain.scheduling.queues.checker import overcommitted
 from evenkeel.domain.scheduling.queues.objects import Admitted, Workload
 from evenkeel.domain.scheduling.teams import SetUp
 from evenkeel.ports import Delete, Put, Write
-from evenkeel.services import rows
+from evenkeel.services.storage import rows
 
 
 def faults(commits: Iterable[tuple[Write, ...]], setup: SetUp, seats_per_node: int) -> Iterator[str]:

@@ -8,20 +8,12 @@ from evenkeel.domain.policy import Mode, Policy
 from evenkeel.domain.scheduling.admission import Admission
 from evenkeel.domain.scheduling.jobs import Attempt, Job, JobSpec
 from evenkeel.ports import Put, Row, Table
-from evenkeel.services import (
-    cancel_job,
-    launch_job,
-    mark_running,
-    read_charges,
-    rows,
-    schedule_jobs,
-    settle_attempt,
-    stop_attempt,
-    submit_job,
-    sweep_fleet,
-    watch_cluster,
-)
-from evenkeel.services.check_authority import Asker
+from evenkeel.services.attempts import launch_job, mark_running, settle_attempt, stop_attempt
+from evenkeel.services.jobs import cancel_job, submit_job
+from evenkeel.services.jobs.check_authority import Asker
+from evenkeel.services.scheduling import schedule_jobs
+from evenkeel.services.storage import read_charges, rows
+from evenkeel.services.sweep import sweep_fleet, watch_cluster
 from evenkeel.services.sweep.round import World
 from tests.fakes import CrashPlan, FakeWorld, crashing
 from tests.fakes.cluster import CLUSTER

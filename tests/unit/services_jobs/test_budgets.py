@@ -12,9 +12,10 @@ from evenkeel.domain.scheduling.renting import RentalState
 from evenkeel.domain.scheduling.spending import Spent
 from evenkeel.domain.scheduling.teams import Team
 from evenkeel.ports import Row
-from evenkeel.services import explain, read_queue, rows
-from evenkeel.services.check_authority import Asker
-from evenkeel.services.disclosure import Reader
+from evenkeel.services.jobs.check_authority import Asker
+from evenkeel.services.queries import explain, read_queue
+from evenkeel.services.queries.disclosure import Reader
+from evenkeel.services.storage import rows
 from tests.fakes.cluster import CLUSTER
 from tests.unit.services_jobs.story import NAMESPACE, a_spec
 from tests.unit.services_jobs.test_rentals import NODE_HOUR, ON_DEMAND, SPOT, Renting, a_policy

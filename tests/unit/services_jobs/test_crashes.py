@@ -17,9 +17,9 @@ from evenkeel.domain.scheduling.awaiting import attempt_answer
 from evenkeel.domain.scheduling.jobs import AttemptState, JobState, ResumeOption, ResumePlan, StopRequest
 from evenkeel.domain.waiting import Answer, ConditionKind
 from evenkeel.ports import ExecutionState, Machine
-from evenkeel.services import sweep_fleet
-from evenkeel.services.launch_job import LaunchOutcome
-from evenkeel.services.mark_running import RunningOutcome
+from evenkeel.services.attempts.launch_job import LaunchOutcome
+from evenkeel.services.attempts.mark_running import RunningOutcome
+from evenkeel.services.sweep import sweep_fleet
 from tests.fakes import Crash, CrashPlan
 from tests.unit.services_jobs.story import Story
 

@@ -10,8 +10,8 @@ from evenkeel.domain.scheduling.burst import StayFacts
 from evenkeel.domain.scheduling.jobs import Job, JobState
 from evenkeel.domain.scheduling.placement import PlacementFacts
 from evenkeel.ports import Invalid
-from evenkeel.services import explain
-from evenkeel.services.disclosure import Reader
+from evenkeel.services.queries import explain
+from evenkeel.services.queries.disclosure import Reader
 from tests.unit.services_jobs.test_rentals import ON_DEMAND, SPOT, Renting, a_policy
 
 HOUR = 3600

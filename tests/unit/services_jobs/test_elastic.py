@@ -15,8 +15,9 @@ from evenkeel.domain.scheduling.foreign import ForeignPod
 from evenkeel.domain.scheduling.jobs import AttemptState, Job, JobState, ResumeOption, ResumePlan
 from evenkeel.domain.scheduling.teams import FleetQuotas
 from evenkeel.ports import Table
-from evenkeel.services import explain, rows
-from evenkeel.services.disclosure import Reader
+from evenkeel.services.queries import explain
+from evenkeel.services.queries.disclosure import Reader
+from evenkeel.services.storage import rows
 from tests.fakes.cluster import CLUSTER, a_node
 from tests.fakes.crashes import Crash, CrashPlan, When
 from tests.unit.scheduling.test_sharing import a_team

@@ -9,7 +9,9 @@ from evenkeel.domain.scheduling.attempts import SettleOutcome
 from evenkeel.domain.scheduling.foreign import ForeignPod, Owned, PodClaim
 from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, JobState, PodPhase, PodSeen, WorkloadSeen
 from evenkeel.ports import ExecutionState, Machine
-from evenkeel.services import protect_jobs, read_jobs, rows, unmanaged
+from evenkeel.services.queries import read_jobs
+from evenkeel.services.recovery import protect_jobs, unmanaged
+from evenkeel.services.storage import rows
 from tests.fakes.cluster import CLUSTER
 from tests.unit.services_jobs.story import NAMESPACE, Story
 from tests.unit.services_jobs.test_sweep import an_incident

@@ -5,8 +5,9 @@ from datetime import timedelta
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.sources import Source, SourceKind, SourceState
 from evenkeel.ports import Unreachable
-from evenkeel.services import heartbeats, read_sources, rows
-from evenkeel.services.heartbeats import Results
+from evenkeel.services.queries import read_sources
+from evenkeel.services.storage import heartbeats, rows
+from evenkeel.services.storage.heartbeats import Results
 from tests.fakes import InMemoryLedger
 from tests.fakes.system import A_MOMENT, RecordingTelemetry
 

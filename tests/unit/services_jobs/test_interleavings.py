@@ -8,8 +8,8 @@ import pytest
 from evenkeel.domain.scheduling.jobs import Job, JobState
 from evenkeel.domain.scheduling.teams import FleetQuotas, Team
 from evenkeel.ports import Put, Write
-from evenkeel.services import read_charges, rows
-from evenkeel.services.check_authority import Asker
+from evenkeel.services.jobs.check_authority import Asker
+from evenkeel.services.storage import read_charges, rows
 from tests.fakes.cluster import GPUS
 from tests.interleaving import Interleaved, every_point
 from tests.unit.scheduling.test_sharing import a_team

@@ -6,8 +6,10 @@ import pytest
 
 from evenkeel.domain.kept_logs import KEPT_BYTES, KEPT_RANKS, KeptLog
 from evenkeel.ports import LogTail, NotAllowed, NotFound
-from evenkeel.services import plan_recovery, protect_jobs, read_jobs, rows
-from evenkeel.services.disclosure import Reader
+from evenkeel.services.queries import read_jobs
+from evenkeel.services.queries.disclosure import Reader
+from evenkeel.services.recovery import plan_recovery, protect_jobs
+from evenkeel.services.storage import rows
 from tests.fakes.cluster import CLUSTER
 from tests.unit.services_jobs.story import Story
 from tests.unit.services_recovery.recovery import Recovery

@@ -20,7 +20,8 @@ from evenkeel.domain.scheduling.submission import MAX_SPEC, MAX_TEXT, check_spec
 from evenkeel.domain.scheduling.teams import FleetQuotas, Team, check_team
 from evenkeel.ports import LARGEST_ROW, Invalid, Put, Row, row_bytes
 from evenkeel.runtime.api import LARGEST_BODY
-from evenkeel.services import batches, hold_automation, rows
+from evenkeel.services.recovery import hold_automation
+from evenkeel.services.storage import batches, rows
 from tests.fakes.cluster import CLUSTER
 from tests.unit.scheduling.test_sharing import a_team
 from tests.unit.services_jobs.story import Story, a_spec

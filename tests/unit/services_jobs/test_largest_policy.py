@@ -10,7 +10,7 @@ from evenkeel.domain.policy import Mode, Policy, PolicyError, changed
 from evenkeel.domain.scheduling.jobs import JobState
 from evenkeel.ports import LARGEST_ROW, row_bytes
 from evenkeel.runtime.api import LARGEST_BODY
-from evenkeel.services import change_policy
+from evenkeel.services.admin import change_policy
 from tests.fakes.cluster import CLUSTER
 from tests.unit.services_jobs.story import Story
 from tests.unit.services_recovery.recovery import QUICK, Recovery

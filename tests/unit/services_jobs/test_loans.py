@@ -12,8 +12,8 @@ from evenkeel.domain.replay import replay
 from evenkeel.domain.scheduling.jobs import Job, JobState, ResumeOption, ResumePlan
 from evenkeel.domain.scheduling.renting import RentalState, loan_of
 from evenkeel.domain.values import rfc3339
-from evenkeel.services import read_jobs
-from evenkeel.services.disclosure import Reader
+from evenkeel.services.queries import read_jobs
+from evenkeel.services.queries.disclosure import Reader
 from tests.unit.services_jobs.test_rentals import SPOT, Renting, a_policy
 
 DEAR = 100_000_000_000

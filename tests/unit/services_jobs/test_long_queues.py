@@ -9,7 +9,7 @@ import pytest
 from evenkeel.domain.policy import Policy, SchedulingPolicy
 from evenkeel.domain.scheduling.jobs import Job, JobState
 from evenkeel.ports import Put, Table
-from evenkeel.services import rows
+from evenkeel.services.storage import rows
 from tests.fakes.crashes import Crash
 from tests.unit.scheduling.test_sharing import a_team
 from tests.unit.services_jobs.story import Story

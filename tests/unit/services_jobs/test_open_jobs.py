@@ -10,8 +10,8 @@ import pytest
 from evenkeel.domain.policy import Policy, SchedulingPolicy
 from evenkeel.domain.scheduling.jobs import JobState
 from evenkeel.ports import Key, Ledger, Row, Table
-from evenkeel.services import rows
-from evenkeel.services.open_jobs import TooManyOpenJobs
+from evenkeel.services.storage import rows
+from evenkeel.services.storage.open_jobs import TooManyOpenJobs
 from tests.unit.services_jobs.story import Story
 from tests.unit.services_jobs.test_passes import _locked
 from tests.unit.services_jobs.test_teams import shared

@@ -26,7 +26,7 @@ DOCUMENT = PROJECT / "docs" / "ownership.md"
 def writers_of(row: str) -> set[str]:
     """Return the services that build this kind of row, in order to write it."""
     found = set()
-    for file in SERVICES.glob("*.py"):
+    for file in SERVICES.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
             if is_call and node.func.attr == row and ast.unparse(node.func.value) == "rows":  # type: ignore[attr-defined]
@@ -46,7 +46,7 @@ def test_only_a_pass_creates_charges() -> None:
 def test_only_resolve_wait_answers_a_token() -> None:
     found = {
         file.stem
-        for file in SERVICES.glob("*.py")
+        for file in SERVICES.rglob("*.py")
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if isinstance(node, ast.Attribute) and ast.unparse(node) in ("tokens.succeed", "world.tokens.succeed")
     }
@@ -118,7 +118,7 @@ def test_a_writer_out_of_turn_is_refused() -> None:
     job = play.story.submit()
     audited = AuditedLedger(play.story.ledger)
 
-    from evenkeel.services import rows
+    from evenkeel.services.storage import rows
 
     row = play.story.world.ledger.get(rows.job_key(job.job_id))
     assert row

@@ -10,8 +10,8 @@ from evenkeel.domain.scheduling.admission import AdmissionFacts, decide
 from evenkeel.domain.scheduling.jobs import AttemptState, Job, JobState, ResumeOption, ResumePlan
 from evenkeel.domain.sources import SourceReport
 from evenkeel.ports import Machine, Put, Table, TransientError, Unreachable
-from evenkeel.services import heartbeats, rows
-from evenkeel.services.launch_job import LaunchOutcome
+from evenkeel.services.attempts.launch_job import LaunchOutcome
+from evenkeel.services.storage import heartbeats, rows
 from tests.fakes.cluster import CLUSTER
 from tests.unit.services_jobs.story import Story
 

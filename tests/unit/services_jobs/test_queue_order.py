@@ -4,7 +4,7 @@ from typing import Any
 from evenkeel.domain.scheduling.jobs import Job, JobState
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Put, Table
-from evenkeel.services import rows
+from evenkeel.services.storage import rows
 from tests.fakes.ledger import InMemoryLedger
 from tests.unit.scheduling.builders import NOW, a_job
 

@@ -9,8 +9,8 @@ from typing import Any
 from evenkeel.domain.scheduling.attempts import SettleOutcome
 from evenkeel.domain.scheduling.jobs import AttemptState, JobState
 from evenkeel.ports import Key, Ledger, Row
-from evenkeel.services.cancel_job import CancelOutcome
-from evenkeel.services.launch_job import LaunchOutcome
+from evenkeel.services.attempts.launch_job import LaunchOutcome
+from evenkeel.services.jobs.cancel_job import CancelOutcome
 from tests.unit.services_jobs.story import Story
 
 RIVALS = 4

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from evenkeel.ports import EvenkeelError, NotFound, Refused, Unreachable
-from evenkeel.services import attempt_rows, record_pin
+from evenkeel.services.attempts import record_pin
+from evenkeel.services.storage import attempt_rows
 from evenkeel.training.layout import ResumePoint
 from evenkeel.training.resume import Choice, report
 from tests.fakes import Crash, CrashPlan

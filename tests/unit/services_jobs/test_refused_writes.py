@@ -6,7 +6,7 @@ import pytest
 
 from evenkeel.domain.scheduling.jobs import JobState
 from evenkeel.ports import Ledger, Put, Refused, Row, Table, Write, row_bytes
-from evenkeel.services import batches, rows
+from evenkeel.services.storage import batches, rows
 from tests.unit.services_jobs.story import Story
 from tests.unit.services_jobs.test_elastic import a_shared_story
 

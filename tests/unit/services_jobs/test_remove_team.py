@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from evenkeel.ports import Add, Conflict, Write
-from evenkeel.services import read_setup, remove_team, rows
-from evenkeel.services.remove_team import TeamInUse
+from evenkeel.services.admin import remove_team
+from evenkeel.services.admin.remove_team import TeamInUse
+from evenkeel.services.storage import read_setup, rows
 from tests.fakes.crashes import Crash, CrashingLedger, When
 from tests.unit.services_jobs.story import Story
 from tests.unit.services_jobs.test_teams import shared

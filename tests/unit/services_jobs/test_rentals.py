@@ -18,8 +18,10 @@ from evenkeel.domain.scheduling.shortages import Shortages
 from evenkeel.domain.scheduling.teams import Team
 from evenkeel.domain.waiting import DEADLINE_PASSED, ConditionKind, Wait, wait_name
 from evenkeel.ports import Delete, ExecutionState, Machine, Table
-from evenkeel.services import evaluate_waits, open_wait, rent_capacity, rentals, rows
-from evenkeel.services.rent_capacity import RentOutcome, Step
+from evenkeel.services.rentals import rent_capacity, rentals
+from evenkeel.services.rentals.rent_capacity import RentOutcome, Step
+from evenkeel.services.storage import rows
+from evenkeel.services.waits import evaluate_waits, open_wait
 from tests.fakes import Crash, CrashPlan, a_node
 from tests.fakes.cluster import CLUSTER
 from tests.unit.services_jobs.story import Story

@@ -9,11 +9,11 @@ from evenkeel.domain.recovery.validation import HEALTH_STATUS
 from evenkeel.domain.scheduling.attempts import SettleOutcome
 from evenkeel.domain.scheduling.jobs import AttemptState, Demand, Job, JobState, PodPhase, ResumeOption, ResumePlan
 from evenkeel.ports import NotAllowed, NotFound, Refused, TooLarge
-from evenkeel.services import explain
-from evenkeel.services.disclosure import Reader
-from evenkeel.services.launch_job import LaunchOutcome
-from evenkeel.services.mark_running import RunningOutcome
-from evenkeel.services.pin_resume_point import MOST_LOOKS
+from evenkeel.services.attempts.launch_job import LaunchOutcome
+from evenkeel.services.attempts.mark_running import RunningOutcome
+from evenkeel.services.attempts.pin_resume_point import MOST_LOOKS
+from evenkeel.services.queries import explain
+from evenkeel.services.queries.disclosure import Reader
 from tests.fakes import Crash
 from tests.fakes.cluster import CLUSTER
 from tests.unit.services_jobs.story import Story
@@ -724,7 +724,7 @@ def test_settling_twice_gives_the_charge_back_once() -> None:
 
 def test_an_open_incident_takes_the_blame() -> None:
     from evenkeel.ports import Put
-    from evenkeel.services import rows
+    from evenkeel.services.storage import rows
 
     story = Story()
     job = story.running()

@@ -18,8 +18,9 @@ from evenkeel.domain.scheduling.serving import holder_id
 from evenkeel.domain.scheduling.shortages import Shortages
 from evenkeel.domain.waiting import ConditionKind, wait_name
 from evenkeel.ports import ExecutionState, Machine, Table
-from evenkeel.services import rent_capacity, rows
-from evenkeel.services.rent_capacity import Step
+from evenkeel.services.rentals import rent_capacity
+from evenkeel.services.rentals.rent_capacity import Step
+from evenkeel.services.storage import rows
 from tests.fakes import Crash, CrashPlan, a_node, crashing
 from tests.fakes.cluster import CLUSTER
 from tests.unit.services_jobs.test_rentals import ON_DEMAND, Renting, a_policy, a_pool

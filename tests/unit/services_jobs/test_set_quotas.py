@@ -4,7 +4,8 @@ import pytest
 
 from evenkeel.domain.scheduling.teams import FleetQuotas, Team
 from evenkeel.ports import Check, Conflict, Invalid, Ledger, StaleVersion, Write
-from evenkeel.services import read_setup, rows, set_quotas
+from evenkeel.services.admin import set_quotas
+from evenkeel.services.storage import read_setup, rows
 from tests.fakes import FakeWorld
 from tests.unit.scheduling.test_teams import a_team
 

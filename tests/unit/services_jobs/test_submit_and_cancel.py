@@ -6,8 +6,8 @@ import pytest
 
 from evenkeel.domain.scheduling.jobs import AttemptState, JobState
 from evenkeel.ports import Delete, Invalid, KeyReused, Ledger, NotFound, Table, Write
-from evenkeel.services import rows
-from evenkeel.services.cancel_job import CancelOutcome
+from evenkeel.services.jobs.cancel_job import CancelOutcome
+from evenkeel.services.storage import rows
 from tests.unit.services_jobs.story import Story
 
 MOUNTED = {"checkpoint_uri": "file:///fsx/llama", "checkpoint_claim": "fsx"}

@@ -7,8 +7,10 @@ import pytest
 from evenkeel.domain.scheduling.jobs import AttemptState, Job, JobState
 from evenkeel.domain.scheduling.teams import FleetQuotas
 from evenkeel.ports import Invalid, StaleVersion
-from evenkeel.services import cancel_job, rank_job, rows, set_quotas, submit_job, suspend_job
-from evenkeel.services.check_authority import Asker, NotYourTeam
+from evenkeel.services.admin import set_quotas
+from evenkeel.services.jobs import cancel_job, rank_job, submit_job, suspend_job
+from evenkeel.services.jobs.check_authority import Asker, NotYourTeam
+from evenkeel.services.storage import rows
 from tests.unit.scheduling.test_governance import ANA, OTHER, member
 from tests.unit.scheduling.test_teams import a_team
 from tests.unit.services_jobs.story import Story, a_spec

@@ -15,8 +15,10 @@ from evenkeel.domain.scheduling.jobs import AttemptState, JobState
 from evenkeel.domain.sources import SourceState
 from evenkeel.domain.waiting import Answer, Condition, ConditionKind, Wait, WaitState
 from evenkeel.ports import ExecutionState, Machine, Table, Throttled, Unreachable
-from evenkeel.services import guard_register, locks, note_group_fact, read_jobs, read_sources, receive_event, rows
-from evenkeel.services.guard_register import Which
+from evenkeel.services.incidents import note_group_fact, receive_event
+from evenkeel.services.queries import read_jobs, read_sources
+from evenkeel.services.storage import guard_register, locks, rows
+from evenkeel.services.storage.guard_register import Which
 from tests.fakes import a_provider_node
 from tests.fakes.cluster import CLUSTER, TAINT_TEXT, a_node, instance_id
 from tests.fakes.system import A_MOMENT

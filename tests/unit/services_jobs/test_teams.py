@@ -13,9 +13,12 @@ from evenkeel.domain.scheduling.jobs import AttemptState, Job, JobState
 from evenkeel.domain.scheduling.spending import week_of
 from evenkeel.domain.scheduling.teams import MOST_GPU_HOURS, MOST_USD, FleetQuotas, Period, SetUp, Team
 from evenkeel.ports import Key, Machine, Put, Row, Table, row_bytes
-from evenkeel.services import explain, read_setup, read_use, rows, set_quotas
-from evenkeel.services.disclosure import Reader
-from evenkeel.services.remove_team import TeamInUse
+from evenkeel.services.admin import set_quotas
+from evenkeel.services.admin.remove_team import TeamInUse
+from evenkeel.services.queries import explain
+from evenkeel.services.queries.disclosure import Reader
+from evenkeel.services.scheduling import read_use
+from evenkeel.services.storage import read_setup, rows
 from tests.fakes.crashes import Crash, CrashPlan, When
 from tests.unit.scheduling.test_sharing import GPU, P5, a_team
 from tests.unit.services_jobs import audit

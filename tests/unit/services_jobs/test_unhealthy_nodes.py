@@ -8,8 +8,10 @@ from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.recovery.unhealthy import UnhealthyNode
 from evenkeel.domain.scheduling.jobs import JobState
 from evenkeel.ports import Delete, Row
-from evenkeel.services import mark_node, read_queue, rows
-from evenkeel.services.check_authority import Asker
+from evenkeel.services.jobs.check_authority import Asker
+from evenkeel.services.queries import read_queue
+from evenkeel.services.recovery import mark_node
+from evenkeel.services.storage import rows
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.unit.services_jobs.story import NAMESPACE, Story, a_spec
 

@@ -10,7 +10,7 @@ from evenkeel.domain.replay import replay
 from evenkeel.domain.scheduling.jobs import Job, JobState
 from evenkeel.domain.scheduling.teams import FleetQuotas
 from evenkeel.ports import NotAllowed, Table, Unreachable
-from evenkeel.services import heartbeats, rows
+from evenkeel.services.storage import heartbeats, rows
 from tests.fakes.cluster import CLUSTER, a_node
 from tests.fakes.system import A_MOMENT
 from tests.unit.scheduling.test_sharing import a_team

@@ -5,7 +5,8 @@ import pytest
 from evenkeel.domain.policy import Policy, WatchPolicy
 from evenkeel.domain.waiting import Condition, ConditionKind, Wait
 from evenkeel.ports import Machine, NotAllowed, Unreachable
-from evenkeel.services import evaluate_waits, heartbeats, locks, rows
+from evenkeel.services.storage import heartbeats, locks, rows
+from evenkeel.services.waits import evaluate_waits
 from tests.fakes.cluster import a_node
 from tests.fakes.messages import WaitRequest
 from tests.unit.services_jobs.story import Story

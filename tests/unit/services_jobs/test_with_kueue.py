@@ -15,10 +15,12 @@ from evenkeel.domain.scheduling.followed import KueueCondition
 from evenkeel.domain.scheduling.jobs import AttemptState, Job, JobState, ResumeOption, ResumePlan
 from evenkeel.domain.waiting import ConditionKind, Wait
 from evenkeel.ports import Invalid, Put, Table
-from evenkeel.services import explain, open_wait, read_jobs, read_queue, rows
-from evenkeel.services.check_authority import Asker
-from evenkeel.services.disclosure import Reader
-from evenkeel.services.launch_job import LaunchOutcome
+from evenkeel.services.attempts.launch_job import LaunchOutcome
+from evenkeel.services.jobs.check_authority import Asker
+from evenkeel.services.queries import explain, read_jobs, read_queue
+from evenkeel.services.queries.disclosure import Reader
+from evenkeel.services.storage import rows
+from evenkeel.services.waits import open_wait
 from tests.fakes.cluster import a_node, instance_id
 from tests.fakes.crashes import Crash, CrashPlan, When
 from tests.unit.scheduling.test_sharing import a_team

@@ -17,24 +17,12 @@ from evenkeel.domain.recovery.leases import Hold, Lease
 from evenkeel.domain.scheduling.jobs import Job, JobState
 from evenkeel.domain.waiting import ConditionKind
 from evenkeel.ports import Machine, Put, Row, Table
-from evenkeel.services import (
-    approve_recovery,
-    check_node,
-    cordon_node,
-    evaluate_waits,
-    guard_register,
-    open_wait,
-    plan_recovery,
-    plan_resume,
-    protect_jobs,
-    receive_event,
-    repair_node,
-    resolve_wait,
-    return_node,
-    rows,
-    settle_incident,
-)
-from evenkeel.services.guard_register import Which
+from evenkeel.services.incidents import approve_recovery, receive_event, settle_incident
+from evenkeel.services.recovery import check_node, cordon_node, plan_recovery, protect_jobs, repair_node, return_node
+from evenkeel.services.resume import plan_resume
+from evenkeel.services.storage import guard_register, rows
+from evenkeel.services.storage.guard_register import Which
+from evenkeel.services.waits import evaluate_waits, open_wait, resolve_wait
 from tests.fakes import Crash, CrashPlan, a_provider_node, crashing
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.unit.services_jobs.story import Story

@@ -12,8 +12,11 @@ from evenkeel.domain.replay import replay
 from evenkeel.domain.scheduling.foreign import Comeback, ForeignPod
 from evenkeel.domain.scheduling.jobs import JobState, OnNodeFault
 from evenkeel.ports import Eviction, EvictResult, NotAllowed, Table
-from evenkeel.services import cordon_node, explain, plan_recovery, plan_resume, protect_jobs, repair_node, rows
-from evenkeel.services.disclosure import Reader
+from evenkeel.services.queries import explain
+from evenkeel.services.queries.disclosure import Reader
+from evenkeel.services.recovery import cordon_node, plan_recovery, protect_jobs, repair_node
+from evenkeel.services.resume import plan_resume
+from evenkeel.services.storage import rows
 from tests.fakes import CrashPlan
 from tests.fakes.cluster import instance_id
 from tests.unit.services_recovery.recovery import QUICK, Recovery

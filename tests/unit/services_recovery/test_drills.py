@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from evenkeel.domain.health.groups import GroupFact, GroupFactKind
 from evenkeel.domain.health.incidents import FactKind, Incident, IncidentState, NodeFact
 from evenkeel.ports import Table
-from evenkeel.services import note_group_fact, plan_recovery, receive_event, rows, settle_incident
+from evenkeel.services.incidents import note_group_fact, receive_event, settle_incident
+from evenkeel.services.recovery import plan_recovery
+from evenkeel.services.storage import rows
 from tests.fakes import a_provider_node
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.unit.services_recovery.recovery import Recovery, a_fact

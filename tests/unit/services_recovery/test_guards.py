@@ -14,21 +14,18 @@ from evenkeel.domain.policy import GuardrailPolicy, Mode, ModeRule, Policy
 from evenkeel.domain.recovery.guardrails import Entry, Rule
 from evenkeel.domain.waiting import ConditionKind
 from evenkeel.ports import Conflict, Invalid, Ledger, Put, Table, Write
-from evenkeel.services import (
-    approve_recovery,
+from evenkeel.services.incidents import approve_recovery, note_group_fact, settle_incident
+from evenkeel.services.recovery import (
     cordon_node,
-    guard_register,
     hold_automation,
     mark_node,
-    note_group_fact,
     plan_recovery,
     protect_jobs,
     repair_node,
     return_node,
-    rows,
-    settle_incident,
 )
-from evenkeel.services.guard_register import Which
+from evenkeel.services.storage import guard_register, rows
+from evenkeel.services.storage.guard_register import Which
 from tests.fakes import InMemoryLedger
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.unit.services_recovery.recovery import QUICK, Recovery, say

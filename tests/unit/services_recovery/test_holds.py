@@ -9,7 +9,7 @@ from evenkeel.domain.policy import Mode
 from evenkeel.domain.recovery.guardrails import Act, Rule
 from evenkeel.domain.scheduling.jobs import JobState
 from evenkeel.domain.waiting import ConditionKind
-from evenkeel.services import plan_recovery, protect_jobs
+from evenkeel.services.recovery import plan_recovery, protect_jobs
 from tests.unit.services_recovery.recovery import Recovery
 
 RESTARTS_JOB = "xid:31"

@@ -12,7 +12,8 @@ from evenkeel.domain.health.faults import shipped
 from evenkeel.domain.health.incidents import Evidence, FactKind, IncidentState, NodeFact
 from evenkeel.domain.nodes import FleetNode, Node, NodeLife
 from evenkeel.ports import Key, Put, Row, Table
-from evenkeel.services import receive_event, rows
+from evenkeel.services.incidents import receive_event
+from evenkeel.services.storage import rows
 from tests.fakes import FakeWorld, a_provider_node
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.unit.services_recovery.recovery import Recovery, a_fact

@@ -13,7 +13,9 @@ from evenkeel.domain.scheduling.jobs import ResumeOption
 from evenkeel.events import envelope, reported_faults
 from evenkeel.events.outcomes import Heard, Ignored, Malformed, Unknown
 from evenkeel.ports import LARGEST_ROW, row_bytes
-from evenkeel.services import plan_resume, protect_jobs, receive_event
+from evenkeel.services.incidents import receive_event
+from evenkeel.services.recovery import protect_jobs
+from evenkeel.services.resume import plan_resume
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.unit.services_recovery.recovery import Recovery
 

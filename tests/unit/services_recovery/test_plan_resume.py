@@ -12,8 +12,11 @@ from evenkeel.domain.recovery.resume import plan_resume as choose
 from evenkeel.domain.replay import replay
 from evenkeel.domain.scheduling.jobs import ElasticSpec
 from evenkeel.ports import Table
-from evenkeel.services import explain, plan_recovery, plan_resume, protect_jobs, rows
-from evenkeel.services.disclosure import Reader
+from evenkeel.services.queries import explain
+from evenkeel.services.queries.disclosure import Reader
+from evenkeel.services.recovery import plan_recovery, protect_jobs
+from evenkeel.services.resume import plan_resume
+from evenkeel.services.storage import rows
 from tests.unit.services_recovery.recovery import QUICK, Recovery, say
 
 WITH_ITS_OWN_PRICE = QUICK.but(

@@ -18,7 +18,10 @@ from evenkeel.domain.scheduling.portability import Requirements
 from evenkeel.domain.scheduling.renting import Rental, RentalHold, RentalState, loan_of
 from evenkeel.domain.scheduling.teams import FleetQuotas, Team
 from evenkeel.ports import Put, Row, Table
-from evenkeel.services import cordon_node, plan_recovery, plan_resume, protect_jobs, rent_capacity, repair_node, rows
+from evenkeel.services.recovery import cordon_node, plan_recovery, protect_jobs, repair_node
+from evenkeel.services.rentals import rent_capacity
+from evenkeel.services.resume import plan_resume
+from evenkeel.services.storage import rows
 from tests.fakes.cluster import CLUSTER
 from tests.unit.scheduling.test_sharing import GPU, a_team
 from tests.unit.services_jobs.test_rentals import NODE_HOUR, ON_DEMAND, SPOT, Renting, a_policy, a_pool, a_team_with

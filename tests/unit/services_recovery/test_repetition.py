@@ -11,7 +11,9 @@ from evenkeel.domain.health.recurrence import History
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.policy import changed
 from evenkeel.domain.recovery.settling import Ended
-from evenkeel.services import plan_recovery, rows, settle_incident
+from evenkeel.services.incidents import settle_incident
+from evenkeel.services.recovery import plan_recovery
+from evenkeel.services.storage import rows
 from tests.fakes import CrashPlan
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.fakes.crashes import When

@@ -8,7 +8,9 @@ from evenkeel.domain.decisions import Decision
 from evenkeel.domain.replay import replay
 from evenkeel.domain.scheduling.jobs import JobState
 from evenkeel.ports import Table
-from evenkeel.services import cordon_node, plan_recovery, plan_resume, protect_jobs, rows
+from evenkeel.services.recovery import cordon_node, plan_recovery, protect_jobs
+from evenkeel.services.resume import plan_resume
+from evenkeel.services.storage import rows
 from tests.fakes import CrashPlan
 from tests.unit.services_recovery.recovery import QUICK, Recovery, a_fact
 

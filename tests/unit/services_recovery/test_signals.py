@@ -10,7 +10,8 @@ from evenkeel.domain.health.groups import GroupFact, GroupFactKind
 from evenkeel.domain.health.incidents import FactKind, Incident, NodeFact
 from evenkeel.domain.nodes import FleetNode, NodeLife
 from evenkeel.ports import Machine, Put, Table, Unreachable
-from evenkeel.services import note_group_fact, receive_event, rows
+from evenkeel.services.incidents import note_group_fact, receive_event
+from evenkeel.services.storage import rows
 from tests.fakes import Crash, CrashPlan, FakeWorld, crashing
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.fakes.system import A_MOMENT

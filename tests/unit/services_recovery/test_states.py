@@ -16,17 +16,10 @@ from evenkeel.domain.recovery.validation import CheckResult
 from evenkeel.domain.scheduling.jobs import AttemptState, JobState
 from evenkeel.domain.waiting import ConditionKind
 from evenkeel.ports import Put, RepairAnswer, Table
-from evenkeel.services import (
-    check_node,
-    cordon_node,
-    plan_recovery,
-    plan_resume,
-    protect_jobs,
-    repair_node,
-    return_node,
-    rows,
-    settle_incident,
-)
+from evenkeel.services.incidents import settle_incident
+from evenkeel.services.recovery import check_node, cordon_node, plan_recovery, protect_jobs, repair_node, return_node
+from evenkeel.services.resume import plan_resume
+from evenkeel.services.storage import rows
 from tests.fakes import CrashPlan
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.unit.services_recovery.recovery import QUICK, Recovery, a_fact

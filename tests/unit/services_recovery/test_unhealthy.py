@@ -11,7 +11,9 @@ from evenkeel.domain.policy import Mode, ModeRule
 from evenkeel.domain.recovery.unhealthy import UnhealthyNode
 from evenkeel.domain.recovery.vetoes import AUTOMATION_LABEL
 from evenkeel.ports import Refused
-from evenkeel.services import mark_node, plan_recovery, read_fleet, read_incidents, rows
+from evenkeel.services.queries import read_fleet, read_incidents
+from evenkeel.services.recovery import mark_node, plan_recovery
+from evenkeel.services.storage import rows
 from evenkeel.services.sweep import memory, unhealthy
 from evenkeel.services.sweep.round import Round, World
 from tests.fakes.cluster import CLUSTER, instance_id

@@ -9,7 +9,9 @@ from evenkeel.domain.policy import JobPolicy
 from evenkeel.domain.scheduling.jobs import AttemptState, PodPhase, StopRequest
 from evenkeel.domain.waiting import Answer, ConditionKind, Wait
 from evenkeel.ports import Key, Ledger, Put, Refused, Row, Unreachable
-from evenkeel.services import evaluate_waits, hold_automation, open_wait, resolve_wait, rows
+from evenkeel.services.recovery import hold_automation
+from evenkeel.services.storage import rows
+from evenkeel.services.waits import evaluate_waits, open_wait, resolve_wait
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.unit.services_jobs.story import Story
 from tests.unit.services_recovery.recovery import QUICK, Recovery

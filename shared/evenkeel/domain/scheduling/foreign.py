@@ -32,7 +32,10 @@ class Owned(StrEnum):
 
 
 class PodClaim(Value):
-    """Whose pod a pod says it is. Anybody may write labels: `services/unmanaged.py` compares it with the ledger."""
+    """Which attempt, rental or check a pod claims by its labels.
+
+    Any user may write labels: `services/recovery/unmanaged.py` compares the claim with the ledger.
+    """
 
     kind: Owned
     name: str

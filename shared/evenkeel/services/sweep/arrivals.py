@@ -8,7 +8,7 @@ from evenkeel.domain.policy import Mode
 from evenkeel.domain.recovery.seats import Holder
 from evenkeel.domain.recovery.validation import Validity, expected_accelerators, judge_node
 from evenkeel.ports import Conflict, Put, ReleaseResult
-from evenkeel.services import rows
+from evenkeel.services.storage import rows
 from evenkeel.services.sweep.round import Round
 
 

@@ -5,16 +5,9 @@ from datetime import timedelta
 from evenkeel.domain.scheduling.attempts import judge_end, lost_nodes
 from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Job, PodPhase, WorkloadSeen
 from evenkeel.ports import ExecutionState, Machine, Table, get_all
-from evenkeel.services import (
-    attempt_rows,
-    keep_logs,
-    mark_running,
-    record_pin,
-    record_seats,
-    rows,
-    schedule_jobs,
-    settle_attempt,
-)
+from evenkeel.services.attempts import keep_logs, mark_running, record_pin, record_seats, settle_attempt
+from evenkeel.services.scheduling import schedule_jobs
+from evenkeel.services.storage import attempt_rows, rows
 from evenkeel.services.sweep.round import Round
 
 

@@ -10,8 +10,10 @@ from evenkeel.domain.recovery.modes import mode_now
 from evenkeel.domain.recovery.plan import not_allowed
 from evenkeel.domain.recovery.settling import runs_again_at
 from evenkeel.ports import Conflict, Delete, ExecutionState, Machine, Put, Table, get_all
-from evenkeel.services import guard_register, incident_record, plan_resume, receive_event, rows
-from evenkeel.services.guard_register import Which
+from evenkeel.services.incidents import receive_event
+from evenkeel.services.resume import plan_resume
+from evenkeel.services.storage import guard_register, incident_record, rows
+from evenkeel.services.storage.guard_register import Which
 from evenkeel.services.sweep.round import WRITER, Round
 
 

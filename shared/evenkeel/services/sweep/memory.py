@@ -10,7 +10,8 @@ from evenkeel.domain.scheduling.foreign import ForeignPod, foreign_workloads
 from evenkeel.domain.sources import Source, SourceKind
 from evenkeel.events import kubernetes_node
 from evenkeel.ports import Conflict, EvenkeelError, Put, Row, Table
-from evenkeel.services import person_cordons, rows, unmanaged
+from evenkeel.services.recovery import person_cordons, unmanaged
+from evenkeel.services.storage import rows
 from evenkeel.services.sweep.round import Round
 
 _GONE_KEPT = timedelta(days=30)

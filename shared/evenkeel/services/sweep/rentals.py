@@ -2,7 +2,8 @@
 
 from evenkeel.domain.scheduling.renting import Rental, RentalState
 from evenkeel.ports import ExecutionState, Machine, Put, Table
-from evenkeel.services import rentals, rows
+from evenkeel.services.rentals import rentals
+from evenkeel.services.storage import rows
 from evenkeel.services.sweep.round import Round
 
 _RUNBOOK = "rental-stuck"

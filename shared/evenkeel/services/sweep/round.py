@@ -34,8 +34,9 @@ from evenkeel.ports import (
     Workflows,
     get_all,
 )
-from evenkeel.services import attempt_rows, plan_recovery, rows
-from evenkeel.services.heartbeats import Results
+from evenkeel.services.recovery import plan_recovery
+from evenkeel.services.storage import attempt_rows, rows
+from evenkeel.services.storage.heartbeats import Results
 
 T = TypeVar("T")
 WRITER = "sweep_fleet"

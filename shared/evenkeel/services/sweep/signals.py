@@ -7,7 +7,8 @@ from evenkeel.domain.health.incidents import NodeFact
 from evenkeel.domain.health.intake import Intake
 from evenkeel.events import kubernetes_node
 from evenkeel.ports import Conflict, Delete, Table, get_all
-from evenkeel.services import note_group_fact, receive_event, rows
+from evenkeel.services.incidents import note_group_fact, receive_event
+from evenkeel.services.storage import rows
 from evenkeel.services.sweep.round import Round
 
 

@@ -9,7 +9,9 @@ from evenkeel.domain.recovery.unhealthy import UnhealthyNode, resumed, why_over,
 from evenkeel.domain.recovery.validation import expected_accelerators
 from evenkeel.domain.values import milliseconds
 from evenkeel.ports import Conflict, Delete, Put, Row, Table
-from evenkeel.services import incident_record, plan_recovery, receive_event, rows
+from evenkeel.services.incidents import receive_event
+from evenkeel.services.recovery import plan_recovery
+from evenkeel.services.storage import incident_record, rows
 from evenkeel.services.sweep.round import WRITER, Round
 
 

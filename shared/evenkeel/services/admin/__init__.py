@@ -1,0 +1,1 @@
+"""Change the policy and the quotas of teams."""

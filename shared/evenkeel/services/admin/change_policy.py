@@ -1,0 +1,87 @@
+"""An administrator gives the site's own policy: what it has otherwise than the shipped one, as a whole."""
+
+from datetime import datetime
+from typing import Any
+
+from evenkeel.domain.policy import Policy, PolicyChange, PolicyError, changed, in_force
+from evenkeel.domain.values import Value
+from evenkeel.ports import Conflict, Invalid, Key, KeyReused, Ledger, Put, Row, Table, site_policy_key
+from evenkeel.services.storage import rows
+
+_TRIES = 5
+
+
+class Request(Value):
+    """What is to be otherwise, who wants it, and why."""
+
+    changes: dict[str, Any]
+    """In the form of the policy's JSON; empty = the shipped policy alone."""
+    by: str
+    reason: str
+    based_on: str = ""
+    """Hash of the policy that it was written for; empty = whatever is in force."""
+    request_id: str
+    fingerprint: str
+    """Of all that was asked: the same id with another one is refused."""
+
+
+def run(request: Request, *, ledger: Ledger, base: Policy, now: datetime) -> PolicyChange:
+    """Put a site's changes in force. They replace those before; each function goes by them within half a minute.
+
+    Idempotent: yes, by the request id, which is recorded in the same commit: a late repeat undoes nothing.
+
+    Raises:
+        Invalid: the changes cannot be used; names each field.
+        Conflict: another policy is in force than the one it was written for.
+        KeyReused: the request id was used for something else.
+    """
+    try:
+        # As it is, and as it will be read back: JSON has no infinity, and what is null there may mean something else.
+        for changes in (request.changes, request.to_json()["changes"]):
+            changed(base, changes)
+    except PolicyError as error:
+        raise Invalid("The changes cannot be used.", (("changes", str(error)),)) from error
+    for _ in range(_TRIES):
+        given = ledger.get(_request_key(request.request_id))
+        if given is not None:
+            if given.doc["fingerprint"] != request.fingerprint:
+                raise KeyReused("This idempotency key was used before, for something else.")
+            return PolicyChange.model_validate(given.doc["change"])
+        row = ledger.get(site_policy_key(Table.INCIDENTS))
+        before = rows.read(row, PolicyChange) if row else None
+        current, _ = in_force(base, before)
+        if request.based_on and request.based_on != current.hash:
+            raise Conflict(f"The policy in force is {current.hash}, not {request.based_on}.")
+        change = PolicyChange(
+            number=before.number + 1 if before else 1,
+            changes=request.changes,
+            before=before.changes if before else None,
+            by=request.by,
+            reason=request.reason,
+            at=now,
+        )
+        record = {"fingerprint": request.fingerprint, "change": change.to_json()}
+        version = row.version if row else 0
+        try:
+            ledger.commit(
+                Put(Row(site_policy_key(Table.INCIDENTS), change.to_json(), version)),
+                Put(Row(site_policy_key(Table.JOBS), change.to_json(), version)),
+                Put(
+                    Row(
+                        _request_key(request.request_id),
+                        record,
+                        0,
+                        (rows.POLICY_CHANGES, f"{change.number:09d}"),
+                        now + rows.KEPT,
+                    )
+                ),
+            )
+        except Conflict:
+            continue
+        return change
+    raise Conflict("The policy kept changing under this request.")
+
+
+def _request_key(request_id: str) -> Key:
+    """`POLICY#site / REQUEST#id`: what this request put in force. Its repeat, and a reader of the past, find it."""
+    return Key(Table.INCIDENTS, site_policy_key(Table.INCIDENTS).pk, f"REQUEST#{request_id}")

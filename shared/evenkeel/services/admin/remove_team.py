@@ -1,0 +1,135 @@
+"""An administrator takes a team away that has nothing any more."""
+
+from collections.abc import Iterator
+from datetime import datetime
+
+from evenkeel.domain.health.incidents import TimelineEntry
+from evenkeel.domain.scheduling.jobs import JobState
+from evenkeel.domain.scheduling.teams import SetUp
+from evenkeel.domain.values import Value
+from evenkeel.ports import Conflict, Delete, Ledger, Passes, Put, Refused, Row, StaleVersion, Table, every
+from evenkeel.services.queries import read_teams
+from evenkeel.services.storage import read_charges, read_setup, rows
+
+WRITER = "remove_team"
+_TRIES = 5
+_BEFORE_TEAMS = "2"
+"""How the places of those jobs begin that were submitted before there were teams: with the year."""
+
+
+class TeamInUse(Refused):
+    """A team has jobs, holds machines, or others use its quota."""
+
+    code = "TEAM_IN_USE"
+
+
+class Request(Value):
+    """Which team, who wants it away, and why."""
+
+    team: str
+    expected: int
+    """Its version when it was looked at."""
+    by: str
+    reason: str
+
+
+class Outcome(Value):
+    """What there is now: no team of that name."""
+
+    team: str
+    was_there: bool
+    """False where it was gone already."""
+
+
+def run(request: Request, ledger: Ledger, passes: Passes, *, now: datetime) -> Outcome:
+    """Remove a team from the set-up, and ask for a pass. What it spent stays known, should it come again.
+
+        TREE (version v) ── charges, jobs, quota lent: none ── commit: the team gone, VERSION as read, TREE still v
+
+    Whatever is admitted meanwhile raises TREE, and the commit fails whole. A job that is submitted at that very moment
+    waits and says that its team is gone.
+
+    Idempotent: yes; a team that is not there is gone already.
+
+    Raises:
+        TeamInUse: it has jobs, holds machines, or others use its quota; says which.
+        StaleVersion: it is at another version.
+    """
+    name = request.team
+    for _ in range(_TRIES):
+        tree = _tree(ledger)
+        found = read_setup.run(ledger)
+        if name not in found.setup.by_name:
+            return Outcome(team=name, was_there=False)
+        if found.version_of(name) != request.expected:
+            raise StaleVersion(f"Team {name} is at version {found.version_of(name)}, not {request.expected}.")
+        why = _why_in_use(name, found.setup, ledger)
+        if why:
+            raise TeamInUse(f"Team {name} cannot be removed: {why}.")
+        text = f"Team {name} removed by {request.by}: {request.reason}"
+        entry = TimelineEntry(at=now, kind="setup", text=text, writer=WRITER)
+        raised = {**tree.doc, "setUps": int(tree.doc.get("setUps", 0)) + 1}
+        try:
+            ledger.commit(
+                Delete(rows.team_key(name), request.expected),
+                Put(Row(rows.setup_key(), {}, found.version)),
+                Put(Row(tree.key, raised, tree.version)),
+                Put(rows.setup_event_row(entry, found.version + 1)),
+            )
+        except Conflict:
+            continue  # something was admitted, or somebody set up a part
+        passes.request(f"Team {name} removed")
+        return Outcome(team=name, was_there=True)
+    raise Conflict("The set-up kept changing under this request.")
+
+
+def _tree(ledger: Ledger) -> Row:
+    key = rows.tree_key()
+    return next((row for row in ledger.partition(key.table, key.pk, key.sk) if row.key == key), Row(key, {}))
+
+
+def _why_in_use(team: str, setup: SetUp, ledger: Ledger) -> str:
+    """Say what a team still has; empty where that is nothing."""
+    if jobs := jobs_of(team, ledger):
+        return jobs
+    charges = read_charges.run(ledger)
+    lent = next((line for each in read_teams.table(setup, charges.held, {}) for line in _lent_by(each, team)), "")
+    return f"other teams use {lent} of its quota" if lent else ""
+
+
+def jobs_of(team: str, ledger: Ledger) -> str:
+    """Say which jobs of a team have not ended; empty where all have."""
+    charges = read_charges.run(ledger)
+    held = [charge for charge in charges.held if team in (charge.team, charge.queue)]
+    if held:
+        return f"{_and_more([charge.job_id for charge in held])} of it still holds machines"
+    # The index may not list an interrupted job yet.
+    returning = next((charge.job_id for charge, _ in charges.released if charge.team == team), "")
+    waiting = returning or _waiting(team, ledger)
+    return f"its job {waiting} waits: cancel it first" if waiting else ""
+
+
+def _waiting(team: str, ledger: Ledger) -> str:
+    """Return a job of the team that waits or is held back; empty where there is none."""
+    pending = f"JOB#{JobState.PENDING}"
+    queued = ledger.by_state(Table.JOBS, pending, prefix=rows.queue_prefix(team), limit=1).rows
+    before = _of_team(team, ledger, pending, _BEFORE_TEAMS)
+    held_back = _of_team(team, ledger, f"JOB#{JobState.SUSPENDED}")
+    found = next(iter(queued), None) or next(before, None) or next(held_back, None)
+    return str(found.doc["jobId"]) if found else ""
+
+
+def _of_team(team: str, ledger: Ledger, state: str, prefix: str = "") -> Iterator[Row]:
+    found = every(lambda cursor: ledger.by_state(Table.JOBS, state, prefix=prefix, cursor=cursor))
+    return (row for row in found if row.doc["spec"]["team"] == team)
+
+
+def _lent_by(line: dict[str, object], team: str) -> list[str]:
+    resources = line["resources"]
+    if line["team"] != team or not isinstance(resources, list):
+        return []
+    return [f"{each['lent']} {each['resource']} of {each['flavor']}" for each in resources if each["lent"] != "0"]
+
+
+def _and_more(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"

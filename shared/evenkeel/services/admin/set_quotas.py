@@ -1,0 +1,128 @@
+"""An administrator sets up a team, or what holds for all teams."""
+
+from collections.abc import Collection
+from datetime import datetime
+from typing import Any
+
+from evenkeel.domain.health.incidents import TimelineEntry
+from evenkeel.domain.scheduling.teams import Fault, FleetQuotas, SetUp, Team, check_change, check_fleet, check_team
+from evenkeel.domain.values import Value
+from evenkeel.ports import Add, Conflict, Invalid, Key, Ledger, Passes, Put, Row, StaleVersion
+from evenkeel.services.admin import remove_team
+from evenkeel.services.storage import read_setup, rows
+
+WRITER = "set_quotas"
+_TRIES = 5
+
+
+Part = Team | FleetQuotas
+
+
+class Request(Value):
+    """One part of the set-up as it is to be, who wants it, and why."""
+
+    part: Part
+    expected: int
+    """The part's version that it was written for; 0 = it is not there yet."""
+    by: str
+    reason: str
+
+
+class Outcome(Value):
+    """What stands there now."""
+
+    part: Part
+    version: int
+
+
+def run(
+    request: Request,
+    ledger: Ledger,
+    passes: Passes,
+    *,
+    own_namespaces: Collection[str] = (),
+    now: datetime,
+) -> Outcome:
+    """Put a part of the set-up in force, and ask for a pass.
+
+        this part at `expected` ── checked with all others ── commit: the part, VERSION as read, TREE raised
+
+    The commit is held to the version of all together, so of two teams that name one namespace at once one is refused.
+    The tree is raised in the same transaction: a pass that weighed the older set-up fails whole and looks again.
+
+    Idempotent: yes; a repeat finds at `expected` + 1 just what it asks for.
+
+    Args:
+        request: The part.
+        ledger: Holds the set-up.
+        passes: Asked for a pass.
+        own_namespaces: Those of the stack, which no team may have.
+        now: The time.
+
+    Raises:
+        TeamInUse: jobs of the team wait or run in the namespace that it would leave.
+        Invalid: it cannot be set up; names each field.
+        StaleVersion: the part is at another version.
+    """
+    name = request.part.name if isinstance(request.part, Team) else read_setup.FLEET
+    field = "team" if isinstance(request.part, Team) else "quotas"
+    _refuse(check_team(request.part) if isinstance(request.part, Team) else check_fleet(request.part), field)
+    if isinstance(request.part, Team) and request.part.namespace in own_namespaces:
+        _refuse((Fault("namespace", f"{request.part.namespace} is reserved for Evenkeel."),), field)
+    for _ in range(_TRIES):
+        found = read_setup.run(ledger)
+        version = found.version_of(name)
+        if version == request.expected + 1 and _now(found.setup, name) == request.part.to_json():
+            break
+        if version != request.expected:
+            raise StaleVersion(f"{_said(name)} is at version {version}, not {request.expected}.")
+        _refuse(check_change(found.setup, _with(found.setup, request.part), name), field)
+        _refuse_while_in_use(request.part, found.setup, ledger)
+        text = f"{_said(name)} set by {request.by}: {request.reason}"
+        entry = TimelineEntry(at=now, kind="setup", text=text, writer=WRITER)
+        try:
+            ledger.commit(
+                Put(rows.setup_row(_key(name), request.part, version)),
+                Put(Row(rows.setup_key(), {}, found.version)),
+                Add(rows.tree_key(), {"setUps": 1}),
+                Put(rows.setup_event_row(entry, found.version + 1)),
+            )
+        except Conflict:
+            continue  # somebody set up another part, or this one
+        break
+    else:
+        raise Conflict("The set-up kept changing under this request.")
+    passes.request(f"{_said(name)} set")
+    return Outcome(part=request.part, version=request.expected + 1)
+
+
+def _refuse_while_in_use(part: Part, setup: SetUp, ledger: Ledger) -> None:
+    """Keep a team in its namespace as long as it has jobs there: another team could have the namespace next."""
+    before = setup.by_name.get(part.name) if isinstance(part, Team) else None
+    if before is None or not isinstance(part, Team) or before.namespace in ("", part.namespace):
+        return
+    why = remove_team.jobs_of(part.name, ledger)
+    if why:
+        raise remove_team.TeamInUse(f"Team {part.name} cannot leave namespace {before.namespace}: {why}.")
+
+
+def _refuse(faults: tuple[Fault, ...], field: str) -> None:
+    if faults:
+        named = tuple((f"{field}.{fault.field}".rstrip("."), fault.message) for fault in faults)
+        raise Invalid("The setup is not valid.", named)
+
+
+def _key(name: str) -> Key:
+    return rows.team_key(name) if name else rows.fleet_quotas_key()
+
+
+def _said(name: str) -> str:
+    return f"Team {name}" if name else "The fleet's part"
+
+
+def _now(setup: SetUp, name: str) -> dict[str, Any]:
+    return (setup.by_name[name] if name else setup.fleet).to_json()
+
+
+def _with(setup: SetUp, part: Part) -> SetUp:
+    return setup.with_team(part) if isinstance(part, Team) else setup.but(fleet=part)

@@ -1,0 +1,124 @@
+"""What a site's own policy would have changed: recorded decisions, decided again under it."""
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta
+from itertools import islice
+from typing import Any
+
+from evenkeel.domain import replay
+from evenkeel.domain.decisions import Decision
+from evenkeel.domain.health.incidents import Incident, IncidentState
+from evenkeel.domain.policy import Mode, Policy, PolicyError, changed
+from evenkeel.domain.recovery.modes import mode_for
+from evenkeel.domain.scheduling.jobs import JobState
+from evenkeel.domain.values import rfc3339
+from evenkeel.ports import Invalid, Ledger, Table
+from evenkeel.services.storage import paging, rows
+
+Json = dict[str, Any]
+
+LOOKS_BACK = timedelta(days=7)
+_MOST_INCIDENTS = 100
+"""The newest ones: an answer takes seconds, and what a policy does shows in few."""
+_MOST_JOBS = 100
+"""The newest ones, likewise."""
+_MOST_DECISIONS = 50
+"""Of one incident or job: its newest."""
+AS_RECORDED = (
+    "Of an admission, quotas, machines, limits and budgets are as they were recorded: only spare nodes are weighed "
+    "anew, and each decision by itself."
+)
+
+
+def run(
+    changes: Mapping[str, Any],
+    *,
+    ledger: Ledger,
+    base: Policy,
+    current: Policy,
+    stack_mode: Mode,
+    since: datetime | None,
+    now: datetime,
+) -> Json:
+    """Decide again, and change nothing: what was decided about incidents, and who was let in.
+
+    Where the modes of the changes and those in force differ for an incident, its decisions are decided in the new mode.
+
+    Raises:
+        Invalid: the changes cannot be used; names each field.
+    """
+    try:
+        policy = changed(base, changes)
+    except PolicyError as error:
+        raise Invalid("The changes cannot be used.", (("changes", str(error)),)) from error
+    since = since or now - LOOKS_BACK
+    incidents = list(islice(_incidents(ledger, since), _MOST_INCIDENTS + 1))
+    jobs = paging.newest_first(ledger, Table.JOBS, [f"JOB#{state}" for state in JobState], paging.Request(_MOST_JOBS))
+    modes = {
+        each.incident_id: mode
+        for each in incidents[:_MOST_INCIDENTS]
+        if (mode := _mode(each, policy, stack_mode)) is not _mode(each, current, stack_mode)
+    }
+    subjects = [each.incident_id for each in incidents[:_MOST_INCIDENTS]]
+    subjects += [str(row.doc["jobId"]) for row in jobs.rows]
+    examined, cannot, others = 0, 0, []
+    for record in (record for subject in subjects for record in _decisions(ledger, subject, since)):
+        examined += 1
+        other_mode = modes.get(record.subject)
+        try:
+            wanted = replay.in_mode(record, other_mode) if other_mode else record
+            again = replay.under(wanted, policy)
+            before, after = replay.effect_of(record, record.action), replay.effect_of(wanted, again.action)
+        except ValueError:  # the record is not one that this release can read
+            cannot += 1
+            continue
+        if (again.action, after) != (record.action, before):
+            others.append(_changed(record, wanted, again, before, after))
+    return {
+        "policyHash": policy.hash,
+        "since": rfc3339(since),
+        "examined": examined,
+        "cannot": cannot,
+        "changed": others,
+        "isLowerBound": len(incidents) > _MOST_INCIDENTS or bool(jobs.next_token),
+        "asRecorded": AS_RECORDED,
+    }
+
+
+def _incidents(ledger: Ledger, since: datetime) -> Iterator[Incident]:
+    """Yield the incidents that were opened since, the newest first."""
+    token = ""
+    while True:
+        page = paging.newest_first(
+            ledger, Table.INCIDENTS, [f"INC#{state}" for state in IncidentState], paging.Request(100, token)
+        )
+        for incident in (rows.read(row, Incident) for row in page.rows):
+            if incident.opened_at < since:
+                return
+            yield incident
+        token = page.next_token
+        if not token:
+            return
+
+
+def _decisions(ledger: Ledger, subject: str, since: datetime) -> list[Decision]:
+    page = ledger.by_state(Table.INCIDENTS, f"DEC#{subject}", limit=_MOST_DECISIONS, newest_first=True)
+    found = (rows.read(row, Decision) for row in page.rows)
+    # What is decided about an incident belongs to its opening; a job may have waited for weeks.
+    return [each for each in found if subject.startswith("inc-") or each.decided_at >= since]
+
+
+def _mode(incident: Incident, policy: Policy, stack_mode: Mode) -> Mode:
+    fault_class = policy.catalogue.look_up(incident.fault_key).fault_class
+    return mode_for(stack_mode, policy.modes, fault_class, incident.pool)
+
+
+def _changed(record: Decision, wanted: Decision, again: replay.Replayed, before: str, after: str) -> Json:
+    return {
+        "decisionId": record.decision_id,
+        "kind": record.kind,
+        "subject": record.subject,
+        "decidedAt": rfc3339(record.decided_at),
+        "before": {"action": before, "reason": record.reason, "mode": record.mode or None},
+        "after": {"action": after, "reason": again.reason, "mode": wanted.mode or None},
+    }

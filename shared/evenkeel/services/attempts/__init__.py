@@ -1,0 +1,1 @@
+"""Launch, observe, stop and settle the attempts of a job."""

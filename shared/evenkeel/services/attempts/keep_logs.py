@@ -1,0 +1,82 @@
+"""Keep the end of each rank's log with its attempt, before the pods go: a log goes with its pod, and its node.
+
+Called when an attempt is stopped, when its node is left, and when it is settled; the newest text that could be read
+stays. Nothing waits for a log: what cannot be read in a few seconds is noted with the reason.
+"""
+
+import contextlib
+from datetime import datetime, timedelta
+
+from evenkeel.domain import kept_logs
+from evenkeel.domain.kept_logs import KEPT_LINES, KEPT_RANKS, KeptLog
+from evenkeel.domain.scheduling.jobs import Attempt, Job
+from evenkeel.ports import Cluster, Conflict, EvenkeelError, Ledger, LogTail, Put, Telemetry
+from evenkeel.services.storage import rows
+
+BEFORE_STOP_SECONDS = 3.0
+"""The pods' time to save begins after it."""
+AT_END_SECONDS = 10.0
+KEPT_FOR = timedelta(days=30)
+
+
+def run(
+    job: Job,
+    attempt: Attempt,
+    ledger: Ledger,
+    cluster: Cluster,
+    telemetry: Telemetry,
+    *,
+    within_seconds: float,
+    now: datetime,
+) -> None:
+    """Keep the last lines of the attempt's pods that are there.
+
+    Never raises what the world answers: a log is no reason to leave a machine later. Idempotent: yes, a text is only
+    replaced by a newer one.
+    """
+    if attempt.launched_at is None:
+        return
+    try:
+        tails = cluster.tails(attempt, KEPT_LINES, KEPT_RANKS, within_seconds)
+        kept = [_kept(job, attempt, rank, tail, now) for rank, tail in sorted(tails.items())]
+        for log in kept:
+            if log.why:
+                telemetry.warning(
+                    "A log was not read", job_id=log.job_id, attempt=log.attempt, pod=log.pod_name, detail=log.why
+                )
+        if kept:
+            _store(kept, ledger, now)
+    except EvenkeelError as error:
+        telemetry.warning("Logs were not kept", job_id=job.job_id, attempt=attempt.attempt, detail=str(error))
+
+
+def _kept(job: Job, attempt: Attempt, rank: int, tail: LogTail, now: datetime) -> KeptLog:
+    text, is_cut = kept_logs.shortened(tail.text, kept_logs.secrets_of(job.spec.env))
+    return KeptLog(
+        job_id=attempt.job_id,
+        attempt=attempt.attempt,
+        rank=rank,
+        pod_name=tail.pod_name,
+        node_name=tail.node_name,
+        text=text,
+        is_cut=is_cut,
+        why=kept_logs.escaped(kept_logs.redacted(tail.why)),
+        kept_at=now,
+    )
+
+
+def _store(kept: list[KeptLog], ledger: Ledger, now: datetime) -> None:
+    first = kept[0]
+    if ledger.get(rows.kept_log_key(first.job_id, first.attempt, first.rank)) is None:
+        with contextlib.suppress(Conflict):  # somebody keeps them at this moment
+            ledger.commit(*(Put(rows.kept_log_row(each, 0, now + KEPT_FOR)) for each in kept))
+            return
+    for each in kept:
+        _store_newer(each, ledger, now)
+
+
+def _store_newer(log: KeptLog, ledger: Ledger, now: datetime) -> None:
+    row = ledger.get(rows.kept_log_key(log.job_id, log.attempt, log.rank))
+    if row is not None and not log.text:
+        return
+    ledger.commit(Put(rows.kept_log_row(log, row.version if row else 0, now + KEPT_FOR)))

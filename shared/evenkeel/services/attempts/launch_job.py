@@ -1,0 +1,320 @@
+"""State LaunchJob of run_job: fence the past out, pin the resume point, create the Kubernetes Job.
+
+    pods of n-1 gone, or on lost nodes ── raise fence to n, with its pin ── forget lost pods ── create Job ── record
+
+What it resumes from, `pin_resume_point` answers. Where finished checkpoints are there and none can be proved, nothing
+is launched and nothing is pinned: the attempt is given up, and the next one looks again after a pause.
+"""
+
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from evenkeel.domain.checkpoints import FenceUnreadableError
+from evenkeel.domain.health.incidents import TimelineEntry
+from evenkeel.domain.nodes import KubernetesNode, NodeLife
+from evenkeel.domain.policy import Mode, Policy
+from evenkeel.domain.recovery.modes import launch_mode
+from evenkeel.domain.scheduling import efa
+from evenkeel.domain.scheduling.attempts import lost_nodes
+from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Job, JobSpec, WorkloadSeen
+from evenkeel.domain.values import Value
+from evenkeel.ports import (
+    CheckpointStore,
+    Cluster,
+    LaunchSpec,
+    Ledger,
+    NotAllowed,
+    NotFound,
+    PermanentError,
+    Put,
+    Refused,
+    Telemetry,
+)
+from evenkeel.services.attempts import pin_resume_point
+from evenkeel.services.attempts.pin_resume_point import Kind
+from evenkeel.services.rentals import rentals
+from evenkeel.services.storage import attempt_rows, rows
+
+WRITER = "launch_job"
+
+Request = attempt_rows.Request
+
+
+class LaunchOutcome(StrEnum):
+    """What LaunchJob answers."""
+
+    LAUNCHED = "LAUNCHED"
+    QUEUED = "QUEUED"
+    """Launched, and Kueue decides when it has pods."""
+    NOT_YET = "NOT_YET"
+    """The attempt before has not ended: ask again after `waitSeconds`."""
+    STALE = "STALE"
+    """A later attempt exists, or this one is settled: nothing is to be done."""
+    GIVE_UP = "GIVE_UP"
+    """It cannot be launched: settle it."""
+
+
+class Outcome(Value):
+    """The answer, in words as well."""
+
+    outcome: LaunchOutcome
+    wait_seconds: int = 0
+    reason: str
+
+
+class _Past(NamedTuple):
+    """What is left of one earlier attempt."""
+
+    attempt: Attempt
+    seen: WorkloadSeen
+    holds_back: tuple[str, ...]
+    """Its pods that may still run where they can be reached."""
+    out_of_reach: tuple[str, ...]
+    """Lost nodes with pods of it."""
+
+
+def run(
+    request: Request,
+    ledger: Ledger,
+    cluster: Cluster,
+    checkpoints: CheckpointStore,
+    telemetry: Telemetry,
+    *,
+    service_account: str,
+    policy: Policy,
+    mode: Mode,
+    now: datetime,
+) -> Outcome:
+    """Launch an attempt, if it is its turn.
+
+    Idempotent: yes, by the fence and by the Kubernetes Job's name; a repeat finds the pin and the Job and records them.
+    """
+    found = attempt_rows.load(ledger, request.job_id, request.attempt)
+    job, attempt = found.job, found.attempt
+    if attempt.state.has_ended or job.current_attempt != attempt.attempt:
+        return Outcome(outcome=LaunchOutcome.STALE, reason=f"{attempt.workload_name} is over already.")
+    if attempt.state is not AttemptState.STARTING:
+        return Outcome(outcome=_launched(attempt), reason=f"{attempt.workload_name} was launched already.")
+    given_up = _why_give_up(job, attempt, policy, mode, now)
+    # What a lost reply left running is recorded as what it is, and stopped as others are: to settle it here would give
+    # its nodes away under it.
+    if given_up and not cluster.workload(attempt).is_let_run:
+        return _give_up(ledger, found, attempt, given_up, now, is_refused=attempt.is_refused)
+
+    past = _look_back(attempt, ledger, cluster, policy, now)
+    for left in past:
+        if left.seen.is_let_run:
+            # Settled, and yet not asked to end: a crash came between the two.
+            cluster.stop(left.attempt, job.spec.grace_seconds)
+    holds_back = [pod for left in past for pod in left.holds_back]
+    if holds_back:
+        reason = f"Waits for {', '.join(holds_back[:3])} of an earlier attempt to end."
+        return Outcome(outcome=LaunchOutcome.NOT_YET, wait_seconds=policy.jobs.launch_retry_seconds, reason=reason)
+
+    try:
+        answer = pin_resume_point.run(job, attempt, checkpoints, policy=policy.jobs)
+    except (FenceUnreadableError, PermanentError) as error:
+        if attempt.attempt > 1 and isinstance(error, PermanentError):
+            raise  # it could be reached before: not the job's fault
+        reason = f"Its checkpoints cannot be used: {error}"
+        return _give_up(ledger, found, attempt, reason, now, is_refused=True)
+    choice = answer.choice
+    if answer.kind is Kind.STALE:
+        return Outcome(outcome=LaunchOutcome.STALE, reason=choice.reason)
+    decided = attempt.but(
+        is_pinned=answer.kind is Kind.PINNED,
+        resume_from=choice.resume_from,
+        resumed_work_from=choice.began_at,
+        rejected_checkpoints=tuple(out.to_json() for out in choice.rejected),
+        reason=choice.reason if answer.kind is Kind.IN_CLUSTER else "",
+    )
+    if answer.kind is Kind.UNPROVED:
+        telemetry.count("LaunchesUnproved")
+        telemetry.error(
+            "No checkpoint of a job can be proved", job_id=job.job_id, reason=choice.reason, runbook="job-unproved"
+        )
+        reason = f"{choice.reason} To start over would disown finished work, so it is not launched before one holds."
+        return _give_up(ledger, found, decided, reason, now, is_refused=False)
+    for left in past:
+        if left.out_of_reach:
+            cluster.forget_pods(left.attempt, left.out_of_reach)
+    resume_from = choice.resume_from.manifest if choice.resume_from else ""
+    seated = (_as_kueue_seats_it if attempt.local_queue else _on_its_nodes)(job, attempt, cluster, policy)
+    try:
+        _, uid = cluster.launch(
+            LaunchSpec(
+                job=_ranked(job, attempt, policy),
+                attempt=decided,
+                resume_from=resume_from,
+                service_account=job.service_account or service_account,
+                terms=answer.terms,
+                **seated,
+            )
+        )
+    except Refused as error:
+        reason = f"The cluster refused its Kubernetes Job: {error}"
+        return _give_up(ledger, found, decided, reason, now, is_refused=True)
+    except (NotAllowed, NotFound) as error:
+        # A namespace's quota and most policies answer 403: what they say may be another thing in a while.
+        telemetry.count("LaunchesNotAllowed")
+        telemetry.warning("Launch not allowed", job_id=job.job_id, attempt=attempt.attempt, detail=str(error))
+        reason = f"The cluster does not take its Kubernetes Job now: {error}"
+        return _give_up(ledger, found, decided, reason, now, is_refused=False)
+    rentals.free_nodes(job, attempt, ledger, cluster)
+    launched = decided.but(state=AttemptState.LAUNCHED, workload_uid=uid, launched_at=now)
+    _record_launch(ledger, found, launched, answer, now, seated["network"])
+    telemetry.count("AttemptsLaunched")
+    telemetry.info("Attempt launched", job_id=job.job_id, attempt=attempt.attempt, resume_from=resume_from)
+    return Outcome(outcome=_launched(attempt), reason=choice.reason)
+
+
+def _launched(attempt: Attempt) -> LaunchOutcome:
+    return LaunchOutcome.QUEUED if attempt.local_queue else LaunchOutcome.LAUNCHED
+
+
+def _on_its_nodes(job: Job, attempt: Attempt, cluster: Cluster, policy: Policy) -> dict[str, Any]:
+    """Return what the pods ask for on the attempt's nodes. All are of one type and pool: the first is read."""
+    node = cluster.node(attempt.cluster, attempt.node_names[0]) if attempt.node_names else None
+    if node is None:
+        machine, huge_pages_mib = efa.Machine(attempt.pool, attempt.instance_type), 0
+    else:
+        machine, huge_pages_mib = efa.Machine.of(node), node.huge_pages_mib
+    own, by_pool = job.spec.accelerators_per_node, policy.scheduling.efa_interfaces
+    return {
+        "accelerator_resource": node.accelerator_resource if node else "",
+        "network": efa.network_of(machine, attempt.ranks, own, by_pool, huge_pages_mib),
+    }
+
+
+def _as_kueue_seats_it(job: Job, attempt: Attempt, cluster: Cluster, policy: Policy) -> dict[str, Any]:
+    """Return what a launch that names no nodes must say besides: what it keeps off, and what its pods ask for.
+
+    Kueue may admit it on any type that it names: its pods ask for the interfaces that each of these types has. They ask
+    for no huge pages: a ClusterQueue admits no job that asks for a resource that it does not cover.
+    """
+    nodes, plan = cluster.nodes(attempt.cluster), job.resume_plan
+    keys = plan.avoid if plan and job.is_planned(attempt.attempt) else ()
+    machines = {NodeLife.from_key(key).instance_id for key in keys}
+    kinds = [node for node in nodes if not job.spec.instance_types or node.instance_type in job.spec.instance_types]
+    own, by_pool = job.spec.accelerators_per_node, policy.scheduling.efa_interfaces
+    fitting = [efa.Machine.of(node) for node in kinds if node.accelerators >= own]
+    there = {machine.instance_type for machine in fitting}
+    machines_of_types = [efa.Machine("", name) for name in job.spec.instance_types if name not in there]
+    interfaces = efa.least_interfaces((*fitting, *machines_of_types), attempt.ranks, own, by_pool)
+    return {
+        "network": efa.Network(interfaces),
+        "avoid": tuple(sorted(node.name for node in nodes if node.instance_id in machines)),
+        "accelerator_resource": next((node.accelerator_resource for node in kinds if node.accelerator_resource), ""),
+    }
+
+
+def _why_give_up(job: Job, attempt: Attempt, policy: Policy, mode: Mode, now: datetime) -> str:
+    request = job.stop_of(attempt.attempt)
+    if request:
+        return request.reason
+    if attempt.is_refused:
+        return attempt.reason
+    if launch_mode(mode, is_planned=job.is_planned(attempt.attempt)) is not Mode.ACT:
+        return f"Mode is {mode}: nothing is launched."
+    if now - attempt.admitted_at > timedelta(seconds=policy.jobs.launch_deadline_seconds):
+        return f"It could not be launched within {policy.jobs.launch_deadline_seconds} seconds."
+    return ""
+
+
+def _look_back(attempt: Attempt, ledger: Ledger, cluster: Cluster, policy: Policy, now: datetime) -> tuple[_Past, ...]:
+    """See what is left of the attempts before, back to the last that was launched: that one saw to those before it.
+
+    Two attempts never run side by side where both can be reached.
+    """
+    found: list[_Past] = []
+    nodes: dict[str, KubernetesNode] | None = None
+    for number in range(attempt.attempt - 1, 0, -1):
+        row = ledger.get(rows.attempt_key(attempt.job_id, number))
+        if row is None:
+            continue
+        before = rows.read(row, Attempt)
+        seen = cluster.workload(before)
+        alive = seen.pods_alive()
+        if alive and nodes is None:
+            nodes = {node.name: node for node in cluster.nodes(attempt.cluster)}
+        names = tuple(sorted({pod.node_name for pod in alive if pod.node_name}))
+        lost = lost_nodes(nodes or {}, names, now, policy.jobs.lost_node_seconds)
+        holds_back = tuple(pod.name for pod in seen.pods_alive(lost))
+        found.append(_Past(attempt=before, seen=seen, holds_back=holds_back, out_of_reach=tuple(sorted(lost))))
+        if before.launched_at is not None:
+            break
+    return tuple(found)
+
+
+# ---------------------------------------------------------------- record
+
+
+def _record_launch(
+    ledger: Ledger,
+    found: attempt_rows.Found,
+    launched: Attempt,
+    answer: pin_resume_point.Answer,
+    now: datetime,
+    network: efa.Network,
+) -> None:
+    how = "launched" if not launched.local_queue else f"handed to Kueue's LocalQueue {launched.local_queue}"
+    text = f"Attempt {launched.attempt} {how}{_said(answer)}{_drained(launched, ledger)}{_connected(launched, network)}"
+    entry = TimelineEntry(at=now, kind="launched", text=text, writer=WRITER)
+    ledger.commit(
+        Put(rows.attempt_row(launched, found.attempt_version)),
+        Put(rows.timeline_row(launched.job_id, entry, f"launched-{launched.attempt}")),
+    )
+
+
+def _drained(launched: Attempt, ledger: Ledger) -> str:
+    """Say whether the attempt before, if it was asked to stop, used its time to save what this one resumes from."""
+    has_past = launched.is_pinned and launched.attempt > 1
+    row = ledger.get(rows.attempt_key(launched.job_id, launched.attempt - 1)) if has_past else None
+    before = rows.read(row, Attempt) if row else None
+    if before is None or before.stop_asked_at is None or before.running_at is None:
+        return ""
+    point, began = launched.resume_from, launched.resumed_work_from
+    if point and point.attempt == before.attempt and began and began >= before.stop_asked_at:
+        return f" Step {point.step} was saved while attempt {before.attempt} was stopped."
+    return f" Nothing that counts was saved while attempt {before.attempt} was stopped."
+
+
+def _connected(launched: Attempt, network: efa.Network) -> str:
+    """Say over what the pods of an attempt with several talk to each other."""
+    if launched.ranks < 2:
+        return ""
+    count = network.interfaces
+    return f" Each pod asks for {count} EFA interface{'s'[: count != 1]}." if count else " Its pods ask for no EFA."
+
+
+def _said(answer: pin_resume_point.Answer) -> str:
+    choice = answer.choice
+    if answer.kind is Kind.IN_CLUSTER:
+        return f". {choice.reason}"
+    point = choice.resume_from
+    begin = f"from step {point.step} of attempt {point.attempt}" if point else "from the beginning"
+    return f", {begin}. {choice.reason}" if choice.rejected else f", {begin}."
+
+
+def _ranked(job: Job, attempt: Attempt, policy: Policy) -> JobSpec:
+    """Return what is launched, with the priority class that Kubernetes or Kueue may see; without one where none may.
+
+    A team's class ranks its jobs in the queues: Kubernetes' scheduler would evict by it, past any quota.
+    """
+    is_allowed = bool(attempt.local_queue) if job.queue else job.spec.priority_class in policy.jobs.priority_classes
+    return job.spec if is_allowed or not job.spec.priority_class else job.spec.but(priority_class="")
+
+
+def _give_up(
+    ledger: Ledger, found: attempt_rows.Found, attempt: Attempt, why: str, now: datetime, *, is_refused: bool
+) -> Outcome:
+    """Say on the attempt why it is not launched: SettleAttempt reads it there."""
+    reason = why[:1000]
+    if (found.attempt.reason, found.attempt.is_refused) != (reason, is_refused):
+        entry = TimelineEntry(at=now, kind="refused" if is_refused else "given up", text=reason, writer=WRITER)
+        ledger.commit(
+            Put(rows.attempt_row(attempt.but(reason=reason, is_refused=is_refused), found.attempt_version)),
+            Put(rows.timeline_row(attempt.job_id, entry, f"given-up-{attempt.attempt}")),
+        )
+    return Outcome(outcome=LaunchOutcome.GIVE_UP, reason=reason)

@@ -1,0 +1,74 @@
+"""State MarkRunning of run_job: every pod of the attempt runs."""
+
+from datetime import datetime
+from enum import StrEnum
+
+from evenkeel.domain.health.incidents import TimelineEntry
+from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, JobState
+from evenkeel.domain.values import Value
+from evenkeel.ports import Conflict, Ledger, Put, Telemetry
+from evenkeel.services.storage import attempt_rows, rows
+
+WRITER = "mark_running"
+_ROUNDS = 5
+
+Request = attempt_rows.Request
+
+
+class RunningOutcome(StrEnum):
+    """What MarkRunning answers."""
+
+    RUNNING = "RUNNING"
+    STALE = "STALE"
+    """The attempt is over already, or was never launched."""
+
+
+class Outcome(Value):
+    """The answer."""
+
+    outcome: RunningOutcome
+
+
+def run(request: Request, ledger: Ledger, telemetry: Telemetry, *, now: datetime) -> Outcome:
+    """Mark an attempt and its job as running.
+
+    Idempotent: yes, by the attempt's state.
+    """
+    for _ in range(_ROUNDS):
+        found = attempt_rows.load(ledger, request.job_id, request.attempt)
+        job, attempt = found.job, found.attempt
+        if attempt.state is AttemptState.RUNNING:
+            return Outcome(outcome=RunningOutcome.RUNNING)
+        if attempt.state is not AttemptState.LAUNCHED or job.current_attempt != attempt.attempt:
+            return Outcome(outcome=RunningOutcome.STALE)
+        changed = job.but(launch_failures=0, started_at=job.started_at or now, is_preempted=False)
+        if job.has_grown_in(attempt.attempt):
+            changed = changed.but(failed_growths=0, growth_failed_at=None)
+        if job.state is JobState.STARTING:
+            changed = changed.but(state=JobState.RUNNING, reason=_runs(attempt))
+        point = attempt.resume_from
+        text = f"Attempt {attempt.attempt} runs on all {attempt.ranks} nodes."
+        if attempt.ranks == 1:
+            text = f"Attempt {attempt.attempt} runs."
+        if point:
+            text = f"{text[:-1]}, again from step {point.step}."
+        entry = TimelineEntry(at=now, kind="running", text=text, writer=WRITER)
+        try:
+            ledger.commit(
+                Put(rows.attempt_row(attempt.but(state=AttemptState.RUNNING, running_at=now), found.attempt_version)),
+                Put(rows.job_row(changed, found.job_version)),
+                Put(rows.timeline_row(job.job_id, entry, f"running-{attempt.attempt}")),
+            )
+        except Conflict:
+            continue
+        telemetry.count("AttemptsRunning")
+        telemetry.seconds("AdmittedToRunning", (now - attempt.admitted_at).total_seconds())
+        return Outcome(outcome=RunningOutcome.RUNNING)
+    raise Conflict(f"{request.job_id} kept changing while attempt {request.attempt} was to be marked running")
+
+
+def _runs(attempt: Attempt) -> str:
+    where = (
+        f"where Kueue let it in, by LocalQueue {attempt.local_queue}" if attempt.local_queue else f"on {attempt.pool}"
+    )
+    return f"Attempt {attempt.attempt} runs {where}."

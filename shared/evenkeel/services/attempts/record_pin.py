@@ -1,0 +1,65 @@
+"""What rank 0 resumed from, read back from its log: where checkpoints lie on mounted storage, no function can look."""
+
+import json
+from datetime import datetime
+
+from pydantic import ValidationError
+
+from evenkeel.domain.checkpoints import ResumeChoice
+from evenkeel.domain.health.incidents import TimelineEntry
+from evenkeel.domain.scheduling.jobs import Attempt
+from evenkeel.ports import Cluster, Conflict, Ledger, NotFound, Put, Refused, TransientError
+from evenkeel.services.storage import attempt_rows, rows
+
+WRITER = "record_pin"
+_REPORT = "evenkeel resume-point "
+"""How rank 0 begins its line (docs/training-contract.md)."""
+
+
+def run(found: attempt_rows.Found, ledger: Ledger, cluster: Cluster, *, now: datetime) -> bool:
+    """Record what rank 0 told, once it has; False where there is nothing to record yet, or nothing to ask.
+
+    Idempotent: yes, what is recorded stays: a log may be written by anybody who trains, and only its first word counts.
+    """
+    job, attempt = found.job, found.attempt
+    job_id, number = job.job_id, attempt.attempt
+    if attempt.is_pinned or attempt.launched_at is None or not job.spec.keeps_checkpoints_in_cluster:
+        return False
+    try:
+        text = cluster.logs(attempt, 0, None)
+    except (NotFound, Refused, TransientError):
+        return False  # no pod, one that has not begun, or one whose node is out of reach: nothing may wait for a log
+    choice = _told(text, attempt)
+    if choice is None:
+        return False
+    pinned = attempt.but(
+        is_pinned=True,
+        resume_from=choice.resume_from,
+        resumed_work_from=choice.began_at,
+        rejected_checkpoints=tuple(out.to_json() for out in choice.rejected),
+    )
+    entry = TimelineEntry(at=now, kind="pinned", text=f"Rank 0 says: {choice.reason}"[:1000], writer=WRITER)
+    try:
+        ledger.commit(
+            Put(rows.attempt_row(pinned, found.attempt_version)),
+            Put(rows.timeline_row(job_id, entry, f"pinned-{number}")),
+        )
+    except Conflict:
+        return False  # it has changed meanwhile: the next look sees
+    return True
+
+
+def _told(text: str, attempt: Attempt) -> ResumeChoice | None:
+    """Read the first line in which rank 0 tells what it pinned; None where there is none that makes sense."""
+    for line in text.splitlines():
+        if not line.startswith(_REPORT):
+            continue
+        try:
+            document = json.loads(line.removeprefix(_REPORT))
+            choice = ResumeChoice.model_validate(document)
+        except (ValueError, ValidationError, RecursionError):
+            continue
+        point = choice.resume_from
+        if document.get("attempt") == attempt.attempt and (point is None or point.attempt < attempt.attempt):
+            return choice
+    return None

@@ -1,0 +1,206 @@
+"""State SettleAttempt of run_job: write an attempt's end, give its charge back, and decide what becomes of the job.
+
+The sweeper calls the same service under the same conditions, so that whatever a crash left half done ends the same way.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from evenkeel.domain.health.incidents import TimelineEntry
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.recovery.settling import plain
+from evenkeel.domain.recovery.validation import looks_sick
+from evenkeel.domain.scheduling.attempts import (
+    Ending,
+    Settlement,
+    SettleOutcome,
+    contradicted,
+    excused,
+    judge_abandoned,
+    judge_end,
+    lost_nodes,
+    outcome_of,
+    settle,
+)
+from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Job, JobState, WorkloadSeen
+from evenkeel.domain.scheduling.spending import parts_of, used_in
+from evenkeel.domain.values import Value
+from evenkeel.ports import Add, Cluster, Conflict, Delete, Ledger, Passes, Put, Telemetry, Write
+from evenkeel.services.attempts import keep_logs, record_pin
+from evenkeel.services.storage import attempt_rows, open_jobs, rows
+
+WRITER = "settle_attempt"
+_ROUNDS = 5
+
+
+class Request(attempt_rows.Request):
+    """One attempt, and what its workflow knows of its end."""
+
+    ended: dict[str, Any] | None = None
+    """The last wait's answer: its facts are `{state, reason, exitCodes}` where it saw the end. What is still there is
+    judged again: more may be known now."""
+    failure: dict[str, Any] | None = None
+    """`{Error, Cause}` where the workflow itself failed."""
+
+
+class Outcome(Value):
+    """What became of the job."""
+
+    outcome: SettleOutcome
+    reason: str
+
+
+def run(
+    request: Request,
+    ledger: Ledger,
+    cluster: Cluster,
+    passes: Passes,
+    telemetry: Telemetry,
+    *,
+    policy: Policy,
+    now: datetime,
+) -> Outcome:
+    """Settle an attempt: its state, its charge and the job's next state in one commit.
+
+    Safe even while pods of it are left: the next launch waits for them or fences them out.
+
+    Idempotent: yes, by the attempt's state; a repeat answers ALREADY_SETTLED and repeats the harmless effects.
+    """
+    for _ in range(_ROUNDS):
+        found = attempt_rows.load(ledger, request.job_id, request.attempt)
+        if record_pin.run(found, ledger, cluster, now=now):
+            continue  # what was read is older now
+        job, attempt = found.job, found.attempt
+        seen = cluster.workload(attempt)
+        if attempt.state.has_ended:
+            _keep(job, attempt, seen, ledger, cluster, telemetry, now)
+            _clear(job, attempt, seen, cluster)
+            passes.request(f"{attempt.workload_name} settled")
+            reason = f"{attempt.workload_name} was settled before: {outcome_of(job)}."
+            return Outcome(outcome=SettleOutcome.ALREADY_SETTLED, reason=reason)
+        ending = _judge(request, job, attempt, seen, ledger, cluster, policy, now)
+        decided = settle(job, attempt, ending, policy.jobs, now)
+        try:
+            _commit(ledger, found, decided, policy, now)
+        except Conflict:
+            continue
+        passes.request(f"{attempt.workload_name} settled")
+        _keep(job, decided.attempt, seen, ledger, cluster, telemetry, now)
+        _clear(job, decided.attempt, seen, cluster)
+        telemetry.count("AttemptsSettled", state=decided.attempt.state)
+        telemetry.info("Attempt settled", job_id=job.job_id, attempt=attempt.attempt, outcome=decided.outcome)
+        return Outcome(outcome=decided.outcome, reason=decided.job.reason)
+    raise Conflict(f"{request.job_id} kept changing while attempt {request.attempt} was to be settled")
+
+
+def _judge(
+    request: Request,
+    job: Job,
+    attempt: Attempt,
+    seen: WorkloadSeen,
+    ledger: Ledger,
+    cluster: Cluster,
+    policy: Policy,
+    now: datetime,
+) -> Ending:
+    """Judge by what is there now; by what the wait saw where that is gone; else the attempt is given up."""
+    nodes = {node.name: node for node in cluster.nodes(attempt.cluster)}
+    lost = lost_nodes(nodes, attempt.seats_in(seen), now, policy.jobs.lost_node_seconds)
+    ending = judge_end(seen, job, attempt, lost)
+    told = _told(request.ended)
+    if told and (ending is None or not seen.pods):
+        ending = contradicted(told, seen) or told
+    if ending is None:
+        ending = judge_abandoned(seen, job, attempt, _failure(request.failure))
+    if job.stop_of(attempt.attempt) is None:
+        gone = lost_nodes(nodes, attempt.node_names, now, policy.jobs.lost_node_seconds)
+        sick = _sick(attempt, ledger) | {name for name, node in nodes.items() if looks_sick(node)}
+        return excused(ending, attempt, gone | sick)
+    return ending
+
+
+def _told(ended: Mapping[str, Any] | None) -> Ending | None:
+    """Return the end that the last wait saw; None where it ended for another reason."""
+    facts = (ended or {}).get("facts")
+    if not isinstance(facts, Mapping) or "state" not in facts:
+        return None
+    ending = Ending.model_validate(facts)
+    if not ending.state.has_ended:
+        return None
+    return ending.but(counts_as_failure=ending.counts_as_failure or ending.state is AttemptState.FAILED)
+
+
+def _failure(failure: Mapping[str, Any] | None) -> str:
+    if not failure:
+        return ""
+    return f"{failure.get('Error', 'unknown')}: {plain(str(failure.get('Cause', '')))}"[:500]
+
+
+def _sick(attempt: Attempt, ledger: Ledger) -> set[str]:
+    """Return the attempt's nodes with an open incident."""
+    seats = zip(attempt.nodes, attempt.node_names, strict=True)
+    return {name for life, name in seats if ledger.get(rows.open_key(life))}
+
+
+def _commit(ledger: Ledger, found: attempt_rows.Found, decided: Settlement, policy: Policy, now: datetime) -> None:
+    attempt = decided.attempt
+    text = f"Attempt {attempt.attempt} {_SAID[attempt.state]}: {attempt.reason}"
+    entry = TimelineEntry(at=now, kind="settled", text=text, writer=WRITER)
+    ledger.commit(
+        Put(rows.attempt_row(attempt, found.attempt_version)),
+        Put(rows.job_row(decided.job, found.job_version)),
+        *(open_jobs.ended(decided.job) if decided.job.state.has_ended else ()),
+        _released(decided, now),
+        Add(rows.usage_key(attempt.team), {"accelerators": -attempt.accelerators}),
+        # What its team has spent: added with the state that can be written once, so once.
+        *(
+            Add(rows.spent_key(attempt.team, part.key), part.spent.to_json())
+            for part in parts_of(attempt, now, policy.economy)
+        ),
+        *(
+            Add(rows.used_key(attempt.team, week, decided.job.owner), {decided.job.owner: amount})
+            for week, amount in used_in(attempt, now).items()
+            if decided.job.owner
+        ),
+        Put(rows.timeline_row(attempt.job_id, entry, f"settled-{attempt.attempt}")),
+    )
+
+
+def _released(decided: Settlement, now: datetime) -> Write:
+    """Give the charge back. A job that waits again stays noted as its owner until it runs again.
+
+    Only this write changes a charge, so version 1 means that it is still held.
+    """
+    if decided.job.state is JobState.PENDING:
+        return Put(rows.released_row(decided.attempt, 1, now))
+    return Delete(rows.charge_key(decided.attempt), 1)
+
+
+_SAID = {
+    AttemptState.SUCCEEDED: "succeeded",
+    AttemptState.FAILED: "failed",
+    AttemptState.STOPPED: "stopped",
+    AttemptState.LOST: "was lost",
+    AttemptState.NEVER_RAN: "never ran",
+}
+
+
+def _keep(
+    job: Job,
+    attempt: Attempt,
+    seen: WorkloadSeen,
+    ledger: Ledger,
+    cluster: Cluster,
+    telemetry: Telemetry,
+    now: datetime,
+) -> None:
+    if seen.pods:
+        within = keep_logs.AT_END_SECONDS
+        keep_logs.run(job, attempt, ledger, cluster, telemetry, within_seconds=within, now=now)
+
+
+def _clear(job: Job, attempt: Attempt, seen: WorkloadSeen, cluster: Cluster) -> None:
+    """Delete what could still run. A Job that has ended by itself stays a while, so that its logs can be read."""
+    if seen.is_let_run:
+        cluster.stop(attempt, job.spec.grace_seconds)

@@ -1,0 +1,82 @@
+"""State StopAttempt of run_job: end an attempt's pods, with time for a last checkpoint."""
+
+from datetime import datetime
+from enum import StrEnum
+
+from evenkeel.domain.health.incidents import TimelineEntry
+from evenkeel.domain.scheduling.attempts import judge_abandoned
+from evenkeel.domain.scheduling.jobs import Attempt, Job, StopRequest
+from evenkeel.domain.values import Value
+from evenkeel.ports import Cluster, Conflict, Ledger, Put, Telemetry
+from evenkeel.services.attempts import keep_logs
+from evenkeel.services.storage import attempt_rows, rows
+
+WRITER = "stop_attempt"
+_ROUNDS = 5
+
+Request = attempt_rows.Request
+
+
+class StopOutcome(StrEnum):
+    """What StopAttempt answers."""
+
+    STOPPING = "STOPPING"
+
+
+class Outcome(Value):
+    """The answer."""
+
+    outcome: StopOutcome = StopOutcome.STOPPING
+    reason: str
+
+
+def run(request: Request, ledger: Ledger, cluster: Cluster, telemetry: Telemetry, *, now: datetime) -> Outcome:
+    """Delete an attempt's Kubernetes Job and pods with the grace that the request allows.
+
+    Where nobody asked, a deadline passed: then that is recorded as the request first, so that the end is judged by it.
+    A request is carried out in any mode: a person made it, or a recovery while it was allowed to act.
+
+    Idempotent: yes, gone is success.
+    """
+    found = attempt_rows.load(ledger, request.job_id, request.attempt)
+    if found.attempt.state.has_ended:
+        return Outcome(reason=found.attempt.reason)
+    wanted = found.job.stop_of(request.attempt) or _record_deadline(request, ledger, cluster, now)
+    within = keep_logs.BEFORE_STOP_SECONDS
+    keep_logs.run(found.job, found.attempt, ledger, cluster, telemetry, within_seconds=within, now=now)
+    cluster.stop(found.attempt, wanted.grace_seconds, wanted.at_once_on)
+    return Outcome(reason=wanted.reason)
+
+
+def _record_deadline(request: Request, ledger: Ledger, cluster: Cluster, now: datetime) -> StopRequest:
+    """Say on the job that, and why, its attempt is stopped, before what shows why is deleted."""
+    for _ in range(_ROUNDS):
+        found = attempt_rows.load(ledger, request.job_id, request.attempt)
+        asked = found.job.stop_of(request.attempt)
+        if asked:
+            return asked
+        wanted = _request(found.job, found.attempt, cluster, now)
+        entry = TimelineEntry(at=now, kind="stopped", text=f"Stopped: {wanted.reason}", writer=WRITER)
+        try:
+            ledger.commit(
+                Put(rows.job_row(found.job.but(stop_request=wanted), found.job_version)),
+                Put(rows.timeline_row(request.job_id, entry, f"stopped-{request.attempt}")),
+            )
+        except Conflict:
+            continue
+        return wanted
+    raise Conflict(f"{request.job_id} kept changing while attempt {request.attempt} was to be stopped")
+
+
+def _request(job: Job, attempt: Attempt, cluster: Cluster, now: datetime) -> StopRequest:
+    ending = judge_abandoned(cluster.workload(attempt), job, attempt, failure="")
+    return StopRequest(
+        attempt=attempt.attempt,
+        reason=ending.reason,
+        by=f"run_job/{attempt.workload_name}",
+        outcome=ending.state,
+        grace_seconds=job.spec.grace_seconds,
+        requested_at=now,
+        counts_as_failure=ending.counts_as_failure,
+        is_final=ending.is_final,
+    )

@@ -1,0 +1,1 @@
+"""Ingest node-health events, open incidents and settle them."""

@@ -1,0 +1,107 @@
+"""A person approves or declines the plan of a recovery that asked. The workflow hears of it by its wait."""
+
+from datetime import datetime
+
+from evenkeel.domain.health.incidents import Approval, Incident
+from evenkeel.domain.nodes import FleetNode, KubernetesNode
+from evenkeel.domain.recovery.approval import ASK, told, why_superseded
+from evenkeel.domain.values import Value
+from evenkeel.ports import Ledger, Refused, Telemetry, Write
+from evenkeel.services.storage import incident_record, rows
+
+
+class Request(Value):
+    """Who says what to which plan."""
+
+    incident_id: str
+    decision_id: str
+    approves: bool
+    by: str
+    reason: str
+
+
+class AlreadyAnswered(Refused):
+    """Somebody else was first."""
+
+    code = "ALREADY_ANSWERED"
+
+
+class PlanSuperseded(Refused):
+    """The plan that was answered is not the one that asks now, or nothing asks."""
+
+    code = "PLAN_SUPERSEDED"
+
+
+def run(request: Request, *, ledger: Ledger, telemetry: Telemetry, now: datetime) -> Incident:
+    """Record the answer, unless another one stands or the plan does not ask any more.
+
+    A plan that was declined, or not answered in time, may be approved as long as its node is unhealthy: the sweeper
+    then resumes work on it. Otherwise the first answer stands.
+
+    Idempotent: yes, the same answer by the same person is success.
+
+    Raises:
+        NotFound: there is no such incident.
+        AlreadyAnswered: somebody else answered first; the message names who.
+        PlanSuperseded: it is not the plan that asks now: planned anew, for another state of the machine, or over.
+    """
+
+    def change(current: Incident) -> tuple[Incident, list[Write]] | None:
+        said = current.approval
+        asks = current.plan.decision_id if current.plan else ""
+        if said is not None and said.decision_id == request.decision_id == asks:
+            if (said.by, said.approves) == (request.by, request.approves):
+                return None
+            # A plan that was declined may be approved later, while its node is unhealthy still.
+            if not (request.approves and not said.approves and current.state.is_settled):
+                raise AlreadyAnswered(f"{told(said).rstrip('.')}. That answer stands.")
+        why = _why_not(current, request, ledger)
+        if why:
+            raise PlanSuperseded(why)
+        answer = Approval(
+            decision_id=request.decision_id,
+            approves=request.approves,
+            by=request.by,
+            reason=request.reason,
+            at=now,
+        )
+        line = incident_record.told(
+            current.incident_id,
+            "approved" if request.approves else "declined",
+            told(answer),
+            at=now,
+            writer=request.by,
+            decision_id=request.decision_id,
+        )
+        return current.but(approval=answer), [line]
+
+    after = incident_record.amend(ledger, request.incident_id, change)
+    telemetry.count("PlansAnswered", answer="approved" if request.approves else "declined")
+    return after
+
+
+def _why_not(incident: Incident, request: Request, ledger: Ledger) -> str:
+    plan = incident.plan
+    if incident.state.is_settled and not (request.approves and _is_left_unhealthy(incident, ledger)):
+        return f"{incident.incident_id} is settled: {incident.outcome}"
+    if plan is None or plan.outcome != ASK:
+        return f"{incident.incident_id} asks nobody."
+    if plan.decision_id != request.decision_id:
+        return f"{request.decision_id} is not what asks now: {plan.decision_id} is."
+    return why_superseded(incident, _node(incident, ledger))
+
+
+def _is_left_unhealthy(incident: Incident, ledger: Ledger) -> bool:
+    """Whether the node waits for a repair still, and no later incident works on it: the sweeper acts on an approval."""
+    row = ledger.get(rows.unhealthy_key(incident.life))
+    is_its = row is not None and row.doc["incidentId"] == incident.incident_id and not row.doc["trustedBy"]
+    return is_its and ledger.get(rows.open_key(incident.life)) is None
+
+
+def _node(incident: Incident, ledger: Ledger) -> KubernetesNode | None:
+    """Return the node as the sweeper last saw it: enough to tell that it has booted again."""
+    row = ledger.get(rows.node_key(incident.life.cluster, incident.life.instance_id))
+    seen = rows.read(row, FleetNode) if row else None
+    if seen is None or seen.is_gone:
+        return None
+    return KubernetesNode(cluster=seen.life.cluster, name=seen.node_name, boot_id=seen.boot_id)

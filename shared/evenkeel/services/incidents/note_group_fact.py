@@ -1,0 +1,85 @@
+"""A signal about an instance group or the cluster: remembered for a day, for the rules that look for shared causes."""
+
+import contextlib
+from collections.abc import Mapping
+from datetime import datetime
+
+from evenkeel.domain.health.groups import GroupFact, GroupFactKind
+from evenkeel.domain.scheduling.pools import Market
+from evenkeel.domain.scheduling.shortages import Shortages
+from evenkeel.domain.values import Value
+from evenkeel.ports import Clock, Conflict, Ledger, Put, Table, Telemetry
+from evenkeel.services.storage import rows
+
+_NO_CAPACITY, _PROVISIONED = GroupFactKind.NO_CAPACITY, GroupFactKind.PROVISIONED
+
+
+class Outcome(Value):
+    """What became of a group's fact."""
+
+    outcome: str
+    """`NOTED`, or `KNOWN` for a copy."""
+    reason: str
+
+
+def run(fact: GroupFact, *, ledger: Ledger, clock: Clock, telemetry: Telemetry) -> Outcome:
+    """Remember the fact.
+
+    Idempotent: yes, by the fact's own row: copies are known, in whatever order they come.
+    """
+    row = rows.group_fact_row(fact, clock.now())
+    subject = fact.instance_group or "the cluster"
+    known = Outcome(outcome="KNOWN", reason=f"Heard before of {subject}: {fact.kind}.")
+    if ledger.get(row.key) is not None:
+        return known
+    try:
+        ledger.commit(Put(row))
+    except Conflict:
+        return known
+    _remember_capacity(fact, ledger)
+    telemetry.count("GroupFactsNoted", kind=fact.kind)
+    keys = {"group": fact.instance_group, "fact": fact.kind, "code": fact.code, "simulated": fact.is_drill}
+    if fact.fault_key:
+        telemetry.warning("GroupInTrouble", **keys, fault=fact.fault_key, detail=fact.detail)
+    else:
+        telemetry.info("GroupChanged", **keys)
+    return Outcome(outcome="NOTED", reason=f"Remembered of {subject}: {fact.kind}.")
+
+
+def _remember_capacity(fact: GroupFact, ledger: Ledger) -> None:
+    """Let placements know whether a group's missing machines are likely to come back soon: a hint, lost in a crash.
+
+    A drill says nothing of capacity. Idempotent: no, each refusal weighs; guarded by the fact's own row.
+    """
+    if fact.is_drill or not fact.instance_group or fact.kind not in (_NO_CAPACITY, _PROVISIONED):
+        return
+    row = ledger.get(rows.shortages_key())
+    known = rows.read(row, Shortages) if row else Shortages()
+    after = (
+        known.with_refusal(fact.instance_group, "", Market.COMMITTED, fact.observed_at)
+        if fact.kind is _NO_CAPACITY
+        else known.with_success(fact.instance_group, "", Market.COMMITTED)
+    )
+    if after != known:
+        with contextlib.suppress(Conflict):  # somebody else remembers something: HyperPod will say it again
+            ledger.commit(Put(rows.shortages_row(after, row.version if row else 0)))
+
+
+def remembered(ledger: Ledger, pool: str, now: datetime) -> tuple[GroupFact, ...]:
+    """Return what was said lately of a pool and of the cluster as a whole, oldest first.
+
+    Expired rows, which the store deletes within days and not at once, are left out.
+    """
+    found = [
+        rows.read(row, GroupFact)
+        for name in dict.fromkeys((pool, ""))
+        for row in ledger.partition(Table.FLEET, rows.pool_partition(name), "FACT#")
+        if row.expires_at is None or row.expires_at > now
+    ]
+    return tuple(sorted(found, key=lambda fact: (fact.observed_at, fact.fact_key)))
+
+
+def ending_reservations(ledger: Ledger, now: datetime) -> Mapping[str, GroupFact]:
+    """Return what was said last of each capacity reservation that ends, by its id. What is real goes before a drill."""
+    said = sorted(remembered(ledger, "", now), key=lambda fact: not fact.is_drill)
+    return {fact.code: fact for fact in said if fact.kind is GroupFactKind.RESERVATION_EXPIRING and fact.deadline_at}

@@ -1,0 +1,568 @@
+"""Signals about nodes: find the machine, let each join or open its one incident, start the recovery.
+
+One event may tell several facts. Each is taken in by itself and has its own row, so an event that failed half way is
+simply taken in again.
+
+raw copy kept ─▶ life resolved ─▶ one commit: FACT, OPEN#life, incident, evidence, story ─▶ start <incident>-r1
+                     │ cannot                                                                  ▲
+                     ├─▶ UNRESOLVED row ─▶ the sweeper asks again                 a copy starts it again
+                     └─▶ dropped and counted, where the source also speaks of machines that are not ours
+"""
+
+import contextlib
+import re
+from collections import Counter
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import Any
+
+from evenkeel.domain.health.faults import Catalogue
+from evenkeel.domain.health.groups import GroupFact
+from evenkeel.domain.health.incidents import Cure, Evidence, FactKind, Incident, IncidentState, NodeFact, SickSeat
+from evenkeel.domain.health.intake import Intake, IntakeDecision, LastIncident, join_or_open
+from evenkeel.domain.health.recurrence import History, places
+from evenkeel.domain.nodes import FleetNode, Node, NodeLife
+from evenkeel.domain.recovery.unhealthy import UnhealthyNode, with_cure
+from evenkeel.domain.values import Value, milliseconds
+from evenkeel.events import driver_lines
+from evenkeel.ports import (
+    Check,
+    Clock,
+    Conflict,
+    Delete,
+    EvenkeelError,
+    Ids,
+    Ledger,
+    Machine,
+    Provider,
+    Put,
+    Row,
+    Table,
+    Telemetry,
+    Workflows,
+    Write,
+)
+from evenkeel.services.incidents import note_group_fact
+from evenkeel.services.storage import incident_record, rows
+
+UNRESOLVED, UNRESOLVED_DRILL = "UNRESOLVED", "UNRESOLVED-DRILL"
+FOREIGN = "FOREIGN"
+WRITER = "receive_event"
+_GIVE_UP_AFTER = timedelta(hours=6)
+"""A fact about a machine that nobody knows is kept this long; then it was another cluster's."""
+_RETRIED_AT_ONCE = 25
+_AHEAD = timedelta(minutes=5)
+"""What is said to have happened further ahead than clocks differ is taken to have happened now."""
+_WHOLE_ACCOUNT = ("ec2.notice", "health.event")
+"""Sources that speak of every machine of an account: one that the fleet's memory does not hold is another's, or so
+young that the sweeper has not seen it. HyperPod is not asked: its machines live in another account, and one event may
+name hundreds."""
+_EARLY_FACTS = 5
+_CLUSTER_ID = re.compile(r".*:cluster/[a-z0-9]{12}", re.ASCII)
+
+
+class Outcome(Value):
+    """What became of a fact."""
+
+    outcome: str
+    """An `Intake`; UNRESOLVED, or FOREIGN where it is about another's machine; of a group NOTED or KNOWN."""
+    reason: str
+    incident_id: str = ""
+    started: bool = False
+    """Whether this very call started the recovery."""
+
+
+def seat_of(node: Node) -> SickSeat:
+    """Return the seat of a machine whose views were just read."""
+    there = node.kubernetes
+    return SickSeat(
+        life=node.life,
+        slot=node.slot,
+        node_name=there.name if there else "",
+        pool=node.pool,
+        instance_type=node.provider.instance_type if node.provider else (there.instance_type if there else ""),
+        boot_id=there.boot_id if there else "",
+    )
+
+
+def hear(
+    facts: Iterable[NodeFact | GroupFact],
+    *,
+    ledger: Ledger,
+    provider: Provider,
+    workflows: Workflows,
+    clock: Clock,
+    ids: Ids,
+    telemetry: Telemetry,
+    clusters: tuple[str, ...],
+    cluster_arn: str,
+    drills_may_act: bool,
+    catalogue: Catalogue,
+) -> tuple[Outcome, ...]:
+    """Take in the facts of one event, each by itself: one that fails keeps none of the others out.
+
+    `cluster_arn` is the fleet's HyperPod cluster; empty where it has none.
+
+    Idempotent: yes, as `run` and `note_group_fact.run` are: what was taken in before a failure is known the next time.
+
+    Raises:
+        EvenkeelError: the first failure, once every fact was tried.
+    """
+    outcomes: list[Outcome] = []
+    failures: list[EvenkeelError] = []
+    for fact in facts:
+        try:
+            if _is_of_another_cluster(fact.cluster_arn, cluster_arn):
+                outcomes.append(_foreign(f"It is about {fact.cluster_arn}.", fact.source, telemetry))
+            elif isinstance(fact, GroupFact):
+                noted = note_group_fact.run(fact, ledger=ledger, clock=clock, telemetry=telemetry)
+                outcomes.append(Outcome(outcome=noted.outcome, reason=noted.reason))
+            else:
+                outcomes.append(
+                    run(
+                        fact,
+                        ledger=ledger,
+                        provider=provider,
+                        workflows=workflows,
+                        clock=clock,
+                        ids=ids,
+                        telemetry=telemetry,
+                        clusters=clusters,
+                        drills_may_act=drills_may_act,
+                        catalogue=catalogue,
+                    )
+                )
+        except EvenkeelError as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]
+    return tuple(outcomes)
+
+
+def summary(outcomes: tuple[Outcome, ...]) -> dict[str, Any]:
+    """Return what one log line tells of an event: its one outcome, or how many of each there were."""
+    if len(outcomes) == 1:
+        return outcomes[0].to_json()
+    counts = Counter(each.outcome for each in outcomes)
+    return {"outcome": "HEARD", "reason": ", ".join(f"{count} {outcome}" for outcome, count in counts.items())}
+
+
+def _is_of_another_cluster(said: str, ours: str) -> bool:
+    """Some ARNs end in the cluster's name, which tells nothing: only two ids that differ are two clusters."""
+    if not said or said == ours:
+        return False
+    return not ours or (_CLUSTER_ID.fullmatch(said) is not None and _CLUSTER_ID.fullmatch(ours) is not None)
+
+
+def _foreign(reason: str, source: str, telemetry: Telemetry) -> Outcome:
+    telemetry.count("FactsForeign", source=source.partition(":")[0])
+    return Outcome(outcome=FOREIGN, reason=reason)
+
+
+def run(
+    fact: NodeFact,
+    *,
+    ledger: Ledger,
+    provider: Provider,
+    workflows: Workflows,
+    clock: Clock,
+    ids: Ids,
+    telemetry: Telemetry,
+    clusters: tuple[str, ...],
+    drills_may_act: bool,
+    catalogue: Catalogue,
+) -> Outcome:
+    """Take in one fact: resolve its machine, then note it.
+
+    `clusters` are the Kubernetes clusters of the fleet; HyperPod's machines join the first.
+
+    Idempotent: yes, by the fact's own row: any number of copies, in any order, at once, make one incident.
+    """
+    if fact.kind is FactKind.PROGRESS:
+        seat = _seat_in_repair(fact, ledger, clusters)
+        if seat is None:
+            return Outcome(outcome=Intake.IDLE, reason="Nothing is being repaired there.")
+    else:
+        asked = None if fact.source in _WHOLE_ACCOUNT else provider
+        seat = resolve(fact.instance_id, ledger=ledger, provider=asked, clusters=clusters)
+    if seat is None and fact.is_drill and not drills_may_act:
+        return _foreign(f"A drill about {fact.instance_id}, which is no machine of this fleet.", fact.source, telemetry)
+    if seat is None and fact.source in _WHOLE_ACCOUNT:
+        _keep_in_case(fact, ledger=ledger, now=clock.now())
+        return _foreign(f"No machine of this fleet is {fact.instance_id}.", fact.source, telemetry)
+    fact = _not_ahead(fact, clock.now())
+    if seat is None:
+        return _keep_for_later(fact, ledger=ledger, clock=clock, telemetry=telemetry)
+    return note_fact(
+        fact,
+        seat,
+        ledger=ledger,
+        workflows=workflows,
+        clock=clock,
+        ids=ids,
+        telemetry=telemetry,
+        catalogue=catalogue,
+    )
+
+
+def _not_ahead(fact: NodeFact, now: datetime) -> NodeFact:
+    """Hold a fact to the present: one from the future could never be outdone by a later one. It stays the same fact."""
+    if fact.observed_at <= now + _AHEAD:
+        return fact
+    return fact.but(observed_at=now, occurrence=fact.occurrence or f"{fact.observed_at:%Y%m%dT%H%M}")
+
+
+def _seat_in_repair(fact: NodeFact, ledger: Ledger, clusters: tuple[str, ...]) -> SickSeat | None:
+    """Find the open incident that news of a repair belongs to: the machine's own, else the one of its seat.
+
+    Of a replacement either machine may be named, and one that never ran; HyperPod is not asked about it.
+    """
+    own = resolve(fact.instance_id, ledger=ledger, provider=None, clusters=clusters)
+    if own is not None and ledger.get(rows.open_key(own.life, is_drill=fact.is_drill)) is not None:
+        return own
+    slot = f"{clusters[0]}/{fact.logical_id}" if clusters and fact.logical_id else ""
+    pointer = ledger.get(rows.seat_key(slot, is_drill=fact.is_drill)) if slot else None
+    row = ledger.get(rows.incident_key(pointer.doc["incidentId"])) if pointer else None
+    incident = rows.read(row, Incident) if row else None
+    if incident is None or incident.state.is_settled:
+        return None
+    return SickSeat(
+        life=incident.life,
+        slot=incident.slot,
+        node_name=incident.node_name,
+        pool=incident.pool,
+        instance_type=incident.instance_type,
+        boot_id=incident.boot_id,
+    )
+
+
+def resolve(
+    instance_id: str, *, ledger: Ledger, provider: Provider | None, clusters: tuple[str, ...]
+) -> SickSeat | None:
+    """Find the life behind an instance id: the fleet's memory, else the provider. Never guessed; None where unknown."""
+    for cluster in clusters:
+        row = ledger.get(rows.node_key(cluster, instance_id))
+        if row is not None:
+            seen = rows.read(row, FleetNode)
+            return SickSeat(
+                life=seen.life,
+                slot=seen.slot,
+                node_name=seen.node_name,
+                pool=seen.pool,
+                instance_type=seen.instance_type,
+                boot_id=seen.boot_id,
+                job_ids=seen.job_ids,
+            )
+    record = provider.node(instance_id) if provider and clusters else None
+    if record is None:
+        return None
+    life = NodeLife(cluster=clusters[0], instance_id=instance_id, launched_at=record.launched_at)
+    return seat_of(Node(life=life, provider=record))
+
+
+def note_fact(
+    fact: NodeFact,
+    seat: SickSeat,
+    *,
+    ledger: Ledger,
+    workflows: Workflows,
+    clock: Clock,
+    ids: Ids,
+    telemetry: Telemetry,
+    catalogue: Catalogue,
+) -> Outcome:
+    """Let a fact about a known machine join or open its incident, and see that the recovery runs.
+
+    Idempotent: yes, by the fact's row and the conditions of the commit.
+
+    Raises:
+        Conflict: somebody else was first too often; the same call may soon succeed.
+    """
+    for _ in range(incident_record.TRIES):
+        try:
+            decision = _note_once(fact, seat, ledger=ledger, clock=clock, ids=ids, catalogue=catalogue)
+        except Conflict:
+            continue
+        break
+    else:
+        raise Conflict(f"the incident of {seat.life.key} kept changing under fact {fact.fact_key}")
+    incident = decision.incident
+    _count(decision, fact, telemetry)
+    started = False
+    if incident is not None and incident.state is IncidentState.OPEN:
+        started = start_recovery(incident, workflows)
+    return Outcome(
+        outcome=decision.action,
+        reason=decision.reason,
+        incident_id=incident.incident_id if incident else "",
+        started=started,
+    )
+
+
+def start_recovery(incident: Incident, workflows: Workflows) -> bool:
+    """Start the recovery of an incident; False where an execution of that name exists.
+
+    Idempotent: yes, by the execution's name. Where the name is taken and nothing runs, the sweeper starts the next run.
+    """
+    document = {"schemaVersion": 1, "incidentId": incident.incident_id, "run": incident.run}
+    return workflows.start(Machine.RECOVER_NODE, incident.execution_name, document)
+
+
+def _note_once(
+    fact: NodeFact,
+    seat: SickSeat,
+    *,
+    ledger: Ledger,
+    clock: Clock,
+    ids: Ids,
+    catalogue: Catalogue,
+) -> IntakeDecision:
+    now, is_drill = clock.now(), fact.is_drill
+    if fact.job_id:
+        seat = seat.but(job_ids=(fact.job_id,))
+    remembered_at = places(catalogue.look_up(fact.fault_key), seat) if fact.kind is FactKind.SICKENED else ()
+    known, last_row, pointer, forgotten, in_seat, *history_rows = ledger.get_each(
+        rows.fact_key(fact.fact_key),
+        rows.last_key(seat.life, is_drill=is_drill),
+        rows.open_key(seat.life, is_drill=is_drill),
+        rows.unresolved_row({}, fact.fact_key, now).key,
+        rows.seat_key(seat.slot, is_drill=is_drill),
+        *(rows.history_key(place, is_drill=is_drill) for place in remembered_at),
+    )
+    histories = dict(zip(remembered_at, history_rows, strict=True))
+    current_row = ledger.get(rows.incident_key(pointer.doc["incidentId"])) if pointer else None
+    decision = join_or_open(
+        fact,
+        seat,
+        known_as=known.doc["incidentId"] if known else "",
+        last=rows.read(last_row, LastIncident) if last_row else None,
+        current=rows.read(current_row, Incident) if current_row else None,
+        new_id=ids.new("inc"),
+        now=now,
+        histories={place: rows.read(row, History) for place, row in histories.items() if row},
+        catalogue=catalogue,
+    )
+    writes: list[Write] = []
+    if decision.action is Intake.EXPECTED and decision.incident:
+        version = known.version if known else 0
+        writes = [Put(rows.fact_row(fact.fact_key, decision.incident.incident_id, now, version))]
+    if decision.action is Intake.IDLE and fact.kind is FactKind.RECOVERED and not is_drill:
+        writes = _cured(fact, seat, ledger)
+    if decision.action in (Intake.OPEN, Intake.JOIN):
+        assert decision.incident
+        writes = _recorded(decision.incident, fact, known, pointer, current_row, decision.action, now, catalogue)
+    if decision.action is Intake.OPEN:
+        # The rows are not of one instant: an incident that was settled between two reads would seem not to have been.
+        writes.append(Check(rows.last_key(seat.life, is_drill=is_drill), last_row.version if last_row else 0))
+    for place, history in decision.histories.items():
+        before = histories[place]
+        version = before.version if before else 0
+        writes.append(Put(rows.history_row(place, history, version, now, is_drill=is_drill)))
+    if decision.action is Intake.OPEN and decision.incident:
+        writes.append(Put(rows.seat_row(decision.incident, in_seat.version if in_seat else 0, now)))
+    if forgotten is not None:
+        writes.append(Delete(forgotten.key, forgotten.version))
+    if writes:
+        ledger.commit(*writes)
+    return decision
+
+
+def _cured(fact: NodeFact, seat: SickSeat, ledger: Ledger) -> list[Write]:
+    """Remember what is gone of a node that a settled incident left unhealthy; forget the node once all of it is."""
+    row = ledger.get(rows.unhealthy_key(seat.life))
+    if row is None:
+        return []
+    left = rows.read(row, UnhealthyNode)
+    if left.trusted_by:
+        return []
+    incident, _ = incident_record.load(ledger, left.incident_id)
+    cure = Cure(fault_key=fact.fault_key, source=fact.source, at=fact.observed_at)
+    after = with_cure(left, incident, cure)
+    return [Put(rows.unhealthy_row(after, row.version)) if after else Delete(row.key, row.version)]
+
+
+def _recorded(
+    incident: Incident,
+    fact: NodeFact,
+    known: Row | None,
+    pointer: Row | None,
+    current: Row | None,
+    action: Intake,
+    now: datetime,
+    catalogue: Catalogue,
+) -> list[Write]:
+    opens = action is Intake.OPEN
+    subject = incident.incident_id
+    evidence = Evidence(incident_id=subject, fact=fact, joined_at=now, opened=opens)
+    kind = _TOLD_AS[fact.kind]
+    story = rows.evidence_row(evidence).key.sk.removeprefix("EVIDENCE#")
+    entry = incident_record.told_row(subject, kind, _told(fact, catalogue, opens=opens), at=now, writer=WRITER)
+    keyed = Row(type(entry.key)(entry.key.table, entry.key.pk, f"EVENT#{story}"), entry.doc, 0, None, entry.expires_at)
+    return [
+        Put(rows.fact_row(fact.fact_key, subject, now, known.version if known else 0)),
+        # The pointer is put by the first and held by every other: two first-comers cannot both open.
+        Put(rows.open_row(incident.life, subject, is_drill=incident.is_drill), born=milliseconds(now))
+        if opens
+        else Check(pointer.key, pointer.version),  # type: ignore[union-attr]  # joins only what is open
+        Put(rows.incident_row(incident, 0 if opens else current.version)),  # type: ignore[union-attr]  # the same
+        Put(rows.evidence_row(evidence)),
+        Put(keyed),
+    ]
+
+
+_TOLD_AS = {FactKind.SICKENED: "sickened", FactKind.RECOVERED: "recovered", FactKind.PROGRESS: "progress"}
+
+_SOURCES = {
+    "hyperpod.node-health": "HyperPod's health event",
+    "hyperpod.node-labels": "HyperPod's marks on the node",
+    "hyperpod.cluster-event": "HyperPod's cluster event",
+    "kubernetes.node": "its node object",
+    "eks.node-conditions": "the EKS agent's conditions",
+    "ec2.notice": "EC2's notice",
+    "ec2.reservation": "the end of its capacity reservation",
+    "health.event": "AWS Health",
+}
+
+
+def _told(fact: NodeFact, catalogue: Catalogue, *, opens: bool) -> str:
+    source = _SOURCES.get(fact.source, fact.source)
+    if fact.kind is FactKind.RECOVERED:
+        return f"Healthy again, by {source}."
+    if fact.kind is FactKind.PROGRESS:
+        return f"{fact.instance_id}: {fact.code.replace('_', ' ')}, by {source}."
+    fault = catalogue.look_up(fact.fault_key)
+    code = f", {fact.code}" if fact.code and fact.code not in fault.key else ""
+    first = "" if opens else "Also: "
+    drill = " This is a drill." if fact.is_drill and opens else ""
+    return f"{first}{fault.name} ({fault.key}{code}), by {source}.{drill}"
+
+
+def _count(decision: IntakeDecision, fact: NodeFact, telemetry: Telemetry) -> None:
+    incident = decision.incident
+    # A site may have many detectors: as a dimension they are one.
+    source = fact.source.partition(":")[0]
+    telemetry.count(f"Facts{decision.action.title()}", source=source)
+    if fact.code == driver_lines.UNPARSED and decision.action in (Intake.OPEN, Intake.JOIN):
+        telemetry.count("XidsUnparsed", source=source)
+        telemetry.warning("XidUnparsed", instanceId=fact.instance_id, source=fact.source, line=fact.detail)
+    if decision.action is Intake.OPEN and incident:
+        telemetry.count("IncidentsOpened", severity=incident.severity, drill=str(incident.is_drill).lower())
+        telemetry.info(
+            "IncidentOpened",
+            incidentId=incident.incident_id,
+            nodeLife=incident.life.key,
+            fault=incident.fault_key,
+            simulated=incident.is_drill,
+        )
+
+
+# ---------------------------------------------------------------- facts whose machine is not known yet
+
+
+def _keep_for_later(fact: NodeFact, *, ledger: Ledger, clock: Clock, telemetry: Telemetry) -> Outcome:
+    reason = f"No control plane knows {fact.instance_id} yet; kept for the sweeper."
+    row = rows.unresolved_row(fact.to_json(), fact.fact_key, clock.now())
+    if ledger.get(row.key) is None:
+        try:
+            ledger.commit(Put(row))
+        except Conflict:
+            pass  # a copy of it came first, and is kept
+        else:
+            telemetry.count("FactsUnresolved")
+            telemetry.warning("FactUnresolved", instanceId=fact.instance_id, source=fact.source)
+    return Outcome(outcome=UNRESOLVED, reason=reason)
+
+
+def _keep_in_case(fact: NodeFact, *, ledger: Ledger, now: datetime) -> None:
+    """Keep a notice for an hour: a machine may be taken back before the sweeper has seen it at all."""
+    for _ in range(incident_record.TRIES):
+        row = ledger.get(rows.early_key(fact.instance_id, is_drill=fact.is_drill))
+        said = early_facts(row) if row else ()
+        if any(each.fact_key == fact.fact_key for each in said):
+            return
+        kept = (*said, fact)[-_EARLY_FACTS:]
+        with contextlib.suppress(Conflict):  # another notice of it came at the same moment
+            version = row.version if row else 0
+            ledger.commit(Put(rows.early_row(fact.instance_id, kept, now, version, is_drill=fact.is_drill)))
+            return
+    raise Conflict(f"what is kept of {fact.instance_id} kept changing")  # or the notice would be lost without a word
+
+
+def early_facts(row: Row) -> tuple[NodeFact, ...]:
+    """Return what was kept of a machine that nobody knew."""
+    return tuple(NodeFact.model_validate(each) for each in row.doc["facts"])
+
+
+def retry_unresolved(
+    *,
+    ledger: Ledger,
+    provider: Provider,
+    workflows: Workflows,
+    clock: Clock,
+    ids: Ids,
+    telemetry: Telemetry,
+    clusters: tuple[str, ...],
+    drills_may_act: bool,
+    catalogue: Catalogue,
+) -> tuple[Outcome, ...]:
+    """Try again to resolve the facts that were kept; give up those that nobody ever knew. For the sweeper.
+
+    A call takes the next facts of the list, so each one has its turn however many there are. Drills come after real
+    facts, and not at all where drills may not act.
+
+    Idempotent: yes, as `note_fact` is.
+
+    Raises:
+        EvenkeelError: the first failure, once each fact was tried.
+    """
+    outcomes: list[Outcome] = []
+    failures: list[EvenkeelError] = []
+    rest: dict[str, Any] = {
+        "ledger": ledger,
+        "workflows": workflows,
+        "clock": clock,
+        "ids": ids,
+        "telemetry": telemetry,
+        "catalogue": catalogue,
+    }
+    for row in _next_unresolved(ledger, drills_may_act=drills_may_act):
+        fact = rows.read(row, NodeFact)
+        try:
+            seat = resolve(fact.instance_id, ledger=ledger, provider=provider, clusters=clusters)
+            if seat is not None:
+                outcomes.append(note_fact(fact, seat, **rest))
+                continue
+        except EvenkeelError as error:
+            failures.append(error)  # this fact has its next turn; the facts behind it have theirs now
+            continue
+        if clock.now() - _kept_since(row) > _GIVE_UP_AFTER:
+            telemetry.count("FactsGivenUp")
+            with contextlib.suppress(Conflict):  # somebody resolved it meanwhile
+                ledger.commit(Delete(row.key, row.version))
+    if failures:
+        raise failures[0]
+    return tuple(outcomes)
+
+
+def _next_unresolved(ledger: Ledger, *, drills_may_act: bool) -> list[Row]:
+    """Return the facts to retry now, and remember where the next call goes on."""
+    kept = ledger.get(rows.retried_key())
+    cursors = dict(kept.doc) if kept else {}
+    found: list[Row] = []
+    for state in (UNRESOLVED, UNRESOLVED_DRILL) if drills_may_act else (UNRESOLVED,):
+        if len(found) < _RETRIED_AT_ONCE:
+            page = ledger.by_state(
+                Table.INCIDENTS, state, limit=_RETRIED_AT_ONCE - len(found), cursor=cursors.get(state) or None
+            )
+            found += page.rows
+            cursors[state] = page.cursor or ""
+    if cursors != (dict(kept.doc) if kept else {}):
+        after = Row(rows.retried_key(), cursors, kept.version if kept else 0)
+        with contextlib.suppress(Conflict):  # another sweep goes on from where it came to
+            ledger.commit(Put(after))
+    return found
+
+
+def _kept_since(row: Row) -> datetime:
+    assert row.state
+    return datetime.fromisoformat(row.state[1])

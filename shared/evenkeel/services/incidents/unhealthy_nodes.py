@@ -1,0 +1,44 @@
+"""Which nodes are unhealthy: one judgement for the node's state, for scheduling and for the queue's estimates."""
+
+from collections.abc import Iterable
+from datetime import datetime
+
+from evenkeel.domain.nodes import FleetNode, KubernetesNode
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.recovery.unhealthy import UnhealthyNode, is_unhealthy
+from evenkeel.events import kubernetes_node
+from evenkeel.ports import Ledger, Table, every, get_all
+from evenkeel.services.storage import rows
+
+Left = dict[tuple[str, str], UnhealthyNode]
+"""What incidents and persons left behind, by cluster and instance id."""
+
+
+def load(ledger: Ledger) -> Left:
+    """Return the nodes that incidents left unhealthy and those that a person trusts.
+
+    The index names them; each row is then read as it is now. So a node that was released is usable at once, and one
+    that became unhealthy a moment ago may be missed once.
+    """
+    listed = every(lambda cursor: ledger.by_state(Table.INCIDENTS, "UNHEALTHY", limit=1000, cursor=cursor))
+    found = get_all(ledger, (row.key for row in listed)).values()
+    nodes = (rows.read(row, UnhealthyNode) for row in found)
+    return {(node.life.cluster, node.life.instance_id): node for node in nodes}
+
+
+def among(nodes: Iterable[KubernetesNode], ledger: Ledger, policy: Policy, now: datetime) -> frozenset[tuple[str, str]]:
+    """Return the unhealthy ones of some nodes, by cluster and node name."""
+    left = load(ledger)
+    return frozenset(
+        (node.cluster, node.name)
+        for node in nodes
+        if is_unhealthy(
+            kubernetes_node.marks_of(node, policy.watch, policy.catalogue, now),
+            left.get((node.cluster, node.instance_id or "")),
+        )
+    )
+
+
+def is_left(node: FleetNode, left: Left) -> bool:
+    """Whether a node that the sweeper remembers is unhealthy."""
+    return is_unhealthy(node.marks, left.get((node.life.cluster, node.life.instance_id)))

@@ -1,0 +1,1 @@
+"""Submit, cancel, suspend and rank jobs."""

@@ -1,0 +1,87 @@
+"""End a job because somebody says so."""
+
+from datetime import datetime
+from enum import StrEnum
+
+from evenkeel.domain.health.incidents import TimelineEntry
+from evenkeel.domain.scheduling.jobs import Job, JobState
+from evenkeel.domain.values import Value
+from evenkeel.ports import Conflict, Ledger, NotFound, Passes, Put
+from evenkeel.services.jobs import check_authority
+from evenkeel.services.storage import open_jobs, read_setup, rows
+
+WRITER = "cancel_job"
+_ROUNDS = 5
+
+
+class Request(Value):
+    """Which job, and by whom."""
+
+    job_id: str
+    asker: check_authority.Asker
+    reason: str = ""
+
+
+class CancelOutcome(StrEnum):
+    """What a cancel found or did."""
+
+    CANCELLED = "CANCELLED"
+    """It had not started, or was cancelled before."""
+    STOPPING = "STOPPING"
+    """Its attempt has been asked to stop."""
+    ALREADY_ENDED = "ALREADY_ENDED"
+    """It succeeded or failed before."""
+
+
+class Outcome(Value):
+    """The job after the cancel."""
+
+    outcome: CancelOutcome
+    job: Job
+
+
+def run(request: Request, ledger: Ledger, passes: Passes, *, now: datetime) -> Outcome:
+    """Cancel a job: at once while it is pending, else by a request that its attempt's workflow carries out.
+
+    Idempotent: yes, by the job's state. Works in every mode: it is a person's wish, not automation's.
+
+    Raises:
+        NotFound: there is no such job.
+        NotYourTeam: the caller may not change it.
+        Conflict: the job kept changing under the request.
+    """
+    setup = read_setup.run(ledger).setup
+    for _ in range(_ROUNDS):
+        row = ledger.get(rows.job_key(request.job_id))
+        if row is None:
+            raise NotFound(f"There is no job {request.job_id}.")
+        job = rows.read(row, Job)
+        check_authority.to_change(request.asker, job, setup)
+        if job.state.has_ended:
+            was_cancelled = job.state is JobState.CANCELLED
+            outcome = CancelOutcome.CANCELLED if was_cancelled else CancelOutcome.ALREADY_ENDED
+            return Outcome(outcome=outcome, job=job)
+        if job.state is JobState.STOPPING:
+            return Outcome(outcome=CancelOutcome.STOPPING, job=job)
+        actor = request.asker.actor
+        why = f"Cancelled by {actor}{f': {request.reason}' if request.reason else ''}."
+        changed = _cancelled(job, actor, why, now)
+        entry = TimelineEntry(at=now, kind="cancelled", text=why, writer=WRITER)
+        try:
+            ledger.commit(
+                Put(rows.job_row(changed, row.version)),
+                Put(rows.timeline_row(job.job_id, entry, f"cancelled-{row.version}")),
+                *(open_jobs.ended(changed) if changed.state.has_ended else ()),
+            )
+        except Conflict:
+            continue
+        passes.request(f"{job.job_id} cancelled")
+        is_over = changed.state is JobState.CANCELLED
+        return Outcome(outcome=CancelOutcome.CANCELLED if is_over else CancelOutcome.STOPPING, job=changed)
+    raise Conflict(f"{request.job_id} kept changing while it was to be cancelled.")
+
+
+def _cancelled(job: Job, actor: str, why: str, now: datetime) -> Job:
+    if job.state in (JobState.PENDING, JobState.SUSPENDED):
+        return job.but(state=JobState.CANCELLED, reason=why, ended_at=now, not_before=None)
+    return job.but(state=JobState.STOPPING, reason=why, stop_request=job.stop_wished(why, f"cancel/{actor}", now))

@@ -1,0 +1,141 @@
+"""Whether a job could ever start on the fleet as it is configured.
+
+The rules of a scheduling cycle are asked about the job alone, as if every machine of the fleet were idle and no other
+job held quota. Machines that are down, cordoned, tainted or just being replaced count as if they were back. Only a job
+that the rules refuse even then is refused. On a fleet that no sweep has read, no job is refused.
+"""
+
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from typing import NamedTuple
+
+from evenkeel.domain.nodes import FleetNode
+from evenkeel.domain.policy import Policy, SchedulingPolicy
+from evenkeel.domain.scheduling import instance_types, sharing, sizing
+from evenkeel.domain.scheduling.admission import Action, AdmissionDecision, Request, Room, Snapshot, admit
+from evenkeel.domain.scheduling.jobs import Job, JobSpec
+from evenkeel.domain.scheduling.portability import Requirements
+from evenkeel.domain.scheduling.queues.objects import StopPolicy
+from evenkeel.domain.scheduling.submission import SpecFault
+from evenkeel.domain.scheduling.teams import SetUp
+from evenkeel.domain.sources import Source, SourceKind
+from evenkeel.ports import Ledger, Table
+from evenkeel.services.rentals import rentals
+from evenkeel.services.storage import heartbeats, paging, rows
+
+MOST_NODES = 5000
+_UNKNOWN_ACCELERATORS = 1024
+"""Of a machine of which neither its node object nor the catalogue says how many it has."""
+
+
+class Fleet(NamedTuple):
+    """The machines that one cluster has when all of them are in service."""
+
+    rooms: tuple[Room, ...] = ()
+    is_whole: bool = False
+    """Whether a sweep has read it, and all of it is here."""
+
+
+def read_fleet(cluster: str, ledger: Ledger) -> Fleet:
+    """Return a cluster's machines as the last sweeps saw them, those that are gone included: they may be replaced."""
+    found, is_cut = paging.everything(ledger, Table.FLEET, "NODE", at_most=MOST_NODES)
+    nodes = [node for node in (rows.read(row, FleetNode) for row in found) if node.life.cluster == cluster]
+    # Of the machines that held one seat one after the other, one counts.
+    by_seat = {node.slot or node.life.key: node for node in nodes}
+    is_whole = bool(nodes) and not is_cut and not _unread(cluster, ledger)
+    return Fleet(tuple(map(_idle, by_seat.values())), is_whole)
+
+
+def _unread(cluster: str, ledger: Ledger) -> bool:
+    """Whether a source of this cluster's machines has failed and never answered: then some of them are unknown."""
+    reports = heartbeats.load(ledger)
+    sources = (Source(kind=SourceKind.KUBERNETES_LIST, target=cluster), Source(kind=SourceKind.HYPERPOD))
+    found = (reports.get(source.name) for source in sources)
+    return any(report is not None and report.seen_at is None for report in found)
+
+
+def _idle(node: FleetNode) -> Room:
+    known = instance_types.shipped().of(node.instance_type)
+    accelerators = max(node.accelerators, known.accelerators if known else 0)
+    if not accelerators and known is None:
+        accelerators = _UNKNOWN_ACCELERATORS
+    return Room(
+        life=node.life,
+        node_name=node.node_name or node.life.instance_id,
+        cluster=node.life.cluster,
+        pool=node.pool,
+        instance_type=node.instance_type,
+        accelerators=accelerators,
+        free=accelerators,
+        labels=node.labels,
+    )
+
+
+def why_never(job: Job, fleet: Fleet, setup: SetUp, policy: Policy, now: datetime) -> SpecFault | None:
+    """Return which field keeps a job from ever starting, and why; None where it may start one day.
+
+    Args:
+        job: As it would be queued.
+        fleet: The machines of its cluster.
+        setup: Teams and quotas, as they are now.
+        policy: What may be rented, and which nodes are kept back as spares.
+        now: The time.
+    """
+    if not fleet.is_whole:
+        return None
+    team = setup.by_name.get(job.queue)
+    if setup.has_teams and (team is None or team.queue.stop is not StopPolicy.NONE):
+        return None  # nobody of a stopped queue starts; that may change at any time
+
+    def decided(spec: JobSpec) -> AdmissionDecision:
+        return _decided(job.but(spec=spec), fleet, setup, policy, now)
+
+    answer = decided(job.spec)
+    if answer.action is Action.ADMIT:
+        return None
+    field = next((name for name, spec in _relaxed(job.spec) if decided(spec).action is Action.ADMIT), "nodes")
+    return SpecFault(field, f"The job could never start on the configured fleet. {answer.reason}")
+
+
+def _relaxed(spec: JobSpec) -> Iterable[tuple[str, JobSpec]]:
+    """Yield the job with one demand less, by the field that makes it."""
+    yield "nodes", spec.but(nodes=1, elastic=None)
+    if spec.instance_types:
+        yield "instanceTypes", spec.but(instance_types=())
+    if spec.requires != Requirements():
+        yield "requires", spec.but(requires=Requirements())
+    if spec.pools:
+        yield "jobType", spec.but(pools=())
+    if spec.accelerators_per_node > 1:
+        yield "acceleratorsPerNode", spec.but(accelerators_per_node=1)
+
+
+def _decided(job: Job, fleet: Fleet, setup: SetUp, policy: Policy, now: datetime) -> AdmissionDecision:
+    request = Request.of(job).model_copy(update={"not_before": None})
+    rented = {pool.name for pool in policy.burst.pools}
+    home = tuple(room for room in fleet.rooms if room.pool not in rented)
+    found = _weighed(request, home, setup, policy, now)
+    for pool in policy.burst.pools if found.action is not Action.ADMIT else ():
+        rooms = (*home, *rentals.wished_rooms(job, pool, now))
+        there = _weighed(request.model_copy(update={"cluster": pool.cluster}), rooms, setup, policy, now)
+        if there.action is Action.ADMIT and job.spec.nodes <= pool.most_nodes:
+            return there
+    return found
+
+
+def _weighed(
+    request: Request, rooms: tuple[Room, ...], setup: SetUp, policy: Policy, now: datetime
+) -> AdmissionDecision:
+    weigh = _rules(rooms, setup, policy.scheduling, policy, now)
+    return sizing.fit((request,), weigh((request,)), weigh, now)[0]
+
+
+def _rules(
+    rooms: tuple[Room, ...], setup: SetUp, scheduling: SchedulingPolicy, policy: Policy, now: datetime
+) -> Callable[[tuple[Request, ...]], tuple[AdmissionDecision, ...]]:
+    def weigh(asked: tuple[Request, ...]) -> tuple[AdmissionDecision, ...]:
+        if not setup.has_teams:
+            return admit(Snapshot(rooms=rooms, pending=asked), scheduling, now)
+        return sharing.share(sharing.Snapshot(setup, rooms, asked), scheduling, policy.economy, now)
+
+    return weigh

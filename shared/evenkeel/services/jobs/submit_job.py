@@ -1,0 +1,275 @@
+"""Take a job into the queue, once for each idempotency key."""
+
+import hashlib
+import itertools
+import json
+from collections.abc import Collection, Iterator
+from datetime import datetime
+
+from evenkeel.domain.health.incidents import TimelineEntry
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.scheduling.admission import Admission
+from evenkeel.domain.scheduling.governance import check_governed, may_read, team_of
+from evenkeel.domain.scheduling.job_types import JobTypes, check_type, filled
+from evenkeel.domain.scheduling.jobs import DEFAULT_TEAM, Attempt, Job, JobSpec, JobState
+from evenkeel.domain.scheduling.submission import SpecFault, check_deadline, check_spec
+from evenkeel.domain.scheduling.teams import SetUp
+from evenkeel.domain.values import Value
+from evenkeel.ports import Conflict, Ids, Invalid, KeyReused, Ledger, Passes, Put, Row, Table, Throttled, every
+from evenkeel.services.jobs import check_authority, check_fit
+from evenkeel.services.storage import open_jobs, read_setup, rows
+
+WRITER = "submit_job"
+_TRIES = 50
+"""Each that fails means that another submission, or the end of a job, came through."""
+NO_TYPES = JobTypes()
+_MOST_INSIDE = 20
+"""Claims in a place that are looked at: all but one of them would have to be of jobs that never ran."""
+SHIPPED = Policy()
+
+
+class Request(Value):
+    """A job, and who sends it under which key."""
+
+    spec: JobSpec
+    asker: check_authority.Asker
+    """Whose keys these are, and who is looked up in the teams."""
+    idempotency_key: str
+
+
+class Outcome(Value):
+    """The job as it was accepted, or as it stands by now where the request is a repeat."""
+
+    job: Job
+    is_repeat: bool
+
+
+def run(
+    request: Request,
+    ledger: Ledger,
+    passes: Passes,
+    ids: Ids,
+    *,
+    cluster: str,
+    namespace: str,
+    types: JobTypes = NO_TYPES,
+    classes: Collection[str] = (),
+    now: datetime,
+    admission: Admission = Admission.EVENKEEL,
+    policy: Policy = SHIPPED,
+) -> Outcome:
+    """Queue a job and ask for a pass.
+
+    What it leaves out is filled as its type has it, once: a type that changes later changes no job. Where teams are set
+    up, its team decides where and as whom it runs.
+
+    Idempotent: yes, by the key's row, which is put in the job's own transaction.
+
+    Raises:
+        Invalid: the job asks for what cannot be, another job's checkpoints among it, or for what the fleet as it is
+            configured could never give; names each field.
+        NotYourTeam: the caller may not submit for its team.
+        KeyReused: the key came before with another job.
+        TooManyOpenJobs: the caller or the team has as many open jobs as the policy allows.
+        Throttled: others submitted all the time.
+    """
+    asker = request.asker
+    fingerprint = _fingerprint(request.spec)
+    earlier = ledger.get(rows.idempotency_key(asker.principal, request.idempotency_key))
+    if earlier and not _is_over(earlier, now):
+        return _again(earlier, fingerprint, ledger, passes)
+
+    setup = read_setup.run(ledger).setup
+    job_id = ids.new("job")
+    job = job_of(
+        request.spec,
+        asker,
+        setup,
+        types,
+        classes,
+        job_id=job_id,
+        cluster=cluster,
+        namespace=namespace,
+        now=now,
+    )
+    if admission is Admission.EVENKEEL:
+        refuse_beside_kueue(job, ledger)
+        refuse_unfit(job, setup, ledger, policy, now)
+    job = job.but(counted_in=open_jobs.names_of(job))
+    text = f"Submitted by {job.submitted_by}."
+    answer = {"jobId": job.job_id, "fingerprint": fingerprint}
+    guard = rows.idempotency_row(asker.principal, request.idempotency_key, answer, now)
+    entry = TimelineEntry(at=now, kind="submitted", text=text, writer=WRITER)
+    for _ in range(_TRIES):
+        try:
+            ledger.commit(
+                Put(rows.job_row(job, 0)),
+                Put(Row(guard.key, guard.doc, earlier.version if earlier else 0, None, guard.expires_at)),
+                Put(rows.timeline_row(job.job_id, entry, "submitted")),
+                *claim_of(job, asker, setup, ledger),
+                *open_jobs.counted(job, ledger, policy.scheduling),
+            )
+        except (Conflict, Invalid, open_jobs.TooManyOpenJobs) as error:
+            first = ledger.get(guard.key)
+            if first is not None and not _is_over(first, now):
+                return _again(first, fingerprint, ledger, passes)
+            if isinstance(error, Conflict):
+                continue  # another submission or end was counted, or another job claimed the checkpoints
+            raise
+        passes.request(f"{job.job_id} submitted")
+        return Outcome(job=job, is_repeat=False)
+    raise Throttled("other submissions changed the same rows during every try: submit again")
+
+
+def job_of(
+    spec: JobSpec,
+    asker: check_authority.Asker,
+    setup: SetUp,
+    types: JobTypes,
+    classes: Collection[str] = (),
+    *,
+    job_id: str,
+    cluster: str,
+    namespace: str,
+    now: datetime,
+) -> Job:
+    """Return the job as it would be queued, with what its type fills.
+
+    Raises:
+        Invalid: it asks for what cannot be, or for what its team may not have; names each field.
+        NotYourTeam: the caller may not submit for its team.
+    """
+    _refuse(check_type(spec, types))
+    spec = filled(spec, types)
+    spec = spec.but(team=team_of(spec, setup, asker.identity))
+    if spec.team in setup.by_name:
+        # Before all that the team's settings would tell: its images and its folders are its own.
+        check_authority.to_submit(asker, spec.team, setup)
+    _refuse((*check_spec(spec.but(team=spec.team or DEFAULT_TEAM)), *check_deadline(spec, now)))
+    _refuse(check_governed(spec, setup, classes))
+    check_authority.to_submit(asker, spec.team, setup)
+    team = setup.by_name.get(spec.team)
+    return Job(
+        job_id=job_id,
+        spec=spec,
+        state=JobState.PENDING,
+        reason="Waits for the next scheduling pass.",
+        submitted_at=now,
+        submitted_by=asker.actor or asker.principal,
+        owner=asker.principal,
+        cluster=cluster,
+        namespace=(team.namespace if team else "") or namespace,
+        service_account=team.service_account if team else "",
+        queue=team.name if team else "",
+        priority=setup.priority_of(spec.priority_class),
+    )
+
+
+def _refuse(faults: tuple[SpecFault, ...]) -> None:
+    if faults:
+        said = "; ".join(f"{fault.field}: {fault.message}" for fault in faults)
+        raise Invalid(f"The job cannot be queued. {said}", tuple(faults))
+
+
+def refuse_beside_kueue(job: Job, ledger: Ledger) -> None:
+    """Refuse a job whose namespace is known to be Kueue's: nothing would ever start there.
+
+    Known is what the last sweep saw, a minute ago at most; what it has not seen yet, the pass holds back.
+
+    Raises:
+        Invalid: it is.
+    """
+    seen = ledger.by_state(Table.FLEET, "KUEUE", prefix=job.cluster)
+    by = next(
+        (row.doc["namespaces"].get(job.namespace) for row in seen.rows if row.doc["cluster"] == job.cluster), None
+    )
+    if by is not None:
+        fault = (
+            f"Its pods would run in namespace {job.namespace}, where Kueue admits jobs ({by}): "
+            "Evenkeel starts none beside it."
+        )
+        raise Invalid(f"The job cannot be queued. team: {fault}", (("team", fault),))
+
+
+def refuse_unfit(job: Job, setup: SetUp, ledger: Ledger, policy: Policy, now: datetime) -> None:
+    """Refuse a job that could never start on the fleet as it is configured. A fleet that nobody has read refuses none.
+
+    Raises:
+        Invalid: it could not; names the field that keeps it from starting.
+    """
+    fault = check_fit.why_never(job, check_fit.read_fleet(job.cluster, ledger), setup, policy, now)
+    if fault is not None:
+        raise Invalid(f"The job cannot be queued. {fault.field}: {fault.message}", (fault,))
+
+
+def claim_of(job: Job, asker: check_authority.Asker, setup: SetUp, ledger: Ledger) -> tuple[Put, ...]:
+    """Return the write that makes a checkpoint place this job's; nothing where it keeps no checkpoints.
+
+    Of two jobs that claim one place at once one commit fails. A place in another one, or around it, is refused as far
+    as the index shows it. Names of the layout are refused in every place, so neither writes into the other even then.
+
+    Raises:
+        Invalid: another job holds the place, one around it or one in it.
+    """
+    if not job.spec.checkpoint_uri:
+        return ()
+    place = rows.checkpoint_place(job)
+    own = ledger.get(rows.checkpoints_key(place))
+    around = (ledger.get(rows.checkpoints_key(each)) for each in _around(place))
+    state, prefix = rows.checkpoints_entry(place)
+    inside = every(lambda cursor: ledger.by_state(Table.JOBS, state, prefix=prefix, cursor=cursor))
+    for taken in (own, *around, *itertools.islice(inside, _MOST_INSIDE)):
+        if taken is not None and _is_kept(taken, ledger):
+            other = str(taken.doc["jobId"])
+            row = ledger.get(rows.job_key(other))
+            is_visible = row is not None and may_read(setup, rows.read(row, Job), asker.identity, asker.principal)
+            holds = "The path holds" if taken.key == rows.checkpoints_key(place) else "The path overlaps the path of"
+            fault = f"{holds} the checkpoints of {other if is_visible else 'another job'}: give each job its own path."
+            raise Invalid("the job would overwrite the checkpoints of another job", (("checkpointUri", fault),))
+    return (Put(rows.checkpoints_row(job, own.version if own else 0)),)
+
+
+def _around(place: str) -> Iterator[str]:
+    """Yield the folders around a place, the closest first."""
+    root, separator, path = place.partition("://")
+    parts = path.lstrip("/").split("/")
+    lead = "/" if path.startswith("/") else ""
+    for count in range(len(parts) - 1, 0, -1):
+        yield f"{root}{separator}{lead}{'/'.join(parts[:count])}"
+
+
+def _is_kept(claim: Row, ledger: Ledger) -> bool:
+    """Whether a place is its job's still: not once the job is gone, or has ended without ever writing there."""
+    row = ledger.get(rows.job_key(str(claim.doc["jobId"])))
+    if row is None:
+        return False
+    job = rows.read(row, Job)
+    if not job.state.has_ended or job.current_attempt > 1:
+        return True
+    if job.current_attempt == 0:
+        return False
+    first = ledger.get(rows.attempt_key(job.job_id, 1))
+    return first is not None and rows.read(first, Attempt).launched_at is not None
+
+
+def _again(earlier: Row, fingerprint: str, ledger: Ledger, passes: Passes) -> Outcome:
+    job_id = str(earlier.doc["jobId"])
+    if earlier.doc.get("fingerprint") != fingerprint:
+        raise KeyReused(f"This idempotency key was used for another job, {job_id}.")
+    row = ledger.get(rows.job_key(job_id))
+    if row is None:
+        raise Conflict(f"{job_id} was accepted under this idempotency key, but its row is gone.")
+    passes.request(f"{job_id} submitted")
+    return Outcome(job=rows.read(row, Job), is_repeat=True)
+
+
+def _is_over(row: Row, now: datetime) -> bool:
+    # The store deletes expired rows within days, not at once.
+    return row.expires_at is not None and row.expires_at <= now
+
+
+def _fingerprint(spec: JobSpec) -> str:
+    # Of what was said: a type may change between a request and its repeat.
+    said = spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    text = json.dumps(said, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()

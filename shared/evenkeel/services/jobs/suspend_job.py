@@ -1,0 +1,112 @@
+"""Hold a job back because somebody says so, and let it go on.
+
+PENDING ─ suspend ─▶ SUSPENDED ─ resume ─▶ PENDING
+RUNNING ─ suspend ─▶ asked to stop, with its grace to save ─ settled ─▶ SUSPENDED
+"""
+
+from collections.abc import Callable
+from datetime import datetime
+
+from evenkeel.domain.health.incidents import TimelineEntry
+from evenkeel.domain.scheduling.jobs import Job, JobState
+from evenkeel.domain.values import Value
+from evenkeel.ports import Conflict, Ledger, NotFound, Passes, Put, Refused
+from evenkeel.services.jobs import check_authority
+from evenkeel.services.storage import read_setup, rows
+
+WRITER = "suspend_job"
+_ROUNDS = 5
+
+
+class Request(Value):
+    """Which job, and by whom."""
+
+    job_id: str
+    asker: check_authority.Asker
+    reason: str = ""
+
+
+class JobEnded(Refused):
+    """The job has ended, or is being cancelled: there is nothing left to hold back or to let go on."""
+
+    code = "JOB_ENDED"
+
+
+def suspend(request: Request, ledger: Ledger, passes: Passes, *, now: datetime) -> Job:
+    """Hold a job back: at once while it waits, else when its attempt has ended, which is asked to stop.
+
+    Its place in the queue is by submission, as before, once it is resumed. Works in every mode: it is a person's wish.
+
+    Idempotent: yes, by the job's own mark.
+
+    Raises:
+        NotFound: there is no such job.
+        NotYourTeam: the caller may not change it.
+        JobEnded: it has ended or is being cancelled.
+        Conflict: the job kept changing under the request.
+    """
+
+    def changed(job: Job) -> Job | None:
+        if job.is_suspended:
+            return None
+        why = f"Suspended by {_by(request)}."
+        if job.state is JobState.PENDING:
+            return job.but(state=JobState.SUSPENDED, is_suspended=True, reason=why)
+        asked = job.stop_wished(why, f"suspend/{request.asker.actor}", now)
+        return job.but(is_suspended=True, stop_request=asked)
+
+    return _change(request, "suspended", changed, ledger, passes, now)
+
+
+def resume(request: Request, ledger: Ledger, passes: Passes, *, now: datetime) -> Job:
+    """Let a suspended job wait for capacity again. One that is still being stopped then waits when it has.
+
+    Idempotent: yes, by the job's own mark; a job that nobody holds back stays as it is.
+
+    Raises:
+        NotFound: there is no such job.
+        NotYourTeam: the caller may not change it.
+        JobEnded: it has ended or is being cancelled.
+        Conflict: the job kept changing under the request.
+    """
+
+    def changed(job: Job) -> Job | None:
+        if not job.is_suspended:
+            return None
+        if job.state is not JobState.SUSPENDED:
+            return job.but(is_suspended=False)
+        return job.but(state=JobState.PENDING, is_suspended=False, reason=f"Resumed by {request.asker.actor}.")
+
+    return _change(request, "resumed", changed, ledger, passes, now)
+
+
+def _by(request: Request) -> str:
+    return f"{request.asker.actor}{f': {request.reason}' if request.reason else ''}"
+
+
+def _change(
+    request: Request, kind: str, changed: Callable[[Job], Job | None], ledger: Ledger, passes: Passes, now: datetime
+) -> Job:
+    setup = read_setup.run(ledger).setup
+    for _ in range(_ROUNDS):
+        row = ledger.get(rows.job_key(request.job_id))
+        if row is None:
+            raise NotFound(f"There is no job {request.job_id}.")
+        job = rows.read(row, Job)
+        check_authority.to_change(request.asker, job, setup)
+        if job.state.has_ended or job.state is JobState.STOPPING:
+            raise JobEnded(job.reason or f"{job.job_id} has ended.")
+        after = changed(job)
+        if after is None:
+            return job
+        entry = TimelineEntry(at=now, kind=kind, text=f"{kind.capitalize()} by {_by(request)}.", writer=WRITER)
+        try:
+            ledger.commit(
+                Put(rows.job_row(after, row.version)),
+                Put(rows.timeline_row(job.job_id, entry, f"{kind}-{row.version}")),
+            )
+        except Conflict:
+            continue
+        passes.request(f"{job.job_id} {kind}")
+        return after
+    raise Conflict(f"{request.job_id} kept changing while it was to be {kind}.")

@@ -1,0 +1,145 @@
+"""What a caller may read of a job.
+
+Where teams are set up, a team's logs, commands, environment, checkpoints and reports of failures are its own. Everybody
+else sees what makes the queue transparent: owner, size, since when, and why a job is pending. Every field is named here
+that everybody sees: a new field is the team's own until it is added.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import Any
+
+from evenkeel.domain.decisions import Decision
+from evenkeel.domain.health.incidents import Incident, TimelineEntry
+from evenkeel.domain.scheduling.governance import may_read
+from evenkeel.domain.scheduling.jobs import Attempt, Job, JobSpec, JobState
+from evenkeel.domain.scheduling.teams import SetUp, identity_of
+from evenkeel.domain.values import Value
+from evenkeel.ports import Ledger
+from evenkeel.services.jobs.check_authority import Asker, NotYourTeam
+from evenkeel.services.storage import read_setup, rows
+
+Json = dict[str, Any]
+
+PUBLIC_SPEC = (
+    *("name", "team", "job_type", "priority_class"),
+    *("nodes", "elastic", "accelerators_per_node", "instance_types", "requires"),
+)
+"""Fields of a job's spec that everybody sees."""
+PUBLIC_JOB = (
+    *("job_id", "state", "cluster", "queue", "priority", "local_queue"),
+    *("submitted_at", "submitted_by", "owner", "started_at", "ended_at", "not_before", "queued_at"),
+    *("is_suspended", "is_preempted", "current_attempt", "size"),
+)
+"""Fields of a job that everybody sees, besides those of its spec and the reason why it is pending."""
+PUBLIC_ATTEMPT = (
+    *("job_id", "attempt", "state", "cluster", "pool", "local_queue", "nodes", "node_names", "size", "accelerators"),
+    *("instance_type", "team", "admitted_at", "launched_at", "running_at", "ended_at"),
+)
+"""Fields of an attempt that everybody sees. Its reason may quote the application."""
+PUBLIC_ENTRIES = frozenset({"submitted", "admitted", "kueue", "preempted", "ranked"})
+"""Lines of a job's timeline whose text everybody sees; of the others only what happened when."""
+NODE_KINDS = frozenset({"RECOVERY", "REPAIR", "CHECK", "VALIDATION"})
+"""Decisions about machines: everybody sees the whole record."""
+QUEUE_KINDS = frozenset({"ADMISSION", "PLACEMENT"})
+"""Decisions that say why a job is pending: everybody sees the answer and what was weighed, its team the facts."""
+
+_AFTER_A_FAILURE = re.compile(r"(?:Waits to run again|Restart \d+ of \d+ follows)\.\Z", re.ASCII)
+"""The end of the reason of a job that is pending again; what is before it may quote the application."""
+
+
+class Reader(Value):
+    """The caller of a read. Without teams it sees everything, as before teams are set up."""
+
+    asker: Asker = Asker()
+    setup: SetUp = SetUp()
+    operators: tuple[str, ...] = ()
+    """ARNs of the roles and users that operate the fleet: they see the jobs of every team."""
+
+    @classmethod
+    def of(cls, asker: Asker, ledger: Ledger, operators: tuple[str, ...]) -> "Reader":
+        """Return a caller with the teams as they are set up now."""
+        return cls(asker=asker, setup=read_setup.run(ledger).setup, operators=operators)
+
+    @cached_property
+    def sees_every_team(self) -> bool:
+        """Whether no job is withheld from the caller."""
+        identity = self.asker.identity
+        return not self.setup.has_teams or (bool(identity) and identity in map(identity_of, self.operators))
+
+    def sees(self, job: Job) -> bool:
+        """Whether the caller may read everything about a job."""
+        return self.sees_every_team or may_read(self.setup, job, self.asker.identity, self.asker.principal)
+
+    def sees_job(self, job_id: str, ledger: Ledger) -> bool:
+        """Whether the caller may read everything about a job that is named; a job that is gone is nobody's."""
+        if self.sees_every_team:
+            return True
+        row = ledger.get(rows.job_key(job_id))
+        return row is not None and self.sees(rows.read(row, Job))
+
+    def sees_all_of(self, incident: Incident, ledger: Ledger) -> bool:
+        """Whether the caller may read everything about every job that an incident interrupted."""
+        return all(self.sees_job(hurt.job_id, ledger) for hurt in incident.hurt_jobs)
+
+    def view(self, job: Job) -> Job:
+        """Return a job as the caller may see it."""
+        return job if self.sees(job) else public_job(job)
+
+    def require(self, job: Job) -> None:
+        """Refuse a caller from whom parts of a job are withheld.
+
+        Raises:
+            NotYourTeam: the caller is neither in the job's team nor an operator.
+        """
+        if not self.sees(job):
+            needed = f"a member of team {job.spec.team}, a lead of every team, or an operator"
+            raise NotYourTeam(f"{self.asker.principal} may not read the logs of {job.job_id}. Allowed: {needed}.")
+
+
+def public_job(job: Job) -> Job:
+    """Return what everybody may see of a job; every other field has its default."""
+    spec = JobSpec(**_only(job.spec, PUBLIC_SPEC))
+    return Job(spec=spec, reason=public_reason(job), namespace="", **_only(job, PUBLIC_JOB))
+
+
+def public_attempt(attempt: Attempt) -> Attempt:
+    """Return what everybody may see of an attempt; every other field has its default."""
+    return Attempt(namespace="", **_only(attempt, PUBLIC_ATTEMPT))
+
+
+def public_reason(job: Job) -> str:
+    """Return why a job is pending, without what its last attempt said; nothing of a job that is not pending."""
+    if job.state is not JobState.PENDING:
+        return ""
+    found = _AFTER_A_FAILURE.search(job.reason)
+    return found[0] if found else job.reason
+
+
+def public_decision(decision: Decision) -> Decision:
+    """Return what everybody may see of a decision about a job."""
+    if decision.kind in NODE_KINDS:
+        return decision
+    if decision.kind in QUEUE_KINDS:
+        return decision.but(facts={})
+    return decision.but(facts={}, reason="", alternatives=(), chosen=None)
+
+
+def job_timeline(entries: Iterable[Json]) -> list[Json]:
+    """Return what everybody may see of a job's timeline."""
+    return [entry if entry.get("kind") in PUBLIC_ENTRIES else _bare(entry) for entry in entries]
+
+
+def incident_timeline(entries: Iterable[Json]) -> list[Json]:
+    """Return what everybody may see of an incident's timeline: of its jobs only what happened when."""
+    return [_bare(entry) if entry.get("kind") == "job" else entry for entry in entries]
+
+
+def _bare(entry: Json) -> Json:
+    read = TimelineEntry.model_validate(entry)
+    return read.but(text="").to_json()
+
+
+def _only(value: Value, names: Iterable[str]) -> Mapping[str, Any]:
+    return {name: getattr(value, name) for name in names}

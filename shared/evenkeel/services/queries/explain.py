@@ -1,0 +1,327 @@
+"""Why: one sentence about a job or an incident, what was weighed, and the next step."""
+
+from datetime import datetime
+from typing import Any
+
+from evenkeel.domain.decisions import Alternative, Decision
+from evenkeel.domain.health.faults import shipped
+from evenkeel.domain.health.incidents import Incident, IncidentState
+from evenkeel.domain.scheduling.admission import Action, AdmissionFacts
+from evenkeel.domain.scheduling.claims import changes
+from evenkeel.domain.scheduling.jobs import Attempt, Job, JobState, StopRequest
+from evenkeel.domain.values import rfc3339
+from evenkeel.domain.waiting import Wait
+from evenkeel.ports import Ledger, Table
+from evenkeel.services.queries import disclosure, read_incidents, read_jobs, read_queue
+from evenkeel.services.queries.disclosure import Reader
+from evenkeel.services.storage import rows
+
+Json = dict[str, Any]
+
+_MOST_BEFORE = 3
+"""Jobs that are looked through, each behind the next, for what they wait for."""
+
+
+def why_job(ledger: Ledger, job_id: str, reader: Reader, *, now: datetime) -> Json:
+    """Explain a job: why it waits, why it runs where it runs, why it was moved or how it ended.
+
+    Raises:
+        NotFound: there is no such job.
+    """
+    whole = read_jobs.load_job(ledger, job_id)
+    sees_all = reader.sees(whole)
+    job = reader.view(whole)
+    attempts = read_jobs.load_attempts(ledger, job_id)
+    latest = attempts[-1] if attempts and sees_all else None
+    decided = _decisions(ledger, job_id)
+    if not sees_all:
+        decided = [each for each in decided if each.kind in disclosure.QUEUE_KINDS]
+    # What the job itself points at comes first: how it was to resume, then how its attempt was admitted.
+    planned = job.resume_plan.decision_id if job.resume_plan else ""
+    admitted = latest.decision_id if latest else ""
+    wish = job.live_resize()
+    resized = wish.decision_id if wish else ""
+    head: Decision | None = None
+    if job.state is JobState.PENDING:
+        if job.live_plan():
+            decided = _first(ledger, planned, decided)
+        head = _why_pending(decided, planned, attempts[-1] if attempts else None)
+        decided = [each for each in decided if each != head]
+    else:
+        for named in (admitted, resized, planned) if job.live_plan() else (planned, admitted, resized):
+            decided = _first(ledger, named, decided)
+        head, decided = (decided[0], decided[1:]) if decided else (None, [])
+    return {
+        "subject": job_id,
+        "kind": "job",
+        "cluster": latest.cluster if latest else job.cluster,
+        "state": job.state,
+        "sentence": _job_sentence(job, latest, now, read_queue.waits_with_kueue(job, ledger)) + _late(job, now),
+        "decision": _short(head) if head else None,
+        "considered": _considered(head) if head else [],
+        "changes": _changes(ledger, head) if head and job.state is JobState.PENDING else [],
+        "earlier": [_short(decision) for decision in decided],
+        "next": _job_next(job) if sees_all else None,
+        "isRedacted": not sees_all,
+        "evidence": {
+            "execution": latest.workload_name if latest else None,
+            "resumedFrom": latest.resume_from.to_json() if latest and latest.resume_from else None,
+            "rejectedCheckpoints": list(latest.rejected_checkpoints) if latest else [],
+            "incident": job.resume_plan.incident_id if job.resume_plan else None,
+        },
+    }
+
+
+def why_incident(ledger: Ledger, incident_id: str, reader: Reader, *, now: datetime) -> Json:
+    """Explain an incident: what was seen, what was decided on it, and what comes next.
+
+    Raises:
+        NotFound: there is no such incident.
+    """
+    incident = read_incidents.load_incident(ledger, incident_id)
+    sees_all = reader.sees_all_of(incident, ledger)
+    decided = [each for each in _decisions(ledger, incident_id) if sees_all or each.kind in disclosure.NODE_KINDS]
+    jobs = read_incidents.load_hurt(ledger, incident)
+    return {
+        "subject": incident_id,
+        "kind": "incident",
+        "state": incident.state,
+        "sentence": _incident_sentence(incident, now),
+        "decision": _short(decided[0]) if decided else None,
+        "considered": _considered(decided[0]) if decided else [],
+        "earlier": [_short(decision) for decision in decided[1:]],
+        "next": _incident_next(incident, needs=read_incidents.needs_person(incident, jobs.values(), None, now)),
+        "evidence": {
+            "execution": incident.execution_name,
+            "signals": incident.evidence_count,
+            "others": list(incident.others),
+        },
+    }
+
+
+def _job_sentence(job: Job, latest: Attempt | None, now: datetime, waits: Wait | None = None) -> str:
+    reason = _sentence(job.reason)
+    where = f"attempt {job.current_attempt}"
+    stop = _stop(job)
+    match job.state:
+        case JobState.PENDING:
+            since = _ago(job.submitted_at, now)
+            begin = (
+                f"It waits for capacity to run again, after {where}."
+                if job.current_attempt
+                else f"It has waited {since}."
+            )
+            return f"{begin} {reason or 'No pass has looked at it yet.'}"
+        case JobState.STARTING | JobState.RUNNING if stop is not None:
+            asked = f"Asked for {_ago(stop.requested_at, now)} ago by {_asker(stop)}."
+            return f"It is being stopped, {where}. {_sentence(stop.reason)} {asked} {_after_stop(job, stop)}"
+        case JobState.STARTING if waits is not None:
+            return f"It waits for Kueue to let it in, {where}. {_sentence(waits.said)}"
+        case JobState.STARTING:
+            return f"It is being started, {where}. {reason}".strip()
+        case JobState.RUNNING:
+            point = latest.resume_from if latest else None
+            resumed = f", resumed from step {point.step} of attempt {point.attempt}" if point else ""
+            return f"It runs, {where}{resumed}. {reason}".strip()
+        case JobState.STOPPING:
+            return f"It is being stopped, and is cancelled then. {reason}".strip()
+        case JobState.SUSPENDED:
+            return f"It is suspended. {reason}".strip()
+        case JobState.SUCCEEDED:
+            return f"It succeeded in {where}. {reason}".strip()
+        case JobState.FAILED:
+            return f"It failed in {where}. {reason}".strip()
+        case JobState.CANCELLED:
+            return f"It was cancelled. {reason}".strip()
+
+
+def _stop(job: Job) -> StopRequest | None:
+    """Return the request to stop what the job is doing now, until it has stopped."""
+    is_at_work = job.state in (JobState.STARTING, JobState.RUNNING)
+    return job.stop_of(job.current_attempt) if is_at_work else None
+
+
+def _asker(stop: StopRequest) -> str:
+    kind, _, who = stop.by.partition("/")
+    if kind in ("cancel", "suspend"):
+        return who
+    return f"the recovery of {who}" if kind == "recover_node" else f"Evenkeel ({kind.replace('_', ' ')})"
+
+
+def _after_stop(job: Job, stop: StopRequest) -> str:
+    """Say what follows once the attempt has stopped."""
+    begin = "When it has stopped"
+    if job.is_suspended:
+        return f"{begin} it is held back until somebody resumes it."
+    if stop.is_final:
+        return f"{begin} it has failed: another attempt could not end otherwise."
+    wish = job.live_resize()
+    point = (
+        "goes on from its last checkpoint" if job.spec.checkpoint_uri else "begins anew, since it keeps no checkpoint"
+    )
+    if wish is not None and wish.after_attempt == stop.attempt:
+        return f"{begin} it starts on {wish.nodes} nodes and {point}."
+    if stop.counts_as_failure:
+        return f"{begin} that counts as a failure of its own; with a restart left it waits for capacity and {point}."
+    return f"{begin} it waits for capacity and {point}."
+
+
+def _late(job: Job, now: datetime) -> str:
+    deadline_at = job.spec.deadline_at
+    if deadline_at is None or deadline_at > now or job.state.has_ended:
+        return ""
+    return f" Its deadline passed {_ago(deadline_at, now)} ago."
+
+
+def _incident_sentence(incident: Incident, now: datetime) -> str:
+    fault = shipped().look_up(incident.fault_key)
+    begin = f"{incident.node_name or incident.life.instance_id} showed {fault.name} ({incident.fault_key})."
+    match incident.state:
+        case IncidentState.OPEN:
+            return f"{begin} Its recovery begins."
+        case IncidentState.RECOVERING if asked := read_incidents.asks(incident):
+            return f"{begin} {_sentence(asked['reason'])}"
+        case IncidentState.RECOVERING:
+            lane = read_incidents.node_lane(incident)
+            doing = _DOING.get(lane["phase"], lane["phase"])
+            return f"{begin} Recovery has run for {_ago(incident.opened_at, now)}; the node {doing}."
+        case IncidentState.BLOCKED:
+            why = incident.block.reason if incident.block else ""
+            act = f"the {incident.block.act}" if incident.block and incident.block.act else "the next step"
+            return f"{begin} T{act[1:]} waits: {_sentence(why)}".strip()
+        case _:
+            return f"{begin} {_sentence(incident.outcome)}".strip()
+
+
+_DOING = {
+    "detected": "is next to be judged",
+    "planned": "is next to be cordoned",
+    "cordoned": "is cordoned",
+    "rebooting": "is being rebooted",
+    "replacing": "is being replaced",
+    "repairing": "is being repaired",
+    "validating": "is being validated",
+    "returning to service": "returns to service",
+    "returned to service": "is back in service",
+    "left in service": "is left in service, since the fault is its jobs' own",
+}
+"""The phases of the node's lane as a sentence goes on."""
+
+
+def _job_next(job: Job) -> str | None:
+    if _stop(job) is not None:
+        return f"evenkeel jobs {'resume' if job.is_suspended else 'wait'} {job.job_id}"
+    match job.state:
+        case JobState.PENDING | JobState.STARTING | JobState.STOPPING:
+            return f"evenkeel jobs wait {job.job_id}"
+        case JobState.RUNNING | JobState.FAILED:
+            return f"evenkeel jobs logs {job.job_id}"
+        case JobState.SUSPENDED:
+            return f"evenkeel jobs resume {job.job_id}"
+        case JobState.SUCCEEDED | JobState.CANCELLED:
+            return None
+
+
+def _incident_next(incident: Incident, *, needs: bool) -> str | None:
+    if read_incidents.asks(incident):
+        return f"evenkeel incidents approve {incident.incident_id}"
+    if not incident.state.is_settled or needs:
+        return f"evenkeel incidents timeline {incident.incident_id}"
+    return None
+
+
+def _decisions(ledger: Ledger, subject: str) -> list[Decision]:
+    """Return the latest decisions, newest first; after the others how long jobs got to save, which is a detail."""
+    page = ledger.by_state(Table.INCIDENTS, f"DEC#{subject}", limit=10, newest_first=True)
+    return sorted((rows.read(row, Decision) for row in page.rows), key=lambda each: each.kind == "DRAIN")
+
+
+def _why_pending(decided: list[Decision], planned: str, latest: Attempt | None) -> Decision | None:
+    """Return the newest decision that says why a job is pending now; None where nothing was decided since it is.
+
+    An admission belongs to the attempt that it began, and so does every decision before it.
+    """
+    found = [
+        each
+        for each in decided
+        if each.decision_id == planned
+        or (
+            each.kind in ("ADMISSION", "PLACEMENT", "RESIZE")
+            and each.action != Action.ADMIT
+            and (latest is None or each.decided_at > latest.admitted_at)
+        )
+    ]
+    # Where it might be rented for is said beside why it waits, and in the same cycle.
+    return max(found, key=lambda each: (each.kind != "PLACEMENT", each.decided_at), default=None)
+
+
+def _first(ledger: Ledger, decision_id: str, others: list[Decision]) -> list[Decision]:
+    """Put the decision that the subject itself names before those that are merely about it."""
+    row = ledger.get(rows.decision_key(decision_id)) if decision_id else None
+    if row is None:
+        return others
+    named = rows.read(row, Decision)
+    return [named, *(decision for decision in others if decision.decision_id != decision_id)]
+
+
+def _changes(ledger: Ledger, decision: Decision) -> list[Json]:
+    """Return the smallest changes that would flip the answer; of one that waits behind another, the other's."""
+    for _ in range(_MOST_BEFORE):
+        facts = AdmissionFacts.model_validate(decision.facts) if decision.kind == "ADMISSION" else None
+        if facts is None or decision.action not in (Action.NO_QUOTA, Action.ALIKE, Action.BEHIND):
+            break
+        if facts.claim is not None:
+            found = changes(facts.claim, facts.now.timestamp())
+            return [each.model_dump(mode="json", by_alias=True, exclude_defaults=True) for each in found]
+        others = _decisions(ledger, facts.behind) if facts.behind else []
+        if not others:
+            break
+        decision = others[0]
+    return []
+
+
+def _short(decision: Decision) -> Json:
+    return {
+        "decisionId": decision.decision_id,
+        "kind": decision.kind,
+        "action": decision.action,
+        "reason": decision.reason,
+        "decidedAt": rfc3339(decision.decided_at),
+        "policyHash": decision.policy_hash,
+        "mode": decision.mode,
+        "simulated": decision.simulated,
+    }
+
+
+def _considered(decision: Decision) -> list[Json]:
+    chosen = decision.chosen or Alternative(option=decision.action, why_not="")
+    return [_weighed(chosen, chosen=True), *(_weighed(other, chosen=False) for other in decision.alternatives)]
+
+
+def _weighed(option: Alternative, *, chosen: bool) -> Json:
+    return {
+        "option": option.option,
+        "chosen": chosen,
+        "whyNot": option.why_not or None,
+        "expectedSeconds": option.expected_seconds,
+        "gpuHoursLost": option.gpu_hours_lost,
+        "usd": option.usd,
+    }
+
+
+def _sentence(text: str) -> str:
+    text = text.strip()
+    return text if not text or text.endswith((".", "!", "?")) else f"{text}."
+
+
+def _ago(since: datetime, now: datetime) -> str:
+    """Write a duration in its two largest units: `18m 20s`, `3h 5m`, `2d`."""
+    left = max(0, int((now - since).total_seconds()))
+    parts: list[str] = []
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s")):
+        count, left = divmod(left, size)
+        if count:
+            parts.append(f"{count}{unit}")
+        elif parts:
+            break
+    return " ".join(parts[:2]) or "0s"

@@ -1,0 +1,604 @@
+"""The fleet as people and programs see it: the one-screen overview, and its nodes."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any, NamedTuple, TypedDict
+
+from evenkeel.domain.health.incidents import OPEN_STATES, Incident
+from evenkeel.domain.nodes import FleetNode
+from evenkeel.domain.recovery.leases import PersonCordon
+from evenkeel.domain.recovery.unhealthy import UnhealthyNode, is_unhealthy
+from evenkeel.domain.scheduling.jobs import Job, JobState
+from evenkeel.domain.sources import FACTS, Source, SourceAge, SourceKind, SourceState, complaints
+from evenkeel.domain.values import rfc3339
+from evenkeel.ports import Ledger, Row, Table
+from evenkeel.services.incidents import unhealthy_nodes
+from evenkeel.services.queries import read_incidents, read_jobs, read_queue, read_serving, read_sources, read_teams
+from evenkeel.services.recovery import hold_automation, person_cordons
+from evenkeel.services.storage import known_names, paging, rows
+
+Json = dict[str, Any]
+
+HEARTBEATS = ("schedule_jobs", "sweep_fleet", "watch_cluster")
+DEAF_AFTER = timedelta(minutes=10)
+"""A scheduled function silent this long is an alarm."""
+_MOST_NODES = 5000
+_MOST_JOBS = 2000
+"""Jobs of one state that the overview counts; past it the count is a lower bound and says so."""
+_MOST_OPEN = 1000
+"""Open incidents of one state that the overview counts; past it the counts are lower bounds and say so."""
+_MOST_UNHAPPY = 100
+"""Incidents of one unhappy end that are weighed, the newest; older ones are found by what they left behind."""
+_MOST_LEFT = 50
+"""Older incidents that are looked up by the machines and jobs which they left behind."""
+_MOST_HURT = 200
+"""Hurt jobs that are looked up one by one, where not all that are alive could be listed."""
+_MOST_SHOWN = 50
+"""Incidents at work, and as many that need a person, that are shown and not only counted."""
+_MOST_TEAMS = 100
+
+
+class Health(StrEnum):
+    """The fleet in one word."""
+
+    OK = "OK"
+    DEGRADED = "DEGRADED"
+    """Something is being worked on, or automation is held."""
+    CRITICAL = "CRITICAL"
+    """A person is needed, or what Evenkeel shows is stale."""
+    NOT_RUNNING = "NOT_RUNNING"
+    """The schedules are off: nothing is watched, repaired or started."""
+
+
+class NodeState(StrEnum):
+    """One machine in one word."""
+
+    IN_SERVICE = "IN_SERVICE"
+    STARTING = "STARTING"
+    """Not Ready yet, or waits for its first validation."""
+    REPAIRING = "REPAIRING"
+    """An open incident works on it."""
+    BLOCKED = "BLOCKED"
+    """An open incident waits: a guardrail bars its next step."""
+    QUARANTINED = "QUARANTINED"
+    """Cordoned by an incident that is over: it waits for a person."""
+    CORDONED = "CORDONED"
+    """Cordoned by a person."""
+    NOT_READY = "NOT_READY"
+    UNHEALTHY = "UNHEALTHY"
+    """Marked as broken, or left so by an incident: in service, and nobody works on it."""
+    GONE = "GONE"
+
+
+class _Work(TypedDict):
+    rows: Sequence[Row]
+    is_lower_bound: bool
+
+
+def _works(incident: Incident) -> bool:
+    """Whether an open incident is at work on its node: a drill is only where it may act."""
+    acts = bool(incident.repairs) or (incident.plan is not None and incident.plan.is_carried_out)
+    return acts or not incident.is_drill
+
+
+class _Incidents(NamedTuple):
+    needing: Sequence[Incident]
+    """Those that wait for a person: first for an approval, then those that ended unhappily."""
+    working: Sequence[Incident]
+    """The open ones that go on by themselves."""
+    asking: Sequence[Incident]
+    """The open ones that wait for an approval."""
+    is_lower_bound: bool
+
+    @property
+    def in_repair(self) -> set[str]:
+        """The machines that an open incident is about."""
+        return {incident.life.key for incident in (*self.working, *self.asking) if _works(incident)}
+
+    def counted(self, incidents: Sequence[Incident], verbs: tuple[str, str]) -> str:
+        """Write how many: `1 incident works`, or `50+ incidents work` where there may be more."""
+        number = f"{len(incidents)}+" if self.is_lower_bound else str(len(incidents))
+        return f"{number} incident {verbs[0]}" if number == "1" else f"{number} incidents {verbs[1]}"
+
+
+def status(
+    ledger: Ledger,
+    *,
+    fleet: str,
+    clusters: Iterable[str],
+    mode: str,
+    drills_may_act: bool,
+    sources: Sequence[SourceAge],
+    now: datetime,
+) -> Json:
+    """Return the overview: what burns, whether it is handled, and what the fleet and the jobs do."""
+    nodes, has_more_nodes = _nodes(ledger)
+    work = _work(ledger)
+    incidents = _incidents(ledger, nodes, work, now)
+    automation = hold_automation.show(ledger, mode=mode, drills_may_act=drills_may_act, now=now)
+    beats = _heartbeats(ledger, now)
+    left = unhealthy_nodes.load(ledger)
+    unhealthy = _untrusted(left)
+    states = {
+        node.life.key: node_state(
+            node, is_in_repair=node.life.key in incidents.in_repair, is_unhealthy=unhealthy_nodes.is_left(node, left)
+        )
+        for node in nodes
+    }
+    health, reasons = _judge(incidents, automation, beats, states, sources)
+    outages = _outages(incidents.working)
+    reasons = [*(outage["headline"] for outage in outages), *reasons]
+    return {
+        "asOf": rfc3339(now),
+        "fleet": fleet,
+        "health": health,
+        "reasons": reasons,
+        "automation": automation,
+        "incidents": {
+            "working": len(incidents.working),
+            "needYou": len(incidents.needing),
+            "isLowerBound": incidents.is_lower_bound,
+            "items": _shown(ledger, incidents),
+        },
+        "outages": outages,
+        "next": _next(incidents, unhealthy),
+        "nodes": _pools(nodes, states, sources) | {"isLowerBound": has_more_nodes},
+        "unhealthy": [
+            {"instanceId": node.life.instance_id, "name": node.node_name or None, "pool": node.pool}
+            | {"marks": list(node.marks), **_why_unhealthy(unhealthy.get(node.life.key))}
+            for node in nodes
+            if states[node.life.key] is NodeState.UNHEALTHY
+        ][:_MOST_SHOWN],
+        "gpus": _gpus(nodes, states, sources),
+        "cordons": _cordons(ledger, nodes),
+        "jobs": _jobs(ledger, work, clusters, now) | _sight_of_all(sources),
+        "teams": [
+            {name: value for name, value in team.items() if name != "resources"}
+            for team in read_teams.list_teams(ledger, now=now)["items"][:_MOST_TEAMS]
+        ],
+        "serving": read_serving.list_serving(ledger),
+        "heartbeats": beats,
+        "isRunning": not _is_off(sources),
+        "sources": [{"name": age.source.name, **age.to_json()} for age in sources],
+    }
+
+
+def list_nodes(ledger: Ledger, page: paging.Request, *, with_gone: bool = False) -> Json:
+    """Return one page of nodes, by pool; those that are gone, which are remembered for a while, only if asked for."""
+    answer = paging.newest_first(ledger, Table.FLEET, ["NODE"], page, None if with_gone else read_queue.is_there)
+    nodes = [rows.read(row, FleetNode) for row in answer.rows]
+    found, is_cut = _open_incidents(ledger)
+    # Real incidents come last, so that a drill hides none.
+    working = sorted(filter(_works, found), key=lambda incident: not incident.is_drill)
+    incidents = {incident.life.key: incident for incident in working}
+    left = unhealthy_nodes.load(ledger)
+    unhealthy = _untrusted(left)
+    cordons = person_cordons.load(ledger)
+    items = [
+        _node(
+            node,
+            incidents.get(node.life.key) or (_incident_of(ledger, node) if is_cut else None),
+            cordons.get(node.life.key),
+            unhealthy.get(node.life.key),
+            is_unhealthy=unhealthy_nodes.is_left(node, left),
+        )
+        for node in nodes
+    ]
+    return {"items": items, "nextPageToken": answer.next_token or None}
+
+
+def show_node(ledger: Ledger, clusters: Iterable[str], instance_id: str) -> Json:
+    """Return one node by its instance id.
+
+    Raises:
+        NotFound: the fleet does not know it.
+    """
+    for cluster in clusters:
+        row = ledger.get(rows.node_key(cluster, instance_id))
+        if row is not None:
+            node = rows.read(row, FleetNode)
+            row = ledger.get(rows.unhealthy_key(node.life))
+            left = rows.read(row, UnhealthyNode) if row else None
+            why = left if left and not left.trusted_by else None
+            person = person_cordons.load(ledger).get(node.life.key)
+            sick = is_unhealthy(node.marks, left)
+            return _node(node, _incident_of(ledger, node), person, why, is_unhealthy=sick)
+    raise known_names.no_node(instance_id, ledger)
+
+
+def node_state(node: FleetNode, *, is_in_repair: bool, is_unhealthy: bool = False) -> NodeState:
+    """Judge one machine by what was last seen of it."""
+    if node.is_gone:
+        return NodeState.GONE
+    if is_in_repair:
+        return NodeState.REPAIRING
+    if node.is_cordoned:
+        return NodeState.QUARANTINED if node.incident_id else NodeState.CORDONED
+    if node.is_ready and is_unhealthy:
+        return NodeState.UNHEALTHY
+    if node.is_ready:
+        return NodeState.STARTING if node.is_awaiting_validation else NodeState.IN_SERVICE
+    return NodeState.NOT_READY if node.node_name and node.not_ready_since else NodeState.STARTING
+
+
+def _node(
+    node: FleetNode,
+    incident: Incident | None,
+    cordon: PersonCordon | None,
+    unhealthy: UnhealthyNode | None,
+    *,
+    is_unhealthy: bool,
+) -> Json:
+    is_open = incident is not None and not incident.state.is_settled
+    block = incident.block if incident and is_open else None
+    seen = node_state(node, is_in_repair=is_open, is_unhealthy=is_unhealthy)
+    state = NodeState.BLOCKED if block else seen
+    last = unhealthy.incident_id if unhealthy and state is NodeState.UNHEALTHY else node.incident_id
+    return {
+        "instanceId": node.life.instance_id,
+        "name": node.node_name or None,
+        "cluster": node.life.cluster,
+        "pool": node.pool,
+        "instanceType": node.instance_type,
+        "zone": node.zone,
+        "slot": node.slot,
+        "state": state,
+        "incidentId": incident.incident_id if incident and is_open else last,
+        "marks": list(node.marks),
+        "unhealthy": _why_unhealthy(unhealthy) if state is NodeState.UNHEALTHY else None,
+        "block": block.to_json() if block else None,
+        "providerStatus": node.provider_status or None,
+        "isReady": node.is_ready,
+        "isCordoned": node.is_cordoned,
+        "cordon": _cordon(cordon) if cordon else None,
+        "isLemon": node.is_lemon,
+        "isAwaitingValidation": node.is_awaiting_validation,
+        "gpus": node.accelerators,
+        "gpusInUse": node.accelerators_in_use,
+        "others": list(node.others),
+        "launchedAt": rfc3339(node.life.launched_at),
+        "notReadySince": rfc3339(node.not_ready_since) if node.not_ready_since else None,
+        "changedAt": rfc3339(node.changed_at),
+    }
+
+
+def _cordon(cordon: PersonCordon) -> Json:
+    return {"by": cordon.by, "reason": cordon.reason, "at": rfc3339(cordon.at)}
+
+
+def _cordons(ledger: Ledger, nodes: Iterable[FleetNode]) -> list[Json]:
+    """Return the nodes that persons cordoned through Evenkeel, the newest first."""
+    known = person_cordons.load(ledger)
+    found = [(known[node.life.key], node) for node in nodes if node.life.key in known] if known else []
+    found.sort(key=lambda each: each[0].at, reverse=True)
+    return [
+        {"instanceId": node.life.instance_id, "name": node.node_name, "pool": node.pool, **_cordon(cordon)}
+        for cordon, node in found[:_MOST_SHOWN]
+    ]
+
+
+def _nodes(ledger: Ledger) -> tuple[tuple[FleetNode, ...], bool]:
+    found, more = paging.everything(ledger, Table.FLEET, "NODE", at_most=_MOST_NODES, keep=read_queue.is_there)
+    return tuple(rows.read(row, FleetNode) for row in found), more
+
+
+def _open_incidents(ledger: Ledger) -> tuple[list[Incident], bool]:
+    found: list[Incident] = []
+    is_lower_bound = False
+    for state in OPEN_STATES:
+        seen, more = paging.everything(ledger, Table.INCIDENTS, f"INC#{state}", at_most=_MOST_OPEN, newest_first=True)
+        found += [rows.read(row, Incident) for row in seen]
+        is_lower_bound |= more
+    return found, is_lower_bound
+
+
+def _untrusted(left: unhealthy_nodes.Left) -> dict[str, UnhealthyNode]:
+    """Return the nodes that incidents left unhealthy, by life."""
+    return {node.life.key: node for node in left.values() if not node.trusted_by}
+
+
+def _why_unhealthy(node: UnhealthyNode | None) -> Json:
+    if node is None:
+        return {
+            "incidentId": None,
+            "since": None,
+            "reason": "The node is marked as broken. It has no incident yet.",
+        }
+    return {"incidentId": node.incident_id, "since": rfc3339(node.since), "reason": node.reason}
+
+
+def _incident_of(ledger: Ledger, node: FleetNode) -> Incident | None:
+    opened = ledger.get(rows.open_key(node.life))
+    found = ledger.get(rows.incident_key(str(opened.doc["incidentId"]))) if opened else None
+    return rows.read(found, Incident) if found else None
+
+
+def _incidents(ledger: Ledger, nodes: Iterable[FleetNode], work: Mapping[JobState, _Work], now: datetime) -> _Incidents:
+    found, is_cut = _open_incidents(ledger)
+    asking = [incident for incident in found if read_incidents.asks(incident)]
+    working = [incident for incident in found if not read_incidents.asks(incident)]
+    ended, may_be_more = _unhappy(ledger, nodes, work, found, now)
+    alive = _Alive(ledger, work)
+    holders = {node.slot: node for node in nodes}
+    needing = [
+        incident
+        for incident in ended
+        if read_incidents.needs_person(incident, alive.of(incident), holders.get(incident.slot), now)
+    ]
+    return _Incidents([*asking, *needing], working, asking, is_cut or may_be_more or alive.is_cut)
+
+
+class _Alive:
+    """The jobs that live: of one that is not among them an incident wants nothing more."""
+
+    def __init__(self, ledger: Ledger, work: Mapping[JobState, _Work]) -> None:
+        self._ledger = ledger
+        self._known: dict[str, Row | None] = {row.doc["jobId"]: row for each in work.values() for row in each["rows"]}
+        self._lookups = _MOST_HURT if any(each["is_lower_bound"] for each in work.values()) else 0
+        self._is_whole = not self._lookups
+        self.is_cut = False
+
+    def of(self, incident: Incident) -> list[Job]:
+        """Return those that an incident hurt."""
+        found = (self._row(hurt.job_id) for hurt in incident.hurt_jobs)
+        return [rows.read(row, Job) for row in found if row is not None]
+
+    def _row(self, job_id: str) -> Row | None:
+        if job_id not in self._known and not self._is_whole:
+            if not self._lookups:
+                self.is_cut = True
+                return None
+            self._lookups -= 1
+            self._known[job_id] = self._ledger.get(rows.job_key(job_id))
+        return self._known.get(job_id)
+
+
+def _unhappy(
+    ledger: Ledger,
+    nodes: Iterable[FleetNode],
+    work: Mapping[JobState, _Work],
+    others: Iterable[Incident],
+    now: datetime,
+) -> tuple[list[Incident], bool]:
+    """Return the incidents that ended so that a person may be needed, and whether that may not be all.
+
+    The newest are read as they lie. Older ones still need somebody only for what they left behind: a machine that bears
+    their mark, a job that is to resume by their plan. By these they are looked up.
+    """
+    found: list[Incident] = []
+    has_older = is_lower_bound = False
+    for state in read_incidents.ASKS_FOR_PERSON:
+        partition = f"INC#{state}"
+        seen, more = paging.everything(ledger, Table.INCIDENTS, partition, at_most=_MOST_UNHAPPY, newest_first=True)
+        newest = [rows.read(row, Incident) for row in seen]
+        found += newest
+        has_older |= more
+        # So many of a day: of those left out some may be news still.
+        is_lower_bound |= more and now - newest[-1].opened_at < read_incidents.NEWS_FOR
+    if not has_older:
+        return found, is_lower_bound
+    docs = (row.doc for each in work.values() for row in each["rows"])
+    named = {node.incident_id for node in nodes} | {(doc.get("resumePlan") or {}).get("incidentId") for doc in docs}
+    known = {incident.incident_id for incident in (*found, *others)}
+    older = sorted({name for name in named if name} - known, reverse=True)
+    left = map(ledger.get, map(rows.incident_key, older[:_MOST_LEFT]))
+    found += [rows.read(row, Incident) for row in left if row is not None]
+    return found, is_lower_bound or len(older) > _MOST_LEFT
+
+
+def _next(incidents: _Incidents, unhealthy: Mapping[str, UnhealthyNode]) -> str | None:
+    """Return the command that somebody is best served with now."""
+    if incidents.asking:
+        return f"evenkeel incidents approve {incidents.asking[0].incident_id}"
+    shown = [incident.incident_id for incident in (*incidents.needing, *incidents.working)]
+    shown += [node.incident_id for node in unhealthy.values()]
+    return f"evenkeel incidents show {shown[0]}" if shown else None
+
+
+def _outages(working: Iterable[Incident]) -> list[Json]:
+    """Return the shared causes that bar repairs, the largest first: each is one headline, however many nodes it has."""
+    barred: dict[str, list[Incident]] = defaultdict(list)
+    for incident in sorted(working, key=lambda each: (each.opened_at, each.incident_id)):
+        if incident.block and incident.block.cause and not incident.is_drill:
+            barred[incident.block.cause].append(incident)
+    return [_outage(cause, barred[cause]) for cause in sorted(barred, key=lambda each: (-len(barred[each]), each))]
+
+
+def _outage(cause: str, members: Sequence[Incident]) -> Json:
+    kind, _, name = cause.partition("/")
+    since = min(incident.first_signal_at for incident in members)
+    clears = [incident.block.clears_at for incident in members if incident.block and incident.block.clears_at]
+    until = f"until {max(clears):%H:%M}Z at the earliest" if clears else "until it is over"
+    nodes = f"{len(members)} nodes of" if len(members) > 1 else "1 node of"
+    verb = "are" if len(members) > 1 else "is"
+    return {
+        "cause": cause,
+        "headline": f"{nodes} {kind} {name} {verb} unhealthy since {since:%H:%M}Z; "
+        f"repairs wait (SHARED_CAUSE) {until}; look at the {kind}",
+        "since": rfc3339(since),
+        "rule": "SHARED_CAUSE",
+        "incidentIds": [incident.incident_id for incident in members],
+        "instanceIds": [incident.life.instance_id for incident in members],
+    }
+
+
+def _shown(ledger: Ledger, incidents: _Incidents) -> list[Json]:
+    needing = read_incidents.with_jobs(ledger, incidents.needing[:_MOST_SHOWN])
+    working = read_incidents.with_jobs(ledger, incidents.working[:_MOST_SHOWN])
+    return [_incident(ledger, incident, needs_you=True) for incident in needing] + [
+        _incident(ledger, incident, needs_you=False) for incident in working
+    ]
+
+
+def _incident(ledger: Ledger, incident: Incident, *, needs_you: bool) -> Json:
+    return read_incidents.summary(incident) | {
+        "needsYou": needs_you,
+        "nodeLane": read_incidents.node_lane(incident),
+        "jobLanes": read_incidents.job_lanes(incident, read_incidents.load_hurt(ledger, incident)),
+    }
+
+
+def _pools(nodes: Sequence[FleetNode], states: Mapping[str, NodeState], sources: Iterable[SourceAge]) -> Json:
+    pools: dict[tuple[str, str], list[FleetNode]] = defaultdict(list)
+    for node in nodes:
+        pools[node.life.cluster, node.pool].append(node)
+    items = []
+    for (cluster, pool), members in sorted(pools.items()):
+        counts = Counter(states[node.life.key] for node in members)
+        items.append(
+            {
+                "cluster": cluster,
+                "pool": pool,
+                "kind": "committed" if any(node.provider_status for node in members) else "burst",
+                "total": len(members),
+                "states": {state: counts[state] for state in NodeState if counts[state]},
+                **_sight(cluster, sources),
+            }
+        )
+    return {"total": len(nodes) if nodes or _has_seen_nodes(sources) else None, "pools": items}
+
+
+def _sight(cluster: str, sources: Iterable[SourceAge]) -> Json:
+    """Return whether what is known of a cluster is stale, and since when."""
+    ages = [age for age in sources if age.source == Source(kind=SourceKind.KUBERNETES_LIST, target=cluster)]
+    is_stale = not all(age.is_trusted for age in ages)
+    seen_at = min((age.seen_at for age in ages if age.seen_at), default=None) if is_stale else None
+    return {"isStale": is_stale, "lastSeenAt": rfc3339(seen_at) if seen_at else None}
+
+
+def _sight_of_all(sources: Iterable[SourceAge]) -> Json:
+    """Return whether what is known of any cluster is stale, and the oldest answer of those."""
+    ages = [age for age in sources if age.source.kind is SourceKind.KUBERNETES_LIST and not age.is_trusted]
+    answers = [age.seen_at for age in ages if age.seen_at]
+    seen_at = min(answers) if answers and len(answers) == len(ages) else None
+    return {"isStale": bool(ages), "lastSeenAt": rfc3339(seen_at) if seen_at else None}
+
+
+def _has_seen_nodes(sources: Iterable[SourceAge]) -> bool:
+    """Whether any list of nodes was ever read: before that there is no number of nodes, not even none."""
+    return any(age.seen_at for age in sources if age.source.kind in FACTS)
+
+
+def _gpus(nodes: Sequence[FleetNode], states: Mapping[str, NodeState], sources: Iterable[SourceAge]) -> Json:
+    if not nodes and not _has_seen_nodes(sources):
+        return {"total": None, "inService": None, "inUse": None, "free": None, **_sight_of_all(sources)}
+    serving = [node for node in nodes if states[node.life.key] is NodeState.IN_SERVICE]
+    return {
+        "total": sum(node.accelerators for node in nodes),
+        "inService": sum(node.accelerators for node in serving),
+        "inUse": sum(node.accelerators_in_use for node in nodes),
+        "free": sum(max(0, node.accelerators - node.accelerators_in_use) for node in serving),
+        **_sight_of_all(sources),
+    }
+
+
+def _work(ledger: Ledger) -> dict[JobState, _Work]:
+    found: dict[JobState, _Work] = {}
+    for state in (state for state in JobState if not state.has_ended):
+        seen, more = paging.everything(ledger, Table.JOBS, f"JOB#{state}", at_most=_MOST_JOBS)
+        found[state] = _Work(rows=seen, is_lower_bound=more)
+    return found
+
+
+def _jobs(ledger: Ledger, found: Mapping[JobState, _Work], clusters: Iterable[str], now: datetime) -> Json:
+    classes: dict[str, dict[JobState, list[Json]]] = defaultdict(lambda: defaultdict(list))
+    for state, work in found.items():
+        for row in work["rows"]:
+            # Read as it lies: thousands of rows are counted here, and only three fields of each matter.
+            classes[row.doc["spec"].get("priorityClass") or ""][state].append(row.doc)
+    return {
+        "counts": {state: len(work["rows"]) for state, work in found.items()},
+        "isLowerBound": any(work["is_lower_bound"] for work in found.values()),
+        "classes": [_class(name, states, now) for name, states in sorted(classes.items())],
+        "foreign": _foreign(ledger, clusters),
+    }
+
+
+def _foreign(ledger: Ledger, clusters: Iterable[str]) -> Json:
+    """Count the work with accelerators that Evenkeel did not start, as the last sweep saw it."""
+    found = read_jobs.list_foreign(ledger, clusters)["items"]
+    return {
+        "workloads": len(found),
+        "pods": sum(each["pods"] for each in found),
+        "gpus": sum(each["accelerators"] for each in found),
+    }
+
+
+def _class(name: str, states: Mapping[JobState, list[Json]], now: datetime) -> Json:
+    """Return a class's line; who had to give way counts as preempted, and as nothing else, until it starts again."""
+    preempted = [doc for docs in states.values() for doc in docs if doc.get("isPreempted")]
+    going = {state: [doc for doc in docs if not doc.get("isPreempted")] for state, docs in states.items()}
+    running = [*going.get(JobState.RUNNING, ()), *going.get(JobState.STOPPING, ())]
+    waiting = [*going.get(JobState.PENDING, ()), *going.get(JobState.STARTING, ())]
+    run = [_age(doc.get("startedAt") or doc["submittedAt"], now) for doc in running]
+    wait = [_age(doc["submittedAt"], now) for doc in waiting if not doc.get("startedAt")]
+    return {
+        "priorityClass": name or None,
+        "running": len(running),
+        "pending": len(waiting),
+        "preempted": len(preempted),
+        "suspended": len(going.get(JobState.SUSPENDED, ())),
+        "averageRunSeconds": _mean(run),
+        "longestRunSeconds": max(run, default=None),
+        "averageWaitSeconds": _mean(wait),
+        "longestWaitSeconds": max(wait, default=None),
+    }
+
+
+def _age(instant: str, now: datetime) -> int:
+    return max(0, round((now - datetime.fromisoformat(instant)).total_seconds()))
+
+
+def _mean(values: Sequence[int]) -> int | None:
+    return round(sum(values) / len(values)) if values else None
+
+
+def _heartbeats(ledger: Ledger, now: datetime) -> list[Json]:
+    beats: list[Json] = []
+    for function in HEARTBEATS:
+        row = ledger.get(rows.heartbeat_key(function))
+        at = row.doc.get("at") if row else None
+        silent = at is not None and now - datetime.fromisoformat(at) > DEAF_AFTER
+        beats.append({"function": function, "at": at, "isSilent": silent})
+    return beats
+
+
+def _is_off(sources: Iterable[SourceAge]) -> bool:
+    return any(age.state is SourceState.OFF for age in sources)
+
+
+def _judge(
+    incidents: _Incidents,
+    automation: Json,
+    beats: Sequence[Json],
+    node_states: Mapping[str, NodeState],
+    sources: Sequence[SourceAge],
+) -> tuple[Health, list[str]]:
+    is_off = _is_off(sources)
+    stale, unknown = complaints(sources)
+    silent = [] if is_off else [beat["function"] for beat in beats if beat["isSilent"]]
+    states = Counter(node_states.values())
+    critical = []
+    if incidents.needing:
+        critical.append(incidents.counted(incidents.needing, ("needs a person", "need a person")))
+    if silent:
+        critical.append(f"no heartbeat from {', '.join(silent)} for 10 minutes")
+    critical += stale
+    unheard = [] if is_off else [beat["function"] for beat in beats if beat["at"] is None]
+    degraded = list(unknown)
+    if unheard:
+        degraded.append(f"no heartbeat yet from {', '.join(unheard)}")
+    if incidents.working:
+        degraded.append(incidents.counted(incidents.working, ("working", "working")))
+    if states[NodeState.NOT_READY]:
+        degraded.append(f"{states[NodeState.NOT_READY]} not ready without an incident")
+    if states[NodeState.UNHEALTHY]:
+        degraded.append(f"{states[NodeState.UNHEALTHY]} unhealthy, without a running recovery")
+    if automation["isHeld"]:
+        degraded.append("automation is held")
+    if is_off:
+        return Health.NOT_RUNNING, [read_sources.NOT_RUNNING, *critical, *degraded]
+    health = Health.CRITICAL if critical else Health.DEGRADED if degraded else Health.OK
+    return health, critical + degraded

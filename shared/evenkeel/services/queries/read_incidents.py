@@ -1,0 +1,361 @@
+"""Incidents as people and programs see them: list, one incident with its two lanes, its timeline, decisions."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from itertools import pairwise
+from typing import Any
+
+from evenkeel.domain.decisions import Decision
+from evenkeel.domain.health.faults import shipped
+from evenkeel.domain.health.incidents import Evidence, HurtJob, Incident, IncidentState, StageTimes
+from evenkeel.domain.nodes import FleetNode
+from evenkeel.domain.recovery.approval import ASK, is_approved
+from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Job, JobState
+from evenkeel.domain.values import rfc3339
+from evenkeel.ports import Ledger, Table
+from evenkeel.services.queries import disclosure
+from evenkeel.services.queries.disclosure import Reader
+from evenkeel.services.queries.read_jobs import timeline
+from evenkeel.services.storage import paging, rows
+
+Json = dict[str, Any]
+
+_BLAMED_BEFORE = timedelta(minutes=10)
+"""An attempt that ended so long before the first signal may have ended by the fault."""
+_MOST_ATTEMPTS = 1000
+ASKS_FOR_PERSON = (IncidentState.WAITING_FOR_PERSON, IncidentState.JOB_NOT_BACK, IncidentState.FAILED)
+NEWS_FOR = timedelta(days=1)
+"""How long an unhappy end asks for a person where nothing tells whether somebody has dealt with it."""
+
+
+def list_incidents(ledger: Ledger, states: Sequence[IncidentState], page: paging.Request) -> Json:
+    """Return one page of incidents, newest first; no states = all."""
+    partitions = [f"INC#{state}" for state in states or IncidentState]
+    answer = paging.newest_first(ledger, Table.INCIDENTS, partitions, page)
+    items = [summary(rows.read(row, Incident)) for row in answer.rows]
+    return {"items": items, "nextPageToken": answer.next_token or None}
+
+
+def show_incident(ledger: Ledger, incident_id: str, reader: Reader) -> Json:
+    """Return an incident with its evidence, the two lanes of its recovery, and the decisions about it.
+
+    Raises:
+        NotFound: there is no such incident.
+    """
+    incident = load_incident(ledger, incident_id)
+    # An incident that goes on from another has that one's evidence as well.
+    stored = [
+        row
+        for subject in filter(None, (incident.resumes, incident_id))
+        for row in ledger.partition(Table.INCIDENTS, rows.incident_key(subject).pk, "EVIDENCE#")
+    ]
+    evidence = [_visible(rows.read(row, Evidence), reader, ledger) for row in stored]
+    return summary(incident) | {
+        "nodeLane": node_lane(incident),
+        "jobLanes": job_lanes(there := with_jobs(ledger, [incident])[0], load_hurt(ledger, there)),
+        "stages": incident.stages.to_json(),
+        "took": stage_seconds(incident.stages),
+        "evidence": [_evidence(each) for each in evidence],
+        "decisions": decisions_about(ledger, incident_id, reader.sees_all_of(incident, ledger)),
+        "execution": incident.execution_name,
+    }
+
+
+def incident_timeline(ledger: Ledger, incident_id: str, reader: Reader) -> Json:
+    """Return an incident's story, oldest first.
+
+    Raises:
+        NotFound: there is no such incident.
+    """
+    entries = timeline(ledger, incident_id)
+    if not reader.sees_all_of(load_incident(ledger, incident_id), ledger):
+        entries = disclosure.incident_timeline(entries)
+    return {"subject": incident_id, "entries": entries}
+
+
+def show_decision(ledger: Ledger, decision_id: str, reader: Reader) -> Json:
+    """Return the record of one decision, which replays from it; `isRedacted` where the facts are a team's own.
+
+    Raises:
+        NotFound: there is no such decision.
+    """
+    found = rows.load(ledger, rows.decision_key(decision_id), Decision, f"decision {decision_id}")
+    shown = found if _sees_decision(found, reader, ledger) else disclosure.public_decision(found)
+    return shown.to_json() | {"isRedacted": shown != found}
+
+
+def _sees_decision(decision: Decision, reader: Reader, ledger: Ledger) -> bool:
+    subject = decision.subject
+    if reader.sees_every_team:
+        return True
+    if subject.startswith("inc-"):
+        row = ledger.get(rows.incident_key(subject))
+        return row is not None and reader.sees_all_of(rows.read(row, Incident), ledger)
+    return reader.sees_job(subject, ledger)
+
+
+def _visible(evidence: Evidence, reader: Reader, ledger: Ledger) -> Evidence:
+    """Return evidence without the words of a detector that looked into another team's job."""
+    fact = evidence.fact
+    if not fact.job_id or reader.sees_job(fact.job_id, ledger):
+        return evidence
+    return evidence.but(fact=fact.but(detail=""))
+
+
+def load_incident(ledger: Ledger, incident_id: str) -> Incident:
+    """Read one incident.
+
+    Raises:
+        NotFound: there is no such incident.
+    """
+    return rows.load(ledger, rows.incident_key(incident_id), Incident, f"incident {incident_id}")
+
+
+def load_hurt(ledger: Ledger, incident: Incident) -> dict[str, Job]:
+    """Read the jobs that an incident hurt, those that still exist."""
+    found = {hurt.job_id: ledger.get(rows.job_key(hurt.job_id)) for hurt in incident.hurt_jobs}
+    return {job_id: rows.read(row, Job) for job_id, row in found.items() if row is not None}
+
+
+def decisions_about(ledger: Ledger, subject: str, sees_all: bool, *, at_most: int = 20) -> list[Json]:
+    """Return the decisions about a job or an incident in short, newest first."""
+    page = ledger.by_state(Table.INCIDENTS, f"DEC#{subject}", limit=at_most, newest_first=True)
+    return [
+        {
+            "decisionId": decision.decision_id,
+            "kind": decision.kind,
+            "action": decision.action,
+            "reason": decision.reason,
+            "decidedAt": rfc3339(decision.decided_at),
+        }
+        for decision in (disclosed(rows.read(row, Decision), sees_all) for row in page.rows)
+    ]
+
+
+def disclosed(decision: Decision, sees_all: bool) -> Decision:
+    """Return a decision as somebody may see it who sees everything of its subject, or does not."""
+    return decision if sees_all else disclosure.public_decision(decision)
+
+
+def summary(incident: Incident) -> Json:
+    """Return the fields that a list shows."""
+    fault = shipped().look_up(incident.fault_key)
+    return {
+        "incidentId": incident.incident_id,
+        "state": incident.state,
+        "outcome": incident.outcome,
+        "severity": incident.severity,
+        "fault": {"key": incident.fault_key, "name": fault.name},
+        "node": {
+            "name": incident.node_name,
+            "instanceId": incident.life.instance_id,
+            "cluster": incident.life.cluster,
+            "launchedAt": rfc3339(incident.life.launched_at),
+            "pool": incident.pool,
+            "instanceType": incident.instance_type,
+        },
+        "block": incident.block.to_json() if incident.block else None,
+        "asks": asks(incident),
+        "lateApproval": _late_approval(incident),
+        "approval": incident.approval.to_json() if incident.approval else None,
+        "replacementInstanceId": incident.replacement_instance_id or None,
+        "repairs": list(incident.repairs),
+        "hurtJobs": [hurt.to_json() for hurt in incident.hurt_jobs],
+        "others": list(incident.others),
+        "evidenceCount": incident.evidence_count,
+        "firstSignalAt": rfc3339(incident.first_signal_at),
+        "openedAt": rfc3339(incident.opened_at),
+        "settledAt": _instant(incident.stages.settled_at),
+        "isDrill": incident.is_drill,
+        "mode": incident.mode,
+        "run": incident.run,
+        "resumes": incident.resumes or None,
+    }
+
+
+def asks(incident: Incident) -> Json | None:
+    """Return the plan that waits for a person's approval, and what comes of silence; None where nothing waits."""
+    plan = incident.plan
+    if plan is None or plan.outcome != ASK or incident.state.is_settled:
+        return None
+    said = incident.approval
+    if said is not None and said.decision_id == plan.decision_id:
+        return None
+    return {
+        "decisionId": plan.decision_id,
+        "reason": plan.reason,
+        "answerBy": _instant(plan.answer_by),
+        "onSilence": _on_silence(incident),
+    }
+
+
+def _on_silence(incident: Incident) -> str:
+    by = incident.plan.answer_by if incident.plan else None
+    clock = f"No answer by {by:%H:%M}Z" if by else "Without an answer"
+    where = incident.node_name or incident.life.instance_id
+    plan = incident.plan
+    if plan is not None and not plan.repairs_node:
+        return f"{clock}: nothing is done; its jobs stay as they are."
+    return (
+        f"{clock}: nothing is done; the node stays unhealthy and new pods may land on {where}. "
+        f"It can be approved later: evenkeel incidents approve {incident.incident_id}."
+    )
+
+
+def _late_approval(incident: Incident) -> Json | None:
+    """Return the plan that was declined or not answered, and may be approved while its node is unhealthy; or None."""
+    plan, said = incident.plan, incident.approval
+    if plan is None or plan.outcome != ASK or (said and said.approves) or incident.is_drill:
+        return None
+    if incident.state is not IncidentState.OBSERVED:
+        return None
+    return {"decisionId": plan.decision_id, "reason": plan.reason}
+
+
+def node_lane(incident: Incident) -> Json:
+    """Say where the node branch stands: a phase, a glyph's word, and since when."""
+    if asks(incident):
+        since = _instant(incident.stages.planned_at)
+        return {"phase": "waits for approval", "status": "warn", "since": since, "rung": None}
+    if incident.block is not None:
+        phase = f"waits: {incident.block.rule.lower().replace('_', ' ')}"
+        rung = incident.block.act if incident.block.act in ("reboot", "replace") else None
+        return {"phase": phase, "status": "warn", "since": _instant(incident.block.since), "rung": rung}
+    if incident.plan is not None and incident.plan.is_carried_out and not incident.plan.repairs_node:
+        since = _instant(incident.stages.planned_at)
+        return {"phase": "left in service", "status": "ok", "since": since, "rung": None}
+    stages = incident.stages
+    rung = incident.repairs[-1] if incident.repairs else ""
+    ways = {"reboot": "rebooting", "replace": "replacing"}
+    ladder: tuple[tuple[datetime | None, str], ...] = (
+        (stages.returned_at, "returned to service"),
+        (stages.validated_at, "returning to service"),
+        (stages.node_back_at, "validating"),
+        (stages.repair_asked_at, ways.get(rung, "repairing")),
+        (stages.cordoned_at, "cordoned"),
+        (stages.planned_at, "planned"),
+        (incident.opened_at, "detected"),
+    )
+    reached = max((step for step in ladder if step[0] is not None), key=lambda step: (step[0], -ladder.index(step)))
+    status = "ok" if stages.returned_at else "working"
+    if incident.state.is_settled and not stages.returned_at:
+        status = "failed" if incident.state in ASKS_FOR_PERSON else "idle"
+    return {"phase": reached[1], "status": status, "since": _instant(reached[0]), "rung": rung or None}
+
+
+def with_jobs(ledger: Ledger, incidents: Iterable[Incident]) -> list[Incident]:
+    """Return incidents with the jobs on their nodes, where no recovery has looked for those: a plan that only asks.
+
+    An attempt that was lost or failed there since about the first signal counts too.
+    """
+    listed = list(incidents)
+    blind = [each for each in listed if not each.hurt_jobs and not _has_looked(each)]
+    if not blind:
+        return listed
+    since = min(each.first_signal_at for each in blind) - _BLAMED_BEFORE
+    found, _ = paging.everything(ledger, Table.JOBS, "ATTEMPT#LIVE", at_most=_MOST_ATTEMPTS)
+    ended, _ = paging.everything(ledger, Table.JOBS, "ATTEMPT#ENDED", at_most=_MOST_ATTEMPTS, newest_first=True)
+    attempts = [rows.read(row, Attempt) for row in (*found, *ended)]
+    there: dict[str, dict[str, HurtJob]] = defaultdict(dict)
+    for attempt in sorted(attempts, key=lambda each: each.attempt):
+        was_hurt = attempt.state in (AttemptState.LOST, AttemptState.FAILED) and (attempt.ended_at or since) >= since
+        if attempt.ended_at is None or was_hurt:
+            for life in attempt.nodes:
+                there[life.key][attempt.job_id] = HurtJob(job_id=attempt.job_id, attempt=attempt.attempt)
+    return [each.but(hurt_jobs=tuple(there[each.life.key].values())) if each in blind else each for each in listed]
+
+
+def _has_looked(incident: Incident) -> bool:
+    """Whether the recovery has looked for the jobs on its node, so that none means none."""
+    plan = incident.plan
+    if plan is None:
+        return False
+    is_allowed = plan.outcome == "ACT" or is_approved(incident)
+    return is_allowed and (incident.state.is_settled or incident.stages.cordoned_at is not None)
+
+
+def job_lanes(incident: Incident, jobs: dict[str, Job]) -> list[Json]:
+    """Say where each hurt job stands."""
+    is_stopped = incident.plan is not None and (incident.plan.outcome == "ACT" or is_approved(incident))
+    return [
+        _job_lane(hurt.job_id, hurt.attempt, jobs.get(hurt.job_id), is_stopped=is_stopped)
+        for hurt in incident.hurt_jobs
+    ]
+
+
+def is_job_back(job: Job, hurt_attempt: int) -> bool:
+    """Whether a hurt job needs nothing more: it runs on a later attempt, has ended, or is held back."""
+    return job.state.is_at_rest or (job.current_attempt > hurt_attempt and job.state is JobState.RUNNING)
+
+
+def needs_person(incident: Incident, jobs: Iterable[Job], holder: FleetNode | None, now: datetime) -> bool:
+    """Whether an incident's unhappy end still waits for somebody.
+
+    It does while a job that it hurt is not back, or the machine that holds the node's seat now, the same one or its
+    replacement, takes no work. Where the seat is empty or unknown, the news is fresh for a day.
+    """
+    if incident.state not in ASKS_FOR_PERSON:
+        return False
+    hurt = {item.job_id: item.attempt for item in incident.hurt_jobs}
+    if any(not is_job_back(job, hurt[job.job_id]) for job in jobs if job.job_id in hurt):
+        return True
+    if holder is None:
+        return now - (incident.stages.settled_at or incident.opened_at) < NEWS_FOR
+    return not holder.is_ready or holder.is_awaiting_validation or holder.incident_id == incident.incident_id
+
+
+def stage_seconds(stages: StageTimes) -> list[Json]:
+    """Return the stages reached, in the order of time, each with the seconds since the one before."""
+    reached = sorted((at, name) for name, at in stages if isinstance(at, datetime))
+    first = [{"stage": _stage(name), "at": rfc3339(at), "seconds": 0.0} for at, name in reached[:1]]
+    return first + [
+        {"stage": _stage(name), "at": rfc3339(at), "seconds": round((at - before).total_seconds(), 3)}
+        for (before, _), (at, name) in pairwise(reached)
+    ]
+
+
+def _stage(field: str) -> str:
+    return field.removesuffix("_at").replace("_", " ")
+
+
+def _job_lane(job_id: str, attempt: int, job: Job | None, *, is_stopped: bool) -> Json:
+    lane: Json = {"jobId": job_id, "name": job.spec.name if job else None, "hurtAttempt": attempt}
+    if job is None:
+        return lane | {"phase": "no longer known", "status": "idle", "since": None}
+    later = job.current_attempt > attempt
+    match job.state:
+        case JobState.RUNNING if later:
+            phase, status = "running again", "ok"
+        case JobState.STARTING if later:
+            phase, status = "starting again", "working"
+        case JobState.PENDING:
+            phase, status = "waits for capacity", "working"
+        case JobState.RUNNING | JobState.STARTING if not is_stopped:
+            phase, status = "runs on the unhealthy node", "warn"
+        case JobState.SUCCEEDED | JobState.CANCELLED | JobState.SUSPENDED:
+            phase, status = job.state.lower(), "ok"
+        case JobState.FAILED:
+            phase, status = "failed", "failed"
+        case _:
+            phase, status = "stopping", "working"
+    return lane | {"phase": phase, "status": status, "attempt": job.current_attempt}
+
+
+def _evidence(evidence: Evidence) -> Json:
+    fact = evidence.fact
+    return {
+        "kind": fact.kind,
+        "source": fact.source,
+        "faultKey": fact.fault_key,
+        "code": fact.code,
+        "detail": fact.detail,
+        "observedAt": rfc3339(fact.observed_at),
+        "joinedAt": rfc3339(evidence.joined_at),
+        "opened": evidence.opened,
+        "rawEvent": fact.envelope_id,
+    }
+
+
+def _instant(value: datetime | None) -> str | None:
+    return rfc3339(value) if value else None

@@ -1,0 +1,343 @@
+"""Jobs as people and programs see them: list, one job with its attempts, its timeline, its logs."""
+
+from collections.abc import Collection, Iterable, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from evenkeel.domain.economics import money
+from evenkeel.domain.kept_logs import KeptLog
+from evenkeel.domain.names import unknown
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.scheduling.foreign import ForeignWorkload, says
+from evenkeel.domain.scheduling.jobs import Attempt, Job, JobState
+from evenkeel.domain.scheduling.renting import Rental
+from evenkeel.domain.values import rfc3339
+from evenkeel.ports import Cluster, Invalid, Ledger, NotFound, Refused, Row, Table, TransientError
+from evenkeel.services.queries import disclosure, read_queue
+from evenkeel.services.queries.disclosure import Reader
+from evenkeel.services.storage import paging, rows
+
+Json = dict[str, Any]
+
+LARGEST_LOG = 1_000_000
+"""Characters of a log that one answer carries: the newest ones. A function's answer ends at 6 MB."""
+
+
+class Filter(NamedTuple):
+    """Which jobs are wanted."""
+
+    states: Sequence[JobState] = ()
+    """None = all."""
+    team: str = ""
+    priority_class: str | None = None
+    """Empty: those without one."""
+
+    def keeps(self, row: Row) -> bool:
+        """Whether a job's row is one of them, its state aside."""
+        spec = row.doc["spec"]
+        fits_team = not self.team or spec["team"] == self.team
+        return fits_team and self.priority_class in (None, spec.get("priorityClass") or "")
+
+
+def list_jobs(
+    ledger: Ledger, asked: Filter, page: paging.Request, reader: Reader, classes: Collection[str] = ()
+) -> Json:
+    """Return one page of jobs, newest first; those that wait alone, in the order of their queue.
+
+    Where teams are set up, those that wait come before all others, by team, the last of each queue first: they are kept
+    in the order of the queues. One that starts between two pages may then be given twice.
+
+    Raises:
+        BadPageToken: the token is not one of this list's.
+        Invalid: nothing matches, and a name in the filter is nobody's.
+    """
+    keep = asked.keeps if asked.team or asked.priority_class is not None else None
+    partitions = [f"JOB#{state}" for state in asked.states or JobState]
+    if tuple(asked.states) == (JobState.PENDING,):
+        answer = paging.in_order(ledger, Table.JOBS, partitions[0], page, keep)
+    else:
+        answer = paging.newest_first(ledger, Table.JOBS, partitions, page, keep)
+    if not answer.rows and not page.token:
+        _check_names(asked, reader, classes)
+    items = [summary(reader.view(rows.read(row, Job))) for row in answer.rows]
+    return {"items": items, "nextPageToken": answer.next_token or None}
+
+
+def _check_names(asked: Filter, reader: Reader, classes: Collection[str]) -> None:
+    """Tell a misspelt filter from a list that is empty.
+
+    Args:
+        asked: The filter.
+        reader: Knows the teams and the priority classes that are set up.
+        classes: Priority classes that the policy allows where no teams are set up.
+
+    Raises:
+        Invalid: there is no such team or priority class. Where no teams are set up, a job may name any team.
+    """
+    wrong = []
+    if reader.setup.has_teams:
+        classes = reader.setup.fleet.priority_classes
+    if asked.team and reader.setup.has_teams and asked.team not in reader.setup.by_name:
+        wrong.append(("team", unknown("team", asked.team, reader.setup.by_name)))
+    if asked.priority_class and asked.priority_class not in classes:
+        wrong.append(("class", unknown("priority class", asked.priority_class, classes)))
+    if wrong:
+        raise Invalid("No job can match the filter.", tuple(wrong))
+
+
+def list_foreign(ledger: Ledger, clusters: Iterable[str]) -> Json:
+    """Return the work with accelerators that Evenkeel did not start, as the last sweep saw it."""
+    found = (ledger.get(rows.foreign_key(cluster)) for cluster in clusters)
+    listed = [ForeignWorkload.model_validate(each) for row in found if row for each in row.doc["workloads"]]
+    return {"items": [each.to_json() | {"says": says(each)} for each in listed], "nextPageToken": None}
+
+
+def show_job(ledger: Ledger, job_id: str, reader: Reader, policy: Policy, *, now: datetime) -> Json:
+    """Return a job, its place in the queue, and all its attempts, newest first.
+
+    A caller from outside of its team gets fewer fields, and `isRedacted` says so.
+
+    Raises:
+        NotFound: there is no such job.
+    """
+    row = ledger.get(rows.job_key(job_id))
+    if row is None:
+        raise NotFound(f"There is no job {job_id}.")
+    whole = rows.read(row, Job)
+    is_redacted = not reader.sees(whole)
+    job = reader.view(whole)
+    spec = job.spec
+    waits = read_queue.waits_with_kueue(job, ledger)
+    attempts = load_attempts(ledger, job_id)
+    public = summary(job if waits is None else job.but(reason=waits.said)) | {
+        "version": row.version,
+        "isRedacted": is_redacted,
+        "cluster": job.cluster,
+        "instanceTypes": list(spec.instance_types),
+        "requires": {
+            "architectures": list(spec.requires.architectures),
+            "gpuModels": list(spec.requires.accelerators),
+            "gpuMemoryGib": spec.requires.accelerator_memory_gib,
+            "fabric": spec.requires.fabric,
+        },
+        "notBefore": _instant(job.not_before),
+        "queue": read_queue.place_of(job, ledger, policy, now=now),
+    }
+    if is_redacted:
+        return public | {"attempts": [public_attempt(attempt) for attempt in reversed(attempts)]}
+    return public | {
+        "image": spec.image,
+        "command": list(spec.command),
+        "args": list(spec.args),
+        # Values may hold what is nobody else's business; the names are enough to see what was set.
+        "envNames": sorted(spec.env),
+        "secretEnv": {name: source.to_json() for name, source in spec.secret_env.items()},
+        "pools": [choice.to_json() for choice in spec.pools],
+        "tolerations": [each.to_pod() for each in spec.tolerations],
+        "checkpoint": {"uri": spec.checkpoint_uri, "claim": spec.checkpoint_claim or None},
+        "recovery": {"maxRestarts": spec.max_restarts, "onNodeFault": spec.on_node_fault},
+        "graceSeconds": spec.grace_seconds,
+        "deadline": _instant(spec.deadline_at),
+        "labels": spec.labels,
+        "namespace": job.namespace,
+        "serviceAccount": job.service_account or None,
+        "distrustAfter": _instant(job.distrust_after),
+        "resumePlan": job.resume_plan.to_json() if job.resume_plan else None,
+        "stopRequest": job.stop_request.to_json() if job.stop_request else None,
+        "attempts": [_attempt(attempt) for attempt in reversed(attempts)],
+        "rentals": [shown_rental(rental) for rental in reversed(load_rentals(ledger, job_id))],
+        "result": job.result,
+    }
+
+
+def job_timeline(ledger: Ledger, job_id: str, reader: Reader) -> Json:
+    """Return a job's story, oldest first.
+
+    Raises:
+        NotFound: there is no such job.
+    """
+    entries = timeline(ledger, job_id)
+    if not reader.sees(load_job(ledger, job_id)):
+        entries = disclosure.job_timeline(entries)
+    return {"subject": job_id, "entries": entries}
+
+
+def job_logs(
+    ledger: Ledger, cluster: Cluster, job_id: str, reader: Reader, *, attempt: int | None, rank: int, tail: int
+) -> Json:
+    """Return the last lines of one rank's log, of the latest attempt unless another is named.
+
+    Where the pod is gone or out of reach, these are the lines that were kept with the attempt.
+
+    Raises:
+        NotYourTeam: the caller is not of the job's team.
+        NotFound: no such job or attempt, or neither a pod nor kept lines; it says why.
+    """
+    job = load_job(ledger, job_id)
+    reader.require(job)
+    number = job.current_attempt if attempt is None else attempt
+    if number == 0:
+        raise NotFound(f"{job_id} has not started yet, so it has no log.")
+    row = ledger.get(rows.attempt_key(job_id, number))
+    if row is None:
+        raise NotFound(f"{job_id} has no attempt {number}; its latest is {job.current_attempt}.")
+    found = rows.read(row, Attempt)
+    if rank >= found.ranks:
+        raise Refused(f"Attempt {number} of {job_id} has {found.ranks} pods: its ranks are 0 to {found.ranks - 1}.")
+    said: Json = {"jobId": job_id, "attempt": number, "rank": rank}
+    try:
+        text = cluster.logs(found, rank, tail)
+    except (NotFound, Refused, TransientError) as error:
+        stored = ledger.get(rows.kept_log_key(job_id, number, rank))
+        kept = rows.read(stored, KeptLog) if stored else None
+        if kept is None or not kept.text:
+            if not isinstance(error, NotFound) and found.ended_at is None:
+                raise
+            raise NotFound(_why_no_log(found, rank, kept, str(error))) from error
+        lines = kept.text.splitlines(keepends=True)
+        text = "".join(lines[-tail:])
+        is_cut = kept.is_cut or len(lines) > tail
+        return said | {"text": text, "isCut": is_cut, "keptAt": rfc3339(kept.kept_at), "note": _note(found, kept)}
+    return said | {"text": text[-LARGEST_LOG:], "isCut": len(text) > LARGEST_LOG, "keptAt": None, "note": None}
+
+
+def _why_no_log(attempt: Attempt, rank: int, kept: KeptLog | None, error: str) -> str:
+    if kept is not None:
+        why = f"It could not be read at {rfc3339(kept.kept_at)}: {kept.why or 'it was empty'}"
+        return f"Rank {rank} of {attempt.workload_name} has no kept log. {why.rstrip('.')}. {_elsewhere(attempt, kept)}"
+    how = f"The attempt ended: {attempt.reason}" if attempt.ended_at else f"Its pod cannot be read: {error}"
+    return f"Rank {rank} of {attempt.workload_name} has no pod and no kept log. {how}"
+
+
+def _note(attempt: Attempt, kept: KeptLog) -> str:
+    what = "The last lines" if kept.is_cut else "The whole log"
+    return f"{what} of pod {kept.pod_name}, kept at {rfc3339(kept.kept_at)}. {_elsewhere(attempt, kept)}"
+
+
+def _elsewhere(attempt: Attempt, kept: KeptLog) -> str:
+    place = f"/var/log/pods/{attempt.namespace}_{kept.pod_name}_*"
+    node = kept.node_name or "its node"
+    return f"The rest is on {node} in {place} while the node and the pod exist; afterwards ask your log collector."
+
+
+def load_job(ledger: Ledger, job_id: str) -> Job:
+    """Read one job.
+
+    Raises:
+        NotFound: there is no such job.
+    """
+    return rows.load(ledger, rows.job_key(job_id), Job, f"job {job_id}")
+
+
+def load_attempts(ledger: Ledger, job_id: str) -> tuple[Attempt, ...]:
+    """Read all attempts of a job, oldest first."""
+    found = ledger.partition(Table.JOBS, rows.job_key(job_id).pk, "ATTEMPT#")
+    return tuple(rows.read(row, Attempt) for row in found)
+
+
+def load_rentals(ledger: Ledger, job_id: str) -> tuple[Rental, ...]:
+    """Read all rentals of a job, oldest first."""
+    found = ledger.partition(Table.JOBS, rows.job_key(job_id).pk, "RENTAL#")
+    return tuple(rows.read(row, Rental) for row in found)
+
+
+def timeline(ledger: Ledger, subject: str) -> list[Json]:
+    """Return the story of a job or an incident, oldest first."""
+    table, pk = rows.subject_partition(subject)
+    return [row.doc for row in ledger.partition(table, pk, "EVENT#")]
+
+
+_AT_WORK = (JobState.STARTING, JobState.RUNNING, JobState.STOPPING)
+
+
+def summary(job: Job) -> Json:
+    """Return the fields that a list shows."""
+    spec = job.spec
+    return {
+        "jobId": job.job_id,
+        "name": spec.name,
+        "team": spec.team,
+        "jobType": spec.job_type or None,
+        "priorityClass": spec.priority_class or None,
+        "state": job.state,
+        "isSuspended": job.is_suspended,
+        "reason": job.reason,
+        "nodes": spec.nodes,
+        "elastic": spec.elastic.to_json() if spec.elastic else None,
+        "currentNodes": job.size or None if job.state in _AT_WORK else None,
+        "gpusPerNode": spec.accelerators_per_node,
+        "cluster": job.cluster or None,
+        "currentAttempt": job.current_attempt,
+        "applicationFailures": job.application_failures,
+        "submittedAt": rfc3339(job.submitted_at),
+        "submittedBy": job.submitted_by,
+        "startedAt": _instant(job.started_at),
+        "endedAt": _instant(job.ended_at),
+    }
+
+
+def public_attempt(attempt: Attempt) -> Json:
+    """Return the fields of an attempt that everybody sees."""
+    attempt = disclosure.public_attempt(attempt)
+    return {
+        "attempt": attempt.attempt,
+        "state": attempt.state,
+        "pool": attempt.pool,
+        "localQueue": attempt.local_queue or None,
+        "nodes": [
+            {"name": name, "instanceId": life.instance_id}
+            for name, life in zip(attempt.node_names, attempt.nodes, strict=False)
+        ],
+        "gpus": attempt.accelerators,
+        "admittedAt": rfc3339(attempt.admitted_at),
+        "launchedAt": _instant(attempt.launched_at),
+        "runningAt": _instant(attempt.running_at),
+        "endedAt": _instant(attempt.ended_at),
+    }
+
+
+def _attempt(attempt: Attempt) -> Json:
+    return public_attempt(attempt) | {
+        "reason": attempt.reason,
+        "execution": attempt.workload_name,
+        "resumeFrom": attempt.resume_from.to_json() if attempt.resume_from else None,
+        "isPinned": attempt.is_pinned,
+        "rejectedCheckpoints": list(attempt.rejected_checkpoints),
+        "exitCodes": attempt.exit_codes,
+        "decisionId": attempt.decision_id or None,
+    }
+
+
+def shown_rental(rental: Rental) -> Json:
+    """Return nodes that are, or were, rented, as they are shown."""
+    return {
+        "rental": rental.number,
+        "state": rental.state,
+        "reason": rental.reason,
+        "nodes": rental.nodes,
+        "nodeNames": list(rental.node_names),
+        "offers": [
+            {
+                "pool": offer.pool,
+                "cluster": offer.cluster,
+                "market": offer.market,
+                "microsPerNodeHour": offer.micros_per_node_hour,
+                "openedAt": rfc3339(offer.opened_at),
+                "closedAt": _instant(offer.closed_at),
+                "nodesThatCame": len(offer.came),
+                "refused": offer.refused or None,
+            }
+            for offer in rental.offers
+        ],
+        "begunAt": rfc3339(rental.begun_at),
+        "handedOverAt": _instant(rental.handed_over_at),
+        "endedAt": _instant(rental.ended_at),
+        "loanFor": rental.incident_id or None,
+        "dueAt": _instant(rental.due_at),
+        "costUsd": f"{rental.cost_parts / money.PARTS:.6f}" if rental.ended_at else None,
+        "decisionId": rental.decision_id,
+    }
+
+
+def _instant(value: Any) -> str | None:
+    return rfc3339(value) if value else None

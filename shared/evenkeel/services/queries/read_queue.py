@@ -1,0 +1,288 @@
+"""Where a waiting job stands in its queue, when it is expected to start, and what a pass would decide about another."""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from evenkeel.domain.nodes import FleetNode
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.scheduling import reserved, sharing, sizing
+from evenkeel.domain.scheduling.admission import (
+    TAINTED,
+    UNHEALTHY,
+    Action,
+    Admission,
+    AdmissionDecision,
+    Request,
+    Room,
+    Snapshot,
+    admit,
+    hand_over,
+)
+from evenkeel.domain.scheduling.budgets import left_by_team
+from evenkeel.domain.scheduling.foresight import BASIS, foresee
+from evenkeel.domain.scheduling.jobs import Charge, Job, JobSpec, JobState
+from evenkeel.domain.scheduling.queues.capacity import Tree
+from evenkeel.domain.scheduling.renting import kept_rooms
+from evenkeel.domain.scheduling.teams import SetUp
+from evenkeel.domain.values import rfc3339
+from evenkeel.domain.waiting import ConditionKind, Wait, WaitState, wait_name
+from evenkeel.ports import Ledger, Row, Table
+from evenkeel.services.incidents import unhealthy_nodes
+from evenkeel.services.jobs import check_authority, check_fit, submit_job
+from evenkeel.services.queries import plan_place, read_teams
+from evenkeel.services.rentals import read_budgets, rentals
+from evenkeel.services.scheduling import read_use
+from evenkeel.services.storage import paging, read_charges, read_setup, rows
+
+Json = dict[str, Any]
+
+_MOST_AHEAD = 1000
+_MOST_RUNS = 200
+_MOST_NODES = 5000
+_PLANNED = "job-planned"
+
+
+# ---------------------------------------------------------------- where a job stands
+
+
+def place_of(job: Job, ledger: Ledger, policy: Policy, *, now: datetime) -> Json | None:
+    """Return a waiting job's position in its queue, and the estimate of its start; None for one that does not wait.
+
+    The position is unknown past the first thousand. There is no estimate before enough jobs of its team have run.
+    """
+    if job.state is JobState.STARTING:
+        return _place_with_kueue(job, ledger)
+    if job.state is not JobState.PENDING:
+        return None
+    prefix = rows.queue_prefix(job.queue) if job.queue else ""
+    page = ledger.by_state(Table.JOBS, f"JOB#{JobState.PENDING}", prefix=prefix, limit=_MOST_AHEAD)
+    names = [str(row.doc["jobId"]) for row in page.rows]
+    if job.job_id not in names:
+        return {"position": None, "estimate": None}
+    index = names.index(job.job_id)
+    return {"position": index + 1, "estimate": _estimate(job, page.rows[:index], ledger, policy, now)}
+
+
+def waits_with_kueue(job: Job, ledger: Ledger) -> Wait | None:
+    """Return what is known of a job that waits for Kueue; None for one that does not."""
+    if job.state is not JobState.STARTING:
+        return None
+    row = ledger.get(rows.wait_key(job.job_id, wait_name(ConditionKind.ATTEMPT_ADMITTED, job.current_attempt)))
+    wait = rows.read(row, Wait) if row else None
+    return wait if wait and wait.state is WaitState.OPEN and wait.said else None
+
+
+def _place_with_kueue(job: Job, ledger: Ledger) -> Json | None:
+    """Return its place among the Workloads of its LocalQueue; when Kueue starts it, only Kueue could know."""
+    wait = waits_with_kueue(job, ledger)
+    return {"position": wait.position, "estimate": None} if wait else None
+
+
+def _estimate(job: Job, ahead: Sequence[Any], ledger: Ledger, policy: Policy, now: datetime) -> Json | None:
+    runs = _runs(job.spec.team, ledger)
+    if len(runs) < policy.economy.least_samples:
+        return None
+    setup, charges = read_setup.run(ledger).setup, read_charges.held(ledger)
+    if check_fit.why_never(job, check_fit.read_fleet(job.cluster, ledger), setup, policy, now):
+        return None
+    rooms = kept_rooms(_rooms(ledger, charges), (), policy.burst.pools)
+    free = sum(room.free for room in rooms if room.is_open and not room.kept_for)
+    if job.queue in setup.by_name:
+        free = min(free, _free_quota(job.queue, setup, charges))
+        charges = tuple(each for each in charges if (each.queue or each.team) == job.queue)
+    found = foresee(
+        free,
+        [(each.accelerators, (now - (each.admitted_at or now)).total_seconds()) for each in charges],
+        [_accelerators(row.doc["spec"]) for row in ahead],
+        job.spec.nodes * job.spec.accelerators_per_node,
+        runs,
+    )
+
+    def at(seconds: float | None) -> str | None:
+        return None if seconds is None else rfc3339(now + timedelta(seconds=seconds))
+
+    return {
+        "startsAt": at(found.seconds),
+        "earliestAt": at(found.earliest_seconds),
+        "latestAt": at(found.latest_seconds),
+        "samples": found.samples,
+        "basis": BASIS,
+    }
+
+
+def _runs(team: str, ledger: Ledger) -> list[float]:
+    """Return how long jobs of a team ran that ended well, from their first start."""
+    page = ledger.by_state(Table.JOBS, f"JOB#{JobState.SUCCEEDED}", limit=_MOST_RUNS, newest_first=True)
+    mine = (row.doc for row in page.rows if row.doc["spec"]["team"] == team)
+    return [
+        (datetime.fromisoformat(doc["endedAt"]) - datetime.fromisoformat(doc["startedAt"])).total_seconds()
+        for doc in mine
+        if doc.get("startedAt") and doc.get("endedAt")
+    ]
+
+
+def _accelerators(spec: Json) -> int:
+    return int(spec["nodes"]) * int(spec["acceleratorsPerNode"])
+
+
+def _free_quota(queue: str, setup: SetUp, charges: Iterable[Charge]) -> int:
+    found = setup.queues
+    tree = Tree(found.queues, found.cohorts)
+    for name, amounts in read_teams.use_by_team(setup, charges).items():
+        tree.queues[name].add_all(amounts)
+    node = tree.queues[queue]
+    return sum(node.free(key) for key in node.quotas if read_teams.is_accelerator(key[1]))
+
+
+# ---------------------------------------------------------------- what would be decided
+
+
+def plan(
+    spec: JobSpec,
+    asker: check_authority.Asker,
+    ledger: Ledger,
+    *,
+    cluster: str,
+    namespace: str,
+    policy: Policy,
+    now: datetime,
+    admission: Admission = Admission.EVENKEEL,
+) -> Json:
+    """Decide about a job as if it were submitted now, and record nothing.
+
+    The machines are as the last sweep saw them, a minute ago at most; the quotas as they are.
+
+    Raises:
+        Invalid: it asks for what cannot be, or for what its team may not have; names each field.
+        NotYourTeam: the caller may not submit for its team.
+    """
+    setup = read_setup.run(ledger).setup
+    job = submit_job.job_of(
+        spec,
+        asker,
+        setup,
+        policy.job_types,
+        policy.priority_classes,
+        job_id=_PLANNED,
+        cluster=cluster,
+        namespace=namespace,
+        now=now,
+    )
+    if admission is Admission.KUEUE:
+        decided = hand_over(Request.of(job), setup.local_queue_of(job.spec.team), now)
+        return {
+            "team": job.spec.team,
+            "jobType": job.spec.job_type or None,
+            "namespace": job.namespace,
+            "position": 1,
+            "decision": _shown(decided),
+            # Where it starts, Kueue decides: there are no places of ours to weigh.
+            "placement": None,
+        }
+    submit_job.refuse_beside_kueue(job, ledger)
+    submit_job.refuse_unfit(job, setup, ledger, policy, now)
+    charges = read_charges.held(ledger)
+    # What is rented is kept for whom it was rented for.
+    rooms = reserved.with_ends(kept_rooms(_rooms(ledger, charges), (), policy.burst.pools), policy)
+    others = _heads(ledger, setup, policy.scheduling.heads_per_pass)
+    pending = tuple(reserved.request_of(each, policy, now) for each in (*others, job))
+    tree = ledger.partition(rows.tree_key().table, rows.tree_key().pk, rows.tree_key().sk) if setup.has_teams else ()
+    memory = sharing.Memory.model_validate((tree[0].doc.get("memory") if tree else None) or {})
+    own = setup.but(teams=tuple(team for team in setup.teams if team.name == job.spec.team and team.budgets))
+    rented = rentals.load(ledger).rentals if own.teams else ()
+    spent = read_budgets.spent(own, ledger, rented, now)
+    left = left_by_team(own, spent, charges, rented, policy.economy, now)
+    used = read_use.run(setup, ledger, now)
+    stopping = frozenset(memory.stopping) & {charge.job_id for charge in charges}
+
+    def weigh(asked: tuple[Request, ...]) -> tuple[AdmissionDecision, ...]:
+        if not setup.has_teams:
+            return admit(Snapshot(rooms=rooms, pending=asked), policy.scheduling, now)
+        snapshot = sharing.Snapshot(setup, rooms, asked, tuple(charges), stopping, memory, spent, used=used)
+        return sharing.share(snapshot, policy.scheduling, policy.economy, now)
+
+    decisions = sizing.fit(pending, weigh(pending), weigh, now)
+    decided = next(each for each in decisions if each.job_id == _PLANNED)
+    if not rooms:
+        unread = "No sweep has read the fleet yet: nothing is known of where it could start."
+        decided = decided.model_copy(update={"action": Action.WAIT, "reason": unread, "alternatives": ()})
+    ahead = sorted((each for each in others if rows.queue_order(each) < rows.queue_order(job)), key=rows.queue_order)
+    return {
+        "team": job.spec.team,
+        "jobType": job.spec.job_type or None,
+        "namespace": job.namespace,
+        "position": sum(each.queue == job.queue for each in ahead) + 1,
+        "decision": _shown(decided),
+        "placement": plan_place.run(job, decided, rooms, charges, ahead, left, ledger, policy=policy, now=now)
+        if rooms
+        else None,
+    }
+
+
+def _shown(decided: AdmissionDecision) -> Json:
+    return {
+        "action": decided.action,
+        "reason": decided.reason,
+        "pool": decided.pool or None,
+        "instanceType": decided.instance_type or None,
+        "nodes": list(decided.node_names),
+        "quota": decided.use,
+        "victims": [victim.to_json() for victim in decided.victims],
+        "considered": [{"option": each.option, "whyNot": each.why_not or None} for each in decided.alternatives],
+    }
+
+
+def _heads(ledger: Ledger, setup: SetUp, heads: int) -> list[Job]:
+    prefixes = [rows.queue_prefix(team) for team in setup.by_name] or [""]
+    state = f"JOB#{JobState.PENDING}"
+    pages = (ledger.by_state(Table.JOBS, state, prefix=prefix, limit=heads) for prefix in prefixes)
+    return [rows.read(row, Job) for page in pages for row in page.rows]
+
+
+def _rooms(ledger: Ledger, charges: Iterable[Charge]) -> tuple[Room, ...]:
+    """Return the machines as the last sweep saw them; what is charged to them counts though no pod is there yet."""
+    charged: dict[tuple[str, str], int] = {}
+    for charge in charges:
+        for name in charge.node_names:
+            place = (charge.cluster, name)
+            charged[place] = charged.get(place, 0) + charge.accelerators // len(charge.node_names)
+    seen, _ = paging.everything(ledger, Table.FLEET, "NODE", at_most=_MOST_NODES, keep=is_there)
+    nodes = (rows.read(row, FleetNode) for row in seen)
+    left = unhealthy_nodes.load(ledger)
+    return tuple(_room(node, charged, left) for node in sorted(nodes, key=lambda each: each.life.key))
+
+
+def is_there(row: Row) -> bool:
+    """Whether a node's row, read as it lies, is about a machine that is not gone."""
+    return not row.doc.get("isGone")
+
+
+def _room(node: FleetNode, charged: dict[tuple[str, str], int], left: unhealthy_nodes.Left) -> Room:
+    used = max(node.accelerators_in_use, charged.get((node.life.cluster, node.node_name), 0))
+    return Room(
+        life=node.life,
+        node_name=node.node_name,
+        cluster=node.life.cluster,
+        pool=node.pool,
+        instance_type=node.instance_type,
+        accelerators=node.accelerators,
+        free=max(0, node.accelerators - used),
+        closed_because=_closed_because(node, is_unhealthy=unhealthy_nodes.is_left(node, left)),
+        labels=node.labels,
+        taints=node.taints,
+    )
+
+
+def _closed_because(node: FleetNode, *, is_unhealthy: bool) -> str:
+    if not node.node_name:
+        return "not joined yet"
+    if not node.is_ready:
+        return "not ready"
+    if node.is_cordoned:
+        return "cordoned"
+    if node.is_awaiting_validation:
+        return "awaiting validation"
+    if is_unhealthy:
+        return UNHEALTHY
+    return TAINTED if node.taints else ""

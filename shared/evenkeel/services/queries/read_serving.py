@@ -1,0 +1,48 @@
+"""Deployments that nodes are rented for, as people and programs see them: what was decided last, and what they have."""
+
+from typing import Any
+
+from evenkeel.domain.scheduling.renting import Rental
+from evenkeel.domain.scheduling.replicas import ServingMemory
+from evenkeel.ports import Ledger, Table
+from evenkeel.services.queries import read_jobs
+from evenkeel.services.storage import rows
+
+Json = dict[str, Any]
+
+_MOST = 100
+"""Deployments, and rentals that are not over, that are listed: far more than a policy has bounds for."""
+_LAST = 8
+"""Rentals of each that are listed though they are over."""
+
+
+def list_serving(ledger: Ledger) -> list[Json]:
+    """Return each Deployment that nodes may have been rented for, with its rentals that are not over and the last."""
+    memories = [rows.read(row, ServingMemory) for row in ledger.by_state(Table.JOBS, "SERVING", limit=_MOST).rows]
+    if not memories:
+        return []
+    unsettled = [rows.read(row, Rental) for row in ledger.by_state(Table.JOBS, "RENTAL#OPEN", limit=_MOST).rows]
+    return [_shown(memory, _rentals(memory, unsettled, ledger)) for memory in memories]
+
+
+def _rentals(memory: ServingMemory, unsettled: list[Rental], ledger: Ledger) -> list[Rental]:
+    last = range(max(1, memory.rentals - _LAST + 1), memory.rentals + 1)
+    found = {each.number: each for each in unsettled if each.job_id == memory.holder_id}
+    for row in (ledger.get(rows.rental_key(memory.holder_id, number)) for number in last):
+        if row is not None:
+            rental = rows.read(row, Rental)
+            found[rental.number] = rental  # the index may lag behind
+    return [found[number] for number in sorted(found, reverse=True)]
+
+
+def _shown(memory: ServingMemory, rentals: list[Rental]) -> Json:
+    said = memory.said
+    return {
+        "id": memory.holder_id,
+        "cluster": memory.cluster,
+        "namespace": memory.namespace,
+        "name": memory.name,
+        "reason": said.text if said else None,
+        "decisionId": (said.decision_id or None) if said else None,
+        "rentals": [read_jobs.shown_rental(each) for each in rentals],
+    }

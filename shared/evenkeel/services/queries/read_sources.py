@@ -1,0 +1,61 @@
+"""The age of every source of facts: what `status`, the metrics and `doctor` go by."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, TypeAlias
+
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.sources import FACTS, SourceAge, SourceKind, SourceState, expected_sources, judge
+from evenkeel.domain.values import rfc3339
+from evenkeel.ports import Ledger
+from evenkeel.services.storage import heartbeats
+
+Json = dict[str, Any]
+Ages: TypeAlias = tuple[SourceAge, ...]
+
+NOT_RUNNING = (
+    "Evenkeel is not running: its schedules are off. Nothing is watched, repaired or started. "
+    "Run `evenkeel doctor`, then deploy with Schedules=on (docs/deploy.md)."
+)
+
+
+def run(
+    ledger: Ledger,
+    *,
+    clusters: Sequence[str],
+    has_hyperpod: bool,
+    policy: Policy,
+    now: datetime,
+    is_running: bool = True,
+) -> Ages:
+    """Return the age of every source that the fleet should have, by the reports of all functions."""
+    expected = expected_sources(clusters, has_hyperpod=has_hyperpod)
+    return judge(expected, heartbeats.load(ledger), policy.sources, now, is_running=is_running)
+
+
+def marked(document: Json, ages: Sequence[SourceAge]) -> Json:
+    """Return an answer that says which of its facts are stale.
+
+    `stale` holds one sentence for each source that facts come from and that cannot be trusted now. Each item that is
+    somewhere in a cluster gets `isStale`, and `lastSeenAt` where it is stale.
+    """
+    of_cluster = {age.source.target: age for age in ages if age.source.kind is SourceKind.KUBERNETES_LIST}
+    items = document["items"] if isinstance(document.get("items"), list) else [document]
+    for item in items:
+        age = of_cluster.get(item.get("cluster") or "")
+        if age is not None:
+            is_stale = not age.is_trusted and item.get("state") not in _STANDS_ALONE
+            seen_at = age.seen_at if is_stale else None
+            item |= {"isStale": is_stale, "lastSeenAt": rfc3339(seen_at) if seen_at else None}
+    return document | {"stale": warnings(ages)}
+
+
+_STANDS_ALONE = ("PENDING", "SUSPENDED", "SUCCEEDED", "FAILED", "CANCELLED", "GONE")
+"""States that rest on no cluster."""
+
+
+def warnings(ages: Sequence[SourceAge]) -> list[str]:
+    """Return one sentence for each source of facts that cannot be trusted now."""
+    if any(age.state is SourceState.OFF for age in ages):
+        return [NOT_RUNNING]
+    return [age.reason for age in ages if age.source.kind in FACTS and not age.is_trusted]

@@ -1,0 +1,113 @@
+"""Teams as people and programs see them: what each holds, uses, borrows and lends, and what of it runs and waits."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from evenkeel.domain.scheduling import instance_types, machines
+from evenkeel.domain.scheduling.instance_types import GPU, NEURON
+from evenkeel.domain.scheduling.jobs import Charge, JobState
+from evenkeel.domain.scheduling.queues import quantities
+from evenkeel.domain.scheduling.queues.objects import Amounts
+from evenkeel.domain.scheduling.tables import Line, lines_of
+from evenkeel.domain.scheduling.teams import SetUp
+from evenkeel.domain.values import rfc3339
+from evenkeel.ports import Ledger, Table
+from evenkeel.services.storage import paging, read_charges, read_setup
+
+Json = dict[str, Any]
+
+_MOST_WAITING = 2000
+"""Waiting jobs that are counted; past it the counts are lower bounds and say so."""
+
+
+def list_teams(ledger: Ledger, *, now: datetime) -> Json:
+    """Return the table of teams. Where none are set up: who uses accelerators, without a quota."""
+    setup = read_setup.run(ledger).setup
+    charges = read_charges.held(ledger)
+    waiting, is_cut = paging.everything(ledger, Table.JOBS, f"JOB#{JobState.PENDING}", at_most=_MOST_WAITING)
+    pending = Counter(str(row.doc["spec"]["team"]) for row in waiting)
+    return {
+        "asOf": rfc3339(now),
+        "items": table(setup, charges, pending),
+        "isLowerBound": is_cut,
+    }
+
+
+def table(setup: SetUp, charges: Sequence[Charge], pending: Mapping[str, int]) -> list[Json]:
+    """Return a line for each team, by name: those that are set up, and those that only have jobs."""
+    running = Counter(charge.team for charge in charges)
+    held = Counter(dict.fromkeys(running, 0))
+    for charge in charges:
+        held[charge.team] += charge.accelerators
+    lines = lines_of(*setup.queues[:2], use_by_team(setup, charges))
+    items = []
+    for name in sorted({*setup.by_name, *running, *pending}):
+        team = setup.by_name.get(name)
+        of_accelerators = [line for line in lines.get(name, ()) if is_accelerator(line.key[1])]
+        used = sum(line.used for line in of_accelerators) if team else held[name]
+        allocated = sum(line.allocated for line in of_accelerators) if team else None
+        items.append(
+            {
+                "team": name,
+                "cohort": (team.queue.cohort or None) if team else None,
+                "weight": team.queue.weight if team else None,
+                "accelerators": {
+                    "allocated": allocated,
+                    "used": used,
+                    # On machines of no flavor of its queue: they are used, and nobody's quota.
+                    "usedBesides": held[name] - used,
+                    "borrowed": sum(line.borrowed for line in of_accelerators) if team else None,
+                    "lent": sum(line.lent for line in of_accelerators) if team else None,
+                    "utilization": _percent(used, allocated),
+                },
+                "resources": [_line(line) for line in lines.get(name, ())],
+                "running": running[name],
+                "pending": pending.get(name, 0),
+            }
+        )
+    return items
+
+
+def use_by_team(setup: SetUp, charges: Iterable[Charge]) -> Mapping[str, Amounts]:
+    """Return what the jobs of each team take of its quota."""
+    found = setup.queues
+    queues = {queue.name: queue for queue in found.queues}
+    flavors = {each.name: machines.with_labels(each) for each in found.flavors}
+    use: dict[str, Amounts] = defaultdict(dict)
+    for charge in charges:
+        queue = queues.get(charge.queue or charge.team)
+        if queue is None:
+            continue
+        for flavor, amounts in machines.use_of(charge, queue, flavors, instance_types.shipped()).items():
+            for resource, amount in amounts.items():
+                mine = use[queue.name]
+                mine[flavor, resource] = mine.get((flavor, resource), 0) + amount
+    return use
+
+
+def _line(line: Line) -> Json:
+    flavor, resource = line.key
+
+    def said(amount: int) -> str:
+        return quantities.text(resource, amount)
+
+    return {
+        "flavor": flavor,
+        "resource": resource,
+        "allocated": said(line.allocated),
+        "used": said(line.used),
+        "borrowed": said(line.borrowed),
+        "lent": said(line.lent),
+        "utilization": _percent(line.used, line.allocated),
+    }
+
+
+def is_accelerator(resource: str) -> bool:
+    """Whether a resource counts whole accelerators."""
+    return resource in (GPU, NEURON)
+
+
+def _percent(used: int, allocated: int | None) -> int | None:
+    return round(100 * used / allocated) if allocated else None

@@ -1,0 +1,167 @@
+"""State CheckNode of recover_node: begin the check that is to vouch for a machine before it takes work again.
+
+choose ─▶ the incident's note of it ─▶ test job, or HyperPod's deep health check ─▶ the answer
+               │ crash here: begun by the next visit  │ crash here: the test job has its name; a deep check shows on
+               └──────────────────────────────────────┘ the node, and is asked for again only where it does not
+"""
+
+from datetime import datetime
+
+from evenkeel.domain.decisions import Decision
+from evenkeel.domain.health.incidents import Incident, NodeCheck
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.recovery.seats import EXAMINED, Holder, look
+from evenkeel.domain.recovery.validation import CheckDecision, CheckFacts, CheckKind, choose_check
+from evenkeel.domain.values import Value
+from evenkeel.ports import CheckSpec, Cluster, Ids, Ledger, Provider, Put, RepairAnswer, Telemetry, Write
+from evenkeel.services.storage import incident_record, rows
+
+WRITER = "check_node"
+
+Request = incident_record.Request
+
+
+class Outcome(Value):
+    """What vouches for the machine."""
+
+    outcome: str
+    """A `CheckKind`."""
+    reason: str
+
+
+def run(
+    request: Request,
+    *,
+    ledger: Ledger,
+    cluster: Cluster,
+    provider: Provider,
+    ids: Ids,
+    telemetry: Telemetry,
+    policy: Policy,
+    namespace: str,
+    now: datetime,
+) -> Outcome:
+    """Begin the check of the machine in the seat. One that cannot be begun leaves what the control planes show.
+
+    Idempotent: yes, by the incident's note of the check, one for each machine, boot and failed validation.
+    """
+    incident, _ = incident_record.load(ledger, request.incident_id)
+    ask = incident_record.last_ask(ledger, incident)
+    seat = look(
+        incident.life,
+        incident.slot,
+        incident.pool,
+        records=provider.nodes(),
+        nodes=cluster.nodes(incident.life.cluster),
+        since=ask.asked_at if ask else incident.opened_at,
+    )
+    machine = seat.successor or seat.patient
+    fault = policy.catalogue.look_up(incident.fault_key)
+    facts = CheckFacts(
+        fault_class=fault.fault_class, asks_for=fault.validate_with, is_hyperpod=machine.record is not None
+    )
+    decision = choose_check(facts, policy.repair)
+    if decision.kind is CheckKind.BASIC or machine.node is None or incident.state.is_settled:
+        return Outcome(outcome=CheckKind.BASIC, reason=decision.reason)
+    check = _noted(incident, machine, facts, decision, namespace, ledger, ids, policy, now)
+    if check.answer:
+        return Outcome(outcome=check.kind, reason="It was begun before.")
+    answer = _begin(incident, machine, check, cluster, provider, policy)
+    kind = check.kind if answer in (RepairAnswer.ACCEPTED, RepairAnswer.UNKNOWN) else CheckKind.BASIC
+    _answered(incident, check.but(kind=kind, answer=answer), ledger)
+    telemetry.count("ChecksBegun", kind=kind, answer=answer)
+    reason = decision.reason if kind == check.kind else f"{check.kind} could not be begun: {answer}."
+    return Outcome(outcome=kind, reason=reason)
+
+
+def _is_of(check: NodeCheck | None, machine: Holder, incident: Incident) -> bool:
+    """Whether a check was begun for this machine in this boot, and after its last failed validation."""
+    if check is None or machine.node is None:
+        return False
+    is_spent = incident.invalid_at is not None and incident.invalid_at >= check.started_at
+    return (check.instance_id, check.boot_id) == (machine.instance_id, machine.node.boot_id) and not is_spent
+
+
+def _noted(
+    incident: Incident,
+    machine: Holder,
+    facts: CheckFacts,
+    decision: CheckDecision,
+    namespace: str,
+    ledger: Ledger,
+    ids: Ids,
+    policy: Policy,
+    now: datetime,
+) -> NodeCheck:
+    decision_id = ids.new("dec")
+
+    def change(current: Incident) -> tuple[Incident, list[Write]] | None:
+        if _is_of(current.check, machine, current):
+            return None
+        assert machine.node
+        check = NodeCheck(
+            kind=decision.kind,
+            instance_id=machine.instance_id,
+            boot_id=machine.node.boot_id,
+            started_at=now,
+            namespace=namespace,
+            name=f"{current.incident_id}-check-{int(now.timestamp())}",
+        )
+        record = Decision(
+            decision_id=decision_id,
+            kind="CHECK",
+            subject=current.incident_id,
+            action=decision.kind,
+            reason=decision.reason,
+            alternatives=decision.alternatives,
+            facts=facts.to_json(),
+            policy_hash=policy.hash,
+            catalogue_hash=policy.catalogue.hash,
+            decided_at=now,
+        )
+        line = incident_record.told(
+            current.incident_id, "checked", decision.reason, at=now, writer=WRITER, decision_id=decision_id
+        )
+        return current.but(check=check), [Put(rows.decision_row(record)), line]
+
+    after = incident_record.amend(ledger, incident.incident_id, change)
+    assert after.check
+    return after.check
+
+
+def _begin(
+    incident: Incident,
+    machine: Holder,
+    check: NodeCheck,
+    cluster: Cluster,
+    provider: Provider,
+    policy: Policy,
+) -> RepairAnswer:
+    assert machine.node
+    if check.kind == CheckKind.DEEP:
+        assert machine.record
+        if machine.record.status == EXAMINED:
+            return RepairAnswer.ACCEPTED  # begun by a visit that died before it could tell
+        return provider.check_health(machine.record.instance_group, machine.instance_id)
+    cluster.start_check(
+        CheckSpec(
+            cluster=incident.life.cluster,
+            namespace=check.namespace,
+            name=check.name,
+            node_name=machine.node.name,
+            image=policy.repair.test_job_image,
+            command=policy.repair.test_job_command,
+            accelerators=machine.node.accelerators,
+            accelerator_resource=machine.node.accelerator_resource,
+            deadline_seconds=policy.repair.test_job_deadline_seconds,
+        )
+    )
+    return RepairAnswer.ACCEPTED
+
+
+def _answered(incident: Incident, check: NodeCheck, ledger: Ledger) -> None:
+    def change(current: Incident) -> tuple[Incident, list[Write]] | None:
+        is_it = current.check is not None and current.check.started_at == check.started_at
+        return (current.but(check=check), []) if is_it and current.check != check else None
+
+    incident_record.amend(ledger, incident.incident_id, change)

@@ -1,0 +1,134 @@
+"""State CordonNode of recover_node: keep new pods off a suspect node.
+
+weigh ─▶ register: the machine, under the version that was weighed ─▶ cordon ─▶ the incident's story
+              │ crash here: it counts, and the next visit goes on         │ crash here: the mark is there already
+"""
+
+from datetime import datetime
+
+from evenkeel.domain.health.incidents import Incident
+from evenkeel.domain.policy import Mode, Policy
+from evenkeel.domain.recovery.approval import is_approved
+from evenkeel.domain.recovery.guardrails import Act, Verdict, weigh
+from evenkeel.domain.recovery.modes import mode_now
+from evenkeel.domain.recovery.plan import not_allowed
+from evenkeel.domain.values import Value
+from evenkeel.ports import Cluster, Conflict, CordonResult, Ledger, Telemetry, Write
+from evenkeel.services.recovery import guard_acts
+from evenkeel.services.storage import guard_register, incident_record
+from evenkeel.services.storage.guard_register import Which
+
+WRITER = "cordon_node"
+
+Request = incident_record.Request
+
+
+class Outcome(Value):
+    """What was found or done."""
+
+    outcome: str
+    """CORDONED, BY_PERSON, GONE, NOT_NEEDED, BLOCKED or HELD."""
+    reason: str
+
+
+_SAID = {
+    CordonResult.CORDONED: ("CORDONED", "Cordoned: no new pod lands on it."),
+    CordonResult.ALREADY_OURS: ("CORDONED", "Cordoned: no new pod lands on it."),
+    CordonResult.BY_OTHER_INCIDENT: ("CORDONED", "Cordoned already, for an earlier incident."),
+    CordonResult.BY_PERSON: ("BY_PERSON", "A person cordoned it: left as it is."),
+    CordonResult.GONE: ("GONE", "The node is gone from its cluster."),
+}
+
+
+def run(
+    request: Request,
+    *,
+    ledger: Ledger,
+    cluster: Cluster,
+    telemetry: Telemetry,
+    policy: Policy,
+    mode: Mode,
+    drills_may_act: bool,
+    now: datetime,
+) -> Outcome:
+    """Cordon the node with our mark, unless too many are cordoned.
+
+    Idempotent: yes, by the mark; a person's own cordon is left alone.
+    """
+    incident, _ = incident_record.load(ledger, request.incident_id)
+    allowed = mode_now(mode, incident.mode, is_approved=is_approved(incident))
+    may_act = incident_record.drill_may_act(incident, ledger, drills_may_act=drills_may_act)
+    barred = not_allowed(allowed, is_drill=incident.is_drill, drills_may_act=may_act)
+    if barred or incident.state.is_settled:
+        return Outcome(outcome="HELD", reason=barred or "The incident is settled.")
+    if incident.plan is not None and not incident.plan.repairs_node:
+        return Outcome(outcome="NOT_NEEDED", reason="Nothing is to be done about the machine.")
+    return cordon(incident, ledger=ledger, cluster=cluster, telemetry=telemetry, policy=policy, now=now)
+
+
+def cordon(
+    incident: Incident, *, ledger: Ledger, cluster: Cluster, telemetry: Telemetry, policy: Policy, now: datetime
+) -> Outcome:
+    """Weigh and cordon. Called again right before a repair, where a guardrail barred it at first.
+
+    A hold on automation does not hold this: it is what makes waiting safe.
+
+    Idempotent: yes, as `run`.
+    """
+    if not incident.node_name:
+        return Outcome(outcome="GONE", reason="The machine never joined its cluster.")
+    verdict = _entered(incident, ledger, policy, now)
+    # A machine that is gone needs no place: to wait for one would hold its seat, and whoever has it now, for ever.
+    if not verdict.allowed and cluster.node(incident.life.cluster, incident.node_name) is not None:
+        guard_acts.block(incident, Act.CORDON, verdict, ledger=ledger, telemetry=telemetry, writer=WRITER, now=now)
+        return Outcome(outcome="BLOCKED", reason=verdict.reason)
+    found = cluster.cordon(incident.life.cluster, incident.node_name, incident.incident_id)
+    outcome, reason = _SAID[found]
+    is_marked = found in (CordonResult.CORDONED, CordonResult.ALREADY_OURS)
+    carries_ours = is_marked or found is CordonResult.BY_OTHER_INCIDENT
+
+    def change(current: Incident) -> tuple[Incident, list[Write]] | None:
+        if current.state.is_settled:
+            return None
+        life = current.life.key
+        writes: list[Write] = []
+        if not carries_ours:
+            writes += guard_register.leaving(ledger, Which.CORDONS, life, now=now, is_drill=current.is_drill)
+        after = current
+        if current.block is not None and current.block.act == Act.CORDON:
+            after = after.without_block()
+        if is_marked and current.cordon_marked_at is None:
+            after = after.but(cordon_marked_at=now)
+        if current.stages.cordoned_at is None and outcome in ("CORDONED", "BY_PERSON"):
+            after = after.at_stage("cordoned_at", now)
+            writes.append(incident_record.told(current.incident_id, "cordoned", reason, at=now, writer=WRITER))
+        return (after, writes) if after is not current or writes else None
+
+    incident_record.amend(ledger, incident.incident_id, change)
+    if found is CordonResult.CORDONED:
+        telemetry.seconds("DetectedToCordoned", (now - incident.opened_at).total_seconds())
+    return Outcome(outcome=outcome, reason=reason)
+
+
+def _entered(incident: Incident, ledger: Ledger, policy: Policy, now: datetime) -> Verdict:
+    """Weigh the cordon, and enter the machine where it is allowed; decide anew where another one entered first."""
+    for _ in range(incident_record.TRIES):
+        guarded = guard_acts.Fleet(ledger, policy, now).guarded(Act.CORDON, incident)
+        verdict = weigh(Act.CORDON, guarded.facts, policy.repair.guardrails)
+        entry = guarded.entry(incident, now)
+        # What an earlier incident left there is about to be taken out, so it is no entry of ours.
+        is_in = any(
+            (each.life, each.incident_id) == (entry.life, entry.incident_id) for each in guarded.register.entries
+        )
+        if not verdict.allowed or is_in:
+            return verdict
+        try:
+            ledger.commit(
+                guard_register.entering(
+                    Which.CORDONS, guarded.register, guarded.version, entry, asks=False, is_drill=incident.is_drill
+                )
+            )
+        except Conflict:
+            continue
+        return verdict
+    raise Conflict("the register of cordons kept changing")

@@ -1,0 +1,208 @@
+"""A person holds harmful acts for a while, or releases them. Un-cordon and recording are never held."""
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import Any
+
+from evenkeel.domain.health.incidents import TimelineEntry
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.recovery.leases import Hold, Holds
+from evenkeel.domain.values import Value, milliseconds, rfc3339
+from evenkeel.ports import Conflict, Delete, Invalid, KeyReused, Ledger, Put, Row, Write
+from evenkeel.services.storage import known_names, rows
+
+Json = dict[str, Any]
+
+MOST_HOLDS = 100
+"""In force at a time: all of them are one row, which every harmful act reads."""
+MOST_ENDED_CAUSES = 200
+"""Ends of shared causes that are remembered: all of them are one row."""
+LONGEST_HOLD = timedelta(days=7)
+"""Who needs longer holds again: a hold that nobody remembers would leave the fleet without repairs."""
+
+
+class HoldRequest(Value):
+    """Who holds, why, and until when."""
+
+    by: str
+    reason: str
+    until: datetime
+    pool: str = ""
+    """Only machines of this pool; empty for all."""
+    instance_id: str = ""
+    """Only this machine; empty for all."""
+    allows_unknown: bool = False
+    """Whether a pool or machine that the fleet does not know is meant to come."""
+    request_id: str
+    """Identity of the request: a repeat of it changes nothing."""
+    fingerprint: str
+    """Of all that was asked: the same id with another one is refused."""
+
+
+class ReleaseRequest(Value):
+    """Who releases what, and why. Only the hold of the very same scope ends."""
+
+    by: str
+    reason: str
+    pool: str = ""
+    instance_id: str = ""
+    cause: str = ""
+    """A shared cause to end instead of a hold: `zone/use1-az1`."""
+    request_id: str
+    fingerprint: str
+
+
+def show(ledger: Ledger, *, mode: str, drills_may_act: bool, now: datetime) -> Json:
+    """Return how far automation may go now, and who holds it."""
+    row = ledger.get(rows.hold_key())
+    holds = rows.read(row, Holds).at(now) if row else ()
+    return {
+        "mode": mode,
+        "drillsMayAct": drills_may_act,
+        "isHeld": bool(holds),
+        "hold": holds[0].to_json() if holds else None,
+        "holds": [hold.to_json() for hold in holds],
+    }
+
+
+def hold(ledger: Ledger, request: HoldRequest, *, clusters: Iterable[str], policy: Policy, now: datetime) -> Hold:
+    """Hold harmful acts until `request.until`; a hold in force of the same scope is replaced.
+
+    Idempotent: yes, by the request id, which is recorded in the same commit.
+
+    Raises:
+        Invalid: the end is past, or further away than the longest hold; the fleet has no such pool or machine.
+        KeyReused: the request id was used for something else.
+    """
+    if _first_answer(ledger.get(rows.automation_request_key(request.request_id)), request, now) is None:
+        if not now < request.until <= now + LONGEST_HOLD:
+            fault = f"must be in the future, at most {LONGEST_HOLD.days} days from now"
+            raise Invalid(f"a hold until {request.until.isoformat()}", (("until", fault),))
+        if not request.allows_unknown:
+            _check_scope(request, ledger, clusters, policy)
+    wanted = Hold(
+        by=request.by,
+        reason=request.reason,
+        since=now,
+        until=request.until,
+        pool=request.pool,
+        instance_id=request.instance_id,
+    )
+    text = f"Held{wanted.where} by {request.by} until {rfc3339(request.until)}: {request.reason}"
+    return Hold.model_validate(
+        _once(ledger, request, TimelineEntry(at=now, kind="held", text=text, writer=request.by), wanted)
+    )
+
+
+def _check_scope(
+    request: HoldRequest | ReleaseRequest, ledger: Ledger, clusters: Iterable[str], policy: Policy
+) -> None:
+    if request.pool:
+        known_names.check_pool(request.pool, ledger, policy)
+    if request.instance_id:
+        known_names.check_machine(request.instance_id, ledger, clusters)
+
+
+def release(ledger: Ledger, request: ReleaseRequest, *, clusters: Iterable[str], policy: Policy, now: datetime) -> Json:
+    """End the hold of a scope, if there is one. What waited for it is let go by the next evaluation of waits.
+
+    Idempotent: yes, by the request id, and no hold is success.
+
+    Raises:
+        Invalid: nothing is held under this name, and the fleet has no such pool or machine.
+        KeyReused: the request id was used for something else.
+    """
+    if request.cause:
+        return _end_cause(ledger, request, now)
+    row = ledger.get(rows.hold_key())
+    scopes = {each.scope for each in (rows.read(row, Holds).at(now) if row else ())}
+    if (request.pool, request.instance_id) not in scopes:
+        is_new = _first_answer(ledger.get(rows.automation_request_key(request.request_id)), request, now) is None
+        if is_new:
+            _check_scope(request, ledger, clusters, policy)
+    text = f"Released by {request.by}" + (f": {request.reason}" if request.reason else "")
+    return _once(ledger, request, TimelineEntry(at=now, kind="released", text=text, writer=request.by), None)
+
+
+def _end_cause(ledger: Ledger, request: ReleaseRequest, now: datetime) -> Json:
+    """End a shared cause: machines that sickened before now no longer count for it, and are repaired in turn."""
+    if not request.reason:
+        raise Invalid("a shared cause is ended with a reason", (("reason", "say why the cause is over"),))
+    if request.pool or request.instance_id:
+        raise Invalid("a cause has no scope", (("cause", "give it without pool and instanceId"),))
+    for _ in range(5):
+        earlier = ledger.get(rows.automation_request_key(request.request_id))
+        given = _first_answer(earlier, request, now)
+        if given is not None:
+            return given
+        told = (ledger.get(rows.cause_key(request.cause, is_drill=is_drill)) for is_drill in (False, True))
+        if not any(told):
+            fault = "no such cause was paged: evenkeel incidents ls --state BLOCKED names those that bar repairs"
+            raise Invalid(f"no shared cause {request.cause}", (("cause", fault),))
+        answer: Json = {"cause": request.cause, "endedAt": rfc3339(now)}
+        row = ledger.get(rows.ended_causes_key())
+        known = {key: end for key, end in (row.doc["causes"] if row else {}).items() if key != request.cause}
+        # The oldest go: their machines were repaired or replaced long ago.
+        kept = dict(sorted(known.items(), key=lambda item: str(item[1]["at"]))[-MOST_ENDED_CAUSES:])
+        ended = {"causes": kept | {request.cause: {"at": rfc3339(now), "by": request.by, "reason": request.reason}}}
+        text = f"Shared cause {request.cause} ended by {request.by}: {request.reason}"
+        entry = TimelineEntry(at=now, kind="cause-ended", text=text, writer=request.by)
+        record = {"fingerprint": request.fingerprint, "answer": answer}
+        fresh = rows.automation_request_row(request.request_id, record, now)
+        try:
+            ledger.commit(
+                Put(Row(fresh.key, fresh.doc, earlier.version if earlier else 0, None, fresh.expires_at)),
+                Put(rows.automation_event_row(entry, request.request_id)),
+                Put(Row(rows.ended_causes_key(), ended, row.version if row else 0)),
+            )
+        except Conflict:
+            continue
+        return answer
+    raise Conflict("The cause kept changing under this request.")
+
+
+def _once(ledger: Ledger, request: HoldRequest | ReleaseRequest, entry: TimelineEntry, wanted: Hold | None) -> Json:
+    """Write the hold (or its end) and its record in one commit; a repeat gives the first answer again."""
+    now = entry.at
+    for _ in range(5):
+        earlier = ledger.get(rows.automation_request_key(request.request_id))
+        given = _first_answer(earlier, request, now)
+        if given is not None:
+            return given
+        row = ledger.get(rows.hold_key())
+        in_force = rows.read(row, Holds).at(now) if row else ()
+        others = tuple(hold for hold in in_force if hold.scope != (request.pool, request.instance_id))
+        if wanted and len(others) >= MOST_HOLDS:
+            fault = f"there are {len(others)} holds in force: release some, or hold a pool or the fleet"
+            raise Invalid("too many holds", (("instanceId" if request.instance_id else "pool", fault),))
+        was_held = len(others) < len(in_force)
+        answer = wanted.to_json() if wanted else {"wasHeld": was_held, "releasedAt": rfc3339(now)}
+        record = {"fingerprint": request.fingerprint, "answer": answer}
+        # The store deletes expired rows within days, not at once: one of those is written over.
+        fresh = rows.automation_request_row(request.request_id, record, now)
+        writes: list[Write] = [
+            Put(Row(fresh.key, fresh.doc, earlier.version if earlier else 0, None, fresh.expires_at)),
+            Put(rows.automation_event_row(entry, request.request_id)),
+        ]
+        left = (*others, wanted) if wanted else others
+        if left:
+            held = Row(rows.hold_key(), Holds(holds=left).to_json(), row.version if row else 0)
+            writes.append(Put(held, born=milliseconds(now)))
+        elif row is not None:
+            writes.append(Delete(rows.hold_key(), row.version))
+        try:
+            ledger.commit(*writes)
+        except Conflict:
+            continue
+        return answer
+    raise Conflict("The hold kept changing under this request.")
+
+
+def _first_answer(earlier: Row | None, request: HoldRequest | ReleaseRequest, now: datetime) -> Json | None:
+    """Return what the same request was answered before; None where it is new, or so old that it counts as new."""
+    if earlier is None or (earlier.expires_at is not None and earlier.expires_at <= now):
+        return None
+    if earlier.doc["fingerprint"] != request.fingerprint:
+        raise KeyReused("This idempotency key was used before, for something else.")
+    given: Json = earlier.doc["answer"]
+    return given

@@ -1,0 +1,64 @@
+"""Who cordoned which node through Evenkeel, and why. Kubernetes keeps neither."""
+
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+
+from evenkeel.domain.recovery.leases import PersonCordon, PersonCordons
+from evenkeel.ports import Conflict, Ledger, Put, Row
+from evenkeel.services.storage import rows
+
+_TRIES = 5
+_SETTLES_WITHIN = timedelta(minutes=2)
+"""A cordon is recorded before it is set: one this young may not be on its node yet."""
+
+
+def load(ledger: Ledger) -> Mapping[str, PersonCordon]:
+    """Return the cordons by the key of their node life."""
+    row = ledger.get(rows.person_cordons_key())
+    return rows.read(row, PersonCordons).by_life if row else {}
+
+
+def put(ledger: Ledger, cordon: PersonCordon) -> None:
+    """Remember a cordon. Idempotent: yes, the last of a node life counts.
+
+    Raises:
+        Conflict: the row kept changing.
+    """
+    _change(ledger, lambda known: known.with_cordon(cordon))
+
+
+def forget(ledger: Ledger, life: str) -> None:
+    """Forget the cordon of a node life. Idempotent: yes.
+
+    Raises:
+        Conflict: the row kept changing.
+    """
+    _change(ledger, lambda known: known.without(life))
+
+
+def prune(ledger: Ledger, cordoned: frozenset[str], now: datetime) -> int:
+    """Forget the cordons that are not on their nodes any more: somebody took them off by other means.
+
+    Raises:
+        Conflict: the row kept changing.
+    """
+    gone = {life for life, cordon in load(ledger).items() if life not in cordoned and now - cordon.at > _SETTLES_WITHIN}
+    if gone:
+        _change(ledger, lambda known: PersonCordons(cordons=tuple(c for c in known.cordons if c.life not in gone)))
+    return len(gone)
+
+
+def _change(ledger: Ledger, change: Callable[[PersonCordons], PersonCordons]) -> None:
+    key = rows.person_cordons_key()
+    for _ in range(_TRIES):
+        row = ledger.get(key)
+        known = rows.read(row, PersonCordons) if row else PersonCordons()
+        wanted = change(known)
+        if wanted == known:
+            return
+        try:
+            ledger.commit(Put(Row(key, wanted.to_json(), row.version if row else 0)))
+        except Conflict:
+            continue
+        return
+    raise Conflict("The record of cordons changed during every try. Try again.")

@@ -1,0 +1,297 @@
+"""State PlanRecovery of recover_node: what is to be done about this node, and may we?"""
+
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta
+
+from evenkeel.domain.decisions import Decision
+from evenkeel.domain.health.faults import Catalogue
+from evenkeel.domain.health.incidents import Incident, IncidentState, RecoveryBrief
+from evenkeel.domain.health.intake import ladder_of, rungs_of
+from evenkeel.domain.nodes import KARPENTER_LABEL, KubernetesNode, ProviderCluster
+from evenkeel.domain.policy import Mode, Policy
+from evenkeel.domain.recovery.approval import beyond, is_approved, why_superseded
+from evenkeel.domain.recovery.modes import mode_for
+from evenkeel.domain.recovery.plan import (
+    CAN_WAIT_SECONDS,
+    FaultTerms,
+    PlanFacts,
+    PlanOutcome,
+    RecoveryPlan,
+    plan_recovery,
+)
+from evenkeel.domain.recovery.seats import SeatNow, look
+from evenkeel.domain.recovery.vetoes import veto
+from evenkeel.domain.values import Value
+from evenkeel.ports import Cluster, Ids, Ledger, NotFound, Provider, Put, Telemetry, Write
+from evenkeel.services.storage import incident_record, rows
+
+WRITER = "plan_recovery"
+
+Request = incident_record.Request
+
+
+class Outcome(Value):
+    """The plan, as the workflow needs it."""
+
+    outcome: PlanOutcome
+    repairs_node: bool
+    settle_seconds: int
+    max_repairs: int
+    decision_id: str
+    reason: str
+
+
+def run(
+    request: Request,
+    *,
+    ledger: Ledger,
+    cluster: Cluster,
+    provider: Provider,
+    ids: Ids,
+    telemetry: Telemetry,
+    policy: Policy,
+    mode: Mode,
+    drills_may_act: bool,
+    now: datetime,
+) -> Outcome:
+    """Decide what to do about an incident, and record the decision with the incident's move to RECOVERING.
+
+    Idempotent: yes, a run's plan is stored with its incident and given again.
+    """
+    incident, version = incident_record.load(ledger, request.incident_id)
+    told = _already(incident, request)
+    if told and told.outcome is not PlanOutcome.ASK:
+        return told
+    # Side by side: until the cordon, each of these round trips is time in which new pods land on a sick node.
+    with ThreadPoolExecutor(max_workers=3) as readers:
+        nodes = readers.submit(cluster.nodes, incident.life.cluster)
+        records = readers.submit(provider.nodes)
+        described = readers.submit(settings_of, provider)
+    seat = look(
+        incident.life,
+        incident.slot,
+        incident.pool,
+        records=records.result(),
+        nodes=nodes.result(),
+        since=incident.opened_at,
+    )
+    settings = described.result()
+    decision_id = ids.new("dec")
+    stack_mode = mode
+
+    def change(current: Incident) -> tuple[Incident, list[Write]] | None:
+        if _already(current, request, seat):
+            return None
+        mode = _mode(current, seat, policy, stack_mode)
+        may_act = incident_record.drill_may_act(current, ledger, drills_may_act=drills_may_act)
+        facts = _facts(
+            current, seat, nodes.result(), settings, cluster, policy.catalogue, mode=mode, drills_may_act=may_act
+        )
+        plan = plan_recovery(facts, policy.repair)
+        if _is_still_later(current, plan, request):
+            return None
+        approved = _approved_before(current, facts, plan, request)
+        planned = _planned(current, facts, plan, seat.patient.node, request.run, approved or decision_id, mode, now)
+        if plan.outcome is PlanOutcome.ASK and planned.plan:
+            answer_by = now + timedelta(seconds=policy.repair.approval_deadline_seconds)
+            planned = planned.but(plan=planned.plan.but(answer_by=answer_by))
+        if approved:
+            text = f"Run {request.run} goes on with what was approved."
+            return planned, [
+                incident_record.told(current.incident_id, "decided", text, at=now, writer=WRITER, decision_id=approved)
+            ]
+        decision = Decision(
+            decision_id=decision_id,
+            kind="RECOVERY",
+            subject=current.incident_id,
+            action=plan.intent,
+            reason=plan.reason,
+            alternatives=plan.alternatives,
+            facts=facts.to_json(),
+            policy_hash=policy.hash,
+            catalogue_hash=policy.catalogue.hash,
+            mode=mode,
+            simulated=plan.outcome is PlanOutcome.OBSERVE,
+            decided_at=now,
+        )
+        line = incident_record.told(
+            current.incident_id, "decided", plan.reason, at=now, writer=WRITER, decision_id=decision_id
+        )
+        return planned, [Put(rows.decision_row(decision)), line]
+
+    after = incident_record.amend(ledger, request.incident_id, change, known=(incident, version))
+    outcome = _told_before(after, request)
+    assert outcome
+    telemetry.count("RecoveriesPlanned", outcome=outcome.outcome)
+    telemetry.info("RecoveryPlanned", decisionId=outcome.decision_id, outcome=outcome.outcome, reason=outcome.reason)
+    return outcome
+
+
+def would_plan(
+    incident: Incident,
+    seat: SeatNow,
+    *,
+    nodes: tuple[KubernetesNode, ...],
+    settings: ProviderCluster | None,
+    cluster: Cluster,
+    policy: Policy,
+    stack_mode: Mode,
+) -> RecoveryPlan:
+    """Return what would be planned now for a real incident. Records nothing."""
+    mode = _mode(incident, seat, policy, stack_mode)
+    facts = _facts(incident, seat, nodes, settings, cluster, policy.catalogue, mode=mode, drills_may_act=False)
+    return plan_recovery(facts, policy.repair)
+
+
+def _mode(incident: Incident, seat: SeatNow, policy: Policy, stack_mode: Mode) -> Mode:
+    fault_class = policy.catalogue.look_up(incident.fault_key).fault_class
+    return mode_for(stack_mode, policy.modes, fault_class, _pool(incident, seat.patient.node))
+
+
+def _already(incident: Incident, request: Request, seat: SeatNow | None = None) -> Outcome | None:
+    """Return the plan that this run is to follow, unless that is to plan anew: later, or for what has changed since."""
+    told = _told_before(incident, request)
+    if told is None or told.outcome is PlanOutcome.LATER:
+        return None
+    if told.outcome is PlanOutcome.ASK and seat and why_superseded(incident, seat.patient.node):
+        return None
+    return told
+
+
+def _pool(incident: Incident, node: KubernetesNode | None) -> str:
+    return incident.pool or (node.pool if node else "")
+
+
+def _is_still_later(incident: Incident, plan: RecoveryPlan, request: Request) -> bool:
+    """Whether the same that was in the way is in the way still: that is no new decision."""
+    told = _told_before(incident, request)
+    return plan.outcome is PlanOutcome.LATER and told is not None and told.reason == plan.reason
+
+
+def _approved_before(incident: Incident, facts: PlanFacts, plan: RecoveryPlan, request: Request) -> str:
+    """Return the decision that a person approved for an earlier run, where this one comes to the same; else nothing.
+
+    What was begun with leave and broke off through us would else be left half done if nobody gave it again.
+    """
+    before = incident.plan
+    if before is None or plan.outcome is not PlanOutcome.ASK or not is_approved(incident):
+        return ""
+    is_same = before.run < request.run and (before.fault_key, before.jobs) == (incident.fault_key, plan.jobs)
+    return before.decision_id if is_same and not beyond(incident, facts.ladder) else ""
+
+
+def _told_before(incident: Incident, request: Request) -> Outcome | None:
+    """Return the plan that this run was given before; "nothing" where the incident is over or another run's."""
+    brief = incident.plan
+    if brief is not None and brief.run == request.run and not incident.state.is_settled:
+        return Outcome.model_validate({name: getattr(brief, name) for name in Outcome.model_fields})
+    if not incident.state.is_settled and request.run >= incident.run:
+        return None
+    over = "it is settled" if incident.state.is_settled else f"run {incident.run} took over"
+    return Outcome(
+        outcome=PlanOutcome.NOTHING,
+        repairs_node=False,
+        settle_seconds=0,
+        max_repairs=0,
+        decision_id="",
+        reason=f"Nothing is left to do: {over}.",
+    )
+
+
+def settings_of(provider: Provider) -> ProviderCluster | None:
+    """Return HyperPod's settings; None in a fleet without that half."""
+    try:
+        return provider.cluster()
+    except NotFound:
+        return None
+
+
+def _facts(
+    incident: Incident,
+    seat: SeatNow,
+    nodes: tuple[KubernetesNode, ...],
+    settings: ProviderCluster | None,
+    cluster: Cluster,
+    catalogue: Catalogue,
+    *,
+    mode: Mode,
+    drills_may_act: bool,
+) -> PlanFacts:
+    node = seat.patient.node
+    fault = catalogue.look_up(incident.fault_key)
+    recovered = incident.recovered_at
+    # Only a fault that can wait for its node's work asks whether there is any: it costs a list of all pods.
+    can_wait = fault.drain_seconds >= CAN_WAIT_SECONDS and node is not None
+    in_use = cluster.accelerators_in_use(incident.life.cluster) if can_wait else {}
+    return PlanFacts(
+        fault_key=incident.fault_key,
+        fault=FaultTerms.of(fault),
+        ladder=ladder_of(incident, catalogue),
+        rungs=rungs_of(incident, catalogue),
+        asked_because=incident.asked_because,
+        sources=incident.witnesses or incident.sources,
+        has_recovered=recovered is not None and recovered > (incident.last_signal_at or incident.first_signal_at),
+        mode=mode,
+        is_drill=incident.is_drill,
+        drills_may_act=drills_may_act,
+        # Where an earlier run had it replaced, that is its own work: the successor is still to be returned.
+        life_is_over=not incident.repairs and _is_over(seat),
+        is_hyperpod=seat.patient.record is not None or incident.slot != incident.life.key,
+        is_karpenter=node is not None and KARPENTER_LABEL in node.labels,
+        hyperpod_repairs=settings.repairs_by_itself if settings else False,
+        cluster_status=settings.status if settings else "",
+        node_status=seat.patient.record.status if seat.patient.record else "",
+        is_persons_cordon=node is not None and node.is_cordoned and node.incident_id is None,
+        veto=veto(incident, node, nodes),
+        is_busy=bool(node and in_use.get(node.name, 0)),
+        opened_at=incident.opened_at,
+        deadline_at=incident.deadline_at,
+    )
+
+
+def _is_over(seat: SeatNow) -> bool:
+    return not seat.patient.is_there or (seat.successor is not None and seat.patient.record is None)
+
+
+def _planned(
+    incident: Incident,
+    facts: PlanFacts,
+    plan: RecoveryPlan,
+    node: KubernetesNode | None,
+    run_number: int,
+    decision_id: str,
+    mode: Mode,
+    now: datetime,
+) -> Incident:
+    brief = RecoveryBrief(
+        run=run_number,
+        outcome=plan.outcome,
+        repairs_node=plan.repairs_node,
+        owner=plan.owner,
+        settle_seconds=plan.settle_seconds,
+        max_repairs=plan.max_repairs,
+        jobs=plan.jobs,
+        work_may_run_until=plan.work_may_run_until,
+        decision_id=decision_id,
+        reason=plan.reason,
+        fault_key=incident.fault_key,
+        boot_id=node.boot_id if node else "",
+        rungs=facts.rungs,
+        witnesses=len(facts.sources),
+        had_recovered=facts.has_recovered,
+    )
+    return incident.but(
+        state=IncidentState.RECOVERING,
+        run=run_number,
+        mode=mode,
+        plan=brief,
+        block=None,
+        # The cordon of an earlier run is no witness for this one: that run may have taken it off itself.
+        cordon_marked_at=None,
+        node_branch="NOT_NEEDED" if brief.is_carried_out and not plan.repairs_node else "",
+        # What the event could not say is filled in from the node itself.
+        node_name=incident.node_name or (node.name if node else ""),
+        boot_id=incident.boot_id or (node.boot_id if node else ""),
+        pool=_pool(incident, node),
+        instance_type=incident.instance_type or (node.instance_type if node else ""),
+    ).at_stage("planned_at", now)

@@ -1,0 +1,529 @@
+"""State ProtectJobs of recover_node: stop what runs on the node, with the grace that its fault allows.
+
+For each hurt job: a StopRequest on the job, then its workload is deleted. Its own workflow settles the attempt.
+"""
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
+from typing import assert_never
+
+from evenkeel.domain.decisions import Decision
+from evenkeel.domain.health.faults import FaultClass
+from evenkeel.domain.health.incidents import HurtJob, Incident, JobAct
+from evenkeel.domain.health.intake import doubt_of
+from evenkeel.domain.policy import Mode, Policy
+from evenkeel.domain.recovery.approval import is_approved
+from evenkeel.domain.recovery.draining import (
+    Drain,
+    DrainFacts,
+    Foreign,
+    drain_of,
+    drained_by,
+    may_finish,
+    weigh_foreign,
+)
+from evenkeel.domain.recovery.guardrails import Act
+from evenkeel.domain.recovery.modes import mode_now
+from evenkeel.domain.recovery.plan import not_allowed
+from evenkeel.domain.recovery.resume import distrust_after
+from evenkeel.domain.scheduling.foreign import ForeignPod
+from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Job, OnNodeFault, StopRequest
+from evenkeel.domain.values import Value
+from evenkeel.ports import (
+    Cluster,
+    Conflict,
+    EvenkeelError,
+    EvictResult,
+    Ids,
+    Ledger,
+    Put,
+    Table,
+    Telemetry,
+    Write,
+    every,
+)
+from evenkeel.services.attempts import keep_logs
+from evenkeel.services.recovery import guard_acts, unmanaged
+from evenkeel.services.storage import attempt_rows, incident_record, rows
+
+WRITER = "protect_jobs"
+_OTHERS_KEPT = 20
+_UNANSWERED = 3
+"""So many evictions without an answer end a visit: each takes some 15 seconds."""
+_LOOKS = 20
+
+Request = incident_record.Request
+
+
+class Outcome(Value):
+    """Which jobs are hurt."""
+
+    outcome: str
+    """PROTECTED, NO_JOBS, or HELD where they are to be stopped and may not be yet."""
+    reason: str
+    jobs: tuple[HurtJob, ...] = ()
+
+
+def run(
+    request: Request,
+    *,
+    ledger: Ledger,
+    cluster: Cluster,
+    ids: Ids,
+    telemetry: Telemetry,
+    policy: Policy,
+    mode: Mode,
+    drills_may_act: bool,
+    now: datetime,
+) -> Outcome:
+    """Find the jobs on the node and stop them.
+
+    Idempotent: yes: what was hurt is stored and only grows, a stop request stays, and deleting what is gone is success.
+    """
+    incident, _ = incident_record.load(ledger, request.incident_id)
+    allowed = mode_now(mode, incident.mode, is_approved=is_approved(incident))
+    may_act = incident_record.drill_may_act(incident, ledger, drills_may_act=drills_may_act)
+    barred = not_allowed(allowed, is_drill=incident.is_drill, drills_may_act=may_act)
+    if barred or incident.state.is_settled:
+        return Outcome(outcome="NO_JOBS", reason=barred or "The incident is settled.")
+    if incident.plan is not None and incident.plan.jobs is JobAct.LEAVE:
+        return Outcome(outcome="NO_JOBS", reason="What runs on it may run on.")
+    if incident.plan is not None and incident.plan.repairs_node:
+        verdict = guard_acts.may_stop(incident, ledger=ledger, cluster=cluster, policy=policy, now=now)
+        incident, moved = move_allowed(
+            incident, ledger=ledger, cluster=cluster, telemetry=telemetry, now=now, may_stop=verdict.allowed
+        )
+        telemetry.count("ForeignPodsMoved", moved)
+    protected = protect(incident, ledger=ledger, cluster=cluster, ids=ids, telemetry=telemetry, policy=policy, now=now)
+    if incident.plan is None or incident.plan.repairs_node or not protected.jobs:
+        return protected
+    # No repair follows that would come back to these jobs, so what bars the stop is waited for.
+    verdict = guard_acts.may_stop(incident, ledger=ledger, cluster=cluster, policy=policy, now=now)
+    if verdict.allowed:
+        guard_acts.unblock(incident, ledger)
+        return protected
+    guard_acts.block(incident, Act.STOP, verdict, ledger=ledger, telemetry=telemetry, writer=WRITER, now=now)
+    return protected.but(outcome="HELD")
+
+
+def protect(
+    incident: Incident,
+    *,
+    ledger: Ledger,
+    cluster: Cluster,
+    ids: Ids,
+    telemetry: Telemetry,
+    policy: Policy,
+    now: datetime,
+) -> Outcome:
+    """Stop what runs on the incident's node. Called again right before a repair, for what slipped in.
+
+    Idempotent: yes, as `run`.
+    """
+    found = find_hurt(incident, ledger=ledger, cluster=cluster, policy=policy)
+    incident = _remember(incident, found, ledger)
+    if act_on(incident) in (JobAct.MOVE, JobAct.LEAVE):
+        for hurt in incident.hurt_jobs:
+            _forgive(incident, hurt, ledger, now)
+    if not incident.hurt_jobs:
+        return Outcome(outcome="NO_JOBS", reason="No job ran on it.")
+    verdict = guard_acts.may_stop(incident, ledger=ledger, cluster=cluster, policy=policy, now=now)
+    if not verdict.allowed:
+        return Outcome(outcome="PROTECTED", reason=f"The jobs run on. {verdict.reason}", jobs=incident.hurt_jobs)
+    incident, finishing = _let_finish(incident, ledger, policy, now)
+    leaving = [hurt for hurt in incident.hurt_jobs if hurt.job_id not in finishing]
+    stopped = [hurt for hurt in leaving if _stop(incident, hurt, ledger, cluster, ids, telemetry, policy, now)]
+    _tell(incident, stopped, ledger, now)
+    telemetry.count("JobsProtected", len(stopped))
+    said = [f"Stopped to be moved: {', '.join(hurt.job_id for hurt in leaving)}."] if leaving else []
+    said += [f"May run to its end: {', '.join(sorted(finishing))}."] if finishing else []
+    return Outcome(outcome="PROTECTED", reason=" ".join(said), jobs=incident.hurt_jobs)
+
+
+def find_hurt(incident: Incident, *, ledger: Ledger, cluster: Cluster, policy: Policy) -> tuple[HurtJob, ...]:
+    """Find the jobs whose current attempt has its place on the node: by its pods there, and by the ledger.
+
+    An attempt that ended there already, since about the first signal, counts too: it was hurt all the same, its job
+    may still be on its way back, and what it saved last may be as sick as the node. Its pods may be gone with the node,
+    so the ledger tells.
+    """
+    here = incident.life.cluster
+    there = [seen for seen in cluster.workloads(here) if any(pod.node_name == incident.node_name for pod in seen.pods)]
+    owned = attempt_rows.owned(ledger, ((here, seen) for seen in there))
+    candidates = {(attempt.job_id, attempt.attempt) for attempt, _ in owned}
+    for attempt in (*_live(ledger), *_ended_since(_hurt_since(incident, policy), ledger)):
+        if any(life.key == incident.life.key for life in attempt.nodes):
+            candidates.add((attempt.job_id, attempt.attempt))
+    hurt = [HurtJob(job_id=job, attempt=number) for job, number in sorted(candidates)]
+    return tuple(each for each in hurt if _is_hurt(each, incident, ledger, policy))
+
+
+def _live(ledger: Ledger) -> Iterator[Attempt]:
+    for row in every(lambda cursor: ledger.by_state(Table.JOBS, "ATTEMPT#LIVE", cursor=cursor)):
+        yield rows.read(row, Attempt)
+
+
+def _ended_since(since: datetime, ledger: Ledger) -> Iterator[Attempt]:
+    """Return the attempts that ended lately, the last first."""
+    for row in every(lambda cursor: ledger.by_state(Table.JOBS, "ATTEMPT#ENDED", cursor=cursor, newest_first=True)):
+        attempt = rows.read(row, Attempt)
+        if attempt.ended_at is None or attempt.ended_at < since:
+            return
+        yield attempt
+
+
+def _hurt_since(incident: Incident, policy: Policy) -> datetime:
+    """Return from when on an end on the node is laid on its fault, which began before its first signal.
+
+    Where the fault can corrupt, an attempt that ended in the poisoned window saved in it, too.
+    """
+    blamed = incident.first_signal_at - timedelta(seconds=policy.jobs.blame_seconds)
+    return min(blamed, distrust_after(*doubt_of(incident, policy.catalogue), policy.jobs) or blamed)
+
+
+def _is_hurt(hurt: HurtJob, incident: Incident, ledger: Ledger, policy: Policy) -> bool:
+    loaded = _load(hurt, ledger)
+    if loaded is None:
+        return False
+    job, _, attempt = loaded
+    if job.state.has_ended:
+        return False
+    if attempt.ended_at is None:
+        return job.current_attempt == hurt.attempt
+    return attempt.state in (AttemptState.LOST, AttemptState.FAILED) and attempt.ended_at >= _hurt_since(
+        incident, policy
+    )
+
+
+def _load(hurt: HurtJob, ledger: Ledger) -> tuple[Job, int, Attempt] | None:
+    job = ledger.get(rows.job_key(hurt.job_id))
+    attempt = ledger.get(rows.attempt_key(hurt.job_id, hurt.attempt))
+    if job is None or attempt is None:
+        return None
+    return rows.read(job, Job), job.version, rows.read(attempt, Attempt)
+
+
+def _remember(incident: Incident, found: tuple[HurtJob, ...], ledger: Ledger) -> Incident:
+    def change(current: Incident) -> tuple[Incident, list[Write]] | None:
+        # A job is listed once, with the latest attempt that was hurt here.
+        before = {hurt.job_id: hurt for hurt in current.hurt_jobs}
+        later = [hurt for hurt in found if hurt.job_id not in before or before[hurt.job_id].attempt < hurt.attempt]
+        merged = before | {hurt.job_id: hurt for hurt in later}
+        hurt_jobs = tuple(merged.values())
+        return None if hurt_jobs == current.hurt_jobs else (current.but(hurt_jobs=hurt_jobs), [])
+
+    return incident_record.amend(ledger, incident.incident_id, change)
+
+
+def _forgive(incident: Incident, hurt: HurtJob, ledger: Ledger, now: datetime) -> None:
+    """Take back a failure that was laid on the application before its node was known to be sick.
+
+    In one commit with the incident's note of it, so that it is taken back once.
+    """
+    for _ in range(incident_record.TRIES):
+        loaded = None if hurt.is_forgiven else _load(hurt, ledger)
+        if loaded is None:
+            return
+        job, job_version, attempt = loaded
+        if attempt.state is not AttemptState.FAILED or job.state.has_ended or job.application_failures == 0:
+            return
+        current, version = incident_record.load(ledger, incident.incident_id)
+        if hurt not in current.hurt_jobs:
+            return
+        noted = tuple(each.but(is_forgiven=True) if each == hurt else each for each in current.hurt_jobs)
+        subject = incident.incident_id
+        text = f"The failure of attempt {hurt.attempt} is not the application's: its node was sick ({subject})."
+        try:
+            ledger.commit(
+                Put(rows.incident_row(current.but(hurt_jobs=noted), version)),
+                Put(rows.job_row(_unblamed(job), job_version)),
+                incident_record.told(job.job_id, "forgiven", text, at=now, writer=WRITER),
+            )
+        except Conflict:
+            continue
+        return
+    raise Conflict(f"{hurt.job_id} kept changing while its failure was to be taken back")
+
+
+def _unblamed(job: Job) -> Job:
+    return job.but(application_failures=job.application_failures - 1, last_failure=None)
+
+
+def _let_finish(incident: Incident, ledger: Ledger, policy: Policy, now: datetime) -> tuple[Incident, frozenset[str]]:
+    """Let the jobs that ask for it run on beside the cordon; the repair waits for them as the plan now says."""
+    fault = policy.catalogue.look_up(incident.fault_key)
+    until: dict[str, datetime] = {}
+    for hurt in incident.hurt_jobs:
+        loaded = _load(hurt, ledger)
+        wish = loaded[0].spec.on_node_fault if loaded and loaded[2].ended_at is None else OnNodeFault.MOVE
+        at = may_finish(wish, fault, opened_at=incident.opened_at, deadline_at=incident.deadline_at, policy=policy)
+        if at is not None and at > now:
+            until[hurt.job_id] = at
+    if not until or incident.plan is None or act_on(incident) is not JobAct.MOVE:
+        return incident, frozenset()
+    latest = max(until.values())
+
+    def change(current: Incident) -> tuple[Incident, list[Write]] | None:
+        if current.plan is None or current.plan.work_may_run_until is not None:
+            return None
+        names = ", ".join(sorted(until))
+        text = f"Cordoned only: {names} asks to run to its end, until {latest:%Y-%m-%dT%H:%M:%SZ} at the latest."
+        line = incident_record.told(current.incident_id, "job", text, at=now, writer=f"{WRITER}-finish")
+        return current.but(plan=current.plan.but(work_may_run_until=latest)), [line]
+
+    return incident_record.amend(ledger, incident.incident_id, change), frozenset(until)
+
+
+def act_on(incident: Incident) -> JobAct:
+    """Return what the plan does with the jobs; before there is one, they are moved."""
+    return incident.plan.jobs if incident.plan else JobAct.MOVE
+
+
+def _drain(incident: Incident, job: Job, policy: Policy, now: datetime) -> Drain:
+    """Decide how long an attempt gets to save."""
+    fault = policy.catalogue.look_up(incident.fault_key)
+    facts = DrainFacts(
+        can_save=fault.can_save,
+        drain_seconds=fault.drain_seconds,
+        act=act_on(incident),
+        wanted_seconds=job.spec.grace_seconds,
+        deadline_at=incident.deadline_at,
+        now=now,
+    )
+    return drain_of(facts, policy)
+
+
+def _request(incident: Incident, hurt: HurtJob, drain: Drain, policy: Policy, now: datetime) -> StopRequest:
+    """Return the request to stop an attempt."""
+    fault, act = policy.catalogue.look_up(incident.fault_key), act_on(incident)
+    where = incident.node_name or incident.life.instance_id
+    moves = act in (JobAct.MOVE, JobAct.LEAVE)
+    reason = f"{where} is sick: {fault.name}" if moves else f"{fault.name} on {where}"
+    return StopRequest(
+        attempt=hurt.attempt,
+        reason=f"{reason} ({incident.incident_id}).",
+        by=f"recover_node/{incident.incident_id}",
+        outcome=AttemptState.LOST if moves else AttemptState.FAILED,
+        grace_seconds=drain.grace_seconds,
+        requested_at=now,
+        counts_as_failure=not moves and fault.fault_class is not FaultClass.HARDWARE,
+        is_final=act is JobAct.STOP,
+        at_once_on=() if drain.spares_sick_node or not incident.node_name else (incident.node_name,),
+    )
+
+
+def _stop(
+    incident: Incident,
+    hurt: HurtJob,
+    ledger: Ledger,
+    cluster: Cluster,
+    ids: Ids,
+    telemetry: Telemetry,
+    policy: Policy,
+    now: datetime,
+) -> bool:
+    """Ask an attempt to stop and delete its workload; False where it has ended or somebody else had asked."""
+    for _ in range(incident_record.TRIES):
+        loaded = _load(hurt, ledger)
+        if loaded is None:
+            return False
+        job, version, attempt = loaded
+        if attempt.state.has_ended or job.current_attempt != hurt.attempt:
+            return False
+        asked = job.stop_of(hurt.attempt)
+        by = f"recover_node/{incident.incident_id}"
+        if asked is None:
+            drain = _drain(incident, job, policy, now)
+            asked = _request(incident, hurt, drain, policy, now)
+            record = _record(incident, drain, ids, policy, now)
+            text = f"Stopped: {asked.reason} It gets {drain.how}."
+            line = incident_record.told(
+                job.job_id, "stopped", text, at=now, writer=WRITER, decision_id=record.decision_id
+            )
+            try:
+                ledger.commit(
+                    Put(rows.job_row(job.but(stop_request=asked), version)), Put(rows.decision_row(record)), line
+                )
+            except Conflict:
+                continue
+            within = keep_logs.BEFORE_STOP_SECONDS
+            keep_logs.run(job, attempt, ledger, cluster, telemetry, within_seconds=within, now=now)
+        try:
+            cluster.stop(attempt, asked.grace_seconds, asked.at_once_on)
+        except EvenkeelError as error:
+            # The request is recorded: the attempt's own workflow and the sweeper carry it out, too.
+            telemetry.warning("Pods were not stopped", job_id=job.job_id, attempt=hurt.attempt, detail=str(error))
+        return asked.by == by
+    raise Conflict(f"{hurt.job_id} kept changing while its attempt {hurt.attempt} was to be stopped")
+
+
+def _record(incident: Incident, drain: Drain, ids: Ids, policy: Policy, now: datetime) -> Decision:
+    return Decision(
+        decision_id=ids.new("dec"),
+        kind="DRAIN",
+        subject=incident.incident_id,
+        action=drain.action,
+        reason=drain.reason,
+        alternatives=drain.alternatives,
+        facts=drain.facts.to_json(),
+        policy_hash=policy.hash,
+        catalogue_hash=policy.catalogue.hash,
+        mode=incident.mode,
+        decided_at=now,
+    )
+
+
+def _tell(incident: Incident, stopped: list[HurtJob], ledger: Ledger, now: datetime) -> None:
+    def change(current: Incident) -> tuple[Incident, list[Write]] | None:
+        if not stopped or current.stages.jobs_stopped_at is not None:
+            return None
+        names = ", ".join(f"{hurt.job_id} (attempt {hurt.attempt})" for hurt in stopped)
+        line = incident_record.told(
+            current.incident_id, "job", f"Asked to stop, to run elsewhere: {names}.", at=now, writer=WRITER
+        )
+        return current.at_stage("jobs_stopped_at", now), [line]
+
+    incident_record.amend(ledger, incident.incident_id, change)
+
+
+class ForeignDrain(Value):
+    """What keeps a repair from beginning because of work that is not ours."""
+
+    wait_seconds: int = 0
+    ask: str = ""
+    """Why a person must decide; empty where none must."""
+
+
+def move_allowed(
+    incident: Incident, *, ledger: Ledger, cluster: Cluster, telemetry: Telemetry, now: datetime, may_stop: bool
+) -> tuple[Incident, int]:
+    """Name the work on the node that is not ours, and evict what its label allows, to be started elsewhere at once.
+
+    Where a guardrail bars stopping our own jobs there, nobody else's is evicted either.
+
+    Idempotent: yes, each eviction names one pod by its uid.
+    """
+    here = unmanaged.pods(ledger, cluster, incident.life.cluster, incident.node_name) if incident.node_name else ()
+    incident = _name_others(incident, here, ledger, now)
+    movable = [pod for pod in here if pod.is_movable and may_stop]
+    incident, moved = _evict(incident, movable, ledger, cluster, telemetry, now)
+    if moved:
+        _tell_foreign(incident, [f"{pod.label} is moved, as its label allows" for pod in moved], ledger, now)
+    return incident, len(moved)
+
+
+def _name_others(incident: Incident, here: Sequence[ForeignPod], ledger: Ledger, now: datetime) -> Incident:
+    labels = tuple(sorted({pod.label for pod in here if pod.accelerators or pod.is_movable}))
+
+    def change(current: Incident) -> tuple[Incident, list[Write]] | None:
+        if not labels or current.others:
+            return None
+        more = f" and {len(labels) - 4} more" if len(labels) > 4 else ""
+        text = f"Others' work is on it: {', '.join(labels[:4])}{more}."
+        line = incident_record.told(current.incident_id, "job", text, at=now, writer=f"{WRITER}-others")
+        return current.but(others=labels[:_OTHERS_KEPT]), [line]
+
+    return incident_record.amend(ledger, incident.incident_id, change)
+
+
+def drain_foreign(
+    incident: Incident, *, ledger: Ledger, cluster: Cluster, telemetry: Telemetry, policy: Policy, now: datetime
+) -> ForeignDrain:
+    """Clear a node of work that is not ours before its repair, within disruption budgets until the drain is over.
+
+    Idempotent: yes, each eviction names one pod by its uid.
+    """
+    fault = policy.catalogue.look_up(incident.fault_key)
+    until = drained_by(fault, opened_at=incident.opened_at, deadline_at=incident.deadline_at, policy=policy)
+    here = unmanaged.pods(ledger, cluster, incident.life.cluster, incident.node_name) if incident.node_name else ()
+    leaving: dict[str, ForeignPod] = {}
+    said: dict[str, str] = {}
+    waits, asks = False, ""
+    for pod in here:
+        verdict = weigh_foreign(
+            pod, fault, until=until, has_deadline=incident.deadline_at is not None, policy=policy, now=now
+        )
+        match verdict.act:
+            case Foreign.EVICT:
+                waits = True
+                leaving[pod.uid] = pod
+                said[pod.uid] = verdict.reason
+            case Foreign.LEAVE:
+                waits = waits or now < until
+            case Foreign.ASK:
+                asks = asks or f"{verdict.reason}{_why_it_stayed(incident, pod)}"
+            case _:
+                assert_never(verdict.act)
+    incident, evicted = _evict(incident, list(leaving.values()), ledger, cluster, telemetry, now)
+    if evicted:
+        _tell_foreign(incident, list({pod.label: said[pod.uid] for pod in evicted}.values()), ledger, now)
+    left = math.ceil((until - now).total_seconds())
+    # A long drain is looked at less often: the workflow's rounds are counted, and are to last until its end.
+    pause = max(policy.repair.retry_seconds, left // _LOOKS)
+    return ForeignDrain(wait_seconds=min(left, pause) if waits else 0, ask=asks)
+
+
+def _evict(
+    incident: Incident,
+    pods: Sequence[ForeignPod],
+    ledger: Ledger,
+    cluster: Cluster,
+    telemetry: Telemetry,
+    now: datetime,
+) -> tuple[Incident, list[ForeignPod]]:
+    """Ask for each pod's eviction; return those that go, and the incident with what the server said of the others.
+
+    Whatever it says of one, the next is asked for. A server that answers nothing would use up the function's time, so
+    the visit ends after a few such pods; the next visit begins with another one.
+    """
+    evicted, refused, unanswered = [], {}, 0
+    start = int(now.timestamp()) % len(pods) if pods else 0
+    for pod in (*pods[start:], *pods[:start]):
+        if unanswered == _UNANSWERED:
+            refused[_name(pod)] = "not asked for: the API server did not answer for other pods"
+            continue
+        answer = cluster.evict(incident.life.cluster, pod)
+        unanswered += answer.result is EvictResult.NO_ANSWER
+        if answer.result is EvictResult.EVICTED:
+            evicted.append(pod)
+        elif answer.result is not EvictResult.GONE:
+            refused[_name(pod)] = answer.why
+            telemetry.warning("A pod was not evicted", pod=_name(pod), result=str(answer.result), detail=answer.why)
+    return _note_refusals(incident, pods, refused, ledger, now), evicted
+
+
+def _note_refusals(
+    incident: Incident, asked: Sequence[ForeignPod], refused: dict[str, str], ledger: Ledger, now: datetime
+) -> Incident:
+    names = {_name(pod) for pod in asked}
+
+    def change(current: Incident) -> tuple[Incident, list[Write]] | None:
+        kept = {name: why for name, why in current.unevicted.items() if name not in names}
+        unevicted = dict(list((kept | refused).items())[-_OTHERS_KEPT:])
+        if unevicted == current.unevicted:
+            return None
+        new = [f"{name} was not evicted: {why}" for name, why in refused.items() if name not in current.unevicted]
+        text = " ".join(one.rstrip(".") + "." for one in new[:4]) + (f" And {len(new) - 4} more." if new[4:] else "")
+        lines: list[Write] = [
+            incident_record.told(current.incident_id, "job", text, at=now, writer=f"{WRITER}-unevicted")
+        ]
+        return current.but(unevicted=unevicted), lines if new else []
+
+    return incident_record.amend(ledger, incident.incident_id, change)
+
+
+def _name(pod: ForeignPod) -> str:
+    return f"{pod.namespace}/{pod.name}"
+
+
+def _why_it_stayed(incident: Incident, pod: ForeignPod) -> str:
+    why = incident.unevicted.get(_name(pod), "")
+    return f" Its pod {_name(pod)} was not evicted: {why.rstrip('.')}." if why else ""
+
+
+def _tell_foreign(incident: Incident, said: list[str], ledger: Ledger, now: datetime) -> None:
+    text = f"{' '.join(one.rstrip('.') + '.' for one in said[:4])}{' And more.' if len(said) > 4 else ''}"
+    with contextlib.suppress(Conflict):  # told before, in the very same instant
+        ledger.commit(incident_record.told(incident.incident_id, "job", text, at=now, writer=f"{WRITER}-foreign"))

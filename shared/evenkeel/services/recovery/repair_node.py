@@ -1,0 +1,521 @@
+"""State RepairNode of recover_node: choose the next rung, record the intent, ask the provider once.
+
+decide ─▶ lease: ask without answer ─▶ provider call ─▶ lease: the answer
+                 │ crash here: no call        │ crash here: it may have taken effect
+                 └──────────── the next visit waits for evidence before it asks again ┘
+"""
+
+from datetime import datetime, timedelta
+
+from evenkeel.domain.decisions import Decision
+from evenkeel.domain.health.incidents import Incident, JobAct
+from evenkeel.domain.health.intake import ladder_of
+from evenkeel.domain.policy import Mode, Policy
+from evenkeel.domain.recovery.approval import beyond, is_approved
+from evenkeel.domain.recovery.guardrails import Act, GuardFacts, weigh
+from evenkeel.domain.recovery.leases import Lease, RepairAsk
+from evenkeel.domain.recovery.modes import mode_now
+from evenkeel.domain.recovery.plan import FaultTerms, Owner, hands_off, not_allowed
+from evenkeel.domain.recovery.repair import (
+    ACCEPTED,
+    FAILED,
+    NOT_NOW,
+    OWNERS,
+    REPLACE,
+    UNKNOWN,
+    Repair,
+    RepairDecision,
+    RepairFacts,
+    choose_repair,
+    took_effect,
+)
+from evenkeel.domain.recovery.seats import look
+from evenkeel.domain.recovery.validation import CheckKind, expected_accelerators, judge_node
+from evenkeel.domain.recovery.vetoes import veto
+from evenkeel.domain.scheduling.jobs import Job
+from evenkeel.domain.values import Value
+from evenkeel.ports import (
+    Cluster,
+    Conflict,
+    Ids,
+    Ledger,
+    Pager,
+    PermanentError,
+    Provider,
+    Put,
+    Row,
+    Telemetry,
+    Throttled,
+    Unreachable,
+    Write,
+)
+from evenkeel.services.recovery import cordon_node, guard_acts, plan_recovery, protect_jobs
+from evenkeel.services.recovery.guard_acts import Guarded
+from evenkeel.services.storage import attempt_rows, guard_register, incident_record, rows
+from evenkeel.services.storage.guard_register import Which
+
+WRITER = "repair_node"
+_ASKS_KEPT = 20
+
+Request = incident_record.Request
+
+
+class Outcome(Value):
+    """Where the node branch turns."""
+
+    outcome: str
+    """ASKED, HEALTHY, DIAGNOSE, RETRY, LATER, HELD, BLOCKED, NOT_NEEDED, ASK_PERSON or STAND_DOWN."""
+    rung: str = ""
+    wait_seconds: int = 0
+    reason: str
+
+
+_OUTCOMES = {
+    Repair.AWAIT: "ASKED",
+    Repair.DIAGNOSE: "DIAGNOSE",
+    Repair.PAUSE: "RETRY",
+    Repair.LATER: "LATER",
+    Repair.HOLD: "HELD",
+    Repair.BLOCKED: "BLOCKED",
+    Repair.NOT_NEEDED: "NOT_NEEDED",
+    Repair.HEALTHY: "HEALTHY",
+    Repair.ASK_PERSON: "ASK_PERSON",
+    Repair.STAND_DOWN: "STAND_DOWN",
+}
+_NOTED = {Repair.DIAGNOSE: "examined", Repair.LATER: "waits", Repair.NOT_NEEDED: "node"}
+_ENDS = {Repair.ASK_PERSON: "WAITING_FOR_PERSON", Repair.STAND_DOWN: "STOOD_DOWN"}
+
+
+def run(
+    request: Request,
+    *,
+    ledger: Ledger,
+    cluster: Cluster,
+    provider: Provider,
+    ids: Ids,
+    pager: Pager,
+    telemetry: Telemetry,
+    policy: Policy,
+    mode: Mode,
+    drills_may_act: bool,
+    now: datetime,
+) -> Outcome:
+    """Do the next thing about the machine: at most one provider call.
+
+    Idempotent: yes, guarded by the lease, since reboot and replace have no client token: the intent is recorded first,
+    and a call without a known answer is awaited, never simply repeated.
+    """
+    incident, _ = incident_record.load(ledger, request.incident_id)
+    if incident.state.is_settled or request.run < incident.run:
+        return Outcome(outcome="STAND_DOWN", reason="The incident is settled, or another run took over.")
+    lease_row = ledger.get(rows.lease_key(incident.slot, is_drill=incident.is_drill))
+    lease = rows.read(lease_row, Lease) if lease_row else None
+    facts = _facts(incident, lease, ledger, cluster, provider, policy, mode, drills_may_act, now)
+    decision = choose_repair(facts, policy.repair)
+    guarded: Guarded | None = None
+    if decision.rung:
+        fleet = guard_acts.Fleet(ledger, policy, now)
+        guarded = fleet.guarded(Act(decision.rung), incident, looks_well=facts.validity.is_valid)
+        facts = facts.but(guard=guarded.facts)
+        decision = choose_repair(facts, policy.repair)
+    if _needs_cordon(incident, facts, decision):
+        late = cordon_node.cordon(incident, ledger=ledger, cluster=cluster, telemetry=telemetry, policy=policy, now=now)
+        if late.outcome == "BLOCKED":
+            return Outcome(outcome=late.outcome, reason=late.reason)
+        incident, _ = incident_record.load(ledger, request.incident_id)
+        if incident.plan is None or incident.plan.jobs is not JobAct.LEAVE:
+            protect_jobs.protect(
+                incident, ledger=ledger, cluster=cluster, ids=ids, telemetry=telemetry, policy=policy, now=now
+            )
+    if decision.drains:
+        wait = _drain(incident, ledger, cluster, ids, telemetry, policy, facts, now)
+        if decision.rung:
+            others = protect_jobs.drain_foreign(
+                incident, ledger=ledger, cluster=cluster, telemetry=telemetry, policy=policy, now=now
+            )
+            if others.ask:
+                return Outcome(outcome="ASK_PERSON", reason=others.ask)
+            wait = max(wait, others.wait_seconds)
+        if wait and decision.action not in _ENDS:
+            reason = f"{decision.reason} First its pods get {wait} s to save."
+            return Outcome(outcome="RETRY", wait_seconds=wait, reason=reason)
+    record = _decision(facts, decision, ids, policy, mode, now)
+    if decision.rung:
+        assert guarded
+        return _call(
+            incident, lease, lease_row, facts, guarded, decision, record, ledger, cluster, provider, telemetry, policy
+        )
+    if decision.marks:
+        mark = _mark(facts, decision)
+        _record_ask(incident, lease, lease_row, mark, None, decision, record, ledger)
+    if decision.action is Repair.AWAIT:
+        _reconcile(incident, facts, ledger)
+    if decision.action in _NOTED:
+        _note(incident, decision, record, ledger, now)
+    if decision.action in (Repair.HOLD, Repair.BLOCKED):
+        _bar(incident, facts, record, ledger, pager, telemetry, policy)
+    else:
+        guard_acts.unblock(incident, ledger)
+    if decision.action in _ENDS:
+        _end(incident, facts, decision, record, ledger, now)
+    return Outcome(
+        outcome=_OUTCOMES[decision.action],
+        rung=_last_rung(lease, incident),
+        wait_seconds=decision.wait_seconds,
+        reason=decision.reason,
+    )
+
+
+# ---------------------------------------------------------------- load
+
+
+def _facts(
+    incident: Incident,
+    lease: Lease | None,
+    ledger: Ledger,
+    cluster: Cluster,
+    provider: Provider,
+    policy: Policy,
+    mode: Mode,
+    drills_may_act: bool,
+    now: datetime,
+) -> RepairFacts:
+    nodes = cluster.nodes(incident.life.cluster)
+    asks = tuple(ask for ask in (lease.asks if lease else ()) if ask.life.key == incident.life.key)
+    mine = [ask for ask in asks if ask.incident_id == incident.incident_id]
+    since = mine[0].asked_at if mine else incident.opened_at
+    seat = look(incident.life, incident.slot, incident.pool, records=provider.nodes(), nodes=nodes, since=since)
+    machine = seat.successor or seat.patient
+    kind = machine.node.instance_type if machine.node else incident.instance_type
+    peers = [node for node in nodes if machine.node is None or node.name != machine.node.name]
+    patient = seat.patient.node
+    recovered = incident.recovered_at
+    settings = plan_recovery.settings_of(provider)
+    status = seat.patient.record.status if seat.patient.record else ""
+    until = incident.plan.work_may_run_until if incident.plan else None
+    has_work = bool(until and patient and cluster.accelerators_in_use(incident.life.cluster).get(patient.name))
+    window = timedelta(hours=policy.repair.flap_window_hours)
+    return RepairFacts(
+        incident_id=incident.incident_id,
+        life=incident.life,
+        fault_key=incident.fault_key,
+        fault=FaultTerms.of(policy.catalogue.look_up(incident.fault_key)),
+        ladder=ladder_of(incident, policy.catalogue),
+        owner=Owner(incident.plan.owner) if incident.plan and incident.plan.owner else Owner.EVENKEEL,
+        opened_at=incident.opened_at,
+        boot_id_at_opening=incident.boot_id,
+        has_recovered=recovered is not None and recovered > (incident.last_signal_at or incident.first_signal_at),
+        not_allowed=_not_allowed(
+            incident,
+            policy,
+            mode,
+            drills_may_act=incident_record.drill_may_act(incident, ledger, drills_may_act=drills_may_act),
+        ),
+        is_persons_cordon=patient is not None and patient.is_cordoned and patient.incident_id is None,
+        lease_holder=_other_holder(lease, incident, ledger),
+        asks=asks,
+        seat=seat,
+        validity=judge_node(machine, expected=expected_accelerators(kind, peers)),
+        invalid_at=incident.invalid_at,
+        deep_check_failed_at=_deep_check_failed_at(incident),
+        veto=veto(incident, patient, nodes),
+        in_the_way=hands_off(settings.status if settings else "", status),
+        has_work=has_work,
+        work_may_run_until=until,
+        leaves_work=incident.plan is not None and incident.plan.jobs is JobAct.LEAVE and until is None,
+        progress=incident.progress,
+        calls_today=_calls_today(lease, now),
+        returns=len(lease.returns_of(incident.life, now - window)) if lease else 0,
+        hold=guard_acts.Fleet(ledger, policy, now).hold_on(incident),
+        now=now,
+    )
+
+
+def _not_allowed(incident: Incident, policy: Policy, mode: Mode, *, drills_may_act: bool) -> str:
+    """Say why nothing may be done; empty where it may. An approval goes as far as the plan that it names."""
+    more = beyond(incident, ladder_of(incident, policy.catalogue))
+    allowed = mode_now(mode, incident.mode, is_approved=is_approved(incident) and not more)
+    barred = not_allowed(allowed, is_drill=incident.is_drill, drills_may_act=drills_may_act)
+    return more if more and allowed is Mode.RECOMMEND else barred
+
+
+def _deep_check_failed_at(incident: Incident) -> datetime | None:
+    check, failed_at = incident.check, incident.invalid_at
+    is_of_it = check is not None and (check.kind, check.instance_id) == (CheckKind.DEEP, incident.life.instance_id)
+    return failed_at if is_of_it and check and failed_at and failed_at >= check.started_at else None
+
+
+def _calls_today(lease: Lease | None, now: datetime) -> int:
+    calls = [ask for ask in (lease.asks if lease else ()) if ask.rung not in OWNERS and ask.answer != NOT_NOW]
+    return len([ask for ask in calls if now - ask.asked_at < timedelta(days=1)])
+
+
+def _other_holder(lease: Lease | None, incident: Incident, ledger: Ledger) -> str:
+    """Return the other incident that repairs this seat; a lease that a settled one left behind holds nobody."""
+    if lease is None or lease.incident_id in ("", incident.incident_id):
+        return ""
+    row = ledger.get(rows.incident_key(lease.incident_id))
+    return "" if row is None or rows.read(row, Incident).state.is_settled else lease.incident_id
+
+
+def _mine(lease: Lease | None, incident: Incident) -> tuple[RepairAsk, ...]:
+    return tuple(ask for ask in (lease.asks if lease else ()) if ask.incident_id == incident.incident_id)
+
+
+def _last_rung(lease: Lease | None, incident: Incident) -> str:
+    mine = _mine(lease, incident)
+    return mine[-1].rung if mine else ""
+
+
+def _needs_cordon(incident: Incident, facts: RepairFacts, decision: RepairDecision) -> bool:
+    """Whether a guardrail kept this machine from its cordon, and it is to have it before anything else."""
+    if incident.block is None or incident.block.act != Act.CORDON or facts.is_persons_cordon:
+        return False
+    is_left_alone = facts.not_allowed or facts.lease_holder or facts.veto
+    return not is_left_alone and decision.action not in (Repair.HEALTHY, Repair.NOT_NEEDED)
+
+
+# ---------------------------------------------------------------- act
+
+
+def _drain(
+    incident: Incident,
+    ledger: Ledger,
+    cluster: Cluster,
+    ids: Ids,
+    telemetry: Telemetry,
+    policy: Policy,
+    facts: RepairFacts,
+    now: datetime,
+) -> int:
+    """Stop what is still on the node; return the seconds that its pods may yet take, where anybody can reach them."""
+    protect_jobs.protect(incident, ledger=ledger, cluster=cluster, ids=ids, telemetry=telemetry, policy=policy, now=now)
+    node = facts.seat.patient.node
+    if node is None or not node.is_ready:
+        return 0
+    until = now
+    here = incident.life.cluster
+    seen_here = [
+        seen for seen in cluster.workloads(here) if any(pod.node_name == node.name for pod in seen.pods_alive())
+    ]
+    for attempt, _ in attempt_rows.owned(ledger, ((here, seen) for seen in seen_here)):
+        row = ledger.get(rows.job_key(attempt.job_id))
+        asked = rows.read(row, Job).stop_of(attempt.attempt) if row else None
+        if asked is not None:
+            until = max(until, asked.requested_at + timedelta(seconds=asked.grace_seconds))
+    return max(0, round((until - now).total_seconds()))
+
+
+def _call(
+    incident: Incident,
+    lease: Lease | None,
+    lease_row: Row | None,
+    facts: RepairFacts,
+    guarded: Guarded,
+    decision: RepairDecision,
+    record: Decision,
+    ledger: Ledger,
+    cluster: Cluster,
+    provider: Provider,
+    telemetry: Telemetry,
+    policy: Policy,
+) -> Outcome:
+    ask = _ask(facts, decision.rung, "")
+    entry = guarded.entry(incident, facts.now)
+    enters = guard_register.entering(
+        Which.REPAIRS, guarded.register, guarded.version, entry, asks=True, is_drill=incident.is_drill
+    )
+    _record_ask(incident, lease, lease_row, ask, enters, decision, record, ledger)
+    machine = incident.life.instance_id
+    try:
+        if facts.owner is Owner.KARPENTER:
+            answer = str(cluster.delete_node(incident.life.cluster, incident.node_name, machine))
+        else:
+            answer = str(provider.replace(machine) if ask.rung == REPLACE else provider.reboot(machine))
+    except Throttled:
+        answer = NOT_NOW
+    except Unreachable:
+        answer = UNKNOWN
+    except PermanentError:
+        _record_answer(incident, ask, FAILED, ledger)
+        raise
+    _record_answer(incident, ask, answer, ledger)
+    telemetry.count("RepairsAsked", rung=ask.rung, answer=answer)
+    telemetry.info("RepairAsked", rung=ask.rung, answer=answer, decisionId=record.decision_id)
+    if answer in (NOT_NOW, FAILED):
+        reason = f"{decision.reason} The provider answered {answer}."
+        return Outcome(outcome="RETRY", rung=ask.rung, wait_seconds=policy.repair.retry_seconds, reason=reason)
+    return Outcome(outcome="ASKED", rung=ask.rung, reason=decision.reason)
+
+
+def _ask(facts: RepairFacts, rung: str, answer: str) -> RepairAsk:
+    patient = facts.seat.patient
+    return RepairAsk(
+        rung=rung,
+        life=facts.life,
+        boot_id=patient.node.boot_id if patient.node else facts.boot_id_at_opening,
+        status_before=patient.record.status if patient.record else "",
+        asked_at=facts.now,
+        incident_id=facts.incident_id,
+        answer=answer,
+    )
+
+
+def _mark(facts: RepairFacts, decision: RepairDecision) -> RepairAsk:
+    """Return the mark since when another owner is awaited.
+
+    The owner may have begun before we looked: what comes back is to have another boot than the one that sickened.
+    """
+    mark = _ask(facts, decision.marks, ACCEPTED)
+    is_of_opening = bool(facts.boot_id_at_opening) and facts.deep_check_failed_at is None
+    return mark.but(boot_id=facts.boot_id_at_opening) if is_of_opening else mark
+
+
+# ---------------------------------------------------------------- record
+
+
+def _decision(
+    facts: RepairFacts, decision: RepairDecision, ids: Ids, policy: Policy, mode: Mode, now: datetime
+) -> Decision:
+    return Decision(
+        decision_id=ids.new("dec"),
+        kind="REPAIR",
+        subject=facts.incident_id,
+        action=decision.action,
+        reason=decision.reason,
+        alternatives=decision.alternatives,
+        facts=facts.to_json(),
+        policy_hash=policy.hash,
+        catalogue_hash=policy.catalogue.hash,
+        mode=mode,
+        decided_at=now,
+    )
+
+
+def _record_ask(
+    incident: Incident,
+    lease: Lease | None,
+    lease_row: Row | None,
+    ask: RepairAsk,
+    enters: Put | None,
+    decision: RepairDecision,
+    record: Decision,
+    ledger: Ledger,
+) -> None:
+    """Record the intent on the lease, before the call, with the decision, the incident's story and the register.
+
+    Raises:
+        Conflict: somebody else repairs this seat, or took a place in the register, at this very moment; decided anew
+            by the next visit.
+    """
+    before = lease or Lease(slot=incident.slot, incident_id="", taken_at=ask.asked_at)
+    taken_at = before.taken_at if before.incident_id == incident.incident_id else ask.asked_at
+    asks = (*before.asks, ask)[-_ASKS_KEPT:]
+    ours = before.but(incident_id=incident.incident_id, taken_at=taken_at, asks=asks)
+    version = lease_row.version if lease_row else 0
+
+    def change(current: Incident) -> tuple[Incident, list[Write]] | None:
+        repairs = current.repairs if ask.rung in OWNERS else (*current.repairs, ask.rung)
+        after = current.without_block().but(repairs=repairs).at_stage("repair_asked_at", ask.asked_at)
+        said = "watched" if ask.rung in OWNERS else ask.rung
+        line = incident_record.told(
+            current.incident_id, said, decision.reason, at=ask.asked_at, writer=WRITER, decision_id=record.decision_id
+        )
+        lease_write = Put(rows.lease_row(ours, version, is_drill=incident.is_drill))
+        return after, [lease_write, *([enters] if enters else []), Put(rows.decision_row(record)), line]
+
+    incident_record.amend_once(ledger, incident.incident_id, change)
+
+
+def _record_answer(incident: Incident, ask: RepairAsk, answer: str, ledger: Ledger) -> None:
+    """Complete the ask. Lost to a crash it stays open, which the next visit takes for a call without a reply."""
+    for _ in range(incident_record.TRIES):
+        row = ledger.get(rows.lease_key(incident.slot, is_drill=incident.is_drill))
+        if row is None:
+            return
+        lease = rows.read(row, Lease)
+        asks = tuple(
+            each.but(answer=answer) if (each.asked_at, each.rung) == (ask.asked_at, ask.rung) else each
+            for each in lease.asks
+        )
+        try:
+            ledger.commit(Put(rows.lease_row(lease.but(asks=asks), row.version, is_drill=incident.is_drill)))
+        except Conflict:
+            continue
+        return
+    raise Conflict(f"the lease of {incident.slot} kept changing")
+
+
+def _reconcile(incident: Incident, facts: RepairFacts, ledger: Ledger) -> None:
+    """Take a call without a reply for accepted, once something shows that it took effect."""
+    last = facts.asks[-1] if facts.asks else None
+    is_unanswered = last and last.incident_id == incident.incident_id and last.answer in ("", UNKNOWN)
+    if last and is_unanswered and took_effect(last, facts.seat, facts.progress):
+        _record_answer(incident, last, ACCEPTED, ledger)
+
+
+def _note(incident: Incident, decision: RepairDecision, record: Decision, ledger: Ledger, now: datetime) -> None:
+    """Tell why it waits, or what comes next, once for each reason."""
+
+    def change(current: Incident) -> tuple[Incident, list[Write]] | None:
+        if current.outcome == decision.reason or current.state.is_settled:
+            return None
+        kind = _NOTED[decision.action]
+        line = incident_record.told(
+            current.incident_id, kind, decision.reason, at=now, writer=WRITER, decision_id=record.decision_id
+        )
+        return current.but(outcome=decision.reason), [Put(rows.decision_row(record)), line]
+
+    incident_record.amend(ledger, incident.incident_id, change)
+
+
+def _bar(
+    incident: Incident,
+    facts: RepairFacts,
+    record: Decision,
+    ledger: Ledger,
+    pager: Pager,
+    telemetry: Telemetry,
+    policy: Policy,
+) -> None:
+    """Show what bars the repair, and page once where it is a cause that many machines share."""
+    rung = choose_repair(facts.but(hold=None, guard=None), policy.repair).rung
+    act = Act(rung) if rung else Act.STOP
+    guard = facts.guard or GuardFacts(life=facts.life.key, pool=incident.pool, hold=facts.hold, now=facts.now)
+    verdict = weigh(act, guard, policy.repair.guardrails)
+    guard_acts.block(incident, act, verdict, record, ledger=ledger, telemetry=telemetry, writer=WRITER, now=facts.now)
+    if verdict.cause:
+        window = timedelta(seconds=policy.repair.guardrails.shared_cause_window_seconds)
+        guard_acts.tell_cause(
+            verdict,
+            is_drill=incident.is_drill,
+            window=window,
+            ledger=ledger,
+            pager=pager,
+            telemetry=telemetry,
+            now=facts.now,
+        )
+
+
+def _end(
+    incident: Incident,
+    facts: RepairFacts,
+    decision: RepairDecision,
+    record: Decision,
+    ledger: Ledger,
+    now: datetime,
+) -> None:
+    branch = _ENDS[decision.action]
+    kind = "asked" if branch == "WAITING_FOR_PERSON" else "stood-down"
+
+    def change(current: Incident) -> tuple[Incident, list[Write]] | None:
+        if current.node_branch == branch or current.state.is_settled:
+            return None
+        line = incident_record.told(
+            current.incident_id, kind, decision.reason, at=now, writer=WRITER, decision_id=record.decision_id
+        )
+        successor = facts.seat.successor.instance_id if facts.seat.successor else current.replacement_instance_id
+        after = current.but(node_branch=branch, replacement_instance_id=successor)
+        return after, [Put(rows.decision_row(record)), line]
+
+    incident_record.amend(ledger, incident.incident_id, change)

@@ -1,0 +1,137 @@
+"""A person asks for a machine to be replaced: reported as a fault of it, and from there a recovery as any other.
+
+A dry run takes in the same report and plans by the same services, and keeps nothing but the decision it came to.
+"""
+
+import json
+from datetime import datetime
+from typing import Any
+
+from evenkeel.domain.decisions import Decision
+from evenkeel.domain.health.incidents import NodeFact
+from evenkeel.domain.health.reports import Filer, Report
+from evenkeel.domain.policy import Mode, Policy
+from evenkeel.domain.values import Value
+from evenkeel.events import envelope, reported_faults
+from evenkeel.events.outcomes import Heard
+from evenkeel.ports import Clock, Cluster, Ids, Inbox, Invalid, Ledger, NotFound, Provider, Put
+from evenkeel.services.incidents import receive_event, report_faults
+from evenkeel.services.recovery import plan_recovery
+from evenkeel.services.storage import incident_record, rows
+from evenkeel.services.storage.rehearsal import NothingStarts, RehearsedLedger, Silence
+
+Json = dict[str, Any]
+
+ASKED_FOR = "person:replace"
+"""The row of the catalogue that says what a person's wish calls for."""
+
+
+class Request(Value):
+    """Which machine, what is wrong with it, and who says so."""
+
+    instance_id: str
+    code: str
+    """What is wrong, where that is known: how its work is drained and how far its checkpoints are trusted follow."""
+    reason: str
+    dry_run: bool
+    caller: str
+    """The operator, with the session."""
+    request_id: str
+    fingerprint: str
+
+
+def run(
+    request: Request,
+    *,
+    ledger: Ledger,
+    inbox: Inbox,
+    cluster: Cluster,
+    provider: Provider,
+    clock: Clock,
+    ids: Ids,
+    clusters: tuple[str, ...],
+    policy: Policy,
+    mode: Mode,
+    drills_may_act: bool,
+) -> tuple[Json, str]:
+    """Report the wish; in a dry run plan what it leads to, and record that. Return the answer and where to look.
+
+    Idempotent: yes, as `report_faults.run` is. A dry run is recorded each time, and changes nothing else.
+
+    Raises:
+        Invalid: the code is none of the catalogue.
+        NotFound: the machine is none of this fleet's.
+    """
+    if request.code and not reported_faults.readings(request.code, ""):
+        raise Invalid("nothing is asked for", (("code", report_faults.unknown_code(request.code)),))
+    now = clock.now()
+    report = _report(request, now)
+    if not request.dry_run:
+        answer = report_faults.run(
+            report, ledger=ledger, inbox=inbox, ids=ids, clusters=clusters, policy=policy, now=now
+        )
+        return {"instanceId": request.instance_id, "envelopeId": answer["envelopeId"]}, "/v1/incidents"
+    heard = envelope.parse(json.dumps(report_faults.taken(report, ledger, clusters, now).document).encode())
+    seat = receive_event.resolve(request.instance_id, ledger=ledger, provider=None, clusters=clusters)
+    if not isinstance(heard, Heard) or seat is None:
+        raise NotFound(f"No machine of this fleet is {request.instance_id}.")
+    rehearsed, silence = RehearsedLedger(ledger), Silence()
+    for fact in heard.facts:
+        assert isinstance(fact, NodeFact)
+        noted = receive_event.note_fact(
+            fact,
+            seat,
+            ledger=rehearsed,
+            workflows=NothingStarts(),
+            clock=clock,
+            ids=ids,
+            telemetry=silence,
+            catalogue=policy.catalogue,
+        )
+    if not noted.incident_id:
+        return _answer(request, seat.job_ids, None, "NOTHING", noted.reason), f"/v1/nodes/{request.instance_id}"
+    incident, _ = incident_record.load(rehearsed, noted.incident_id)
+    outcome = plan_recovery.run(
+        plan_recovery.Request(incident_id=incident.incident_id, run=incident.run + (incident.plan is not None)),
+        ledger=rehearsed,
+        cluster=cluster,
+        provider=provider,
+        ids=ids,
+        telemetry=silence,
+        policy=policy,
+        mode=mode,
+        drills_may_act=drills_may_act,
+        now=now,
+    )
+    row = rehearsed.get(rows.decision_key(outcome.decision_id))
+    assert row, "a plan is recorded"
+    record = rows.read(row, Decision).but(subject=seat.life.key, simulated=True)
+    ledger.commit(Put(rows.decision_row(record)))
+    return _answer(
+        request, seat.job_ids, record, outcome.outcome, outcome.reason
+    ), f"/v1/decisions/{record.decision_id}"
+
+
+def _report(request: Request, now: datetime) -> report_faults.Request:
+    said = dict.fromkeys((ASKED_FOR, request.code) if request.code else (ASKED_FOR,))
+    return report_faults.Request(
+        reports=tuple(
+            Report(instance_id=request.instance_id, code=code, detail=request.reason, observed_at=now) for code in said
+        ),
+        caller=request.caller,
+        filer=Filer.OPERATOR,
+        request_id=request.request_id,
+        fingerprint=request.fingerprint,
+    )
+
+
+def _answer(request: Request, jobs: tuple[str, ...], record: Decision | None, outcome: str, reason: str) -> Json:
+    return {
+        "instanceId": request.instance_id,
+        "dryRun": True,
+        "outcome": outcome,
+        "reason": reason,
+        "alternatives": [each.to_json() for each in record.alternatives] if record else [],
+        "decisionId": record.decision_id if record else None,
+        "jobs": list(jobs),
+    }

@@ -1,0 +1,110 @@
+"""State ReturnNode of recover_node: give the machine in the seat back to the scheduler."""
+
+from datetime import datetime
+
+from evenkeel.domain.health.incidents import Incident
+from evenkeel.domain.recovery.seats import look
+from evenkeel.domain.values import Value
+from evenkeel.ports import Cluster, Ledger, Passes, Provider, ReleaseResult, Telemetry, Write
+from evenkeel.services.storage import guard_register, incident_record, rows
+from evenkeel.services.storage.guard_register import Which
+
+WRITER = "return_node"
+RETURNED, NOT_OURS, GONE = "RETURNED", "NOT_OURS", "GONE"
+
+Request = incident_record.Request
+
+
+class Outcome(Value):
+    """What was found or done."""
+
+    outcome: str
+    reason: str
+
+
+_SAID = {
+    ReleaseResult.RELEASED: (RETURNED, "{name} is back in service."),
+    ReleaseResult.ALREADY_FREE: (RETURNED, "{name} is back in service."),
+    ReleaseResult.NOT_OURS: (NOT_OURS, "{name} is well, and stays cordoned: a person cordoned it."),
+    ReleaseResult.GONE: (GONE, "{name} is gone from its cluster."),
+}
+
+
+def run(
+    request: Request,
+    *,
+    ledger: Ledger,
+    cluster: Cluster,
+    provider: Provider,
+    passes: Passes,
+    telemetry: Telemetry,
+    now: datetime,
+) -> Outcome:
+    """Take our cordon and the validation taint off the machine that holds the seat now, and ask for a pass.
+
+    Un-cordon is never held, in no mode: it only takes back what this recovery did.
+
+    Idempotent: yes, a node that is free already is success.
+    """
+    incident, _ = incident_record.load(ledger, request.incident_id)
+    ask = incident_record.last_ask(ledger, incident)
+    seat = look(
+        incident.life,
+        incident.slot,
+        incident.pool,
+        records=provider.nodes(),
+        nodes=cluster.nodes(incident.life.cluster),
+        since=ask.asked_at if ask else incident.opened_at,
+    )
+    machine = seat.successor or seat.patient
+    node = machine.node
+    if node is None:
+        return _record(incident, Outcome(outcome=GONE, reason="No machine holds the seat any more."), "", ledger, now)
+    if incident.is_drill and ledger.get(rows.open_key(incident.life)) is not None:
+        reason = f"{node.name} stays cordoned: a real incident is open for it."
+        return _record(incident, Outcome(outcome=NOT_OURS, reason=reason), machine.instance_id, ledger, now)
+    mark = _mark(node.incident_id, incident, ledger)
+    found = cluster.release(incident.life.cluster, node.name, mark)
+    outcome, text = _SAID[found]
+    answer = _record(
+        incident, Outcome(outcome=outcome, reason=text.format(name=node.name)), machine.instance_id, ledger, now
+    )
+    passes.request(f"{node.name} returned")
+    if found is ReleaseResult.RELEASED:
+        telemetry.seconds("DetectedToReturned", (now - incident.opened_at).total_seconds())
+    return answer
+
+
+def _mark(found: str | None, incident: Incident, ledger: Ledger) -> str:
+    """Return the incident whose cordon may be taken off: this one, or a settled earlier one of the same machine."""
+    if found and found != incident.incident_id:
+        row = ledger.get(rows.incident_key(found))
+        earlier = rows.read(row, Incident) if row else None
+        # A drill gives way to a real incident, so that one takes off its cordon though it is not settled yet.
+        is_over = earlier is not None and (earlier.state.is_settled or (earlier.is_drill and not incident.is_drill))
+        if earlier and is_over and earlier.life == incident.life:
+            return found
+    return incident.incident_id
+
+
+def _record(incident: Incident, answer: Outcome, machine: str, ledger: Ledger, now: datetime) -> Outcome:
+    def change(current: Incident) -> tuple[Incident, list[Write]] | None:
+        if current.node_branch == answer.outcome or current.state.is_settled:
+            return None
+        after = current.but(node_branch=answer.outcome)
+        if machine and machine != current.life.instance_id:
+            after = after.but(replacement_instance_id=machine)
+        if answer.outcome == RETURNED:
+            after = after.at_stage("returned_at", now)
+        life = current.life.key
+        leaves = [
+            *guard_register.leaving(ledger, Which.REPAIRS, life, now=now, is_drill=current.is_drill),
+            *guard_register.leaving(ledger, Which.CORDONS, life, now=now, is_drill=current.is_drill),
+        ]
+        after = after.without_block()
+        kind = "returned" if answer.outcome == RETURNED else "node"
+        line = incident_record.told(current.incident_id, kind, answer.reason, at=now, writer=WRITER)
+        return after, [*leaves, line]
+
+    incident_record.amend(ledger, incident.incident_id, change)
+    return answer

@@ -1,0 +1,74 @@
+"""Which pods of a cluster are not Evenkeel's. Labels are a claim; the ledger decides.
+
+Anybody who may create a pod may write our labels on it. A pod is Evenkeel's only if the attempt, rental or node test
+that its labels name exists in the ledger, lies in the pod's namespace, and started the Kubernetes Job that controls the
+pod. All others are unmanaged: listed, counted and evicted like any other team's.
+"""
+
+import re
+
+from evenkeel.domain.health.incidents import Incident
+from evenkeel.domain.scheduling.foreign import ForeignPod, Owned, PodClaim
+from evenkeel.domain.scheduling.jobs import Attempt, WorkloadSeen
+from evenkeel.domain.scheduling.renting import Rental
+from evenkeel.ports import Cluster, Key, Ledger, Row, Table, get_all
+from evenkeel.services.storage import rows
+
+_RENTAL_PODS = re.compile(r"(?P<job>.+)-r(?P<number>[0-9]{1,6})(-[0-9]{1,3})?")
+_CHECK = re.compile(r"(?P<incident>inc-[a-z0-9]+)-check-[0-9]+")
+
+
+def pods(ledger: Ledger, cluster: Cluster, name: str, on: str | None = None) -> tuple[ForeignPod, ...]:
+    """List the live pods that are not Evenkeel's, over all namespaces; without those of a DaemonSet and static ones.
+
+    Args:
+        ledger: Holds what Evenkeel started.
+        cluster: The clusters.
+        name: Which of them.
+        on: Only those on this node; empty: those without a node; None: all.
+    """
+    found = cluster.pods(name, on)
+    keys = {pod.uid: key for pod in found if pod.claim and (key := _key(pod.claim))}
+    # Not every function that asks may read incidents many at a time; of node tests there are few.
+    stored = get_all(ledger, (key for key in keys.values() if key.table is Table.JOBS))
+    tests = {key: ledger.get(key) for key in keys.values() if key.table is not Table.JOBS}
+
+    def is_managed(pod: ForeignPod) -> bool:
+        key = keys.get(pod.uid)
+        row = (stored.get(key) or tests.get(key)) if key else None
+        return row is not None and _is_proved(name, pod, row)
+
+    return tuple(pod for pod in found if not is_managed(pod))
+
+
+def _key(claim: PodClaim) -> Key | None:
+    if claim.kind is Owned.ATTEMPT:
+        return rows.attempt_key(claim.job_id, claim.attempt)
+    if claim.kind is Owned.RENTAL:
+        rental = _RENTAL_PODS.fullmatch(claim.name)
+        return rows.rental_key(rental["job"], int(rental["number"])) if rental else None
+    check = _CHECK.fullmatch(claim.name)
+    return rows.incident_key(check["incident"]) if check else None
+
+
+def _is_proved(cluster: str, pod: ForeignPod, row: Row) -> bool:
+    claim = pod.claim
+    if claim is None or claim.controller != claim.name:
+        return False
+    if claim.kind is Owned.ATTEMPT:
+        attempt = rows.read(row, Attempt)
+        seen = WorkloadSeen(
+            job_id=claim.job_id,
+            attempt=claim.attempt,
+            namespace=pod.namespace,
+            job_uid=claim.controller_uid,
+            decision_id=claim.decision_id,
+        )
+        return attempt.cluster == cluster and attempt.owns(seen)
+    if claim.kind is Owned.RENTAL:
+        rental = rows.read(row, Rental)
+        return (cluster, pod.namespace) == (rental.offer.cluster, rental.namespace)
+    incident = rows.read(row, Incident)
+    check = incident.check
+    place = (incident.life.cluster, check.namespace, check.name) if check else None
+    return place == (cluster, pod.namespace, claim.name)

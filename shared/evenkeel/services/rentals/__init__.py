@@ -1,0 +1,1 @@
+"""Rent burst capacity, watch it and give it back."""

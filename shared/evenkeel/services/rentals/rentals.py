@@ -1,0 +1,544 @@
+"""Rentals in a scheduling pass: who is rented for, who is told why not, and who goes home.
+
+A pass that cannot start a job on what is there asks what renting would cost and save. Where it pays, the rental is
+written in a commit that raises TREE, as admissions are: so caps hold, whoever else runs a pass. A crash after the
+commit leaves a rental without its workflow, which the sweeper starts.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from evenkeel.domain.decisions import Alternative, Decision
+from evenkeel.domain.economics import money
+from evenkeel.domain.health.incidents import TimelineEntry
+from evenkeel.domain.nodes import NodeLife
+from evenkeel.domain.policy import Mode, Policy, RentedPool
+from evenkeel.domain.scheduling.admission import TAINTED, Action, AdmissionDecision, Room
+from evenkeel.domain.scheduling.burst import Home, LoanFacts, LoanState, Stay, judge_loan, judge_stay
+from evenkeel.domain.scheduling.jobs import Attempt, Charge, Job, JobState, PlacementNote
+from evenkeel.domain.scheduling.placement import (
+    Placement,
+    PlacementDecision,
+    is_behind,
+    place_in_turn,
+    placement_said,
+)
+from evenkeel.domain.scheduling.pools import Pool
+from evenkeel.domain.scheduling.renting import (
+    Conditions,
+    Offer,
+    Rental,
+    RentalHold,
+    RentalState,
+    committed_pools,
+    counted,
+    is_on,
+    kept_rooms,
+    loan_of,
+    note_key,
+    placement_facts,
+    pool_of,
+    shadow_of,
+    stay_facts,
+)
+from evenkeel.domain.scheduling.shortages import Shortages
+from evenkeel.domain.values import Value
+from evenkeel.ports import Cluster, Ids, Ledger, Machine, Put, Row, Telemetry, TransientError, Workflows, Write, get_all
+from evenkeel.services.storage import rows
+
+WRITER = "schedule_jobs"
+_MOST_ASKED = 20
+"""Waiting jobs whose place one pass weighs."""
+_LAST_ATTEMPTS = 20
+_MAY_BE_RENTED_FOR = (Action.WAIT, Action.BEHIND, Action.NEVER_FITS)
+"""Machines are what these wait for. Who waits for quota, a limit or others to stop would wait on rented nodes too."""
+_WAITS_FOR_ROOM = (Action.WAIT, Action.BEHIND, Action.PREEMPT)
+"""Who waits for quota cannot use what is free: it is no reason to go on paying for rented nodes."""
+
+Jobs = Mapping[str, tuple[Job, int]]
+"""By id: the job and its row's version."""
+Places = Mapping[str, PlacementDecision | str]
+"""By job: where it should run, or why nothing is rented for it."""
+Decide = Callable[[tuple[Room, ...], Jobs, tuple[Charge, ...]], Sequence[AdmissionDecision]]
+"""What the pass would decide if machines, waiting jobs and charges were these."""
+
+
+class Rented(NamedTuple):
+    """What is rented when a pass looks."""
+
+    rentals: tuple[Rental, ...] = ()
+    holds: tuple[RentalHold, ...] = ()
+    budgets_left: Mapping[str, int] = {}
+    """By team that has a budget in dollars: what is left of it, in parts of `economics.money`."""
+
+    @property
+    def serving(self) -> Mapping[str, Rental]:
+        """By job: those that it has, or is to have, nodes of."""
+        return {rental.job_id: rental for rental in self.rentals if rental.state.serves}
+
+    def where_rented(self, job: Job) -> Job:
+        """Return a job as it asks: in the cluster of the nodes that were handed over to it, where there are any."""
+        rental = self.serving.get(job.job_id)
+        if rental is None or rental.state is not RentalState.READY or job.goes_home:
+            return job
+        return job if rental.offer.cluster == job.cluster else job.but(cluster=rental.offer.cluster)
+
+    def rooms(self, rooms: Iterable[Room], jobs: Jobs, pools: Sequence[Pool]) -> tuple[Room, ...]:
+        """Return the machines with those of rentals kept for their jobs; who goes home has none."""
+        listed = tuple(rooms)
+        if not pools and not self.rentals:
+            return listed
+        home = {name for name, (job, _) in jobs.items() if job.goes_home}
+        kept = (rental.but(state=RentalState.ENDING) if rental.job_id in home else rental for rental in self.rentals)
+        return kept_rooms(listed, kept, pools)
+
+
+def load(ledger: Ledger) -> Rented:
+    """Read what is rented: two round trips, and one where nothing is."""
+    partition = rows.rental_hold_key("", 0).pk
+    found = ledger.partition(rows.tree_key().table, partition, "RENTAL#")
+    holds = tuple(rows.read(row, RentalHold) for row in found)
+    keys = [rows.rental_key(hold.job_id, hold.number) for hold in holds]
+    return Rented(tuple(rows.read(row, Rental) for row in get_all(ledger, keys).values()), holds)
+
+
+# ---------------------------------------------------------------- decide
+
+
+def weigh(
+    decisions: Sequence[AdmissionDecision],
+    jobs: Jobs,
+    rooms: tuple[Room, ...],
+    charges: tuple[Charge, ...],
+    rented: Rented,
+    ledger: Ledger,
+    decide: Decide,
+    policy: Policy,
+    now: datetime,
+    begun: int = 0,
+) -> Places:
+    """Return where jobs that cannot start now should run; a sentence where rented nodes would not help.
+
+    Each that is to be rented for would start on such nodes: the very rules of the pass are asked, with them in it.
+    `begun` rentals are begun in this pass already, and count among `rented.holds`.
+    """
+    burst = policy.burst
+    waiting = [
+        jobs[each.job_id][0]
+        for each in decisions
+        if each.action in _MAY_BE_RENTED_FOR and each.job_id not in rented.serving
+    ]
+    # Who has a deadline is told whether anything meets it, though nothing may be rented here.
+    asked = in_turn(
+        [job for job in waiting if job.spec.deadline_at or (burst.pools and burst.delay_of(job.spec.priority_class))],
+        now,
+    )
+    if not asked:
+        return {}
+    row = ledger.get(rows.shortages_key())
+    seen = Conditions(
+        rooms=_left(rooms, decisions),
+        charges=charges,
+        classes=classes_of(ledger, charges),
+        queue=tuple(waiting),
+        holds=rented.holds,
+        shortages=rows.read(row, Shortages) if row else Shortages(),
+        budgets_left=dict(rented.budgets_left),
+        now=now,
+    )
+    done = done_seconds(ledger, asked)
+    placed = place_in_turn([placement_facts(job, seen, policy, done.get(job.job_id, 0.0)) for job in asked])
+    answers: dict[str, PlacementDecision | str] = {}
+    for job, answer in zip(asked, placed, strict=True):
+        answers[job.job_id] = answer
+        if answer.action is not Placement.RENT:
+            continue
+        pool = next(each for each in burst.pools if each.name == answer.pool)
+        would = would_start(job, pool, jobs, rooms, charges, decide, now)
+        why_not = why_no_help(would, pool)
+        if why_not:
+            answers[job.job_id] = why_not
+        elif begun >= burst.rentals_per_pass:
+            answers[job.job_id] = "It is rented for in one of the next passes."
+        else:
+            begun += 1
+    return answers
+
+
+def in_turn(jobs: Sequence[Job], now: datetime) -> list[Job]:
+    """Return the jobs that one cycle weighs: the first of the queue, and one page of the others, by the minute.
+
+    Else jobs at the head that no pool could take would keep all jobs behind them from rented nodes.
+    """
+    size = _MOST_ASKED // 2
+    head, others = list(jobs[:size]), list(jobs[size:])
+    pages = max(1, -(-len(others) // size))
+    start = int(now.timestamp()) // 60 % pages * size
+    return head + others[start : start + size]
+
+
+def would_start(
+    job: Job,
+    pool: RentedPool,
+    jobs: Jobs,
+    rooms: tuple[Room, ...],
+    charges: tuple[Charge, ...],
+    decide: Decide,
+    now: datetime,
+) -> AdmissionDecision | None:
+    """Return what the rules of a pass would say of a job if nodes of a pool were rented for it; None if nothing."""
+    on_its_cluster = {**jobs, job.job_id: (job.but(cluster=pool.cluster), jobs[job.job_id][1])}
+    answers = decide((*rooms, *wished_rooms(job, pool, now)), on_its_cluster, charges)
+    return next((each for each in answers if each.job_id == job.job_id), None)
+
+
+def wished_rooms(job: Job, pool: RentedPool, now: datetime) -> tuple[Room, ...]:
+    """Return the nodes of a pool as they would be if they were rented for a job."""
+    return tuple(
+        Room(
+            life=NodeLife(cluster=pool.cluster, instance_id=f"to-be-rented-{number}", launched_at=now),
+            node_name=f"to-be-rented-{number}",
+            cluster=pool.cluster,
+            pool=pool.name,
+            instance_type=pool.instance_type,
+            accelerators=pool.accelerators_per_node,
+            free=pool.accelerators_per_node,
+            labels={"karpenter.sh/nodepool": pool.name, "karpenter.sh/capacity-type": str(pool.market)},
+            closed_because=TAINTED if pool.taints else "",
+            taints=pool.taints,
+            kept_for=job.job_id,
+        )
+        for number in range(job.spec.nodes)
+    )
+
+
+def why_no_help(would: AdmissionDecision | None, pool: Pool) -> str:
+    """Say why a job would not start on rented nodes of a pool though they were there; empty where it would."""
+    if would is not None and would.action is Action.ADMIT and would.pool == pool.name:
+        return ""
+    return f"Rented nodes would not help it: {would.reason if would else 'It is not at the head of its queue.'}"
+
+
+def _left(rooms: Iterable[Room], decisions: Iterable[AdmissionDecision]) -> tuple[Room, ...]:
+    """Return the machines with what this pass admits taken off."""
+    taken: dict[str, int] = {}
+    for each in decisions:
+        if each.action is Action.ADMIT:
+            taken |= {life.key: each.facts.request.accelerators_per_node for life in each.nodes}
+    return tuple(
+        room.but(free=max(0, room.free - taken[room.life.key])) if room.life.key in taken else room for room in rooms
+    )
+
+
+def classes_of(ledger: Ledger, charges: Iterable[Charge]) -> dict[str, str]:
+    """Return the priority class of each job that holds a charge."""
+    found = get_all(ledger, (rows.job_key(charge.job_id) for charge in charges)).values()
+    return {str(row.doc["jobId"]): str(row.doc["spec"].get("priorityClass") or "") for row in found}
+
+
+def done_seconds(ledger: Ledger, jobs: Iterable[Job], until: datetime | None = None) -> dict[str, float]:
+    """Return how long the attempts of jobs ran that have ended; where it is said, those that run still until then."""
+    keys = [
+        rows.attempt_key(job.job_id, number)
+        for job in jobs
+        for number in range(max(1, job.current_attempt - _LAST_ATTEMPTS + 1), job.current_attempt + 1)
+    ]
+    done: dict[str, float] = {}
+    for attempt in (rows.read(row, Attempt) for row in get_all(ledger, keys).values()):
+        ended_at = attempt.ended_at or until
+        if attempt.running_at and ended_at:
+            ran = (ended_at - attempt.running_at).total_seconds()
+            done[attempt.job_id] = done.get(attempt.job_id, 0.0) + max(0.0, ran)
+    return done
+
+
+def free_nodes(job: Job, attempt: Attempt, ledger: Ledger, cluster: Cluster) -> None:
+    """End the capacity pods on an attempt's nodes: its own pods are there now, and wait for what those use.
+
+    Idempotent: yes, gone is success.
+    """
+    row = ledger.get(rows.rental_key(job.job_id, job.rentals)) if job.rentals else None
+    rental = rows.read(row, Rental) if row else None
+    if rental is not None and is_on(attempt, rental):
+        cluster.free_capacity(rental.offer.cluster, rental.namespace, rental.pods_name)
+
+
+def is_to_rent(answer: PlacementDecision | str | None) -> bool:
+    """Whether nodes are to be rented for a job."""
+    return isinstance(answer, PlacementDecision) and answer.action is Placement.RENT
+
+
+# ---------------------------------------------------------------- act and record
+
+
+def begin(
+    job: Job, version: int, placed: PlacementDecision | str, ids: Ids, policy: Policy, mode: Mode, now: datetime
+) -> tuple[Rental, tuple[Write, ...], str]:
+    """Return a rental with the writes that begin it, and the token of their commit."""
+    assert isinstance(placed, PlacementDecision)  # or nothing is to be rented
+    pool = next(each for each in policy.burst.pools if each.name == placed.pool)
+    record = record_of(placed, ids.new("dec"), policy, mode, now)
+    plan = job.live_plan()
+    plan = plan if plan and plan.lost_committed else None
+    due_at = now + timedelta(seconds=policy.burst.loan_seconds) if plan else None
+    loan = f" On loan for {plan.incident_id}, until {due_at:%d %b %H:%M} UTC at the latest." if plan else ""
+    reason = f"{counted(job.spec.nodes, pool.name)} rented for it. {placed.reason}{loan}"
+    rental = Rental(
+        job_id=job.job_id,
+        number=job.rentals + 1,
+        team=job.spec.team,
+        namespace=job.namespace,
+        state=RentalState.OPENING,
+        reason=placed.reason,
+        nodes=job.spec.nodes,
+        offers=(Offer.of(pool, now),),
+        begun_at=now,
+        ready_by=now + timedelta(seconds=policy.burst.ready_seconds),
+        decision_id=record.decision_id,
+        incident_id=plan.incident_id if plan else "",
+        due_at=due_at,
+        expected_parts=placed.row.rent_parts if placed.row else 0,
+    )
+    entry = TimelineEntry(at=now, kind="rented", text=reason, decision_id=record.decision_id, writer=WRITER)
+    waits = job.but(
+        reason=reason,
+        rentals=rental.number,
+        placement=None,
+        is_catching_up=is_behind(placed.facts),
+        goes_home=False,
+    )
+    writes = (
+        Put(rows.rental_hold_row(rental, 0)),
+        Put(rows.rental_row(rental, 0)),
+        Put(rows.job_row(waits, version)),
+        Put(rows.decision_row(record)),
+        Put(rows.timeline_row(job.job_id, entry, f"rented-{rental.number}")),
+    )
+    return rental, writes, record.decision_id
+
+
+def start(rental: Rental, workflows: Workflows, telemetry: Telemetry) -> bool:
+    """Start the workflow of a rental; False where that failed, which the sweeper makes good.
+
+    Idempotent: yes, by the execution's name; one that exists already is success.
+    """
+    document = {"schemaVersion": 1, "jobId": rental.job_id, "rental": rental.number}
+    try:
+        workflows.start(Machine.BURST_CAPACITY, rental.execution_name, document)
+    except TransientError as error:
+        telemetry.warning("The workflow of a rental could not be started yet", job_id=rental.job_id, error=str(error))
+        return False
+    return True
+
+
+def noted(
+    job: Job, answer: PlacementDecision | str | None, ids: Ids, policy: Policy, mode: Mode, now: datetime
+) -> tuple[PlacementNote | None, tuple[Write, ...]]:
+    """Return what a waiting job is told of its place, with the record of it where the answer is new."""
+    if answer is None:
+        return None, ()
+    if isinstance(answer, str):
+        note = PlacementNote(key=note_key("HELD", answer.partition(":")[0], {}), text=answer)
+        return (job.placement if job.placement and job.placement.key == note.key else note), ()
+    why_nots = {row.pool: row.why_not for row in answer.table}
+    key = note_key(answer.action, answer.pool, why_nots, is_late=answer.late_seconds is not None)
+    if job.placement and job.placement.key == key:
+        return job.placement, ()
+    record = record_of(answer, ids.new("dec"), policy, mode, now)
+    return PlacementNote(key=key, text=record.reason, decision_id=record.decision_id), (Put(rows.decision_row(record)),)
+
+
+def record_of(placed: PlacementDecision, decision_id: str, policy: Policy, mode: Mode, now: datetime) -> Decision:
+    """Return the record of a placement."""
+    return Decision(
+        decision_id=decision_id,
+        kind="PLACEMENT",
+        subject=placed.job_id,
+        action=placed.action,
+        reason=placement_said(placed, mode),
+        alternatives=placed.alternatives,
+        facts=placed.facts.to_json(),
+        policy_hash=policy.hash,
+        mode=mode,
+        decided_at=now,
+    )
+
+
+# ---------------------------------------------------------------- home
+
+
+class Return(NamedTuple):
+    """A job that goes home: what its commit holds, beside the tree."""
+
+    job_id: str
+    writes: tuple[Write, ...]
+    token: str
+
+
+def homeward(
+    decisions: Sequence[AdmissionDecision],
+    rooms: tuple[Room, ...],
+    charges: tuple[Charge, ...],
+    rented: Rented,
+    ledger: Ledger,
+    decide: Decide,
+    ids: Ids,
+    policy: Policy,
+    mode: Mode,
+    now: datetime,
+) -> Return | None:
+    """Return the first job on rented nodes that is to go on where room is paid for; None where none is.
+
+    Whoever waits for that room comes first. The job would start there by the very rules of the pass, and the saving
+    pays for its move (`burst.judge_stay`); nodes on loan go back as soon as it would, and at their due time in any case
+    (`burst.judge_loan`). One a pass: the next one looks at what is left.
+    """
+    ready = [rental for rental in rented.rentals if rental.state is RentalState.READY]
+    if not ready:
+        return None
+    is_waited_for = any(each.action in _WAITS_FOR_ROOM for each in decisions)
+    left = () if is_waited_for else _left(rooms, decisions)
+    is_there_room = any(room.is_open and room.free and not room.kept_for for room in left)
+    for rental in ready:
+        if not is_there_room and rental.due_at is None:
+            continue
+        row = ledger.get_each(rows.job_key(rental.job_id))[0]
+        job = rows.read(row, Job) if row else None
+        if row is None or job is None:
+            continue
+        on_it = [charge for charge in charges if _is_on(charge, job, rental)]
+        if job.state is not JobState.RUNNING or job.stop_of(job.current_attempt) or not on_it:
+            continue
+        place = _place_at_home(job, row, rental, left, charges, decide, policy) if is_there_room else None
+        guest = _Visit(job, row, rental, place)
+        judged = _judge_loan(guest, now) or _judge_stay(guest, ledger, policy, now)
+        if judged is not None:
+            return _moved(guest, judged, ids, policy, mode, now)
+    return None
+
+
+def _is_on(charge: Charge, job: Job, rental: Rental) -> bool:
+    is_its = (charge.job_id, charge.attempt) == (job.job_id, job.current_attempt)
+    return is_its and set(charge.node_names) <= set(rental.node_names)
+
+
+class _Visit(NamedTuple):
+    """A job on rented nodes, and where it could go on."""
+
+    job: Job
+    row: Row
+    rental: Rental
+    home: Pool | None
+    """Committed room on which the pass would start it; None where there is none."""
+
+
+def _place_at_home(
+    job: Job,
+    row: Row,
+    rental: Rental,
+    rooms: tuple[Room, ...],
+    charges: tuple[Charge, ...],
+    decide: Decide,
+    policy: Policy,
+) -> Pool | None:
+    common = tuple(room for room in rooms if not room.kept_for)
+    others = tuple(charge for charge in charges if charge.job_id != job.job_id)
+    asked = {job.job_id: (job.but(state=JobState.PENDING), row.version)}
+    would = next(iter(decide(common, asked, others)), None)
+    if would is None or would.action is not Action.ADMIT or len(would.nodes) != rental.nodes:
+        return None
+    return next(
+        each
+        for each in committed_pools(common, policy)
+        if (each.name, each.instance_type) == (would.pool, would.instance_type)
+    )
+
+
+class _Judged(NamedTuple):
+    kind: str
+    action: str
+    reason: str
+    alternatives: tuple[Alternative, ...]
+    facts: Value
+    said: str
+    """To the job."""
+
+
+def _judge_loan(guest: _Visit, now: datetime) -> _Judged | None:
+    """Say whether nodes on loan go back, since what they stand in for is there again or their time is over."""
+    loan = loan_of(guest.rental)
+    if loan is None:
+        return None
+    judged = judge_loan(
+        LoanFacts(
+            loan=loan,
+            is_baseline_back=guest.home is not None,
+            does_job_run=True,
+            keeps_checkpoints=bool(guest.job.spec.checkpoint_uri),
+            save_seconds=guest.job.spec.grace_seconds,
+            now=now,
+        )
+    )
+    if judged.state is LoanState.KEEP:
+        return None
+    said = f"Its nodes were on loan. {judged.reason}"
+    return _Judged(
+        kind="LOAN", action=judged.state, reason=judged.reason, alternatives=(), facts=judged.facts, said=said
+    )
+
+
+def _judge_stay(guest: _Visit, ledger: Ledger, policy: Policy, now: datetime) -> _Judged | None:
+    """Say whether a job goes home since that saves more than its move costs."""
+    job, rental, place = guest.job, guest.rental, guest.home
+    pool = pool_of(rental, policy.burst.pools)
+    if place is None or pool is None:
+        return None
+    home = Home(
+        pool=place.name,
+        shadow_micros_per_accelerator_hour=shadow_of(place, 0, policy.burst),
+        launch_seconds=place.launch.p50_seconds,
+        usable_until=place.reservation.usable_until if place.reservation else None,
+    )
+    ran = done_seconds(ledger, [job], now).get(job.job_id, 0.0)
+    judged = judge_stay(stay_facts(job, rental.nodes, pool, home, policy, now, ran_seconds=ran))
+    if judged.action is not Stay.GO_HOME:
+        return None
+    said = f"It goes home: {judged.reason}"
+    return _Judged(
+        kind="STAY",
+        action=judged.action,
+        reason=judged.reason,
+        alternatives=judged.alternatives,
+        facts=judged.facts,
+        said=said,
+    )
+
+
+def _moved(guest: _Visit, judged: _Judged, ids: Ids, policy: Policy, mode: Mode, now: datetime) -> Return:
+    job = guest.job
+    record = Decision(
+        decision_id=ids.new("dec"),
+        kind=judged.kind,
+        subject=job.job_id,
+        action=judged.action,
+        reason=judged.reason,
+        alternatives=judged.alternatives,
+        facts=judged.facts.to_json(),
+        policy_hash=policy.hash,
+        mode=mode,
+        decided_at=now,
+    )
+    entry = TimelineEntry(at=now, kind="going home", text=judged.said, decision_id=record.decision_id, writer=WRITER)
+    wish = job.stop_wished(judged.said, f"{WRITER}/home", now)
+    writes = (
+        Put(rows.job_row(job.but(stop_request=wish, reason=judged.said, goes_home=True), guest.row.version)),
+        Put(rows.decision_row(record)),
+        Put(rows.timeline_row(job.job_id, entry, f"home-{job.current_attempt}")),
+    )
+    return Return(job.job_id, writes, record.decision_id)
+
+
+def cost_said(parts: int) -> str:
+    """Write a rental's cost to the micro-dollar, beside the cents that people read."""
+    return f"{money.said(parts)} ({parts / money.PARTS:.6f} dollars)"

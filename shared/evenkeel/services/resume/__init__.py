@@ -1,0 +1,1 @@
+"""The job branch of a recovery: choose how an interrupted job resumes."""

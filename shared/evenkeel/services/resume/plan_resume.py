@@ -1,0 +1,614 @@
+"""State PlanResume of recover_node: choose for each hurt job the way back with the least loss, and ask for a pass.
+
+The plan is recorded on the job; only `schedule_jobs` acts on it.
+"""
+
+import contextlib
+import itertools
+from collections.abc import Mapping
+from datetime import datetime
+from typing import NamedTuple
+
+from evenkeel.domain.decisions import Alternative, Decision
+from evenkeel.domain.economics.forecasts import forecast, launch_durations, repair_durations
+from evenkeel.domain.health.incidents import HurtJob, Incident, IncidentState
+from evenkeel.domain.health.intake import doubt_of, ladder_of
+from evenkeel.domain.nodes import KubernetesNode
+from evenkeel.domain.policy import Mode, Policy
+from evenkeel.domain.recovery.approval import is_approved
+from evenkeel.domain.recovery.modes import mode_now
+from evenkeel.domain.recovery.plan import not_allowed
+from evenkeel.domain.recovery.repair import REPLACE
+from evenkeel.domain.recovery.resume import (
+    Delays,
+    Offer,
+    PoolRoom,
+    ResumeDecision,
+    ResumeFacts,
+    demand_after,
+    distrust_after,
+    lost_work,
+    plan_resume,
+)
+from evenkeel.domain.recovery.rollback import Rollback, RollbackDecision, RollbackFacts, roll_back
+from evenkeel.domain.scheduling import efa
+from evenkeel.domain.scheduling.elastic import ElasticJob, FaultFacts
+from evenkeel.domain.scheduling.jobs import (
+    Attempt,
+    AttemptState,
+    Demand,
+    Job,
+    ResumeOption,
+    ResumePlan,
+    StopRequest,
+)
+from evenkeel.domain.values import Value
+from evenkeel.ports import Cluster, Conflict, Ids, Ledger, Passes, Put, Table, Telemetry, Write, every, get_all
+from evenkeel.services.incidents import unhealthy_nodes
+from evenkeel.services.recovery import guard_acts
+from evenkeel.services.resume import seek_offers
+from evenkeel.services.storage import incident_record, rows
+
+WRITER = "plan_resume"
+_INCIDENTS_MEASURED = 50
+_INCIDENTS_LISTED = 200
+_ATTEMPTS_MEASURED = 5
+_KEEPS_ITS_SIZE = Offer(option=ResumeOption.SHRINK, why_not="not available here: it runs at one number of nodes only")
+
+
+_ASKS_NOBODY = tuple(
+    Offer(option=option, why_not="not asked for: nodes that are there take it at once")
+    for option in (ResumeOption.PREEMPT, ResumeOption.BURST)
+)
+"""Nothing that others give comes sooner, or for less: the rules of a pass are asked for those who need it alone."""
+
+
+class PlannedJob(Value):
+    """One job and its way back."""
+
+    job_id: str
+    attempt: int
+    option: ResumeOption | None = None
+    """None where it is on its way back already: a later attempt was there before the plan."""
+
+
+Request = incident_record.Request
+
+
+class Outcome(Value):
+    """Which jobs come back, and how."""
+
+    outcome: str
+    """PLANNED or NO_JOBS."""
+    reason: str
+    jobs: tuple[PlannedJob, ...] = ()
+
+
+def run(
+    request: Request,
+    *,
+    ledger: Ledger,
+    cluster: Cluster,
+    passes: Passes,
+    ids: Ids,
+    telemetry: Telemetry,
+    policy: Policy,
+    mode: Mode,
+    drills_may_act: bool,
+    now: datetime,
+) -> Outcome:
+    """Record a resume plan on each hurt job.
+
+    Idempotent: yes, by the incident and attempt that a plan names; the pass is asked for each time.
+    """
+    incident, _ = incident_record.load(ledger, request.incident_id)
+    allowed = mode_now(mode, incident.mode, is_approved=is_approved(incident))
+    may_act = incident_record.drill_may_act(incident, ledger, drills_may_act=drills_may_act)
+    barred = not_allowed(allowed, is_drill=incident.is_drill, drills_may_act=may_act)
+    if barred or incident.state.is_settled:
+        return Outcome(outcome="NO_JOBS", reason=barred or "The incident is settled.")
+    if not incident.hurt_jobs:
+        return Outcome(outcome="NO_JOBS", reason="No job ran on it.")
+    seen = _look(incident, ledger, cluster, policy, now)
+    is_held = guard_acts.Fleet(ledger, policy, now).hold_on(incident) is not None
+    planned = []
+    for hurt in incident.hurt_jobs:
+        done = _plan(incident, hurt, seen, ledger, ids, telemetry, policy, mode, now, is_held=is_held)
+        if done is not None:
+            planned.append(done)
+    if not planned:
+        return Outcome(outcome="NO_JOBS", reason="Every hurt job has ended.")
+    passes.request(f"{incident.incident_id} planned the way back")
+    for job in planned:
+        telemetry.count("ResumesPlanned", option=job.option or "ON_ITS_WAY")
+    said = ", ".join(f"{job.job_id} ({job.option or 'on its way already'})" for job in planned)
+    return Outcome(outcome="PLANNED", reason=f"Planned to come back: {said}.", jobs=tuple(planned))
+
+
+class _Seen(NamedTuple):
+    """What all hurt jobs of an incident are planned on."""
+
+    nodes: tuple[KubernetesNode, ...]
+    """Healthy ones of the incident's cluster and of the jobs' own clusters, and the incident's own node."""
+    in_use: Mapping[str, int]
+    past: tuple[Incident, ...]
+    """Recoveries that ended well."""
+
+
+def _look(incident: Incident, ledger: Ledger, cluster: Cluster, policy: Policy, now: datetime) -> _Seen:
+    jobs = get_all(ledger, (rows.job_key(hurt.job_id) for hurt in incident.hurt_jobs)).values()
+    names = sorted({incident.life.cluster, *(rows.read(row, Job).cluster for row in jobs)})
+    nodes = tuple(node for name in names for node in cluster.nodes(name))
+    unhealthy = unhealthy_nodes.among(nodes, ledger, policy, now)
+    return _Seen(
+        # The plan itself says what becomes of the incident's own node.
+        tuple(
+            node
+            for node in nodes
+            if (node.cluster, node.name) not in unhealthy or node.instance_id == incident.life.instance_id
+        ),
+        {node: count for name in names for node, count in cluster.accelerators_in_use(name).items()},
+        _past_incidents(ledger, is_drill=incident.is_drill),
+    )
+
+
+def _plan(
+    incident: Incident,
+    hurt: HurtJob,
+    seen: _Seen,
+    ledger: Ledger,
+    ids: Ids,
+    telemetry: Telemetry,
+    policy: Policy,
+    mode: Mode,
+    now: datetime,
+    *,
+    is_held: bool = False,
+    asks_others: bool = True,
+) -> PlannedJob | None:
+    """Plan one job; None where it needs nothing any more. Under a hold none is stopped: the sweeper does that later.
+
+    One that is taken back has its machines, which are well: it asks nothing of others.
+    """
+    for _ in range(incident_record.TRIES):
+        row = ledger.get(rows.job_key(hurt.job_id))
+        attempt_row = ledger.get(rows.attempt_key(hurt.job_id, hurt.attempt))
+        if row is None or attempt_row is None:
+            return None
+        job = rows.read(row, Job)
+        if job.state.has_ended:
+            return None
+        plan = job.resume_plan
+        is_planned = plan and (plan.incident_id, plan.after_attempt) == (incident.incident_id, hurt.attempt)
+        attempt = rows.read(attempt_row, Attempt)
+        back: RollbackDecision | None = None
+        if job.current_attempt > hurt.attempt and not _can_still_doubt(job, hurt, ledger):
+            back = _look_back(incident, hurt, job, ledger, policy)
+        if is_held and back is not None and back.action is Rollback.STOP:
+            return PlannedJob(job_id=job.job_id, attempt=hurt.attempt)
+        if plan and is_planned and (back is None or back.action is not Rollback.STOP):
+            return PlannedJob(job_id=job.job_id, attempt=hurt.attempt, option=plan.option)
+        if back is not None:
+            if back.action is Rollback.LIMIT:
+                _leave_in_doubt(incident, hurt, job.current_attempt, back, ledger, ids, telemetry, policy, mode, now)
+            if back.action is not Rollback.STOP:
+                _tell_on_its_way(incident, job, attempt, ledger)
+                return PlannedJob(job_id=job.job_id, attempt=hurt.attempt)
+            attempt = rows.load(ledger, rows.attempt_key(job.job_id, job.current_attempt), Attempt, "such attempt")
+        rooms = _rooms(incident, job, attempt, seen, policy)
+        delays = _delays(incident, seen.past, _past_attempts(attempt, ledger), policy)
+        offers = seek_offers.Found(refused=_ASKS_NOBODY)
+        if asks_others and not any(room.usable >= _nodes_wanted(job) for room in rooms):
+            patient = _patient(incident, job, attempt)
+            offers = seek_offers.run(patient, seen.nodes, seen.in_use, ledger, policy=policy, now=now)
+        facts = _facts(incident, job, attempt, rooms, offers, delays, policy, now)
+        decided = plan_resume(facts, policy.jobs)
+        try:
+            doubted = _is_doubted(job, attempt, ledger)
+            writes = _writes(incident, job, row.version, facts, decided, ids, policy, mode, now, is_doubted=doubted)
+            if back is not None:
+                record = _record(incident, back, ids, policy, mode, now)
+                writes = _taking_back(incident, hurt, attempt, record, writes, ledger, now)
+                telemetry.count("JobsTakenBack")
+            ledger.commit(*writes)
+        except Conflict:
+            continue
+        return PlannedJob(job_id=job.job_id, attempt=attempt.attempt, option=decided.option)
+    raise Conflict(f"{hurt.job_id} kept changing while its way back was to be planned")
+
+
+def _is_doubted(job: Job, attempt: Attempt, ledger: Ledger) -> bool:
+    """Whether the distrust of an earlier recovery is not honoured yet: nothing was pinned after what it is about."""
+    numbers = range(attempt.attempt, job.distrust_through, -1) if job.distrust_through else ()
+    found = (ledger.get(rows.attempt_key(job.job_id, number)) for number in numbers)
+    return bool(job.distrust_through) and not any(rows.read(row, Attempt).is_pinned for row in found if row)
+
+
+def _look_back(incident: Incident, hurt: HurtJob, job: Job, ledger: Ledger, policy: Policy) -> RollbackDecision:
+    """Judge whether the attempt that came after the hurt one resumed from something that is in doubt now."""
+    fault_class = policy.catalogue.look_up(incident.fault_key).fault_class
+    trust, since = doubt_of(incident, policy.catalogue)
+    numbers = range(hurt.attempt + 1, job.current_attempt + 1)
+    found = (ledger.get(rows.attempt_key(job.job_id, number)) for number in numbers)
+    facts = RollbackFacts(
+        hurt_attempt=hurt.attempt,
+        current_attempt=job.current_attempt,
+        descent=tuple(rows.read(row, Attempt) for row in found if row),
+        distrust_after=distrust_after(trust, since, policy.jobs),
+        demand=demand_after(trust, fault_class, policy.jobs),
+        distrusted_before=job.distrust_after if job.distrust_through >= hurt.attempt else None,
+        demanded_before=job.demand if job.distrust_through >= hurt.attempt else Demand.CONVENTION,
+        rollbacks=job.rollbacks,
+    )
+    return roll_back(facts, policy.jobs)
+
+
+def _taking_back(
+    incident: Incident,
+    hurt: HurtJob,
+    attempt: Attempt,
+    record: Decision,
+    writes: list[Write],
+    ledger: Ledger,
+    now: datetime,
+) -> list[Write]:
+    """Extend the writes of a plan: the attempt is asked to stop, and is the hurt one from here on, in the same commit.
+
+    What it has saved descends from what is in doubt, so it gets no time to save more.
+    """
+    current, version = incident_record.load(ledger, incident.incident_id)
+    put, *others = writes
+    assert isinstance(put, Put)
+    planned = rows.read(put.row, Job)
+    stop = planned.stop_of(attempt.attempt)
+    if stop is None and not attempt.state.has_ended:
+        stop = StopRequest(
+            attempt=attempt.attempt,
+            reason=record.reason,
+            by=f"recover_node/{incident.incident_id}",
+            outcome=AttemptState.LOST,
+            grace_seconds=0,
+            requested_at=now,
+        )
+    taken = planned.but(stop_request=stop or planned.stop_request, rollbacks=planned.rollbacks + 1)
+    moved = tuple(each.but(attempt=attempt.attempt) if each == hurt else each for each in current.hurt_jobs)
+    return [
+        Put(rows.job_row(taken, put.row.version)),
+        Put(rows.incident_row(current.but(hurt_jobs=moved), version)),
+        Put(rows.decision_row(record)),
+        incident_record.told(
+            attempt.job_id, "rolled back", record.reason, at=now, writer=WRITER, decision_id=record.decision_id
+        ),
+        *others,
+    ]
+
+
+def _record(
+    incident: Incident, back: RollbackDecision, ids: Ids, policy: Policy, mode: Mode, now: datetime
+) -> Decision:
+    return Decision(
+        decision_id=ids.new("dec"),
+        kind="ROLLBACK",
+        subject=incident.incident_id,
+        action=back.action,
+        reason=back.reason,
+        alternatives=back.alternatives,
+        facts=back.facts.to_json(),
+        policy_hash=policy.hash,
+        catalogue_hash=policy.catalogue.hash,
+        mode=mode,
+        decided_at=now,
+    )
+
+
+def revise(
+    incident: Incident,
+    *,
+    ledger: Ledger,
+    cluster: Cluster,
+    ids: Ids,
+    telemetry: Telemetry,
+    policy: Policy,
+    mode: Mode,
+    now: datetime,
+) -> int:
+    """Take back what resumed from something that a later signal casts doubt on; return how many jobs that were.
+
+    A hold puts it off.
+
+    Idempotent: yes, an attempt that is taken back is the hurt one from then on, in the same commit.
+    """
+    if distrust_after(*doubt_of(incident, policy.catalogue), policy.jobs) is None:
+        return 0
+    if guard_acts.Fleet(ledger, policy, now).hold_on(incident) is not None:
+        return 0
+    taken = 0
+    for hurt in incident.hurt_jobs:
+        row = ledger.get(rows.job_key(hurt.job_id))
+        job = rows.read(row, Job) if row else None
+        if job is None or job.state.has_ended or job.current_attempt <= hurt.attempt:
+            continue
+        back = _look_back(incident, hurt, job, ledger, policy)
+        if back.action is Rollback.LIMIT:
+            _leave_in_doubt(incident, hurt, job.current_attempt, back, ledger, ids, telemetry, policy, mode, now)
+        if back.action is not Rollback.STOP:
+            continue
+        seen = _look(incident, ledger, cluster, policy, now)
+        _plan(incident, hurt, seen, ledger, ids, telemetry, policy, mode, now, asks_others=False)
+        taken += 1
+    return taken
+
+
+def _tell_on_its_way(incident: Incident, job: Job, attempt: Attempt, ledger: Ledger) -> None:
+    """Tell once that a job was quicker than the plan: its attempt ended with the node and a later one exists."""
+    at = attempt.ended_at or incident.opened_at
+    text = f"{job.job_id} lost attempt {attempt.attempt} with the node and is on its way back already."
+    writer = f"{WRITER}-{job.job_id}"
+    with contextlib.suppress(Conflict):  # told before
+        ledger.commit(incident_record.told(incident.incident_id, "job", text, at=at, writer=writer))
+
+
+def _leave_in_doubt(
+    incident: Incident,
+    hurt: HurtJob,
+    attempt: int,
+    back: RollbackDecision,
+    ledger: Ledger,
+    ids: Ids,
+    telemetry: Telemetry,
+    policy: Policy,
+    mode: Mode,
+    now: datetime,
+) -> None:
+    """Call a person, once for an attempt: it goes on from what is in doubt, since its job was taken back so often.
+
+    A crash between the call and its record calls again.
+    """
+    if hurt.left_in_doubt == attempt:
+        return
+    telemetry.count("JobsLeftInDoubt")
+    telemetry.error("A job was taken back too often", job_id=hurt.job_id, reason=back.reason, runbook="job-in-doubt")
+    record = _record(incident, back, ids, policy, mode, now)
+
+    def change(current: Incident) -> tuple[Incident, list[Write]] | None:
+        if hurt not in current.hurt_jobs:
+            return None
+        noted = tuple(each.but(left_in_doubt=attempt) if each == hurt else each for each in current.hurt_jobs)
+        text = f"{hurt.job_id} goes on as it is. {back.reason} A person must look."
+        line = incident_record.told(
+            current.incident_id, "job", text, at=now, writer=WRITER, decision_id=record.decision_id
+        )
+        return current.but(hurt_jobs=noted), [Put(rows.decision_row(record)), line]
+
+    incident_record.amend(ledger, incident.incident_id, change)
+
+
+def _can_still_doubt(job: Job, hurt: HurtJob, ledger: Ledger) -> bool:
+    """Whether the next attempt exists, and it is not yet decided what it resumes from: distrust still reaches it."""
+    row = ledger.get(rows.attempt_key(job.job_id, job.current_attempt))
+    return job.current_attempt == hurt.attempt + 1 and row is not None and rows.read(row, Attempt).launched_at is None
+
+
+def _past_incidents(ledger: Ledger, *, is_drill: bool) -> tuple[Incident, ...]:
+    """Return the last recoveries that ended well: what they took is what this one is expected to take.
+
+    A drill's tell nothing of a real one.
+    """
+    state = f"INC#{IncidentState.RECOVERED}"
+    listed = every(lambda cursor: ledger.by_state(Table.INCIDENTS, state, cursor=cursor, newest_first=True))
+    found = (rows.read(row, Incident) for row in itertools.islice(listed, _INCIDENTS_LISTED))
+    of_its_kind = (each for each in found if each.is_drill is is_drill)
+    return tuple(itertools.islice(of_its_kind, _INCIDENTS_MEASURED))
+
+
+def _past_attempts(attempt: Attempt, ledger: Ledger) -> tuple[Attempt, ...]:
+    """Return the hurt attempt and the last few before it."""
+    numbers = range(max(1, attempt.attempt - _ATTEMPTS_MEASURED), attempt.attempt)
+    found = (ledger.get(rows.attempt_key(attempt.job_id, number)) for number in numbers)
+    return (*(rows.read(row, Attempt) for row in found if row), attempt)
+
+
+def _delays(incident: Incident, past: tuple[Incident, ...], attempts: tuple[Attempt, ...], policy: Policy) -> Delays:
+    economy, jobs = policy.economy, policy.jobs
+    rung = next(iter(ladder_of(incident, policy.catalogue)), "")
+    repair_seconds = jobs.expected_replace_seconds if rung == REPLACE else economy.expected_reboot_seconds
+    least = economy.least_samples
+    return Delays(
+        repair=forecast(repair_durations(past, incident.pool, rung), repair_seconds, least_samples=least),
+        capacity=forecast((), economy.expected_capacity_seconds, least_samples=least),
+        launch=forecast(launch_durations(attempts), economy.expected_launch_seconds, least_samples=least),
+        restore=forecast((), jobs.expected_resume_seconds, least_samples=least),
+    )
+
+
+def _nodes_wanted(job: Job) -> int:
+    return max(job.spec.nodes, job.size) if job.spec.elastic else job.spec.nodes
+
+
+def _patient(incident: Incident, job: Job, attempt: Attempt) -> seek_offers.Patient:
+    stays = _stays_in_service(incident)
+    other = job.live_plan()
+    return seek_offers.Patient(
+        job,
+        attempt,
+        sick_node="" if stays else incident.node_name,
+        avoid=(*(other.avoid if other else ()), *(() if stays else (incident.life.key,))),
+    )
+
+
+def _facts(
+    incident: Incident,
+    job: Job,
+    attempt: Attempt,
+    rooms: tuple[PoolRoom, ...],
+    offers: seek_offers.Found,
+    delays: Delays,
+    policy: Policy,
+    now: datetime,
+) -> ResumeFacts:
+    rungs = ladder_of(incident, policy.catalogue)
+    trust, since = doubt_of(incident, policy.catalogue)
+    ended_at = attempt.ended_at or now
+    poisoned_from = distrust_after(trust, since, policy.jobs) or ended_at
+    return ResumeFacts(
+        job_id=job.job_id,
+        attempt=attempt.attempt,
+        nodes=_nodes_wanted(job),
+        accelerators_per_node=job.spec.accelerators_per_node,
+        rooms=rooms,
+        offers=offers.refused if job.spec.elastic else (_KEEPS_ITS_SIZE, *offers.refused),
+        renting=offers.renting,
+        gives_way=offers.gives_way,
+        usd_per_hour_of_delay=policy.burst.usd_of_delay(job.spec.priority_class),
+        fault=_fault(incident, job, attempt, rooms, policy, now),
+        delays=delays,
+        lost_work_seconds=lost_work(
+            ran_seconds=(ended_at - (attempt.running_at or ended_at)).total_seconds(),
+            keeps_checkpoints=bool(job.spec.checkpoint_uri),
+            distrusted_seconds=max(0.0, (ended_at - poisoned_from).total_seconds()),
+            expected_checkpoint_seconds=policy.economy.expected_checkpoint_seconds,
+        ),
+        usd_per_accelerator_hour=policy.economy.price_of(incident.instance_type),
+        fault_key=incident.fault_key,
+        fault_class=policy.catalogue.look_up(incident.fault_key).fault_class,
+        trust=trust,
+        first_signal_at=since,
+        sick_life=incident.life.key,
+        will_be_replaced=rungs[:1] == (REPLACE,) and not _stays_in_service(incident),
+        is_repaired=bool(incident.plan and incident.plan.repairs_node),
+    )
+
+
+def _fault(
+    incident: Incident, job: Job, attempt: Attempt, rooms: tuple[PoolRoom, ...], policy: Policy, now: datetime
+) -> FaultFacts | None:
+    """Say what an elastic job lost, and what is left to it; None where it runs at one size only."""
+    if job.spec.sizes is None:
+        return None
+    nodes = max(job.spec.nodes, job.size)
+    # A gang runs in one pool.
+    left = max((room.usable for room in rooms), default=0)
+    lost = max(1, nodes - left)
+    return FaultFacts(
+        job=ElasticJob(
+            job_id=job.job_id,
+            nodes=nodes,
+            accelerators_per_node=job.spec.accelerators_per_node,
+            sizes=job.spec.sizes,
+            started_at=attempt.admitted_at,
+        ),
+        lost_nodes=lost,
+        spares=max(0, left - (nodes - lost)),
+        lost_at=incident.opened_at,
+        terms=policy.scheduling.elastic,
+        now=now,
+    )
+
+
+def _stays_in_service(incident: Incident) -> bool:
+    """Whether only the jobs are blamed, so that the machine is as good as any other."""
+    return incident.plan is not None and incident.plan.is_carried_out and not incident.plan.repairs_node
+
+
+def _rooms(
+    incident: Incident,
+    job: Job,
+    attempt: Attempt,
+    seen: _Seen,
+    policy: Policy,
+) -> tuple[PoolRoom, ...]:
+    """Count by pool the nodes that are free now, or will be when the hurt attempt has let go of them.
+
+    Rented ones are their jobs' alone.
+    """
+    wanted = job.spec.instance_types
+    rented = {(pool.cluster, pool.name) for pool in policy.burst.pools}
+    keeps_rented = _stays_in_service(incident) or incident.node_name not in attempt.node_names
+    usable: dict[str, int] = {}
+    for node in seen.nodes:
+        is_sick = node.name == incident.node_name and not _stays_in_service(incident)
+        if is_sick or not node.is_schedulable:
+            continue
+        if wanted and node.instance_type not in wanted:
+            continue
+        is_own = node.name in attempt.node_names
+        is_elsewhere = node.cluster != job.cluster or (node.cluster, node.pool) in rented
+        if is_elsewhere and not (is_own and keeps_rented):
+            continue
+        free = node.accelerators - (0 if is_own else seen.in_use.get(node.name, 0))
+        own, by_pool = job.spec.accelerators_per_node, policy.scheduling.efa_interfaces
+        has_efa = node.efa >= efa.interfaces_per_pod(efa.Machine.of(node), attempt.ranks, own, by_pool)
+        if free >= own and has_efa:
+            usable[node.pool] = usable.get(node.pool, 0) + 1
+    spares = policy.scheduling.spare_nodes
+    # The pool it ran in first: its data and its peers are near.
+    order = sorted(usable, key=lambda pool: (pool != attempt.pool, pool))
+    return tuple(PoolRoom(pool=pool, usable=usable[pool], spares=spares.get(pool, 0)) for pool in order)
+
+
+def _writes(
+    incident: Incident,
+    job: Job,
+    version: int,
+    facts: ResumeFacts,
+    decided: ResumeDecision,
+    ids: Ids,
+    policy: Policy,
+    mode: Mode,
+    now: datetime,
+    *,
+    is_doubted: bool,
+) -> list[Write]:
+    decision = Decision(
+        decision_id=ids.new("dec"),
+        kind="RESUME",
+        subject=incident.incident_id,
+        action=decided.option,
+        reason=decided.reason,
+        chosen=Alternative(
+            option=decided.option,
+            why_not="",
+            expected_seconds=decided.expected_seconds,
+            gpu_hours_lost=decided.gpu_hours_lost,
+            usd=decided.usd,
+        ),
+        alternatives=decided.alternatives,
+        facts=facts.to_json(),
+        policy_hash=policy.hash,
+        catalogue_hash=policy.catalogue.hash,
+        mode=mode,
+        decided_at=now,
+    )
+    # Another node of the same job may have sickened too: its life stays avoided.
+    other = job.live_plan()
+    plan = ResumePlan(
+        incident_id=incident.incident_id,
+        after_attempt=facts.attempt,
+        option=decided.option,
+        avoid=tuple(dict.fromkeys((*(other.avoid if other else ()), *decided.avoid))),
+        distrust_after=decided.distrust_after,
+        demand=decided.demand,
+        shrinks_at=decided.shrinks_at,
+        rent_worth_parts=decided.rent_worth_parts,
+        lost_committed=(incident.life.cluster, incident.pool)
+        not in {(pool.cluster, pool.name) for pool in policy.burst.pools},
+        decision_id=decision.decision_id,
+        planned_at=now,
+    )
+    text = f"{job.job_id} comes back by {decided.option}. {decided.reason}"
+    line = incident_record.told_row(
+        incident.incident_id, "job", text, at=now, writer=f"{WRITER}-{job.job_id}", decision_id=decision.decision_id
+    )
+    return [
+        Put(rows.job_row(job.with_plan(plan, is_doubted=is_doubted), version)),
+        Put(rows.decision_row(decision)),
+        Put(line),
+        incident_record.told(
+            job.job_id,
+            "planned",
+            f"Comes back by {decided.option} after {incident.incident_id}. {decided.reason}",
+            at=now,
+            writer=WRITER,
+            decision_id=decision.decision_id,
+        ),
+    ]

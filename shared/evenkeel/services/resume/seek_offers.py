@@ -1,0 +1,322 @@
+"""What others could give a hurt job: rented nodes, or the place of work that a pass would stop for it.
+
+    job as it will wait ── its charge released, its nodes free, the sick one out ─▶ the rules of a pass ─▶ offers
+
+Nothing is asked for here. What is chosen of it, a pass does: it rents and stops by the rules that are asked here.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from evenkeel.domain.nodes import KubernetesNode, Node, NodeLife
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.recovery.resume import GivesWay, Offer, Renting, lost_seconds
+from evenkeel.domain.scheduling import reserved, sharing, sizing
+from evenkeel.domain.scheduling.admission import (
+    Action,
+    AdmissionDecision,
+    Request,
+    Room,
+    Snapshot,
+    admit,
+    rooms_of,
+)
+from evenkeel.domain.scheduling.budgets import left_by_team
+from evenkeel.domain.scheduling.jobs import Attempt, Charge, Job, JobState, ResumeOption, ResumePlan
+from evenkeel.domain.scheduling.placement import Placement, place, would_rent
+from evenkeel.domain.scheduling.renting import Conditions, RentalState, placement_facts
+from evenkeel.domain.scheduling.shortages import Shortages
+from evenkeel.domain.scheduling.spending import Spent
+from evenkeel.domain.scheduling.teams import SetUp
+from evenkeel.ports import Ledger, Table, get_all
+from evenkeel.services.rentals import read_budgets, rentals
+from evenkeel.services.scheduling import read_use
+from evenkeel.services.storage import read_charges, read_setup, rows
+
+_KUEUE = "Kueue admits here, and Evenkeel neither rents nor stops anybody for a job"
+
+
+class Found(NamedTuple):
+    """What others could give, and why the rest is not to be had."""
+
+    renting: Renting | None = None
+    gives_way: tuple[GivesWay, ...] = ()
+    refused: tuple[Offer, ...] = ()
+
+
+class Patient(NamedTuple):
+    """The hurt job."""
+
+    job: Job
+    attempt: Attempt
+    """It has ended, or is about to."""
+    sick_node: str
+    """By name; empty where every machine is as good as before."""
+    avoid: tuple[str, ...]
+    """Life keys not to be used again."""
+
+
+def run(
+    patient: Patient,
+    nodes: Iterable[KubernetesNode],
+    in_use: Mapping[str, int],
+    ledger: Ledger,
+    *,
+    policy: Policy,
+    now: datetime,
+) -> Found:
+    """Ask the rules of a pass what renting, or stopping others, would do for a hurt job.
+
+    Args:
+        patient: The job, its hurt attempt, and what is sick.
+        nodes: Of the cluster in which it ran, and of its own.
+        in_use: Accelerators that live pods use there, by node.
+        ledger: Read only: set-up, charges, rentals, who waits.
+        policy: Pools to rent from, prices, caps.
+        now: The time.
+    """
+    if patient.job.local_queue:
+        return Found(refused=(_refused(ResumeOption.PREEMPT, _KUEUE), _refused(ResumeOption.BURST, _KUEUE)))
+    setup = read_setup.run(ledger).setup
+    if not setup.has_teams and not policy.burst.pools:
+        return Found(refused=(_refused(ResumeOption.PREEMPT, _NO_TEAMS), _refused(ResumeOption.BURST, _NO_POOLS)))
+    fleet = _look(patient, nodes, in_use, setup, ledger, policy, now)
+    gives_way, no_way = _who_gives_way(patient, fleet, policy, now)
+    renting, no_rent = _what_is_rented(patient, fleet, ledger, policy, now)
+    return Found(renting, gives_way, tuple(each for each in (no_way, no_rent) if each))
+
+
+_NO_TEAMS = "not available here: no teams are set up, so nobody has to stop for another"
+_NO_POOLS = "not available here: the policy names no pool to rent from"
+_NO_PRICE = "the policy sets no price on the delay of its class"
+
+
+def _refused(option: ResumeOption, why_not: str) -> Offer:
+    return Offer(option=option, why_not=why_not.rstrip("."))
+
+
+# ---------------------------------------------------------------- load
+
+
+class _Fleet(NamedTuple):
+    """The fleet as it will be once the hurt attempt has let go of its machines."""
+
+    rooms: tuple[Room, ...]
+    charges: tuple[Charge, ...]
+    """Without its own."""
+    holders: Mapping[str, Job]
+    """Who holds them, by id."""
+    waiting: tuple[Job, ...]
+    """Others that wait."""
+    rented: rentals.Rented
+    setup: SetUp
+    memory: sharing.Memory
+    spent: Mapping[tuple[str, str], Spent]
+    used: Mapping[str, Mapping[str, float]]
+    at_risk: Mapping[str, float]
+    policy: Policy
+    now: datetime
+
+    def decide(
+        self, rooms: tuple[Room, ...], jobs: rentals.Jobs, charges: tuple[Charge, ...]
+    ) -> tuple[AdmissionDecision, ...]:
+        """Decide as a pass does about these jobs."""
+        policy, now = self.policy, self.now
+
+        def weigh(asked: tuple[Request, ...]) -> tuple[AdmissionDecision, ...]:
+            if not self.setup.has_teams:
+                return admit(Snapshot(rooms=rooms, pending=asked), policy.scheduling, now)
+            stopping = frozenset(self.memory.stopping) & {charge.job_id for charge in charges}
+            snapshot = sharing.Snapshot(
+                self.setup,
+                rooms,
+                asked,
+                charges,
+                stopping,
+                self.memory,
+                self.spent,
+                used=self.used,
+                at_risk=self.at_risk,
+            )
+            return sharing.share(snapshot, policy.scheduling, policy.economy, now)
+
+        pending = tuple(reserved.request_of(job, policy, now) for job, _ in jobs.values())
+        return sizing.fit(pending, weigh(pending), weigh, now)
+
+
+def _look(
+    patient: Patient,
+    nodes: Iterable[KubernetesNode],
+    in_use: Mapping[str, int],
+    setup: SetUp,
+    ledger: Ledger,
+    policy: Policy,
+    now: datetime,
+) -> _Fleet:
+    tree = rows.tree_key()
+    held = read_charges.held(ledger)
+    charges = tuple(charge for charge in held if charge.job_id != patient.job.job_id)
+    jobs = get_all(ledger, (rows.job_key(charge.job_id) for charge in charges)).values()
+    holders = {job.job_id: job for job in (rows.read(row, Job) for row in jobs)}
+    lost = (
+        (charge, lost_seconds(charge, holders.get(charge.job_id), policy.economy.expected_checkpoint_seconds, now))
+        for charge in charges
+    )
+    found = ledger.get(tree)
+    rented = rentals.load(ledger)
+    spent = read_budgets.spent(setup, ledger, rented.rentals, now)
+    rented = _still_rented(patient, rented)
+    rented = rented._replace(budgets_left=left_by_team(setup, spent, held, rented.rentals, policy.economy, now))
+    rooms = rented.rooms(
+        _rooms(patient, nodes, in_use, charges, now), {patient.job.job_id: (patient.job, 0)}, policy.burst.pools
+    )
+    return _Fleet(
+        rooms=reserved.with_ends(rooms, policy),
+        charges=charges,
+        holders=holders,
+        waiting=_heads(patient.job, setup, ledger, policy),
+        rented=rented,
+        setup=setup,
+        memory=sharing.Memory.model_validate((found.doc.get("memory") if found else None) or {}),
+        spent=spent,
+        used=read_use.run(setup, ledger, now),
+        at_risk={charge.job_id: round(charge.accelerators * seconds) for charge, seconds in lost}
+        if setup.fleet.switches.spares_work
+        else {},
+        policy=policy,
+        now=now,
+    )
+
+
+def _still_rented(patient: Patient, rented: rentals.Rented) -> rentals.Rented:
+    """Return what is rented without what the fault ends: a rental is given back whole where it lost a node."""
+    return rented._replace(
+        rentals=tuple(
+            each
+            for each in rented.rentals
+            if (each.job_id, patient.sick_node in each.node_names) != (patient.job.job_id, True)
+        )
+    )
+
+
+def _rooms(
+    patient: Patient,
+    nodes: Iterable[KubernetesNode],
+    in_use: Mapping[str, int],
+    charges: Sequence[Charge],
+    now: datetime,
+) -> tuple[Room, ...]:
+    """Return the machines as the job will find them. A machine's life is not asked for: nobody is admitted to it."""
+    names = patient.attempt.node_names
+    own = dict.fromkeys(names, patient.attempt.accelerators // max(1, len(names)))
+    charged: dict[tuple[str, str], int] = {}
+    for charge in charges:
+        for name in charge.node_names:
+            place = (charge.cluster, name)
+            charged[place] = charged.get(place, 0) + charge.accelerators // len(charge.node_names)
+    seen = tuple(nodes)
+    # Its own pods may be gone or not, and those of others there or not yet: the larger of use and charge counts.
+    beside = {
+        (node.cluster, node.name): max(
+            0, in_use.get(node.name, 0) - own.get(node.name, 0) - charged.get((node.cluster, node.name), 0)
+        )
+        for node in seen
+    }
+    found = rooms_of((Node(life=_life(node, now), kubernetes=node) for node in seen), beside, charges, ())
+    return tuple(
+        room.but(closed_because="sick", free=0) if room.node_name == patient.sick_node else room for room in found
+    )
+
+
+def _life(node: KubernetesNode, now: datetime) -> NodeLife:
+    return NodeLife(cluster=node.cluster, instance_id=node.instance_id or node.name, launched_at=node.created_at or now)
+
+
+def _heads(job: Job, setup: SetUp, ledger: Ledger, policy: Policy) -> tuple[Job, ...]:
+    prefixes = [rows.queue_prefix(team) for team in setup.by_name] or [""]
+    state, heads = f"JOB#{JobState.PENDING}", policy.scheduling.heads_per_pass
+    pages = [ledger.by_state(Table.JOBS, state, prefix=prefix, limit=heads) for prefix in prefixes]
+    found = (rows.read(row, Job) for page in pages for row in page.rows)
+    return tuple(each for each in found if each.job_id != job.job_id)
+
+
+# ---------------------------------------------------------------- who gives way
+
+
+def _as_waiting(patient: Patient, option: ResumeOption, now: datetime) -> Job:
+    """Return the job as it waits once its hurt attempt has ended, if its way back is this one."""
+    plan = ResumePlan(
+        incident_id="", after_attempt=patient.job.current_attempt, option=option, avoid=patient.avoid, planned_at=now
+    )
+    return patient.job.but(state=JobState.PENDING, resume_plan=plan, not_before=None, resize=None)
+
+
+def _who_gives_way(
+    patient: Patient, fleet: _Fleet, policy: Policy, now: datetime
+) -> tuple[tuple[GivesWay, ...], Offer | None]:
+    if not fleet.setup.has_teams:
+        return (), _refused(ResumeOption.PREEMPT, _NO_TEAMS)
+    job = _as_waiting(patient, ResumeOption.PREEMPT, now)
+    jobs = {each.job_id: (each, 0) for each in (*fleet.waiting, job)}
+    decided = next(each for each in fleet.decide(fleet.rooms, jobs, fleet.charges) if each.job_id == patient.job.job_id)
+    if decided.action is Action.ADMIT:
+        return (), _refused(ResumeOption.PREEMPT, f"nobody has to stop for it: {decided.reason}")
+    charges = {charge.job_id: charge for charge in fleet.charges}
+    victims = [(charges[each.job_id], fleet.holders.get(each.job_id)) for each in decided.victims]
+    if not victims:
+        return (), _refused(ResumeOption.PREEMPT, f"nobody may be asked to stop for it: {decided.reason}")
+    return tuple(_gives_way(charge, holder, policy, now) for charge, holder in victims), None
+
+
+def _gives_way(charge: Charge, holder: Job | None, policy: Policy, now: datetime) -> GivesWay:
+    spec = holder.spec if holder else None
+    return GivesWay(
+        job_id=charge.job_id,
+        team=charge.team,
+        accelerators=charge.accelerators,
+        save_seconds=spec.grace_seconds if spec else 0,
+        lost_work_seconds=lost_seconds(charge, holder, policy.economy.expected_checkpoint_seconds, now),
+        usd_per_hour_of_delay=policy.burst.usd_of_delay(spec.priority_class if spec else ""),
+    )
+
+
+# ---------------------------------------------------------------- what is rented
+
+
+def _what_is_rented(
+    patient: Patient, fleet: _Fleet, ledger: Ledger, policy: Policy, now: datetime
+) -> tuple[Renting | None, Offer | None]:
+    option, name = ResumeOption.BURST, patient.job.job_id
+    if not policy.burst.pools:
+        return None, _refused(option, _NO_POOLS)
+    price = policy.burst.delay_of(patient.job.spec.priority_class)
+    if not price and patient.job.spec.deadline_at is None:
+        return None, _refused(option, f"{_NO_PRICE}: nothing is rented for it")
+    rental = fleet.rented.serving.get(name)
+    if rental is not None:
+        what = "are its own still" if rental.state is RentalState.READY else "are on their way"
+        return None, _refused(option, f"nodes that were rented for it {what}")
+    job = _as_waiting(patient, option, now)
+    short = ledger.get(rows.shortages_key())
+    seen = Conditions(
+        rooms=fleet.rooms,
+        charges=fleet.charges,
+        classes={each.job_id: each.spec.priority_class for each in fleet.holders.values()},
+        queue=(job, *fleet.waiting),  # it stands first, as recoveries do
+        holds=fleet.rented.holds,
+        budgets_left=dict(fleet.rented.budgets_left),
+        shortages=rows.read(short, Shortages) if short else Shortages(),
+        now=now,
+    )
+    placement = placement_facts(job, seen, policy, rentals.done_seconds(ledger, [job], now).get(name, 0.0))
+    placed = place(placement)
+    row = would_rent(placed)
+    if row is None:
+        return Renting(placement=placement), None
+    if not price and placed.action is not Placement.RENT:
+        return None, _refused(option, f"{_NO_PRICE}, and its deadline is met without renting")
+    pool = next(each for each in policy.burst.pools if each.name == row.pool)
+    jobs = {each.job_id: (each, 0) for each in (*fleet.waiting, job)}
+    would = rentals.would_start(job, pool, jobs, fleet.rooms, fleet.charges, fleet.decide, now)
+    return Renting(placement=placement, barred=rentals.why_no_help(would, pool)), None

@@ -1,0 +1,89 @@
+"""The part of a scheduling pass that lets jobs leave machines whose reservation ends, in time for a last save.
+
+    attempt n is asked to stop, with its grace to save ── run_job settles it ── the next pass finds it another place
+
+Nobody is let on any more by then, so that it goes where the machines stay: committed, rented, or back to the queue
+with a reason (`domain/scheduling/reserved.py`).
+"""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+
+from evenkeel.domain.decisions import Decision
+from evenkeel.domain.health.incidents import TimelineEntry
+from evenkeel.domain.policy import Mode, Policy
+from evenkeel.domain.scheduling.admission import Room
+from evenkeel.domain.scheduling.burst import Stay, StayDecision, judge_stay
+from evenkeel.domain.scheduling.jobs import Charge, Job, JobState
+from evenkeel.domain.scheduling.renting import committed_pools, stay_facts
+from evenkeel.domain.scheduling.submission import MAX_GRACE_SECONDS
+from evenkeel.ports import Ids, Ledger, Put, Write, get_all
+from evenkeel.services.storage import rows
+from evenkeel.services.storage.batches import Part
+
+WRITER = "leave_pools"
+_AHEAD = timedelta(seconds=MAX_GRACE_SECONDS + 600)
+"""Nobody's last save begins sooner before the end: until then no job is read for it."""
+
+
+def due(
+    charges: Iterable[Charge], rooms: Sequence[Room], ledger: Ledger, ids: Ids, policy: Policy, now: datetime
+) -> list[Part]:
+    """Return what asks each job to leave that has to leave now. Jobs that were asked to stop are not asked again.
+
+    Args:
+        charges: What attempts hold.
+        rooms: The machines.
+        ledger: Read for the jobs.
+        ids: For records.
+        policy: Which reservations end when.
+        now: The time.
+    """
+    ending = {(each.cluster, each.pool) for each in policy.scheduling.reservations if each.usable_until - _AHEAD <= now}
+    held = {each.job_id: each for each in charges if each.node_names and (each.cluster, each.pool) in ending}
+    if not held:
+        return []
+    pools = {(pool.cluster, pool.name, pool.instance_type): pool for pool in committed_pools(rooms, policy)}
+    asked: list[Part] = []
+    for row in get_all(ledger, map(rows.job_key, sorted(held))).values():
+        job, charge = rows.read(row, Job), held[str(row.doc["jobId"])]
+        pool = pools.get((charge.cluster, charge.pool, charge.instance_type))
+        if pool is None or not _runs_there(job, charge):
+            continue
+        ran = (now - charge.admitted_at).total_seconds() if charge.admitted_at else 0.0
+        judged = judge_stay(stay_facts(job, len(charge.node_names), pool, None, policy, now, ran_seconds=ran))
+        if judged.action is Stay.LEAVE:
+            record = _record(job, judged, ids, policy, now)
+            asked.append(Part(job.job_id, _writes(job, row.version, record, now)))
+    return asked
+
+
+def _runs_there(job: Job, charge: Charge) -> bool:
+    is_at_work = job.state in (JobState.STARTING, JobState.RUNNING)
+    return is_at_work and job.current_attempt == charge.attempt and job.stop_of(job.current_attempt) is None
+
+
+def _record(job: Job, judged: StayDecision, ids: Ids, policy: Policy, now: datetime) -> Decision:
+    return Decision(
+        decision_id=ids.new("dec"),
+        kind="STAY",
+        subject=job.job_id,
+        action=judged.action,
+        reason=judged.reason,
+        alternatives=judged.alternatives,
+        facts=judged.facts.to_json(),
+        policy_hash=policy.hash,
+        mode=Mode.ACT,
+        decided_at=now,
+    )
+
+
+def _writes(job: Job, version: int, record: Decision, now: datetime) -> tuple[Write, ...]:
+    why = f"It saves and leaves: {record.reason}"
+    entry = TimelineEntry(at=now, kind="leaving", text=why, decision_id=record.decision_id, writer=WRITER)
+    stopping = job.but(stop_request=job.stop_wished(why, WRITER, now), reason=why)
+    return (
+        Put(rows.job_row(stopping, version)),
+        Put(rows.decision_row(record)),
+        Put(rows.timeline_row(job.job_id, entry, f"leaving-{job.current_attempt}")),
+    )

@@ -1,0 +1,1 @@
+"""Rows and records in the ledger: keys, documents, locks, paging, heartbeats."""

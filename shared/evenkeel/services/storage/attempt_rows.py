@@ -1,0 +1,55 @@
+"""A job and one of its attempts, read together with the versions that a write depends on."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from evenkeel.domain.scheduling.jobs import Attempt, Job, WorkloadSeen
+from evenkeel.domain.values import Value
+from evenkeel.ports import Ledger, NotFound, get_all
+from evenkeel.services.storage import rows
+
+
+class Request(Value):
+    """One attempt: the input of most states of its workflow."""
+
+    schema_version: int = 1
+    job_id: str
+    attempt: int
+
+
+class Found(NamedTuple):
+    """What was read. Each write is conditional on the version it was read at."""
+
+    job: Job
+    job_version: int
+    attempt: Attempt
+    attempt_version: int
+
+
+def load(ledger: Ledger, job_id: str, attempt: int) -> Found:
+    """Read a job and one attempt.
+
+    Raises:
+        NotFound: there is no such job or attempt.
+    """
+    job = ledger.get(rows.job_key(job_id))
+    row = ledger.get(rows.attempt_key(job_id, attempt))
+    if job is None or row is None:
+        raise NotFound(f"There is no attempt {attempt} of {job_id}.")
+    return Found(rows.read(job, Job), job.version, rows.read(row, Attempt), row.version)
+
+
+def owned(ledger: Ledger, listed: Iterable[tuple[str, WorkloadSeen]]) -> list[tuple[Attempt, WorkloadSeen]]:
+    """Return the Jobs and pods that are an attempt's, each with its attempt as the ledger has it.
+
+    What only carries labels of an attempt is left out (`Attempt.owns`).
+
+    Args:
+        ledger: Holds the attempts.
+        listed: What carries our labels, each with the name of its cluster.
+    """
+    keys = [(rows.attempt_key(seen.job_id, seen.attempt), cluster, seen) for cluster, seen in listed]
+    stored = get_all(ledger, (key for key, _, _ in keys))
+    attempts = {key: rows.read(row, Attempt) for key, row in stored.items()}
+    pairs = ((attempts[key], cluster, seen) for key, cluster, seen in keys if key in attempts)
+    return [(attempt, seen) for attempt, cluster, seen in pairs if attempt.cluster == cluster and attempt.owns(seen)]

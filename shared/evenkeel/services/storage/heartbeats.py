@@ -1,0 +1,99 @@
+"""The heartbeat of each scheduled function: when its last run ended, and which sources answered or failed in it."""
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+
+from evenkeel.domain.sources import CLOCK_SKEW, Source, SourceReport
+from evenkeel.domain.values import rfc3339
+from evenkeel.ports import Conflict, EvenkeelError, Ledger, Put, Row, Telemetry
+from evenkeel.services.storage import rows
+
+FUNCTIONS = ("schedule_jobs", "sweep_fleet", "watch_cluster", "receive_event")
+"""The functions that report on sources."""
+SCHEDULED = ("schedule_jobs", "sweep_fleet", "watch_cluster")
+"""Those that a clock invokes: their silence is an alarm by itself."""
+PACE = timedelta(seconds=10)
+"""A function that runs more often than this records unchanged results no more often."""
+
+
+class Results:
+    """What one run of a function learned from its sources: the last result of each counts."""
+
+    def __init__(self) -> None:
+        self._errors: dict[str, str] = {}
+
+    def answered(self, source: Source) -> None:
+        """Note that a source answered."""
+        self._errors[source.name] = ""
+
+    def failed(self, source: Source, error: EvenkeelError | str) -> None:
+        """Note that a source failed."""
+        text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+        self._errors[source.name] = text or "failed"
+
+    @property
+    def errors(self) -> Mapping[str, str]:
+        """By source name: the failure, or nothing where it answered."""
+        return self._errors
+
+
+def beat(
+    ledger: Ledger,
+    telemetry: Telemetry,
+    function: str,
+    now: datetime,
+    results: Results | None = None,
+    read_at: datetime | None = None,
+) -> None:
+    """Record that a run ended, and what it learned from each source. Sources that were not tried keep their report.
+
+    What was read is as old as the beginning of the run (`read_at`), not as its end.
+
+    Idempotent: yes, the latest of several beats stays.
+    """
+    key = rows.heartbeat_key(function)
+    row = ledger.get(key)
+    before = _reports(row)
+    errors = results.errors if results else {}
+    if row is not None and not _is_news(row, before, errors, now):
+        return
+    at = read_at or now
+    reports = before | {name: SourceReport.after(before.get(name), error, at) for name, error in errors.items()}
+    doc = {"at": rfc3339(now), "sources": {name: report.to_json() for name, report in sorted(reports.items())}}
+    try:
+        ledger.commit(Put(Row(key, doc, row.version if row else 0)))
+    except Conflict:
+        return  # another run of the same function was quicker: it lives
+    telemetry.count("Heartbeat", function=function)
+
+
+def load(ledger: Ledger) -> dict[str, SourceReport]:
+    """Return what all functions together know of each source, by its name."""
+    known: dict[str, SourceReport] = {}
+    for function in FUNCTIONS:
+        for name, report in _reports(ledger.get(rows.heartbeat_key(function))).items():
+            known[name] = known[name].joined(report) if name in known else report
+    return known
+
+
+def ended_at(ledger: Ledger, function: str) -> datetime | None:
+    """Return when the last run of a function ended; none where it never did."""
+    row = ledger.get(rows.heartbeat_key(function))
+    return datetime.fromisoformat(str(row.doc["at"])) if row else None
+
+
+def _reports(row: Row | None) -> dict[str, SourceReport]:
+    documents = row.doc.get("sources") or {} if row else {}
+    return {name: SourceReport.model_validate(document) for name, document in documents.items()}
+
+
+def _is_news(row: Row, before: Mapping[str, SourceReport], errors: Mapping[str, str], now: datetime) -> bool:
+    age = now - datetime.fromisoformat(str(row.doc["at"]))
+    if age >= PACE or age < -CLOCK_SKEW:
+        return True
+    return any(_is_news_of(before.get(name), error, now) for name, error in errors.items())
+
+
+def _is_news_of(report: SourceReport | None, error: str, now: datetime) -> bool:
+    """Whether a result is worth a write. A source that is read rarely is recorded each time it is read."""
+    return report is None or bool(report.error) != bool(error) or now - report.tried_at >= PACE

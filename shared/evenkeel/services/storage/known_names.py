@@ -1,0 +1,61 @@
+"""Names that requests use: whether the fleet has them, and what the caller may have meant where it has not."""
+
+from collections.abc import Iterable
+
+from evenkeel.domain.names import unknown
+from evenkeel.domain.nodes import FleetNode
+from evenkeel.domain.policy import Policy
+from evenkeel.ports import Invalid, Ledger, NotFound, Row, Table
+from evenkeel.services.storage import paging, rows
+
+_MOST_NODES = 5000
+
+
+def check_pool(pool: str, ledger: Ledger, policy: Policy) -> None:
+    """Refuse a pool that no machine of the fleet is in and the policy does not name.
+
+    Raises:
+        Invalid: there is no such pool, or no machine is known yet, so nobody can tell.
+    """
+    found = {str(row.doc.get("pool") or "") for row in _nodes(ledger)}
+    known = {*found, *(each.name for each in policy.burst.pools)} - {""}
+    if pool in known:
+        return
+    if not found:
+        said = f"Evenkeel cannot check pool {pool}: no sweep has listed the fleet yet."
+    else:
+        said = unknown("pool", pool, known)
+    raise Invalid(said, (("pool", f"{said} To name a pool that does not exist yet, set allowUnknown."),))
+
+
+def check_machine(instance_id: str, ledger: Ledger, clusters: Iterable[str]) -> None:
+    """Refuse a machine that the fleet does not have, or not any more.
+
+    Raises:
+        Invalid: there is no such machine, or none is known yet, so nobody can tell.
+    """
+    for cluster in clusters:
+        row = ledger.get(rows.node_key(cluster, instance_id))
+        if row is not None and not row.doc.get("isGone"):
+            return
+    nodes = [rows.read(row, FleetNode) for row in _nodes(ledger)]
+    if not nodes:
+        said = f"Evenkeel cannot check node {instance_id}: no sweep has listed the fleet yet."
+    else:
+        said = unknown("node", instance_id, (node.life.instance_id for node in nodes))
+    raise Invalid(said, (("instanceId", f"{said} To name a node that does not exist yet, set allowUnknown."),))
+
+
+def no_node(instance_id: str, ledger: Ledger) -> NotFound:
+    """Return the failure for a node that the fleet does not know, with those that are near."""
+    nodes = (rows.read(row, FleetNode) for row in _nodes(ledger))
+    return NotFound(unknown("node", instance_id, (node.life.instance_id for node in nodes)))
+
+
+def _nodes(ledger: Ledger) -> list[Row]:
+    found, _ = paging.everything(ledger, Table.FLEET, "NODE", at_most=_MOST_NODES, keep=_is_there)
+    return list(found)
+
+
+def _is_there(row: Row) -> bool:
+    return not row.doc.get("isGone")

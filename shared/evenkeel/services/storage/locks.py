@@ -1,0 +1,66 @@
+"""One watcher and one sweeper at a time: a lock that its owner renews, and that runs out by itself after a crash."""
+
+import contextlib
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+from evenkeel.domain.values import rfc3339
+from evenkeel.ports import Conflict, Ledger, Put, Row
+from evenkeel.services.storage import rows
+
+
+class Lock(NamedTuple):
+    """A lock that is held. `notes` is what its last owner left for the next."""
+
+    row: Row
+    seconds: float
+
+    @property
+    def notes(self) -> dict[str, Any]:
+        """What the last owner left."""
+        return dict(self.row.doc.get("notes", {}))
+
+    @property
+    def expires_at(self) -> datetime:
+        """When it runs out unless it is renewed."""
+        return datetime.fromisoformat(self.row.doc["expiresAt"])
+
+
+def take(ledger: Ledger, name: str, owner: str, *, seconds: float, now: datetime) -> Lock | None:
+    """Take a lock for a time; None where somebody else holds it.
+
+    Idempotent: no, because each holder is another; guarded by the row's version.
+    """
+    row = ledger.get(rows.lock_key(name)) or Row(rows.lock_key(name), {})
+    if row.doc and datetime.fromisoformat(row.doc["expiresAt"]) > now:
+        return None
+    return _write(ledger, row, owner, seconds, now, row.doc.get("notes", {}))
+
+
+def is_held(ledger: Ledger, name: str, *, now: datetime) -> bool:
+    """Whether somebody holds a lock now."""
+    row = ledger.get(rows.lock_key(name))
+    return row is not None and datetime.fromisoformat(row.doc["expiresAt"]) > now
+
+
+def renew(ledger: Ledger, lock: Lock, *, now: datetime) -> Lock | None:
+    """Hold a lock longer, once half its time is over; None where it ran out and somebody else took it."""
+    if (lock.expires_at - now).total_seconds() > lock.seconds / 2:
+        return lock
+    return _write(ledger, lock.row, str(lock.row.doc["owner"]), lock.seconds, now, lock.notes)
+
+
+def release(ledger: Ledger, lock: Lock, *, now: datetime, notes: dict[str, Any] | None = None) -> None:
+    """Let a lock go, if it is still ours."""
+    document = {**lock.row.doc, "expiresAt": rfc3339(now), "notes": lock.notes if notes is None else notes}
+    with contextlib.suppress(Conflict):  # it ran out, and somebody else has it
+        ledger.commit(Put(Row(lock.row.key, document, lock.row.version)))
+
+
+def _write(ledger: Ledger, row: Row, owner: str, seconds: float, now: datetime, notes: dict[str, Any]) -> Lock | None:
+    document = {"owner": owner, "expiresAt": rfc3339(now + timedelta(seconds=seconds)), "notes": notes}
+    try:
+        ledger.commit(Put(Row(row.key, document, row.version)))
+    except Conflict:
+        return None
+    return Lock(Row(row.key, document, row.version + 1), seconds)

@@ -1,0 +1,52 @@
+"""Count the open jobs of each principal and of each queue, and hold submissions to the policy's limits.
+
+A job is open from its submission until it has ended. Its counters change in the same commit as the job: a submission
+puts each at the version that it read, so of two that race for the last place one is refused.
+"""
+
+from evenkeel.domain.policy import SchedulingPolicy
+from evenkeel.domain.scheduling.jobs import Job
+from evenkeel.ports import Add, Ledger, Put, Refused, Row
+from evenkeel.services.storage import rows
+
+
+class TooManyOpenJobs(Refused):
+    """A principal or a team has as many open jobs as the policy allows."""
+
+    code = "TOO_MANY_OPEN_JOBS"
+
+
+def names_of(job: Job) -> tuple[str, ...]:
+    """Return the counters of a job: its submitter's and its queue's. The queue of everybody has the empty name."""
+    return (f"principal#{job.owner}", f"queue#{job.queue}")
+
+
+def counted(job: Job, ledger: Ledger, limits: SchedulingPolicy) -> tuple[Put, ...]:
+    """Return the writes that count a job, to be committed with it.
+
+    Raises:
+        TooManyOpenJobs: a limit is reached; names the limit.
+    """
+    by_principal, by_queue = names_of(job)
+    whose = f"Team {job.queue}" if job.queue else "The queue that all jobs share"
+    return (
+        _one_more(by_principal, job.owner, limits.most_open_jobs_per_principal, "PerPrincipal", ledger),
+        _one_more(by_queue, whose, limits.most_open_jobs_per_team, "PerTeam", ledger),
+    )
+
+
+def _one_more(name: str, whose: str, most: int, limit: str, ledger: Ledger) -> Put:
+    key = rows.open_jobs_key(name)
+    row = ledger.get(key) or Row(key, {})
+    count = int(row.doc.get("jobs", 0))
+    if count >= most:
+        raise TooManyOpenJobs(
+            f"{whose} has {count} open jobs, and the policy allows {most} (scheduling.mostOpenJobs{limit}). "
+            "Cancel jobs that are not needed, or submit again when some have ended."
+        )
+    return Put(Row(key, {"jobs": count + 1}, row.version))
+
+
+def ended(job: Job) -> tuple[Add, ...]:
+    """Return the writes that stop counting a job, to be committed with its end."""
+    return tuple(Add(rows.open_jobs_key(name), {"jobs": -1}) for name in job.counted_in)

@@ -1,0 +1,84 @@
+"""Read the charges of the quota tree: held by live attempts, or released by jobs that wait to run again.
+
+A charge row is put when an attempt is admitted. When the attempt is settled and its job waits again, the row is not
+deleted but marked as released, in the same write. So one strongly consistent read of one row shows either that the
+quota is held, or whose it was. A scheduling cycle never sees freed quota without the job that had it.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from evenkeel.domain.scheduling.jobs import Charge, Job, JobState
+from evenkeel.ports import Conflict, Delete, Ledger, Row
+from evenkeel.services.storage import rows
+
+_MOST_DELETES = 90
+"""In one commit, which holds 100 writes."""
+
+
+class Charges(NamedTuple):
+    """All charge rows of the tree, as one query returned them."""
+
+    held: tuple[Charge, ...] = ()
+    released: tuple[tuple[Charge, Row], ...] = ()
+    """Each with its row, since its deletion is conditional on the version."""
+
+    @property
+    def owners(self) -> tuple[str, ...]:
+        """Return the jobs that released a charge: a cycle reads each of them, wherever the index lists it."""
+        return tuple(charge.job_id for charge, _ in self.released)
+
+    def released_by(self, job: Job) -> Row | None:
+        """Return the row that this job's last attempt released; None if there is none."""
+        return next((row for charge, row in self.released if charge.job_id == job.job_id), None)
+
+    def agreed(self, jobs: Mapping[str, tuple[Job, int]]) -> "Charges":
+        """Return the charges as they were when these jobs were read, which was later.
+
+        An attempt may be settled between the two reads: its job waits by then, so its charge is held no more.
+
+        Raises:
+            Conflict: a released charge whose job still shows the settled attempt as live. The transaction that settled
+                it is visible in one row and not yet in the other: read again.
+        """
+        for charge, _ in self.released:
+            job = jobs[charge.job_id][0] if charge.job_id in jobs else None
+            if job and job.current_attempt == charge.attempt and job.state.has_live_attempt:
+                raise Conflict(f"{charge.job_id} is being settled while this is read")
+        waiting = {name: job.current_attempt for name, (job, _) in jobs.items() if job.state is JobState.PENDING}
+        return self._replace(held=tuple(each for each in self.held if waiting.get(each.job_id) != each.attempt))
+
+    def outdated(self, jobs: Mapping[str, tuple[Job, int]]) -> tuple[Row, ...]:
+        """Return the released rows of jobs that do not wait any more, or have run again since."""
+        return tuple(
+            row
+            for charge, row in self.released
+            if charge.job_id not in jobs
+            or jobs[charge.job_id][0].state is not JobState.PENDING
+            or jobs[charge.job_id][0].current_attempt != charge.attempt
+        )
+
+
+def run(ledger: Ledger) -> Charges:
+    """Read all charges in one query of the tree's partition, strongly consistent."""
+    tree = rows.tree_key()
+    found = [(rows.read(row, Charge), row) for row in ledger.partition(tree.table, tree.pk, "CHARGE#")]
+    return Charges(
+        tuple(charge for charge, _ in found if charge.is_held),
+        tuple((charge, row) for charge, row in found if not charge.is_held),
+    )
+
+
+def held(ledger: Ledger) -> tuple[Charge, ...]:
+    """Return what live attempts hold."""
+    return run(ledger).held
+
+
+def delete(outdated: Iterable[Row], ledger: Ledger) -> None:
+    """Delete released rows that nobody needs. Idempotent: yes; the next cycle deletes what changed meanwhile."""
+    listed = tuple(outdated)
+    for start in range(0, len(listed), _MOST_DELETES):
+        try:
+            ledger.commit(*(Delete(row.key, row.version) for row in listed[start : start + _MOST_DELETES]))
+        except Conflict:
+            continue

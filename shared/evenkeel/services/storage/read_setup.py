@@ -1,0 +1,81 @@
+"""What is set up: the fleet's teams and quotas, with the versions that a change must name."""
+
+import functools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from evenkeel.domain.names import unknown
+from evenkeel.domain.scheduling.teams import FleetQuotas, SetUp, Team
+from evenkeel.ports import Ledger, NotFound
+from evenkeel.services.storage import rows
+
+FLEET = ""
+"""In the place of a team's name: the fleet's part."""
+
+
+class Found(NamedTuple):
+    """The set-up, and where it stands."""
+
+    setup: SetUp
+    versions: Mapping[str, int]
+    """Of each team's row by its name, and of the fleet's part under the empty name; absent = never set up."""
+    version: int
+    """Of all together: how often the set-up changed."""
+
+    def version_of(self, part: str) -> int:
+        """Return a part's version; 0 where it was never set up."""
+        return self.versions.get(part, 0)
+
+
+def show_team(ledger: Ledger, team: str) -> dict[str, Any]:
+    """Return one team as it is set up.
+
+    Raises:
+        NotFound: there is no such team.
+    """
+    row = ledger.get(rows.team_key(team))
+    if row is None:
+        raise NotFound(unknown("team", team, run(ledger).setup.by_name))
+    return shown(Team.model_validate_json(row.doc["document"]), row.version)
+
+
+def show_fleet(ledger: Ledger) -> dict[str, Any]:
+    """Return what no single team owns; version 0 where nothing of it was ever set up."""
+    row = ledger.get(rows.fleet_quotas_key())
+    return shown(
+        FleetQuotas.model_validate_json(row.doc["document"]) if row else FleetQuotas(), row.version if row else 0
+    )
+
+
+def shown(part: Team | FleetQuotas, version: int) -> dict[str, Any]:
+    """Return a part of the set-up with its version, as it is read and answered."""
+    return {"version": version, "team" if isinstance(part, Team) else "quotas": part.to_json()}
+
+
+def run(ledger: Ledger) -> Found:
+    """Read the set-up: one query of one partition.
+
+    A change of it raises the tree's version in the same transaction, so what is decided on an older reading, and
+    committed on the tree's version that was read before it, fails whole.
+    """
+    versions: dict[str, int] = {}
+    version, fleet = 0, ""
+    teams: list[str] = []
+    prefix = rows.team_key("").sk
+    for row in ledger.partition(rows.setup_key().table, rows.setup_key().pk):
+        if row.key == rows.setup_key():
+            version = row.version
+        elif row.key == rows.fleet_quotas_key():
+            fleet = row.doc["document"]
+            versions[FLEET] = row.version
+        else:
+            teams.append(row.doc["document"])
+            versions[row.key.sk.removeprefix(prefix)] = row.version
+    return Found(_read(fleet, tuple(teams)), versions, version)
+
+
+@functools.lru_cache(maxsize=4)
+def _read(fleet: str, teams: tuple[str, ...]) -> SetUp:
+    """Read what is written. It changes seldom and is read in every pass, so what was read last is kept."""
+    found = sorted(map(Team.model_validate_json, teams), key=lambda team: team.name)
+    return SetUp(fleet=FleetQuotas.model_validate_json(fleet) if fleet else FleetQuotas(), teams=tuple(found))

@@ -1,0 +1,233 @@
+"""The net below all nets: compare ledger and world, and repeat what a crash left half done, by the same services.
+
+Each step stands alone: one that fails is reported and comes again in the next round, and the others go on.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from evenkeel.domain.health.incidents import IncidentState
+from evenkeel.domain.policy import Mode, Policy
+from evenkeel.domain.scheduling.jobs import JobState
+from evenkeel.domain.sources import Source, SourceAge, SourceKind, SourceState
+from evenkeel.domain.values import Value
+from evenkeel.events import kubernetes_node
+from evenkeel.ports import EvenkeelError, Table, Telemetry
+from evenkeel.services.queries import read_sources
+from evenkeel.services.storage import heartbeats, locks
+from evenkeel.services.sweep import arrivals, attempts, incidents, memory, rentals, signals, unhealthy, watch_cluster
+from evenkeel.services.sweep.round import WRITER, Round, World
+from evenkeel.services.waits import evaluate_waits
+from evenkeel.services.waits.patient_answers import PatientWaitAnswers
+
+LOCK = "sweep"
+_LOCK_SECONDS = 60
+_COUNTED = 1000
+"""Rows that a gauge counts; past it the figure is a lower bound."""
+
+
+class Outcome(Value):
+    """What one round did."""
+
+    outcome: str
+    """`SWEPT`, or `HELD_BY_ANOTHER`."""
+    mended: dict[str, int] = {}
+    """What had been left half done, by step: the miss rate of everything above this net."""
+    failed: tuple[str, ...] = ()
+    """Steps that failed and sources that could not be read, and why."""
+
+
+def run(
+    world: World,
+    *,
+    clusters: Sequence[str],
+    policy: Policy,
+    mode: Mode,
+    drills_may_act: bool,
+    has_hyperpod: bool = True,
+) -> Outcome:
+    """Sweep once.
+
+    Idempotent: yes, each step is, and a round that finds nothing amiss changes nothing but the heartbeat.
+    """
+    now = world.clock.now()
+    lock = locks.take(world.ledger, LOCK, world.ids.new("op"), seconds=_LOCK_SECONDS, now=now)
+    if lock is None:
+        return Outcome(outcome="HELD_BY_ANOTHER")
+    sweep = Round(world, clusters, policy, mode, lock.notes, now, drills_may_act=drills_may_act)
+    mended: dict[str, int] = {}
+    failed: list[str] = []
+    held: locks.Lock | None = lock
+    for name, step in STEPS:
+        held = locks.renew(world.ledger, held, now=world.clock.now()) if held else None
+        if held is None:
+            failed.append(f"{name}: the lock was lost")
+            break
+        if not sweep.is_due(name):
+            continue
+        sweep.failures = []
+        count = 0
+        with sweep.item(name):
+            count = step(sweep)
+        source = Source(kind=SourceKind.SWEEP, target=name)
+        if sweep.failures:
+            failed.append(f"{name}: {sweep.failures[0]}")
+            sweep.results.failed(source, "; ".join(sweep.failures))
+            world.telemetry.count("SweepStepsFailed", step=name)
+            world.telemetry.warning(
+                "A step of the sweep failed", step=name, failures=len(sweep.failures), detail=sweep.failures[0]
+            )
+        else:
+            sweep.results.answered(source)
+        if count:
+            mended[name] = count
+            world.telemetry.count("SweepMended", count, step=name)
+    measures = sweep.is_due("sources")
+    if held is not None:
+        locks.release(world.ledger, held, now=world.clock.now(), notes=sweep.notes)
+    _note_lists(sweep, has_hyperpod=has_hyperpod)
+    steps = f"{SourceKind.SWEEP}/"
+    failed += [
+        f"{name}: {error}" for name, error in sweep.results.errors.items() if error and not name.startswith(steps)
+    ]
+    now = world.clock.now()
+    heartbeats.beat(world.ledger, world.telemetry, WRITER, now, sweep.results, read_at=sweep.now)
+    if measures:
+        ages = read_sources.run(world.ledger, clusters=clusters, has_hyperpod=has_hyperpod, policy=policy, now=now)
+        _measure_sources(ages, world.telemetry)
+    return Outcome(outcome="SWEPT", mended=mended, failed=tuple(failed))
+
+
+def _note_lists(sweep: Round, *, has_hyperpod: bool) -> None:
+    """Note which clusters were listed completely, and whether HyperPod was, where this run came so far."""
+    for cluster in sweep.clusters:
+        source = Source(kind=SourceKind.KUBERNETES_LIST, target=cluster)
+        if cluster in sweep.blind:
+            sweep.results.failed(source, sweep.blind[cluster])
+        elif sweep.has_listed:
+            sweep.results.answered(source)
+    if not has_hyperpod or not sweep.has_listed:
+        return
+    if sweep.hyperpod_error:
+        sweep.results.failed(Source(kind=SourceKind.HYPERPOD), sweep.hyperpod_error)
+    else:
+        sweep.results.answered(Source(kind=SourceKind.HYPERPOD))
+
+
+def _measure_sources(ages: Sequence[SourceAge], telemetry: Telemetry) -> None:
+    """Emit the age of each source that ever answered, and how many of each kind are stale."""
+    for age in ages:
+        if age.age_seconds is not None:
+            telemetry.seconds(
+                "SourceAgeSeconds", age.age_seconds, source=age.source.kind, target=age.source.target or "fleet"
+            )
+    stale = Counter(age.source.kind for age in ages if age.state is SourceState.STALE)
+    for kind in sorted({age.source.kind for age in ages}):
+        telemetry.count("SourcesStale", stale[kind], source=kind)
+
+
+def read_event_queue(sweep: Round) -> int:
+    """Look whether events wait: a queue that nobody empties is a source that nobody hears."""
+    source = Source(kind=SourceKind.EVENT_QUEUE)
+    try:
+        waiting = sweep.world.inbox.waiting()
+    except EvenkeelError as error:
+        sweep.unread(source, error)
+        return 0
+    if waiting:
+        sweep.results.failed(source, f"{waiting} events wait to be handled.")
+    else:
+        sweep.results.answered(source)
+    return 0
+
+
+def answer_waits(sweep: Round) -> int:
+    """Judge every open wait, and repeat the answers that were recorded and never delivered.
+
+    While somebody watches, an answer that has just fallen due is the watch's to ask for.
+    """
+    world = sweep.world
+    answers = PatientWaitAnswers(
+        world.wait_answers,
+        world.clock,
+        sweep.notes.pop("asked", {}),
+        leaves_first_to_watch=locks.is_held(world.ledger, watch_cluster.LOCK, now=sweep.now),
+    )
+    judged = evaluate_waits.run(
+        ledger=world.ledger,
+        cluster=world.cluster,
+        provider=world.provider,
+        wait_answers=answers,
+        telemetry=world.telemetry,
+        policy=sweep.policy,
+        now=sweep.now,
+        repeat_answered=True,
+    )
+    sweep.notes["asked"] = answers.asked
+    source = Source(kind=SourceKind.WAITS)
+    if judged.failure:
+        sweep.results.failed(source, judged.failure)
+    else:
+        sweep.results.answered(source)
+    return answers.requests
+
+
+def measure(sweep: Round) -> int:
+    """Emit how much of everything there is."""
+    world = sweep.world
+    for state in JobState:
+        if state.has_ended:
+            continue
+        world.telemetry.count(f"Jobs{state.capitalize()}", _count(sweep, Table.JOBS, f"JOB#{state}"))
+    world.telemetry.count("IncidentsOpen", len(sweep.open_incidents))
+    blocked = sum(incident.state is IncidentState.BLOCKED for incident in sweep.open_incidents)
+    world.telemetry.count("IncidentsBlocked", blocked)
+    if not sweep.blind and not sweep.hyperpod_error:  # a count over a part of the fleet would look like a loss
+        ready = sum(node.kubernetes is not None and node.kubernetes.is_ready for node in sweep.nodes)
+        world.telemetry.count("NodesReady", ready)
+        world.telemetry.count("NodesNotReady", len(sweep.nodes) - ready)
+        world.telemetry.count("NodesLemon", sum(node.life.key in sweep.lemons for node in sweep.nodes))
+    stale = [kubernetes_node.stale_conditions(node, sweep.policy.watch, sweep.now) for node in sweep.kubernetes]
+    world.telemetry.count("ConditionsStale", sum(map(len, stale)))
+    return 0
+
+
+def _count(sweep: Round, table: Table, state: str) -> int:
+    count, cursor = 0, None
+    while count < _COUNTED and sweep.pages_left > 0:
+        sweep.pages_left -= 1
+        page = sweep.world.ledger.by_state(table, state, cursor=cursor)
+        count, cursor = count + len(page.rows), page.cursor
+        if cursor is None:
+            break
+    return count
+
+
+def ask_for_pass(sweep: Round) -> int:
+    """Have the queue looked at: a lost request must not leave a job waiting."""
+    if sweep.world.ledger.by_state(Table.JOBS, f"JOB#{JobState.PENDING}", limit=1).rows:
+        sweep.world.passes.request("sweep")
+    return 0
+
+
+STEPS: tuple[tuple[str, Callable[[Round], int]], ...] = (
+    ("fleet", memory.refresh_fleet),
+    ("kueue", memory.refresh_kueue),
+    ("early", signals.tell_early),
+    ("facts", signals.tell_facts),
+    ("unresolved", signals.retry_unresolved),
+    ("events", read_event_queue),
+    ("unhealthy", unhealthy.resume_work),
+    ("incidents", incidents.resume_incidents),
+    ("rollbacks", incidents.take_back_jobs),
+    ("ghosts", incidents.close_ghosts),
+    ("registers", incidents.reconcile_registers),
+    ("attempts", attempts.resume_attempts),
+    ("workloads", attempts.clear_workloads),
+    ("rentals", rentals.resume_rentals),
+    ("waits", answer_waits),
+    ("arrivals", arrivals.release_arrivals),
+    ("gauges", measure),
+    ("pass", ask_for_pass),
+)
+"""The steps in order; each returns how much it mended."""

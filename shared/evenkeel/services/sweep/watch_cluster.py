@@ -1,0 +1,250 @@
+"""Hear the cluster: hold a watch, answer the waits that a change makes true, and report sick nodes.
+
+Invoked each minute; one at a time by a lock. Each round looks at the world afresh, so that what a broken watch missed
+is seen by the next round. Some conditions come true by time alone, so there is a round every few seconds even without a
+change. The fleet's first cluster is watched; others are looked at in every round.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from evenkeel.domain.nodes import KubernetesNode
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.sources import Source, SourceKind
+from evenkeel.domain.values import Value
+from evenkeel.events import kubernetes_node
+from evenkeel.ports import (
+    Clock,
+    Cluster,
+    EvenkeelError,
+    Ids,
+    Ledger,
+    Provider,
+    Telemetry,
+    TransientError,
+    WaitAnswers,
+    Workflows,
+)
+from evenkeel.services.incidents import receive_event
+from evenkeel.services.storage import heartbeats, locks
+from evenkeel.services.waits import evaluate_waits
+from evenkeel.services.waits.patient_answers import PatientWaitAnswers
+
+WRITER = "watch_cluster"
+LOCK = "watch"
+SETTLES = timedelta(milliseconds=200)
+"""Changes come in bunches: a round waits this long after the first of one."""
+LONGEST_REST = timedelta(seconds=5)
+"""A round is followed by a rest as long as itself, and no longer than this."""
+_LOST_WATCHES = 3
+"""How often one invocation takes up a watch that failed; then it leaves that to the next."""
+
+
+class Outcome(Value):
+    """What one invocation did."""
+
+    outcome: str
+    """`WATCHED`, or `HELD_BY_ANOTHER`."""
+    rounds: int = 0
+    answered: int = 0
+    """Answers asked for."""
+    facts: int = 0
+    """Facts about nodes that were told."""
+    failed_rounds: int = 0
+
+
+class World(NamedTuple):
+    """The ports that a round needs."""
+
+    ledger: Ledger
+    cluster: Cluster
+    provider: Provider
+    workflows: Workflows
+    wait_answers: WaitAnswers
+    clock: Clock
+    ids: Ids
+    telemetry: Telemetry
+
+
+def run(world: World, *, clusters: Sequence[str], policy: Policy, drills_may_act: bool) -> Outcome:
+    """Watch until the time is up.
+
+    Idempotent: yes, every round only asks for answers and tells facts, both of which are known when they come again.
+    """
+    now = world.clock.now()
+    lock = locks.take(world.ledger, LOCK, world.ids.new("op"), seconds=_lock_seconds(policy), now=now)
+    if lock is None:
+        return Outcome(outcome="HELD_BY_ANOTHER")
+    watch = _Watch(world, lock, clusters, policy, drills_may_act=drills_may_act)
+    try:
+        watch.until_time_is_up()
+    finally:
+        if watch.lock is not None:
+            locks.release(world.ledger, watch.lock, now=world.clock.now())
+    heartbeats.beat(world.ledger, world.telemetry, WRITER, world.clock.now(), watch.results())
+    return Outcome(
+        outcome="WATCHED",
+        rounds=watch.rounds,
+        answered=watch.answers.requests,
+        facts=len(watch.told),
+        failed_rounds=watch.failed_rounds,
+    )
+
+
+def _lock_seconds(policy: Policy) -> float:
+    return max(15, 3 * policy.watch.tick_seconds)
+
+
+class _Watch:
+    """One invocation: what it has heard, and when it looks again."""
+
+    def __init__(
+        self, world: World, lock: locks.Lock, clusters: Sequence[str], policy: Policy, *, drills_may_act: bool
+    ) -> None:
+        self.world = world
+        self.lock: locks.Lock | None = lock
+        self.clusters = tuple(clusters)
+        self.policy = policy
+        self.drills_may_act = drills_may_act
+        self.ends_at = world.clock.now() + timedelta(seconds=policy.watch.watch_seconds)
+        self.heard_at: datetime | None = None
+        self.looked_at: datetime | None = None
+        self.rests_until = world.clock.now()
+        self.nodes_changed = True
+        self.told: set[str] = set()
+        self.answers = PatientWaitAnswers(world.wait_answers, world.clock)
+        self.rounds = self.failed_rounds = 0
+        self.watch_states: dict[str, str] = {}
+        """By kind of object: why its watch is broken; empty where it answers."""
+        self.waits = ""
+        """Why not every wait could be judged in the last snapshot; empty if all were."""
+
+    def results(self) -> heartbeats.Results:
+        """Return what this invocation learned from its sources."""
+        results = heartbeats.Results()
+        broken = [f"{kind}: {error}" for kind, error in sorted(self.watch_states.items()) if error]
+        source = Source(kind=SourceKind.KUBERNETES_WATCH, target=self.clusters[0])
+        if broken or (not self.watch_states and self.lock is not None):
+            results.failed(source, "; ".join(broken) or "The watch was not opened.")
+        elif self.watch_states:
+            results.answered(source)
+        waits = Source(kind=SourceKind.WAITS)
+        if self.waits:
+            results.failed(waits, self.waits)
+        elif self.rounds:
+            results.answered(waits)
+        return results
+
+    def until_time_is_up(self) -> None:
+        for _ in range(_LOST_WATCHES):
+            is_lost_for_good = False
+            try:
+                self.world.cluster.watch(self.clusters[0], self.hear, until=self.is_over, on_state=self.note_state)
+            except EvenkeelError as error:
+                self.note_state("watch", f"{type(error).__name__}: {error}")
+                is_lost_for_good = not isinstance(error, TransientError)
+                self.world.telemetry.count("WatchesLost")
+                self.world.telemetry.warning("The watch was lost", error=type(error).__name__, detail=str(error))
+            if self.is_over() or is_lost_for_good:
+                return
+
+    def note_state(self, kind: str, error: str) -> None:
+        """Remember whether the watch of a kind answers."""
+        if not error:
+            self.watch_states.pop("watch", None)
+        self.watch_states[kind] = error
+
+    def hear(self, kind: str) -> None:
+        """Remember that something changed."""
+        self.heard_at = self.heard_at or self.world.clock.now()
+        self.nodes_changed = self.nodes_changed or kind == "node"
+
+    def is_over(self) -> bool:
+        """Do what is due, and say whether the time is up. Asked several times a second."""
+        now = self.world.clock.now()
+        if self.lock is not None:
+            self.lock = locks.renew(self.world.ledger, self.lock, now=now)
+        if self.lock is None or now >= self.ends_at:
+            return True
+        if now < self.rests_until:
+            return False
+        has_settled = self.heard_at is not None and now - self.heard_at >= SETTLES
+        tick = timedelta(seconds=self.policy.watch.tick_seconds)
+        if has_settled or self.looked_at is None or now - self.looked_at >= tick:
+            self.look(now)
+        return False
+
+    def look(self, now: datetime) -> None:
+        """Take one look at the world. A part that fails leaves the others alone and comes again in the next round."""
+        self.heard_at, self.looked_at = None, now
+        self.rounds += 1
+        failures = [error for error in (self.answer_waits(now), *self.tell_facts(now)) if error]
+        if failures:
+            self.failed_rounds += 1
+            self.world.telemetry.count("WatchRoundsFailed")
+            self.world.telemetry.warning("A snapshot of the watch failed", detail="; ".join(failures))
+        # In a storm every round is long and has a change behind it: the recoveries need the tables, too.
+        ended_at = self.world.clock.now()
+        self.rests_until = ended_at + min(ended_at - now, LONGEST_REST)
+
+    def answer_waits(self, now: datetime) -> str:
+        """Judge every wait; return why some could not be judged, or nothing."""
+        world = self.world
+        try:
+            judged = evaluate_waits.run(
+                ledger=world.ledger,
+                cluster=world.cluster,
+                provider=world.provider,
+                wait_answers=self.answers,
+                telemetry=world.telemetry,
+                policy=self.policy,
+                now=now,
+            )
+        except EvenkeelError as error:
+            self.waits = f"{type(error).__name__}: {error}"
+            return self.waits
+        self.waits = judged.failure
+        return ""
+
+    def tell_facts(self, now: datetime) -> list[str]:
+        """Tell what node objects say, once an invocation each; return what failed.
+
+        Nodes are read only when that may say something new. A cluster or a node that fails leaves the others alone.
+        """
+        if not self.nodes_changed:
+            return []
+        failures: list[str] = []
+        nodes: list[KubernetesNode] = []
+        for cluster in self.clusters:
+            try:
+                nodes += self.world.cluster.nodes(cluster)
+            except EvenkeelError as error:
+                failures.append(f"nodes of {cluster}: {type(error).__name__}: {error}")
+        for node in nodes:
+            try:
+                self._tell_facts_of(node, now)
+            except EvenkeelError as error:
+                failures.append(f"node {node.name}: {type(error).__name__}: {error}")
+        # A node that is not Ready sickens by time alone, so it is looked at again without a change.
+        self.nodes_changed = bool(failures) or any(not node.is_ready for node in nodes)
+        return failures
+
+    def _tell_facts_of(self, node: KubernetesNode, now: datetime) -> None:
+        world = self.world
+        for fact in kubernetes_node.facts_of(node, self.policy.watch, now):
+            if fact.fact_key in self.told:
+                continue
+            receive_event.run(
+                fact,
+                ledger=world.ledger,
+                provider=world.provider,
+                workflows=world.workflows,
+                clock=world.clock,
+                ids=world.ids,
+                telemetry=world.telemetry,
+                clusters=self.clusters,
+                drills_may_act=self.drills_may_act,
+                catalogue=self.policy.catalogue,
+            )
+            self.told.add(fact.fact_key)

@@ -1,0 +1,1 @@
+"""Open, evaluate and answer the waits of workflows."""

@@ -1,0 +1,195 @@
+"""States Await… of both workflows: note what is waited for, then look once, since it may have come first."""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from evenkeel.domain.health.incidents import Incident
+from evenkeel.domain.policy import Policy, RepairPolicy
+from evenkeel.domain.recovery.leases import RepairAsk
+from evenkeel.domain.recovery.repair import deadline_of
+from evenkeel.domain.recovery.seats import look
+from evenkeel.domain.recovery.validation import CheckKind, margin_seconds
+from evenkeel.domain.scheduling.renting import Rental
+from evenkeel.domain.values import Value, milliseconds, rfc3339
+from evenkeel.domain.waiting import Condition, ConditionKind, Wait, wait_name
+from evenkeel.ports import Cluster, Conflict, Ledger, Provider, Put, Refused, WaitAnswers
+from evenkeel.services.attempts import record_seats
+from evenkeel.services.storage import incident_record, rows
+from evenkeel.services.waits import evaluate_waits
+
+_HELD_AGAIN_AFTER = timedelta(days=8)
+"""Longer than the longest hold. Whoever waits is let go in turn; this is the net for a turn that never comes."""
+_LEAST = timedelta(seconds=1)
+_AS_LONG_AS_KUEUE_TAKES = 30_000_000
+"""Seconds, most of a year: just below the state's own net. Nobody's patience ends while a job waits in a queue."""
+
+
+class Request(Value):
+    """What a state waits for, and the token that ends it."""
+
+    schema_version: int = 1
+    kind: ConditionKind
+    token: str
+    incident_id: str = ""
+    run: int = 0
+    job_id: str = ""
+    attempt: int = 0
+    rental: int = 0
+
+    @property
+    def subject(self) -> str:
+        """The incident or job that waits."""
+        return self.incident_id or self.job_id
+
+
+class Outcome(Value):
+    """What was opened. The state's own output is the answer, not this."""
+
+    outcome: str = "OPENED"
+    reason: str
+    generation: int
+
+
+def run(
+    request: Request,
+    *,
+    ledger: Ledger,
+    cluster: Cluster,
+    provider: Provider,
+    wait_answers: WaitAnswers,
+    policy: Policy,
+    now: datetime,
+) -> Outcome:
+    """Put the wait's row, then evaluate it once, unless it waits for leave.
+
+    A retried state overwrites the row with its new token and a higher generation; what was asked for the older one no
+    longer fits. Generations rise with time, so they rise across rows too.
+
+    Idempotent: yes, a repeat opens the next generation of the same wait.
+
+    Raises:
+        Refused: neither an incident nor a job is named.
+    """
+    if not request.subject:
+        raise Refused("a wait needs an incidentId or a jobId")
+    if request.kind is ConditionKind.ATTEMPT_ENDED:
+        # It runs: where, is asked at once where Kueue has chosen. A sick machine finds whom it hurts by that.
+        record_seats.run(request.job_id, request.attempt, ledger, cluster, provider)
+    facts, deadline = _condition(request, ledger, cluster, provider, policy, now)
+    name = wait_name(request.kind, request.attempt or request.rental)
+    for _ in range(incident_record.TRIES):
+        row = ledger.get(rows.wait_key(request.subject, name))
+        last = rows.read(row, Wait).generation if row else 0
+        wait = Wait(
+            subject=request.subject,
+            name=name,
+            generation=max(last + 1, milliseconds(now)),
+            token=request.token,
+            opened_at=now,
+            deadline_at=max(deadline, now + _LEAST),
+            condition=Condition(kind=request.kind, facts=facts),
+        )
+        # Who still holds the row of an answered generation must not take this one for it.
+        fresh = Put(rows.wait_row(wait, row.version if row else 0), born=wait.generation)
+        try:
+            ledger.commit(fresh)
+        except Conflict:
+            continue
+        break
+    else:
+        raise Conflict(f"wait {name} of {request.subject} kept changing")
+    if request.kind is ConditionKind.RELEASED:
+        # It was weighed a moment ago, and each of a wave would read all that wait: the watch does it once for all.
+        return Outcome(reason="Waits for its turn.", generation=wait.generation)
+    stored = rows.wait_row(wait, fresh.version)
+    asked = evaluate_waits.evaluate_one(
+        wait,
+        stored,
+        ledger=ledger,
+        cluster=cluster,
+        provider=provider,
+        wait_answers=wait_answers,
+        policy=policy,
+        now=now,
+    )
+    reason = f"Holds already: {asked}." if asked else f"Waits until {rfc3339(wait.deadline_at)} at most."
+    return Outcome(reason=reason, generation=wait.generation)
+
+
+def _condition(
+    request: Request, ledger: Ledger, cluster: Cluster, provider: Provider, policy: Policy, now: datetime
+) -> tuple[dict[str, Any], datetime]:
+    """Return the facts that the evaluation needs, and the deadline that policy sets."""
+    jobs = policy.jobs
+    seconds = {
+        ConditionKind.ATTEMPT_ADMITTED: _AS_LONG_AS_KUEUE_TAKES,
+        ConditionKind.ATTEMPT_RUNNING: jobs.running_deadline_seconds,
+        ConditionKind.ATTEMPT_ENDED: jobs.run_deadline_seconds,
+        ConditionKind.ATTEMPT_STOPPED: jobs.stop_deadline_seconds,
+    }
+    if request.rental:
+        return _rental_condition(request, ledger, policy, now)
+    if request.job_id:
+        return {"attempt": request.attempt}, now + timedelta(seconds=seconds[request.kind])
+    if request.kind is ConditionKind.RELEASED:
+        return {}, now + _HELD_AGAIN_AFTER
+    if request.kind is ConditionKind.APPROVED:
+        plan = incident_record.load(ledger, request.incident_id)[0].plan
+        late = now + timedelta(seconds=policy.repair.approval_deadline_seconds)
+        return {}, plan.answer_by if plan and plan.answer_by else late
+    incident, _ = incident_record.load(ledger, request.incident_id)
+    if request.kind is ConditionKind.JOBS_BACK:
+        return {}, incident.opened_at + timedelta(seconds=jobs.resume_deadline_seconds)
+    if request.kind is ConditionKind.WAY_CLEAR:
+        until = now + timedelta(seconds=policy.repair.way_deadline_seconds)
+        work_until = incident.plan.work_may_run_until if incident.plan else None
+        return _seat(incident, None), min(until, work_until) if work_until and work_until > now else until
+    ask = incident_record.last_ask(ledger, incident)
+    facts = _seat(incident, ask)
+    if request.kind is ConditionKind.NODE_VALID:
+        # The deadline allows for the longest margin: one that keeps coming back has to be well for longer.
+        margin = margin_seconds(policy.repair.lemon_returns, policy.repair)
+        return facts, now + timedelta(seconds=_check_seconds(incident, policy.repair) + margin)
+    if ask is None:
+        return facts, now + timedelta(seconds=policy.repair.replace_deadline_seconds)
+    seat = look(
+        incident.life,
+        incident.slot,
+        incident.pool,
+        records=provider.nodes(),
+        nodes=cluster.nodes(incident.life.cluster),
+        since=ask.asked_at,
+    )
+    return facts, deadline_of(ask, policy.repair, seat, incident.progress)
+
+
+def _rental_condition(
+    request: Request, ledger: Ledger, policy: Policy, now: datetime
+) -> tuple[dict[str, Any], datetime]:
+    """Return what the waits of a rental are about: its nodes have a deadline, its end has none but the run's own."""
+    rental = rows.load(
+        ledger, rows.rental_key(request.job_id, request.rental), Rental, f"rental {request.rental} of {request.job_id}"
+    )
+    late = now + timedelta(seconds=policy.jobs.run_deadline_seconds)
+    return {"rental": request.rental}, rental.ready_by if request.kind is ConditionKind.RENTAL_READY else late
+
+
+def _check_seconds(incident: Incident, policy: RepairPolicy) -> int:
+    kind = incident.check.kind if incident.check else CheckKind.BASIC
+    longer = {
+        CheckKind.DEEP: policy.deep_check_deadline_seconds,
+        CheckKind.TEST_JOB: policy.test_job_deadline_seconds,
+    }
+    return max(policy.validation_deadline_seconds, longer.get(CheckKind(kind), 0))
+
+
+def _seat(incident: Incident, ask: RepairAsk | None) -> dict[str, Any]:
+    return {
+        "life": incident.life.key,
+        "slot": incident.slot,
+        "pool": incident.pool,
+        "since": rfc3339(ask.asked_at if ask else incident.opened_at),
+        "rung": ask.rung if ask else "",
+        "bootId": ask.boot_id if ask else "",
+        "owner": incident.plan.owner if incident.plan else "",
+    }

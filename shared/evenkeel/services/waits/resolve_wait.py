@@ -1,0 +1,107 @@
+"""The one place that ends a wait: OPEN -> ANSWERED, the task token, then the row goes.
+
+put by open_wait ─▶ OPEN ─▶ ANSWERED ─▶ SendTaskSuccess ─▶ deleted
+                      │ one writer wins      │ a crash here: the sweeper asks for the recorded answer again
+"""
+
+import contextlib
+from collections.abc import Sequence
+from datetime import datetime
+
+from evenkeel.domain.health.incidents import Incident
+from evenkeel.domain.values import Value
+from evenkeel.domain.waiting import Answer, ConditionKind, Wait, WaitState
+from evenkeel.ports import Conflict, Delete, Ledger, Put, Row, Telemetry, Tokens, Write
+from evenkeel.services.storage import incident_record, rows
+
+WRITER = "resolve_wait"
+
+
+class Request(Value):
+    """One answer to one generation of one wait."""
+
+    subject: str
+    name: str
+    generation: int
+    answer: Answer
+
+
+class Outcome(Value):
+    """What became of the answer."""
+
+    outcome: str
+    """ANSWERED, STALE (no such generation) or OVER (the task had ended already)."""
+    reason: str
+
+
+def run(request: Request, *, ledger: Ledger, tokens: Tokens, telemetry: Telemetry, now: datetime) -> Outcome:
+    """Answer a wait once. The first answer that is recorded is the one that is sent, however many were asked for.
+
+    Idempotent: yes, by OPEN -> ANSWERED; a token that was used or is over counts as answered.
+    """
+    for _ in range(incident_record.TRIES):
+        row = ledger.get(rows.wait_key(request.subject, request.name))
+        wait = rows.read(row, Wait) if row else None
+        if row is None or wait is None or wait.generation != request.generation:
+            return Outcome(outcome="STALE", reason="That wait was answered, or opened anew.")
+        if wait.state is WaitState.OPEN:
+            wait = wait.but(state=WaitState.ANSWERED, answer=request.answer)
+            try:
+                ledger.commit(Put(rows.wait_row(wait, row.version)), *_told(wait, request.answer, ledger, now))
+            except Conflict:
+                continue
+            row = rows.wait_row(wait, row.version + 1)
+            telemetry.seconds("WaitAnswered", (now - wait.opened_at).total_seconds(), kind=wait.condition.kind)
+        return _send(wait, row, ledger=ledger, tokens=tokens)
+    raise Conflict(f"wait {request.name} of {request.subject} kept changing")
+
+
+def _send(wait: Wait, row: Row, *, ledger: Ledger, tokens: Tokens) -> Outcome:
+    assert wait.answer
+    taken = tokens.succeed(wait.token, wait.answer.to_json())
+    with contextlib.suppress(Conflict):  # opened anew, or deleted by another answer
+        ledger.commit(Delete(row.key, row.version))
+    if taken:
+        return Outcome(outcome="ANSWERED", reason=f"{wait.answer.outcome}: {wait.answer.reason}")
+    return Outcome(outcome="OVER", reason="The task had ended already.")
+
+
+def _told(wait: Wait, answer: Answer, ledger: Ledger, now: datetime) -> Sequence[Write]:
+    """Return what an incident's own record learns from an answer, for the same commit."""
+    stage = _STAGES.get((wait.condition.kind, answer.outcome))
+    is_failed_validation = wait.condition.kind is ConditionKind.NODE_VALID and answer.outcome not in ("VALID", "VETOED")
+    if not wait.subject.startswith("inc-") or (stage is None and not is_failed_validation):
+        return ()
+    incident, version = incident_record.load(ledger, wait.subject)
+    text = f"{_SAID[wait.condition.kind]}: {answer.reason}"
+    if is_failed_validation:
+        changed, kind = incident.but(invalid_at=now), "invalid"
+    else:
+        assert stage
+        changed, kind = _at_stage(incident, stage[0], answer, now), stage[1]
+    return (
+        Put(rows.incident_row(changed, version)),
+        incident_record.told(wait.subject, kind, text, at=now, writer=WRITER),
+    )
+
+
+_STAGES = {
+    (ConditionKind.NODE_BACK, "NODE_BACK"): ("node_back_at", "back"),
+    (ConditionKind.NODE_VALID, "VALID"): ("validated_at", "validated"),
+    (ConditionKind.JOBS_BACK, "JOBS_BACK"): ("jobs_back_at", "resumed"),
+}
+
+_SAID = {
+    ConditionKind.NODE_BACK: "Node back",
+    ConditionKind.NODE_VALID: "Validation",
+    ConditionKind.JOBS_BACK: "Jobs back",
+}
+
+
+def _at_stage(incident: Incident, stage: str, answer: Answer, now: datetime) -> Incident:
+    """Return the incident with the stage reached. The last time counts: a later rung brings the node back later."""
+    changed = incident.but(stages=incident.stages.but(**{stage: now}))
+    machine = answer.facts.get("instanceId", "")
+    if machine and machine != incident.life.instance_id:
+        return changed.but(replacement_instance_id=machine)
+    return changed
