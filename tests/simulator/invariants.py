@@ -3,6 +3,7 @@
 `docs/operate/invariants.md` lists the same rows.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -12,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.faults import NODE_RUNGS
 from evenkeel.domain.health.incidents import IncidentState, NodeFact
-from evenkeel.domain.nodes import join_nodes
+from evenkeel.domain.nodes import FleetNode, join_nodes
 from evenkeel.domain.policy import Mode
 from evenkeel.domain.recovery.guardrails import bound
+from evenkeel.domain.recovery.unhealthy import UnhealthyNode
 from evenkeel.domain.replay import CannotReplayError, replay
 from evenkeel.domain.scheduling import sharing, sizing
 from evenkeel.domain.scheduling.admission import (
@@ -459,6 +461,49 @@ def approval_is_of_its_plan(world: "Simulation", changes: Changes) -> Iterator[s
             yield f"{said['decisionId']} of {before.doc['incidentId']} is answered, and {plan.get('decisionId')} asks"
 
 
+@holds(
+    "shared-cause-bars-repairs",
+    "While enough machines of a zone are unhealthy by one cause, none of them is repaired.",
+    Moment.REPAIR,
+)
+def shared_cause_bars_repairs(world: "Simulation", rung: str, machine: str) -> Iterator[str]:
+    rails, decided_at = world.policy.repair.guardrails, _asked_at(world, rung, machine)
+    nodes = [rows.read(row, FleetNode) for row in world.ledger.of("META", "NODE#")]
+    zone = next((node.zone for node in nodes if node.life.instance_id == machine), "")
+    in_zone = {node.life.key: node for node in nodes if zone and node.zone == zone}
+    # Only machines that every reader counts: by their own row unhealthy since before the decision.
+    sick = {
+        key
+        for key, node in in_zone.items()
+        if not (node.is_gone or node.is_maintained or node.changed_at >= decided_at)
+        and (node.marks or not node.is_ready)
+    }
+    ended = world.ledger.rows.get(rows.ended_causes_key())
+    last_end = max((end["at"] for end in ended.doc["causes"].values()), default="") if ended else ""
+    began = sorted(
+        datetime.fromisoformat(doc["openedAt"])
+        for doc in _incidents(world)
+        if _life(doc) in sick and _is_open(doc) and not doc["isDrill"] and doc["openedAt"] > last_end
+    )
+    began = [at for at in began if at < decided_at]
+    needed = max(rails.shared_cause_count, math.ceil(rails.shared_cause_share * len(in_zone)))
+    window = timedelta(seconds=rails.shared_cause_window_seconds)
+    if any(last - first < window for first, last in zip(began, began[needed - 1 :], strict=False)):
+        yield f"{rung} of {machine} while {len(began)} machines of {zone} are unhealthy by one cause"
+
+
+def _asked_at(world: "Simulation", rung: str, machine: str) -> datetime:
+    """Return when the repair that is called now was decided; without a record, when the call began."""
+    asks = [
+        ask
+        for row in world.ledger.of("META", "LEASE#")
+        for ask in row.doc.get("asks", ())
+        if ask["life"]["instanceId"] == machine and ask["rung"] == rung
+    ]
+    began = A_MOMENT + timedelta(seconds=_began(world))
+    return min([began, *(datetime.fromisoformat(ask["askedAt"]) for ask in asks[-1:])])
+
+
 @holds("persons-cordon-stays", "What a person cordoned is neither repaired nor un-cordoned.", Moment.REPAIR)
 def persons_node_is_left(world: "Simulation", rung: str, machine: str) -> Iterator[str]:
     node = world.node_of(machine)
@@ -497,6 +542,58 @@ def no_overcommit(world: "Simulation", changes: Changes) -> Iterator[str]:
         for name in charge.node_names:
             used[name] = used.get(name, 0) + charge.accelerators // len(charge.node_names)
     yield from (f"{name} is charged with {count}" for name, count in used.items() if count > GPUS)
+
+
+@holds(
+    "unhealthy-takes-no-job",
+    "A node that an incident left unhealthy takes no job, and its GPUs are not counted as free.",
+    Moment.COMMIT,
+)
+def unhealthy_takes_no_job(world: "Simulation", changes: Changes) -> Iterator[str]:
+    for key, before, after in changes:
+        is_held = after is not None and key.sk.startswith("CHARGE#") and rows.read(after, Charge).is_held
+        if after is None or not is_held or (before is not None and rows.read(before, Charge).is_held):
+            continue
+        left = _left_unhealthy(world, before=_began(world) - _INDEXED_WITHIN)
+        for name in rows.read(after, Charge).node_names:
+            node = world.cluster.node(CLUSTER, name)
+            if node is not None and node.instance_id in left:
+                yield f"{key.sk} is admitted on {name}, which {left[node.instance_id]} left unhealthy"
+
+
+@holds("unhealthy-takes-no-job", "", Moment.LOOK)
+def unhealthy_is_not_free(world: "Simulation") -> Iterator[str]:
+    left = _left_unhealthy(world, before=world.loop.seconds - _INDEXED_WITHIN)
+    if not left:
+        return
+    world.seen["status with an unhealthy node"] += 1
+    now = world.loop.now()
+    ages = read_sources.run(world.ledger, clusters=(CLUSTER,), has_hyperpod=True, policy=world.policy, now=now)
+    said = read_fleet.status(
+        world.ledger,
+        fleet="research",
+        clusters=(CLUSTER,),
+        mode=world.mode,
+        drills_may_act=False,
+        sources=ages,
+        now=now,
+    )
+    nodes = [rows.read(row, FleetNode) for row in world.ledger.of("META", "NODE#")]
+    usable = [node for node in nodes if node.life.instance_id not in left and not (node.is_gone or node.is_cordoned)]
+    most = sum(max(0, node.accelerators - node.accelerators_in_use) for node in usable)
+    if (said["gpus"]["free"] or 0) > most:
+        yield f"{said['gpus']['free']} GPUs are shown as free, of {most}; unhealthy: {', '.join(sorted(left))}"
+
+
+_INDEXED_WITHIN = 30.0
+"""Seconds after which every reader finds a new row by its index."""
+
+
+def _left_unhealthy(world: "Simulation", *, before: float) -> dict[str, str]:
+    """Return the incidents that left nodes unhealthy before a time, by instance id."""
+    until = A_MOMENT + timedelta(seconds=before)
+    found = (rows.read(row, UnhealthyNode) for row in world.ledger.of("META", "UNHEALTHY#"))
+    return {node.life.instance_id: node.incident_id for node in found if not node.trusted_by and node.since < until}
 
 
 @holds(
