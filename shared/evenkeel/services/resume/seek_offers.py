@@ -155,7 +155,8 @@ def _look(
     now: datetime,
 ) -> _Fleet:
     tree = rows.tree_key()
-    held = read_charges.held(ledger)
+    all_charges = read_charges.run(ledger)
+    held = all_charges.held
     charges = tuple(charge for charge in held if charge.job_id != patient.job.job_id)
     jobs = get_all(ledger, (rows.job_key(charge.job_id) for charge in charges)).values()
     holders = {job.job_id: job for job in (rows.read(row, Job) for row in jobs)}
@@ -164,6 +165,7 @@ def _look(
         for charge in charges
     )
     found = ledger.get(tree)
+    memory = sharing.Memory.model_validate((found.doc.get("memory") if found else None) or {})
     rented = rentals.load(ledger)
     spent = read_budgets.spent(setup, ledger, rented.rentals, now)
     rented = _still_rented(patient, rented)
@@ -175,10 +177,10 @@ def _look(
         rooms=reserved.with_ends(rooms, policy),
         charges=charges,
         holders=holders,
-        waiting=_heads(patient.job, setup, ledger, policy),
+        waiting=_heads(patient.job, setup, (*memory.sticky.values(), *all_charges.owners), ledger, policy),
         rented=rented,
         setup=setup,
-        memory=sharing.Memory.model_validate((found.doc.get("memory") if found else None) or {}),
+        memory=memory,
         spent=spent,
         used=read_use.run(setup, ledger, now),
         at_risk={charge.job_id: round(charge.accelerators * seconds) for charge, seconds in lost}
@@ -233,12 +235,19 @@ def _life(node: KubernetesNode, now: datetime) -> NodeLife:
     return NodeLife(cluster=node.cluster, instance_id=node.instance_id or node.name, launched_at=node.created_at or now)
 
 
-def _heads(job: Job, setup: SetUp, ledger: Ledger, policy: Policy) -> tuple[Job, ...]:
+def _heads(job: Job, setup: SetUp, kept: Iterable[str], ledger: Ledger, policy: Policy) -> tuple[Job, ...]:
+    """Return the other pending jobs that a scheduling cycle weighs in any case.
+
+    These are the first page of each queue and, wherever they stand in it, the jobs in `kept`: those that wait for their
+    evictions, and interrupted ones that a released charge names.
+    """
     prefixes = [rows.queue_prefix(team) for team in setup.by_name] or [""]
     state, heads = f"JOB#{JobState.PENDING}", policy.scheduling.heads_per_pass
     pages = [ledger.by_state(Table.JOBS, state, prefix=prefix, limit=heads) for prefix in prefixes]
-    found = (rows.read(row, Job) for page in pages for row in page.rows)
-    return tuple(each for each in found if each.job_id != job.job_id)
+    listed = {row.key: row for page in pages for row in page.rows}
+    behind = [key for key in map(rows.job_key, kept) if key not in listed]
+    found = (rows.read(row, Job) for row in (*listed.values(), *get_all(ledger, behind).values()))
+    return tuple(each for each in found if each.job_id != job.job_id and each.state is JobState.PENDING)
 
 
 # ---------------------------------------------------------------- who gives way
