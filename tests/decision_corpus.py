@@ -1,0 +1,502 @@
+"""Recorded decisions and function calls: how they are written down, translated to the present names and compared.
+
+Names change; answers must not. `tests/simulator/record_decisions.py` records the corpus below
+`tests/fixtures/decisions`, and `tests/unit/test_decision_corpus.py` replays it.
+"""
+
+import dataclasses
+import functools
+import gzip
+import json
+import types
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from datetime import datetime, timedelta
+from decimal import Decimal
+from enum import Enum
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+from pydantic import BaseModel, TypeAdapter
+from pydantic.alias_generators import to_camel
+
+from evenkeel.domain.checkpoints import fence, proof
+from evenkeel.domain.checkpoints import resume as checkpoint_resume
+from evenkeel.domain.economics import forecasts, money
+from evenkeel.domain.health import assessment, intake
+from evenkeel.domain.health.faults import Catalogue, Fault, shipped
+from evenkeel.domain.policy import Policy, Section
+from evenkeel.domain.recovery import (
+    approval,
+    awaiting,
+    blame,
+    draining,
+    guardrails,
+    leases,
+    modes,
+    plan,
+    repair,
+    resume,
+    rollback,
+    seats,
+    settling,
+    unhealthy,
+    validation,
+    vetoes,
+)
+from evenkeel.domain.recovery.preview import Preview, preview
+from evenkeel.domain.scheduling import (
+    admission,
+    attempts,
+    burst,
+    elastic,
+    followed,
+    foreign,
+    moving,
+    placement,
+    portability,
+    renting,
+    reserved,
+    resizing,
+    serving,
+    sharing,
+    spending,
+    starts,
+)
+from evenkeel.domain.scheduling import awaiting as attempt_waits
+from evenkeel.domain.values import Value, rfc3339
+from evenkeel.events import envelope, kubernetes_node
+
+FOLDER = Path(__file__).resolve().parent / "fixtures" / "decisions"
+TRANSLATION = FOLDER / "translation.json"
+Json = Any
+
+# ---------------------------------------------------------------- what is recorded
+
+
+class ValidationFacts(Value):
+    """The facts of a VALIDATION record, which has no model of its own."""
+
+    machine: seats.Holder
+    expected: int
+
+
+FACTS: Mapping[str, type[Value]] = {
+    "RECOVERY": plan.PlanFacts,
+    "REPAIR": repair.RepairFacts,
+    "CHECK": validation.CheckFacts,
+    "RESUME": resume.ResumeFacts,
+    "ROLLBACK": rollback.RollbackFacts,
+    "DRAIN": draining.DrainFacts,
+    "BLAME": blame.BlameFacts,
+    "ADMISSION": admission.AdmissionFacts,
+    "RESIZE": resizing.ResizeFacts,
+    "PLACEMENT": placement.PlacementFacts,
+    "STAY": burst.StayFacts,
+    "LOAN": burst.LoanFacts,
+    "VALIDATION": ValidationFacts,
+}
+"""The model that reads the facts of each kind of decision."""
+
+
+def fault_of(key: str) -> Fault:
+    """Return the row of the shipped fault catalogue that a fault key leads to."""
+    return shipped().look_up(key)
+
+
+def preview_of(key: str, policy: Policy) -> Preview:
+    """Return what the policy lets happen after a fault."""
+    return preview(policy.catalogue.look_up(key), policy)
+
+
+FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "admission.admit": admission.admit,
+    "admission.decide": admission.decide,
+    "admission.request_of": reserved.request_of,
+    "admission.with_ends": reserved.with_ends,
+    "approval.answer": approval.answer,
+    "approval.beyond": approval.beyond,
+    "approval.why_superseded": approval.why_superseded,
+    "attempts.attempt_answer": attempt_waits.attempt_answer,
+    "attempts.attempt_writers": attempts.attempt_writers,
+    "attempts.contradicted": attempts.contradicted,
+    "attempts.excused": attempts.excused,
+    "attempts.job_writers": attempts.job_writers,
+    "attempts.judge_abandoned": attempts.judge_abandoned,
+    "attempts.judge_end": attempts.judge_end,
+    "attempts.outcome_of": attempts.outcome_of,
+    "attempts.settle": attempts.settle,
+    "blame.blame": blame.blame,
+    "burst.judge_loan": burst.judge_loan,
+    "burst.judge_stay": burst.judge_stay,
+    "checkpoints.choose_resume_point": checkpoint_resume.choose_resume_point,
+    "checkpoints.prove": proof.prove,
+    "checkpoints.raised": fence.raised,
+    "checkpoints.refusal": fence.refusal,
+    "checkpoints.standing": fence.standing,
+    "checkpoints.weigh": proof.weigh,
+    "draining.drain_of": draining.drain_of,
+    "draining.may_finish": draining.may_finish,
+    "draining.weigh_foreign": draining.weigh_foreign,
+    "economics.bill": money.bill,
+    "economics.forecast": forecasts.forecast,
+    "elastic.after_fault": elastic.after_fault,
+    "elastic.grow": elastic.grow,
+    "elastic.make_room": elastic.make_room,
+    "events.node_facts": kubernetes_node.facts_of,
+    "events.node_marks": kubernetes_node.marks_of,
+    "events.parse": envelope.parse,
+    "faults.fault_of": fault_of,
+    "faults.preview_of": preview_of,
+    "foreign.foreign_workloads": foreign.foreign_workloads,
+    "guardrails.causes_of": guardrails.causes_of,
+    "guardrails.may_go": guardrails.may_go,
+    "guardrails.weigh": guardrails.weigh,
+    "health.assess": assessment.assess,
+    "health.cured_at": assessment.cured_at,
+    "health.trust": assessment.trust,
+    "health.witnesses": assessment.witnesses,
+    "intake.doubt_of": intake.doubt_of,
+    "intake.join_or_open": intake.join_or_open,
+    "intake.ladder_of": intake.ladder_of,
+    "kueue.eviction_of": followed.eviction_of,
+    "kueue.said_of": followed.said_of,
+    "leases.is_lemon": leases.is_lemon,
+    "leases.settled": leases.settled,
+    "modes.mode_for": modes.mode_for,
+    "modes.mode_now": modes.mode_now,
+    "moving.why_not_there": moving.why_not_there,
+    "placement.place": placement.place,
+    "placement.place_in_turn": placement.place_in_turn,
+    "placement.weigh": placement.weigh,
+    "plan.plan_recovery": plan.plan_recovery,
+    "portability.differences": portability.differences,
+    "recovery.jobs_back": awaiting.jobs_back,
+    "recovery.late_from": awaiting.late_from,
+    "recovery.node_back": awaiting.node_back,
+    "recovery.node_valid": awaiting.node_valid,
+    "recovery.way_clear": awaiting.way_clear,
+    "renting.asked_again": renting.asked_again,
+    "renting.end_answer": renting.end_answer,
+    "renting.loan_of": renting.loan_of,
+    "renting.nodes_answer": renting.nodes_answer,
+    "renting.stay_facts": renting.stay_facts,
+    "repair.choose_repair": repair.choose_repair,
+    "repair.deadline_of": repair.deadline_of,
+    "repair.took_effect": repair.took_effect,
+    "resizing.answer_for": resizing.answer_for,
+    "resume.demand_after": resume.demand_after,
+    "resume.lost_work": resume.lost_work,
+    "resume.plan_resume": resume.plan_resume,
+    "rollback.roll_back": rollback.roll_back,
+    "seats.look": seats.look,
+    "serving.short_of": serving.short_of,
+    "settling.outgrown": settling.outgrown,
+    "settling.runs_again_at": settling.runs_again_at,
+    "settling.settle": settling.settle,
+    "sharing.share": sharing.share,
+    "spending.limits_of": spending.limits_of,
+    "starts.expected_starts": starts.expected_starts,
+    "starts.expected_wait": starts.expected_wait,
+    "unhealthy.left_unhealthy": unhealthy.left_unhealthy,
+    "unhealthy.resumed": unhealthy.resumed,
+    "unhealthy.why_over": unhealthy.why_over,
+    "unhealthy.why_resume": unhealthy.why_resume,
+    "validation.choose_check": validation.choose_check,
+    "validation.judge_deep_check": validation.judge_deep_check,
+    "validation.judge_node": validation.judge_node,
+    "validation.margin_seconds": validation.margin_seconds,
+    "vetoes.veto": vetoes.veto,
+    "vetoes.was_uncordoned": vetoes.was_uncordoned,
+}
+"""Pure functions whose calls are recorded, by the name in the corpus. The name stays when a function is renamed."""
+
+
+# ---------------------------------------------------------------- values as JSON and back
+
+
+class CannotEncodeError(TypeError):
+    """A value has no JSON form here, for example a function."""
+
+
+_SHIPPED = "shipped"
+"""Stands for the shipped fault catalogue."""
+
+
+def encode(value: Any) -> Json:
+    """Return the JSON form of a value, the same on each run: sets are sorted."""
+    match value:
+        case Enum():
+            return value.value
+        case None | bool() | int() | float() | str():
+            return value
+        case datetime():
+            return rfc3339(value)
+        case timedelta():
+            return value.total_seconds()
+        case Decimal():
+            return str(value)
+        case bytes():
+            return value.decode()
+        case BaseModel():
+            return value.model_dump(mode="json", by_alias=True)
+        case Catalogue():
+            if value.hash != shipped().hash:
+                raise CannotEncodeError("a fault catalogue with changes of a site")
+            return _SHIPPED
+        case Mapping():
+            if all(isinstance(key, str) for key in value):
+                return {encode(key): encode(each) for key, each in value.items()}
+            return [[encode(key), encode(each)] for key, each in value.items()]
+        case tuple() if hasattr(value, "_fields"):
+            return {to_camel(name): encode(each) for name, each in zip(value._fields, value, strict=True)}
+        case tuple() | list():
+            return [encode(each) for each in value]
+        case AbstractSet():
+            return sorted((encode(each) for each in value), key=json.dumps)
+    if dataclasses.is_dataclass(value):
+        return {to_camel(field.name): encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    raise CannotEncodeError(type(value).__name__)
+
+
+def decode(hint: Any, document: Json) -> Any:
+    """Return the value that a JSON form stands for, as an argument of this type."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if hint is Catalogue:
+        return shipped()
+    if hint is bytes:
+        return document.encode()
+    if origin is Annotated:
+        return _adapter(hint).validate_python(document)
+    if origin in (Union, types.UnionType):
+        if document is None:
+            return None
+        one = [part for part in parts if part is not type(None)]
+        return decode(one[0], document) if len(one) == 1 else _adapter(hint).validate_python(document)
+    if isinstance(hint, type) and hasattr(hint, "_fields"):
+        hints = get_type_hints(hint)
+        fields = {name: to_camel(name) for name in hint._fields}
+        return hint(**{name: decode(hints[name], document[key]) for name, key in fields.items() if key in document})
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        pairs = document.items() if isinstance(document, dict) else document
+        return {decode(parts[0], key): decode(parts[1], each) for key, each in pairs}
+    if isinstance(origin, type) and issubclass(origin, AbstractSet):
+        return frozenset(decode(parts[0], each) for each in document)
+    if origin is tuple and parts[-1] is not ...:
+        return tuple(decode(part, each) for part, each in zip(parts, document, strict=True))
+    if origin is not None and isinstance(document, list):
+        return tuple(decode(parts[0], each) for each in document)
+    return document if hint is Any else _adapter(hint).validate_python(document)
+
+
+@functools.cache
+def _adapter(hint: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(hint)
+
+
+@functools.cache
+def hints_of(name: str) -> Mapping[str, Any]:
+    """Return the parameters of a recorded function, with their types."""
+    return {key: hint for key, hint in get_type_hints(FUNCTIONS[name], include_extras=True).items() if key != "return"}
+
+
+POLICY_REFERENCE = "$policy"
+"""In place of a section of the policy: its id in the file of policies."""
+
+
+def arguments_of(name: str, arguments: Mapping[str, Json], policies: Mapping[str, Json]) -> dict[str, Any]:
+    """Return the arguments of a recorded call.
+
+    Raises:
+        DifferenceError: a recorded argument or field is not read any more.
+    """
+    hints = {to_camel(key): (key, hint) for key, hint in hints_of(name).items()}
+    given = {}
+    for camel, document in arguments.items():
+        if camel not in hints:
+            raise DifferenceError(f"arguments.{camel}", "is not a parameter any more")
+        key, hint = hints[camel]
+        is_policy = isinstance(document, dict) and document.keys() == {POLICY_REFERENCE}
+        recorded = policies[document[POLICY_REFERENCE]] if is_policy else document
+        given[key] = decode(hint, recorded)
+        check_all_read(recorded, encode(given[key]), f"arguments.{camel}")
+    return given
+
+
+# ---------------------------------------------------------------- comparing
+
+
+class DifferenceError(AssertionError):
+    """Something recorded is not what the code reads or answers now."""
+
+    def __init__(self, path: str, what: str) -> None:
+        super().__init__(f"{path} {what}")
+
+
+_MISSING = object()
+
+SENTENCES = frozenset(
+    ("reason", "whyNot", "option", "answer", "alike", "behindFor", "detail", "differences", "how", "what")
+)
+"""Fields of answers that hold text for people, so that their words may change. A text without a space is a name or a
+code, and is compared in these fields, too. `answer` is a function's own answer where it is a text."""
+
+
+def without_sentences(document: Json, key: str = "answer") -> Json:
+    """Return an answer with each sentence replaced by the fact that there is one.
+
+    Of an option, its names and numbers are kept: they say which option it is.
+    """
+    if isinstance(document, dict):
+        inner = "" if key == "answer" else key
+        return {name: without_sentences(each, name if name in SENTENCES else inner) for name, each in document.items()}
+    if isinstance(document, list):
+        return [without_sentences(each, key) for each in document]
+    if key not in SENTENCES or not isinstance(document, str) or " " not in document:
+        return document
+    names = [word.strip("().,:;") for word in document.split() if any(map(str.isdigit, word))]
+    return " ".join(["(a sentence)", *(names if key == "option" else ())])
+
+
+def check_same(recorded: Json, now: Json, path: str = "answer") -> None:
+    """Compare an answer with the recorded one.
+
+    Raises:
+        DifferenceError: at the first place where they differ. A field that the record does not have is no difference.
+    """
+    difference = next(_differences(recorded, now, path), None)
+    if difference:
+        raise difference
+
+
+def check_all_read(recorded: Json, read: Json, path: str) -> None:
+    """Compare recorded facts with what the code read of them: unknown keys are ignored when a value is read.
+
+    Raises:
+        DifferenceError: at the first place that was not read as it was recorded.
+    """
+    difference = next(_differences(recorded, read, path), None)
+    if difference:
+        raise difference
+
+
+def _differences(recorded: Json, now: Json, path: str) -> Iterator[DifferenceError]:
+    if isinstance(recorded, dict) and isinstance(now, dict):
+        for key, each in recorded.items():
+            yield from _differences(each, now.get(key, _MISSING), f"{path}.{key}")
+    elif isinstance(recorded, list) and isinstance(now, list) and len(recorded) == len(now):
+        for index, (each, other) in enumerate(zip(recorded, now, strict=True)):
+            yield from _differences(each, other, f"{path}.{index}")
+    elif now is _MISSING:
+        yield DifferenceError(path, f"was recorded as {_short(recorded)} and is unknown now")
+    elif recorded != now or isinstance(recorded, bool) is not isinstance(now, bool):
+        yield DifferenceError(path, f"was {_short(recorded)} and is now {_short(now)}")
+
+
+def _short(document: Json) -> str:
+    text = repr(document)
+    return text if len(text) <= 300 else f"{text[:300]}…"
+
+
+# ---------------------------------------------------------------- translating
+
+
+class Rename(NamedTuple):
+    """Renames that hold for some records, or for some places in them."""
+
+    kind: str
+    path: str
+    keys: Mapping[str, str]
+    values: Mapping[str, str]
+
+
+class Translation:
+    """From the names that were recorded to the present ones: the rules of `translation.json`, see README.md there."""
+
+    def __init__(self, table: Mapping[str, Any]) -> None:
+        unknown = table.keys() - {"sentences", "keys", "values", "scoped"}
+        if unknown:
+            raise ValueError(f"translation.json: unknown {', '.join(sorted(unknown))}")
+        self.compares_sentences = {"compared": True, "left out": False}[table.get("sentences", "compared")]
+        self._renames = [
+            *(self._scoped(**each) for each in table.get("scoped", ())),
+            Rename("*", "*", table.get("keys", {}), table.get("values", {})),
+        ]
+        self._renames = [each for each in self._renames if each.keys or each.values]
+
+    @staticmethod
+    def _scoped(
+        *,
+        kind: str = "*",
+        path: str = "*",
+        keys: Mapping[str, str] | None = None,
+        values: Mapping[str, str] | None = None,
+    ) -> Rename:
+        return Rename(kind, path, keys or {}, values or {})
+
+    def of(self, kind: str, document: Json, path: str = "") -> Json:
+        """Return a recorded document under the present names.
+
+        Args:
+            kind: The recorded kind of decision, name of a function, or `policy`.
+            document: The document.
+            path: Where it stands in the record.
+        """
+        renames = [each for each in self._renames if fnmatchcase(kind, each.kind)]
+        return _translated(renames, document, path) if renames else document
+
+
+def _translated(renames: list[Rename], document: Json, path: str) -> Json:
+    if isinstance(document, dict):
+        below = {key: f"{path}.{key}" if path else key for key in document}
+        return {
+            _renamed(renames, key, below[key], of_keys=True): _translated(renames, each, below[key])
+            for key, each in document.items()
+        }
+    if isinstance(document, list):
+        return [_translated(renames, each, f"{path}.{index}") for index, each in enumerate(document)]
+    if not isinstance(document, str):
+        return document
+    if document[:1] in ("{", "["):
+        with_json = _translated_json(renames, document, path)
+        if with_json is not None:
+            return with_json
+    return _renamed(renames, document, path, of_keys=False)
+
+
+def _translated_json(renames: list[Rename], text: str, path: str) -> str | None:
+    """Translate a text that is JSON itself; None where it is not."""
+    try:
+        inner = json.loads(text)
+    except ValueError:
+        return None
+    return json.dumps(_translated(renames, inner, path), separators=(",", ":"))
+
+
+def _renamed(renames: list[Rename], name: str, path: str, *, of_keys: bool) -> str:
+    for each in renames:
+        table = each.keys if of_keys else each.values
+        if name in table and fnmatchcase(path, each.path):
+            return table[name]
+    return name
+
+
+# ---------------------------------------------------------------- files
+
+
+def read_lines(name: str) -> list[Json]:
+    """Return the records of one file of the corpus."""
+    with gzip.open(FOLDER / name, "rt", encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def write_lines(name: str, documents: list[Json]) -> None:
+    """Write one file of the corpus: the same bytes for the same records."""
+    text = "".join(json.dumps(each, separators=(",", ":"), sort_keys=True) + "\n" for each in documents)
+    (FOLDER / name).write_bytes(gzip.compress(text.encode(), compresslevel=9, mtime=0))
+
+
+def is_section(value: Any) -> bool:
+    """Whether a value is a part of the policy, which is kept once for all records."""
+    return isinstance(value, Section)

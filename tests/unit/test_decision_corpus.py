@@ -1,0 +1,159 @@
+"""Recorded decisions come out the same under the present names. `tests/fixtures/decisions/README.md` says how."""
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.decisions import MOST_ALTERNATIVES, Decision
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.replay import KINDS, under
+from tests.decision_corpus import (
+    FACTS,
+    FOLDER,
+    FUNCTIONS,
+    TRANSLATION,
+    DifferenceError,
+    Translation,
+    arguments_of,
+    check_all_read,
+    check_same,
+    encode,
+    read_lines,
+    without_sentences,
+)
+
+Json = Any
+ADVICE = """
+An answer changed.
+If only a name changed, add it to tests/fixtures/decisions/translation.json: fields to "keys", codes to "values".
+If only text for people changed, set "sentences" there to "left out".
+Otherwise the code decides differently than before: a change of behaviour. README.md beside that file says more."""
+DECISIONS = sorted(path.name for path in FOLDER.glob("decisions-*.jsonl.gz"))
+CALLS = sorted(path.name for path in FOLDER.glob("calls-*.jsonl.gz"))
+
+
+@pytest.fixture(scope="module")
+def translation() -> Translation:
+    return Translation(json.loads(TRANSLATION.read_text()))
+
+
+@pytest.fixture(scope="module")
+def policies(translation: Translation) -> dict[str, Json]:
+    """Every recorded policy and section, under the present names."""
+    return {each["id"]: translation.of("policy", each["policy"]) for each in read_lines("policies.jsonl.gz")}
+
+
+def check_decision(record: Json, translation: Translation, policies: dict[str, Json]) -> None:
+    """Decide one recorded decision again, by its own policy and by the shipped ones."""
+    kind = record["decision"]["kind"]
+    now = translation.of(kind, record["decision"])
+    decision = Decision.model_validate(now)
+    check_all_read(now, decision.to_json(), "decision")
+    check_all_read(now["facts"], encode(FACTS[decision.kind].model_validate(now["facts"])), "decision.facts")
+    same(now, answer_of(decision, policies[record["policy"]]), translation, "decision")
+    for policy, answer in record["others"].items():
+        path = f"others.{policy}"
+        same(translation.of(kind, answer), answer_of(decision, policies[policy]), translation, path)
+
+
+def answer_of(decision: Decision, policy: Json) -> Json:
+    answer = under(decision, Policy.model_validate(policy)).to_json()
+    return {**answer, "alternatives": answer["alternatives"][:MOST_ALTERNATIVES]}
+
+
+def check_call(record: Json, translation: Translation, policies: dict[str, Json]) -> None:
+    """Call a function again with the recorded arguments."""
+    name = record["function"]
+    arguments = arguments_of(name, translation.of(name, record["arguments"], "arguments"), policies)
+    recorded = translation.of(name, record["answer"], "answer")
+    same({"answer": recorded}, {"answer": encode(FUNCTIONS[name](**arguments))}, translation, "")
+
+
+def same(recorded: Json, now: Json, translation: Translation, path: str) -> None:
+    """Compare all that an answer says with the record."""
+    recorded = {key: recorded[key] for key in now}
+    if not translation.compares_sentences:
+        recorded, now = without_sentences(recorded), without_sentences(now)
+    check_same(recorded, now, path)
+
+
+def differences(
+    records: list[Json],
+    check: Callable[[Json, Translation, dict[str, Json]], None],
+    translation: Translation,
+    policies: dict[str, Json],
+) -> list[str]:
+    found = []
+    for record in records:
+        name = record.get("function") or f"{record['decision']['kind']} {record['decision']['decisionId']}"
+        try:
+            check(record, translation, policies)
+        except (DifferenceError, ValueError, TypeError, KeyError, AttributeError) as error:
+            found.append(f"{record['from']}, {name}: {error}")
+    return found
+
+
+def told(found: list[str]) -> str:
+    return "\n".join([*found[:20], f"{len(found)} records differ." if found else "", ADVICE])
+
+
+@pytest.mark.parametrize("file", DECISIONS)
+def test_recorded_decisions_replay_to_the_same_answers(
+    file: str, translation: Translation, policies: dict[str, Json]
+) -> None:
+    found = differences(read_lines(file), check_decision, translation, policies)
+    assert not found, told(found)
+
+
+@pytest.mark.parametrize("file", CALLS)
+def test_recorded_calls_return_the_same_answers(file: str, translation: Translation, policies: dict[str, Json]) -> None:
+    found = differences(read_lines(file), check_call, translation, policies)
+    assert not found, told(found)
+
+
+def test_recorded_policies_are_read_in_full(policies: dict[str, Json]) -> None:
+    for name, document in policies.items():
+        if name.startswith("Policy-"):
+            check_all_read(document, Policy.model_validate(document).to_json(), name)
+
+
+def test_corpus_holds_every_kind_and_every_function(translation: Translation) -> None:
+    decisions = [record["decision"] for file in DECISIONS for record in read_lines(file)]
+    kinds = Counter(translation.of(each["kind"], each["kind"], "kind") for each in decisions)
+
+    assert kinds.keys() == KINDS == FACTS.keys()
+    assert {record["function"] for file in CALLS for record in read_lines(file)} == FUNCTIONS.keys()
+
+
+def test_translation_renames_keys_and_values_by_scope() -> None:
+    table = {
+        "keys": {"seat": "slot"},
+        "values": {"WAIT": "PENDING"},
+        "scoped": [{"kind": "RES*", "path": "facts.*.action", "values": {"WAIT": "DELAY"}}],
+    }
+    record = {"facts": {"jobs": [{"action": "WAIT", "seat": "WAIT"}]}, "action": "WAIT", "text": '{"seat":1}'}
+
+    assert Translation(table).of("RESUME", record) == {
+        "facts": {"jobs": [{"action": "DELAY", "slot": "PENDING"}]},
+        "action": "PENDING",
+        "text": '{"slot":1}',
+    }
+    assert Translation(table).of("REPAIR", record)["facts"] == {"jobs": [{"action": "PENDING", "slot": "PENDING"}]}
+
+
+def test_sentences_are_left_out_and_codes_are_not() -> None:
+    answer = {"action": "WAIT", "reason": "It waits.", "option": "rent 2 nodes", "alternatives": [{"option": "RENT"}]}
+    rewritten = answer | {"reason": "No node fits.", "option": "2 nodes to rent"}
+
+    check_same(without_sentences(answer), without_sentences(rewritten))
+    for other in ({"alternatives": [{"option": "PREEMPT"}]}, {"option": "rent 3 nodes"}, {"reason": ""}):
+        with pytest.raises(DifferenceError):
+            check_same(without_sentences(answer), without_sentences(answer | other))
+
+
+def test_a_field_that_is_not_read_any_more_is_found() -> None:
+    with pytest.raises(DifferenceError, match=r"facts.oldName was recorded as 5 and is unknown now"):
+        check_all_read({"oldName": 5}, {"newName": 0}, "facts")
