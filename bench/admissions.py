@@ -33,8 +33,8 @@ from bench.machine import Usage
 from evenkeel.adapters import aws
 from evenkeel.adapters.dynamo_ledger import DynamoLedger
 from evenkeel.adapters.system import RandomIds
-from evenkeel.domain.scheduling.jobs import JobState
-from evenkeel.domain.scheduling.teams import FleetQuotas, Team
+from evenkeel.domain.jobs.job import JobState
+from evenkeel.domain.quotas.teams import FleetQuotas, Team
 from evenkeel.domain.values import Value
 from evenkeel.ports import Put, Table
 from evenkeel.services.admin import set_quotas

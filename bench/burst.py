@@ -29,9 +29,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from evenkeel.domain.capacity.compatibility import Place
+from evenkeel.domain.capacity.pools import LaunchDelay, Market, Pool
+from evenkeel.domain.capacity.shortages import Shortages
+from evenkeel.domain.capacity.start_estimates import Asked, Held, expected_starts, expected_wait, left_of
 from evenkeel.domain.economics import money
-from evenkeel.domain.scheduling.burst import Guest, Home, Stay, StayFacts, judge_stay
-from evenkeel.domain.scheduling.placement import (
+from evenkeel.domain.renting.migration import Guest, Home, Stay, StayFacts, judge_stay
+from evenkeel.domain.renting.placement import (
     Chance,
     Placement,
     PlacementFacts,
@@ -41,10 +45,6 @@ from evenkeel.domain.scheduling.placement import (
     place,
     shadow_price,
 )
-from evenkeel.domain.scheduling.pools import LaunchDelay, Market, Pool
-from evenkeel.domain.scheduling.portability import Place
-from evenkeel.domain.scheduling.shortages import Shortages
-from evenkeel.domain.scheduling.starts import Asked, Held, expected_starts, expected_wait, left_of
 
 Json = dict[str, Any]
 HERE = Path(__file__).parent

@@ -25,8 +25,8 @@ from typing import Any, Final
 
 from bench.figures import quantile
 from bench.machine import Usage
-from evenkeel.domain.scheduling.queues.cycle import Decision, Result, Scheduler
-from evenkeel.domain.scheduling.queues.objects import (
+from evenkeel.domain.kueue.cycle import Decision, Result, Scheduler
+from evenkeel.domain.kueue.objects import (
     Cohort,
     Flavor,
     FlavorQuotas,
@@ -38,7 +38,7 @@ from evenkeel.domain.scheduling.queues.objects import (
     ResourceGroup,
     Workload,
 )
-from evenkeel.domain.scheduling.queues.snapshot import Rules
+from evenkeel.domain.kueue.snapshot import Rules
 
 TRACES: Final = Path(__file__).parent / "traces"
 GPU: Final = "nvidia.com/gpu"

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Charge, Job, JobState
-from evenkeel.domain.scheduling.teams import FleetQuotas, SetUp, Team
+from evenkeel.domain.jobs.job import Attempt, AttemptState, Charge, Job, JobState
+from evenkeel.domain.quotas.teams import FleetQuotas, SetUp, Team
 from evenkeel.ports import Conflict, Ledger, Put, Table, Throttled, Unreachable, Write, get_all
 from evenkeel.services.admin import set_quotas
 from evenkeel.services.attempts.launch_job import LaunchOutcome

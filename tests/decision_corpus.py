@@ -21,12 +21,19 @@ from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_
 from pydantic import BaseModel, TypeAdapter
 from pydantic.alias_generators import to_camel
 
+from evenkeel.domain.admission import decide, request_facts, resize_plan, serving_demand, team_cycle
+from evenkeel.domain.capacity import compatibility, start_estimates
 from evenkeel.domain.checkpoints import fence, proof
 from evenkeel.domain.checkpoints import resume as checkpoint_resume
 from evenkeel.domain.economics import forecasts, money
+from evenkeel.domain.elastic import grow_shrink
+from evenkeel.domain.external import kueue_status, workloads
 from evenkeel.domain.health import assessment, intake
 from evenkeel.domain.health.faults import Catalogue, Fault, shipped
+from evenkeel.domain.jobs import attempt_end
+from evenkeel.domain.jobs import awaiting as attempt_waits
 from evenkeel.domain.policy import Policy, Section
+from evenkeel.domain.quotas import spending
 from evenkeel.domain.recovery import (
     approval,
     awaiting,
@@ -46,25 +53,7 @@ from evenkeel.domain.recovery import (
     vetoes,
 )
 from evenkeel.domain.recovery.preview import Preview, preview
-from evenkeel.domain.scheduling import (
-    admission,
-    attempts,
-    burst,
-    elastic,
-    followed,
-    foreign,
-    moving,
-    placement,
-    portability,
-    renting,
-    reserved,
-    resizing,
-    serving,
-    sharing,
-    spending,
-    starts,
-)
-from evenkeel.domain.scheduling import awaiting as attempt_waits
+from evenkeel.domain.renting import migration, moving, placement, rental
 from evenkeel.domain.values import Value, rfc3339
 from evenkeel.events import envelope, kubernetes_node
 
@@ -90,11 +79,11 @@ FACTS: Mapping[str, type[Value]] = {
     "ROLLBACK": rollback.RollbackFacts,
     "DRAIN": draining.DrainFacts,
     "BLAME": blame.BlameFacts,
-    "ADMISSION": admission.AdmissionFacts,
-    "RESIZE": resizing.ResizeFacts,
+    "ADMISSION": decide.AdmissionFacts,
+    "RESIZE": resize_plan.ResizeFacts,
     "PLACEMENT": placement.PlacementFacts,
-    "STAY": burst.StayFacts,
-    "LOAN": burst.LoanFacts,
+    "STAY": migration.StayFacts,
+    "LOAN": migration.LoanFacts,
     "VALIDATION": ValidationFacts,
 }
 """The model that reads the facts of each kind of decision."""
@@ -111,25 +100,25 @@ def preview_of(key: str, policy: Policy) -> Preview:
 
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    "admission.admit": admission.admit,
-    "admission.decide": admission.decide,
-    "admission.request_of": reserved.request_of,
-    "admission.with_ends": reserved.with_ends,
+    "admission.admit": decide.admit,
+    "admission.decide": decide.decide,
+    "admission.request_of": request_facts.request_of,
+    "admission.with_ends": request_facts.with_ends,
     "approval.answer": approval.answer,
     "approval.beyond": approval.beyond,
     "approval.why_superseded": approval.why_superseded,
     "attempts.attempt_answer": attempt_waits.attempt_answer,
-    "attempts.attempt_writers": attempts.attempt_writers,
-    "attempts.contradicted": attempts.contradicted,
-    "attempts.excused": attempts.excused,
-    "attempts.job_writers": attempts.job_writers,
-    "attempts.judge_abandoned": attempts.judge_abandoned,
-    "attempts.judge_end": attempts.judge_end,
-    "attempts.outcome_of": attempts.outcome_of,
-    "attempts.settle": attempts.settle,
+    "attempts.attempt_writers": attempt_end.attempt_writers,
+    "attempts.contradicted": attempt_end.contradicted,
+    "attempts.excused": attempt_end.excused,
+    "attempts.job_writers": attempt_end.job_writers,
+    "attempts.judge_abandoned": attempt_end.judge_abandoned,
+    "attempts.judge_end": attempt_end.judge_end,
+    "attempts.outcome_of": attempt_end.outcome_of,
+    "attempts.settle": attempt_end.settle,
     "blame.blame": blame.blame,
-    "burst.judge_loan": burst.judge_loan,
-    "burst.judge_stay": burst.judge_stay,
+    "burst.judge_loan": migration.judge_loan,
+    "burst.judge_stay": migration.judge_stay,
     "checkpoints.choose_resume_point": checkpoint_resume.choose_resume_point,
     "checkpoints.prove": proof.prove,
     "checkpoints.raised": fence.raised,
@@ -141,15 +130,15 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "draining.weigh_foreign": draining.weigh_foreign,
     "economics.bill": money.bill,
     "economics.forecast": forecasts.forecast,
-    "elastic.after_fault": elastic.after_fault,
-    "elastic.grow": elastic.grow,
-    "elastic.make_room": elastic.make_room,
+    "elastic.after_fault": grow_shrink.after_fault,
+    "elastic.grow": grow_shrink.grow,
+    "elastic.make_room": grow_shrink.make_room,
     "events.node_facts": kubernetes_node.facts_of,
     "events.node_marks": kubernetes_node.marks_of,
     "events.parse": envelope.parse,
     "faults.fault_of": fault_of,
     "faults.preview_of": preview_of,
-    "foreign.foreign_workloads": foreign.foreign_workloads,
+    "foreign.foreign_workloads": workloads.foreign_workloads,
     "guardrails.causes_of": guardrails.causes_of,
     "guardrails.may_go": guardrails.may_go,
     "guardrails.weigh": guardrails.weigh,
@@ -160,8 +149,8 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "intake.doubt_of": intake.doubt_of,
     "intake.join_or_open": intake.join_or_open,
     "intake.ladder_of": intake.ladder_of,
-    "kueue.eviction_of": followed.eviction_of,
-    "kueue.said_of": followed.said_of,
+    "kueue.eviction_of": kueue_status.eviction_of,
+    "kueue.said_of": kueue_status.said_of,
     "leases.is_lemon": leases.is_lemon,
     "leases.settled": leases.settled,
     "modes.mode_for": modes.mode_for,
@@ -171,34 +160,34 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "placement.place_in_turn": placement.place_in_turn,
     "placement.weigh": placement.weigh,
     "plan.plan_recovery": plan.plan_recovery,
-    "portability.differences": portability.differences,
+    "portability.differences": compatibility.differences,
     "recovery.jobs_back": awaiting.jobs_back,
     "recovery.late_from": awaiting.late_from,
     "recovery.node_back": awaiting.node_back,
     "recovery.node_valid": awaiting.node_valid,
     "recovery.way_clear": awaiting.way_clear,
-    "renting.asked_again": renting.asked_again,
-    "renting.end_answer": renting.end_answer,
-    "renting.loan_of": renting.loan_of,
-    "renting.nodes_answer": renting.nodes_answer,
-    "renting.stay_facts": renting.stay_facts,
+    "renting.asked_again": rental.asked_again,
+    "renting.end_answer": rental.end_answer,
+    "renting.loan_of": rental.loan_of,
+    "renting.nodes_answer": rental.nodes_answer,
+    "renting.stay_facts": rental.stay_facts,
     "repair.choose_repair": repair.choose_repair,
     "repair.deadline_of": repair.deadline_of,
     "repair.took_effect": repair.took_effect,
-    "resizing.answer_for": resizing.answer_for,
+    "resizing.answer_for": resize_plan.answer_for,
     "resume.demand_after": resume.demand_after,
     "resume.lost_work": resume.lost_work,
     "resume.plan_resume": resume.plan_resume,
     "rollback.roll_back": rollback.roll_back,
     "seats.look": seats.look,
-    "serving.short_of": serving.short_of,
+    "serving.short_of": serving_demand.short_of,
     "settling.outgrown": settling.outgrown,
     "settling.runs_again_at": settling.runs_again_at,
     "settling.settle": settling.settle,
-    "sharing.share": sharing.share,
+    "sharing.share": team_cycle.share,
     "spending.limits_of": spending.limits_of,
-    "starts.expected_starts": starts.expected_starts,
-    "starts.expected_wait": starts.expected_wait,
+    "starts.expected_starts": start_estimates.expected_starts,
+    "starts.expected_wait": start_estimates.expected_wait,
     "unhealthy.left_unhealthy": unhealthy.left_unhealthy,
     "unhealthy.resumed": unhealthy.resumed,
     "unhealthy.why_over": unhealthy.why_over,

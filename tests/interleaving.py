@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from evenkeel.domain.scheduling.jobs import JobState
+from evenkeel.domain.jobs.job import JobState
 from evenkeel.ports import Key, Ledger, Page, Put, Row, Table, Write, every
 from tests.fakes import InMemoryLedger
 

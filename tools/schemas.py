@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from evenkeel.domain.scheduling.queues import hyperpod, kueue, own, replay, report, why
+from evenkeel.domain.kueue import hyperpod, kueue, own, replay, report, why
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "docs" / "schemas"

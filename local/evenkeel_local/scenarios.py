@@ -21,7 +21,7 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any, Final
 
-from evenkeel.domain.scheduling.pools import Reservation
+from evenkeel.domain.capacity.pools import Reservation
 from evenkeel.domain.values import rfc3339
 from evenkeel.runtime.policies import FRESH
 from evenkeel_local import ACCOUNT_ID, PROJECT

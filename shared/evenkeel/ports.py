@@ -22,13 +22,13 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
+from evenkeel.domain.capacity import efa
+from evenkeel.domain.capacity.efa import Network
 from evenkeel.domain.checkpoints import Distrust
+from evenkeel.domain.external.workloads import ForeignPod
+from evenkeel.domain.jobs.job import Attempt, JobSpec, ResumePoint, WorkloadSeen
 from evenkeel.domain.nodes import KubernetesNode, ProviderCluster, ProviderNode
 from evenkeel.domain.recovery.validation import CheckResult
-from evenkeel.domain.scheduling import efa
-from evenkeel.domain.scheduling.efa import Network
-from evenkeel.domain.scheduling.foreign import ForeignPod
-from evenkeel.domain.scheduling.jobs import Attempt, JobSpec, ResumePoint, WorkloadSeen
 
 
 class EvenkeelError(Exception):

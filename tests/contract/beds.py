@@ -12,10 +12,10 @@ from evenkeel.adapters import workloads
 from evenkeel.adapters.cluster import KubernetesCluster
 from evenkeel.adapters.hyperpod import HyperPodProvider
 from evenkeel.adapters.kubernetes import KubernetesApi
+from evenkeel.domain.external.workloads import Comeback, ForeignPod, Owned, PodClaim
+from evenkeel.domain.jobs.job import Attempt, AttemptState, JobSpec, PodPhase, PodSeen, WorkloadSeen
 from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT, KubernetesNode, ProviderNode
 from evenkeel.domain.recovery.validation import CheckResult
-from evenkeel.domain.scheduling.foreign import Comeback, ForeignPod, Owned, PodClaim
-from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, JobSpec, PodPhase, PodSeen, WorkloadSeen
 from evenkeel.ports import Cluster, EvenkeelError, Eviction, EvictResult, LaunchSpec, Provider
 from evenkeel_local.gpu_cluster import ClusterHandle
 from tests.fakes import FakeCluster, FakeProvider, FixedClock, a_node, a_provider_node

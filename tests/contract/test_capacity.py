@@ -10,11 +10,11 @@ import pytest
 
 from evenkeel.adapters.cluster import KubernetesCluster
 from evenkeel.adapters.kubernetes import KubernetesApi
+from evenkeel.domain.admission.serving_demand import holder_id
+from evenkeel.domain.capacity.pools import Market
+from evenkeel.domain.jobs.job import PodPhase
 from evenkeel.domain.policy import SchedulingPolicy, ServingWorkload
-from evenkeel.domain.scheduling.jobs import PodPhase
-from evenkeel.domain.scheduling.pools import Market
-from evenkeel.domain.scheduling.renting import RentalState
-from evenkeel.domain.scheduling.serving import holder_id
+from evenkeel.domain.renting.rental import RentalState
 from evenkeel.ports import CapacitySpec, Cluster, LimitResult
 from evenkeel_local.gpu_cluster import ClusterHandle, start
 from tests.contract.beds import CLUSTER, CONFIG, FLEET, NAMESPACE

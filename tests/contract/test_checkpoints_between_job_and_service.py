@@ -11,8 +11,8 @@ from moto import mock_aws
 
 from evenkeel.adapters.s3_checkpoints import S3Checkpoints
 from evenkeel.domain import checkpoints as service_side
+from evenkeel.domain.jobs.job import Attempt, AttemptState, Job, JobSpec, JobState
 from evenkeel.domain.policy import JobPolicy
-from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Job, JobSpec, JobState
 from evenkeel.services.attempts import pin_resume_point
 from evenkeel.training import Fenced
 from evenkeel.training.layout import ResumePoint

@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 
 import pytest
 
+from evenkeel.domain.capacity.efa import Network
+from evenkeel.domain.external.workloads import Comeback, ForeignPod
+from evenkeel.domain.jobs.job import PodPhase
 from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT
 from evenkeel.domain.recovery.validation import CheckResult
-from evenkeel.domain.scheduling.efa import Network
-from evenkeel.domain.scheduling.foreign import Comeback, ForeignPod
-from evenkeel.domain.scheduling.jobs import PodPhase
 from evenkeel.ports import (
     CheckSpec,
     CordonResult,

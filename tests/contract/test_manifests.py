@@ -7,10 +7,10 @@ import kubernetes_validate
 import pytest
 
 from evenkeel.adapters import operators, workloads
+from evenkeel.domain.capacity.efa import Network
 from evenkeel.domain.checkpoints import Demand, Distrust
+from evenkeel.domain.jobs.job import Attempt, AttemptState, JobSpec, ResumePoint, SecretKey
 from evenkeel.domain.nodes import join_nodes
-from evenkeel.domain.scheduling.efa import Network
-from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, JobSpec, ResumePoint, SecretKey
 from evenkeel.ports import CapacitySpec, LaunchSpec, ProofTerms
 from tests.fakes.system import A_MOMENT
 

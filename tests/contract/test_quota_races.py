@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.scheduling.jobs import Job, JobState
+from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.ports import Ledger, Table
 from evenkeel.services.storage import read_charges, rows
 from tests.contract.test_ledger import ledger as three_beds

@@ -6,11 +6,11 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from evenkeel.domain.external.kueue_status import KueueCondition, KueueSeen
+from evenkeel.domain.external.workloads import ForeignPod, Owned, PodClaim
+from evenkeel.domain.jobs.job import Attempt, PodPhase, PodSeen, WorkloadSeen
 from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT, KARPENTER_LABEL, KubernetesNode
 from evenkeel.domain.recovery.validation import CheckResult
-from evenkeel.domain.scheduling.followed import KueueCondition, KueueSeen
-from evenkeel.domain.scheduling.foreign import ForeignPod, Owned, PodClaim
-from evenkeel.domain.scheduling.jobs import Attempt, PodPhase, PodSeen, WorkloadSeen
 from evenkeel.ports import (
     CheckSpec,
     CordonResult,

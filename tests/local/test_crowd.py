@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from evenkeel.domain.scheduling.jobs import JobState
+from evenkeel.domain.jobs.job import JobState
 from evenkeel_local.engine import Engine
 from tests import crowd
 

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from evenkeel.domain.health.incidents import IncidentState
+from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.recovery.guardrails import Rule
-from evenkeel.domain.scheduling.jobs import JobState
 from tests.simulator.asl import ways
 from tests.simulator.chaos import EFFECTS_GO_WRONG, READS_GO_WRONG
 from tests.simulator.elastic import DEEDS as DEEDS_IN_RESIZES

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from evenkeel.domain.scheduling.admission import Action
-from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Charge, Job, JobSpec, JobState, ResizeWish
+from evenkeel.domain.admission.decide import Action
+from evenkeel.domain.jobs.job import Attempt, AttemptState, Charge, Job, JobSpec, JobState, ResizeWish
 from evenkeel.ports import LaunchSpec, Row
 from evenkeel.services.storage import rows
 from tests.fakes.cluster import CLUSTER

@@ -10,28 +10,20 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from evenkeel.domain.admission import start_size, team_cycle
+from evenkeel.domain.admission.decide import Action, AdmissionDecision, Request, Snapshot, admit, rooms_of, said_of
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.faults import NODE_RUNGS
 from evenkeel.domain.health.incidents import IncidentState, NodeFact
+from evenkeel.domain.jobs.attempt_end import is_lost
+from evenkeel.domain.jobs.job import Attempt, AttemptState, Charge, Job, JobState
 from evenkeel.domain.nodes import FleetNode, join_nodes
 from evenkeel.domain.policy import Mode
+from evenkeel.domain.quotas.spending import Spent
+from evenkeel.domain.quotas.teams import SetUp
 from evenkeel.domain.recovery.guardrails import bound
 from evenkeel.domain.recovery.unhealthy import UnhealthyNode
 from evenkeel.domain.replay import CannotReplayError, replay
-from evenkeel.domain.scheduling import sharing, sizing
-from evenkeel.domain.scheduling.admission import (
-    Action,
-    AdmissionDecision,
-    Request,
-    Snapshot,
-    admit,
-    rooms_of,
-    said_of,
-)
-from evenkeel.domain.scheduling.attempts import is_lost
-from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Charge, Job, JobState
-from evenkeel.domain.scheduling.spending import Spent
-from evenkeel.domain.scheduling.teams import SetUp
 from evenkeel.domain.values import rfc3339
 from evenkeel.events import envelope
 from evenkeel.ports import CapacitySpec, ExecutionState, Key, LaunchSpec, PermanentError, Row, Table, TransientError
@@ -794,25 +786,25 @@ def pass_of(world: "Simulation") -> Iterator[Any]:
         def weigh_alone(pending: tuple[Request, ...]) -> tuple[AdmissionDecision, ...]:
             return admit(Snapshot(rooms=rooms, pending=pending), world.policy.scheduling, now)
 
-        yield from sizing.fit(asked, weigh_alone(asked), weigh_alone, now + _IN_THE_END)
+        yield from start_size.fit(asked, weigh_alone(asked), weigh_alone, now + _IN_THE_END)
         return
     tree = world.ledger.rows[rows.tree_key()]
     holders = {charge.job_id: rows.read(world.ledger.rows[rows.job_key(charge.job_id)], Job) for charge in charges}
-    shared = sharing.Snapshot(
+    shared = team_cycle.Snapshot(
         setup,
         rooms,
         asked,
         tuple(charge.but(priority=holders[charge.job_id].priority) for charge in charges),
         frozenset(name for name, job in holders.items() if job.stop_of(job.current_attempt)),
-        sharing.Memory.model_validate(tree.doc.get("memory") or {}).pruned(charges, setup, now),
+        team_cycle.Memory.model_validate(tree.doc.get("memory") or {}).pruned(charges, setup, now),
         _spent(world, setup),
         used=read_use.run(setup, world.ledger, now),
     )
 
     def weigh(pending: tuple[Request, ...]) -> tuple[AdmissionDecision, ...]:
-        return sharing.share(shared._replace(pending=pending), world.policy.scheduling, world.policy.economy, now)
+        return team_cycle.share(shared._replace(pending=pending), world.policy.scheduling, world.policy.economy, now)
 
-    yield from sizing.fit(asked, weigh(asked), weigh, now + _IN_THE_END)
+    yield from start_size.fit(asked, weigh(asked), weigh, now + _IN_THE_END)
 
 
 def _spent(world: "Simulation", setup: SetUp) -> dict[tuple[str, str], Spent]:

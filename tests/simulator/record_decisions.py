@@ -37,9 +37,9 @@ from pydantic.alias_generators import to_camel
 import evenkeel
 from evenkeel.domain.decisions import OMITTED, Decision
 from evenkeel.domain.health.faults import shipped
+from evenkeel.domain.jobs.job import AttemptState, JobState
 from evenkeel.domain.policy import Policy, changed
 from evenkeel.domain.replay import CannotReplayError, under
-from evenkeel.domain.scheduling.jobs import AttemptState, JobState
 from evenkeel.domain.values import Value
 from evenkeel.ports import Key, Row
 from evenkeel.runtime.wiring import load_policy

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from evenkeel.domain.capacity.compatibility import Place
+from evenkeel.domain.capacity.pools import LaunchDelay, Market
+from evenkeel.domain.jobs.job import PodPhase
 from evenkeel.domain.nodes import KARPENTER_LABEL, KubernetesNode
 from evenkeel.domain.policy import BurstPolicy, Policy, RentedPool
-from evenkeel.domain.scheduling.jobs import PodPhase
-from evenkeel.domain.scheduling.pools import LaunchDelay, Market
-from evenkeel.domain.scheduling.portability import Place
 from evenkeel.ports import CapacitySpec, Claim, LaunchResult, LaunchSpec, LimitResult, RepairAnswer
 from tests.fakes.cluster import CLUSTER, GPUS, FakeCluster, a_node
 from tests.simulator.data_centre import SimulatedCluster

@@ -20,11 +20,11 @@ from typing import Any, Self
 import pydantic_core
 
 import evenkeel.services
+from evenkeel.domain.jobs.job import Attempt, Charge, JobSpec, JobState, OnNodeFault
 from evenkeel.domain.nodes import KARPENTER_LABEL
 from evenkeel.domain.policy import GuardrailPolicy, JobPolicy, Policy, RepairPolicy, SourcePolicy, WatchPolicy
 from evenkeel.domain.recovery import guardrails
 from evenkeel.domain.recovery.guardrails import Act, GuardFacts, Rail
-from evenkeel.domain.scheduling.jobs import Attempt, Charge, JobSpec, JobState, OnNodeFault
 from evenkeel.events import envelope
 from evenkeel.ports import (
     EvenkeelError,

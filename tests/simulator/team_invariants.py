@@ -5,12 +5,12 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from evenkeel.domain.scheduling.admission import Request
-from evenkeel.domain.scheduling.attempts import is_lost
-from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Charge, Job, JobState
-from evenkeel.domain.scheduling.queues.checker import overcommitted
-from evenkeel.domain.scheduling.queues.objects import Admitted, Workload
-from evenkeel.domain.scheduling.teams import SetUp, Team
+from evenkeel.domain.admission.decide import Request
+from evenkeel.domain.jobs.attempt_end import is_lost
+from evenkeel.domain.jobs.job import Attempt, AttemptState, Charge, Job, JobState
+from evenkeel.domain.kueue.checker import overcommitted
+from evenkeel.domain.kueue.objects import Admitted, Workload
+from evenkeel.domain.quotas.teams import SetUp, Team
 from evenkeel.ports import Key
 from evenkeel.services.storage import rows
 from tests.fakes.cluster import CLUSTER

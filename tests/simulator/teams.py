@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from evenkeel.domain.scheduling.foreign import ForeignPod
-from evenkeel.domain.scheduling.jobs import Attempt, Charge, Job, JobState
-from evenkeel.domain.scheduling.queues.objects import StopPolicy
-from evenkeel.domain.scheduling.teams import FleetQuotas, SetUp, Team
+from evenkeel.domain.external.workloads import ForeignPod
+from evenkeel.domain.jobs.job import Attempt, Charge, Job, JobState
+from evenkeel.domain.kueue.objects import StopPolicy
+from evenkeel.domain.quotas.teams import FleetQuotas, SetUp, Team
 from evenkeel.ports import Put, Write
 from evenkeel.services.admin import set_quotas
 from evenkeel.services.jobs import rank_job, suspend_job

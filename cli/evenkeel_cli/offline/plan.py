@@ -4,25 +4,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evenkeel.domain.scheduling.queues.documents import DocumentError, seconds
-from evenkeel.domain.scheduling.queues.kueue import NO_JOBS, expanded, is_foreign
-from evenkeel.domain.scheduling.queues.quantities import short_text
-from evenkeel.domain.scheduling.queues.replay import Events, Replay
-from evenkeel.domain.scheduling.queues.report import (
-    Considered,
-    CycleAnswer,
-    DecisionAnswer,
-    NodeAnswer,
-    Plan,
-    decision_of,
-)
-from evenkeel.domain.scheduling.queues.setup import Declared, Profile
+from evenkeel.domain.kueue.documents import DocumentError, seconds
+from evenkeel.domain.kueue.kueue import NO_JOBS, expanded, is_foreign
+from evenkeel.domain.kueue.quantities import short_text
+from evenkeel.domain.kueue.replay import Events, Replay
+from evenkeel.domain.kueue.report import Considered, CycleAnswer, DecisionAnswer, NodeAnswer, Plan, decision_of
+from evenkeel.domain.kueue.setup import Declared, Profile
 from evenkeel_cli.errors import CommandFailed, Exit
 from evenkeel_cli.offline import quota_files
 from evenkeel_cli.render import Column, Page
 
 if TYPE_CHECKING:
-    from evenkeel.domain.scheduling.queues.why import Why
+    from evenkeel.domain.kueue.why import Why
 
 Json = dict[str, Any]
 _FIRST_UNIX_TIME = 10**8
@@ -183,7 +176,7 @@ def explain(replay: Replay, job: str) -> "Why":
     Raises:
         CommandFailed: there is no such job, or no decision about it.
     """
-    from evenkeel.domain.scheduling.queues.why import Why, why
+    from evenkeel.domain.kueue.why import Why, why
 
     if job in replay.unqueued:
         raise CommandFailed(Exit.NOT_FOUND, f"{job} is in no queue: {replay.unqueued[job]}.", code="NOT_QUEUED")

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from evenkeel.domain.scheduling.queues.documents import DocumentError
-from evenkeel.domain.scheduling.queues.setup import RULES, Declared, Profile, documents
+from evenkeel.domain.kueue.documents import DocumentError
+from evenkeel.domain.kueue.setup import RULES, Declared, Profile, documents
 from evenkeel_cli.errors import CommandFailed, Exit
 
 if TYPE_CHECKING:
-    from evenkeel.domain.scheduling.queues.exchange import Exchanged
+    from evenkeel.domain.kueue.exchange import Exchanged
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # libyaml parses seven times as fast
@@ -73,7 +73,7 @@ def exchange(files: list[Path], into: str) -> "Exchanged":
     Raises:
         CommandFailed: a file cannot be used, or there is no such spelling.
     """
-    from evenkeel.domain.scheduling.queues.exchange import Spelling, exchanged
+    from evenkeel.domain.kueue.exchange import Spelling, exchanged
 
     if into not in list(Spelling):
         known = ", ".join(Spelling)

@@ -4,12 +4,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evenkeel.domain.scheduling.queues.documents import DocumentError
-from evenkeel.domain.scheduling.queues.documents import read as read_document
-from evenkeel.domain.scheduling.queues.exchange import Spelling, exchanged
-from evenkeel.domain.scheduling.queues.own import OwnQuotas
-from evenkeel.domain.scheduling.queues.setup import RULES, Declared, Profile
-from evenkeel.domain.scheduling.teams import FleetQuotas, SetUp, Team, check_fleet, check_set_up, check_team, of_quotas
+from evenkeel.domain.kueue.documents import DocumentError
+from evenkeel.domain.kueue.documents import read as read_document
+from evenkeel.domain.kueue.exchange import Spelling, exchanged
+from evenkeel.domain.kueue.own import OwnQuotas
+from evenkeel.domain.kueue.setup import RULES, Declared, Profile
+from evenkeel.domain.quotas.teams import FleetQuotas, SetUp, Team, check_fleet, check_set_up, check_team, of_quotas
 from evenkeel_cli.offline import quota_files
 
 Json = dict[str, Any]

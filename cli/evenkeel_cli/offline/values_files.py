@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from evenkeel.domain.jobs.imported_types import imported
+from evenkeel.domain.jobs.templates import JobTemplates, ValuesError, Weight, read_values
 from evenkeel.domain.policy import PolicyError, changed
-from evenkeel.domain.scheduling.imported_types import imported
-from evenkeel.domain.scheduling.templates import JobTemplates, ValuesError, Weight, read_values
 from evenkeel_cli.errors import CommandFailed, Exit
 from evenkeel_cli.offline import policies, quota_files
 

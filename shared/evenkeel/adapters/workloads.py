@@ -5,6 +5,13 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, TypeAlias
 
+from evenkeel.domain.capacity.instance_types import EFA
+from evenkeel.domain.capacity.pool_choices import Effect, Operator, Toleration
+from evenkeel.domain.external.kueue_status import KueueCheck, KueueCondition, KueueSeen
+from evenkeel.domain.external.workloads import RESUME_ALLOWED, RESUME_LABEL, Comeback, ForeignPod, Owned, PodClaim
+from evenkeel.domain.jobs.job import Attempt, Demand, PodPhase, PodSeen, WorkloadSeen
+from evenkeel.domain.jobs.validation import RESERVED_ENV
+from evenkeel.domain.kueue.quantities import amount
 from evenkeel.domain.nodes import (
     AWAITING_VALIDATION_TAINT,
     INCIDENT_ANNOTATION,
@@ -13,13 +20,6 @@ from evenkeel.domain.nodes import (
     NodeCondition,
     parse_provider_id,
 )
-from evenkeel.domain.scheduling.followed import KueueCheck, KueueCondition, KueueSeen
-from evenkeel.domain.scheduling.foreign import RESUME_ALLOWED, RESUME_LABEL, Comeback, ForeignPod, Owned, PodClaim
-from evenkeel.domain.scheduling.instance_types import EFA
-from evenkeel.domain.scheduling.jobs import Attempt, Demand, PodPhase, PodSeen, WorkloadSeen
-from evenkeel.domain.scheduling.pool_choices import Effect, Operator, Toleration
-from evenkeel.domain.scheduling.queues.quantities import amount
-from evenkeel.domain.scheduling.submission import RESERVED_ENV
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import CapacitySpec, CheckSpec, LaunchSpec, LogTail, Right
 

@@ -9,11 +9,11 @@ from typing import Annotated, Any, NamedTuple, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
 
+from evenkeel.domain.capacity.pools import Pool, Reservation
 from evenkeel.domain.economics import money
+from evenkeel.domain.elastic.grow_shrink import ElasticTerms
 from evenkeel.domain.health.faults import Catalogue, CatalogueError, FaultOverride, shipped
-from evenkeel.domain.scheduling.elastic import ElasticTerms
-from evenkeel.domain.scheduling.job_types import JobTypes
-from evenkeel.domain.scheduling.pools import Pool, Reservation
+from evenkeel.domain.jobs.types import JobTypes
 from evenkeel.domain.values import NOT_A_NUMBER, Image, Instant, Line, ProgramText, Value, Word, booleans_for_numbers
 
 LONGEST_SECONDS = 31_536_000

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 
 from pydantic import ValidationError
 
+from evenkeel.domain.admission.decide import AdmissionFacts, decide, said_of, with_spares
+from evenkeel.domain.admission.resize_plan import ResizeFacts, answer_for
 from evenkeel.domain.decisions import ENGINE_VERSION, MOST_ALTERNATIVES, OMITTED, Alternative, Decision
 from evenkeel.domain.policy import Mode, Policy
 from evenkeel.domain.recovery.blame import BlameFacts, blame
@@ -18,10 +20,8 @@ from evenkeel.domain.recovery.resume import ResumeFacts, plan_resume
 from evenkeel.domain.recovery.rollback import RollbackFacts, roll_back
 from evenkeel.domain.recovery.seats import Holder
 from evenkeel.domain.recovery.validation import CheckFacts, choose_check, judge_node
-from evenkeel.domain.scheduling.admission import AdmissionFacts, decide, said_of, with_spares
-from evenkeel.domain.scheduling.burst import LoanFacts, StayFacts, judge_loan, judge_stay
-from evenkeel.domain.scheduling.placement import PlacementFacts, place, placement_said
-from evenkeel.domain.scheduling.resizing import ResizeFacts, answer_for
+from evenkeel.domain.renting.migration import LoanFacts, StayFacts, judge_loan, judge_stay
+from evenkeel.domain.renting.placement import PlacementFacts, place, placement_said
 from evenkeel.domain.values import Sentence, Value
 
 

@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, ValidationInfo, model_validator
 
+from evenkeel.domain.capacity.compatibility import Requirements
 from evenkeel.domain.health.incidents import IncidentState
 from evenkeel.domain.health.reports import Report
-from evenkeel.domain.scheduling.jobs import ElasticSpec, JobSpec, JobState, OnNodeFault, SecretKey
-from evenkeel.domain.scheduling.portability import Requirements
-from evenkeel.domain.scheduling.submission import (
+from evenkeel.domain.jobs.job import ElasticSpec, JobSpec, JobState, OnNodeFault, SecretKey
+from evenkeel.domain.jobs.validation import (
     MAX_ENV,
     MAX_INSTANCE_TYPES,
     MAX_LABELS,
@@ -21,7 +21,7 @@ from evenkeel.domain.scheduling.submission import (
     MAX_URI,
     MAX_WORDS,
 )
-from evenkeel.domain.scheduling.teams import FleetQuotas, Team
+from evenkeel.domain.quotas.teams import FleetQuotas, Team
 from evenkeel.runtime.api import Body
 
 LARGEST_PAGE = 200
@@ -64,7 +64,7 @@ def _in_utc(instant: datetime) -> datetime:
 Written = Annotated[datetime, BeforeValidator(_rfc3339), AfterValidator(_in_utc)]
 """An instant in RFC 3339, in UTC from here on."""
 Text = Annotated[str, StringConstraints(max_length=MAX_TEXT), AfterValidator(_printable)]
-"""Of a job's program: `domain.scheduling.submission` bounds the bytes of all of it together."""
+"""Of a job's program: `domain.jobs.validation` bounds the bytes of all of it together."""
 Label = Annotated[str, StringConstraints(max_length=63), AfterValidator(_printable)]
 """A name of up to 63 characters: its alphabet is checked where it is used, with a message that helps."""
 LongName = Annotated[str, StringConstraints(max_length=253), AfterValidator(_printable)]
@@ -117,7 +117,7 @@ class RecoveryBody(Body):
 
 
 class JobBody(Body):
-    """`POST /v1/jobs`. Only the shape is checked here: what a job may ask for, `domain.scheduling.submission` says.
+    """`POST /v1/jobs`. Only the shape is checked here: what a job may ask for, `domain.jobs.validation` says.
 
     What is left out is filled by the template of its type, where there is one.
     """

@@ -3,8 +3,8 @@
 from datetime import datetime
 from typing import NamedTuple, Protocol
 
+from evenkeel.domain.admission.team_cycle import Memory
 from evenkeel.domain.policy import Mode, Policy
-from evenkeel.domain.scheduling.sharing import Memory
 from evenkeel.ports import Ids, Ledger, Put, Telemetry
 
 

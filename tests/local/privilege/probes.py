@@ -14,7 +14,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from evenkeel.adapters.workloads import RENTAL_LABEL
+from evenkeel.domain.capacity.pools import Market
+from evenkeel.domain.capacity.shortages import Shortages
 from evenkeel.domain.decisions import Decision
+from evenkeel.domain.external.workloads import RESUME_ALLOWED, RESUME_LABEL
 from evenkeel.domain.health.incidents import (
     OPEN_STATES,
     Block,
@@ -26,25 +29,14 @@ from evenkeel.domain.health.incidents import (
     RecoveryBrief,
     TimelineEntry,
 )
+from evenkeel.domain.jobs.job import Attempt, AttemptState, Job, JobSpec, JobState, PodSeen, StopRequest
 from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT, KARPENTER_LABEL, FleetNode, NodeLife
+from evenkeel.domain.quotas.teams import Team
 from evenkeel.domain.recovery.guardrails import Entry, Register
 from evenkeel.domain.recovery.leases import Hold, Lease
 from evenkeel.domain.recovery.unhealthy import UnhealthyNode
-from evenkeel.domain.scheduling.foreign import RESUME_ALLOWED, RESUME_LABEL
-from evenkeel.domain.scheduling.jobs import (
-    Attempt,
-    AttemptState,
-    Job,
-    JobSpec,
-    JobState,
-    PodSeen,
-    StopRequest,
-)
-from evenkeel.domain.scheduling.placement import PlacementFacts, Spending, Waiting
-from evenkeel.domain.scheduling.pools import Market
-from evenkeel.domain.scheduling.renting import Offer, Rental, RentalState
-from evenkeel.domain.scheduling.shortages import Shortages
-from evenkeel.domain.scheduling.teams import Team
+from evenkeel.domain.renting.placement import PlacementFacts, Spending, Waiting
+from evenkeel.domain.renting.rental import Offer, Rental, RentalState
 from evenkeel.domain.values import rfc3339
 from evenkeel.domain.waiting import Condition, ConditionKind, Wait
 from evenkeel.ports import CapacitySpec, LaunchSpec, Row, Table

@@ -13,8 +13,8 @@ from evenkeel.domain.health.incidents import (
     RecoveryBrief,
     TimelineEntry,
 )
+from evenkeel.domain.jobs.job import Attempt, Job, JobSpec
 from evenkeel.domain.nodes import FleetNode, NodeLife
-from evenkeel.domain.scheduling.jobs import Attempt, Job, JobSpec
 from evenkeel.domain.sources import SourceReport, expected_sources
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Put, Row

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.policy import JobPolicy, Policy
-from evenkeel.domain.scheduling.jobs import JobState
 from tests.fakes import FakeWorld
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.unit.api.gateway import ACCOUNT, FLEET, Answer, Gateway, template_routes

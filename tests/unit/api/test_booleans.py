@@ -6,7 +6,7 @@ import pytest
 from pydantic import BaseModel
 
 from evenkeel.domain.policy import Policy, PolicyError, changed
-from evenkeel.domain.scheduling.teams import Team
+from evenkeel.domain.quotas.teams import Team
 from evenkeel.domain.values import NOT_A_NUMBER, booleans_for_numbers
 from evenkeel.runtime import api_types
 from evenkeel.runtime.api import Body

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
+from evenkeel.domain.jobs.job import Job
+from evenkeel.domain.jobs.validation import SpecFault
 from evenkeel.domain.policy import Policy, changed
-from evenkeel.domain.scheduling.jobs import Job
-from evenkeel.domain.scheduling.submission import SpecFault
-from evenkeel.domain.scheduling.teams import SetUp
+from evenkeel.domain.quotas.teams import SetUp
 from evenkeel.domain.sources import Source, SourceKind
 from evenkeel.services.jobs import check_fit
 from evenkeel.services.storage import heartbeats

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
+from evenkeel.domain.admission.decide import Snapshot, admit
 from evenkeel.domain.decisions import Decision
+from evenkeel.domain.jobs.job import Demand, ResumePoint
 from evenkeel.domain.policy import Mode, Policy, PolicyChange, PolicyError, SchedulingPolicy, Section, changed
 from evenkeel.domain.recovery.guardrails import Entry, Register
 from evenkeel.domain.recovery.plan import plan_recovery
 from evenkeel.domain.recovery.repair import choose_repair
 from evenkeel.domain.recovery.rollback import RollbackFacts, roll_back
-from evenkeel.domain.scheduling.admission import Snapshot, admit
-from evenkeel.domain.scheduling.jobs import Demand, ResumePoint
 from evenkeel.ports import Invalid, Put, Row, Table, site_policy_key
 from evenkeel.runtime.policies import SitePolicy
 from evenkeel.services.admin import change_policy

@@ -5,19 +5,12 @@ from typing import Any
 
 import pytest
 
+from evenkeel.domain.admission.decide import AdmissionFacts, Request
 from evenkeel.domain.decisions import Alternative, Decision
+from evenkeel.domain.external.workloads import Comeback, ForeignWorkload
 from evenkeel.domain.health.incidents import Block, IncidentState, StageTimes
-from evenkeel.domain.scheduling.admission import AdmissionFacts, Request
-from evenkeel.domain.scheduling.foreign import Comeback, ForeignWorkload
-from evenkeel.domain.scheduling.jobs import (
-    PlacementNote,
-    ResizeWish,
-    ResumeOption,
-    ResumePlan,
-    ResumePoint,
-    StopRequest,
-)
-from evenkeel.domain.scheduling.replicas import ServingMemory
+from evenkeel.domain.jobs.job import PlacementNote, ResizeWish, ResumeOption, ResumePlan, ResumePoint, StopRequest
+from evenkeel.domain.renting.serving import ServingMemory
 from evenkeel.domain.sources import SourceKind, SourceReport
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Delete, Put, Row, Table

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.health.incidents import IncidentState
-from evenkeel.domain.scheduling.jobs import Attempt, Job, ResumePoint, SecretKey, StopRequest
+from evenkeel.domain.jobs.job import Attempt, Job, ResumePoint, SecretKey, StopRequest
 from evenkeel.ports import LaunchSpec
 from evenkeel.services.queries import disclosure
 from tests.unit.api.gateway import ACCOUNT, FLEET, Answer, Gateway, template_routes

@@ -10,8 +10,8 @@ import pytest
 
 from bench import elastic
 from bench.burst import Job, MarketOfNodes, Way, World, interval, jobs_of, load_setup, setup_hash
+from evenkeel.domain.capacity.pools import Market
 from evenkeel.domain.economics import money
-from evenkeel.domain.scheduling.pools import Market
 
 PROJECT = Path(__file__).resolve().parents[3]
 WAYS = [

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.scheduling.foreign import Comeback, ForeignPod, foreign_workloads
-from evenkeel.domain.scheduling.jobs import PlacementNote
-from evenkeel.domain.scheduling.pools import Market
-from evenkeel.domain.scheduling.renting import Offer, Rental, RentalState
-from evenkeel.domain.scheduling.replicas import ServingMemory
+from evenkeel.domain.capacity.pools import Market
+from evenkeel.domain.external.workloads import Comeback, ForeignPod, foreign_workloads
+from evenkeel.domain.jobs.job import PlacementNote
+from evenkeel.domain.renting.rental import Offer, Rental, RentalState
+from evenkeel.domain.renting.serving import ServingMemory
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Put, Row
 from evenkeel.services.storage import rows

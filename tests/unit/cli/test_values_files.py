@@ -7,9 +7,9 @@ from typing import Any
 import kubernetes_validate
 import yaml
 
+from evenkeel.domain.jobs.job import JobSpec
+from evenkeel.domain.jobs.types import filled
 from evenkeel.domain.policy import Policy, changed
-from evenkeel.domain.scheduling.job_types import filled
-from evenkeel.domain.scheduling.jobs import JobSpec
 from tests.unit.cli.conftest import Served
 
 FILE = Path(__file__).resolve().parents[2] / "fixtures" / "values" / "hybrid.yaml"

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evenkeel.domain.external.workloads import Comeback, ForeignPod
 from evenkeel.domain.health.faults import CanSave, CheckpointTrust, Fault, shipped
 from evenkeel.domain.health.incidents import JobAct
+from evenkeel.domain.jobs.job import OnNodeFault
 from evenkeel.domain.policy import JobPolicy, Policy, RepairPolicy
 from evenkeel.domain.recovery.draining import (
     Drain,
@@ -19,8 +21,6 @@ from evenkeel.domain.recovery.draining import (
     may_finish,
     weigh_foreign,
 )
-from evenkeel.domain.scheduling.foreign import Comeback, ForeignPod
-from evenkeel.domain.scheduling.jobs import OnNodeFault
 from tests.unit.recovery.facts import at
 
 POLICY = Policy()

@@ -8,8 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evenkeel.domain.capacity.compatibility import Place
+from evenkeel.domain.capacity.pools import LaunchDelay, Market, Pool
 from evenkeel.domain.economics.forecasts import Forecast
+from evenkeel.domain.elastic.grow_shrink import ElasticJob, FaultFacts, Sizes
 from evenkeel.domain.health.faults import CheckpointTrust
+from evenkeel.domain.jobs.job import ResumeOption
 from evenkeel.domain.policy import JobPolicy
 from evenkeel.domain.recovery.resume import (
     ORDER,
@@ -23,11 +27,7 @@ from evenkeel.domain.recovery.resume import (
     lost_work,
     plan_resume,
 )
-from evenkeel.domain.scheduling.elastic import ElasticJob, FaultFacts, Sizes
-from evenkeel.domain.scheduling.jobs import ResumeOption
-from evenkeel.domain.scheduling.placement import Chance, PlacementFacts, Spending, Waiting, cheapest_rented, place
-from evenkeel.domain.scheduling.pools import LaunchDelay, Market, Pool
-from evenkeel.domain.scheduling.portability import Place
+from evenkeel.domain.renting.placement import Chance, PlacementFacts, Spending, Waiting, cheapest_rented, place
 from tests.unit.recovery.facts import LIFE, at
 
 POLICY = JobPolicy(distrust_guard_seconds=300)

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from evenkeel.domain.jobs.job import Attempt, Demand, ResumePoint
 from evenkeel.domain.policy import JobPolicy
 from evenkeel.domain.recovery.rollback import Rollback, RollbackDecision, RollbackFacts, roll_back
-from evenkeel.domain.scheduling.jobs import Attempt, Demand, ResumePoint
 from tests.unit.recovery.facts import at
 
 POLICY = JobPolicy(max_rollbacks=2)

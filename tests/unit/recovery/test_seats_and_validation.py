@@ -6,6 +6,7 @@ import pytest
 
 from evenkeel.domain.health.faults import Severity
 from evenkeel.domain.health.incidents import HurtJob, Incident, IncidentState
+from evenkeel.domain.jobs.job import AttemptState, JobState, StopRequest
 from evenkeel.domain.policy import Policy, RepairPolicy
 from evenkeel.domain.recovery.awaiting import HurtNow, jobs_back, node_back, node_valid, released
 from evenkeel.domain.recovery.seats import Holder, SeatNow, look
@@ -20,7 +21,6 @@ from evenkeel.domain.recovery.validation import (
     judge_node,
     margin_seconds,
 )
-from evenkeel.domain.scheduling.jobs import AttemptState, JobState, StopRequest
 from tests.fakes import a_node, a_provider_node
 from tests.unit.recovery.facts import ILL, LIFE, SLOT, WELL, a_seat, a_successor, at
 from tests.unit.scheduling.builders import a_job, an_attempt

@@ -10,9 +10,9 @@ from pydantic import BaseModel, Field, StringConstraints
 
 from evenkeel.domain.health.groups import GroupFact
 from evenkeel.domain.health.incidents import NodeFact
+from evenkeel.domain.jobs.validation import MAX_SPEC
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.scheduling.submission import MAX_SPEC
-from evenkeel.domain.scheduling.teams import LARGEST_PART, FleetQuotas, Team
+from evenkeel.domain.quotas.teams import LARGEST_PART, FleetQuotas, Team
 from evenkeel.runtime import api_types
 from evenkeel.runtime.api import LARGEST_BODY, Body
 

@@ -3,18 +3,9 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from evenkeel.domain.admission.decide import Request, Room
+from evenkeel.domain.jobs.job import Attempt, AttemptState, Job, JobSpec, JobState, PodPhase, PodSeen, WorkloadSeen
 from evenkeel.domain.nodes import NodeLife
-from evenkeel.domain.scheduling.admission import Request, Room
-from evenkeel.domain.scheduling.jobs import (
-    Attempt,
-    AttemptState,
-    Job,
-    JobSpec,
-    JobState,
-    PodPhase,
-    PodSeen,
-    WorkloadSeen,
-)
 
 NOW = datetime(2026, 11, 3, 10, 15, 2, tzinfo=UTC)
 CLUSTER = "research-eks"

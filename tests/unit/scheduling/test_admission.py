@@ -5,9 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenkeel.domain.nodes import KubernetesNode, Node, ProviderNode, join_nodes
-from evenkeel.domain.policy import SchedulingPolicy
-from evenkeel.domain.scheduling.admission import (
+from evenkeel.domain.admission.decide import (
     Action,
     AdmissionDecision,
     AdmissionFacts,
@@ -18,7 +16,9 @@ from evenkeel.domain.scheduling.admission import (
     decide,
     rooms_of,
 )
-from evenkeel.domain.scheduling.jobs import Charge, PodPhase, ResumeOption, ResumePlan
+from evenkeel.domain.jobs.job import Charge, PodPhase, ResumeOption, ResumePlan
+from evenkeel.domain.nodes import KubernetesNode, Node, ProviderNode, join_nodes
+from evenkeel.domain.policy import SchedulingPolicy
 from tests.unit.scheduling.builders import (
     CLUSTER,
     NOW,

@@ -6,10 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenkeel import training
-from evenkeel.domain.nodes import KubernetesNode
-from evenkeel.domain.policy import JobPolicy
-from evenkeel.domain.scheduling import attempts
-from evenkeel.domain.scheduling.attempts import (
+from evenkeel.domain.jobs import attempt_end
+from evenkeel.domain.jobs.attempt_end import (
     ATTEMPT_WRITERS,
     JOB_WRITERS,
     Ending,
@@ -22,7 +20,7 @@ from evenkeel.domain.scheduling.attempts import (
     outcome_of,
     settle,
 )
-from evenkeel.domain.scheduling.jobs import (
+from evenkeel.domain.jobs.job import (
     AttemptState,
     Job,
     JobState,
@@ -33,6 +31,8 @@ from evenkeel.domain.scheduling.jobs import (
     StopRequest,
     WorkloadSeen,
 )
+from evenkeel.domain.nodes import KubernetesNode
+from evenkeel.domain.policy import JobPolicy
 from tests.unit.scheduling.builders import CLUSTER, NOW, a_job, a_pod, a_spec, a_workload, an_attempt, at
 
 FAILED, SUCCEEDED, PENDING, RUNNING = PodPhase.FAILED, PodPhase.SUCCEEDED, PodPhase.PENDING, PodPhase.RUNNING
@@ -113,7 +113,7 @@ def test_an_exit_code_is_the_applications_failure() -> None:
 
 
 def test_the_codes_of_the_training_contract_are_the_same_on_both_sides() -> None:
-    ours = (attempts.FENCED_EXIT, attempts.UNPROVED_EXIT, attempts.DAMAGED_EXIT)
+    ours = (attempt_end.FENCED_EXIT, attempt_end.UNPROVED_EXIT, attempt_end.DAMAGED_EXIT)
 
     assert ours == (training.EXIT_FENCED, training.EXIT_UNPROVED, training.EXIT_DAMAGED)
 

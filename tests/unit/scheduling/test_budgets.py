@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenkeel.domain.economics import money
+from evenkeel.domain.jobs.job import Charge
 from evenkeel.domain.policy import EconomyPolicy
-from evenkeel.domain.scheduling.budgets import left_by_team, rent_parts_of, still_to_pay, with_rents
-from evenkeel.domain.scheduling.jobs import Charge
-from evenkeel.domain.scheduling.renting import Offer, Rental, RentalState
-from evenkeel.domain.scheduling.spending import Spent
-from evenkeel.domain.scheduling.teams import Period, SetUp, Team
+from evenkeel.domain.quotas.budgets import left_by_team, rent_parts_of, still_to_pay, with_rents
+from evenkeel.domain.quotas.spending import Spent
+from evenkeel.domain.quotas.teams import Period, SetUp, Team
+from evenkeel.domain.renting.rental import Offer, Rental, RentalState
 from tests.unit.scheduling.test_renting import POOL, ready
 
 MIDNIGHT = datetime(2026, 12, 1, tzinfo=UTC)

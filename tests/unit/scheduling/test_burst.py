@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evenkeel.domain.capacity.pools import Market
+from evenkeel.domain.capacity.start_estimates import Asked, Held, expected_starts, expected_wait, left_of
 from evenkeel.domain.economics.money import MICROS, PARTS, bill
-from evenkeel.domain.scheduling.burst import (
+from evenkeel.domain.renting.migration import (
     Guest,
     Home,
     Loan,
@@ -20,8 +22,6 @@ from evenkeel.domain.scheduling.burst import (
     judge_loan,
     judge_stay,
 )
-from evenkeel.domain.scheduling.pools import Market
-from evenkeel.domain.scheduling.starts import Asked, Held, expected_starts, expected_wait, left_of
 from tests.unit.scheduling.markets import HOUR, NOW, a_pool, a_reservation, at
 
 HOME = Home(pool="committed", launch_seconds=60)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from evenkeel.domain.economics import prices
 from evenkeel.domain.economics.money import said
-from evenkeel.domain.scheduling.placement import PlacementFacts, place
+from evenkeel.domain.renting.placement import PlacementFacts, place
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "operate" / "cost.md").read_text("utf-8")
 

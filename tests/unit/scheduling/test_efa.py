@@ -2,10 +2,9 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.nodes import Node
-from evenkeel.domain.policy import SchedulingPolicy
-from evenkeel.domain.scheduling.admission import Action, AdmissionDecision, Request, Room, Snapshot, admit, rooms_of
-from evenkeel.domain.scheduling.efa import (
+from evenkeel.domain.admission.decide import Action, AdmissionDecision, Request, Room, Snapshot, admit, rooms_of
+from evenkeel.domain.capacity.compatibility import Requirements
+from evenkeel.domain.capacity.efa import (
     HUGE_PAGES_MIB,
     Machine,
     Network,
@@ -13,7 +12,8 @@ from evenkeel.domain.scheduling.efa import (
     least_interfaces,
     network_of,
 )
-from evenkeel.domain.scheduling.portability import Requirements
+from evenkeel.domain.nodes import Node
+from evenkeel.domain.policy import SchedulingPolicy
 from evenkeel_local.gpu_cluster.machines import SHAPES
 from tests.fakes.cluster import a_node
 from tests.unit.scheduling.builders import a_life, a_request, a_room, at

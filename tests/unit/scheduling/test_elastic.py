@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from evenkeel.domain.scheduling.elastic import (
+from evenkeel.domain.elastic.grow_shrink import (
     AfterFault,
     ElasticJob,
     ElasticTerms,

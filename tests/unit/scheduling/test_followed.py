@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from evenkeel.adapters.workloads import job, read_queue
-from evenkeel.domain.scheduling.followed import KueueCheck, KueueCondition, KueueSeen, eviction_of, said_of, step_of
-from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, JobSpec
+from evenkeel.domain.external.kueue_status import KueueCheck, KueueCondition, KueueSeen, eviction_of, said_of, step_of
+from evenkeel.domain.jobs.job import Attempt, AttemptState, JobSpec
 from evenkeel.ports import LaunchSpec
 from tests.fakes.system import A_MOMENT
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from evenkeel.adapters import workloads
-from evenkeel.domain.scheduling.foreign import Comeback, ForeignPod, foreign_workloads, says
-from evenkeel.domain.scheduling.pool_choices import Effect, Operator, Toleration, all_tolerated
+from evenkeel.domain.capacity.pool_choices import Effect, Operator, Toleration, all_tolerated
+from evenkeel.domain.external.workloads import Comeback, ForeignPod, foreign_workloads, says
 
 NODE = "hyperpod-i-00000000000000001"
 

@@ -1,4 +1,4 @@
-from evenkeel.domain.scheduling.foresight import foresee
+from evenkeel.domain.capacity.foresight import foresee
 
 
 def test_what_fits_starts_at_once() -> None:

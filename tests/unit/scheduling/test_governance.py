@@ -2,9 +2,9 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.scheduling.governance import check_governed, may_change, may_submit, team_of
-from evenkeel.domain.scheduling.jobs import Job
-from evenkeel.domain.scheduling.teams import FleetQuotas, SetUp
+from evenkeel.domain.jobs.job import Job
+from evenkeel.domain.quotas.permissions import check_governed, may_change, may_submit, team_of
+from evenkeel.domain.quotas.teams import FleetQuotas, SetUp
 from tests.unit.scheduling.builders import a_job, a_spec
 from tests.unit.scheduling.test_teams import a_team
 

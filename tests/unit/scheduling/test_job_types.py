@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
+from evenkeel.domain.admission.decide import Action, Request, Snapshot, admit, offers_for
+from evenkeel.domain.capacity.compatibility import Requirements
+from evenkeel.domain.capacity.pool_choices import PoolChoice, Toleration
+from evenkeel.domain.capacity.pools import Market
+from evenkeel.domain.jobs.job import JobSpec
+from evenkeel.domain.jobs.types import JobTypes, check_type, filled
 from evenkeel.domain.policy import Policy, PolicyError, changed
-from evenkeel.domain.scheduling.admission import Action, Request, Snapshot, admit, offers_for
-from evenkeel.domain.scheduling.job_types import JobTypes, check_type, filled
-from evenkeel.domain.scheduling.jobs import JobSpec
-from evenkeel.domain.scheduling.pool_choices import PoolChoice, Toleration
-from evenkeel.domain.scheduling.pools import Market
-from evenkeel.domain.scheduling.portability import Requirements
 from tests.unit.scheduling.builders import NOW, a_request, a_room
 
 DEDICATED = {"key": "dedicated", "operator": "Equal", "value": "hyperpod", "effect": "NoSchedule"}

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from evenkeel.domain.scheduling.moving import why_not_there
-from evenkeel.domain.scheduling.pools import Market
+from evenkeel.domain.capacity.pools import Market
+from evenkeel.domain.renting.moving import why_not_there
 from tests.unit.scheduling.builders import CLUSTER, a_job, a_spec
 from tests.unit.scheduling.markets import a_pool
 

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evenkeel.domain.capacity.pools import Market
 from evenkeel.domain.economics.money import MICROS, PARTS
-from evenkeel.domain.scheduling.placement import (
+from evenkeel.domain.renting.placement import (
     Chance,
     Placement,
     PlacementDecision,
@@ -18,7 +19,6 @@ from evenkeel.domain.scheduling.placement import (
     place_in_turn,
     shadow_price,
 )
-from evenkeel.domain.scheduling.pools import Market
 from tests.unit.scheduling.markets import HOUR, NOW, RICH, a_chance, a_delay, a_reservation, a_waiting, at, facts_of
 
 C, R, S, O = Market.COMMITTED, Market.RESERVED, Market.SPOT, Market.ON_DEMAND  # noqa: E741 - a table of markets reads best in letters

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from evenkeel.domain.scheduling.pools import LaunchDelay, Market
-from evenkeel.domain.scheduling.portability import Needs, Place, differences
-from evenkeel.domain.scheduling.shortages import FORGOTTEN_BELOW, MOST_HOLD_SECONDS, Shortages
+from evenkeel.domain.capacity.compatibility import Needs, Place, differences
+from evenkeel.domain.capacity.pools import LaunchDelay, Market
+from evenkeel.domain.capacity.shortages import FORGOTTEN_BELOW, MOST_HOLD_SECONDS, Shortages
 from tests.unit.scheduling.markets import NOW, a_pool, a_reservation, at
 
 SPOT = ("g5.48xlarge", "a", Market.SPOT)

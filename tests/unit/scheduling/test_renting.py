@@ -6,14 +6,15 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evenkeel.domain.admission.decide import Request, Room, offers_for
+from evenkeel.domain.capacity.compatibility import Place
+from evenkeel.domain.capacity.pools import LaunchDelay, Market
+from evenkeel.domain.capacity.shortages import Shortages
+from evenkeel.domain.jobs.job import Attempt, AttemptState, Job, JobSpec, JobState
 from evenkeel.domain.nodes import KubernetesNode, NodeLife
 from evenkeel.domain.policy import BurstPolicy, Policy, RentedPool
-from evenkeel.domain.scheduling.admission import Request, Room, offers_for
-from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Job, JobSpec, JobState
-from evenkeel.domain.scheduling.placement import Placement, place
-from evenkeel.domain.scheduling.pools import LaunchDelay, Market
-from evenkeel.domain.scheduling.portability import Place
-from evenkeel.domain.scheduling.renting import (
+from evenkeel.domain.renting.placement import Placement, place
+from evenkeel.domain.renting.rental import (
     NOBODYS,
     NODES_READY,
     NOT_WANTED,
@@ -28,7 +29,6 @@ from evenkeel.domain.scheduling.renting import (
     nodes_answer,
     placement_facts,
 )
-from evenkeel.domain.scheduling.shortages import Shortages
 from tests.fakes import a_node
 
 START = datetime(2026, 11, 3, 10, 15, tzinfo=UTC)

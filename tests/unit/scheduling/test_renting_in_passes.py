@@ -7,15 +7,17 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evenkeel.domain.capacity.compatibility import Place
+from evenkeel.domain.capacity.pools import LaunchDelay, Market
 from evenkeel.domain.economics import money
+from evenkeel.domain.jobs.job import Job, JobSpec, JobState
 from evenkeel.domain.policy import BurstPolicy, Policy, RentedPool
-from evenkeel.domain.scheduling.budgets import left_by_team, with_rents
-from evenkeel.domain.scheduling.burst import Home, Stay, StayDecision, judge_stay
-from evenkeel.domain.scheduling.jobs import Job, JobSpec, JobState
-from evenkeel.domain.scheduling.placement import Placement, place_in_turn
-from evenkeel.domain.scheduling.pools import LaunchDelay, Market
-from evenkeel.domain.scheduling.portability import Place
-from evenkeel.domain.scheduling.renting import (
+from evenkeel.domain.quotas.budgets import left_by_team, with_rents
+from evenkeel.domain.quotas.spending import Spent
+from evenkeel.domain.quotas.teams import SetUp, Team
+from evenkeel.domain.renting.migration import Home, Stay, StayDecision, judge_stay
+from evenkeel.domain.renting.placement import Placement, place_in_turn
+from evenkeel.domain.renting.rental import (
     Conditions,
     Offer,
     Rental,
@@ -24,8 +26,6 @@ from evenkeel.domain.scheduling.renting import (
     placement_facts,
     stay_facts,
 )
-from evenkeel.domain.scheduling.spending import Spent
-from evenkeel.domain.scheduling.teams import SetUp, Team
 from tests.unit.scheduling.markets import HOUR, NOW, at
 
 TEAMS = ("speech", "vision")

@@ -7,17 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evenkeel.domain.admission.decide import Request, Room, offers_for
+from evenkeel.domain.admission.serving_demand import Short, demands_of, holder_id, kept_for, short_of
+from evenkeel.domain.capacity.compatibility import Place
+from evenkeel.domain.capacity.pool_choices import Effect, Operator, Toleration
+from evenkeel.domain.capacity.pools import LaunchDelay, Market
+from evenkeel.domain.external.workloads import ForeignPod
+from evenkeel.domain.jobs.job import Charge
 from evenkeel.domain.nodes import KubernetesNode, NodeLife
 from evenkeel.domain.policy import BurstPolicy, Policy, RentedPool, SchedulingPolicy, ServingWorkload
-from evenkeel.domain.scheduling.admission import Request, Room, offers_for
-from evenkeel.domain.scheduling.foreign import ForeignPod
-from evenkeel.domain.scheduling.jobs import Charge
-from evenkeel.domain.scheduling.placement import Placement, PlacementDecision, place
-from evenkeel.domain.scheduling.pool_choices import Effect, Operator, Toleration
-from evenkeel.domain.scheduling.pools import LaunchDelay, Market
-from evenkeel.domain.scheduling.portability import Place
-from evenkeel.domain.scheduling.renting import Conditions, Offer, Rental, RentalHold, RentalState, Served
-from evenkeel.domain.scheduling.replicas import (
+from evenkeel.domain.renting.placement import Placement, PlacementDecision, place
+from evenkeel.domain.renting.rental import Conditions, Offer, Rental, RentalHold, RentalState, Served
+from evenkeel.domain.renting.serving import (
     DOING_WITHOUT,
     ServingMemory,
     as_seen,
@@ -27,7 +28,6 @@ from evenkeel.domain.scheduling.replicas import (
     why_not_on,
     why_unwanted_for,
 )
-from evenkeel.domain.scheduling.serving import Short, demands_of, holder_id, kept_for, short_of
 from tests.fakes import a_node
 
 START = datetime(2026, 11, 3, 10, 15, tzinfo=UTC)

@@ -3,18 +3,18 @@ from typing import Any
 
 import pytest
 
+from evenkeel.domain.admission.decide import Action, AdmissionDecision, AdmissionFacts, Request, Room, decide
+from evenkeel.domain.admission.team_cycle import Memory, Snapshot, share
 from evenkeel.domain.decisions import Decision
+from evenkeel.domain.jobs.job import Charge
+from evenkeel.domain.kueue.cycle import Result
+from evenkeel.domain.kueue.replay import Events, Replay
+from evenkeel.domain.kueue.setup import RULES, Declared, Profile
 from evenkeel.domain.policy import EconomyPolicy, Mode, Policy, SchedulingPolicy
+from evenkeel.domain.quotas import claims
+from evenkeel.domain.quotas.spending import Spent
+from evenkeel.domain.quotas.teams import FleetQuotas, SetUp, Team
 from evenkeel.domain.replay import replay
-from evenkeel.domain.scheduling import claims
-from evenkeel.domain.scheduling.admission import Action, AdmissionDecision, AdmissionFacts, Request, Room, decide
-from evenkeel.domain.scheduling.jobs import Charge
-from evenkeel.domain.scheduling.queues.cycle import Result
-from evenkeel.domain.scheduling.queues.replay import Events, Replay
-from evenkeel.domain.scheduling.queues.setup import RULES, Declared, Profile
-from evenkeel.domain.scheduling.sharing import Memory, Snapshot, share
-from evenkeel.domain.scheduling.spending import Spent
-from evenkeel.domain.scheduling.teams import FleetQuotas, SetUp, Team
 from evenkeel.services.storage import rows
 from tests.unit.scheduling.builders import CLUSTER, a_request, a_room, at
 

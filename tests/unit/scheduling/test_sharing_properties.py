@@ -7,13 +7,13 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evenkeel.domain.admission.decide import Action, AdmissionFacts, decide
+from evenkeel.domain.admission.team_cycle import Memory, Snapshot, share
+from evenkeel.domain.jobs.job import Charge
+from evenkeel.domain.kueue.checker import overcommitted
+from evenkeel.domain.kueue.objects import Admitted, Workload
 from evenkeel.domain.policy import EconomyPolicy, SchedulingPolicy
-from evenkeel.domain.scheduling.admission import Action, AdmissionFacts, decide
-from evenkeel.domain.scheduling.jobs import Charge
-from evenkeel.domain.scheduling.queues.checker import overcommitted
-from evenkeel.domain.scheduling.queues.objects import Admitted, Workload
-from evenkeel.domain.scheduling.sharing import Memory, Snapshot, share
-from evenkeel.domain.scheduling.teams import SetUp
+from evenkeel.domain.quotas.teams import SetUp
 from tests.unit.scheduling.builders import a_request, a_room, at
 from tests.unit.scheduling.test_sharing import GPU, P5, a_charge, a_setup, a_team
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenkeel.domain.scheduling.submission import check_spec
+from evenkeel.domain.jobs.validation import check_spec
 from tests.unit.scheduling.builders import a_spec
 
 

@@ -1,8 +1,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenkeel.domain.scheduling.queues.objects import Cohort, FlavorQuotas, Queue, Quota, ResourceGroup
-from evenkeel.domain.scheduling.tables import lines_of
+from evenkeel.domain.kueue.objects import Cohort, FlavorQuotas, Queue, Quota, ResourceGroup
+from evenkeel.domain.quotas.usage_table import lines_of
 
 KEY = ("h100", "gpu")
 

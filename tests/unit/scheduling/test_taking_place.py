@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenkeel.domain.scheduling.admission import Action, AdmissionDecision, Request, Room
-from evenkeel.domain.scheduling.jobs import Charge
-from evenkeel.domain.scheduling.sharing import Memory
-from evenkeel.domain.scheduling.teams import SetUp
+from evenkeel.domain.admission.decide import Action, AdmissionDecision, Request, Room
+from evenkeel.domain.admission.team_cycle import Memory
+from evenkeel.domain.jobs.job import Charge
+from evenkeel.domain.quotas.teams import SetUp
 from tests.unit.scheduling.builders import a_request, at
 from tests.unit.scheduling.test_sharing import a_charge, a_setup, a_team, passed, rooms
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.scheduling.queues.objects import PreemptionPolicy, Quota
-from evenkeel.domain.scheduling.queues.own import OwnQuotas
-from evenkeel.domain.scheduling.teams import (
+from evenkeel.domain.kueue.objects import PreemptionPolicy, Quota
+from evenkeel.domain.kueue.own import OwnQuotas
+from evenkeel.domain.quotas.teams import (
     FleetQuotas,
     Period,
     Role,

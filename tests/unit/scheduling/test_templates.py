@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from evenkeel.domain.scheduling.templates import JobTemplates, ValuesError, Weight, read_values
+from evenkeel.domain.jobs.templates import JobTemplates, ValuesError, Weight, read_values
 
 FILE = Path(__file__).resolve().parents[2] / "fixtures" / "values" / "hybrid.yaml"
 

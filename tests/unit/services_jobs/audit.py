@@ -3,10 +3,10 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from evenkeel.domain.scheduling.jobs import Charge
-from evenkeel.domain.scheduling.queues.checker import overcommitted
-from evenkeel.domain.scheduling.queues.objects import Admitted, Workload
-from evenkeel.domain.scheduling.teams import SetUp
+from evenkeel.domain.jobs.job import Charge
+from evenkeel.domain.kueue.checker import overcommitted
+from evenkeel.domain.kueue.objects import Admitted, Workload
+from evenkeel.domain.quotas.teams import SetUp
 from evenkeel.ports import Delete, Put, Write
 from evenkeel.services.storage import rows
 

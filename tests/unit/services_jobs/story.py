@@ -4,9 +4,9 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
+from evenkeel.domain.admission.decide import Admission
+from evenkeel.domain.jobs.job import Attempt, Job, JobSpec
 from evenkeel.domain.policy import Mode, Policy
-from evenkeel.domain.scheduling.admission import Admission
-from evenkeel.domain.scheduling.jobs import Attempt, Job, JobSpec
 from evenkeel.ports import Put, Row, Table
 from evenkeel.services.attempts import launch_job, mark_running, settle_attempt, stop_attempt
 from evenkeel.services.jobs import cancel_job, submit_job

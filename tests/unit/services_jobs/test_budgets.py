@@ -6,11 +6,11 @@ import pytest
 
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.economics import money
-from evenkeel.domain.scheduling.jobs import JobState
-from evenkeel.domain.scheduling.placement import PlacementFacts
-from evenkeel.domain.scheduling.renting import RentalState
-from evenkeel.domain.scheduling.spending import Spent
-from evenkeel.domain.scheduling.teams import Team
+from evenkeel.domain.jobs.job import JobState
+from evenkeel.domain.quotas.spending import Spent
+from evenkeel.domain.quotas.teams import Team
+from evenkeel.domain.renting.placement import PlacementFacts
+from evenkeel.domain.renting.rental import RentalState
 from evenkeel.ports import Row
 from evenkeel.services.jobs.check_authority import Asker
 from evenkeel.services.queries import explain, read_queue

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from evenkeel.domain.jobs.attempt_end import lost_nodes
+from evenkeel.domain.jobs.awaiting import attempt_answer
+from evenkeel.domain.jobs.job import AttemptState, JobState, ResumeOption, ResumePlan, StopRequest
 from evenkeel.domain.policy import JobPolicy, Policy
-from evenkeel.domain.scheduling.attempts import lost_nodes
-from evenkeel.domain.scheduling.awaiting import attempt_answer
-from evenkeel.domain.scheduling.jobs import AttemptState, JobState, ResumeOption, ResumePlan, StopRequest
 from evenkeel.domain.waiting import Answer, ConditionKind
 from evenkeel.ports import ExecutionState, Machine
 from evenkeel.services.attempts.launch_job import LaunchOutcome

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from evenkeel.domain.jobs.job import Job, JobState
+from evenkeel.domain.renting.migration import StayFacts
+from evenkeel.domain.renting.placement import PlacementFacts
 from evenkeel.domain.replay import replay
-from evenkeel.domain.scheduling.burst import StayFacts
-from evenkeel.domain.scheduling.jobs import Job, JobState
-from evenkeel.domain.scheduling.placement import PlacementFacts
 from evenkeel.ports import Invalid
 from evenkeel.services.queries import explain
 from evenkeel.services.queries.disclosure import Reader

@@ -2,10 +2,10 @@ from typing import Any
 
 import pytest
 
+from evenkeel.domain.admission.decide import Admission
+from evenkeel.domain.capacity.efa import Network
+from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.scheduling.admission import Admission
-from evenkeel.domain.scheduling.efa import Network
-from evenkeel.domain.scheduling.jobs import Job
 from evenkeel.ports import Table
 from tests.fakes.cluster import a_node
 from tests.unit.services_jobs.story import Story

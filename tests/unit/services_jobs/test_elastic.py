@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenkeel.domain.decisions import Decision
+from evenkeel.domain.elastic.grow_shrink import ElasticTerms
+from evenkeel.domain.external.workloads import ForeignPod
+from evenkeel.domain.jobs.job import AttemptState, Job, JobState, ResumeOption, ResumePlan
 from evenkeel.domain.policy import Mode, Policy, SchedulingPolicy, ServingWorkload
+from evenkeel.domain.quotas.teams import FleetQuotas
 from evenkeel.domain.replay import replay
-from evenkeel.domain.scheduling.elastic import ElasticTerms
-from evenkeel.domain.scheduling.foreign import ForeignPod
-from evenkeel.domain.scheduling.jobs import AttemptState, Job, JobState, ResumeOption, ResumePlan
-from evenkeel.domain.scheduling.teams import FleetQuotas
 from evenkeel.ports import Table
 from evenkeel.services.queries import explain
 from evenkeel.services.queries.disclosure import Reader

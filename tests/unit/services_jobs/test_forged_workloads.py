@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
+from evenkeel.domain.external.workloads import ForeignPod, Owned, PodClaim
+from evenkeel.domain.jobs.attempt_end import SettleOutcome
+from evenkeel.domain.jobs.job import Attempt, AttemptState, JobState, PodPhase, PodSeen, WorkloadSeen
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.scheduling.attempts import SettleOutcome
-from evenkeel.domain.scheduling.foreign import ForeignPod, Owned, PodClaim
-from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, JobState, PodPhase, PodSeen, WorkloadSeen
 from evenkeel.ports import ExecutionState, Machine
 from evenkeel.services.queries import read_jobs
 from evenkeel.services.recovery import protect_jobs, unmanaged

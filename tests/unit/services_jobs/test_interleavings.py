@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from evenkeel.domain.scheduling.jobs import Job, JobState
-from evenkeel.domain.scheduling.teams import FleetQuotas, Team
+from evenkeel.domain.jobs.job import Job, JobState
+from evenkeel.domain.quotas.teams import FleetQuotas, Team
 from evenkeel.ports import Put, Write
 from evenkeel.services.jobs.check_authority import Asker
 from evenkeel.services.storage import read_charges, rows

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evenkeel.domain.admission.team_cycle import Memory
 from evenkeel.domain.decisions import OMITTED, Decision, packed, unpacked
 from evenkeel.domain.health.incidents import TimelineEntry
+from evenkeel.domain.jobs.job import Attempt, AttemptState, Charge, JobSpec, JobState
+from evenkeel.domain.jobs.validation import MAX_SPEC, MAX_TEXT, check_spec
 from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.policy import Policy, PolicyChange
+from evenkeel.domain.quotas.teams import FleetQuotas, Team, check_team
 from evenkeel.domain.recovery.leases import Hold, Holds
 from evenkeel.domain.replay import CannotReplayError, replay
-from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Charge, JobSpec, JobState
-from evenkeel.domain.scheduling.sharing import Memory
-from evenkeel.domain.scheduling.submission import MAX_SPEC, MAX_TEXT, check_spec
-from evenkeel.domain.scheduling.teams import FleetQuotas, Team, check_team
 from evenkeel.ports import LARGEST_ROW, Invalid, Put, Row, row_bytes
 from evenkeel.runtime.api import LARGEST_BODY
 from evenkeel.services.recovery import hold_automation

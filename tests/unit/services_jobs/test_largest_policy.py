@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.policy import Mode, Policy, PolicyError, changed
-from evenkeel.domain.scheduling.jobs import JobState
 from evenkeel.ports import LARGEST_ROW, row_bytes
 from evenkeel.runtime.api import LARGEST_BODY
 from evenkeel.services.admin import change_policy

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenkeel.domain.economics import money
+from evenkeel.domain.jobs.job import Job, JobState, ResumeOption, ResumePlan
+from evenkeel.domain.renting.rental import RentalState, loan_of
 from evenkeel.domain.replay import replay
-from evenkeel.domain.scheduling.jobs import Job, JobState, ResumeOption, ResumePlan
-from evenkeel.domain.scheduling.renting import RentalState, loan_of
 from evenkeel.domain.values import rfc3339
 from evenkeel.services.queries import read_jobs
 from evenkeel.services.queries.disclosure import Reader

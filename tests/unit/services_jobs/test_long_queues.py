@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.policy import Policy, SchedulingPolicy
-from evenkeel.domain.scheduling.jobs import Job, JobState
 from evenkeel.ports import Put, Table
 from evenkeel.services.storage import rows
 from tests.fakes.crashes import Crash

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.scheduling.attempts import ATTEMPT_WRITERS, JOB_WRITERS, attempt_writers, job_writers
-from evenkeel.domain.scheduling.jobs import AttemptState, JobState
+from evenkeel.domain.jobs.attempt_end import ATTEMPT_WRITERS, JOB_WRITERS, attempt_writers, job_writers
+from evenkeel.domain.jobs.job import AttemptState, JobState
 from evenkeel.ports import Ledger, Put, Table, Write
 from tests.fakes import CrashPlan
 from tests.unit.services_jobs.test_crashes import TALES, Play

@@ -3,11 +3,11 @@ from typing import Any
 
 import pytest
 
+from evenkeel.domain.admission.decide import AdmissionFacts, decide
 from evenkeel.domain.decisions import Decision
+from evenkeel.domain.jobs.job import AttemptState, Job, JobState, ResumeOption, ResumePlan
 from evenkeel.domain.policy import Mode, Policy, SchedulingPolicy
 from evenkeel.domain.replay import replay
-from evenkeel.domain.scheduling.admission import AdmissionFacts, decide
-from evenkeel.domain.scheduling.jobs import AttemptState, Job, JobState, ResumeOption, ResumePlan
 from evenkeel.domain.sources import SourceReport
 from evenkeel.ports import Machine, Put, Table, TransientError, Unreachable
 from evenkeel.services.attempts.launch_job import LaunchOutcome

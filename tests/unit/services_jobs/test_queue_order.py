@@ -1,7 +1,7 @@
 from datetime import timedelta
 from typing import Any
 
-from evenkeel.domain.scheduling.jobs import Job, JobState
+from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Put, Table
 from evenkeel.services.storage import rows

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.scheduling.jobs import JobState
+from evenkeel.domain.jobs.job import JobState
 from evenkeel.ports import Ledger, Put, Refused, Row, Table, Write, row_bytes
 from evenkeel.services.storage import batches, rows
 from tests.unit.services_jobs.story import Story

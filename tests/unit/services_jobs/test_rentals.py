@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
+from evenkeel.domain.capacity.compatibility import Place
+from evenkeel.domain.capacity.pools import LaunchDelay, Market
+from evenkeel.domain.capacity.shortages import Shortages
 from evenkeel.domain.decisions import Decision
+from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.policy import BurstPolicy, JobPolicy, Mode, Policy, RentedPool
+from evenkeel.domain.quotas.teams import Team
+from evenkeel.domain.renting.rental import Rental, RentalState
 from evenkeel.domain.replay import replay
-from evenkeel.domain.scheduling.jobs import Job, JobState
-from evenkeel.domain.scheduling.pools import LaunchDelay, Market
-from evenkeel.domain.scheduling.portability import Place
-from evenkeel.domain.scheduling.renting import Rental, RentalState
-from evenkeel.domain.scheduling.shortages import Shortages
-from evenkeel.domain.scheduling.teams import Team
 from evenkeel.domain.waiting import DEADLINE_PASSED, ConditionKind, Wait, wait_name
 from evenkeel.ports import Delete, ExecutionState, Machine, Table
 from evenkeel.services.rentals import rent_capacity, rentals

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.decisions import Decision
+from evenkeel.domain.elastic.grow_shrink import ElasticTerms
+from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.policy import EconomyPolicy, Mode, Policy, ReservedPool, SchedulingPolicy
 from evenkeel.domain.replay import replay
-from evenkeel.domain.scheduling.elastic import ElasticTerms
-from evenkeel.domain.scheduling.jobs import Job, JobState
 from tests.fakes.cluster import CLUSTER
 from tests.fakes.system import A_MOMENT as NOW
 from tests.unit.scheduling.test_sharing import a_team

@@ -4,10 +4,10 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.checkpoints import Distrust
+from evenkeel.domain.jobs.attempt_end import SettleOutcome
+from evenkeel.domain.jobs.job import AttemptState, Demand, Job, JobState, PodPhase, ResumeOption, ResumePlan
 from evenkeel.domain.policy import JobPolicy, Mode, Policy
 from evenkeel.domain.recovery.validation import HEALTH_STATUS
-from evenkeel.domain.scheduling.attempts import SettleOutcome
-from evenkeel.domain.scheduling.jobs import AttemptState, Demand, Job, JobState, PodPhase, ResumeOption, ResumePlan
 from evenkeel.ports import NotAllowed, NotFound, Refused, TooLarge
 from evenkeel.services.attempts.launch_job import LaunchOutcome
 from evenkeel.services.attempts.mark_running import RunningOutcome

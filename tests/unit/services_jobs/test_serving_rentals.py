@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
+from evenkeel.domain.admission.serving_demand import holder_id
+from evenkeel.domain.capacity.pool_choices import Toleration, all_tolerated
+from evenkeel.domain.capacity.pools import Market
+from evenkeel.domain.capacity.shortages import Shortages
+from evenkeel.domain.external.workloads import ForeignPod
+from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.policy import Mode, Policy, RentedPool, SchedulingPolicy, ServingWorkload
+from evenkeel.domain.renting.rental import Rental, RentalState
+from evenkeel.domain.renting.serving import ServingMemory
 from evenkeel.domain.replay import replay
-from evenkeel.domain.scheduling.foreign import ForeignPod
-from evenkeel.domain.scheduling.jobs import JobState
-from evenkeel.domain.scheduling.pool_choices import Toleration, all_tolerated
-from evenkeel.domain.scheduling.pools import Market
-from evenkeel.domain.scheduling.renting import Rental, RentalState
-from evenkeel.domain.scheduling.replicas import ServingMemory
-from evenkeel.domain.scheduling.serving import holder_id
-from evenkeel.domain.scheduling.shortages import Shortages
 from evenkeel.domain.waiting import ConditionKind, wait_name
 from evenkeel.ports import ExecutionState, Machine, Table
 from evenkeel.services.rentals import rent_capacity

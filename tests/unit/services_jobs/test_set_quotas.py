@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.scheduling.teams import FleetQuotas, Team
+from evenkeel.domain.quotas.teams import FleetQuotas, Team
 from evenkeel.ports import Check, Conflict, Invalid, Ledger, StaleVersion, Write
 from evenkeel.services.admin import set_quotas
 from evenkeel.services.storage import read_setup, rows

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.scheduling.jobs import AttemptState, JobState
+from evenkeel.domain.jobs.job import AttemptState, JobState
 from evenkeel.ports import Delete, Invalid, KeyReused, Ledger, NotFound, Table, Write
 from evenkeel.services.jobs.cancel_job import CancelOutcome
 from evenkeel.services.storage import rows

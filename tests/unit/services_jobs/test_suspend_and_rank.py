@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.scheduling.jobs import AttemptState, Job, JobState
-from evenkeel.domain.scheduling.teams import FleetQuotas
+from evenkeel.domain.jobs.job import AttemptState, Job, JobState
+from evenkeel.domain.quotas.teams import FleetQuotas
 from evenkeel.ports import Invalid, StaleVersion
 from evenkeel.services.admin import set_quotas
 from evenkeel.services.jobs import cancel_job, rank_job, submit_job, suspend_job

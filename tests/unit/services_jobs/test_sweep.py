@@ -3,15 +3,15 @@ from typing import Any
 
 import pytest
 
+from evenkeel.domain.external.workloads import Comeback, ForeignPod
 from evenkeel.domain.health.faults import Severity, shipped
 from evenkeel.domain.health.groups import GroupFact, GroupFactKind
 from evenkeel.domain.health.incidents import Incident, IncidentState
+from evenkeel.domain.jobs.job import AttemptState, JobState
 from evenkeel.domain.nodes import FleetNode, KubernetesNode, NodeCondition, NodeLife
 from evenkeel.domain.policy import Mode, Policy, RepairPolicy, WatchPolicy
 from evenkeel.domain.recovery.guardrails import Entry, Register
 from evenkeel.domain.recovery.leases import Lease, Return
-from evenkeel.domain.scheduling.foreign import Comeback, ForeignPod
-from evenkeel.domain.scheduling.jobs import AttemptState, JobState
 from evenkeel.domain.sources import SourceState
 from evenkeel.domain.waiting import Answer, Condition, ConditionKind, Wait, WaitState
 from evenkeel.ports import ExecutionState, Machine, Table, Throttled, Unreachable

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.decisions import Decision
+from evenkeel.domain.jobs.job import AttemptState, Job, JobState
 from evenkeel.domain.policy import BurstPolicy, JobPolicy, Mode, Policy, SchedulingPolicy
+from evenkeel.domain.quotas.budgets import left_by_team
+from evenkeel.domain.quotas.spending import week_of
+from evenkeel.domain.quotas.teams import MOST_GPU_HOURS, MOST_USD, FleetQuotas, Period, SetUp, Team
 from evenkeel.domain.replay import replay
-from evenkeel.domain.scheduling.budgets import left_by_team
-from evenkeel.domain.scheduling.jobs import AttemptState, Job, JobState
-from evenkeel.domain.scheduling.spending import week_of
-from evenkeel.domain.scheduling.teams import MOST_GPU_HOURS, MOST_USD, FleetQuotas, Period, SetUp, Team
 from evenkeel.ports import Key, Machine, Put, Row, Table, row_bytes
 from evenkeel.services.admin import set_quotas
 from evenkeel.services.admin.remove_team import TeamInUse

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.recovery.unhealthy import UnhealthyNode
-from evenkeel.domain.scheduling.jobs import JobState
 from evenkeel.ports import Delete, Row
 from evenkeel.services.jobs.check_authority import Asker
 from evenkeel.services.queries import read_queue

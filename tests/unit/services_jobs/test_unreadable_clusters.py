@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.decisions import Decision
+from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.nodes import KubernetesNode
+from evenkeel.domain.quotas.teams import FleetQuotas
 from evenkeel.domain.replay import replay
-from evenkeel.domain.scheduling.jobs import Job, JobState
-from evenkeel.domain.scheduling.teams import FleetQuotas
 from evenkeel.ports import NotAllowed, Table, Unreachable
 from evenkeel.services.storage import heartbeats, rows
 from tests.fakes.cluster import CLUSTER, a_node

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from evenkeel.domain.admission.decide import Action, Admission
 from evenkeel.domain.decisions import Decision
+from evenkeel.domain.external.kueue_status import KueueCondition
+from evenkeel.domain.jobs.attempt_end import SettleOutcome
+from evenkeel.domain.jobs.job import AttemptState, Job, JobState, ResumeOption, ResumePlan
 from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.replay import replay
-from evenkeel.domain.scheduling.admission import Action, Admission
-from evenkeel.domain.scheduling.attempts import SettleOutcome
-from evenkeel.domain.scheduling.followed import KueueCondition
-from evenkeel.domain.scheduling.jobs import AttemptState, Job, JobState, ResumeOption, ResumePlan
 from evenkeel.domain.waiting import ConditionKind, Wait
 from evenkeel.ports import Invalid, Put, Table
 from evenkeel.services.attempts.launch_job import LaunchOutcome

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.decisions import Decision
+from evenkeel.domain.external.workloads import Comeback, ForeignPod
 from evenkeel.domain.health.incidents import JobAct
+from evenkeel.domain.jobs.job import JobState, OnNodeFault
 from evenkeel.domain.policy import RepairPolicy
 from evenkeel.domain.replay import replay
-from evenkeel.domain.scheduling.foreign import Comeback, ForeignPod
-from evenkeel.domain.scheduling.jobs import JobState, OnNodeFault
 from evenkeel.ports import Eviction, EvictResult, NotAllowed, Table
 from evenkeel.services.queries import explain
 from evenkeel.services.queries.disclosure import Reader

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.health.incidents import IncidentState
+from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.policy import Mode
 from evenkeel.domain.recovery.guardrails import Act, Rule
-from evenkeel.domain.scheduling.jobs import JobState
 from evenkeel.domain.waiting import ConditionKind
 from evenkeel.services.recovery import plan_recovery, protect_jobs
 from tests.unit.services_recovery.recovery import Recovery

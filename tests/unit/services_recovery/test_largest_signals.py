@@ -9,7 +9,7 @@ import pytest
 
 from evenkeel.domain.health.incidents import HurtJob, NodeFact
 from evenkeel.domain.health.reports import Filer
-from evenkeel.domain.scheduling.jobs import ResumeOption
+from evenkeel.domain.jobs.job import ResumeOption
 from evenkeel.events import envelope, reported_faults
 from evenkeel.events.outcomes import Heard, Ignored, Malformed, Unknown
 from evenkeel.ports import LARGEST_ROW, row_bytes

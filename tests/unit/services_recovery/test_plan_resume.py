@@ -6,11 +6,11 @@ import pytest
 
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import IncidentState, StageTimes
+from evenkeel.domain.jobs.job import ElasticSpec
 from evenkeel.domain.policy import Mode
 from evenkeel.domain.recovery.resume import ResumeFacts
 from evenkeel.domain.recovery.resume import plan_resume as choose
 from evenkeel.domain.replay import replay
-from evenkeel.domain.scheduling.jobs import ElasticSpec
 from evenkeel.ports import Table
 from evenkeel.services.queries import explain
 from evenkeel.services.queries.disclosure import Reader

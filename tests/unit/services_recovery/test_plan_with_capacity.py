@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evenkeel.domain.capacity.compatibility import Requirements
+from evenkeel.domain.capacity.pools import Market
 from evenkeel.domain.decisions import Alternative, Decision
+from evenkeel.domain.jobs.job import JobState, ResumeOption
 from evenkeel.domain.policy import EconomyPolicy, Mode, Policy
+from evenkeel.domain.quotas.teams import FleetQuotas, Team
 from evenkeel.domain.recovery.resume import ResumeFacts
 from evenkeel.domain.recovery.resume import plan_resume as choose
+from evenkeel.domain.renting.rental import Rental, RentalHold, RentalState, loan_of
 from evenkeel.domain.replay import replay
-from evenkeel.domain.scheduling.jobs import JobState, ResumeOption
-from evenkeel.domain.scheduling.pools import Market
-from evenkeel.domain.scheduling.portability import Requirements
-from evenkeel.domain.scheduling.renting import Rental, RentalHold, RentalState, loan_of
-from evenkeel.domain.scheduling.teams import FleetQuotas, Team
 from evenkeel.ports import Put, Row, Table
 from evenkeel.services.recovery import cordon_node, plan_recovery, protect_jobs, repair_node
 from evenkeel.services.rentals import rent_capacity

@@ -5,8 +5,8 @@ from datetime import timedelta
 import pytest
 
 from evenkeel.domain.decisions import Decision
+from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.replay import replay
-from evenkeel.domain.scheduling.jobs import JobState
 from evenkeel.ports import Table
 from evenkeel.services.recovery import cordon_node, plan_recovery, protect_jobs
 from evenkeel.services.resume import plan_resume

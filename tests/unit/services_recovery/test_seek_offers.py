@@ -1,6 +1,6 @@
 """Which pending jobs a resume plan weighs beside the interrupted one."""
 
-from evenkeel.domain.scheduling.teams import SetUp
+from evenkeel.domain.quotas.teams import SetUp
 from evenkeel.services.resume.seek_offers import _heads
 from tests.unit.api.seeds import a_job, stored
 from tests.unit.services_recovery.recovery import QUICK, Recovery

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import IncidentState
+from evenkeel.domain.jobs.job import AttemptState, JobState
 from evenkeel.domain.nodes import FleetNode, Node, NodeLife
 from evenkeel.domain.policy import Mode, Policy
 from evenkeel.domain.recovery.repair import RepairFacts, choose_repair
 from evenkeel.domain.recovery.validation import CheckResult
-from evenkeel.domain.scheduling.jobs import AttemptState, JobState
 from evenkeel.domain.waiting import ConditionKind
 from evenkeel.ports import Put, RepairAnswer, Table
 from evenkeel.services.incidents import settle_incident

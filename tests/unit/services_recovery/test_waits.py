@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from evenkeel.domain.jobs.job import AttemptState, PodPhase, StopRequest
 from evenkeel.domain.policy import JobPolicy
-from evenkeel.domain.scheduling.jobs import AttemptState, PodPhase, StopRequest
 from evenkeel.domain.waiting import Answer, ConditionKind, Wait
 from evenkeel.ports import Key, Ledger, Put, Refused, Row, Unreachable
 from evenkeel.services.recovery import hold_automation

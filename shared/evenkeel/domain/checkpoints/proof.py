@@ -13,7 +13,7 @@ from evenkeel.domain.checkpoints.manifest import (
     parse_manifest,
     rank_without_shard,
 )
-from evenkeel.domain.scheduling.jobs import Demand
+from evenkeel.domain.jobs.job import Demand
 from evenkeel.domain.values import Instant, Value
 
 

@@ -6,7 +6,7 @@ from evenkeel.domain.checkpoints.fence import Fence, Grade, Rejection, Rejection
 from evenkeel.domain.checkpoints.layout import CheckpointRef
 from evenkeel.domain.checkpoints.manifest import Manifest
 from evenkeel.domain.checkpoints.proof import Distrust, Evidence, Proof, readable_manifest, weigh
-from evenkeel.domain.scheduling.jobs import Demand
+from evenkeel.domain.jobs.job import Demand
 from evenkeel.domain.values import Value
 
 

@@ -12,7 +12,7 @@ from typing import Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from evenkeel.domain.scheduling.instance_types import shipped as shipped_types
+from evenkeel.domain.capacity.instance_types import shipped as shipped_types
 from evenkeel.domain.values import Value
 
 

@@ -4,12 +4,12 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from evenkeel.domain.health.incidents import HurtJob, Incident, Progress
+from evenkeel.domain.jobs.job import Attempt, Job, JobState
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.recovery.plan import Owner
 from evenkeel.domain.recovery.repair import KARPENTER, OWNERS, REPLACE, failure_since
 from evenkeel.domain.recovery.seats import Holder, SeatNow
 from evenkeel.domain.recovery.validation import CheckResult, Validity
-from evenkeel.domain.scheduling.jobs import Attempt, Job, JobState
 from evenkeel.domain.values import Value
 from evenkeel.domain.waiting import Answer
 

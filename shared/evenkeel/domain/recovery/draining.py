@@ -8,11 +8,11 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from evenkeel.domain.decisions import Alternative
+from evenkeel.domain.external.workloads import Comeback, ForeignPod
 from evenkeel.domain.health.faults import CanSave, CheckpointTrust, Fault
 from evenkeel.domain.health.incidents import JobAct
+from evenkeel.domain.jobs.job import OnNodeFault
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.scheduling.foreign import Comeback, ForeignPod
-from evenkeel.domain.scheduling.jobs import OnNodeFault
 from evenkeel.domain.values import Instant, Value
 
 

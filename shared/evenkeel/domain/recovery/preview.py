@@ -9,6 +9,7 @@ from evenkeel.domain.health.faults import Fault, RecurKey, shipped
 from evenkeel.domain.health.incidents import FactKind, Incident, NodeFact, SickSeat
 from evenkeel.domain.health.intake import Intake, doubt_of, join_or_open, joined, ladder_of, rungs_of
 from evenkeel.domain.health.recurrence import History, remembered
+from evenkeel.domain.jobs.job import Demand
 from evenkeel.domain.nodes import KubernetesNode, NodeLife, ProviderNode
 from evenkeel.domain.policy import Mode, Policy
 from evenkeel.domain.recovery.leases import RepairAsk
@@ -17,7 +18,6 @@ from evenkeel.domain.recovery.repair import ACCEPTED, Repair, RepairFacts, choos
 from evenkeel.domain.recovery.resume import demand_after, distrust_after
 from evenkeel.domain.recovery.seats import Holder, SeatNow
 from evenkeel.domain.recovery.validation import Validity
-from evenkeel.domain.scheduling.jobs import Demand
 from evenkeel.domain.values import Value
 
 _AT = datetime(2026, 1, 1, tzinfo=UTC)

@@ -6,12 +6,12 @@ from datetime import datetime, timedelta
 from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.economics import money
 from evenkeel.domain.economics.forecasts import Forecast
+from evenkeel.domain.elastic.grow_shrink import AfterFault, FaultFacts, after_fault
 from evenkeel.domain.health.faults import CheckpointTrust
+from evenkeel.domain.jobs.job import Charge, Demand, Job, ResumeOption
 from evenkeel.domain.policy import JobPolicy
-from evenkeel.domain.scheduling.elastic import AfterFault, FaultFacts, after_fault
-from evenkeel.domain.scheduling.jobs import Charge, Demand, Job, ResumeOption
-from evenkeel.domain.scheduling.placement import PlacementFacts, place, would_rent
-from evenkeel.domain.scheduling.renting import counted
+from evenkeel.domain.renting.placement import PlacementFacts, place, would_rent
+from evenkeel.domain.renting.rental import counted
 from evenkeel.domain.values import Instant, Value
 
 ORDER = (

@@ -13,8 +13,8 @@ from datetime import datetime
 from enum import StrEnum
 
 from evenkeel.domain.decisions import Alternative
+from evenkeel.domain.jobs.job import Attempt, Demand
 from evenkeel.domain.policy import JobPolicy
-from evenkeel.domain.scheduling.jobs import Attempt, Demand
 from evenkeel.domain.values import Instant, Value
 
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from evenkeel.domain.health.incidents import TimelineEntry
-from evenkeel.domain.scheduling.jobs import JobState
-from evenkeel.domain.scheduling.teams import SetUp
+from evenkeel.domain.jobs.job import JobState
+from evenkeel.domain.quotas.teams import SetUp
 from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, Delete, Ledger, Passes, Put, Refused, Row, StaleVersion, Table, every
 from evenkeel.services.queries import read_teams

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any
 
 from evenkeel.domain.health.incidents import TimelineEntry
-from evenkeel.domain.scheduling.teams import Fault, FleetQuotas, SetUp, Team, check_change, check_fleet, check_team
+from evenkeel.domain.quotas.teams import Fault, FleetQuotas, SetUp, Team, check_change, check_fleet, check_team
 from evenkeel.domain.values import Value
 from evenkeel.ports import Add, Conflict, Invalid, Key, Ledger, Passes, Put, Row, StaleVersion
 from evenkeel.services.admin import remove_team

@@ -8,9 +8,9 @@ from typing import Any
 from evenkeel.domain import replay
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import Incident, IncidentState
+from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.policy import Mode, Policy, PolicyError, changed
 from evenkeel.domain.recovery.modes import mode_for
-from evenkeel.domain.scheduling.jobs import JobState
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Invalid, Ledger, Table
 from evenkeel.services.storage import paging, rows

@@ -10,14 +10,14 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from evenkeel.domain.capacity import efa
 from evenkeel.domain.checkpoints import FenceUnreadableError
 from evenkeel.domain.health.incidents import TimelineEntry
+from evenkeel.domain.jobs.attempt_end import lost_nodes
+from evenkeel.domain.jobs.job import Attempt, AttemptState, Job, JobSpec, WorkloadSeen
 from evenkeel.domain.nodes import KubernetesNode, NodeLife
 from evenkeel.domain.policy import Mode, Policy
 from evenkeel.domain.recovery.modes import launch_mode
-from evenkeel.domain.scheduling import efa
-from evenkeel.domain.scheduling.attempts import lost_nodes
-from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Job, JobSpec, WorkloadSeen
 from evenkeel.domain.values import Value
 from evenkeel.ports import (
     CheckpointStore,

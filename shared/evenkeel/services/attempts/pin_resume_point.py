@@ -31,8 +31,8 @@ from evenkeel.domain.checkpoints import (
     standing,
     weigh,
 )
+from evenkeel.domain.jobs.job import Attempt, Demand, Job
 from evenkeel.domain.policy import RESTART, JobPolicy
-from evenkeel.domain.scheduling.jobs import Attempt, Demand, Job
 from evenkeel.ports import CheckpointStore, Conflict, NotFound, ProofTerms, TooLarge
 
 MOST_LOOKS = 50

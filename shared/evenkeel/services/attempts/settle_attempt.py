@@ -8,10 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from evenkeel.domain.health.incidents import TimelineEntry
-from evenkeel.domain.policy import Policy
-from evenkeel.domain.recovery.settling import plain
-from evenkeel.domain.recovery.validation import looks_sick
-from evenkeel.domain.scheduling.attempts import (
+from evenkeel.domain.jobs.attempt_end import (
     Ending,
     Settlement,
     SettleOutcome,
@@ -23,8 +20,11 @@ from evenkeel.domain.scheduling.attempts import (
     outcome_of,
     settle,
 )
-from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Job, JobState, WorkloadSeen
-from evenkeel.domain.scheduling.spending import parts_of, used_in
+from evenkeel.domain.jobs.job import Attempt, AttemptState, Job, JobState, WorkloadSeen
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.quotas.spending import parts_of, used_in
+from evenkeel.domain.recovery.settling import plain
+from evenkeel.domain.recovery.validation import looks_sick
 from evenkeel.domain.values import Value
 from evenkeel.ports import Add, Cluster, Conflict, Delete, Ledger, Passes, Put, Telemetry, Write
 from evenkeel.services.attempts import keep_logs, record_pin

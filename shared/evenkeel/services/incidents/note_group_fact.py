@@ -4,9 +4,9 @@ import contextlib
 from collections.abc import Mapping
 from datetime import datetime
 
+from evenkeel.domain.capacity.pools import Market
+from evenkeel.domain.capacity.shortages import Shortages
 from evenkeel.domain.health.groups import GroupFact, GroupFactKind
-from evenkeel.domain.scheduling.pools import Market
-from evenkeel.domain.scheduling.shortages import Shortages
 from evenkeel.domain.values import Value
 from evenkeel.ports import Clock, Conflict, Ledger, Put, Table, Telemetry
 from evenkeel.services.storage import rows

@@ -19,11 +19,11 @@ from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.faults import shipped
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.health.reports import DETECTOR_FAMILIES, Filer, Report
+from evenkeel.domain.jobs.job import Attempt, Job
 from evenkeel.domain.names import unknown
 from evenkeel.domain.nodes import INSTANCE_ID, FleetNode, NodeLife
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.recovery.blame import LOOK_BACK, Blamed, BlameFacts, blame, facts_of
-from evenkeel.domain.scheduling.jobs import Attempt, Job
 from evenkeel.domain.values import Value, rfc3339
 from evenkeel.events import envelope, reported_faults
 from evenkeel.events.driver_lines import Reading

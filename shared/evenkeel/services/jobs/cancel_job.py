@@ -4,7 +4,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from evenkeel.domain.health.incidents import TimelineEntry
-from evenkeel.domain.scheduling.jobs import Job, JobState
+from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, Ledger, NotFound, Passes, Put
 from evenkeel.services.jobs import check_authority

@@ -1,8 +1,8 @@
 """Whether the caller may act in a team's name. Its role is looked up; nothing that the request says gives one."""
 
-from evenkeel.domain.scheduling.governance import may_change, may_submit
-from evenkeel.domain.scheduling.jobs import Job
-from evenkeel.domain.scheduling.teams import SetUp
+from evenkeel.domain.jobs.job import Job
+from evenkeel.domain.quotas.permissions import may_change, may_submit
+from evenkeel.domain.quotas.teams import SetUp
 from evenkeel.domain.values import Value
 from evenkeel.ports import Refused
 

@@ -9,15 +9,16 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import NamedTuple
 
+from evenkeel.domain.admission import start_size, team_cycle
+from evenkeel.domain.admission.decide import Action, AdmissionDecision, Request, Room, Snapshot, admit
+from evenkeel.domain.capacity import instance_types
+from evenkeel.domain.capacity.compatibility import Requirements
+from evenkeel.domain.jobs.job import Job, JobSpec
+from evenkeel.domain.jobs.validation import SpecFault
+from evenkeel.domain.kueue.objects import StopPolicy
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.policy import Policy, SchedulingPolicy
-from evenkeel.domain.scheduling import instance_types, sharing, sizing
-from evenkeel.domain.scheduling.admission import Action, AdmissionDecision, Request, Room, Snapshot, admit
-from evenkeel.domain.scheduling.jobs import Job, JobSpec
-from evenkeel.domain.scheduling.portability import Requirements
-from evenkeel.domain.scheduling.queues.objects import StopPolicy
-from evenkeel.domain.scheduling.submission import SpecFault
-from evenkeel.domain.scheduling.teams import SetUp
+from evenkeel.domain.quotas.teams import SetUp
 from evenkeel.domain.sources import Source, SourceKind
 from evenkeel.ports import Ledger, Table
 from evenkeel.services.rentals import rentals
@@ -127,7 +128,7 @@ def _weighed(
     request: Request, rooms: tuple[Room, ...], setup: SetUp, policy: Policy, now: datetime
 ) -> AdmissionDecision:
     weigh = _rules(rooms, setup, policy.scheduling, policy, now)
-    return sizing.fit((request,), weigh((request,)), weigh, now)[0]
+    return start_size.fit((request,), weigh((request,)), weigh, now)[0]
 
 
 def _rules(
@@ -136,6 +137,6 @@ def _rules(
     def weigh(asked: tuple[Request, ...]) -> tuple[AdmissionDecision, ...]:
         if not setup.has_teams:
             return admit(Snapshot(rooms=rooms, pending=asked), scheduling, now)
-        return sharing.share(sharing.Snapshot(setup, rooms, asked), scheduling, policy.economy, now)
+        return team_cycle.share(team_cycle.Snapshot(setup, rooms, asked), scheduling, policy.economy, now)
 
     return weigh

@@ -4,9 +4,9 @@ from collections.abc import Collection
 from datetime import datetime
 
 from evenkeel.domain.health.incidents import TimelineEntry
-from evenkeel.domain.scheduling.governance import check_governed
-from evenkeel.domain.scheduling.jobs import Job, JobState
-from evenkeel.domain.scheduling.submission import check_spec
+from evenkeel.domain.jobs.job import Job, JobState
+from evenkeel.domain.jobs.validation import check_spec
+from evenkeel.domain.quotas.permissions import check_governed
 from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, Invalid, Ledger, NotFound, Passes, Put, StaleVersion
 from evenkeel.services.jobs import check_authority

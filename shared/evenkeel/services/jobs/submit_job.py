@@ -6,14 +6,14 @@ import json
 from collections.abc import Collection, Iterator
 from datetime import datetime
 
+from evenkeel.domain.admission.decide import Admission
 from evenkeel.domain.health.incidents import TimelineEntry
+from evenkeel.domain.jobs.job import DEFAULT_TEAM, Attempt, Job, JobSpec, JobState
+from evenkeel.domain.jobs.types import JobTypes, check_type, filled
+from evenkeel.domain.jobs.validation import SpecFault, check_deadline, check_spec
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.scheduling.admission import Admission
-from evenkeel.domain.scheduling.governance import check_governed, may_read, team_of
-from evenkeel.domain.scheduling.job_types import JobTypes, check_type, filled
-from evenkeel.domain.scheduling.jobs import DEFAULT_TEAM, Attempt, Job, JobSpec, JobState
-from evenkeel.domain.scheduling.submission import SpecFault, check_deadline, check_spec
-from evenkeel.domain.scheduling.teams import SetUp
+from evenkeel.domain.quotas.permissions import check_governed, may_read, team_of
+from evenkeel.domain.quotas.teams import SetUp
 from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, Ids, Invalid, KeyReused, Ledger, Passes, Put, Row, Table, Throttled, every
 from evenkeel.services.jobs import check_authority, check_fit

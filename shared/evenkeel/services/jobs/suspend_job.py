@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import datetime
 
 from evenkeel.domain.health.incidents import TimelineEntry
-from evenkeel.domain.scheduling.jobs import Job, JobState
+from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, Ledger, NotFound, Passes, Put, Refused
 from evenkeel.services.jobs import check_authority

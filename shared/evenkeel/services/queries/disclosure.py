@@ -12,9 +12,9 @@ from typing import Any
 
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import Incident, TimelineEntry
-from evenkeel.domain.scheduling.governance import may_read
-from evenkeel.domain.scheduling.jobs import Attempt, Job, JobSpec, JobState
-from evenkeel.domain.scheduling.teams import SetUp, identity_of
+from evenkeel.domain.jobs.job import Attempt, Job, JobSpec, JobState
+from evenkeel.domain.quotas.permissions import may_read
+from evenkeel.domain.quotas.teams import SetUp, identity_of
 from evenkeel.domain.values import Value
 from evenkeel.ports import Ledger
 from evenkeel.services.jobs.check_authority import Asker, NotYourTeam

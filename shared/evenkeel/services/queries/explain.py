@@ -3,12 +3,12 @@
 from datetime import datetime
 from typing import Any
 
+from evenkeel.domain.admission.decide import Action, AdmissionFacts
 from evenkeel.domain.decisions import Alternative, Decision
 from evenkeel.domain.health.faults import shipped
 from evenkeel.domain.health.incidents import Incident, IncidentState
-from evenkeel.domain.scheduling.admission import Action, AdmissionFacts
-from evenkeel.domain.scheduling.claims import changes
-from evenkeel.domain.scheduling.jobs import Attempt, Job, JobState, StopRequest
+from evenkeel.domain.jobs.job import Attempt, Job, JobState, StopRequest
+from evenkeel.domain.quotas.claims import changes
 from evenkeel.domain.values import rfc3339
 from evenkeel.domain.waiting import Wait
 from evenkeel.ports import Ledger, Table

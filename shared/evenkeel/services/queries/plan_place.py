@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
+from evenkeel.domain.admission.decide import Action, AdmissionDecision, Room
+from evenkeel.domain.capacity.shortages import Shortages
 from evenkeel.domain.economics import money
+from evenkeel.domain.jobs.job import Charge, Job, JobState
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.scheduling.admission import Action, AdmissionDecision, Room
-from evenkeel.domain.scheduling.jobs import Charge, Job, JobState
-from evenkeel.domain.scheduling.placement import PlacementDecision, PlacementFacts, Row, place
-from evenkeel.domain.scheduling.renting import Conditions, RentalHold, placement_facts
-from evenkeel.domain.scheduling.shortages import Shortages
+from evenkeel.domain.renting.placement import PlacementDecision, PlacementFacts, Row, place
+from evenkeel.domain.renting.rental import Conditions, RentalHold, placement_facts
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Ledger, Table
 from evenkeel.services.storage import rows

@@ -7,10 +7,10 @@ from enum import StrEnum
 from typing import Any, NamedTuple, TypedDict
 
 from evenkeel.domain.health.incidents import OPEN_STATES, Incident
+from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.recovery.leases import PersonCordon
 from evenkeel.domain.recovery.unhealthy import UnhealthyNode, is_unhealthy
-from evenkeel.domain.scheduling.jobs import Job, JobState
 from evenkeel.domain.sources import FACTS, Source, SourceAge, SourceKind, SourceState, complaints
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Ledger, Row, Table

@@ -9,9 +9,9 @@ from typing import Any
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.faults import shipped
 from evenkeel.domain.health.incidents import Evidence, HurtJob, Incident, IncidentState, StageTimes
+from evenkeel.domain.jobs.job import Attempt, AttemptState, Job, JobState
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.recovery.approval import ASK, is_approved
-from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Job, JobState
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Ledger, Table
 from evenkeel.services.queries import disclosure

@@ -5,12 +5,12 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from evenkeel.domain.economics import money
+from evenkeel.domain.external.workloads import ForeignWorkload, says
+from evenkeel.domain.jobs.job import Attempt, Job, JobState
 from evenkeel.domain.kept_logs import KeptLog
 from evenkeel.domain.names import unknown
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.scheduling.foreign import ForeignWorkload, says
-from evenkeel.domain.scheduling.jobs import Attempt, Job, JobState
-from evenkeel.domain.scheduling.renting import Rental
+from evenkeel.domain.renting.rental import Rental
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Cluster, Invalid, Ledger, NotFound, Refused, Row, Table, TransientError
 from evenkeel.services.queries import disclosure, read_queue

@@ -4,10 +4,8 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from evenkeel.domain.nodes import FleetNode
-from evenkeel.domain.policy import Policy
-from evenkeel.domain.scheduling import reserved, sharing, sizing
-from evenkeel.domain.scheduling.admission import (
+from evenkeel.domain.admission import request_facts, start_size, team_cycle
+from evenkeel.domain.admission.decide import (
     TAINTED,
     UNHEALTHY,
     Action,
@@ -19,12 +17,14 @@ from evenkeel.domain.scheduling.admission import (
     admit,
     hand_over,
 )
-from evenkeel.domain.scheduling.budgets import left_by_team
-from evenkeel.domain.scheduling.foresight import BASIS, foresee
-from evenkeel.domain.scheduling.jobs import Charge, Job, JobSpec, JobState
-from evenkeel.domain.scheduling.queues.capacity import Tree
-from evenkeel.domain.scheduling.renting import kept_rooms
-from evenkeel.domain.scheduling.teams import SetUp
+from evenkeel.domain.capacity.foresight import BASIS, foresee
+from evenkeel.domain.jobs.job import Charge, Job, JobSpec, JobState
+from evenkeel.domain.kueue.capacity import Tree
+from evenkeel.domain.nodes import FleetNode
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.quotas.budgets import left_by_team
+from evenkeel.domain.quotas.teams import SetUp
+from evenkeel.domain.renting.rental import kept_rooms
 from evenkeel.domain.values import rfc3339
 from evenkeel.domain.waiting import ConditionKind, Wait, WaitState, wait_name
 from evenkeel.ports import Ledger, Row, Table
@@ -184,11 +184,11 @@ def plan(
     submit_job.refuse_unfit(job, setup, ledger, policy, now)
     charges = read_charges.held(ledger)
     # What is rented is kept for whom it was rented for.
-    rooms = reserved.with_ends(kept_rooms(_rooms(ledger, charges), (), policy.burst.pools), policy)
+    rooms = request_facts.with_ends(kept_rooms(_rooms(ledger, charges), (), policy.burst.pools), policy)
     others = _heads(ledger, setup, policy.scheduling.heads_per_pass)
-    pending = tuple(reserved.request_of(each, policy, now) for each in (*others, job))
+    pending = tuple(request_facts.request_of(each, policy, now) for each in (*others, job))
     tree = ledger.partition(rows.tree_key().table, rows.tree_key().pk, rows.tree_key().sk) if setup.has_teams else ()
-    memory = sharing.Memory.model_validate((tree[0].doc.get("memory") if tree else None) or {})
+    memory = team_cycle.Memory.model_validate((tree[0].doc.get("memory") if tree else None) or {})
     own = setup.but(teams=tuple(team for team in setup.teams if team.name == job.spec.team and team.budgets))
     rented = rentals.load(ledger).rentals if own.teams else ()
     spent = read_budgets.spent(own, ledger, rented, now)
@@ -199,10 +199,10 @@ def plan(
     def weigh(asked: tuple[Request, ...]) -> tuple[AdmissionDecision, ...]:
         if not setup.has_teams:
             return admit(Snapshot(rooms=rooms, pending=asked), policy.scheduling, now)
-        snapshot = sharing.Snapshot(setup, rooms, asked, tuple(charges), stopping, memory, spent, used=used)
-        return sharing.share(snapshot, policy.scheduling, policy.economy, now)
+        snapshot = team_cycle.Snapshot(setup, rooms, asked, tuple(charges), stopping, memory, spent, used=used)
+        return team_cycle.share(snapshot, policy.scheduling, policy.economy, now)
 
-    decisions = sizing.fit(pending, weigh(pending), weigh, now)
+    decisions = start_size.fit(pending, weigh(pending), weigh, now)
     decided = next(each for each in decisions if each.job_id == _PLANNED)
     if not rooms:
         unread = "No sweep has read the fleet yet: nothing is known of where it could start."

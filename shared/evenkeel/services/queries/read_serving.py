@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from evenkeel.domain.scheduling.renting import Rental
-from evenkeel.domain.scheduling.replicas import ServingMemory
+from evenkeel.domain.renting.rental import Rental
+from evenkeel.domain.renting.serving import ServingMemory
 from evenkeel.ports import Ledger, Table
 from evenkeel.services.queries import read_jobs
 from evenkeel.services.storage import rows

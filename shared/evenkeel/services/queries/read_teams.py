@@ -5,13 +5,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from evenkeel.domain.scheduling import instance_types, machines
-from evenkeel.domain.scheduling.instance_types import GPU, NEURON
-from evenkeel.domain.scheduling.jobs import Charge, JobState
-from evenkeel.domain.scheduling.queues import quantities
-from evenkeel.domain.scheduling.queues.objects import Amounts
-from evenkeel.domain.scheduling.tables import Line, lines_of
-from evenkeel.domain.scheduling.teams import SetUp
+from evenkeel.domain.capacity import instance_types
+from evenkeel.domain.capacity.instance_types import GPU, NEURON
+from evenkeel.domain.jobs.job import Charge, JobState
+from evenkeel.domain.kueue import quantities
+from evenkeel.domain.kueue.objects import Amounts
+from evenkeel.domain.quotas import flavor_matching
+from evenkeel.domain.quotas.teams import SetUp
+from evenkeel.domain.quotas.usage_table import Line, lines_of
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Ledger, Table
 from evenkeel.services.storage import paging, read_charges, read_setup
@@ -74,13 +75,13 @@ def use_by_team(setup: SetUp, charges: Iterable[Charge]) -> Mapping[str, Amounts
     """Return what the jobs of each team take of its quota."""
     found = setup.queues
     queues = {queue.name: queue for queue in found.queues}
-    flavors = {each.name: machines.with_labels(each) for each in found.flavors}
+    flavors = {each.name: flavor_matching.with_labels(each) for each in found.flavors}
     use: dict[str, Amounts] = defaultdict(dict)
     for charge in charges:
         queue = queues.get(charge.queue or charge.team)
         if queue is None:
             continue
-        for flavor, amounts in machines.use_of(charge, queue, flavors, instance_types.shipped()).items():
+        for flavor, amounts in flavor_matching.use_of(charge, queue, flavors, instance_types.shipped()).items():
             for resource, amount in amounts.items():
                 mine = use[queue.name]
                 mine[flavor, resource] = mine.get((flavor, resource), 0) + amount

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import Block, Incident, IncidentState
 from evenkeel.domain.health.intake import ladder_of
+from evenkeel.domain.jobs.attempt_end import is_lost
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.recovery.guardrails import (
@@ -23,7 +24,6 @@ from evenkeel.domain.recovery.guardrails import (
     weigh,
 )
 from evenkeel.domain.recovery.leases import Hold, Holds
-from evenkeel.domain.scheduling.attempts import is_lost
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Cluster, Conflict, Ledger, Pager, Put, Row, Table, Telemetry, Write, every
 from evenkeel.services.incidents import note_group_fact

@@ -10,9 +10,11 @@ from datetime import datetime, timedelta
 from typing import assert_never
 
 from evenkeel.domain.decisions import Decision
+from evenkeel.domain.external.workloads import ForeignPod
 from evenkeel.domain.health.faults import FaultClass
 from evenkeel.domain.health.incidents import HurtJob, Incident, JobAct
 from evenkeel.domain.health.intake import doubt_of
+from evenkeel.domain.jobs.job import Attempt, AttemptState, Job, OnNodeFault, StopRequest
 from evenkeel.domain.policy import Mode, Policy
 from evenkeel.domain.recovery.approval import is_approved
 from evenkeel.domain.recovery.draining import (
@@ -28,8 +30,6 @@ from evenkeel.domain.recovery.guardrails import Act
 from evenkeel.domain.recovery.modes import mode_now
 from evenkeel.domain.recovery.plan import not_allowed
 from evenkeel.domain.recovery.resume import distrust_after
-from evenkeel.domain.scheduling.foreign import ForeignPod
-from evenkeel.domain.scheduling.jobs import Attempt, AttemptState, Job, OnNodeFault, StopRequest
 from evenkeel.domain.values import Value
 from evenkeel.ports import (
     Cluster,

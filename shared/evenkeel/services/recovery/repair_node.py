@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import Incident, JobAct
 from evenkeel.domain.health.intake import ladder_of
+from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.policy import Mode, Policy
 from evenkeel.domain.recovery.approval import beyond, is_approved
 from evenkeel.domain.recovery.guardrails import Act, GuardFacts, weigh
@@ -32,7 +33,6 @@ from evenkeel.domain.recovery.repair import (
 from evenkeel.domain.recovery.seats import look
 from evenkeel.domain.recovery.validation import CheckKind, expected_accelerators, judge_node
 from evenkeel.domain.recovery.vetoes import veto
-from evenkeel.domain.scheduling.jobs import Job
 from evenkeel.domain.values import Value
 from evenkeel.ports import (
     Cluster,

@@ -7,10 +7,10 @@ pod. All others are unmanaged: listed, counted and evicted like any other team's
 
 import re
 
+from evenkeel.domain.external.workloads import ForeignPod, Owned, PodClaim
 from evenkeel.domain.health.incidents import Incident
-from evenkeel.domain.scheduling.foreign import ForeignPod, Owned, PodClaim
-from evenkeel.domain.scheduling.jobs import Attempt, WorkloadSeen
-from evenkeel.domain.scheduling.renting import Rental
+from evenkeel.domain.jobs.job import Attempt, WorkloadSeen
+from evenkeel.domain.renting.rental import Rental
 from evenkeel.ports import Cluster, Key, Ledger, Row, Table, get_all
 from evenkeel.services.storage import rows
 

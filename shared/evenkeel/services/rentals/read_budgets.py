@@ -4,10 +4,10 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.scheduling.budgets import left_by_team, with_rents
-from evenkeel.domain.scheduling.renting import Rental
-from evenkeel.domain.scheduling.spending import Spent
-from evenkeel.domain.scheduling.teams import SetUp
+from evenkeel.domain.quotas.budgets import left_by_team, with_rents
+from evenkeel.domain.quotas.spending import Spent
+from evenkeel.domain.quotas.teams import SetUp
+from evenkeel.domain.renting.rental import Rental
 from evenkeel.ports import Ledger
 from evenkeel.services.rentals import rentals
 from evenkeel.services.storage import read_charges, read_setup, rows

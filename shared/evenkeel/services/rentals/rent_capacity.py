@@ -12,17 +12,18 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from evenkeel.domain.capacity import efa
+from evenkeel.domain.capacity.pools import Market
+from evenkeel.domain.capacity.shortages import Shortages
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.economics import money
 from evenkeel.domain.health.incidents import TimelineEntry
+from evenkeel.domain.jobs.job import Attempt, Job
 from evenkeel.domain.policy import Mode, Policy, RentedPool
+from evenkeel.domain.quotas.budgets import rent_parts_of
 from evenkeel.domain.recovery.modes import launch_mode
-from evenkeel.domain.scheduling import efa
-from evenkeel.domain.scheduling.budgets import rent_parts_of
-from evenkeel.domain.scheduling.jobs import Attempt, Job
-from evenkeel.domain.scheduling.placement import Placement, PlacementDecision, PlacementFacts, place
-from evenkeel.domain.scheduling.pools import Market
-from evenkeel.domain.scheduling.renting import (
+from evenkeel.domain.renting.placement import Placement, PlacementDecision, PlacementFacts, place
+from evenkeel.domain.renting.rental import (
     Offer,
     Rental,
     RentalHold,
@@ -35,8 +36,7 @@ from evenkeel.domain.scheduling.renting import (
     spending_of,
     why_unwanted,
 )
-from evenkeel.domain.scheduling.replicas import ServingMemory, registered_as, standing_on, why_unwanted_for
-from evenkeel.domain.scheduling.shortages import Shortages
+from evenkeel.domain.renting.serving import ServingMemory, registered_as, standing_on, why_unwanted_for
 from evenkeel.domain.values import Value
 from evenkeel.ports import (
     Add,

@@ -1,4 +1,4 @@
-"""The part of a scheduling pass that rents nodes for replicas of a Deployment: `domain/scheduling/replicas.py` decides.
+"""The part of a scheduling pass that rents nodes for replicas of a Deployment: `domain/renting/serving.py` decides.
 
 A rental, its reason and its record are one commit, held to the tree's version as admissions are: so caps hold, whoever
 else runs a pass. A crash after it leaves a rental without its workflow, which the sweeper starts.
@@ -8,32 +8,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
+from evenkeel.domain.admission.decide import Request, Room
+from evenkeel.domain.admission.serving_demand import Short, holder_id, replicas_of
+from evenkeel.domain.capacity.shortages import Shortages
+from evenkeel.domain.external.workloads import ForeignPod
 from evenkeel.domain.health.incidents import TimelineEntry
+from evenkeel.domain.jobs.job import Charge, PlacementNote
 from evenkeel.domain.policy import Mode, Policy, ServingWorkload
-from evenkeel.domain.scheduling.admission import Request, Room
-from evenkeel.domain.scheduling.foreign import ForeignPod
-from evenkeel.domain.scheduling.jobs import Charge, PlacementNote
-from evenkeel.domain.scheduling.placement import Placement, PlacementDecision, placement_said
-from evenkeel.domain.scheduling.renting import (
-    NOBODYS,
-    Conditions,
-    Offer,
-    Rental,
-    RentalState,
-    Served,
-    counted,
-    note_key,
-)
-from evenkeel.domain.scheduling.replicas import (
-    ServingMemory,
-    budgets_after,
-    hold_of,
-    nodes_for,
-    pool_named,
-    room_left,
-)
-from evenkeel.domain.scheduling.serving import Short, holder_id, replicas_of
-from evenkeel.domain.scheduling.shortages import Shortages
+from evenkeel.domain.renting.placement import Placement, PlacementDecision, placement_said
+from evenkeel.domain.renting.rental import NOBODYS, Conditions, Offer, Rental, RentalState, Served, counted, note_key
+from evenkeel.domain.renting.serving import ServingMemory, budgets_after, hold_of, nodes_for, pool_named, room_left
 from evenkeel.ports import Ledger, Put, Refused, Workflows, Write, get_all
 from evenkeel.services.context import Desk, Tree
 from evenkeel.services.rentals import rentals

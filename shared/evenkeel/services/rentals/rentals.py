@@ -9,23 +9,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
+from evenkeel.domain.admission.decide import TAINTED, Action, AdmissionDecision, Room
+from evenkeel.domain.capacity.pools import Pool
+from evenkeel.domain.capacity.shortages import Shortages
 from evenkeel.domain.decisions import Alternative, Decision
 from evenkeel.domain.economics import money
 from evenkeel.domain.health.incidents import TimelineEntry
+from evenkeel.domain.jobs.job import Attempt, Charge, Job, JobState, PlacementNote
 from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.policy import Mode, Policy, RentedPool
-from evenkeel.domain.scheduling.admission import TAINTED, Action, AdmissionDecision, Room
-from evenkeel.domain.scheduling.burst import Home, LoanFacts, LoanState, Stay, judge_loan, judge_stay
-from evenkeel.domain.scheduling.jobs import Attempt, Charge, Job, JobState, PlacementNote
-from evenkeel.domain.scheduling.placement import (
-    Placement,
-    PlacementDecision,
-    is_behind,
-    place_in_turn,
-    placement_said,
-)
-from evenkeel.domain.scheduling.pools import Pool
-from evenkeel.domain.scheduling.renting import (
+from evenkeel.domain.renting.migration import Home, LoanFacts, LoanState, Stay, judge_loan, judge_stay
+from evenkeel.domain.renting.placement import Placement, PlacementDecision, is_behind, place_in_turn, placement_said
+from evenkeel.domain.renting.rental import (
     Conditions,
     Offer,
     Rental,
@@ -42,7 +37,6 @@ from evenkeel.domain.scheduling.renting import (
     shadow_of,
     stay_facts,
 )
-from evenkeel.domain.scheduling.shortages import Shortages
 from evenkeel.domain.values import Value
 from evenkeel.ports import Cluster, Ids, Ledger, Machine, Put, Row, Telemetry, TransientError, Workflows, Write, get_all
 from evenkeel.services.storage import rows

@@ -9,10 +9,13 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import NamedTuple
 
+from evenkeel.domain.capacity import efa
 from evenkeel.domain.decisions import Alternative, Decision
 from evenkeel.domain.economics.forecasts import forecast, launch_durations, repair_durations
+from evenkeel.domain.elastic.grow_shrink import ElasticJob, FaultFacts
 from evenkeel.domain.health.incidents import HurtJob, Incident, IncidentState
 from evenkeel.domain.health.intake import doubt_of, ladder_of
+from evenkeel.domain.jobs.job import Attempt, AttemptState, Demand, Job, ResumeOption, ResumePlan, StopRequest
 from evenkeel.domain.nodes import KubernetesNode
 from evenkeel.domain.policy import Mode, Policy
 from evenkeel.domain.recovery.approval import is_approved
@@ -31,17 +34,6 @@ from evenkeel.domain.recovery.resume import (
     plan_resume,
 )
 from evenkeel.domain.recovery.rollback import Rollback, RollbackDecision, RollbackFacts, roll_back
-from evenkeel.domain.scheduling import efa
-from evenkeel.domain.scheduling.elastic import ElasticJob, FaultFacts
-from evenkeel.domain.scheduling.jobs import (
-    Attempt,
-    AttemptState,
-    Demand,
-    Job,
-    ResumeOption,
-    ResumePlan,
-    StopRequest,
-)
 from evenkeel.domain.values import Value
 from evenkeel.ports import Cluster, Conflict, Ids, Ledger, Passes, Put, Table, Telemetry, Write, every, get_all
 from evenkeel.services.incidents import unhealthy_nodes

@@ -9,26 +9,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
+from evenkeel.domain.admission import request_facts, start_size, team_cycle
+from evenkeel.domain.admission.decide import Action, AdmissionDecision, Request, Room, Snapshot, admit, rooms_of
+from evenkeel.domain.capacity.shortages import Shortages
+from evenkeel.domain.jobs.job import Attempt, Charge, Job, JobState, ResumeOption, ResumePlan
 from evenkeel.domain.nodes import KubernetesNode, Node, NodeLife
 from evenkeel.domain.policy import Policy
+from evenkeel.domain.quotas.budgets import left_by_team
+from evenkeel.domain.quotas.spending import Spent
+from evenkeel.domain.quotas.teams import SetUp
 from evenkeel.domain.recovery.resume import GivesWay, Offer, Renting, lost_seconds
-from evenkeel.domain.scheduling import reserved, sharing, sizing
-from evenkeel.domain.scheduling.admission import (
-    Action,
-    AdmissionDecision,
-    Request,
-    Room,
-    Snapshot,
-    admit,
-    rooms_of,
-)
-from evenkeel.domain.scheduling.budgets import left_by_team
-from evenkeel.domain.scheduling.jobs import Attempt, Charge, Job, JobState, ResumeOption, ResumePlan
-from evenkeel.domain.scheduling.placement import Placement, place, would_rent
-from evenkeel.domain.scheduling.renting import Conditions, RentalState, placement_facts
-from evenkeel.domain.scheduling.shortages import Shortages
-from evenkeel.domain.scheduling.spending import Spent
-from evenkeel.domain.scheduling.teams import SetUp
+from evenkeel.domain.renting.placement import Placement, place, would_rent
+from evenkeel.domain.renting.rental import Conditions, RentalState, placement_facts
 from evenkeel.ports import Ledger, Table, get_all
 from evenkeel.services.rentals import read_budgets, rentals
 from evenkeel.services.scheduling import read_use
@@ -111,7 +103,7 @@ class _Fleet(NamedTuple):
     """Others that wait."""
     rented: rentals.Rented
     setup: SetUp
-    memory: sharing.Memory
+    memory: team_cycle.Memory
     spent: Mapping[tuple[str, str], Spent]
     used: Mapping[str, Mapping[str, float]]
     at_risk: Mapping[str, float]
@@ -128,7 +120,7 @@ class _Fleet(NamedTuple):
             if not self.setup.has_teams:
                 return admit(Snapshot(rooms=rooms, pending=asked), policy.scheduling, now)
             stopping = frozenset(self.memory.stopping) & {charge.job_id for charge in charges}
-            snapshot = sharing.Snapshot(
+            snapshot = team_cycle.Snapshot(
                 self.setup,
                 rooms,
                 asked,
@@ -139,10 +131,10 @@ class _Fleet(NamedTuple):
                 used=self.used,
                 at_risk=self.at_risk,
             )
-            return sharing.share(snapshot, policy.scheduling, policy.economy, now)
+            return team_cycle.share(snapshot, policy.scheduling, policy.economy, now)
 
-        pending = tuple(reserved.request_of(job, policy, now) for job, _ in jobs.values())
-        return sizing.fit(pending, weigh(pending), weigh, now)
+        pending = tuple(request_facts.request_of(job, policy, now) for job, _ in jobs.values())
+        return start_size.fit(pending, weigh(pending), weigh, now)
 
 
 def _look(
@@ -165,7 +157,7 @@ def _look(
         for charge in charges
     )
     found = ledger.get(tree)
-    memory = sharing.Memory.model_validate((found.doc.get("memory") if found else None) or {})
+    memory = team_cycle.Memory.model_validate((found.doc.get("memory") if found else None) or {})
     rented = rentals.load(ledger)
     spent = read_budgets.spent(setup, ledger, rented.rentals, now)
     rented = _still_rented(patient, rented)
@@ -174,7 +166,7 @@ def _look(
         _rooms(patient, nodes, in_use, charges, now), {patient.job.job_id: (patient.job, 0)}, policy.burst.pools
     )
     return _Fleet(
-        rooms=reserved.with_ends(rooms, policy),
+        rooms=request_facts.with_ends(rooms, policy),
         charges=charges,
         holders=holders,
         waiting=_heads(patient.job, setup, (*memory.sticky.values(), *all_charges.owners), ledger, policy),

@@ -3,20 +3,20 @@
     attempt n is asked to stop, with its grace to save ── run_job settles it ── the next pass finds it another place
 
 Nobody is let on any more by then, so that it goes where the machines stay: committed, rented, or back to the queue
-with a reason (`domain/scheduling/reserved.py`).
+with a reason (`domain/admission/request_facts.py`).
 """
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
+from evenkeel.domain.admission.decide import Room
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import TimelineEntry
+from evenkeel.domain.jobs.job import Charge, Job, JobState
+from evenkeel.domain.jobs.validation import MAX_GRACE_SECONDS
 from evenkeel.domain.policy import Mode, Policy
-from evenkeel.domain.scheduling.admission import Room
-from evenkeel.domain.scheduling.burst import Stay, StayDecision, judge_stay
-from evenkeel.domain.scheduling.jobs import Charge, Job, JobState
-from evenkeel.domain.scheduling.renting import committed_pools, stay_facts
-from evenkeel.domain.scheduling.submission import MAX_GRACE_SECONDS
+from evenkeel.domain.renting.migration import Stay, StayDecision, judge_stay
+from evenkeel.domain.renting.rental import committed_pools, stay_facts
 from evenkeel.ports import Ids, Ledger, Put, Write, get_all
 from evenkeel.services.storage import rows
 from evenkeel.services.storage.batches import Part

@@ -3,8 +3,8 @@
 from collections import Counter
 from datetime import datetime
 
-from evenkeel.domain.scheduling.spending import left_of, weeks_until
-from evenkeel.domain.scheduling.teams import Period, SetUp
+from evenkeel.domain.quotas.spending import left_of, weeks_until
+from evenkeel.domain.quotas.teams import Period, SetUp
 from evenkeel.ports import Ledger
 from evenkeel.services.storage import rows
 

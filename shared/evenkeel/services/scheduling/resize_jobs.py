@@ -1,4 +1,4 @@
-"""The part of a scheduling pass that changes the size of running jobs: `domain/scheduling/resizing.py` says whose.
+"""The part of a scheduling pass that changes the size of running jobs: `domain/admission/resize_plan.py` says whose.
 
     attempt n is asked to stop, with its grace to save ── run_job settles it ── the next pass admits n+1 at its new size
 
@@ -9,12 +9,12 @@ follows any stop: a crash anywhere leaves a job that waits, and that goes before
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
+from evenkeel.domain.admission.resize_plan import ElasticMemory, Planned, ResizePlan, answer_for, wish_of
+from evenkeel.domain.admission.team_cycle import Memory
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import TimelineEntry
+from evenkeel.domain.jobs.job import AttemptState, Charge, Job, JobState, StopRequest
 from evenkeel.domain.policy import Mode
-from evenkeel.domain.scheduling.jobs import AttemptState, Charge, Job, JobState, StopRequest
-from evenkeel.domain.scheduling.resizing import ElasticMemory, Planned, ResizePlan, answer_for, wish_of
-from evenkeel.domain.scheduling.sharing import Memory
 from evenkeel.ports import Key, Ledger, Put, Refused, Write, get_all
 from evenkeel.services.context import Desk, Tree
 from evenkeel.services.storage import batches, rows

@@ -20,14 +20,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from evenkeel.domain.decisions import Decision
-from evenkeel.domain.health.incidents import TimelineEntry
-from evenkeel.domain.nodes import KubernetesNode, ProviderNode, join_nodes
-from evenkeel.domain.policy import Mode, Policy, SchedulingPolicy
-from evenkeel.domain.recovery.modes import launch_mode
-from evenkeel.domain.recovery.resume import lost_seconds
-from evenkeel.domain.scheduling import reserved, resizing, serving, sharing, sizing
-from evenkeel.domain.scheduling.admission import (
+from evenkeel.domain.admission import request_facts, resize_plan, serving_demand, start_size, team_cycle
+from evenkeel.domain.admission.decide import (
     Action,
     Admission,
     AdmissionDecision,
@@ -42,9 +36,10 @@ from evenkeel.domain.scheduling.admission import (
     rooms_of,
     said_of,
 )
-from evenkeel.domain.scheduling.budgets import left_by_team
-from evenkeel.domain.scheduling.foreign import ForeignPod
-from evenkeel.domain.scheduling.jobs import (
+from evenkeel.domain.decisions import Decision
+from evenkeel.domain.external.workloads import ForeignPod
+from evenkeel.domain.health.incidents import TimelineEntry
+from evenkeel.domain.jobs.job import (
     Attempt,
     AttemptState,
     Charge,
@@ -54,10 +49,15 @@ from evenkeel.domain.scheduling.jobs import (
     StopRequest,
     WorkloadSeen,
 )
-from evenkeel.domain.scheduling.queues.objects import QueueingStrategy, StopPolicy
-from evenkeel.domain.scheduling.renting import is_on
-from evenkeel.domain.scheduling.spending import Spent
-from evenkeel.domain.scheduling.teams import SetUp
+from evenkeel.domain.kueue.objects import QueueingStrategy, StopPolicy
+from evenkeel.domain.nodes import KubernetesNode, ProviderNode, join_nodes
+from evenkeel.domain.policy import Mode, Policy, SchedulingPolicy
+from evenkeel.domain.quotas.budgets import left_by_team
+from evenkeel.domain.quotas.spending import Spent
+from evenkeel.domain.quotas.teams import SetUp
+from evenkeel.domain.recovery.modes import launch_mode
+from evenkeel.domain.recovery.resume import lost_seconds
+from evenkeel.domain.renting.rental import is_on
 from evenkeel.domain.sources import Source, SourceKind
 from evenkeel.domain.values import Value
 from evenkeel.ports import (
@@ -104,7 +104,7 @@ _ASIDE = timedelta(hours=1)
 _EVERY_QUEUE = ""
 """In the place of a team's name: the list of all waiting jobs. Where no teams are set up it is the one queue; else it
 also holds jobs that were submitted before there were teams, and those of teams that were removed."""
-_NO_SIZES = resizing.ElasticMemory()
+_NO_SIZES = resize_plan.ElasticMemory()
 
 
 class Outcome(Value):
@@ -194,7 +194,7 @@ class _Look(NamedTuple):
     rented: rentals.Rented = rentals.Rented()
     elastic: Mapping[str, tuple[Job, int]] = {}
     """Those of several sizes that hold nodes or are changing size."""
-    short: tuple[serving.Short, ...] = ()
+    short: tuple[serving_demand.Short, ...] = ()
     """Serving workloads of whose replicas some wait."""
     covered: Mapping[str, int] = {}
     """By such a workload, the replicas that rented nodes will take."""
@@ -208,15 +208,15 @@ class _Look(NamedTuple):
     """Jobs whose admission the ledger refused in this cycle: nothing is decided about them."""
 
     @property
-    def memory(self) -> sharing.Memory:
+    def memory(self) -> team_cycle.Memory:
         """What passes remember, as far as it still matters."""
-        return sharing.Memory.model_validate(self.tree.doc.get("memory") or {})
+        return team_cycle.Memory.model_validate(self.tree.doc.get("memory") or {})
 
     def pending(self, policy: Policy, now: datetime) -> tuple[Request, ...]:
         """Return what the waiting jobs ask for that may start."""
         terms = policy.scheduling.elastic
         return tuple(
-            sizing.patient(reserved.request_of(self.rented.where_rented(job), policy, now), job.lost_at, terms)
+            start_size.patient(request_facts.request_of(self.rented.where_rented(job), policy, now), job.lost_at, terms)
             for job in self._asking()
             if (job.cluster, job.namespace) not in self.of_kueue and not self._is_unreadable(job)
         )
@@ -334,7 +334,7 @@ def _run(
                 look = _load_pending(ledger, policy)._replace(aside=frozenset(aside))
                 decisions = (*look.misplaced(now), *look.handed_over(now))
                 placed: rentals.Places = {}
-                resizes = resizing.ResizePlan()
+                resizes = resize_plan.ResizePlan()
                 spikes: tuple[rent_for_serving.Spike, ...] = ()
             else:
                 look = _load(ledger, cluster, provider, clusters, policy, now)._replace(aside=frozenset(aside))
@@ -401,7 +401,7 @@ def _load(
     # The order matters. A rental that ends between two reads is counted twice at worst, never not at all; and so is a
     # pod that is created. Jobs come after the charges: what an attempt gave back is seen with the job that had it.
     rented = rentals.load(ledger)
-    sized = sharing.Memory.model_validate(tree.doc.get("memory") or {}).elastic
+    sized = team_cycle.Memory.model_validate(tree.doc.get("memory") or {}).elastic
     look = _with_jobs(
         _Look(tree, {}, setup, cursors=queued.cursors, after_heads=queued.cursors, turn=queued.turn),
         queued,
@@ -422,7 +422,7 @@ def _load(
     provider_nodes = seen[clusters[0]].provider_nodes if clusters[0] in seen else ()
     unhealthy = unhealthy_nodes.among(seen_nodes, ledger, policy, now)
     rooms = rooms_of(join_nodes(seen_nodes, provider_nodes, clusters[0]), in_use, charges, workloads, unhealthy)
-    rooms = reserved.with_ends(rented.rooms(rooms, jobs, policy.burst.pools), policy)
+    rooms = request_facts.with_ends(rented.rooms(rooms, jobs, policy.burst.pools), policy)
     of_kueue = {(name, each): by for name, facts in seen.items() for each, by in facts.of_kueue.items()}
     elsewhere = {charge.job_id for charge in charges if charge.cluster in unreadable}
     elastic = {name: each for name, each in elastic.items() if name not in elsewhere}
@@ -507,12 +507,12 @@ def _beside_serving(
     look: _Look, pods: Mapping[str, Sequence[ForeignPod]], policy: SchedulingPolicy, now: datetime
 ) -> _Look:
     """Keep for the replicas of serving workloads the nodes that they are about to take."""
-    short = serving.short_of(policy.serving, pods)
+    short = serving_demand.short_of(policy.serving, pods)
     classes = look.setup.fleet.priority_classes
     # All of them take what comes free, those too for whom a node is on its way.
-    kept = serving.kept_for(serving.demands_of(short, look.rooms, classes, now), look.rooms, policy)
+    kept = serving_demand.kept_for(serving_demand.demands_of(short, look.rooms, classes, now), look.rooms, policy)
     covered = rent_for_serving.covered(policy.serving, look.rented, pods, look.rooms)
-    demands = serving.demands_of(short, look.rooms, classes, now, covered)
+    demands = serving_demand.demands_of(short, look.rooms, classes, now, covered)
     return look._replace(rooms=kept, all_rooms=look.rooms, short=short, covered=covered, demands=demands)
 
 
@@ -539,12 +539,12 @@ def _queued(ledger: Ledger, tree: Row, setup: SetUp, heads: int) -> _Queued:
             cursors[team] = page.cursor
     behind, turn = _in_turn(ledger, setup, cursors, heads) if cursors else ([], None)
     # Who waits for its evictions stays the head of its queue, wherever it stands.
-    sticky = sharing.Memory.model_validate(tree.doc.get("memory") or {}).sticky.values() if cursors else ()
+    sticky = team_cycle.Memory.model_validate(tree.doc.get("memory") or {}).sticky.values() if cursors else ()
     barriers = [name for name, _ in turn.barriers] if turn else ()
     return _Queued((*map(rows.job_key, (*sticky, *barriers)), *found, *behind), cursors, turn)
 
 
-def _with_jobs(look: _Look, queued: _Queued, ledger: Ledger, sized: resizing.ElasticMemory = _NO_SIZES) -> _Look:
+def _with_jobs(look: _Look, queued: _Queued, ledger: Ledger, sized: resize_plan.ElasticMemory = _NO_SIZES) -> _Look:
     """Return the look with the charges, and with the jobs that wait and those of several sizes, read after them.
 
     An interrupted job waits wherever the index lists it, or does not list it yet: its released charge names it.
@@ -659,7 +659,9 @@ def _decide(look: _Look, ledger: Ledger, policy: Policy, now: datetime) -> tuple
             decisions = _weigh(look, pending, policy, now)
         elif _EVERY_QUEUE in look.after_heads:
             look = look._replace(turn=turn.after(decisions, look.after_heads[_EVERY_QUEUE]))
-    fitted = sizing.fit(pending, decisions, lambda asked: _weigh(look, asked, policy, now), now, look.rented.serving)
+    fitted = start_size.fit(
+        pending, decisions, lambda asked: _weigh(look, asked, policy, now), now, look.rented.serving
+    )
     return look, fitted
 
 
@@ -667,7 +669,7 @@ def _weigh(look: _Look, pending: tuple[Request, ...], policy: Policy, now: datet
     """Decide about all that wait, by the rules of this fleet."""
     if not look.setup.has_teams:
         return admit(Snapshot(rooms=look.rooms, pending=pending), policy.scheduling, now)
-    snapshot = sharing.Snapshot(
+    snapshot = team_cycle.Snapshot(
         look.setup,
         look.rooms,
         pending,
@@ -680,7 +682,7 @@ def _weigh(look: _Look, pending: tuple[Request, ...], policy: Policy, now: datet
         look.at_risk,
         frozenset(look.unreadable),
     )
-    return sharing.share(snapshot, policy.scheduling, policy.economy, now)
+    return team_cycle.share(snapshot, policy.scheduling, policy.economy, now)
 
 
 _MOVES = frozenset({Action.ADMIT, Action.PREEMPT})
@@ -720,15 +722,15 @@ def _more(look: _Look, decisions: Iterable[AdmissionDecision], ledger: Ledger, l
 
 def _resizes(
     look: _Look, decisions: tuple[AdmissionDecision, ...], policy: Policy, now: datetime
-) -> resizing.ResizePlan:
+) -> resize_plan.ResizePlan:
     """Return which running jobs are to change size, for those who wait or to use what is idle."""
 
-    def weigh(fleet: resizing.Fleet) -> tuple[AdmissionDecision, ...]:
+    def weigh(fleet: resize_plan.Fleet) -> tuple[AdmissionDecision, ...]:
         other = look._replace(rooms=fleet.rooms, charges=fleet.charges, stopping=fleet.stopping)
         return _weigh(other, fleet.pending, policy, now)
 
-    facts = resizing.Facts(
-        fleet=resizing.Fleet(look.all_rooms, look.charges, look.stopping, look.pending(policy, now)),
+    facts = resize_plan.Facts(
+        fleet=resize_plan.Fleet(look.all_rooms, look.charges, look.stopping, look.pending(policy, now)),
         decisions=decisions,
         jobs={name: job for name, (job, _) in look.elastic.items()},
         leaving=frozenset(look.memory.stopping),
@@ -737,13 +739,13 @@ def _resizes(
         policy=policy.scheduling,
         now=now,
         demands=look.demands,
-        asked_by=lambda job: reserved.request_of(job, policy, now),
+        asked_by=lambda job: request_facts.request_of(job, policy, now),
     )
-    return resizing.plan(facts, weigh)
+    return resize_plan.plan(facts, weigh)
 
 
 def _spikes(
-    look: _Look, resizes: resizing.ResizePlan, ledger: Ledger, policy: Policy, now: datetime
+    look: _Look, resizes: resize_plan.ResizePlan, ledger: Ledger, policy: Policy, now: datetime
 ) -> tuple[rent_for_serving.Spike, ...]:
     """Return what is to be rented for replicas that find no node, though others shrink for them."""
     seen = rent_for_serving.Seen(look.short, look.covered, look.demands, resizes.helped)
@@ -787,13 +789,13 @@ class _Tree:
         self._row = look.tree
         self.memory = look.memory.pruned(look.charges, look.setup, now) if look.setup.has_teams else look.memory
 
-    def put(self, memory: sharing.Memory) -> Put:
+    def put(self, memory: team_cycle.Memory) -> Put:
         """Return the write that raises it."""
         told = memory.to_row()
         doc = {name: value for name, value in self._row.doc.items() if name != "memory"}
         return Put(Row(self._row.key, {**doc, "memory": told} if told else doc, self._row.version))
 
-    def raised(self, memory: sharing.Memory) -> None:
+    def raised(self, memory: team_cycle.Memory) -> None:
         """Note that it was written."""
         written = self.put(memory).row
         self._row, self.memory = Row(written.key, written.doc, written.version + 1), memory
@@ -802,7 +804,7 @@ class _Tree:
 def _carry_out(
     decisions: Sequence[AdmissionDecision],
     placed: rentals.Places,
-    resizes: resizing.ResizePlan,
+    resizes: resize_plan.ResizePlan,
     spikes: Sequence[rent_for_serving.Spike],
     look: _Look,
     admitted: list[str],

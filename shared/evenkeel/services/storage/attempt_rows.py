@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from evenkeel.domain.scheduling.jobs import Attempt, Job, WorkloadSeen
+from evenkeel.domain.jobs.job import Attempt, Job, WorkloadSeen
 from evenkeel.domain.values import Value
 from evenkeel.ports import Ledger, NotFound, get_all
 from evenkeel.services.storage import rows

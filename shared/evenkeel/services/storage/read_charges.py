@@ -8,7 +8,7 @@ quota is held, or whose it was. A scheduling cycle never sees freed quota withou
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from evenkeel.domain.scheduling.jobs import Charge, Job, JobState
+from evenkeel.domain.jobs.job import Charge, Job, JobState
 from evenkeel.ports import Conflict, Delete, Ledger, Row
 from evenkeel.services.storage import rows
 

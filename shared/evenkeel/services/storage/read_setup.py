@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from evenkeel.domain.names import unknown
-from evenkeel.domain.scheduling.teams import FleetQuotas, SetUp, Team
+from evenkeel.domain.quotas.teams import FleetQuotas, SetUp, Team
 from evenkeel.ports import Ledger, NotFound
 from evenkeel.services.storage import rows
 

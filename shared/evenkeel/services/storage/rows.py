@@ -6,20 +6,20 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
+from evenkeel.domain.capacity.shortages import Shortages
 from evenkeel.domain.decisions import MOST_ALTERNATIVES, Decision, packed
 from evenkeel.domain.health.groups import GroupFact
 from evenkeel.domain.health.incidents import DRILL_PREFIX, Evidence, Incident, NodeFact, TimelineEntry
 from evenkeel.domain.health.intake import LastIncident
 from evenkeel.domain.health.recurrence import REMEMBERED, History
+from evenkeel.domain.jobs.job import Attempt, Charge, Job, JobState
 from evenkeel.domain.kept_logs import KeptLog
 from evenkeel.domain.nodes import NodeLife
+from evenkeel.domain.quotas.teams import FleetQuotas, Team
 from evenkeel.domain.recovery.leases import Lease
 from evenkeel.domain.recovery.unhealthy import UnhealthyNode
-from evenkeel.domain.scheduling.jobs import Attempt, Charge, Job, JobState
-from evenkeel.domain.scheduling.renting import Rental, RentalHold, RentalState
-from evenkeel.domain.scheduling.replicas import ServingMemory
-from evenkeel.domain.scheduling.shortages import Shortages
-from evenkeel.domain.scheduling.teams import FleetQuotas, Team
+from evenkeel.domain.renting.rental import Rental, RentalHold, RentalState
+from evenkeel.domain.renting.serving import ServingMemory
 from evenkeel.domain.values import Value, rfc3339
 from evenkeel.domain.waiting import Wait
 from evenkeel.ports import Key, Ledger, NotFound, Row, Table

@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
+from evenkeel.domain.external.workloads import ForeignPod, foreign_workloads
 from evenkeel.domain.nodes import FleetNode, Node
-from evenkeel.domain.scheduling.foreign import ForeignPod, foreign_workloads
 from evenkeel.domain.sources import Source, SourceKind
 from evenkeel.events import kubernetes_node
 from evenkeel.ports import Conflict, EvenkeelError, Put, Row, Table

@@ -1,6 +1,6 @@
 """Rentals whose workflow is not there to go on: it is started again, and finds by itself where they stand."""
 
-from evenkeel.domain.scheduling.renting import Rental, RentalState
+from evenkeel.domain.renting.rental import Rental, RentalState
 from evenkeel.ports import ExecutionState, Machine, Put, Table
 from evenkeel.services.rentals import rentals
 from evenkeel.services.storage import rows

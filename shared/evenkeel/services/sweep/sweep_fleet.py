@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from evenkeel.domain.health.incidents import IncidentState
+from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.policy import Mode, Policy
-from evenkeel.domain.scheduling.jobs import JobState
 from evenkeel.domain.sources import Source, SourceAge, SourceKind, SourceState
 from evenkeel.domain.values import Value
 from evenkeel.events import kubernetes_node

@@ -10,7 +10,12 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any, TypeVar
 
+from evenkeel.domain.external import kueue_status
+from evenkeel.domain.external.workloads import ForeignPod
 from evenkeel.domain.health.incidents import HurtJob, Incident, NodeCheck, TimelineEntry
+from evenkeel.domain.jobs.attempt_end import lost_nodes
+from evenkeel.domain.jobs.awaiting import attempt_answer, is_doubtful
+from evenkeel.domain.jobs.job import Attempt, Job, WorkloadSeen
 from evenkeel.domain.nodes import KubernetesNode, NodeLife, ProviderCluster, ProviderNode
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.recovery import approval
@@ -29,20 +34,8 @@ from evenkeel.domain.recovery.validation import (
     margin_seconds,
 )
 from evenkeel.domain.recovery.vetoes import veto
-from evenkeel.domain.scheduling import followed
-from evenkeel.domain.scheduling.attempts import lost_nodes
-from evenkeel.domain.scheduling.awaiting import attempt_answer, is_doubtful
-from evenkeel.domain.scheduling.foreign import ForeignPod
-from evenkeel.domain.scheduling.jobs import Attempt, Job, WorkloadSeen
-from evenkeel.domain.scheduling.renting import (
-    Offer,
-    Rental,
-    came_answer,
-    end_answer,
-    nodes_answer,
-    nodes_that_came,
-)
-from evenkeel.domain.scheduling.replicas import as_seen, empty_answer, why_unwanted_for
+from evenkeel.domain.renting.rental import Offer, Rental, came_answer, end_answer, nodes_answer, nodes_that_came
+from evenkeel.domain.renting.serving import as_seen, empty_answer, why_unwanted_for
 from evenkeel.domain.values import Value
 from evenkeel.domain.waiting import DEADLINE_PASSED, Answer, Condition, ConditionKind, Wait, WaitState
 from evenkeel.ports import (
@@ -527,8 +520,8 @@ def _follow(wait: Wait, row: Row, world: Observation) -> tuple[Wait, Row]:
     attempt = rows.read(found, Attempt)
     seen = world.workload(attempt).kueue
     told = wait.but(
-        said=followed.said_of(seen, attempt.local_queue, world.now),
-        step=followed.step_of(seen),
+        said=kueue_status.said_of(seen, attempt.local_queue, world.now),
+        step=kueue_status.step_of(seen),
         position=seen.position if seen else None,
     )
     if told == wait:

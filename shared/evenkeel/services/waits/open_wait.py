@@ -9,7 +9,7 @@ from evenkeel.domain.recovery.leases import RepairAsk
 from evenkeel.domain.recovery.repair import deadline_of
 from evenkeel.domain.recovery.seats import look
 from evenkeel.domain.recovery.validation import CheckKind, margin_seconds
-from evenkeel.domain.scheduling.renting import Rental
+from evenkeel.domain.renting.rental import Rental
 from evenkeel.domain.values import Value, milliseconds, rfc3339
 from evenkeel.domain.waiting import Condition, ConditionKind, Wait, wait_name
 from evenkeel.ports import Cluster, Conflict, Ledger, Provider, Put, Refused, WaitAnswers

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from evenkeel.domain.scheduling.queues.cycle import Decision, Scheduler
-from evenkeel.domain.scheduling.queues.objects import (
+from evenkeel.domain.kueue.cycle import Decision, Scheduler
+from evenkeel.domain.kueue.objects import (
     Admitted,
     Cohort,
     Flavor,
@@ -18,7 +18,7 @@ from evenkeel.domain.scheduling.queues.objects import (
     ResourceGroup,
     Workload,
 )
-from evenkeel.domain.scheduling.queues.snapshot import Rules
+from evenkeel.domain.kueue.snapshot import Rules
 
 GPU = "gpu"
 ANY, NEVER = PreemptionPolicy.ANY, PreemptionPolicy.NEVER

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenkeel.domain.scheduling.queues.cycle import Scheduler
-from evenkeel.domain.scheduling.queues.decayed import Decay, DecayedUse
-from evenkeel.domain.scheduling.queues.objects import Admitted, Flavor, Workload
-from evenkeel.domain.scheduling.queues.snapshot import Rules
+from evenkeel.domain.kueue.cycle import Scheduler
+from evenkeel.domain.kueue.decayed import Decay, DecayedUse
+from evenkeel.domain.kueue.objects import Admitted, Flavor, Workload
+from evenkeel.domain.kueue.snapshot import Rules
 from tests.unit.scheduling.queues.builders import ANY, GPU, a_queue, a_workload
 
 HOUR = Decay(half_life_seconds=3600.0, entry_seconds=60.0)

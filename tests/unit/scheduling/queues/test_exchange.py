@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.scheduling.instance_types import shipped
-from evenkeel.domain.scheduling.queues import hyperpod
-from evenkeel.domain.scheduling.queues.capacity import quotas_of
-from evenkeel.domain.scheduling.queues.documents import DocumentError
-from evenkeel.domain.scheduling.queues.exchange import Spelling, exchanged
-from evenkeel.domain.scheduling.queues.objects import Queue, Quota
-from evenkeel.domain.scheduling.queues.setup import RULES, Declared, Profile
+from evenkeel.domain.capacity.instance_types import shipped
+from evenkeel.domain.kueue import hyperpod
+from evenkeel.domain.kueue.capacity import quotas_of
+from evenkeel.domain.kueue.documents import DocumentError
+from evenkeel.domain.kueue.exchange import Spelling, exchanged
+from evenkeel.domain.kueue.objects import Queue, Quota
+from evenkeel.domain.kueue.setup import RULES, Declared, Profile
 
 Json = dict[str, Any]
 GIB = 2**30

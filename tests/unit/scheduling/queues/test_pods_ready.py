@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.scheduling.queues.replay import Events, Replay
-from evenkeel.domain.scheduling.queues.setup import Declared, Profile
+from evenkeel.domain.kueue.replay import Events, Replay
+from evenkeel.domain.kueue.setup import Declared, Profile
 
 Json = dict[str, Any]
 BLOCKS: Json = {"apiVersion": "config.kueue.x-k8s.io/v1beta2", "waitForPodsReady": {"blockAdmission": True}}

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenkeel.domain.scheduling.queues.cycle import Decision, Scheduler
-from evenkeel.domain.scheduling.queues.objects import Admitted, Fungible
+from evenkeel.domain.kueue.cycle import Decision, Scheduler
+from evenkeel.domain.kueue.objects import Admitted, Fungible
 from tests.unit.scheduling.queues.worlds import Result, World, told
 
 SEEDS = st.integers(0, 2**32)

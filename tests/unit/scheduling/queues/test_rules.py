@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.scheduling.queues import checker
-from evenkeel.domain.scheduling.queues.capacity import Tree
-from evenkeel.domain.scheduling.queues.cycle import Decision, Result, Scheduler
-from evenkeel.domain.scheduling.queues.fair_sharing import share_of
-from evenkeel.domain.scheduling.queues.flavors import Mode, Pending, why_unfit
-from evenkeel.domain.scheduling.queues.objects import (
+from evenkeel.domain.kueue import checker
+from evenkeel.domain.kueue.capacity import Tree
+from evenkeel.domain.kueue.cycle import Decision, Result, Scheduler
+from evenkeel.domain.kueue.fair_sharing import share_of
+from evenkeel.domain.kueue.flavors import Mode, Pending, why_unfit
+from evenkeel.domain.kueue.objects import (
     PODS,
     UNLIMITED,
     Admitted,
@@ -32,8 +32,8 @@ from evenkeel.domain.scheduling.queues.objects import (
     Toleration,
     Workload,
 )
-from evenkeel.domain.scheduling.queues.pending import PendingQueue, Waiting
-from evenkeel.domain.scheduling.queues.preemption import order_key
+from evenkeel.domain.kueue.pending import PendingQueue, Waiting
+from evenkeel.domain.kueue.preemption import order_key
 from tests.unit.scheduling.queues.builders import (
     ANY,
     GPU,

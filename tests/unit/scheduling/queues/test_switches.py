@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from evenkeel.domain.scheduling.queues.cycle import Scheduler
-from evenkeel.domain.scheduling.queues.objects import Admitted, Flavor
-from evenkeel.domain.scheduling.queues.setup import RULES, Profile
-from evenkeel.domain.scheduling.queues.snapshot import Rules
+from evenkeel.domain.kueue.cycle import Scheduler
+from evenkeel.domain.kueue.objects import Admitted, Flavor
+from evenkeel.domain.kueue.setup import RULES, Profile
+from evenkeel.domain.kueue.snapshot import Rules
 from tests.unit.scheduling.queues.builders import ANY, GPU, LOWER, a_queue, a_scheduler, a_workload, holds, victims
 from tests.unit.scheduling.queues.test_properties import SEEDS
 from tests.unit.scheduling.queues.worlds import World

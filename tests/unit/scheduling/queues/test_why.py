@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import example, given, settings
 
-from evenkeel.domain.scheduling.queues.cycle import Decision, Result, Scheduler
-from evenkeel.domain.scheduling.queues.objects import Queue, Workload
-from evenkeel.domain.scheduling.queues.why import Change, why
+from evenkeel.domain.kueue.cycle import Decision, Result, Scheduler
+from evenkeel.domain.kueue.objects import Queue, Workload
+from evenkeel.domain.kueue.why import Change, why
 from tests.unit.scheduling.queues.builders import (
     ANY,
     LOWER,

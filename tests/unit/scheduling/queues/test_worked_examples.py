@@ -1,9 +1,9 @@
 """Examples worked out by hand, one rule each."""
 
-from evenkeel.domain.scheduling.queues.capacity import Node, Tree
-from evenkeel.domain.scheduling.queues.cycle import Result, Scheduler
-from evenkeel.domain.scheduling.queues.flavors import Pending
-from evenkeel.domain.scheduling.queues.objects import Admitted, Fungibility, Fungible, PodSet, Workload
+from evenkeel.domain.kueue.capacity import Node, Tree
+from evenkeel.domain.kueue.cycle import Result, Scheduler
+from evenkeel.domain.kueue.flavors import Pending
+from evenkeel.domain.kueue.objects import Admitted, Fungibility, Fungible, PodSet, Workload
 from tests.unit.scheduling.queues.builders import (
     ANY,
     GPU,

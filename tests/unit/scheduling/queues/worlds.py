@@ -4,9 +4,9 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 
-from evenkeel.domain.scheduling.queues import checker
-from evenkeel.domain.scheduling.queues.cycle import Decision, Result, Scheduler
-from evenkeel.domain.scheduling.queues.objects import (
+from evenkeel.domain.kueue import checker
+from evenkeel.domain.kueue.cycle import Decision, Result, Scheduler
+from evenkeel.domain.kueue.objects import (
     BorrowWithin,
     Cohort,
     Flavor,
@@ -22,7 +22,7 @@ from evenkeel.domain.scheduling.queues.objects import (
     ResourceGroup,
     Workload,
 )
-from evenkeel.domain.scheduling.queues.snapshot import Rules
+from evenkeel.domain.kueue.snapshot import Rules
 
 RESOURCES = ("cpu", "gpu")
 FLAVORS = ("f1", "f2")

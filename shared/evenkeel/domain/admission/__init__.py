@@ -1,0 +1,1 @@
+"""What one scheduling cycle decides: admit, preempt, resize."""

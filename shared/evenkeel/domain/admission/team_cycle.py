@@ -1,0 +1,641 @@
+"""A pass where teams share the fleet: who goes next by quota, and where by the machines that are there.
+
+    who holds quota ─┐
+    recoveries ──────┼─▶ cycles until nothing moves ─▶ one decision for each job
+    heads of queues ─┘         │ quota, then seats: both or neither
+
+Recoveries are weighed in cycles of their own before all others, may take spares, and what is their own is kept for them
+while they wait for machines. It is kept for other interrupted jobs, too, so that no younger job takes their nodes. What
+quota allows and machines do not is an answer of its own: it is parked, or holds up its queue, as the queue's strategy
+says; and even then only those of its queue who could take the same machines.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from pydantic import model_validator
+
+from evenkeel.domain.admission.decide import (
+    Action,
+    AdmissionDecision,
+    AdmissionFacts,
+    Line,
+    Offer,
+    Request,
+    Room,
+    VictimOf,
+    Way,
+    best_of,
+    by_quota,
+    decide,
+    lacks_efa,
+    lasts_for,
+    made_way,
+    offers_for,
+    why_no_seats,
+    without_seats,
+)
+from evenkeel.domain.admission.resize_plan import ElasticMemory
+from evenkeel.domain.capacity import instance_types
+from evenkeel.domain.decisions import packed, unpacked
+from evenkeel.domain.jobs.job import Charge
+from evenkeel.domain.kueue import own
+from evenkeel.domain.kueue.cycle import Decision, Result, Scheduler
+from evenkeel.domain.kueue.flavors import Assignment
+from evenkeel.domain.kueue.hyperpod import INSTANCE_TYPE_LABEL
+from evenkeel.domain.kueue.kueue import Expression
+from evenkeel.domain.kueue.objects import Amounts, QueueingStrategy, Workload
+from evenkeel.domain.kueue.preemption import Demand, Victim, willing
+from evenkeel.domain.kueue.setup import Declared, Profile
+from evenkeel.domain.nodes import NodeLife
+from evenkeel.domain.policy import EconomyPolicy, SchedulingPolicy
+from evenkeel.domain.quotas import flavor_matching
+from evenkeel.domain.quotas.claims import Moment, Notes, claim_of, holder_document
+from evenkeel.domain.quotas.spending import Limit, Spent, limits_of
+from evenkeel.domain.quotas.teams import SetUp
+from evenkeel.domain.values import Instant, Value
+
+_MOST_CYCLES = 2000
+_MOST_PAIRS = 500
+"""Evictions that are remembered: the latest."""
+_ANYBODY: Mapping[str, Any] = {"job_id": "", "owner": "", "submitted_at": None, "queued_at": None}
+"""What tells two requests apart and no machine asks about."""
+
+
+class Eviction(Value):
+    """One had the other evicted."""
+
+    preemptor: str
+    victim: str
+    at: Instant
+
+
+class Memory(Value):
+    """What the rules must remember between passes. A pass ends when nothing moves: no scan of flavors outlives it."""
+
+    sticky: dict[str, str] = {}
+    """queue → the job that waits there for its evictions, and stays its head."""
+    stopping: dict[str, str] = {}
+    """job that was asked to stop → for whom."""
+    evictions: tuple[Eviction, ...] = ()
+    elastic: ElasticMemory = ElasticMemory()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_kept(cls, kept: Any) -> Any:
+        return unpacked(kept)
+
+    def to_row(self) -> dict[str, Any] | None:
+        """Return it as the tree's row keeps it, packed where it is long; None where nothing is remembered.
+
+        It grows with the jobs that are asked to stop. What is too large even then is forgotten: jobs carry their own
+        stop requests, and a flap guard that is lost costs a move.
+        """
+        return packed(self.to_json()) if self != Memory() else None
+
+    def after_admission(self, queue: str, job_id: str) -> "Memory":
+        """Return what is remembered once a job has started."""
+        return self.but(
+            sticky={name: head for name, head in self.sticky.items() if (name, head) != (queue, job_id)},
+            stopping={name: head for name, head in self.stopping.items() if name != job_id},
+        )
+
+    def after_preemption(self, queue: str, job_id: str, victims: Iterable[str], now: datetime) -> "Memory":
+        """Return what is remembered once others were asked to stop for a job."""
+        gone = tuple(victims)
+        told = (*self.evictions, *(Eviction(preemptor=job_id, victim=victim, at=now) for victim in gone))
+        return self.but(
+            sticky={**self.sticky, queue: job_id},
+            stopping={**self.stopping, **dict.fromkeys(gone, job_id)},
+            evictions=told[-_MOST_PAIRS:],
+        )
+
+    def pruned(self, charges: Iterable[Charge], setup: SetUp, now: datetime) -> "Memory":
+        """Return what still matters: who holds nothing any more has stopped, and a guard ends."""
+        held = {charge.job_id for charge in charges}
+        guard = setup.fleet.switches.flap_guard_seconds
+        return self.but(
+            sticky={queue: head for queue, head in self.sticky.items() if queue in setup.by_name},
+            stopping={name: head for name, head in self.stopping.items() if name in held},
+            evictions=tuple(each for each in self.evictions if (now - each.at).total_seconds() < guard),
+        )
+
+
+class Snapshot(NamedTuple):
+    """All that one pass rests on."""
+
+    setup: SetUp
+    rooms: tuple[Room, ...]
+    pending: tuple[Request, ...]
+    charges: tuple[Charge, ...] = ()
+    stopping: frozenset[str] = frozenset()
+    """Jobs that somebody asked to stop: a person, a recovery, or an earlier pass."""
+    memory: Memory = Memory()
+    spent: Mapping[tuple[str, str], Spent] = {}
+    """(team, period's name) → what its settled attempts held."""
+    told: Mapping[str, str] = {}
+    """Job → why it waits, as it was said last: nothing is recorded twice, so no facts are gathered for it either."""
+    used: Mapping[str, Mapping[str, float]] = {}
+    """Team whose queue goes by use → submitter → accelerators that are left of what it used and holds no more."""
+    at_risk: Mapping[str, float] = {}
+    """Job that holds a charge → accelerator-seconds of work that would be lost if it had to go now."""
+    unreadable: frozenset[str] = frozenset()
+    """Clusters that cannot be read: the jobs there hold their quota, and none of them is asked to stop."""
+
+
+class _Turn(NamedTuple):
+    decision: Decision
+    moment: Moment
+    offers: tuple[Offer, ...]
+
+
+def share(
+    snapshot: Snapshot, policy: SchedulingPolicy, economy: EconomyPolicy, now: datetime
+) -> tuple[AdmissionDecision, ...]:
+    """Decide about every pending job. Never over a limit, never more on a node than is free there.
+
+    Returns:
+        One decision a job, in the order in which they are to be carried out: each is right with those before it.
+    """
+    last: frozenset[str] = frozenset()
+    while True:
+        answers = _Pass(snapshot, policy, economy, now, last).run()
+        started = {answer.job_id for answer in answers if answer.action is Action.ADMIT}
+        # Nobody is started to be stopped for another at once: it comes last, and takes what is left.
+        in_vain = started & {victim.job_id for answer in answers for victim in answer.victims}
+        if in_vain <= last:
+            return answers
+        last |= in_vain
+
+
+class _Pass:
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        policy: SchedulingPolicy,
+        economy: EconomyPolicy,
+        now: datetime,
+        last: frozenset[str] = frozenset(),
+    ) -> None:
+        self.snapshot, self.policy, self.economy, self.now = snapshot, policy, economy, now
+        self.last = last
+        """Jobs that are weighed after all others."""
+        self.rooms = snapshot.rooms
+        self.catalogue = instance_types.shipped()
+        found = snapshot.setup.queues
+        self.queues = {queue.name: queue for queue in found.queues}
+        self.flavors = {each.name: flavor_matching.with_labels(each) for each in found.flavors}
+        self.declared = Declared(Profile.EVENKEEL, found.rules)
+        self.declared.queues = dict(self.queues)
+        self.scheduler = Scheduler(found.queues, found.cohorts, self.flavors.values(), found.rules, self._seats)
+        self.requests: dict[str, Request] = {}
+        """Those that are weighed."""
+        self.jobs: dict[str, own.Job] = {}
+        """The same, as the rules of queues read them."""
+        self.notes = Notes()
+        self.meant: dict[frozenset[str], Callable[[Room], bool] | None] = {}
+        self.has_rooms = frozenset(room.kept_for for room in self.rooms)
+        """Jobs for which machines are rented."""
+        self.offered: tuple[tuple[Room, ...], dict[Request, tuple[Offer, ...]]] = (self.rooms, {})
+        """Machines, and what they could give to any job that asks for just this."""
+        self.turns: dict[str, _Turn] = {}
+        self.offers: dict[str, tuple[Offer, ...]] = {}
+        """Of those who were asked about in this cycle."""
+        self.decided: dict[str, AdmissionDecision] = {}
+        """Final ones, in their order."""
+        self.waits: dict[str, AdmissionDecision] = {}
+        """Of those who were weighed and wait."""
+        self.answered: dict[str, tuple[str, Mapping[str, str]]] = {}
+        """By queue, once all stands still: the first who was weighed, and the first of each parked shape."""
+        self.lines: dict[str, Line] = {}
+        self.seatless: dict[str, _Turn] = {}
+        """Turns in which quota was there and machines were not, while the scan of the flavors goes on."""
+        self.kept: dict[str, tuple[str, Amounts]] = {}
+        """Job that waits for machines only → (queue, what is kept for it)."""
+        self.kept_seats: dict[str, tuple[NodeLife, ...]] = {}
+        """The same → machines that are kept for it."""
+        self.ways: dict[str, Way | None] = {}
+        """By job that has quota and no machines, and takes the place of others."""
+        self.started: dict[str, list[Charge]] = {}
+        """By team, what this pass admitted: it counts for its limits."""
+        self._restore()
+
+    # ------------------------------------------------------------ who holds quota
+
+    def _restore(self) -> None:
+        scheduler = self.scheduler
+        scheduler.snapshot.now = self.now.timestamp()
+        for name, submitters in self.snapshot.used.items():
+            resource = flavor_matching.resource_of((), self.queues[name], self.catalogue)
+            for submitter, left in submitters.items():
+                scheduler.used_before(name, submitter, {resource: left})
+        for charge in sorted(self.snapshot.charges, key=lambda each: (each.admitted_at or self.now, each.job_id)):
+            queue = self.queues.get(charge.queue or charge.team)
+            use = flavor_matching.use_of(charge, queue, self.flavors, self.catalogue) if queue else {}
+            if queue is None or not use:
+                continue
+            document = holder_document(
+                charge.job_id,
+                queue.name,
+                use,
+                max(1, len(charge.node_names)),
+                priority=charge.priority,
+                at=(charge.admitted_at or self.now).timestamp(),
+                queued_at=charge.queued_at.timestamp() if charge.queued_at else 0.0,
+                is_evicted=charge.job_id in self.snapshot.stopping,
+                sub_queue=charge.owner if queue.by_use else "",
+                work_at_risk=self.snapshot.at_risk.get(charge.job_id),
+                is_pinned=charge.cluster in self.snapshot.unreadable,
+            )
+            holder = self.declared.job(document, charge.job_id).admitted
+            assert holder is not None
+            scheduler.restore(holder)
+        for each in self.snapshot.memory.evictions:
+            scheduler.snapshot.evicted_at[frozenset((each.preemptor, each.victim))] = each.at.timestamp()
+
+    # ------------------------------------------------------------ who is weighed
+
+    def run(self) -> tuple[AdmissionDecision, ...]:
+        waiting = sorted(self.snapshot.pending, key=lambda each: each.place_in_queue)
+        for request in waiting:
+            if not self._is_answered(request):
+                self.requests[request.job_id] = request
+                self.jobs[request.job_id] = self._job(request)
+        for turn in (0, 1, 2):
+            # Who was admitted in a turn before counts for the limits of this one.
+            names = [
+                name
+                for name, each in self.requests.items()
+                if turn == self._turn(each) and not self._is_held_back(each)
+            ]
+            for name in names:
+                self.scheduler.submit(self.jobs[name].to_workload(self.requests[name].priority))
+            self._stick(names)
+            self._until_quiet()
+        for request in waiting:
+            if request.job_id not in self.decided:
+                self.decided[request.job_id] = self._still_waits(request)
+        return tuple(self.decided.values())
+
+    def _turn(self, request: Request) -> int:
+        return 2 if request.job_id in self.last else 0 if request.goes_first else 1
+
+    def _is_answered(self, request: Request) -> bool:
+        """Whether it is not weighed at all: it pauses, is held back, or could never start here."""
+        if request.not_before and self.now < request.not_before:
+            return self._answer(request)
+        team = self.snapshot.setup.by_name.get(request.team)
+        if team is None:
+            return self._answer(request, barred=f"There is no team {request.team} any more.")
+        queue = self.queues[request.team]
+        if not queue.is_active:
+            return self._answer(request, barred=f"Its queue admits nobody: {queue.inactive or queue.stop}.")
+        offers = self._offers(request)
+        if all(offer.in_fleet < request.nodes for offer in offers) and (request.attempts == 0 or not offers):
+            return self._answer(request, offers=offers)
+        # Others of its shape may be done before the machines go, so that it parks nobody with it.
+        is_cut_off = all(offer.in_fleet - offer.leaving < request.nodes for offer in offers)
+        if is_cut_off and any(offer.leaving for offer in offers):
+            return self._answer(request, offers=offers)
+        return self._is_held_back(request)
+
+    def _is_held_back(self, request: Request) -> bool:
+        limits = self._limits(request)
+        return any(limit.holds_back for limit in limits) and self._answer(request, limits=limits)
+
+    def _answer(self, request: Request, **facts: object) -> bool:
+        known = {"request": request, "offers": (), "now": self.now, **facts}
+        self.decided[request.job_id] = decide(AdmissionFacts.model_validate(known))
+        return True
+
+    def _limits(self, request: Request) -> tuple[Limit, ...]:
+        team = self.snapshot.setup.by_name[request.team]
+        if team.most_accelerators_per_user is None and not team.budgets:
+            return ()
+        held = [each for each in self.snapshot.charges if each.team == team.name]
+        spent = {period: found for (of, period), found in self.snapshot.spent.items() if of == team.name}
+        return limits_of(
+            team,
+            request.owner,
+            request.nodes * request.accelerators_per_node,
+            (*held, *self.started.get(team.name, ())),
+            spent,
+            self.economy,
+            self.now,
+        )
+
+    def _job(self, request: Request) -> own.Job:
+        queue = self.queues[request.team]
+        types = Expression(key=INSTANCE_TYPE_LABEL, operator="In", values=request.instance_types)
+        resource = flavor_matching.resource_of(request.instance_types, queue, self.catalogue)
+        each = request.accelerators_per_node
+        pods = own.OwnPodSet(
+            name="workers",
+            count=request.nodes,
+            requests={resource: each} if each else {},
+            selector={flavor_matching.CLUSTER_LABEL: request.cluster},
+            affinity=((types,),) if request.instance_types else (),
+        )
+        return own.Job(
+            name=request.job_id,
+            queue=queue.name,
+            priority=request.priority,
+            created_at=request.submitted_at.timestamp(),
+            requeued_at=request.queued_at.timestamp() if request.queued_at else None,
+            sub_queue=request.owner if queue.by_use else "",
+            pod_sets=(pods,),
+        )
+
+    def _stick(self, names: Iterable[str]) -> None:
+        """Let those who wait for their evictions stay the heads of their queues; a recovery before anybody."""
+        heads = {*self.snapshot.memory.sticky.values()}
+        for name in names:
+            pending = self.scheduler.pending[self.requests[name].team]
+            if name in heads and not pending.sticky:
+                pending.sticky = name
+
+    # ------------------------------------------------------------ seats
+
+    def _seats(self, workload: Workload, assignment: Assignment, victims: tuple[Victim, ...]) -> str:
+        """Say why there are no machines; take them where there are, and nobody has to stop for them first."""
+        request = self.requests[workload.workload_id]
+        rooms = self._with_room_of(victims) if victims else self.rooms
+        meant = self._meant_by(frozenset(flavor for flavors in assignment.flavors for flavor in flavors.values()))
+        offers = offers_for(request, rooms, self.policy, meant)
+        self.offers[request.job_id] = offers
+        said = why_no_seats(request, offers)
+        if not said and not victims:
+            self.rooms = without_seats(self.rooms, request, best_of(offers).best)
+        elif said and not victims and not _goes_on(assignment):
+            self._keep(request, workload, assignment)
+        return said
+
+    def _offers(self, request: Request) -> tuple[Offer, ...]:
+        """Return what the machines that are left could give: reckoned once for all who ask alike."""
+        if self.offered[0] is not self.rooms:
+            self.offered = (self.rooms, {})
+        found = self.offered[1]
+        alike = request if request.job_id in self.has_rooms else request.model_copy(update=_ANYBODY)
+        if alike not in found:
+            found[alike] = offers_for(request, self.rooms, self.policy)
+        return found[alike]
+
+    def _meant_by(self, given: frozenset[str]) -> Callable[[Room], bool] | None:
+        """Return which machines all of some flavors stand for, which no pass changes; None where all are."""
+        if given not in self.meant:
+            found = frozenset(
+                (room.cluster, room.node_name)
+                for room in self.snapshot.rooms
+                if all(
+                    flavor_matching.stands_for(self.flavors[name], room.instance_type, room.pool, room.labels)
+                    for name in given
+                )
+            )
+            is_all = len(found) == len(self.snapshot.rooms)
+            self.meant[given] = None if is_all else lambda room: (room.cluster, room.node_name) in found
+        return self.meant[given]
+
+    def _with_room_of(self, victims: tuple[Victim, ...]) -> tuple[Room, ...]:
+        """Return the rooms as they are once all who are asked to stop have stopped."""
+        return self._without({victim.workload_id for victim in victims} | self.snapshot.stopping)
+
+    def _without(self, gone: Collection[str]) -> tuple[Room, ...]:
+        """Return the rooms as they are once some have stopped."""
+        freed: dict[tuple[str, str], int] = {}
+        for charge in self.snapshot.charges:
+            for name in charge.node_names if charge.job_id in gone else ():
+                place = (charge.cluster, name)
+                freed[place] = freed.get(place, 0) + charge.accelerators // len(charge.node_names)
+        return tuple(
+            room.model_copy(
+                update={"free": min(room.accelerators, room.free + freed.get((room.cluster, room.node_name), 0))}
+            )
+            for room in self.rooms
+        )
+
+    # ------------------------------------------------------------ cycles
+
+    def _until_quiet(self) -> None:
+        """Run cycles until one more could change nothing."""
+        seen: set[str] = set()
+        for _ in range(_MOST_CYCLES):
+            moment = Moment.of(self.scheduler, self.kept.values())
+            self.offers = {}
+            decisions = self.scheduler.cycle(self.now.timestamp())
+            if not decisions:
+                return
+            moved = False
+            for decision in decisions:
+                name = decision.workload.workload_id
+                self.turns[name] = _Turn(decision, moment, self.offers.get(name, ()))
+                moved |= self._follow(decision)
+            was_evicted = {each.workload.workload_id for each, was in moment.holders if was}
+            moved |= any(victim.workload_id not in was_evicted for each in decisions for victim in each.victims)
+            mark = repr([(each.workload.workload_id, each.result, each.assignment.flavors) for each in decisions])
+            if moved:
+                seen.clear()
+            elif mark in seen:
+                return
+            seen.add(mark)
+
+    def _follow(self, decision: Decision) -> bool:
+        """Do what a decision entails; return whether others may now get another answer."""
+        workload = decision.workload
+        request = self.requests[workload.workload_id]
+        if decision.result is Result.ADMITTED:
+            self._admitted(request)
+            return True
+        if decision.result is Result.NO_SEATS:
+            self.seatless[request.job_id] = self.turns[request.job_id]
+        if decision.result in (Result.PREEMPTING, Result.DEFERRED, Result.SKIPPED) or _goes_on(decision.assignment):
+            return False
+        seatless = self.seatless.pop(request.job_id, None)
+        if seatless is None:
+            return False
+        # No other flavor would do: that machines are missing is what there is to say.
+        self.turns[request.job_id] = seatless
+        is_strict = self._is_strict(workload)
+        if not is_strict and not request.keeps_nodes:
+            return False  # parked: others go on
+        self.scheduler.withdraw(workload)
+        self._keep(request, workload, seatless.decision.assignment)
+        if request.job_id in self.kept:
+            self.scheduler.snapshot.team_of(workload).node.add_all(self.kept[request.job_id][1])
+        if is_strict:
+            self._hold_up(request)
+        return True
+
+    def _is_strict(self, workload: Workload) -> bool:
+        return self.queues[workload.queue].strategy is QueueingStrategy.STRICT
+
+    def _admitted(self, request: Request) -> None:
+        decided = self._by_quota(request)
+        self.decided[request.job_id] = decided
+        team = self.snapshot.setup.by_name[request.team]
+        self.started.setdefault(team.name, []).append(decided.to_charge())
+        for other in self._waiting_in(request.team):
+            limits = self._limits(other)
+            if any(limit.holds_back for limit in limits):
+                self._withdraw(other)
+                self._answer(other, limits=limits)
+
+    def _keep(self, request: Request, workload: Workload, assignment: Assignment) -> None:
+        """Keep for one that waits for machines what is its own: nobody borrows it, nor takes those that are there."""
+        holds = self._is_strict(workload) or request.keeps_nodes
+        if not holds or assignment.level or request.job_id in self.kept:
+            return
+        self.kept[request.job_id] = (workload.queue, dict(assignment.use))
+        name = request.job_id
+        offers = self.offers[name] if name in self.offers else self.turns[name].offers
+        offer = max(offers, key=lambda each: (each.fitting, each.pool), default=None)
+        if offer is None:
+            return
+        fits = [
+            room
+            for room in self.rooms
+            if (room.pool, room.instance_type) == (offer.pool, offer.instance_type)
+            and room.cluster == request.cluster
+            and room.is_open
+            and lasts_for(request, room)
+            and room.free >= request.accelerators_per_node
+            and room.life.key not in request.avoid
+            and not lacks_efa(request, room, self.policy)
+        ]
+        self.kept_seats[name] = tuple(room.life for room in fits[: request.nodes])
+        self.rooms = without_seats(self.rooms, request, self.kept_seats[name])
+
+    def _hold_up(self, request: Request) -> None:
+        """Let one that waits for machines hold up those of its queue who could take them."""
+        line = self.lines.setdefault(request.team, Line())
+        line.waits(request.job_id, self._offers(request))
+        for other in self._waiting_in(request.team):
+            before = line.before(self._offers(other))
+            if before:
+                self._withdraw(other)
+                self.decided[other.job_id] = self._behind(other, before, "free nodes")
+
+    def _waiting_in(self, team: str) -> list[Request]:
+        waiting = self.scheduler.pending[team].all()
+        return [self.requests[each.workload.workload_id] for each in waiting]
+
+    def _withdraw(self, request: Request) -> None:
+        self.scheduler.pending[request.team].remove(request.job_id)
+
+    # ------------------------------------------------------------ what is said
+
+    def _by_quota(self, request: Request) -> AdmissionDecision:
+        turn = self.turns[request.job_id]
+        facts = AdmissionFacts(request=request, offers=turn.offers, now=self.now)
+        decided = by_quota(facts, turn.decision)
+        if request.takes_place and decided.action is Action.WAIT:
+            if request.job_id not in self.ways:
+                self.ways[request.job_id] = self._way(request, turn.decision)
+            facts = facts.model_copy(update={"way": self.ways[request.job_id]})
+            decided = made_way(decided.model_copy(update={"facts": facts}))
+        is_done = decided.action in (Action.ADMIT, Action.PREEMPT)  # and so recorded, whatever was said before
+        if not is_done and self.snapshot.told.get(request.job_id) == decided.reason:
+            return decided
+        document = self.jobs[request.job_id].model_dump(mode="json", by_alias=True, exclude_defaults=True)
+        claim = claim_of(document, turn.decision, turn.moment, self.scheduler, self.notes)
+        return decided.model_copy(update={"facts": facts.model_copy(update={"claim": claim})})
+
+    def _way(self, request: Request, decision: Decision) -> Way | None:
+        """Find who makes machines free for one that has quota: in the order of its queue's policies, and no more.
+
+        Nobody does where those are enough who stop in any case.
+        """
+        for_whom = self.snapshot.memory.stopping
+        stopping = {name for name in self.snapshot.stopping if for_whom.get(name) != request.job_id}
+        is_others = {name for name in stopping if for_whom.get(name)}
+        is_others |= {victim.job_id for way in self.ways.values() if way for victim in way.victims}
+        is_others |= {victim.workload_id for turn in self.turns.values() for victim in turn.decision.victims}
+        meant = self._meant_by(frozenset(name for names in decision.assignment.flavors for name in names.values()))
+        own = frozenset(life.key for life in self.kept_seats.get(request.job_id, ()))
+
+        def offers_without(gone: Iterable[str]) -> tuple[Offer, ...]:
+            rooms = (
+                room.model_copy(update={"free": room.free + request.accelerators_per_node})
+                if room.life.key in own
+                else room
+                for room in self._without({*gone, *stopping})
+            )
+            return offers_for(request, rooms, self.policy, meant)
+
+        def is_enough(gone: Iterable[str]) -> bool:
+            return not why_no_seats(request, offers_without(gone))
+
+        if is_enough(()):
+            return None
+        going: list[VictimOf] = []
+        for victim in self._willing(request, decision):
+            if victim.workload_id in is_others:
+                continue
+            going.append(VictimOf(job_id=victim.workload_id, reason=victim.reason))
+            if is_enough(each.job_id for each in going):
+                break
+        else:
+            return None
+        # Those run on whose going was not needed, from the second-last backwards.
+        for spared in going[-2::-1]:
+            if is_enough(each.job_id for each in going if each is not spared):
+                going.remove(spared)
+        return Way(victims=tuple(going), offers=offers_without(each.job_id for each in going))
+
+    def _willing(self, request: Request, decision: Decision) -> list[Victim]:
+        """Return who may be asked to stop for a job, in their order; what is kept for it is no use of its queue's."""
+        team = self.scheduler.snapshot.team_of(decision.workload)
+        wanted = {key: amount for key, amount in decision.assignment.use.items() if amount > 0}
+        _, own = self.kept.get(request.job_id, ("", {}))
+        team.node.remove_all(own)
+        demand = Demand(decision.workload, team, wanted, frozenset(wanted))
+        found = willing(demand, self.scheduler.snapshot, may_borrow=decision.assignment.level > 0)
+        team.node.add_all(own)
+        started = {charge.job_id for charges in self.started.values() for charge in charges}
+        return [each for each in found if each.workload_id not in started]
+
+    def _still_waits(self, request: Request) -> AdmissionDecision:
+        if request.job_id in self.turns:
+            return self._waits(request)
+        mine = self.scheduler.pending[request.team].get(request.job_id)
+        head, alike = self._answered_in(request.team)
+        if mine is not None and mine.workload.shape in alike:
+            return self._alike(request, alike[mine.workload.shape])
+        name = head or next(iter(self.turns), "")
+        turn = self.turns.get(name)
+        waits_for = {
+            Result.PREEMPTING: "others to stop",
+            Result.DEFERRED: "others to stop",
+            Result.NO_SEATS: "free nodes",
+        }
+        return self._behind(request, name, waits_for.get(turn.decision.result, "quota") if turn else "its turn")
+
+    def _answered_in(self, team: str) -> tuple[str, Mapping[str, str]]:
+        if team not in self.answered:
+            pending = self.scheduler.pending[team]
+            others = [each.workload for each in pending.all() if each.workload.workload_id in self.turns]
+            parked = pending.parked_shapes
+            # Written from behind: the first of a shape is what stands.
+            alike = {each.shape: each.workload_id for each in reversed(others) if each.shape in parked}
+            self.answered[team] = (others[0].workload_id if others else "", alike)
+        return self.answered[team]
+
+    def _waits(self, request: Request) -> AdmissionDecision:
+        if request.job_id not in self.waits:
+            self.waits[request.job_id] = self._by_quota(request)
+        return self.waits[request.job_id]
+
+    def _alike(self, request: Request, other: str) -> AdmissionDecision:
+        reason = self._waits(self.requests[other]).reason
+        facts = AdmissionFacts(request=request, offers=(), behind=other, alike=reason, now=self.now)
+        return decide(facts)
+
+    def _behind(self, request: Request, other: str, waits_for: str) -> AdmissionDecision:
+        offers = self._offers(request)
+        facts = AdmissionFacts(request=request, offers=offers, behind=other, behind_for=waits_for, now=self.now)
+        return decide(facts)
+
+
+def _goes_on(assignment: Assignment) -> bool:
+    """Whether another flavor is tried in the next cycle."""
+    return assignment.progress is not None and assignment.progress.has_more

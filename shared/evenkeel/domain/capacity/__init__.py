@@ -1,0 +1,1 @@
+"""Node capacity, pools, instance types, compatibility, shortages and start estimates."""

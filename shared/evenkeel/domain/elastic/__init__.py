@@ -1,0 +1,1 @@
+"""When an elastic job grows or shrinks."""

@@ -1,0 +1,1 @@
+"""Workloads that Evenkeel does not run: other pods, Kueue."""

@@ -1,0 +1,1 @@
+"""Jobs and their attempts: specification, states, validation, endings."""

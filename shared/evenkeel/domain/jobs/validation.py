@@ -1,0 +1,239 @@
+"""Submission: what a job may ask for, as far as that can be said without looking at the world."""
+
+import json
+import re
+from collections.abc import Iterator
+from datetime import datetime
+from typing import NamedTuple
+
+from evenkeel.domain.jobs.job import JobSpec
+
+MAX_NODES = 1024
+MAX_ACCELERATORS_PER_NODE = 128
+MAX_GRACE_SECONDS = 3600
+MAX_RESTARTS = 100
+MAX_ENV = 200
+MAX_WORDS = 256
+"""Of the command, and of its arguments."""
+MAX_TEXT = 32_768
+"""Bytes of command, arguments and environment together, as UTF-8."""
+MAX_SPEC = 65_536
+"""Bytes of the whole job as JSON in UTF-8: its row, its records and the transactions that hold them have room for it.
+
+What a row of the ledger may hold is 400 kB, and one record of a decision repeats parts of it."""
+MAX_URI = 512
+"""Characters of a checkpoint place, which is part of a key of the ledger."""
+MAX_INSTANCE_TYPES = 20
+MAX_MODELS = 20
+MAX_LABELS = 32
+MAX_SIZES = 64
+
+_DNS_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}", re.ASCII)
+_INSTANCE_TYPE = re.compile(r"(ml\.)?[a-z0-9-]{2,20}\.[a-z0-9-]{2,20}", re.ASCII)
+_MODEL = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}", re.ASCII)
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
+"""What no text may hold: control characters but tab and line ends, and halves of characters."""
+_IMAGE = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._:/@-]{0,511}", re.ASCII)
+_S3_URI = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9!_.*'()=-]{1,256}){1,32}/?", re.ASCII)
+_FILE_URI = re.compile(r"file://(/[A-Za-z0-9!_.*'()=-]{1,255}){2,32}/?", re.ASCII)
+_BUCKET_ALIASES = ("-s3alias", "--ol-s3", ".mrap")
+"""Ends of the aliases that AWS gives to S3 access points. An alias is another name of a bucket: two jobs, or two teams,
+could have one folder under two names. No bucket may have such a name."""
+_OF_LAYOUT = re.compile(r"(attempt|step)=.*|_fence|manifest\.json", re.ASCII)
+"""Names that `domain.checkpoints.layout` gives to what lies under a job's place."""
+_DNS_SUBDOMAIN = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([a-z0-9.-]*[a-z0-9])?", re.ASCII)
+_SECRET_KEY = re.compile(r"[A-Za-z0-9._-]{1,253}", re.ASCII)
+_LABEL_KEY = re.compile(r"([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", re.ASCII)
+_LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?", re.ASCII)
+
+ARCHITECTURES = ("amd64", "arm64")
+"""As images name them."""
+RESERVED_ENV = frozenset(
+    {
+        *("EVENKEEL_JOB_ID", "EVENKEEL_ATTEMPT", "EVENKEEL_CHECKPOINT_URI", "EVENKEEL_RESUME_FROM"),
+        *("EVENKEEL_DISTRUST_AFTER", "EVENKEEL_DISTRUST_THROUGH", "EVENKEEL_DISTRUST_DEMAND"),
+        *("EVENKEEL_ACCEPT_CONVENTION", "EVENKEEL_START_OVER", "EVENKEEL_DAMAGED"),
+        *("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "JOB_COMPLETION_INDEX", "POD_IP"),
+    }
+)
+"""The training contract's own: each attempt sets them."""
+RESERVED_LABEL_DOMAINS = ("evenkeel.io", "kubernetes.io", "k8s.io", "x-k8s.io")
+"""Those of controllers among them: Kueue would suspend a job that names one of its queues."""
+
+
+class SpecFault(NamedTuple):
+    """One thing that a job cannot ask for."""
+
+    field: str
+    """In camelCase, as the caller wrote it: `nodes`, `env.PATH`."""
+    message: str
+
+
+def check_spec(spec: JobSpec) -> tuple[SpecFault, ...]:
+    """Return everything that is wrong with a job; nothing where it may be queued."""
+    return tuple(_faults(spec))
+
+
+def names_an_alias(uri: str) -> bool:
+    """Return whether an S3 URI names a bucket by the alias of an access point."""
+    scheme, _, path = uri.partition("://")
+    return scheme == "s3" and path.partition("/")[0].endswith(_BUCKET_ALIASES)
+
+
+def check_deadline(spec: JobSpec, now: datetime) -> tuple[SpecFault, ...]:
+    """Return what is wrong with a deadline when a job is submitted: one that has passed can only be a mistake."""
+    if spec.deadline_at is None or spec.deadline_at > now:
+        return ()
+    return (SpecFault("deadline", f"Name an instant to come: it is {now:%Y-%m-%dT%H:%M:%SZ}."),)
+
+
+def _faults(spec: JobSpec) -> Iterator[SpecFault]:
+    if not _DNS_LABEL.fullmatch(spec.name):
+        yield SpecFault("name", "Use 1 to 63 lower-case letters, digits and dashes; a dash neither first nor last.")
+    if not _DNS_LABEL.fullmatch(spec.team):
+        yield SpecFault("team", "Use 1 to 63 lower-case letters, digits and dashes; a dash neither first nor last.")
+    if spec.priority_class and not _DNS_LABEL.fullmatch(spec.priority_class):
+        yield SpecFault("priorityClass", "Use 1 to 63 lower-case letters, digits and dashes.")
+    if not _IMAGE.fullmatch(spec.image) or {"", ".", ".."} & set(spec.image.split("/")):
+        yield SpecFault("image", "Name a container image, for example registry/name:tag.")
+    if not 1 <= spec.nodes <= MAX_NODES:
+        yield SpecFault("nodes", f"Ask for 1 to {MAX_NODES} nodes.")
+    if not 0 <= spec.accelerators_per_node <= MAX_ACCELERATORS_PER_NODE:
+        yield SpecFault("acceleratorsPerNode", f"Ask for 0 to {MAX_ACCELERATORS_PER_NODE} accelerators a node.")
+    if not 0 <= spec.grace_seconds <= MAX_GRACE_SECONDS:
+        yield SpecFault("graceSeconds", f"Choose 0 to {MAX_GRACE_SECONDS} seconds.")
+    if spec.max_restarts is not None and not 0 <= spec.max_restarts <= MAX_RESTARTS:
+        yield SpecFault("maxRestarts", f"Choose 0 to {MAX_RESTARTS} restarts.")
+    for index, name in enumerate(spec.instance_types):
+        if not _INSTANCE_TYPE.fullmatch(name):
+            yield SpecFault(f"instanceTypes.{index}", "Name an instance type, for example ml.p5.48xlarge.")
+    for index, name in enumerate(spec.requires.architectures):
+        if name not in ARCHITECTURES:
+            yield SpecFault(f"requires.architectures.{index}", f"There are {' and '.join(ARCHITECTURES)}.")
+    yield from _requirement_faults(spec)
+    yield from _elastic_faults(spec)
+    yield from _program_faults(spec)
+    yield from _label_faults(spec)
+    yield from _checkpoint_faults(spec)
+    if (size := _bytes_of(spec)) > MAX_SPEC:
+        yield SpecFault("job", f"The job takes {size} bytes as JSON; at most {MAX_SPEC} are possible.")
+
+
+def _bytes_of(spec: JobSpec) -> int:
+    return len(json.dumps(spec.to_json(), ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass"))
+
+
+def _requirement_faults(spec: JobSpec) -> Iterator[SpecFault]:
+    if spec.requires.fabric not in ("", "efa"):
+        yield SpecFault("requires.fabric", "Use efa, or leave the field empty.")
+    for field, names, most in (
+        ("instanceTypes", spec.instance_types, MAX_INSTANCE_TYPES),
+        ("requires.architectures", spec.requires.architectures, len(ARCHITECTURES)),
+        ("requires.accelerators", spec.requires.accelerators, MAX_MODELS),
+    ):
+        if len(names) > most:
+            yield SpecFault(field, f"Name at most {most}.")
+    for index, name in enumerate(spec.requires.accelerators):
+        if not _MODEL.fullmatch(name):
+            text = "Name a GPU model, for example h100: at most 40 letters, digits, dots, dashes and underscores."
+            yield SpecFault(f"requires.accelerators.{index}", text)
+
+
+def _elastic_faults(spec: JobSpec) -> Iterator[SpecFault]:
+    found = spec.elastic
+    if found is None:
+        return
+    if not 1 <= found.min_nodes <= MAX_NODES:
+        yield SpecFault("elastic.minNodes", f"Allow 1 to {MAX_NODES} nodes.")
+    elif not found.min_nodes <= found.max_nodes <= MAX_NODES:
+        yield SpecFault("elastic.maxNodes", f"Allow {found.min_nodes} (minNodes) to {MAX_NODES} nodes.")
+    elif found.step is not None and found.sizes:
+        yield SpecFault("elastic.step", "Give a step or sizes, not both.")
+    elif found.step is not None and not 1 <= found.step <= MAX_NODES:
+        yield SpecFault("elastic.step", f"A step is 1 to {MAX_NODES} nodes.")
+    elif len(found.sizes) > MAX_SIZES:
+        yield SpecFault("elastic.sizes", f"Name at most {MAX_SIZES} sizes.")
+    elif any(not found.min_nodes <= size <= found.max_nodes for size in found.sizes):
+        yield SpecFault("elastic.sizes", "Each size lies between minNodes and maxNodes.")
+    elif spec.sizes and spec.nodes not in spec.sizes.legal:
+        legal = spec.sizes.legal
+        some = ", ".join(map(str, legal[:8])) + (", …" if len(legal) > 8 else "")
+        yield SpecFault("nodes", f"It is none of the sizes that elastic allows: {some}.")
+    if not spec.checkpoint_uri:
+        yield SpecFault("elastic", "Another size goes on from a checkpoint: say in checkpoint where they are kept.")
+
+
+def _program_faults(spec: JobSpec) -> Iterator[SpecFault]:
+    if not spec.command or not spec.command[0]:
+        yield SpecFault("command", "Say what to run.")
+    if len(spec.env) > MAX_ENV:
+        yield SpecFault("env", f"Set at most {MAX_ENV} variables.")
+    yield from _secret_faults(spec)
+    for name in spec.env:
+        if name in RESERVED_ENV:
+            yield SpecFault(f"env.{name}", "Every attempt sets this one by itself.")
+        elif not _ENV_NAME.fullmatch(name):
+            shown = name[:40].encode("unicode_escape").decode()
+            yield SpecFault(f"env.{shown}", "Use letters, digits and underscores; no digit first.")
+    texts = (*spec.command, *spec.args, *spec.env, *spec.env.values())
+    for field, words in (("command", spec.command), ("args", spec.args)):
+        if len(words) > MAX_WORDS:
+            yield SpecFault(field, f"Give at most {MAX_WORDS} words.")
+    if sum(len(text.encode("utf-8", "surrogatepass")) for text in texts) > MAX_TEXT:
+        yield SpecFault("command", f"Command, arguments and environment take at most {MAX_TEXT} bytes together.")
+    if any(_CONTROL.search(text) for text in texts):
+        text = "Command, arguments and environment hold no control characters but tab and line ends."
+        yield SpecFault("command", text)
+
+
+def _secret_faults(spec: JobSpec) -> Iterator[SpecFault]:
+    if len(spec.secret_env) > MAX_ENV:
+        yield SpecFault("secretEnv", f"Set at most {MAX_ENV} variables.")
+    for name, source in spec.secret_env.items():
+        shown = f"secretEnv.{name[:40].encode('unicode_escape').decode()}"
+        if name in RESERVED_ENV:
+            yield SpecFault(shown, "Every attempt sets this one by itself.")
+        elif not _ENV_NAME.fullmatch(name):
+            yield SpecFault(shown, "Use letters, digits and underscores; no digit first.")
+        elif name in spec.env:
+            yield SpecFault(shown, "It is set in env, too.")
+        elif not _DNS_SUBDOMAIN.fullmatch(source.secret):
+            yield SpecFault(f"{shown}.secret", "Name a Secret of the job's namespace.")
+        elif not _SECRET_KEY.fullmatch(source.key):
+            yield SpecFault(f"{shown}.key", "Name a key of the Secret: letters, digits, dots, dashes and underscores.")
+
+
+def _label_faults(spec: JobSpec) -> Iterator[SpecFault]:
+    if len(spec.labels) > MAX_LABELS:
+        yield SpecFault("labels", f"Set at most {MAX_LABELS} labels.")
+    for key, value in spec.labels.items():
+        domain = key.rpartition("/")[0]
+        if any(domain == own or domain.endswith(f".{own}") for own in RESERVED_LABEL_DOMAINS):
+            yield SpecFault(f"labels.{key[:80]}", "This prefix is not for jobs to set.")
+        elif not _LABEL_KEY.fullmatch(key) or not _LABEL_VALUE.fullmatch(value):
+            shown = key[:80].encode("unicode_escape").decode()
+            yield SpecFault(f"labels.{shown}", "Use the form of Kubernetes labels, 63 characters at most.")
+
+
+def _checkpoint_faults(spec: JobSpec) -> Iterator[SpecFault]:
+    if spec.checkpoint_uri and not _is_checkpoint_uri(spec.checkpoint_uri):
+        text = "Give s3://bucket/prefix or file:///folder/path, with a path that is this job's alone, or nothing."
+        yield SpecFault("checkpointUri", text)
+    elif names_an_alias(spec.checkpoint_uri):
+        yield SpecFault("checkpointUri", "Name the bucket itself, not the alias of an access point.")
+    elif spec.keeps_checkpoints_in_cluster and not spec.checkpoint_claim:
+        text = "Name the PersistentVolumeClaim that holds the folder: what a pod writes elsewhere goes with the pod."
+        yield SpecFault("checkpointClaim", text)
+    elif spec.checkpoint_claim and not spec.keeps_checkpoints_in_cluster:
+        yield SpecFault("checkpointClaim", "Only a file:///folder/path is kept on a claim.")
+    elif spec.checkpoint_claim and not _DNS_SUBDOMAIN.fullmatch(spec.checkpoint_claim):
+        yield SpecFault("checkpointClaim", "Name a PersistentVolumeClaim of the job's namespace.")
+
+
+def _is_checkpoint_uri(uri: str) -> bool:
+    is_known = _S3_URI.fullmatch(uri) or _FILE_URI.fullmatch(uri)
+    parts = uri.partition("://")[2].rstrip("/").split("/")
+    # Within such a folder a job would write into another one's checkpoints.
+    is_of_a_layout = any(_OF_LAYOUT.fullmatch(part) for part in parts[1:])
+    return len(uri) <= MAX_URI and is_known is not None and not {".", ".."} & set(parts) and not is_of_a_layout

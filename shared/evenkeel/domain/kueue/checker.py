@@ -1,0 +1,223 @@
+"""A second opinion: whether a decision follows from the facts it recorded, and a state is within its limits.
+
+It shares no code with what decides: the algebra is written again here, the plain way, from declarations and jobs.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from evenkeel.domain.kueue.cycle import Decision, Result
+from evenkeel.domain.kueue.flavors import Attempt, Mode, Pending, Verdict
+from evenkeel.domain.kueue.objects import Admitted, Cohort, Key, PreemptionPolicy, Queue, ResourceGroup, Workload
+from evenkeel.domain.kueue.preemption import Reason
+
+
+def faults_of(decision: Decision, queue: Queue) -> Iterator[str]:
+    """Yield what does not follow about a decision; nothing where all does.
+
+    Args:
+        decision: It, with the inequalities that it recorded.
+        queue: The queue's declaration at that moment.
+    """
+    if decision.result is Result.INADMISSIBLE:
+        return
+    for attempts in decision.assignment.attempts:
+        for attempt in attempts:
+            yield from _of_attempt(attempt)
+    yield from _of_choices(decision)
+    yield from _of_size(decision)
+    yield from _of_result(decision)
+    yield from _of_victims(decision, queue)
+
+
+def _of_attempt(attempt: Attempt) -> Iterator[str]:
+    for each in attempt.compared:
+        what = f"{attempt.flavor}/{each.resource}: {each.wanted} of {each.available}, at most {each.potential}"
+        if each.mode is Mode.FIT and each.wanted > each.available:
+            yield f"{what} does not fit"
+        if each.mode is not Mode.FIT and each.wanted <= each.available and each.wanted <= each.potential:
+            yield f"{what} fits"
+        if each.mode not in (Mode.FIT, Mode.NO_FIT) and each.wanted > each.potential:
+            yield f"{what} can never fit"
+        if each.level < 0 or (each.level == 0 and each.mode is Mode.FIT and _must_borrow(each.used, each)):
+            yield f"{what} borrows, and is said not to"
+    modes = {each.mode for each in attempt.compared}
+    if attempt.compared and attempt.mode is not Mode.NO_FIT and attempt.mode not in modes:
+        yield f"{attempt.flavor}: {attempt.mode!r} is none of its resources' modes"
+    if Mode.NO_FIT in modes and attempt.mode is not Mode.NO_FIT:
+        yield f"{attempt.flavor}: one of its resources does not fit, and it is said to"
+    if attempt.mode is Mode.FIT and modes - {Mode.FIT}:
+        yield f"{attempt.flavor}: not all of its resources fit"
+
+
+def _must_borrow(used: int, each: object) -> bool:
+    wanted, nominal, available = (getattr(each, name) for name in ("wanted", "nominal", "available"))
+    # Without a cohort, what is available lies within nominal; then nothing is ever borrowed.
+    return bool(used + wanted > nominal and available > max(0, nominal - used))
+
+
+def _of_choices(decision: Decision) -> Iterator[str]:
+    assignment = decision.assignment
+    for index, choices in enumerate(assignment.choices):
+        tried = {attempt.flavor: attempt for attempt in assignment.attempts[index]}
+        for resource, choice in choices.items():
+            attempt = tried.get(choice.flavor)
+            seen = [each for each in attempt.compared if each.resource == resource] if attempt else []
+            if not seen:
+                yield f"{resource} is given {choice.flavor}, which was not looked at"
+            elif (seen[0].mode, seen[0].level) != (choice.mode, choice.level):
+                yield f"{resource} on {choice.flavor} is not what was weighed"
+
+
+def _of_size(decision: Decision) -> Iterator[str]:
+    pod_sets, counts = decision.workload.pod_sets, decision.assignment.counts
+    slack = [each.count - (each.count if each.min_count is None else each.min_count) for each in pod_sets]
+    steps = sum(max(0, each) for each in slack)
+    full = tuple(each.count for each in pod_sets)
+    sizes = {
+        tuple(count - max(0, less) * step // steps for count, less in zip(full, slack, strict=True))
+        for step in range(steps + 1)
+        if steps
+    } | {full}
+    if counts not in sizes:
+        yield f"{counts} is none of the sizes between full and least"
+    if decision.result is not Result.ADMITTED or decision.workload.replaces:
+        return
+    wanted: dict[Key, int] = {}
+    for pod_set, count, choices in zip(pod_sets, counts, decision.assignment.choices, strict=True):
+        for resource, choice in choices.items():
+            amount = count if resource == "pods" else count * pod_set.requests.get(resource, 0)
+            wanted[(choice.flavor, resource)] = wanted.get((choice.flavor, resource), 0) + amount
+    if {key: amount for key, amount in wanted.items() if amount} != {
+        key: amount for key, amount in decision.assignment.use.items() if amount
+    }:
+        yield f"it uses {decision.assignment.use}, its pods ask for {wanted}"
+
+
+def _of_result(decision: Decision) -> Iterator[str]:
+    assignment = decision.assignment
+    modes = {choice.mode for choices in assignment.choices for choice in choices.values()}
+    match decision.result:
+        case Result.ADMITTED:
+            if modes - {Mode.FIT} or decision.victims:
+                yield "it is admitted before there is room"
+        case Result.PREEMPTING:
+            if not decision.victims:
+                yield "it waits for nobody"
+            if Mode.NO_FIT in modes or modes == {Mode.FIT}:
+                yield "others go for it though nobody has to"
+        case Result.NO_FIT:
+            if assignment.verdict is not Verdict.NO_FIT or decision.pending is Pending.NONE:
+                yield "it does not fit, and there is no reason"
+            if all(any(attempt.mode is not Mode.NO_FIT for attempt in each) for each in assignment.attempts if each):
+                yield "each of its pod sets had a flavor"
+        case Result.NO_CANDIDATES | Result.DEFERRED | Result.SKIPPED | Result.INADMISSIBLE | Result.NO_SEATS:
+            if decision.victims:
+                yield "others go for it, and it does not count on that"
+
+
+def _of_victims(decision: Decision, queue: Queue) -> Iterator[str]:
+    preemptor = decision.workload
+    names = [victim.workload_id for victim in decision.victims]
+    if len(set(names)) != len(names) or preemptor.workload_id in names:
+        yield f"{names}: somebody goes twice, or for itself"
+    contested = decision.assignment.contested
+    for victim in decision.victims:
+        workload, name = victim.admitted.workload, victim.workload_id
+        is_own = workload.queue == preemptor.queue
+        if is_own is not (victim.reason is Reason.IN_CLUSTER_QUEUE):
+            yield f"{name}: {victim.reason} of {workload.queue}"
+        if contested.isdisjoint(victim.admitted.use):
+            yield f"{name} uses nothing of what is contested"
+        policy = queue.preemption.within if is_own else queue.preemption.reclaim
+        if not _may_evict(preemptor, workload, policy):
+            yield f"{name} may not be evicted under {policy}"
+
+
+def _may_evict(workload: Workload, other: Workload, policy: PreemptionPolicy) -> bool:
+    is_lower = other.priority < workload.priority
+    match policy:
+        case PreemptionPolicy.NEVER:
+            return False
+        case PreemptionPolicy.ANY:
+            return True
+        case PreemptionPolicy.LOWER_PRIORITY:
+            return is_lower
+        case PreemptionPolicy.LOWER_OR_NEWER_EQUAL_PRIORITY:
+            is_newer = other.priority == workload.priority and other.queued_at > workload.queued_at
+            return is_lower or is_newer
+
+
+# ---------------------------------------------------------------- a whole state
+
+
+def overcommitted(queues: Iterable[Queue], cohorts: Iterable[Cohort], admitted: Iterable[Admitted]) -> Iterator[str]:
+    """Yield each node and key that uses more than it may, reckoned from nothing but declarations and jobs."""
+    queue_of = {queue.name: queue for queue in queues}
+    cohort_of = {cohort.name: cohort for cohort in cohorts}
+    parents = {**{f"q:{queue.name}": queue.cohort for queue in queue_of.values()}}
+    groups: dict[str, tuple[ResourceGroup, ...]] = {f"q:{name}": queue.groups for name, queue in queue_of.items()}
+    pending = [*parents.values()]
+    while pending:
+        name = pending.pop()
+        if name and f"c:{name}" not in parents:
+            parent = cohort_of[name].parent if name in cohort_of else ""
+            parents[f"c:{name}"], groups[f"c:{name}"] = parent, cohort_of[name].groups if name in cohort_of else ()
+            pending.append(parent)
+    for cohort in cohort_of.values():
+        parents.setdefault(f"c:{cohort.name}", cohort.parent)
+        groups.setdefault(f"c:{cohort.name}", cohort.groups)
+    used: dict[tuple[str, Key], int] = {}
+    for each in admitted:
+        for key, amount in each.use.items():
+            of = (f"q:{each.workload.queue}", key)
+            used[of] = used.get(of, 0) + amount
+    keys = {
+        (each.flavor, resource)
+        for of_node in groups.values()
+        for group in of_node
+        for each in group.flavors
+        for resource in each.quotas
+    } | {key for _, key in used}
+    for key in sorted(keys):
+        yield from _over(key, parents, groups, used)
+
+
+def _over(
+    key: Key,
+    parents: Mapping[str, str],
+    groups: Mapping[str, tuple[ResourceGroup, ...]],
+    used: Mapping[tuple[str, Key], int],
+) -> Iterator[str]:
+    children: dict[str, list[str]] = {}
+    for name, parent in parents.items():
+        children.setdefault(f"c:{parent}" if parent else "", []).append(name)
+
+    def weigh(name: str) -> Iterator[tuple[int, int, int] | str]:
+        """Yield what is over below; last what it holds, uses and keeps."""
+        quota = next(
+            (
+                each.quotas[key[1]]
+                for group in groups[name]
+                for each in group.flavors
+                if each.flavor == key[0] and key[1] in each.quotas
+            ),
+            None,
+        )
+        holds, uses = quota.nominal if quota else 0, used.get((name, key), 0)
+        for child in children.get(name, ()):
+            for found in weigh(child):
+                if isinstance(found, str):
+                    yield found
+                    continue
+                below, use, kept = found
+                holds += below - kept
+                uses += max(0, use - kept)
+        most = None if not parents[name] else quota.borrow if quota else None
+        if not parents[name] and uses > holds:
+            yield f"{name[2:]}: {uses} of {holds} {'/'.join(key)}"
+        elif most is not None and uses > holds + most:
+            yield f"{name[2:]}: {uses} of {holds} {'/'.join(key)} and at most {most} borrowed"
+        yield holds, uses, 0 if not quota or quota.lend is None else max(0, holds - quota.lend)
+
+    for root in children.get("", ()):
+        yield from (found for found in weigh(root) if isinstance(found, str))

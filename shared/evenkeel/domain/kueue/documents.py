@@ -1,0 +1,190 @@
+"""What documents about queues have alike: names as they are outside, amounts as they were written, unknown fields told.
+
+A document keeps quantities and instants in the spelling in which they came, so that it can be written again unchanged.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Annotated, Any, ClassVar, TypeVar
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
+from pydantic.alias_generators import to_camel
+
+from evenkeel.domain.kueue import quantities
+from evenkeel.domain.kueue.objects import Amounts
+from evenkeel.domain.wrong_fields import wrong_fields
+
+Json = dict[str, Any]
+Kind = TypeVar("Kind", bound="Document")
+
+
+class DocumentError(ValueError):
+    """A document cannot be used: names the object and the path of the field."""
+
+    def __init__(self, where: str, path: str, said: str) -> None:
+        super().__init__(f"{where}: {path}: {said}" if path else f"{where}: {said}")
+
+
+def _no_boolean(written: Any) -> Any:
+    """Refuse `true` for a number: Python would take it for 1."""
+    if isinstance(written, bool):
+        raise ValueError(f"must be a number, not {str(written).lower()}")  # noqa: TRY004 - pydantic reports ValueError
+    return written
+
+
+def _quantity(written: str | float) -> str | float:
+    quantities.parse(written)
+    return written
+
+
+def _instant(written: str | float) -> str | float:
+    if isinstance(written, str):
+        try:
+            seconds(written)
+        except ValueError as error:
+            raise ValueError(f"{written!r} is not an RFC 3339 time with a time zone") from error
+    elif not math.isfinite(written):
+        raise ValueError(f"{written} is not a time")
+    return written
+
+
+def _duration(written: str) -> str:
+    duration(written)
+    return written
+
+
+Quantity = Annotated[
+    int | float | str,
+    BeforeValidator(_no_boolean),
+    AfterValidator(_quantity),
+    WithJsonSchema(
+        {
+            "anyOf": [{"type": "number"}, {"type": "string"}],
+            "description": "A Kubernetes quantity: 8, 1500m, 64Gi. What does not fit into 64 bits is without bound.",
+        }
+    ),
+]
+Whole = Annotated[int, BeforeValidator(_no_boolean)]
+Number = Annotated[float, BeforeValidator(_no_boolean), Field(allow_inf_nan=False)]
+Duration = Annotated[str, AfterValidator(_duration)]
+When = Annotated[
+    int | float | str,
+    BeforeValidator(_no_boolean),
+    AfterValidator(_instant),
+    WithJsonSchema(
+        {
+            "anyOf": [{"type": "number"}, {"type": "string", "format": "date-time"}],
+            "description": "Seconds since any fixed instant, or RFC 3339. The same kind in all files.",
+        }
+    ),
+]
+
+
+class Document(BaseModel):
+    """One document, or a part of one. Fields that are not known are kept aside, to be told."""
+
+    model_config = ConfigDict(
+        extra="allow",
+        alias_generator=to_camel,
+        populate_by_name=True,
+        frozen=True,
+        coerce_numbers_to_str=True,
+        defer_build=True,
+    )
+    without_meaning: ClassVar[frozenset[str]] = frozenset()
+    """Fields that may stand here and decide nothing."""
+
+
+class Output(BaseModel):
+    """A part of an answer."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel, populate_by_name=True, frozen=True, ser_json_inf_nan="null", defer_build=True
+    )
+
+
+class AmountOf(Output):
+    """So much of one key."""
+
+    flavor: str
+    resource: str
+    amount: str = Field(description="A Kubernetes quantity, or `unlimited`.")
+
+
+def amounts_of(amounts: Amounts) -> tuple[AmountOf, ...]:
+    """Write amounts, in the order of their keys."""
+    return tuple(
+        AmountOf(flavor=flavor, resource=resource, amount=quantities.text(resource, amount))
+        for (flavor, resource), amount in sorted(amounts.items())
+    )
+
+
+def read(kind: type[Kind], found: Any, where: str) -> Kind:
+    """Read one document.
+
+    Raises:
+        DocumentError: a field is missing or cannot be what it is.
+    """
+    given = _without_nulls(found)
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        first = wrong_fields(error, given)[0]
+        raise DocumentError(where, first.field, first.message) from error
+
+
+def _without_nulls(found: Any) -> Any:
+    """Leave out fields that are null, as the API server does; a selector that is null selects nothing, and stays."""
+    if isinstance(found, dict):
+        return {
+            name: _without_nulls(each)
+            for name, each in found.items()
+            if each is not None or name == "namespaceSelector"
+        }
+    return [_without_nulls(each) for each in found] if isinstance(found, list) else found
+
+
+def unknown_fields(document: Document, path: str = "") -> Iterator[str]:
+    """Yield the paths of fields that stand in a document and are not known."""
+    for name in document.model_extra or {}:
+        if name not in type(document).without_meaning:
+            yield f"{path}{name}"
+    for name, field in type(document).model_fields.items():
+        yield from _unknown_below(getattr(document, name), f"{path}{field.alias or name}")
+
+
+def _unknown_below(value: Any, path: str) -> Iterator[str]:
+    if isinstance(value, Document):
+        yield from unknown_fields(value, f"{path}.")
+    elif isinstance(value, list | tuple):
+        for index, each in enumerate(value):
+            yield from _unknown_below(each, f"{path}[{index}]")
+
+
+_UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
+_DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:h|ms|m|s))+")
+
+
+def duration(written: str) -> float:
+    """Return a duration like `168h` or `1h30m` in seconds.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not _DURATION.fullmatch(written):
+        raise ValueError(f"{written!r} is no duration")
+    return sum(float(number) * _UNITS[unit] for number, unit in re.findall(r"([\d.]+)(h|ms|m|s)", written))
+
+
+def seconds(written: str | float | None) -> float:
+    """Return an instant as seconds; 0 for none."""
+    if written is None:
+        return 0.0
+    if not isinstance(written, str):
+        return float(written)
+    instant = datetime.fromisoformat(written)
+    if instant.tzinfo is None:
+        raise ValueError(f"{written!r} has no time zone")
+    return instant.timestamp()

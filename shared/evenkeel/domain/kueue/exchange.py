@@ -1,0 +1,245 @@
+"""Quotas from one spelling into another: Kueue's manifests, HyperPod's JSON, the short form. What is lost is said."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from evenkeel.domain.kueue import hyperpod, kueue, own
+from evenkeel.domain.kueue.capacity import quotas_of
+from evenkeel.domain.kueue.documents import Json
+from evenkeel.domain.kueue.objects import (
+    NO_QUOTA,
+    Cohort,
+    Flavor,
+    Fungibility,
+    Preemption,
+    Queue,
+    QueueingStrategy,
+    ResourceGroup,
+    StopPolicy,
+)
+from evenkeel.domain.kueue.setup import Declared
+
+
+class Spelling(StrEnum):
+    """How quotas are written."""
+
+    KUEUE = "kueue"
+    HYPERPOD = "hyperpod"
+    EVENKEEL = "evenkeel"
+
+
+@dataclass(frozen=True, slots=True)
+class Exchanged:
+    """Quotas in another spelling."""
+
+    documents: tuple[Json, ...]
+    losses: tuple[str, ...]
+    """What the new spelling has no words for."""
+
+
+def exchanged(declared: Declared, into: Spelling) -> Exchanged:
+    """Write all that is declared in a spelling."""
+    match into:
+        case Spelling.KUEUE:
+            return Exchanged(tuple(_manifests(declared)), tuple(_lost_in_kueue(declared)))
+        case Spelling.HYPERPOD:
+            return _hyperpod(declared)
+        case Spelling.EVENKEEL:
+            return Exchanged((_own(declared),), tuple(_lost_in_own(declared)))
+
+
+# ---------------------------------------------------------------- the short form
+
+
+def _own(declared: Declared) -> Json:
+    queues, cohorts, _ = declared.everything()
+    written = own.OwnQuotas(
+        queues=tuple(own.OwnQueue.of(each) for each in queues),
+        cohorts=tuple(own.OwnCohort.of(each) for each in cohorts),
+        flavors=tuple(own.OwnFlavor.of(each) for each in declared.flavors.values()),
+        priority_classes=declared.priorities,
+        fair_sharing=declared.rules.fair_sharing or None,
+    )
+    return written.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+
+
+def _lost_in_own(declared: Declared) -> Iterator[str]:
+    for namespace, name in declared.local_queues:
+        yield f"LocalQueue {namespace}/{name}: jobs name their queue itself"
+    for name, document in declared.takes.items():
+        selector = document.spec.namespace_selector
+        if selector is not None and (selector.match_labels or selector.match_expressions):
+            yield f"ClusterQueue {name}: its namespace selector"
+    for name in declared.namespaces:
+        yield f"Namespace {name}: its labels"
+
+
+# ---------------------------------------------------------------- Kueue
+
+
+def _manifest(kind: str, name: str, namespace: str = "", **rest: Any) -> Json:
+    meta = {"name": name} | ({"namespace": namespace} if namespace else {})
+    return {"apiVersion": kueue.API_VERSION, "kind": kind, "metadata": meta} | rest
+
+
+def _manifests(declared: Declared) -> Iterator[Json]:
+    queues, cohorts, flavors = declared.everything()
+    for flavor in flavors:
+        yield _manifest("ResourceFlavor", flavor.name, spec=_flavor(flavor))
+    for cohort in cohorts:
+        yield _manifest("Cohort", cohort.name, spec=_cohort(cohort))
+    for queue in queues:
+        yield _manifest("ClusterQueue", queue.name, spec=_queue(queue, declared))
+    for (namespace, name), document in declared.local_queues.items():
+        spec: Json = {"clusterQueue": document.spec.cluster_queue}
+        if document.spec.stop_policy:
+            spec["stopPolicy"] = document.spec.stop_policy
+        yield _manifest("LocalQueue", name, namespace, spec=spec)
+    for name, value in declared.priorities.items():
+        yield _manifest("WorkloadPriorityClass", name, value=value)
+    for name, labels in declared.namespaces.items():
+        yield {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
+
+
+def _flavor(flavor: Flavor) -> Json:
+    written = own.OwnFlavor.of(flavor).model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    names = {"labels": "nodeLabels", "taints": "nodeTaints", "tolerations": "tolerations"}
+    return {names[key]: value for key, value in written.items() if key in names}
+
+
+def _cohort(cohort: Cohort) -> Json:
+    spec: Json = {"parentName": cohort.parent} if cohort.parent else {}
+    if cohort.groups:
+        spec["resourceGroups"] = [_group(each) for each in cohort.groups]
+    if cohort.fair_weight != 1.0:
+        spec["fairSharing"] = {"weight": f"{cohort.fair_weight:g}"}
+    return spec
+
+
+def _queue(queue: Queue, declared: Declared) -> Json:
+    known = declared.takes.get(queue.name)
+    selector = known.spec.namespace_selector if known else None
+    is_none = known is not None and selector is None and "namespace_selector" in known.spec.model_fields_set
+    spec: Json = {
+        "namespaceSelector": None
+        if is_none
+        else selector.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+        if selector
+        else {},
+        "resourceGroups": [_group(each) for each in queue.groups],
+    }
+    if queue.cohort:
+        spec["cohortName"] = queue.cohort
+    if queue.strategy is not QueueingStrategy.BEST_EFFORT:
+        spec["queueingStrategy"] = str(queue.strategy)
+    if queue.stop is not StopPolicy.NONE:
+        spec["stopPolicy"] = str(queue.stop)
+    elif queue.inactive and not known:
+        spec["stopPolicy"] = str(StopPolicy.HOLD)
+    if queue.fair_weight != 1.0:
+        spec["fairSharing"] = {"weight": f"{queue.fair_weight:g}"}
+    if queue.by_use:
+        spec["admissionScope"] = {"admissionMode": "UsageBasedAdmissionFairSharing"}
+    if queue.preemption != Preemption():
+        asked = queue.preemption
+        spec["preemption"] = {"withinClusterQueue": str(asked.within), "reclaimWithinCohort": str(asked.reclaim)}
+        if asked.borrow_within is not None:
+            borrow: Json = {"policy": "LowerPriority"}
+            if asked.borrow_within.max_priority_threshold is not None:
+                borrow["maxPriorityThreshold"] = asked.borrow_within.max_priority_threshold
+            spec["preemption"]["borrowWithinCohort"] = borrow
+    if queue.fungibility != Fungibility():
+        chosen = queue.fungibility
+        spec["flavorFungibility"] = {
+            "whenCanBorrow": str(chosen.when_can_borrow),
+            "whenCanPreempt": str(chosen.when_can_preempt),
+        }
+        if chosen.preference != Fungibility().preference:
+            spec["flavorFungibility"]["preference"] = str(chosen.preference)
+    return spec
+
+
+def _group(group: ResourceGroup) -> Json:
+    def written(resource: str, flavor: Any) -> Json:
+        quota = flavor.quotas.get(resource, NO_QUOTA)
+        found: Json = {"name": resource, "nominalQuota": own.spelled(resource, quota.nominal)}
+        if quota.borrow is not None:
+            found["borrowingLimit"] = own.spelled(resource, quota.borrow)
+        if quota.lend is not None:
+            found["lendingLimit"] = own.spelled(resource, quota.lend)
+        return found
+
+    return {
+        "coveredResources": list(group.resources),
+        "flavors": [
+            {"name": each.flavor, "resources": [written(resource, each) for resource in group.resources]}
+            for each in group.flavors
+        ],
+    }
+
+
+def _lost_in_kueue(declared: Declared) -> Iterator[str]:
+    queues, _, _ = declared.everything()
+    for queue in queues:
+        if queue.inactive and queue.name not in declared.takes:
+            yield f"{queue.name}: {queue.inactive}: it becomes stopped (Hold)"
+    if declared.rules.fair_sharing:
+        yield "fair sharing is on: that stands in Kueue's configuration, not among its manifests"
+    if declared.shares_idle:
+        yield "idle capacity: its queue holds what is idle now, and does not follow the cluster"
+
+
+# ---------------------------------------------------------------- HyperPod
+
+
+def _hyperpod(declared: Declared) -> Exchanged:
+    quotas, losses = [], []
+    shares_idle = declared.shares_idle or any(name.startswith(hyperpod.IDLE_PREFIX) for name in declared.queues)
+    for queue in declared.queues.values():
+        if queue.name.startswith(hyperpod.IDLE_PREFIX):
+            continue  # it follows from the cluster
+        quota, lost = hyperpod.quota_of(queue, declared.types)
+        again = quota.to_queue(declared.types)
+        losses += lost or list(_changed(queue, again))
+        quotas.append(quota.model_dump(mode="json", by_alias=True, exclude_none=True))
+    losses += [f"cohort {name}: HyperPod knows no tree" for name in declared.cohorts]
+    losses += [
+        f"LocalQueue {namespace}/{name}"
+        for namespace, name in declared.local_queues
+        if name != f"{namespace}-localqueue" or not namespace.startswith("hyperpod-ns-")
+    ]
+    losses += [
+        f"flavor {flavor.name}: its labels, taints and tolerations"
+        for flavor in declared.flavors.values()
+        if flavor != hyperpod.flavor_of(flavor.name) and (flavor.labels or flavor.taints or flavor.tolerations)
+    ]
+    classes, kept = [], 0
+    for name, weight in declared.priorities.items():
+        if not name.endswith("-priority") or not 0 <= weight <= 100 or kept == hyperpod.MOST_CLASSES:
+            losses.append(f"priority class {name}: {weight}")
+            continue
+        kept += 1
+        classes.append({"Name": name.removesuffix("-priority"), "Weight": weight})
+    policy = {
+        "PriorityClasses": classes,
+        "FairShare": "Enabled" if declared.rules.fair_sharing else "Disabled",
+        "IdleResourceSharing": "Enabled" if shares_idle else "Disabled",
+    }
+    return Exchanged((*quotas, {"Name": "policy", "SchedulerConfig": policy}), tuple(losses))
+
+
+def _changed(before: Queue, after: Queue) -> Iterator[str]:
+    """Yield the amounts that come out otherwise when they are read again."""
+    old, new = (quotas_of(each.groups) for each in (before, after))
+    for key in sorted(old.keys() | new.keys()):
+        was, now = old.get(key, NO_QUOTA), new.get(key, NO_QUOTA)
+        for name in ("nominal", "borrow", "lend"):
+            one, other = getattr(was, name), getattr(now, name)
+            if one != other and (was.nominal or now.nominal or name == "nominal"):
+                yield f"{before.name}: {'/'.join(key)}: {name} {_said(key[1], one)} becomes {_said(key[1], other)}"
+
+
+def _said(resource: str, amount: int | None) -> str:
+    return "without limit" if amount is None else own.spelled(resource, amount)

@@ -1,0 +1,294 @@
+"""The short form in which queues and jobs can be written: one object for all queues, one line for a simple job."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from evenkeel.domain.kueue import kueue, quantities
+from evenkeel.domain.kueue.documents import Document, Number, Quantity, When, Whole, seconds
+from evenkeel.domain.kueue.objects import (
+    Admitted,
+    BorrowWithin,
+    Cohort,
+    Flavor,
+    FlavorQuotas,
+    Fungibility,
+    Fungible,
+    PodSet,
+    Preemption,
+    PreemptionPolicy,
+    Preference,
+    Queue,
+    QueueingStrategy,
+    Quota,
+    ResourceGroup,
+    StopPolicy,
+    Taint,
+    Workload,
+)
+
+
+class Held(Document):
+    """Quota of one resource with its limits."""
+
+    nominal: Quantity = 0
+    borrow: Quantity | None = Field(None, description="Most that may be used beyond nominal; without it, no limit.")
+    lend: Quantity | None = Field(None, description="Most that others may use of it; without it, all.")
+
+
+Group = dict[str, dict[str, Quantity | Held]]
+"""flavor → resource → quota. The flavors are tried in the order in which they are written."""
+
+
+def _to_group(group: Group) -> ResourceGroup:
+    def quota(resource: str, written: Quantity | Held) -> Quota:
+        held = written if isinstance(written, Held) else Held(nominal=written)
+        limits = [None if each is None else quantities.amount(resource, each) for each in (held.borrow, held.lend)]
+        return Quota(quantities.amount(resource, held.nominal), *limits)
+
+    resources = dict.fromkeys(resource for quotas in group.values() for resource in quotas)
+    flavors = (
+        FlavorQuotas(flavor, {resource: quota(resource, each) for resource, each in quotas.items()})
+        for flavor, quotas in group.items()
+    )
+    return ResourceGroup(tuple(resources), tuple(flavors))
+
+
+def _of_groups(groups: tuple[ResourceGroup, ...]) -> tuple[Group, ...]:
+    def written(resource: str, quota: Quota) -> Quantity | Held:
+        nominal, borrow, lend = (
+            None if each is None else spelled(resource, each) for each in (quota.nominal, quota.borrow, quota.lend)
+        )
+        return Held(nominal=nominal or 0, borrow=borrow, lend=lend)
+
+    return tuple(
+        {
+            each.flavor: {resource: written(resource, quota) for resource, quota in each.quotas.items()}
+            for each in group.flavors
+        }
+        for group in groups
+    )
+
+
+def spelled(resource: str, amount: int) -> str:
+    """Write an amount; the largest quantity that Kubernetes knows stands for one without bound."""
+    said = quantities.text(resource, amount)
+    return "100E" if said == "unlimited" else said
+
+
+class OwnPreemption(Document):
+    within: PreemptionPolicy = PreemptionPolicy.NEVER
+    reclaim: PreemptionPolicy = PreemptionPolicy.NEVER
+    borrow_within: bool = False
+    max_priority_threshold: Whole | None = None
+
+
+class OwnFungibility(Document):
+    when_can_borrow: Fungible = Fungible.STOP
+    when_can_preempt: Fungible = Fungible.TRY_NEXT
+    preference: Preference = Preference.BORROWING_OVER_PREEMPTION
+
+
+class OwnQueue(Document):
+    """A team's queue."""
+
+    name: str
+    cohort: str = ""
+    groups: tuple[Group, ...] = ()
+    weight: Number = Field(1.0, ge=0)
+    preemption: OwnPreemption = Field(default_factory=OwnPreemption)
+    fungibility: OwnFungibility = Field(default_factory=OwnFungibility)
+    strategy: QueueingStrategy = QueueingStrategy.BEST_EFFORT
+    stop: StopPolicy = StopPolicy.NONE
+    by_use: bool = Field(
+        default=False, description="Those of its sub-queues that used least of late go first, before priority."
+    )
+
+    def to_queue(self) -> Queue:
+        asked, fungibility = self.preemption, self.fungibility
+        return Queue(
+            self.name,
+            self.cohort,
+            tuple(_to_group(group) for group in self.groups),
+            self.weight,
+            Preemption(
+                asked.within, asked.reclaim, BorrowWithin(asked.max_priority_threshold) if asked.borrow_within else None
+            ),
+            Fungibility(fungibility.when_can_borrow, fungibility.when_can_preempt, fungibility.preference),
+            self.strategy,
+            self.stop,
+            self.by_use,
+        )
+
+    @classmethod
+    def of(cls, queue: Queue) -> "OwnQueue":
+        borrow = queue.preemption.borrow_within
+        return cls(
+            name=queue.name,
+            cohort=queue.cohort,
+            groups=_of_groups(queue.groups),
+            weight=queue.fair_weight,
+            preemption=OwnPreemption(
+                within=queue.preemption.within,
+                reclaim=queue.preemption.reclaim,
+                borrow_within=borrow is not None,
+                max_priority_threshold=borrow.max_priority_threshold if borrow else None,
+            ),
+            fungibility=OwnFungibility(
+                when_can_borrow=queue.fungibility.when_can_borrow,
+                when_can_preempt=queue.fungibility.when_can_preempt,
+                preference=queue.fungibility.preference,
+            ),
+            strategy=queue.strategy,
+            stop=queue.stop,
+            by_use=queue.by_use,
+        )
+
+
+class OwnCohort(Document):
+    """A node above queues and other cohorts."""
+
+    name: str
+    parent: str = ""
+    groups: tuple[Group, ...] = ()
+    weight: Number = Field(1.0, ge=0)
+
+    def to_cohort(self) -> Cohort:
+        return Cohort(self.name, self.parent, tuple(_to_group(group) for group in self.groups), self.weight)
+
+    @classmethod
+    def of(cls, cohort: Cohort) -> "OwnCohort":
+        return cls(name=cohort.name, parent=cohort.parent, groups=_of_groups(cohort.groups), weight=cohort.fair_weight)
+
+
+class OwnFlavor(Document):
+    """A kind of capacity. One that is nowhere described has neither labels nor taints."""
+
+    name: str
+    labels: dict[str, str] = {}
+    taints: tuple[kueue.NodeTaint, ...] = ()
+    tolerations: tuple[kueue.PodToleration, ...] = ()
+
+    def to_flavor(self) -> Flavor:
+        return Flavor(
+            self.name,
+            self.labels,
+            tuple(Taint(each.key, each.value, each.effect) for each in self.taints),
+            tuple(each.to_toleration() for each in self.tolerations),
+        )
+
+    @classmethod
+    def of(cls, flavor: Flavor) -> "OwnFlavor":
+        return cls(
+            name=flavor.name,
+            labels=dict(flavor.labels),
+            taints=tuple(
+                kueue.NodeTaint.model_validate({"key": each.key, "value": each.value, "effect": each.effect})
+                for each in flavor.taints
+            ),
+            tolerations=tuple(
+                kueue.PodToleration(key=each.key, operator=each.operator, value=each.value, effect=each.effect)
+                for each in flavor.tolerations
+            ),
+        )
+
+
+class OwnQuotas(Document):
+    """All queues in one object."""
+
+    queues: tuple[OwnQueue, ...] = ()
+    cohorts: tuple[OwnCohort, ...] = ()
+    flavors: tuple[OwnFlavor, ...] = ()
+    priority_classes: dict[str, Whole] = {}
+    fair_sharing: bool | None = Field(None, description="On or off; without it, as the profile has it.")
+
+
+class OwnPodSet(Document):
+    name: str = "main"
+    count: Whole = Field(1, ge=0)
+    min_count: Whole | None = Field(None, ge=0, description="Fewest that will do.")
+    requests: dict[str, Quantity] = Field({}, description="Per pod.")
+    selector: dict[str, str] = {}
+    affinity: tuple[tuple[kueue.Expression, ...], ...] = Field((), description="Terms, of which one must hold.")
+    tolerations: tuple[kueue.PodToleration, ...] = ()
+    group: str = Field("", description="Pod sets of one group get their flavor together.")
+
+
+class OwnAdmission(Document):
+    """That a job holds quota."""
+
+    at: When | None = None
+    flavors: tuple[dict[str, str], ...] | dict[str, str] = Field(
+        description="resource → flavor: one for all pod sets, or one for each."
+    )
+    counts: tuple[Whole, ...] | None = None
+    evicted: bool = False
+    ready: bool = Field(True, description="Whether all its pods are ready: with `blockAdmission` all wait for that.")
+    work_at_risk: Number | None = Field(None, description="Device-seconds since its last checkpoint, restart included.")
+    pinned: bool = Field(False, description="It may not be evicted, whoever waits.")
+
+
+class Job(Document):
+    """A job. `requests` and `count` are those of its one pod set; a job of several says `podSets`."""
+
+    kind: Literal["Job"] = "Job"
+    name: str
+    queue: str
+    priority: Whole | None = None
+    priority_class: str = ""
+    created_at: When = 0
+    sub_queue: str = Field("", description="Who submitted it: queues that go by use tell jobs apart by this.")
+    requeued_at: When | None = Field(None, description="When it lost its place in the queue, if it did.")
+    uid: str = ""
+    count: Whole = Field(1, ge=0)
+    min_count: Whole | None = Field(None, ge=0)
+    requests: dict[str, Quantity] = {}
+    pod_sets: tuple[OwnPodSet, ...] = ()
+    replaces: str = Field("", description="The admitted job of which this is the larger slice.")
+    admitted: OwnAdmission | None = None
+
+    def to_workload(self, priority: int) -> Workload:
+        """Return the job as it waits."""
+        pod_sets = self.pod_sets or (OwnPodSet(count=self.count, min_count=self.min_count, requests=self.requests),)
+        return Workload(
+            self.name,
+            self.queue,
+            tuple(
+                PodSet(
+                    each.name,
+                    each.count,
+                    {name: quantities.amount(name, amount) for name, amount in each.requests.items()},
+                    each.min_count,
+                    each.selector,
+                    tuple(tuple(need.to_requirement() for need in term) for term in each.affinity),
+                    tuple(toleration.to_toleration() for toleration in each.tolerations),
+                    each.group,
+                )
+                for each in pod_sets
+            ),
+            priority=priority,
+            created_at=seconds(self.created_at),
+            requeued_at=None if self.requeued_at is None else seconds(self.requeued_at),
+            replaces=self.replaces,
+            uid=self.uid,
+            sub_queue=self.sub_queue,
+        )
+
+    def to_admitted(self, workload: Workload) -> Admitted:
+        """Return the job as it holds quota."""
+        admission = self.admitted
+        assert admission is not None
+        given = admission.flavors
+        flavors = tuple(given for _ in workload.pod_sets) if isinstance(given, dict) else given
+        counts = admission.counts or workload.counts
+        at = None if admission.at is None else seconds(admission.at)
+        found = Admitted(workload, flavors, counts, at, admission.evicted)
+        found.work_at_risk, found.is_ready = admission.work_at_risk, admission.ready
+        found.is_pinned = admission.pinned
+        return found
+
+
+class Jobs(Document):
+    """Several jobs, as the short form or as Kueue's Workloads."""
+
+    jobs: tuple[Job | kueue.WorkloadManifest, ...]

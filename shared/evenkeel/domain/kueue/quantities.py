@@ -1,0 +1,70 @@
+"""Kubernetes quantities, exactly: `1500m`, `64Gi`, `2e3`. CPU counts in thousandths, everything else in whole units.
+
+Source: https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/. What does not fit into 64 bits
+is without bound, as Kueue has it.
+"""
+
+import functools
+import re
+from fractions import Fraction
+
+from evenkeel.domain.kueue.objects import UNLIMITED
+
+CPU = "cpu"
+_MOST = 2**63 - 1
+
+_SUFFIXES = {
+    "": Fraction(1),
+    **{suffix: Fraction(10) ** (3 * (power - 3)) for power, suffix in enumerate(("n", "u", "m"))},
+    **{suffix: Fraction(10) ** (3 * (power + 1)) for power, suffix in enumerate(("k", "M", "G", "T", "P", "E"))},
+    **{suffix: Fraction(1024) ** (power + 1) for power, suffix in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"))},
+}
+_QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:[eE]([+-]?\d{1,3})|([numkMGTPE]|[KMGTPE]i)?)", re.ASCII)
+
+
+@functools.lru_cache(maxsize=1024)  # the same few amounts are written in every job
+def parse(text: str | float) -> Fraction:
+    """Return a quantity's value.
+
+    Raises:
+        ValueError: it is none.
+    """
+    found = _QUANTITY.fullmatch(str(text).strip())
+    if found is None:
+        raise ValueError(f"{text!r} is not a quantity")
+    number, exponent, suffix = found.groups()
+    return Fraction(number) * (Fraction(10) ** int(exponent) if exponent else _SUFFIXES[suffix or ""])
+
+
+def amount(resource: str, quantity: str | float | Fraction) -> int:
+    """Return a quantity in the resource's smallest unit, rounded up; without bound where 64 bits cannot hold it."""
+    value = quantity if isinstance(quantity, Fraction) else parse(quantity)
+    if resource == CPU:
+        value *= 1000
+    whole = -(-value.numerator // value.denominator)
+    return UNLIMITED if whole >= (_MOST // 1000 * 1000 if resource == CPU else _MOST) else max(whole, -_MOST)
+
+
+def text(resource: str, units: int) -> str:
+    """Write an amount as a quantity; `unlimited` where it has no bound."""
+    if units >= _MOST:
+        return "unlimited"
+    if resource != CPU:
+        return str(units)
+    return str(units // 1000) if units % 1000 == 0 else f"{units}m"
+
+
+_IN_BYTES = ("memory", "ephemeral-storage", "storage", "hugepages-")
+_BINARY = ("Ei", "Pi", "Ti", "Gi", "Mi", "Ki")
+
+
+def short_text(resource: str, quantity: str) -> str:
+    """Shorten a quantity that `text` wrote, for a table: bytes with the largest binary suffix that keeps them exact."""
+    if not resource.startswith(_IN_BYTES) or not quantity.isdecimal():
+        return quantity
+    units = int(quantity)
+    for suffix in _BINARY:
+        size = int(_SUFFIXES[suffix])
+        if units and units % size == 0:
+            return f"{units // size}{suffix}"
+    return quantity

@@ -1,0 +1,376 @@
+"""What a plan answers: each cycle's decisions with all that they rest on, and the state at the end."""
+
+import math
+from collections.abc import Sequence
+
+from pydantic import Field
+
+from evenkeel.domain.kueue import quantities
+from evenkeel.domain.kueue.capacity import Node
+from evenkeel.domain.kueue.cycle import Decision, Result, Scheduler
+from evenkeel.domain.kueue.documents import AmountOf, Output, amounts_of
+from evenkeel.domain.kueue.fair_sharing import share_of
+from evenkeel.domain.kueue.flavors import Attempt, Mode
+from evenkeel.domain.kueue.objects import Admitted
+
+_MODES = {
+    Mode.NO_FIT: "NoFit",
+    Mode.NO_CANDIDATES: "NoCandidates",
+    Mode.PREEMPT: "Preempt",
+    Mode.RECLAIM: "Reclaim",
+    Mode.FIT: "Fit",
+}
+
+_MOST_NAMED = 10
+"""Jobs that a sentence names."""
+
+
+class ChosenFlavor(Output):
+    """The flavor of one resource of a pod set."""
+
+    flavor: str
+    mode: str = Field(description="NoCandidates, Preempt, Reclaim or Fit. The first three are Kueue's `Preempt`.")
+    level: int = Field(description="How far up the tree it borrows: 0 not at all, else the cohort's height.")
+    tried: int = Field(description="Index of the last flavor that was looked at; -1 where it was the last of its list.")
+
+
+class PodSetAnswer(Output):
+    name: str
+    count: int = Field(description="As it was admitted, or would be: smaller than asked for in partial admission.")
+    flavors: dict[str, ChosenFlavor] = Field(description="By resource; empty where none was found.")
+
+
+class VictimAnswer(Output):
+    job: str
+    queue: str
+    reason: str = Field(
+        description="InClusterQueue, InCohortReclamation, InCohortFairSharing or InCohortReclaimWhileBorrowing."
+    )
+    already_evicted: bool = Field(description="It had been told to go before this cycle.")
+
+
+class Compared(Output):
+    """The inequality that decided about one key."""
+
+    resource: str
+    wanted: str = Field(description="With what earlier pod sets of the same job took.")
+    available: str
+    potential: str
+    nominal: str
+    used: str
+    mode: str
+    level: int
+
+
+class Considered(Output):
+    """One flavor that was looked at for a pod set."""
+
+    pod_set: str
+    flavor: str
+    mode: str
+    level: int
+    pending: str
+    why: str
+    compared: tuple[Compared, ...]
+
+
+class ShortAnswer(Output):
+    """What a queue then uses less than its own."""
+
+    queue: str
+    amounts: tuple[AmountOf, ...]
+
+
+class DecisionAnswer(Output):
+    """What became of the head of one queue."""
+
+    job: str
+    queue: str
+    result: str = Field(
+        description="Admitted, Preempting (its victims were told to go, it waits), Deferred (fits once evictions that "
+        "are under way are over), Skipped (somebody before it in this cycle took the room or the victims), "
+        "NoCandidates (others would have to go, and nobody may be made to), NoFit, Inadmissible (its queue does not "
+        "take it)."
+    )
+    reason: str = Field(description="One sentence.")
+    pending: str = Field(description="NoMatchingFlavor, ExceedsMaxQuota or WaitingForQuota; empty where none applies.")
+    level: int
+    pod_sets: tuple[PodSetAnswer, ...]
+    usage: tuple[AmountOf, ...] = Field(description="What it would use; of a larger slice, what it would use more.")
+    victims: tuple[VictimAnswer, ...] = Field(description="In the order in which they were chosen.")
+    below: tuple[ShortAnswer, ...] = Field(
+        description="By how much other queues fall below their own quota once the victims are gone."
+    )
+    replaces: str = Field(description="The smaller slice whose place it takes.")
+    reserved: tuple[AmountOf, ...] = Field(description="Kept free for it for the rest of the cycle.")
+    recomputed: bool = Field(description="Its victims were others' already, and it was weighed anew.")
+    considered: tuple[Considered, ...]
+    requeue: str = Field(description="none (admitted), active, parked (until a wake-up) or sticky (stays head).")
+
+
+class CycleAnswer(Output):
+    """One cycle, its decisions in the order in which they were made."""
+
+    number: int
+    at: float
+    decisions: tuple[DecisionAnswer, ...]
+
+
+class HeldKey(Output):
+    """One key of a queue or cohort."""
+
+    flavor: str
+    resource: str
+    nominal: str
+    subtree: str = Field(description="With what its children let go of.")
+    used: str
+    borrowed: str
+    available: str = Field(description="What it could use now; 0 where its tree uses more than it holds.")
+    potential: str = Field(description="The most it could use of an empty tree.")
+
+
+class ShareAnswer(Output):
+    """What a node uses beyond what it holds, by the rules of fair sharing."""
+
+    value: int | None = Field(description="Per mille, weighted, rounded up. null is infinite: weight 0 and borrowing.")
+    precise: float | None = Field(description="Not rounded.")
+    resource: str = Field(description="The one that decides.")
+    weight: float
+
+
+class NodeAnswer(Output):
+    name: str
+    parent: str
+    quotas: tuple[HeldKey, ...]
+    share: ShareAnswer
+
+
+class QueueAnswer(NodeAnswer):
+    inactive: str = Field(description="Why it takes no part; empty where it does.")
+    active: tuple[str, ...] = Field(description="Jobs that are tried again in the next cycle, in order.")
+    parked: tuple[str, ...] = Field(description="Jobs that wait for a wake-up.")
+    backing_off: tuple[str, ...] = Field(description="Jobs that wait for their time.")
+    sticky: str = Field(description="The job that stays head until its victims have stopped.")
+
+
+class AdmittedAnswer(Output):
+    job: str
+    queue: str
+    at: float | None
+    evicted: bool
+    pod_sets: tuple["AdmittedPodSet", ...]
+    usage: tuple[AmountOf, ...]
+
+
+class AdmittedPodSet(Output):
+    name: str
+    count: int
+    flavors: dict[str, str]
+
+
+class UnqueuedAnswer(Output):
+    job: str
+    reason: str
+
+
+class State(Output):
+    """Queues, cohorts and jobs at some moment."""
+
+    at: float
+    queues: tuple[QueueAnswer, ...]
+    cohorts: tuple[NodeAnswer, ...]
+    admitted: tuple[AdmittedAnswer, ...]
+    unqueued: tuple[UnqueuedAnswer, ...] = Field(description="Jobs that are in no queue, and why.")
+
+
+class SettingAnswer(Output):
+    """A preemption setting of a queue."""
+
+    queue: str
+    field: str = Field(description="Below `spec.preemption` of a ClusterQueue.")
+    value: str
+
+
+class LoopAnswer(Output):
+    """Jobs that evict each other without end. The plan stops at the first repetition, and goes on with later events."""
+
+    at: float
+    last_cycle: int = Field(description="Number of the cycle after which everything stood as before.")
+    jobs: tuple[str, ...] = Field(description="Jobs that evict or are evicted, by name.")
+    settings: tuple[SettingAnswer, ...] = Field(
+        description="Changes that would each end the loop, found by running the scheduler with the change made."
+    )
+
+    @property
+    def sentence(self) -> str:
+        """Say what happens and what would end it."""
+        shown = ", ".join(self.jobs[:_MOST_NAMED])
+        more = f" and {len(self.jobs) - _MOST_NAMED} more" if len(self.jobs) > _MOST_NAMED else ""
+        text = f"jobs {shown}{more} evict each other without end; the plan stops after cycle {self.last_cycle}."
+        changes = [f"`preemption.{each.field}: {each.value}` of queue {each.queue}" for each in self.settings]
+        if not changes:
+            return (
+                f"{text} No single preemption setting ends this; `--evictions held` shows the plan until the jobs stop"
+            )
+        return f"{text} Each of these settings alone ends it: {'; '.join(changes)}"
+
+
+class Plan(Output):
+    """The answer of `evenkeel plan -o json`."""
+
+    profile: str
+    fair_sharing: bool
+    cycles: tuple[CycleAnswer, ...]
+    loops: tuple[LoopAnswer, ...] = Field((), description="With `--evictions released`: jobs that never come to rest.")
+    end: State
+    warnings: tuple[str, ...]
+
+
+# ---------------------------------------------------------------- from the engine
+
+
+def decision_of(decision: Decision, evicted_before: frozenset[str], sticky: str) -> DecisionAnswer:
+    """Write a decision."""
+    workload, assignment = decision.workload, decision.assignment
+    is_in = decision.result is Result.ADMITTED
+    requeue = "none" if is_in else "parked" if decision.parked else "active"
+    return DecisionAnswer(
+        job=workload.workload_id,
+        queue=workload.queue,
+        result=str(decision.result),
+        reason=decision.reason,
+        pending=str(decision.pending),
+        level=assignment.level,
+        pod_sets=tuple(
+            PodSetAnswer(
+                name=pod_set.name,
+                count=count,
+                flavors={
+                    resource: ChosenFlavor(
+                        flavor=each.flavor, mode=_MODES[each.mode], level=each.level, tried=each.tried
+                    )
+                    for resource, each in sorted(
+                        assignment.choices[index].items() if index < len(assignment.choices) else ()
+                    )
+                },
+            )
+            for index, (pod_set, count) in enumerate(zip(workload.pod_sets, assignment.counts, strict=True))
+        ),
+        usage=amounts_of(assignment.use),
+        victims=tuple(
+            VictimAnswer(
+                job=victim.workload_id,
+                queue=victim.admitted.workload.queue,
+                reason=str(victim.reason),
+                already_evicted=victim.workload_id in evicted_before,
+            )
+            for victim in decision.victims
+        ),
+        below=tuple(
+            ShortAnswer(queue=queue, amounts=amounts_of(amounts)) for queue, amounts in sorted(decision.below.items())
+        ),
+        replaces=workload.replaces,
+        reserved=amounts_of(dict(decision.reserved)),
+        recomputed=decision.was_recomputed,
+        considered=tuple(
+            _considered(workload.pod_sets[index].name, attempt)
+            for index, attempts in enumerate(assignment.attempts)
+            for attempt in attempts
+        ),
+        requeue="sticky" if sticky == workload.workload_id and not is_in else requeue,
+    )
+
+
+def _considered(pod_set: str, attempt: Attempt) -> Considered:
+    return Considered(
+        pod_set=pod_set,
+        flavor=attempt.flavor,
+        mode=_MODES[attempt.mode],
+        level=attempt.level,
+        pending=str(attempt.pending),
+        why=attempt.why,
+        compared=tuple(
+            Compared(
+                resource=each.resource,
+                mode=_MODES[each.mode],
+                level=each.level,
+                **{
+                    name: quantities.text(each.resource, getattr(each, name))
+                    for name in ("wanted", "available", "potential", "nominal", "used")
+                },
+            )
+            for each in attempt.compared
+        ),
+    )
+
+
+def state_of(scheduler: Scheduler, at: float, unqueued: Sequence[tuple[str, str]]) -> State:
+    """Write where everything stands."""
+    queues = []
+    for name, team in sorted(scheduler.snapshot.teams.items()):
+        pending, node = scheduler.pending[name], team.node
+        active, parked, held = pending.by_state()
+        queue = team.queue
+        cyclic = "its cohort is its own ancestor" if scheduler.snapshot.tree.is_cyclic(name) else ""
+        stop = "" if queue.stop == "None" else f"its stop policy is {queue.stop}"
+        queues.append(
+            QueueAnswer(
+                **_node(node),
+                inactive=queue.inactive or stop or cyclic,
+                active=tuple(active),
+                parked=tuple(parked),
+                backing_off=tuple(held),
+                sticky=pending.sticky,
+            )
+        )
+    admitted = [each for team in scheduler.snapshot.teams.values() for each in team.admitted.values()]
+    return State(
+        at=at,
+        queues=tuple(queues),
+        cohorts=tuple(NodeAnswer(**_node(node)) for _, node in sorted(scheduler.snapshot.tree.cohorts.items())),
+        admitted=tuple(_admitted(each) for each in sorted(admitted, key=lambda each: each.workload.workload_id)),
+        unqueued=tuple(UnqueuedAnswer(job=job, reason=reason) for job, reason in sorted(unqueued)),
+    )
+
+
+def _node(node: Node) -> dict[str, object]:
+    share = share_of(node)
+    is_finite = math.isfinite(share.value)
+    return {
+        "name": node.name,
+        "parent": node.parent.name if node.parent else "",
+        "quotas": tuple(
+            HeldKey(
+                flavor=key[0],
+                resource=key[1],
+                nominal=quantities.text(key[1], slot.nominal),
+                subtree=quantities.text(key[1], slot.sub),
+                used=quantities.text(key[1], slot.use),
+                borrowed=quantities.text(key[1], max(0, slot.use - slot.sub)),
+                available=quantities.text(key[1], max(0, slot.available())),
+                potential=quantities.text(key[1], slot.potential),
+            )
+            for key, slot in sorted(node.slots.items(), key=lambda each: each[0])
+            if slot.sub or slot.use or key in node.quotas
+        ),
+        "share": ShareAnswer(
+            value=math.ceil(share.value) if is_finite else None,
+            precise=share.value if is_finite else None,
+            resource=share.resource,
+            weight=share.weight,
+        ),
+    }
+
+
+def _admitted(each: Admitted) -> AdmittedAnswer:
+    return AdmittedAnswer(
+        job=each.workload.workload_id,
+        queue=each.workload.queue,
+        at=each.reserved_at,
+        evicted=each.is_evicted,
+        pod_sets=tuple(
+            AdmittedPodSet(name=pod_set.name, count=count, flavors=dict(sorted(flavors.items())))
+            for pod_set, flavors, count in zip(each.workload.pod_sets, each.flavors, each.counts, strict=True)
+        ),
+        usage=amounts_of(each.use),
+    )

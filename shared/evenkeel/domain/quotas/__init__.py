@@ -1,0 +1,1 @@
+"""Teams, their quotas, budgets and usage."""

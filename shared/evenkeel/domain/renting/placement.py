@@ -1,0 +1,589 @@
+"""Where a waiting job should run: every pool it could have, in dollars, with its expected start, end and risk.
+
+    start = wait + launch + restart            finish = start + run x stretch
+    cost  = rent + price of delay x (finish - run) + shadow price x accelerators x run
+
+What is committed is paid for in any case, so its invoice is no reason; an hour of it costs what others would give for
+it (`shadow_price`). A rented pool costs its rent. So a job is rented for exactly where
+
+    price of delay x (wait for committed - start of the rented) > rent - shadow price of the committed hours
+
+or where a rented pool meets its deadline and no committed one does. Who has neither a price of delay nor a deadline
+that renting meets is not rented for. What stands free and committed is taken first. A job that a recovery brings back
+was weighed by that recovery, with what its standstill costs: it is rented for up to what the recovery found it worth.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from evenkeel.domain.capacity.pools import Market, Pool
+from evenkeel.domain.decisions import Alternative
+from evenkeel.domain.economics import money
+from evenkeel.domain.policy import Mode
+from evenkeel.domain.values import Instant, Value
+
+SPOT_NOTICE_SECONDS = 120
+"""https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html"""
+
+
+_HOURS_OF_WEEK = 168
+
+
+class Waiting(Value):
+    """A job that waits, reduced to what its place depends on."""
+
+    job_id: str
+    team: str
+    job_class: str = ""
+    nodes: int
+    """Pods of its gang, one a node."""
+    accelerators_per_node: int
+    micros_per_hour_of_delay: int
+    """What an hour's delay of a job of this class is worth to its owner."""
+    run_seconds: float
+    """Expected, of what is still to do."""
+    p90_run_seconds: float
+    checkpoint_seconds: float | None = None
+    """Between two checkpoints; None where it keeps none and begins again from nothing."""
+    save_seconds: float = 60
+    restart_seconds: float = 0
+    """From Ready nodes until it trains."""
+    submitted_at: Instant
+    deadline_at: Instant | None = None
+    done_seconds: float = 0
+    """Work that is behind it and kept."""
+    is_catching_up: bool = False
+    """It fell behind its line on spot, and has been kept off it since."""
+    rent_worth_parts: int | None = None
+    """Rent, in parts of `economics.money`, up to which its recovery rents rather than wait; None where none does."""
+
+    @property
+    def accelerators(self) -> int:
+        """Of the whole gang."""
+        return self.nodes * self.accelerators_per_node
+
+
+class Chance(Value):
+    """One pool, as it stands for one job."""
+
+    pool: Pool
+    accelerators_left: int
+    """Free now on a committed pool; what its limit leaves on a rented one."""
+    wait_seconds: float = 0
+    """Until a committed pool is expected to have room for it where others take what is free now."""
+    shadow_micros_per_accelerator_hour: int = 0
+    """What an hour of it is worth to others; of committed pools only."""
+    barred_until: Instant | None = None
+    """Capacity was refused there, or taken back, and it is not to be asked before."""
+    differences: tuple[str, ...] = ()
+    """Why the job would not run the same there."""
+
+
+class Spending(Value):
+    """What is being spent now, and what may be."""
+
+    team_micros_per_hour: int = 0
+    """Rented for this team now."""
+    fleet_micros_per_hour: int = 0
+    team_cap_micros_per_hour: int = 0
+    """Nothing is rented unless somebody allows it."""
+    fleet_cap_micros_per_hour: int = 0
+    team_budget_left_parts: int | None = None
+    """In parts of `economics.money`, after what running rentals are expected to cost; None where there is no budget."""
+
+
+class Terms(Value):
+    """Limits on risk."""
+
+    spot_checkpoint_share: float = 0.1
+    """Spot only where a checkpoint comes at least this often, as a share of the mean time between interruptions."""
+    grace_seconds: float = 60
+    """Left over before a reservation ends, besides the time to save."""
+
+
+class PlacementFacts(Value):
+    """All that the choice rests on. It replays from this alone."""
+
+    job: Waiting
+    chances: tuple[Chance, ...]
+    spending: Spending
+    terms: Terms = Terms()
+    now: Instant
+
+
+class Placement(StrEnum):
+    """What to do with a waiting job."""
+
+    START = "START"
+    """On nodes that are there."""
+    RENT = "RENT"
+    """On nodes that are to be rented for it."""
+    WAIT = "WAIT"
+    """For nodes that are paid for in any case."""
+    NOWHERE = "NOWHERE"
+    """No pool can have it as things stand."""
+
+
+class Row(Value):
+    """One pool, weighed. Parts are those of `economics.money`."""
+
+    pool: str
+    market: Market
+    why_not: str
+    """Empty where the job could have it."""
+    starts_after_seconds: float
+    """Until it trains."""
+    ends_after_seconds: float
+    rent_parts: int
+    delay_parts: int
+    shadow_parts: int
+    interruptions: float
+    """Expected."""
+    is_there: bool
+    """Whether it is committed, free now, and can have the job."""
+
+    @property
+    def parts(self) -> int:
+        """All it costs."""
+        return self.rent_parts + self.delay_parts + self.shadow_parts
+
+
+class PlacementDecision(Value):
+    """Where a job should run, and why."""
+
+    job_id: str
+    action: Placement
+    pool: str = ""
+    """Chosen; on WAIT the one that it waits for."""
+    reason: str
+    row: Row | None = None
+    """The chosen one."""
+    table: tuple[Row, ...]
+    """Every pool, the best first, those it cannot have last."""
+    alternatives: tuple[Alternative, ...]
+    rents_from_wait_seconds: float | None = None
+    """On WAIT: the expected wait from which it would be rented for; None where nothing could be rented."""
+    late_seconds: float | None = None
+    """By how much it is expected to miss its deadline; None where it has none, or some pool meets it."""
+    facts: PlacementFacts
+
+
+def shadow_price(
+    rented_micros_per_accelerator_hour: int, share_full: float, delay_micros_per_hour: int, accelerators: int
+) -> int:
+    """Return what an accelerator-hour of committed capacity is worth to those who do not get it, in micro-dollars.
+
+    sigma = P(it is wanted) x min(price of renting it, what all who wait would give for it)
+
+    An hour that would have idled is worth nothing. One that is wanted lets the whole queue move up by 1/accelerators of
+    an hour, which is worth that share of its price of delay; and never more than the same hour rented.
+
+    Args:
+        rented_micros_per_accelerator_hour: The cheapest that could stand in for it.
+        share_full: How often, at this hour, demand is at least what is committed.
+        delay_micros_per_hour: The price of delay of all jobs that wait for it, together.
+        accelerators: Of the committed pool.
+    """
+    queue = delay_micros_per_hour / accelerators if accelerators else 0.0
+    return round(min(1.0, max(0.0, share_full)) * min(rented_micros_per_accelerator_hour, queue))
+
+
+def mean_share_full(by_hour_of_week: Sequence[float], now: datetime, seconds: float) -> float:
+    """Return how often committed capacity is expected to be wanted over the time that a job would hold it.
+
+    Args:
+        by_hour_of_week: For each of the 168 hours of a week, from Monday 00:00 UTC on, the share of past weeks in which
+            demand was at least what is committed.
+        now: When it would begin.
+        seconds: How long it would last.
+    """
+    assert len(by_hour_of_week) == _HOURS_OF_WEEK
+    begin = now.weekday() * 24 + now.hour + (now.minute * 60 + now.second) / 3600
+    end = begin + max(1.0, seconds) / 3600
+    whole = math.floor((end - begin) / _HOURS_OF_WEEK)
+    total = whole * sum(by_hour_of_week)
+    at = begin + whole * _HOURS_OF_WEEK
+    while at < end:
+        until = min(end, math.floor(at) + 1)
+        total += by_hour_of_week[math.floor(at) % _HOURS_OF_WEEK] * (until - at)
+        at = until
+    return total / (end - begin)
+
+
+def place(facts: PlacementFacts) -> PlacementDecision:
+    """Choose the cheapest pool that is soon enough: what is there and committed first, then by cost, then by order.
+
+    A deadline narrows the choice to the pools that meet it. Where none does, no money buys it: what delay costs
+    decides, as without a deadline, and the reason says how late it will be.
+    """
+    order = {chance.pool.name: place for place, chance in enumerate(facts.chances)}
+    rows = sorted(_rows(facts), key=lambda row: (bool(row.why_not), not row.is_there, row.parts, order[row.pool]))
+    possible = [row for row in rows if not row.why_not]
+    if not possible:
+        seen = " ".join(f"{row.pool}: {row.why_not}" for row in rows) or "There is no pool."
+        return _decided(facts, rows, Placement.NOWHERE, f"No pool can have it now. {seen}", ())
+    soon = _soon_enough(facts, possible)
+    chosen = soon[0]
+    if chosen.is_there:
+        why = f"{chosen.pool} is paid for and has room."
+        return _decided(facts, rows, Placement.START, why + _of_deadline(facts, possible, chosen), soon)
+    wished = cheapest_rented(soon)
+    worth = facts.job.rent_worth_parts
+    if not chosen.market.is_rented and wished and worth is not None and wished.rent_parts <= worth:
+        cost = (
+            f"{wished.pool} costs {money.said(wished.rent_parts)}, and up to {money.said(worth)} it loses least there"
+        )
+        why = f"Its recovery chose to rent: {cost}."
+        return _decided(facts, rows, Placement.RENT, why + _of_deadline(facts, possible, wished), (wished,))
+    is_rent = chosen.market.is_rented
+    why = _why_rent(possible, chosen) if is_rent else _why_wait(rows, chosen)
+    action = Placement.RENT if is_rent else Placement.WAIT
+    return _decided(facts, rows, action, why + _of_deadline(facts, possible, chosen), soon)
+
+
+def cheapest_rented(rows: Iterable[Row]) -> Row | None:
+    """Return the cheapest row to rent of those that the job could have; None where there is none."""
+    to_rent = (row for row in rows if row.market.is_rented and not row.why_not)
+    return min(to_rent, key=lambda row: row.parts, default=None)
+
+
+def would_rent(placed: PlacementDecision) -> Row | None:
+    """Return what would be rented if anything were: the cheapest that meets the deadline, where some pool does."""
+    return cheapest_rented(_soon_enough(placed.facts, [row for row in placed.table if not row.why_not]))
+
+
+def placement_said(placed: PlacementDecision, mode: Mode) -> str:
+    """Return the reason as it is recorded: in any mode but `act` nothing is rented, and that is said."""
+    if mode is not Mode.ACT and placed.action is Placement.RENT:
+        return f"Mode is {mode}: it would be rented for, but nothing is done. {placed.reason}"
+    return placed.reason
+
+
+def place_in_turn(asks: Sequence[PlacementFacts]) -> tuple[PlacementDecision, ...]:
+    """Place jobs one after the other, each with what those before it have left of room, of caps and of budgets.
+
+    Args:
+        asks: In queue order, each with pools and spending as they stand before the pass.
+    """
+    taken: dict[str, int] = {}
+    fleet = 0
+    teams: dict[str, int] = {}
+    budgets: dict[str, int] = {}
+    decisions = []
+    for ask in asks:
+        job, before = ask.job, ask.spending
+        spending = before
+        if fleet:
+            left = before.team_budget_left_parts
+            spending = before.but(
+                team_micros_per_hour=before.team_micros_per_hour + teams.get(job.team, 0),
+                fleet_micros_per_hour=before.fleet_micros_per_hour + fleet,
+                team_budget_left_parts=None if left is None else left - budgets.get(job.team, 0),
+            )
+        chances = tuple(
+            chance.but(accelerators_left=chance.accelerators_left - taken[chance.pool.name])
+            if chance.pool.name in taken
+            else chance
+            for chance in ask.chances
+        )
+        decision = place(ask.but(chances=chances, spending=spending))
+        decisions.append(decision)
+        if decision.row and decision.action in (Placement.START, Placement.RENT):
+            pool = next(chance.pool for chance in chances if chance.pool.name == decision.pool)
+            taken[pool.name] = taken.get(pool.name, 0) + _held(job, pool)
+            rate = pool.micros_per_node_hour * job.nodes
+            fleet += rate
+            teams[job.team] = teams.get(job.team, 0) + rate
+            budgets[job.team] = budgets.get(job.team, 0) + decision.row.rent_parts
+    return tuple(decisions)
+
+
+def weigh(
+    job: Waiting, chance: Chance, spending: Spending, terms: Terms, now: datetime, changeover_seconds: float = 0
+) -> Row:
+    """Weigh one pool for one job.
+
+    Args:
+        job: The job.
+        chance: The pool as it stands.
+        spending: What is spent and may be.
+        terms: Limits on risk.
+        now: The moment.
+        changeover_seconds: How long it takes to begin again on demand: the guard of a deadline on spot.
+    """
+    pool = chance.pool
+    is_there = not pool.market.is_rented and job.accelerators <= chance.accelerators_left
+    wait = 0.0 if is_there or pool.market.is_rented else max(0.0, chance.wait_seconds)
+    if pool.reservation and pool.reservation.starts_at > now:
+        is_there, wait = False, max(wait, (pool.reservation.starts_at - now).total_seconds())
+    launch = pool.launch.gang_seconds(job.nodes) if pool.market.is_rented else pool.launch.p50_seconds
+    start = wait + launch + job.restart_seconds
+    per_second = pool.interruptions_per_node_hour * job.nodes / 3600
+    again = launch + job.restart_seconds + _lost_each(job)
+    run = job.run_seconds * (1 + per_second * again)
+    end = round(start + run, 3)
+    rent = 0
+    if pool.market.is_rented:
+        held = max(pool.least_billed_seconds, math.ceil(launch + job.restart_seconds + run))
+        rent = pool.micros_per_node_hour * job.nodes * held
+    asked = _Asked(job, chance, spending, terms, now, start, end, rent, changeover_seconds)
+    why_not = next(_whys_not(asked), "")
+    return Row(
+        pool=pool.name,
+        market=pool.market,
+        why_not=why_not,
+        starts_after_seconds=round(start, 3),
+        ends_after_seconds=end,
+        rent_parts=rent,
+        delay_parts=round(job.micros_per_hour_of_delay * (start + run - job.run_seconds)),
+        shadow_parts=round(chance.shadow_micros_per_accelerator_hour * job.accelerators * run),
+        interruptions=round(per_second * job.run_seconds, 4),
+        is_there=is_there and not why_not,
+    )
+
+
+def guards_deadline(job: Waiting, changeover_seconds: float, now: datetime) -> str:
+    """Say why a job with a deadline must not be on spot now; empty where it may.
+
+    Its progress has to stay on the straight line from nothing at submission to all at the deadline. Once below it, the
+    job is kept on demand until it is ahead by two change-overs; and from where only a change-over is left, to its end.
+    What could not be met even by running from now on is not guarded.
+    """
+    if job.deadline_at is None:
+        return ""
+    left = (job.deadline_at - now).total_seconds()
+    if job.run_seconds > left:
+        return ""
+    if job.run_seconds + changeover_seconds >= left:
+        return "Its deadline leaves no time for an interruption."
+    whole = (job.deadline_at - job.submitted_at).total_seconds()
+    line = (now - job.submitted_at).total_seconds() * (job.done_seconds + job.run_seconds) / whole if whole > 0 else 0.0
+    margin = 2 * changeover_seconds if job.is_catching_up else -changeover_seconds
+    if job.done_seconds < line + margin:
+        return "It is behind the line to its deadline."
+    return ""
+
+
+def is_behind(facts: PlacementFacts) -> bool:
+    """Whether a job is kept off spot for the sake of its deadline: remembered until it has caught up."""
+    return bool(guards_deadline(facts.job, _changeover_seconds(facts), facts.now))
+
+
+def _changeover_seconds(facts: PlacementFacts) -> float:
+    """Return how long it takes to begin again on demand."""
+    job = facts.job
+    on_demand = [
+        chance.pool.launch.gang_seconds(job.nodes) for chance in facts.chances if chance.pool.market is Market.ON_DEMAND
+    ]
+    return min(on_demand, default=0.0) + job.restart_seconds
+
+
+def _rows(facts: PlacementFacts) -> Iterator[Row]:
+    job, changeover = facts.job, _changeover_seconds(facts)
+    for chance in facts.chances:
+        yield weigh(job, chance, facts.spending, facts.terms, facts.now, changeover)
+
+
+def _lost_each(job: Waiting) -> float:
+    """Return the work that one interruption is expected to cost."""
+    if job.checkpoint_seconds is None:
+        return job.run_seconds / 2
+    return 0.0 if job.save_seconds <= SPOT_NOTICE_SECONDS else job.checkpoint_seconds / 2
+
+
+def _held(job: Waiting, pool: Pool) -> int:
+    """Return what a gang takes of a pool: whole nodes where they are rented for it."""
+    return job.nodes * (pool.accelerators_per_node if pool.market.is_rented else job.accelerators_per_node)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """One pool for one job, and what of it is reckoned already."""
+
+    job: Waiting
+    chance: Chance
+    spending: Spending
+    terms: Terms
+    now: datetime
+    start_seconds: float
+    end_seconds: float
+    rent_parts: int
+    changeover_seconds: float
+
+
+def _whys_not(asked: _Asked) -> Iterator[str]:
+    job, chance = asked.job, asked.chance
+    pool = chance.pool
+    if job.accelerators_per_node > pool.accelerators_per_node:
+        yield f"A node of it has {pool.accelerators_per_node} accelerators, {job.accelerators_per_node} are asked for."
+    if _held(job, pool) > pool.most_nodes * pool.accelerators_per_node or job.nodes > pool.most_nodes:
+        yield f"It has no more than {_count(pool.most_nodes, 'node')}."
+    if chance.differences:
+        yield chance.differences[0]
+    yield from _past_reservation(asked)
+    if not pool.market.is_rented:
+        return
+    yield from _not_worth(asked)
+    if _held(job, pool) > chance.accelerators_left:
+        yield f"Its limit leaves room for {_count(chance.accelerators_left // pool.accelerators_per_node, 'node')}."
+    if chance.barred_until and chance.barred_until > asked.now:
+        yield f"Capacity was refused there; it is not asked before {chance.barred_until:%H:%M:%S} UTC."
+    if pool.market is Market.SPOT:
+        yield from _too_risky(asked)
+    yield from _too_dear(asked)
+
+
+def _not_worth(asked: _Asked) -> Iterator[str]:
+    job = asked.job
+    if job.micros_per_hour_of_delay:
+        return
+    if job.deadline_at is None:
+        yield "The policy sets no price on the delay of its class: nothing is rented for it."
+        return
+    late = asked.end_seconds - (job.deadline_at - asked.now).total_seconds()
+    if late > 0:
+        yield f"It ends {_time(late)} after the job's deadline, and the policy sets no price on the delay of its class."
+
+
+def _too_dear(asked: _Asked) -> Iterator[str]:
+    team, spending = asked.job.team, asked.spending
+    rate = asked.chance.pool.micros_per_node_hour * asked.job.nodes
+    for whose, spent, cap in (
+        (f"team {team}", spending.team_micros_per_hour, spending.team_cap_micros_per_hour),
+        ("the fleet", spending.fleet_micros_per_hour, spending.fleet_cap_micros_per_hour),
+    ):
+        if spent + rate > cap:
+            hour, now_spent, most = (money.said(each * 3600) for each in (rate, spent, cap))
+            yield f"{hour} an hour is too much: {whose} spends {now_spent} of {most} an hour."
+    left = spending.team_budget_left_parts
+    if left is not None and asked.rent_parts > left:
+        yield f"{money.said(asked.rent_parts)} is more than the {money.said(left)} left in the budget of team {team}."
+
+
+def _past_reservation(asked: _Asked) -> Iterator[str]:
+    job, reservation = asked.job, asked.chance.pool.reservation
+    if reservation is None:
+        return
+    until = reservation.usable_until - timedelta(seconds=job.save_seconds + asked.terms.grace_seconds)
+    left = (until - asked.now).total_seconds() - asked.start_seconds
+    when = f"{reservation.usable_until:%d %b %H:%M} UTC"
+    if job.checkpoint_seconds is None and job.p90_run_seconds > left:
+        yield f"It ends for work at {when}; the job keeps no checkpoints and may not be done by then."
+    elif job.checkpoint_seconds is not None and min(job.checkpoint_seconds, job.run_seconds) > left:
+        yield f"It ends for work at {when}, before the job's first checkpoint."
+
+
+def _too_risky(asked: _Asked) -> Iterator[str]:
+    job = asked.job
+    if job.checkpoint_seconds is None:
+        yield "Its nodes may be taken back, and the job keeps no checkpoints."
+        return
+    per_hour = asked.chance.pool.interruptions_per_node_hour * job.nodes
+    if per_hour and job.checkpoint_seconds > asked.terms.spot_checkpoint_share * 3600 / per_hour:
+        yield (
+            f"It is interrupted every {3600 / per_hour / 60:.0f} min with so many nodes; a checkpoint every "
+            f"{job.checkpoint_seconds / 60:.0f} min is too seldom."
+        )
+    why = guards_deadline(job, asked.changeover_seconds, asked.now)
+    if why:
+        yield why
+
+
+def _soon_enough(facts: PlacementFacts, possible: Sequence[Row]) -> Sequence[Row]:
+    """Return the rows that meet the deadline; all of them where there is none, or none meets it."""
+    return [row for row in possible if _late_seconds(facts, row) is None] or possible
+
+
+def _late_seconds(facts: PlacementFacts, row: Row) -> float | None:
+    if facts.job.deadline_at is None:
+        return None
+    late = row.ends_after_seconds - (facts.job.deadline_at - facts.now).total_seconds()
+    return round(late, 3) if late > 0 else None
+
+
+def _of_deadline(facts: PlacementFacts, possible: Sequence[Row], chosen: Row) -> str:
+    late = _late_seconds(facts, chosen)
+    if late is not None:
+        return f" No pool that it can have meets its deadline; here it is expected to end {_time(late)} after it."
+    if _late_seconds(facts, possible[0]) is not None:
+        return f" {possible[0].pool} would be cheaper and would miss its deadline."
+    return ""
+
+
+def _why_rent(possible: Iterable[Row], chosen: Row) -> str:
+    waiting = min((row for row in possible if not row.market.is_rented), key=lambda row: row.parts, default=None)
+    if waiting is None:
+        return f"Nothing that is paid for can have it; {chosen.pool} costs {money.said(chosen.rent_parts)}."
+    sooner = _time(waiting.starts_after_seconds - chosen.starts_after_seconds)
+    gain = waiting.delay_parts - chosen.delay_parts
+    premium = chosen.rent_parts - waiting.shadow_parts
+    return (
+        f"{chosen.pool} starts it {sooner} sooner than {waiting.pool}: that is worth {money.said(gain)}, "
+        f"and renting costs {money.said(premium)} more."
+    )
+
+
+def _why_wait(rows: Sequence[Row], chosen: Row) -> str:
+    to_rent = [row for row in rows if row.market.is_rented]
+    rented = cheapest_rented(to_rent)
+    waits = f"It waits about {_time(chosen.starts_after_seconds)} for {chosen.pool}"
+    if rented is None:
+        why = "".join(f" {row.pool}: {row.why_not}" for row in to_rent)
+        return f"{waits}; nothing can be rented for it.{why}"
+    gain, premium = chosen.delay_parts - rented.delay_parts, rented.rent_parts - chosen.shadow_parts
+    return f"{waits}: {rented.pool} would save {money.said(gain)} of delay and cost {money.said(premium)} more."
+
+
+def _decided(
+    facts: PlacementFacts, rows: Sequence[Row], action: Placement, reason: str, soon: Sequence[Row]
+) -> PlacementDecision:
+    """Return the decision for the first of the rows that are soon enough; for none where no pool can have it."""
+    chosen = soon[0] if soon else None
+    return PlacementDecision(
+        job_id=facts.job.job_id,
+        action=action,
+        pool=chosen.pool if chosen else "",
+        reason=reason,
+        row=chosen,
+        table=tuple(rows),
+        alternatives=tuple(_passed_over(row, chosen) for row in rows if row is not chosen),
+        rents_from_wait_seconds=_rents_from(facts, soon) if action is Placement.WAIT else None,
+        late_seconds=_late_seconds(facts, chosen) if chosen else None,
+        facts=facts,
+    )
+
+
+def _rents_from(facts: PlacementFacts, soon: Sequence[Row]) -> float | None:
+    """Return the wait from which delay costs more than renting, or from which only renting meets the deadline."""
+    job, chosen = facts.job, soon[0]
+    rented = cheapest_rented(soon)
+    if rented is None:
+        return None
+    wait = next(chance.wait_seconds for chance in facts.chances if chance.pool.name == chosen.pool)
+    flips = []
+    if job.micros_per_hour_of_delay:
+        flips.append(wait + (rented.parts - chosen.parts) / job.micros_per_hour_of_delay)
+    if job.deadline_at and _late_seconds(facts, chosen) is None:
+        flips.append(wait + (job.deadline_at - facts.now).total_seconds() - chosen.ends_after_seconds)
+    return round(min(flips), 3) if flips else None
+
+
+def _passed_over(row: Row, chosen: Row | None) -> Alternative:
+    usd = round(row.parts / money.PARTS, 2)
+    why_not = row.why_not
+    if not why_not and chosen is not None:
+        more = row.parts - chosen.parts
+        why_not = f"{money.said(more)} more." if more > 0 else "It ends later, or is rented while room is paid for."
+    return Alternative(option=row.pool, why_not=why_not, expected_seconds=row.ends_after_seconds, usd=usd)
+
+
+def _time(seconds: float) -> str:
+    minutes = round(abs(seconds) / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,1 +1,0 @@
-"""Jobs, attempts, and who runs where."""
