@@ -1,5 +1,8 @@
 """How states are shown: which sign stands for which word."""
 
+from collections.abc import Mapping
+from typing import Any
+
 JOB = {
     "PENDING": "next",
     "STARTING": "working",
@@ -36,6 +39,7 @@ NODE = {
     "STARTING": "working",
     "REPAIRING": "working",
     "BLOCKED": "warn",
+    "WAITING": "warn",
     "QUARANTINED": "failed",
     "CORDONED": "warn",
     "NOT_READY": "warn",
@@ -44,6 +48,15 @@ NODE = {
 }
 HEALTH = {"OK": "ok", "DEGRADED": "warn", "CRITICAL": "failed", "NOT_RUNNING": "failed"}
 SOURCE = {"CURRENT": "ok", "FAILING": "warn", "STALE": "failed", "UNKNOWN": "warn", "OFF": "idle"}
+
+
+def mode_of(automation: Mapping[str, Any]) -> str:
+    """Return the mode in force; where the policy lowers the stack's own mode, both."""
+    stack, mode = str(automation["mode"]), str(automation.get("modeInForce") or automation["mode"])
+    if mode != stack:
+        return f"{mode} (by the policy; the stack allows {stack})"
+    lower = [rule for rule in automation.get("modeRules", ()) if rule["mode"] != stack]
+    return f"{mode} (the policy has {counted(len(lower), 'narrower rule')})" if lower else mode
 
 
 def plain(state: str) -> str:

@@ -137,8 +137,9 @@ def _answered(incident_id: str, body: api_types.ApprovalBody, *, approves: bool)
         by=app.caller().actor,
         reason=body.reason,
     )
-    incident = approve_recovery.run(request, ledger=world.ledger, telemetry=world.telemetry, now=world.clock.now())
-    return read_incidents.summary(incident)
+    now = world.clock.now()
+    incident = approve_recovery.run(request, ledger=world.ledger, telemetry=world.telemetry, now=now)
+    return read_incidents.summary(incident, now)
 
 
 @app.post("/v1/faults")

@@ -59,6 +59,7 @@ def status() -> api.Reply:
             drills_may_act=settings.drills_may_act,
             sources=_ages(),
             now=now,
+            rules=world.policy.modes,
         )
     )
 
@@ -71,7 +72,11 @@ def show_automation(cluster: str) -> api.Reply:
     app.expect_fleet(cluster, settings.fleet)
     return app.answer(
         hold_automation.show(
-            world.ledger, mode=settings.mode, drills_may_act=settings.drills_may_act, now=world.clock.now()
+            world.ledger,
+            mode=settings.mode,
+            drills_may_act=settings.drills_may_act,
+            now=world.clock.now(),
+            rules=world.policy.modes,
         )
     )
 
@@ -145,13 +150,16 @@ def show_quotas(cluster: str) -> api.Reply:
 def list_incidents() -> api.Reply:
     query = app.query(api_types.IncidentsQuery)
     page = paging.Request(query.page_size, query.next_page_token)
-    return app.answer(_seen(read_incidents.list_incidents(wiring.world().ledger, query.state, page)))
+    world = wiring.world()
+    return app.answer(_seen(read_incidents.list_incidents(world.ledger, query.state, page, now=world.clock.now())))
 
 
 @app.get("/v1/incidents/<incident_id>")
 def show_incident(incident_id: str) -> api.Reply:
     app.query(api_types.NoQuery)
-    return app.answer(_seen(read_incidents.show_incident(wiring.world().ledger, incident_id, _reader())))
+    world = wiring.world()
+    found = read_incidents.show_incident(world.ledger, incident_id, _reader(), now=world.clock.now())
+    return app.answer(_seen(found))
 
 
 @app.get("/v1/incidents/<incident_id>/timeline")

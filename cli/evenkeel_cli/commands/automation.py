@@ -10,6 +10,7 @@ from evenkeel_cli.commands import asking
 from evenkeel_cli.commands.answering import answer
 from evenkeel_cli.errors import CommandFailed, Exit
 from evenkeel_cli.render import Output, Page
+from evenkeel_cli.words import mode_of
 
 Json = dict[str, Any]
 
@@ -111,8 +112,11 @@ def seconds_of(text: str) -> int:
 
 def _show(out: Page, found: Json) -> None:
     drills = "drills may act" if found["drillsMayAct"] else "drills are only recorded"
-    meaning = f"({_MODES.get(found['mode'], '')}; {drills})"
-    out.line(f"mode  {out.bold(found['mode'])}  {out.dim(meaning)}")
+    meaning = f"({_MODES.get(found.get('modeInForce') or found['mode'], '')}; {drills})"
+    out.line(f"mode  {out.bold(mode_of(found))}  {out.dim(meaning)}")
+    for rule in found.get("modeRules", ()):
+        where = " ".join(filter(None, (rule["faultClass"], f"in pool {rule['pool']}" if rule["pool"] else "")))
+        out.line(f"      at most {rule['mode']} for {where}")
     for held in found["holds"]:
         out.line(out.marked("warn", f"held{_where(held)} by {held['by']}, until {held['until'][:19]}Z"))
         out.paragraph(held["reason"], indent="  ")

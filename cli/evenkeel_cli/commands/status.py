@@ -13,7 +13,7 @@ from evenkeel_cli.commands.automation import scope_options
 from evenkeel_cli.commands.incidents import lanes
 from evenkeel_cli.errors import CommandFailed, Exit
 from evenkeel_cli.render import Output, Page, age, duration, only, page, visible
-from evenkeel_cli.words import HEALTH, NODE, SOURCE, counted, plain
+from evenkeel_cli.words import HEALTH, NODE, SOURCE, counted, mode_of, plain
 
 Json = dict[str, Any]
 
@@ -80,7 +80,7 @@ def show(out: Page, found: Json, *, is_wide: bool = False) -> None:
     old = out.seconds_since(found["asOf"])
     seen = f"{found['asOf'][11:19]}Z" + (f" ({duration(old)} old)" if out.is_terminal and old >= 2 else "")
     held = "  HELD" if automation["isHeld"] else ""
-    _spread(out, out.bold(f"fleet {found['fleet']}"), f"mode: {automation['mode']}{held}  {seen}")
+    _spread(out, out.bold(f"fleet {found['fleet']}"), f"mode: {mode_of(automation)}{held}  {seen}")
     head = out.marked(HEALTH[found["health"]], out.bold(found["health"]))
     more = "+" if incidents.get("isLowerBound") else ""
     working = counted(incidents["working"], "incident").replace(" ", f"{more} ", 1)

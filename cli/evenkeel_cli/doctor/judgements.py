@@ -27,7 +27,7 @@ def judge_api(problem: str, fix: str, status: Json) -> list[Finding]:
     if problem:
         return [failed(problem, fix)]
     automation = status["automation"]
-    mode = automation["mode"]
+    mode = automation.get("modeInForce") or automation["mode"]
     means = {
         "observe": "decisions are recorded and nothing is touched",
         "recommend": "each plan waits for an approval",

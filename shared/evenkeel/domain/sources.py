@@ -208,8 +208,26 @@ def judge(
     *,
     is_running: bool = True,
 ) -> tuple[SourceAge, ...]:
-    """Return the age of every expected source, by the reports on their names."""
-    return tuple(_judge_one(each, reports.get(each.name), policy, now, is_running=is_running) for each in expected)
+    """Return the age of every expected source, by the reports on their names.
+
+    A scheduling cycle without waiting jobs reads no cluster. So it tells nothing of a cluster that is silent.
+    """
+    ages = tuple(_judge_one(each, reports.get(each.name), policy, now, is_running=is_running) for each in expected)
+    silent = [age.source.target for age in ages if age.source.kind is SourceKind.KUBERNETES_LIST and _is_stale(age)]
+    return tuple(_beside_silent(age, silent) for age in ages) if silent else ages
+
+
+def _is_stale(age: SourceAge) -> bool:
+    return age.state is SourceState.STALE
+
+
+def _beside_silent(age: SourceAge, silent: Sequence[str]) -> SourceAge:
+    """Return the age of a scheduling cycle as unknown while clusters are silent; any other age as it is."""
+    if age.source.kind is not SourceKind.SCHEDULING_CYCLE or age.state is not SourceState.CURRENT:
+        return age
+    ran = span(age.age_seconds or 0)
+    reason = f"Whether the scheduling cycle can start jobs on {', '.join(silent)} is unknown (last run {ran} ago)."
+    return age.but(state=SourceState.UNKNOWN, reason=reason)
 
 
 def complaints(ages: Iterable[SourceAge]) -> tuple[list[str], list[str]]:
@@ -220,7 +238,8 @@ def complaints(ages: Iterable[SourceAge]) -> tuple[list[str], list[str]]:
     stale = [age for age in ages if age.state is SourceState.STALE]
     failing = [age for age in stale if age.error]
     silent = [age.source for age in stale if not age.error]
-    unknown = [age.source for age in ages if age.state is SourceState.UNKNOWN]
+    # A cycle beside a silent cluster has run, and that cluster is named already.
+    unknown = [age.source for age in ages if age.state is SourceState.UNKNOWN and not (stale and _has_run(age))]
     blind = {age.source.target for age in failing if age.source.kind is SourceKind.KUBERNETES_LIST}
     # A cluster that does not answer has no watch and no Kueue either: it is named once.
     named = [
@@ -232,6 +251,10 @@ def complaints(ages: Iterable[SourceAge]) -> tuple[list[str], list[str]]:
     if silent:
         said.append(f"nothing has read {_listed(silent)} for too long")
     return said, [f"nothing is known yet of {_listed(unknown)}"] if unknown else []
+
+
+def _has_run(age: SourceAge) -> bool:
+    return age.source.kind is SourceKind.SCHEDULING_CYCLE and age.seen_at is not None
 
 
 def _listed(sources: Sequence[Source]) -> str:

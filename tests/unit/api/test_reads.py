@@ -8,17 +8,19 @@ import pytest
 from evenkeel.domain.admission.decide import AdmissionFacts, Request
 from evenkeel.domain.decisions import Alternative, Decision
 from evenkeel.domain.external.workloads import Comeback, ForeignWorkload
-from evenkeel.domain.health.incidents import Block, IncidentState, StageTimes
+from evenkeel.domain.health.incidents import Block, IncidentState, RecoveryBrief, StageTimes
 from evenkeel.domain.jobs.job import PlacementNote, ResizeWish, ResumeOption, ResumePlan, ResumePoint, StopRequest
+from evenkeel.domain.policy import Mode, ModeRule
 from evenkeel.domain.renting.serving import ServingMemory
 from evenkeel.domain.sources import SourceKind, SourceReport
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Delete, Put, Row, Table
 from evenkeel.services.queries import read_queue
 from evenkeel.services.storage import paging, rows
+from tests.fakes import FakeWorld
 from tests.fakes.cluster import CLUSTER
 from tests.fakes.system import A_MOMENT
-from tests.unit.api.gateway import Gateway
+from tests.unit.api.gateway import FLEET, Gateway
 from tests.unit.api.seeds import (
     ASKS,
     a_decision,
@@ -570,7 +572,7 @@ def test_a_plan_that_asks_needs_a_person_and_next_is_the_answer(gateway: Gateway
     assert (status["incidents"]["working"], status["incidents"]["needYou"]) == (1, 1)
     assert status["next"] == "evenkeel incidents approve inc-0000000001"
     assert [item["needsYou"] for item in status["incidents"]["items"]] == [True, False]
-    assert status["nodes"]["pools"][0]["states"] == {"REPAIRING": 2}
+    assert status["nodes"]["pools"][0]["states"] == {"REPAIRING": 1, "WAITING": 1}
 
 
 def test_an_old_incident_that_needs_a_person_is_seen_behind_any_number_of_newer_ones(gateway: Gateway) -> None:
@@ -830,3 +832,40 @@ def test_outage_of_a_zone_is_one_headline() -> None:
     assert [outage["incidentIds"] for outage in overview["outages"]] == [[each.incident_id for each in down]]
     assert overview["outages"][0]["headline"].startswith(headline)
     assert overview["reasons"][0].startswith(headline)
+
+
+LATER = ASKS.but(outcome="LATER")
+
+
+@pytest.mark.parametrize("plan", [ASKS, LATER], ids=["asks a person", "waits for HyperPod"])
+def test_node_whose_plan_only_waits_is_waiting(gateway: Gateway, plan: RecoveryBrief) -> None:
+    stored(gateway.fakes.ledger, an_incident(1, plan=plan), a_fleet_node(1))
+
+    assert gateway.get("/v1/nodes").document["items"][0]["state"] == "WAITING"
+    assert gateway.get("/v1/status").document["nodes"]["pools"][0]["states"] == {"WAITING": 1}
+
+
+def test_blocked_node_is_blocked_in_its_pool(gateway: Gateway) -> None:
+    block = Block(rule="POOL_REPAIRS", reason="1 of 1.", since=ago(minutes=1), act="replace")
+    stored(gateway.fakes.ledger, an_incident(1, state=IncidentState.BLOCKED, block=block), a_fleet_node(1))
+
+    assert gateway.get("/v1/status").document["nodes"]["pools"][0]["states"] == {"BLOCKED": 1}
+
+
+def test_why_says_that_a_plan_waits_for_hyperpod(gateway: Gateway) -> None:
+    stored(gateway.fakes.ledger, an_incident(1, plan=LATER, state="RECOVERING"), a_fleet_node(1))
+
+    why = gateway.get("/v1/incidents/inc-0000000001/why").document
+
+    assert LATER.reason in why["sentence"]
+
+
+def test_status_shows_the_mode_that_the_policy_sets() -> None:
+    rules = (ModeRule(mode=Mode.RECOMMEND), ModeRule(pool="p5-workers", mode=Mode.OBSERVE))
+    gateway = Gateway(FakeWorld(policy=FakeWorld().policy.but(modes=rules)))
+
+    automation = gateway.get("/v1/status").document["automation"]
+
+    assert (automation["mode"], automation["modeInForce"]) == ("act", "recommend")
+    assert [(rule["pool"], rule["mode"]) for rule in automation["modeRules"]] == [("p5-workers", "observe")]
+    assert gateway.get(f"/v1/clusters/{FLEET}/automation").document["modeInForce"] == "recommend"

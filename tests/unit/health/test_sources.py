@@ -8,9 +8,11 @@ from evenkeel.domain.policy import SourcePolicy
 from evenkeel.domain.sources import (
     SWEEP_STEPS,
     Source,
+    SourceAge,
     SourceKind,
     SourceReport,
     SourceState,
+    complaints,
     expected_sources,
     judge,
     span,
@@ -137,3 +139,33 @@ def test_report_keeps_the_beginning_of_a_long_error() -> None:
 @pytest.mark.parametrize(("length", "said"), [(40, "40 s"), (720, "12 min"), (18_000, "5 h"), (260_000, "3 days")])
 def test_span_is_written_in_one_unit(length: float, said: str) -> None:
     assert span(length) == said
+
+
+CYCLE = Source(kind=SourceKind.SCHEDULING_CYCLE)
+
+
+def beside(list_age: float) -> tuple[SourceAge, ...]:
+    """Judge a cycle of three seconds ago beside a cluster that answered so long ago."""
+    cluster = SourceReport.after(None, "", A_MOMENT - seconds(list_age))
+    reports = {LIST.name: SourceReport.after(cluster, "Unreachable: no answer", A_MOMENT)}
+    reports[CYCLE.name] = SourceReport.after(None, "", A_MOMENT - seconds(3))
+    return judge([LIST, CYCLE], reports, POLICY, A_MOMENT)
+
+
+def test_idle_cycle_beside_a_silent_cluster_is_unknown() -> None:
+    _, cycle = beside(181)
+
+    assert (cycle.state, cycle.age_seconds) == (SourceState.UNKNOWN, 3)
+    assert cycle.reason == (
+        "Whether the scheduling cycle can start jobs on research-eks is unknown (last run 3 s ago)."
+    )
+
+
+def test_cycle_beside_a_failing_cluster_stays_current() -> None:
+    assert beside(180)[1].state is SourceState.CURRENT
+
+
+def test_silent_cluster_is_named_once_beside_its_cycle() -> None:
+    stale, unknown = complaints(beside(181))
+
+    assert (len(stale), unknown) == (1, [])

@@ -345,12 +345,23 @@ def test_plan_that_asks_says_its_deadline_and_what_silence_means() -> None:
     recovery = Recovery(mode=Mode.RECOMMEND)
     recovery.sicken()
     recovery.state("PlanRecovery", plan_recovery)
-    asked = read_incidents.asks(recovery.incident)
+    asked = read_incidents.summary(recovery.incident, recovery.now)["asks"]
 
-    assert asked
     by = recovery.now + timedelta(seconds=QUICK.repair.approval_deadline_seconds)
     assert asked["answerBy"] == f"{by:%Y-%m-%dT%H:%M:%S}.000000Z"
     assert asked["onSilence"].startswith(f"No answer by {by:%H:%M}Z: nothing is done; the node stays unhealthy and ")
+
+
+def test_unanswered_plan_says_what_silence_meant() -> None:
+    recovery = Recovery(mode=Mode.RECOMMEND)
+    recovery.sicken()
+    recovery.state("PlanRecovery", plan_recovery)
+    by = recovery.now + timedelta(seconds=QUICK.repair.approval_deadline_seconds)
+
+    said = read_incidents.summary(recovery.incident, by)["asks"]["onSilence"]
+
+    assert said.startswith(f"No answer came by {by:%H:%M}Z: nothing was done; ")
+    assert f"evenkeel incidents approve {recovery.incident_id}" in said
 
 
 def test_plan_that_asks_names_the_jobs_on_its_node() -> None:

@@ -179,8 +179,8 @@ def _incident_sentence(incident: Incident, now: datetime) -> str:
     match incident.state:
         case IncidentState.OPEN:
             return f"{begin} Its recovery begins."
-        case IncidentState.RECOVERING if asked := read_incidents.asks(incident):
-            return f"{begin} {_sentence(asked['reason'])}"
+        case IncidentState.RECOVERING if incident.plan and read_incidents.waits(incident):
+            return f"{begin} {_sentence(incident.plan.reason)}"
         case IncidentState.RECOVERING:
             lane = read_incidents.node_lane(incident)
             doing = _DOING.get(lane["phase"], lane["phase"])

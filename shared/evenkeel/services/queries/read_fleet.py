@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypedDict
 from evenkeel.domain.health.incidents import OPEN_STATES, Incident
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.nodes import FleetNode
+from evenkeel.domain.policy import ModeRule
 from evenkeel.domain.recovery.leases import PersonCordon
 from evenkeel.domain.recovery.unhealthy import UnhealthyNode, is_unhealthy
 from evenkeel.domain.sources import FACTS, Source, SourceAge, SourceKind, SourceState, complaints
@@ -62,6 +63,8 @@ class NodeState(StrEnum):
     """An open incident works on it."""
     BLOCKED = "BLOCKED"
     """An open incident waits: a guardrail bars its next step."""
+    WAITING = "WAITING"
+    """An open incident does nothing yet: its plan waits for an approval, or for HyperPod."""
     QUARANTINED = "QUARANTINED"
     """Cordoned by an incident that is over: it waits for a person."""
     CORDONED = "CORDONED"
@@ -93,9 +96,10 @@ class _Incidents(NamedTuple):
     is_lower_bound: bool
 
     @property
-    def in_repair(self) -> set[str]:
-        """The machines that an open incident is about."""
-        return {incident.life.key for incident in (*self.working, *self.asking) if _works(incident)}
+    def in_work(self) -> dict[str, Incident]:
+        """The open incident of each machine that has one; a real one before a drill."""
+        found = sorted(filter(_works, (*self.working, *self.asking)), key=lambda incident: not incident.is_drill)
+        return {incident.life.key: incident for incident in found}
 
     def counted(self, incidents: Sequence[Incident], verbs: tuple[str, str]) -> str:
         """Write how many: `1 incident works`, or `50+ incidents work` where there may be more."""
@@ -112,19 +116,19 @@ def status(
     drills_may_act: bool,
     sources: Sequence[SourceAge],
     now: datetime,
+    rules: Sequence[ModeRule] = (),
 ) -> Json:
     """Return the overview: what burns, whether it is handled, and what the fleet and the jobs do."""
     nodes, has_more_nodes = _nodes(ledger)
     work = _work(ledger)
     incidents = _incidents(ledger, nodes, work, now)
-    automation = hold_automation.show(ledger, mode=mode, drills_may_act=drills_may_act, now=now)
+    automation = hold_automation.show(ledger, mode=mode, drills_may_act=drills_may_act, now=now, rules=rules)
     beats = _heartbeats(ledger, now)
     left = unhealthy_nodes.load(ledger)
     unhealthy = _untrusted(left)
+    in_work = incidents.in_work
     states = {
-        node.life.key: node_state(
-            node, is_in_repair=node.life.key in incidents.in_repair, is_unhealthy=unhealthy_nodes.is_left(node, left)
-        )
+        node.life.key: node_state(node, in_work.get(node.life.key), is_unhealthy=unhealthy_nodes.is_left(node, left))
         for node in nodes
     }
     health, reasons = _judge(incidents, automation, beats, states, sources)
@@ -140,7 +144,7 @@ def status(
             "working": len(incidents.working),
             "needYou": len(incidents.needing),
             "isLowerBound": incidents.is_lower_bound,
-            "items": _shown(ledger, incidents),
+            "items": _shown(ledger, incidents, now),
         },
         "outages": outages,
         "next": _next(incidents, unhealthy),
@@ -208,12 +212,14 @@ def show_node(ledger: Ledger, clusters: Iterable[str], instance_id: str) -> Json
     raise known_names.no_node(instance_id, ledger)
 
 
-def node_state(node: FleetNode, *, is_in_repair: bool, is_unhealthy: bool = False) -> NodeState:
-    """Judge one machine by what was last seen of it."""
+def node_state(node: FleetNode, open_incident: Incident | None, *, is_unhealthy: bool = False) -> NodeState:
+    """Judge one machine by what was last seen of it, and by its open incident."""
     if node.is_gone:
         return NodeState.GONE
-    if is_in_repair:
-        return NodeState.REPAIRING
+    if open_incident is not None:
+        if open_incident.block is not None:
+            return NodeState.BLOCKED
+        return NodeState.WAITING if read_incidents.waits(open_incident) else NodeState.REPAIRING
     if node.is_cordoned:
         return NodeState.QUARANTINED if node.incident_id else NodeState.CORDONED
     if node.is_ready and is_unhealthy:
@@ -233,8 +239,7 @@ def _node(
 ) -> Json:
     is_open = incident is not None and not incident.state.is_settled
     block = incident.block if incident and is_open else None
-    seen = node_state(node, is_in_repair=is_open, is_unhealthy=is_unhealthy)
-    state = NodeState.BLOCKED if block else seen
+    state = node_state(node, incident if is_open else None, is_unhealthy=is_unhealthy)
     last = unhealthy.incident_id if unhealthy and state is NodeState.UNHEALTHY else node.incident_id
     return {
         "instanceId": node.life.instance_id,
@@ -424,16 +429,16 @@ def _outage(cause: str, members: Sequence[Incident]) -> Json:
     }
 
 
-def _shown(ledger: Ledger, incidents: _Incidents) -> list[Json]:
+def _shown(ledger: Ledger, incidents: _Incidents, now: datetime) -> list[Json]:
     needing = read_incidents.with_jobs(ledger, incidents.needing[:_MOST_SHOWN])
     working = read_incidents.with_jobs(ledger, incidents.working[:_MOST_SHOWN])
-    return [_incident(ledger, incident, needs_you=True) for incident in needing] + [
-        _incident(ledger, incident, needs_you=False) for incident in working
+    return [_incident(ledger, incident, now, needs_you=True) for incident in needing] + [
+        _incident(ledger, incident, now, needs_you=False) for incident in working
     ]
 
 
-def _incident(ledger: Ledger, incident: Incident, *, needs_you: bool) -> Json:
-    return read_incidents.summary(incident) | {
+def _incident(ledger: Ledger, incident: Incident, now: datetime, *, needs_you: bool) -> Json:
+    return read_incidents.summary(incident, now) | {
         "needsYou": needs_you,
         "nodeLane": read_incidents.node_lane(incident),
         "jobLanes": read_incidents.job_lanes(incident, read_incidents.load_hurt(ledger, incident)),

@@ -8,10 +8,11 @@ from typing import Any
 
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.faults import shipped
-from evenkeel.domain.health.incidents import Evidence, HurtJob, Incident, IncidentState, StageTimes
+from evenkeel.domain.health.incidents import Evidence, HurtJob, Incident, IncidentState, RecoveryBrief, StageTimes
 from evenkeel.domain.jobs.job import Attempt, AttemptState, Job, JobState
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.recovery.approval import ASK, is_approved
+from evenkeel.domain.recovery.plan import PlanOutcome
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Ledger, Table
 from evenkeel.services.queries import disclosure
@@ -29,15 +30,15 @@ NEWS_FOR = timedelta(days=1)
 """How long an unhappy end asks for a person where nothing tells whether somebody has dealt with it."""
 
 
-def list_incidents(ledger: Ledger, states: Sequence[IncidentState], page: paging.Request) -> Json:
+def list_incidents(ledger: Ledger, states: Sequence[IncidentState], page: paging.Request, *, now: datetime) -> Json:
     """Return one page of incidents, newest first; no states = all."""
     partitions = [f"INC#{state}" for state in states or IncidentState]
     answer = paging.newest_first(ledger, Table.INCIDENTS, partitions, page)
-    items = [summary(rows.read(row, Incident)) for row in answer.rows]
+    items = [summary(rows.read(row, Incident), now) for row in answer.rows]
     return {"items": items, "nextPageToken": answer.next_token or None}
 
 
-def show_incident(ledger: Ledger, incident_id: str, reader: Reader) -> Json:
+def show_incident(ledger: Ledger, incident_id: str, reader: Reader, *, now: datetime) -> Json:
     """Return an incident with its evidence, the two lanes of its recovery, and the decisions about it.
 
     Raises:
@@ -51,7 +52,7 @@ def show_incident(ledger: Ledger, incident_id: str, reader: Reader) -> Json:
         for row in ledger.partition(Table.INCIDENTS, rows.incident_key(subject).pk, "EVIDENCE#")
     ]
     evidence = [_visible(rows.read(row, Evidence), reader, ledger) for row in stored]
-    return summary(incident) | {
+    return summary(incident, now) | {
         "nodeLane": node_lane(incident),
         "jobLanes": job_lanes(there := with_jobs(ledger, [incident])[0], load_hurt(ledger, there)),
         "stages": incident.stages.to_json(),
@@ -138,7 +139,7 @@ def disclosed(decision: Decision, sees_all: bool) -> Decision:
     return decision if sees_all else disclosure.public_decision(decision)
 
 
-def summary(incident: Incident) -> Json:
+def summary(incident: Incident, now: datetime) -> Json:
     """Return the fields that a list shows."""
     fault = shipped().look_up(incident.fault_key)
     return {
@@ -156,7 +157,7 @@ def summary(incident: Incident) -> Json:
             "instanceType": incident.instance_type,
         },
         "block": incident.block.to_json() if incident.block else None,
-        "asks": asks(incident),
+        "asks": _question(incident, now) if asks(incident) else None,
         "lateApproval": _late_approval(incident),
         "approval": incident.approval.to_json() if incident.approval else None,
         "replacementInstanceId": incident.replacement_instance_id or None,
@@ -174,32 +175,43 @@ def summary(incident: Incident) -> Json:
     }
 
 
-def asks(incident: Incident) -> Json | None:
-    """Return the plan that waits for a person's approval, and what comes of silence; None where nothing waits."""
-    plan = incident.plan
+def asks(incident: Incident) -> bool:
+    """Whether the plan of an open incident waits for a person's approval."""
+    plan, said = incident.plan, incident.approval
     if plan is None or plan.outcome != ASK or incident.state.is_settled:
-        return None
-    said = incident.approval
-    if said is not None and said.decision_id == plan.decision_id:
-        return None
+        return False
+    return said is None or said.decision_id != plan.decision_id
+
+
+def waits(incident: Incident) -> bool:
+    """Whether nothing is done about an open incident: its plan waits for an approval, or for HyperPod."""
+    return asks(incident) or (incident.plan is not None and incident.plan.outcome == PlanOutcome.LATER)
+
+
+def _question(incident: Incident, now: datetime) -> Json:
+    """Return the plan that waits for approval, and the consequence of silence."""
+    plan = incident.plan
+    assert plan is not None
     return {
         "decisionId": plan.decision_id,
         "reason": plan.reason,
         "answerBy": _instant(plan.answer_by),
-        "onSilence": _on_silence(incident),
+        "onSilence": _on_silence(incident, plan, now),
     }
 
 
-def _on_silence(incident: Incident) -> str:
-    by = incident.plan.answer_by if incident.plan else None
+def _on_silence(incident: Incident, plan: RecoveryBrief, now: datetime) -> str:
+    by, where = plan.answer_by, incident.node_name or incident.life.instance_id
+    approve = f"evenkeel incidents approve {incident.incident_id}"
+    if by is not None and by <= now:
+        left = "its jobs stay as they are" if not plan.repairs_node else f"{where} is not repaired"
+        return f"No answer came by {by:%H:%M}Z: nothing was done; {left}. It can still be approved: {approve}."
     clock = f"No answer by {by:%H:%M}Z" if by else "Without an answer"
-    where = incident.node_name or incident.life.instance_id
-    plan = incident.plan
-    if plan is not None and not plan.repairs_node:
+    if not plan.repairs_node:
         return f"{clock}: nothing is done; its jobs stay as they are."
     return (
         f"{clock}: nothing is done; the node stays unhealthy and new pods may land on {where}. "
-        f"It can be approved later: evenkeel incidents approve {incident.incident_id}."
+        f"It can be approved later: {approve}."
     )
 
 
@@ -222,6 +234,9 @@ def node_lane(incident: Incident) -> Json:
         phase = f"waits: {incident.block.rule.lower().replace('_', ' ')}"
         rung = incident.block.act if incident.block.act in ("reboot", "replace") else None
         return {"phase": phase, "status": "warn", "since": _instant(incident.block.since), "rung": rung}
+    if waits(incident) and not incident.state.is_settled:
+        since = _instant(incident.stages.planned_at)
+        return {"phase": "waits for HyperPod", "status": "warn", "since": since, "rung": None}
     if incident.plan is not None and incident.plan.is_carried_out and not incident.plan.repairs_node:
         since = _instant(incident.stages.planned_at)
         return {"phase": "left in service", "status": "ok", "since": since, "rung": None}

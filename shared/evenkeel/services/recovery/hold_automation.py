@@ -1,12 +1,13 @@
 """A person holds harmful acts for a while, or releases them. Un-cordon and recording are never held."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
 from evenkeel.domain.health.incidents import TimelineEntry
-from evenkeel.domain.policy import Policy
+from evenkeel.domain.policy import Mode, ModeRule, Policy
 from evenkeel.domain.recovery.leases import Hold, Holds
+from evenkeel.domain.recovery.modes import mode_for
 from evenkeel.domain.values import Value, milliseconds, rfc3339
 from evenkeel.ports import Conflict, Delete, Invalid, KeyReused, Ledger, Put, Row, Write
 from evenkeel.services.storage import known_names, rows
@@ -52,12 +53,22 @@ class ReleaseRequest(Value):
     fingerprint: str
 
 
-def show(ledger: Ledger, *, mode: str, drills_may_act: bool, now: datetime) -> Json:
-    """Return how far automation may go now, and who holds it."""
+def show(ledger: Ledger, *, mode: str, drills_may_act: bool, now: datetime, rules: Sequence[ModeRule] = ()) -> Json:
+    """Return how far automation may go now, and who holds it.
+
+    Args:
+        ledger: Where the holds are.
+        mode: The stack's own mode, which is the ceiling.
+        drills_may_act: Whether drills may go as far.
+        now: The time.
+        rules: The policy's rules, which may lower the mode.
+    """
     row = ledger.get(rows.hold_key())
     holds = rows.read(row, Holds).at(now) if row else ()
     return {
         "mode": mode,
+        "modeInForce": mode_for(Mode(mode), rules, "", ""),
+        "modeRules": [rule.to_json() for rule in rules if rule.fault_class or rule.pool],
         "drillsMayAct": drills_may_act,
         "isHeld": bool(holds),
         "hold": holds[0].to_json() if holds else None,

@@ -1,0 +1,21 @@
+"""Words for states: the mode in force."""
+
+import pytest
+
+from evenkeel_cli.words import mode_of
+
+POOL = {"faultClass": "", "pool": "p5", "mode": "recommend"}
+
+
+@pytest.mark.parametrize(
+    ("stack", "in_force", "rules", "expected"),
+    [
+        ("act", "act", [], "act"),
+        ("act", "recommend", [], "recommend (by the policy; the stack allows act)"),
+        ("observe", "observe", [], "observe"),
+        ("act", "act", [POOL], "act (the policy has 1 narrower rule)"),
+        ("recommend", "recommend", [POOL], "recommend"),
+    ],
+)
+def test_mode_in_force_is_shown_with_the_stacks(stack: str, in_force: str, rules: list[object], expected: str) -> None:
+    assert mode_of({"mode": stack, "modeInForce": in_force, "modeRules": rules}) == expected
