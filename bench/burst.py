@@ -34,17 +34,9 @@ from evenkeel.domain.capacity.pools import LaunchDelay, Market, Pool
 from evenkeel.domain.capacity.shortages import Shortages
 from evenkeel.domain.capacity.start_estimates import Asked, Held, expected_starts, expected_wait, left_of
 from evenkeel.domain.economics import money
+from evenkeel.domain.renting.demand import Chance, Placement, PlacementFacts, Spending, Terms, Waiting, shadow_price
 from evenkeel.domain.renting.migration import Guest, Home, Stay, StayFacts, judge_stay
-from evenkeel.domain.renting.placement import (
-    Chance,
-    Placement,
-    PlacementFacts,
-    Spending,
-    Terms,
-    Waiting,
-    place,
-    shadow_price,
-)
+from evenkeel.domain.renting.placement import place
 
 Json = dict[str, Any]
 HERE = Path(__file__).parent

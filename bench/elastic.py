@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.burst import load_setup, setup_hash
-from evenkeel.domain.elastic.grow_shrink import ElasticJob, GrowFacts, Idle, Sizes, grow, make_room
+from evenkeel.domain.elastic.grow_shrink import GrowFacts, Idle, grow, make_room
+from evenkeel.domain.elastic.sizes import ElasticJob, Sizes
 
 BEGIN = datetime(2026, 1, 5, tzinfo=UTC)
 DAY = 86_400

@@ -21,18 +21,19 @@ from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_
 from pydantic import BaseModel, TypeAdapter
 from pydantic.alias_generators import to_camel
 
-from evenkeel.domain.admission import decide, request_facts, resize_plan, serving_demand, team_cycle
+from evenkeel.domain.admission import decide, fifo, request_facts, resize_facts, team_cycle
 from evenkeel.domain.capacity import compatibility, start_estimates
 from evenkeel.domain.checkpoints import fence, proof
 from evenkeel.domain.checkpoints import resume as checkpoint_resume
 from evenkeel.domain.economics import forecasts, money
 from evenkeel.domain.elastic import grow_shrink
-from evenkeel.domain.external import kueue_status, workloads
+from evenkeel.domain.external import kueue_status, serving, workloads
 from evenkeel.domain.health import assessment, intake
 from evenkeel.domain.health.faults import Catalogue, Fault, shipped
-from evenkeel.domain.jobs import attempt_end
+from evenkeel.domain.jobs import attempt_end, lifecycle, settlement
 from evenkeel.domain.jobs import awaiting as attempt_waits
-from evenkeel.domain.policy import Policy, Section
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.policy_base import Section
 from evenkeel.domain.quotas import spending
 from evenkeel.domain.recovery import (
     approval,
@@ -53,7 +54,7 @@ from evenkeel.domain.recovery import (
     vetoes,
 )
 from evenkeel.domain.recovery.preview import Preview, preview
-from evenkeel.domain.renting import migration, moving, placement, rental
+from evenkeel.domain.renting import candidates, demand, migration, moving, placement, rental
 from evenkeel.domain.values import Value, rfc3339
 from evenkeel.events import envelope, kubernetes_node
 
@@ -80,8 +81,8 @@ FACTS: Mapping[str, type[Value]] = {
     "DRAIN": draining.DrainFacts,
     "BLAME": blame.BlameFacts,
     "ADMISSION": decide.AdmissionFacts,
-    "RESIZE": resize_plan.ResizeFacts,
-    "PLACEMENT": placement.PlacementFacts,
+    "RESIZE": resize_facts.ResizeFacts,
+    "PLACEMENT": demand.PlacementFacts,
     "STAY": migration.StayFacts,
     "LOAN": migration.LoanFacts,
     "VALIDATION": ValidationFacts,
@@ -100,7 +101,7 @@ def preview_of(key: str, policy: Policy) -> Preview:
 
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    "admission.admit": decide.admit,
+    "admission.admit": fifo.admit,
     "admission.decide": decide.decide,
     "admission.request_of": request_facts.request_of,
     "admission.with_ends": request_facts.with_ends,
@@ -108,14 +109,14 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "approval.beyond": approval.beyond,
     "approval.why_superseded": approval.why_superseded,
     "attempts.attempt_answer": attempt_waits.attempt_answer,
-    "attempts.attempt_writers": attempt_end.attempt_writers,
+    "attempts.attempt_writers": lifecycle.attempt_writers,
     "attempts.contradicted": attempt_end.contradicted,
     "attempts.excused": attempt_end.excused,
-    "attempts.job_writers": attempt_end.job_writers,
+    "attempts.job_writers": lifecycle.job_writers,
     "attempts.judge_abandoned": attempt_end.judge_abandoned,
     "attempts.judge_end": attempt_end.judge_end,
-    "attempts.outcome_of": attempt_end.outcome_of,
-    "attempts.settle": attempt_end.settle,
+    "attempts.outcome_of": settlement.outcome_of,
+    "attempts.settle": settlement.settle,
     "blame.blame": blame.blame,
     "burst.judge_loan": migration.judge_loan,
     "burst.judge_stay": migration.judge_stay,
@@ -166,21 +167,21 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "recovery.node_back": awaiting.node_back,
     "recovery.node_valid": awaiting.node_valid,
     "recovery.way_clear": awaiting.way_clear,
-    "renting.asked_again": rental.asked_again,
+    "renting.asked_again": candidates.asked_again,
     "renting.end_answer": rental.end_answer,
-    "renting.loan_of": rental.loan_of,
+    "renting.loan_of": migration.loan_of,
     "renting.nodes_answer": rental.nodes_answer,
-    "renting.stay_facts": rental.stay_facts,
+    "renting.stay_facts": migration.stay_facts,
     "repair.choose_repair": repair.choose_repair,
     "repair.deadline_of": repair.deadline_of,
     "repair.took_effect": repair.took_effect,
-    "resizing.answer_for": resize_plan.answer_for,
+    "resizing.answer_for": resize_facts.answer_for,
     "resume.demand_after": resume.demand_after,
     "resume.lost_work": resume.lost_work,
     "resume.plan_resume": resume.plan_resume,
     "rollback.roll_back": rollback.roll_back,
     "seats.look": seats.look,
-    "serving.short_of": serving_demand.short_of,
+    "serving.short_of": serving.short_of,
     "settling.outgrown": settling.outgrown,
     "settling.runs_again_at": settling.runs_again_at,
     "settling.settle": settling.settle,

@@ -26,7 +26,8 @@ from evenkeel.domain.capacity import efa
 from evenkeel.domain.capacity.efa import Network
 from evenkeel.domain.checkpoints import Distrust
 from evenkeel.domain.external.workloads import ForeignPod
-from evenkeel.domain.jobs.job import Attempt, JobSpec, ResumePoint, WorkloadSeen
+from evenkeel.domain.jobs.attempt import Attempt, ResumePoint, WorkloadSeen
+from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.nodes import KubernetesNode, ProviderCluster, ProviderNode
 from evenkeel.domain.recovery.validation import CheckResult
 

@@ -13,7 +13,8 @@ from evenkeel.adapters.cluster import KubernetesCluster
 from evenkeel.adapters.hyperpod import HyperPodProvider
 from evenkeel.adapters.kubernetes import KubernetesApi
 from evenkeel.domain.external.workloads import Comeback, ForeignPod, Owned, PodClaim
-from evenkeel.domain.jobs.job import Attempt, AttemptState, JobSpec, PodPhase, PodSeen, WorkloadSeen
+from evenkeel.domain.jobs.attempt import Attempt, AttemptState, PodPhase, PodSeen, WorkloadSeen
+from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT, KubernetesNode, ProviderNode
 from evenkeel.domain.recovery.validation import CheckResult
 from evenkeel.ports import Cluster, EvenkeelError, Eviction, EvictResult, LaunchSpec, Provider

@@ -10,10 +10,11 @@ import pytest
 
 from evenkeel.adapters.cluster import KubernetesCluster
 from evenkeel.adapters.kubernetes import KubernetesApi
-from evenkeel.domain.admission.serving_demand import holder_id
+from evenkeel.domain.admission.policy import SchedulingPolicy
 from evenkeel.domain.capacity.pools import Market
-from evenkeel.domain.jobs.job import PodPhase
-from evenkeel.domain.policy import SchedulingPolicy, ServingWorkload
+from evenkeel.domain.external.policy import ServingWorkload
+from evenkeel.domain.external.serving import holder_id
+from evenkeel.domain.jobs.attempt import PodPhase
 from evenkeel.domain.renting.rental import RentalState
 from evenkeel.ports import CapacitySpec, Cluster, LimitResult
 from evenkeel_local.gpu_cluster import ClusterHandle, start

@@ -9,7 +9,7 @@ import pytest
 
 from evenkeel.domain.capacity.efa import Network
 from evenkeel.domain.external.workloads import Comeback, ForeignPod
-from evenkeel.domain.jobs.job import PodPhase
+from evenkeel.domain.jobs.attempt import PodPhase
 from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT
 from evenkeel.domain.recovery.validation import CheckResult
 from evenkeel.ports import (

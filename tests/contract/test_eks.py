@@ -14,7 +14,7 @@ import yaml
 from evenkeel.adapters.cluster import KubernetesCluster
 from evenkeel.adapters.eks import EksConnections, EksToken
 from evenkeel.adapters.kubernetes import KubernetesApi
-from evenkeel.domain.jobs.job import Attempt
+from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.ports import CordonResult, LaunchResult, NotAllowed, NotFound, PermanentError, ReleaseResult, Right
 from evenkeel_cli.offline import access
 from evenkeel_local.engine import Engine

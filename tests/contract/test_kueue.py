@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from evenkeel.domain.external.kueue_status import Eviction, eviction_of, said_of
-from evenkeel.domain.jobs.job import PodPhase, WorkloadSeen
+from evenkeel.domain.jobs.attempt import PodPhase, WorkloadSeen
 from evenkeel.ports import LaunchSpec
 from evenkeel_local.gpu_cluster import ClusterHandle
 from tests.contract.beds import CLUSTER, NAMESPACE, LocalBed, a_launch, free_nodes

@@ -9,7 +9,8 @@ import pytest
 from evenkeel.adapters import operators, workloads
 from evenkeel.domain.capacity.efa import Network
 from evenkeel.domain.checkpoints import Demand, Distrust
-from evenkeel.domain.jobs.job import Attempt, AttemptState, JobSpec, ResumePoint, SecretKey
+from evenkeel.domain.jobs.attempt import Attempt, AttemptState, ResumePoint
+from evenkeel.domain.jobs.spec import JobSpec, SecretKey
 from evenkeel.domain.nodes import join_nodes
 from evenkeel.ports import CapacitySpec, LaunchSpec, ProofTerms
 from tests.fakes.system import A_MOMENT

@@ -12,8 +12,8 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from evenkeel.adapters import operators
-from evenkeel.domain.elastic.grow_shrink import ElasticTerms
-from evenkeel.domain.policy import JobPolicy
+from evenkeel.domain.elastic.sizes import ElasticTerms
+from evenkeel.domain.jobs.policy import JobPolicy
 from tests.contract.test_manifests import a_spec
 
 Json = dict[str, Any]

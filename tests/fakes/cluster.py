@@ -8,7 +8,7 @@ from typing import Any
 
 from evenkeel.domain.external.kueue_status import KueueCondition, KueueSeen
 from evenkeel.domain.external.workloads import ForeignPod, Owned, PodClaim
-from evenkeel.domain.jobs.job import Attempt, PodPhase, PodSeen, WorkloadSeen
+from evenkeel.domain.jobs.attempt import Attempt, PodPhase, PodSeen, WorkloadSeen
 from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT, KARPENTER_LABEL, KubernetesNode
 from evenkeel.domain.recovery.validation import CheckResult
 from evenkeel.ports import (

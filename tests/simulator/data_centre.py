@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable, Container, Mapping
 from typing import Any
 
+from evenkeel.domain.jobs.attempt import Attempt, PodPhase, PodSeen
 from evenkeel.domain.jobs.attempt_end import PEER_LOST_EXIT
-from evenkeel.domain.jobs.job import Attempt, PodPhase, PodSeen
 from evenkeel.domain.nodes import KARPENTER_LABEL, KubernetesNode, ProviderNode
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import LaunchResult, LaunchSpec, RepairAnswer

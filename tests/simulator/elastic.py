@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from evenkeel.domain.elastic.grow_shrink import ElasticTerms
+from evenkeel.domain.elastic.sizes import ElasticTerms
+from evenkeel.domain.external.policy import ServingWorkload
 from evenkeel.domain.external.workloads import Comeback, ForeignPod
-from evenkeel.domain.jobs.job import ElasticSpec, Job, JobSpec
-from evenkeel.domain.policy import Policy, ServingWorkload
+from evenkeel.domain.jobs.job import Job
+from evenkeel.domain.jobs.spec import ElasticSpec, JobSpec
+from evenkeel.domain.policy import Policy
 from evenkeel.ports import Put, Write
 from evenkeel.services.jobs import cancel_job, suspend_job
 from evenkeel.services.storage import rows

@@ -8,7 +8,10 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from evenkeel.domain.admission.decide import Action
-from evenkeel.domain.jobs.job import Attempt, AttemptState, Charge, Job, JobSpec, JobState, ResizeWish
+from evenkeel.domain.jobs.attempt import Attempt, AttemptState
+from evenkeel.domain.jobs.charge import Charge
+from evenkeel.domain.jobs.job import Job, JobState, ResizeWish
+from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.ports import LaunchSpec, Row
 from evenkeel.services.storage import rows
 from tests.fakes.cluster import CLUSTER

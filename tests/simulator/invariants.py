@@ -10,15 +10,20 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from evenkeel.domain.admission import start_size, team_cycle
-from evenkeel.domain.admission.decide import Action, AdmissionDecision, Request, Snapshot, admit, rooms_of, said_of
+from evenkeel.domain.admission import scheduler_state, start_size, team_cycle
+from evenkeel.domain.admission.decide import Action, AdmissionDecision, said_of
+from evenkeel.domain.admission.fifo import Snapshot, admit
+from evenkeel.domain.admission.free_capacity import rooms_of
+from evenkeel.domain.admission.request import Request
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.faults import NODE_RUNGS
 from evenkeel.domain.health.incidents import IncidentState, NodeFact
+from evenkeel.domain.jobs.attempt import Attempt, AttemptState
 from evenkeel.domain.jobs.attempt_end import is_lost
-from evenkeel.domain.jobs.job import Attempt, AttemptState, Charge, Job, JobState
+from evenkeel.domain.jobs.charge import Charge
+from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.nodes import FleetNode, join_nodes
-from evenkeel.domain.policy import Mode
+from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.quotas.spending import Spent
 from evenkeel.domain.quotas.teams import SetUp
 from evenkeel.domain.recovery.guardrails import bound
@@ -796,7 +801,7 @@ def pass_of(world: "Simulation") -> Iterator[Any]:
         asked,
         tuple(charge.but(priority=holders[charge.job_id].priority) for charge in charges),
         frozenset(name for name, job in holders.items() if job.stop_of(job.current_attempt)),
-        team_cycle.Memory.model_validate(tree.doc.get("memory") or {}).pruned(charges, setup, now),
+        scheduler_state.Memory.model_validate(tree.doc.get("memory") or {}).pruned(charges, setup, now),
         _spent(world, setup),
         used=read_use.run(setup, world.ledger, now),
     )

@@ -37,7 +37,8 @@ from pydantic.alias_generators import to_camel
 import evenkeel
 from evenkeel.domain.decisions import OMITTED, Decision
 from evenkeel.domain.health.faults import shipped
-from evenkeel.domain.jobs.job import AttemptState, JobState
+from evenkeel.domain.jobs.attempt import AttemptState
+from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.policy import Policy, changed
 from evenkeel.domain.replay import CannotReplayError, under
 from evenkeel.domain.values import Value

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from evenkeel.domain.capacity.compatibility import Place
 from evenkeel.domain.capacity.pools import LaunchDelay, Market
-from evenkeel.domain.jobs.job import PodPhase
+from evenkeel.domain.jobs.attempt import PodPhase
 from evenkeel.domain.nodes import KARPENTER_LABEL, KubernetesNode
-from evenkeel.domain.policy import BurstPolicy, Policy, RentedPool
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.renting.policy import BurstPolicy, RentedPool
 from evenkeel.ports import CapacitySpec, Claim, LaunchResult, LaunchSpec, LimitResult, RepairAnswer
 from tests.fakes.cluster import CLUSTER, GPUS, FakeCluster, a_node
 from tests.simulator.data_centre import SimulatedCluster

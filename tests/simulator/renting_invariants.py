@@ -5,7 +5,8 @@ from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime
 
-from evenkeel.domain.jobs.job import AttemptState, Job, JobState
+from evenkeel.domain.jobs.attempt import AttemptState
+from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import CapacitySpec, LaunchSpec
 from evenkeel.services.storage import rows

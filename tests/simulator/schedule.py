@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from evenkeel.domain.jobs.job import PodPhase, PodSeen, WorkloadSeen
+from evenkeel.domain.jobs.attempt import PodPhase, PodSeen, WorkloadSeen
 from tests.fakes.cluster import CLUSTER
 from tests.simulator.asl import functions
 from tests.simulator.data_centre import unmarked

@@ -20,11 +20,17 @@ from typing import Any, Self
 import pydantic_core
 
 import evenkeel.services
-from evenkeel.domain.jobs.job import Attempt, Charge, JobSpec, JobState, OnNodeFault
+from evenkeel.domain.health.policy import SourcePolicy, WatchPolicy
+from evenkeel.domain.jobs.attempt import Attempt
+from evenkeel.domain.jobs.charge import Charge
+from evenkeel.domain.jobs.job import JobState
+from evenkeel.domain.jobs.policy import JobPolicy
+from evenkeel.domain.jobs.spec import JobSpec, OnNodeFault
 from evenkeel.domain.nodes import KARPENTER_LABEL
-from evenkeel.domain.policy import GuardrailPolicy, JobPolicy, Policy, RepairPolicy, SourcePolicy, WatchPolicy
+from evenkeel.domain.policy import Policy
 from evenkeel.domain.recovery import guardrails
 from evenkeel.domain.recovery.guardrails import Act, GuardFacts, Rail
+from evenkeel.domain.recovery.policy import GuardrailPolicy, RepairPolicy
 from evenkeel.events import envelope
 from evenkeel.ports import (
     EvenkeelError,

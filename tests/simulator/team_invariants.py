@@ -5,9 +5,11 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from evenkeel.domain.admission.decide import Request
+from evenkeel.domain.admission.request import Request
+from evenkeel.domain.jobs.attempt import Attempt, AttemptState
 from evenkeel.domain.jobs.attempt_end import is_lost
-from evenkeel.domain.jobs.job import Attempt, AttemptState, Charge, Job, JobState
+from evenkeel.domain.jobs.charge import Charge
+from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.kueue.checker import overcommitted
 from evenkeel.domain.kueue.objects import Admitted, Workload
 from evenkeel.domain.quotas.teams import SetUp, Team

@@ -12,7 +12,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from evenkeel.domain.external.workloads import ForeignPod
-from evenkeel.domain.jobs.job import Attempt, Charge, Job, JobState
+from evenkeel.domain.jobs.attempt import Attempt
+from evenkeel.domain.jobs.charge import Charge
+from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.kueue.objects import StopPolicy
 from evenkeel.domain.quotas.teams import FleetQuotas, SetUp, Team
 from evenkeel.ports import Put, Write

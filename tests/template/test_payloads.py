@@ -9,7 +9,7 @@ from jsonata import Jsonata
 from jsonata.utils import Utils
 
 from evenkeel.domain.health.incidents import IncidentState
-from evenkeel.domain.jobs.attempt_end import SettleOutcome
+from evenkeel.domain.jobs.settlement import SettleOutcome
 from evenkeel.domain.recovery.plan import PlanOutcome
 from evenkeel.services.attempts.launch_job import LaunchOutcome
 from evenkeel.services.attempts.mark_running import RunningOutcome

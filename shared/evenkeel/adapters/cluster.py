@@ -23,7 +23,7 @@ from evenkeel.adapters.kubernetes import (
 from evenkeel.adapters.workloads import ATTEMPT_LABEL, FLEET_LABEL, INDEX_LABEL, JOB_LABEL, Json
 from evenkeel.domain.external.kueue_status import KueueSeen
 from evenkeel.domain.external.workloads import ForeignPod
-from evenkeel.domain.jobs.job import Attempt, WorkloadSeen
+from evenkeel.domain.jobs.attempt import Attempt, WorkloadSeen
 from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT, INCIDENT_ANNOTATION, KARPENTER_LABEL, KubernetesNode
 from evenkeel.domain.recovery.validation import CheckResult
 from evenkeel.ports import (

@@ -15,8 +15,8 @@ import copy
 from typing import Any, TypeAlias
 
 from evenkeel.adapters import workloads
-from evenkeel.domain.elastic.grow_shrink import ElasticTerms
-from evenkeel.domain.policy import JobPolicy
+from evenkeel.domain.elastic.sizes import ElasticTerms
+from evenkeel.domain.jobs.policy import JobPolicy
 from evenkeel.ports import LaunchSpec
 
 Json: TypeAlias = dict[str, Any]

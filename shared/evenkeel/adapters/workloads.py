@@ -9,7 +9,8 @@ from evenkeel.domain.capacity.instance_types import EFA
 from evenkeel.domain.capacity.pool_choices import Effect, Operator, Toleration
 from evenkeel.domain.external.kueue_status import KueueCheck, KueueCondition, KueueSeen
 from evenkeel.domain.external.workloads import RESUME_ALLOWED, RESUME_LABEL, Comeback, ForeignPod, Owned, PodClaim
-from evenkeel.domain.jobs.job import Attempt, Demand, PodPhase, PodSeen, WorkloadSeen
+from evenkeel.domain.jobs.attempt import Attempt, PodPhase, PodSeen, WorkloadSeen
+from evenkeel.domain.jobs.job import Demand
 from evenkeel.domain.jobs.validation import RESERVED_ENV
 from evenkeel.domain.kueue.quantities import amount
 from evenkeel.domain.nodes import (

@@ -8,10 +8,12 @@ from collections.abc import Callable, Mapping
 
 from pydantic import ValidationError
 
-from evenkeel.domain.admission.decide import AdmissionFacts, decide, said_of, with_spares
-from evenkeel.domain.admission.resize_plan import ResizeFacts, answer_for
+from evenkeel.domain.admission.decide import AdmissionFacts, decide, said_of
+from evenkeel.domain.admission.fifo import with_spares
+from evenkeel.domain.admission.resize_facts import ResizeFacts, answer_for
 from evenkeel.domain.decisions import ENGINE_VERSION, MOST_ALTERNATIVES, OMITTED, Alternative, Decision
-from evenkeel.domain.policy import Mode, Policy
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.recovery.blame import BlameFacts, blame
 from evenkeel.domain.recovery.draining import DrainFacts, drain_of
 from evenkeel.domain.recovery.plan import PlanFacts, PlanOutcome, not_allowed, outcome_of, plan_recovery
@@ -20,8 +22,9 @@ from evenkeel.domain.recovery.resume import ResumeFacts, plan_resume
 from evenkeel.domain.recovery.rollback import RollbackFacts, roll_back
 from evenkeel.domain.recovery.seats import Holder
 from evenkeel.domain.recovery.validation import CheckFacts, choose_check, judge_node
+from evenkeel.domain.renting.demand import PlacementFacts
 from evenkeel.domain.renting.migration import LoanFacts, StayFacts, judge_loan, judge_stay
-from evenkeel.domain.renting.placement import PlacementFacts, place, placement_said
+from evenkeel.domain.renting.placement import place, placement_said
 from evenkeel.domain.values import Sentence, Value
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Self
 
 from pydantic import StringConstraints
 
-from evenkeel.domain.policy import SourcePolicy
+from evenkeel.domain.health.policy import SourcePolicy
 from evenkeel.domain.values import Instant, Value
 
 CLOCK_SKEW = timedelta(seconds=60)

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from evenkeel.domain.health.faults import Catalogue, shipped
 from evenkeel.domain.health.groups import GroupFact
 from evenkeel.domain.health.incidents import FactKind, NodeFact
+from evenkeel.domain.health.policy import WatchPolicy
 from evenkeel.domain.nodes import KubernetesNode, NodeCondition
-from evenkeel.domain.policy import WatchPolicy
 from evenkeel.domain.recovery.validation import DEEP_CHECK_STATUS, FAULT_TYPES, HEALTH_STATUS, fault_marks
 from evenkeel.domain.values import rfc3339
 from evenkeel.events import driver_lines, eks_conditions, fields

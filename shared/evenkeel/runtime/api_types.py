@@ -10,7 +10,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, 
 from evenkeel.domain.capacity.compatibility import Requirements
 from evenkeel.domain.health.incidents import IncidentState
 from evenkeel.domain.health.reports import Report
-from evenkeel.domain.jobs.job import ElasticSpec, JobSpec, JobState, OnNodeFault, SecretKey
+from evenkeel.domain.jobs.job import JobState
+from evenkeel.domain.jobs.spec import ElasticSpec, JobSpec, OnNodeFault, SecretKey
 from evenkeel.domain.jobs.validation import (
     MAX_ENV,
     MAX_INSTANCE_TYPES,

@@ -5,8 +5,8 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from evenkeel.domain.admission.decide import Admission
-from evenkeel.domain.policy import Mode
+from evenkeel.domain.admission.fifo import Admission
+from evenkeel.domain.policy_base import Mode
 from evenkeel.ports import PermanentError
 
 

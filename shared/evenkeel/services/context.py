@@ -3,8 +3,9 @@
 from datetime import datetime
 from typing import NamedTuple, Protocol
 
-from evenkeel.domain.admission.team_cycle import Memory
-from evenkeel.domain.policy import Mode, Policy
+from evenkeel.domain.admission.scheduler_state import Memory
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.policy_base import Mode
 from evenkeel.ports import Ids, Ledger, Put, Telemetry
 
 

@@ -29,13 +29,15 @@ from evenkeel.domain.health.incidents import (
     RecoveryBrief,
     TimelineEntry,
 )
-from evenkeel.domain.jobs.job import Attempt, AttemptState, Job, JobSpec, JobState, PodSeen, StopRequest
+from evenkeel.domain.jobs.attempt import Attempt, AttemptState, PodSeen
+from evenkeel.domain.jobs.job import Job, JobState, StopRequest
+from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT, KARPENTER_LABEL, FleetNode, NodeLife
 from evenkeel.domain.quotas.teams import Team
 from evenkeel.domain.recovery.guardrails import Entry, Register
 from evenkeel.domain.recovery.leases import Hold, Lease
 from evenkeel.domain.recovery.unhealthy import UnhealthyNode
-from evenkeel.domain.renting.placement import PlacementFacts, Spending, Waiting
+from evenkeel.domain.renting.demand import PlacementFacts, Spending, Waiting
 from evenkeel.domain.renting.rental import Offer, Rental, RentalState
 from evenkeel.domain.values import rfc3339
 from evenkeel.domain.waiting import Condition, ConditionKind, Wait

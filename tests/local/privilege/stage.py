@@ -29,8 +29,8 @@ from evenkeel.adapters.hyperpod import HyperPodProvider
 from evenkeel.adapters.kubernetes import KubernetesApi
 from evenkeel.adapters.system import RandomIds
 from evenkeel.domain.health.incidents import NodeFact
+from evenkeel.domain.health.policy import WatchPolicy
 from evenkeel.domain.nodes import INCIDENT_ANNOTATION, Node, join_nodes
-from evenkeel.domain.policy import WatchPolicy
 from evenkeel.domain.recovery.validation import FAULT_TYPES
 from evenkeel.events import kubernetes_node
 from evenkeel.ports import Delete, Put, Row, Table

@@ -13,7 +13,9 @@ from evenkeel.domain.health.incidents import (
     RecoveryBrief,
     TimelineEntry,
 )
-from evenkeel.domain.jobs.job import Attempt, Job, JobSpec
+from evenkeel.domain.jobs.attempt import Attempt
+from evenkeel.domain.jobs.job import Job
+from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.nodes import FleetNode, NodeLife
 from evenkeel.domain.sources import SourceReport, expected_sources
 from evenkeel.domain.values import rfc3339

@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.admission.decide import Snapshot, admit
+from evenkeel.domain.admission.fifo import Snapshot, admit
+from evenkeel.domain.admission.policy import SchedulingPolicy
 from evenkeel.domain.decisions import Decision
-from evenkeel.domain.jobs.job import Demand, ResumePoint
-from evenkeel.domain.policy import Mode, Policy, PolicyChange, PolicyError, SchedulingPolicy, Section, changed
+from evenkeel.domain.jobs.attempt import ResumePoint
+from evenkeel.domain.jobs.job import Demand
+from evenkeel.domain.policy import Policy, PolicyChange, PolicyError, changed
+from evenkeel.domain.policy_base import Mode, Section
 from evenkeel.domain.recovery.guardrails import Entry, Register
 from evenkeel.domain.recovery.plan import plan_recovery
 from evenkeel.domain.recovery.repair import choose_repair

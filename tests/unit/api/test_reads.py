@@ -5,12 +5,14 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.admission.decide import AdmissionFacts, Request
+from evenkeel.domain.admission.decide import AdmissionFacts
+from evenkeel.domain.admission.request import Request
 from evenkeel.domain.decisions import Alternative, Decision
 from evenkeel.domain.external.workloads import Comeback, ForeignWorkload
 from evenkeel.domain.health.incidents import Block, IncidentState, RecoveryBrief, StageTimes
-from evenkeel.domain.jobs.job import PlacementNote, ResizeWish, ResumeOption, ResumePlan, ResumePoint, StopRequest
-from evenkeel.domain.policy import Mode, ModeRule
+from evenkeel.domain.jobs.attempt import ResumePoint
+from evenkeel.domain.jobs.job import PlacementNote, ResizeWish, ResumeOption, ResumePlan, StopRequest
+from evenkeel.domain.policy_base import Mode, ModeRule
 from evenkeel.domain.renting.serving import ServingMemory
 from evenkeel.domain.sources import SourceKind, SourceReport
 from evenkeel.domain.values import rfc3339

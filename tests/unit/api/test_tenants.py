@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.health.incidents import IncidentState
-from evenkeel.domain.jobs.job import Attempt, Job, ResumePoint, SecretKey, StopRequest
+from evenkeel.domain.jobs.attempt import Attempt, ResumePoint
+from evenkeel.domain.jobs.job import Job, StopRequest
+from evenkeel.domain.jobs.spec import SecretKey
 from evenkeel.ports import LaunchSpec
 from evenkeel.services.queries import disclosure
 from tests.unit.api.gateway import ACCOUNT, FLEET, Answer, Gateway, template_routes

@@ -2,7 +2,8 @@
 
 from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.health.incidents import StageTimes
-from evenkeel.domain.jobs.job import ResumeOption, ResumePlan, ResumePoint
+from evenkeel.domain.jobs.attempt import ResumePoint
+from evenkeel.domain.jobs.job import ResumeOption, ResumePlan
 from tests.unit.api.gateway import Gateway
 from tests.unit.api.seeds import (
     a_decision,

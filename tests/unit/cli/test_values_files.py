@@ -7,7 +7,7 @@ from typing import Any
 import kubernetes_validate
 import yaml
 
-from evenkeel.domain.jobs.job import JobSpec
+from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.jobs.types import filled
 from evenkeel.domain.policy import Policy, changed
 from tests.unit.cli.conftest import Served

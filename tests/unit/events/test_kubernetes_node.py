@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from evenkeel.domain.health.faults import shipped
 from evenkeel.domain.health.groups import GroupFact, GroupFactKind
 from evenkeel.domain.health.incidents import NodeFact
+from evenkeel.domain.health.policy import WatchPolicy
 from evenkeel.domain.nodes import KubernetesNode, NodeCondition
-from evenkeel.domain.policy import WatchPolicy
 from evenkeel.events.kubernetes_node import facts_of, stale_conditions
 from tests.fakes import a_node
 from tests.fakes.system import A_MOMENT

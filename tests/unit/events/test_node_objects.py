@@ -3,8 +3,8 @@
 from typing import Any
 
 from evenkeel.adapters.workloads import read_node
+from evenkeel.domain.health.policy import WatchPolicy
 from evenkeel.domain.nodes import INCIDENT_ANNOTATION
-from evenkeel.domain.policy import WatchPolicy
 from evenkeel.events.kubernetes_node import facts_of
 from evenkeel.services.storage import rows
 from tests.fakes.system import A_MOMENT

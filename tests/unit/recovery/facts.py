@@ -4,7 +4,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from evenkeel.domain.nodes import NodeLife
-from evenkeel.domain.policy import Mode
+from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.recovery.leases import RepairAsk
 from evenkeel.domain.recovery.plan import Owner, PlanFacts
 from evenkeel.domain.recovery.repair import RepairFacts

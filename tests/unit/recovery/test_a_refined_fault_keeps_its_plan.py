@@ -1,7 +1,8 @@
 """Two signals of one fault: HyperPod asks for a replacement, the Xid behind it would begin with a reboot."""
 
-from evenkeel.domain.policy import Mode, RepairPolicy
+from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.recovery.plan import PlanFacts, PlanOutcome, plan_recovery
+from evenkeel.domain.recovery.policy import RepairPolicy
 
 
 def test_a_ladder_without_its_first_rung_is_climbed_from_the_next() -> None:

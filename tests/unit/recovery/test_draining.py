@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from evenkeel.domain.external.workloads import Comeback, ForeignPod
 from evenkeel.domain.health.faults import CanSave, CheckpointTrust, Fault, shipped
 from evenkeel.domain.health.incidents import JobAct
-from evenkeel.domain.jobs.job import OnNodeFault
-from evenkeel.domain.policy import JobPolicy, Policy, RepairPolicy
+from evenkeel.domain.jobs.policy import JobPolicy
+from evenkeel.domain.jobs.spec import OnNodeFault
+from evenkeel.domain.policy import Policy
 from evenkeel.domain.recovery.draining import (
     Drain,
     DrainFacts,
@@ -21,6 +22,7 @@ from evenkeel.domain.recovery.draining import (
     may_finish,
     weigh_foreign,
 )
+from evenkeel.domain.recovery.policy import RepairPolicy
 from tests.unit.recovery.facts import at
 
 POLICY = Policy()

@@ -13,7 +13,6 @@ from pydantic import ValidationError
 from evenkeel.domain.health.faults import Severity
 from evenkeel.domain.health.groups import GroupFact, GroupFactKind
 from evenkeel.domain.nodes import FleetNode, NodeLife
-from evenkeel.domain.policy import GuardrailPolicy
 from evenkeel.domain.recovery.guardrails import (
     RAILS,
     Act,
@@ -30,6 +29,7 @@ from evenkeel.domain.recovery.guardrails import (
     weigh,
 )
 from evenkeel.domain.recovery.leases import Hold, Holds
+from evenkeel.domain.recovery.policy import GuardrailPolicy
 from tests.unit.recovery.facts import at
 
 NOW = at(10_000)

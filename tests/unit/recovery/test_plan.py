@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from evenkeel.domain.health.faults import Rung, shipped
 from evenkeel.domain.health.incidents import JobAct
-from evenkeel.domain.policy import Mode, RepairPolicy
+from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.recovery.plan import RUNGS, Owner, PlanFacts, PlanOutcome, calls_for_person, plan_recovery
+from evenkeel.domain.recovery.policy import RepairPolicy
 from tests.unit.recovery.facts import at, plan_facts
 
 POLICY = RepairPolicy()

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.health.incidents import Progress
-from evenkeel.domain.policy import RepairPolicy
 from evenkeel.domain.recovery.leases import Hold
 from evenkeel.domain.recovery.plan import Owner
+from evenkeel.domain.recovery.policy import RepairPolicy
 from evenkeel.domain.recovery.repair import Repair, RepairDecision, choose_repair, deadline_of
 from evenkeel.domain.recovery.seats import Holder, SeatNow
 from tests.unit.recovery.facts import (

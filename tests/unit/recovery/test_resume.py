@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from evenkeel.domain.capacity.compatibility import Place
 from evenkeel.domain.capacity.pools import LaunchDelay, Market, Pool
 from evenkeel.domain.economics.forecasts import Forecast
-from evenkeel.domain.elastic.grow_shrink import ElasticJob, FaultFacts, Sizes
+from evenkeel.domain.elastic.grow_shrink import FaultFacts
+from evenkeel.domain.elastic.sizes import ElasticJob, Sizes
 from evenkeel.domain.health.faults import CheckpointTrust
 from evenkeel.domain.jobs.job import ResumeOption
-from evenkeel.domain.policy import JobPolicy
+from evenkeel.domain.jobs.policy import JobPolicy
 from evenkeel.domain.recovery.resume import (
     ORDER,
     Delays,
@@ -27,7 +28,8 @@ from evenkeel.domain.recovery.resume import (
     lost_work,
     plan_resume,
 )
-from evenkeel.domain.renting.placement import Chance, PlacementFacts, Spending, Waiting, cheapest_rented, place
+from evenkeel.domain.renting.demand import Chance, PlacementFacts, Spending, Waiting
+from evenkeel.domain.renting.placement import cheapest_rented, place
 from tests.unit.recovery.facts import LIFE, at
 
 POLICY = JobPolicy(distrust_guard_seconds=300)

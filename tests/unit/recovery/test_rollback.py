@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.jobs.job import Attempt, Demand, ResumePoint
-from evenkeel.domain.policy import JobPolicy
+from evenkeel.domain.jobs.attempt import Attempt, ResumePoint
+from evenkeel.domain.jobs.job import Demand
+from evenkeel.domain.jobs.policy import JobPolicy
 from evenkeel.domain.recovery.rollback import Rollback, RollbackDecision, RollbackFacts, roll_back
 from tests.unit.recovery.facts import at
 

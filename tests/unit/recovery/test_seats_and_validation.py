@@ -6,9 +6,11 @@ import pytest
 
 from evenkeel.domain.health.faults import Severity
 from evenkeel.domain.health.incidents import HurtJob, Incident, IncidentState
-from evenkeel.domain.jobs.job import AttemptState, JobState, StopRequest
-from evenkeel.domain.policy import Policy, RepairPolicy
+from evenkeel.domain.jobs.attempt import AttemptState
+from evenkeel.domain.jobs.job import JobState, StopRequest
+from evenkeel.domain.policy import Policy
 from evenkeel.domain.recovery.awaiting import HurtNow, jobs_back, node_back, node_valid, released
+from evenkeel.domain.recovery.policy import RepairPolicy
 from evenkeel.domain.recovery.seats import Holder, SeatNow, look
 from evenkeel.domain.recovery.validation import (
     DEEP_CHECK_STATUS,

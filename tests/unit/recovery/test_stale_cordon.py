@@ -3,8 +3,8 @@
 from datetime import timedelta
 
 from evenkeel.domain.health.faults import Severity
-from evenkeel.domain.policy import GuardrailPolicy
 from evenkeel.domain.recovery.guardrails import Act, Entry, GuardFacts, Register, Waiting, may_go
+from evenkeel.domain.recovery.policy import GuardrailPolicy
 from tests.fakes.system import A_MOMENT
 
 POLICY = GuardrailPolicy(stale_after_seconds=300)

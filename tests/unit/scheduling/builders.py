@@ -3,8 +3,11 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from evenkeel.domain.admission.decide import Request, Room
-from evenkeel.domain.jobs.job import Attempt, AttemptState, Job, JobSpec, JobState, PodPhase, PodSeen, WorkloadSeen
+from evenkeel.domain.admission.request import Request
+from evenkeel.domain.capacity.node_capacity import Room
+from evenkeel.domain.jobs.attempt import Attempt, AttemptState, PodPhase, PodSeen, WorkloadSeen
+from evenkeel.domain.jobs.job import Job, JobState
+from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.nodes import NodeLife
 
 NOW = datetime(2026, 11, 3, 10, 15, 2, tzinfo=UTC)

@@ -5,7 +5,7 @@ from typing import Any
 
 from evenkeel.domain.capacity.pools import LaunchDelay, Market, Pool, Reservation
 from evenkeel.domain.economics.money import MICROS
-from evenkeel.domain.renting.placement import Chance, PlacementFacts, Spending, Waiting
+from evenkeel.domain.renting.demand import Chance, PlacementFacts, Spending, Waiting
 
 NOW = datetime(2026, 11, 3, 10, 15, tzinfo=UTC)
 HOUR = 3600

@@ -5,20 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenkeel.domain.admission.decide import (
-    Action,
-    AdmissionDecision,
-    AdmissionFacts,
-    Request,
-    Room,
-    Snapshot,
-    admit,
-    decide,
-    rooms_of,
-)
-from evenkeel.domain.jobs.job import Charge, PodPhase, ResumeOption, ResumePlan
+from evenkeel.domain.admission.decide import Action, AdmissionDecision, AdmissionFacts, decide
+from evenkeel.domain.admission.fifo import Snapshot, admit
+from evenkeel.domain.admission.free_capacity import rooms_of
+from evenkeel.domain.admission.policy import SchedulingPolicy
+from evenkeel.domain.admission.request import Request
+from evenkeel.domain.capacity.node_capacity import Room
+from evenkeel.domain.jobs.attempt import PodPhase
+from evenkeel.domain.jobs.charge import Charge
+from evenkeel.domain.jobs.job import ResumeOption, ResumePlan
 from evenkeel.domain.nodes import KubernetesNode, Node, ProviderNode, join_nodes
-from evenkeel.domain.policy import SchedulingPolicy
 from tests.unit.scheduling.builders import (
     CLUSTER,
     NOW,

@@ -7,32 +7,13 @@ from hypothesis import strategies as st
 
 from evenkeel import training
 from evenkeel.domain.jobs import attempt_end
-from evenkeel.domain.jobs.attempt_end import (
-    ATTEMPT_WRITERS,
-    JOB_WRITERS,
-    Ending,
-    SettleOutcome,
-    attempt_writers,
-    job_writers,
-    judge_abandoned,
-    judge_end,
-    lost_nodes,
-    outcome_of,
-    settle,
-)
-from evenkeel.domain.jobs.job import (
-    AttemptState,
-    Job,
-    JobState,
-    PodPhase,
-    ResumeOption,
-    ResumePlan,
-    ResumePoint,
-    StopRequest,
-    WorkloadSeen,
-)
+from evenkeel.domain.jobs.attempt import AttemptState, PodPhase, ResumePoint, WorkloadSeen
+from evenkeel.domain.jobs.attempt_end import Ending, judge_abandoned, judge_end, lost_nodes
+from evenkeel.domain.jobs.job import Job, JobState, ResumeOption, ResumePlan, StopRequest
+from evenkeel.domain.jobs.lifecycle import ATTEMPT_WRITERS, JOB_WRITERS, attempt_writers, job_writers
+from evenkeel.domain.jobs.policy import JobPolicy
+from evenkeel.domain.jobs.settlement import SettleOutcome, outcome_of, settle
 from evenkeel.domain.nodes import KubernetesNode
-from evenkeel.domain.policy import JobPolicy
 from tests.unit.scheduling.builders import CLUSTER, NOW, a_job, a_pod, a_spec, a_workload, an_attempt, at
 
 FAILED, SUCCEEDED, PENDING, RUNNING = PodPhase.FAILED, PodPhase.SUCCEEDED, PodPhase.PENDING, PodPhase.RUNNING

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenkeel.domain.economics import money
-from evenkeel.domain.jobs.job import Charge
-from evenkeel.domain.policy import EconomyPolicy
+from evenkeel.domain.economics.policy import EconomyPolicy
+from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.quotas.budgets import left_by_team, rent_parts_of, still_to_pay, with_rents
 from evenkeel.domain.quotas.spending import Spent
 from evenkeel.domain.quotas.teams import Period, SetUp, Team

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from evenkeel.domain.economics import prices
 from evenkeel.domain.economics.money import said
-from evenkeel.domain.renting.placement import PlacementFacts, place
+from evenkeel.domain.renting.demand import PlacementFacts
+from evenkeel.domain.renting.placement import place
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "operate" / "cost.md").read_text("utf-8")
 

@@ -2,7 +2,11 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.admission.decide import Action, AdmissionDecision, Request, Room, Snapshot, admit, rooms_of
+from evenkeel.domain.admission.decide import Action, AdmissionDecision
+from evenkeel.domain.admission.fifo import Snapshot, admit
+from evenkeel.domain.admission.free_capacity import rooms_of
+from evenkeel.domain.admission.policy import SchedulingPolicy
+from evenkeel.domain.admission.request import Request
 from evenkeel.domain.capacity.compatibility import Requirements
 from evenkeel.domain.capacity.efa import (
     HUGE_PAGES_MIB,
@@ -12,8 +16,8 @@ from evenkeel.domain.capacity.efa import (
     least_interfaces,
     network_of,
 )
+from evenkeel.domain.capacity.node_capacity import Room
 from evenkeel.domain.nodes import Node
-from evenkeel.domain.policy import SchedulingPolicy
 from evenkeel_local.gpu_cluster.machines import SHAPES
 from tests.fakes.cluster import a_node
 from tests.unit.scheduling.builders import a_life, a_request, a_room, at

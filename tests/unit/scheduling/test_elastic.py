@@ -11,17 +11,15 @@ from pydantic import ValidationError
 
 from evenkeel.domain.elastic.grow_shrink import (
     AfterFault,
-    ElasticJob,
-    ElasticTerms,
     FaultFacts,
     GrowFacts,
     Idle,
-    Sizes,
     after_fault,
     backs_off_until,
     grow,
     make_room,
 )
+from evenkeel.domain.elastic.sizes import ElasticJob, ElasticTerms, Sizes
 from tests.unit.scheduling.markets import NOW, at
 
 EIGHTS = Sizes(least=4, most=32, step=4)

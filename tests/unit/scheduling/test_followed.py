@@ -7,7 +7,8 @@ import pytest
 
 from evenkeel.adapters.workloads import job, read_queue
 from evenkeel.domain.external.kueue_status import KueueCheck, KueueCondition, KueueSeen, eviction_of, said_of, step_of
-from evenkeel.domain.jobs.job import Attempt, AttemptState, JobSpec
+from evenkeel.domain.jobs.attempt import Attempt, AttemptState
+from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.ports import LaunchSpec
 from tests.fakes.system import A_MOMENT
 

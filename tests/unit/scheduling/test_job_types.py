@@ -4,11 +4,14 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.admission.decide import Action, Request, Snapshot, admit, offers_for
+from evenkeel.domain.admission.decide import Action
+from evenkeel.domain.admission.fifo import Snapshot, admit
+from evenkeel.domain.admission.offers import offers_for
+from evenkeel.domain.admission.request import Request
 from evenkeel.domain.capacity.compatibility import Requirements
 from evenkeel.domain.capacity.pool_choices import PoolChoice, Toleration
 from evenkeel.domain.capacity.pools import Market
-from evenkeel.domain.jobs.job import JobSpec
+from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.jobs.types import JobTypes, check_type, filled
 from evenkeel.domain.policy import Policy, PolicyError, changed
 from tests.unit.scheduling.builders import NOW, a_request, a_room

@@ -6,19 +6,16 @@ from hypothesis import strategies as st
 
 from evenkeel.domain.capacity.pools import Market
 from evenkeel.domain.economics.money import MICROS, PARTS
-from evenkeel.domain.renting.placement import (
+from evenkeel.domain.renting.demand import (
     Chance,
     Placement,
     PlacementDecision,
     PlacementFacts,
     Spending,
-    guards_deadline,
-    is_behind,
     mean_share_full,
-    place,
-    place_in_turn,
     shadow_price,
 )
+from evenkeel.domain.renting.placement import guards_deadline, is_behind, place, place_in_turn
 from tests.unit.scheduling.markets import HOUR, NOW, RICH, a_chance, a_delay, a_reservation, a_waiting, at, facts_of
 
 C, R, S, O = Market.COMMITTED, Market.RESERVED, Market.SPOT, Market.ON_DEMAND  # noqa: E741 - a table of markets reads best in letters

@@ -6,28 +6,32 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenkeel.domain.admission.decide import Request, Room, offers_for
+from evenkeel.domain.admission.offers import offers_for
+from evenkeel.domain.admission.request import Request
 from evenkeel.domain.capacity.compatibility import Place
+from evenkeel.domain.capacity.node_capacity import Room
 from evenkeel.domain.capacity.pools import LaunchDelay, Market
 from evenkeel.domain.capacity.shortages import Shortages
-from evenkeel.domain.jobs.job import Attempt, AttemptState, Job, JobSpec, JobState
+from evenkeel.domain.jobs.attempt import Attempt, AttemptState
+from evenkeel.domain.jobs.job import Job, JobState
+from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.nodes import KubernetesNode, NodeLife
-from evenkeel.domain.policy import BurstPolicy, Policy, RentedPool
-from evenkeel.domain.renting.placement import Placement, place
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.renting.candidates import Conditions, kept_rooms, placement_facts
+from evenkeel.domain.renting.demand import Placement
+from evenkeel.domain.renting.placement import place
+from evenkeel.domain.renting.policy import BurstPolicy, RentedPool
 from evenkeel.domain.renting.rental import (
     NOBODYS,
     NODES_READY,
     NOT_WANTED,
     OVER,
     REFUSED,
-    Conditions,
     Offer,
     Rental,
     RentalState,
     end_answer,
-    kept_rooms,
     nodes_answer,
-    placement_facts,
 )
 from tests.fakes import a_node
 

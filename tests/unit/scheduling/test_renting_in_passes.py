@@ -10,22 +10,18 @@ from hypothesis import strategies as st
 from evenkeel.domain.capacity.compatibility import Place
 from evenkeel.domain.capacity.pools import LaunchDelay, Market
 from evenkeel.domain.economics import money
-from evenkeel.domain.jobs.job import Job, JobSpec, JobState
-from evenkeel.domain.policy import BurstPolicy, Policy, RentedPool
+from evenkeel.domain.jobs.job import Job, JobState
+from evenkeel.domain.jobs.spec import JobSpec
+from evenkeel.domain.policy import Policy
 from evenkeel.domain.quotas.budgets import left_by_team, with_rents
 from evenkeel.domain.quotas.spending import Spent
 from evenkeel.domain.quotas.teams import SetUp, Team
-from evenkeel.domain.renting.migration import Home, Stay, StayDecision, judge_stay
-from evenkeel.domain.renting.placement import Placement, place_in_turn
-from evenkeel.domain.renting.rental import (
-    Conditions,
-    Offer,
-    Rental,
-    RentalHold,
-    RentalState,
-    placement_facts,
-    stay_facts,
-)
+from evenkeel.domain.renting.candidates import Conditions, placement_facts
+from evenkeel.domain.renting.demand import Placement
+from evenkeel.domain.renting.migration import Home, Stay, StayDecision, judge_stay, stay_facts
+from evenkeel.domain.renting.placement import place_in_turn
+from evenkeel.domain.renting.policy import BurstPolicy, RentedPool
+from evenkeel.domain.renting.rental import Offer, Rental, RentalHold, RentalState
 from tests.unit.scheduling.markets import HOUR, NOW, at
 
 TEAMS = ("speech", "vision")

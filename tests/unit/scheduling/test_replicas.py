@@ -7,17 +7,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenkeel.domain.admission.decide import Request, Room, offers_for
-from evenkeel.domain.admission.serving_demand import Short, demands_of, holder_id, kept_for, short_of
+from evenkeel.domain.admission.offers import offers_for
+from evenkeel.domain.admission.policy import SchedulingPolicy
+from evenkeel.domain.admission.request import Request
+from evenkeel.domain.admission.serving_demand import demands_of, kept_for
 from evenkeel.domain.capacity.compatibility import Place
+from evenkeel.domain.capacity.node_capacity import Room
 from evenkeel.domain.capacity.pool_choices import Effect, Operator, Toleration
 from evenkeel.domain.capacity.pools import LaunchDelay, Market
+from evenkeel.domain.external.policy import ServingWorkload
+from evenkeel.domain.external.serving import Short, holder_id, short_of
 from evenkeel.domain.external.workloads import ForeignPod
-from evenkeel.domain.jobs.job import Charge
+from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.nodes import KubernetesNode, NodeLife
-from evenkeel.domain.policy import BurstPolicy, Policy, RentedPool, SchedulingPolicy, ServingWorkload
-from evenkeel.domain.renting.placement import Placement, PlacementDecision, place
-from evenkeel.domain.renting.rental import Conditions, Offer, Rental, RentalHold, RentalState, Served
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.renting.candidates import Conditions
+from evenkeel.domain.renting.demand import Placement, PlacementDecision
+from evenkeel.domain.renting.placement import place
+from evenkeel.domain.renting.policy import BurstPolicy, RentedPool
+from evenkeel.domain.renting.rental import Offer, Rental, RentalHold, RentalState, Served
 from evenkeel.domain.renting.serving import (
     DOING_WITHOUT,
     ServingMemory,

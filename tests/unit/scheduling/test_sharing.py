@@ -3,14 +3,20 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.admission.decide import Action, AdmissionDecision, AdmissionFacts, Request, Room, decide
-from evenkeel.domain.admission.team_cycle import Memory, Snapshot, share
+from evenkeel.domain.admission.decide import Action, AdmissionDecision, AdmissionFacts, decide
+from evenkeel.domain.admission.policy import SchedulingPolicy
+from evenkeel.domain.admission.request import Request
+from evenkeel.domain.admission.scheduler_state import Memory
+from evenkeel.domain.admission.team_cycle import Snapshot, share
+from evenkeel.domain.capacity.node_capacity import Room
 from evenkeel.domain.decisions import Decision
-from evenkeel.domain.jobs.job import Charge
+from evenkeel.domain.economics.policy import EconomyPolicy
+from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.kueue.cycle import Result
 from evenkeel.domain.kueue.replay import Events, Replay
 from evenkeel.domain.kueue.setup import RULES, Declared, Profile
-from evenkeel.domain.policy import EconomyPolicy, Mode, Policy, SchedulingPolicy
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.quotas import claims
 from evenkeel.domain.quotas.spending import Spent
 from evenkeel.domain.quotas.teams import FleetQuotas, SetUp, Team

@@ -8,11 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenkeel.domain.admission.decide import Action, AdmissionFacts, decide
-from evenkeel.domain.admission.team_cycle import Memory, Snapshot, share
-from evenkeel.domain.jobs.job import Charge
+from evenkeel.domain.admission.policy import SchedulingPolicy
+from evenkeel.domain.admission.scheduler_state import Memory
+from evenkeel.domain.admission.team_cycle import Snapshot, share
+from evenkeel.domain.economics.policy import EconomyPolicy
+from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.kueue.checker import overcommitted
 from evenkeel.domain.kueue.objects import Admitted, Workload
-from evenkeel.domain.policy import EconomyPolicy, SchedulingPolicy
 from evenkeel.domain.quotas.teams import SetUp
 from tests.unit.scheduling.builders import a_request, a_room, at
 from tests.unit.scheduling.test_sharing import GPU, P5, a_charge, a_setup, a_team

@@ -1,8 +1,11 @@
 """At which size a waiting elastic job starts, by the rules of one queue for everybody."""
 
-from evenkeel.domain.admission.decide import Action, AdmissionDecision, Request, Room, Snapshot, admit
+from evenkeel.domain.admission.decide import Action, AdmissionDecision
+from evenkeel.domain.admission.fifo import Snapshot, admit
+from evenkeel.domain.admission.policy import SchedulingPolicy
+from evenkeel.domain.admission.request import Request
 from evenkeel.domain.admission.start_size import fit
-from evenkeel.domain.policy import SchedulingPolicy
+from evenkeel.domain.capacity.node_capacity import Room
 from tests.unit.scheduling.builders import a_request, a_room, at
 
 POLICY = SchedulingPolicy(spare_nodes={"spared": 1})

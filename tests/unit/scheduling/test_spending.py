@@ -4,9 +4,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenkeel.domain.jobs.job import Charge
+from evenkeel.domain.economics.policy import EconomyPolicy
+from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.kueue.setup import RULES, Profile
-from evenkeel.domain.policy import EconomyPolicy
 from evenkeel.domain.quotas.spending import HALF_LIFE_SECONDS, Limit, Spent, left_of, limits_of, parts_of, used_in
 from evenkeel.domain.quotas.teams import Period, Team
 from tests.unit.scheduling.builders import CLUSTER, an_attempt

@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenkeel.domain.admission.decide import Action, AdmissionDecision, Request, Room
-from evenkeel.domain.admission.team_cycle import Memory
-from evenkeel.domain.jobs.job import Charge
+from evenkeel.domain.admission.decide import Action, AdmissionDecision
+from evenkeel.domain.admission.request import Request
+from evenkeel.domain.admission.scheduler_state import Memory
+from evenkeel.domain.capacity.node_capacity import Room
+from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.quotas.teams import SetUp
 from tests.unit.scheduling.builders import a_request, at
 from tests.unit.scheduling.test_sharing import a_charge, a_setup, a_team, passed, rooms

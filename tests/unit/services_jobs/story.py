@@ -4,9 +4,12 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
-from evenkeel.domain.admission.decide import Admission
-from evenkeel.domain.jobs.job import Attempt, Job, JobSpec
-from evenkeel.domain.policy import Mode, Policy
+from evenkeel.domain.admission.fifo import Admission
+from evenkeel.domain.jobs.attempt import Attempt
+from evenkeel.domain.jobs.job import Job
+from evenkeel.domain.jobs.spec import JobSpec
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.policy_base import Mode
 from evenkeel.ports import Put, Row, Table
 from evenkeel.services.attempts import launch_job, mark_running, settle_attempt, stop_attempt
 from evenkeel.services.jobs import cancel_job, submit_job

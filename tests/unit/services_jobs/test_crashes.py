@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
+from evenkeel.domain.jobs.attempt import AttemptState
 from evenkeel.domain.jobs.attempt_end import lost_nodes
 from evenkeel.domain.jobs.awaiting import attempt_answer
-from evenkeel.domain.jobs.job import AttemptState, JobState, ResumeOption, ResumePlan, StopRequest
-from evenkeel.domain.policy import JobPolicy, Policy
+from evenkeel.domain.jobs.job import JobState, ResumeOption, ResumePlan, StopRequest
+from evenkeel.domain.jobs.policy import JobPolicy
+from evenkeel.domain.policy import Policy
 from evenkeel.domain.waiting import Answer, ConditionKind
 from evenkeel.ports import ExecutionState, Machine
 from evenkeel.services.attempts.launch_job import LaunchOutcome

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.admission.decide import Admission
+from evenkeel.domain.admission.fifo import Admission
 from evenkeel.domain.capacity.efa import Network
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.policy import Policy

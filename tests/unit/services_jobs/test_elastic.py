@@ -7,11 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evenkeel.domain.admission.policy import SchedulingPolicy
 from evenkeel.domain.decisions import Decision
-from evenkeel.domain.elastic.grow_shrink import ElasticTerms
+from evenkeel.domain.elastic.sizes import ElasticTerms
+from evenkeel.domain.external.policy import ServingWorkload
 from evenkeel.domain.external.workloads import ForeignPod
-from evenkeel.domain.jobs.job import AttemptState, Job, JobState, ResumeOption, ResumePlan
-from evenkeel.domain.policy import Mode, Policy, SchedulingPolicy, ServingWorkload
+from evenkeel.domain.jobs.attempt import AttemptState
+from evenkeel.domain.jobs.job import Job, JobState, ResumeOption, ResumePlan
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.quotas.teams import FleetQuotas
 from evenkeel.domain.replay import replay
 from evenkeel.ports import Table

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.external.workloads import ForeignPod, Owned, PodClaim
-from evenkeel.domain.jobs.attempt_end import SettleOutcome
-from evenkeel.domain.jobs.job import Attempt, AttemptState, JobState, PodPhase, PodSeen, WorkloadSeen
+from evenkeel.domain.jobs.attempt import Attempt, AttemptState, PodPhase, PodSeen, WorkloadSeen
+from evenkeel.domain.jobs.job import JobState
+from evenkeel.domain.jobs.settlement import SettleOutcome
 from evenkeel.domain.policy import Policy
 from evenkeel.ports import ExecutionState, Machine
 from evenkeel.services.queries import read_jobs

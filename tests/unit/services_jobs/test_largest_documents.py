@@ -8,10 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenkeel.domain.admission.team_cycle import Memory
+from evenkeel.domain.admission.scheduler_state import Memory
 from evenkeel.domain.decisions import OMITTED, Decision, packed, unpacked
 from evenkeel.domain.health.incidents import TimelineEntry
-from evenkeel.domain.jobs.job import Attempt, AttemptState, Charge, JobSpec, JobState
+from evenkeel.domain.jobs.attempt import Attempt, AttemptState
+from evenkeel.domain.jobs.charge import Charge
+from evenkeel.domain.jobs.job import JobState
+from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.jobs.validation import MAX_SPEC, MAX_TEXT, check_spec
 from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.policy import Policy, PolicyChange

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.jobs.job import JobState
-from evenkeel.domain.policy import Mode, Policy, PolicyError, changed
+from evenkeel.domain.policy import Policy, PolicyError, changed
+from evenkeel.domain.policy_base import Mode
 from evenkeel.ports import LARGEST_ROW, row_bytes
 from evenkeel.runtime.api import LARGEST_BODY
 from evenkeel.services.admin import change_policy

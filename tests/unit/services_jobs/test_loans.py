@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from evenkeel.domain.economics import money
 from evenkeel.domain.jobs.job import Job, JobState, ResumeOption, ResumePlan
-from evenkeel.domain.renting.rental import RentalState, loan_of
+from evenkeel.domain.renting.migration import loan_of
+from evenkeel.domain.renting.rental import RentalState
 from evenkeel.domain.replay import replay
 from evenkeel.domain.values import rfc3339
 from evenkeel.services.queries import read_jobs

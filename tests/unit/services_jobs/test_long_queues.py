@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from evenkeel.domain.admission.policy import SchedulingPolicy
 from evenkeel.domain.jobs.job import Job, JobState
-from evenkeel.domain.policy import Policy, SchedulingPolicy
+from evenkeel.domain.policy import Policy
 from evenkeel.ports import Put, Table
 from evenkeel.services.storage import rows
 from tests.fakes.crashes import Crash

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from evenkeel.domain.admission.policy import SchedulingPolicy
 from evenkeel.domain.jobs.job import JobState
-from evenkeel.domain.policy import Policy, SchedulingPolicy
+from evenkeel.domain.policy import Policy
 from evenkeel.ports import Key, Ledger, Row, Table
 from evenkeel.services.storage import rows
 from evenkeel.services.storage.open_jobs import TooManyOpenJobs

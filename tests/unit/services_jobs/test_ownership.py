@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.jobs.attempt_end import ATTEMPT_WRITERS, JOB_WRITERS, attempt_writers, job_writers
-from evenkeel.domain.jobs.job import AttemptState, JobState
+from evenkeel.domain.jobs.attempt import AttemptState
+from evenkeel.domain.jobs.job import JobState
+from evenkeel.domain.jobs.lifecycle import ATTEMPT_WRITERS, JOB_WRITERS, attempt_writers, job_writers
 from evenkeel.ports import Ledger, Put, Table, Write
 from tests.fakes import CrashPlan
 from tests.unit.services_jobs.test_crashes import TALES, Play

@@ -4,9 +4,12 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.admission.decide import AdmissionFacts, decide
+from evenkeel.domain.admission.policy import SchedulingPolicy
 from evenkeel.domain.decisions import Decision
-from evenkeel.domain.jobs.job import AttemptState, Job, JobState, ResumeOption, ResumePlan
-from evenkeel.domain.policy import Mode, Policy, SchedulingPolicy
+from evenkeel.domain.jobs.attempt import AttemptState
+from evenkeel.domain.jobs.job import Job, JobState, ResumeOption, ResumePlan
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.replay import replay
 from evenkeel.domain.sources import SourceReport
 from evenkeel.ports import Machine, Put, Table, TransientError, Unreachable

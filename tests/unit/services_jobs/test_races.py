@@ -6,8 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 from typing import Any
 
-from evenkeel.domain.jobs.attempt_end import SettleOutcome
-from evenkeel.domain.jobs.job import AttemptState, JobState
+from evenkeel.domain.jobs.attempt import AttemptState
+from evenkeel.domain.jobs.job import JobState
+from evenkeel.domain.jobs.settlement import SettleOutcome
 from evenkeel.ports import Key, Ledger, Row
 from evenkeel.services.attempts.launch_job import LaunchOutcome
 from evenkeel.services.jobs.cancel_job import CancelOutcome

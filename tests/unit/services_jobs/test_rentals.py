@@ -12,8 +12,11 @@ from evenkeel.domain.capacity.pools import LaunchDelay, Market
 from evenkeel.domain.capacity.shortages import Shortages
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.jobs.job import Job, JobState
-from evenkeel.domain.policy import BurstPolicy, JobPolicy, Mode, Policy, RentedPool
+from evenkeel.domain.jobs.policy import JobPolicy
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.quotas.teams import Team
+from evenkeel.domain.renting.policy import BurstPolicy, RentedPool
 from evenkeel.domain.renting.rental import Rental, RentalState
 from evenkeel.domain.replay import replay
 from evenkeel.domain.waiting import DEADLINE_PASSED, ConditionKind, Wait, wait_name

@@ -5,10 +5,14 @@ from typing import Any
 
 import pytest
 
+from evenkeel.domain.admission.policy import SchedulingPolicy
+from evenkeel.domain.capacity.policy import ReservedPool
 from evenkeel.domain.decisions import Decision
-from evenkeel.domain.elastic.grow_shrink import ElasticTerms
+from evenkeel.domain.economics.policy import EconomyPolicy
+from evenkeel.domain.elastic.sizes import ElasticTerms
 from evenkeel.domain.jobs.job import Job, JobState
-from evenkeel.domain.policy import EconomyPolicy, Mode, Policy, ReservedPool, SchedulingPolicy
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.replay import replay
 from tests.fakes.cluster import CLUSTER
 from tests.fakes.system import A_MOMENT as NOW

@@ -4,9 +4,12 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.checkpoints import Distrust
-from evenkeel.domain.jobs.attempt_end import SettleOutcome
-from evenkeel.domain.jobs.job import AttemptState, Demand, Job, JobState, PodPhase, ResumeOption, ResumePlan
-from evenkeel.domain.policy import JobPolicy, Mode, Policy
+from evenkeel.domain.jobs.attempt import AttemptState, PodPhase
+from evenkeel.domain.jobs.job import Demand, Job, JobState, ResumeOption, ResumePlan
+from evenkeel.domain.jobs.policy import JobPolicy
+from evenkeel.domain.jobs.settlement import SettleOutcome
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.recovery.validation import HEALTH_STATUS
 from evenkeel.ports import NotAllowed, NotFound, Refused, TooLarge
 from evenkeel.services.attempts.launch_job import LaunchOutcome

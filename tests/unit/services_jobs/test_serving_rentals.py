@@ -6,13 +6,17 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.admission.serving_demand import holder_id
+from evenkeel.domain.admission.policy import SchedulingPolicy
 from evenkeel.domain.capacity.pool_choices import Toleration, all_tolerated
 from evenkeel.domain.capacity.pools import Market
 from evenkeel.domain.capacity.shortages import Shortages
+from evenkeel.domain.external.policy import ServingWorkload
+from evenkeel.domain.external.serving import holder_id
 from evenkeel.domain.external.workloads import ForeignPod
 from evenkeel.domain.jobs.job import JobState
-from evenkeel.domain.policy import Mode, Policy, RentedPool, SchedulingPolicy, ServingWorkload
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.renting.policy import RentedPool
 from evenkeel.domain.renting.rental import Rental, RentalState
 from evenkeel.domain.renting.serving import ServingMemory
 from evenkeel.domain.replay import replay

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.jobs.job import AttemptState, JobState
+from evenkeel.domain.jobs.attempt import AttemptState
+from evenkeel.domain.jobs.job import JobState
 from evenkeel.ports import Delete, Invalid, KeyReused, Ledger, NotFound, Table, Write
 from evenkeel.services.jobs.cancel_job import CancelOutcome
 from evenkeel.services.storage import rows

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.jobs.job import AttemptState, Job, JobState
+from evenkeel.domain.jobs.attempt import AttemptState
+from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.quotas.teams import FleetQuotas
 from evenkeel.ports import Invalid, StaleVersion
 from evenkeel.services.admin import set_quotas

@@ -7,11 +7,15 @@ from evenkeel.domain.external.workloads import Comeback, ForeignPod
 from evenkeel.domain.health.faults import Severity, shipped
 from evenkeel.domain.health.groups import GroupFact, GroupFactKind
 from evenkeel.domain.health.incidents import Incident, IncidentState
-from evenkeel.domain.jobs.job import AttemptState, JobState
+from evenkeel.domain.health.policy import WatchPolicy
+from evenkeel.domain.jobs.attempt import AttemptState
+from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.nodes import FleetNode, KubernetesNode, NodeCondition, NodeLife
-from evenkeel.domain.policy import Mode, Policy, RepairPolicy, WatchPolicy
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.recovery.guardrails import Entry, Register
 from evenkeel.domain.recovery.leases import Lease, Return
+from evenkeel.domain.recovery.policy import RepairPolicy
 from evenkeel.domain.sources import SourceState
 from evenkeel.domain.waiting import Answer, Condition, ConditionKind, Wait, WaitState
 from evenkeel.ports import ExecutionState, Machine, Table, Throttled, Unreachable

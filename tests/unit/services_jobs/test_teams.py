@@ -5,12 +5,17 @@ from typing import Any
 
 import pytest
 
+from evenkeel.domain.admission.policy import SchedulingPolicy
 from evenkeel.domain.decisions import Decision
-from evenkeel.domain.jobs.job import AttemptState, Job, JobState
-from evenkeel.domain.policy import BurstPolicy, JobPolicy, Mode, Policy, SchedulingPolicy
+from evenkeel.domain.jobs.attempt import AttemptState
+from evenkeel.domain.jobs.job import Job, JobState
+from evenkeel.domain.jobs.policy import JobPolicy
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.quotas.budgets import left_by_team
 from evenkeel.domain.quotas.spending import week_of
 from evenkeel.domain.quotas.teams import MOST_GPU_HOURS, MOST_USD, FleetQuotas, Period, SetUp, Team
+from evenkeel.domain.renting.policy import BurstPolicy
 from evenkeel.domain.replay import replay
 from evenkeel.ports import Key, Machine, Put, Row, Table, row_bytes
 from evenkeel.services.admin import set_quotas

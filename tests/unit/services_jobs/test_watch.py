@@ -2,7 +2,8 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.policy import Policy, WatchPolicy
+from evenkeel.domain.health.policy import WatchPolicy
+from evenkeel.domain.policy import Policy
 from evenkeel.domain.waiting import Condition, ConditionKind, Wait
 from evenkeel.ports import Machine, NotAllowed, Unreachable
 from evenkeel.services.storage import heartbeats, locks, rows

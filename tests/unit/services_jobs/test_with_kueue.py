@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.admission.decide import Action, Admission
+from evenkeel.domain.admission.decide import Action
+from evenkeel.domain.admission.fifo import Admission
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.external.kueue_status import KueueCondition
-from evenkeel.domain.jobs.attempt_end import SettleOutcome
-from evenkeel.domain.jobs.job import AttemptState, Job, JobState, ResumeOption, ResumePlan
+from evenkeel.domain.jobs.attempt import AttemptState
+from evenkeel.domain.jobs.job import Job, JobState, ResumeOption, ResumePlan
+from evenkeel.domain.jobs.settlement import SettleOutcome
 from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.replay import replay
 from evenkeel.domain.waiting import ConditionKind, Wait

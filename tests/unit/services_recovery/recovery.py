@@ -11,10 +11,14 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from evenkeel.domain.health.incidents import FactKind, Incident, IncidentState, NodeFact
+from evenkeel.domain.health.policy import WatchPolicy
 from evenkeel.domain.jobs.job import Job, JobState
-from evenkeel.domain.policy import JobPolicy, Mode, Policy, RepairPolicy, WatchPolicy
+from evenkeel.domain.jobs.policy import JobPolicy
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.recovery.guardrails import Register
 from evenkeel.domain.recovery.leases import Hold, Lease
+from evenkeel.domain.recovery.policy import RepairPolicy
 from evenkeel.domain.waiting import ConditionKind
 from evenkeel.ports import Machine, Put, Row, Table
 from evenkeel.services.incidents import approve_recovery, receive_event, settle_incident

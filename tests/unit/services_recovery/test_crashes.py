@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.policy import Mode
+from evenkeel.domain.policy_base import Mode
 from tests.fakes import CrashPlan
 from tests.unit.services_recovery.recovery import QUICK, Recovery
 

@@ -8,8 +8,9 @@ import pytest
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.external.workloads import Comeback, ForeignPod
 from evenkeel.domain.health.incidents import JobAct
-from evenkeel.domain.jobs.job import JobState, OnNodeFault
-from evenkeel.domain.policy import RepairPolicy
+from evenkeel.domain.jobs.job import JobState
+from evenkeel.domain.jobs.spec import OnNodeFault
+from evenkeel.domain.recovery.policy import RepairPolicy
 from evenkeel.domain.replay import replay
 from evenkeel.ports import Eviction, EvictResult, NotAllowed, Table
 from evenkeel.services.queries import explain

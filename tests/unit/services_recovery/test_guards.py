@@ -10,8 +10,10 @@ import pytest
 from evenkeel.domain.health.groups import GroupFact, GroupFactKind
 from evenkeel.domain.health.incidents import Incident, IncidentState
 from evenkeel.domain.nodes import FleetNode, Node, NodeLife
-from evenkeel.domain.policy import GuardrailPolicy, Mode, ModeRule, Policy
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.policy_base import Mode, ModeRule
 from evenkeel.domain.recovery.guardrails import Entry, Rule
+from evenkeel.domain.recovery.policy import GuardrailPolicy
 from evenkeel.domain.waiting import ConditionKind
 from evenkeel.ports import Conflict, Invalid, Ledger, Put, Table, Write
 from evenkeel.services.incidents import approve_recovery, note_group_fact, settle_incident

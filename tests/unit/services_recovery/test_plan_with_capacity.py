@@ -10,12 +10,15 @@ from hypothesis import strategies as st
 from evenkeel.domain.capacity.compatibility import Requirements
 from evenkeel.domain.capacity.pools import Market
 from evenkeel.domain.decisions import Alternative, Decision
+from evenkeel.domain.economics.policy import EconomyPolicy
 from evenkeel.domain.jobs.job import JobState, ResumeOption
-from evenkeel.domain.policy import EconomyPolicy, Mode, Policy
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.quotas.teams import FleetQuotas, Team
 from evenkeel.domain.recovery.resume import ResumeFacts
 from evenkeel.domain.recovery.resume import plan_resume as choose
-from evenkeel.domain.renting.rental import Rental, RentalHold, RentalState, loan_of
+from evenkeel.domain.renting.migration import loan_of
+from evenkeel.domain.renting.rental import Rental, RentalHold, RentalState
 from evenkeel.domain.replay import replay
 from evenkeel.ports import Put, Row, Table
 from evenkeel.services.recovery import cordon_node, plan_recovery, protect_jobs, repair_node

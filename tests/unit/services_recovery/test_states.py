@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import IncidentState
-from evenkeel.domain.jobs.job import AttemptState, JobState
+from evenkeel.domain.jobs.attempt import AttemptState
+from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.nodes import FleetNode, Node, NodeLife
-from evenkeel.domain.policy import Mode, Policy
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.recovery.repair import RepairFacts, choose_repair
 from evenkeel.domain.recovery.validation import CheckResult
 from evenkeel.domain.waiting import ConditionKind

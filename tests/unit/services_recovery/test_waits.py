@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.jobs.job import AttemptState, PodPhase, StopRequest
-from evenkeel.domain.policy import JobPolicy
+from evenkeel.domain.jobs.attempt import AttemptState, PodPhase
+from evenkeel.domain.jobs.job import StopRequest
+from evenkeel.domain.jobs.policy import JobPolicy
 from evenkeel.domain.waiting import Answer, ConditionKind, Wait
 from evenkeel.ports import Key, Ledger, Put, Refused, Row, Unreachable
 from evenkeel.services.recovery import hold_automation

@@ -9,10 +9,11 @@ A training plan and a capacity block end, whatever runs on them. The site says w
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
-from evenkeel.domain.admission.decide import Request, Room
+from evenkeel.domain.admission.request import Request
+from evenkeel.domain.capacity.node_capacity import Room
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.renting.placement import Terms
+from evenkeel.domain.renting.demand import Terms
 
 
 def with_ends(rooms: Iterable[Room], policy: Policy) -> tuple[Room, ...]:

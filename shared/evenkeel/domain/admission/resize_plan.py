@@ -11,26 +11,29 @@ import functools
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime
-from typing import NamedTuple
 
-from evenkeel.domain.admission.decide import Action, AdmissionDecision, Request, Room, offers_for, without_seats
-from evenkeel.domain.admission.serving_demand import kept_for
-from evenkeel.domain.decisions import Alternative
-from evenkeel.domain.elastic.grow_shrink import (
-    ElasticJob,
-    GrowFacts,
-    Idle,
-    Resize,
-    ResizeDecision,
-    Sizes,
-    grow,
-    make_room,
+from evenkeel.domain.admission.decide import Action, AdmissionDecision
+from evenkeel.domain.admission.offers import offers_for, without_seats
+from evenkeel.domain.admission.request import Request
+from evenkeel.domain.admission.resize_facts import (
+    MAY_SHRINK,
+    NEEDS_IT,
+    Facts,
+    Fleet,
+    Kind,
+    Planned,
+    ResizeFacts,
+    ResizePlan,
+    RoomFacts,
+    Weigh,
 )
-from evenkeel.domain.jobs.job import Charge, Job, JobState, ResizeWish
+from evenkeel.domain.admission.scheduler_state import ElasticMemory
+from evenkeel.domain.admission.serving_demand import kept_for
+from evenkeel.domain.elastic.grow_shrink import GrowFacts, Idle, grow, make_room
+from evenkeel.domain.elastic.sizes import ElasticJob, Sizes
+from evenkeel.domain.jobs.charge import Charge
+from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.kueue.objects import PreemptionPolicy
-from evenkeel.domain.policy import SchedulingPolicy
-from evenkeel.domain.quotas.teams import SetUp
-from evenkeel.domain.values import Instant, Value
 
 _MOST_HELPED = 3
 """Waiting jobs, each asking for something else, that a pass tries to make room for: each costs some passes."""
@@ -40,161 +43,6 @@ _MOST_IDLE = 256
 """Idle nodes that are remembered, those that have stood longest."""
 _MOST_TRIES = 12
 """Sizes that are tried for one growth."""
-_MAY_SHRINK, _NEEDS_IT = 0, 1
-"""Priorities by which `make_room` tells who may be touched from who needs nodes: the queues' rules have said who is."""
-
-Kind = tuple[str, str, str]
-"""Cluster, pool and instance type: an attempt's nodes are all of one."""
-
-
-class ElasticMemory(Value):
-    """What passes remember of elastic jobs."""
-
-    jobs: tuple[str, ...] = ()
-    """Those that hold nodes, by id."""
-    resizing: tuple[str, ...] = ()
-    """Those that were asked to stop to change size and have not started again."""
-    idle_since: dict[str, Instant] = {}
-    """Life of a node that nothing uses and an elastic job could → since when."""
-    told: dict[str, str] = {}
-    """Job → what was last said that it would do, where nothing is done."""
-
-    @property
-    def is_in_use(self) -> bool:
-        """Whether a pass has anything to do for an elastic job."""
-        return bool(self.jobs or self.resizing or self.idle_since)
-
-    def after_admission(self, job_id: str, *, is_elastic: bool) -> "ElasticMemory":
-        """Return what is remembered once a job has started."""
-        if not is_elastic and job_id not in self.resizing:
-            return self
-        jobs = tuple(sorted({*self.jobs, job_id})) if is_elastic else self.jobs
-        return self.but(jobs=jobs, resizing=tuple(name for name in self.resizing if name != job_id))
-
-
-class RoomFacts(Value):
-    """All that a choice of who shrinks rests on."""
-
-    jobs: tuple[ElasticJob, ...]
-    """Who may be touched has priority 0, all others 1, and the sizes that it may have."""
-    nodes: int
-    """Nodes that are needed."""
-    for_whom: str
-    """The job, or the Deployment, that waits."""
-
-
-class ResizeFacts(Value):
-    """All that the answer for one job rests on. It replays from this alone."""
-
-    job_id: str
-    growth: GrowFacts | None = None
-    room: RoomFacts | None = None
-
-
-class ResizeAnswer(Value):
-    """What one job does about its size."""
-
-    action: str
-    """GROW, SHRINK, END or STAY."""
-    nodes: int
-    reason: str
-    alternatives: tuple[Alternative, ...] = ()
-
-
-def answer_for(facts: ResizeFacts) -> ResizeAnswer:
-    """Say what one job does. A record replays through this function alone."""
-    decided = _decided(facts)
-    mine = next((each for each in decided.resizes if each.job_id == facts.job_id), None)
-    if mine is None:
-        return ResizeAnswer(action="STAY", nodes=0, reason=decided.reason, alternatives=decided.alternatives)
-    action = "GROW" if mine.to_nodes > mine.from_nodes else "SHRINK" if mine.to_nodes else "END"
-    whom = f" It makes room for {facts.room.for_whom}." if facts.room else ""
-    return ResizeAnswer(
-        action=action, nodes=mine.to_nodes, reason=f"{mine.reason}{whom}", alternatives=decided.alternatives
-    )
-
-
-def _decided(facts: ResizeFacts) -> ResizeDecision:
-    if facts.growth is not None:
-        return grow(facts.growth)
-    assert facts.room is not None  # one of them is there
-    return make_room(facts.room.jobs, facts.room.nodes, _NEEDS_IT)
-
-
-class Planned(Value):
-    """One job that is to change size, or to end for another."""
-
-    facts: ResizeFacts
-    resize: Resize
-    attempt: int
-
-    @property
-    def job_id(self) -> str:
-        """Its id."""
-        return self.facts.job_id
-
-    @property
-    def for_whom(self) -> str:
-        """Who waits for its nodes; empty where it grows."""
-        return self.facts.room.for_whom if self.facts.room else ""
-
-
-class ResizePlan(Value):
-    """What a pass does about sizes."""
-
-    room: dict[str, tuple[Planned, ...]] = {}
-    """Who waits → who makes room for it."""
-    growth: Planned | None = None
-    memory: ElasticMemory = ElasticMemory()
-    helped: dict[str, int] = {}
-    """`cluster/demand` of pods that are not ours → nodes that are free for them, or will be once all have gone who are
-    asked to."""
-
-
-class Fleet(NamedTuple):
-    """What holds nodes, and who waits for them."""
-
-    rooms: tuple[Room, ...]
-    charges: tuple[Charge, ...]
-    stopping: frozenset[str]
-    pending: tuple[Request, ...]
-
-
-Weigh = Callable[[Fleet], tuple[AdmissionDecision, ...]]
-"""Decides about all that wait in a fleet, by the rules of the pass."""
-
-
-class Facts(NamedTuple):
-    """All that a plan rests on."""
-
-    fleet: Fleet
-    decisions: tuple[AdmissionDecision, ...]
-    """About those who wait."""
-    jobs: Mapping[str, Job]
-    """The elastic ones that hold nodes or are changing size."""
-    leaving: frozenset[str]
-    """Jobs that an earlier pass asked to go for another."""
-    memory: ElasticMemory
-    setup: SetUp
-    policy: SchedulingPolicy
-    now: datetime
-    demands: tuple[Request, ...] = ()
-    """What pods that are not ours wait for."""
-    asked_by: Callable[[Job], Request] = Request.of
-    """How a job would ask, did it wait."""
-
-
-def wish_of(planned: Planned, decision_id: str, now: datetime) -> ResizeWish:
-    """Return what the stopped job remembers of its resize."""
-    return ResizeWish(
-        after_attempt=planned.attempt,
-        from_nodes=planned.resize.from_nodes,
-        nodes=planned.resize.to_nodes,
-        reason=answer_for(planned.facts).reason,
-        for_job=planned.for_whom,
-        decision_id=decision_id,
-        asked_at=now,
-    )
 
 
 def plan(facts: Facts, weigh: Weigh) -> ResizePlan:
@@ -413,7 +261,7 @@ class _Plan:
                 resize=each,
                 attempt=self.charges[each.job_id].attempt,
             )
-            for each in make_room(jobs, nodes, _NEEDS_IT).resizes
+            for each in make_room(jobs, nodes, NEEDS_IT).resizes
         )
 
     def _candidates(self, request: Request, fresh: set[str], runners: list[Job]) -> dict[str, ElasticJob]:
@@ -433,14 +281,14 @@ class _Plan:
             smaller = tuple(size for size in held.sizes.legal if least <= size <= held.nodes)
             if smaller and smaller[0] < held.nodes:
                 sizes = Sizes(least=smaller[0], most=held.nodes, discrete=(*smaller, held.nodes))
-                found[job.job_id] = held.but(priority=_MAY_SHRINK, sizes=sizes, may_end=job.job_id in fresh)
+                found[job.job_id] = held.but(priority=MAY_SHRINK, sizes=sizes, may_end=job.job_id in fresh)
         for name in sorted(fresh - found.keys()):
             charge = self.charges.get(name)
             if charge is not None and charge.node_names:
                 found[name] = ElasticJob(
                     job_id=name,
                     team=charge.team,
-                    priority=_MAY_SHRINK,
+                    priority=MAY_SHRINK,
                     nodes=len(charge.node_names),
                     accelerators_per_node=charge.accelerators // len(charge.node_names),
                     resize_seconds=self.facts.policy.elastic.resize_seconds,

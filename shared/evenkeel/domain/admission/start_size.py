@@ -9,8 +9,9 @@ from bisect import bisect_left
 from collections.abc import Callable, Container, Mapping
 from datetime import datetime, timedelta
 
-from evenkeel.domain.admission.decide import Action, AdmissionDecision, Request
-from evenkeel.domain.elastic.grow_shrink import ElasticTerms
+from evenkeel.domain.admission.decide import Action, AdmissionDecision
+from evenkeel.domain.admission.request import Request
+from evenkeel.domain.elastic.sizes import ElasticTerms
 
 Weigh = Callable[[tuple[Request, ...]], tuple[AdmissionDecision, ...]]
 """Decides about all that wait, by the rules of the pass."""

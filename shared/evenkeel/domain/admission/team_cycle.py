@@ -14,32 +14,26 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from pydantic import model_validator
-
-from evenkeel.domain.admission.decide import (
-    Action,
-    AdmissionDecision,
-    AdmissionFacts,
-    Line,
+from evenkeel.domain.admission.decide import Action, AdmissionDecision, AdmissionFacts, by_quota, decide, made_way
+from evenkeel.domain.admission.fifo import Line
+from evenkeel.domain.admission.offers import (
     Offer,
-    Request,
-    Room,
     VictimOf,
     Way,
     best_of,
-    by_quota,
-    decide,
     lacks_efa,
     lasts_for,
-    made_way,
     offers_for,
     why_no_seats,
     without_seats,
 )
-from evenkeel.domain.admission.resize_plan import ElasticMemory
+from evenkeel.domain.admission.policy import SchedulingPolicy
+from evenkeel.domain.admission.request import Request
+from evenkeel.domain.admission.scheduler_state import Memory
 from evenkeel.domain.capacity import instance_types
-from evenkeel.domain.decisions import packed, unpacked
-from evenkeel.domain.jobs.job import Charge
+from evenkeel.domain.capacity.node_capacity import Room
+from evenkeel.domain.economics.policy import EconomyPolicy
+from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.kueue import own
 from evenkeel.domain.kueue.cycle import Decision, Result, Scheduler
 from evenkeel.domain.kueue.flavors import Assignment
@@ -49,77 +43,14 @@ from evenkeel.domain.kueue.objects import Amounts, QueueingStrategy, Workload
 from evenkeel.domain.kueue.preemption import Demand, Victim, willing
 from evenkeel.domain.kueue.setup import Declared, Profile
 from evenkeel.domain.nodes import NodeLife
-from evenkeel.domain.policy import EconomyPolicy, SchedulingPolicy
 from evenkeel.domain.quotas import flavor_matching
 from evenkeel.domain.quotas.claims import Moment, Notes, claim_of, holder_document
 from evenkeel.domain.quotas.spending import Limit, Spent, limits_of
 from evenkeel.domain.quotas.teams import SetUp
-from evenkeel.domain.values import Instant, Value
 
 _MOST_CYCLES = 2000
-_MOST_PAIRS = 500
-"""Evictions that are remembered: the latest."""
 _ANYBODY: Mapping[str, Any] = {"job_id": "", "owner": "", "submitted_at": None, "queued_at": None}
 """What tells two requests apart and no machine asks about."""
-
-
-class Eviction(Value):
-    """One had the other evicted."""
-
-    preemptor: str
-    victim: str
-    at: Instant
-
-
-class Memory(Value):
-    """What the rules must remember between passes. A pass ends when nothing moves: no scan of flavors outlives it."""
-
-    sticky: dict[str, str] = {}
-    """queue → the job that waits there for its evictions, and stays its head."""
-    stopping: dict[str, str] = {}
-    """job that was asked to stop → for whom."""
-    evictions: tuple[Eviction, ...] = ()
-    elastic: ElasticMemory = ElasticMemory()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _as_kept(cls, kept: Any) -> Any:
-        return unpacked(kept)
-
-    def to_row(self) -> dict[str, Any] | None:
-        """Return it as the tree's row keeps it, packed where it is long; None where nothing is remembered.
-
-        It grows with the jobs that are asked to stop. What is too large even then is forgotten: jobs carry their own
-        stop requests, and a flap guard that is lost costs a move.
-        """
-        return packed(self.to_json()) if self != Memory() else None
-
-    def after_admission(self, queue: str, job_id: str) -> "Memory":
-        """Return what is remembered once a job has started."""
-        return self.but(
-            sticky={name: head for name, head in self.sticky.items() if (name, head) != (queue, job_id)},
-            stopping={name: head for name, head in self.stopping.items() if name != job_id},
-        )
-
-    def after_preemption(self, queue: str, job_id: str, victims: Iterable[str], now: datetime) -> "Memory":
-        """Return what is remembered once others were asked to stop for a job."""
-        gone = tuple(victims)
-        told = (*self.evictions, *(Eviction(preemptor=job_id, victim=victim, at=now) for victim in gone))
-        return self.but(
-            sticky={**self.sticky, queue: job_id},
-            stopping={**self.stopping, **dict.fromkeys(gone, job_id)},
-            evictions=told[-_MOST_PAIRS:],
-        )
-
-    def pruned(self, charges: Iterable[Charge], setup: SetUp, now: datetime) -> "Memory":
-        """Return what still matters: who holds nothing any more has stopped, and a guard ends."""
-        held = {charge.job_id for charge in charges}
-        guard = setup.fleet.switches.flap_guard_seconds
-        return self.but(
-            sticky={queue: head for queue, head in self.sticky.items() if queue in setup.by_name},
-            stopping={name: head for name, head in self.stopping.items() if name in held},
-            evictions=tuple(each for each in self.evictions if (now - each.at).total_seconds() < guard),
-        )
 
 
 class Snapshot(NamedTuple):

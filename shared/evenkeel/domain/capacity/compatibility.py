@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from pydantic import ConfigDict, Field
 
+from evenkeel.domain.capacity.instance_types import InstanceTypes
 from evenkeel.domain.values import Line, Value, Word
 
 
@@ -89,3 +90,23 @@ def _differences(needs: Needs, place: Place) -> Iterator[str]:
             yield f"Nothing is mounted there as {claim}."
         elif found != behind:
             yield f"{claim} is {found} there and {behind} here: the same name, another volume."
+
+
+def place_on(instance_type: str, catalogue: InstanceTypes, storage: Mapping[str, str] | None = None) -> Place:
+    """Return what a job finds on a machine of a type; of a type that is not listed nothing is known.
+
+    Args:
+        instance_type: With or without `ml.`.
+        catalogue: What types have.
+        storage: What lies behind claims in its cluster.
+    """
+    found = catalogue.of(instance_type)
+    if found is None:
+        return Place(architecture="", storage=dict(storage or {}))
+    return Place(
+        architecture=found.architecture,
+        accelerator=found.model,
+        accelerator_memory_gib=found.accelerator_memory_gib,
+        fabric="efa" if found.efa else "",
+        storage=dict(storage or {}),
+    )

@@ -32,7 +32,8 @@ from evenkeel.domain.checkpoints.layout import (
 from evenkeel.domain.checkpoints.manifest import Manifest, ManifestUnreadableError, Shard, parse_manifest
 from evenkeel.domain.checkpoints.proof import Distrust, Evidence, Proof, StoredObject, prove, weigh
 from evenkeel.domain.checkpoints.resume import EvidenceNeeded, choose_resume_point
-from evenkeel.domain.jobs.job import Demand, ResumePoint
+from evenkeel.domain.jobs.attempt import ResumePoint
+from evenkeel.domain.jobs.job import Demand
 
 __all__ = [
     "FENCE_KEY",

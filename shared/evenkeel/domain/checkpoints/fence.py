@@ -20,7 +20,7 @@ from typing import Annotated
 from pydantic import Field, StrictInt, StrictStr, ValidationError, model_validator
 
 from evenkeel.domain.checkpoints.layout import CheckpointRef, ref_of_key
-from evenkeel.domain.jobs.job import ResumePoint
+from evenkeel.domain.jobs.attempt import ResumePoint
 from evenkeel.domain.values import Instant, Value
 
 SCHEMA_VERSION = 1

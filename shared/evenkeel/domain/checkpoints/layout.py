@@ -16,7 +16,7 @@ import re
 
 from pydantic import Field
 
-from evenkeel.domain.jobs.job import ResumePoint
+from evenkeel.domain.jobs.attempt import ResumePoint
 from evenkeel.domain.values import Value
 
 FENCE_KEY = "_fence"

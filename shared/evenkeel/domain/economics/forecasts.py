@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from statistics import median
 
 from evenkeel.domain.health.incidents import Incident
-from evenkeel.domain.jobs.job import Attempt
+from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.values import Value
 
 

@@ -1,8 +1,9 @@
 """What the run of a job waits for: its pods running, ended, or stopped."""
 
 from evenkeel.domain.external.kueue_status import eviction_of
+from evenkeel.domain.jobs.attempt import Attempt, AttemptState, PodPhase, WorkloadSeen
 from evenkeel.domain.jobs.attempt_end import Ending, judge_end
-from evenkeel.domain.jobs.job import Attempt, AttemptState, Job, PodPhase, WorkloadSeen
+from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.waiting import Answer, ConditionKind
 
 RUNNING, ENDED, STOP_REQUESTED, STOPPED = "RUNNING", "ENDED", "STOP_REQUESTED", "STOPPED"

@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from evenkeel.domain.capacity.pool_choices import PoolChoice, Toleration
 from evenkeel.domain.capacity.pools import Market
-from evenkeel.domain.jobs.job import JobSpec
+from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.jobs.validation import SpecFault
 from evenkeel.domain.values import Image, ProgramText, Value, Word
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import NamedTuple
 
-from evenkeel.domain.jobs.job import JobSpec
+from evenkeel.domain.jobs.spec import JobSpec
 
 MAX_NODES = 1024
 MAX_ACCELERATORS_PER_NODE = 128

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 from evenkeel.domain.economics import money
-from evenkeel.domain.jobs.job import Charge
-from evenkeel.domain.policy import EconomyPolicy
+from evenkeel.domain.economics.policy import EconomyPolicy
+from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.quotas.spending import Part, Spent, pieces_of, used_of
 from evenkeel.domain.quotas.teams import Period, SetUp, Team
 from evenkeel.domain.renting.rental import Rental, RentalState

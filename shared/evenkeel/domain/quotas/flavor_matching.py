@@ -8,9 +8,8 @@ them.
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from evenkeel.domain.capacity.compatibility import Place
 from evenkeel.domain.capacity.instance_types import GPU, NEURON, InstanceTypes
-from evenkeel.domain.jobs.job import Charge
+from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.kueue.hyperpod import INSTANCE_TYPE_LABEL
 from evenkeel.domain.kueue.objects import PODS, Flavor, Queue
 
@@ -39,26 +38,6 @@ def resource_of(instance_types: Iterable[str], queue: Queue, catalogue: Instance
             return found.accelerator
     covered = [resource for group in queue.groups for resource in group.resources]
     return next((resource for resource in covered if resource in (GPU, NEURON)), GPU)
-
-
-def place_on(instance_type: str, catalogue: InstanceTypes, storage: Mapping[str, str] | None = None) -> Place:
-    """Return what a job finds on a machine of a type; of a type that is not listed nothing is known.
-
-    Args:
-        instance_type: With or without `ml.`.
-        catalogue: What types have.
-        storage: What lies behind claims in its cluster.
-    """
-    found = catalogue.of(instance_type)
-    if found is None:
-        return Place(architecture="", storage=dict(storage or {}))
-    return Place(
-        architecture=found.architecture,
-        accelerator=found.model,
-        accelerator_memory_gib=found.accelerator_memory_gib,
-        fabric="efa" if found.efa else "",
-        storage=dict(storage or {}),
-    )
 
 
 def counts_pods(queue: Queue) -> bool:

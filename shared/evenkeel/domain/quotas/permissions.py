@@ -2,7 +2,8 @@
 
 from collections.abc import Collection, Iterator
 
-from evenkeel.domain.jobs.job import DEFAULT_TEAM, Job, JobSpec
+from evenkeel.domain.jobs.job import Job
+from evenkeel.domain.jobs.spec import DEFAULT_TEAM, JobSpec
 from evenkeel.domain.jobs.validation import SpecFault
 from evenkeel.domain.names import unknown
 from evenkeel.domain.quotas.teams import Role, SetUp, Team, is_under

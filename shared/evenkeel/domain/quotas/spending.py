@@ -16,9 +16,10 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
-from evenkeel.domain.jobs.job import Attempt, Charge
+from evenkeel.domain.economics.policy import EconomyPolicy
+from evenkeel.domain.jobs.attempt import Attempt
+from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.kueue.decayed import Decay
-from evenkeel.domain.policy import EconomyPolicy
 from evenkeel.domain.quotas.teams import Budget, Period, Team
 from evenkeel.domain.values import Value
 

@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from evenkeel.domain.health.incidents import HurtJob, Incident, Progress
-from evenkeel.domain.jobs.job import Attempt, Job, JobState
+from evenkeel.domain.jobs.attempt import Attempt
+from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.recovery.plan import Owner
 from evenkeel.domain.recovery.repair import KARPENTER, OWNERS, REPLACE, failure_since

@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 
 from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.health.incidents import Incident
-from evenkeel.domain.jobs.job import Attempt
+from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.values import Instant, Value
 
 LOOK_BACK = timedelta(minutes=10)

@@ -11,7 +11,7 @@ from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.external.workloads import Comeback, ForeignPod
 from evenkeel.domain.health.faults import CanSave, CheckpointTrust, Fault
 from evenkeel.domain.health.incidents import JobAct
-from evenkeel.domain.jobs.job import OnNodeFault
+from evenkeel.domain.jobs.spec import OnNodeFault
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.values import Instant, Value
 

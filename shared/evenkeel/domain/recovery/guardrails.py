@@ -19,8 +19,8 @@ from typing import NamedTuple
 from evenkeel.domain.health.faults import Severity
 from evenkeel.domain.health.groups import GroupFact, GroupFactKind
 from evenkeel.domain.nodes import FleetNode
-from evenkeel.domain.policy import GuardrailPolicy
 from evenkeel.domain.recovery.leases import Hold
+from evenkeel.domain.recovery.policy import GuardrailPolicy
 from evenkeel.domain.values import Instant, Value
 
 _AN_HOUR = timedelta(hours=1)

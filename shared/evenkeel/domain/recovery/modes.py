@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from evenkeel.domain.policy import Mode, ModeRule
+from evenkeel.domain.policy_base import Mode, ModeRule
 
 _DARING = (Mode.OBSERVE, Mode.RECOMMEND, Mode.ACT)
 

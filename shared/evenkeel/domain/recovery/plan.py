@@ -8,7 +8,8 @@ from enum import StrEnum
 from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.health.faults import NODE_RUNGS, Fault, shipped
 from evenkeel.domain.health.incidents import JobAct
-from evenkeel.domain.policy import Mode, RepairPolicy
+from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.recovery.policy import RepairPolicy
 from evenkeel.domain.values import Instant, Value
 
 _HANDS_OFF_CLUSTER = frozenset({"SystemUpdating", "RollingBack", "Deleting"})

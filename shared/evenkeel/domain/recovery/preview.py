@@ -11,7 +11,8 @@ from evenkeel.domain.health.intake import Intake, doubt_of, join_or_open, joined
 from evenkeel.domain.health.recurrence import History, remembered
 from evenkeel.domain.jobs.job import Demand
 from evenkeel.domain.nodes import KubernetesNode, NodeLife, ProviderNode
-from evenkeel.domain.policy import Mode, Policy
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.recovery.leases import RepairAsk
 from evenkeel.domain.recovery.plan import FaultTerms, PlanFacts, RecoveryPlan, plan_recovery
 from evenkeel.domain.recovery.repair import ACCEPTED, Repair, RepairFacts, choose_repair, deadline_of

@@ -17,10 +17,10 @@ from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.health.faults import shipped
 from evenkeel.domain.health.incidents import Progress
 from evenkeel.domain.nodes import NodeLife
-from evenkeel.domain.policy import RepairPolicy
 from evenkeel.domain.recovery.guardrails import ALLOWED, REPAIRS, Act, GuardFacts, Rule, weigh
 from evenkeel.domain.recovery.leases import Hold, RepairAsk
 from evenkeel.domain.recovery.plan import KEPT_OUT, FaultTerms, Owner
+from evenkeel.domain.recovery.policy import RepairPolicy
 from evenkeel.domain.recovery.seats import EXAMINED, GOOD_STATUS, SeatNow
 from evenkeel.domain.recovery.validation import Validity
 from evenkeel.domain.values import Instant, Value

@@ -8,9 +8,11 @@ from evenkeel.domain.economics import money
 from evenkeel.domain.economics.forecasts import Forecast
 from evenkeel.domain.elastic.grow_shrink import AfterFault, FaultFacts, after_fault
 from evenkeel.domain.health.faults import CheckpointTrust
-from evenkeel.domain.jobs.job import Charge, Demand, Job, ResumeOption
-from evenkeel.domain.policy import JobPolicy
-from evenkeel.domain.renting.placement import PlacementFacts, place, would_rent
+from evenkeel.domain.jobs.charge import Charge
+from evenkeel.domain.jobs.job import Demand, Job, ResumeOption
+from evenkeel.domain.jobs.policy import JobPolicy
+from evenkeel.domain.renting.demand import PlacementFacts
+from evenkeel.domain.renting.placement import place, would_rent
 from evenkeel.domain.renting.rental import counted
 from evenkeel.domain.values import Instant, Value
 

@@ -13,8 +13,9 @@ from datetime import datetime
 from enum import StrEnum
 
 from evenkeel.domain.decisions import Alternative
-from evenkeel.domain.jobs.job import Attempt, Demand
-from evenkeel.domain.policy import JobPolicy
+from evenkeel.domain.jobs.attempt import Attempt
+from evenkeel.domain.jobs.job import Demand
+from evenkeel.domain.jobs.policy import JobPolicy
 from evenkeel.domain.values import Instant, Value
 
 

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 from evenkeel.domain.health.faults import Rung
 from evenkeel.domain.health.incidents import Incident, IncidentState
-from evenkeel.domain.policy import WatchPolicy
+from evenkeel.domain.health.policy import WatchPolicy
 from evenkeel.domain.recovery.approval import beyond, is_approved
 from evenkeel.domain.recovery.plan import calls_for_person
 from evenkeel.domain.values import Value

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.nodes import KubernetesNode
-from evenkeel.domain.policy import RepairPolicy
+from evenkeel.domain.recovery.policy import RepairPolicy
 from evenkeel.domain.recovery.seats import Holder
 from evenkeel.domain.values import Value
 

@@ -10,9 +10,13 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from evenkeel.domain.capacity.pools import Pool
+from evenkeel.domain.capacity.start_estimates import left_of
 from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.economics import money
-from evenkeel.domain.renting.placement import Terms
+from evenkeel.domain.jobs.job import Job
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.renting.demand import Terms
+from evenkeel.domain.renting.rental import Rental
 from evenkeel.domain.values import Instant, Value
 
 
@@ -258,3 +262,60 @@ def judge_loan(facts: LoanFacts) -> LoanDecision:
         reason = "What it stands in for is back; the job moves at its next checkpoint."
         return LoanDecision(state=LoanState.GIVE_BACK, reason=reason, facts=facts)
     return LoanDecision(state=LoanState.KEEP, reason="What it stands in for is not back yet.", facts=facts)
+
+
+def loan_of(rental: Rental) -> Loan | None:
+    """Return a rental as a loan; None where it stands in for nothing."""
+    if rental.due_at is None or rental.serves is not None:
+        return None
+    return Loan(
+        loan_id=rental.name,
+        job_id=rental.job_id,
+        team=rental.team,
+        incident_id=rental.incident_id,
+        pool=rental.offer.pool,
+        nodes=rental.nodes,
+        micros_per_node_hour=rental.offer.micros_per_node_hour,
+        begun_at=rental.begun_at,
+        due_at=rental.due_at,
+        returned_at=rental.ended_at,
+    )
+
+
+def stay_facts(
+    job: Job,
+    nodes: int,
+    pool: Pool,
+    home: Home | None,
+    policy: Policy,
+    now: datetime,
+    *,
+    ran_seconds: float,
+) -> StayFacts:
+    """Return what it rests on whether a job stays where it is rented or reserved.
+
+    Args:
+        job: It runs there.
+        nodes: That it holds.
+        pool: Where.
+        home: Committed room that is free for it.
+        policy: Prices and estimates.
+        now: The time.
+        ran_seconds: How long it has run, over all attempts.
+    """
+    spec = job.spec
+    keeps = bool(spec.checkpoint_uri)
+    guest = Guest(
+        job_id=job.job_id,
+        team=spec.team,
+        nodes=nodes,
+        accelerators_per_node=spec.accelerators_per_node,
+        micros_per_hour_of_delay=policy.burst.delay_of(spec.priority_class),
+        left_seconds=left_of(policy.burst.run_seconds_of(spec.priority_class), ran_seconds),
+        since_checkpoint_seconds=policy.economy.expected_checkpoint_seconds / 2 if keeps else ran_seconds,
+        checkpoint_seconds=policy.economy.expected_checkpoint_seconds if keeps else None,
+        save_seconds=spec.grace_seconds,
+        restart_seconds=policy.jobs.expected_resume_seconds,
+        deadline_at=spec.deadline_at,
+    )
+    return StayFacts(guest=guest, pool=pool, home=home, now=now)

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
+from evenkeel.domain.capacity import compatibility
 from evenkeel.domain.capacity.compatibility import Place, Storage, differences, needs_of
 from evenkeel.domain.capacity.instance_types import InstanceTypes, shipped
 from evenkeel.domain.capacity.pools import Market, Pool
 from evenkeel.domain.jobs.job import Job
-from evenkeel.domain.quotas import flavor_matching
 
 
 def why_not_there(job: Job, pool: Pool, storage: Storage) -> tuple[str, ...]:
@@ -22,7 +22,7 @@ def why_not_there(job: Job, pool: Pool, storage: Storage) -> tuple[str, ...]:
 
 def place_in(pool: Pool, storage: Storage, catalogue: InstanceTypes) -> Place:
     """Return what a job finds in a pool: as its instance type has it, and where the pool says otherwise, as that."""
-    found = flavor_matching.place_on(pool.instance_type, catalogue)
+    found = compatibility.place_on(pool.instance_type, catalogue)
     said = {name: value for name in pool.place.model_fields_set if (value := getattr(pool.place, name))}
     return found.but(**{**said, "storage": {**storage.get(pool.cluster, {}), **pool.place.storage}})
 

@@ -12,31 +12,29 @@ time box is over.
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 
-from evenkeel.domain.admission.serving_demand import Short, holder_id, replicas_of, short_of
 from evenkeel.domain.capacity import instance_types
 from evenkeel.domain.capacity.compatibility import Place
 from evenkeel.domain.capacity.pools import LaunchDelay, Market, Pool
 from evenkeel.domain.capacity.start_estimates import Asked, expected_starts, expected_wait
+from evenkeel.domain.external.policy import ServingWorkload
+from evenkeel.domain.external.serving import Short, holder_id, replicas_of, short_of
 from evenkeel.domain.external.workloads import ForeignPod
 from evenkeel.domain.jobs.job import PlacementNote
 from evenkeel.domain.nodes import KARPENTER_LABEL, KubernetesNode
-from evenkeel.domain.policy import Policy, RentedPool, ServingWorkload
-from evenkeel.domain.renting.moving import place_in
-from evenkeel.domain.renting.placement import Chance, Placement, PlacementDecision, PlacementFacts, Waiting, place
-from evenkeel.domain.renting.rental import (
-    OVER,
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.renting.candidates import (
     Conditions,
-    Rental,
-    RentalHold,
-    RentalState,
     committed_pools,
-    is_usable,
     machines_of,
-    nodes_that_came,
     rented_chance,
     spending_of,
     why_not_tolerated,
 )
+from evenkeel.domain.renting.demand import Chance, Placement, PlacementDecision, PlacementFacts, Waiting
+from evenkeel.domain.renting.moving import place_in
+from evenkeel.domain.renting.placement import place
+from evenkeel.domain.renting.policy import RentedPool
+from evenkeel.domain.renting.rental import OVER, Rental, RentalHold, RentalState, is_usable, nodes_that_came
 from evenkeel.domain.values import Instant, Value
 from evenkeel.domain.waiting import Answer
 

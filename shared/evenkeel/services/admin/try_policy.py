@@ -9,7 +9,8 @@ from evenkeel.domain import replay
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import Incident, IncidentState
 from evenkeel.domain.jobs.job import JobState
-from evenkeel.domain.policy import Mode, Policy, PolicyError, changed
+from evenkeel.domain.policy import Policy, PolicyError, changed
+from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.recovery.modes import mode_for
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Invalid, Ledger, Table

@@ -8,7 +8,8 @@ import contextlib
 from datetime import datetime, timedelta
 
 from evenkeel.domain import kept_logs
-from evenkeel.domain.jobs.job import Attempt, Job
+from evenkeel.domain.jobs.attempt import Attempt
+from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.kept_logs import KEPT_LINES, KEPT_RANKS, KeptLog
 from evenkeel.ports import Cluster, Conflict, EvenkeelError, Ledger, LogTail, Put, Telemetry
 from evenkeel.services.storage import rows

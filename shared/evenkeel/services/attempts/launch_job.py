@@ -13,10 +13,13 @@ from typing import Any, NamedTuple
 from evenkeel.domain.capacity import efa
 from evenkeel.domain.checkpoints import FenceUnreadableError
 from evenkeel.domain.health.incidents import TimelineEntry
+from evenkeel.domain.jobs.attempt import Attempt, AttemptState, WorkloadSeen
 from evenkeel.domain.jobs.attempt_end import lost_nodes
-from evenkeel.domain.jobs.job import Attempt, AttemptState, Job, JobSpec, WorkloadSeen
+from evenkeel.domain.jobs.job import Job
+from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.nodes import KubernetesNode, NodeLife
-from evenkeel.domain.policy import Mode, Policy
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.recovery.modes import launch_mode
 from evenkeel.domain.values import Value
 from evenkeel.ports import (

@@ -4,7 +4,8 @@ from datetime import datetime
 from enum import StrEnum
 
 from evenkeel.domain.health.incidents import TimelineEntry
-from evenkeel.domain.jobs.job import Attempt, AttemptState, JobState
+from evenkeel.domain.jobs.attempt import Attempt, AttemptState
+from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, Ledger, Put, Telemetry
 from evenkeel.services.storage import attempt_rows, rows

@@ -31,8 +31,9 @@ from evenkeel.domain.checkpoints import (
     standing,
     weigh,
 )
-from evenkeel.domain.jobs.job import Attempt, Demand, Job
-from evenkeel.domain.policy import RESTART, JobPolicy
+from evenkeel.domain.jobs.attempt import Attempt
+from evenkeel.domain.jobs.job import Demand, Job
+from evenkeel.domain.jobs.policy import RESTART, JobPolicy
 from evenkeel.ports import CheckpointStore, Conflict, NotFound, ProofTerms, TooLarge
 
 MOST_LOOKS = 50

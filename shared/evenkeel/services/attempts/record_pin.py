@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from evenkeel.domain.checkpoints import ResumeChoice
 from evenkeel.domain.health.incidents import TimelineEntry
-from evenkeel.domain.jobs.job import Attempt
+from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.ports import Cluster, Conflict, Ledger, NotFound, Put, Refused, TransientError
 from evenkeel.services.storage import attempt_rows, rows
 

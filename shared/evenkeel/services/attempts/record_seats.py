@@ -4,7 +4,7 @@ Its nodes are chosen by Kueue's flavors and by Kubernetes, and are known once it
 machine hurts by them.
 """
 
-from evenkeel.domain.jobs.job import AttemptState
+from evenkeel.domain.jobs.attempt import AttemptState
 from evenkeel.domain.nodes import join_nodes
 from evenkeel.ports import Cluster, Conflict, Ledger, Provider, Put
 from evenkeel.services.storage import attempt_rows, rows

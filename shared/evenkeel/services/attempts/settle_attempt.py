@@ -8,19 +8,10 @@ from datetime import datetime
 from typing import Any
 
 from evenkeel.domain.health.incidents import TimelineEntry
-from evenkeel.domain.jobs.attempt_end import (
-    Ending,
-    Settlement,
-    SettleOutcome,
-    contradicted,
-    excused,
-    judge_abandoned,
-    judge_end,
-    lost_nodes,
-    outcome_of,
-    settle,
-)
-from evenkeel.domain.jobs.job import Attempt, AttemptState, Job, JobState, WorkloadSeen
+from evenkeel.domain.jobs.attempt import Attempt, AttemptState, WorkloadSeen
+from evenkeel.domain.jobs.attempt_end import Ending, contradicted, excused, judge_abandoned, judge_end, lost_nodes
+from evenkeel.domain.jobs.job import Job, JobState
+from evenkeel.domain.jobs.settlement import Settlement, SettleOutcome, outcome_of, settle
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.quotas.spending import parts_of, used_in
 from evenkeel.domain.recovery.settling import plain

@@ -4,8 +4,9 @@ from datetime import datetime
 from enum import StrEnum
 
 from evenkeel.domain.health.incidents import TimelineEntry
+from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.attempt_end import judge_abandoned
-from evenkeel.domain.jobs.job import Attempt, Job, StopRequest
+from evenkeel.domain.jobs.job import Job, StopRequest
 from evenkeel.domain.values import Value
 from evenkeel.ports import Cluster, Conflict, Ledger, Put, Telemetry
 from evenkeel.services.attempts import keep_logs

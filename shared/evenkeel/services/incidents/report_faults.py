@@ -19,7 +19,8 @@ from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.faults import shipped
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.health.reports import DETECTOR_FAMILIES, Filer, Report
-from evenkeel.domain.jobs.job import Attempt, Job
+from evenkeel.domain.jobs.attempt import Attempt
+from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.names import unknown
 from evenkeel.domain.nodes import INSTANCE_ID, FleetNode, NodeLife
 from evenkeel.domain.policy import Policy

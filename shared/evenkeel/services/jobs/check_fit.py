@@ -10,14 +10,19 @@ from datetime import datetime
 from typing import NamedTuple
 
 from evenkeel.domain.admission import start_size, team_cycle
-from evenkeel.domain.admission.decide import Action, AdmissionDecision, Request, Room, Snapshot, admit
+from evenkeel.domain.admission.decide import Action, AdmissionDecision
+from evenkeel.domain.admission.fifo import Snapshot, admit
+from evenkeel.domain.admission.policy import SchedulingPolicy
+from evenkeel.domain.admission.request import Request
 from evenkeel.domain.capacity import instance_types
 from evenkeel.domain.capacity.compatibility import Requirements
-from evenkeel.domain.jobs.job import Job, JobSpec
+from evenkeel.domain.capacity.node_capacity import Room
+from evenkeel.domain.jobs.job import Job
+from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.jobs.validation import SpecFault
 from evenkeel.domain.kueue.objects import StopPolicy
 from evenkeel.domain.nodes import FleetNode
-from evenkeel.domain.policy import Policy, SchedulingPolicy
+from evenkeel.domain.policy import Policy
 from evenkeel.domain.quotas.teams import SetUp
 from evenkeel.domain.sources import Source, SourceKind
 from evenkeel.ports import Ledger, Table

@@ -6,9 +6,11 @@ import json
 from collections.abc import Collection, Iterator
 from datetime import datetime
 
-from evenkeel.domain.admission.decide import Admission
+from evenkeel.domain.admission.fifo import Admission
 from evenkeel.domain.health.incidents import TimelineEntry
-from evenkeel.domain.jobs.job import DEFAULT_TEAM, Attempt, Job, JobSpec, JobState
+from evenkeel.domain.jobs.attempt import Attempt
+from evenkeel.domain.jobs.job import Job, JobState
+from evenkeel.domain.jobs.spec import DEFAULT_TEAM, JobSpec
 from evenkeel.domain.jobs.types import JobTypes, check_type, filled
 from evenkeel.domain.jobs.validation import SpecFault, check_deadline, check_spec
 from evenkeel.domain.policy import Policy

@@ -12,7 +12,9 @@ from typing import Any
 
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import Incident, TimelineEntry
-from evenkeel.domain.jobs.job import Attempt, Job, JobSpec, JobState
+from evenkeel.domain.jobs.attempt import Attempt
+from evenkeel.domain.jobs.job import Job, JobState
+from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.quotas.permissions import may_read
 from evenkeel.domain.quotas.teams import SetUp, identity_of
 from evenkeel.domain.values import Value

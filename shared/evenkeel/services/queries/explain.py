@@ -7,7 +7,8 @@ from evenkeel.domain.admission.decide import Action, AdmissionFacts
 from evenkeel.domain.decisions import Alternative, Decision
 from evenkeel.domain.health.faults import shipped
 from evenkeel.domain.health.incidents import Incident, IncidentState
-from evenkeel.domain.jobs.job import Attempt, Job, JobState, StopRequest
+from evenkeel.domain.jobs.attempt import Attempt
+from evenkeel.domain.jobs.job import Job, JobState, StopRequest
 from evenkeel.domain.quotas.claims import changes
 from evenkeel.domain.values import rfc3339
 from evenkeel.domain.waiting import Wait

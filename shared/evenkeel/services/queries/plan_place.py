@@ -4,13 +4,17 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from evenkeel.domain.admission.decide import Action, AdmissionDecision, Room
+from evenkeel.domain.admission.decide import Action, AdmissionDecision
+from evenkeel.domain.capacity.node_capacity import Room
 from evenkeel.domain.capacity.shortages import Shortages
 from evenkeel.domain.economics import money
-from evenkeel.domain.jobs.job import Charge, Job, JobState
+from evenkeel.domain.jobs.charge import Charge
+from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.renting.placement import PlacementDecision, PlacementFacts, Row, place
-from evenkeel.domain.renting.rental import Conditions, RentalHold, placement_facts
+from evenkeel.domain.renting.candidates import Conditions, placement_facts
+from evenkeel.domain.renting.demand import PlacementDecision, PlacementFacts, Row
+from evenkeel.domain.renting.placement import place
+from evenkeel.domain.renting.rental import RentalHold
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Ledger, Table
 from evenkeel.services.storage import rows

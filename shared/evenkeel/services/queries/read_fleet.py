@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypedDict
 from evenkeel.domain.health.incidents import OPEN_STATES, Incident
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.nodes import FleetNode
-from evenkeel.domain.policy import ModeRule
+from evenkeel.domain.policy_base import ModeRule
 from evenkeel.domain.recovery.leases import PersonCordon
 from evenkeel.domain.recovery.unhealthy import UnhealthyNode, is_unhealthy
 from evenkeel.domain.sources import FACTS, Source, SourceAge, SourceKind, SourceState, complaints

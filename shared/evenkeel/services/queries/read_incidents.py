@@ -9,7 +9,8 @@ from typing import Any
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.faults import shipped
 from evenkeel.domain.health.incidents import Evidence, HurtJob, Incident, IncidentState, RecoveryBrief, StageTimes
-from evenkeel.domain.jobs.job import Attempt, AttemptState, Job, JobState
+from evenkeel.domain.jobs.attempt import Attempt, AttemptState
+from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.recovery.approval import ASK, is_approved
 from evenkeel.domain.recovery.plan import PlanOutcome

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 from evenkeel.domain.economics import money
 from evenkeel.domain.external.workloads import ForeignWorkload, says
-from evenkeel.domain.jobs.job import Attempt, Job, JobState
+from evenkeel.domain.jobs.attempt import Attempt
+from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.kept_logs import KeptLog
 from evenkeel.domain.names import unknown
 from evenkeel.domain.policy import Policy

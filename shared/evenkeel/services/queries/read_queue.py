@@ -4,27 +4,21 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from evenkeel.domain.admission import request_facts, start_size, team_cycle
-from evenkeel.domain.admission.decide import (
-    TAINTED,
-    UNHEALTHY,
-    Action,
-    Admission,
-    AdmissionDecision,
-    Request,
-    Room,
-    Snapshot,
-    admit,
-    hand_over,
-)
+from evenkeel.domain.admission import request_facts, scheduler_state, start_size, team_cycle
+from evenkeel.domain.admission.decide import Action, AdmissionDecision, hand_over
+from evenkeel.domain.admission.fifo import Admission, Snapshot, admit
+from evenkeel.domain.admission.request import Request
 from evenkeel.domain.capacity.foresight import BASIS, foresee
-from evenkeel.domain.jobs.job import Charge, Job, JobSpec, JobState
+from evenkeel.domain.capacity.node_capacity import TAINTED, UNHEALTHY, Room
+from evenkeel.domain.jobs.charge import Charge
+from evenkeel.domain.jobs.job import Job, JobState
+from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.kueue.capacity import Tree
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.quotas.budgets import left_by_team
 from evenkeel.domain.quotas.teams import SetUp
-from evenkeel.domain.renting.rental import kept_rooms
+from evenkeel.domain.renting.candidates import kept_rooms
 from evenkeel.domain.values import rfc3339
 from evenkeel.domain.waiting import ConditionKind, Wait, WaitState, wait_name
 from evenkeel.ports import Ledger, Row, Table
@@ -188,7 +182,7 @@ def plan(
     others = _heads(ledger, setup, policy.scheduling.heads_per_pass)
     pending = tuple(request_facts.request_of(each, policy, now) for each in (*others, job))
     tree = ledger.partition(rows.tree_key().table, rows.tree_key().pk, rows.tree_key().sk) if setup.has_teams else ()
-    memory = team_cycle.Memory.model_validate((tree[0].doc.get("memory") if tree else None) or {})
+    memory = scheduler_state.Memory.model_validate((tree[0].doc.get("memory") if tree else None) or {})
     own = setup.but(teams=tuple(team for team in setup.teams if team.name == job.spec.team and team.budgets))
     rented = rentals.load(ledger).rentals if own.teams else ()
     spent = read_budgets.spent(own, ledger, rented, now)

@@ -7,7 +7,8 @@ from typing import Any
 
 from evenkeel.domain.capacity import instance_types
 from evenkeel.domain.capacity.instance_types import GPU, NEURON
-from evenkeel.domain.jobs.job import Charge, JobState
+from evenkeel.domain.jobs.charge import Charge
+from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.kueue import quantities
 from evenkeel.domain.kueue.objects import Amounts
 from evenkeel.domain.quotas import flavor_matching

@@ -7,7 +7,8 @@ weigh ─▶ register: the machine, under the version that was weighed ─▶ co
 from datetime import datetime
 
 from evenkeel.domain.health.incidents import Incident
-from evenkeel.domain.policy import Mode, Policy
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.recovery.approval import is_approved
 from evenkeel.domain.recovery.guardrails import Act, Verdict, weigh
 from evenkeel.domain.recovery.modes import mode_now

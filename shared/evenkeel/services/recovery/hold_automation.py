@@ -5,7 +5,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from evenkeel.domain.health.incidents import TimelineEntry
-from evenkeel.domain.policy import Mode, ModeRule, Policy
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.policy_base import Mode, ModeRule
 from evenkeel.domain.recovery.leases import Hold, Holds
 from evenkeel.domain.recovery.modes import mode_for
 from evenkeel.domain.values import Value, milliseconds, rfc3339

@@ -8,7 +8,8 @@ from evenkeel.domain.health.faults import Catalogue
 from evenkeel.domain.health.incidents import Incident, IncidentState, RecoveryBrief
 from evenkeel.domain.health.intake import ladder_of, rungs_of
 from evenkeel.domain.nodes import KARPENTER_LABEL, KubernetesNode, ProviderCluster
-from evenkeel.domain.policy import Mode, Policy
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.recovery.approval import beyond, is_approved, why_superseded
 from evenkeel.domain.recovery.modes import mode_for
 from evenkeel.domain.recovery.plan import (

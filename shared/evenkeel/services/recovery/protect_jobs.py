@@ -14,8 +14,11 @@ from evenkeel.domain.external.workloads import ForeignPod
 from evenkeel.domain.health.faults import FaultClass
 from evenkeel.domain.health.incidents import HurtJob, Incident, JobAct
 from evenkeel.domain.health.intake import doubt_of
-from evenkeel.domain.jobs.job import Attempt, AttemptState, Job, OnNodeFault, StopRequest
-from evenkeel.domain.policy import Mode, Policy
+from evenkeel.domain.jobs.attempt import Attempt, AttemptState
+from evenkeel.domain.jobs.job import Job, StopRequest
+from evenkeel.domain.jobs.spec import OnNodeFault
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.recovery.approval import is_approved
 from evenkeel.domain.recovery.draining import (
     Drain,

@@ -11,7 +11,8 @@ from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import Incident, JobAct
 from evenkeel.domain.health.intake import ladder_of
 from evenkeel.domain.jobs.job import Job
-from evenkeel.domain.policy import Mode, Policy
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.recovery.approval import beyond, is_approved
 from evenkeel.domain.recovery.guardrails import Act, GuardFacts, weigh
 from evenkeel.domain.recovery.leases import Lease, RepairAsk

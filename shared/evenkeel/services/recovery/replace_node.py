@@ -10,7 +10,8 @@ from typing import Any
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import NodeFact
 from evenkeel.domain.health.reports import Filer, Report
-from evenkeel.domain.policy import Mode, Policy
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.values import Value
 from evenkeel.events import envelope, reported_faults
 from evenkeel.events.outcomes import Heard

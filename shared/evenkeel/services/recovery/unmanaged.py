@@ -9,7 +9,7 @@ import re
 
 from evenkeel.domain.external.workloads import ForeignPod, Owned, PodClaim
 from evenkeel.domain.health.incidents import Incident
-from evenkeel.domain.jobs.job import Attempt, WorkloadSeen
+from evenkeel.domain.jobs.attempt import Attempt, WorkloadSeen
 from evenkeel.domain.renting.rental import Rental
 from evenkeel.ports import Cluster, Key, Ledger, Row, Table, get_all
 from evenkeel.services.storage import rows

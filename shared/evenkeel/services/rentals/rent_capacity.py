@@ -18,22 +18,25 @@ from evenkeel.domain.capacity.shortages import Shortages
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.economics import money
 from evenkeel.domain.health.incidents import TimelineEntry
-from evenkeel.domain.jobs.job import Attempt, Job
-from evenkeel.domain.policy import Mode, Policy, RentedPool
+from evenkeel.domain.jobs.attempt import Attempt
+from evenkeel.domain.jobs.job import Job
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.quotas.budgets import rent_parts_of
 from evenkeel.domain.recovery.modes import launch_mode
-from evenkeel.domain.renting.placement import Placement, PlacementDecision, PlacementFacts, place
+from evenkeel.domain.renting.candidates import asked_again, spending_of
+from evenkeel.domain.renting.demand import Placement, PlacementDecision, PlacementFacts
+from evenkeel.domain.renting.placement import place
+from evenkeel.domain.renting.policy import RentedPool
 from evenkeel.domain.renting.rental import (
     Offer,
     Rental,
     RentalHold,
     RentalState,
-    asked_again,
     counted,
     is_on,
     is_usable,
     nodes_that_came,
-    spending_of,
     why_unwanted,
 )
 from evenkeel.domain.renting.serving import ServingMemory, registered_as, standing_on, why_unwanted_for

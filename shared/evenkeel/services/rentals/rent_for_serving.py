@@ -8,15 +8,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from evenkeel.domain.admission.decide import Request, Room
-from evenkeel.domain.admission.serving_demand import Short, holder_id, replicas_of
+from evenkeel.domain.admission.request import Request
+from evenkeel.domain.capacity.node_capacity import Room
 from evenkeel.domain.capacity.shortages import Shortages
+from evenkeel.domain.external.policy import ServingWorkload
+from evenkeel.domain.external.serving import Short, holder_id, replicas_of
 from evenkeel.domain.external.workloads import ForeignPod
 from evenkeel.domain.health.incidents import TimelineEntry
-from evenkeel.domain.jobs.job import Charge, PlacementNote
-from evenkeel.domain.policy import Mode, Policy, ServingWorkload
-from evenkeel.domain.renting.placement import Placement, PlacementDecision, placement_said
-from evenkeel.domain.renting.rental import NOBODYS, Conditions, Offer, Rental, RentalState, Served, counted, note_key
+from evenkeel.domain.jobs.charge import Charge
+from evenkeel.domain.jobs.job import PlacementNote
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.renting.candidates import Conditions
+from evenkeel.domain.renting.demand import Placement, PlacementDecision
+from evenkeel.domain.renting.placement import placement_said
+from evenkeel.domain.renting.rental import NOBODYS, Offer, Rental, RentalState, Served, counted, note_key
 from evenkeel.domain.renting.serving import ServingMemory, budgets_after, hold_of, nodes_for, pool_named, room_left
 from evenkeel.ports import Ledger, Put, Refused, Workflows, Write, get_all
 from evenkeel.services.context import Desk, Tree

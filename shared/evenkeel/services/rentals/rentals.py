@@ -9,34 +9,41 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from evenkeel.domain.admission.decide import TAINTED, Action, AdmissionDecision, Room
+from evenkeel.domain.admission.decide import Action, AdmissionDecision
+from evenkeel.domain.capacity.node_capacity import TAINTED, Room
 from evenkeel.domain.capacity.pools import Pool
 from evenkeel.domain.capacity.shortages import Shortages
 from evenkeel.domain.decisions import Alternative, Decision
 from evenkeel.domain.economics import money
 from evenkeel.domain.health.incidents import TimelineEntry
-from evenkeel.domain.jobs.job import Attempt, Charge, Job, JobState, PlacementNote
+from evenkeel.domain.jobs.attempt import Attempt
+from evenkeel.domain.jobs.charge import Charge
+from evenkeel.domain.jobs.job import Job, JobState, PlacementNote
 from evenkeel.domain.nodes import NodeLife
-from evenkeel.domain.policy import Mode, Policy, RentedPool
-from evenkeel.domain.renting.migration import Home, LoanFacts, LoanState, Stay, judge_loan, judge_stay
-from evenkeel.domain.renting.placement import Placement, PlacementDecision, is_behind, place_in_turn, placement_said
-from evenkeel.domain.renting.rental import (
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.renting.candidates import (
     Conditions,
-    Offer,
-    Rental,
-    RentalHold,
-    RentalState,
     committed_pools,
-    counted,
-    is_on,
     kept_rooms,
-    loan_of,
-    note_key,
     placement_facts,
     pool_of,
     shadow_of,
+)
+from evenkeel.domain.renting.demand import Placement, PlacementDecision
+from evenkeel.domain.renting.migration import (
+    Home,
+    LoanFacts,
+    LoanState,
+    Stay,
+    judge_loan,
+    judge_stay,
+    loan_of,
     stay_facts,
 )
+from evenkeel.domain.renting.placement import is_behind, place_in_turn, placement_said
+from evenkeel.domain.renting.policy import RentedPool
+from evenkeel.domain.renting.rental import Offer, Rental, RentalHold, RentalState, counted, is_on, note_key
 from evenkeel.domain.values import Value
 from evenkeel.ports import Cluster, Ids, Ledger, Machine, Put, Row, Telemetry, TransientError, Workflows, Write, get_all
 from evenkeel.services.storage import rows

@@ -12,12 +12,15 @@ from typing import NamedTuple
 from evenkeel.domain.capacity import efa
 from evenkeel.domain.decisions import Alternative, Decision
 from evenkeel.domain.economics.forecasts import forecast, launch_durations, repair_durations
-from evenkeel.domain.elastic.grow_shrink import ElasticJob, FaultFacts
+from evenkeel.domain.elastic.grow_shrink import FaultFacts
+from evenkeel.domain.elastic.sizes import ElasticJob
 from evenkeel.domain.health.incidents import HurtJob, Incident, IncidentState
 from evenkeel.domain.health.intake import doubt_of, ladder_of
-from evenkeel.domain.jobs.job import Attempt, AttemptState, Demand, Job, ResumeOption, ResumePlan, StopRequest
+from evenkeel.domain.jobs.attempt import Attempt, AttemptState
+from evenkeel.domain.jobs.job import Demand, Job, ResumeOption, ResumePlan, StopRequest
 from evenkeel.domain.nodes import KubernetesNode
-from evenkeel.domain.policy import Mode, Policy
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.recovery.approval import is_approved
 from evenkeel.domain.recovery.modes import mode_now
 from evenkeel.domain.recovery.plan import not_allowed

@@ -9,18 +9,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from evenkeel.domain.admission import request_facts, start_size, team_cycle
-from evenkeel.domain.admission.decide import Action, AdmissionDecision, Request, Room, Snapshot, admit, rooms_of
+from evenkeel.domain.admission import request_facts, scheduler_state, start_size, team_cycle
+from evenkeel.domain.admission.decide import Action, AdmissionDecision
+from evenkeel.domain.admission.fifo import Snapshot, admit
+from evenkeel.domain.admission.free_capacity import rooms_of
+from evenkeel.domain.admission.request import Request
+from evenkeel.domain.capacity.node_capacity import Room
 from evenkeel.domain.capacity.shortages import Shortages
-from evenkeel.domain.jobs.job import Attempt, Charge, Job, JobState, ResumeOption, ResumePlan
+from evenkeel.domain.jobs.attempt import Attempt
+from evenkeel.domain.jobs.charge import Charge
+from evenkeel.domain.jobs.job import Job, JobState, ResumeOption, ResumePlan
 from evenkeel.domain.nodes import KubernetesNode, Node, NodeLife
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.quotas.budgets import left_by_team
 from evenkeel.domain.quotas.spending import Spent
 from evenkeel.domain.quotas.teams import SetUp
 from evenkeel.domain.recovery.resume import GivesWay, Offer, Renting, lost_seconds
-from evenkeel.domain.renting.placement import Placement, place, would_rent
-from evenkeel.domain.renting.rental import Conditions, RentalState, placement_facts
+from evenkeel.domain.renting.candidates import Conditions, placement_facts
+from evenkeel.domain.renting.demand import Placement
+from evenkeel.domain.renting.placement import place, would_rent
+from evenkeel.domain.renting.rental import RentalState
 from evenkeel.ports import Ledger, Table, get_all
 from evenkeel.services.rentals import read_budgets, rentals
 from evenkeel.services.scheduling import read_use
@@ -103,7 +111,7 @@ class _Fleet(NamedTuple):
     """Others that wait."""
     rented: rentals.Rented
     setup: SetUp
-    memory: team_cycle.Memory
+    memory: scheduler_state.Memory
     spent: Mapping[tuple[str, str], Spent]
     used: Mapping[str, Mapping[str, float]]
     at_risk: Mapping[str, float]
@@ -157,7 +165,7 @@ def _look(
         for charge in charges
     )
     found = ledger.get(tree)
-    memory = team_cycle.Memory.model_validate((found.doc.get("memory") if found else None) or {})
+    memory = scheduler_state.Memory.model_validate((found.doc.get("memory") if found else None) or {})
     rented = rentals.load(ledger)
     spent = read_budgets.spent(setup, ledger, rented.rentals, now)
     rented = _still_rented(patient, rented)

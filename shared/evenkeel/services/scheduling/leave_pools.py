@@ -9,14 +9,16 @@ with a reason (`domain/admission/request_facts.py`).
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
-from evenkeel.domain.admission.decide import Room
+from evenkeel.domain.capacity.node_capacity import Room
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import TimelineEntry
-from evenkeel.domain.jobs.job import Charge, Job, JobState
+from evenkeel.domain.jobs.charge import Charge
+from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.jobs.validation import MAX_GRACE_SECONDS
-from evenkeel.domain.policy import Mode, Policy
-from evenkeel.domain.renting.migration import Stay, StayDecision, judge_stay
-from evenkeel.domain.renting.rental import committed_pools, stay_facts
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.renting.candidates import committed_pools
+from evenkeel.domain.renting.migration import Stay, StayDecision, judge_stay, stay_facts
 from evenkeel.ports import Ids, Ledger, Put, Write, get_all
 from evenkeel.services.storage import rows
 from evenkeel.services.storage.batches import Part

@@ -9,12 +9,14 @@ follows any stop: a crash anywhere leaves a job that waits, and that goes before
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
-from evenkeel.domain.admission.resize_plan import ElasticMemory, Planned, ResizePlan, answer_for, wish_of
-from evenkeel.domain.admission.team_cycle import Memory
+from evenkeel.domain.admission.resize_facts import Planned, ResizePlan, answer_for, wish_of
+from evenkeel.domain.admission.scheduler_state import ElasticMemory, Memory
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import TimelineEntry
-from evenkeel.domain.jobs.job import AttemptState, Charge, Job, JobState, StopRequest
-from evenkeel.domain.policy import Mode
+from evenkeel.domain.jobs.attempt import AttemptState
+from evenkeel.domain.jobs.charge import Charge
+from evenkeel.domain.jobs.job import Job, JobState, StopRequest
+from evenkeel.domain.policy_base import Mode
 from evenkeel.ports import Key, Ledger, Put, Refused, Write, get_all
 from evenkeel.services.context import Desk, Tree
 from evenkeel.services.storage import batches, rows

@@ -20,38 +20,40 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from evenkeel.domain.admission import request_facts, resize_plan, serving_demand, start_size, team_cycle
+from evenkeel.domain.admission import (
+    request_facts,
+    resize_facts,
+    resize_plan,
+    scheduler_state,
+    serving_demand,
+    start_size,
+    team_cycle,
+)
 from evenkeel.domain.admission.decide import (
     Action,
-    Admission,
     AdmissionDecision,
-    Request,
-    Room,
-    Snapshot,
-    admit,
     beside_kueue,
     hand_over,
     in_anothers_namespace,
     on_unreadable_cluster,
-    rooms_of,
     said_of,
 )
+from evenkeel.domain.admission.fifo import Admission, Snapshot, admit
+from evenkeel.domain.admission.free_capacity import rooms_of
+from evenkeel.domain.admission.policy import SchedulingPolicy
+from evenkeel.domain.admission.request import Request
+from evenkeel.domain.capacity.node_capacity import Room
 from evenkeel.domain.decisions import Decision
+from evenkeel.domain.external import serving
 from evenkeel.domain.external.workloads import ForeignPod
 from evenkeel.domain.health.incidents import TimelineEntry
-from evenkeel.domain.jobs.job import (
-    Attempt,
-    AttemptState,
-    Charge,
-    Job,
-    JobState,
-    PlacementNote,
-    StopRequest,
-    WorkloadSeen,
-)
+from evenkeel.domain.jobs.attempt import Attempt, AttemptState, WorkloadSeen
+from evenkeel.domain.jobs.charge import Charge
+from evenkeel.domain.jobs.job import Job, JobState, PlacementNote, StopRequest
 from evenkeel.domain.kueue.objects import QueueingStrategy, StopPolicy
 from evenkeel.domain.nodes import KubernetesNode, ProviderNode, join_nodes
-from evenkeel.domain.policy import Mode, Policy, SchedulingPolicy
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.quotas.budgets import left_by_team
 from evenkeel.domain.quotas.spending import Spent
 from evenkeel.domain.quotas.teams import SetUp
@@ -104,7 +106,7 @@ _ASIDE = timedelta(hours=1)
 _EVERY_QUEUE = ""
 """In the place of a team's name: the list of all waiting jobs. Where no teams are set up it is the one queue; else it
 also holds jobs that were submitted before there were teams, and those of teams that were removed."""
-_NO_SIZES = resize_plan.ElasticMemory()
+_NO_SIZES = scheduler_state.ElasticMemory()
 
 
 class Outcome(Value):
@@ -194,7 +196,7 @@ class _Look(NamedTuple):
     rented: rentals.Rented = rentals.Rented()
     elastic: Mapping[str, tuple[Job, int]] = {}
     """Those of several sizes that hold nodes or are changing size."""
-    short: tuple[serving_demand.Short, ...] = ()
+    short: tuple[serving.Short, ...] = ()
     """Serving workloads of whose replicas some wait."""
     covered: Mapping[str, int] = {}
     """By such a workload, the replicas that rented nodes will take."""
@@ -208,9 +210,9 @@ class _Look(NamedTuple):
     """Jobs whose admission the ledger refused in this cycle: nothing is decided about them."""
 
     @property
-    def memory(self) -> team_cycle.Memory:
+    def memory(self) -> scheduler_state.Memory:
         """What passes remember, as far as it still matters."""
-        return team_cycle.Memory.model_validate(self.tree.doc.get("memory") or {})
+        return scheduler_state.Memory.model_validate(self.tree.doc.get("memory") or {})
 
     def pending(self, policy: Policy, now: datetime) -> tuple[Request, ...]:
         """Return what the waiting jobs ask for that may start."""
@@ -334,7 +336,7 @@ def _run(
                 look = _load_pending(ledger, policy)._replace(aside=frozenset(aside))
                 decisions = (*look.misplaced(now), *look.handed_over(now))
                 placed: rentals.Places = {}
-                resizes = resize_plan.ResizePlan()
+                resizes = resize_facts.ResizePlan()
                 spikes: tuple[rent_for_serving.Spike, ...] = ()
             else:
                 look = _load(ledger, cluster, provider, clusters, policy, now)._replace(aside=frozenset(aside))
@@ -401,7 +403,7 @@ def _load(
     # The order matters. A rental that ends between two reads is counted twice at worst, never not at all; and so is a
     # pod that is created. Jobs come after the charges: what an attempt gave back is seen with the job that had it.
     rented = rentals.load(ledger)
-    sized = team_cycle.Memory.model_validate(tree.doc.get("memory") or {}).elastic
+    sized = scheduler_state.Memory.model_validate(tree.doc.get("memory") or {}).elastic
     look = _with_jobs(
         _Look(tree, {}, setup, cursors=queued.cursors, after_heads=queued.cursors, turn=queued.turn),
         queued,
@@ -507,7 +509,7 @@ def _beside_serving(
     look: _Look, pods: Mapping[str, Sequence[ForeignPod]], policy: SchedulingPolicy, now: datetime
 ) -> _Look:
     """Keep for the replicas of serving workloads the nodes that they are about to take."""
-    short = serving_demand.short_of(policy.serving, pods)
+    short = serving.short_of(policy.serving, pods)
     classes = look.setup.fleet.priority_classes
     # All of them take what comes free, those too for whom a node is on its way.
     kept = serving_demand.kept_for(serving_demand.demands_of(short, look.rooms, classes, now), look.rooms, policy)
@@ -539,12 +541,12 @@ def _queued(ledger: Ledger, tree: Row, setup: SetUp, heads: int) -> _Queued:
             cursors[team] = page.cursor
     behind, turn = _in_turn(ledger, setup, cursors, heads) if cursors else ([], None)
     # Who waits for its evictions stays the head of its queue, wherever it stands.
-    sticky = team_cycle.Memory.model_validate(tree.doc.get("memory") or {}).sticky.values() if cursors else ()
+    sticky = scheduler_state.Memory.model_validate(tree.doc.get("memory") or {}).sticky.values() if cursors else ()
     barriers = [name for name, _ in turn.barriers] if turn else ()
     return _Queued((*map(rows.job_key, (*sticky, *barriers)), *found, *behind), cursors, turn)
 
 
-def _with_jobs(look: _Look, queued: _Queued, ledger: Ledger, sized: resize_plan.ElasticMemory = _NO_SIZES) -> _Look:
+def _with_jobs(look: _Look, queued: _Queued, ledger: Ledger, sized: scheduler_state.ElasticMemory = _NO_SIZES) -> _Look:
     """Return the look with the charges, and with the jobs that wait and those of several sizes, read after them.
 
     An interrupted job waits wherever the index lists it, or does not list it yet: its released charge names it.
@@ -722,15 +724,15 @@ def _more(look: _Look, decisions: Iterable[AdmissionDecision], ledger: Ledger, l
 
 def _resizes(
     look: _Look, decisions: tuple[AdmissionDecision, ...], policy: Policy, now: datetime
-) -> resize_plan.ResizePlan:
+) -> resize_facts.ResizePlan:
     """Return which running jobs are to change size, for those who wait or to use what is idle."""
 
-    def weigh(fleet: resize_plan.Fleet) -> tuple[AdmissionDecision, ...]:
+    def weigh(fleet: resize_facts.Fleet) -> tuple[AdmissionDecision, ...]:
         other = look._replace(rooms=fleet.rooms, charges=fleet.charges, stopping=fleet.stopping)
         return _weigh(other, fleet.pending, policy, now)
 
-    facts = resize_plan.Facts(
-        fleet=resize_plan.Fleet(look.all_rooms, look.charges, look.stopping, look.pending(policy, now)),
+    facts = resize_facts.Facts(
+        fleet=resize_facts.Fleet(look.all_rooms, look.charges, look.stopping, look.pending(policy, now)),
         decisions=decisions,
         jobs={name: job for name, (job, _) in look.elastic.items()},
         leaving=frozenset(look.memory.stopping),
@@ -745,7 +747,7 @@ def _resizes(
 
 
 def _spikes(
-    look: _Look, resizes: resize_plan.ResizePlan, ledger: Ledger, policy: Policy, now: datetime
+    look: _Look, resizes: resize_facts.ResizePlan, ledger: Ledger, policy: Policy, now: datetime
 ) -> tuple[rent_for_serving.Spike, ...]:
     """Return what is to be rented for replicas that find no node, though others shrink for them."""
     seen = rent_for_serving.Seen(look.short, look.covered, look.demands, resizes.helped)
@@ -789,13 +791,13 @@ class _Tree:
         self._row = look.tree
         self.memory = look.memory.pruned(look.charges, look.setup, now) if look.setup.has_teams else look.memory
 
-    def put(self, memory: team_cycle.Memory) -> Put:
+    def put(self, memory: scheduler_state.Memory) -> Put:
         """Return the write that raises it."""
         told = memory.to_row()
         doc = {name: value for name, value in self._row.doc.items() if name != "memory"}
         return Put(Row(self._row.key, {**doc, "memory": told} if told else doc, self._row.version))
 
-    def raised(self, memory: team_cycle.Memory) -> None:
+    def raised(self, memory: scheduler_state.Memory) -> None:
         """Note that it was written."""
         written = self.put(memory).row
         self._row, self.memory = Row(written.key, written.doc, written.version + 1), memory
@@ -804,7 +806,7 @@ class _Tree:
 def _carry_out(
     decisions: Sequence[AdmissionDecision],
     placed: rentals.Places,
-    resizes: resize_plan.ResizePlan,
+    resizes: resize_facts.ResizePlan,
     spikes: Sequence[rent_for_serving.Spike],
     look: _Look,
     admitted: list[str],

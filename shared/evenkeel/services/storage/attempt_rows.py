@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from evenkeel.domain.jobs.job import Attempt, Job, WorkloadSeen
+from evenkeel.domain.jobs.attempt import Attempt, WorkloadSeen
+from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.values import Value
 from evenkeel.ports import Ledger, NotFound, get_all
 from evenkeel.services.storage import rows

@@ -4,8 +4,8 @@ A job is open from its submission until it has ended. Its counters change in the
 puts each at the version that it read, so of two that race for the last place one is refused.
 """
 
+from evenkeel.domain.admission.policy import SchedulingPolicy
 from evenkeel.domain.jobs.job import Job
-from evenkeel.domain.policy import SchedulingPolicy
 from evenkeel.ports import Add, Ledger, Put, Refused, Row
 from evenkeel.services.storage import rows
 

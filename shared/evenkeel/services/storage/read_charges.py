@@ -8,7 +8,8 @@ quota is held, or whose it was. A scheduling cycle never sees freed quota withou
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from evenkeel.domain.jobs.job import Charge, Job, JobState
+from evenkeel.domain.jobs.charge import Charge
+from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.ports import Conflict, Delete, Ledger, Row
 from evenkeel.services.storage import rows
 

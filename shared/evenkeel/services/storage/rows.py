@@ -12,7 +12,9 @@ from evenkeel.domain.health.groups import GroupFact
 from evenkeel.domain.health.incidents import DRILL_PREFIX, Evidence, Incident, NodeFact, TimelineEntry
 from evenkeel.domain.health.intake import LastIncident
 from evenkeel.domain.health.recurrence import REMEMBERED, History
-from evenkeel.domain.jobs.job import Attempt, Charge, Job, JobState
+from evenkeel.domain.jobs.attempt import Attempt
+from evenkeel.domain.jobs.charge import Charge
+from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.kept_logs import KeptLog
 from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.quotas.teams import FleetQuotas, Team

@@ -2,8 +2,9 @@
 
 from datetime import timedelta
 
+from evenkeel.domain.jobs.attempt import Attempt, AttemptState, PodPhase, WorkloadSeen
 from evenkeel.domain.jobs.attempt_end import judge_end, lost_nodes
-from evenkeel.domain.jobs.job import Attempt, AttemptState, Job, PodPhase, WorkloadSeen
+from evenkeel.domain.jobs.job import Job
 from evenkeel.ports import ExecutionState, Machine, Table, get_all
 from evenkeel.services.attempts import keep_logs, mark_running, record_pin, record_seats, settle_attempt
 from evenkeel.services.scheduling import schedule_jobs

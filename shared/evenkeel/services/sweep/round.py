@@ -7,9 +7,10 @@ from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 from evenkeel.domain.health.incidents import OPEN_STATES, Incident
-from evenkeel.domain.jobs.job import Attempt, WorkloadSeen
+from evenkeel.domain.jobs.attempt import Attempt, WorkloadSeen
 from evenkeel.domain.nodes import KubernetesNode, Node, NodeLife, ProviderCluster, ProviderNode, join_nodes
-from evenkeel.domain.policy import Mode, Policy
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.recovery.leases import Lease, is_lemon
 from evenkeel.domain.sources import Source
 from evenkeel.domain.values import rfc3339

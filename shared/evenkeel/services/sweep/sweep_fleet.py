@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 
 from evenkeel.domain.health.incidents import IncidentState
 from evenkeel.domain.jobs.job import JobState
-from evenkeel.domain.policy import Mode, Policy
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.sources import Source, SourceAge, SourceKind, SourceState
 from evenkeel.domain.values import Value
 from evenkeel.events import kubernetes_node

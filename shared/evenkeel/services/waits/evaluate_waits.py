@@ -13,9 +13,10 @@ from typing import Any, TypeVar
 from evenkeel.domain.external import kueue_status
 from evenkeel.domain.external.workloads import ForeignPod
 from evenkeel.domain.health.incidents import HurtJob, Incident, NodeCheck, TimelineEntry
+from evenkeel.domain.jobs.attempt import Attempt, WorkloadSeen
 from evenkeel.domain.jobs.attempt_end import lost_nodes
 from evenkeel.domain.jobs.awaiting import attempt_answer, is_doubtful
-from evenkeel.domain.jobs.job import Attempt, Job, WorkloadSeen
+from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.nodes import KubernetesNode, NodeLife, ProviderCluster, ProviderNode
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.recovery import approval

@@ -4,8 +4,9 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from evenkeel.domain.health.incidents import Incident
-from evenkeel.domain.policy import Policy, RepairPolicy
+from evenkeel.domain.policy import Policy
 from evenkeel.domain.recovery.leases import RepairAsk
+from evenkeel.domain.recovery.policy import RepairPolicy
 from evenkeel.domain.recovery.repair import deadline_of
 from evenkeel.domain.recovery.seats import look
 from evenkeel.domain.recovery.validation import CheckKind, margin_seconds

@@ -1,0 +1,21 @@
+"""Section of the policy for reserved pools."""
+
+from pydantic import ConfigDict
+
+from evenkeel.domain.capacity.pools import Reservation
+from evenkeel.domain.values import Word
+
+
+class ReservedPool(Reservation):
+    """A pool whose machines are held until some time only: on a training plan, or in a capacity block."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    cluster: Word
+    """Kubernetes cluster."""
+    pool: Word
+
+    @property
+    def stretch(self) -> Reservation:
+        """The time alone."""
+        return Reservation(starts_at=self.starts_at, ends_at=self.ends_at, closing_seconds=self.closing_seconds)

@@ -1,0 +1,67 @@
+"""Which service may change which state of a job or an attempt."""
+
+from collections.abc import Mapping
+
+from evenkeel.domain.jobs.attempt import AttemptState
+from evenkeel.domain.jobs.attempt_end import A, J
+from evenkeel.domain.jobs.job import JobState
+
+_ENDS = tuple(state for state in A if state.has_ended)
+
+
+_LIVE = (A.STARTING, A.LAUNCHED, A.RUNNING)
+
+
+ATTEMPT_WRITERS: Mapping[str, frozenset[tuple[AttemptState | None, AttemptState]]] = {
+    "schedule_jobs": frozenset({(None, A.STARTING)}),
+    "launch_job": frozenset({(A.STARTING, A.STARTING), (A.STARTING, A.LAUNCHED)}),
+    "mark_running": frozenset({(A.LAUNCHED, A.RUNNING)}),
+    "record_pin": frozenset({(A.LAUNCHED, A.LAUNCHED), (A.RUNNING, A.RUNNING)}),
+    "record_seats": frozenset({(A.RUNNING, A.RUNNING)}),
+    "settle_attempt": frozenset((before, after) for before in _LIVE for after in _ENDS),
+}
+"""Every change of an attempt's state, by the service that may make it. None = there was no attempt."""
+
+
+JOB_WRITERS: Mapping[str, frozenset[tuple[JobState | None, JobState]]] = {
+    "submit_job": frozenset({(None, J.PENDING)}),
+    "cancel_job": frozenset(
+        {(J.PENDING, J.CANCELLED), (J.SUSPENDED, J.CANCELLED), (J.STARTING, J.STOPPING), (J.RUNNING, J.STOPPING)}
+    ),
+    # What runs is asked to stop, and is suspended when it is settled.
+    "suspend_job": frozenset(
+        {(J.PENDING, J.SUSPENDED), (J.SUSPENDED, J.PENDING), (J.STARTING, J.STARTING), (J.RUNNING, J.RUNNING)}
+    ),
+    "rank_job": frozenset((state, state) for state in (J.PENDING, J.STARTING, J.RUNNING, J.SUSPENDED)),
+    # Who has to stop for another job is asked to, and nothing else.
+    "schedule_jobs": frozenset(
+        {(J.PENDING, J.PENDING), (J.PENDING, J.STARTING), (J.STARTING, J.STARTING), (J.RUNNING, J.RUNNING)}
+    ),
+    # Where a waiting job is rented for, and that one on rented nodes goes home.
+    "rentals": frozenset({(J.PENDING, J.PENDING), (J.RUNNING, J.RUNNING)}),
+    # Who changes size, or has to leave machines that go, is asked to stop, and nothing else.
+    "resize_jobs": frozenset({(J.STARTING, J.STARTING), (J.RUNNING, J.RUNNING)}),
+    "leave_pools": frozenset({(J.STARTING, J.STARTING), (J.RUNNING, J.RUNNING)}),
+    # A job cancelled while it started stays STOPPING when its pods run.
+    "mark_running": frozenset({(J.STARTING, J.RUNNING), (J.STOPPING, J.STOPPING)}),
+    "stop_attempt": frozenset((state, state) for state in (J.STARTING, J.RUNNING, J.STOPPING)),
+    "settle_attempt": frozenset(
+        (before, after)
+        for before in (J.STARTING, J.RUNNING, J.STOPPING)
+        for after in (J.PENDING, J.SUSPENDED, J.SUCCEEDED, J.FAILED, J.CANCELLED)
+    ),
+    # Recoveries write their requests and plans on a job, and never its state.
+    "protect_jobs": frozenset((state, state) for state in J),
+    "plan_resume": frozenset((state, state) for state in J),
+}
+"""Every change of a job's state, by the service that may make it. None = there was no job."""
+
+
+def attempt_writers(before: AttemptState | None, after: AttemptState) -> tuple[str, ...]:
+    """Return the services that may take an attempt from one state to another."""
+    return tuple(writer for writer, changes in ATTEMPT_WRITERS.items() if (before, after) in changes)
+
+
+def job_writers(before: JobState | None, after: JobState) -> tuple[str, ...]:
+    """Return the services that may take a job from one state to another."""
+    return tuple(writer for writer, changes in JOB_WRITERS.items() if (before, after) in changes)
