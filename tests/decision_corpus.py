@@ -28,6 +28,7 @@ from evenkeel.domain.checkpoints import resume as checkpoint_resume
 from evenkeel.domain.economics import forecasts, money
 from evenkeel.domain.elastic import grow_shrink
 from evenkeel.domain.external import kueue_status, serving, workloads
+from evenkeel.domain.fault_preview import Preview, preview
 from evenkeel.domain.health import assessment, intake
 from evenkeel.domain.health.faults import Catalogue, Fault, shipped
 from evenkeel.domain.jobs import attempt_end, lifecycle, settlement
@@ -53,7 +54,6 @@ from evenkeel.domain.recovery import (
     validation,
     vetoes,
 )
-from evenkeel.domain.recovery.preview import Preview, preview
 from evenkeel.domain.renting import candidates, demand, migration, moving, placement, rental
 from evenkeel.domain.values import Value, rfc3339
 from evenkeel.events import envelope, kubernetes_node

@@ -244,48 +244,64 @@ def test_what_a_room_may_reach_is_let_through(place: str, source: str) -> None:
     assert offences(room, source) == []
 
 
-# ---------------------------------------------------------------- packages of the services
+# ---------------------------------------------------------------- packages point one way
 
-# Bottom to top: a package imports only from those before it.
-SERVICE_PACKAGES = (
-    "storage",
-    "context",
-    "incidents",
-    "rentals",
-    "attempts",
-    "scheduling",
-    "jobs",
-    "recovery",
-    "resume",
-    "waits",
-    "queries",
-    "admin",
-    "sweep",
+# Bottom to top: a package imports only from those before it. A section of the policy stands apart from its package:
+# `policy` assembles the sections, and most packages decide from the whole of it.
+DOMAIN_PACKAGES = (
+    *("values", "names", "nodes", "waiting", "decisions", "metrics", "kept_logs", "wrong_fields", "policy_base"),
+    *("health.policy", "sources", "health", "capacity", "capacity.policy", "kueue"),
+    *("external.policy", "external", "elastic", "admission.policy", "jobs.policy", "jobs"),
+    *("economics.policy", "economics", "recovery.policy", "renting.policy", "policy"),
+    *("renting", "quotas", "admission", "checkpoints", "recovery", "fault_preview", "replay"),
 )
+SERVICE_PACKAGES = (
+    *("storage", "context", "incidents", "rentals", "attempts", "scheduling", "jobs"),
+    *("recovery", "resume", "waits", "queries", "admin", "sweep"),
+)
+ORDERS = {"domain": DOMAIN_PACKAGES, "services": SERVICE_PACKAGES}
 
 
-def higher_imports(package: str, tree: ast.Module, order: tuple[str, ...], root: str) -> list[str]:
-    """List the imports of a module that reach a package above its own."""
-    allowed = order[: order.index(package) + 1]
+def package_of(module: str, order: tuple[str, ...]) -> str:
+    """Return the package of a module, by its dotted name below `domain` or `services`."""
+    first, second, *_ = [*module.split("."), ""]
+    return f"{first}.{second}" if f"{first}.{second}" in order else first
+
+
+def higher_imports(module: str, tree: ast.Module, floor: str) -> list[str]:
+    """List the modules that a module imports from a package above its own."""
+    order, root = ORDERS[floor], f"evenkeel.{floor}"
+    allowed = order[: order.index(package_of(module, order)) + 1]
     names = [
-        f"{node.module}.{alias.name}".removeprefix(f"{root}.").partition(".")[0]
+        f"{node.module}.{alias.name}".removeprefix(f"{root}.")
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom) and is_within(node.module or "", (root,))
         for alias in node.names
     ]
-    return [name for name in names if name not in allowed]
+    return [name for name in names if package_of(name, order) not in allowed]
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if path.startswith("shared/evenkeel/services/")])
-def test_service_imports_only_packages_below_its_own(path: str) -> None:
-    package = Path(path).relative_to("shared/evenkeel/services").with_suffix("").parts[0]
+@pytest.mark.parametrize(
+    "path", [path for path in FILES if path.startswith(tuple(f"shared/evenkeel/{f}/" for f in ORDERS))]
+)
+def test_module_imports_only_packages_below_its_own(path: str) -> None:
+    floor, *parts = Path(path).relative_to("shared/evenkeel").with_suffix("").parts
     tree = ast.parse((PROJECT / path).read_text(encoding="utf-8"))
 
-    if package != "__init__":
-        assert higher_imports(package, tree, SERVICE_PACKAGES, "evenkeel.services") == []
+    if parts[0] != "__init__":
+        assert higher_imports(".".join(parts), tree, floor) == []
 
 
-def test_import_of_a_higher_service_package_is_found() -> None:
-    tree = ast.parse("from evenkeel.services.recovery import plan_recovery")
-
-    assert higher_imports("incidents", tree, SERVICE_PACKAGES, "evenkeel.services") == ["recovery"]
+@pytest.mark.parametrize(
+    ("floor", "module", "source", "found"),
+    [
+        ("services", "incidents.x", "from evenkeel.services.recovery import plan_recovery", ["recovery.plan_recovery"]),
+        ("services", "recovery.x", "from evenkeel.services.incidents import receive_event", []),
+        ("domain", "jobs.x", "from evenkeel.domain.jobs.policy import JobPolicy", []),
+        ("domain", "jobs.x", "from evenkeel.domain.policy import Policy", ["policy.Policy"]),
+        ("domain", "policy", "from evenkeel.domain.recovery.policy import RepairPolicy", []),
+        ("domain", "policy", "from evenkeel.domain.recovery.plan import Plan", ["recovery.plan.Plan"]),
+    ],
+)
+def test_import_of_a_higher_package_is_found(floor: str, module: str, source: str, found: list[str]) -> None:
+    assert higher_imports(module, ast.parse(source), floor) == found

@@ -4,9 +4,9 @@ import csv
 import importlib.resources
 from typing import Any
 
+from evenkeel.domain.fault_preview import Preview, Step, preview
 from evenkeel.domain.health.faults import Catalogue, CheckpointTrust, Fault, RecurKey, Rung
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.recovery.preview import Preview, Step, preview
 from evenkeel_cli.errors import CommandFailed, Exit
 from evenkeel_cli.render import Column, Page, duration
 

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from pydantic.alias_generators import to_camel
 
+from evenkeel.domain.fault_preview import preview
 from evenkeel.domain.health.faults import Fault, RecurKey, Rung, Severity, shipped
 from evenkeel.domain.policy import Policy, PolicyError, changed
 from evenkeel.domain.recovery.plan import PlanOutcome
-from evenkeel.domain.recovery.preview import preview
 from evenkeel.domain.values import Value
 
 POLICY = Policy()
