@@ -38,7 +38,8 @@ FLEET: Final = "laptop"
 NAMESPACE: Final = "evenkeel-jobs"
 SERVICE_ACCOUNT: Final = "trainer"
 _OPERATOR: Final = "operator"
-SCHEDULED: Final = ("WatchClusterFunction", "SweepFleetFunction", "ScheduleJobsFunction")
+_WATCH: Final = "WatchClusterFunction"
+SCHEDULED: Final = (_WATCH, "SweepFleetFunction", "ScheduleJobsFunction")
 TICK_SECONDS: Final = 1.0
 SPOT_NOTICE_SECONDS: Final = 15.0
 """Two minutes in life, where a save takes longer too."""
@@ -208,7 +209,8 @@ class DataCentre:
     def _start_ticking(self) -> None:
         functions = [self.outputs[name] for name in SCHEDULED]
         invoker = make_user(self.deployer, "ticker", ticker_statements(functions))
-        self.ticker = self._open.enter_context(Ticker(invoker, functions, every_seconds=TICK_SECONDS))
+        watch = self.outputs[_WATCH]
+        self.ticker = self._open.enter_context(Ticker(invoker, functions, every_seconds=TICK_SECONDS, waiting=[watch]))
 
     def _stop_cluster(self) -> None:
         """Stop the cluster of the moment, which may have been started again."""

@@ -11,7 +11,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -30,6 +30,16 @@ def ticker_statements(function_names: Sequence[str]) -> list[Statement]:
     """Return what the ticker's identity may do: invoke these functions."""
     arns = [f"arn:aws:lambda:{REGION}:{ACCOUNT_ID}:function:{name}" for name in function_names]
     return [{"Sid": "InvokeScheduledFunctions", "Effect": "Allow", "Action": "lambda:InvokeFunction", "Resource": arns}]
+
+
+def rest_seconds(took: float, every_seconds: float, *, waits: bool) -> float:
+    """Return the pause after an invocation that took so long.
+
+    On a busy engine the ticker leaves half of the time to the functions that do the work. The length of an invocation
+    that `waits` says nothing about the load of the engine.
+    """
+    longest = every_seconds if waits else _LONGEST_REST_SECONDS
+    return max(every_seconds - took, min(took, longest))
 
 
 @dataclass
@@ -51,18 +61,21 @@ class Ticker:
         function_names: Sequence[str],
         every_seconds: float,
         payloads: Mapping[str, Any] | None = None,
+        waiting: Collection[str] = (),
     ) -> None:
         """Prepare a ticker.
 
         Args:
             credentials: Who invokes; `ticker_statements` is all that it needs.
             function_names: The functions, by name.
-            every_seconds: From the start of one invocation to the start of the next. One that took longer is followed
-                by a rest as long as itself.
+            every_seconds: From the start of one invocation to the start of the next; more after a long one
+                (`rest_seconds`).
             payloads: What a function is invoked with, `{}` for those not named.
+            waiting: Functions that wait during most of an invocation, such as the watch.
         """
         self._every_seconds = every_seconds
         self._payloads = payloads or {}
+        self._waiting = frozenset(waiting)
         self._stopping = threading.Event()
         options = Config(
             connect_timeout=2,
@@ -108,8 +121,8 @@ class Ticker:
             started = time.monotonic()
             self._invoke(beat, payload)
             took = time.monotonic() - started
-            # On a busy engine it stands back: half the time belongs to those whose work is looked after.
-            self._stopping.wait(max(self._every_seconds - took, min(took, _LONGEST_REST_SECONDS)))
+            waits = beat.function_name in self._waiting
+            self._stopping.wait(rest_seconds(took, self._every_seconds, waits=waits))
 
     def _invoke(self, beat: Beat, payload: bytes) -> None:
         try:

@@ -1,0 +1,21 @@
+"""How long the ticker rests between two invocations of a function."""
+
+import pytest
+
+from evenkeel_local.ticker import rest_seconds
+
+
+@pytest.mark.parametrize(
+    ("took", "rest"),
+    [
+        pytest.param(0.2, 0.8, id="short-one-keeps-the-beat"),
+        pytest.param(3.0, 3.0, id="long-one-rests-as-long"),
+        pytest.param(60.0, 10.0, id="very-long-one-rests-ten-seconds"),
+    ],
+)
+def test_function_that_works_rests_as_long_as_it_took(took: float, rest: float) -> None:
+    assert rest_seconds(took, 1.0, waits=False) == rest
+
+
+def test_function_that_waits_rests_one_beat_at_most() -> None:
+    assert [rest_seconds(took, 1.0, waits=True) for took in (0.2, 3.0, 60.0)] == [0.8, 1.0, 1.0]
