@@ -18,6 +18,6 @@ def data_centre(tmp_path_factory: pytest.TempPathFactory) -> Iterator["DataCentr
     from evenkeel_local.data_centre import DataCentre  # the tests of its parts run without it
     from evenkeel_local.drills.replays import decided_otherwise
 
-    with DataCentre.start(tmp_path_factory.mktemp("data-centre")) as running:
+    with DataCentre.start(tmp_path_factory.mktemp("data-centre"), keeps_cluster=True) as running:
         yield running
         assert decided_otherwise(running) == []

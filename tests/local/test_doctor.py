@@ -1,4 +1,4 @@
-"""`evenkeel doctor` in a data centre: as it comes up, and with faults planted in its real parts."""
+"""`evenkeel doctor` in the running data centre: in good order, and with faults planted in its real parts."""
 
 import json
 import os
@@ -14,6 +14,7 @@ import pytest
 from evenkeel_cli.offline import access
 from evenkeel_local.data_centre import DataCentre
 from evenkeel_local.deployment import STACK_NAME
+from evenkeel_local.drills import await_whole_fleet
 from evenkeel_local.identities import make_user
 from tests.waiting import until
 
@@ -53,16 +54,15 @@ class Bed:
 
 
 @pytest.fixture(scope="module")
-def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
-    folder = tmp_path_factory.mktemp("doctor")
-    with DataCentre.start(folder / "run") as centre:
-        found = Bed(centre, folder)
-        until(
-            lambda: not any(check in ("ages", "sources") for check, _ in found.wrong()),
-            "every function to have run",
-            120,
-        )
-        yield found
+def bed(data_centre: DataCentre, tmp_path_factory: pytest.TempPathFactory) -> Bed:
+    await_whole_fleet(data_centre.client(), data_centre)
+    found = Bed(data_centre, tmp_path_factory.mktemp("doctor"))
+    until(
+        lambda: not any(check in ("ages", "sources") for check, _ in found.wrong()),
+        "every function to have run",
+        120,
+    )
+    return found
 
 
 def test_data_centre_in_order_leaves_two_things_unknown(bed: Bed) -> None:
@@ -138,10 +138,17 @@ def test_wrong_secret_is_a_failure_of_the_credentials(bed: Bed) -> None:
     assert found["credentials", ""]["status"] == "failed"
 
 
-def test_dead_gpu_cluster_is_found_by_the_functions(bed: Bed) -> None:
-    """The last test: nothing starts the cluster again here."""
+@pytest.fixture
+def dead_cluster(bed: Bed) -> Iterator[None]:
+    """Kill the GPU cluster; start it again afterwards, with the machines that it had."""
     os.kill(bed.centre.cluster.pid, signal.SIGKILL)
+    yield
+    bed.centre.restart_cluster()
+    await_whole_fleet(bed.centre.client(), bed.centre)
 
+
+@pytest.mark.usefixtures("dead_cluster")
+def test_dead_gpu_cluster_is_found_by_the_functions(bed: Bed) -> None:
     found = bed.wrong()
 
     assert found["kubernetes", bed.centre.cluster.eks_cluster_name]["status"] == "failed"

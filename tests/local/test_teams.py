@@ -1,4 +1,4 @@
-"""Teams that share a fleet, on a data centre of their own: a team that is set up is not taken away again."""
+"""Teams that share the fleet of the running data centre: set up for this module, and removed after it."""
 
 import json
 import os
@@ -12,38 +12,50 @@ import pytest
 
 from evenkeel_local import ACCOUNT_ID
 from evenkeel_local.data_centre import CHECKPOINTS_BUCKET, SERVICE_ACCOUNT, DataCentre, FleetShape
-from evenkeel_local.drills import Work
-from evenkeel_local.drills.replays import decided_otherwise
+from evenkeel_local.drills import Work, await_whole_fleet
 from tests.kueue_stand_in import local_queues
 from tests.local.training import Training
 from tests.waiting import until
 
 Json = dict[str, Any]
 
-FLEET = FleetShape(nodes=2)
+INSTANCE_TYPE = FleetShape().instance_type
 LONG = Work(nodes=2, steps=120, checkpoint_every=4, step_seconds=0.15, paced_attempts=1)
 SHORT = Work(nodes=2, steps=12, checkpoint_every=4, step_seconds=0.1)
 
 
 @pytest.fixture(scope="module")
-def centre(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DataCentre]:
-    with DataCentre.start(tmp_path_factory.mktemp("shared-fleet"), fleet=FLEET) as running:
-        client = running.client()
-        people = [{"principal": f"arn:aws:iam::{ACCOUNT_ID}:user/operator", "role": "lead"}]
-        fleet = {"priorityClasses": {"low": 1, "high": 100}, "members": people}
-        client.change("PUT", f"/clusters/{client.fleet}/quotas", {"quotas": fleet, "reason": "two teams"}, version=0)
-        for name, gpus in (("red", 16), ("blue", 0)):
-            queue = {
-                "cohort": "fleet",
-                "groups": [{FLEET.instance_type: {"nvidia.com/gpu": gpus}}],
-                "preemption": {"within": "LowerPriority", "reclaim": "Any"},
-            }
-            running.make_namespace(name)
-            team = {"name": name, "queue": queue, "namespace": name, "serviceAccount": SERVICE_ACCOUNT}
-            body = {"team": team, "reason": "two teams"}
-            client.change("PUT", f"/teams/{name}/quota", body, version=0)
-        yield running
-        assert decided_otherwise(running) == []
+def centre(data_centre: DataCentre) -> Iterator[DataCentre]:
+    client = data_centre.client()
+    await_whole_fleet(client, data_centre)
+    people = [{"principal": f"arn:aws:iam::{ACCOUNT_ID}:user/operator", "role": "lead"}]
+    set_fleet_quotas(data_centre, {"priorityClasses": {"low": 1, "high": 100}, "members": people})
+    for name, gpus in (("red", 16), ("blue", 0)):
+        queue = {
+            "cohort": "fleet",
+            "groups": [{INSTANCE_TYPE: {"nvidia.com/gpu": gpus}}],
+            "preemption": {"within": "LowerPriority", "reclaim": "Any"},
+        }
+        data_centre.make_namespace(name)
+        team = {"name": name, "queue": queue, "namespace": name, "serviceAccount": SERVICE_ACCOUNT}
+        client.change("PUT", f"/teams/{name}/quota", {"team": team, "reason": "two teams"}, version=0)
+    yield data_centre
+    for name in ("red", "blue"):
+        remove_team(data_centre, name)
+    set_fleet_quotas(data_centre, {})
+
+
+def set_fleet_quotas(centre: DataCentre, quotas: Json) -> None:
+    """Put the quotas of the whole fleet in force, in the place of those that are there."""
+    client = centre.client()
+    path = f"/clusters/{client.fleet}/quotas"
+    client.change("PUT", path, {"quotas": quotas, "reason": "two teams"}, version=client.get(path)["version"])
+
+
+def remove_team(centre: DataCentre, name: str) -> None:
+    """Remove a team that has no jobs left."""
+    client = centre.client()
+    client.change("DELETE", f"/teams/{name}?reason=over", {}, version=client.get(f"/teams/{name}/quota")["version"])
 
 
 def by_curl(centre: DataCentre, name: str, work: Work, **changes: Any) -> Training:
@@ -117,7 +129,7 @@ def test_a_job_waits_as_long_as_its_namespace_is_kueues(centre: DataCentre) -> N
 
 def test_a_team_with_a_namespace_of_its_own_runs_there_and_resumes(centre: DataCentre) -> None:
     centre.make_namespace("green")
-    queue = {"cohort": "fleet", "groups": [{FLEET.instance_type: {"nvidia.com/gpu": 0}}]}
+    queue = {"cohort": "fleet", "groups": [{INSTANCE_TYPE: {"nvidia.com/gpu": 0}}]}
     team = {"name": "green", "queue": queue, "namespace": "green", "serviceAccount": SERVICE_ACCOUNT}
     client = centre.client()
     client.change("PUT", "/teams/green/quota", {"team": team, "reason": "a third team"}, version=0)
@@ -133,5 +145,5 @@ def test_a_team_with_a_namespace_of_its_own_runs_there_and_resumes(centre: DataC
     assert {pod["spec"]["serviceAccountName"] for pod in pods} == {SERVICE_ACCOUNT}
     assert (done["state"], done["currentAttempt"], job.digest()) == ("SUCCEEDED", 2, job.right_digest)
     assert job.attempt(2)["resumeFrom"]["step"] >= 4
-    client.change("DELETE", "/teams/green?reason=over", {}, version=client.get("/teams/green/quota")["version"])
+    remove_team(centre, "green")
     assert "green" not in [each["team"] for each in client.get("/teams")["items"]]

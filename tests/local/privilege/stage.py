@@ -41,6 +41,7 @@ from evenkeel_local.data_centre import CHECKPOINTS_BUCKET, FLEET, NAMESPACE, Dat
 from evenkeel_local.deployment import STACK_NAME, stack_resources
 from evenkeel_local.identities import Credentials, make_user
 from tests import kueue_stand_in
+from tests.local import containers
 from tests.template import statements
 from tests.template.documents import Json
 from tests.template.statements import Permission
@@ -188,9 +189,7 @@ class Stage:
 
     def start_cold(self, function: str) -> None:
         """Make the next invocation begin in a new process: what a container remembers is forgotten."""
-        name = f"{STACK_NAME}-{function}"
-        size = self._lambda.get_function_configuration(FunctionName=name)["MemorySize"]
-        self._lambda.update_function_configuration(FunctionName=name, MemorySize=size)
+        containers.start_cold(self._lambda, function)
 
     # ------------------------------------------------------------ taking away
 
