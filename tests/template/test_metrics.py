@@ -20,6 +20,7 @@ from evenkeel.services.sweep import round as sweep_round
 from evenkeel.services.sweep import watch_cluster
 from tests.template.documents import ROOT, Json, resources, template
 
+TEMPLATE = template()
 FUNCTIONS = resources("AWS::Serverless::Function")
 ALARMS = resources("AWS::CloudWatch::Alarm")
 DOCUMENTS = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"])
@@ -66,8 +67,8 @@ def resolved(value: Any) -> Any:
     match value:
         case {"Ref": "AWS::NoValue"}:
             return None
-        case {"Ref": str(name)} if name in template()["Parameters"]:
-            return SAID.get(name, template()["Parameters"][name]["Default"])
+        case {"Ref": str(name)} if name in TEMPLATE["Parameters"]:
+            return SAID.get(name, TEMPLATE["Parameters"][name]["Default"])
         case {"Ref": str(name)}:
             return name
         case {"Fn::GetAtt": target}:
@@ -83,7 +84,7 @@ def resolved(value: Any) -> Any:
 
 def environment_of(function: str) -> dict[str, str]:
     """Return the environment that Lambda gives to a function."""
-    common = template()["Globals"]["Function"]["Environment"]["Variables"]
+    common = TEMPLATE["Globals"]["Function"]["Environment"]["Variables"]
     own = FUNCTIONS[function].get("Environment", {}).get("Variables", {})
     given = {name: resolved(value) for name, value in {**common, **own}.items()}
     return {name: str(value) for name, value in given.items() if value is not None} | LAMBDA
@@ -170,7 +171,7 @@ def test_alarm_on_a_service_of_aws_names_its_real_dimensions(name: str) -> None:
             continue
         assert {dimension for dimension, _ in series.dimensions} == OF_AWS[series.namespace, series.name]
         ((_, value),) = series.dimensions
-        kinds = {logical: resource["Type"] for logical, resource in template()["Resources"].items()}
+        kinds = {logical: resource["Type"] for logical, resource in TEMPLATE["Resources"].items()}
         match series.namespace:
             case "AWS/Lambda":
                 assert kinds[value] == "AWS::Serverless::Function"
@@ -181,7 +182,7 @@ def test_alarm_on_a_service_of_aws_names_its_real_dimensions(name: str) -> None:
                 assert kinds[value] == "AWS::Serverless::StateMachine"
             case "AWS/Events":
                 assert kinds[value] == "AWS::Events::Rule"
-                assert "EventBusName" not in template()["Resources"][value]["Properties"]
+                assert "EventBusName" not in TEMPLATE["Resources"][value]["Properties"]
             case "AWS/ApiGateway":
                 (api,) = resources("AWS::Serverless::Api").values()
                 assert resolved(api["Name"]) == value
