@@ -22,6 +22,7 @@ from evenkeel.ports import ExecutionState, Machine
 from evenkeel.services.attempts.launch_job import LaunchOutcome
 from evenkeel.services.attempts.mark_running import RunningOutcome
 from evenkeel.services.sweep import sweep_fleet
+from tests.crash_points import MARKS
 from tests.fakes import Crash, CrashPlan
 from tests.unit.services_jobs.story import Story
 
@@ -249,10 +250,10 @@ def undisturbed(tale: str) -> tuple[dict[str, Any], list[str]]:
 
 def crash_points() -> list[Any]:
     return [
-        pytest.param(tale, at, when, id=f"{tale}-{when}-{at}-{effect}")
+        pytest.param(tale, at, when, id=f"{tale}-{when}-{at}-{effect}", marks=marks)
         for tale in TALES
         for at, effect in enumerate(undisturbed(tale)[1], 1)
-        for when in ("before", "after")
+        for when, marks in MARKS.items()
     ]
 
 

@@ -25,6 +25,7 @@ from evenkeel.services.rentals import rent_capacity, rentals
 from evenkeel.services.rentals.rent_capacity import RentOutcome, Step
 from evenkeel.services.storage import rows
 from evenkeel.services.waits import evaluate_waits, open_wait
+from tests.crash_points import SIDES
 from tests.fakes import Crash, CrashPlan, a_node
 from tests.fakes.cluster import CLUSTER
 from tests.unit.services_jobs.story import Story
@@ -659,7 +660,7 @@ def test_the_sweeper_starts_a_rental_whose_workflow_never_began_or_failed() -> N
     assert list(market.executions()) == [name, f"{name}-r2"]
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", SIDES)
 def test_a_crash_at_any_effect_ends_the_same(when: str) -> None:
     undisturbed = _play(CrashPlan())
     assert undisturbed.left() == []

@@ -25,8 +25,10 @@ from evenkeel.ports import ExecutionState, Machine, Table
 from evenkeel.services.rentals import rent_capacity
 from evenkeel.services.rentals.rent_capacity import Step
 from evenkeel.services.storage import rows
+from tests.crash_points import MARKS
 from tests.fakes import Crash, CrashPlan, a_node, crashing
 from tests.fakes.cluster import CLUSTER
+from tests.fakes.crashes import When
 from tests.unit.services_jobs.test_rentals import ON_DEMAND, Renting, a_policy, a_pool
 
 SERVING, DEARER = "serving-on-demand", "serving-dearer"
@@ -621,7 +623,10 @@ def test_each_step_done_twice_rents_and_gives_back_the_same() -> None:
     assert len(deleted) == len(set(deleted)) == 2
 
 
-@pytest.mark.parametrize(("when", "lands_first"), [("before", False), ("after", False), ("after", True)])
+@pytest.mark.parametrize(
+    ("when", "lands_first"),
+    [*(pytest.param(when, False, marks=marks) for when, marks in MARKS.items()), (When.AFTER, True)],
+)
 def test_a_crash_at_any_effect_of_a_spike_ends_the_same(when: str, lands_first: bool) -> None:
     undisturbed = _play(CrashPlan(), lands_first=lands_first)
     assert (undisturbed.left(), undisturbed.most, len(undisturbed.rentals())) == ([], 2, 2)

@@ -247,16 +247,17 @@ DRILLS = st.dictionaries(
 )
 
 
+@pytest.mark.parametrize("examples", [6, pytest.param(40, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("drills_may_act", [False, True])
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
 def test_real_recovery_is_the_same_whatever_drills_come(
-    story: Callable[[Recovery], None], *, drills_may_act: bool
+    story: Callable[[Recovery], None], *, drills_may_act: bool, examples: int
 ) -> None:
     alone = Disturbed(drills_may_act=drills_may_act)
     story(alone)
     expected = alone.real()
 
-    @settings(max_examples=40)
+    @settings(max_examples=examples)
     @given(drills=DRILLS)
     def holds(drills: dict[int, list[Drill]]) -> None:
         disturbed = Disturbed(drills=drills, drills_may_act=drills_may_act)

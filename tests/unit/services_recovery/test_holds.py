@@ -10,6 +10,7 @@ from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.recovery.guardrails import Act, Rule
 from evenkeel.domain.waiting import ConditionKind
 from evenkeel.services.recovery import plan_recovery, protect_jobs
+from tests.crash_points import SIDES
 from tests.unit.services_recovery.recovery import Recovery
 
 RESTARTS_JOB = "xid:31"
@@ -66,7 +67,7 @@ def test_a_machine_that_nobody_repairs_is_cleared_when_the_hold_is_over() -> Non
     assert (recovery.job.state, recovery.job.current_attempt) == (JobState.RUNNING, 2)
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", SIDES)
 @pytest.mark.parametrize("at", range(1, 12))
 def test_a_crash_anywhere_around_the_hold_ends_the_same(at: int, when: str) -> None:
     undisturbed, crashed = held(), held()

@@ -75,6 +75,8 @@ def read(document: Any) -> Heard | Ignored | Unknown | Malformed:
 def largest(document: Any, character: str) -> Any:
     """Return a document in which every text is as long as its parser takes it, as far as one event goes."""
     for place in sorted(places(document), key=str):
+        if not isinstance(read(with_text(document, place, character * min(LENGTHS))), Heard):
+            continue  # a word of a fixed list, or a number: no longer text can stand here
         texts = (character * length for length in reversed(LENGTHS))
         longer = (with_text(document, place, text) for text in texts)
         document = next((each for each in longer if isinstance(read(each), Heard)), document)

@@ -1,0 +1,13 @@
+"""The sides of an effect on which a test lets a process die.
+
+A crash before an effect finds the rows that a crash after the previous effect leaves. `make test` plays only the side
+after each effect; `make test-all` plays both.
+"""
+
+import pytest
+
+from tests.fakes.crashes import When
+
+MARKS = {When.BEFORE: (pytest.mark.exhaustive,), When.AFTER: ()}
+SIDES = [pytest.param(when, marks=marks) for when, marks in MARKS.items()]
+"""For a test that takes `when`."""
